@@ -1,0 +1,116 @@
+// Bytes: checked arithmetic and a bounded little-endian cursor, for every parse boundary.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "base/error.h"
+
+namespace dsckpt {
+
+static_assert(std::endian::native == std::endian::little, "all formats read here are little-endian");
+
+using ByteSpan = std::span<const std::byte>;
+
+inline ByteSpan as_byte_span(std::string_view text) {
+  return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
+}
+inline std::string_view as_text(ByteSpan bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// Sum and product that throw CorruptError instead of wrapping around.
+inline uint64_t checked_add(uint64_t a, uint64_t b) {
+  uint64_t out = 0;
+  if (__builtin_add_overflow(a, b, &out)) throw CorruptError({}, "size overflows 64 bits");
+  return out;
+}
+inline uint64_t checked_mul(uint64_t a, uint64_t b) {
+  uint64_t out = 0;
+  if (__builtin_mul_overflow(a, b, &out)) throw CorruptError({}, "size overflows 64 bits");
+  return out;
+}
+
+// `value` rounded up to a multiple of `unit` (not 0). Throws CorruptError on overflow.
+inline uint64_t round_up(uint64_t value, uint64_t unit) {
+  return checked_add(value, unit - 1) / unit * unit;
+}
+
+// ceil(value / unit), unit not 0.
+inline uint64_t div_ceil(uint64_t value, uint64_t unit) { return value / unit + (value % unit != 0); }
+
+template <typename T>
+T load_le(const std::byte* at) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+template <typename T>
+void store_le(std::byte* at, T value) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  std::memcpy(at, &value, sizeof value);
+}
+
+// Appends the little-endian bytes of `value`.
+template <typename T>
+void append_le(std::string& out, T value) {
+  char bytes[sizeof value];
+  std::memcpy(bytes, &value, sizeof value);
+  out.append(bytes, sizeof value);
+}
+
+// A cursor over borrowed bytes that cannot leave them: every read past the end is a CorruptError
+// that carries the offset. `base` is the offset of the first byte in its file, for messages.
+class ByteReader {
+ public:
+  explicit ByteReader(ByteSpan bytes, uint64_t base = 0) : bytes_(bytes), base_(base) {}
+
+  uint64_t offset() const { return base_ + position_; }
+  size_t position() const { return position_; }
+  size_t remaining() const { return bytes_.size() - position_; }
+  bool at_end() const { return remaining() == 0; }
+
+  ByteSpan take(uint64_t count) {
+    if (count > remaining()) {
+      throw CorruptError({.offset = offset()}, std::to_string(count) + " bytes expected, " +
+                                                   std::to_string(remaining()) + " left");
+    }
+    ByteSpan out = bytes_.subspan(position_, static_cast<size_t>(count));
+    position_ += static_cast<size_t>(count);
+    return out;
+  }
+
+  template <typename T>
+  T read() {
+    return load_le<T>(take(sizeof(T)).data());
+  }
+
+  std::string_view text(uint64_t count) { return as_text(take(count)); }
+
+  // The text up to the next '\n', which is consumed and not returned.
+  std::string_view line() {
+    const auto rest = as_text(bytes_.subspan(position_));
+    const size_t end = rest.find('\n');
+    if (end == std::string_view::npos) {
+      throw CorruptError({.offset = offset()}, "unterminated line");
+    }
+    position_ += end + 1;
+    return rest.substr(0, end);
+  }
+
+ private:
+  ByteSpan bytes_;
+  uint64_t base_;
+  size_t position_ = 0;
+};
+
+}  // namespace dsckpt

@@ -1,0 +1,63 @@
+#include "base/error.h"
+
+#include <cstring>
+
+namespace dsckpt {
+
+const char* to_string(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::usage:
+      return "usage";
+    case ErrorKind::corrupt:
+      return "corrupt";
+    case ErrorKind::inconsistent:
+      return "inconsistent";
+    case ErrorKind::unsupported:
+      return "unsupported";
+    case ErrorKind::io:
+      return "io";
+    case ErrorKind::interrupted:
+      return "interrupted";
+  }
+  return "unknown";
+}
+
+std::string Where::prefix() const {
+  std::string text;
+  for (const std::string* part : {&file, &member, &tensor}) {
+    if (!part->empty()) text += *part + ": ";
+  }
+  if (offset) text += "at " + std::to_string(*offset) + ": ";
+  return text;
+}
+
+Error::Error(ErrorKind kind, Where where, std::string message)
+    : std::runtime_error(where.prefix() + message),
+      kind_(kind),
+      where_(std::move(where)),
+      message_(std::move(message)) {}
+
+Error&& Error::with_hint(std::string hint) && {
+  hint_ = std::move(hint);
+  return std::move(*this);
+}
+
+Error Error::within(const Where& outer) const {
+  Where where = where_;
+  if (where.file.empty()) where.file = outer.file;
+  if (where.member.empty()) where.member = outer.member;
+  if (where.tensor.empty()) where.tensor = outer.tensor;
+  if (!where.offset) where.offset = outer.offset;
+  Error copy(kind_, std::move(where), message_);
+  copy.errno_value_ = errno_value_;
+  copy.hint_ = hint_;
+  return copy;
+}
+
+IoError::IoError(Where where, std::string message, int errno_value)
+    : Error(ErrorKind::io, std::move(where),
+            errno_value == 0 ? message : message + ": " + std::strerror(errno_value)) {
+  errno_value_ = errno_value;
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,59 @@
+// safetensors: eight bytes of header length, a JSON header, the tensors.
+//
+// Reader and writer after the format's README and safetensors/src/tensor.rs. The writer's bytes are
+// those of Python's safetensors.torch.save_file for the same tensors and metadata, with the metadata's
+// keys sorted (Python's order is random beyond one key).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.h"
+#include "io/input_file.h"
+#include "plan/copy_plan.h"
+#include "plan/tensor_source.h"
+
+namespace dsckpt {
+
+struct SafetensorsEntry {
+  std::string name;
+  DType dtype = DType::float32;
+  Shape shape;
+  Extent extent;  // absolute in the file
+};
+
+// A safetensors file, opened: the header is read and checked, nothing else. Immutable.
+//
+// open() throws CorruptError for everything tensor.rs refuses: a header longer than 100 MB or than the
+// file, not a JSON object, unknown dtypes, sizes that do not match shapes, overlaps, holes,
+// trailing bytes, duplicate names; UnsupportedError for dtypes of less than a byte.
+class SafetensorsFile {
+ public:
+  static SafetensorsFile open(const InputFiles& files, FileId id);
+  // True if the first bytes look like a safetensors header.
+  static bool probe(const InputFile& file);
+
+  // In file order.
+  const std::vector<SafetensorsEntry>& entries() const { return entries_; }
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  TensorSource tensor(const SafetensorsEntry& entry) const;
+
+ private:
+  std::vector<SafetensorsEntry> entries_;
+  std::map<std::string, std::string> metadata_;
+};
+
+struct NamedSource {
+  std::string name;
+  TensorSource source;
+};
+
+// Adds the output `path` to the plan. Throws UnsupportedError for a dtype safetensors has not, and
+// InconsistentError for duplicate names or the name "__metadata__".
+OutputId lay_out_safetensors(PlanBuilder& plan, std::string path, std::vector<NamedSource> tensors,
+                             const std::map<std::string, std::string>& metadata);
+
+}  // namespace dsckpt

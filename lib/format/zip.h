@@ -1,0 +1,86 @@
+// Zip archives as torch writes them: every record stored (method 0), zip64 where needed.
+//
+// Reader after PKWARE's APPNOTE.TXT 6.3.10; writer byte for byte as torch's PyTorchFileWriter lays a
+// file out. Byte layout in FORMATS.md.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/extent.h"
+#include "io/input_file.h"
+#include "plan/copy_plan.h"
+
+namespace dsckpt {
+
+// One record of the central directory (APPNOTE 4.3.12).
+struct ZipEntry {
+  std::string name;
+  uint32_t crc32 = 0;
+  uint64_t size = 0;           // bytes of data; compressed and uncompressed size are equal
+  uint64_t header_offset = 0;  // of the local header
+};
+
+// Reads the directory of a zip file. Immutable after open; any thread. Does not own the file.
+//
+// open() throws CorruptError (with the offset) for anything that is not a whole, consistent zip:
+// no end record, a directory outside the file, overlapping or duplicate records, sizes beyond the
+// file; UnsupportedError for compressed or encrypted records and multi-disk archives. Nothing is
+// allocated from a count or a size before it is checked against the file's size.
+class ZipReader {
+ public:
+  // `file` must outlive the reader.
+  static ZipReader open(const InputFile& file, FileId id);
+  // True if the file starts with a local header or is an empty zip.
+  static bool probe(const InputFile& file);
+
+  const std::vector<ZipEntry>& entries() const { return entries_; }
+  // The entry called `name`, or nullptr.
+  const ZipEntry* find(std::string_view name) const;
+
+  // Where the data of `entry` lies. Reads its local header (APPNOTE 4.3.7) and checks it against the
+  // directory: CorruptError if they disagree.
+  Extent data(const ZipEntry& entry) const;
+  // The data, its CRC32 checked: CorruptError on a mismatch.
+  std::vector<std::byte> read(const ZipEntry& entry) const;
+
+ private:
+  ZipReader(const InputFile& file, FileId id) : file_(&file), id_(id) {}
+  const InputFile* file_;
+  FileId id_;
+  uint64_t directory_offset_ = 0;  // data of records ends before it
+  std::vector<ZipEntry> entries_;
+  std::unordered_map<std::string_view, size_t> by_name_;  // views into entries_
+};
+
+// Lays out a zip file in a plan, the way torch's writer would have written it: local headers with
+// flags 0x0808 and CRC and sizes 0, data at multiples of 64 ("FB" extra field of 'Z' bytes), a data
+// descriptor after every non-empty record, central directory, zip64 end records, end record. The
+// CRCs are digests of the plan.
+class ZipLayout {
+ public:
+  // `prefix` is the archive's top folder ("pytorch_model"); records are named prefix/NAME.
+  explicit ZipLayout(std::string prefix) : prefix_(std::move(prefix)) {}
+
+  // Records in the order they are to be written. Sources must be row-major bytes of the record.
+  void add(std::string_view name, std::string bytes);
+  void add(std::string_view name, TensorSource data);
+
+  // Adds the output `path` to the plan, with every byte of it.
+  OutputId lay_out(PlanBuilder& plan, std::string path) &&;
+
+ private:
+  struct Record {
+    std::string name;
+    std::string bytes;             // if there is no source
+    std::vector<TensorSource> source;  // none or one
+    uint64_t size = 0;
+  };
+  std::string prefix_;
+  std::vector<Record> records_;
+};
+
+}  // namespace dsckpt

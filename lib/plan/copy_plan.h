@@ -1,0 +1,112 @@
+// CopyPlan: every byte of every output file, decided before the first one is written.
+//
+// Plain data. An output file is tiled by items: pieces of input files, copied or cast, and literal
+// bytes. Once validate() has passed nothing is decided any more; running the plan is moving bytes.
+// Items have absolute offsets and no item reads what another writes, so they can run in any order,
+// on any number of threads, and the result is always the same bytes.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/extent.h"
+#include "plan/tensor_source.h"
+
+namespace dsckpt {
+
+enum class Op : uint8_t {
+  copy,     // bytes of an input file as they are
+  cast,     // elements of an input file, converted
+  literal,  // bytes of the plan itself
+};
+
+// One line of the plan: `rows` rows of an input, laid one after the other into [dst, dst + dst_size).
+struct CopyItem {
+  Op op = Op::copy;
+  DType from = DType::uint8;  // element types; equal unless op is cast
+  DType to = DType::uint8;
+  OutputId out = 0;
+  FileId in = 0;           // not for literal
+  uint64_t dst = 0;        // bytes from the start of the output
+  uint64_t src = 0;        // bytes from the start of the input; for literal, of CopyPlan::literals
+  uint64_t row_bytes = 0;  // of a row in the input (or literal)
+  uint64_t rows = 1;
+  int64_t src_stride = 0;  // bytes between rows in the input
+
+  uint64_t dst_row_bytes() const { return row_bytes / size_of(from) * size_of(to); }
+  uint64_t dst_size() const { return rows * dst_row_bytes(); }
+  uint64_t dst_end() const { return dst + dst_size(); }
+};
+
+// An output file: its path relative to the output folder, and its exact size.
+struct PlannedFile {
+  std::string path;
+  uint64_t size = 0;
+};
+
+// "The CRC32 of output bytes [begin, end) belongs, little-endian, at `patches`": zip wants the
+// checksum of data it has just been given. The places lie outside the range and hold 0 until then.
+struct Digest {
+  OutputId out = 0;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  std::vector<uint64_t> patches;
+};
+
+// An input file as the plan needs it: its name for messages and how long it must be.
+struct PlannedInput {
+  std::string display;
+  uint64_t size = 0;
+};
+
+// A record of an input whose CRC32 is known. The executor computes the CRC32 of every record that the
+// plan reads whole and compares.
+struct InputRecord {
+  Extent extent;
+  uint32_t crc32 = 0;
+  std::string name;
+};
+
+class CopyPlan {
+ public:
+  const std::vector<PlannedFile>& outputs() const { return outputs_; }
+  // Sorted by (out, dst).
+  const std::vector<CopyItem>& items() const { return items_; }
+  const std::vector<Digest>& digests() const { return digests_; }
+  std::string_view literals() const { return literals_; }
+
+  uint64_t bytes_written() const;
+  uint64_t bytes_read() const;  // a byte that two items read counts twice
+
+  // Every output byte written exactly once, every read inside its file (`inputs` indexed by FileId),
+  // literals inside the plan, digests and patches inside their file, output paths distinct, relative
+  // and without "..". Throws InconsistentError that names the output and the offset.
+  void validate(const std::vector<PlannedInput>& inputs) const;
+
+ private:
+  friend class PlanBuilder;
+  std::vector<PlannedFile> outputs_;
+  std::vector<CopyItem> items_;
+  std::vector<Digest> digests_;
+  std::string literals_;
+};
+
+// Collects a plan. One thread. Offsets are absolute; order does not matter.
+class PlanBuilder {
+ public:
+  OutputId add_output(std::string path, uint64_t size);
+  void put(OutputId out, uint64_t dst, const TensorSource& source);
+  void put_literal(OutputId out, uint64_t dst, std::string_view bytes);
+  void add_digest(Digest digest);
+  // Sorts the items. The builder is empty afterwards.
+  CopyPlan finish();
+
+ private:
+  CopyPlan plan_;
+};
+
+}  // namespace dsckpt

@@ -1,0 +1,81 @@
+// TensorSource: a tensor described, not read.
+//
+// A lazy expression over byte extents of the input files. Its verbs are torch's verbs, so that a
+// reader of a ZeRO layout can be held next to the Python it follows. Nothing here does I/O;
+// lower() turns the expression into the copies a plan consists of.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/extent.h"
+
+namespace dsckpt {
+
+// `rows` equally long pieces of one file that follow each other in the result: what lower() emits.
+struct SourceRun {
+  FileId file = 0;
+  uint64_t offset = 0;     // of the first row, bytes
+  uint64_t row_bytes = 0;  // length of a row in the file
+  uint64_t rows = 1;
+  int64_t stride = 0;  // bytes from one row to the next in the file; meaningless if rows == 1
+  DType stored = DType::uint8;  // element type in the file
+  DType result = DType::uint8;  // element type asked for
+
+  uint64_t numel() const { return rows * (row_bytes / size_of(stored)); }
+  uint64_t result_bytes() const { return numel() * size_of(result); }
+};
+
+// A tensor that lies in one file as torch's as_strided sees it.
+struct StridedView {
+  Extent extent;  // from the first to the last byte any element occupies
+  DType dtype;
+  Shape shape;
+  Strides strides;
+};
+
+// Immutable, cheap to copy, safe to share between threads. Every function that is given a shape or a
+// range that does not fit throws InconsistentError.
+class TensorSource {
+ public:
+  // The elements of `shape` that start at `extent.offset` and step by `strides` elements (all >= 0).
+  // Throws CorruptError if any of them lies outside the extent.
+  static TensorSource stored(Extent extent, DType dtype, Shape shape, Strides strides);
+  // The same, contiguous; the extent must be exactly as long as the tensor.
+  static TensorSource stored(Extent extent, DType dtype, Shape shape);
+  // torch.cat(parts, dim). At least one part; equal dtypes and equal sizes but along `dim`.
+  static TensorSource cat(int64_t dim, std::vector<TensorSource> parts);
+
+  // torch.narrow(dim, start, length)
+  TensorSource narrow(int64_t dim, int64_t start, int64_t length) const;
+  // torch.reshape(shape): the row-major order of the elements does not change. (torch's view refuses
+  // what would need a copy; a lazy tensor never does.)
+  TensorSource view(Shape shape) const;
+  TensorSource flatten() const { return view({numel()}); }
+  // torch.to(dtype), rounding to nearest even.
+  TensorSource to(DType dtype) const;
+
+  DType dtype() const;
+  const Shape& shape() const;
+  int64_t numel() const;
+  uint64_t nbytes() const { return static_cast<uint64_t>(numel()) * size_of(dtype()); }
+
+  // Emits, in row-major order, the runs that make up elements [first, first + count).
+  using Emit = std::function<void(const SourceRun&)>;
+  void lower(int64_t first, int64_t count, const Emit& emit) const;
+  void lower(const Emit& emit) const { lower(0, numel(), emit); }
+
+  // The view of one file that this tensor is, if it is one: a tool can then map it without a copy.
+  std::optional<StridedView> as_strided() const;
+
+ private:
+  struct Node;
+  explicit TensorSource(std::shared_ptr<const Node> node) : node_(std::move(node)) {}
+  std::shared_ptr<const Node> node_;
+};
+
+}  // namespace dsckpt
