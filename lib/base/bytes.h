@@ -15,7 +15,8 @@
 
 namespace dsckpt {
 
-static_assert(std::endian::native == std::endian::little, "all formats read here are little-endian");
+static_assert(std::endian::native == std::endian::little,
+              "all formats read here are little-endian");
 
 using ByteSpan = std::span<const std::byte>;
 
@@ -44,7 +45,9 @@ inline uint64_t round_up(uint64_t value, uint64_t unit) {
 }
 
 // ceil(value / unit), unit not 0.
-inline uint64_t div_ceil(uint64_t value, uint64_t unit) { return value / unit + (value % unit != 0); }
+inline uint64_t div_ceil(uint64_t value, uint64_t unit) {
+  return value / unit + (value % unit != 0);
+}
 
 template <typename T>
 T load_le(const std::byte* at) {

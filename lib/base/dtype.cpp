@@ -43,7 +43,9 @@ constexpr std::array<Row, kDTypeCount> kRows{{
     {"complex128", "ComplexDoubleStorage", "", 16, false},
 }};
 
-const Row& row(DType dtype) { return kRows[static_cast<size_t>(dtype)]; }
+const Row& row(DType dtype) {
+  return kRows[static_cast<size_t>(dtype)];
+}
 
 std::optional<DType> find(std::string_view Row::*column, std::string_view name) {
   if (name.empty()) return std::nullopt;
@@ -55,13 +57,25 @@ std::optional<DType> find(std::string_view Row::*column, std::string_view name) 
 
 }  // namespace
 
-size_t size_of(DType dtype) { return row(dtype).size; }
-std::string_view torch_name(DType dtype) { return row(dtype).torch; }
-std::string_view storage_class(DType dtype) { return row(dtype).storage; }
-std::string_view safetensors_name(DType dtype) { return row(dtype).safetensors; }
-bool is_floating_point(DType dtype) { return row(dtype).floating; }
+size_t size_of(DType dtype) {
+  return row(dtype).size;
+}
+std::string_view torch_name(DType dtype) {
+  return row(dtype).torch;
+}
+std::string_view storage_class(DType dtype) {
+  return row(dtype).storage;
+}
+std::string_view safetensors_name(DType dtype) {
+  return row(dtype).safetensors;
+}
+bool is_floating_point(DType dtype) {
+  return row(dtype).floating;
+}
 
-std::optional<DType> dtype_from_torch_name(std::string_view name) { return find(&Row::torch, name); }
+std::optional<DType> dtype_from_torch_name(std::string_view name) {
+  return find(&Row::torch, name);
+}
 std::optional<DType> dtype_from_storage_class(std::string_view name) {
   return find(&Row::storage, name);
 }
@@ -73,7 +87,8 @@ int64_t numel(const Shape& shape) {
   uint64_t count = 1;
   bool empty = false;
   for (const int64_t size : shape) {
-    if (size < 0) throw CorruptError({}, "negative dimension " + std::to_string(size) + " in a shape");
+    if (size < 0)
+      throw CorruptError({}, "negative dimension " + std::to_string(size) + " in a shape");
     if (size == 0) empty = true;
     count = checked_mul(count, size == 0 ? 1 : static_cast<uint64_t>(size));
   }

@@ -25,12 +25,17 @@ enum class ErrorKind {
 // The lower-case name of a kind, as `--json` reports it.
 const char* to_string(ErrorKind kind);
 
-// The place an error speaks of. Empty fields are unknown; outer layers fill them in (see in_context).
+// The place an error speaks of. Empty fields are unknown; outer layers fill them in (see
+// in_context).
 struct Where {
-  std::string file;    // path as the user would recognise it
-  std::string member;  // record inside the file, e.g. "data/7", or a key, e.g. "fp32_flat_groups[2]"
-  std::string tensor;  // parameter or buffer name
-  std::optional<uint64_t> offset;  // bytes from the start of the file, or elements of a flat group
+  // Path, as the user would recognise it.
+  std::string file = {};
+  // Record inside the file, "data/7", or a key, "fp32_flat_groups[2]".
+  std::string member = {};
+  // Name of a parameter or buffer.
+  std::string tensor = {};
+  // Bytes from the start of the file, or elements of a flat group.
+  std::optional<uint64_t> offset = {};
 
   // "file: member: tensor: at 123: ", with what is empty left out.
   std::string prefix() const;

@@ -114,15 +114,20 @@ InputFile::InputFile(fs::path path, std::string display) : impl_(std::make_uniqu
 
 InputFile::~InputFile() = default;
 
-const fs::path& InputFile::path() const { return impl_->path; }
-const std::string& InputFile::display() const { return impl_->display; }
-uint64_t InputFile::size() const { return static_cast<uint64_t>(impl_->identity.size); }
+const fs::path& InputFile::path() const {
+  return impl_->path;
+}
+const std::string& InputFile::display() const {
+  return impl_->display;
+}
+uint64_t InputFile::size() const {
+  return static_cast<uint64_t>(impl_->identity.size);
+}
 
 void InputFile::read_at(uint64_t offset, std::span<std::byte> out) const {
   const Lease lease = impl_->borrow();
   while (!out.empty()) {
-    const ssize_t got =
-        ::pread(lease->get(), out.data(), out.size(), static_cast<off_t>(offset));
+    const ssize_t got = ::pread(lease->get(), out.data(), out.size(), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) throw IoError({.file = display(), .offset = offset}, "cannot read", errno);
     if (got == 0) {

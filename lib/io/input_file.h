@@ -1,5 +1,5 @@
-// Input files: opened read-only, read by position, never mapped by the tools (a mapping turns a file
-// that shrinks or a failing disk into SIGBUS; pread turns it into an IoError with a name).
+// Input files: opened read-only, read by position, never mapped by the tools (a mapping turns a
+// file that shrinks or a failing disk into SIGBUS; pread turns it into an IoError with a name).
 #pragma once
 
 #include <cstddef>

@@ -24,7 +24,8 @@ enum class Op : uint8_t {
   literal,  // bytes of the plan itself
 };
 
-// One line of the plan: `rows` rows of an input, laid one after the other into [dst, dst + dst_size).
+// One line of the plan: `rows` rows of an input, laid one after the other into [dst, dst +
+// dst_size).
 struct CopyItem {
   Op op = Op::copy;
   DType from = DType::uint8;  // element types; equal unless op is cast
@@ -63,8 +64,8 @@ struct PlannedInput {
   uint64_t size = 0;
 };
 
-// A record of an input whose CRC32 is known. The executor computes the CRC32 of every record that the
-// plan reads whole and compares.
+// A record of an input whose CRC32 is known. The executor computes the CRC32 of every record that
+// the plan reads whole and compares.
 struct InputRecord {
   Extent extent;
   uint32_t crc32 = 0;
@@ -82,9 +83,10 @@ class CopyPlan {
   uint64_t bytes_written() const;
   uint64_t bytes_read() const;  // a byte that two items read counts twice
 
-  // Every output byte written exactly once, every read inside its file (`inputs` indexed by FileId),
-  // literals inside the plan, digests and patches inside their file, output paths distinct, relative
-  // and without "..". Throws InconsistentError that names the output and the offset.
+  // Every output byte written exactly once, every read inside its file (`inputs` indexed by
+  // FileId), literals inside the plan, digests and patches inside their file, output paths
+  // distinct, relative and without "..". Throws InconsistentError that names the output and the
+  // offset.
   void validate(const std::vector<PlannedInput>& inputs) const;
 
  private:

@@ -38,12 +38,12 @@ struct StridedView {
   Strides strides;
 };
 
-// Immutable, cheap to copy, safe to share between threads. Every function that is given a shape or a
-// range that does not fit throws InconsistentError.
+// Immutable, cheap to copy, safe to share between threads. Every function that is given a shape or
+// a range that does not fit throws InconsistentError.
 class TensorSource {
  public:
-  // The elements of `shape` that start at `extent.offset` and step by `strides` elements (all >= 0).
-  // Throws CorruptError if any of them lies outside the extent.
+  // The elements of `shape` that start at `extent.offset` and step by `strides` elements (all >=
+  // 0). Throws CorruptError if any of them lies outside the extent.
   static TensorSource stored(Extent extent, DType dtype, Shape shape, Strides strides);
   // The same, contiguous; the extent must be exactly as long as the tensor.
   static TensorSource stored(Extent extent, DType dtype, Shape shape);
@@ -52,8 +52,8 @@ class TensorSource {
 
   // torch.narrow(dim, start, length)
   TensorSource narrow(int64_t dim, int64_t start, int64_t length) const;
-  // torch.reshape(shape): the row-major order of the elements does not change. (torch's view refuses
-  // what would need a copy; a lazy tensor never does.)
+  // torch.reshape(shape): the row-major order of the elements does not change. (torch's view
+  // refuses what would need a copy; a lazy tensor never does.)
   TensorSource view(Shape shape) const;
   TensorSource flatten() const { return view({numel()}); }
   // torch.to(dtype), rounding to nearest even.

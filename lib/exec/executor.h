@@ -1,0 +1,57 @@
+// The executor: runs a validated CopyPlan.
+//
+// The plan is cut into units, each a contiguous range of one output. A worker gathers a unit into
+// its buffer with positional reads, casts and checksums on the way, and hands it to the Sink as one
+// write. Memory is one buffer a worker, whatever the size of the model.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "io/input_file.h"
+#include "plan/copy_plan.h"
+
+namespace dsckpt {
+
+// Where the bytes of a plan go.
+class Sink {
+ public:
+  virtual ~Sink() = default;
+  // Any thread; ranges never overlap.
+  virtual void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) = 0;
+  // Once for each output, by any thread, after its last write_at has returned.
+  virtual void finish(OutputId out) = 0;
+};
+
+// Shared with whoever shows progress or asks to stop.
+struct Progress {
+  std::atomic<uint64_t> bytes_done{0};   // written so far
+  std::atomic<uint64_t> bytes_total{0};  // set by execute()
+  std::atomic<bool> cancelled{false};    // set it to stop: execute() throws InterruptedError
+};
+
+struct ExecOptions {
+  unsigned threads = 0;  // 0: as many as there are cores
+  // Records of the inputs with a known CRC32. Those that the plan reads whole are checked.
+  std::vector<InputRecord> records;
+  // Check all of `records`, also those that the plan does not need.
+  bool check_all_records = false;
+};
+
+struct ExecStats {
+  uint64_t bytes_read = 0;
+  uint64_t bytes_written = 0;
+  uint64_t records_checked = 0;
+  double seconds = 0;
+};
+
+// Runs `plan`, which must have passed validate(). Inputs are indexed by FileId. Throws what
+// reading, writing and converting throw, CorruptError for a record whose CRC32 is wrong,
+// InterruptedError; the sink may then have been given any part of the bytes.
+ExecStats execute(const CopyPlan& plan, const InputFiles& inputs, Sink& sink, Progress& progress,
+                  const ExecOptions& options = {});
+
+}  // namespace dsckpt

@@ -1,0 +1,301 @@
+#include "exec/kernels.h"
+
+#include <libdeflate.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "base/bytes.h"
+#include "base/error.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace dsckpt {
+namespace {
+
+// Scalar conversions. float32 is the hub: every other type widens into it exactly (float64 rounds).
+
+float widen_bfloat16(uint16_t bits) {
+  return std::bit_cast<float>(uint32_t{bits} << 16);
+}
+
+uint16_t narrow_bfloat16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((bits >> 16) | 0x0040u);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+float widen_float16(uint16_t bits) {
+  const uint32_t sign = (bits & 0x8000u) << 16;
+  const uint32_t exponent = (bits >> 10) & 0x1fu;
+  const uint32_t mantissa = bits & 0x3ffu;
+  if (exponent == 0x1fu) {
+    return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13) |
+                                (mantissa != 0 ? 0x00400000u : 0u));
+  }
+  if (exponent == 0) {
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
+    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
+  }
+  return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+}
+
+uint16_t narrow_float16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) {
+    return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu));
+  }
+  // 65520 is halfway between the largest half and the next step: it and all above become infinite.
+  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  if (magnitude < 0x38800000u) {
+    // Subnormal: adding 0.5 aligns the last kept bit with the last bit of a float's mantissa, so
+    // the addition itself rounds to nearest even.
+    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000u));
+  }
+  const uint32_t rebased = magnitude - 0x38000000u;
+  return static_cast<uint16_t>(sign | ((rebased + 0xfffu + ((rebased >> 13) & 1u)) >> 13));
+}
+
+// The 256 values of an 8-bit float: sign, `exponent_bits`, then mantissa, with that bias. `special`
+// says what the codes that are not plain numbers mean.
+struct Float8 {
+  int exponent_bits;
+  int bias;
+  enum class Special { ieee, only_all_ones_nan, negative_zero_nan } special;
+};
+
+float decode_float8(const Float8& format, uint8_t code) {
+  const int mantissa_bits = 7 - format.exponent_bits;
+  const int exponent_mask = (1 << format.exponent_bits) - 1;
+  const int exponent = (code >> mantissa_bits) & exponent_mask;
+  const int mantissa = code & ((1 << mantissa_bits) - 1);
+  const float sign = (code & 0x80) != 0 ? -1.0f : 1.0f;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  switch (format.special) {
+    case Float8::Special::ieee:
+      if (exponent == exponent_mask) {
+        return mantissa != 0 ? nan : sign * std::numeric_limits<float>::infinity();
+      }
+      break;
+    case Float8::Special::only_all_ones_nan:
+      if ((code & 0x7f) == 0x7f) return nan;
+      break;
+    case Float8::Special::negative_zero_nan:
+      if (code == 0x80) return nan;
+      break;
+  }
+  const int significand = exponent == 0 ? mantissa : mantissa + (1 << mantissa_bits);
+  return sign * std::ldexp(static_cast<float>(significand),
+                           std::max(exponent, 1) - format.bias - mantissa_bits);
+}
+
+using Float8Table = std::array<float, 256>;
+
+Float8Table make_table(const Float8& format) {
+  Float8Table table{};
+  for (size_t i = 0; i < table.size(); ++i) {
+    table[i] = decode_float8(format, static_cast<uint8_t>(i));
+  }
+  return table;
+}
+
+// float8_e8m0fnu: a power of two, no sign, no zero; 255 is NaN.
+Float8Table make_e8m0_table() {
+  Float8Table table{};
+  for (int i = 0; i < 255; ++i) table[static_cast<size_t>(i)] = std::ldexp(1.0f, i - 127);
+  table[255] = std::numeric_limits<float>::quiet_NaN();
+  return table;
+}
+
+const Float8Table& float8_table(DType dtype) {
+  using enum Float8::Special;
+  static const Float8Table e4m3fn = make_table({4, 7, only_all_ones_nan});
+  static const Float8Table e5m2 = make_table({5, 15, ieee});
+  static const Float8Table e4m3fnuz = make_table({4, 8, negative_zero_nan});
+  static const Float8Table e5m2fnuz = make_table({5, 16, negative_zero_nan});
+  static const Float8Table e8m0fnu = make_e8m0_table();
+  switch (dtype) {
+    case DType::float8_e4m3fn:
+      return e4m3fn;
+    case DType::float8_e5m2:
+      return e5m2;
+    case DType::float8_e4m3fnuz:
+      return e4m3fnuz;
+    case DType::float8_e5m2fnuz:
+      return e5m2fnuz;
+    default:
+      return e8m0fnu;
+  }
+}
+
+template <typename From, typename To, typename F>
+void map(const std::byte* source, std::byte* target, size_t count, F&& f) {
+  for (size_t i = 0; i < count; ++i) {
+    store_le<To>(target + i * sizeof(To), f(load_le<From>(source + i * sizeof(From))));
+  }
+}
+
+void widen(DType from, const std::byte* source, float* target, size_t count) {
+  std::byte* out = reinterpret_cast<std::byte*>(target);
+  switch (from) {
+    case DType::float64:
+      return map<double, float>(source, out, count, [](double v) { return static_cast<float>(v); });
+    case DType::float32:
+      std::memcpy(out, source, count * sizeof(float));
+      return;
+    case DType::float16:
+      return map<uint16_t, float>(source, out, count, widen_float16);
+    case DType::bfloat16:
+      return map<uint16_t, float>(source, out, count, widen_bfloat16);
+    default: {
+      const Float8Table& table = float8_table(from);
+      return map<uint8_t, float>(source, out, count, [&](uint8_t v) { return table[v]; });
+    }
+  }
+}
+
+void narrow(DType to, const float* source, std::byte* target, size_t count) {
+  const std::byte* in = reinterpret_cast<const std::byte*>(source);
+  switch (to) {
+    case DType::float32:
+      std::memcpy(target, in, count * sizeof(float));
+      return;
+    case DType::float16:
+      return map<float, uint16_t>(in, target, count, narrow_float16);
+    default:
+      return map<float, uint16_t>(in, target, count, narrow_bfloat16);
+  }
+}
+
+#if defined(__x86_64__)
+
+bool has_avx2_f16c() {
+  static const bool yes = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  return yes;
+}
+
+// The four conversions between float32 and the 16-bit types, eight elements at a time; each returns
+// how many it has done and leaves the tail to the scalar code.
+
+__attribute__((target("avx2,f16c"))) size_t narrow_bfloat16_avx2(const std::byte* source,
+                                                                 std::byte* target, size_t count) {
+  const __m256i one = _mm256_set1_epi32(1);
+  const __m256i half = _mm256_set1_epi32(0x7fff);
+  const __m256i quiet = _mm256_set1_epi32(0x0040);
+  size_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m256 value = _mm256_loadu_ps(reinterpret_cast<const float*>(source + i * 4));
+    const __m256i bits = _mm256_castps_si256(value);
+    const __m256i high = _mm256_srli_epi32(bits, 16);
+    const __m256i odd = _mm256_and_si256(high, one);
+    const __m256i rounded =
+        _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(half, odd)), 16);
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+    const __m256i words = _mm256_blendv_epi8(rounded, _mm256_or_si256(high, quiet), nan);
+    const __m128i packed =
+        _mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(target + i * 2), packed);
+  }
+  return i;
+}
+
+__attribute__((target("avx2,f16c"))) size_t narrow_float16_avx2(const std::byte* source,
+                                                                std::byte* target, size_t count) {
+  size_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m256 value = _mm256_loadu_ps(reinterpret_cast<const float*>(source + i * 4));
+    const __m128i packed = _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(target + i * 2), packed);
+  }
+  return i;
+}
+
+__attribute__((target("avx2,f16c"))) size_t widen_bfloat16_avx2(const std::byte* source,
+                                                                std::byte* target, size_t count) {
+  size_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i * 2));
+    const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(target + i * 4), bits);
+  }
+  return i;
+}
+
+__attribute__((target("avx2,f16c"))) size_t widen_float16_avx2(const std::byte* source,
+                                                               std::byte* target, size_t count) {
+  size_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i * 2));
+    _mm256_storeu_ps(reinterpret_cast<float*>(target + i * 4), _mm256_cvtph_ps(words));
+  }
+  return i;
+}
+
+size_t convert_fast(DType from, DType to, const std::byte* source, std::byte* target,
+                    size_t count) {
+  if (!has_avx2_f16c()) return 0;
+  if (from == DType::float32 && to == DType::bfloat16) {
+    return narrow_bfloat16_avx2(source, target, count);
+  }
+  if (from == DType::float32 && to == DType::float16) {
+    return narrow_float16_avx2(source, target, count);
+  }
+  if (from == DType::bfloat16 && to == DType::float32) {
+    return widen_bfloat16_avx2(source, target, count);
+  }
+  if (from == DType::float16 && to == DType::float32) {
+    return widen_float16_avx2(source, target, count);
+  }
+  return 0;
+}
+
+#else
+
+size_t convert_fast(DType, DType, const std::byte*, std::byte*, size_t) {
+  return 0;
+}
+
+#endif
+
+}  // namespace
+
+bool can_convert(DType from, DType to) {
+  return is_floating_point(from) &&
+         (to == DType::float32 || to == DType::float16 || to == DType::bfloat16);
+}
+
+void convert(DType from, DType to, const std::byte* source, std::byte* target, size_t count) {
+  if (!can_convert(from, to)) {
+    throw UnsupportedError({}, "cannot convert " + std::string(torch_name(from)) + " to " +
+                                   std::string(torch_name(to)));
+  }
+  size_t done = convert_fast(from, to, source, target, count);
+  std::array<float, 1024> chunk;
+  while (done < count) {
+    const size_t some = std::min(chunk.size(), count - done);
+    widen(from, source + done * size_of(from), chunk.data(), some);
+    narrow(to, chunk.data(), target + done * size_of(to), some);
+    done += some;
+  }
+}
+
+uint32_t crc32(uint32_t crc, std::span<const std::byte> bytes) {
+  return libdeflate_crc32(crc, bytes.data(), bytes.size());
+}
+
+uint32_t crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b) {
+  return static_cast<uint32_t>(::crc32_combine(crc_a, crc_b, static_cast<z_off_t>(length_b)));
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,26 @@
+// Kernels: what happens to bytes on their way from an input to an output.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/dtype.h"
+
+namespace dsckpt {
+
+// True if convert() knows the pair: any floating type to float32, float16 or bfloat16.
+bool can_convert(DType from, DType to);
+
+// Converts `count` elements, rounding to nearest even as torch.Tensor.to does (float64 to a 16-bit
+// type goes through float32, as in torch); values beyond the range become infinite, NaN stays NaN.
+// The buffers must not overlap and need no alignment. Throws UnsupportedError for a pair that
+// can_convert() denies.
+void convert(DType from, DType to, const std::byte* source, std::byte* target, size_t count);
+
+// CRC-32 as in zip (polynomial 0xEDB88320), continuing from `crc`; start with 0.
+uint32_t crc32(uint32_t crc, std::span<const std::byte> bytes);
+// The CRC-32 of A followed by B, from theirs and the length of B.
+uint32_t crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b);
+
+}  // namespace dsckpt

@@ -1,0 +1,156 @@
+#include "plan/copy_plan.h"
+
+#include <algorithm>
+#include <optional>
+#include <unordered_set>
+
+#include "base/bytes.h"
+#include "base/error.h"
+
+namespace dsckpt {
+
+uint64_t CopyPlan::bytes_written() const {
+  uint64_t sum = 0;
+  for (const PlannedFile& file : outputs_) sum += file.size;
+  return sum;
+}
+
+uint64_t CopyPlan::bytes_read() const {
+  uint64_t sum = 0;
+  for (const CopyItem& item : items_) {
+    if (item.op != Op::literal) sum += item.rows * item.row_bytes;
+  }
+  return sum;
+}
+
+namespace {
+
+void check_path(const std::string& path, std::unordered_set<std::string_view>& seen) {
+  const std::filesystem::path p(path);
+  bool plain = !path.empty() && path.find('\0') == std::string::npos && p.is_relative();
+  for (const auto& part : p) plain = plain && part != ".." && part != "." && !part.empty();
+  if (!plain) throw InconsistentError({.file = path}, "is not a path inside the output folder");
+  if (!seen.insert(path).second) throw InconsistentError({.file = path}, "is written twice");
+}
+
+void check_source(const CopyItem& item, const std::string& output,
+                  const std::vector<PlannedInput>& inputs, uint64_t literal_bytes) {
+  const bool literal = item.op == Op::literal;
+  if (!literal && item.in >= inputs.size()) {
+    throw InconsistentError({.file = output, .offset = item.dst}, "reads an unknown file");
+  }
+  const uint64_t limit = literal ? literal_bytes : inputs[item.in].size;
+  const std::string& name = literal ? output : inputs[item.in].display;
+  if (item.rows == 0 || item.row_bytes == 0 || item.row_bytes % size_of(item.from) != 0 ||
+      (item.rows > 1 && item.src_stride < 0)) {
+    throw InconsistentError({.file = name, .offset = item.src}, "malformed item");
+  }
+  const uint64_t last =
+      item.rows == 1 ? item.src
+                     : checked_add(item.src, checked_mul(item.rows - 1,
+                                                         static_cast<uint64_t>(item.src_stride)));
+  const uint64_t end = checked_add(last, item.row_bytes);
+  if (end > limit) {
+    throw InconsistentError(
+        {.file = name, .offset = item.src},
+        "reads up to byte " + std::to_string(end) + " of " + std::to_string(limit));
+  }
+}
+
+}  // namespace
+
+void CopyPlan::validate(const std::vector<PlannedInput>& inputs) const {
+  std::unordered_set<std::string_view> seen;
+  for (const PlannedFile& file : outputs_) check_path(file.path, seen);
+
+  auto item = items_.begin();
+  for (OutputId out = 0; out < outputs_.size(); ++out) {
+    const PlannedFile& file = outputs_[out];
+    uint64_t written = 0;
+    for (; item != items_.end() && item->out == out; ++item) {
+      check_source(*item, file.path, inputs, literals_.size());
+      if (item->dst != written) {
+        throw InconsistentError(
+            {.file = file.path, .offset = std::min(item->dst, written)},
+            item->dst > written ? "bytes that nothing writes" : "bytes that are written twice");
+      }
+      written = checked_add(written, checked_mul(item->rows, item->dst_row_bytes()));
+    }
+    if (written != file.size) {
+      throw InconsistentError(
+          {.file = file.path, .offset = std::min(written, file.size)},
+          written < file.size ? "bytes that nothing writes" : "is written beyond its end");
+    }
+  }
+  if (item != items_.end()) throw InconsistentError({}, "an item writes to an unknown file");
+
+  for (const Digest& digest : digests_) {
+    bool good = digest.out < outputs_.size() && digest.begin <= digest.end &&
+                digest.end <= outputs_[digest.out].size;
+    for (const uint64_t patch : digest.patches) {
+      good = good && patch <= outputs_[digest.out].size - sizeof(uint32_t) &&
+             outputs_[digest.out].size >= sizeof(uint32_t) &&
+             (patch >= digest.end || patch + sizeof(uint32_t) <= digest.begin);
+    }
+    if (!good) throw InconsistentError({.offset = digest.begin}, "malformed digest");
+  }
+}
+
+OutputId PlanBuilder::add_output(std::string path, uint64_t size) {
+  plan_.outputs_.push_back({std::move(path), size});
+  return static_cast<OutputId>(plan_.outputs_.size() - 1);
+}
+
+void PlanBuilder::put(OutputId out, uint64_t dst, const TensorSource& source) {
+  std::optional<CopyItem> pending;
+  const auto flush = [&] {
+    if (pending) plan_.items_.push_back(*pending);
+  };
+  source.lower([&](const SourceRun& run) {
+    if (pending && pending->rows == 1 && run.rows == 1 && pending->in == run.file &&
+        pending->from == run.stored && pending->src + pending->row_bytes == run.offset) {
+      pending->row_bytes += run.row_bytes;
+      dst += run.result_bytes();
+      return;
+    }
+    flush();
+    pending = CopyItem{.op = run.stored == run.result ? Op::copy : Op::cast,
+                       .from = run.stored,
+                       .to = run.result,
+                       .out = out,
+                       .in = run.file,
+                       .dst = dst,
+                       .src = run.offset,
+                       .row_bytes = run.row_bytes,
+                       .rows = run.rows,
+                       .src_stride = run.stride};
+    dst += run.result_bytes();
+  });
+  flush();
+}
+
+void PlanBuilder::put_literal(OutputId out, uint64_t dst, std::string_view bytes) {
+  if (bytes.empty()) return;
+  plan_.items_.push_back({.op = Op::literal,
+                          .out = out,
+                          .dst = dst,
+                          .src = plan_.literals_.size(),
+                          .row_bytes = bytes.size()});
+  plan_.literals_ += bytes;
+}
+
+void PlanBuilder::add_digest(Digest digest) {
+  plan_.digests_.push_back(std::move(digest));
+}
+
+CopyPlan PlanBuilder::finish() {
+  const auto before = [](const CopyItem& a, const CopyItem& b) {
+    return a.out != b.out ? a.out < b.out : a.dst < b.dst;
+  };
+  if (!std::is_sorted(plan_.items_.begin(), plan_.items_.end(), before)) {
+    std::stable_sort(plan_.items_.begin(), plan_.items_.end(), before);
+  }
+  return std::exchange(plan_, {});
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,312 @@
+#include "plan/tensor_source.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "base/bytes.h"
+#include "base/error.h"
+
+namespace dsckpt {
+namespace {
+
+// Elements spanned by one step of dimension `dim - 1`: the product of the sizes from `dim` on.
+int64_t inner_numel(const Shape& shape, size_t dim) {
+  int64_t count = 1;
+  for (size_t i = dim; i < shape.size(); ++i) count *= shape[i];
+  return count;
+}
+
+std::string to_text(const Shape& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  }
+  return text + "]";
+}
+
+size_t checked_dim(int64_t dim, const Shape& shape) {
+  if (dim < 0 || static_cast<size_t>(dim) >= shape.size()) {
+    throw InconsistentError(
+        {}, "dimension " + std::to_string(dim) + " of a tensor of shape " + to_text(shape));
+  }
+  return static_cast<size_t>(dim);
+}
+
+}  // namespace
+
+struct TensorSource::Node {
+  struct Stored {
+    Extent extent;
+    Strides strides;
+    // The shape and strides with neighbouring dimensions merged where they are one run; the last
+    // dimension has stride 1.
+    Shape merged_shape;
+    Strides merged_strides;
+  };
+  struct Cat {
+    std::vector<TensorSource> parts;
+    std::vector<int64_t> begins;  // of each part within one inner block, and the block's length
+    size_t dim;
+  };
+  struct Narrow {
+    TensorSource child;
+    size_t dim;
+    int64_t start;
+  };
+  struct View {
+    TensorSource child;
+  };
+  struct Cast {
+    TensorSource child;
+  };
+
+  DType dtype;
+  Shape shape;
+  int64_t count;
+  bool has_cast;
+  std::variant<Stored, Cat, Narrow, View, Cast> what;
+
+  void lower(int64_t first, int64_t length, DType result, const Emit& emit) const;
+};
+
+namespace {
+
+template <typename... F>
+struct Overloaded : F... {
+  using F::operator()...;
+};
+template <typename... F>
+Overloaded(F...) -> Overloaded<F...>;
+
+}  // namespace
+
+TensorSource TensorSource::stored(Extent extent, DType dtype, Shape shape, Strides strides) {
+  const int64_t count = dsckpt::numel(shape);
+  if (strides.size() != shape.size()) {
+    throw CorruptError({}, std::to_string(shape.size()) + " sizes but " +
+                               std::to_string(strides.size()) + " strides");
+  }
+  if (count > 0) {
+    uint64_t last = 0;
+    for (size_t i = 0; i < shape.size(); ++i) {
+      if (shape[i] > 1 && strides[i] < 0) {
+        throw CorruptError({}, "negative stride " + std::to_string(strides[i]));
+      }
+      if (shape[i] > 1) {
+        last = checked_add(last, checked_mul(static_cast<uint64_t>(shape[i] - 1),
+                                             static_cast<uint64_t>(strides[i])));
+      }
+    }
+    const uint64_t needed = checked_mul(checked_add(last, 1), size_of(dtype));
+    if (needed > extent.size) {
+      throw CorruptError({.offset = extent.offset}, "a tensor of shape " + to_text(shape) +
+                                                        " needs " + std::to_string(needed) +
+                                                        " bytes, its storage has " +
+                                                        std::to_string(extent.size));
+    }
+    checked_add(extent.offset, extent.size);
+  }
+
+  Node::Stored node{extent, strides, {}, {}};
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] == 1 || count == 0) continue;
+    if (!node.merged_shape.empty() && node.merged_strides.back() == shape[i] * strides[i]) {
+      node.merged_shape.back() *= shape[i];
+      node.merged_strides.back() = strides[i];
+    } else {
+      node.merged_shape.push_back(shape[i]);
+      node.merged_strides.push_back(strides[i]);
+    }
+  }
+  if (node.merged_shape.empty() || node.merged_strides.back() != 1) {
+    node.merged_shape.push_back(1);
+    node.merged_strides.push_back(1);
+  }
+  return TensorSource(
+      std::make_shared<const Node>(Node{dtype, std::move(shape), count, false, std::move(node)}));
+}
+
+TensorSource TensorSource::stored(Extent extent, DType dtype, Shape shape) {
+  const uint64_t bytes = checked_mul(static_cast<uint64_t>(dsckpt::numel(shape)), size_of(dtype));
+  if (bytes != extent.size) {
+    throw CorruptError({.offset = extent.offset}, "a tensor of shape " + to_text(shape) + " is " +
+                                                      std::to_string(bytes) + " bytes long, not " +
+                                                      std::to_string(extent.size));
+  }
+  Strides strides = contiguous_strides(shape);
+  return stored(extent, dtype, std::move(shape), std::move(strides));
+}
+
+TensorSource TensorSource::cat(int64_t dim, std::vector<TensorSource> parts) {
+  if (parts.empty()) throw InconsistentError({}, "nothing to concatenate");
+  Shape shape = parts.front().shape();
+  const size_t d = checked_dim(dim, shape);
+  bool has_cast = false;
+  int64_t total = 0;
+  std::vector<int64_t> begins;
+  for (const TensorSource& part : parts) {
+    Shape expected = shape;
+    if (part.shape().size() == shape.size()) expected[d] = part.shape()[d];
+    if (part.dtype() != parts.front().dtype() || part.shape() != expected) {
+      throw InconsistentError({}, "cannot concatenate " + std::string(torch_name(part.dtype())) +
+                                      to_text(part.shape()) + " and " +
+                                      std::string(torch_name(parts.front().dtype())) +
+                                      to_text(shape) + " along dimension " + std::to_string(dim));
+    }
+    begins.push_back(total * inner_numel(shape, d + 1));
+    total += part.shape()[d];
+    has_cast = has_cast || part.node_->has_cast;
+  }
+  shape[d] = total;
+  begins.push_back(inner_numel(shape, d));
+  const DType dtype = parts.front().dtype();
+  const int64_t count = dsckpt::numel(shape);
+  return TensorSource(
+      std::make_shared<const Node>(Node{dtype, std::move(shape), count, has_cast,
+                                        Node::Cat{std::move(parts), std::move(begins), d}}));
+}
+
+TensorSource TensorSource::narrow(int64_t dim, int64_t start, int64_t length) const {
+  const size_t d = checked_dim(dim, shape());
+  if (start < 0 || length < 0 || start > shape()[d] || length > shape()[d] - start) {
+    throw InconsistentError({}, "elements [" + std::to_string(start) + ", " +
+                                    std::to_string(start) + " + " + std::to_string(length) +
+                                    ") of " + std::to_string(shape()[d]));
+  }
+  Shape narrowed = shape();
+  narrowed[d] = length;
+  const int64_t count = dsckpt::numel(narrowed);
+  return TensorSource(std::make_shared<const Node>(
+      Node{dtype(), std::move(narrowed), count, node_->has_cast, Node::Narrow{*this, d, start}}));
+}
+
+TensorSource TensorSource::view(Shape shape) const {
+  const int64_t count = dsckpt::numel(shape);
+  if (count != numel()) {
+    throw InconsistentError({}, "a tensor of " + std::to_string(numel()) +
+                                    " elements viewed as shape " + to_text(shape));
+  }
+  return TensorSource(std::make_shared<const Node>(
+      Node{dtype(), std::move(shape), count, node_->has_cast, Node::View{*this}}));
+}
+
+TensorSource TensorSource::to(DType dtype) const {
+  if (dtype == this->dtype()) return *this;
+  if (node_->has_cast) throw InconsistentError({}, "a tensor can be cast once only");
+  return TensorSource(
+      std::make_shared<const Node>(Node{dtype, shape(), numel(), true, Node::Cast{*this}}));
+}
+
+DType TensorSource::dtype() const {
+  return node_->dtype;
+}
+const Shape& TensorSource::shape() const {
+  return node_->shape;
+}
+int64_t TensorSource::numel() const {
+  return node_->count;
+}
+
+void TensorSource::Node::lower(int64_t first, int64_t length, DType result,
+                               const Emit& emit) const {
+  const auto stored = [&](const Stored& node) {
+    const Shape& sizes = node.merged_shape;
+    const Strides& steps = node.merged_strides;
+    const size_t rank = sizes.size();
+    const uint64_t element = size_of(dtype);
+    const int64_t row = sizes[rank - 1];
+    const int64_t rows = rank >= 2 ? sizes[rank - 2] : 1;
+    const int64_t row_step = rank >= 2 ? steps[rank - 2] : 0;
+    while (length > 0) {
+      const int64_t column = first % row;
+      int64_t index = first / row;
+      const int64_t row_index = index % rows;
+      int64_t at = column + row_index * row_step;
+      index /= rows;
+      for (size_t i = rank >= 2 ? rank - 2 : 0; i-- > 0;) {
+        at += index % sizes[i] * steps[i];
+        index /= sizes[i];
+      }
+      const bool whole_rows = column == 0 && length >= row;
+      const int64_t taken_row = whole_rows ? row : std::min(row - column, length);
+      const int64_t taken_rows = whole_rows ? std::min(rows - row_index, length / row) : 1;
+      emit({.file = node.extent.file,
+            .offset = node.extent.offset + static_cast<uint64_t>(at) * element,
+            .row_bytes = static_cast<uint64_t>(taken_row) * element,
+            .rows = static_cast<uint64_t>(taken_rows),
+            .stride = row_step * static_cast<int64_t>(element),
+            .stored = dtype,
+            .result = result});
+      first += taken_row * taken_rows;
+      length -= taken_row * taken_rows;
+    }
+  };
+  const auto cat = [&](const Cat& node) {
+    const int64_t block = node.begins.back();
+    while (length > 0) {
+      const int64_t within = first % block;
+      const auto after = std::upper_bound(node.begins.begin(), node.begins.end() - 1, within);
+      const size_t part = static_cast<size_t>(after - node.begins.begin()) - 1;
+      const Node& child = *node.parts[part].node_;
+      const int64_t part_block = inner_numel(child.shape, node.dim);
+      const int64_t in_part = within - node.begins[part];
+      const int64_t taken = std::min(part_block - in_part, length);
+      child.lower(first / block * part_block + in_part, taken, result, emit);
+      first += taken;
+      length -= taken;
+    }
+  };
+  const auto narrow = [&](const Narrow& node) {
+    const Node& child = *node.child.node_;
+    const int64_t inner = inner_numel(child.shape, node.dim + 1);
+    const int64_t block = shape[node.dim] * inner;
+    const int64_t child_block = child.shape[node.dim] * inner;
+    while (length > 0) {
+      const int64_t within = first % block;
+      const int64_t taken = std::min(block - within, length);
+      child.lower(first / block * child_block + node.start * inner + within, taken, result, emit);
+      first += taken;
+      length -= taken;
+    }
+  };
+  std::visit(
+      Overloaded{stored, cat, narrow,
+                 [&](const View& node) { node.child.node_->lower(first, length, result, emit); },
+                 [&](const Cast& node) { node.child.node_->lower(first, length, result, emit); }},
+      what);
+}
+
+void TensorSource::lower(int64_t first, int64_t count, const Emit& emit) const {
+  if (first < 0 || count < 0 || first > numel() || count > numel() - first) {
+    throw InconsistentError({}, "a range outside the tensor");
+  }
+  node_->lower(first, count, dtype(), emit);
+}
+
+std::optional<StridedView> TensorSource::as_strided() const {
+  if (const auto* stored = std::get_if<Node::Stored>(&node_->what)) {
+    return StridedView{stored->extent, dtype(), shape(), stored->strides};
+  }
+  if (node_->has_cast || numel() == 0) return std::nullopt;
+  std::optional<SourceRun> whole;
+  bool one = true;
+  lower([&](const SourceRun& run) {
+    if (!whole) {
+      whole = run;
+    } else if (whole->rows == 1 && run.rows == 1 && run.file == whole->file &&
+               run.offset == whole->offset + whole->row_bytes) {
+      whole->row_bytes += run.row_bytes;
+    } else {
+      one = false;
+    }
+  });
+  if (!one || whole->rows != 1) return std::nullopt;
+  return StridedView{{whole->file, whole->offset, whole->row_bytes},
+                     dtype(),
+                     shape(),
+                     contiguous_strides(shape())};
+}
+
+}  // namespace dsckpt
