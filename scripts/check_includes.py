@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""Checks that lib/, apps/ and tests/ keep to the layers of the library.
+
+    scripts/check_includes.py [FOLDER]     the project's folder; default: the one this script is in
+
+Prints one line for each broken rule, as `file:line: what`, and exits 1 if there is any. The rules:
+
+* A folder includes only itself and the folders that ALLOWED lists. Siblings do not know each other.
+* `#include "..."` is relative to lib/ (in apps/ and tests/ also to their own folder), and the file
+  exists. Headers do not include each other in a circle.
+* Only lib/tensor_api.* and the tests include LibTorch; no tool includes tensor_api.h.
+* lib/ never prints to the standard streams and never ends the process: it throws.
+* Only apps/cli.* and a `main` that calls it end a tool.
+"""
+
+import os
+import re
+import sys
+
+# Folder in lib/ -> folders it may include besides itself. "" is lib/ itself: the use cases.
+ALLOWED = {
+    "base": set(),
+    "io": {"base"},
+    "plan": {"base"},
+    "format": {"base", "io", "plan"},
+    "checkpoint": {"base", "io", "plan", "format"},
+    "output": {"base", "io", "plan", "format"},
+    "exec": {"base", "io", "plan"},
+    "": {"base", "io", "plan", "format", "checkpoint", "output", "exec"},
+}
+
+LIBTORCH = re.compile(r"^(torch|ATen|c10)/")
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
+# Comments, then string and character literals; what is left is code.
+NOT_CODE = re.compile(
+    r'//[^\n]*|/\*.*?\*/|R"(?P<tag>[^(\s]*)\(.*?\)(?P=tag)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'',
+    re.DOTALL,
+)
+PRINTS = re.compile(
+    r"std::(cout|cerr|clog)\b|\b(stdout|stderr)\b|(?<![\w.>])(std::)?(printf|puts|putchar|perror)\s*\("
+)
+ENDS = re.compile(r"(?<![\w.>])(::|std::)?(_Exit|_exit|abort|exit|quick_exit|terminate)\s*\(")
+
+
+def blank(match):
+    """Replaces a comment or literal by spaces; a digit separator's quote is left alone."""
+    return re.sub(r"[^\n]", " ", match.group(0))
+
+
+def code_of(text):
+    # 1'000'000 is not a character literal.
+    return NOT_CODE.sub(blank, re.sub(r"(?<=[0-9a-fA-F])'(?=[0-9a-fA-F])", "_", text))
+
+
+def line_of(text, position):
+    return text.count("\n", 0, position) + 1
+
+
+def sources(root, top):
+    for folder, _, names in sorted(os.walk(os.path.join(root, top))):
+        for name in sorted(names):
+            if name.endswith((".h", ".cpp")):
+                yield os.path.relpath(os.path.join(folder, name), root)
+
+
+def folder_in_lib(path):
+    """'format' for lib/format/zip.h, '' for lib/convert.h."""
+    return os.path.dirname(path[len("lib/") :])
+
+
+def resolve(root, path, name):
+    """The project's file that `#include "name"` in `path` means, or None."""
+    bases = ["lib"]
+    if not path.startswith("lib/"):
+        bases += [os.path.dirname(path), path.split("/")[0]]
+    for base in bases:
+        candidate = os.path.normpath(os.path.join(base, name))
+        if os.path.isfile(os.path.join(root, candidate)):
+            return candidate
+    return None
+
+
+def check_file(root, path, edges):
+    """Yields (line, what) for each rule that `path` breaks; notes the project's files it includes."""
+    with open(os.path.join(root, path), encoding="utf-8") as file:
+        text = file.read()
+    code = code_of(text)
+    stem = os.path.splitext(path)[0]
+
+    for match in INCLUDE.finditer(text):
+        line, (kind, name) = line_of(text, match.start()), match.groups()
+        if not code[match.start() : match.end()].strip():
+            continue  # inside a comment or a literal
+        if LIBTORCH.match(name) and stem != "lib/tensor_api" and not path.startswith("tests/"):
+            yield line, f"<{name}>: only lib/tensor_api.* may include LibTorch"
+        if kind == "<":
+            continue
+        target = resolve(root, path, name)
+        if target is None:
+            yield line, f'"{name}" does not exist; includes are relative to lib/'
+            continue
+        edges.setdefault(path, []).append(target)
+        if path.startswith("lib/"):
+            here, there = folder_in_lib(path), folder_in_lib(target)
+            if not target.startswith("lib/"):
+                yield line, f"lib/ may not include {target}"
+            elif there != here and there not in ALLOWED.get(here, set()):
+                yield line, f"{here or 'lib'}/ may not include {there or 'lib'}/ ({name})"
+        if path.startswith("apps/") and target == "lib/tensor_api.h":
+            yield line, "a tool may not include tensor_api.h: loading LibTorch takes half a second"
+
+    if path.startswith("lib/"):
+        for match in PRINTS.finditer(code):
+            yield line_of(code, match.start()), f"lib/ may not print ({match.group(0).strip(' (')})"
+    if path.startswith("lib/") or (path.startswith("apps/") and stem != "apps/cli"):
+        for match in ENDS.finditer(code):
+            what = f"only apps/cli may end the process ({match.group(0).strip(' (')})"
+            yield line_of(code, match.start()), what
+    if path.startswith("lib/") and folder_in_lib(path) not in ALLOWED:
+        yield 1, f"lib/{folder_in_lib(path)}/ is not a layer"
+
+
+def circles(edges):
+    """Yields each circle of includes once, as the list of its files."""
+    done, trail = set(), []
+
+    def visit(path):
+        if path in trail:
+            yield trail[trail.index(path) :] + [path]
+            return
+        if path in done:
+            return
+        trail.append(path)
+        for target in edges.get(path, []):
+            yield from visit(target)
+        trail.pop()
+        done.add(path)
+
+    for path in sorted(edges):
+        yield from visit(path)
+
+
+def main():
+    default = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    root = sys.argv[1] if len(sys.argv) > 1 else default
+    complaints, edges, count = [], {}, 0
+    for top in ("lib", "apps", "tests"):
+        for path in sources(root, top):
+            count += 1
+            for line, what in check_file(root, path, edges):
+                complaints.append(f"{path}:{line}: {what}")
+    for circle in circles(edges):
+        complaints.append(f"{circle[0]}:1: includes itself: {' -> '.join(circle)}")
+    if not count:
+        complaints.append(f"{root}: no source files here")
+    for complaint in complaints:
+        print(complaint)
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

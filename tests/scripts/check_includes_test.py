@@ -1,0 +1,104 @@
+"""scripts/check_includes.py sees each kind of broken rule, and only those."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SCRIPT = os.path.join(os.path.dirname(__file__), "..", "..", "scripts", "check_includes.py")
+
+CLEAN = {
+    "lib/base/error.h": "#include <string>\n",
+    "lib/io/input_file.h": '#include "base/error.h"\n',
+    "lib/plan/copy_plan.h": '#include "base/error.h"\n',
+    "lib/format/zip.h": '#include "io/input_file.h"\n#include "plan/copy_plan.h"\n',
+    "lib/checkpoint/checkpoint.h": '#include "format/zip.h"\n',
+    "lib/output/output_format.h": '#include "format/zip.h"\n',
+    "lib/exec/executor.h": '#include "plan/copy_plan.h"\n#include "io/input_file.h"\n',
+    "lib/convert.h": '#include "checkpoint/checkpoint.h"\n#include "exec/executor.h"\n',
+    "lib/tensor_api.h": "#include <ATen/core/TensorBody.h>\n",
+    "apps/cli.cpp": '#include "convert.h"\nvoid quit() { std::exit(1); }\n',
+    "apps/cli.h": "",
+    "apps/tool.cpp": '#include "cli.h"\nint main() {}\n',
+}
+
+
+def check(**changes):
+    """Runs the script on CLEAN with some files replaced or added; returns (exit code, output)."""
+    with tempfile.TemporaryDirectory() as root:
+        for path, text in {**CLEAN, **changes.get("files", {})}.items():
+            os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
+            with open(os.path.join(root, path), "w", encoding="utf-8") as file:
+                file.write(text)
+        run = subprocess.run([sys.executable, SCRIPT, root], capture_output=True, text=True)
+        return run.returncode, run.stdout + run.stderr
+
+
+class CheckIncludes(unittest.TestCase):
+    def refused(self, path, text, complaint):
+        code, output = check(files={path: text})
+        self.assertEqual(code, 1, output)
+        self.assertIn(complaint, output)
+        self.assertEqual(len(output.splitlines()), 1, output)
+
+    def accepted(self, path, text):
+        self.assertEqual(check(files={path: text}), (0, ""))
+
+    def test_clean_tree(self):
+        self.assertEqual(check(), (0, ""))
+
+    def test_upward(self):
+        self.refused("lib/base/x.h", '\n#include "io/input_file.h"\n',
+                     "lib/base/x.h:2: base/ may not include io/")
+
+    def test_siblings(self):
+        self.refused("lib/output/x.h", '#include "checkpoint/checkpoint.h"\n',
+                     "output/ may not include checkpoint/")
+        self.refused("lib/exec/x.h", '#include "output/output_format.h"\n',
+                     "exec/ may not include output/")
+
+    def test_exec_knows_no_format(self):
+        self.refused("lib/exec/x.h", '#include "format/zip.h"\n', "exec/ may not include format/")
+
+    def test_layer_includes_use_case(self):
+        self.refused("lib/output/x.cpp", '#include "convert.h"\n', "output/ may not include lib/")
+
+    def test_missing_file(self):
+        self.refused("lib/io/x.h", '#include "input_file.h"\n', "does not exist")
+
+    def test_unknown_folder(self):
+        self.refused("lib/misc/x.h", "\n", "lib/misc/ is not a layer")
+
+    def test_circle(self):
+        code, output = check(files={"lib/base/a.h": '#include "base/b.h"\n',
+                                    "lib/base/b.h": '#include "base/a.h"\n'})
+        self.assertEqual(code, 1)
+        self.assertIn("lib/base/a.h -> lib/base/b.h -> lib/base/a.h", output)
+
+    def test_libtorch(self):
+        self.refused("lib/format/x.cpp", "#include <torch/torch.h>\n", "may include LibTorch")
+        self.refused("apps/x.cpp", '#include "tensor_api.h"\n', "may not include tensor_api.h")
+        self.accepted("tests/oracle/x.cpp", "#include <ATen/ATen.h>\n")
+
+    def test_printing(self):
+        for text in ("std::cout << 1;", "std::cerr << 1;", "std::printf(\"\");", "printf (\"\");",
+                     "std::fputs(s, stdout);", "fprintf(stderr, s);"):
+            self.refused("lib/io/x.cpp", f"void f() {{ {text} }}\n", "lib/ may not print")
+
+    def test_ending_the_process(self):
+        for text in ("exit(1);", "std::exit(1);", "std::abort();", "::_exit(1);",
+                     "std::terminate();"):
+            self.refused("lib/io/x.cpp", f"void f() {{ {text} }}\n", "may end the process")
+        self.refused("apps/x.cpp", "int main() { exit(1); }\n", "may end the process")
+
+    def test_what_only_looks_like_it(self):
+        self.accepted("lib/io/x.cpp", "// std::cout, exit(1)\n/* abort() */\n"
+                      'const char* s = "printf(\\"stdout\\")";\nchar c = \'"\'; int n = 1\'000;\n'
+                      "// it's\nconst char* r = R\"(exit(1) \" std::cerr)\";\n"
+                      "void f(char* b) { std::snprintf(b, 1, \"\"); x.exit(); on_exit(1); }\n")
+        self.accepted("lib/base/x.h", '// #include "io/input_file.h"\n')
+
+
+if __name__ == "__main__":
+    unittest.main()
