@@ -84,13 +84,21 @@ void CopyPlan::validate(const std::vector<PlannedInput>& inputs) const {
   }
   if (item != items_.end()) throw InconsistentError({}, "an item writes to an unknown file");
 
+  const auto item_starts_at = [&](OutputId out, uint64_t dst) {
+    const auto found = std::lower_bound(
+        items_.begin(), items_.end(), std::pair(out, dst),
+        [](const CopyItem& a, const auto& b) { return std::pair(a.out, a.dst) < b; });
+    return dst == outputs_[out].size ||
+           (found != items_.end() && found->out == out && found->dst == dst);
+  };
   for (const Digest& digest : digests_) {
     bool good = digest.out < outputs_.size() && digest.begin <= digest.end &&
-                digest.end <= outputs_[digest.out].size;
+                digest.end <= outputs_[digest.out].size &&
+                item_starts_at(digest.out, digest.begin) && item_starts_at(digest.out, digest.end);
     for (const uint64_t patch : digest.patches) {
-      good = good && patch <= outputs_[digest.out].size - sizeof(uint32_t) &&
-             outputs_[digest.out].size >= sizeof(uint32_t) &&
-             (patch >= digest.end || patch + sizeof(uint32_t) <= digest.begin);
+      const uint64_t end = patch + sizeof(uint32_t);
+      good = good && end > patch && end <= outputs_[digest.out].size &&
+             (patch >= digest.end || end <= digest.begin);
     }
     if (!good) throw InconsistentError({.offset = digest.begin}, "malformed digest");
   }

@@ -50,7 +50,8 @@ struct PlannedFile {
 };
 
 // "The CRC32 of output bytes [begin, end) belongs, little-endian, at `patches`": zip wants the
-// checksum of data it has just been given. The places lie outside the range and hold 0 until then.
+// checksum of data it has just been given. Range and items start and end together; the places lie
+// outside the range and hold 0 until then.
 struct Digest {
   OutputId out = 0;
   uint64_t begin = 0;

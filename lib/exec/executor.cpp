@@ -1,0 +1,325 @@
+#include "exec/executor.h"
+
+#include <tbb/global_control.h>
+#include <tbb/info.h>
+#include <tbb/parallel_for.h>
+#include <tbb/partitioner.h>
+#include <tbb/task_arena.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <optional>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "exec/kernels.h"
+#include "exec/record_checks.h"
+
+namespace dsckpt {
+namespace {
+
+// Larger units gain nothing and cost memory; much smaller ones pay for system calls
+// (exec/README.md).
+constexpr uint64_t kUnitBytes = 1 << 20;
+// Casts and gathers go through a piece that fits the second-level cache.
+constexpr uint64_t kChunkBytes = 256 << 10;
+// Rows that lie closer together than this are read in one go and picked from memory.
+constexpr uint64_t kDenseStride = 4096;
+
+// A contiguous range of one output: bytes [begin, end), from `skip` bytes into item `item` on. For
+// an extra read `out` is kNoOutput and `item` is its index.
+struct Unit {
+  static constexpr OutputId kNoOutput = ~OutputId{0};
+  OutputId out;
+  size_t item;
+  uint64_t skip;
+  uint64_t begin;
+  uint64_t end;
+};
+
+// One output on its way: how many units are left, and what its digests are made of.
+struct OutputState {
+  std::atomic<uint64_t> units_left{0};
+  std::vector<size_t> digests;  // indices into the plan's, by begin
+  struct Piece {
+    size_t digest;
+    uint64_t begin;
+    uint64_t size;
+    uint32_t crc;
+  };
+  std::mutex mutex;
+  std::vector<Piece> pieces;
+};
+
+class Run {
+ public:
+  Run(const CopyPlan& plan, const InputFiles& inputs, Sink& sink, Progress& progress,
+      const ExecOptions& options)
+      : plan_(plan),
+        inputs_(inputs),
+        sink_(sink),
+        progress_(progress),
+        checks_(plan, options.records, options.check_all_records) {
+    progress_.bytes_total = plan.bytes_written();
+    for (size_t i = 0; i < plan.outputs().size(); ++i) outputs_.emplace_back();
+    for (size_t i = 0; i < plan.digests().size(); ++i) {
+      outputs_[plan.digests()[i].out].digests.push_back(i);
+    }
+    for (OutputState& output : outputs_) {
+      std::sort(output.digests.begin(), output.digests.end(), [&](size_t a, size_t b) {
+        return plan.digests()[a].begin < plan.digests()[b].begin;
+      });
+    }
+    cut_into_units();
+  }
+
+  ExecStats operator()(unsigned threads) {
+    const auto start = std::chrono::steady_clock::now();
+    for (OutputId out = 0; out < outputs_.size(); ++out) {
+      if (outputs_[out].units_left == 0) sink_.finish(out);
+    }
+    if (threads == 0) threads = static_cast<unsigned>(tbb::info::default_concurrency());
+    // Without the control an arena of more threads than cores would be cut down silently.
+    const tbb::global_control control(tbb::global_control::max_allowed_parallelism, threads);
+    tbb::task_arena arena(static_cast<int>(threads));
+    // The units are taken in order, so that outputs grow from front to back whatever the threads
+    // do.
+    arena.execute([&] {
+      tbb::parallel_for(
+          0u, threads, [&](unsigned) { work(); }, tbb::simple_partitioner());
+    });
+    checks_.verify(inputs_);
+
+    ExecStats stats;
+    stats.bytes_written = plan_.bytes_written();
+    stats.bytes_read = bytes_read_;
+    stats.records_checked = checks_.checked();
+    stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return stats;
+  }
+
+ private:
+  struct Buffers {
+    std::vector<std::byte> unit = std::vector<std::byte>(kUnitBytes);
+    std::vector<std::byte> chunk = std::vector<std::byte>(kChunkBytes);
+  };
+
+  void cut_into_units() {
+    const std::vector<CopyItem>& items = plan_.items();
+    for (size_t i = 0; i < items.size();) {
+      const OutputId out = items[i].out;
+      Unit unit{out, i, 0, 0, 0};
+      for (; i < items.size() && items[i].out == out; ++i) {
+        const CopyItem& item = items[i];
+        // A unit ends between two elements, never within one.
+        const uint64_t element = size_of(item.to);
+        for (uint64_t room; item.dst_end() > unit.begin + kUnitBytes;) {
+          room = unit.begin + kUnitBytes;
+          const uint64_t cut = item.dst + (room - item.dst) / element * element;
+          unit.end = cut;
+          add(unit);
+          unit = {out, i, cut - item.dst, cut, cut};
+        }
+        unit.end = item.dst_end();
+      }
+      if (unit.end > unit.begin) add(unit);
+    }
+    for (size_t i = 0; i < checks_.extra_reads().size(); ++i) {
+      const Extent& extent = checks_.extra_reads()[i].extent;
+      for (uint64_t at = 0; at < extent.size; at += kUnitBytes) {
+        units_.push_back({Unit::kNoOutput, i, at, 0, std::min(kUnitBytes, extent.size - at)});
+      }
+    }
+  }
+
+  void add(const Unit& unit) {
+    units_.push_back(unit);
+    ++outputs_[unit.out].units_left;
+  }
+
+  void work() {
+    try {
+      Buffers buffers;
+      uint64_t read = 0;
+      for (size_t i; (i = next_++) < units_.size();) {
+        if (progress_.cancelled) throw InterruptedError();
+        if (failed_) return;
+        read += units_[i].out == Unit::kNoOutput ? read_extra(units_[i], buffers)
+                                                 : write(units_[i], buffers);
+      }
+      bytes_read_ += read;
+    } catch (...) {
+      failed_ = true;
+      throw;
+    }
+  }
+
+  uint64_t read_extra(const Unit& unit, Buffers& buffers) {
+    const RecordChecks::ExtraRead& extra = checks_.extra_reads()[unit.item];
+    const Extent extent{extra.extent.file, extra.extent.offset + unit.skip, unit.end};
+    const std::span<std::byte> bytes(buffers.unit.data(), extent.size);
+    inputs_[extent.file].read_at(extent.offset, bytes);
+    checks_.report(extra.record, extent, crc32(0, bytes));
+    return extent.size;
+  }
+
+  uint64_t write(const Unit& unit, Buffers& buffers) {
+    OutputState& output = outputs_[unit.out];
+    std::vector<OutputState::Piece> pieces;
+    uint64_t read = 0;
+    uint64_t skip = unit.skip;
+    size_t digest = first_digest(output, unit.begin);
+    size_t index = unit.item;
+    for (uint64_t at = unit.begin; at < unit.end; ++index) {
+      const CopyItem& item = plan_.items()[index];
+      const uint64_t size = std::min(item.dst_end(), unit.end) - at;
+      const std::span<std::byte> target(buffers.unit.data() + (at - unit.begin), size);
+      std::optional<uint32_t> crc;
+      read += fill(item, checks_.record_of(index), skip, target, buffers, crc);
+      while (digest < output.digests.size() && plan_.digests()[output.digests[digest]].end <= at) {
+        ++digest;
+      }
+      if (digest < output.digests.size()) {
+        const size_t which = output.digests[digest];
+        if (plan_.digests()[which].begin <= at) {
+          const uint32_t piece_crc = crc ? *crc : crc32(0, target);
+          if (!pieces.empty() && pieces.back().digest == which) {
+            OutputState::Piece& last = pieces.back();
+            last.crc = crc32_combine(last.crc, piece_crc, size);
+            last.size += size;
+          } else {
+            pieces.push_back({which, at, size, piece_crc});
+          }
+        }
+      }
+      at += size;
+      skip = 0;
+    }
+    const uint64_t size = unit.end - unit.begin;
+    sink_.write_at(unit.out, unit.begin, {buffers.unit.data(), size});
+    if (!pieces.empty()) {
+      const std::lock_guard lock(output.mutex);
+      output.pieces.insert(output.pieces.end(), pieces.begin(), pieces.end());
+    }
+    if (--output.units_left == 0) finish(unit.out);
+    progress_.bytes_done += size;
+    return read;
+  }
+
+  // The first digest of `output` that ends after `at`.
+  size_t first_digest(const OutputState& output, uint64_t at) const {
+    const auto found = std::partition_point(output.digests.begin(), output.digests.end(),
+                                            [&](size_t i) { return plan_.digests()[i].end <= at; });
+    return static_cast<size_t>(found - output.digests.begin());
+  }
+
+  // Fills `target` with the bytes of `item` from `skip` on. If they had to be checksummed for
+  // `record` and come out as they went in, `crc` is their CRC32. Returns the bytes read.
+  uint64_t fill(const CopyItem& item, uint32_t record, uint64_t skip, std::span<std::byte> target,
+                Buffers& buffers, std::optional<uint32_t>& crc) {
+    if (item.op == Op::literal) {
+      std::memcpy(target.data(), plan_.literals().data() + item.src + skip, target.size());
+      return 0;
+    }
+    const bool checked = record != RecordChecks::kNone;
+    if (item.op == Op::copy) {
+      gather(item, skip, target, buffers);
+      if (checked) {
+        crc = crc32(0, target);
+        checks_.report(record, {item.in, item.src + skip, target.size()}, *crc);
+      }
+      return target.size();
+    }
+    const uint64_t in_size = size_of(item.from);
+    const uint64_t out_size = size_of(item.to);
+    uint64_t from = skip / out_size * in_size;
+    const uint64_t total = target.size() / out_size * in_size;
+    uint32_t source_crc = 0;
+    const uint64_t begin = from;
+    for (uint64_t left = total; left > 0;) {
+      const uint64_t size = std::min(left, kChunkBytes / 2);
+      const std::span<std::byte> chunk(buffers.chunk.data() + kChunkBytes / 2, size);
+      gather(item, from, chunk, buffers);
+      if (checked) source_crc = crc32(source_crc, chunk);
+      convert(item.from, item.to, chunk.data(), target.data() + (from - begin) / in_size * out_size,
+              size / in_size);
+      from += size;
+      left -= size;
+    }
+    if (checked) checks_.report(record, {item.in, item.src + begin, total}, source_crc);
+    return total;
+  }
+
+  // Reads source bytes [from, from + target.size()) of the item's rows laid end to end. Uses the
+  // first half of the chunk buffer.
+  void gather(const CopyItem& item, uint64_t from, std::span<std::byte> target, Buffers& buffers) {
+    const InputFile& file = inputs_[item.in];
+    if (item.rows == 1) return file.read_at(item.src + from, target);
+    const uint64_t stride = static_cast<uint64_t>(item.src_stride);
+    const bool dense = stride <= kDenseStride && item.row_bytes <= kDenseStride;
+    while (!target.empty()) {
+      const uint64_t row = from / item.row_bytes;
+      const uint64_t column = from % item.row_bytes;
+      const uint64_t start = item.src + row * stride;
+      if (!dense || column != 0 || target.size() < item.row_bytes) {
+        const uint64_t size = std::min<uint64_t>(item.row_bytes - column, target.size());
+        file.read_at(start + column, target.first(size));
+        target = target.subspan(size);
+        from += size;
+        continue;
+      }
+      const uint64_t fit = (kChunkBytes / 2 - item.row_bytes) / std::max<uint64_t>(stride, 1) + 1;
+      const uint64_t rows = std::min(fit, target.size() / item.row_bytes);
+      const std::span<std::byte> window(buffers.chunk.data(), (rows - 1) * stride + item.row_bytes);
+      file.read_at(start, window);
+      for (uint64_t i = 0; i < rows; ++i) {
+        std::memcpy(target.data() + i * item.row_bytes, window.data() + i * stride, item.row_bytes);
+      }
+      target = target.subspan(rows * item.row_bytes);
+      from += rows * item.row_bytes;
+    }
+  }
+
+  void finish(OutputId out) {
+    OutputState& output = outputs_[out];
+    std::sort(
+        output.pieces.begin(), output.pieces.end(),
+        [](const OutputState::Piece& a, const OutputState::Piece& b) { return a.begin < b.begin; });
+    auto piece = output.pieces.begin();
+    for (const size_t which : output.digests) {
+      const Digest& digest = plan_.digests()[which];
+      uint32_t crc = 0;
+      for (; piece != output.pieces.end() && piece->digest == which; ++piece) {
+        crc = crc32_combine(crc, piece->crc, piece->size);
+      }
+      std::byte bytes[sizeof crc];
+      store_le(bytes, crc);
+      for (const uint64_t patch : digest.patches) sink_.write_at(out, patch, bytes);
+    }
+    output.pieces = {};
+    sink_.finish(out);
+  }
+
+  const CopyPlan& plan_;
+  const InputFiles& inputs_;
+  Sink& sink_;
+  Progress& progress_;
+  RecordChecks checks_;
+  std::deque<OutputState> outputs_;  // deque: the states cannot move
+  std::vector<Unit> units_;
+  std::atomic<size_t> next_{0};
+  std::atomic<bool> failed_{false};
+  std::atomic<uint64_t> bytes_read_{0};
+};
+
+}  // namespace
+
+ExecStats execute(const CopyPlan& plan, const InputFiles& inputs, Sink& sink, Progress& progress,
+                  const ExecOptions& options) {
+  return Run(plan, inputs, sink, progress, options)(options.threads);
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,153 @@
+#include "exec/staged_output.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <set>
+#include <string>
+#include <system_error>
+
+#include "base/error.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+// Nearest existing ancestor, for asking about its file system.
+fs::path existing_part(fs::path path) {
+  path = fs::absolute(path).lexically_normal();
+  std::error_code ignored;
+  while (!fs::exists(path, ignored) && path.has_relative_path()) path = path.parent_path();
+  return path;
+}
+
+// Makes `path` and its missing parents; those it made are appended to `made`.
+void make_folders(const fs::path& path, std::vector<fs::path>& made) {
+  std::vector<fs::path> missing;
+  std::error_code failed;
+  for (fs::path p = fs::absolute(path).lexically_normal(); !fs::exists(p, failed);
+       p = p.parent_path()) {
+    if (p.has_filename()) missing.push_back(p);
+    if (!p.has_relative_path()) break;
+  }
+  for (auto p = missing.rbegin(); p != missing.rend(); ++p) {
+    if (fs::create_directory(*p, failed)) made.push_back(*p);
+    if (failed) throw IoError({.file = p->string()}, "cannot make the folder", failed.value());
+  }
+}
+
+}  // namespace
+
+StagedOutput::StagedOutput(const CopyPlan& plan, fs::path target, StageOptions options)
+    : plan_(plan), target_(std::move(target)), options_(options) {
+  std::error_code ignored;
+  const fs::file_status status = fs::status(target_, ignored);
+  if (fs::exists(status) && !fs::is_directory(status)) {
+    throw UsageError(target_.string() + ": is not a folder");
+  }
+
+  for (const PlannedFile& file : plan.outputs()) {
+    const fs::path path = target_ / file.path;
+    const fs::file_status existing = fs::symlink_status(path, ignored);
+    if (!fs::exists(existing)) continue;
+    if (fs::is_directory(existing)) {
+      throw UsageError(path.string() + ": a folder has the name of an output file");
+    }
+    if (!options_.force) {
+      throw std::move(UsageError(path.string() + ": exists already"))
+          .with_hint("--force replaces it");
+    }
+  }
+  const uint64_t needed = plan.bytes_written();
+  const uint64_t free = free_space(existing_part(target_));
+  if (needed > free) {
+    throw IoError({.file = target_.string()},
+                  "needs " + std::to_string(needed) + " bytes, the file system has " +
+                      std::to_string(free) + " left",
+                  ENOSPC);
+  }
+
+  for (size_t i = 0; i < plan.outputs().size(); ++i) files_.emplace_back();
+  try {
+    make_folders(target_, made_folders_);
+    std::string pattern = (target_ / ".dsckpt-staging-XXXXXX").string();
+    if (::mkdtemp(pattern.data()) == nullptr) {
+      throw IoError({.file = target_.string()}, "cannot write into the folder", errno);
+    }
+    staging_ = pattern;
+    std::set<fs::path> parents;
+    for (const PlannedFile& file : plan.outputs()) {
+      parents.insert((staging_ / file.path).parent_path());
+    }
+    for (const fs::path& parent : parents) {
+      std::error_code failed;
+      fs::create_directories(parent, failed);
+      if (failed)
+        throw IoError({.file = parent.string()}, "cannot make the folder", failed.value());
+    }
+  } catch (...) {
+    discard();
+    throw;
+  }
+}
+
+StagedOutput::~StagedOutput() {
+  if (!committed_) discard();
+}
+
+void StagedOutput::discard() noexcept {
+  std::error_code ignored;
+  files_.clear();
+  if (!staging_.empty()) fs::remove_all(staging_, ignored);
+  for (auto folder = made_folders_.rbegin(); folder != made_folders_.rend(); ++folder) {
+    fs::remove(*folder, ignored);
+  }
+}
+
+fs::path StagedOutput::staged(OutputId out) const {
+  return staging_ / plan_.outputs()[out].path;
+}
+fs::path StagedOutput::final_path(OutputId out) const {
+  return target_ / plan_.outputs()[out].path;
+}
+
+OutputFile& StagedOutput::file(OutputId out) {
+  File& entry = files_[out];
+  // Created at the first write, closed by finish(): only files in progress hold a descriptor.
+  std::call_once(entry.created, [&] {
+    entry.file = std::make_unique<OutputFile>(staged(out), final_path(out).string());
+  });
+  return *entry.file;
+}
+
+void StagedOutput::write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {
+  file(out).write_at(offset, bytes);
+}
+
+void StagedOutput::finish(OutputId out) {
+  OutputFile& done = file(out);
+  if (options_.durable) done.sync();
+  done.close();
+  files_[out].file.reset();
+}
+
+void StagedOutput::commit() {
+  const auto count = static_cast<OutputId>(plan_.outputs().size());
+  if (count > 1 && ::unlink(final_path(count - 1).c_str()) != 0 && errno != ENOENT) {
+    throw IoError({.file = final_path(count - 1).string()}, "cannot replace", errno);
+  }
+  for (OutputId out = 0; out < count; ++out) {
+    const fs::path path = final_path(out);
+    make_folders(path.parent_path(), made_folders_);
+    if (::rename(staged(out).c_str(), path.c_str()) != 0) {
+      throw IoError({.file = path.string()}, "cannot move into place", errno);
+    }
+  }
+  if (options_.durable) sync_directory(target_);
+  committed_ = true;
+  std::error_code ignored;
+  fs::remove_all(staging_, ignored);
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,64 @@
+// StagedOutput: output files that appear under their final names only when all of them are
+// complete.
+//
+// Protocol. (1) Check that nothing is in the way and that the space suffices. (2) Make a staging
+// folder inside the output folder, so that a rename never crosses a file system. (3) Write and
+// close every file there. (4) commit(): if files are replaced, remove the old last file first (the
+// last one is the index that points at the others); rename one by one in the plan's order, the last
+// one last. (5) Without a commit the destructor removes the staging folder and whatever folders the
+// constructor made.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "exec/executor.h"
+#include "io/output_file.h"
+#include "plan/copy_plan.h"
+
+namespace dsckpt {
+
+struct StageOptions {
+  bool force = false;    // replace files that exist
+  bool durable = false;  // fsync files and folder before and after the renames
+};
+
+// Owned by one thread; write_at and finish come from any. The plan must outlive it.
+class StagedOutput : public Sink {
+ public:
+  // Throws UsageError if `target` is not a folder or holds one of the plan's files and `force` is
+  // not set; IoError if the folder cannot be made or has not enough space.
+  StagedOutput(const CopyPlan& plan, std::filesystem::path target, StageOptions options = {});
+  ~StagedOutput() override;
+
+  void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
+  void finish(OutputId out) override;
+
+  // Once, after execute(). Throws IoError; files renamed by then stay.
+  void commit();
+
+ private:
+  struct File {
+    std::once_flag created;
+    std::unique_ptr<OutputFile> file;
+  };
+  OutputFile& file(OutputId out);
+  std::filesystem::path staged(OutputId out) const;
+  std::filesystem::path final_path(OutputId out) const;
+  void discard() noexcept;
+
+  const CopyPlan& plan_;
+  std::filesystem::path target_;
+  StageOptions options_;
+  std::filesystem::path staging_;
+  std::vector<std::filesystem::path> made_folders_;  // outermost first
+  std::deque<File> files_;
+  bool committed_ = false;
+};
+
+}  // namespace dsckpt
