@@ -1,10 +1,12 @@
 // Zip archives as torch writes them: every record stored (method 0), zip64 where needed.
 //
-// Reader after PKWARE's APPNOTE.TXT 6.3.10; writer byte for byte as torch's PyTorchFileWriter lays a
-// file out. Byte layout in FORMATS.md.
+// Reader after PKWARE's APPNOTE.TXT 6.3.10; writer byte for byte as torch's PyTorchFileWriter lays
+// a file out. Byte layout in FORMATS.md.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -13,6 +15,7 @@
 #include "base/extent.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
+#include "plan/tensor_source.h"
 
 namespace dsckpt {
 
@@ -22,18 +25,24 @@ struct ZipEntry {
   uint32_t crc32 = 0;
   uint64_t size = 0;           // bytes of data; compressed and uncompressed size are equal
   uint64_t header_offset = 0;  // of the local header
+  uint64_t limit = 0;          // where the next record or the directory begins
+  uint16_t flags = 0;
 };
 
 // Reads the directory of a zip file. Immutable after open; any thread. Does not own the file.
 //
 // open() throws CorruptError (with the offset) for anything that is not a whole, consistent zip:
 // no end record, a directory outside the file, overlapping or duplicate records, sizes beyond the
-// file; UnsupportedError for compressed or encrypted records and multi-disk archives. Nothing is
-// allocated from a count or a size before it is checked against the file's size.
+// file, anything before the first record or between the directory and the end records;
+// UnsupportedError for compressed or encrypted records and multi-disk archives. A comment at the
+// end is fine. Nothing is allocated from a count or a size before it is checked against the file's
+// size. Move-only.
 class ZipReader {
  public:
   // `file` must outlive the reader.
   static ZipReader open(const InputFile& file, FileId id);
+  ZipReader(ZipReader&&) noexcept = default;
+  ZipReader& operator=(ZipReader&&) noexcept = default;
   // True if the file starts with a local header or is an empty zip.
   static bool probe(const InputFile& file);
 
@@ -41,8 +50,8 @@ class ZipReader {
   // The entry called `name`, or nullptr.
   const ZipEntry* find(std::string_view name) const;
 
-  // Where the data of `entry` lies. Reads its local header (APPNOTE 4.3.7) and checks it against the
-  // directory: CorruptError if they disagree.
+  // Where the data of `entry` lies. Reads its local header (APPNOTE 4.3.7) and checks it against
+  // the directory: CorruptError if they disagree.
   Extent data(const ZipEntry& entry) const;
   // The data, its CRC32 checked: CorruptError on a mismatch.
   std::vector<std::byte> read(const ZipEntry& entry) const;
@@ -51,7 +60,6 @@ class ZipReader {
   ZipReader(const InputFile& file, FileId id) : file_(&file), id_(id) {}
   const InputFile* file_;
   FileId id_;
-  uint64_t directory_offset_ = 0;  // data of records ends before it
   std::vector<ZipEntry> entries_;
   std::unordered_map<std::string_view, size_t> by_name_;  // views into entries_
 };
@@ -59,13 +67,13 @@ class ZipReader {
 // Lays out a zip file in a plan, the way torch's writer would have written it: local headers with
 // flags 0x0808 and CRC and sizes 0, data at multiples of 64 ("FB" extra field of 'Z' bytes), a data
 // descriptor after every non-empty record, central directory, zip64 end records, end record. The
-// CRCs are digests of the plan.
+// CRCs of records that come from a source are digests of the plan.
 class ZipLayout {
  public:
   // `prefix` is the archive's top folder ("pytorch_model"); records are named prefix/NAME.
   explicit ZipLayout(std::string prefix) : prefix_(std::move(prefix)) {}
 
-  // Records in the order they are to be written. Sources must be row-major bytes of the record.
+  // Records in the order they are to be written; a source's elements follow each other row-major.
   void add(std::string_view name, std::string bytes);
   void add(std::string_view name, TensorSource data);
 
@@ -75,8 +83,8 @@ class ZipLayout {
  private:
   struct Record {
     std::string name;
-    std::string bytes;             // if there is no source
-    std::vector<TensorSource> source;  // none or one
+    std::string bytes;  // if there is no source
+    std::optional<TensorSource> source;
     uint64_t size = 0;
   };
   std::string prefix_;

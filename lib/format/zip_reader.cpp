@@ -1,0 +1,332 @@
+#include <libdeflate.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "format/zip.h"
+#include "format/zip_records.h"
+
+namespace dsckpt {
+namespace {
+
+// The directory is held in memory while it is parsed: about ten million records.
+constexpr uint64_t kMaxDirectory = uint64_t{1} << 30;
+
+struct Directory {
+  uint64_t offset = 0;
+  uint64_t size = 0;
+  uint64_t entries = 0;
+};
+
+// The last bytes of the file: whatever the end records can occupy.
+struct Tail {
+  std::vector<std::byte> bytes;
+  uint64_t offset = 0;
+
+  ByteReader at(uint64_t position) const {
+    return ByteReader(ByteSpan(bytes).subspan(static_cast<size_t>(position - offset)), position);
+  }
+};
+
+Tail read_tail(const InputFile& file) {
+  constexpr uint64_t kReach = zip::kEndSize + 0xFFFF + zip::kLocatorSize + zip::kEnd64Size;
+  const uint64_t size = std::min(file.size(), kReach);
+  return {file.read(file.size() - size, size), file.size() - size};
+}
+
+// APPNOTE 4.3.16. The record is the last one whose comment ends exactly where the file does.
+std::optional<uint64_t> find_end_record(const Tail& tail) {
+  if (tail.bytes.size() < zip::kEndSize) return std::nullopt;
+  for (size_t at = tail.bytes.size() - zip::kEndSize;; --at) {
+    const std::byte* record = tail.bytes.data() + at;
+    if (load_le<uint32_t>(record) == zip::kEndSignature &&
+        load_le<uint16_t>(record + 20) == tail.bytes.size() - at - zip::kEndSize) {
+      return tail.offset + at;
+    }
+    if (at == 0) return std::nullopt;
+  }
+}
+
+// A field of the end record is either its value or "see the zip64 record" (APPNOTE 4.4.1.4).
+template <typename Narrow>
+void check_agrees(Narrow narrow, uint64_t wide, uint64_t where, const char* what) {
+  if (narrow != static_cast<Narrow>(~Narrow{0}) && narrow != wide) {
+    throw CorruptError({.offset = where}, std::string("the end records disagree about ") + what);
+  }
+}
+
+Directory read_end_records(const InputFile& file, const Tail& tail) {
+  const std::optional<uint64_t> end = find_end_record(tail);
+  if (!end) {
+    throw CorruptError({.offset = file.size()},
+                       "no end of central directory: the file is truncated or still being written");
+  }
+  ByteReader record = tail.at(*end);
+  record.take(4);
+  const auto disk = record.read<uint16_t>();
+  const auto directory_disk = record.read<uint16_t>();
+  const auto entries_here = record.read<uint16_t>();
+  const auto entries = record.read<uint16_t>();
+  const auto size = record.read<uint32_t>();
+  const auto offset = record.read<uint32_t>();
+
+  Directory directory{offset, size, entries};
+  uint64_t directory_end = *end;
+  bool one_disk = disk == 0 && directory_disk == 0 && entries_here == entries;
+  const bool has_locator =
+      *end >= zip::kLocatorSize && *end - zip::kLocatorSize >= tail.offset &&
+      tail.at(*end - zip::kLocatorSize).read<uint32_t>() == zip::kLocatorSignature;
+  if (has_locator) {
+    const uint64_t locator_offset = *end - zip::kLocatorSize;
+    ByteReader locator = tail.at(locator_offset);
+    locator.take(4);
+    const auto end64_disk = locator.read<uint32_t>();
+    const auto end64_offset = locator.read<uint64_t>();
+    const auto disks = locator.read<uint32_t>();
+    if (end64_disk != 0 || disks > 1) {
+      throw UnsupportedError({.offset = locator_offset}, "a zip split over several files");
+    }
+    if (end64_offset > locator_offset || locator_offset - end64_offset < zip::kEnd64Size) {
+      throw CorruptError({.offset = locator_offset}, "the zip64 end record lies outside the file");
+    }
+    const std::vector<std::byte> bytes = file.read(end64_offset, zip::kEnd64Size);
+    ByteReader end64(bytes, end64_offset);
+    if (end64.read<uint32_t>() != zip::kEnd64Signature) {
+      throw CorruptError({.offset = end64_offset}, "no zip64 end record here");
+    }
+    if (end64.read<uint64_t>() != locator_offset - end64_offset - 12) {
+      throw CorruptError({.offset = end64_offset}, "the zip64 end record has a wrong length");
+    }
+    end64.take(4);  // versions
+    const auto disk64 = end64.read<uint32_t>();
+    const auto directory_disk64 = end64.read<uint32_t>();
+    const auto entries_here64 = end64.read<uint64_t>();
+    directory.entries = end64.read<uint64_t>();
+    directory.size = end64.read<uint64_t>();
+    directory.offset = end64.read<uint64_t>();
+    directory_end = end64_offset;
+    check_agrees(entries, directory.entries, *end, "the number of records");
+    check_agrees(entries_here, entries_here64, *end, "the number of records");
+    check_agrees(size, directory.size, *end, "the directory's size");
+    check_agrees(offset, directory.offset, *end, "the directory's offset");
+    check_agrees(disk, disk64, *end, "the disk");
+    check_agrees(directory_disk, directory_disk64, *end, "the disk");
+    one_disk = disk64 == 0 && directory_disk64 == 0 && entries_here64 == directory.entries;
+  }
+  if (!one_disk) {
+    throw UnsupportedError({.offset = *end}, "a zip split over several files");
+  }
+  if (directory.offset > directory_end || directory.size != directory_end - directory.offset) {
+    throw CorruptError({.offset = *end},
+                       "the central directory does not lie where the end record says: bytes are "
+                       "missing, or something was put before the archive");
+  }
+  if (directory.entries > directory.size / zip::kCentralSize) {
+    throw CorruptError({.offset = *end}, std::to_string(directory.entries) +
+                                             " records cannot be listed in " +
+                                             std::to_string(directory.size) + " bytes");
+  }
+  if (directory.size > kMaxDirectory) {
+    throw UnsupportedError({.offset = *end},
+                           "a central directory of " + std::to_string(directory.size) + " bytes");
+  }
+  return directory;
+}
+
+// APPNOTE 4.5.3: of the three values only those are present whose own field is all ones.
+void apply_zip64_extra(ByteReader extra, uint64_t* usize, uint64_t* csize, uint64_t* offset) {
+  std::vector<uint64_t*> wanted;
+  for (uint64_t* field : {usize, csize, offset}) {
+    if (field != nullptr && *field == zip::kMax32) wanted.push_back(field);
+  }
+  while (!extra.at_end()) {
+    const auto id = extra.read<uint16_t>();
+    const auto size = extra.read<uint16_t>();
+    ByteReader field(extra.take(size), extra.offset() - size);
+    if (id != zip::kZip64Extra) continue;
+    for (uint64_t* value : wanted) *value = field.read<uint64_t>();
+    wanted.clear();
+  }
+  if (!wanted.empty()) throw CorruptError({.offset = extra.offset()}, "no zip64 sizes");
+}
+
+// APPNOTE 4.3.12
+ZipEntry read_entry(ByteReader& reader) {
+  const uint64_t at = reader.offset();
+  if (reader.read<uint32_t>() != zip::kCentralSignature) {
+    throw CorruptError({.offset = at}, "no directory entry here");
+  }
+  ZipEntry entry;
+  reader.take(4);  // versions
+  entry.flags = reader.read<uint16_t>();
+  const auto method = reader.read<uint16_t>();
+  reader.take(4);  // time and date
+  entry.crc32 = reader.read<uint32_t>();
+  uint64_t csize = reader.read<uint32_t>();
+  entry.size = reader.read<uint32_t>();
+  const auto name_size = reader.read<uint16_t>();
+  const auto extra_size = reader.read<uint16_t>();
+  const auto comment_size = reader.read<uint16_t>();
+  const auto disk = reader.read<uint16_t>();
+  reader.take(6);  // attributes
+  entry.header_offset = reader.read<uint32_t>();
+  entry.name = reader.text(name_size);
+  const ByteSpan extra = reader.take(extra_size);
+  const uint64_t extra_offset = reader.offset() - extra_size;
+  reader.take(comment_size);
+
+  if (entry.name.empty() || entry.name.find('\0') != std::string::npos) {
+    throw CorruptError({.offset = at}, "a record's name is empty or has a NUL byte");
+  }
+  in_context({.member = entry.name, .offset = at}, [&] {
+    apply_zip64_extra(ByteReader(extra, extra_offset), &entry.size, &csize, &entry.header_offset);
+    if (disk != 0) throw UnsupportedError({}, "a zip split over several files");
+    if ((entry.flags & zip::kEncryptionFlags) != 0) throw UnsupportedError({}, "is encrypted");
+    if (method != 0) {
+      throw UnsupportedError({}, "is compressed (method " + std::to_string(method) +
+                                     "); torch stores its records uncompressed");
+    }
+    if (csize != entry.size) {
+      throw CorruptError({}, "stored, but " + std::to_string(csize) + " bytes are said to hold " +
+                                 std::to_string(entry.size));
+    }
+  });
+  return entry;
+}
+
+// Gives every entry its limit and checks that no two records share bytes.
+void set_limits(std::vector<ZipEntry>& entries, uint64_t directory_offset) {
+  std::vector<size_t> order(entries.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return entries[a].header_offset < entries[b].header_offset;
+  });
+  uint64_t limit = directory_offset;
+  for (auto at = order.rbegin(); at != order.rend(); ++at) {
+    ZipEntry& entry = entries[*at];
+    entry.limit = limit;
+    const uint64_t least = checked_add(
+        checked_add(entry.header_offset, zip::kLocalSize + entry.name.size()), entry.size);
+    if (least > limit) {
+      throw CorruptError({.member = entry.name, .offset = entry.header_offset},
+                         "the record reaches byte " + std::to_string(least) + ", beyond byte " +
+                             std::to_string(limit) + " where the next one or the directory begins");
+    }
+    limit = entry.header_offset;
+  }
+  if (limit != 0) {
+    throw CorruptError({.offset = 0}, std::to_string(limit) + " bytes before the first record");
+  }
+}
+
+}  // namespace
+
+bool ZipReader::probe(const InputFile& file) {
+  if (file.size() < zip::kEndSize) return false;
+  const std::vector<std::byte> start = file.read(0, 4);
+  const auto signature = load_le<uint32_t>(start.data());
+  return signature == zip::kLocalSignature || signature == zip::kEndSignature ||
+         signature == zip::kEnd64Signature;
+}
+
+ZipReader ZipReader::open(const InputFile& file, FileId id) {
+  return in_context({.file = file.display()}, [&] {
+    const Tail tail = read_tail(file);
+    const Directory directory = read_end_records(file, tail);
+    std::vector<std::byte> own;
+    ByteSpan bytes;
+    if (directory.offset >= tail.offset) {
+      bytes = ByteSpan(tail.bytes)
+                  .subspan(static_cast<size_t>(directory.offset - tail.offset),
+                           static_cast<size_t>(directory.size));
+    } else {
+      own = file.read(directory.offset, directory.size);
+      bytes = own;
+    }
+
+    ZipReader zip(file, id);
+    ByteReader reader(bytes, directory.offset);
+    zip.entries_.reserve(static_cast<size_t>(directory.entries));
+    for (uint64_t i = 0; i < directory.entries; ++i) zip.entries_.push_back(read_entry(reader));
+    if (!reader.at_end()) {
+      throw CorruptError({.offset = reader.offset()}, "the central directory lists more than the " +
+                                                          std::to_string(directory.entries) +
+                                                          " records of the end record");
+    }
+    set_limits(zip.entries_, directory.offset);
+    zip.by_name_.reserve(zip.entries_.size());
+    for (size_t i = 0; i < zip.entries_.size(); ++i) {
+      if (!zip.by_name_.emplace(zip.entries_[i].name, i).second) {
+        throw CorruptError({.member = zip.entries_[i].name}, "two records have this name");
+      }
+    }
+    return zip;
+  });
+}
+
+const ZipEntry* ZipReader::find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : &entries_[found->second];
+}
+
+Extent ZipReader::data(const ZipEntry& entry) const {
+  const Where where{.file = file_->display(), .member = entry.name, .offset = entry.header_offset};
+  return in_context(where, [&]() -> Extent {
+    // One read that usually covers torch's padding too; only the extra field can be longer.
+    const uint64_t fixed = zip::kLocalSize + entry.name.size();
+    const uint64_t header_limit = entry.limit - entry.header_offset - entry.size;
+    std::vector<std::byte> bytes =
+        file_->read(entry.header_offset, std::min(header_limit, fixed + 128));
+    const uint64_t extra_size = load_le<uint16_t>(bytes.data() + 28);
+    if (fixed + extra_size > header_limit) {
+      throw CorruptError({}, "the local header leaves no room for the record's data");
+    }
+    if (fixed + extra_size > bytes.size()) {
+      bytes = file_->read(entry.header_offset, fixed + extra_size);
+    }
+    ByteReader reader(bytes, entry.header_offset);
+    if (reader.read<uint32_t>() != zip::kLocalSignature) {
+      throw CorruptError({}, "no local header here");
+    }
+    reader.take(2);  // version needed
+    const auto flags = reader.read<uint16_t>();
+    const auto method = reader.read<uint16_t>();
+    reader.take(4);  // time and date
+    const auto crc32 = reader.read<uint32_t>();
+    uint64_t csize = reader.read<uint32_t>();
+    uint64_t usize = reader.read<uint32_t>();
+    const auto name_size = reader.read<uint16_t>();
+    reader.take(2);  // extra_size
+    if (name_size != entry.name.size() || reader.text(name_size) != entry.name) {
+      throw CorruptError({}, "the local header has another name");
+    }
+    const ByteReader extra(reader.take(extra_size), reader.offset() - extra_size);
+    if (method != 0 || flags != entry.flags) {
+      throw CorruptError({}, "the local header and the directory disagree about method or flags");
+    }
+    if ((flags & zip::kDescriptorFlag) == 0) {
+      apply_zip64_extra(extra, &usize, &csize, nullptr);
+      if (usize != entry.size || csize != entry.size || crc32 != entry.crc32) {
+        throw CorruptError({}, "the local header and the directory disagree about size or CRC32");
+      }
+    }
+    return {id_, reader.offset(), entry.size};
+  });
+}
+
+std::vector<std::byte> ZipReader::read(const ZipEntry& entry) const {
+  const Extent extent = data(entry);
+  std::vector<std::byte> bytes = file_->read(extent.offset, extent.size);
+  const uint32_t crc32 = libdeflate_crc32(0, bytes.data(), bytes.size());
+  if (crc32 != entry.crc32) {
+    throw CorruptError(
+        {.file = file_->display(), .member = entry.name, .offset = extent.offset},
+        "the data does not match its CRC32: the file was damaged after it was written");
+  }
+  return bytes;
+}
+
+}  // namespace dsckpt
