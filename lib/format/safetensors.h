@@ -1,8 +1,8 @@
 // safetensors: eight bytes of header length, a JSON header, the tensors.
 //
 // Reader and writer after the format's README and safetensors/src/tensor.rs. The writer's bytes are
-// those of Python's safetensors.torch.save_file for the same tensors and metadata, with the metadata's
-// keys sorted (Python's order is random beyond one key).
+// those of Python's safetensors.torch.save_file for the same tensors and metadata, with the
+// metadata's keys sorted (Python's order is random beyond one key).
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ struct SafetensorsEntry {
 
 // A safetensors file, opened: the header is read and checked, nothing else. Immutable.
 //
-// open() throws CorruptError for everything tensor.rs refuses: a header longer than 100 MB or than the
-// file, not a JSON object, unknown dtypes, sizes that do not match shapes, overlaps, holes,
+// open() throws CorruptError for everything tensor.rs refuses: a header longer than 100 MB or than
+// the file, not a JSON object, unknown dtypes, sizes that do not match shapes, overlaps, holes,
 // trailing bytes, duplicate names; UnsupportedError for dtypes of less than a byte.
 class SafetensorsFile {
  public:

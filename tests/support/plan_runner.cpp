@@ -1,0 +1,72 @@
+#include "support/plan_runner.h"
+
+#include <array>
+#include <cstring>
+#include <fstream>
+#include <stdexcept>
+
+namespace dsckpt::test {
+namespace {
+
+// Bit by bit, so that it shares nothing with the library's checksums.
+uint32_t crc32(std::string_view bytes) {
+  static const std::array<uint32_t, 256> table = [] {
+    std::array<uint32_t, 256> made{};
+    for (uint32_t i = 0; i < made.size(); ++i) {
+      uint32_t value = i;
+      for (int bit = 0; bit < 8; ++bit) value = value >> 1 ^ ((value & 1) != 0 ? 0xEDB88320U : 0);
+      made[i] = value;
+    }
+    return made;
+  }();
+  uint32_t crc = 0xFFFFFFFF;
+  for (const char c : bytes) crc = table[(crc ^ static_cast<uint8_t>(c)) & 0xFF] ^ crc >> 8;
+  return ~crc;
+}
+
+}  // namespace
+
+std::vector<std::string> run_plan(const CopyPlan& plan, const InputFiles& inputs) {
+  std::vector<PlannedInput> known;
+  for (FileId id = 0; id < inputs.size(); ++id) {
+    known.push_back({inputs[id].display(), inputs[id].size()});
+  }
+  plan.validate(known);
+
+  std::vector<std::string> outputs;
+  for (const PlannedFile& file : plan.outputs()) outputs.emplace_back(file.size, '\0');
+  for (const CopyItem& item : plan.items()) {
+    if (item.op == Op::cast) throw std::logic_error("run_plan does not cast");
+    std::string& out = outputs.at(item.out);
+    uint64_t dst = item.dst;
+    for (uint64_t row = 0; row < item.rows; ++row, dst += item.row_bytes) {
+      const uint64_t src =
+          item.src + static_cast<uint64_t>(static_cast<int64_t>(row) * item.src_stride);
+      if (item.op == Op::literal) {
+        out.replace(dst, item.row_bytes, plan.literals().substr(src, item.row_bytes));
+      } else {
+        const auto bytes = inputs[item.in].read(src, item.row_bytes);
+        std::memcpy(out.data() + dst, bytes.data(), bytes.size());
+      }
+    }
+  }
+  for (const Digest& digest : plan.digests()) {
+    std::string& out = outputs.at(digest.out);
+    const uint32_t crc =
+        crc32(std::string_view(out).substr(digest.begin, digest.end - digest.begin));
+    for (const uint64_t at : digest.patches) std::memcpy(out.data() + at, &crc, sizeof crc);
+  }
+  return outputs;
+}
+
+void run_plan_to(const CopyPlan& plan, const InputFiles& inputs,
+                 const std::filesystem::path& folder) {
+  const std::vector<std::string> outputs = run_plan(plan, inputs);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    std::ofstream file(folder / plan.outputs()[i].path, std::ios::binary);
+    file.write(outputs[i].data(), static_cast<std::streamsize>(outputs[i].size()));
+    if (!file.flush()) throw std::runtime_error("cannot write " + plan.outputs()[i].path);
+  }
+}
+
+}  // namespace dsckpt::test
