@@ -1,8 +1,8 @@
 // Torch archives: files written by torch.save, in both of its serialisations.
 //
-// Zip (since torch 1.6): records PREFIX/data.pkl, PREFIX/data/KEY, PREFIX/byteorder, PREFIX/version;
-// any prefix. Legacy: five concatenated pickles and then the storages. Metadata is read at open,
-// tensors only when a plan runs. torch/serialization.py: _load, _legacy_load, _save.
+// Zip (since torch 1.6): records PREFIX/data.pkl, PREFIX/data/KEY, PREFIX/byteorder,
+// PREFIX/version; any prefix. Legacy: five concatenated pickles and then the storages. Metadata is
+// read at open, tensors only when a plan runs. torch/serialization.py: _load, _legacy_load, _save.
 #pragma once
 
 #include <cstdint>
@@ -33,11 +33,12 @@ struct TensorInfo {
   pickle::Value attributes;
 };
 
-// One file, opened. Immutable afterwards; any thread. Move-only. The InputFiles table must outlive it.
+// One file, opened. Immutable afterwards; any thread. Move-only. The InputFiles table must outlive
+// it.
 //
-// open() throws CorruptError for a damaged or foreign file (and says what it looks like: empty, a text
-// file, a Git LFS pointer, HTML), UnsupportedError for TorchScript archives, tar files of torch 0.1 and
-// big-endian ones.
+// open() throws CorruptError for a damaged or foreign file (and says what it looks like: empty, a
+// text file, a Git LFS pointer, HTML), UnsupportedError for TorchScript archives, tar files of
+// torch 0.1 and big-endian ones.
 class TorchArchive {
  public:
   static TorchArchive open(const InputFiles& files, FileId id);
@@ -47,17 +48,18 @@ class TorchArchive {
 
   FileId file() const;
   bool is_zip() const;
-  // The zip's top folder, which torch derives from the file name it saved to ("archive" when it saved to
-  // a stream); "" for the legacy form.
+  // The zip's top folder, which torch derives from the file name it saved to ("archive" when it
+  // saved to a stream); "" for the legacy form.
   std::string_view prefix() const;
   const pickle::Document& document() const;
   const pickle::Value& root() const { return document().root(); }
 
-  // True if `value` is a tensor or nn.Parameter: an object made by one of torch._utils' _rebuild_tensor,
-  // _rebuild_tensor_v2, _rebuild_tensor_v3, _rebuild_parameter, _rebuild_parameter_with_state or by
-  // torch._tensor._rebuild_from_type_v2 around one of these.
+  // True if `value` is a tensor or nn.Parameter: an object made by one of torch._utils'
+  // _rebuild_tensor, _rebuild_tensor_v2, _rebuild_tensor_v3, _rebuild_parameter,
+  // _rebuild_parameter_with_state or by torch._tensor._rebuild_from_type_v2 around one of these.
   static bool is_tensor(const pickle::Value& value);
-  // Throws CorruptError if `value` is not a tensor, has a bad shape or does not lie inside its storage.
+  // Throws CorruptError if `value` is not a tensor, has a bad shape or does not lie inside its
+  // storage.
   TensorInfo info(const pickle::Value& value) const;
   TensorSource tensor(const pickle::Value& value) const;
   // A tensor of this archive with a single element, read now: a step count, say. As double.
@@ -76,14 +78,16 @@ class TorchArchive {
   std::unique_ptr<Impl> impl_;
 };
 
-// True for torch.Size objects and plain tuples or lists of integers; the shape is then what they hold.
-// Throws CorruptError if `value` is none of these. Negative sizes are refused.
+// The sizes (or strides) a torch.Size object or a plain tuple or list of integers holds. Throws
+// CorruptError if `value` is none of these or a number is negative.
 Shape shape_from_pickle(const pickle::Value& value);
 
 // Writes what torch.save(obj, path) writes (zip, protocol 2), as part of a plan.
 //
 // Build `document` through it: storage() for the data, tensor() for the values that lie in it. Then
-// set the document's root and lay_out(). One thread.
+// set the document's root and lay_out(). Storages are numbered as tensor() first meets them, and
+// torch (calculate_storage_offsets) relies on the numbers rising in the pickle: make the tensors in
+// the order in which they stand in the root. One thread.
 class TorchArchiveWriter {
  public:
   pickle::Document& document() { return document_; }
@@ -91,23 +95,27 @@ class TorchArchiveWriter {
   using StorageId = size_t;
   // A storage that holds the elements of `data`, row-major.
   StorageId storage(TensorSource data);
-  // A view of a storage; `strides` contiguous unless given.
+  // A view of a storage; `strides` contiguous unless given. Throws InconsistentError if it does not
+  // fit, UnsupportedError for complex32, which torch.save refuses too.
   pickle::Value tensor(StorageId storage, Shape shape, int64_t storage_offset = 0,
                        std::optional<Strides> strides = {}, bool requires_grad = false);
   // A contiguous tensor with a storage of its own.
   pickle::Value tensor(TensorSource data);
 
   // Adds the output `path` to the plan. Records are named after the file's stem, as torch does.
+  // The serialization id, which torch makes from a hash of its own of the record names and the
+  // CRCs, is one of the names, sizes and the pickle; readers only log or compare it. Throws
+  // std::logic_error if the root does not meet every storage in the order of the tensor() calls.
   OutputId lay_out(PlanBuilder& plan, std::string path) &&;
 
  private:
   struct Storage {
     TensorSource data;
-    pickle::Value id;  // persistent id, made when first referenced
+    pickle::Value key;  // None until the storage is first referenced
   };
   pickle::Document document_;
   std::vector<Storage> storages_;
-  std::vector<StorageId> order_;  // in order of first appearance in the pickle, which is torch's
+  std::vector<StorageId> order_;  // by key
 };
 
 }  // namespace dsckpt

@@ -1,0 +1,482 @@
+#include "format/torch_archive.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "format/foreign_file.h"
+#include "format/torch_legacy.h"
+#include "format/zip.h"
+
+namespace dsckpt {
+namespace {
+
+using pickle::Kind;
+using pickle::ObjectNode;
+using pickle::Value;
+
+constexpr int kMaxFormatVersion = 10;  // caffe2/serialize/versions.h kMaxSupportedFileFormatVersion
+
+enum class Rebuild : uint8_t { none, v1, v2, v3, parameter, parameter_with_state, from_type };
+
+struct RebuildRow {
+  std::string_view module;
+  std::string_view name;
+  Rebuild what;
+  size_t min_arguments;
+  size_t max_arguments;
+};
+
+// torch/_utils.py and torch/_tensor.py
+constexpr RebuildRow kRebuilds[] = {
+    {"torch._utils", "_rebuild_tensor_v2", Rebuild::v2, 6, 7},
+    {"torch._utils", "_rebuild_parameter", Rebuild::parameter, 3, 3},
+    {"torch._utils", "_rebuild_tensor_v3", Rebuild::v3, 7, 8},
+    {"torch._utils", "_rebuild_parameter_with_state", Rebuild::parameter_with_state, 4, 4},
+    {"torch._tensor", "_rebuild_from_type_v2", Rebuild::from_type, 4, 4},
+    {"torch._utils", "_rebuild_tensor", Rebuild::v1, 4, 4},
+};
+
+const RebuildRow* rebuild_of(const Value& callable) {
+  if (!callable.is(Kind::global)) return nullptr;
+  const auto [module, name] = callable.as_global();
+  for (const RebuildRow& row : kRebuilds) {
+    if (row.name == name && row.module == module) return &row;
+  }
+  return nullptr;
+}
+
+bool rebuilds_tensor(const Value& callable, const Value& arguments) {
+  const RebuildRow* row = rebuild_of(callable);
+  if (row == nullptr || !arguments.is(Kind::tuple)) return false;
+  const auto args = arguments.as_sequence();
+  switch (row->what) {
+    case Rebuild::parameter:
+    case Rebuild::parameter_with_state:
+      return !args.empty() && TorchArchive::is_tensor(args[0]);
+    case Rebuild::from_type:
+      return args.size() > 2 && rebuilds_tensor(args[0], args[2]);
+    default:
+      return true;
+  }
+}
+
+// A tensor's pickle taken apart, nothing resolved yet.
+struct Rebuilt {
+  Value storage;
+  Value offset;
+  Value shape;
+  Value strides;
+  bool requires_grad = false;
+  std::optional<DType> dtype;  // _rebuild_tensor_v3
+  Value attributes;
+};
+
+// _set_obj_state: a dict, or (dict, slots).
+Value attributes_of(const Value& state) {
+  if (state.is(Kind::tuple) && state.as_sequence().size() == 2) return state.as_sequence()[0];
+  return state;
+}
+
+void refuse_lazy_bits(const Value& metadata) {
+  if (metadata.is_none()) return;
+  for (const auto& [key, value] : metadata.as_dict().items) {
+    if (!value.is(Kind::boolean) || value.as_bool()) {
+      throw UnsupportedError({}, "a tensor whose \"" + std::string(key.as_string()) +
+                                     "\" bit is set: its stored values are not its values");
+    }
+  }
+}
+
+Rebuilt take_apart(const Value& callable, const Value& arguments) {
+  const RebuildRow* row = rebuild_of(callable);
+  if (row == nullptr) throw CorruptError({}, "not a tensor");
+  const auto args = arguments.as_sequence();
+  if (args.size() < row->min_arguments || args.size() > row->max_arguments) {
+    throw CorruptError(
+        {}, std::string(row->name) + " with " + std::to_string(args.size()) + " arguments");
+  }
+  Rebuilt tensor;
+  switch (row->what) {
+    case Rebuild::parameter:
+    case Rebuild::parameter_with_state: {
+      const ObjectNode& data = args[0].as_object();
+      tensor = take_apart(data.callable, data.arguments);
+      tensor.requires_grad = args[1].as_bool();
+      if (args.size() == 4) tensor.attributes = attributes_of(args[3]);
+      return tensor;
+    }
+    case Rebuild::from_type:
+      tensor = take_apart(args[0], args[2]);
+      tensor.attributes = attributes_of(args[3]);
+      return tensor;
+    default:
+      break;
+  }
+  tensor.storage = args[0];
+  tensor.offset = args[1];
+  tensor.shape = args[2];
+  tensor.strides = args[3];
+  if (row->what != Rebuild::v1) tensor.requires_grad = args[4].as_bool();
+  if (row->what == Rebuild::v3) {
+    const auto [module, name] = args[6].as_global();
+    tensor.dtype = module == "torch" ? dtype_from_torch_name(name) : std::nullopt;
+    if (!tensor.dtype) {
+      throw UnsupportedError({},
+                             "a tensor of type " + std::string(module) + "." + std::string(name));
+    }
+  }
+  if (args.size() == row->max_arguments && row->max_arguments > row->min_arguments) {
+    refuse_lazy_bits(args.back());
+  }
+  return tensor;
+}
+
+// An IEEE-like small float: `mantissa` bits below `exponent` bits below the sign.
+double small_float(uint32_t bits, int exponent_bits, int mantissa_bits, int bias,
+                   bool has_infinity) {
+  const auto exponent = static_cast<int>(bits >> mantissa_bits & ((1U << exponent_bits) - 1));
+  const uint32_t mantissa = bits & ((1U << mantissa_bits) - 1);
+  const bool negative = (bits >> (exponent_bits + mantissa_bits) & 1) != 0;
+  const double fraction = std::ldexp(static_cast<double>(mantissa), -mantissa_bits);
+  double value = 0;
+  if (has_infinity && exponent == (1 << exponent_bits) - 1) {
+    value = mantissa != 0 ? std::numeric_limits<double>::quiet_NaN()
+                          : std::numeric_limits<double>::infinity();
+  } else if (exponent == 0) {
+    value = std::ldexp(fraction, 1 - bias);
+  } else {
+    value = std::ldexp(1 + fraction, exponent - bias);
+  }
+  return negative ? -value : value;
+}
+
+// The element at `at`; nullopt for complex types.
+std::optional<double> element(DType dtype, const std::byte* at) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  const auto byte = static_cast<uint32_t>(at[0]);
+  switch (dtype) {
+    case DType::float64:
+      return load_le<double>(at);
+    case DType::float32:
+      return load_le<float>(at);
+    case DType::float16:
+      return small_float(load_le<uint16_t>(at), 5, 10, 15, true);
+    case DType::bfloat16:
+      return small_float(load_le<uint16_t>(at), 8, 7, 127, true);
+    case DType::float8_e4m3fn:
+      return (byte & 0x7F) == 0x7F ? kNan : small_float(byte, 4, 3, 7, false);
+    case DType::float8_e5m2:
+      return small_float(byte, 5, 2, 15, true);
+    case DType::float8_e4m3fnuz:
+      return byte == 0x80 ? kNan : small_float(byte, 4, 3, 8, false);
+    case DType::float8_e5m2fnuz:
+      return byte == 0x80 ? kNan : small_float(byte, 5, 2, 16, false);
+    case DType::float8_e8m0fnu:
+      return byte == 0xFF ? kNan : std::ldexp(1.0, static_cast<int>(byte) - 127);
+    case DType::int64:
+      return static_cast<double>(load_le<int64_t>(at));
+    case DType::int32:
+      return load_le<int32_t>(at);
+    case DType::int16:
+      return load_le<int16_t>(at);
+    case DType::int8:
+      return load_le<int8_t>(at);
+    case DType::uint64:
+      return static_cast<double>(load_le<uint64_t>(at));
+    case DType::uint32:
+      return load_le<uint32_t>(at);
+    case DType::uint16:
+      return load_le<uint16_t>(at);
+    case DType::uint8:
+      return byte;
+    case DType::boolean:
+      return byte != 0 ? 1.0 : 0.0;
+    case DType::complex32:
+    case DType::complex64:
+    case DType::complex128:
+      break;
+  }
+  return std::nullopt;
+}
+
+// torch takes the top folder of the first record for the archive's name.
+std::string prefix_of(const ZipReader& zip) {
+  if (zip.entries().empty()) throw CorruptError({}, "a zip file without records");
+  const std::string& first = zip.entries().front().name;
+  const size_t slash = first.find('/');
+  return slash == std::string::npos ? "" : first.substr(0, slash);
+}
+
+struct Checked {
+  TensorInfo info;
+  StorageId storage;
+  uint64_t begin = 0;  // bytes from the start of the storage to the first element
+  uint64_t size = 0;   // bytes from there to the end of the last one
+};
+
+}  // namespace
+
+struct TorchArchive::Impl {
+  const InputFile* file = nullptr;
+  FileId id = 0;
+  std::optional<ZipReader> zip;
+  std::string prefix;
+  pickle::Document document;
+  std::unordered_map<std::string, Extent> legacy_storages;
+
+  // Where a zip's storages lie, found when first asked for: it takes a read of the local header.
+  mutable std::mutex mutex;
+  mutable std::unordered_map<std::string, Extent> found;
+
+  std::string member(const std::string& key) const {
+    return zip ? prefix + "/data/" + key : "storage " + key;
+  }
+
+  void open_zip() {
+    zip = ZipReader::open(*file, id);
+    prefix = prefix_of(*zip);
+    if (zip->find(prefix + "/constants.pkl") != nullptr) {
+      throw UnsupportedError({}, "a TorchScript archive (torch.jit.save), not a checkpoint");
+    }
+    const ZipEntry* data = zip->find(prefix + "/data.pkl");
+    if (data == nullptr) {
+      throw CorruptError({}, "a zip file, but not one of torch.save: it has no record data.pkl");
+    }
+    if (const ZipEntry* order = zip->find(prefix + "/byteorder"); order != nullptr) {
+      const std::string text = small_record(*order);
+      if (text == "big") {
+        throw UnsupportedError({.member = order->name}, "written on a big-endian machine");
+      }
+      if (text != "little") throw CorruptError({.member = order->name}, "neither little nor big");
+    }
+    if (const ZipEntry* version = zip->find(prefix + "/version"); version != nullptr) {
+      const std::string text = small_record(*version);
+      const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+      if (digits == 0 || digits > 4) {
+        throw CorruptError({.member = version->name}, "not a number");
+      }
+      const int number = std::stoi(text.substr(0, digits));
+      if (number > kMaxFormatVersion) {
+        throw UnsupportedError({.member = version->name},
+                               "format version " + std::to_string(number) + " is newer than " +
+                                   std::to_string(kMaxFormatVersion));
+      }
+    }
+    in_context({.member = data->name}, [&] {
+      const pickle::Limits limits;
+      if (data->size > limits.max_bytes) {
+        throw UnsupportedError({}, "a pickle of " + std::to_string(data->size) + " bytes");
+      }
+      const std::vector<std::byte> bytes = zip->read(*data);
+      document = pickle::Document::parse(bytes, 0, nullptr, limits);
+    });
+  }
+
+  std::string small_record(const ZipEntry& entry) const {
+    if (entry.size > 64) throw CorruptError({.member = entry.name}, "is too long");
+    const std::vector<std::byte> bytes = zip->read(entry);
+    return std::string(as_text(bytes));
+  }
+
+  // The size of a storage's data in the file.
+  uint64_t stored_bytes(const StorageId& storage) const {
+    if (zip) {
+      if (const ZipEntry* entry = zip->find(prefix + "/data/" + storage.key)) return entry->size;
+    } else if (const auto at = legacy_storages.find(storage.key); at != legacy_storages.end()) {
+      return at->second.size;
+    }
+    throw CorruptError({}, "a tensor's storage is not in the file");
+  }
+
+  Extent storage_extent(const std::string& key) const {
+    if (!zip) return legacy_storages.at(key);
+    {
+      const std::lock_guard lock(mutex);
+      if (const auto at = found.find(key); at != found.end()) return at->second;
+    }
+    const Extent extent = zip->data(*zip->find(prefix + "/data/" + key));
+    const std::lock_guard lock(mutex);
+    found.emplace(key, extent);
+    return extent;
+  }
+
+  Checked check(const Value& value) const {
+    const ObjectNode& object = value.as_object();
+    const Rebuilt parts = take_apart(object.callable, object.arguments);
+    Checked tensor{{}, StorageId::parse(parts.storage.persistent_id())};
+    const StorageId& storage = tensor.storage;
+    return in_context({.member = member(storage.key)}, [&] {
+      if (const uint64_t stored = stored_bytes(storage); stored != storage.nbytes) {
+        throw CorruptError({}, std::to_string(stored) + " bytes, but the pickle says " +
+                                   std::to_string(storage.nbytes));
+      }
+      TensorInfo& info = tensor.info;
+      info.dtype = parts.dtype.value_or(storage.dtype);
+      info.storage_key = storage.key;
+      info.requires_grad = parts.requires_grad;
+      info.attributes = parts.attributes;
+      info.shape = shape_from_pickle(parts.shape);
+      info.strides = shape_from_pickle(parts.strides);
+      if (info.strides.size() != info.shape.size()) {
+        throw CorruptError({}, "a tensor with " + std::to_string(info.shape.size()) +
+                                   " sizes and " + std::to_string(info.strides.size()) +
+                                   " strides");
+      }
+      const int64_t offset = parts.offset.as_int();
+      if (offset < 0) {
+        throw CorruptError({}, "a tensor that starts at element " + std::to_string(offset));
+      }
+      const uint64_t item = size_of(info.dtype);
+      tensor.begin =
+          checked_add(storage.view_begin, checked_mul(static_cast<uint64_t>(offset), item));
+      info.storage_offset = static_cast<int64_t>(tensor.begin / item);
+      if (numel(info.shape) == 0) return std::move(tensor);
+
+      uint64_t last = 0;
+      for (size_t i = 0; i < info.shape.size(); ++i) {
+        last = checked_add(last, checked_mul(static_cast<uint64_t>(info.shape[i] - 1),
+                                             static_cast<uint64_t>(info.strides[i])));
+      }
+      tensor.size = checked_mul(checked_add(last, 1), item);
+      if (const uint64_t end = checked_add(tensor.begin, tensor.size); end > storage.view_end) {
+        throw CorruptError({.offset = tensor.begin},
+                           "a tensor of the pickle ends at byte " + std::to_string(end) +
+                               " of its storage, which has " + std::to_string(storage.view_end));
+      }
+      return std::move(tensor);
+    });
+  }
+
+  // The tensor's own bytes.
+  Extent extent(const Checked& tensor) const {
+    const Extent storage = storage_extent(tensor.storage.key);
+    if (tensor.size == 0) return {storage.file, storage.offset, 0};
+    return {storage.file, storage.offset + tensor.begin, tensor.size};
+  }
+};
+
+TorchArchive::TorchArchive(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+TorchArchive::TorchArchive(TorchArchive&&) noexcept = default;
+TorchArchive& TorchArchive::operator=(TorchArchive&&) noexcept = default;
+TorchArchive::~TorchArchive() = default;
+
+TorchArchive TorchArchive::open(const InputFiles& files, FileId id) {
+  auto impl = std::make_unique<Impl>();
+  impl->file = &files[id];
+  impl->id = id;
+  in_context({.file = impl->file->display()}, [&] {
+    if (ZipReader::probe(*impl->file)) {
+      impl->open_zip();
+    } else if (TorchLegacy::probe(*impl->file)) {
+      TorchLegacy legacy = TorchLegacy::read(*impl->file, id);
+      impl->document = std::move(legacy.document);
+      impl->legacy_storages = std::move(legacy.storages);
+    } else {
+      throw foreign_file(*impl->file, "a file written by torch.save");
+    }
+  });
+  return TorchArchive(std::move(impl));
+}
+
+FileId TorchArchive::file() const {
+  return impl_->id;
+}
+bool TorchArchive::is_zip() const {
+  return impl_->zip.has_value();
+}
+std::string_view TorchArchive::prefix() const {
+  return impl_->prefix;
+}
+const pickle::Document& TorchArchive::document() const {
+  return impl_->document;
+}
+
+bool TorchArchive::is_tensor(const Value& value) {
+  if (!value.is(Kind::object)) return false;
+  const ObjectNode& object = value.as_object();
+  return object.made == ObjectNode::Made::reduce &&
+         rebuilds_tensor(object.callable, object.arguments);
+}
+
+TensorInfo TorchArchive::info(const Value& value) const {
+  return in_context({.file = impl_->file->display()}, [&] { return impl_->check(value).info; });
+}
+
+TensorSource TorchArchive::tensor(const Value& value) const {
+  return in_context({.file = impl_->file->display()}, [&] {
+    Checked tensor = impl_->check(value);
+    return TensorSource::stored(impl_->extent(tensor), tensor.info.dtype,
+                                std::move(tensor.info.shape), std::move(tensor.info.strides));
+  });
+}
+
+std::optional<double> TorchArchive::scalar(const Value& value) const {
+  switch (value.kind()) {
+    case Kind::boolean:
+      return value.as_bool() ? 1.0 : 0.0;
+    case Kind::integer:
+    case Kind::real:
+      return value.as_real();
+    default:
+      break;
+  }
+  if (!is_tensor(value)) return std::nullopt;
+  return in_context({.file = impl_->file->display()}, [&]() -> std::optional<double> {
+    const Checked tensor = impl_->check(value);
+    if (numel(tensor.info.shape) != 1) return std::nullopt;
+    const Extent extent = impl_->extent(tensor);
+    const std::vector<std::byte> bytes = impl_->file->read(extent.offset, extent.size);
+    return element(tensor.info.dtype, bytes.data());
+  });
+}
+
+int64_t TorchArchive::storage_numel(std::string_view key) const {
+  return in_context({.file = impl_->file->display()}, [&] {
+    for (const Value& id : persistent_ids(root())) {
+      const StorageId storage = StorageId::parse(id);
+      if (storage.key == key) return storage.numel;
+    }
+    throw CorruptError({.member = impl_->member(std::string(key))}, "no tensor uses this storage");
+  });
+}
+
+std::vector<InputRecord> TorchArchive::records() const {
+  std::vector<InputRecord> records;
+  if (!impl_->zip) return records;
+  records.reserve(impl_->zip->entries().size());
+  for (const ZipEntry& entry : impl_->zip->entries()) {
+    records.push_back({impl_->zip->data(entry), entry.crc32, entry.name});
+  }
+  return records;
+}
+
+Shape shape_from_pickle(const Value& value) {
+  if (value.is(Kind::object)) {
+    const ObjectNode& object = value.as_object();
+    const auto arguments = object.arguments.as_sequence();
+    if (!object.is_a("torch", "Size") || arguments.size() != 1 || arguments[0].is(Kind::object)) {
+      throw CorruptError({}, "not a torch.Size");
+    }
+    return shape_from_pickle(arguments[0]);
+  }
+  if (!value.is(Kind::tuple) && !value.is(Kind::list)) {
+    throw CorruptError({}, "a shape expected, not a " + std::string(to_string(value.kind())));
+  }
+  Shape shape;
+  shape.reserve(value.as_sequence().size());
+  for (const Value& size : value.as_sequence()) {
+    shape.push_back(size.as_int());
+    if (shape.back() < 0) {
+      throw CorruptError({}, "a negative size or stride, " + std::to_string(shape.back()));
+    }
+  }
+  return shape;
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,145 @@
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "format/torch_archive.h"
+#include "format/torch_legacy.h"
+#include "format/zip.h"
+
+namespace dsckpt {
+namespace {
+
+using pickle::Document;
+using pickle::ObjectNode;
+using pickle::Value;
+
+// inline_container.cc basename(): the file name up to its last dot. torch.save hands paths that are
+// not ASCII over as streams, and streams have the name "archive".
+std::string archive_name(std::string_view path) {
+  const bool ascii = std::all_of(path.begin(), path.end(),
+                                 [](char c) { return static_cast<unsigned char>(c) < 0x80; });
+  const size_t slash = path.find_last_of("/\\");
+  std::string_view name = slash == std::string_view::npos ? path : path.substr(slash + 1);
+  name = name.substr(0, name.find_last_of('.'));
+  return ascii && !name.empty() ? std::string(name) : "archive";
+}
+
+class Fnv1a {
+ public:
+  void add(std::string_view bytes) {
+    for (const char c : bytes) state_ = (state_ ^ static_cast<uint8_t>(c)) * 0x100000001b3;
+  }
+  void add(uint64_t value) {
+    std::string bytes;
+    append_le(bytes, value);
+    add(bytes);
+  }
+  // 20 decimal digits
+  std::string digits() const {
+    const std::string text = std::to_string(state_);
+    return std::string(20 - text.size(), '0') + text;
+  }
+
+ private:
+  uint64_t state_ = 0xcbf29ce484222325;
+};
+
+Value dims(Document& document, const std::vector<int64_t>& values) {
+  std::vector<Value> items;
+  items.reserve(values.size());
+  for (const int64_t value : values) items.push_back(Document::integer(value));
+  return document.tuple(std::move(items));
+}
+
+}  // namespace
+
+TorchArchiveWriter::StorageId TorchArchiveWriter::storage(TensorSource data) {
+  if (data.dtype() == DType::complex32) {
+    throw UnsupportedError({}, "torch.save has no storage for complex32");
+  }
+  storages_.push_back({std::move(data), {}});
+  return storages_.size() - 1;
+}
+
+Value TorchArchiveWriter::tensor(StorageId storage, Shape shape, int64_t storage_offset,
+                                 std::optional<Strides> strides, bool requires_grad) {
+  Storage& in = storages_.at(storage);
+  const DType dtype = in.data.dtype();
+  if (!strides) strides = contiguous_strides(shape);
+  if (storage_offset < 0) throw InconsistentError({}, "a tensor that starts before its storage");
+  // Checks that every element lies inside.
+  const auto begin = static_cast<uint64_t>(storage_offset);
+  const auto numel = static_cast<uint64_t>(in.data.numel());
+  if (dsckpt::numel(shape) > 0) {
+    if (begin > numel) throw InconsistentError({}, "a tensor that starts behind its storage");
+    TensorSource::stored({0, 0, (numel - begin) * size_of(dtype)}, dtype, shape, *strides);
+  }
+
+  const std::string_view class_name = dsckpt::storage_class(dtype);
+  const bool typed = !class_name.empty();
+  if (in.key.is_none()) {
+    in.key = document_.string(std::to_string(order_.size()));
+    order_.push_back(storage);
+  }
+  const Value id = document_.tuple(
+      {document_.intern("storage"),
+       typed ? document_.global("torch", class_name)
+             : document_.global("torch.storage", "UntypedStorage"),
+       in.key, document_.intern("cpu"),
+       Document::integer(typed ? in.data.numel() : static_cast<int64_t>(in.data.nbytes()))});
+  std::vector<Value> arguments = {
+      document_.persistent(id),
+      Document::integer(storage_offset),
+      dims(document_, shape),
+      dims(document_, *strides),
+      Document::boolean(requires_grad),
+      document_.object(ObjectNode::Made::reduce, document_.global("collections", "OrderedDict"),
+                       document_.tuple({})),
+  };
+  if (!typed) arguments.push_back(document_.global("torch", torch_name(dtype)));
+  return document_.object(
+      ObjectNode::Made::reduce,
+      document_.global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3"),
+      document_.tuple(std::move(arguments)));
+}
+
+Value TorchArchiveWriter::tensor(TensorSource data) {
+  Shape shape = data.shape();
+  return tensor(storage(std::move(data)), std::move(shape));
+}
+
+OutputId TorchArchiveWriter::lay_out(PlanBuilder& plan, std::string path) && {
+  size_t next = 0;
+  for (const Value& id : persistent_ids(document_.root())) {
+    const size_t key = std::stoul(std::string(id.as_sequence()[2].as_string()));
+    if (key > next) throw std::logic_error("tensors were not made in the order of the root");
+    if (key == next) ++next;
+  }
+  if (next != storages_.size()) throw std::logic_error("a storage that the root does not use");
+
+  std::string pickle = pickle::write_protocol2(document_.root());
+  Fnv1a names;
+  Fnv1a contents;
+  contents.add(pickle);
+  std::vector<std::pair<std::string, TensorSource>> data;
+  for (size_t key = 0; key < order_.size(); ++key) {
+    const TensorSource& source = storages_[order_[key]].data;
+    data.emplace_back("data/" + std::to_string(key), source);
+    names.add(data.back().first);
+    contents.add(source.nbytes());
+  }
+
+  ZipLayout zip(archive_name(path));
+  zip.add("data.pkl", std::move(pickle));
+  zip.add(".format_version", std::string("1"));
+  zip.add(".storage_alignment", std::string("64"));
+  zip.add("byteorder", std::string("little"));
+  for (auto& [name, source] : data) zip.add(name, std::move(source));
+  zip.add("version", std::string("3\n"));
+  zip.add(".data/serialization_id", names.digits() + contents.digits());
+  return std::move(zip).lay_out(plan, std::move(path));
+}
+
+}  // namespace dsckpt

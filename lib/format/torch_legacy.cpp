@@ -1,0 +1,301 @@
+#include "format/torch_legacy.h"
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/dtype.h"
+#include "base/error.h"
+
+namespace dsckpt {
+namespace {
+
+using namespace std::literals;
+
+constexpr std::string_view kMagic = "\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv;  // little-endian
+constexpr std::string_view kMagicText = "L119547037146038801333356L"sv;  // protocols 0 and 1
+constexpr int64_t kProtocolVersion = 1001;
+
+// Finds where pickles end without holding more than a window of the file: they carry no length, and
+// behind them lie storages of any size.
+class PickleScanner {
+ public:
+  explicit PickleScanner(const InputFile& file) : file_(file) {}
+
+  // The offset after the STOP of the pickle that starts at `begin`.
+  uint64_t end_of_pickle(uint64_t begin) {
+    at_ = begin;
+    const pickle::Limits limits;
+    while (true) {
+      if (at_ - begin > limits.max_bytes) {
+        throw CorruptError({.offset = begin},
+                           "a pickle longer than " + std::to_string(limits.max_bytes) + " bytes");
+      }
+      const auto opcode = static_cast<char>(integer(1));
+      // clang-format off
+      switch (opcode) {
+        case '.':
+          return at_;
+        case '(': case '0': case '1': case '2': case 'N': case 'Q': case 'R': case 'a': case 'b':
+        case 'd': case '}': case 'e': case 'l': case ']': case 'o': case 's': case 't': case ')':
+        case 'u': case '\x81': case '\x85': case '\x86': case '\x87': case '\x88': case '\x89':
+        case '\x8f': case '\x90': case '\x91': case '\x92': case '\x93': case '\x94':
+          break;
+        case 'K': case 'h': case 'q': case '\x80':
+          skip(1);
+          break;
+        case 'M':
+          skip(2);
+          break;
+        case 'J': case 'j': case 'r':
+          skip(4);
+          break;
+        case 'G': case '\x95':
+          skip(8);
+          break;
+        case 'U': case 'C': case '\x8c': case '\x8a':
+          skip(integer(1));
+          break;
+        case 'T': case 'B': case 'X': case '\x8b':
+          skip(integer(4));
+          break;
+        case '\x8d': case '\x8e': case '\x96':
+          skip(integer(8));
+          break;
+        case 'F': case 'I': case 'L': case 'P': case 'S': case 'V': case 'g': case 'p':
+          skip_line();
+          break;
+        case 'c': case 'i':
+          skip_line();
+          skip_line();
+          break;
+        default:
+          throw CorruptError({.offset = at_ - 1}, "not a pickle opcode");
+      }
+      // clang-format on
+    }
+  }
+
+ private:
+  static constexpr uint64_t kWindow = 64 << 10;
+
+  uint64_t integer(size_t bytes) {
+    uint64_t value = 0;
+    for (size_t i = 0; i < bytes; ++i) value |= uint64_t{byte()} << 8 * i;
+    return value;
+  }
+
+  uint8_t byte() {
+    if (at_ < window_begin_ || at_ - window_begin_ >= window_.size()) {
+      if (at_ >= file_.size()) {
+        throw CorruptError({.offset = file_.size()},
+                           "the file ends inside a pickle: it is truncated or still being written");
+      }
+      window_ = file_.read(at_, std::min(kWindow, file_.size() - at_));
+      window_begin_ = at_;
+    }
+    return static_cast<uint8_t>(window_[static_cast<size_t>(at_++ - window_begin_)]);
+  }
+
+  void skip(uint64_t count) { at_ = checked_add(at_, count); }
+  void skip_line() {
+    while (byte() != '\n') {
+    }
+  }
+
+  const InputFile& file_;
+  uint64_t at_ = 0;
+  std::vector<std::byte> window_;
+  uint64_t window_begin_ = 0;
+};
+
+pickle::Document read_pickle(const InputFile& file, PickleScanner& scanner, uint64_t& offset) {
+  const uint64_t end = scanner.end_of_pickle(offset);
+  const std::vector<std::byte> bytes = file.read(offset, end - offset);
+  pickle::Document document = pickle::Document::parse(bytes, offset);
+  offset = end;
+  return document;
+}
+
+DType storage_dtype(const pickle::Value& storage_class) {
+  const auto [module, name] = storage_class.as_global();
+  const bool from_torch = module == "torch" || module.starts_with("torch.");
+  if (from_torch && (name == "UntypedStorage" || name == "_UntypedStorage")) return DType::uint8;
+  const std::optional<DType> dtype = dtype_from_storage_class(name);
+  if (!from_torch || !dtype) {
+    throw UnsupportedError({},
+                           "a storage of class " + std::string(module) + "." + std::string(name));
+  }
+  return *dtype;
+}
+
+uint64_t non_negative(const pickle::Value& value, const char* what) {
+  const int64_t number = value.as_int();
+  if (number < 0) throw CorruptError({}, std::string(what) + " is " + std::to_string(number));
+  return static_cast<uint64_t>(number);
+}
+
+}  // namespace
+
+StorageId StorageId::parse(const pickle::Value& id) {
+  const auto fields = id.as_sequence();
+  if ((fields.size() != 5 && fields.size() != 6) || fields[0].as_string() != "storage") {
+    throw CorruptError({}, "a persistent id that is not a storage");
+  }
+  StorageId storage;
+  storage.key = fields[2].as_string();
+  return in_context({.member = "storage " + storage.key}, [&] {
+    storage.dtype = storage_dtype(fields[1]);
+    const uint64_t item = size_of(storage.dtype);
+    const uint64_t numel = non_negative(fields[4], "its number of elements");
+    storage.numel = static_cast<int64_t>(numel);
+    storage.nbytes = checked_mul(numel, item);
+    storage.view_end = storage.nbytes;
+    if (fields.size() == 6 && !fields[5].is_none()) {
+      const auto view = fields[5].as_sequence();
+      if (view.size() != 3) throw CorruptError({}, "a view of a storage with other than 3 fields");
+      storage.view_begin = checked_mul(non_negative(view[1], "a view's offset"), item);
+      storage.view_end = checked_add(storage.view_begin,
+                                     checked_mul(non_negative(view[2], "a view's length"), item));
+      if (storage.view_end > storage.nbytes) {
+        throw CorruptError({}, "a view that ends at byte " + std::to_string(storage.view_end) +
+                                   " of " + std::to_string(storage.nbytes));
+      }
+    }
+    return std::move(storage);
+  });
+}
+
+std::vector<pickle::Value> persistent_ids(const pickle::Value& root) {
+  using pickle::Kind;
+  using pickle::Value;
+  std::vector<Value> ids;
+  std::unordered_set<const void*> seen;
+  std::vector<Value> open{root};
+  std::vector<Value> children;
+  const auto add_items = [&](const pickle::DictNode& dict) {
+    for (const auto& [key, value] : dict.items) {
+      children.push_back(key);
+      children.push_back(value);
+    }
+  };
+  while (!open.empty()) {
+    const Value value = open.back();
+    open.pop_back();
+    switch (value.kind()) {
+      case Kind::persistent:
+      case Kind::tuple:
+      case Kind::list:
+      case Kind::set:
+      case Kind::frozen_set:
+      case Kind::dict:
+      case Kind::object:
+        break;
+      default:
+        continue;
+    }
+    if (!seen.insert(value.identity()).second) continue;
+    children.clear();
+    if (value.is(Kind::persistent)) {
+      ids.push_back(value.persistent_id());
+    } else if (value.is(Kind::dict)) {
+      add_items(value.as_dict());
+    } else if (value.is(Kind::object)) {
+      const pickle::ObjectNode& object = value.as_object();
+      children = {object.callable, object.arguments, object.keywords};
+      children.insert(children.end(), object.items.begin(), object.items.end());
+      add_items(object.mapping);
+      children.push_back(object.state);
+    } else {
+      const auto items = value.as_sequence();
+      children.assign(items.begin(), items.end());
+    }
+    open.insert(open.end(), children.rbegin(), children.rend());
+  }
+  return ids;
+}
+
+bool TorchLegacy::probe(const InputFile& file) {
+  const std::vector<std::byte> bytes = file.read(0, std::min<uint64_t>(file.size(), 32));
+  const std::string_view head = as_text(bytes);
+  return head.starts_with(kMagicText) ||
+         (head.starts_with('\x80') && head.find(kMagic) != std::string_view::npos);
+}
+
+TorchLegacy TorchLegacy::read(const InputFile& file, FileId id) {
+  TorchLegacy legacy;
+  PickleScanner scanner(file);
+  uint64_t offset = 0;
+  in_context({.member = "magic number"}, [&] {
+    const pickle::Document magic = read_pickle(file, scanner, offset);
+    if (!magic.root().is(pickle::Kind::big_integer) || magic.root().as_bytes() != kMagic) {
+      throw CorruptError({.offset = 0}, "another number than torch's");
+    }
+  });
+  in_context({.member = "protocol version"}, [&] {
+    const pickle::Document version = read_pickle(file, scanner, offset);
+    if (version.root().as_int() != kProtocolVersion) {
+      throw UnsupportedError({}, std::to_string(version.root().as_int()) + ", not " +
+                                     std::to_string(kProtocolVersion));
+    }
+  });
+  in_context({.member = "system info"}, [&] {
+    const pickle::Document system = read_pickle(file, scanner, offset);
+    if (!system.root().at("little_endian").as_bool()) {
+      throw UnsupportedError({}, "written on a big-endian machine");
+    }
+  });
+  in_context({.member = "object"}, [&] { legacy.document = read_pickle(file, scanner, offset); });
+
+  std::unordered_map<std::string, StorageId> known;
+  for (const pickle::Value& value : persistent_ids(legacy.document.root())) {
+    StorageId storage = StorageId::parse(value);
+    const auto [found, fresh] = known.try_emplace(storage.key, storage);
+    if (!fresh && found->second.nbytes != storage.nbytes) {
+      throw CorruptError({.member = "storage " + storage.key},
+                         "two sizes: " + std::to_string(found->second.nbytes) + " and " +
+                             std::to_string(storage.nbytes) + " bytes");
+    }
+  }
+
+  const pickle::Document keys =
+      in_context({.member = "storage keys"}, [&] { return read_pickle(file, scanner, offset); });
+  const auto key_values =
+      in_context({.member = "storage keys"}, [&] { return keys.root().as_sequence(); });
+  for (const pickle::Value& value : key_values) {
+    const std::string key(
+        in_context({.member = "storage keys"}, [&] { return value.as_string(); }));
+    in_context({.member = "storage " + key, .offset = offset}, [&] {
+      const auto found = known.find(key);
+      if (found == known.end()) throw CorruptError({}, "no tensor of the object uses it");
+      const StorageId& storage = found->second;
+      if (file.size() - offset < sizeof(int64_t) ||
+          file.size() - offset - sizeof(int64_t) < storage.nbytes) {
+        throw CorruptError({}, std::to_string(storage.nbytes) +
+                                   " bytes expected, the file ends at byte " +
+                                   std::to_string(file.size()) + ": it is truncated");
+      }
+      const auto numel = load_le<int64_t>(file.read(offset, sizeof(int64_t)).data());
+      if (numel != storage.numel) {
+        throw CorruptError({}, std::to_string(numel) + " elements, but the object says " +
+                                   std::to_string(storage.numel));
+      }
+      offset += sizeof(int64_t);
+      if (!legacy.storages.emplace(key, Extent{id, offset, storage.nbytes}).second) {
+        throw CorruptError({}, "is listed twice");
+      }
+      offset += storage.nbytes;
+    });
+  }
+  if (offset != file.size()) {
+    throw CorruptError({.offset = offset},
+                       std::to_string(file.size() - offset) + " bytes after the last storage");
+  }
+  return legacy;
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,46 @@
+// The legacy serialisation of torch.save (default until torch 1.6): five pickles, one after the
+// other, then the storages. torch/serialization.py: _legacy_save, _legacy_load; layout in
+// FORMATS.md.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/extent.h"
+#include "format/pickle.h"
+#include "io/input_file.h"
+
+namespace dsckpt {
+
+// What a persistent id of torch says: ("storage", class, key, location, numel), with a sixth value
+// in the legacy form, None or (view_key, offset, numel): a piece of the storage.
+struct StorageId {
+  std::string key;
+  DType dtype = DType::uint8;  // uint8 if the storage is untyped
+  int64_t numel = 0;           // elements of the whole storage
+  uint64_t nbytes = 0;         // bytes of the whole storage
+  uint64_t view_begin = 0;     // bytes; the piece that tensors see
+  uint64_t view_end = 0;
+
+  // Throws CorruptError if `id` is not of this form, UnsupportedError for classes of other
+  // libraries and of quantised types.
+  static StorageId parse(const pickle::Value& id);
+};
+
+// The ids of the persistent values reachable from `root`, in the order a pickler meets them.
+std::vector<pickle::Value> persistent_ids(const pickle::Value& root);
+
+struct TorchLegacy {
+  pickle::Document document;
+  std::unordered_map<std::string, Extent> storages;  // by key
+
+  // True if the file starts with torch's magic number as a pickle.
+  static bool probe(const InputFile& file);
+  // Memory: the pickles, never the storages. Throws as TorchArchive::open.
+  static TorchLegacy read(const InputFile& file, FileId id);
+};
+
+}  // namespace dsckpt
