@@ -151,16 +151,16 @@ std::vector<std::byte> InputFile::read(uint64_t offset, uint64_t size) const {
 }
 
 FileId InputFiles::add(const fs::path& path, const fs::path& root) {
-  for (FileId id = 0; id < files_.size(); ++id) {
-    if (files_[id]->path() == path) return id;
-  }
+  if (const auto known = ids_.find(path.native()); known != ids_.end()) return known->second;
   std::string display = path.string();
   if (!root.empty()) {
     const fs::path relative = path.lexically_relative(root);
     if (!relative.empty() && *relative.begin() != "..") display = relative.string();
   }
+  const auto id = static_cast<FileId>(files_.size());
   files_.push_back(std::make_unique<InputFile>(path, std::move(display)));
-  return static_cast<FileId>(files_.size() - 1);
+  ids_.emplace(path.native(), id);
+  return id;
 }
 
 }  // namespace dsckpt

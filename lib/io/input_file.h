@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/extent.h"
@@ -54,6 +55,7 @@ class InputFiles {
 
  private:
   std::vector<std::unique_ptr<InputFile>> files_;
+  std::unordered_map<std::string, FileId> ids_;  // by path, as it was given
 };
 
 }  // namespace dsckpt
