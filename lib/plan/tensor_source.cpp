@@ -1,6 +1,7 @@
 #include "plan/tensor_source.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 #include <variant>
@@ -106,7 +107,13 @@ TensorSource TensorSource::stored(Extent extent, DType dtype, Shape shape, Strid
                                                         " bytes, its storage has " +
                                                         std::to_string(extent.size));
     }
-    checked_add(extent.offset, extent.size);
+    extent.size = needed;
+    // Offsets and products of sizes and strides are then far from overflow.
+    if (checked_add(extent.offset, extent.size) > uint64_t{1} << 62) {
+      throw CorruptError({.offset = extent.offset}, "a tensor lies beyond any file's end");
+    }
+  } else {
+    extent.size = 0;
   }
 
   Node::Stored node{extent, strides, {}, {}};
@@ -144,8 +151,7 @@ TensorSource TensorSource::cat(int64_t dim, std::vector<TensorSource> parts) {
   Shape shape = parts.front().shape();
   const size_t d = checked_dim(dim, shape);
   bool has_cast = false;
-  int64_t total = 0;
-  std::vector<int64_t> begins;
+  uint64_t total = 0;
   for (const TensorSource& part : parts) {
     Shape expected = shape;
     if (part.shape().size() == shape.size()) expected[d] = part.shape()[d];
@@ -155,14 +161,20 @@ TensorSource TensorSource::cat(int64_t dim, std::vector<TensorSource> parts) {
                                       std::string(torch_name(parts.front().dtype())) +
                                       to_text(shape) + " along dimension " + std::to_string(dim));
     }
-    begins.push_back(total * inner_numel(shape, d + 1));
-    total += part.shape()[d];
+    total = checked_add(total, static_cast<uint64_t>(part.shape()[d]));
     has_cast = has_cast || part.node_->has_cast;
   }
-  shape[d] = total;
-  begins.push_back(inner_numel(shape, d));
-  const DType dtype = parts.front().dtype();
+  if (total > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+    throw CorruptError({}, "a tensor has more than 2^63 elements");
+  }
+  shape[d] = static_cast<int64_t>(total);
+  // Throws if the products below would overflow.
   const int64_t count = dsckpt::numel(shape);
+  std::vector<int64_t> begins{0};
+  for (const TensorSource& part : parts) {
+    begins.push_back(begins.back() + inner_numel(part.shape(), d));
+  }
+  const DType dtype = parts.front().dtype();
   return TensorSource(
       std::make_shared<const Node>(Node{dtype, std::move(shape), count, has_cast,
                                         Node::Cat{std::move(parts), std::move(begins), d}}));

@@ -70,6 +70,7 @@ class TensorSource {
   void lower(const Emit& emit) const { lower(0, numel(), emit); }
 
   // The view of one file that this tensor is, if it is one: a tool can then map it without a copy.
+  // Found for stored tensors and for whatever turns out to be one run of bytes.
   std::optional<StridedView> as_strided() const;
 
  private:
