@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <optional>
+#include <tuple>
 #include <unordered_set>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -25,12 +27,28 @@ uint64_t CopyPlan::bytes_read() const {
 
 namespace {
 
-void check_path(const std::string& path, std::unordered_set<std::string_view>& seen) {
-  const std::filesystem::path p(path);
-  bool plain = !path.empty() && path.find('\0') == std::string::npos && p.is_relative();
-  for (const auto& part : p) plain = plain && part != ".." && part != "." && !part.empty();
-  if (!plain) throw InconsistentError({.file = path}, "is not a path inside the output folder");
-  if (!seen.insert(path).second) throw InconsistentError({.file = path}, "is written twice");
+void check_paths(const std::vector<PlannedFile>& outputs) {
+  std::unordered_set<std::string_view> seen;
+  for (const PlannedFile& file : outputs) {
+    const std::string& path = file.path;
+    bool plain = path.find('\0') == std::string::npos;
+    for (size_t begin = 0; plain && begin <= path.size();) {
+      const size_t end = std::min(path.find('/', begin), path.size());
+      const std::string_view part = std::string_view(path).substr(begin, end - begin);
+      plain = !part.empty() && part != "." && part != "..";
+      begin = end + 1;
+    }
+    if (!plain) throw InconsistentError({.file = path}, "is not a path inside the output folder");
+    if (!seen.insert(path).second) throw InconsistentError({.file = path}, "is written twice");
+  }
+  for (const PlannedFile& file : outputs) {
+    const std::string_view path = file.path;
+    for (size_t i = path.find('/'); i != path.npos; i = path.find('/', i + 1)) {
+      if (seen.contains(path.substr(0, i))) {
+        throw InconsistentError({.file = file.path}, "is below another output file");
+      }
+    }
+  }
 }
 
 void check_source(const CopyItem& item, const std::string& output,
@@ -42,7 +60,7 @@ void check_source(const CopyItem& item, const std::string& output,
   const uint64_t limit = literal ? literal_bytes : inputs[item.in].size;
   const std::string& name = literal ? output : inputs[item.in].display;
   if (item.rows == 0 || item.row_bytes == 0 || item.row_bytes % size_of(item.from) != 0 ||
-      (item.rows > 1 && item.src_stride < 0)) {
+      (item.rows > 1 && item.src_stride < 0) || (item.op != Op::cast && item.from != item.to)) {
     throw InconsistentError({.file = name, .offset = item.src}, "malformed item");
   }
   const uint64_t last =
@@ -60,8 +78,7 @@ void check_source(const CopyItem& item, const std::string& output,
 }  // namespace
 
 void CopyPlan::validate(const std::vector<PlannedInput>& inputs) const {
-  std::unordered_set<std::string_view> seen;
-  for (const PlannedFile& file : outputs_) check_path(file.path, seen);
+  check_paths(outputs_);
 
   auto item = items_.begin();
   for (OutputId out = 0; out < outputs_.size(); ++out) {
@@ -91,16 +108,30 @@ void CopyPlan::validate(const std::vector<PlannedInput>& inputs) const {
     return dst == outputs_[out].size ||
            (found != items_.end() && found->out == out && found->dst == dst);
   };
+  // What a digest covers must be final: ranges and patches keep out of each other's way.
+  std::vector<Extent> claimed;
   for (const Digest& digest : digests_) {
     bool good = digest.out < outputs_.size() && digest.begin <= digest.end &&
                 digest.end <= outputs_[digest.out].size &&
                 item_starts_at(digest.out, digest.begin) && item_starts_at(digest.out, digest.end);
     for (const uint64_t patch : digest.patches) {
       const uint64_t end = patch + sizeof(uint32_t);
-      good = good && end > patch && end <= outputs_[digest.out].size &&
-             (patch >= digest.end || end <= digest.begin);
+      good = good && end > patch && end <= outputs_[digest.out].size;
+      claimed.push_back({digest.out, patch, sizeof(uint32_t)});
     }
     if (!good) throw InconsistentError({.offset = digest.begin}, "malformed digest");
+    if (digest.begin < digest.end) {
+      claimed.push_back({digest.out, digest.begin, digest.end - digest.begin});
+    }
+  }
+  std::sort(claimed.begin(), claimed.end(), [](const Extent& a, const Extent& b) {
+    return std::tie(a.file, a.offset) < std::tie(b.file, b.offset);
+  });
+  for (size_t i = 1; i < claimed.size(); ++i) {
+    if (claimed[i].file == claimed[i - 1].file && claimed[i].offset < claimed[i - 1].end()) {
+      throw InconsistentError({.file = outputs_[claimed[i].file].path, .offset = claimed[i].offset},
+                              "digests overlap");
+    }
   }
 }
 

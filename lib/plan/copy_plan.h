@@ -51,7 +51,7 @@ struct PlannedFile {
 
 // "The CRC32 of output bytes [begin, end) belongs, little-endian, at `patches`": zip wants the
 // checksum of data it has just been given. Range and items start and end together; the places lie
-// outside the range and hold 0 until then.
+// outside all ranges and hold 0 until then; ranges of one output do not overlap.
 struct Digest {
   OutputId out = 0;
   uint64_t begin = 0;
@@ -85,9 +85,9 @@ class CopyPlan {
   uint64_t bytes_read() const;  // a byte that two items read counts twice
 
   // Every output byte written exactly once, every read inside its file (`inputs` indexed by
-  // FileId), literals inside the plan, digests and patches inside their file, output paths
-  // distinct, relative and without "..". Throws InconsistentError that names the output and the
-  // offset.
+  // FileId), literals inside the plan, digests and patches inside their file and apart, output
+  // paths distinct, relative, without empty parts, "." and "..", and none below another. Throws
+  // InconsistentError that names the output and the offset.
   void validate(const std::vector<PlannedInput>& inputs) const;
 
  private:
