@@ -12,6 +12,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -43,7 +44,7 @@ struct Unit {
 // One output on its way: how many units are left, and what its digests are made of.
 struct OutputState {
   std::atomic<uint64_t> units_left{0};
-  std::vector<size_t> digests;  // indices into the plan's, by begin
+  std::vector<size_t> digests;  // indices into the plan's, in the order of their ranges
   struct Piece {
     size_t digest;
     uint64_t begin;
@@ -70,7 +71,9 @@ class Run {
     }
     for (OutputState& output : outputs_) {
       std::sort(output.digests.begin(), output.digests.end(), [&](size_t a, size_t b) {
-        return plan.digests()[a].begin < plan.digests()[b].begin;
+        const Digest& x = plan.digests()[a];
+        const Digest& y = plan.digests()[b];
+        return std::pair(x.begin, x.end) < std::pair(y.begin, y.end);
       });
     }
     cut_into_units();

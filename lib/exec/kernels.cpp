@@ -291,7 +291,8 @@ void convert(DType from, DType to, const std::byte* source, std::byte* target, s
 }
 
 uint32_t crc32(uint32_t crc, std::span<const std::byte> bytes) {
-  return libdeflate_crc32(crc, bytes.data(), bytes.size());
+  // For a null pointer libdeflate answers with the start value, whatever `crc` is.
+  return bytes.empty() ? crc : libdeflate_crc32(crc, bytes.data(), bytes.size());
 }
 
 uint32_t crc32_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b) {
