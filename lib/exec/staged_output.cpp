@@ -49,6 +49,13 @@ StagedOutput::StagedOutput(const CopyPlan& plan, fs::path target, StageOptions o
 
   for (const PlannedFile& file : plan.outputs()) {
     const fs::path path = target_ / file.path;
+    for (fs::path parent = fs::path(file.path).parent_path(); !parent.empty();
+         parent = parent.parent_path()) {
+      const fs::file_status folder = fs::status(target_ / parent, ignored);
+      if (fs::exists(folder) && !fs::is_directory(folder)) {
+        throw UsageError((target_ / parent).string() + ": is not a folder");
+      }
+    }
     const fs::file_status existing = fs::symlink_status(path, ignored);
     if (!fs::exists(existing)) continue;
     if (fs::is_directory(existing)) {
@@ -137,14 +144,23 @@ void StagedOutput::commit() {
   if (count > 1 && ::unlink(final_path(count - 1).c_str()) != 0 && errno != ENOENT) {
     throw IoError({.file = final_path(count - 1).string()}, "cannot replace", errno);
   }
+  std::set<fs::path> changed{target_};
+  const auto sync_changed = [&] {
+    for (const fs::path& made : made_folders_) changed.insert(made.parent_path());
+    for (const fs::path& folder : changed) sync_directory(folder);
+    changed.clear();
+  };
   for (OutputId out = 0; out < count; ++out) {
     const fs::path path = final_path(out);
     make_folders(path.parent_path(), made_folders_);
+    // After a crash the last file may be there only if all the others are.
+    if (options_.durable && out + 1 == count) sync_changed();
     if (::rename(staged(out).c_str(), path.c_str()) != 0) {
       throw IoError({.file = path.string()}, "cannot move into place", errno);
     }
+    changed.insert(path.parent_path());
   }
-  if (options_.durable) sync_directory(target_);
+  if (options_.durable) sync_changed();
   committed_ = true;
   std::error_code ignored;
   fs::remove_all(staging_, ignored);

@@ -9,7 +9,6 @@
 // constructor made.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <filesystem>
