@@ -1,0 +1,137 @@
+"""What the oracle tests share: the tools, the cases, and the truth about each case.
+
+Environment: DSCKPT_BIN is the folder of the built tools, DSCKPT_TESTDATA the folder testdata/.
+DSCKPT_CASES, a regular expression, restricts a run to some cases.
+"""
+import contextlib
+import functools
+import json
+import math
+import os
+import pathlib
+import re
+import subprocess
+import tempfile
+import unittest
+
+import torch
+from safetensors.torch import load_file
+
+torch.set_num_threads(1)
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def run_tool(name, *arguments):
+    """Runs a tool; returns the finished process, whatever its exit code."""
+    binary = pathlib.Path(os.environ["DSCKPT_BIN"]) / name
+    return subprocess.run([str(binary), *map(str, arguments)], capture_output=True, text=True, timeout=120)
+
+
+class Case:
+    """One checkpoint folder and what must come out of it."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.name = folder.name
+        self.facts = json.loads((folder / "case.json").read_text())
+        self.load_dir = folder / self.facts["load_dir"]
+        self.stage = self.facts["stage"]
+        self.tied = self.facts["tied"]  # alias -> owner
+
+    def expected(self, name):
+        """The tensors of expected/NAME.safetensors, or None where DeepSpeed could not make them."""
+        path = self.folder / "expected" / f"{name}.safetensors"
+        return load_file(path) if path.exists() else None
+
+    @functools.cached_property
+    def masters(self):
+        suffix = "|fp32"
+        return {key.removesuffix(suffix): value for key, value in self.expected("master").items()
+                if key.endswith(suffix)}
+
+    @functools.cached_property
+    def module(self):
+        return self.expected("module")
+
+    @functools.cached_property
+    def frozen(self):
+        """Names that --exclude_frozen_parameters leaves out. From stage 2 on DeepSpeed counts a trainable
+        parameter without elements among the frozen ones, since no optimizer owns it."""
+        empty = [name for name, shape in self.facts["param_shapes"].items() if not math.prod(shape)]
+        return {*self.facts["frozen"], *(empty if self.stage >= 2 else [])}
+
+    def truth(self, exclude_frozen=False, dtype="float32", keep_fp32=None):
+        """name -> tensor of the whole output, aliases included, from the live engine alone.
+
+        `dtype` is float32, float16, bfloat16, or keep, which leaves alone what has no master.
+        """
+        skipped = self.frozen if exclude_frozen or self.facts["exclude_frozen_parameters"] else set()
+        result = {}
+        for name, stored in self.module.items():
+            owner = self.tied.get(name, name)
+            if owner in skipped:
+                continue
+            value = self.masters.get(owner, stored)
+            if value.is_floating_point() and dtype != "keep":
+                wide = keep_fp32 is not None and re.search(keep_fp32, name)
+                value = value.float().to(torch.float32 if wide else DTYPES[dtype])
+            result[name] = value.contiguous()
+        return result
+
+    def without_aliases(self, tensors):
+        return {name: value for name, value in tensors.items() if name not in self.tied}
+
+
+@functools.lru_cache(maxsize=None)
+def all_cases():
+    root = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "checkpoints"
+    wanted = re.compile(os.environ.get("DSCKPT_CASES", ""))
+    return [Case(path.parent) for path in sorted(root.glob("*/case.json")) if wanted.search(path.parent.name)]
+
+
+def bits(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def same_bits(a, b):
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
+
+
+def load_bin(path, **options):
+    return torch.load(path, weights_only=True, **options)
+
+
+class OracleTest(unittest.TestCase):
+    maxDiff = None
+
+    @contextlib.contextmanager
+    def each_case(self, case):
+        """A sub-test with a scratch folder of its own."""
+        with self.subTest(case=case.name), tempfile.TemporaryDirectory() as folder:
+            yield pathlib.Path(folder)
+
+    def require(self, compared, what):
+        """A test that met no case to check has checked nothing."""
+        if not compared and os.environ.get("DSCKPT_CASES"):
+            self.skipTest(f"no {what} selected")
+        self.assertTrue(compared, f"no {what}")
+
+    def convert(self, source, output, *options):
+        """Runs zero-to-fp32 and returns `output`."""
+        done = run_tool("zero-to-fp32", source, output, *options)
+        self.assertEqual(done.returncode, 0, f"zero-to-fp32 {source} {options}: {done.stderr}")
+        return output
+
+    def assert_same_tensors(self, actual, expected):
+        self.assertEqual(sorted(actual), sorted(expected))
+        for name, value in expected.items():
+            got = actual[name]
+            self.assertTrue(same_bits(got, value), f"{name}: {got.dtype} {tuple(got.shape)} "
+                            f"is not the expected {value.dtype} {tuple(value.shape)}, bit for bit")
+
+
+def main():
+    if not all_cases():
+        raise SystemExit("no cases found: is DSCKPT_TESTDATA right?")
+    unittest.main()
