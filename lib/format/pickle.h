@@ -1,25 +1,23 @@
 // Pickles as data.
 //
-// A machine for protocols 0 to 5 that builds values and never imports, constructs or calls anything.
-// What Python would build by calling a class becomes an Object that records the class's name, the
-// arguments, and whatever state and items were to be put into it. Opcodes after CPython's
+// A machine for protocols 0 to 5 that builds values and never imports, constructs or calls
+// anything. What Python would build by calling a class becomes an Object that records the class's
+// name, the arguments, and whatever state and items were to be put into it. Opcodes after CPython's
 // Lib/pickletools.py.
 //
-// A Document owns every value of one pickle. A Value is a small handle into it: copy it freely, keep
-// the Document alive. Sharing is kept (two references to one list are the same node), so writing a
-// document back gives an equal pickle. Documents are built or parsed by one thread and may then be
-// read by many.
+// A Document owns every value of one pickle. A Value is a small handle into it: copy it freely,
+// keep the Document alive. Sharing is kept (two references to one list are the same node), so
+// writing a document back gives an equal pickle. Documents are built or parsed by one thread and
+// may then be read by many.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -34,7 +32,7 @@ enum class Kind : uint8_t {
   big_integer,  // does not
   real,
   string,      // UTF-8 text (surrogates passed through as they stand)
-  bytes,
+  bytes,       // also what protocols 0 to 2 write as a call of _codecs.encode or bytes
   byte_array,  // protocol 5 BYTEARRAY8
   tuple,
   list,
@@ -53,8 +51,8 @@ struct Node;
 struct DictNode;
 struct ObjectNode;
 
-// A handle. Default: None. The typed accessors throw CorruptError that names both kinds if the value
-// is of another kind.
+// A handle. Default: None. The typed accessors throw CorruptError that names both kinds if the
+// value is of another kind.
 class Value {
  public:
   Value() = default;
@@ -64,12 +62,15 @@ class Value {
   bool is_none() const { return kind_ == Kind::none; }
 
   bool as_bool() const;
-  int64_t as_int() const;                 // integer; bool counts, as in Python
-  double as_real() const;                 // real or integer
+  int64_t as_int() const;  // integer; bool counts, as in Python
+  double as_real() const;  // real or integer
   std::string_view as_string() const;
-  std::string_view as_bytes() const;      // bytes, byte_array; big_integer: two's complement, little-endian
+  // bytes, byte_array; of a big_integer its two's complement, little-endian
+  std::string_view as_bytes() const;
   std::span<const Value> as_sequence() const;  // tuple, list, set, frozen_set
-  const DictNode& as_dict() const;        // dict, or an object whose items make it one (OrderedDict)
+  // dict, or an object that is a mapping: one that keys were set in, or an (empty) OrderedDict,
+  // defaultdict or Counter of collections
+  const DictNode& as_dict() const;
   const ObjectNode& as_object() const;
   // module and name of a global
   std::pair<std::string_view, std::string_view> as_global() const;
@@ -100,15 +101,26 @@ class Value {
   };
 };
 
-// Insertion-ordered, as Python's dict: a key that comes again replaces the value and keeps its place.
+// Insertion-ordered, as Python's dict: a string or integer key that comes again replaces the value
+// and keeps its place; keys of other kinds are kept as they come. Change it through
+// Document::set_item.
 struct DictNode {
   std::vector<std::pair<Value, Value>> items;
   const Value* find(std::string_view key) const;  // string keys only
+  const Value* find(int64_t key) const;           // integer keys only
 
  private:
-  friend class Document;
-  std::unordered_map<std::string_view, size_t> strings_;  // string key -> index
-  std::unordered_map<int64_t, size_t> integers_;
+  friend struct Access;
+  // Open addressing: an item's index + 1 and the hash of its key. Empty for small dicts.
+  struct Slot {
+    uint32_t hash = 0;
+    uint32_t item = 0;
+  };
+  template <typename Key>
+  size_t index_of(const Key& key, uint32_t hash) const;
+  void insert(Value key, Value value);
+  void grow();
+  std::vector<Slot> slots_;
 };
 
 // What Python would have made by calling `callable` with `arguments`.
@@ -143,10 +155,11 @@ class Document {
   Document(Document&&) noexcept;
   Document& operator=(Document&&) noexcept;
 
-  // Parses one pickle at the start of `bytes` (not kept). `consumed`, if given, becomes the length up to and
-  // with STOP; without it trailing bytes are an error. Throws CorruptError with the offset of the
-  // opcode (counted from `base`) for anything that is not a whole pickle, for nesting or cycles
-  // deeper than `limits` allow, and for extension codes and out-of-band buffers, which nothing here can resolve.
+  // Parses one pickle at the start of `bytes` (not kept). `consumed`, if given, becomes the length
+  // up to and with STOP; without it trailing bytes are an error. Throws CorruptError with the
+  // offset of the opcode or its argument (counted from `base`) for anything that is not a whole
+  // pickle, for nesting deeper than `limits` allow, and for extension codes and out-of-band
+  // buffers, which nothing here can resolve. Time and memory are linear in the pickle's length.
   static Document parse(ByteSpan bytes, uint64_t base = 0, size_t* consumed = nullptr,
                         const Limits& limits = {});
 
@@ -157,14 +170,20 @@ class Document {
   // "module.name", in order of first appearance.
   const std::vector<std::string>& globals() const { return globals_; }
 
+  // True if the parsed root contains itself somewhere. Only then can a walk that does not mark
+  // where it has been fail to end. Shared values can make such a walk long in any document.
+  bool is_cyclic() const { return cyclic_; }
+
   // Building. Values of other documents must not be put into this one.
   static Value none() { return {}; }
   static Value boolean(bool value);
   static Value integer(int64_t value);
   static Value real(double value);
-  Value big_integer(std::string_view twos_complement);  // little-endian
-  Value string(std::string_view text);   // a new node each time
-  Value intern(std::string_view text);   // the same node for the same text, as CPython's interned names
+  // From little-endian two's complement of any length; an integer if it fits one.
+  Value big_integer(std::string_view twos_complement);
+  Value string(std::string_view text);  // a new node each time
+  // The same node for the same text, as CPython's interned names.
+  Value intern(std::string_view text);
   Value bytes(std::string_view data);
   Value byte_array(std::string_view data);
   Value tuple(std::vector<Value> items);
@@ -176,9 +195,9 @@ class Document {
   Value object(ObjectNode::Made made, Value callable, Value arguments);
   Value persistent(Value id);
 
-  void append(Value& list_or_object, Value item);
-  void set_item(Value& dict_or_object, Value key, Value value);
-  void set_state(Value& object, Value state);
+  void append(const Value& list_or_object, Value item);
+  void set_item(const Value& dict_or_object, Value key, Value value);
+  void set_state(const Value& object, Value state);
 
  private:
   class Machine;
@@ -186,12 +205,15 @@ class Document {
   std::unique_ptr<Store> store_;
   Value root_;
   std::vector<std::string> globals_;
+  bool cyclic_ = false;
 };
 
 // Writes `root` as protocol 2, memoising exactly as CPython's C pickler does, so that a value tree
-// with the same sharing gives the bytes that pickle.dumps(obj, protocol=2) gives. bytes, sets and
-// Python 3 names follow Python's own protocol-2 mapping (_codecs.encode, __builtin__...).
-// Throws UnsupportedError for values deeper than `max_depth` (cycles through tuples included).
+// with the same sharing gives the bytes that pickle.dumps(obj, protocol=2) gives. bytes, sets,
+// keyword arguments, nested classes and Python 3 names follow Python's own protocol-2 mapping
+// (_codecs.encode, __builtin__...). Cycles through lists, dicts and objects are written as such.
+// Throws UnsupportedError for values nested deeper than `max_depth` (cycles through tuples alone
+// included), for texts of 4 GiB and more and for global names that protocol 2 cannot spell.
 std::string write_protocol2(const Value& root, uint32_t max_depth = 1000);
 
 }  // namespace dsckpt::pickle
