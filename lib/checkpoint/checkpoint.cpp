@@ -1,0 +1,129 @@
+#include "checkpoint/checkpoint.h"
+
+#include <array>
+#include <unordered_map>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/keys.h"
+#include "checkpoint/layout.h"
+#include "checkpoint/tag_folder.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+// The layouts, probed in this order.
+constexpr std::array kLayouts{&kZero3, &kZero12, &kZero0};
+
+// Layouts of model and expert parallelism show in the file names.
+void refuse_model_parallel(const TagFolder& folder) {
+  for (const ShardFile& shard : folder.shards) {
+    const char* what = nullptr;
+    switch (shard.name.kind) {
+      case ShardName::Kind::layer:
+        what = "a pipeline-parallel checkpoint";
+        break;
+      case ShardName::Kind::expert:
+      case ShardName::Kind::expert_optim:
+        what = "an expert-parallel checkpoint";
+        break;
+      default:
+        if (shard.name.mp_rank > 0) what = "a model-parallel checkpoint";
+    }
+    if (what != nullptr) {
+      throw UnsupportedError(
+          {.file = shard.path.string()},
+          std::string("belongs to ") + what + "; only data-parallel checkpoints are read");
+    }
+  }
+}
+
+}  // namespace
+
+const char* to_string(ParamKind kind) {
+  switch (kind) {
+    case ParamKind::trainable:
+      return "trainable";
+    case ParamKind::frozen:
+      return "frozen";
+    case ParamKind::buffer:
+      return "buffer";
+  }
+  return "unknown";
+}
+
+struct Checkpoint::Impl {
+  CheckpointDraft draft;
+  std::unordered_map<std::string_view, size_t> by_name;
+};
+
+Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
+Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
+Checkpoint::~Checkpoint() = default;
+
+Checkpoint Checkpoint::open(const fs::path& path, const OpenOptions& options) {
+  auto impl = std::make_unique<Impl>();
+  CheckpointDraft& draft = impl->draft;
+  draft.folder = find_tag_folder(path, options.tag);
+  draft.facts.tag = draft.folder.tag;
+  refuse_model_parallel(draft.folder);
+  for (const Layout* layout : kLayouts) {
+    if (!layout->probe(draft)) continue;
+    layout->read(draft);
+    if (draft.facts.layout.empty()) draft.facts.layout = layout->name;
+    const Fields model(draft.model_shards.front(), draft.model_shards.front().archive.root());
+    draft.facts.ds_version = model.text(keys::kDsVersion);
+    draft.facts.global_steps = model.optional_integer(keys::kGlobalSteps);
+    for (size_t i = 0; i < draft.params.size(); ++i) {
+      impl->by_name.emplace(draft.params[i].name, i);
+    }
+    return Checkpoint(std::move(impl));
+  }
+  throw InconsistentError({.file = draft.folder.path.string()},
+                          "there are optimizer files but no model_states file");
+}
+
+const CheckpointFacts& Checkpoint::facts() const {
+  return impl_->draft.facts;
+}
+const fs::path& Checkpoint::tag_folder() const {
+  return impl_->draft.folder.path;
+}
+const std::vector<Param>& Checkpoint::params() const {
+  return impl_->draft.params;
+}
+
+const Param* Checkpoint::find(std::string_view name) const {
+  const auto found = impl_->by_name.find(name);
+  return found == impl_->by_name.end() ? nullptr : &params()[found->second];
+}
+
+const std::vector<std::string>& Checkpoint::notes() const {
+  return impl_->draft.notes;
+}
+const InputFiles& Checkpoint::inputs() const {
+  return impl_->draft.inputs;
+}
+
+std::vector<PlannedInput> Checkpoint::planned_inputs() const {
+  std::vector<PlannedInput> out;
+  for (FileId id = 0; id < inputs().size(); ++id) {
+    out.push_back({inputs()[id].display(), inputs()[id].size()});
+  }
+  return out;
+}
+
+std::vector<InputRecord> Checkpoint::records() const {
+  std::vector<InputRecord> out;
+  for (const auto* shards : {&impl_->draft.model_shards, &impl_->draft.optim_shards}) {
+    for (const Shard& shard : *shards) {
+      std::vector<InputRecord> some = shard.archive.records();
+      out.insert(out.end(), some.begin(), some.end());
+    }
+  }
+  return out;
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,101 @@
+// Checkpoint: a DeepSpeed checkpoint, opened. Metadata only.
+//
+// Whatever the layout on disk, a checkpoint is a list of named tensors, each a lazy TensorSource
+// over the shards. The layouts are rows of a table in checkpoint.cpp, one reader a file
+// (LAYOUTS.md).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "io/input_file.h"
+#include "plan/copy_plan.h"
+#include "plan/tensor_source.h"
+
+namespace dsckpt {
+
+// How many ranks each kind of parallelism has.
+struct Mesh {
+  uint32_t pp = 1;
+  uint32_t tp = 1;
+  uint32_t dp = 1;
+  uint32_t ep = 1;
+};
+
+enum class ParamKind : uint8_t {
+  trainable,  // owned by the optimizer: there is an fp32 master
+  frozen,     // a parameter the optimizer does not own
+  buffer,     // a persistent buffer
+};
+const char* to_string(ParamKind kind);
+
+// One entry of the model's state_dict.
+struct Param {
+  std::string name;
+  ParamKind kind = ParamKind::trainable;
+  // The value the live engine held: the fp32 master of a trainable parameter; frozen parameters and
+  // buffers as stored.
+  TensorSource weight;
+  // For a tied parameter, the name of the entry it is the same tensor as; else "".
+  std::string alias_of;
+};
+
+// What is known of the run that wrote the checkpoint. Empty where the files do not say.
+struct CheckpointFacts {
+  std::string layout;             // row of the table: "zero-2"
+  int zero_stage = 0;             // 0 to 3
+  std::string optimizer_wrapper;  // "DeepSpeedZeroOptimizer", "BF16_Optimizer", ...
+  Mesh mesh;
+  std::string ds_version;
+  std::optional<int64_t> global_steps;
+  std::string tag;
+};
+
+struct OpenOptions {
+  // The tag's folder name. Default: what the file `latest` says; the folder itself if it holds
+  // shards.
+  std::string tag;
+};
+
+// Immutable; any thread. The tensors stay valid as long as the checkpoint.
+class Checkpoint {
+ public:
+  // Opens `path`: a folder with `latest`, or with the folder `options.tag`, or a tag's own folder.
+  // Reads the metadata of every shard and accounts for every element of every flat group. Throws
+  // IoError; CorruptError for a damaged file; InconsistentError for missing shards (all of them in
+  // one message), for shards that disagree, and for elements that are neither parameter nor
+  // padding; UnsupportedError for layouts that have no reader.
+  static Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = {});
+
+  Checkpoint(Checkpoint&&) noexcept;
+  Checkpoint& operator=(Checkpoint&&) noexcept;
+  ~Checkpoint();
+
+  const CheckpointFacts& facts() const;
+  // The folder that holds the shards.
+  const std::filesystem::path& tag_folder() const;
+  // In the order of DeepSpeed's zero_to_fp32: buffers, frozen, trainable by group, aliases.
+  const std::vector<Param>& params() const;
+  // The entry called `name`, or nullptr.
+  const Param* find(std::string_view name) const;
+  // Things a user should know that are no errors.
+  const std::vector<std::string>& notes() const;
+
+  const InputFiles& inputs() const;
+  std::vector<PlannedInput> planned_inputs() const;
+  // Every zip record of every shard with its CRC32.
+  std::vector<InputRecord> records() const;
+
+ private:
+  friend class CheckpointBuilder;
+  struct Impl;
+  explicit Checkpoint(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dsckpt

@@ -1,0 +1,43 @@
+// The key strings of DeepSpeed's checkpoints, each once, under the name DeepSpeed gives it in
+// deepspeed/checkpoint/constants.py (or the engine, where it has none).
+#pragma once
+
+#include <string_view>
+
+namespace dsckpt::keys {
+
+// Model-states files.
+inline constexpr std::string_view kModule = "module";
+inline constexpr std::string_view kBufferNames = "buffer_names";
+inline constexpr std::string_view kParamShapes = "param_shapes";
+inline constexpr std::string_view kFrozenParamShapes = "frozen_param_shapes";
+inline constexpr std::string_view kFrozenParamFragments = "frozen_param_fragments";
+inline constexpr std::string_view kSharedParams = "shared_params";
+inline constexpr std::string_view kOptimizer = "optimizer";
+inline constexpr std::string_view kDpWorldSize = "dp_world_size";
+inline constexpr std::string_view kMpWorldSize = "mp_world_size";
+inline constexpr std::string_view kGlobalSteps = "global_steps";
+inline constexpr std::string_view kSkippedSteps = "skipped_steps";
+inline constexpr std::string_view kGlobalSamples = "global_samples";
+inline constexpr std::string_view kDsConfig = "ds_config";
+inline constexpr std::string_view kDsVersion = "ds_version";
+
+// Optimizer-states files.
+inline constexpr std::string_view kOptimizerStateDict = "optimizer_state_dict";
+inline constexpr std::string_view kZeroStage = "zero_stage";
+inline constexpr std::string_view kPartitionCount = "partition_count";
+inline constexpr std::string_view kLossScaler = "loss_scaler";
+inline constexpr std::string_view kSingleFp32Partition = "single_partition_of_fp32_groups";
+inline constexpr std::string_view kFp32FlatGroups = "fp32_flat_groups";
+inline constexpr std::string_view kBaseOptimizerState = "base_optimizer_state";
+inline constexpr std::string_view kBaseOptimizerStateStep = "base_optimizer_state_step";
+inline constexpr std::string_view kGroupPaddings = "group_paddings";
+inline constexpr std::string_view kParamAlignmentPaddings = "param_alignment_paddings";
+inline constexpr std::string_view kParamSliceMappings = "param_slice_mappings";
+inline constexpr std::string_view kZeroPartitionGroups = "ds_zero_partition_groups";
+
+// Stage 0, inside `optimizer`.
+inline constexpr std::string_view kFp32Groups = "fp32_groups";
+inline constexpr std::string_view kFp32GroupsFlat = "fp32_groups_flat";
+
+}  // namespace dsckpt::keys

@@ -1,0 +1,41 @@
+// What a layout's reader is given and what it gives back.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/shard.h"
+#include "checkpoint/tag_folder.h"
+
+namespace dsckpt {
+
+// A checkpoint in the making. Readers open shards through it and fill in params and facts.
+struct CheckpointDraft {
+  InputFiles inputs;
+  TagFolder folder;
+  CheckpointFacts facts;
+  std::vector<Param> params;
+  std::vector<std::string> notes;
+  // Opened shards stay: TensorSources and `records` need nothing else of them, but readers borrow.
+  std::vector<Shard> model_shards;
+  std::vector<Shard> optim_shards;
+};
+
+// A row of the table of layouts.
+struct Layout {
+  std::string_view name;
+  // Whether this reader is the one for the folder. Looks at file names and, if it must, at one
+  // shard.
+  bool (*probe)(CheckpointDraft& draft);
+  // Reads all metadata. Throws as Checkpoint::open.
+  void (*read)(CheckpointDraft& draft);
+};
+
+// One reader a file.
+extern const Layout kZero0;
+extern const Layout kZero12;
+extern const Layout kZero3;
+
+}  // namespace dsckpt

@@ -1,0 +1,104 @@
+#include "checkpoint/model_states.h"
+
+#include "checkpoint/keys.h"
+
+namespace dsckpt {
+using pickle::Value;
+
+ModelStates::ModelStates(const Shard& shard) : fields(shard, shard.archive.root()) {
+  const Value module_value = fields[keys::kModule];
+  if (!module_value.is_mapping()) {
+    throw CorruptError(fields.where(keys::kModule), "is not a state_dict");
+  }
+  for (const auto& [key, value] : module_value.as_dict().items) {
+    const std::string name(
+        in_context(fields.where(keys::kModule), [&] { return key.as_string(); }));
+    if (TorchArchive::is_tensor(value)) {
+      module.emplace_back(name, value);
+    } else {
+      not_tensors.push_back(name);
+    }
+  }
+  for (const auto& [name, value] : module) by_name.emplace(name, value);
+
+  for (const Value& name : fields.sequence(keys::kBufferNames)) {
+    buffer_names.emplace(
+        in_context(fields.where(keys::kBufferNames), [&] { return name.as_string(); }));
+  }
+  // Releases before 0.5 wrote one dict where there are lists of them now.
+  if (const auto shapes = fields.get(keys::kParamShapes); shapes && shapes->is_mapping()) {
+    param_shapes.push_back(named_shapes(shard, *shapes, keys::kParamShapes));
+  } else if (shapes) {
+    for (const Value& group : fields.sequence(keys::kParamShapes)) {
+      param_shapes.push_back(named_shapes(shard, group, keys::kParamShapes));
+    }
+  }
+  if (const auto shapes = fields.get(keys::kFrozenParamShapes)) {
+    frozen_param_shapes = named_shapes(shard, *shapes, keys::kFrozenParamShapes);
+  }
+  frozen_param_fragments = fields.get(keys::kFrozenParamFragments);
+  if (const auto shared = fields.get(keys::kSharedParams)) {
+    in_context(fields.where(keys::kSharedParams), [&] {
+      for (const auto& [alias, owner] : shared->as_dict().items) {
+        shared_params.emplace_back(alias.as_string(), owner.as_string());
+      }
+    });
+  }
+}
+
+bool ModelStates::round_robin() const {
+  const auto config = fields.get(keys::kDsConfig);
+  if (!config || !config->is_mapping()) return false;
+  const auto zero = config->find("zero_optimization");
+  if (!zero || !zero->is_mapping()) return false;
+  const auto flag = zero->find("round_robin_gradients");
+  return flag && flag->is(pickle::Kind::boolean) && flag->as_bool();
+}
+
+void ParamList::add(std::string name, ParamKind kind, TensorSource weight) {
+  if (!index_.emplace(name, params_.size()).second) {
+    throw InconsistentError({.tensor = name}, "is named twice");
+  }
+  params_.push_back({std::move(name), kind, std::move(weight), {}});
+}
+
+const Param* ParamList::find(std::string_view name) const {
+  const auto found = index_.find(std::string(name));
+  return found == index_.end() ? nullptr : &params_[found->second];
+}
+
+void ParamList::add_buffers(const ModelStates& states) {
+  for (const auto& [name, value] : states.module) {
+    if (!states.buffer_names.contains(name)) continue;
+    in_context({.file = states.shard().display, .tensor = name},
+               [&] { add(name, ParamKind::buffer, states.shard().archive.tensor(value)); });
+  }
+}
+
+void ParamList::add_rest_of_module(const ModelStates& states,
+                                   const std::vector<NamedShapes>& trainable) {
+  std::unordered_set<std::string_view> elsewhere;
+  for (const NamedShapes& group : trainable) {
+    for (const auto& entry : group) elsewhere.insert(entry.first);
+  }
+  for (const auto& entry : states.shared_params) elsewhere.insert(entry.first);
+  for (const auto& [name, value] : states.module) {
+    if (elsewhere.contains(name) || has(name)) continue;
+    in_context({.file = states.shard().display, .tensor = name},
+               [&] { add(name, ParamKind::frozen, states.shard().archive.tensor(value)); });
+  }
+}
+
+void ParamList::add_aliases(const ModelStates& states) {
+  for (const auto& [alias, owner] : states.shared_params) {
+    const Param* found = find(owner);
+    if (found == nullptr || has(alias)) continue;
+    Param tied = *found;
+    tied.name = alias;
+    tied.alias_of = found->alias_of.empty() ? owner : found->alias_of;
+    index_.emplace(alias, params_.size());
+    params_.push_back(std::move(tied));
+  }
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,64 @@
+// What the model-states files of a checkpoint say, whatever the stage.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/shard.h"
+
+namespace dsckpt {
+
+// One model-states file: engine.py save_checkpoint, `state = dict(module=..., ...)`. Borrows the
+// shard.
+struct ModelStates {
+  explicit ModelStates(const Shard& shard);
+  ModelStates(ModelStates&&) = default;
+
+  Fields fields;
+  // `module` in order; entries that are no tensors are left out and named in `not_tensors`.
+  std::vector<std::pair<std::string, pickle::Value>> module;
+  std::vector<std::string> not_tensors;
+  std::unordered_map<std::string_view, pickle::Value> by_name;  // views into `module`
+  std::unordered_set<std::string> buffer_names;
+  // One for each parameter group (stages 1 and 2) or sub-group (stage 3). Empty at stage 0.
+  std::vector<NamedShapes> param_shapes;
+  NamedShapes frozen_param_shapes;
+  std::vector<std::pair<std::string, std::string>> shared_params;  // alias, owner
+  std::optional<pickle::Value> frozen_param_fragments;
+
+  const Shard& shard() const { return fields.shard(); }
+  // ds_config["zero_optimization"]["round_robin_gradients"]
+  bool round_robin() const;
+};
+
+// Collects the params of a checkpoint in the order zero_to_fp32 gives them, and sees to it that
+// every name comes once.
+class ParamList {
+ public:
+  // Errors of `weight` get the tensor's name. Throws InconsistentError for a name that was added
+  // before.
+  void add(std::string name, ParamKind kind, TensorSource weight);
+  bool has(std::string_view name) const { return index_.contains(std::string(name)); }
+  const Param* find(std::string_view name) const;
+
+  // The entries of `module` that are persistent buffers.
+  void add_buffers(const ModelStates& states);
+  // What remains of `module`: neither buffer, nor alias, nor in `trainable`, nor added before. At
+  // stage 1 the frozen parameters are only there.
+  void add_rest_of_module(const ModelStates& states, const std::vector<NamedShapes>& trainable);
+  // shared_params; an alias whose owner is not in the list is left out, as DeepSpeed does.
+  void add_aliases(const ModelStates& states);
+
+  std::vector<Param> take() { return std::move(params_); }
+
+ private:
+  std::vector<Param> params_;
+  std::unordered_map<std::string, size_t> index_;
+};
+
+}  // namespace dsckpt

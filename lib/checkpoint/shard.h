@@ -1,0 +1,77 @@
+// Shards: the files of one checkpoint, opened, and how fields are taken from their pickles.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "checkpoint/tag_folder.h"
+#include "format/pickle.h"
+#include "format/torch_archive.h"
+#include "io/input_file.h"
+
+namespace dsckpt {
+
+struct Shard {
+  ShardName name;
+  std::string display;  // the file, for messages
+  TorchArchive archive;
+
+  Where where(std::string_view member = {}) const {
+    return {.file = display, .member = std::string(member)};
+  }
+};
+
+// Opens `files`, several at a time; the result is in their order. Names are shown relative to
+// `root`. A zip remembers the name it was saved under: InconsistentError for a file that carries
+// the name of another rank. If several files are bad, the error is that of the first in order.
+std::vector<Shard> open_shards(InputFiles& inputs, const std::vector<ShardFile>& files,
+                               const std::filesystem::path& root);
+
+// Fields of a shard. `path` is what messages call the mapping ("optimizer_state_dict"); "" at the
+// top. A field of the wrong kind is a CorruptError that names file and field.
+class Fields {
+ public:
+  Fields(const Shard& shard, pickle::Value mapping, std::string path = {});
+
+  const Shard& shard() const { return *shard_; }
+  // True if there is such a key and its value is not None.
+  bool has(std::string_view key) const;
+  pickle::Value operator[](std::string_view key) const;          // must be there
+  std::optional<pickle::Value> get(std::string_view key) const;  // nullopt if absent or None
+  Fields in(std::string_view key) const;                         // a mapping
+
+  int64_t integer(std::string_view key) const;  // also an int enum (ZeroStageEnum)
+  std::optional<int64_t> optional_integer(std::string_view key) const;
+  std::string text(std::string_view key) const;  // "" if absent or not a string
+  // A list or tuple; empty if absent or None.
+  std::span<const pickle::Value> sequence(std::string_view key) const;
+
+  // The place of a field, for messages.
+  Where where(std::string_view key = {}) const;
+
+ private:
+  const Shard* shard_;
+  pickle::Value mapping_;
+  std::string path_;
+};
+
+// An int, or an object of an int enum class made from one. Throws CorruptError.
+int64_t integer_of(const pickle::Value& value);
+
+// True if both are made of equal numbers, texts and containers. Tensors are not compared, nor what
+// lies deeper than a sane setting does.
+bool same_plain_data(const pickle::Value& a, const pickle::Value& b);
+
+// A parameter's name and shape.
+using NamedShapes = std::vector<std::pair<std::string, Shape>>;
+
+// A dict name -> torch.Size as an ordered list.
+NamedShapes named_shapes(const Shard& shard, const pickle::Value& mapping, std::string_view member);
+
+}  // namespace dsckpt

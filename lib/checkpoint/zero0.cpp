@@ -1,0 +1,208 @@
+// Stage 0: no ZeRO. One file holds the model and the whole optimizer. In 16-bit runs the optimizer
+// keeps the fp32 masters, in its own order and without names.
+// Source: deepspeed/runtime/fp16/unfused_optimizer.py (fp32_groups), fused_optimizer.py
+// (fp32_groups_flat).
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "checkpoint/keys.h"
+#include "checkpoint/layout.h"
+#include "checkpoint/model_states.h"
+#include "checkpoint/optim_states.h"
+#include "exec/kernels.h"
+#include "format/read_tensor.h"
+
+namespace dsckpt {
+namespace {
+
+using pickle::Value;
+
+// True if every element of `low` is the rounding of the same element of `master`. Differing tensors
+// mostly differ at once, so the first look is short.
+bool is_rounding_of(const InputFiles& inputs, const TensorSource& low, const TensorSource& master) {
+  constexpr int64_t kFirstLook = 1024;
+  constexpr int64_t kChunk = 256 << 10;
+  std::vector<std::byte> expected;
+  std::vector<std::byte> stored;
+  std::vector<std::byte> wide;
+  for (int64_t at = 0, count = 0; at < low.numel(); at += count) {
+    count = std::min(at == 0 ? kFirstLook : kChunk, low.numel() - at);
+    const auto elements = static_cast<size_t>(count);
+    wide.resize(elements * size_of(master.dtype()));
+    stored.resize(elements * size_of(low.dtype()));
+    expected.resize(stored.size());
+    read_elements(inputs, master, at, count, wide);
+    read_elements(inputs, low, at, count, stored);
+    convert(master.dtype(), low.dtype(), wide.data(), expected.data(), elements);
+    if (std::memcmp(expected.data(), stored.data(), stored.size()) != 0) return false;
+  }
+  return true;
+}
+
+class Reader {
+ public:
+  explicit Reader(CheckpointDraft& draft)
+      : draft_(draft), model_(draft.model_shards.front()), archive_(model_.shard().archive) {}
+
+  void read() {
+    draft_.facts.zero_stage = 0;
+    if (const auto dp = model_.fields.optional_integer(keys::kDpWorldSize); dp && *dp > 0) {
+      draft_.facts.mesh.dp = static_cast<uint32_t>(*dp);
+    }
+    params_.add_buffers(model_);
+    for (const auto& [name, value] : model_.module) {
+      if (!is_parameter(name)) continue;
+      in_context({.file = model_.shard().display, .tensor = name}, [&] {
+        candidates_.push_back({name, archive_.tensor(value), std::nullopt});
+      });
+    }
+    const Fields optimizer = model_.fields.in(keys::kOptimizer);
+    if (optimizer.has(keys::kFp32Groups)) {
+      draft_.facts.optimizer_wrapper = "FP16_UnfusedOptimizer";
+      match_groups(optimizer);
+    } else if (optimizer.has(keys::kFp32GroupsFlat)) {
+      draft_.facts.optimizer_wrapper = "FP16_Optimizer";
+      match_flat_groups(optimizer);
+    } else {
+      take_module_as_is();
+    }
+    for (Candidate& candidate : candidates_) {
+      if (!candidate.master) {
+        params_.add(candidate.name, ParamKind::frozen, candidate.stored);
+      }
+    }
+    for (Candidate& candidate : candidates_) {
+      if (candidate.master) {
+        params_.add(candidate.name, ParamKind::trainable, *candidate.master);
+      }
+    }
+    params_.add_aliases(model_);
+    draft_.params = params_.take();
+  }
+
+ private:
+  // A parameter of the module, and its fp32 master once that is found.
+  struct Candidate {
+    std::string name;
+    TensorSource stored;
+    std::optional<TensorSource> master;
+  };
+
+  bool is_parameter(const std::string& name) const {
+    const auto& shared = model_.shared_params;
+    return !model_.buffer_names.contains(name) &&
+           std::none_of(shared.begin(), shared.end(),
+                        [&](const auto& alias) { return alias.first == name; });
+  }
+
+  // Without masters the run was in fp32 (the module is the truth) or without an optimizer.
+  void take_module_as_is() {
+    for (Candidate& candidate : candidates_) candidate.master = candidate.stored;
+  }
+
+  void match_groups(const Fields& optimizer) {
+    const auto groups = optimizer.sequence(keys::kFp32Groups);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const std::string member = std::string(keys::kFp32Groups) + "[" + std::to_string(g) + "]";
+      const auto masters =
+          in_context(optimizer.where(member), [&] { return groups[g].as_sequence(); });
+      size_t next = 0;
+      for (size_t i = 0; i < masters.size(); ++i) {
+        const Where where = optimizer.where(member + "[" + std::to_string(i) + "]");
+        in_context(where, [&] {
+          const TensorSource master = archive_.tensor(masters[i]);
+          next = match(next,
+                       [&](const Candidate& candidate) -> std::optional<TensorSource> {
+                         if (candidate.stored.shape() != master.shape()) return std::nullopt;
+                         return master;
+                       }) +
+                 1;
+        });
+      }
+    }
+  }
+
+  void match_flat_groups(const Fields& optimizer) {
+    const auto groups = optimizer.sequence(keys::kFp32GroupsFlat);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const Where where =
+          optimizer.where(std::string(keys::kFp32GroupsFlat) + "[" + std::to_string(g) + "]");
+      in_context(where, [&] {
+        const TensorSource flat = archive_.tensor(groups[g]).flatten();
+        size_t next = 0;
+        for (int64_t at = 0; at < flat.numel();) {
+          const size_t found = in_context({.offset = static_cast<uint64_t>(at)}, [&] {
+            return match(next, [&](const Candidate& candidate) -> std::optional<TensorSource> {
+              const int64_t count = candidate.stored.numel();
+              if (count == 0 || count > flat.numel() - at) return std::nullopt;
+              return flat.narrow(0, at, count).view(candidate.stored.shape());
+            });
+          });
+          at += candidates_[found].stored.numel();
+          next = found + 1;
+        }
+      });
+    }
+  }
+
+  // Gives the next master to the parameter whose 16-bit copy is its rounding. Users build groups by
+  // walking the model, so the first that fits from `next` on is taken, and only then one before it.
+  // `master_for` says what the master would be for a candidate, if it can be one at all.
+  template <typename F>
+  size_t match(size_t next, F&& master_for) {
+    std::vector<size_t> fitting;
+    for (size_t i = 0; i < candidates_.size(); ++i) {
+      const size_t index = (next + i) % candidates_.size();
+      Candidate& candidate = candidates_[index];
+      if (candidate.master) continue;
+      const std::optional<TensorSource> master = master_for(candidate);
+      if (!master || !can_convert(master->dtype(), candidate.stored.dtype())) continue;
+      if (is_rounding_of(draft_.inputs, candidate.stored, *master)) fitting.push_back(index);
+    }
+    if (fitting.empty()) {
+      throw InconsistentError({}, "no parameter of `module` is the rounding of this fp32 master");
+    }
+    Candidate& taken = candidates_[fitting.front()];
+    taken.master = master_for(taken);
+    if (fitting.size() > 1) {
+      draft_.notes.push_back("the fp32 master taken for '" + taken.name + "' also rounds to '" +
+                             candidates_[fitting[1]].name + "'; they were told apart by order");
+    }
+    return fitting.front();
+  }
+
+  CheckpointDraft& draft_;
+  ModelStates model_;
+  const TorchArchive& archive_;
+  ParamList params_;
+  std::vector<Candidate> candidates_;
+};
+
+bool probe(CheckpointDraft& draft) {
+  return draft.folder.has(ShardName::Kind::model_states);
+}
+
+void read(CheckpointDraft& draft) {
+  open_model_shard(draft);
+  const Shard& shard = draft.model_shards.front();
+  const Fields fields(shard, shard.archive.root());
+  if (!fields.has(keys::kOptimizer)) {
+    const int64_t ranks = fields.optional_integer(keys::kDpWorldSize).value_or(1);
+    throw InconsistentError({.file = draft.folder.path.string()},
+                            "all zero_pp_rank_*_optim_states.pt files (" + std::to_string(ranks) +
+                                " of them) are missing: " + shard.display +
+                                " was saved under ZeRO and has no optimizer state of its own");
+  }
+  Reader(draft).read();
+}
+
+}  // namespace
+
+const Layout kZero0{"zero-0", probe, read};
+
+}  // namespace dsckpt

@@ -1,0 +1,351 @@
+// ZeRO stages 1 and 2: every parameter group is one flat fp32 vector, cut into equal partitions.
+// Layout: LAYOUTS.md; source: deepspeed/runtime/zero/stage_1_and_2.py, bf16_optimizer.py;
+// zero_to_fp32.py _zero2_merge_trainable_params.
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "checkpoint/keys.h"
+#include "checkpoint/layout.h"
+#include "checkpoint/model_states.h"
+#include "checkpoint/optim_states.h"
+
+namespace dsckpt {
+namespace {
+
+using pickle::Value;
+
+// One rank's part of one group.
+struct Partition {
+  const Shard* shard;
+  Value tensor;
+  uint64_t length;  // elements saved
+};
+
+// Where each parameter of a group lies in the group's flat vector.
+struct Slice {
+  std::string name;
+  Shape shape;
+  uint64_t begin;
+  uint64_t numel;
+};
+
+struct FlatGroup {
+  std::vector<Slice> slices;
+  uint64_t used = 0;  // elements up to the end of the last parameter, alignment included
+};
+
+std::string member_of(size_t group) {
+  return std::string(keys::kSingleFp32Partition) + "[" + std::to_string(group) + "]";
+}
+
+Fields state_of(const Shard& shard) {
+  return Fields(shard, shard.archive.root()).in(keys::kOptimizerStateDict);
+}
+
+// The paddings of group `group` after each of its parameters; empty if the file has none.
+std::vector<uint64_t> alignment_paddings(const Fields& state, size_t group, size_t params) {
+  const auto all = state.sequence(keys::kParamAlignmentPaddings);
+  if (all.empty()) return {};
+  const Where where = state.where(keys::kParamAlignmentPaddings);
+  return in_context(where, [&] {
+    if (group >= all.size() || all[group].as_sequence().size() != params) {
+      throw InconsistentError(where, "does not fit the " + std::to_string(params) +
+                                         " parameters of group " + std::to_string(group));
+    }
+    std::vector<uint64_t> paddings;
+    for (const Value& value : all[group].as_sequence()) {
+      if (value.as_int() < 0) throw CorruptError(where, "is negative");
+      paddings.push_back(static_cast<uint64_t>(value.as_int()));
+    }
+    return paddings;
+  });
+}
+
+FlatGroup lay_out(const NamedShapes& shapes, const std::vector<uint64_t>& paddings) {
+  FlatGroup group;
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const auto& [name, shape] = shapes[i];
+    const auto count =
+        in_context({.tensor = name}, [&] { return static_cast<uint64_t>(numel(shape)); });
+    group.slices.push_back({name, shape, group.used, count});
+    group.used = checked_add(group.used, count);
+    if (!paddings.empty()) group.used = checked_add(group.used, paddings[i]);
+  }
+  return group;
+}
+
+// The parameter that holds element `at` of the group, or the last one before it.
+std::string name_at(const FlatGroup& group, uint64_t at) {
+  std::string name;
+  for (const Slice& slice : group.slices) {
+    if (slice.begin > at && !name.empty()) break;
+    name = slice.name;
+  }
+  return name;
+}
+
+class Reader {
+ public:
+  explicit Reader(CheckpointDraft& draft)
+      : draft_(draft),
+        model_(draft.model_shards.front()),
+        state_(state_of(draft.optim_shards.front())),
+        // BF16_Optimizer writes neither zero_stage nor a loss scaler, and does not cut the padding
+        // off.
+        padding_kept_(!state_.has(keys::kZeroStage)) {}
+
+  void read() {
+    draft_.facts.zero_stage = zero_stage_of(draft_.optim_shards.front());
+    draft_.facts.optimizer_wrapper = padding_kept_ ? "BF16_Optimizer" : "DeepSpeedZeroOptimizer";
+    const size_t groups = state_.sequence(keys::kSingleFp32Partition).size();
+    if (groups != model_.param_shapes.size()) {
+      throw InconsistentError(state_.where(keys::kSingleFp32Partition),
+                              "has " + std::to_string(groups) + " groups, param_shapes of " +
+                                  model_.shard().display + " has " +
+                                  std::to_string(model_.param_shapes.size()));
+    }
+    check_same_step(draft_.optim_shards, keys::kBaseOptimizerState);
+
+    ParamList params;
+    params.add_buffers(model_);
+    add_frozen(params);
+    params.add_rest_of_module(model_, model_.param_shapes);
+    for (size_t g = 0; g < groups; ++g) add_group(g, params);
+    params.add_aliases(model_);
+    draft_.params = params.take();
+    for (const std::string& name : model_.not_tensors) {
+      draft_.notes.push_back("'" + name + "' of the model's state is not a tensor; left out");
+    }
+  }
+
+ private:
+  // Stage 2 keeps a whole copy of every frozen parameter beside `module`.
+  void add_frozen(ParamList& params) {
+    if (!model_.frozen_param_fragments) return;
+    const Where where = model_.fields.where(keys::kFrozenParamFragments);
+    for (const auto& [name, shape] : model_.frozen_param_shapes) {
+      in_context({.file = where.file, .member = where.member, .tensor = name}, [&] {
+        const TensorSource value =
+            model_.shard().archive.tensor(model_.frozen_param_fragments->at(name));
+        if (value.shape() != shape) {
+          throw InconsistentError({}, "has another shape in frozen_param_shapes");
+        }
+        params.add(name, ParamKind::frozen, value);
+      });
+    }
+  }
+
+  void add_group(size_t g, ParamList& params) {
+    const NamedShapes& shapes = model_.param_shapes[g];
+    const FlatGroup group = in_context(model_.fields.where(keys::kParamShapes), [&] {
+      return lay_out(shapes, alignment_paddings(state_, g, shapes.size()));
+    });
+    for (const Slice& slice : group.slices) check_module_shape(slice);
+
+    const std::vector<Partition> partitions = partitions_of(g);
+    const uint64_t length = partition_length(g, group, partitions);
+    for (size_t rank = 0; rank < partitions.size(); ++rank) {
+      check_partition(g, group, partitions[rank], rank, length);
+    }
+
+    std::vector<TensorSource> parts;
+    for (const Partition& partition : partitions) {
+      parts.push_back(in_context(partition.shard->where(member_of(g)), [&] {
+        return partition.shard->archive.tensor(partition.tensor).flatten();
+      }));
+    }
+    const TensorSource flat = TensorSource::cat(0, std::move(parts));
+    for (const Slice& slice : group.slices) {
+      in_context({.file = model_.shard().display, .tensor = slice.name}, [&] {
+        params.add(
+            slice.name, ParamKind::trainable,
+            flat.narrow(0, static_cast<int64_t>(slice.begin), static_cast<int64_t>(slice.numel))
+                .view(slice.shape));
+      });
+    }
+  }
+
+  // The flat vector cannot tell [37, 11] from [11, 37]; the 16-bit copy can.
+  void check_module_shape(const Slice& slice) const {
+    const auto found = model_.by_name.find(slice.name);
+    if (found == model_.by_name.end()) return;
+    in_context({.file = model_.shard().display, .tensor = slice.name}, [&] {
+      if (model_.shard().archive.info(found->second).shape != slice.shape) {
+        throw InconsistentError({.member = std::string(keys::kParamShapes)},
+                                "does not have the shape that the tensor in `module` has");
+      }
+    });
+  }
+
+  std::vector<Partition> partitions_of(size_t g) const {
+    std::vector<Partition> partitions;
+    for (const Shard& shard : draft_.optim_shards) {
+      const Fields state = state_of(shard);
+      const auto groups = state.sequence(keys::kSingleFp32Partition);
+      in_context(shard.where(member_of(g)), [&] {
+        if (groups.size() != model_.param_shapes.size()) {
+          throw InconsistentError(
+              {}, "another number of groups than in " + draft_.optim_shards.front().display);
+        }
+        const TensorInfo info = shard.archive.info(groups[g]);
+        if (info.dtype != DType::float32) {
+          throw UnsupportedError(
+              {}, "fp32 masters expected, not " + std::string(torch_name(info.dtype)));
+        }
+        partitions.push_back({&shard, groups[g], static_cast<uint64_t>(numel(info.shape))});
+      });
+    }
+    return partitions;
+  }
+
+  // This rank's padding in group `g`, as the file says; nullopt in files too old to say it.
+  static std::optional<uint64_t> saved_padding(const Shard& shard, size_t g) {
+    const Fields state = state_of(shard);
+    const auto paddings = state.sequence(keys::kGroupPaddings);
+    if (paddings.empty()) return std::nullopt;
+    return in_context(state.where(keys::kGroupPaddings), [&]() -> std::optional<uint64_t> {
+      if (g >= paddings.size() || paddings[g].as_int() < 0) {
+        throw CorruptError({}, "does not fit the groups");
+      }
+      return static_cast<uint64_t>(paddings[g].as_int());
+    });
+  }
+
+  // Elements of a whole partition: all ranks' are equally long, padding included. Rank 0 is the
+  // last to have any padding, so it tells.
+  uint64_t partition_length(size_t g, const FlatGroup& group,
+                            const std::vector<Partition>& partitions) const {
+    const Partition& first = partitions.front();
+    uint64_t length = first.length;
+    if (!padding_kept_) length = checked_add(length, saved_padding(*first.shard, g).value_or(0));
+    const uint64_t total = checked_mul(length, partitions.size());
+    if (group.used > total) {
+      const std::string name = name_at(group, total);
+      throw InconsistentError(
+          {.file = first.shard->display, .member = member_of(g), .tensor = name, .offset = total},
+          "the flat group ends here, at " + std::to_string(partitions.size()) + " ranks of " +
+              std::to_string(length) + " elements; the parameters need " +
+              std::to_string(group.used));
+    }
+    // stage_1_and_2.py: nccl_start_alignment_factor = 2.
+    const uint64_t alignment = 2 * partitions.size();
+    if (total - group.used >= alignment) {
+      throw InconsistentError({.file = first.shard->display,
+                               .member = member_of(g),
+                               .tensor = name_at(group, group.used),
+                               .offset = group.used},
+                              std::to_string(total - group.used) +
+                                  " elements after the last parameter are neither parameter nor "
+                                  "padding (padding is less than " +
+                                  std::to_string(alignment) + ")");
+    }
+    return length;
+  }
+
+  void check_partition(size_t g, const FlatGroup& group, const Partition& partition, size_t rank,
+                       uint64_t length) const {
+    const uint64_t begin = rank * length;
+    const uint64_t real = std::clamp(group.used, begin, begin + length) - begin;
+    const uint64_t expected = padding_kept_ ? length : real;
+    if (partition.length != expected) {
+      const uint64_t at = std::min(partition.length, expected);
+      throw InconsistentError({.file = partition.shard->display,
+                               .member = member_of(g),
+                               .tensor = name_at(group, begin + at),
+                               .offset = at},
+                              "has " + std::to_string(partition.length) +
+                                  " elements, the parameters of this rank need " +
+                                  std::to_string(expected));
+    }
+    // BF16_Optimizer books the padding of all ranks on the last one.
+    const bool last = rank + 1 == draft_.optim_shards.size();
+    const uint64_t total = length * draft_.optim_shards.size();
+    const uint64_t padding = !padding_kept_ ? length - real : last ? total - group.used : 0;
+    if (const auto saved = saved_padding(*partition.shard, g); saved && *saved != padding) {
+      throw InconsistentError(
+          partition.shard->where(std::string(keys::kGroupPaddings) + "[" + std::to_string(g) + "]"),
+          "is " + std::to_string(*saved) + ", but rank " + std::to_string(rank) + " has " +
+              std::to_string(padding) + " elements of padding: the file is of another rank");
+    }
+    check_mapping(g, group, *partition.shard, begin, begin + real);
+  }
+
+  // param_slice_mappings[g]: name -> fragment_address(numel, start), the part of each parameter in
+  // this rank's partition.
+  void check_mapping(size_t g, const FlatGroup& group, const Shard& shard, uint64_t begin,
+                     uint64_t end) const {
+    const Fields state = state_of(shard);
+    const auto mappings = state.sequence(keys::kParamSliceMappings);
+    if (mappings.empty()) return;
+    const Where where =
+        shard.where(std::string(keys::kParamSliceMappings) + "[" + std::to_string(g) + "]");
+    std::map<std::string, std::pair<uint64_t, uint64_t>> saved;
+    uint64_t saved_numel = 0;
+    in_context(where, [&] {
+      if (g >= mappings.size()) throw CorruptError({}, "does not fit the groups");
+      for (const auto& [name, address] : mappings[g].as_dict().items) {
+        const Value& fields = address.as_object().state;
+        const auto start = static_cast<uint64_t>(fields.at("start").as_int());
+        const auto count = static_cast<uint64_t>(fields.at("numel").as_int());
+        saved.emplace(name.as_string(), std::pair(start, count));
+        saved_numel = checked_add(saved_numel, count);
+      }
+    });
+    // Under round-robin gradients DeepSpeed computes the mapping in an order the flat group does
+    // not have (stage_1_and_2.py _link_all_hp_params): only the file's rank-wide sum means
+    // anything.
+    const bool order_holds = !model_.round_robin();
+    uint64_t numel = 0;
+    for (const Slice& slice : group.slices) {
+      const uint64_t from = std::max(slice.begin, begin);
+      const uint64_t to = std::min(slice.begin + slice.numel, end);
+      if (from >= to) continue;
+      numel += to - from;
+      if (!order_holds) continue;
+      const auto found = saved.find(slice.name);
+      if (found == saved.end() || found->second != std::pair(from - begin, to - from)) {
+        throw InconsistentError({.file = where.file,
+                                 .member = where.member,
+                                 .tensor = slice.name,
+                                 .offset = from - begin},
+                                "the file maps this parameter elsewhere: it is of another rank or "
+                                "of another checkpoint");
+      }
+    }
+    if (numel != saved_numel) {
+      throw InconsistentError(where, "maps " + std::to_string(saved_numel) +
+                                         " elements, this rank holds " + std::to_string(numel) +
+                                         ": it is of another rank or of another checkpoint");
+    }
+  }
+
+  CheckpointDraft& draft_;
+  ModelStates model_;
+  Fields state_;
+  bool padding_kept_;
+};
+
+bool probe(CheckpointDraft& draft) {
+  return draft.folder.has(ShardName::Kind::optim_states);
+}
+
+void read(CheckpointDraft& draft) {
+  open_optim_shards(draft);
+  if (const Shard& first = draft.optim_shards.front(); zero_stage_of(first) == 3) {
+    throw InconsistentError({.file = draft.folder.path.string()},
+                            "all zero_pp_rank_*_model_states.pt files are missing: " +
+                                first.display + " is of stage 3");
+  }
+  open_model_shard(draft);
+  Reader(draft).read();
+}
+
+}  // namespace
+
+const Layout kZero12{"zero-1/2", probe, read};
+
+}  // namespace dsckpt
