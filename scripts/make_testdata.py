@@ -49,6 +49,7 @@ os.environ.setdefault("DS_SKIP_CUDA_CHECK", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # Muon would compile for minutes
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(ROOT / ".cache" / "torch_extensions"))
 # DeepSpeed builds its CPU optimizers with the ninja that lies beside the interpreter.
 os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
@@ -267,7 +268,8 @@ def build_model(case: Case, seed: int):
                     "u8": torch.arange(9, dtype=torch.uint8), "c64": torch.randn(3, dtype=torch.complex64),
                     "transposed": torch.randn(3, 5).t(), "strided": torch.arange(12.0)[1::3],
                     "expanded": torch.randn(1).expand(4), "int_transposed": torch.arange(6).reshape(2, 3).t(),
-                    "scalar": torch.tensor(0.5), "empty": torch.empty(0, 3)}.items():
+                    "scalar": torch.tensor(0.5), "empty": torch.empty(0, 3), "more": torch.randn(300),
+                    "also_empty": torch.empty(2, 0)}.items():
                 self.register_buffer(name, value)
 
     class Awkward(nn.Module):
