@@ -1,0 +1,189 @@
+#include "format/torch_archive.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "support/plan_runner.h"
+#include "support/temp_file.h"
+
+namespace dsckpt {
+namespace {
+
+using pickle::Value;
+
+std::string testdata(const std::string& name) {
+  return std::string(DSCKPT_TESTDATA) + "/formats/" + name;
+}
+
+std::string tensor_bytes(const InputFiles& files, const TensorSource& source) {
+  PlanBuilder plan;
+  plan.put(plan.add_output("tensor", source.nbytes()), 0, source);
+  return test::run_plan(plan.finish(), files).at(0);
+}
+
+std::string hex(std::string_view bytes) {
+  std::string out;
+  for (const char c : bytes) {
+    out += "0123456789abcdef"[static_cast<uint8_t>(c) >> 4];
+    out += "0123456789abcdef"[static_cast<uint8_t>(c) & 15];
+  }
+  return out;
+}
+
+struct Opened {
+  explicit Opened(const std::string& name)
+      : archive(TorchArchive::open(files, files.add(testdata(name)))) {}
+  InputFiles files;
+  TorchArchive archive;
+};
+
+class RichArchive : public testing::TestWithParam<const char*> {};
+
+// rich.json is what Python sees in the same object.
+TEST_P(RichArchive, EveryTensorIsWhatPythonSees) {
+  const Opened opened(GetParam());
+  std::ifstream truth_file(testdata("rich.json"));
+  const auto truth = nlohmann::json::parse(truth_file);
+  ASSERT_GE(truth.size(), 30U);
+  for (const auto& [name, want] : truth.items()) {
+    SCOPED_TRACE(name);
+    const Value root = opened.archive.root();
+    const Value value = root.find(name) ? root.at(name) : root.at("types").at(name);
+    ASSERT_TRUE(TorchArchive::is_tensor(value));
+    const TensorInfo info = opened.archive.info(value);
+    EXPECT_EQ(torch_name(info.dtype), want["dtype"].get<std::string>());
+    EXPECT_EQ(info.shape, want["shape"].get<Shape>());
+    EXPECT_EQ(info.strides, want["stride"].get<Strides>());
+    EXPECT_EQ(info.storage_offset, want["offset"].get<int64_t>());
+    EXPECT_EQ(info.requires_grad, want["requires_grad"].get<bool>());
+    EXPECT_EQ(hex(tensor_bytes(opened.files, opened.archive.tensor(value))),
+              want["bytes"].get<std::string>());
+  }
+}
+
+TEST_P(RichArchive, AttributesAreKept) {
+  const Opened opened(GetParam());
+  const Value root = opened.archive.root();
+  EXPECT_EQ(opened.archive.info(root.at("marked")).attributes.at("ds_id").as_int(), 7);
+  EXPECT_EQ(opened.archive.info(root.at("tagged")).attributes.at("note").as_string(), "kept");
+  EXPECT_TRUE(opened.archive.info(root.at("flat")).attributes.is_none());
+}
+
+TEST_P(RichArchive, ViewsShareTheirStorage) {
+  const Opened opened(GetParam());
+  const Value root = opened.archive.root();
+  const std::string key = opened.archive.info(root.at("flat")).storage_key;
+  EXPECT_EQ(opened.archive.info(root.at("view")).storage_key, key);
+  EXPECT_EQ(opened.archive.info(root.at("tied")).storage_key, key);
+  EXPECT_NE(opened.archive.info(root.at("step")).storage_key, key);
+  EXPECT_EQ(opened.archive.storage_numel(key), 24);
+  EXPECT_EQ(root.at("flat").identity(), root.at("tied").identity());
+}
+
+TEST_P(RichArchive, ScalarsOfEveryKind) {
+  const Opened opened(GetParam());
+  const TorchArchive& archive = opened.archive;
+  const Value root = archive.root();
+  EXPECT_EQ(archive.scalar(root.at("scalar")), -2.5);
+  EXPECT_EQ(archive.scalar(root.at("step")), 12.0);
+  EXPECT_EQ(archive.scalar(root.at("one_bf16")), 1.5);
+  EXPECT_EQ(archive.scalar(root.at("one_fp16")), -0.25);
+  EXPECT_EQ(archive.scalar(root.at("plain").at("int")), 3.0);
+  EXPECT_EQ(archive.scalar(root.at("plain").at("float")), 1.25);
+  EXPECT_EQ(archive.scalar(root.at("plain").at("bool")), 1.0);
+  EXPECT_EQ(archive.scalar(root.at("plain").at("text")), std::nullopt);
+  EXPECT_EQ(archive.scalar(root.at("flat")), std::nullopt);
+  EXPECT_EQ(archive.scalar(root.at("numpy")), std::nullopt);
+}
+
+TEST_P(RichArchive, OtherObjectsAreNoTensors) {
+  const Opened opened(GetParam());
+  const Value root = opened.archive.root();
+  for (const char* name : {"size", "numpy", "plain", "types"}) {
+    EXPECT_FALSE(TorchArchive::is_tensor(root.at(name))) << name;
+    EXPECT_THROW(opened.archive.info(root.at(name)), CorruptError) << name;
+  }
+  EXPECT_EQ(shape_from_pickle(root.at("size")), (Shape{2, 3}));
+  EXPECT_THROW(shape_from_pickle(root.at("numpy")), CorruptError);
+}
+
+INSTANTIATE_TEST_SUITE_P(TorchArchive, RichArchive,
+                         testing::Values("rich.pt", "rich_stream.pt", "rich_legacy.pt"),
+                         [](const auto& test) {
+                           const std::string name = test.param;
+                           return name.substr(0, name.find('.'));
+                         });
+
+TEST(TorchArchive, PrefixIsTheNameItWasSavedUnder) {
+  EXPECT_EQ(Opened("rich.pt").archive.prefix(), "rich");
+  EXPECT_EQ(Opened("rich_stream.pt").archive.prefix(), "archive");
+  EXPECT_EQ(Opened("rich_legacy.pt").archive.prefix(), "");
+  EXPECT_TRUE(Opened("rich.pt").archive.is_zip());
+  EXPECT_FALSE(Opened("rich_legacy.pt").archive.is_zip());
+}
+
+TEST(TorchArchive, RecordsOfAZipHaveTheirCrc) {
+  const Opened opened("small.pt");
+  const auto records = opened.archive.records();
+  ASSERT_EQ(records.size(), 7U);
+  EXPECT_EQ(records[4].name, "small/data/0");
+  EXPECT_EQ(records[4].extent.size, 16U);
+  EXPECT_EQ(records[4].crc32, 0x25601b8bU);  // of the four floats, by Python's zlib.crc32
+  EXPECT_EQ(records[3].crc32, 0x19e33d85U);  // of "little"
+  EXPECT_TRUE(Opened("small_legacy.pt").archive.records().empty());
+}
+
+TEST(TorchArchive, ConjugateBitIsRefused) {
+  const Opened opened("conjugate.pt");
+  EXPECT_THROW(opened.archive.tensor(opened.archive.root()), UnsupportedError);
+}
+
+// scalars.json holds what Python's Tensor.item() gives for the same elements.
+TEST(TorchArchive, ScalarsOfEveryFloatingTypeAsTorchReadsThem) {
+  const Opened opened("scalars.pt");
+  std::ifstream truth_file(testdata("scalars.json"));
+  const auto truth = nlohmann::json::parse(truth_file);
+  ASSERT_EQ(truth.size(), 9U);
+  for (const auto& [name, want] : truth.items()) {
+    SCOPED_TRACE(name);
+    const auto values = opened.archive.root().at(name).as_sequence();
+    ASSERT_EQ(values.size(), want.size());
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double value = opened.archive.scalar(values[i]).value();
+      if (want[i].is_number()) {
+        EXPECT_EQ(value, want[i].get<double>()) << i;
+      } else if (want[i] == "nan") {
+        EXPECT_TRUE(std::isnan(value)) << i;
+      } else {
+        EXPECT_EQ(value, want[i] == "inf" ? HUGE_VAL : -HUGE_VAL) << i;
+      }
+    }
+  }
+}
+
+TEST(TorchArchiveWriter, RefusesTensorsOutsideTheirStorage) {
+  TorchArchiveWriter writer;
+  const auto storage = writer.storage(TensorSource::stored({0, 0, 16}, DType::float32, {4}));
+  EXPECT_THROW(writer.tensor(storage, {5}), Error);
+  EXPECT_THROW(writer.tensor(storage, {2}, 3), Error);
+  EXPECT_THROW(writer.tensor(storage, {2}, -1), Error);
+  EXPECT_THROW(writer.tensor(storage, {1}, 5), Error);
+  EXPECT_THROW(writer.storage(TensorSource::stored({0, 0, 4}, DType::complex32, {1})),
+               UnsupportedError);
+}
+
+TEST(TorchArchiveWriter, RefusesARootThatLeavesStoragesOut) {
+  TorchArchiveWriter writer;
+  const auto a = writer.tensor(TensorSource::stored({0, 0, 4}, DType::float32, {1}));
+  const auto b = writer.tensor(TensorSource::stored({0, 0, 4}, DType::float32, {1}));
+  writer.document().set_root(writer.document().list({b, a}));
+  PlanBuilder plan;
+  EXPECT_THROW(std::move(writer).lay_out(plan, "x.bin"), std::logic_error);
+}
+
+}  // namespace
+}  // namespace dsckpt

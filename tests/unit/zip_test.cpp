@@ -1,0 +1,148 @@
+#include "format/zip.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "support/temp_file.h"
+
+namespace dsckpt {
+namespace {
+
+std::string testdata(const std::string& name) {
+  return std::string(DSCKPT_TESTDATA) + "/formats/" + name;
+}
+
+std::string content(const ZipReader& zip, const std::string& name) {
+  const ZipEntry* entry = zip.find(name);
+  EXPECT_NE(entry, nullptr) << name;
+  if (entry == nullptr) return {};
+  const auto bytes = zip.read(*entry);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// Written by Python's zipfile: no zip64 records, a comment at the end.
+TEST(ZipReader, ReadsPlainZipWithComment) {
+  const InputFile file(testdata("stored.zip"));
+  EXPECT_TRUE(ZipReader::probe(file));
+  const ZipReader zip = ZipReader::open(file, 3);
+  ASSERT_EQ(zip.entries().size(), 2U);
+  EXPECT_EQ(content(zip, "top/one"), "one");
+  EXPECT_EQ(content(zip, "top/two"), "");
+  EXPECT_EQ(zip.find("top/three"), nullptr);
+  EXPECT_EQ(zip.find("one"), nullptr);
+  // 30 bytes of local header and seven of name
+  EXPECT_EQ(zip.data(zip.entries()[0]), (Extent{3, 37, 3}));
+}
+
+TEST(ZipReader, ReadsRecordsOfTorchInOrder) {
+  const InputFile file(testdata("small.pt"));
+  const ZipReader zip = ZipReader::open(file, 0);
+  std::vector<std::string> names;
+  for (const ZipEntry& entry : zip.entries()) names.push_back(entry.name);
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"small/data.pkl", "small/.format_version",
+                                      "small/.storage_alignment", "small/byteorder", "small/data/0",
+                                      "small/version", "small/.data/serialization_id"}));
+  EXPECT_EQ(content(zip, "small/version"), "3\n");
+  EXPECT_EQ(content(zip, "small/byteorder"), "little");
+  for (const ZipEntry& entry : zip.entries()) EXPECT_EQ(zip.data(entry).offset % 64, 0U);
+}
+
+TEST(ZipReader, StaysValidWhenMoved) {
+  const InputFile file(testdata("small.pt"));
+  ZipReader first = ZipReader::open(file, 0);
+  const ZipReader zip = std::move(first);
+  EXPECT_EQ(content(zip, "small/.storage_alignment"), "64");
+}
+
+TEST(ZipReader, ProbeIsFalseForOtherFiles) {
+  const test::TempFolder folder;
+  EXPECT_FALSE(ZipReader::probe(InputFile(folder.write("empty", ""))));
+  EXPECT_FALSE(ZipReader::probe(InputFile(folder.write("short", "PK\3\4"))));
+  EXPECT_FALSE(ZipReader::probe(InputFile(testdata("small.safetensors"))));
+}
+
+// The layout of records at and beyond 4 GiB, as torch.save wrote them for
+// {"t": int8 zeros of 4.3e9, "u": arange(7), "e": empty} into big.bin: offsets, and the bytes of
+// the local header, descriptor and directory entries.
+TEST(ZipLayout, BeyondFourGiBAsTorch) {
+  constexpr uint64_t kBig = 4'300'000'000;
+  ZipLayout layout("big");
+  layout.add("data.pkl", std::string(325, 'p'));
+  layout.add(".format_version", std::string("1"));
+  layout.add(".storage_alignment", std::string("64"));
+  layout.add("byteorder", std::string("little"));
+  const auto source = [](uint64_t size) {
+    return TensorSource::stored({0, 0, size}, DType::uint8, {static_cast<int64_t>(size)});
+  };
+  layout.add("data/0", source(kBig));
+  layout.add("data/1", source(56));
+  layout.add("data/2", source(0));
+  layout.add("version", std::string("3\n"));
+  layout.add(".data/serialization_id", std::string(40, '0'));
+  PlanBuilder builder;
+  std::move(layout).lay_out(builder, "big.bin");
+  const CopyPlan plan = builder.finish();
+  plan.validate({{"in", kBig}});
+
+  ASSERT_EQ(plan.outputs().size(), 1U);
+  EXPECT_EQ(plan.outputs()[0].size, 4'300'002'185U);
+  ASSERT_EQ(plan.digests().size(), 2U);
+  EXPECT_EQ(plan.digests()[0].begin, 896U);
+  EXPECT_EQ(plan.digests()[0].end, 896 + kBig);
+  EXPECT_EQ(plan.digests()[1].begin, 4'300'001'024U);
+  EXPECT_EQ(plan.digests()[1].end, 4'300'001'080U);
+
+  // The literal between data/0 and data/1.
+  std::string between;
+  std::string rest;
+  for (const CopyItem& item : plan.items()) {
+    if (item.op != Op::literal) continue;
+    if (item.dst == 896 + kBig) between = plan.literals().substr(item.src, item.row_bytes);
+    if (item.dst == 4'300'001'080) rest = plan.literals().substr(item.src, item.row_bytes);
+  }
+  const auto hex = [](std::string_view bytes) {
+    std::string out;
+    for (const char c : bytes) {
+      out += "0123456789abcdef"[static_cast<uint8_t>(c) >> 4];
+      out += "0123456789abcdef"[static_cast<uint8_t>(c) & 15];
+    }
+    return out;
+  };
+  std::string padding;
+  for (int i = 0; i < 48; ++i) padding += "5a";
+  EXPECT_EQ(hex(between),
+            "504b07080000000000cb4c000100000000cb4c0001000000"
+            "504b0304000000080800000000000000000000000000000000000a004000"
+            "6269672f646174612f31"
+            "0100080098ce4c0001000000"
+            "46423000" +
+                padding);
+  EXPECT_EQ(hex(rest.substr(0, 24)),
+            "504b0708000000003800000000000000"
+            "3800000000000000");
+  const std::string directory = hex(rest);
+  EXPECT_NE(
+      directory.find("ffffffffffffffff0a00140000000000000000000000160300006269672f646174612f30"
+                     "0100100000cb4c000100000000cb4c0001000000"),
+      std::string::npos);
+  EXPECT_NE(directory.find("38000000380000000a000c000000000000000000"
+                           "0000ffffffff6269672f646174612f310100080098ce4c0001000000"),
+            std::string::npos);
+  EXPECT_TRUE(directory.ends_with(
+      "504b06062c000000000000001e032d00000000000000000009000000000000000900000000000000"
+      "6702000000000000c0d04c0001000000"
+      "504b06070000000027d34c000100000001000000"
+      "504b050600000000090009006702"
+      "0000ffffffff0000"));
+}
+
+TEST(ZipLayout, RefusesNamesThatDoNotFit) {
+  ZipLayout layout("p");
+  layout.add(std::string(65534, 'n'), std::string("x"));
+  PlanBuilder builder;
+  EXPECT_THROW(std::move(layout).lay_out(builder, "out"), UnsupportedError);
+}
+
+}  // namespace
+}  // namespace dsckpt
