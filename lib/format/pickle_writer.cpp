@@ -134,23 +134,17 @@ class Writer {
         return open(node, byte_array_object(static_cast<TextNode&>(node)));
       case Kind::global:
         return save_global(static_cast<GlobalNode&>(node));
-      case Kind::tuple: {
-        const size_t size = static_cast<TupleNode&>(node).items.size();
-        if (size == 0) {
-          out_.push_back(')');
-          return false;
-        }
-        if (size > 3) out_.push_back('(');
+      case Kind::tuple:
+        if (static_cast<TupleNode&>(node).items.size() > 3) out_.push_back('(');
         return open(node);
-      }
       case Kind::list:
         out_.push_back(']');
         put(node);
-        return !static_cast<ListNode&>(node).items.empty() && open(node);
+        return open(node);
       case Kind::dict:
         out_.push_back('}');
         put(node);
-        return !static_cast<DictHolder&>(node).dict.items.empty() && open(node);
+        return open(node);
       case Kind::set:
       case Kind::frozen_set:
         return open(node, set_object(static_cast<ListNode&>(node)));
@@ -162,15 +156,20 @@ class Writer {
   }
 
   bool open(Node& node, const ObjectNode* object = nullptr) {
+    path_.push_back({&node, object, 0, depth_of(node)});
+    return true;
+  }
+
+  // The depth that the parts of `node` are at. Throws if that is too deep.
+  uint32_t depth_of(const Node& node) const {
     const uint32_t depth = path_.empty() ? 0 : path_.back().depth;
     // Bytes count as a leaf, also where the pickle spelled them as a call.
     const bool in_bytes = !path_.empty() && path_.back().node->called;
-    const bool counts = !node.helper && !in_bytes && is_container(node.kind);
-    if (counts && depth >= max_depth_) {
+    if (node.helper || in_bytes || !is_container(node.kind)) return depth;
+    if (depth >= max_depth_) {
       throw UnsupportedError({}, "values nest deeper than " + std::to_string(max_depth_));
     }
-    path_.push_back({&node, object, 0, depth + (counts ? 1 : 0)});
-    return true;
+    return depth + 1;
   }
 
   // Writes on from where the topmost frame stands until a part opens a frame of its own.
@@ -233,6 +232,10 @@ class Writer {
 
   bool step_tuple(Frame& frame, const TupleNode& node) {
     const size_t size = node.items.size();
+    if (size == 0) {
+      out_.push_back(')');  // never memoised
+      return false;
+    }
     while (frame.index < size) {
       if (save(node.items[frame.index++])) return true;
     }
