@@ -37,11 +37,6 @@ Error::Error(ErrorKind kind, Where where, std::string message)
       where_(std::move(where)),
       message_(std::move(message)) {}
 
-Error&& Error::with_hint(std::string hint) && {
-  hint_ = std::move(hint);
-  return std::move(*this);
-}
-
 Error Error::within(const Where& outer) const {
   Where where = where_;
   if (where.file.empty()) where.file = outer.file;
@@ -54,9 +49,27 @@ Error Error::within(const Where& outer) const {
   return copy;
 }
 
+void Error::raise() const {
+  switch (kind_) {
+    case ErrorKind::usage:
+      throw UsageError(*this);
+    case ErrorKind::corrupt:
+      throw CorruptError(*this);
+    case ErrorKind::inconsistent:
+      throw InconsistentError(*this);
+    case ErrorKind::unsupported:
+      throw UnsupportedError(*this);
+    case ErrorKind::io:
+      throw IoError(*this);
+    case ErrorKind::interrupted:
+      throw InterruptedError(*this);
+  }
+  throw *this;
+}
+
 IoError::IoError(Where where, std::string message, int errno_value)
-    : Error(ErrorKind::io, std::move(where),
-            errno_value == 0 ? message : message + ": " + std::strerror(errno_value)) {
+    : ErrorOfKind(ErrorKind::io, std::move(where),
+                  errno_value == 0 ? message : message + ": " + std::strerror(errno_value)) {
   errno_value_ = errno_value;
 }
 

@@ -52,51 +52,71 @@ class Error : public std::runtime_error {
   // A next step for the user, or "".
   const std::string& hint() const { return hint_; }
 
-  Error&& with_hint(std::string hint) &&;
-
   // The same error with the empty fields of its Where taken from `outer`.
   [[nodiscard]] Error within(const Where& outer) const;
+  // Throws it as the class below that its kind has.
+  [[noreturn]] void raise() const;
 
  protected:
   int errno_value_ = 0;
+  std::string hint_;
 
  private:
   ErrorKind kind_;
   Where where_;
   std::string message_;
-  std::string hint_;
 };
 
-struct UsageError : Error {
-  explicit UsageError(std::string message) : Error(ErrorKind::usage, {}, std::move(message)) {}
+// What the classes of the kinds share; `Leaf` is one of them.
+template <typename Leaf>
+struct ErrorOfKind : Error {
+  using Error::Error;
+  explicit ErrorOfKind(const Error& error) : Error(error) {}
+
+  Leaf with_hint(std::string hint) && {
+    hint_ = std::move(hint);
+    return std::move(static_cast<Leaf&>(*this));
+  }
 };
-struct CorruptError : Error {
+
+struct UsageError : ErrorOfKind<UsageError> {
+  using ErrorOfKind::ErrorOfKind;
+  explicit UsageError(std::string message)
+      : ErrorOfKind(ErrorKind::usage, {}, std::move(message)) {}
+};
+struct CorruptError : ErrorOfKind<CorruptError> {
+  using ErrorOfKind::ErrorOfKind;
   CorruptError(Where where, std::string message)
-      : Error(ErrorKind::corrupt, std::move(where), std::move(message)) {}
+      : ErrorOfKind(ErrorKind::corrupt, std::move(where), std::move(message)) {}
 };
-struct InconsistentError : Error {
+struct InconsistentError : ErrorOfKind<InconsistentError> {
+  using ErrorOfKind::ErrorOfKind;
   InconsistentError(Where where, std::string message)
-      : Error(ErrorKind::inconsistent, std::move(where), std::move(message)) {}
+      : ErrorOfKind(ErrorKind::inconsistent, std::move(where), std::move(message)) {}
 };
-struct UnsupportedError : Error {
+struct UnsupportedError : ErrorOfKind<UnsupportedError> {
+  using ErrorOfKind::ErrorOfKind;
   UnsupportedError(Where where, std::string message)
-      : Error(ErrorKind::unsupported, std::move(where), std::move(message)) {}
+      : ErrorOfKind(ErrorKind::unsupported, std::move(where), std::move(message)) {}
 };
-struct IoError : Error {
+struct IoError : ErrorOfKind<IoError> {
+  using ErrorOfKind::ErrorOfKind;
   // `message` says what was tried ("cannot open"); the text of `errno_value` is appended unless 0.
   IoError(Where where, std::string message, int errno_value);
 };
-struct InterruptedError : Error {
-  InterruptedError() : Error(ErrorKind::interrupted, {}, "interrupted") {}
+struct InterruptedError : ErrorOfKind<InterruptedError> {
+  using ErrorOfKind::ErrorOfKind;
+  InterruptedError() : ErrorOfKind(ErrorKind::interrupted, {}, "interrupted") {}
 };
 
-// Runs `body`; an Error that leaves it gets the empty fields of its Where from `where`.
+// Runs `body`; an Error that leaves it gets the empty fields of its Where from `where` and keeps
+// its class.
 template <typename Body>
 auto in_context(const Where& where, Body&& body) {
   try {
     return std::forward<Body>(body)();
   } catch (const Error& error) {
-    throw error.within(where);
+    error.within(where).raise();
   }
 }
 
