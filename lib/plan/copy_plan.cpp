@@ -38,7 +38,11 @@ void check_paths(const std::vector<PlannedFile>& outputs) {
       plain = !part.empty() && part != "." && part != "..";
       begin = end + 1;
     }
-    if (!plain) throw InconsistentError({.file = path}, "is not a path inside the output folder");
+    if (!plain) {
+      // what() ends at a NUL.
+      throw InconsistentError({.file = path.substr(0, path.find('\0'))},
+                              "is not a path inside the output folder");
+    }
     if (!seen.insert(path).second) throw InconsistentError({.file = path}, "is written twice");
   }
   for (const PlannedFile& file : outputs) {
