@@ -36,7 +36,7 @@ struct Progress {
 struct ExecOptions {
   unsigned threads = 0;  // 0: as many as there are cores
   // Records of the inputs with a known CRC32. Those that the plan reads whole are checked.
-  std::vector<InputRecord> records;
+  std::vector<InputRecord> records = {};
   // Check all of `records`, also those that the plan does not need.
   bool check_all_records = false;
 };
