@@ -1,0 +1,127 @@
+// Random plans, executed and compared with the naive runner.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "exec/executor.h"
+#include "plan/copy_plan.h"
+#include "support/plan_runner.h"
+#include "support/plan_tools.h"
+#include "support/temp_file.h"
+
+namespace dsckpt {
+namespace {
+
+class PlanProperty : public testing::TestWithParam<int> {
+ protected:
+  static constexpr uint64_t kFileBytes = 3'000'000;
+
+  PlanProperty() : random_(static_cast<uint64_t>(GetParam())) {
+    for (int i = 0; i < 3; ++i) {
+      inputs_.add(folder_.write(std::to_string(i), test::random_bytes(kFileBytes, random_())));
+    }
+  }
+
+  int64_t pick(int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random_);
+  }
+  // Small numbers often, large ones at times.
+  int64_t pick_log(int64_t high) { return pick(0, int64_t{1} << pick(0, 62)) % (high + 1); }
+
+  TensorSource piece() {
+    static constexpr DType kTypes[] = {DType::uint8, DType::bfloat16, DType::float32,
+                                       DType::float64, DType::complex128};
+    const DType dtype = kTypes[pick(0, 4)];
+    const auto file = static_cast<FileId>(pick(0, 2));
+    const auto element = static_cast<int64_t>(size_of(dtype));
+    const uint64_t offset = static_cast<uint64_t>(pick(0, 1000));
+    const int64_t room = (static_cast<int64_t>(kFileBytes) - 1000) / element;
+    if (pick(0, 2) != 0) {
+      const int64_t count = pick_log(room);
+      return TensorSource::stored({file, offset, static_cast<uint64_t>(count * element)}, dtype,
+                                  {count});
+    }
+    const int64_t columns = 1 + pick_log(9999);
+    const int64_t stride = pick(0, 4) == 0 ? pick(0, columns) : columns + pick_log(9999);
+    const int64_t rows =
+        1 + pick_log(std::min<int64_t>((room - columns) / std::max<int64_t>(stride, 1),
+                                       2'000'000 / columns));
+    const int64_t span = ((rows - 1) * stride + columns) * element;
+    return TensorSource::stored({file, offset, static_cast<uint64_t>(span)}, dtype, {rows, columns},
+                                {stride, 1});
+  }
+
+  CopyPlan random_plan() {
+    PlanBuilder builder;
+    const int64_t outputs = pick(1, 5);
+    for (int64_t i = 0; i < outputs; ++i) {
+      struct Put {
+        uint64_t dst;
+        std::optional<TensorSource> source;
+        std::string literal;
+      };
+      std::vector<Put> puts;
+      std::vector<Digest> digests;
+      uint64_t size = 0;
+      for (int64_t n = pick(0, 12); n > 0; --n) {
+        const uint64_t begin = size;
+        for (int64_t k = pick(0, 3); k > 0; --k) {
+          puts.push_back({size, piece(), {}});
+          size += puts.back().source->nbytes();
+        }
+        puts.push_back({size, {}, test::random_bytes(static_cast<size_t>(pick_log(3000)), 1)});
+        size += puts.back().literal.size();
+        if (pick(0, 1) == 0) {
+          digests.push_back({static_cast<OutputId>(i), begin, size, {size}});
+          puts.push_back({size, {}, std::string(4, '\0')});
+          size += 4;
+        }
+      }
+      const OutputId out =
+          builder.add_output(std::to_string(i), size);
+      std::shuffle(puts.begin(), puts.end(), random_);
+      for (const Put& put : puts) {
+        if (put.source) {
+          builder.put(out, put.dst, *put.source);
+        } else {
+          builder.put_literal(out, put.dst, put.literal);
+        }
+      }
+      std::shuffle(digests.begin(), digests.end(), random_);
+      for (Digest& digest : digests) builder.add_digest(std::move(digest));
+    }
+    return builder.finish();
+  }
+
+  test::TempFolder folder_;
+  InputFiles inputs_;
+  std::mt19937_64 random_;
+};
+
+TEST_P(PlanProperty, IsExecutedAsTheNaiveRunnerDoesIt) {
+  for (int round = 0; round < 3; ++round) {
+    SCOPED_TRACE(round);
+    const CopyPlan plan = random_plan();
+    const std::vector<std::string> expected = test::run_plan(plan, inputs_);
+    for (const unsigned threads : {1u, 2u, 8u}) {
+      test::MemorySink sink(plan);
+      Progress progress;
+      ExecOptions options;
+      options.threads = threads;
+      const ExecStats stats = execute(plan, inputs_, sink, progress, options);
+      ASSERT_TRUE(sink.all_finished());
+      ASSERT_TRUE(sink.outputs() == expected) << threads << " threads";
+      ASSERT_EQ(stats.bytes_read, plan.bytes_read());
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, PlanProperty, testing::Range(0, 12));
+
+}  // namespace
+}  // namespace dsckpt

@@ -1,0 +1,335 @@
+// Random tensor expressions, lowered and compared with a naive evaluation element by element.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "base/error.h"
+#include "plan/tensor_source.h"
+#include "support/expect_error.h"
+
+namespace dsckpt {
+namespace {
+
+// Where an element comes from. The bytes of a file are all different in this sense, so no content
+// is needed.
+struct Origin {
+  FileId file;
+  uint64_t offset;
+  DType stored;
+  DType result;
+  bool operator==(const Origin&) const = default;
+};
+
+// A tensor evaluated: the origin of every element, in row-major order.
+struct Naive {
+  DType dtype;
+  Shape shape;
+  std::vector<Origin> elements;
+};
+
+std::vector<Shape> all_indices(const Shape& shape) {
+  std::vector<Shape> out;
+  if (numel(shape) == 0) return out;
+  Shape index(shape.size(), 0);
+  for (;;) {
+    out.push_back(index);
+    size_t d = shape.size();
+    while (d > 0 && ++index[d - 1] == shape[d - 1]) index[--d] = 0;
+    if (d == 0) return out;
+  }
+}
+
+size_t flat_index(const Shape& index, const Shape& shape) {
+  int64_t flat = 0;
+  for (size_t d = 0; d < shape.size(); ++d) flat = flat * shape[d] + index[d];
+  return static_cast<size_t>(flat);
+}
+
+struct Pair {
+  TensorSource source;
+  Naive naive;
+};
+
+class Generator {
+ public:
+  explicit Generator(uint64_t seed) : random_(seed) {}
+
+  int64_t pick(int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random_);
+  }
+
+  Pair stored(DType dtype, const Shape& shape) {
+    // Strides as a permuted, padded tensor has them, at times with zeros or overlaps.
+    Strides strides(shape.size());
+    std::vector<size_t> order(shape.size());
+    for (size_t d = 0; d < order.size(); ++d) order[d] = d;
+    const int64_t kind = pick(0, 5);
+    if (kind >= 3) std::shuffle(order.begin(), order.end(), random_);
+    int64_t step = kind == 2 || kind == 4 ? pick(1, 3) : 1;
+    for (size_t i = order.size(); i-- > 0;) {
+      const size_t d = order[i];
+      strides[d] = step;
+      step *= std::max<int64_t>(shape[d], 1);
+      if (kind == 1 || kind == 4) step += pick(0, 3);
+      if (kind == 5) strides[d] = pick(0, 4);
+      // Strides of dimensions without a second element mean nothing.
+      if (shape[d] <= 1 && pick(0, 1) == 1) strides[d] = pick(-5, 1000);
+    }
+    int64_t span = 1;
+    for (size_t d = 0; d < shape.size(); ++d)
+      span += std::max<int64_t>(shape[d] - 1, 0) * strides[d];
+    const uint64_t element = size_of(dtype);
+    const FileId file = static_cast<FileId>(pick(0, 2));
+    const uint64_t offset = static_cast<uint64_t>(pick(0, 1000));
+    const uint64_t slack = static_cast<uint64_t>(pick(0, 3)) * element;
+    Naive naive{dtype, shape, {}};
+    for (const Shape& index : all_indices(shape)) {
+      int64_t at = 0;
+      for (size_t d = 0; d < shape.size(); ++d) at += index[d] * strides[d];
+      naive.elements.push_back({file, offset + static_cast<uint64_t>(at) * element, dtype, dtype});
+    }
+    return {TensorSource::stored({file, offset, static_cast<uint64_t>(span) * element + slack},
+                                 dtype, shape, strides),
+            std::move(naive)};
+  }
+
+  Shape shape() {
+    Shape out(static_cast<size_t>(pick(0, 4)));
+    for (int64_t& size : out) size = pick(0, 9) == 0 ? pick(0, 1) : pick(1, 5);
+    return out;
+  }
+
+  // The shape of `count` elements in another way.
+  Shape reshaped(int64_t count) {
+    Shape out;
+    int64_t left = count;
+    while (left > 1 && pick(0, 3) != 0) {
+      std::vector<int64_t> divisors;
+      for (int64_t d = 1; d <= left; ++d) {
+        if (left % d == 0) divisors.push_back(d);
+      }
+      out.push_back(
+          divisors[static_cast<size_t>(pick(0, static_cast<int64_t>(divisors.size()) - 1))]);
+      left /= out.back();
+    }
+    out.push_back(left);
+    return out;
+  }
+
+  Pair expression(int depth) { return expression(depth, types()[pick_index(4)], shape(), true); }
+
+ private:
+  static const std::vector<DType>& types() {
+    static const std::vector<DType> all{DType::float32, DType::bfloat16, DType::float64,
+                                        DType::uint8};
+    return all;
+  }
+  size_t pick_index(int64_t count) { return static_cast<size_t>(pick(0, count - 1)); }
+
+  // A random expression of this type and shape.
+  Pair expression(int depth, DType dtype, const Shape& shape, bool may_cast) {
+    const int64_t kind = depth == 0 ? 0 : pick(0, 9);
+    if (kind >= 1 && kind <= 3 && !shape.empty()) return cat(depth, dtype, shape, may_cast);
+    if (kind >= 4 && kind <= 6 && !shape.empty()) return narrow(depth, dtype, shape, may_cast);
+    if (kind == 7 || kind == 8) {
+      Pair child = expression(depth - 1, dtype, reshaped(numel(shape)), may_cast);
+      Pair out{child.source.view(shape), std::move(child.naive)};
+      out.naive.shape = shape;
+      return out;
+    }
+    if (kind == 9 && may_cast) {
+      Pair child = expression(depth - 1, types()[pick_index(4)], shape, false);
+      Pair out{child.source.to(dtype), std::move(child.naive)};
+      out.naive.dtype = dtype;
+      for (Origin& origin : out.naive.elements) origin.result = dtype;
+      return out;
+    }
+    return stored(dtype, shape);
+  }
+
+  Pair cat(int depth, DType dtype, const Shape& shape, bool may_cast) {
+    const size_t dim = pick_index(static_cast<int64_t>(shape.size()));
+    std::vector<int64_t> sizes;
+    for (int64_t left = shape[dim]; left > 0 || sizes.empty();) {
+      sizes.push_back(pick(0, left));
+      left -= sizes.back();
+    }
+    if (pick(0, 3) == 0) sizes.push_back(0);
+    std::vector<TensorSource> sources;
+    Naive naive{dtype, shape, std::vector<Origin>(static_cast<size_t>(numel(shape)))};
+    int64_t begin = 0;
+    for (const int64_t size : sizes) {
+      Shape part_shape = shape;
+      part_shape[dim] = size;
+      Pair part = expression(depth - 1, dtype, part_shape, may_cast);
+      sources.push_back(part.source);
+      for (Shape index : all_indices(part_shape)) {
+        const Origin origin = part.naive.elements[flat_index(index, part_shape)];
+        index[dim] += begin;
+        naive.elements[flat_index(index, shape)] = origin;
+      }
+      begin += size;
+    }
+    return {TensorSource::cat(static_cast<int64_t>(dim), std::move(sources)), std::move(naive)};
+  }
+
+  Pair narrow(int depth, DType dtype, const Shape& shape, bool may_cast) {
+    const size_t dim = pick_index(static_cast<int64_t>(shape.size()));
+    const int64_t before = pick(0, 3);
+    Shape larger = shape;
+    larger[dim] += before + pick(0, 3);
+    Pair child = expression(depth - 1, dtype, larger, may_cast);
+    Naive naive{dtype, shape, {}};
+    for (Shape index : all_indices(shape)) {
+      index[dim] += before;
+      naive.elements.push_back(child.naive.elements[flat_index(index, larger)]);
+    }
+    return {child.source.narrow(static_cast<int64_t>(dim), before, shape[dim]), std::move(naive)};
+  }
+
+  std::mt19937_64 random_;
+};
+
+std::vector<Origin> lowered(const TensorSource& source, int64_t first, int64_t count) {
+  std::vector<Origin> out;
+  source.lower(first, count, [&](const SourceRun& run) {
+    EXPECT_GT(run.rows, 0u);
+    EXPECT_GT(run.row_bytes, 0u);
+    EXPECT_EQ(run.row_bytes % size_of(run.stored), 0u);
+    for (uint64_t row = 0; row < run.rows; ++row) {
+      const uint64_t start =
+          run.offset + static_cast<uint64_t>(static_cast<int64_t>(row) * run.stride);
+      for (uint64_t at = 0; at < run.row_bytes; at += size_of(run.stored)) {
+        out.push_back({run.file, start + at, run.stored, run.result});
+      }
+    }
+  });
+  return out;
+}
+
+TEST(TensorSourceProperty, LowersToWhatNaiveEvaluationGives) {
+  size_t with_elements = 0;
+  for (uint64_t seed = 0; seed < 4000; ++seed) {
+    SCOPED_TRACE(seed);
+    Generator generator(seed);
+    const auto [source, naive] = generator.expression(4);
+    ASSERT_EQ(source.dtype(), naive.dtype);
+    ASSERT_EQ(source.shape(), naive.shape);
+    ASSERT_EQ(source.numel(), numel(naive.shape));
+    ASSERT_EQ(lowered(source, 0, source.numel()), naive.elements);
+    with_elements += naive.elements.size() > 1;
+  }
+  EXPECT_GT(with_elements, 2000u);
+}
+
+TEST(TensorSourceProperty, LowersAnyRange) {
+  for (uint64_t seed = 0; seed < 1000; ++seed) {
+    SCOPED_TRACE(seed);
+    Generator generator(seed);
+    const auto [source, naive] = generator.expression(3);
+    for (int i = 0; i < 10; ++i) {
+      const int64_t first = generator.pick(0, source.numel());
+      const int64_t count = generator.pick(0, source.numel() - first);
+      const auto begin = naive.elements.begin() + first;
+      ASSERT_EQ(lowered(source, first, count), std::vector<Origin>(begin, begin + count))
+          << first << " " << count;
+    }
+  }
+}
+
+TEST(TensorSourceProperty, SeesItselfAsStridedOnlyAsItIs) {
+  size_t seen = 0;
+  for (uint64_t seed = 0; seed < 4000; ++seed) {
+    SCOPED_TRACE(seed);
+    Generator generator(seed);
+    const auto [source, naive] = generator.expression(2);
+    const auto view = source.as_strided();
+    if (!view) continue;
+    ASSERT_EQ(view->dtype, naive.dtype);
+    ASSERT_EQ(view->shape, naive.shape);
+    ASSERT_EQ(view->strides.size(), naive.shape.size());
+    if (naive.elements.empty()) continue;
+    ++seen;
+    const uint64_t element = size_of(naive.dtype);
+    uint64_t lowest = ~uint64_t{0};
+    uint64_t highest = 0;
+    for (const Shape& index : all_indices(naive.shape)) {
+      int64_t at = 0;
+      for (size_t d = 0; d < index.size(); ++d) at += index[d] * view->strides[d];
+      const uint64_t offset = view->extent.offset + static_cast<uint64_t>(at) * element;
+      const Origin origin{view->extent.file, offset, view->dtype, view->dtype};
+      ASSERT_EQ(origin, naive.elements[flat_index(index, naive.shape)]);
+      lowest = std::min(lowest, offset);
+      highest = std::max(highest, offset + element);
+    }
+    ASSERT_EQ(view->extent.offset, lowest);
+    ASSERT_EQ(view->extent.end(), highest);
+  }
+  EXPECT_GT(seen, 1000u);
+}
+
+TEST(TensorSource, IsStridedWhereAPieceOfAFlatGroupIsOneRun) {
+  const auto flat = TensorSource::stored({3, 64, 400}, DType::float32, {100});
+  const auto view = flat.narrow(0, 10, 12).view({3, 4}).as_strided();
+  ASSERT_TRUE(view);
+  EXPECT_EQ(view->extent, (Extent{3, 104, 48}));
+  EXPECT_EQ(view->strides, (Strides{4, 1}));
+  EXPECT_FALSE(flat.to(DType::bfloat16).as_strided());
+  EXPECT_TRUE(TensorSource::cat(0, {flat.narrow(0, 0, 50), flat.narrow(0, 50, 50)}).as_strided());
+  EXPECT_FALSE(TensorSource::cat(0, {flat.narrow(0, 50, 50), flat.narrow(0, 0, 50)}).as_strided());
+}
+
+TEST(TensorSource, LowersAFragmentOfATensorParallelSliceToAFewItems) {
+  // Column-parallel rows of 30 out of 40, narrowed to an odd range.
+  const auto slice = TensorSource::stored({0, 0, 4000}, DType::uint8, {100, 40}).narrow(1, 5, 30);
+  int runs = 0;
+  slice.lower([&](const SourceRun& run) { runs += run.rows > 0; });
+  EXPECT_LE(runs, 100);
+  const auto strided = TensorSource::stored({0, 5, 3990}, DType::uint8, {100, 30}, {40, 1});
+  runs = 0;
+  strided.lower(17, 2000, [&](const SourceRun& run) { runs += run.rows > 0; });
+  EXPECT_EQ(runs, 3);
+}
+
+TEST(TensorSource, RefusesWhatDoesNotFit) {
+  using enum DType;
+  const auto t = TensorSource::stored({0, 0, 24}, float32, {2, 3});
+  EXPECT_ERROR(TensorSource::stored({0, 0, 20}, float32, {2, 3}, {3, 1}), CorruptError,
+               "needs 24 bytes, its storage has 20");
+  EXPECT_ERROR(TensorSource::stored({0, 0, 25}, float32, {2, 3}), CorruptError, "not 25");
+  EXPECT_ERROR(TensorSource::stored({0, 0, 24}, float32, {2, 3}, {3}), CorruptError, "1 strides");
+  EXPECT_ERROR(TensorSource::stored({0, 0, 24}, float32, {2, 3}, {-3, 1}), CorruptError,
+               "negative stride");
+  EXPECT_ERROR(t.narrow(2, 0, 1), InconsistentError, "dimension 2");
+  EXPECT_ERROR(t.narrow(-1, 0, 1), InconsistentError, "dimension -1");
+  EXPECT_ERROR(t.narrow(1, 2, 2), InconsistentError, "of 3");
+  EXPECT_ERROR(t.narrow(1, -1, 1), InconsistentError, "of 3");
+  EXPECT_ERROR(t.narrow(1, 1, INT64_MAX), InconsistentError, "of 3");
+  EXPECT_ERROR(t.view({7}), InconsistentError, "6 elements viewed as shape [7]");
+  EXPECT_ERROR(TensorSource::cat(0, {}), InconsistentError, "nothing to concatenate");
+  EXPECT_ERROR(TensorSource::cat(0, {t, t.narrow(1, 0, 2)}), InconsistentError,
+               "cannot concatenate");
+  EXPECT_ERROR(TensorSource::cat(0, {t, t.to(bfloat16)}), InconsistentError, "bfloat16");
+  EXPECT_ERROR(TensorSource::cat(0, {t, t.flatten()}), InconsistentError, "cannot concatenate");
+  EXPECT_ERROR(t.to(bfloat16).to(float32), InconsistentError, "cast once");
+  EXPECT_ERROR(t.lower(5, 2, [](const SourceRun&) {}), InconsistentError, "outside the tensor");
+  EXPECT_ERROR(t.lower(-1, 2, [](const SourceRun&) {}), InconsistentError, "outside the tensor");
+}
+
+TEST(TensorSource, SurvivesShapesAndStridesMeantToOverflow) {
+  using enum DType;
+  const int64_t huge = int64_t{1} << 62;
+  EXPECT_ERROR(TensorSource::stored({0, 0, 8}, float64, {2}, {huge}), CorruptError, "overflows");
+  EXPECT_ERROR(TensorSource::stored({0, 0, 8}, float32, {huge, 2}, {1, 1}), CorruptError, "");
+  EXPECT_ERROR(TensorSource::stored({0, 0, ~uint64_t{0}}, uint8, {2, 3}, {huge, 1}), CorruptError,
+               "beyond any file");
+  EXPECT_ERROR(TensorSource::stored({0, ~uint64_t{0} - 3, 8}, float32, {2}), CorruptError, "");
+  const auto empty = TensorSource::stored({0, 0, 0}, uint8, {huge, 0});
+  EXPECT_ERROR(TensorSource::cat(0, {empty, empty, empty}), CorruptError, "");
+}
+
+}  // namespace
+}  // namespace dsckpt

@@ -1,0 +1,74 @@
+// What tests of plans share: inputs of random bytes and a sink in memory.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "exec/executor.h"
+#include "io/input_file.h"
+#include "plan/copy_plan.h"
+
+namespace dsckpt::test {
+
+inline std::string random_bytes(size_t size, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::string bytes(size, '\0');
+  for (size_t i = 0; i < size; i += sizeof(uint64_t)) {
+    const uint64_t word = random();
+    std::memcpy(bytes.data() + i, &word, std::min(sizeof word, size - i));
+  }
+  return bytes;
+}
+
+inline std::vector<PlannedInput> planned(const InputFiles& inputs) {
+  std::vector<PlannedInput> known;
+  for (FileId id = 0; id < inputs.size(); ++id) {
+    known.push_back({inputs[id].display(), inputs[id].size()});
+  }
+  return known;
+}
+
+// Holds the outputs. A write outside its output or after finish(), and a second finish(), throw.
+class MemorySink : public Sink {
+ public:
+  explicit MemorySink(const CopyPlan& plan) : finished_(plan.outputs().size()) {
+    for (const PlannedFile& file : plan.outputs()) outputs_.emplace_back(file.size, '\xcd');
+  }
+
+  void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override {
+    ++writes_;
+    std::string& output = outputs_.at(out);
+    if (finished_.at(out)) throw std::logic_error("written after the end");
+    if (offset > output.size() || bytes.size() > output.size() - offset) {
+      throw std::logic_error("written beyond the end");
+    }
+    std::memcpy(output.data() + offset, bytes.data(), bytes.size());
+  }
+  void finish(OutputId out) override {
+    if (finished_.at(out).exchange(true)) throw std::logic_error("finished twice");
+  }
+
+  const std::vector<std::string>& outputs() const { return outputs_; }
+  bool all_finished() const {
+    bool all = true;
+    for (const auto& one : finished_) all = all && one;
+    return all;
+  }
+  int writes() const { return writes_; }
+
+ private:
+  std::vector<std::string> outputs_;
+  std::deque<std::atomic<bool>> finished_;
+  std::atomic<int> writes_{0};
+};
+
+}  // namespace dsckpt::test

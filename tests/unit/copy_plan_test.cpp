@@ -1,0 +1,250 @@
+#include "plan/copy_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "support/expect_error.h"
+
+namespace dsckpt {
+namespace {
+
+// One input of 100 bytes, named in.pt.
+const std::vector<PlannedInput> kInputs{{"in.pt", 100}};
+
+TensorSource bytes_at(uint64_t offset, int64_t count) {
+  return TensorSource::stored({0, offset, static_cast<uint64_t>(count)}, DType::uint8, {count});
+}
+
+// A plan of one output of `size` bytes that `fill` adds items to.
+template <typename Fill>
+CopyPlan plan_of(uint64_t size, Fill&& fill) {
+  PlanBuilder builder;
+  builder.add_output("out", size);
+  fill(builder);
+  return builder.finish();
+}
+
+TEST(CopyPlan, AcceptsATilingWhateverTheOrderOfItsPieces) {
+  const CopyPlan plan = plan_of(30, [](PlanBuilder& b) {
+    b.put_literal(0, 25, "tail!");
+    b.put(0, 5, bytes_at(80, 20));
+    b.put_literal(0, 0, "head:");
+  });
+  EXPECT_NO_THROW(plan.validate(kInputs));
+  ASSERT_EQ(plan.items().size(), 3u);
+  EXPECT_EQ(plan.items()[0].dst, 0u);
+  EXPECT_EQ(plan.items()[1].dst, 5u);
+  EXPECT_EQ(plan.items()[2].dst, 25u);
+  EXPECT_EQ(plan.bytes_written(), 30u);
+  EXPECT_EQ(plan.bytes_read(), 20u);
+  EXPECT_EQ(plan.literals().substr(plan.items()[0].src, 5), "head:");
+}
+
+TEST(CopyPlan, AcceptsEmptyOutputsAndAnEmptyPlan) {
+  PlanBuilder builder;
+  EXPECT_NO_THROW(builder.finish().validate({}));
+  builder.add_output("a", 0);
+  builder.add_output("b", 1);
+  builder.add_output("c", 0);
+  builder.put_literal(1, 0, "x");
+  builder.put_literal(2, 0, "");
+  EXPECT_NO_THROW(builder.finish().validate({}));
+  EXPECT_TRUE(builder.finish().outputs().empty());
+}
+
+TEST(CopyPlan, RefusesAGap) {
+  const CopyPlan front = plan_of(10, [](PlanBuilder& b) { b.put(0, 2, bytes_at(0, 8)); });
+  EXPECT_ERROR(front.validate(kInputs), InconsistentError, "out: at 0: bytes that nothing writes");
+  const CopyPlan middle = plan_of(10, [](PlanBuilder& b) {
+    b.put(0, 0, bytes_at(0, 4));
+    b.put(0, 5, bytes_at(0, 5));
+  });
+  EXPECT_ERROR(middle.validate(kInputs), InconsistentError, "out: at 4: bytes that nothing writes");
+  const CopyPlan end = plan_of(10, [](PlanBuilder& b) { b.put(0, 0, bytes_at(0, 9)); });
+  EXPECT_ERROR(end.validate(kInputs), InconsistentError, "out: at 9: bytes that nothing writes");
+  const CopyPlan nothing = plan_of(10, [](PlanBuilder&) {});
+  EXPECT_ERROR(nothing.validate(kInputs), InconsistentError, "at 0: bytes that nothing writes");
+}
+
+TEST(CopyPlan, RefusesAnOverlap) {
+  const CopyPlan partly = plan_of(10, [](PlanBuilder& b) {
+    b.put(0, 0, bytes_at(0, 6));
+    b.put(0, 5, bytes_at(0, 5));
+  });
+  EXPECT_ERROR(partly.validate(kInputs), InconsistentError,
+               "out: at 5: bytes that are written twice");
+  const CopyPlan twice = plan_of(5, [](PlanBuilder& b) {
+    b.put(0, 0, bytes_at(0, 5));
+    b.put(0, 0, bytes_at(0, 5));
+  });
+  EXPECT_ERROR(twice.validate(kInputs), InconsistentError, "at 0: bytes that are written twice");
+}
+
+TEST(CopyPlan, RefusesBytesBeyondTheEndOfAnOutput) {
+  const CopyPlan plan = plan_of(10, [](PlanBuilder& b) { b.put(0, 0, bytes_at(0, 11)); });
+  EXPECT_ERROR(plan.validate(kInputs), InconsistentError, "out: at 10: is written beyond its end");
+}
+
+TEST(CopyPlan, RefusesAnOutputThatWasNeverAdded) {
+  const CopyPlan plan = plan_of(0, [](PlanBuilder& b) { b.put_literal(1, 0, "x"); });
+  EXPECT_ERROR(plan.validate(kInputs), InconsistentError, "unknown file");
+}
+
+TEST(CopyPlan, RefusesToReadBeyondAnInput) {
+  const CopyPlan plan = plan_of(11, [](PlanBuilder& b) { b.put(0, 0, bytes_at(90, 11)); });
+  EXPECT_ERROR(plan.validate(kInputs), InconsistentError, "in.pt: at 90: reads up to byte 101");
+  const CopyPlan good = plan_of(10, [](PlanBuilder& b) { b.put(0, 0, bytes_at(90, 10)); });
+  EXPECT_NO_THROW(good.validate(kInputs));
+  EXPECT_ERROR(good.validate({}), InconsistentError, "reads an unknown file");
+}
+
+TEST(CopyPlan, CountsTheStrideOfRowsWhenItLooksForTheEndOfAnInput) {
+  // Rows of 2 bytes, 10 apart: the last of 10 ends at offset + 92.
+  const auto rows_at = [](uint64_t offset) {
+    return plan_of(20, [&](PlanBuilder& b) {
+      b.put(0, 0, TensorSource::stored({0, offset, 92}, DType::uint8, {10, 2}, {10, 1}));
+    });
+  };
+  EXPECT_EQ(rows_at(0).items().size(), 1u);
+  EXPECT_NO_THROW(rows_at(8).validate(kInputs));
+  EXPECT_ERROR(rows_at(9).validate(kInputs), InconsistentError, "reads up to byte 101 of 100");
+}
+
+TEST(CopyPlan, RefusesPathsThatLeaveTheOutputFolderOrAreNotPlain) {
+  using std::string_literals::operator""s;
+  for (const std::string& path : {"../x"s, "a/../x"s, "a/.."s, "/abs"s, "."s, "./x"s, "a/./x"s, ""s,
+                                  "a//b"s, "a/"s, "/"s, "a\0b"s, "a/\0"s, "\0"s}) {
+    PlanBuilder builder;
+    builder.add_output(path, 0);
+    EXPECT_ERROR(builder.finish().validate({}), InconsistentError, "not a path inside");
+  }
+  PlanBuilder builder;
+  for (const char* path : {"a", "b/..c", "b/d..", "...", "b/.hidden", "b/c/d", "b c\n", "a\\b"}) {
+    builder.add_output(path, 0);
+  }
+  EXPECT_NO_THROW(builder.finish().validate({}));
+}
+
+TEST(CopyPlan, RefusesAPathThatIsWrittenTwice) {
+  PlanBuilder builder;
+  for (const char* path : {"a/b", "a/c", "a/b"}) builder.add_output(path, 0);
+  EXPECT_ERROR(builder.finish().validate({}), InconsistentError, "a/b: is written twice");
+}
+
+TEST(CopyPlan, RefusesAPathBelowAnotherOutput) {
+  PlanBuilder builder;
+  for (const char* path : {"a/b/c", "a/b"}) builder.add_output(path, 0);
+  EXPECT_ERROR(builder.finish().validate({}), InconsistentError, "a/b/c: is below another output");
+}
+
+class Digests : public testing::Test {
+ protected:
+  // An output of 30 bytes: 4 zeros, [4, 14), 4 zeros, [18, 26), 4 zeros; and an empty output.
+  static void expect_refused(std::vector<Digest> digests, const char* why = "malformed digest") {
+    EXPECT_ERROR(plan_with(std::move(digests)).validate(kInputs), InconsistentError, why);
+  }
+  static CopyPlan plan_with(std::vector<Digest> digests) {
+    PlanBuilder b;
+    b.add_output("out", 30);
+    b.add_output("empty", 0);
+    const std::string_view zeros("\0\0\0\0", 4);
+    b.put_literal(0, 0, zeros);
+    b.put(0, 4, bytes_at(0, 10));
+    b.put_literal(0, 14, zeros);
+    b.put(0, 18, bytes_at(50, 8));
+    b.put_literal(0, 26, zeros);
+    for (Digest& digest : digests) b.add_digest(std::move(digest));
+    return b.finish();
+  }
+};
+
+TEST_F(Digests, AreAccepted) {
+  EXPECT_NO_THROW(
+      plan_with({{0, 4, 14, {0, 14}}, {0, 18, 26, {26}}, {1, 0, 0, {}}}).validate(kInputs));
+  EXPECT_NO_THROW(plan_with({{0, 4, 26, {0}}}).validate(kInputs));
+  EXPECT_NO_THROW(plan_with({{0, 14, 14, {14}}, {0, 30, 30, {}}}).validate(kInputs));
+  EXPECT_NO_THROW(plan_with({{0, 0, 30, {}}}).validate(kInputs));
+}
+
+TEST_F(Digests, MustBeginAndEndWithItems) {
+  expect_refused({{0, 5, 14, {0}}});
+  expect_refused({{0, 4, 13, {0}}});
+  expect_refused({{0, 7, 7, {0}}});
+}
+
+TEST_F(Digests, MustLieInTheirOutput) {
+  expect_refused({{0, 4, 31, {0}}});
+  expect_refused({{0, 31, 31, {}}});
+  expect_refused({{0, 14, 4, {0}}});
+  expect_refused({{2, 0, 0, {}}});
+}
+
+TEST_F(Digests, MustHaveTheirPatchesInTheOutput) {
+  expect_refused({{0, 4, 14, {27}}});
+  expect_refused({{0, 4, 14, {30}}});
+  expect_refused({{0, 4, 14, {~uint64_t{0}}}});
+  expect_refused({{0, 4, 14, {~uint64_t{0} - 3}}});
+  expect_refused({{1, 0, 0, {0}}});
+}
+
+TEST_F(Digests, MustCoverNoPatch) {
+  expect_refused({{0, 4, 14, {4}}}, "digests overlap");
+  expect_refused({{0, 4, 14, {1}}}, "digests overlap");
+  expect_refused({{0, 4, 14, {13}}}, "digests overlap");
+  expect_refused({{0, 4, 26, {26}}, {0, 26, 30, {14}}}, "digests overlap");
+}
+
+TEST_F(Digests, MustNotOverlap) {
+  expect_refused({{0, 4, 14, {0}}, {0, 4, 26, {26}}}, "digests overlap");
+  expect_refused({{0, 4, 14, {0}}, {0, 18, 26, {2}}}, "digests overlap");
+}
+
+TEST(PlanBuilder, JoinsPiecesThatFollowEachOtherInOneFile) {
+  const CopyPlan plan = plan_of(60, [](PlanBuilder& b) {
+    b.put(0, 0, TensorSource::cat(0, {bytes_at(10, 20), bytes_at(30, 30), bytes_at(70, 10)}));
+  });
+  ASSERT_EQ(plan.items().size(), 2u);
+  EXPECT_EQ(plan.items()[0].src, 10u);
+  EXPECT_EQ(plan.items()[0].row_bytes, 50u);
+  EXPECT_EQ(plan.items()[1].src, 70u);
+  EXPECT_EQ(plan.items()[1].dst, 50u);
+  EXPECT_NO_THROW(plan.validate(kInputs));
+}
+
+TEST(PlanBuilder, KeepsPiecesOfDifferentFilesAndTypesApart) {
+  const auto part = [](FileId file, uint64_t offset, DType dtype) {
+    return TensorSource::stored({file, offset, 8}, dtype,
+                                {8 / static_cast<int64_t>(size_of(dtype))})
+        .to(DType::float32);
+  };
+  const CopyPlan plan = plan_of(72, [&](PlanBuilder& b) {
+    b.put(0, 0,
+          TensorSource::cat(0, {part(0, 0, DType::bfloat16), part(0, 8, DType::bfloat16),
+                                part(0, 16, DType::float16), part(0, 24, DType::float32),
+                                part(1, 32, DType::float32)}));
+  });
+  ASSERT_EQ(plan.items().size(), 4u);
+  EXPECT_EQ(plan.items()[0].op, Op::cast);
+  EXPECT_EQ(plan.items()[0].row_bytes, 16u);
+  EXPECT_EQ(plan.items()[0].dst_size(), 32u);
+  EXPECT_EQ(plan.items()[1].from, DType::float16);
+  EXPECT_EQ(plan.items()[1].dst, 32u);
+  EXPECT_EQ(plan.items()[2].op, Op::copy);
+  EXPECT_EQ(plan.items()[2].dst, 48u);
+  EXPECT_EQ(plan.items()[3].in, 1u);
+  EXPECT_EQ(plan.items()[3].dst, 56u);
+}
+
+TEST(PlanBuilder, KeepsRowsAsOneItem) {
+  const CopyPlan plan = plan_of(40, [](PlanBuilder& b) {
+    b.put(0, 0, TensorSource::stored({0, 0, 100}, DType::uint8, {10, 10}).narrow(1, 3, 4));
+  });
+  EXPECT_EQ(plan.bytes_read(), 40u);
+  EXPECT_NO_THROW(plan.validate(kInputs));
+}
+
+}  // namespace
+}  // namespace dsckpt

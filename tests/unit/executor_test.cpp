@@ -1,0 +1,456 @@
+#include "exec/executor.h"
+
+#include <gtest/gtest.h>
+#include <zlib.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "exec/kernels.h"
+#include "support/expect_error.h"
+#include "support/plan_runner.h"
+#include "support/plan_tools.h"
+#include "support/temp_file.h"
+
+namespace dsckpt {
+namespace {
+
+using enum DType;
+using test::MemorySink;
+using test::random_bytes;
+
+constexpr uint64_t kMiB = 1 << 20;
+constexpr unsigned kThreadCounts[] = {1, 2, 8};
+
+uint32_t zlib_crc(std::string_view bytes) {
+  return static_cast<uint32_t>(
+      ::crc32(0, reinterpret_cast<const Bytef*>(bytes.data()), static_cast<uInt>(bytes.size())));
+}
+
+class ExecutorTest : public testing::Test {
+ protected:
+  ExecutorTest() {
+    for (size_t i = 0; i < 3; ++i) {
+      contents_.push_back(random_bytes(5 * kMiB + 13 * i, i));
+      inputs_.add(folder_.write(std::to_string(i) + ".pt", contents_.back()));
+    }
+  }
+
+  static TensorSource flat(FileId file, uint64_t offset, DType dtype, uint64_t count) {
+    return TensorSource::stored({file, offset, count * size_of(dtype)}, dtype,
+                                {static_cast<int64_t>(count)});
+  }
+
+  // What `plan` gives on any number of threads; they must agree.
+  std::vector<std::string> outputs_of(const CopyPlan& plan, const ExecOptions& options = {}) {
+    plan.validate(test::planned(inputs_));
+    std::vector<std::string> first;
+    for (const unsigned threads : kThreadCounts) {
+      MemorySink sink(plan);
+      Progress progress;
+      ExecOptions with_threads = options;
+      with_threads.threads = threads;
+      stats_ = execute(plan, inputs_, sink, progress, with_threads);
+      EXPECT_TRUE(sink.all_finished());
+      EXPECT_EQ(progress.bytes_total, plan.bytes_written());
+      EXPECT_EQ(progress.bytes_done, plan.bytes_written());
+      EXPECT_EQ(stats_.bytes_written, plan.bytes_written());
+      if (threads == 1) first = sink.outputs();
+      EXPECT_TRUE(first == sink.outputs()) << threads << " threads";
+    }
+    return first;
+  }
+
+  // One output that is `source` behind `prefix`.
+  CopyPlan plan_of(const TensorSource& source, std::string_view prefix = "") {
+    PlanBuilder builder;
+    builder.add_output("out", prefix.size() + source.nbytes());
+    builder.put_literal(0, 0, prefix);
+    builder.put(0, prefix.size(), source);
+    return builder.finish();
+  }
+
+  void expect_like_naive(const CopyPlan& plan) {
+    EXPECT_TRUE(outputs_of(plan) == test::run_plan(plan, inputs_));
+  }
+
+  // The flat tensor `from` of file 0 at `offset`, cast to `to` behind `prefix`.
+  void expect_cast(DType from, DType to, uint64_t offset, size_t count, std::string_view prefix) {
+    SCOPED_TRACE(std::string(torch_name(from)) + " to " + std::string(torch_name(to)));
+    std::string expected(prefix);
+    expected.resize(prefix.size() + count * size_of(to));
+    convert(from, to, as_byte_span(contents_[0]).data() + offset,
+            reinterpret_cast<std::byte*>(expected.data() + prefix.size()), count);
+    EXPECT_TRUE(outputs_of(plan_of(flat(0, offset, from, count).to(to), prefix)).at(0) == expected);
+  }
+
+  test::TempFolder folder_;
+  std::vector<std::string> contents_;
+  InputFiles inputs_;
+  ExecStats stats_;
+};
+
+TEST_F(ExecutorTest, CopiesPiecesOfManyFilesLargeAndSmall) {
+  PlanBuilder builder;
+  builder.add_output("a", 0);
+  std::vector<TensorSource> parts;
+  for (uint64_t i = 0; i < 500; ++i) {
+    parts.push_back(flat(static_cast<FileId>(i % 3), i * 7919 % kMiB, uint8, 1 + i * i % 30'011));
+  }
+  const TensorSource all = TensorSource::cat(0, parts);
+  const OutputId big = builder.add_output("b/c", all.nbytes() + 5);
+  builder.put_literal(big, 0, "12345");
+  builder.put(big, 5, all);
+  expect_like_naive(builder.finish());
+  EXPECT_EQ(stats_.bytes_read, all.nbytes());
+}
+
+TEST_F(ExecutorTest, CopiesOutputsOfEverySizeAroundAUnit) {
+  PlanBuilder builder;
+  for (const uint64_t size :
+       {uint64_t{1}, kMiB - 1, kMiB, kMiB + 1, 2 * kMiB - 1, 2 * kMiB, 2 * kMiB + 1, 5 * kMiB}) {
+    const OutputId out = builder.add_output(std::to_string(size), size);
+    builder.put(out, 0, flat(0, 0, uint8, size));
+  }
+  expect_like_naive(builder.finish());
+}
+
+TEST_F(ExecutorTest, CutsUnitsBetweenElementsWhereverTheOutputBegins) {
+  const auto source = flat(1, 3, float64, 600'000);
+  for (const std::string_view prefix : {"", "1", "1234567"}) {
+    expect_like_naive(plan_of(source, prefix));
+  }
+  // An element that straddles the end of the first unit starts the next one.
+  expect_like_naive(plan_of(flat(1, 0, complex128, 10), std::string(kMiB - 15, 'x')));
+  expect_like_naive(plan_of(flat(1, 0, complex128, 10), std::string(kMiB, 'x')));
+}
+
+TEST_F(ExecutorTest, GathersDenseRows) {
+  // Every third float of a row of 30, from 10,000 rows; odd rows of 7 bytes, 9 apart.
+  expect_like_naive(
+      plan_of(TensorSource::stored({0, 5, 1'200'000}, float32, {10'000, 10}, {30, 3}), "abc"));
+  expect_like_naive(
+      plan_of(TensorSource::stored({0, 1, 5 * kMiB - 1}, uint8, {400'000, 7}, {9, 1}), "abc"));
+}
+
+TEST_F(ExecutorTest, GathersSparseRows) {
+  expect_like_naive(
+      plan_of(TensorSource::stored({0, 0, 5 * kMiB}, uint8, {500, 4000}, {10'000, 1}), "abc"));
+  expect_like_naive(
+      plan_of(TensorSource::stored({0, 0, 5 * kMiB}, uint8, {40, 100'001}, {130'003, 1}), "abc"));
+  expect_like_naive(
+      plan_of(TensorSource::stored({0, 0, 5 * kMiB}, bfloat16, {60, 9}, {40'000, 2})));
+}
+
+TEST_F(ExecutorTest, GathersRowsOfExactlyTheDenseLimit) {
+  for (const int64_t stride : {4095, 4096, 4097}) {
+    for (const int64_t row : {1, 4095, 4096}) {
+      expect_like_naive(
+          plan_of(TensorSource::stored({0, 0, 5 * kMiB}, uint8, {1000, row}, {stride, 1}), "abc"));
+    }
+  }
+}
+
+TEST_F(ExecutorTest, GathersTransposedExpandedAndOverlappingRows) {
+  expect_like_naive(plan_of(TensorSource::stored({0, 0, 240'000}, float32, {200, 300}, {1, 200})));
+  expect_like_naive(plan_of(TensorSource::stored({0, 9, 4}, float32, {700'000}, {0}), "abc"));
+  expect_like_naive(
+      plan_of(TensorSource::stored({0, 9, 4000}, float32, {3000, 700}, {0, 1}), "abc"));
+  expect_like_naive(
+      plan_of(TensorSource::stored({0, 9, 50'000}, uint8, {40'000, 50}, {1, 1}), "abc"));
+}
+
+TEST_F(ExecutorTest, CastsAcrossUnitsOfAnyAlignment) {
+  expect_cast(bfloat16, float32, 2, 1'300'001, "abc");
+  expect_cast(float16, float32, 1, 700'000, "");
+  expect_cast(float32, bfloat16, 3, 1'300'001, "a");
+  expect_cast(float32, float16, 4, 1'000'003, "abc");
+  expect_cast(float64, bfloat16, 0, 600'000, "abc");
+  expect_cast(float64, float32, 0, 600'000, "abcde");
+  expect_cast(float8_e4m3fn, float32, 0, 1'100'000, "abc");
+  expect_cast(float16, bfloat16, 0, 1'100'000, "abc");
+}
+
+TEST_F(ExecutorTest, WidensBfloat16ByAppendingZeros) {
+  const size_t count = 700'000;
+  std::string expected = "abc";
+  for (size_t i = 0; i < count; ++i) {
+    expected += {'\0', '\0', contents_[0][2 * i], contents_[0][2 * i + 1]};
+  }
+  EXPECT_TRUE(outputs_of(plan_of(flat(0, 0, bfloat16, count).to(float32), "abc")).at(0) ==
+              expected);
+}
+
+TEST_F(ExecutorTest, CastsRowsAsItCopiesThem) {
+  for (const auto& [rows, columns, stride] : std::vector<std::array<int64_t, 3>>{
+           {30'000, 40, 80}, {300, 3000, 5000}, {2000, 700, 0}, {70'001, 1, 35}}) {
+    const TensorSource source =
+        TensorSource::stored({0, 1, 5 * kMiB - 1}, bfloat16, {rows, columns}, {stride, 1});
+    const std::string copied = test::run_plan(plan_of(source), inputs_).at(0);
+    std::string expected(copied.size() * 2, '\0');
+    convert(bfloat16, float32, as_byte_span(copied).data(),
+            reinterpret_cast<std::byte*>(expected.data()), copied.size() / 2);
+    EXPECT_TRUE(outputs_of(plan_of(source.to(float32))).at(0) == expected);
+  }
+}
+
+TEST_F(ExecutorTest, WritesLiteralsLongerThanAUnit) {
+  const std::string text = random_bytes(3 * kMiB + 7, 9);
+  PlanBuilder builder;
+  builder.add_output("out", text.size() + 2);
+  builder.put_literal(0, 0, "ab");
+  builder.put_literal(0, 2, text);
+  EXPECT_TRUE(outputs_of(builder.finish()).at(0) == "ab" + text);
+}
+
+TEST_F(ExecutorTest, FinishesEmptyOutputsAndRunsAnEmptyPlan) {
+  PlanBuilder builder;
+  EXPECT_TRUE(outputs_of(builder.finish()).empty());
+  builder.add_output("a", 0);
+  builder.add_output("b", 1);
+  builder.add_output("c", 0);
+  builder.put_literal(1, 0, "x");
+  builder.add_digest({0, 0, 0, {}});
+  EXPECT_EQ(outputs_of(builder.finish()), (std::vector<std::string>{"", "x", ""}));
+}
+
+// An output made as a zip is: records, each with its CRC32 behind it and once more at the end.
+class ExecutorDigests : public ExecutorTest {
+ protected:
+  CopyPlan plan_with(const std::vector<std::vector<TensorSource>>& records) {
+    const std::string_view zeros("\0\0\0\0", 4);
+    PlanBuilder builder;
+    uint64_t size = 0;
+    for (const auto& parts : records) {
+      for (const TensorSource& part : parts) size += part.nbytes();
+      size += 3 + 4;
+    }
+    const uint64_t directory = size;
+    size += records.size() * 4;
+    builder.add_output("first", 1);
+    builder.put_literal(0, 0, "1");
+    const OutputId out = builder.add_output("out", size);
+    uint64_t at = 0;
+    for (size_t i = 0; i < records.size(); ++i) {
+      builder.put_literal(out, at, "hdr");
+      const uint64_t begin = at += 3;
+      for (const TensorSource& part : records[i]) {
+        builder.put(out, at, part);
+        at += part.nbytes();
+      }
+      builder.put_literal(out, at, zeros);
+      builder.put_literal(out, directory + 4 * i, zeros);
+      builder.add_digest({out, begin, at, {at, directory + 4 * i}});
+      ranges_.push_back({begin, at});
+      at += 4;
+    }
+    return builder.finish();
+  }
+  std::vector<std::pair<uint64_t, uint64_t>> ranges_;
+};
+
+TEST_F(ExecutorDigests, AreZlibsOfRecordsLongShortAndEmpty) {
+  std::vector<std::vector<TensorSource>> records;
+  for (const uint64_t size : {0, 1, 3'000'000, 0, 5, 1'048'569, 1'048'576, 0}) {
+    records.push_back({flat(0, 17, uint8, size)});
+  }
+  const CopyPlan plan = plan_with(records);
+  expect_like_naive(plan);
+  const std::string out = outputs_of(plan).at(1);
+  for (const auto& [begin, end] : ranges_) {
+    EXPECT_EQ(load_le<uint32_t>(as_byte_span(out).data() + end),
+              zlib_crc(std::string_view(out).substr(begin, end - begin)));
+  }
+}
+
+TEST_F(ExecutorDigests, CoverManyPiecesRowsAndCasts) {
+  const auto rows = TensorSource::stored({1, 0, 5 * kMiB}, uint8, {3000, 500}, {1001, 1});
+  const CopyPlan plan =
+      plan_with({{flat(0, 3, uint8, 1'500'000), flat(2, 0, uint8, 10), rows},
+                 {flat(1, 1, bfloat16, 700'001).to(float32), flat(1, 0, float32, 9)},
+                 {flat(0, 0, uint8, 1)}});
+  const std::string out = outputs_of(plan).at(1);
+  for (const auto& [begin, end] : ranges_) {
+    EXPECT_EQ(load_le<uint32_t>(as_byte_span(out).data() + end),
+              zlib_crc(std::string_view(out).substr(begin, end - begin)));
+  }
+  EXPECT_EQ(out.substr(out.size() - 12, 4), out.substr(ranges_[0].second, 4));
+  EXPECT_EQ(out.substr(out.size() - 4), out.substr(ranges_[2].second, 4));
+}
+
+TEST_F(ExecutorDigests, AreRightForAnEmptyRangeAtTheStartOfAnother) {
+  const std::string_view zeros("\0\0\0\0", 4);
+  for (const bool empty_first : {true, false}) {
+    PlanBuilder builder;
+    builder.add_output("out", 3 * kMiB + 8);
+    builder.put(0, 0, flat(0, 0, uint8, 3 * kMiB));
+    builder.put_literal(0, 3 * kMiB, zeros);
+    builder.put_literal(0, 3 * kMiB + 4, zeros);
+    const Digest empty{0, 0, 0, {3 * kMiB}};
+    const Digest full{0, 0, 3 * kMiB, {3 * kMiB + 4}};
+    builder.add_digest(empty_first ? empty : full);
+    builder.add_digest(empty_first ? full : empty);
+    expect_like_naive(builder.finish());
+  }
+}
+
+class ExecutorRecords : public ExecutorTest {
+ protected:
+  InputRecord record(FileId file, uint64_t offset, uint64_t size) const {
+    return {{file, offset, size},
+            zlib_crc(std::string_view(contents_[file]).substr(offset, size)),
+            "data/" + std::to_string(offset)};
+  }
+};
+
+TEST_F(ExecutorRecords, AreCheckedWhileTheyAreCopiedAndCast) {
+  PlanBuilder builder;
+  builder.add_output("out", 3 * kMiB + 4 * kMiB);
+  builder.put(0, 0, flat(0, 100, uint8, 3 * kMiB));
+  builder.put(0, 3 * kMiB, flat(1, 1, bfloat16, kMiB).to(float32));
+  const CopyPlan plan = builder.finish();
+  ExecOptions options;
+  options.records = {record(0, 100, 3 * kMiB), record(1, 1, 2 * kMiB), record(2, 0, 1000)};
+  outputs_of(plan, options);
+  EXPECT_EQ(stats_.records_checked, 2u);
+  EXPECT_EQ(stats_.bytes_read, 5 * kMiB);
+  options.check_all_records = true;
+  outputs_of(plan, options);
+  EXPECT_EQ(stats_.records_checked, 3u);
+  EXPECT_EQ(stats_.bytes_read, 5 * kMiB + 1000);
+
+  for (size_t wrong = 0; wrong < 3; ++wrong) {
+    ExecOptions bad = options;
+    bad.records[wrong].crc32 ^= 0x10;
+    EXPECT_ERROR(outputs_of(plan, bad), CorruptError, bad.records[wrong].name);
+  }
+}
+
+TEST_F(ExecutorRecords, AreCheckedByAReadOfTheirOwnWhenTheyAreReadInRows) {
+  const CopyPlan plan =
+      plan_of(TensorSource::stored({0, 7, 4'000'000}, float32, {1000, 1000}, {1, 1000}));
+  ExecOptions options;
+  options.records = {record(0, 7, 4'000'000)};
+  outputs_of(plan, options);
+  EXPECT_EQ(stats_.records_checked, 1u);
+  EXPECT_EQ(stats_.bytes_read, 8'000'000u);
+  options.records[0].crc32 ^= 1;
+  EXPECT_ERROR(outputs_of(plan, options), CorruptError, "data/7");
+}
+
+class ExecutorFailures : public ExecutorTest {
+ protected:
+  struct Hook : MemorySink {
+    Hook(const CopyPlan& plan, std::function<void(int)> on_write)
+        : MemorySink(plan), on_write_(std::move(on_write)) {}
+    void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override {
+      on_write_(++count_);
+      MemorySink::write_at(out, offset, bytes);
+    }
+    std::function<void(int)> on_write_;
+    std::atomic<int> count_{0};
+  };
+
+  CopyPlan many_units() {
+    PlanBuilder builder;
+    for (size_t i = 0; i < 6; ++i) {
+      const OutputId out = builder.add_output(std::to_string(i), 5 * kMiB);
+      builder.put(out, 0, flat(static_cast<FileId>(i % 3), 0, uint8, 5 * kMiB));
+    }
+    return builder.finish();
+  }
+};
+
+TEST_F(ExecutorFailures, StopBeforeTheFirstWriteWhenCancelledAtOnce) {
+  const CopyPlan plan = many_units();
+  for (const unsigned threads : kThreadCounts) {
+    MemorySink sink(plan);
+    Progress progress;
+    progress.cancelled = true;
+    EXPECT_ERROR(execute(plan, inputs_, sink, progress, {.threads = threads}), InterruptedError,
+                 "interrupted");
+    EXPECT_EQ(sink.writes(), 0);
+  }
+}
+
+TEST_F(ExecutorFailures, StopSoonWhenCancelledMidway) {
+  const CopyPlan plan = many_units();
+  for (const unsigned threads : kThreadCounts) {
+    Progress progress;
+    Hook sink(plan, [&](int n) {
+      if (n == 3) progress.cancelled = true;
+    });
+    EXPECT_ERROR(execute(plan, inputs_, sink, progress, {.threads = threads}), InterruptedError,
+                 "interrupted");
+    // Every thread may have been in the middle of one unit.
+    EXPECT_LE(sink.count_, 3 + static_cast<int>(threads));
+  }
+}
+
+TEST_F(ExecutorFailures, PassOnWhatTheSinkThrowsAtAnyWrite) {
+  const CopyPlan plan = many_units();
+  for (const unsigned threads : kThreadCounts) {
+    for (const int failing : {1, 2, 13, 30}) {
+      Progress progress;
+      Hook sink(plan, [&](int n) {
+        if (n == failing) throw IoError({.file = "out"}, "cannot write", ENOSPC);
+      });
+      EXPECT_ERROR(execute(plan, inputs_, sink, progress, {.threads = threads}), IoError,
+                   "out: cannot write: No space left");
+      EXPECT_LE(sink.count_, failing + static_cast<int>(threads));
+      EXPECT_LT(progress.bytes_done, plan.bytes_written());
+    }
+  }
+}
+
+TEST_F(ExecutorFailures, PassOnWhatFinishThrows) {
+  struct BadFinish : MemorySink {
+    using MemorySink::MemorySink;
+    void finish(OutputId out) override {
+      if (out == 2) throw IoError({.file = "2"}, "cannot close", EIO);
+    }
+  };
+  const CopyPlan plan = many_units();
+  BadFinish sink(plan);
+  Progress progress;
+  EXPECT_ERROR(execute(plan, inputs_, sink, progress), IoError, "2: cannot close");
+}
+
+TEST_F(ExecutorFailures, NameTheInputThatWasTruncatedAfterPlanning) {
+  const CopyPlan plan = many_units();
+  plan.validate(test::planned(inputs_));
+  std::filesystem::resize_file(folder_.path() / "1.pt", 3 * kMiB + 5);
+  for (const unsigned threads : kThreadCounts) {
+    MemorySink sink(plan);
+    Progress progress;
+    EXPECT_ERROR(execute(plan, inputs_, sink, progress, {.threads = threads}), IoError,
+                 "1.pt: at 3145733: file ends");
+  }
+}
+
+TEST_F(ExecutorFailures, RefuseACastNobodyKnows) {
+  const CopyPlan plan = plan_of(flat(0, 0, int64, 10).to(float32));
+  MemorySink sink(plan);
+  Progress progress;
+  EXPECT_ERROR(execute(plan, inputs_, sink, progress), UnsupportedError,
+               "cannot convert int64 to float32");
+}
+
+TEST_F(ExecutorFailures, LeaveTheExecutorUsable) {
+  const CopyPlan plan = many_units();
+  Progress progress;
+  Hook sink(plan, [](int) { throw IoError({}, "no", 0); });
+  EXPECT_ERROR(execute(plan, inputs_, sink, progress, {.threads = 8}), IoError, "no");
+  expect_like_naive(plan);
+}
+
+}  // namespace
+}  // namespace dsckpt

@@ -1,0 +1,169 @@
+#include "exec/record_checks.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "exec/kernels.h"
+#include "support/expect_error.h"
+#include "support/plan_tools.h"
+#include "support/temp_file.h"
+
+namespace dsckpt {
+namespace {
+
+// A file of 1,000,000 bytes with a record at [1000, 901000).
+class RecordChecksTest : public testing::Test {
+ protected:
+  static constexpr uint64_t kBegin = 1000;
+  static constexpr uint64_t kSize = 900'000;
+
+  RecordChecksTest() {
+    file_ = inputs_.add(folder_.write("in.pt", bytes_));
+    record_ = {{file_, kBegin, kSize}, crc_of(kBegin, kSize), "data/7"};
+  }
+
+  uint32_t crc_of(uint64_t offset, uint64_t size) const {
+    return crc32(0, as_byte_span(bytes_).subspan(offset, size));
+  }
+
+  // A plan that reads the given [begin, end) of the file, one item each.
+  CopyPlan reading(const std::vector<std::pair<uint64_t, uint64_t>>& ranges) const {
+    PlanBuilder builder;
+    uint64_t size = 0;
+    for (const auto& [begin, end] : ranges) size += end - begin;
+    builder.add_output("out", size);
+    uint64_t dst = 0;
+    for (const auto& [begin, end] : ranges) {
+      const auto count = static_cast<int64_t>(end - begin);
+      builder.put(0, dst, TensorSource::stored({file_, begin, end - begin}, DType::uint8, {count}));
+      dst += end - begin;
+    }
+    CopyPlan plan = builder.finish();
+    plan.validate(test::planned(inputs_));
+    return plan;
+  }
+
+  // Reports what an executor would.
+  void run(const CopyPlan& plan, RecordChecks& checks) const {
+    for (size_t i = plan.items().size(); i-- > 0;) {
+      const CopyItem& item = plan.items()[i];
+      if (checks.record_of(i) == RecordChecks::kNone) continue;
+      // In two pieces, the second first.
+      const uint64_t half = item.row_bytes / 2;
+      for (const Extent& piece : {Extent{item.in, item.src + half, item.row_bytes - half},
+                                  Extent{item.in, item.src, half}}) {
+        checks.report(checks.record_of(i), piece, crc_of(piece.offset, piece.size));
+      }
+    }
+    for (const RecordChecks::ExtraRead& extra : checks.extra_reads()) {
+      checks.report(extra.record, extra.extent, crc_of(extra.extent.offset, extra.extent.size));
+    }
+  }
+
+  test::TempFolder folder_;
+  std::string bytes_ = test::random_bytes(1'000'000, 1);
+  InputFiles inputs_;
+  FileId file_ = 0;
+  InputRecord record_;
+};
+
+TEST_F(RecordChecksTest, ChecksARecordReadInPiecesWithoutReadingItAgain) {
+  const CopyPlan plan = reading({{1000, 5000}, {300'000, 901'000}, {5000, 300'000}});
+  RecordChecks checks(plan, {record_}, false);
+  EXPECT_EQ(checks.checked(), 1u);
+  EXPECT_TRUE(checks.extra_reads().empty());
+  run(plan, checks);
+  EXPECT_NO_THROW(checks.verify(inputs_));
+}
+
+TEST_F(RecordChecksTest, NamesTheRecordThatIsWrong) {
+  const CopyPlan plan = reading({{1000, 901'000}});
+  record_.crc32 ^= 1;
+  RecordChecks checks(plan, {record_}, false);
+  run(plan, checks);
+  EXPECT_ERROR(checks.verify(inputs_), CorruptError, "data/7: at 1000: CRC32 mismatch");
+}
+
+TEST_F(RecordChecksTest, ReadsTheLittleThatThePlanLeavesOut) {
+  const CopyPlan plan = reading({{1016, 400'000}, {400'064, 900'990}});
+  RecordChecks checks(plan, {record_}, false);
+  ASSERT_EQ(checks.extra_reads().size(), 3u);
+  EXPECT_EQ(checks.extra_reads()[0].extent, (Extent{file_, 1000, 16}));
+  EXPECT_EQ(checks.extra_reads()[1].extent, (Extent{file_, 400'000, 64}));
+  EXPECT_EQ(checks.extra_reads()[2].extent, (Extent{file_, 900'990, 10}));
+  run(plan, checks);
+  EXPECT_NO_THROW(checks.verify(inputs_));
+}
+
+TEST_F(RecordChecksTest, LeavesAloneARecordOfWhichThePlanReadsAPart) {
+  const CopyPlan plan = reading({{1000, 500'000}});
+  RecordChecks checks(plan, {record_}, false);
+  EXPECT_EQ(checks.checked(), 0u);
+  EXPECT_TRUE(checks.extra_reads().empty());
+  EXPECT_EQ(checks.record_of(0), RecordChecks::kNone);
+  EXPECT_NO_THROW(checks.verify(inputs_));
+}
+
+TEST_F(RecordChecksTest, ChecksEverythingWhenAsked) {
+  const CopyPlan plan = reading({{1000, 500'000}});
+  const InputRecord other{{file_, 950'000, 50'000}, crc_of(950'000, 50'000), "data/8"};
+  RecordChecks checks(plan, {other, record_}, true);
+  EXPECT_EQ(checks.checked(), 2u);
+  run(plan, checks);
+  EXPECT_NO_THROW(checks.verify(inputs_));
+
+  InputRecord wrong = other;
+  wrong.crc32 = 0;
+  RecordChecks again(plan, {wrong, record_}, true);
+  run(plan, again);
+  EXPECT_ERROR(again.verify(inputs_), CorruptError, "data/8");
+}
+
+TEST_F(RecordChecksTest, ReadsARecordOnceMoreWhenItsBytesAreReadTwice) {
+  const CopyPlan plan = reading({{1000, 901'000}, {2000, 3000}});
+  RecordChecks checks(plan, {record_}, false);
+  EXPECT_EQ(checks.record_of(0), RecordChecks::kNone);
+  ASSERT_EQ(checks.extra_reads().size(), 1u);
+  EXPECT_EQ(checks.extra_reads()[0].extent, record_.extent);
+  run(plan, checks);
+  EXPECT_NO_THROW(checks.verify(inputs_));
+}
+
+TEST_F(RecordChecksTest, ReadsARecordOnceMoreWhenItIsReadInRows) {
+  PlanBuilder builder;
+  builder.add_output("out", kSize);
+  // Transposed: the order of the bytes is not the record's.
+  builder.put(0, 0,
+              TensorSource::stored({file_, kBegin, kSize}, DType::uint8, {900, 1000}, {1, 900}));
+  const CopyPlan plan = builder.finish();
+  RecordChecks checks(plan, {record_}, false);
+  EXPECT_EQ(checks.checked(), 1u);
+  ASSERT_EQ(checks.extra_reads().size(), 1u);
+  EXPECT_EQ(checks.extra_reads()[0].extent, record_.extent);
+  run(plan, checks);
+  EXPECT_NO_THROW(checks.verify(inputs_));
+}
+
+TEST_F(RecordChecksTest, IgnoresBytesOutsideTheRecordsAndEmptyRecords) {
+  const CopyPlan plan = reading({{0, 1000}, {1000, 901'000}, {901'000, 1'000'000}});
+  const InputRecord empty{{file_, 1000, 0}, 77, "data/0"};
+  RecordChecks checks(plan, {record_, empty}, true);
+  EXPECT_EQ(checks.checked(), 1u);
+  EXPECT_EQ(checks.record_of(0), RecordChecks::kNone);
+  EXPECT_NE(checks.record_of(1), RecordChecks::kNone);
+  EXPECT_EQ(checks.record_of(2), RecordChecks::kNone);
+  run(plan, checks);
+  EXPECT_NO_THROW(checks.verify(inputs_));
+}
+
+TEST_F(RecordChecksTest, IgnoresAReadThatLeavesItsRecord) {
+  const CopyPlan plan = reading({{500, 950'000}});
+  RecordChecks checks(plan, {record_}, false);
+  EXPECT_EQ(checks.record_of(0), RecordChecks::kNone);
+}
+
+}  // namespace
+}  // namespace dsckpt

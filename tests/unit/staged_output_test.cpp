@@ -1,0 +1,322 @@
+#include "exec/staged_output.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/inotify.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "support/expect_error.h"
+#include "support/plan_tools.h"
+#include "support/temp_file.h"
+
+namespace dsckpt {
+namespace {
+
+namespace fs = std::filesystem;
+using test::read_all;
+using test::TempFolder;
+
+// Outputs a, sub/deep/b and z.json, which hold their own paths.
+CopyPlan three_files() {
+  PlanBuilder builder;
+  for (const std::string path : {"a", "sub/deep/b", "z.json"}) {
+    const OutputId out = builder.add_output(path, path.size());
+    builder.put_literal(out, 0, path);
+  }
+  return builder.finish();
+}
+
+void run(const CopyPlan& plan, Sink& sink) {
+  const InputFiles none;
+  Progress progress;
+  execute(plan, none, sink, progress);
+}
+
+// Everything below `folder`, as relative paths; folders end in '/'.
+std::set<std::string> listing(const fs::path& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    names.insert(entry.path().lexically_relative(folder).string() +
+                 (entry.is_directory() ? "/" : ""));
+  }
+  return names;
+}
+
+const std::set<std::string> kCommitted{"a", "sub/", "sub/deep/", "sub/deep/b", "z.json"};
+
+TEST(StagedOutput, ShowsNothingUnderFinalNamesUntilCommit) {
+  const TempFolder folder;
+  const CopyPlan plan = three_files();
+  const fs::path target = folder.path() / "out";
+  StagedOutput output(plan, target);
+  run(plan, output);
+  for (const std::string& name : listing(target)) {
+    EXPECT_EQ(name.rfind(".dsckpt-staging-", 0), 0u) << name;
+  }
+  output.commit();
+  EXPECT_EQ(listing(target), kCommitted);
+  EXPECT_EQ(read_all(target / "a"), "a");
+  EXPECT_EQ(read_all(target / "sub/deep/b"), "sub/deep/b");
+  EXPECT_EQ(read_all(target / "z.json"), "z.json");
+}
+
+TEST(StagedOutput, CommitsDurablyToo) {
+  const TempFolder folder;
+  const CopyPlan plan = three_files();
+  {
+    StagedOutput output(plan, folder.path() / "new/out/", {.force = false, .durable = true});
+    run(plan, output);
+    output.commit();
+  }
+  EXPECT_EQ(listing(folder.path() / "new/out"), kCommitted);
+}
+
+TEST(StagedOutput, RemovesStagingAndTheFoldersItMadeWithoutACommit) {
+  const TempFolder folder;
+  const CopyPlan plan = three_files();
+  {
+    StagedOutput output(plan, folder.path() / "x/y/out");
+    run(plan, output);
+    EXPECT_TRUE(fs::exists(folder.path() / "x/y/out"));
+  }
+  EXPECT_TRUE(listing(folder.path()).empty());
+
+  fs::create_directory(folder.path() / "kept");
+  folder.write("kept/mine", "mine");
+  {
+    StagedOutput output(plan, folder.path() / "kept");
+    output.write_at(0, 0, as_byte_span("a"));
+  }
+  EXPECT_EQ(listing(folder.path()), (std::set<std::string>{"kept/", "kept/mine"}));
+}
+
+TEST(StagedOutput, KeepsFoldersItMadeIfSomebodyElsePutAFileThere) {
+  const TempFolder folder;
+  const CopyPlan plan = three_files();
+  {
+    StagedOutput output(plan, folder.path() / "x/out");
+    folder.write("x/theirs", "");
+  }
+  EXPECT_EQ(listing(folder.path()), (std::set<std::string>{"x/", "x/theirs"}));
+}
+
+TEST(StagedOutput, RefusesExistingFilesUnlessForced) {
+  const TempFolder folder;
+  const CopyPlan plan = three_files();
+  fs::create_directories(folder.path() / "sub/deep");
+  folder.write("sub/deep/b", "old");
+  folder.write("z.json", "old index");
+  folder.write("other", "untouched");
+  const std::set<std::string> before = listing(folder.path());
+  try {
+    StagedOutput output(plan, folder.path());
+    FAIL() << "nothing thrown";
+  } catch (const UsageError& error) {
+    EXPECT_NE(std::string(error.what()).find("sub/deep/b: exists already"), std::string::npos);
+    EXPECT_EQ(error.hint(), "--force replaces it");
+  }
+  EXPECT_EQ(listing(folder.path()), before);
+
+  StagedOutput output(plan, folder.path(), {.force = true, .durable = false});
+  run(plan, output);
+  EXPECT_EQ(read_all(folder.path() / "sub/deep/b"), "old");
+  EXPECT_EQ(read_all(folder.path() / "z.json"), "old index");
+  output.commit();
+  EXPECT_EQ(read_all(folder.path() / "sub/deep/b"), "sub/deep/b");
+  EXPECT_EQ(read_all(folder.path() / "z.json"), "z.json");
+  EXPECT_EQ(read_all(folder.path() / "other"), "untouched");
+  EXPECT_EQ(read_all(folder.path() / "a"), "a");
+}
+
+TEST(StagedOutput, LeavesOldFilesAloneWhenAForcedRunIsGivenUp) {
+  const TempFolder folder;
+  const CopyPlan plan = three_files();
+  folder.write("z.json", "old index");
+  {
+    StagedOutput output(plan, folder.path(), {.force = true, .durable = false});
+    run(plan, output);
+  }
+  EXPECT_EQ(listing(folder.path()), std::set<std::string>{"z.json"});
+  EXPECT_EQ(read_all(folder.path() / "z.json"), "old index");
+}
+
+TEST(StagedOutput, ReplacesASymbolicLinkAndNotWhatItPointsAt) {
+  const TempFolder folder;
+  const CopyPlan plan = three_files();
+  folder.write("precious", "precious");
+  fs::create_symlink("precious", folder.path() / "a");
+  EXPECT_ERROR(StagedOutput(plan, folder.path()), UsageError, "a: exists already");
+  StagedOutput output(plan, folder.path(), {.force = true, .durable = false});
+  run(plan, output);
+  output.commit();
+  EXPECT_EQ(read_all(folder.path() / "precious"), "precious");
+  EXPECT_FALSE(fs::is_symlink(folder.path() / "a"));
+}
+
+TEST(StagedOutput, RefusesFoldersAndFilesInTheWayEvenIfForced) {
+  const CopyPlan plan = three_files();
+  const StageOptions force{.force = true, .durable = false};
+  {
+    const TempFolder folder;
+    fs::create_directory(folder.path() / "a");
+    EXPECT_ERROR(StagedOutput(plan, folder.path(), force), UsageError,
+                 "a folder has the name of an output file");
+    EXPECT_EQ(listing(folder.path()), std::set<std::string>{"a/"});
+  }
+  {
+    const TempFolder folder;
+    folder.write("sub", "a file where a folder must be");
+    EXPECT_ERROR(StagedOutput(plan, folder.path(), force), UsageError, "sub: is not a folder");
+    EXPECT_EQ(listing(folder.path()), std::set<std::string>{"sub"});
+  }
+  {
+    const TempFolder folder;
+    const fs::path file = folder.write("file", "");
+    EXPECT_ERROR(StagedOutput(plan, file, force), UsageError, "file: is not a folder");
+    EXPECT_ERROR(StagedOutput(plan, file / "below/it", force), IoError, "cannot make the folder");
+    EXPECT_EQ(listing(folder.path()), std::set<std::string>{"file"});
+  }
+}
+
+TEST(StagedOutput, NeedsTheRightToWriteIntoTheFolder) {
+  if (::geteuid() == 0) GTEST_SKIP() << "root may write everywhere";
+  const TempFolder folder;
+  const CopyPlan plan = three_files();
+  fs::permissions(folder.path(), fs::perms::owner_read | fs::perms::owner_exec);
+  EXPECT_ERROR(StagedOutput(plan, folder.path()), IoError, "cannot write into the folder");
+  EXPECT_ERROR(StagedOutput(plan, folder.path() / "out"), IoError, "cannot make the folder");
+  fs::permissions(folder.path(), fs::perms::owner_all);
+}
+
+TEST(StagedOutput, RefusesAPlanLargerThanTheFreeSpaceBeforeMakingAnything) {
+  const TempFolder folder;
+  PlanBuilder builder;
+  builder.add_output("a", uint64_t{1} << 60);
+  const CopyPlan plan = builder.finish();
+  try {
+    StagedOutput output(plan, folder.path() / "out");
+    FAIL() << "nothing thrown";
+  } catch (const IoError& error) {
+    EXPECT_EQ(error.errno_value(), ENOSPC);
+    EXPECT_NE(std::string(error.what()).find("needs 1152921504606846976 bytes"), std::string::npos);
+  }
+  EXPECT_TRUE(listing(folder.path()).empty());
+}
+
+TEST(StagedOutput, MovesTheLastFileLastAndRemovesItsOldVersionFirst) {
+  const TempFolder folder;
+  PlanBuilder builder;
+  for (const std::string path : {"b", "a", "c", "index"}) {
+    builder.put_literal(builder.add_output(path, 1), 0, "x");
+  }
+  const CopyPlan plan = builder.finish();
+  for (const char* name : {"a", "b", "c", "index"}) folder.write(name, "old");
+  StagedOutput output(plan, folder.path(), {.force = true, .durable = false});
+  run(plan, output);
+
+  const int watch = ::inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+  ASSERT_GE(watch, 0);
+  ASSERT_GE(::inotify_add_watch(watch, folder.path().c_str(), IN_MOVED_TO | IN_DELETE), 0);
+  output.commit();
+  std::vector<std::string> events;
+  alignas(inotify_event) std::array<char, 8192> buffer;
+  for (ssize_t got; (got = ::read(watch, buffer.data(), buffer.size())) > 0;) {
+    for (ssize_t at = 0; at < got;) {
+      const auto* event = reinterpret_cast<const inotify_event*>(buffer.data() + at);
+      if ((event->mask & IN_ISDIR) == 0) {
+        events.emplace_back((event->mask & IN_DELETE) != 0 ? "-" : "+");
+        events.back() += event->name;
+      }
+      at += static_cast<ssize_t>(sizeof(inotify_event) + event->len);
+    }
+  }
+  ::close(watch);
+  EXPECT_EQ(events, (std::vector<std::string>{"-index", "+b", "+a", "+c", "+index"}));
+}
+
+TEST(StagedOutput, GivesFilesTheRightsTheUmaskLeaves) {
+  const TempFolder folder;
+  const CopyPlan plan = three_files();
+  const mode_t old = ::umask(022);
+  StagedOutput output(plan, folder.path() / "out");
+  run(plan, output);
+  output.commit();
+  ::umask(old);
+  struct stat s {};
+  ASSERT_EQ(::stat((folder.path() / "out/sub/deep/b").c_str(), &s), 0);
+  EXPECT_EQ(s.st_mode & 0777, 0644u);
+  ASSERT_EQ(::stat((folder.path() / "out/sub/deep").c_str(), &s), 0);
+  EXPECT_EQ(s.st_mode & 0777, 0755u);
+}
+
+TEST(StagedOutput, LeavesNothingBehindWhenAWriteFailsMidway) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        const TempFolder folder;
+        ::signal(SIGXFSZ, SIG_IGN);
+        rlimit limit{};
+        limit.rlim_cur = limit.rlim_max = 2'500'000;
+        ::setrlimit(RLIMIT_FSIZE, &limit);
+        PlanBuilder builder;
+        const std::string text = test::random_bytes(4'000'000, 1);
+        builder.put_literal(builder.add_output("small", 5), 0, "small");
+        builder.put_literal(builder.add_output("sub/large", text.size()), 0, text);
+        const CopyPlan plan = builder.finish();
+        bool good = false;
+        try {
+          StagedOutput output(plan, folder.path() / "out");
+          run(plan, output);
+          output.commit();
+        } catch (const IoError& error) {
+          // The message names the file the user asked for, not the staged one.
+          good = error.errno_value() == EFBIG &&
+                 error.where().file == (folder.path() / "out/sub/large").string();
+        }
+        good = good && listing(folder.path()).empty();
+        fs::remove_all(folder.path());
+        std::exit(good ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+TEST(StagedOutput, HandlesMoreOutputsThanDescriptors) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        const TempFolder folder;
+        rlimit limit{};
+        ::getrlimit(RLIMIT_NOFILE, &limit);
+        limit.rlim_cur = 40;
+        ::setrlimit(RLIMIT_NOFILE, &limit);
+        PlanBuilder builder;
+        for (int i = 0; i < 400; ++i) {
+          const std::string path = std::to_string(i);
+          builder.put_literal(builder.add_output(path, path.size()), 0, path);
+        }
+        const CopyPlan plan = builder.finish();
+        StagedOutput output(plan, folder.path());
+        run(plan, output);
+        output.commit();
+        const bool good =
+            listing(folder.path()).size() == 400 && read_all(folder.path() / "399") == "399";
+        fs::remove_all(folder.path());
+        std::exit(good ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace dsckpt
