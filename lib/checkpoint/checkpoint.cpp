@@ -54,6 +54,7 @@ const char* to_string(ParamKind kind) {
 }
 
 struct Checkpoint::Impl {
+  explicit Impl(InputFiles& inputs) : draft{.inputs = inputs} {}
   CheckpointDraft draft;
   std::unordered_map<std::string_view, size_t> by_name;
 };
@@ -63,8 +64,8 @@ Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
-Checkpoint Checkpoint::open(const fs::path& path, const OpenOptions& options) {
-  auto impl = std::make_unique<Impl>();
+Checkpoint Checkpoint::open(InputFiles& inputs, const fs::path& path, const OpenOptions& options) {
+  auto impl = std::make_unique<Impl>(inputs);
   CheckpointDraft& draft = impl->draft;
   draft.folder = find_tag_folder(path, options.tag);
   draft.facts.tag = draft.folder.tag;
@@ -102,17 +103,6 @@ const Param* Checkpoint::find(std::string_view name) const {
 
 const std::vector<std::string>& Checkpoint::notes() const {
   return impl_->draft.notes;
-}
-const InputFiles& Checkpoint::inputs() const {
-  return impl_->draft.inputs;
-}
-
-std::vector<PlannedInput> Checkpoint::planned_inputs() const {
-  std::vector<PlannedInput> out;
-  for (FileId id = 0; id < inputs().size(); ++id) {
-    out.push_back({inputs()[id].display(), inputs()[id].size()});
-  }
-  return out;
 }
 
 std::vector<InputRecord> Checkpoint::records() const {

@@ -62,15 +62,17 @@ struct OpenOptions {
   std::string tag;
 };
 
-// Immutable; any thread. The tensors stay valid as long as the checkpoint.
+// Immutable; any thread.
 class Checkpoint {
  public:
   // Opens `path`: a folder with `latest`, or with the folder `options.tag`, or a tag's own folder.
   // Reads the metadata of every shard and accounts for every element of every flat group. Throws
   // IoError; CorruptError for a damaged file; InconsistentError for missing shards (all of them in
   // one message), for shards that disagree, and for elements that are neither parameter nor
-  // padding; UnsupportedError for layouts that have no reader.
-  static Checkpoint open(const std::filesystem::path& path, const OpenOptions& options = {});
+  // padding; UnsupportedError for layouts that have no reader. The files are added to `inputs`,
+  // which must outlive the checkpoint and its tensors.
+  static Checkpoint open(InputFiles& inputs, const std::filesystem::path& path,
+                         const OpenOptions& options = {});
 
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;
@@ -86,8 +88,6 @@ class Checkpoint {
   // Things a user should know that are no errors.
   const std::vector<std::string>& notes() const;
 
-  const InputFiles& inputs() const;
-  std::vector<PlannedInput> planned_inputs() const;
   // Every zip record of every shard with its CRC32.
   std::vector<InputRecord> records() const;
 

@@ -13,14 +13,14 @@ namespace dsckpt {
 
 // A checkpoint in the making. Readers open shards through it and fill in params and facts.
 struct CheckpointDraft {
-  InputFiles inputs;
-  TagFolder folder;
-  CheckpointFacts facts;
-  std::vector<Param> params;
-  std::vector<std::string> notes;
+  InputFiles& inputs;
+  TagFolder folder = {};
+  CheckpointFacts facts = {};
+  std::vector<Param> params = {};
+  std::vector<std::string> notes = {};
   // Opened shards stay: TensorSources and `records` need nothing else of them, but readers borrow.
-  std::vector<Shard> model_shards;
-  std::vector<Shard> optim_shards;
+  std::vector<Shard> model_shards = {};
+  std::vector<Shard> optim_shards = {};
 };
 
 // A row of the table of layouts.

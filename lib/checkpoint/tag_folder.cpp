@@ -86,9 +86,10 @@ std::vector<ShardFile> TagFolder::of_kind(ShardName::Kind kind) const {
 TagFolder find_tag_folder(const fs::path& path, const std::string& tag) {
   std::error_code failed;
   const fs::file_status status = fs::status(path, failed);
-  if (!fs::exists(status)) {
-    throw IoError({.file = path.string()}, "cannot open", failed ? failed.value() : ENOENT);
+  if (status.type() == fs::file_type::not_found) {
+    throw UsageError(path.string() + ": there is no such folder");
   }
+  if (failed) throw IoError({.file = path.string()}, "cannot open", failed.value());
   if (!fs::is_directory(status)) {
     throw InconsistentError({.file = path.string()}, "is a file; a checkpoint is a folder");
   }

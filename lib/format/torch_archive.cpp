@@ -215,7 +215,6 @@ std::string prefix_of(const ZipReader& zip) {
 
 struct Checked {
   TensorInfo info;
-  StorageId storage;
   uint64_t begin = 0;  // bytes from the start of the storage to the first element
   uint64_t size = 0;   // bytes from there to the end of the last one
 };
@@ -309,9 +308,9 @@ struct TorchArchive::Impl {
   Checked check(const Value& value) const {
     const ObjectNode& object = value.as_object();
     const Rebuilt parts = take_apart(object.callable, object.arguments);
-    Checked tensor{{}, StorageId::parse(parts.storage.persistent_id())};
-    const StorageId& storage = tensor.storage;
+    const StorageId storage = StorageId::parse(parts.storage.persistent_id());
     return in_context({.member = member(storage.key)}, [&] {
+      Checked tensor;
       if (const uint64_t stored = stored_bytes(storage); stored != storage.nbytes) {
         throw CorruptError({}, std::to_string(stored) + " bytes, but the pickle says " +
                                    std::to_string(storage.nbytes));
@@ -336,7 +335,7 @@ struct TorchArchive::Impl {
       tensor.begin =
           checked_add(storage.view_begin, checked_mul(static_cast<uint64_t>(offset), item));
       info.storage_offset = static_cast<int64_t>(tensor.begin / item);
-      if (numel(info.shape) == 0) return std::move(tensor);
+      if (numel(info.shape) == 0) return tensor;
 
       uint64_t last = 0;
       for (size_t i = 0; i < info.shape.size(); ++i) {
@@ -349,13 +348,13 @@ struct TorchArchive::Impl {
                            "a tensor of the pickle ends at byte " + std::to_string(end) +
                                " of its storage, which has " + std::to_string(storage.view_end));
       }
-      return std::move(tensor);
+      return tensor;
     });
   }
 
   // The tensor's own bytes.
   Extent extent(const Checked& tensor) const {
-    const Extent storage = storage_extent(tensor.storage.key);
+    const Extent storage = storage_extent(tensor.info.storage_key);
     if (tensor.size == 0) return {storage.file, storage.offset, 0};
     return {storage.file, storage.offset + tensor.begin, tensor.size};
   }

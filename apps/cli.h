@@ -1,0 +1,81 @@
+// What all tools share: arguments as DeepSpeed's users write them, messages, exit codes, signals,
+// progress. The only place that prints errors or decides how the process ends.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "exec/executor.h"
+
+namespace dsckpt::cli {
+
+// 0 done, 1 a check answered no, 2 usage, 3 bad checkpoint, 4 I/O, 70 our bug, 130 interrupted.
+enum ExitCode : int {
+  kDone = 0,
+  kCheckFailed = 1,
+  kUsage = 2,
+  kBadCheckpoint = 3,
+  kIo = 4,
+  kBug = 70,
+  kInterrupted = 130,
+};
+
+enum class ProgressMode { automatic, always, never, json };
+
+// Options that every tool has.
+struct Common {
+  bool json = false;
+  bool quiet = false;
+  unsigned threads = 0;
+  ProgressMode progress = ProgressMode::automatic;
+};
+
+// Adds --json, --quiet and --version.
+void add_common(CLI::App& app, Common& common);
+// Adds --threads and --progress, for tools that run a plan.
+void add_run_options(CLI::App& app, Common& common);
+
+// The text that ends every --help: exit codes, then `examples`.
+std::string footer(const std::string& examples);
+
+// Parses `argv` into `app` and runs `body`, whose result is the exit code. Python's argparse
+// spellings are understood: underscores for hyphens in option names, and unambiguous beginnings of
+// them. Errors become a message on stderr (and a JSON object on stdout with --json) and an exit
+// code.
+int run(CLI::App& app, const Common& common, int argc, char** argv,
+        const std::function<int()>& body);
+
+// Prints `json` as one line {"schema": 1, "type": type, "data": ...} on stdout.
+void print_json(const std::string& type, nlohmann::json data);
+// "TOOL: note: text" on stderr, unless --quiet.
+void note(const CLI::App& app, const Common& common, const std::string& text);
+
+// SIGINT and SIGTERM set `progress.cancelled` while this lives; a second signal kills.
+class InterruptGuard {
+ public:
+  explicit InterruptGuard(Progress& progress);
+  ~InterruptGuard();
+  InterruptGuard(const InterruptGuard&) = delete;
+  InterruptGuard& operator=(const InterruptGuard&) = delete;
+};
+
+// Shows a Progress on stderr, at most six times a second, until it is destroyed: a bar with rate
+// and time left on a terminal (or with --progress=always), JSON lines with --progress=json.
+class ProgressDisplay {
+ public:
+  ProgressDisplay(const Progress& progress, const Common& common);
+  ~ProgressDisplay();
+  ProgressDisplay(const ProgressDisplay&) = delete;
+  ProgressDisplay& operator=(const ProgressDisplay&) = delete;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dsckpt::cli

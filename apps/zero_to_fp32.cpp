@@ -1,0 +1,178 @@
+// zero-to-fp32: weights from a DeepSpeed ZeRO checkpoint, as .bin or safetensors.
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <CLI/Validators.hpp>
+#include <iostream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "checkpoint/checkpoint.h"
+#include "cli.h"
+#include "convert.h"
+#include "report.h"
+
+namespace dsckpt {
+namespace {
+
+struct Arguments {
+  cli::Common common;
+  std::string checkpoint_dir;
+  std::string output_dir;
+  std::string max_shard_size = "5GB";
+  bool safe_serialization = false;
+  OpenOptions open;
+  WeightsOptions weights;
+  RunOptions run;
+  std::string dtype = "float32";
+  std::string hf_config;
+  bool debug = false;
+  bool dry_run = false;
+};
+
+// zero_to_fp32.py OUTPUT_DTYPE_NAMES, and "keep".
+std::optional<DType> parse_dtype(const std::string& name) {
+  static const std::map<std::string, std::optional<DType>> kNames{
+      {"float32", DType::float32}, {"fp32", DType::float32},      {"float16", DType::float16},
+      {"fp16", DType::float16},    {"bfloat16", DType::bfloat16}, {"bf16", DType::bfloat16},
+      {"keep", std::nullopt}};
+  return kNames.at(name);
+}
+
+void add_options(CLI::App& app, Arguments& args) {
+  app.add_option("checkpoint_dir", args.checkpoint_dir,
+                 "Folder with `latest` (or --tag), or a tag's own folder")
+      ->required();
+  app.add_option("output_dir", args.output_dir, "Folder for the weights; made if it is missing")
+      ->required();
+  app.add_option("-t,--tag", args.open.tag, "Tag to read (default: what `latest` says)");
+  app.add_flag("--safe-serialization", args.safe_serialization,
+               "Write safetensors instead of .bin files");
+  app.add_option("--max-shard-size", args.max_shard_size,
+                 "Largest file: digits and KB, MB, GB or TB")
+      ->type_name("SIZE")
+      ->capture_default_str();
+  app.add_flag("--exclude-frozen-parameters", args.weights.exclude_frozen_parameters,
+               "Leave out parameters that were not trained");
+  app.add_option("--dtype", args.dtype,
+                 "Floating tensors become float32, float16 or bfloat16 (fp32, fp16, bf16);\n"
+                 "keep: as stored, trained ones float32")
+      ->type_name("TYPE")
+      ->check(CLI::IsMember({"float32", "float16", "bfloat16", "fp32", "fp16", "bf16", "keep"},
+                            CLI::ignore_case))
+      ->capture_default_str();
+  app.add_option("--keep-fp32", args.weights.keep_fp32, "These stay float32 whatever --dtype says")
+      ->type_name("REGEX")
+      ->allow_extra_args(false);
+  app.add_option("--include", args.weights.include, "Write only tensors whose name matches")
+      ->type_name("REGEX")
+      ->allow_extra_args(false);
+  app.add_option("--exclude", args.weights.exclude, "Leave out tensors whose name matches")
+      ->type_name("REGEX")
+      ->allow_extra_args(false);
+  app.add_option("--strip-prefix", args.weights.strip_prefix,
+                 "Take this from the front of names that have it")
+      ->type_name("PREFIX")
+      ->allow_extra_args(false);
+  app.add_option("--hf-config", args.hf_config,
+                 "Copy configuration and tokenizer files from this Hugging Face folder,\n"
+                 "so that from_pretrained loads the result")
+      ->type_name("DIR");
+  app.add_flag("--dry-run", args.dry_run, "Show what would be written; write nothing");
+  app.add_flag("--force", args.run.stage.force, "Replace files of the same names");
+  app.add_flag("--fsync", args.run.stage.durable,
+               "Wait until the data is on the disk before it gets its final names");
+  app.add_flag("--verify", args.run.verify,
+               "Check the CRC32 of every record of the checkpoint, also those not needed");
+  app.add_flag("-d,--debug", args.debug, "Say what was found in the checkpoint");
+  cli::add_run_options(app, args.common);
+  cli::add_common(app, args.common);
+  app.footer(cli::footer(
+      "  zero-to-fp32 . weights/ --safe-serialization\n"
+      "  zero-to-fp32 checkpoint-500 out -t global_step500 --dtype bf16 --keep-fp32 norm\n"
+      "  zero-to-fp32 checkpoint-500 out --safe-serialization --hf-config checkpoint-500"));
+}
+
+void print_plan(const WeightsPlan& plan) {
+  std::string out;
+  for (const WeightsSplit::File& file : plan.split.files) {
+    for (const OutputTensor& tensor : file.tensors) {
+      out += file.path + "\t" + tensor.name + "\t" +
+             std::string(torch_name(tensor.source.dtype())) + "\t" + to_text(tensor.source.shape());
+      if (!tensor.alias_of.empty()) out += "\t= " + tensor.alias_of;
+      out += "\n";
+    }
+  }
+  for (const PlannedFile& file : plan.plan.outputs()) {
+    out += file.path + ": " + human_bytes(file.size) + "\n";
+  }
+  out += "reads " + human_bytes(plan.plan.bytes_read()) + ", writes " +
+         human_bytes(plan.plan.bytes_written()) + "\n";
+  std::cout << out;
+}
+
+int convert(const CLI::App& app, Arguments& args) {
+  args.weights.format = args.safe_serialization ? &kSafetensors : &kTorchBin;
+  args.weights.max_shard_size = parse_shard_size(args.max_shard_size);
+  args.weights.dtype = parse_dtype(args.dtype);
+  args.weights.hf_config = args.hf_config;
+  args.run.threads = args.common.threads;
+
+  Progress progress;
+  const cli::InterruptGuard guard(progress);
+  InputFiles inputs;
+  const Checkpoint checkpoint = Checkpoint::open(inputs, args.checkpoint_dir, args.open);
+  check_output_place(checkpoint, args.output_dir);
+  if (args.debug) std::cerr << facts_json(checkpoint).dump(1) << "\n";
+  const WeightsPlan plan = plan_weights(inputs, checkpoint, args.weights);
+  for (const std::string& text : plan.notes) cli::note(app, args.common, text);
+
+  if (args.dry_run) {
+    if (args.common.json) {
+      nlohmann::json data = plan_json(plan);
+      data["checkpoint"] = facts_json(checkpoint);
+      cli::print_json("plan", std::move(data));
+    } else {
+      print_plan(plan);
+    }
+    return cli::kDone;
+  }
+
+  const ExecStats stats = [&] {
+    const cli::ProgressDisplay display(progress, args.common);
+    return run_plan(plan.plan, inputs, checkpoint, args.output_dir, progress, args.run);
+  }();
+  if (args.common.json) {
+    nlohmann::json data = plan_json(plan);
+    data["checkpoint"] = facts_json(checkpoint);
+    data["output"] = args.output_dir;
+    data["seconds"] = stats.seconds;
+    data["bytes_read"] = stats.bytes_read;
+    data["records_checked"] = stats.records_checked;
+    cli::print_json("done", std::move(data));
+  } else if (!args.common.quiet) {
+    size_t tensors = 0;
+    for (const WeightsSplit::File& file : plan.split.files) tensors += file.tensors.size();
+    std::cerr << app.get_name() << ": " << tensors << " tensors in " << plan.split.files.size()
+              << (plan.split.files.size() == 1 ? " file, " : " files, ")
+              << human_bytes(stats.bytes_written) << " in " << args.output_dir << ", "
+              << static_cast<double>(static_cast<int64_t>(stats.seconds * 100 + 0.5)) / 100
+              << " s, " << stats.records_checked << " checksums verified\n";
+  }
+  return cli::kDone;
+}
+
+}  // namespace
+}  // namespace dsckpt
+
+int main(int argc, char** argv) {
+  using namespace dsckpt;
+  Arguments args;
+  CLI::App app("Weights from a DeepSpeed ZeRO checkpoint, bit for bit what the engine held.",
+               "zero-to-fp32");
+  add_options(app, args);
+  return cli::run(app, args.common, argc, argv, [&] { return convert(app, args); });
+}

@@ -1,0 +1,208 @@
+#include "convert.h"
+
+#include <re2/re2.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <system_error>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "base/error.h"
+#include "exec/kernels.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+// Several patterns, any of which may be found in a name.
+class Patterns {
+ public:
+  Patterns(const std::vector<std::string>& patterns, std::string_view option) {
+    for (const std::string& pattern : patterns) {
+      RE2::Options quiet;
+      quiet.set_log_errors(false);
+      patterns_.push_back(std::make_unique<RE2>(pattern, quiet));
+      if (!patterns_.back()->ok()) {
+        throw UsageError(std::string(option) + " '" + pattern + "': " + patterns_.back()->error());
+      }
+    }
+  }
+
+  bool empty() const { return patterns_.empty(); }
+  bool find_in(const std::string& name) const {
+    return std::any_of(patterns_.begin(), patterns_.end(),
+                       [&](const auto& pattern) { return RE2::PartialMatch(name, *pattern); });
+  }
+
+ private:
+  std::vector<std::unique_ptr<RE2>> patterns_;
+};
+
+std::string stripped(const std::string& name, const std::vector<std::string>& prefixes) {
+  for (const std::string& prefix : prefixes) {
+    if (!prefix.empty() && name.starts_with(prefix) && name.size() > prefix.size()) {
+      return name.substr(prefix.size());
+    }
+  }
+  return name;
+}
+
+// Configuration and tokenizer files of a Hugging Face model folder, as the transformers library
+// names them, and the Python files of models that bring their own code.
+bool is_model_companion(std::string_view name) {
+  constexpr std::array<std::string_view, 18> kNames{"config.json",
+                                                    "generation_config.json",
+                                                    "tokenizer.json",
+                                                    "tokenizer_config.json",
+                                                    "tokenizer.model",
+                                                    "special_tokens_map.json",
+                                                    "added_tokens.json",
+                                                    "vocab.json",
+                                                    "vocab.txt",
+                                                    "merges.txt",
+                                                    "spiece.model",
+                                                    "sentencepiece.bpe.model",
+                                                    "chat_template.json",
+                                                    "chat_template.jinja",
+                                                    "preprocessor_config.json",
+                                                    "processor_config.json",
+                                                    "video_preprocessor_config.json",
+                                                    "adapter_config.json"};
+  return std::find(kNames.begin(), kNames.end(), name) != kNames.end() ||
+         ((name.starts_with("configuration_") || name.starts_with("modeling_") ||
+           name.starts_with("tokenization_")) &&
+          name.ends_with(".py"));
+}
+
+void add_companions(InputFiles& inputs, const fs::path& folder, PlanBuilder& plan) {
+  std::error_code failed;
+  std::vector<fs::path> files;
+  fs::directory_iterator it(folder, failed);
+  for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
+    if (is_model_companion(it->path().filename().string())) files.push_back(it->path());
+  }
+  if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
+  std::sort(files.begin(), files.end());
+  if (std::none_of(files.begin(), files.end(),
+                   [](const fs::path& path) { return path.filename() == "config.json"; })) {
+    throw UsageError(folder.string() + ": has no config.json");
+  }
+  for (const fs::path& path : files) {
+    const FileId id = inputs.add(path);
+    const uint64_t size = inputs[id].size();
+    const OutputId out = plan.add_output(path.filename().string(), size);
+    if (size == 0) continue;
+    plan.put(out, 0,
+             TensorSource::stored({id, 0, size}, DType::uint8, {static_cast<int64_t>(size)}));
+  }
+}
+
+class Selection {
+ public:
+  explicit Selection(const WeightsOptions& options)
+      : options_(options),
+        include_(options.include, "--include"),
+        exclude_(options.exclude, "--exclude"),
+        keep_fp32_(options.keep_fp32, "--keep-fp32") {}
+
+  bool wants(const Param& param) const {
+    if (options_.exclude_frozen_parameters && param.kind == ParamKind::frozen) return false;
+    if (!include_.empty() && !include_.find_in(param.name)) return false;
+    return !exclude_.find_in(param.name);
+  }
+
+  TensorSource cast(const Param& param) const {
+    const DType stored = param.weight.dtype();
+    if (!is_floating_point(stored)) return param.weight;
+    const std::optional<DType> target =
+        keep_fp32_.find_in(param.name) ? DType::float32 : options_.dtype;
+    if (!target || *target == stored) return param.weight;
+    if (!can_convert(stored, *target)) {
+      throw UnsupportedError({.tensor = param.name}, "cannot convert " +
+                                                         std::string(torch_name(stored)) + " to " +
+                                                         std::string(torch_name(*target)));
+    }
+    return param.weight.to(*target);
+  }
+
+ private:
+  const WeightsOptions& options_;
+  Patterns include_;
+  Patterns exclude_;
+  Patterns keep_fp32_;
+};
+
+std::vector<OutputTensor> select(const Checkpoint& checkpoint, const WeightsOptions& options) {
+  const Selection selection(options);
+  std::vector<OutputTensor> tensors;
+  std::unordered_set<std::string> names;
+  // From what owns the data in the checkpoint, and the type it is written as, to what owns it here:
+  // an alias stands alone when its owner is left out or becomes another type.
+  std::unordered_map<std::string, std::pair<DType, std::string>> written;
+  for (const Param& param : checkpoint.params()) {
+    if (!selection.wants(param)) continue;
+    OutputTensor tensor{stripped(param.name, options.strip_prefix), selection.cast(param), {}};
+    if (!names.insert(tensor.name).second) {
+      throw InconsistentError({.tensor = param.name},
+                              "would have the name '" + tensor.name + "' of another tensor");
+    }
+    const std::string& owner = param.alias_of.empty() ? param.name : param.alias_of;
+    const auto [first, is_first] =
+        written.emplace(owner, std::pair(tensor.source.dtype(), tensor.name));
+    if (!is_first && first->second.first == tensor.source.dtype()) {
+      tensor.alias_of = first->second.second;
+    }
+    tensors.push_back(std::move(tensor));
+  }
+  if (tensors.empty()) throw UsageError("no tensor is left to write");
+  return tensors;
+}
+
+}  // namespace
+
+WeightsPlan plan_weights(InputFiles& inputs, const Checkpoint& checkpoint,
+                         const WeightsOptions& options) {
+  WeightsPlan result;
+  result.notes = checkpoint.notes();
+  result.split =
+      split_weights(*options.format, select(checkpoint, options), options.max_shard_size);
+  PlanBuilder plan;
+  if (!options.hf_config.empty()) add_companions(inputs, options.hf_config, plan);
+  lay_out_weights(plan, *options.format, result.split);
+  result.plan = plan.finish();
+
+  std::vector<PlannedInput> planned;
+  for (FileId id = 0; id < inputs.size(); ++id) {
+    planned.push_back({inputs[id].display(), inputs[id].size()});
+  }
+  result.plan.validate(planned);
+  return result;
+}
+
+void check_output_place(const Checkpoint& checkpoint, const fs::path& output) {
+  std::error_code failed;
+  const fs::path shards = fs::weakly_canonical(checkpoint.tag_folder(), failed);
+  const fs::path target = fs::weakly_canonical(fs::absolute(output), failed);
+  const auto [end, ignored] =
+      std::mismatch(shards.begin(), shards.end(), target.begin(), target.end());
+  if (end == shards.end()) {
+    throw std::move(UsageError(output.string() + ": lies inside the folder of the shards"))
+        .with_hint("give a folder outside of " + checkpoint.tag_folder().string());
+  }
+}
+
+ExecStats run_plan(const CopyPlan& plan, const InputFiles& inputs, const Checkpoint& checkpoint,
+                   const fs::path& output, Progress& progress, const RunOptions& options) {
+  StagedOutput staged(plan, output, options.stage);
+  ExecOptions exec;
+  exec.threads = options.threads;
+  exec.records = checkpoint.records();
+  exec.check_all_records = options.verify;
+  const ExecStats stats = execute(plan, inputs, staged, progress, exec);
+  staged.commit();
+  return stats;
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,66 @@
+// The use cases: from an open checkpoint to a plan, and from a plan to files.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "exec/executor.h"
+#include "exec/staged_output.h"
+#include "output/weights_format.h"
+#include "plan/copy_plan.h"
+
+namespace dsckpt {
+
+struct WeightsOptions {
+  const WeightsFormat* format = &kTorchBin;
+  // What floating tensors become; nullopt leaves each as it is stored (trainable ones are fp32).
+  std::optional<DType> dtype = DType::float32;
+  uint64_t max_shard_size = 5'000'000'000;
+  bool exclude_frozen_parameters = false;
+  // RE2 patterns, searched in the names the checkpoint has. With `include`, only what one of them
+  // finds is written; what one of `exclude` finds is not.
+  std::vector<std::string> include;
+  std::vector<std::string> exclude;
+  // Floating tensors found by one of these become float32 whatever `dtype` says.
+  std::vector<std::string> keep_fp32;
+  // Taken from the front of names that have it; the first that fits, once.
+  std::vector<std::string> strip_prefix;
+  // A Hugging Face model folder whose configuration and tokenizer files are copied along.
+  std::filesystem::path hf_config;
+};
+
+struct WeightsPlan {
+  CopyPlan plan;
+  WeightsSplit split;
+  std::vector<std::string> notes;
+};
+
+// Plans the weights of `checkpoint` as files of `options.format`; the result is valid against
+// `inputs`. Equals what zero_to_fp32.py writes where that is right; frozen parameters of stage 1
+// are there too. Throws UsageError for bad patterns and for an empty selection, InconsistentError
+// for names that collide, UnsupportedError for tensors the format cannot hold.
+WeightsPlan plan_weights(InputFiles& inputs, const Checkpoint& checkpoint,
+                         const WeightsOptions& options);
+
+// Throws UsageError if `output` is, or lies inside, the folder that holds the checkpoint's shards.
+void check_output_place(const Checkpoint& checkpoint, const std::filesystem::path& output);
+
+struct RunOptions {
+  unsigned threads = 0;  // 0: all cores
+  // Check the CRC32 of every record of the checkpoint, not only of those that are read whole
+  // anyway.
+  bool verify = false;
+  StageOptions stage;
+};
+
+// Runs the plan into `output` and commits. On any exception nothing of it is left behind.
+ExecStats run_plan(const CopyPlan& plan, const InputFiles& inputs, const Checkpoint& checkpoint,
+                   const std::filesystem::path& output, Progress& progress,
+                   const RunOptions& options = {});
+
+}  // namespace dsckpt

@@ -1,0 +1,105 @@
+#include "report.h"
+
+#include <array>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <set>
+
+namespace dsckpt {
+using nlohmann::json;
+
+std::vector<std::string> files_of(const InputFiles& inputs, const TensorSource& source) {
+  std::set<FileId> ids;
+  source.lower([&](const SourceRun& run) { ids.insert(run.file); });
+  std::vector<std::string> names;
+  for (const FileId id : ids) names.push_back(inputs[id].display());
+  return names;
+}
+
+std::string to_text(const Shape& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  }
+  return text + "]";
+}
+
+std::string human_bytes(uint64_t bytes) {
+  constexpr std::array kUnits{"B", "KB", "MB", "GB", "TB", "PB"};
+  double value = static_cast<double>(bytes);
+  size_t unit = 0;
+  for (; value >= 1000 && unit + 1 < kUnits.size(); ++unit) value /= 1000;
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f %s" : "%.2f %s", value, kUnits[unit]);
+  return text.data();
+}
+
+json facts_json(const Checkpoint& checkpoint) {
+  const CheckpointFacts& facts = checkpoint.facts();
+  json out = {{"layout", facts.layout},
+              {"zero_stage", facts.zero_stage},
+              {"tag", facts.tag},
+              {"folder", checkpoint.tag_folder().string()},
+              {"optimizer_wrapper", facts.optimizer_wrapper},
+              {"ds_version", facts.ds_version},
+              {"mesh",
+               {{"pp", facts.mesh.pp},
+                {"tp", facts.mesh.tp},
+                {"dp", facts.mesh.dp},
+                {"ep", facts.mesh.ep}}}};
+  out["global_steps"] = facts.global_steps ? json(*facts.global_steps) : json();
+  return out;
+}
+
+json param_json(const InputFiles& inputs, const Param& param) {
+  json out = {{"name", param.name},
+              {"kind", to_string(param.kind)},
+              {"dtype", torch_name(param.weight.dtype())},
+              {"shape", param.weight.shape()},
+              {"bytes", param.weight.nbytes()},
+              {"files", files_of(inputs, param.weight)}};
+  if (!param.alias_of.empty()) out["alias_of"] = param.alias_of;
+  return out;
+}
+
+json plan_json(const WeightsPlan& plan) {
+  json files = json::array();
+  for (const PlannedFile& file : plan.plan.outputs()) {
+    json entry = {{"path", file.path}, {"bytes", file.size}};
+    for (const WeightsSplit::File& weights : plan.split.files) {
+      if (weights.path != file.path) continue;
+      json tensors = json::array();
+      for (const OutputTensor& tensor : weights.tensors) {
+        json described = {{"name", tensor.name},
+                          {"dtype", torch_name(tensor.source.dtype())},
+                          {"shape", tensor.source.shape()},
+                          {"bytes", tensor.source.nbytes()}};
+        if (!tensor.alias_of.empty()) described["alias_of"] = tensor.alias_of;
+        tensors.push_back(std::move(described));
+      }
+      entry["tensors"] = std::move(tensors);
+    }
+    files.push_back(std::move(entry));
+  }
+  return {{"files", std::move(files)},
+          {"bytes_read", plan.plan.bytes_read()},
+          {"bytes_written", plan.plan.bytes_written()}};
+}
+
+json error_json(const Error& error) {
+  json out = {{"kind", to_string(error.kind())}, {"message", error.message()}};
+  const Where& where = error.where();
+  if (!where.file.empty()) out["file"] = where.file;
+  if (!where.member.empty()) out["member"] = where.member;
+  if (!where.tensor.empty()) out["tensor"] = where.tensor;
+  if (where.offset) out["offset"] = *where.offset;
+  if (error.errno_value() != 0) out["errno"] = error.errno_value();
+  if (!error.hint().empty()) out["hint"] = error.hint();
+  return out;
+}
+
+std::string dump(const json& value) {
+  return value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,39 @@
+// Reports: what the tools say of checkpoints and plans, as data. Text and JSON are made from the
+// same.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "checkpoint/checkpoint.h"
+#include "convert.h"
+
+namespace dsckpt {
+
+// Version of everything these functions put into JSON; a change that readers notice raises it.
+inline constexpr int kJsonSchema = 1;
+
+// The names of the input files that hold some of a tensor's bytes, in file order.
+std::vector<std::string> files_of(const InputFiles& inputs, const TensorSource& source);
+
+// "[131, 11]"
+std::string to_text(const Shape& shape);
+// "1.5 GB", in powers of 1000 as disks are sold and shard sizes are given.
+std::string human_bytes(uint64_t bytes);
+
+// {"layout", "zero_stage", "dp", ...}
+nlohmann::json facts_json(const Checkpoint& checkpoint);
+// {"name", "kind", "dtype", "shape", "bytes", "alias_of"?, "files"}
+nlohmann::json param_json(const InputFiles& inputs, const Param& param);
+// {"files": [{"path", "bytes", "tensors": [...]}], "bytes_read", "bytes_written"}
+nlohmann::json plan_json(const WeightsPlan& plan);
+// {"kind", "message", "file"?, "member"?, "tensor"?, "offset"?, "errno"?, "hint"?}
+nlohmann::json error_json(const Error& error);
+
+// JSON text of one line; text that is not UTF-8 is written with replacement characters.
+std::string dump(const nlohmann::json& value);
+
+}  // namespace dsckpt
