@@ -75,8 +75,9 @@ def resolve(root, path, name):
         bases += [os.path.dirname(path), path.split("/")[0]]
     for base in bases:
         candidate = os.path.normpath(os.path.join(base, name))
-        if os.path.isfile(os.path.join(root, candidate)):
-            return candidate
+        for written in (candidate, candidate + ".in"):  # CMake makes the header from its .in
+            if os.path.isfile(os.path.join(root, written)):
+                return written
     return None
 
 

@@ -1,17 +1,26 @@
-// Opens the file named on the command line with the installed library, and prints its size.
-#include <cstdint>
+// Opens the checkpoint named on the command line with the installed library, and prints a line for
+// each tensor: its name and its shape.
 #include <cstdio>
-#include <exception>
 
 #include "base/error.h"
+#include "checkpoint/checkpoint.h"
 #include "io/input_file.h"
 
 int main(int argc, char** argv) {
   try {
-    const dsckpt::InputFile file(argc > 1 ? argv[1] : "");
-    std::printf("%ju\n", static_cast<uintmax_t>(file.size()));
+    dsckpt::InputFiles inputs;
+    const auto checkpoint = dsckpt::Checkpoint::open(inputs, argc > 1 ? argv[1] : "");
+    for (const auto& param : checkpoint.params()) {
+      std::printf("%s [", param.name.c_str());
+      const char* separator = "";
+      for (const auto size : param.weight.shape()) {
+        std::printf("%s%lld", separator, static_cast<long long>(size));
+        separator = ", ";
+      }
+      std::printf("]\n");
+    }
   } catch (const dsckpt::Error& error) {
-    std::printf("%s: %s\n", dsckpt::to_string(error.kind()), error.what());
+    std::printf("%s\n", dsckpt::to_string(error.kind()));
     return 3;
   }
 }

@@ -49,10 +49,21 @@ while read -r header; do
 done < <(cd "$prefix/include/dsckpt" && find . -name '*.h' -printf '%P\n')
 ((count > 0)) || fail "no headers are installed"
 
+checkpoint=$DSCKPT_TESTDATA/checkpoints/z2_bf16_w2
+# What the model itself said its parameters are.
+"$PYTHON" - "$checkpoint/case.json" >"$work/expected" <<'EOF'
+import json, sys
+for name, shape in json.load(open(sys.argv[1]))["param_shapes"].items():
+    print(name, shape)
+EOF
+[[ -s $work/expected ]] || fail "case.json names no parameters"
+
 run_consumer() { # run_consumer PROGRAM
-  expect "$1 on a file" "$(stat -c %s "$here/consumer.cpp")" "$("$1" "$here/consumer.cpp")"
-  expect "$1 on no file" "io: $work/absent: cannot open: No such file or directory" \
-    "$("$1" "$work/absent" || [[ $? == 3 ]])"
+  "$1" "$checkpoint/ckpt" >"$work/out" || fail "$1: $(<"$work/out")"
+  local absent
+  absent=$(grep -vxFf "$work/out" "$work/expected") || true
+  expect "what $1 did not list" "" "$absent"
+  expect "$1 on no checkpoint" "io" "$("$1" "$work/absent" || [[ $? == 3 ]])"
 }
 
 "$CMAKE" -S "$here" -B "$work/cmake" -G Ninja -DCMAKE_MAKE_PROGRAM="$NINJA" \
