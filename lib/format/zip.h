@@ -51,7 +51,8 @@ class ZipReader {
   const ZipEntry* find(std::string_view name) const;
 
   // Where the data of `entry` lies. Reads its local header (APPNOTE 4.3.7) and checks it against
-  // the directory: CorruptError if they disagree.
+  // the directory: CorruptError if they disagree, or if more than a data descriptor lies between
+  // the data and the next record.
   Extent data(const ZipEntry& entry) const;
   // The data, its CRC32 checked: CorruptError on a mismatch.
   std::vector<std::byte> read(const ZipEntry& entry) const;

@@ -158,8 +158,10 @@ OutputId ZipLayout::lay_out(PlanBuilder& plan, std::string path) && {
     literal(local_header(record.name, place.flags, record.size, offset));
     place.data_offset = offset;
     if (record.source) {
-      offset = checked_add(offset, record.size);
-      literals.push_back({offset, ""});
+      if (record.size > 0) {
+        offset = checked_add(offset, record.size);
+        literals.push_back({offset, ""});
+      }
     } else {
       place.crc32 = libdeflate_crc32(0, record.bytes.data(), record.bytes.size());
       literal(record.bytes);

@@ -95,7 +95,9 @@ Directory read_end_records(const InputFile& file, const Tail& tail) {
     const std::vector<std::byte> bytes = file.read(end64_offset, zip::kEnd64Size);
     ByteReader end64(bytes, end64_offset);
     if (end64.read<uint32_t>() != zip::kEnd64Signature) {
-      throw CorruptError({.offset = end64_offset}, "no zip64 end record here");
+      throw CorruptError(
+          {.offset = end64_offset},
+          "no zip64 end record here: bytes are missing, or something was put before the archive");
     }
     if (end64.read<uint64_t>() != locator_offset - end64_offset - 12) {
       throw CorruptError({.offset = end64_offset}, "the zip64 end record has a wrong length");
@@ -136,7 +138,8 @@ Directory read_end_records(const InputFile& file, const Tail& tail) {
   return directory;
 }
 
-// APPNOTE 4.5.3: of the three values only those are present whose own field is all ones.
+// APPNOTE 4.5.3: of the three values only those are present whose own field is all ones. The fields
+// of `extra` must fill it exactly.
 void apply_zip64_extra(ByteReader extra, uint64_t* usize, uint64_t* csize, uint64_t* offset) {
   std::vector<uint64_t*> wanted;
   for (uint64_t* field : {usize, csize, offset}) {
@@ -145,7 +148,8 @@ void apply_zip64_extra(ByteReader extra, uint64_t* usize, uint64_t* csize, uint6
   while (!extra.at_end()) {
     const auto id = extra.read<uint16_t>();
     const auto size = extra.read<uint16_t>();
-    ByteReader field(extra.take(size), extra.offset() - size);
+    const uint64_t at = extra.offset();
+    ByteReader field(extra.take(size), at);
     if (id != zip::kZip64Extra) continue;
     for (uint64_t* value : wanted) *value = field.read<uint64_t>();
     wanted.clear();
@@ -187,7 +191,8 @@ ZipEntry read_entry(ByteReader& reader) {
     if ((entry.flags & zip::kEncryptionFlags) != 0) throw UnsupportedError({}, "is encrypted");
     if (method != 0) {
       throw UnsupportedError({}, "is compressed (method " + std::to_string(method) +
-                                     "); torch stores its records uncompressed");
+                                     "): not a file of torch.save; TorchScript archives "
+                                     "(torch.jit.save) have such records");
     }
     if (csize != entry.size) {
       throw CorruptError({}, "stored, but " + std::to_string(csize) + " bytes are said to hold " +
@@ -307,11 +312,23 @@ Extent ZipReader::data(const ZipEntry& entry) const {
     if (method != 0 || flags != entry.flags) {
       throw CorruptError({}, "the local header and the directory disagree about method or flags");
     }
+    // Also where the sizes are deferred: the data lies behind the extra field, whose length nothing
+    // else confirms.
+    apply_zip64_extra(extra, &usize, &csize, nullptr);
     if ((flags & zip::kDescriptorFlag) == 0) {
-      apply_zip64_extra(extra, &usize, &csize, nullptr);
       if (usize != entry.size || csize != entry.size || crc32 != entry.crc32) {
         throw CorruptError({}, "the local header and the directory disagree about size or CRC32");
       }
+    }
+    // Records follow each other without a gap, so the length of the extra field can be checked too.
+    const uint64_t rest = entry.limit - reader.offset() - entry.size;
+    const bool deferred = (flags & zip::kDescriptorFlag) != 0;
+    const bool fits = deferred ? rest == zip::kDescriptorSize || rest == zip::kDescriptor64Size ||
+                                     (rest == 0 && entry.size == 0)
+                               : rest == 0;
+    if (!fits) {
+      throw CorruptError(
+          {}, std::to_string(rest) + " bytes between the record's data and " + "the next record");
     }
     return {id_, reader.offset(), entry.size};
   });

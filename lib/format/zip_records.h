@@ -15,6 +15,8 @@ inline constexpr uint32_t kEndSignature = 0x06054b50;         // 4.3.16
 
 // Bytes of each record without its variable fields.
 inline constexpr uint64_t kLocalSize = 30;
+inline constexpr uint64_t kDescriptorSize = 16;
+inline constexpr uint64_t kDescriptor64Size = 24;
 inline constexpr uint64_t kCentralSize = 46;
 inline constexpr uint64_t kEnd64Size = 56;
 inline constexpr uint64_t kLocatorSize = 20;

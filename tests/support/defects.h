@@ -3,9 +3,24 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <string>
 
+#include "base/error.h"
+
 namespace dsckpt::test {
+
+// The kind of the Error that leaves `body`, if one does. (in_context hands on Errors, not their
+// leaves.)
+template <typename Body>
+std::optional<ErrorKind> error_kind(Body&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.kind();
+  }
+  return std::nullopt;
+}
 
 // Calls `check` with every proper prefix of `bytes`, shortest first.
 inline void for_each_truncation(const std::string& bytes,
