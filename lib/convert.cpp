@@ -135,6 +135,13 @@ class Selection {
 };
 
 std::vector<OutputTensor> select(const Checkpoint& checkpoint, const WeightsOptions& options) {
+  if (options.exclude_frozen_parameters && !checkpoint.facts().frozen_known) {
+    throw std::move(
+        UnsupportedError({.file = checkpoint.tag_folder().string()},
+                         "does not tell which parameters are frozen: it is of stage 0 in "
+                         "fp32, and trained ones have the same shapes"))
+        .with_hint("name them with --exclude");
+  }
   const Selection selection(options);
   std::vector<OutputTensor> tensors;
   std::unordered_set<std::string> names;

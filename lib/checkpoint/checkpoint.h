@@ -54,6 +54,9 @@ struct CheckpointFacts {
   std::string ds_version;
   std::optional<int64_t> global_steps;
   std::string tag;
+  // False if frozen parameters may be listed as trainable: an fp32 checkpoint of stage 0 does not
+  // always tell.
+  bool frozen_known = true;
 };
 
 struct OpenOptions {

@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <numeric>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/error.h"
@@ -55,12 +58,7 @@ class Reader {
       draft_.facts.mesh.dp = static_cast<uint32_t>(*dp);
     }
     params_.add_buffers(model_);
-    for (const auto& [name, value] : model_.module) {
-      if (!is_parameter(name)) continue;
-      in_context({.file = model_.shard().display, .tensor = name}, [&] {
-        candidates_.push_back({name, archive_.tensor(value), std::nullopt});
-      });
-    }
+    add_candidates();
     const Fields optimizer = model_.fields.in(keys::kOptimizer);
     if (optimizer.has(keys::kFp32Groups)) {
       draft_.facts.optimizer_wrapper = "FP16_UnfusedOptimizer";
@@ -69,7 +67,7 @@ class Reader {
       draft_.facts.optimizer_wrapper = "FP16_Optimizer";
       match_flat_groups(optimizer);
     } else {
-      take_module_as_is();
+      take_module_as_is(optimizer);
     }
     for (Candidate& candidate : candidates_) {
       if (!candidate.master) {
@@ -100,9 +98,67 @@ class Reader {
                         [&](const auto& alias) { return alias.first == name; });
   }
 
-  // Without masters the run was in fp32 (the module is the truth) or without an optimizer.
-  void take_module_as_is() {
-    for (Candidate& candidate : candidates_) candidate.master = candidate.stored;
+  // Stage 0 writes no shared_params: entries that are the same view of the same storage are tied.
+  void add_candidates() {
+    std::map<std::tuple<std::string, int64_t, Shape, Strides>, std::string> owners;
+    for (const auto& [name, value] : model_.module) {
+      if (!is_parameter(name)) continue;
+      in_context({.file = model_.shard().display, .tensor = name}, [&] {
+        const TensorInfo info = archive_.info(value);
+        const auto [owner, first] = owners.emplace(
+            std::tuple(info.storage_key, info.storage_offset, info.shape, info.strides), name);
+        if (first || numel(info.shape) == 0) {
+          candidates_.push_back({name, archive_.tensor(value), std::nullopt});
+        } else {
+          model_.shared_params.emplace_back(name, owner->second);
+        }
+      });
+    }
+  }
+
+  // Without masters the run was in fp32, and the module is the truth. The optimizer's state has no
+  // names; its shapes tell which parameters it owns, unless it owns only some of a shape.
+  void take_module_as_is(const Fields& optimizer) {
+    std::map<Shape, size_t> owned;
+    std::map<Shape, size_t> present;
+    size_t owned_count = 0;
+    for (const Value& group : optimizer.sequence("param_groups")) {
+      const Fields fields(model_.shard(), group, optimizer.where("param_groups").member);
+      owned_count += fields.sequence("params").size();
+    }
+    if (const auto states = optimizer.get("state"); states && states->is_mapping()) {
+      for (const auto& [index, state] : states->as_dict().items) {
+        if (const auto shape = state_shape(state)) ++owned[*shape];
+      }
+    }
+    for (const Candidate& candidate : candidates_) ++present[candidate.stored.shape()];
+
+    const bool all = owned_count == candidates_.size();
+    const bool told_by_shape =
+        std::all_of(owned.begin(), owned.end(),
+                    [&](const auto& entry) {
+                      const auto found = present.find(entry.first);
+                      return found != present.end() && found->second == entry.second;
+                    }) &&
+        std::accumulate(owned.begin(), owned.end(), size_t{0}, [](size_t sum, const auto& entry) {
+          return sum + entry.second;
+        }) == owned_count;
+    draft_.facts.frozen_known = all || told_by_shape;
+    for (Candidate& candidate : candidates_) {
+      if (all || !told_by_shape || owned.contains(candidate.stored.shape())) {
+        candidate.master = candidate.stored;
+      }
+    }
+  }
+
+  // The shape of a parameter's state: that of its first tensor that is not a step count.
+  std::optional<Shape> state_shape(const Value& state) const {
+    if (!state.is_mapping()) return std::nullopt;
+    for (const auto& [key, value] : state.as_dict().items) {
+      const bool is_step = key.is(pickle::Kind::string) && key.as_string() == "step";
+      if (!is_step && TorchArchive::is_tensor(value)) return archive_.info(value).shape;
+    }
+    return std::nullopt;
   }
 
   void match_groups(const Fields& optimizer) {
