@@ -58,12 +58,17 @@ for name, shape in json.load(open(sys.argv[1]))["param_shapes"].items():
 EOF
 [[ -s $work/expected ]] || fail "case.json names no parameters"
 
+cp -r "$checkpoint/ckpt" "$work/damaged"
+for shard in "$work"/damaged/*/*_optim_states.pt; do
+  truncate -s 100 "$shard"
+done
+
 run_consumer() { # run_consumer PROGRAM
   "$1" "$checkpoint/ckpt" >"$work/out" || fail "$1: $(<"$work/out")"
   local absent
   absent=$(grep -vxFf "$work/out" "$work/expected") || true
   expect "what $1 did not list" "" "$absent"
-  expect "$1 on no checkpoint" "io" "$("$1" "$work/absent" || [[ $? == 3 ]])"
+  expect "$1 on a damaged checkpoint" "corrupt" "$("$1" "$work/damaged" || [[ $? == 3 ]])"
 }
 
 "$CMAKE" -S "$here" -B "$work/cmake" -G Ninja -DCMAKE_MAKE_PROGRAM="$NINJA" \
