@@ -1,0 +1,33 @@
+#include "io/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "base/error.h"
+
+namespace dsckpt {
+
+std::shared_ptr<MappedFile> MappedFile::map(const InputFile& file) {
+  if (file.size() == 0) return std::shared_ptr<MappedFile>(new MappedFile(nullptr, 0));
+  const int fd = ::open(file.path().c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) throw IoError({.file = file.display()}, "cannot open", errno);
+  struct stat now {};
+  const bool same = ::fstat(fd, &now) == 0 && static_cast<uint64_t>(now.st_size) == file.size();
+  void* const data =
+      same ? ::mmap(nullptr, file.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0) : MAP_FAILED;
+  const int failed = errno;
+  ::close(fd);
+  if (!same) throw IoError({.file = file.display()}, "changed while it was being read", 0);
+  if (data == MAP_FAILED) throw IoError({.file = file.display()}, "cannot map", failed);
+  return std::shared_ptr<MappedFile>(new MappedFile(static_cast<std::byte*>(data), file.size()));
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) ::munmap(data_, size_);
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,186 @@
+// The at::Tensor face against the values that the running engine held, and our .bin files as
+// LibTorch reads them.
+#include "tensor_api.h"
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/empty.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "convert.h"
+#include "format/read_tensor.h"
+#include "format/safetensors.h"
+#include "support/temp_file.h"
+
+namespace dsckpt {
+namespace {
+namespace fs = std::filesystem;
+
+const fs::path kCheckpoints = fs::path(DSCKPT_TESTDATA) / "checkpoints";
+
+// The folder inside a case that has `latest`, or the tag's own.
+fs::path checkpoint_in(const fs::path& folder) {
+  fs::path shards;
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.path().filename() == "latest") return entry.path().parent_path();
+    if (entry.path().string().ends_with("model_states.pt")) shards = entry.path().parent_path();
+  }
+  return shards;
+}
+
+// What `path` holds under each name, as bytes. An oracle: safetensors' own library wrote it.
+std::map<std::string, std::vector<std::byte>> safetensors_bytes(const fs::path& path) {
+  InputFiles inputs;
+  const FileId id = inputs.add(path);
+  std::map<std::string, std::vector<std::byte>> out;
+  for (const SafetensorsEntry& entry : SafetensorsFile::open(inputs, id).entries()) {
+    out[entry.name] = inputs[id].read(entry.extent.offset, entry.extent.size);
+  }
+  return out;
+}
+
+std::vector<std::byte> bytes_of(const at::Tensor& tensor) {
+  const at::Tensor dense = tensor.contiguous();
+  std::vector<std::byte> out(dense.nbytes());
+  if (!out.empty()) std::memcpy(out.data(), dense.const_data_ptr(), out.size());
+  return out;
+}
+
+class EveryCheckpoint : public testing::TestWithParam<std::string> {};
+
+std::vector<std::string> cases() {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(kCheckpoints)) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Testdata, EveryCheckpoint, testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(EveryCheckpoint, GivesTheTensorsTheEngineHeld) {
+  const fs::path folder = kCheckpoints / GetParam();
+  const auto masters = safetensors_bytes(folder / "expected" / "master.safetensors");
+  const auto module = safetensors_bytes(folder / "expected" / "module.safetensors");
+  const TensorReader reader = TensorReader::open(checkpoint_in(folder / "ckpt"));
+  std::set<std::string> seen;
+  for (const Param& param : reader.checkpoint().params()) {
+    SCOPED_TRACE(param.name);
+    const at::Tensor tensor = reader.tensor(param.name);
+    EXPECT_EQ(tensor.sizes().vec(), param.weight.shape());
+    const std::string& owner = param.alias_of.empty() ? param.name : param.alias_of;
+    const auto master = masters.find(owner + "|fp32");
+    if (param.kind == ParamKind::trainable && master != masters.end()) {
+      EXPECT_TRUE(bytes_of(tensor) == master->second);
+    } else {
+      ASSERT_TRUE(module.contains(param.name));
+      EXPECT_TRUE(bytes_of(tensor) == module.at(param.name));
+    }
+    seen.insert(param.name);
+  }
+  for (const auto& entry : module) EXPECT_TRUE(seen.contains(entry.first)) << entry.first;
+}
+
+TEST_P(EveryCheckpoint, WritesBinFilesThatLibTorchReads) {
+  const fs::path folder = checkpoint_in(kCheckpoints / GetParam() / "ckpt");
+  const TempFolder out;
+  InputFiles inputs;
+  const Checkpoint checkpoint = Checkpoint::open(inputs, folder);
+  WeightsOptions options;
+  options.dtype = std::nullopt;
+  // torch::pickle_load knows no types that torch stores untyped.
+  for (const Param& param : checkpoint.params()) {
+    if (storage_class(param.weight.dtype()).empty()) options.exclude.push_back(param.name);
+  }
+  const WeightsPlan plan = plan_weights(inputs, checkpoint, options);
+  Progress progress;
+  run_plan(plan.plan, inputs, checkpoint, out.path(), progress);
+
+  std::ifstream file(out.path() / "pytorch_model.bin", std::ios::binary);
+  const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+  const auto dict = torch::jit::pickle_load(bytes).toGenericDict();
+  const TensorReader reader = TensorReader::open(folder);
+  size_t written = 0;
+  for (const WeightsSplit::File& shard : plan.split.files) {
+    for (const OutputTensor& tensor : shard.tensors) {
+      SCOPED_TRACE(tensor.name);
+      ++written;
+      ASSERT_TRUE(dict.contains(tensor.name));
+      const at::Tensor loaded = dict.at(tensor.name).toTensor();
+      const at::Tensor expected = reader.tensor(tensor.name);
+      EXPECT_EQ(loaded.scalar_type(), expected.scalar_type());
+      EXPECT_EQ(loaded.sizes(), expected.sizes());
+      EXPECT_TRUE(bytes_of(loaded) == bytes_of(expected));
+      if (!tensor.alias_of.empty()) {
+        EXPECT_TRUE(loaded.is_alias_of(dict.at(tensor.alias_of).toTensor()));
+      }
+    }
+  }
+  EXPECT_EQ(dict.size(), written);
+}
+
+// A parameter that lies in one shard and one that is cut over two.
+struct Samples {
+  std::string whole;
+  std::string cut;
+};
+
+Samples samples_of(const Checkpoint& checkpoint) {
+  Samples samples;
+  for (const Param& param : checkpoint.params()) {
+    if (param.kind != ParamKind::trainable || param.weight.numel() < 2) continue;
+    (param.weight.as_strided() ? samples.whole : samples.cut) = param.name;
+  }
+  return samples;
+}
+
+TEST(TensorReader, ViewsWhatLiesInOneShardWithoutACopy) {
+  const TensorReader reader = TensorReader::open(kCheckpoints / "z2_bf16_w2" / "ckpt");
+  const Samples samples = samples_of(reader.checkpoint());
+  ASSERT_FALSE(samples.whole.empty());
+  ASSERT_FALSE(samples.cut.empty());
+  EXPECT_EQ(reader.tensor(samples.whole).const_data_ptr(),
+            reader.tensor(samples.whole).const_data_ptr());
+  EXPECT_NE(reader.tensor(samples.cut).const_data_ptr(),
+            reader.tensor(samples.cut).const_data_ptr());
+}
+
+TEST(TensorReader, KeepsViewsAliveAndTheFileUntouched) {
+  const fs::path folder = kCheckpoints / "z2_bf16_w2" / "ckpt";
+  std::string name;
+  at::Tensor tensor;
+  std::vector<std::byte> before;
+  {
+    const TensorReader reader = TensorReader::open(folder);
+    name = samples_of(reader.checkpoint()).whole;
+    tensor = reader.tensor(name);
+    before = bytes_of(tensor);
+  }
+  EXPECT_TRUE(bytes_of(tensor) == before);
+  tensor.fill_(7);
+  EXPECT_TRUE(bytes_of(TensorReader::open(folder).tensor(name)) == before);
+}
+
+TEST(TensorReader, RefusesAnUnknownName) {
+  const TensorReader reader = TensorReader::open(kCheckpoints / "z2_bf16_w2" / "ckpt");
+  EXPECT_THROW(reader.tensor("no.such.tensor"), UsageError);
+}
+
+}  // namespace
+}  // namespace dsckpt
