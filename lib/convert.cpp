@@ -10,7 +10,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
-#include "exec/kernels.h"
+#include "base/kernels.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;

@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/kernels.h"
 #include "checkpoint/keys.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
-#include "exec/kernels.h"
 #include "format/read_tensor.h"
 
 namespace dsckpt {

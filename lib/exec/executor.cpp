@@ -16,7 +16,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "exec/kernels.h"
+#include "base/kernels.h"
 #include "exec/record_checks.h"
 
 namespace dsckpt {

@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "base/error.h"
-#include "exec/kernels.h"
+#include "base/kernels.h"
 
 namespace dsckpt {
 namespace {

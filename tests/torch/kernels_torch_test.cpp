@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "exec/kernels.h"
+#include "base/kernels.h"
 
 namespace dsckpt {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "exec/kernels.h"
+#include "base/kernels.h"
 #include "support/expect_error.h"
 #include "support/plan_runner.h"
 #include "support/plan_tools.h"

@@ -1,4 +1,4 @@
-#include "exec/kernels.h"
+#include "base/kernels.h"
 
 #include <gtest/gtest.h>
 #include <zlib.h>

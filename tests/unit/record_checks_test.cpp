@@ -6,7 +6,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "exec/kernels.h"
+#include "base/kernels.h"
 #include "support/expect_error.h"
 #include "support/plan_tools.h"
 #include "support/temp_file.h"

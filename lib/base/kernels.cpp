@@ -1,4 +1,4 @@
-#include "exec/kernels.h"
+#include "base/kernels.h"
 
 #include <libdeflate.h>
 #include <zlib.h>
