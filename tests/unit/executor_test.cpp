@@ -431,8 +431,9 @@ TEST_F(ExecutorFailures, NameTheInputThatWasTruncatedAfterPlanning) {
   for (const unsigned threads : kThreadCounts) {
     MemorySink sink(plan);
     Progress progress;
+    // Several threads may meet the end at different places.
     EXPECT_ERROR(execute(plan, inputs_, sink, progress, {.threads = threads}), IoError,
-                 "1.pt: at 3145733: file ends");
+                 threads == 1 ? "1.pt: at 3145733: file ends" : "1.pt: at ");
   }
 }
 
