@@ -1,5 +1,6 @@
 #include "cli.h"
 
+#include <poll.h>
 #include <sys/resource.h>
 #include <tbb/version.h>
 #include <unistd.h>
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
@@ -87,8 +89,19 @@ extern "C" void on_signal(int) {
 
 constexpr std::array kSignals{SIGINT, SIGTERM};
 
-int report_error(const CLI::App& app, const Common& common, const Error& error) {
-  if (common.json) print_json("error", error_json(error));
+// A reader who has seen enough closes the pipe, and that is no error; results lost otherwise are.
+void flush_stdout() {
+  errno = 0;
+  std::cout.flush();
+  if (std::cout) return;
+  const int failed = errno;
+  pollfd reader{STDOUT_FILENO, POLLOUT, 0};
+  if (::poll(&reader, 1, 0) == 1 && (reader.revents & (POLLERR | POLLHUP)) != 0) return;
+  throw IoError({}, "cannot write to standard output", failed);
+}
+
+int report_error(const CLI::App& app, bool as_json, const Error& error) {
+  if (as_json) print_json("error", error_json(error));
   std::cerr << app.get_name() << ": error: " << error.what() << "\n";
   if (!error.hint().empty()) std::cerr << "hint: " << error.hint() << "\n";
   return exit_code(error.kind());
@@ -129,6 +142,7 @@ int run(CLI::App& app, const Common& common, int argc, char** argv,
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an I/O error, not a death
   raise_descriptor_limit();
+  bool as_json = false;
   try {
     try {
       std::vector<std::string> known = long_names(app);
@@ -146,6 +160,8 @@ int run(CLI::App& app, const Common& common, int argc, char** argv,
         arguments.push_back(options && argument.size() > 2 && argument.starts_with("--")
                                 ? canonical_option(argument, known)
                                 : argument);
+        // `common` is filled in only if all arguments are right.
+        as_json = as_json || (options && arguments.back() == "--json");
       }
       std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
       app.parse(std::move(arguments));
@@ -155,11 +171,13 @@ int run(CLI::App& app, const Common& common, int argc, char** argv,
     } catch (const CLI::ParseError& error) {
       throw std::move(UsageError(error.what())).with_hint("--help lists the options");
     }
-    return body();
+    const int code = body();
+    flush_stdout();
+    return code;
   } catch (const Error& error) {
-    return report_error(app, common, error);
+    return report_error(app, as_json || common.json, error);
   } catch (const std::bad_alloc&) {
-    return report_error(app, common, IoError({}, "out of memory", 0));
+    return report_error(app, as_json || common.json, IoError({}, "out of memory", 0));
   } catch (const std::exception& error) {
     std::cerr << app.get_name() << ": internal error: " << error.what() << "\n";
     return kBug;
@@ -192,6 +210,7 @@ struct ProgressDisplay::Impl {
 
   const Progress& progress;
   bool as_json;
+  bool always;
   Clock::time_point start = Clock::now();
   std::mutex mutex;
   std::condition_variable wake;
@@ -202,7 +221,7 @@ struct ProgressDisplay::Impl {
   void loop() {
     std::unique_lock lock(mutex);
     while (!wake.wait_for(lock, std::chrono::milliseconds(170), [&] { return stop; })) show();
-    if (as_json || drawn) show();
+    if (as_json || always || drawn) show();
     if (drawn && !as_json) std::fputs("\n", stderr);
   }
 
@@ -242,7 +261,8 @@ ProgressDisplay::ProgressDisplay(const Progress& progress, const Common& common)
       (common.progress == ProgressMode::automatic && !terminal)) {
     return;
   }
-  impl_ = std::make_unique<Impl>(progress, common.progress == ProgressMode::json);
+  impl_ = std::make_unique<Impl>(progress, common.progress == ProgressMode::json,
+                                 common.progress == ProgressMode::always);
   impl_->thread = std::thread([impl = impl_.get()] { impl->loop(); });
 }
 

@@ -78,6 +78,11 @@ bool is_model_companion(std::string_view name) {
 
 void add_companions(InputFiles& inputs, const fs::path& folder, PlanBuilder& plan) {
   std::error_code failed;
+  const fs::file_status status = fs::status(folder, failed);
+  if (status.type() == fs::file_type::not_found) {
+    throw UsageError(folder.string() + ": there is no such folder");
+  }
+  if (!failed && !fs::is_directory(status)) throw UsageError(folder.string() + ": is not a folder");
   std::vector<fs::path> files;
   fs::directory_iterator it(folder, failed);
   for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
