@@ -22,10 +22,11 @@ torch.set_num_threads(1)
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def run_tool(name, *arguments):
-    """Runs a tool; returns the finished process, whatever its exit code."""
+def run_tool(name, *arguments, **options):
+    """Runs a tool; returns the finished process, whatever its exit code. `options` go to subprocess.run."""
     binary = pathlib.Path(os.environ["DSCKPT_BIN"]) / name
-    return subprocess.run([str(binary), *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    options = {"capture_output": True, "text": True, "errors": "replace", "timeout": 120, **options}
+    return subprocess.run([str(binary), *map(str, arguments)], **options)
 
 
 class Case:

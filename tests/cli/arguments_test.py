@@ -1,0 +1,526 @@
+"""The command line of zero-to-fp32: spellings, selections, output places, and where checkpoints lie."""
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import cli_common
+import common
+import torch
+from cli_common import CliTest, snapshot
+from common import load_bin, load_file
+
+FULL = "z2_fp32_full_w3"  # tied and frozen parameters, buffers, two groups
+SMALL = "z2_bf16_w2"
+BIN = "pytorch_model.bin"
+SAFE = "model.safetensors"
+
+
+class SpellingTest(CliTest):
+
+    def setUp(self):
+        super().setUp()
+        self.ckpt = self.scratch(FULL)
+        self.reference = {}
+
+    def files(self, *arguments, source=None):
+        """What a run with these arguments writes: name -> bytes."""
+        output = self.convert(source or self.ckpt.folder, *arguments)
+        return {path.name: path.read_bytes() for path in output.iterdir()}
+
+    def test_every_spelling_of_deepspeeds_options_means_the_same(self):
+        tag = self.ckpt.case.facts["tag"]
+        groups = [
+            [["--safe_serialization"], ["--safe-serialization"], ["--safe"], ["--safe_ser"], ["--safe-s"]],
+            [["--max_shard_size", "9KB", "--safe"], ["--max-shard-size=9KB", "--safe"], ["--max_shard=9kb", "--safe"],
+             ["--max", "9 KB", "--safe"], ["--safe", "--max_shard_size=9.0KB"], ["--safe", "--max-s", "0.009MB"]],
+            [["-t", tag], [f"-t{tag}"], ["--tag", tag], [f"--tag={tag}"], [f"--ta={tag}"], []],
+            [["--exclude_frozen_parameters"], ["--exclude-frozen-parameters"], ["--exclude_f"], ["--exclude-fro"]],
+            [["--dtype", "bf16"], ["--dtype=bfloat16"], ["--dty", "BF16"], ["--dtype", "BFloat16"]],
+            [["--dtype", "fp16"], ["--dtype", "float16"], ["--dtype=FP16"]],
+            [[], ["-d"], ["--debug"], ["--deb"], ["--dtype", "fp32"], ["--dtype=float32"], ["--threads", "1"],
+             ["--fsync"], ["--verify"], ["--force"], ["-q"], ["--quiet"], ["--progress=never"]],
+        ]
+        for group in groups:
+            expected = self.files(*group[0])
+            for spelling in group[1:]:
+                with self.subTest(spelling=spelling):
+                    self.assertEqual(self.files(*spelling), expected)
+
+    def test_options_may_stand_before_between_and_after_the_folders(self):
+        expected = self.files("--safe")
+        for place in range(3):
+            output = self.new_path()
+            arguments = [self.ckpt.folder, output]
+            arguments.insert(place, "--safe_serialization")
+            self.assertEqual(self.zero_to_fp32(*arguments).returncode, 0)
+            self.assertEqual((output / SAFE).read_bytes(), expected[SAFE])
+        output = self.root / "-out"
+        done = self.zero_to_fp32("--safe", "--", os.path.relpath(self.ckpt.folder, self.root), "-out", cwd=self.root)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual((output / SAFE).read_bytes(), expected[SAFE])
+
+    def test_usage_errors_exit_with_2_name_the_argument_and_write_nothing(self):
+        source = str(self.ckpt.folder)
+        output = str(self.root / "never")
+        cases = [
+            ([], "checkpoint_dir"),
+            ([source], "output_dir"),
+            ([source, output, "third"], "third"),
+            ([source, output, "--nonsense"], "--nonsense"),
+            ([source, output, "-z"], "-z"),
+            ([source, output, "--ex"], "--ex"),  # --exclude, --exclude-frozen-parameters
+            ([source, output, "--dtype", "int8"], "int8"),
+            ([source, output, "--dtype"], "--dtype"),
+            ([source, output, "--threads", "0"], "--threads"),
+            ([source, output, "--threads", "-1"], "--threads"),
+            ([source, output, "--threads", "many"], "--threads"),
+            ([source, output, "--progress", "sometimes"], "--progress"),
+            ([source, output, "--include", "("], r"--include '\('"),
+            ([source, output, "--exclude", "[z-a]"], r"--exclude '\[z-a\]'"),
+            ([source, output, "--keep-fp32", "*"], r"--keep-fp32 '\*'"),
+            ([source, output, "--include", "no such name"], "no tensor is left"),
+            ([source, output, "--exclude", ""], "no tensor is left"),
+            ([str(self.root / "nowhere"), output], "nowhere"),
+        ]
+        for size in ["", "5", "GB", "5XB", "5GiB", "-1GB", "0GB", "nanGB", "infGB", "1e99TB", "5 G B", "5GB5"]:
+            cases.append(([source, output, f"--max_shard_size={size}"], "max-shard-size|shard size"))
+        before = snapshot(self.root)
+        for arguments, pattern in cases:
+            with self.subTest(arguments=arguments[1:]):
+                done = self.zero_to_fp32(*arguments)
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertRegex(done.stderr, pattern)
+                self.assertTrue(done.stderr.startswith("zero-to-fp32: error: "), done.stderr)
+                self.assertEqual(done.stdout, "")
+                with_json = self.zero_to_fp32(*arguments, "--json")
+                self.assertEqual(self.error_of(with_json, 2)["kind"], "usage")
+        self.assertEqual(snapshot(self.root), before)
+
+    def test_help_and_version_answer_on_stdout(self):
+        for name in ["zero-to-fp32", "ckpt-inspect"]:
+            version = self.tool(name, "--version")
+            self.assertEqual((version.returncode, version.stderr), (0, ""))
+            self.assertRegex(version.stdout, rf"\A{name} \d+\.\d+.*oneTBB.*\n\Z")
+            text = self.tool(name, "--help")
+            self.assertEqual((text.returncode, text.stderr), (0, ""))
+            self.assertIn("Exit status:", text.stdout)
+            self.assertEqual(text.stdout, self.tool(name, "-h").stdout)
+        text = self.zero_to_fp32("--help").stdout
+        for option in ["--tag", "--safe-serialization", "--max-shard-size", "--exclude-frozen-parameters", "--dtype",
+                       "--keep-fp32", "--include", "--exclude", "--strip-prefix", "--hf-config", "--dry-run",
+                       "--force", "--verify", "--json", "--threads", "--progress", "--quiet"]:
+            self.assertIn(option, text)
+
+
+class ReportTest(CliTest):
+
+    def setUp(self):
+        super().setUp()
+        self.ckpt = self.scratch(FULL)
+
+    def test_results_are_on_stdout_and_messages_on_stderr(self):
+        done = self.zero_to_fp32(self.ckpt.folder, self.new_path())
+        self.assertEqual(done.stdout, "")
+        self.assertRegex(done.stderr, r"\Azero-to-fp32: 30 tensors in 1 file, .*\n\Z")
+        done = self.zero_to_fp32(self.ckpt.folder, self.new_path(), "--json")
+        self.assertEqual(done.stderr, "")
+        self.assertEqual([line["type"] for line in self.json_lines(done.stdout)], ["done"])
+        quiet = self.zero_to_fp32(self.ckpt.folder, self.new_path(), "-q")
+        self.assertEqual((quiet.stdout, quiet.stderr), ("", ""))
+        debug = self.zero_to_fp32(self.ckpt.folder, self.new_path(), "-d", "-q")
+        self.assertEqual(debug.stdout, "")
+        self.assertEqual(json.loads(debug.stderr)["zero_stage"], 2)
+
+    def test_notes_are_on_stderr_unless_quiet(self):
+        with cli_common.edited(self.ckpt.model()) as state:
+            state["module"]["_extra_state"] = {"not": "a tensor"}
+        done = self.zero_to_fp32(self.ckpt.folder, self.new_path(), "--dry-run")
+        self.assertRegex(done.stderr, r"\Azero-to-fp32: note: '_extra_state' .*not a tensor.*\n\Z")
+        self.assertNotIn("_extra_state", done.stdout)
+        done = self.zero_to_fp32(self.ckpt.folder, self.new_path(), "--dry-run", "--quiet")
+        self.assertEqual(done.stderr, "")
+
+    def test_a_dry_run_writes_nothing_and_tells_what_the_run_does(self):
+        for arguments in [["--safe"], [], ["--max-shard-size", "9KB"], ["--max-shard-size", "9KB", "--safe"]]:
+            with self.subTest(arguments=arguments):
+                output = self.new_path()
+                before = snapshot(self.root)
+                planned = self.zero_to_fp32(self.ckpt.folder, output, "--json", "--dry-run", *arguments)
+                text = self.zero_to_fp32(self.ckpt.folder, output, "--dry-run", *arguments)
+                self.assertEqual((planned.returncode, text.returncode), (0, 0))
+                self.assertEqual(snapshot(self.root), before)
+                plan, = self.json_lines(planned.stdout)
+                self.assertEqual(plan["type"], "plan")
+                plan = plan["data"]
+
+                done, = self.json_lines(
+                    self.zero_to_fp32(self.ckpt.folder, output, "--json", *arguments).stdout)
+                self.assertEqual(done["type"], "done")
+                done = done["data"]
+                self.assertEqual(done["output"], str(output))
+                self.assertEqual({key: done[key] for key in plan if key != "bytes_read"},
+                                 {key: plan[key] for key in plan if key != "bytes_read"})
+                # The run also reads the padding of records whose checksum it verifies.
+                self.assertGreaterEqual(done["bytes_read"], plan["bytes_read"])
+                self.assertGreater(done["records_checked"], 0)
+
+                written = {path.name: path.stat().st_size for path in output.iterdir()}
+                self.assertEqual({file["path"]: file["bytes"] for file in plan["files"]}, written)
+                self.assertEqual(plan["bytes_written"], sum(written.values()))
+                for name, size in written.items():
+                    self.assertRegex(text.stdout, rf"(?m)^{re.escape(name)}: \S+ K?B$")
+                for file in plan["files"]:
+                    if "tensors" not in file:
+                        self.assertTrue(file["path"].endswith(".index.json"))
+                        continue
+                    load = load_file if file["path"].endswith(".safetensors") else load_bin
+                    stored = {t["name"]: t for t in file["tensors"]
+                              if "alias_of" not in t or file["path"].endswith(".bin")}
+                    actual = load(output / file["path"])
+                    self.assertEqual(sorted(stored), sorted(actual))
+                    for name, tensor in actual.items():
+                        self.assertEqual(stored[name]["shape"], list(tensor.shape))
+                        self.assertEqual("torch." + stored[name]["dtype"], str(tensor.dtype))
+                        self.assertEqual(stored[name]["bytes"], tensor.nbytes)
+
+    def test_progress_is_drawn_or_written_when_asked_for(self):
+        done = self.zero_to_fp32(self.ckpt.folder, self.new_path(), "--progress=json", "-q")
+        lines = self.json_lines(done.stderr)
+        self.assertTrue(lines, "no progress")
+        for line in lines:
+            self.assertEqual(line["type"], "progress")
+            self.assertLessEqual(line["data"]["bytes_done"], line["data"]["bytes_total"])
+        self.assertEqual(lines[-1]["data"]["bytes_done"], lines[-1]["data"]["bytes_total"])
+        done = self.zero_to_fp32(self.ckpt.folder, self.new_path(), "--progress=always")
+        self.assertRegex(done.stderr, r"\[#{30}\] 100 %")
+        self.assertRegex(done.stderr, r"\nzero-to-fp32: 30 tensors")
+        for arguments in [["--progress=never"], ["--progress=auto"], []]:  # stderr is no terminal here
+            done = self.zero_to_fp32(self.ckpt.folder, self.new_path(), *arguments)
+            self.assertNotIn("%", done.stderr)
+
+    def test_a_reader_that_closed_stdout_is_no_crash(self):
+        for arguments in [["--json"], ["--dry-run"], ["--json", "--dry-run"], ["--help"]]:
+            read, write = os.pipe()
+            os.close(read)
+            with open(write, "w") as closed:
+                done = self.zero_to_fp32(self.ckpt.folder, self.new_path(), *arguments, capture_output=False,
+                                         stdout=closed, stderr=subprocess.PIPE)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), arguments)
+
+    def test_results_that_cannot_be_written_to_stdout_are_an_io_error(self):
+        for tool, arguments in [("zero-to-fp32", [self.new_path(), "--dry-run"]),
+                                ("ckpt-inspect", [])]:
+            verb = ["list"] if tool == "ckpt-inspect" else []
+            with open("/dev/full", "w") as full:
+                done = self.tool(tool, *verb, self.ckpt.folder, *arguments, capture_output=False, stdout=full,
+                                 stderr=subprocess.PIPE)
+            self.assertEqual(done.returncode, 4, done.stderr)
+            self.assertRegex(done.stderr, "No space left")
+
+
+class SelectionTest(CliTest):
+
+    def setUp(self):
+        super().setUp()
+        self.ckpt = self.scratch(FULL)
+        self.truth = self.ckpt.case.truth()
+
+    def assert_tensors(self, expected, *arguments):
+        """`expected`: name -> tensor, aliases included, as .bin has them."""
+        output = self.convert(self.ckpt.folder, *arguments)
+        tensors = load_bin(output / BIN)
+        self.assertEqual(sorted(tensors), sorted(expected))
+        for name, value in expected.items():
+            self.assertTrue(common.same_bits(tensors[name], value), name)
+        return tensors
+
+    def only(self, condition):
+        return {name: value for name, value in self.truth.items() if condition(name)}
+
+    def test_include_and_exclude_search_the_names(self):
+        self.assert_tensors(self.only(lambda n: "ln_1" in n), "--include", "ln_1")
+        self.assert_tensors(self.only(lambda n: n.startswith("blocks.0.") or "bias" in n),
+                            "--include", r"^blocks\.0\.", "--include", "bias$")
+        self.assert_tensors(self.only(lambda n: "ln_1" not in n and not n.startswith("stats.")),
+                            "--exclude", "ln_1", "--exclude=^stats")
+        self.assert_tensors(self.only(lambda n: "bias" in n and "ln" not in n), "--include=bias", "--exclude=ln")
+
+    def test_an_alias_without_its_owner_stands_alone(self):
+        self.assert_tensors(self.only(lambda n: n != "tok_emb.weight"), "--exclude", "tok_emb")
+        tensors = self.assert_converts(self.ckpt.folder, "--include", "head.weight")
+        self.assertEqual(list(tensors), ["head.weight"])
+        self.assertTrue(common.same_bits(tensors["head.weight"], self.truth["head.weight"]))
+
+    def test_an_alias_of_another_type_than_its_owner_is_stored_itself(self):
+        tensors = self.assert_converts(self.ckpt.folder, "--dtype=bf16", "--keep-fp32", "^head.weight$",
+                                       "--include=tok_emb|head.weight")
+        wide = self.truth["tok_emb.weight"]
+        self.assertEqual(sorted(tensors), ["head.weight", "tok_emb.weight"])
+        self.assertTrue(common.same_bits(tensors["head.weight"], wide))
+        self.assertTrue(common.same_bits(tensors["tok_emb.weight"], wide.bfloat16()))
+
+    def test_keep_fp32_leaves_what_it_finds_wide(self):
+        expected = self.ckpt.case.truth(dtype="bfloat16", keep_fp32="ln_|bias")
+        self.assertEqual({v.dtype for v in expected.values() if v.is_floating_point()},
+                         {torch.float32, torch.bfloat16})
+        self.assert_tensors(expected, "--dtype", "bf16", "--keep-fp32", "ln_", "--keep_fp32=bias")
+
+    def test_excluding_frozen_parameters_keeps_buffers(self):
+        frozen = set(self.ckpt.case.facts["frozen"])
+        self.assertTrue(frozen)
+        self.assert_tensors(self.only(lambda n: n not in frozen), "--exclude_frozen_parameters")
+
+    def test_a_prefix_is_taken_from_names_that_have_it_once(self):
+        def strip(name):
+            return name.removeprefix("blocks.0.") if name.startswith("blocks.0.") else name.removeprefix("blocks.")
+
+        self.assert_tensors({strip(n): v for n, v in self.truth.items()},
+                            "--strip-prefix", "blocks.0.", "--strip_prefix=blocks.")
+        self.assert_tensors(self.truth, "--strip-prefix", "module.")
+        # Nothing of such a name would be left.
+        self.assert_tensors(self.truth, "--strip-prefix", "temperature")
+        # Patterns mean the names that the checkpoint has.
+        self.assert_tensors({n.removeprefix("blocks."): v for n, v in self.truth.items() if n.startswith("blocks.")},
+                            "--include", "^blocks", "--strip-prefix=blocks.")
+
+    def test_names_that_collide_after_stripping_are_refused(self):
+        self.assert_refused(self.ckpt.folder, 3, r"would have the name 'mlp\.up_proj\.weight' of another tensor",
+                            "--strip-prefix", "blocks.0.", "--strip-prefix", "blocks.1.",
+                            where={"tensor": "blocks.1.mlp.up_proj.weight"}, inspect=False)
+
+    def test_threads_do_not_change_a_byte(self):
+        expected = (self.convert(self.ckpt.folder, "--threads", "1") / BIN).read_bytes()
+        for threads in [2, 7, 64]:
+            self.assertEqual((self.convert(self.ckpt.folder, f"--threads={threads}") / BIN).read_bytes(), expected)
+
+
+class HfConfigTest(CliTest):
+
+    def setUp(self):
+        super().setUp()
+        self.ckpt = self.scratch("hf_trainer_gpt2_z2_bf16_w2")
+
+    def test_configuration_files_are_copied_byte_for_byte_and_nothing_else(self):
+        model = self.new_path("model")
+        model.mkdir()
+        wanted = {"config.json": b'{"a": 1}', "generation_config.json": b"{}", "tokenizer.json": os.urandom(70001),
+                  "tokenizer.model": b"\0\1", "merges.txt": b"", "modeling_custom.py": b"pass\n"}
+        for name, content in {**wanted, SAFE: b"old", BIN: b"old", "trainer_state.json": b"{}", "x.py": b""}.items():
+            (model / name).write_bytes(content)
+        before = snapshot(model)
+        output = self.convert(self.ckpt.folder, "--safe", "--hf-config", model)
+        copied = {path.name: path.read_bytes() for path in output.iterdir()}
+        self.assertNotEqual(copied.pop(SAFE), b"old")
+        self.assertEqual(copied, wanted)
+        self.assertEqual(snapshot(model), before)
+
+    def test_the_checkpoint_folder_itself_can_be_the_model_folder(self):
+        output = self.convert(self.ckpt.folder, "--safe", "--hf-config", self.ckpt.folder)
+        self.assertEqual(sorted(path.name for path in output.iterdir()),
+                         ["config.json", "generation_config.json", SAFE])
+
+    def test_a_folder_without_config_is_a_usage_error(self):
+        empty = self.new_path("empty")
+        empty.mkdir()
+        self.assert_refused(self.ckpt.folder, 2, "has no config.json", "--hf-config", empty)
+        self.assert_refused(self.ckpt.folder, 2, "nowhere", "--hf-config", self.root / "nowhere")
+        self.assert_refused(self.ckpt.folder, 2, "config.json", "--hf-config", self.ckpt.folder / "config.json")
+
+
+class OutputPlaceTest(CliTest):
+
+    def setUp(self):
+        super().setUp()
+        self.ckpt = self.scratch(SMALL)
+        self.expected = (self.convert(self.ckpt.folder) / BIN).read_bytes()
+
+    def assert_written(self, output, done):
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual((output / BIN).read_bytes(), self.expected)
+        self.assertEqual([p.name for p in output.iterdir() if p.name.startswith(".")], [])
+
+    def test_the_output_may_lie_in_the_checkpoint_folder(self):
+        shards = snapshot(self.ckpt.tag)
+        self.assert_written(self.ckpt.folder / "out", self.zero_to_fp32(".", "out/", cwd=self.ckpt.folder))
+        self.assert_written(self.ckpt.folder, self.zero_to_fp32(".", ".", cwd=self.ckpt.folder))
+        self.assertEqual(snapshot(self.ckpt.tag), shards)
+
+    def test_the_output_may_not_lie_in_the_tag_folder(self):
+        link = self.new_path("link")
+        link.symlink_to(self.ckpt.tag)
+        inside = self.ckpt.tag / "deep"
+        inside.mkdir()
+        before = snapshot(self.root)
+        for source, output, folder in [
+            (self.ckpt.folder, self.ckpt.tag, None),
+            (self.ckpt.folder, self.ckpt.tag / "out", None),
+            (self.ckpt.folder, inside / "new" / "out", None),
+            (self.ckpt.folder, link, None),
+            (self.ckpt.folder, link / "out", None),
+            (link, self.ckpt.tag / "out", None),
+            (self.ckpt.folder, self.ckpt.folder / "missing" / ".." / self.ckpt.tag.name / "out", None),
+            (".", "out", self.ckpt.tag),
+            (".", ".", self.ckpt.tag),
+            ("..", "out", self.ckpt.tag),
+        ]:
+            with self.subTest(source=source, output=output):
+                done = self.zero_to_fp32(source, output, "--json", "--force", cwd=folder)
+                self.assertRegex(self.error_of(done, 2)["message"], "inside the folder of the shards")
+                self.assertEqual(snapshot(self.root), before)
+
+    def test_a_file_in_the_place_of_the_folder_is_refused(self):
+        output = self.new_path()
+        output.write_text("mine")
+        self.assertRegex(self.error_of(self.zero_to_fp32(self.ckpt.folder, output, "--json"), 2)["message"],
+                         re.escape(str(output)))
+        done = self.zero_to_fp32(self.ckpt.folder, output / "below", "--json")
+        self.assertIn(done.returncode, (2, 4))
+        self.assertIn(str(output), done.stderr)
+        self.assertEqual(output.read_text(), "mine")
+
+    def test_existing_output_is_named_and_replaced_only_by_force(self):
+        output = self.new_path()
+        (output / "sub").mkdir(parents=True)
+        for name in [BIN, "config.json", "sub/" + BIN, SAFE]:
+            (output / name).write_text("mine")
+        before = snapshot(output)
+        error = self.error_of(self.zero_to_fp32(self.ckpt.folder, output, "--json"), 2)
+        self.assertIn(str(output / BIN), error["message"])
+        self.assertIn("--force", error["hint"])
+        self.assertEqual(snapshot(output), before)
+        self.assert_written(output, self.zero_to_fp32(self.ckpt.folder, output, "--force"))
+        after = snapshot(output)
+        self.assertEqual({k: v for k, v in after.items() if k != BIN}, {k: v for k, v in before.items() if k != BIN})
+
+    def test_force_replaces_a_link_not_what_it_points_at(self):
+        output = self.new_path()
+        output.mkdir()
+        precious = self.root / "precious"
+        precious.write_text("mine")
+        (output / BIN).symlink_to(precious)
+        self.assertEqual(self.zero_to_fp32(self.ckpt.folder, output).returncode, 2)
+        self.assert_written(output, self.zero_to_fp32(self.ckpt.folder, output, "--force"))
+        self.assertEqual(precious.read_text(), "mine")
+        self.assertFalse((output / BIN).is_symlink())
+
+    def test_a_folder_with_an_outputs_name_is_never_replaced(self):
+        output = self.new_path()
+        (output / BIN / "x").mkdir(parents=True)
+        before = snapshot(output)
+        error = self.error_of(self.zero_to_fp32(self.ckpt.folder, output, "--force", "--json"), 2)
+        self.assertIn(BIN, error["message"])
+        self.assertEqual(snapshot(output), before)
+
+    def test_missing_folders_are_made_and_existing_ones_kept(self):
+        output = self.root / "a" / "b" / "c"
+        self.assert_written(output, self.zero_to_fp32(self.ckpt.folder, output))
+        self.assert_written(self.root / "a", self.zero_to_fp32(self.ckpt.folder, str(self.root / "a") + "/"))
+        link = self.new_path("link")
+        target = self.new_path("target")
+        target.mkdir()
+        link.symlink_to(target)
+        self.assert_written(target, self.zero_to_fp32(self.ckpt.folder, link))
+
+    def test_the_input_stays_as_it_was(self):
+        before = snapshot(self.ckpt.folder)
+        for arguments in [[], ["--safe"], ["--verify"], ["--dtype=bf16"]]:
+            self.convert(self.ckpt.folder, *arguments)
+        self.tool("ckpt-inspect", "list", self.ckpt.folder)
+        self.assertEqual(snapshot(self.ckpt.folder), before)
+
+
+class CheckpointPlaceTest(CliTest):
+
+    def assert_same_weights(self, scratch, *sources, arguments=()):
+        expected = load_bin(self.convert(scratch.case.load_dir) / BIN)
+        for source in sources:
+            with self.subTest(source=source):
+                tensors = load_bin(self.convert(source, *arguments) / BIN)
+                self.assertEqual(list(tensors), list(expected))
+                for name, value in expected.items():
+                    self.assertTrue(common.same_bits(tensors[name], value), name)
+
+    def test_a_folder_with_latest_a_tag_or_the_tag_folder(self):
+        for name in [SMALL, "z3_fp32_w3", "z0_bf16_w2"]:
+            scratch = self.scratch(name)
+            self.assert_same_weights(scratch, scratch.folder, scratch.tag, str(scratch.tag) + "/")
+            (scratch.folder / "latest").unlink()
+            self.assert_same_weights(scratch, scratch.folder, arguments=["-t", scratch.tag.name])
+            self.assert_same_weights(scratch, scratch.tag)
+
+    def test_an_older_tag_can_be_named_beside_latest(self):
+        scratch = self.scratch(SMALL)
+        old = self.scratch("z2_fp16_w2")
+        shutil.copytree(old.tag, scratch.folder / "global_step1")
+        self.assert_same_weights(old, scratch.folder, arguments=["--tag=global_step1"])
+        self.assert_same_weights(scratch, scratch.folder)
+
+    def test_the_folders_that_accelerate_and_the_trainer_write(self):
+        accelerate = self.scratch("hf_accelerate_llama_z3_fp32_w2")
+        self.assertEqual(accelerate.tag.name, "pytorch_model")
+        self.assert_same_weights(accelerate, accelerate.folder, accelerate.tag)
+        trainer = self.scratch("hf_trainer_llama_z3_bf16_w2")
+        self.assertRegex(str(trainer.case.load_dir), r"checkpoint-\d+$")
+        self.assert_same_weights(trainer, trainer.folder, trainer.tag)
+
+    def test_latest_may_end_in_white_space(self):
+        scratch = self.scratch(SMALL)
+        for ending in ["\n", "\r\n", " \n\n", "\t"]:
+            (scratch.folder / "latest").write_bytes((scratch.tag.name + ending).encode())
+            self.assert_same_weights(scratch, scratch.folder)
+
+    def test_a_latest_that_names_no_tag_is_refused_with_what_is_there(self):
+        scratch = self.scratch(SMALL)
+        tag = scratch.tag.name
+        (scratch.folder / "other").mkdir()
+        latest = scratch.folder / "latest"
+        latest.write_text("global_step9")
+        self.assert_refused(scratch.folder, 3, f"global_step9.*{tag}, other", where={"file": "latest"})
+        for content in [b"", b"\n", b"\0", b"../" + tag.encode(), b"/etc", b"x" * 5000, b"a\0b"]:
+            latest.write_bytes(content)
+            self.assert_refused(scratch.folder, 3, "tag", where={"file": "latest"})
+        latest.write_text(tag)
+        self.assert_refused(scratch.folder, 3, f"no such tag.*{tag}, other", "--tag=nope", inspect=False)
+        self.assert_refused(scratch.folder, 3, "holds no DeepSpeed shards", "--tag=other", inspect=False)
+
+    def test_a_file_or_a_folder_without_shards_is_refused(self):
+        scratch = self.scratch(SMALL)
+        self.assert_refused(self.tmp, 3, "holds no DeepSpeed shards")
+        done = self.zero_to_fp32(scratch.model(), self.new_path(), "--json")
+        self.assertIn("is a file", self.error_of(done, 3)["message"])
+
+    def test_old_file_names_are_read_and_the_records_prefix_still_tells_the_rank(self):
+        for name in [SMALL, "z3_bf16_w2"]:
+            scratch = self.scratch(name)
+            for path in scratch.tag.glob("*_optim_states.pt"):
+                path.rename(path.with_name(path.name.replace("_optim_states", "optim_states")))
+            self.assert_same_weights(scratch, scratch.folder)
+            first, second = sorted(scratch.tag.glob("*optim_states.pt"))
+            spare = scratch.tag / "spare"
+            first.rename(spare)
+            second.rename(first)
+            spare.rename(second)
+            self.assert_refused(scratch.folder, 3, "file of another rank", where={"file": first.name})
+
+    def test_other_files_in_the_tag_folder_do_not_matter(self):
+        scratch = self.scratch(SMALL)
+        (scratch.tag / "notes.pt").write_text("mine")
+        (scratch.tag / "zero_pp_rank_0_mp_rank_00_optim_states.pt.tmp").write_text("mine")
+        (scratch.tag / "sub").mkdir()
+        self.assert_same_weights(scratch, scratch.folder)
+
+    def test_shards_behind_links_are_read(self):
+        scratch = self.scratch(SMALL)
+        blobs = self.new_path("blobs")
+        blobs.mkdir()
+        for number, path in enumerate(scratch.shards()):
+            path.rename(blobs / str(number))
+            path.symlink_to(blobs / str(number))
+        self.assert_same_weights(scratch, scratch.folder)
+
+
+if __name__ == "__main__":
+    cli_common.main()

@@ -1,0 +1,262 @@
+"""What the command-line tests share: scratch copies of test checkpoints, edits of them, and what must hold
+after every refusal.
+
+The tests need no DeepSpeed: its classes in the shards are stood in for while a shard is edited.
+"""
+import collections
+import contextlib
+import copyreg
+import hashlib
+import io
+import json
+import os
+import pathlib
+import pickle
+import shutil
+import stat
+import struct
+import sys
+import tempfile
+import types
+import unittest
+import zipfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "oracle"))
+
+import common  # noqa: E402
+import torch  # noqa: E402
+from common import run_tool  # noqa: E402
+
+
+class _StandIn:
+    """An object of a class that is not here, kept as it was pickled."""
+    __slots__ = ("__dict__", "_arguments")
+
+    def __new__(cls, *arguments):
+        self = object.__new__(cls)
+        self._arguments = arguments
+        return self
+
+    def __init__(self, *arguments):
+        pass
+
+    def __reduce_ex__(self, protocol):
+        if self._arguments:
+            return type(self), self._arguments
+        return copyreg.__newobj__, (type(self),), self.__dict__
+
+
+class _Unpickler(pickle.Unpickler):
+
+    def find_class(self, module, name):
+        if module.split(".")[0] != "deepspeed":
+            return super().find_class(module, name)
+        home = sys.modules.setdefault(module, types.ModuleType(module))
+        if not hasattr(home, name):
+            setattr(home, name, type(name, (_StandIn,), {"__module__": module, "__slots__": ()}))
+        return getattr(home, name)
+
+
+_PICKLE = types.SimpleNamespace(Unpickler=_Unpickler, load=pickle.load, __name__="pickle")
+
+
+def load_shard(path):
+    return torch.load(path, weights_only=False, pickle_module=_PICKLE)
+
+
+@contextlib.contextmanager
+def edited(path, **options):
+    """The unpickled shard; what the block makes of it is saved under the same name."""
+    state = load_shard(path)
+    yield state
+    torch.save(state, path, **options)
+
+
+class Reduced:
+    """Pickled as a call of `function` with `arguments`."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def fake_tensor(storage, offset, size, stride):
+    """A tensor with a geometry that torch itself would not allow."""
+    return Reduced(torch._utils._rebuild_tensor_v2, storage, offset, size, stride, False, collections.OrderedDict())
+
+
+def fake_size(*sizes):
+    return Reduced(torch.Size, sizes)
+
+
+def record_extent(path, name):
+    """Where the bytes of a zip's record lie in the file: offset, size. `name` is without the top folder."""
+    with zipfile.ZipFile(path) as archive, open(path, "rb") as file:
+        entry = next(e for e in archive.infolist() if e.filename.split("/", 1)[1] == name)
+        file.seek(entry.header_offset + 26)
+        name_size, extra_size = struct.unpack("<HH", file.read(4))
+        return entry.header_offset + 30 + name_size + extra_size, entry.file_size
+
+
+def replace_record(path, name, data):
+    """Writes the zip anew with other bytes, and their right checksum, in one record."""
+    with zipfile.ZipFile(path) as archive:
+        records = [(e.filename, archive.read(e)) for e in archive.infolist()]
+    with zipfile.ZipFile(path, "w") as archive:
+        for full, old in records:
+            archive.writestr(full, data if full.split("/", 1)[1] == name else old)
+
+
+def flip(path, offset, mask=0x10):
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ mask]))
+
+
+def snapshot(folder):
+    """Everything that can be seen of a folder: paths, modes, times, links and contents."""
+    seen = {}
+    for path in sorted(pathlib.Path(folder).rglob("*")):
+        info = path.lstat()
+        if stat.S_ISREG(info.st_mode):
+            content = hashlib.sha256(path.read_bytes()).hexdigest() if os.access(path, os.R_OK) else None
+        else:
+            content = os.readlink(path) if path.is_symlink() else None
+        seen[str(path.relative_to(folder))] = (info.st_mode, info.st_size, info.st_mtime_ns, content)
+    return seen
+
+
+class Scratch:
+    """A copy of a test checkpoint that may be edited."""
+
+    def __init__(self, case, folder):
+        self.case = case
+        self.folder = folder
+        shutil.copytree(case.load_dir, folder)
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(path.stat().st_mode | stat.S_IWUSR)
+        self.tag = folder / case.facts["tag"]
+
+    def _one(self, pattern):
+        found = sorted(self.tag.glob(pattern))
+        assert len(found) == 1, (pattern, found)
+        return found[0]
+
+    def optim(self, rank):
+        return self._one(f"*zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+
+    def model(self, rank=0):
+        return self._one(f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt" if self.case.stage == 3 else
+                         "mp_rank_00_model_states.pt")
+
+    def shards(self):
+        return sorted(self.tag.glob("*.pt"))
+
+    @contextlib.contextmanager
+    def optimizer(self, rank):
+        with edited(self.optim(rank)) as state:
+            yield state["optimizer_state_dict"]
+
+
+class CliTest(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self):
+        # A folder of its own for what the test leaves and one for what the tool might.
+        holder = tempfile.TemporaryDirectory(prefix="dsckpt-cli-")
+        self.addCleanup(holder.cleanup)
+        self.root = pathlib.Path(holder.name).resolve()
+        self.tmp = self.root / "tmp"
+        self.tmp.mkdir()
+        self.environment = {**os.environ, "TMPDIR": str(self.tmp)}
+        self.made = 0
+
+    def scratch(self, name):
+        case, = (c for c in all_cases() if c.name == name)
+        self.made += 1
+        return Scratch(case, self.root / f"ckpt{self.made}")
+
+    def new_path(self, name="out"):
+        self.made += 1
+        return self.root / f"{name}{self.made}"
+
+    def tool(self, name, *arguments, **options):
+        done = run_tool(name, *arguments, **{"env": self.environment, **options})
+        self.assertNotIn("internal error", done.stderr or "", arguments)
+        self.assertGreaterEqual(done.returncode, 0, f"{name} {arguments} died: {done.stderr}")
+        self.assertEqual(list(self.tmp.iterdir()), [])
+        return done
+
+    def zero_to_fp32(self, *arguments, **options):
+        return self.tool("zero-to-fp32", *arguments, **options)
+
+    def convert(self, source, *arguments, **options):
+        """A run that must succeed: the output folder."""
+        output = self.new_path()
+        done = self.zero_to_fp32(source, output, *arguments, **options)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return output
+
+    def assert_converts(self, source, *arguments):
+        """A run that must succeed, as safetensors; name -> tensor."""
+        output = self.convert(source, "--safe-serialization", *arguments)
+        return common.load_file(output / "model.safetensors")
+
+    def json_lines(self, text):
+        lines = [json.loads(line) for line in text.splitlines()]
+        for line in lines:
+            self.assertEqual(set(line), {"schema", "type", "data"})
+            self.assertEqual(line["schema"], 1)
+        return lines
+
+    def error_of(self, done, code):
+        """The error object of a run with --json that must have failed, checked against its text."""
+        self.assertEqual(done.returncode, code, done.stderr or "no message")
+        line, = self.json_lines(done.stdout)
+        self.assertEqual(line["type"], "error")
+        error = line["data"]
+        self.assertRegex(done.stderr, r"(?s)\A(zero-to-fp32|ckpt-inspect): error: .+\n\Z")
+        kinds = {2: {"usage"}, 3: {"corrupt", "inconsistent", "unsupported"}, 4: {"io"}, 130: {"interrupted"}}
+        self.assertIn(error["kind"], kinds[code])
+        return error
+
+    def assert_refused(self, source, code, pattern, *arguments, where=None, inspect=None, **options):
+        """zero-to-fp32 exits with `code` and a message that `pattern` finds, names the places in `where`,
+        leaves nothing behind and the input as it was. `inspect`: whether ckpt-inspect must refuse as well;
+        by default for a bad checkpoint. Returns the error."""
+        source = pathlib.Path(source)
+        before = snapshot(source)
+        output = self.new_path() / "made" / "too"
+        done = self.zero_to_fp32(source, output, "--json", *arguments, **options)
+        error = self.error_of(done, code)
+        self.assertRegex(done.stderr, pattern)
+        for key, value in (where or {}).items():
+            self.assertIn(key, error, done.stderr)
+            self.assertIn(str(value), str(error[key]), done.stderr)
+            self.assertIn(str(value), done.stderr)
+        self.assertFalse(output.parent.parent.exists(), "an output folder is left")
+        self.assertEqual(snapshot(source), before)
+        if inspect or (inspect is None and code == 3):
+            listed = self.tool("ckpt-inspect", "list", source, "--json")
+            self.assertEqual(self.error_of(listed, code), error)
+            self.assertEqual(snapshot(source), before)
+        return error
+
+
+def all_cases():
+    return common.all_cases()
+
+
+def temporary_pickle(value):
+    """`value` pickled as torch.save would, without tensors."""
+    buffer = io.BytesIO()
+    pickle.dump(value, buffer, protocol=2)
+    return buffer.getvalue()
+
+
+def main():
+    common.main()
