@@ -22,7 +22,7 @@
 namespace dsckpt {
 namespace {
 
-// From 256 KiB to 4 MiB no size measured better than another; larger ones cost memory
+// No size from 256 KiB to 4 MiB measured clearly better than another
 // (exec/README.md).
 constexpr uint64_t kUnitBytes = 1 << 20;
 // Casts and gathers go through a piece that fits the second-level cache.
