@@ -62,11 +62,11 @@ int list(const Arguments& args) {
   std::string out;
   for (const Param& param : params) {
     const std::vector<std::string> files = files_of(inputs, param.weight);
-    out += param.name + "\t" + to_string(param.kind) + "\t" +
+    out += printable(param.name) + "\t" + to_string(param.kind) + "\t" +
            std::string(torch_name(param.weight.dtype())) + "\t" + to_text(param.weight.shape()) +
            "\t" + human_bytes(param.weight.nbytes()) + "\t";
     if (!param.alias_of.empty()) {
-      out += "= " + param.alias_of;
+      out += "= " + printable(param.alias_of);
     } else if (files.size() == 1) {
       out += files.front();
     } else {
@@ -89,9 +89,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   CLI::App& listing =
       *app.add_subcommand("list", "One line a tensor: name, kind, type, shape, bytes, files");
-  listing.add_option("path", args.path, "Folder with `latest` (or --tag), or a tag's own folder")
-      ->required();
-  listing.add_option("-t,--tag", args.open.tag, "Tag to read (default: what `latest` says)");
+  cli::add_checkpoint_options(listing, "path", args.path, args.open);
   listing.add_option("--match", args.match, "Only tensors whose name matches")->type_name("REGEX");
   listing.add_option("--sort", args.sort, "order (of the checkpoint), name or size")
       ->check(CLI::IsMember({"order", "name", "size"}))

@@ -116,6 +116,12 @@ void add_common(CLI::App& app, Common& common) {
   app.set_help_flag("-h,--help", "This text");
 }
 
+void add_checkpoint_options(CLI::App& app, const std::string& name, std::string& path,
+                            OpenOptions& open) {
+  app.add_option(name, path, "Folder with `latest` (or --tag), or a tag's own folder")->required();
+  app.add_option("-t,--tag", open.tag, "Tag to read (default: what `latest` says)");
+}
+
 void add_run_options(CLI::App& app, Common& common) {
   app.add_option("--threads", common.threads, "Threads to use (default: all cores)")
       ->type_name("N")

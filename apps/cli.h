@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
 #include "exec/executor.h"
 
 namespace dsckpt::cli {
@@ -37,6 +38,9 @@ struct Common {
 
 // Adds --json, --quiet and --version.
 void add_common(CLI::App& app, Common& common);
+// Adds the positional `name`, a checkpoint folder, and --tag.
+void add_checkpoint_options(CLI::App& app, const std::string& name, std::string& path,
+                            OpenOptions& open);
 // Adds --threads and --progress, for tools that run a plan.
 void add_run_options(CLI::App& app, Common& common);
 

@@ -43,12 +43,9 @@ std::optional<DType> parse_dtype(const std::string& name) {
 }
 
 void add_options(CLI::App& app, Arguments& args) {
-  app.add_option("checkpoint_dir", args.checkpoint_dir,
-                 "Folder with `latest` (or --tag), or a tag's own folder")
-      ->required();
+  cli::add_checkpoint_options(app, "checkpoint_dir", args.checkpoint_dir, args.open);
   app.add_option("output_dir", args.output_dir, "Folder for the weights; made if it is missing")
       ->required();
-  app.add_option("-t,--tag", args.open.tag, "Tag to read (default: what `latest` says)");
   app.add_flag("--safe-serialization", args.safe_serialization,
                "Write safetensors instead of .bin files");
   app.add_option("--max-shard-size", args.max_shard_size,
@@ -100,9 +97,9 @@ void print_plan(const WeightsPlan& plan) {
   std::string out;
   for (const WeightsSplit::File& file : plan.split.files) {
     for (const OutputTensor& tensor : file.tensors) {
-      out += file.path + "\t" + tensor.name + "\t" +
+      out += file.path + "\t" + printable(tensor.name) + "\t" +
              std::string(torch_name(tensor.source.dtype())) + "\t" + to_text(tensor.source.shape());
-      if (!tensor.alias_of.empty()) out += "\t= " + tensor.alias_of;
+      if (!tensor.alias_of.empty()) out += "\t= " + printable(tensor.alias_of);
       out += "\n";
     }
   }

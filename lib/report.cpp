@@ -16,12 +16,22 @@ std::vector<std::string> files_of(const InputFiles& inputs, const TensorSource& 
   return names;
 }
 
-std::string to_text(const Shape& shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+std::string printable(const std::string& text) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  std::string out;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 && byte != 0x7f) {
+      out += c;
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (c == '\t') {
+      out += "\\t";
+    } else {
+      out += std::string("\\x") + kHex[byte >> 4] + kHex[byte & 15];
+    }
   }
-  return text + "]";
+  return out;
 }
 
 std::string human_bytes(uint64_t bytes) {

@@ -19,8 +19,9 @@ inline constexpr int kJsonSchema = 1;
 // The names of the input files that hold some of a tensor's bytes, in file order.
 std::vector<std::string> files_of(const InputFiles& inputs, const TensorSource& source);
 
-// "[131, 11]"
-std::string to_text(const Shape& shape);
+// `text` with control characters as "\\n", "\\x1b", so that it stays on its line and does nothing
+// to a terminal.
+std::string printable(const std::string& text);
 // "1.5 GB", in powers of 1000 as disks are sold and shard sizes are given.
 std::string human_bytes(uint64_t bytes);
 

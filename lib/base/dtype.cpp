@@ -98,6 +98,14 @@ int64_t numel(const Shape& shape) {
   return empty ? 0 : static_cast<int64_t>(count);
 }
 
+std::string to_text(const Shape& shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  }
+  return text + "]";
+}
+
 Strides contiguous_strides(const Shape& shape) {
   Strides strides(shape.size());
   int64_t step = 1;

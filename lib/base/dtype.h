@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -58,6 +59,8 @@ std::optional<DType> dtype_from_safetensors_name(std::string_view name);
 
 // Number of elements. Throws CorruptError on a negative dimension or if the count does not fit.
 int64_t numel(const Shape& shape);
+// "[131, 11]"
+std::string to_text(const Shape& shape);
 // Row-major (contiguous) strides of `shape`, as torch gives them.
 Strides contiguous_strides(const Shape& shape);
 

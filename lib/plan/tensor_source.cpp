@@ -19,14 +19,6 @@ int64_t inner_numel(const Shape& shape, size_t dim) {
   return count;
 }
 
-std::string to_text(const Shape& shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
-  }
-  return text + "]";
-}
-
 size_t checked_dim(int64_t dim, const Shape& shape) {
   if (dim < 0 || static_cast<size_t>(dim) >= shape.size()) {
     throw InconsistentError(
