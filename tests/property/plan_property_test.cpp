@@ -82,8 +82,7 @@ class PlanProperty : public testing::TestWithParam<int> {
           size += 4;
         }
       }
-      const OutputId out =
-          builder.add_output(std::to_string(i), size);
+      const OutputId out = builder.add_output(std::to_string(i), size);
       std::shuffle(puts.begin(), puts.end(), random_);
       for (const Put& put : puts) {
         if (put.source) {
