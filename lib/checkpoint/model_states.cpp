@@ -8,7 +8,8 @@ using pickle::Value;
 ModelStates::ModelStates(const Shard& shard) : fields(shard, shard.archive.root()) {
   const Value module_value = fields[keys::kModule];
   if (!module_value.is_mapping()) {
-    throw CorruptError(fields.where(keys::kModule), "is not a state_dict");
+    throw CorruptError(fields.where(keys::kModule),
+                       "is not a state_dict, but " + describe(module_value));
   }
   for (const auto& [key, value] : module_value.as_dict().items) {
     const std::string name(
@@ -44,6 +45,15 @@ ModelStates::ModelStates(const Shard& shard) : fields(shard, shard.archive.root(
       }
     });
   }
+}
+
+void ModelStates::drop_false_aliases() {
+  std::erase_if(shared_params, [&](const auto& entry) {
+    const auto alias = by_name.find(entry.first);
+    const auto owner = by_name.find(entry.second);
+    return alias != by_name.end() && owner != by_name.end() &&
+           shard().archive.info(alias->second).shape != shard().archive.info(owner->second).shape;
+  });
 }
 
 bool ModelStates::round_robin() const {
@@ -89,15 +99,26 @@ void ParamList::add_rest_of_module(const ModelStates& states,
   }
 }
 
-void ParamList::add_aliases(const ModelStates& states) {
-  for (const auto& [alias, owner] : states.shared_params) {
-    const Param* found = find(owner);
-    if (found == nullptr || has(alias)) continue;
-    Param tied = *found;
-    tied.name = alias;
-    tied.alias_of = found->alias_of.empty() ? owner : found->alias_of;
-    index_.emplace(alias, params_.size());
-    params_.push_back(std::move(tied));
+void ParamList::add_aliases(const ModelStates& states, std::vector<std::string>& notes) {
+  // An owner may itself be an alias that comes later.
+  std::vector<std::pair<std::string, std::string>> waiting = states.shared_params;
+  for (size_t before = waiting.size() + 1; waiting.size() < before;) {
+    before = waiting.size();
+    std::erase_if(waiting, [&](const auto& entry) {
+      const auto& [alias, owner] = entry;
+      const Param* found = find(owner);
+      if (found == nullptr || has(alias)) return has(alias);
+      Param tied = *found;
+      tied.name = alias;
+      tied.alias_of = found->alias_of.empty() ? owner : found->alias_of;
+      index_.emplace(alias, params_.size());
+      params_.push_back(std::move(tied));
+      return true;
+    });
+  }
+  for (const auto& [alias, owner] : waiting) {
+    notes.push_back("'" + alias + "' is tied to '" + owner +
+                    "', which is not in the checkpoint; left out");
   }
 }
 

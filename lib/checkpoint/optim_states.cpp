@@ -11,6 +11,9 @@ using pickle::Kind;
 using pickle::Value;
 namespace {
 
+// Longer lists help nobody; the count may be made up.
+constexpr size_t kMaxListed = 1024;
+
 Fields optimizer_fields(const Shard& shard) {
   return Fields(shard, shard.archive.root()).in(keys::kOptimizerStateDict);
 }
@@ -33,9 +36,9 @@ void check_ranks(const std::vector<ShardFile>& found, ShardName expected, uint32
   for (uint32_t rank = 0; rank < count; ++rank) {
     if (by_rank.contains(rank)) continue;
     expected.dp_rank = rank;
-    missing += "\n  " + expected.file_name();
-    ++missing_count;
+    if (++missing_count <= kMaxListed) missing += "\n  " + expected.file_name();
   }
+  if (missing_count > kMaxListed) missing += "\n  ...";
   if (missing_count > 0) {
     throw InconsistentError({.file = folder.path.string()}, std::to_string(missing_count) + " of " +
                                                                 std::to_string(count) +
@@ -199,6 +202,23 @@ void check_same_step(const std::vector<Shard>& optim, std::string_view state_key
         differ(found[i].name, "differs from that");
       }
     }
+  }
+}
+
+void note_other_step(CheckpointDraft& draft, std::string_view state_key) {
+  const Shard& optim = draft.optim_shards.front();
+  const Shard& model = draft.model_shards.front();
+  const Fields fields(model, model.archive.root());
+  const auto global = fields.optional_integer(keys::kGlobalSteps);
+  if (!global) return;
+  const int64_t expected = *global - fields.optional_integer(keys::kSkippedSteps).value_or(0);
+  for (const Evidence& fact : evidence(optim, state_key)) {
+    if (!fact.number || *fact.number == static_cast<double>(expected)) continue;
+    draft.notes.push_back(model.display + " is of step " + std::to_string(expected) + ", but " +
+                          optim.display + " has " + fact.name + " = " +
+                          std::to_string(static_cast<int64_t>(*fact.number)) +
+                          ": if the optimizer was not started afresh, they are not of one save");
+    return;
   }
 }
 

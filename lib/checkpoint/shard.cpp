@@ -9,8 +9,10 @@ using pickle::Kind;
 using pickle::Value;
 namespace {
 
-// Deeper than any optimizer's settings.
+// Deeper and longer than any optimizer's settings. A pickle can refer to one list again and again,
+// so that walking through it all would never end; what is beyond is not compared.
 constexpr int kMaxPlainDepth = 32;
+constexpr int kMaxPlainValues = 1 << 20;
 
 // torch.save names a zip's top folder after the file it writes, so the folder tells under which
 // name, and so by which rank, a shard was saved. Streams are named "archive", and users rename
@@ -23,8 +25,9 @@ void check_saved_name(const Shard& shard) {
   }
 }
 
-bool same(const Value& a, const Value& b, int depth) {
-  if (depth > kMaxPlainDepth) return true;
+// `left_over`: how many values may still be looked at.
+bool same(const Value& a, const Value& b, int depth, int& left_over) {
+  if (depth > kMaxPlainDepth || --left_over < 0) return true;
   if (TorchArchive::is_tensor(a) && TorchArchive::is_tensor(b)) return true;
   if (a.kind() != b.kind()) return false;
   switch (a.kind()) {
@@ -51,7 +54,7 @@ bool same(const Value& a, const Value& b, int depth) {
       const auto right = b.as_sequence();
       if (left.size() != right.size()) return false;
       for (size_t i = 0; i < left.size(); ++i) {
-        if (!same(left[i], right[i], depth + 1)) return false;
+        if (!same(left[i], right[i], depth + 1, left_over)) return false;
       }
       return true;
     }
@@ -60,8 +63,8 @@ bool same(const Value& a, const Value& b, int depth) {
       const auto& right = b.as_dict().items;
       if (left.size() != right.size()) return false;
       for (size_t i = 0; i < left.size(); ++i) {
-        if (!same(left[i].first, right[i].first, depth + 1) ||
-            !same(left[i].second, right[i].second, depth + 1)) {
+        if (!same(left[i].first, right[i].first, depth + 1, left_over) ||
+            !same(left[i].second, right[i].second, depth + 1, left_over)) {
           return false;
         }
       }
@@ -72,10 +75,10 @@ bool same(const Value& a, const Value& b, int depth) {
     case Kind::object: {
       const pickle::ObjectNode& left = a.as_object();
       const pickle::ObjectNode& right = b.as_object();
-      return same(left.callable, right.callable, depth + 1) &&
-             same(left.arguments, right.arguments, depth + 1) &&
+      return same(left.callable, right.callable, depth + 1, left_over) &&
+             same(left.arguments, right.arguments, depth + 1, left_over) &&
              left.has_state == right.has_state &&
-             (!left.has_state || same(left.state, right.state, depth + 1));
+             (!left.has_state || same(left.state, right.state, depth + 1, left_over));
     }
     case Kind::persistent:
       return true;
@@ -115,8 +118,7 @@ std::vector<Shard> open_shards(InputFiles& inputs, const std::vector<ShardFile>&
 Fields::Fields(const Shard& shard, Value mapping, std::string path)
     : shard_(&shard), mapping_(mapping), path_(std::move(path)) {
   if (!mapping.is_mapping()) {
-    throw CorruptError(shard.where(path_), std::string("a dict is expected, not a value of kind ") +
-                                               std::string(pickle::to_string(mapping.kind())));
+    throw CorruptError(shard.where(path_), describe(mapping) + " where dict was expected");
   }
 }
 
@@ -167,7 +169,8 @@ std::span<const Value> Fields::sequence(std::string_view key) const {
 int64_t integer_of(const Value& value) {
   if (value.is(Kind::object)) {
     const pickle::ObjectNode& object = value.as_object();
-    if (object.arguments.is(Kind::tuple) && object.arguments.as_sequence().size() == 1) {
+    if (object.arguments.is(Kind::tuple) && object.arguments.as_sequence().size() == 1 &&
+        object.arguments.as_sequence()[0].is(Kind::integer)) {
       return object.arguments.as_sequence()[0].as_int();
     }
   }
@@ -175,7 +178,8 @@ int64_t integer_of(const Value& value) {
 }
 
 bool same_plain_data(const Value& a, const Value& b) {
-  return same(a, b, 0);
+  int left_over = kMaxPlainValues;
+  return same(a, b, 0, left_over);
 }
 
 NamedShapes named_shapes(const Shard& shard, const Value& mapping, std::string_view member) {

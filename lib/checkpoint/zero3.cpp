@@ -38,13 +38,14 @@ class Reader {
     draft_.facts.optimizer_wrapper = "DeepSpeedZeroOptimizer_Stage3";
     check_model_shards();
     check_same_step(draft_.optim_shards, keys::kOptimizerStateDict);
+    note_other_step(draft_, keys::kOptimizerStateDict);
 
     const ModelStates& model = models_.front();
     ParamList params;
     params.add_buffers(model);
     add_frozen(params);
     add_trainable(params);
-    params.add_aliases(model);
+    params.add_aliases(model, draft_.notes);
     draft_.params = params.take();
     for (const std::string& name : model.not_tensors) {
       draft_.notes.push_back("'" + name + "' of the model's state is not a tensor; left out");
@@ -55,6 +56,13 @@ class Reader {
   // Every rank writes a model file of its own; all say the same but for their fragments.
   void check_model_shards() const {
     const ModelStates& reference = models_.front();
+    for (const NamedShapes& group : reference.param_shapes) {
+      for (const auto& [name, shape] : group) {
+        const Where where = reference.fields.where(keys::kParamShapes);
+        in_context({.file = where.file, .member = where.member, .tensor = name},
+                   [&] { numel(shape); });
+      }
+    }
     for (const ModelStates& model : models_) {
       const auto differ = [&](std::string_view key) {
         throw InconsistentError(model.fields.where(key),

@@ -11,8 +11,7 @@ namespace {
 constexpr size_t kUnindexed = 8;
 
 [[noreturn]] void wrong_kind(const Value& value, std::string_view expected) {
-  throw CorruptError({}, std::string(to_string(value.kind())) + " where " + std::string(expected) +
-                             " was expected");
+  throw CorruptError({}, describe(value) + " where " + std::string(expected) + " was expected");
 }
 
 bool equals(const Value& value, std::string_view key) {
@@ -37,6 +36,19 @@ bool names_mapping(const Value& callable) {
 }
 
 }  // namespace
+
+std::string describe(const Value& value) {
+  std::string text(to_string(value.kind()));
+  Value named = value;
+  // An object's callable can be an object as well.
+  for (int depth = 0; named.is(Kind::object) && depth < 8; ++depth) {
+    named = named.as_object().callable;
+  }
+  if (!named.is(Kind::global)) return text;
+  const auto [module, name] = named.as_global();
+  text += value.is(Kind::object) ? " of " : " ";
+  return text.append(module).append(".").append(name);
+}
 
 std::string_view to_string(Kind kind) {
   switch (kind) {

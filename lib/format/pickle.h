@@ -50,6 +50,10 @@ std::string_view to_string(Kind kind);
 struct Node;
 struct DictNode;
 struct ObjectNode;
+class Value;
+
+// The kind, and of globals and objects the name: "object of posix.system". For messages.
+std::string describe(const Value& value);
 
 // A handle. Default: None. The typed accessors throw CorruptError that names both kinds if the
 // value is of another kind.

@@ -95,7 +95,9 @@ void refuse_lazy_bits(const Value& metadata) {
 
 Rebuilt take_apart(const Value& callable, const Value& arguments) {
   const RebuildRow* row = rebuild_of(callable);
-  if (row == nullptr) throw CorruptError({}, "not a tensor");
+  if (row == nullptr) {
+    throw CorruptError({}, "not a tensor: it is made by " + describe(callable));
+  }
   const auto args = arguments.as_sequence();
   if (args.size() < row->min_arguments || args.size() > row->max_arguments) {
     throw CorruptError(
@@ -460,12 +462,12 @@ Shape shape_from_pickle(const Value& value) {
     const ObjectNode& object = value.as_object();
     const auto arguments = object.arguments.as_sequence();
     if (!object.is_a("torch", "Size") || arguments.size() != 1 || arguments[0].is(Kind::object)) {
-      throw CorruptError({}, "not a torch.Size");
+      throw CorruptError({}, "not a torch.Size, but " + describe(value));
     }
     return shape_from_pickle(arguments[0]);
   }
   if (!value.is(Kind::tuple) && !value.is(Kind::list)) {
-    throw CorruptError({}, "a shape expected, not a " + std::string(to_string(value.kind())));
+    throw CorruptError({}, describe(value) + " where a shape was expected");
   }
   Shape shape;
   shape.reserve(value.as_sequence().size());
