@@ -22,6 +22,20 @@ std::string file_name(const WeightsFormat& format, size_t index, size_t count) {
   return std::string(format.stem) + suffix + std::string(format.extension);
 }
 
+// The first name that JSON cannot hold.
+std::string bad_name(const WeightsSplit& split) {
+  for (const WeightsSplit::File& file : split.files) {
+    for (const OutputTensor& tensor : file.tensors) {
+      try {
+        nlohmann::json(tensor.name).dump();
+      } catch (const nlohmann::json::type_error&) {
+        return tensor.name;
+      }
+    }
+  }
+  return {};
+}
+
 // What shares data has one key; torch gives all empty tensors the same, null, storage.
 std::string storage_key(const OutputTensor& tensor) {
   if (tensor.source.numel() == 0) return {};
@@ -103,7 +117,13 @@ void lay_out_weights(PlanBuilder& plan, const WeightsFormat& format, const Weigh
   // The bytes of json.dumps(index, indent=2, sort_keys=True) + "\n".
   const nlohmann::json index = {{"metadata", {{"total_size", split.total_size}}},
                                 {"weight_map", std::move(weight_map)}};
-  const std::string text = index.dump(2, ' ', /*ensure_ascii=*/true) + "\n";
+  std::string text;
+  try {
+    text = index.dump(2, ' ', /*ensure_ascii=*/true) + "\n";
+  } catch (const nlohmann::json::type_error&) {
+    throw UnsupportedError({.file = std::string(format.index_name), .tensor = bad_name(split)},
+                           "a name that is not UTF-8 cannot be written to the index");
+  }
   plan.put_literal(plan.add_output(std::string(format.index_name), text.size()), 0, text);
 }
 
