@@ -7,7 +7,6 @@ import collections
 import contextlib
 import copyreg
 import hashlib
-import io
 import json
 import os
 import pathlib
@@ -51,7 +50,10 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module, name):
         if module.split(".")[0] != "deepspeed":
             return super().find_class(module, name)
-        home = sys.modules.setdefault(module, types.ModuleType(module))
+        parts = module.split(".")
+        for end in range(1, len(parts) + 1):  # pickle imports a class's module before it saves an object
+            home = sys.modules.setdefault(".".join(parts[:end]), types.ModuleType(".".join(parts[:end])))
+            home.__dict__.setdefault("__path__", [])
         if not hasattr(home, name):
             setattr(home, name, type(name, (_StandIn,), {"__module__": module, "__slots__": ()}))
         return getattr(home, name)
@@ -226,14 +228,15 @@ class CliTest(unittest.TestCase):
 
     def assert_refused(self, source, code, pattern, *arguments, where=None, inspect=None, **options):
         """zero-to-fp32 exits with `code` and a message that `pattern` finds, names the places in `where`,
-        leaves nothing behind and the input as it was. `inspect`: whether ckpt-inspect must refuse as well;
+        leaves nothing behind and the input as it was. An empty `pattern` asks for any message. `inspect`: whether ckpt-inspect must refuse as well;
         by default for a bad checkpoint. Returns the error."""
         source = pathlib.Path(source)
         before = snapshot(source)
         output = self.new_path() / "made" / "too"
         done = self.zero_to_fp32(source, output, "--json", *arguments, **options)
         error = self.error_of(done, code)
-        self.assertRegex(done.stderr, pattern)
+        if pattern:
+            self.assertRegex(done.stderr, pattern)
         for key, value in (where or {}).items():
             self.assertIn(key, error, done.stderr)
             self.assertIn(str(value), str(error[key]), done.stderr)
@@ -249,13 +252,6 @@ class CliTest(unittest.TestCase):
 
 def all_cases():
     return common.all_cases()
-
-
-def temporary_pickle(value):
-    """`value` pickled as torch.save would, without tensors."""
-    buffer = io.BytesIO()
-    pickle.dump(value, buffer, protocol=2)
-    return buffer.getvalue()
 
 
 def main():
