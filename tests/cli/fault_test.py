@@ -1,0 +1,240 @@
+"""What goes wrong outside of the checkpoint: no space, no permission, signals, too few descriptors."""
+import contextlib
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import time
+
+import cli_common
+import torch
+from cli_common import CliTest, snapshot
+
+NOBODY = 65534
+# A run that writes this much can be caught in the middle.
+ELEMENTS = 24 << 20
+
+
+def write_checkpoint(folder, elements):
+    """A checkpoint of stage 2 with one rank and one parameter, as far as it is read."""
+    tag = folder / "global_step1"
+    tag.mkdir(parents=True)
+    (folder / "latest").write_text(tag.name)
+    common = {"ds_version": "0.19.8", "ds_config": {}}
+    torch.save({"module": {}, "buffer_names": [], "param_shapes": [{"weight": torch.Size([elements])}],
+                "dp_world_size": 1, "global_steps": 1, **common}, tag / "mp_rank_00_model_states.pt")
+    torch.save({"optimizer_state_dict": {
+        "single_partition_of_fp32_groups": [torch.arange(elements, dtype=torch.float32)], "zero_stage": 2,
+        "partition_count": [1], "group_paddings": [0], "base_optimizer_state": {}}, **common},
+        tag / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+
+
+class FaultTest(CliTest):
+
+    def binary(self, name="zero-to-fp32"):
+        return str(pathlib.Path(os.environ["DSCKPT_BIN"]) / name)
+
+    def assert_io_error(self, output, pattern, *arguments, source=None, **options):
+        """Exit 4, and nothing of the output is left."""
+        before = self.seen_in(output.parent)
+        done = self.zero_to_fp32(source, output, "--json", *arguments, **options)
+        error = self.error_of(done, 4)
+        self.assertRegex(done.stderr, pattern)
+        self.assertEqual(self.seen_in(output.parent), before)
+        return error
+
+    def seen_in(self, folder):
+        """As snapshot, but without the times of folders: files came and went there."""
+        seen = snapshot(folder) if folder.exists() else None
+        return seen and {path: entry if entry[3] else entry[0] for path, entry in seen.items()}
+
+
+class SpaceTest(FaultTest):
+
+    def test_a_file_that_may_not_grow_is_an_io_error_and_leaves_nothing(self):
+        scratch = self.scratch("z2_fp32_full_w3")
+        before = snapshot(scratch.folder)
+
+        def limit(size):
+            return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+        for size in [0, 1, 4096, 15000]:
+            for options in [[], ["--safe"], ["--max-shard-size=9KB"], ["--threads=1"], ["--fsync"]]:
+                if size == 15000 and "--max-shard-size=9KB" in options:
+                    continue  # every file is smaller
+                with self.subTest(size=size, options=options):
+                    error = self.assert_io_error(self.new_path() / "out", "File too large", *options,
+                                                 source=scratch.folder, preexec_fn=limit(size))
+                    self.assertRegex(error["file"], r"\.(bin|safetensors|json)$")
+        existing = self.new_path()
+        existing.mkdir()
+        (existing / "pytorch_model.bin").write_text("mine")
+        self.assert_io_error(existing, "File too large", "--force", source=scratch.folder, preexec_fn=limit(4096))
+        self.assertEqual((existing / "pytorch_model.bin").read_text(), "mine")
+        self.assertEqual(snapshot(scratch.folder), before)
+
+    @contextlib.contextmanager
+    def small_file_system(self, size):
+        folder = self.new_path("mount")
+        folder.mkdir()
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True)
+        if mounted.returncode:
+            self.skipTest("cannot mount a small file system here")
+        try:
+            yield folder
+        finally:
+            subprocess.run(["umount", folder], check=True)
+
+    def test_space_is_checked_before_anything_is_written(self):
+        scratch = self.scratch("z2_fp32_full_w3")
+        with self.small_file_system("16k") as folder:
+            error = self.assert_io_error(folder / "out", r"needs \d+ bytes.*No space left", source=scratch.folder)
+            self.assertEqual(error["file"], str(folder / "out"))
+            self.assertEqual(list(folder.iterdir()), [])
+
+
+class PermissionTest(FaultTest):
+
+    def setUp(self):
+        super().setUp()
+        self.as_user = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+        self.root.chmod(0o755)
+        try:
+            subprocess.run([self.binary(), "--version"], capture_output=True, check=True, **self.as_user)
+        except (PermissionError, subprocess.CalledProcessError):
+            self.skipTest("another user cannot run the tool")
+        self.ckpt = self.scratch("z2_bf16_w2")
+        self.open_folder = self.new_path("open")
+        self.open_folder.mkdir()
+        self.open_folder.chmod(0o777)
+
+    def test_an_unreadable_shard_is_an_io_error_that_names_it(self):
+        for path in [self.ckpt.optim(1), self.ckpt.model(), self.ckpt.folder / "latest"]:
+            mode = path.stat().st_mode
+            path.chmod(0)
+            error = self.assert_io_error(self.open_folder / "out", "Permission denied", source=self.ckpt.folder,
+                                         **self.as_user)
+            self.assertIn(path.name, error["file"])
+            self.assertEqual(error["errno"], 13)
+            path.chmod(mode)
+        self.assertEqual(self.zero_to_fp32(self.ckpt.folder, self.open_folder / "out", **self.as_user).returncode, 0)
+
+    def test_an_unreadable_folder_is_an_io_error_that_names_it(self):
+        for folder in [self.ckpt.tag, self.ckpt.folder]:
+            mode = folder.stat().st_mode
+            folder.chmod(0)
+            error = self.assert_io_error(self.open_folder / "out", "Permission denied", source=self.ckpt.folder,
+                                         **self.as_user)
+            self.assertIn(str(folder), error["file"])
+            folder.chmod(mode)
+
+    def test_a_folder_that_cannot_be_written_is_an_io_error_that_names_it(self):
+        locked = self.new_path("locked")
+        locked.mkdir()
+        locked.chmod(0o555)
+        for output in [locked, locked / "out", locked / "a" / "b"]:
+            error = self.assert_io_error(output, "Permission denied", source=self.ckpt.folder, **self.as_user)
+            self.assertIn(str(locked), error["file"])
+        locked.chmod(0o755)
+
+    def test_a_dry_run_needs_no_permission_to_write(self):
+        locked = self.new_path("locked")
+        locked.mkdir()
+        locked.chmod(0o555)
+        self.assertEqual(self.zero_to_fp32(self.ckpt.folder, locked, "--dry-run", **self.as_user).returncode, 0)
+        locked.chmod(0o755)
+
+
+class InterruptedTest(FaultTest):
+
+    def setUp(self):
+        super().setUp()
+        self.ckpt = self.root / "large"
+        write_checkpoint(self.ckpt, ELEMENTS)
+
+    def caught_midway(self, output, *arguments):
+        """A run that was stopped after it had begun to write; it waits for SIGCONT."""
+        for _ in range(5):
+            run = subprocess.Popen([self.binary(), str(self.ckpt), str(output), "--json", "--threads=1", *arguments],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.addCleanup(run.communicate)
+            self.addCleanup(run.kill)
+            while run.poll() is None and not any(output.glob(".dsckpt-staging-*/*")):
+                time.sleep(0.0002)
+            if run.poll() is None:
+                run.send_signal(signal.SIGSTOP)
+                return run
+            subprocess.run(["rm", "-rf", output], check=True)
+        self.fail("every run was over before it could be caught")
+
+    def finish(self, run):
+        run.send_signal(signal.SIGCONT)
+        stdout, stderr = run.communicate(timeout=60)
+        return subprocess.CompletedProcess(run.args, run.returncode, stdout, stderr)
+
+    def test_the_checkpoint_converts_when_left_alone(self):
+        tensors = self.assert_converts(self.ckpt)
+        self.assertTrue(torch.equal(tensors["weight"], torch.arange(ELEMENTS, dtype=torch.float32)))
+
+    def test_interrupt_and_termination_leave_nothing(self):
+        before = snapshot(self.ckpt)
+        for which in [signal.SIGINT, signal.SIGTERM]:
+            for arguments in [[], ["--safe"]]:
+                with self.subTest(signal=which.name, arguments=arguments):
+                    output = self.new_path() / "new"
+                    run = self.caught_midway(output, *arguments)
+                    run.send_signal(which)
+                    self.assertEqual(self.error_of(self.finish(run), 130)["kind"], "interrupted")
+                    self.assertFalse(output.parent.exists())
+        self.assertEqual(snapshot(self.ckpt), before)
+
+    def test_an_interrupted_replacement_leaves_the_old_files(self):
+        output = self.new_path()
+        output.mkdir()
+        (output / "pytorch_model.bin").write_text("mine")
+        run = self.caught_midway(output, "--force")
+        run.send_signal(signal.SIGTERM)
+        self.error_of(self.finish(run), 130)
+        self.assertEqual([path.name for path in output.iterdir()], ["pytorch_model.bin"])
+        self.assertEqual((output / "pytorch_model.bin").read_text(), "mine")
+
+    def test_a_killed_run_leaves_no_file_under_its_final_name(self):
+        output = self.new_path()
+        run = self.caught_midway(output)
+        run.kill()
+        run.communicate()
+        self.assertEqual(run.returncode, -signal.SIGKILL)
+        self.assertTrue(all(path.name.startswith(".dsckpt-staging-") for path in output.iterdir()))
+        # What a killed run left is not in the way of the next.
+        self.assertEqual(self.zero_to_fp32(self.ckpt, output).returncode, 0)
+        self.assertTrue((output / "pytorch_model.bin").exists())
+
+    def test_a_shard_that_is_cut_while_it_is_read_is_an_io_error(self):
+        output = self.new_path() / "new"
+        run = self.caught_midway(output)
+        shard = self.ckpt / "global_step1" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+        os.truncate(shard, 4096)
+        error = self.error_of(self.finish(run), 4)
+        self.assertIn(shard.name, error["file"])
+        self.assertRegex(error["message"], "ends .* early")
+        self.assertFalse(output.parent.exists())
+
+
+class ResourceTest(FaultTest):
+
+    def test_few_descriptors_are_enough_for_many_shards(self):
+        def few():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+
+        for name in ["z2_bf16_full_w8", "z3_fp32_full_w8", "z2_fp32_large_param_w8"]:
+            scratch = self.scratch(name)
+            expected = self.convert(scratch.folder, "--max-shard-size=1KB")
+            self.assertGreater(len(list(expected.iterdir())), 6)
+            output = self.convert(scratch.folder, "--max-shard-size=1KB", preexec_fn=few)
+            self.assertEqual({p.name: p.read_bytes() for p in output.iterdir()},
+                             {p.name: p.read_bytes() for p in expected.iterdir()})
+
+
+if __name__ == "__main__":
+    cli_common.main()
