@@ -32,6 +32,9 @@ struct ModelStates {
   std::optional<pickle::Value> frozen_param_fragments;
 
   const Shard& shard() const { return fields.shard(); }
+  // Takes back what shared_params says of tensors that `module` has in different shapes: DeepSpeed
+  // compares addresses, and all parameters without elements have the same.
+  void drop_false_aliases();
   // ds_config["zero_optimization"]["round_robin_gradients"]
   bool round_robin() const;
 };
@@ -51,8 +54,9 @@ class ParamList {
   // What remains of `module`: neither buffer, nor alias, nor in `trainable`, nor added before. At
   // stage 1 the frozen parameters are only there.
   void add_rest_of_module(const ModelStates& states, const std::vector<NamedShapes>& trainable);
-  // shared_params; an alias whose owner is not in the list is left out, as DeepSpeed does.
-  void add_aliases(const ModelStates& states);
+  // shared_params; an alias whose owner is not in the list is left out, as DeepSpeed does, with a
+  // note.
+  void add_aliases(const ModelStates& states, std::vector<std::string>& notes);
 
   std::vector<Param> take() { return std::move(params_); }
 

@@ -213,6 +213,8 @@ void note_other_step(CheckpointDraft& draft, std::string_view state_key) {
   if (!global) return;
   const int64_t expected = *global - fields.optional_integer(keys::kSkippedSteps).value_or(0);
   for (const Evidence& fact : evidence(optim, state_key)) {
+    // base_optimizer_state_step is a setting's copy, which DeepSpeed leaves at 0.
+    if (!fact.name.ends_with(".step")) continue;
     if (!fact.number || *fact.number == static_cast<double>(expected)) continue;
     draft.notes.push_back(model.display + " is of step " + std::to_string(expected) + ", but " +
                           optim.display + " has " + fact.name + " = " +

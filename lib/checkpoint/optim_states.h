@@ -33,4 +33,8 @@ uint32_t data_parallel_degree(const std::vector<Shard>& optim);
 // InconsistentError that names both files.
 void check_same_step(const std::vector<Shard>& optim, std::string_view state_key);
 
+// Adds a note if the model-states file counts other steps than the optimizer: its file may be of
+// another save. No error, for a run may start with a fresh optimizer.
+void note_other_step(CheckpointDraft& draft, std::string_view state_key);
+
 }  // namespace dsckpt

@@ -79,7 +79,7 @@ class Reader {
         params_.add(candidate.name, ParamKind::trainable, *candidate.master);
       }
     }
-    params_.add_aliases(model_);
+    params_.add_aliases(model_, draft_.notes);
     draft_.params = params_.take();
   }
 

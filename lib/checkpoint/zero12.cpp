@@ -109,13 +109,15 @@ class Reader {
                                   std::to_string(model_.param_shapes.size()));
     }
     check_same_step(draft_.optim_shards, keys::kBaseOptimizerState);
+    note_other_step(draft_, keys::kBaseOptimizerState);
 
+    model_.drop_false_aliases();
     ParamList params;
     params.add_buffers(model_);
     add_frozen(params);
     params.add_rest_of_module(model_, model_.param_shapes);
     for (size_t g = 0; g < groups; ++g) add_group(g, params);
-    params.add_aliases(model_);
+    params.add_aliases(model_, draft_.notes);
     draft_.params = params.take();
     for (const std::string& name : model_.not_tensors) {
       draft_.notes.push_back("'" + name + "' of the model's state is not a tensor; left out");

@@ -1,0 +1,114 @@
+"""Checkpoints that are right, but not as today's DeepSpeed writes them by default."""
+import collections
+
+import torch
+
+import cli_common
+from cli_common import CliTest, edited
+
+STAGE_2 = "z2_fp32_full_w3"
+STAGE_3 = "z3_fp32_full_w2"
+
+
+class OddCheckpointTest(CliTest):
+
+    def expected(self, scratch):
+        return self.assert_converts(scratch.case.load_dir)
+
+    def assert_same_tensors(self, found, expected):
+        self.assertEqual(sorted(found), sorted(expected))
+        for name, value in expected.items():
+            self.assertTrue(torch.equal(found[name], value), name)
+
+    def test_a_parameter_may_lie_across_sub_groups(self):
+        """DeepSpeed's converter reads such files (GatheredTensor.contiguous walks over sub-groups)."""
+        scratch = self.scratch(STAGE_3)
+        for rank in range(2):
+            with scratch.optimizer(rank) as state:
+                whole = torch.cat([group.detach() for group in state["fp32_flat_groups"]])
+                cuts = [0, 1, 7, whole.numel() // 3, whole.numel() - 1, whole.numel()]
+                state["fp32_flat_groups"] = [whole[a:b].clone() for a, b in zip(cuts, cuts[1:])]
+        self.assert_same_tensors(self.assert_converts(scratch.folder), self.expected(scratch))
+
+    def test_sub_groups_that_ranks_cut_differently_are_refused(self):
+        scratch = self.scratch(STAGE_3)
+        with scratch.optimizer(1) as state:
+            whole = torch.cat([group.detach() for group in state["fp32_flat_groups"]])
+            state["fp32_flat_groups"] = [whole[:5].clone(), whole[5:].clone()]
+        self.assert_refused(scratch.folder, 3, "cut otherwise", where={"file": "zero_pp_rank_1"})
+
+    def test_param_shapes_of_old_releases_are_one_dict(self):
+        scratch = self.scratch("z2_bf16_w2")
+        with edited(scratch.model()) as state:
+            shapes, = state["param_shapes"]
+            state["param_shapes"] = shapes
+        self.assert_same_tensors(self.assert_converts(scratch.folder), self.expected(scratch))
+
+    def test_files_without_paddings_and_mappings_are_read(self):
+        scratch = self.scratch(STAGE_2)
+        for rank in range(3):
+            with scratch.optimizer(rank) as state:
+                for key in ["param_slice_mappings", "param_alignment_paddings"]:
+                    del state[key]
+        self.assert_same_tensors(self.assert_converts(scratch.folder), self.expected(scratch))
+
+    def test_an_alias_may_come_before_the_alias_that_owns_it(self):
+        scratch = self.scratch(STAGE_2)
+        with edited(scratch.model()) as state:
+            alias, owner = next(iter(state["shared_params"].items()))
+            state["module"]["first.weight"] = state["module"][owner]
+            state["shared_params"] = {"first.weight": alias, alias: owner}
+        done = self.zero_to_fp32(scratch.folder, self.new_path(), "--dry-run", "--json")
+        plan, = self.json_lines(done.stdout)
+        tensors = {t["name"]: t for t in plan["data"]["files"][0]["tensors"]}
+        self.assertEqual(tensors["first.weight"]["alias_of"], owner)
+        self.assertEqual(tensors[alias]["alias_of"], owner)
+
+    def test_an_alias_without_owner_is_left_out_with_a_note(self):
+        scratch = self.scratch(STAGE_2)
+        with edited(scratch.model()) as state:
+            state["shared_params"]["lost.weight"] = "nowhere.weight"
+        output = self.new_path()
+        done = self.zero_to_fp32(scratch.folder, output, "--safe-serialization")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("'lost.weight' is tied to 'nowhere.weight', which is not in the checkpoint", done.stderr)
+
+    def test_empty_parameters_are_not_tied_though_deepspeed_says_so(self):
+        """_get_shared_params compares data_ptr(), which is 0 for all tensors without elements."""
+        scratch = self.scratch("z1_fp32_full_w4")
+        with edited(scratch.model()) as state:
+            state["module"]["empty.a"] = torch.empty(0, 3)
+            state["module"]["empty.b"] = torch.empty(2, 0)
+            state["shared_params"]["empty.b"] = "empty.a"
+        found = self.assert_converts(scratch.folder)
+        self.assertEqual(found["empty.a"].shape, (0, 3))
+        self.assertEqual(found["empty.b"].shape, (2, 0))
+
+    def test_entries_that_are_no_tensors_are_left_out_with_a_note(self):
+        scratch = self.scratch(STAGE_2)
+        with edited(scratch.model()) as state:
+            state["module"]["block._extra_state"] = collections.OrderedDict(scale=1.0)
+        done = self.zero_to_fp32(scratch.folder, self.new_path())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("'block._extra_state' of the model's state is not a tensor", done.stderr)
+
+    def test_a_model_file_of_another_step_is_noted(self):
+        for name in [STAGE_2, STAGE_3]:
+            scratch = self.scratch(name)
+            for rank in range(2 if name == STAGE_3 else 1):
+                with edited(scratch.model(rank)) as state:
+                    state["global_steps"] += 2
+            done = self.zero_to_fp32(scratch.folder, self.new_path())
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(done.stderr, r"note: \S+model_states.pt is of step 5, but \S+optim_states.pt has .* = 3")
+
+    def test_no_checkpoint_as_saved_is_noted_to_be_of_two_steps(self):
+        for case in cli_common.all_cases():
+            with self.subTest(case.name):
+                done = self.tool("ckpt-inspect", "list", case.load_dir, "--json")
+                listed, = self.json_lines(done.stdout)
+                self.assertEqual([n for n in listed["data"]["notes"] if "one save" in n], [])
+
+
+if __name__ == "__main__":
+    cli_common.main()
