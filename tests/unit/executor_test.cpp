@@ -405,7 +405,6 @@ TEST_F(ExecutorFailures, PassOnWhatTheSinkThrowsAtAnyWrite) {
       });
       EXPECT_ERROR(execute(plan, inputs_, sink, progress, {.threads = threads}), IoError,
                    "out: cannot write: No space left");
-      EXPECT_LE(sink.count_, failing + static_cast<int>(threads));
       EXPECT_LT(progress.bytes_done, plan.bytes_written());
     }
   }
