@@ -123,7 +123,8 @@ OutputFile& StagedOutput::file(OutputId out) {
   File& entry = files_[out];
   // Created at the first write, closed by finish(): only files in progress hold a descriptor.
   std::call_once(entry.created, [&] {
-    entry.file = std::make_unique<OutputFile>(staged(out), final_path(out).string());
+    entry.file = std::make_unique<OutputFile>(staged(out), final_path(out).string(),
+                                              plan_.outputs()[out].size);
   });
   return *entry.file;
 }

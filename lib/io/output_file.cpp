@@ -12,10 +12,16 @@
 namespace dsckpt {
 namespace fs = std::filesystem;
 
-OutputFile::OutputFile(fs::path path, std::string display)
+OutputFile::OutputFile(fs::path path, std::string display, uint64_t size)
     : path_(std::move(path)), display_(display.empty() ? path_.string() : std::move(display)) {
   fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (fd_ < 0) throw IoError({.file = display_}, "cannot create", errno);
+  // Writes into reserved blocks are a quarter faster (exec/README.md), and a full disk shows here.
+  if (size == 0 || ::fallocate(fd_, 0, 0, static_cast<off_t>(size)) == 0) return;
+  const int failed = errno;
+  if (failed == EOPNOTSUPP || failed == ENOSYS || failed == EINTR) return;
+  ::close(std::exchange(fd_, -1));
+  throw IoError({.file = display_}, "cannot reserve " + std::to_string(size) + " bytes", failed);
 }
 
 OutputFile::~OutputFile() {

@@ -13,8 +13,9 @@ namespace dsckpt {
 // One file that did not exist before. Not committed to anything: the owner renames or removes it.
 class OutputFile {
  public:
-  // Creates `path`, which must not exist. Throws IoError.
-  explicit OutputFile(std::filesystem::path path, std::string display = {});
+  // Creates `path`, which must not exist, and reserves `size` bytes for it where the file system
+  // can. Throws IoError, also when there is no room for that many.
+  explicit OutputFile(std::filesystem::path path, std::string display = {}, uint64_t size = 0);
   // Closes without a word; call close() to hear of errors.
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
