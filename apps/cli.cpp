@@ -76,9 +76,8 @@ std::string canonical_option(const std::string& argument, const std::vector<std:
 }
 
 std::string version_text(const std::string& tool) {
-  return tool + " " DSCKPT_VERSION " (" DSCKPT_COMMIT ", oneTBB " +
-         std::string(TBB_VERSION_STRING) + " headers, interface " +
-         std::to_string(TBB_runtime_interface_version()) + " at run time)";
+  return tool + " " + kVersion + " (" + kCommit + ", oneTBB " + std::string(TBB_VERSION_STRING) +
+         " headers, interface " + std::to_string(TBB_runtime_interface_version()) + " at run time)";
 }
 
 std::atomic<std::atomic<bool>*> cancel_flag{nullptr};
@@ -102,7 +101,7 @@ void flush_stdout() {
 
 int report_error(const CLI::App& app, bool as_json, const Error& error) {
   if (as_json) print_json("error", error_json(error));
-  std::cerr << app.get_name() << ": error: " << error.what() << "\n";
+  std::cerr << app.get_name() << ": error: " << printable(error.what(), Newlines::keep) << "\n";
   if (!error.hint().empty()) std::cerr << "hint: " << error.hint() << "\n";
   return exit_code(error.kind());
 }
@@ -195,7 +194,7 @@ void print_json(const std::string& type, nlohmann::json data) {
 }
 
 void note(const CLI::App& app, const Common& common, const std::string& text) {
-  if (!common.quiet) std::cerr << app.get_name() << ": note: " << text << "\n";
+  if (!common.quiet) std::cerr << app.get_name() << ": note: " << printable(text) << "\n";
 }
 
 InterruptGuard::InterruptGuard(Progress& progress) {

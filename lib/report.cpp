@@ -16,12 +16,12 @@ std::vector<std::string> files_of(const InputFiles& inputs, const TensorSource& 
   return names;
 }
 
-std::string printable(const std::string& text) {
+std::string printable(const std::string& text, Newlines newlines) {
   constexpr std::string_view kHex = "0123456789abcdef";
   std::string out;
   for (const char c : text) {
     const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte != 0x7f) {
+    if ((byte >= 0x20 && byte != 0x7f) || (c == '\n' && newlines == Newlines::keep)) {
       out += c;
     } else if (c == '\n') {
       out += "\\n";

@@ -19,9 +19,11 @@ inline constexpr int kJsonSchema = 1;
 // The names of the input files that hold some of a tensor's bytes, in file order.
 std::vector<std::string> files_of(const InputFiles& inputs, const TensorSource& source);
 
+enum class Newlines : uint8_t { escape, keep };
+
 // `text` with control characters as "\\n", "\\x1b", so that it stays on its line and does nothing
 // to a terminal.
-std::string printable(const std::string& text);
+std::string printable(const std::string& text, Newlines newlines = Newlines::escape);
 // "1.5 GB", in powers of 1000 as disks are sold and shard sizes are given.
 std::string human_bytes(uint64_t bytes);
 
