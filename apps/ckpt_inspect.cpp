@@ -86,17 +86,18 @@ int main(int argc, char** argv) {
   Arguments args;
   CLI::App app("What is in a DeepSpeed checkpoint.", "ckpt-inspect");
   cli::add_common(app, args.common);
-  app.require_subcommand(1);
   CLI::App& listing =
       *app.add_subcommand("list", "One line a tensor: name, kind, type, shape, bytes, files");
   cli::add_checkpoint_options(listing, "path", args.path, args.open);
   listing.add_option("--match", args.match, "Only tensors whose name matches")->type_name("REGEX");
-  listing.add_option("--sort", args.sort, "order (of the checkpoint), name or size")
+  listing.add_option("--sort", args.sort, "By order (of the checkpoint), name or size")
       ->check(CLI::IsMember({"order", "name", "size"}))
-      ->capture_default_str();
+      ->option_text("KEY=order");
   listing.add_flag("--json", args.common.json, "Results as JSON on stdout");
+  app.require_subcommand(1);
   app.footer(
       cli::footer("  ckpt-inspect list checkpoint-500\n"
-                  "  ckpt-inspect list checkpoint-500 --match 'norm' --json"));
+                  "  ckpt-inspect list checkpoint-500 --match norm --sort size\n"
+                  "  ckpt-inspect list checkpoint-500 --json"));
   return cli::run(app, args.common, argc, argv, [&] { return list(args); });
 }

@@ -123,17 +123,17 @@ void add_checkpoint_options(CLI::App& app, const std::string& name, std::string&
 
 void add_run_options(CLI::App& app, Common& common) {
   app.add_option("--threads", common.threads, "Threads to use (default: all cores)")
-      ->type_name("N")
-      ->check(CLI::Range(1, 4096));
-  const std::map<std::string, ProgressMode> modes{{"auto", ProgressMode::automatic},
-                                                  {"always", ProgressMode::always},
-                                                  {"never", ProgressMode::never},
-                                                  {"json", ProgressMode::json}};
-  app.add_option("--progress", common.progress,
-                 "auto (if stderr is a terminal), always, never, or json")
-      ->type_name("WHEN")
-      ->transform(CLI::Transformer(modes))
-      ->default_str("auto");
+      ->check(CLI::Range(1, 4096))
+      ->option_text("N");
+  static const std::map<std::string, ProgressMode> kModes{{"auto", ProgressMode::automatic},
+                                                          {"always", ProgressMode::always},
+                                                          {"never", ProgressMode::never},
+                                                          {"json", ProgressMode::json}};
+  app.add_option_function<std::string>(
+         "--progress", [&](const std::string& when) { common.progress = kModes.at(when); },
+         "auto (if stderr is a terminal), always, never, or json")
+      ->check(CLI::IsMember({"auto", "always", "never", "json"}))
+      ->option_text("WHEN=auto");
 }
 
 std::string footer(const std::string& examples) {

@@ -57,10 +57,9 @@ void add_options(CLI::App& app, Arguments& args) {
   app.add_option("--dtype", args.dtype,
                  "Floating tensors become float32, float16 or bfloat16 (fp32, fp16, bf16);\n"
                  "keep: as stored, trained ones float32")
-      ->type_name("TYPE")
       ->transform(CLI::IsMember({"float32", "float16", "bfloat16", "fp32", "fp16", "bf16", "keep"},
                                 CLI::ignore_case))
-      ->capture_default_str();
+      ->option_text("TYPE=float32");
   app.add_option("--keep-fp32", args.weights.keep_fp32, "These stay float32 whatever --dtype says")
       ->type_name("REGEX")
       ->allow_extra_args(false);
