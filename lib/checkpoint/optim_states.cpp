@@ -1,6 +1,7 @@
 #include "checkpoint/optim_states.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <string>
 
@@ -138,11 +139,36 @@ std::vector<Evidence> evidence(const Shard& shard, std::string_view state_key) {
   return out;
 }
 
+// The number of a ZeroStageEnum (deepspeed/runtime/zero/config.py) that is pickled as
+// getattr(ZeroStageEnum, NAME): Python 3.11.0 to 3.11.3 did that with all enums, others write the
+// number.
+std::optional<int64_t> stage_of_named_enum(const Value& value) {
+  if (!value.is(Kind::object)) return std::nullopt;
+  const pickle::ObjectNode& object = value.as_object();
+  const bool is_getattr =
+      object.is_a("__builtin__", "getattr") || object.is_a("builtins", "getattr");
+  if (!is_getattr || !object.arguments.is(Kind::tuple)) return std::nullopt;
+  const auto arguments = object.arguments.as_sequence();
+  if (arguments.size() != 2 || !arguments[1].is(Kind::string) ||
+      !arguments[0].is_global("deepspeed.runtime.zero.config", "ZeroStageEnum")) {
+    return std::nullopt;
+  }
+  constexpr std::array<std::string_view, 4> kNames{"disabled", "optimizer_states", "gradients",
+                                                   "weights"};
+  const auto found = std::find(kNames.begin(), kNames.end(), arguments[1].as_string());
+  if (found == kNames.end()) return std::nullopt;
+  return found - kNames.begin();
+}
+
 }  // namespace
 
 int zero_stage_of(const Shard& optim) {
   const Fields fields = optimizer_fields(optim);
-  const auto stage = fields.optional_integer(keys::kZeroStage);
+  std::optional<int64_t> stage;
+  if (const auto value = fields.get(keys::kZeroStage)) {
+    stage = stage_of_named_enum(*value);
+    if (!stage) stage = fields.integer(keys::kZeroStage);
+  }
   if (stage && (*stage < 1 || *stage > 3)) {
     throw CorruptError(fields.where(keys::kZeroStage), "is " + std::to_string(*stage));
   }

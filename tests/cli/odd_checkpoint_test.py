@@ -4,7 +4,7 @@ import collections
 import torch
 
 import cli_common
-from cli_common import CliTest, edited
+from cli_common import CliTest, Reduced, edited
 
 STAGE_2 = "z2_fp32_full_w3"
 STAGE_3 = "z3_fp32_full_w2"
@@ -36,6 +36,19 @@ class OddCheckpointTest(CliTest):
             whole = torch.cat([group.detach() for group in state["fp32_flat_groups"]])
             state["fp32_flat_groups"] = [whole[:5].clone(), whole[5:].clone()]
         self.assert_refused(scratch.folder, 3, "cut otherwise", where={"file": "zero_pp_rank_1"})
+
+    def test_the_stage_may_be_an_enum_pickled_by_name(self):
+        """Python 3.11.2 pickles an enum as getattr(class, name), 3.11.7 and other versions as class(number)."""
+        for name, member in [("z1_fp32_full_w4", "optimizer_states"), (STAGE_2, "gradients"), (STAGE_3, "weights")]:
+            scratch = self.scratch(name)
+            for rank in range(scratch.case.facts["world_size"]):
+                with scratch.optimizer(rank) as state:
+                    state["zero_stage"] = Reduced(getattr, type(state["zero_stage"]), member)
+            self.assert_same_tensors(self.assert_converts(scratch.folder), self.expected(scratch))
+        scratch = self.scratch(STAGE_3)
+        with scratch.optimizer(0) as state:
+            state["zero_stage"] = Reduced(getattr, collections.OrderedDict, "weights")
+        self.assert_refused(scratch.folder, 3, "object of __builtin__.getattr", where={"member": "zero_stage"})
 
     def test_param_shapes_of_old_releases_are_one_dict(self):
         scratch = self.scratch("z2_bf16_w2")
