@@ -21,6 +21,7 @@ OutputFile::OutputFile(fs::path path, std::string display, uint64_t size)
   const int failed = errno;
   if (failed == EOPNOTSUPP || failed == ENOSYS || failed == EINTR) return;
   ::close(std::exchange(fd_, -1));
+  ::unlink(path_.c_str());  // so that whoever tries again hears the same
   throw IoError({.file = display_}, "cannot reserve " + std::to_string(size) + " bytes", failed);
 }
 

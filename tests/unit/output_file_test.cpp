@@ -85,6 +85,29 @@ TEST(OutputFile, ReportsAWriteThatFailsMidwayWithItsPlaceAndErrno) {
       testing::ExitedWithCode(0), "");
 }
 
+TEST(OutputFile, LeavesNoFileIfThereIsNoRoomForIt) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        const TempFolder own;
+        ::signal(SIGXFSZ, SIG_IGN);
+        rlimit limit{};
+        limit.rlim_cur = limit.rlim_max = 4096;
+        ::setrlimit(RLIMIT_FSIZE, &limit);
+        int told = 0;
+        for (int attempt = 0; attempt < 2; ++attempt) {
+          try {
+            OutputFile(own.path() / "out", "out", 4097);
+          } catch (const IoError& error) {
+            told += error.errno_value() == EFBIG && !std::filesystem::exists(own.path() / "out");
+          }
+        }
+        std::filesystem::remove_all(own.path());
+        std::exit(told == 2 ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
 TEST(OutputFile, MayBeClosedTwice) {
   const TempFolder folder;
   OutputFile file(folder.path() / "out");
