@@ -86,7 +86,7 @@ extern "C" void on_signal(int) {
   if (std::atomic<bool>* flag = cancel_flag.load()) *flag = true;
 }
 
-constexpr std::array kSignals{SIGINT, SIGTERM};
+constexpr std::array kSignals{SIGHUP, SIGINT, SIGTERM};
 
 // A reader who has seen enough closes the pipe, and that is no error; results lost otherwise are.
 void flush_stdout() {
@@ -202,11 +202,20 @@ InterruptGuard::InterruptGuard(Progress& progress) {
   struct sigaction action {};
   action.sa_handler = on_signal;
   action.sa_flags = static_cast<int>(SA_RESETHAND);
-  for (const int signal : kSignals) ::sigaction(signal, &action, nullptr);
+  for (const int signal : kSignals) {
+    struct sigaction inherited {};
+    ::sigaction(signal, nullptr, &inherited);
+    // What was started with nohup goes on when the terminal goes.
+    if (inherited.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);
+  }
 }
 
 InterruptGuard::~InterruptGuard() {
-  for (const int signal : kSignals) std::signal(signal, SIG_DFL);
+  for (const int signal : kSignals) {
+    struct sigaction current {};
+    ::sigaction(signal, nullptr, &current);
+    if (current.sa_handler == on_signal) std::signal(signal, SIG_DFL);
+  }
   cancel_flag = nullptr;
 }
 

@@ -59,7 +59,7 @@ void print_json(const std::string& type, nlohmann::json data);
 // "TOOL: note: text" on stderr, unless --quiet.
 void note(const CLI::App& app, const Common& common, const std::string& text);
 
-// SIGINT and SIGTERM set `progress.cancelled` while this lives; a second signal kills.
+// SIGHUP, SIGINT and SIGTERM set `progress.cancelled` while this lives; a second signal kills.
 class InterruptGuard {
  public:
   explicit InterruptGuard(Progress& progress);

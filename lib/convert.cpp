@@ -210,7 +210,7 @@ ExecStats run_plan(const CopyPlan& plan, const InputFiles& inputs, const Checkpo
   StagedOutput staged(plan, output, options.stage);
   ExecOptions exec;
   exec.threads = options.threads;
-  exec.records = checkpoint.records();
+  exec.records = checkpoint.records(options.verify);
   exec.check_all_records = options.verify;
   const ExecStats stats = execute(plan, inputs, staged, progress, exec);
   staged.commit();

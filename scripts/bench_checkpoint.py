@@ -136,6 +136,9 @@ class ZeroStageEnum(int, enum.Enum):
     gradients = 2
     weights = 3
 
+    def __reduce_ex__(self, protocol):  # early releases of Python 3.11 pickle enums by name
+        return type(self), (int(self),)
+
 
 as_deepspeed("deepspeed.runtime.zero.config", ZeroStageEnum)
 

@@ -1,5 +1,7 @@
 #include "checkpoint/checkpoint.h"
 
+#include <tbb/parallel_for.h>
+
 #include <array>
 #include <unordered_map>
 #include <utility>
@@ -105,14 +107,16 @@ const std::vector<std::string>& Checkpoint::notes() const {
   return impl_->draft.notes;
 }
 
-std::vector<InputRecord> Checkpoint::records() const {
-  std::vector<InputRecord> out;
-  for (const auto* shards : {&impl_->draft.model_shards, &impl_->draft.optim_shards}) {
-    for (const Shard& shard : *shards) {
-      std::vector<InputRecord> some = shard.archive.records();
-      out.insert(out.end(), some.begin(), some.end());
-    }
+std::vector<InputRecord> Checkpoint::records(bool all) const {
+  std::vector<const Shard*> shards;
+  for (const auto* some : {&impl_->draft.model_shards, &impl_->draft.optim_shards}) {
+    for (const Shard& shard : *some) shards.push_back(&shard);
   }
+  std::vector<std::vector<InputRecord>> found(shards.size());
+  tbb::parallel_for(size_t{0}, shards.size(),
+                    [&](size_t i) { found[i] = shards[i]->archive.records(all); });
+  std::vector<InputRecord> out;
+  for (const auto& some : found) out.insert(out.end(), some.begin(), some.end());
   return out;
 }
 

@@ -91,8 +91,9 @@ class Checkpoint {
   // Things a user should know that are no errors.
   const std::vector<std::string>& notes() const;
 
-  // Every zip record of every shard with its CRC32.
-  std::vector<InputRecord> records() const;
+  // Zip records of the shards with their CRC32: those that hold the tensors, or, with `all`, every
+  // one.
+  std::vector<InputRecord> records(bool all) const;
 
  private:
   friend class CheckpointBuilder;

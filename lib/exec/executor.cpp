@@ -64,7 +64,9 @@ class Run {
         sink_(sink),
         progress_(progress),
         checks_(plan, options.records, options.check_all_records) {
-    progress_.bytes_total = plan.bytes_written();
+    uint64_t total = plan.bytes_written();
+    for (const RecordChecks::ExtraRead& extra : checks_.extra_reads()) total += extra.extent.size;
+    progress_.bytes_total = total;
     for (size_t i = 0; i < plan.outputs().size(); ++i) outputs_.emplace_back();
     for (size_t i = 0; i < plan.digests().size(); ++i) {
       outputs_[plan.digests()[i].out].digests.push_back(i);
@@ -166,6 +168,7 @@ class Run {
     const std::span<std::byte> bytes(buffers.unit.data(), extent.size);
     inputs_[extent.file].read_at(extent.offset, bytes);
     checks_.report(extra.record, extent, crc32(0, bytes));
+    progress_.bytes_done += extent.size;
     return extent.size;
   }
 

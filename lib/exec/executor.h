@@ -28,7 +28,7 @@ class Sink {
 
 // Shared with whoever shows progress or asks to stop.
 struct Progress {
-  std::atomic<uint64_t> bytes_done{0};   // written so far
+  std::atomic<uint64_t> bytes_done{0};   // written, or read only to be checked
   std::atomic<uint64_t> bytes_total{0};  // set by execute()
   std::atomic<bool> cancelled{false};    // set it to stop: execute() throws InterruptedError
 };

@@ -1,9 +1,11 @@
 #include "exec/staged_output.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <set>
 #include <string>
 #include <system_error>
@@ -37,6 +39,28 @@ void make_folders(const fs::path& path, std::vector<fs::path>& made) {
   }
 }
 
+UsageError exists_already(const fs::path& path) {
+  return UsageError(path.string() + ": exists already").with_hint("--force replaces it");
+}
+
+// A file that has come to be there since the constructor looked is not replaced unasked.
+void move_into_place(const fs::path& from, const fs::path& to, bool force) {
+  if (!force) {
+    if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
+    if (errno == EEXIST) throw exists_already(to);
+    // File systems without RENAME_NOREPLACE say EINVAL; link refuses existing files as well.
+    if (errno == EINVAL || errno == ENOSYS) {
+      if (::link(from.c_str(), to.c_str()) == 0) return;
+      if (errno == EEXIST) throw exists_already(to);
+      // Without links either, looking again is the best there is.
+      if (fs::exists(fs::symlink_status(to))) throw exists_already(to);
+    }
+  }
+  if (::rename(from.c_str(), to.c_str()) != 0) {
+    throw IoError({.file = to.string()}, "cannot move into place", errno);
+  }
+}
+
 }  // namespace
 
 StagedOutput::StagedOutput(const CopyPlan& plan, fs::path target, StageOptions options)
@@ -61,10 +85,7 @@ StagedOutput::StagedOutput(const CopyPlan& plan, fs::path target, StageOptions o
     if (fs::is_directory(existing)) {
       throw UsageError(path.string() + ": a folder has the name of an output file");
     }
-    if (!options_.force) {
-      throw std::move(UsageError(path.string() + ": exists already"))
-          .with_hint("--force replaces it");
-    }
+    if (!options_.force) throw exists_already(path);
   }
   const uint64_t needed = plan.bytes_written();
   const uint64_t free = free_space(existing_part(target_));
@@ -107,6 +128,10 @@ void StagedOutput::discard() noexcept {
   std::error_code ignored;
   files_.clear();
   if (!staging_.empty()) fs::remove_all(staging_, ignored);
+  // Without force nothing was there before, so what has been renamed is ours to take back.
+  for (OutputId out = 0; !options_.force && out < renamed_; ++out) {
+    fs::remove(final_path(out), ignored);
+  }
   for (auto folder = made_folders_.rbegin(); folder != made_folders_.rend(); ++folder) {
     fs::remove(*folder, ignored);
   }
@@ -142,7 +167,8 @@ void StagedOutput::finish(OutputId out) {
 
 void StagedOutput::commit() {
   const auto count = static_cast<OutputId>(plan_.outputs().size());
-  if (count > 1 && ::unlink(final_path(count - 1).c_str()) != 0 && errno != ENOENT) {
+  if (options_.force && count > 1 && ::unlink(final_path(count - 1).c_str()) != 0 &&
+      errno != ENOENT) {
     throw IoError({.file = final_path(count - 1).string()}, "cannot replace", errno);
   }
   std::set<fs::path> changed{target_};
@@ -156,9 +182,8 @@ void StagedOutput::commit() {
     make_folders(path.parent_path(), made_folders_);
     // After a crash the last file may be there only if all the others are.
     if (options_.durable && out + 1 == count) sync_changed();
-    if (::rename(staged(out).c_str(), path.c_str()) != 0) {
-      throw IoError({.file = path.string()}, "cannot move into place", errno);
-    }
+    move_into_place(staged(out), path, options_.force);
+    ++renamed_;
     changed.insert(path.parent_path());
   }
   if (options_.durable) sync_changed();

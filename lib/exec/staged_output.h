@@ -38,7 +38,8 @@ class StagedOutput : public Sink {
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
   void finish(OutputId out) override;
 
-  // Once, after execute(). Throws IoError; files renamed by then stay.
+  // Once, after execute(). Throws UsageError for a file that has appeared meanwhile and IoError;
+  // without `force` the destructor then takes back what was renamed, with it the new files stay.
   void commit();
 
  private:
@@ -57,6 +58,7 @@ class StagedOutput : public Sink {
   std::filesystem::path staging_;
   std::vector<std::filesystem::path> made_folders_;  // outermost first
   std::deque<File> files_;
+  OutputId renamed_ = 0;  // outputs that have their final names
   bool committed_ = false;
 };
 

@@ -437,22 +437,19 @@ std::optional<double> TorchArchive::scalar(const Value& value) const {
   });
 }
 
-int64_t TorchArchive::storage_numel(std::string_view key) const {
-  return in_context({.file = impl_->file->display()}, [&] {
-    for (const Value& id : persistent_ids(root())) {
-      const StorageId storage = StorageId::parse(id);
-      if (storage.key == key) return storage.numel;
-    }
-    throw CorruptError({.member = impl_->member(std::string(key))}, "no tensor uses this storage");
-  });
-}
-
-std::vector<InputRecord> TorchArchive::records() const {
+std::vector<InputRecord> TorchArchive::records(bool all) const {
   std::vector<InputRecord> records;
-  if (!impl_->zip) return records;
-  records.reserve(impl_->zip->entries().size());
-  for (const ZipEntry& entry : impl_->zip->entries()) {
-    records.push_back({impl_->zip->data(entry), entry.crc32, entry.name});
+  if (!impl_->zip || !impl_->zip->has_checksums()) return records;
+  if (all) {
+    for (const ZipEntry& entry : impl_->zip->entries()) {
+      records.push_back({impl_->zip->data(entry), entry.crc32, entry.name});
+    }
+    return records;
+  }
+  const std::lock_guard lock(impl_->mutex);
+  for (const auto& [key, extent] : impl_->found) {
+    const ZipEntry& entry = *impl_->zip->find(impl_->prefix + "/data/" + key);
+    records.push_back({extent, entry.crc32, entry.name});
   }
   return records;
 }

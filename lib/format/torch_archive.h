@@ -66,11 +66,10 @@ class TorchArchive {
   // Plain numbers are returned as they are. nullopt for anything else.
   std::optional<double> scalar(const pickle::Value& value) const;
 
-  // Elements of the storage `key`.
-  int64_t storage_numel(std::string_view key) const;
-
-  // All records with a CRC32, i.e. of a zip; empty for the legacy form. Reads the local headers.
-  std::vector<InputRecord> records() const;
+  // Records with a CRC32: of the storages that tensor() was asked for, or, with `all`, every one,
+  // which takes a read of each record's local header. None for the legacy form and for zips without
+  // checksums.
+  std::vector<InputRecord> records(bool all) const;
 
  private:
   struct Impl;

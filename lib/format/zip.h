@@ -50,6 +50,10 @@ class ZipReader {
   // The entry called `name`, or nullptr.
   const ZipEntry* find(std::string_view name) const;
 
+  // False if all records have a CRC32 of 0: torch.serialization.set_crc32_options(False) writes
+  // such files, and nothing can be checked then.
+  bool has_checksums() const { return has_checksums_; }
+
   // Where the data of `entry` lies. Reads its local header (APPNOTE 4.3.7) and checks it against
   // the directory: CorruptError if they disagree, or if more than a data descriptor lies between
   // the data and the next record.
@@ -61,6 +65,7 @@ class ZipReader {
   ZipReader(const InputFile& file, FileId id) : file_(&file), id_(id) {}
   const InputFile* file_;
   FileId id_;
+  bool has_checksums_ = true;
   std::vector<ZipEntry> entries_;
   std::unordered_map<std::string_view, size_t> by_name_;  // views into entries_
 };

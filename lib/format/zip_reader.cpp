@@ -1,11 +1,10 @@
-#include <libdeflate.h>
-
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/kernels.h"
 #include "format/zip.h"
 #include "format/zip_records.h"
 
@@ -262,6 +261,8 @@ ZipReader ZipReader::open(const InputFile& file, FileId id) {
                                                           " records of the end record");
     }
     set_limits(zip.entries_, directory.offset);
+    zip.has_checksums_ = std::any_of(zip.entries_.begin(), zip.entries_.end(),
+                                     [](const ZipEntry& entry) { return entry.crc32 != 0; });
     zip.by_name_.reserve(zip.entries_.size());
     for (size_t i = 0; i < zip.entries_.size(); ++i) {
       if (!zip.by_name_.emplace(zip.entries_[i].name, i).second) {
@@ -337,8 +338,7 @@ Extent ZipReader::data(const ZipEntry& entry) const {
 std::vector<std::byte> ZipReader::read(const ZipEntry& entry) const {
   const Extent extent = data(entry);
   std::vector<std::byte> bytes = file_->read(extent.offset, extent.size);
-  const uint32_t crc32 = libdeflate_crc32(0, bytes.data(), bytes.size());
-  if (crc32 != entry.crc32) {
+  if (has_checksums_ && crc32(0, bytes) != entry.crc32) {
     throw CorruptError(
         {.file = file_->display(), .member = entry.name, .offset = extent.offset},
         "the data does not match its CRC32: the file was damaged after it was written");
