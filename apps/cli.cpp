@@ -102,7 +102,7 @@ void flush_stdout() {
 int report_error(const CLI::App& app, bool as_json, const Error& error) {
   if (as_json) print_json("error", error_json(error));
   std::cerr << app.get_name() << ": error: " << printable(error.what(), Newlines::keep) << "\n";
-  if (!error.hint().empty()) std::cerr << "hint: " << error.hint() << "\n";
+  if (!error.hint().empty()) std::cerr << "hint: " << printable(error.hint()) << "\n";
   return exit_code(error.kind());
 }
 

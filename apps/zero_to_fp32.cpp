@@ -56,7 +56,7 @@ void add_options(CLI::App& app, Arguments& args) {
                "Leave out parameters that were not trained");
   app.add_option("--dtype", args.dtype,
                  "Floating tensors become float32, float16 or bfloat16 (fp32, fp16, bf16);\n"
-                 "keep: as stored, trained ones float32")
+                 "keep: as stored (masters are float32)")
       ->transform(CLI::IsMember({"float32", "float16", "bfloat16", "fp32", "fp16", "bf16", "keep"},
                                 CLI::ignore_case))
       ->option_text("TYPE=float32");
@@ -122,7 +122,7 @@ int convert(const CLI::App& app, Arguments& args) {
   InputFiles inputs;
   const Checkpoint checkpoint = Checkpoint::open(inputs, args.checkpoint_dir, args.open);
   check_output_place(checkpoint, args.output_dir);
-  if (args.debug) std::cerr << facts_json(checkpoint).dump(1) << "\n";
+  if (args.debug) std::cerr << dump(facts_json(checkpoint)) << "\n";
   const WeightsPlan plan = plan_weights(inputs, checkpoint, args.weights);
   for (const std::string& text : plan.notes) cli::note(app, args.common, text);
 

@@ -49,31 +49,43 @@ std::string stripped(const std::string& name, const std::vector<std::string>& pr
   return name;
 }
 
-// Configuration and tokenizer files of a Hugging Face model folder, as the transformers library
-// names them, and the Python files of models that bring their own code.
+// Whether a file of a Hugging Face model folder is needed beside the weights: configurations, what
+// the transformers library's tokenizers and processors name their files, and the Python code of
+// models that bring their own.
 bool is_model_companion(std::string_view name) {
-  constexpr std::array<std::string_view, 18> kNames{"config.json",
-                                                    "generation_config.json",
-                                                    "tokenizer.json",
-                                                    "tokenizer_config.json",
-                                                    "tokenizer.model",
-                                                    "special_tokens_map.json",
-                                                    "added_tokens.json",
-                                                    "vocab.json",
-                                                    "vocab.txt",
-                                                    "merges.txt",
-                                                    "spiece.model",
-                                                    "sentencepiece.bpe.model",
-                                                    "chat_template.json",
-                                                    "chat_template.jinja",
-                                                    "preprocessor_config.json",
-                                                    "processor_config.json",
-                                                    "video_preprocessor_config.json",
-                                                    "adapter_config.json"};
-  return std::find(kNames.begin(), kNames.end(), name) != kNames.end() ||
-         ((name.starts_with("configuration_") || name.starts_with("modeling_") ||
-           name.starts_with("tokenization_")) &&
-          name.ends_with(".py"));
+  constexpr std::array<std::string_view, 24> kBeginnings{
+      "config.json",
+      "generation_config.json",
+      "adapter_config.json",
+      "tokenizer",
+      "special_tokens_map",
+      "added_tokens",
+      "vocab",
+      "merges.txt",
+      "spiece.model",
+      "sentencepiece",
+      "spm",
+      "source.spm",
+      "target.spm",
+      "bpe.codes",
+      "dict.txt",
+      "normalizer.json",
+      "entity_vocab",
+      "byte_maps",
+      "chat_template",
+      "preprocessor_config",
+      "processor_config",
+      "image_processor",
+      "video_preprocessor_config",
+      "feature_extractor",
+  };
+  constexpr std::array<std::string_view, 6> kCode{"configuration_",    "modeling_",
+                                                  "tokenization_",     "processing_",
+                                                  "image_processing_", "feature_extraction_"};
+  const auto starts = [&](std::string_view start) { return name.starts_with(start); };
+  if (name.ends_with(".py")) return std::any_of(kCode.begin(), kCode.end(), starts);
+  return name.ends_with(".tiktoken") || name.ends_with(".jinja") ||
+         std::any_of(kBeginnings.begin(), kBeginnings.end(), starts);
 }
 
 void add_companions(InputFiles& inputs, const fs::path& folder, PlanBuilder& plan) {
@@ -86,7 +98,10 @@ void add_companions(InputFiles& inputs, const fs::path& folder, PlanBuilder& pla
   std::vector<fs::path> files;
   fs::directory_iterator it(folder, failed);
   for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
-    if (is_model_companion(it->path().filename().string())) files.push_back(it->path());
+    std::error_code ignored;
+    if (it->is_regular_file(ignored) && is_model_companion(it->path().filename().string())) {
+      files.push_back(it->path());
+    }
   }
   if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
   std::sort(files.begin(), files.end());
@@ -157,8 +172,8 @@ std::vector<OutputTensor> select(const Checkpoint& checkpoint, const WeightsOpti
     if (!selection.wants(param)) continue;
     OutputTensor tensor{stripped(param.name, options.strip_prefix), selection.cast(param), {}};
     if (!names.insert(tensor.name).second) {
-      throw InconsistentError({.tensor = param.name},
-                              "would have the name '" + tensor.name + "' of another tensor");
+      throw UsageError("--strip-prefix gives '" + param.name + "' the name '" + tensor.name +
+                       "' of another tensor");
     }
     const std::string& owner = param.alias_of.empty() ? param.name : param.alias_of;
     const auto [first, is_first] =

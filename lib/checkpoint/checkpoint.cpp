@@ -78,7 +78,7 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const fs::path& path, const Open
     if (draft.facts.layout.empty()) draft.facts.layout = layout->name;
     const Fields model(draft.model_shards.front(), draft.model_shards.front().archive.root());
     draft.facts.ds_version = model.text(keys::kDsVersion);
-    draft.facts.global_steps = model.optional_integer(keys::kGlobalSteps);
+    draft.facts.global_steps = model.integer_if_any(keys::kGlobalSteps);
     for (size_t i = 0; i < draft.params.size(); ++i) {
       impl->by_name.emplace(draft.params[i].name, i);
     }

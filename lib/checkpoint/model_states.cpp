@@ -1,5 +1,9 @@
 #include "checkpoint/model_states.h"
 
+#include <algorithm>
+#include <map>
+#include <tuple>
+
 #include "checkpoint/keys.h"
 
 namespace dsckpt {
@@ -34,6 +38,9 @@ ModelStates::ModelStates(const Shard& shard) : fields(shard, shard.archive.root(
       param_shapes.push_back(named_shapes(shard, group, keys::kParamShapes));
     }
   }
+  for (const NamedShapes& group : param_shapes) {
+    for (const auto& entry : group) trainable_names.insert(entry.first);
+  }
   if (const auto shapes = fields.get(keys::kFrozenParamShapes)) {
     frozen_param_shapes = named_shapes(shard, *shapes, keys::kFrozenParamShapes);
   }
@@ -56,9 +63,39 @@ void ModelStates::drop_false_aliases() {
   });
 }
 
-bool ModelStates::round_robin() const {
+void ModelStates::note_not_tensors(std::vector<std::string>& notes) const {
+  for (const std::string& name : not_tensors) {
+    notes.push_back("'" + name + "' of the model's state is not a tensor; left out");
+  }
+}
+
+void ModelStates::find_tied_views() {
+  using View = std::tuple<std::string, int64_t, Shape, Strides>;
+  std::map<View, std::vector<std::string>> names_of;
+  for (const auto& [name, value] : module) {
+    if (buffer_names.contains(name)) continue;
+    in_context({.file = shard().display, .tensor = name}, [&] {
+      const TensorInfo info = shard().archive.info(value);
+      if (numel(info.shape) == 0) return;
+      names_of[{info.storage_key, info.storage_offset, info.shape, info.strides}].push_back(name);
+    });
+  }
+  std::unordered_set<std::string> known;
+  for (const auto& entry : shared_params) known.insert(entry.first);
+  for (const auto& [view, names] : names_of) {
+    const auto trained = std::find_if(names.begin(), names.end(),
+                                      [&](const std::string& name) { return is_trainable(name); });
+    const std::string& owner = trained == names.end() ? names.front() : *trained;
+    for (const std::string& name : names) {
+      if (name == owner || is_trainable(name) || known.contains(name)) continue;
+      shared_params.emplace_back(name, owner);
+    }
+  }
+}
+
+bool ModelStates::may_be_round_robin() const {
   const auto config = fields.get(keys::kDsConfig);
-  if (!config || !config->is_mapping()) return false;
+  if (!config || !config->is_mapping()) return true;
   const auto zero = config->find("zero_optimization");
   if (!zero || !zero->is_mapping()) return false;
   const auto flag = zero->find("round_robin_gradients");
@@ -85,15 +122,11 @@ void ParamList::add_buffers(const ModelStates& states) {
   }
 }
 
-void ParamList::add_rest_of_module(const ModelStates& states,
-                                   const std::vector<NamedShapes>& trainable) {
-  std::unordered_set<std::string_view> elsewhere;
-  for (const NamedShapes& group : trainable) {
-    for (const auto& entry : group) elsewhere.insert(entry.first);
-  }
-  for (const auto& entry : states.shared_params) elsewhere.insert(entry.first);
+void ParamList::add_rest_of_module(const ModelStates& states) {
+  std::unordered_set<std::string_view> aliases;
+  for (const auto& entry : states.shared_params) aliases.insert(entry.first);
   for (const auto& [name, value] : states.module) {
-    if (elsewhere.contains(name) || has(name)) continue;
+    if (states.is_trainable(name) || aliases.contains(name) || has(name)) continue;
     in_context({.file = states.shard().display, .tensor = name},
                [&] { add(name, ParamKind::frozen, states.shard().archive.tensor(value)); });
   }

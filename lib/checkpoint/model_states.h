@@ -27,16 +27,26 @@ struct ModelStates {
   std::unordered_set<std::string> buffer_names;
   // One for each parameter group (stages 1 and 2) or sub-group (stage 3). Empty at stage 0.
   std::vector<NamedShapes> param_shapes;
+  std::unordered_set<std::string> trainable_names;  // those of param_shapes
   NamedShapes frozen_param_shapes;
   std::vector<std::pair<std::string, std::string>> shared_params;  // alias, owner
   std::optional<pickle::Value> frozen_param_fragments;
 
   const Shard& shard() const { return fields.shard(); }
+  // A note for each of `not_tensors`.
+  void note_not_tensors(std::vector<std::string>& notes) const;
+  // Whether the optimizer owns it.
+  bool is_trainable(const std::string& name) const { return trainable_names.contains(name); }
+  // Adds to shared_params what is tied without being there: entries of `module` that are the same
+  // view of the same storage. Releases before 0.9.2 wrote no shared_params, and stage 0 writes none
+  // today.
+  void find_tied_views();
   // Takes back what shared_params says of tensors that `module` has in different shapes: DeepSpeed
   // compares addresses, and all parameters without elements have the same.
   void drop_false_aliases();
-  // ds_config["zero_optimization"]["round_robin_gradients"]
-  bool round_robin() const;
+  // ds_config["zero_optimization"]["round_robin_gradients"]; true if the configuration is not in
+  // the file (a run that was given a path saves the path).
+  bool may_be_round_robin() const;
 };
 
 // Collects the params of a checkpoint in the order zero_to_fp32 gives them, and sees to it that
@@ -51,9 +61,9 @@ class ParamList {
 
   // The entries of `module` that are persistent buffers.
   void add_buffers(const ModelStates& states);
-  // What remains of `module`: neither buffer, nor alias, nor in `trainable`, nor added before. At
+  // What remains of `module`: neither buffer, nor alias, nor trainable, nor added before. At
   // stage 1 the frozen parameters are only there.
-  void add_rest_of_module(const ModelStates& states, const std::vector<NamedShapes>& trainable);
+  void add_rest_of_module(const ModelStates& states);
   // shared_params; an alias whose owner is not in the list is left out, as DeepSpeed does, with a
   // note.
   void add_aliases(const ModelStates& states, std::vector<std::string>& notes);

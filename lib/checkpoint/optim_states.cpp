@@ -15,10 +15,6 @@ namespace {
 // Longer lists help nobody; the count may be made up.
 constexpr size_t kMaxListed = 1024;
 
-Fields optimizer_fields(const Shard& shard) {
-  return Fields(shard, shard.archive.root()).in(keys::kOptimizerStateDict);
-}
-
 // Checks that `found` are the shards of ranks 0 to `count` - 1, each once.
 void check_ranks(const std::vector<ShardFile>& found, ShardName expected, uint32_t count,
                  const TagFolder& folder) {
@@ -69,7 +65,7 @@ std::vector<int64_t> partition_counts(const Fields& fields) {
 }
 
 uint32_t degree_of(const Shard& shard) {
-  const Fields fields = optimizer_fields(shard);
+  const Fields fields = optimizer_state(shard);
   const std::vector<int64_t> counts = partition_counts(fields);
   const Where where = fields.where(keys::kPartitionCount);
   constexpr int64_t kMaxRanks = 1 << 20;
@@ -92,6 +88,10 @@ struct Evidence {
   std::string name;
   Value value;
   std::optional<double> number;  // of a tensor or number
+
+  // base_optimizer_state_step is a setting's copy, which DeepSpeed leaves at 0.
+  bool is_step() const { return number && name.ends_with(".step"); }
+  bool is_setting() const { return name.ends_with(".param_groups"); }
 };
 
 void add_state_evidence(const Shard& shard, const Value& states, const std::string& path,
@@ -112,7 +112,7 @@ void add_state_evidence(const Shard& shard, const Value& states, const std::stri
 }
 
 std::vector<Evidence> evidence(const Shard& shard, std::string_view state_key) {
-  const Fields fields = optimizer_fields(shard);
+  const Fields fields = optimizer_state(shard);
   std::vector<Evidence> out;
   if (const auto scaler = fields.get(keys::kLossScaler)) {
     out.push_back({std::string(keys::kLossScaler), *scaler, std::nullopt});
@@ -162,8 +162,21 @@ std::optional<int64_t> stage_of_named_enum(const Value& value) {
 
 }  // namespace
 
+Fields optimizer_state(const Shard& optim) {
+  return Fields(optim, optim.archive.root()).in(keys::kOptimizerStateDict);
+}
+
+TensorSource flat_masters(const Shard& optim, const Value& tensor) {
+  TensorSource masters = optim.archive.tensor(tensor).flatten();
+  const DType dtype = masters.dtype();
+  if (dtype != DType::float32 && dtype != DType::float16 && dtype != DType::bfloat16) {
+    throw UnsupportedError({}, "floating masters expected, not " + std::string(torch_name(dtype)));
+  }
+  return masters;
+}
+
 int zero_stage_of(const Shard& optim) {
-  const Fields fields = optimizer_fields(optim);
+  const Fields fields = optimizer_state(optim);
   std::optional<int64_t> stage;
   if (const auto value = fields.get(keys::kZeroStage)) {
     stage = stage_of_named_enum(*value);
@@ -210,10 +223,12 @@ void open_model_shard(CheckpointDraft& draft) {
   draft.model_shards = open_shards(draft.inputs, files, draft.folder.path.parent_path());
 }
 
-void check_same_step(const std::vector<Shard>& optim, std::string_view state_key) {
-  const Shard& reference = optim.front();
+void check_same_step(CheckpointDraft& draft, std::string_view state_key) {
+  const Shard& reference = draft.optim_shards.front();
   const std::vector<Evidence> expected = evidence(reference, state_key);
-  for (const Shard& shard : optim) {
+  const bool has_steps = std::any_of(expected.begin(), expected.end(),
+                                     [](const Evidence& fact) { return fact.is_step(); });
+  for (const Shard& shard : draft.optim_shards) {
     const std::vector<Evidence> found = evidence(shard, state_key);
     const auto differ = [&](const std::string& name, const std::string& how) {
       throw InconsistentError(shard.where(name), how + " in " + reference.display +
@@ -223,10 +238,13 @@ void check_same_step(const std::vector<Shard>& optim, std::string_view state_key
       if (i >= expected.size()) differ(found[i].name, "is not");
       if (i >= found.size()) differ(expected[i].name, "is missing here but is");
       if (found[i].name != expected[i].name) differ(found[i].name, "is called otherwise");
-      if (found[i].number != expected[i].number ||
-          !same_plain_data(found[i].value, expected[i].value)) {
-        differ(found[i].name, "differs from that");
+      if (found[i].number == expected[i].number &&
+          same_plain_data(found[i].value, expected[i].value)) {
+        continue;
       }
+      if (!has_steps || !found[i].is_setting()) differ(found[i].name, "differs from that");
+      draft.notes.push_back(shard.display + ": " + found[i].name + " differs from that in " +
+                            reference.display + ", at the same step");
     }
   }
 }
@@ -235,13 +253,11 @@ void note_other_step(CheckpointDraft& draft, std::string_view state_key) {
   const Shard& optim = draft.optim_shards.front();
   const Shard& model = draft.model_shards.front();
   const Fields fields(model, model.archive.root());
-  const auto global = fields.optional_integer(keys::kGlobalSteps);
+  const auto global = fields.integer_if_any(keys::kGlobalSteps);
   if (!global) return;
-  const int64_t expected = *global - fields.optional_integer(keys::kSkippedSteps).value_or(0);
+  const int64_t expected = *global - fields.integer_if_any(keys::kSkippedSteps).value_or(0);
   for (const Evidence& fact : evidence(optim, state_key)) {
-    // base_optimizer_state_step is a setting's copy, which DeepSpeed leaves at 0.
-    if (!fact.name.ends_with(".step")) continue;
-    if (!fact.number || *fact.number == static_cast<double>(expected)) continue;
+    if (!fact.is_step() || *fact.number == static_cast<double>(expected)) continue;
     draft.notes.push_back(model.display + " is of step " + std::to_string(expected) + ", but " +
                           optim.display + " has " + fact.name + " = " +
                           std::to_string(static_cast<int64_t>(*fact.number)) +

@@ -10,6 +10,13 @@
 
 namespace dsckpt {
 
+// optimizer_state_dict of an optimizer-states file.
+Fields optimizer_state(const Shard& optim);
+
+// A rank's masters: a tensor of fp32, or of 16 bit where the run kept its masters so
+// (bf16_master_weights_and_grads). Throws UnsupportedError for other types.
+TensorSource flat_masters(const Shard& optim, const pickle::Value& tensor);
+
 // ZeRO stage of an optimizer-states file: its zero_stage; BF16_Optimizer writes none and is stage 1
 // (ds_to_universal.py does the same). Throws CorruptError for other numbers.
 int zero_stage_of(const Shard& optim);
@@ -28,10 +35,11 @@ void open_model_shard(CheckpointDraft& draft);
 // The data-parallel degree that all groups of all ranks agree on. Throws.
 uint32_t data_parallel_degree(const std::vector<Shard>& optim);
 
-// Compares what must be equal on all ranks of one step: step counts, hyper-parameters, loss scale.
-// `state_key` names the optimizer's state_dict within optimizer_state_dict. Throws
+// Compares what must be equal on all ranks of one step: step counts, loss scale, hyper-parameters.
+// Where there are step counts, hyper-parameters that differ are only noted: ranks may have
+// scheduled apart. `state_key` names the optimizer's state_dict within optimizer_state_dict. Throws
 // InconsistentError that names both files.
-void check_same_step(const std::vector<Shard>& optim, std::string_view state_key);
+void check_same_step(CheckpointDraft& draft, std::string_view state_key);
 
 // Adds a note if the model-states file counts other steps than the optimizer: its file may be of
 // another save. No error, for a run may start with a fresh optimizer.

@@ -155,6 +155,11 @@ std::optional<int64_t> Fields::optional_integer(std::string_view key) const {
   return has(key) ? std::optional(integer(key)) : std::nullopt;
 }
 
+std::optional<int64_t> Fields::integer_if_any(std::string_view key) const {
+  const auto value = get(key);
+  return value && value->is(Kind::integer) ? std::optional(value->as_int()) : std::nullopt;
+}
+
 std::string Fields::text(std::string_view key) const {
   const auto value = get(key);
   return value && value->is(Kind::string) ? std::string(value->as_string()) : std::string();

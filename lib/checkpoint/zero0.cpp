@@ -9,7 +9,6 @@
 #include <numeric>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "base/error.h"
@@ -54,20 +53,17 @@ class Reader {
 
   void read() {
     draft_.facts.zero_stage = 0;
-    if (const auto dp = model_.fields.optional_integer(keys::kDpWorldSize); dp && *dp > 0) {
+    if (const auto dp = model_.fields.integer_if_any(keys::kDpWorldSize); dp && *dp > 0) {
       draft_.facts.mesh.dp = static_cast<uint32_t>(*dp);
     }
     params_.add_buffers(model_);
+    model_.find_tied_views();
     add_candidates();
-    const Fields optimizer = model_.fields.in(keys::kOptimizer);
-    if (optimizer.has(keys::kFp32Groups)) {
-      draft_.facts.optimizer_wrapper = "FP16_UnfusedOptimizer";
-      match_groups(optimizer);
-    } else if (optimizer.has(keys::kFp32GroupsFlat)) {
-      draft_.facts.optimizer_wrapper = "FP16_Optimizer";
-      match_flat_groups(optimizer);
+    if (model_.fields.has(keys::kOptimizer)) {
+      find_masters(model_.fields.in(keys::kOptimizer));
     } else {
-      take_module_as_is(optimizer);
+      draft_.facts.frozen_known = false;
+      for (Candidate& candidate : candidates_) candidate.master = candidate.stored;
     }
     for (Candidate& candidate : candidates_) {
       if (!candidate.master) {
@@ -80,10 +76,23 @@ class Reader {
       }
     }
     params_.add_aliases(model_, draft_.notes);
+    model_.note_not_tensors(draft_.notes);
     draft_.params = params_.take();
   }
 
  private:
+  void find_masters(const Fields& optimizer) {
+    if (optimizer.has(keys::kFp32Groups)) {
+      draft_.facts.optimizer_wrapper = "FP16_UnfusedOptimizer";
+      match_groups(optimizer);
+    } else if (optimizer.has(keys::kFp32GroupsFlat)) {
+      draft_.facts.optimizer_wrapper = "FP16_Optimizer";
+      match_flat_groups(optimizer);
+    } else {
+      take_module_as_is(optimizer);
+    }
+  }
+
   // A parameter of the module, and its fp32 master once that is found.
   struct Candidate {
     std::string name;
@@ -98,20 +107,11 @@ class Reader {
                         [&](const auto& alias) { return alias.first == name; });
   }
 
-  // Stage 0 writes no shared_params: entries that are the same view of the same storage are tied.
   void add_candidates() {
-    std::map<std::tuple<std::string, int64_t, Shape, Strides>, std::string> owners;
     for (const auto& [name, value] : model_.module) {
       if (!is_parameter(name)) continue;
       in_context({.file = model_.shard().display, .tensor = name}, [&] {
-        const TensorInfo info = archive_.info(value);
-        const auto [owner, first] = owners.emplace(
-            std::tuple(info.storage_key, info.storage_offset, info.shape, info.strides), name);
-        if (first || numel(info.shape) == 0) {
-          candidates_.push_back({name, archive_.tensor(value), std::nullopt});
-        } else {
-          model_.shared_params.emplace_back(name, owner->second);
-        }
+        candidates_.push_back({name, archive_.tensor(value), std::nullopt});
       });
     }
   }
@@ -247,8 +247,10 @@ void read(CheckpointDraft& draft) {
   open_model_shard(draft);
   const Shard& shard = draft.model_shards.front();
   const Fields fields(shard, shard.archive.root());
-  if (!fields.has(keys::kOptimizer)) {
-    const int64_t ranks = fields.optional_integer(keys::kDpWorldSize).value_or(1);
+  // An engine without optimizer saves neither; ZeRO keeps the shapes here and the optimizer
+  // elsewhere.
+  if (!fields.has(keys::kOptimizer) && fields.has(keys::kParamShapes)) {
+    const int64_t ranks = fields.integer_if_any(keys::kDpWorldSize).value_or(1);
     throw InconsistentError({.file = draft.folder.path.string()},
                             "all zero_pp_rank_*_optim_states.pt files (" + std::to_string(ranks) +
                                 " of them) are missing: " + shard.display +

@@ -21,7 +21,7 @@ using pickle::Value;
 // One rank's part of one group.
 struct Partition {
   const Shard* shard;
-  Value tensor;
+  TensorSource masters;
   uint64_t length;  // elements saved
 };
 
@@ -40,10 +40,6 @@ struct FlatGroup {
 
 std::string member_of(size_t group) {
   return std::string(keys::kSingleFp32Partition) + "[" + std::to_string(group) + "]";
-}
-
-Fields state_of(const Shard& shard) {
-  return Fields(shard, shard.archive.root()).in(keys::kOptimizerStateDict);
 }
 
 // The paddings of group `group` after each of its parameters; empty if the file has none.
@@ -93,7 +89,7 @@ class Reader {
   explicit Reader(CheckpointDraft& draft)
       : draft_(draft),
         model_(draft.model_shards.front()),
-        state_(state_of(draft.optim_shards.front())),
+        state_(optimizer_state(draft.optim_shards.front())),
         // BF16_Optimizer writes neither zero_stage nor a loss scaler, and does not cut the padding
         // off.
         padding_kept_(!state_.has(keys::kZeroStage)) {}
@@ -108,20 +104,19 @@ class Reader {
                                   model_.shard().display + " has " +
                                   std::to_string(model_.param_shapes.size()));
     }
-    check_same_step(draft_.optim_shards, keys::kBaseOptimizerState);
+    check_same_step(draft_, keys::kBaseOptimizerState);
     note_other_step(draft_, keys::kBaseOptimizerState);
 
     model_.drop_false_aliases();
+    model_.find_tied_views();
     ParamList params;
     params.add_buffers(model_);
     add_frozen(params);
-    params.add_rest_of_module(model_, model_.param_shapes);
+    params.add_rest_of_module(model_);
     for (size_t g = 0; g < groups; ++g) add_group(g, params);
     params.add_aliases(model_, draft_.notes);
     draft_.params = params.take();
-    for (const std::string& name : model_.not_tensors) {
-      draft_.notes.push_back("'" + name + "' of the model's state is not a tensor; left out");
-    }
+    model_.note_not_tensors(draft_.notes);
   }
 
  private:
@@ -130,6 +125,8 @@ class Reader {
     if (!model_.frozen_param_fragments) return;
     const Where where = model_.fields.where(keys::kFrozenParamFragments);
     for (const auto& [name, shape] : model_.frozen_param_shapes) {
+      // Frozen since the optimizer was made, which still owns it: then its master counts.
+      if (model_.is_trainable(name)) continue;
       in_context({.file = where.file, .member = where.member, .tensor = name}, [&] {
         const TensorSource value =
             model_.shard().archive.tensor(model_.frozen_param_fragments->at(name));
@@ -155,12 +152,9 @@ class Reader {
     }
 
     std::vector<TensorSource> parts;
-    for (const Partition& partition : partitions) {
-      parts.push_back(in_context(partition.shard->where(member_of(g)), [&] {
-        return partition.shard->archive.tensor(partition.tensor).flatten();
-      }));
-    }
-    const TensorSource flat = TensorSource::cat(0, std::move(parts));
+    for (const Partition& partition : partitions) parts.push_back(partition.masters);
+    const TensorSource flat = in_context(state_.where(keys::kSingleFp32Partition),
+                                         [&] { return TensorSource::cat(0, std::move(parts)); });
     for (const Slice& slice : group.slices) {
       in_context({.file = model_.shard().display, .tensor = slice.name}, [&] {
         params.add(
@@ -186,19 +180,20 @@ class Reader {
   std::vector<Partition> partitions_of(size_t g) const {
     std::vector<Partition> partitions;
     for (const Shard& shard : draft_.optim_shards) {
-      const Fields state = state_of(shard);
+      const Fields state = optimizer_state(shard);
       const auto groups = state.sequence(keys::kSingleFp32Partition);
       in_context(shard.where(member_of(g)), [&] {
         if (groups.size() != model_.param_shapes.size()) {
           throw InconsistentError(
               {}, "another number of groups than in " + draft_.optim_shards.front().display);
         }
-        const TensorInfo info = shard.archive.info(groups[g]);
-        if (info.dtype != DType::float32) {
-          throw UnsupportedError(
-              {}, "fp32 masters expected, not " + std::string(torch_name(info.dtype)));
+        const TensorSource masters = flat_masters(shard, groups[g]);
+        if (!partitions.empty() && masters.dtype() != partitions.front().masters.dtype()) {
+          throw InconsistentError({}, "is " + std::string(torch_name(masters.dtype())) +
+                                          ", not of the type it has in " +
+                                          draft_.optim_shards.front().display);
         }
-        partitions.push_back({&shard, groups[g], static_cast<uint64_t>(numel(info.shape))});
+        partitions.push_back({&shard, masters, static_cast<uint64_t>(masters.numel())});
       });
     }
     return partitions;
@@ -206,7 +201,7 @@ class Reader {
 
   // This rank's padding in group `g`, as the file says; nullopt in files too old to say it.
   static std::optional<uint64_t> saved_padding(const Shard& shard, size_t g) {
-    const Fields state = state_of(shard);
+    const Fields state = optimizer_state(shard);
     const auto paddings = state.sequence(keys::kGroupPaddings);
     if (paddings.empty()) return std::nullopt;
     return in_context(state.where(keys::kGroupPaddings), [&]() -> std::optional<uint64_t> {
@@ -217,8 +212,8 @@ class Reader {
     });
   }
 
-  // Elements of a whole partition: all ranks' are equally long, padding included. Rank 0 is the
-  // last to have any padding, so it tells.
+  // Elements of a whole partition: all ranks' are equally long, padding included. Rank 0 has
+  // padding only if all other ranks are nothing but padding, so it tells.
   uint64_t partition_length(size_t g, const FlatGroup& group,
                             const std::vector<Partition>& partitions) const {
     const Partition& first = partitions.front();
@@ -252,7 +247,18 @@ class Reader {
                        uint64_t length) const {
     const uint64_t begin = rank * length;
     const uint64_t real = std::clamp(group.used, begin, begin + length) - begin;
-    const uint64_t expected = padding_kept_ ? length : real;
+    const uint64_t total = length * draft_.optim_shards.size();
+    const uint64_t tail = total - group.used;
+    const bool last = rank + 1 == draft_.optim_shards.size();
+    // BF16_Optimizer, and releases before 0.16.4, book the padding of all ranks on the last one.
+    const bool on_last =
+        padding_kept_ || (tail > length && saved_padding(draft_.optim_shards.back(), g) == tail);
+    // Those releases cut the last rank by t[:length - tail], where Python counts a negative end
+    // from the back.
+    const uint64_t cut_last = tail <= length      ? length - tail
+                              : tail < 2 * length ? 2 * length - tail
+                                                  : 0;
+    const uint64_t expected = padding_kept_ ? length : !on_last ? real : last ? cut_last : length;
     if (partition.length != expected) {
       const uint64_t at = std::min(partition.length, expected);
       throw InconsistentError({.file = partition.shard->display,
@@ -263,10 +269,7 @@ class Reader {
                                   " elements, the parameters of this rank need " +
                                   std::to_string(expected));
     }
-    // BF16_Optimizer books the padding of all ranks on the last one.
-    const bool last = rank + 1 == draft_.optim_shards.size();
-    const uint64_t total = length * draft_.optim_shards.size();
-    const uint64_t padding = !padding_kept_ ? length - real : last ? total - group.used : 0;
+    const uint64_t padding = !on_last ? length - real : last ? tail : 0;
     if (const auto saved = saved_padding(*partition.shard, g); saved && *saved != padding) {
       throw InconsistentError(
           partition.shard->where(std::string(keys::kGroupPaddings) + "[" + std::to_string(g) + "]"),
@@ -280,7 +283,7 @@ class Reader {
   // this rank's partition.
   void check_mapping(size_t g, const FlatGroup& group, const Shard& shard, uint64_t begin,
                      uint64_t end) const {
-    const Fields state = state_of(shard);
+    const Fields state = optimizer_state(shard);
     const auto mappings = state.sequence(keys::kParamSliceMappings);
     if (mappings.empty()) return;
     const Where where =
@@ -300,7 +303,7 @@ class Reader {
     // Under round-robin gradients DeepSpeed computes the mapping in an order the flat group does
     // not have (stage_1_and_2.py _link_all_hp_params): only the file's rank-wide sum means
     // anything.
-    const bool order_holds = !model_.round_robin();
+    const bool order_holds = !model_.may_be_round_robin();
     uint64_t numel = 0;
     for (const Slice& slice : group.slices) {
       const uint64_t from = std::max(slice.begin, begin);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <unordered_set>
 
 #include "base/bytes.h"
 #include "base/error.h"
@@ -17,10 +18,6 @@ namespace dsckpt {
 namespace {
 
 using pickle::Value;
-
-Fields state_of(const Shard& shard) {
-  return Fields(shard, shard.archive.root()).in(keys::kOptimizerStateDict);
-}
 
 std::string group_member(size_t group) {
   return std::string(keys::kFp32FlatGroups) + "[" + std::to_string(group) + "]";
@@ -37,7 +34,7 @@ class Reader {
     draft_.facts.zero_stage = 3;
     draft_.facts.optimizer_wrapper = "DeepSpeedZeroOptimizer_Stage3";
     check_model_shards();
-    check_same_step(draft_.optim_shards, keys::kOptimizerStateDict);
+    check_same_step(draft_, keys::kOptimizerStateDict);
     note_other_step(draft_, keys::kOptimizerStateDict);
 
     const ModelStates& model = models_.front();
@@ -46,13 +43,24 @@ class Reader {
     add_frozen(params);
     add_trainable(params);
     params.add_aliases(model, draft_.notes);
+    note_lost(model, params);
+    model.note_not_tensors(draft_.notes);
     draft_.params = params.take();
-    for (const std::string& name : model.not_tensors) {
-      draft_.notes.push_back("'" + name + "' of the model's state is not a tensor; left out");
-    }
   }
 
  private:
+  // Old releases lose frozen and tied parameters at stage 3: only placeholders of them are left.
+  void note_lost(const ModelStates& model, const ParamList& params) {
+    std::unordered_set<std::string_view> aliases;
+    for (const auto& entry : model.shared_params) aliases.insert(entry.first);
+    for (const auto& entry : model.module) {
+      if (params.has(entry.first) || aliases.contains(entry.first)) continue;
+      draft_.notes.push_back(
+          "'" + entry.first +
+          "' is a parameter of the model, but no file holds its values; left out");
+    }
+  }
+
   // Every rank writes a model file of its own; all say the same but for their fragments.
   void check_model_shards() const {
     const ModelStates& reference = models_.front();
@@ -79,7 +87,7 @@ class Reader {
         const auto b = reference.fields.get(key);
         if (a.has_value() != b.has_value() || (a && !same_plain_data(*a, *b))) differ(key);
       }
-      const auto dp = model.fields.optional_integer(keys::kDpWorldSize);
+      const auto dp = model.fields.integer_if_any(keys::kDpWorldSize);
       if (dp && *dp != static_cast<int64_t>(ranks_)) {
         throw InconsistentError(model.fields.where(keys::kDpWorldSize),
                                 "is " + std::to_string(*dp) + ", the optimizer files are of " +
@@ -99,6 +107,8 @@ class Reader {
     const ModelStates& reference = models_.front();
     if (!reference.frozen_param_fragments) return;
     for (const auto& [name, shape] : reference.frozen_param_shapes) {
+      // Frozen since the optimizer was made, which still owns it: then its master counts.
+      if (reference.is_trainable(name)) continue;
       const uint64_t piece = piece_of(static_cast<uint64_t>(numel(shape)));
       std::vector<TensorSource> pieces;
       for (const ModelStates& model : models_) {
@@ -130,6 +140,11 @@ class Reader {
         throw InconsistentError(shard.where(keys::kFp32FlatGroups),
                                 "is cut otherwise than in " + draft_.optim_shards.front().display);
       }
+      if (flat.back().dtype() != flat.front().dtype()) {
+        throw InconsistentError(
+            shard.where(keys::kFp32FlatGroups),
+            "is not of the type it has in " + draft_.optim_shards.front().display);
+      }
     }
 
     int64_t at = 0;
@@ -138,7 +153,9 @@ class Reader {
         const auto piece = static_cast<int64_t>(piece_of(static_cast<uint64_t>(numel(shape))));
         std::vector<TensorSource> pieces;
         for (const TensorSource& rank : flat) pieces.push_back(rank.narrow(0, at, piece));
-        params.add(name, ParamKind::trainable, gathered(std::move(pieces), shape));
+        in_context({.file = models_.front().shard().display, .tensor = name}, [&] {
+          params.add(name, ParamKind::trainable, gathered(std::move(pieces), shape));
+        });
         at += piece;
       }
     }
@@ -148,7 +165,7 @@ class Reader {
   // else; `ends` becomes where each sub-group ends.
   TensorSource flat_of(const Shard& shard, const std::vector<NamedShapes>& groups,
                        std::vector<uint64_t>& ends) const {
-    const Fields state = state_of(shard);
+    const Fields state = optimizer_state(shard);
     if (state.has(keys::kZeroPartitionGroups)) {
       throw UnsupportedError(state.where(keys::kZeroPartitionGroups),
                              "expert parameters with partition groups of their own");
@@ -159,19 +176,14 @@ class Reader {
     std::vector<TensorSource> parts;
     uint64_t available = 0;
     for (size_t g = 0; g < tensors.size(); ++g) {
-      in_context(shard.where(group_member(g)), [&] {
-        const TensorSource tensor = shard.archive.tensor(tensors[g]).flatten();
-        if (tensor.dtype() != DType::float32) {
-          throw UnsupportedError(
-              {}, "fp32 masters expected, not " + std::string(torch_name(tensor.dtype())));
-        }
-        parts.push_back(tensor);
-      });
+      in_context(shard.where(group_member(g)),
+                 [&] { parts.push_back(flat_masters(shard, tensors[g])); });
       available = checked_add(available, static_cast<uint64_t>(parts.back().numel()));
       ends.push_back(available);
     }
     account(shard, groups, ends);
-    return TensorSource::cat(0, std::move(parts));
+    return in_context(shard.where(keys::kFp32FlatGroups),
+                      [&] { return TensorSource::cat(0, std::move(parts)); });
   }
 
   // Throws unless the parameters' pieces need exactly the elements the rank has. `ends`: where each

@@ -287,9 +287,8 @@ class SelectionTest(CliTest):
                             "--include", "^blocks", "--strip-prefix=blocks.")
 
     def test_names_that_collide_after_stripping_are_refused(self):
-        self.assert_refused(self.ckpt.folder, 3, r"would have the name 'mlp\.up_proj\.weight' of another tensor",
-                            "--strip-prefix", "blocks.0.", "--strip-prefix", "blocks.1.",
-                            where={"tensor": "blocks.1.mlp.up_proj.weight"}, inspect=False)
+        self.assert_refused(self.ckpt.folder, 2, r"'blocks\.1\.mlp.* the name 'mlp\.up_proj\.weight' of another tensor",
+                            "--strip-prefix", "blocks.0.", "--strip-prefix", "blocks.1.", inspect=False)
 
     def test_threads_do_not_change_a_byte(self):
         expected = (self.convert(self.ckpt.folder, "--threads", "1") / BIN).read_bytes()

@@ -1,6 +1,7 @@
 """Checkpoints that are right, but not as today's DeepSpeed writes them by default."""
 import collections
 
+import numpy
 import torch
 
 import cli_common
@@ -64,6 +65,106 @@ class OddCheckpointTest(CliTest):
                 for key in ["param_slice_mappings", "param_alignment_paddings"]:
                     del state[key]
         self.assert_same_tensors(self.assert_converts(scratch.folder), self.expected(scratch))
+
+    def test_masters_may_be_of_16_bits(self):
+        """bf16_master_weights_and_grads"""
+        for name, key in [("z2_bf16_w2", "single_partition_of_fp32_groups"), ("z3_bf16_w2", "fp32_flat_groups")]:
+            scratch = self.scratch(name)
+            expected = {key: value.bfloat16().float() for key, value in self.expected(scratch).items()}
+            for rank in range(2):
+                with scratch.optimizer(rank) as state:
+                    state[key] = [group.detach().bfloat16() for group in state[key]]
+            self.assert_same_tensors(self.assert_converts(scratch.folder), expected)
+
+    def test_releases_before_0_16_4_book_all_padding_on_the_last_rank(self):
+        scratch = self.scratch("z1_fp32_tinygroup_w4")
+        ranks = scratch.case.facts["world_size"]
+        key = "single_partition_of_fp32_groups"
+        states = [cli_common.load_shard(scratch.optim(rank))["optimizer_state_dict"] for rank in range(ranks)]
+        for group in range(len(states[0][key])):
+            paddings = [state["group_paddings"][group] for state in states]
+            length = states[0][key][group].numel() + paddings[0]
+            for rank in range(ranks):
+                with scratch.optimizer(rank) as state:
+                    last = rank == ranks - 1
+                    whole = torch.zeros(length)
+                    saved = state[key][group].detach()
+                    whole[:saved.numel()] = saved
+                    state["group_paddings"][group] = sum(paddings) if last else 0
+                    state[key][group] = whole[:length - sum(paddings)] if last else whole
+        self.assert_same_tensors(self.assert_converts(scratch.folder), self.expected(scratch))
+
+    def test_releases_before_0_9_2_do_not_say_what_is_tied(self):
+        scratch = self.scratch("z2_bf16_full_w8")
+        with edited(scratch.model()) as state:
+            tied = state.pop("shared_params")
+        self.assertTrue(tied)
+        self.assert_same_tensors(self.assert_converts(scratch.folder), self.expected(scratch))
+        done = self.tool("ckpt-inspect", "list", scratch.folder, "--json")
+        listed, = self.json_lines(done.stdout)
+        aliases = {t["name"]: t["alias_of"] for t in listed["data"]["tensors"] if "alias_of" in t}
+        self.assertEqual(aliases, tied)
+
+    def test_parameters_that_no_file_of_stage_3_holds_are_noted(self):
+        scratch = self.scratch(STAGE_3)
+        lost = set()
+        for rank in range(2):
+            with edited(scratch.model(rank)) as state:
+                lost |= set(state["frozen_param_shapes"]) | set(state["shared_params"])
+                state["frozen_param_shapes"] = state["frozen_param_fragments"] = None
+                state["shared_params"] = {}
+        done = self.zero_to_fp32(scratch.folder, self.new_path())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for name in lost:
+            self.assertIn(f"note: '{name}' is a parameter of the model, but no file holds its values", done.stderr)
+
+    def test_a_parameter_frozen_later_keeps_its_master(self):
+        for name in ["z2_bf16_full_w8", "z3_bf16_w2"]:
+            scratch = self.scratch(name)
+            expected = self.expected(scratch)
+            models = range(2 if name.startswith("z3") else 1)
+            for rank in models:
+                with edited(scratch.model(rank)) as state:
+                    first, shape = next(iter(state["param_shapes"][0].items()))
+                    state["frozen_param_shapes"] = {**(state["frozen_param_shapes"] or {}), first: shape}
+                    state["frozen_param_fragments"] = {**(state["frozen_param_fragments"] or {}),
+                                                       first: torch.zeros(shape).bfloat16()}
+            self.assert_same_tensors(self.assert_converts(scratch.folder), expected)
+
+    def test_the_configuration_may_be_a_path(self):
+        scratch = self.scratch("z2_bf16_roundrobin_w2")
+        with edited(scratch.model()) as state:
+            state["ds_config"] = "ds_config.json"
+        self.assert_same_tensors(self.assert_converts(scratch.folder), self.expected(scratch))
+
+    def test_learning_rates_may_differ_between_ranks_of_one_step(self):
+        scratch = self.scratch(STAGE_2)
+        with scratch.optimizer(1) as state:
+            state["base_optimizer_state"]["param_groups"][0]["lr"] *= 0.5
+        done = self.zero_to_fp32(scratch.folder, self.new_path())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("param_groups differs", done.stderr)
+
+    def test_facts_that_client_state_has_replaced_do_not_matter(self):
+        scratch = self.scratch("z2_bf16_w2")
+        with edited(scratch.model()) as state:
+            state["global_steps"] = numpy.int64(3)
+            state["ds_version"] = None
+        self.assert_same_tensors(self.assert_converts(scratch.folder), self.expected(scratch))
+
+    def test_an_engine_without_optimizer_saves_a_model(self):
+        scratch = self.scratch("z0_fp32_w2")
+        with edited(scratch.model()) as state:
+            state["optimizer"] = None
+        self.assert_same_tensors(self.assert_converts(scratch.folder), self.expected(scratch))
+
+    def test_files_may_be_written_without_checksums(self):
+        scratch = self.scratch("z2_bf16_w2")
+        torch.serialization.set_crc32_options(False)
+        self.addCleanup(torch.serialization.set_crc32_options, True)
+        for path in scratch.shards():
+            torch.save(cli_common.load_shard(path), path)
+        self.assert_same_tensors(self.assert_converts(scratch.folder, "--verify"), self.expected(scratch))
 
     def test_an_alias_may_come_before_the_alias_that_owns_it(self):
         scratch = self.scratch(STAGE_2)

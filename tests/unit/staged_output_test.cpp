@@ -246,6 +246,21 @@ TEST(StagedOutput, MovesTheLastFileLastAndRemovesItsOldVersionFirst) {
   EXPECT_EQ(events, (std::vector<std::string>{"-index", "+b", "+a", "+c", "+index"}));
 }
 
+TEST(StagedOutput, TakesBackWhatItRenamedWhenAFileAppearsMeanwhile) {
+  const TempFolder folder;
+  const CopyPlan plan = three_files();
+  {
+    StagedOutput output(plan, folder.path() / "out");
+    run(plan, output);
+    const fs::path last = folder.path() / "out" / plan.outputs().back().path;
+    fs::create_directories(last.parent_path());
+    std::ofstream(last) << "precious";
+    EXPECT_ERROR(output.commit(), UsageError, "exists already");
+  }
+  EXPECT_EQ(listing(folder.path() / "out").size(), 1u);
+  EXPECT_EQ(test::read_all(folder.path() / "out" / plan.outputs().back().path), "precious");
+}
+
 TEST(StagedOutput, GivesFilesTheRightsTheUmaskLeaves) {
   const TempFolder folder;
   const CopyPlan plan = three_files();
