@@ -141,6 +141,11 @@ int convert(const CLI::App& app, Arguments& args) {
     const cli::ProgressDisplay display(progress, args.common);
     return run_plan(plan.plan, inputs, checkpoint, args.output_dir, progress, args.run);
   }();
+  for (const std::string& name : other_weights(plan.plan, args.output_dir)) {
+    cli::note(app, args.common,
+              name + " of another run stays in " + args.output_dir +
+                  "; whoever loads the folder may take it for the new weights");
+  }
   if (args.common.json) {
     nlohmann::json data = plan_json(plan);
     data["checkpoint"] = facts_json(checkpoint);

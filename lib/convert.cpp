@@ -220,6 +220,20 @@ void check_output_place(const Checkpoint& checkpoint, const fs::path& output) {
   }
 }
 
+std::vector<std::string> other_weights(const CopyPlan& plan, const fs::path& output) {
+  std::vector<std::string> names;
+  std::error_code failed;
+  fs::directory_iterator it(output, failed);
+  for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
+    const std::string name = it->path().filename().string();
+    const bool ours = std::any_of(plan.outputs().begin(), plan.outputs().end(),
+                                  [&](const PlannedFile& file) { return file.path == name; });
+    if (!ours && is_weights_file(name)) names.push_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 ExecStats run_plan(const CopyPlan& plan, const InputFiles& inputs, const Checkpoint& checkpoint,
                    const fs::path& output, Progress& progress, const RunOptions& options) {
   StagedOutput staged(plan, output, options.stage);

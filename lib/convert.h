@@ -18,7 +18,7 @@ namespace dsckpt {
 
 struct WeightsOptions {
   const WeightsFormat* format = &kTorchBin;
-  // What floating tensors become; nullopt leaves each as it is stored (trainable ones are fp32).
+  // What floating tensors become; nullopt leaves each as it is stored (masters are fp32).
   std::optional<DType> dtype = DType::float32;
   uint64_t max_shard_size = 5'000'000'000;
   bool exclude_frozen_parameters = false;
@@ -49,6 +49,10 @@ WeightsPlan plan_weights(InputFiles& inputs, const Checkpoint& checkpoint,
 
 // Throws UsageError if `output` is, or lies inside, the folder that holds the checkpoint's shards.
 void check_output_place(const Checkpoint& checkpoint, const std::filesystem::path& output);
+
+// Files of weights in `output` that the plan does not write, by name: whoever loads the folder may
+// take them for the new ones.
+std::vector<std::string> other_weights(const CopyPlan& plan, const std::filesystem::path& output);
 
 struct RunOptions {
   unsigned threads = 0;  // 0: all cores

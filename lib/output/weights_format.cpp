@@ -127,6 +127,16 @@ void lay_out_weights(PlanBuilder& plan, const WeightsFormat& format, const Weigh
   plan.put_literal(plan.add_output(std::string(format.index_name), text.size()), 0, text);
 }
 
+bool is_weights_file(std::string_view file_name) {
+  for (const WeightsFormat* format : {&kTorchBin, &kSafetensors}) {
+    if (file_name == format->index_name ||
+        (file_name.starts_with(format->stem) && file_name.ends_with(format->extension))) {
+      return true;
+    }
+  }
+  return false;
+}
+
 uint64_t parse_shard_size(std::string_view text) {
   constexpr std::array<std::pair<std::string_view, double>, 4> kUnits{
       {{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}}};

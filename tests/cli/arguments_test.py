@@ -286,6 +286,14 @@ class SelectionTest(CliTest):
         self.assert_tensors({n.removeprefix("blocks."): v for n, v in self.truth.items() if n.startswith("blocks.")},
                             "--include", "^blocks", "--strip-prefix=blocks.")
 
+    def test_weights_of_another_run_in_the_folder_are_noted(self):
+        output = self.convert(self.ckpt.folder, "--safe")
+        done = self.zero_to_fp32(self.ckpt.folder, output, "--safe", "--max-shard-size", "2KB")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"note: {SAFE} of another run stays in {output}", done.stderr)
+        done = self.zero_to_fp32(self.ckpt.folder, self.new_path(), "--safe")
+        self.assertNotIn("another run", done.stderr)
+
     def test_names_that_collide_after_stripping_are_refused(self):
         self.assert_refused(self.ckpt.folder, 2, r"'blocks\.1\.mlp.* the name 'mlp\.up_proj\.weight' of another tensor",
                             "--strip-prefix", "blocks.0.", "--strip-prefix", "blocks.1.", inspect=False)
