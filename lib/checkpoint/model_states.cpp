@@ -54,6 +54,12 @@ ModelStates::ModelStates(const Shard& shard) : fields(shard, shard.archive.root(
   }
 }
 
+std::unordered_set<std::string> ModelStates::aliases() const {
+  std::unordered_set<std::string> names;
+  for (const auto& entry : shared_params) names.insert(entry.first);
+  return names;
+}
+
 void ModelStates::drop_false_aliases() {
   std::erase_if(shared_params, [&](const auto& entry) {
     const auto alias = by_name.find(entry.first);
@@ -80,8 +86,7 @@ void ModelStates::find_tied_views() {
       names_of[{info.storage_key, info.storage_offset, info.shape, info.strides}].push_back(name);
     });
   }
-  std::unordered_set<std::string> known;
-  for (const auto& entry : shared_params) known.insert(entry.first);
+  const std::unordered_set<std::string> known = aliases();
   for (const auto& [view, names] : names_of) {
     const auto trained = std::find_if(names.begin(), names.end(),
                                       [&](const std::string& name) { return is_trainable(name); });
@@ -123,8 +128,7 @@ void ParamList::add_buffers(const ModelStates& states) {
 }
 
 void ParamList::add_rest_of_module(const ModelStates& states) {
-  std::unordered_set<std::string_view> aliases;
-  for (const auto& entry : states.shared_params) aliases.insert(entry.first);
+  const std::unordered_set<std::string> aliases = states.aliases();
   for (const auto& [name, value] : states.module) {
     if (states.is_trainable(name) || aliases.contains(name) || has(name)) continue;
     in_context({.file = states.shard().display, .tensor = name},

@@ -35,6 +35,8 @@ struct ModelStates {
   const Shard& shard() const { return fields.shard(); }
   // A note for each of `not_tensors`.
   void note_not_tensors(std::vector<std::string>& notes) const;
+  // The names that shared_params has as aliases.
+  std::unordered_set<std::string> aliases() const;
   // Whether the optimizer owns it.
   bool is_trainable(const std::string& name) const { return trainable_names.contains(name); }
   // Adds to shared_params what is tied without being there: entries of `module` that are the same

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "base/error.h"
@@ -100,16 +101,10 @@ class Reader {
     std::optional<TensorSource> master;
   };
 
-  bool is_parameter(const std::string& name) const {
-    const auto& shared = model_.shared_params;
-    return !model_.buffer_names.contains(name) &&
-           std::none_of(shared.begin(), shared.end(),
-                        [&](const auto& alias) { return alias.first == name; });
-  }
-
   void add_candidates() {
+    const std::unordered_set<std::string> aliases = model_.aliases();
     for (const auto& [name, value] : model_.module) {
-      if (!is_parameter(name)) continue;
+      if (model_.buffer_names.contains(name) || aliases.contains(name)) continue;
       in_context({.file = model_.shard().display, .tensor = name}, [&] {
         candidates_.push_back({name, archive_.tensor(value), std::nullopt});
       });

@@ -51,8 +51,7 @@ class Reader {
  private:
   // Old releases lose frozen and tied parameters at stage 3: only placeholders of them are left.
   void note_lost(const ModelStates& model, const ParamList& params) {
-    std::unordered_set<std::string_view> aliases;
-    for (const auto& entry : model.shared_params) aliases.insert(entry.first);
+    const std::unordered_set<std::string> aliases = model.aliases();
     for (const auto& entry : model.module) {
       if (params.has(entry.first) || aliases.contains(entry.first)) continue;
       draft_.notes.push_back(
