@@ -10,7 +10,10 @@ using nlohmann::json;
 
 std::vector<std::string> files_of(const InputFiles& inputs, const TensorSource& source) {
   std::set<FileId> ids;
-  source.lower([&](const SourceRun& run) { ids.insert(run.file); });
+  source.lower([&](const SourceRun& run) {
+    ids.insert(run.file);
+    for (const Operand& operand : run.more) ids.insert(operand.in);
+  });
   std::vector<std::string> names;
   for (const FileId id : ids) names.push_back(inputs[id].display());
   return names;

@@ -1,6 +1,7 @@
 #include "plan/copy_plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <tuple>
 #include <unordered_set>
@@ -20,7 +21,8 @@ uint64_t CopyPlan::bytes_written() const {
 uint64_t CopyPlan::bytes_read() const {
   uint64_t sum = 0;
   for (const CopyItem& item : items_) {
-    if (item.op != Op::literal) sum += item.rows * item.row_bytes;
+    if (item.op == Op::literal) continue;
+    sum += item.rows * item.row_bytes * (uint64_t{1} + item.operand_count);
   }
   return sum;
 }
@@ -64,7 +66,8 @@ void check_source(const CopyItem& item, const std::string& output,
   const uint64_t limit = literal ? literal_bytes : inputs[item.in].size;
   const std::string& name = literal ? output : inputs[item.in].display;
   if (item.rows == 0 || item.row_bytes == 0 || item.row_bytes % size_of(item.from) != 0 ||
-      (item.rows > 1 && item.src_stride < 0) || (item.op != Op::cast && item.from != item.to)) {
+      (item.rows > 1 && item.src_stride < 0) ||
+      (item.from != item.to && (literal || item.op == Op::copy))) {
     throw InconsistentError({.file = name, .offset = item.src}, "malformed item");
   }
   const uint64_t last =
@@ -79,6 +82,30 @@ void check_source(const CopyItem& item, const std::string& output,
   }
 }
 
+void check_operands(const CopyPlan& plan, const CopyItem& item, const std::string& output,
+                    const std::vector<PlannedInput>& inputs) {
+  const bool mean = item.op == Op::mean;
+  const bool same = item.op == Op::same;
+  const uint64_t count = plan.operands().size();
+  if (!mean && !same && item.operand_count == 0) return;
+  if ((!mean && !same) || item.rows != 1 || item.operand_begin > count ||
+      item.operand_count > count - item.operand_begin || (mean && item.from != DType::float32) ||
+      (same && item.what >= plan.texts().size())) {
+    throw InconsistentError({.file = output, .offset = item.dst}, "malformed item");
+  }
+  for (const Operand& operand : plan.operands_of(item)) {
+    if (operand.in >= inputs.size()) {
+      throw InconsistentError({.file = output, .offset = item.dst}, "reads an unknown file");
+    }
+    const uint64_t end = checked_add(operand.src, item.row_bytes);
+    if (end > inputs[operand.in].size) {
+      throw InconsistentError({.file = inputs[operand.in].display, .offset = operand.src},
+                              "reads up to byte " + std::to_string(end) + " of " +
+                                  std::to_string(inputs[operand.in].size));
+    }
+  }
+}
+
 }  // namespace
 
 void CopyPlan::validate(const std::vector<PlannedInput>& inputs) const {
@@ -90,6 +117,7 @@ void CopyPlan::validate(const std::vector<PlannedInput>& inputs) const {
     uint64_t written = 0;
     for (; item != items_.end() && item->out == out; ++item) {
       check_source(*item, file.path, inputs, literals_.size());
+      check_operands(*this, *item, file.path, inputs);
       if (item->dst != written) {
         throw InconsistentError(
             {.file = file.path, .offset = std::min(item->dst, written)},
@@ -144,6 +172,33 @@ OutputId PlanBuilder::add_output(std::string path, uint64_t size) {
   return static_cast<OutputId>(plan_.outputs_.size() - 1);
 }
 
+namespace {
+
+Op op_of(const SourceRun& run) {
+  switch (run.combine) {
+    case Combine::mean:
+      return Op::mean;
+    case Combine::same:
+      return Op::same;
+    case Combine::none:
+      break;
+  }
+  return run.stored == run.result ? Op::copy : Op::cast;
+}
+
+}  // namespace
+
+// True if the operands of `run` follow those of `item`, the newest.
+bool PlanBuilder::continues(const CopyItem& item, const SourceRun& run) const {
+  if (item.op != op_of(run) || item.operand_count != run.more.size()) return false;
+  if (run.combine == Combine::same && plan_.texts_[item.what] != *run.what) return false;
+  const std::span<const Operand> operands = plan_.operands_of(item);
+  return std::equal(operands.begin(), operands.end(), run.more.begin(),
+                    [&](const Operand& a, const Operand& b) {
+                      return a.in == b.in && a.src + item.row_bytes == b.src;
+                    });
+}
+
 void PlanBuilder::put(OutputId out, uint64_t dst, const TensorSource& source) {
   std::optional<CopyItem> pending;
   const auto flush = [&] {
@@ -151,13 +206,14 @@ void PlanBuilder::put(OutputId out, uint64_t dst, const TensorSource& source) {
   };
   source.lower([&](const SourceRun& run) {
     if (pending && pending->rows == 1 && run.rows == 1 && pending->in == run.file &&
-        pending->from == run.stored && pending->src + pending->row_bytes == run.offset) {
+        pending->from == run.stored && pending->src + pending->row_bytes == run.offset &&
+        continues(*pending, run)) {
       pending->row_bytes += run.row_bytes;
       dst += run.result_bytes();
       return;
     }
     flush();
-    pending = CopyItem{.op = run.stored == run.result ? Op::copy : Op::cast,
+    pending = CopyItem{.op = op_of(run),
                        .from = run.stored,
                        .to = run.result,
                        .out = out,
@@ -167,6 +223,20 @@ void PlanBuilder::put(OutputId out, uint64_t dst, const TensorSource& source) {
                        .row_bytes = run.row_bytes,
                        .rows = run.rows,
                        .src_stride = run.stride};
+    if (run.combine != Combine::none) {
+      if (run.more.size() > std::numeric_limits<uint32_t>::max() - plan_.operands_.size()) {
+        throw UnsupportedError({}, "a plan with more than 2^32 operands");
+      }
+      pending->operand_begin = static_cast<uint32_t>(plan_.operands_.size());
+      pending->operand_count = static_cast<uint32_t>(run.more.size());
+      plan_.operands_.insert(plan_.operands_.end(), run.more.begin(), run.more.end());
+    }
+    if (run.combine == Combine::same) {
+      const auto [text, is_new] =
+          texts_.try_emplace(*run.what, static_cast<uint32_t>(plan_.texts_.size()));
+      if (is_new) plan_.texts_.push_back(*run.what);
+      pending->what = text->second;
+    }
     dst += run.result_bytes();
   });
   flush();
@@ -193,6 +263,7 @@ CopyPlan PlanBuilder::finish() {
   if (!std::is_sorted(plan_.items_.begin(), plan_.items_.end(), before)) {
     std::stable_sort(plan_.items_.begin(), plan_.items_.end(), before);
   }
+  texts_.clear();
   return std::exchange(plan_, {});
 }
 

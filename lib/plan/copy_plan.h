@@ -8,8 +8,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "base/dtype.h"
@@ -22,13 +24,16 @@ enum class Op : uint8_t {
   copy,     // bytes of an input file as they are
   cast,     // elements of an input file, converted
   literal,  // bytes of the plan itself
+  mean,     // the mean of float32 elements of the operands, converted if `to` is another type
+  same,     // bytes of the first operand, which all others must equal; converted like a mean
 };
 
 // One line of the plan: `rows` rows of an input, laid one after the other into [dst, dst +
-// dst_size).
+// dst_size). mean and same have one row; the row in `in` at `src` is their first operand, the
+// others are as long.
 struct CopyItem {
   Op op = Op::copy;
-  DType from = DType::uint8;  // element types; equal unless op is cast
+  DType from = DType::uint8;  // element types; equal unless op is cast, mean or same
   DType to = DType::uint8;
   OutputId out = 0;
   FileId in = 0;           // not for literal
@@ -37,6 +42,10 @@ struct CopyItem {
   uint64_t row_bytes = 0;  // of a row in the input (or literal)
   uint64_t rows = 1;
   int64_t src_stride = 0;  // bytes between rows in the input
+  // Of mean and same: the operands after the first, a range of CopyPlan::operands.
+  uint32_t operand_begin = 0;
+  uint32_t operand_count = 0;
+  uint32_t what = 0;  // of same: index into CopyPlan::texts
 
   uint64_t dst_row_bytes() const { return row_bytes / size_of(from) * size_of(to); }
   uint64_t dst_size() const { return rows * dst_row_bytes(); }
@@ -80,14 +89,21 @@ class CopyPlan {
   const std::vector<CopyItem>& items() const { return items_; }
   const std::vector<Digest>& digests() const { return digests_; }
   std::string_view literals() const { return literals_; }
+  // What items mean and same read besides their first operand.
+  const std::vector<Operand>& operands() const { return operands_; }
+  std::span<const Operand> operands_of(const CopyItem& item) const {
+    return std::span(operands_).subspan(item.operand_begin, item.operand_count);
+  }
+  // What the operands of items `same` are, for their error.
+  const std::vector<std::string>& texts() const { return texts_; }
 
   uint64_t bytes_written() const;
   uint64_t bytes_read() const;  // a byte that two items read counts twice
 
   // Every output byte written exactly once, every read inside its file (`inputs` indexed by
-  // FileId), literals inside the plan, digests and patches inside their file and apart, output
-  // paths distinct, relative, without empty parts, "." and "..", and none below another. Throws
-  // InconsistentError that names the output and the offset.
+  // FileId), operands and literals inside the plan, digests and patches inside their file and
+  // apart, output paths distinct, relative, without empty parts, "." and "..", and none below
+  // another. Throws InconsistentError that names the output and the offset.
   void validate(const std::vector<PlannedInput>& inputs) const;
 
  private:
@@ -96,6 +112,8 @@ class CopyPlan {
   std::vector<CopyItem> items_;
   std::vector<Digest> digests_;
   std::string literals_;
+  std::vector<Operand> operands_;
+  std::vector<std::string> texts_;
 };
 
 // Collects a plan. One thread. Offsets are absolute; order does not matter.
@@ -109,7 +127,10 @@ class PlanBuilder {
   CopyPlan finish();
 
  private:
+  bool continues(const CopyItem& item, const SourceRun& run) const;
+
   CopyPlan plan_;
+  std::unordered_map<std::string, uint32_t> texts_;  // of plan_.texts_, to their indices
 };
 
 }  // namespace dsckpt

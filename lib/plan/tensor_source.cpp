@@ -54,14 +54,21 @@ struct TensorSource::Node {
   struct Cast {
     TensorSource child;
   };
+  struct Combined {
+    Combine how;
+    std::vector<TensorSource> parts;
+    std::string what;
+  };
 
   DType dtype;
   Shape shape;
   int64_t count;
   bool has_cast;
-  std::variant<Stored, Cat, Narrow, View, Cast> what;
+  bool has_combined;
+  std::variant<Stored, Cat, Narrow, View, Cast, Combined> what;
 
   void lower(int64_t first, int64_t length, DType result, const Emit& emit) const;
+  static TensorSource combine(Combine how, std::vector<TensorSource> parts, std::string what);
 };
 
 namespace {
@@ -72,6 +79,35 @@ struct Overloaded : F... {
 };
 template <typename... F>
 Overloaded(F...) -> Overloaded<F...>;
+
+// Walks a list of runs piece by piece.
+class Cursor {
+ public:
+  explicit Cursor(std::vector<SourceRun> runs) : runs_(std::move(runs)) {}
+
+  bool done() const { return run_ == runs_.size(); }
+  uint64_t bytes_left_in_row() const { return runs_[run_].row_bytes - column_; }
+  Operand operand() const {
+    const SourceRun& run = runs_[run_];
+    return {run.file, run.offset + row_ * static_cast<uint64_t>(run.stride) + column_};
+  }
+  // At most to the end of the row.
+  void advance(uint64_t bytes) {
+    const SourceRun& run = runs_[run_];
+    column_ += bytes;
+    if (column_ < run.row_bytes) return;
+    column_ = 0;
+    if (++row_ < run.rows) return;
+    row_ = 0;
+    ++run_;
+  }
+
+ private:
+  std::vector<SourceRun> runs_;
+  size_t run_ = 0;
+  uint64_t row_ = 0;
+  uint64_t column_ = 0;
+};
 
 }  // namespace
 
@@ -123,8 +159,8 @@ TensorSource TensorSource::stored(Extent extent, DType dtype, Shape shape, Strid
     node.merged_shape.push_back(1);
     node.merged_strides.push_back(1);
   }
-  return TensorSource(
-      std::make_shared<const Node>(Node{dtype, std::move(shape), count, false, std::move(node)}));
+  return TensorSource(std::make_shared<const Node>(
+      Node{dtype, std::move(shape), count, false, false, std::move(node)}));
 }
 
 TensorSource TensorSource::stored(Extent extent, DType dtype, Shape shape) {
@@ -143,6 +179,7 @@ TensorSource TensorSource::cat(int64_t dim, std::vector<TensorSource> parts) {
   Shape shape = parts.front().shape();
   const size_t d = checked_dim(dim, shape);
   bool has_cast = false;
+  bool has_combined = false;
   uint64_t total = 0;
   for (const TensorSource& part : parts) {
     Shape expected = shape;
@@ -155,6 +192,7 @@ TensorSource TensorSource::cat(int64_t dim, std::vector<TensorSource> parts) {
     }
     total = checked_add(total, static_cast<uint64_t>(part.shape()[d]));
     has_cast = has_cast || part.node_->has_cast;
+    has_combined = has_combined || part.node_->has_combined;
   }
   if (total > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
     throw CorruptError({}, "a tensor has more than 2^63 elements");
@@ -168,8 +206,41 @@ TensorSource TensorSource::cat(int64_t dim, std::vector<TensorSource> parts) {
   }
   const DType dtype = parts.front().dtype();
   return TensorSource(
-      std::make_shared<const Node>(Node{dtype, std::move(shape), count, has_cast,
+      std::make_shared<const Node>(Node{dtype, std::move(shape), count, has_cast, has_combined,
                                         Node::Cat{std::move(parts), std::move(begins), d}}));
+}
+
+TensorSource TensorSource::Node::combine(Combine how, std::vector<TensorSource> parts,
+                                         std::string what) {
+  const Node& front = *parts.front().node_;
+  for (const TensorSource& part : parts) {
+    if (part.dtype() != front.dtype || part.shape() != front.shape) {
+      throw InconsistentError({}, "cannot combine " + std::string(torch_name(part.dtype())) +
+                                      to_text(part.shape()) + " and " +
+                                      std::string(torch_name(front.dtype)) + to_text(front.shape));
+    }
+    if (part.node_->has_combined) {
+      throw InconsistentError({}, "a combined tensor cannot be combined again");
+    }
+    if (part.node_->has_cast) throw UnsupportedError({}, "combines tensors that are cast");
+  }
+  return TensorSource(
+      std::make_shared<const Node>(Node{front.dtype, front.shape, front.count, false, true,
+                                        Combined{how, std::move(parts), std::move(what)}}));
+}
+
+TensorSource TensorSource::mean(std::vector<TensorSource> parts) {
+  if (parts.empty()) throw InconsistentError({}, "nothing to take the mean of");
+  if (parts.front().dtype() != DType::float32) {
+    throw UnsupportedError({}, "the mean of " + std::string(torch_name(parts.front().dtype())));
+  }
+  return Node::combine(Combine::mean, std::move(parts), {});
+}
+
+TensorSource TensorSource::same(std::vector<TensorSource> parts, std::string what) {
+  if (parts.empty()) throw InconsistentError({}, "nothing to compare");
+  if (parts.size() == 1) return std::move(parts.front());
+  return Node::combine(Combine::same, std::move(parts), std::move(what));
 }
 
 TensorSource TensorSource::narrow(int64_t dim, int64_t start, int64_t length) const {
@@ -182,8 +253,9 @@ TensorSource TensorSource::narrow(int64_t dim, int64_t start, int64_t length) co
   Shape narrowed = shape();
   narrowed[d] = length;
   const int64_t count = dsckpt::numel(narrowed);
-  return TensorSource(std::make_shared<const Node>(
-      Node{dtype(), std::move(narrowed), count, node_->has_cast, Node::Narrow{*this, d, start}}));
+  return TensorSource(
+      std::make_shared<const Node>(Node{dtype(), std::move(narrowed), count, node_->has_cast,
+                                        node_->has_combined, Node::Narrow{*this, d, start}}));
 }
 
 TensorSource TensorSource::view(Shape shape) const {
@@ -192,15 +264,15 @@ TensorSource TensorSource::view(Shape shape) const {
     throw InconsistentError({}, "a tensor of " + std::to_string(numel()) +
                                     " elements viewed as shape " + to_text(shape));
   }
-  return TensorSource(std::make_shared<const Node>(
-      Node{dtype(), std::move(shape), count, node_->has_cast, Node::View{*this}}));
+  return TensorSource(std::make_shared<const Node>(Node{
+      dtype(), std::move(shape), count, node_->has_cast, node_->has_combined, Node::View{*this}}));
 }
 
 TensorSource TensorSource::to(DType dtype) const {
   if (dtype == this->dtype()) return *this;
   if (node_->has_cast) throw InconsistentError({}, "a tensor can be cast once only");
-  return TensorSource(
-      std::make_shared<const Node>(Node{dtype, shape(), numel(), true, Node::Cast{*this}}));
+  return TensorSource(std::make_shared<const Node>(
+      Node{dtype, shape(), numel(), true, node_->has_combined, Node::Cast{*this}}));
 }
 
 DType TensorSource::dtype() const {
@@ -275,8 +347,32 @@ void TensorSource::Node::lower(int64_t first, int64_t length, DType result,
       length -= taken;
     }
   };
+  // The parts may be cut differently in their files; what is emitted is in one piece in all.
+  const auto combined = [&](const Combined& node) {
+    std::vector<Cursor> cursors;
+    for (const TensorSource& part : node.parts) {
+      std::vector<SourceRun> runs;
+      part.node_->lower(first, length, dtype, [&](const SourceRun& run) { runs.push_back(run); });
+      cursors.emplace_back(std::move(runs));
+    }
+    while (!cursors.front().done()) {
+      uint64_t bytes = cursors.front().bytes_left_in_row();
+      for (const Cursor& cursor : cursors) bytes = std::min(bytes, cursor.bytes_left_in_row());
+      const Operand front = cursors.front().operand();
+      SourceRun run{.file = front.in,
+                    .offset = front.src,
+                    .row_bytes = bytes,
+                    .stored = dtype,
+                    .result = result,
+                    .combine = node.how,
+                    .what = &node.what};
+      for (size_t i = 1; i < cursors.size(); ++i) run.more.push_back(cursors[i].operand());
+      for (Cursor& cursor : cursors) cursor.advance(bytes);
+      emit(run);
+    }
+  };
   std::visit(
-      Overloaded{stored, cat, narrow,
+      Overloaded{stored, cat, narrow, combined,
                  [&](const View& node) { node.child.node_->lower(first, length, result, emit); },
                  [&](const Cast& node) { node.child.node_->lower(first, length, result, emit); }},
       what);
@@ -297,6 +393,7 @@ std::optional<StridedView> TensorSource::as_strided() const {
   std::optional<SourceRun> whole;
   bool one = true;
   lower([&](const SourceRun& run) {
+    one = one && run.combine == Combine::none;
     if (!whole) {
       whole = run;
     } else if (whole->rows == 1 && run.rows == 1 && run.file == whole->file &&

@@ -9,12 +9,27 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/dtype.h"
 #include "base/extent.h"
 
 namespace dsckpt {
+
+// How the bytes of several places make one result.
+enum class Combine : uint8_t {
+  none,  // there is one place only
+  mean,  // the mean of their float32 elements, see TensorSource::mean
+  same,  // they are equal
+};
+
+// Where the bytes of a further operand of a run start; there are as many as in the run itself.
+struct Operand {
+  FileId in = 0;
+  uint64_t src = 0;
+  bool operator==(const Operand&) const = default;
+};
 
 // `rows` equally long pieces of one file that follow each other in the result: what lower() emits.
 struct SourceRun {
@@ -25,6 +40,10 @@ struct SourceRun {
   int64_t stride = 0;  // bytes from one row to the next in the file; meaningless if rows == 1
   DType stored = DType::uint8;  // element type in the file
   DType result = DType::uint8;  // element type asked for
+  // If not none, file and offset are the first operand, `more` the others, and rows is 1.
+  Combine combine = Combine::none;
+  std::vector<Operand> more = {};
+  const std::string* what = nullptr;  // of same: what its operands are; the TensorSource's own
 
   uint64_t numel() const { return rows * (row_bytes / size_of(stored)); }
   uint64_t result_bytes() const { return numel() * size_of(result); }
@@ -49,6 +68,18 @@ class TensorSource {
   static TensorSource stored(Extent extent, DType dtype, Shape shape);
   // torch.cat(parts, dim). At least one part; equal dtypes and equal sizes but along `dim`.
   static TensorSource cat(int64_t dim, std::vector<TensorSource> parts);
+  // The element-wise mean of float32 tensors of one shape as torch computes sum(parts) /
+  // len(parts): 0 + parts[0] + parts[1] + ... in that order in float32, divided by float(len). A
+  // lone -0.0 becomes +0.0, as in Python. A later to() converts the mean. At least one part; throws
+  // UnsupportedError for another element type and for parts that are cast, InconsistentError for a
+  // mean or same() within a part.
+  static TensorSource mean(std::vector<TensorSource> parts);
+  // Tensors that must be equal bit for bit (NaNs that differ in bits differ): the value is
+  // parts.front(); whoever runs the plan reads all of them and compares what is stored. `what` says
+  // in the error what they are: "'embed.weight' on tensor-parallel ranks 0 and 1". At least one
+  // part, equal dtypes and shapes; one part alone is returned as it is. Throws as mean() does, but
+  // for the element type.
+  static TensorSource same(std::vector<TensorSource> parts, std::string what);
 
   // torch.narrow(dim, start, length)
   TensorSource narrow(int64_t dim, int64_t start, int64_t length) const;
@@ -70,7 +101,8 @@ class TensorSource {
   void lower(const Emit& emit) const { lower(0, numel(), emit); }
 
   // The view of one file that this tensor is, if it is one: a tool can then map it without a copy.
-  // Found for stored tensors and for whatever turns out to be one run of bytes.
+  // Found for stored tensors and for whatever turns out to be one run of bytes, never for a mean or
+  // for what must be the same.
   std::optional<StridedView> as_strided() const;
 
  private:
