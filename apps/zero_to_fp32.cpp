@@ -160,8 +160,8 @@ int convert(const CLI::App& app, Arguments& args) {
     std::cerr << app.get_name() << ": " << tensors << " tensors in " << plan.split.files.size()
               << (plan.split.files.size() == 1 ? " file, " : " files, ")
               << human_bytes(stats.bytes_written) << " in " << args.output_dir << ", "
-              << static_cast<double>(static_cast<int64_t>(stats.seconds * 100 + 0.5)) / 100
-              << " s, " << stats.records_checked << " checksums verified\n";
+              << human_seconds(stats.seconds) << ", " << stats.records_checked
+              << " checksums verified\n";
   }
   return cli::kDone;
 }

@@ -191,6 +191,12 @@ std::vector<OutputTensor> select(const Checkpoint& checkpoint, const WeightsOpti
 
 WeightsPlan plan_weights(InputFiles& inputs, const Checkpoint& checkpoint,
                          const WeightsOptions& options) {
+  if (checkpoint.facts().model_parallel) {
+    throw std::move(UnsupportedError({.file = checkpoint.tag_folder().string()},
+                                     "is a pipeline-, tensor- or expert-parallel checkpoint; "
+                                     "weights are made of data-parallel ones"))
+        .with_hint("to-universal reads it");
+  }
   WeightsPlan result;
   result.notes = checkpoint.notes();
   result.split =
@@ -199,13 +205,16 @@ WeightsPlan plan_weights(InputFiles& inputs, const Checkpoint& checkpoint,
   if (!options.hf_config.empty()) add_companions(inputs, options.hf_config, plan);
   lay_out_weights(plan, *options.format, result.split);
   result.plan = plan.finish();
+  result.plan.validate(planned_inputs(inputs));
+  return result;
+}
 
+std::vector<PlannedInput> planned_inputs(const InputFiles& inputs) {
   std::vector<PlannedInput> planned;
   for (FileId id = 0; id < inputs.size(); ++id) {
     planned.push_back({inputs[id].display(), inputs[id].size()});
   }
-  result.plan.validate(planned);
-  return result;
+  return planned;
 }
 
 void check_output_place(const Checkpoint& checkpoint, const fs::path& output) {

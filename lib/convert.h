@@ -54,6 +54,9 @@ void check_output_place(const Checkpoint& checkpoint, const std::filesystem::pat
 // take them for the new ones.
 std::vector<std::string> other_weights(const CopyPlan& plan, const std::filesystem::path& output);
 
+// The inputs as CopyPlan::validate() wants them.
+std::vector<PlannedInput> planned_inputs(const InputFiles& inputs);
+
 struct RunOptions {
   unsigned threads = 0;  // 0: all cores
   // Check the CRC32 of every record of the checkpoint, not only of those that are read whole

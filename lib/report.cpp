@@ -47,6 +47,12 @@ std::string human_bytes(uint64_t bytes) {
   return text.data();
 }
 
+std::string human_seconds(double seconds) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.2f s", seconds);
+  return text.data();
+}
+
 json facts_json(const Checkpoint& checkpoint) {
   const CheckpointFacts& facts = checkpoint.facts();
   json out = {{"layout", facts.layout},
@@ -95,6 +101,21 @@ json plan_json(const WeightsPlan& plan) {
     files.push_back(std::move(entry));
   }
   return {{"files", std::move(files)},
+          {"bytes_read", plan.plan.bytes_read()},
+          {"bytes_written", plan.plan.bytes_written()}};
+}
+
+json plan_json(const UniversalPlan& plan) {
+  json parameters = json::array();
+  for (const UniversalPlan::Entry& entry : plan.entries) {
+    parameters.push_back({{"name", entry.name}, {"shape", entry.shape}, {"files", entry.files}});
+  }
+  json files = json::array();
+  for (const PlannedFile& file : plan.plan.outputs()) {
+    files.push_back({{"path", file.path}, {"bytes", file.size}});
+  }
+  return {{"parameters", std::move(parameters)},
+          {"files", std::move(files)},
           {"bytes_read", plan.plan.bytes_read()},
           {"bytes_written", plan.plan.bytes_written()}};
 }

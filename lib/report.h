@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "convert.h"
+#include "universal.h"
 
 namespace dsckpt {
 
@@ -26,6 +27,8 @@ enum class Newlines : uint8_t { escape, keep };
 std::string printable(const std::string& text, Newlines newlines = Newlines::escape);
 // "1.5 GB", in powers of 1000 as disks are sold and shard sizes are given.
 std::string human_bytes(uint64_t bytes);
+// "0.53 s"
+std::string human_seconds(double seconds);
 
 // {"layout", "zero_stage", "dp", ...}
 nlohmann::json facts_json(const Checkpoint& checkpoint);
@@ -33,6 +36,9 @@ nlohmann::json facts_json(const Checkpoint& checkpoint);
 nlohmann::json param_json(const InputFiles& inputs, const Param& param);
 // {"files": [{"path", "bytes", "tensors": [...]}], "bytes_read", "bytes_written"}
 nlohmann::json plan_json(const WeightsPlan& plan);
+// {"parameters": [{"name", "shape", "files"}], "files": [{"path", "bytes"}], "bytes_read",
+// "bytes_written"}
+nlohmann::json plan_json(const UniversalPlan& plan);
 // {"kind", "message", "file"?, "member"?, "tensor"?, "offset"?, "errno"?, "hint"?}
 nlohmann::json error_json(const Error& error);
 

@@ -2,6 +2,7 @@
 
 #include <tbb/parallel_for.h>
 
+#include <algorithm>
 #include <array>
 #include <unordered_map>
 #include <utility>
@@ -18,27 +19,20 @@ namespace {
 // The layouts, probed in this order.
 constexpr std::array kLayouts{&kZero3, &kZero12, &kZero0};
 
-// Layouts of model and expert parallelism show in the file names.
-void refuse_model_parallel(const TagFolder& folder) {
-  for (const ShardFile& shard : folder.shards) {
-    const char* what = nullptr;
-    switch (shard.name.kind) {
-      case ShardName::Kind::layer:
-        what = "a pipeline-parallel checkpoint";
-        break;
-      case ShardName::Kind::expert:
-      case ShardName::Kind::expert_optim:
-        what = "an expert-parallel checkpoint";
-        break;
-      default:
-        if (shard.name.mp_rank > 0) what = "a model-parallel checkpoint";
-    }
-    if (what != nullptr) {
-      throw UnsupportedError(
-          {.file = shard.path.string()},
-          std::string("belongs to ") + what + "; only data-parallel checkpoints are read");
-    }
+// Layers and experts with files of their own.
+bool has_split_files(const TagFolder& folder) {
+  return folder.has(ShardName::Kind::layer) || folder.has(ShardName::Kind::expert) ||
+         folder.has(ShardName::Kind::expert_optim);
+}
+
+std::vector<CheckpointFile> files_of(const std::vector<Shard>& shards, const TagFolder& folder) {
+  std::vector<CheckpointFile> files;
+  for (const Shard& shard : shards) {
+    const auto found = std::find_if(folder.shards.begin(), folder.shards.end(),
+                                    [&](const ShardFile& file) { return file.name == shard.name; });
+    files.push_back({found->path, &shard.archive});
   }
+  return files;
 }
 
 }  // namespace
@@ -59,6 +53,8 @@ struct Checkpoint::Impl {
   explicit Impl(InputFiles& inputs) : draft{.inputs = inputs} {}
   CheckpointDraft draft;
   std::unordered_map<std::string_view, size_t> by_name;
+  std::vector<CheckpointFile> model_files;
+  std::vector<CheckpointFile> optim_files;
 };
 
 Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -71,7 +67,7 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const fs::path& path, const Open
   CheckpointDraft& draft = impl->draft;
   draft.folder = find_tag_folder(path, options.tag);
   draft.facts.tag = draft.folder.tag;
-  refuse_model_parallel(draft.folder);
+  draft.optimizer_states = options.optimizer_states;
   for (const Layout* layout : kLayouts) {
     if (!layout->probe(draft)) continue;
     layout->read(draft);
@@ -79,6 +75,11 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const fs::path& path, const Open
     const Fields model(draft.model_shards.front(), draft.model_shards.front().archive.root());
     draft.facts.ds_version = model.text(keys::kDsVersion);
     draft.facts.global_steps = model.integer_if_any(keys::kGlobalSteps);
+    const Mesh& mesh = draft.facts.mesh;
+    draft.facts.model_parallel =
+        mesh.pp > 1 || mesh.tp > 1 || mesh.ep > 1 || has_split_files(draft.folder);
+    impl->model_files = files_of(draft.model_shards, draft.folder);
+    impl->optim_files = files_of(draft.optim_shards, draft.folder);
     for (size_t i = 0; i < draft.params.size(); ++i) {
       impl->by_name.emplace(draft.params[i].name, i);
     }
@@ -101,6 +102,16 @@ const std::vector<Param>& Checkpoint::params() const {
 const Param* Checkpoint::find(std::string_view name) const {
   const auto found = impl_->by_name.find(name);
   return found == impl_->by_name.end() ? nullptr : &params()[found->second];
+}
+
+const std::vector<CheckpointFile>& Checkpoint::model_files() const {
+  return impl_->model_files;
+}
+const std::vector<CheckpointFile>& Checkpoint::optim_files() const {
+  return impl_->optim_files;
+}
+const std::vector<std::string>& Checkpoint::unused_patterns() const {
+  return impl_->draft.unused_patterns;
 }
 
 const std::vector<std::string>& Checkpoint::notes() const {

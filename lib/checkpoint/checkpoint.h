@@ -13,6 +13,8 @@
 #include <string_view>
 #include <vector>
 
+#include "format/torch_archive.h"
+#include "format/universal_form.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
 #include "plan/tensor_source.h"
@@ -34,6 +36,19 @@ enum class ParamKind : uint8_t {
 };
 const char* to_string(ParamKind kind);
 
+// A value in the pickle of one of the checkpoint's files. Borrowed from the Checkpoint; empty if
+// `archive` is null.
+struct ShardValue {
+  const TorchArchive* archive = nullptr;
+  pickle::Value value;
+};
+
+// What the optimizer keeps for every element of a parameter, in the parameter's shape.
+struct ParamState {
+  std::string key;  // the optimizer's own name: "exp_avg"
+  TensorSource value;
+};
+
 // One entry of the model's state_dict.
 struct Param {
   std::string name;
@@ -42,7 +57,15 @@ struct Param {
   // buffers as stored.
   TensorSource weight;
   // For a tied parameter, the name of the entry it is the same tensor as; else "".
-  std::string alias_of;
+  std::string alias_of = {};
+
+  // Of trainable parameters, and only if OpenOptions::optimizer_states was set.
+  std::vector<ParamState> states = {};  // in the optimizer's order
+  ShardValue step = {};  // how often it was stepped: an int or a tensor of one element
+  // How the tensor-parallel ranks cut it.
+  UniversalForm form = {};
+  // torch's flag of the master.
+  bool requires_grad = false;
 };
 
 // What is known of the run that wrote the checkpoint. Empty where the files do not say.
@@ -57,12 +80,25 @@ struct CheckpointFacts {
   // False if frozen parameters may be listed as trainable: an fp32 checkpoint of stage 0 does not
   // always tell.
   bool frozen_known = true;
+  // Whether the model is split over ranks, or its files are: pipeline stages, tensor slices,
+  // experts.
+  bool model_parallel = false;
+  // False if universal_checkpoint_info was looked for and is not there.
+  bool has_universal_info = true;
 };
 
 struct OpenOptions {
   // The tag's folder name. Default: what the file `latest` says; the folder itself if it holds
   // shards.
   std::string tag;
+  // Open the optimizer's states too, not only its masters.
+  bool optimizer_states = false;
+};
+
+// A file of the checkpoint, opened. Borrowed from the Checkpoint.
+struct CheckpointFile {
+  std::filesystem::path path;
+  const TorchArchive* archive;
 };
 
 // Immutable; any thread.
@@ -88,6 +124,13 @@ class Checkpoint {
   const std::vector<Param>& params() const;
   // The entry called `name`, or nullptr.
   const Param* find(std::string_view name) const;
+  // The model-states files by mp rank and data-parallel rank, and the optimizer-states files
+  // likewise (none at stage 0).
+  const std::vector<CheckpointFile>& model_files() const;
+  const std::vector<CheckpointFile>& optim_files() const;
+  // Patterns of universal_checkpoint_info that fit no parameter. Only with
+  // OpenOptions::optimizer_states.
+  const std::vector<std::string>& unused_patterns() const;
   // Things a user should know that are no errors.
   const std::vector<std::string>& notes() const;
 

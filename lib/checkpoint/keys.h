@@ -21,6 +21,11 @@ inline constexpr std::string_view kSkippedSteps = "skipped_steps";
 inline constexpr std::string_view kGlobalSamples = "global_samples";
 inline constexpr std::string_view kDsConfig = "ds_config";
 inline constexpr std::string_view kDsVersion = "ds_version";
+inline constexpr std::string_view kCheckpointParallelDimensions = "checkpoint_parallel_dimensions";
+inline constexpr std::string_view kUniversalCheckpointInfo = "universal_checkpoint_info";
+inline constexpr std::string_view kAutoEpLayers = "ds_autoep_layers";
+inline constexpr std::string_view kAutoEpLayersLegacy = "autoep_layers";
+inline constexpr std::string_view kFolding = "folding";
 
 // Optimizer-states files.
 inline constexpr std::string_view kOptimizerStateDict = "optimizer_state_dict";
@@ -39,5 +44,19 @@ inline constexpr std::string_view kZeroPartitionGroups = "ds_zero_partition_grou
 // Stage 0, inside `optimizer`.
 inline constexpr std::string_view kFp32Groups = "fp32_groups";
 inline constexpr std::string_view kFp32GroupsFlat = "fp32_groups_flat";
+
+// universal_checkpoint_info of model-states files.
+inline constexpr std::string_view kUniversalVersion = "universal_checkpoint_version";
+inline constexpr std::string_view kOriginalVocabSize = "original_vocab_size";
+inline constexpr std::string_view kVocabulary = "vocabulary_parameter_patterns";
+inline constexpr std::string_view kPipelineReplicated = "pipeline_replicated_parameter_patterns";
+inline constexpr std::string_view kTpReplicated = "tp_replicated_parameter_patterns";
+inline constexpr std::string_view kToAverage = "parameter_to_average_patterns";
+inline constexpr std::string_view kRowParallel = "parameter_with_row_parallelism_patterns";
+inline constexpr std::string_view kTwoSubParams = "parameter_with_2_sub_params_cat_dim_0";
+inline constexpr std::string_view kSubParams = "parameter_with_sub_params";
+inline constexpr std::string_view kSubParamShardWidths = "sub_param_shard_widths";
+inline constexpr std::string_view kAffineMap = "affine_map";
+inline constexpr std::string_view kAutoTpUnsupported = "autotp_unsupported_parameter_patterns";
 
 }  // namespace dsckpt::keys

@@ -16,8 +16,10 @@ struct CheckpointDraft {
   InputFiles& inputs;
   TagFolder folder = {};
   CheckpointFacts facts = {};
+  bool optimizer_states = false;  // whether they are asked for
   std::vector<Param> params = {};
   std::vector<std::string> notes = {};
+  std::vector<std::string> unused_patterns = {};
   // Opened shards stay: TensorSources and `records` need nothing else of them, but readers borrow.
   std::vector<Shard> model_shards = {};
   std::vector<Shard> optim_shards = {};

@@ -10,12 +10,15 @@ namespace dsckpt {
 using pickle::Value;
 
 ModelStates::ModelStates(const Shard& shard) : fields(shard, shard.archive.root()) {
-  const Value module_value = fields[keys::kModule];
-  if (!module_value.is_mapping()) {
+  const auto module_value = shard.archive.root().find(keys::kModule);
+  if (!module_value) throw CorruptError(fields.where(), "has no key 'module'");
+  if (!module_value->is_mapping() && !module_value->is_none()) {
     throw CorruptError(fields.where(keys::kModule),
-                       "is not a state_dict, but " + describe(module_value));
+                       "is not a state_dict, but " + describe(*module_value));
   }
-  for (const auto& [key, value] : module_value.as_dict().items) {
+  const pickle::DictNode none;
+  for (const auto& [key, value] :
+       module_value->is_none() ? none.items : module_value->as_dict().items) {
     const std::string name(
         in_context(fields.where(keys::kModule), [&] { return key.as_string(); }));
     if (TorchArchive::is_tensor(value)) {
@@ -107,11 +110,28 @@ bool ModelStates::may_be_round_robin() const {
   return flag && flag->is(pickle::Kind::boolean) && flag->as_bool();
 }
 
-void ParamList::add(std::string name, ParamKind kind, TensorSource weight) {
-  if (!index_.emplace(name, params_.size()).second) {
-    throw InconsistentError({.tensor = name}, "is named twice");
+std::vector<std::pair<std::string, Value>> ModelStates::rest_of_module() const {
+  const std::unordered_set<std::string> tied = aliases();
+  std::vector<std::pair<std::string, Value>> rest;
+  for (const auto& [name, value] : module) {
+    if (buffer_names.contains(name) || is_trainable(name) || tied.contains(name)) continue;
+    rest.emplace_back(name, value);
   }
-  params_.push_back({std::move(name), kind, std::move(weight), {}});
+  return rest;
+}
+
+bool ModelStates::uses_data_before_expert_parallelism() const {
+  const auto config = fields.get(keys::kDsConfig);
+  if (!config || !config->is_mapping()) return false;
+  const auto flag = config->find("use_data_before_expert_parallelism");
+  return flag && flag->is(pickle::Kind::boolean) && flag->as_bool();
+}
+
+void ParamList::add(Param param) {
+  if (!index_.emplace(param.name, params_.size()).second) {
+    throw InconsistentError({.tensor = param.name}, "is named twice");
+  }
+  params_.push_back(std::move(param));
 }
 
 const Param* ParamList::find(std::string_view name) const {
@@ -121,18 +141,12 @@ const Param* ParamList::find(std::string_view name) const {
 
 void ParamList::add_buffers(const ModelStates& states) {
   for (const auto& [name, value] : states.module) {
-    if (!states.buffer_names.contains(name)) continue;
-    in_context({.file = states.shard().display, .tensor = name},
-               [&] { add(name, ParamKind::buffer, states.shard().archive.tensor(value)); });
-  }
-}
-
-void ParamList::add_rest_of_module(const ModelStates& states) {
-  const std::unordered_set<std::string> aliases = states.aliases();
-  for (const auto& [name, value] : states.module) {
-    if (states.is_trainable(name) || aliases.contains(name) || has(name)) continue;
-    in_context({.file = states.shard().display, .tensor = name},
-               [&] { add(name, ParamKind::frozen, states.shard().archive.tensor(value)); });
+    if (!states.buffer_names.contains(name) || has(name)) continue;
+    in_context({.file = states.shard().display, .tensor = name}, [&] {
+      add({.name = name,
+           .kind = ParamKind::buffer,
+           .weight = states.shard().archive.tensor(value)});
+    });
   }
 }
 

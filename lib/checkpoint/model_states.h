@@ -14,7 +14,7 @@
 namespace dsckpt {
 
 // One model-states file: engine.py save_checkpoint, `state = dict(module=..., ...)`. Borrows the
-// shard.
+// shard. A pipeline's files have None for `module`: its layers are in files of their own.
 struct ModelStates {
   explicit ModelStates(const Shard& shard);
   ModelStates(ModelStates&&) = default;
@@ -46,6 +46,10 @@ struct ModelStates {
   // Takes back what shared_params says of tensors that `module` has in different shapes: DeepSpeed
   // compares addresses, and all parameters without elements have the same.
   void drop_false_aliases();
+  // Entries of `module` that are neither buffer, nor alias, nor trainable.
+  std::vector<std::pair<std::string, pickle::Value>> rest_of_module() const;
+  // ds_config["use_data_before_expert_parallelism"]
+  bool uses_data_before_expert_parallelism() const;
   // ds_config["zero_optimization"]["round_robin_gradients"]; true if the configuration is not in
   // the file (a run that was given a path saves the path).
   bool may_be_round_robin() const;
@@ -55,17 +59,13 @@ struct ModelStates {
 // every name comes once.
 class ParamList {
  public:
-  // Errors of `weight` get the tensor's name. Throws InconsistentError for a name that was added
-  // before.
-  void add(std::string name, ParamKind kind, TensorSource weight);
+  // Throws InconsistentError for a name that was added before.
+  void add(Param param);
   bool has(std::string_view name) const { return index_.contains(std::string(name)); }
   const Param* find(std::string_view name) const;
 
-  // The entries of `module` that are persistent buffers.
+  // The entries of `module` that are persistent buffers and not in the list yet.
   void add_buffers(const ModelStates& states);
-  // What remains of `module`: neither buffer, nor alias, nor trainable, nor added before. At
-  // stage 1 the frozen parameters are only there.
-  void add_rest_of_module(const ModelStates& states);
   // shared_params; an alias whose owner is not in the list is left out, as DeepSpeed does, with a
   // note.
   void add_aliases(const ModelStates& states, std::vector<std::string>& notes);

@@ -8,6 +8,7 @@
 #include "checkpoint/keys.h"
 
 namespace dsckpt {
+namespace fs = std::filesystem;
 using pickle::Kind;
 using pickle::Value;
 namespace {
@@ -15,12 +16,14 @@ namespace {
 // Longer lists help nobody; the count may be made up.
 constexpr size_t kMaxListed = 1024;
 
-// Checks that `found` are the shards of ranks 0 to `count` - 1, each once.
-void check_ranks(const std::vector<ShardFile>& found, ShardName expected, uint32_t count,
+// Checks that `found` are the shards of data-parallel ranks 0 to `dp` - 1 of mp ranks 0 to `mp` -
+// 1, each once.
+void check_ranks(const std::vector<ShardFile>& found, ShardName expected, uint32_t mp, uint32_t dp,
                  const TagFolder& folder) {
-  std::map<uint32_t, std::vector<std::string>> by_rank;
+  using Rank = std::pair<uint32_t, uint32_t>;
+  std::map<Rank, std::vector<std::string>> by_rank;
   for (const ShardFile& shard : found) {
-    by_rank[shard.name.dp_rank].push_back(shard.path.filename().string());
+    by_rank[{shard.name.mp_rank, shard.name.dp_rank}].push_back(shard.path.filename().string());
   }
   for (const auto& [rank, names] : by_rank) {
     if (names.size() > 1) {
@@ -28,12 +31,14 @@ void check_ranks(const std::vector<ShardFile>& found, ShardName expected, uint32
                               "two files of the same rank: " + names[0] + " and " + names[1]);
     }
   }
+  const uint64_t count = uint64_t{mp} * dp;
   std::string missing;
   size_t missing_count = 0;
-  for (uint32_t rank = 0; rank < count; ++rank) {
-    if (by_rank.contains(rank)) continue;
-    expected.dp_rank = rank;
-    if (++missing_count <= kMaxListed) missing += "\n  " + expected.file_name();
+  for (expected.mp_rank = 0; expected.mp_rank < mp; ++expected.mp_rank) {
+    for (expected.dp_rank = 0; expected.dp_rank < dp; ++expected.dp_rank) {
+      if (by_rank.contains({expected.mp_rank, expected.dp_rank})) continue;
+      if (++missing_count <= kMaxListed) missing += "\n  " + expected.file_name();
+    }
   }
   if (missing_count > kMaxListed) missing += "\n  ...";
   if (missing_count > 0) {
@@ -41,27 +46,29 @@ void check_ranks(const std::vector<ShardFile>& found, ShardName expected, uint32
                                                                 std::to_string(count) +
                                                                 " files are missing:" + missing);
   }
-  if (by_rank.size() > count) {
-    const auto extra = by_rank.upper_bound(count - 1);
+  for (const auto& [rank, names] : by_rank) {
+    if (rank.first < mp && rank.second < dp) continue;
     throw InconsistentError({.file = folder.path.string()},
-                            extra->second[0] + " is one too many: the checkpoint is of " +
+                            names.front() + " is one too many: the checkpoint is of " +
                                 std::to_string(count) +
                                 " ranks; perhaps an older checkpoint of the same tag was larger");
   }
 }
 
-// The counts that each group was cut into.
-std::vector<int64_t> partition_counts(const Fields& fields) {
-  const Value value = fields[keys::kPartitionCount];
-  if (!value.is(Kind::list) && !value.is(Kind::tuple)) {
-    return {fields.integer(keys::kPartitionCount)};
+// The size of the grid of pipeline stages and tensor-parallel ranks.
+uint32_t mp_world_size(const CheckpointDraft& draft, const Shard& model) {
+  constexpr int64_t kMaxRanks = 1 << 16;
+  const Fields fields(model, model.archive.root());
+  const auto saved = fields.integer_if_any(keys::kMpWorldSize);
+  if (saved && (*saved < 1 || *saved > kMaxRanks)) {
+    throw CorruptError(fields.where(keys::kMpWorldSize), "is " + std::to_string(*saved));
   }
-  std::vector<int64_t> counts;
-  for (const Value& count : fields.sequence(keys::kPartitionCount)) {
-    counts.push_back(
-        in_context(fields.where(keys::kPartitionCount), [&] { return count.as_int(); }));
+  if (saved) return static_cast<uint32_t>(*saved);
+  uint32_t largest = 0;
+  for (const ShardFile& shard : draft.folder.shards) {
+    largest = std::max(largest, shard.name.mp_rank);
   }
-  return counts;
+  return largest + 1;
 }
 
 uint32_t degree_of(const Shard& shard) {
@@ -73,14 +80,10 @@ uint32_t degree_of(const Shard& shard) {
     if (count < 1 || count > kMaxRanks) {
       throw CorruptError(where, "is " + std::to_string(count));
     }
-    if (count != counts.front()) {
-      throw UnsupportedError(where,
-                             "parameter groups are cut over different numbers of ranks: this is an "
-                             "expert-parallel checkpoint");
-    }
   }
   if (counts.empty()) throw CorruptError(where, "is empty");
-  return static_cast<uint32_t>(counts.front());
+  // Experts are cut over fewer ranks than what all ranks share.
+  return static_cast<uint32_t>(*std::max_element(counts.begin(), counts.end()));
 }
 
 // One fact of a step, under the name it has in messages.
@@ -139,6 +142,51 @@ std::vector<Evidence> evidence(const Shard& shard, std::string_view state_key) {
   return out;
 }
 
+// Sets facts.mesh.pp and .tp, whose product is `mp`.
+void find_degrees(CheckpointDraft& draft, uint32_t mp) {
+  Mesh& mesh = draft.facts.mesh;
+  bool known = false;
+  for (const Shard& shard : draft.model_shards) {
+    const Fields fields(shard, shard.archive.root());
+    const Where where = fields.where(keys::kCheckpointParallelDimensions);
+    if (!fields.has(keys::kCheckpointParallelDimensions)) {
+      if (known) throw InconsistentError(where, "is missing, but other files have it");
+      continue;
+    }
+    const Fields dimensions = fields.in(keys::kCheckpointParallelDimensions);
+    const int64_t pp = dimensions.integer("pp_degree");
+    const int64_t tp = dimensions.integer("tp_degree");
+    if (pp < 1 || tp < 1 || pp > mp || tp > mp || pp * tp != mp) {
+      throw InconsistentError(where, "says " + std::to_string(pp) + " x " + std::to_string(tp) +
+                                         ", but there are " + std::to_string(mp) + " mp ranks");
+    }
+    if (known && (pp != mesh.pp || tp != mesh.tp)) {
+      throw InconsistentError(where, "differs from that in " + draft.model_shards.front().display);
+    }
+    if (!known && &shard != &draft.model_shards.front()) {
+      throw InconsistentError(where, "is not in " + draft.model_shards.front().display);
+    }
+    known = true;
+    mesh.pp = static_cast<uint32_t>(pp);
+    mesh.tp = static_cast<uint32_t>(tp);
+  }
+  if (known) return;
+  // Older releases: a pipeline has a file for layer 1 for each tensor-parallel rank; without a
+  // pipeline all is tensor parallelism.
+  uint32_t tp = 0;
+  for (const ShardFile& shard : draft.folder.shards) {
+    tp += shard.name.kind == ShardName::Kind::layer && shard.name.layer == 1 ? 1 : 0;
+  }
+  if (tp == 0) tp = mp;
+  if (mp % tp != 0) {
+    throw InconsistentError(
+        {.file = draft.folder.path.string()},
+        std::to_string(mp) + " mp ranks, but " + std::to_string(tp) + " files of layer 1");
+  }
+  mesh.tp = tp;
+  mesh.pp = mp / tp;
+}
+
 // The number of a ZeroStageEnum (deepspeed/runtime/zero/config.py) that is pickled as
 // getattr(ZeroStageEnum, NAME): Python 3.11.0 to 3.11.3 did that with all enums, others write the
 // number.
@@ -175,6 +223,19 @@ TensorSource flat_masters(const Shard& optim, const Value& tensor) {
   return masters;
 }
 
+std::vector<int64_t> partition_counts(const Fields& fields) {
+  const Value value = fields[keys::kPartitionCount];
+  if (!value.is(Kind::list) && !value.is(Kind::tuple)) {
+    return {fields.integer(keys::kPartitionCount)};
+  }
+  std::vector<int64_t> counts;
+  for (const Value& count : fields.sequence(keys::kPartitionCount)) {
+    counts.push_back(
+        in_context(fields.where(keys::kPartitionCount), [&] { return count.as_int(); }));
+  }
+  return counts;
+}
+
 int zero_stage_of(const Shard& optim) {
   const Fields fields = optimizer_state(optim);
   std::optional<int64_t> stage;
@@ -188,52 +249,83 @@ int zero_stage_of(const Shard& optim) {
   return static_cast<int>(stage.value_or(1));
 }
 
-uint32_t data_parallel_degree(const std::vector<Shard>& optim) {
-  const uint32_t dp = degree_of(optim.front());
-  for (const Shard& shard : optim) {
-    if (degree_of(shard) != dp) {
-      throw InconsistentError(shard.where(keys::kPartitionCount),
-                              "is " + std::to_string(degree_of(shard)) + ", but " +
-                                  std::to_string(dp) + " in " + optim.front().display);
-    }
-  }
-  return dp;
-}
-
 void open_optim_shards(CheckpointDraft& draft) {
   const std::vector<ShardFile> files = draft.folder.of_kind(ShardName::Kind::optim_states);
-  // One shard tells how many there must be; then all that are missing can be named at once, before
-  // the others are read.
-  const std::vector<Shard> first =
-      open_shards(draft.inputs, {files.front()}, draft.folder.path.parent_path());
-  check_ranks(files, files.front().name, degree_of(first.front()), draft.folder);
-  draft.optim_shards = open_shards(draft.inputs, files, draft.folder.path.parent_path());
-  draft.facts.mesh.dp = data_parallel_degree(draft.optim_shards);
+  const fs::path root = draft.folder.path.parent_path();
+  // One shard of each kind tells how many there must be; then all that are missing can be named at
+  // once, before the others are read.
+  const std::vector<Shard> first = open_shards(draft.inputs, {files.front()}, root);
+  const uint32_t dp = degree_of(first.front());
+  uint32_t mp = 1;
+  for (const ShardFile& file : draft.folder.shards) {
+    if (file.name.kind != ShardName::Kind::model_states &&
+        file.name.kind != ShardName::Kind::zero_model_states) {
+      continue;
+    }
+    mp = mp_world_size(draft, open_shards(draft.inputs, {file}, root).front());
+    break;
+  }
+  check_ranks(files, files.front().name, mp, dp, draft.folder);
+  draft.optim_shards = open_shards(draft.inputs, files, root);
+  for (const Shard& shard : draft.optim_shards) {
+    if (degree_of(shard) == dp) continue;
+    throw InconsistentError(shard.where(keys::kPartitionCount),
+                            "is " + std::to_string(degree_of(shard)) + ", but " +
+                                std::to_string(dp) + " in " + draft.optim_shards.front().display);
+  }
+  draft.facts.mesh.dp = dp;
 }
 
-void open_zero_model_shards(CheckpointDraft& draft, uint32_t dp) {
-  const std::vector<ShardFile> files = draft.folder.of_kind(ShardName::Kind::zero_model_states);
-  check_ranks(files, {.kind = ShardName::Kind::zero_model_states}, dp, draft.folder);
-  draft.model_shards = open_shards(draft.inputs, files, draft.folder.path.parent_path());
+void open_model_shards(CheckpointDraft& draft, ShardName::Kind kind) {
+  const std::vector<ShardFile> files = draft.folder.of_kind(kind);
+  const fs::path root = draft.folder.path.parent_path();
+  const bool every_rank = kind == ShardName::Kind::zero_model_states;
+  const uint32_t dp = every_rank ? draft.facts.mesh.dp : 1;
+  uint32_t mp = 1;
+  if (!files.empty()) {
+    mp = mp_world_size(draft, open_shards(draft.inputs, {files.front()}, root).front());
+  }
+  check_ranks(files, {.kind = kind}, mp, dp, draft.folder);
+  draft.model_shards = open_shards(draft.inputs, files, root);
+  find_degrees(draft, mp);
 }
 
-void open_model_shard(CheckpointDraft& draft) {
-  const std::vector<ShardFile> files = draft.folder.of_kind(ShardName::Kind::model_states);
-  check_ranks(files, {.kind = ShardName::Kind::model_states}, 1, draft.folder);
-  draft.model_shards = open_shards(draft.inputs, files, draft.folder.path.parent_path());
+std::vector<const Shard*> optim_shards_of(const CheckpointDraft& draft, uint32_t mp_rank) {
+  std::vector<const Shard*> shards;
+  for (const Shard& shard : draft.optim_shards) {
+    if (shard.name.mp_rank == mp_rank) shards.push_back(&shard);
+  }
+  return shards;
 }
 
 void check_same_step(CheckpointDraft& draft, std::string_view state_key) {
-  const Shard& reference = draft.optim_shards.front();
-  const std::vector<Evidence> expected = evidence(reference, state_key);
-  const bool has_steps = std::any_of(expected.begin(), expected.end(),
-                                     [](const Evidence& fact) { return fact.is_step(); });
+  const Shard* reference = nullptr;
+  std::vector<Evidence> expected;
+  bool has_steps = false;
   for (const Shard& shard : draft.optim_shards) {
-    const std::vector<Evidence> found = evidence(shard, state_key);
+    std::vector<Evidence> found = evidence(shard, state_key);
     const auto differ = [&](const std::string& name, const std::string& how) {
-      throw InconsistentError(shard.where(name), how + " in " + reference.display +
+      throw InconsistentError(shard.where(name), how + " in " + reference->display +
                                                      ": the ranks were not saved at the same step");
     };
+    if (reference == nullptr || shard.name.mp_rank != reference->name.mp_rank) {
+      // Ranks of other stages and slices have other groups, but the same steps.
+      const auto step = [](const std::vector<Evidence>& facts) {
+        return std::find_if(facts.begin(), facts.end(),
+                            [](const Evidence& fact) { return fact.is_step(); });
+      };
+      if (reference != nullptr) {
+        const auto a = step(expected);
+        const auto b = step(found);
+        if (a != expected.end() && b != found.end() && a->number != b->number) {
+          differ(b->name, "differs from that");
+        }
+      }
+      reference = &shard;
+      expected = std::move(found);
+      has_steps = step(expected) != expected.end();
+      continue;
+    }
     for (size_t i = 0; i < std::max(expected.size(), found.size()); ++i) {
       if (i >= expected.size()) differ(found[i].name, "is not");
       if (i >= found.size()) differ(expected[i].name, "is missing here but is");
@@ -244,7 +336,7 @@ void check_same_step(CheckpointDraft& draft, std::string_view state_key) {
       }
       if (!has_steps || !found[i].is_setting()) differ(found[i].name, "differs from that");
       draft.notes.push_back(shard.display + ": " + found[i].name + " differs from that in " +
-                            reference.display + ", at the same step");
+                            reference->display + ", at the same step");
     }
   }
 }

@@ -21,21 +21,27 @@ TensorSource flat_masters(const Shard& optim, const pickle::Value& tensor);
 // (ds_to_universal.py does the same). Throws CorruptError for other numbers.
 int zero_stage_of(const Shard& optim);
 
-// Opens the optimizer-states files of the folder into draft.optim_shards, in rank order, and checks
-// that they are those of ranks 0 to partition_count - 1. `partition_count` may be a list, one count
-// for each group. Throws InconsistentError that lists every missing file, or names those that are
+// The ranks that each flat tensor was cut over: partition_count, which may be a list, one count for
+// each group.
+std::vector<int64_t> partition_counts(const Fields& optimizer);
+
+// Opens the optimizer-states files of the folder into draft.optim_shards, by mp rank and then by
+// data-parallel rank, and checks that they are those of all ranks: as many data-parallel ones as
+// the largest partition_count says, as many of model parallelism as mp_world_size. Sets
+// facts.mesh.dp. Throws InconsistentError that lists every missing file, or names those that are
 // too many.
 void open_optim_shards(CheckpointDraft& draft);
 
-// The same for one model-states file for each of `dp` ranks (stage 3).
-void open_zero_model_shards(CheckpointDraft& draft, uint32_t dp);
-// The one model-states file of stages 0 to 2.
-void open_model_shard(CheckpointDraft& draft);
+// The same for the model-states files: one for each mp rank, or, of kind zero_model_states (stage
+// 3), one for every rank. Sets facts.mesh.pp and .tp. reshape_3d_utils.py
+// get_model_3d_descriptor_from_metadata.
+void open_model_shards(CheckpointDraft& draft, ShardName::Kind kind);
 
-// The data-parallel degree that all groups of all ranks agree on. Throws.
-uint32_t data_parallel_degree(const std::vector<Shard>& optim);
+// draft.optim_shards of one mp rank, by data-parallel rank.
+std::vector<const Shard*> optim_shards_of(const CheckpointDraft& draft, uint32_t mp_rank);
 
-// Compares what must be equal on all ranks of one step: step counts, loss scale, hyper-parameters.
+// Compares what must be equal on all ranks of one step: step counts, loss scale, hyper-parameters
+// (these among the data-parallel ranks of one mp rank).
 // Where there are step counts, hyper-parameters that differ are only noted: ranks may have
 // scheduled apart. `state_key` names the optimizer's state_dict within optimizer_state_dict. Throws
 // InconsistentError that names both files.

@@ -60,21 +60,20 @@ std::string ShardName::file_name() const {
 std::optional<ShardName> parse_shard_name(std::string_view file_name) {
   using Kind = ShardName::Kind;
   ShardName name{.kind = Kind::model_states};
-  uint32_t ignored = 0;
   if (Scanner s(file_name);
       s.word("mp_rank_") && s.number(name.mp_rank) && s.word("_model_states.pt") && s.end()) {
     return name;
   }
-  if (Scanner s(file_name); s.word("layer_") && s.number(ignored)) {
-    if (s.word("_expert_") && s.number(ignored) && s.word("_mp_rank_") && s.number(name.mp_rank) &&
-        s.word("_model_states.pt") && s.end()) {
+  if (Scanner s(file_name); s.word("layer_") && s.number(name.layer)) {
+    if (s.word("_expert_") && s.number(name.expert) && s.word("_mp_rank_") &&
+        s.number(name.mp_rank) && s.word("_model_states.pt") && s.end()) {
       name.kind = Kind::expert;
       return name;
     }
     if (s.word("-model_") && !s.number(name.mp_rank)) {
       // "-model_states.pt" without a tensor-parallel rank.
-      return s.word("states.pt") && s.end() ? std::optional(ShardName{.kind = Kind::layer})
-                                            : std::nullopt;
+      name.kind = Kind::layer;
+      return s.word("states.pt") && s.end() ? std::optional(name) : std::nullopt;
     }
     if (s.word("-model_states.pt") && s.end()) {
       name.kind = Kind::layer;

@@ -23,11 +23,14 @@ struct ShardName {
   uint32_t mp_rank = 0;
   bool bf16 = false;
   bool old_spelling = false;  // "..._mp_rank_00optim_states.pt"
+  uint32_t layer = 0;         // of kinds layer and expert
+  uint32_t expert = 0;        // of kind expert: the global number
 
   bool operator==(const ShardName&) const = default;
   // The same shard of the same rank, whatever the spelling and prefix.
   bool same_rank(const ShardName& other) const {
-    return kind == other.kind && dp_rank == other.dp_rank && mp_rank == other.mp_rank;
+    return kind == other.kind && dp_rank == other.dp_rank && mp_rank == other.mp_rank &&
+           layer == other.layer && expert == other.expert;
   }
   // The file name with ".pt".
   std::string file_name() const;

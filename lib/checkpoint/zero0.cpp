@@ -68,12 +68,13 @@ class Reader {
     }
     for (Candidate& candidate : candidates_) {
       if (!candidate.master) {
-        params_.add(candidate.name, ParamKind::frozen, candidate.stored);
+        params_.add(
+            {.name = candidate.name, .kind = ParamKind::frozen, .weight = candidate.stored});
       }
     }
     for (Candidate& candidate : candidates_) {
       if (candidate.master) {
-        params_.add(candidate.name, ParamKind::trainable, *candidate.master);
+        params_.add({.name = candidate.name, .weight = *candidate.master});
       }
     }
     params_.add_aliases(model_, draft_.notes);
@@ -239,7 +240,14 @@ bool probe(CheckpointDraft& draft) {
 }
 
 void read(CheckpointDraft& draft) {
-  open_model_shard(draft);
+  open_model_shards(draft, ShardName::Kind::model_states);
+  if (draft.model_shards.size() > 1 || draft.folder.has(ShardName::Kind::layer) ||
+      draft.folder.has(ShardName::Kind::expert)) {
+    throw UnsupportedError(
+        {.file = draft.folder.path.string()},
+        "is a pipeline-, tensor- or expert-parallel checkpoint without ZeRO: the "
+        "optimizer's states have no names, and no one file tells their order");
+  }
   const Shard& shard = draft.model_shards.front();
   const Fields fields(shard, shard.archive.root());
   // An engine without optimizer saves neither; ZeRO keeps the shapes here and the optimizer

@@ -5,13 +5,18 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <unordered_set>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "checkpoint/assemble.h"
+#include "checkpoint/flat_states.h"
 #include "checkpoint/keys.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
+#include "checkpoint/zero_world.h"
 
 namespace dsckpt {
 namespace {
@@ -23,7 +28,15 @@ struct Partition {
   const Shard* shard;
   TensorSource masters;
   uint64_t length;  // elements saved
+  bool requires_grad;
 };
+
+constexpr std::string_view kMomentumBuffer = "momentum_buffer";
+
+// BF16_Optimizer writes neither zero_stage nor a loss scaler, and does not cut the padding off.
+bool keeps_padding(const Fields& state) {
+  return !state.has(keys::kZeroStage);
+}
 
 // Where each parameter of a group lies in the group's flat vector.
 struct Slice {
@@ -84,19 +97,18 @@ std::string name_at(const FlatGroup& group, uint64_t at) {
   return name;
 }
 
-class Reader {
+class WorldReader {
  public:
-  explicit Reader(CheckpointDraft& draft)
-      : draft_(draft),
-        model_(draft.model_shards.front()),
-        state_(optimizer_state(draft.optim_shards.front())),
-        // BF16_Optimizer writes neither zero_stage nor a loss scaler, and does not cut the padding
-        // off.
-        padding_kept_(!state_.has(keys::kZeroStage)) {}
+  WorldReader(const ModelStates& model, const std::vector<const Shard*>& optim,
+              bool optimizer_states, std::vector<std::string>& notes)
+      : model_(model),
+        optim_(optim),
+        state_(optimizer_state(*optim.front())),
+        padding_kept_(keeps_padding(state_)),
+        optimizer_states_(optimizer_states),
+        notes_(notes) {}
 
-  void read() {
-    draft_.facts.zero_stage = zero_stage_of(draft_.optim_shards.front());
-    draft_.facts.optimizer_wrapper = padding_kept_ ? "BF16_Optimizer" : "DeepSpeedZeroOptimizer";
+  std::vector<OwnedParam> read() {
     const size_t groups = state_.sequence(keys::kSingleFp32Partition).size();
     if (groups != model_.param_shapes.size()) {
       throw InconsistentError(state_.where(keys::kSingleFp32Partition),
@@ -104,65 +116,156 @@ class Reader {
                                   model_.shard().display + " has " +
                                   std::to_string(model_.param_shapes.size()));
     }
-    check_same_step(draft_, keys::kBaseOptimizerState);
-    note_other_step(draft_, keys::kBaseOptimizerState);
-
-    model_.drop_false_aliases();
-    model_.find_tied_views();
-    ParamList params;
-    params.add_buffers(model_);
-    add_frozen(params);
-    params.add_rest_of_module(model_);
-    for (size_t g = 0; g < groups; ++g) add_group(g, params);
-    params.add_aliases(model_, draft_.notes);
-    draft_.params = params.take();
-    model_.note_not_tensors(draft_.notes);
+    for (size_t g = 0; g < groups; ++g) {
+      const std::vector<std::vector<const Shard*>> parts = expert_parallel_parts(g);
+      for (size_t e = 0; e < parts.size(); ++e) {
+        add_group(g, parts[e], static_cast<uint32_t>(e), static_cast<uint32_t>(parts.size()));
+      }
+    }
+    return std::move(params_);
   }
 
  private:
-  // Stage 2 keeps a whole copy of every frozen parameter beside `module`.
-  void add_frozen(ParamList& params) {
-    if (!model_.frozen_param_fragments) return;
-    const Where where = model_.fields.where(keys::kFrozenParamFragments);
-    for (const auto& [name, shape] : model_.frozen_param_shapes) {
-      // Frozen since the optimizer was made, which still owns it: then its master counts.
-      if (model_.is_trainable(name)) continue;
-      in_context({.file = where.file, .member = where.member, .tensor = name}, [&] {
-        const TensorSource value =
-            model_.shard().archive.tensor(model_.frozen_param_fragments->at(name));
-        if (value.shape() != shape) {
-          throw InconsistentError({}, "has another shape in frozen_param_shapes");
-        }
-        params.add(name, ParamKind::frozen, value);
-      });
+  // The ranks that share group `g`, once for each expert-parallel rank: those of one set of experts
+  // hold it all between them. utils/groups.py _get_expert_parallel_ranks.
+  std::vector<std::vector<const Shard*>> expert_parallel_parts(size_t g) const {
+    const std::vector<int64_t> counts = partition_counts(state_);
+    const auto share = static_cast<size_t>(g < counts.size() ? counts[g] : counts.front());
+    if (share == 0 || optim_.size() % share != 0) {
+      throw InconsistentError(state_.where(keys::kPartitionCount),
+                              "cuts group " + std::to_string(g) + " over " + std::to_string(share) +
+                                  " of " + std::to_string(optim_.size()) + " ranks");
     }
+    const size_t ep_size = optim_.size() / share;
+    const bool data_first = model_.uses_data_before_expert_parallelism();
+    std::vector<std::vector<const Shard*>> parts(ep_size);
+    for (size_t rank = 0; rank < optim_.size(); ++rank) {
+      parts[data_first ? rank / share : rank % ep_size].push_back(optim_[rank]);
+    }
+    return parts;
   }
 
-  void add_group(size_t g, ParamList& params) {
+  void add_group(size_t g, const std::vector<const Shard*>& ranks, uint32_t ep_rank,
+                 uint32_t ep_size) {
     const NamedShapes& shapes = model_.param_shapes[g];
     const FlatGroup group = in_context(model_.fields.where(keys::kParamShapes), [&] {
       return lay_out(shapes, alignment_paddings(state_, g, shapes.size()));
     });
     for (const Slice& slice : group.slices) check_module_shape(slice);
 
-    const std::vector<Partition> partitions = partitions_of(g);
+    const std::vector<Partition> partitions = partitions_of(g, ranks);
     const uint64_t length = partition_length(g, group, partitions);
     for (size_t rank = 0; rank < partitions.size(); ++rank) {
-      check_partition(g, group, partitions[rank], rank, length);
+      check_partition(g, group, partitions, rank, length);
     }
 
     std::vector<TensorSource> parts;
     for (const Partition& partition : partitions) parts.push_back(partition.masters);
     const TensorSource flat = in_context(state_.where(keys::kSingleFp32Partition),
                                          [&] { return TensorSource::cat(0, std::move(parts)); });
+    const size_t first = params_.size();
     for (const Slice& slice : group.slices) {
       in_context({.file = model_.shard().display, .tensor = slice.name}, [&] {
-        params.add(
-            slice.name, ParamKind::trainable,
-            flat.narrow(0, static_cast<int64_t>(slice.begin), static_cast<int64_t>(slice.numel))
-                .view(slice.shape));
+        params_.push_back({.name = slice.name,
+                           .shape = slice.shape,
+                           .group = g,
+                           .master = slice_of(flat, slice),
+                           .requires_grad = partitions.front().requires_grad,
+                           .states = {},
+                           .step = {},
+                           .ep_rank = ep_rank,
+                           .ep_size = ep_size});
       });
     }
+    if (optimizer_states_) {
+      add_states(g, group, partitions, ranks, length,
+                 {params_.data() + first, params_.size() - first});
+    }
+  }
+
+  static TensorSource slice_of(const TensorSource& flat, const Slice& slice) {
+    return flat.narrow(0, static_cast<int64_t>(slice.begin), static_cast<int64_t>(slice.numel))
+        .view(slice.shape);
+  }
+
+  void add_states(size_t g, const FlatGroup& group, const std::vector<Partition>& partitions,
+                  const std::vector<const Shard*>& ranks, uint64_t length,
+                  std::span<OwnedParam> params) {
+    const FlatStates all = flat_states(ranks, keys::kBaseOptimizerState, g, notes_);
+    for (OwnedParam& param : params) param.step = all.step;
+    for (const FlatStates::State& state : all.states) {
+      if (state.key == kMomentumBuffer && is_muon_group(g)) {
+        add_whole_momenta(g, group, state, ranks, length, params);
+        continue;
+      }
+      for (size_t rank = 0; rank < ranks.size(); ++rank) {
+        const auto count = static_cast<uint64_t>(state.pieces[rank].numel());
+        // Elastic files cut the padding off the states too.
+        if (count == length || count == partitions[rank].length) continue;
+        throw InconsistentError(
+            ranks[rank]->where(FlatStates::member(keys::kBaseOptimizerState, g, state.key)),
+            "has " + std::to_string(count) + " elements, the partition has " +
+                std::to_string(length));
+      }
+      const TensorSource flat = TensorSource::cat(0, state.pieces);
+      for (size_t i = 0; i < params.size(); ++i) {
+        params[i].states.push_back({state.key, slice_of(flat, group.slices[i])});
+      }
+    }
+  }
+
+  // Muon works on whole matrices: each rank keeps the momenta of all parameters that reach into its
+  // partition, whole, one after the other. stage_1_and_2.py get_flat_partition /
+  // _apply_muon_update. Ranks that share a parameter have the same.
+  void add_whole_momenta(size_t g, const FlatGroup& group, const FlatStates::State& state,
+                         const std::vector<const Shard*>& ranks, uint64_t length,
+                         std::span<OwnedParam> params) const {
+    std::vector<std::vector<TensorSource>> copies(params.size());
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      const uint64_t begin = rank * length;
+      const uint64_t end = begin + length;
+      const Where where =
+          ranks[rank]->where(FlatStates::member(keys::kBaseOptimizerState, g, state.key));
+      in_context(where, [&] {
+        uint64_t at = 0;
+        for (size_t i = 0; i < group.slices.size(); ++i) {
+          const Slice& slice = group.slices[i];
+          if (slice.numel == 0 || slice.begin >= end || slice.begin + slice.numel <= begin)
+            continue;
+          copies[i].push_back(
+              state.pieces[rank]
+                  .narrow(0, static_cast<int64_t>(at), static_cast<int64_t>(slice.numel))
+                  .view(slice.shape));
+          at += slice.numel;
+        }
+        if (at != static_cast<uint64_t>(state.pieces[rank].numel())) {
+          throw InconsistentError({}, "has " + std::to_string(state.pieces[rank].numel()) +
+                                          " elements, the parameters that reach into this "
+                                          "partition have " +
+                                          std::to_string(at));
+        }
+      });
+    }
+    for (size_t i = 0; i < params.size(); ++i) {
+      if (copies[i].empty()) continue;
+      const std::string what =
+          "'" + params[i].name + "': " + state.key + " of the ranks that share it";
+      params[i].states.push_back({state.key, TensorSource::same(std::move(copies[i]), what)});
+    }
+  }
+
+  // MuonWithAuxAdam marks its groups.
+  bool is_muon_group(size_t g) const {
+    const auto base = state_.get(keys::kBaseOptimizerState);
+    if (!base || !base->is_mapping()) return false;
+    const auto groups = base->find("param_groups");
+    if (!groups || !groups->is(pickle::Kind::list) || g >= groups->as_sequence().size()) {
+      return false;
+    }
+    const Value& group = groups->as_sequence()[g];
+    if (!group.is_mapping()) return false;
+    const auto flag = group.find("use_muon");
+    return flag && flag->is(pickle::Kind::boolean) && flag->as_bool();
   }
 
   // The flat vector cannot tell [37, 11] from [11, 37]; the 16-bit copy can.
@@ -177,23 +280,23 @@ class Reader {
     });
   }
 
-  std::vector<Partition> partitions_of(size_t g) const {
+  std::vector<Partition> partitions_of(size_t g, const std::vector<const Shard*>& ranks) const {
     std::vector<Partition> partitions;
-    for (const Shard& shard : draft_.optim_shards) {
-      const Fields state = optimizer_state(shard);
+    for (const Shard* shard : ranks) {
+      const Fields state = optimizer_state(*shard);
       const auto groups = state.sequence(keys::kSingleFp32Partition);
-      in_context(shard.where(member_of(g)), [&] {
+      in_context(shard->where(member_of(g)), [&] {
         if (groups.size() != model_.param_shapes.size()) {
-          throw InconsistentError(
-              {}, "another number of groups than in " + draft_.optim_shards.front().display);
+          throw InconsistentError({},
+                                  "another number of groups than in " + optim_.front()->display);
         }
-        const TensorSource masters = flat_masters(shard, groups[g]);
+        const TensorSource masters = flat_masters(*shard, groups[g]);
         if (!partitions.empty() && masters.dtype() != partitions.front().masters.dtype()) {
           throw InconsistentError({}, "is " + std::string(torch_name(masters.dtype())) +
-                                          ", not of the type it has in " +
-                                          draft_.optim_shards.front().display);
+                                          ", not of the type it has in " + ranks.front()->display);
         }
-        partitions.push_back({&shard, masters, static_cast<uint64_t>(masters.numel())});
+        partitions.push_back({shard, masters, static_cast<uint64_t>(masters.numel()),
+                              shard->archive.info(groups[g]).requires_grad});
       });
     }
     return partitions;
@@ -243,16 +346,17 @@ class Reader {
     return length;
   }
 
-  void check_partition(size_t g, const FlatGroup& group, const Partition& partition, size_t rank,
-                       uint64_t length) const {
+  void check_partition(size_t g, const FlatGroup& group, const std::vector<Partition>& partitions,
+                       size_t rank, uint64_t length) const {
+    const Partition& partition = partitions[rank];
     const uint64_t begin = rank * length;
     const uint64_t real = std::clamp(group.used, begin, begin + length) - begin;
-    const uint64_t total = length * draft_.optim_shards.size();
+    const uint64_t total = length * partitions.size();
     const uint64_t tail = total - group.used;
-    const bool last = rank + 1 == draft_.optim_shards.size();
+    const bool last = rank + 1 == partitions.size();
     // BF16_Optimizer, and releases before 0.16.4, book the padding of all ranks on the last one.
     const bool on_last =
-        padding_kept_ || (tail > length && saved_padding(draft_.optim_shards.back(), g) == tail);
+        padding_kept_ || (tail > length && saved_padding(*partitions.back().shard, g) == tail);
     // Those releases cut the last rank by t[:length - tail], where Python counts a negative end
     // from the back.
     const uint64_t cut_last = tail <= length      ? length - tail
@@ -328,11 +432,43 @@ class Reader {
     }
   }
 
-  CheckpointDraft& draft_;
-  ModelStates model_;
+  const ModelStates& model_;
+  const std::vector<const Shard*>& optim_;
   Fields state_;
   bool padding_kept_;
+  bool optimizer_states_;
+  std::vector<std::string>& notes_;
+  std::vector<OwnedParam> params_;
 };
+
+// Stage 2 keeps a whole copy of every frozen parameter beside `module`; at stage 1 they are only
+// there.
+std::vector<std::pair<std::string, TensorSource>> frozen_of(const ModelStates& model) {
+  std::vector<std::pair<std::string, TensorSource>> frozen;
+  std::unordered_set<std::string> seen;
+  if (model.frozen_param_fragments) {
+    const Where where = model.fields.where(keys::kFrozenParamFragments);
+    for (const auto& [name, shape] : model.frozen_param_shapes) {
+      // Frozen since the optimizer was made, which still owns it: then its master counts.
+      if (model.is_trainable(name)) continue;
+      in_context({.file = where.file, .member = where.member, .tensor = name}, [&] {
+        const TensorSource value =
+            model.shard().archive.tensor(model.frozen_param_fragments->at(name));
+        if (value.shape() != shape) {
+          throw InconsistentError({}, "has another shape in frozen_param_shapes");
+        }
+        frozen.emplace_back(name, value);
+        seen.insert(name);
+      });
+    }
+  }
+  for (const auto& [name, value] : model.rest_of_module()) {
+    if (seen.contains(name)) continue;
+    in_context({.file = model.shard().display, .tensor = name},
+               [&] { frozen.emplace_back(name, model.shard().archive.tensor(value)); });
+  }
+  return frozen;
+}
 
 bool probe(CheckpointDraft& draft) {
   return draft.folder.has(ShardName::Kind::optim_states);
@@ -340,16 +476,44 @@ bool probe(CheckpointDraft& draft) {
 
 void read(CheckpointDraft& draft) {
   open_optim_shards(draft);
-  if (const Shard& first = draft.optim_shards.front(); zero_stage_of(first) == 3) {
+  const Shard& first = draft.optim_shards.front();
+  if (zero_stage_of(first) == 3) {
     throw InconsistentError({.file = draft.folder.path.string()},
                             "all zero_pp_rank_*_model_states.pt files are missing: " +
                                 first.display + " is of stage 3");
   }
-  open_model_shard(draft);
-  Reader(draft).read();
+  open_model_shards(draft, ShardName::Kind::model_states);
+  draft.facts.zero_stage = zero_stage_of(first);
+  draft.facts.optimizer_wrapper =
+      keeps_padding(optimizer_state(first)) ? "BF16_Optimizer" : "DeepSpeedZeroOptimizer";
+
+  std::vector<ModelStates> models;
+  models.reserve(draft.model_shards.size());
+  for (const Shard& shard : draft.model_shards) {
+    models.emplace_back(shard);
+    models.back().drop_false_aliases();
+    models.back().find_tied_views();
+  }
+  check_same_step(draft, keys::kBaseOptimizerState);
+  note_other_step(draft, keys::kBaseOptimizerState);
+
+  std::vector<World> worlds;
+  for (const ModelStates& model : models) {
+    const std::vector<const Shard*> optim = optim_shards_of(draft, model.shard().name.mp_rank);
+    worlds.push_back({&model, read_zero12_world(model, optim, draft.optimizer_states, draft.notes),
+                      frozen_of(model)});
+  }
+  assemble(draft, worlds);
+  for (const ModelStates& model : models) model.note_not_tensors(draft.notes);
 }
 
 }  // namespace
+
+std::vector<OwnedParam> read_zero12_world(const ModelStates& model,
+                                          const std::vector<const Shard*>& optim,
+                                          bool optimizer_states, std::vector<std::string>& notes) {
+  return WorldReader(model, optim, optimizer_states, notes).read();
+}
 
 const Layout kZero12{"zero-1/2", probe, read};
 

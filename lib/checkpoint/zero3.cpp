@@ -3,16 +3,22 @@
 // partition_parameters.py; zero_to_fp32.py _zero3_merge_trainable_params.
 
 #include <algorithm>
+#include <map>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <unordered_set>
+#include <utility>
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "checkpoint/assemble.h"
+#include "checkpoint/flat_states.h"
 #include "checkpoint/keys.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
+#include "checkpoint/zero_world.h"
 
 namespace dsckpt {
 namespace {
@@ -23,46 +29,101 @@ std::string group_member(size_t group) {
   return std::string(keys::kFp32FlatGroups) + "[" + std::to_string(group) + "]";
 }
 
-class Reader {
+// How one sub-group of one rank is cut: over `count` ranks, of which this one has piece `rank`.
+struct Share {
+  uint64_t count;
+  uint64_t rank;
+};
+
+// ds_zero_partition_groups: experts are cut over the ranks that have the same ones. Empty if all
+// sub-groups are cut over all ranks. autoep_zero3_metadata.py.
+std::vector<Share> shares_of(const Shard& optim) {
+  const Fields state = optimizer_state(optim);
+  std::vector<Share> shares;
+  const auto groups = state.sequence(keys::kZeroPartitionGroups);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const Fields group(
+        optim, groups[i],
+        state.where(keys::kZeroPartitionGroups).member + "[" + std::to_string(i) + "]");
+    const int64_t count = group.integer("partition_count");
+    const int64_t rank = group.integer("partition_rank");
+    if (group.integer("sub_group") != static_cast<int64_t>(i) || count < 1 || rank < 0 ||
+        rank >= count) {
+      throw CorruptError(group.where(), "does not describe sub-group " + std::to_string(i));
+    }
+    shares.push_back({static_cast<uint64_t>(count), static_cast<uint64_t>(rank)});
+  }
+  return shares;
+}
+
+// The rank among those that share the experts between them: its own word, for which file names say
+// nothing.
+uint32_t expert_parallel_rank(const ModelStates& model) {
+  for (const std::string_view key : {keys::kAutoEpLayers, keys::kAutoEpLayersLegacy}) {
+    for (const Value& layer : model.fields.sequence(key)) {
+      const Fields fields(model.shard(), layer, std::string(key));
+      const int64_t rank = fields.integer("ep_rank");
+      if (rank < 0 || rank > 1 << 20)
+        throw CorruptError(fields.where("ep_rank"), "is " + std::to_string(rank));
+      return static_cast<uint32_t>(rank);
+    }
+  }
+  throw InconsistentError(model.fields.where(keys::kAutoEpLayers),
+                          "is missing, but sub-groups are cut over some of the ranks only");
+}
+
+class WorldReader {
  public:
-  explicit Reader(CheckpointDraft& draft) : draft_(draft), ranks_(draft.optim_shards.size()) {
-    models_.reserve(draft.model_shards.size());
-    for (const Shard& shard : draft.model_shards) models_.emplace_back(shard);
+  WorldReader(const std::vector<const ModelStates*>& models, const std::vector<const Shard*>& optim,
+              bool optimizer_states, std::vector<std::string>& notes)
+      : models_(models),
+        optim_(optim),
+        groups_(models.front()->param_shapes),
+        optimizer_states_(optimizer_states),
+        notes_(notes) {
+    for (const Shard* shard : optim) shares_.push_back(shares_of(*shard));
   }
 
-  void read() {
-    draft_.facts.zero_stage = 3;
-    draft_.facts.optimizer_wrapper = "DeepSpeedZeroOptimizer_Stage3";
+  std::vector<OwnedParam> read() {
     check_model_shards();
-    check_same_step(draft_, keys::kOptimizerStateDict);
-    note_other_step(draft_, keys::kOptimizerStateDict);
-
-    const ModelStates& model = models_.front();
-    ParamList params;
-    params.add_buffers(model);
-    add_frozen(params);
-    add_trainable(params);
-    params.add_aliases(model, draft_.notes);
-    note_lost(model, params);
-    model.note_not_tensors(draft_.notes);
-    draft_.params = params.take();
+    std::vector<uint64_t> borders;
+    std::optional<DType> dtype;
+    for (size_t rank = 0; rank < optim_.size(); ++rank) {
+      flat_.push_back(flat_groups(rank));
+      const std::vector<uint64_t> ends = account(rank);
+      const Where where = optim_[rank]->where(keys::kFp32FlatGroups);
+      if (rank == 0) borders = ends;
+      if (ends.size() != borders.size() || (shares_.front().empty() && ends != borders)) {
+        throw InconsistentError(where, "is cut otherwise than in " + optim_.front()->display);
+      }
+      if (flat_[rank].front().dtype() != flat_.front().front().dtype()) {
+        throw InconsistentError(where, "is not of the type it has in " + optim_.front()->display);
+      }
+    }
+    if (groups_.size() == borders.size()) {
+      for (size_t g = 0; g < groups_.size(); ++g) read_sub_group(g);
+    } else {
+      // Parameters lie across sub-groups: all of them are one.
+      NamedShapes all;
+      for (const NamedShapes& group : groups_) all.insert(all.end(), group.begin(), group.end());
+      std::vector<size_t> parts(borders.size());
+      std::iota(parts.begin(), parts.end(), size_t{0});
+      add_params(parts, all, all_ranks(), 0, 0, 1);
+    }
+    return std::move(params_);
   }
 
  private:
-  // Old releases lose frozen and tied parameters at stage 3: only placeholders of them are left.
-  void note_lost(const ModelStates& model, const ParamList& params) {
-    const std::unordered_set<std::string> aliases = model.aliases();
-    for (const auto& entry : model.module) {
-      if (params.has(entry.first) || aliases.contains(entry.first)) continue;
-      draft_.notes.push_back(
-          "'" + entry.first +
-          "' is a parameter of the model, but no file holds its values; left out");
-    }
+  std::vector<size_t> all_ranks() const {
+    std::vector<size_t> ranks(optim_.size());
+    std::iota(ranks.begin(), ranks.end(), size_t{0});
+    return ranks;
   }
 
-  // Every rank writes a model file of its own; all say the same but for their fragments.
+  // Every rank writes a model file of its own; all say the same but for their fragments and their
+  // own experts.
   void check_model_shards() const {
-    const ModelStates& reference = models_.front();
+    const ModelStates& reference = *models_.front();
     for (const NamedShapes& group : reference.param_shapes) {
       for (const auto& [name, shape] : group) {
         const Where where = reference.fields.where(keys::kParamShapes);
@@ -70,13 +131,27 @@ class Reader {
                    [&] { numel(shape); });
       }
     }
-    for (const ModelStates& model : models_) {
+    for (size_t rank = 0; rank < models_.size(); ++rank) {
+      const ModelStates& model = *models_[rank];
       const auto differ = [&](std::string_view key) {
         throw InconsistentError(model.fields.where(key),
                                 "differs from that in " + reference.shard().display +
                                     ": the ranks were not saved at the same step");
       };
-      if (model.param_shapes != reference.param_shapes) differ(keys::kParamShapes);
+      if (shares_[rank].size() != shares_.front().size() ||
+          model.param_shapes.size() != groups_.size() ||
+          (!shares_[rank].empty() && shares_[rank].size() != groups_.size())) {
+        differ(keys::kParamShapes);
+      }
+      for (size_t g = 0; g < groups_.size(); ++g) {
+        if (model.param_shapes[g] != groups_[g] && share(rank, g).count == optim_.size()) {
+          differ(keys::kParamShapes);
+        }
+        if (share(rank, g).count != share(0, g).count) {
+          throw InconsistentError(optim_[rank]->where(keys::kZeroPartitionGroups),
+                                  "differs from that in " + optim_.front()->display);
+        }
+      }
       if (model.frozen_param_shapes != reference.frozen_param_shapes) {
         differ(keys::kFrozenParamShapes);
       }
@@ -87,117 +162,190 @@ class Reader {
         if (a.has_value() != b.has_value() || (a && !same_plain_data(*a, *b))) differ(key);
       }
       const auto dp = model.fields.integer_if_any(keys::kDpWorldSize);
-      if (dp && *dp != static_cast<int64_t>(ranks_)) {
+      if (dp && *dp != static_cast<int64_t>(optim_.size())) {
         throw InconsistentError(model.fields.where(keys::kDpWorldSize),
                                 "is " + std::to_string(*dp) + ", the optimizer files are of " +
-                                    std::to_string(ranks_) + " ranks");
+                                    std::to_string(optim_.size()) + " ranks");
       }
     }
   }
 
-  uint64_t piece_of(uint64_t numel) const { return div_ceil(numel, ranks_); }
+  Share share(size_t rank, size_t group) const {
+    return shares_[rank].empty() ? Share{optim_.size(), rank} : shares_[rank][group];
+  }
 
-  // The parameter whose first `numel` elements are `pieces`, one a rank, laid end to end.
-  static TensorSource gathered(std::vector<TensorSource> pieces, const Shape& shape) {
+  // The sub-group of all ranks, or, if it is cut over some of them, of each set of ranks that share
+  // it.
+  void read_sub_group(size_t g) {
+    const uint64_t count = share(0, g).count;
+    if (count == optim_.size()) {
+      add_params({g}, groups_[g], in_order(g, all_ranks()), g, 0, 1);
+      return;
+    }
+    std::map<uint32_t, std::vector<size_t>> sets;
+    for (size_t rank = 0; rank < optim_.size(); ++rank) {
+      sets[expert_parallel_rank(*models_[rank])].push_back(rank);
+    }
+    const auto ep_size = static_cast<uint32_t>(sets.size());
+    for (auto& [ep_rank, ranks] : sets) {
+      const ModelStates& model = *models_[ranks.front()];
+      for (const size_t rank : ranks) {
+        if (models_[rank]->param_shapes[g] == model.param_shapes[g]) continue;
+        throw InconsistentError(
+            models_[rank]->fields.where(keys::kParamShapes),
+            "differs from that in " + model.shard().display + ", which has the same experts");
+      }
+      add_params({g}, model.param_shapes[g], in_order(g, ranks), g, ep_rank, ep_size);
+    }
+  }
+
+  // `ranks` by the pieces they have of sub-group `g`.
+  std::vector<size_t> in_order(size_t g, const std::vector<size_t>& ranks) const {
+    const uint64_t count = share(ranks.front(), g).count;
+    constexpr size_t kNone = ~size_t{0};
+    std::vector<size_t> ordered(ranks.size(), kNone);
+    for (const size_t rank : ranks) {
+      const uint64_t piece = share(rank, g).rank;
+      if (count != ranks.size() || piece >= ordered.size() || ordered[piece] != kNone) {
+        throw InconsistentError(optim_[rank]->where(keys::kZeroPartitionGroups),
+                                "does not fit those of the other " +
+                                    std::to_string(ranks.size() - 1) + " ranks of sub-group " +
+                                    std::to_string(g));
+      }
+      ordered[piece] = rank;
+    }
+    return ordered;
+  }
+
+  // The parameters `shapes` that `ranks` share, whose pieces lie end to end in the sub-groups
+  // `groups` of each rank.
+  void add_params(const std::vector<size_t>& groups, const NamedShapes& shapes,
+                  const std::vector<size_t>& ranks, size_t group, uint32_t ep_rank,
+                  uint32_t ep_size) {
+    std::vector<TensorSource> masters;
+    for (const size_t rank : ranks) {
+      std::vector<TensorSource> parts;
+      for (const size_t g : groups) parts.push_back(flat_[rank][g]);
+      masters.push_back(in_context(optim_[rank]->where(keys::kFp32FlatGroups),
+                                   [&] { return TensorSource::cat(0, std::move(parts)); }));
+    }
+    const Shard& first = *optim_[ranks.front()];
+    const bool requires_grad =
+        first.archive.info(optimizer_state(first).sequence(keys::kFp32FlatGroups)[groups.front()])
+            .requires_grad;
+    std::vector<FlatStates::State> states;
+    ShardValue step;
+    if (optimizer_states_) states = states_of(groups, ranks, step);
+
+    int64_t at = 0;
+    for (const auto& [name, shape] : shapes) {
+      in_context({.file = models_.front()->shard().display, .tensor = name}, [&] {
+        OwnedParam param{.name = name,
+                         .shape = shape,
+                         .group = group,
+                         .master = gathered(masters, at, shape),
+                         .requires_grad = requires_grad,
+                         .states = {},
+                         .step = step,
+                         .ep_rank = ep_rank,
+                         .ep_size = ep_size};
+        for (const FlatStates::State& state : states) {
+          param.states.push_back({state.key, gathered(state.pieces, at, shape)});
+        }
+        params_.push_back(std::move(param));
+      });
+      at += static_cast<int64_t>(piece_of(shape, ranks.size()));
+    }
+  }
+
+  // The optimizer's states of sub-groups `groups` end to end, as `masters` are.
+  std::vector<FlatStates::State> states_of(const std::vector<size_t>& groups,
+                                           const std::vector<size_t>& ranks, ShardValue& step) {
+    std::vector<const Shard*> shards;
+    for (const size_t rank : ranks) shards.push_back(optim_[rank]);
+    std::vector<FlatStates::State> all;
+    for (const size_t g : groups) {
+      FlatStates states = flat_states(shards, keys::kOptimizerStateDict, g, notes_);
+      for (FlatStates::State& state : states.states) {
+        for (size_t i = 0; i < ranks.size(); ++i) {
+          if (state.pieces[i].numel() == flat_[ranks[i]][g].numel()) continue;
+          throw InconsistentError(
+              shards[i]->where(FlatStates::member(keys::kOptimizerStateDict, g, state.key)),
+              "has " + std::to_string(state.pieces[i].numel()) + " elements, the sub-group has " +
+                  std::to_string(flat_[ranks[i]][g].numel()));
+        }
+      }
+      if (g == groups.front()) {
+        all = std::move(states.states);
+        step = states.step;
+        continue;
+      }
+      for (size_t k = 0; k < std::max(all.size(), states.states.size()); ++k) {
+        if (k >= all.size() || k >= states.states.size() || all[k].key != states.states[k].key) {
+          throw InconsistentError(shards.front()->where(keys::kOptimizerStateDict),
+                                  "has other states for sub-group " + std::to_string(g) +
+                                      ", and parameters lie across sub-groups");
+        }
+        for (size_t i = 0; i < ranks.size(); ++i) {
+          all[k].pieces[i] = TensorSource::cat(0, {all[k].pieces[i], states.states[k].pieces[i]});
+        }
+      }
+    }
+    return all;
+  }
+
+  static uint64_t piece_of(const Shape& shape, uint64_t count) {
+    return div_ceil(static_cast<uint64_t>(numel(shape)), count);
+  }
+
+  // The parameter of `shape` whose pieces lie at `at` in `flat`, one tensor a rank.
+  static TensorSource gathered(const std::vector<TensorSource>& flat, int64_t at,
+                               const Shape& shape) {
+    const auto piece = static_cast<int64_t>(piece_of(shape, flat.size()));
+    std::vector<TensorSource> pieces;
+    for (const TensorSource& rank : flat) pieces.push_back(rank.narrow(0, at, piece));
     return TensorSource::cat(0, std::move(pieces)).narrow(0, 0, numel(shape)).view(shape);
   }
 
-  void add_frozen(ParamList& params) const {
-    const ModelStates& reference = models_.front();
-    if (!reference.frozen_param_fragments) return;
-    for (const auto& [name, shape] : reference.frozen_param_shapes) {
-      // Frozen since the optimizer was made, which still owns it: then its master counts.
-      if (reference.is_trainable(name)) continue;
-      const uint64_t piece = piece_of(static_cast<uint64_t>(numel(shape)));
-      std::vector<TensorSource> pieces;
-      for (const ModelStates& model : models_) {
-        const Where where = model.fields.where(keys::kFrozenParamFragments);
-        in_context({.file = where.file, .member = where.member, .tensor = name}, [&] {
-          const Value fragments = model.fields[keys::kFrozenParamFragments];
-          const TensorSource fragment = model.shard().archive.tensor(fragments.at(name)).flatten();
-          if (static_cast<uint64_t>(fragment.numel()) != piece) {
-            throw InconsistentError({}, "has " + std::to_string(fragment.numel()) +
-                                            " elements, a rank's piece is " +
-                                            std::to_string(piece));
-          }
-          pieces.push_back(fragment);
-        });
-      }
-      params.add(name, ParamKind::frozen, gathered(std::move(pieces), shape));
-    }
-  }
-
-  void add_trainable(ParamList& params) const {
-    const std::vector<NamedShapes>& groups = models_.front().param_shapes;
-    std::vector<TensorSource> flat;
-    std::vector<uint64_t> borders;
-    for (const Shard& shard : draft_.optim_shards) {
-      std::vector<uint64_t> ends;
-      flat.push_back(flat_of(shard, groups, ends));
-      if (borders.empty()) borders = ends;
-      if (ends != borders) {
-        throw InconsistentError(shard.where(keys::kFp32FlatGroups),
-                                "is cut otherwise than in " + draft_.optim_shards.front().display);
-      }
-      if (flat.back().dtype() != flat.front().dtype()) {
-        throw InconsistentError(
-            shard.where(keys::kFp32FlatGroups),
-            "is not of the type it has in " + draft_.optim_shards.front().display);
-      }
-    }
-
-    int64_t at = 0;
-    for (const NamedShapes& group : groups) {
-      for (const auto& [name, shape] : group) {
-        const auto piece = static_cast<int64_t>(piece_of(static_cast<uint64_t>(numel(shape))));
-        std::vector<TensorSource> pieces;
-        for (const TensorSource& rank : flat) pieces.push_back(rank.narrow(0, at, piece));
-        in_context({.file = models_.front().shard().display, .tensor = name}, [&] {
-          params.add(name, ParamKind::trainable, gathered(std::move(pieces), shape));
-        });
-        at += piece;
-      }
-    }
-  }
-
-  // One rank's sub-groups laid end to end, checked to hold the pieces of all parameters and nothing
-  // else; `ends` becomes where each sub-group ends.
-  TensorSource flat_of(const Shard& shard, const std::vector<NamedShapes>& groups,
-                       std::vector<uint64_t>& ends) const {
+  std::vector<TensorSource> flat_groups(size_t rank) const {
+    const Shard& shard = *optim_[rank];
     const Fields state = optimizer_state(shard);
-    if (state.has(keys::kZeroPartitionGroups)) {
-      throw UnsupportedError(state.where(keys::kZeroPartitionGroups),
-                             "expert parameters with partition groups of their own");
-    }
     const auto tensors = state.sequence(keys::kFp32FlatGroups);
-    if (tensors.empty())
+    if (tensors.empty()) {
       throw CorruptError(state.where(keys::kFp32FlatGroups), "is missing or empty");
+    }
     std::vector<TensorSource> parts;
-    uint64_t available = 0;
     for (size_t g = 0; g < tensors.size(); ++g) {
       in_context(shard.where(group_member(g)),
                  [&] { parts.push_back(flat_masters(shard, tensors[g])); });
-      available = checked_add(available, static_cast<uint64_t>(parts.back().numel()));
-      ends.push_back(available);
     }
-    account(shard, groups, ends);
-    return in_context(shard.where(keys::kFp32FlatGroups),
-                      [&] { return TensorSource::cat(0, std::move(parts)); });
+    return parts;
   }
 
-  // Throws unless the parameters' pieces need exactly the elements the rank has. `ends`: where each
-  // of the rank's sub-groups ends. DeepSpeed writes one sub-group for each entry of `groups`; if
-  // the sums agree but not the borders, parameters lie across them.
-  void account(const Shard& shard, const std::vector<NamedShapes>& groups,
-               const std::vector<uint64_t>& ends) const {
+  // Where each sub-group of `rank` ends. Throws unless the parameters' pieces need exactly the
+  // elements the rank has. DeepSpeed writes one sub-group for each entry of param_shapes; if the
+  // sums agree but not the borders, parameters lie across them.
+  std::vector<uint64_t> account(size_t rank) const {
+    const Shard& shard = *optim_[rank];
+    const std::vector<NamedShapes>& groups = models_[rank]->param_shapes;
+    std::vector<uint64_t> ends;
+    uint64_t available = 0;
+    for (const TensorSource& part : flat_[rank]) {
+      available = checked_add(available, static_cast<uint64_t>(part.numel()));
+      ends.push_back(available);
+    }
+    if (!shares_[rank].empty() && groups.size() != ends.size()) {
+      throw InconsistentError(shard.where(keys::kFp32FlatGroups),
+                              "has " + std::to_string(ends.size()) +
+                                  " sub-groups, param_shapes has " + std::to_string(groups.size()));
+    }
     const bool one_to_one = groups.size() == ends.size();
-    const uint64_t available = ends.back();
     uint64_t needed = 0;
     // The first place where borders disagree, for the message should the sums disagree too.
     std::optional<Where> place;
     for (size_t g = 0; g < groups.size(); ++g) {
       for (const auto& [name, shape] : groups[g]) {
-        needed = checked_add(needed, piece_of(static_cast<uint64_t>(numel(shape))));
+        needed = checked_add(needed, piece_of(shape, share(rank, g).count));
         const uint64_t limit = one_to_one ? ends[g] : available;
         if (needed > limit && !place) {
           place = Where{shard.display, group_member(one_to_one ? g : ends.size() - 1), name, limit};
@@ -208,17 +356,75 @@ class Reader {
         place = Where{shard.display, group_member(one_to_one ? g : ends.size() - 1), last, needed};
       }
     }
-    if (needed == available) return;
+    if (needed == available && (!place || shares_[rank].empty())) return ends;
+    if (available < needed && is_swapped_out(shard)) {
+      throw UnsupportedError(shard.where(keys::kFp32FlatGroups),
+                             "is in files of its own under offloaded_tensors: the optimizer was "
+                             "offloaded to NVMe");
+    }
     throw InconsistentError(place.value_or(shard.where(keys::kFp32FlatGroups)),
                             "the rank has " + std::to_string(available) +
                                 " elements, its pieces of the parameters need " +
                                 std::to_string(needed));
   }
 
-  CheckpointDraft& draft_;
-  uint64_t ranks_;
-  std::vector<ModelStates> models_;
+  // A sub-group on NVMe leaves an empty tensor behind. partitioned_optimizer_swapper.py.
+  static bool is_swapped_out(const Shard& shard) {
+    const auto tensors = optimizer_state(shard).sequence(keys::kFp32FlatGroups);
+    return std::any_of(tensors.begin(), tensors.end(), [&](const Value& tensor) {
+      return numel(shard.archive.info(tensor).shape) == 0;
+    });
+  }
+
+  const std::vector<const ModelStates*>& models_;
+  const std::vector<const Shard*>& optim_;
+  const std::vector<NamedShapes>& groups_;
+  bool optimizer_states_;
+  std::vector<std::string>& notes_;
+  std::vector<std::vector<Share>> shares_;       // by rank, then sub-group
+  std::vector<std::vector<TensorSource>> flat_;  // by rank, then sub-group
+  std::vector<OwnedParam> params_;
 };
+
+// Frozen parameters, put together from the fragments of all ranks.
+std::vector<std::pair<std::string, TensorSource>> frozen_of(
+    const std::vector<const ModelStates*>& models) {
+  std::vector<std::pair<std::string, TensorSource>> frozen;
+  const ModelStates& reference = *models.front();
+  if (!reference.frozen_param_fragments) return frozen;
+  for (const auto& [name, shape] : reference.frozen_param_shapes) {
+    // Frozen since the optimizer was made, which still owns it: then its master counts.
+    if (reference.is_trainable(name)) continue;
+    const uint64_t piece = div_ceil(static_cast<uint64_t>(numel(shape)), models.size());
+    std::vector<TensorSource> pieces;
+    for (const ModelStates* model : models) {
+      const Where where = model->fields.where(keys::kFrozenParamFragments);
+      in_context({.file = where.file, .member = where.member, .tensor = name}, [&] {
+        const Value fragments = model->fields[keys::kFrozenParamFragments];
+        const TensorSource fragment = model->shard().archive.tensor(fragments.at(name)).flatten();
+        if (static_cast<uint64_t>(fragment.numel()) != piece) {
+          throw InconsistentError({}, "has " + std::to_string(fragment.numel()) +
+                                          " elements, a rank's piece is " + std::to_string(piece));
+        }
+        pieces.push_back(fragment);
+      });
+    }
+    frozen.emplace_back(
+        name, TensorSource::cat(0, std::move(pieces)).narrow(0, 0, numel(shape)).view(shape));
+  }
+  return frozen;
+}
+
+// Old releases lose frozen and tied parameters at stage 3: only placeholders of them are left.
+void note_lost(const ModelStates& model, const World& world, std::vector<std::string>& notes) {
+  std::unordered_set<std::string_view> found;
+  for (const auto& entry : world.frozen) found.insert(entry.first);
+  for (const auto& entry : model.rest_of_module()) {
+    if (found.contains(entry.first)) continue;
+    notes.push_back("'" + entry.first +
+                    "' is a parameter of the model, but no file holds its values; left out");
+  }
+}
 
 bool probe(CheckpointDraft& draft) {
   return draft.folder.has(ShardName::Kind::zero_model_states);
@@ -235,11 +441,36 @@ void read(CheckpointDraft& draft) {
     throw InconsistentError(first.where(keys::kZeroStage),
                             "is not 3, but there are model files of single ranks");
   }
-  open_zero_model_shards(draft, draft.facts.mesh.dp);
-  Reader(draft).read();
+  open_model_shards(draft, ShardName::Kind::zero_model_states);
+  draft.facts.zero_stage = 3;
+  draft.facts.optimizer_wrapper = "DeepSpeedZeroOptimizer_Stage3";
+
+  const std::vector<ModelStates> models(draft.model_shards.begin(), draft.model_shards.end());
+  check_same_step(draft, keys::kOptimizerStateDict);
+  note_other_step(draft, keys::kOptimizerStateDict);
+  std::vector<World> worlds;
+  const size_t dp = draft.facts.mesh.dp;
+  for (size_t begin = 0; begin < models.size(); begin += dp) {
+    std::vector<const ModelStates*> ranks;
+    for (size_t rank = 0; rank < dp; ++rank) ranks.push_back(&models[begin + rank]);
+    const std::vector<const Shard*> optim =
+        optim_shards_of(draft, ranks.front()->shard().name.mp_rank);
+    worlds.push_back({ranks.front(),
+                      read_zero3_world(ranks, optim, draft.optimizer_states, draft.notes),
+                      frozen_of(ranks)});
+  }
+  assemble(draft, worlds);
+  note_lost(models.front(), worlds.front(), draft.notes);
+  models.front().note_not_tensors(draft.notes);
 }
 
 }  // namespace
+
+std::vector<OwnedParam> read_zero3_world(const std::vector<const ModelStates*>& models,
+                                         const std::vector<const Shard*>& optim,
+                                         bool optimizer_states, std::vector<std::string>& notes) {
+  return WorldReader(models, optim, optimizer_states, notes).read();
+}
 
 const Layout kZero3{"zero-3", probe, read};
 

@@ -1,6 +1,7 @@
 #include "exec/staged_output.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -61,7 +62,37 @@ void move_into_place(const fs::path& from, const fs::path& to, bool force) {
   }
 }
 
+fs::path folder_above(const fs::path& path) {
+  const fs::path absolute = fs::absolute(path).lexically_normal();
+  return absolute.has_filename() ? absolute.parent_path() : absolute.parent_path().parent_path();
+}
+
+// The folder itself, whatever slashes it was given with.
+fs::path without_slash(const fs::path& path) {
+  const fs::path absolute = fs::absolute(path).lexically_normal();
+  return absolute.has_filename() ? absolute : absolute.parent_path();
+}
+
 }  // namespace
+
+void replace_text_file(const fs::path& path, const std::string& text, bool durable) {
+  std::string staged = path.string() + ".dsckpt-XXXXXX";
+  const int fd = ::mkostemp(staged.data(), O_CLOEXEC);
+  if (fd < 0) throw IoError({.file = path.string()}, "cannot write", errno);
+  mode_t mask = ::umask(0);
+  ::umask(mask);
+  const bool good = ::fchmod(fd, 0666 & ~mask) == 0 &&
+                    ::write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
+                    (!durable || ::fsync(fd) == 0);
+  const int failed = errno;
+  const bool closed = ::close(fd) == 0;
+  if (!good || !closed || ::rename(staged.c_str(), path.c_str()) != 0) {
+    const int reason = good && closed ? errno : failed;
+    ::unlink(staged.c_str());
+    throw IoError({.file = path.string()}, "cannot write", reason);
+  }
+  if (durable) sync_directory(folder_above(path));
+}
 
 StagedOutput::StagedOutput(const CopyPlan& plan, fs::path target, StageOptions options)
     : plan_(plan), target_(std::move(target)), options_(options) {
@@ -70,8 +101,15 @@ StagedOutput::StagedOutput(const CopyPlan& plan, fs::path target, StageOptions o
   if (fs::exists(status) && !fs::is_directory(status)) {
     throw UsageError(target_.string() + ": is not a folder");
   }
+  // A link to nowhere is in the way as much as a file.
+  whole_ = options_.whole_folder || !fs::exists(fs::symlink_status(target_, ignored));
+  if (options_.whole_folder && fs::exists(status) && !options_.force &&
+      !fs::is_empty(target_, ignored)) {
+    throw exists_already(target_);
+  }
 
   for (const PlannedFile& file : plan.outputs()) {
+    if (whole_) break;
     const fs::path path = target_ / file.path;
     for (fs::path parent = fs::path(file.path).parent_path(); !parent.empty();
          parent = parent.parent_path()) {
@@ -98,15 +136,19 @@ StagedOutput::StagedOutput(const CopyPlan& plan, fs::path target, StageOptions o
 
   for (size_t i = 0; i < plan.outputs().size(); ++i) files_.emplace_back();
   try {
-    make_folders(target_, made_folders_);
-    std::string pattern = (target_ / ".dsckpt-staging-XXXXXX").string();
+    const fs::path beside = folder_above(target_);
+    make_folders(whole_ ? beside : target_, made_folders_);
+    const fs::path& place = whole_ ? beside : target_;
+    std::string pattern = (place / ".dsckpt-staging-XXXXXX").string();
     if (::mkdtemp(pattern.data()) == nullptr) {
-      throw IoError({.file = target_.string()}, "cannot write into the folder", errno);
+      throw IoError({.file = place.string()}, "cannot write into the folder", errno);
     }
     staging_ = pattern;
-    std::set<fs::path> parents;
+    // mkdtemp makes a folder that is its owner's alone; what is to stay is an ordinary one in it.
+    files_in_ = whole_ ? staging_ / "files" : staging_;
+    std::set<fs::path> parents{files_in_};
     for (const PlannedFile& file : plan.outputs()) {
-      parents.insert((staging_ / file.path).parent_path());
+      parents.insert((files_in_ / file.path).parent_path());
     }
     for (const fs::path& parent : parents) {
       std::error_code failed;
@@ -138,7 +180,7 @@ void StagedOutput::discard() noexcept {
 }
 
 fs::path StagedOutput::staged(OutputId out) const {
-  return staging_ / plan_.outputs()[out].path;
+  return files_in_ / plan_.outputs()[out].path;
 }
 fs::path StagedOutput::final_path(OutputId out) const {
   return target_ / plan_.outputs()[out].path;
@@ -166,6 +208,7 @@ void StagedOutput::finish(OutputId out) {
 }
 
 void StagedOutput::commit() {
+  if (whole_) return commit_whole();
   const auto count = static_cast<OutputId>(plan_.outputs().size());
   if (options_.force && count > 1 && ::unlink(final_path(count - 1).c_str()) != 0 &&
       errno != ENOENT) {
@@ -189,6 +232,40 @@ void StagedOutput::commit() {
   if (options_.durable) sync_changed();
   committed_ = true;
   std::error_code ignored;
+  fs::remove_all(staging_, ignored);
+}
+
+void StagedOutput::commit_whole() {
+  const fs::path target = without_slash(target_);
+  if (options_.durable) {
+    sync_directory(files_in_);
+    std::error_code failed;
+    for (const auto& entry : fs::recursive_directory_iterator(files_in_, failed)) {
+      if (entry.is_directory()) sync_directory(entry.path());
+    }
+  }
+  std::error_code ignored;
+  const bool replaces = options_.whole_folder && fs::exists(target, ignored);
+  if (!replaces) {
+    move_into_place(files_in_, target, false);
+  } else if (::renameat2(AT_FDCWD, files_in_.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) !=
+             0) {
+    // Without an exchange there is a moment in which neither is there.
+    const fs::path old = staging_ / "old";
+    if (::rename(target.c_str(), old.c_str()) != 0) {
+      throw IoError({.file = target.string()}, "cannot replace", errno);
+    }
+    if (::rename(files_in_.c_str(), target.c_str()) != 0) {
+      const int reason = errno;
+      ::rename(old.c_str(), target.c_str());
+      throw IoError({.file = target.string()}, "cannot move into place", reason);
+    }
+  }
+  committed_ = true;
+  if (options_.durable) {
+    for (const fs::path& made : made_folders_) sync_directory(made.parent_path());
+    sync_directory(target.parent_path());
+  }
   fs::remove_all(staging_, ignored);
 }
 

@@ -2,11 +2,12 @@
 // complete.
 //
 // Protocol. (1) Check that nothing is in the way and that the space suffices. (2) Make a staging
-// folder inside the output folder, so that a rename never crosses a file system. (3) Write and
-// close every file there. (4) commit(): if files are replaced, remove the old last file first (the
-// last one is the index that points at the others); rename one by one in the plan's order, the last
-// one last. (5) Without a commit the destructor removes the staging folder and whatever folders the
-// constructor made.
+// folder, inside the output folder or, if that is new or replaced as a whole, beside it, so that a
+// rename never crosses a file system. (3) Write and close every file there. (4) commit(): a whole
+// folder is renamed, or exchanged with the old one, which is then removed. Otherwise, if files are
+// replaced, remove the old last file first (the last one is the index that points at the others);
+// rename one by one in the plan's order, the last one last. (5) Without a commit the destructor
+// removes the staging folder and whatever folders the constructor made.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "exec/executor.h"
@@ -25,6 +27,9 @@ namespace dsckpt {
 struct StageOptions {
   bool force = false;    // replace files that exist
   bool durable = false;  // fsync files and folder before and after the renames
+  // The output folder is the plan's files and nothing else: what is there is removed, which takes
+  // `force`, too, unless it is empty.
+  bool whole_folder = false;
 };
 
 // Owned by one thread; write_at and finish come from any. The plan must outlive it.
@@ -55,11 +60,19 @@ class StagedOutput : public Sink {
   const CopyPlan& plan_;
   std::filesystem::path target_;
   StageOptions options_;
-  std::filesystem::path staging_;
+  void commit_whole();
+
+  bool whole_ = false;              // the folder is committed by one rename
+  std::filesystem::path staging_;   // removed in the end
+  std::filesystem::path files_in_;  // where the files are written: staging_, or a folder in it
   std::vector<std::filesystem::path> made_folders_;  // outermost first
   std::deque<File> files_;
   OutputId renamed_ = 0;  // outputs that have their final names
   bool committed_ = false;
 };
+
+// Puts a file with `text` in the place of `path`, or makes it: a reader sees the old one or the new
+// one, whole. Throws IoError.
+void replace_text_file(const std::filesystem::path& path, const std::string& text, bool durable);
 
 }  // namespace dsckpt

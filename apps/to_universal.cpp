@@ -1,0 +1,149 @@
+// to-universal: a DeepSpeed checkpoint as a Universal Checkpoint, with ds_to_universal.py's command
+// line.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "checkpoint/checkpoint.h"
+#include "cli.h"
+#include "report.h"
+#include "universal.h"
+
+namespace dsckpt {
+namespace {
+
+struct Arguments {
+  std::string input;
+  std::string output;
+  OpenOptions open;
+  UniversalOptions universal;
+  RunOptions run;
+  cli::Common common;
+  unsigned extract_workers = 0;
+  unsigned merge_workers = 0;
+  bool no_strict = false;
+  bool keep_temp_folder = false;
+  bool inject_missing_state = false;
+  bool dry_run = false;
+};
+
+void add_options(CLI::App& app, Arguments& args) {
+  app.add_option("--input-folder", args.input,
+                 "Checkpoint: the folder that has the file `latest`, or one tag's own folder")
+      ->type_name("DIR")
+      ->required();
+  app.add_option("--output-folder", args.output,
+                 "Folder for the universal checkpoint; `latest_universal` beside it will name it")
+      ->type_name("DIR")
+      ->required();
+  app.add_option("-t,--tag", args.open.tag, "Which checkpoint; default: what `latest` says")
+      ->type_name("TAG");
+  app.add_flag("--no-strict", args.no_strict,
+               "Patterns of universal_checkpoint_info that fit no parameter are no error");
+  app.add_option("--num-extract-workers", args.extract_workers,
+                 "The larger of the two is the number of threads, if --threads is not given")
+      ->type_name("N");
+  app.add_option("--num-merge-workers", args.merge_workers, "See --num-extract-workers")
+      ->type_name("N");
+  app.add_flag("--keep-temp-folder", args.keep_temp_folder,
+               "Accepted and without effect: there is no temporary folder");
+  app.add_flag(
+      "--inject-missing-state", args.inject_missing_state,
+      "Accepted and without effect: a universal_checkpoint_info that is not needed is not\n"
+      "missed, one that is needed cannot be made up");
+  app.add_flag("--dry-run", args.dry_run, "Show what would be written; write nothing");
+  app.add_flag("--force", args.run.stage.force,
+               "Replace a universal checkpoint that is in the output folder");
+  app.add_flag("--fsync", args.run.stage.durable,
+               "Wait until the data is on the disk before it gets its final name");
+  app.add_flag("--verify", args.run.verify,
+               "Check the CRC32 of every record of the checkpoint, also those not needed");
+  cli::add_run_options(app, args.common);
+  cli::add_common(app, args.common);
+  app.footer(
+      cli::footer("  to-universal --input_folder ckpt/global_step500 --output_folder "
+                  "ckpt/global_step500_universal\n"
+                  "  to-universal --input-folder ckpt --output-folder ckpt/universal --dry-run\n"
+                  "Then set \"checkpoint\": {\"load_universal\": true} in DeepSpeed's "
+                  "configuration and load ckpt."));
+}
+
+void print_plan(const UniversalPlan& plan) {
+  std::string out;
+  for (const UniversalPlan::Entry& entry : plan.entries) {
+    out += printable(entry.name) + "\t" + to_text(entry.shape) + "\t";
+    for (size_t i = 0; i < entry.files.size(); ++i) {
+      out += (i == 0 ? "" : ",") + printable(entry.files[i]);
+    }
+    out += "\n";
+  }
+  out += std::to_string(plan.plan.outputs().size()) + " files, reads " +
+         human_bytes(plan.plan.bytes_read()) + ", writes " +
+         human_bytes(plan.plan.bytes_written()) + "\n";
+  std::cout << out;
+}
+
+int convert(const CLI::App& app, Arguments& args) {
+  args.open.optimizer_states = true;
+  args.universal.strict = !args.no_strict;
+  args.run.threads = args.common.threads != 0 ? args.common.threads
+                                              : std::max(args.extract_workers, args.merge_workers);
+  if (args.keep_temp_folder) {
+    cli::note(app, args.common, "there is no temporary folder to keep");
+  }
+
+  Progress progress;
+  const cli::InterruptGuard guard(progress);
+  InputFiles inputs;
+  const Checkpoint checkpoint = Checkpoint::open(inputs, args.input, args.open);
+  check_universal_place(checkpoint, args.output, args.run.stage.force);
+  const UniversalPlan plan = plan_universal(inputs, checkpoint, args.universal);
+  for (const std::string& text : plan.notes) cli::note(app, args.common, text);
+
+  nlohmann::json data;
+  if (args.common.json) {
+    data = plan_json(plan);
+    data["checkpoint"] = facts_json(checkpoint);
+  }
+  if (args.dry_run) {
+    if (args.common.json) {
+      cli::print_json("plan", std::move(data));
+    } else {
+      print_plan(plan);
+    }
+    return cli::kDone;
+  }
+
+  const ExecStats stats = [&] {
+    const cli::ProgressDisplay display(progress, args.common);
+    return run_universal(plan.plan, inputs, checkpoint, args.output, progress, args.run);
+  }();
+  if (args.common.json) {
+    data["output"] = args.output;
+    data["seconds"] = stats.seconds;
+    data["bytes_read"] = stats.bytes_read;
+    data["records_checked"] = stats.records_checked;
+    cli::print_json("done", std::move(data));
+  } else if (!args.common.quiet) {
+    std::cerr << app.get_name() << ": " << plan.entries.size() << " parameters in "
+              << plan.plan.outputs().size() << " files, " << human_bytes(stats.bytes_written)
+              << " in " << args.output << ", " << human_seconds(stats.seconds) << ", "
+              << stats.records_checked << " checksums verified\n";
+  }
+  return cli::kDone;
+}
+
+}  // namespace
+}  // namespace dsckpt
+
+int main(int argc, char** argv) {
+  using namespace dsckpt;
+  Arguments args;
+  CLI::App app("A DeepSpeed ZeRO checkpoint as a Universal Checkpoint, for another number of GPUs.",
+               "to-universal");
+  add_options(app, args);
+  return cli::run(app, args.common, argc, argv, [&] { return convert(app, args); });
+}

@@ -1,0 +1,239 @@
+#include "checkpoint/assemble.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/experts.h"
+#include "checkpoint/keys.h"
+#include "checkpoint/universal_info.h"
+
+namespace dsckpt {
+namespace {
+
+// What the ranks of one pipeline stage have of a parameter: one entry a tensor-parallel rank, in it
+// one an expert-parallel rank.
+using StageParts = std::vector<std::vector<const OwnedParam*>>;
+
+// A parameter, wherever it is.
+struct Parts {
+  std::string name;
+  std::map<uint32_t, StageParts> stages;
+};
+
+class Assembler {
+ public:
+  Assembler(CheckpointDraft& draft, std::vector<World>& worlds)
+      : draft_(draft),
+        worlds_(worlds),
+        mesh_(draft.facts.mesh),
+        info_(read_info()),
+        experts_(*worlds.front().model) {}
+
+  void run() {
+    std::vector<Param> trainable;
+    for (const Parts& parts : collect()) {
+      in_context({.tensor = parts.name}, [&] { trainable.push_back(merged(parts)); });
+    }
+    // Patterns that only frozen parameters fit count as unused, as in DeepSpeed.
+    draft_.unused_patterns = info_.unused_patterns();
+    for (const World& each : worlds_) params_.add_buffers(*each.model);
+    add_frozen();
+    for (Param& param : trainable) params_.add(std::move(param));
+    for (const World& each : worlds_) params_.add_aliases(*each.model, draft_.notes);
+    draft_.params = params_.take();
+  }
+
+ private:
+  // The rules matter where slices are merged, and to whoever writes a universal checkpoint. Plain
+  // stage 3 has none.
+  UniversalInfo read_info() const {
+    const ModelStates& model = *worlds_.front().model;
+    const bool sliced = mesh_.tp > 1;
+    if (!sliced && (!draft_.optimizer_states || draft_.facts.zero_stage == 3)) return {};
+    if (model.fields.has(keys::kUniversalCheckpointInfo)) {
+      return UniversalInfo::read(model.fields.in(keys::kUniversalCheckpointInfo));
+    }
+    if (sliced) {
+      throw std::move(UnsupportedError(model.fields.where(keys::kUniversalCheckpointInfo),
+                                       "is missing: nothing says how the slices of " +
+                                           std::to_string(mesh_.tp) +
+                                           " tensor-parallel ranks go together"))
+          .with_hint("the training program has to put it into client_state when it saves");
+    }
+    draft_.facts.has_universal_info = false;
+    return {};
+  }
+
+  const World& world(uint32_t stage, uint32_t tp_rank) const {
+    return worlds_[stage * mesh_.tp + tp_rank];
+  }
+
+  // Every parameter of every world, in the order in which they are met. Experts get their global
+  // names.
+  std::vector<Parts> collect() {
+    std::vector<Parts> all;
+    std::unordered_map<std::string, size_t> index;
+    for (World& each : worlds_) Experts::number_globally(each.owned);
+    for (uint32_t stage = 0; stage < mesh_.pp; ++stage) {
+      for (uint32_t tp_rank = 0; tp_rank < mesh_.tp; ++tp_rank) {
+        for (const OwnedParam& param : world(stage, tp_rank).owned) {
+          const auto [found, is_new] = index.emplace(param.name, all.size());
+          if (is_new) all.push_back({param.name, {}});
+          StageParts& parts = all[found->second].stages[stage];
+          parts.resize(mesh_.tp);
+          draft_.facts.mesh.ep = std::max(draft_.facts.mesh.ep, param.ep_size);
+          if (param.ep_rank != parts[tp_rank].size()) {
+            throw InconsistentError({.tensor = param.name}, "is named twice");
+          }
+          parts[tp_rank].push_back(&param);
+        }
+      }
+    }
+    return all;
+  }
+
+  Param merged(const Parts& parts) {
+    // A stage's copy of a parameter that the program keeps equal by itself may be stale: the first
+    // one counts.
+    const auto& [first_stage, first] = *parts.stages.begin();
+    if (parts.stages.size() == 1 || info_.is_pipeline_replicated(parts.name)) {
+      return of_stage(parts.name, first_stage, first);
+    }
+    Param param = of_stage(parts.name, first_stage, first);
+    for (auto stage = std::next(parts.stages.begin()); stage != parts.stages.end(); ++stage) {
+      const Param other = of_stage(parts.name, stage->first, stage->second);
+      const auto what = [&](const std::string& state) {
+        return state + " of '" + parts.name + "' in pipeline stages " +
+               std::to_string(first_stage) + " and " + std::to_string(stage->first);
+      };
+      param.weight = TensorSource::same({param.weight, other.weight}, what("fp32"));
+      if (other.states.size() != param.states.size()) {
+        throw InconsistentError(
+            {}, "has other optimizer states in pipeline stage " + std::to_string(stage->first));
+      }
+      for (size_t i = 0; i < param.states.size(); ++i) {
+        param.states[i].value = TensorSource::same({param.states[i].value, other.states[i].value},
+                                                   what(param.states[i].key));
+      }
+    }
+    return param;
+  }
+
+  static TensorSource master_of(const OwnedParam& param) { return param.master; }
+
+  // State number `i`, which has to be the same one in all parts.
+  static auto state_of(size_t i, const OwnedParam& first) {
+    return [i, &first](const OwnedParam& param) {
+      if (param.states.size() != first.states.size() ||
+          param.states[i].key != first.states[i].key) {
+        throw InconsistentError({}, "does not have the same optimizer states on all ranks");
+      }
+      return param.states[i].value;
+    };
+  }
+
+  template <typename F>
+  static std::vector<TensorSource> each_of(const std::vector<const OwnedParam*>& parts, F&& get) {
+    std::vector<TensorSource> sources;
+    for (const OwnedParam* part : parts) sources.push_back(get(*part));
+    return sources;
+  }
+
+  Param of_stage(const std::string& name, uint32_t stage, const StageParts& parts) {
+    for (uint32_t tp_rank = 0; tp_rank < parts.size(); ++tp_rank) {
+      if (parts[tp_rank].empty()) {
+        throw InconsistentError(
+            {.file = world(stage, tp_rank).model->shard().display},
+            "tensor-parallel rank " + std::to_string(tp_rank) + " has no part of it");
+      }
+    }
+    const OwnedParam& first = *parts.front().front();
+    Param param{.name = name, .weight = first.master};
+    param.step = first.step;
+    param.requires_grad = first.requires_grad;
+    if (experts_.is_fused(name)) {
+      param.weight = experts_.merge(name, each_of(parts.front(), master_of), "fp32");
+      for (size_t i = 0; i < first.states.size(); ++i) {
+        param.states.push_back(
+            {first.states[i].key, experts_.merge(name, each_of(parts.front(), state_of(i, first)),
+                                                 first.states[i].key)});
+      }
+      param.form.cat_dim = 0;
+      param.form.ep_num_experts = experts_.num_experts(name);
+      return param;
+    }
+    if (first.ep_size > 1) {
+      throw UnsupportedError({.file = world(stage, 0).model->shard().display},
+                             "differs between expert-parallel ranks, but is neither one of "
+                             "DeepSpeed's experts nor described by ds_autoep_layers");
+    }
+
+    std::vector<const OwnedParam*> slices;
+    std::vector<Shape> shapes;
+    for (const auto& ranks : parts) {
+      slices.push_back(ranks.front());
+      shapes.push_back(ranks.front()->shape);
+    }
+    const UniversalInfo::Rule rule = info_.rule_for(name, shapes);
+    param.form = rule.form();
+    param.weight = rule.merge(each_of(slices, master_of), "fp32");
+    for (size_t i = 0; i < first.states.size(); ++i) {
+      param.states.push_back({first.states[i].key, rule.merge(each_of(slices, state_of(i, first)),
+                                                              first.states[i].key)});
+    }
+    return param;
+  }
+
+  // Frozen parameters of all stages; slices go together by the same rules, without counting as
+  // their use.
+  void add_frozen() {
+    for (uint32_t stage = 0; stage < mesh_.pp; ++stage) {
+      for (const auto& [name, value] : world(stage, 0).frozen) {
+        if (params_.has(name)) continue;
+        std::vector<TensorSource> slices;
+        std::vector<Shape> shapes;
+        for (uint32_t tp_rank = 0; tp_rank < mesh_.tp; ++tp_rank) {
+          for (const auto& [other, slice] : world(stage, tp_rank).frozen) {
+            if (other != name) continue;
+            slices.push_back(slice);
+            shapes.push_back(slice.shape());
+            break;
+          }
+        }
+        in_context({.tensor = name}, [&] {
+          if (slices.size() != mesh_.tp) {
+            throw InconsistentError({}, "is not on every tensor-parallel rank");
+          }
+          Param param{.name = name, .kind = ParamKind::frozen, .weight = value};
+          if (mesh_.tp > 1) {
+            const UniversalInfo::Rule rule = info_.rule_for(name, shapes);
+            param.form = rule.form();
+            param.weight = rule.merge(std::move(slices), "fp32");
+          }
+          params_.add(std::move(param));
+        });
+      }
+    }
+  }
+
+  CheckpointDraft& draft_;
+  std::vector<World>& worlds_;
+  Mesh mesh_;
+  UniversalInfo info_;
+  Experts experts_;
+  std::vector<std::vector<OwnedParam>>
+      numbered_;  // the worlds' parameters, under their global names
+  ParamList params_;
+};
+
+}  // namespace
+
+void assemble(CheckpointDraft& draft, std::vector<World>& worlds) {
+  Assembler(draft, worlds).run();
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,46 @@
+// Experts: parameters that expert-parallel ranks hold different ones of.
+//
+// DeepSpeed's own MoE layers name them `...deepspeed_experts.N...`, where N counts a rank's local
+// experts; AutoEP fuses a layer's experts into three parameters `PREFIX.w1`, `.w2`, `.w3` of shape
+// [local experts, ...] and says in the model-states file which expert lies where.
+// deepspeed/moe/experts.py; checkpoint/autoep_affine.py.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/zero_world.h"
+
+namespace dsckpt {
+
+class Experts {
+ public:
+  // Reads ds_autoep_layers, if there is any. Throws CorruptError for what has the wrong form,
+  // UnsupportedError for another version of it.
+  explicit Experts(const ModelStates& model);
+
+  // Gives DeepSpeed's own experts the names they have in a model that is not split, by counting the
+  // local experts of each rank.
+  static void number_globally(std::vector<OwnedParam>& params);
+
+  bool is_fused(const std::string& name) const { return layers_.contains(name); }
+  int64_t num_experts(const std::string& name) const { return layers_.at(name).num_experts; }
+  // All experts of the fused parameter `name`, in the order of their numbers; `state` is for
+  // messages. `by_rank` holds what each expert-parallel rank has, in rank order. Throws
+  // InconsistentError if they do not fit the layer.
+  TensorSource merge(const std::string& name, const std::vector<TensorSource>& by_rank,
+                     std::string_view state) const;
+
+ private:
+  struct Layer {
+    int64_t num_experts = 0;
+    int64_t ep_size = 0;
+    pickle::Value placement;  // None: the same number on each rank, in order
+    Where where;
+  };
+  std::unordered_map<std::string, Layer> layers_;  // by name of the fused parameter
+};
+
+}  // namespace dsckpt

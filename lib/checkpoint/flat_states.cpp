@@ -1,0 +1,87 @@
+#include "checkpoint/flat_states.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "checkpoint/optim_states.h"
+
+namespace dsckpt {
+using pickle::Kind;
+using pickle::Value;
+namespace {
+
+// The dict of one flat tensor's states in one file; nullopt if there is none.
+std::optional<Value> states_of(const Shard& shard, std::string_view state_key, size_t index) {
+  const Fields optimizer = optimizer_state(shard);
+  const auto all = optimizer.get(state_key);
+  if (!all) return std::nullopt;
+  return in_context(optimizer.where(state_key), [&]() -> std::optional<Value> {
+    if (all->is(Kind::list)) {
+      const auto groups = all->as_sequence();
+      if (index >= groups.size()) throw CorruptError({}, "does not fit the groups");
+      return groups[index].is_mapping() ? std::optional(groups[index]) : std::nullopt;
+    }
+    const auto state = all->find("state");
+    if (!state || !state->is_mapping()) return std::nullopt;
+    const Value* found = state->as_dict().find(static_cast<int64_t>(index));
+    return found != nullptr && found->is_mapping() ? std::optional(*found) : std::nullopt;
+  });
+}
+
+bool is_flat(const Shard& shard, const Value& value) {
+  return TorchArchive::is_tensor(value) && shard.archive.info(value).shape.size() == 1;
+}
+
+}  // namespace
+
+std::string FlatStates::member(std::string_view state_key, size_t index, std::string_view key) {
+  return std::string(state_key) + ".state[" + std::to_string(index) + "]." + std::string(key);
+}
+
+void note_once(std::vector<std::string>& notes, std::string note) {
+  if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(std::move(note));
+}
+
+FlatStates flat_states(const std::vector<const Shard*>& ranks, std::string_view state_key,
+                       size_t index, std::vector<std::string>& notes) {
+  FlatStates result;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const Shard& shard = *ranks[rank];
+    const auto differ = [&](std::string_view key) {
+      throw InconsistentError(shard.where(FlatStates::member(state_key, index, key)),
+                              "is not as in " + ranks.front()->display);
+    };
+    size_t next = 0;
+    const auto states = states_of(shard, state_key, index);
+    for (const auto& [name, value] : states ? states->as_dict().items : pickle::DictNode().items) {
+      if (!name.is(Kind::string)) continue;
+      const std::string key(name.as_string());
+      in_context(shard.where(FlatStates::member(state_key, index, key)), [&] {
+        if (key == "step") {
+          if (rank == 0) result.step = {&shard.archive, value};
+          return;
+        }
+        if (!is_flat(shard, value)) {
+          if (value.is_none()) return;
+          note_once(notes, "the optimizer's state '" + key +
+                               "' is one value for many parameters; it is left out");
+          return;
+        }
+        const TensorSource piece = shard.archive.tensor(value);
+        if (rank == 0) {
+          result.states.push_back({key, {piece}});
+        } else if (next >= result.states.size() || result.states[next].key != key ||
+                   result.states[next].pieces.front().dtype() != piece.dtype()) {
+          differ(key);
+        } else {
+          result.states[next].pieces.push_back(piece);
+        }
+        ++next;
+      });
+    }
+    if (next != result.states.size()) differ(result.states[next].key);
+  }
+  return result;
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,38 @@
+// The states that an optimizer keeps of ZeRO's flat tensors.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/shard.h"
+
+namespace dsckpt {
+
+// What the optimizer keeps of one flat tensor, on all ranks that share it.
+struct FlatStates {
+  struct State {
+    std::string key;                   // "exp_avg"
+    std::vector<TensorSource> pieces;  // one a rank, 1-D, as long as the file has it
+  };
+  std::vector<State> states;  // in the optimizer's order
+  ShardValue step;
+
+  // Where state `key` of flat tensor `index` stands in a rank's file.
+  static std::string member(std::string_view state_key, size_t index, std::string_view key);
+};
+
+// Reads optimizer_state_dict[state_key] (a torch optimizer's state_dict, or the list of states that
+// elastic ZeRO saves) for flat tensor `index`. What is no tensor of one dimension belongs to the
+// flat tensor as a whole and cannot be said of a parameter: but for `step` it is left out with a
+// note. Nothing at all if the optimizer has not stepped it yet. Throws InconsistentError if the
+// ranks do not have the same states, or of different types.
+FlatStates flat_states(const std::vector<const Shard*>& ranks, std::string_view state_key,
+                       size_t index, std::vector<std::string>& notes);
+
+// Adds `note` unless it is there.
+void note_once(std::vector<std::string>& notes, std::string note);
+
+}  // namespace dsckpt

@@ -1,0 +1,39 @@
+// Universal checkpoints: a folder for each parameter, and in it a file for each of its states.
+//
+//   zero/NAME/fp32.pt, exp_avg.pt ...  {'param': tensor, ...}, or at stage 3 the bare elements
+//   zero/NAME/step.pt                  how often it was stepped: a number or a tensor
+//   zero/optimizer_state.pt            what is not of one parameter
+//
+// Source: deepspeed/checkpoint/ds_to_universal.py (merge_tp_slices, merge_zero3_slices,
+// _save_optimizer_state).
+#pragma once
+
+#include <string>
+
+#include "format/torch_archive.h"
+#include "format/universal_form.h"
+#include "plan/copy_plan.h"
+#include "plan/tensor_source.h"
+
+namespace dsckpt {
+
+// One state of one parameter.
+struct UniversalState {
+  std::string param;
+  std::string key;  // "fp32", "exp_avg"
+  TensorSource value;
+  bool requires_grad = false;
+
+  std::string path() const { return "zero/" + param + "/" + key + ".pt"; }
+};
+
+// As a dict with the keys that `form` has. Rows beyond form.vocab_rows are left out.
+void lay_out_universal_state(PlanBuilder& plan, const UniversalState& state,
+                             const UniversalForm& form);
+// As a vector without a shape.
+void lay_out_flat_universal_state(PlanBuilder& plan, const UniversalState& state);
+// A step count, as it stands in `archive`.
+void lay_out_universal_step(PlanBuilder& plan, const std::string& param,
+                            const TorchArchive& archive, const pickle::Value& step);
+
+}  // namespace dsckpt
