@@ -62,19 +62,18 @@ class Document::Copier {
     return Access::make(to);
   }
 
+  // Nodes of one name are not made one: the copy's pickle is the original's. Python 2 names are
+  // kept apart from those that Document::global() gives out.
   Value global(const GlobalNode& node) {
-    const std::pair name(node.module, node.name);
-    const bool same_in_python3 = python2_name(node.module, node.name) == name &&
-                                 node.name.find('.') == std::string_view::npos;
-    if (!node.python2 || same_in_python3) return into_.global(node.module, node.name);
-    const std::string key = std::string(node.module) + "\n" + std::string(node.name) + "\n2";
-    const auto [found, is_new] = store_.global_names.try_emplace(key);
-    if (is_new) {
-      found->second = Access::make(store_.globals.emplace_back(store_.arena.copy(node.module),
-                                                               store_.arena.copy(node.name), true));
-      into_.globals_.push_back(std::string(node.module) + "." + std::string(node.name));
-    }
-    return found->second;
+    const Value made = Access::make(store_.globals.emplace_back(
+        store_.arena.copy(node.module), store_.arena.copy(node.name), node.python2));
+    const std::string python3 = std::string(node.module) + "\n" + std::string(node.name);
+    const std::string python2 = python3 + "\n2";
+    const bool known =
+        store_.global_names.contains(python3) || store_.global_names.contains(python2);
+    store_.global_names.try_emplace(node.python2 ? python2 : python3, made);
+    if (!known) into_.globals_.push_back(std::string(node.module) + "." + std::string(node.name));
+    return made;
   }
 
   std::vector<Value> shallow(std::span<const Value> values) {

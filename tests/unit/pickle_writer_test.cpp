@@ -60,7 +60,10 @@ TEST(PickleWriter, GivesPythonsBytesForACopyInAnotherDocument) {
 
 TEST(PickleWriter, GivesPythonsBytesForACopyOfACycle) {
   // a = []; a.append(a); b = {}; b[1] = (a, b); pickle.dumps([b, a], 2)
-  const std::string cyclic = "\x80\x02]q\x00(}q\x01K\x01]q\x02h\x02ah\x01\x86q\x03sh\x02e."s;
+  const std::string cyclic =
+      "\x80\x02]q\x00(}q\x01K\x01]q\x02h\x02"
+      "ah\x01\x86q\x03sh\x02"
+      "e."s;
   const Document original = parse(cyclic);
   ASSERT_TRUE(original.is_cyclic());
   Document copy;
