@@ -40,4 +40,18 @@ inline constexpr std::string_view kZeroPartitionGroups = "ds_zero_partition_grou
 inline constexpr std::string_view kFp32Groups = "fp32_groups";
 inline constexpr std::string_view kFp32GroupsFlat = "fp32_groups_flat";
 
+// universal_checkpoint_info of model-states files.
+inline constexpr std::string_view kUniversalVersion = "universal_checkpoint_version";
+inline constexpr std::string_view kOriginalVocabSize = "original_vocab_size";
+inline constexpr std::string_view kVocabulary = "vocabulary_parameter_patterns";
+inline constexpr std::string_view kPipelineReplicated = "pipeline_replicated_parameter_patterns";
+inline constexpr std::string_view kTpReplicated = "tp_replicated_parameter_patterns";
+inline constexpr std::string_view kToAverage = "parameter_to_average_patterns";
+inline constexpr std::string_view kRowParallel = "parameter_with_row_parallelism_patterns";
+inline constexpr std::string_view kTwoSubParams = "parameter_with_2_sub_params_cat_dim_0";
+inline constexpr std::string_view kSubParams = "parameter_with_sub_params";
+inline constexpr std::string_view kSubParamShardWidths = "sub_param_shard_widths";
+inline constexpr std::string_view kAffineMap = "affine_map";
+inline constexpr std::string_view kAutoTpUnsupported = "autotp_unsupported_parameter_patterns";
+
 }  // namespace dsckpt::keys
