@@ -290,6 +290,18 @@ void convert(DType from, DType to, const std::byte* source, std::byte* target, s
   }
 }
 
+void add_float32(std::byte* sum, const std::byte* term, size_t count) {
+  for (size_t i = 0; i < count * sizeof(float); i += sizeof(float)) {
+    store_le(sum + i, load_le<float>(sum + i) + load_le<float>(term + i));
+  }
+}
+
+void divide_float32(std::byte* values, float divisor, size_t count) {
+  for (size_t i = 0; i < count * sizeof(float); i += sizeof(float)) {
+    store_le(values + i, load_le<float>(values + i) / divisor);
+  }
+}
+
 uint32_t crc32(uint32_t crc, std::span<const std::byte> bytes) {
   // For a null pointer libdeflate answers with the start value, whatever `crc` is.
   return bytes.empty() ? crc : libdeflate_crc32(crc, bytes.data(), bytes.size());

@@ -18,6 +18,11 @@ bool can_convert(DType from, DType to);
 // can_convert() denies.
 void convert(DType from, DType to, const std::byte* source, std::byte* target, size_t count);
 
+// sum[i] += term[i] and values[i] /= divisor, in float32 as torch does them on a CPU. Any
+// alignment.
+void add_float32(std::byte* sum, const std::byte* term, size_t count);
+void divide_float32(std::byte* values, float divisor, size_t count);
+
 // CRC-32 as in zip (polynomial 0xEDB88320), continuing from `crc`; start with 0.
 uint32_t crc32(uint32_t crc, std::span<const std::byte> bytes);
 // The CRC-32 of A followed by B, from theirs and the length of B.

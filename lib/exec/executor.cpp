@@ -241,6 +241,7 @@ class Run {
     }
     const uint64_t in_size = size_of(item.from);
     const uint64_t out_size = size_of(item.to);
+    const bool converts = item.from != item.to;
     uint64_t from = skip / out_size * in_size;
     const uint64_t total = target.size() / out_size * in_size;
     uint32_t source_crc = 0;
@@ -248,15 +249,57 @@ class Run {
     for (uint64_t left = total; left > 0;) {
       const uint64_t size = std::min(left, kChunkBytes / 2);
       const std::span<std::byte> chunk(buffers.chunk.data() + kChunkBytes / 2, size);
-      gather(item, from, chunk, buffers);
-      if (checked) source_crc = crc32(source_crc, chunk);
-      convert(item.from, item.to, chunk.data(), target.data() + (from - begin) / in_size * out_size,
-              size / in_size);
+      const std::span<std::byte> out =
+          target.subspan((from - begin) / in_size * out_size, size / in_size * out_size);
+      const std::span<std::byte> value = converts ? chunk : out;
+      if (item.op == Op::mean) {
+        average(item, from, value, buffers);
+      } else {
+        gather(item, from, value, buffers);
+        if (item.op == Op::same) compare(item, from, value, buffers);
+      }
+      if (checked) source_crc = crc32(source_crc, value);
+      if (converts) convert(item.from, item.to, value.data(), out.data(), size / in_size);
       from += size;
       left -= size;
     }
-    if (checked) checks_.report(record, {item.in, item.src + begin, total}, source_crc);
-    return total;
+    if (checked) {
+      checks_.report(record, {item.in, item.src + begin, total}, source_crc);
+      if (!converts) crc = source_crc;
+    }
+    return total * (uint64_t{1} + item.operand_count);
+  }
+
+  // The mean of bytes [from, from + target.size()) of the item's operands. Uses the first half of
+  // the chunk buffer.
+  void average(const CopyItem& item, uint64_t from, std::span<std::byte> target, Buffers& buffers) {
+    const size_t count = target.size() / sizeof(float);
+    const std::span<std::byte> term(buffers.chunk.data(), target.size());
+    std::fill(target.begin(), target.end(), std::byte{0});
+    inputs_[item.in].read_at(item.src + from, term);
+    add_float32(target.data(), term.data(), count);
+    for (const Operand& operand : plan_.operands_of(item)) {
+      inputs_[operand.in].read_at(operand.src + from, term);
+      add_float32(target.data(), term.data(), count);
+    }
+    divide_float32(target.data(), static_cast<float>(uint64_t{1} + item.operand_count), count);
+  }
+
+  // Throws unless bytes [from, from + first.size()) of the item's other operands are `first`. Uses
+  // the first half of the chunk buffer.
+  void compare(const CopyItem& item, uint64_t from, std::span<const std::byte> first,
+               Buffers& buffers) {
+    const std::span<std::byte> other(buffers.chunk.data(), first.size());
+    for (const Operand& operand : plan_.operands_of(item)) {
+      const InputFile& file = inputs_[operand.in];
+      file.read_at(operand.src + from, other);
+      if (std::memcmp(first.data(), other.data(), first.size()) == 0) continue;
+      const auto at = std::mismatch(first.begin(), first.end(), other.begin()).first;
+      throw InconsistentError(
+          {.file = file.display(),
+           .offset = operand.src + from + static_cast<uint64_t>(at - first.begin())},
+          plan_.texts()[item.what] + " are not the same");
+    }
   }
 
   // Reads source bytes [from, from + target.size()) of the item's rows laid end to end. Uses the

@@ -15,11 +15,33 @@ uint64_t tolerable_gap(uint64_t record_size) {
 }
 
 struct Read {
+  static constexpr size_t kUnreported = ~size_t{0};
   uint32_t record;
-  size_t item;
+  size_t item;  // kUnreported if whoever reads it does not checksum it
   uint64_t begin;
   uint64_t end;
   bool strided;
+};
+
+// The gaps that ranges, which come in the order of their begins, leave in an extent.
+class Gaps {
+ public:
+  explicit Gaps(const Extent& extent) : extent_(extent), reached_(extent.offset) {}
+
+  uint64_t reached() const { return reached_; }
+  void add(uint64_t begin, uint64_t end) {
+    if (begin > reached_) gaps_.push_back({extent_.file, reached_, begin - reached_});
+    reached_ = std::max(reached_, end);
+  }
+  const std::vector<Extent>& finish() {
+    add(extent_.end(), extent_.end());
+    return gaps_;
+  }
+
+ private:
+  Extent extent_;
+  uint64_t reached_;
+  std::vector<Extent> gaps_;
 };
 
 }  // namespace
@@ -32,20 +54,26 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
   });
 
   std::vector<Read> reads;
+  const auto add = [&](size_t index, Operand from, uint64_t size, bool strided) {
+    const auto after = std::upper_bound(
+        records_.begin(), records_.end(), from, [](const Operand& a, const InputRecord& b) {
+          return std::tie(a.in, a.src) < std::tie(b.extent.file, b.extent.offset);
+        });
+    if (after == records_.begin()) return;
+    const Extent& extent = std::prev(after)->extent;
+    const uint64_t end = from.src + size;
+    if (extent.file != from.in || end > extent.end()) return;
+    reads.push_back(
+        {static_cast<uint32_t>(after - records_.begin() - 1), index, from.src, end, strided});
+  };
   for (size_t i = 0; i < plan.items().size(); ++i) {
     const CopyItem& item = plan.items()[i];
     if (item.op == Op::literal) continue;
-    const auto after = std::upper_bound(
-        records_.begin(), records_.end(), item, [](const CopyItem& a, const InputRecord& b) {
-          return std::tie(a.in, a.src) < std::tie(b.extent.file, b.extent.offset);
-        });
-    if (after == records_.begin()) continue;
-    const Extent& extent = std::prev(after)->extent;
-    const uint64_t end =
-        item.src + (item.rows - 1) * static_cast<uint64_t>(item.src_stride) + item.row_bytes;
-    if (extent.file != item.in || end > extent.end()) continue;
-    reads.push_back(
-        {static_cast<uint32_t>(after - records_.begin() - 1), i, item.src, end, item.rows > 1});
+    const uint64_t size = (item.rows - 1) * static_cast<uint64_t>(item.src_stride) + item.row_bytes;
+    add(item.op == Op::mean ? Read::kUnreported : i, {item.in, item.src}, size, item.rows > 1);
+    for (const Operand& operand : plan.operands_of(item)) {
+      add(Read::kUnreported, operand, size, false);
+    }
   }
   std::sort(reads.begin(), reads.end(), [](const Read& a, const Read& b) {
     return std::tie(a.record, a.begin) < std::tie(b.record, b.begin);
@@ -56,23 +84,25 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
     const Extent& extent = records_[r].extent;
     auto last = first;
     bool linear = true;
-    uint64_t reached = extent.offset;
-    uint64_t left_out = 0;
-    std::vector<Extent> gaps;
+    Gaps unread(extent);
+    Gaps unreported(extent);
     for (; last != reads.end() && last->record == r; ++last) {
-      linear = linear && !last->strided && last->begin >= reached;
-      if (last->begin > reached) gaps.push_back({extent.file, reached, last->begin - reached});
-      reached = std::max(reached, last->end);
+      unread.add(last->begin, last->end);
+      if (last->item == Read::kUnreported) continue;
+      linear = linear && !last->strided && last->begin >= unreported.reached();
+      unreported.add(last->begin, last->end);
     }
-    if (reached < extent.end()) gaps.push_back({extent.file, reached, extent.end() - reached});
-    for (const Extent& gap : gaps) left_out += gap.size;
+    uint64_t left_out = 0;
+    for (const Extent& gap : unread.finish()) left_out += gap.size;
 
     const bool read_whole = first != last && left_out <= tolerable_gap(extent.size);
     if (all || read_whole) {
       ++checked_;
       if (linear) {
-        for (auto read = first; read != last; ++read) record_of_item_[read->item] = r;
-        for (const Extent& gap : gaps) extra_reads_.push_back({r, gap});
+        for (auto read = first; read != last; ++read) {
+          if (read->item != Read::kUnreported) record_of_item_[read->item] = r;
+        }
+        for (const Extent& gap : unreported.finish()) extra_reads_.push_back({r, gap});
       } else {
         extra_reads_.push_back({r, extent});
       }

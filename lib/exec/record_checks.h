@@ -2,7 +2,8 @@
 //
 // A record that the plan reads whole is checksummed piece by piece by whoever reads it; the pieces
 // are combined at the end. What little the plan leaves out of such a record (padding, mostly) is
-// read besides, so that the check costs no second pass.
+// read besides, so that the check costs no second pass. Operands of means and all but the first of
+// what must be the same are not checksummed where they are used; they are read besides, too.
 #pragma once
 
 #include <cstdint>

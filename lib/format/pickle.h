@@ -13,11 +13,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -203,7 +205,17 @@ class Document {
   void set_item(const Value& dict_or_object, Value key, Value value);
   void set_state(const Value& object, Value state);
 
+  // The copies of values of other documents, by Value::identity().
+  using Copies = std::unordered_map<const void*, Value>;
+  // Copies `value`, of another document, with all that it refers to; cycles are no trouble. What
+  // `copies` knows is not copied again, so sharing is kept, also between calls with the same
+  // `copies`, as long as the other documents live. `persistent` is called once for each persistent
+  // value, in no particular order, and returns the value of this document that takes its place.
+  Value copy(const Value& value, Copies& copies,
+             const std::function<Value(const Value& persistent)>& persistent);
+
  private:
+  class Copier;
   class Machine;
   struct Store;
   std::unique_ptr<Store> store_;

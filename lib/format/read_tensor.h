@@ -12,8 +12,8 @@
 namespace dsckpt {
 
 // Reads elements [first, first + count) of `source`, row-major, into `out`, which must be exactly
-// that many bytes. Throws InconsistentError for a range outside the tensor or a source that is
-// cast, and what reading throws.
+// that many bytes. Throws InconsistentError for a range outside the tensor, a source that is
+// cast and tensors that must be the same but are not, and what reading throws.
 void read_elements(const InputFiles& inputs, const TensorSource& source, int64_t first,
                    int64_t count, std::span<std::byte> out);
 

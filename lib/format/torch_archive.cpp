@@ -307,16 +307,21 @@ struct TorchArchive::Impl {
     return extent;
   }
 
+  // Throws unless the file has the storage, as long as the pickle says.
+  void check_size(const StorageId& storage) const {
+    if (const uint64_t stored = stored_bytes(storage); stored != storage.nbytes) {
+      throw CorruptError({}, std::to_string(stored) + " bytes, but the pickle says " +
+                                 std::to_string(storage.nbytes));
+    }
+  }
+
   Checked check(const Value& value) const {
     const ObjectNode& object = value.as_object();
     const Rebuilt parts = take_apart(object.callable, object.arguments);
     const StorageId storage = StorageId::parse(parts.storage.persistent_id());
     return in_context({.member = member(storage.key)}, [&] {
       Checked tensor;
-      if (const uint64_t stored = stored_bytes(storage); stored != storage.nbytes) {
-        throw CorruptError({}, std::to_string(stored) + " bytes, but the pickle says " +
-                                   std::to_string(storage.nbytes));
-      }
+      check_size(storage);
       TensorInfo& info = tensor.info;
       info.dtype = parts.dtype.value_or(storage.dtype);
       info.storage_key = storage.key;
@@ -414,6 +419,17 @@ TensorSource TorchArchive::tensor(const Value& value) const {
     Checked tensor = impl_->check(value);
     return TensorSource::stored(impl_->extent(tensor), tensor.info.dtype,
                                 std::move(tensor.info.shape), std::move(tensor.info.strides));
+  });
+}
+
+TensorSource TorchArchive::storage(const Value& value) const {
+  return in_context({.file = impl_->file->display()}, [&] {
+    const StorageId storage = StorageId::parse(value.persistent_id());
+    return in_context({.member = impl_->member(storage.key)}, [&] {
+      impl_->check_size(storage);
+      return TensorSource::stored(impl_->storage_extent(storage.key), storage.dtype,
+                                  {storage.numel});
+    });
   });
 }
 

@@ -6,10 +6,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/dtype.h"
@@ -62,6 +64,9 @@ class TorchArchive {
   // storage.
   TensorInfo info(const pickle::Value& value) const;
   TensorSource tensor(const pickle::Value& value) const;
+  // The whole storage that a persistent value names, in one dimension; untyped ones as uint8.
+  // Throws CorruptError if `value` is not persistent or the storage is not in the file.
+  TensorSource storage(const pickle::Value& value) const;
   // A tensor of this archive with a single element, read now: a step count, say. As double.
   // Plain numbers are returned as they are. nullopt for anything else.
   std::optional<double> scalar(const pickle::Value& value) const;
@@ -85,8 +90,8 @@ Shape shape_from_pickle(const pickle::Value& value);
 //
 // Build `document` through it: storage() for the data, tensor() for the values that lie in it. Then
 // set the document's root and lay_out(). Storages are numbered as tensor() first meets them, and
-// torch (calculate_storage_offsets) relies on the numbers rising in the pickle: make the tensors in
-// the order in which they stand in the root. One thread.
+// torch (calculate_storage_offsets) relies on the numbers rising in the pickle: make the tensors,
+// and import(), in the order in which they stand in the root. One thread.
 class TorchArchiveWriter {
  public:
   pickle::Document& document() { return document_; }
@@ -100,6 +105,13 @@ class TorchArchiveWriter {
                        std::optional<Strides> strides = {}, bool requires_grad = false);
   // A contiguous tensor with a storage of its own.
   pickle::Value tensor(TensorSource data);
+  // Copies `value`, of another archive, with all that it refers to: what torch.load and torch.save
+  // make of it. Sharing is kept, also between calls with the same archive, which must live until
+  // lay_out(). Tensors keep their storages: each one becomes a storage of this archive over the
+  // same bytes, whole and shared as it was, numbered in the order of the pickle. Locations stay.
+  // Throws CorruptError as TorchArchive::tensor does and UnsupportedError for the views of storages
+  // that the legacy form may hold.
+  pickle::Value import(const TorchArchive& from, const pickle::Value& value);
 
   // Adds the output `path` to the plan. Records are named after the file's stem, as torch does.
   // The serialization id, which torch makes from a hash of its own of the record names and the
@@ -115,6 +127,8 @@ class TorchArchiveWriter {
   pickle::Document document_;
   std::vector<Storage> storages_;
   std::vector<StorageId> order_;  // by key
+  pickle::Document::Copies copies_;
+  std::map<std::pair<FileId, std::string>, StorageId> imported_;  // by their keys there
 };
 
 }  // namespace dsckpt

@@ -110,10 +110,41 @@ Value TorchArchiveWriter::tensor(TensorSource data) {
   return tensor(storage(std::move(data)), std::move(shape));
 }
 
+Value TorchArchiveWriter::import(const TorchArchive& from, const Value& value) {
+  const auto id_of = [](const Value& persistent) {
+    return persistent.persistent_id().as_sequence();
+  };
+  for (const Value& persistent : persistent_values(value)) {
+    const TensorSource data = from.storage(persistent);
+    const auto id = id_of(persistent);
+    if (id.size() == 6 && !id[5].is_none()) {
+      throw UnsupportedError({.member = "storage " + std::string(id[2].as_string())},
+                             "a view of a storage, as the legacy form may hold");
+    }
+    const auto [found, is_new] =
+        imported_.try_emplace({from.file(), std::string(id[2].as_string())}, storages_.size());
+    if (!is_new) continue;
+    storages_.push_back({data, document_.string(std::to_string(order_.size()))});
+    order_.push_back(found->second);
+  }
+  return document_.copy(value, copies_, [&](const Value& persistent) {
+    const auto id = id_of(persistent);
+    const StorageId storage = imported_.at({from.file(), std::string(id[2].as_string())});
+    const auto leaf = [&](const Value& field) {
+      return document_.copy(field, copies_, [](const Value&) -> Value {
+        throw CorruptError({}, "a persistent value within a persistent id");
+      });
+    };
+    return document_.persistent(document_.tuple(
+        {document_.intern("storage"), leaf(id[1]), storages_[storage].key, leaf(id[3]), id[4]}));
+  });
+}
+
 OutputId TorchArchiveWriter::lay_out(PlanBuilder& plan, std::string path) && {
   size_t next = 0;
-  for (const Value& id : persistent_ids(document_.root())) {
-    const size_t key = std::stoul(std::string(id.as_sequence()[2].as_string()));
+  for (const Value& value : persistent_values(document_.root())) {
+    const auto id = value.persistent_id().as_sequence();
+    const size_t key = std::stoul(std::string(id[2].as_string()));
     if (key > next) throw std::logic_error("tensors were not made in the order of the root");
     if (key == next) ++next;
   }

@@ -170,10 +170,10 @@ StorageId StorageId::parse(const pickle::Value& id) {
   });
 }
 
-std::vector<pickle::Value> persistent_ids(const pickle::Value& root) {
+std::vector<pickle::Value> persistent_values(const pickle::Value& root) {
   using pickle::Kind;
   using pickle::Value;
-  std::vector<Value> ids;
+  std::vector<Value> found;
   std::unordered_set<const void*> seen;
   std::vector<Value> open{root};
   std::vector<Value> children;
@@ -201,7 +201,7 @@ std::vector<pickle::Value> persistent_ids(const pickle::Value& root) {
     if (!seen.insert(value.identity()).second) continue;
     children.clear();
     if (value.is(Kind::persistent)) {
-      ids.push_back(value.persistent_id());
+      found.push_back(value);
     } else if (value.is(Kind::dict)) {
       add_items(value.as_dict());
     } else if (value.is(Kind::object)) {
@@ -216,7 +216,7 @@ std::vector<pickle::Value> persistent_ids(const pickle::Value& root) {
     }
     open.insert(open.end(), children.rbegin(), children.rend());
   }
-  return ids;
+  return found;
 }
 
 bool TorchLegacy::probe(const InputFile& file) {
@@ -252,8 +252,8 @@ TorchLegacy TorchLegacy::read(const InputFile& file, FileId id) {
   in_context({.member = "object"}, [&] { legacy.document = read_pickle(file, scanner, offset); });
 
   std::unordered_map<std::string, StorageId> known;
-  for (const pickle::Value& value : persistent_ids(legacy.document.root())) {
-    StorageId storage = StorageId::parse(value);
+  for (const pickle::Value& value : persistent_values(legacy.document.root())) {
+    StorageId storage = StorageId::parse(value.persistent_id());
     const auto [found, fresh] = known.try_emplace(storage.key, storage);
     if (!fresh && found->second.nbytes != storage.nbytes) {
       throw CorruptError({.member = "storage " + storage.key},

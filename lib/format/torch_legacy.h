@@ -30,8 +30,8 @@ struct StorageId {
   static StorageId parse(const pickle::Value& id);
 };
 
-// The ids of the persistent values reachable from `root`, in the order a pickler meets them.
-std::vector<pickle::Value> persistent_ids(const pickle::Value& root);
+// The persistent values reachable from `root`, in the order a pickler meets them.
+std::vector<pickle::Value> persistent_values(const pickle::Value& root);
 
 struct TorchLegacy {
   pickle::Document document;

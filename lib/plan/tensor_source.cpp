@@ -365,7 +365,7 @@ void TensorSource::Node::lower(int64_t first, int64_t length, DType result,
                     .stored = dtype,
                     .result = result,
                     .combine = node.how,
-                    .what = &node.what};
+                    .what = node.how == Combine::same ? &node.what : nullptr};
       for (size_t i = 1; i < cursors.size(); ++i) run.more.push_back(cursors[i].operand());
       for (Cursor& cursor : cursors) cursor.advance(bytes);
       emit(run);

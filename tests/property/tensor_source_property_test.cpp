@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "base/error.h"
@@ -20,6 +21,9 @@ struct Origin {
   uint64_t offset;
   DType stored;
   DType result;
+  Combine combine = Combine::none;
+  std::vector<Operand> more = {};
+  std::string what = {};
   bool operator==(const Origin&) const = default;
 };
 
@@ -51,6 +55,12 @@ size_t flat_index(const Shape& index, const Shape& shape) {
 struct Pair {
   TensorSource source;
   Naive naive;
+};
+
+// What an expression may still hold.
+struct May {
+  bool cast;
+  bool combine;
 };
 
 class Generator {
@@ -119,7 +129,9 @@ class Generator {
     return out;
   }
 
-  Pair expression(int depth) { return expression(depth, types()[pick_index(4)], shape(), true); }
+  Pair expression(int depth) {
+    return expression(depth, types()[pick_index(4)], shape(), {true, true});
+  }
 
  private:
   static const std::vector<DType>& types() {
@@ -130,27 +142,53 @@ class Generator {
   size_t pick_index(int64_t count) { return static_cast<size_t>(pick(0, count - 1)); }
 
   // A random expression of this type and shape.
-  Pair expression(int depth, DType dtype, const Shape& shape, bool may_cast) {
-    const int64_t kind = depth == 0 ? 0 : pick(0, 9);
-    if (kind >= 1 && kind <= 3 && !shape.empty()) return cat(depth, dtype, shape, may_cast);
-    if (kind >= 4 && kind <= 6 && !shape.empty()) return narrow(depth, dtype, shape, may_cast);
+  Pair expression(int depth, DType dtype, const Shape& shape, May may) {
+    const int64_t kind = depth == 0 ? 0 : pick(0, 11);
+    if (kind >= 1 && kind <= 3 && !shape.empty()) return cat(depth, dtype, shape, may);
+    if (kind >= 4 && kind <= 6 && !shape.empty()) return narrow(depth, dtype, shape, may);
     if (kind == 7 || kind == 8) {
-      Pair child = expression(depth - 1, dtype, reshaped(numel(shape)), may_cast);
+      Pair child = expression(depth - 1, dtype, reshaped(numel(shape)), may);
       Pair out{child.source.view(shape), std::move(child.naive)};
       out.naive.shape = shape;
       return out;
     }
-    if (kind == 9 && may_cast) {
-      Pair child = expression(depth - 1, types()[pick_index(4)], shape, false);
+    if (kind == 9 && may.cast) {
+      Pair child = expression(depth - 1, types()[pick_index(4)], shape, {false, may.combine});
       Pair out{child.source.to(dtype), std::move(child.naive)};
       out.naive.dtype = dtype;
       for (Origin& origin : out.naive.elements) origin.result = dtype;
       return out;
     }
+    if (kind >= 10 && may.combine) return combined(depth, dtype, shape);
     return stored(dtype, shape);
   }
 
-  Pair cat(int depth, DType dtype, const Shape& shape, bool may_cast) {
+  // A mean, or tensors that are said to be the same.
+  Pair combined(int depth, DType dtype, const Shape& shape) {
+    const bool mean = dtype == DType::float32 && pick(0, 1) == 1;
+    std::vector<TensorSource> sources;
+    std::vector<Naive> parts;
+    for (int64_t count = pick(1, 4); count > 0; --count) {
+      Pair part = expression(depth - 1, dtype, shape, {false, false});
+      sources.push_back(part.source);
+      parts.push_back(std::move(part.naive));
+    }
+    const std::string what = std::string(1, static_cast<char>('a' + pick(0, 2)));
+    Naive naive = parts[0];
+    for (size_t i = 0; i < naive.elements.size() && (mean || parts.size() > 1); ++i) {
+      Origin& origin = naive.elements[i];
+      origin.combine = mean ? Combine::mean : Combine::same;
+      if (!mean) origin.what = what;
+      for (size_t k = 1; k < parts.size(); ++k) {
+        origin.more.push_back({parts[k].elements[i].file, parts[k].elements[i].offset});
+      }
+    }
+    return {mean ? TensorSource::mean(std::move(sources))
+                 : TensorSource::same(std::move(sources), what),
+            std::move(naive)};
+  }
+
+  Pair cat(int depth, DType dtype, const Shape& shape, May may) {
     const size_t dim = pick_index(static_cast<int64_t>(shape.size()));
     std::vector<int64_t> sizes;
     for (int64_t left = shape[dim]; left > 0 || sizes.empty();) {
@@ -164,7 +202,7 @@ class Generator {
     for (const int64_t size : sizes) {
       Shape part_shape = shape;
       part_shape[dim] = size;
-      Pair part = expression(depth - 1, dtype, part_shape, may_cast);
+      Pair part = expression(depth - 1, dtype, part_shape, may);
       sources.push_back(part.source);
       for (Shape index : all_indices(part_shape)) {
         const Origin origin = part.naive.elements[flat_index(index, part_shape)];
@@ -176,12 +214,12 @@ class Generator {
     return {TensorSource::cat(static_cast<int64_t>(dim), std::move(sources)), std::move(naive)};
   }
 
-  Pair narrow(int depth, DType dtype, const Shape& shape, bool may_cast) {
+  Pair narrow(int depth, DType dtype, const Shape& shape, May may) {
     const size_t dim = pick_index(static_cast<int64_t>(shape.size()));
     const int64_t before = pick(0, 3);
     Shape larger = shape;
     larger[dim] += before + pick(0, 3);
-    Pair child = expression(depth - 1, dtype, larger, may_cast);
+    Pair child = expression(depth - 1, dtype, larger, may);
     Naive naive{dtype, shape, {}};
     for (Shape index : all_indices(shape)) {
       index[dim] += before;
@@ -199,11 +237,17 @@ std::vector<Origin> lowered(const TensorSource& source, int64_t first, int64_t c
     EXPECT_GT(run.rows, 0u);
     EXPECT_GT(run.row_bytes, 0u);
     EXPECT_EQ(run.row_bytes % size_of(run.stored), 0u);
+    if (run.combine != Combine::none) {
+      EXPECT_EQ(run.rows, 1u);
+    }
+    EXPECT_EQ(run.what != nullptr, run.combine == Combine::same);
     for (uint64_t row = 0; row < run.rows; ++row) {
       const uint64_t start =
           run.offset + static_cast<uint64_t>(static_cast<int64_t>(row) * run.stride);
       for (uint64_t at = 0; at < run.row_bytes; at += size_of(run.stored)) {
-        out.push_back({run.file, start + at, run.stored, run.result});
+        out.push_back({run.file, start + at, run.stored, run.result, run.combine, run.more,
+                       run.what != nullptr ? *run.what : ""});
+        for (Operand& operand : out.back().more) operand.src += at;
       }
     }
   });
@@ -212,6 +256,8 @@ std::vector<Origin> lowered(const TensorSource& source, int64_t first, int64_t c
 
 TEST(TensorSourceProperty, LowersToWhatNaiveEvaluationGives) {
   size_t with_elements = 0;
+  size_t means = 0;
+  size_t sames = 0;
   for (uint64_t seed = 0; seed < 4000; ++seed) {
     SCOPED_TRACE(seed);
     Generator generator(seed);
@@ -221,8 +267,15 @@ TEST(TensorSourceProperty, LowersToWhatNaiveEvaluationGives) {
     ASSERT_EQ(source.numel(), numel(naive.shape));
     ASSERT_EQ(lowered(source, 0, source.numel()), naive.elements);
     with_elements += naive.elements.size() > 1;
+    for (const Combine how : {Combine::mean, Combine::same}) {
+      const auto of_kind = [how](const Origin& origin) { return origin.combine == how; };
+      size_t& count = how == Combine::mean ? means : sames;
+      count += std::any_of(naive.elements.begin(), naive.elements.end(), of_kind);
+    }
   }
   EXPECT_GT(with_elements, 2000u);
+  EXPECT_GT(means, 100u);
+  EXPECT_GT(sames, 300u);
 }
 
 TEST(TensorSourceProperty, LowersAnyRange) {
@@ -280,6 +333,45 @@ TEST(TensorSource, IsStridedWhereAPieceOfAFlatGroupIsOneRun) {
   EXPECT_FALSE(flat.to(DType::bfloat16).as_strided());
   EXPECT_TRUE(TensorSource::cat(0, {flat.narrow(0, 0, 50), flat.narrow(0, 50, 50)}).as_strided());
   EXPECT_FALSE(TensorSource::cat(0, {flat.narrow(0, 50, 50), flat.narrow(0, 0, 50)}).as_strided());
+}
+
+TEST(TensorSource, IsNotStridedWhereSeveralTensorsMakeOne) {
+  const auto a = TensorSource::stored({3, 64, 400}, DType::float32, {100});
+  const auto b = TensorSource::stored({4, 0, 400}, DType::float32, {100});
+  EXPECT_FALSE(TensorSource::mean({a}).as_strided());
+  EXPECT_FALSE(TensorSource::mean({a, b}).as_strided());
+  EXPECT_FALSE(TensorSource::same({a, a}, "it").as_strided());
+  EXPECT_FALSE(TensorSource::same({a, b}, "it").narrow(0, 1, 2).as_strided());
+  EXPECT_TRUE(TensorSource::same({a}, "it").as_strided());
+  const auto beside = TensorSource::cat(0, {TensorSource::mean({a, b}), b});
+  EXPECT_FALSE(beside.as_strided());
+  EXPECT_FALSE(beside.narrow(0, 90, 20).as_strided());
+  ASSERT_TRUE(beside.narrow(0, 150, 20).as_strided());
+  EXPECT_EQ(beside.narrow(0, 150, 20).as_strided()->extent, (Extent{4, 200, 80}));
+}
+
+TEST(TensorSource, RefusesToCombineWhatCannotBe) {
+  using enum DType;
+  const auto a = TensorSource::stored({0, 0, 24}, float32, {2, 3});
+  const auto half = TensorSource::stored({0, 0, 12}, float16, {2, 3});
+  const auto mean = TensorSource::mean({a, a});
+  const auto same = TensorSource::same({half, half}, "it");
+  EXPECT_ERROR(TensorSource::mean({}), InconsistentError, "nothing to take the mean of");
+  EXPECT_ERROR(TensorSource::same({}, "it"), InconsistentError, "nothing to compare");
+  EXPECT_ERROR(TensorSource::mean({half}), UnsupportedError, "the mean of float16");
+  EXPECT_ERROR(TensorSource::mean({a, a.flatten()}), InconsistentError,
+               "cannot combine float32[6] and float32[2, 3]");
+  EXPECT_ERROR(TensorSource::same({a, half}, "it"), InconsistentError, "cannot combine float16");
+  EXPECT_ERROR(TensorSource::mean({half.to(float32)}), UnsupportedError, "that are cast");
+  EXPECT_ERROR(TensorSource::same({half, a.to(float16)}, "it"), UnsupportedError, "that are cast");
+  EXPECT_ERROR(TensorSource::mean({mean}), InconsistentError, "combined again");
+  EXPECT_ERROR(TensorSource::mean({TensorSource::cat(0, {a, mean})}), InconsistentError,
+               "combined again");
+  EXPECT_ERROR(TensorSource::same({same.narrow(0, 0, 1), half.narrow(0, 0, 1)}, "it"),
+               InconsistentError, "combined again");
+  EXPECT_ERROR(mean.to(float16).to(float32), InconsistentError, "cast once");
+  EXPECT_EQ(mean.to(float16).dtype(), float16);
+  EXPECT_NO_THROW(TensorSource::same({same}, "that"));
 }
 
 TEST(TensorSource, LowersAFragmentOfATensorParallelSliceToAFewItems) {

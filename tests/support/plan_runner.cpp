@@ -24,6 +24,38 @@ uint32_t crc32(std::string_view bytes) {
   return ~crc;
 }
 
+// The result of a mean or same item, element by element.
+std::string combined(const CopyPlan& plan, const CopyItem& item, const InputFiles& inputs) {
+  std::vector<std::string> operands;
+  const auto add = [&](FileId in, uint64_t src) {
+    const auto bytes = inputs[in].read(src, item.row_bytes);
+    operands.emplace_back(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  };
+  add(item.in, item.src);
+  for (uint32_t i = 0; i < item.operand_count; ++i) {
+    const Operand& operand = plan.operands().at(item.operand_begin + i);
+    add(operand.in, operand.src);
+  }
+  if (item.op == Op::same) {
+    for (const std::string& operand : operands) {
+      if (operand != operands[0]) throw std::runtime_error(plan.texts().at(item.what));
+    }
+    return operands[0];
+  }
+  std::string out;
+  for (uint64_t at = 0; at < item.row_bytes; at += sizeof(float)) {
+    float sum = 0;
+    for (const std::string& operand : operands) {
+      float value = 0;
+      std::memcpy(&value, operand.data() + at, sizeof value);
+      sum += value;
+    }
+    sum /= static_cast<float>(operands.size());
+    out.append(reinterpret_cast<const char*>(&sum), sizeof sum);
+  }
+  return out;
+}
+
 }  // namespace
 
 std::vector<std::string> run_plan(const CopyPlan& plan, const InputFiles& inputs) {
@@ -36,8 +68,12 @@ std::vector<std::string> run_plan(const CopyPlan& plan, const InputFiles& inputs
   std::vector<std::string> outputs;
   for (const PlannedFile& file : plan.outputs()) outputs.emplace_back(file.size, '\0');
   for (const CopyItem& item : plan.items()) {
-    if (item.op == Op::cast) throw std::logic_error("run_plan does not cast");
+    if (item.from != item.to) throw std::logic_error("run_plan does not cast");
     std::string& out = outputs.at(item.out);
+    if (item.op == Op::mean || item.op == Op::same) {
+      out.replace(item.dst, item.row_bytes, combined(plan, item, inputs));
+      continue;
+    }
     uint64_t dst = item.dst;
     for (uint64_t row = 0; row < item.rows; ++row, dst += item.row_bytes) {
       const uint64_t src =

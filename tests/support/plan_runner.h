@@ -12,7 +12,8 @@
 namespace dsckpt::test {
 
 // Validates `plan` and returns the bytes of each of its outputs, digests filled in. One thread, one
-// row at a time. Copies and literals only: a cast is a std::logic_error.
+// row at a time. A cast is a std::logic_error, operands that must be the same and are not a
+// std::runtime_error of their text.
 std::vector<std::string> run_plan(const CopyPlan& plan, const InputFiles& inputs);
 
 // Writes each output below `folder`, which must exist.

@@ -246,5 +246,85 @@ TEST(PlanBuilder, KeepsRowsAsOneItem) {
   EXPECT_NO_THROW(plan.validate(kInputs));
 }
 
+TEST(PlanBuilder, PutsTheOperandsOfACombinedTensorBesideItsItems) {
+  const auto floats = [](uint64_t offset, int64_t count) {
+    return TensorSource::stored({0, offset, static_cast<uint64_t>(count) * 4}, DType::float32,
+                                {count});
+  };
+  const CopyPlan plan = plan_of(60, [&](PlanBuilder& b) {
+    // The second and third part are cut into runs that go on from one another.
+    b.put(0, 0,
+          TensorSource::mean({floats(0, 6), TensorSource::cat(0, {floats(40, 2), floats(48, 4)}),
+                              TensorSource::cat(0, {floats(76, 2), floats(68, 4)})}));
+    b.put(0, 24,
+          TensorSource::same({floats(0, 6), floats(24, 6)}, "'w' on ranks 0 and 1")
+              .to(DType::bfloat16));
+    b.put(0, 36, TensorSource::same({bytes_at(10, 4), bytes_at(20, 4)}, "other"));
+    b.put(0, 40, TensorSource::same({bytes_at(10, 10), bytes_at(30, 10)}, "'w' on ranks 0 and 1"));
+    b.put(0, 50, TensorSource::same({bytes_at(10, 10)}, "nothing else"));
+  });
+  EXPECT_NO_THROW(plan.validate(kInputs));
+  ASSERT_EQ(plan.items().size(), 6u);
+  using Operands = std::vector<Operand>;
+  const auto operands = [&](size_t i) {
+    const auto some = plan.operands_of(plan.items()[i]);
+    return Operands(some.begin(), some.end());
+  };
+  EXPECT_EQ(plan.items()[0].op, Op::mean);
+  EXPECT_EQ(plan.items()[0].row_bytes, 8u);
+  EXPECT_EQ(operands(0), (Operands{{0, 40}, {0, 76}}));
+  EXPECT_EQ(plan.items()[1].op, Op::mean);
+  EXPECT_EQ(plan.items()[1].dst, 8u);
+  EXPECT_EQ(plan.items()[1].row_bytes, 16u);
+  EXPECT_EQ(operands(1), (Operands{{0, 48}, {0, 68}}));
+  EXPECT_EQ(plan.items()[2].op, Op::same);
+  EXPECT_EQ(plan.items()[2].to, DType::bfloat16);
+  EXPECT_EQ(plan.items()[2].dst_size(), 12u);
+  EXPECT_EQ(operands(2), (Operands{{0, 24}}));
+  EXPECT_EQ(plan.texts().at(plan.items()[2].what), "'w' on ranks 0 and 1");
+  EXPECT_EQ(plan.texts().at(plan.items()[3].what), "other");
+  EXPECT_EQ(plan.items()[4].what, plan.items()[2].what);
+  EXPECT_EQ(plan.items()[5].op, Op::copy);
+  EXPECT_EQ(operands(5), Operands{});
+  EXPECT_EQ(plan.bytes_read(), 3u * 24 + 2 * 24 + 2 * 4 + 2 * 10 + 10);
+}
+
+TEST(PlanBuilder, MergesRunsOfCombinedTensorsThatGoOnInEveryOperand) {
+  const CopyPlan plan = plan_of(30, [](PlanBuilder& b) {
+    const auto same = [](int64_t at) {
+      return TensorSource::same(
+          {bytes_at(static_cast<uint64_t>(at), 10), bytes_at(static_cast<uint64_t>(50 + at), 10)},
+          "it");
+    };
+    b.put(0, 0, TensorSource::cat(0, {same(0), same(10), same(20)}));
+  });
+  ASSERT_EQ(plan.items().size(), 1u);
+  EXPECT_EQ(plan.items()[0].row_bytes, 30u);
+  EXPECT_EQ(plan.operands(), (std::vector<Operand>{{0, 50}}));
+  EXPECT_NO_THROW(plan.validate(kInputs));
+  // Not where the texts differ, nor with what is merely copied.
+  const CopyPlan apart = plan_of(12, [](PlanBuilder& b) {
+    const auto same = [](uint64_t at, const char* what) {
+      return TensorSource::same({bytes_at(at, 4), bytes_at(50 + at, 4)}, what);
+    };
+    b.put(0, 0, TensorSource::cat(0, {same(0, "a"), same(4, "b"), bytes_at(8, 4)}));
+  });
+  ASSERT_EQ(apart.items().size(), 3u);
+  EXPECT_EQ(apart.texts(), (std::vector<std::string>{"a", "b"}));
+}
+
+TEST(CopyPlan, RefusesOperandsOutsideTheirInput) {
+  const auto same_of = [](TensorSource other) {
+    return plan_of(10, [&](PlanBuilder& b) {
+      b.put(0, 0, TensorSource::same({bytes_at(0, 10), bytes_at(10, 10), std::move(other)}, "it"));
+    });
+  };
+  EXPECT_NO_THROW(same_of(bytes_at(90, 10)).validate(kInputs));
+  EXPECT_ERROR(same_of(bytes_at(91, 10)).validate(kInputs), InconsistentError,
+               "in.pt: at 91: reads up to byte 101 of 100");
+  EXPECT_ERROR(same_of(TensorSource::stored({1, 0, 10}, DType::uint8, {10})).validate(kInputs),
+               InconsistentError, "out: at 0: reads an unknown file");
+}
+
 }  // namespace
 }  // namespace dsckpt

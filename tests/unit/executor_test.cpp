@@ -5,7 +5,9 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -348,6 +350,192 @@ TEST_F(ExecutorRecords, AreCheckedByAReadOfTheirOwnWhenTheyAreReadInRows) {
   EXPECT_EQ(stats_.bytes_read, 8'000'000u);
   options.records[0].crc32 ^= 1;
   EXPECT_ERROR(outputs_of(plan, options), CorruptError, "data/7");
+}
+
+class ExecutorCombined : public ExecutorTest {
+ protected:
+  // `count` float32 elements with these bits in a file of their own, behind `before` bytes.
+  TensorSource filled(uint32_t bits, uint64_t count, uint64_t before = 0) {
+    std::string bytes(before, '\xee');
+    for (uint64_t i = 0; i < count; ++i) append_le(bytes, bits);
+    return flat(add(bytes), before, float32, count);
+  }
+
+  FileId add(const std::string& bytes) {
+    return inputs_.add(folder_.write("more" + std::to_string(inputs_.size()), bytes));
+  }
+
+  // Finite float32 elements.
+  static std::string numbers(size_t count, uint64_t seed) {
+    std::string bytes = random_bytes(4 * count, seed);
+    for (size_t i = 3; i < bytes.size(); i += 4) bytes[i] = static_cast<char>(bytes[i] & 0xbf);
+    return bytes;
+  }
+};
+
+TEST_F(ExecutorCombined, MeansAreTorchs) {
+  struct Case {
+    std::vector<uint32_t> parts;
+    uint32_t mean;
+    uint16_t as_bfloat16;
+    uint16_t as_float16;
+  };
+  // Made with torch 2.13 on x86-64: parts = [torch.tensor([bits], dtype=torch.int32)
+  // .view(torch.float32) for bits in ...]; mean = sum(parts) / len(parts), its bits, and those of
+  // mean.to(torch.bfloat16) and mean.to(torch.float16). Casts promise no more than a NaN for a NaN.
+  const std::vector<Case> cases = {
+      {{0x80000000}, 0x0, 0x0, 0x0},
+      {{0x3f800001}, 0x3f800001, 0x3f80, 0x3c00},
+      {{0x7f800000}, 0x7f800000, 0x7f80, 0x7c00},
+      {{0xff800123}, 0xffc00123, 0xffff, 0xfe00},
+      {{0x80000000, 0x80000000, 0x80000000}, 0x0, 0x0, 0x0},
+      {{0x3f800000, 0x40000000, 0x40800001}, 0x40155556, 0x4015, 0x40ab},
+      {{0x3fa04f89, 0x00000000, 0x00000000}, 0x3ed5bf61, 0x3ed6, 0x36ae},
+      {{0x3dcccccd, 0x3e4ccccd, 0x3e99999a}, 0x3e4ccccd, 0x3e4d, 0x3266},
+      {{0x4b800000, 0x3f800000, 0xcb800000}, 0x0, 0x0, 0x0},
+      {{0x4b800000, 0xcb800000, 0x3f800000}, 0x3eaaaaab, 0x3eab, 0x3555},
+      {{0x7f7fffff, 0x7f7fffff, 0xff7fffff}, 0x7f800000, 0x7f80, 0x7c00},
+      {{0x7f800000, 0x3f800000, 0x3f800000}, 0x7f800000, 0x7f80, 0x7c00},
+      {{0x7f800000, 0xff800000, 0x3f800000}, 0xffc00000, 0xffff, 0xfe00},
+      {{0x3f800000, 0x7fc01234, 0x3f800000}, 0x7fc01234, 0xffff, 0x7e00},
+      {{0x00000001, 0x00000001, 0x00000002}, 0x1, 0x0, 0x0},
+      {{0x00000001, 0x00000001, 0x00000000}, 0x1, 0x0, 0x0},
+      {{0x3f800000, 0x3f810000, 0x3f830000}, 0x3f815555, 0x3f81, 0x3c0b},
+      {{0x3f800000, 0x40000000, 0x40400000, 0x40a00001, 0xbf800003}, 0x40000000, 0x4000, 0x4000},
+  };
+  // Longer than a chunk and no multiple of a vector, at odd places.
+  constexpr uint64_t kCount = 33'003;
+  for (const Case& one : cases) {
+    SCOPED_TRACE(testing::PrintToString(one.parts));
+    std::vector<TensorSource> parts;
+    for (const uint32_t bits : one.parts) parts.push_back(filled(bits, kCount, parts.size()));
+    const TensorSource mean = TensorSource::mean(parts);
+    std::string expected = "abc";
+    std::string expected_bfloat16 = "abc";
+    std::string expected_float16 = "abc";
+    for (uint64_t i = 0; i < kCount; ++i) {
+      append_le(expected, one.mean);
+      append_le(expected_bfloat16, one.as_bfloat16);
+      append_le(expected_float16, one.as_float16);
+    }
+    EXPECT_TRUE(outputs_of(plan_of(mean, "abc")).at(0) == expected);
+    EXPECT_EQ(stats_.bytes_read, parts.size() * kCount * 4);
+    if (std::isnan(std::bit_cast<float>(one.mean))) continue;
+    EXPECT_TRUE(outputs_of(plan_of(mean.to(bfloat16), "abc")).at(0) == expected_bfloat16);
+    EXPECT_TRUE(outputs_of(plan_of(mean.to(float16), "abc")).at(0) == expected_float16);
+  }
+}
+
+TEST_F(ExecutorCombined, MeansOfPartsCutDifferently) {
+  const FileId a = add(numbers(1'200'000, 1));
+  const FileId b = add(numbers(1'200'000, 2));
+  const TensorSource rows =
+      TensorSource::stored({a, 8, 4 * 899'800}, float32, {900, 800}, {1000, 1});
+  const TensorSource whole = flat(b, 4, float32, 720'000).view({900, 800});
+  const TensorSource cut =
+      TensorSource::cat(1, {flat(b, 400'000, float32, 450'000).view({900, 500}),
+                            flat(a, 0, float32, 270'000).view({900, 300})});
+  const TensorSource mean = TensorSource::mean({rows, whole, cut});
+  expect_like_naive(plan_of(mean, "abc"));
+  EXPECT_EQ(stats_.bytes_read, 3u * 4 * 720'000);
+
+  const std::string naive = test::run_plan(plan_of(mean), inputs_).at(0);
+  std::string expected(naive.size() / 2, '\0');
+  convert(float32, bfloat16, as_byte_span(naive).data(),
+          reinterpret_cast<std::byte*>(expected.data()), naive.size() / 4);
+  EXPECT_TRUE(outputs_of(plan_of(mean.to(bfloat16))).at(0) == expected);
+}
+
+TEST_F(ExecutorCombined, SameTensorsAreTheFirstOfThem) {
+  // NaNs, infinities and negative zeros among the random bytes are bytes like others.
+  const FileId copy = add("x" + contents_[0]);
+  const TensorSource first = flat(0, 1000, float32, 500'001);
+  const TensorSource same = TensorSource::same(
+      {first, flat(copy, 1001, float32, 500'001),
+       TensorSource::cat(0, {flat(0, 1000, float32, 3), flat(copy, 1013, float32, 499'998)})},
+      "both");
+  EXPECT_TRUE(outputs_of(plan_of(same, "abc")).at(0) ==
+              "abc" + contents_[0].substr(1000, 4 * 500'001));
+  EXPECT_EQ(stats_.bytes_read, 3u * 4 * 500'001);
+  EXPECT_TRUE(outputs_of(plan_of(same.to(bfloat16), "abc")) ==
+              outputs_of(plan_of(first.to(bfloat16), "abc")));
+  EXPECT_TRUE(outputs_of(plan_of(same.to(float16).narrow(0, 9, 300'000))) ==
+              outputs_of(plan_of(first.to(float16).narrow(0, 9, 300'000))));
+}
+
+TEST_F(ExecutorCombined, SameTensorsThatDifferAreNamed) {
+  constexpr uint64_t kCount = 5 * kMiB - 10;
+  for (const uint64_t at :
+       {uint64_t{0}, uint64_t{1}, kMiB / 8 - 1, kMiB / 8, 3 * kMiB + 77, kCount - 1}) {
+    std::string changed = contents_[0];
+    changed[10 + at] = static_cast<char>(changed[10 + at] ^ 4);
+    const FileId good = add(contents_[0]);
+    const FileId bad = add("12" + changed);
+    const std::string expected =
+        inputs_[bad].display() + ": at " + std::to_string(12 + at) +
+        ": 'embed.weight' on tensor-parallel ranks 0, 1 and 2 are not the same";
+    const TensorSource same =
+        TensorSource::same({flat(0, 10, float8_e5m2, kCount), flat(good, 10, float8_e5m2, kCount),
+                            flat(bad, 12, float8_e5m2, kCount)},
+                           "'embed.weight' on tensor-parallel ranks 0, 1 and 2");
+    for (const unsigned threads : kThreadCounts) {
+      for (const TensorSource& source : {same, same.to(float32)}) {
+        const CopyPlan plan = plan_of(source, "abc");
+        plan.validate(test::planned(inputs_));
+        MemorySink sink(plan);
+        Progress progress;
+        EXPECT_ERROR(execute(plan, inputs_, sink, progress, {.threads = threads}),
+                     InconsistentError, expected);
+      }
+    }
+  }
+}
+
+TEST_F(ExecutorCombined, SameTensorsAreComparedBitByBit) {
+  // NaNs of other bits, the two zeros, and values that a cast to bfloat16 makes equal.
+  for (const auto& [a, b] : std::vector<std::pair<uint32_t, uint32_t>>{
+           {0x7fc00000, 0x7fc00001}, {0x80000000, 0}, {0x3f800000, 0x3f800001}}) {
+    const TensorSource same = TensorSource::same({filled(a, 100), filled(b, 100, 7)}, "they");
+    const TensorSource equal = TensorSource::same({filled(a, 100), filled(a, 100, 7)}, "they");
+    for (const DType dtype : {float32, bfloat16}) {
+      EXPECT_ERROR(outputs_of(plan_of(same.to(dtype))), InconsistentError, "they are not the same");
+      EXPECT_NO_THROW(outputs_of(plan_of(equal.to(dtype))));
+    }
+  }
+}
+
+TEST_F(ExecutorCombined, RecordsOfOperandsAreChecked) {
+  const std::string copy = "x" + contents_[0].substr(0, 3 * kMiB);
+  const FileId other = add(copy);
+  const FileId first_number = add(numbers(kMiB / 2, 3));
+  const FileId second_number = add(numbers(kMiB / 2, 4));
+  const auto record = [&](FileId file, uint64_t offset, uint64_t size) {
+    const auto bytes = inputs_[file].read(offset, size);
+    return InputRecord{{file, offset, size},
+                       zlib_crc({reinterpret_cast<const char*>(bytes.data()), bytes.size()}),
+                       "data/" + std::to_string(file)};
+  };
+  PlanBuilder builder;
+  builder.add_output("out", 5 * kMiB);
+  builder.put(
+      0, 0,
+      TensorSource::same({flat(0, 0, uint8, 3 * kMiB), flat(other, 1, uint8, 3 * kMiB)}, "it"));
+  builder.put(0, 3 * kMiB,
+              TensorSource::mean({flat(first_number, 0, float32, kMiB / 2),
+                                  flat(second_number, 0, float32, kMiB / 2)}));
+  const CopyPlan plan = builder.finish();
+  ExecOptions options;
+  options.records = {record(0, 0, 3 * kMiB), record(other, 1, 3 * kMiB),
+                     record(first_number, 0, 2 * kMiB), record(second_number, 0, 2 * kMiB)};
+  outputs_of(plan, options);
+  EXPECT_EQ(stats_.records_checked, 4u);
+  // The first of what is the same is checked as it is copied.
+  EXPECT_EQ(stats_.bytes_read, plan.bytes_read() + (3 + 2 + 2) * kMiB);
+  for (size_t wrong = 0; wrong < options.records.size(); ++wrong) {
+    ExecOptions bad = options;
+    bad.records[wrong].crc32 ^= 0x10;
+    EXPECT_ERROR(outputs_of(plan, bad), CorruptError, bad.records[wrong].name);
+  }
 }
 
 class ExecutorFailures : public ExecutorTest {

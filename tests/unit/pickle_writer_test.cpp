@@ -33,6 +33,56 @@ TEST(PickleWriter, GivesBackPythonsBytes) {
   }
 }
 
+TEST(PickleWriter, GivesPythonsBytesForACopyInAnotherDocument) {
+  const auto no_persistent = [](const Value& value) -> Value {
+    throw UnsupportedError({}, describe(value));
+  };
+  for (const Sample& sample : kSamples) {
+    for (const size_t protocol : {2u, 4u}) {
+      Document copy;
+      Document::Copies copies;
+      {
+        const Document original = parse(sample.pickles[protocol]);
+        const Value once = copy.copy(original.root(), copies, no_persistent);
+        EXPECT_EQ(copy.copy(original.root(), copies, no_persistent).identity(), once.identity());
+        copy.set_root(once);
+        if (protocol == 4) {
+          EXPECT_EQ(write_protocol2(once), write_protocol2(original.root())) << sample.expression;
+        }
+      }
+      // The original is gone.
+      if (protocol == 2) {
+        EXPECT_EQ(write_protocol2(copy.root()), sample.pickles[2]) << sample.expression;
+      }
+    }
+  }
+}
+
+TEST(PickleWriter, GivesPythonsBytesForACopyOfACycle) {
+  // a = []; a.append(a); b = {}; b[1] = (a, b); pickle.dumps([b, a], 2)
+  const std::string cyclic = "\x80\x02]q\x00(}q\x01K\x01]q\x02h\x02ah\x01\x86q\x03sh\x02e."s;
+  const Document original = parse(cyclic);
+  ASSERT_TRUE(original.is_cyclic());
+  Document copy;
+  Document::Copies copies;
+  EXPECT_EQ(write_protocol2(copy.copy(original.root(), copies, {})), cyclic);
+}
+
+TEST(PickleWriter, CopiesPersistentValuesAsTold) {
+  Document from;
+  const Value id = from.persistent(from.tuple({from.string("storage"), Document::integer(7)}));
+  Document into;
+  Document::Copies copies;
+  int calls = 0;
+  const Value copy = into.copy(from.list({id, from.list({id})}), copies, [&](const Value& value) {
+    EXPECT_EQ(value.persistent_id().as_sequence()[1].as_int(), 7);
+    return into.persistent(Document::integer(++calls));
+  });
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(copy.as_sequence()[0].persistent_id().as_int(), 1);
+  EXPECT_EQ(copy.as_sequence()[0].identity(), copy.as_sequence()[1].as_sequence()[0].identity());
+}
+
 // Values that reduce alike in every protocol: what was read from another protocol becomes what
 // pickle.dumps(value, 2) gives.
 TEST(PickleWriter, ConvertsOtherProtocolsAsPythonWould) {

@@ -4,10 +4,13 @@
 
 #include <cmath>
 #include <fstream>
+#include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "support/defects.h"
+#include "support/expect_error.h"
 #include "support/plan_runner.h"
 #include "support/temp_file.h"
 
@@ -185,6 +188,66 @@ TEST(TorchArchiveWriter, RefusesARootThatLeavesStoragesOut) {
   writer.document().set_root(writer.document().list({b, a}));
   PlanBuilder plan;
   EXPECT_THROW(std::move(writer).lay_out(plan, "x.bin"), std::logic_error);
+}
+
+// The archive that `writer` lays out, opened from a file in `folder`.
+TorchArchive written(TorchArchiveWriter writer, InputFiles& files, const test::TempFolder& folder) {
+  PlanBuilder plan;
+  std::move(writer).lay_out(plan, "out.pt");
+  test::run_plan_to(plan.finish(), files, folder.path());
+  return TorchArchive::open(files, files.add((folder.path() / "out.pt").string()));
+}
+
+TEST(TorchArchiveWriter, ImportsFromSeveralArchivesWithTheSameKeys) {
+  const test::TempFolder folder;
+  InputFiles files;
+  std::vector<TorchArchive> archives;
+  TorchArchiveWriter writer;
+  const Value root = writer.document().list();
+  for (const char* name : {"rich.pt", "rich_legacy.pt", "small.pt"}) {
+    archives.push_back(TorchArchive::open(files, files.add(testdata(name))));
+    writer.document().append(root, writer.import(archives.back(), archives.back().root()));
+  }
+  // Again, and a part of it, are the same values.
+  const Value rich = archives[0].root();
+  EXPECT_EQ(writer.import(archives[0], rich).identity(), root.as_sequence()[0].identity());
+  EXPECT_EQ(writer.import(archives[0], rich.at("view")).identity(),
+            root.as_sequence()[0].at("view").identity());
+  writer.document().set_root(root);
+
+  const TorchArchive copy = written(std::move(writer), files, folder);
+  size_t tensors = 0;
+  for (size_t i = 0; i < archives.size(); ++i) {
+    std::map<std::string, std::string> keys;
+    for (const auto& [name, value] : archives[i].root().as_dict().items) {
+      if (!TorchArchive::is_tensor(value)) continue;
+      SCOPED_TRACE(name.as_string());
+      ++tensors;
+      const Value copied = copy.root().as_sequence()[i].at(name.as_string());
+      const TensorInfo want = archives[i].info(value);
+      const TensorInfo got = copy.info(copied);
+      EXPECT_EQ(got.dtype, want.dtype);
+      EXPECT_EQ(got.shape, want.shape);
+      EXPECT_EQ(got.strides, want.strides);
+      EXPECT_EQ(got.storage_offset, want.storage_offset);
+      EXPECT_EQ(got.requires_grad, want.requires_grad);
+      EXPECT_EQ(keys.try_emplace(want.storage_key, got.storage_key).first->second, got.storage_key);
+      EXPECT_EQ(tensor_bytes(files, copy.tensor(copied)),
+                tensor_bytes(files, archives[i].tensor(value)));
+    }
+  }
+  EXPECT_GE(tensors, 20U);
+}
+
+TEST(TorchArchiveWriter, RefusesToImportAStorageThatIsNotThere) {
+  std::ifstream file(testdata("small.pt"), std::ios::binary);
+  std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  for (size_t at = 0; (at = bytes.find("/data/0", at)) != std::string::npos;) bytes[at + 6] = 'x';
+  const test::TempFolder folder;
+  InputFiles files;
+  const auto archive = TorchArchive::open(files, files.add(folder.write("in.pt", bytes)));
+  TorchArchiveWriter writer;
+  EXPECT_ERROR(writer.import(archive, archive.root()), CorruptError, "/data/0");
 }
 
 }  // namespace
