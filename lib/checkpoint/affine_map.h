@@ -1,0 +1,100 @@
+// How shards make up one tensor, told as geometry: DeepSpeed's affine map, format version 1.
+//
+// A shard is a list of pieces, and a piece is a block of elements with an offset and strides in
+// the whole ("logical") tensor and in the shard, both row-major: the arguments of
+// torch.as_strided. deepspeed/checkpoint/affine.py, autoep_affine.py.
+//
+// What DeepSpeed calls `source` is the place in the logical tensor and `dest` the place in the
+// shard; to rebuild is to read dest and write source.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/error.h"
+#include "format/pickle.h"
+#include "plan/tensor_source.h"
+
+namespace dsckpt {
+
+struct AffinePiece {
+  Shape shape;
+  int64_t source_offset = 0;
+  Strides source_strides;
+  int64_t dest_offset = 0;
+  Strides dest_strides;
+  std::vector<int64_t> locations;  // the ranks that hold this block, rising, none twice
+  double scale = 1;                // shard == logical * scale
+  bool operator==(const AffinePiece&) const = default;
+};
+
+// ParamAffineMap. Two maps are equal if DeepSpeed's to_dict() of them is.
+struct AffineMap {
+  struct Rank {
+    Shape shard_shape;
+    std::vector<AffinePiece> pieces;
+    bool operator==(const Rank&) const = default;
+  };
+  Shape logical_shape;
+  std::vector<Rank> ranks;  // by rank
+  bool operator==(const AffineMap&) const = default;
+
+  // ParamAffineMap.from_dict. Throws CorruptError, its place below `where`, for what is missing, of
+  // the wrong kind, negative, too large or a scale that is zero or not finite, and for ranks other
+  // than 0, 1, 2 ... (ints or their digits). Whether the pieces fit together is AffineAssembly's
+  // business.
+  static AffineMap read(const pickle::Value& entry, const Where& where);
+
+  // autoep_affine.py autoep_placement_to_affine_map: the parameter of `logical_shape` [experts,
+  // ...] whose rank r holds the experts that `placement` (AutoEP's expert_placement) gives it, in
+  // that order. Throws CorruptError for a placement that DeepSpeed would not take, UnsupportedError
+  // for another version of it, InconsistentError if the shape is not one of that many experts.
+  static AffineMap from_expert_placement(const pickle::Value& placement, const Shape& logical_shape,
+                                         const Where& where);
+};
+
+// The way from the shards to the logical tensor, found once and used for each of its states.
+class AffineAssembly {
+ public:
+  // Checks that the pieces of each rank tile its shard, that together they tile the logical tensor
+  // (each element once, but for blocks that several ranks hold whole) and that `locations` names
+  // just these ranks: CorruptError if not. UnsupportedError for a scale other than 1 (the optimizer
+  // state would need more than numbers scaled back), for a piece that is no axis-aligned box of
+  // both tensors, and for boxes that straight cuts from edge to edge do not part; no release writes
+  // any of these. In n pieces of d dimensions, O(d n log n) for each of at most 64 levels of cuts.
+  explicit AffineAssembly(const AffineMap& map);
+
+  const Shape& shape() const { return shape_; }
+  const std::vector<Shape>& shard_shapes() const { return shard_shapes_; }
+
+  // The logical tensor; blocks of several holders are TensorSource::same. `shards` by rank, of
+  // shard_shapes(), else InconsistentError. `what`, to which " ranks 0 and 1" is added, says in the
+  // error of blocks that differ what they are: "fp32 of 'h.0.weight' on tensor-parallel".
+  TensorSource merge(const std::vector<TensorSource>& shards, std::string_view what) const;
+
+ private:
+  struct Holder {
+    size_t rank;
+    Shape begin, size;  // the box in the shard
+  };
+  // A part of the logical tensor: cut along `dim` into `parts`, or, without any, one box.
+  struct Region {
+    size_t dim = 0;
+    std::vector<Region> parts;
+    Shape shape;
+    std::vector<Holder> holders;
+  };
+  friend class AffineAssembler;
+
+  TensorSource merge(const Region& region, const std::vector<TensorSource>& shards,
+                     std::string_view what) const;
+
+  Shape shape_;
+  std::vector<Shape> shard_shapes_;
+  Region root_;
+};
+
+}  // namespace dsckpt

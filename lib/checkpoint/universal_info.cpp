@@ -1,0 +1,620 @@
+#include "checkpoint/universal_info.h"
+
+#include <re2/re2.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "base/bytes.h"
+#include "checkpoint/keys.h"
+
+namespace dsckpt {
+using pickle::Kind;
+using pickle::Value;
+namespace {
+
+// Sub-parameters of one parameter; a count in a checkpoint is not bounded by its size.
+constexpr int64_t kMaxSubParams = 1 << 16;
+
+std::span<const Value> ordered(const Value& value) {
+  if (!value.is(Kind::list) && !value.is(Kind::tuple)) {
+    throw CorruptError({}, describe(value) + " where list was expected");
+  }
+  return value.as_sequence();
+}
+
+// The only text that `pattern` matches as a whole, if it is "^...$" around plain text, as
+// re.escape() makes it. AutoTP writes such a pattern for every parameter: looked up, they cost
+// nothing, where tried one after the other they cost the square of the parameters.
+std::optional<std::string> exact_text(std::string_view pattern) {
+  if (pattern.starts_with('^')) pattern.remove_prefix(1);
+  if (!pattern.ends_with('$')) return std::nullopt;
+  pattern.remove_suffix(1);
+  std::string text;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const auto is_plain = [](char c) {
+      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+    };
+    if (pattern[i] == '\\') {
+      if (++i == pattern.size() || is_plain(pattern[i])) return std::nullopt;
+    } else if (!is_plain(pattern[i]) && pattern[i] != '-' && pattern[i] != '/') {
+      return std::nullopt;
+    }
+    text += pattern[i];
+  }
+  return text;
+}
+
+// A list of patterns, each tried as Python's re.match does: from the start, not to the end.
+class PatternList {
+ public:
+  void add(std::string pattern) {
+    if (auto text = exact_text(pattern)) {
+      exact_.emplace(std::move(*text), texts_.size());
+    } else {
+      RE2::Options quiet;
+      quiet.set_log_errors(false);
+      auto compiled = std::make_unique<RE2>(pattern, quiet);
+      if (!compiled->ok()) {
+        throw UnsupportedError({}, "the pattern '" + pattern + "': " + compiled->error());
+      }
+      // Python takes it for {0,n}, RE2 for itself.
+      if (pattern.find("{,") != std::string::npos) {
+        throw UnsupportedError({}, "the pattern '" + pattern + "': '{,' is not read");
+      }
+      compiled_.emplace_back(texts_.size(), std::move(compiled));
+    }
+    texts_.push_back(std::move(pattern));
+  }
+
+  // Indices of the patterns that match, rising.
+  std::vector<size_t> matches(const std::string& name) const {
+    std::vector<size_t> found;
+    const auto [begin, end] = exact_.equal_range(name);
+    for (auto it = begin; it != end; ++it) found.push_back(it->second);
+    for (const auto& [index, pattern] : compiled_) {
+      if (pattern->Match(name, 0, name.size(), RE2::ANCHOR_START, nullptr, 0)) {
+        found.push_back(index);
+      }
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+  }
+
+  const std::vector<std::string>& texts() const { return texts_; }
+
+ private:
+  std::vector<std::string> texts_;
+  std::unordered_multimap<std::string, size_t> exact_;
+  std::vector<std::pair<size_t, std::unique_ptr<RE2>>> compiled_;
+};
+
+using Widths = std::vector<std::vector<int64_t>>;  // of each sub-parameter, by rank
+
+int64_t sum_of(const std::vector<int64_t>& numbers) {
+  uint64_t sum = 0;
+  for (const int64_t number : numbers) sum = checked_add(sum, static_cast<uint64_t>(number));
+  if (sum > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+    throw CorruptError({}, "sizes that add up to " + std::to_string(sum));
+  }
+  return static_cast<int64_t>(sum);
+}
+
+std::vector<int64_t> read_sizes(const Value& value) {
+  std::vector<int64_t> sizes;
+  for (const Value& size : ordered(value)) {
+    sizes.push_back(size.as_int());
+    if (sizes.back() < 0) throw CorruptError({}, "is negative: " + std::to_string(sizes.back()));
+  }
+  return sizes;
+}
+
+SubparamShape read_sub_params(const Value& entry) {
+  SubparamShape made;
+  for (const auto& [key, value] : entry.as_dict().items) {
+    const std::string_view name = key.as_string();
+    if (name != "patterns" && name != "shape" && name != "partition_dim") {
+      throw UnsupportedError({}, "has a key '" + std::string(name) + "' that is not known");
+    }
+  }
+  for (const Value& pattern : ordered(entry.at("patterns"))) {
+    made.patterns.emplace_back(pattern.as_string());
+  }
+  const Value shape = entry.at("shape");
+  made.shape_is_list = shape.is(Kind::list);
+  for (const Value& dim : ordered(shape)) {
+    if (dim.is(Kind::tuple)) {
+      made.shape.push_back({true, read_sizes(dim)});
+    } else {
+      made.shape.push_back({false, {dim.as_int()}});
+    }
+  }
+  made.partition_dim = entry.at("partition_dim").as_int();
+  const auto rank = static_cast<int64_t>(made.shape.size());
+  if (made.partition_dim < -rank || made.partition_dim >= rank) {
+    throw CorruptError({}, "has partition_dim " + std::to_string(made.partition_dim) +
+                               " of a shape of " + std::to_string(rank) + " dimensions");
+  }
+  return made;
+}
+
+std::string quoted_list(const PatternList& list, const std::vector<size_t>& indices) {
+  std::string text;
+  for (const size_t index : indices)
+    text += (text.empty() ? "'" : ", '") + list.texts()[index] + "'";
+  return text;
+}
+
+std::string list_of(const std::vector<Shape>& shapes) {
+  std::string text;
+  for (const Shape& shape : shapes) text += (text.empty() ? "" : ", ") + to_text(shape);
+  return text;
+}
+
+[[noreturn]] void do_not_fit(const std::string& why) {
+  throw InconsistentError({}, why);
+}
+
+void check_equal(const std::vector<Shape>& shapes, const char* how) {
+  for (const Shape& shape : shapes) {
+    if (shape != shapes.front()) {
+      do_not_fit(std::string(how) + ", but the ranks' slices have the shapes " + list_of(shapes));
+    }
+  }
+}
+
+}  // namespace
+
+struct UniversalInfo::Impl {
+  // The lists whose patterns are to be used; `lists` is in this order.
+  enum List { replicated, averaged, row_parallel, vocabulary, two_sub_params };
+  static constexpr std::array kListKeys = {keys::kTpReplicated, keys::kToAverage,
+                                           keys::kRowParallel, keys::kVocabulary,
+                                           keys::kTwoSubParams};
+  std::array<PatternList, kListKeys.size()> lists;
+  PatternList pipeline_replicated;
+  PatternList affine;
+  std::vector<AffineMap> affine_maps;   // of the patterns in `affine`
+  PatternList sub_params;               // of all entries, in order
+  std::vector<size_t> sub_param_entry;  // which the patterns in `sub_params` belong to
+  std::vector<SubparamShape> sub_param_shapes;
+  std::map<std::string, Widths, std::less<>> shard_widths;  // by pattern
+  std::optional<int64_t> original_vocab_size;
+  double version = 0;
+  Where where;
+
+  std::unordered_set<std::string> used;
+
+  void read(const Fields& info);
+  void read_affine_map(const Fields& map);
+
+  // As get_matched_pattern.
+  bool use(List list, const std::string& name) {
+    const std::vector<size_t> found = lists[list].matches(name);
+    check_one(lists[list], found, kListKeys[list]);
+    if (!found.empty()) used.insert(lists[list].texts()[found[0]]);
+    return !found.empty();
+  }
+  // As get_matched_sub_params_pattern: the first one, and no complaint about more.
+  std::optional<size_t> use_sub_params(const std::string& name) {
+    const std::vector<size_t> found = sub_params.matches(name);
+    if (found.empty()) return std::nullopt;
+    used.insert(sub_params.texts()[found[0]]);
+    return found[0];
+  }
+  static void check_one(const PatternList& list, const std::vector<size_t>& found,
+                        std::string_view key) {
+    if (found.size() > 1) {
+      do_not_fit("several patterns of " + std::string(key) + " match: " + quoted_list(list, found));
+    }
+  }
+
+  void decide(Rule& rule);
+  void concatenate(Rule& rule, size_t dim);
+  void cut_in_two(Rule& rule);
+  void cut_in_sub_params(Rule& rule, size_t pattern);
+};
+
+void UniversalInfo::Impl::read(const Fields& info) {
+  where = info.where();
+  const auto read_list = [&](std::string_view key, PatternList& list) {
+    in_context(info.where(key), [&] {
+      if (const auto value = info.get(key)) {
+        for (const Value& pattern : ordered(*value)) list.add(std::string(pattern.as_string()));
+      }
+    });
+  };
+  if (const auto value = info.get(keys::kAutoTpUnsupported)) {
+    in_context(info.where(keys::kAutoTpUnsupported), [&] {
+      std::map<std::string, std::string> reasons;
+      for (const auto& [pattern, reason] : value->as_dict().items) {
+        reasons.emplace(pattern.as_string(), reason.as_string());
+      }
+      std::string text;
+      for (const auto& [pattern, reason] : reasons) {
+        text += (text.empty() ? "" : ", ") + ("'" + pattern + "': ") + reason;
+      }
+      if (!text.empty()) {
+        throw UnsupportedError({}, "DeepSpeed says these cannot be put together: " + text);
+      }
+    });
+  }
+  if (const auto value = info.get(keys::kUniversalVersion)) {
+    in_context(info.where(keys::kUniversalVersion), [&] {
+      version = value->as_real();
+      if (!std::isfinite(version)) throw CorruptError({}, "is not finite");
+    });
+  }
+  if (const auto value = info.get(keys::kOriginalVocabSize)) {
+    in_context(info.where(keys::kOriginalVocabSize), [&] {
+      original_vocab_size = value->as_int();
+      if (*original_vocab_size < 0) throw CorruptError({}, "is negative");
+    });
+  }
+  for (size_t i = 0; i < lists.size(); ++i) read_list(kListKeys[i], lists[i]);
+  read_list(keys::kPipelineReplicated, pipeline_replicated);
+
+  in_context(info.where(keys::kSubParams), [&] {
+    const auto value = info.get(keys::kSubParams);
+    if (!value) return;
+    for (const Value& entry : ordered(*value)) {
+      const std::string at = "[" + std::to_string(sub_param_shapes.size()) + "]";
+      in_context(info.where(std::string(keys::kSubParams) + at), [&] {
+        sub_param_shapes.push_back(read_sub_params(entry));
+        for (const std::string& pattern : sub_param_shapes.back().patterns) {
+          sub_params.add(pattern);
+          sub_param_entry.push_back(sub_param_shapes.size() - 1);
+        }
+      });
+    }
+  });
+  in_context(info.where(keys::kSubParamShardWidths), [&] {
+    const auto value = info.get(keys::kSubParamShardWidths);
+    if (!value) return;
+    for (const auto& [pattern, rows] : value->as_dict().items) {
+      Widths widths;
+      for (const Value& row : ordered(rows)) widths.push_back(read_sizes(row));
+      shard_widths.insert_or_assign(std::string(pattern.as_string()), std::move(widths));
+    }
+  });
+  if (info.has(keys::kAffineMap)) read_affine_map(info.in(keys::kAffineMap));
+}
+
+void UniversalInfo::Impl::read_affine_map(const Fields& map) {
+  if (const auto newer = map.optional_integer("version"); newer && *newer > 1) {
+    throw UnsupportedError(map.where("version"),
+                           "is " + std::to_string(*newer) + "; up to version 1 is read");
+  }
+  const auto params = map.get("params");
+  if (!params) return;
+  in_context(map.where("params"), [&] {
+    for (const auto& [pattern, entry] : params->as_dict().items) {
+      const std::string text(pattern.as_string());
+      affine.add(text);
+      affine_maps.push_back(AffineMap::read(entry, map.where("params[" + text + "]")));
+    }
+  });
+}
+
+UniversalInfo::UniversalInfo() : impl_(std::make_unique<Impl>()) {}
+UniversalInfo::UniversalInfo(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+UniversalInfo::UniversalInfo(UniversalInfo&&) noexcept = default;
+UniversalInfo& UniversalInfo::operator=(UniversalInfo&&) noexcept = default;
+UniversalInfo::~UniversalInfo() = default;
+
+UniversalInfo UniversalInfo::read(const Fields& info) {
+  auto impl = std::make_unique<Impl>();
+  impl->read(info);
+  return UniversalInfo(std::move(impl));
+}
+
+double UniversalInfo::version() const {
+  return impl_->version;
+}
+
+bool UniversalInfo::is_pipeline_replicated(const std::string& name) const {
+  return !impl_->pipeline_replicated.matches(name).empty();
+}
+
+std::vector<std::string> UniversalInfo::unused_patterns() const {
+  std::vector<std::string> unused;
+  std::unordered_set<std::string_view> seen;
+  const auto add = [&](const PatternList& list) {
+    for (const std::string& text : list.texts()) {
+      if (!impl_->used.contains(text) && seen.insert(text).second) unused.push_back(text);
+    }
+  };
+  for (const PatternList& list : impl_->lists) add(list);
+  add(impl_->sub_params);
+  return unused;
+}
+
+UniversalInfo::Rule UniversalInfo::rule_for(const std::string& name,
+                                            const std::vector<Shape>& slice_shapes) {
+  Where where = impl_->where;
+  where.tensor = name;
+  return in_context(where, [&] {
+    Rule rule;
+    rule.name_ = name;
+    rule.slice_shapes_ = slice_shapes;
+    if (slice_shapes.empty()) do_not_fit("no tensor-parallel rank has a slice");
+    for (const Shape& shape : slice_shapes) numel(shape);  // throws if it does not fit
+    impl_->decide(rule);
+    return rule;
+  });
+}
+
+void UniversalInfo::Impl::decide(Rule& rule) {
+  const std::string& name = rule.name_;
+  const std::vector<Shape>& shapes = rule.slice_shapes_;
+  const std::vector<size_t> maps = affine.matches(name);
+  check_one(affine, maps, keys::kAffineMap);
+  if (!maps.empty()) {
+    // The lists are there for readers that know no affine maps.
+    for (const List list : {replicated, averaged, row_parallel, vocabulary, two_sub_params}) {
+      use(list, name);
+    }
+  }
+  const std::optional<size_t> sub_param_pattern = use_sub_params(name);
+
+  if (!maps.empty()) {
+    auto assembly = std::make_shared<const AffineAssembly>(affine_maps[maps[0]]);
+    if (assembly->shard_shapes() != shapes) {
+      do_not_fit("the affine map speaks of shards of the shapes " +
+                 list_of(assembly->shard_shapes()) + ", the ranks' slices have " + list_of(shapes));
+    }
+    rule.shape_ = assembly->shape();
+    rule.how_ = std::move(assembly);
+  } else if (use(replicated, name)) {
+    check_equal(shapes, "is replicated");
+    rule.shape_ = shapes.front();
+    rule.how_ = Rule::Replicated{};
+  } else if (use(averaged, name)) {
+    check_equal(shapes, "is averaged");
+    rule.shape_ = shapes.front();
+    rule.how_ = Rule::Averaged{};
+  } else if (use(two_sub_params, name)) {
+    cut_in_two(rule);
+  } else if (sub_param_pattern) {
+    cut_in_sub_params(rule, *sub_param_pattern);
+  } else {
+    const size_t dim = use(row_parallel, name) ? 1 : 0;
+    concatenate(rule, dim);
+    rule.form_.cat_dim = static_cast<int64_t>(dim);
+  }
+
+  if (use(vocabulary, name)) {
+    if (!original_vocab_size) {
+      throw CorruptError({}, "has no key 'original_vocab_size'");
+    }
+    if (rule.shape_.size() < 2) {
+      do_not_fit("is a vocabulary of shape " + to_text(rule.shape_) + ", not a matrix");
+    }
+    rule.form_.vocab_rows = std::min(*original_vocab_size, rule.shape_[0]);
+  }
+}
+
+namespace {
+
+// The shape of slices of the shapes `views` put together along `dim`.
+Shape joined(const std::vector<Shape>& views, size_t dim) {
+  Shape shape = views.front();
+  std::vector<int64_t> sizes;
+  for (const Shape& view : views) {
+    Shape rest = view;
+    if (dim >= view.size() || view.size() != shape.size()) {
+      do_not_fit("is cut along dimension " + std::to_string(dim) +
+                 ", but the ranks' slices have the shapes " + list_of(views));
+    }
+    rest[dim] = shape[dim];
+    if (rest != shape) {
+      do_not_fit("the ranks' slices differ not only in dimension " + std::to_string(dim) + ": " +
+                 list_of(views));
+    }
+    sizes.push_back(view[dim]);
+  }
+  shape[dim] = sum_of(sizes);
+  numel(shape);
+  return shape;
+}
+
+}  // namespace
+
+void UniversalInfo::Impl::concatenate(Rule& rule, size_t dim) {
+  Rule::Concatenated how{.dim = dim, .views = rule.slice_shapes_, .parts = {}};
+  // torch.cat takes no scalars, but one alone is already whole.
+  if (how.views.size() == 1 && how.views[0].empty() && dim == 0) {
+    rule.shape_ = {};
+    how.parts.push_back({0, 0, 1});
+  } else {
+    rule.shape_ = joined(how.views, dim);
+    for (size_t rank = 0; rank < how.views.size(); ++rank) {
+      how.parts.push_back({rank, 0, how.views[rank][dim]});
+    }
+  }
+  rule.how_ = std::move(how);
+}
+
+void UniversalInfo::Impl::cut_in_two(Rule& rule) {
+  Rule::Concatenated how{.dim = 0, .views = rule.slice_shapes_, .parts = {}};
+  rule.shape_ = joined(how.views, 0);
+  for (const bool second : {false, true}) {
+    for (size_t rank = 0; rank < how.views.size(); ++rank) {
+      const int64_t rows = how.views[rank][0];
+      // torch.chunk gives a single row as one chunk only.
+      if (rows == 1)
+        do_not_fit("rank " + std::to_string(rank) + " has one row of two sub-parameters");
+      const int64_t half = rows - rows / 2;
+      how.parts.push_back({rank, second ? half : 0, second ? rows - half : half});
+    }
+  }
+  rule.how_ = std::move(how);
+  rule.form_.cat_dim = 0;
+  rule.form_.n_sub_params = 2;
+}
+
+void UniversalInfo::Impl::cut_in_sub_params(Rule& rule, size_t pattern) {
+  const std::vector<Shape>& slices = rule.slice_shapes_;
+  const size_t ranks = slices.size();
+  SubparamShape form = sub_param_shapes[sub_param_entry[pattern]];
+  const auto dim = static_cast<size_t>(
+      form.partition_dim + (form.partition_dim < 0 ? static_cast<int64_t>(form.shape.size()) : 0));
+  SubparamShape::Dim& sizes = form.shape[dim];
+
+  Widths widths;
+  if (version >= 0.4) {
+    const auto found = shard_widths.find(sub_params.texts()[pattern]);
+    if (found == shard_widths.end()) {
+      throw CorruptError({},
+                         "has no sub_param_shard_widths for '" + sub_params.texts()[pattern] + "'");
+    }
+    if (!sizes.is_tuple) {
+      throw CorruptError({}, "counts the sub-parameters of '" + sub_params.texts()[pattern] +
+                                 "' instead of giving their sizes");
+    }
+    widths = found->second;
+  } else {
+    if (!sizes.is_tuple) {
+      const int64_t count = sizes.sizes[0];
+      std::vector<int64_t> held;
+      for (const Shape& slice : slices) {
+        if (slice.size() <= dim) {
+          do_not_fit("has sub-parameters along dimension " + std::to_string(dim) +
+                     ", but the ranks' slices have the shapes " + list_of(slices));
+        }
+        held.push_back(slice[dim]);
+      }
+      const int64_t full = sum_of(held);
+      if (count <= 0 || full % count != 0) {
+        do_not_fit("has " + std::to_string(count) +
+                   " sub-parameters that cannot be equal parts of " + std::to_string(full));
+      }
+      if (count > kMaxSubParams) {
+        throw UnsupportedError({}, std::to_string(count) + " sub-parameters");
+      }
+      sizes = {true, std::vector<int64_t>(static_cast<size_t>(count), full / count)};
+      form.shape_is_list = false;
+    }
+    for (const int64_t size : sizes.sizes) {
+      const auto degree = static_cast<int64_t>(ranks);
+      if (size % degree != 0) {
+        do_not_fit("has a sub-parameter of size " + std::to_string(size) + " that " +
+                   std::to_string(ranks) +
+                   " ranks cannot share evenly, and its checkpoint is too old to say how they do");
+      }
+      widths.emplace_back(ranks, size / degree);
+    }
+  }
+
+  if (widths.empty()) do_not_fit("has no sub-parameters");
+  if (widths.size() != sizes.sizes.size()) {
+    do_not_fit("has " + std::to_string(sizes.sizes.size()) + " sub-parameters but widths of " +
+               std::to_string(widths.size()));
+  }
+  for (size_t i = 0; i < widths.size(); ++i) {
+    if (widths[i].size() != ranks) {
+      do_not_fit("has widths of " + std::to_string(widths[i].size()) +
+                 " ranks for one sub-parameter, "
+                 "but slices of " +
+                 std::to_string(ranks));
+    }
+    if (sum_of(widths[i]) != sizes.sizes[i]) {
+      do_not_fit("has a sub-parameter of size " + std::to_string(sizes.sizes[i]) +
+                 " whose widths add up to " + std::to_string(sum_of(widths[i])));
+    }
+  }
+
+  // _resolve_logical_shape
+  Shape logical;
+  std::optional<size_t> open;
+  uint64_t known = 1;
+  for (size_t i = 0; i < form.shape.size(); ++i) {
+    const SubparamShape::Dim& size = form.shape[i];
+    logical.push_back(size.is_tuple ? sum_of(size.sizes) : size.sizes[0]);
+    if (logical[i] >= 0) {
+      known = checked_mul(known, static_cast<uint64_t>(logical[i]));
+    } else if (std::exchange(open, i)) {
+      do_not_fit("has sub-parameters of a shape with two open dimensions");
+    }
+  }
+  uint64_t total = 0;
+  for (const Shape& slice : slices) {
+    total = checked_add(total, static_cast<uint64_t>(numel(slice)));
+  }
+  if (open) {
+    if (known == 0 || total % known != 0) {
+      do_not_fit("has sub-parameters of " + std::to_string(known) +
+                 " elements that do not divide " + std::to_string(total));
+    }
+    logical[*open] = static_cast<int64_t>(std::min(total / known, uint64_t{1} << 62));
+  }
+  numel(logical);
+
+  Rule::Concatenated how{.dim = dim, .views = {}, .parts = {}};
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    std::vector<int64_t> held;
+    for (const auto& row : widths) held.push_back(row[rank]);
+    Shape view = logical;
+    view[dim] = sum_of(held);
+    if (numel(view) != numel(slices[rank])) {
+      do_not_fit("rank " + std::to_string(rank) + " holds " + std::to_string(numel(slices[rank])) +
+                 " elements, but the widths of its sub-parameters make the shape " + to_text(view));
+    }
+    how.views.push_back(std::move(view));
+  }
+  std::vector<int64_t> starts(ranks, 0);
+  for (const auto& row : widths) {
+    for (size_t rank = 0; rank < ranks; ++rank) {
+      how.parts.push_back({rank, starts[rank], row[rank]});
+      starts[rank] += row[rank];
+    }
+  }
+  rule.shape_ = joined(how.views, dim);
+  rule.how_ = std::move(how);
+  rule.form_.sub_param_shape = std::move(form);
+}
+
+TensorSource UniversalInfo::Rule::merge(std::vector<TensorSource> slices,
+                                        std::string_view state) const {
+  bool fits = slices.size() == slice_shapes_.size();
+  for (size_t i = 0; fits && i < slices.size(); ++i) fits = slices[i].shape() == slice_shapes_[i];
+  if (!fits) {
+    throw InconsistentError(
+        {.tensor = name_},
+        std::string(state) + " has slices of other shapes than " + list_of(slice_shapes_));
+  }
+  const std::string what = std::string(state) + " of '" + name_ + "' on tensor-parallel";
+  return in_context({.tensor = name_}, [&] {
+    if (const auto* assembly = std::get_if<Assembled>(&how_)) {
+      return (*assembly)->merge(slices, what);
+    }
+    if (std::holds_alternative<Averaged>(how_)) return TensorSource::mean(std::move(slices));
+    if (std::holds_alternative<Replicated>(how_)) {
+      const std::string last = std::to_string(slices.size() - 1);
+      return TensorSource::same(std::move(slices),
+                                what + " ranks 0 " + (last == "1" ? "and " : "to ") + last);
+    }
+    const auto& how = std::get<Concatenated>(how_);
+    for (size_t i = 0; i < slices.size(); ++i) {
+      if (slices[i].shape() != how.views[i]) slices[i] = slices[i].view(how.views[i]);
+    }
+    if (how.parts.size() == 1) return slices.front();
+    std::vector<TensorSource> parts;
+    parts.reserve(how.parts.size());
+    for (const auto& [rank, start, length] : how.parts) {
+      const TensorSource& slice = slices[rank];
+      const bool whole = length == slice.shape()[how.dim];
+      parts.push_back(whole ? slice : slice.narrow(static_cast<int64_t>(how.dim), start, length));
+    }
+    return TensorSource::cat(static_cast<int64_t>(how.dim), std::move(parts));
+  });
+}
+
+}  // namespace dsckpt
