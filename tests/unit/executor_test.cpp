@@ -11,12 +11,14 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/kernels.h"
+#include "format/read_tensor.h"
 #include "support/expect_error.h"
 #include "support/plan_runner.h"
 #include "support/plan_tools.h"
@@ -461,6 +463,30 @@ TEST_F(ExecutorCombined, SameTensorsAreTheFirstOfThem) {
               outputs_of(plan_of(first.to(bfloat16), "abc")));
   EXPECT_TRUE(outputs_of(plan_of(same.to(float16).narrow(0, 9, 300'000))) ==
               outputs_of(plan_of(first.to(float16).narrow(0, 9, 300'000))));
+}
+
+TEST_F(ExecutorCombined, ReadElementsGivesWhatIsExecuted) {
+  const FileId a = add(numbers(100'000, 5));
+  const FileId b = add(numbers(100'000, 6));
+  const FileId copy = add("x" + contents_[0]);
+  const auto read = [&](const TensorSource& source) {
+    std::string bytes(source.nbytes(), '\0');
+    read_elements(inputs_, source, 0, source.numel(),
+                  std::as_writable_bytes(std::span(bytes.data(), bytes.size())));
+    return bytes;
+  };
+  const TensorSource mean = TensorSource::mean(
+      {flat(a, 4, float32, 90'000), flat(b, 8, float32, 90'000), flat(b, 40, float32, 90'000)});
+  const TensorSource same =
+      TensorSource::same({flat(0, 9, uint8, 200'000), flat(copy, 10, uint8, 200'000)}, "both");
+  for (const TensorSource& source : {mean, same, mean.narrow(0, 70'001, 3)}) {
+    EXPECT_TRUE(read(source) == outputs_of(plan_of(source)).at(0));
+  }
+  const TensorSource bad = TensorSource::same(
+      {flat(0, 9, uint8, 200'000),
+       TensorSource::cat(0, {flat(copy, 10, uint8, 150'000), flat(copy, 3, uint8, 50'000)})},
+      "both");
+  EXPECT_ERROR(read(bad), InconsistentError, inputs_[copy].display() + ": at 3: both are not");
 }
 
 TEST_F(ExecutorCombined, SameTensorsThatDifferAreNamed) {
