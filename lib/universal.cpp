@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/kernels.h"
 #include "checkpoint/keys.h"
 #include "output/universal_dir.h"
 
@@ -145,13 +146,19 @@ class Planner {
     result_.entries.push_back(std::move(entry));
   }
 
-  // Frozen parameters, buffers and tied names. The loader does not read them, but tools do.
+  // Frozen parameters, buffers and tied names: in fp32, as DeepSpeed writes them, who would drop
+  // the imaginary part of complex ones. The loader does not read them, but tools do.
   void add_untrained(const Param& param) {
+    TensorSource value = param.weight;
+    if (can_convert(value.dtype(), DType::float32)) {
+      value = value.to(DType::float32);
+    } else {
+      note("'" + param.name + "' stays " + std::string(torch_name(value.dtype())));
+    }
+    UniversalForm form;
+    form.vocab_rows = param.form.vocab_rows;
     in_context({.tensor = param.name}, [&] {
-      UniversalForm form;
-      form.vocab_rows = param.form.vocab_rows;
-      lay_out_universal_state(plan_, {param.name, "fp32", param.weight.to(DType::float32), false},
-                              form);
+      lay_out_universal_state(plan_, {param.name, "fp32", std::move(value), false}, form);
     });
     result_.entries.push_back({param.name, param.weight.shape(), {"fp32"}});
   }

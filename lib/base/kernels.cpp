@@ -146,6 +146,11 @@ void map(const std::byte* source, std::byte* target, size_t count, F&& f) {
   }
 }
 
+template <typename T>
+float to_float(T value) {
+  return static_cast<float>(value);
+}
+
 void widen(DType from, const std::byte* source, float* target, size_t count) {
   std::byte* out = reinterpret_cast<std::byte*>(target);
   switch (from) {
@@ -158,6 +163,25 @@ void widen(DType from, const std::byte* source, float* target, size_t count) {
       return map<uint16_t, float>(source, out, count, widen_float16);
     case DType::bfloat16:
       return map<uint16_t, float>(source, out, count, widen_bfloat16);
+    case DType::int64:
+      return map<int64_t, float>(source, out, count, to_float<int64_t>);
+    case DType::int32:
+      return map<int32_t, float>(source, out, count, to_float<int32_t>);
+    case DType::int16:
+      return map<int16_t, float>(source, out, count, to_float<int16_t>);
+    case DType::int8:
+      return map<int8_t, float>(source, out, count, to_float<int8_t>);
+    case DType::uint64:
+      return map<uint64_t, float>(source, out, count, to_float<uint64_t>);
+    case DType::uint32:
+      return map<uint32_t, float>(source, out, count, to_float<uint32_t>);
+    case DType::uint16:
+      return map<uint16_t, float>(source, out, count, to_float<uint16_t>);
+    case DType::uint8:
+      return map<uint8_t, float>(source, out, count, to_float<uint8_t>);
+    case DType::boolean:
+      return map<uint8_t, float>(source, out, count,
+                                 [](uint8_t v) { return v != 0 ? 1.0f : 0.0f; });
     default: {
       const Float8Table& table = float8_table(from);
       return map<uint8_t, float>(source, out, count, [&](uint8_t v) { return table[v]; });
@@ -271,8 +295,12 @@ size_t convert_fast(DType, DType, const std::byte*, std::byte*, size_t) {
 }  // namespace
 
 bool can_convert(DType from, DType to) {
-  return is_floating_point(from) &&
-         (to == DType::float32 || to == DType::float16 || to == DType::bfloat16);
+  if (is_floating_point(from)) {
+    return to == DType::float32 || to == DType::float16 || to == DType::bfloat16;
+  }
+  const bool complex =
+      from == DType::complex32 || from == DType::complex64 || from == DType::complex128;
+  return to == DType::float32 && !complex;
 }
 
 void convert(DType from, DType to, const std::byte* source, std::byte* target, size_t count) {

@@ -9,7 +9,8 @@
 
 namespace dsckpt {
 
-// True if convert() knows the pair: any floating type to float32, float16 or bfloat16.
+// True if convert() knows the pair: any floating type to float32, float16 or bfloat16, and integers
+// and bool to float32.
 bool can_convert(DType from, DType to);
 
 // Converts `count` elements, rounding to nearest even as torch.Tensor.to does (float64 to a 16-bit

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/kernels.h"
+#include "checkpoint/flat_states.h"
 #include "checkpoint/keys.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/model_states.h"
@@ -72,10 +73,16 @@ class Reader {
             {.name = candidate.name, .kind = ParamKind::frozen, .weight = candidate.stored});
       }
     }
+    if (draft_.optimizer_states && model_.fields.has(keys::kOptimizer)) {
+      find_states(model_.fields.in(keys::kOptimizer));
+    }
     for (Candidate& candidate : candidates_) {
-      if (candidate.master) {
-        params_.add({.name = candidate.name, .weight = *candidate.master});
-      }
+      if (!candidate.master) continue;
+      Param param{.name = candidate.name, .weight = *candidate.master};
+      param.states = std::move(candidate.states);
+      param.step = candidate.step;
+      param.form.cat_dim = 0;
+      params_.add(std::move(param));
     }
     params_.add_aliases(model_, draft_.notes);
     model_.note_not_tensors(draft_.notes);
@@ -100,6 +107,11 @@ class Reader {
     std::string name;
     TensorSource stored;
     std::optional<TensorSource> master;
+    // The optimizer's number for it, and, if that is of a flat group, where it begins there.
+    std::optional<size_t> index = {};
+    std::optional<int64_t> flat_begin = {};
+    std::vector<ParamState> states = {};
+    ShardValue step = {};
   };
 
   void add_candidates() {
@@ -157,8 +169,134 @@ class Reader {
     return std::nullopt;
   }
 
+  // The states of the parameters whose masters have been found, by the number of the master;
+  // without masters by order.
+  void find_states(const Fields& optimizer) {
+    const bool wrapped = optimizer.has(keys::kOptimizerStateDict);
+    const Fields inner = wrapped ? optimizer.in(keys::kOptimizerStateDict) : optimizer;
+    const auto all = inner.get("state");
+    if (!all || !all->is_mapping() || all->as_dict().items.empty()) return;
+    if (!wrapped) number_by_order(inner, *all);
+    for (Candidate& candidate : candidates_) {
+      if (!candidate.index) continue;
+      const Value* states = all->as_dict().find(static_cast<int64_t>(*candidate.index));
+      if (states == nullptr || !states->is_mapping()) continue;
+      const Where where = inner.where("state[" + std::to_string(*candidate.index) + "]");
+      in_context({.file = where.file, .member = where.member, .tensor = candidate.name},
+                 [&] { add_states(candidate, *states); });
+    }
+  }
+
+  void add_states(Candidate& candidate, const Value& states) {
+    const Shape& shape = candidate.master->shape();
+    for (const auto& [name, value] : states.as_dict().items) {
+      if (!name.is(pickle::Kind::string)) continue;
+      const std::string key(name.as_string());
+      if (key == "step") {
+        candidate.step = {&archive_, value};
+        continue;
+      }
+      if (value.is_none()) continue;
+      if (!TorchArchive::is_tensor(value) ||
+          (archive_.info(value).shape.empty() && !shape.empty())) {
+        note_once(draft_.notes, "the optimizer's state '" + key +
+                                    "' is one value for a whole parameter; it is left out");
+        continue;
+      }
+      const TensorSource whole = archive_.tensor(value);
+      if (!candidate.flat_begin) {
+        if (whole.shape() != shape) {
+          throw InconsistentError({}, "'" + key + "' has shape " + to_text(whole.shape()) +
+                                          ", the parameter " + to_text(shape));
+        }
+        candidate.states.push_back({key, whole});
+        continue;
+      }
+      candidate.states.push_back(
+          {key, whole.flatten().narrow(0, *candidate.flat_begin, numel(shape)).view(shape)});
+    }
+  }
+
+  // In an fp32 run nothing but the order says which states are whose: every group has its
+  // parameters in the model's order, as torch's own users have to keep it. Where shapes leave more
+  // than one way, nobody can tell.
+  void number_by_order(const Fields& optimizer, const Value& states) {
+    std::vector<std::vector<OwnedIndex>> groups;
+    for (const Value& group : optimizer.sequence("param_groups")) {
+      const Fields fields(model_.shard(), group, optimizer.where("param_groups").member);
+      std::vector<OwnedIndex> indices;
+      for (const Value& number : fields.sequence("params")) {
+        const int64_t index = in_context(fields.where("params"), [&] { return number.as_int(); });
+        const Value* state = states.as_dict().find(index);
+        indices.push_back(
+            {static_cast<size_t>(index), state == nullptr ? std::nullopt : state_shape(*state)});
+      }
+      groups.push_back(std::move(indices));
+    }
+    const auto assigned = assign_in_order(groups);
+    if (!assigned) {
+      throw UnsupportedError(optimizer.where("state"),
+                             "has no names, and the shapes do not tell which parameter each state "
+                             "belongs to");
+    }
+    for (size_t i = 0; i < candidates_.size(); ++i) candidates_[i].index = (*assigned)[i];
+    note_once(draft_.notes,
+              "the optimizer's states have no names; they are given to the parameters in the order "
+              "of the model");
+  }
+
+  // A parameter of the optimizer, with the shape of its states if it has any.
+  struct OwnedIndex {
+    size_t index;
+    std::optional<Shape> shape;
+  };
+
+  // For each candidate the optimizer's number, or none if it is frozen, so that every group comes
+  // in the candidates' order and shapes agree; nullopt if there is no way or more than one.
+  std::optional<std::vector<std::optional<size_t>>> assign_in_order(
+      const std::vector<std::vector<OwnedIndex>>& groups) const {
+    // Ways to have dealt with the first candidates, by how far each group has come; more than one
+    // way is as bad as two.
+    struct Way {
+      bool unique = true;
+      std::vector<std::optional<size_t>> numbers;
+    };
+    constexpr size_t kMaxWays = 4096;
+    std::map<std::vector<size_t>, Way> ways;
+    ways[std::vector<size_t>(groups.size(), 0)] = {};
+    for (const Candidate& candidate : candidates_) {
+      std::map<std::vector<size_t>, Way> next;
+      const auto reach = [&](std::vector<size_t> at, const Way& from,
+                             std::optional<size_t> number) {
+        Way way = from;
+        way.numbers.push_back(number);
+        const auto [found, is_new] = next.emplace(std::move(at), way);
+        if (!is_new) found->second.unique = false;
+      };
+      for (const auto& [at, way] : ways) {
+        reach(at, way, std::nullopt);
+        for (size_t g = 0; g < groups.size(); ++g) {
+          if (at[g] == groups[g].size()) continue;
+          const OwnedIndex& owned = groups[g][at[g]];
+          if (owned.shape && *owned.shape != candidate.stored.shape()) continue;
+          std::vector<size_t> moved = at;
+          ++moved[g];
+          reach(std::move(moved), way, owned.index);
+        }
+      }
+      if (next.size() > kMaxWays) return std::nullopt;
+      ways = std::move(next);
+    }
+    std::vector<size_t> end;
+    for (const auto& group : groups) end.push_back(group.size());
+    const auto found = ways.find(end);
+    if (found == ways.end() || !found->second.unique) return std::nullopt;
+    return found->second.numbers;
+  }
+
   void match_groups(const Fields& optimizer) {
     const auto groups = optimizer.sequence(keys::kFp32Groups);
+    size_t index = 0;
     for (size_t g = 0; g < groups.size(); ++g) {
       const std::string member = std::string(keys::kFp32Groups) + "[" + std::to_string(g) + "]";
       const auto masters =
@@ -174,6 +312,7 @@ class Reader {
                          return master;
                        }) +
                  1;
+          candidates_[next - 1].index = index++;
         });
       }
     }
@@ -195,6 +334,8 @@ class Reader {
               return flat.narrow(0, at, count).view(candidate.stored.shape());
             });
           });
+          candidates_[found].index = g;
+          candidates_[found].flat_begin = at;
           at += candidates_[found].stored.numel();
           next = found + 1;
         }

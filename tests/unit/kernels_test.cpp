@@ -216,7 +216,7 @@ TEST(Convert, TakesUnalignedBuffersOfAnyLengthAndTouchesNothingElse) {
 TEST(Convert, RefusesWhatItDoesNotKnow) {
   const std::byte in[16] = {};
   std::byte out[16];
-  for (const auto& [from, to] : std::vector<std::pair<DType, DType>>{{int64, float32},
+  for (const auto& [from, to] : std::vector<std::pair<DType, DType>>{{int64, bfloat16},
                                                                      {boolean, bfloat16},
                                                                      {complex64, float32},
                                                                      {float32, float64},

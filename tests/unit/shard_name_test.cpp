@@ -27,11 +27,12 @@ TEST(ShardName, TakesApartWhatDeepSpeedWrites) {
             (ShardName{.kind = Kind::optim_states, .dp_rank = 7, .old_spelling = true}));
   EXPECT_EQ(parse_shard_name("expp_rank_3_mp_rank_01_optim_states.pt"),
             (ShardName{.kind = Kind::expert_optim, .dp_rank = 3, .mp_rank = 1}));
-  EXPECT_EQ(parse_shard_name("layer_04-model_states.pt"), (ShardName{.kind = Kind::layer}));
+  EXPECT_EQ(parse_shard_name("layer_04-model_states.pt"),
+            (ShardName{.kind = Kind::layer, .layer = 4}));
   EXPECT_EQ(parse_shard_name("layer_04-model_01-model_states.pt"),
-            (ShardName{.kind = Kind::layer, .mp_rank = 1}));
+            (ShardName{.kind = Kind::layer, .mp_rank = 1, .layer = 4}));
   EXPECT_EQ(parse_shard_name("layer_1_expert_12_mp_rank_01_model_states.pt"),
-            (ShardName{.kind = Kind::expert, .mp_rank = 1}));
+            (ShardName{.kind = Kind::expert, .mp_rank = 1, .layer = 1, .expert = 12}));
 }
 
 TEST(ShardName, LeavesOtherFilesAlone) {
