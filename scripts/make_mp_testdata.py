@@ -66,6 +66,7 @@ class Case:
     model: str = ""  # the variant of the model
     info: str = ""  # how the client describes its tensors to DeepSpeed: "" not at all
     vocabulary_multiple: int = 8  # Megatron pads the vocabulary to a multiple of this and of tp
+    kv_heads: int = 2  # of the Megatron model
     config: dict = dataclasses.field(default_factory=dict)  # more top-level config keys
     note: str = ""
 
@@ -108,11 +109,11 @@ CASES = [
          note="every rank holds scattered blocks of rows; only the affine map says which"),
     # Tensor parallelism of the client's own (mpu), as Megatron-DeepSpeed does it
     Case("mpu_tp2_dp1_z1_bf16", "megatron", 1, "bf16", tp=2, info="sizes", note="every merge rule"),
-    Case("mpu_tp2_dp2_z1_fp32", "megatron", 1, tp=2, dp=2, info="widths",
+    Case("mpu_tp2_dp2_z1_fp32", "megatron", 1, tp=2, dp=2, info="widths", kv_heads=3,
          note="universal_checkpoint_version 0.4: 3 key-value heads on 2 ranks"),
-    Case("mpu_tp2_dp2_z2_bf16", "megatron", 2, "bf16", tp=2, dp=2, info="count",
+    Case("mpu_tp2_dp2_z2_bf16", "megatron", 2, "bf16", tp=2, dp=2, info="count", kv_heads=4,
          note="sub-parameters given by their count"),
-    Case("mpu_tp3_dp1_z1_fp32", "megatron", 1, tp=3, info="widths", vocabulary_multiple=32,
+    Case("mpu_tp3_dp1_z1_fp32", "megatron", 1, tp=3, info="widths", vocabulary_multiple=32, kv_heads=4,
          note="4 key-value heads on 3 ranks; the last rank's vocabulary is all padding"),
     Case("pp2_tp2_dp1_z1_bf16", "megatron_pipeline", 1, "bf16", pp=2, tp=2, info="sizes"),
     Case("pp2_tp2_dp2_z1_fp32", "megatron_pipeline", 1, pp=2, tp=2, dp=2, info="sizes"),
@@ -332,7 +333,7 @@ class Megatron:
 
     def __init__(self, case: Case, tensor: TensorGroup, weights: int):
         self.tensor, self.weights, self.info = tensor, weights, case.info
-        self.kv_heads = {"sizes": 2, "count": 4, "widths": tensor.size + 1}[case.info]
+        self.kv_heads = case.kv_heads
         self.queries_per_head = 1 if case.info == "count" else 2
         multiple = case.vocabulary_multiple * tensor.size
         self.padded_vocabulary = -(-VOCABULARY // multiple) * multiple
@@ -492,6 +493,9 @@ class ModelParallelUnit:
 
     def get_model_parallel_group(self):
         return self.tp_group
+
+    # The only name for it that DeepSpeed's universal loader knows.
+    get_tensor_model_parallel_world_size = get_model_parallel_world_size
 
     def get_data_parallel_rank(self):
         return self.dp_rank

@@ -606,18 +606,23 @@ def save_truth(case, folder, masters, module, facts):
     (folder / "case.json").write_text(json.dumps(facts, default=str))
 
 
-def plain_worker(rank, world, port, case, folder, seed):
-    import torch
+def make_engine(case: Case, model, config: dict):
+    """The engine that trains `model`, and the optimizer's groups by name."""
     import deepspeed
-    start_distributed(rank, world, port)
-    relax_deepspeed(case)
-    model = build_model(case, seed)
+    import torch
     groups, named_groups = parameter_groups(case, model)
     client = {"radam": lambda: torch.optim.RAdam(groups, lr=3e-3),
               "amsgrad": lambda: torch.optim.Adam(groups, lr=3e-3, amsgrad=True)}.get(case.optimizer)
     how = {"optimizer": client()} if client else {"model_parameters": groups}
+    return deepspeed.initialize(model=model, config=config, **how)[0], named_groups
+
+
+def plain_worker(rank, world, port, case, folder, seed):
+    import torch
+    start_distributed(rank, world, port)
+    relax_deepspeed(case)
     config = ds_config(case)
-    engine = deepspeed.initialize(model=model, config=config, **how)[0]
+    engine, named_groups = make_engine(case, build_model(case, seed), config)
 
     def train(first, count):
         losses = []

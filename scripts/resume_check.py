@@ -1,0 +1,546 @@
+#!/usr/bin/env python3
+"""Resume real DeepSpeed training from a checkpoint of testdata, at this or another number of ranks.
+
+    resume_check.py testdata/checkpoints/z2_bf16_w4                                 as it was saved
+    resume_check.py testdata/checkpoints/z2_bf16_w4 --universal --world 3           through to-universal
+    resume_check.py testdata/model_parallel/pp2_dp1_z1_bf16 --universal --pp 1 --same-init
+    resume_check.py testdata/checkpoints/z3_fp32_w3 --universal --world 2 --load-dir DIR --tag TAG
+    resume_check.py --matrix [--quick] [--only REGEX]                               the whole table
+
+The engines start from other weights than the recorded run, so that only a real load can match; DeepSpeed's
+universal loader restores neither buffers nor frozen parameters, and --same-init gives the model those of
+the checkpoint, as a training script that builds its model from the same sources does.  After loading, the
+masters and optimizer states are read back and compared with what the live engine held when it saved, and
+two more steps are taken on the recorded batches.  The global batch stays as it was: micro-batches are at
+most as large as in the recorded run, and gradients are accumulated over as many as are needed.
+
+The matrix converts every case with to-universal and with DeepSpeed's ds_to_universal, resumes both at
+several sizes, and requires that both resumes hold the same states and take the same losses, exactly.
+Where nothing but the size changed, the losses must also be those of the run that was never interrupted,
+within 1e-5 (fp32) or 5e-3 (16 bits).  Exit status: 0 when all of that holds.
+
+Needs what make_mp_testdata.py needs, and to-universal in DSCKPT_BIN or build/release/bin.
+"""
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+import make_mp_testdata
+import make_testdata
+from make_testdata import GLOBAL_BATCH, ROOT, STEPS_AFTER, STEPS_BEFORE, free_port, run_forked
+
+TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3, "fp16": 5e-3}
+DATA_PARALLEL, MODEL_PARALLEL = "checkpoints", "model_parallel"
+TIMEOUT = 900  # seconds; the machine may be busy with other things
+
+
+@dataclasses.dataclass(frozen=True)
+class Resume:
+    """What to load, and the size of the run that loads it."""
+    folder: pathlib.Path
+    size: dict  # world, or pp, tp, dp and ep
+    same_init: bool = False
+    stage: int | None = None  # another ZeRO stage than the one that saved
+
+    @functools.cached_property
+    def facts(self):
+        return json.loads((self.folder / "case.json").read_text())
+
+    @property
+    def model_parallel(self):
+        return "topology" in self.facts
+
+    def case(self, universal: bool):
+        """The case of the recorded run at the new size."""
+        facts = self.facts
+        cases = (make_mp_testdata if self.model_parallel else make_testdata).CASES
+        [case] = [case for case in cases if case.name == facts["name"]]
+        config = {**case.config, "checkpoint": {"load_universal": universal}}
+        if self.model_parallel:
+            return dataclasses.replace(case, config=config, **{**facts["topology"], **self.size})
+        world = self.size.get("world", facts["world_size"])
+        share, largest = GLOBAL_BATCH // world, GLOBAL_BATCH // facts["world_size"]
+        micro = max(rows for rows in range(1, largest + 1) if share % rows == 0)
+        config.update(train_micro_batch_size_per_gpu=micro, gradient_accumulation_steps=share // micro)
+        stage, zero = case.stage, dict(case.zero)
+        if self.stage is not None:
+            stage = self.stage
+            config["zero_allow_untested_optimizer"] = True
+        if world % zero.get("zero_hpz_partition_size", 1):
+            del zero["zero_hpz_partition_size"]
+        return dataclasses.replace(case, world=world, stage=stage, zero=zero, config=config)
+
+    def __str__(self):
+        if self.model_parallel:
+            places = {**self.facts["topology"], **self.size}
+            text = " ".join(f"{axis}{count}" for axis, count in places.items())
+        else:
+            text = f"{self.size.get('world', self.facts['world_size'])} ranks"
+        return text + (f", stage {self.stage}" if self.stage is not None else "")
+
+
+def set_untrained(module, saved: dict):
+    """Gives the model the buffers and frozen parameters of the checkpoint."""
+    for name, p in module.named_parameters():
+        if not p.requires_grad and name in saved:
+            p.data.copy_(saved[name])
+    for name, old in list(module.named_buffers()):
+        if name in saved and saved[name].shape == old.shape:
+            owner, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(owner), leaf, saved[name].to(old.dtype))
+
+
+def start_data_parallel(resume: Resume, case, rank, port):
+    import torch
+    from safetensors.torch import load_file
+    facts, seed = resume.facts, resume.facts["seed"]
+    make_testdata.start_distributed(rank, case.world, port)
+    make_testdata.relax_deepspeed(case)
+    hugging_face = case.kind != "plain"
+    model = (make_testdata.build_hf_model if hugging_face else make_testdata.build_model)(case, seed + 1)
+    if resume.same_init:
+        set_untrained(model, load_file(resume.folder / "expected" / "module.safetensors"))
+    engine, _ = make_testdata.make_engine(case, model, make_testdata.ds_config(case))
+    micro = case.config["train_micro_batch_size_per_gpu"]
+
+    def step(number):
+        tokens, targets = make_testdata.batch(number, rank, case.world, seed)
+        total = torch.zeros(())
+        for ids, labels in zip(tokens.split(micro), targets.split(micro)):
+            loss = engine(input_ids=ids, labels=ids).loss if hugging_face else engine(ids, labels)
+            engine.backward(loss)
+            engine.step()
+            total += loss.detach().float()
+        mean = total / (len(tokens) // micro)
+        torch.distributed.all_reduce(mean)
+        return float(mean / case.world)
+
+    def masters():
+        return make_testdata.live_masters(engine, case.stage, case.world)
+
+    return engine, step, masters
+
+
+def start_model_parallel(resume: Resume, case, rank, port):
+    from safetensors.torch import load_file
+    seed = resume.facts["seed"]
+    run = make_mp_testdata.start(rank, case.world, port, case, seed, seed + 1)
+    if resume.same_init:
+        saved = load_file(resume.folder / "expected" / "module.safetensors")
+        set_untrained(run.engine.module, {key.split("|")[0]: value for key, value in saved.items()})
+
+    def masters():
+        return make_mp_testdata.gathered_by_place(run, make_mp_testdata.live_masters(run.engine, case.stage))
+
+    return run.engine, run.step, masters
+
+
+def compare_whole(folder, live: dict) -> dict:
+    """Data parallelism: every tensor is whole, at every number of ranks."""
+    import torch
+    from safetensors.torch import load_file
+    saved = load_file(folder / "expected" / "master.safetensors")
+    return {"compared": len(saved), "missing": sorted(saved.keys() - live.keys()),
+            "different": sorted(key for key in saved.keys() & live.keys()
+                                if not torch.equal(saved[key].reshape(-1), live[key].reshape(-1)))}
+
+
+def compare_slices(folder, live: dict) -> dict:
+    """Model parallelism: the slices may be cut otherwise than when they were saved; then every element must
+    be one of the saved ones. (Zeros pad vocabularies.)"""
+    import torch
+    from safetensors.torch import load_file
+    saved, missing, different = {}, [], []
+    for key, value in load_file(folder / "expected" / "live.safetensors").items():
+        saved.setdefault(tuple(key.split("|")[:2]), []).append(value)
+    seen = set()
+    for key, value in live.items():
+        name, state = key.split("|")[:2]
+        seen.add((name, state))
+        slices = saved.get((name, state), [])
+        if not slices:
+            # Experts of a layer are numbered from zero on every rank: under other numbers at another size.
+            slices = [part for (other, kind), parts in saved.items() if kind == state
+                      and re.sub(r"experts\.\d+", "", other) == re.sub(r"experts\.\d+", "", name) for part in parts]
+        if any(part.shape == value.shape and torch.equal(part, value) for part in slices):
+            continue
+        elements = torch.cat([torch.zeros(1), *(part.reshape(-1) for part in slices)])
+        if not torch.isin(value, elements).all():
+            different.append(key)
+    missing = ["|".join(key) for key in saved.keys() - seen]
+    return {"compared": len(live), "missing": sorted(missing), "different": sorted(different)}
+
+
+def digest(tensors: dict) -> str:
+    import torch
+    total = hashlib.sha256()
+    for key, value in sorted(tensors.items()):
+        total.update(f"{key} {tuple(value.shape)} ".encode())
+        total.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def resume_worker(rank, world, port, resume, load_dir, tag, universal, report):
+    import torch
+    case = resume.case(universal)
+    start = start_model_parallel if resume.model_parallel else start_data_parallel
+    engine, step, masters = start(resume, case, rank, port)
+    path, _ = engine.load_checkpoint(str(load_dir), tag=tag)
+    if path is None:
+        raise AssertionError("DeepSpeed loaded nothing")
+    live = masters()
+    losses = [step(STEPS_BEFORE + number) for number in range(STEPS_AFTER)]
+    if rank == 0:
+        compare = compare_slices if resume.model_parallel else compare_whole
+        report.write_text(json.dumps({"losses": losses, "states": compare(resume.folder, live),
+                                      "digest": digest(live)}))
+    torch.distributed.barrier()
+
+
+def run_resume(resume: Resume, load_dir, tag, universal: bool, logs: pathlib.Path) -> dict:
+    """Starts the ranks; returns the losses and what was read back, or {"error": why}."""
+    case = resume.case(universal)
+    report = logs / "report.json"
+    logs.mkdir(parents=True, exist_ok=True)
+    report.unlink(missing_ok=True)
+    port = free_port()
+    error = run_forked(resume_worker, logs, [(rank, case.world, port, resume, load_dir, tag, universal, report)
+                                             for rank in range(case.world)], timeout=TIMEOUT)
+    if error:
+        return {"error": make_testdata.last_line(error, pathlib.Path(load_dir).parent)}
+    result = json.loads(report.read_text())
+    recorded = resume.facts["losses_after_save"]
+    result["losses_of_the_recorded_run"] = recorded
+    result["largest_difference"] = max(abs(a - b) for a, b in zip(result["losses"], recorded))
+    return result
+
+
+def tool_folder() -> pathlib.Path:
+    return pathlib.Path(os.environ.get("DSCKPT_BIN", ROOT / "build" / "release" / "bin"))
+
+
+def convert(facts: dict, folder: pathlib.Path, output: pathlib.Path) -> str | None:
+    """Runs to-universal on a case; returns why it failed, or None."""
+    done = subprocess.run([tool_folder() / "to-universal", "--input-folder", folder / facts["load_dir"], "--tag",
+                           facts["tag"], "--output-folder", output, "--quiet"], capture_output=True, text=True)
+    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
+
+
+def convert_with_deepspeed(facts: dict, folder: pathlib.Path, output: pathlib.Path, logs) -> str | None:
+    error = None
+    for options in make_mp_testdata.UNIVERSAL_OPTIONS.values():
+        shutil.rmtree(output, ignore_errors=True)
+        error = run_forked(make_mp_testdata.ask_universal, logs,
+                           [(folder / facts["load_dir"], facts["tag"], output, options)], timeout=TIMEOUT)
+        if not error:
+            return None
+    return make_testdata.last_line(error, folder)
+
+
+class Converted:
+    """Universal checkpoints of one case, made when they are asked for."""
+
+    def __init__(self, folder: pathlib.Path, facts: dict, scratch: pathlib.Path):
+        self.folder, self.facts, self.scratch = folder, facts, scratch
+
+    @functools.cached_property
+    def ours(self):
+        (self.scratch / "ours").mkdir(parents=True)
+        return convert(self.facts, self.folder, self.scratch / "ours" / "universal")
+
+    @functools.cached_property
+    def deepspeed(self):
+        (self.scratch / "deepspeed").mkdir(parents=True)
+        return convert_with_deepspeed(self.facts, self.folder, self.scratch / "deepspeed" / "universal",
+                                      self.scratch / "logs")
+
+    @functools.cached_property
+    def fat(self):
+        """Our tensors with DeepSpeed's optimizer_state.pt."""
+        if self.ours or self.deepspeed:
+            return self.ours or self.deepspeed
+        shutil.copytree(self.scratch / "ours", self.scratch / "fat")
+        shutil.copyfile(self.scratch / "deepspeed" / "universal" / "zero" / "optimizer_state.pt",
+                        self.scratch / "fat" / "universal" / "zero" / "optimizer_state.pt")
+        return None
+
+    def resume(self, resume: Resume, source: str) -> dict:
+        error = getattr(self, source)
+        if error:
+            return {"unconverted": error}
+        return run_resume(resume, self.scratch / source, "universal", True,
+                          self.scratch / "logs" / re.sub(r"\W+", "_", f"{source} {resume}"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One or more resumes of a case in the matrix."""
+    case: str
+    sizes: tuple
+    quick: tuple = ()  # those of the sizes that --quick tries
+    stage: int | None = None
+    deepspeed: str = ""  # why DeepSpeed's own folder may differ, or is not there
+    uninterrupted: bool = True  # the losses must be those of the run that was never interrupted
+    refused: str = ""  # part of the message with which DeepSpeed's loader stops
+    fat: bool = False  # also with DeepSpeed's optimizer_state.pt among our tensors
+
+
+def ranks(*counts):
+    return tuple({"world": count} for count in counts)
+
+
+# Why a run resumed from DeepSpeed's own folder cannot be the measure.
+SCRAMBLES = "DeepSpeed's converter scrambles round-robin gradients"
+FIRST_GROUP = "stage 3 gives every group the first one's hyper-parameters"
+NOT_CONVERTED = "DeepSpeed does not convert it"
+
+MATRIX = [
+    # Stages 1, 2 and 3, saved at 2 and at 4 ranks (and at 1, 3, 6, 8), resumed at 1, 2, 3 and 4
+    Row("z1_fp32_w2", ranks(1, 2, 3, 4), quick=ranks(3)),
+    Row("z1_bf16_w2", ranks(1, 2, 3, 4)),
+    Row("z1_fp16_w2", ranks(1, 2, 3, 4)),
+    Row("z1_bf16opt_w2", ranks(1, 2, 3, 4)),
+    Row("z1_bf16opt_full_w3", ranks(2, 4)),
+    Row("z1_fp32_full_w4", ranks(1, 2, 3, 4)),
+    Row("z1_fp32_full_w6", ranks(3)),
+    Row("z1_fp32_w1", ranks(2)),
+    Row("z1_bf16_full_w2", ranks(3)),
+    Row("z1_fp32_fusedadam_w2", ranks(3)),
+    Row("z1_bf16_writer_python_w2", ranks(1)),
+    Row("z1_fp32_tinygroup_w4", ranks(1, 2, 4)),
+    Row("z2_bf16_w2", ranks(1, 2, 3, 4)),
+    Row("z2_bf16_w4", ranks(1, 2, 3, 4), quick=ranks(1)),
+    Row("z2_fp16_w2", ranks(1, 2, 3, 4)),
+    Row("z2_fp32_full_w3", ranks(1, 2, 3, 4)),
+    Row("z2_bf16_full_w8", ranks(4)),
+    Row("z2_fp32_emptyparam_w2", ranks(3)),
+    Row("z2_bf16_offload_w2", ranks(3)),
+    Row("z2_bf16_paramalign_w2", ranks(3)),
+    Row("z2_fp32_large_param_w8", ranks(3)),
+    Row("z2_fp32_oddbuffers_w2", ranks(3)),
+    Row("z2_fp32_radam_w2", ranks(3)),
+    Row("z2_bf16_legacyserial_w2", ranks(1)),
+    Row("hf_accelerate_gpt2_z2_fp32_w2", ranks(3)),
+    Row("z3_bf16_w2", ranks(1, 2, 3, 4), quick=ranks(4), fat=True),
+    Row("z3_fp16_w2", ranks(1, 2, 3, 4)),
+    Row("z3_fp32_w3", ranks(1, 2, 3, 4), fat=True),
+    Row("z3_bf16_hpz_w4", ranks(1, 2, 3, 4)),
+    Row("z3_fp32_small_subgroups_w2", ranks(1, 3), fat=True),
+    Row("z3_fp32_persist_w2", ranks(4)),
+    Row("z3_bf16_offload_w2", ranks(3)),
+    Row("z3_bf16_fusedadam_w2", ranks(3), fat=True),
+    Row("z3_bf16_oddbuffers_w2", ranks(3)),
+    Row("z3_fp32_legacyserial_w2", ranks(3)),
+    Row("hf_accelerate_llama_z3_fp32_w2", ranks(3)),
+    Row("z3_fp32_full_w2", ranks(1, 3), uninterrupted=False),
+    Row("z3_bf16_full_subgroups_w4", ranks(1, 2, 3, 4), uninterrupted=False, fat=True),
+    Row("z3_fp32_tinygroup_w4", ranks(2, 3), uninterrupted=False),
+    Row("z3_fp32_full_w8", ranks(4), uninterrupted=False),
+    # What DeepSpeed's converter does not convert, or converts wrongly
+    Row("z1_fp32_zerodim_w2", ranks(1, 3), deepspeed=NOT_CONVERTED),
+    Row("z2_bf16_zerodim_w2", ranks(3), deepspeed=NOT_CONVERTED),
+    Row("z1_fp32_elastic_w2", ranks(1, 3), deepspeed=NOT_CONVERTED),
+    Row("z1_fp32_elastic_torchadam_w2", ranks(3), deepspeed=NOT_CONVERTED),
+    Row("z2_fp32_elastic_w2", ranks(3), deepspeed=NOT_CONVERTED),
+    Row("z1_bf16opt_tinygroup_w4", ranks(1, 2), deepspeed=NOT_CONVERTED),
+    Row("z1_fp32_sgd_w2", ranks(1, 2, 3), deepspeed=NOT_CONVERTED),
+    Row("z2_fp32_adagrad_w2", ranks(1, 3), deepspeed=NOT_CONVERTED),
+    Row("z2_bf16_adagrad_offload_w2", ranks(3), deepspeed=NOT_CONVERTED),
+    Row("z2_fp32_amsgrad_w2", ranks(1, 3), deepspeed="DeepSpeed drops max_exp_avg_sq"),
+    Row("z1_bf16_muon_w2", ranks(1, 2, 3), deepspeed=NOT_CONVERTED),
+    Row("z2_bf16_muon_w2", ranks(2), deepspeed=NOT_CONVERTED),
+    Row("z2_bf16_roundrobin_w2", ranks(1, 2, 3), deepspeed=SCRAMBLES),
+    Row("z2_bf16_roundrobin_full_w3", ranks(2), deepspeed=SCRAMBLES),
+    Row("z3_fp32_sgd_w2", ranks(2), deepspeed=NOT_CONVERTED),
+    Row("z3_fp32_adagrad_w2", ranks(2), deepspeed=NOT_CONVERTED),
+    Row("z3_bf16_muon_w2", ranks(2), deepspeed=NOT_CONVERTED),
+    Row("z0_fp32_w2", ranks(2, 3), stage=1, deepspeed=NOT_CONVERTED),
+    Row("z0_bf16_w2", ranks(3), stage=2, deepspeed=NOT_CONVERTED),
+    Row("z0_fp16_w2", ranks(1, 2), stage=1, deepspeed=NOT_CONVERTED),
+    Row("z0_fp32_sgd_w2", ranks(3), stage=1, deepspeed=NOT_CONVERTED),
+    Row("z0_bf16_fusedadam_w2", ranks(2), stage=2, deepspeed=NOT_CONVERTED),
+    # Pipelines
+    Row("pp2_dp1_z1_bf16", ({}, {"pp": 1}, {"pp": 1, "dp": 2}), quick=({"pp": 1}, )),
+    Row("pp2_dp1_z1_fp16", ({"dp": 2}, )),
+    Row("pp2_dp2_z1_bf16", ({"pp": 1, "dp": 2}, )),
+    Row("pp2_dp2_z1_fp32", ({"dp": 1}, {"pp": 3, "dp": 1})),
+    Row("pp2_dp2_z1_bf16opt", ({"pp": 1, "dp": 2}, )),
+    Row("pp2_dp2_parwrite_z1_fp32", ({"pp": 1, "dp": 2}, )),
+    Row("pp2_dp2_noinfo_z1_fp32", ({"pp": 1, "dp": 2}, {"pp": 1, "dp": 1})),
+    Row("pp3_dp1_z1_fp32", ({"pp": 1}, {"pp": 2, "dp": 2})),
+    # Tensor parallelism by DeepSpeed
+    Row("autotp2_dp1_z1_bf16", ({"tp": 1}, )),
+    Row("autotp2_dp2_z1_fp32", ({"dp": 1}, {"tp": 1}), quick=({"tp": 1}, )),
+    Row("autotp2_dp2_z2_bf16", ({"tp": 1}, )),
+    Row("autotp2_dp2_z3_bf16", ({"tp": 1}, {"dp": 1})),
+    Row("autotp2_dp3_z3_fp32", ({"tp": 1, "dp": 2}, )),
+    Row("autotp2_dp1_z1_uneven", ({}, {"tp": 1})),
+    Row("autotp2_dp2_z2_fused", ({"tp": 1}, {"dp": 1})),
+    Row("autotp2_dp2_z3_fused", ({"tp": 1}, )),
+    Row("autotp2_dp1_z1_bigcode", ({}, )),
+    Row("autotp2_dp1_z1_codegen", ({}, )),
+    # Tensor parallelism by the client: averaged parameters change the losses
+    Row("mpu_tp2_dp1_z1_bf16", ({}, {"tp": 1}), uninterrupted=False),
+    Row("mpu_tp2_dp2_z1_fp32", ({"tp": 1}, ), uninterrupted=False),
+    Row("mpu_tp2_dp2_z2_bf16", ({"tp": 1}, {"dp": 1}), uninterrupted=False),
+    Row("mpu_tp3_dp1_z1_fp32", ({"tp": 1}, ), uninterrupted=False),
+    Row("pp2_tp2_dp1_z1_bf16", ({"pp": 1}, {"tp": 1}, {"pp": 1, "tp": 1, "dp": 2}), uninterrupted=False),
+    Row("pp2_tp2_dp2_z1_fp32", ({"pp": 1, "dp": 1}, {"tp": 1, "dp": 1}, {"pp": 1, "tp": 1, "dp": 1}),
+        uninterrupted=False),
+    # Mixtures of experts
+    Row("moe_ep1_dp2_z1_bf16", ({}, {"dp": 1})),
+    Row("moe_ep2_dp2_z1_bf16", ({"ep": 1}, {}), deepspeed=NOT_CONVERTED),
+    Row("moe_ep2_dp4_z1_fp32", ({"ep": 1, "dp": 2}, ), deepspeed=NOT_CONVERTED),
+    Row("moe_ep2_dp4_z2_fp32", ({"ep": 1, "dp": 2}, {"ep": 1, "dp": 1}), deepspeed=NOT_CONVERTED),
+    Row("autoep2_dp2_z1_bf16", ({}, {"ep": 1}), quick=({"ep": 1}, )),
+    Row("autoep2_dp4_z2_fp32", ({"ep": 4}, {"ep": 1, "dp": 2})),
+    Row("autoep4_dp4_z2_fp32", ({"ep": 2, "dp": 2}, )),
+    Row("autoep2_dp4_z3_fp32", ({"ep": 1, "dp": 2}, )),
+]
+
+
+def judge(row: Row, facts: dict, ours: dict, deepspeed: dict, fat: dict | None) -> list:
+    """What is wrong about a resume; nothing when it is as it should be."""
+    if row.refused:
+        return [] if row.refused in ours.get("error", "") else [f"was not refused with {row.refused!r}"]
+    for key in ("unconverted", "error"):
+        if key in ours:
+            return [f"{'to-universal' if key == 'unconverted' else 'DeepSpeed'}: {ours[key]}"]
+    wrong = []
+    if not row.deepspeed:
+        if "losses" not in deepspeed:
+            wrong.append("nothing to compare with: " + (deepspeed.get("unconverted") or deepspeed["error"]))
+        else:
+            for key in ("losses", "digest"):
+                if ours[key] != deepspeed[key]:
+                    wrong.append(f"{key} differ from those of DeepSpeed's folder")
+    if fat is not None and (fat.get("losses"), fat.get("digest")) != (ours["losses"], ours["digest"]):
+        wrong.append("DeepSpeed's optimizer_state.pt makes a difference")
+    if row.uninterrupted:
+        if ours["largest_difference"] > TOLERANCE[facts["precision"]]:
+            wrong.append(f"losses are off by {ours['largest_difference']:.1e}")
+        for what in ("missing", "different"):
+            if ours["states"][what]:
+                wrong.append(f"{len(ours['states'][what])} states {what}: {ours['states'][what][0]} ...")
+    return wrong
+
+
+def summary(result: dict) -> str:
+    if "losses" not in result:
+        return (result.get("unconverted") or result["error"])[:60]
+    difference = result["largest_difference"]
+    states = result["states"]
+    bad = [f"{len(states[what])} {what}" for what in ("missing", "different") if states[what]]
+    return (f"{difference:.1e}" if difference else "exact") + (f" ({', '.join(bad)})" if bad else "")
+
+
+def run_matrix(quick: bool, only: str, scratch: pathlib.Path, show=print) -> list:
+    """Returns an entry for each resume; show() gets a line for each as soon as it is done."""
+    entries = []
+    for row in MATRIX:
+        sizes = row.quick if quick else row.sizes
+        if not sizes or not re.search(only, row.case):
+            continue
+        [folder] = (ROOT / "testdata").glob(f"*/{row.case}")
+        facts = json.loads((folder / "case.json").read_text())
+        work = scratch / row.case
+        shutil.rmtree(work, ignore_errors=True)
+        converted = Converted(folder, facts, work)
+        for size in sizes:
+            started = time.monotonic()
+            resume = Resume(folder, size, same_init=True, stage=row.stage)
+            ours = converted.resume(resume, "ours")
+            deepspeed = {"unconverted": "not asked"} if quick and row.deepspeed else \
+                converted.resume(resume, "deepspeed")
+            fat = converted.resume(resume, "fat") if row.fat else None
+            wrong = judge(row, facts, ours, deepspeed, fat)
+            same = "-"
+            if "losses" in ours and "losses" in deepspeed:
+                same = "same" if (ours["losses"], ours["digest"]) == (deepspeed["losses"], deepspeed["digest"]) \
+                    else "OTHER"
+            entries.append({"case": row.case, "size": str(resume), "ours": ours, "deepspeed": deepspeed,
+                            **({"fat": fat} if fat else {}), "same": same, "wrong": wrong, "note": row.deepspeed})
+            show(f"{'ok  ' if not wrong else 'FAIL'} {row.case:28} -> {str(resume):20} {same:5} "
+                 f"ours {summary(ours):28} deepspeed {summary(deepspeed):28}"
+                 + (f" fat {summary(fat)}" if fat else "") + (f" [{row.deepspeed}]" if row.deepspeed else "")
+                 + (f" {'; '.join(wrong)}" if wrong else "") + f" {time.monotonic() - started:.0f} s")
+        shutil.rmtree(work, ignore_errors=True)
+    return entries
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("case_dir", type=pathlib.Path, nargs="?", help="a folder of make_(mp_)testdata.py")
+    parser.add_argument("--load-dir", type=pathlib.Path, help="load this instead of the case's own checkpoint")
+    parser.add_argument("--tag", help="the tag in --load-dir")
+    parser.add_argument("--universal", action="store_true",
+                        help="load a universal checkpoint: --load-dir, or what to-universal makes of the case")
+    parser.add_argument("--world", type=int, help="ranks of a data-parallel case")
+    for axis in ("pp", "tp", "dp", "ep"):
+        parser.add_argument(f"--{axis}", type=int, help="of a model-parallel case")
+    parser.add_argument("--stage", type=int, help="another ZeRO stage")
+    parser.add_argument("--same-init", action="store_true",
+                        help="start with the buffers and frozen parameters of the checkpoint")
+    parser.add_argument("--matrix", action="store_true", help="convert and resume all that the table lists")
+    parser.add_argument("--quick", action="store_true", help="with --matrix: a few resumes of every kind")
+    parser.add_argument("--only", default="", metavar="REGEX", help="with --matrix: only these cases")
+    parser.add_argument("--logs", type=pathlib.Path, help="keep the ranks' logs in this folder")
+    parser.add_argument("--json", action="store_true", help="results as JSON on stdout")
+    arguments = parser.parse_args()
+    if arguments.matrix == bool(arguments.case_dir):
+        parser.error("give either a case's folder or --matrix")
+    if arguments.load_dir and not arguments.tag and not arguments.universal:
+        parser.error("--load-dir needs --tag")
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = pathlib.Path(temporary)
+        if arguments.matrix:
+            log = functools.partial(print, flush=True, file=sys.stderr if arguments.json else sys.stdout)
+            entries = run_matrix(arguments.quick, arguments.only, scratch, log)
+            if arguments.json:
+                print(json.dumps(entries, indent=1))
+            failed = sum(bool(entry["wrong"]) for entry in entries)
+            log(f"{len(entries)} resumes, {failed} failed")
+            return 1 if failed or not entries else 0
+        size = {axis: getattr(arguments, axis) for axis in ("world", "pp", "tp", "dp", "ep")
+                if getattr(arguments, axis)}
+        resume = Resume(arguments.case_dir.resolve(), size, arguments.same_init, arguments.stage)
+        if resume.model_parallel == ("world" in size) and size:
+            parser.error("--world is for data-parallel cases, --pp, --tp, --dp and --ep for all others")
+        load_dir, tag = arguments.load_dir, arguments.tag
+        if not load_dir and arguments.universal:
+            load_dir, tag = scratch, "universal"
+            error = convert(resume.facts, resume.folder, scratch / tag)
+            if error:
+                raise SystemExit(error)
+        elif not load_dir:
+            load_dir, tag = resume.folder / resume.facts["load_dir"], resume.facts["tag"]
+        logs = (arguments.logs or scratch / "logs").resolve()
+        result = run_resume(resume, load_dir.resolve(), tag, arguments.universal, logs)
+    if arguments.json:
+        print(json.dumps(result, indent=1))
+    elif "error" in result:
+        print(f"{resume}: {result['error']}")
+    else:
+        print(f"{resume}: losses {result['losses']}, the recorded run's {result['losses_of_the_recorded_run']}: "
+              f"{summary(result)}")
+        for what in ("missing", "different"):
+            for key in result["states"][what]:
+                print(f"  {what}: {key}")
+    good = "error" not in result and result["largest_difference"] <= TOLERANCE[resume.facts["precision"]]
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
