@@ -245,9 +245,13 @@ void StagedOutput::commit_whole() {
     }
   }
   std::error_code ignored;
-  const bool replaces = options_.whole_folder && fs::exists(target, ignored);
+  const bool replaces = options_.whole_folder && options_.force && fs::exists(target, ignored);
   if (!replaces) {
-    move_into_place(files_in_, target, false);
+    // A rename takes the place of an empty folder, and of nothing else.
+    if (::rename(files_in_.c_str(), target.c_str()) != 0) {
+      if (errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR) throw exists_already(target);
+      throw IoError({.file = target.string()}, "cannot move into place", errno);
+    }
   } else if (::renameat2(AT_FDCWD, files_in_.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) !=
              0) {
     // Without an exchange there is a moment in which neither is there.

@@ -36,8 +36,26 @@ at::ScalarType scalar_type(DType dtype) {
       return at::kFloat8_e5m2fnuz;
     case float8_e8m0fnu:
       return at::kFloat8_e8m0fnu;
+    case int64:
+      return at::kLong;
+    case int32:
+      return at::kInt;
+    case int16:
+      return at::kShort;
+    case int8:
+      return at::kChar;
+    case uint64:
+      return at::kUInt64;
+    case uint32:
+      return at::kUInt32;
+    case uint16:
+      return at::kUInt16;
+    case uint8:
+      return at::kByte;
+    case boolean:
+      return at::kBool;
     default:
-      throw std::logic_error("not a floating type");
+      throw std::logic_error("a type that is not converted");
   }
 }
 
@@ -91,6 +109,35 @@ TEST(ConvertAsTorch, AllFloat8) {
        {float8_e4m3fn, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz, float8_e8m0fnu}) {
     expect_all_as_torch(from, all);
   }
+}
+
+TEST(ConvertAsTorch, IntegersAndBools) {
+  std::vector<uint8_t> bytes(1 << 8);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i);
+  expect_as_torch<uint32_t>(uint8, float32, bytes);
+  expect_as_torch<uint32_t>(int8, float32, bytes);
+  expect_as_torch<uint32_t>(boolean, float32, std::vector<uint8_t>{0, 1});
+  std::vector<uint16_t> words(1 << 16);
+  for (size_t i = 0; i < words.size(); ++i) words[i] = static_cast<uint16_t>(i);
+  expect_as_torch<uint32_t>(int16, float32, words);
+  expect_as_torch<uint32_t>(uint16, float32, words);
+  // Around the places where float32 starts to round, and ties.
+  std::vector<uint32_t> ints;
+  std::vector<uint64_t> longs;
+  for (unsigned bit = 0; bit < 64; ++bit) {
+    for (uint64_t delta = 0; delta < 6; ++delta) {
+      for (const uint64_t value : {(uint64_t{1} << bit) + delta, (uint64_t{1} << bit) - delta,
+                                   ~(uint64_t{1} << bit) + delta}) {
+        longs.push_back(value);
+        ints.push_back(static_cast<uint32_t>(value));
+      }
+    }
+    if (bit >= 24) longs.push_back((uint64_t{1} << bit) + (uint64_t{3} << (bit - 24)));
+  }
+  expect_as_torch<uint32_t>(int32, float32, ints);
+  expect_as_torch<uint32_t>(uint32, float32, ints);
+  expect_as_torch<uint32_t>(int64, float32, longs);
+  expect_as_torch<uint32_t>(uint64, float32, longs);
 }
 
 // Every exponent with random mantissas and with all that lie halfway between two 16-bit values, and

@@ -655,11 +655,11 @@ TEST_F(ExecutorFailures, NameTheInputThatWasTruncatedAfterPlanning) {
 }
 
 TEST_F(ExecutorFailures, RefuseACastNobodyKnows) {
-  const CopyPlan plan = plan_of(flat(0, 0, int64, 10).to(float32));
+  const CopyPlan plan = plan_of(flat(0, 0, int64, 10).to(bfloat16));
   MemorySink sink(plan);
   Progress progress;
   EXPECT_ERROR(execute(plan, inputs_, sink, progress), UnsupportedError,
-               "cannot convert int64 to float32");
+               "cannot convert int64 to bfloat16");
 }
 
 TEST_F(ExecutorFailures, LeaveTheExecutorUsable) {

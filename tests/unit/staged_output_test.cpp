@@ -62,14 +62,94 @@ TEST(StagedOutput, ShowsNothingUnderFinalNamesUntilCommit) {
   const fs::path target = folder.path() / "out";
   StagedOutput output(plan, target);
   run(plan, output);
-  for (const std::string& name : listing(target)) {
-    EXPECT_EQ(name.rfind(".dsckpt-staging-", 0), 0u) << name;
-  }
+  EXPECT_FALSE(fs::exists(target));
   output.commit();
   EXPECT_EQ(listing(target), kCommitted);
+  EXPECT_EQ(listing(folder.path()).size(), kCommitted.size() + 1);  // and nothing beside it
   EXPECT_EQ(read_all(target / "a"), "a");
   EXPECT_EQ(read_all(target / "sub/deep/b"), "sub/deep/b");
   EXPECT_EQ(read_all(target / "z.json"), "z.json");
+}
+
+TEST(StagedOutput, ShowsNothingUnderFinalNamesInAFolderThatIsThere) {
+  const TempFolder folder;
+  const CopyPlan plan = three_files();
+  folder.write("theirs", "");
+  StagedOutput output(plan, folder.path());
+  run(plan, output);
+  for (const std::string& name : listing(folder.path())) {
+    EXPECT_TRUE(name == "theirs" || name.starts_with(".dsckpt-staging-")) << name;
+  }
+  output.commit();
+  std::set<std::string> expected = kCommitted;
+  expected.insert("theirs");
+  EXPECT_EQ(listing(folder.path()), expected);
+}
+
+TEST(StagedOutput, ReplacesAFolderAsAWholeOnlyIfForced) {
+  for (const bool durable : {false, true}) {
+    const TempFolder folder;
+    const CopyPlan plan = three_files();
+    fs::create_directories(folder.path() / "out/sub/old");
+    folder.write("out/sub/old/stale", "stale");
+    const fs::path target = folder.path() / "out/";
+    StageOptions options{.force = false, .durable = durable, .whole_folder = true};
+    EXPECT_ERROR(StagedOutput(plan, target, options), UsageError, "exists already");
+    options.force = true;
+    {
+      StagedOutput given_up(plan, target, options);
+      run(plan, given_up);
+    }
+    EXPECT_EQ(listing(folder.path()),
+              (std::set<std::string>{"out/", "out/sub/", "out/sub/old/", "out/sub/old/stale"}));
+    StagedOutput output(plan, target, options);
+    run(plan, output);
+    EXPECT_TRUE(fs::exists(folder.path() / "out/sub/old/stale"));
+    output.commit();
+    EXPECT_EQ(listing(folder.path() / "out"), kCommitted);
+    EXPECT_EQ(listing(folder.path()).size(), kCommitted.size() + 1);
+  }
+}
+
+TEST(StagedOutput, FillsAnEmptyFolderAsAWholeUnasked) {
+  const TempFolder folder;
+  const CopyPlan plan = three_files();
+  fs::create_directory(folder.path() / "out");
+  StagedOutput output(plan, folder.path() / "out", {.whole_folder = true});
+  run(plan, output);
+  output.commit();
+  EXPECT_EQ(listing(folder.path() / "out"), kCommitted);
+}
+
+TEST(StagedOutput, LeavesAloneAFolderThatAppearsBeforeTheCommit) {
+  const TempFolder folder;
+  const CopyPlan plan = three_files();
+  {
+    StagedOutput output(plan, folder.path() / "out", {.whole_folder = true});
+    run(plan, output);
+    fs::create_directory(folder.path() / "out");
+    folder.write("out/theirs", "");
+    EXPECT_ERROR(output.commit(), UsageError, "exists already");
+  }
+  EXPECT_EQ(listing(folder.path()), (std::set<std::string>{"out/", "out/theirs"}));
+}
+
+TEST(ReplaceTextFile, MakesReplacesAndLeavesNothingElse) {
+  const TempFolder folder;
+  const mode_t old = ::umask(022);
+  replace_text_file(folder.path() / "latest", "step1", false);
+  EXPECT_EQ(read_all(folder.path() / "latest"), "step1");
+  replace_text_file(folder.path() / "latest", "step2", true);
+  ::umask(old);
+  EXPECT_EQ(read_all(folder.path() / "latest"), "step2");
+  EXPECT_EQ(listing(folder.path()), std::set<std::string>{"latest"});
+  struct stat s {};
+  ASSERT_EQ(::stat((folder.path() / "latest").c_str(), &s), 0);
+  EXPECT_EQ(s.st_mode & 0777, 0644u);
+  EXPECT_ERROR(replace_text_file(folder.path() / "no/latest", "x", false), IoError, "cannot write");
+  fs::create_directory(folder.path() / "dir");
+  EXPECT_ERROR(replace_text_file(folder.path() / "dir", "x", false), IoError, "cannot write");
+  EXPECT_EQ(listing(folder.path()), (std::set<std::string>{"dir/", "latest"}));
 }
 
 TEST(StagedOutput, CommitsDurablyToo) {
@@ -89,7 +169,7 @@ TEST(StagedOutput, RemovesStagingAndTheFoldersItMadeWithoutACommit) {
   {
     StagedOutput output(plan, folder.path() / "x/y/out");
     run(plan, output);
-    EXPECT_TRUE(fs::exists(folder.path() / "x/y/out"));
+    EXPECT_TRUE(fs::exists(folder.path() / "x/y"));
   }
   EXPECT_TRUE(listing(folder.path()).empty());
 
@@ -249,6 +329,7 @@ TEST(StagedOutput, MovesTheLastFileLastAndRemovesItsOldVersionFirst) {
 TEST(StagedOutput, TakesBackWhatItRenamedWhenAFileAppearsMeanwhile) {
   const TempFolder folder;
   const CopyPlan plan = three_files();
+  fs::create_directory(folder.path() / "out");
   {
     StagedOutput output(plan, folder.path() / "out");
     run(plan, output);
