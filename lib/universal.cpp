@@ -484,6 +484,17 @@ class Planner {
   UniversalPlan result_;
 };
 
+// The folder itself, whatever slashes it was given with.
+fs::path without_slash(const fs::path& folder) {
+  const fs::path absolute = fs::absolute(folder).lexically_normal();
+  return absolute.has_filename() ? absolute : absolute.parent_path();
+}
+
+// What DeepSpeed looks at for the name of the universal checkpoint.
+fs::path latest_file(const fs::path& output) {
+  return without_slash(output).parent_path() / "latest_universal";
+}
+
 // A folder is refused here with a word on what would be lost; StagedOutput only knows full from
 // empty.
 bool belongs_to_universal(const fs::path& entry) {
@@ -501,6 +512,10 @@ UniversalPlan plan_universal(InputFiles& inputs, const Checkpoint& checkpoint,
 void check_universal_place(const Checkpoint& checkpoint, const fs::path& output, bool force) {
   check_output_place(checkpoint, output);
   std::error_code failed;
+  const fs::path latest = latest_file(output);
+  if (fs::is_directory(latest, failed)) {
+    throw UsageError(latest.string() + ": a folder has the name of an output file");
+  }
   fs::directory_iterator it(output, failed);
   for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
     if (!force) {
@@ -521,9 +536,7 @@ ExecStats run_universal(const CopyPlan& plan, const InputFiles& inputs,
   RunOptions whole = options;
   whole.stage.whole_folder = true;
   const ExecStats stats = run_plan(plan, inputs, checkpoint, output, progress, whole);
-  const fs::path folder = fs::absolute(output).lexically_normal();
-  const fs::path named = folder.has_filename() ? folder : folder.parent_path();
-  replace_text_file(named.parent_path() / "latest_universal", named.filename().string(),
+  replace_text_file(latest_file(output), without_slash(output).filename().string(),
                     options.stage.durable);
   return stats;
 }

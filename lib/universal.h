@@ -42,8 +42,8 @@ UniversalPlan plan_universal(InputFiles& inputs, const Checkpoint& checkpoint,
 void check_universal_place(const Checkpoint& checkpoint, const std::filesystem::path& output,
                            bool force);
 
-// Runs the plan into `output`, which appears as a whole, and last of all replaces
-// `latest_universal` in the folder above it. On any exception both are as they were.
+// Runs the plan into `output`, which appears as a whole, and then replaces `latest_universal` in
+// the folder above it. On an exception before that both are as they were.
 ExecStats run_universal(const CopyPlan& plan, const InputFiles& inputs,
                         const Checkpoint& checkpoint, const std::filesystem::path& output,
                         Progress& progress, const RunOptions& options = {});
