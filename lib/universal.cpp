@@ -124,12 +124,23 @@ class Planner {
     note("patterns of universal_checkpoint_info that fit no parameter: " + some_of(unused));
   }
 
+  static Shape saved_shape(const Param& param, bool flat) {
+    Shape shape = param.weight.shape();
+    if (flat) return {param.weight.numel()};
+    if (shape.empty()) return {1};
+    if (param.form.vocab_rows) shape[0] = std::min(shape[0], *param.form.vocab_rows);
+    return shape;
+  }
+
   void add_trained(const Param& param) {
-    UniversalPlan::Entry entry{param.name, param.weight.shape(), {}};
+    const bool flat = flat_ && !param.form.ep_num_experts;
+    UniversalPlan::Entry entry{param.name, saved_shape(param, flat), {}};
     const auto add = [&](const std::string& key, const TensorSource& value, bool requires_grad) {
-      const UniversalState state{param.name, key, value, requires_grad};
+      UniversalState state{param.name, key, value, requires_grad};
+      // The loader cuts along the first dimension even what it does not have to cut.
+      if (!flat && value.shape().empty()) state.value = value.view({1});
       in_context({.tensor = param.name}, [&] {
-        if (flat_ && !param.form.ep_num_experts) {
+        if (flat) {
           lay_out_flat_universal_state(plan_, state);
         } else {
           lay_out_universal_state(plan_, state, param.form);
@@ -387,11 +398,29 @@ class Planner {
           some_of(lost) + ": the new run has to start with the same values, or use reshard");
     }
     if (stage_ == 3) add_stage3_notes();
+    if (stage_ != 3 && has_muon()) {
+      note(
+          "Muon keeps whole momenta where DeepSpeed's loader makes partitions: this loads on one "
+          "data-parallel rank, or on any number without the momentum_buffer.pt files of its "
+          "matrices; reshard carries them");
+    }
     if (checkpoint_.facts().mesh.ep > 1 && !has_fused_experts()) {
       note(
           "experts have the numbers they have in the whole model: load this with an "
           "expert-parallel degree of 1");
     }
+  }
+
+  bool has_muon() const {
+    for (const CheckpointFile& file : checkpoint_.optim_files()) {
+      const Value base = at_or_none(at_or_none(file.archive->root(), keys::kOptimizerStateDict),
+                                    keys::kBaseOptimizerState);
+      for (const Value& group : sequence_or_empty(at_or_none(base, kParamGroups))) {
+        const Value flag = at_or_none(group, "use_muon");
+        if (flag.is(Kind::boolean) && flag.as_bool()) return true;
+      }
+    }
+    return false;
   }
 
   bool has_fused_experts() const {

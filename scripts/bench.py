@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Time zero-to-fp32 against cp of the same bytes and against DeepSpeed's own converter.
+"""Time a tool against cp of the same files and against DeepSpeed's own converter.
 
     scripts/bench.py --params 400M --stage 2 --deepspeed .venv/bin/python --check
     scripts/bench.py --params 400M --stage 3 --format safetensors --out tests/bench/runs/NAME
+    scripts/bench.py --tool to-universal --params 100M --deepspeed .venv/bin/python --check
 
 A checkpoint is written (bench_checkpoint.py) and read once, so that the page cache holds it. Then the
-programs take turns: in each round cp -r of the weights folder, the tool and, in the first rounds,
-DeepSpeed, every second round with cp and the tool in the other order. What a run wrote is deleted and
-the disk synced before the next one starts. tests/bench/README.md says what the columns mean.
+programs take turns: in each round cp -r of the folder that the tool writes, the tool and, in the first
+rounds, DeepSpeed, every second round with cp and the tool in the other order. What a run wrote is
+deleted and the disk synced before the next one starts. tests/bench/README.md says what the columns mean.
 
 Needs torch in the Python that runs it.
 """
@@ -27,7 +28,7 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TOOL = "zero-to-fp32"
+TOOLS = ("zero-to-fp32", "to-universal")
 POLL_SECONDS = 0.005
 
 # The same call as DeepSpeed's zero_to_fp32.py and zero_to_torch.py make.
@@ -56,18 +57,27 @@ def say(message):
     print(f"bench.py: {message}", file=sys.stderr)
 
 
-def watch_memory(pid, peak, stop):
-    """Keeps the largest RssAnon of a process in peak[0], in bytes."""
+def anonymous_memory(pid):
+    """RssAnon of a process and of those that it has started, in bytes."""
+    total = 0
     try:
-        while True:
-            status = pathlib.Path(f"/proc/{pid}/status").read_text()
-            anonymous = re.search(r"^RssAnon:\s*(\d+) kB$", status, re.MULTILINE)
-            if anonymous:  # a process that has ended has none
-                peak[0] = max(peak[0], int(anonymous[1]) * 1024)
-            if stop.wait(POLL_SECONDS):
-                return
-    except OSError:
+        status = pathlib.Path(f"/proc/{pid}/status").read_text()
+        anonymous = re.search(r"^RssAnon:\s*(\d+) kB$", status, re.MULTILINE)
+        if anonymous:  # a process that has ended has none
+            total = int(anonymous[1]) * 1024
+        for children in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+            total += sum(map(anonymous_memory, children.read_text().split()))
+    except OSError:  # it has ended
         pass
+    return total
+
+
+def watch_memory(pid, peak, stop):
+    """Keeps the largest anonymous_memory in peak[0]."""
+    while True:
+        peak[0] = max(peak[0], anonymous_memory(pid))
+        if stop.wait(POLL_SECONDS):
+            return
 
 
 def measure(command, *, memory=False):
@@ -97,17 +107,20 @@ def measure(command, *, memory=False):
     return result
 
 
+def files_of(folder):
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
 def folder_size(folder):
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in files_of(folder))
 
 
 def read_all(folder):
     buffer = bytearray(1 << 20)
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            with open(path, "rb", buffering=0) as file:
-                while file.readinto(buffer):
-                    pass
+    for path in files_of(folder):
+        with open(path, "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
 
 
 def remove(folder):
@@ -150,14 +163,14 @@ class Bench:
     def __init__(self, options, work):
         self.options = options
         self.work = work
-        self.tool = options.bin / TOOL
+        self.tool = options.bin / options.tool
         settings = f"stage{options.stage}_{options.params}_w{options.ranks}"
         if options.sub_group_size:
             settings += f"_g{options.sub_group_size}"
         self.checkpoint = work / f"checkpoint_{settings}"
-        self.weights = work / "weights"  # made by the tool once; what cp copies
+        self.results = work / "results"  # made by the tool once; what cp copies
         self.fresh = work / "fresh"  # what the run at hand writes
-        self.runs = {"cp": [], TOOL: []}
+        self.runs = {"cp": [], options.tool: []}
         if options.deepspeed:
             self.runs["deepspeed"] = []
 
@@ -169,7 +182,7 @@ class Bench:
             fail(f"{script.name} {arguments[0]}: {done.stderr.strip()}")
 
     def prepare(self):
-        for folder in (self.weights, self.fresh):
+        for folder in (self.results, self.fresh):
             remove(folder)
         if not (self.checkpoint / "latest").exists():
             say(f"writing a checkpoint of {self.options.params} parameters")
@@ -184,7 +197,14 @@ class Bench:
 
     def command(self, name, output):
         if name == "cp":
-            return ["cp", "-r", self.weights, output]
+            return ["cp", "-r", self.results, output]
+        if self.options.tool == "to-universal":
+            program = [self.tool]
+            if name == "deepspeed":
+                program = [self.options.deepspeed, "-m", "deepspeed.checkpoint.ds_to_universal"]
+            return [*program, "--input_folder", self.checkpoint / (self.checkpoint / "latest").read_text(),
+                    "--output_folder", output, "--num_extract_workers", "2", "--num_merge_workers", "2",
+                    "--inject_missing_state"]
         if name == "deepspeed":
             # The function for fp32 is the one that every release of DeepSpeed has.
             code = DEEPSPEED_FP32_CODE if self.options.dtype == "float32" else DEEPSPEED_CODE
@@ -199,18 +219,22 @@ class Bench:
         return result
 
     def check(self):
-        """Compares the weights with the values the checkpoint was made of, and DeepSpeed's with them too."""
-        folders = [self.weights]
+        """Compares the results with the values the checkpoint was made of, and DeepSpeed's with them too."""
+        folders = [self.results]
         if self.options.deepspeed:
             measure(self.command("deepspeed", self.fresh))
             folders.append(self.fresh)
-        self.checkpoint_script("check", *folders, "--params", self.options.params, "--dtype", self.options.dtype)
+        arguments = ["--params", self.options.params]
+        if self.options.tool == "to-universal":
+            self.checkpoint_script("check-universal", *folders, *arguments, "--stage", self.options.stage)
+        else:
+            self.checkpoint_script("check", *folders, *arguments, "--dtype", self.options.dtype)
         remove(self.fresh)
         say("all tensors are right" + (", DeepSpeed's as well" if self.options.deepspeed else ""))
 
     def start_up(self):
         """The second program does nothing: what it takes is what starting any program takes."""
-        commands = {TOOL: [self.tool, "--version"], "true": ["true"]}
+        commands = {self.options.tool: [self.tool, "--version"], "true": ["true"]}
         seconds = {name: [] for name in commands}
         for _ in range(20):
             for name, command in commands.items():
@@ -221,13 +245,15 @@ class Bench:
     def measure_all(self):
         self.prepare()
         # Memory is polled in runs that are not timed, lest the polling takes time from the others.
-        memory = {TOOL: measure(self.command(TOOL, self.weights), memory=True)}
+        tool = self.options.tool
+        memory = {tool: measure(self.command(tool, self.results), memory=True)}
         os.sync()
+        read_all(self.results)
         memory["cp"] = self.run("cp", memory=True)
         if self.options.check:
             self.check()
         for i in range(self.options.runs):
-            for name in ("cp", TOOL) if i % 2 == 0 else (TOOL, "cp"):
+            for name in ("cp", tool) if i % 2 == 0 else (tool, "cp"):
                 self.runs[name].append(self.run(name))
             if self.options.deepspeed and i < self.options.deepspeed_runs:
                 self.runs["deepspeed"].append(self.run("deepspeed", memory=True))
@@ -237,7 +263,7 @@ class Bench:
 
     def report(self, memory):
         options = self.options
-        size = folder_size(self.weights)
+        size = folder_size(self.results)
         programs = {}
         for name, runs in self.runs.items():
             if not runs:
@@ -258,6 +284,7 @@ class Bench:
                 programs[name]["memory_run"] = memory[name]
         return {
             "schema": 1,
+            "tool": options.tool,
             "date": datetime.date.today().isoformat(),
             "command": self.command_line(),
             "commit": git_commit(),
@@ -272,6 +299,7 @@ class Bench:
             "dtype": options.dtype,
             "input_bytes": folder_size(self.checkpoint),
             "output_bytes": size,
+            "output_files": len(files_of(self.results)),
             "checked": options.check,
             "start_up": self.start_up(),
             "programs": programs}
@@ -279,8 +307,10 @@ class Bench:
     def command_line(self):
         """What was asked for, without the paths of this machine."""
         options = self.options
-        parts = ["scripts/bench.py", "--params", options.params, "--ranks", options.ranks, "--stage",
-                 options.stage, "--runs", options.runs, "--format", options.format, "--dtype", options.dtype]
+        parts = ["scripts/bench.py", "--tool", options.tool, "--params", options.params, "--ranks", options.ranks,
+                 "--stage", options.stage, "--runs", options.runs]
+        if options.format:
+            parts += ["--format", options.format, "--dtype", options.dtype]
         if options.sub_group_size:
             parts += ["--sub-group-size", options.sub_group_size]
         if options.deepspeed:
@@ -294,8 +324,8 @@ def markdown(report):
         f"`{report['command']}`", "",
         f"Commit {report['commit'] or 'unknown'}, {report['date']}. {host['cpu']}, {host['cores']} cores, "
         f"{host['memory_bytes'] / 2**30:.0f} GiB, Linux {host['kernel']}, {host['file_system']}. "
-        f"Checkpoint {report['input_bytes'] / 1e9:.2f} GB, weights {report['output_bytes'] / 1e9:.2f} GB, "
-        "warm cache.", "",
+        f"Checkpoint {report['input_bytes'] / 1e9:.2f} GB, output {report['output_bytes'] / 1e9:.2f} GB in "
+        f"{report['output_files']} files, warm cache.", "",
         "| program | runs | median s | min s | max s | ratio to cp | GB/s | peak RSS MiB | peak anonymous MiB |",
         "|---|---|---|---|---|---|---|---|---|"]
     for name, result in report["programs"].items():
@@ -303,15 +333,15 @@ def markdown(report):
             f"| {name} | {len(result['runs'])} | {result['median_seconds']:.3f} | {result['min_seconds']:.3f} | "
             f"{result['max_seconds']:.3f} | {result['ratio_to_cp']:.2f} | {result['gigabytes_per_second']:.2f} | "
             f"{result['peak_rss'] / 2**20:.0f} | {result['peak_anonymous_rss'] / 2**20:.1f} |")
-    start_up = report["start_up"]
-    lines += ["", f"Start-up, median of {len(start_up[TOOL]['seconds'])}: `{TOOL} --version` "
-                  f"{start_up[TOOL]['median_seconds'] * 1e3:.1f} ms, `true` "
+    start_up, tool = report["start_up"], report["tool"]
+    lines += ["", f"Start-up, median of {len(start_up[tool]['seconds'])}: `{tool} --version` "
+                  f"{start_up[tool]['median_seconds'] * 1e3:.1f} ms, `true` "
                   f"{start_up['true']['median_seconds'] * 1e3:.1f} ms."]
     if report["deepspeed"]:
         speedup = (report["programs"]["deepspeed"]["median_seconds"] /
-                   report["programs"][TOOL]["median_seconds"])
+                   report["programs"][tool]["median_seconds"])
         lines.append(f"DeepSpeed {report['deepspeed']['deepspeed']}, torch {report['deepspeed']['torch']}: "
-                     f"{speedup:.1f} times the time of {TOOL}.")
+                     f"{speedup:.1f} times the time of {tool}.")
     return "\n".join(lines) + "\n"
 
 
@@ -330,13 +360,14 @@ def positive(text):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tool", choices=TOOLS, default=TOOLS[0], help=f"(default {TOOLS[0]})")
     parser.add_argument("--params", type=count, default="400M", help="about this many (default 400M)")
     parser.add_argument("--ranks", type=positive, default=4)
     parser.add_argument("--stage", type=int, choices=(2, 3), default=2)
     parser.add_argument("--sub-group-size", type=count, help="stage 3: elements (default: DeepSpeed's, 1B)")
     parser.add_argument("--runs", type=positive, default=5)
-    parser.add_argument("--format", choices=("bin", "safetensors"), default="bin")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--format", choices=("bin", "safetensors"), help="zero-to-fp32: (default bin)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="zero-to-fp32: (default float32)")
     parser.add_argument("--work", type=pathlib.Path, metavar="DIR",
                         help="for the large files (default: a temporary folder in build/)")
     parser.add_argument("--bin", type=pathlib.Path, metavar="DIR", default=ROOT / "build/release/bin",
@@ -350,12 +381,18 @@ def parse_arguments():
     parser.add_argument("--out", type=pathlib.Path, metavar="DIR",
                         help="write README.md and results.json there, to be kept")
     options = parser.parse_args()
+    if options.tool == "zero-to-fp32":
+        options.format = options.format or "bin"
+        options.dtype = options.dtype or "float32"
+    elif options.format or options.dtype:
+        parser.error(f"--format and --dtype are not for {options.tool}")
     if options.deepspeed == "none":
         options.deepspeed = None
     elif not shutil.which(options.deepspeed):
         parser.error(f"--deepspeed: no such program: {options.deepspeed}")
-    if not (options.bin / TOOL).is_file():
-        parser.error(f"{options.bin / TOOL} is missing: build it, for example with scripts/run {TOOL} --help")
+    tool = options.bin / options.tool
+    if not tool.is_file():
+        parser.error(f"{tool} is missing: build it, for example with scripts/run {options.tool} --help")
     if options.keep and not options.work:
         parser.error("--keep needs --work")
     options.bin = options.bin.resolve()
@@ -373,8 +410,9 @@ def main():
     try:
         report = bench.measure_all()
     finally:
-        for folder in (bench.weights, bench.fresh, *([] if options.keep else [bench.checkpoint])):
+        for folder in (bench.results, bench.fresh, *([] if options.keep else [bench.checkpoint])):
             shutil.rmtree(folder, ignore_errors=True)
+        (bench.work / "latest_universal").unlink(missing_ok=True)  # both converters write it beside their folder
         if temporary:
             options.work.rmdir()
 

@@ -3,11 +3,13 @@
 
     bench_checkpoint.py write FOLDER --params 400M --ranks 4 --stage 2 [--sub-group-size N]
     bench_checkpoint.py check WEIGHTS [OTHER] --params 400M [--dtype float32|bfloat16]
+    bench_checkpoint.py check-universal FOLDER [OTHER] --params 400M --stage 2
 
 `write` saves what DeepSpeed 0.19.8 saves for a decoder transformer that was trained in bf16 with AdamW:
-the same file names, keys, types, record order and storages, so that DeepSpeed's own converter reads it.
+the same file names, keys, types, record order and storages, so that DeepSpeed's own converters read it.
 `check` compares the weights that a converter made of it with the values they were written from, and
-with the weights in OTHER, bit for bit.
+with the weights in OTHER, bit for bit. `check-universal` does so for universal checkpoints, and compares
+all that is in the files of OTHER besides.
 
 Needs torch, and safetensors to check .safetensors files. Large tensors live in mapped files in the
 folder that is written to, so the memory needed does not depend on the model's size.
@@ -76,20 +78,24 @@ def block_values(block):
     return torch.empty(BLOCK).uniform_(-0.05, 0.05, generator=generator)
 
 
-def fill(target, begin, magnitude=False):
+# What is kept of every element, as a function of the model's value; all differ.
+STATES = {"fp32": torch.clone, "exp_avg": torch.neg, "exp_avg_sq": torch.abs}
+
+
+def fill(target, begin, state="fp32"):
     """Fills a 1-D tensor with the model's values from element `begin` on, in the order of decoder_shapes."""
     done = 0
     while done < target.numel():
         block, skip = divmod(begin + done, BLOCK)
         count = min(BLOCK - skip, target.numel() - done)
         values = block_values(block)[skip:skip + count]
-        target[done:done + count] = values.abs() if magnitude else values
+        target[done:done + count] = STATES[state](values)
         done += count
 
 
-def parameter_values(begin, shape):
+def parameter_values(begin, shape, state="fp32"):
     values = torch.empty(math.prod(shape))
-    fill(values, begin)
+    fill(values, begin, state)
     return values.reshape(shape)
 
 
@@ -223,12 +229,9 @@ class Writer:
                    self.tag / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
 
     def adam(self, moments):
-        """torch's state dict. Both moments of a group have storages of their own in the same memory."""
-        def own_storage(tensor):
-            return torch.from_dlpack(tensor) if tensor.numel() else torch.empty(0)
+        """torch's state dict. `moments`: for each group, those of a flat tensor by name."""
         return {
-            "state": {i: {"step": torch.tensor(float(STEPS)), "exp_avg": own_storage(moment),
-                          "exp_avg_sq": own_storage(moment)} for i, moment in enumerate(moments)},
+            "state": {i: {"step": torch.tensor(float(STEPS)), **moment} for i, moment in enumerate(moments)},
             "param_groups": [{
                 "lr": 0.003, "betas": (0.9, 0.95), "eps": 1e-08, "weight_decay": 0.01, "amsgrad": False,
                 "maximize": False, "foreach": None, "capturable": False, "differentiable": False,
@@ -249,10 +252,10 @@ class Writer:
         for rank in range(self.ranks):
             begin = partition * rank
             used = max(0, min(partition, self.total - begin))
-            masters = self.scratch.tensor(partition, torch.float32)
-            fill(masters[:used], begin)
-            moments = self.scratch.tensor(partition, torch.float32)
-            fill(moments[:used], begin, magnitude=True)
+            flat = {state: self.scratch.tensor(partition, torch.float32) for state in STATES}
+            for state, tensor in flat.items():
+                fill(tensor[:used], begin, state)
+            masters = flat.pop("fp32")
             mapping = collections.OrderedDict()
             for name, start in self.starts.items():
                 low = max(start, begin)
@@ -264,7 +267,7 @@ class Writer:
                 "dynamic_loss_scale": False,
                 "overflow": False,
                 "clip_grad": 1.0,
-                "base_optimizer_state": self.adam([moments]),
+                "base_optimizer_state": self.adam([flat]),
                 "single_partition_of_fp32_groups": [masters[:used].requires_grad_()],
                 "zero_stage": ZeroStageEnum.gradients,
                 "group_paddings": [partition - used],
@@ -292,17 +295,18 @@ class Writer:
             masters, moments = [], []
             for group in groups:
                 sizes = sum(parts[name] for name in group)
-                flat, moment = (self.scratch.tensor(sizes, torch.float32) for _ in range(2))
+                flat = {state: self.scratch.tensor(sizes, torch.float32) for state in STATES}
                 position = 0
                 for name in group:
                     skip = parts[name] * rank
                     used = max(0, min(parts[name], math.prod(self.shapes[name]) - skip))
-                    for target, magnitude in ((flat, False), (moment, True)):
-                        fill(target[position:position + used], self.starts[name] + skip, magnitude)
+                    for state, tensor in flat.items():
+                        fill(tensor[position:position + used], self.starts[name] + skip, state)
                     position += parts[name]
-                flat.requires_grad_().ds_id = f"{order[group[0]]}_{order[group[-1]]}"
-                masters.append(flat)
-                moments.append(moment)
+                master = flat.pop("fp32").requires_grad_()
+                master.ds_id = f"{order[group[0]]}_{order[group[-1]]}"
+                masters.append(master)
+                moments.append(flat)
             self.save_optimizer(rank, {
                 "zero_stage": ZeroStageEnum.weights,
                 "loss_scaler": self.scaler(),
@@ -337,7 +341,7 @@ class Weights:
 
 def same(a, b):
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(
-        a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+        a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
 
 
 def check(folder, shapes, dtype=torch.float32, other=None):
@@ -350,6 +354,64 @@ def check(folder, shapes, dtype=torch.float32, other=None):
         for name, getter in getters.items():
             if not same(getter(), parameter_values(offsets[name], shapes[name]).to(dtype)):
                 raise SystemExit(f"{weights}: {name}: wrong type, shape or values")
+
+
+def files_of(folder):
+    return {str(path.relative_to(folder)) for path in pathlib.Path(folder).rglob("*") if path.is_file()}
+
+
+def load(path):
+    return torch.load(path, weights_only=False, mmap=True)
+
+
+def same_object(a, b):
+    """Of values as torch.load gives them: types, order of keys and bits are those of the other."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return same(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same_object(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same_object, a, b))
+    if isinstance(a, LossScaler):
+        return vars(a) == vars(b)
+    return a == b
+
+
+def check_universal(folder, shapes, stage, other=None):
+    """Compares a universal checkpoint with what it was written from, and with the one in another folder."""
+    offsets, extra = starts(shapes), {"zero/optimizer_state.pt"}
+    keys = [*STATES, "step"] if stage == 2 else [*STATES]
+    expected = {f"zero/{name}/{key}.pt" for name in shapes for key in keys}
+    for root in [folder] + ([other] if other else []):
+        def require(is_right, name):
+            if not is_right:
+                raise SystemExit(f"{root}: {name}: wrong type, shape or values")
+        found = {name for name in files_of(root) if name.startswith("zero/")}
+        if found != expected | extra:
+            raise SystemExit(f"{root}: files differ: {sorted(found ^ (expected | extra))}")
+        for name, shape in shapes.items():
+            for state in STATES:
+                path = f"zero/{name}/{state}.pt"
+                value, right = load(root / path), parameter_values(offsets[name], shape, state)
+                if stage == 2:
+                    require(type(value) is dict and list(value) == ["cat_dim", "param"] and value["cat_dim"] == 0, path)
+                    value = value["param"]
+                else:  # plain stage 3 has no shapes
+                    right = right.flatten()
+                require(same(value, right), path)
+            if stage == 2:
+                path = f"zero/{name}/step.pt"
+                require(same(load(root / path), torch.tensor(float(STEPS))), path)
+    if not other:
+        return
+    if files_of(folder) != files_of(other):
+        raise SystemExit(f"{other}: files differ: {sorted(files_of(folder) ^ files_of(other))}")
+    # At stage 3 DeepSpeed keeps the flat tensors of rank 0 in optimizer_state.pt, which nothing reads.
+    for name in sorted(files_of(folder) - expected - (extra if stage == 3 else set())):
+        if not same_object(load(folder / name), load(other / name)):
+            raise SystemExit(f"{other}: {name}: differs from that in {folder}")
 
 
 def main():
@@ -366,12 +428,19 @@ def main():
     compare.add_argument("other", type=pathlib.Path, nargs="?")
     compare.add_argument("--params", type=parse_count, default=400_000_000)
     compare.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    compare = commands.add_parser("check-universal")
+    compare.add_argument("folder", type=pathlib.Path)
+    compare.add_argument("other", type=pathlib.Path, nargs="?")
+    compare.add_argument("--params", type=parse_count, default=400_000_000)
+    compare.add_argument("--stage", type=int, choices=(2, 3), default=2)
     options = parser.parse_args()
 
     torch.set_num_threads(1)
     shapes = decoder_shapes(options.params)
     if options.command == "write":
         Writer(options.folder, shapes, options.stage, options.ranks, options.sub_group_size).write()
+    elif options.command == "check-universal":
+        check_universal(options.folder, shapes, options.stage, options.other)
     else:
         check(options.folder, shapes, getattr(torch, options.dtype), options.other)
 

@@ -42,7 +42,6 @@ import make_testdata
 from make_testdata import GLOBAL_BATCH, ROOT, STEPS_AFTER, STEPS_BEFORE, free_port, run_forked
 
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3, "fp16": 5e-3}
-DATA_PARALLEL, MODEL_PARALLEL = "checkpoints", "model_parallel"
 TIMEOUT = 900  # seconds; the machine may be busy with other things
 
 
@@ -227,6 +226,11 @@ def run_resume(resume: Resume, load_dir, tag, universal: bool, logs: pathlib.Pat
     return result
 
 
+def case_folder(name: str) -> pathlib.Path:
+    [folder] = pathlib.Path(os.environ.get("DSCKPT_TESTDATA", ROOT / "testdata")).glob(f"*/{name}")
+    return folder
+
+
 def tool_folder() -> pathlib.Path:
     return pathlib.Path(os.environ.get("DSCKPT_BIN", ROOT / "build" / "release" / "bin"))
 
@@ -355,17 +359,20 @@ MATRIX = [
     Row("z1_fp32_elastic_torchadam_w2", ranks(3), deepspeed=NOT_CONVERTED),
     Row("z2_fp32_elastic_w2", ranks(3), deepspeed=NOT_CONVERTED),
     Row("z1_bf16opt_tinygroup_w4", ranks(1, 2), deepspeed=NOT_CONVERTED),
-    Row("z1_fp32_sgd_w2", ranks(1, 2, 3), deepspeed=NOT_CONVERTED),
+    Row("z1_fp32_sgd_w2", ranks(1, 2, 3), quick=ranks(3), deepspeed=NOT_CONVERTED),
     Row("z2_fp32_adagrad_w2", ranks(1, 3), deepspeed=NOT_CONVERTED),
     Row("z2_bf16_adagrad_offload_w2", ranks(3), deepspeed=NOT_CONVERTED),
     Row("z2_fp32_amsgrad_w2", ranks(1, 3), deepspeed="DeepSpeed drops max_exp_avg_sq"),
-    Row("z1_bf16_muon_w2", ranks(1, 2, 3), deepspeed=NOT_CONVERTED),
-    Row("z2_bf16_muon_w2", ranks(2), deepspeed=NOT_CONVERTED),
-    Row("z2_bf16_roundrobin_w2", ranks(1, 2, 3), deepspeed=SCRAMBLES),
+    # Muon's own momentum is not cut as the masters are, but the loader cuts it so: good for one rank only.
+    Row("z1_bf16_muon_w2", ranks(1), deepspeed=NOT_CONVERTED),
+    Row("z1_bf16_muon_w2", ranks(2, 3), deepspeed=NOT_CONVERTED, refused="exceeds dimension size"),
+    Row("z2_bf16_muon_w2", ranks(2), deepspeed=NOT_CONVERTED, refused="exceeds dimension size"),
+    Row("z2_bf16_roundrobin_w2", ranks(1, 2, 3), quick=ranks(3), deepspeed=SCRAMBLES),
     Row("z2_bf16_roundrobin_full_w3", ranks(2), deepspeed=SCRAMBLES),
-    Row("z3_fp32_sgd_w2", ranks(2), deepspeed=NOT_CONVERTED),
-    Row("z3_fp32_adagrad_w2", ranks(2), deepspeed=NOT_CONVERTED),
-    Row("z3_bf16_muon_w2", ranks(2), deepspeed=NOT_CONVERTED),
+    # At stage 3 the loader wants a step, exp_avg and exp_avg_sq.
+    Row("z3_fp32_sgd_w2", ranks(2), deepspeed=NOT_CONVERTED, refused="KeyError: 'step'"),
+    Row("z3_fp32_adagrad_w2", ranks(2), deepspeed=NOT_CONVERTED, refused="exp_avg.pt"),
+    Row("z3_bf16_muon_w2", ranks(2), deepspeed=NOT_CONVERTED, refused="KeyError: 'step'"),
     Row("z0_fp32_w2", ranks(2, 3), stage=1, deepspeed=NOT_CONVERTED),
     Row("z0_bf16_w2", ranks(3), stage=2, deepspeed=NOT_CONVERTED),
     Row("z0_fp16_w2", ranks(1, 2), stage=1, deepspeed=NOT_CONVERTED),
@@ -453,7 +460,7 @@ def run_matrix(quick: bool, only: str, scratch: pathlib.Path, show=print) -> lis
         sizes = row.quick if quick else row.sizes
         if not sizes or not re.search(only, row.case):
             continue
-        [folder] = (ROOT / "testdata").glob(f"*/{row.case}")
+        folder = case_folder(row.case)
         facts = json.loads((folder / "case.json").read_text())
         work = scratch / row.case
         shutil.rmtree(work, ignore_errors=True)

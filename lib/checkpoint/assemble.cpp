@@ -156,6 +156,11 @@ class Assembler {
     param.step = first.step;
     param.requires_grad = first.requires_grad;
     if (experts_.is_fused(name)) {
+      if (mesh_.tp > 1) {
+        throw UnsupportedError({.file = world(stage, 0).model->shard().display},
+                               "belongs to AutoEP folded with tensor parallelism: the files call "
+                               "different experts replicated");
+      }
       param.weight = experts_.merge(name, each_of(parts.front(), master_of), "fp32");
       for (size_t i = 0; i < first.states.size(); ++i) {
         param.states.push_back(

@@ -37,8 +37,9 @@ class Case:
         self.name = folder.name
         self.facts = json.loads((folder / "case.json").read_text())
         self.load_dir = folder / self.facts["load_dir"]
+        self.tag_folder = self.load_dir / self.facts["tag"]
         self.stage = self.facts["stage"]
-        self.tied = self.facts["tied"]  # alias -> owner
+        self.tied = self.facts.get("tied", {})  # alias -> owner; model-parallel cases have them by rank
 
     def expected(self, name):
         """The tensors of expected/NAME.safetensors, or None where DeepSpeed could not make them."""
@@ -85,10 +86,19 @@ class Case:
 
 
 @functools.lru_cache(maxsize=None)
-def all_cases():
-    root = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "checkpoints"
+def cases_in(name):
+    root = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / name
     wanted = re.compile(os.environ.get("DSCKPT_CASES", ""))
     return [Case(path.parent) for path in sorted(root.glob("*/case.json")) if wanted.search(path.parent.name)]
+
+
+def all_cases():
+    """The data-parallel cases: every tool is to read them."""
+    return cases_in("checkpoints")
+
+
+def model_parallel_cases():
+    return cases_in("model_parallel")
 
 
 def bits(tensor):
@@ -120,8 +130,15 @@ class OracleTest(unittest.TestCase):
 
     def convert(self, source, output, *options):
         """Runs zero-to-fp32 and returns `output`."""
-        done = run_tool("zero-to-fp32", source, output, *options)
-        self.assertEqual(done.returncode, 0, f"zero-to-fp32 {source} {options}: {done.stderr}")
+        return self.run_well("zero-to-fp32", output, source, output, *options)
+
+    def convert_to_universal(self, source, output, *options):
+        """Runs to-universal and returns `output`."""
+        return self.run_well("to-universal", output, "--input_folder", source, "--output_folder", output, *options)
+
+    def run_well(self, tool, output, *arguments):
+        done = run_tool(tool, *arguments)
+        self.assertEqual(done.returncode, 0, f"{tool} {arguments}: {done.stderr}")
         return output
 
     def assert_same_tensors(self, actual, expected):
@@ -133,6 +150,6 @@ class OracleTest(unittest.TestCase):
 
 
 def main():
-    if not all_cases():
+    if not all_cases() and not model_parallel_cases():
         raise SystemExit("no cases found: is DSCKPT_TESTDATA right?")
     unittest.main()

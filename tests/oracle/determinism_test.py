@@ -8,7 +8,8 @@ OPTIONS = (("--safe_serialization", ), (), ("--safe_serialization", "--max_shard
 
 
 def digests(folder):
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in folder.rglob("*") if path.is_file()}
 
 
 class DeterminismTest(common.OracleTest):
@@ -24,6 +25,21 @@ class DeterminismTest(common.OracleTest):
                         self.convert(case.load_dir, out, *options, "--threads", threads)
                         self.assertEqual(digests(out), first, f"{options} --threads {threads}")
 
+    def test_universal_bytes_do_not_depend_on_threads_or_on_the_run(self):
+        compared = 0
+        for case in [*common.all_cases(), *common.model_parallel_cases()]:
+            with self.each_case(case) as folder:
+                place = ["--input_folder", case.tag_folder, "--output_folder", folder / "first"]
+                if common.run_tool("to-universal", *place).returncode == 3:
+                    continue  # what is refused, and why, is universal_test.py's
+                compared += 1
+                first = digests(folder / "first")
+                self.assertTrue(first)
+                for threads in (1, 2, 8):
+                    out = self.convert_to_universal(case.tag_folder, folder / f"{threads}", "--threads", threads)
+                    self.assertEqual(digests(out), first, f"--threads {threads}")
+        self.require(compared, "convertible case")
+
     def test_the_input_is_left_as_it_was(self):
         for case in common.all_cases()[::7]:
             with self.each_case(case) as folder:
@@ -32,6 +48,7 @@ class DeterminismTest(common.OracleTest):
                             for path in case.folder.rglob("*") if path.is_file()}
                 before = state()
                 self.convert(case.load_dir, folder / "out")
+                self.convert_to_universal(case.tag_folder, folder / "universal")
                 self.assertEqual(state(), before)
 
 

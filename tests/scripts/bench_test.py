@@ -1,6 +1,7 @@
 """The benchmark measures what it claims to: its checkpoints are laid out as DeepSpeed's, the tool reads
 the values they were made of, and a wrong tensor is noticed."""
 import collections
+import importlib.util
 import json
 import math
 import os
@@ -18,6 +19,7 @@ TESTDATA = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "checkpoints"
 BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
 
 sys.path.insert(0, str(ROOT / "scripts"))
+import bench  # noqa: E402
 import bench_checkpoint  # noqa: E402
 
 torch.set_num_threads(1)
@@ -135,7 +137,91 @@ class Values(unittest.TestCase):
             bench_checkpoint.check(folder, shapes)
 
 
+class Universal(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(self.temporary.cleanup)
+        self.folder = pathlib.Path(self.temporary.name)
+        self.shapes = bench_checkpoint.decoder_shapes(200_000)
+
+    def convert(self, stage, *program, sub_group_size=None):
+        checkpoint = self.folder / "checkpoint"
+        if not checkpoint.exists():
+            bench_checkpoint.Writer(checkpoint, self.shapes, stage, 3, sub_group_size).write()
+        output = self.folder / f"output{len(list(self.folder.glob('output*')))}"
+        subprocess.run([*program, "--input_folder", checkpoint / bench_checkpoint.TAG, "--output_folder", output,
+                        "--inject_missing_state"], check=True, capture_output=True)
+        return output
+
+    def assert_right(self, stage, **settings):
+        ours = self.convert(stage, BIN / "to-universal", **settings)
+        bench_checkpoint.check_universal(ours, self.shapes, stage)
+        if importlib.util.find_spec("deepspeed") is None:
+            self.skipTest("deepspeed is not installed")
+        theirs = self.convert(stage, sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal")
+        bench_checkpoint.check_universal(ours, self.shapes, stage, theirs)
+
+    def test_stage_2_converts_to_the_states_it_was_made_of(self):
+        self.assert_right(2)
+
+    def test_stage_3_with_sub_groups_converts_to_the_states_it_was_made_of(self):
+        self.assert_right(3, sub_group_size=10_000)
+
+    def assert_noticed(self, path, change, stage=2):
+        good, bad = (self.convert(stage, BIN / "to-universal") for _ in range(2))
+        value = torch.load(bad / path, weights_only=False)
+        change(value)
+        torch.save(value, bad / path)
+        with self.assertRaisesRegex(SystemExit, path):
+            bench_checkpoint.check_universal(good, self.shapes, stage, bad)
+
+    def test_check_notices_one_wrong_bit_of_a_moment(self):
+        def change(value):
+            value["param"].view(torch.int32)[-1] ^= 1
+        self.assert_noticed("zero/lm_head.bias/exp_avg_sq.pt", change)
+
+    def test_check_notices_another_step(self):
+        self.assert_noticed("zero/lm_head.bias/step.pt", lambda value: value.add_(1))
+
+    def test_check_notices_another_hyper_parameter(self):
+        def change(value):
+            value["param_groups"][0]["lr"] *= 2
+        self.assert_noticed("zero/optimizer_state.pt", change)
+
+    def test_check_notices_a_missing_file(self):
+        folder = self.convert(3, BIN / "to-universal")
+        (folder / "zero/lm_head.bias/exp_avg.pt").unlink()
+        with self.assertRaisesRegex(SystemExit, "lm_head.bias/exp_avg.pt"):
+            bench_checkpoint.check_universal(folder, self.shapes, 3)
+
+
+class Memory(unittest.TestCase):
+    def test_memory_of_processes_that_a_program_starts_counts(self):
+        child = "import time; block = bytearray(b'1') * (100 << 20); time.sleep(0.5)"
+        parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+        peak = bench.measure([sys.executable, "-c", parent], memory=True)["peak_anonymous_rss"]
+        self.assertGreater(peak, 100 << 20)
+        self.assertLess(peak, 150 << 20)
+
+
 class Benchmark(unittest.TestCase):
+    def test_a_universal_checkpoint_is_compared_with_a_copy_of_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            done = subprocess.run(
+                [sys.executable, ROOT / "scripts/bench.py", "--tool", "to-universal", "--params", "200k", "--ranks",
+                 "3", "--runs", "2", "--check", "--bin", BIN, "--work", folder / "work", "--json",
+                 folder / "results.json"], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            results = json.loads((folder / "results.json").read_text())
+            shapes = bench_checkpoint.decoder_shapes(200_000)
+            # fp32, exp_avg, exp_avg_sq and step; model states and optimizer_state.pt.
+            self.assertEqual(results["output_files"], 4 * len(shapes) + 2)
+            self.assertGreater(results["output_bytes"], 14 * sum(map(math.prod, shapes.values())))
+            self.assertEqual({name: len(program["runs"]) for name, program in results["programs"].items()},
+                             {"cp": 2, "to-universal": 2})
+            self.assertEqual(list((folder / "work").iterdir()), [])
+
     def test_results_are_kept_and_name_no_folder(self):
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
