@@ -18,6 +18,8 @@ ROOT = pathlib.Path(os.environ["DSCKPT_SOURCE"])
 TESTDATA = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "checkpoints"
 BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
 
+# bench_checkpoint puts modules of that name into this process.
+HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 sys.path.insert(0, str(ROOT / "scripts"))
 import bench  # noqa: E402
 import bench_checkpoint  # noqa: E402
@@ -156,7 +158,7 @@ class Universal(unittest.TestCase):
     def assert_right(self, stage, **settings):
         ours = self.convert(stage, BIN / "to-universal", **settings)
         bench_checkpoint.check_universal(ours, self.shapes, stage)
-        if importlib.util.find_spec("deepspeed") is None:
+        if not HAS_DEEPSPEED:
             self.skipTest("deepspeed is not installed")
         theirs = self.convert(stage, sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal")
         bench_checkpoint.check_universal(ours, self.shapes, stage, theirs)
