@@ -221,7 +221,7 @@ class CliTest(unittest.TestCase):
         line, = self.json_lines(done.stdout)
         self.assertEqual(line["type"], "error")
         error = line["data"]
-        self.assertRegex(done.stderr, r"(?s)\A(zero-to-fp32|ckpt-inspect): error: .+\n\Z")
+        self.assertRegex(done.stderr, r"(?s)\A(zero-to-fp32|to-universal|ckpt-inspect): error: .+\n\Z")
         kinds = {2: {"usage"}, 3: {"corrupt", "inconsistent", "unsupported"}, 4: {"io"}, 130: {"interrupted"}}
         self.assertIn(error["kind"], kinds[code])
         return error

@@ -26,7 +26,7 @@ def write_checkpoint(folder, elements):
                 "dp_world_size": 1, "global_steps": 1, **common}, tag / "mp_rank_00_model_states.pt")
     torch.save({"optimizer_state_dict": {
         "single_partition_of_fp32_groups": [torch.arange(elements, dtype=torch.float32)], "zero_stage": 2,
-        "partition_count": [1], "group_paddings": [0], "base_optimizer_state": {}}, **common},
+        "partition_count": [1], "group_paddings": [0], "base_optimizer_state": {"param_groups": [{"params": [0]}]}}, **common},
         tag / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
 
 
@@ -153,14 +153,20 @@ class InterruptedTest(FaultTest):
         self.ckpt = self.root / "large"
         write_checkpoint(self.ckpt, ELEMENTS)
 
-    def caught_midway(self, output, *arguments):
+    @staticmethod
+    def is_being_written(output):
+        """A folder that is there is staged inside, a new one beside its place."""
+        return any(output.glob(".dsckpt-staging-*/*")) or any(output.parent.glob(".dsckpt-staging-*/files/*"))
+
+    def caught_midway(self, output, *arguments, command=None):
         """A run that was stopped after it had begun to write; it waits for SIGCONT."""
+        command = command or [self.binary(), str(self.ckpt), str(output)]
         for _ in range(5):
-            run = subprocess.Popen([self.binary(), str(self.ckpt), str(output), "--json", "--threads=1", *arguments],
+            run = subprocess.Popen([*command, "--json", "--threads=1", *arguments],
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             self.addCleanup(run.communicate)
             self.addCleanup(run.kill)
-            while run.poll() is None and not any(output.glob(".dsckpt-staging-*/*")):
+            while run.poll() is None and not self.is_being_written(output):
                 time.sleep(0.0002)
             if run.poll() is None:
                 run.send_signal(signal.SIGSTOP)
@@ -199,13 +205,28 @@ class InterruptedTest(FaultTest):
         self.assertEqual([path.name for path in output.iterdir()], ["pytorch_model.bin"])
         self.assertEqual((output / "pytorch_model.bin").read_text(), "mine")
 
+    def test_an_interrupted_universal_checkpoint_leaves_the_old_one_and_its_name(self):
+        tool = str(pathlib.Path(os.environ["DSCKPT_BIN"]) / "to-universal")
+        output = self.new_path() / "universal"
+        command = [tool, "--input-folder", str(self.ckpt), "--output-folder", str(output)]
+        run = self.caught_midway(output, command=command)
+        run.send_signal(signal.SIGINT)
+        self.error_of(self.finish(run), 130)
+        self.assertFalse(output.parent.exists())
+        self.assertEqual(self.tool("to-universal", *command[1:]).returncode, 0)
+        before = snapshot(output.parent)
+        run = self.caught_midway(output, "--force", command=command)
+        run.send_signal(signal.SIGTERM)
+        self.error_of(self.finish(run), 130)
+        self.assertEqual(snapshot(output.parent), before)
+
     def test_a_killed_run_leaves_no_file_under_its_final_name(self):
-        output = self.new_path()
+        output = self.new_path() / "new"
         run = self.caught_midway(output)
         run.kill()
         run.communicate()
         self.assertEqual(run.returncode, -signal.SIGKILL)
-        self.assertTrue(all(path.name.startswith(".dsckpt-staging-") for path in output.iterdir()))
+        self.assertTrue(all(path.name.startswith(".dsckpt-staging-") for path in output.parent.iterdir()))
         # What a killed run left is not in the way of the next.
         self.assertEqual(self.zero_to_fp32(self.ckpt, output).returncode, 0)
         self.assertTrue((output / "pytorch_model.bin").exists())
