@@ -208,7 +208,7 @@ class InterruptedTest(FaultTest):
     def test_an_interrupted_universal_checkpoint_leaves_the_old_one_and_its_name(self):
         tool = str(pathlib.Path(os.environ["DSCKPT_BIN"]) / "to-universal")
         output = self.new_path() / "universal"
-        command = [tool, "--input-folder", str(self.ckpt), "--output-folder", str(output)]
+        command = [tool, "-q", "--input-folder", str(self.ckpt), "--output-folder", str(output)]
         run = self.caught_midway(output, command=command)
         run.send_signal(signal.SIGINT)
         self.error_of(self.finish(run), 130)

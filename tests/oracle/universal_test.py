@@ -22,11 +22,12 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import numpy
 import torch
-from deepspeed.checkpoint import ds_to_universal
+from deepspeed.checkpoint import ds_to_universal, universal_checkpoint
 from deepspeed.checkpoint.universal_checkpoint import SubparamShape
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero import stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+from deepspeed.utils.tensor_fragment import fragment_address
 
 import common
 
@@ -194,6 +195,12 @@ def is_round_robin(case):
     return bool(case.facts["ds_config"]["zero_optimization"].get("round_robin_gradients"))
 
 
+def complex_buffers(case):
+    if case in common.model_parallel_cases():
+        return set()
+    return {f"zero/{name}/fp32.pt" for name, value in case.module.items() if value.is_complex()}
+
+
 def without_values(value):
     return {key: (item.dtype, item.shape, item.requires_grad) if torch.is_tensor(item) else item
             for key, item in value.items()}
@@ -245,20 +252,28 @@ def states_of_stage3(case):
 def data_parallel_truth(case):
     """(name, state) -> tensor of the trained parameters."""
     truth = {tuple(key.rsplit("|", 1)): value for key, value in case.expected("master").items()}
+    if case.stage != 3:
+        # DeepSpeed's loader cuts along the first dimension also what it does not have to cut.
+        truth = {key: value.reshape(value.shape or 1) for key, value in truth.items()}
     if "_muon_" in case.name:  # the engine's own record leaves out what is 16 bits wide, and at stage 3 all states
         truth |= states_of_stage3(case) if case.stage == 3 else momentum_of_muon(case)
     return truth
 
 
+def widened(value):
+    """In fp32. DeepSpeed's .float() drops the imaginary parts of complex numbers."""
+    return value if value.is_complex() else value.float()
+
+
 def untrained_truth(case):
-    """name -> tensor: buffers, frozen parameters and tied names, in fp32."""
+    """name -> tensor: buffers, frozen parameters and tied names."""
     if case in common.model_parallel_cases():
         module = {key.split("|")[0]: value for key, value in case.expected("module").items()
                   if key.endswith("|pp0|tp0|ep0") and case.facts["topology"]["pp"] == 1}
         # AutoEP's second name of a gate is a tensor of its own in the file: nothing tells that it is tied.
         trained = {name for name, _ in model_parallel_truth(case)} | {*case.facts["rules"].get("experts", ())}
-        return {name: value.float() for name, value in module.items() if name not in trained}
-    return {name: value.float() for name, value in case.truth().items() if name not in case.masters}
+        return {name: widened(value) for name, value in module.items() if name not in trained}
+    return {name: widened(value) for name, value in case.truth().items() if name not in case.masters}
 
 
 def merge_affine(entry, parts):
@@ -428,6 +443,9 @@ class EqualsDeepSpeed(UniversalTest):
                     elif is_round_robin(case) and re.sub(r"zero/(.*)/(fp32|exp_avg|exp_avg_sq)\.pt", r"\1",
                                                          path) in case.masters:
                         mine, other = without_values(mine), without_values(other)
+                    elif path in complex_buffers(case):
+                        self.assert_same(mine["param"].real.float(), other["param"], path)
+                        mine, other = list(mine), list(other)
                     self.assert_same(mine, other, path)
 
     def test_copied_files_are_the_same_to_the_byte(self):
@@ -463,6 +481,16 @@ class EqualsDeepSpeed(UniversalTest):
                     self.assertTrue(common.same_bits(ours, case.masters[owner]), alias)
                     self.assertFalse(common.same_bits(theirs, case.masters[owner]),
                                      "DeepSpeed is right here: no exception is needed")
+
+    def test_complex_buffers_keep_what_deepspeed_drops(self):
+        cases = [case for case in common.all_cases() if case.stage != 3 and complex_buffers(case)]
+        for case in self.each(cases, "case with complex buffers"):
+            with self.subTest(case=case.name):
+                for name, value in case.module.items():
+                    if value.is_complex():
+                        path = f"zero/{name}/fp32.pt"
+                        self.assertTrue(common.same_bits(load(self.ours(case) / path)["param"], value), path)
+                        self.assertTrue(value.imag.any(), "no exception is needed")
 
     def test_latest_universal_in_the_folder_above_names_the_folder(self):
         for case in self.compared():
@@ -639,6 +667,24 @@ class OptimizerState(UniversalTest):
                     expected = torch.cat([truth[name, state].reshape(-1) for name in sizes])
                     self.assertTrue(common.same_bits(value, expected), state)
                 self.assert_same(ours["states"]["step"], first_shard(case)["optimizer_state_dict"]["state"][0]["step"])
+
+    def test_deepspeeds_loader_of_parameters_gets_the_live_values(self):
+        """Its own code, on one rank that holds every parameter whole."""
+        for case in self.each([case for case in common.all_cases() if case.stage < 3], "case of stages 0 to 2"):
+            with self.subTest(case=case.name):
+                truth, known = data_parallel_truth(case), steps(case)
+                for name, master in case.masters.items():
+                    parameter = torch.nn.Parameter(torch.zeros_like(master))
+                    flat = torch.zeros(master.numel())
+                    parameter._hp_mapping = types.SimpleNamespace(
+                        lp_fragment_address=fragment_address(numel=master.numel(), start=0),
+                        get_hp_fragment=lambda flat=flat: flat)
+                    step = universal_checkpoint.load_hp_checkpoint_state(
+                        parameter, str(self.ours(case) / "zero" / name), 0, 1)
+                    self.assert_same(step, known.get(name), name)
+                    loaded = {"fp32": flat, **parameter._hp_mapping.optim_fragment}
+                    self.assert_same(loaded, {key: value.reshape(-1) for (owner, key), value in truth.items()
+                                              if owner == name}, name)
 
     def test_deepspeeds_other_loader_gets_all_it_reads(self):
         for case in self.each([case for case in accepted_cases() if case.stage < 3], "case of stages 0 to 2"):
