@@ -339,12 +339,14 @@ class Writer:
         self.pp, self.tp, self.dp = grid
 
     def write(self, stage):
+        (self.write_stage1 if stage == 1 else self.write_stage3)()
+        (self.folder / "latest").write_text(TAG)
+
+    def make_folder(self):
         try:
             self.tag.mkdir(parents=True)
         except FileExistsError:
             fail(f"{self.tag}: exists already")
-        (self.write_stage1 if stage == 1 else self.write_stage3)()
-        (self.folder / "latest").write_text(TAG)
 
     def config(self, zero, **more):
         return {
@@ -421,6 +423,7 @@ class Writer:
                 stage[name] = slice_shape(name, shape, how, self.tp)
             before += module.counts
 
+        self.make_folder()
         info = self.universal_checkpoint_info(modules, vocab)
         config = self.config({"stage": 1}, data_types={"grad_accum_dtype": "fp32"})
         # All tensor-parallel ranks of a stage have slices of the same shapes.
@@ -491,6 +494,7 @@ class Writer:
         if modules.count(modules[0]) > 1:
             aliases["lm_head.weight"] = next(iter(shapes))
         groups, indices = self.sub_groups(shapes)
+        self.make_folder()
         config = self.config({"stage": 3})
         # Only rank 0 tells which names are tied.
         for dp_ranks, tied in ((range(1), aliases), (range(1, self.dp), {})):

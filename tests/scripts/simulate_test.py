@@ -174,6 +174,25 @@ class Layouts(Case):
         self.assert_converts("--model", "tiny-bloom", "--stage", "3", "--dp", "2")
 
 
+class Arguments(Case):
+    def test_a_grid_that_the_model_cannot_have_is_refused_before_anything_is_written(self):
+        for grid, what in ((["--tp", "5"], "cannot be cut into 5 slices"),
+                           (["--pp", "8"], "cannot be 8 pipeline stages")):
+            done = subprocess.run([sys.executable, ROOT / "scripts/simulate.py", self.folder / "checkpoint", "--model",
+                                   "tiny-bloom", "--stage", "1", *grid], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(what, done.stderr)
+            self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_a_checkpoint_is_not_overwritten(self):
+        tag = self.simulate("--model", "tiny-llama", "--stage", "3")
+        before = {path: path.read_bytes() for path in tag.iterdir()}
+        done = subprocess.run([sys.executable, ROOT / "scripts/simulate.py", self.folder / "checkpoint", "--model",
+                               "tiny-bloom", "--stage", "3"], capture_output=True, text=True)
+        self.assertIn("exists already", done.stderr)
+        self.assertEqual({path: path.read_bytes() for path in tag.iterdir()}, before)
+
+
 class Sizes(Case):
     def test_bloom_176b_on_384_ranks_is_sparse_and_has_all_its_parameters(self):
         tag = self.simulate("--model", "bloom-176b", "--stage", "1", "--tp", "4", "--pp", "12", "--dp", "8")
