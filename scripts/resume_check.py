@@ -163,8 +163,11 @@ def compare_slices(folder, live: dict) -> dict:
     be one of the saved ones. (Zeros pad vocabularies.)"""
     import torch
     from safetensors.torch import load_file
-    saved, missing, different = {}, [], []
-    for key, value in load_file(folder / "expected" / "live.safetensors").items():
+    recorded, saved, different = load_file(folder / "expected" / "live.safetensors"), {}, []
+    if recorded.keys() == live.keys():
+        return {"compared": len(live), "missing": [],
+                "different": sorted(key for key in live if not torch.equal(live[key], recorded[key]))}
+    for key, value in recorded.items():
         saved.setdefault(tuple(key.split("|")[:2]), []).append(value)
     seen = set()
     for key, value in live.items():
@@ -312,6 +315,7 @@ def ranks(*counts):
 SCRAMBLES = "DeepSpeed's converter scrambles round-robin gradients"
 NOT_CONVERTED = "DeepSpeed does not convert it"
 IN_ORDER = {"round_robin_gradients": False}
+ONE_SUB_GROUP = {"sub_group_size": 10**9}
 
 MATRIX = [
     # Stages 1, 2 and 3, saved at 2 and at 4 ranks (and at 1, 3, 6, 8), resumed at 1, 2, 3 and 4
@@ -326,7 +330,9 @@ MATRIX = [
     Row("z1_bf16_full_w2", ranks(3)),
     Row("z1_fp32_fusedadam_w2", ranks(3)),
     Row("z1_bf16_writer_python_w2", ranks(1)),
-    Row("z1_fp32_tinygroup_w4", ranks(1, 2, 4)),
+    # The loader stops where a rank has nothing of a group.
+    Row("z1_fp32_tinygroup_w4", ranks(1)),
+    Row("z1_fp32_tinygroup_w4", ranks(2, 4), refused="IndexError: list index out of range"),
     Row("z2_bf16_w2", ranks(1, 2, 3, 4)),
     Row("z2_bf16_w4", ranks(1, 2, 3, 4), quick=ranks(1)),
     Row("z2_fp16_w2", ranks(1, 2, 3, 4)),
@@ -344,14 +350,17 @@ MATRIX = [
     Row("z3_fp16_w2", ranks(1, 2, 3, 4)),
     Row("z3_fp32_w3", ranks(1, 2, 3, 4), fat=True),
     Row("z3_bf16_hpz_w4", ranks(1, 2, 3, 4)),
-    Row("z3_fp32_small_subgroups_w2", ranks(1, 3), fat=True),
+    # At stage 3 all sub-groups get one and the same step, which torch's Adam then counts once for each of them:
+    # the second loss is off unless there is but one sub-group.
+    Row("z3_fp32_small_subgroups_w2", ranks(1, 3), zero=ONE_SUB_GROUP, fat=True),
+    Row("z3_fp32_small_subgroups_w2", ranks(1), uninterrupted=False),
     Row("z3_fp32_persist_w2", ranks(4)),
     Row("z3_bf16_offload_w2", ranks(3)),
     Row("z3_bf16_fusedadam_w2", ranks(3), fat=True),
     Row("z3_bf16_oddbuffers_w2", ranks(3)),
     Row("z3_fp32_legacyserial_w2", ranks(3)),
     Row("hf_accelerate_llama_z3_fp32_w2", ranks(3)),
-    # The loader gives every group the first one's hyper-parameters at stage 3.
+    # And the loader gives every group the first one's hyper-parameters at stage 3.
     Row("z3_fp32_full_w2", ranks(1, 3), uninterrupted=False),
     Row("z3_bf16_full_subgroups_w4", ranks(1, 2, 3, 4), uninterrupted=False, fat=True),
     Row("z3_fp32_tinygroup_w4", ranks(2, 3), uninterrupted=False),
@@ -397,7 +406,7 @@ MATRIX = [
     Row("autotp2_dp2_z1_fp32", ({"dp": 1}, {"tp": 1}), quick=({"tp": 1}, )),
     Row("autotp2_dp2_z2_bf16", ({"tp": 1}, )),
     Row("autotp2_dp2_z3_bf16", ({"tp": 1}, {"dp": 1})),
-    Row("autotp2_dp3_z3_fp32", ({"tp": 1, "dp": 2}, )),
+    Row("autotp2_dp3_z3_fp32", ({"tp": 1, "dp": 2}, ), uninterrupted=False),  # two sub-groups
     Row("autotp2_dp1_z1_uneven", ({}, {"tp": 1})),
     Row("autotp2_dp2_z2_fused", ({"tp": 1}, {"dp": 1})),
     Row("autotp2_dp2_z3_fused", ({"tp": 1}, )),
@@ -413,13 +422,15 @@ MATRIX = [
         uninterrupted=False),
     # Mixtures of experts
     Row("moe_ep1_dp2_z1_bf16", ({}, {"dp": 1})),
-    Row("moe_ep2_dp2_z1_bf16", ({"ep": 1}, {}), deepspeed=NOT_CONVERTED),
+    Row("moe_ep2_dp2_z1_bf16", ({"ep": 1}, ), deepspeed=NOT_CONVERTED),
+    # The loader goes by the experts' local names: every expert-parallel rank gets the first rank's experts.
+    Row("moe_ep2_dp2_z1_bf16", ({}, ), deepspeed=NOT_CONVERTED, uninterrupted=False),
     Row("moe_ep2_dp4_z1_fp32", ({"ep": 1, "dp": 2}, ), deepspeed=NOT_CONVERTED),
     Row("moe_ep2_dp4_z2_fp32", ({"ep": 1, "dp": 2}, {"ep": 1, "dp": 1}), deepspeed=NOT_CONVERTED),
     Row("autoep2_dp2_z1_bf16", ({}, {"ep": 1}), quick=({"ep": 1}, )),
     Row("autoep2_dp4_z2_fp32", ({"ep": 4}, {"ep": 1, "dp": 2})),
     Row("autoep4_dp4_z2_fp32", ({"ep": 2, "dp": 2}, )),
-    Row("autoep2_dp4_z3_fp32", ({"ep": 1, "dp": 2}, )),
+    Row("autoep2_dp4_z3_fp32", ({"ep": 1, "dp": 2}, ), uninterrupted=False),  # two sub-groups and more
 ]
 
 

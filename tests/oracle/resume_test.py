@@ -21,6 +21,8 @@ class ResumeTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as scratch:
             entries = resume_check.run_matrix(quick=True, only=os.environ.get("DSCKPT_CASES", ""),
                                               scratch=pathlib.Path(scratch))
+        if not entries and os.environ.get("DSCKPT_CASES"):
+            self.skipTest("no case of the quick part selected")
         self.assertTrue(entries, "no case was resumed")
         for entry in entries:
             with self.subTest(case=entry["case"], size=entry["size"]):
