@@ -119,7 +119,7 @@ int convert(const CLI::App& app, Arguments& args) {
 
   const ExecStats stats = [&] {
     const cli::ProgressDisplay display(progress, args.common);
-    return run_universal(plan.plan, inputs, checkpoint, args.output, progress, args.run);
+    return run_universal(plan, inputs, checkpoint, args.output, progress, args.run);
   }();
   if (args.common.json) {
     data["output"] = args.output;

@@ -139,7 +139,8 @@ int convert(const CLI::App& app, Arguments& args) {
 
   const ExecStats stats = [&] {
     const cli::ProgressDisplay display(progress, args.common);
-    return run_plan(plan.plan, inputs, checkpoint, args.output_dir, progress, args.run);
+    return run_plan(plan.plan, inputs, checkpoint.records(args.run.verify), args.output_dir,
+                    progress, args.run);
   }();
   for (const std::string& name : other_weights(plan.plan, args.output_dir)) {
     cli::note(app, args.common,

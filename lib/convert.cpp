@@ -243,12 +243,12 @@ std::vector<std::string> other_weights(const CopyPlan& plan, const fs::path& out
   return names;
 }
 
-ExecStats run_plan(const CopyPlan& plan, const InputFiles& inputs, const Checkpoint& checkpoint,
+ExecStats run_plan(const CopyPlan& plan, const InputFiles& inputs, std::vector<InputRecord> records,
                    const fs::path& output, Progress& progress, const RunOptions& options) {
   StagedOutput staged(plan, output, options.stage);
   ExecOptions exec;
   exec.threads = options.threads;
-  exec.records = checkpoint.records(options.verify);
+  exec.records = std::move(records);
   exec.check_all_records = options.verify;
   const ExecStats stats = execute(plan, inputs, staged, progress, exec);
   staged.commit();

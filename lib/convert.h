@@ -65,8 +65,10 @@ struct RunOptions {
   StageOptions stage;
 };
 
-// Runs the plan into `output` and commits. On any exception nothing of it is left behind.
-ExecStats run_plan(const CopyPlan& plan, const InputFiles& inputs, const Checkpoint& checkpoint,
+// Runs the plan into `output` and commits. `records` of the inputs are checked on the way, with
+// `options.verify` also those that the plan does not read. On any exception nothing of it is left
+// behind.
+ExecStats run_plan(const CopyPlan& plan, const InputFiles& inputs, std::vector<InputRecord> records,
                    const std::filesystem::path& output, Progress& progress,
                    const RunOptions& options = {});
 

@@ -44,7 +44,7 @@ void check_universal_place(const Checkpoint& checkpoint, const std::filesystem::
 
 // Runs the plan into `output`, which appears as a whole, and then replaces `latest_universal` in
 // the folder above it. On an exception before that both are as they were.
-ExecStats run_universal(const CopyPlan& plan, const InputFiles& inputs,
+ExecStats run_universal(const UniversalPlan& plan, const InputFiles& inputs,
                         const Checkpoint& checkpoint, const std::filesystem::path& output,
                         Progress& progress, const RunOptions& options = {});
 

@@ -44,6 +44,7 @@ class Assembler {
     add_frozen();
     for (Param& param : trainable) params_.add(std::move(param));
     for (const World& each : worlds_) params_.add_aliases(*each.model, draft_.notes);
+    note_layer_buffers();
     draft_.params = params_.take();
   }
 
@@ -54,6 +55,15 @@ class Assembler {
     const ModelStates& model = *worlds_.front().model;
     const bool sliced = mesh_.tp > 1;
     if (!sliced && (!draft_.optimizer_states || draft_.facts.zero_stage == 3)) return {};
+    for (const World& other : worlds_) {
+      const auto mine = model.fields.get(keys::kUniversalCheckpointInfo);
+      const auto theirs = other.model->fields.get(keys::kUniversalCheckpointInfo);
+      if (mine.has_value() == theirs.has_value() && (!mine || same_plain_data(*mine, *theirs))) {
+        continue;
+      }
+      throw InconsistentError(other.model->fields.where(keys::kUniversalCheckpointInfo),
+                              "is not as in " + model.shard().display);
+    }
     if (model.fields.has(keys::kUniversalCheckpointInfo)) {
       return UniversalInfo::read(model.fields.in(keys::kUniversalCheckpointInfo));
     }
@@ -193,36 +203,55 @@ class Assembler {
     return param;
   }
 
-  // Frozen parameters of all stages; slices go together by the same rules, without counting as
-  // their use.
+  // Frozen parameters of all worlds; slices go together by the same rules.
   void add_frozen() {
-    for (uint32_t stage = 0; stage < mesh_.pp; ++stage) {
-      for (const auto& [name, value] : world(stage, 0).frozen) {
+    for (size_t w = 0; w < worlds_.size(); ++w) {
+      for (const auto& [name, value] : worlds_[w].frozen) {
         if (params_.has(name)) continue;
-        std::vector<TensorSource> slices;
-        std::vector<Shape> shapes;
-        for (uint32_t tp_rank = 0; tp_rank < mesh_.tp; ++tp_rank) {
-          for (const auto& [other, slice] : world(stage, tp_rank).frozen) {
-            if (other != name) continue;
-            slices.push_back(slice);
-            shapes.push_back(slice.shape());
-            break;
-          }
-        }
-        in_context({.tensor = name}, [&] {
-          if (slices.size() != mesh_.tp) {
-            throw InconsistentError({}, "is not on every tensor-parallel rank");
-          }
-          Param param{.name = name, .kind = ParamKind::frozen, .weight = value};
-          if (mesh_.tp > 1) {
-            const UniversalInfo::Rule rule = info_.rule_for(name, shapes);
-            param.form = rule.form();
-            param.weight = rule.merge(std::move(slices), "fp32");
-          }
-          params_.add(std::move(param));
-        });
+        in_context({.tensor = name},
+                   [&] { params_.add(frozen(name, value, static_cast<uint32_t>(w) / mesh_.tp)); });
       }
     }
+  }
+
+  Param frozen(const std::string& name, const TensorSource& value, uint32_t stage) {
+    Param param{.name = name, .kind = ParamKind::frozen, .weight = value};
+    if (mesh_.tp == 1) return param;
+    std::vector<TensorSource> slices;
+    std::vector<Shape> shapes;
+    for (uint32_t tp_rank = 0; tp_rank < mesh_.tp; ++tp_rank) {
+      for (const auto& [other, slice] : world(stage, tp_rank).frozen) {
+        if (other != name) continue;
+        slices.push_back(slice);
+        shapes.push_back(slice.shape());
+        break;
+      }
+    }
+    if (slices.size() != mesh_.tp) {
+      draft_.notes.push_back("frozen parameter '" + name +
+                             "' is not on every tensor-parallel rank; it is taken as it is");
+      return param;
+    }
+    const UniversalInfo::Rule rule = info_.rule_for(name, shapes);
+    param.form = rule.form();
+    param.weight = rule.merge(std::move(slices), "fp32");
+    return param;
+  }
+
+  // A pipeline's layers have files of their own, which are not read.
+  void note_layer_buffers() {
+    std::vector<std::string> names;
+    for (const World& each : worlds_) {
+      if (!each.model->module.empty()) continue;
+      names.insert(names.end(), each.model->buffer_names.begin(), each.model->buffer_names.end());
+    }
+    std::sort(names.begin(), names.end());
+    names.erase(std::unique(names.begin(), names.end()), names.end());
+    if (names.empty()) return;
+    draft_.notes.push_back(
+        "buffers of the pipeline's layers, '" + names.front() +
+        (names.size() > 1 ? "' and " + std::to_string(names.size() - 1) + " more, are" : "', is") +
+        " left out: the layers have files of their own");
   }
 
   CheckpointDraft& draft_;
@@ -230,8 +259,6 @@ class Assembler {
   Mesh mesh_;
   UniversalInfo info_;
   Experts experts_;
-  std::vector<std::vector<OwnedParam>>
-      numbered_;  // the worlds' parameters, under their global names
   ParamList params_;
 };
 

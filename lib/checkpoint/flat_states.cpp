@@ -3,12 +3,26 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "checkpoint/keys.h"
 #include "checkpoint/optim_states.h"
 
 namespace dsckpt {
 using pickle::Kind;
 using pickle::Value;
 namespace {
+
+// The optimizer's number for its tensor `index`: param_groups list them in order.
+int64_t number_of(const Value& optimizer, size_t index) {
+  size_t at = index;
+  for (const Value& group : optimizer.find_or_none(keys::kParamGroups).sequence_or_empty()) {
+    const auto params = group.find_or_none("params").sequence_or_empty();
+    if (at < params.size()) {
+      return params[at].is(Kind::integer) ? params[at].as_int() : static_cast<int64_t>(index);
+    }
+    at -= params.size();
+  }
+  return static_cast<int64_t>(index);
+}
 
 // The dict of one flat tensor's states in one file; nullopt if there is none.
 std::optional<Value> states_of(const Shard& shard, std::string_view state_key, size_t index) {
@@ -23,7 +37,7 @@ std::optional<Value> states_of(const Shard& shard, std::string_view state_key, s
     }
     const auto state = all->find("state");
     if (!state || !state->is_mapping()) return std::nullopt;
-    const Value* found = state->as_dict().find(static_cast<int64_t>(index));
+    const Value* found = state->as_dict().find(number_of(*all, index));
     return found != nullptr && found->is_mapping() ? std::optional(*found) : std::nullopt;
   });
 }
@@ -58,6 +72,8 @@ FlatStates flat_states(const std::vector<const Shard*>& ranks, std::string_view 
       const std::string key(name.as_string());
       in_context(shard.where(FlatStates::member(state_key, index, key)), [&] {
         if (key == "step") {
+          if (value.is_none()) return;
+          if (!shard.archive.scalar(value)) throw CorruptError({}, "is not a number");
           if (rank == 0) result.step = {&shard.archive, value};
           return;
         }

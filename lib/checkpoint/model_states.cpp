@@ -120,9 +120,9 @@ std::vector<std::pair<std::string, Value>> ModelStates::rest_of_module() const {
   return rest;
 }
 
-bool ModelStates::uses_data_before_expert_parallelism() const {
+std::optional<bool> ModelStates::uses_data_before_expert_parallelism() const {
   const auto config = fields.get(keys::kDsConfig);
-  if (!config || !config->is_mapping()) return false;
+  if (!config || !config->is_mapping()) return std::nullopt;
   const auto flag = config->find("use_data_before_expert_parallelism");
   return flag && flag->is(pickle::Kind::boolean) && flag->as_bool();
 }

@@ -109,7 +109,7 @@ void add_state_evidence(const Shard& shard, const Value& states, const std::stri
       }
     }
   }
-  if (const auto groups = states.find("param_groups")) {
+  if (const auto groups = states.find(keys::kParamGroups)) {
     out.push_back({path + ".param_groups", *groups, std::nullopt});
   }
 }
@@ -171,13 +171,14 @@ void find_degrees(CheckpointDraft& draft, uint32_t mp) {
     mesh.tp = static_cast<uint32_t>(tp);
   }
   if (known) return;
-  // Older releases: a pipeline has a file for layer 1 for each tensor-parallel rank; without a
+  // Older releases: a pipeline has a file of each layer for each tensor-parallel rank; without a
   // pipeline all is tensor parallelism.
-  uint32_t tp = 0;
+  std::map<uint32_t, uint32_t> files_of_layer;
   for (const ShardFile& shard : draft.folder.shards) {
-    tp += shard.name.kind == ShardName::Kind::layer && shard.name.layer == 1 ? 1 : 0;
+    if (shard.name.kind == ShardName::Kind::layer) ++files_of_layer[shard.name.layer];
   }
-  if (tp == 0) tp = mp;
+  uint32_t tp = files_of_layer.empty() ? mp : 1;
+  for (const auto& layer : files_of_layer) tp = std::max(tp, layer.second);
   if (mp % tp != 0) {
     throw InconsistentError(
         {.file = draft.folder.path.string()},

@@ -110,6 +110,7 @@ class Reader {
     // The optimizer's number for it, and, if that is of a flat group, where it begins there.
     std::optional<size_t> index = {};
     std::optional<int64_t> flat_begin = {};
+    int64_t flat_numel = 0;
     std::vector<ParamState> states = {};
     ShardValue step = {};
   };
@@ -130,8 +131,8 @@ class Reader {
     std::map<Shape, size_t> owned;
     std::map<Shape, size_t> present;
     size_t owned_count = 0;
-    for (const Value& group : optimizer.sequence("param_groups")) {
-      const Fields fields(model_.shard(), group, optimizer.where("param_groups").member);
+    for (const Value& group : optimizer.sequence(keys::kParamGroups)) {
+      const Fields fields(model_.shard(), group, optimizer.where(keys::kParamGroups).member);
       owned_count += fields.sequence("params").size();
     }
     if (const auto states = optimizer.get("state"); states && states->is_mapping()) {
@@ -192,11 +193,12 @@ class Reader {
     for (const auto& [name, value] : states.as_dict().items) {
       if (!name.is(pickle::Kind::string)) continue;
       const std::string key(name.as_string());
+      if (value.is_none()) continue;
       if (key == "step") {
+        if (!archive_.scalar(value)) throw CorruptError({}, "'step' is not a number");
         candidate.step = {&archive_, value};
         continue;
       }
-      if (value.is_none()) continue;
       if (!TorchArchive::is_tensor(value) ||
           (archive_.info(value).shape.empty() && !shape.empty())) {
         note_once(draft_.notes, "the optimizer's state '" + key +
@@ -212,6 +214,11 @@ class Reader {
         candidate.states.push_back({key, whole});
         continue;
       }
+      if (whole.numel() != candidate.flat_numel) {
+        throw InconsistentError({}, "'" + key + "' has " + std::to_string(whole.numel()) +
+                                        " elements, the group " +
+                                        std::to_string(candidate.flat_numel));
+      }
       candidate.states.push_back(
           {key, whole.flatten().narrow(0, *candidate.flat_begin, numel(shape)).view(shape)});
     }
@@ -222,8 +229,8 @@ class Reader {
   // than one way, nobody can tell.
   void number_by_order(const Fields& optimizer, const Value& states) {
     std::vector<std::vector<OwnedIndex>> groups;
-    for (const Value& group : optimizer.sequence("param_groups")) {
-      const Fields fields(model_.shard(), group, optimizer.where("param_groups").member);
+    for (const Value& group : optimizer.sequence(keys::kParamGroups)) {
+      const Fields fields(model_.shard(), group, optimizer.where(keys::kParamGroups).member);
       std::vector<OwnedIndex> indices;
       for (const Value& number : fields.sequence("params")) {
         const int64_t index = in_context(fields.where("params"), [&] { return number.as_int(); });
@@ -336,6 +343,7 @@ class Reader {
           });
           candidates_[found].index = g;
           candidates_[found].flat_begin = at;
+          candidates_[found].flat_numel = flat.numel();
           at += candidates_[found].stored.numel();
           next = found + 1;
         }

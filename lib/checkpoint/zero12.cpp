@@ -137,10 +137,15 @@ class WorldReader {
                                   " of " + std::to_string(optim_.size()) + " ranks");
     }
     const size_t ep_size = optim_.size() / share;
-    const bool data_first = model_.uses_data_before_expert_parallelism();
+    const auto data_first = model_.uses_data_before_expert_parallelism();
+    if (!data_first && ep_size > 1 && share > 1) {
+      throw UnsupportedError(model_.fields.where(keys::kDsConfig),
+                             "is not in the file: it says in which order the ranks share experts "
+                             "(use_data_before_expert_parallelism)");
+    }
     std::vector<std::vector<const Shard*>> parts(ep_size);
     for (size_t rank = 0; rank < optim_.size(); ++rank) {
-      parts[data_first ? rank / share : rank % ep_size].push_back(optim_[rank]);
+      parts[data_first.value_or(false) ? rank / share : rank % ep_size].push_back(optim_[rank]);
     }
     return parts;
   }
@@ -258,7 +263,7 @@ class WorldReader {
   bool is_muon_group(size_t g) const {
     const auto base = state_.get(keys::kBaseOptimizerState);
     if (!base || !base->is_mapping()) return false;
-    const auto groups = base->find("param_groups");
+    const auto groups = base->find(keys::kParamGroups);
     if (!groups || !groups->is(pickle::Kind::list) || g >= groups->as_sequence().size()) {
       return false;
     }

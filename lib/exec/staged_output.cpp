@@ -62,6 +62,13 @@ void move_into_place(const fs::path& from, const fs::path& to, bool force) {
   }
 }
 
+bool is_mount_point(const fs::path& folder) {
+  struct stat own {};
+  struct stat above {};
+  return ::stat(folder.c_str(), &own) == 0 && ::stat((folder / "..").c_str(), &above) == 0 &&
+         own.st_dev != above.st_dev;
+}
+
 fs::path folder_above(const fs::path& path) {
   const fs::path absolute = fs::absolute(path).lexically_normal();
   return absolute.has_filename() ? absolute.parent_path() : absolute.parent_path().parent_path();
@@ -101,11 +108,17 @@ StagedOutput::StagedOutput(const CopyPlan& plan, fs::path target, StageOptions o
   if (fs::exists(status) && !fs::is_directory(status)) {
     throw UsageError(target_.string() + ": is not a folder");
   }
-  // A link to nowhere is in the way as much as a file.
-  whole_ = options_.whole_folder || !fs::exists(fs::symlink_status(target_, ignored));
-  if (options_.whole_folder && fs::exists(status) && !options_.force &&
-      !fs::is_empty(target_, ignored)) {
-    throw exists_already(target_);
+  if (!fs::exists(status) && fs::exists(fs::symlink_status(target_, ignored))) {
+    throw UsageError(target_.string() + ": is a link to nothing");
+  }
+  // An empty folder is filled from inside: it may be a file system of its own.
+  const bool full = fs::exists(status) && !fs::is_empty(target_, ignored);
+  whole_ = !fs::exists(status) || (options_.whole_folder && full);
+  if (options_.whole_folder && full) {
+    if (!options_.force) throw exists_already(target_);
+    if (is_mount_point(target_)) {
+      throw UsageError(target_.string() + ": is a mount point and cannot be replaced; empty it");
+    }
   }
 
   for (const PlannedFile& file : plan.outputs()) {

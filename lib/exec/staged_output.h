@@ -28,7 +28,7 @@ struct StageOptions {
   bool force = false;    // replace files that exist
   bool durable = false;  // fsync files and folder before and after the renames
   // The output folder is the plan's files and nothing else: what is there is removed, which takes
-  // `force`, too, unless it is empty.
+  // `force`, too.
   bool whole_folder = false;
 };
 
@@ -56,12 +56,11 @@ class StagedOutput : public Sink {
   std::filesystem::path staged(OutputId out) const;
   std::filesystem::path final_path(OutputId out) const;
   void discard() noexcept;
+  void commit_whole();
 
   const CopyPlan& plan_;
   std::filesystem::path target_;
   StageOptions options_;
-  void commit_whole();
-
   bool whole_ = false;              // the folder is committed by one rename
   std::filesystem::path staging_;   // removed in the end
   std::filesystem::path files_in_;  // where the files are written: staging_, or a folder in it

@@ -170,6 +170,14 @@ std::optional<Value> Value::find(std::string_view key) const {
   return *found;
 }
 
+Value Value::find_or_none(std::string_view key) const {
+  return is_mapping() ? find(key).value_or(Value()) : Value();
+}
+
+std::span<const Value> Value::sequence_or_empty() const {
+  return is(Kind::list) || is(Kind::tuple) ? as_sequence() : std::span<const Value>();
+}
+
 Value Value::at(std::string_view key) const {
   const Value* found = as_dict().find(key);
   if (found == nullptr) throw CorruptError({}, "key '" + std::string(key) + "' is missing");

@@ -74,6 +74,8 @@ class Value {
   // bytes, byte_array; of a big_integer its two's complement, little-endian
   std::string_view as_bytes() const;
   std::span<const Value> as_sequence() const;  // tuple, list, set, frozen_set
+  // A tuple or list; empty for anything else.
+  std::span<const Value> sequence_or_empty() const;
   // dict, or an object that is a mapping: one that keys were set in, or an (empty) OrderedDict,
   // defaultdict or Counter of collections
   const DictNode& as_dict() const;
@@ -89,6 +91,8 @@ class Value {
   std::optional<Value> find(std::string_view key) const;
   // The same, but a missing key is a CorruptError that names it.
   Value at(std::string_view key) const;
+  // The same, but None if there is none or this is not a mapping at all.
+  Value find_or_none(std::string_view key) const;
 
   // The node's address: equal for two references to one Python object; nullptr for None, bool,
   // integer and real.

@@ -1,0 +1,311 @@
+#include "universal_metadata.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "checkpoint/keys.h"
+
+namespace dsckpt {
+using pickle::Document;
+using pickle::Kind;
+using pickle::Value;
+namespace {
+
+bool is_flat_tensor(const TorchArchive& archive, const Value& value) {
+  return TorchArchive::is_tensor(value) && archive.info(value).shape.size() == 1;
+}
+
+// Writes a copy of one shard's pickle, or of parts of it, that has been changed on the way.
+class Copy {
+ public:
+  explicit Copy(const TorchArchive& from) : from_(from) {}
+
+  Document& document() { return writer_.document(); }
+  Value of(const Value& value) { return writer_.import(from_, value); }
+  void set(const Value& dict, std::string_view key, Value value) {
+    document().set_item(dict, document().intern(key), value);
+  }
+  // The items of `mapping` in order, each as `change` has it; what it gives no value for is left
+  // out.
+  template <typename F>
+  Value dict_of(const Value& mapping, F&& change) {
+    Value dict = document().dict();
+    for (const auto& [key, value] : mapping.as_dict().items) {
+      // Storages are numbered as they are met: the key's come first.
+      const bool named = key.is(Kind::string);
+      const Value copied = named ? Value() : of(key);
+      const std::optional<Value> changed =
+          change(named ? key.as_string() : std::string_view(), value);
+      if (changed) document().set_item(dict, named ? of(key) : copied, *changed);
+    }
+    return dict;
+  }
+  void lay_out(Value root, PlanBuilder& plan, std::string path) {
+    document().set_root(root);
+    std::move(writer_).lay_out(plan, std::move(path));
+  }
+
+ private:
+  const TorchArchive& from_;
+  TorchArchiveWriter writer_;
+};
+
+class MetadataWriter {
+ public:
+  MetadataWriter(PlanBuilder& plan, const Checkpoint& checkpoint)
+      : plan_(plan), checkpoint_(checkpoint), stage_(checkpoint.facts().zero_stage) {}
+
+  void add_optimizer_state() {
+    constexpr std::string_view kPath = "zero/optimizer_state.pt";
+    if (checkpoint_.optim_files().empty()) return add_stage0_optimizer_state(std::string(kPath));
+    const TorchArchive& archive = *checkpoint_.optim_files().front().archive;
+    const Value state = archive.root().at(keys::kOptimizerStateDict);
+    Copy copy(archive);
+    const Value root =
+        stage_ == 3 ? stage3_state(copy, archive, state) : stage12_state(copy, state);
+    copy.lay_out(root, plan_, std::string(kPath));
+  }
+
+  // What belongs to a rank's partition is left out, what says how it is cut is said of uncut
+  // parameters.
+  Value stage12_state(Copy& copy, const Value& state) {
+    Document& document = copy.document();
+    const Value root =
+        copy.dict_of(state, [&](std::string_view key, const Value& value) -> std::optional<Value> {
+          if (key == keys::kBaseOptimizerState || key == keys::kParamSliceMappings ||
+              key == keys::kSingleFp32Partition || key == keys::kParamGroups) {
+            return std::nullopt;
+          }
+          const bool paddings = key == keys::kGroupPaddings;
+          if ((!paddings && key != keys::kPartitionCount) || !value.is(Kind::list)) {
+            return copy.of(value);
+          }
+          const int64_t number = paddings ? 0 : int64_t{checkpoint_.facts().mesh.dp};
+          return document.list(
+              std::vector<Value>(value.as_sequence().size(), Document::integer(number)));
+        });
+    const Value base = state.find_or_none(keys::kBaseOptimizerState);
+    if (!base.is(Kind::list)) {
+      copy.set(root, keys::kParamGroups, copy.of(base.at(keys::kParamGroups)));
+      return root;
+    }
+    // Elastic files have no hyper-parameters; the loader leaves the engine's own where there are
+    // none.
+    std::vector<Value> groups;
+    for (size_t g = 0; g < base.as_sequence().size(); ++g) {
+      Value group = document.dict();
+      copy.set(group, "params", document.list({Document::integer(static_cast<int64_t>(g))}));
+      groups.push_back(group);
+    }
+    copy.set(root, keys::kParamGroups, document.list(std::move(groups)));
+    return root;
+  }
+
+  // stage3.py load_hp_checkpoint_state_from_checkpoint_dir_stage3 reads a step, the
+  // hyper-parameters and the loss scale; rank 0's flat tensors, which ds_to_universal.py keeps, are
+  // not read.
+  static Value stage3_state(Copy& copy, const TorchArchive& archive, const Value& state) {
+    const auto without_flat = [&](const Value& states) {
+      return copy.dict_of(states,
+                          [&](std::string_view, const Value& value) -> std::optional<Value> {
+                            if (is_flat_tensor(archive, value)) return std::nullopt;
+                            return copy.of(value);
+                          });
+    };
+    const Value root =
+        copy.dict_of(state, [&](std::string_view key, const Value& value) -> std::optional<Value> {
+          if (key == keys::kFp32FlatGroups || key == keys::kParamGroups) return std::nullopt;
+          if (key != keys::kOptimizerStateDict) return copy.of(value);
+          return copy.dict_of(
+              value, [&](std::string_view inner, const Value& item) -> std::optional<Value> {
+                if (inner != "state") return copy.of(item);
+                return copy.dict_of(item, [&](std::string_view, const Value& states) {
+                  return std::optional(states.is_mapping() ? without_flat(states)
+                                                           : copy.of(states));
+                });
+              });
+        });
+    copy.set(root, keys::kParamGroups,
+             copy.of(state.at(keys::kOptimizerStateDict).at(keys::kParamGroups)));
+    return root;
+  }
+
+  // There is no ZeRO state at stage 0; the same facts are in the optimizer's own.
+  void add_stage0_optimizer_state(std::string path) {
+    const TorchArchive& archive = *checkpoint_.model_files().front().archive;
+    const Value optimizer = archive.root().find_or_none(keys::kOptimizer);
+    const Value config = archive.root().find_or_none(keys::kDsConfig);
+    if (!optimizer.is_mapping()) {
+      throw UnsupportedError({.file = checkpoint_.model_files().front().path.string()},
+                             "has no optimizer state: a universal checkpoint is for going on with "
+                             "the training");
+    }
+    const Value wrapped = optimizer.find_or_none(keys::kOptimizerStateDict);
+    const Value& inner = wrapped.is_mapping() ? wrapped : optimizer;
+    Copy copy(archive);
+    Document& document = copy.document();
+    const Value root = document.dict();
+    const Value dynamic = optimizer.find_or_none("dynamic_loss_scale");
+    const bool is_dynamic = dynamic.is(Kind::boolean) && dynamic.as_bool();
+    copy.set(root, keys::kLossScaler, loss_scaler(copy, optimizer, config, is_dynamic));
+    copy.set(root, "dynamic_loss_scale", Document::boolean(is_dynamic));
+    copy.set(root, "overflow", Document::boolean(false));
+    const Value clip = config.find_or_none("gradient_clipping");
+    copy.set(root, "clip_grad",
+             Document::real(clip.is(Kind::real) || clip.is(Kind::integer) ? clip.as_real() : 0.0));
+    copy.set(root, keys::kDsVersion, document.string(checkpoint_.facts().ds_version));
+    copy.set(root, keys::kParamGroups, copy.of(inner.at(keys::kParamGroups)));
+    copy.lay_out(root, plan_, std::move(path));
+  }
+
+  // deepspeed/runtime/fp16/loss_scaler.py. Stage 0 keeps the numbers that change; the others are
+  // settings.
+  static Value loss_scaler(Copy& copy, const Value& optimizer, const Value& config, bool dynamic) {
+    Document& document = copy.document();
+    const auto saved = [&](std::string_view key, Value otherwise) {
+      const Value value = optimizer.find_or_none(key);
+      return value.is(Kind::integer) || value.is(Kind::real) ? value : otherwise;
+    };
+    const Value fp16 = config.find_or_none("fp16");
+    const auto setting = [&](std::string_view key, Value otherwise) {
+      const Value value = fp16.find_or_none(key);
+      return value.is(otherwise.kind()) ? value : otherwise;
+    };
+    Value state = document.dict();
+    copy.set(state, "cur_scale", saved("cur_scale", Document::real(1.0)));
+    copy.set(state, "dynamic", Document::boolean(dynamic));
+    if (dynamic) {
+      const Value hysteresis = setting("hysteresis", Document::integer(2));
+      copy.set(state, "cur_iter", saved("cur_iter", Document::integer(0)));
+      copy.set(state, "last_overflow_iter", saved("last_overflow_iter", Document::integer(-1)));
+      copy.set(state, "scale_factor", saved("scale_factor", Document::real(2.0)));
+      copy.set(state, "scale_window", saved("scale_window", Document::integer(1000)));
+      copy.set(state, "min_scale", setting("min_loss_scale", Document::integer(1)));
+      copy.set(state, "delayed_shift", hysteresis);
+      copy.set(state, "cur_hysteresis", hysteresis);
+      copy.set(state, "consecutive_hysteresis",
+               setting("consecutive_hysteresis", Document::boolean(false)));
+      copy.set(state, "raise_error_at_min_scale", Document::boolean(true));
+      copy.set(state, "dtype", document.global("torch", "float16"));
+    }
+    Value scaler = document.object(pickle::ObjectNode::Made::newobj,
+                                   document.global("deepspeed.runtime.fp16.loss_scaler",
+                                                   dynamic ? "DynamicLossScaler" : "LossScaler"),
+                                   document.tuple({}));
+    document.set_state(scaler, state);
+    return scaler;
+  }
+
+  void add_model_file(const InputFiles& inputs, const CheckpointFile& file) {
+    const TorchArchive& archive = *file.archive;
+    std::string path = file.path.filename().string();
+    const Value root = archive.root();
+    const bool autoep = !autoep_layers(root).is_none();
+    if (stage_ != 0 && !autoep) return copy_file(inputs, file, std::move(path));
+    Copy copy(archive);
+    const Value changed =
+        copy.dict_of(root, [&](std::string_view key, const Value& value) -> std::optional<Value> {
+          // Stage 0 keeps the whole optimizer here; its states are in zero/ now.
+          if (stage_ == 0 && key == keys::kOptimizer) return Value();
+          if (autoep && key == keys::kUniversalCheckpointInfo)
+            return expert_info(copy, root, value);
+          return copy.of(value);
+        });
+    if (autoep && !root.find(keys::kUniversalCheckpointInfo)) {
+      copy.set(changed, keys::kUniversalCheckpointInfo, expert_info(copy, root, {}));
+    }
+    copy.lay_out(changed, plan_, std::move(path));
+  }
+
+  static Value autoep_layers(const Value& root) {
+    const Value layers = root.find_or_none(keys::kAutoEpLayers);
+    return layers.is_none() ? root.find_or_none(keys::kAutoEpLayersLegacy) : layers;
+  }
+
+  // universal_checkpoint_info with what the loader has to know of the experts.
+  Value expert_info(Copy& copy, const Value& root, const Value& info) const {
+    Document& document = copy.document();
+    constexpr std::string_view kPatterns = "expert_parameter_patterns";
+    const Value changed = document.dict();
+    if (info.is_mapping()) {
+      for (const auto& [key, value] : info.as_dict().items) {
+        const bool replaced = key.is(Kind::string) && (key.as_string() == kPatterns ||
+                                                       key.as_string() == keys::kAutoEpLayers);
+        if (replaced) continue;
+        const Value copied = copy.of(key);
+        document.set_item(changed, copied, copy.of(value));
+      }
+    }
+    copy.set(changed, kPatterns,
+             document.list({document.string(stage_ == 3 ? R"(.*\.experts\.w[123]$)"
+                                                        : R"(\.experts\.w[123]$)")}));
+    const Value layers = autoep_layers(root);
+    copy.set(changed, keys::kAutoEpLayers,
+             stage_ == 3 ? copy.of(layers) : stripped_layers(copy, layers));
+    return changed;
+  }
+
+  // How the experts lay on the ranks is over; DeepSpeed keeps what the model is made of.
+  static Value stripped_layers(Copy& copy, const Value& layers) {
+    constexpr std::array<std::string_view, 6> kKept{"moe_layer_id",      "module_path",
+                                                    "expert_key_prefix", "num_experts",
+                                                    "num_local_experts", "ep_size"};
+    std::vector<Value> kept;
+    for (const Value& layer : layers.sequence_or_empty()) {
+      Value entry = copy.document().dict();
+      for (const std::string_view key : kKept) {
+        if (const auto value = layer.find(key)) copy.set(entry, key, copy.of(*value));
+      }
+      kept.push_back(entry);
+    }
+    return copy.document().list(std::move(kept));
+  }
+
+  // In pieces that end where records do, so that their checksums are checked on the way.
+  void copy_file(const InputFiles& inputs, const CheckpointFile& file, std::string path) {
+    const FileId id = file.archive->file();
+    const uint64_t size = inputs[id].size();
+    const OutputId out = plan_.add_output(std::move(path), size);
+    std::vector<InputRecord> records = file.archive->records(true);
+    std::sort(records.begin(), records.end(), [](const InputRecord& a, const InputRecord& b) {
+      return a.extent.offset < b.extent.offset;
+    });
+    uint64_t at = 0;
+    const auto copy_to = [&](uint64_t end) {
+      if (end <= at) return;
+      plan_.put(
+          out, at,
+          TensorSource::stored({id, at, end - at}, DType::uint8, {static_cast<int64_t>(end - at)}));
+      at = end;
+    };
+    for (const InputRecord& record : records) {
+      copy_to(record.extent.offset);
+      copy_to(record.extent.offset + record.extent.size);
+    }
+    copy_to(size);
+  }
+
+ private:
+  PlanBuilder& plan_;
+  const Checkpoint& checkpoint_;
+  int stage_;
+};
+
+}  // namespace
+
+void lay_out_optimizer_state(PlanBuilder& plan, const Checkpoint& checkpoint) {
+  MetadataWriter(plan, checkpoint).add_optimizer_state();
+}
+
+void lay_out_model_states(PlanBuilder& plan, const InputFiles& inputs, const Checkpoint& checkpoint,
+                          const CheckpointFile& file) {
+  MetadataWriter(plan, checkpoint).add_model_file(inputs, file);
+}
+
+}  // namespace dsckpt
