@@ -598,13 +598,13 @@ class ExecutorInterleaves : public ExecutorTest {
 };
 
 TEST_F(ExecutorInterleaves, RowsOfAnyLength) {
-  for (const auto& [rows, widths] : std::vector<std::pair<int64_t, std::vector<int64_t>>>{
-           {60'000, {1, 2, 3, 1}},
-           {3000, {700, 700, 700, 700}},
-           {130, {16'000, 1, 16'000}},
-           {40, {40'000, 40'000, 3}},
-           {11, {131'072, 131'071, 131'073}},
-           {4, {600'000, 200'000, 262'144}}}) {
+  for (const auto& [rows, widths] :
+       std::vector<std::pair<int64_t, std::vector<int64_t>>>{{60'000, {1, 2, 3, 1}},
+                                                             {3000, {700, 700, 700, 700}},
+                                                             {130, {16'000, 1, 16'000}},
+                                                             {40, {40'000, 40'000, 3}},
+                                                             {11, {131'072, 131'071, 131'073}},
+                                                             {4, {600'000, 200'000, 262'144}}}) {
     SCOPED_TRACE(testing::PrintToString(widths));
     expect_interleaved_like_naive(slices(uint8, rows, widths));
   }
