@@ -184,7 +184,7 @@ class Run {
       const uint64_t size = std::min(item.dst_end(), unit.end) - at;
       const std::span<std::byte> target(buffers.unit.data() + (at - unit.begin), size);
       std::optional<uint32_t> crc;
-      read += fill(item, checks_.record_of(index), skip, target, buffers, crc);
+      read += fill(item, checks_.record_of_item(index), skip, target, buffers, crc);
       while (digest < output.digests.size() && plan_.digests()[output.digests[digest]].end <= at) {
         ++digest;
       }
@@ -231,6 +231,10 @@ class Run {
       return 0;
     }
     const bool checked = record != RecordChecks::kNone;
+    if (item.op == Op::interleave && item.from == item.to) {
+      weave(item, skip, target, buffers);
+      return target.size();
+    }
     if (item.op == Op::copy) {
       gather(item, skip, target, buffers);
       if (checked) {
@@ -254,6 +258,8 @@ class Run {
       const std::span<std::byte> value = converts ? chunk : out;
       if (item.op == Op::mean) {
         average(item, from, value, buffers);
+      } else if (item.op == Op::interleave) {
+        weave(item, from, value, buffers);
       } else {
         gather(item, from, value, buffers);
         if (item.op == Op::same) compare(item, from, value, buffers);
@@ -267,7 +273,7 @@ class Run {
       checks_.report(record, {item.in, item.src + begin, total}, source_crc);
       if (!converts) crc = source_crc;
     }
-    return total * (uint64_t{1} + item.operand_count);
+    return total * item.reads_of_a_byte();
   }
 
   // The mean of bytes [from, from + target.size()) of the item's operands. Uses the first half of
@@ -305,31 +311,108 @@ class Run {
   // Reads source bytes [from, from + target.size()) of the item's rows laid end to end. Uses the
   // first half of the chunk buffer.
   void gather(const CopyItem& item, uint64_t from, std::span<std::byte> target, Buffers& buffers) {
-    const InputFile& file = inputs_[item.in];
-    if (item.rows == 1) return file.read_at(item.src + from, target);
-    const uint64_t stride = static_cast<uint64_t>(item.src_stride);
-    const bool dense = stride <= kDenseStride && item.row_bytes <= kDenseStride;
-    while (!target.empty()) {
-      const uint64_t row = from / item.row_bytes;
-      const uint64_t column = from % item.row_bytes;
-      const uint64_t start = item.src + row * stride;
-      if (!dense || column != 0 || target.size() < item.row_bytes) {
-        const uint64_t size = std::min<uint64_t>(item.row_bytes - column, target.size());
-        file.read_at(start + column, target.first(size));
-        target = target.subspan(size);
+    if (item.rows == 1) return inputs_[item.in].read_at(item.src + from, target);
+    const Operand rows{item.in, item.src, item.row_bytes, item.src_stride};
+    gather_rows(rows, from, from + target.size(), {target, item.row_bytes, 0, from}, buffers);
+  }
+
+  // The same of an interleave, column by column; reports those that belong to a record.
+  void weave(const CopyItem& item, uint64_t from, std::span<std::byte> target, Buffers& buffers) {
+    uint64_t before = 0;  // in a row, bytes of the columns before this one
+    for (uint32_t i = 0; i < item.operand_count; ++i) {
+      const size_t index = item.operand_begin + i;
+      const Operand& column = plan_.operands()[index];
+      // How much of the column lies in front of a byte of the rows laid end to end.
+      const auto in_column = [&](uint64_t at) {
+        const uint64_t in_row = at % item.row_bytes;
+        return at / item.row_bytes * column.row_bytes +
+               std::min(in_row - std::min(in_row, before), column.row_bytes);
+      };
+      const uint64_t begin = in_column(from);
+      const uint64_t end = in_column(from + target.size());
+      const Rows rows{target, item.row_bytes, before, from};
+      before += column.row_bytes;
+      if (begin == end) continue;
+      if (!column.contiguous()) {
+        gather_rows(column, begin, end, rows, buffers);
+        continue;
+      }
+      const uint32_t record = checks_.record_of_operand(index);
+      const bool checked = record != RecordChecks::kNone;
+      const uint32_t crc = read_window(column, begin, end, rows, checked, buffers);
+      if (checked) checks_.report(record, {column.in, column.src + begin, end - begin}, crc);
+    }
+  }
+
+  // Where the bytes of a column go: rows of `pitch` bytes laid end to end, of which the column
+  // begins `before` bytes into each, are in `target` from byte `first` on.
+  struct Rows {
+    std::span<std::byte> target;
+    uint64_t pitch;
+    uint64_t before;
+    uint64_t first;
+
+    // The place of `size` bytes of row `row` from its column's byte `at` on.
+    std::span<std::byte> place(uint64_t row, uint64_t at, uint64_t size) const {
+      return target.subspan(row * pitch + before + at - first, size);
+    }
+  };
+
+  // Reads bytes [from, to) of the column's rows laid end to end. Uses the first half of the chunk
+  // buffer.
+  void gather_rows(const Operand& column, uint64_t from, uint64_t to, const Rows& rows,
+                   Buffers& buffers) {
+    const InputFile& file = inputs_[column.in];
+    const uint64_t stride = static_cast<uint64_t>(column.stride);
+    const uint64_t row_bytes = column.row_bytes;
+    const bool dense = stride <= kDenseStride && row_bytes <= kDenseStride;
+    while (from < to) {
+      const uint64_t row = from / row_bytes;
+      const uint64_t at = from % row_bytes;
+      const uint64_t start = column.src + row * stride;
+      if (!dense || at != 0 || to - from < row_bytes) {
+        const uint64_t size = std::min(row_bytes - at, to - from);
+        file.read_at(start + at, rows.place(row, at, size));
         from += size;
         continue;
       }
-      const uint64_t fit = (kChunkBytes / 2 - item.row_bytes) / std::max<uint64_t>(stride, 1) + 1;
-      const uint64_t rows = std::min(fit, target.size() / item.row_bytes);
-      const std::span<std::byte> window(buffers.chunk.data(), (rows - 1) * stride + item.row_bytes);
+      const uint64_t fit = (kChunkBytes / 2 - row_bytes) / std::max<uint64_t>(stride, 1) + 1;
+      const uint64_t count = std::min(fit, (to - from) / row_bytes);
+      const std::span<std::byte> window(buffers.chunk.data(), (count - 1) * stride + row_bytes);
       file.read_at(start, window);
-      for (uint64_t i = 0; i < rows; ++i) {
-        std::memcpy(target.data() + i * item.row_bytes, window.data() + i * stride, item.row_bytes);
+      for (uint64_t i = 0; i < count; ++i) {
+        std::memcpy(rows.place(row + i, 0, row_bytes).data(), window.data() + i * stride,
+                    row_bytes);
       }
-      target = target.subspan(rows * item.row_bytes);
-      from += rows * item.row_bytes;
+      from += count * row_bytes;
     }
+  }
+
+  // The same for rows that follow each other in the file: one read for many of them, however long
+  // they are. Returns the CRC32 of what it has read if `checked`.
+  uint32_t read_window(const Operand& column, uint64_t from, uint64_t to, const Rows& rows,
+                       bool checked, Buffers& buffers) {
+    const InputFile& file = inputs_[column.in];
+    uint32_t crc = 0;
+    while (from < to) {
+      const uint64_t in_row = std::min(column.row_bytes - from % column.row_bytes, to - from);
+      const bool direct = in_row >= kChunkBytes / 2;
+      const uint64_t size = direct ? in_row : std::min(to - from, kChunkBytes / 2);
+      const std::span<std::byte> window =
+          direct ? rows.place(from / column.row_bytes, from % column.row_bytes, in_row)
+                 : std::span(buffers.chunk).first(size);
+      file.read_at(column.src + from, window);
+      if (checked) crc = crc32(crc, window);
+      for (uint64_t done = 0; done < size && !direct;) {
+        const uint64_t at = (from + done) % column.row_bytes;
+        const uint64_t piece = std::min(column.row_bytes - at, size - done);
+        std::memcpy(rows.place((from + done) / column.row_bytes, at, piece).data(),
+                    window.data() + done, piece);
+        done += piece;
+      }
+      from += size;
+    }
+    return crc;
   }
 
   void finish(OutputId out) {

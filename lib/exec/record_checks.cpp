@@ -1,6 +1,7 @@
 #include "exec/record_checks.h"
 
 #include <algorithm>
+#include <iterator>
 #include <tuple>
 
 #include "base/error.h"
@@ -15,9 +16,9 @@ uint64_t tolerable_gap(uint64_t record_size) {
 }
 
 struct Read {
-  static constexpr size_t kUnreported = ~size_t{0};
   uint32_t record;
-  size_t item;  // kUnreported if whoever reads it does not checksum it
+  // Where to say that it belongs to the record; null if whoever reads it does not checksum it.
+  uint32_t* reported;
   uint64_t begin;
   uint64_t end;
   bool strided;
@@ -47,32 +48,45 @@ class Gaps {
 }  // namespace
 
 RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> records, bool all)
-    : records_(std::move(records)), record_of_item_(plan.items().size(), kNone) {
+    : records_(std::move(records)),
+      record_of_item_(plan.items().size(), kNone),
+      record_of_operand_(plan.operands().size(), kNone) {
   std::erase_if(records_, [](const InputRecord& record) { return record.extent.size == 0; });
   std::sort(records_.begin(), records_.end(), [](const InputRecord& a, const InputRecord& b) {
     return std::tie(a.extent.file, a.extent.offset) < std::tie(b.extent.file, b.extent.offset);
   });
 
+  pieces_.resize(records_.size());
+
   std::vector<Read> reads;
-  const auto add = [&](size_t index, Operand from, uint64_t size, bool strided) {
+  const auto add = [&](uint32_t* reported, const Extent& read, bool strided) {
     const auto after = std::upper_bound(
-        records_.begin(), records_.end(), from, [](const Operand& a, const InputRecord& b) {
-          return std::tie(a.in, a.src) < std::tie(b.extent.file, b.extent.offset);
+        records_.begin(), records_.end(), read, [](const Extent& a, const InputRecord& b) {
+          return std::tie(a.file, a.offset) < std::tie(b.extent.file, b.extent.offset);
         });
     if (after == records_.begin()) return;
     const Extent& extent = std::prev(after)->extent;
-    const uint64_t end = from.src + size;
-    if (extent.file != from.in || end > extent.end()) return;
-    reads.push_back(
-        {static_cast<uint32_t>(after - records_.begin() - 1), index, from.src, end, strided});
+    if (extent.file != read.file || read.end() > extent.end()) return;
+    reads.push_back({static_cast<uint32_t>(after - records_.begin() - 1), reported, read.offset,
+                     read.end(), strided});
+  };
+  const auto span = [](uint64_t rows, uint64_t row_bytes, int64_t stride) {
+    return (rows - 1) * static_cast<uint64_t>(stride) + row_bytes;
   };
   for (size_t i = 0; i < plan.items().size(); ++i) {
     const CopyItem& item = plan.items()[i];
     if (item.op == Op::literal) continue;
-    const uint64_t size = (item.rows - 1) * static_cast<uint64_t>(item.src_stride) + item.row_bytes;
-    add(item.op == Op::mean ? Read::kUnreported : i, {item.in, item.src}, size, item.rows > 1);
-    for (const Operand& operand : plan.operands_of(item)) {
-      add(Read::kUnreported, operand, size, false);
+    const bool interleave = item.op == Op::interleave;
+    if (!interleave) {
+      add(item.op == Op::mean ? nullptr : &record_of_item_[i],
+          {item.in, item.src, span(item.rows, item.row_bytes, item.src_stride)}, item.rows > 1);
+    }
+    for (uint32_t k = item.operand_begin; k < item.operand_begin + item.operand_count; ++k) {
+      const Operand& operand = plan.operands()[k];
+      const uint64_t size =
+          interleave ? span(item.rows, operand.row_bytes, operand.stride) : item.row_bytes;
+      add(interleave && operand.contiguous() ? &record_of_operand_[k] : nullptr,
+          {operand.in, operand.src, size}, false);
     }
   }
   std::sort(reads.begin(), reads.end(), [](const Read& a, const Read& b) {
@@ -88,7 +102,7 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
     Gaps unreported(extent);
     for (; last != reads.end() && last->record == r; ++last) {
       unread.add(last->begin, last->end);
-      if (last->item == Read::kUnreported) continue;
+      if (last->reported == nullptr) continue;
       linear = linear && !last->strided && last->begin >= unreported.reached();
       unreported.add(last->begin, last->end);
     }
@@ -100,7 +114,7 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
       ++checked_;
       if (linear) {
         for (auto read = first; read != last; ++read) {
-          if (read->item != Read::kUnreported) record_of_item_[read->item] = r;
+          if (read->reported != nullptr) *read->reported = r;
         }
         for (const Extent& gap : unreported.finish()) extra_reads_.push_back({r, gap});
       } else {
@@ -113,20 +127,25 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
 
 void RecordChecks::report(uint32_t record, Extent extent, uint32_t crc) {
   const std::lock_guard lock(mutex_);
-  pieces_.push_back({record, crc, extent.offset, extent.size});
+  std::map<uint64_t, Piece>& pieces = pieces_[record];
+  const auto join_with_next = [&](auto piece) {
+    const auto next = std::next(piece);
+    if (next == pieces.end() || piece->first + piece->second.size != next->first) return;
+    piece->second.crc = crc32_combine(piece->second.crc, next->second.crc, next->second.size);
+    piece->second.size += next->second.size;
+    pieces.erase(next);
+  };
+  const auto added = pieces.emplace(extent.offset, Piece{extent.size, crc}).first;
+  join_with_next(added);
+  if (added != pieces.begin()) join_with_next(std::prev(added));
 }
 
 void RecordChecks::verify(const InputFiles& inputs) const {
-  std::sort(pieces_.begin(), pieces_.end(), [](const Piece& a, const Piece& b) {
-    return std::tie(a.record, a.offset) < std::tie(b.record, b.offset);
-  });
-  for (auto piece = pieces_.begin(); piece != pieces_.end();) {
-    const InputRecord& record = records_[piece->record];
+  for (size_t r = 0; r < records_.size(); ++r) {
+    if (pieces_[r].empty()) continue;
     uint32_t crc = 0;
-    const uint32_t index = piece->record;
-    for (; piece != pieces_.end() && piece->record == index; ++piece) {
-      crc = crc32_combine(crc, piece->crc, piece->size);
-    }
+    for (const auto& [offset, piece] : pieces_[r]) crc = crc32_combine(crc, piece.crc, piece.size);
+    const InputRecord& record = records_[r];
     if (crc != record.crc32) {
       throw CorruptError({.file = inputs[record.extent.file].display(),
                           .member = record.name,

@@ -2,11 +2,13 @@
 //
 // A record that the plan reads whole is checksummed piece by piece by whoever reads it; the pieces
 // are combined at the end. What little the plan leaves out of such a record (padding, mostly) is
-// read besides, so that the check costs no second pass. Operands of means and all but the first of
-// what must be the same are not checksummed where they are used; they are read besides, too.
+// read besides, so that the check costs no second pass. Operands of means, all but the first of
+// what must be the same and columns of an interleave whose rows lie apart are not checksummed where
+// they are used; they are read besides, too.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <vector>
 
@@ -28,8 +30,11 @@ class RecordChecks {
   // With `all`, every record is checked; else those of which the plan reads all but a little.
   RecordChecks(const CopyPlan& plan, std::vector<InputRecord> records, bool all);
 
-  // The record whose checksum the bytes of item `index` belong to, or kNone.
-  uint32_t record_of(size_t index) const { return record_of_item_[index]; }
+  // The record whose checksum the bytes of item `index`, which is no interleave, belong to, or
+  // kNone.
+  uint32_t record_of_item(size_t index) const { return record_of_item_[index]; }
+  // The same of a column of an interleave, given its index in the plan's operands.
+  uint32_t record_of_operand(size_t index) const { return record_of_operand_[index]; }
   const std::vector<ExtraRead>& extra_reads() const { return extra_reads_; }
   uint64_t checked() const { return checked_; }
 
@@ -40,17 +45,18 @@ class RecordChecks {
 
  private:
   struct Piece {
-    uint32_t record;
-    uint32_t crc;
-    uint64_t offset;
     uint64_t size;
+    uint32_t crc;
   };
   std::vector<InputRecord> records_;
   std::vector<uint32_t> record_of_item_;
+  std::vector<uint32_t> record_of_operand_;
   std::vector<ExtraRead> extra_reads_;
   uint64_t checked_ = 0;
   std::mutex mutex_;
-  mutable std::vector<Piece> pieces_;
+  // What was reported of each record, by its offset in the file. Neighbours become one at once, so
+  // that there are only a few, whatever the size of the record.
+  std::vector<std::map<uint64_t, Piece>> pieces_;
 };
 
 }  // namespace dsckpt

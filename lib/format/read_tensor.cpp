@@ -53,6 +53,16 @@ void read_elements(const InputFiles& inputs, const TensorSource& source, int64_t
   }
   source.lower(first, count, [&](const SourceRun& run) {
     if (run.stored != run.result) throw InconsistentError({}, "a cast tensor cannot be read");
+    if (run.combine == Combine::interleave) {
+      for (uint64_t row = 0; row < run.rows; ++row) {
+        for (const Operand& column : run.more) {
+          inputs[column.in].read_at(column.src + row * static_cast<uint64_t>(column.stride),
+                                    out.first(column.row_bytes));
+          out = out.subspan(column.row_bytes);
+        }
+      }
+      return;
+    }
     if (run.combine != Combine::none) {
       read_combined(inputs, run, out.first(run.row_bytes));
       out = out.subspan(run.row_bytes);

@@ -22,7 +22,7 @@ uint64_t CopyPlan::bytes_read() const {
   uint64_t sum = 0;
   for (const CopyItem& item : items_) {
     if (item.op == Op::literal) continue;
-    sum += item.rows * item.row_bytes * (uint64_t{1} + item.operand_count);
+    sum += item.rows * item.row_bytes * item.reads_of_a_byte();
   }
   return sum;
 }
@@ -57,52 +57,63 @@ void check_paths(const std::vector<PlannedFile>& outputs) {
   }
 }
 
+// `rows` rows of `row_bytes` bytes, the first at `src`, of `name`, which has `size` bytes.
+void check_rows(const std::string& name, uint64_t size, uint64_t src, uint64_t row_bytes,
+                uint64_t rows, int64_t stride, DType dtype) {
+  if (rows == 0 || row_bytes == 0 || row_bytes % size_of(dtype) != 0 || (rows > 1 && stride < 0)) {
+    throw InconsistentError({.file = name, .offset = src}, "malformed item");
+  }
+  const uint64_t last =
+      rows == 1 ? src : checked_add(src, checked_mul(rows - 1, static_cast<uint64_t>(stride)));
+  const uint64_t end = checked_add(last, row_bytes);
+  if (end > size) {
+    throw InconsistentError(
+        {.file = name, .offset = src},
+        "reads up to byte " + std::to_string(end) + " of " + std::to_string(size));
+  }
+}
+
+const PlannedInput& input_of(FileId in, const CopyItem& item, const std::string& output,
+                             const std::vector<PlannedInput>& inputs) {
+  if (in < inputs.size()) return inputs[in];
+  throw InconsistentError({.file = output, .offset = item.dst}, "reads an unknown file");
+}
+
 void check_source(const CopyItem& item, const std::string& output,
                   const std::vector<PlannedInput>& inputs, uint64_t literal_bytes) {
   const bool literal = item.op == Op::literal;
-  if (!literal && item.in >= inputs.size()) {
-    throw InconsistentError({.file = output, .offset = item.dst}, "reads an unknown file");
+  if (item.from != item.to && (literal || item.op == Op::copy)) {
+    throw InconsistentError({.file = output, .offset = item.dst}, "malformed item");
   }
-  const uint64_t limit = literal ? literal_bytes : inputs[item.in].size;
-  const std::string& name = literal ? output : inputs[item.in].display;
-  if (item.rows == 0 || item.row_bytes == 0 || item.row_bytes % size_of(item.from) != 0 ||
-      (item.rows > 1 && item.src_stride < 0) ||
-      (item.from != item.to && (literal || item.op == Op::copy))) {
-    throw InconsistentError({.file = name, .offset = item.src}, "malformed item");
-  }
-  const uint64_t last =
-      item.rows == 1 ? item.src
-                     : checked_add(item.src, checked_mul(item.rows - 1,
-                                                         static_cast<uint64_t>(item.src_stride)));
-  const uint64_t end = checked_add(last, item.row_bytes);
-  if (end > limit) {
-    throw InconsistentError(
-        {.file = name, .offset = item.src},
-        "reads up to byte " + std::to_string(end) + " of " + std::to_string(limit));
-  }
+  if (item.op == Op::interleave) return;  // check_operands
+  const PlannedInput* input = literal ? nullptr : &input_of(item.in, item, output, inputs);
+  check_rows(literal ? output : input->display, literal ? literal_bytes : input->size, item.src,
+             item.row_bytes, item.rows, item.src_stride, item.from);
 }
 
 void check_operands(const CopyPlan& plan, const CopyItem& item, const std::string& output,
                     const std::vector<PlannedInput>& inputs) {
   const bool mean = item.op == Op::mean;
   const bool same = item.op == Op::same;
+  const bool interleave = item.op == Op::interleave;
   const uint64_t count = plan.operands().size();
-  if (!mean && !same && item.operand_count == 0) return;
-  if ((!mean && !same) || item.rows != 1 || item.operand_begin > count ||
+  if (!mean && !same && !interleave && item.operand_count == 0) return;
+  if ((!mean && !same && !interleave) || (!interleave && item.rows != 1) ||
+      (interleave && item.operand_count < 2) || item.operand_begin > count ||
       item.operand_count > count - item.operand_begin || (mean && item.from != DType::float32) ||
       (same && item.what >= plan.texts().size())) {
     throw InconsistentError({.file = output, .offset = item.dst}, "malformed item");
   }
+  uint64_t row_bytes = 0;
   for (const Operand& operand : plan.operands_of(item)) {
-    if (operand.in >= inputs.size()) {
-      throw InconsistentError({.file = output, .offset = item.dst}, "reads an unknown file");
-    }
-    const uint64_t end = checked_add(operand.src, item.row_bytes);
-    if (end > inputs[operand.in].size) {
-      throw InconsistentError({.file = inputs[operand.in].display, .offset = operand.src},
-                              "reads up to byte " + std::to_string(end) + " of " +
-                                  std::to_string(inputs[operand.in].size));
-    }
+    const PlannedInput& input = input_of(operand.in, item, output, inputs);
+    if (interleave) row_bytes = checked_add(row_bytes, operand.row_bytes);
+    check_rows(input.display, input.size, operand.src,
+               interleave ? operand.row_bytes : item.row_bytes, item.rows, operand.stride,
+               item.from);
+  }
+  if (interleave && row_bytes != item.row_bytes) {
+    throw InconsistentError({.file = output, .offset = item.dst}, "malformed item");
   }
 }
 
@@ -118,12 +129,14 @@ void CopyPlan::validate(const std::vector<PlannedInput>& inputs) const {
     for (; item != items_.end() && item->out == out; ++item) {
       check_source(*item, file.path, inputs, literals_.size());
       check_operands(*this, *item, file.path, inputs);
+      const uint64_t dst_row_bytes =
+          checked_mul(item->row_bytes / size_of(item->from), size_of(item->to));
       if (item->dst != written) {
         throw InconsistentError(
             {.file = file.path, .offset = std::min(item->dst, written)},
             item->dst > written ? "bytes that nothing writes" : "bytes that are written twice");
       }
-      written = checked_add(written, checked_mul(item->rows, item->dst_row_bytes()));
+      written = checked_add(written, checked_mul(item->rows, dst_row_bytes));
     }
     if (written != file.size) {
       throw InconsistentError(
@@ -180,6 +193,8 @@ Op op_of(const SourceRun& run) {
       return Op::mean;
     case Combine::same:
       return Op::same;
+    case Combine::interleave:
+      return Op::interleave;
     case Combine::none:
       break;
   }

@@ -21,19 +21,21 @@
 namespace dsckpt {
 
 enum class Op : uint8_t {
-  copy,     // bytes of an input file as they are
-  cast,     // elements of an input file, converted
-  literal,  // bytes of the plan itself
-  mean,     // the mean of float32 elements of the operands, converted if `to` is another type
-  same,     // bytes of the first operand, which all others must equal; converted like a mean
+  copy,        // bytes of an input file as they are
+  cast,        // elements of an input file, converted
+  literal,     // bytes of the plan itself
+  mean,        // the mean of float32 elements of the operands, converted if `to` is another type
+  same,        // bytes of the first operand, which all others must equal; converted like a mean
+  interleave,  // row after row of every operand, its columns; converted like a mean
 };
 
 // One line of the plan: `rows` rows of an input, laid one after the other into [dst, dst +
 // dst_size). mean and same have one row; the row in `in` at `src` is their first operand, the
-// others are as long.
+// others are as long. All columns of an interleave are operands; row_bytes is the sum of theirs, in
+// and src are the first one's, and src_stride means nothing.
 struct CopyItem {
   Op op = Op::copy;
-  DType from = DType::uint8;  // element types; equal unless op is cast, mean or same
+  DType from = DType::uint8;  // element types; equal for copy and literal
   DType to = DType::uint8;
   OutputId out = 0;
   FileId in = 0;           // not for literal
@@ -42,7 +44,8 @@ struct CopyItem {
   uint64_t row_bytes = 0;  // of a row in the input (or literal)
   uint64_t rows = 1;
   int64_t src_stride = 0;  // bytes between rows in the input
-  // Of mean and same: the operands after the first, a range of CopyPlan::operands.
+  // Of mean and same the operands after the first, of interleave all: a range of
+  // CopyPlan::operands.
   uint32_t operand_begin = 0;
   uint32_t operand_count = 0;
   uint32_t what = 0;  // of same: index into CopyPlan::texts
@@ -50,6 +53,10 @@ struct CopyItem {
   uint64_t dst_row_bytes() const { return row_bytes / size_of(from) * size_of(to); }
   uint64_t dst_size() const { return rows * dst_row_bytes(); }
   uint64_t dst_end() const { return dst + dst_size(); }
+  // How many bytes are read for one of the result before it is converted; not for literal.
+  uint64_t reads_of_a_byte() const {
+    return op == Op::interleave ? 1 : uint64_t{1} + operand_count;
+  }
 };
 
 // An output file: its path relative to the output folder, and its exact size.
@@ -89,7 +96,7 @@ class CopyPlan {
   const std::vector<CopyItem>& items() const { return items_; }
   const std::vector<Digest>& digests() const { return digests_; }
   std::string_view literals() const { return literals_; }
-  // What items mean and same read besides their first operand.
+  // What items mean and same read besides their first operand, and the columns of interleaves.
   const std::vector<Operand>& operands() const { return operands_; }
   std::span<const Operand> operands_of(const CopyItem& item) const {
     return std::span(operands_).subspan(item.operand_begin, item.operand_count);

@@ -68,6 +68,10 @@ struct TensorSource::Node {
   std::variant<Stored, Cat, Narrow, View, Cast, Combined> what;
 
   void lower(int64_t first, int64_t length, DType result, const Emit& emit) const;
+  void lower_pieces(const Cat& node, int64_t first, int64_t length, DType result,
+                    const Emit& emit) const;
+  void lower_blocks(const Cat& node, int64_t begin, int64_t end, DType result,
+                    const Emit& emit) const;
   static TensorSource combine(Combine how, std::vector<TensorSource> parts, std::string what);
 };
 
@@ -80,22 +84,24 @@ struct Overloaded : F... {
 template <typename... F>
 Overloaded(F...) -> Overloaded<F...>;
 
-// Walks a list of runs piece by piece.
+// Walks a list of runs, which may be interleaved, piece by piece.
 class Cursor {
  public:
   explicit Cursor(std::vector<SourceRun> runs) : runs_(std::move(runs)) {}
 
   bool done() const { return run_ == runs_.size(); }
-  uint64_t bytes_left_in_row() const { return runs_[run_].row_bytes - column_; }
+  uint64_t bytes_left_in_row() const { return column().row_bytes - byte_; }
   Operand operand() const {
-    const SourceRun& run = runs_[run_];
-    return {run.file, run.offset + row_ * static_cast<uint64_t>(run.stride) + column_};
+    const Operand from = column();
+    return {from.in, from.src + row_ * static_cast<uint64_t>(from.stride) + byte_};
   }
-  // At most to the end of the row.
+  // At most to the end of the row, or of a column's part of it.
   void advance(uint64_t bytes) {
+    byte_ += bytes;
+    if (byte_ < column().row_bytes) return;
+    byte_ = 0;
     const SourceRun& run = runs_[run_];
-    column_ += bytes;
-    if (column_ < run.row_bytes) return;
+    if (++column_ < run.more.size()) return;
     column_ = 0;
     if (++row_ < run.rows) return;
     row_ = 0;
@@ -103,11 +109,115 @@ class Cursor {
   }
 
  private:
+  Operand column() const {
+    const SourceRun& run = runs_[run_];
+    if (run.combine == Combine::interleave) return run.more[column_];
+    return {run.file, run.offset, run.row_bytes, run.stride};
+  }
+
   std::vector<SourceRun> runs_;
   size_t run_ = 0;
   uint64_t row_ = 0;
-  uint64_t column_ = 0;
+  size_t column_ = 0;
+  uint64_t byte_ = 0;
 };
+
+// Walks the runs of a concatenation's part block by block; a block is what the part contributes to
+// one row of the result.
+class BlockCursor {
+ public:
+  BlockCursor(std::vector<SourceRun> runs, int64_t block)
+      : runs_(std::move(runs)), block_(static_cast<uint64_t>(block)) {}
+
+  DType stored() const { return runs_[run_].stored; }
+
+  // How many of the next blocks lie one as far from the other as the next.
+  uint64_t even_blocks() const {
+    const SourceRun& run = runs_[run_];
+    if (run.combine != Combine::none) return 0;
+    const uint64_t row = row_elements();
+    if (is_strided()) return taken_ % row == 0 ? run.rows - taken_ / row : 0;
+    return (row - taken_ % row) / block_;
+  }
+  // They as a column. Only if there are any.
+  Operand column() const {
+    const SourceRun& run = runs_[run_];
+    const uint64_t element = size_of(run.stored);
+    const uint64_t row = row_elements();
+    return {.in = run.file,
+            .src = run.offset + taken_ / row * static_cast<uint64_t>(run.stride) +
+                   taken_ % row * element,
+            .row_bytes = block_ * element,
+            .stride = is_strided() ? run.stride : static_cast<int64_t>(block_ * element)};
+  }
+
+  void advance(uint64_t blocks) {
+    for (uint64_t left = blocks * block_; left > 0;) {
+      const uint64_t step = std::min(left, runs_[run_].numel() - taken_);
+      left -= step;
+      taken_ += step;
+      if (taken_ < runs_[run_].numel()) break;
+      taken_ = 0;
+      ++run_;
+    }
+  }
+
+ private:
+  uint64_t row_elements() const { return runs_[run_].row_bytes / size_of(runs_[run_].stored); }
+  bool is_strided() const { return runs_[run_].rows > 1 && row_elements() == block_; }
+
+  std::vector<SourceRun> runs_;
+  uint64_t block_;
+  size_t run_ = 0;
+  uint64_t taken_ = 0;  // elements of the run
+};
+
+// Appends `run` to `runs`, whose newest one may just become longer.
+void append(std::vector<SourceRun>& runs, const SourceRun& run) {
+  const auto plain = [](const SourceRun& one) {
+    return one.combine == Combine::none && one.rows == 1;
+  };
+  if (!runs.empty() && plain(runs.back()) && plain(run) && runs.back().file == run.file &&
+      runs.back().stored == run.stored &&
+      runs.back().offset + runs.back().row_bytes == run.offset) {
+    runs.back().row_bytes += run.row_bytes;
+  } else {
+    runs.push_back(run);
+  }
+}
+
+// `rows` rows that consist of the next block of every cursor.
+SourceRun interleaved(const std::vector<BlockCursor>& cursors, uint64_t rows, DType result) {
+  std::vector<Operand> columns;
+  uint64_t row_bytes = 0;
+  for (const BlockCursor& cursor : cursors) {
+    const Operand column = cursor.column();
+    row_bytes = checked_add(row_bytes, column.row_bytes);
+    if (!columns.empty() && columns.back().in == column.in &&
+        columns.back().stride == column.stride &&
+        columns.back().src + columns.back().row_bytes == column.src) {
+      columns.back().row_bytes += column.row_bytes;
+    } else {
+      columns.push_back(column);
+    }
+  }
+  SourceRun run{.file = columns[0].in,
+                .offset = columns[0].src,
+                .row_bytes = row_bytes,
+                .rows = rows,
+                .stored = cursors[0].stored(),
+                .result = result};
+  if (columns.size() > 1) {
+    run.combine = Combine::interleave;
+    run.more = std::move(columns);
+  } else if (columns[0].contiguous()) {
+    run.row_bytes *= rows;
+    run.rows = 1;
+  } else {
+    run.stride = columns[0].stride;
+  }
+  return run;
+}
 
 }  // namespace
 
@@ -285,6 +395,54 @@ int64_t TensorSource::numel() const {
   return node_->count;
 }
 
+// Part by part.
+void TensorSource::Node::lower_pieces(const Cat& node, int64_t first, int64_t length, DType result,
+                                      const Emit& emit) const {
+  const int64_t block = node.begins.back();
+  while (length > 0) {
+    const int64_t within = first % block;
+    const auto after = std::upper_bound(node.begins.begin(), node.begins.end() - 1, within);
+    const size_t part = static_cast<size_t>(after - node.begins.begin()) - 1;
+    const Node& child = *node.parts[part].node_;
+    const int64_t part_block = inner_numel(child.shape, node.dim);
+    const int64_t in_part = within - node.begins[part];
+    const int64_t taken = std::min(part_block - in_part, length);
+    child.lower(first / block * part_block + in_part, taken, result, emit);
+    first += taken;
+    length -= taken;
+  }
+}
+
+// Blocks [begin, end). The rows of a matrix are many, the runs that a part of it consists of are
+// few: one for each file that has some of it.
+void TensorSource::Node::lower_blocks(const Cat& node, int64_t begin, int64_t end, DType result,
+                                      const Emit& emit) const {
+  std::vector<BlockCursor> cursors;
+  for (const TensorSource& part : node.parts) {
+    const Node& child = *part.node_;
+    const int64_t block = inner_numel(child.shape, node.dim);
+    if (block == 0) continue;
+    std::vector<SourceRun> runs;
+    child.lower(begin * block, (end - begin) * block, result,
+                [&](const SourceRun& run) { append(runs, run); });
+    cursors.emplace_back(std::move(runs), block);
+  }
+  while (begin < end) {
+    uint64_t even = static_cast<uint64_t>(end - begin);
+    for (const BlockCursor& cursor : cursors) {
+      even = cursor.stored() == cursors[0].stored() ? std::min(even, cursor.even_blocks()) : 0;
+    }
+    if (even >= 2) {
+      emit(interleaved(cursors, even, result));
+    } else {
+      even = 1;
+      lower_pieces(node, begin * node.begins.back(), node.begins.back(), result, emit);
+    }
+    for (BlockCursor& cursor : cursors) cursor.advance(even);
+    begin += static_cast<int64_t>(even);
+  }
+}
+
 void TensorSource::Node::lower(int64_t first, int64_t length, DType result,
                                const Emit& emit) const {
   const auto stored = [&](const Stored& node) {
@@ -320,19 +478,14 @@ void TensorSource::Node::lower(int64_t first, int64_t length, DType result,
     }
   };
   const auto cat = [&](const Cat& node) {
+    if (length == 0) return;
     const int64_t block = node.begins.back();
-    while (length > 0) {
-      const int64_t within = first % block;
-      const auto after = std::upper_bound(node.begins.begin(), node.begins.end() - 1, within);
-      const size_t part = static_cast<size_t>(after - node.begins.begin()) - 1;
-      const Node& child = *node.parts[part].node_;
-      const int64_t part_block = inner_numel(child.shape, node.dim);
-      const int64_t in_part = within - node.begins[part];
-      const int64_t taken = std::min(part_block - in_part, length);
-      child.lower(first / block * part_block + in_part, taken, result, emit);
-      first += taken;
-      length -= taken;
-    }
+    const int64_t begin = first / block + (first % block != 0);
+    const int64_t end = (first + length) / block;
+    if (end - begin < 2) return lower_pieces(node, first, length, result, emit);
+    lower_pieces(node, first, begin * block - first, result, emit);
+    lower_blocks(node, begin, end, result, emit);
+    lower_pieces(node, end * block, first + length - end * block, result, emit);
   };
   const auto narrow = [&](const Narrow& node) {
     const Node& child = *node.child.node_;

@@ -19,16 +19,23 @@ namespace dsckpt {
 
 // How the bytes of several places make one result.
 enum class Combine : uint8_t {
-  none,  // there is one place only
-  mean,  // the mean of their float32 elements, see TensorSource::mean
-  same,  // they are equal
+  none,        // there is one place only
+  mean,        // the mean of their float32 elements, see TensorSource::mean
+  same,        // they are equal
+  interleave,  // each row is a row of the first, then one of the second, ...
 };
 
-// Where the bytes of a further operand of a run start; there are as many as in the run itself.
+// One of several places whose bytes make one result. Of a mean or same: as many bytes as in the run
+// itself, in one piece. Of an interleave: a column, as many rows as in the run itself.
 struct Operand {
   FileId in = 0;
-  uint64_t src = 0;
+  uint64_t src = 0;        // of the first row, bytes
+  uint64_t row_bytes = 0;  // of an interleave only
+  int64_t stride = 0;      // of an interleave only: bytes from one row to the next in the file
   bool operator==(const Operand&) const = default;
+
+  // An interleave's column whose rows follow each other in the file.
+  bool contiguous() const { return stride == static_cast<int64_t>(row_bytes); }
 };
 
 // `rows` equally long pieces of one file that follow each other in the result: what lower() emits.
@@ -40,7 +47,9 @@ struct SourceRun {
   int64_t stride = 0;  // bytes from one row to the next in the file; meaningless if rows == 1
   DType stored = DType::uint8;  // element type in the file
   DType result = DType::uint8;  // element type asked for
-  // If not none, file and offset are the first operand, `more` the others, and rows is 1.
+  // Of mean and same, file and offset are the first operand, `more` the others, and rows is 1. Of
+  // interleave, `more` are all columns, two or more; row_bytes is the sum of theirs, file and
+  // offset are the first one's, and stride means nothing.
   Combine combine = Combine::none;
   std::vector<Operand> more = {};
   const std::string* what = nullptr;  // of same: what its operands are; the TensorSource's own
@@ -95,7 +104,9 @@ class TensorSource {
   int64_t numel() const;
   uint64_t nbytes() const { return static_cast<uint64_t>(numel()) * size_of(dtype()); }
 
-  // Emits, in row-major order, the runs that make up elements [first, first + count).
+  // Emits, in row-major order, the runs that make up elements [first, first + count). Tensors that
+  // are concatenated along an inner dimension are interleaved a block of rows at a time, as far as
+  // their bytes lie evenly in the files.
   using Emit = std::function<void(const SourceRun&)>;
   void lower(int64_t first, int64_t count, const Emit& emit) const;
   void lower(const Emit& emit) const { lower(0, numel(), emit); }

@@ -75,10 +75,38 @@ class PlanProperty : public testing::TestWithParam<int> {
     return TensorSource::same(std::move(parts), "it");
   }
 
+  // Slices of a matrix side by side, each in one piece, in a few, or in rows that lie apart.
+  TensorSource slices() {
+    static constexpr DType kTypes[] = {DType::uint8, DType::bfloat16, DType::complex128};
+    const DType dtype = kTypes[pick(0, 2)];
+    const auto element = static_cast<int64_t>(size_of(dtype));
+    const int64_t count = pick(2, 6);
+    const int64_t room = 1'000'000 / element;
+    const int64_t widest = 1 + pick_log(std::min<int64_t>(room / 4, 40'000));
+    const int64_t rows = 1 + pick_log(room / widest - 1);
+    std::vector<TensorSource> parts;
+    for (int64_t i = 0; i < count; ++i) {
+      const auto file = static_cast<FileId>(pick(0, 2));
+      const auto begin = static_cast<uint64_t>(pick(0, 1000));
+      const int64_t width = pick(0, 3) == 0 ? pick(0, widest) : widest;
+      if (pick(0, 3) != 0) {
+        parts.push_back(cut(file, begin, dtype, rows * width).view({rows, width}));
+        continue;
+      }
+      const int64_t stride = std::min(width + pick_log(9999), 2 * room / rows);
+      parts.push_back(TensorSource::stored({file, begin, kFileBytes - begin}, dtype, {rows, width},
+                                           {stride, 1}));
+    }
+    const TensorSource all = TensorSource::cat(1, std::move(parts)).flatten();
+    const int64_t first = pick(0, 3) == 0 ? pick(0, all.numel()) : 0;
+    return all.narrow(0, first, all.numel() - first);
+  }
+
   TensorSource piece() {
-    const int64_t kind = pick(0, 9);
+    const int64_t kind = pick(0, 11);
     if (kind == 0) return mean();
     if (kind == 1) return same();
+    if (kind >= 10) return slices();
     static constexpr DType kTypes[] = {DType::uint8, DType::bfloat16, DType::float32,
                                        DType::float64, DType::complex128};
     const DType dtype = kTypes[pick(0, 4)];
@@ -148,9 +176,13 @@ class PlanProperty : public testing::TestWithParam<int> {
 };
 
 TEST_P(PlanProperty, IsExecutedAsTheNaiveRunnerDoesIt) {
+  bool interleaves = false;
   for (int round = 0; round < 3; ++round) {
     SCOPED_TRACE(round);
     const CopyPlan plan = random_plan();
+    interleaves =
+        interleaves || std::any_of(plan.items().begin(), plan.items().end(),
+                                   [](const CopyItem& item) { return item.op == Op::interleave; });
     const std::vector<std::string> expected = test::run_plan(plan, inputs_);
     for (const unsigned threads : {1u, 2u, 8u}) {
       test::MemorySink sink(plan);
@@ -163,6 +195,7 @@ TEST_P(PlanProperty, IsExecutedAsTheNaiveRunnerDoesIt) {
       ASSERT_EQ(stats.bytes_read, plan.bytes_read());
     }
   }
+  EXPECT_TRUE(interleaves);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, PlanProperty, testing::Range(0, 12));

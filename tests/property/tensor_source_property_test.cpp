@@ -109,6 +109,8 @@ class Generator {
   Shape shape() {
     Shape out(static_cast<size_t>(pick(0, 4)));
     for (int64_t& size : out) size = pick(0, 9) == 0 ? pick(0, 1) : pick(1, 5);
+    // Matrices of many rows.
+    if (out.size() >= 2 && pick(0, 3) == 0) out[0] = pick(5, 25);
     return out;
   }
 
@@ -133,6 +135,13 @@ class Generator {
     return expression(depth, types()[pick_index(4)], shape(), {true, true});
   }
 
+  // A matrix, or a few, that is cut along an inner dimension into slices and these into fragments.
+  Pair slices() {
+    Shape shape{pick(2, 30), pick(1, 9)};
+    if (pick(0, 1) == 0) shape.insert(shape.begin() + pick(0, 2), pick(1, 4));
+    return cat_of_slices(types()[pick_index(4)], shape, {true, true});
+  }
+
  private:
   static const std::vector<DType>& types() {
     static const std::vector<DType> all{DType::float32, DType::bfloat16, DType::float64,
@@ -143,7 +152,7 @@ class Generator {
 
   // A random expression of this type and shape.
   Pair expression(int depth, DType dtype, const Shape& shape, May may) {
-    const int64_t kind = depth == 0 ? 0 : pick(0, 11);
+    const int64_t kind = depth == 0 ? (pick(0, 3) == 0 ? 12 : 0) : pick(0, 16);
     if (kind >= 1 && kind <= 3 && !shape.empty()) return cat(depth, dtype, shape, may);
     if (kind >= 4 && kind <= 6 && !shape.empty()) return narrow(depth, dtype, shape, may);
     if (kind == 7 || kind == 8) {
@@ -159,8 +168,48 @@ class Generator {
       for (Origin& origin : out.naive.elements) origin.result = dtype;
       return out;
     }
-    if (kind >= 10 && may.combine) return combined(depth, dtype, shape);
+    if ((kind == 10 || kind == 11) && may.combine) return combined(depth, dtype, shape);
+    if (kind == 12) return fragments(dtype, shape);
+    if (kind >= 13 && shape.size() >= 2) return cat_of_slices(dtype, shape, may);
     return stored(dtype, shape);
+  }
+
+  // A tensor of a flat vector that is cut at arbitrary places into the files.
+  Pair fragments(DType dtype, const Shape& shape) {
+    const int64_t before = pick(0, 3);
+    const int64_t flat = before + numel(shape) + pick(0, 3);
+    std::vector<TensorSource> sources;
+    std::vector<Origin> elements;
+    for (int64_t left = flat; left > 0 || sources.empty();) {
+      const Shape length{pick(0, 2) == 0 ? left : pick(0, left)};
+      const FileId file = static_cast<FileId>(pick(0, 2));
+      const uint64_t offset = static_cast<uint64_t>(pick(0, 1000));
+      const uint64_t bytes = static_cast<uint64_t>(length[0]) * size_of(dtype);
+      sources.push_back(TensorSource::stored({file, offset, bytes}, dtype, length));
+      for (uint64_t at = 0; at < bytes; at += size_of(dtype)) {
+        elements.push_back({file, offset + at, dtype, dtype});
+      }
+      left -= length[0];
+    }
+    const auto begin = elements.begin() + before;
+    return {TensorSource::cat(0, std::move(sources)).narrow(0, before, numel(shape)).view(shape),
+            {dtype, shape, {begin, begin + numel(shape)}}};
+  }
+
+  // What tensor parallelism cuts along an inner dimension: every slice in fragments, at times in
+  // rows that lie apart, and at times cast.
+  Pair cat_of_slices(DType dtype, const Shape& shape, May may) {
+    const bool casts = may.cast && pick(0, 3) == 0;
+    const DType stored_as = casts ? types()[pick_index(4)] : dtype;
+    const size_t dim = 1 + pick_index(static_cast<int64_t>(shape.size()) - 1);
+    const auto slice = [&](const Shape& part) {
+      return pick(0, 3) == 0 ? stored(stored_as, part) : fragments(stored_as, part);
+    };
+    Pair out = cat_of(dim, stored_as, shape, slice);
+    if (!casts) return out;
+    out.naive.dtype = dtype;
+    for (Origin& origin : out.naive.elements) origin.result = dtype;
+    return {out.source.to(dtype), std::move(out.naive)};
   }
 
   // A mean, or tensors that are said to be the same.
@@ -190,6 +239,12 @@ class Generator {
 
   Pair cat(int depth, DType dtype, const Shape& shape, May may) {
     const size_t dim = pick_index(static_cast<int64_t>(shape.size()));
+    return cat_of(dim, dtype, shape,
+                  [&](const Shape& part) { return expression(depth - 1, dtype, part, may); });
+  }
+
+  template <typename MakePart>
+  Pair cat_of(size_t dim, DType dtype, const Shape& shape, const MakePart& make_part) {
     std::vector<int64_t> sizes;
     for (int64_t left = shape[dim]; left > 0 || sizes.empty();) {
       sizes.push_back(pick(0, left));
@@ -202,7 +257,7 @@ class Generator {
     for (const int64_t size : sizes) {
       Shape part_shape = shape;
       part_shape[dim] = size;
-      Pair part = expression(depth - 1, dtype, part_shape, may);
+      Pair part = make_part(part_shape);
       sources.push_back(part.source);
       for (Shape index : all_indices(part_shape)) {
         const Origin origin = part.naive.elements[flat_index(index, part_shape)];
@@ -237,28 +292,67 @@ std::vector<Origin> lowered(const TensorSource& source, int64_t first, int64_t c
     EXPECT_GT(run.rows, 0u);
     EXPECT_GT(run.row_bytes, 0u);
     EXPECT_EQ(run.row_bytes % size_of(run.stored), 0u);
+    EXPECT_EQ(run.what != nullptr, run.combine == Combine::same);
+    const auto piece = [&](FileId file, uint64_t start, uint64_t size) {
+      for (uint64_t at = 0; at < size; at += size_of(run.stored)) {
+        out.push_back({file, start + at, run.stored, run.result});
+      }
+    };
+    if (run.combine == Combine::interleave) {
+      EXPECT_GE(run.more.size(), 2u);
+      EXPECT_GE(run.rows, 2u);
+      uint64_t row_bytes = 0;
+      for (const Operand& column : run.more) row_bytes += column.row_bytes;
+      EXPECT_EQ(run.row_bytes, row_bytes);
+      EXPECT_EQ(run.file, run.more.at(0).in);
+      EXPECT_EQ(run.offset, run.more.at(0).src);
+      for (uint64_t row = 0; row < run.rows; ++row) {
+        for (const Operand& column : run.more) {
+          piece(column.in, column.src + row * static_cast<uint64_t>(column.stride),
+                column.row_bytes);
+        }
+      }
+      return;
+    }
     if (run.combine != Combine::none) {
       EXPECT_EQ(run.rows, 1u);
     }
-    EXPECT_EQ(run.what != nullptr, run.combine == Combine::same);
     for (uint64_t row = 0; row < run.rows; ++row) {
-      const uint64_t start =
-          run.offset + static_cast<uint64_t>(static_cast<int64_t>(row) * run.stride);
-      for (uint64_t at = 0; at < run.row_bytes; at += size_of(run.stored)) {
-        out.push_back({run.file, start + at, run.stored, run.result, run.combine, run.more,
-                       run.what != nullptr ? *run.what : ""});
-        for (Operand& operand : out.back().more) operand.src += at;
+      const size_t first_of_row = out.size();
+      piece(run.file, run.offset + row * static_cast<uint64_t>(run.stride), run.row_bytes);
+      for (size_t i = first_of_row; i < out.size() && run.combine != Combine::none; ++i) {
+        out[i].combine = run.combine;
+        out[i].more = run.more;
+        out[i].what = run.what != nullptr ? *run.what : "";
+        for (Operand& operand : out[i].more)
+          operand.src += (i - first_of_row) * size_of(run.stored);
       }
     }
   });
   return out;
 }
 
+// How many runs `source` is lowered to, and how many of them interleave.
+struct Runs {
+  size_t all = 0;
+  size_t interleaved = 0;
+};
+
+Runs count_runs(const TensorSource& source) {
+  Runs runs;
+  source.lower([&](const SourceRun& run) {
+    ++runs.all;
+    runs.interleaved += run.combine == Combine::interleave;
+  });
+  return runs;
+}
+
 TEST(TensorSourceProperty, LowersToWhatNaiveEvaluationGives) {
   size_t with_elements = 0;
   size_t means = 0;
   size_t sames = 0;
-  for (uint64_t seed = 0; seed < 4000; ++seed) {
+  size_t interleaved = 0;
+  for (uint64_t seed = 0; seed < 6000; ++seed) {
     SCOPED_TRACE(seed);
     Generator generator(seed);
     const auto [source, naive] = generator.expression(4);
@@ -267,6 +361,7 @@ TEST(TensorSourceProperty, LowersToWhatNaiveEvaluationGives) {
     ASSERT_EQ(source.numel(), numel(naive.shape));
     ASSERT_EQ(lowered(source, 0, source.numel()), naive.elements);
     with_elements += naive.elements.size() > 1;
+    interleaved += count_runs(source).interleaved > 0;
     for (const Combine how : {Combine::mean, Combine::same}) {
       const auto of_kind = [how](const Origin& origin) { return origin.combine == how; };
       size_t& count = how == Combine::mean ? means : sames;
@@ -276,6 +371,7 @@ TEST(TensorSourceProperty, LowersToWhatNaiveEvaluationGives) {
   EXPECT_GT(with_elements, 2000u);
   EXPECT_GT(means, 100u);
   EXPECT_GT(sames, 300u);
+  EXPECT_GT(interleaved, 300u);
 }
 
 TEST(TensorSourceProperty, LowersAnyRange) {
@@ -291,6 +387,31 @@ TEST(TensorSourceProperty, LowersAnyRange) {
           << first << " " << count;
     }
   }
+}
+
+TEST(TensorSourceProperty, LowersAnyRangeOfSlicesInFragments) {
+  size_t interleaved = 0;
+  size_t runs = 0;
+  size_t rows = 0;
+  for (uint64_t seed = 0; seed < 3000; ++seed) {
+    SCOPED_TRACE(seed);
+    Generator generator(seed);
+    const auto [source, naive] = generator.slices();
+    ASSERT_EQ(lowered(source, 0, source.numel()), naive.elements);
+    for (int i = 0; i < 5; ++i) {
+      const int64_t first = generator.pick(0, source.numel());
+      const int64_t count = generator.pick(0, source.numel() - first);
+      const auto begin = naive.elements.begin() + first;
+      ASSERT_EQ(lowered(source, first, count), std::vector<Origin>(begin, begin + count))
+          << first << " " << count;
+    }
+    const Runs counted = count_runs(source);
+    interleaved += counted.interleaved > 0;
+    runs += counted.all;
+    rows += static_cast<size_t>(source.numel() / source.shape().back());
+  }
+  EXPECT_GT(interleaved, 1200u);
+  EXPECT_LT(runs, rows);
 }
 
 TEST(TensorSourceProperty, SeesItselfAsStridedOnlyAsItIs) {
@@ -384,6 +505,73 @@ TEST(TensorSource, LowersAFragmentOfATensorParallelSliceToAFewItems) {
   runs = 0;
   strided.lower(17, 2000, [&](const SourceRun& run) { runs += run.rows > 0; });
   EXPECT_EQ(runs, 3);
+}
+
+// `ranks` slices of 14336 rows of 3584 float32 elements, each in two files; rank i's first file
+// ends `ends[i]` elements into it.
+TensorSource row_parallel_weight(const std::vector<int64_t>& ends) {
+  constexpr int64_t kSlice = 14336 * 3584;
+  std::vector<TensorSource> slices;
+  for (size_t i = 0; i < ends.size(); ++i) {
+    const auto piece = [&](FileId file, int64_t count) {
+      const auto bytes = static_cast<uint64_t>(count) * 4;
+      return TensorSource::stored({file, 1000 * i, bytes}, DType::float32, {count});
+    };
+    const auto file = static_cast<FileId>(2 * i);
+    slices.push_back(TensorSource::cat(0, {piece(file, ends[i]), piece(file + 1, kSlice - ends[i])})
+                         .view({14336, 3584}));
+  }
+  return TensorSource::cat(1, std::move(slices));
+}
+
+TEST(TensorSource, LowersARowParallelWeightToAFewRuns) {
+  // One row that straddles the cut: two pieces of every rank. On both sides of it a block of rows.
+  const int64_t cut = 5000 * 3584 + 17;
+  const Runs alike = count_runs(row_parallel_weight({cut, cut, cut, cut}));
+  EXPECT_EQ(alike.interleaved, 2u);
+  EXPECT_EQ(alike.all, 2u + 8);
+  // Cuts in rows of their own: four such rows, each with five pieces, and five blocks.
+  const Runs apart =
+      count_runs(row_parallel_weight({cut, cut + 3584 * 10, cut + 3584 * 20, cut + 3584 * 100}));
+  EXPECT_EQ(apart.interleaved, 5u);
+  EXPECT_EQ(apart.all, 5u + 4 * 5);
+  // Cuts between rows.
+  EXPECT_EQ(count_runs(row_parallel_weight({3584, 7168, 7168, 7168})).all, 4u + 4 + 1);
+  const TensorSource weight = row_parallel_weight({cut, cut, cut, cut});
+  size_t runs = 0;
+  weight.to(DType::bfloat16)
+      .view({14336 * 4, 3584})
+      .lower(3584 * 5 + 3, 3584 * 1000, [&](const SourceRun&) { ++runs; });
+  EXPECT_EQ(runs, 3u + 1 + 2);
+}
+
+TEST(TensorSource, InterleavesRowsThatLieApartAsTheyAre) {
+  const auto matrix = [](FileId file) {
+    return TensorSource::stored({file, 100, 4000}, DType::float32, {100, 10});
+  };
+  const auto left = TensorSource::stored({0, 100, 3984}, DType::float32, {100, 6}, {10, 1});
+  const auto right = TensorSource::stored({1, 124, 3976}, DType::float32, {100, 4}, {10, 1});
+  std::vector<SourceRun> runs;
+  TensorSource::cat(1, {left, matrix(2), right}).lower([&](const SourceRun& run) {
+    runs.push_back(run);
+  });
+  ASSERT_EQ(runs.size(), 1u);
+  EXPECT_EQ(runs[0].combine, Combine::interleave);
+  EXPECT_EQ(runs[0].rows, 100u);
+  EXPECT_EQ(runs[0].row_bytes, 80u);
+  EXPECT_EQ(runs[0].more,
+            (std::vector<Operand>{{0, 100, 24, 40}, {2, 100, 40, 40}, {1, 124, 16, 40}}));
+}
+
+TEST(TensorSource, JoinsColumnsThatWereOneMatrix) {
+  const auto left = TensorSource::stored({0, 100, 3984}, DType::float32, {100, 6}, {10, 1});
+  const auto right = TensorSource::stored({0, 124, 3976}, DType::float32, {100, 4}, {10, 1});
+  const auto whole = TensorSource::cat(1, {left, right}).as_strided();
+  ASSERT_TRUE(whole);
+  EXPECT_EQ(whole->extent, (Extent{0, 100, 4000}));
+  const auto some = TensorSource::stored({0, 124, 3968}, DType::float32, {100, 2}, {10, 1});
+  EXPECT_EQ(count_runs(TensorSource::cat(1, {left, some})).all, 1u);
+  EXPECT_FALSE(TensorSource::cat(1, {right, left}).as_strided());
 }
 
 TEST(TensorSource, RefusesWhatDoesNotFit) {

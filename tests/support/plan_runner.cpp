@@ -56,6 +56,20 @@ std::string combined(const CopyPlan& plan, const CopyItem& item, const InputFile
   return out;
 }
 
+// The result of an interleave item, row by row.
+std::string interleaved(const CopyPlan& plan, const CopyItem& item, const InputFiles& inputs) {
+  std::string out;
+  for (uint64_t row = 0; row < item.rows; ++row) {
+    for (uint32_t i = 0; i < item.operand_count; ++i) {
+      const Operand& column = plan.operands().at(item.operand_begin + i);
+      const auto bytes = inputs[column.in].read(
+          column.src + row * static_cast<uint64_t>(column.stride), column.row_bytes);
+      out.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 std::vector<std::string> run_plan(const CopyPlan& plan, const InputFiles& inputs) {
@@ -72,6 +86,11 @@ std::vector<std::string> run_plan(const CopyPlan& plan, const InputFiles& inputs
     std::string& out = outputs.at(item.out);
     if (item.op == Op::mean || item.op == Op::same) {
       out.replace(item.dst, item.row_bytes, combined(plan, item, inputs));
+      continue;
+    }
+    if (item.op == Op::interleave) {
+      const std::string bytes = interleaved(plan, item, inputs);
+      out.replace(item.dst, bytes.size(), bytes);
       continue;
     }
     uint64_t dst = item.dst;

@@ -313,6 +313,67 @@ TEST(PlanBuilder, MergesRunsOfCombinedTensorsThatGoOnInEveryOperand) {
   EXPECT_EQ(apart.texts(), (std::vector<std::string>{"a", "b"}));
 }
 
+// Ten rows of 5 elements of file 0 and 3 of another, which are `apart` elements apart.
+TensorSource columns(DType dtype, FileId file, uint64_t offset, int64_t apart) {
+  const uint64_t element = size_of(dtype);
+  const uint64_t size = static_cast<uint64_t>(9 * (3 + apart) + 3) * element;
+  return TensorSource::cat(
+      1, {TensorSource::stored({0, 10, 50 * element}, dtype, {10, 5}),
+          TensorSource::stored({file, offset, size}, dtype, {10, 3}, {3 + apart, 1})});
+}
+
+TEST(PlanBuilder, PutsRowsSideBySideAsOneItem) {
+  const CopyPlan plan = plan_of(80 + 4 * 80, [](PlanBuilder& b) {
+    b.put(0, 0, columns(DType::uint8, 1, 7, 0));
+    b.put(0, 80, columns(DType::uint8, 0, 7, 4).to(DType::float32));
+  });
+  ASSERT_EQ(plan.items().size(), 2u);
+  for (const CopyItem& item : plan.items()) {
+    EXPECT_EQ(item.op, Op::interleave);
+    EXPECT_EQ(item.rows, 10u);
+    EXPECT_EQ(item.row_bytes, 8u);
+  }
+  EXPECT_EQ(plan.items()[0].dst_size(), 80u);
+  EXPECT_EQ(plan.items()[1].dst_size(), 320u);
+  EXPECT_EQ(plan.operands(),
+            (std::vector<Operand>{{0, 10, 5, 5}, {1, 7, 3, 3}, {0, 10, 5, 5}, {0, 7, 3, 7}}));
+  EXPECT_EQ(plan.bytes_read(), 160u);
+  EXPECT_NO_THROW(plan.validate({{"in.pt", 100}, {"other.pt", 37}}));
+}
+
+TEST(CopyPlan, RefusesColumnsOutsideTheirInput) {
+  const auto plan_with = [](DType dtype, FileId file, uint64_t offset, int64_t apart) {
+    return plan_of(80 * size_of(dtype),
+                   [&](PlanBuilder& b) { b.put(0, 0, columns(dtype, file, offset, apart)); });
+  };
+  const std::vector<PlannedInput> inputs{{"in.pt", 60}, {"other.pt", 37}};
+  EXPECT_NO_THROW(plan_with(DType::uint8, 1, 7, 0).validate(inputs));
+  EXPECT_ERROR(plan_with(DType::uint8, 1, 8, 0).validate(inputs), InconsistentError,
+               "other.pt: at 8: reads up to byte 38 of 37");
+  EXPECT_ERROR(plan_with(DType::uint8, 1, 0, 1).validate(inputs), InconsistentError,
+               "other.pt: at 0: reads up to byte 39 of 37");
+  EXPECT_ERROR(plan_with(DType::bfloat16, 1, 0, 0).validate(inputs), InconsistentError,
+               "in.pt: at 10: reads up to byte 110 of 60");
+  EXPECT_ERROR(plan_with(DType::uint8, 2, 0, 0).validate(inputs), InconsistentError,
+               "out: at 0: reads an unknown file");
+  EXPECT_ERROR(plan_with(DType::uint8, 1, 7, 0).validate({}), InconsistentError,
+               "out: at 0: reads an unknown file");
+}
+
+TEST(CopyPlan, RefusesInterleavedRowsThatLeaveAGapOrOverlap) {
+  const auto plan_at = [](uint64_t second, uint64_t size) {
+    return plan_of(size, [&](PlanBuilder& b) {
+      b.put(0, 0, columns(DType::uint8, 1, 7, 0));
+      b.put(0, second, columns(DType::uint8, 1, 7, 0));
+    });
+  };
+  const std::vector<PlannedInput> inputs{{"in.pt", 60}, {"other.pt", 37}};
+  EXPECT_NO_THROW(plan_at(80, 160).validate(inputs));
+  EXPECT_ERROR(plan_at(81, 161).validate(inputs), InconsistentError, "at 80: bytes that nothing");
+  EXPECT_ERROR(plan_at(79, 159).validate(inputs), InconsistentError, "at 79: bytes that are writ");
+  EXPECT_ERROR(plan_at(80, 159).validate(inputs), InconsistentError, "is written beyond its end");
+}
+
 TEST(CopyPlan, RefusesOperandsOutsideTheirInput) {
   const auto same_of = [](TensorSource other) {
     return plan_of(10, [&](PlanBuilder& b) {

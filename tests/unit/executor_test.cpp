@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <zlib.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
@@ -561,6 +562,168 @@ TEST_F(ExecutorCombined, RecordsOfOperandsAreChecked) {
     ExecOptions bad = options;
     bad.records[wrong].crc32 ^= 0x10;
     EXPECT_ERROR(outputs_of(plan, bad), CorruptError, bad.records[wrong].name);
+  }
+}
+
+class ExecutorInterleaves : public ExecutorTest {
+ protected:
+  // `rows` rows of a slice of every width (in elements), one behind the other in files 0, 1, 2, 0,
+  // ...; each row `apart` elements from the end of the one before it.
+  static TensorSource slices(DType dtype, int64_t rows, const std::vector<int64_t>& widths,
+                             int64_t apart = 0) {
+    std::vector<TensorSource> parts;
+    std::array<uint64_t, 3> at{3, 7, 12};
+    for (size_t i = 0; i < widths.size(); ++i) {
+      const int64_t stride = widths[i] + apart;
+      const uint64_t size = static_cast<uint64_t>((rows - 1) * stride + widths[i]) * size_of(dtype);
+      parts.push_back(TensorSource::stored({static_cast<FileId>(i % 3), at[i % 3], size}, dtype,
+                                           {rows, widths[i]}, {stride, 1}));
+      at[i % 3] += size;
+    }
+    return TensorSource::cat(1, std::move(parts));
+  }
+
+  void expect_interleaved_like_naive(const TensorSource& source) {
+    // In the middle of a column, between columns, and one element before the end of a row.
+    const int64_t row = source.shape()[1];
+    for (const int64_t first : {int64_t{0}, int64_t{1}, row / 3, row - 1}) {
+      const CopyPlan plan = plan_of(source.flatten().narrow(0, first, source.numel() - first - 1),
+                                    first == 0 ? "" : "abc");
+      EXPECT_TRUE(std::any_of(plan.items().begin(), plan.items().end(),
+                              [](const CopyItem& item) { return item.op == Op::interleave; }));
+      expect_like_naive(plan);
+      EXPECT_EQ(stats_.bytes_read, plan.bytes_read());
+    }
+  }
+};
+
+TEST_F(ExecutorInterleaves, RowsOfAnyLength) {
+  for (const auto& [rows, widths] :
+       std::vector<std::pair<int64_t, std::vector<int64_t>>>{{60'000, {1, 2, 3, 1}},
+                                                             {3000, {700, 700, 700, 700}},
+                                                             {130, {16'000, 1, 16'000}},
+                                                             {40, {40'000, 40'000, 3}},
+                                                             {11, {131'072, 131'071, 131'073}},
+                                                             {4, {600'000, 200'000, 262'144}}}) {
+    SCOPED_TRACE(testing::PrintToString(widths));
+    expect_interleaved_like_naive(slices(uint8, rows, widths));
+  }
+}
+
+TEST_F(ExecutorInterleaves, ElementsThatAUnitMayNotCut) {
+  expect_interleaved_like_naive(slices(float32, 7001, {21, 40, 33}));
+  expect_interleaved_like_naive(slices(complex128, 2001, {21, 40, 33}));
+  expect_interleaved_like_naive(slices(complex128, 5, {9001, 20'000, 10'000}));
+}
+
+TEST_F(ExecutorInterleaves, RowsThatLieApart) {
+  expect_interleaved_like_naive(slices(uint8, 9001, {30, 40, 50}, 19));
+  expect_interleaved_like_naive(slices(float32, 700, {1024, 900, 300}, 100));
+  expect_interleaved_like_naive(slices(uint8, 11, {131'072, 131'071, 4096}, 40'000));
+  // The same row again and again, beside rows that follow each other.
+  expect_interleaved_like_naive(
+      TensorSource::cat(1, {TensorSource::stored({0, 5, 70}, uint8, {9000, 70}, {0, 1}),
+                            TensorSource::stored({1, 5, 9000 * 90}, uint8, {9000, 90})}));
+}
+
+TEST_F(ExecutorInterleaves, CastsThemAsItCopiesThem) {
+  for (const int64_t apart : {0, 5}) {
+    for (const TensorSource& whole : {slices(bfloat16, 9000, {30, 40, 50}, apart),
+                                      slices(bfloat16, 30, {9000, 1, 30'001}, apart),
+                                      slices(bfloat16, 3, {100'000, 200'000, 150'000}, apart)}) {
+      const TensorSource source = whole.flatten().narrow(0, 31, whole.numel() - 31);
+      const std::string copied = test::run_plan(plan_of(source), inputs_).at(0);
+      std::string expected = "abc";
+      expected.resize(3 + copied.size() * 2);
+      convert(bfloat16, float32, as_byte_span(copied).data(),
+              reinterpret_cast<std::byte*>(expected.data() + 3), copied.size() / 2);
+      const CopyPlan plan = plan_of(source.to(float32), "abc");
+      EXPECT_TRUE(outputs_of(plan).at(0) == expected);
+      EXPECT_EQ(stats_.bytes_read, plan.bytes_read());
+    }
+  }
+}
+
+TEST_F(ExecutorInterleaves, ReadElementsGivesWhatIsExecuted) {
+  for (const int64_t apart : {0, 5}) {
+    const TensorSource source = slices(bfloat16, 500, {30, 40, 50}, apart);
+    std::string bytes(source.nbytes(), '\0');
+    read_elements(inputs_, source, 0, source.numel(),
+                  std::as_writable_bytes(std::span(bytes.data(), bytes.size())));
+    EXPECT_TRUE(bytes == test::run_plan(plan_of(source), inputs_).at(0));
+    EXPECT_TRUE(bytes == outputs_of(plan_of(source)).at(0));
+  }
+}
+
+TEST_F(ExecutorInterleaves, DigestsCoverThem) {
+  const TensorSource source = slices(float32, 3000, {70, 70, 70});
+  PlanBuilder builder;
+  const OutputId out = builder.add_output("out", 3 + source.nbytes() + 4);
+  builder.put_literal(out, 0, "abc");
+  builder.put(out, 3, source);
+  builder.put_literal(out, 3 + source.nbytes(), std::string_view("\0\0\0\0", 4));
+  builder.add_digest({out, 0, 3 + source.nbytes(), {3 + source.nbytes()}});
+  expect_like_naive(builder.finish());
+}
+
+TEST_F(ExecutorInterleaves, RecordsAreCheckedOnTheWay) {
+  // Three ranks' slices of 4000 rows, each in two records, cut in the middle of a row.
+  constexpr int64_t kWidth = 101;
+  constexpr int64_t kCut = 1000 * kWidth + 37;
+  constexpr int64_t kCount = 4000 * kWidth;
+  ExecOptions options;
+  std::vector<TensorSource> parts;
+  for (FileId file = 0; file < 3; ++file) {
+    const auto record = [&](uint64_t offset, int64_t count) {
+      const uint64_t size = 4 * static_cast<uint64_t>(count);
+      options.records.push_back({{file, offset, size},
+                                 zlib_crc(std::string_view(contents_[file]).substr(offset, size)),
+                                 "data/" + std::to_string(offset)});
+      return flat(file, offset, float32, static_cast<uint64_t>(count));
+    };
+    parts.push_back(TensorSource::cat(0, {record(64, kCut), record(2 * kMiB, kCount - kCut)})
+                        .view({4000, kWidth}));
+  }
+  const TensorSource weight = TensorSource::cat(1, std::move(parts));
+  for (const TensorSource& source : {weight, weight.to(bfloat16)}) {
+    const CopyPlan plan = plan_of(source, "abc");
+    EXPECT_LE(plan.items().size(), 1 + 2 + 6u);
+    outputs_of(plan, options);
+    EXPECT_EQ(stats_.records_checked, 6u);
+    EXPECT_EQ(stats_.bytes_read, plan.bytes_read());
+    // One bit of the file, wherever it is.
+    for (size_t i = 0; i < options.records.size(); ++i) {
+      const Extent& extent = options.records[i].extent;
+      for (const uint64_t at : {uint64_t{0}, extent.size / 2, extent.size - 1}) {
+        std::string changed = contents_[extent.file];
+        changed[extent.offset + at] = static_cast<char>(changed[extent.offset + at] ^ 4);
+        folder_.write(std::to_string(extent.file) + ".pt", changed);
+        EXPECT_ERROR(outputs_of(plan, options), CorruptError, options.records[i].name);
+      }
+      folder_.write(std::to_string(extent.file) + ".pt", contents_[extent.file]);
+    }
+  }
+}
+
+TEST_F(ExecutorInterleaves, RecordsOfRowsThatLieApartAreReadOnceMore) {
+  // Of file 0 all but the last column, of file 1 slices without gaps.
+  const TensorSource source = TensorSource::cat(
+      1, {TensorSource::stored({0, 64, 400 * 1000 - 1}, uint8, {1000, 399}, {400, 1}),
+          TensorSource::stored({1, 64, 300 * 1000}, uint8, {1000, 300})});
+  ExecOptions options;
+  for (const auto& [file, size] : {std::pair<FileId, uint64_t>{0, 400'000}, {1, 300'000}}) {
+    options.records.push_back({{file, 64, size},
+                               zlib_crc(std::string_view(contents_[file]).substr(64, size)),
+                               "data/" + std::to_string(file)});
+  }
+  const CopyPlan plan = plan_of(source);
+  outputs_of(plan, options);
+  EXPECT_EQ(stats_.records_checked, 2u);
+  EXPECT_EQ(stats_.bytes_read, plan.bytes_read() + 400'000);
+  for (InputRecord& record : options.records) {
+    record.crc32 ^= 1;
+    EXPECT_ERROR(outputs_of(plan, options), CorruptError, record.name);
+    record.crc32 ^= 1;
   }
 }
 

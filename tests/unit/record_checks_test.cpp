@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <random>
 #include <string>
 
 #include "base/bytes.h"
@@ -50,12 +52,12 @@ class RecordChecksTest : public testing::Test {
   void run(const CopyPlan& plan, RecordChecks& checks) const {
     for (size_t i = plan.items().size(); i-- > 0;) {
       const CopyItem& item = plan.items()[i];
-      if (checks.record_of(i) == RecordChecks::kNone) continue;
+      if (checks.record_of_item(i) == RecordChecks::kNone) continue;
       // In two pieces, the second first.
       const uint64_t half = item.row_bytes / 2;
       for (const Extent& piece : {Extent{item.in, item.src + half, item.row_bytes - half},
                                   Extent{item.in, item.src, half}}) {
-        checks.report(checks.record_of(i), piece, crc_of(piece.offset, piece.size));
+        checks.report(checks.record_of_item(i), piece, crc_of(piece.offset, piece.size));
       }
     }
     for (const RecordChecks::ExtraRead& extra : checks.extra_reads()) {
@@ -103,7 +105,7 @@ TEST_F(RecordChecksTest, LeavesAloneARecordOfWhichThePlanReadsAPart) {
   RecordChecks checks(plan, {record_}, false);
   EXPECT_EQ(checks.checked(), 0u);
   EXPECT_TRUE(checks.extra_reads().empty());
-  EXPECT_EQ(checks.record_of(0), RecordChecks::kNone);
+  EXPECT_EQ(checks.record_of_item(0), RecordChecks::kNone);
   EXPECT_NO_THROW(checks.verify(inputs_));
 }
 
@@ -125,7 +127,7 @@ TEST_F(RecordChecksTest, ChecksEverythingWhenAsked) {
 TEST_F(RecordChecksTest, ReadsARecordOnceMoreWhenItsBytesAreReadTwice) {
   const CopyPlan plan = reading({{1000, 901'000}, {2000, 3000}});
   RecordChecks checks(plan, {record_}, false);
-  EXPECT_EQ(checks.record_of(0), RecordChecks::kNone);
+  EXPECT_EQ(checks.record_of_item(0), RecordChecks::kNone);
   ASSERT_EQ(checks.extra_reads().size(), 1u);
   EXPECT_EQ(checks.extra_reads()[0].extent, record_.extent);
   run(plan, checks);
@@ -147,14 +149,59 @@ TEST_F(RecordChecksTest, ReadsARecordOnceMoreWhenItIsReadInRows) {
   EXPECT_NO_THROW(checks.verify(inputs_));
 }
 
+TEST_F(RecordChecksTest, ChecksColumnsWithoutGapsWhereTheyAreRead) {
+  // The record is two slices, the second of which is the left one.
+  const auto slice = [&](uint64_t begin, int64_t width) {
+    return TensorSource::stored({file_, begin, static_cast<uint64_t>(1000 * width)}, DType::uint8,
+                                {1000, width});
+  };
+  PlanBuilder builder;
+  builder.add_output("out", kSize);
+  builder.put(0, 0, TensorSource::cat(1, {slice(kBegin + 300'000, 600), slice(kBegin, 300)}));
+  const CopyPlan plan = builder.finish();
+  RecordChecks checks(plan, {record_}, false);
+  EXPECT_EQ(checks.checked(), 1u);
+  EXPECT_TRUE(checks.extra_reads().empty());
+  EXPECT_EQ(checks.record_of_item(0), RecordChecks::kNone);
+  for (size_t i = 0; i < 2; ++i) {
+    const Operand& column = plan.operands().at(i);
+    ASSERT_EQ(checks.record_of_operand(i), 0u);
+    const uint64_t size = column.row_bytes * 1000;
+    checks.report(0, {column.in, column.src, size}, crc_of(column.src, size));
+  }
+  EXPECT_NO_THROW(checks.verify(inputs_));
+}
+
+TEST_F(RecordChecksTest, JoinsPiecesReportedInAnyOrder) {
+  const CopyPlan plan = reading({{1000, 901'000}});
+  std::vector<uint64_t> order(900);
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    for (const bool wrong : {false, true}) {
+      RecordChecks checks(plan, {record_}, false);
+      std::mt19937_64 random(seed);
+      std::shuffle(order.begin(), order.end(), random);
+      for (const uint64_t i : order) {
+        const uint32_t crc = crc_of(kBegin + 1000 * i, 1000);
+        checks.report(0, {file_, kBegin + 1000 * i, 1000}, wrong && i == seed ? crc ^ 1 : crc);
+      }
+      if (wrong) {
+        EXPECT_ERROR(checks.verify(inputs_), CorruptError, "CRC32 mismatch");
+      } else {
+        EXPECT_NO_THROW(checks.verify(inputs_));
+      }
+    }
+  }
+}
+
 TEST_F(RecordChecksTest, IgnoresBytesOutsideTheRecordsAndEmptyRecords) {
   const CopyPlan plan = reading({{0, 1000}, {1000, 901'000}, {901'000, 1'000'000}});
   const InputRecord empty{{file_, 1000, 0}, 77, "data/0"};
   RecordChecks checks(plan, {record_, empty}, true);
   EXPECT_EQ(checks.checked(), 1u);
-  EXPECT_EQ(checks.record_of(0), RecordChecks::kNone);
-  EXPECT_NE(checks.record_of(1), RecordChecks::kNone);
-  EXPECT_EQ(checks.record_of(2), RecordChecks::kNone);
+  EXPECT_EQ(checks.record_of_item(0), RecordChecks::kNone);
+  EXPECT_NE(checks.record_of_item(1), RecordChecks::kNone);
+  EXPECT_EQ(checks.record_of_item(2), RecordChecks::kNone);
   run(plan, checks);
   EXPECT_NO_THROW(checks.verify(inputs_));
 }
@@ -162,7 +209,7 @@ TEST_F(RecordChecksTest, IgnoresBytesOutsideTheRecordsAndEmptyRecords) {
 TEST_F(RecordChecksTest, IgnoresAReadThatLeavesItsRecord) {
   const CopyPlan plan = reading({{500, 950'000}});
   RecordChecks checks(plan, {record_}, false);
-  EXPECT_EQ(checks.record_of(0), RecordChecks::kNone);
+  EXPECT_EQ(checks.record_of_item(0), RecordChecks::kNone);
 }
 
 }  // namespace
