@@ -143,6 +143,10 @@ class Planner {
           "here " +
           some_of(lost) + ": the new run has to start with the same values, or use reshard");
     }
+    if (stage_ != 3 && has_round_robin()) {
+      note("where round_robin_gradients is set, DeepSpeed's loader puts parameters into each "
+           "other's places: turn it off in the new run");
+    }
     if (is_elastic()) {
       note("the checkpoint is elastic and has no hyper-parameters: those of the new run count");
     }
@@ -168,6 +172,14 @@ class Planner {
         .archive->root()
         .find_or_none(keys::kOptimizerStateDict)
         .find_or_none(keys::kBaseOptimizerState);
+  }
+
+  bool has_round_robin() const {
+    const Value root = checkpoint_.model_files().front().archive->root();
+    const Value flag = root.find_or_none(keys::kDsConfig)
+                           .find_or_none("zero_optimization")
+                           .find_or_none("round_robin_gradients");
+    return flag.is(Kind::boolean) && flag.as_bool();
   }
 
   bool is_elastic() const { return base_optimizer_state().is(Kind::list); }

@@ -25,6 +25,8 @@ namespace {
 // Together with the chunk it stays in the second-level cache between read, checksum and write; 512
 // KiB take twice as long (exec/README.md).
 constexpr uint64_t kUnitBytes = 256 << 10;
+// Outputs up to this size are written by one thread each.
+constexpr uint64_t kBatchBytes = 16 << 20;
 // Casts and gathers go through a piece that fits the second-level cache.
 constexpr uint64_t kChunkBytes = 256 << 10;
 // Rows that lie closer together than this are read in one go and picked from memory.
@@ -79,6 +81,7 @@ class Run {
       });
     }
     cut_into_units();
+    batch_units();
   }
 
   ExecStats operator()(unsigned threads) {
@@ -140,6 +143,16 @@ class Run {
     }
   }
 
+  // Units of one small output are one thread's: two would wait for each other's writes. A large
+  // output is everybody's.
+  void batch_units() {
+    for (size_t i = 0; i < units_.size(); ++i) {
+      const OutputId out = units_[i].out;
+      const bool alone = out != Unit::kNoOutput && plan_.outputs()[out].size <= kBatchBytes;
+      if (i == 0 || !alone || units_[i - 1].out != out) batches_.push_back(i);
+    }
+  }
+
   void add(const Unit& unit) {
     units_.push_back(unit);
     ++outputs_[unit.out].units_left;
@@ -149,11 +162,14 @@ class Run {
     try {
       Buffers buffers;
       uint64_t read = 0;
-      for (size_t i; (i = next_++) < units_.size();) {
-        if (progress_.cancelled) throw InterruptedError();
-        if (failed_) return;
-        read += units_[i].out == Unit::kNoOutput ? read_extra(units_[i], buffers)
-                                                 : write(units_[i], buffers);
+      for (size_t batch; (batch = next_++) < batches_.size();) {
+        const size_t end = batch + 1 < batches_.size() ? batches_[batch + 1] : units_.size();
+        for (size_t i = batches_[batch]; i < end; ++i) {
+          if (progress_.cancelled) throw InterruptedError();
+          if (failed_) return;
+          read += units_[i].out == Unit::kNoOutput ? read_extra(units_[i], buffers)
+                                                   : write(units_[i], buffers);
+        }
       }
       bytes_read_ += read;
     } catch (...) {
@@ -442,7 +458,8 @@ class Run {
   RecordChecks checks_;
   std::deque<OutputState> outputs_;  // deque: the states cannot move
   std::vector<Unit> units_;
-  std::atomic<size_t> next_{0};
+  std::vector<size_t> batches_;  // the first unit of each
+  std::atomic<size_t> next_{0};  // batch
   std::atomic<bool> failed_{false};
   std::atomic<uint64_t> bytes_read_{0};
 };

@@ -330,7 +330,7 @@ TensorSource TensorSource::Node::combine(Combine how, std::vector<TensorSource> 
                                       std::string(torch_name(front.dtype)) + to_text(front.shape));
     }
     if (part.node_->has_combined) {
-      throw InconsistentError({}, "a combined tensor cannot be combined again");
+      throw InconsistentError({}, "means and comparisons of tensors cannot be combined again");
     }
     if (part.node_->has_cast) throw UnsupportedError({}, "combines tensors that are cast");
   }
@@ -350,7 +350,17 @@ TensorSource TensorSource::mean(std::vector<TensorSource> parts) {
 TensorSource TensorSource::same(std::vector<TensorSource> parts, std::string what) {
   if (parts.empty()) throw InconsistentError({}, "nothing to compare");
   if (parts.size() == 1) return std::move(parts.front());
-  return Node::combine(Combine::same, std::move(parts), std::move(what));
+  // What is the same as things that are the same is one comparison of all of them.
+  std::vector<TensorSource> all;
+  for (TensorSource& part : parts) {
+    const auto* inner = std::get_if<Node::Combined>(&part.node_->what);
+    if (inner != nullptr && inner->how == Combine::same) {
+      all.insert(all.end(), inner->parts.begin(), inner->parts.end());
+    } else {
+      all.push_back(std::move(part));
+    }
+  }
+  return Node::combine(Combine::same, std::move(all), std::move(what));
 }
 
 TensorSource TensorSource::narrow(int64_t dim, int64_t start, int64_t length) const {

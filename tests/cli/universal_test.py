@@ -154,6 +154,38 @@ class PlaceTest(UniversalTest):
         after = snapshot(scratch.folder)
         self.assertEqual({key: after[key] for key in before}, before)
 
+    def test_a_place_without_a_name_of_its_own_is_refused(self):
+        scratch = self.scratch(Z1)
+        place = self.new_path()
+        place.mkdir()
+        os.symlink(place / "nowhere", place / "dangling")
+        for output in ["", ".", "..", "latest_universal", "dangling"]:
+            done = self.run_tool(scratch.tag, output, "--force", cwd=place)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertEqual([p.name for p in place.iterdir()], ["dangling"])
+
+    def test_a_link_to_a_folder_stays_and_the_data_goes_where_it_points(self):
+        one, two = self.scratch(Z1), self.scratch(Z2)
+        place, elsewhere = self.new_path(), self.new_path() / "real"
+        place.mkdir()
+        elsewhere.mkdir(parents=True)
+        os.symlink(elsewhere, place / "universal")
+        for source, force, output in [(one, [], "universal"), (two, ["--force"], "universal/")]:
+            done = self.run_tool(source.tag, f"{place}/{output}", *force)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertTrue((place / "universal").is_symlink())
+            fresh, _ = self.universal(source.tag)
+            self.assertEqual({k: v[3] for k, v in snapshot(elsewhere).items()},
+                             {k: v[3] for k, v in snapshot(fresh).items()})
+            self.assertEqual([p.name for p in elsewhere.parent.iterdir()], ["real"])
+            self.assertEqual((place / "latest_universal").read_text(), "universal")
+
+    def test_a_damaged_model_states_file_is_not_copied(self):
+        scratch = self.scratch(Z1)
+        offset, size = cli_common.record_extent(scratch.model(), "data/0")
+        cli_common.flip(scratch.model(), offset + size // 2)
+        self.assert_no_universal(scratch.folder, 3, "data/0", where={"file": "mp_rank_00_model_states.pt"})
+
     def test_a_latest_universal_that_cannot_be_replaced_stops_the_run_before_it_starts(self):
         scratch = self.scratch(Z1)
         place = self.new_path()
@@ -243,6 +275,79 @@ class StatesTest(UniversalTest):
             self.assertTrue(list(output.rglob("fp32.pt")))
             self.assertEqual(list(output.rglob("exp_avg.pt")) + list(output.rglob("step.pt")), [])
 
+    def test_a_learning_rate_may_be_a_tensor(self):
+        """Saved twice in one file it was an internal error."""
+        for name, key in [(Z1, "base_optimizer_state"), ("z3_fp32_w3", "optimizer_state_dict")]:
+            scratch = self.scratch(name)
+            for rank in range(scratch.case.facts["world_size"]):
+                with scratch.optimizer(rank) as state:
+                    for group in state[key]["param_groups"]:
+                        group["lr"] = torch.tensor(0.25)
+                    state["param_groups"] = [{"lr": torch.tensor(0.5)}]
+            output, _ = self.universal(scratch.folder)
+            group, = load(output / "zero/optimizer_state.pt")["param_groups"]
+            self.assertEqual(group["lr"].item(), 0.25)
+
+    def test_a_step_that_is_no_number_is_refused(self):
+        for value in [torch.zeros(3), "three", [1]]:
+            scratch = self.scratch(Z1)
+            for rank in range(2):
+                with scratch.optimizer(rank) as state:
+                    state["base_optimizer_state"]["state"][0]["step"] = value
+            self.assert_no_universal(scratch.folder, 3, "not a number", where={"member": "step"})
+
+    def test_states_are_found_under_the_numbers_that_the_groups_have(self):
+        scratch = self.scratch(Z2)
+        plain, _ = self.universal(scratch.folder)
+        for rank in range(3):
+            with scratch.optimizer(rank) as state:
+                base = state["base_optimizer_state"]
+                base["state"] = {1 - index: entry for index, entry in base["state"].items()}
+                for index, group in enumerate(base["param_groups"]):
+                    group["params"] = [1 - index]
+        output, _ = self.universal(scratch.folder)
+        for path in (plain / "zero").glob("*/*.pt"):
+            self.assertEqual(path.read_bytes(), (output / path.relative_to(plain)).read_bytes(), path)
+
+    def test_a_flat_state_at_stage_0_that_is_longer_than_its_masters_is_refused(self):
+        scratch = self.scratch("z0_bf16_fusedadam_w2")
+        with edited(scratch.model()) as state:
+            entry = state["optimizer"]["optimizer_state_dict"]["state"][0]
+            entry["exp_avg"] = torch.cat([entry["exp_avg"], torch.zeros(7)])
+        self.assert_no_universal(scratch.folder, 3, "'exp_avg' has .* elements")
+
+    def test_rules_that_differ_between_files_are_refused(self):
+        for name, last in [("mpu_tp2_dp1_z1_bf16", "mp_rank_01"), ("pp2_tp2_dp1_z1_bf16", "mp_rank_03")]:
+            case = self.mp_scratch(name)
+            with edited(case / f"{last}_model_states.pt") as state:
+                info = state["universal_checkpoint_info"]
+                info["parameter_with_row_parallelism_patterns"] = []
+            self.assert_no_universal(case, 3, "is not as in", where={"file": last})
+
+    def test_the_order_of_experts_is_not_guessed(self):
+        """deepspeed.initialize(config="ds.json") saves the path."""
+        case = self.mp_scratch("moe_ep2_dp4_z1_fp32")
+        for path in case.glob("*.pt"):
+            if "_expert_" in path.name:
+                continue
+            with edited(path) as state:
+                state["ds_config"] = "ds.json"
+        self.assert_no_universal(case, 3, "use_data_before_expert_parallelism", where={"member": "ds_config"})
+
+    def test_tied_parameters_that_are_replicated_too_are_compared_everywhere(self):
+        plain, _ = self.universal(self.mp_scratch("pp2_tp2_dp1_z1_bf16"))
+        case = self.mp_scratch("pp2_tp2_dp1_z1_bf16")
+        for path in case.glob("mp_rank_*_model_states.pt"):
+            with edited(path) as state:
+                state["universal_checkpoint_info"]["pipeline_replicated_parameter_patterns"] = []
+        # The last stage's copy of the position embeddings is stale.
+        self.assert_no_universal(case, 3, "position_embeddings.*in pipeline stages 0 and 1.*not the same")
+        self.assertTrue(list((plain / "zero").glob("tied_modules*position_embeddings*/fp32.pt")))
+
+    def test_buffers_in_files_of_pipeline_layers_are_named(self):
+        _, said = self.universal(self.mp_scratch("pp2_dp1_z1_bf16"))
+        self.assertRegex(said, "buffers of the pipeline's layers, '.*running' and 2 more")
+
     def test_what_the_loader_does_not_restore_is_said(self):
         _, said = self.universal(self.scratch(Z2).folder)
         self.assertRegex(said, "does not restore buffers and frozen parameters.*'stats.*reshard")
@@ -254,6 +359,15 @@ class StatesTest(UniversalTest):
         self.assertIn("elastic", said)
         _, said = self.universal(self.scratch("z3_fp32_w3").folder)
         self.assertNotIn("first one", said)
+        self.assertNotIn("sub-groups", said)
+        _, said = self.universal(self.scratch("z3_fp32_small_subgroups_w2").folder)
+        self.assertIn("one step count for all sub-groups", said)
+        _, said = self.universal(self.scratch("z1_bf16_muon_w2").folder)
+        self.assertIn("Muon", said)
+        _, said = self.universal(self.scratch("z2_bf16_roundrobin_w2").folder)
+        self.assertIn("round_robin_gradients", said)
+        _, said = self.universal(self.mp_scratch("moe_ep2_dp2_z1_bf16"))
+        self.assertIn("expert-parallel degree of 1", said)
 
     def test_missing_files_of_a_pipeline_are_all_named(self):
         case = self.mp_scratch("pp2_tp2_dp2_z1_fp32")

@@ -460,6 +460,10 @@ TEST_F(ExecutorCombined, SameTensorsAreTheFirstOfThem) {
   EXPECT_TRUE(outputs_of(plan_of(same, "abc")).at(0) ==
               "abc" + contents_[0].substr(1000, 4 * 500'001));
   EXPECT_EQ(stats_.bytes_read, 3u * 4 * 500'001);
+  // What is the same as these is one comparison with all of them.
+  const TensorSource nested = TensorSource::same({flat(copy, 1001, float32, 500'001), same}, "all");
+  EXPECT_TRUE(outputs_of(plan_of(nested)).at(0) == contents_[0].substr(1000, 4 * 500'001));
+  EXPECT_EQ(stats_.bytes_read, 4u * 4 * 500'001);
   EXPECT_TRUE(outputs_of(plan_of(same.to(bfloat16), "abc")) ==
               outputs_of(plan_of(first.to(bfloat16), "abc")));
   EXPECT_TRUE(outputs_of(plan_of(same.to(float16).narrow(0, 9, 300'000))) ==
