@@ -87,7 +87,11 @@ class Assembler {
   std::vector<Parts> collect() {
     std::vector<Parts> all;
     std::unordered_map<std::string, size_t> index;
-    for (World& each : worlds_) Experts::number_globally(each.owned);
+    uint32_t& ep = draft_.facts.mesh.ep;
+    for (World& each : worlds_) {
+      for (const OwnedParam& param : each.owned) ep = std::max(ep, param.ep_size);
+      Experts::number_globally(each.owned);
+    }
     for (uint32_t stage = 0; stage < mesh_.pp; ++stage) {
       for (uint32_t tp_rank = 0; tp_rank < mesh_.tp; ++tp_rank) {
         for (const OwnedParam& param : world(stage, tp_rank).owned) {
@@ -95,7 +99,6 @@ class Assembler {
           if (is_new) all.push_back({param.name, {}});
           StageParts& parts = all[found->second].stages[stage];
           parts.resize(mesh_.tp);
-          draft_.facts.mesh.ep = std::max(draft_.facts.mesh.ep, param.ep_size);
           if (param.ep_rank != parts[tp_rank].size()) {
             throw InconsistentError({.tensor = param.name}, "is named twice");
           }
