@@ -86,8 +86,8 @@ class TensorSource {
   // Tensors that must be equal bit for bit (NaNs that differ in bits differ): the value is
   // parts.front(); whoever runs the plan reads all of them and compares what is stored. `what` says
   // in the error what they are: "'embed.weight' on tensor-parallel ranks 0 and 1". At least one
-  // part, equal dtypes and shapes; one part alone is returned as it is, and a part that is same() is
-  // compared part by part. Throws as mean() does, but for the element type and same() itself.
+  // part, equal dtypes and shapes; one part alone is returned as it is, and a part that is same()
+  // is compared part by part. Throws as mean() does, but for the element type and same() itself.
   static TensorSource same(std::vector<TensorSource> parts, std::string what);
 
   // torch.narrow(dim, start, length)
