@@ -144,8 +144,9 @@ class Planner {
           some_of(lost) + ": the new run has to start with the same values, or use reshard");
     }
     if (stage_ != 3 && has_round_robin()) {
-      note("where round_robin_gradients is set, DeepSpeed's loader puts parameters into each "
-           "other's places: turn it off in the new run");
+      note(
+          "where round_robin_gradients is set, DeepSpeed's loader puts parameters into each "
+          "other's places: turn it off in the new run");
     }
     if (is_elastic()) {
       note("the checkpoint is elastic and has no hyper-parameters: those of the new run count");
