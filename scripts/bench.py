@@ -176,7 +176,10 @@ class Bench:
 
     def checkpoint_script(self, *arguments):
         script = pathlib.Path(__file__).with_name("bench_checkpoint.py")
-        done = subprocess.run([str(part) for part in (sys.executable, script, *arguments)],
+        # It needs torch, which scripts/test puts there.
+        installed = script.parent.parent / ".venv/bin/python"
+        python = installed if installed.exists() else sys.executable
+        done = subprocess.run([str(part) for part in (python, script, *arguments)],
                               stderr=subprocess.PIPE, text=True)
         if done.returncode != 0:
             fail(f"{script.name} {arguments[0]}: {done.stderr.strip()}")
