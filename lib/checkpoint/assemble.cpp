@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -23,6 +24,23 @@ struct Parts {
   std::string name;
   std::map<uint32_t, StageParts> stages;
 };
+
+// Whether two files have the same universal_checkpoint_info, but for what AutoEP says of the rank
+// itself.
+bool same_rules(const pickle::Value& a, const pickle::Value& b) {
+  if (!a.is_mapping() || !b.is_mapping()) return same_plain_data(a, b);
+  const auto holds = [](const pickle::Value& rules, const pickle::Value& others) {
+    const auto& items = rules.as_dict().items;
+    return std::all_of(items.begin(), items.end(), [&](const auto& item) {
+      if (!item.first.is(pickle::Kind::string)) return true;
+      const std::string_view key = item.first.as_string();
+      if (key == keys::kAutoEpLayers || key == keys::kAutoEpLayersLegacy) return true;
+      const auto other = others.find(key);
+      return other && same_plain_data(item.second, *other);
+    });
+  };
+  return holds(a, b) && holds(b, a);
+}
 
 class Assembler {
  public:
@@ -58,9 +76,7 @@ class Assembler {
     for (const World& other : worlds_) {
       const auto mine = model.fields.get(keys::kUniversalCheckpointInfo);
       const auto theirs = other.model->fields.get(keys::kUniversalCheckpointInfo);
-      if (mine.has_value() == theirs.has_value() && (!mine || same_plain_data(*mine, *theirs))) {
-        continue;
-      }
+      if (mine.has_value() == theirs.has_value() && (!mine || same_rules(*mine, *theirs))) continue;
       throw InconsistentError(other.model->fields.where(keys::kUniversalCheckpointInfo),
                               "is not as in " + model.shard().display);
     }
