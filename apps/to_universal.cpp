@@ -122,11 +122,7 @@ int convert(const CLI::App& app, Arguments& args) {
     return run_universal(plan, inputs, checkpoint, args.output, progress, args.run);
   }();
   if (args.common.json) {
-    data["output"] = args.output;
-    data["seconds"] = stats.seconds;
-    data["bytes_read"] = stats.bytes_read;
-    data["records_checked"] = stats.records_checked;
-    cli::print_json("done", std::move(data));
+    cli::print_json("done", done_json(std::move(data), args.output, stats));
   } else if (!args.common.quiet) {
     std::cerr << app.get_name() << ": " << plan.entries.size() << " parameters in "
               << plan.plan.outputs().size() << " files, " << human_bytes(stats.bytes_written)

@@ -126,10 +126,13 @@ int convert(const CLI::App& app, Arguments& args) {
   const WeightsPlan plan = plan_weights(inputs, checkpoint, args.weights);
   for (const std::string& text : plan.notes) cli::note(app, args.common, text);
 
+  nlohmann::json data;
+  if (args.common.json) {
+    data = plan_json(plan);
+    data["checkpoint"] = facts_json(checkpoint);
+  }
   if (args.dry_run) {
     if (args.common.json) {
-      nlohmann::json data = plan_json(plan);
-      data["checkpoint"] = facts_json(checkpoint);
       cli::print_json("plan", std::move(data));
     } else {
       print_plan(plan);
@@ -148,13 +151,7 @@ int convert(const CLI::App& app, Arguments& args) {
                   "; whoever loads the folder may take it for the new weights");
   }
   if (args.common.json) {
-    nlohmann::json data = plan_json(plan);
-    data["checkpoint"] = facts_json(checkpoint);
-    data["output"] = args.output_dir;
-    data["seconds"] = stats.seconds;
-    data["bytes_read"] = stats.bytes_read;
-    data["records_checked"] = stats.records_checked;
-    cli::print_json("done", std::move(data));
+    cli::print_json("done", done_json(std::move(data), args.output_dir, stats));
   } else if (!args.common.quiet) {
     size_t tensors = 0;
     for (const WeightsSplit::File& file : plan.split.files) tensors += file.tensors.size();

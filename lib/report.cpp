@@ -120,6 +120,14 @@ json plan_json(const UniversalPlan& plan) {
           {"bytes_written", plan.plan.bytes_written()}};
 }
 
+json done_json(json plan, const std::string& output, const ExecStats& stats) {
+  plan["output"] = output;
+  plan["seconds"] = stats.seconds;
+  plan["bytes_read"] = stats.bytes_read;
+  plan["records_checked"] = stats.records_checked;
+  return plan;
+}
+
 json error_json(const Error& error) {
   json out = {{"kind", to_string(error.kind())}, {"message", error.message()}};
   const Where& where = error.where();

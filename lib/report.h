@@ -39,6 +39,8 @@ nlohmann::json plan_json(const WeightsPlan& plan);
 // {"parameters": [{"name", "shape", "files"}], "files": [{"path", "bytes"}], "bytes_read",
 // "bytes_written"}
 nlohmann::json plan_json(const UniversalPlan& plan);
+// A plan's JSON with what running it came to: "output", "seconds", "bytes_read", "records_checked".
+nlohmann::json done_json(nlohmann::json plan, const std::string& output, const ExecStats& stats);
 // {"kind", "message", "file"?, "member"?, "tensor"?, "offset"?, "errno"?, "hint"?}
 nlohmann::json error_json(const Error& error);
 

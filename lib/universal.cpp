@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <set>
+#include <span>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -50,9 +51,7 @@ class Planner {
       }
     }
     lay_out_optimizer_state(plan_, checkpoint_);
-    for (const CheckpointFile& file : checkpoint_.model_files()) {
-      lay_out_model_states(plan_, inputs_, checkpoint_, file);
-    }
+    add_model_files();
     add_notes();
     result_.plan = plan_.finish();
     result_.plan.validate(planned_inputs(inputs_));
@@ -60,6 +59,18 @@ class Planner {
   }
 
  private:
+  // All records of these files count, also those nothing is made of: they are copied.
+  void add_model_files() {
+    result_.model_records = records_of(checkpoint_.model_files(), true);
+    std::span<const InputRecord> rest = result_.model_records;
+    for (const CheckpointFile& file : checkpoint_.model_files()) {
+      size_t count = 0;
+      while (count < rest.size() && rest[count].extent.file == file.archive->file()) ++count;
+      lay_out_model_states(plan_, inputs_, checkpoint_, file, rest.first(count));
+      rest = rest.subspan(count);
+    }
+  }
+
   static bool is_trained(const Param& param) {
     return param.kind == ParamKind::trainable && param.alias_of.empty();
   }
@@ -176,22 +187,22 @@ class Planner {
   }
 
   bool has_round_robin() const {
-    const Value root = checkpoint_.model_files().front().archive->root();
-    const Value flag = root.find_or_none(keys::kDsConfig)
-                           .find_or_none("zero_optimization")
-                           .find_or_none("round_robin_gradients");
-    return flag.is(Kind::boolean) && flag.as_bool();
+    return checkpoint_.model_files()
+        .front()
+        .archive->root()
+        .find_or_none(keys::kDsConfig)
+        .find_or_none("zero_optimization")
+        .find_or_none("round_robin_gradients")
+        .is_true();
   }
 
   bool is_elastic() const { return base_optimizer_state().is(Kind::list); }
 
   bool has_muon() const {
     const Value groups = base_optimizer_state().find_or_none(keys::kParamGroups);
-    return std::any_of(groups.sequence_or_empty().begin(), groups.sequence_or_empty().end(),
-                       [](const Value& group) {
-                         const Value flag = group.find_or_none("use_muon");
-                         return flag.is(Kind::boolean) && flag.as_bool();
-                       });
+    return std::any_of(
+        groups.sequence_or_empty().begin(), groups.sequence_or_empty().end(),
+        [](const Value& group) { return group.find_or_none(keys::kUseMuon).is_true(); });
   }
 
   bool has_fused_experts() const {
@@ -303,17 +314,20 @@ class Planner {
   UniversalPlan result_;
 };
 
+// Where the user sees the output, without a slash at its end.
+fs::path named(const fs::path& output) {
+  const fs::path absolute = fs::absolute(output);
+  return absolute.has_filename() ? absolute : absolute.parent_path();
+}
+
 // What DeepSpeed looks at for the name of the universal checkpoint: beside it, as the user sees it,
 // whether or not it is a link.
 fs::path latest_file(const fs::path& output) {
-  const fs::path absolute = fs::absolute(output);
-  const fs::path named = absolute.has_filename() ? absolute : absolute.parent_path();
-  return named.parent_path() / "latest_universal";
+  return named(output).parent_path() / "latest_universal";
 }
 
 std::string name_of(const fs::path& output) {
-  const fs::path absolute = fs::absolute(output);
-  return (absolute.has_filename() ? absolute : absolute.parent_path()).filename().string();
+  return named(output).filename().string();
 }
 
 // A folder is refused here with a word on what would be lost; StagedOutput only knows full from
@@ -361,16 +375,8 @@ ExecStats run_universal(const UniversalPlan& plan, const InputFiles& inputs,
                         const RunOptions& options) {
   RunOptions whole = options;
   whole.stage.whole_folder = true;
-  // The model-states files are copied: all of their records count, also those nothing is made of.
-  std::vector<InputRecord> records;
-  const auto add = [&](const std::vector<CheckpointFile>& files, bool all) {
-    for (const CheckpointFile& file : files) {
-      const std::vector<InputRecord> some = file.archive->records(all);
-      records.insert(records.end(), some.begin(), some.end());
-    }
-  };
-  add(checkpoint.model_files(), true);
-  add(checkpoint.optim_files(), options.verify);
+  std::vector<InputRecord> records = records_of(checkpoint.optim_files(), options.verify);
+  records.insert(records.end(), plan.model_records.begin(), plan.model_records.end());
   const ExecStats stats = run_plan(plan.plan, inputs, std::move(records),
                                    fs::weakly_canonical(fs::absolute(output)), progress, whole);
   replace_text_file(latest_file(output), name_of(output), options.stage.durable);

@@ -26,6 +26,7 @@ struct UniversalPlan {
   CopyPlan plan;
   std::vector<Entry> entries;
   std::vector<std::string> notes;
+  std::vector<InputRecord> model_records;  // of the model-states files, to be checked
 };
 
 // Plans the folder that ds_to_universal.py writes; the result is valid against `inputs`.

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "checkpoint/experts.h"
 #include "checkpoint/keys.h"
 
 namespace dsckpt {
@@ -151,8 +153,7 @@ class MetadataWriter {
     Copy copy(archive);
     Document& document = copy.document();
     const Value root = document.dict();
-    const Value dynamic = optimizer.find_or_none("dynamic_loss_scale");
-    const bool is_dynamic = dynamic.is(Kind::boolean) && dynamic.as_bool();
+    const bool is_dynamic = optimizer.find_or_none("dynamic_loss_scale").is_true();
     copy.set(root, keys::kLossScaler, loss_scaler(copy, optimizer, config, is_dynamic));
     copy.set(root, "dynamic_loss_scale", Document::boolean(is_dynamic));
     copy.set(root, "overflow", Document::boolean(false));
@@ -202,12 +203,13 @@ class MetadataWriter {
     return scaler;
   }
 
-  void add_model_file(const InputFiles& inputs, const CheckpointFile& file) {
+  void add_model_file(const InputFiles& inputs, const CheckpointFile& file,
+                      std::span<const InputRecord> records) {
     const TorchArchive& archive = *file.archive;
     std::string path = file.path.filename().string();
     const Value root = archive.root();
-    const bool autoep = !autoep_layers(root).is_none();
-    if (stage_ != 0 && !autoep) return copy_file(inputs, file, std::move(path));
+    const bool autoep = !root.find_or_none(autoep_layers_key(root)).is_none();
+    if (stage_ != 0 && !autoep) return copy_file(inputs, file, records, std::move(path));
     Copy copy(archive);
     const Value changed =
         copy.dict_of(root, [&](std::string_view key, const Value& value) -> std::optional<Value> {
@@ -223,29 +225,19 @@ class MetadataWriter {
     copy.lay_out(changed, plan_, std::move(path));
   }
 
-  static Value autoep_layers(const Value& root) {
-    const Value layers = root.find_or_none(keys::kAutoEpLayers);
-    return layers.is_none() ? root.find_or_none(keys::kAutoEpLayersLegacy) : layers;
-  }
-
   // universal_checkpoint_info with what the loader has to know of the experts.
   Value expert_info(Copy& copy, const Value& root, const Value& info) const {
     Document& document = copy.document();
     constexpr std::string_view kPatterns = "expert_parameter_patterns";
-    const Value changed = document.dict();
-    if (info.is_mapping()) {
-      for (const auto& [key, value] : info.as_dict().items) {
-        const bool replaced = key.is(Kind::string) && (key.as_string() == kPatterns ||
-                                                       key.as_string() == keys::kAutoEpLayers);
-        if (replaced) continue;
-        const Value copied = copy.of(key);
-        document.set_item(changed, copied, copy.of(value));
-      }
-    }
+    const auto kept = [&](std::string_view key, const Value& value) -> std::optional<Value> {
+      if (key == kPatterns || key == keys::kAutoEpLayers) return std::nullopt;
+      return copy.of(value);
+    };
+    const Value changed = info.is_mapping() ? copy.dict_of(info, kept) : document.dict();
     copy.set(changed, kPatterns,
              document.list({document.string(stage_ == 3 ? R"(.*\.experts\.w[123]$)"
                                                         : R"(\.experts\.w[123]$)")}));
-    const Value layers = autoep_layers(root);
+    const Value layers = root.find_or_none(autoep_layers_key(root));
     copy.set(changed, keys::kAutoEpLayers,
              stage_ == 3 ? copy.of(layers) : stripped_layers(copy, layers));
     return changed;
@@ -268,14 +260,17 @@ class MetadataWriter {
   }
 
   // In pieces that end where records do, so that their checksums are checked on the way.
-  void copy_file(const InputFiles& inputs, const CheckpointFile& file, std::string path) {
+  void copy_file(const InputFiles& inputs, const CheckpointFile& file,
+                 std::span<const InputRecord> records, std::string path) {
     const FileId id = file.archive->file();
     const uint64_t size = inputs[id].size();
     const OutputId out = plan_.add_output(std::move(path), size);
-    std::vector<InputRecord> records = file.archive->records(true);
-    std::sort(records.begin(), records.end(), [](const InputRecord& a, const InputRecord& b) {
-      return a.extent.offset < b.extent.offset;
-    });
+    std::vector<Extent> extents;
+    for (const InputRecord& record : records) {
+      if (record.extent.size > 0) extents.push_back(record.extent);
+    }
+    std::sort(extents.begin(), extents.end(),
+              [](const Extent& a, const Extent& b) { return a.offset < b.offset; });
     uint64_t at = 0;
     const auto copy_to = [&](uint64_t end) {
       if (end <= at) return;
@@ -284,9 +279,9 @@ class MetadataWriter {
           TensorSource::stored({id, at, end - at}, DType::uint8, {static_cast<int64_t>(end - at)}));
       at = end;
     };
-    for (const InputRecord& record : records) {
-      copy_to(record.extent.offset);
-      copy_to(record.extent.offset + record.extent.size);
+    for (const Extent& extent : extents) {
+      copy_to(extent.offset);
+      copy_to(extent.end());
     }
     copy_to(size);
   }
@@ -304,8 +299,8 @@ void lay_out_optimizer_state(PlanBuilder& plan, const Checkpoint& checkpoint) {
 }
 
 void lay_out_model_states(PlanBuilder& plan, const InputFiles& inputs, const Checkpoint& checkpoint,
-                          const CheckpointFile& file) {
-  MetadataWriter(plan, checkpoint).add_model_file(inputs, file);
+                          const CheckpointFile& file, std::span<const InputRecord> records) {
+  MetadataWriter(plan, checkpoint).add_model_file(inputs, file, records);
 }
 
 }  // namespace dsckpt

@@ -2,7 +2,6 @@
 
 #include <tbb/parallel_for.h>
 
-#include <algorithm>
 #include <array>
 #include <unordered_map>
 #include <utility>
@@ -25,13 +24,9 @@ bool has_split_files(const TagFolder& folder) {
          folder.has(ShardName::Kind::expert_optim);
 }
 
-std::vector<CheckpointFile> files_of(const std::vector<Shard>& shards, const TagFolder& folder) {
+std::vector<CheckpointFile> files_of(const std::vector<Shard>& shards) {
   std::vector<CheckpointFile> files;
-  for (const Shard& shard : shards) {
-    const auto found = std::find_if(folder.shards.begin(), folder.shards.end(),
-                                    [&](const ShardFile& file) { return file.name == shard.name; });
-    files.push_back({found->path, &shard.archive});
-  }
+  for (const Shard& shard : shards) files.push_back({shard.path, &shard.archive});
   return files;
 }
 
@@ -78,8 +73,8 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const fs::path& path, const Open
     const Mesh& mesh = draft.facts.mesh;
     draft.facts.model_parallel =
         mesh.pp > 1 || mesh.tp > 1 || mesh.ep > 1 || has_split_files(draft.folder);
-    impl->model_files = files_of(draft.model_shards, draft.folder);
-    impl->optim_files = files_of(draft.optim_shards, draft.folder);
+    impl->model_files = files_of(draft.model_shards);
+    impl->optim_files = files_of(draft.optim_shards);
     for (size_t i = 0; i < draft.params.size(); ++i) {
       impl->by_name.emplace(draft.params[i].name, i);
     }
@@ -118,16 +113,19 @@ const std::vector<std::string>& Checkpoint::notes() const {
   return impl_->draft.notes;
 }
 
-std::vector<InputRecord> Checkpoint::records(bool all) const {
-  std::vector<const Shard*> shards;
-  for (const auto* some : {&impl_->draft.model_shards, &impl_->draft.optim_shards}) {
-    for (const Shard& shard : *some) shards.push_back(&shard);
-  }
-  std::vector<std::vector<InputRecord>> found(shards.size());
-  tbb::parallel_for(size_t{0}, shards.size(),
-                    [&](size_t i) { found[i] = shards[i]->archive.records(all); });
+std::vector<InputRecord> records_of(const std::vector<CheckpointFile>& files, bool all) {
+  std::vector<std::vector<InputRecord>> found(files.size());
+  tbb::parallel_for(size_t{0}, files.size(),
+                    [&](size_t i) { found[i] = files[i].archive->records(all); });
   std::vector<InputRecord> out;
   for (const auto& some : found) out.insert(out.end(), some.begin(), some.end());
+  return out;
+}
+
+std::vector<InputRecord> Checkpoint::records(bool all) const {
+  std::vector<InputRecord> out = records_of(model_files(), all);
+  const std::vector<InputRecord> rest = records_of(optim_files(), all);
+  out.insert(out.end(), rest.begin(), rest.end());
   return out;
 }
 

@@ -101,6 +101,10 @@ struct CheckpointFile {
   const TorchArchive* archive;
 };
 
+// Zip records of `files` with their CRC32, file by file: those that hold the tensors, or, with
+// `all`, every one, which takes a read of each.
+std::vector<InputRecord> records_of(const std::vector<CheckpointFile>& files, bool all);
+
 // Immutable; any thread.
 class Checkpoint {
  public:
@@ -134,8 +138,7 @@ class Checkpoint {
   // Things a user should know that are no errors.
   const std::vector<std::string>& notes() const;
 
-  // Zip records of the shards with their CRC32: those that hold the tensors, or, with `all`, every
-  // one.
+  // records_of() all files.
   std::vector<InputRecord> records(bool all) const;
 
  private:

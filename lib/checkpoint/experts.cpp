@@ -49,9 +49,15 @@ int64_t count_of(const Fields& layer, std::string_view key) {
 
 }  // namespace
 
+std::string_view autoep_layers_key(const Value& root) {
+  return root.find_or_none(keys::kAutoEpLayers).is_none() &&
+                 !root.find_or_none(keys::kAutoEpLayersLegacy).is_none()
+             ? keys::kAutoEpLayersLegacy
+             : keys::kAutoEpLayers;
+}
+
 Experts::Experts(const ModelStates& model) {
-  std::string_view key = keys::kAutoEpLayers;
-  if (!model.fields.has(key)) key = keys::kAutoEpLayersLegacy;
+  const std::string_view key = autoep_layers_key(model.shard().archive.root());
   const auto layers = model.fields.sequence(key);
   for (size_t i = 0; i < layers.size(); ++i) {
     const Fields fields(model.shard(), layers[i], std::string(key) + "[" + std::to_string(i) + "]");

@@ -8,12 +8,17 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "checkpoint/zero_world.h"
 
 namespace dsckpt {
+
+// Where a model-states file describes AutoEP's layers: ds_autoep_layers, or as older releases call
+// it.
+std::string_view autoep_layers_key(const pickle::Value& root);
 
 class Experts {
  public:

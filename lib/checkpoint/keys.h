@@ -36,6 +36,7 @@ inline constexpr std::string_view kSingleFp32Partition = "single_partition_of_fp
 inline constexpr std::string_view kFp32FlatGroups = "fp32_flat_groups";
 inline constexpr std::string_view kBaseOptimizerState = "base_optimizer_state";
 inline constexpr std::string_view kParamGroups = "param_groups";
+inline constexpr std::string_view kUseMuon = "use_muon";
 inline constexpr std::string_view kBaseOptimizerStateStep = "base_optimizer_state_step";
 inline constexpr std::string_view kGroupPaddings = "group_paddings";
 inline constexpr std::string_view kParamAlignmentPaddings = "param_alignment_paddings";

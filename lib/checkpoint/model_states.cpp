@@ -104,10 +104,7 @@ void ModelStates::find_tied_views() {
 bool ModelStates::may_be_round_robin() const {
   const auto config = fields.get(keys::kDsConfig);
   if (!config || !config->is_mapping()) return true;
-  const auto zero = config->find("zero_optimization");
-  if (!zero || !zero->is_mapping()) return false;
-  const auto flag = zero->find("round_robin_gradients");
-  return flag && flag->is(pickle::Kind::boolean) && flag->as_bool();
+  return config->find_or_none("zero_optimization").find_or_none("round_robin_gradients").is_true();
 }
 
 std::vector<std::pair<std::string, Value>> ModelStates::rest_of_module() const {
@@ -123,8 +120,7 @@ std::vector<std::pair<std::string, Value>> ModelStates::rest_of_module() const {
 std::optional<bool> ModelStates::uses_data_before_expert_parallelism() const {
   const auto config = fields.get(keys::kDsConfig);
   if (!config || !config->is_mapping()) return std::nullopt;
-  const auto flag = config->find("use_data_before_expert_parallelism");
-  return flag && flag->is(pickle::Kind::boolean) && flag->as_bool();
+  return config->find_or_none("use_data_before_expert_parallelism").is_true();
 }
 
 void ParamList::add(Param param) {

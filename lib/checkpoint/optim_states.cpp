@@ -182,7 +182,7 @@ void find_degrees(CheckpointDraft& draft, uint32_t mp) {
   if (mp % tp != 0) {
     throw InconsistentError(
         {.file = draft.folder.path.string()},
-        std::to_string(mp) + " mp ranks, but " + std::to_string(tp) + " files of layer 1");
+        std::to_string(mp) + " mp ranks, but " + std::to_string(tp) + " files of one layer");
   }
   mesh.tp = tp;
   mesh.pp = mp / tp;
@@ -283,7 +283,9 @@ void open_model_shards(CheckpointDraft& draft, ShardName::Kind kind) {
   const bool every_rank = kind == ShardName::Kind::zero_model_states;
   const uint32_t dp = every_rank ? draft.facts.mesh.dp : 1;
   uint32_t mp = 1;
-  if (!files.empty()) {
+  if (!draft.optim_shards.empty()) {
+    mp = static_cast<uint32_t>(draft.optim_shards.size()) / draft.facts.mesh.dp;
+  } else if (!files.empty()) {
     mp = mp_world_size(draft, open_shards(draft.inputs, {files.front()}, root).front());
   }
   check_ranks(files, {.kind = kind}, mp, dp, draft.folder);

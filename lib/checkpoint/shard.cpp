@@ -99,7 +99,8 @@ std::vector<Shard> open_shards(InputFiles& inputs, const std::vector<ShardFile>&
     try {
       const std::string& display = inputs[ids[i]].display();
       in_context({.file = display}, [&] {
-        opened[i] = Shard{files[i].name, display, TorchArchive::open(inputs, ids[i])};
+        opened[i] =
+            Shard{files[i].name, files[i].path, display, TorchArchive::open(inputs, ids[i])};
         check_saved_name(*opened[i]);
       });
     } catch (...) {

@@ -19,6 +19,7 @@ namespace dsckpt {
 
 struct Shard {
   ShardName name;
+  std::filesystem::path path;
   std::string display;  // the file, for messages
   TorchArchive archive;
 

@@ -173,7 +173,6 @@ class WorldReader {
       in_context({.file = model_.shard().display, .tensor = slice.name}, [&] {
         params_.push_back({.name = slice.name,
                            .shape = slice.shape,
-                           .group = g,
                            .master = slice_of(flat, slice),
                            .requires_grad = partitions.front().requires_grad,
                            .states = {},
@@ -261,16 +260,9 @@ class WorldReader {
 
   // MuonWithAuxAdam marks its groups.
   bool is_muon_group(size_t g) const {
-    const auto base = state_.get(keys::kBaseOptimizerState);
-    if (!base || !base->is_mapping()) return false;
-    const auto groups = base->find(keys::kParamGroups);
-    if (!groups || !groups->is(pickle::Kind::list) || g >= groups->as_sequence().size()) {
-      return false;
-    }
-    const Value& group = groups->as_sequence()[g];
-    if (!group.is_mapping()) return false;
-    const auto flag = group.find("use_muon");
-    return flag && flag->is(pickle::Kind::boolean) && flag->as_bool();
+    const Value base = state_.get(keys::kBaseOptimizerState).value_or(Value());
+    const auto groups = base.find_or_none(keys::kParamGroups).sequence_or_empty();
+    return g < groups.size() && groups[g].find_or_none(keys::kUseMuon).is_true();
   }
 
   // The flat vector cannot tell [37, 11] from [11, 37]; the 16-bit copy can.

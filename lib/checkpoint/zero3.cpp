@@ -13,6 +13,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "checkpoint/assemble.h"
+#include "checkpoint/experts.h"
 #include "checkpoint/flat_states.h"
 #include "checkpoint/keys.h"
 #include "checkpoint/layout.h"
@@ -59,17 +60,18 @@ std::vector<Share> shares_of(const Shard& optim) {
 // The rank among those that share the experts between them: its own word, for which file names say
 // nothing.
 uint32_t expert_parallel_rank(const ModelStates& model) {
-  for (const std::string_view key : {keys::kAutoEpLayers, keys::kAutoEpLayersLegacy}) {
-    for (const Value& layer : model.fields.sequence(key)) {
-      const Fields fields(model.shard(), layer, std::string(key));
-      const int64_t rank = fields.integer("ep_rank");
-      if (rank < 0 || rank > 1 << 20)
-        throw CorruptError(fields.where("ep_rank"), "is " + std::to_string(rank));
-      return static_cast<uint32_t>(rank);
-    }
+  const std::string_view key = autoep_layers_key(model.shard().archive.root());
+  const auto layers = model.fields.sequence(key);
+  if (layers.empty()) {
+    throw InconsistentError(model.fields.where(key),
+                            "is missing, but sub-groups are cut over some of the ranks only");
   }
-  throw InconsistentError(model.fields.where(keys::kAutoEpLayers),
-                          "is missing, but sub-groups are cut over some of the ranks only");
+  const Fields fields(model.shard(), layers.front(), std::string(key));
+  const int64_t rank = fields.integer("ep_rank");
+  if (rank < 0 || rank > 1 << 20) {
+    throw CorruptError(fields.where("ep_rank"), "is " + std::to_string(rank));
+  }
+  return static_cast<uint32_t>(rank);
 }
 
 class WorldReader {
@@ -87,7 +89,6 @@ class WorldReader {
   std::vector<OwnedParam> read() {
     check_model_shards();
     std::vector<uint64_t> borders;
-    std::optional<DType> dtype;
     for (size_t rank = 0; rank < optim_.size(); ++rank) {
       flat_.push_back(flat_groups(rank));
       const std::vector<uint64_t> ends = account(rank);
@@ -108,7 +109,7 @@ class WorldReader {
       for (const NamedShapes& group : groups_) all.insert(all.end(), group.begin(), group.end());
       std::vector<size_t> parts(borders.size());
       std::iota(parts.begin(), parts.end(), size_t{0});
-      add_params(parts, all, all_ranks(), 0, 0, 1);
+      add_params(parts, all, all_ranks(), 0, 1);
     }
     return std::move(params_);
   }
@@ -179,7 +180,7 @@ class WorldReader {
   void read_sub_group(size_t g) {
     const uint64_t count = share(0, g).count;
     if (count == optim_.size()) {
-      add_params({g}, groups_[g], in_order(g, all_ranks()), g, 0, 1);
+      add_params({g}, groups_[g], in_order(g, all_ranks()), 0, 1);
       return;
     }
     std::map<uint32_t, std::vector<size_t>> sets;
@@ -195,7 +196,7 @@ class WorldReader {
             models_[rank]->fields.where(keys::kParamShapes),
             "differs from that in " + model.shard().display + ", which has the same experts");
       }
-      add_params({g}, model.param_shapes[g], in_order(g, ranks), g, ep_rank, ep_size);
+      add_params({g}, model.param_shapes[g], in_order(g, ranks), ep_rank, ep_size);
     }
   }
 
@@ -220,8 +221,7 @@ class WorldReader {
   // The parameters `shapes` that `ranks` share, whose pieces lie end to end in the sub-groups
   // `groups` of each rank.
   void add_params(const std::vector<size_t>& groups, const NamedShapes& shapes,
-                  const std::vector<size_t>& ranks, size_t group, uint32_t ep_rank,
-                  uint32_t ep_size) {
+                  const std::vector<size_t>& ranks, uint32_t ep_rank, uint32_t ep_size) {
     std::vector<TensorSource> masters;
     for (const size_t rank : ranks) {
       std::vector<TensorSource> parts;
@@ -242,7 +242,6 @@ class WorldReader {
       in_context({.file = models_.front()->shard().display, .tensor = name}, [&] {
         OwnedParam param{.name = name,
                          .shape = shape,
-                         .group = group,
                          .master = gathered(masters, at, shape),
                          .requires_grad = requires_grad,
                          .states = {},

@@ -21,7 +21,6 @@ namespace dsckpt {
 struct OwnedParam {
   std::string name;
   Shape shape;
-  size_t group = 0;  // index into param_shapes: parameter group, at stage 3 sub-group
   TensorSource master;
   bool requires_grad = false;
   std::vector<ParamState> states;  // only with OpenOptions::optimizer_states

@@ -69,11 +69,6 @@ bool is_mount_point(const fs::path& folder) {
          own.st_dev != above.st_dev;
 }
 
-fs::path folder_above(const fs::path& path) {
-  const fs::path absolute = fs::absolute(path).lexically_normal();
-  return absolute.has_filename() ? absolute.parent_path() : absolute.parent_path().parent_path();
-}
-
 // The folder itself, whatever slashes it was given with.
 fs::path without_slash(const fs::path& path) {
   const fs::path absolute = fs::absolute(path).lexically_normal();
@@ -98,7 +93,7 @@ void replace_text_file(const fs::path& path, const std::string& text, bool durab
     ::unlink(staged.c_str());
     throw IoError({.file = path.string()}, "cannot write", reason);
   }
-  if (durable) sync_directory(folder_above(path));
+  if (durable) sync_directory(without_slash(path).parent_path());
 }
 
 StagedOutput::StagedOutput(const CopyPlan& plan, fs::path target, StageOptions options)
@@ -121,23 +116,7 @@ StagedOutput::StagedOutput(const CopyPlan& plan, fs::path target, StageOptions o
     }
   }
 
-  for (const PlannedFile& file : plan.outputs()) {
-    if (whole_) break;
-    const fs::path path = target_ / file.path;
-    for (fs::path parent = fs::path(file.path).parent_path(); !parent.empty();
-         parent = parent.parent_path()) {
-      const fs::file_status folder = fs::status(target_ / parent, ignored);
-      if (fs::exists(folder) && !fs::is_directory(folder)) {
-        throw UsageError((target_ / parent).string() + ": is not a folder");
-      }
-    }
-    const fs::file_status existing = fs::symlink_status(path, ignored);
-    if (!fs::exists(existing)) continue;
-    if (fs::is_directory(existing)) {
-      throw UsageError(path.string() + ": a folder has the name of an output file");
-    }
-    if (!options_.force) throw exists_already(path);
-  }
+  if (!whole_) check_nothing_in_the_way();
   const uint64_t needed = plan.bytes_written();
   const uint64_t free = free_space(existing_part(target_));
   if (needed > free) {
@@ -149,7 +128,7 @@ StagedOutput::StagedOutput(const CopyPlan& plan, fs::path target, StageOptions o
 
   for (size_t i = 0; i < plan.outputs().size(); ++i) files_.emplace_back();
   try {
-    const fs::path beside = folder_above(target_);
+    const fs::path beside = without_slash(target_).parent_path();
     make_folders(whole_ ? beside : target_, made_folders_);
     const fs::path& place = whole_ ? beside : target_;
     std::string pattern = (place / ".dsckpt-staging-XXXXXX").string();
@@ -172,6 +151,26 @@ StagedOutput::StagedOutput(const CopyPlan& plan, fs::path target, StageOptions o
   } catch (...) {
     discard();
     throw;
+  }
+}
+
+void StagedOutput::check_nothing_in_the_way() const {
+  std::error_code ignored;
+  for (const PlannedFile& file : plan_.outputs()) {
+    const fs::path path = target_ / file.path;
+    for (fs::path parent = fs::path(file.path).parent_path(); !parent.empty();
+         parent = parent.parent_path()) {
+      const fs::file_status folder = fs::status(target_ / parent, ignored);
+      if (fs::exists(folder) && !fs::is_directory(folder)) {
+        throw UsageError((target_ / parent).string() + ": is not a folder");
+      }
+    }
+    const fs::file_status existing = fs::symlink_status(path, ignored);
+    if (!fs::exists(existing)) continue;
+    if (fs::is_directory(existing)) {
+      throw UsageError(path.string() + ": a folder has the name of an output file");
+    }
+    if (!options_.force) throw exists_already(path);
   }
 }
 

@@ -52,6 +52,7 @@ class StagedOutput : public Sink {
     std::once_flag created;
     std::unique_ptr<OutputFile> file;
   };
+  void check_nothing_in_the_way() const;
   OutputFile& file(OutputId out);
   std::filesystem::path staged(OutputId out) const;
   std::filesystem::path final_path(OutputId out) const;

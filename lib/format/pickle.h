@@ -66,6 +66,7 @@ class Value {
   Kind kind() const { return kind_; }
   bool is(Kind kind) const { return kind_ == kind; }
   bool is_none() const { return kind_ == Kind::none; }
+  bool is_true() const { return kind_ == Kind::boolean && boolean_; }  // True itself
 
   bool as_bool() const;
   int64_t as_int() const;  // integer; bool counts, as in Python

@@ -33,9 +33,10 @@ class Info {
     test::run_plan_to(builder.finish(), files.inputs(), files.folder().path());
     const FileId file = files.inputs().add(files.folder().path() / "mp_rank_00_model_states.pt",
                                            files.folder().path());
-    return {{ShardName::Kind::model_states},
-            files.inputs()[file].display(),
-            TorchArchive::open(files.inputs(), file)};
+    return {.name = {ShardName::Kind::model_states},
+            .path = files.folder().path() / "mp_rank_00_model_states.pt",
+            .display = files.inputs()[file].display(),
+            .archive = TorchArchive::open(files.inputs(), file)};
   }
 
   SliceFiles files_;
