@@ -11,6 +11,7 @@ using nlohmann::json;
 std::vector<std::string> files_of(const InputFiles& inputs, const TensorSource& source) {
   std::set<FileId> ids;
   source.lower([&](const SourceRun& run) {
+    if (run.combine == Combine::zeros) return;
     ids.insert(run.file);
     for (const Operand& operand : run.more) ids.insert(operand.in);
   });

@@ -246,6 +246,10 @@ class Run {
       std::memcpy(target.data(), plan_.literals().data() + item.src + skip, target.size());
       return 0;
     }
+    if (item.op == Op::zeros) {
+      std::fill(target.begin(), target.end(), std::byte{0});
+      return 0;
+    }
     const bool checked = record != RecordChecks::kNone;
     if (item.op == Op::interleave && item.from == item.to) {
       weave(item, skip, target, buffers);

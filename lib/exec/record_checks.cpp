@@ -75,7 +75,7 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
   };
   for (size_t i = 0; i < plan.items().size(); ++i) {
     const CopyItem& item = plan.items()[i];
-    if (item.op == Op::literal) continue;
+    if (!item.reads_input()) continue;
     const bool interleave = item.op == Op::interleave;
     if (!interleave) {
       add(item.op == Op::mean ? nullptr : &record_of_item_[i],

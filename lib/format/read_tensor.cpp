@@ -53,6 +53,11 @@ void read_elements(const InputFiles& inputs, const TensorSource& source, int64_t
   }
   source.lower(first, count, [&](const SourceRun& run) {
     if (run.stored != run.result) throw InconsistentError({}, "a cast tensor cannot be read");
+    if (run.combine == Combine::zeros) {
+      std::fill_n(out.begin(), run.row_bytes, std::byte{0});
+      out = out.subspan(run.row_bytes);
+      return;
+    }
     if (run.combine == Combine::interleave) {
       for (uint64_t row = 0; row < run.rows; ++row) {
         for (const Operand& column : run.more) {

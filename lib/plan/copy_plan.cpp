@@ -20,10 +20,7 @@ uint64_t CopyPlan::bytes_written() const {
 
 uint64_t CopyPlan::bytes_read() const {
   uint64_t sum = 0;
-  for (const CopyItem& item : items_) {
-    if (item.op == Op::literal) continue;
-    sum += item.rows * item.row_bytes * item.reads_of_a_byte();
-  }
+  for (const CopyItem& item : items_) sum += item.rows * item.row_bytes * item.reads_of_a_byte();
   return sum;
 }
 
@@ -82,13 +79,17 @@ const PlannedInput& input_of(FileId in, const CopyItem& item, const std::string&
 void check_source(const CopyItem& item, const std::string& output,
                   const std::vector<PlannedInput>& inputs, uint64_t literal_bytes) {
   const bool literal = item.op == Op::literal;
-  if (item.from != item.to && (literal || item.op == Op::copy)) {
+  const bool zeros = item.op == Op::zeros;
+  if ((item.from != item.to && (literal || zeros || item.op == Op::copy)) ||
+      (zeros && item.rows != 1)) {
     throw InconsistentError({.file = output, .offset = item.dst}, "malformed item");
   }
   if (item.op == Op::interleave) return;  // check_operands
-  const PlannedInput* input = literal ? nullptr : &input_of(item.in, item, output, inputs);
-  check_rows(literal ? output : input->display, literal ? literal_bytes : input->size, item.src,
-             item.row_bytes, item.rows, item.src_stride, item.from);
+  const PlannedInput* input =
+      item.reads_input() ? &input_of(item.in, item, output, inputs) : nullptr;
+  const uint64_t size = literal ? literal_bytes : zeros ? item.row_bytes : input->size;
+  check_rows(input == nullptr ? output : input->display, size, zeros ? 0 : item.src, item.row_bytes,
+             item.rows, item.src_stride, item.from);
 }
 
 void check_operands(const CopyPlan& plan, const CopyItem& item, const std::string& output,
@@ -195,6 +196,8 @@ Op op_of(const SourceRun& run) {
       return Op::same;
     case Combine::interleave:
       return Op::interleave;
+    case Combine::zeros:
+      return Op::zeros;
     case Combine::none:
       break;
   }
@@ -203,9 +206,16 @@ Op op_of(const SourceRun& run) {
 
 }  // namespace
 
-// True if the operands of `run` follow those of `item`, the newest.
+// True if what `run` and its operands read follows what `item`, the newest, and its operands do.
 bool PlanBuilder::continues(const CopyItem& item, const SourceRun& run) const {
-  if (item.op != op_of(run) || item.operand_count != run.more.size()) return false;
+  if (item.op != op_of(run) || item.from != run.stored || item.rows != 1 || run.rows != 1) {
+    return false;
+  }
+  if (item.op == Op::zeros) return true;
+  if (item.in != run.file || item.src + item.row_bytes != run.offset ||
+      item.operand_count != run.more.size()) {
+    return false;
+  }
   if (run.combine == Combine::same && plan_.texts_[item.what] != *run.what) return false;
   const std::span<const Operand> operands = plan_.operands_of(item);
   return std::equal(operands.begin(), operands.end(), run.more.begin(),
@@ -220,9 +230,7 @@ void PlanBuilder::put(OutputId out, uint64_t dst, const TensorSource& source) {
     if (pending) plan_.items_.push_back(*pending);
   };
   source.lower([&](const SourceRun& run) {
-    if (pending && pending->rows == 1 && run.rows == 1 && pending->in == run.file &&
-        pending->from == run.stored && pending->src + pending->row_bytes == run.offset &&
-        continues(*pending, run)) {
+    if (pending && continues(*pending, run)) {
       pending->row_bytes += run.row_bytes;
       dst += run.result_bytes();
       return;
@@ -238,7 +246,7 @@ void PlanBuilder::put(OutputId out, uint64_t dst, const TensorSource& source) {
                        .row_bytes = run.row_bytes,
                        .rows = run.rows,
                        .src_stride = run.stride};
-    if (run.combine != Combine::none) {
+    if (!run.more.empty()) {
       if (run.more.size() > std::numeric_limits<uint32_t>::max() - plan_.operands_.size()) {
         throw UnsupportedError({}, "a plan with more than 2^32 operands");
       }

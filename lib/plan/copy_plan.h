@@ -1,9 +1,9 @@
 // CopyPlan: every byte of every output file, decided before the first one is written.
 //
-// Plain data. An output file is tiled by items: pieces of input files, copied or cast, and literal
-// bytes. Once validate() has passed nothing is decided any more; running the plan is moving bytes.
-// Items have absolute offsets and no item reads what another writes, so they can run in any order,
-// on any number of threads, and the result is always the same bytes.
+// Plain data. An output file is tiled by items: pieces of input files, copied or cast, literal
+// bytes and zeros. Once validate() has passed nothing is decided any more; running the plan is
+// moving bytes. Items have absolute offsets and no item reads what another writes, so they can run
+// in any order, on any number of threads, and the result is always the same bytes.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +24,7 @@ enum class Op : uint8_t {
   copy,        // bytes of an input file as they are
   cast,        // elements of an input file, converted
   literal,     // bytes of the plan itself
+  zeros,       // bytes that are zero
   mean,        // the mean of float32 elements of the operands, converted if `to` is another type
   same,        // bytes of the first operand, which all others must equal; converted like a mean
   interleave,  // row after row of every operand, its columns; converted like a mean
@@ -32,16 +33,16 @@ enum class Op : uint8_t {
 // One line of the plan: `rows` rows of an input, laid one after the other into [dst, dst +
 // dst_size). mean and same have one row; the row in `in` at `src` is their first operand, the
 // others are as long. All columns of an interleave are operands; row_bytes is the sum of theirs, in
-// and src are the first one's, and src_stride means nothing.
+// and src are the first one's, and src_stride means nothing. zeros has one row and no source.
 struct CopyItem {
   Op op = Op::copy;
-  DType from = DType::uint8;  // element types; equal for copy and literal
+  DType from = DType::uint8;  // element types; equal for copy, literal and zeros
   DType to = DType::uint8;
   OutputId out = 0;
-  FileId in = 0;           // not for literal
+  FileId in = 0;           // only if reads_input()
   uint64_t dst = 0;        // bytes from the start of the output
   uint64_t src = 0;        // bytes from the start of the input; for literal, of CopyPlan::literals
-  uint64_t row_bytes = 0;  // of a row in the input (or literal)
+  uint64_t row_bytes = 0;  // of a row in the input (or literal, or zeros)
   uint64_t rows = 1;
   int64_t src_stride = 0;  // bytes between rows in the input
   // Of mean and same the operands after the first, of interleave all: a range of
@@ -53,8 +54,10 @@ struct CopyItem {
   uint64_t dst_row_bytes() const { return row_bytes / size_of(from) * size_of(to); }
   uint64_t dst_size() const { return rows * dst_row_bytes(); }
   uint64_t dst_end() const { return dst + dst_size(); }
-  // How many bytes are read for one of the result before it is converted; not for literal.
+  bool reads_input() const { return op != Op::literal && op != Op::zeros; }
+  // How many bytes are read for one of the result before it is converted.
   uint64_t reads_of_a_byte() const {
+    if (!reads_input()) return 0;
     return op == Op::interleave ? 1 : uint64_t{1} + operand_count;
   }
 };

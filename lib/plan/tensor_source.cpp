@@ -38,6 +38,7 @@ struct TensorSource::Node {
     Shape merged_shape;
     Strides merged_strides;
   };
+  struct Zeros {};
   struct Cat {
     std::vector<TensorSource> parts;
     std::vector<int64_t> begins;  // of each part within one inner block, and the block's length
@@ -60,12 +61,18 @@ struct TensorSource::Node {
     std::string what;
   };
 
+  // What there is anywhere in the expression.
+  struct Holds {
+    bool cast = false;
+    bool combined = false;
+    bool zeros = false;
+  };
+
   DType dtype;
   Shape shape;
   int64_t count;
-  bool has_cast;
-  bool has_combined;
-  std::variant<Stored, Cat, Narrow, View, Cast, Combined> what;
+  Holds holds;
+  std::variant<Stored, Zeros, Cat, Narrow, View, Cast, Combined> what;
 
   void lower(int64_t first, int64_t length, DType result, const Emit& emit) const;
   void lower_pieces(const Cat& node, int64_t first, int64_t length, DType result,
@@ -269,8 +276,8 @@ TensorSource TensorSource::stored(Extent extent, DType dtype, Shape shape, Strid
     node.merged_shape.push_back(1);
     node.merged_strides.push_back(1);
   }
-  return TensorSource(std::make_shared<const Node>(
-      Node{dtype, std::move(shape), count, false, false, std::move(node)}));
+  return TensorSource(
+      std::make_shared<const Node>(Node{dtype, std::move(shape), count, {}, std::move(node)}));
 }
 
 TensorSource TensorSource::stored(Extent extent, DType dtype, Shape shape) {
@@ -284,12 +291,18 @@ TensorSource TensorSource::stored(Extent extent, DType dtype, Shape shape) {
   return stored(extent, dtype, std::move(shape), std::move(strides));
 }
 
+TensorSource TensorSource::zeros(DType dtype, Shape shape) {
+  const int64_t count = dsckpt::numel(shape);
+  checked_mul(static_cast<uint64_t>(count), size_of(dtype));
+  return TensorSource(std::make_shared<const Node>(
+      Node{dtype, std::move(shape), count, {.zeros = true}, Node::Zeros{}}));
+}
+
 TensorSource TensorSource::cat(int64_t dim, std::vector<TensorSource> parts) {
   if (parts.empty()) throw InconsistentError({}, "nothing to concatenate");
   Shape shape = parts.front().shape();
   const size_t d = checked_dim(dim, shape);
-  bool has_cast = false;
-  bool has_combined = false;
+  Node::Holds holds;
   uint64_t total = 0;
   for (const TensorSource& part : parts) {
     Shape expected = shape;
@@ -301,8 +314,9 @@ TensorSource TensorSource::cat(int64_t dim, std::vector<TensorSource> parts) {
                                       to_text(shape) + " along dimension " + std::to_string(dim));
     }
     total = checked_add(total, static_cast<uint64_t>(part.shape()[d]));
-    has_cast = has_cast || part.node_->has_cast;
-    has_combined = has_combined || part.node_->has_combined;
+    holds.cast |= part.node_->holds.cast;
+    holds.combined |= part.node_->holds.combined;
+    holds.zeros |= part.node_->holds.zeros;
   }
   if (total > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
     throw CorruptError({}, "a tensor has more than 2^63 elements");
@@ -315,9 +329,8 @@ TensorSource TensorSource::cat(int64_t dim, std::vector<TensorSource> parts) {
     begins.push_back(begins.back() + inner_numel(part.shape(), d));
   }
   const DType dtype = parts.front().dtype();
-  return TensorSource(
-      std::make_shared<const Node>(Node{dtype, std::move(shape), count, has_cast, has_combined,
-                                        Node::Cat{std::move(parts), std::move(begins), d}}));
+  return TensorSource(std::make_shared<const Node>(Node{
+      dtype, std::move(shape), count, holds, Node::Cat{std::move(parts), std::move(begins), d}}));
 }
 
 TensorSource TensorSource::Node::combine(Combine how, std::vector<TensorSource> parts,
@@ -329,13 +342,17 @@ TensorSource TensorSource::Node::combine(Combine how, std::vector<TensorSource> 
                                       to_text(part.shape()) + " and " +
                                       std::string(torch_name(front.dtype)) + to_text(front.shape));
     }
-    if (part.node_->has_combined) {
+    if (part.node_->holds.combined) {
       throw InconsistentError({}, "means and comparisons of tensors cannot be combined again");
     }
-    if (part.node_->has_cast) throw UnsupportedError({}, "combines tensors that are cast");
+    if (part.node_->holds.cast) throw UnsupportedError({}, "combines tensors that are cast");
+    if (part.node_->holds.zeros) throw UnsupportedError({}, "combines tensors that lie in no file");
   }
   return TensorSource(
-      std::make_shared<const Node>(Node{front.dtype, front.shape, front.count, false, true,
+      std::make_shared<const Node>(Node{front.dtype,
+                                        front.shape,
+                                        front.count,
+                                        {.combined = true},
                                         Combined{how, std::move(parts), std::move(what)}}));
 }
 
@@ -372,10 +389,10 @@ TensorSource TensorSource::narrow(int64_t dim, int64_t start, int64_t length) co
   }
   Shape narrowed = shape();
   narrowed[d] = length;
+  if (std::holds_alternative<Node::Zeros>(node_->what)) return zeros(dtype(), std::move(narrowed));
   const int64_t count = dsckpt::numel(narrowed);
-  return TensorSource(
-      std::make_shared<const Node>(Node{dtype(), std::move(narrowed), count, node_->has_cast,
-                                        node_->has_combined, Node::Narrow{*this, d, start}}));
+  return TensorSource(std::make_shared<const Node>(
+      Node{dtype(), std::move(narrowed), count, node_->holds, Node::Narrow{*this, d, start}}));
 }
 
 TensorSource TensorSource::view(Shape shape) const {
@@ -384,15 +401,19 @@ TensorSource TensorSource::view(Shape shape) const {
     throw InconsistentError({}, "a tensor of " + std::to_string(numel()) +
                                     " elements viewed as shape " + to_text(shape));
   }
-  return TensorSource(std::make_shared<const Node>(Node{
-      dtype(), std::move(shape), count, node_->has_cast, node_->has_combined, Node::View{*this}}));
+  if (std::holds_alternative<Node::Zeros>(node_->what)) return zeros(dtype(), std::move(shape));
+  return TensorSource(std::make_shared<const Node>(
+      Node{dtype(), std::move(shape), count, node_->holds, Node::View{*this}}));
 }
 
 TensorSource TensorSource::to(DType dtype) const {
   if (dtype == this->dtype()) return *this;
-  if (node_->has_cast) throw InconsistentError({}, "a tensor can be cast once only");
-  return TensorSource(std::make_shared<const Node>(
-      Node{dtype, shape(), numel(), true, node_->has_combined, Node::Cast{*this}}));
+  if (std::holds_alternative<Node::Zeros>(node_->what)) return zeros(dtype, shape());
+  Node::Holds holds = node_->holds;
+  if (holds.cast) throw InconsistentError({}, "a tensor can be cast once only");
+  holds.cast = true;
+  return TensorSource(
+      std::make_shared<const Node>(Node{dtype, shape(), numel(), holds, Node::Cast{*this}}));
 }
 
 DType TensorSource::dtype() const {
@@ -487,6 +508,13 @@ void TensorSource::Node::lower(int64_t first, int64_t length, DType result,
       length -= taken_row * taken_rows;
     }
   };
+  const auto zeros = [&](const Zeros&) {
+    if (length == 0) return;
+    emit({.row_bytes = static_cast<uint64_t>(length) * size_of(result),
+          .stored = result,
+          .result = result,
+          .combine = Combine::zeros});
+  };
   const auto cat = [&](const Cat& node) {
     if (length == 0) return;
     const int64_t block = node.begins.back();
@@ -535,7 +563,7 @@ void TensorSource::Node::lower(int64_t first, int64_t length, DType result,
     }
   };
   std::visit(
-      Overloaded{stored, cat, narrow, combined,
+      Overloaded{stored, zeros, cat, narrow, combined,
                  [&](const View& node) { node.child.node_->lower(first, length, result, emit); },
                  [&](const Cast& node) { node.child.node_->lower(first, length, result, emit); }},
       what);
@@ -552,7 +580,7 @@ std::optional<StridedView> TensorSource::as_strided() const {
   if (const auto* stored = std::get_if<Node::Stored>(&node_->what)) {
     return StridedView{stored->extent, dtype(), shape(), stored->strides};
   }
-  if (node_->has_cast || numel() == 0) return std::nullopt;
+  if (node_->holds.cast || numel() == 0) return std::nullopt;
   std::optional<SourceRun> whole;
   bool one = true;
   lower([&](const SourceRun& run) {

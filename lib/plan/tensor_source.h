@@ -23,6 +23,7 @@ enum class Combine : uint8_t {
   mean,        // the mean of their float32 elements, see TensorSource::mean
   same,        // they are equal
   interleave,  // each row is a row of the first, then one of the second, ...
+  zeros,       // there is no place: they are zero
 };
 
 // One of several places whose bytes make one result. Of a mean or same: as many bytes as in the run
@@ -49,7 +50,8 @@ struct SourceRun {
   DType result = DType::uint8;  // element type asked for
   // Of mean and same, file and offset are the first operand, `more` the others, and rows is 1. Of
   // interleave, `more` are all columns, two or more; row_bytes is the sum of theirs, file and
-  // offset are the first one's, and stride means nothing.
+  // offset are the first one's, and stride means nothing. Of zeros, rows is 1, stored is result,
+  // and file and offset mean nothing.
   Combine combine = Combine::none;
   std::vector<Operand> more = {};
   const std::string* what = nullptr;  // of same: what its operands are; the TensorSource's own
@@ -75,13 +77,15 @@ class TensorSource {
   static TensorSource stored(Extent extent, DType dtype, Shape shape, Strides strides);
   // The same, contiguous; the extent must be exactly as long as the tensor.
   static TensorSource stored(Extent extent, DType dtype, Shape shape);
+  // torch.zeros(shape, dtype). They lie in no file.
+  static TensorSource zeros(DType dtype, Shape shape);
   // torch.cat(parts, dim). At least one part; equal dtypes and equal sizes but along `dim`.
   static TensorSource cat(int64_t dim, std::vector<TensorSource> parts);
   // The element-wise mean of float32 tensors of one shape as torch computes sum(parts) /
   // len(parts): 0 + parts[0] + parts[1] + ... in that order in float32, divided by float(len). A
   // lone -0.0 becomes +0.0, as in Python. A later to() converts the mean. At least one part; throws
-  // UnsupportedError for another element type and for parts that are cast, InconsistentError for a
-  // mean or same() within a part.
+  // UnsupportedError for another element type and for parts that are cast or hold zeros(),
+  // InconsistentError for a mean or same() within a part.
   static TensorSource mean(std::vector<TensorSource> parts);
   // Tensors that must be equal bit for bit (NaNs that differ in bits differ): the value is
   // parts.front(); whoever runs the plan reads all of them and compares what is stored. `what` says
@@ -112,8 +116,8 @@ class TensorSource {
   void lower(const Emit& emit) const { lower(0, numel(), emit); }
 
   // The view of one file that this tensor is, if it is one: a tool can then map it without a copy.
-  // Found for stored tensors and for whatever turns out to be one run of bytes, never for a mean or
-  // for what must be the same.
+  // Found for stored tensors and for whatever turns out to be one run of bytes, never for a mean,
+  // for what must be the same or for zeros.
   std::optional<StridedView> as_strided() const;
 
  private:

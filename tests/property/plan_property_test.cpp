@@ -103,9 +103,10 @@ class PlanProperty : public testing::TestWithParam<int> {
   }
 
   TensorSource piece() {
-    const int64_t kind = pick(0, 11);
+    const int64_t kind = pick(0, 12);
     if (kind == 0) return mean();
     if (kind == 1) return same();
+    if (kind == 12) return TensorSource::zeros(DType::float64, {pick_log(400'000)});
     if (kind >= 10) return slices();
     static constexpr DType kTypes[] = {DType::uint8, DType::bfloat16, DType::float32,
                                        DType::float64, DType::complex128};
@@ -177,12 +178,14 @@ class PlanProperty : public testing::TestWithParam<int> {
 
 TEST_P(PlanProperty, IsExecutedAsTheNaiveRunnerDoesIt) {
   bool interleaves = false;
+  bool zeros = false;
   for (int round = 0; round < 3; ++round) {
     SCOPED_TRACE(round);
     const CopyPlan plan = random_plan();
-    interleaves =
-        interleaves || std::any_of(plan.items().begin(), plan.items().end(),
-                                   [](const CopyItem& item) { return item.op == Op::interleave; });
+    for (const CopyItem& item : plan.items()) {
+      interleaves = interleaves || item.op == Op::interleave;
+      zeros = zeros || item.op == Op::zeros;
+    }
     const std::vector<std::string> expected = test::run_plan(plan, inputs_);
     for (const unsigned threads : {1u, 2u, 8u}) {
       test::MemorySink sink(plan);
@@ -196,6 +199,7 @@ TEST_P(PlanProperty, IsExecutedAsTheNaiveRunnerDoesIt) {
     }
   }
   EXPECT_TRUE(interleaves);
+  EXPECT_TRUE(zeros);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, PlanProperty, testing::Range(0, 12));

@@ -15,7 +15,7 @@ namespace dsckpt {
 namespace {
 
 // Where an element comes from. The bytes of a file are all different in this sense, so no content
-// is needed.
+// is needed. Zeros come from nowhere: file and offset are 0 and stored is result.
 struct Origin {
   FileId file;
   uint64_t offset;
@@ -61,7 +61,16 @@ struct Pair {
 struct May {
   bool cast;
   bool combine;
+  bool zeros;
 };
+
+void cast(Naive& naive, DType dtype) {
+  naive.dtype = dtype;
+  for (Origin& origin : naive.elements) {
+    origin.result = dtype;
+    if (origin.combine == Combine::zeros) origin.stored = dtype;
+  }
+}
 
 class Generator {
  public:
@@ -132,14 +141,14 @@ class Generator {
   }
 
   Pair expression(int depth) {
-    return expression(depth, types()[pick_index(4)], shape(), {true, true});
+    return expression(depth, types()[pick_index(4)], shape(), {true, true, true});
   }
 
   // A matrix, or a few, that is cut along an inner dimension into slices and these into fragments.
   Pair slices() {
     Shape shape{pick(2, 30), pick(1, 9)};
     if (pick(0, 1) == 0) shape.insert(shape.begin() + pick(0, 2), pick(1, 4));
-    return cat_of_slices(types()[pick_index(4)], shape, {true, true});
+    return cat_of_slices(types()[pick_index(4)], shape, {true, true, false});
   }
 
  private:
@@ -152,6 +161,7 @@ class Generator {
 
   // A random expression of this type and shape.
   Pair expression(int depth, DType dtype, const Shape& shape, May may) {
+    if (may.zeros && pick(0, 7) == 0) return zeros(dtype, shape);
     const int64_t kind = depth == 0 ? (pick(0, 3) == 0 ? 12 : 0) : pick(0, 16);
     if (kind >= 1 && kind <= 3 && !shape.empty()) return cat(depth, dtype, shape, may);
     if (kind >= 4 && kind <= 6 && !shape.empty()) return narrow(depth, dtype, shape, may);
@@ -162,16 +172,23 @@ class Generator {
       return out;
     }
     if (kind == 9 && may.cast) {
-      Pair child = expression(depth - 1, types()[pick_index(4)], shape, {false, may.combine});
+      Pair child =
+          expression(depth - 1, types()[pick_index(4)], shape, {false, may.combine, may.zeros});
       Pair out{child.source.to(dtype), std::move(child.naive)};
-      out.naive.dtype = dtype;
-      for (Origin& origin : out.naive.elements) origin.result = dtype;
+      cast(out.naive, dtype);
       return out;
     }
     if ((kind == 10 || kind == 11) && may.combine) return combined(depth, dtype, shape);
     if (kind == 12) return fragments(dtype, shape);
     if (kind >= 13 && shape.size() >= 2) return cat_of_slices(dtype, shape, may);
     return stored(dtype, shape);
+  }
+
+  // They may be cast however often.
+  Pair zeros(DType dtype, const Shape& shape) {
+    const Origin origin{0, 0, dtype, dtype, Combine::zeros};
+    return {TensorSource::zeros(types()[pick_index(4)], shape).to(dtype),
+            {dtype, shape, std::vector<Origin>(static_cast<size_t>(numel(shape)), origin)}};
   }
 
   // A tensor of a flat vector that is cut at arbitrary places into the files.
@@ -207,8 +224,7 @@ class Generator {
     };
     Pair out = cat_of(dim, stored_as, shape, slice);
     if (!casts) return out;
-    out.naive.dtype = dtype;
-    for (Origin& origin : out.naive.elements) origin.result = dtype;
+    cast(out.naive, dtype);
     return {out.source.to(dtype), std::move(out.naive)};
   }
 
@@ -218,7 +234,7 @@ class Generator {
     std::vector<TensorSource> sources;
     std::vector<Naive> parts;
     for (int64_t count = pick(1, 4); count > 0; --count) {
-      Pair part = expression(depth - 1, dtype, shape, {false, false});
+      Pair part = expression(depth - 1, dtype, shape, {false, false, false});
       sources.push_back(part.source);
       parts.push_back(std::move(part.naive));
     }
@@ -298,6 +314,14 @@ std::vector<Origin> lowered(const TensorSource& source, int64_t first, int64_t c
         out.push_back({file, start + at, run.stored, run.result});
       }
     };
+    if (run.combine == Combine::zeros) {
+      EXPECT_EQ(run.rows, 1u);
+      EXPECT_EQ(run.stored, run.result);
+      EXPECT_TRUE(run.more.empty());
+      const Origin origin{0, 0, run.stored, run.result, run.combine};
+      out.insert(out.end(), run.numel(), origin);
+      return;
+    }
     if (run.combine == Combine::interleave) {
       EXPECT_GE(run.more.size(), 2u);
       EXPECT_GE(run.rows, 2u);
@@ -352,6 +376,8 @@ TEST(TensorSourceProperty, LowersToWhatNaiveEvaluationGives) {
   size_t means = 0;
   size_t sames = 0;
   size_t interleaved = 0;
+  size_t zeros = 0;
+  size_t partly_zeros = 0;
   for (uint64_t seed = 0; seed < 6000; ++seed) {
     SCOPED_TRACE(seed);
     Generator generator(seed);
@@ -362,6 +388,10 @@ TEST(TensorSourceProperty, LowersToWhatNaiveEvaluationGives) {
     ASSERT_EQ(lowered(source, 0, source.numel()), naive.elements);
     with_elements += naive.elements.size() > 1;
     interleaved += count_runs(source).interleaved > 0;
+    const auto is_zero = [](const Origin& origin) { return origin.combine == Combine::zeros; };
+    const auto zero_count = std::count_if(naive.elements.begin(), naive.elements.end(), is_zero);
+    zeros += zero_count > 0;
+    partly_zeros += zero_count > 0 && zero_count < source.numel();
     for (const Combine how : {Combine::mean, Combine::same}) {
       const auto of_kind = [how](const Origin& origin) { return origin.combine == how; };
       size_t& count = how == Combine::mean ? means : sames;
@@ -372,6 +402,8 @@ TEST(TensorSourceProperty, LowersToWhatNaiveEvaluationGives) {
   EXPECT_GT(means, 100u);
   EXPECT_GT(sames, 300u);
   EXPECT_GT(interleaved, 300u);
+  EXPECT_GT(zeros, 1000u);
+  EXPECT_GT(partly_zeros, 200u);
 }
 
 TEST(TensorSourceProperty, LowersAnyRange) {
@@ -471,6 +503,30 @@ TEST(TensorSource, IsNotStridedWhereSeveralTensorsMakeOne) {
   EXPECT_EQ(beside.narrow(0, 150, 20).as_strided()->extent, (Extent{4, 200, 80}));
 }
 
+TEST(TensorSource, ZerosStayZerosWhateverIsDoneWithThem) {
+  using enum DType;
+  const auto zeros = TensorSource::zeros(float32, {4, 6});
+  EXPECT_EQ(zeros.dtype(), float32);
+  EXPECT_EQ(zeros.shape(), (Shape{4, 6}));
+  const auto some = zeros.to(bfloat16).narrow(1, 2, 3).view({12}).to(float64).to(float16);
+  EXPECT_EQ(some.dtype(), float16);
+  EXPECT_EQ(some.shape(), Shape{12});
+  const auto a = TensorSource::stored({0, 0, 24}, float16, {12}).to(float32);
+  for (const TensorSource& one : {zeros, some, TensorSource::cat(0, {some, some}),
+                                  TensorSource::cat(0, {a, zeros.flatten()}).narrow(0, 12, 24)}) {
+    EXPECT_FALSE(one.as_strided());
+    one.lower([&](const SourceRun& run) {
+      EXPECT_EQ(run.combine, Combine::zeros);
+      EXPECT_EQ(run.stored, one.dtype());
+      EXPECT_EQ(run.result, one.dtype());
+    });
+  }
+  EXPECT_EQ(count_runs(some).all, 1u);
+  EXPECT_EQ(count_runs(TensorSource::zeros(float32, {3, 0})).all, 0u);
+  EXPECT_TRUE(TensorSource::cat(0, {a, zeros.flatten()}).narrow(0, 0, 12).numel() == 12);
+  EXPECT_ERROR(TensorSource::zeros(float64, {int64_t{1} << 62}), CorruptError, "overflows");
+}
+
 TEST(TensorSource, RefusesToCombineWhatCannotBe) {
   using enum DType;
   const auto a = TensorSource::stored({0, 0, 24}, float32, {2, 3});
@@ -490,6 +546,10 @@ TEST(TensorSource, RefusesToCombineWhatCannotBe) {
                "combined again");
   EXPECT_ERROR(TensorSource::same({same.narrow(0, 0, 1), half.narrow(0, 0, 1)}, "it"),
                InconsistentError, "combined again");
+  const auto zeros = TensorSource::zeros(float32, {2, 3});
+  EXPECT_ERROR(TensorSource::mean({a, zeros}), UnsupportedError, "that lie in no file");
+  EXPECT_ERROR(TensorSource::same({zeros, TensorSource::cat(0, {a, zeros}).narrow(0, 0, 2)}, "it"),
+               UnsupportedError, "that lie in no file");
   EXPECT_ERROR(mean.to(float16).to(float32), InconsistentError, "cast once");
   EXPECT_EQ(mean.to(float16).dtype(), float16);
   EXPECT_NO_THROW(TensorSource::same({same}, "that"));

@@ -80,10 +80,14 @@ std::vector<std::string> run_plan(const CopyPlan& plan, const InputFiles& inputs
   plan.validate(known);
 
   std::vector<std::string> outputs;
-  for (const PlannedFile& file : plan.outputs()) outputs.emplace_back(file.size, '\0');
+  for (const PlannedFile& file : plan.outputs()) outputs.emplace_back(file.size, '\xcd');
   for (const CopyItem& item : plan.items()) {
     if (item.from != item.to) throw std::logic_error("run_plan does not cast");
     std::string& out = outputs.at(item.out);
+    if (item.op == Op::zeros) {
+      out.replace(item.dst, item.row_bytes, item.row_bytes, '\0');
+      continue;
+    }
     if (item.op == Op::mean || item.op == Op::same) {
       out.replace(item.dst, item.row_bytes, combined(plan, item, inputs));
       continue;

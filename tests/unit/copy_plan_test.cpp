@@ -313,6 +313,45 @@ TEST(PlanBuilder, MergesRunsOfCombinedTensorsThatGoOnInEveryOperand) {
   EXPECT_EQ(apart.texts(), (std::vector<std::string>{"a", "b"}));
 }
 
+TEST(PlanBuilder, MergesZerosAndReadsNothingForThem) {
+  const auto zeros = [](int64_t count) { return TensorSource::zeros(DType::float16, {count}); };
+  const auto stored = TensorSource::stored({0, 0, 20}, DType::float16, {10});
+  const CopyPlan plan = plan_of(240, [&](PlanBuilder& b) {
+    b.put(0, 0, TensorSource::cat(0, {zeros(3), zeros(0), zeros(7), stored, zeros(10)}));
+    b.put(0, 60,
+          TensorSource::cat(0, {zeros(5).to(DType::float32), stored.to(DType::float32),
+                                zeros(30).to(DType::float32)}));
+  });
+  EXPECT_NO_THROW(plan.validate(kInputs));
+  ASSERT_EQ(plan.items().size(), 6u);
+  const auto expect_zeros = [&](size_t i, uint64_t dst, uint64_t size) {
+    EXPECT_EQ(plan.items()[i].op, Op::zeros);
+    EXPECT_EQ(plan.items()[i].dst, dst);
+    EXPECT_EQ(plan.items()[i].dst_size(), size);
+  };
+  expect_zeros(0, 0, 20);
+  EXPECT_EQ(plan.items()[1].op, Op::copy);
+  expect_zeros(2, 40, 20);
+  expect_zeros(3, 60, 20);
+  EXPECT_EQ(plan.items()[4].op, Op::cast);
+  expect_zeros(5, 120, 120);
+  EXPECT_EQ(plan.bytes_read(), 40u);
+  EXPECT_EQ(plan.bytes_written(), 240u);
+}
+
+TEST(CopyPlan, LooksForGapsAroundZerosAndNeedsNoInputForThem) {
+  const auto plan_with = [](int64_t count, uint64_t size) {
+    return plan_of(size, [&](PlanBuilder& b) {
+      b.put(0, 0, TensorSource::zeros(DType::float64, {count}));
+      b.put_literal(0, 80, "end");
+    });
+  };
+  EXPECT_NO_THROW(plan_with(10, 83).validate({}));
+  EXPECT_ERROR(plan_with(9, 83).validate({}), InconsistentError, "at 72: bytes that nothing");
+  EXPECT_ERROR(plan_with(11, 83).validate({}), InconsistentError, "at 80: bytes that are writ");
+  EXPECT_ERROR(plan_with(10, 82).validate({}), InconsistentError, "is written beyond its end");
+}
+
 // Ten rows of 5 elements of file 0 and 3 of another, which are `apart` elements apart.
 TensorSource columns(DType dtype, FileId file, uint64_t offset, int64_t apart) {
   const uint64_t element = size_of(dtype);

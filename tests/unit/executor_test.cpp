@@ -220,6 +220,38 @@ TEST_F(ExecutorTest, WritesLiteralsLongerThanAUnit) {
   EXPECT_TRUE(outputs_of(builder.finish()).at(0) == "ab" + text);
 }
 
+TEST_F(ExecutorTest, WritesZerosLongerThanAUnitBetweenOtherBytes) {
+  const auto zeros = TensorSource::zeros(float64, {300'001});
+  const auto source = TensorSource::cat(0, {flat(0, 1, float64, 7), zeros, flat(1, 3, float64, 9)});
+  const CopyPlan plan = plan_of(source, "12345");
+  const std::string expected = "12345" + contents_[0].substr(1, 56) +
+                               std::string(8 * 300'001, '\0') + contents_[1].substr(3, 72);
+  EXPECT_TRUE(outputs_of(plan).at(0) == expected);
+  EXPECT_EQ(stats_.bytes_read, 128u);
+  std::string read(expected.size() - 5, 'x');
+  read_elements(inputs_, source, 0, source.numel(), std::as_writable_bytes(std::span(read)));
+  EXPECT_TRUE(read == expected.substr(5));
+}
+
+TEST_F(ExecutorTest, HoldsOneUnitOfZerosAtATime) {
+  struct LargestWrite : Sink {
+    void write_at(OutputId, uint64_t, std::span<const std::byte> bytes) override {
+      largest = std::max(largest, bytes.size());
+      total += bytes.size();
+    }
+    void finish(OutputId) override {}
+    size_t largest = 0;
+    uint64_t total = 0;
+  } sink;
+  const CopyPlan plan = plan_of(TensorSource::zeros(uint8, {300 * kMiB}));
+  Progress progress;
+  ExecOptions options;
+  options.threads = 1;
+  execute(plan, inputs_, sink, progress, options);
+  EXPECT_LE(sink.largest, kMiB);
+  EXPECT_EQ(sink.total, 300 * kMiB);
+}
+
 TEST_F(ExecutorTest, FinishesEmptyOutputsAndRunsAnEmptyPlan) {
   PlanBuilder builder;
   EXPECT_TRUE(outputs_of(builder.finish()).empty());
@@ -285,7 +317,7 @@ TEST_F(ExecutorDigests, CoverManyPiecesRowsAndCasts) {
   const CopyPlan plan =
       plan_with({{flat(0, 3, uint8, 1'500'000), flat(2, 0, uint8, 10), rows},
                  {flat(1, 1, bfloat16, 700'001).to(float32), flat(1, 0, float32, 9)},
-                 {flat(0, 0, uint8, 1)}});
+                 {TensorSource::zeros(uint8, {1'234'567}), flat(0, 0, uint8, 1)}});
   const std::string out = outputs_of(plan).at(1);
   for (const auto& [begin, end] : ranges_) {
     EXPECT_EQ(load_le<uint32_t>(as_byte_span(out).data() + end),
