@@ -162,6 +162,7 @@ class Planner {
     if (is_elastic()) {
       note("the checkpoint is elastic and has no hyper-parameters: those of the new run count");
     }
+    add_notes_on_whole_states();
     if (stage_ == 3) add_stage3_notes();
     if (stage_ != 3 && has_muon()) {
       note(
@@ -173,6 +174,19 @@ class Planner {
       note(
           "experts have the numbers they have in the whole model: load this with an "
           "expert-parallel degree of 1");
+    }
+  }
+
+  void add_notes_on_whole_states() {
+    std::set<std::string> keys;
+    for (const Param& param : checkpoint_.params()) {
+      for (const WholeState& other : param.others) {
+        if (!other.value.value.is_none()) keys.insert(other.key);
+      }
+    }
+    for (const std::string& key : keys) {
+      note("the optimizer's state '" + key +
+           "' is one value for a whole parameter or many; it is left out");
     }
   }
 

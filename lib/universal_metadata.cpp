@@ -12,6 +12,8 @@
 #include "base/error.h"
 #include "checkpoint/experts.h"
 #include "checkpoint/keys.h"
+#include "format/archive_copy.h"
+#include "loss_scaler.h"
 
 namespace dsckpt {
 using pickle::Document;
@@ -23,41 +25,6 @@ bool is_flat_tensor(const TorchArchive& archive, const Value& value) {
   return TorchArchive::is_tensor(value) && archive.info(value).shape.size() == 1;
 }
 
-// Writes a copy of one shard's pickle, or of parts of it, that has been changed on the way.
-class Copy {
- public:
-  explicit Copy(const TorchArchive& from) : from_(from) {}
-
-  Document& document() { return writer_.document(); }
-  Value of(const Value& value) { return writer_.import(from_, value); }
-  void set(const Value& dict, std::string_view key, Value value) {
-    document().set_item(dict, document().intern(key), value);
-  }
-  // The items of `mapping` in order, each as `change` has it; what it gives no value for is left
-  // out.
-  template <typename F>
-  Value dict_of(const Value& mapping, F&& change) {
-    Value dict = document().dict();
-    for (const auto& [key, value] : mapping.as_dict().items) {
-      // Storages are numbered as they are met: the key's come first.
-      const bool named = key.is(Kind::string);
-      const Value copied = named ? Value() : of(key);
-      const std::optional<Value> changed =
-          change(named ? key.as_string() : std::string_view(), value);
-      if (changed) document().set_item(dict, named ? of(key) : copied, *changed);
-    }
-    return dict;
-  }
-  void lay_out(Value root, PlanBuilder& plan, std::string path) {
-    document().set_root(root);
-    std::move(writer_).lay_out(plan, std::move(path));
-  }
-
- private:
-  const TorchArchive& from_;
-  TorchArchiveWriter writer_;
-};
-
 class MetadataWriter {
  public:
   MetadataWriter(PlanBuilder& plan, const Checkpoint& checkpoint)
@@ -68,7 +35,7 @@ class MetadataWriter {
     if (checkpoint_.optim_files().empty()) return add_stage0_optimizer_state(std::string(kPath));
     const TorchArchive& archive = *checkpoint_.optim_files().front().archive;
     const Value state = archive.root().at(keys::kOptimizerStateDict);
-    Copy copy(archive);
+    ArchiveCopy copy(archive);
     const Value root =
         stage_ == 3 ? stage3_state(copy, archive, state) : stage12_state(copy, state);
     copy.lay_out(root, plan_, std::string(kPath));
@@ -76,7 +43,7 @@ class MetadataWriter {
 
   // What belongs to a rank's partition is left out, what says how it is cut is said of uncut
   // parameters.
-  Value stage12_state(Copy& copy, const Value& state) {
+  Value stage12_state(ArchiveCopy& copy, const Value& state) {
     Document& document = copy.document();
     const Value root =
         copy.dict_of(state, [&](std::string_view key, const Value& value) -> std::optional<Value> {
@@ -112,7 +79,7 @@ class MetadataWriter {
   // stage3.py load_hp_checkpoint_state_from_checkpoint_dir_stage3 reads a step, the
   // hyper-parameters and the loss scale; rank 0's flat tensors, which ds_to_universal.py keeps, are
   // not read.
-  static Value stage3_state(Copy& copy, const TorchArchive& archive, const Value& state) {
+  static Value stage3_state(ArchiveCopy& copy, const TorchArchive& archive, const Value& state) {
     const auto without_flat = [&](const Value& states) {
       return copy.dict_of(states,
                           [&](std::string_view, const Value& value) -> std::optional<Value> {
@@ -150,11 +117,11 @@ class MetadataWriter {
     }
     const Value wrapped = optimizer.find_or_none(keys::kOptimizerStateDict);
     const Value& inner = wrapped.is_mapping() ? wrapped : optimizer;
-    Copy copy(archive);
+    ArchiveCopy copy(archive);
     Document& document = copy.document();
     const Value root = document.dict();
     const bool is_dynamic = optimizer.find_or_none("dynamic_loss_scale").is_true();
-    copy.set(root, keys::kLossScaler, loss_scaler(copy, optimizer, config, is_dynamic));
+    copy.set(root, keys::kLossScaler, loss_scaler(document, optimizer, config, is_dynamic));
     copy.set(root, "dynamic_loss_scale", Document::boolean(is_dynamic));
     copy.set(root, "overflow", Document::boolean(false));
     const Value clip = config.find_or_none("gradient_clipping");
@@ -165,44 +132,6 @@ class MetadataWriter {
     copy.lay_out(root, plan_, std::move(path));
   }
 
-  // deepspeed/runtime/fp16/loss_scaler.py. Stage 0 keeps the numbers that change; the others are
-  // settings.
-  static Value loss_scaler(Copy& copy, const Value& optimizer, const Value& config, bool dynamic) {
-    Document& document = copy.document();
-    const auto saved = [&](std::string_view key, Value otherwise) {
-      const Value value = optimizer.find_or_none(key);
-      return value.is(Kind::integer) || value.is(Kind::real) ? value : otherwise;
-    };
-    const Value fp16 = config.find_or_none("fp16");
-    const auto setting = [&](std::string_view key, Value otherwise) {
-      const Value value = fp16.find_or_none(key);
-      return value.is(otherwise.kind()) ? value : otherwise;
-    };
-    Value state = document.dict();
-    copy.set(state, "cur_scale", saved("cur_scale", Document::real(1.0)));
-    copy.set(state, "dynamic", Document::boolean(dynamic));
-    if (dynamic) {
-      const Value hysteresis = setting("hysteresis", Document::integer(2));
-      copy.set(state, "cur_iter", saved("cur_iter", Document::integer(0)));
-      copy.set(state, "last_overflow_iter", saved("last_overflow_iter", Document::integer(-1)));
-      copy.set(state, "scale_factor", saved("scale_factor", Document::real(2.0)));
-      copy.set(state, "scale_window", saved("scale_window", Document::integer(1000)));
-      copy.set(state, "min_scale", setting("min_loss_scale", Document::integer(1)));
-      copy.set(state, "delayed_shift", hysteresis);
-      copy.set(state, "cur_hysteresis", hysteresis);
-      copy.set(state, "consecutive_hysteresis",
-               setting("consecutive_hysteresis", Document::boolean(false)));
-      copy.set(state, "raise_error_at_min_scale", Document::boolean(true));
-      copy.set(state, "dtype", document.global("torch", "float16"));
-    }
-    Value scaler = document.object(pickle::ObjectNode::Made::newobj,
-                                   document.global("deepspeed.runtime.fp16.loss_scaler",
-                                                   dynamic ? "DynamicLossScaler" : "LossScaler"),
-                                   document.tuple({}));
-    document.set_state(scaler, state);
-    return scaler;
-  }
-
   void add_model_file(const InputFiles& inputs, const CheckpointFile& file,
                       std::span<const InputRecord> records) {
     const TorchArchive& archive = *file.archive;
@@ -210,7 +139,7 @@ class MetadataWriter {
     const Value root = archive.root();
     const bool autoep = !root.find_or_none(autoep_layers_key(root)).is_none();
     if (stage_ != 0 && !autoep) return copy_file(inputs, file, records, std::move(path));
-    Copy copy(archive);
+    ArchiveCopy copy(archive);
     const Value changed =
         copy.dict_of(root, [&](std::string_view key, const Value& value) -> std::optional<Value> {
           // Stage 0 keeps the whole optimizer here; its states are in zero/ now.
@@ -226,7 +155,7 @@ class MetadataWriter {
   }
 
   // universal_checkpoint_info with what the loader has to know of the experts.
-  Value expert_info(Copy& copy, const Value& root, const Value& info) const {
+  Value expert_info(ArchiveCopy& copy, const Value& root, const Value& info) const {
     Document& document = copy.document();
     constexpr std::string_view kPatterns = "expert_parameter_patterns";
     const auto kept = [&](std::string_view key, const Value& value) -> std::optional<Value> {
@@ -244,7 +173,7 @@ class MetadataWriter {
   }
 
   // How the experts lay on the ranks is over; DeepSpeed keeps what the model is made of.
-  static Value stripped_layers(Copy& copy, const Value& layers) {
+  static Value stripped_layers(ArchiveCopy& copy, const Value& layers) {
     constexpr std::array<std::string_view, 6> kKept{"moe_layer_id",      "module_path",
                                                     "expert_key_prefix", "num_experts",
                                                     "num_local_experts", "ep_size"};

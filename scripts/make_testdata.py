@@ -4,6 +4,7 @@
     make_testdata.py --list
     make_testdata.py --out testdata/checkpoints --case z2_bf16_w4,z3_fp32_w3
     make_testdata.py --out testdata/checkpoints --case all --seed 1234
+    make_testdata.py --out SCRATCH --case more
 
 Each case trains a tiny, deliberately awkward model (or a tiny GPT-2 or Llama through the Hugging Face
 Trainer or Accelerate) for three steps over gloo, one process per rank, saves it with DeepSpeed, then
@@ -23,6 +24,9 @@ The masters are read from the engine's flat buffers at the address at which the 
 at an offset worked out from saved metadata, so they do not depend on any knowledge of the file layout.
 The script compares its truths with one another and fails when they disagree.
 
+testdata/ holds the cases of CASES ("all"); those of MORE_CASES ("more") are variations that
+resume_check.py --reshard --matrix makes for itself.
+
 Needs torch, deepspeed, transformers, accelerate, safetensors, huggingface_hub, ninja and a C++ compiler.
 """
 from __future__ import annotations
@@ -31,6 +35,7 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import itertools
 import json
 import math
 import multiprocessing
@@ -56,6 +61,7 @@ os.environ["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ.get('PA
 
 DEFAULT_SEED = 1234
 GLOBAL_BATCH = 24  # divisible by every world size used, so that the data does not depend on it
+LARGE_BATCH = 120  # by 5 as well
 SEQUENCE = 6
 VOCABULARY = 37
 STEPS_BEFORE, STEPS_AFTER = 3, 2
@@ -84,6 +90,7 @@ class Case:
     scheduler: bool = False
     client_state: bool = False
     exclude_frozen: bool = False
+    batch: int = GLOBAL_BATCH
     zero: dict = dataclasses.field(default_factory=dict)  # more zero_optimization keys
     config: dict = dataclasses.field(default_factory=dict)  # more top-level config keys
     seed_offset: int = 0
@@ -217,6 +224,35 @@ CASES = [
 ]
 
 
+def large_batch_name(stage, kind, world):
+    return f"z{stage}_{kind}_full_b{LARGE_BATCH}_w{world}"
+
+
+def large_batch_cases():
+    """A batch that 1, 2, 3, 4, 5 and 8 ranks can share: every stage, precision and wrapper at 2, 3 and 4
+    ranks, and optimizers with fewer and with more states than Adam."""
+    dtypes = {"fp32": "fp32", "bf16": "bf16", "bf16opt": "bf16", "fp16": "fp16"}
+    optimizers = ("sgd", "adagrad", "amsgrad")
+    for stage, world in itertools.product((1, 2, 3), (2, 3, 4)):
+        for at, kind in enumerate([*dtypes, *(f"fp32_{optimizer}" for optimizer in optimizers)]):
+            precision, _, optimizer = kind.partition("_")
+            if precision == "bf16opt" and stage != 1 or optimizer == "adagrad" and stage == 3:
+                continue  # which DeepSpeed does not have, or cannot resume
+            hidden = (7, 9, 11)[(stage + world + at) % 3]
+            zero = {**WHOLE, "sub_group_size": 100 * hidden} if stage == 3 else {}
+            config = FP32_GRADS if precision == "bf16opt" else UNTESTED if optimizer else {}
+            traits = {**FULL, "groups": optimizer != "adagrad"}  # of which DeepSpeed trains one group only
+            yield Case(large_batch_name(stage, kind, world), stage, world, dtypes[precision], optimizer or "adamw",
+                       hidden=hidden, batch=LARGE_BATCH, zero=zero, config=config, **traits)
+
+
+STORED_LARGE_BATCH = {large_batch_name(*which) for which in (
+    (1, "fp32", 3), (1, "bf16opt", 4), (1, "fp16", 2), (2, "bf16", 3), (2, "fp32_amsgrad", 4), (3, "fp32", 2),
+    (3, "bf16", 4), (3, "fp16", 3))}
+CASES += [case for case in large_batch_cases() if case.name in STORED_LARGE_BATCH]
+MORE_CASES = [case for case in large_batch_cases() if case.name not in STORED_LARGE_BATCH]
+
+
 def build_model(case: Case, seed: int):
     """A small network whose sizes share no factor with the world sizes."""
     import torch
@@ -336,19 +372,19 @@ def build_hf_model(case: Case, seed: int):
         eos_token_id=2))
 
 
-def batch(step: int, rank: int, world: int, seed: int):
-    """A rank's contiguous share of the global batch of one step."""
+def batch(step: int, rank: int, world: int, seed: int, rows: int = GLOBAL_BATCH):
+    """A rank's contiguous share of the global batch of one step, which has so many rows."""
     import torch
     generator = torch.Generator().manual_seed(seed * 7919 + step)
-    tokens = torch.randint(0, VOCABULARY, (GLOBAL_BATCH, SEQUENCE + 1), generator=generator)
+    tokens = torch.randint(0, VOCABULARY, (rows, SEQUENCE + 1), generator=generator)
     mine = tokens.chunk(world)[rank]
     return mine[:, :-1].contiguous(), mine[:, 1:].contiguous()
 
 
 def ds_config(case: Case) -> dict:
     config = {
-        "train_batch_size": GLOBAL_BATCH,
-        "train_micro_batch_size_per_gpu": GLOBAL_BATCH // case.world,
+        "train_batch_size": case.batch,
+        "train_micro_batch_size_per_gpu": case.batch // case.world,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 1.0,
         "steps_per_print": 10**9,
@@ -627,7 +663,7 @@ def plain_worker(rank, world, port, case, folder, seed):
     def train(first, count):
         losses = []
         for step in range(first, first + count):
-            loss = engine(*batch(step, rank, world, seed))
+            loss = engine(*batch(step, rank, world, seed, case.batch))
             engine.backward(loss)
             engine.step()
             mean = loss.detach().float().clone()
@@ -657,10 +693,10 @@ def use_gloo_in_accelerate():
         lambda self, cpu=False, sagemaker_dp=False, backend=None: ("gloo", state.DistributedType.MULTI_CPU))
 
 
-def hf_trainer_worker(rank, world, port, case, folder, seed):
+def make_trainer(case, world, seed, max_steps, **options):
+    """A Hugging Face Trainer below the current folder, and its DeepSpeed configuration."""
     import torch
     import transformers
-    start_distributed(rank, world, port)
     use_gloo_in_accelerate()
     # bf16=True asks for a GPU unless use_cpu is set, and use_cpu turns DeepSpeed off.
     transformers.training_args.is_torch_bf16_gpu_available = lambda: True
@@ -684,14 +720,21 @@ def hf_trainer_worker(rank, world, port, case, folder, seed):
     config["scheduler"] = {"type": "WarmupLR", "params": {"warmup_min_lr": 0, "warmup_max_lr": "auto",
                                                           "warmup_num_steps": "auto"}}
     config.update(UNTESTED)
-    os.chdir(folder)  # so that the files hold a relative path only
     arguments = transformers.TrainingArguments(
         output_dir="ckpt", bf16=case.dtype == "bf16", deepspeed=json.loads(json.dumps(config)),
-        max_steps=STEPS_BEFORE, save_steps=STEPS_BEFORE, save_strategy="steps",
-        per_device_train_batch_size=GLOBAL_BATCH // world, logging_steps=1, learning_rate=2e-3, warmup_steps=2,
+        max_steps=max_steps, save_steps=STEPS_BEFORE, save_strategy="steps",
+        per_device_train_batch_size=case.batch // world, logging_steps=1, learning_rate=2e-3, warmup_steps=2,
         report_to=[], save_total_limit=1, seed=seed, disable_tqdm=True, dataloader_num_workers=0,
         weight_decay=0.01)
-    trainer = transformers.Trainer(model=build_hf_model(case, seed), args=arguments, train_dataset=Tokens())
+    model = build_hf_model(case, options.pop("model_seed", seed))
+    return transformers.Trainer(model=model, args=arguments, train_dataset=Tokens(), **options), config
+
+
+def hf_trainer_worker(rank, world, port, case, folder, seed):
+    import torch
+    start_distributed(rank, world, port)
+    os.chdir(folder)  # so that the files hold a relative path only
+    trainer, config = make_trainer(case, world, seed, STEPS_BEFORE)
     trainer.train()
     engine = trainer.model_wrapped
     masters, module, facts = live_masters(engine, case.stage, world), live_module(engine), engine_facts(engine)
@@ -703,22 +746,27 @@ def hf_trainer_worker(rank, world, port, case, folder, seed):
     torch.distributed.barrier()
 
 
-def hf_accelerate_worker(rank, world, port, case, folder, seed):
-    import torch
+def make_accelerator(case, model):
+    """An Accelerator, the engine and optimizer that it prepared, and the DeepSpeed configuration."""
     import accelerate
-    start_distributed(rank, world, port)
     use_gloo_in_accelerate()
     config = ds_config(case)
     plugin = accelerate.DeepSpeedPlugin(hf_ds_config=json.loads(json.dumps(config)))
     accelerator = accelerate.Accelerator(deepspeed_plugin=plugin,
                                          mixed_precision="no" if case.dtype == "fp32" else case.dtype)
-    model = build_hf_model(case, seed)
     engine, optimizer = accelerator.prepare(model, accelerate.utils.DummyOptim(model.parameters(), lr=3e-3))
+    return accelerator, engine, optimizer, config
+
+
+def hf_accelerate_worker(rank, world, port, case, folder, seed):
+    import torch
+    start_distributed(rank, world, port)
+    accelerator, engine, optimizer, config = make_accelerator(case, build_hf_model(case, seed))
 
     def train(first, count):
         losses = []
         for step in range(first, first + count):
-            ids, _ = batch(step, rank, world, seed)
+            ids, _ = batch(step, rank, world, seed, case.batch)
             loss = engine(input_ids=ids, labels=ids).loss
             accelerator.backward(loss)
             optimizer.step()
@@ -831,6 +879,10 @@ def check_truths(folder: pathlib.Path, case: Case, facts: dict):
     for name, value in masters.items():
         if not torch.equal(value.to(module[name].dtype), module[name]):
             raise AssertionError(f"{name}: the model's copy is not the master's rounding")
+    learning_rates = set(facts.get("lr_at_save", []))
+    decays = {group.get("weight_decay") for group in facts.get("param_groups", [])}
+    if case.groups and not (len(decays) == 2 and len(learning_rates) == (1 if case.scheduler else 2)):
+        raise AssertionError(f"the two groups have learning rates {learning_rates} and weight decays {decays}")
     for source in ("fp32", "command"):
         if (expected / f"{source}.safetensors").exists():
             for name, value in load_file(expected / f"{source}.safetensors").items():
@@ -877,7 +929,7 @@ def make_case(case: Case, out: pathlib.Path, seed: int, logs: pathlib.Path) -> s
     check_truths(folder, case, facts)
     facts = {
         "name": case.name, "note": case.note, "kind": case.kind, "stage": case.stage, "world_size": case.world,
-        "precision": case.dtype, "optimizer": case.optimizer, "seed": seed, "global_batch": GLOBAL_BATCH,
+        "precision": case.dtype, "optimizer": case.optimizer, "seed": seed, "global_batch": case.batch,
         "exclude_frozen_parameters": case.exclude_frozen, "client_state": case.client_state,
         "deepspeed_version": deepspeed.__version__, "torch_version": torch.__version__,
         "load_dir": str(load_dir.relative_to(folder)), "tag": tag, "deepspeed_answers": answers, **facts,
@@ -890,18 +942,19 @@ def make_case(case: Case, out: pathlib.Path, seed: int, logs: pathlib.Path) -> s
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "testdata" / "checkpoints")
-    parser.add_argument("--case", default="all", metavar="NAMES", help="names, separated by commas, or 'all'")
+    parser.add_argument("--case", default="all", metavar="NAMES", help="names, separated by commas, 'all' or 'more'")
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED)
     parser.add_argument("--logs", type=pathlib.Path, help="keep the ranks' logs in this folder")
     parser.add_argument("--list", action="store_true", help="print the cases and stop")
     arguments = parser.parse_args()
     if arguments.list:
-        for case in CASES:
+        for case in CASES + MORE_CASES:
             print(f"{case.name:32} stage {case.stage}, {case.world} ranks, {case.dtype}, {case.optimizer}"
                   + (f": {case.note}" if case.note else ""))
         return 0
-    by_name = {case.name: case for case in CASES}
-    names = list(by_name) if arguments.case == "all" else arguments.case.split(",")
+    by_name = {case.name: case for case in CASES + MORE_CASES}
+    lists = {"all": CASES, "more": MORE_CASES}
+    names = [case.name for case in lists[arguments.case]] if arguments.case in lists else arguments.case.split(",")
     unknown = [name for name in names if name not in by_name]
     if unknown:
         parser.error(f"no such case: {', '.join(unknown)}")

@@ -6,6 +6,8 @@
     resume_check.py testdata/model_parallel/pp2_dp1_z1_bf16 --universal --pp 1 --same-init
     resume_check.py testdata/checkpoints/z3_fp32_w3 --universal --world 2 --load-dir DIR --tag TAG
     resume_check.py --matrix [--quick] [--only REGEX]                               the whole table
+    resume_check.py testdata/checkpoints/z2_bf16_w4 --reshard --world 3             through reshard
+    resume_check.py --reshard --matrix [--quick] [--only REGEX]                     the table of reshard_resume.py
 
 The engines start from other weights than the recorded run, so that only a real load can match; DeepSpeed's
 universal loader restores neither buffers nor frozen parameters, and --same-init gives the model those of
@@ -19,7 +21,13 @@ several sizes, and requires that both resumes hold the same states and take the 
 Where nothing but the size changed, the losses must also be those of the run that was never interrupted,
 within 1e-5 (fp32) or 5e-3 (16 bits).  Exit status: 0 when all of that holds.
 
-Needs what make_mp_testdata.py needs, and to-universal in DSCKPT_BIN or build/release/bin.
+What reshard writes is loaded like any checkpoint of that size, and by frameworks as they do it.  Then all
+that the files hold must be there again: every state, master, count of steps and hyper-parameter, the loss
+scaler, the scheduler, counters, client state, frozen parameters, buffers and the 16-bit weights; and the
+losses are those of the uninterrupted run within 1e-5 (fp32) or 2e-2 (16 bits: another order of sums).  The
+matrix makes those of its cases that testdata does not hold, in --cases or a scratch folder.
+
+Needs what make_mp_testdata.py needs, and the tools in DSCKPT_BIN or build/release/bin.
 """
 from __future__ import annotations
 
@@ -39,9 +47,12 @@ import time
 
 import make_mp_testdata
 import make_testdata
-from make_testdata import GLOBAL_BATCH, ROOT, STEPS_AFTER, STEPS_BEFORE, free_port, run_forked
+import reshard_resume
+from make_testdata import ROOT, STEPS_AFTER, STEPS_BEFORE, free_port, run_forked
+from native_checkpoint import NativeCheckpoint
 
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3, "fp16": 5e-3}
+RESHARD_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}
 TIMEOUT = 900  # seconds; the machine may be busy with other things
 
 
@@ -53,6 +64,9 @@ class Resume:
     same_init: bool = False
     stage: int | None = None  # another ZeRO stage than the one that saved
     zero: dict = dataclasses.field(default_factory=dict)  # other zero_optimization keys than when it was saved
+    config: dict = dataclasses.field(default_factory=dict)  # other top-level keys; None takes one away
+    compare_files: bool = False  # what is loaded must be all that the case's own files hold
+    strict: bool = True
 
     @functools.cached_property
     def facts(self):
@@ -66,12 +80,15 @@ class Resume:
         """The case of the recorded run at the new size."""
         facts = self.facts
         cases = (make_mp_testdata if self.model_parallel else make_testdata).CASES
+        if not self.model_parallel:
+            cases = cases + make_testdata.MORE_CASES
         [case] = [case for case in cases if case.name == facts["name"]]
-        config = {**case.config, "checkpoint": {"load_universal": universal}}
+        config = {**case.config, "checkpoint": {"load_universal": universal}, **self.config}
+        config = {key: value for key, value in config.items() if value is not None}
         if self.model_parallel:
             return dataclasses.replace(case, config=config, **{**facts["topology"], **self.size})
         world = self.size.get("world", facts["world_size"])
-        share, largest = GLOBAL_BATCH // world, GLOBAL_BATCH // facts["world_size"]
+        share, largest = case.batch // world, case.batch // facts["world_size"]
         micro = max(rows for rows in range(1, largest + 1) if share % rows == 0)
         config.update(train_micro_batch_size_per_gpu=micro, gradient_accumulation_steps=share // micro)
         stage, zero = case.stage, {**case.zero, **self.zero}
@@ -89,7 +106,8 @@ class Resume:
         else:
             text = f"{self.size.get('world', self.facts['world_size'])} ranks"
         changed = [] if self.stage is None else [f"stage {self.stage}"]
-        return ", ".join([text, *changed, *(f"{key} {value}" for key, value in self.zero.items())])
+        others = {**self.zero, **self.config}
+        return ", ".join([text, *changed, *(f"{key} {value}" for key, value in others.items())])
 
 
 def set_untrained(module, saved: dict):
@@ -117,7 +135,7 @@ def start_data_parallel(resume: Resume, case, rank, port):
     micro = case.config["train_micro_batch_size_per_gpu"]
 
     def step(number):
-        tokens, targets = make_testdata.batch(number, rank, case.world, seed)
+        tokens, targets = make_testdata.batch(number, rank, case.world, seed, case.batch)
         total = torch.zeros(())
         for ids, labels in zip(tokens.split(micro), targets.split(micro)):
             loss = engine(input_ids=ids, labels=ids).loss if hugging_face else engine(ids, labels)
@@ -146,6 +164,75 @@ def start_model_parallel(resume: Resume, case, rank, port):
         return make_mp_testdata.gathered_by_place(run, make_mp_testdata.live_masters(run.engine, case.stage))
 
     return run.engine, run.step, masters
+
+
+def start_accelerate(resume: Resume, case, rank, port):
+    """As start_data_parallel, and what loads as Accelerate does; it accumulates no gradients here."""
+    import torch
+    seed = resume.facts["seed"]
+    make_testdata.start_distributed(rank, case.world, port)
+    make_testdata.relax_deepspeed(case)
+    case.config.update(train_micro_batch_size_per_gpu=case.batch // case.world, gradient_accumulation_steps=1)
+    accelerator, engine, optimizer, _ = make_testdata.make_accelerator(
+        case, make_testdata.build_hf_model(case, seed + 1))
+
+    def step(number):
+        ids, _ = make_testdata.batch(number, rank, case.world, seed, case.batch)
+        loss = engine(input_ids=ids, labels=ids).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = loss.detach().float().clone()
+        torch.distributed.all_reduce(mean)
+        return float(mean / case.world)
+
+    def masters():
+        return make_testdata.live_masters(engine, case.stage, case.world)
+
+    return engine, step, masters, lambda load_dir: accelerator.load_state(str(load_dir))
+
+
+def everywhere(lines: list) -> list:
+    """What any of the ranks has to say, once."""
+    import torch
+    said = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(said, lines)
+    return list(dict.fromkeys(line for rank in said for line in rank))
+
+
+def compare_with_files(engine, resume: Resume, case, rank, client_state) -> list:
+    from safetensors.torch import load_file
+    facts = resume.facts
+    source = NativeCheckpoint(resume.folder / facts["load_dir"] / facts["tag"], facts.get("param_groups", ()))
+    wrong = reshard_resume.compare_engine(engine, case.stage, rank, case.world, client_state, source)
+    wrong += reshard_resume.compare_module(make_testdata.live_module(engine),
+                                           load_file(resume.folder / "expected" / "module.safetensors"))
+    return everywhere(wrong)
+
+
+def trainer_worker(rank, world, port, resume, load_dir, report):
+    """Lets the Hugging Face Trainer resume from a folder of its own."""
+    import transformers
+    case, seed = resume.case(False), resume.facts["seed"]
+    make_testdata.start_distributed(rank, world, port)
+    make_testdata.relax_deepspeed(case)
+    found = {}
+
+    class Look(transformers.TrainerCallback):
+
+        def on_train_begin(self, arguments, state, control, **others):
+            engine = trainer.model_wrapped
+            live = make_testdata.live_masters(engine, case.stage, world)
+            found.update(states=compare_whole(resume.folder, live), digest=digest(live),
+                         unlike=compare_with_files(engine, resume, case, rank, None))
+
+    os.chdir(report.parent)
+    trainer, _ = make_testdata.make_trainer(case, world, seed, STEPS_BEFORE + STEPS_AFTER, callbacks=[Look()],
+                                            model_seed=seed + 1)
+    trainer.train(resume_from_checkpoint=str(load_dir))
+    if rank == 0:
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-STEPS_AFTER:]
+        report.write_text(json.dumps({"losses": losses, **found}))
 
 
 def compare_whole(folder, live: dict) -> dict:
@@ -199,18 +286,36 @@ def digest(tensors: dict) -> str:
 def resume_worker(rank, world, port, resume, load_dir, tag, universal, report):
     import torch
     case = resume.case(universal)
-    start = start_model_parallel if resume.model_parallel else start_data_parallel
-    engine, step, masters = start(resume, case, rank, port)
-    path, _ = engine.load_checkpoint(str(load_dir), tag=tag)
-    if path is None:
-        raise AssertionError("DeepSpeed loaded nothing")
+    client_state = None
+    if resume.compare_files and case.kind == "hf_accelerate":
+        engine, step, masters, load = start_accelerate(resume, case, rank, port)
+        load(load_dir)
+    else:
+        start = start_model_parallel if resume.model_parallel else start_data_parallel
+        engine, step, masters = start(resume, case, rank, port)
+        path, client_state = engine.load_checkpoint(str(load_dir), tag=tag, load_module_strict=resume.strict)
+        if path is None:
+            raise AssertionError("DeepSpeed loaded nothing")
     live = masters()
+    unlike = compare_with_files(engine, resume, case, rank, client_state) if resume.compare_files else []
     losses = [step(STEPS_BEFORE + number) for number in range(STEPS_AFTER)]
     if rank == 0:
         compare = compare_slices if resume.model_parallel else compare_whole
         report.write_text(json.dumps({"losses": losses, "states": compare(resume.folder, live),
-                                      "digest": digest(live)}))
+                                      "digest": digest(live), "unlike": unlike}))
     torch.distributed.barrier()
+
+
+@functools.lru_cache(maxsize=None)
+def losses_of_the_trainer(folder: pathlib.Path, logs: pathlib.Path) -> list:
+    resume = Resume(folder, {}, compare_files=True)
+    logs.mkdir(parents=True, exist_ok=True)
+    world, port, report = resume.facts["world_size"], free_port(), logs / "report.json"
+    error = run_forked(trainer_worker, logs, [(rank, world, port, resume, folder / resume.facts["load_dir"], report)
+                                              for rank in range(world)], timeout=TIMEOUT)
+    if error:
+        raise RuntimeError(f"{folder.name} cannot be resumed as it was saved: {error[-2000:]}")
+    return json.loads(report.read_text())["losses"]
 
 
 def run_resume(resume: Resume, load_dir, tag, universal: bool, logs: pathlib.Path) -> dict:
@@ -220,12 +325,16 @@ def run_resume(resume: Resume, load_dir, tag, universal: bool, logs: pathlib.Pat
     logs.mkdir(parents=True, exist_ok=True)
     report.unlink(missing_ok=True)
     port = free_port()
-    error = run_forked(resume_worker, logs, [(rank, case.world, port, resume, load_dir, tag, universal, report)
-                                             for rank in range(case.world)], timeout=TIMEOUT)
+    trainer = resume.compare_files and case.kind == "hf_trainer"
+    error = run_forked(trainer_worker if trainer else resume_worker, logs,
+                       [(rank, case.world, port, resume, load_dir, *(() if trainer else (tag, universal)), report)
+                        for rank in range(case.world)], timeout=TIMEOUT)
     if error:
         return {"error": make_testdata.last_line(error, pathlib.Path(load_dir).parent)}
     result = json.loads(report.read_text())
-    recorded = resume.facts["losses_after_save"]
+    recorded = resume.facts.get("losses_after_save")
+    if recorded is None:  # the Trainer stopped when it had saved: let it go on at its own size
+        recorded = losses_of_the_trainer(resume.folder, logs / "recorded")
     result["losses_of_the_recorded_run"] = recorded
     result["largest_difference"] = max(abs(a - b) for a, b in zip(result["losses"], recorded))
     return result
@@ -245,6 +354,19 @@ def convert(facts: dict, folder: pathlib.Path, output: pathlib.Path) -> str | No
     done = subprocess.run([tool_folder() / "to-universal", "--input-folder", folder / facts["load_dir"], "--tag",
                            facts["tag"], "--output-folder", output, "--quiet"], capture_output=True, text=True)
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]
+
+
+def reshard(resume: Resume, output: pathlib.Path, *options) -> subprocess.CompletedProcess:
+    """Runs reshard on the resume's case for its number of ranks, stage and configuration."""
+    facts, case = resume.facts, resume.case(False)
+    if resume.stage is not None:
+        options = (*options, "--stage", str(resume.stage))
+    if resume.zero or resume.config:
+        path = output.with_suffix(".config.json")
+        path.write_text(json.dumps(make_testdata.ds_config(case)))
+        options = (*options, "--ds-config", path)
+    return subprocess.run([tool_folder() / "reshard", resume.folder / facts["load_dir"], output, "--tag", facts["tag"],
+                           "--dp", str(case.world), *options], capture_output=True, text=True, timeout=TIMEOUT)
 
 
 def convert_with_deepspeed(facts: dict, folder: pathlib.Path, output: pathlib.Path, logs) -> str | None:
@@ -504,6 +626,70 @@ def run_matrix(quick: bool, only: str, scratch: pathlib.Path, show=print) -> lis
     return entries
 
 
+def judge_reshard(row: reshard_resume.Row, facts: dict, done, result: dict | None) -> list:
+    """What is wrong with a resume from what reshard wrote, or with its refusal."""
+    if row.refused:
+        good = done.returncode == 3 and row.refused in done.stderr
+        return [] if good else [f"exit {done.returncode}, not a refusal for {row.refused}: {done.stderr[-300:]}"]
+    if done.returncode:
+        return [f"reshard: exit {done.returncode}: {done.stderr.strip()[-300:]}"]
+    if row.deepspeed_refuses:
+        return [] if row.deepspeed_refuses in result.get("error", "") else \
+            [f"was not refused with {row.deepspeed_refuses!r}"]
+    if "error" in result:
+        return [f"DeepSpeed: {result['error']}"]
+    wrong = [*result["unlike"]]
+    for what in ("missing", "different"):
+        if result["states"][what]:
+            wrong.append(f"{len(result['states'][what])} states {what}: {result['states'][what][0]} ...")
+    if not result["largest_difference"] <= RESHARD_TOLERANCE[facts["precision"]]:
+        wrong.append(f"losses are off by {result['largest_difference']:.1e}")
+    return wrong
+
+
+def made_case(name: str, cases: pathlib.Path) -> pathlib.Path:
+    """The folder of a case, of testdata or made below `cases`."""
+    if name not in {case.name for case in make_testdata.MORE_CASES}:
+        return case_folder(name)
+    if not (cases / name / "case.json").exists():
+        [case] = [case for case in make_testdata.MORE_CASES if case.name == name]
+        make_testdata.make_case(case, cases, make_testdata.DEFAULT_SEED, cases / "logs")
+    return cases / name
+
+
+def run_reshard_matrix(quick: bool, only: str, scratch: pathlib.Path, cases: pathlib.Path, show=print) -> list:
+    """Returns an entry for each resume; show() gets a line of JSON for each as soon as it is done."""
+    entries = []
+    for row in reshard_resume.MATRIX:
+        worlds = row.quick if quick else row.worlds
+        for world in worlds:
+            started = time.monotonic()
+            change = f" stage {row.stage}" if row.stage is not None else ""
+            entry = {"case": row.case, "to": f"{world} ranks{change}"}
+            if not re.search(only, f"{row.case} -> {entry['to']}"):
+                continue
+            folder = made_case(row.case, cases)
+            resume = Resume(folder, {"world": world}, same_init=row.same_init, stage=row.stage, zero=row.zero,
+                            config=row.config, compare_files=True, strict=row.strict)
+            entry["to"] = str(resume)
+            work = scratch / row.case
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir(parents=True)
+            # The Trainer goes by the name of the folder.
+            output = work / pathlib.Path(resume.facts["load_dir"]).name
+            done = reshard(resume, output)
+            result = None
+            if done.returncode == 0:
+                result = run_resume(resume, output, resume.facts["tag"], False, work / "logs")
+            entry["wrong"] = judge_reshard(row, resume.facts, done, result)
+            entry.update(result="refused" if done.returncode else summary(result),
+                         seconds=round(time.monotonic() - started, 1))
+            entries.append(entry)
+            show(json.dumps(entry))
+            shutil.rmtree(work, ignore_errors=True)
+    return entries
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("case_dir", type=pathlib.Path, nargs="?", help="a folder of make_(mp_)testdata.py")
@@ -511,6 +697,9 @@ def main() -> int:
     parser.add_argument("--tag", help="the tag in --load-dir")
     parser.add_argument("--universal", action="store_true",
                         help="load a universal checkpoint: --load-dir, or what to-universal makes of the case")
+    parser.add_argument("--reshard", action="store_true", help="load what reshard makes of the case")
+    parser.add_argument("--cases", type=pathlib.Path,
+                        help="with --reshard --matrix: keep the cases that are not in testdata here")
     parser.add_argument("--world", type=int, help="ranks of a data-parallel case")
     for axis in ("pp", "tp", "dp", "ep"):
         parser.add_argument(f"--{axis}", type=int, help="of a model-parallel case")
@@ -527,8 +716,17 @@ def main() -> int:
         parser.error("give either a case's folder or --matrix")
     if arguments.load_dir and not arguments.tag and not arguments.universal:
         parser.error("--load-dir needs --tag")
+    if arguments.reshard and (arguments.universal or arguments.load_dir):
+        parser.error("--reshard makes what it loads: no --universal or --load-dir")
     with tempfile.TemporaryDirectory() as temporary:
         scratch = pathlib.Path(temporary)
+        if arguments.matrix and arguments.reshard:
+            entries = run_reshard_matrix(arguments.quick, arguments.only, scratch / "work",
+                                         (arguments.cases or scratch / "cases").resolve(),
+                                         functools.partial(print, flush=True))
+            failed = sum(bool(entry["wrong"]) for entry in entries)
+            print(f"{len(entries)} resumes, {failed} failed", file=sys.stderr)
+            return 1 if failed or not entries else 0
         if arguments.matrix:
             log = functools.partial(print, flush=True, file=sys.stderr if arguments.json else sys.stdout)
             entries = run_matrix(arguments.quick, arguments.only, scratch, log)
@@ -539,7 +737,8 @@ def main() -> int:
             return 1 if failed or not entries else 0
         size = {axis: getattr(arguments, axis) for axis in ("world", "pp", "tp", "dp", "ep")
                 if getattr(arguments, axis)}
-        resume = Resume(arguments.case_dir.resolve(), size, arguments.same_init, arguments.stage)
+        resume = Resume(arguments.case_dir.resolve(), size, arguments.same_init, arguments.stage,
+                        compare_files=arguments.reshard)
         if resume.model_parallel == ("world" in size) and size:
             parser.error("--world is for data-parallel cases, --pp, --tp, --dp and --ep for all others")
         load_dir, tag = arguments.load_dir, arguments.tag
@@ -548,6 +747,11 @@ def main() -> int:
             error = convert(resume.facts, resume.folder, scratch / tag)
             if error:
                 raise SystemExit(error)
+        elif not load_dir and arguments.reshard:
+            load_dir, tag = scratch / pathlib.Path(resume.facts["load_dir"]).name, resume.facts["tag"]
+            done = reshard(resume, load_dir)
+            if done.returncode:
+                raise SystemExit(done.stderr.strip())
         elif not load_dir:
             load_dir, tag = resume.folder / resume.facts["load_dir"], resume.facts["tag"]
         logs = (arguments.logs or scratch / "logs").resolve()
@@ -562,7 +766,10 @@ def main() -> int:
         for what in ("missing", "different"):
             for key in result["states"][what]:
                 print(f"  {what}: {key}")
-    good = "error" not in result and result["largest_difference"] <= TOLERANCE[resume.facts["precision"]]
+        for line in result["unlike"]:
+            print(f"  {line}")
+    tolerance = (RESHARD_TOLERANCE if arguments.reshard else TOLERANCE)[resume.facts["precision"]]
+    good = "error" not in result and result["largest_difference"] <= tolerance and not result["unlike"]
     return 0 if good else 1
 
 

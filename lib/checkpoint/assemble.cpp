@@ -183,6 +183,7 @@ class Assembler {
     const OwnedParam& first = *parts.front().front();
     Param param{.name = name, .weight = first.master};
     param.step = first.step;
+    param.others = first.others;
     param.requires_grad = first.requires_grad;
     if (experts_.is_fused(name)) {
       if (mesh_.tp > 1) {

@@ -99,6 +99,14 @@ const Param* Checkpoint::find(std::string_view name) const {
   return found == impl_->by_name.end() ? nullptr : &params()[found->second];
 }
 
+const std::vector<ParamGroup>& Checkpoint::groups() const {
+  return impl_->draft.groups;
+}
+
+ShardValue Checkpoint::wrapper_state() const {
+  return impl_->draft.wrapper_state;
+}
+
 const std::vector<CheckpointFile>& Checkpoint::model_files() const {
   return impl_->model_files;
 }

@@ -49,6 +49,22 @@ struct ParamState {
   TensorSource value;
 };
 
+// What the optimizer keeps once for a parameter, or for all parameters of a flat tensor: "step",
+// "mu_product".
+struct WholeState {
+  std::string key;
+  ShardValue value;  // a number, None, or a tensor
+};
+
+// One of the optimizer's parameter groups.
+struct ParamGroup {
+  // Trainable parameters in the order in which the optimizer was given them; ZeRO may have
+  // reordered them since (round_robin_gradients).
+  std::vector<std::string> params;
+  // Its entry of param_groups: the hyper-parameters. Empty if the files have none.
+  ShardValue settings;
+};
+
 // One entry of the model's state_dict.
 struct Param {
   std::string name;
@@ -62,6 +78,7 @@ struct Param {
   // Of trainable parameters, and only if OpenOptions::optimizer_states was set.
   std::vector<ParamState> states = {};  // in the optimizer's order
   ShardValue step = {};  // how often it was stepped: an int or a tensor of one element
+  std::vector<WholeState> others = {};  // what else is not one value an element
   // How the tensor-parallel ranks cut it.
   UniversalForm form = {};
   // torch's flag of the master.
@@ -85,6 +102,11 @@ struct CheckpointFacts {
   bool model_parallel = false;
   // False if universal_checkpoint_info was looked for and is not there.
   bool has_universal_info = true;
+  // zero_optimization.round_robin_gradients: the flat vectors of stages 1 and 2 have the parameters
+  // of each group in another order.
+  bool round_robin = false;
+  // zero_optimization.elastic_checkpoint: the files have no hyper-parameters.
+  bool elastic = false;
 };
 
 struct OpenOptions {
@@ -128,6 +150,12 @@ class Checkpoint {
   const std::vector<Param>& params() const;
   // The entry called `name`, or nullptr.
   const Param* find(std::string_view name) const;
+  // The optimizer's parameter groups, which have every trainable parameter once. Only with
+  // OpenOptions::optimizer_states; empty if the model is split over ranks or the files do not tell.
+  const std::vector<ParamGroup>& groups() const;
+  // What the optimizer's wrapper saved beside its tensors, a dict: optimizer_state_dict of the
+  // first optimizer-states file, at stage 0 `optimizer`. Empty if there is none.
+  ShardValue wrapper_state() const;
   // The model-states files by mp rank and data-parallel rank, and the optimizer-states files
   // likewise (none at stage 0).
   const std::vector<CheckpointFile>& model_files() const;

@@ -57,7 +57,7 @@ void note_once(std::vector<std::string>& notes, std::string note) {
 }
 
 FlatStates flat_states(const std::vector<const Shard*>& ranks, std::string_view state_key,
-                       size_t index, std::vector<std::string>& notes) {
+                       size_t index) {
   FlatStates result;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const Shard& shard = *ranks[rank];
@@ -78,9 +78,7 @@ FlatStates flat_states(const std::vector<const Shard*>& ranks, std::string_view 
           return;
         }
         if (!is_flat(shard, value)) {
-          if (value.is_none()) return;
-          note_once(notes, "the optimizer's state '" + key +
-                               "' is one value for many parameters; it is left out");
+          if (rank == 0) result.others.push_back({key, {&shard.archive, value}});
           return;
         }
         const TensorSource piece = shard.archive.tensor(value);

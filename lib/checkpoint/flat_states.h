@@ -19,6 +19,7 @@ struct FlatStates {
   };
   std::vector<State> states;  // in the optimizer's order
   ShardValue step;
+  std::vector<WholeState> others;  // what is no tensor of one dimension
 
   // Where state `key` of flat tensor `index` stands in a rank's file.
   static std::string member(std::string_view state_key, size_t index, std::string_view key);
@@ -26,11 +27,10 @@ struct FlatStates {
 
 // Reads optimizer_state_dict[state_key] (a torch optimizer's state_dict, or the list of states that
 // elastic ZeRO saves) for flat tensor `index`. What is no tensor of one dimension belongs to the
-// flat tensor as a whole and cannot be said of a parameter: but for `step` it is left out with a
-// note. Nothing at all if the optimizer has not stepped it yet. Throws InconsistentError if the
-// ranks do not have the same states, or of different types.
+// flat tensor as a whole; it is the first rank's. Nothing at all if the optimizer has not stepped
+// it yet. Throws InconsistentError if the ranks do not have the same states, or of different types.
 FlatStates flat_states(const std::vector<const Shard*>& ranks, std::string_view state_key,
-                       size_t index, std::vector<std::string>& notes);
+                       size_t index);
 
 // Adds `note` unless it is there.
 void note_once(std::vector<std::string>& notes, std::string note);

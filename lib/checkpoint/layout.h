@@ -18,6 +18,8 @@ struct CheckpointDraft {
   CheckpointFacts facts = {};
   bool optimizer_states = false;  // whether they are asked for
   std::vector<Param> params = {};
+  std::vector<ParamGroup> groups = {};
+  ShardValue wrapper_state = {};
   std::vector<std::string> notes = {};
   std::vector<std::string> unused_patterns = {};
   // Opened shards stay: TensorSources and `records` need nothing else of them, but readers borrow.

@@ -101,6 +101,11 @@ void ModelStates::find_tied_views() {
   }
 }
 
+bool ModelStates::has_config() const {
+  const auto config = fields.get(keys::kDsConfig);
+  return config && config->is_mapping();
+}
+
 bool ModelStates::may_be_round_robin() const {
   const auto config = fields.get(keys::kDsConfig);
   if (!config || !config->is_mapping()) return true;

@@ -51,6 +51,8 @@ struct ModelStates {
   // ds_config["use_data_before_expert_parallelism"]; nullopt if the configuration is not in the
   // file.
   std::optional<bool> uses_data_before_expert_parallelism() const;
+  // Whether ds_config is in the file as a dict.
+  bool has_config() const;
   // ds_config["zero_optimization"]["round_robin_gradients"]; true if the configuration is not in
   // the file (a run that was given a path saves the path).
   bool may_be_round_robin() const;

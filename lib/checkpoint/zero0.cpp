@@ -74,6 +74,7 @@ class Reader {
       }
     }
     if (draft_.optimizer_states && model_.fields.has(keys::kOptimizer)) {
+      draft_.wrapper_state = {&archive_, model_.fields[keys::kOptimizer]};
       find_states(model_.fields.in(keys::kOptimizer));
     }
     for (Candidate& candidate : candidates_) {
@@ -81,6 +82,7 @@ class Reader {
       Param param{.name = candidate.name, .weight = *candidate.master};
       param.states = std::move(candidate.states);
       param.step = candidate.step;
+      param.others = std::move(candidate.others);
       param.form.cat_dim = 0;
       params_.add(std::move(param));
     }
@@ -113,6 +115,7 @@ class Reader {
     int64_t flat_numel = 0;
     std::vector<ParamState> states = {};
     ShardValue step = {};
+    std::vector<WholeState> others = {};
   };
 
   void add_candidates() {
@@ -178,6 +181,7 @@ class Reader {
     const auto all = inner.get("state");
     if (!all || !all->is_mapping() || all->as_dict().items.empty()) return;
     if (!wrapped) number_by_order(inner, *all);
+    find_groups(inner);
     for (Candidate& candidate : candidates_) {
       if (!candidate.index) continue;
       const Value* states = all->as_dict().find(static_cast<int64_t>(*candidate.index));
@@ -188,21 +192,44 @@ class Reader {
     }
   }
 
+  // Left empty if the optimizer lists a parameter that is not in the file.
+  void find_groups(const Fields& optimizer) {
+    std::map<size_t, std::vector<const Candidate*>> numbered;
+    for (const Candidate& candidate : candidates_) {
+      if (candidate.index && candidate.master) numbered[*candidate.index].push_back(&candidate);
+    }
+    for (auto& entry : numbered) {
+      std::sort(entry.second.begin(), entry.second.end(), [](const auto* a, const auto* b) {
+        return a->flat_begin.value_or(0) < b->flat_begin.value_or(0);
+      });
+    }
+    std::vector<ParamGroup> groups;
+    for (const Value& settings : optimizer.sequence(keys::kParamGroups)) {
+      ParamGroup group{.params = {}, .settings = {&archive_, settings}};
+      for (const Value& number : settings.find_or_none("params").sequence_or_empty()) {
+        const auto found = numbered.find(static_cast<size_t>(number.as_int()));
+        if (found == numbered.end()) return;
+        for (const Candidate* candidate : found->second) group.params.push_back(candidate->name);
+      }
+      groups.push_back(std::move(group));
+    }
+    draft_.groups = std::move(groups);
+  }
+
   void add_states(Candidate& candidate, const Value& states) {
     const Shape& shape = candidate.master->shape();
     for (const auto& [name, value] : states.as_dict().items) {
       if (!name.is(pickle::Kind::string)) continue;
       const std::string key(name.as_string());
-      if (value.is_none()) continue;
       if (key == "step") {
+        if (value.is_none()) continue;
         if (!archive_.scalar(value)) throw CorruptError({}, "'step' is not a number");
         candidate.step = {&archive_, value};
         continue;
       }
       if (!TorchArchive::is_tensor(value) ||
           (archive_.info(value).shape.empty() && !shape.empty())) {
-        note_once(draft_.notes, "the optimizer's state '" + key +
-                                    "' is one value for a whole parameter; it is left out");
+        candidate.others.push_back({key, {&archive_, value}});
         continue;
       }
       const TensorSource whole = archive_.tensor(value);

@@ -17,6 +17,7 @@
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
 #include "checkpoint/zero_world.h"
+#include "format/zero_layout.h"
 
 namespace dsckpt {
 namespace {
@@ -99,15 +100,14 @@ std::string name_at(const FlatGroup& group, uint64_t at) {
 
 class WorldReader {
  public:
-  WorldReader(const ModelStates& model, const std::vector<const Shard*>& optim,
-              bool optimizer_states, std::vector<std::string>& notes)
+  WorldReader(const ModelStates& model, std::vector<const Shard*> optim, bool optimizer_states)
       : model_(model),
-        optim_(optim),
-        state_(optimizer_state(*optim.front())),
+        optim_(std::move(optim)),
+        state_(optimizer_state(*optim_.front())),
         padding_kept_(keeps_padding(state_)),
-        optimizer_states_(optimizer_states),
-        notes_(notes) {}
+        optimizer_states_(optimizer_states) {}
 
+  // Accounts for every element of every rank's flat groups.
   std::vector<OwnedParam> read() {
     const size_t groups = state_.sequence(keys::kSingleFp32Partition).size();
     if (groups != model_.param_shapes.size()) {
@@ -123,6 +123,31 @@ class WorldReader {
       }
     }
     return std::move(params_);
+  }
+
+  // Whether the flat groups have another order than the optimizer's, after read(). Where the
+  // configuration is not in the files, the mapping, which DeepSpeed computes in the optimizer's
+  // order, tells.
+  bool is_round_robin() const {
+    if (padding_kept_) return false;  // BF16_Optimizer knows nothing of it
+    return model_.has_config() ? model_.may_be_round_robin() : !mapping_fits_;
+  }
+
+  std::vector<ParamGroup> groups() const {
+    const Value base = state_.get(keys::kBaseOptimizerState).value_or(Value());
+    const auto settings = base.find_or_none(keys::kParamGroups).sequence_or_empty();
+    std::vector<ParamGroup> groups;
+    for (size_t g = 0; g < model_.param_shapes.size(); ++g) {
+      const NamedShapes& shapes = model_.param_shapes[g];
+      ParamGroup group;
+      group.params.resize(shapes.size());
+      const auto ranks = static_cast<uint32_t>(is_round_robin() ? optim_.size() : 1);
+      const std::vector<size_t> order = round_robin_order(shapes.size(), ranks);
+      for (size_t i = 0; i < order.size(); ++i) group.params[order[i]] = shapes[i].first;
+      if (g < settings.size()) group.settings = {&state_.shard().archive, settings[g]};
+      groups.push_back(std::move(group));
+    }
+    return groups;
   }
 
  private:
@@ -177,6 +202,7 @@ class WorldReader {
                            .requires_grad = partitions.front().requires_grad,
                            .states = {},
                            .step = {},
+                           .others = {},
                            .ep_rank = ep_rank,
                            .ep_size = ep_size});
       });
@@ -195,8 +221,11 @@ class WorldReader {
   void add_states(size_t g, const FlatGroup& group, const std::vector<Partition>& partitions,
                   const std::vector<const Shard*>& ranks, uint64_t length,
                   std::span<OwnedParam> params) {
-    const FlatStates all = flat_states(ranks, keys::kBaseOptimizerState, g, notes_);
-    for (OwnedParam& param : params) param.step = all.step;
+    const FlatStates all = flat_states(ranks, keys::kBaseOptimizerState, g);
+    for (OwnedParam& param : params) {
+      param.step = all.step;
+      param.others = all.others;
+    }
     for (const FlatStates::State& state : all.states) {
       if (state.key == kMomentumBuffer && is_muon_group(g)) {
         add_whole_momenta(g, group, state, ranks, length, params);
@@ -344,7 +373,7 @@ class WorldReader {
   }
 
   void check_partition(size_t g, const FlatGroup& group, const std::vector<Partition>& partitions,
-                       size_t rank, uint64_t length) const {
+                       size_t rank, uint64_t length) {
     const Partition& partition = partitions[rank];
     const uint64_t begin = rank * length;
     const uint64_t real = std::clamp(group.used, begin, begin + length) - begin;
@@ -383,7 +412,7 @@ class WorldReader {
   // param_slice_mappings[g]: name -> fragment_address(numel, start), the part of each parameter in
   // this rank's partition.
   void check_mapping(size_t g, const FlatGroup& group, const Shard& shard, uint64_t begin,
-                     uint64_t end) const {
+                     uint64_t end) {
     const Fields state = optimizer_state(shard);
     const auto mappings = state.sequence(keys::kParamSliceMappings);
     if (mappings.empty()) return;
@@ -411,9 +440,10 @@ class WorldReader {
       const uint64_t to = std::min(slice.begin + slice.numel, end);
       if (from >= to) continue;
       numel += to - from;
-      if (!order_holds) continue;
       const auto found = saved.find(slice.name);
-      if (found == saved.end() || found->second != std::pair(from - begin, to - from)) {
+      const bool fits = found != saved.end() && found->second == std::pair(from - begin, to - from);
+      mapping_fits_ = mapping_fits_ && fits;
+      if (order_holds && !fits) {
         throw InconsistentError({.file = where.file,
                                  .member = where.member,
                                  .tensor = slice.name,
@@ -430,11 +460,11 @@ class WorldReader {
   }
 
   const ModelStates& model_;
-  const std::vector<const Shard*>& optim_;
+  std::vector<const Shard*> optim_;
   Fields state_;
   bool padding_kept_;
   bool optimizer_states_;
-  std::vector<std::string>& notes_;
+  bool mapping_fits_ = true;
   std::vector<OwnedParam> params_;
 };
 
@@ -496,21 +526,21 @@ void read(CheckpointDraft& draft) {
 
   std::vector<World> worlds;
   for (const ModelStates& model : models) {
-    const std::vector<const Shard*> optim = optim_shards_of(draft, model.shard().name.mp_rank);
-    worlds.push_back({&model, read_zero12_world(model, optim, draft.optimizer_states, draft.notes),
-                      frozen_of(model)});
+    WorldReader reader(model, optim_shards_of(draft, model.shard().name.mp_rank),
+                       draft.optimizer_states);
+    worlds.push_back({&model, reader.read(), frozen_of(model)});
+    draft.facts.round_robin = draft.facts.round_robin || reader.is_round_robin();
+    if (models.size() == 1 && draft.optimizer_states) draft.groups = reader.groups();
   }
+  const Fields state = optimizer_state(first);
+  draft.wrapper_state = {&first.archive, first.archive.root().at(keys::kOptimizerStateDict)};
+  draft.facts.elastic = state.has(keys::kBaseOptimizerState) &&
+                        state[keys::kBaseOptimizerState].is(pickle::Kind::list);
   assemble(draft, worlds);
   for (const ModelStates& model : models) model.note_not_tensors(draft.notes);
 }
 
 }  // namespace
-
-std::vector<OwnedParam> read_zero12_world(const ModelStates& model,
-                                          const std::vector<const Shard*>& optim,
-                                          bool optimizer_states, std::vector<std::string>& notes) {
-  return WorldReader(model, optim, optimizer_states, notes).read();
-}
 
 const Layout kZero12{"zero-1/2", probe, read};
 

@@ -20,6 +20,7 @@
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
 #include "checkpoint/zero_world.h"
+#include "format/zero_layout.h"
 
 namespace dsckpt {
 namespace {
@@ -74,15 +75,18 @@ uint32_t expert_parallel_rank(const ModelStates& model) {
   return static_cast<uint32_t>(rank);
 }
 
+uint64_t numel_of(const Shape& shape) {
+  return static_cast<uint64_t>(numel(shape));
+}
+
 class WorldReader {
  public:
   WorldReader(const std::vector<const ModelStates*>& models, const std::vector<const Shard*>& optim,
-              bool optimizer_states, std::vector<std::string>& notes)
+              bool optimizer_states)
       : models_(models),
         optim_(optim),
         groups_(models.front()->param_shapes),
-        optimizer_states_(optimizer_states),
-        notes_(notes) {
+        optimizer_states_(optimizer_states) {
     for (const Shard* shard : optim) shares_.push_back(shares_of(*shard));
   }
 
@@ -233,9 +237,8 @@ class WorldReader {
     const bool requires_grad =
         first.archive.info(optimizer_state(first).sequence(keys::kFp32FlatGroups)[groups.front()])
             .requires_grad;
-    std::vector<FlatStates::State> states;
-    ShardValue step;
-    if (optimizer_states_) states = states_of(groups, ranks, step);
+    FlatStates all;
+    if (optimizer_states_) all = states_of(groups, ranks);
 
     int64_t at = 0;
     for (const auto& [name, shape] : shapes) {
@@ -245,26 +248,26 @@ class WorldReader {
                          .master = gathered(masters, at, shape),
                          .requires_grad = requires_grad,
                          .states = {},
-                         .step = step,
+                         .step = all.step,
+                         .others = all.others,
                          .ep_rank = ep_rank,
                          .ep_size = ep_size};
-        for (const FlatStates::State& state : states) {
+        for (const FlatStates::State& state : all.states) {
           param.states.push_back({state.key, gathered(state.pieces, at, shape)});
         }
         params_.push_back(std::move(param));
       });
-      at += static_cast<int64_t>(piece_of(shape, ranks.size()));
+      at += static_cast<int64_t>(piece_of(numel_of(shape), ranks.size()));
     }
   }
 
   // The optimizer's states of sub-groups `groups` end to end, as `masters` are.
-  std::vector<FlatStates::State> states_of(const std::vector<size_t>& groups,
-                                           const std::vector<size_t>& ranks, ShardValue& step) {
+  FlatStates states_of(const std::vector<size_t>& groups, const std::vector<size_t>& ranks) const {
     std::vector<const Shard*> shards;
     for (const size_t rank : ranks) shards.push_back(optim_[rank]);
-    std::vector<FlatStates::State> all;
+    FlatStates all;
     for (const size_t g : groups) {
-      FlatStates states = flat_states(shards, keys::kOptimizerStateDict, g, notes_);
+      FlatStates states = flat_states(shards, keys::kOptimizerStateDict, g);
       for (FlatStates::State& state : states.states) {
         for (size_t i = 0; i < ranks.size(); ++i) {
           if (state.pieces[i].numel() == flat_[ranks[i]][g].numel()) continue;
@@ -275,32 +278,29 @@ class WorldReader {
         }
       }
       if (g == groups.front()) {
-        all = std::move(states.states);
-        step = states.step;
+        all = std::move(states);
         continue;
       }
-      for (size_t k = 0; k < std::max(all.size(), states.states.size()); ++k) {
-        if (k >= all.size() || k >= states.states.size() || all[k].key != states.states[k].key) {
+      const size_t count = all.states.size();
+      for (size_t k = 0; k < std::max(count, states.states.size()); ++k) {
+        if (k >= count || k >= states.states.size() || all.states[k].key != states.states[k].key) {
           throw InconsistentError(shards.front()->where(keys::kOptimizerStateDict),
                                   "has other states for sub-group " + std::to_string(g) +
                                       ", and parameters lie across sub-groups");
         }
         for (size_t i = 0; i < ranks.size(); ++i) {
-          all[k].pieces[i] = TensorSource::cat(0, {all[k].pieces[i], states.states[k].pieces[i]});
+          TensorSource& pieces = all.states[k].pieces[i];
+          pieces = TensorSource::cat(0, {pieces, states.states[k].pieces[i]});
         }
       }
     }
     return all;
   }
 
-  static uint64_t piece_of(const Shape& shape, uint64_t count) {
-    return div_ceil(static_cast<uint64_t>(numel(shape)), count);
-  }
-
   // The parameter of `shape` whose pieces lie at `at` in `flat`, one tensor a rank.
   static TensorSource gathered(const std::vector<TensorSource>& flat, int64_t at,
                                const Shape& shape) {
-    const auto piece = static_cast<int64_t>(piece_of(shape, flat.size()));
+    const auto piece = static_cast<int64_t>(piece_of(numel_of(shape), flat.size()));
     std::vector<TensorSource> pieces;
     for (const TensorSource& rank : flat) pieces.push_back(rank.narrow(0, at, piece));
     return TensorSource::cat(0, std::move(pieces)).narrow(0, 0, numel(shape)).view(shape);
@@ -344,7 +344,7 @@ class WorldReader {
     std::optional<Where> place;
     for (size_t g = 0; g < groups.size(); ++g) {
       for (const auto& [name, shape] : groups[g]) {
-        needed = checked_add(needed, piece_of(shape, share(rank, g).count));
+        needed = checked_add(needed, piece_of(numel_of(shape), share(rank, g).count));
         const uint64_t limit = one_to_one ? ends[g] : available;
         if (needed > limit && !place) {
           place = Where{shard.display, group_member(one_to_one ? g : ends.size() - 1), name, limit};
@@ -379,7 +379,6 @@ class WorldReader {
   const std::vector<const Shard*>& optim_;
   const std::vector<NamedShapes>& groups_;
   bool optimizer_states_;
-  std::vector<std::string>& notes_;
   std::vector<std::vector<Share>> shares_;       // by rank, then sub-group
   std::vector<std::vector<TensorSource>> flat_;  // by rank, then sub-group
   std::vector<OwnedParam> params_;
@@ -394,7 +393,7 @@ std::vector<std::pair<std::string, TensorSource>> frozen_of(
   for (const auto& [name, shape] : reference.frozen_param_shapes) {
     // Frozen since the optimizer was made, which still owns it: then its master counts.
     if (reference.is_trainable(name)) continue;
-    const uint64_t piece = div_ceil(static_cast<uint64_t>(numel(shape)), models.size());
+    const uint64_t piece = piece_of(numel_of(shape), models.size());
     std::vector<TensorSource> pieces;
     for (const ModelStates* model : models) {
       const Where where = model->fields.where(keys::kFrozenParamFragments);
@@ -412,6 +411,30 @@ std::vector<std::pair<std::string, TensorSource>> frozen_of(
         name, TensorSource::cat(0, std::move(pieces)).narrow(0, 0, numel(shape)).view(shape));
   }
   return frozen;
+}
+
+// The parameter groups: each lists its sub-groups, which stand one after the other. None if they
+// are not those of param_shapes.
+std::vector<ParamGroup> groups_of(const ModelStates& model, const Shard& optim) {
+  const auto all = optimizer_state(optim)
+                       .get(keys::kOptimizerStateDict)
+                       .value_or(Value())
+                       .find_or_none(keys::kParamGroups)
+                       .sequence_or_empty();
+  std::vector<ParamGroup> groups;
+  int64_t next = 0;
+  for (const Value& settings : all) {
+    ParamGroup group{.params = {}, .settings = {&optim.archive, settings}};
+    for (const Value& index : settings.find_or_none("params").sequence_or_empty()) {
+      const auto at = static_cast<size_t>(next);
+      if (!index.is(pickle::Kind::integer) || index.as_int() != next++) return {};
+      if (at >= model.param_shapes.size()) return {};
+      for (const auto& entry : model.param_shapes[at]) group.params.push_back(entry.first);
+    }
+    groups.push_back(std::move(group));
+  }
+  if (static_cast<size_t>(next) != model.param_shapes.size()) return {};
+  return groups;
 }
 
 // Old releases lose frozen and tied parameters at stage 3: only placeholders of them are left.
@@ -454,22 +477,17 @@ void read(CheckpointDraft& draft) {
     for (size_t rank = 0; rank < dp; ++rank) ranks.push_back(&models[begin + rank]);
     const std::vector<const Shard*> optim =
         optim_shards_of(draft, ranks.front()->shard().name.mp_rank);
-    worlds.push_back({ranks.front(),
-                      read_zero3_world(ranks, optim, draft.optimizer_states, draft.notes),
-                      frozen_of(ranks)});
+    WorldReader reader(ranks, optim, draft.optimizer_states);
+    worlds.push_back({ranks.front(), reader.read(), frozen_of(ranks)});
   }
+  draft.wrapper_state = {&first.archive, first.archive.root().at(keys::kOptimizerStateDict)};
+  if (draft.optimizer_states && worlds.size() == 1) draft.groups = groups_of(models.front(), first);
   assemble(draft, worlds);
   note_lost(models.front(), worlds.front(), draft.notes);
   models.front().note_not_tensors(draft.notes);
 }
 
 }  // namespace
-
-std::vector<OwnedParam> read_zero3_world(const std::vector<const ModelStates*>& models,
-                                         const std::vector<const Shard*>& optim,
-                                         bool optimizer_states, std::vector<std::string>& notes) {
-  return WorldReader(models, optim, optimizer_states, notes).read();
-}
 
 const Layout kZero3{"zero-3", probe, read};
 

@@ -25,6 +25,7 @@ struct OwnedParam {
   bool requires_grad = false;
   std::vector<ParamState> states;  // only with OpenOptions::optimizer_states
   ShardValue step;
+  std::vector<WholeState> others;
   // The expert-parallel rank whose local experts it holds, of how many; 0 of 1 for what all ranks
   // share.
   uint32_t ep_rank = 0;
@@ -38,17 +39,5 @@ struct World {
   // Parameters that no optimizer owns, in the model's order.
   std::vector<std::pair<std::string, TensorSource>> frozen;
 };
-
-// Stages 1 and 2. `model` is the world's model-states file, `optim` its optimizer-states files by
-// data-parallel rank. Accounts for every element of every rank's flat groups. Notes are added to
-// `notes`. Throws as Checkpoint::open.
-std::vector<OwnedParam> read_zero12_world(const ModelStates& model,
-                                          const std::vector<const Shard*>& optim,
-                                          bool optimizer_states, std::vector<std::string>& notes);
-
-// Stage 3. `models` and `optim` are the files of the world's ranks.
-std::vector<OwnedParam> read_zero3_world(const std::vector<const ModelStates*>& models,
-                                         const std::vector<const Shard*>& optim,
-                                         bool optimizer_states, std::vector<std::string>& notes);
 
 }  // namespace dsckpt

@@ -1,0 +1,63 @@
+// ArchiveCopy: a new torch archive made of values of others, changed on the way.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "format/torch_archive.h"
+
+namespace dsckpt {
+
+// One thread. Values have to be made in the order in which they stand in the result, because
+// storages are numbered as they are met. The archives must live until lay_out().
+class ArchiveCopy {
+ public:
+  explicit ArchiveCopy(const TorchArchive& from) : from_(from) {}
+
+  const TorchArchive& from() const { return from_; }
+  pickle::Document& document() { return writer_.document(); }
+  TorchArchiveWriter& writer() { return writer_; }
+
+  // A copy of a value of from(), or of another archive.
+  pickle::Value of(const pickle::Value& value) { return writer_.import(from_, value); }
+  pickle::Value of(const TorchArchive& from, const pickle::Value& value) {
+    return writer_.import(from, value);
+  }
+  void set(const pickle::Value& dict, std::string_view key, pickle::Value value) {
+    document().set_item(dict, document().intern(key), value);
+  }
+
+  // The items of `mapping`, of from(), in order as a dict, each as `change(key, value)` has it;
+  // what it gives no value for is left out. Keys that are no texts come as "".
+  template <typename F>
+  pickle::Value dict_of(const pickle::Value& mapping, F&& change) {
+    return dict_of(from_, mapping, std::forward<F>(change));
+  }
+  template <typename F>
+  pickle::Value dict_of(const TorchArchive& from, const pickle::Value& mapping, F&& change) {
+    pickle::Value dict = document().dict();
+    for (const auto& [key, value] : mapping.as_dict().items) {
+      // A key's storages come before its value's.
+      const bool named = key.is(pickle::Kind::string);
+      const pickle::Value copied = named ? pickle::Value() : of(from, key);
+      const std::optional<pickle::Value> changed =
+          change(named ? key.as_string() : std::string_view(), value);
+      if (changed) document().set_item(dict, named ? of(from, key) : copied, *changed);
+    }
+    return dict;
+  }
+
+  // Once.
+  void lay_out(pickle::Value root, PlanBuilder& plan, std::string path) {
+    document().set_root(root);
+    std::move(writer_).lay_out(plan, std::move(path));
+  }
+
+ private:
+  const TorchArchive& from_;
+  TorchArchiveWriter writer_;
+};
+
+}  // namespace dsckpt
