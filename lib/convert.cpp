@@ -225,6 +225,12 @@ void check_output_place(const Checkpoint& checkpoint, const fs::path& output) {
   }
 }
 
+UnsupportedError unassigned_states(const Checkpoint& checkpoint) {
+  return UnsupportedError(
+      {.file = checkpoint.model_files().front().path.string(), .member = "optimizer.state"},
+      "has no names, and the shapes do not tell which parameter each state belongs to");
+}
+
 std::vector<std::string> other_weights(const CopyPlan& plan, const fs::path& output) {
   std::vector<std::string> names;
   std::error_code failed;

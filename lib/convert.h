@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "exec/executor.h"
 #include "exec/staged_output.h"
@@ -49,6 +50,9 @@ WeightsPlan plan_weights(InputFiles& inputs, const Checkpoint& checkpoint,
 
 // Throws UsageError if `output` is, or lies inside, the folder that holds the checkpoint's shards.
 void check_output_place(const Checkpoint& checkpoint, const std::filesystem::path& output);
+
+// For plans that need the optimizer's states: CheckpointFacts::states_assigned is false.
+UnsupportedError unassigned_states(const Checkpoint& checkpoint);
 
 // Files of weights in `output` that the plan does not write, by name: whoever loads the folder may
 // take them for the new ones.

@@ -45,6 +45,34 @@ std::optional<BatchPlan> batch_plan(const Checkpoint& source, const ReshardTarge
   return batch;
 }
 
+// Whether a file, by its path in the output folder, is one that a reshard of the same checkpoint
+// may have written, to whatever number of ranks.
+bool may_be_ours(const ReshardPlan& plan, const std::set<std::string>& planned,
+                 const fs::path& path) {
+  if (planned.contains(path.string())) return true;
+  const std::string name = path.filename().string();
+  if (path.parent_path() == fs::path(plan.tag)) return parse_shard_name(name).has_value();
+  return path.parent_path().empty() &&
+         (name.starts_with("ds_config_dp") || name.starts_with("rng_state") ||
+          name.starts_with("random_states_"));
+}
+
+// Throws for a file in `output` that would be lost.
+void check_only_ours(const ReshardPlan& plan, const fs::path& output) {
+  std::set<std::string> planned;
+  for (const PlannedFile& file : plan.plan.outputs()) planned.insert(file.path);
+  std::error_code failed;
+  fs::recursive_directory_iterator it(output, failed);
+  for (const fs::recursive_directory_iterator end; !failed && it != end; it.increment(failed)) {
+    if (it->is_directory(failed) && !it->is_symlink(failed)) continue;
+    const fs::path path = it->path().lexically_relative(output);
+    if (may_be_ours(plan, planned, path)) continue;
+    throw UsageError(output.string() + ": is not replaced, since it holds " + path.string() +
+                     ", which would be lost");
+  }
+  if (failed) throw IoError({.file = output.string()}, "cannot list", failed.value());
+}
+
 }  // namespace
 
 ReshardPlan plan_reshard(InputFiles& inputs, const Checkpoint& source, const fs::path& input,
@@ -74,27 +102,19 @@ void check_reshard_place(const Checkpoint& source, const ReshardPlan& plan, cons
                          bool force) {
   if (output.empty()) throw UsageError("the output folder has no name");
   check_output_place(source, output);
-  std::set<std::string> ours;
-  for (const PlannedFile& file : plan.plan.outputs()) {
-    ours.insert(fs::path(file.path).begin()->string());
-  }
-  const auto belongs = [&](const fs::path& entry) {
-    const std::string name = entry.filename().string();
-    return ours.contains(name) || name.starts_with("ds_config_dp") ||
-           name.starts_with("rng_state") || name.starts_with("random_states_");
-  };
   std::error_code failed;
-  fs::directory_iterator it(output, failed);
-  for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
-    if (!force) {
-      throw std::move(UsageError(output.string() + ": exists already"))
-          .with_hint("--force replaces what reshard wrote there before");
-    }
-    if (!belongs(it->path())) {
-      throw UsageError(output.string() + ": is not replaced, since it holds " +
-                       it->path().filename().string() + ", which would be lost");
-    }
+  if (!fs::exists(output, failed) || fs::is_empty(output, failed)) return;
+  const fs::path shards = fs::weakly_canonical(source.tag_folder(), failed);
+  const fs::path target = fs::weakly_canonical(fs::absolute(output), failed);
+  if (std::mismatch(target.begin(), target.end(), shards.begin(), shards.end()).first ==
+      target.end()) {
+    throw UsageError(output.string() + ": holds the checkpoint itself");
   }
+  if (!force) {
+    throw std::move(UsageError(output.string() + ": exists already"))
+        .with_hint("--force replaces what reshard wrote there before");
+  }
+  check_only_ours(plan, output);
 }
 
 ExecStats run_reshard(const ReshardPlan& plan, const InputFiles& inputs, const Checkpoint& source,

@@ -208,6 +208,13 @@ class Writer {
       }
       if (!same) differ("has other optimizer states");
       if (!same_whole(param->step, first.step)) differ("was stepped another number of times");
+      for (const WholeState& other : param->others) {
+        if (other.same_on_all_ranks) continue;
+        throw UnsupportedError({.file = source_where().file, .tensor = param->name},
+                               "has an optimizer state '" + other.key +
+                                   "' that is neither one value an element nor the same number on "
+                                   "all ranks; it cannot be cut anew");
+      }
       bool equal = param->others.size() == first.others.size();
       for (size_t i = 0; equal && i < first.others.size(); ++i) {
         equal = param->others[i].key == first.others[i].key &&
@@ -334,6 +341,12 @@ class Writer {
     return copy.of(archive, archive.root().find_or_none(keys::kDsConfig));
   }
 
+  // The same to be read only: of whatever document.
+  Value settings_value(ArchiveCopy& copy) const {
+    if (target_.ds_config) return pickle_of(copy.document(), *target_.ds_config);
+    return source_.model_files().front().archive->root().find_or_none(keys::kDsConfig);
+  }
+
   // The states of all runs and the hyper-parameters: torch.optim.Optimizer.state_dict.
   Value optimizer_dict(ArchiveCopy& copy, uint32_t rank) const {
     Document& document = copy.document();
@@ -425,7 +438,7 @@ class Writer {
       }
       return;
     }
-    const Value config = config_value(copy);
+    const Value config = settings_value(copy);
     bool dynamic =
         !target_.new_loss_scaler && wrapper_.value.find_or_none(kDynamicLossScale).is_true();
     Value scaler;
@@ -453,13 +466,17 @@ class Writer {
                            document.tuple({Document::integer(target_.stage)}));
   }
 
-  Value ds_version(ArchiveCopy& copy) const {
+  // Stages 1 and 2 load nothing without it.
+  void set_ds_version(ArchiveCopy& copy, const Value& dict) const {
+    if (wrapper_.value.find(keys::kDsVersion)) return carry(copy, dict, keys::kDsVersion);
     const std::string& version = source_.facts().ds_version;
-    if (version.empty()) {
-      throw UnsupportedError(
-          source_where(), "does not say which ds_version wrote it; DeepSpeed loads no such file");
+    if (!version.empty()) {
+      copy.set(dict, keys::kDsVersion, copy.document().string(version));
+    } else if (is_zero12()) {
+      throw UnsupportedError(source_where(),
+                             "does not say which ds_version wrote it; stages 1 and 2 do not load "
+                             "without");
     }
-    return copy.document().string(version);
   }
 
   // --- optimizer-states files
@@ -471,7 +488,7 @@ class Writer {
     copy.set(root, keys::kOptimizerStateDict,
              target_.stage == 3 ? zero3_state(copy, rank) : zero12_state(copy, rank));
     copy.set(root, keys::kDsConfig, config_value(copy));
-    copy.set(root, keys::kDsVersion, ds_version(copy));
+    set_ds_version(copy, root);
     copy.lay_out(
         root, plan_,
         path_of(
@@ -511,7 +528,7 @@ class Writer {
     }
     copy.set(dict, keys::kPartitionCount,
              integers(document, std::vector<uint64_t>(groups_.size(), target_.dp)));
-    copy.set(dict, keys::kDsVersion, ds_version(copy));
+    set_ds_version(copy, dict);
     copy.set(dict, keys::kParamSliceMappings, document.list(std::move(mappings)));
     carry_unknown(copy, dict);
     return dict;
@@ -607,8 +624,8 @@ class Writer {
         });
     // Old releases did not write all of them.
     for (const std::string_view key :
-         {keys::kParamShapes, keys::kFrozenParamShapes, keys::kSharedParams,
-          keys::kFrozenParamFragments, keys::kDpWorldSize}) {
+         {keys::kOptimizer, keys::kParamShapes, keys::kFrozenParamShapes, keys::kSharedParams,
+          keys::kFrozenParamFragments, keys::kDpWorldSize, keys::kDsConfig}) {
       if (!root.find(key)) copy.set(dict, key, model_value(copy, storages, key, {}, rank));
     }
     ShardName name{.kind = ShardName::Kind::model_states};
@@ -623,7 +640,7 @@ class Writer {
                     const Value& value, uint32_t rank) const {
     Document& document = copy.document();
     if (key == keys::kModule) return module_value(copy, storages, value);
-    if (key == keys::kOptimizer) return target_.stage == 0 ? stage0_optimizer(copy) : Value();
+    if (key == keys::kOptimizer) return model_optimizer(copy, value);
     if (key == keys::kParamShapes) return param_shapes(document);
     if (key == keys::kFrozenParamShapes) return frozen_shapes(copy, value);
     if (key == keys::kFrozenParamFragments) return frozen_fragments(copy, storages, value, rank);
@@ -631,6 +648,12 @@ class Writer {
     if (key == keys::kDpWorldSize) return Document::integer(target_.dp);
     if (key == keys::kDsConfig) return config_value(copy);
     return copy.of(value);
+  }
+
+  // None under ZeRO, unless a client_state had the key.
+  Value model_optimizer(ArchiveCopy& copy, const Value& saved) const {
+    if (target_.stage == 0) return stage0_optimizer(copy);
+    return source_.facts().zero_stage == 0 ? Value() : copy.of(saved);
   }
 
   bool from_stage3() const { return source_.facts().zero_stage == 3; }
@@ -781,7 +804,7 @@ class Writer {
   // fp16/unfused_optimizer.py state_dict: of the loss scaler only what changes.
   void set_scale_numbers(ArchiveCopy& copy, const Value& dict) const {
     Document& document = copy.document();
-    const Value config = config_value(copy);
+    const Value config = settings_value(copy);
     Value scaler = wrapper_.value.find_or_none(keys::kLossScaler);
     if (target_.new_loss_scaler || !scaler.is(Kind::object)) {
       scaler = target_.new_loss_scaler && target_.fp16 ? initial_loss_scaler(document, config)

@@ -1,15 +1,19 @@
 #include "reshard_target.h"
 
 #include <algorithm>
+#include <array>
+#include <cctype>
 #include <set>
 #include <span>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
 #include "checkpoint/keys.h"
+#include "convert.h"
 #include "format/zero_layout.h"
 
 namespace dsckpt {
@@ -62,18 +66,20 @@ bool is_fused_adam(const std::vector<ParamGroup>& groups) {
   });
 }
 
-bool has_bf16_names(const Checkpoint& checkpoint) {
-  const auto& files = checkpoint.optim_files();
-  if (checkpoint.facts().zero_stage == 0 || files.empty()) {
-    return param_dtype_of(checkpoint) == DType::bfloat16;
-  }
-  return files.front().path.filename().string().starts_with("bf16_");
-}
-
-// Which of DeepSpeed's precisions was on, whatever type the model's own parameters have.
-Precision precision_of(const Checkpoint& checkpoint) {
-  if (has_bf16_names(checkpoint)) return Precision::bf16;
-  return param_dtype_of(checkpoint) == DType::float16 ? Precision::fp16 : Precision::fp32;
+// Which of DeepSpeed's precisions was on, whatever type the model's own parameters have: names of
+// files and wrappers tell, and the configuration where they do not.
+Precision precision_of(const Checkpoint& checkpoint, const std::optional<EngineConfig>& engine) {
+  const CheckpointFacts& facts = checkpoint.facts();
+  const DType dtype = param_dtype_of(checkpoint);
+  const Precision by_type = dtype == DType::bfloat16  ? Precision::bf16
+                            : dtype == DType::float16 ? Precision::fp16
+                                                      : Precision::fp32;
+  const Precision otherwise = engine ? engine->precision : by_type;
+  if (facts.layout == "universal") return otherwise;
+  if (facts.zero_stage == 0) return facts.optimizer_wrapper.empty() ? Precision::fp32 : by_type;
+  const bool bf16 = checkpoint.optim_files().front().path.filename().string().starts_with("bf16_");
+  if (bf16) return Precision::bf16;
+  return otherwise == Precision::bf16 ? Precision::fp32 : otherwise;
 }
 
 bool is_aligned(const Checkpoint& checkpoint) {
@@ -107,8 +113,7 @@ class TargetBuilder {
       : source_(source),
         options_(options),
         reference_(options.like != nullptr ? *options.like : source),
-        notes_(notes),
-        saved_(saved_ds_config(source)) {}
+        notes_(notes) {}
 
   ReshardTarget build() {
     check_source();
@@ -148,12 +153,42 @@ class TargetBuilder {
 
   // The configuration that says what the new engine is like: the new run's, else the old one's.
   void choose_config() {
+    std::tie(saved_, saved_engine_) = read_saved(source_);
     if (options_.ds_config) {
       config_ = with_autos_from(*options_.ds_config, saved_.value_or(Json::object()));
+      engine_ = engine_config(*config_);
+    } else if (options_.like != nullptr) {
+      std::tie(config_, engine_) = read_saved(*options_.like);
     } else {
-      config_ = options_.like != nullptr ? saved_ds_config(*options_.like) : saved_;
+      config_ = saved_;
+      engine_ = saved_engine_;
     }
-    if (config_) target_.engine = engine_config(*config_);
+    target_.engine = engine_.value_or(EngineConfig{});
+  }
+
+  // A run may have worked with a configuration that is no JSON, or has values that are not of the
+  // documented types. As long as the files tell everything, it is not needed.
+  std::pair<std::optional<Json>, std::optional<EngineConfig>> read_saved(
+      const Checkpoint& checkpoint) {
+    std::optional<Json> config;
+    try {
+      config = saved_ds_config(checkpoint);
+      if (config) return {config, engine_config(*config)};
+    } catch (const Error& error) {
+      unread_ = error.message();
+      note("the checkpoint's ds_config is not understood (" + unread_ +
+           "); what the files themselves tell is used");
+    }
+    return {config, std::nullopt};
+  }
+
+  // Throws where the files do not tell and the configuration, which would, is not understood.
+  void need_config() const {
+    if (engine_ || unread_.empty()) return;
+    throw std::move(
+        UnsupportedError({.file = file_of(reference_), .member = std::string(keys::kDsConfig)},
+                         "is needed and not understood: " + unread_))
+        .with_hint("--ds-config says the new run's");
   }
 
   void choose_stage() {
@@ -169,17 +204,45 @@ class TargetBuilder {
 
   void choose_groups() {
     const std::vector<ParamGroup>& own = source_.groups();
+    // Without ZeRO all ranks have everything, and the optimizer can be copied as it is.
+    const bool as_it_is = target_.stage == 0 && facts().zero_stage == 0 && !is_other_run();
     if (options_.like == nullptr) {
-      if (own.empty()) {
+      if (own.empty() && !as_it_is) {
+        if (!facts().states_assigned) throw unassigned_states(source_);
         throw std::move(UnsupportedError({.file = source_.tag_folder().string()},
                                          "does not tell the optimizer's parameter groups"))
             .with_hint("--like CHECKPOINT takes them from a checkpoint of the new run");
       }
       target_.groups = own;
     } else {
+      if (!facts().states_assigned) throw unassigned_states(source_);
       take_groups_of(*options_.like);
     }
+    if (!target_.groups.empty()) check_members();
     drop_empty_params();
+  }
+
+  // Every parameter that is trained has to be in one group, and nothing else in any.
+  void check_members() const {
+    std::unordered_set<std::string> members;
+    for (const ParamGroup& group : target_.groups) {
+      for (const std::string& name : group.params) {
+        const Param* param = source_.find(name);
+        const Where where{.file = file_of(source_), .tensor = name};
+        if (param == nullptr || !is_trained(*param)) {
+          throw UnsupportedError(where, "is in a parameter group, but is no trained parameter");
+        }
+        if (!members.insert(name).second) {
+          throw UnsupportedError(where, "is in two parameter groups");
+        }
+      }
+    }
+    for (const Param& param : source_.params()) {
+      if (!is_trained(param) || members.contains(param.name)) continue;
+      throw UnsupportedError({.file = file_of(source_), .tensor = param.name},
+                             "is in none of the optimizer's parameter groups; whether it is frozen "
+                             "the files do not tell");
+    }
   }
 
   void take_groups_of(const Checkpoint& like) {
@@ -257,8 +320,9 @@ class TargetBuilder {
   }
 
   void choose_precision() {
-    const Precision old = precision_of(source_);
-    const Precision now = options_.ds_config ? target_.engine.precision : precision_of(reference_);
+    const Precision old = precision_of(source_, saved_engine_);
+    const Precision now =
+        options_.ds_config ? target_.engine.precision : precision_of(reference_, engine_);
     target_.engine.precision = now;
     target_.bf16_names = now == Precision::bf16;
     target_.fp16 = now == Precision::fp16;
@@ -274,10 +338,10 @@ class TargetBuilder {
     const bool same_stage = target_.stage == reference_.facts().zero_stage;
     if (!options_.ds_config && same_stage && reference_.facts().layout != "universal") {
       target_.wrapper = saved_wrapper();
-    } else if (config_) {
-      target_.wrapper = wrapper_of(target_.engine, is_fused_adam(target_.groups));
     } else {
-      target_.wrapper = wrapper_without_config();
+      need_config();
+      target_.wrapper = engine_ ? wrapper_of(target_.engine, is_fused_adam(target_.groups))
+                                : wrapper_without_config();
     }
     target_.elastic = facts().elastic && options_.like == nullptr;
     if (target_.elastic) check_elastic();
@@ -323,16 +387,29 @@ class TargetBuilder {
   void choose_layout() {
     const CheckpointFacts& known = reference_.facts();
     const bool from_files = !options_.ds_config && known.layout != "universal" &&
-                            (known.zero_stage == 1 || known.zero_stage == 2);
+                            known.optimizer_wrapper == to_string(EngineWrapper::zero12);
     target_.round_robin = target_.wrapper == EngineWrapper::zero12 &&
                           (from_files ? known.round_robin : target_.engine.round_robin_gradients);
     target_.parameter_alignment =
         target_.wrapper == EngineWrapper::zero12 &&
         (from_files ? is_aligned(reference_) || target_.engine.parameter_alignment
                     : target_.engine.parameter_alignment);
+    if (target_.wrapper == EngineWrapper::zero12 && !from_files) need_config();
+    check_round_robin_evidence(from_files);
     target_.sub_group_size =
         options_.sub_group_size.value_or(static_cast<uint64_t>(target_.engine.sub_group_size));
     if (!options_.sub_group_size && !options_.ds_config) check_sub_groups();
+  }
+
+  // Nothing but the configuration tells round_robin_gradients; where DeepSpeed's own files lack it,
+  // their wrong param_slice_mappings do, but ours are right.
+  void check_round_robin_evidence(bool from_files) const {
+    if (!from_files || engine_ || !target_.round_robin) return;
+    throw std::move(
+        UnsupportedError({.file = file_of(reference_), .member = std::string(keys::kDsConfig)},
+                         "is not there, but the files are of a run with "
+                         "round_robin_gradients, which has to be written down"))
+        .with_hint("--ds-config says the new run's");
   }
 
   // If the files are not cut as the size says, the new ones would not be as the engine cuts.
@@ -375,26 +452,36 @@ class TargetBuilder {
                              "3, not even its own");
     }
     if (!is_other_run() || keys.empty()) return;
-    std::vector<std::string_view> needed;
-    const std::string& type = target_.engine.optimizer_type;
-    if (type.find("adam") != std::string::npos || type == "lamb") {
-      needed = {"exp_avg", "exp_avg_sq"};
-    } else if (type == "lion") {
-      needed = {"exp_avg"};
-    } else if (type == "muon") {
-      needed = {"momentum_buffer"};
+    const Expected* expected = nullptr;
+    std::string type = target_.engine.optimizer_type;
+    std::transform(type.begin(), type.end(), type.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    for (const Expected& row : kOptimizers) {
+      if (row.type == type) expected = &row;
     }
-    for (const std::string_view key : needed) {
-      if (has(key)) continue;
-      throw UsageError("the new run's optimizer is " + type + ", but the checkpoint has no " +
-                       std::string(key) + ": its states are " + joined(keys));
-    }
-    const bool second_moment = has("exp_avg_sq") || has("max_exp_avg_sq");
-    if ((type == "lion" || type == "sgd") && second_moment) {
-      throw UsageError("the new run's optimizer is " + type + ", but the checkpoint's states are " +
-                       joined(keys));
+    if (expected == nullptr) return;
+    if ((!expected->needed.empty() && !has(expected->needed)) ||
+        (!expected->foreign.empty() && has(expected->foreign))) {
+      throw UsageError("the new run's optimizer is " + type +
+                       ", which does not keep the states of the checkpoint: " + joined(keys));
     }
   }
+
+  // States by which optimizers are told from each other.
+  struct Expected {
+    std::string_view type;
+    std::string_view needed;
+    std::string_view foreign;
+  };
+  static constexpr std::array kOptimizers{
+      Expected{"adam", "exp_avg_sq", "momentum_buffer"},
+      Expected{"adamw", "exp_avg_sq", "momentum_buffer"},
+      Expected{"lamb", "exp_avg_sq", "momentum_buffer"},
+      Expected{"lion", "exp_avg", "exp_avg_sq"},
+      Expected{"muon", "momentum_buffer", ""},
+      Expected{"sgd", "", "exp_avg_sq"},
+      Expected{"adagrad", "", "exp_avg"},
+  };
 
   static std::string joined(const std::vector<std::string>& texts) {
     std::string all;
@@ -421,7 +508,7 @@ class TargetBuilder {
           "with checkpoint.writer set DeepSpeed does not load its own optimizer files; turn it off "
           "to resume");
     }
-    if (config_) {
+    if (engine_) {
       const auto zero = config_->find("zero_optimization");
       if (zero != config_->end() && zero->is_object()) check_hpz(*zero);
     }
@@ -443,7 +530,7 @@ class TargetBuilder {
       if (options_.sub_group_size) set_zero("sub_group_size", *options_.sub_group_size);
       return;
     }
-    if (!saved_) return;
+    if (!saved_engine_) return;
     const bool new_stage = target_.stage != facts().zero_stage;
     if (!new_stage && !options_.sub_group_size) return;
     target_.ds_config = saved_;
@@ -462,8 +549,12 @@ class TargetBuilder {
   const ReshardOptions& options_;
   const Checkpoint& reference_;  // what is laid out as the new run's files
   std::vector<std::string>& notes_;
-  std::optional<Json> saved_;   // the old run's
-  std::optional<Json> config_;  // the new run's, as far as it is known
+  // The old run's configuration, and the new run's as far as it is known.
+  std::optional<Json> saved_;
+  std::optional<EngineConfig> saved_engine_;
+  std::optional<Json> config_;
+  std::optional<EngineConfig> engine_;
+  std::string unread_;  // why the configuration that matters is not understood
   ReshardTarget target_;
 };
 

@@ -43,6 +43,7 @@ class Planner {
 
   UniversalPlan plan(const UniversalOptions& options) {
     check_patterns(options);
+    if (!checkpoint_.facts().states_assigned) throw unassigned_states(checkpoint_);
     for (const Param& param : checkpoint_.params()) {
       if (is_trained(param)) {
         add_trained(param);

@@ -53,7 +53,9 @@ struct ParamState {
 // "mu_product".
 struct WholeState {
   std::string key;
-  ShardValue value;  // a number, None, or a tensor
+  ShardValue value;  // a number, None, or a tensor; the first rank's
+  // Whether all ranks have the same number or None. Only then it can be said of other ranks.
+  bool same_on_all_ranks = true;
 };
 
 // One of the optimizer's parameter groups.
@@ -107,6 +109,9 @@ struct CheckpointFacts {
   bool round_robin = false;
   // zero_optimization.elastic_checkpoint: the files have no hyper-parameters.
   bool elastic = false;
+  // False if there are optimizer states, but nothing tells which parameter each belongs to: they
+  // are left out. Stage 0 in fp32, with OpenOptions::optimizer_states.
+  bool states_assigned = true;
 };
 
 struct OpenOptions {

@@ -46,6 +46,16 @@ bool is_flat(const Shard& shard, const Value& value) {
   return TorchArchive::is_tensor(value) && shard.archive.info(value).shape.size() == 1;
 }
 
+// None, or a number, be it in a tensor.
+bool is_plain(const Shard& shard, const Value& value) {
+  return value.is_none() || value.is(Kind::boolean) || shard.archive.scalar(value);
+}
+
+bool same_plain(const ShardValue& a, const ShardValue& b) {
+  if (a.value.kind() != b.value.kind()) return false;
+  return a.value.is_none() || a.archive->scalar(a.value) == b.archive->scalar(b.value);
+}
+
 }  // namespace
 
 std::string FlatStates::member(std::string_view state_key, size_t index, std::string_view key) {
@@ -78,7 +88,16 @@ FlatStates flat_states(const std::vector<const Shard*>& ranks, std::string_view 
           return;
         }
         if (!is_flat(shard, value)) {
-          if (rank == 0) result.others.push_back({key, {&shard.archive, value}});
+          if (rank == 0) {
+            result.others.push_back({key, {&shard.archive, value}, is_plain(shard, value)});
+            return;
+          }
+          const auto first =
+              std::find_if(result.others.begin(), result.others.end(),
+                           [&](const WholeState& other) { return other.key == key; });
+          if (first == result.others.end()) differ(key);
+          first->same_on_all_ranks = first->same_on_all_ranks && is_plain(shard, value) &&
+                                     same_plain(first->value, {&shard.archive, value});
           return;
         }
         const TensorSource piece = shard.archive.tensor(value);

@@ -27,7 +27,7 @@ struct FlatStates {
 
 // Reads optimizer_state_dict[state_key] (a torch optimizer's state_dict, or the list of states that
 // elastic ZeRO saves) for flat tensor `index`. What is no tensor of one dimension belongs to the
-// flat tensor as a whole; it is the first rank's. Nothing at all if the optimizer has not stepped
+// flat tensor as a whole. Nothing at all if the optimizer has not stepped
 // it yet. Throws InconsistentError if the ranks do not have the same states, or of different types.
 FlatStates flat_states(const std::vector<const Shard*>& ranks, std::string_view state_key,
                        size_t index);

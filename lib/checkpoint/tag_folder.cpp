@@ -107,7 +107,9 @@ TagFolder find_tag_folder(const fs::path& path, const std::string& tag) {
           "names the tag '" + named + "', which is not there" + whats_there(path));
     }
   } else {
-    folder = {path, fs::absolute(path).lexically_normal().filename().string(), {}};
+    fs::path named = fs::absolute(path).lexically_normal();
+    if (!named.has_filename()) named = named.parent_path();  // "ckpt/global_step10/"
+    folder = {path, named.filename().string(), {}};
   }
   if (!fs::is_directory(folder.path, failed)) {
     throw InconsistentError({.file = folder.path.string()},

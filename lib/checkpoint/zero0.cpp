@@ -67,15 +67,15 @@ class Reader {
       draft_.facts.frozen_known = false;
       for (Candidate& candidate : candidates_) candidate.master = candidate.stored;
     }
+    if (draft_.optimizer_states && model_.fields.has(keys::kOptimizer)) {
+      draft_.wrapper_state = {&archive_, model_.fields[keys::kOptimizer]};
+      find_states(model_.fields.in(keys::kOptimizer));
+    }
     for (Candidate& candidate : candidates_) {
       if (!candidate.master) {
         params_.add(
             {.name = candidate.name, .kind = ParamKind::frozen, .weight = candidate.stored});
       }
-    }
-    if (draft_.optimizer_states && model_.fields.has(keys::kOptimizer)) {
-      draft_.wrapper_state = {&archive_, model_.fields[keys::kOptimizer]};
-      find_states(model_.fields.in(keys::kOptimizer));
     }
     for (Candidate& candidate : candidates_) {
       if (!candidate.master) continue;
@@ -179,8 +179,11 @@ class Reader {
     const bool wrapped = optimizer.has(keys::kOptimizerStateDict);
     const Fields inner = wrapped ? optimizer.in(keys::kOptimizerStateDict) : optimizer;
     const auto all = inner.get("state");
-    if (!all || !all->is_mapping() || all->as_dict().items.empty()) return;
-    if (!wrapped) number_by_order(inner, *all);
+    if (!all || !all->is_mapping()) return;
+    if (!wrapped && !number_by_order(inner, *all)) {
+      draft_.facts.states_assigned = all->as_dict().items.empty();
+      return;
+    }
     find_groups(inner);
     for (Candidate& candidate : candidates_) {
       if (!candidate.index) continue;
@@ -253,8 +256,8 @@ class Reader {
 
   // In an fp32 run nothing but the order says which states are whose: every group has its
   // parameters in the model's order, as torch's own users have to keep it. Where shapes leave more
-  // than one way, nobody can tell.
-  void number_by_order(const Fields& optimizer, const Value& states) {
+  // than one way, nobody can tell. What gets no number is frozen.
+  bool number_by_order(const Fields& optimizer, const Value& states) {
     std::vector<std::vector<OwnedIndex>> groups;
     for (const Value& group : optimizer.sequence(keys::kParamGroups)) {
       const Fields fields(model_.shard(), group, optimizer.where(keys::kParamGroups).member);
@@ -268,15 +271,16 @@ class Reader {
       groups.push_back(std::move(indices));
     }
     const auto assigned = assign_in_order(groups);
-    if (!assigned) {
-      throw UnsupportedError(optimizer.where("state"),
-                             "has no names, and the shapes do not tell which parameter each state "
-                             "belongs to");
+    if (!assigned) return false;
+    for (size_t i = 0; i < candidates_.size(); ++i) {
+      candidates_[i].index = (*assigned)[i];
+      candidates_[i].master = (*assigned)[i] ? std::optional(candidates_[i].stored) : std::nullopt;
     }
-    for (size_t i = 0; i < candidates_.size(); ++i) candidates_[i].index = (*assigned)[i];
+    draft_.facts.frozen_known = true;
     note_once(draft_.notes,
               "the optimizer's states have no names; they are given to the parameters in the order "
               "of the model");
+    return true;
   }
 
   // A parameter of the optimizer, with the shape of its states if it has any.
