@@ -80,7 +80,7 @@ class Reader {
     }
     World world{&model(), {}, {}};
     const std::vector<NamedShapes> groups = stage_ == 0 ? trained_at_stage_0(world) : trained();
-    check_folders(groups);
+    check_folders(groups, world);
     for (size_t g = 0; g < groups.size(); ++g) add_group(groups[g], g, wrapper, world);
     if (stage_ == 3) {
       std::vector<const ModelStates*> ranks;
@@ -201,18 +201,21 @@ class Reader {
     return {std::move(trained)};
   }
 
-  // There must be the master of everything that was trained, and nothing of other models.
-  void check_folders(const std::vector<NamedShapes>& groups) {
+  // There must be the master of everything that was trained, at stage 0 of all that may have been,
+  // and nothing of other models.
+  void check_folders(const std::vector<NamedShapes>& groups, const World& world) {
     std::vector<std::string> missing;
     std::string first;
+    const auto check = [&](const std::string& name) {
+      const auto found = folders_.find(name);
+      if (found != folders_.end() && found->second.contains(std::string(kFp32))) return;
+      if (missing.empty()) first = name;
+      missing.push_back("zero/" + name + "/fp32.pt");
+    };
     for (const NamedShapes& group : groups) {
-      for (const auto& entry : group) {
-        const auto found = folders_.find(entry.first);
-        if (found != folders_.end() && found->second.contains(std::string(kFp32))) continue;
-        if (missing.empty()) first = entry.first;
-        missing.push_back("zero/" + entry.first + "/fp32.pt");
-      }
+      for (const auto& entry : group) check(entry.first);
     }
+    for (const auto& entry : world.frozen) check(entry.first);
     if (!missing.empty()) {
       throw InconsistentError({.file = draft_.folder.path.string(), .tensor = first},
                               std::to_string(missing.size()) +
