@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/kernels.h"
+#include "neighbours.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -95,28 +96,23 @@ void add_companions(InputFiles& inputs, const fs::path& folder, PlanBuilder& pla
     throw UsageError(folder.string() + ": there is no such folder");
   }
   if (!failed && !fs::is_directory(status)) throw UsageError(folder.string() + ": is not a folder");
-  std::vector<fs::path> files;
+  std::vector<Neighbour> files;
   fs::directory_iterator it(folder, failed);
   for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
     std::error_code ignored;
-    if (it->is_regular_file(ignored) && is_model_companion(it->path().filename().string())) {
-      files.push_back(it->path());
+    const std::string name = it->path().filename().string();
+    if (it->is_regular_file(ignored) && is_model_companion(name)) {
+      files.push_back({it->path(), name});
     }
   }
   if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
-  std::sort(files.begin(), files.end());
+  std::sort(files.begin(), files.end(),
+            [](const Neighbour& a, const Neighbour& b) { return a.destination < b.destination; });
   if (std::none_of(files.begin(), files.end(),
-                   [](const fs::path& path) { return path.filename() == "config.json"; })) {
+                   [](const Neighbour& file) { return file.destination == "config.json"; })) {
     throw UsageError(folder.string() + ": has no config.json");
   }
-  for (const fs::path& path : files) {
-    const FileId id = inputs.add(path);
-    const uint64_t size = inputs[id].size();
-    const OutputId out = plan.add_output(path.filename().string(), size);
-    if (size == 0) continue;
-    plan.put(out, 0,
-             TensorSource::stored({id, 0, size}, DType::uint8, {static_cast<int64_t>(size)}));
-  }
+  lay_out_neighbours(inputs, files, plan);
 }
 
 class Selection {

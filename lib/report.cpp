@@ -7,6 +7,17 @@
 
 namespace dsckpt {
 using nlohmann::json;
+namespace {
+
+json files_json(const CopyPlan& plan) {
+  json files = json::array();
+  for (const PlannedFile& file : plan.outputs()) {
+    files.push_back({{"path", file.path}, {"bytes", file.size}});
+  }
+  return files;
+}
+
+}  // namespace
 
 std::vector<std::string> files_of(const InputFiles& inputs, const TensorSource& source) {
   std::set<FileId> ids;
@@ -111,14 +122,30 @@ json plan_json(const UniversalPlan& plan) {
   for (const UniversalPlan::Entry& entry : plan.entries) {
     parameters.push_back({{"name", entry.name}, {"shape", entry.shape}, {"files", entry.files}});
   }
-  json files = json::array();
-  for (const PlannedFile& file : plan.plan.outputs()) {
-    files.push_back({{"path", file.path}, {"bytes", file.size}});
-  }
   return {{"parameters", std::move(parameters)},
-          {"files", std::move(files)},
+          {"files", files_json(plan.plan)},
           {"bytes_read", plan.plan.bytes_read()},
           {"bytes_written", plan.plan.bytes_written()}};
+}
+
+json plan_json(const ReshardPlan& plan) {
+  json groups = json::array();
+  for (const ReshardedGroup& group : plan.groups) {
+    groups.push_back({{"params", group.params},
+                      {"numel", group.numel},
+                      {"partition", group.partition},
+                      {"sub_groups", group.sub_groups}});
+  }
+  json out = {{"dp", plan.target.dp},
+              {"zero_stage", plan.target.stage},
+              {"optimizer_wrapper", std::string(to_string(plan.target.wrapper))},
+              {"tag", plan.tag},
+              {"groups", std::move(groups)},
+              {"files", files_json(plan.plan)},
+              {"bytes_read", plan.plan.bytes_read()},
+              {"bytes_written", plan.plan.bytes_written()}};
+  if (plan.batch) out["batch"] = json_of(*plan.batch);
+  return out;
 }
 
 json done_json(json plan, const std::string& output, const ExecStats& stats) {

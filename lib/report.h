@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "convert.h"
+#include "reshard.h"
 #include "universal.h"
 
 namespace dsckpt {
@@ -39,6 +40,9 @@ nlohmann::json plan_json(const WeightsPlan& plan);
 // {"parameters": [{"name", "shape", "files"}], "files": [{"path", "bytes"}], "bytes_read",
 // "bytes_written"}
 nlohmann::json plan_json(const UniversalPlan& plan);
+// {"dp", "zero_stage", "optimizer_wrapper", "tag", "groups": [{"params", "numel", "partition",
+// "sub_groups"}], "batch"?, "files": [{"path", "bytes"}], "bytes_read", "bytes_written"}
+nlohmann::json plan_json(const ReshardPlan& plan);
 // A plan's JSON with what running it came to: "output", "seconds", "bytes_read", "records_checked".
 nlohmann::json done_json(nlohmann::json plan, const std::string& output, const ExecStats& stats);
 // {"kind", "message", "file"?, "member"?, "tensor"?, "offset"?, "errno"?, "hint"?}

@@ -1,0 +1,154 @@
+// reshard: native ZeRO shards for another number of GPUs, which DeepSpeed loads with no flag.
+
+#include "reshard.h"
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "checkpoint/checkpoint.h"
+#include "cli.h"
+#include "report.h"
+
+namespace dsckpt {
+namespace {
+
+struct Arguments {
+  std::string input;
+  std::string output;
+  OpenOptions open;
+  ReshardOptions reshard;
+  RunOptions run;
+  cli::Common common;
+  std::string ds_config;
+  std::string like;
+  bool plan_batch = false;
+  bool dry_run = false;
+};
+
+void add_options(CLI::App& app, Arguments& args) {
+  cli::add_checkpoint_options(app, "input", args.input, args.open);
+  app.add_option("output", args.output,
+                 "Folder for the new checkpoint, which DeepSpeed is to load from")
+      ->type_name("DIR")
+      ->required();
+  app.add_option("--dp", args.reshard.dp, "Data-parallel ranks of the new run")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 16))
+      ->required();
+  app.add_option("--stage", args.reshard.stage, "ZeRO stage of the new run; default: as it was")
+      ->type_name("S")
+      ->check(CLI::Range(0, 3));
+  app.add_option("--sub-group-size", args.reshard.sub_group_size,
+                 "Stage 3: zero_optimization.sub_group_size of the new run; default: as it was")
+      ->type_name("ELEMENTS")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--ds-config", args.ds_config,
+                 "The new run's DeepSpeed configuration: stage, precision, optimizer wrapper,\n"
+                 "round_robin_gradients and parameter_alignment are taken from it")
+      ->type_name("FILE");
+  app.add_option("--like", args.like,
+                 "A checkpoint that the new run has saved: parameter groups, their order and the\n"
+                 "layout are taken from it")
+      ->type_name("CHECKPOINT");
+  app.add_flag("--plan-batch", args.plan_batch,
+               "Show the batch settings that keep the global batch on the new ranks, and write\n"
+               "ds_config_dpN.json with the one suggested");
+  app.add_flag("--dry-run", args.dry_run, "Show what would be written; write nothing");
+  app.add_flag("--force", args.run.stage.force, "Replace what reshard wrote there before");
+  app.add_flag("--fsync", args.run.stage.durable,
+               "Wait until the data is on the disk before it gets its final name");
+  app.add_flag("--verify", args.run.verify,
+               "Check the CRC32 of every record of the checkpoint, also those not needed");
+  cli::add_run_options(app, args.common);
+  cli::add_common(app, args.common);
+  app.footer(
+      cli::footer("  reshard ckpt ckpt_on_6 --dp 6\n"
+                  "  reshard ckpt ckpt_z3 --dp 16 --stage 3 --sub-group-size 1000000000\n"
+                  "  reshard ckpt ckpt_new --dp 4 --ds-config new_run.json --plan-batch --dry-run\n"
+                  "Then load the new folder as any checkpoint of DeepSpeed's, without "
+                  "load_universal."));
+}
+
+void print_plan(const ReshardPlan& plan) {
+  std::string out;
+  for (const PlannedFile& file : plan.plan.outputs()) {
+    out += printable(file.path) + "\t" + human_bytes(file.size) + "\n";
+  }
+  for (size_t g = 0; g < plan.groups.size(); ++g) {
+    const ReshardedGroup& group = plan.groups[g];
+    out += "group " + std::to_string(g) + ": " + std::to_string(group.params) + " parameters, " +
+           std::to_string(group.numel) + " elements";
+    if (group.partition > 0) out += ", " + std::to_string(group.partition) + " a rank";
+    if (group.sub_groups > 0) out += " in " + std::to_string(group.sub_groups) + " sub-groups";
+    out += "\n";
+  }
+  out += std::to_string(plan.plan.outputs().size()) + " files, reads " +
+         human_bytes(plan.plan.bytes_read()) + ", writes " +
+         human_bytes(plan.plan.bytes_written()) + "\n";
+  std::cout << out;
+}
+
+int convert(const CLI::App& app, Arguments& args) {
+  args.open.optimizer_states = true;
+  args.run.threads = args.common.threads;
+  if (!args.ds_config.empty()) args.reshard.ds_config = load_ds_config(args.ds_config);
+
+  Progress progress;
+  const cli::InterruptGuard guard(progress);
+  InputFiles inputs;
+  const Checkpoint source = Checkpoint::open(inputs, args.input, args.open);
+  std::optional<Checkpoint> like;
+  if (!args.like.empty()) {
+    like = Checkpoint::open(inputs, args.like, {.tag = {}, .optimizer_states = true});
+    args.reshard.like = &*like;
+  }
+  const ReshardPlan plan = plan_reshard(inputs, source, args.input, args.reshard, args.plan_batch);
+  check_reshard_place(source, plan, args.output, args.run.stage.force);
+  for (const std::string& text : plan.notes) cli::note(app, args.common, text);
+
+  nlohmann::json data;
+  if (args.common.json) {
+    data = plan_json(plan);
+    data["checkpoint"] = facts_json(source);
+  } else if (plan.batch) {
+    std::cout << text_of(*plan.batch);
+  }
+  if (args.dry_run) {
+    if (args.common.json) {
+      cli::print_json("plan", std::move(data));
+    } else {
+      print_plan(plan);
+    }
+    return cli::kDone;
+  }
+
+  const ExecStats stats = [&] {
+    const cli::ProgressDisplay display(progress, args.common);
+    return run_reshard(plan, inputs, source, args.output, progress, args.run);
+  }();
+  if (args.common.json) {
+    cli::print_json("done", done_json(std::move(data), args.output, stats));
+  } else if (!args.common.quiet) {
+    std::cerr << app.get_name() << ": stage " << source.facts().zero_stage << " of "
+              << source.facts().mesh.dp << " ranks as stage " << plan.target.stage << " of "
+              << plan.target.dp << ", " << human_bytes(stats.bytes_written) << " in " << args.output
+              << ", " << human_seconds(stats.seconds) << ", " << stats.records_checked
+              << " checksums verified\n";
+  }
+  return cli::kDone;
+}
+
+}  // namespace
+}  // namespace dsckpt
+
+int main(int argc, char** argv) {
+  using namespace dsckpt;
+  Arguments args;
+  CLI::App app("Native ZeRO shards for another number of GPUs, loaded by DeepSpeed with no flag.",
+               "reshard");
+  add_options(app, args);
+  return cli::run(app, args.common, argc, argv, [&] { return convert(app, args); });
+}

@@ -1,0 +1,251 @@
+#include "neighbours.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <optional>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "base/dtype.h"
+#include "base/error.h"
+#include "checkpoint/shard_name.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::string_view kStaging = ".dsckpt-staging-";
+constexpr std::string_view kTrainerOfOneRank = "rng_state.pth";
+
+std::vector<fs::path> list(const fs::path& folder) {
+  std::error_code failed;
+  fs::directory_iterator it(folder, failed);
+  std::vector<fs::path> paths;
+  for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
+    paths.push_back(it->path());
+  }
+  if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+bool is_folder(const fs::path& path) {
+  std::error_code ignored;
+  return fs::symlink_status(path, ignored).type() == fs::file_type::directory;
+}
+
+bool is_shard(const fs::path& path) {
+  return parse_shard_name(path.filename().string()).has_value();
+}
+
+bool holds_shards(const fs::path& folder) {
+  const std::vector<fs::path> paths = list(folder);
+  return std::any_of(paths.begin(), paths.end(), [](const fs::path& path) {
+    return is_folder(path) ? holds_shards(path) : is_shard(path);
+  });
+}
+
+// Files of one kind with the random numbers of a rank each.
+struct RandomStates {
+  std::string_view prefix;
+  std::string_view suffix;
+  std::map<uint32_t, fs::path> files = {};  // by rank
+
+  std::string name_of(uint32_t rank) const {
+    return std::string(prefix) + std::to_string(rank) + std::string(suffix);
+  }
+
+  std::optional<uint32_t> rank_of(std::string_view name) const {
+    if (!name.starts_with(prefix) || !name.ends_with(suffix)) return std::nullopt;
+    if (name.size() <= prefix.size() + suffix.size()) return std::nullopt;
+    uint32_t rank = 0;
+    const char* end = name.data() + name.size() - suffix.size();
+    const auto [rest, error] = std::from_chars(name.data() + prefix.size(), end, rank);
+    if (error != std::errc() || rest != end || name != name_of(rank)) return std::nullopt;
+    return rank;
+  }
+};
+
+// "rank 3", "ranks 0, 2 to 7"; empty for none. `ranks` ascend.
+std::string ranks_text(const std::vector<uint32_t>& ranks) {
+  std::string text;
+  for (size_t i = 0; i < ranks.size();) {
+    size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    text += (text.empty() ? "" : ", ") + std::to_string(ranks[i]);
+    if (last > i) text += " to " + std::to_string(ranks[last]);
+    i = last + 1;
+  }
+  if (text.empty()) return "";
+  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
+}
+
+class Finder {
+ public:
+  Finder(const CheckpointPlace& place, uint32_t old_ranks, uint32_t new_ranks)
+      : place_(place), old_ranks_(old_ranks), new_ranks_(new_ranks) {}
+
+  Neighbours find() {
+    std::error_code ignored;
+    if (!fs::equivalent(place_.named, place_.tag_folder, ignored)) add_named_folder();
+    add_tag_folder();
+    std::sort(result_.files.begin(), result_.files.end(),
+              [](const Neighbour& a, const Neighbour& b) { return a.destination < b.destination; });
+    return std::move(result_);
+  }
+
+ private:
+  void note(std::string text) {
+    const auto& notes = result_.notes;
+    if (std::find(notes.begin(), notes.end(), text) == notes.end()) {
+      result_.notes.push_back(std::move(text));
+    }
+  }
+
+  void add(const fs::path& source, const fs::path& destination) {
+    result_.files.push_back({source, destination.lexically_normal().generic_string()});
+  }
+
+  // Whether `path`, which is no folder, is a file to copy; a note if it is not.
+  bool is_file(const fs::path& path, const fs::path& name) {
+    std::error_code ignored;
+    switch (fs::status(path, ignored).type()) {
+      case fs::file_type::regular:
+        return true;
+      case fs::file_type::not_found:
+        note(name.generic_string() + " is a broken link and is left out");
+        return false;
+      case fs::file_type::directory:
+        if (!fs::equivalent(path, place_.tag_folder, ignored)) {
+          note(name.generic_string() + " is a link to a folder and is left out");
+        }
+        return false;
+      default:
+        note(name.generic_string() + " is neither file nor folder and is left out");
+        return false;
+    }
+  }
+
+  void add_folder(const fs::path& folder, const fs::path& destination) {
+    for (const fs::path& path : list(folder)) {
+      const fs::path name = destination / path.filename();
+      if (is_folder(path)) {
+        add_folder(path, name);
+      } else if (is_file(path, name)) {
+        add(path, name);
+      }
+    }
+  }
+
+  void add_named_folder() {
+    RandomStates trainer{"rng_state_", ".pth"};
+    RandomStates accelerate{"random_states_", ".pkl"};
+    std::optional<fs::path> of_one_rank;
+    for (const fs::path& path : list(place_.named)) {
+      const std::string name = path.filename().string();
+      if (name == "latest" || name == "latest_universal" || name.starts_with(kStaging)) continue;
+      if (is_folder(path)) {
+        if (name != "zero" && !holds_shards(path)) add_folder(path, name);
+      } else if (is_file(path, name)) {
+        if (const auto rank = trainer.rank_of(name)) {
+          trainer.files[*rank] = path;
+        } else if (const auto other = accelerate.rank_of(name)) {
+          accelerate.files[*other] = path;
+        } else if (name == kTrainerOfOneRank) {
+          of_one_rank = path;
+        } else {
+          add(path, name);
+        }
+      }
+    }
+    if (of_one_rank && old_ranks_ == 1) {
+      if (const auto other = trainer.files.find(0); other != trainer.files.end()) {
+        note_foreign(other->second);
+      }
+      trainer.files[0] = *of_one_rank;
+    } else if (of_one_rank) {
+      note_foreign(*of_one_rank);
+    }
+    add_random_states(trainer, new_ranks_ == 1);
+    add_random_states(accelerate, false);
+  }
+
+  void note_foreign(const fs::path& path) {
+    note(path.filename().string() + " is not of a run on " + std::to_string(old_ranks_) +
+         (old_ranks_ == 1 ? " rank" : " ranks") + " and is left out");
+  }
+
+  void add_random_states(const RandomStates& states, bool for_one_rank) {
+    std::vector<uint32_t> gone;
+    bool has_any = false;
+    for (const auto& [rank, path] : states.files) {
+      if (rank >= old_ranks_) {
+        note_foreign(path);
+        continue;
+      }
+      has_any = true;
+      if (rank >= new_ranks_) {
+        gone.push_back(rank);
+      } else {
+        add(path, for_one_rank ? std::string(kTrainerOfOneRank) : states.name_of(rank));
+      }
+    }
+    if (!has_any) return;
+    std::vector<uint32_t> fresh;
+    for (uint32_t rank = 0; rank < new_ranks_; ++rank) {
+      if (rank >= old_ranks_ || !states.files.contains(rank)) fresh.push_back(rank);
+    }
+    if (!fresh.empty()) {
+      note(ranks_text(fresh) + (fresh.size() == 1
+                                    ? " has no RNG state and starts with a fresh one"
+                                    : " have no RNG state and start with a fresh one"));
+    }
+    if (!gone.empty()) {
+      note((gone.size() == 1 ? "the RNG state of " : "the RNG states of ") + ranks_text(gone) +
+           (gone.size() == 1 ? " is left out" : " are left out"));
+    }
+  }
+
+  void add_tag_folder() {
+    for (const fs::path& path : list(place_.tag_folder)) {
+      const std::string file = path.filename().string();
+      const fs::path name = fs::path(place_.tag) / file;
+      if (file == "latest" || file == "latest_universal" || file == "zero" ||
+          file.starts_with(kStaging) || is_shard(path)) {
+        continue;
+      }
+      if (is_folder(path)) {
+        note(name.generic_string() + " is a folder beside the shards and is left out");
+      } else if (is_file(path, name)) {
+        add(path, name);
+      }
+    }
+  }
+
+  const CheckpointPlace& place_;
+  uint32_t old_ranks_;
+  uint32_t new_ranks_;
+  Neighbours result_;
+};
+
+}  // namespace
+
+Neighbours find_neighbours(const CheckpointPlace& place, uint32_t old_ranks, uint32_t new_ranks) {
+  return Finder(place, old_ranks, new_ranks).find();
+}
+
+void lay_out_neighbours(InputFiles& inputs, const std::vector<Neighbour>& files,
+                        PlanBuilder& plan) {
+  for (const Neighbour& file : files) {
+    const FileId id = inputs.add(file.source);
+    const uint64_t size = inputs[id].size();
+    const OutputId out = plan.add_output(file.destination, size);
+    if (size == 0) continue;
+    plan.put(out, 0,
+             TensorSource::stored({id, 0, size}, DType::uint8, {static_cast<int64_t>(size)}));
+  }
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,59 @@
+// The files beside the shards: what frameworks keep with a checkpoint, such as the Hugging Face
+// Trainer's state and configuration, and each rank's random numbers.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "io/input_file.h"
+#include "plan/copy_plan.h"
+
+namespace dsckpt {
+
+// A file to copy byte for byte.
+struct Neighbour {
+  std::filesystem::path source;
+  std::string destination;  // relative to the output folder
+
+  bool operator==(const Neighbour&) const = default;
+};
+
+struct Neighbours {
+  std::vector<Neighbour> files;    // by destination
+  std::vector<std::string> notes;  // what is left out or missing, for the user
+};
+
+// Where a checkpoint lies.
+struct CheckpointPlace {
+  std::filesystem::path named;       // the folder the user gave: it holds the tag, or is it
+  std::filesystem::path tag_folder;  // the folder of the shards
+  std::string tag;                   // its path in the output folder
+};
+
+// What belongs beside the shards of the same run on another number of data-parallel ranks.
+//
+// Of the tag folder: files that are not shards, as TAG/NAME. Unless the user named the tag folder
+// itself, also of the named folder: all files under their own names but `latest` and
+// `latest_universal`, and all folders with everything in them but those that hold shards (other
+// tags), `zero` (universal) and unfinished outputs (.dsckpt-staging-*). Links to files are copied
+// as files. Links to folders, broken links, and what is neither file nor folder are left out, with
+// a note; so are folders of the tag folder. Empty folders are not made.
+//
+// Random numbers, in the named folder: ranks that both runs have keep theirs. rng_state_{r}.pth is
+// the Hugging Face Trainer's (trainer.py _load_rng_state: rng_state.pth in a run on one rank, which
+// therefore changes its name), random_states_{r}.pkl Accelerate's. Notes say which ranks start with
+// fresh ones, as both frameworks let them, and whose are left out.
+//
+// Destinations are distinct, none is a shard's name in the tag folder, `latest` or
+// `latest_universal`. Whoever writes another file of its own beside the shards takes the neighbour
+// of that name out of `files` first: CopyPlan::validate() refuses two outputs of one path.
+//
+// Throws IoError for a folder that cannot be listed.
+Neighbours find_neighbours(const CheckpointPlace& place, uint32_t old_ranks, uint32_t new_ranks);
+
+// Adds each as an output, copied byte for byte. Throws IoError for a file that cannot be opened.
+void lay_out_neighbours(InputFiles& inputs, const std::vector<Neighbour>& files, PlanBuilder& plan);
+
+}  // namespace dsckpt

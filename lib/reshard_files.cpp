@@ -1,0 +1,874 @@
+#include "reshard_files.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/keys.h"
+#include "checkpoint/shard.h"
+#include "checkpoint/shard_name.h"
+#include "format/archive_copy.h"
+#include "format/zero_layout.h"
+#include "loss_scaler.h"
+
+namespace dsckpt {
+using pickle::Document;
+using pickle::Kind;
+using pickle::ObjectNode;
+using pickle::Value;
+namespace {
+
+constexpr std::string_view kMomentumBuffer = "momentum_buffer";
+constexpr std::string_view kClipGrad = "clip_grad";
+constexpr std::string_view kOverflow = "overflow";
+constexpr std::string_view kDynamicLossScale = "dynamic_loss_scale";
+
+bool contains(std::span<const std::string_view> keys, std::string_view key) {
+  return std::find(keys.begin(), keys.end(), key) != keys.end();
+}
+
+uint64_t numel_of(const Param& param) {
+  return static_cast<uint64_t>(param.weight.numel());
+}
+
+// A parameter group of the target.
+struct Group {
+  ShardValue settings;
+  std::vector<const Param*> params;  // in the order of the flat vector
+  FlatLayout flat;                   // stages 1 and 2
+};
+
+// A run of parameters that one of the optimizer's tensors is made of.
+struct Run {
+  size_t group = 0;
+  std::vector<const Param*> params;
+};
+
+// Collects the pieces of a tensor.
+class Pieces {
+ public:
+  void add(TensorSource piece) {
+    if (piece.numel() > 0) pieces_.push_back(std::move(piece));
+  }
+  void add_zeros(DType dtype, uint64_t count) {
+    if (count > 0) add(TensorSource::zeros(dtype, {static_cast<int64_t>(count)}));
+  }
+  TensorSource take(DType dtype) {
+    if (pieces_.empty()) return TensorSource::zeros(dtype, {0});
+    return TensorSource::cat(0, std::move(pieces_));
+  }
+
+ private:
+  std::vector<TensorSource> pieces_;
+};
+
+TensorSource elements(const TensorSource& tensor, uint64_t begin, uint64_t count) {
+  return tensor.flatten().narrow(0, static_cast<int64_t>(begin), static_cast<int64_t>(count));
+}
+
+// What rank `rank` of `ranks` has of a tensor at stage 3: its part of the elements, filled up.
+void add_piece(Pieces& pieces, const TensorSource& tensor, uint64_t rank, uint64_t ranks) {
+  const auto numel = static_cast<uint64_t>(tensor.numel());
+  const uint64_t piece = piece_of(numel, ranks);
+  const uint64_t begin = std::min(numel, rank * piece);
+  const uint64_t end = std::min(numel, begin + piece);
+  if (end > begin) pieces.add(elements(tensor, begin, end - begin));
+  pieces.add_zeros(tensor.dtype(), piece - (end - begin));
+}
+
+// Values that are equal, as far as can be told without reading more than a number.
+bool same_whole(const ShardValue& a, const ShardValue& b) {
+  if (a.archive == nullptr || b.archive == nullptr) return a.archive == b.archive;
+  if (a.archive == b.archive && a.value.identity() != nullptr &&
+      a.value.identity() == b.value.identity()) {
+    return true;
+  }
+  if (a.value.kind() != b.value.kind()) return false;
+  if (a.value.is_none()) return true;
+  const auto x = a.archive->scalar(a.value);
+  const auto y = b.archive->scalar(b.value);
+  if (x || y) return x == y;
+  return same_plain_data(a.value, b.value);
+}
+
+class Writer {
+ public:
+  Writer(PlanBuilder& plan, const Checkpoint& source, const ReshardTarget& target,
+         const std::string& folder, std::vector<std::string>& notes)
+      : plan_(plan),
+        source_(source),
+        target_(target),
+        folder_(folder),
+        notes_(notes),
+        wrapper_(source.wrapper_state()),
+        same_wrapper_(source.facts().layout != "universal" &&
+                      source.facts().optimizer_wrapper == to_string(target.wrapper)) {
+    make_groups();
+    make_runs();
+  }
+
+  std::vector<ReshardedGroup> lay_out() {
+    const uint32_t model_files = target_.stage == 3 ? target_.dp : 1;
+    for (uint32_t rank = 0; rank < model_files; ++rank) add_model_file(rank);
+    if (target_.stage != 0) {
+      for (uint32_t rank = 0; rank < target_.dp; ++rank) add_optim_file(rank);
+    }
+    note_client_state();
+    return summary();
+  }
+
+ private:
+  bool is_zero12() const { return target_.stage == 1 || target_.stage == 2; }
+  bool is_bf16_optimizer() const { return target_.wrapper == EngineWrapper::bf16_optimizer; }
+  std::string path_of(const ShardName& name) const { return folder_ + "/" + name.file_name(); }
+  Where source_where() const { return {.file = source_.tag_folder().string()}; }
+
+  // --- groups
+
+  void make_groups() {
+    for (const ParamGroup& group : target_.groups) {
+      std::vector<const Param*> params;
+      for (const std::string& name : group.params) params.push_back(source_.find(name));
+      Group made{.settings = group.settings, .params = {}, .flat = {}};
+      const uint32_t ranks = target_.round_robin ? target_.dp : 1;
+      for (const size_t i : round_robin_order(params.size(), ranks)) {
+        made.params.push_back(params[i]);
+      }
+      std::vector<uint64_t> numels;
+      for (const Param* param : made.params) numels.push_back(numel_of(*param));
+      if (is_zero12()) made.flat = flat_layout(numels, target_.dp, alignment());
+      groups_.push_back(std::move(made));
+    }
+    check_dtypes();
+  }
+
+  // Elements: 16 bytes of the parameters' type.
+  uint64_t alignment() const {
+    if (!target_.parameter_alignment) return 1;
+    return 16 / size_of(target_.param_dtype.value_or(param_dtype_of(source_)));
+  }
+
+  // One of the optimizer's tensors for each: a group, a sub-group, or a parameter.
+  void make_runs() {
+    const bool single =
+        target_.wrapper == EngineWrapper::plain || target_.wrapper == EngineWrapper::fp16_unfused;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      const std::vector<const Param*>& params = groups_[g].params;
+      std::vector<size_t> ends;
+      if (single) {
+        for (size_t i = 0; i < params.size(); ++i) ends.push_back(i + 1);
+      } else if (target_.stage == 3) {
+        std::vector<uint64_t> numels;
+        for (const Param* param : params) numels.push_back(numel_of(*param));
+        ends = sub_group_ends(numels, target_.dp, target_.sub_group_size);
+      } else {
+        ends.push_back(params.size());
+      }
+      size_t begin = 0;
+      for (const size_t end : ends) {
+        Run run{.group = g, .params = {}};
+        run.params.assign(params.begin() + static_cast<std::ptrdiff_t>(begin),
+                          params.begin() + static_cast<std::ptrdiff_t>(end));
+        check_run(run);
+        runs_.push_back(std::move(run));
+        begin = end;
+      }
+    }
+  }
+
+  void check_dtypes() const {
+    for (const Group& group : groups_) {
+      for (const Param* param : group.params) {
+        if (param->weight.dtype() == group.params.front()->weight.dtype()) continue;
+        throw UnsupportedError(
+            {.file = source_where().file, .tensor = param->name},
+            "has a master of another type than '" + group.params.front()->name + "' of its group");
+      }
+    }
+  }
+
+  // What one tensor of the optimizer is made of has to have the same states, and what the optimizer
+  // keeps once for it has to be the same.
+  void check_run(const Run& run) const {
+    const Param& first = *run.params.front();
+    for (const Param* param : run.params) {
+      const auto differ = [&](const std::string& what) {
+        throw UnsupportedError(
+            {.file = source_where().file, .tensor = param->name},
+            what + " than '" + first.name + "', beside which the new run's optimizer has it");
+      };
+      bool same = param->states.size() == first.states.size();
+      for (size_t i = 0; same && i < first.states.size(); ++i) {
+        same = param->states[i].key == first.states[i].key &&
+               param->states[i].value.dtype() == first.states[i].value.dtype();
+      }
+      if (!same) differ("has other optimizer states");
+      if (!same_whole(param->step, first.step)) differ("was stepped another number of times");
+      bool equal = param->others.size() == first.others.size();
+      for (size_t i = 0; equal && i < first.others.size(); ++i) {
+        equal = param->others[i].key == first.others[i].key &&
+                same_whole(param->others[i].value, first.others[i].value);
+      }
+      if (!equal) differ("has other values in its optimizer states");
+    }
+  }
+
+  // --- tensors
+
+  // Rank `rank`'s part of a group's flat vector, without what lies behind `limit` elements of it.
+  template <typename F>
+  TensorSource partition_of(const Group& group, uint32_t rank, DType dtype, uint64_t limit,
+                            F&& tensor_of) const {
+    const FlatLayout& flat = group.flat;
+    const uint64_t begin = rank * flat.partition;
+    const uint64_t end = begin + limit;
+    Pieces pieces;
+    uint64_t at = begin;
+    for (size_t i = first_at(flat, begin); i < group.params.size() && at < end; ++i) {
+      const uint64_t numel = numel_of(*group.params[i]);
+      const uint64_t from = std::max(at, flat.begins[i]);
+      const uint64_t to = std::min(end, flat.begins[i] + numel);
+      if (from >= to) continue;
+      pieces.add_zeros(dtype, from - at);
+      pieces.add(elements(tensor_of(*group.params[i]), from - flat.begins[i], to - from));
+      at = to;
+    }
+    pieces.add_zeros(dtype, end - at);
+    return pieces.take(dtype);
+  }
+
+  // The first parameter that may reach beyond `begin`.
+  static size_t first_at(const FlatLayout& flat, uint64_t begin) {
+    const auto found = std::upper_bound(flat.begins.begin(), flat.begins.end(), begin);
+    return found == flat.begins.begin() ? 0 : static_cast<size_t>(found - flat.begins.begin()) - 1;
+  }
+
+  // Elements of rank `rank`'s partition that are not the padding at the vector's end.
+  static uint64_t real_part(const Group& group, uint32_t rank) {
+    const uint64_t begin = rank * group.flat.partition;
+    return std::clamp(group.flat.used, begin, begin + group.flat.partition) - begin;
+  }
+
+  // What is left of a partition in files that leave the padding out.
+  uint64_t masters_in(const Group& group, uint32_t rank) const {
+    return is_bf16_optimizer() ? group.flat.partition : real_part(group, rank);
+  }
+
+  template <typename F>
+  TensorSource of_run(const Run& run, uint32_t rank, F&& tensor_of) const {
+    const DType dtype = tensor_of(*run.params.front()).dtype();
+    if (is_zero12()) {
+      const Group& group = groups_[run.group];
+      return partition_of(group, rank, dtype, group.flat.partition, tensor_of);
+    }
+    Pieces pieces;
+    for (const Param* param : run.params) {
+      if (target_.stage == 3) {
+        add_piece(pieces, tensor_of(*param), rank, target_.dp);
+      } else {
+        pieces.add(tensor_of(*param).flatten());
+      }
+    }
+    return pieces.take(dtype);
+  }
+
+  bool keeps_whole_momenta(const Run& run, const std::string& key) const {
+    return is_zero12() && key == kMomentumBuffer &&
+           groups_[run.group].settings.value.find_or_none(keys::kUseMuon).is_true();
+  }
+
+  // stage_1_and_2.py get_flat_partition: the momenta of all parameters that reach into the
+  // partition, whole.
+  template <typename F>
+  TensorSource whole_momenta(const Group& group, uint32_t rank, F&& tensor_of) const {
+    const FlatLayout& flat = group.flat;
+    const uint64_t begin = rank * flat.partition;
+    const uint64_t end = begin + flat.partition;
+    Pieces pieces;
+    for (size_t i = first_at(flat, begin); i < group.params.size(); ++i) {
+      if (flat.begins[i] >= end) break;
+      if (flat.begins[i] + numel_of(*group.params[i]) <= begin) continue;
+      pieces.add(tensor_of(*group.params[i]).flatten());
+    }
+    return pieces.take(tensor_of(*group.params.front()).dtype());
+  }
+
+  // --- pickles
+
+  // A copy of what the optimizer keeps once, with a storage of its own: steps that shared one would
+  // be counted together.
+  static Value whole(ArchiveCopy& copy, const ShardValue& value) {
+    if (TorchArchive::is_tensor(value.value)) {
+      return copy.writer().tensor(value.archive->tensor(value.value));
+    }
+    return copy.of(*value.archive, value.value);
+  }
+
+  static Value size_value(Document& document, const Shape& shape) {
+    std::vector<Value> dims;
+    for (const int64_t dim : shape) dims.push_back(Document::integer(dim));
+    return document.object(ObjectNode::Made::reduce, document.global("torch", "Size"),
+                           document.tuple({document.tuple(std::move(dims))}));
+  }
+
+  static Value ordered_dict(Document& document) {
+    return document.object(ObjectNode::Made::reduce, document.global("collections", "OrderedDict"),
+                           document.tuple({}));
+  }
+
+  static Value integers(Document& document, const std::vector<uint64_t>& values) {
+    std::vector<Value> items;
+    for (const uint64_t value : values) {
+      items.push_back(Document::integer(static_cast<int64_t>(value)));
+    }
+    return document.list(std::move(items));
+  }
+
+  Value config_value(ArchiveCopy& copy) const {
+    if (target_.ds_config) return pickle_of(copy.document(), *target_.ds_config);
+    const TorchArchive& archive = *source_.model_files().front().archive;
+    return copy.of(archive, archive.root().find_or_none(keys::kDsConfig));
+  }
+
+  // The states of all runs and the hyper-parameters: torch.optim.Optimizer.state_dict.
+  Value optimizer_dict(ArchiveCopy& copy, uint32_t rank) const {
+    Document& document = copy.document();
+    const Value dict = document.dict();
+    const Value states = document.dict();
+    std::vector<std::vector<Value>> numbers(groups_.size());
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      const Value number = Document::integer(static_cast<int64_t>(i));
+      numbers[runs_[i].group].push_back(number);
+      const Value state = states_of(copy, runs_[i], rank);
+      if (!state.as_dict().items.empty()) document.set_item(states, number, state);
+    }
+    copy.set(dict, "state", states);
+    std::vector<Value> groups;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      groups.push_back(settings_of(copy, groups_[g].settings, numbers[g]));
+    }
+    copy.set(dict, keys::kParamGroups, document.list(std::move(groups)));
+    return dict;
+  }
+
+  static Value settings_of(ArchiveCopy& copy, const ShardValue& settings,
+                           const std::vector<Value>& numbers) {
+    const Value params = copy.document().list(numbers);
+    if (settings.archive == nullptr) {
+      throw UnsupportedError({}, "the checkpoint has no hyper-parameters");
+    }
+    const Value dict = copy.dict_of(
+        *settings.archive, settings.value, [&](std::string_view key, const Value& value) {
+          return std::optional(key == "params" ? params : copy.of(*settings.archive, value));
+        });
+    if (!settings.value.find("params")) copy.set(dict, "params", params);
+    return dict;
+  }
+
+  Value states_of(ArchiveCopy& copy, const Run& run, uint32_t rank) const {
+    const Param& first = *run.params.front();
+    const Value dict = copy.document().dict();
+    if (first.step.archive != nullptr) copy.set(dict, "step", whole(copy, first.step));
+    for (size_t i = 0; i < first.states.size(); ++i) {
+      const std::string& key = first.states[i].key;
+      const auto tensor_of = [i](const Param& param) { return param.states[i].value; };
+      copy.set(dict, key, state_tensor(copy, run, rank, key, tensor_of));
+    }
+    for (const WholeState& other : first.others)
+      copy.set(dict, other.key, whole(copy, other.value));
+    return dict;
+  }
+
+  template <typename F>
+  Value state_tensor(ArchiveCopy& copy, const Run& run, uint32_t rank, const std::string& key,
+                     F&& tensor_of) const {
+    TorchArchiveWriter& writer = copy.writer();
+    const Group& group = groups_[run.group];
+    if (keeps_whole_momenta(run, key)) {
+      return writer.tensor(whole_momenta(group, rank, tensor_of));
+    }
+    if (target_.elastic) {
+      const DType dtype = tensor_of(*run.params.front()).dtype();
+      return writer.tensor(partition_of(group, rank, dtype, real_part(group, rank), tensor_of));
+    }
+    if (target_.wrapper == EngineWrapper::plain || target_.wrapper == EngineWrapper::fp16_unfused) {
+      return writer.tensor(tensor_of(*run.params.front()));
+    }
+    return writer.tensor(of_run(run, rank, tensor_of));
+  }
+
+  static TensorSource master_of(const Param& param) { return param.weight; }
+
+  Value masters(ArchiveCopy& copy, TensorSource source) const {
+    Shape shape = source.shape();
+    TorchArchiveWriter& writer = copy.writer();
+    return writer.tensor(writer.storage(std::move(source)), std::move(shape), 0, {}, true);
+  }
+
+  // A key of what the wrapper saved, as it is.
+  void carry(ArchiveCopy& copy, const Value& dict, std::string_view key) const {
+    if (const auto value = wrapper_.value.find(key)) {
+      copy.set(dict, key, copy.of(*wrapper_.archive, *value));
+    }
+  }
+
+  void set_loss_scale(ArchiveCopy& copy, const Value& dict) const {
+    Document& document = copy.document();
+    const Value saved = wrapper_.value.find_or_none(keys::kLossScaler);
+    if (!target_.new_loss_scaler && !saved.is_none()) {
+      for (const std::string_view key : {keys::kLossScaler, kDynamicLossScale, kOverflow}) {
+        carry(copy, dict, key);
+      }
+      return;
+    }
+    const Value config = config_value(copy);
+    bool dynamic =
+        !target_.new_loss_scaler && wrapper_.value.find_or_none(kDynamicLossScale).is_true();
+    Value scaler;
+    if (target_.new_loss_scaler && target_.fp16) {
+      scaler = initial_loss_scaler(document, config);
+      dynamic = scaler.as_object().state.at("dynamic").as_bool();
+    } else {
+      scaler = loss_scaler(document, target_.new_loss_scaler ? Value() : wrapper_.value, config,
+                           dynamic);
+    }
+    copy.set(dict, keys::kLossScaler, scaler);
+    copy.set(dict, kDynamicLossScale, Document::boolean(dynamic));
+    copy.set(dict, kOverflow, Document::boolean(false));
+  }
+
+  void set_clip_grad(ArchiveCopy& copy, const Value& dict) const {
+    if (wrapper_.value.find(kClipGrad)) return carry(copy, dict, kClipGrad);
+    copy.set(dict, kClipGrad, Document::real(target_.engine.gradient_clipping));
+  }
+
+  // zero/config.py ZeroStageEnum.
+  Value zero_stage(Document& document) const {
+    return document.object(ObjectNode::Made::reduce,
+                           document.global("deepspeed.runtime.zero.config", "ZeroStageEnum"),
+                           document.tuple({Document::integer(target_.stage)}));
+  }
+
+  Value ds_version(ArchiveCopy& copy) const {
+    const std::string& version = source_.facts().ds_version;
+    if (version.empty()) {
+      throw UnsupportedError(
+          source_where(), "does not say which ds_version wrote it; DeepSpeed loads no such file");
+    }
+    return copy.document().string(version);
+  }
+
+  // --- optimizer-states files
+
+  void add_optim_file(uint32_t rank) {
+    const TorchArchive& archive = *wrapper_.archive;
+    ArchiveCopy copy(archive);
+    const Value root = copy.document().dict();
+    copy.set(root, keys::kOptimizerStateDict,
+             target_.stage == 3 ? zero3_state(copy, rank) : zero12_state(copy, rank));
+    copy.set(root, keys::kDsConfig, config_value(copy));
+    copy.set(root, keys::kDsVersion, ds_version(copy));
+    copy.lay_out(
+        root, plan_,
+        path_of(
+            {.kind = ShardName::Kind::optim_states, .dp_rank = rank, .bf16 = target_.bf16_names}));
+  }
+
+  // stage_1_and_2.py and bf16_optimizer.py state_dict, key by key in their order.
+  Value zero12_state(ArchiveCopy& copy, uint32_t rank) const {
+    Document& document = copy.document();
+    const Value dict = document.dict();
+    if (!is_bf16_optimizer()) set_loss_scale(copy, dict);
+    set_clip_grad(copy, dict);
+    if (target_.elastic) {
+      std::vector<Value> states;
+      for (const Run& run : runs_) states.push_back(states_of(copy, run, rank));
+      copy.set(dict, keys::kBaseOptimizerState, document.list(std::move(states)));
+      carry(copy, dict, keys::kBaseOptimizerStateStep);
+    } else {
+      copy.set(dict, keys::kBaseOptimizerState, optimizer_dict(copy, rank));
+    }
+    std::vector<Value> flat;
+    std::vector<uint64_t> paddings;
+    std::vector<Value> alignments;
+    std::vector<Value> mappings;
+    for (const Group& group : groups_) {
+      flat.push_back(masters(copy, partition_of(group, rank, group.params.front()->weight.dtype(),
+                                                masters_in(group, rank), master_of)));
+      paddings.push_back(padding_of(group, rank));
+      alignments.push_back(integers(document, group.flat.paddings));
+      mappings.push_back(mapping_of(document, group, rank));
+    }
+    copy.set(dict, keys::kSingleFp32Partition, document.list(std::move(flat)));
+    if (!is_bf16_optimizer()) copy.set(dict, keys::kZeroStage, zero_stage(document));
+    copy.set(dict, keys::kGroupPaddings, integers(document, paddings));
+    if (!is_bf16_optimizer()) {
+      copy.set(dict, keys::kParamAlignmentPaddings, document.list(std::move(alignments)));
+    }
+    copy.set(dict, keys::kPartitionCount,
+             integers(document, std::vector<uint64_t>(groups_.size(), target_.dp)));
+    copy.set(dict, keys::kDsVersion, ds_version(copy));
+    copy.set(dict, keys::kParamSliceMappings, document.list(std::move(mappings)));
+    carry_unknown(copy, dict);
+    return dict;
+  }
+
+  // BF16_Optimizer books all padding on the last rank.
+  uint64_t padding_of(const Group& group, uint32_t rank) const {
+    const FlatLayout& flat = group.flat;
+    if (!is_bf16_optimizer()) return flat.partition - real_part(group, rank);
+    return rank + 1 == target_.dp ? flat.partition * target_.dp - flat.used : 0;
+  }
+
+  // Parameter -> fragment_address: where it lies in the rank's partition.
+  Value mapping_of(Document& document, const Group& group, uint32_t rank) const {
+    const FlatLayout& flat = group.flat;
+    const uint64_t begin = rank * flat.partition;
+    const uint64_t end = begin + flat.partition;
+    const Value mapping = ordered_dict(document);
+    for (size_t i = first_at(flat, begin); i < group.params.size(); ++i) {
+      const uint64_t from = std::max(begin, flat.begins[i]);
+      const uint64_t to = std::min(end, flat.begins[i] + numel_of(*group.params[i]));
+      if (flat.begins[i] >= end) break;
+      if (from >= to) continue;
+      const Value state = document.dict();
+      document.set_item(state, document.intern("numel"),
+                        Document::integer(static_cast<int64_t>(to - from)));
+      document.set_item(state, document.intern("start"),
+                        Document::integer(static_cast<int64_t>(from - begin)));
+      const Value address =
+          document.object(ObjectNode::Made::newobj,
+                          document.global("deepspeed.utils.tensor_fragment", "fragment_address"),
+                          document.tuple({}));
+      document.set_state(address, state);
+      document.set_item(mapping, document.intern(group.params[i]->name), address);
+    }
+    return mapping;
+  }
+
+  // stage3.py _rigid_state_dict, key by key in its order.
+  Value zero3_state(ArchiveCopy& copy, uint32_t rank) const {
+    Document& document = copy.document();
+    const Value dict = document.dict();
+    copy.set(dict, keys::kZeroStage, zero_stage(document));
+    set_loss_scale(copy, dict);
+    copy.set(dict, keys::kPartitionCount, Document::integer(target_.dp));
+    copy.set(dict, keys::kOptimizerStateDict, optimizer_dict(copy, rank));
+    std::vector<Value> flat;
+    for (const Run& run : runs_) flat.push_back(masters(copy, of_run(run, rank, master_of)));
+    copy.set(dict, keys::kFp32FlatGroups, document.list(std::move(flat)));
+    carry_unknown(copy, dict);
+    return dict;
+  }
+
+  // What a later DeepSpeed may keep besides.
+  void carry_unknown(ArchiveCopy& copy, const Value& dict) const {
+    if (!same_wrapper_) return;
+    constexpr std::array kOurs{keys::kLossScaler,
+                               kDynamicLossScale,
+                               kOverflow,
+                               kClipGrad,
+                               keys::kBaseOptimizerState,
+                               keys::kBaseOptimizerStateStep,
+                               keys::kSingleFp32Partition,
+                               keys::kZeroStage,
+                               keys::kGroupPaddings,
+                               keys::kParamAlignmentPaddings,
+                               keys::kPartitionCount,
+                               keys::kDsVersion,
+                               keys::kParamSliceMappings,
+                               keys::kOptimizerStateDict,
+                               keys::kFp32FlatGroups};
+    for (const auto& [key, value] : wrapper_.value.as_dict().items) {
+      if (!key.is(Kind::string) || contains(kOurs, key.as_string())) continue;
+      copy.set(dict, key.as_string(), copy.of(*wrapper_.archive, value));
+    }
+  }
+
+  // --- model-states files
+
+  const CheckpointFile& model_file(uint32_t rank) const {
+    const auto& files = source_.model_files();
+    return files[target_.stage == 3 && rank < files.size() ? rank : 0];
+  }
+
+  void add_model_file(uint32_t rank) {
+    const TorchArchive& archive = *model_file(rank).archive;
+    ArchiveCopy copy(archive);
+    StorageOf storages;
+    const Value root = archive.root();
+    const Value dict =
+        copy.dict_of(root, [&](std::string_view key, const Value& value) -> std::optional<Value> {
+          return model_value(copy, storages, key, value, rank);
+        });
+    // Old releases did not write all of them.
+    for (const std::string_view key :
+         {keys::kParamShapes, keys::kFrozenParamShapes, keys::kSharedParams,
+          keys::kFrozenParamFragments, keys::kDpWorldSize}) {
+      if (!root.find(key)) copy.set(dict, key, model_value(copy, storages, key, {}, rank));
+    }
+    ShardName name{.kind = ShardName::Kind::model_states};
+    if (target_.stage == 3) name = {.kind = ShardName::Kind::zero_model_states, .dp_rank = rank};
+    copy.lay_out(dict, plan_, path_of(name));
+  }
+
+  // The storages of `module`'s parameters by name, which frozen_param_fragments share.
+  using StorageOf = std::unordered_map<std::string, TorchArchiveWriter::StorageId>;
+
+  Value model_value(ArchiveCopy& copy, StorageOf& storages, std::string_view key,
+                    const Value& value, uint32_t rank) const {
+    Document& document = copy.document();
+    if (key == keys::kModule) return module_value(copy, storages, value);
+    if (key == keys::kOptimizer) return target_.stage == 0 ? stage0_optimizer(copy) : Value();
+    if (key == keys::kParamShapes) return param_shapes(document);
+    if (key == keys::kFrozenParamShapes) return frozen_shapes(copy, value);
+    if (key == keys::kFrozenParamFragments) return frozen_fragments(copy, storages, value, rank);
+    if (key == keys::kSharedParams) return shared_params(copy, value, rank);
+    if (key == keys::kDpWorldSize) return Document::integer(target_.dp);
+    if (key == keys::kDsConfig) return config_value(copy);
+    return copy.of(value);
+  }
+
+  bool from_stage3() const { return source_.facts().zero_stage == 3; }
+
+  Value module_value(ArchiveCopy& copy, StorageOf& storages, const Value& module) const {
+    const bool to_stage3 = target_.stage == 3;
+    if (from_stage3() == to_stage3 && !target_.param_dtype) return copy.of(module);
+    Document& document = copy.document();
+    const Value dict = ordered_dict(document);
+    for (const auto& [key, value] : module.as_dict().items) {
+      const Value name = copy.of(key);
+      document.set_item(dict, name, module_entry(copy, storages, key, value));
+    }
+    if (module.is(Kind::object) && module.as_object().has_state) {
+      document.set_state(dict, copy.of(module.as_object().state));
+    }
+    return dict;
+  }
+
+  Value module_entry(ArchiveCopy& copy, StorageOf& storages, const Value& key,
+                     const Value& value) const {
+    const std::string name = key.is(Kind::string) ? std::string(key.as_string()) : "";
+    const Param* param = source_.find(name);
+    if (!TorchArchive::is_tensor(value)) return copy.of(value);
+    if (param == nullptr) {
+      throw UnsupportedError({.file = source_where().file, .tensor = name},
+                             "is a parameter of the model whose values are in no file");
+    }
+    if (owner_of(*param).kind == ParamKind::buffer) return copy.of(value);
+    TorchArchiveWriter& writer = copy.writer();
+    const DType saved = copy.from().info(value).dtype;
+    const DType dtype = target_.param_dtype.value_or(saved);
+    if (target_.stage == 3) return writer.tensor(TensorSource::zeros(dtype, {0}));
+    const Param& owner = owner_of(*param);
+    const auto [found, is_new] = storages.try_emplace(owner.name, 0);
+    if (is_new) found->second = writer.storage(owner.weight.to(dtype));
+    return writer.tensor(found->second, owner.weight.shape());
+  }
+
+  const Param& owner_of(const Param& param) const {
+    return param.alias_of.empty() ? param : *source_.find(param.alias_of);
+  }
+
+  Value param_shapes(Document& document) const {
+    if (target_.stage == 0) return {};
+    std::vector<Value> all;
+    for (const Run& run : runs_) {
+      const Value shapes = ordered_dict(document);
+      for (const Param* param : run.params) {
+        document.set_item(shapes, document.intern(param->name),
+                          size_value(document, param->weight.shape()));
+      }
+      all.push_back(shapes);
+    }
+    return document.list(std::move(all));
+  }
+
+  // Stages 2 and 3 keep frozen parameters apart; None if the run chose not to save them.
+  bool has_frozen_entries(const Value& saved) const {
+    if (target_.stage < 2) return false;
+    return source_.facts().zero_stage < 2 || !saved.is_none();
+  }
+
+  template <typename F>
+  Value of_frozen(ArchiveCopy& copy, F&& make) const {
+    Document& document = copy.document();
+    const Value dict = ordered_dict(document);
+    for (const Param& param : source_.params()) {
+      if (param.kind != ParamKind::frozen || !param.alias_of.empty()) continue;
+      const Value name = document.intern(param.name);
+      document.set_item(dict, name, make(param));
+    }
+    return dict;
+  }
+
+  Value frozen_shapes(ArchiveCopy& copy, const Value& saved) const {
+    if (!has_frozen_entries(saved)) return {};
+    return of_frozen(copy, [&](const Param& param) {
+      return size_value(copy.document(), param.weight.shape());
+    });
+  }
+
+  Value frozen_fragments(ArchiveCopy& copy, const StorageOf& storages, const Value& saved,
+                         uint32_t rank) const {
+    if (!has_frozen_entries(saved)) return {};
+    const bool as_saved = target_.stage == 2 && source_.facts().zero_stage == 2;
+    if (as_saved && !target_.param_dtype) return copy.of(saved);
+    const Value module = copy.from().root().find_or_none(keys::kModule);
+    return of_frozen(copy, [&](const Param& param) {
+      TorchArchiveWriter& writer = copy.writer();
+      const DType dtype = target_.param_dtype.value_or(param.weight.dtype());
+      const TensorSource value = param.weight.to(dtype);
+      if (target_.stage == 3) {
+        Pieces pieces;
+        add_piece(pieces, value, rank, target_.dp);
+        return writer.tensor(pieces.take(dtype));
+      }
+      const auto found = storages.find(param.name);
+      if (found != storages.end()) return writer.tensor(found->second, param.weight.shape());
+      const Value in_module = module.find_or_none(param.name);
+      return in_module.is_none() ? writer.tensor(value) : copy.of(in_module);
+    });
+  }
+
+  // Only the first rank says them.
+  Value shared_params(ArchiveCopy& copy, const Value& saved, uint32_t rank) const {
+    if (target_.stage == 0) return {};
+    Document& document = copy.document();
+    const Value dict = document.dict();
+    if (rank > 0) return dict;
+    if (saved.is_mapping()) return copy.of(saved);
+    for (const Param& param : source_.params()) {
+      if (param.alias_of.empty()) continue;
+      copy.set(dict, param.name, document.string(param.alias_of));
+    }
+    return dict;
+  }
+
+  // --- stage 0
+
+  Value stage0_optimizer(ArchiveCopy& copy) const {
+    Document& document = copy.document();
+    if (same_wrapper_ && source_.facts().zero_stage == 0 && !target_.new_loss_scaler) {
+      return copy.of(*wrapper_.archive, wrapper_.value);
+    }
+    if (target_.wrapper == EngineWrapper::plain) return optimizer_dict(copy, 0);
+    const Value dict = document.dict();
+    const bool fused = target_.wrapper == EngineWrapper::fp16_fused;
+    if (!fused || target_.fp16) set_scale_numbers(copy, dict);
+    copy.set(dict, keys::kOptimizerStateDict, optimizer_dict(copy, 0));
+    std::vector<Value> groups(groups_.size());
+    std::vector<std::vector<Value>> lists(groups_.size());
+    for (const Run& run : runs_) {
+      const TensorSource source = fused ? of_run(run, 0, master_of) : run.params.front()->weight;
+      const Value tensor = masters(copy, source);
+      groups[run.group] = tensor;
+      lists[run.group].push_back(tensor);
+    }
+    if (!fused) {
+      for (size_t g = 0; g < groups.size(); ++g) groups[g] = document.list(std::move(lists[g]));
+    }
+    copy.set(dict, fused ? keys::kFp32GroupsFlat : keys::kFp32Groups,
+             document.list(std::move(groups)));
+    if (fused) set_clip_grad(copy, dict);
+    return dict;
+  }
+
+  // fp16/unfused_optimizer.py state_dict: of the loss scaler only what changes.
+  void set_scale_numbers(ArchiveCopy& copy, const Value& dict) const {
+    Document& document = copy.document();
+    const Value config = config_value(copy);
+    Value scaler = wrapper_.value.find_or_none(keys::kLossScaler);
+    if (target_.new_loss_scaler || !scaler.is(Kind::object)) {
+      scaler = target_.new_loss_scaler && target_.fp16 ? initial_loss_scaler(document, config)
+                                                       : loss_scaler(document, {}, config, false);
+    }
+    const Value& state = scaler.as_object().state;
+    const bool dynamic = state.find_or_none("dynamic").is_true();
+    copy.set(dict, kDynamicLossScale, Document::boolean(dynamic));
+    const auto set = [&](std::string_view key, const Value& otherwise) {
+      const Value value = state.find_or_none(key);
+      const bool number = value.is(Kind::integer) || value.is(Kind::real);
+      copy.set(dict, key, number ? value : otherwise);
+    };
+    set("cur_scale", Document::real(1.0));
+    set("cur_iter", Document::integer(source_.facts().global_steps.value_or(0)));
+    if (!dynamic) return;
+    set("last_overflow_iter", Document::integer(-1));
+    set("scale_factor", Document::real(2.0));
+    set("scale_window", Document::integer(1000));
+  }
+
+  // --- the rest
+
+  // Stage 3 has a model-states file a rank, and a program may have put another client_state into
+  // each.
+  void note_client_state() {
+    const auto& files = source_.model_files();
+    std::vector<std::string> keys;
+    const Value first = files.front().archive->root();
+    for (const auto& [key, value] : first.as_dict().items) {
+      if (!key.is(Kind::string)) continue;
+      const std::string_view name = key.as_string();
+      if (name == keys::kModule || name == keys::kSharedParams ||
+          name == keys::kFrozenParamFragments || name == keys::kParamShapes) {
+        continue;
+      }
+      const bool differs = std::any_of(files.begin() + 1, files.end(), [&](const auto& file) {
+        const auto other = file.archive->root().find(name);
+        return !other || !same_plain_data(value, *other);
+      });
+      if (differs) keys.push_back(std::string(name));
+    }
+    const size_t kept = target_.stage == 3 ? target_.dp : 1;
+    if (keys.empty() || kept == files.size()) return;
+    std::string names;
+    for (const std::string& key : keys) names += (names.empty() ? "'" : ", '") + key + "'";
+    notes_.push_back(kept < files.size()
+                         ? "what the ranks saved each for itself is kept of the first " +
+                               std::to_string(kept) + " only: " + names
+                         : "what the ranks saved each for itself is rank 0's on the new ranks: " +
+                               names);
+  }
+
+  std::vector<ReshardedGroup> summary() const {
+    std::vector<ReshardedGroup> all;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      ReshardedGroup group{.params = groups_[g].params.size(), .numel = 0};
+      for (const Param* param : groups_[g].params) {
+        group.numel += numel_of(*param);
+        if (target_.stage == 3) group.partition += piece_of(numel_of(*param), target_.dp);
+      }
+      if (is_zero12()) group.partition = groups_[g].flat.partition;
+      for (const Run& run : runs_) {
+        if (target_.stage == 3 && run.group == g) ++group.sub_groups;
+      }
+      all.push_back(group);
+    }
+    return all;
+  }
+
+  PlanBuilder& plan_;
+  const Checkpoint& source_;
+  const ReshardTarget& target_;
+  const std::string& folder_;
+  std::vector<std::string>& notes_;
+  ShardValue wrapper_;
+  bool same_wrapper_;  // whether the old files are of the target's optimizer wrapper
+  std::vector<Group> groups_;
+  std::vector<Run> runs_;
+};
+
+}  // namespace
+
+std::vector<ReshardedGroup> lay_out_shards(PlanBuilder& plan, const Checkpoint& source,
+                                           const ReshardTarget& target, const std::string& folder,
+                                           std::vector<std::string>& notes) {
+  return Writer(plan, source, target, folder, notes).lay_out();
+}
+
+}  // namespace dsckpt

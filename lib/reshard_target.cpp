@@ -1,0 +1,494 @@
+#include "reshard_target.h"
+
+#include <algorithm>
+#include <set>
+#include <span>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/keys.h"
+#include "format/zero_layout.h"
+
+namespace dsckpt {
+using pickle::Kind;
+using pickle::Value;
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string file_of(const Checkpoint& checkpoint) {
+  return checkpoint.model_files().front().path.string();
+}
+
+Value root_of(const Checkpoint& checkpoint) {
+  return checkpoint.model_files().front().archive->root();
+}
+
+DType dtype_of(Precision precision) {
+  switch (precision) {
+    case Precision::fp16:
+      return DType::float16;
+    case Precision::bf16:
+      return DType::bfloat16;
+    case Precision::fp32:
+      break;
+  }
+  return DType::float32;
+}
+
+bool is_trained(const Param& param) {
+  return param.kind == ParamKind::trainable && param.alias_of.empty();
+}
+
+const Param& first_trained(const Checkpoint& checkpoint) {
+  const auto& params = checkpoint.params();
+  const auto found = std::find_if(params.begin(), params.end(), is_trained);
+  if (found == params.end()) {
+    throw UnsupportedError({.file = file_of(checkpoint)},
+                           "has no parameter that an optimizer owns: there is nothing to reshard");
+  }
+  return *found;
+}
+
+// FusedAdam's param_groups have what DeepSpeed's optimizers take, but nothing of torch's.
+bool is_fused_adam(const std::vector<ParamGroup>& groups) {
+  return std::any_of(groups.begin(), groups.end(), [](const ParamGroup& group) {
+    const Value& settings = group.settings.value;
+    return !settings.find_or_none("bias_correction").is_none() &&
+           settings.find_or_none("amsgrad").is_none();
+  });
+}
+
+bool has_bf16_names(const Checkpoint& checkpoint) {
+  const auto& files = checkpoint.optim_files();
+  if (checkpoint.facts().zero_stage == 0 || files.empty()) {
+    return param_dtype_of(checkpoint) == DType::bfloat16;
+  }
+  return files.front().path.filename().string().starts_with("bf16_");
+}
+
+// Which of DeepSpeed's precisions was on, whatever type the model's own parameters have.
+Precision precision_of(const Checkpoint& checkpoint) {
+  if (has_bf16_names(checkpoint)) return Precision::bf16;
+  return param_dtype_of(checkpoint) == DType::float16 ? Precision::fp16 : Precision::fp32;
+}
+
+bool is_aligned(const Checkpoint& checkpoint) {
+  const auto groups = checkpoint.wrapper_state()
+                          .value.find_or_none(keys::kParamAlignmentPaddings)
+                          .sequence_or_empty();
+  return std::any_of(groups.begin(), groups.end(), [](const Value& paddings) {
+    const auto all = paddings.sequence_or_empty();
+    return std::any_of(all.begin(), all.end(), [](const Value& padding) {
+      return padding.is(Kind::integer) && padding.as_int() != 0;
+    });
+  });
+}
+
+std::vector<std::string> state_keys(const Checkpoint& checkpoint) {
+  std::set<std::string> keys;
+  for (const Param& param : checkpoint.params()) {
+    for (const ParamState& state : param.states) keys.insert(state.key);
+  }
+  return {keys.begin(), keys.end()};
+}
+
+std::string quoted(const std::string& text) {
+  return "'" + text + "'";
+}
+
+class TargetBuilder {
+ public:
+  TargetBuilder(const Checkpoint& source, const ReshardOptions& options,
+                std::vector<std::string>& notes)
+      : source_(source),
+        options_(options),
+        reference_(options.like != nullptr ? *options.like : source),
+        notes_(notes),
+        saved_(saved_ds_config(source)) {}
+
+  ReshardTarget build() {
+    check_source();
+    target_.dp = options_.dp;
+    choose_config();
+    choose_stage();
+    choose_groups();
+    choose_precision();
+    choose_wrapper();
+    choose_layout();
+    check_optimizer();
+    check_config();
+    write_config();
+    return std::move(target_);
+  }
+
+ private:
+  const CheckpointFacts& facts() const { return source_.facts(); }
+  bool is_zero12() const { return target_.stage == 1 || target_.stage == 2; }
+  void note(std::string text) { notes_.push_back(std::move(text)); }
+
+  void check_source() const {
+    if (facts().model_parallel) {
+      throw UnsupportedError({.file = source_.tag_folder().string()},
+                             "is of a model that is split over pipeline, tensor-parallel or "
+                             "expert-parallel ranks; only whole models are resharded");
+    }
+    first_trained(source_);
+    if (source_.wrapper_state().archive == nullptr) {
+      throw UnsupportedError({.file = file_of(source_)},
+                             "has no optimizer state: there is no training to go on with");
+    }
+  }
+
+  // Whether anything but `source` says what the new run is like.
+  bool is_other_run() const { return options_.ds_config || options_.like != nullptr; }
+
+  // The configuration that says what the new engine is like: the new run's, else the old one's.
+  void choose_config() {
+    if (options_.ds_config) {
+      config_ = with_autos_from(*options_.ds_config, saved_.value_or(Json::object()));
+    } else {
+      config_ = options_.like != nullptr ? saved_ds_config(*options_.like) : saved_;
+    }
+    if (config_) target_.engine = engine_config(*config_);
+  }
+
+  void choose_stage() {
+    const int configured =
+        options_.ds_config ? target_.engine.zero_stage : reference_.facts().zero_stage;
+    target_.stage = options_.stage.value_or(configured);
+    if (target_.stage != configured && is_other_run()) {
+      throw UsageError("the stage asked for is " + std::to_string(*options_.stage) +
+                       ", but the new run's is " + std::to_string(configured));
+    }
+    target_.engine.zero_stage = target_.stage;
+  }
+
+  void choose_groups() {
+    const std::vector<ParamGroup>& own = source_.groups();
+    if (options_.like == nullptr) {
+      if (own.empty()) {
+        throw std::move(UnsupportedError({.file = source_.tag_folder().string()},
+                                         "does not tell the optimizer's parameter groups"))
+            .with_hint("--like CHECKPOINT takes them from a checkpoint of the new run");
+      }
+      target_.groups = own;
+    } else {
+      take_groups_of(*options_.like);
+    }
+    drop_empty_params();
+  }
+
+  void take_groups_of(const Checkpoint& like) {
+    if (like.groups().empty()) {
+      throw UnsupportedError({.file = like.tag_folder().string()},
+                             "does not tell the optimizer's parameter groups");
+    }
+    check_same_params(like);
+    target_.groups = like.groups();
+    const auto same_members = [](const ParamGroup& a, const ParamGroup& b) {
+      return std::set<std::string>(a.params.begin(), a.params.end()) ==
+             std::set<std::string>(b.params.begin(), b.params.end());
+    };
+    bool kept = true;
+    for (ParamGroup& group : target_.groups) {
+      const auto& own = source_.groups();
+      const auto found = std::find_if(own.begin(), own.end(), [&](const ParamGroup& other) {
+        return same_members(group, other) && other.settings.archive != nullptr;
+      });
+      kept = kept && found != own.end();
+      if (found != own.end()) group.settings = found->settings;
+    }
+    if (!kept) {
+      note("hyper-parameters are those of " + like.tag_folder().string() +
+           " for the groups that the checkpoint does not have");
+    }
+  }
+
+  // Both have to train the same parameters in the same shapes.
+  void check_same_params(const Checkpoint& like) const {
+    const auto compare = [](const Checkpoint& a, const Checkpoint& b) {
+      for (const Param& param : a.params()) {
+        if (!is_trained(param)) continue;
+        const Param* other = b.find(param.name);
+        const Where where{.file = b.tag_folder().string(), .tensor = param.name};
+        if (other == nullptr) {
+          throw InconsistentError(where,
+                                  "is not there, but is trained in " + a.tag_folder().string());
+        }
+        if (other->kind != ParamKind::trainable || !other->alias_of.empty()) {
+          throw InconsistentError(where, "is not trained, but is in " + a.tag_folder().string());
+        }
+        if (other->weight.shape() != param.weight.shape()) {
+          throw InconsistentError(where, "has shape " + to_text(other->weight.shape()) + ", in " +
+                                             a.tag_folder().string() + " " +
+                                             to_text(param.weight.shape()));
+        }
+      }
+    };
+    compare(source_, like);
+    compare(like, source_);
+  }
+
+  // ZeRO leaves parameters without elements out; a plain optimizer counts them.
+  void drop_empty_params() {
+    if (target_.stage != 0) {
+      for (ParamGroup& group : target_.groups) {
+        std::erase_if(group.params, [&](const std::string& name) {
+          const Param* param = source_.find(name);
+          return param != nullptr && param->weight.numel() == 0;
+        });
+      }
+      std::erase_if(target_.groups, [](const ParamGroup& group) { return group.params.empty(); });
+      return;
+    }
+    if (facts().zero_stage == 0 || options_.like != nullptr) return;
+    for (const Param& param : source_.params()) {
+      if (param.kind == ParamKind::frozen && param.weight.numel() == 0) {
+        throw std::move(UnsupportedError({.file = file_of(source_), .tensor = param.name},
+                                         "has no elements, and the files do not tell whether the "
+                                         "optimizer has it, which stage 0 counts"))
+            .with_hint("--like CHECKPOINT takes the groups from a checkpoint of the new run");
+      }
+    }
+  }
+
+  void choose_precision() {
+    const Precision old = precision_of(source_);
+    const Precision now = options_.ds_config ? target_.engine.precision : precision_of(reference_);
+    target_.engine.precision = now;
+    target_.bf16_names = now == Precision::bf16;
+    target_.fp16 = now == Precision::fp16;
+    if (now == old) return;
+    target_.param_dtype = dtype_of(now);
+    target_.new_loss_scaler = true;
+    note("the precision changes from " + std::string(to_string(old)) + " to " +
+         std::string(to_string(now)) +
+         ": the parameters are rounded from the masters, and the loss scale starts anew");
+  }
+
+  void choose_wrapper() {
+    const bool same_stage = target_.stage == reference_.facts().zero_stage;
+    if (!options_.ds_config && same_stage && reference_.facts().layout != "universal") {
+      target_.wrapper = saved_wrapper();
+    } else if (config_) {
+      target_.wrapper = wrapper_of(target_.engine, is_fused_adam(target_.groups));
+    } else {
+      target_.wrapper = wrapper_without_config();
+    }
+    target_.elastic = facts().elastic && options_.like == nullptr;
+    if (target_.elastic) check_elastic();
+  }
+
+  EngineWrapper saved_wrapper() const {
+    for (const EngineWrapper wrapper :
+         {EngineWrapper::fp16_unfused, EngineWrapper::fp16_fused, EngineWrapper::bf16_optimizer,
+          EngineWrapper::zero12, EngineWrapper::zero3}) {
+      if (reference_.facts().optimizer_wrapper == to_string(wrapper)) return wrapper;
+    }
+    return EngineWrapper::plain;
+  }
+
+  // DeepSpeed's defaults, where the files have a path for their configuration.
+  EngineWrapper wrapper_without_config() const {
+    if (target_.stage == 3) return EngineWrapper::zero3;
+    if (target_.stage != 0) return EngineWrapper::zero12;
+    if (target_.engine.precision == Precision::fp32) return EngineWrapper::plain;
+    return is_fused_adam(target_.groups) ? EngineWrapper::fp16_fused : EngineWrapper::fp16_unfused;
+  }
+
+  // stage_1_and_2.py _restore_base_optimizer_state takes the hyper-parameters of the new run, and
+  // its step from base_optimizer_state_step, which only DeepSpeed's own Adam has.
+  void check_elastic() const {
+    constexpr std::string_view kHint =
+        "--like CHECKPOINT takes the hyper-parameters from a checkpoint of the new run";
+    if (target_.wrapper != EngineWrapper::zero12) {
+      throw std::move(UnsupportedError({.file = source_.tag_folder().string()},
+                                       "is elastic and has no hyper-parameters, which only stages "
+                                       "1 and 2 can do without"))
+          .with_hint(std::string(kHint));
+    }
+    if (!source_.wrapper_state().value.find(keys::kBaseOptimizerStateStep)) {
+      throw std::move(
+          UnsupportedError({.file = source_.tag_folder().string()},
+                           "is elastic and has no base_optimizer_state_step, without which "
+                           "DeepSpeed does not load it, not even at its own number of ranks"))
+          .with_hint(std::string(kHint));
+    }
+  }
+
+  void choose_layout() {
+    const CheckpointFacts& known = reference_.facts();
+    const bool from_files = !options_.ds_config && known.layout != "universal" &&
+                            (known.zero_stage == 1 || known.zero_stage == 2);
+    target_.round_robin = target_.wrapper == EngineWrapper::zero12 &&
+                          (from_files ? known.round_robin : target_.engine.round_robin_gradients);
+    target_.parameter_alignment =
+        target_.wrapper == EngineWrapper::zero12 &&
+        (from_files ? is_aligned(reference_) || target_.engine.parameter_alignment
+                    : target_.engine.parameter_alignment);
+    target_.sub_group_size =
+        options_.sub_group_size.value_or(static_cast<uint64_t>(target_.engine.sub_group_size));
+    if (!options_.sub_group_size && !options_.ds_config) check_sub_groups();
+  }
+
+  // If the files are not cut as the size says, the new ones would not be as the engine cuts.
+  void check_sub_groups() const {
+    const CheckpointFacts& known = reference_.facts();
+    if (target_.stage != 3 || known.zero_stage != 3 || known.layout == "universal") return;
+    const auto shapes = root_of(reference_).find_or_none(keys::kParamShapes).sequence_or_empty();
+    size_t next = 0;
+    for (const ParamGroup& group : reference_.groups()) {
+      std::vector<uint64_t> numels;
+      for (const std::string& name : group.params) {
+        numels.push_back(static_cast<uint64_t>(reference_.find(name)->weight.numel()));
+      }
+      size_t begin = 0;
+      for (const size_t end : sub_group_ends(numels, known.mesh.dp, target_.sub_group_size)) {
+        const bool fits = next < shapes.size() && shapes[next].is_mapping() &&
+                          shapes[next].as_dict().items.size() == end - begin;
+        if (!fits) {
+          throw std::move(
+              UnsupportedError(
+                  {.file = file_of(reference_), .member = std::string(keys::kParamShapes)},
+                  "is not cut into the sub-groups that a sub_group_size of " +
+                      std::to_string(target_.sub_group_size) + " makes"))
+              .with_hint("--sub-group-size says the new run's");
+        }
+        begin = end;
+        ++next;
+      }
+    }
+  }
+
+  void check_optimizer() const {
+    const std::vector<std::string> keys = state_keys(source_);
+    const auto has = [&](std::string_view key) {
+      return std::find(keys.begin(), keys.end(), key) != keys.end();
+    };
+    if (target_.stage == 3 && has("sum")) {
+      throw UnsupportedError({.file = source_.tag_folder().string()},
+                             "is of torch's Adagrad, whose states DeepSpeed does not load at stage "
+                             "3, not even its own");
+    }
+    if (!is_other_run() || keys.empty()) return;
+    std::vector<std::string_view> needed;
+    const std::string& type = target_.engine.optimizer_type;
+    if (type.find("adam") != std::string::npos || type == "lamb") {
+      needed = {"exp_avg", "exp_avg_sq"};
+    } else if (type == "lion") {
+      needed = {"exp_avg"};
+    } else if (type == "muon") {
+      needed = {"momentum_buffer"};
+    }
+    for (const std::string_view key : needed) {
+      if (has(key)) continue;
+      throw UsageError("the new run's optimizer is " + type + ", but the checkpoint has no " +
+                       std::string(key) + ": its states are " + joined(keys));
+    }
+    const bool second_moment = has("exp_avg_sq") || has("max_exp_avg_sq");
+    if ((type == "lion" || type == "sgd") && second_moment) {
+      throw UsageError("the new run's optimizer is " + type + ", but the checkpoint's states are " +
+                       joined(keys));
+    }
+  }
+
+  static std::string joined(const std::vector<std::string>& texts) {
+    std::string all;
+    for (const std::string& text : texts) all += (all.empty() ? "" : ", ") + quoted(text);
+    return all;
+  }
+
+  // What the new run's configuration has that would make DeepSpeed look for other files.
+  void check_config() {
+    const EngineConfig& engine = target_.engine;
+    if (engine.load_universal) {
+      constexpr std::string_view kText =
+          "checkpoint.load_universal is set: DeepSpeed would look for a universal checkpoint";
+      if (is_other_run()) throw UsageError(std::string(kText));
+      note(std::string(kText) + "; turn it off in the new run");
+    }
+    if (engine.autotp_size > 1) {
+      throw UsageError("tensor_parallel.autotp_size is " + std::to_string(engine.autotp_size) +
+                       ": the new run would look for slices of " +
+                       std::to_string(engine.autotp_size) + " tensor-parallel ranks");
+    }
+    if (engine.checkpoint_writer) {
+      note(
+          "with checkpoint.writer set DeepSpeed does not load its own optimizer files; turn it off "
+          "to resume");
+    }
+    if (config_) {
+      const auto zero = config_->find("zero_optimization");
+      if (zero != config_->end() && zero->is_object()) check_hpz(*zero);
+    }
+  }
+
+  void check_hpz(const Json& zero) {
+    const auto found = zero.find("zero_hpz_partition_size");
+    if (found == zero.end() || !found->is_number_integer()) return;
+    const auto size = found->get<int64_t>();
+    if (size <= 1 || target_.dp % size == 0) return;
+    note("zero_hpz_partition_size is " + std::to_string(size) + ", which does not divide " +
+         std::to_string(target_.dp) + " ranks; change it in the new run");
+  }
+
+  // The new files say the new run's configuration.
+  void write_config() {
+    if (is_other_run() && config_) {
+      target_.ds_config = config_;
+      if (options_.sub_group_size) set_zero("sub_group_size", *options_.sub_group_size);
+      return;
+    }
+    if (!saved_) return;
+    const bool new_stage = target_.stage != facts().zero_stage;
+    if (!new_stage && !options_.sub_group_size) return;
+    target_.ds_config = saved_;
+    if (new_stage) set_zero("stage", target_.stage);
+    if (options_.sub_group_size) set_zero("sub_group_size", *options_.sub_group_size);
+  }
+
+  template <typename T>
+  void set_zero(const char* key, T value) {
+    Json& zero = (*target_.ds_config)["zero_optimization"];
+    if (!zero.is_object()) zero = Json::object();
+    zero[key] = value;
+  }
+
+  const Checkpoint& source_;
+  const ReshardOptions& options_;
+  const Checkpoint& reference_;  // what is laid out as the new run's files
+  std::vector<std::string>& notes_;
+  std::optional<Json> saved_;   // the old run's
+  std::optional<Json> config_;  // the new run's, as far as it is known
+  ReshardTarget target_;
+};
+
+}  // namespace
+
+std::optional<Json> saved_ds_config(const Checkpoint& checkpoint) {
+  const Value config = root_of(checkpoint).find_or_none(keys::kDsConfig);
+  if (!config.is_mapping()) return std::nullopt;
+  return in_context({.file = file_of(checkpoint), .member = std::string(keys::kDsConfig)},
+                    [&] { return json_of(config); });
+}
+
+DType param_dtype_of(const Checkpoint& checkpoint) {
+  const Param& param = first_trained(checkpoint);
+  const TorchArchive& archive = *checkpoint.model_files().front().archive;
+  const Value module = archive.root().find_or_none(keys::kModule);
+  const Value value = module.find_or_none(param.name);
+  if (!TorchArchive::is_tensor(value)) return param.weight.dtype();
+  return in_context({.file = file_of(checkpoint), .tensor = param.name},
+                    [&] { return archive.info(value).dtype; });
+}
+
+ReshardTarget reshard_target(const Checkpoint& source, const ReshardOptions& options,
+                             std::vector<std::string>& notes) {
+  return TargetBuilder(source, options, notes).build();
+}
+
+}  // namespace dsckpt
