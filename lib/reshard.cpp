@@ -23,9 +23,16 @@ void put_text(PlanBuilder& plan, std::string path, std::string_view text) {
 // A universal folder is called after the tag it was made of.
 std::string tag_of(const Checkpoint& source) {
   constexpr std::string_view kSuffix = "_universal";
-  std::string tag = source.facts().tag;
+  fs::path normal = fs::path(source.facts().tag).lexically_normal();
+  if (!normal.has_filename()) normal = normal.parent_path();
+  std::string tag = normal.string();
   if (source.facts().layout == "universal" && tag.ends_with(kSuffix)) {
     tag.resize(tag.size() - kSuffix.size());
+  }
+  const fs::path path(tag);
+  const bool inside = path.is_relative() && !tag.empty() && *path.begin() != "..";
+  if (!inside || tag == kLatest || tag == ".") {
+    throw UsageError("the tag '" + tag + "' does not name a folder below the output");
   }
   return tag;
 }
@@ -88,8 +95,11 @@ ReshardPlan plan_reshard(InputFiles& inputs, const Checkpoint& source, const fs:
   Neighbours beside =
       find_neighbours({.named = input, .tag_folder = source.tag_folder(), .tag = result.tag},
                       source.facts().mesh.dp, result.target.dp);
-  std::erase_if(beside.files,
-                [&](const Neighbour& file) { return file.destination == config_path; });
+  // What lies where the suggested configuration goes is left out.
+  const size_t left_out = std::erase_if(beside.files, [&](const Neighbour& file) {
+    return !config_path.empty() && fs::path(file.destination).begin()->string() == config_path;
+  });
+  if (left_out > 0) result.notes.push_back(config_path + " beside the shards is left out");
   lay_out_neighbours(inputs, beside.files, plan);
   result.notes.insert(result.notes.end(), beside.notes.begin(), beside.notes.end());
   put_text(plan, std::string(kLatest), result.tag);
@@ -103,7 +113,9 @@ void check_reshard_place(const Checkpoint& source, const ReshardPlan& plan, cons
   if (output.empty()) throw UsageError("the output folder has no name");
   check_output_place(source, output);
   std::error_code failed;
-  if (!fs::exists(output, failed) || fs::is_empty(output, failed)) return;
+  if (!fs::exists(output, failed)) return;
+  if (!fs::is_directory(output, failed)) throw UsageError(output.string() + ": is not a folder");
+  if (fs::is_empty(output, failed)) return;
   const fs::path shards = fs::weakly_canonical(source.tag_folder(), failed);
   const fs::path target = fs::weakly_canonical(fs::absolute(output), failed);
   if (std::mismatch(target.begin(), target.end(), shards.begin(), shards.end()).first ==

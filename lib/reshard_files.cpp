@@ -5,6 +5,7 @@
 #include <optional>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
@@ -109,6 +110,7 @@ class Writer {
                       source.facts().optimizer_wrapper == to_string(target.wrapper)) {
     make_groups();
     make_runs();
+    find_frozen();
   }
 
   std::vector<ReshardedGroup> lay_out() {
@@ -158,6 +160,7 @@ class Writer {
         target_.wrapper == EngineWrapper::plain || target_.wrapper == EngineWrapper::fp16_unfused;
     for (size_t g = 0; g < groups_.size(); ++g) {
       const std::vector<const Param*>& params = groups_[g].params;
+      if (params.empty()) continue;
       std::vector<size_t> ends;
       if (single) {
         for (size_t i = 0; i < params.size(); ++i) ends.push_back(i + 1);
@@ -177,6 +180,30 @@ class Writer {
         runs_.push_back(std::move(run));
         begin = end;
       }
+    }
+  }
+
+  // What the optimizer has not, or has and does not train any more; frozen_param_shapes lists the
+  // latter.
+  void find_frozen() {
+    std::unordered_set<std::string> names;
+    const auto add = [&](const Param* param) {
+      if (param == nullptr || param->kind == ParamKind::buffer || !param->alias_of.empty()) return;
+      if (names.insert(param->name).second) frozen_.push_back(param);
+    };
+    std::unordered_set<std::string> members;
+    for (const ParamGroup& group : target_.groups) {
+      members.insert(group.params.begin(), group.params.end());
+    }
+    const Value saved =
+        source_.model_files().front().archive->root().find_or_none(keys::kFrozenParamShapes);
+    if (saved.is_mapping()) {
+      for (const auto& entry : saved.as_dict().items) {
+        if (entry.first.is(Kind::string)) add(source_.find(entry.first.as_string()));
+      }
+    }
+    for (const Param& param : source_.params()) {
+      if (!members.contains(param.name)) add(&param);
     }
   }
 
@@ -429,13 +456,19 @@ class Writer {
     }
   }
 
+  void carry_or(ArchiveCopy& copy, const Value& dict, std::string_view key, bool otherwise) const {
+    if (wrapper_.value.find(key)) return carry(copy, dict, key);
+    copy.set(dict, key, Document::boolean(otherwise));
+  }
+
   void set_loss_scale(ArchiveCopy& copy, const Value& dict) const {
     Document& document = copy.document();
     const Value saved = wrapper_.value.find_or_none(keys::kLossScaler);
     if (!target_.new_loss_scaler && !saved.is_none()) {
-      for (const std::string_view key : {keys::kLossScaler, kDynamicLossScale, kOverflow}) {
-        carry(copy, dict, key);
-      }
+      carry(copy, dict, keys::kLossScaler);
+      carry_or(copy, dict, kDynamicLossScale,
+               saved.is(Kind::object) && saved.as_object().state.find_or_none("dynamic").is_true());
+      carry_or(copy, dict, kOverflow, false);
       return;
     }
     const Value config = settings_value(copy);
@@ -711,20 +744,19 @@ class Writer {
     return document.list(std::move(all));
   }
 
-  // Stages 2 and 3 keep frozen parameters apart; None if the run chose not to save them.
+  // Stages 2 and 3 keep frozen parameters apart; None if the run chose not to save them, which
+  // loads where there are none, too.
   bool has_frozen_entries(const Value& saved) const {
-    if (target_.stage < 2) return false;
-    return source_.facts().zero_stage < 2 || !saved.is_none();
+    return target_.stage >= 2 && (!frozen_.empty() || saved.is_mapping());
   }
 
   template <typename F>
   Value of_frozen(ArchiveCopy& copy, F&& make) const {
     Document& document = copy.document();
     const Value dict = ordered_dict(document);
-    for (const Param& param : source_.params()) {
-      if (param.kind != ParamKind::frozen || !param.alias_of.empty()) continue;
-      const Value name = document.intern(param.name);
-      document.set_item(dict, name, make(param));
+    for (const Param* param : frozen_) {
+      const Value name = document.intern(param->name);
+      document.set_item(dict, name, make(*param));
     }
     return dict;
   }
@@ -740,11 +772,13 @@ class Writer {
                          uint32_t rank) const {
     if (!has_frozen_entries(saved)) return {};
     const bool as_saved = target_.stage == 2 && source_.facts().zero_stage == 2;
-    if (as_saved && !target_.param_dtype) return copy.of(saved);
+    if (as_saved && !target_.param_dtype && saved.is_mapping()) return copy.of(saved);
     const Value module = copy.from().root().find_or_none(keys::kModule);
     return of_frozen(copy, [&](const Param& param) {
       TorchArchiveWriter& writer = copy.writer();
-      const DType dtype = target_.param_dtype.value_or(param.weight.dtype());
+      const DType stored =
+          param.kind == ParamKind::trainable ? param_dtype_of(source_) : param.weight.dtype();
+      const DType dtype = target_.param_dtype.value_or(stored);
       const TensorSource value = param.weight.to(dtype);
       if (target_.stage == 3) {
         Pieces pieces;
@@ -841,12 +875,14 @@ class Writer {
           name == keys::kFrozenParamFragments || name == keys::kParamShapes) {
         continue;
       }
+      const std::vector<uint32_t> sums = files.front().archive->checksums(value);
       const bool differs = std::any_of(files.begin() + 1, files.end(), [&](const auto& file) {
         const auto other = file.archive->root().find(name);
-        return !other || !same_plain_data(value, *other);
+        return !other || !same_plain_data(value, *other) || file.archive->checksums(*other) != sums;
       });
       if (differs) keys.push_back(std::string(name));
     }
+    add_buffers_that_differ(keys);
     const size_t kept = target_.stage == 3 ? target_.dp : 1;
     if (keys.empty() || kept == files.size()) return;
     std::string names;
@@ -856,6 +892,23 @@ class Writer {
                                std::to_string(kept) + " only: " + names
                          : "what the ranks saved each for itself is rank 0's on the new ranks: " +
                                names);
+  }
+
+  void add_buffers_that_differ(std::vector<std::string>& names) const {
+    const auto& files = source_.model_files();
+    const auto module = [](const CheckpointFile& file) {
+      return file.archive->root().find_or_none(keys::kModule);
+    };
+    for (const Param& param : source_.params()) {
+      if (param.kind != ParamKind::buffer) continue;
+      const auto sums = [&](const CheckpointFile& file) {
+        return file.archive->checksums(module(file).find_or_none(param.name));
+      };
+      const std::vector<uint32_t> first = sums(files.front());
+      const bool differs = std::any_of(files.begin() + 1, files.end(),
+                                       [&](const auto& file) { return sums(file) != first; });
+      if (differs) names.push_back(param.name);
+    }
   }
 
   std::vector<ReshardedGroup> summary() const {
@@ -884,6 +937,7 @@ class Writer {
   bool same_wrapper_;  // whether the old files are of the target's optimizer wrapper
   std::vector<Group> groups_;
   std::vector<Run> runs_;
+  std::vector<const Param*> frozen_;
 };
 
 }  // namespace

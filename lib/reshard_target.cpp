@@ -77,9 +77,9 @@ Precision precision_of(const Checkpoint& checkpoint, const std::optional<EngineC
   const Precision otherwise = engine ? engine->precision : by_type;
   if (facts.layout == "universal") return otherwise;
   if (facts.zero_stage == 0) return facts.optimizer_wrapper.empty() ? Precision::fp32 : by_type;
+  // Old releases have no such names.
   const bool bf16 = checkpoint.optim_files().front().path.filename().string().starts_with("bf16_");
-  if (bf16) return Precision::bf16;
-  return otherwise == Precision::bf16 ? Precision::fp32 : otherwise;
+  return bf16 ? Precision::bf16 : otherwise;
 }
 
 bool is_aligned(const Checkpoint& checkpoint) {
@@ -222,6 +222,26 @@ class TargetBuilder {
     drop_empty_params();
   }
 
+  static bool has_bias_correction(const Checkpoint& checkpoint) {
+    const auto& groups = checkpoint.groups();
+    return std::any_of(groups.begin(), groups.end(), [](const ParamGroup& group) {
+      return !group.settings.value.find_or_none("bias_correction").is_none();
+    });
+  }
+
+  // DeepSpeed's own Adam reads a setting that torch's does not have.
+  void check_bias_correction(const Checkpoint& like) const {
+    if (has_bias_correction(like) && !source_.facts().elastic && !has_bias_correction(source_)) {
+      throw no_bias_correction();
+    }
+  }
+  static UsageError no_bias_correction() {
+    return std::move(UsageError("the new run's optimizer is DeepSpeed's own Adam, the "
+                                "checkpoint's is torch's, whose hyper-parameters have no "
+                                "bias_correction: DeepSpeed would stop at the first step"))
+        .with_hint("set \"torch_adam\": true in the new run");
+  }
+
   // Every parameter that is trained has to be in one group, and nothing else in any.
   void check_members() const {
     std::unordered_set<std::string> members;
@@ -239,6 +259,7 @@ class TargetBuilder {
     }
     for (const Param& param : source_.params()) {
       if (!is_trained(param) || members.contains(param.name)) continue;
+      if (options_.like != nullptr && param.states.empty()) continue;  // frozen there
       throw UnsupportedError({.file = file_of(source_), .tensor = param.name},
                              "is in none of the optimizer's parameter groups; whether it is frozen "
                              "the files do not tell");
@@ -257,6 +278,7 @@ class TargetBuilder {
              std::set<std::string>(b.params.begin(), b.params.end());
     };
     bool kept = true;
+    check_bias_correction(like);
     for (ParamGroup& group : target_.groups) {
       const auto& own = source_.groups();
       const auto found = std::find_if(own.begin(), own.end(), [&](const ParamGroup& other) {
@@ -264,6 +286,11 @@ class TargetBuilder {
       });
       kept = kept && found != own.end();
       if (found != own.end()) group.settings = found->settings;
+      if (group.settings.archive == nullptr) {
+        throw UnsupportedError({.file = like.tag_folder().string()},
+                               "is elastic and has no hyper-parameters, and neither has the "
+                               "checkpoint for its groups");
+      }
     }
     if (!kept) {
       note("hyper-parameters are those of " + like.tag_folder().string() +
@@ -271,17 +298,20 @@ class TargetBuilder {
     }
   }
 
-  // Both have to train the same parameters in the same shapes.
+  // Both have to be of one model, and to train the same parameters.
   void check_same_params(const Checkpoint& like) const {
     const auto compare = [](const Checkpoint& a, const Checkpoint& b) {
       for (const Param& param : a.params()) {
-        if (!is_trained(param)) continue;
         const Param* other = b.find(param.name);
         const Where where{.file = b.tag_folder().string(), .tensor = param.name};
         if (other == nullptr) {
-          throw InconsistentError(where,
-                                  "is not there, but is trained in " + a.tag_folder().string());
+          throw InconsistentError(where, "is not there, but is in " + a.tag_folder().string());
         }
+        if (!is_trained(param)) continue;
+        // A plain optimizer lists frozen parameters, too, and has no states of them.
+        const bool maybe_frozen =
+            a.facts().zero_stage == 0 && param.states.empty() && param.step.archive == nullptr;
+        if (other->kind == ParamKind::frozen && maybe_frozen) continue;
         if (other->kind != ParamKind::trainable || !other->alias_of.empty()) {
           throw InconsistentError(where, "is not trained, but is in " + a.tag_folder().string());
         }
@@ -305,8 +335,7 @@ class TargetBuilder {
           return param != nullptr && param->weight.numel() == 0;
         });
       }
-      std::erase_if(target_.groups, [](const ParamGroup& group) { return group.params.empty(); });
-      return;
+      return check_empty_groups();
     }
     if (facts().zero_stage == 0 || options_.like != nullptr) return;
     for (const Param& param : source_.params()) {
@@ -316,6 +345,20 @@ class TargetBuilder {
                                          "optimizer has it, which stage 0 counts"))
             .with_hint("--like CHECKPOINT takes the groups from a checkpoint of the new run");
       }
+    }
+  }
+
+  // Stage 3 keeps a group of frozen parameters only, as torch does; the flat vectors of stages 1
+  // and
+  // 2 cannot be empty.
+  void check_empty_groups() const {
+    if (target_.stage == 3) return;
+    for (size_t g = 0; g < target_.groups.size(); ++g) {
+      if (!target_.groups[g].params.empty()) continue;
+      throw UnsupportedError({.file = source_.tag_folder().string()},
+                             "has a parameter group, number " + std::to_string(g) +
+                                 ", without parameters that are trained, which DeepSpeed's stages "
+                                 "1 and 2 cannot have");
     }
   }
 
@@ -340,11 +383,27 @@ class TargetBuilder {
       target_.wrapper = saved_wrapper();
     } else {
       need_config();
-      target_.wrapper = engine_ ? wrapper_of(target_.engine, is_fused_adam(target_.groups))
-                                : wrapper_without_config();
+      const bool fused = is_fused_adam(target_.groups);
+      target_.wrapper =
+          engine_ ? wrapper_of(target_.engine, target_.engine.uses_fused_adam().value_or(fused))
+                  : wrapper_without_config();
     }
     target_.elastic = facts().elastic && options_.like == nullptr;
     if (target_.elastic) check_elastic();
+    note_plain_optimizer();
+  }
+
+  // torch's own optimizer has what it was given, DeepSpeed's wrappers only what is trained.
+  void note_plain_optimizer() {
+    if (target_.wrapper != EngineWrapper::plain || facts().zero_stage == 0) return;
+    const auto& params = source_.params();
+    const bool frozen = std::any_of(params.begin(), params.end(), [](const Param& param) {
+      return param.kind == ParamKind::frozen;
+    });
+    if (!frozen) return;
+    note(
+        "stage 0 in fp32 counts every parameter that the optimizer is given: give it only those "
+        "that are trained");
   }
 
   EngineWrapper saved_wrapper() const {
@@ -395,7 +454,7 @@ class TargetBuilder {
         (from_files ? is_aligned(reference_) || target_.engine.parameter_alignment
                     : target_.engine.parameter_alignment);
     if (target_.wrapper == EngineWrapper::zero12 && !from_files) need_config();
-    check_round_robin_evidence(from_files);
+    if (target_.wrapper == EngineWrapper::zero12) check_round_robin_evidence(from_files);
     target_.sub_group_size =
         options_.sub_group_size.value_or(static_cast<uint64_t>(target_.engine.sub_group_size));
     if (!options_.sub_group_size && !options_.ds_config) check_sub_groups();
@@ -403,8 +462,12 @@ class TargetBuilder {
 
   // Nothing but the configuration tells round_robin_gradients; where DeepSpeed's own files lack it,
   // their wrong param_slice_mappings do, but ours are right.
-  void check_round_robin_evidence(bool from_files) const {
-    if (!from_files || engine_ || !target_.round_robin) return;
+  void check_round_robin_evidence(bool from_files) {
+    if (!from_files || engine_) return;
+    if (!target_.round_robin) {
+      note("no ds_config says so: round_robin_gradients is taken to be off");
+      return;
+    }
     throw std::move(
         UnsupportedError({.file = file_of(reference_), .member = std::string(keys::kDsConfig)},
                          "is not there, but the files are of a run with "
@@ -416,7 +479,9 @@ class TargetBuilder {
   void check_sub_groups() const {
     const CheckpointFacts& known = reference_.facts();
     if (target_.stage != 3 || known.zero_stage != 3 || known.layout == "universal") return;
-    const auto shapes = root_of(reference_).find_or_none(keys::kParamShapes).sequence_or_empty();
+    const Value saved = root_of(reference_).find_or_none(keys::kParamShapes);
+    const std::vector<Value> one{saved};  // releases before 0.5 have one dict
+    const auto shapes = saved.is_mapping() ? std::span(one) : saved.sequence_or_empty();
     size_t next = 0;
     for (const ParamGroup& group : reference_.groups()) {
       std::vector<uint64_t> numels;
@@ -458,6 +523,11 @@ class TargetBuilder {
                    [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     for (const Expected& row : kOptimizers) {
       if (row.type == type) expected = &row;
+    }
+    const bool deepspeeds_adam = (type == "adam" || type == "adamw") && !target_.engine.torch_adam;
+    if (deepspeeds_adam && options_.ds_config && !target_.elastic && options_.like == nullptr &&
+        !has_bias_correction(source_)) {
+      throw no_bias_correction();
     }
     if (expected == nullptr) return;
     if ((!expected->needed.empty() && !has(expected->needed)) ||

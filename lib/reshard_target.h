@@ -42,8 +42,10 @@ struct ReshardTarget {
   bool elastic = false;     // stages 1 and 2 without hyper-parameters
   bool round_robin = false;
   bool parameter_alignment = false;
-  uint64_t sub_group_size = 0;     // elements
-  std::vector<ParamGroup> groups;  // every parameter that the optimizer has
+  uint64_t sub_group_size =
+      0;  // elements
+          // Every parameter that the optimizer has. Groups may be empty at stages 0 and 3.
+  std::vector<ParamGroup> groups;
   // ds_config of the new files; nullopt: as in the old ones.
   std::optional<nlohmann::ordered_json> ds_config;
   // The new run's configuration as far as it is known.

@@ -356,6 +356,9 @@ bool belongs_to_universal(const fs::path& entry) {
 
 UniversalPlan plan_universal(InputFiles& inputs, const Checkpoint& checkpoint,
                              const UniversalOptions& options) {
+  if (!checkpoint.param_files().empty()) {
+    throw UsageError(checkpoint.tag_folder().string() + ": is a universal checkpoint already");
+  }
   return Planner(inputs, checkpoint).plan(options);
 }
 

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 namespace {
 
 // The layouts, probed in this order.
-constexpr std::array kLayouts{&kZero3, &kZero12, &kZero0};
+constexpr std::array kLayouts{&kUniversal, &kZero3, &kZero12, &kZero0};
 
 // Layers and experts with files of their own.
 bool has_split_files(const TagFolder& folder) {
@@ -50,6 +50,7 @@ struct Checkpoint::Impl {
   std::unordered_map<std::string_view, size_t> by_name;
   std::vector<CheckpointFile> model_files;
   std::vector<CheckpointFile> optim_files;
+  std::vector<CheckpointFile> param_files;
 };
 
 Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -75,6 +76,7 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const fs::path& path, const Open
         mesh.pp > 1 || mesh.tp > 1 || mesh.ep > 1 || has_split_files(draft.folder);
     impl->model_files = files_of(draft.model_shards);
     impl->optim_files = files_of(draft.optim_shards);
+    impl->param_files = files_of(draft.param_shards);
     for (size_t i = 0; i < draft.params.size(); ++i) {
       impl->by_name.emplace(draft.params[i].name, i);
     }
@@ -113,6 +115,9 @@ const std::vector<CheckpointFile>& Checkpoint::model_files() const {
 const std::vector<CheckpointFile>& Checkpoint::optim_files() const {
   return impl_->optim_files;
 }
+const std::vector<CheckpointFile>& Checkpoint::param_files() const {
+  return impl_->param_files;
+}
 const std::vector<std::string>& Checkpoint::unused_patterns() const {
   return impl_->draft.unused_patterns;
 }
@@ -132,8 +137,10 @@ std::vector<InputRecord> records_of(const std::vector<CheckpointFile>& files, bo
 
 std::vector<InputRecord> Checkpoint::records(bool all) const {
   std::vector<InputRecord> out = records_of(model_files(), all);
-  const std::vector<InputRecord> rest = records_of(optim_files(), all);
-  out.insert(out.end(), rest.begin(), rest.end());
+  for (const auto* files : {&optim_files(), &param_files()}) {
+    const std::vector<InputRecord> rest = records_of(*files, all);
+    out.insert(out.end(), rest.begin(), rest.end());
+  }
   return out;
 }
 

@@ -115,8 +115,8 @@ struct CheckpointFacts {
 };
 
 struct OpenOptions {
-  // The tag's folder name. Default: what the file `latest` says; the folder itself if it holds
-  // shards.
+  // The tag's folder name. Default: what the file `latest` says, or else `latest_universal`; the
+  // folder itself if it holds shards.
   std::string tag;
   // Open the optimizer's states too, not only its masters.
   bool optimizer_states = false;
@@ -135,7 +135,8 @@ std::vector<InputRecord> records_of(const std::vector<CheckpointFile>& files, bo
 // Immutable; any thread.
 class Checkpoint {
  public:
-  // Opens `path`: a folder with `latest`, or with the folder `options.tag`, or a tag's own folder.
+  // Opens `path`: a folder with `latest`, or else `latest_universal`, or with the folder
+  // `options.tag`, or a tag's own folder.
   // Reads the metadata of every shard and accounts for every element of every flat group. Throws
   // IoError; CorruptError for a damaged file; InconsistentError for missing shards (all of them in
   // one message), for shards that disagree, and for elements that are neither parameter nor
@@ -159,19 +160,23 @@ class Checkpoint {
   // OpenOptions::optimizer_states; empty if the model is split over ranks or the files do not tell.
   const std::vector<ParamGroup>& groups() const;
   // What the optimizer's wrapper saved beside its tensors, a dict: optimizer_state_dict of the
-  // first optimizer-states file, at stage 0 `optimizer`. Empty if there is none.
+  // first optimizer-states file, at stage 0 `optimizer`, of a universal checkpoint the whole of
+  // zero/optimizer_state.pt. Empty if there is none.
   ShardValue wrapper_state() const;
   // The model-states files by mp rank and data-parallel rank, and the optimizer-states files
-  // likewise (none at stage 0).
+  // likewise (none at stage 0). The second of a universal checkpoint is zero/optimizer_state.pt
+  // alone, whose root is what others have under optimizer_state_dict.
   const std::vector<CheckpointFile>& model_files() const;
   const std::vector<CheckpointFile>& optim_files() const;
+  // Of universal checkpoints: the files of single parameters, by path. None of others.
+  const std::vector<CheckpointFile>& param_files() const;
   // Patterns of universal_checkpoint_info that fit no parameter. Only with
   // OpenOptions::optimizer_states.
   const std::vector<std::string>& unused_patterns() const;
   // Things a user should know that are no errors.
   const std::vector<std::string>& notes() const;
 
-  // records_of() all files.
+  // records_of() all files: those of the model, of the optimizer and of single parameters.
   std::vector<InputRecord> records(bool all) const;
 
  private:

@@ -25,8 +25,7 @@ int64_t number_of(const Value& optimizer, size_t index) {
 }
 
 // The dict of one flat tensor's states in one file; nullopt if there is none.
-std::optional<Value> states_of(const Shard& shard, std::string_view state_key, size_t index) {
-  const Fields optimizer = optimizer_state(shard);
+std::optional<Value> states_of(const Fields& optimizer, std::string_view state_key, size_t index) {
   const auto all = optimizer.get(state_key);
   if (!all) return std::nullopt;
   return in_context(optimizer.where(state_key), [&]() -> std::optional<Value> {
@@ -68,15 +67,21 @@ void note_once(std::vector<std::string>& notes, std::string note) {
 
 FlatStates flat_states(const std::vector<const Shard*>& ranks, std::string_view state_key,
                        size_t index) {
+  std::vector<Fields> wrappers;
+  for (const Shard* shard : ranks) wrappers.push_back(optimizer_state(*shard));
+  return flat_states(wrappers, state_key, index);
+}
+
+FlatStates flat_states(const std::vector<Fields>& ranks, std::string_view state_key, size_t index) {
   FlatStates result;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const Shard& shard = *ranks[rank];
+    const Shard& shard = ranks[rank].shard();
     const auto differ = [&](std::string_view key) {
       throw InconsistentError(shard.where(FlatStates::member(state_key, index, key)),
-                              "is not as in " + ranks.front()->display);
+                              "is not as in " + ranks.front().shard().display);
     };
     size_t next = 0;
-    const auto states = states_of(shard, state_key, index);
+    const auto states = states_of(ranks[rank], state_key, index);
     for (const auto& [name, value] : states ? states->as_dict().items : pickle::DictNode().items) {
       if (!name.is(Kind::string)) continue;
       const std::string key(name.as_string());

@@ -25,6 +25,7 @@ struct CheckpointDraft {
   // Opened shards stay: TensorSources and `records` need nothing else of them, but readers borrow.
   std::vector<Shard> model_shards = {};
   std::vector<Shard> optim_shards = {};
+  std::vector<Shard> param_shards = {};  // of universal checkpoints: zero/NAME/*.pt
 };
 
 // A row of the table of layouts.
@@ -41,5 +42,6 @@ struct Layout {
 extern const Layout kZero0;
 extern const Layout kZero12;
 extern const Layout kZero3;
+extern const Layout kUniversal;
 
 }  // namespace dsckpt

@@ -128,6 +128,27 @@ std::optional<bool> ModelStates::uses_data_before_expert_parallelism() const {
   return config->find_or_none("use_data_before_expert_parallelism").is_true();
 }
 
+void throw_other_save(const ModelStates& model, const ModelStates& reference,
+                      std::string_view key) {
+  throw InconsistentError(model.fields.where(key),
+                          "differs from that in " + reference.shard().display +
+                              ": the ranks were not saved at the same step");
+}
+
+void check_same_save(const ModelStates& model, const ModelStates& reference) {
+  if (model.frozen_param_shapes != reference.frozen_param_shapes) {
+    throw_other_save(model, reference, keys::kFrozenParamShapes);
+  }
+  for (const std::string_view key :
+       {keys::kGlobalSteps, keys::kSkippedSteps, keys::kGlobalSamples, keys::kDsVersion}) {
+    const auto a = model.fields.get(key);
+    const auto b = reference.fields.get(key);
+    if (a.has_value() != b.has_value() || (a && !same_plain_data(*a, *b))) {
+      throw_other_save(model, reference, key);
+    }
+  }
+}
+
 void ParamList::add(Param param) {
   if (!index_.emplace(param.name, params_.size()).second) {
     throw InconsistentError({.tensor = param.name}, "is named twice");

@@ -58,6 +58,13 @@ struct ModelStates {
   bool may_be_round_robin() const;
 };
 
+// For model-states files of two ranks that are not of one save: InconsistentError that names the
+// key in which they differ.
+[[noreturn]] void throw_other_save(const ModelStates& model, const ModelStates& reference,
+                                   std::string_view key);
+// Compares what all ranks' files of one save have in common, but for param_shapes.
+void check_same_save(const ModelStates& model, const ModelStates& reference);
+
 // Collects the params of a checkpoint in the order zero_to_fp32 gives them, and sees to it that
 // every name comes once.
 class ParamList {

@@ -217,11 +217,13 @@ Fields optimizer_state(const Shard& optim) {
 
 TensorSource flat_masters(const Shard& optim, const Value& tensor) {
   TensorSource masters = optim.archive.tensor(tensor).flatten();
-  const DType dtype = masters.dtype();
-  if (dtype != DType::float32 && dtype != DType::float16 && dtype != DType::bfloat16) {
-    throw UnsupportedError({}, "floating masters expected, not " + std::string(torch_name(dtype)));
-  }
+  check_master_type(masters.dtype());
   return masters;
+}
+
+void check_master_type(DType dtype) {
+  if (dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16) return;
+  throw UnsupportedError({}, "floating masters expected, not " + std::string(torch_name(dtype)));
 }
 
 std::vector<int64_t> partition_counts(const Fields& fields) {
@@ -238,7 +240,10 @@ std::vector<int64_t> partition_counts(const Fields& fields) {
 }
 
 int zero_stage_of(const Shard& optim) {
-  const Fields fields = optimizer_state(optim);
+  return zero_stage_of(optimizer_state(optim));
+}
+
+int zero_stage_of(const Fields& fields) {
   std::optional<int64_t> stage;
   if (const auto value = fields.get(keys::kZeroStage)) {
     stage = stage_of_named_enum(*value);

@@ -16,10 +16,13 @@ Fields optimizer_state(const Shard& optim);
 // A rank's masters: a tensor of fp32, or of 16 bit where the run kept its masters so
 // (bf16_master_weights_and_grads). Throws UnsupportedError for other types.
 TensorSource flat_masters(const Shard& optim, const pickle::Value& tensor);
+void check_master_type(DType dtype);
 
 // ZeRO stage of an optimizer-states file: its zero_stage; BF16_Optimizer writes none and is stage 1
 // (ds_to_universal.py does the same). Throws CorruptError for other numbers.
 int zero_stage_of(const Shard& optim);
+// The same, given optimizer_state_dict.
+int zero_stage_of(const Fields& fields);
 
 // The ranks that each flat tensor was cut over: partition_count, which may be a list, one count for
 // each group.

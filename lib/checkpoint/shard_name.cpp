@@ -52,6 +52,7 @@ std::string ShardName::file_name() const {
       return (bf16 ? "bf16_" : "") + zero + (old_spelling ? "" : "_") + "optim_states.pt";
     case Kind::layer:
     case Kind::expert:
+    case Kind::universal:
       break;
   }
   return {};

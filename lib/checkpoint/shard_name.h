@@ -17,6 +17,7 @@ struct ShardName {
     layer,              // layer_LL[-model_TT]-model_states.pt: pipeline parallelism
     expert,             // layer_L_expert_E_mp_rank_MM_model_states.pt
     expert_optim,       // expp_rank_R_mp_rank_MM_optim_states.pt
+    universal,          // any file below zero/ of a universal checkpoint: no rank's
   };
   Kind kind;
   uint32_t dp_rank = 0;
@@ -32,11 +33,11 @@ struct ShardName {
     return kind == other.kind && dp_rank == other.dp_rank && mp_rank == other.mp_rank &&
            layer == other.layer && expert == other.expert;
   }
-  // The file name with ".pt".
+  // The file name with ".pt"; "" of kinds layer, expert and universal.
   std::string file_name() const;
 };
 
-// nullopt if `file_name` (with ".pt") is not the name of a shard.
+// nullopt if `file_name` (with ".pt") is not the name of a rank's shard.
 std::optional<ShardName> parse_shard_name(std::string_view file_name);
 
 }  // namespace dsckpt

@@ -94,7 +94,8 @@ TagFolder find_tag_folder(const fs::path& path, const std::string& tag) {
     throw InconsistentError({.file = path.string()}, "is a file; a checkpoint is a folder");
   }
 
-  const fs::path latest = path / "latest";
+  fs::path latest = path / "latest";
+  if (!fs::exists(latest, failed)) latest = path / "latest_universal";
   TagFolder folder;
   if (!tag.empty()) {
     folder = {path / tag, tag, {}};

@@ -26,7 +26,7 @@ struct TagFolder {
 };
 
 // Resolves what a user calls a checkpoint: a folder with `tag` in it; else one with the file
-// `latest`; else a folder that holds shards itself. zero_to_fp32.py
+// `latest`, or else `latest_universal`; else a folder that holds shards itself. zero_to_fp32.py
 // get_fp32_state_dict_from_zero_checkpoint. Throws IoError or InconsistentError that says what is
 // there instead.
 TagFolder find_tag_folder(const std::filesystem::path& path, const std::string& tag);

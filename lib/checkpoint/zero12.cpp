@@ -36,7 +36,7 @@ constexpr std::string_view kMomentumBuffer = "momentum_buffer";
 
 // BF16_Optimizer writes neither zero_stage nor a loss scaler, and does not cut the padding off.
 bool keeps_padding(const Fields& state) {
-  return !state.has(keys::kZeroStage);
+  return !state.has(keys::kZeroStage) && !state.has(keys::kLossScaler);
 }
 
 // Where each parameter of a group lies in the group's flat vector.
@@ -136,18 +136,8 @@ class WorldReader {
   std::vector<ParamGroup> groups() const {
     const Value base = state_.get(keys::kBaseOptimizerState).value_or(Value());
     const auto settings = base.find_or_none(keys::kParamGroups).sequence_or_empty();
-    std::vector<ParamGroup> groups;
-    for (size_t g = 0; g < model_.param_shapes.size(); ++g) {
-      const NamedShapes& shapes = model_.param_shapes[g];
-      ParamGroup group;
-      group.params.resize(shapes.size());
-      const auto ranks = static_cast<uint32_t>(is_round_robin() ? optim_.size() : 1);
-      const std::vector<size_t> order = round_robin_order(shapes.size(), ranks);
-      for (size_t i = 0; i < order.size(); ++i) group.params[order[i]] = shapes[i].first;
-      if (g < settings.size()) group.settings = {&state_.shard().archive, settings[g]};
-      groups.push_back(std::move(group));
-    }
-    return groups;
+    const auto ranks = static_cast<uint32_t>(is_round_robin() ? optim_.size() : 1);
+    return flat_param_groups(model_, ranks, state_.shard().archive, settings);
   }
 
  private:
@@ -468,35 +458,6 @@ class WorldReader {
   std::vector<OwnedParam> params_;
 };
 
-// Stage 2 keeps a whole copy of every frozen parameter beside `module`; at stage 1 they are only
-// there.
-std::vector<std::pair<std::string, TensorSource>> frozen_of(const ModelStates& model) {
-  std::vector<std::pair<std::string, TensorSource>> frozen;
-  std::unordered_set<std::string> seen;
-  if (model.frozen_param_fragments) {
-    const Where where = model.fields.where(keys::kFrozenParamFragments);
-    for (const auto& [name, shape] : model.frozen_param_shapes) {
-      // Frozen since the optimizer was made, which still owns it: then its master counts.
-      if (model.is_trainable(name)) continue;
-      in_context({.file = where.file, .member = where.member, .tensor = name}, [&] {
-        const TensorSource value =
-            model.shard().archive.tensor(model.frozen_param_fragments->at(name));
-        if (value.shape() != shape) {
-          throw InconsistentError({}, "has another shape in frozen_param_shapes");
-        }
-        frozen.emplace_back(name, value);
-        seen.insert(name);
-      });
-    }
-  }
-  for (const auto& [name, value] : model.rest_of_module()) {
-    if (seen.contains(name)) continue;
-    in_context({.file = model.shard().display, .tensor = name},
-               [&] { frozen.emplace_back(name, model.shard().archive.tensor(value)); });
-  }
-  return frozen;
-}
-
 bool probe(CheckpointDraft& draft) {
   return draft.folder.has(ShardName::Kind::optim_states);
 }
@@ -528,7 +489,7 @@ void read(CheckpointDraft& draft) {
   for (const ModelStates& model : models) {
     WorldReader reader(model, optim_shards_of(draft, model.shard().name.mp_rank),
                        draft.optimizer_states);
-    worlds.push_back({&model, reader.read(), frozen_of(model)});
+    worlds.push_back({&model, reader.read(), whole_frozen(model)});
     draft.facts.round_robin = draft.facts.round_robin || reader.is_round_robin();
     if (models.size() == 1 && draft.optimizer_states) draft.groups = reader.groups();
   }
@@ -541,6 +502,53 @@ void read(CheckpointDraft& draft) {
 }
 
 }  // namespace
+
+// Stage 2 keeps a whole copy of every frozen parameter beside `module`; at stage 1 they are only
+// there.
+std::vector<std::pair<std::string, TensorSource>> whole_frozen(const ModelStates& model) {
+  std::vector<std::pair<std::string, TensorSource>> frozen;
+  std::unordered_set<std::string> seen;
+  if (model.frozen_param_fragments) {
+    const Where where = model.fields.where(keys::kFrozenParamFragments);
+    for (const auto& [name, shape] : model.frozen_param_shapes) {
+      // Frozen since the optimizer was made, which still owns it: then its master counts.
+      if (model.is_trainable(name)) continue;
+      in_context({.file = where.file, .member = where.member, .tensor = name}, [&] {
+        const TensorSource value =
+            model.shard().archive.tensor(model.frozen_param_fragments->at(name));
+        if (value.shape() != shape) {
+          throw InconsistentError({}, "has another shape in frozen_param_shapes");
+        }
+        frozen.emplace_back(name, value);
+        seen.insert(name);
+      });
+    }
+  }
+  for (const auto& [name, value] : model.rest_of_module()) {
+    if (seen.contains(name)) continue;
+    in_context({.file = model.shard().display, .tensor = name},
+               [&] { frozen.emplace_back(name, model.shard().archive.tensor(value)); });
+  }
+  return frozen;
+}
+
+std::vector<ParamGroup> flat_param_groups(const ModelStates& model, uint32_t ranks,
+                                          const TorchArchive& archive,
+                                          std::span<const Value> settings) {
+  std::vector<ParamGroup> groups;
+  // Elastic files have no settings at all.
+  if (!settings.empty() && settings.size() != model.param_shapes.size()) return groups;
+  for (size_t g = 0; g < model.param_shapes.size(); ++g) {
+    const NamedShapes& shapes = model.param_shapes[g];
+    ParamGroup group;
+    group.params.resize(shapes.size());
+    const std::vector<size_t> order = round_robin_order(shapes.size(), ranks);
+    for (size_t i = 0; i < order.size(); ++i) group.params[order[i]] = shapes[i].first;
+    if (g < settings.size()) group.settings = {&archive, settings[g]};
+    groups.push_back(std::move(group));
+  }
+  return groups;
+}
 
 const Layout kZero12{"zero-1/2", probe, read};
 

@@ -138,34 +138,21 @@ class WorldReader {
     }
     for (size_t rank = 0; rank < models_.size(); ++rank) {
       const ModelStates& model = *models_[rank];
-      const auto differ = [&](std::string_view key) {
-        throw InconsistentError(model.fields.where(key),
-                                "differs from that in " + reference.shard().display +
-                                    ": the ranks were not saved at the same step");
-      };
       if (shares_[rank].size() != shares_.front().size() ||
           model.param_shapes.size() != groups_.size() ||
           (!shares_[rank].empty() && shares_[rank].size() != groups_.size())) {
-        differ(keys::kParamShapes);
+        throw_other_save(model, reference, keys::kParamShapes);
       }
       for (size_t g = 0; g < groups_.size(); ++g) {
         if (model.param_shapes[g] != groups_[g] && share(rank, g).count == optim_.size()) {
-          differ(keys::kParamShapes);
+          throw_other_save(model, reference, keys::kParamShapes);
         }
         if (share(rank, g).count != share(0, g).count) {
           throw InconsistentError(optim_[rank]->where(keys::kZeroPartitionGroups),
                                   "differs from that in " + optim_.front()->display);
         }
       }
-      if (model.frozen_param_shapes != reference.frozen_param_shapes) {
-        differ(keys::kFrozenParamShapes);
-      }
-      for (const std::string_view key :
-           {keys::kGlobalSteps, keys::kSkippedSteps, keys::kGlobalSamples, keys::kDsVersion}) {
-        const auto a = model.fields.get(key);
-        const auto b = reference.fields.get(key);
-        if (a.has_value() != b.has_value() || (a && !same_plain_data(*a, *b))) differ(key);
-      }
+      check_same_save(model, reference);
       const auto dp = model.fields.integer_if_any(keys::kDpWorldSize);
       if (dp && *dp != static_cast<int64_t>(optim_.size())) {
         throw InconsistentError(model.fields.where(keys::kDpWorldSize),
@@ -384,70 +371,6 @@ class WorldReader {
   std::vector<OwnedParam> params_;
 };
 
-// Frozen parameters, put together from the fragments of all ranks.
-std::vector<std::pair<std::string, TensorSource>> frozen_of(
-    const std::vector<const ModelStates*>& models) {
-  std::vector<std::pair<std::string, TensorSource>> frozen;
-  const ModelStates& reference = *models.front();
-  if (!reference.frozen_param_fragments) return frozen;
-  for (const auto& [name, shape] : reference.frozen_param_shapes) {
-    // Frozen since the optimizer was made, which still owns it: then its master counts.
-    if (reference.is_trainable(name)) continue;
-    const uint64_t piece = piece_of(numel_of(shape), models.size());
-    std::vector<TensorSource> pieces;
-    for (const ModelStates* model : models) {
-      const Where where = model->fields.where(keys::kFrozenParamFragments);
-      in_context({.file = where.file, .member = where.member, .tensor = name}, [&] {
-        const Value fragments = model->fields[keys::kFrozenParamFragments];
-        const TensorSource fragment = model->shard().archive.tensor(fragments.at(name)).flatten();
-        if (static_cast<uint64_t>(fragment.numel()) != piece) {
-          throw InconsistentError({}, "has " + std::to_string(fragment.numel()) +
-                                          " elements, a rank's piece is " + std::to_string(piece));
-        }
-        pieces.push_back(fragment);
-      });
-    }
-    frozen.emplace_back(
-        name, TensorSource::cat(0, std::move(pieces)).narrow(0, 0, numel(shape)).view(shape));
-  }
-  return frozen;
-}
-
-// The parameter groups: each lists its sub-groups, which stand one after the other. None if they
-// are not those of param_shapes.
-std::vector<ParamGroup> groups_of(const ModelStates& model, const Shard& optim) {
-  const auto all = optimizer_state(optim)
-                       .get(keys::kOptimizerStateDict)
-                       .value_or(Value())
-                       .find_or_none(keys::kParamGroups)
-                       .sequence_or_empty();
-  std::vector<ParamGroup> groups;
-  int64_t next = 0;
-  for (const Value& settings : all) {
-    ParamGroup group{.params = {}, .settings = {&optim.archive, settings}};
-    for (const Value& index : settings.find_or_none("params").sequence_or_empty()) {
-      const auto at = static_cast<size_t>(next);
-      if (!index.is(pickle::Kind::integer) || index.as_int() != next++) return {};
-      if (at >= model.param_shapes.size()) return {};
-      for (const auto& entry : model.param_shapes[at]) group.params.push_back(entry.first);
-    }
-    groups.push_back(std::move(group));
-  }
-  if (static_cast<size_t>(next) != model.param_shapes.size()) return {};
-  return groups;
-}
-
-// Old releases lose frozen and tied parameters at stage 3: only placeholders of them are left.
-void note_lost(const ModelStates& model, const World& world, std::vector<std::string>& notes) {
-  std::unordered_set<std::string_view> found;
-  for (const auto& entry : world.frozen) found.insert(entry.first);
-  for (const auto& entry : model.rest_of_module()) {
-    if (found.contains(entry.first)) continue;
-    notes.push_back("'" + entry.first +
-                    "' is a parameter of the model, but no file holds its values; left out");
-  }
-}
-
 bool probe(CheckpointDraft& draft) {
   return draft.folder.has(ShardName::Kind::zero_model_states);
 }
@@ -478,16 +401,78 @@ void read(CheckpointDraft& draft) {
     const std::vector<const Shard*> optim =
         optim_shards_of(draft, ranks.front()->shard().name.mp_rank);
     WorldReader reader(ranks, optim, draft.optimizer_states);
-    worlds.push_back({ranks.front(), reader.read(), frozen_of(ranks)});
+    worlds.push_back({ranks.front(), reader.read(), cut_frozen(ranks)});
   }
   draft.wrapper_state = {&first.archive, first.archive.root().at(keys::kOptimizerStateDict)};
-  if (draft.optimizer_states && worlds.size() == 1) draft.groups = groups_of(models.front(), first);
+  if (draft.optimizer_states && worlds.size() == 1) {
+    draft.groups = sub_group_param_groups(models.front(), optimizer_state(first));
+  }
   assemble(draft, worlds);
-  note_lost(models.front(), worlds.front(), draft.notes);
+  note_lost(worlds.front(), draft.notes);
   models.front().note_not_tensors(draft.notes);
 }
 
 }  // namespace
+
+// Put together from the fragments of all ranks.
+std::vector<std::pair<std::string, TensorSource>> cut_frozen(
+    const std::vector<const ModelStates*>& models) {
+  std::vector<std::pair<std::string, TensorSource>> frozen;
+  const ModelStates& reference = *models.front();
+  if (!reference.frozen_param_fragments) return frozen;
+  for (const auto& [name, shape] : reference.frozen_param_shapes) {
+    // Frozen since the optimizer was made, which still owns it: then its master counts.
+    if (reference.is_trainable(name)) continue;
+    const uint64_t piece = piece_of(numel_of(shape), models.size());
+    std::vector<TensorSource> pieces;
+    for (const ModelStates* model : models) {
+      const Where where = model->fields.where(keys::kFrozenParamFragments);
+      in_context({.file = where.file, .member = where.member, .tensor = name}, [&] {
+        const Value fragments = model->fields[keys::kFrozenParamFragments];
+        const TensorSource fragment = model->shard().archive.tensor(fragments.at(name)).flatten();
+        if (static_cast<uint64_t>(fragment.numel()) != piece) {
+          throw InconsistentError({}, "has " + std::to_string(fragment.numel()) +
+                                          " elements, a rank's piece is " + std::to_string(piece));
+        }
+        pieces.push_back(fragment);
+      });
+    }
+    frozen.emplace_back(
+        name, TensorSource::cat(0, std::move(pieces)).narrow(0, 0, numel(shape)).view(shape));
+  }
+  return frozen;
+}
+
+std::vector<ParamGroup> sub_group_param_groups(const ModelStates& model, const Fields& wrapper) {
+  const auto all = wrapper.get(keys::kOptimizerStateDict)
+                       .value_or(Value())
+                       .find_or_none(keys::kParamGroups)
+                       .sequence_or_empty();
+  std::vector<ParamGroup> groups;
+  int64_t next = 0;
+  for (const Value& settings : all) {
+    ParamGroup group{.params = {}, .settings = {&wrapper.shard().archive, settings}};
+    for (const Value& index : settings.find_or_none("params").sequence_or_empty()) {
+      const auto at = static_cast<size_t>(next);
+      if (!index.is(pickle::Kind::integer) || index.as_int() != next++) return {};
+      if (at >= model.param_shapes.size()) return {};
+      for (const auto& entry : model.param_shapes[at]) group.params.push_back(entry.first);
+    }
+    groups.push_back(std::move(group));
+  }
+  if (static_cast<size_t>(next) != model.param_shapes.size()) return {};
+  return groups;
+}
+
+void note_lost(const World& world, std::vector<std::string>& notes) {
+  std::unordered_set<std::string_view> found;
+  for (const auto& entry : world.frozen) found.insert(entry.first);
+  for (const auto& entry : world.model->rest_of_module()) {
+    if (found.contains(entry.first)) continue;
+    notes.push_back("'" + entry.first +
+                    "' is a parameter of the model, but no file holds its values; left out");
+  }
+}
 
 const Layout kZero3{"zero-3", probe, read};
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -39,5 +40,25 @@ struct World {
   // Parameters that no optimizer owns, in the model's order.
   std::vector<std::pair<std::string, TensorSource>> frozen;
 };
+
+// World::frozen of stages 1 and 2, and of stage 3, where each rank's file has a part.
+std::vector<std::pair<std::string, TensorSource>> whole_frozen(const ModelStates& model);
+std::vector<std::pair<std::string, TensorSource>> cut_frozen(
+    const std::vector<const ModelStates*>& models);
+
+// A note for each parameter of stage 3 that is neither owned nor frozen. Old releases lose frozen
+// and tied parameters: only placeholders of them are left.
+void note_lost(const World& world, std::vector<std::string>& notes);
+
+// The parameter groups of stages 1 and 2: those of param_shapes, which round_robin_gradients has
+// ordered for `ranks` ranks (1: it has not). `settings` are the entries of param_groups, if any, in
+// `archive`.
+std::vector<ParamGroup> flat_param_groups(const ModelStates& model, uint32_t ranks,
+                                          const TorchArchive& archive,
+                                          std::span<const pickle::Value> settings);
+
+// Those of stage 3: each lists its sub-groups, which stand one after the other in param_shapes.
+// `wrapper` is optimizer_state_dict. None if its sub-groups are not those of param_shapes.
+std::vector<ParamGroup> sub_group_param_groups(const ModelStates& model, const Fields& wrapper);
 
 }  // namespace dsckpt

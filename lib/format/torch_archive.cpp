@@ -470,6 +470,18 @@ std::vector<InputRecord> TorchArchive::records(bool all) const {
   return records;
 }
 
+std::vector<uint32_t> TorchArchive::checksums(const Value& value) const {
+  std::vector<uint32_t> found;
+  if (!impl_->zip || !impl_->zip->has_checksums()) return found;
+  for (const Value& persistent : persistent_values(value)) {
+    const auto id = persistent.persistent_id().sequence_or_empty();
+    if (id.size() < 3 || !id[2].is(Kind::string)) continue;
+    const std::string name = impl_->prefix + "/data/" + std::string(id[2].as_string());
+    if (const ZipEntry* entry = impl_->zip->find(name)) found.push_back(entry->crc32);
+  }
+  return found;
+}
+
 Shape shape_from_pickle(const Value& value) {
   if (value.is(Kind::object)) {
     const ObjectNode& object = value.as_object();

@@ -75,6 +75,9 @@ class TorchArchive {
   // which takes a read of each record's local header. None for the legacy form and for zips without
   // checksums.
   std::vector<InputRecord> records(bool all) const;
+  // The CRC32s of the storages of all tensors in `value`, in the order of the pickle. Empty where
+  // records() is.
+  std::vector<uint32_t> checksums(const pickle::Value& value) const;
 
  private:
   struct Impl;

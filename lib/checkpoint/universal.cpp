@@ -1,0 +1,442 @@
+// Universal checkpoints: every parameter whole in a folder of its own, a file for each state.
+// Layout: LAYOUTS.md; source: deepspeed/checkpoint/ds_to_universal.py (merge_tp_slices,
+// merge_zero3_slices, _save_optimizer_state), universal_checkpoint.py load_hp_checkpoint_state,
+// stage3.py load_hp_checkpoint_state_from_checkpoint_dir_stage3.
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <tuple>
+#include <unordered_set>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/assemble.h"
+#include "checkpoint/experts.h"
+#include "checkpoint/flat_states.h"
+#include "checkpoint/keys.h"
+#include "checkpoint/layout.h"
+#include "checkpoint/model_states.h"
+#include "checkpoint/optim_states.h"
+#include "checkpoint/zero_world.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+using pickle::Value;
+
+constexpr std::string_view kFp32 = "fp32";
+constexpr std::string_view kStep = "step";
+// Longer lists help nobody.
+constexpr size_t kMaxListed = 1024;
+
+// All *.pt files below `folder`, by path.
+std::vector<ShardFile> list_files(const fs::path& folder) {
+  std::vector<ShardFile> files;
+  std::error_code failed;
+  fs::recursive_directory_iterator it(folder, failed);
+  for (const fs::recursive_directory_iterator end; !failed && it != end; it.increment(failed)) {
+    std::error_code ignored;
+    if (it->path().extension() != ".pt" || it->is_directory(ignored)) continue;
+    files.push_back({{.kind = ShardName::Kind::universal}, it->path()});
+  }
+  if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
+  std::sort(files.begin(), files.end(),
+            [](const ShardFile& a, const ShardFile& b) { return a.path < b.path; });
+  return files;
+}
+
+std::string listed(const std::vector<std::string>& lines) {
+  std::string text;
+  for (size_t i = 0; i < std::min(lines.size(), kMaxListed); ++i) text += "\n  " + lines[i];
+  return lines.size() > kMaxListed ? text + "\n  ..." : text;
+}
+
+// torch's order of Adam's states; that of others is not in the files.
+bool comes_before(const std::string& a, const std::string& b) {
+  const auto rank = [](const std::string& key) {
+    return key == "exp_avg" ? 0 : key == "exp_avg_sq" ? 1 : 2;
+  };
+  return std::tuple(rank(a), std::string_view(a)) < std::tuple(rank(b), std::string_view(b));
+}
+
+class Reader {
+ public:
+  explicit Reader(CheckpointDraft& draft)
+      : draft_(draft), models_(draft.model_shards.begin(), draft.model_shards.end()) {}
+
+  void read() {
+    open_files();
+    const Fields wrapper = this->wrapper();
+    find_stage(wrapper);
+    if (stage_ < 3) {
+      model().drop_false_aliases();
+      model().find_tied_views();
+    } else {
+      check_ranks_agree();
+    }
+    World world{&model(), {}, {}};
+    const std::vector<NamedShapes> groups = stage_ == 0 ? trained_at_stage_0(world) : trained();
+    check_folders(groups, world);
+    for (size_t g = 0; g < groups.size(); ++g) add_group(groups[g], g, wrapper, world);
+    if (stage_ == 3) {
+      std::vector<const ModelStates*> ranks;
+      for (const ModelStates& rank : models_) ranks.push_back(&rank);
+      world.frozen = cut_frozen(ranks);
+    } else if (stage_ != 0) {
+      world.frozen = whole_frozen(model());
+    }
+    draft_.wrapper_state = {&wrapper.shard().archive, wrapper.shard().archive.root()};
+    find_groups(wrapper);
+    std::vector<World> worlds;
+    worlds.push_back(std::move(world));
+    assemble(draft_, worlds);
+    if (stage_ == 3) note_lost(worlds.front(), draft_.notes);
+    model().note_not_tensors(draft_.notes);
+  }
+
+ private:
+  // The files of one parameter by what they hold: "fp32", "exp_avg", "step".
+  using Files = std::map<std::string, const Shard*>;
+
+  ModelStates& model() { return models_.front(); }
+
+  void open_files() {
+    const fs::path zero = draft_.folder.path / "zero";
+    const fs::path root = draft_.folder.path.parent_path();
+    std::vector<ShardFile> of_params;
+    std::vector<ShardFile> of_all;
+    for (ShardFile& file : list_files(zero)) {
+      if (file.path.parent_path() != zero) {
+        of_params.push_back(std::move(file));
+      } else if (file.path.filename() == "optimizer_state.pt") {
+        of_all.push_back(std::move(file));
+      }
+    }
+    draft_.optim_shards = open_shards(draft_.inputs, of_all, root);
+    draft_.param_shards = open_shards(draft_.inputs, of_params, root);
+    for (const Shard& shard : draft_.param_shards) {
+      const std::string name = shard.path.parent_path().lexically_relative(zero).generic_string();
+      folders_[name].emplace(shard.path.stem().string(), &shard);
+    }
+    if (draft_.optim_shards.empty()) {
+      throw InconsistentError({.file = draft_.folder.path.string()},
+                              "zero/optimizer_state.pt is missing");
+    }
+  }
+
+  Fields wrapper() const {
+    const Shard& shard = draft_.optim_shards.front();
+    return {shard, shard.archive.root()};
+  }
+
+  void find_stage(const Fields& wrapper) {
+    const bool of_ranks = model().shard().name.kind == ShardName::Kind::zero_model_states;
+    if (of_ranks || model().fields.has(keys::kParamShapes)) stage_ = zero_stage_of(wrapper);
+    if (of_ranks != (stage_ == 3)) {
+      throw InconsistentError(wrapper.where(keys::kZeroStage),
+                              std::string(of_ranks ? "is not 3, but there are" : "is 3, without") +
+                                  " model files of single ranks");
+    }
+    draft_.facts.zero_stage = stage_;
+    // BF16_Optimizer writes no stage.
+    if (stage_ != 0) {
+      draft_.facts.optimizer_wrapper = stage_ == 3 ? "DeepSpeedZeroOptimizer_Stage3"
+                                       : wrapper.has(keys::kZeroStage) ? "DeepSpeedZeroOptimizer"
+                                                                       : "BF16_Optimizer";
+    }
+  }
+
+  void check_ranks_agree() {
+    for (const ModelStates& rank : models_) {
+      if (rank.param_shapes != model().param_shapes) {
+        throw_other_save(rank, model(), keys::kParamShapes);
+      }
+      check_same_save(rank, model());
+      if (rank.fields.integer_if_any(keys::kDpWorldSize) !=
+          model().fields.integer_if_any(keys::kDpWorldSize)) {
+        throw_other_save(rank, model(), keys::kDpWorldSize);
+      }
+    }
+  }
+
+  std::vector<NamedShapes> trained() {
+    const Where where = model().fields.where(keys::kParamShapes);
+    for (const NamedShapes& group : model().param_shapes) {
+      for (const auto& [name, shape] : group) {
+        in_context({.file = where.file, .member = where.member, .tensor = name},
+                   [&] { numel(shape); });
+      }
+    }
+    return model().param_shapes;
+  }
+
+  // No file says what stage 0 trained: what has a state beside its fp32 value. The rest, if it is
+  // not everything, goes to `world.frozen`.
+  std::vector<NamedShapes> trained_at_stage_0(World& world) {
+    const auto is_stepped = [&](const std::string& name) {
+      const auto found = folders_.find(name);
+      return found != folders_.end() && found->second.size() > 1;
+    };
+    const auto rest = model().rest_of_module();
+    draft_.facts.frozen_known = std::any_of(
+        rest.begin(), rest.end(), [&](const auto& entry) { return is_stepped(entry.first); });
+    NamedShapes trained;
+    for (const auto& [name, value] : rest) {
+      in_context({.file = model().shard().display, .tensor = name}, [&] {
+        const TensorSource stored = model().shard().archive.tensor(value);
+        // What a float32 copy cannot hold is no master either.
+        const bool has_copy = stored.dtype() == DType::float32 ||
+                              stored.dtype() == DType::bfloat16 || stored.dtype() == DType::float16;
+        if (draft_.facts.frozen_known ? is_stepped(name) : has_copy) {
+          trained.emplace_back(name, stored.shape());
+        } else {
+          world.frozen.emplace_back(name, stored);
+        }
+      });
+    }
+    return {std::move(trained)};
+  }
+
+  // There must be the master of everything that was trained, at stage 0 of all that may have been,
+  // and nothing of other models.
+  void check_folders(const std::vector<NamedShapes>& groups, const World& world) {
+    std::vector<std::string> missing;
+    std::string first;
+    const auto check = [&](const std::string& name) {
+      const auto found = folders_.find(name);
+      if (found != folders_.end() && found->second.contains(std::string(kFp32))) return;
+      if (missing.empty()) first = name;
+      missing.push_back("zero/" + name + "/fp32.pt");
+    };
+    for (const NamedShapes& group : groups) {
+      for (const auto& entry : group) check(entry.first);
+    }
+    for (const auto& entry : world.frozen) check(entry.first);
+    if (!missing.empty()) {
+      throw InconsistentError({.file = draft_.folder.path.string(), .tensor = first},
+                              std::to_string(missing.size()) +
+                                  (missing.size() == 1 ? " file is" : " files are") +
+                                  " missing:" + listed(missing));
+    }
+    std::vector<std::string> unknown;
+    const std::unordered_set<std::string> aliases = model().aliases();
+    std::unordered_set<std::string_view> frozen;
+    for (const auto& entry : model().frozen_param_shapes) frozen.insert(entry.first);
+    for (const auto& entry : folders_) {
+      const std::string& name = entry.first;
+      if (model().is_trainable(name) || model().by_name.contains(name) || aliases.contains(name) ||
+          frozen.contains(name) || model().buffer_names.contains(name)) {
+        continue;
+      }
+      unknown.push_back("zero/" + name);
+    }
+    if (unknown.empty()) return;
+    throw InconsistentError(
+        {.file = draft_.folder.path.string(), .tensor = unknown.front().substr(5)},
+        model().shard().display + " has no such parameter:" + listed(unknown));
+  }
+
+  void add_group(const NamedShapes& group, size_t g, const Fields& wrapper, World& world) {
+    FlatStates of_group;
+    if (stage_ == 3 && draft_.optimizer_states) of_group = wrapper_states(wrapper, g);
+    const Files* reference = nullptr;
+    for (const auto& [name, shape] : group) {
+      const Files& files = folders_.at(name);
+      // At stage 0 the groups are not known; each may have an optimizer of its own.
+      if (stage_ != 0) {
+        if (reference == nullptr) reference = &files;
+        check_same_states(name, files, group.front().first, *reference);
+      }
+      world.owned.push_back(read_param(name, shape, files));
+      OwnedParam& param = world.owned.back();
+      if (param.step.archive == nullptr) param.step = of_group.step;
+      param.others = of_group.others;
+    }
+  }
+
+  // What stage 3 keeps of sub-group `g` beside the parameters; the loader reads the first one's
+  // only.
+  FlatStates wrapper_states(const Fields& wrapper, size_t g) const {
+    FlatStates states = flat_states(std::vector<Fields>{wrapper}, keys::kOptimizerStateDict, g);
+    if (states.step.archive == nullptr && g > 0) {
+      states = flat_states(std::vector<Fields>{wrapper}, keys::kOptimizerStateDict, 0);
+    }
+    return states;
+  }
+
+  // The optimizer steps all parameters of a group or none.
+  void check_same_states(const std::string& name, const Files& files, const std::string& first,
+                         const Files& reference) const {
+    const auto has_all_of = [&](const Files& some, const std::string& some_name,
+                                const Files& others, const std::string& other_name) {
+      for (const auto& entry : others) {
+        if (some.contains(entry.first)) continue;
+        throw InconsistentError(
+            {.file = some.at(std::string(kFp32))->path.parent_path().string(), .tensor = some_name},
+            "has no " + entry.first + ".pt, but '" + other_name + "' of the same group has");
+      }
+    };
+    has_all_of(files, name, reference, first);
+    has_all_of(reference, first, files, name);
+  }
+
+  OwnedParam read_param(const std::string& name, const Shape& shape, const Files& files) {
+    const Shard& master = *files.at(std::string(kFp32));
+    OwnedParam param{.name = name,
+                     .shape = shape,
+                     .master = value_of(master, name, shape),
+                     .requires_grad = false,
+                     .states = {},
+                     .step = {},
+                     .others = {}};
+    in_context({.file = master.display, .tensor = name}, [&] {
+      check_master_type(param.master.dtype());
+      param.requires_grad = master.archive.info(tensor_in(master)).requires_grad;
+    });
+    if (!draft_.optimizer_states) return param;
+    for (const auto& [key, file] : files) {
+      if (key == kFp32) continue;
+      if (key != kStep) {
+        param.states.push_back({key, value_of(*file, name, shape)});
+        continue;
+      }
+      if (!file->archive.scalar(file->archive.root())) {
+        throw CorruptError({.file = file->display, .tensor = name}, "is not a number");
+      }
+      param.step = {&file->archive, file->archive.root()};
+    }
+    std::sort(param.states.begin(), param.states.end(),
+              [](const ParamState& a, const ParamState& b) { return comes_before(a.key, b.key); });
+    return param;
+  }
+
+  // The tensor that a file has bare or under 'param'.
+  static Value tensor_in(const Shard& file) {
+    const Value root = file.archive.root();
+    const Value value = root.is_mapping() ? root.at("param") : root;
+    if (!TorchArchive::is_tensor(value)) {
+      throw CorruptError({}, describe(value) + " where a tensor was expected");
+    }
+    return value;
+  }
+
+  TensorSource value_of(const Shard& file, const std::string& name, const Shape& shape) {
+    return in_context({.file = file.display, .tensor = name}, [&] {
+      const Value value = tensor_in(file);
+      const Value root = file.archive.root();
+      if (root.find_or_none("is_expert_param").is_true()) {
+        throw UnsupportedError({},
+                               "belongs to experts: only the universal checkpoints of "
+                               "data-parallel runs are read");
+      }
+      TensorSource source = file.archive.tensor(value);
+      if (root.find_or_none("vocab_tensor").is_true()) source = padded(source, name, shape);
+      const Shape& found = source.shape();
+      const bool is_scalar = shape.empty() && found == Shape{1};
+      const bool is_flat = stage_ == 3 && found.size() == 1 && source.numel() == numel(shape);
+      if (found != shape && !is_scalar && !is_flat) {
+        throw InconsistentError({}, "has shape " + to_text(found) + ", the parameter has " +
+                                        to_text(shape) + " in " + model().shard().display);
+      }
+      return source.view(shape);
+    });
+  }
+
+  // The rows that make the vocabulary divisible are left out of the file; the loader makes zeros of
+  // them.
+  TensorSource padded(const TensorSource& source, const std::string& name, const Shape& shape) {
+    Shape rows = source.shape();
+    if (rows.size() != shape.size() || rows.empty() || rows[0] >= shape[0]) return source;
+    rows[0] = shape[0] - rows[0];
+    if (!std::equal(rows.begin() + 1, rows.end(), shape.begin() + 1)) return source;
+    note_once(draft_.notes, "the last " + std::to_string(rows[0]) + " rows of '" + name +
+                                "' are padding, which universal checkpoints leave out: they are "
+                                "zero");
+    return TensorSource::cat(0, {source, TensorSource::zeros(source.dtype(), rows)});
+  }
+
+  // At stage 0 nothing tells them.
+  void find_groups(const Fields& wrapper) {
+    std::vector<ParamGroup> groups;
+    if (stage_ == 3) groups = sub_group_param_groups(model(), wrapper);
+    if (stage_ == 1 || stage_ == 2) groups = flat_groups(wrapper);
+    if (draft_.optimizer_states) draft_.groups = std::move(groups);
+  }
+
+  std::vector<ParamGroup> flat_groups(const Fields& wrapper) {
+    auto settings = wrapper.sequence(keys::kParamGroups);
+    // Elastic files have no hyper-parameters.
+    draft_.facts.elastic =
+        !settings.empty() && std::all_of(settings.begin(), settings.end(), [](const Value& group) {
+          return group.is_mapping() && group.as_dict().items.size() == 1 && group.find("params");
+        });
+    if (draft_.facts.elastic) settings = {};
+    // BF16_Optimizer knows nothing of it.
+    const bool may_be_round_robin = wrapper.has(keys::kZeroStage) && model().may_be_round_robin();
+    draft_.facts.round_robin = may_be_round_robin && model().has_config();
+    uint32_t ranks = 1;
+    if (may_be_round_robin && draft_.facts.mesh.dp > 1) {
+      if (!model().has_config()) return {};
+      ranks = draft_.facts.mesh.dp;
+      draft_.notes.push_back(
+          "under round_robin_gradients ds_to_universal.py gives parameters each other's values; "
+          "to-universal does not");
+    }
+    return flat_param_groups(model(), ranks, wrapper.shard().archive, settings);
+  }
+
+  CheckpointDraft& draft_;
+  std::vector<ModelStates> models_;
+  int stage_ = 0;
+  std::map<std::string, Files> folders_;  // by parameter
+};
+
+bool probe(CheckpointDraft& draft) {
+  std::error_code failed;
+  return !draft.folder.has(ShardName::Kind::optim_states) &&
+         fs::is_directory(draft.folder.path / "zero", failed);
+}
+
+void refuse_model_parallel(const CheckpointDraft& draft) {
+  throw UnsupportedError({.file = draft.folder.path.string()},
+                         "is a universal checkpoint of a pipeline-, tensor- or expert-parallel "
+                         "run; only those of data-parallel runs are read");
+}
+
+void read(CheckpointDraft& draft) {
+  using Kind = ShardName::Kind;
+  const bool of_ranks = draft.folder.has(Kind::zero_model_states);
+  const Kind kind = of_ranks ? Kind::zero_model_states : Kind::model_states;
+  const std::vector<ShardFile> files = draft.folder.of_kind(kind);
+  if (draft.folder.has(Kind::layer) || draft.folder.has(Kind::expert)) refuse_model_parallel(draft);
+  if (files.empty()) {
+    throw InconsistentError({.file = draft.folder.path.string()},
+                            "all model_states files are missing");
+  }
+  const std::vector<Shard> first =
+      open_shards(draft.inputs, {files.front()}, draft.folder.path.parent_path());
+  const Fields fields(first.front(), first.front().archive.root());
+  if (files.back().name.mp_rank > 0 || fields.integer_if_any(keys::kMpWorldSize).value_or(1) > 1 ||
+      fields.has(autoep_layers_key(first.front().archive.root()))) {
+    refuse_model_parallel(draft);
+  }
+  constexpr int64_t kMaxRanks = 1 << 20;
+  const int64_t dp = fields.integer_if_any(keys::kDpWorldSize)
+                         .value_or(of_ranks ? static_cast<int64_t>(files.size()) : 1);
+  if (dp < 1 || dp > kMaxRanks) {
+    throw CorruptError(fields.where(keys::kDpWorldSize), "is " + std::to_string(dp));
+  }
+  draft.facts.mesh.dp = static_cast<uint32_t>(dp);
+  open_model_shards(draft, kind);
+  Reader(draft).read();
+}
+
+}  // namespace
+
+const Layout kUniversal{"universal", probe, read};
+
+}  // namespace dsckpt
