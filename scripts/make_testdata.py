@@ -518,14 +518,16 @@ def masters_of_flat_groups(engine, names, flat_groups, partitions, groups, world
 
 def masters_stage3(engine, names):
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-    states = [s for s in engine.optimizer.optimizer.state.values() if s]
-    keys = [key for key in state_keys(states) if all(key in s for s in states)]
+    optimizer, keys = engine.optimizer, {}
+    for members, flat in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat):
+        of_group = state_keys([optimizer.optimizer.state.get(flat, {})])  # Muon's differ from those of its Adam
+        keys.update({p: of_group for p in members})
     result = {}
     for p, name in names.items():
         if not p.requires_grad:
             continue
         result[f"{name}|fp32"] = safe_get_full_fp32_param(p).detach().float().reshape(p.ds_shape).clone()
-        for key in keys:
+        for key in keys[p]:
             value = safe_get_full_optimizer_state(p, key)
             if value is not None:
                 result[f"{name}|{key}"] = value.detach().float().reshape(p.ds_shape).clone()

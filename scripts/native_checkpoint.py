@@ -36,6 +36,11 @@ def numel(shape):
     return math.prod(shape)
 
 
+def is_state(key, value):
+    """A tensor like the parameter, which may have no dimensions at stage 0, and no count of steps."""
+    return torch.is_tensor(value) and (value.dim() > 0 or key != "step")
+
+
 def bits_of(tensor):
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
@@ -185,7 +190,7 @@ class NativeCheckpoint:
             masters = [module[name] for _, members in self.layout() for name in members]
         for (_, members), master, state in zip(self.layout(), masters, self.base()["state"].values(), strict=True):
             columns = {"fp32": master, **{key: value for key, value in state.items()
-                                          if torch.is_tensor(value) and value.dim()}}
+                                          if is_state(key, value)}}
             at = 0
             for name, shape in members.items():
                 for key, value in columns.items():
@@ -200,7 +205,7 @@ class NativeCheckpoint:
             columns = {"fp32": [optim["single_partition_of_fp32_groups"][group] for optim in self.optims]}
             states = [self.base(rank)["state"].get(group, {}) for rank in range(self.world)]
             for key in {key: None for state in states for key, value in state.items()
-                        if torch.is_tensor(value) and value.dim()}:
+                        if is_state(key, value)}:
                 parts = [state[key] for state in states]
                 if key == "momentum_buffer" and self.whole_momentum(group):
                     result.update(self._whole_momenta(group, parts))
@@ -232,7 +237,7 @@ class NativeCheckpoint:
         for entry, (_, members) in enumerate(self.layout()):
             columns = {"fp32": [optim["fp32_flat_groups"][entry] for optim in self.optims]}
             for key, value in self.base()["state"].get(entry, {}).items():
-                if torch.is_tensor(value) and value.dim():
+                if is_state(key, value):
                     columns[key] = [self.base(rank)["state"][entry][key] for rank in range(self.world)]
             at = 0
             for name, shape in members.items():
@@ -242,15 +247,16 @@ class NativeCheckpoint:
                     result[f"{name}|{key}"] = pieces[:numel(shape)].reshape(shape)
                 at += part
             for key, parts in columns.items():
-                if {piece.numel() for piece in parts} != {at}:
-                    raise AssertionError(f"sub-group {entry}: {key} has {[p.numel() for p in parts]} elements, not {at}")
+                counts = [piece.numel() for piece in parts]
+                if set(counts) != {at}:
+                    raise AssertionError(f"sub-group {entry}: {key} has {counts} elements, not {at}")
         return result
 
     def scalars(self, rank=0):
         """By parameter, the states that are no tensors with elements in a row: counts of steps."""
         state = self.base(rank)["state"]
         return {name: {key: value for key, value in state.get(entry, {}).items()
-                       if not (torch.is_tensor(value) and value.dim())}
+                       if not is_state(key, value)}
                 for entry, (_, members) in enumerate(self.layout()) for name in members}
 
     def hyper(self):

@@ -131,6 +131,8 @@ def start_data_parallel(resume: Resume, case, rank, port):
     model = (make_testdata.build_hf_model if hugging_face else make_testdata.build_model)(case, seed + 1)
     if resume.same_init:
         set_untrained(model, load_file(resume.folder / "expected" / "module.safetensors"))
+    if case.odd_buffers:  # torch loads nothing into a buffer whose elements share their memory
+        model.odd.expanded = model.odd.expanded.clone()
     engine, _ = make_testdata.make_engine(case, model, make_testdata.ds_config(case))
     micro = case.config["train_micro_batch_size_per_gpu"]
 
@@ -365,8 +367,9 @@ def reshard(resume: Resume, output: pathlib.Path, *options) -> subprocess.Comple
         path = output.with_suffix(".config.json")
         path.write_text(json.dumps(make_testdata.ds_config(case)))
         options = (*options, "--ds-config", path)
-    return subprocess.run([tool_folder() / "reshard", resume.folder / facts["load_dir"], output, "--tag", facts["tag"],
-                           "--dp", str(case.world), *options], capture_output=True, text=True, timeout=TIMEOUT)
+    command = [tool_folder() / "reshard", resume.folder / facts["load_dir"], output, "--tag", facts["tag"],
+               "--dp", str(case.world), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
 
 
 def convert_with_deepspeed(facts: dict, folder: pathlib.Path, output: pathlib.Path, logs) -> str | None:
@@ -642,7 +645,7 @@ def judge_reshard(row: reshard_resume.Row, facts: dict, done, result: dict | Non
     for what in ("missing", "different"):
         if result["states"][what]:
             wrong.append(f"{len(result['states'][what])} states {what}: {result['states'][what][0]} ...")
-    if not result["largest_difference"] <= RESHARD_TOLERANCE[facts["precision"]]:
+    if row.uninterrupted and not result["largest_difference"] <= RESHARD_TOLERANCE[facts["precision"]]:
         wrong.append(f"losses are off by {result['largest_difference']:.1e}")
     return wrong
 
