@@ -451,10 +451,10 @@ void read_zero(const Section& config, EngineConfig& out) {
   }
   out.zero_stage = static_cast<int>(stage);
   read_offload(zero, "offload_optimizer", "cpu_offload", out.offload_optimizer);
-  read_offload(zero, "offload_param", "cpu_offload_param", out.offload_param);
+
   zero.read("round_robin_gradients", out.round_robin_gradients);
   zero.read("parameter_alignment", out.parameter_alignment);
-  zero.read("elastic_checkpoint", out.elastic_checkpoint);
+
   zero.read("sub_group_size", out.sub_group_size);
   if (out.sub_group_size < 0) zero.refuse("sub_group_size", "is negative");
   zero.read("compute_grad_norm", out.compute_grad_norm);

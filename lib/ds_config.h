@@ -70,10 +70,10 @@ struct EngineConfig {
   Precision precision = Precision::fp32;
   std::optional<Precision> grad_accum_dtype;  // data_types; default: the precision
   OffloadDevice offload_optimizer = OffloadDevice::none;
-  OffloadDevice offload_param = OffloadDevice::none;
+
   bool round_robin_gradients = false;
   bool parameter_alignment = false;
-  bool elastic_checkpoint = false;
+
   int64_t sub_group_size = 1'000'000'000;
   bool fp16_master_weights_and_grads = false;
   bool bf16_master_weights_and_grads = false;

@@ -1,6 +1,5 @@
 #include "loss_scaler.h"
 
-#include <algorithm>
 #include <cmath>
 #include <string_view>
 
@@ -8,23 +7,12 @@ namespace dsckpt {
 using pickle::Document;
 using pickle::Kind;
 using pickle::Value;
-namespace {
 
-bool is_number(const Value& value) {
-  return value.is(Kind::integer) || value.is(Kind::real);
-}
-
-}  // namespace
-
-Value loss_scaler(Document& document, const Value& saved, const Value& config, bool dynamic) {
+Value loss_scaler(Document& document, const Value& saved, const LossScaleConfig& config,
+                  bool dynamic) {
   const auto number = [&](std::string_view key, Value otherwise) {
     const Value value = saved.find_or_none(key);
-    return is_number(value) ? value : otherwise;
-  };
-  const Value fp16 = config.find_or_none("fp16");
-  const auto setting = [&](std::string_view key, Value otherwise) {
-    const Value value = fp16.find_or_none(key);
-    return value.is(otherwise.kind()) ? value : otherwise;
+    return value.is(Kind::integer) || value.is(Kind::real) ? value : otherwise;
   };
   Value state = document.dict();
   const auto set = [&](std::string_view key, Value value) {
@@ -33,16 +21,14 @@ Value loss_scaler(Document& document, const Value& saved, const Value& config, b
   set("cur_scale", number("cur_scale", Document::real(1.0)));
   set("dynamic", Document::boolean(dynamic));
   if (dynamic) {
-    const Value hysteresis = setting("hysteresis", Document::integer(2));
     set("cur_iter", number("cur_iter", Document::integer(0)));
     set("last_overflow_iter", number("last_overflow_iter", Document::integer(-1)));
     set("scale_factor", number("scale_factor", Document::real(2.0)));
-    set("scale_window",
-        number("scale_window", setting("loss_scale_window", Document::integer(1000))));
-    set("min_scale", setting("min_loss_scale", Document::integer(1)));
-    set("delayed_shift", hysteresis);
-    set("cur_hysteresis", hysteresis);
-    set("consecutive_hysteresis", setting("consecutive_hysteresis", Document::boolean(false)));
+    set("scale_window", number("scale_window", Document::integer(config.loss_scale_window)));
+    set("min_scale", Document::integer(config.min_loss_scale));
+    set("delayed_shift", Document::integer(config.hysteresis));
+    set("cur_hysteresis", Document::integer(config.hysteresis));
+    set("consecutive_hysteresis", Document::boolean(config.consecutive_hysteresis));
     set("raise_error_at_min_scale", Document::boolean(true));
     set("dtype", document.global("torch", "float16"));
   }
@@ -54,16 +40,13 @@ Value loss_scaler(Document& document, const Value& saved, const Value& config, b
   return scaler;
 }
 
-Value initial_loss_scaler(Document& document, const Value& config) {
-  const Value fp16 = config.find_or_none("fp16");
-  const Value fixed = fp16.find_or_none("loss_scale");
-  const Value power = fp16.find_or_none("initial_scale_power");
-  const bool dynamic = !is_number(fixed) || fixed.as_real() == 0.0;
-  const double scale =
-      dynamic ? std::exp2(is_number(power) ? power.as_real() : 16.0) : fixed.as_real();
+Value initial_loss_scaler(Document& document, const LossScaleConfig& config) {
+  const double scale = config.is_dynamic()
+                           ? std::exp2(static_cast<double>(config.initial_scale_power))
+                           : config.loss_scale;
   const Value saved = document.dict();
   document.set_item(saved, document.intern("cur_scale"), Document::real(scale));
-  return loss_scaler(document, saved, config, dynamic);
+  return loss_scaler(document, saved, config, config.is_dynamic());
 }
 
 }  // namespace dsckpt

@@ -23,11 +23,6 @@ using pickle::ObjectNode;
 using pickle::Value;
 namespace {
 
-constexpr std::string_view kMomentumBuffer = "momentum_buffer";
-constexpr std::string_view kClipGrad = "clip_grad";
-constexpr std::string_view kOverflow = "overflow";
-constexpr std::string_view kDynamicLossScale = "dynamic_loss_scale";
-
 bool contains(std::span<const std::string_view> keys, std::string_view key) {
   return std::find(keys.begin(), keys.end(), key) != keys.end();
 }
@@ -146,6 +141,8 @@ class Writer {
       groups_.push_back(std::move(made));
     }
     check_dtypes();
+    check_module();
+    check_adafactor();
   }
 
   // Elements: 16 bytes of the parameters' type.
@@ -204,6 +201,39 @@ class Writer {
     }
     for (const Param& param : source_.params()) {
       if (!members.contains(param.name)) add(&param);
+    }
+  }
+
+  // Strict loading wants every parameter of the model.
+  void check_module() const {
+    const CheckpointFile& file = source_.model_files().front();
+    const Value module = file.archive->root().find_or_none(keys::kModule);
+    for (const Group& group : groups_) {
+      for (const Param* param : group.params) {
+        if (TorchArchive::is_tensor(module.find_or_none(param->name))) continue;
+        throw InconsistentError({.file = file.path.string(),
+                                 .member = std::string(keys::kModule),
+                                 .tensor = param->name},
+                                "is missing or no tensor");
+      }
+    }
+  }
+
+  // Some optimizers keep other states of a matrix than of the vectors ZeRO gives them.
+  void check_adafactor() const {
+    if (target_.wrapper != EngineWrapper::plain && target_.wrapper != EngineWrapper::fp16_unfused) {
+      return;
+    }
+    if (source_.facts().zero_stage == 0) return;
+    for (const Group& group : groups_) {
+      for (const Param* param : group.params) {
+        for (const ParamState& state : param->states) {
+          if (state.key != "variance" || param->weight.shape().size() < 2) continue;
+          throw UnsupportedError({.file = source_where().file, .tensor = param->name},
+                                 "has Adafactor's state of a vector; without ZeRO it keeps others "
+                                 "of a matrix");
+        }
+      }
     }
   }
 
@@ -311,7 +341,7 @@ class Writer {
   }
 
   bool keeps_whole_momenta(const Run& run, const std::string& key) const {
-    return is_zero12() && key == kMomentumBuffer &&
+    return is_zero12() && key == keys::kMomentumBuffer &&
            groups_[run.group].settings.value.find_or_none(keys::kUseMuon).is_true();
   }
 
@@ -366,12 +396,6 @@ class Writer {
     if (target_.ds_config) return pickle_of(copy.document(), *target_.ds_config);
     const TorchArchive& archive = *source_.model_files().front().archive;
     return copy.of(archive, archive.root().find_or_none(keys::kDsConfig));
-  }
-
-  // The same to be read only: of whatever document.
-  Value settings_value(ArchiveCopy& copy) const {
-    if (target_.ds_config) return pickle_of(copy.document(), *target_.ds_config);
-    return source_.model_files().front().archive->root().find_or_none(keys::kDsConfig);
   }
 
   // The states of all runs and the hyper-parameters: torch.optim.Optimizer.state_dict.
@@ -466,30 +490,36 @@ class Writer {
     const Value saved = wrapper_.value.find_or_none(keys::kLossScaler);
     if (!target_.new_loss_scaler && !saved.is_none()) {
       carry(copy, dict, keys::kLossScaler);
-      carry_or(copy, dict, kDynamicLossScale,
+      carry_or(copy, dict, keys::kDynamicLossScale,
                saved.is(Kind::object) && saved.as_object().state.find_or_none("dynamic").is_true());
-      carry_or(copy, dict, kOverflow, false);
+      carry_or(copy, dict, keys::kOverflow, false);
       return;
     }
-    const Value config = settings_value(copy);
-    bool dynamic =
-        !target_.new_loss_scaler && wrapper_.value.find_or_none(kDynamicLossScale).is_true();
-    Value scaler;
-    if (target_.new_loss_scaler && target_.fp16) {
-      scaler = initial_loss_scaler(document, config);
-      dynamic = scaler.as_object().state.at("dynamic").as_bool();
-    } else {
-      scaler = loss_scaler(document, target_.new_loss_scaler ? Value() : wrapper_.value, config,
-                           dynamic);
-    }
+    const Value scaler = new_or_saved_scaler(document);
     copy.set(dict, keys::kLossScaler, scaler);
-    copy.set(dict, kDynamicLossScale, Document::boolean(dynamic));
-    copy.set(dict, kOverflow, Document::boolean(false));
+    copy.set(dict, keys::kDynamicLossScale,
+             Document::boolean(scaler.as_object().state.at("dynamic").is_true()));
+    copy.set(dict, keys::kOverflow, Document::boolean(false));
+  }
+
+  // A scaler with the numbers that the old wrapper has, or that a run of the new precision starts
+  // with.
+  Value new_or_saved_scaler(Document& document) const {
+    const LossScaleConfig& config = target_.engine.loss_scale;
+    if (target_.new_loss_scaler) {
+      return target_.fp16 ? initial_loss_scaler(document, config)
+                          : loss_scaler(document, {}, config, false);
+    }
+    const Value saved = wrapper_.value.find_or_none(keys::kLossScaler);
+    const Value numbers = saved.is(Kind::object) ? saved.as_object().state : wrapper_.value;
+    const bool dynamic = numbers.find_or_none(keys::kDynamicLossScale).is_true() ||
+                         numbers.find_or_none("dynamic").is_true();
+    return loss_scaler(document, numbers, config, dynamic);
   }
 
   void set_clip_grad(ArchiveCopy& copy, const Value& dict) const {
-    if (wrapper_.value.find(kClipGrad)) return carry(copy, dict, kClipGrad);
-    copy.set(dict, kClipGrad, Document::real(target_.engine.gradient_clipping));
+    if (wrapper_.value.find(keys::kClipGrad)) return carry(copy, dict, keys::kClipGrad);
+    copy.set(dict, keys::kClipGrad, Document::real(target_.engine.gradient_clipping));
   }
 
   // zero/config.py ZeroStageEnum.
@@ -619,9 +649,9 @@ class Writer {
   void carry_unknown(ArchiveCopy& copy, const Value& dict) const {
     if (!same_wrapper_) return;
     constexpr std::array kOurs{keys::kLossScaler,
-                               kDynamicLossScale,
-                               kOverflow,
-                               kClipGrad,
+                               keys::kDynamicLossScale,
+                               keys::kOverflow,
+                               keys::kClipGrad,
                                keys::kBaseOptimizerState,
                                keys::kBaseOptimizerStateStep,
                                keys::kSingleFp32Partition,
@@ -772,7 +802,10 @@ class Writer {
                          uint32_t rank) const {
     if (!has_frozen_entries(saved)) return {};
     const bool as_saved = target_.stage == 2 && source_.facts().zero_stage == 2;
-    if (as_saved && !target_.param_dtype && saved.is_mapping()) return copy.of(saved);
+    if (as_saved && !target_.param_dtype && saved.is_mapping() &&
+        saved.as_dict().items.size() == frozen_.size()) {
+      return copy.of(saved);
+    }
     const Value module = copy.from().root().find_or_none(keys::kModule);
     return of_frozen(copy, [&](const Param& param) {
       TorchArchiveWriter& writer = copy.writer();
@@ -838,26 +871,16 @@ class Writer {
   // fp16/unfused_optimizer.py state_dict: of the loss scaler only what changes.
   void set_scale_numbers(ArchiveCopy& copy, const Value& dict) const {
     Document& document = copy.document();
-    const Value config = settings_value(copy);
-    Value scaler = wrapper_.value.find_or_none(keys::kLossScaler);
-    if (target_.new_loss_scaler || !scaler.is(Kind::object)) {
-      scaler = target_.new_loss_scaler && target_.fp16 ? initial_loss_scaler(document, config)
-                                                       : loss_scaler(document, {}, config, false);
-    }
-    const Value& state = scaler.as_object().state;
-    const bool dynamic = state.find_or_none("dynamic").is_true();
-    copy.set(dict, kDynamicLossScale, Document::boolean(dynamic));
-    const auto set = [&](std::string_view key, const Value& otherwise) {
-      const Value value = state.find_or_none(key);
-      const bool number = value.is(Kind::integer) || value.is(Kind::real);
-      copy.set(dict, key, number ? value : otherwise);
-    };
-    set("cur_scale", Document::real(1.0));
-    set("cur_iter", Document::integer(source_.facts().global_steps.value_or(0)));
+    const Value state = new_or_saved_scaler(document).as_object().state;
+    const bool dynamic = state.at("dynamic").is_true();
+    copy.set(dict, keys::kDynamicLossScale, Document::boolean(dynamic));
+    copy.set(dict, "cur_scale", state.at("cur_scale"));
+    const auto steps = Document::integer(source_.facts().global_steps.value_or(0));
+    copy.set(dict, "cur_iter", dynamic ? state.at("cur_iter") : steps);
     if (!dynamic) return;
-    set("last_overflow_iter", Document::integer(-1));
-    set("scale_factor", Document::real(2.0));
-    set("scale_window", Document::integer(1000));
+    for (const std::string_view key : {"last_overflow_iter", "scale_factor", "scale_window"}) {
+      copy.set(dict, key, state.at(key));
+    }
   }
 
   // --- the rest

@@ -156,6 +156,7 @@ class TargetBuilder {
     std::tie(saved_, saved_engine_) = read_saved(source_);
     if (options_.ds_config) {
       config_ = with_autos_from(*options_.ds_config, saved_.value_or(Json::object()));
+      check_autos();
       engine_ = engine_config(*config_);
     } else if (options_.like != nullptr) {
       std::tie(config_, engine_) = read_saved(*options_.like);
@@ -164,6 +165,24 @@ class TargetBuilder {
       engine_ = saved_engine_;
     }
     target_.engine = engine_.value_or(EngineConfig{});
+  }
+
+  // Hugging Face fills "auto" in when the run starts; what matters here has to be known.
+  void check_autos() const {
+    constexpr std::array<std::pair<const char*, const char*>, 5> kNeeded{
+        {{"zero_optimization", "stage"},
+         {"zero_optimization", "round_robin_gradients"},
+         {"zero_optimization", "sub_group_size"},
+         {"bf16", "enabled"},
+         {"fp16", "enabled"}}};
+    for (const auto& [section, key] : kNeeded) {
+      const auto found = config_->find(section);
+      if (found == config_->end() || !found->is_object()) continue;
+      const auto value = found->find(key);
+      if (value == found->end() || *value != "auto") continue;
+      throw UsageError(std::string(section) + "." + key +
+                       " is \"auto\", and the checkpoint does not say what it was");
+    }
   }
 
   // A run may have worked with a configuration that is no JSON, or has values that are not of the
@@ -199,13 +218,18 @@ class TargetBuilder {
       throw UsageError("the stage asked for is " + std::to_string(*options_.stage) +
                        ", but the new run's is " + std::to_string(configured));
     }
+    if (options_.sub_group_size && target_.stage != 3) {
+      throw UsageError("sub-groups are of stage 3, the new run's stage is " +
+                       std::to_string(target_.stage));
+    }
     target_.engine.zero_stage = target_.stage;
   }
 
   void choose_groups() {
     const std::vector<ParamGroup>& own = source_.groups();
     // Without ZeRO all ranks have everything, and the optimizer can be copied as it is.
-    const bool as_it_is = target_.stage == 0 && facts().zero_stage == 0 && !is_other_run();
+    const bool as_it_is = target_.stage == 0 && facts().zero_stage == 0 && !is_other_run() &&
+                          facts().layout != "universal";
     if (options_.like == nullptr) {
       if (own.empty() && !as_it_is) {
         if (!facts().states_assigned) throw unassigned_states(source_);

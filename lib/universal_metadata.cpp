@@ -25,6 +25,16 @@ bool is_flat_tensor(const TorchArchive& archive, const Value& value) {
   return TorchArchive::is_tensor(value) && archive.info(value).shape.size() == 1;
 }
 
+// DeepSpeed's defaults where the configuration is not in the file, or not understood: the run that
+// loads the folder has its own.
+LossScaleConfig loss_scale_of(const Value& config) {
+  try {
+    if (config.is_mapping()) return engine_config(json_of(config)).loss_scale;
+  } catch (const Error&) {
+  }
+  return {};
+}
+
 class MetadataWriter {
  public:
   MetadataWriter(PlanBuilder& plan, const Checkpoint& checkpoint)
@@ -120,12 +130,13 @@ class MetadataWriter {
     ArchiveCopy copy(archive);
     Document& document = copy.document();
     const Value root = document.dict();
-    const bool is_dynamic = optimizer.find_or_none("dynamic_loss_scale").is_true();
-    copy.set(root, keys::kLossScaler, loss_scaler(document, optimizer, config, is_dynamic));
-    copy.set(root, "dynamic_loss_scale", Document::boolean(is_dynamic));
-    copy.set(root, "overflow", Document::boolean(false));
+    const bool is_dynamic = optimizer.find_or_none(keys::kDynamicLossScale).is_true();
+    copy.set(root, keys::kLossScaler,
+             loss_scaler(document, optimizer, loss_scale_of(config), is_dynamic));
+    copy.set(root, keys::kDynamicLossScale, Document::boolean(is_dynamic));
+    copy.set(root, keys::kOverflow, Document::boolean(false));
     const Value clip = config.find_or_none("gradient_clipping");
-    copy.set(root, "clip_grad",
+    copy.set(root, keys::kClipGrad,
              Document::real(clip.is(Kind::real) || clip.is(Kind::integer) ? clip.as_real() : 0.0));
     copy.set(root, keys::kDsVersion, document.string(checkpoint_.facts().ds_version));
     copy.set(root, keys::kParamGroups, copy.of(inner.at(keys::kParamGroups)));

@@ -163,14 +163,20 @@ class Reader {
     }
   }
 
-  // The shape of a parameter's state: that of its first tensor that is not a step count.
+  // The shape of a parameter's state: that of its first tensor with dimensions; of its first one
+  // but
+  // the step count if none has any.
   std::optional<Shape> state_shape(const Value& state) const {
-    if (!state.is_mapping()) return std::nullopt;
+    std::optional<Shape> found;
+    if (!state.is_mapping()) return found;
     for (const auto& [key, value] : state.as_dict().items) {
       const bool is_step = key.is(pickle::Kind::string) && key.as_string() == "step";
-      if (!is_step && TorchArchive::is_tensor(value)) return archive_.info(value).shape;
+      if (is_step || !TorchArchive::is_tensor(value)) continue;
+      Shape shape = archive_.info(value).shape;
+      if (!shape.empty()) return shape;
+      found = std::move(shape);
     }
-    return std::nullopt;
+    return found;
   }
 
   // The states of the parameters whose masters have been found, by the number of the master;

