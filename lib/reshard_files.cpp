@@ -229,9 +229,10 @@ class Writer {
       for (const Param* param : group.params) {
         for (const ParamState& state : param->states) {
           if (state.key != "variance" || param->weight.shape().size() < 2) continue;
-          throw UnsupportedError({.file = source_where().file, .tensor = param->name},
-                                 "has Adafactor's state of a vector; without ZeRO it keeps others "
-                                 "of a matrix");
+          throw UnsupportedError(
+              {.file = source_where().file, .tensor = param->name},
+              "has Adafactor's state 'variance', of a vector; without ZeRO it keeps others "
+              "of a matrix");
         }
       }
     }

@@ -243,6 +243,7 @@ class TargetBuilder {
       take_groups_of(*options_.like);
     }
     if (!target_.groups.empty()) check_members();
+    if (target_.stage != 0 && facts().zero_stage == 0) check_stateless();
     drop_empty_params();
   }
 
@@ -287,6 +288,24 @@ class TargetBuilder {
       throw UnsupportedError({.file = file_of(source_), .tensor = param.name},
                              "is in none of the optimizer's parameter groups; whether it is frozen "
                              "the files do not tell");
+    }
+  }
+
+  // torch's own optimizer also has the frozen parameters it was given, and nothing of them.
+  void check_stateless() const {
+    const auto has_states = [](const Param& param) {
+      return !param.states.empty() || param.step.archive != nullptr;
+    };
+    const auto& params = source_.params();
+    if (std::none_of(params.begin(), params.end(), has_states)) return;
+    for (const ParamGroup& group : target_.groups) {
+      for (const std::string& name : group.params) {
+        if (has_states(*source_.find(name))) continue;
+        throw std::move(UnsupportedError({.file = file_of(source_), .tensor = name},
+                                         "has no optimizer state: it is frozen, or was never given "
+                                         "a gradient, and the file does not tell which"))
+            .with_hint("--like CHECKPOINT takes the groups from a checkpoint of the new run");
+      }
     }
   }
 
