@@ -4,6 +4,7 @@
     scripts/bench.py --params 400M --stage 2 --deepspeed .venv/bin/python --check
     scripts/bench.py --params 400M --stage 3 --format safetensors --out tests/bench/runs/NAME
     scripts/bench.py --tool to-universal --params 100M --deepspeed .venv/bin/python --check
+    scripts/bench.py --tool reshard --params 100M --ranks 4 --to 3 --stage 3
 
 A checkpoint is written (bench_checkpoint.py) and read once, so that the page cache holds it. Then the
 programs take turns: in each round cp -r of the folder that the tool writes, the tool and, in the first
@@ -28,7 +29,7 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TOOLS = ("zero-to-fp32", "to-universal")
+TOOLS = ("zero-to-fp32", "to-universal", "reshard")
 POLL_SECONDS = 0.005
 
 # The same call as DeepSpeed's zero_to_fp32.py and zero_to_torch.py make.
@@ -201,6 +202,8 @@ class Bench:
     def command(self, name, output):
         if name == "cp":
             return ["cp", "-r", self.results, output]
+        if self.options.tool == "reshard":
+            return [self.tool, self.checkpoint, output, "--dp", self.options.to]
         if self.options.tool == "to-universal":
             program = [self.tool]
             if name == "deepspeed":
@@ -230,6 +233,10 @@ class Bench:
         arguments = ["--params", self.options.params]
         if self.options.tool == "to-universal":
             self.checkpoint_script("check-universal", *folders, *arguments, "--stage", self.options.stage)
+        elif self.options.tool == "reshard":
+            # What the masters have become, by the tool whose own benchmark checks it against the same values.
+            measure([self.tool.with_name("zero-to-fp32"), self.results, self.fresh])
+            self.checkpoint_script("check", self.fresh, *arguments, "--dtype", "float32")
         else:
             self.checkpoint_script("check", *folders, *arguments, "--dtype", self.options.dtype)
         remove(self.fresh)
@@ -297,6 +304,7 @@ class Bench:
                          if options.deepspeed else None,
             "stage": options.stage,
             "ranks": options.ranks,
+            "to_ranks": options.to,
             "params": options.params,
             "format": options.format,
             "dtype": options.dtype,
@@ -312,6 +320,8 @@ class Bench:
         options = self.options
         parts = ["scripts/bench.py", "--tool", options.tool, "--params", options.params, "--ranks", options.ranks,
                  "--stage", options.stage, "--runs", options.runs]
+        if options.to:
+            parts += ["--to", options.to]
         if options.format:
             parts += ["--format", options.format, "--dtype", options.dtype]
         if options.sub_group_size:
@@ -366,6 +376,7 @@ def parse_arguments():
     parser.add_argument("--tool", choices=TOOLS, default=TOOLS[0], help=f"(default {TOOLS[0]})")
     parser.add_argument("--params", type=count, default="400M", help="about this many (default 400M)")
     parser.add_argument("--ranks", type=positive, default=4)
+    parser.add_argument("--to", type=positive, metavar="N", help="reshard: ranks of the result (default 3)")
     parser.add_argument("--stage", type=int, choices=(2, 3), default=2)
     parser.add_argument("--sub-group-size", type=count, help="stage 3: elements (default: DeepSpeed's, 1B)")
     parser.add_argument("--runs", type=positive, default=5)
@@ -389,6 +400,12 @@ def parse_arguments():
         options.dtype = options.dtype or "float32"
     elif options.format or options.dtype:
         parser.error(f"--format and --dtype are not for {options.tool}")
+    if options.tool == "reshard":
+        options.to = options.to or 3
+        if options.deepspeed != "none":
+            parser.error("DeepSpeed has no such tool to compare with")
+    elif options.to:
+        parser.error(f"--to is not for {options.tool}")
     if options.deepspeed == "none":
         options.deepspeed = None
     elif not shutil.which(options.deepspeed):
