@@ -5,7 +5,6 @@
 #include <optional>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
@@ -13,8 +12,8 @@
 #include "checkpoint/shard.h"
 #include "checkpoint/shard_name.h"
 #include "format/archive_copy.h"
-#include "format/zero_layout.h"
 #include "loss_scaler.h"
+#include "reshard_layout.h"
 
 namespace dsckpt {
 using pickle::Document;
@@ -27,86 +26,22 @@ bool contains(std::span<const std::string_view> keys, std::string_view key) {
   return std::find(keys.begin(), keys.end(), key) != keys.end();
 }
 
-uint64_t numel_of(const Param& param) {
-  return static_cast<uint64_t>(param.weight.numel());
-}
-
-// A parameter group of the target.
-struct Group {
-  ShardValue settings;
-  std::vector<const Param*> params;  // in the order of the flat vector
-  FlatLayout flat;                   // stages 1 and 2
-};
-
-// A run of parameters that one of the optimizer's tensors is made of.
-struct Run {
-  size_t group = 0;
-  std::vector<const Param*> params;
-};
-
-// Collects the pieces of a tensor.
-class Pieces {
- public:
-  void add(TensorSource piece) {
-    if (piece.numel() > 0) pieces_.push_back(std::move(piece));
-  }
-  void add_zeros(DType dtype, uint64_t count) {
-    if (count > 0) add(TensorSource::zeros(dtype, {static_cast<int64_t>(count)}));
-  }
-  TensorSource take(DType dtype) {
-    if (pieces_.empty()) return TensorSource::zeros(dtype, {0});
-    return TensorSource::cat(0, std::move(pieces_));
-  }
-
- private:
-  std::vector<TensorSource> pieces_;
-};
-
-TensorSource elements(const TensorSource& tensor, uint64_t begin, uint64_t count) {
-  return tensor.flatten().narrow(0, static_cast<int64_t>(begin), static_cast<int64_t>(count));
-}
-
-// What rank `rank` of `ranks` has of a tensor at stage 3: its part of the elements, filled up.
-void add_piece(Pieces& pieces, const TensorSource& tensor, uint64_t rank, uint64_t ranks) {
-  const auto numel = static_cast<uint64_t>(tensor.numel());
-  const uint64_t piece = piece_of(numel, ranks);
-  const uint64_t begin = std::min(numel, rank * piece);
-  const uint64_t end = std::min(numel, begin + piece);
-  if (end > begin) pieces.add(elements(tensor, begin, end - begin));
-  pieces.add_zeros(tensor.dtype(), piece - (end - begin));
-}
-
-// Values that are equal, as far as can be told without reading more than a number.
-bool same_whole(const ShardValue& a, const ShardValue& b) {
-  if (a.archive == nullptr || b.archive == nullptr) return a.archive == b.archive;
-  if (a.archive == b.archive && a.value.identity() != nullptr &&
-      a.value.identity() == b.value.identity()) {
-    return true;
-  }
-  if (a.value.kind() != b.value.kind()) return false;
-  if (a.value.is_none()) return true;
-  const auto x = a.archive->scalar(a.value);
-  const auto y = b.archive->scalar(b.value);
-  if (x || y) return x == y;
-  return same_plain_data(a.value, b.value);
-}
-
 class Writer {
+  using Group = ReshardLayout::Group;
+  using Run = ReshardLayout::Run;
+
  public:
   Writer(PlanBuilder& plan, const Checkpoint& source, const ReshardTarget& target,
          const std::string& folder, std::vector<std::string>& notes)
       : plan_(plan),
         source_(source),
         target_(target),
+        layout_(source, target),
         folder_(folder),
         notes_(notes),
         wrapper_(source.wrapper_state()),
         same_wrapper_(source.facts().layout != "universal" &&
-                      source.facts().optimizer_wrapper == to_string(target.wrapper)) {
-    make_groups();
-    make_runs();
-    find_frozen();
-  }
+                      source.facts().optimizer_wrapper == to_string(target.wrapper)) {}
 
   std::vector<ReshardedGroup> lay_out() {
     const uint32_t model_files = target_.stage == 3 ? target_.dp : 1;
@@ -123,246 +58,6 @@ class Writer {
   bool is_bf16_optimizer() const { return target_.wrapper == EngineWrapper::bf16_optimizer; }
   std::string path_of(const ShardName& name) const { return folder_ + "/" + name.file_name(); }
   Where source_where() const { return {.file = source_.tag_folder().string()}; }
-
-  // --- groups
-
-  void make_groups() {
-    for (const ParamGroup& group : target_.groups) {
-      std::vector<const Param*> params;
-      for (const std::string& name : group.params) params.push_back(source_.find(name));
-      Group made{.settings = group.settings, .params = {}, .flat = {}};
-      const uint32_t ranks = target_.round_robin ? target_.dp : 1;
-      for (const size_t i : round_robin_order(params.size(), ranks)) {
-        made.params.push_back(params[i]);
-      }
-      std::vector<uint64_t> numels;
-      for (const Param* param : made.params) numels.push_back(numel_of(*param));
-      if (is_zero12()) made.flat = flat_layout(numels, target_.dp, alignment());
-      groups_.push_back(std::move(made));
-    }
-    check_dtypes();
-    check_module();
-    check_adafactor();
-  }
-
-  // Elements: 16 bytes of the parameters' type.
-  uint64_t alignment() const {
-    if (!target_.parameter_alignment) return 1;
-    return 16 / size_of(target_.param_dtype.value_or(param_dtype_of(source_)));
-  }
-
-  // One of the optimizer's tensors for each: a group, a sub-group, or a parameter.
-  void make_runs() {
-    const bool single =
-        target_.wrapper == EngineWrapper::plain || target_.wrapper == EngineWrapper::fp16_unfused;
-    for (size_t g = 0; g < groups_.size(); ++g) {
-      const std::vector<const Param*>& params = groups_[g].params;
-      if (params.empty()) continue;
-      std::vector<size_t> ends;
-      if (single) {
-        for (size_t i = 0; i < params.size(); ++i) ends.push_back(i + 1);
-      } else if (target_.stage == 3) {
-        std::vector<uint64_t> numels;
-        for (const Param* param : params) numels.push_back(numel_of(*param));
-        ends = sub_group_ends(numels, target_.dp, target_.sub_group_size);
-      } else {
-        ends.push_back(params.size());
-      }
-      size_t begin = 0;
-      for (const size_t end : ends) {
-        Run run{.group = g, .params = {}};
-        run.params.assign(params.begin() + static_cast<std::ptrdiff_t>(begin),
-                          params.begin() + static_cast<std::ptrdiff_t>(end));
-        check_run(run);
-        runs_.push_back(std::move(run));
-        begin = end;
-      }
-    }
-  }
-
-  // What the optimizer has not, or has and does not train any more; frozen_param_shapes lists the
-  // latter.
-  void find_frozen() {
-    std::unordered_set<std::string> names;
-    const auto add = [&](const Param* param) {
-      if (param == nullptr || param->kind == ParamKind::buffer || !param->alias_of.empty()) return;
-      if (names.insert(param->name).second) frozen_.push_back(param);
-    };
-    std::unordered_set<std::string> members;
-    for (const ParamGroup& group : target_.groups) {
-      members.insert(group.params.begin(), group.params.end());
-    }
-    const Value saved =
-        source_.model_files().front().archive->root().find_or_none(keys::kFrozenParamShapes);
-    if (saved.is_mapping()) {
-      for (const auto& entry : saved.as_dict().items) {
-        if (entry.first.is(Kind::string)) add(source_.find(entry.first.as_string()));
-      }
-    }
-    for (const Param& param : source_.params()) {
-      if (!members.contains(param.name)) add(&param);
-    }
-  }
-
-  // Strict loading wants every parameter of the model.
-  void check_module() const {
-    const CheckpointFile& file = source_.model_files().front();
-    const Value module = file.archive->root().find_or_none(keys::kModule);
-    for (const Group& group : groups_) {
-      for (const Param* param : group.params) {
-        if (TorchArchive::is_tensor(module.find_or_none(param->name))) continue;
-        throw InconsistentError({.file = file.path.string(),
-                                 .member = std::string(keys::kModule),
-                                 .tensor = param->name},
-                                "is missing or no tensor");
-      }
-    }
-  }
-
-  // Some optimizers keep other states of a matrix than of the vectors ZeRO gives them.
-  void check_adafactor() const {
-    if (target_.wrapper != EngineWrapper::plain && target_.wrapper != EngineWrapper::fp16_unfused) {
-      return;
-    }
-    if (source_.facts().zero_stage == 0) return;
-    for (const Group& group : groups_) {
-      for (const Param* param : group.params) {
-        for (const ParamState& state : param->states) {
-          if (state.key != "variance" || param->weight.shape().size() < 2) continue;
-          throw UnsupportedError(
-              {.file = source_where().file, .tensor = param->name},
-              "has Adafactor's state 'variance', of a vector; without ZeRO it keeps others "
-              "of a matrix");
-        }
-      }
-    }
-  }
-
-  void check_dtypes() const {
-    for (const Group& group : groups_) {
-      for (const Param* param : group.params) {
-        if (param->weight.dtype() == group.params.front()->weight.dtype()) continue;
-        throw UnsupportedError(
-            {.file = source_where().file, .tensor = param->name},
-            "has a master of another type than '" + group.params.front()->name + "' of its group");
-      }
-    }
-  }
-
-  // What one tensor of the optimizer is made of has to have the same states, and what the optimizer
-  // keeps once for it has to be the same.
-  void check_run(const Run& run) const {
-    const Param& first = *run.params.front();
-    for (const Param* param : run.params) {
-      const auto differ = [&](const std::string& what) {
-        throw UnsupportedError(
-            {.file = source_where().file, .tensor = param->name},
-            what + " than '" + first.name + "', beside which the new run's optimizer has it");
-      };
-      bool same = param->states.size() == first.states.size();
-      for (size_t i = 0; same && i < first.states.size(); ++i) {
-        same = param->states[i].key == first.states[i].key &&
-               param->states[i].value.dtype() == first.states[i].value.dtype();
-      }
-      if (!same) differ("has other optimizer states");
-      if (!same_whole(param->step, first.step)) differ("was stepped another number of times");
-      for (const WholeState& other : param->others) {
-        if (other.same_on_all_ranks) continue;
-        throw UnsupportedError({.file = source_where().file, .tensor = param->name},
-                               "has an optimizer state '" + other.key +
-                                   "' that is neither one value an element nor the same number on "
-                                   "all ranks; it cannot be cut anew");
-      }
-      bool equal = param->others.size() == first.others.size();
-      for (size_t i = 0; equal && i < first.others.size(); ++i) {
-        equal = param->others[i].key == first.others[i].key &&
-                same_whole(param->others[i].value, first.others[i].value);
-      }
-      if (!equal) differ("has other values in its optimizer states");
-    }
-  }
-
-  // --- tensors
-
-  // Rank `rank`'s part of a group's flat vector, without what lies behind `limit` elements of it.
-  template <typename F>
-  TensorSource partition_of(const Group& group, uint32_t rank, DType dtype, uint64_t limit,
-                            F&& tensor_of) const {
-    const FlatLayout& flat = group.flat;
-    const uint64_t begin = rank * flat.partition;
-    const uint64_t end = begin + limit;
-    Pieces pieces;
-    uint64_t at = begin;
-    for (size_t i = first_at(flat, begin); i < group.params.size() && at < end; ++i) {
-      const uint64_t numel = numel_of(*group.params[i]);
-      const uint64_t from = std::max(at, flat.begins[i]);
-      const uint64_t to = std::min(end, flat.begins[i] + numel);
-      if (from >= to) continue;
-      pieces.add_zeros(dtype, from - at);
-      pieces.add(elements(tensor_of(*group.params[i]), from - flat.begins[i], to - from));
-      at = to;
-    }
-    pieces.add_zeros(dtype, end - at);
-    return pieces.take(dtype);
-  }
-
-  // The first parameter that may reach beyond `begin`.
-  static size_t first_at(const FlatLayout& flat, uint64_t begin) {
-    const auto found = std::upper_bound(flat.begins.begin(), flat.begins.end(), begin);
-    return found == flat.begins.begin() ? 0 : static_cast<size_t>(found - flat.begins.begin()) - 1;
-  }
-
-  // Elements of rank `rank`'s partition that are not the padding at the vector's end.
-  static uint64_t real_part(const Group& group, uint32_t rank) {
-    const uint64_t begin = rank * group.flat.partition;
-    return std::clamp(group.flat.used, begin, begin + group.flat.partition) - begin;
-  }
-
-  // What is left of a partition in files that leave the padding out.
-  uint64_t masters_in(const Group& group, uint32_t rank) const {
-    return is_bf16_optimizer() ? group.flat.partition : real_part(group, rank);
-  }
-
-  template <typename F>
-  TensorSource of_run(const Run& run, uint32_t rank, F&& tensor_of) const {
-    const DType dtype = tensor_of(*run.params.front()).dtype();
-    if (is_zero12()) {
-      const Group& group = groups_[run.group];
-      return partition_of(group, rank, dtype, group.flat.partition, tensor_of);
-    }
-    Pieces pieces;
-    for (const Param* param : run.params) {
-      if (target_.stage == 3) {
-        add_piece(pieces, tensor_of(*param), rank, target_.dp);
-      } else {
-        pieces.add(tensor_of(*param).flatten());
-      }
-    }
-    return pieces.take(dtype);
-  }
-
-  bool keeps_whole_momenta(const Run& run, const std::string& key) const {
-    return is_zero12() && key == keys::kMomentumBuffer &&
-           groups_[run.group].settings.value.find_or_none(keys::kUseMuon).is_true();
-  }
-
-  // stage_1_and_2.py get_flat_partition: the momenta of all parameters that reach into the
-  // partition, whole.
-  template <typename F>
-  TensorSource whole_momenta(const Group& group, uint32_t rank, F&& tensor_of) const {
-    const FlatLayout& flat = group.flat;
-    const uint64_t begin = rank * flat.partition;
-    const uint64_t end = begin + flat.partition;
-    Pieces pieces;
-    for (size_t i = first_at(flat, begin); i < group.params.size(); ++i) {
-      if (flat.begins[i] >= end) break;
-      if (flat.begins[i] + numel_of(*group.params[i]) <= begin) continue;
-      pieces.add(tensor_of(*group.params[i]).flatten());
-    }
-    return pieces.take(tensor_of(*group.params.front()).dtype());
-  }
-
-  // --- pickles
 
   // A copy of what the optimizer keeps once, with a storage of its own: steps that shared one would
   // be counted together.
@@ -404,17 +99,17 @@ class Writer {
     Document& document = copy.document();
     const Value dict = document.dict();
     const Value states = document.dict();
-    std::vector<std::vector<Value>> numbers(groups_.size());
-    for (size_t i = 0; i < runs_.size(); ++i) {
+    std::vector<std::vector<Value>> numbers(layout_.groups().size());
+    for (size_t i = 0; i < layout_.runs().size(); ++i) {
       const Value number = Document::integer(static_cast<int64_t>(i));
-      numbers[runs_[i].group].push_back(number);
-      const Value state = states_of(copy, runs_[i], rank);
+      numbers[layout_.runs()[i].group].push_back(number);
+      const Value state = states_of(copy, layout_.runs()[i], rank);
       if (!state.as_dict().items.empty()) document.set_item(states, number, state);
     }
     copy.set(dict, "state", states);
     std::vector<Value> groups;
-    for (size_t g = 0; g < groups_.size(); ++g) {
-      groups.push_back(settings_of(copy, groups_[g].settings, numbers[g]));
+    for (size_t g = 0; g < layout_.groups().size(); ++g) {
+      groups.push_back(settings_of(copy, layout_.groups()[g].settings, numbers[g]));
     }
     copy.set(dict, keys::kParamGroups, document.list(std::move(groups)));
     return dict;
@@ -439,31 +134,12 @@ class Writer {
     const Value dict = copy.document().dict();
     if (first.step.archive != nullptr) copy.set(dict, "step", whole(copy, first.step));
     for (size_t i = 0; i < first.states.size(); ++i) {
-      const std::string& key = first.states[i].key;
-      const auto tensor_of = [i](const Param& param) { return param.states[i].value; };
-      copy.set(dict, key, state_tensor(copy, run, rank, key, tensor_of));
+      copy.set(dict, first.states[i].key, copy.writer().tensor(layout_.state_of(run, rank, i)));
     }
-    for (const WholeState& other : first.others)
+    for (const WholeState& other : first.others) {
       copy.set(dict, other.key, whole(copy, other.value));
+    }
     return dict;
-  }
-
-  template <typename F>
-  Value state_tensor(ArchiveCopy& copy, const Run& run, uint32_t rank, const std::string& key,
-                     F&& tensor_of) const {
-    TorchArchiveWriter& writer = copy.writer();
-    const Group& group = groups_[run.group];
-    if (keeps_whole_momenta(run, key)) {
-      return writer.tensor(whole_momenta(group, rank, tensor_of));
-    }
-    if (target_.elastic) {
-      const DType dtype = tensor_of(*run.params.front()).dtype();
-      return writer.tensor(partition_of(group, rank, dtype, real_part(group, rank), tensor_of));
-    }
-    if (target_.wrapper == EngineWrapper::plain || target_.wrapper == EngineWrapper::fp16_unfused) {
-      return writer.tensor(tensor_of(*run.params.front()));
-    }
-    return writer.tensor(of_run(run, rank, tensor_of));
   }
 
   static TensorSource master_of(const Param& param) { return param.weight; }
@@ -567,7 +243,7 @@ class Writer {
     set_clip_grad(copy, dict);
     if (target_.elastic) {
       std::vector<Value> states;
-      for (const Run& run : runs_) states.push_back(states_of(copy, run, rank));
+      for (const Run& run : layout_.runs()) states.push_back(states_of(copy, run, rank));
       copy.set(dict, keys::kBaseOptimizerState, document.list(std::move(states)));
       carry(copy, dict, keys::kBaseOptimizerStateStep);
     } else {
@@ -577,9 +253,8 @@ class Writer {
     std::vector<uint64_t> paddings;
     std::vector<Value> alignments;
     std::vector<Value> mappings;
-    for (const Group& group : groups_) {
-      flat.push_back(masters(copy, partition_of(group, rank, group.params.front()->weight.dtype(),
-                                                masters_in(group, rank), master_of)));
+    for (const Group& group : layout_.groups()) {
+      flat.push_back(masters(copy, layout_.partition(group, rank, is_bf16_optimizer(), master_of)));
       paddings.push_back(padding_of(group, rank));
       alignments.push_back(integers(document, group.flat.paddings));
       mappings.push_back(mapping_of(document, group, rank));
@@ -591,7 +266,7 @@ class Writer {
       copy.set(dict, keys::kParamAlignmentPaddings, document.list(std::move(alignments)));
     }
     copy.set(dict, keys::kPartitionCount,
-             integers(document, std::vector<uint64_t>(groups_.size(), target_.dp)));
+             integers(document, std::vector<uint64_t>(layout_.groups().size(), target_.dp)));
     set_ds_version(copy, dict);
     copy.set(dict, keys::kParamSliceMappings, document.list(std::move(mappings)));
     carry_unknown(copy, dict);
@@ -601,32 +276,25 @@ class Writer {
   // BF16_Optimizer books all padding on the last rank.
   uint64_t padding_of(const Group& group, uint32_t rank) const {
     const FlatLayout& flat = group.flat;
-    if (!is_bf16_optimizer()) return flat.partition - real_part(group, rank);
+    if (!is_bf16_optimizer()) return flat.partition - layout_.real_part(group, rank);
     return rank + 1 == target_.dp ? flat.partition * target_.dp - flat.used : 0;
   }
 
   // Parameter -> fragment_address: where it lies in the rank's partition.
   Value mapping_of(Document& document, const Group& group, uint32_t rank) const {
-    const FlatLayout& flat = group.flat;
-    const uint64_t begin = rank * flat.partition;
-    const uint64_t end = begin + flat.partition;
     const Value mapping = ordered_dict(document);
-    for (size_t i = first_at(flat, begin); i < group.params.size(); ++i) {
-      const uint64_t from = std::max(begin, flat.begins[i]);
-      const uint64_t to = std::min(end, flat.begins[i] + numel_of(*group.params[i]));
-      if (flat.begins[i] >= end) break;
-      if (from >= to) continue;
+    for (const ReshardLayout::Slice& slice : layout_.slices(group, rank)) {
       const Value state = document.dict();
       document.set_item(state, document.intern("numel"),
-                        Document::integer(static_cast<int64_t>(to - from)));
+                        Document::integer(static_cast<int64_t>(slice.numel)));
       document.set_item(state, document.intern("start"),
-                        Document::integer(static_cast<int64_t>(from - begin)));
+                        Document::integer(static_cast<int64_t>(slice.start)));
       const Value address =
           document.object(ObjectNode::Made::newobj,
                           document.global("deepspeed.utils.tensor_fragment", "fragment_address"),
                           document.tuple({}));
       document.set_state(address, state);
-      document.set_item(mapping, document.intern(group.params[i]->name), address);
+      document.set_item(mapping, document.intern(slice.param->name), address);
     }
     return mapping;
   }
@@ -640,7 +308,8 @@ class Writer {
     copy.set(dict, keys::kPartitionCount, Document::integer(target_.dp));
     copy.set(dict, keys::kOptimizerStateDict, optimizer_dict(copy, rank));
     std::vector<Value> flat;
-    for (const Run& run : runs_) flat.push_back(masters(copy, of_run(run, rank, master_of)));
+    for (const Run& run : layout_.runs())
+      flat.push_back(masters(copy, layout_.of_run(run, rank, master_of)));
     copy.set(dict, keys::kFp32FlatGroups, document.list(std::move(flat)));
     carry_unknown(copy, dict);
     return dict;
@@ -764,7 +433,7 @@ class Writer {
   Value param_shapes(Document& document) const {
     if (target_.stage == 0) return {};
     std::vector<Value> all;
-    for (const Run& run : runs_) {
+    for (const Run& run : layout_.runs()) {
       const Value shapes = ordered_dict(document);
       for (const Param* param : run.params) {
         document.set_item(shapes, document.intern(param->name),
@@ -778,14 +447,14 @@ class Writer {
   // Stages 2 and 3 keep frozen parameters apart; None if the run chose not to save them, which
   // loads where there are none, too.
   bool has_frozen_entries(const Value& saved) const {
-    return target_.stage >= 2 && (!frozen_.empty() || saved.is_mapping());
+    return target_.stage >= 2 && (!layout_.frozen().empty() || saved.is_mapping());
   }
 
   template <typename F>
   Value of_frozen(ArchiveCopy& copy, F&& make) const {
     Document& document = copy.document();
     const Value dict = ordered_dict(document);
-    for (const Param* param : frozen_) {
+    for (const Param* param : layout_.frozen()) {
       const Value name = document.intern(param->name);
       document.set_item(dict, name, make(*param));
     }
@@ -804,7 +473,7 @@ class Writer {
     if (!has_frozen_entries(saved)) return {};
     const bool as_saved = target_.stage == 2 && source_.facts().zero_stage == 2;
     if (as_saved && !target_.param_dtype && saved.is_mapping() &&
-        saved.as_dict().items.size() == frozen_.size()) {
+        saved.as_dict().items.size() == layout_.frozen().size()) {
       return copy.of(saved);
     }
     const Value module = copy.from().root().find_or_none(keys::kModule);
@@ -815,9 +484,7 @@ class Writer {
       const DType dtype = target_.param_dtype.value_or(stored);
       const TensorSource value = param.weight.to(dtype);
       if (target_.stage == 3) {
-        Pieces pieces;
-        add_piece(pieces, value, rank, target_.dp);
-        return writer.tensor(pieces.take(dtype));
+        return writer.tensor(layout_.piece(value, rank));
       }
       const auto found = storages.find(param.name);
       if (found != storages.end()) return writer.tensor(found->second, param.weight.shape());
@@ -852,11 +519,10 @@ class Writer {
     const bool fused = target_.wrapper == EngineWrapper::fp16_fused;
     if (!fused || target_.fp16) set_scale_numbers(copy, dict);
     copy.set(dict, keys::kOptimizerStateDict, optimizer_dict(copy, 0));
-    std::vector<Value> groups(groups_.size());
-    std::vector<std::vector<Value>> lists(groups_.size());
-    for (const Run& run : runs_) {
-      const TensorSource source = fused ? of_run(run, 0, master_of) : run.params.front()->weight;
-      const Value tensor = masters(copy, source);
+    std::vector<Value> groups(layout_.groups().size());
+    std::vector<std::vector<Value>> lists(layout_.groups().size());
+    for (const Run& run : layout_.runs()) {
+      const Value tensor = masters(copy, layout_.of_run(run, 0, master_of));
       groups[run.group] = tensor;
       lists[run.group].push_back(tensor);
     }
@@ -937,14 +603,16 @@ class Writer {
 
   std::vector<ReshardedGroup> summary() const {
     std::vector<ReshardedGroup> all;
-    for (size_t g = 0; g < groups_.size(); ++g) {
-      ReshardedGroup group{.params = groups_[g].params.size(), .numel = 0};
-      for (const Param* param : groups_[g].params) {
-        group.numel += numel_of(*param);
-        if (target_.stage == 3) group.partition += piece_of(numel_of(*param), target_.dp);
+    for (size_t g = 0; g < layout_.groups().size(); ++g) {
+      const Group& from = layout_.groups()[g];
+      ReshardedGroup group{
+          .params = from.params.size(), .numel = 0, .partition = from.flat.partition};
+      for (const Param* param : from.params) {
+        const auto numel = static_cast<uint64_t>(param->weight.numel());
+        group.numel += numel;
+        if (target_.stage == 3) group.partition += piece_of(numel, target_.dp);
       }
-      if (is_zero12()) group.partition = groups_[g].flat.partition;
-      for (const Run& run : runs_) {
+      for (const Run& run : layout_.runs()) {
         if (target_.stage == 3 && run.group == g) ++group.sub_groups;
       }
       all.push_back(group);
@@ -955,13 +623,11 @@ class Writer {
   PlanBuilder& plan_;
   const Checkpoint& source_;
   const ReshardTarget& target_;
+  ReshardLayout layout_;
   const std::string& folder_;
   std::vector<std::string>& notes_;
   ShardValue wrapper_;
   bool same_wrapper_;  // whether the old files are of the target's optimizer wrapper
-  std::vector<Group> groups_;
-  std::vector<Run> runs_;
-  std::vector<const Param*> frozen_;
 };
 
 }  // namespace

@@ -1,0 +1,84 @@
+// How the target run cuts the parameters: which elements each rank has of each of the optimizer's
+// tensors.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "format/zero_layout.h"
+#include "plan/tensor_source.h"
+#include "reshard_target.h"
+
+namespace dsckpt {
+
+// Immutable; borrows the checkpoint and the target. Counts are elements.
+class ReshardLayout {
+ public:
+  // A parameter group.
+  struct Group {
+    ShardValue settings;
+    std::vector<const Param*> params;  // in the order of the flat vector
+    FlatLayout flat = {};              // stages 1 and 2
+  };
+  // The parameters that one of the optimizer's tensors is made of: a group, at stage 3 a sub-group,
+  // at stage 0 a parameter.
+  struct Run {
+    size_t group = 0;
+    std::vector<const Param*> params;
+  };
+  // A part of a parameter in a rank's partition of a flat vector.
+  struct Slice {
+    const Param* param = nullptr;
+    uint64_t begin = 0;  // in the parameter
+    uint64_t start = 0;  // in the partition
+    uint64_t numel = 0;
+  };
+  using TensorOf = std::function<TensorSource(const Param&)>;
+
+  // Throws UnsupportedError for parameters that go into one tensor and have other states than each
+  // other, or states that cannot be cut; InconsistentError for parameters that are not in `module`.
+  ReshardLayout(const Checkpoint& source, const ReshardTarget& target);
+
+  const std::vector<Group>& groups() const { return groups_; }
+  const std::vector<Run>& runs() const { return runs_; }  // by group
+  // Parameters that the optimizer does not train, those first that the checkpoint calls so.
+  const std::vector<const Param*>& frozen() const { return frozen_; }
+
+  // Stages 1 and 2. What rank `rank`'s partition of a group holds, in order.
+  std::vector<Slice> slices(const Group& group, uint32_t rank) const;
+  // Elements of it in front of the padding at the vector's end.
+  uint64_t real_part(const Group& group, uint32_t rank) const;
+  // The partition; with `padded` the padding at the end too.
+  TensorSource partition(const Group& group, uint32_t rank, bool padded,
+                         const TensorOf& tensor_of) const;
+
+  // What rank `rank` has of the tensor that is made of `run`.
+  TensorSource of_run(const Run& run, uint32_t rank, const TensorOf& tensor_of) const;
+  // The same of state number `i` of its parameters, in the form in which the optimizer keeps it.
+  TensorSource state_of(const Run& run, uint32_t rank, size_t i) const;
+  // Stage 3. Rank `rank`'s part of a tensor's elements, filled up with zeros.
+  TensorSource piece(const TensorSource& tensor, uint32_t rank) const;
+
+ private:
+  bool is_zero12() const { return target_.stage == 1 || target_.stage == 2; }
+  bool is_single() const;
+  uint64_t alignment() const;
+  void make_groups();
+  void make_runs();
+  void find_frozen();
+  void check_module() const;
+  void check_group(const Group& group) const;
+  void check_run(const Run& run) const;
+  TensorSource whole_momenta(const Group& group, uint32_t rank, const TensorOf& tensor_of) const;
+
+  const Checkpoint& source_;
+  const ReshardTarget& target_;
+  std::vector<Group> groups_;
+  std::vector<Run> runs_;
+  std::vector<const Param*> frozen_;
+};
+
+}  // namespace dsckpt
