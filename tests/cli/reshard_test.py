@@ -8,17 +8,13 @@ import shutil
 import torch
 
 import cli_common
-from cli_common import CliTest, edited, snapshot
+from cli_common import CliTest, edited, load_shard as load, snapshot
 
 Z1 = "z1_fp32_w2"
 Z2 = "z2_fp32_full_w3"  # tied and frozen parameters, buffers, two groups
 Z3 = "z3_fp32_full_w2"
 BF16 = "z2_bf16_w4"
 TRAINER = "hf_trainer_gpt2_z2_bf16_w2"
-
-
-def load(path):
-    return torch.load(path, weights_only=False, pickle_module=cli_common._PICKLE)
 
 
 def relative_files(folder):

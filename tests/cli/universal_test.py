@@ -7,15 +7,11 @@ import zipfile
 import torch
 
 import cli_common
-from cli_common import CliTest, edited, snapshot
+from cli_common import CliTest, edited, load_shard as load, snapshot
 
 Z1 = "z1_fp32_w2"
 Z2 = "z2_fp32_full_w3"
 Z3 = "z3_fp32_full_w2"
-
-
-def load(path):
-    return torch.load(path, weights_only=False, pickle_module=cli_common._PICKLE)
 
 
 class UniversalTest(CliTest):
