@@ -224,6 +224,22 @@ class Benchmark(unittest.TestCase):
                              {"cp": 2, "to-universal": 2})
             self.assertEqual(list((folder / "work").iterdir()), [])
 
+    def test_a_resharded_checkpoint_is_compared_with_a_copy_of_it(self):
+        for stage, to in [(2, 2), (3, 5)]:
+            with self.subTest(stage=stage), tempfile.TemporaryDirectory() as folder:
+                folder = pathlib.Path(folder)
+                done = subprocess.run(
+                    [sys.executable, ROOT / "scripts/bench.py", "--tool", "reshard", "--params", "200k", "--ranks", "3",
+                     "--to", str(to), "--stage", str(stage), "--runs", "2", "--check", "--bin", BIN, "--work",
+                     folder / "work", "--json", folder / "results.json"], capture_output=True, text=True)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                results = json.loads((folder / "results.json").read_text())
+                # Shards and `latest`; stage 3 has a model file a rank.
+                self.assertEqual(results["output_files"], 2 * to + 1 if stage == 3 else to + 2)
+                self.assertEqual(results["to_ranks"], to)
+                self.assertEqual({name: len(program["runs"]) for name, program in results["programs"].items()},
+                                 {"cp": 2, "reshard": 2})
+
     def test_results_are_kept_and_name_no_folder(self):
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
