@@ -40,6 +40,11 @@ bool is_shard(const fs::path& path) {
   return parse_shard_name(path.filename().string()).has_value();
 }
 
+bool is_tag(const fs::path& folder) {
+  const std::vector<fs::path> paths = list(folder);
+  return std::any_of(paths.begin(), paths.end(), is_shard);
+}
+
 bool holds_shards(const fs::path& folder) {
   const std::vector<fs::path> paths = list(folder);
   return std::any_of(paths.begin(), paths.end(), [](const fs::path& path) {
@@ -147,7 +152,12 @@ class Finder {
       const std::string name = path.filename().string();
       if (name == "latest" || name == "latest_universal" || name.starts_with(kStaging)) continue;
       if (is_folder(path)) {
-        if (name != "zero" && !holds_shards(path)) add_folder(path, name);
+        if (name == "zero" || is_tag(path)) continue;
+        if (holds_shards(path)) {
+          note(name + " is a folder with another checkpoint in it and is left out");
+        } else {
+          add_folder(path, name);
+        }
       } else if (is_file(path, name)) {
         if (const auto rank = trainer.rank_of(name)) {
           trainer.files[*rank] = path;

@@ -37,7 +37,8 @@ struct CheckpointPlace {
 // Of the tag folder: files that are not shards, as TAG/NAME. Unless the user named the tag folder
 // itself, also of the named folder: all files under their own names but `latest` and
 // `latest_universal`, and all folders with everything in them but those that hold shards (other
-// tags), `zero` (universal) and unfinished outputs (.dsckpt-staging-*). Links to files are copied
+// tags; with a note if they lie deeper), `zero` (universal) and unfinished outputs
+// (.dsckpt-staging-*). Links to files are copied
 // as files. Links to folders, broken links, and what is neither file nor folder are left out, with
 // a note; so are folders of the tag folder. Empty folders are not made.
 //
