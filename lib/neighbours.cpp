@@ -152,7 +152,7 @@ class Finder {
       const std::string name = path.filename().string();
       if (name == "latest" || name == "latest_universal" || name.starts_with(kStaging)) continue;
       if (is_folder(path)) {
-        if (name == "zero" || is_tag(path)) continue;
+        if (name == "zero" || is_tag(path) || place_.tag.starts_with(name + "/")) continue;
         if (holds_shards(path)) {
           note(name + " is a folder with another checkpoint in it and is left out");
         } else {

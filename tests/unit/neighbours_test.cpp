@@ -83,7 +83,8 @@ TEST(Neighbours, AreNotOtherCheckpoints) {
        "older/config.json", "kept/config.json"});
   const Neighbours found = folder.find(2, 3);
   EXPECT_EQ(destinations(found), (Names{"kept/config.json"}));
-  EXPECT_EQ(found.notes, Names());
+  EXPECT_EQ(found.notes,
+            (Names{"older is a folder with another checkpoint in it and is left out"}));
 }
 
 TEST(Neighbours, OfANamedTagFolderAreInThatFolderOnly) {
