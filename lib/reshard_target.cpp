@@ -132,7 +132,7 @@ class TargetBuilder {
 
  private:
   const CheckpointFacts& facts() const { return source_.facts(); }
-  bool is_zero12() const { return target_.stage == 1 || target_.stage == 2; }
+
   void note(std::string text) { notes_.push_back(std::move(text)); }
 
   void check_source() const {

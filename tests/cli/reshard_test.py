@@ -316,6 +316,57 @@ class TargetTest(ReshardTest):
         self.assertEqual(sorted(state["state"][0]), ["exp_avg", "exp_avg_sq", "step"])
 
 
+class UniversalSourceTest(ReshardTest):
+
+    def universal(self, scratch):
+        output = self.new_path() / "global_step3_universal"
+        done = self.tool("to-universal", "--input_folder", scratch.folder, "--output_folder", output)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return output
+
+    def test_a_universal_checkpoint_becomes_what_its_source_does(self):
+        for case, arguments in [(Z1, ["--dp", "3"]), (Z2, ["--dp", "2"]), (Z3, ["--dp", "3"]),
+                                (Z2, ["--dp", "4", "--stage", "3"]), (Z3, ["--dp", "1", "--stage", "1"]),
+                                ("z1_bf16opt_full_w3", ["--dp", "4"]), ("z2_bf16_muon_w2", ["--dp", "3"])]:
+            with self.subTest(case=case, arguments=arguments):
+                scratch = self.scratch(case)
+                native, _ = self.reshard(scratch.folder, *arguments)
+                output, _ = self.reshard(self.universal(scratch), *arguments)
+                self.assertEqual((output / "latest").read_text(), "global_step3")
+                self.assertEqual(relative_files(output), relative_files(native))
+                for name in relative_files(native):
+                    if not name.endswith(".pt"):
+                        continue
+                    ours, theirs = load(output / name), load(native / name)
+                    self.assertEqual(self.plain(ours), self.plain(theirs), name)
+
+    def plain(self, value):
+        """A value that == compares: tensors as their bytes, DeepSpeed's objects as what they were made of."""
+        if isinstance(value, torch.Tensor):
+            flat = value.detach().contiguous().reshape(-1)
+            return str(value.dtype), tuple(value.shape), flat.view(torch.uint8).numpy().tobytes()
+        if isinstance(value, dict):
+            return {key: self.plain(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+            return [self.plain(item) for item in value]
+        if hasattr(value, "_arguments"):
+            return type(value).__name__, value._arguments, self.plain(value.__dict__)
+        return type(value).__name__, repr(value)
+
+    def test_groups_that_a_universal_checkpoint_lacks_come_from_the_new_run(self):
+        scratch, like = self.scratch("z0_fp32_w2"), self.scratch("z1_fp32_full_w4")
+        universal = self.universal(scratch)
+        self.assert_refused(universal, 3, "does not tell the optimizer's parameter groups", "--dp", "3")
+        output, said = self.reshard(universal, "--dp", "4", "--like", like.folder)
+        self.assertIn("hyper-parameters are those of", said)
+        model = load(next(output.glob("*/mp_rank_00_model_states.pt")))
+        self.assertEqual(model["param_shapes"], load(like.model())["param_shapes"])
+        stage0 = load(scratch.model())
+        flat = torch.cat([self.optim(output, rank)["single_partition_of_fp32_groups"][0] for rank in range(4)])
+        name, shape = next(iter(model["param_shapes"][0].items()))
+        self.assertTrue(torch.equal(flat[:shape.numel()].view(shape), stage0["module"][name]))
+
+
 class RefusalTest(ReshardTest):
 
     def test_model_parallel_checkpoints_are_refused_with_the_reason(self):
