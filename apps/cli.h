@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "convert.h"
 #include "exec/executor.h"
 
 namespace dsckpt::cli {
@@ -41,8 +42,10 @@ void add_common(CLI::App& app, Common& common);
 // Adds the positional `name`, a checkpoint folder, and --tag.
 void add_checkpoint_options(CLI::App& app, const std::string& name, std::string& path,
                             OpenOptions& open);
-// Adds --threads and --progress, for tools that run a plan.
-void add_run_options(CLI::App& app, Common& common);
+// For tools that run a plan. Adds --dry-run, --force, which is explained by `force`, --fsync,
+// --verify, --threads and --progress.
+void add_run_options(CLI::App& app, Common& common, RunOptions& run, bool& dry_run,
+                     const std::string& force);
 
 // The text that ends every --help: exit codes, then `examples`.
 std::string footer(const std::string& examples);

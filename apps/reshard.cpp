@@ -56,13 +56,9 @@ void add_options(CLI::App& app, Arguments& args) {
   app.add_flag("--plan-batch", args.plan_batch,
                "Show the batch settings that keep the global batch on the new ranks, and write\n"
                "ds_config_dpN.json with the one suggested");
-  app.add_flag("--dry-run", args.dry_run, "Show what would be written; write nothing");
-  app.add_flag("--force", args.run.stage.force, "Replace what reshard wrote there before");
-  app.add_flag("--fsync", args.run.stage.durable,
-               "Wait until the data is on the disk before it gets its final name");
-  app.add_flag("--verify", args.run.verify,
-               "Check the CRC32 of every record of the checkpoint, also those not needed");
-  cli::add_run_options(app, args.common);
+
+  cli::add_run_options(app, args.common, args.run, args.dry_run,
+                       "Replace what reshard wrote there before");
   cli::add_common(app, args.common);
   app.footer(
       cli::footer("  reshard ckpt ckpt_on_6 --dp 6\n"

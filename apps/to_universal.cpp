@@ -54,14 +54,9 @@ void add_options(CLI::App& app, Arguments& args) {
       "--inject-missing-state", args.inject_missing_state,
       "Accepted and without effect: a universal_checkpoint_info that is not needed is not\n"
       "missed, one that is needed cannot be made up");
-  app.add_flag("--dry-run", args.dry_run, "Show what would be written; write nothing");
-  app.add_flag("--force", args.run.stage.force,
-               "Replace a universal checkpoint that is in the output folder");
-  app.add_flag("--fsync", args.run.stage.durable,
-               "Wait until the data is on the disk before it gets its final name");
-  app.add_flag("--verify", args.run.verify,
-               "Check the CRC32 of every record of the checkpoint, also those not needed");
-  cli::add_run_options(app, args.common);
+
+  cli::add_run_options(app, args.common, args.run, args.dry_run,
+                       "Replace a universal checkpoint that is in the output folder");
   cli::add_common(app, args.common);
   app.footer(
       cli::footer("  to-universal --input_folder ckpt/global_step500 --output_folder "

@@ -77,14 +77,9 @@ void add_options(CLI::App& app, Arguments& args) {
                  "Copy configuration and tokenizer files from this Hugging Face folder,\n"
                  "so that from_pretrained loads the result")
       ->type_name("DIR");
-  app.add_flag("--dry-run", args.dry_run, "Show what would be written; write nothing");
-  app.add_flag("--force", args.run.stage.force, "Replace files of the same names");
-  app.add_flag("--fsync", args.run.stage.durable,
-               "Wait until the data is on the disk before it gets its final names");
-  app.add_flag("--verify", args.run.verify,
-               "Check the CRC32 of every record of the checkpoint, also those not needed");
+
   app.add_flag("-d,--debug", args.debug, "Say what was found in the checkpoint");
-  cli::add_run_options(app, args.common);
+  cli::add_run_options(app, args.common, args.run, args.dry_run, "Replace files of the same names");
   cli::add_common(app, args.common);
   app.footer(cli::footer(
       "  zero-to-fp32 . weights/ --safe-serialization\n"
