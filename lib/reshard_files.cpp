@@ -115,11 +115,11 @@ class Writer {
     return dict;
   }
 
-  static Value settings_of(ArchiveCopy& copy, const ShardValue& settings,
-                           const std::vector<Value>& numbers) {
+  Value settings_of(ArchiveCopy& copy, const ShardValue& settings,
+                    const std::vector<Value>& numbers) const {
     const Value params = copy.document().list(numbers);
     if (settings.archive == nullptr) {
-      throw UnsupportedError({}, "the checkpoint has no hyper-parameters");
+      throw UnsupportedError(source_where(), "has no hyper-parameters");
     }
     const Value dict = copy.dict_of(
         *settings.archive, settings.value, [&](std::string_view key, const Value& value) {
@@ -556,6 +556,8 @@ class Writer {
   // each.
   void note_client_state() {
     const auto& files = source_.model_files();
+    const size_t kept = target_.stage == 3 ? target_.dp : 1;
+    if (files.size() == 1 || kept == files.size()) return;
     std::vector<std::string> keys;
     const Value first = files.front().archive->root();
     for (const auto& [key, value] : first.as_dict().items) {
@@ -573,8 +575,7 @@ class Writer {
       if (differs) keys.push_back(std::string(name));
     }
     add_buffers_that_differ(keys);
-    const size_t kept = target_.stage == 3 ? target_.dp : 1;
-    if (keys.empty() || kept == files.size()) return;
+    if (keys.empty()) return;
     std::string names;
     for (const std::string& key : keys) names += (names.empty() ? "'" : ", '") + key + "'";
     notes_.push_back(kept < files.size()

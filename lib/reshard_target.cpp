@@ -23,6 +23,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr const char* kGroupsHint =
+    "--like CHECKPOINT takes the groups from a checkpoint of the new run";
+constexpr const char* kConfigHint = "--ds-config says the new run's";
+
 std::string file_of(const Checkpoint& checkpoint) {
   return checkpoint.model_files().front().path.string();
 }
@@ -207,7 +211,7 @@ class TargetBuilder {
     throw std::move(
         UnsupportedError({.file = file_of(reference_), .member = std::string(keys::kDsConfig)},
                          "is needed and not understood: " + unread_))
-        .with_hint("--ds-config says the new run's");
+        .with_hint(kConfigHint);
   }
 
   void choose_stage() {
@@ -235,7 +239,7 @@ class TargetBuilder {
         if (!facts().states_assigned) throw unassigned_states(source_);
         throw std::move(UnsupportedError({.file = source_.tag_folder().string()},
                                          "does not tell the optimizer's parameter groups"))
-            .with_hint("--like CHECKPOINT takes them from a checkpoint of the new run");
+            .with_hint(kGroupsHint);
       }
       target_.groups = own;
     } else {
@@ -304,7 +308,7 @@ class TargetBuilder {
         throw std::move(UnsupportedError({.file = file_of(source_), .tensor = name},
                                          "has no optimizer state: it is frozen, or was never given "
                                          "a gradient, and the file does not tell which"))
-            .with_hint("--like CHECKPOINT takes the groups from a checkpoint of the new run");
+            .with_hint(kGroupsHint);
       }
     }
   }
@@ -386,14 +390,12 @@ class TargetBuilder {
         throw std::move(UnsupportedError({.file = file_of(source_), .tensor = param.name},
                                          "has no elements, and the files do not tell whether the "
                                          "optimizer has it, which stage 0 counts"))
-            .with_hint("--like CHECKPOINT takes the groups from a checkpoint of the new run");
+            .with_hint(kGroupsHint);
       }
     }
   }
 
-  // Stage 3 keeps a group of frozen parameters only, as torch does; the flat vectors of stages 1
-  // and
-  // 2 cannot be empty.
+  // Stage 3 keeps a group of frozen parameters only, as torch does; a flat vector cannot be empty.
   void check_empty_groups() const {
     if (target_.stage == 3) return;
     for (size_t g = 0; g < target_.groups.size(); ++g) {
@@ -515,7 +517,7 @@ class TargetBuilder {
         UnsupportedError({.file = file_of(reference_), .member = std::string(keys::kDsConfig)},
                          "is not there, but the files are of a run with "
                          "round_robin_gradients, which has to be written down"))
-        .with_hint("--ds-config says the new run's");
+        .with_hint(kConfigHint);
   }
 
   // If the files are not cut as the size says, the new ones would not be as the engine cuts.
