@@ -82,14 +82,15 @@ json facts_json(const Checkpoint& checkpoint) {
   return out;
 }
 
-json param_json(const InputFiles& inputs, const Param& param) {
-  json out = {{"name", param.name},
-              {"kind", to_string(param.kind)},
-              {"dtype", torch_name(param.weight.dtype())},
-              {"shape", param.weight.shape()},
-              {"bytes", param.weight.nbytes()},
-              {"files", files_of(inputs, param.weight)}};
-  if (!param.alias_of.empty()) out["alias_of"] = param.alias_of;
+json tensor_json(const InputFiles& inputs, const NamedTensor& tensor) {
+  json out = {{"name", tensor.name},
+              {"dtype", torch_name(tensor.value.dtype())},
+              {"shape", tensor.value.shape()},
+              {"bytes", tensor.value.nbytes()},
+              {"files", files_of(inputs, tensor.value)}};
+  if (!tensor.state.empty()) out["state"] = tensor.state;
+  if (tensor.kind) out["kind"] = to_string(*tensor.kind);
+  if (!tensor.alias_of.empty()) out["alias_of"] = tensor.alias_of;
   return out;
 }
 

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "convert.h"
+#include "inspect/contents.h"
 #include "reshard.h"
 #include "universal.h"
 
@@ -33,8 +34,8 @@ std::string human_seconds(double seconds);
 
 // {"layout", "zero_stage", "dp", ...}
 nlohmann::json facts_json(const Checkpoint& checkpoint);
-// {"name", "kind", "dtype", "shape", "bytes", "alias_of"?, "files"}
-nlohmann::json param_json(const InputFiles& inputs, const Param& param);
+// {"name", "state"?, "kind"?, "dtype", "shape", "bytes", "alias_of"?, "files"}
+nlohmann::json tensor_json(const InputFiles& inputs, const NamedTensor& tensor);
 // {"files": [{"path", "bytes", "tensors": [...]}], "bytes_read", "bytes_written"}
 nlohmann::json plan_json(const WeightsPlan& plan);
 // {"parameters": [{"name", "shape", "files"}], "files": [{"path", "bytes"}], "bytes_read",

@@ -26,7 +26,8 @@ ALLOWED = {
     "checkpoint": {"base", "io", "plan", "format"},
     "output": {"base", "io", "plan", "format"},
     "exec": {"base", "io", "plan"},
-    "": {"base", "io", "plan", "format", "checkpoint", "output", "exec"},
+    "inspect": {"base", "io", "plan", "format", "checkpoint", "output", "exec"},
+    "": {"base", "io", "plan", "format", "checkpoint", "output", "exec", "inspect"},
 }
 
 LIBTORCH = re.compile(r"^(torch|ATen|c10)/")

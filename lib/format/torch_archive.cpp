@@ -482,6 +482,19 @@ std::vector<uint32_t> TorchArchive::checksums(const Value& value) const {
   return found;
 }
 
+std::string TorchArchive::record_at(uint64_t offset) const {
+  if (!impl_->zip) {
+    for (const auto& [key, extent] : impl_->legacy_storages) {
+      if (offset >= extent.offset && offset < extent.end()) return impl_->member(key);
+    }
+    return "";
+  }
+  for (const ZipEntry& entry : impl_->zip->entries()) {
+    if (offset >= entry.header_offset && offset < entry.limit) return entry.name;
+  }
+  return "";
+}
+
 Shape shape_from_pickle(const Value& value) {
   if (value.is(Kind::object)) {
     const ObjectNode& object = value.as_object();

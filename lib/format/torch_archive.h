@@ -78,6 +78,9 @@ class TorchArchive {
   // The CRC32s of the storages of all tensors in `value`, in the order of the pickle. Empty where
   // records() is.
   std::vector<uint32_t> checksums(const pickle::Value& value) const;
+  // The name of the record whose header or data byte `offset` of the file belongs to, in the legacy
+  // form "storage KEY"; "" if there is none.
+  std::string record_at(uint64_t offset) const;
 
  private:
   struct Impl;

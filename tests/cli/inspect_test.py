@@ -144,7 +144,7 @@ class InspectTest(CliTest):
             (2, ["list", self.root / "nowhere"], "nowhere"),
             (3, ["list", self.tmp], "no DeepSpeed shards"),
             (3, ["list", case.load_dir, "-t", "nope"], "no such tag"),
-            (3, ["list", case.load_dir / "latest"], "is a file"),
+            (3, ["list", case.load_dir / "latest"], "not a file written by torch.save"),
         ]:
             with self.subTest(arguments=arguments):
                 done = self.tool("ckpt-inspect", *arguments)

@@ -1,0 +1,47 @@
+#include "inspect/commands.h"
+
+#include <re2/re2.h>
+
+#include <CLI/Validators.hpp>
+#include <algorithm>
+
+namespace dsckpt::inspect {
+
+void add_contents_options(CLI::App& app, const std::string& name, std::string& path,
+                          ContentsOptions& options) {
+  app.add_option(name, path,
+                 "Checkpoint folder, tag's folder, universal checkpoint, folder of weights, or one "
+                 "file of torch.save or safetensors")
+      ->required();
+  app.add_option("-t,--tag", options.tag, "Tag to read (default: what `latest` says)");
+}
+
+void add_selection(CLI::App& app, Selection& selection) {
+  app.add_option("--match", selection.match, "Only tensors whose name matches")->type_name("REGEX");
+  app.add_option("--sort", selection.sort, "By order (of the checkpoint), name or size")
+      ->check(CLI::IsMember({"order", "name", "size"}))
+      ->option_text("KEY=order");
+}
+
+std::vector<NamedTensor> selected(const Contents& contents, const Selection& selection) {
+  RE2::Options quiet;
+  quiet.set_log_errors(false);
+  const RE2 match(selection.match, quiet);
+  if (!match.ok()) throw UsageError("--match '" + selection.match + "': " + match.error());
+  std::vector<NamedTensor> tensors;
+  for (const NamedTensor& tensor : contents.tensors()) {
+    if (RE2::PartialMatch(tensor.name, match)) tensors.push_back(tensor);
+  }
+  if (selection.sort == "name") {
+    std::stable_sort(tensors.begin(), tensors.end(),
+                     [](const NamedTensor& a, const NamedTensor& b) { return a.name < b.name; });
+  } else if (selection.sort == "size") {
+    std::stable_sort(tensors.begin(), tensors.end(),
+                     [](const NamedTensor& a, const NamedTensor& b) {
+                       return a.value.nbytes() > b.value.nbytes();
+                     });
+  }
+  return tensors;
+}
+
+}  // namespace dsckpt::inspect

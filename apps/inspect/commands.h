@@ -1,0 +1,38 @@
+// The subcommands of ckpt-inspect, one file each, listed in ckpt_inspect.cpp.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cli.h"
+#include "inspect/contents.h"
+
+namespace dsckpt::inspect {
+
+// A subcommand that was added to the tool.
+struct Command {
+  CLI::App* app;
+  std::function<int()> run;  // the exit code
+};
+
+// Adds a subcommand, with its options, to `app`. What it keeps lives as long as the Command.
+using AddCommand = Command(CLI::App& app, cli::Common& common);
+AddCommand add_list;
+
+// Adds the positional `name`, a path that Contents::open takes, and --tag.
+void add_contents_options(CLI::App& app, const std::string& name, std::string& path,
+                          ContentsOptions& options);
+
+// Which tensors, and in what order.
+struct Selection {
+  std::string match;           // an RE2 pattern, searched in names
+  std::string sort = "order";  // of the contents, or "name", "size"
+};
+// Adds --match and --sort.
+void add_selection(CLI::App& app, Selection& selection);
+// Throws UsageError for a bad pattern.
+std::vector<NamedTensor> selected(const Contents& contents, const Selection& selection);
+
+}  // namespace dsckpt::inspect

@@ -1,0 +1,176 @@
+#include "checkpoint/weights.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <system_error>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "format/tensors_in.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+using nlohmann::json;
+namespace {
+
+constexpr std::string_view kIndexSuffix = ".index.json";
+constexpr uint64_t kMaxIndexBytes = 256 << 20;
+// transformers/utils/__init__.py, peft/utils/constants.py, diffusers/utils/constants.py
+constexpr std::array kStems = {"model", "pytorch_model", "adapter_model",
+                               "diffusion_pytorch_model"};
+constexpr std::array kSuffixes = {".safetensors", ".bin"};
+
+bool is_there(const fs::path& path) {
+  std::error_code failed;
+  return fs::exists(path, failed);
+}
+
+std::vector<fs::path> ending_with(const fs::path& folder, std::string_view suffix) {
+  std::vector<fs::path> found;
+  std::error_code failed;
+  fs::directory_iterator it(folder, failed);
+  if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
+  for (const fs::directory_iterator end; it != end; it.increment(failed)) {
+    if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
+    if (it->path().filename().string().ends_with(suffix)) found.push_back(it->path());
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+// The files a folder's weights are in: one index, or the files themselves. Empty if there are none.
+std::vector<fs::path> find_weights(const fs::path& folder) {
+  for (const char* stem : kStems) {
+    for (const char* suffix : kSuffixes) {
+      const fs::path file = folder / (std::string(stem) + suffix);
+      if (is_there(file)) return {file};
+      const fs::path index = file.string() + std::string(kIndexSuffix);
+      if (is_there(index)) return {index};
+    }
+  }
+  if (std::vector<fs::path> indices = ending_with(folder, kIndexSuffix); indices.size() == 1) {
+    return indices;
+  }
+  return ending_with(folder, ".safetensors");
+}
+
+// weight_map of an index: tensor name -> file name.
+std::map<std::string, std::string> read_index(const fs::path& path) {
+  const InputFile file(path);
+  return in_context({.file = path.string()}, [&] {
+    if (file.size() > kMaxIndexBytes) throw CorruptError({}, "is too long to be an index");
+    const std::vector<std::byte> bytes = file.read(0, file.size());
+    const json index = json::parse(as_text(bytes), nullptr, false);
+    if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
+      throw CorruptError({}, "is no index: it has no object \"weight_map\"");
+    }
+    std::map<std::string, std::string> files;
+    for (const auto& [name, where] : index["weight_map"].items()) {
+      const fs::path named = where.is_string() ? where.get<std::string>() : std::string();
+      if (named.empty() || named.is_absolute() ||
+          std::any_of(named.begin(), named.end(), [](const fs::path& p) { return p == ".."; })) {
+        throw CorruptError({.tensor = name}, "is in no file of the folder");
+      }
+      files.emplace(name, named.string());
+    }
+    return files;
+  });
+}
+
+}  // namespace
+
+bool Weights::probe(const fs::path& path) {
+  std::error_code failed;
+  const fs::file_status status = fs::status(path, failed);
+  if (fs::is_regular_file(status)) return true;
+  return fs::is_directory(status) && !find_weights(path).empty();
+}
+
+Weights Weights::open(InputFiles& inputs, const fs::path& path) {
+  Weights weights;
+  std::vector<fs::path> paths{path};
+  fs::path root;
+  std::optional<std::map<std::string, std::string>> index;
+  std::error_code failed;
+  if (fs::is_directory(path, failed)) {
+    root = path;
+    paths = find_weights(path);
+    if (paths.empty()) throw InconsistentError({.file = path.string()}, "holds no weights");
+  }
+  const fs::path index_path = paths.front();
+  if (index_path.string().ends_with(kIndexSuffix)) {
+    index = read_index(index_path);
+    std::set<std::string> names;
+    for (const auto& [tensor, file] : *index) names.insert(file);
+    paths.clear();
+    std::string missing;
+    for (const std::string& name : names) {
+      paths.push_back(root / name);
+      if (!is_there(paths.back())) missing += (missing.empty() ? "" : ", ") + name;
+    }
+    if (!missing.empty()) {
+      throw InconsistentError({.file = index_path.string()},
+                              "names files that are missing: " + missing);
+    }
+  }
+
+  std::unordered_map<std::string, std::string> file_of;
+  for (const fs::path& file_path : paths) {
+    WeightsFile file{file_path, inputs.add(file_path, root), nullptr, nullptr};
+    const std::string display = inputs[file.id].display();
+    const auto add = [&](std::string name, TensorSource value, std::string alias_of) {
+      const auto [at, is_new] = file_of.emplace(name, display);
+      if (!is_new) {
+        throw InconsistentError({.file = display, .tensor = name}, "is in " + at->second + " too");
+      }
+      weights.tensors_.push_back({std::move(name), std::move(value), std::move(alias_of)});
+    };
+    if (SafetensorsFile::probe(inputs[file.id])) {
+      file.safetensors = std::make_unique<SafetensorsFile>(SafetensorsFile::open(inputs, file.id));
+      for (const SafetensorsEntry& entry : file.safetensors->entries()) {
+        add(entry.name, file.safetensors->tensor(entry), "");
+      }
+    } else {
+      file.archive = std::make_unique<TorchArchive>(TorchArchive::open(inputs, file.id));
+      std::map<std::tuple<std::string, int64_t, Shape, Strides, DType>, std::string> views;
+      for (const FoundTensor& found : tensors_in(file.archive->root())) {
+        const TensorInfo info =
+            in_context({.tensor = found.path}, [&] { return file.archive->info(found.value); });
+        std::string alias_of;
+        if (numel(info.shape) > 0) {
+          const auto [first, is_new] =
+              views.emplace(std::tuple(info.storage_key, info.storage_offset, info.shape,
+                                       info.strides, info.dtype),
+                            found.path);
+          if (!is_new) alias_of = first->second;
+        }
+        add(found.path, file.archive->tensor(found.value), std::move(alias_of));
+      }
+    }
+    weights.files_.push_back(std::move(file));
+  }
+
+  if (index) {
+    for (const auto& [tensor, file] : *index) {
+      const auto at = file_of.find(tensor);
+      if (at == file_of.end()) {
+        throw InconsistentError({.file = file, .tensor = tensor},
+                                "is not in the file that the index says it is in");
+      }
+      if (at->second != file) {
+        throw InconsistentError({.file = at->second, .tensor = tensor},
+                                "is in " + file + " by the index");
+      }
+    }
+  }
+  return weights;
+}
+
+}  // namespace dsckpt

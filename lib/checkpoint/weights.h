@@ -1,0 +1,58 @@
+// Weights: files of named tensors that are no shards of ZeRO, as torch.save, safetensors and
+// huggingface_hub write them. Metadata only.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "format/safetensors.h"
+#include "format/torch_archive.h"
+#include "io/input_file.h"
+#include "plan/tensor_source.h"
+
+namespace dsckpt {
+
+// One file of weights, opened. Exactly one of the two is set.
+struct WeightsFile {
+  std::filesystem::path path;
+  FileId id = 0;
+  std::unique_ptr<TorchArchive> archive;
+  std::unique_ptr<SafetensorsFile> safetensors;
+};
+
+struct WeightsTensor {
+  // The key of a state_dict; where dicts lie in dicts, the keys with dots between them.
+  std::string name;
+  TensorSource value;
+  // The first name of the same view of the same storage, or "".
+  std::string alias_of;
+};
+
+// Immutable; any thread. The InputFiles table must outlive it.
+class Weights {
+ public:
+  // True if `path` is a regular file, or a folder with weights as open() looks for them.
+  static bool probe(const std::filesystem::path& path);
+
+  // Opens a file of torch.save or safetensors with whatever tensors it has, or a folder: with the
+  // first there is of model.safetensors, its .index.json, pytorch_model.bin and its .index.json
+  // (transformers' order), the same of adapter_model and diffusion_pytorch_model, or else one
+  // *.index.json, or else all its *.safetensors. Throws IoError; what opening the files throws;
+  // CorruptError for an index that is none; InconsistentError for files that an index names and
+  // that are not there (all of them in one message), for tensors that it says are elsewhere, and
+  // for names that come twice.
+  static Weights open(InputFiles& inputs, const std::filesystem::path& path);
+
+  const std::vector<WeightsFile>& files() const { return files_; }
+  // File by file, in the order of each.
+  const std::vector<WeightsTensor>& tensors() const { return tensors_; }
+
+ private:
+  std::vector<WeightsFile> files_;
+  std::vector<WeightsTensor> tensors_;
+};
+
+}  // namespace dsckpt

@@ -1,0 +1,84 @@
+#include "format/tensors_in.h"
+
+#include <unordered_set>
+#include <utility>
+
+#include "format/torch_archive.h"
+
+namespace dsckpt {
+using pickle::Kind;
+using pickle::Value;
+namespace {
+
+std::string key_text(const Value& key) {
+  switch (key.kind()) {
+    case Kind::string:
+      return std::string(key.as_string());
+    case Kind::integer:
+      return std::to_string(key.as_int());
+    default:
+      return "<" + std::string(to_string(key.kind())) + ">";
+  }
+}
+
+class Finder {
+ public:
+  std::vector<FoundTensor> take() { return std::move(found_); }
+
+  void visit(const Value& value, const std::string& path) {
+    if (TorchArchive::is_tensor(value)) {
+      found_.push_back({path, value});
+      return;
+    }
+    switch (value.kind()) {
+      case Kind::tuple:
+      case Kind::list:
+      case Kind::set:
+      case Kind::frozen_set:
+        if (entered_.insert(value.identity()).second) visit_items(value.as_sequence(), path);
+        break;
+      case Kind::dict:
+        if (entered_.insert(value.identity()).second) visit_mapping(value.as_dict(), path);
+        break;
+      case Kind::object:
+        if (entered_.insert(value.identity()).second) visit_object(value.as_object(), path);
+        break;
+      default:
+        break;
+    }
+  }
+
+ private:
+  static std::string below(const std::string& path, const std::string& key) {
+    return path.empty() ? key : path + "." + key;
+  }
+
+  void visit_items(std::span<const Value> items, const std::string& path) {
+    for (size_t i = 0; i < items.size(); ++i) visit(items[i], below(path, std::to_string(i)));
+  }
+
+  void visit_mapping(const pickle::DictNode& mapping, const std::string& path) {
+    for (const auto& [key, value] : mapping.items) visit(value, below(path, key_text(key)));
+  }
+
+  void visit_object(const pickle::ObjectNode& object, const std::string& path) {
+    visit(object.arguments, path);
+    visit(object.keywords, path);
+    visit_items(object.items, path);
+    visit_mapping(object.mapping, path);
+    if (object.has_state) visit(object.state, path);
+  }
+
+  std::unordered_set<const void*> entered_;
+  std::vector<FoundTensor> found_;
+};
+
+}  // namespace
+
+std::vector<FoundTensor> tensors_in(const Value& root) {
+  Finder finder;
+  finder.visit(root, "");
+  return finder.take();
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,24 @@
+// The tensors of a pickle, found wherever they are.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "format/pickle.h"
+
+namespace dsckpt {
+
+struct FoundTensor {
+  // Keys and indices from the root, with dots between them: "optimizer_state_dict.state.0.exp_avg".
+  // "" if the root itself is the tensor.
+  std::string path;
+  pickle::Value value;  // TorchArchive::is_tensor
+};
+
+// Every tensor that `root` holds in dicts, lists, tuples, sets and the state and items of objects,
+// in the order of the pickle. A container that comes again is not entered again, so this ends for
+// any document, in time linear in its size. Keys that are neither text nor numbers appear as
+// "<kind>".
+std::vector<FoundTensor> tensors_in(const pickle::Value& root);
+
+}  // namespace dsckpt

@@ -1,0 +1,87 @@
+#include "inspect/contents.h"
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/shard_name.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+// What has both is a checkpoint that someone keeps the model's own files beside.
+bool is_weights(const fs::path& path, const std::string& tag) {
+  if (!tag.empty() || !Weights::probe(path)) return false;
+  std::error_code failed;
+  if (fs::exists(path / "latest", failed) || fs::exists(path / "latest_universal", failed)) {
+    return false;
+  }
+  if (!fs::is_directory(path, failed)) return true;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path, failed)) {
+    if (parse_shard_name(entry.path().filename().string())) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+Contents Contents::open(InputFiles& inputs, const fs::path& path, const ContentsOptions& options) {
+  Contents contents;
+  if (is_weights(path, options.tag)) {
+    contents.weights_ = std::make_unique<Weights>(Weights::open(inputs, path));
+    bool torch = false;
+    bool safetensors = false;
+    for (const WeightsFile& file : contents.weights_->files()) {
+      (file.archive ? torch : safetensors) = true;
+      if (file.archive) contents.archives_.push_back({file.path, file.archive.get()});
+    }
+    contents.form_ = torch && safetensors ? "weights" : torch ? "torch" : "safetensors";
+    for (const WeightsTensor& tensor : contents.weights_->tensors()) {
+      contents.tensors_.push_back({tensor.name, "", std::nullopt, tensor.value, tensor.alias_of});
+    }
+    return contents;
+  }
+
+  contents.checkpoint_ = std::make_unique<Checkpoint>(
+      Checkpoint::open(inputs, path, {.tag = options.tag, .optimizer_states = options.states}));
+  const Checkpoint& checkpoint = *contents.checkpoint_;
+  contents.form_ = checkpoint.facts().layout;
+  for (const auto* files :
+       {&checkpoint.model_files(), &checkpoint.optim_files(), &checkpoint.param_files()}) {
+    contents.archives_.insert(contents.archives_.end(), files->begin(), files->end());
+  }
+  for (const Param& param : checkpoint.params()) {
+    contents.tensors_.push_back({param.name, "", param.kind, param.weight, param.alias_of});
+    for (const ParamState& state : param.states) {
+      contents.tensors_.push_back({param.name, state.key, param.kind, state.value, ""});
+    }
+  }
+  return contents;
+}
+
+const std::vector<WeightsFile>& Contents::weights_files() const {
+  static const std::vector<WeightsFile> kNone;
+  return weights_ ? weights_->files() : kNone;
+}
+
+const std::vector<std::string>& Contents::notes() const {
+  static const std::vector<std::string> kNone;
+  return checkpoint_ ? checkpoint_->notes() : kNone;
+}
+
+std::string Contents::record_at(FileId file, uint64_t offset) const {
+  for (const CheckpointFile& opened : archives_) {
+    if (opened.archive->file() == file) return opened.archive->record_at(offset);
+  }
+  for (const WeightsFile& opened : weights_files()) {
+    if (opened.id != file || !opened.safetensors) continue;
+    for (const SafetensorsEntry& entry : opened.safetensors->entries()) {
+      if (offset >= entry.extent.offset && offset < entry.extent.end()) return entry.name;
+    }
+  }
+  return "";
+}
+
+}  // namespace dsckpt

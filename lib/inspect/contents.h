@@ -1,0 +1,70 @@
+// Contents: whatever a path holds, as named tensors.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/weights.h"
+#include "io/input_file.h"
+#include "plan/tensor_source.h"
+
+namespace dsckpt {
+
+struct NamedTensor {
+  std::string name;
+  // "" of the value itself; of what the optimizer keeps of each of its elements, the optimizer's
+  // name of that: "exp_avg".
+  std::string state;
+  // nullopt where nothing tells: in files of weights.
+  std::optional<ParamKind> kind;
+  TensorSource value;
+  // For a tied tensor, the name it is the same tensor as; else "".
+  std::string alias_of;
+
+  // "layers.0.weight", or of a state "layers.0.weight exp_avg".
+  std::string label() const { return state.empty() ? name : name + " " + state; }
+};
+
+struct ContentsOptions {
+  std::string tag;      // as OpenOptions::tag
+  bool states = false;  // the optimizer's states too
+};
+
+// A path, opened: a checkpoint in any layout there is a reader for, a file of tensors, or a folder
+// of weights. Immutable; any thread. The InputFiles table must outlive it.
+class Contents {
+ public:
+  // A folder is a checkpoint if it has `latest`, `latest_universal`, the tag or shards; else
+  // weights. Throws as Checkpoint::open and Weights::open.
+  static Contents open(InputFiles& inputs, const std::filesystem::path& path,
+                       const ContentsOptions& options = {});
+
+  // "zero-2", "universal", ...: the layout of a checkpoint; "torch", "safetensors" or, of a folder
+  // with both, "weights".
+  const std::string& form() const { return form_; }
+  // In the order of Checkpoint::params(), each one followed by its states, or of the files.
+  const std::vector<NamedTensor>& tensors() const { return tensors_; }
+  // nullptr if this is no checkpoint.
+  const Checkpoint* checkpoint() const { return checkpoint_.get(); }
+  // All files of torch.save, and all of safetensors. Borrowed.
+  const std::vector<CheckpointFile>& archives() const { return archives_; }
+  const std::vector<WeightsFile>& weights_files() const;
+  const std::vector<std::string>& notes() const;
+
+  // The record (of safetensors, the tensor) that holds byte `offset` of `file`, or "".
+  std::string record_at(FileId file, uint64_t offset) const;
+
+ private:
+  std::string form_;
+  std::unique_ptr<Checkpoint> checkpoint_;
+  std::unique_ptr<Weights> weights_;
+  std::vector<CheckpointFile> archives_;
+  std::vector<NamedTensor> tensors_;
+};
+
+}  // namespace dsckpt
