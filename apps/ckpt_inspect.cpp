@@ -12,7 +12,12 @@
 namespace {
 
 // In the order in which --help has them.
-constexpr std::array kCommands = {&dsckpt::inspect::add_list};
+constexpr std::array kCommands = {
+    &dsckpt::inspect::add_tree,
+    &dsckpt::inspect::add_list,
+    &dsckpt::inspect::add_where,
+    &dsckpt::inspect::add_print,
+};
 
 }  // namespace
 

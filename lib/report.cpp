@@ -94,6 +94,26 @@ json tensor_json(const InputFiles& inputs, const NamedTensor& tensor) {
   return out;
 }
 
+json extent_json(const InputFiles& inputs, const TensorExtent& extent) {
+  json out = {{"file", inputs[extent.file].display()},
+              {"offset", extent.offset},
+              {"row_bytes", extent.row_bytes},
+              {"rows", extent.rows},
+              {"stride", extent.stride},
+              {"first", extent.first},
+              {"row_elements", extent.row_elements},
+              {"step", extent.step},
+              {"dtype", torch_name(extent.stored)},
+              {"copy", extent.copy},
+              {"mean", extent.mean}};
+  if (!extent.record.empty()) out["record"] = extent.record;
+  if (extent.rank && extent.rank->kind != ShardName::Kind::universal) {
+    out["dp_rank"] = extent.rank->dp_rank;
+    out["mp_rank"] = extent.rank->mp_rank;
+  }
+  return out;
+}
+
 json plan_json(const WeightsPlan& plan) {
   json files = json::array();
   for (const PlannedFile& file : plan.plan.outputs()) {

@@ -11,6 +11,7 @@
 #include "checkpoint/checkpoint.h"
 #include "convert.h"
 #include "inspect/contents.h"
+#include "inspect/extents.h"
 #include "reshard.h"
 #include "universal.h"
 
@@ -36,6 +37,9 @@ std::string human_seconds(double seconds);
 nlohmann::json facts_json(const Checkpoint& checkpoint);
 // {"name", "state"?, "kind"?, "dtype", "shape", "bytes", "alias_of"?, "files"}
 nlohmann::json tensor_json(const InputFiles& inputs, const NamedTensor& tensor);
+// {"file", "dp_rank"?, "mp_rank"?, "record"?, "offset", "row_bytes", "rows", "stride", "first",
+// "row_elements", "step", "dtype", "copy", "mean"}, as TensorExtent has them.
+nlohmann::json extent_json(const InputFiles& inputs, const TensorExtent& extent);
 // {"files": [{"path", "bytes", "tensors": [...]}], "bytes_read", "bytes_written"}
 nlohmann::json plan_json(const WeightsPlan& plan);
 // {"parameters": [{"name", "shape", "files"}], "files": [{"path", "bytes"}], "bytes_read",

@@ -2,6 +2,7 @@
 
 #include <re2/re2.h>
 
+#include <CLI/App.hpp>
 #include <CLI/Validators.hpp>
 #include <algorithm>
 

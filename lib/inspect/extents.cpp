@@ -1,0 +1,133 @@
+#include "inspect/extents.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "base/error.h"
+
+namespace dsckpt {
+namespace {
+
+// Levenshtein's distance.
+size_t edits(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = std::exchange(row[j], std::min({substituted, row[j] + 1, row[j - 1] + 1}));
+    }
+  }
+  return row.back();
+}
+
+constexpr size_t kMaxCompared = 256;  // characters of a name
+
+std::string nearest_name(const Contents& contents, const std::string& name) {
+  std::string best;
+  size_t fewest = name.size() / 2 + 1;
+  for (const NamedTensor& tensor : contents.tensors()) {
+    if (std::max(tensor.name.size(), name.size()) > kMaxCompared) continue;
+    // "q_proj.weight" is meant as an ending more often than as a misspelling.
+    const size_t distance = tensor.name.ends_with(name) ? 0 : edits(tensor.name, name);
+    if (distance >= fewest) continue;
+    fewest = distance;
+    best = tensor.name;
+  }
+  return best;
+}
+
+class Collector {
+ public:
+  Collector(const InputFiles& inputs, const Contents& contents)
+      : inputs_(&inputs), contents_(&contents) {}
+
+  void add(const SourceRun& run) {
+    const auto item = static_cast<int64_t>(size_of(run.stored));
+    const int64_t elements = static_cast<int64_t>(run.row_bytes) / item;
+    switch (run.combine) {
+      case Combine::zeros:
+        break;
+      case Combine::none:
+        push(run.file, run.offset, run.row_bytes, run.rows, run.stride, first_, elements, run);
+        break;
+      case Combine::mean:
+      case Combine::same: {
+        push(run.file, run.offset, run.row_bytes, 1, 0, first_, elements, run);
+        for (size_t i = 0; i < run.more.size(); ++i) {
+          push(run.more[i].in, run.more[i].src, run.row_bytes, 1, 0, first_, elements, run);
+          out_.back().copy = static_cast<uint32_t>(i + 1);
+        }
+        break;
+      }
+      case Combine::interleave: {
+        int64_t column_first = first_;
+        for (const Operand& column : run.more) {
+          push(column.in, column.src, column.row_bytes, run.rows, column.stride, column_first,
+               elements, run);
+          column_first += static_cast<int64_t>(column.row_bytes) / item;
+        }
+        break;
+      }
+    }
+    first_ += static_cast<int64_t>(run.numel());
+  }
+
+  std::vector<TensorExtent> take() { return std::move(out_); }
+
+ private:
+  void push(FileId file, uint64_t offset, uint64_t row_bytes, uint64_t rows, int64_t stride,
+            int64_t first, int64_t step, const SourceRun& run) {
+    TensorExtent extent;
+    extent.file = file;
+    extent.record = contents_->record_at(file, offset);
+    extent.offset = offset;
+    extent.row_bytes = row_bytes;
+    extent.rows = rows;
+    extent.first = first;
+    extent.row_elements = static_cast<int64_t>(row_bytes / size_of(run.stored));
+    if (rows > 1) {
+      extent.stride = stride;
+      extent.step = step;
+    }
+    extent.stored = run.stored;
+    extent.mean = run.combine == Combine::mean;
+    extent.rank = parse_shard_name((*inputs_)[file].path().filename().string());
+    out_.push_back(std::move(extent));
+  }
+
+  const InputFiles* inputs_;
+  const Contents* contents_;
+  int64_t first_ = 0;
+  std::vector<TensorExtent> out_;
+};
+
+}  // namespace
+
+std::vector<TensorExtent> extents_of(const InputFiles& inputs, const Contents& contents,
+                                     const TensorSource& tensor) {
+  Collector collector(inputs, contents);
+  tensor.lower([&](const SourceRun& run) { collector.add(run); });
+  return collector.take();
+}
+
+const NamedTensor& tensor_named(const Contents& contents, const std::string& name,
+                                const std::string& state) {
+  std::string states;
+  for (const NamedTensor& tensor : contents.tensors()) {
+    if (tensor.name != name) continue;
+    if (tensor.state == state) return tensor;
+    if (!tensor.state.empty()) states += (states.empty() ? "" : ", ") + tensor.state;
+  }
+  if (!states.empty()) {
+    throw UsageError("'" + name + "' has no state '" + state + "'; it has " + states);
+  }
+  const std::string nearest = nearest_name(contents, name);
+  UsageError error("there is no tensor '" + name + "'");
+  if (nearest.empty()) throw error;
+  throw std::move(error).with_hint("the most similar name is '" + nearest + "'");
+}
+
+}  // namespace dsckpt

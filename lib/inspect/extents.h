@@ -1,0 +1,49 @@
+// Where the bytes of a tensor lie.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/shard_name.h"
+#include "inspect/contents.h"
+#include "io/input_file.h"
+#include "plan/tensor_source.h"
+
+namespace dsckpt {
+
+// `rows` equally long pieces of one file. Row i has the bytes [offset + i * stride, + row_bytes) of
+// the file and the elements [first + i * step, + row_elements) of the tensor, counted row-major.
+struct TensorExtent {
+  FileId file = 0;
+  std::string record;  // of the zip, "archive/data/7"; of safetensors the tensor; or ""
+  uint64_t offset = 0;
+  uint64_t row_bytes = 0;
+  uint64_t rows = 1;
+  int64_t stride = 0;  // bytes; 0 if there is one row
+  int64_t first = 0;
+  int64_t row_elements = 0;
+  int64_t step = 0;  // elements; 0 if there is one row
+  DType stored = DType::uint8;
+  // Of elements that lie in several places: 0 for the first place, 1 for the next, ... All places
+  // hold the same, or `mean` is set: the value is the mean of what they hold.
+  uint32_t copy = 0;
+  bool mean = false;
+  // The rank that wrote the file; nullopt where its name does not tell.
+  std::optional<ShardName> rank;
+
+  uint64_t bytes() const { return rows * row_bytes; }
+};
+
+// In the order of the elements. Elements that lie in no file (zeros that were never stored) have no
+// extent.
+std::vector<TensorExtent> extents_of(const InputFiles& inputs, const Contents& contents,
+                                     const TensorSource& tensor);
+
+// The tensor called `name`, or of `state` (NamedTensor::state) if that is not empty. Throws
+// UsageError that names what is most like it if there is none.
+const NamedTensor& tensor_named(const Contents& contents, const std::string& name,
+                                const std::string& state);
+
+}  // namespace dsckpt
