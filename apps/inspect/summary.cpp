@@ -5,10 +5,12 @@
 #include <CLI/App.hpp>
 #include <CLI/Validators.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/shard_name.h"
 #include "conversions.h"
 #include "inspect/commands.h"
 #include "report.h"
@@ -88,6 +90,10 @@ std::string percent(uint64_t part, uint64_t whole) {
   return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " %";
 }
 
+std::string plural(uint64_t count, const std::string& what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
 std::string mesh_text(const Mesh& mesh) {
   return "dp " + std::to_string(mesh.dp) + ", tp " + std::to_string(mesh.tp) + ", pp " +
          std::to_string(mesh.pp) + ", ep " + std::to_string(mesh.ep);
@@ -98,8 +104,10 @@ std::string counts_text(const Summary& summary) {
   for (const char* kind : {"trainable", "frozen", "buffer", "tensor"}) {
     const auto found = summary.counts.find(kind);
     if (found == summary.counts.end()) continue;
-    text += (text.empty() ? "" : ", ") + std::to_string(found->second.elements) + " " + kind +
-            " in " + std::to_string(found->second.tensors);
+    const bool told = std::string(kind) != "tensor";
+    text += (text.empty() ? "" : ", ") + std::to_string(found->second.elements) +
+            (told ? " " + std::string(kind) : "") + " in " +
+            plural(found->second.tensors, "tensor");
   }
   if (summary.tied > 0) text += ", " + std::to_string(summary.tied) + " tied";
   return text;
@@ -119,8 +127,12 @@ void show_facts(Page& page, const Contents& contents, const Summary& summary) {
   page.fact("optimizer", printable(summary.optimizer));
   page.fact("precision", summary.precision);
   page.fact("elements", counts_text(summary));
-  page.fact("on disk", human_bytes(summary.bytes) + " in " + std::to_string(summary.files) +
-                           (summary.files == 1 ? " file" : " files"));
+  page.fact("on disk", human_bytes(summary.bytes) + " in " + plural(summary.files, "file"));
+  if (summary.other_files.empty()) return;
+  uint64_t others = 0;
+  for (const auto& [file, bytes] : summary.other_files) others += bytes;
+  page.fact("not read", human_bytes(others) + " in " + plural(summary.other_files.size(), "file") +
+                            " beside the shards");
 }
 
 void show_kinds(Page& page, const Summary& summary) {
@@ -156,8 +168,9 @@ void show_ranks(Page& page, const Summary& summary) {
 void show_estimates(Page& page, const Hardware& hardware,
                     const std::vector<MemoryEstimate>& estimates) {
   using Align = cli::Table::Align;
-  page.heading("Memory to go on with " + std::to_string(hardware.nodes * hardware.gpus_per_node) +
-               " GPUs, " + std::to_string(hardware.gpus_per_node) +
+  if (estimates.empty()) return;
+  page.heading("Memory to go on with " + plural(hardware.nodes * hardware.gpus_per_node, "GPU") +
+               ", " + std::to_string(hardware.gpus_per_node) +
                " on a node, without activations (N, M; P parameters, L of the largest layer)");
   cli::Table table({{"stage"},
                     {"offload"},
@@ -209,8 +222,13 @@ int summary(const CLI::App& app, const cli::Common& common, const Arguments& arg
   const Contents contents = Contents::open(inputs, args.path, args.contents);
   const Hardware hardware = hardware_of(contents, args);
   const Summary summary = summarize(inputs, contents);
-  const std::vector<MemoryEstimate> estimates =
-      memory_estimates(summary.parameters(), summary.largest_layer, hardware);
+  // One shard alone does not tell how large the model is.
+  const bool is_shard =
+      parse_shard_name(std::filesystem::path(args.path).filename().string()).has_value();
+  std::vector<MemoryEstimate> estimates;
+  if (!is_shard) {
+    estimates = memory_estimates(summary.parameters(), summary.largest_layer, hardware);
+  }
   std::vector<Conversion> possible;
   if (contents.checkpoint()) possible = conversions(inputs, *contents.checkpoint(), args.path);
   if (common.json) {
