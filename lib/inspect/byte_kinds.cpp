@@ -20,6 +20,7 @@ namespace {
 
 constexpr std::string_view kMasters = "fp32 masters";
 constexpr std::string_view kWeights = "weights (";
+constexpr std::string_view kTensors = "tensors (";
 constexpr std::string_view kFrozen = "frozen parameters";
 constexpr std::string_view kBuffers = "buffers";
 constexpr std::string_view kPadding = "padding and copies";
@@ -31,7 +32,7 @@ constexpr std::string_view kRest = "pickles and headers";
 size_t rank_of(std::string_view kind) {
   constexpr std::array kAfterStates = {kFrozen, kBuffers, kPadding, kOther, kUnreachable, kRest};
   if (kind == kMasters) return 0;
-  if (kind.starts_with(kWeights)) return 2;
+  if (kind.starts_with(kWeights) || kind.starts_with(kTensors)) return 2;
   const auto found = std::find(kAfterStates.begin(), kAfterStates.end(), kind);
   return found == kAfterStates.end() ? 1 : 3 + static_cast<size_t>(found - kAfterStates.begin());
 }
@@ -184,7 +185,9 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
 }
 
 std::string kind_of(const Contents& contents, const NamedTensor& tensor) {
-  if (!tensor.kind) return weights_of(tensor.value.dtype());
+  if (!tensor.kind) {
+    return std::string(kTensors) + std::string(torch_name(tensor.value.dtype())) + ")";
+  }
   if (!tensor.state.empty()) return tensor.state;
   switch (*tensor.kind) {
     case ParamKind::trainable: {
