@@ -3,7 +3,6 @@
 #include <array>
 #include <cstdio>
 #include <nlohmann/json.hpp>
-#include <set>
 
 namespace dsckpt {
 using nlohmann::json;
@@ -28,14 +27,8 @@ json kinds_json(const std::vector<BytesOfKind>& kinds) {
 }  // namespace
 
 std::vector<std::string> files_of(const InputFiles& inputs, const TensorSource& source) {
-  std::set<FileId> ids;
-  source.lower([&](const SourceRun& run) {
-    if (run.combine == Combine::zeros) return;
-    ids.insert(run.file);
-    for (const Operand& operand : run.more) ids.insert(operand.in);
-  });
   std::vector<std::string> names;
-  for (const FileId id : ids) names.push_back(inputs[id].display());
+  for (const FileId id : files_with(source)) names.push_back(inputs[id].display());
   return names;
 }
 
@@ -96,6 +89,9 @@ json tensor_json(const InputFiles& inputs, const NamedTensor& tensor) {
               {"shape", tensor.value.shape()},
               {"bytes", tensor.value.nbytes()},
               {"files", files_of(inputs, tensor.value)}};
+  for (const ShardName& rank : ranks_of(inputs, tensor.value)) {
+    out["ranks"].push_back({{"dp_rank", rank.dp_rank}, {"mp_rank", rank.mp_rank}});
+  }
   if (!tensor.state.empty()) out["state"] = tensor.state;
   if (tensor.kind) out["kind"] = to_string(*tensor.kind);
   if (!tensor.alias_of.empty()) out["alias_of"] = tensor.alias_of;

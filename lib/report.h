@@ -36,7 +36,8 @@ std::string human_seconds(double seconds);
 
 // {"layout", "zero_stage", "dp", ...}
 nlohmann::json facts_json(const Checkpoint& checkpoint);
-// {"name", "state"?, "kind"?, "dtype", "shape", "bytes", "alias_of"?, "files"}
+// {"name", "state"?, "kind"?, "dtype", "shape", "bytes", "alias_of"?, "files",
+// "ranks"?: [{"dp_rank", "mp_rank"}]}
 nlohmann::json tensor_json(const InputFiles& inputs, const NamedTensor& tensor);
 // {"file", "dp_rank"?, "mp_rank"?, "record"?, "offset", "row_bytes", "rows", "stride", "first",
 // "row_elements", "step", "dtype", "copy", "mean"}, as TensorExtent has them.

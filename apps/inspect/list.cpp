@@ -3,8 +3,10 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "inspect/commands.h"
+#include "inspect/extents.h"
 #include "report.h"
 #include "terminal.h"
 
@@ -16,6 +18,36 @@ struct Arguments {
   ContentsOptions contents;
   Selection selection;
 };
+
+// "0-3, 8"
+std::string ranges_text(const std::set<uint32_t>& numbers) {
+  std::string text;
+  for (auto at = numbers.begin(); at != numbers.end();) {
+    const uint32_t first = *at;
+    uint32_t last = first;
+    while (++at != numbers.end() && *at == last + 1) last = *at;
+    text += (text.empty() ? "" : ", ") + std::to_string(first) +
+            (last > first ? "-" + std::to_string(last) : "");
+  }
+  return text;
+}
+
+// "4 files, dp 0-3"
+std::string holders_text(const InputFiles& inputs, const NamedTensor& tensor) {
+  if (!tensor.alias_of.empty()) return "= " + printable(tensor.alias_of);
+  const std::vector<std::string> files = files_of(inputs, tensor.value);
+  if (files.size() == 1) return printable(files.front());
+  std::set<uint32_t> dp;
+  std::set<uint32_t> mp;
+  for (const ShardName& rank : ranks_of(inputs, tensor.value)) {
+    dp.insert(rank.dp_rank);
+    mp.insert(rank.mp_rank);
+  }
+  std::string text = std::to_string(files.size()) + " files";
+  if (!dp.empty()) text += ", dp " + ranges_text(dp);
+  if (mp.size() > 1 || (!mp.empty() && *mp.begin() > 0)) text += " mp " + ranges_text(mp);
+  return text;
+}
 
 int list(const cli::Common& common, const Arguments& args) {
   InputFiles inputs;
@@ -40,14 +72,10 @@ int list(const cli::Common& common, const Arguments& args) {
                     {"bytes", Align::right},
                     {"files"}});
   for (const NamedTensor& tensor : tensors) {
-    const std::vector<std::string> files = files_of(inputs, tensor.value);
-    const std::string where = !tensor.alias_of.empty() ? "= " + printable(tensor.alias_of)
-                              : files.size() == 1      ? files.front()
-                                                       : std::to_string(files.size()) + " files";
     const std::string kind = tensor.kind ? to_string(*tensor.kind) : "tensor";
     table.add({printable(tensor.name), tensor.state.empty() ? kind : printable(tensor.state),
                std::string(torch_name(tensor.value.dtype())), to_text(tensor.value.shape()),
-               human_bytes(tensor.value.nbytes()), where});
+               human_bytes(tensor.value.nbytes()), holders_text(inputs, tensor)});
   }
   std::cout << table.text(cli::Terminal::of_stdout());
   return cli::kDone;

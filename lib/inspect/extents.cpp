@@ -1,7 +1,9 @@
 #include "inspect/extents.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -111,6 +113,29 @@ std::vector<TensorExtent> extents_of(const InputFiles& inputs, const Contents& c
   Collector collector(inputs, contents);
   tensor.lower([&](const SourceRun& run) { collector.add(run); });
   return collector.take();
+}
+
+std::vector<FileId> files_with(const TensorSource& tensor) {
+  std::set<FileId> files;
+  tensor.lower([&](const SourceRun& run) {
+    if (run.combine == Combine::zeros) return;
+    files.insert(run.file);
+    for (const Operand& operand : run.more) files.insert(operand.in);
+  });
+  return {files.begin(), files.end()};
+}
+
+std::vector<ShardName> ranks_of(const InputFiles& inputs, const TensorSource& tensor) {
+  std::map<std::pair<uint32_t, uint32_t>, ShardName> ranks;
+  for (const FileId file : files_with(tensor)) {
+    const auto name = parse_shard_name(inputs[file].path().filename().string());
+    if (name && name->kind != ShardName::Kind::universal) {
+      ranks.emplace(std::pair(name->mp_rank, name->dp_rank), *name);
+    }
+  }
+  std::vector<ShardName> out;
+  for (const auto& [rank, name] : ranks) out.push_back(name);
+  return out;
 }
 
 const NamedTensor& tensor_named(const Contents& contents, const std::string& name,

@@ -108,7 +108,9 @@ class InspectTest(CliTest):
                 elif len(tensor["files"]) == 1:
                     self.assertEqual(row[5], tensor["files"][0])
                 else:
-                    self.assertEqual(row[5], f"{len(tensor['files'])} files")
+                    dp = [rank["dp_rank"] for rank in tensor["ranks"]]
+                    self.assertEqual(dp, list(range(dp[0], dp[-1] + 1)))
+                    self.assertEqual(row[5], f"{len(tensor['files'])} files, dp {dp[0]}-{dp[-1]}")
 
     def test_match_searches_and_sort_orders(self):
         case, = (c for c in common.all_cases() if c.name == "z2_fp32_full_w3")
