@@ -92,6 +92,7 @@ class InspectTest(CliTest):
                 ranks = -(-(tensor["bytes"] // 4) // pieces)
                 self.assertEqual(tensor["files"], [f"{tag}/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
                                                    for rank in range(ranks)], tensor["name"])
+                self.assertEqual(tensor["ranks"], [{"dp_rank": rank, "mp_rank": 0} for rank in range(ranks)])
 
     def test_text_and_json_say_the_same(self):
         for name in ["z2_fp32_full_w3", "z3_bf16_full_w6", "z0_bf16_full_w2"]:
