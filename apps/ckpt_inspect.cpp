@@ -12,7 +12,8 @@
 namespace {
 
 // In the order in which --help has them.
-constexpr std::array kCommands = {&dsckpt::inspect::add_list, &dsckpt::inspect::add_stats};
+constexpr std::array kCommands = {&dsckpt::inspect::add_list, &dsckpt::inspect::add_stats,
+                                  &dsckpt::inspect::add_diff};
 
 }  // namespace
 

@@ -21,6 +21,7 @@ struct Command {
 using AddCommand = Command(CLI::App& app, cli::Common& common);
 AddCommand add_list;
 AddCommand add_stats;
+AddCommand add_diff;
 
 // Adds the positional `name`, a path that Contents::open takes, and --tag.
 void add_contents_options(CLI::App& app, const std::string& name, std::string& path,
@@ -31,6 +32,8 @@ struct Selection {
   std::string match;           // an RE2 pattern, searched in names
   std::string sort = "order";  // of the contents, or "name", "size"
 };
+// Adds --match.
+void add_match(CLI::App& app, Selection& selection);
 // Adds --match and --sort.
 void add_selection(CLI::App& app, Selection& selection);
 // Throws UsageError for a bad pattern.

@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/kernels.h"
+#include "base/widen.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -265,46 +266,6 @@ void add_piece(const std::byte* values, size_t count, bool with_histogram, CpuCo
   result.add(piece);
 }
 
-// The type whose elements are the parts of a complex element.
-DType part_of(DType dtype) {
-  switch (dtype) {
-    case DType::complex32:
-      return DType::float16;
-    case DType::complex64:
-      return DType::float32;
-    case DType::complex128:
-      return DType::float64;
-    default:
-      return dtype;
-  }
-}
-
-template <typename T>
-void to_float64(const std::byte* source, std::byte* target, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    store_le(target + i * sizeof(double), static_cast<double>(element<T>(source, i)));
-  }
-}
-
-// Where float32 does not hold every value of a type: what makes float64 of it.
-using Widen = void (*)(const std::byte*, std::byte*, size_t);
-Widen widening_to_float64(DType dtype) {
-  switch (dtype) {
-    case DType::float64:
-      return to_float64<double>;
-    case DType::int64:
-      return to_float64<int64_t>;
-    case DType::int32:
-      return to_float64<int32_t>;
-    case DType::uint64:
-      return to_float64<uint64_t>;
-    case DType::uint32:
-      return to_float64<uint32_t>;
-    default:
-      return nullptr;
-  }
-}
-
 void add_histogram(std::vector<uint64_t>& bins, const std::vector<uint64_t>& other) {
   if (bins.empty()) bins.resize(other.size());
   for (size_t i = 0; i < other.size(); ++i) bins[i] += other[i];
@@ -350,27 +311,27 @@ void Statistics::add(const Statistics& other) {
 
 Statistics statistics_of(DType dtype, std::span<const std::byte> bytes, bool with_histogram,
                          CpuCode code) {
-  const DType part = part_of(dtype);
+  const DType part = real_part(dtype);
   const size_t size = size_of(part);
   const size_t count = bytes.size() / size;
-  const Widen to_double = widening_to_float64(part);
   Statistics result;
   if (with_histogram) {
     result.histogram = {std::vector<uint64_t>(Histogram::kBins),
                         std::vector<uint64_t>(Histogram::kBins)};
   }
-  std::array<std::byte, kPiece * sizeof(double)> wide;
+  std::array<double, kPiece> wide;
+  std::byte* const widened = reinterpret_cast<std::byte*>(wide.data());
   for (size_t i = 0; i < count; i += kPiece) {
     const std::byte* piece = bytes.data() + i * size;
     const size_t some = std::min(kPiece, count - i);
-    if (to_double != nullptr) {
-      to_double(piece, wide.data(), some);
-      add_piece<double>(wide.data(), some, with_histogram, code, result);
+    if (!float32_holds(part)) {
+      to_float64(part, piece, wide.data(), some);
+      add_piece<double>(widened, some, with_histogram, code, result);
     } else if (part == DType::float32) {
       add_piece<float>(piece, some, with_histogram, code, result);
     } else {
-      convert(part, DType::float32, piece, wide.data(), some);
-      add_piece<float>(wide.data(), some, with_histogram, code, result);
+      convert(part, DType::float32, piece, widened, some);
+      add_piece<float>(widened, some, with_histogram, code, result);
     }
   }
   return result;
