@@ -17,6 +17,8 @@ constexpr std::array kCommands = {
     &dsckpt::inspect::add_list,
     &dsckpt::inspect::add_where,
     &dsckpt::inspect::add_print,
+    &dsckpt::inspect::add_stats,
+    &dsckpt::inspect::add_diff,
 };
 
 }  // namespace

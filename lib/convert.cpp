@@ -41,15 +41,6 @@ class Patterns {
   std::vector<std::unique_ptr<RE2>> patterns_;
 };
 
-std::string stripped(const std::string& name, const std::vector<std::string>& prefixes) {
-  for (const std::string& prefix : prefixes) {
-    if (!prefix.empty() && name.starts_with(prefix) && name.size() > prefix.size()) {
-      return name.substr(prefix.size());
-    }
-  }
-  return name;
-}
-
 // Whether a file of a Hugging Face model folder is needed beside the weights: configurations, what
 // the transformers library's tokenizers and processors name their files, and the Python code of
 // models that bring their own.
@@ -166,7 +157,8 @@ std::vector<OutputTensor> select(const Checkpoint& checkpoint, const WeightsOpti
   std::unordered_map<std::string, std::pair<DType, std::string>> written;
   for (const Param& param : checkpoint.params()) {
     if (!selection.wants(param)) continue;
-    OutputTensor tensor{stripped(param.name, options.strip_prefix), selection.cast(param), {}};
+    OutputTensor tensor{
+        without_prefix(param.name, options.strip_prefix), selection.cast(param), {}};
     if (!names.insert(tensor.name).second) {
       throw UsageError("--strip-prefix gives '" + param.name + "' the name '" + tensor.name +
                        "' of another tensor");
@@ -184,6 +176,15 @@ std::vector<OutputTensor> select(const Checkpoint& checkpoint, const WeightsOpti
 }
 
 }  // namespace
+
+std::string without_prefix(const std::string& name, const std::vector<std::string>& prefixes) {
+  for (const std::string& prefix : prefixes) {
+    if (!prefix.empty() && name.starts_with(prefix) && name.size() > prefix.size()) {
+      return name.substr(prefix.size());
+    }
+  }
+  return name;
+}
 
 WeightsPlan plan_weights(InputFiles& inputs, const Checkpoint& checkpoint,
                          const WeightsOptions& options) {

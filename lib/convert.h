@@ -35,6 +35,9 @@ struct WeightsOptions {
   std::filesystem::path hf_config;
 };
 
+// `name` without the first of `prefixes` that it begins with, if more than that is left.
+std::string without_prefix(const std::string& name, const std::vector<std::string>& prefixes);
+
 struct WeightsPlan {
   CopyPlan plan;
   WeightsSplit split;

@@ -17,8 +17,12 @@ void add_contents_options(CLI::App& app, const std::string& name, std::string& p
   app.add_option("-t,--tag", options.tag, "Tag to read (default: what `latest` says)");
 }
 
-void add_selection(CLI::App& app, Selection& selection) {
+void add_match(CLI::App& app, Selection& selection) {
   app.add_option("--match", selection.match, "Only tensors whose name matches")->type_name("REGEX");
+}
+
+void add_selection(CLI::App& app, Selection& selection) {
+  add_match(app, selection);
   app.add_option("--sort", selection.sort, "By order (of the checkpoint), name or size")
       ->check(CLI::IsMember({"order", "name", "size"}))
       ->option_text("KEY=order");

@@ -25,6 +25,8 @@ AddCommand add_tree;
 AddCommand add_list;
 AddCommand add_where;
 AddCommand add_print;
+AddCommand add_stats;
+AddCommand add_diff;
 
 // Adds the positional `name`, a path that Contents::open takes and that has to be given, and --tag.
 void add_contents_options(CLI::App& app, const std::string& name, std::string& path,
@@ -35,6 +37,8 @@ struct Selection {
   std::string match;           // an RE2 pattern, searched in names
   std::string sort = "order";  // of the contents, or "name", "size"
 };
+// Adds --match.
+void add_match(CLI::App& app, Selection& selection);
 // Adds --match and --sort.
 void add_selection(CLI::App& app, Selection& selection);
 // Throws UsageError for a bad pattern.

@@ -1,0 +1,139 @@
+#include "base/difference.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "base/bytes.h"
+#include "base/kernels.h"
+#include "base/widen.h"
+
+namespace dsckpt {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Elements that are compared in one go, and only if that finds a difference one by one.
+constexpr size_t kPiece = 1024;
+
+uint64_t bits_at(const std::byte* at, size_t size) {
+  switch (size) {
+    case 1:
+      return load_le<uint8_t>(at);
+    case 2:
+      return load_le<uint16_t>(at);
+    case 4:
+      return load_le<uint32_t>(at);
+    default:
+      return load_le<uint64_t>(at);
+  }
+}
+
+// Floating types are a sign in front of a magnitude that grows with the number; float8_e8m0fnu has
+// no sign.
+uint64_t ulps_between(DType dtype, uint64_t a, uint64_t b) {
+  if (dtype == DType::float8_e8m0fnu) return a > b ? a - b : b - a;
+  const uint64_t sign = uint64_t{1} << (size_of(dtype) * 8 - 1);
+  const uint64_t size_a = a & (sign - 1);
+  const uint64_t size_b = b & (sign - 1);
+  if ((a & sign) != (b & sign)) return size_a + size_b;
+  return size_a > size_b ? size_a - size_b : size_b - size_a;
+}
+
+double distance(double a, double b) {
+  if (a == b) return 0;  // infinities too
+  const double between = std::abs(a - b);
+  return std::isnan(between) ? kInfinity : between;
+}
+
+// A pair whose bits differ.
+void add_pair(double a, double b, int64_t index, const Tolerance& tolerance, Difference& result) {
+  const double absolute = distance(a, b);
+  const double relative = absolute == 0 ? 0 : absolute / std::abs(b);
+  ++result.differing;
+  // The comparison is false for a NaN; an infinite b makes everything close to it.
+  const bool within =
+      absolute == 0 ||
+      (absolute < kInfinity && absolute <= tolerance.absolute + tolerance.relative * std::abs(b));
+  result.outside += !within;
+  result.max_relative = std::max(result.max_relative, std::isnan(relative) ? kInfinity : relative);
+  if (result.index < 0 || absolute > result.max_absolute) {
+    result.index = index;
+    result.a = a;
+    result.b = b;
+    result.max_absolute = absolute;
+  }
+}
+
+// At most kPiece pairs of one type.
+void add_piece(DType dtype, const std::byte* a, const std::byte* b, size_t count, int64_t first,
+               const Tolerance& tolerance, Difference& result) {
+  const size_t size = size_of(dtype);
+  if (std::memcmp(a, b, count * size) == 0) return;
+  std::array<double, kPiece> wide_a;
+  std::array<double, kPiece> wide_b;
+  to_float64(dtype, a, wide_a.data(), count);
+  to_float64(dtype, b, wide_b.data(), count);
+  const bool floating = is_floating_point(dtype);
+  for (size_t i = 0; i < count; ++i) {
+    const uint64_t bits_a = bits_at(a + i * size, size);
+    const uint64_t bits_b = bits_at(b + i * size, size);
+    if (bits_a == bits_b) continue;
+    add_pair(wide_a[i], wide_b[i], first + static_cast<int64_t>(i), tolerance, result);
+    if (floating && !std::isnan(wide_a[i]) && !std::isnan(wide_b[i])) {
+      result.max_ulps = std::max(result.max_ulps, ulps_between(dtype, bits_a, bits_b));
+    }
+  }
+}
+
+// Elements [first, first + count) as `as`; converted ones are put into `buffer`.
+const std::byte* piece_of(const Elements& elements, size_t first, size_t count, DType as,
+                          std::byte* buffer) {
+  const std::byte* piece = elements.bytes.data() + first * size_of(elements.dtype);
+  if (elements.dtype == as) return piece;
+  convert(elements.dtype, as, piece, buffer, count);
+  return buffer;
+}
+
+}  // namespace
+
+void Difference::add(const Difference& other) {
+  count += other.count;
+  differing += other.differing;
+  outside += other.outside;
+  if (other.index >= 0 && (index < 0 || other.max_absolute > max_absolute)) {
+    index = other.index;
+    a = other.a;
+    b = other.b;
+    max_absolute = other.max_absolute;
+  }
+  max_relative = std::max(max_relative, other.max_relative);
+  max_ulps = std::max(max_ulps, other.max_ulps);
+}
+
+Difference difference_of(const Elements& a, const Elements& b, DType as, int64_t first,
+                         const Tolerance& tolerance) {
+  const bool converts = a.dtype != as || b.dtype != as;
+  // Complex elements, which are never converted, are pairs of their parts.
+  const DType part = real_part(as);
+  const Elements parts_a{converts ? a.dtype : part, a.bytes};
+  const Elements parts_b{converts ? b.dtype : part, b.bytes};
+  const size_t count = a.bytes.size() / size_of(parts_a.dtype);
+  Difference result;
+  result.count = count;
+  if (!converts && std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size()) == 0) return result;
+  std::array<std::byte, kPiece * sizeof(float)> buffer_a;
+  std::array<std::byte, kPiece * sizeof(float)> buffer_b;
+  for (size_t i = 0; i < count; i += kPiece) {
+    const size_t some = std::min(kPiece, count - i);
+    add_piece(part, piece_of(parts_a, i, some, part, buffer_a.data()),
+              piece_of(parts_b, i, some, part, buffer_b.data()), some,
+              first + static_cast<int64_t>(i), tolerance, result);
+  }
+  return result;
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,50 @@
+// How far two vectors of elements are apart.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/dtype.h"
+
+namespace dsckpt {
+
+// Elements at any alignment.
+struct Elements {
+  DType dtype;
+  std::span<const std::byte> bytes;
+};
+
+// What is close enough: |a - b| <= absolute + relative * |b|, as torch.allclose has it.
+struct Tolerance {
+  double absolute = 0;
+  double relative = 0;
+};
+
+// Of pairs of elements. A complex element is two, its real and its imaginary part. NaN equals
+// itself bit for bit and is infinitely far from all else.
+struct Difference {
+  uint64_t count = 0;
+  uint64_t differing = 0;   // in at least one bit: -0.0 differs from 0.0
+  uint64_t outside = 0;     // differing and not within the tolerance
+  double max_absolute = 0;  // |a - b|, in float64
+  double max_relative = 0;  // |a - b| / |b|; infinite where only b is zero
+  // Floating types only: the most steps from one number of the type to the next that lie between a
+  // and b. None between -0.0 and 0.0, one from the largest number to infinity. Without NaNs.
+  uint64_t max_ulps = 0;
+  // The first of the pairs with the largest |a - b|, if any differ in bits.
+  int64_t index = -1;
+  double a = 0;
+  double b = 0;
+
+  // Makes it the difference of its pairs and of those of `other`, which come after them.
+  void add(const Difference& other);
+};
+
+// Compares `a` and `b`, as many elements, after conversion to `as` (see convert(); the type itself
+// needs none). `first` is the index of the first pair. Throws UnsupportedError for a conversion
+// that can_convert() denies.
+Difference difference_of(const Elements& a, const Elements& b, DType as, int64_t first,
+                         const Tolerance& tolerance = {});
+
+}  // namespace dsckpt

@@ -1,0 +1,21 @@
+// Elements of any type as numbers that arithmetic is done with.
+#pragma once
+
+#include <cstddef>
+
+#include "base/dtype.h"
+
+namespace dsckpt {
+
+// Of a complex type, the type of the real and of the imaginary part, which follow each other in
+// memory; any other type is itself.
+DType real_part(DType dtype);
+
+// Whether float32 has every value of `dtype`, which is not complex; convert() makes it then.
+bool float32_holds(DType dtype);
+
+// Elements of `dtype`, which is not complex, as float64. 64-bit integers are rounded; all else is
+// exact. The source needs no alignment.
+void to_float64(DType dtype, const std::byte* source, double* target, size_t count);
+
+}  // namespace dsckpt

@@ -1,0 +1,75 @@
+// Diff: what differs between two checkpoints or sets of weights, tensor by tensor.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/difference.h"
+#include "exec/executor.h"
+#include "inspect/contents.h"
+#include "io/input_file.h"
+
+namespace dsckpt {
+
+struct DiffOptions {
+  // Floating types are rounded to it before they are compared: float32, float16 or bfloat16.
+  // nullopt: another type is a difference.
+  std::optional<DType> as;
+  // What is within it is as good as equal. nullopt: every bit counts.
+  std::optional<Tolerance> tolerance;
+  unsigned threads = 0;  // 0: all cores
+};
+
+// In the order of how much can still be compared.
+enum class Verdict : uint8_t { equal, within, values, dtype, shape, only_in_a, only_in_b };
+// "equal", "within", "values", "dtype", "shape", "only in A", "only in B"
+std::string_view to_string(Verdict verdict);
+
+struct TensorDiff {
+  std::string name;
+  std::string state;  // NamedTensor::state
+  Verdict verdict = Verdict::equal;
+  // nullopt where there is no such tensor.
+  std::optional<DType> dtype_a = {};
+  std::optional<DType> dtype_b = {};
+  std::optional<Shape> shape_a = {};
+  std::optional<Shape> shape_b = {};
+  std::optional<DType> as = {};  // what values were compared as; nullopt if they were not
+  Difference values = {};        // only if they were compared
+
+  std::string label() const { return state.empty() ? name : name + " " + state; }
+};
+
+struct Diff {
+  // In the order of A, then what is only in B in its order.
+  std::vector<TensorDiff> tensors;
+  Difference total;        // of all values compared; its index means nothing
+  std::string largest_in;  // label of the tensor with total.max_absolute; "" if no bits differ
+  std::vector<std::string> notes;
+
+  size_t count(Verdict verdict) const;
+  // Nothing differs, or only within the tolerance.
+  bool same() const;
+};
+
+// One side: its tensors, and the table of their files. Borrowed.
+struct DiffSide {
+  const InputFiles* inputs;
+  const std::vector<NamedTensor>* tensors;
+  bool is_checkpoint;  // rather than weights
+};
+
+// Compares tensors of equal names in one pass, in memory that does not depend on their size. What
+// is the same whatever the form:
+// * A tied name that a side has under another of its names only is not missing.
+// * If only one side has optimizer states, weights are compared.
+// * Of a checkpoint and weights: what has no fp32 master (frozen parameters, buffers) and is
+// float32
+//   in the weights is compared as float32. That is what a conversion to fp32 makes of it.
+// Throws as read_blocks does.
+Diff diff_tensors(const DiffSide& a, const DiffSide& b, const DiffOptions& options,
+                  Progress& progress);
+
+}  // namespace dsckpt
