@@ -18,7 +18,7 @@ import zipfile
 
 import torch
 
-from cli_common import (edited, fake_size, fake_tensor, flip, load_shard, record_extent,  # noqa: F401: for defects
+from cli_common import (edited, fake_tensor, flip, load_shard, record_extent,  # noqa: F401: for defects
                         replace_record)
 
 # What a checkpoint is made into: a tool and its options.

@@ -1,4 +1,5 @@
-"""`ckpt-inspect verify` finds every defect of defects/, where it is, and nothing else; and does not touch what it reads."""
+"""`ckpt-inspect verify` finds every defect of defects/, where it is, and nothing else; and does not touch what
+it reads."""
 import concurrent.futures
 import importlib
 import json
@@ -13,6 +14,7 @@ import unittest
 import cli_common
 import common
 import defects
+import plant
 from cli_common import snapshot
 
 FINDING_KEYS = {"check", "message", "file", "rank", "member", "tensor", "offset", "size"}
@@ -80,8 +82,8 @@ def one_of(value):
     return value if isinstance(value, tuple) else (value,)
 
 
-def is_file(name, expected):
-    """`expected` may leave out folders in front."""
+def ends_with(name, expected):
+    """Whether `expected` is the path `name`, perhaps without folders in front."""
     parts = pathlib.PurePosixPath(expected).parts
     return pathlib.PurePosixPath(name).parts[-len(parts):] == parts
 
@@ -90,12 +92,14 @@ def meets(finding, expected):
     """Whether a finding is the expected one, at the expected place."""
     def is_met(key, wanted):
         if key == "file":
-            return any(is_file(finding.get("file", ""), name) for name in one_of(wanted))
+            return any(ends_with(finding.get("file", ""), name) for name in one_of(wanted))
         if key == "rank":
             return finding.get("rank") == {"dp": wanted[0], "mp": wanted[1]}
         if key == "at":
             begin, size = finding.get("offset"), finding.get("size")
             return begin is not None and size is not None and begin <= wanted < begin + size
+        if key == "member":  # with or without the zip's folder
+            return ends_with(finding.get("member", ""), wanted)
         return finding.get(key) in one_of(wanted)
     return all(is_met(key, wanted) for key, wanted in expected.items())
 
@@ -141,7 +145,7 @@ class Defect:
             require(any(meets(finding, wanted) for finding in findings), f"not found: {wanted}\nfound: {listed}")
         may_name = self.may_name.union(*(one_of(wanted["file"]) for wanted in expected if "file" in wanted))
         for finding in findings:
-            require(any(is_file(finding.get("file", ""), name) for name in may_name),
+            require(any(ends_with(finding.get("file", ""), name) for name in may_name),
                     f"a healthy file is named: {finding}\nfound: {listed}")
         require(len(findings) <= self.most, f"{len(findings)} findings: {listed}")
 
@@ -189,7 +193,7 @@ class VerifyTest(cli_common.CliTest):
         self.assertEqual(snapshot(source), before)
         return report
 
-    def plant(self, sources, folder, *names):
+    def planted(self, sources, folder, *names):
         return [wanted for name in names for wanted in Defect(name).plant_in(folder)]
 
     def test_healthy_checkpoints_have_nothing_wrong(self):
@@ -210,10 +214,10 @@ class VerifyTest(cli_common.CliTest):
     def test_several_defects_at_once_are_all_reported(self):
         sources = Sources(self.root)
         folder = sources.copy("z2_bf16_full_w8", None, "several")
-        wanted = self.plant(sources, folder, "missing_last_rank", "truncated_optim_file", "parameter_missing_from_module",
-                            "first_rank_from_an_earlier_step")
-        bad = plant_module().find(folder, "bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt")
-        crc = plant_module().flip_bit(
+        wanted = self.planted(sources, folder, "missing_last_rank", "truncated_optim_file",
+                            "parameter_missing_from_module", "first_rank_from_an_earlier_step")
+        bad = plant.find(folder, "bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt")
+        crc = plant.flip_bit(
             bad, lambda shard: shard["optimizer_state_dict"]["base_optimizer_state"]["state"][1]["exp_avg"], element=5)
         wanted.append({"check": "crc", "file": bad.name, "rank": (3, 0), **crc})
         findings = self.report(folder)["findings"]
@@ -224,13 +228,14 @@ class VerifyTest(cli_common.CliTest):
     def test_values_that_are_no_numbers_are_looked_for_only_if_asked(self):
         sources = Sources(self.root)
         folder = sources.copy("z3_bf16_full_subgroups_w4", None, "inf")
-        self.plant(sources, folder, "inf_in_master_of_a_sub_group")
+        self.planted(sources, folder, "inf_in_master_of_a_sub_group")
         self.assertTrue(self.report(folder)["ok"])
         self.assertFalse(self.report(folder, "--finite")["ok"])
 
     def test_the_text_names_the_same_place(self):
         sources = Sources(self.root)
-        for name in ["flipped_bit_in_exp_avg", "one_weight_off_by_one_ulp", "missing_last_rank", "inf_in_master_of_a_sub_group"]:
+        for name in ["flipped_bit_in_exp_avg", "one_weight_off_by_one_ulp", "missing_last_rank",
+                     "inf_in_master_of_a_sub_group"]:
             with self.subTest(defect=name):
                 defect = Defect(name)
                 folder = sources.copy(defect.case, defect.made, name)
@@ -256,10 +261,6 @@ class VerifyTest(cli_common.CliTest):
         for folder in [self.new_path(), self.tmp]:
             done = self.tool("ckpt-inspect", "verify", folder, "--json")
             self.assertIn(done.returncode, (2, 3, 4), done.stdout)
-
-
-def plant_module():
-    return importlib.import_module("plant")
 
 
 if __name__ == "__main__":

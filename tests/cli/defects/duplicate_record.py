@@ -1,4 +1,5 @@
-"""A zip program added a changed record instead of replacing the old one: which of the two is read depends on the reader."""
+"""A zip program added a changed record instead of replacing the old one: which of the two is read depends on
+the reader."""
 import warnings
 import zipfile
 

@@ -6,4 +6,5 @@ EXPECT = {"check": "unreadable", "file": "bf16_zero_pp_rank_0_mp_rank_00_optim_s
 
 
 def plant(folder):
-    find(folder, EXPECT["file"]).write_bytes(b"<!DOCTYPE html>\n<html><head><title>403 Forbidden</title></head></html>\n")
+    page = b"<!DOCTYPE html>\n<html><head><title>403 Forbidden</title></head></html>\n"
+    find(folder, EXPECT["file"]).write_bytes(page)

@@ -1,4 +1,5 @@
-"""One expert's file is of another save: the masters in the shards, under the expert's local name, round to other weights."""
+"""One expert's file is of another save: the masters in the shards, under the expert's local name, round to other
+weights."""
 import torch
 
 from plant import edited, find

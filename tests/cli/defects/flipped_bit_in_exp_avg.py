@@ -1,4 +1,5 @@
-"""One bit of Adam's first moment is wrong. Nothing else in a checkpoint depends on moments, so only the CRC32 can tell."""
+"""One bit of Adam's first moment is wrong. Nothing else in a checkpoint depends on moments, so only the CRC32 can
+tell."""
 from plant import find, flip_bit
 
 CASE = "z1_fp32_full_w4"

@@ -1,4 +1,5 @@
-"""A shard comes from a run with twice the ranks, which saved the same tag: it says itself that its group is cut in eight."""
+"""A shard comes from a run with twice the ranks, which saved the same tag: it says itself that its group is cut
+in eight."""
 from plant import find, optimizer
 
 CASE = "z2_bf16_w4"

@@ -2,7 +2,8 @@
 from plant import find, optimizer
 
 CASE = "z2_fp32_full_w3"
-EXPECT = {"check": "layout", "file": "zero_pp_rank_1_mp_rank_00_optim_states.pt", "rank": (1, 0), "tensor": "wide.weight"}
+EXPECT = {"check": "layout", "file": "zero_pp_rank_1_mp_rank_00_optim_states.pt", "rank": (1, 0),
+          "tensor": "wide.weight"}
 
 
 def plant(folder):

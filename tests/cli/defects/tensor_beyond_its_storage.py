@@ -2,10 +2,10 @@
 from plant import edited, fake_tensor, find
 
 CASE = "z1_bf16_full_w2"
-EXPECT = {"check": "unreadable", "file": "mp_rank_00_model_states.pt"}
+EXPECT = {"check": "unreadable", "file": "mp_rank_00_model_states.pt", "tensor": "stats.freq_table"}
 
 
 def plant(folder):
     with edited(find(folder, EXPECT["file"])) as shard:
-        weight = shard["module"]["stats.freq_table"]
-        shard["module"]["stats.freq_table"] = fake_tensor(weight._typed_storage(), 1, tuple(weight.shape), weight.stride())
+        table = shard["module"]["stats.freq_table"]
+        shard["module"]["stats.freq_table"] = fake_tensor(table._typed_storage(), 1, tuple(table.shape), table.stride())

@@ -11,7 +11,8 @@ SECTOR = 512
 def plant(folder):
     path = find(folder, EXPECT["file"])
     with zipfile.ZipFile(path) as archive:
-        largest = max(archive.infolist(), key=lambda entry: entry.file_size).filename.split("/", 1)[1]
+        storages = [entry for entry in archive.infolist() if "/data/" in entry.filename]
+    largest = max(storages, key=lambda entry: entry.file_size).filename.split("/", 1)[1]
     offset, size = record_extent(path, largest)
     sector = -(-offset // SECTOR) * SECTOR
     assert sector + SECTOR <= offset + size
