@@ -42,6 +42,8 @@ void add_common(CLI::App& app, Common& common);
 // Adds the positional `name`, a checkpoint folder, and --tag.
 void add_checkpoint_options(CLI::App& app, const std::string& name, std::string& path,
                             OpenOptions& open);
+// For commands that read tensors. Adds --threads and --progress.
+void add_pass_options(CLI::App& app, Common& common);
 // For tools that run a plan. Adds --dry-run, --force, which is explained by `force`, --fsync,
 // --verify, --threads and --progress.
 void add_run_options(CLI::App& app, Common& common, RunOptions& run, bool& dry_run,
