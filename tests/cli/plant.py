@@ -5,7 +5,7 @@ Each defect is a module with
 CASE       the checkpoint of testdata/ that it is planted in
 MADE       if there: what is made of that checkpoint first (UNIVERSAL, SHARDED ...)
 EXPECT     the finding, or a list of findings, that `ckpt-inspect verify` must report. A tuple means one of several.
-           `rank` is (dp, mp); `at` is a byte of `file` that the reported offset and size must cover
+           `rank` is (dp, mp); `offset` is that of the damaged record or of the first wrong element
 plant      damages the copy in a folder; may return facts that only it knows, which are added to EXPECT
 ARGUMENTS  if there: further arguments of verify
 MANIFEST   if true, a manifest is written before the defect is planted and checked afterwards

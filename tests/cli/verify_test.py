@@ -95,9 +95,6 @@ def meets(finding, expected):
             return any(ends_with(finding.get("file", ""), name) for name in one_of(wanted))
         if key == "rank":
             return finding.get("rank") == {"dp": wanted[0], "mp": wanted[1]}
-        if key == "at":
-            begin, size = finding.get("offset"), finding.get("size")
-            return begin is not None and size is not None and begin <= wanted < begin + size
         if key == "member":  # with or without the zip's folder
             return ends_with(finding.get("member", ""), wanted)
         return finding.get(key) in one_of(wanted)

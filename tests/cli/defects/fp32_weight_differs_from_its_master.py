@@ -9,4 +9,4 @@ def plant(folder):
     path = find(folder, EXPECT["file"])
     with module(path) as weights:
         weights["conv.weight"].view(-1)[20] += 1e-3
-    return {"at": byte_of(path, load_shard(path)["module"]["conv.weight"], element=20)}
+    return {"offset": byte_of(path, load_shard(path)["module"]["conv.weight"], element=20)}

@@ -11,4 +11,4 @@ def plant(folder):
     path = find(folder, EXPECT["file"])
     with optimizer(path) as state:
         state["fp32_flat_groups"][1].detach()[7] = float("-inf")
-    return {"at": byte_of(path, load_shard(path)["optimizer_state_dict"]["fp32_flat_groups"][1], element=7)}
+    return {"offset": byte_of(path, load_shard(path)["optimizer_state_dict"]["fp32_flat_groups"][1], element=7)}

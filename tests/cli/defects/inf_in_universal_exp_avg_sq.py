@@ -11,4 +11,4 @@ def plant(folder):
     path = find(folder, EXPECT["file"])
     with edited(path) as state:
         state["param"][36] = float("inf")
-    return {"at": byte_of(path, load_shard(path)["param"], element=36)}
+    return {"offset": byte_of(path, load_shard(path)["param"], element=36)}

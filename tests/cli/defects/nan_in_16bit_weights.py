@@ -14,4 +14,4 @@ def plant(folder):
         shard["module"]["wide.weight"][6, 2] = float("nan")
         index = list(shard["module"]).index("wide.weight")
         shard["optimizer"]["fp32_groups"][0][index][6, 2] = float("nan")
-    return {"at": byte_of(path, load_shard(path)["module"]["wide.weight"], element=6 * 11 + 2)}
+    return {"offset": byte_of(path, load_shard(path)["module"]["wide.weight"], element=6 * 11 + 2)}

@@ -10,4 +10,4 @@ def plant(folder):
     path = find(folder, EXPECT["file"])
     with module(path) as weights:
         weights["stats.running_mean"][2] = float("nan")
-    return {"at": byte_of(path, load_shard(path)["module"]["stats.running_mean"], element=2)}
+    return {"offset": byte_of(path, load_shard(path)["module"]["stats.running_mean"], element=2)}

@@ -13,4 +13,4 @@ def plant(folder):
         element = state["param_slice_mappings"][0][EXPECT["tensor"]].start + 30
         state["base_optimizer_state"]["state"][0]["exp_avg"][element] = float("nan")
     moment = load_shard(path)["optimizer_state_dict"]["base_optimizer_state"]["state"][0]["exp_avg"]
-    return {"at": byte_of(path, moment, element)}
+    return {"offset": byte_of(path, moment, element)}

@@ -19,4 +19,4 @@ def plant(folder):
     at = 8 + size + entry["data_offsets"][0] + 4 * 12
     struct.pack_into("<f", content, at, float("nan"))
     path.write_bytes(content)
-    return {"at": at}
+    return {"offset": at}

@@ -11,4 +11,4 @@ def plant(folder):
     path = find(folder, EXPECT["file"])
     with module(path) as weights:
         weights["narrow.weight"].view(torch.int16)[3, 5] += 1
-    return {"at": byte_of(path, load_shard(path)["module"]["narrow.weight"], element=3 * 67 + 5)}
+    return {"offset": byte_of(path, load_shard(path)["module"]["narrow.weight"], element=3 * 67 + 5)}

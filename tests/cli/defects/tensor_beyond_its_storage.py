@@ -2,7 +2,7 @@
 from plant import edited, fake_tensor, find
 
 CASE = "z1_bf16_full_w2"
-EXPECT = {"check": "unreadable", "file": "mp_rank_00_model_states.pt", "tensor": "stats.freq_table"}
+EXPECT = {"check": ("unreadable", "layout"), "file": "mp_rank_00_model_states.pt", "member": "module.stats.freq_table"}
 
 
 def plant(folder):
