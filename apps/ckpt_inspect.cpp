@@ -18,6 +18,7 @@ constexpr std::array kCommands = {
     &dsckpt::inspect::add_where,
     &dsckpt::inspect::add_print,
     &dsckpt::inspect::add_stats,
+    &dsckpt::inspect::add_verify,
     &dsckpt::inspect::add_diff,
 };
 

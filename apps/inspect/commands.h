@@ -26,6 +26,7 @@ AddCommand add_list;
 AddCommand add_where;
 AddCommand add_print;
 AddCommand add_stats;
+AddCommand add_verify;
 AddCommand add_diff;
 
 // Adds the positional `name`, a path that Contents::open takes and that has to be given, and --tag.

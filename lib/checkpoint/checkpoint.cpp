@@ -59,9 +59,14 @@ Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
 Checkpoint Checkpoint::open(InputFiles& inputs, const fs::path& path, const OpenOptions& options) {
+  return open(inputs, find_tag_folder(path, options.tag), options);
+}
+
+Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder,
+                            const OpenOptions& options) {
   auto impl = std::make_unique<Impl>(inputs);
   CheckpointDraft& draft = impl->draft;
-  draft.folder = find_tag_folder(path, options.tag);
+  draft.folder = folder;
   draft.facts.tag = draft.folder.tag;
   draft.optimizer_states = options.optimizer_states;
   for (const Layout* layout : kLayouts) {

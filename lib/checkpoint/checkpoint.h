@@ -87,6 +87,8 @@ struct Param {
   bool requires_grad = false;
 };
 
+struct TagFolder;
+
 // What is known of the run that wrote the checkpoint. Empty where the files do not say.
 struct CheckpointFacts {
   std::string layout;             // row of the table: "zero-2"
@@ -144,6 +146,8 @@ class Checkpoint {
   // which must outlive the checkpoint and its tensors.
   static Checkpoint open(InputFiles& inputs, const std::filesystem::path& path,
                          const OpenOptions& options = {});
+  // The same for a folder that was listed before, of whose shards any may have been left out.
+  static Checkpoint open(InputFiles& inputs, const TagFolder& folder, const OpenOptions& options);
 
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;

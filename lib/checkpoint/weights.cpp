@@ -45,7 +45,8 @@ std::vector<fs::path> ending_with(const fs::path& folder, std::string_view suffi
   return found;
 }
 
-// The files a folder's weights are in: one index, or the files themselves. Empty if there are none.
+}  // namespace
+
 std::vector<fs::path> find_weights(const fs::path& folder) {
   for (const char* stem : kStems) {
     for (const char* suffix : kSuffixes) {
@@ -61,8 +62,11 @@ std::vector<fs::path> find_weights(const fs::path& folder) {
   return ending_with(folder, ".safetensors");
 }
 
-// weight_map of an index: tensor name -> file name.
-std::map<std::string, std::string> read_index(const fs::path& path) {
+bool is_weights_index(const fs::path& path) {
+  return path.string().ends_with(kIndexSuffix);
+}
+
+WeightsIndex read_weights_index(const fs::path& path) {
   const InputFile file(path);
   return in_context({.file = path.string()}, [&] {
     if (file.size() > kMaxIndexBytes) throw CorruptError({}, "is too long to be an index");
@@ -71,20 +75,23 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
     if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
       throw CorruptError({}, "is no index: it has no object \"weight_map\"");
     }
-    std::map<std::string, std::string> files;
+    WeightsIndex read;
     for (const auto& [name, where] : index["weight_map"].items()) {
       const fs::path named = where.is_string() ? where.get<std::string>() : std::string();
       if (named.empty() || named.is_absolute() ||
           std::any_of(named.begin(), named.end(), [](const fs::path& p) { return p == ".."; })) {
         throw CorruptError({.tensor = name}, "is in no file of the folder");
       }
-      files.emplace(name, named.string());
+      read.files.emplace(name, named.string());
     }
-    return files;
+    const json metadata = index.value("metadata", json());
+    if (metadata.is_object() && metadata.contains("total_size") &&
+        metadata["total_size"].is_number_unsigned()) {
+      read.total_size = metadata["total_size"].get<uint64_t>();
+    }
+    return read;
   });
 }
-
-}  // namespace
 
 bool Weights::probe(const fs::path& path) {
   std::error_code failed;
@@ -105,8 +112,8 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
     if (paths.empty()) throw InconsistentError({.file = path.string()}, "holds no weights");
   }
   const fs::path index_path = paths.front();
-  if (index_path.string().ends_with(kIndexSuffix)) {
-    index = read_index(index_path);
+  if (is_weights_index(index_path)) {
+    index = read_weights_index(index_path).files;
     std::set<std::string> names;
     for (const auto& [tensor, file] : *index) names.insert(file);
     paths.clear();

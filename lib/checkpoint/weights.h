@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,19 @@
 #include "plan/tensor_source.h"
 
 namespace dsckpt {
+
+// An index of sharded weights, as huggingface_hub writes it.
+struct WeightsIndex {
+  std::map<std::string, std::string> files;  // tensor name -> file name
+  std::optional<uint64_t> total_size;        // metadata.total_size: bytes of all tensors
+};
+
+// The files that a folder's weights are in, in the order of Weights::open: one index, or the files
+// themselves. Empty if there are none.
+std::vector<std::filesystem::path> find_weights(const std::filesystem::path& folder);
+bool is_weights_index(const std::filesystem::path& path);
+// Throws IoError, and CorruptError for what is no index.
+WeightsIndex read_weights_index(const std::filesystem::path& path);
 
 // One file of weights, opened. Exactly one of the two is set.
 struct WeightsFile {

@@ -1,0 +1,370 @@
+#include "inspect/verify.h"
+
+#include <tbb/global_control.h>
+#include <tbb/info.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <system_error>
+#include <tuple>
+
+#include "checkpoint/weights.h"
+#include "inspect/verification.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::array<const char*, kCheckCount> kNames = {
+    "missing", "extra",   "unreadable", "crc",       "wrong-rank", "step",  "layout",
+    "shape",   "replica", "rounding",   "nonfinite", "latest",     "index", "manifest"};
+
+// What of a path a step is for.
+enum Form : unsigned { kZero = 1, kUniversal = 2, kWeights = 4, kCheckpoint = 3, kAll = 7 };
+
+// A row of the table of steps: whom it is for, and the checks that it makes.
+struct Step {
+  void (*run)(Verification&);
+  unsigned forms;
+  std::vector<Check> checks;
+};
+
+void check_finite_if_asked(Verification& v) {
+  if (v.options.finite) return check_finite(v);
+  v.skip(Check::nonfinite, "not asked for (--finite)");
+}
+
+void check_manifest_if_given(Verification& v) {
+  const bool given = !v.options.manifest.empty();
+  if (given || !v.options.new_manifest.empty()) v.report.manifest = make_manifest(v);
+  if (given) return check_manifest(v);
+  v.skip(Check::manifest, "none was given (--manifest)");
+}
+
+const std::vector<Step>& steps() {
+  using enum Check;
+  static const std::vector<Step> kSteps = {
+      {open_files, kAll, {unreadable}},
+      {check_records, kAll, {crc}},
+      {check_saved_names, kCheckpoint, {wrong_rank}},
+      {check_tensors_in_files, kAll, {layout}},
+      {check_weights, kWeights, {missing, index}},
+      {check_ranks, kCheckpoint, {missing, extra, latest}},
+      {check_layer_files, kZero, {missing, extra}},
+      {check_universal, kUniversal, {missing, extra, step, shape}},
+      {check_model_files_agree, kCheckpoint, {step, shape}},
+      {check_optim_files_agree, kZero, {step, replica}},
+      {check_module_shapes, kCheckpoint, {shape}},
+      {check_flat_groups, kZero, {layout}},
+      {check_padding, kZero, {layout}},
+      {open_checkpoint, kCheckpoint, {layout}},
+      {check_rounding, kCheckpoint, {rounding}},
+      {check_module_replicas, kZero, {replica}},
+      {check_same_tensors, kCheckpoint, {replica}},
+      {check_finite_if_asked, kAll, {nonfinite}},
+      {check_manifest_if_given, kAll, {manifest}},
+  };
+  return kSteps;
+}
+
+bool has_shards(const fs::path& folder) {
+  std::error_code failed;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, failed)) {
+    if (parse_shard_name(entry.path().filename().string())) return true;
+  }
+  return false;
+}
+
+// What has both is a checkpoint that someone keeps the model's own files beside.
+bool is_checkpoint(const fs::path& path, const std::string& tag) {
+  std::error_code failed;
+  if (!tag.empty() || fs::exists(path / "latest", failed)) return true;
+  if (fs::exists(path / "latest_universal", failed) || has_shards(path)) return true;
+  return !Weights::probe(path);
+}
+
+// The folder to look at where `latest` names none: the only one with shards.
+std::optional<std::string> only_tag(const fs::path& path) {
+  std::vector<std::string> tags;
+  std::error_code failed;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path, failed)) {
+    std::error_code ignored;
+    if (entry.is_directory(ignored) && has_shards(entry.path())) {
+      tags.push_back(entry.path().filename().string());
+    }
+  }
+  return tags.size() == 1 ? std::optional(tags.front()) : std::nullopt;
+}
+
+// False if there is nothing to look at but a `latest` that is wrong.
+bool find_folder(Verification& v, const fs::path& path) {
+  try {
+    v.folder = find_tag_folder(path, v.options.tag);
+    return true;
+  } catch (const Error& error) {
+    const std::string named = fs::path(error.where().file).filename().string();
+    const bool of_latest = named == "latest" || named == "latest_universal";
+    if (!v.options.tag.empty() || !of_latest || error.kind() == ErrorKind::io) throw;
+    v.add({.check = Check::latest, .message = error.message(), .file = named});
+  }
+  const auto tag = only_tag(path);
+  if (!tag) return false;
+  v.folder = find_tag_folder(path, *tag);
+  return true;
+}
+
+void add_file(Verification& v, fs::path path, std::optional<ShardName> name) {
+  CheckedFile& file = v.files.emplace_back();
+  file.path = std::move(path);
+  file.name = name;
+}
+
+// All files below zero/ of a universal checkpoint, by path.
+void add_universal_files(Verification& v) {
+  std::vector<fs::path> paths;
+  std::error_code failed;
+  fs::recursive_directory_iterator it(v.folder.path / "zero", failed);
+  for (const fs::recursive_directory_iterator end; !failed && it != end; it.increment(failed)) {
+    std::error_code ignored;
+    if (it->path().extension() == ".pt" && !it->is_directory(ignored)) paths.push_back(it->path());
+  }
+  std::sort(paths.begin(), paths.end());
+  for (fs::path& path : paths) {
+    add_file(v, std::move(path), ShardName{.kind = ShardName::Kind::universal});
+  }
+}
+
+// Those that the index names, as far as they are there; without an index that can be read, all.
+void add_weights_files(Verification& v, const fs::path& folder) {
+  std::vector<fs::path> paths = find_weights(folder);
+  if (paths.size() == 1 && is_weights_index(paths.front())) {
+    const fs::path index = paths.front();
+    paths.clear();
+    std::set<std::string> names;
+    try {
+      for (const auto& [tensor, file] : read_weights_index(index).files) names.insert(file);
+    } catch (const Error&) {
+      for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+        const std::string extension = entry.path().extension().string();
+        const std::string name = entry.path().filename().string();
+        if (extension == ".safetensors" || extension == ".bin") names.insert(name);
+      }
+    }
+    std::error_code failed;
+    for (const std::string& name : names) {
+      if (fs::exists(folder / name, failed)) paths.push_back(folder / name);
+    }
+  }
+  for (fs::path& path : paths) add_file(v, std::move(path), std::nullopt);
+}
+
+// What the path is, and its files. 0 if there is nothing to look at.
+unsigned find_files(Verification& v, const fs::path& path) {
+  std::error_code failed;
+  if (!fs::exists(path, failed)) throw UsageError(path.string() + ": there is no such file");
+  v.report.folder = path;
+  if (!fs::is_directory(path, failed)) {
+    v.report.form = "file";
+    v.report.folder = path.parent_path();
+    add_file(v, path, std::nullopt);
+    return kWeights;
+  }
+  if (!is_checkpoint(path, v.options.tag)) {
+    v.report.form = "weights";
+    add_weights_files(v, path);
+    return kWeights;
+  }
+  v.report.form = "zero";
+  if (!find_folder(v, path)) return 0;
+  v.report.folder = v.folder.path;
+  for (const ShardFile& shard : v.folder.shards) add_file(v, shard.path, shard.name);
+  if (v.folder.has(ShardName::Kind::optim_states) ||
+      !fs::is_directory(v.folder.path / "zero", failed)) {
+    return kZero;
+  }
+  v.report.form = "universal";
+  add_universal_files(v);
+  return kUniversal;
+}
+
+// Findings of one check stay together, in the order of the files.
+void sort_findings(Verification& v) {
+  std::stable_sort(
+      v.report.findings.begin(), v.report.findings.end(), [](const Finding& a, const Finding& b) {
+        return std::tie(a.check, a.file, a.offset) < std::tie(b.check, b.file, b.offset);
+      });
+}
+
+void run_steps(Verification& v, const fs::path& path) {
+  const unsigned form = find_files(v, path);
+  for (const Step& step : steps()) {
+    if ((step.forms & form) == 0) continue;
+    v.stop_if_cancelled();
+    for (const Check check : step.checks) {
+      CheckDone& entry = v.report.checks[static_cast<size_t>(check)];
+      entry.done = entry.done || entry.why.empty();
+    }
+    step.run(v);
+  }
+  v.report.checks[static_cast<size_t>(Check::latest)].done = form != kWeights;
+  for (CheckDone& check : v.report.checks) {
+    if (!check.done && check.why.empty()) check.why = "has no meaning here";
+  }
+  sort_findings(v);
+}
+
+}  // namespace
+
+const char* to_string(Check check) {
+  return kNames[static_cast<size_t>(check)];
+}
+
+nlohmann::json verify_json(const VerifyReport& report) {
+  using nlohmann::json;
+  json findings = json::array();
+  for (const Finding& finding : report.findings) {
+    json& entry = findings.emplace_back(
+        json{{"check", to_string(finding.check)}, {"message", finding.message}});
+    if (!finding.file.empty()) entry["file"] = finding.file;
+    if (finding.rank) entry["rank"] = {{"dp", finding.rank->dp}, {"mp", finding.rank->mp}};
+    if (!finding.member.empty()) entry["member"] = finding.member;
+    if (!finding.tensor.empty()) entry["tensor"] = finding.tensor;
+    if (finding.offset) entry["offset"] = *finding.offset;
+    if (finding.size) entry["size"] = *finding.size;
+  }
+  json checks = json::array();
+  for (size_t i = 0; i < kCheckCount; ++i) {
+    json& entry = checks.emplace_back(json{{"check", kNames[i]}, {"done", report.checks[i].done}});
+    if (!report.checks[i].why.empty()) entry["why"] = report.checks[i].why;
+  }
+  return {{"form", report.form},   {"folder", report.folder.string()},
+          {"ok", report.ok()},     {"findings", std::move(findings)},
+          {"files", report.files}, {"records", report.records},
+          {"bytes", report.bytes}, {"checks", std::move(checks)}};
+}
+
+std::optional<FindingRank> CheckedFile::rank() const {
+  using Kind = ShardName::Kind;
+  if (!name || name->kind == Kind::universal || name->kind == Kind::expert) return std::nullopt;
+  return FindingRank{name->dp_rank, name->mp_rank};
+}
+
+void Verification::add(Finding finding) {
+  const std::lock_guard lock(mutex_);
+  report.findings.push_back(std::move(finding));
+}
+
+void Verification::add(Check check, const CheckedFile& file, const Error& error) {
+  const Where& where = error.where();
+  add({.check = check,
+       .message = error.message(),
+       .file = file.display,
+       .rank = file.rank(),
+       .member = where.member,
+       .tensor = where.tensor,
+       .offset = where.offset});
+}
+
+void Verification::add(Check check, const CheckedFile& file, std::string member,
+                       std::string message) {
+  add({.check = check,
+       .message = std::move(message),
+       .file = file.display,
+       .rank = file.rank(),
+       .member = std::move(member)});
+}
+
+void Verification::skip(Check check, std::string why, bool done) {
+  const std::lock_guard lock(mutex_);
+  CheckDone& entry = report.checks[static_cast<size_t>(check)];
+  entry.done = done;
+  if (entry.why.find(why) != std::string::npos) return;
+  entry.why += (entry.why.empty() ? "" : "; ") + why;
+}
+
+bool Verification::has(Check check) const {
+  return std::any_of(report.findings.begin(), report.findings.end(),
+                     [&](const Finding& finding) { return finding.check == check; });
+}
+
+bool Verification::is_reported(const std::string& display) const {
+  return std::any_of(report.findings.begin(), report.findings.end(), [&](const Finding& finding) {
+    return finding.file == display && finding.check != Check::crc;
+  });
+}
+
+std::vector<CheckedFile*> Verification::of_kind(ShardName::Kind kind) {
+  std::vector<CheckedFile*> found;
+  for (CheckedFile& file : files) {
+    if (file.usable() && file.name && file.name->kind == kind) found.push_back(&file);
+  }
+  return found;
+}
+
+std::vector<CheckedFile*> Verification::of_kind(ShardName::Kind kind, uint32_t mp_rank) {
+  std::vector<CheckedFile*> found = of_kind(kind);
+  std::erase_if(found, [&](const CheckedFile* file) { return file->name->mp_rank != mp_rank; });
+  return found;
+}
+
+CheckedFile* Verification::file_of(FileId id) {
+  const auto found = std::find_if(files.begin(), files.end(),
+                                  [&](const CheckedFile& file) { return file.id == id; });
+  return found == files.end() ? nullptr : &*found;
+}
+
+bool Verification::is_doubtful(const TensorSource& source) {
+  bool doubtful = false;
+  const auto look = [&](FileId id, uint64_t offset) {
+    const CheckedFile* file = file_of(id);
+    doubtful = doubtful || (file != nullptr && file->suspect) ||
+               std::any_of(damaged.begin(), damaged.end(), [&](const Extent& extent) {
+                 return extent.file == id && offset >= extent.offset && offset < extent.end();
+               });
+  };
+  source.lower([&](const SourceRun& run) {
+    if (run.combine == Combine::zeros) return;
+    look(run.file, run.offset);
+    for (const Operand& operand : run.more) look(operand.in, operand.src);
+  });
+  return doubtful;
+}
+
+std::string Verification::record_at(FileId id, uint64_t offset) {
+  const CheckedFile* file = file_of(id);
+  if (file != nullptr && file->shard) return file->shard->archive.record_at(offset);
+  return "";
+}
+
+void for_each_index(size_t count, const std::function<void(size_t)>& body) {
+  std::atomic<size_t> next{0};
+  std::atomic<bool> failed{false};
+  const auto workers = static_cast<size_t>(tbb::this_task_arena::max_concurrency());
+  tbb::parallel_for(size_t{0}, std::min(workers, count), [&](size_t) {
+    for (size_t i = next++; i < count && !failed; i = next++) {
+      try {
+        body(i);
+      } catch (...) {
+        failed = true;
+        throw;
+      }
+    }
+  });
+}
+
+VerifyReport verify(InputFiles& inputs, const fs::path& path, const VerifyOptions& options,
+                    Progress& progress) {
+  Verification v(inputs, options, progress);
+  const unsigned threads = options.threads != 0
+                               ? options.threads
+                               : static_cast<unsigned>(tbb::info::default_concurrency());
+  const tbb::global_control control(tbb::global_control::max_allowed_parallelism, threads);
+  tbb::task_arena arena(static_cast<int>(threads));
+  arena.execute([&] { run_steps(v, path); });
+  return std::move(v.report);
+}
+
+}  // namespace dsckpt

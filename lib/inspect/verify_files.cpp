@@ -1,0 +1,225 @@
+// Every file by itself: can it be opened, are its bytes those that were saved, is it the file of
+// the rank whose name it has, do its tensors lie inside it.
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/kernels.h"
+#include "format/tensors_in.h"
+#include "inspect/verification.h"
+
+namespace dsckpt {
+namespace {
+
+constexpr uint64_t kUnitBytes = 4 << 20;
+constexpr size_t kBufferBytes = 256 << 10;
+
+// Opens what can be opened of `file`, which has been added to the inputs. Throws as the readers do.
+void open_file(Verification& v, CheckedFile& file) {
+  const InputFile& input = v.inputs[file.id];
+  if (!file.name && SafetensorsFile::probe(input)) {
+    file.safetensors = SafetensorsFile::open(v.inputs, file.id);
+    return;
+  }
+  if (ZipReader::probe(input)) file.zip = ZipReader::open(input, file.id);
+  const ShardName name = file.name.value_or(ShardName{.kind = ShardName::Kind::universal});
+  file.shard = Shard{name, file.path, file.display, TorchArchive::open(v.inputs, file.id)};
+}
+
+std::filesystem::path root_of(const Verification& v) {
+  return v.report.form == "zero" || v.report.form == "universal" ? v.report.folder.parent_path()
+                                                                 : v.report.folder;
+}
+
+// Whether a record of the zip has other bytes than were saved, which explains why a file cannot be
+// read.
+bool has_damaged_record(const Verification& v, FileId id) {
+  return std::any_of(v.damaged.begin(), v.damaged.end(),
+                     [&](const Extent& extent) { return extent.file == id; });
+}
+
+struct Record {
+  CheckedFile* file;
+  const ZipEntry* entry;
+  Extent extent;
+};
+
+// Up to kUnitBytes of a record.
+struct Unit {
+  size_t record;
+  Extent extent;
+};
+
+// Where the records are whose CRC32 is known.
+std::vector<Record> find_records(Verification& v) {
+  std::vector<std::vector<Record>> of_file(v.files.size());
+  for_each_index(v.files.size(), [&](size_t i) {
+    CheckedFile& file = v.files[i];
+    if (!file.zip || !file.zip->has_checksums()) return;
+    for (const ZipEntry& entry : file.zip->entries()) {
+      v.attempt(Check::unreadable, file, [&] {
+        of_file[i].push_back({&file, &entry, file.zip->data(entry)});
+      });
+    }
+  });
+  std::vector<Record> records;
+  for (const auto& some : of_file) records.insert(records.end(), some.begin(), some.end());
+  return records;
+}
+
+std::vector<Unit> cut(const std::vector<Record>& records) {
+  std::vector<Unit> units;
+  for (size_t r = 0; r < records.size(); ++r) {
+    const Extent& extent = records[r].extent;
+    for (uint64_t at = 0; at < extent.size; at += kUnitBytes) {
+      const uint64_t size = std::min(kUnitBytes, extent.size - at);
+      units.push_back({r, {extent.file, extent.offset + at, size}});
+    }
+  }
+  return units;
+}
+
+uint32_t crc_of(const Verification& v, const Extent& extent) {
+  thread_local std::vector<std::byte> buffer(kBufferBytes);
+  uint32_t crc = 0;
+  for (uint64_t at = 0; at < extent.size; at += kBufferBytes) {
+    const std::span<std::byte> piece =
+        std::span(buffer).first(std::min<uint64_t>(kBufferBytes, extent.size - at));
+    v.inputs[extent.file].read_at(extent.offset + at, piece);
+    crc = crc32(crc, piece);
+  }
+  return crc;
+}
+
+void note_unchecked(Verification& v) {
+  for (const CheckedFile& file : v.files) {
+    if (file.zip && !file.zip->has_checksums()) {
+      v.skip(Check::crc, file.display + " was saved without CRC32s", true);
+    } else if (file.safetensors) {
+      v.skip(Check::crc, "files of safetensors have no CRC32s", true);
+    } else if (file.shard && !file.zip) {
+      v.skip(Check::crc, file.display + " is of torch's old form, which has no CRC32s", true);
+    }
+  }
+}
+
+}  // namespace
+
+void open_files(Verification& v) {
+  for (CheckedFile& file : v.files) {
+    file.display = file.path.lexically_relative(root_of(v)).string();
+    try {
+      file.id = v.inputs.add(file.path, root_of(v));
+      file.display = v.inputs[file.id].display();
+      v.report.bytes += v.inputs[file.id].size();
+    } catch (const Error& error) {
+      v.add(Check::unreadable, file, error);
+      file.suspect = true;
+    }
+  }
+  v.report.files = v.files.size();
+  for_each_index(v.files.size(), [&](size_t i) {
+    CheckedFile& file = v.files[i];
+    if (file.suspect) return;
+    v.stop_if_cancelled();
+    v.attempt(Check::unreadable, file, [&] { open_file(v, file); });
+  });
+}
+
+void check_records(Verification& v) {
+  note_unchecked(v);
+  const std::vector<Record> records = find_records(v);
+  const std::vector<Unit> units = cut(records);
+  for (const Unit& unit : units) v.progress.bytes_total += unit.extent.size;
+  std::vector<uint32_t> crcs(units.size());
+  std::vector<char> unread(records.size());
+  for_each_index(units.size(), [&](size_t i) {
+    v.stop_if_cancelled();
+    CheckedFile& file = *records[units[i].record].file;
+    try {
+      crcs[i] = crc_of(v, units[i].extent);
+    } catch (const Error& error) {
+      v.add(Check::unreadable, file,
+            error.within({.member = records[units[i].record].entry->name}));
+      unread[units[i].record] = 1;
+    }
+    v.progress.bytes_done += units[i].extent.size;
+  });
+
+  auto unit = units.begin();
+  for (size_t r = 0; r < records.size(); ++r) {
+    uint32_t crc = 0;
+    for (; unit != units.end() && unit->record == r; ++unit) {
+      crc = crc32_combine(crc, crcs[static_cast<size_t>(unit - units.begin())], unit->extent.size);
+    }
+    const auto& [file, entry, extent] = records[r];
+    if (unread[r] != 0) {
+      file->suspect = true;
+      continue;
+    }
+    ++v.report.records;
+    if (crc == entry->crc32) continue;
+    v.damaged.push_back(extent);
+    v.add({.check = Check::crc,
+           .message = "CRC32 mismatch: the data has changed since it was saved",
+           .file = file->display,
+           .rank = file->rank(),
+           .member = entry->name,
+           .offset = extent.offset,
+           .size = extent.size});
+  }
+  // What cannot be read because its bytes are not those that were saved is reported as that.
+  std::erase_if(v.report.findings, [&](const Finding& finding) {
+    if (finding.check != Check::unreadable) return false;
+    return std::any_of(v.files.begin(), v.files.end(), [&](const CheckedFile& file) {
+      return file.display == finding.file && file.zip && has_damaged_record(v, file.id);
+    });
+  });
+}
+
+void check_saved_names(Verification& v) {
+  std::set<std::string> stems;  // of the files of parameters: "fp32", "exp_avg"
+  for (const CheckedFile& file : v.files) {
+    if (file.name && file.name->kind == ShardName::Kind::universal) {
+      stems.insert(file.path.stem().string());
+    }
+  }
+  for (CheckedFile& file : v.files) {
+    if (!file.usable() || !file.shard) continue;
+    const std::string prefix(file.shard->archive.prefix());
+    if (file.name->kind == ShardName::Kind::universal) {
+      if (prefix == file.path.stem() || !stems.contains(prefix)) continue;
+    } else {
+      const auto saved = parse_shard_name(prefix + ".pt");
+      if (!saved || saved->same_rank(*file.name)) continue;
+    }
+    file.suspect = true;
+    v.add(Check::wrong_rank, file, "",
+          "was saved as " + prefix + ".pt: another file is in its place");
+  }
+}
+
+void check_tensors_in_files(Verification& v) {
+  for_each_index(v.files.size(), [&](size_t i) {
+    CheckedFile& file = v.files[i];
+    if (!file.usable() || !file.shard) return;
+    for (const FoundTensor& found : tensors_in(file.shard->archive.root())) {
+      try {
+        file.shard->archive.tensor(found.value);
+      } catch (const Error& error) {
+        if (error.kind() == ErrorKind::unsupported) continue;
+        v.add({.check = Check::layout,
+               .message = (error.where().member.empty() ? "" : error.where().member + ": ") +
+                          error.message(),
+               .file = file.display,
+               .rank = file.rank(),
+               .member = found.path,
+               .offset = error.where().offset});
+        file.suspect = true;
+      }
+    }
+  });
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,264 @@
+"""`ckpt-inspect verify` finds every defect of defects/, where it is, and nothing else; and does not touch what
+it reads."""
+import concurrent.futures
+import importlib
+import json
+import os
+import pathlib
+import pkgutil
+import shutil
+import stat
+import tempfile
+import unittest
+
+import cli_common
+import common
+import defects
+import plant
+from cli_common import snapshot
+
+FINDING_KEYS = {"check", "message", "file", "rank", "member", "tensor", "offset", "size"}
+HANDFUL = 6
+
+
+class Failure(AssertionError):
+    pass
+
+
+def require(condition, message):
+    if not condition:
+        raise Failure(message)
+
+
+def cases():
+    return {case.name: case for case in [*common.all_cases(), *common.model_parallel_cases()]}
+
+
+def verify(path, *arguments):
+    done = common.run_tool("ckpt-inspect", "verify", path, "--json", *arguments)
+    require(done.returncode in (0, 1), f"exit code {done.returncode}: {done.stderr}{done.stdout}")
+    line, = done.stdout.splitlines()
+    record = json.loads(line)
+    require((record["schema"], record["type"]) == (1, "verify"), line)
+    report = record["data"]
+    require(report["ok"] == (done.returncode == 0) == (not report["findings"]), line)
+    for finding in report["findings"]:
+        require(set(finding) <= FINDING_KEYS and finding["message"].isprintable(), str(finding))
+    return report
+
+
+class Sources:
+    """Writable copies of checkpoints and of what the tools make of them."""
+
+    def __init__(self, root):
+        self.root = pathlib.Path(root)
+        self.made = {}
+
+    def make(self, case_name, made):
+        """The folder that defects are planted in copies of."""
+        key = case_name, made
+        if key not in self.made:
+            source = cases()[case_name].load_dir
+            if made:
+                tool, *options = made
+                output = self.root / f"made{len(self.made)}" / "out"
+                places = (["--input_folder", source, "--output_folder", output] if tool == "to-universal" else
+                          [source, output])
+                done = common.run_tool(tool, *places, *options)
+                require(done.returncode == 0, done.stderr)
+                source = output
+            self.made[key] = source
+        return self.made[key]
+
+    def copy(self, case_name, made, name):
+        folder = self.root / name / "ckpt"
+        shutil.copytree(self.make(case_name, made), folder)
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(path.stat().st_mode | stat.S_IWUSR)
+        return folder
+
+
+def one_of(value):
+    return value if isinstance(value, tuple) else (value,)
+
+
+def ends_with(name, expected):
+    """Whether `expected` is the path `name`, perhaps without folders in front."""
+    parts = pathlib.PurePosixPath(expected).parts
+    return pathlib.PurePosixPath(name).parts[-len(parts):] == parts
+
+
+def meets(finding, expected):
+    """Whether a finding is the expected one, at the expected place."""
+    def is_met(key, wanted):
+        if key == "file":
+            return any(ends_with(finding.get("file", ""), name) for name in one_of(wanted))
+        if key == "rank":
+            return finding.get("rank") == {"dp": wanted[0], "mp": wanted[1]}
+        if key == "member":  # with or without the zip's folder
+            return ends_with(finding.get("member", ""), wanted)
+        return finding.get(key) in one_of(wanted)
+    return all(is_met(key, wanted) for key, wanted in expected.items())
+
+
+class Defect:
+    """A module of defects/; see plant.py."""
+
+    def __init__(self, name):
+        self.name = name
+        module = importlib.import_module(f"defects.{name}")
+        self.description = module.__doc__
+        self.case = module.CASE
+        self.made = getattr(module, "MADE", None)
+        self.plant = module.plant
+        self.expected = module.EXPECT if isinstance(module.EXPECT, list) else [module.EXPECT]
+        self.arguments = getattr(module, "ARGUMENTS", [])
+        self.has_manifest = getattr(module, "MANIFEST", False)
+        self.may_name = set(getattr(module, "MAY_NAME", []))
+        self.most = getattr(module, "MOST", HANDFUL)
+
+    def plant_in(self, folder):
+        """Plants it; returns the findings that must be reported then."""
+        facts = self.plant(folder) or {}
+        return [{**expected, **facts} for expected in self.expected]
+
+    def check(self, sources):
+        folder = sources.copy(self.case, self.made, self.name)
+        arguments = list(self.arguments)
+        if self.has_manifest:
+            manifest = folder.parent / "manifest"
+            before = verify(folder, "--write-manifest", manifest)
+            require(before["ok"], f"not healthy to begin with: {before['findings']}")
+            arguments += ["--manifest", manifest]
+        expected = self.plant_in(folder)
+        seen = snapshot(folder)
+        report = verify(folder, *arguments)
+        require(snapshot(folder) == seen, "the input was changed")
+        self.judge(report["findings"], expected)
+
+    def judge(self, findings, expected):
+        listed = "\n".join(map(str, findings)) or "nothing"
+        for wanted in expected:
+            require(any(meets(finding, wanted) for finding in findings), f"not found: {wanted}\nfound: {listed}")
+        may_name = self.may_name.union(*(one_of(wanted["file"]) for wanted in expected if "file" in wanted))
+        for finding in findings:
+            require(any(ends_with(finding.get("file", ""), name) for name in may_name),
+                    f"a healthy file is named: {finding}\nfound: {listed}")
+        require(len(findings) <= self.most, f"{len(findings)} findings: {listed}")
+
+
+ALL_DEFECTS = sorted(module.name for module in pkgutil.iter_modules(defects.__path__))
+
+
+class PlantedDefectTest(unittest.TestCase):
+    """One test for each module of defects/. All are run at once, by two threads, before the first."""
+
+    @classmethod
+    def setUpClass(cls):
+        holder = tempfile.TemporaryDirectory(prefix="dsckpt-verify-")
+        cls.addClassCleanup(holder.cleanup)
+        sources = Sources(holder.name)
+        planted = [Defect(name) for name in ALL_DEFECTS]
+        for defect in planted:
+            sources.make(defect.case, defect.made)
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            cls.outcomes = {defect.name: pool.submit(defect.check, sources) for defect in planted}
+
+    def test_there_are_many(self):
+        self.assertGreaterEqual(len(ALL_DEFECTS), 45)
+
+    def test_every_defect_says_what_happens(self):
+        for name in ALL_DEFECTS:
+            self.assertTrue(Defect(name).description, name)
+
+
+def add_test(name):
+    def test(self):
+        self.outcomes[name].result()
+    setattr(PlantedDefectTest, f"test_{name}", test)
+
+
+for defect_name in ALL_DEFECTS:
+    add_test(defect_name)
+
+
+class VerifyTest(cli_common.CliTest):
+
+    def report(self, source, *arguments):
+        before = snapshot(source)
+        report = verify(source, *arguments)
+        self.assertEqual(snapshot(source), before)
+        return report
+
+    def planted(self, sources, folder, *names):
+        return [wanted for name in names for wanted in Defect(name).plant_in(folder)]
+
+    def test_healthy_checkpoints_have_nothing_wrong(self):
+        for name in ["z2_fp32_full_w3", "z3_bf16_full_subgroups_w4", "pp2_dp2_z1_bf16"]:
+            report = self.report(cases()[name].load_dir, "--finite")
+            self.assertEqual(report["findings"], [], name)
+            self.assertEqual(report["form"], "zero")
+            files = [path for path in cases()[name].tag_folder.iterdir()]
+            self.assertGreaterEqual(report["files"], len(files))
+            self.assertGreaterEqual(report["bytes"], sum(path.stat().st_size for path in files))
+            self.assertTrue({c["check"] for c in report["checks"] if c["done"]} >= {"missing", "crc", "nonfinite"})
+
+    def test_the_tag_folder_alone_can_be_verified(self):
+        case = cases()["z3_fp32_w3"]
+        self.assertTrue(self.report(case.tag_folder)["ok"])
+        self.assertTrue(self.report(case.load_dir, "--tag", case.facts["tag"])["ok"])
+
+    def test_several_defects_at_once_are_all_reported(self):
+        sources = Sources(self.root)
+        folder = sources.copy("z2_bf16_full_w8", None, "several")
+        wanted = self.planted(sources, folder, "missing_last_rank", "truncated_optim_file",
+                            "parameter_missing_from_module", "first_rank_from_an_earlier_step")
+        bad = plant.find(folder, "bf16_zero_pp_rank_3_mp_rank_00_optim_states.pt")
+        crc = plant.flip_bit(
+            bad, lambda shard: shard["optimizer_state_dict"]["base_optimizer_state"]["state"][1]["exp_avg"], element=5)
+        wanted.append({"check": "crc", "file": bad.name, "rank": (3, 0), **crc})
+        findings = self.report(folder)["findings"]
+        for expected in wanted:
+            self.assertTrue(any(meets(finding, expected) for finding in findings), (expected, findings))
+        self.assertLessEqual(len(findings), 2 * len(wanted))
+
+    def test_values_that_are_no_numbers_are_looked_for_only_if_asked(self):
+        sources = Sources(self.root)
+        folder = sources.copy("z3_bf16_full_subgroups_w4", None, "inf")
+        self.planted(sources, folder, "inf_in_master_of_a_sub_group")
+        self.assertTrue(self.report(folder)["ok"])
+        self.assertFalse(self.report(folder, "--finite")["ok"])
+
+    def test_the_text_names_the_same_place(self):
+        sources = Sources(self.root)
+        for name in ["flipped_bit_in_exp_avg", "one_weight_off_by_one_ulp", "missing_last_rank",
+                     "inf_in_master_of_a_sub_group"]:
+            with self.subTest(defect=name):
+                defect = Defect(name)
+                folder = sources.copy(defect.case, defect.made, name)
+                wanted, = defect.plant_in(folder)
+                finding = next(f for f in self.report(folder, *defect.arguments)["findings"] if meets(f, wanted))
+                done = self.tool("ckpt-inspect", "verify", folder, *defect.arguments)
+                self.assertEqual(done.returncode, 1, done.stderr)
+                for place in [finding["file"], finding.get("member", ""), finding.get("tensor", ""),
+                              str(finding.get("offset", ""))]:
+                    self.assertIn(place, done.stdout)
+
+    def test_a_manifest_holds_of_an_unchanged_checkpoint(self):
+        sources = Sources(self.root)
+        folder = sources.copy("z2_fp32_full_w3", None, "kept")
+        manifest = self.new_path("manifest")
+        self.assertTrue(self.report(folder, "--write-manifest", manifest)["ok"])
+        self.assertTrue(manifest.is_file())
+        self.assertTrue(self.report(folder, "--manifest", manifest)["ok"])
+        moved = folder.rename(folder.with_name("moved"))
+        self.assertTrue(self.report(moved, "--manifest", manifest)["ok"])
+
+    def test_what_is_no_checkpoint_is_refused(self):
+        for folder in [self.new_path(), self.tmp]:
+            done = self.tool("ckpt-inspect", "verify", folder, "--json")
+            self.assertIn(done.returncode, (2, 3, 4), done.stdout)
+
+
+if __name__ == "__main__":
+    cli_common.main()
