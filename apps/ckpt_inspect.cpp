@@ -12,7 +12,7 @@
 namespace {
 
 // In the order in which --help has them.
-constexpr std::array kCommands = {&dsckpt::inspect::add_list};
+constexpr std::array kCommands = {&dsckpt::inspect::add_list, &dsckpt::inspect::add_scan};
 
 }  // namespace
 
