@@ -291,6 +291,7 @@ constexpr std::string_view kDangerousModules[] = {
     "aiohttp",
     "boto3",
     "botocore",
+    "cPickle",
     "celery",
     "cffi",
     "click",

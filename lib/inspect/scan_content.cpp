@@ -209,6 +209,7 @@ class ContentScanner {
 
   // A zip behind something else: readers that look for the directory at the end find it.
   void scan_hidden_zip(const ByteSource& source) {
+    if (is_zip_) return;
     constexpr uint64_t kReach = zip::kEndSize + 0xFFFF;
     const uint64_t begin = source.size() - std::min(source.size(), kReach);
     const std::vector<std::byte> tail = source.read(begin, kReach);
@@ -228,10 +229,10 @@ class ContentScanner {
     }
   }
 
-  // Pickles, one after the other. False if these are none. Where nothing says that a pickle is to
-  // be `expected`, it must look like one.
+  // Pickles, one after the other, the first one at `base` of the record. False if these are none.
+  // Where nothing says that a pickle is to be `expected`, it must look like one.
   bool scan_pickles(const ByteSource& source, const std::string& record, std::string_view head,
-                    bool expected, bool in_search) {
+                    bool expected, bool in_search, uint64_t base = 0) {
     const bool is_torch = head.substr(0, 32).find(kTorchMagic) != std::string_view::npos ||
                           head.starts_with(kTorchMagicText);
     const bool starts_surely = expected || (record.empty() && has_pickle_header(head));
@@ -249,8 +250,9 @@ class ContentScanner {
         const bool is_broken = count == 0 && is_sure && has_pickle_header(head) &&
                                (is_plausible(trace) || !is_like_safetensors(source, head));
         if (is_dangerous || is_broken) {
-          add_findings(trace, record, at);
-          add_unreadable(record, "at " + std::to_string(at + trace.end) + ": " + trace.problem);
+          add_findings(trace, record, base + at);
+          add_unreadable(record,
+                         "at " + std::to_string(base + at + trace.end) + ": " + trace.problem);
           return true;
         }
         // Behind the pickles of a legacy torch file lie its storages.
@@ -263,7 +265,7 @@ class ContentScanner {
       if (is_plausible(trace) || names_danger(trace, !is_sure) ||
           (is_sure && (is_header || !is_text(head)))) {
         is_pickle = true;
-        add_findings(trace, record, at);
+        add_findings(trace, record, base + at);
       }
       at += trace.end;
       if (in_search) return is_pickle;
@@ -283,7 +285,7 @@ class ContentScanner {
     const bool has_objects = as_text(header).find('O') != std::string_view::npos;
     const ByteSource data = source.from(begin);
     const std::vector<std::byte> start = data.read(0, kHead);
-    const bool found = scan_pickles(data, record, as_text(start), has_objects, !has_objects);
+    const bool found = scan_pickles(data, record, as_text(start), has_objects, !has_objects, begin);
     if (has_objects && !found)
       add_unreadable(record, "a NumPy array of objects without its pickle");
   }
@@ -295,6 +297,7 @@ class ContentScanner {
   void scan_zip(const ByteSource& source, const std::string& record) {
     if (nesting_ >= kMaxNesting) return add_unreadable(record, "zips nested too deep");
     if (!record.empty()) return search_zip(source, record);
+    is_zip_ = true;
     try {
       const ZipReader zip = ZipReader::open(input_, 0);
       for (const ZipEntry& entry : zip.entries()) {
@@ -368,6 +371,7 @@ class ContentScanner {
   const InputFile& input_;
   const std::string& file_;
   ScanResult& result_;
+  bool is_zip_ = false;
   int nesting_ = 0;
 };
 
@@ -377,7 +381,7 @@ void scan_content(const InputFile& file, ScanResult& result) {
   const ByteSource source(file);
   ContentScanner scanner(file, result);
   scanner.scan(source, "");
-  if (result.pickles == 0 && result.unreadable.empty()) scanner.scan_hidden_zip(source);
+  scanner.scan_hidden_zip(source);
   if (result.pickles == 0 && result.unreadable.empty()) result.skipped = 1;
 }
 
