@@ -12,7 +12,8 @@
 namespace {
 
 // In the order in which --help has them.
-constexpr std::array kCommands = {&dsckpt::inspect::add_list, &dsckpt::inspect::add_scan};
+constexpr std::array kCommands = {&dsckpt::inspect::add_list, &dsckpt::inspect::add_raw,
+                                  &dsckpt::inspect::add_scan};
 
 }  // namespace
 

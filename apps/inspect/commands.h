@@ -20,6 +20,7 @@ struct Command {
 // Adds a subcommand, with its options, to `app`. What it keeps lives as long as the Command.
 using AddCommand = Command(CLI::App& app, cli::Common& common);
 AddCommand add_list;
+AddCommand add_raw;
 AddCommand add_scan;
 
 // Adds the positional `name`, a path that Contents::open takes, and --tag.
