@@ -1,5 +1,6 @@
 // ckpt-inspect raw: a pickle as data.
 
+#include <CLI/App.hpp>
 #include <CLI/Validators.hpp>
 #include <algorithm>
 #include <iostream>

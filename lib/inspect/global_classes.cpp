@@ -17,8 +17,8 @@ struct Names {
 // Classes whose members are all they have.
 constexpr Names kEnums[] = {
     {"accelerate.utils.dataclasses",
-     "AutocastKwargs ComputeEnvironment CustomDtype DistributedType DynamoBackend FP8BackendType "
-     "GradientAccumulationPlugin LoggerType PrecisionType RNGType SageMakerDistributedType"},
+     "ComputeEnvironment CustomDtype DistributedType DynamoBackend FP8BackendType "
+     "LoggerType PrecisionType RNGType SageMakerDistributedType"},
     {"deepspeed.runtime.config", "DeepSpeedConfigDType DtypeEnum"},
     {"deepspeed.runtime.config_utils", "DtypeEnum"},
     {"deepspeed.runtime.zero.config", "ZeroStageEnum"},

@@ -28,6 +28,9 @@ constexpr int kMaxPickles = 10000;  // in a row
 constexpr int kTorchPickles = 5;    // of a legacy torch file, before its storages
 constexpr int kMaxUnexpected = 16;  // that nothing says are pickles, and that name nothing
 constexpr uint64_t kMaxInflated = uint64_t{64} << 20;
+// Bytes traced and inflated for one file, beyond some times its size: records can overlap.
+constexpr uint64_t kMaxWork = uint64_t{1} << 30;
+constexpr uint64_t kMaxWorkRatio = 4;
 constexpr uint64_t kSearchWindow = uint64_t{1} << 20;
 constexpr size_t kMaxRecordName = 4096;
 
@@ -184,7 +187,10 @@ std::optional<std::vector<std::byte>> inflated(const ByteSource& source) {
 class ContentScanner {
  public:
   ContentScanner(const InputFile& file, ScanResult& result)
-      : input_(file), file_(file.display()), result_(result) {}
+      : input_(file),
+        file_(file.display()),
+        result_(result),
+        budget_(kMaxWork + kMaxWorkRatio * file.size()) {}
 
   // Scans `source`, which is called `record` in the file ("": it is the file). `in_search`: its end
   // is not known.
@@ -221,6 +227,17 @@ class ContentScanner {
     result_.unreadable.push_back({file_, record, reason});
   }
 
+  // False, and says so once, if more was done for this file than it is worth.
+  bool spend(const std::string& record, uint64_t bytes) {
+    if (bytes <= budget_) {
+      budget_ -= bytes;
+      return true;
+    }
+    if (!is_spent_) add_unreadable(record, "too much to look through");
+    is_spent_ = true;
+    return false;
+  }
+
   void add_findings(const Trace& trace, const std::string& record, uint64_t base) {
     ++result_.pickles;
     for (const NamedGlobal& global : trace.globals) {
@@ -245,6 +262,7 @@ class ContentScanner {
       }
       const bool is_sure = starts_surely && !(is_torch && count >= kTorchPickles);
       const Trace trace = pickle::trace(source.from(at));
+      if (!spend(record, trace.end)) return true;
       if (!trace.whole()) {
         const bool is_dangerous = names_danger(trace, !is_sure);
         const bool is_broken = count == 0 && is_sure && has_pickle_header(head) &&
@@ -338,6 +356,7 @@ class ContentScanner {
 
   // `source` starts with a local header, or what looks like one (APPNOTE 4.3.7).
   void scan_found_record(const ByteSource& source, const std::string& zip) {
+    if (is_spent_) return;
     const std::vector<std::byte> header = source.read(0, zip::kLocalSize);
     if (header.size() < zip::kLocalSize) return;
     const auto flags = load_le<uint16_t>(header.data() + 6);
@@ -353,6 +372,7 @@ class ContentScanner {
     const bool is_expected = is_named_as_pickle(record);
     if (method == 8) {
       const auto bytes = inflated(data);
+      if (bytes && !spend(record, bytes->size())) return;
       if (bytes) return scan(ByteSource(ByteSpan(*bytes)), record);
       if (is_expected) add_unreadable(record, "a compressed record that is broken or too large");
       return;
@@ -371,6 +391,8 @@ class ContentScanner {
   const InputFile& input_;
   const std::string& file_;
   ScanResult& result_;
+  uint64_t budget_;
+  bool is_spent_ = false;
   bool is_zip_ = false;
   int nesting_ = 0;
 };

@@ -34,7 +34,7 @@ class ScanTest(CliTest):
         self.addCleanup(self.assert_nothing_ran)
 
     def assert_nothing_ran(self):
-        for folder in [self.root, self.tmp, ZOO, pathlib.Path(self.previous), pathlib.Path("/tmp"), pathlib.Path.home()]:
+        for folder in [self.root, self.tmp, ZOO, pathlib.Path(self.previous), pathlib.Path.home()]:
             self.assertFalse((folder / MARKER).exists(), folder)
 
     def scanned(self, path, *arguments, code=None):
@@ -166,7 +166,8 @@ class ScanTest(CliTest):
         data = self.assert_harmless(path)
         by_name = {finding["global"]: finding["uses"] for finding in data["findings"]}
         owner = "deepspeed.runtime.zero.config.ZeroStageEnum"
-        self.assertEqual(by_name["__builtin__.getattr"], [f"getattr of {owner}.weights", f"getattr of {owner}.gradients"])
+        self.assertEqual(by_name["__builtin__.getattr"],
+                         [f"getattr of {owner}.{member}" for member in ("weights", "gradients")])
 
     def test_unreadable_files_are_named(self):
         folder = self.new_path("folder")
