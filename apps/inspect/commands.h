@@ -25,9 +25,11 @@ AddCommand add_tree;
 AddCommand add_list;
 AddCommand add_where;
 AddCommand add_print;
+AddCommand add_raw;
 AddCommand add_stats;
 AddCommand add_verify;
 AddCommand add_diff;
+AddCommand add_scan;
 
 // Adds the positional `name`, a path that Contents::open takes and that has to be given, and --tag.
 void add_contents_options(CLI::App& app, const std::string& name, std::string& path,

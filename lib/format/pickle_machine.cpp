@@ -1,8 +1,10 @@
 #include <charconv>
 #include <system_error>
 
+#include "base/error.h"
 #include "format/pickle.h"
 #include "format/pickle_nodes.h"
+#include "format/pickle_opcodes.h"
 
 namespace dsckpt::pickle {
 namespace {
@@ -15,99 +17,6 @@ constexpr size_t kMaxGlobalName = 1000;
 constexpr int kFirstPython3 = 3;
 // Below this, decoding text anew costs less than remembering it.
 constexpr size_t kRememberDecoded = 64;
-
-// Names after pickletools.py.
-enum Opcode : uint8_t {
-  kMark = '(',
-  kStop = '.',
-  kPop = '0',
-  kPopMark = '1',
-  kDup = '2',
-  kFloat = 'F',
-  kInt = 'I',
-  kBinInt = 'J',
-  kBinInt1 = 'K',
-  kLong = 'L',
-  kBinInt2 = 'M',
-  kNone = 'N',
-  kPersId = 'P',
-  kBinPersId = 'Q',
-  kReduce = 'R',
-  kString = 'S',
-  kBinString = 'T',
-  kShortBinString = 'U',
-  kUnicode = 'V',
-  kBinUnicode = 'X',
-  kAppend = 'a',
-  kBuild = 'b',
-  kGlobal = 'c',
-  kDict = 'd',
-  kEmptyDict = '}',
-  kAppends = 'e',
-  kGet = 'g',
-  kBinGet = 'h',
-  kInst = 'i',
-  kLongBinGet = 'j',
-  kList = 'l',
-  kEmptyList = ']',
-  kObj = 'o',
-  kPut = 'p',
-  kBinPut = 'q',
-  kLongBinPut = 'r',
-  kSetItem = 's',
-  kTuple = 't',
-  kEmptyTuple = ')',
-  kSetItems = 'u',
-  kBinFloat = 'G',
-  kProto = 0x80,
-  kNewObj = 0x81,
-  kExt1 = 0x82,
-  kExt2 = 0x83,
-  kExt4 = 0x84,
-  kTuple1 = 0x85,
-  kTuple2 = 0x86,
-  kTuple3 = 0x87,
-  kNewTrue = 0x88,
-  kNewFalse = 0x89,
-  kLong1 = 0x8a,
-  kLong4 = 0x8b,
-  kBinBytes = 'B',
-  kShortBinBytes = 'C',
-  kShortBinUnicode = 0x8c,
-  kBinUnicode8 = 0x8d,
-  kBinBytes8 = 0x8e,
-  kEmptySet = 0x8f,
-  kAddItems = 0x90,
-  kFrozenSet = 0x91,
-  kNewObjEx = 0x92,
-  kStackGlobal = 0x93,
-  kMemoize = 0x94,
-  kFrame = 0x95,
-  kByteArray8 = 0x96,
-  kNextBuffer = 0x97,
-  kReadOnlyBuffer = 0x98,
-};
-
-int hex_digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-
-bool is_octal(char c) {
-  return c >= '0' && c <= '7';
-}
-
-bool parse_hex(std::string_view digits, uint32_t& out) {
-  out = 0;
-  for (const char c : digits) {
-    const int digit = hex_digit(c);
-    if (digit < 0) return false;
-    out = out << 4 | static_cast<uint32_t>(digit);
-  }
-  return true;
-}
 
 // The characters of UTF-8 text as Latin-1; nullopt if one does not fit.
 std::optional<std::string> to_latin1(std::string_view text) {
@@ -365,74 +274,15 @@ class Document::Machine {
     push(real(std::bit_cast<double>(bits)));
   }
 
-  // STRING: a Python 2 str literal in quotes.
   void push_quoted() {
-    std::string_view line = reader_.line();
-    while (!line.empty() && (line.back() == ' ' || line.back() == '\r')) line.remove_suffix(1);
-    if (line.size() < 2 || line.front() != line.back() ||
-        (line.front() != '\'' && line.front() != '"')) {
-      fail("a STRING without its quotes");
-    }
-    line = line.substr(1, line.size() - 2);
-    std::string out;
-    for (size_t i = 0; i < line.size();) {
-      const char c = line[i++];
-      if (c != '\\') {
-        out.push_back(c);
-        continue;
-      }
-      if (i == line.size()) fail("a STRING that ends in a backslash");
-      const char escape = line[i++];
-      static constexpr std::string_view kEscapes = "\\'\"bftnrva";
-      static constexpr std::string_view kMeanings = "\\'\"\b\f\t\n\r\v\a";
-      if (const size_t known = kEscapes.find(escape); known != std::string_view::npos) {
-        out.push_back(kMeanings[known]);
-      } else if (is_octal(escape)) {
-        int code = escape - '0';
-        for (int k = 0; k < 2 && i < line.size() && is_octal(line[i]); ++k) {
-          code = code * 8 + (line[i++] - '0');
-        }
-        out.push_back(static_cast<char>(code & 0xff));
-      } else if (escape == 'x') {
-        uint32_t code = 0;
-        if (line.size() - i < 2 || !parse_hex(line.substr(i, 2), code)) {
-          fail("a STRING with a bad \\x escape");
-        }
-        i += 2;
-        out.push_back(static_cast<char>(code));
-      } else {
-        out.push_back('\\');
-        out.push_back(escape);
-      }
-    }
-    push_python2_string(out);
+    const std::string_view line = reader_.line();
+    push_python2_string(in_context({.offset = at_}, [&] { return unquote(line); }));
   }
 
-  // UNICODE: "raw-unicode-escape", which is Latin-1 with \uXXXX and \UXXXXXXXX.
   void push_raw_unicode() {
     const std::string_view line = reader_.line();
-    std::string out;
-    for (size_t i = 0; i < line.size();) {
-      const char c = line[i++];
-      if (c != '\\' || i == line.size()) {
-        append_utf8(out, static_cast<unsigned char>(c));
-        continue;
-      }
-      const char escape = line[i++];
-      if (escape != 'u' && escape != 'U') {
-        out.push_back('\\');
-        append_utf8(out, static_cast<unsigned char>(escape));
-        continue;
-      }
-      const size_t digits = escape == 'u' ? 4 : 8;
-      uint32_t code = 0;
-      if (line.size() - i < digits || !parse_hex(line.substr(i, digits), code) || code > 0x10ffff) {
-        fail(std::string("a UNICODE with a bad \\") + escape + " escape");
-      }
-      i += digits;
-      append_utf8(out, code);
-    }
-    push(store_.text(Kind::string, out));
+    push(store_.text(Kind::string,
+                     in_context({.offset = at_}, [&] { return decode_raw_unicode(line); })));
   }
 
   // `module` and `name` must last as long as the store.

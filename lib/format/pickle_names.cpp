@@ -195,4 +195,18 @@ std::pair<std::string_view, std::string_view> python2_name(std::string_view modu
   return {module, name};
 }
 
+std::pair<std::string_view, std::string_view> python3_name(std::string_view module,
+                                                           std::string_view name) {
+  for (const Renamed& entry : kNames) {
+    if (entry.old_module == module && entry.old_name == name) return {entry.module, entry.name};
+  }
+  if (module == "exceptions") return {"builtins", name};
+  // Where several modules have one old name, the one without an underscore is the public one.
+  std::string_view found = module;
+  for (const auto& [now, then] : kModules) {
+    if (then == module && (found == module || found.starts_with('_'))) found = now;
+  }
+  return {found, name};
+}
+
 }  // namespace dsckpt::pickle

@@ -235,6 +235,9 @@ inline bool is_container(Kind kind) {
 // The name Python 2 knew a Python 3 global by: fix_imports of Python's pickle, _compat_pickle.py.
 std::pair<std::string_view, std::string_view> python2_name(std::string_view module,
                                                            std::string_view name);
+// The name that Python 3 takes a Python 2 global's for; the same if it has no other.
+std::pair<std::string_view, std::string_view> python3_name(std::string_view module,
+                                                           std::string_view name);
 
 // Appends the UTF-8 form of a code point, surrogates like any other.
 void append_utf8(std::string& out, uint32_t code_point);

@@ -1,0 +1,58 @@
+// Pickles for people, and for programs: the values as text like Python's, or as JSON.
+//
+// Both are written to a stream as the values are walked, and say everything that is in the pickle.
+// A container that is referred to more than once is written once, with a number, and its number
+// after that; so the output is never much longer than the pickle, and cycles are no trouble.
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+#include <string_view>
+
+#include "format/pickle.h"
+#include "format/torch_archive.h"
+
+namespace dsckpt {
+
+struct PickleTextOptions {
+  // Values below this many containers are only named by their kind.
+  uint32_t depth = 1000;
+  // Texts and bytes in full, in the text form; else their first 200 bytes.
+  bool full = false;
+};
+
+// The text form. One value a line, indented:
+//   {
+//     'step': 3,
+//     'groups': &1 [...],       the container that is *1 elsewhere
+//     'weight': tensor(float32, [3, 4], storage 7 + 0),
+//     'scaler': deepspeed...LossScaler() with {...state...},
+//   }
+// Tensors are recognised if `archive`, which `value` must then be of, is given.
+void write_pickle_text(std::ostream& out, const pickle::Value& value, const TorchArchive* archive,
+                       const PickleTextOptions& options);
+
+// The JSON form, in one line. None, bools, 64-bit integers, finite reals, texts, lists, and dicts
+// whose keys are all texts that do not begin with "$" are JSON's own. Anything else is an object
+// with one key:
+//   {"$integer": "-0x1f.."}, {"$float": "nan" | "inf" | "-inf"}, {"$bytes": HEX},
+//   {"$bytearray": HEX}, {"$tuple": [..]}, {"$set": [..]}, {"$frozenset": [..]},
+//   {"$dict": [[KEY, VALUE], ..]}, {"$global": [MODULE, NAME]}, {"$persistent": ID},
+//   {"$object": {"made": "reduce" | "newobj" | "newobj_ex" | "inst", "callable": V,
+//                "arguments": V, "keywords"?: V, "state"?: V, "items"?: [..],
+//                "mapping"?: [[KEY, VALUE], ..]}},
+//   {"$tensor": {"dtype", "shape", "strides", "storage", "storage_offset", "requires_grad",
+//                "attributes"?: V}},
+//   {"$shared": N, "value": V} at the first place of a shared container, {"$ref": N} at others,
+//   {"$elided": KIND} below `depth`.
+// Texts that are not UTF-8 because of lone surrogates have these as \ud800.
+void write_pickle_json(std::ostream& out, const pickle::Value& value, const TorchArchive* archive,
+                       const PickleTextOptions& options);
+
+// The value that `path` leads to from `root`: keys of mappings (texts, and integers), indices of
+// sequences, with dots between them. Keys may have dots in them; the longest that fits is taken,
+// and shorter ones if that leads nowhere. In objects also the keys of their state. Throws
+// UsageError.
+pickle::Value value_at(const pickle::Value& root, std::string_view path);
+
+}  // namespace dsckpt

@@ -1,0 +1,116 @@
+#include "inspect/scan.h"
+
+#include <tbb/parallel_for.h>
+
+#include <algorithm>
+#include <iterator>
+#include <system_error>
+
+#include "base/error.h"
+#include "inspect/scan_content.h"
+#include "io/input_file.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+struct FoundFile {
+  fs::path path;
+  std::string display;
+  std::string refused;  // why it is not read, or ""
+};
+
+std::string refusal_of(const fs::directory_entry& entry) {
+  std::error_code failed;
+  const fs::file_status target = entry.status(failed);
+  if (fs::is_regular_file(target)) return "";
+  if (fs::is_directory(target)) return "a link to a folder, which is not followed";
+  if (target.type() == fs::file_type::not_found) return "a link to nothing";
+  return "not a regular file";
+}
+
+// Files below `root`, sorted.
+std::vector<FoundFile> files_below(const fs::path& root) {
+  std::vector<FoundFile> files;
+  std::vector<fs::path> folders{root};
+  while (!folders.empty()) {
+    const fs::path folder = std::move(folders.back());
+    folders.pop_back();
+    std::error_code failed;
+    fs::directory_iterator at(folder, failed);
+    const auto give_up = [&] {
+      files.push_back({folder, folder.lexically_relative(root).string(), failed.message()});
+    };
+    if (failed) {
+      give_up();
+      continue;
+    }
+    for (; at != fs::directory_iterator(); at.increment(failed)) {
+      const fs::directory_entry& entry = *at;
+      std::error_code ignored;
+      if (entry.symlink_status(ignored).type() == fs::file_type::directory) {
+        folders.push_back(entry.path());
+        continue;
+      }
+      files.push_back(
+          {entry.path(), entry.path().lexically_relative(root).string(), refusal_of(entry)});
+    }
+    if (failed) give_up();
+  }
+  std::sort(files.begin(), files.end(),
+            [](const FoundFile& a, const FoundFile& b) { return a.display < b.display; });
+  return files;
+}
+
+ScanResult scan_file(const FoundFile& found) {
+  ScanResult result;
+  result.files = 1;
+  try {
+    if (!found.refused.empty()) throw IoError({}, found.refused, 0);
+    scan_content(InputFile(found.path, found.display), result);
+  } catch (const Error& error) {
+    result.unreadable.push_back({found.display, "", error.message()});
+  }
+  return result;
+}
+
+template <typename T>
+void append(std::vector<T>& to, std::vector<T>& from) {
+  to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+}
+
+}  // namespace
+
+GlobalClass ScanResult::worst() const {
+  GlobalClass worst = unreadable.empty() ? GlobalClass::harmless : GlobalClass::unknown;
+  for (const ScanFinding& finding : findings) worst = std::max(worst, finding.danger);
+  return worst;
+}
+
+ScanResult scan(const fs::path& path) {
+  std::error_code failed;
+  const fs::file_status status = fs::status(path, failed);
+  if (status.type() == fs::file_type::not_found || status.type() == fs::file_type::none) {
+    throw IoError({.file = path.string()}, "cannot open", failed ? failed.value() : ENOENT);
+  }
+  std::vector<FoundFile> files;
+  if (fs::is_directory(status)) {
+    files = files_below(path);
+  } else {
+    files.push_back({path, path.filename().string(), refusal_of(fs::directory_entry(path))});
+  }
+  std::vector<ScanResult> results(files.size());
+  tbb::parallel_for(size_t{0}, files.size(), [&](size_t i) { results[i] = scan_file(files[i]); });
+
+  ScanResult all;
+  for (ScanResult& result : results) {
+    all.files += result.files;
+    all.skipped += result.skipped;
+    all.pickles += result.pickles;
+    append(all.findings, result.findings);
+    append(all.unreadable, result.unreadable);
+  }
+  return all;
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,233 @@
+"""ckpt-inspect scan: finds what would run code, wherever it hides, passes what is healthy, and never runs anything."""
+import collections
+import json
+import os
+import pathlib
+import pickle
+import pickletools
+import random
+import zipfile
+
+import cli_common
+import common
+import numpy
+import torch
+from cli_common import CliTest
+
+ZOO = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "malicious"
+MARKER = "dsckpt-malicious-pickle-ran"
+MUTATIONS = 400
+
+
+def expected_of_zoo():
+    return json.loads((ZOO / "expected.json").read_text())
+
+
+class ScanTest(CliTest):
+
+    def setUp(self):
+        super().setUp()
+        # What ran here would leave its marker here, where the tools run.
+        self.previous = os.getcwd()
+        os.chdir(self.root)
+        self.addCleanup(os.chdir, self.previous)
+        self.addCleanup(self.assert_nothing_ran)
+
+    def assert_nothing_ran(self):
+        for folder in [self.root, self.tmp, ZOO, pathlib.Path(self.previous), pathlib.Path.home()]:
+            self.assertFalse((folder / MARKER).exists(), folder)
+
+    def scanned(self, path, *arguments, code=None):
+        done = self.tool("ckpt-inspect", "scan", path, "--json", *arguments)
+        self.assertEqual(done.stderr, "")
+        line, = self.json_lines(done.stdout)
+        self.assertEqual(line["type"], "scan")
+        worst = line["data"]["class"]
+        strict = "--strict" in arguments
+        self.assertEqual(done.returncode, 1 if worst == "dangerous" or (strict and worst == "unknown") else 0)
+        if code is not None:
+            self.assertEqual(done.returncode, code, line["data"])
+        return line["data"]
+
+    def assert_harmless(self, path):
+        data = self.scanned(path, "--strict")
+        bad = [finding for finding in data["findings"] if finding["class"] != "harmless"]
+        self.assertEqual((bad, data["unreadable"], data["class"]), ([], [], "harmless"))
+        return data
+
+    def test_zoo_is_large_and_each_file_is_described(self):
+        files = {path.name for path in ZOO.iterdir()} - {"README.md", "expected.json"}
+        self.assertEqual(files, set(expected_of_zoo()))
+        self.assertGreaterEqual(len(files), 60)
+
+    def test_every_file_of_the_zoo_is_found_with_its_place(self):
+        data = self.scanned(ZOO, code=1)
+        findings, unreadable = collections.defaultdict(list), collections.defaultdict(list)
+        for finding in data["findings"]:
+            findings[finding["file"]].append(finding)
+        for part in data["unreadable"]:
+            unreadable[part["file"]].append(part)
+        for file, expected in expected_of_zoo().items():
+            with self.subTest(file=file):
+                classes = {finding["class"] for finding in findings[file]}
+                worst = "dangerous" if "dangerous" in classes else "unknown"
+                self.assertTrue(findings[file] or unreadable[file])
+                self.assertEqual(worst, expected["class"])
+                found = {f["global"]: f for f in findings[file] if f["class"] == expected["class"]}
+                self.assertLessEqual(set(expected["globals"]), set(found))
+                if "unreadable" in expected:
+                    self.assertIn(expected["unreadable"], " | ".join(part["reason"] for part in unreadable[file]))
+                for name in expected["globals"]:
+                    self.assertEqual(found[name].get("record"), expected.get("record"))
+                    self.assert_named_there(ZOO / file, found[name])
+                if not expected["globals"] and "record" in expected:
+                    self.assertIn(expected["record"], [part.get("record") for part in unreadable[file]])
+
+    def assert_named_there(self, path, finding):
+        """An opcode that names something stands at the offset, in the files that hold their pickle as it is."""
+        if "record" in finding or finding["global"] == "<persistent id>":
+            return
+        opcode = path.read_bytes()[finding["offset"]]
+        self.assertIn(opcode, b"ci\x93\x82\x83\x84", finding)
+
+    def test_each_file_of_the_zoo_alone_has_its_exit_code(self):
+        for file, expected in random.Random(1).sample(sorted(expected_of_zoo().items()), 40):
+            with self.subTest(file=file):
+                self.scanned(ZOO / file, code=1 if expected["class"] == "dangerous" else 0)
+                self.scanned(ZOO / file, "--strict", code=1)
+
+    def test_healthy_checkpoints_pass_strictly(self):
+        for family in ["checkpoints", "model_parallel"]:
+            folder = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / family
+            data = self.assert_harmless(folder)
+            pickles = [path for path in folder.rglob("*") if path.suffix in (".pt", ".pth", ".pkl")]
+            self.assertGreater(len(pickles), 300)
+            self.assertEqual(data["files"] - data["skipped"], len(pickles))
+
+    def test_globals_are_those_that_the_pickles_name(self):
+        case, = (c for c in common.all_cases() if c.name == "hf_trainer_llama_z1_bf16_w3")
+        expected = set()
+        for path in case.load_dir.rglob("*"):
+            if not path.is_file() or not zipfile.is_zipfile(path):
+                continue
+            with zipfile.ZipFile(path) as archive:
+                record, = (name for name in archive.namelist() if name.endswith("data.pkl"))
+                texts = [argument for opcode, argument, _ in pickletools.genops(archive.read(record))
+                         if opcode.name == "GLOBAL"]
+                expected |= {(str(path.relative_to(case.load_dir)), text.replace(" ", ".")) for text in texts}
+        self.assertTrue(expected)
+        data = self.assert_harmless(case.load_dir)
+        self.assertEqual({(finding["file"], finding["global"]) for finding in data["findings"]}, expected)
+
+    def test_what_trainers_save_passes_strictly(self):
+        folder = self.new_path("saved")
+        folder.mkdir()
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+        torch.save(optimizer.state_dict(), folder / "optimizer.pt")
+        torch.save(optimizer.state_dict(), folder / "legacy.pt", _use_new_zipfile_serialization=False)
+        torch.save(scheduler.state_dict(), folder / "scheduler.pt")
+        torch.save({"python": random.getstate(), "numpy": numpy.random.get_state(), "cpu": torch.get_rng_state(),
+                    "generator": numpy.random.default_rng(3)}, folder / "rng_state.pth")
+        torch.save({"w": model.weight, "sparse": torch.eye(3).to_sparse(), "size": torch.Size([3]),
+                    "types": [torch.bfloat16, torch.float8_e4m3fn], "where": torch.device("cpu"),
+                    "quantised": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+                    "path": pathlib.PurePosixPath("a/b"), "counts": collections.Counter("ab"),
+                    "scalar": numpy.float32(3), "array": numpy.arange(3)}, folder / "mixed.ckpt")
+        for protocol in range(6):
+            (folder / f"plain{protocol}.pkl").write_bytes(
+                pickle.dumps({"a": numpy.arange(3), "b": {1, 2}, "c": bytearray(b"x"), "d": 1j}, protocol))
+        numpy.save(folder / "plain.npy", numpy.arange(4))
+        numpy.savez_compressed(folder / "plain.npz", a=numpy.arange(4))
+        numpy.save(folder / "objects.npy", numpy.array([{"a": 1}], dtype=object), allow_pickle=True)
+        (folder / "notes.md").write_text("import os\nos.system\n")
+        data = self.assert_harmless(folder)
+        self.assertEqual(data["skipped"], 3)  # notes.md, plain.npy and plain.npz
+
+    def test_training_arguments_pass_strictly(self):
+        try:
+            from transformers import TrainingArguments
+        except ImportError:
+            self.skipTest("no transformers")
+        path = self.new_path("training_args.bin")
+        torch.save(TrainingArguments(output_dir=str(self.root / "x"), use_cpu=True), path)
+        data = self.assert_harmless(path)
+        self.assertIn("transformers.training_args.TrainingArguments", [f["global"] for f in data["findings"]])
+
+    def test_enums_as_early_python_311_pickled_them_are_harmless(self):
+        path = self.new_path("enum.pkl")
+        enum = b"c__builtin__\ngetattr\nq\1cdeepspeed.runtime.zero.config\nZeroStageEnum\nq\2X\7\0\0\0weights\x86R"
+        again = b"h\1h\2X\x09\0\0\0gradients\x86R"
+        path.write_bytes(b"\x80\2" + enum + again + b"\x86.")
+        data = self.assert_harmless(path)
+        by_name = {finding["global"]: finding["uses"] for finding in data["findings"]}
+        owner = "deepspeed.runtime.zero.config.ZeroStageEnum"
+        self.assertEqual(by_name["__builtin__.getattr"],
+                         [f"getattr of {owner}.{member}" for member in ("weights", "gradients")])
+
+    def test_unreadable_files_are_named(self):
+        folder = self.new_path("folder")
+        folder.mkdir()
+        (folder / "dangling.pt").symlink_to(folder / "nothing")
+        (folder / "loop").symlink_to(folder)
+        os.mkfifo(folder / "pipe.pt")
+        (folder / "link.pt").symlink_to(ZOO / "zip-torch.pt")
+        data = self.scanned(folder, "--strict", code=1)
+        self.assertEqual({part["file"] for part in data["unreadable"]}, {"dangling.pt", "loop", "pipe.pt"})
+        self.assertEqual([(f["file"], f["class"]) for f in data["findings"]], [("link.pt", "dangerous")])
+        missing = self.tool("ckpt-inspect", "scan", folder / "none", "--json")
+        self.assertEqual(self.error_of(missing, 4)["kind"], "io")
+
+    def test_text_has_one_line_a_global_the_worst_first(self):
+        folder = self.new_path("folder")
+        folder.mkdir()
+        for name in ["a.pkl", "b.pkl"]:
+            (folder / name).write_bytes((ZOO / "call-os.system.pkl").read_bytes())
+        (folder / "c.pkl").write_bytes((ZOO / "unknown-library.pkl").read_bytes())
+        (folder / "d.pkl").write_bytes((ZOO / "container-7z-archive.pkl").read_bytes())
+        torch.save({}, folder / "e.pt")
+        torch.save(torch.Size([2]), folder / "f.pt")
+        done = self.tool("ckpt-inspect", "scan", folder)
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual([line.split("\t") for line in done.stdout.splitlines()],
+                         [["dangerous", "os.system", "called", "2", "a.pkl at 2"],
+                          ["unreadable", "7z archive", "", "1", "d.pkl"],
+                          ["unknown", "somebody.models.Net", "called", "1", "c.pkl at 2"],
+                          ["harmless", "torch.Size", "called", "1", "f.pt: f/data.pkl at 2"]])
+        self.assertIn("6 of 6 files: dangerous", done.stderr)
+
+    def test_mutations_neither_crash_nor_run_anything(self):
+        dice = random.Random(20)
+        healthy = [path for path in (ZOO.parent / "formats").iterdir() if path.stat().st_size < 50_000]
+        sources = sorted(path for path in ZOO.iterdir() if path.suffix not in (".md", ".json")) + sorted(healthy)
+        folder = self.new_path("mutated")
+        folder.mkdir()
+        for number in range(MUTATIONS):
+            source = dice.choice(sources)
+            data = bytearray(source.read_bytes())
+            for _ in range(dice.randint(0, 4)):
+                data[dice.randrange(len(data))] = dice.randrange(256)
+            if dice.random() < 0.3:
+                del data[dice.randrange(len(data)):]
+            (folder / f"{number}-{source.name}").write_bytes(data)
+        data = self.scanned(folder)
+        self.assertEqual(data["files"], MUTATIONS)
+
+    def test_what_stands_before_any_cut_is_found(self):
+        source = (ZOO / "opcode-protocol4-frame.pkl").read_bytes()
+        folder = self.new_path("cut")
+        folder.mkdir()
+        named = source.index(b"\x93") + 1
+        for length in range(named, len(source)):
+            (folder / f"{length}.pkl").write_bytes(source[:length])
+        data = self.scanned(folder, code=1)
+        found = {finding["file"] for finding in data["findings"] if finding["global"] == "os.system"}
+        self.assertEqual(len(found), len(source) - named)
+
+
+if __name__ == "__main__":
+    cli_common.main()

@@ -1,0 +1,29 @@
+// Any bytes can be traced; and what Document::parse reads, a trace reads to the same end and with
+// the same names.
+#include <cstdint>
+#include <cstdlib>
+#include <set>
+
+#include "base/error.h"
+#include "format/pickle.h"
+#include "format/pickle_trace.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace dsckpt;
+  const ByteSpan bytes(reinterpret_cast<const std::byte*>(data), size);
+  const pickle::Trace trace = pickle::trace(ByteSource(bytes));
+  try {
+    size_t end = 0;
+    const auto document = pickle::Document::parse(bytes, 0, &end);
+    std::set<std::string> names;
+    for (const pickle::NamedGlobal& global : trace.globals) {
+      names.insert(global.module + "." + global.name);
+    }
+    if (!trace.whole() || trace.end != end) std::abort();
+    for (const std::string& name : document.globals()) {
+      if (!names.contains(name)) std::abort();
+    }
+  } catch (const Error&) {
+  }
+  return 0;
+}

@@ -1,0 +1,148 @@
+#include "format/pickle_trace.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+
+#include "base/error.h"
+#include "format/pickle.h"
+#include "inspect/global_classes.h"
+#include "unit/pickle_samples.h"
+
+namespace dsckpt::pickle {
+namespace {
+
+using namespace std::string_literals;
+
+Trace trace_of(std::string_view text) {
+  return trace(ByteSource(as_byte_span(text)));
+}
+
+// "module.name+called+..." of each global, with its offset in front.
+std::vector<std::string> shown(const Trace& trace) {
+  std::vector<std::string> out;
+  for (const NamedGlobal& global : trace.globals) {
+    std::string line = std::to_string(global.offset) + " " + global.module + "." + global.name;
+    for (const std::string& use : to_strings(static_cast<Use>(global.uses))) line += "+" + use;
+    out.push_back(line);
+  }
+  return out;
+}
+
+using Lines = std::vector<std::string>;
+
+TEST(PickleTrace, NamesOfWholePicklesAreThoseOfTheDocument) {
+  size_t named = 0;
+  for (const Sample& sample : kSamples) {
+    for (const std::string_view pickle : sample.pickles) {
+      if (pickle.empty()) continue;
+      const Trace trace = trace_of(pickle);
+      size_t end = 0;
+      const Document document = Document::parse(as_byte_span(pickle), 0, &end);
+      EXPECT_TRUE(trace.whole()) << sample.expression << ": " << trace.problem;
+      EXPECT_EQ(trace.end, end) << sample.expression;
+      std::vector<std::string> names;
+      for (const NamedGlobal& global : trace.globals) {
+        names.push_back(global.module + "." + global.name);
+      }
+      EXPECT_EQ(names, document.globals()) << sample.expression;
+      named += names.size();
+    }
+  }
+  EXPECT_GT(named, 10u);
+}
+
+TEST(PickleTrace, WhatStandsBeforeABreakIsKept) {
+  const std::string payload = "\x80\x02"s + "cos\nsystem\nX\x01\0\0\0x\x85R"s;
+  for (const std::string& tail : {""s, "\xff"s, "X\xff"s, "X\xff\xff\xff\xff"s, "c"s, "("s}) {
+    const Trace trace = trace_of(payload + tail);
+    EXPECT_FALSE(trace.whole());
+    ASSERT_FALSE(trace.globals.empty());
+    EXPECT_EQ(shown(trace)[0], "2 os.system+called");
+    EXPECT_LE(trace.end, payload.size() + 1);
+  }
+  EXPECT_EQ(trace_of(payload + "\xff").problem, "0xff is not an opcode");
+  EXPECT_EQ(trace_of(payload + "\xff").end, payload.size());
+}
+
+TEST(PickleTrace, GoesOnWherePythonWouldStop) {
+  // An empty memo, an empty stack, a call of a number, a state for a list.
+  for (const std::string& before : {"h\x63"s, "0R"s, "K\1)R"s, "]Nb"s, "e"s, "t"s}) {
+    const Trace trace = trace_of(before + "cos\nsystem\n)R.");
+    EXPECT_TRUE(trace.whole());
+    EXPECT_EQ(shown(trace), Lines{std::to_string(before.size()) + " os.system+called"});
+  }
+}
+
+TEST(PickleTrace, TellsHowAGlobalIsUsed) {
+  EXPECT_EQ(shown(trace_of("ca\nb\n.")), Lines{"0 a.b+named"});
+  EXPECT_EQ(shown(trace_of("ca\nb\n)R.")), Lines{"0 a.b+called"});
+  EXPECT_EQ(shown(trace_of("ca\nb\n)\x81.")), Lines{"0 a.b+made"});
+  EXPECT_EQ(shown(trace_of("ca\nb\n)}\x92.")), Lines{"0 a.b+made"});
+  EXPECT_EQ(shown(trace_of("(ia\nb\n.")), Lines{"1 a.b+called"});
+  EXPECT_EQ(shown(trace_of("(ca\nb\nNo.")), Lines{"1 a.b+called"});
+  EXPECT_EQ(shown(trace_of("ca\nb\n)R}b.")), Lines{"0 a.b+called+built"});
+  EXPECT_EQ(shown(trace_of("ca\nb\n}b.")), Lines{"0 a.b+named+changed"});
+  EXPECT_EQ(shown(trace_of("ca\nb\nNNs.")), Lines{"0 a.b+named+changed"});
+  EXPECT_EQ(shown(trace_of("ca\nb\n)R)R.")), Lines{"0 a.b+called+its result called"});
+  EXPECT_EQ(shown(trace_of("ca\nb\nq\1)R0h\1.")), Lines{"0 a.b+named+called"});
+}
+
+TEST(PickleTrace, NamesAreMadeOfTextsWhereverTheyStand) {
+  const Lines expected{"os.system"};
+  for (const std::string& text : {
+           "S'o\\x73'\nV\\u0073ystem\n\x93."s,
+           "X\6\0\0\0systemq\1"
+           "0\x8c\2osh\1\x93."s,
+           "U\2osT\6\0\0\0system\x93."s,
+       }) {
+    const Trace trace = trace_of(text);
+    ASSERT_EQ(trace.globals.size(), 1u);
+    EXPECT_EQ(trace.globals[0].module + "." + trace.globals[0].name, expected[0]);
+    EXPECT_EQ(trace.globals[0].form, NamedGlobal::Form::name);
+  }
+  const Trace computed = trace_of("\x8c\2os)\x93.");
+  ASSERT_EQ(computed.globals.size(), 1u);
+  EXPECT_EQ(computed.globals[0].form, NamedGlobal::Form::computed);
+  EXPECT_EQ(computed.globals[0].module, "os");
+}
+
+TEST(PickleTrace, LongTextsAndManyValuesAreBounded) {
+  const std::string name(5000, 'x');
+  const Trace trace = trace_of("c" + name + "\n" + name + "\n.");
+  ASSERT_EQ(trace.globals.size(), 1u);
+  EXPECT_EQ(trace.globals[0].module.size(), 1000u);
+  EXPECT_EQ(trace_of(std::string(10'000'000, 'N')).problem, "more values than are followed");
+  EXPECT_EQ(trace_of(std::string(10'000'000, '(')).problem, "more values than are followed");
+}
+
+TEST(GlobalClasses, OnlyMembersOfEnumsAreTakenHarmlessly) {
+  const std::string enum_class = "cdeepspeed.runtime.zero.config\nZeroStageEnum\n";
+  const auto class_of = [](const std::string& text) { return classify(trace_of(text).globals[0]); };
+  const std::string getattr = "c__builtin__\ngetattr\n";
+  EXPECT_EQ(class_of(getattr + enum_class + "\x8c\7weights\x86R."), GlobalClass::harmless);
+  EXPECT_EQ(class_of(getattr + "(" + enum_class + "\x8c\7weightstR."), GlobalClass::harmless);
+  EXPECT_EQ(class_of(getattr + enum_class + "\x8c\7__doc__\x86R."), GlobalClass::dangerous);
+  EXPECT_EQ(class_of(getattr + "ctorch\nSize\n\x8c\5index\x86R."), GlobalClass::dangerous);
+  EXPECT_EQ(class_of(getattr + enum_class + "N\x86R."), GlobalClass::dangerous);
+  EXPECT_EQ(class_of(getattr + "2" + enum_class + "\x8c\7weights\x86R."), GlobalClass::dangerous);
+  EXPECT_EQ(class_of(getattr + enum_class + "\x8c\3mro\x86R)R."), GlobalClass::dangerous);
+}
+
+TEST(GlobalClasses, NamesAreJudgedAsPython3TakesThem) {
+  EXPECT_EQ(classify_name("__builtin__", "xrange"), GlobalClass::harmless);
+  EXPECT_EQ(classify_name("copy_reg", "_reconstructor"), GlobalClass::harmless);
+  EXPECT_EQ(classify_name("exceptions", "ValueError"), GlobalClass::unknown);
+  EXPECT_EQ(classify_name("itertools", "imap"), GlobalClass::dangerous);
+  EXPECT_EQ(classify_name("commands", "getoutput"), GlobalClass::dangerous);
+  EXPECT_EQ(classify_name("torch", "Size.os"), GlobalClass::dangerous);
+  EXPECT_EQ(classify_name("torch", "hub.load"), GlobalClass::dangerous);
+  EXPECT_EQ(classify_name("collections", "OrderedDict.fromkeys"), GlobalClass::unknown);
+  EXPECT_EQ(classify_name("osmnx", "Graph"), GlobalClass::unknown);
+  EXPECT_EQ(classify_name("", ""), GlobalClass::unknown);
+  EXPECT_EQ(classify_name("torch", "FloatStorage HalfStorage"), GlobalClass::unknown);
+}
+
+}  // namespace
+}  // namespace dsckpt::pickle
