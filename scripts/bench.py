@@ -5,11 +5,13 @@
     scripts/bench.py --params 400M --stage 3 --format safetensors --out tests/bench/runs/NAME
     scripts/bench.py --tool to-universal --params 100M --deepspeed .venv/bin/python --check
     scripts/bench.py --tool reshard --params 100M --ranks 4 --to 3 --stage 3
+    scripts/bench.py --tool stats --params 400M --runs 15
 
 A checkpoint is written (bench_checkpoint.py) and read once, so that the page cache holds it. Then the
 programs take turns: in each round cp -r of the folder that the tool writes, the tool and, in the first
 rounds, DeepSpeed, every second round with cp and the tool in the other order. What a run wrote is
 deleted and the disk synced before the next one starts. tests/bench/README.md says what the columns mean.
+Subcommands of ckpt-inspect that read everything, stats and verify, take turns with cat of the same files.
 
 Needs torch in the Python that runs it.
 """
@@ -29,7 +31,9 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TOOLS = ("zero-to-fp32", "to-universal", "reshard")
+# Subcommands of ckpt-inspect that write nothing: their options, and the files whose bytes they read.
+READERS = {"stats": (["--states"], "*optim_states.pt"), "verify": ([], "*.pt")}
+TOOLS = ("zero-to-fp32", "to-universal", "reshard", *READERS)
 POLL_SECONDS = 0.005
 
 # The same call as DeepSpeed's zero_to_fp32.py and zero_to_torch.py make.
@@ -164,14 +168,16 @@ class Bench:
     def __init__(self, options, work):
         self.options = options
         self.work = work
-        self.tool = options.bin / options.tool
+        self.reads = options.tool in READERS
+        self.tool = program_of(options)
+        self.baseline = "cat" if self.reads else "cp"
         settings = f"stage{options.stage}_{options.params}_w{options.ranks}"
         if options.sub_group_size:
             settings += f"_g{options.sub_group_size}"
         self.checkpoint = work / f"checkpoint_{settings}"
         self.results = work / "results"  # made by the tool once; what cp copies
         self.fresh = work / "fresh"  # what the run at hand writes
-        self.runs = {"cp": [], options.tool: []}
+        self.runs = {self.baseline: [], options.tool: []}
         if options.deepspeed:
             self.runs["deepspeed"] = []
 
@@ -199,7 +205,15 @@ class Bench:
         os.sync()
         read_all(self.checkpoint)
 
+    def read_files(self):
+        """What a reading tool reads."""
+        return sorted(self.checkpoint.rglob(READERS[self.options.tool][1]))
+
     def command(self, name, output):
+        if name == "cat":
+            return ["sh", "-c", 'cat "$@" > /dev/null', "cat", *self.read_files()]
+        if self.reads:
+            return [self.tool, self.options.tool, self.checkpoint, *READERS[self.options.tool][0]]
         if name == "cp":
             return ["cp", "-r", self.results, output]
         if self.options.tool == "reshard":
@@ -257,13 +271,14 @@ class Bench:
         # Memory is polled in runs that are not timed, lest the polling takes time from the others.
         tool = self.options.tool
         memory = {tool: measure(self.command(tool, self.results), memory=True)}
-        os.sync()
-        read_all(self.results)
-        memory["cp"] = self.run("cp", memory=True)
+        if not self.reads:
+            os.sync()
+            read_all(self.results)
+        memory[self.baseline] = self.run(self.baseline, memory=True)
         if self.options.check:
             self.check()
         for i in range(self.options.runs):
-            for name in ("cp", tool) if i % 2 == 0 else (tool, "cp"):
+            for name in (self.baseline, tool) if i % 2 == 0 else (tool, self.baseline):
                 self.runs[name].append(self.run(name))
             if self.options.deepspeed and i < self.options.deepspeed_runs:
                 self.runs["deepspeed"].append(self.run("deepspeed", memory=True))
@@ -273,7 +288,7 @@ class Bench:
 
     def report(self, memory):
         options = self.options
-        size = folder_size(self.results)
+        size = sum(path.stat().st_size for path in (self.read_files() if self.reads else files_of(self.results)))
         programs = {}
         for name, runs in self.runs.items():
             if not runs:
@@ -284,8 +299,8 @@ class Bench:
                 "median_seconds": statistics.median(seconds),
                 "min_seconds": min(seconds),
                 "max_seconds": max(seconds),
-                "ratio_to_cp": statistics.median(run["seconds"] / cp["seconds"]
-                                                 for run, cp in zip(runs, self.runs["cp"])),
+                f"ratio_to_{self.baseline}": statistics.median(
+                    run["seconds"] / other["seconds"] for run, other in zip(runs, self.runs[self.baseline])),
                 "gigabytes_per_second": size / statistics.median(seconds) / 1e9,
                 "peak_rss": max(run["peak_rss"] for run in runs + watched),
                 "peak_anonymous_rss": max(run["peak_anonymous_rss"] for run in watched),
@@ -309,8 +324,9 @@ class Bench:
             "format": options.format,
             "dtype": options.dtype,
             "input_bytes": folder_size(self.checkpoint),
-            "output_bytes": size,
-            "output_files": len(files_of(self.results)),
+            "baseline": self.baseline,
+            "read_bytes" if self.reads else "output_bytes": size,
+            **({} if self.reads else {"output_files": len(files_of(self.results))}),
             "checked": options.check,
             "start_up": self.start_up(),
             "programs": programs}
@@ -331,20 +347,27 @@ class Bench:
         return " ".join(map(str, parts + (["--check"] if options.check else [])))
 
 
+def program_of(options):
+    return options.bin / ("ckpt-inspect" if options.tool in READERS else options.tool)
+
+
 def markdown(report):
-    host = report["machine"]
+    host, baseline = report["machine"], report["baseline"]
+    if "read_bytes" in report:
+        moved = f"read {report['read_bytes'] / 1e9:.2f} GB"
+    else:
+        moved = f"output {report['output_bytes'] / 1e9:.2f} GB in {report['output_files']} files"
     lines = [
         f"`{report['command']}`", "",
         f"Commit {report['commit'] or 'unknown'}, {report['date']}. {host['cpu']}, {host['cores']} cores, "
         f"{host['memory_bytes'] / 2**30:.0f} GiB, Linux {host['kernel']}, {host['file_system']}. "
-        f"Checkpoint {report['input_bytes'] / 1e9:.2f} GB, output {report['output_bytes'] / 1e9:.2f} GB in "
-        f"{report['output_files']} files, warm cache.", "",
-        "| program | runs | median s | min s | max s | ratio to cp | GB/s | peak RSS MiB | peak anonymous MiB |",
+        f"Checkpoint {report['input_bytes'] / 1e9:.2f} GB, {moved}, warm cache.", "",
+        f"| program | runs | median s | min s | max s | ratio to {baseline} | GB/s | peak RSS MiB | peak anonymous MiB |",
         "|---|---|---|---|---|---|---|---|---|"]
     for name, result in report["programs"].items():
         lines.append(
             f"| {name} | {len(result['runs'])} | {result['median_seconds']:.3f} | {result['min_seconds']:.3f} | "
-            f"{result['max_seconds']:.3f} | {result['ratio_to_cp']:.2f} | {result['gigabytes_per_second']:.2f} | "
+            f"{result['max_seconds']:.3f} | {result[f'ratio_to_{baseline}']:.2f} | {result['gigabytes_per_second']:.2f} | "
             f"{result['peak_rss'] / 2**20:.0f} | {result['peak_anonymous_rss'] / 2**20:.1f} |")
     start_up, tool = report["start_up"], report["tool"]
     lines += ["", f"Start-up, median of {len(start_up[tool]['seconds'])}: `{tool} --version` "
@@ -406,13 +429,15 @@ def parse_arguments():
             parser.error("DeepSpeed has no such tool to compare with")
     elif options.to:
         parser.error(f"--to is not for {options.tool}")
+    if options.tool in READERS and (options.deepspeed != "none" or options.check):
+        parser.error(f"--deepspeed and --check are not for {options.tool}")
     if options.deepspeed == "none":
         options.deepspeed = None
     elif not shutil.which(options.deepspeed):
         parser.error(f"--deepspeed: no such program: {options.deepspeed}")
-    tool = options.bin / options.tool
+    tool = program_of(options)
     if not tool.is_file():
-        parser.error(f"{tool} is missing: build it, for example with scripts/run {options.tool} --help")
+        parser.error(f"{tool} is missing: build it, for example with scripts/run {tool.name} --help")
     if options.keep and not options.work:
         parser.error("--keep needs --work")
     options.bin = options.bin.resolve()

@@ -49,16 +49,18 @@ double distance(double a, double b) {
   return std::isnan(between) ? kInfinity : between;
 }
 
+bool is_within(double absolute, double b, const std::optional<Tolerance>& tolerance) {
+  if (!tolerance || absolute == kInfinity) return false;
+  return absolute <= tolerance->absolute + tolerance->relative * std::abs(b);
+}
+
 // A pair whose bits differ.
-void add_pair(double a, double b, int64_t index, const Tolerance& tolerance, Difference& result) {
+void add_pair(double a, double b, int64_t index, const std::optional<Tolerance>& tolerance,
+              Difference& result) {
   const double absolute = distance(a, b);
   const double relative = absolute == 0 ? 0 : absolute / std::abs(b);
   ++result.differing;
-  // The comparison is false for a NaN; an infinite b makes everything close to it.
-  const bool within =
-      absolute == 0 ||
-      (absolute < kInfinity && absolute <= tolerance.absolute + tolerance.relative * std::abs(b));
-  result.outside += !within;
+  result.outside += !is_within(absolute, b, tolerance);
   result.max_relative = std::max(result.max_relative, std::isnan(relative) ? kInfinity : relative);
   if (result.index < 0 || absolute > result.max_absolute) {
     result.index = index;
@@ -70,7 +72,7 @@ void add_pair(double a, double b, int64_t index, const Tolerance& tolerance, Dif
 
 // At most kPiece pairs of one type.
 void add_piece(DType dtype, const std::byte* a, const std::byte* b, size_t count, int64_t first,
-               const Tolerance& tolerance, Difference& result) {
+               const std::optional<Tolerance>& tolerance, Difference& result) {
   const size_t size = size_of(dtype);
   if (std::memcmp(a, b, count * size) == 0) return;
   std::array<double, kPiece> wide_a;
@@ -115,7 +117,7 @@ void Difference::add(const Difference& other) {
 }
 
 Difference difference_of(const Elements& a, const Elements& b, DType as, int64_t first,
-                         const Tolerance& tolerance) {
+                         const std::optional<Tolerance>& tolerance) {
   const bool converts = a.dtype != as || b.dtype != as;
   // Complex elements, which are never converted, are pairs of their parts.
   const DType part = real_part(as);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "base/dtype.h"
@@ -26,7 +27,7 @@ struct Tolerance {
 struct Difference {
   uint64_t count = 0;
   uint64_t differing = 0;   // in at least one bit: -0.0 differs from 0.0
-  uint64_t outside = 0;     // differing and not within the tolerance
+  uint64_t outside = 0;     // differing, and not within the tolerance if there is one
   double max_absolute = 0;  // |a - b|, in float64
   double max_relative = 0;  // |a - b| / |b|; infinite where only b is zero
   // Floating types only: the most steps from one number of the type to the next that lie between a
@@ -45,6 +46,6 @@ struct Difference {
 // needs none). `first` is the index of the first pair. Throws UnsupportedError for a conversion
 // that can_convert() denies.
 Difference difference_of(const Elements& a, const Elements& b, DType as, int64_t first,
-                         const Tolerance& tolerance = {});
+                         const std::optional<Tolerance>& tolerance = {});
 
 }  // namespace dsckpt

@@ -55,7 +55,7 @@ Contents Contents::open(InputFiles& inputs, const fs::path& path, const Contents
   for (const Param& param : checkpoint.params()) {
     contents.tensors_.push_back({param.name, "", param.kind, param.weight, param.alias_of});
     for (const ParamState& state : param.states) {
-      contents.tensors_.push_back({param.name, state.key, param.kind, state.value, ""});
+      contents.tensors_.push_back({param.name, state.key, param.kind, state.value, param.alias_of});
     }
   }
   return contents;

@@ -23,7 +23,7 @@ struct NamedTensor {
   // nullopt where nothing tells: in files of weights.
   std::optional<ParamKind> kind;
   TensorSource value;
-  // For a tied tensor, the name it is the same tensor as; else "".
+  // For a tied tensor, and for its states, the name it is the same tensor as; else "".
   std::string alias_of;
 
   // "layers.0.weight", or of a state "layers.0.weight exp_avg".

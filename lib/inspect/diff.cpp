@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 
 #include "base/kernels.h"
@@ -14,8 +13,8 @@ namespace {
 
 using Key = std::pair<std::string, std::string>;  // name, state
 
-const std::string& owner_of(const NamedTensor& tensor) {
-  return tensor.alias_of.empty() ? tensor.name : tensor.alias_of;
+Key owner_of(const NamedTensor& tensor) {
+  return {tensor.alias_of.empty() ? tensor.name : tensor.alias_of, tensor.state};
 }
 
 // The tensors of one side by name.
@@ -27,7 +26,7 @@ class Side {
       if (!tensor.state.empty() && !with_states) continue;
       if (!by_key_.emplace(Key(tensor.name, tensor.state), &tensor).second) continue;
       tensors.push_back(&tensor);
-      if (tensor.state.empty()) names_[owner_of(tensor)].push_back(&tensor);
+      names_[owner_of(tensor)].push_back(&tensor);
     }
   }
 
@@ -38,7 +37,6 @@ class Side {
 
   // Another name of `tensor`, one of this side, that `other` has as well; else nullptr.
   const NamedTensor* shared_name(const NamedTensor& tensor, const Side& other) const {
-    if (!tensor.state.empty()) return nullptr;
     for (const NamedTensor* same : names_.at(owner_of(tensor))) {
       if (other.find(*same) != nullptr) return same;
     }
@@ -51,7 +49,7 @@ class Side {
 
  private:
   std::map<Key, const NamedTensor*> by_key_;
-  std::unordered_map<std::string, std::vector<const NamedTensor*>> names_;  // by owner
+  std::map<Key, std::vector<const NamedTensor*>> names_;  // by owner
 };
 
 bool has_states(const DiffSide& side) {
@@ -92,8 +90,8 @@ class Comparison {
   void lone(const NamedTensor& tensor, const Side& side, const Side& other,
             const std::string& label, Verdict verdict) {
     if (const NamedTensor* same = side.shared_name(tensor, other)) {
-      diff_.notes.push_back("'" + tensor.name + "' is in " + label +
-                            " only, where it is the same tensor as '" + same->name + "'");
+      diff_.notes.push_back("'" + tensor.label() + "' is in " + label +
+                            " only, where it is the same tensor as '" + same->label() + "'");
       return;
     }
     TensorDiff entry{.name = tensor.name, .state = tensor.state, .verdict = verdict};
@@ -119,7 +117,7 @@ class Comparison {
       entry.as = as;
       // Tied on both sides: what is said of the owners holds for the names.
       const auto [known, is_new] =
-          compared_.emplace(std::tuple(a.state, owner_of(a), owner_of(b), *as), items_.size());
+          compared_.emplace(std::tuple(owner_of(a), owner_of(b), *as), items_.size());
       if (is_new) {
         items_.push_back({a.label(), {{a_.inputs, a.value}, {b_.inputs, b.value}}});
         types_.push_back(*as);
@@ -155,13 +153,12 @@ class Comparison {
   }
 
   void compare_values(Progress& progress) {
-    const Tolerance tolerance = options_.tolerance.value_or(Tolerance{});
     InOrder<Difference> folded(items_.size());
     read_blocks(items_, options_.threads, progress, [&](const Block& block, const auto& bytes) {
       const std::vector<PassSource>& sources = items_[block.item].sources;
       folded.add(block, difference_of({sources[0].value.dtype(), bytes[0]},
                                       {sources[1].value.dtype(), bytes[1]}, types_[block.item],
-                                      block.first, tolerance));
+                                      block.first, options_.tolerance));
     });
     std::vector<Difference> differences;
     for (size_t i = 0; i < items_.size(); ++i) differences.push_back(folded.take(i));
@@ -171,7 +168,7 @@ class Comparison {
       if (entry.values.outside > 0) {
         entry.verdict = Verdict::values;
       } else if (entry.values.differing > 0) {
-        entry.verdict = options_.tolerance ? Verdict::within : Verdict::values;
+        entry.verdict = Verdict::within;
       }
     }
   }
@@ -192,9 +189,9 @@ class Comparison {
   Diff diff_;
   size_t widened_ = 0;
   std::vector<PassItem> items_;
-  std::vector<DType> types_;  // what each item is compared as
-  std::map<std::tuple<std::string, std::string, std::string, DType>, size_t> compared_;
-  std::map<size_t, size_t> item_of_;  // by index in the diff's tensors
+  std::vector<DType> types_;                                // what each item is compared as
+  std::map<std::tuple<Key, Key, DType>, size_t> compared_;  // by owners
+  std::map<size_t, size_t> item_of_;                        // by index in the diff's tensors
 };
 
 }  // namespace

@@ -1,7 +1,8 @@
 #include "inspect/tensor_stats.h"
 
 #include <algorithm>
-#include <unordered_map>
+#include <map>
+#include <utility>
 
 #include "inspect/blocks.h"
 
@@ -11,14 +12,18 @@ namespace {
 // For each tensor the index of the one that is read for it: itself, or the one it is tied to, or of
 // several tied to what is not given the first.
 std::vector<size_t> owners_of(const std::vector<NamedTensor>& tensors) {
-  std::unordered_map<std::string, size_t> values;  // by name
+  std::map<std::pair<std::string, std::string>, size_t> known;  // by name and state
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].state.empty() && tensors[i].alias_of.empty()) values.emplace(tensors[i].name, i);
+    if (tensors[i].alias_of.empty()) known.emplace(std::pair(tensors[i].name, tensors[i].state), i);
   }
   std::vector<size_t> owners;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const std::string& owner = tensors[i].alias_of;
-    owners.push_back(owner.empty() ? i : values.emplace(owner, i).first->second);
+    const NamedTensor& tensor = tensors[i];
+    if (tensor.alias_of.empty()) {
+      owners.push_back(i);
+    } else {
+      owners.push_back(known.emplace(std::pair(tensor.alias_of, tensor.state), i).first->second);
+    }
   }
   return owners;
 }

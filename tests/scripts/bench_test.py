@@ -240,6 +240,24 @@ class Benchmark(unittest.TestCase):
                 self.assertEqual({name: len(program["runs"]) for name, program in results["programs"].items()},
                                  {"cp": 2, "reshard": 2})
 
+    def test_statistics_are_compared_with_cat_of_the_shards(self):
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            done = subprocess.run(
+                [sys.executable, ROOT / "scripts/bench.py", "--tool", "stats", "--params", "200k", "--ranks", "3",
+                 "--runs", "2", "--bin", BIN, "--work", folder / "work", "--json", folder / "results.json"],
+                capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            results = json.loads((folder / "results.json").read_text())
+            # fp32, exp_avg and exp_avg_sq.
+            size = 12 * sum(map(math.prod, bench_checkpoint.decoder_shapes(200_000).values()))
+            self.assertGreater(results["read_bytes"], size)
+            self.assertLess(results["read_bytes"], 1.1 * size)
+            self.assertEqual({name: len(program["runs"]) for name, program in results["programs"].items()},
+                             {"cat": 2, "stats": 2})
+            self.assertIn("ratio_to_cat", results["programs"]["stats"])
+            self.assertEqual(list((folder / "work").iterdir()), [])
+
     def test_results_are_kept_and_name_no_folder(self):
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)

@@ -1,0 +1,330 @@
+"""ckpt-inspect diff: conversions change nothing, and what does change is found, with torch's numbers."""
+import json
+import math
+
+import cli_common
+import common
+import numpy
+import safetensors.torch
+import torch
+from cli_common import CliTest
+
+ORDERED = {torch.float64: numpy.int64, torch.float32: numpy.int32, torch.float16: numpy.int16,
+           torch.bfloat16: numpy.int16}
+
+
+def bits_of(tensor):
+    return tensor.contiguous().reshape(-1).view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+                                                [tensor.element_size()]).numpy()
+
+
+def ordered(tensor):
+    """Floating numbers as integers in the same order, one for each; both zeros are 0."""
+    bits = bits_of(tensor).astype(object)
+    smallest = -(1 << (8 * tensor.element_size() - 1))
+    return [value if value >= 0 else smallest - value for value in bits]
+
+
+def expected_difference(a, b):
+    """The numbers of "values" in the JSON, by torch and numpy."""
+    differs = torch.from_numpy(bits_of(a) != bits_of(b))
+    x, y = a.reshape(-1).double(), b.reshape(-1).double()
+    absolute = torch.where(x == y, 0.0, (x - y).abs())
+    absolute = torch.where(differs & absolute.isnan(), math.inf, absolute.nan_to_num(0.0, math.inf))
+    relative = torch.where(absolute == 0, 0.0, absolute / y.abs()).nan_to_num(math.inf, math.inf)
+    ulps = [abs(p - q) for p, q, u, v in zip(ordered(a), ordered(b), x.isnan(), y.isnan()) if not u and not v]
+    largest = int(torch.where(differs, absolute, -1.0).argmax())
+    def number(value):
+        return value if math.isfinite(value) else None
+    return {"count": a.numel(), "differing": int(differs.sum()), "max_absolute": number(absolute.max().item()),
+            "max_relative": number(relative.max().item()), "max_ulps": max(ulps, default=0), "index": largest,
+            "a": number(x[largest].item()), "b": number(y[largest].item())}
+
+
+class DiffTest(CliTest):
+
+    def diff(self, a, b, *arguments, code):
+        done = self.tool("ckpt-inspect", "diff", a, b, "--json", *arguments)
+        self.assertEqual(done.returncode, code, done.stderr or done.stdout)
+        line, = self.json_lines(done.stdout)
+        self.assertEqual(line["type"], "diff")
+        data = line["data"]
+        self.assertEqual(data["same"], code == 0)
+        return data
+
+    def assert_equal(self, a, b, *arguments):
+        """All bits are equal. Returns the data."""
+        data = self.diff(a, b, *arguments, code=0)
+        self.assertGreater(data["counts"].pop("equal"), 0)
+        self.assertEqual((set(data["counts"].values()), data["tensors"]), ({0}, []))
+        self.assertEqual(data["total"]["differing"], 0)
+        return data
+
+    def weights(self, name="model.safetensors", **tensors):
+        folder = self.new_path("weights")
+        folder.mkdir()
+        if name.endswith(".safetensors"):
+            safetensors.torch.save_file(tensors, folder / name)
+        else:
+            torch.save(tensors, folder / name)
+        return folder
+
+    def case(self, name):
+        case, = (c for c in common.all_cases() if c.name == name)
+        return case
+
+    def assert_values(self, values, a, b, outside=None):
+        expected = expected_difference(a, b)
+        for key in ("max_absolute", "max_relative"):
+            if expected[key] is not None:
+                self.assertAlmostEqual(values[key], expected.pop(key), delta=1e-15 * abs(values[key]))
+        expected["outside"] = expected["differing"] if outside is None else outside
+        self.assertEqual({key: values[key] for key in expected}, expected)
+
+    def test_every_conversion_to_fp32_is_bit_equal(self):
+        for case in common.all_cases():
+            with self.subTest(case=case.name):
+                data = self.assert_equal(case.load_dir, self.convert(case.load_dir, "--safe-serialization"))
+                elements = {case.tied.get(name, name): value.numel() for name, value in case.truth().items()}
+                self.assertGreaterEqual(data["total"]["count"], sum(elements.values()))
+
+    def test_other_forms_of_a_conversion_are_bit_equal_in_both_directions(self):
+        for name in ["z1_bf16_full_w2", "z2_fp32_full_w3", "z3_bf16_full_w6", "z3_fp16_full_b120_w3", "z0_fp16_full_w2"]:
+            case = self.case(name)
+            for arguments in [[], ["--max-shard-size=10KB"], ["--safe-serialization", "--max-shard-size=10KB"]]:
+                with self.subTest(case=name, arguments=arguments):
+                    output = self.convert(case.load_dir, *arguments)
+                    self.assert_equal(case.load_dir, output)
+                    self.assert_equal(output, case.load_dir)
+            narrow = self.convert(case.load_dir, "--dtype=bfloat16")
+            self.assert_equal(case.load_dir, narrow, "--as=bfloat16")
+            data = self.diff(case.load_dir, narrow, code=1)
+            changed = [t for t in data["tensors"] if t["verdict"] == "dtype"]
+            self.assertGreater(len(changed), 0)
+            self.assertEqual({t["dtype_b"] for t in changed}, {"bfloat16"})
+
+    def test_universal_and_resharded_checkpoints_have_the_same_states(self):
+        for name in ["z1_fp16_full_b120_w2", "z2_bf16_full_b120_w3", "z3_fp32_full_b120_w2"]:
+            with self.subTest(case=name):
+                case = self.case(name)
+                universal = self.new_path("universal")
+                done = self.tool("to-universal", "--input_folder", case.tag_folder, "--output_folder", universal,
+                                 "--inject_missing_state")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                resharded = self.new_path("resharded")
+                done = self.tool("reshard", case.load_dir, resharded, "--dp=4")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                for other in [universal, resharded]:
+                    data = self.assert_equal(case.load_dir, other, "--states")
+                    self.assertEqual(data["notes"], [])
+                    values = sum(v.numel() for v in case.expected("master").values())
+                    self.assertGreaterEqual(data["total"]["count"], values)
+
+    def mp_case(self, name):
+        case, = (c for c in common.model_parallel_cases() if c.name == name)
+        return case
+
+    def test_a_pipelines_checkpoint_is_compared_with_weights(self):
+        case = self.mp_case("pp2_dp2_z1_fp32")
+        live = {key.split("|")[0]: value for key, value in case.expected("live").items() if "|fp32|" in key}
+        module = {key.split("|")[0]: value for key, value in case.module.items()}
+        # Buffers are not read of a checkpoint whose model is split.
+        weights = {**{name: value for name, value in module.items() if not name.endswith("running")}, **live}
+        self.assert_equal(case.load_dir, self.weights("pytorch_model.bin", **weights))
+        name = sorted(live)[0]
+        other = weights[name] + 1
+        data = self.diff(case.load_dir, self.weights("pytorch_model.bin", **{**weights, name: other}), code=1)
+        tensor, = [t for t in data["tensors"] if t["name"] == name]
+        self.assert_values(tensor["values"], weights[name], other)
+
+    def test_an_edit_of_one_tensor_parallel_rank_is_found(self):
+        case = self.mp_case("autotp2_dp2_z1_fp32")
+        scratch = cli_common.Scratch(case, self.root / "edited")
+        self.assert_equal(case.load_dir, scratch.folder, "--states")
+        path, = scratch.tag.glob("*zero_pp_rank_0_mp_rank_01_optim_states.pt")
+        with cli_common.edited(path) as state, torch.no_grad():
+            flat = state["optimizer_state_dict"]["single_partition_of_fp32_groups"][0]
+            # An element of a parameter that the ranks share, not of one that each has.
+            live = case.expected("live")
+            shared = [(name, slice_.reshape(-1)[0]) for name, slice_ in live.items() if name.endswith("|fp32|pp0|tp1|ep0")
+                      and not torch.equal(slice_, live[name.replace("tp1", "tp0")])]
+            name, before = next((n.split("|")[0], v) for n, v in shared if (flat == v).sum() == 1)
+            flat[flat == before] += 0.5
+        tensor, = self.diff(case.load_dir, scratch.folder, code=1)["tensors"]
+        values = tensor["values"]
+        self.assertEqual((tensor["name"], values["differing"], values["a"], values["b"]),
+                         (name, 1, before.item(), (before + 0.5).item()))
+
+    def test_states_are_compared_only_if_both_have_them(self):
+        case = self.case("z2_fp32_full_w3")
+        data = self.assert_equal(case.load_dir, self.convert(case.load_dir), "--states")
+        self.assertEqual(data["notes"], ["only A has optimizer states: weights are compared"])
+
+    def test_tied_names_that_are_stored_once_are_not_missing(self):
+        case = self.case("z2_fp32_full_w3")
+        (alias, owner), = case.tied.items()
+        truth = case.truth()
+        kept = self.weights(**{name: value for name, value in truth.items() if name != alias})
+        data = self.assert_equal(case.load_dir, kept)
+        self.assertEqual(data["notes"], [f"'{alias}' is in A only, where it is the same tensor as '{owner}'"])
+        other = self.weights(**{name: value for name, value in truth.items() if name != owner})
+        data = self.assert_equal(other, case.load_dir)
+        self.assertEqual(data["notes"], [f"'{owner}' is in B only, where it is the same tensor as '{alias}'"])
+        neither = self.weights(**{name: value for name, value in truth.items() if name not in (alias, owner)})
+        data = self.diff(case.load_dir, neither, code=1)
+        self.assertEqual({(t["name"], t["verdict"]) for t in data["tensors"]},
+                         {(alias, "only in A"), (owner, "only in A")})
+
+    def test_what_training_changed_is_what_torch_says(self):
+        a = {name: value for name, value in self.case("z2_fp32_full_w3").truth().items()}
+        torch.manual_seed(1)
+        b = {name: value + 1e-3 * torch.randn_like(value) if value.is_floating_point() and i % 2 else value
+             for i, (name, value) in enumerate(a.items())}
+        data = self.diff(self.case("z2_fp32_full_w3").load_dir, self.weights("pytorch_model.bin", **b), code=1)
+        changed = {name for name in a if not common.same_bits(a[name], b[name])}
+        self.assertGreater(len(changed), 5)
+        self.assertEqual({t["name"] for t in data["tensors"]}, changed)
+        for tensor in data["tensors"]:
+            self.assertEqual(tensor["verdict"], "values")
+            self.assert_values(tensor["values"], a[tensor["name"]], b[tensor["name"]])
+        self.assertEqual(data["total"]["differing"], sum(t["values"]["differing"] for t in data["tensors"]))
+        largest = max(data["tensors"], key=lambda t: t["values"]["max_absolute"])
+        self.assertEqual((data["largest_in"], data["total"]["max_absolute"]),
+                         (largest["name"], largest["values"]["max_absolute"]))
+
+    def test_one_edited_element_of_a_shard_is_found(self):
+        scratch = self.scratch("z3_fp32_full_w2")
+        with scratch.optimizer(1) as state, torch.no_grad():
+            flat = state["fp32_flat_groups"][0]
+            before = flat[3].item()
+            flat[3] += 0.25
+        data = self.diff(scratch.case.load_dir, scratch.folder, code=1)
+        tensor, = [t for t in data["tensors"] if t["name"] not in scratch.case.tied]
+        values = tensor["values"]
+        self.assertEqual((values["differing"], values["a"], values["b"]), (1, before, flat[3].item()))
+        truth = scratch.case.masters[tensor["name"]].reshape(-1)
+        self.assertEqual(truth[values["index"]].item(), before)
+
+    def test_ulps_and_special_values(self):
+        for dtype in ORDERED:
+            with self.subTest(dtype=dtype):
+                torch.manual_seed(2)
+                a = torch.randn(3000).to(dtype)
+                b = a.clone()
+                b[5] = torch.nextafter(b[5].float(), torch.tensor(9.0)).to(dtype) if dtype == torch.float32 else -b[5]
+                b[2047], b[2048] = b[2047] * 1.5, 0.0
+                a[7], b[7] = 0.0, -0.0
+                a[8], b[8] = math.inf, math.inf
+                self.assert_values(self.diff(self.weights(x=a), self.weights(x=b), code=1)["tensors"][0]["values"], a, b)
+                a[9] = torch.finfo(dtype).max
+                b[9] = math.inf
+                self.assert_values(self.diff(self.weights(x=a), self.weights(x=b), code=1)["tensors"][0]["values"], a, b)
+                a[9] = math.nan
+                self.assert_values(self.diff(self.weights(x=a), self.weights(x=b), code=1)["tensors"][0]["values"], a, b)
+                self.assert_equal(self.weights(x=a), self.weights("pytorch_model.bin", x=a))
+
+    def test_signed_zeros_differ_in_bits_and_by_nothing(self):
+        a, b = self.weights(x=torch.zeros(4)), self.weights(x=-torch.zeros(4))
+        values = self.diff(a, b, code=1)["tensors"][0]["values"]
+        self.assertEqual((values["differing"], values["max_absolute"], values["max_ulps"], values["index"]),
+                         (4, 0, 0, 0))
+        data = self.diff(a, b, "--atol=0", code=0)
+        self.assertEqual(data["counts"]["within"], 1)
+
+    def test_integers_and_booleans_are_compared(self):
+        a = {"i": torch.arange(100), "b": torch.arange(100) % 3 == 0}
+        b = {"i": a["i"].clone(), "b": a["b"].clone()}
+        b["i"][60] -= 7
+        b["b"][[1, 2]] = True
+        tensors = {t["name"]: t["values"] for t in self.diff(self.weights(**a), self.weights(**b), code=1)["tensors"]}
+        self.assertEqual((tensors["i"]["differing"], tensors["i"]["index"], tensors["i"]["max_absolute"]), (1, 60, 7))
+        self.assertEqual((tensors["b"]["differing"], tensors["b"]["index"]), (2, 1))
+
+    def test_tolerances_are_those_of_allclose(self):
+        torch.manual_seed(8)
+        a = torch.randn(5000)
+        b = a * (1 + 1e-4 * torch.randn(5000)) + 1e-5 * torch.randn(5000)
+        folders = self.weights(x=a), self.weights(x=b)
+        codes = set()
+        for atol, rtol in [(0, 0), (1e-3, 0), (1e-5, 1e-4), (5e-5, 4e-4), (0, 1e-3), (1e-4, 1e-3)]:
+            within = torch.isclose(a.double(), b.double(), rtol=rtol, atol=atol)
+            codes.add(code := 0 if within.all() else 1)
+            data = self.diff(*folders, f"--atol={atol}", f"--rtol={rtol}", code=code)
+            tensor, = data["tensors"]
+            self.assertEqual(tensor["verdict"], "values" if code else "within")
+            self.assert_values(tensor["values"], a, b, outside=int((~within).sum()))
+        self.assertEqual(codes, {0, 1})
+        nan = self.weights(x=torch.tensor([1.0, math.nan])), self.weights(x=torch.tensor([1.0, 2.0]))
+        self.diff(*nan, "--atol=1e9", code=1)
+        infinite = self.weights(x=torch.tensor([1.0, 3.0])), self.weights(x=torch.tensor([1.0, math.inf]))
+        self.diff(*infinite, "--rtol=0.5", code=1)
+
+    def test_names_shapes_and_types_that_changed(self):
+        a = self.weights(same=torch.ones(3), gone=torch.ones(2), reshaped=torch.ones(2, 3), cast=torch.ones(4),
+                         counted=torch.ones(2, dtype=torch.int64))
+        b = self.weights("pytorch_model.bin", same=torch.ones(3), new=torch.ones(2), reshaped=torch.ones(3, 2),
+                         cast=torch.ones(4).bfloat16(), counted=torch.ones(2, dtype=torch.int32))
+        data = self.diff(a, b, code=1)
+        self.assertEqual({t["name"]: t["verdict"] for t in data["tensors"]},
+                         {"gone": "only in A", "new": "only in B", "reshaped": "shape", "cast": "dtype",
+                          "counted": "dtype"})
+        self.assertEqual(data["counts"], {"equal": 1, "within": 0, "values": 0, "dtype": 2, "shape": 1,
+                                          "only in A": 1, "only in B": 1})
+        reshaped, = [t for t in data["tensors"] if t["name"] == "reshaped"]
+        self.assertEqual((reshaped["shape_a"], reshaped["shape_b"]), ([2, 3], [3, 2]))
+        cast = self.diff(a, b, "--as=float32", code=1)
+        self.assertNotIn("cast", {t["name"] for t in cast["tensors"]})
+        self.assertIn("counted", {t["name"] for t in cast["tensors"]})
+        everything = self.diff(a, b, "--all", code=1)["tensors"]
+        self.assertIn(("same", "equal"), {(t["name"], t["verdict"]) for t in everything})
+        self.diff(a, b, "--match=same", code=0)
+
+    def test_prefixes_are_stripped_from_both(self):
+        a = self.weights(**{"module.x": torch.ones(3), "y": torch.zeros(2)})
+        b = self.weights(**{"x": torch.ones(3), "model.y": torch.zeros(2)})
+        self.assertEqual(self.diff(a, b, code=1)["counts"]["equal"], 0)
+        self.assert_equal(a, b, "--strip-prefix=module.", "--strip-prefix=model.")
+        clash = self.weights(**{"module.x": torch.ones(3), "x": torch.zeros(2)})
+        self.error_of(self.tool("ckpt-inspect", "diff", clash, b, "--json", "--strip-prefix=module."), 2)
+
+    def test_tags_are_chosen_for_each_side(self):
+        case = self.case("z2_bf16_w2")
+        tag = case.facts["tag"]
+        self.assert_equal(case.load_dir, case.load_dir, f"--tag-a={tag}", f"--tag-b={tag}")
+        self.error_of(self.tool("ckpt-inspect", "diff", case.load_dir, case.load_dir, "--tag-b=nope", "--json"), 3)
+
+    def test_the_number_of_threads_changes_nothing(self):
+        torch.manual_seed(9)
+        a = torch.randn(1_000_003)
+        b = a.clone()
+        b[::1000] = a.max() + 1
+        folders = self.weights(x=a, y=torch.ones(700_000)), self.weights(x=b, y=torch.zeros(700_000))
+        outputs = {self.tool("ckpt-inspect", "diff", *folders, "--json", f"--threads={n}").stdout for n in (1, 2, 8)}
+        self.assertEqual(len(outputs), 1)
+        tensor = json.loads(outputs.pop())["data"]["tensors"][0]
+        self.assert_values(tensor["values"], a, b)
+
+    def test_text_says_what_differs_and_ends_with_a_summary(self):
+        case = self.case("z2_fp32_full_w3")
+        count = len(case.module)
+        done = self.tool("ckpt-inspect", "diff", case.load_dir, case.load_dir)
+        self.assertEqual((done.returncode, done.stdout), (0, f"{count} tensors, bit-equal\n"))
+        done = self.tool("ckpt-inspect", "diff", case.load_dir, case.load_dir, "--all")
+        self.assertEqual(len(done.stdout.splitlines()), count + 1)
+        a, b = self.weights(x=torch.tensor([1.0, 2.0]), y=torch.ones(1)), self.weights(x=torch.tensor([1.0, 2.5]), y=torch.ones(1))
+        done = self.tool("ckpt-inspect", "diff", a, b)
+        self.assertEqual(done.returncode, 1)
+        row, summary = done.stdout.splitlines()
+        self.assertEqual(row.split("\t"), ["x", "", "values", "float32[2]", "1", "0.5", "0.2", str(1 << 21), "1", "2", "2.5"])
+        self.assertEqual(summary, "2 tensors, 1 bit-equal, 1 of other values; "
+                                  "1 of 3 elements differ, by at most 0.5 in 'x'")
+
+    def test_bad_calls_have_their_exit_codes(self):
+        good = self.weights(x=torch.ones(1))
+        for code, arguments in [(2, [good]), (2, [good, self.root / "nowhere"]), (2, [good, good, "--as=int8"]),
+                                (2, [good, good, "--atol=-1"]), (2, [good, good, "--match=("]), (3, [good, self.tmp])]:
+            self.error_of(self.tool("ckpt-inspect", "diff", "--json", *arguments), code)
+
+
+if __name__ == "__main__":
+    cli_common.main()

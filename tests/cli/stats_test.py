@@ -1,0 +1,187 @@
+"""ckpt-inspect stats against torch on every test checkpoint, and planted NaN and infinity."""
+import json
+import math
+
+import cli_common
+import common
+import numpy
+import safetensors.torch
+import torch
+from cli_common import CliTest
+
+KEYS = {"count", "zeros", "nans", "positive_infinities", "negative_infinities", "min", "max", "mean", "std", "norm"}
+
+
+def real(value):
+    """A vector of real numbers; a complex one is two."""
+    return (torch.view_as_real(value) if value.is_complex() else value).detach().reshape(-1)
+
+
+def expected_stats(value):
+    """The same numbers by torch, in float64."""
+    x = real(value).double()
+    finite = x[torch.isfinite(x)]
+    some = finite.numel() > 0
+    return {"count": x.numel(), "zeros": int((x == 0).sum()), "nans": int(x.isnan().sum()),
+            "positive_infinities": int(x.isposinf().sum()), "negative_infinities": int(x.isneginf().sum()),
+            "min": finite.min().item() if some else None, "max": finite.max().item() if some else None,
+            "mean": finite.mean().item() if some else 0.0,
+            "std": finite.std().item() if finite.numel() > 1 else None,
+            "norm": torch.linalg.vector_norm(finite).item()}
+
+
+class StatsTest(CliTest):
+
+    def stats(self, source, *arguments, code=0):
+        done = self.tool("ckpt-inspect", "stats", source, "--json", *arguments)
+        self.assertEqual(done.returncode, code, done.stderr)
+        line, = self.json_lines(done.stdout)
+        self.assertEqual(line["type"], "stats")
+        return line["data"]
+
+    def assert_stats(self, stats, value, what):
+        self.assertEqual(set(stats), KEYS)
+        expected = expected_stats(value)
+        scale = max(abs(expected["min"] or 0), abs(expected["max"] or 0))
+        for key, number in expected.items():
+            if key in ("mean", "std", "norm") and number is not None:
+                size = scale * math.sqrt(expected["count"]) if key == "norm" else scale
+                self.assertAlmostEqual(stats[key], number, delta=1e-12 * size, msg=f"{what} {key}")
+            else:
+                self.assertEqual(stats[key], number, f"{what} {key}")
+
+    def save(self, name="tensors.safetensors", **tensors):
+        path = self.new_path("weights")
+        path.mkdir()
+        if name.endswith(".safetensors"):
+            safetensors.torch.save_file(tensors, path / name)
+        else:
+            torch.save(tensors, path / name)
+        return path / name
+
+    def test_every_tensor_of_every_checkpoint_is_as_torch_says(self):
+        for case in common.all_cases():
+            with self.subTest(case=case.name):
+                truth = {name: case.masters.get(case.tied.get(name, name), stored)
+                         for name, stored in case.module.items()}
+                data = self.stats(case.load_dir)
+                self.assertGreater(len(data["tensors"]), 0)
+                for tensor in data["tensors"]:
+                    self.assert_stats(tensor["stats"], truth[tensor["name"]], tensor["name"])
+                self.assertTrue(data["finite"])
+                once = [real(truth[t["name"]]).double() for t in data["tensors"] if "alias_of" not in t]
+                total, = data["totals"]
+                self.assertEqual(total["tensors"], len(once))
+                self.assert_stats(total["stats"], torch.cat(once), "total")
+
+    def test_optimizer_states_are_the_engines(self):
+        for name in ["z2_fp32_full_w3", "z3_bf16_full_w6", "z1_bf16_w2"]:
+            case, = (c for c in common.all_cases() if c.name == name)
+            data = self.stats(case.load_dir, "--states")
+            states = {f"{t['name']}|{t['state']}": t["stats"] for t in data["tensors"]
+                      if "state" in t and "alias_of" not in t}
+            truth = {key: value for key, value in case.expected("master").items()
+                     if key.split("|")[1] in ("exp_avg", "exp_avg_sq") and key.split("|")[0] not in case.tied}
+            self.assertEqual(sorted(states), sorted(truth))
+            for key, value in truth.items():
+                self.assert_stats(states[key], value, key)
+            self.assertEqual([total.get("state", "") for total in data["totals"]], ["", "exp_avg", "exp_avg_sq"])
+
+    def test_model_parallel_checkpoints_have_the_values_of_their_ranks(self):
+        case, = (c for c in common.model_parallel_cases() if c.name == "pp2_dp2_z1_fp32")
+        live = {key.split("|")[0]: value for key, value in case.expected("live").items() if "|fp32|" in key}
+        seen = 0
+        for tensor in self.stats(case.load_dir)["tensors"]:
+            if tensor["name"] in live:
+                self.assert_stats(tensor["stats"], live[tensor["name"]], tensor["name"])
+                seen += 1
+        self.assertGreater(seen, 3)
+
+    def test_all_types_are_read(self):
+        torch.manual_seed(3)
+        plain = torch.randn(70_001)
+        tensors = {str(t).removeprefix("torch."): plain.to(t)
+                   for t in (torch.float64, torch.float32, torch.float16, torch.bfloat16,
+                             torch.float8_e4m3fn, torch.float8_e5m2)}
+        for t in (torch.int64, torch.int32, torch.int16, torch.int8):
+            tensors[str(t).removeprefix("torch.")] = (plain * 30).to(t)
+        tensors["uint8"] = plain.abs().mul(30).to(torch.uint8)
+        tensors["bool"] = plain > 0
+        tensors["complex64"] = torch.complex(plain, plain * 2)
+        tensors["scalar"] = torch.tensor(-2.5)
+        tensors["empty"] = torch.zeros(0, 3)
+        data = self.stats(self.save("tensors.bin", **tensors))
+        self.assertEqual({t["name"] for t in data["tensors"]}, set(tensors))
+        for tensor in data["tensors"]:
+            self.assert_stats(tensor["stats"], tensors[tensor["name"]], tensor["name"])
+
+    def test_a_mean_far_larger_than_the_deviation_spoils_nothing(self):
+        torch.manual_seed(4)
+        value = (torch.randn(300_000, dtype=torch.float64) + 1e6).float()
+        tensor, = self.stats(self.save(value=value))["tensors"]
+        wide = value.numpy().astype(numpy.longdouble)  # torch's own deviation is off by 2e-12
+        self.assertAlmostEqual(tensor["stats"]["std"] / float(wide.std(ddof=1)), 1, delta=1e-12)
+
+    def test_nan_and_infinity_are_found_wherever_they_are(self):
+        torch.manual_seed(5)
+        for name in ["tensors.safetensors", "tensors.bin"]:
+            good, bad, worse = torch.randn(200_003), torch.randn(200_003), torch.randn(70_001).bfloat16()
+            bad[199_999] = math.nan
+            worse[0], worse[65_536], worse[-1] = math.inf, -math.inf, -math.inf
+            path = self.save(name, good=good, bad=bad, worse=worse)
+            data = self.stats(path, code=1)
+            self.assertFalse(data["finite"])
+            tensors = {t["name"]: t["stats"] for t in data["tensors"]}
+            for key, value in {"good": good, "bad": bad, "worse": worse}.items():
+                self.assert_stats(tensors[key], value, key)
+            self.assertEqual((tensors["bad"]["nans"], tensors["worse"]["negative_infinities"]), (1, 2))
+            done = self.tool("ckpt-inspect", "stats", path)
+            self.assertEqual(done.returncode, 1)
+            self.assertEqual(done.stderr, "ckpt-inspect: 2 of 3 tensors have NaN or infinite elements\n")
+            self.assertEqual(self.tool("ckpt-inspect", "-q", "stats", path).stderr, "")
+            self.assertTrue(self.stats(path, "--match=good")["finite"])
+
+    def test_a_nan_in_a_shard_is_a_nan_of_the_parameter(self):
+        scratch = self.scratch("z2_fp32_full_w3")
+        with scratch.optimizer(1) as state, torch.no_grad():
+            state["single_partition_of_fp32_groups"][0][5] = math.nan
+        data = self.stats(scratch.folder, code=1)
+        bad = [t["name"] for t in data["tensors"] if t["stats"]["nans"]]
+        self.assertEqual(len(bad), 1, bad)
+        self.assertEqual(sum(total["stats"]["nans"] for total in data["totals"]), 1)
+
+    def test_the_number_of_threads_changes_nothing(self):
+        torch.manual_seed(6)
+        path = self.save(a=torch.randn(1_000_003), b=torch.randn(500, 700).half(), c=torch.randn(9))
+        outputs = {self.tool("ckpt-inspect", "stats", path, "--json", f"--threads={n}").stdout for n in (1, 2, 8)}
+        outputs.add(self.tool("ckpt-inspect", "stats", path, "--json").stdout)
+        self.assertEqual(len(outputs), 1)
+
+    def test_text_and_json_say_the_same(self):
+        case, = (c for c in common.all_cases() if c.name == "z2_fp32_full_w3")
+        data = self.stats(case.load_dir)
+        done = self.tool("ckpt-inspect", "stats", case.load_dir)
+        rows = [line.split("\t") for line in done.stdout.splitlines()]
+        self.assertEqual(len(rows), len(data["tensors"]) + 1)
+        for row, tensor in zip(rows, data["tensors"]):
+            stats = tensor["stats"]
+            self.assertEqual(row[:4], [tensor["name"], tensor["kind"], tensor["dtype"],
+                                       "[" + ", ".join(map(str, tensor["shape"])) + "]"])
+            self.assertEqual(row[4:9], ["-" if stats[key] is None else f"{stats[key]:.6g}"
+                                        for key in ("min", "max", "mean", "std", "norm")])
+            self.assertEqual(row[9:], [str(stats["zeros"]), "0", "0"])
+        self.assertEqual(rows[-1][0], "total")
+
+    def test_progress_and_bad_calls(self):
+        path = self.save(a=torch.randn(1000))
+        done = self.tool("ckpt-inspect", "stats", path, "--progress=json")
+        last = json.loads(done.stderr.splitlines()[-1])["data"]
+        self.assertEqual((last["bytes_done"], last["bytes_total"]), (4000, 4000))
+        for arguments in [["--threads=0"], ["--progress=often"], ["--match", "("]]:
+            self.error_of(self.tool("ckpt-inspect", "stats", path, "--json", *arguments), 2)
+        path.write_bytes(path.read_bytes()[:-4])
+        self.error_of(self.tool("ckpt-inspect", "stats", path, "--json"), 3)
+
+
+if __name__ == "__main__":
+    cli_common.main()
