@@ -38,7 +38,9 @@ std::vector<FlatTensor> flat_tensors(const Shard& optim) {
   for (size_t g = 0; g < masters.size(); ++g) {
     FlatTensor tensor{.member = item(key, g), .masters = masters[g], .padding_kept = kept};
     in_context(optim.where(tensor.member), [&] {
-      tensor.saved = static_cast<uint64_t>(flat_masters(optim, masters[g]).numel());
+      const TensorSource flat = flat_masters(optim, masters[g]);
+      tensor.dtype = flat.dtype();
+      tensor.saved = static_cast<uint64_t>(flat.numel());
     });
     if (!paddings.empty() && !stage_3) {
       in_context(wrapper.where(keys::kGroupPaddings), [&] {

@@ -16,6 +16,7 @@ namespace dsckpt {
 struct FlatTensor {
   std::string member;  // "single_partition_of_fp32_groups[0]"
   pickle::Value masters;
+  DType dtype = DType::float32;
   uint64_t saved = 0;    // elements in the file
   uint64_t padding = 0;  // of this rank, by the file; not among `saved` unless `padding_kept`
   bool padding_kept = false;

@@ -352,7 +352,7 @@ void check_manifest(Verification& v) {
   }
   for (const auto& [path, file] : after) {
     const std::string display = (root / path).string();
-    if (before.contains(path) || v.is_reported(display)) continue;
+    if (before.contains(path)) continue;
     v.add({.check = Check::manifest, .message = "is new", .file = display, .size = file->size});
   }
 }

@@ -105,7 +105,14 @@ bool find_folder(Verification& v, const fs::path& path) {
     v.folder = find_tag_folder(path, v.options.tag);
     return true;
   } catch (const Error& error) {
-    const std::string named = fs::path(error.where().file).filename().string();
+    // A universal checkpoint whose model's file is missing.
+    const fs::path folder = error.where().file;
+    std::error_code failed;
+    if (!folder.empty() && fs::is_directory(folder / "zero", failed)) {
+      v.folder = {folder, folder.filename().string(), {}};
+      return true;
+    }
+    const std::string named = folder.filename().string();
     const bool of_latest = named == "latest" || named == "latest_universal";
     if (!v.options.tag.empty() || !of_latest || error.kind() == ErrorKind::io) throw;
     v.add({.check = Check::latest, .message = error.message(), .file = named});

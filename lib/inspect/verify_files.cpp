@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "base/bytes.h"
 #include "base/kernels.h"
 #include "format/tensors_in.h"
 #include "inspect/verification.h"
@@ -51,6 +52,32 @@ struct Unit {
   Extent extent;
 };
 
+// What stands behind the data must be what the directory says (APPNOTE 4.3.9).
+void check_descriptor(Verification& v, const CheckedFile& file, const ZipEntry& entry,
+                      const Extent& extent) {
+  constexpr uint32_t kSignature = 0x08074b50;
+  const uint64_t size = entry.limit - extent.end();
+  if (size != 16 && size != 24) return;
+  const std::vector<std::byte> bytes = v.inputs[file.id].read(extent.end(), size);
+  ByteReader reader(bytes, extent.end());
+  const auto signature = reader.read<uint32_t>();
+  const auto crc = reader.read<uint32_t>();
+  const auto next = [&] { return size == 16 ? reader.read<uint32_t>() : reader.read<uint64_t>(); };
+  const uint64_t stored = next();
+  const uint64_t whole = next();
+  if (signature == kSignature && crc == entry.crc32 && stored == entry.size &&
+      whole == entry.size) {
+    return;
+  }
+  v.add({.check = Check::crc,
+         .message = "what stands behind the record has another CRC32 or size than the directory",
+         .file = file.display,
+         .rank = file.rank(),
+         .member = entry.name,
+         .offset = extent.end(),
+         .size = size});
+}
+
 // Where the records are whose CRC32 is known.
 std::vector<Record> find_records(Verification& v) {
   std::vector<std::vector<Record>> of_file(v.files.size());
@@ -60,6 +87,7 @@ std::vector<Record> find_records(Verification& v) {
     for (const ZipEntry& entry : file.zip->entries()) {
       v.attempt(Check::unreadable, file, [&] {
         of_file[i].push_back({&file, &entry, file.zip->data(entry)});
+        check_descriptor(v, file, entry, of_file[i].back().extent);
       });
     }
   });
@@ -102,6 +130,37 @@ void note_unchecked(Verification& v) {
       v.skip(Check::crc, file.display + " is of torch's old form, which has no CRC32s", true);
     }
   }
+}
+
+// The persistent value of the storage that a tensor is a view of, or None.
+pickle::Value storage_in(const pickle::Value& value) {
+  if (value.is(pickle::Kind::persistent)) return value;
+  if (value.is(pickle::Kind::object)) return storage_in(value.as_object().arguments);
+  if (!value.is(pickle::Kind::tuple)) return {};
+  for (const pickle::Value& item : value.as_sequence()) {
+    const pickle::Value found = storage_in(item);
+    if (!found.is_none()) return found;
+  }
+  return {};
+}
+
+// Says what is wrong with a tensor: with its storage, or with the view.
+Finding finding_of(const CheckedFile& file, const FoundTensor& found, const Error& error) {
+  Finding finding{.check = Check::layout,
+                  .message = error.message(),
+                  .file = file.display,
+                  .rank = file.rank(),
+                  .member = found.path,
+                  .offset = error.where().offset};
+  try {
+    file.shard->archive.storage(storage_in(found.value));
+  } catch (const Error& of_storage) {
+    if (of_storage.where().member.empty()) return finding;
+    finding.check = Check::unreadable;
+    finding.message = of_storage.message() + " (" + found.path + ")";
+    finding.member = of_storage.where().member;
+  }
+  return finding;
 }
 
 }  // namespace
@@ -204,18 +263,16 @@ void check_tensors_in_files(Verification& v) {
   for_each_index(v.files.size(), [&](size_t i) {
     CheckedFile& file = v.files[i];
     if (!file.usable() || !file.shard) return;
+    std::set<std::string> storages;
     for (const FoundTensor& found : tensors_in(file.shard->archive.root())) {
       try {
         file.shard->archive.tensor(found.value);
       } catch (const Error& error) {
         if (error.kind() == ErrorKind::unsupported) continue;
-        v.add({.check = Check::layout,
-               .message = (error.where().member.empty() ? "" : error.where().member + ": ") +
-                          error.message(),
-               .file = file.display,
-               .rank = file.rank(),
-               .member = found.path,
-               .offset = error.where().offset});
+        Finding finding = finding_of(file, found, error);
+        const bool is_new =
+            finding.check == Check::layout || storages.insert(finding.member).second;
+        if (is_new) v.add(std::move(finding));
         file.suspect = true;
       }
     }

@@ -55,6 +55,23 @@ bool is_booked_on_last(const std::vector<RankTensors>& ranks, size_t g, uint64_t
   return ranks.back().tensors[g].padding > length;
 }
 
+// Masters are of one type on all ranks.
+void compare_types(Verification& v, const std::vector<RankTensors>& ranks) {
+  std::vector<uint64_t> types;
+  for (const RankTensors& rank : ranks) {
+    if (rank.tensors.empty()) return;
+    types.push_back(static_cast<uint64_t>(rank.tensors.front().dtype));
+  }
+  const uint64_t expected = most_common(types);
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    if (types[r] == expected) continue;
+    v.add(Check::layout, *ranks[r].file, ranks[r].tensors.front().member,
+          "is " + std::string(torch_name(ranks[r].tensors.front().dtype)) + ", but " +
+              std::string(torch_name(static_cast<DType>(expected))) + " on other ranks");
+    ranks[r].file->suspect = true;
+  }
+}
+
 // All ranks' partitions of a group are equally long, padding included.
 void compare_lengths(Verification& v, std::vector<RankTensors>& ranks) {
   std::vector<uint64_t> counts;
@@ -68,6 +85,7 @@ void compare_lengths(Verification& v, std::vector<RankTensors>& ranks) {
     rank.file->suspect = true;
     return true;
   });
+  compare_types(v, ranks);
   for (size_t g = 0; g < groups; ++g) {
     std::vector<uint64_t> lengths;
     for (const RankTensors& rank : ranks) lengths.push_back(rank.tensors[g].length());
@@ -219,9 +237,16 @@ Check check_of(const Error& error) {
   return error.kind() == ErrorKind::corrupt && member.empty() ? Check::unreadable : Check::layout;
 }
 
+// Layers of a pipeline and experts have files of their own; frozen parameters may be left out.
+bool is_elsewhere(const ModelStates& model, std::string_view name, std::string_view member) {
+  return model.module.empty() || member != keys::kParamShapes ||
+         name.find("experts") != std::string_view::npos;
+}
+
 // Why the reader cannot be expected to get along, or "".
 std::string known_obstacle(const Verification& v) {
   if (v.has(Check::missing)) return "files are missing";
+  if (v.report.form == "universal" && v.has(Check::extra)) return "there are files too many";
   for (const CheckedFile& file : v.files) {
     if (!file.left_out && !file.whole()) return file.display + " cannot be read";
     if (!file.left_out && file.suspect) return file.display + " is not what it should be";
@@ -238,7 +263,17 @@ void check_module_shapes(Verification& v) {
       const auto compare = [&](const NamedShapes& shapes, std::string_view member) {
         for (const auto& [name, shape] : shapes) {
           const auto found = model.by_name.find(name);
-          if (found == model.by_name.end()) continue;
+          if (found == model.by_name.end()) {
+            if (!is_elsewhere(model, name, member)) {
+              v.add({.check = Check::layout,
+                     .message = "is in " + std::string(member) + ", but not in `module`",
+                     .file = file->display,
+                     .rank = file->rank(),
+                     .member = std::string(keys::kModule),
+                     .tensor = name});
+            }
+            continue;
+          }
           const Shape stored = file->shard->archive.info(found->second).shape;
           if (stored == shape) continue;
           v.add({.check = Check::shape,

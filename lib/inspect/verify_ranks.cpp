@@ -2,6 +2,8 @@
 // _get_zero_ckpt_name, _get_optimizer_ckpt_name, _get_expert_ckpt_name; pipe/module.py
 // ckpt_layer_path.
 
+#include <re2/re2.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
@@ -338,6 +340,39 @@ void check_experts(Verification& v) {
   }
 }
 
+// Without ZeRO every expert-parallel rank has an optimizer's file of its own; DeepSpeed names the
+// groups of experts after their number.
+void check_expert_optimizers(Verification& v) {
+  std::set<uint32_t> found;
+  uint32_t count = 0;
+  for (const CheckedFile& file : v.files) {
+    if (!file.name || file.name->kind != Kind::expert_optim) continue;
+    found.insert(file.name->dp_rank);
+    count = std::max(count, file.name->dp_rank + 1);
+    if (!file.usable()) continue;
+    const pickle::Value groups =
+        file.shard->archive.root().find_or_none(keys::kOptimizer).find_or_none(keys::kParamGroups);
+    for (const pickle::Value& group : groups.sequence_or_empty()) {
+      const pickle::Value name = group.find_or_none("name");
+      int ranks = 0;
+      if (name.is(pickle::Kind::string) &&
+          RE2::FullMatch(name.as_string(), "ep_size_(\\d{1,5})", &ranks)) {
+        count = std::max(count, static_cast<uint32_t>(ranks));
+      }
+    }
+  }
+  if (count > kMaxMissing) return;
+  for (uint32_t rank = 0; rank < count; ++rank) {
+    if (found.contains(rank)) continue;
+    const ShardName name{.kind = Kind::expert_optim, .dp_rank = rank};
+    v.add(
+        {.check = Check::missing,
+         .message = "is not there: the experts are spread over " + std::to_string(count) + " ranks",
+         .file = folder_name(v) + "/" + name.file_name(),
+         .rank = FindingRank{rank, 0}});
+  }
+}
+
 }  // namespace
 
 void check_ranks(Verification& v) {
@@ -347,6 +382,7 @@ void check_ranks(Verification& v) {
 void check_layer_files(Verification& v) {
   check_layers(v);
   check_experts(v);
+  check_expert_optimizers(v);
 }
 
 }  // namespace dsckpt

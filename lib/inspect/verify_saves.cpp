@@ -134,8 +134,8 @@ constexpr std::array kOptimFacts = {Row{Check::step, keys::kLossScaler},
                                     Row{Check::layout, keys::kZeroStage},
                                     Row{Check::layout, keys::kPartitionCount},
                                     Row{Check::layout, keys::kParamAlignmentPaddings},
-                                    Row{Check::replica, keys::kClipGrad},
-                                    Row{Check::replica, keys::kDynamicLossScale}};
+                                    Row{Check::step, keys::kClipGrad},
+                                    Row{Check::step, keys::kDynamicLossScale}};
 
 Facts model_facts(Verification& v, const Shard& shard, bool of_world) {
   const Value root = shard.archive.root();
@@ -193,7 +193,7 @@ Facts optim_facts(Verification& v, const Shard& shard, bool of_world) {
     add_fact(v, facts, row.check, shard, std::string(row.key), wrapper.find_or_none(row.key));
   }
   if (of_world) {
-    add_fact(v, facts, Check::replica, shard, states_name(wrapper) + ".param_groups",
+    add_fact(v, facts, Check::step, shard, states_name(wrapper) + ".param_groups",
              states_of(wrapper).find_or_none(keys::kParamGroups));
   }
   return facts;

@@ -127,7 +127,15 @@ class Universal {
       }
       if (found == params_.end()) continue;
       for (const auto& [key, file] : found->second) {
-        if (key != kStep) check_shape(name, shape, *file);
+        if (2 * having[key] <= present && !expected.contains(key)) {
+          v_.add({.check = Check::extra,
+                  .message = "other parameters of the group have no such state",
+                  .file = file->display,
+                  .tensor = name});
+          file->left_out = true;
+        } else if (key != kStep) {
+          check_shape(name, shape, *file);
+        }
       }
     }
   }

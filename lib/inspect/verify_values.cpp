@@ -1,5 +1,7 @@
 // Values: weights that are roundings of their masters, copies that must be equal, NaN and Inf.
 
+#include <re2/re2.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -307,6 +309,35 @@ std::vector<Weight> universal_weights(Verification& v) {
   return weights;
 }
 
+// Those in files of single experts, which only the reader knows to name: DeepSpeed's own experts
+// have their global number in the name, AutoEP's have it behind the name of the fused parameter.
+std::vector<Weight> expert_weights(Verification& v) {
+  std::vector<Weight> weights;
+  if (!v.checkpoint) return weights;
+  for (const CheckedFile* file : v.of_kind(Kind::expert)) {
+    const Value root = file->shard->archive.root();
+    if (!root.is_mapping()) continue;
+    for (const auto& [key, value] : root.as_dict().items) {
+      if (!key.is(pickle::Kind::string) || !TorchArchive::is_tensor(value)) continue;
+      const std::string name(key.as_string());
+      const TensorSource stored = file->shard->archive.tensor(value);
+      std::optional<TensorSource> master;
+      if (const Param* param = v.checkpoint->find(name)) {
+        master = param->weight;
+      } else if (const Param* fused = v.checkpoint->find(name.substr(0, name.rfind('.')))) {
+        const Shape& shape = fused->weight.shape();
+        if (shape.empty() || file->name->expert >= shape[0] ||
+            stored.numel() * shape[0] != fused->weight.numel()) {
+          continue;
+        }
+        master = fused->weight.narrow(0, file->name->expert, 1).view(stored.shape());
+      }
+      if (master && can_compare(stored, *master)) weights.push_back({name, stored, *master});
+    }
+  }
+  return weights;
+}
+
 // What each rank has seen of the data; nobody keeps it equal.
 bool is_running_statistic(std::string_view name) {
   return name.ends_with("running_mean") || name.ends_with("running_var");
@@ -415,6 +446,39 @@ void compare_ranks(Verification& v, const std::vector<CheckedFile*>& files) {
   }
 }
 
+// Whether universal_checkpoint_info says that all tensor-parallel ranks have the same. Of AutoEP
+// folded with tensor parallelism it says so of different experts.
+bool is_tp_replicated(const Value& info, const std::string& name) {
+  if (name.find("experts") != name.npos) return false;
+  RE2::Options quiet;
+  quiet.set_log_errors(false);
+  for (const Value& pattern : info.find_or_none(keys::kTpReplicated).sequence_or_empty()) {
+    if (!pattern.is(pickle::Kind::string)) continue;
+    const RE2 expression(pattern.as_string(), quiet);
+    if (expression.ok() && expression.Match(name, 0, name.size(), RE2::ANCHOR_START, nullptr, 0)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Tensor-parallel ranks that are no pipeline's.
+void compare_slices(Verification& v) {
+  std::map<std::string, std::vector<Copy>> copies;
+  for (CheckedFile* file : v.of_kind(Kind::model_states)) {
+    v.attempt(Check::layout, *file, [&] {
+      const Value info = file->shard->archive.root().find_or_none(keys::kUniversalCheckpointInfo);
+      for (const auto& [name, value] : ModelStates(*file->shard).module) {
+        if (!is_tp_replicated(info, name)) continue;
+        copies[name].push_back({file, file->shard->archive.tensor(value)});
+      }
+    });
+  }
+  for (auto& [name, some] : copies) {
+    if (some.size() > 1) compare_copies(v, name, std::move(some));
+  }
+}
+
 // What one file has twice: frozen parameters of stage 2 and tied ones.
 void compare_within(Verification& v, CheckedFile& file) {
   ModelStates model(*file.shard);
@@ -476,20 +540,19 @@ void check_same(Verification& v, const std::string& name, const TensorSource& so
   });
 }
 
-// Adds how many NaN and Inf there are in [first, last), and where the first one is.
+// How many NaN and Inf there are, and where the first one is.
 struct Count {
   uint64_t nan = 0;
   uint64_t inf = 0;
   std::optional<int64_t> first;
 };
 
-Count count_nonfinite(const InputFiles& inputs, const TensorSource& source, int64_t first,
-                      int64_t last) {
+Count count_nonfinite(const InputFiles& inputs, const TensorSource& source, bool may_be_infinite) {
   thread_local std::vector<std::byte> bytes;
   thread_local std::vector<float> values;
   Count count;
-  for (int64_t at = first; at < last; at += kPieceElements) {
-    const int64_t n = std::min(kPieceElements, last - at);
+  for (int64_t at = 0; at < source.numel(); at += kPieceElements) {
+    const int64_t n = std::min(kPieceElements, source.numel() - at);
     bytes.resize(static_cast<size_t>(n) * size_of(source.dtype()));
     values.resize(static_cast<size_t>(n));
     read_elements(inputs, source, at, n, bytes);
@@ -500,7 +563,7 @@ Count count_nonfinite(const InputFiles& inputs, const TensorSource& source, int6
               reinterpret_cast<std::byte*>(values.data()), values.size());
     }
     for (size_t i = 0; i < values.size(); ++i) {
-      if (std::isfinite(values[i])) continue;
+      if (std::isfinite(values[i]) || (may_be_infinite && std::isinf(values[i]))) continue;
       ++(std::isnan(values[i]) ? count.nan : count.inf);
       if (!count.first) count.first = at + static_cast<int64_t>(i);
     }
@@ -511,6 +574,7 @@ Count count_nonfinite(const InputFiles& inputs, const TensorSource& source, int6
 struct Named {
   std::string name;
   TensorSource value;
+  bool may_be_infinite = false;  // masks among buffers are
 };
 
 bool is_floating(DType dtype) {
@@ -554,11 +618,15 @@ void add_parts(std::vector<Named>& out, const std::string& name, const TensorSou
   });
 }
 
-// Weights, 16-bit weights and states; not buffers, of which some are infinite on purpose.
+// Weights, 16-bit weights, states and buffers.
 std::vector<Named> finite_tensors(Verification& v) {
   std::vector<Named> tensors;
   for (const Param& param : v.checkpoint->params()) {
-    if (param.kind == ParamKind::buffer || !param.alias_of.empty()) continue;
+    if (!param.alias_of.empty()) continue;
+    if (param.kind == ParamKind::buffer) {
+      tensors.push_back({param.name, param.weight, true});
+      continue;
+    }
     add_parts(tensors, param.name, param.weight);
     for (const ParamState& state : param.states) add_parts(tensors, param.name, state.value);
   }
@@ -606,6 +674,7 @@ void check_rounding(Verification& v) {
       check_weights_of(v, weights_of_world(v, *file));
     });
   }
+  check_weights_of(v, expert_weights(v));
 }
 
 void check_module_replicas(Verification& v) {
@@ -619,6 +688,8 @@ void check_module_replicas(Verification& v) {
   for (CheckedFile* file : v.of_kind(Kind::model_states)) {
     v.attempt(Check::layout, *file, [&] { compare_within(v, *file); });
   }
+  // With masters check_same_tensors and check_rounding look at them.
+  if (v.of_kind(Kind::optim_states).empty()) compare_slices(v);
 }
 
 void check_same_tensors(Verification& v) {
@@ -659,7 +730,7 @@ void check_finite(Verification& v) {
   std::vector<std::optional<Count>> counts(tensors.size());
   for_each_index(tensors.size(), [&](size_t i) {
     v.stop_if_cancelled();
-    const Count count = count_nonfinite(v.inputs, tensors[i].value, 0, tensors[i].value.numel());
+    const Count count = count_nonfinite(v.inputs, tensors[i].value, tensors[i].may_be_infinite);
     if (count.first) counts[i] = count;
   });
   std::set<std::pair<FileId, uint64_t>> reported;  // some tensors are views of one another

@@ -1,5 +1,7 @@
 // Weights: does the index agree with the files, and is every tensor there once.
 
+#include <re2/re2.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
@@ -35,6 +37,7 @@ class WeightsCheck {
     try {
       const WeightsIndex index = read_weights_index(*path);
       check_files(index);
+      check_strangers(index);
       check_names(index, display);
       check_size(index, display);
     } catch (const Error& error) {
@@ -102,6 +105,21 @@ class WeightsCheck {
               .file = file,
               .tensor = tensor});
       all_there_ = false;
+    }
+  }
+
+  // "model-00009-of-00009.safetensors" beside an index that does not name it.
+  void check_strangers(const WeightsIndex& index) {
+    std::set<std::string> named;
+    for (const auto& entry : index.files) named.insert(entry.second);
+    std::error_code failed;
+    for (const fs::directory_entry& entry : fs::directory_iterator(v_.report.folder, failed)) {
+      const std::string name = entry.path().filename().string();
+      static const RE2 kShardName(".+-\\d+-of-\\d+\\.(safetensors|bin)");
+      if (!RE2::FullMatch(name, kShardName) || named.contains(name)) continue;
+      v_.add({.check = Check::extra,
+              .message = "is not in the index; perhaps it is left of another export",
+              .file = name});
     }
   }
 

@@ -6,10 +6,12 @@ import json
 import os
 import pathlib
 import pkgutil
+import random
 import shutil
 import stat
 import tempfile
 import unittest
+import zipfile
 
 import cli_common
 import common
@@ -221,6 +223,25 @@ class VerifyTest(cli_common.CliTest):
         for expected in wanted:
             self.assertTrue(any(meets(finding, expected) for finding in findings), (expected, findings))
         self.assertLessEqual(len(findings), 2 * len(wanted))
+
+    def test_any_flipped_bit_of_any_record_is_found_in_its_record(self):
+        sources = Sources(self.root)
+        for name in ["z3_fp32_full_w2", "autotp2_dp1_z1_bf16", "pp2_dp2_z1_bf16opt"]:
+            folder = sources.copy(name, None, name)
+            draw = random.Random(name)
+            for _ in range(15):
+                path = draw.choice(sorted(folder.rglob("*.pt")))
+                with zipfile.ZipFile(path) as archive:
+                    record = draw.choice([entry.filename for entry in archive.infolist() if entry.file_size])
+                member = record.split("/", 1)[1]
+                offset, size = cli_common.record_extent(path, member)
+                place = offset + draw.randrange(size), 1 << draw.randrange(8)
+                cli_common.flip(path, *place)
+                findings = verify(folder)["findings"]
+                cli_common.flip(path, *place)
+                wanted = {"check": "crc", "file": path.name, "member": member, "offset": offset, "size": size}
+                self.assertTrue(any(meets(finding, wanted) for finding in findings), (name, wanted, place, findings))
+                self.assertEqual({finding["file"] for finding in findings}, {f"{path.parent.name}/{path.name}"})
 
     def test_values_that_are_no_numbers_are_looked_for_only_if_asked(self):
         sources = Sources(self.root)
