@@ -17,6 +17,7 @@ constexpr std::array kCommands = {
     &dsckpt::inspect::add_list,
     &dsckpt::inspect::add_where,
     &dsckpt::inspect::add_print,
+    &dsckpt::inspect::add_stats,
 };
 
 }  // namespace

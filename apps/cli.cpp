@@ -121,14 +121,7 @@ void add_checkpoint_options(CLI::App& app, const std::string& name, std::string&
   app.add_option("-t,--tag", open.tag, "Tag to read (default: what `latest` says)");
 }
 
-void add_run_options(CLI::App& app, Common& common, RunOptions& run, bool& dry_run,
-                     const std::string& force) {
-  app.add_flag("--dry-run", dry_run, "Show what would be written; write nothing");
-  app.add_flag("--force", run.stage.force, force);
-  app.add_flag("--fsync", run.stage.durable,
-               "Wait until the data is on the disk before it gets its final name");
-  app.add_flag("--verify", run.verify,
-               "Check the CRC32 of every record of the checkpoint, also those not needed");
+void add_pass_options(CLI::App& app, Common& common) {
   app.add_option("--threads", common.threads, "Threads to use (default: all cores)")
       ->check(CLI::Range(1, 4096))
       ->option_text("N");
@@ -141,6 +134,17 @@ void add_run_options(CLI::App& app, Common& common, RunOptions& run, bool& dry_r
          "auto (if stderr is a terminal), always, never, or json")
       ->check(CLI::IsMember({"auto", "always", "never", "json"}))
       ->option_text("WHEN=auto");
+}
+
+void add_run_options(CLI::App& app, Common& common, RunOptions& run, bool& dry_run,
+                     const std::string& force) {
+  app.add_flag("--dry-run", dry_run, "Show what would be written; write nothing");
+  app.add_flag("--force", run.stage.force, force);
+  app.add_flag("--fsync", run.stage.durable,
+               "Wait until the data is on the disk before it gets its final name");
+  app.add_flag("--verify", run.verify,
+               "Check the CRC32 of every record of the checkpoint, also those not needed");
+  add_pass_options(app, common);
 }
 
 std::string footer(const std::string& examples) {

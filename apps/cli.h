@@ -42,8 +42,10 @@ void add_common(CLI::App& app, Common& common);
 // Adds the positional `name`, a checkpoint folder, and --tag.
 void add_checkpoint_options(CLI::App& app, const std::string& name, std::string& path,
                             OpenOptions& open);
+// For tools that read a whole checkpoint. Adds --threads and --progress.
+void add_pass_options(CLI::App& app, Common& common);
 // For tools that run a plan. Adds --dry-run, --force, which is explained by `force`, --fsync,
-// --verify, --threads and --progress.
+// --verify and what add_pass_options adds.
 void add_run_options(CLI::App& app, Common& common, RunOptions& run, bool& dry_run,
                      const std::string& force);
 

@@ -23,6 +23,7 @@ AddCommand add_tree;
 AddCommand add_list;
 AddCommand add_where;
 AddCommand add_print;
+AddCommand add_stats;
 
 // Adds the positional `name`, a path that Contents::open takes, and --tag.
 void add_contents_options(CLI::App& app, const std::string& name, std::string& path,

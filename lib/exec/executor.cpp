@@ -1,11 +1,5 @@
 #include "exec/executor.h"
 
-#include <tbb/global_control.h>
-#include <tbb/info.h>
-#include <tbb/parallel_for.h>
-#include <tbb/partitioner.h>
-#include <tbb/task_arena.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -18,6 +12,7 @@
 #include "base/error.h"
 #include "base/kernels.h"
 #include "exec/record_checks.h"
+#include "exec/workers.h"
 
 namespace dsckpt {
 namespace {
@@ -89,16 +84,9 @@ class Run {
     for (OutputId out = 0; out < outputs_.size(); ++out) {
       if (outputs_[out].units_left == 0) sink_.finish(out);
     }
-    if (threads == 0) threads = static_cast<unsigned>(tbb::info::default_concurrency());
-    // Without the control an arena of more threads than cores would be cut down silently.
-    const tbb::global_control control(tbb::global_control::max_allowed_parallelism, threads);
-    tbb::task_arena arena(static_cast<int>(threads));
     // The units are taken in order, so that outputs grow from front to back whatever the threads
     // do.
-    arena.execute([&] {
-      tbb::parallel_for(
-          0u, threads, [&](unsigned) { work(); }, tbb::simple_partitioner());
-    });
+    run_workers(threads, [&] { work(); });
     checks_.verify(inputs_);
 
     ExecStats stats;

@@ -1,0 +1,106 @@
+// ckpt-inspect stats: extremes, mean, deviation and what is no number, of every tensor.
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "inspect/commands.h"
+#include "inspect/tensor_stats.h"
+#include "report.h"
+#include "report_values.h"
+#include "terminal.h"
+
+namespace dsckpt::inspect {
+namespace {
+
+struct Arguments {
+  std::string path;
+  ContentsOptions contents;
+  Selection selection;
+};
+
+bool is_bad(const Statistics& values) {
+  return values.finite() < values.count;
+}
+
+void add_row(cli::Table& table, std::vector<std::string> cells, const Statistics& values) {
+  for (const double number :
+       {values.min, values.max, values.mean, values.standard_deviation(), values.norm()}) {
+    cells.push_back(short_number(number));
+  }
+  for (const uint64_t count : {values.zeros, values.nans, values.infinities()}) {
+    cells.push_back(std::to_string(count));
+  }
+  table.add(std::move(cells), is_bad(values) ? cli::Style::bad : cli::Style::plain);
+}
+
+void print_table(const std::vector<NamedTensor>& tensors, const TensorStats& stats) {
+  using Align = cli::Table::Align;
+  std::vector<cli::Table::Column> columns{
+      {"name", Align::left, true}, {"kind"}, {"type"}, {"shape"}};
+  for (const char* heading : {"min", "max", "mean", "std", "norm", "zeros", "nan", "inf"}) {
+    columns.push_back({heading, Align::right});
+  }
+  cli::Table table(std::move(columns));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const NamedTensor& tensor = tensors[i];
+    const std::string kind = tensor.kind ? to_string(*tensor.kind) : "tensor";
+    add_row(table,
+            {printable(tensor.name), tensor.state.empty() ? kind : printable(tensor.state),
+             std::string(torch_name(tensor.value.dtype())), to_text(tensor.value.shape())},
+            stats.tensors[i]);
+  }
+  for (const TensorStats::Total& total : stats.totals) {
+    const std::string count = std::to_string(total.tensors) + " tensors";
+    add_row(
+        table,
+        {"total", printable(total.state), count, "[" + std::to_string(total.values.count) + "]"},
+        total.values);
+  }
+  std::cout << table.text(cli::Terminal::of_stdout());
+}
+
+int stats(const CLI::App& app, const cli::Common& common, const Arguments& args) {
+  InputFiles inputs;
+  const Contents contents = Contents::open(inputs, args.path, args.contents);
+  const std::vector<NamedTensor> tensors = selected(contents, args.selection);
+  Progress progress;
+  TensorStats result;
+  {
+    const cli::InterruptGuard guard(progress);
+    const cli::ProgressDisplay display(progress, common);
+    result = tensor_stats(inputs, tensors, {.threads = common.threads}, progress);
+  }
+  const auto bad = std::count_if(result.tensors.begin(), result.tensors.end(), is_bad);
+  if (common.json) {
+    nlohmann::json data = stats_json(inputs, tensors, result);
+    data["form"] = contents.form();
+    data["notes"] = contents.notes();
+    data["finite"] = bad == 0;
+    cli::print_json("stats", std::move(data));
+  } else {
+    print_table(tensors, result);
+  }
+  if (bad == 0) return cli::kDone;
+  if (!common.quiet) {
+    std::cerr << app.get_name() << ": " << bad << " of " << tensors.size()
+              << " tensors have NaN or infinite elements\n";
+  }
+  return cli::kCheckFailed;
+}
+
+}  // namespace
+
+Command add_stats(CLI::App& app, cli::Common& common) {
+  CLI::App& sub = *app.add_subcommand(
+      "stats", "Extremes, mean, deviation, norm, zeros, NaN and infinity of each tensor");
+  const auto args = std::make_shared<Arguments>();
+  add_contents_options(sub, "path", args->path, args->contents);
+  sub.add_flag("--states", args->contents.states, "The optimizer's states too");
+  add_selection(sub, args->selection);
+  cli::add_pass_options(sub, common);
+  return {&sub, [&app, &common, args] { return stats(app, common, *args); }};
+}
+
+}  // namespace dsckpt::inspect

@@ -1,0 +1,22 @@
+#include "exec/workers.h"
+
+#include <tbb/global_control.h>
+#include <tbb/info.h>
+#include <tbb/parallel_for.h>
+#include <tbb/partitioner.h>
+#include <tbb/task_arena.h>
+
+namespace dsckpt {
+
+void run_workers(unsigned threads, const std::function<void()>& work) {
+  if (threads == 0) threads = static_cast<unsigned>(tbb::info::default_concurrency());
+  // Without the control an arena of more threads than cores would be cut down silently.
+  const tbb::global_control control(tbb::global_control::max_allowed_parallelism, threads);
+  tbb::task_arena arena(static_cast<int>(threads));
+  arena.execute([&] {
+    tbb::parallel_for(
+        0u, threads, [&](unsigned) { work(); }, tbb::simple_partitioner());
+  });
+}
+
+}  // namespace dsckpt

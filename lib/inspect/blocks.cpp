@@ -1,0 +1,115 @@
+#include "inspect/blocks.h"
+
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+#include <optional>
+#include <tuple>
+
+#include "base/error.h"
+#include "exec/workers.h"
+#include "format/read_tensor.h"
+
+namespace dsckpt {
+namespace {
+
+// With a second source it still stays in the second-level cache between read and use.
+constexpr uint64_t kBlockBytes = 256 << 10;
+
+// Elements of a whole block: by the largest element, a power of two.
+int64_t block_elements(const PassItem& item) {
+  size_t largest = 1;
+  for (const PassSource& source : item.sources) {
+    largest = std::max(largest, size_of(source.value.dtype()));
+  }
+  return static_cast<int64_t>(kBlockBytes / largest);
+}
+
+// Where the first element lies.
+std::tuple<FileId, uint64_t> place_of(const PassItem& item) {
+  std::tuple<FileId, uint64_t> place;
+  const TensorSource& value = item.sources.front().value;
+  if (value.numel() == 0) return place;
+  value.lower(0, 1, [&](const SourceRun& run) { place = {run.file, run.offset}; });
+  return place;
+}
+
+class Pass {
+ public:
+  Pass(const std::vector<PassItem>& items, Progress& progress, const OnBlock& on_block)
+      : items_(items), progress_(progress), on_block_(on_block), order_(items.size()) {
+    std::vector<std::tuple<FileId, uint64_t>> places;
+    uint64_t total = 0;
+    for (const PassItem& item : items) {
+      places.push_back(place_of(item));
+      for (const PassSource& source : item.sources) total += source.value.nbytes();
+    }
+    progress.bytes_total = total;
+    std::iota(order_.begin(), order_.end(), size_t{0});
+    std::stable_sort(order_.begin(), order_.end(),
+                     [&](size_t a, size_t b) { return places[a] < places[b]; });
+  }
+
+  void work() {
+    try {
+      std::vector<std::vector<std::byte>> buffers;
+      while (const std::optional<Block> block = next()) read(*block, buffers);
+    } catch (...) {
+      failed_ = true;
+      throw;
+    }
+  }
+
+ private:
+  std::optional<Block> next() {
+    if (progress_.cancelled) throw InterruptedError();
+    if (failed_) return std::nullopt;
+    const std::lock_guard lock(mutex_);
+    for (; at_ < order_.size(); ++at_, number_ = 0) {
+      const PassItem& item = items_[order_[at_]];
+      const int64_t whole = block_elements(item);
+      const int64_t first = static_cast<int64_t>(number_) * whole;
+      const int64_t left = item.sources.front().value.numel() - first;
+      if (left > 0) return Block{order_[at_], number_++, first, std::min(left, whole)};
+    }
+    return std::nullopt;
+  }
+
+  void read(const Block& block, std::vector<std::vector<std::byte>>& buffers) {
+    const PassItem& item = items_[block.item];
+    buffers.resize(std::max(buffers.size(), item.sources.size()));
+    std::vector<std::span<const std::byte>> bytes;
+    in_context({.tensor = item.label}, [&] {
+      for (size_t i = 0; i < item.sources.size(); ++i) {
+        const PassSource& source = item.sources[i];
+        buffers[i].resize(kBlockBytes);
+        const std::span<std::byte> target =
+            std::span(buffers[i])
+                .first(static_cast<size_t>(block.count) * size_of(source.value.dtype()));
+        read_elements(*source.inputs, source.value, block.first, block.count, target);
+        bytes.push_back(target);
+        progress_.bytes_done += target.size();
+      }
+      on_block_(block, bytes);
+    });
+  }
+
+  const std::vector<PassItem>& items_;
+  Progress& progress_;
+  const OnBlock& on_block_;
+  std::vector<size_t> order_;  // of the items
+  std::atomic<bool> failed_{false};
+  std::mutex mutex_;
+  size_t at_ = 0;      // in the order
+  size_t number_ = 0;  // of the next block
+};
+
+}  // namespace
+
+void read_blocks(const std::vector<PassItem>& items, unsigned threads, Progress& progress,
+                 const OnBlock& on_block) {
+  Pass pass(items, progress, on_block);
+  run_workers(threads, [&] { pass.work(); });
+}
+
+}  // namespace dsckpt

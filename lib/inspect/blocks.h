@@ -1,0 +1,85 @@
+// Blocks: every element of many tensors, read once, in parallel, in memory that does not depend on
+// how large they are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "exec/executor.h"
+#include "io/input_file.h"
+#include "plan/tensor_source.h"
+
+namespace dsckpt {
+
+// A tensor in the files of `inputs`, which is borrowed.
+struct PassSource {
+  const InputFiles* inputs;
+  TensorSource value;
+};
+
+// What is read together: one tensor, or several with equally many elements.
+struct PassItem {
+  std::string label;  // the tensor that errors name
+  std::vector<PassSource> sources;
+};
+
+// Elements [first, first + count) of an item. Where blocks begin depends on the item only.
+struct Block {
+  size_t item = 0;    // index
+  size_t number = 0;  // of the item's blocks
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+// The block's elements in each source of its item, valid during the call. Any thread, several at a
+// time.
+using OnBlock =
+    std::function<void(const Block& block, const std::vector<std::span<const std::byte>>& bytes)>;
+
+// Calls `on_block` for every block of every item (none of an item without elements), in an order
+// that reads each file from front to back as far as the items allow. `threads` is 0 for all cores.
+// progress.bytes_done counts bytes of elements. Throws what read_elements and `on_block` throw,
+// with the item's label, and InterruptedError.
+void read_blocks(const std::vector<PassItem>& items, unsigned threads, Progress& progress,
+                 const OnBlock& on_block);
+
+// Folds what is known of each block into what is known of an item, in the order of the blocks: so
+// that rounding does not depend on which thread was first. `Part` has add(const Part&).
+template <typename Part>
+class InOrder {
+ public:
+  explicit InOrder(size_t items) : items_(items) {}
+
+  // Any thread.
+  void add(const Block& block, Part part) {
+    const std::lock_guard lock(mutex_);
+    Item& item = items_[block.item];
+    item.waiting.emplace(block.number, std::move(part));
+    for (auto next = item.waiting.begin(); next != item.waiting.end() && next->first == item.folded;
+         ++item.folded) {
+      item.total.add(next->second);
+      next = item.waiting.erase(next);
+    }
+  }
+
+  // When all blocks have been added.
+  Part take(size_t item) { return std::move(items_[item].total); }
+
+ private:
+  struct Item {
+    Part total;
+    size_t folded = 0;               // blocks
+    std::map<size_t, Part> waiting;  // a few: blocks are begun in order
+  };
+  std::mutex mutex_;
+  std::vector<Item> items_;
+};
+
+}  // namespace dsckpt
