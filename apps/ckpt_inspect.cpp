@@ -32,15 +32,19 @@ int main(int argc, char** argv) {
     commands.push_back(add(app, common));
     commands.back().app->add_flag("--json", common.json, "Results as JSON on stdout");
   }
-  app.require_subcommand(1);
+  const inspect::Command summary = inspect::add_summary(app, common);
+  // A subcommand has a path of its own.
+  app.get_option("path")->required(false);
+  app.require_subcommand(0, 1);
   app.footer(
-      cli::footer("  ckpt-inspect list checkpoint-500\n"
+      cli::footer("  ckpt-inspect checkpoint-500\n"
+                  "  ckpt-inspect list checkpoint-500\n"
                   "  ckpt-inspect list checkpoint-500 --match norm --sort size\n"
                   "  ckpt-inspect list checkpoint-500 --json"));
   return cli::run(app, common, argc, argv, [&] {
     const auto chosen =
         std::find_if(commands.begin(), commands.end(),
                      [](const inspect::Command& command) { return command.app->parsed(); });
-    return chosen->run();
+    return chosen == commands.end() ? summary.run() : chosen->run();
   });
 }

@@ -17,6 +17,14 @@ json files_json(const CopyPlan& plan) {
   return files;
 }
 
+json kinds_json(const std::vector<BytesOfKind>& kinds) {
+  json out = json::array();
+  for (const BytesOfKind& kind : kinds) {
+    out.push_back({{"kind", kind.kind}, {"bytes", kind.bytes}});
+  }
+  return out;
+}
+
 }  // namespace
 
 std::vector<std::string> files_of(const InputFiles& inputs, const TensorSource& source) {
@@ -110,6 +118,53 @@ json extent_json(const InputFiles& inputs, const TensorExtent& extent) {
   if (extent.rank && extent.rank->kind != ShardName::Kind::universal) {
     out["dp_rank"] = extent.rank->dp_rank;
     out["mp_rank"] = extent.rank->mp_rank;
+  }
+  return out;
+}
+
+json summary_json(const Summary& summary) {
+  json counts = json::object();
+  for (const auto& [kind, count] : summary.counts) {
+    counts[kind] = {{"tensors", count.tensors}, {"elements", count.elements}};
+  }
+  json ranks = json::array();
+  for (const RankShare& share : summary.ranks) {
+    ranks.push_back({{"dp_rank", share.dp},
+                     {"mp_rank", share.mp},
+                     {"bytes", share.bytes},
+                     {"kinds", kinds_json(share.kinds)}});
+  }
+  json others = json::array();
+  for (const auto& [file, bytes] : summary.other_files) {
+    others.push_back({{"file", file}, {"bytes", bytes}});
+  }
+  return {{"precision", summary.precision},
+          {"optimizer", summary.optimizer},
+          {"counts", std::move(counts)},
+          {"tied", summary.tied},
+          {"parameters", summary.parameters()},
+          {"largest_layer", summary.largest_layer},
+          {"files", summary.files},
+          {"bytes", summary.bytes},
+          {"kinds", kinds_json(summary.kinds)},
+          {"ranks", std::move(ranks)},
+          {"other_files", std::move(others)}};
+}
+
+json memory_json(const Hardware& hardware, const std::vector<MemoryEstimate>& estimates) {
+  json out = {{"gpus", hardware.nodes * hardware.gpus_per_node},
+              {"gpus_per_node", hardware.gpus_per_node},
+              {"estimates", json::array()}};
+  for (const MemoryEstimate& estimate : estimates) {
+    json entry = {{"stage", estimate.stage},
+                  {"offload", estimate.offload},
+                  {"gpu_bytes", estimate.gpu_bytes},
+                  {"gpu_formula", estimate.gpu_formula}};
+    if (!estimate.cpu_formula.empty()) {
+      entry["cpu_bytes"] = estimate.cpu_bytes;
+      entry["cpu_formula"] = estimate.cpu_formula;
+    }
+    out["estimates"].push_back(std::move(entry));
   }
   return out;
 }

@@ -12,6 +12,7 @@
 #include "convert.h"
 #include "inspect/contents.h"
 #include "inspect/extents.h"
+#include "inspect/summary.h"
 #include "reshard.h"
 #include "universal.h"
 
@@ -40,6 +41,13 @@ nlohmann::json tensor_json(const InputFiles& inputs, const NamedTensor& tensor);
 // {"file", "dp_rank"?, "mp_rank"?, "record"?, "offset", "row_bytes", "rows", "stride", "first",
 // "row_elements", "step", "dtype", "copy", "mean"}, as TensorExtent has them.
 nlohmann::json extent_json(const InputFiles& inputs, const TensorExtent& extent);
+// {"precision", "optimizer", "counts": {KIND: {"tensors", "elements"}}, "tied", "parameters",
+// "largest_layer", "files", "bytes", "kinds": [{"kind", "bytes"}], "ranks": [{"dp_rank", "mp_rank",
+// "bytes", "kinds"}], "other_files": [{"file", "bytes"}]}
+nlohmann::json summary_json(const Summary& summary);
+// {"gpus", "gpus_per_node", "estimates": [{"stage", "offload", "gpu_bytes", "gpu_formula",
+// "cpu_bytes"?, "cpu_formula"?}]}
+nlohmann::json memory_json(const Hardware& hardware, const std::vector<MemoryEstimate>& estimates);
 // {"files": [{"path", "bytes", "tensors": [...]}], "bytes_read", "bytes_written"}
 nlohmann::json plan_json(const WeightsPlan& plan);
 // {"parameters": [{"name", "shape", "files"}], "files": [{"path", "bytes"}], "bytes_read",

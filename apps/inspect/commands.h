@@ -19,13 +19,15 @@ struct Command {
 
 // Adds a subcommand, with its options, to `app`. What it keeps lives as long as the Command.
 using AddCommand = Command(CLI::App& app, cli::Common& common);
+// What the tool does without a subcommand: its options are those of `app` itself.
+AddCommand add_summary;
 AddCommand add_tree;
 AddCommand add_list;
 AddCommand add_where;
 AddCommand add_print;
 AddCommand add_stats;
 
-// Adds the positional `name`, a path that Contents::open takes, and --tag.
+// Adds the positional `name`, a path that Contents::open takes and that has to be given, and --tag.
 void add_contents_options(CLI::App& app, const std::string& name, std::string& path,
                           ContentsOptions& options);
 

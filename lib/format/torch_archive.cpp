@@ -433,6 +433,21 @@ TensorSource TorchArchive::storage(const Value& value) const {
   });
 }
 
+std::vector<Extent> TorchArchive::storages() const {
+  std::vector<Extent> found;
+  if (!impl_->zip) {
+    for (const auto& [key, extent] : impl_->legacy_storages) found.push_back(extent);
+    return found;
+  }
+  const std::string folder = impl_->prefix + "/data/";
+  for (const ZipEntry& entry : impl_->zip->entries()) {
+    if (entry.name.starts_with(folder)) {
+      found.push_back(impl_->storage_extent(entry.name.substr(folder.size())));
+    }
+  }
+  return found;
+}
+
 std::optional<double> TorchArchive::scalar(const Value& value) const {
   switch (value.kind()) {
     case Kind::boolean:

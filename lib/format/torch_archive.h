@@ -67,6 +67,8 @@ class TorchArchive {
   // The whole storage that a persistent value names, in one dimension; untyped ones as uint8.
   // Throws CorruptError if `value` is not persistent or the storage is not in the file.
   TensorSource storage(const pickle::Value& value) const;
+  // All storages of the file, also those that no tensor is a view of.
+  std::vector<Extent> storages() const;
   // A tensor of this archive with a single element, read now: a step count, say. As double.
   // Plain numbers are returned as they are. nullopt for anything else.
   std::optional<double> scalar(const pickle::Value& value) const;

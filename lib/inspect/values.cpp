@@ -91,13 +91,24 @@ std::string number_text(Number value) {
   return std::string(text.data(), end);
 }
 
+// As Python writes it: a float is never mistaken for an integer.
+std::string with_point(std::string text) {
+  const bool integer = text.find_first_not_of("-0123456789") == std::string::npos;
+  return integer ? text + ".0" : text;
+}
+
+template <typename Real>
+std::string real_text(Real value) {
+  return with_point(number_text(value));
+}
+
 // std::to_chars knows no type of less than 32 bits. The fewest digits that round to the same
 // element are found by trying.
 std::string small_float_text(DType dtype, const std::byte* at) {
   std::array<std::byte, sizeof(float)> wide{};
   convert(dtype, DType::float32, at, wide.data(), 1);
   const float value = load_le<float>(wide.data());
-  if (!std::isfinite(value) || !can_convert(DType::float32, dtype)) return number_text(value);
+  if (!std::isfinite(value) || !can_convert(DType::float32, dtype)) return real_text(value);
   const size_t size = size_of(dtype);
   for (int digits = 1; digits < 9; ++digits) {
     std::array<char, 64> text{};
@@ -110,16 +121,16 @@ std::string small_float_text(DType dtype, const std::byte* at) {
     store_le(back.data(), read);
     convert(DType::float32, dtype, back.data(), narrow.data(), 1);
     if (std::equal(narrow.begin(), narrow.begin() + static_cast<std::ptrdiff_t>(size), at)) {
-      return std::string(text.data(), end);
+      return with_point(std::string(text.data(), end));
     }
   }
-  return number_text(value);
+  return real_text(value);
 }
 
 template <typename Real>
 std::string complex_text(Real real, Real imaginary) {
   const bool negative = std::signbit(imaginary);
-  return "(" + number_text(real) + (negative ? "" : "+") + number_text(imaginary) + "j)";
+  return "(" + real_text(real) + (negative ? "" : "+") + real_text(imaginary) + "j)";
 }
 
 class Writer {
@@ -215,9 +226,9 @@ TensorSource sliced(const TensorSource& tensor, std::string_view slice) {
 std::string element_text(DType dtype, const std::byte* at) {
   switch (dtype) {
     case DType::float64:
-      return number_text(load_le<double>(at));
+      return real_text(load_le<double>(at));
     case DType::float32:
-      return number_text(load_le<float>(at));
+      return real_text(load_le<float>(at));
     case DType::float16:
     case DType::bfloat16:
     case DType::float8_e4m3fn:

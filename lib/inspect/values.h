@@ -20,8 +20,8 @@ namespace dsckpt {
 // its dimension; ranges are cut to it, as Python does.
 TensorSource sliced(const TensorSource& tensor, std::string_view slice);
 
-// The element at `at` as the shortest decimal that is the same value in its type: "0.1", "-3",
-// "nan", "inf", "True"; complex numbers as "(1+2j)".
+// The element at `at` as the shortest decimal that is the same value in its type: "0.1", "-3.0",
+// "nan", "inf", "True"; complex numbers as "(1.0+2.0j)".
 std::string element_text(DType dtype, const std::byte* at);
 
 // Writes a tensor as nested brackets, a line for each innermost row, reading a part at a time. Of

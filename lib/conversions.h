@@ -1,0 +1,25 @@
+// What a checkpoint can be made into.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "io/input_file.h"
+
+namespace dsckpt {
+
+struct Conversion {
+  std::string tool;  // "zero-to-fp32"
+  std::string what;  // "fp32 weights"
+  // Why that tool would refuse; "" if it would not.
+  std::string refusal;
+};
+
+// Found out by planning each of them (for reshard, for as many ranks as there were, at the same
+// stage). `checkpoint` is `input`, open with its states. Throws what reading throws.
+std::vector<Conversion> conversions(InputFiles& inputs, const Checkpoint& checkpoint,
+                                    const std::filesystem::path& input);
+
+}  // namespace dsckpt

@@ -1,0 +1,257 @@
+#include "inspect/byte_kinds.h"
+
+#include <tbb/parallel_for.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <map>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "checkpoint/keys.h"
+#include "checkpoint/shard_name.h"
+#include "format/tensors_in.h"
+
+namespace dsckpt {
+using pickle::Value;
+namespace {
+
+constexpr std::string_view kMasters = "fp32 masters";
+constexpr std::string_view kWeights = "weights (";
+constexpr std::string_view kTensors = "tensors (";
+constexpr std::string_view kFrozen = "frozen parameters";
+constexpr std::string_view kBuffers = "buffers";
+constexpr std::string_view kPadding = "padding and copies";
+constexpr std::string_view kOther = "other tensors";
+constexpr std::string_view kUnreachable = "unreachable";
+constexpr std::string_view kRest = "pickles and headers";
+
+// The order of the header; states come after the masters, in theirs.
+size_t rank_of(std::string_view kind) {
+  constexpr std::array kAfterStates = {kFrozen, kBuffers, kPadding, kOther, kUnreachable, kRest};
+  if (kind == kMasters) return 0;
+  if (kind.starts_with(kWeights) || kind.starts_with(kTensors)) return 2;
+  const auto found = std::find(kAfterStates.begin(), kAfterStates.end(), kind);
+  return found == kAfterStates.end() ? 1 : 3 + static_cast<size_t>(found - kAfterStates.begin());
+}
+
+std::vector<BytesOfKind> sorted_kinds(const std::map<std::string, uint64_t>& sums) {
+  std::vector<BytesOfKind> kinds;
+  for (const auto& [kind, bytes] : sums) {
+    if (bytes > 0) kinds.push_back({kind, bytes});
+  }
+  std::stable_sort(kinds.begin(), kinds.end(), [](const BytesOfKind& a, const BytesOfKind& b) {
+    return rank_of(a.kind) < rank_of(b.kind);
+  });
+  return kinds;
+}
+
+// Disjoint ranges of one file, by where they begin.
+class Covered {
+ public:
+  // Adds [begin, end) and returns how many of its bytes are new.
+  uint64_t add(uint64_t begin, uint64_t end) {
+    if (begin >= end) return 0;
+    uint64_t fresh = end - begin;
+    uint64_t first = begin;
+    uint64_t last = end;
+    auto at = ranges_.upper_bound(begin);
+    if (at != ranges_.begin() && std::prev(at)->second >= begin) --at;
+    while (at != ranges_.end() && at->first <= end) {
+      fresh -= std::min(end, at->second) - std::max(begin, at->first);
+      first = std::min(first, at->first);
+      last = std::max(last, at->second);
+      at = ranges_.erase(at);
+    }
+    ranges_[first] = last;
+    return fresh;
+  }
+
+  // How many bytes of [begin, end) are there.
+  uint64_t within(uint64_t begin, uint64_t end) const {
+    uint64_t sum = 0;
+    auto at = ranges_.upper_bound(begin);
+    if (at != ranges_.begin()) --at;
+    for (; at != ranges_.end() && at->first < end; ++at) {
+      const uint64_t from = std::max(begin, at->first);
+      const uint64_t to = std::min(end, at->second);
+      if (to > from) sum += to - from;
+    }
+    return sum;
+  }
+
+ private:
+  std::map<uint64_t, uint64_t> ranges_;
+};
+
+struct Piece {
+  uint64_t begin;
+  uint64_t end;
+  const std::string* kind;
+  size_t rank;  // of the kind
+};
+
+// The ranges of bytes of a tensor, by file. A tensor whose rows lie apart has one for each row, as
+// long as there are not too many: a transposed matrix covers what it spans.
+constexpr uint64_t kMaxRows = 1 << 20;
+
+template <typename Add>
+void each_range(const TensorSource& tensor, const Add& add) {
+  const auto rows = [&](FileId file, uint64_t offset, uint64_t row_bytes, uint64_t count,
+                        int64_t stride) {
+    const auto step = static_cast<uint64_t>(stride);
+    if (count > kMaxRows || step == row_bytes) {
+      add(file, offset, offset + (count - 1) * step + row_bytes);
+      return;
+    }
+    for (uint64_t row = 0; row < count; ++row) {
+      add(file, offset + row * step, offset + row * step + row_bytes);
+    }
+  };
+  tensor.lower([&](const SourceRun& run) {
+    switch (run.combine) {
+      case Combine::zeros:
+        return;
+      case Combine::interleave:
+        for (const Operand& column : run.more) {
+          rows(column.in, column.src, column.row_bytes, run.rows, column.stride);
+        }
+        return;
+      case Combine::none:
+      case Combine::mean:
+      case Combine::same:
+        rows(run.file, run.offset, run.row_bytes, run.rows, run.rows > 1 ? run.stride : 0);
+        for (const Operand& other : run.more) rows(other.in, other.src, run.row_bytes, 1, 0);
+    }
+  });
+}
+
+std::string weights_of(DType dtype) {
+  return std::string(kWeights) + std::string(torch_name(dtype)) + ")";
+}
+
+// One file of torch.save; `pieces` are those of the contents' tensors in it, most important kinds
+// first.
+FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
+                  const std::vector<Piece>& pieces,
+                  const std::unordered_map<std::string_view, ParamKind>& kinds) {
+  const InputFile& file = inputs[archive.file()];
+  const auto name = parse_shard_name(file.path().filename().string());
+  const bool has_flat_groups = name && name->kind == ShardName::Kind::optim_states;
+  std::map<std::string, uint64_t> sums;
+  Covered covered;
+  for (const Piece& piece : pieces) sums[*piece.kind] += covered.add(piece.begin, piece.end);
+  const auto claim = [&](const Value& value, const std::string& kind) {
+    each_range(archive.tensor(value), [&](FileId, uint64_t begin, uint64_t end) {
+      sums[kind] += covered.add(begin, end);
+    });
+  };
+
+  // What a rank has of the module beside what was taken for the contents: copies, 16-bit weights.
+  const Value module = archive.root().find_or_none(keys::kModule);
+  if (module.is_mapping()) {
+    for (const auto& [key, value] : module.as_dict().items) {
+      if (!TorchArchive::is_tensor(value)) continue;
+      const auto kind = key.is(pickle::Kind::string) ? kinds.find(key.as_string()) : kinds.end();
+      const bool is_weight = kind == kinds.end() || kind->second == ParamKind::trainable;
+      claim(value, is_weight ? weights_of(archive.info(value).dtype)
+                             : std::string(kind->second == ParamKind::frozen ? kFrozen : kBuffers));
+    }
+  }
+
+  Covered reachable = covered;
+  Covered flat;
+  for (const FoundTensor& found : tensors_in(archive.root())) {
+    const TensorSource tensor = archive.tensor(found.value);
+    each_range(tensor, [&](FileId, uint64_t begin, uint64_t end) {
+      reachable.add(begin, end);
+      if (has_flat_groups && tensor.shape().size() == 1 && tensor.numel() > 1) flat.add(begin, end);
+    });
+  }
+  uint64_t stored = 0;
+  for (const Extent& storage : archive.storages()) {
+    stored += storage.size;
+    const uint64_t reached = reachable.within(storage.offset, storage.end());
+    const uint64_t known = covered.within(storage.offset, storage.end());
+    const bool is_flat_group = flat.within(storage.offset, storage.end()) > 0;
+    sums[std::string(is_flat_group ? kPadding : kOther)] += reached - known;
+    sums[std::string(kUnreachable)] += storage.size - reached;
+  }
+  const uint64_t size = file.size();
+  sums[std::string(kRest)] += size - std::min(size, stored);
+  return {archive.file(), size, sorted_kinds(sums)};
+}
+
+std::string kind_of(const Contents& contents, const NamedTensor& tensor) {
+  if (!tensor.kind) {
+    return std::string(kTensors) + std::string(torch_name(tensor.value.dtype())) + ")";
+  }
+  if (!tensor.state.empty()) return tensor.state;
+  switch (*tensor.kind) {
+    case ParamKind::trainable: {
+      // Stage 0 in fp32: the optimizer works on the module's own parameters.
+      const CheckpointFacts& facts = contents.checkpoint()->facts();
+      const bool no_masters = facts.zero_stage == 0 && facts.optimizer_wrapper.empty() &&
+                              contents.checkpoint()->param_files().empty();
+      return no_masters ? weights_of(tensor.value.dtype()) : std::string(kMasters);
+    }
+    case ParamKind::frozen:
+      return std::string(kFrozen);
+    case ParamKind::buffer:
+      return std::string(kBuffers);
+  }
+  return std::string(kOther);
+}
+
+}  // namespace
+
+std::vector<FileBytes> byte_kinds(const InputFiles& inputs, const Contents& contents) {
+  std::unordered_map<std::string_view, ParamKind> kinds;
+  std::vector<std::string> names;
+  names.reserve(contents.tensors().size());  // pieces point there
+  std::vector<std::vector<Piece>> pieces(inputs.size());
+  for (const NamedTensor& tensor : contents.tensors()) {
+    if (tensor.kind) kinds.emplace(tensor.name, *tensor.kind);
+    if (!tensor.alias_of.empty()) continue;
+    names.push_back(kind_of(contents, tensor));
+    const size_t rank = rank_of(names.back());
+    each_range(tensor.value, [&](FileId file, uint64_t begin, uint64_t end) {
+      pieces[file].push_back({begin, end, &names.back(), rank});
+    });
+  }
+  for (std::vector<Piece>& some : pieces) {
+    std::stable_sort(some.begin(), some.end(),
+                     [](const Piece& a, const Piece& b) { return a.rank < b.rank; });
+  }
+
+  const std::vector<CheckpointFile>& archives = contents.archives();
+  std::vector<FileBytes> files(archives.size());
+  tbb::parallel_for(size_t{0}, archives.size(), [&](size_t i) {
+    const TorchArchive& archive = *archives[i].archive;
+    files[i] = account(inputs, archive, pieces[archive.file()], kinds);
+  });
+  for (const WeightsFile& file : contents.weights_files()) {
+    if (!file.safetensors) continue;
+    std::map<std::string, uint64_t> sums;
+    uint64_t stored = 0;
+    for (const Piece& piece : pieces[file.id]) {
+      sums[*piece.kind] += piece.end - piece.begin;
+      stored += piece.end - piece.begin;
+    }
+    sums[std::string(kRest)] = inputs[file.id].size() - stored;
+    files.push_back({file.id, inputs[file.id].size(), sorted_kinds(sums)});
+  }
+  return files;
+}
+
+std::vector<BytesOfKind> total_kinds(const std::vector<FileBytes>& files) {
+  std::map<std::string, uint64_t> sums;
+  for (const FileBytes& file : files) {
+    for (const BytesOfKind& kind : file.kinds) sums[kind.kind] += kind.bytes;
+  }
+  return sorted_kinds(sums);
+}
+
+}  // namespace dsckpt

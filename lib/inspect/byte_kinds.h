@@ -1,0 +1,45 @@
+// What the bytes on disk are for.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "inspect/contents.h"
+#include "io/input_file.h"
+
+namespace dsckpt {
+
+// Bytes of one kind, under one of these names:
+//
+//   fp32 masters         trainable parameters as the optimizer has them
+//   exp_avg, ...         a state of the optimizer, under its name
+//   weights (bfloat16)   parameters as the model has them, by type
+//   tensors (float32)    of what is no checkpoint, by type
+//   frozen parameters    those the optimizer does not own
+//   buffers              the module's persistent buffers
+//   padding and copies   of flat groups: padding, alignment, and what other ranks have too
+//   other tensors        steps, and whatever else a program saved
+//   unreachable          in storages, but in no tensor: what a view keeps alive ("bloat")
+//   pickles and headers  all the rest of the files that were opened
+struct BytesOfKind {
+  std::string kind;
+  uint64_t bytes = 0;
+};
+
+// One file, every byte of which is of one kind. Bytes that two tensors share count once, under the
+// kind that comes first above.
+struct FileBytes {
+  FileId file = 0;
+  uint64_t bytes = 0;
+  std::vector<BytesOfKind> kinds;  // in the order above; none with 0 bytes
+};
+
+// Of every file of `contents`, which is open with its states. Throws what reading the archives'
+// headers throws.
+std::vector<FileBytes> byte_kinds(const InputFiles& inputs, const Contents& contents);
+
+// The sums over `files`, in the order above.
+std::vector<BytesOfKind> total_kinds(const std::vector<FileBytes>& files);
+
+}  // namespace dsckpt

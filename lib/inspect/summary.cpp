@@ -1,0 +1,145 @@
+#include "inspect/summary.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+#include <system_error>
+#include <unordered_set>
+#include <utility>
+
+#include "checkpoint/keys.h"
+#include "checkpoint/shard_name.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+using pickle::Value;
+namespace {
+
+std::string joined(const std::set<std::string>& parts) {
+  std::string text;
+  for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
+  return text;
+}
+
+// Stage 3 leaves tensors without elements in `module`, of the type that the parameters had.
+std::string precision_of(const Contents& contents) {
+  std::set<std::string> types;
+  if (!contents.checkpoint()) {
+    for (const NamedTensor& tensor : contents.tensors()) {
+      if (is_floating_point(tensor.value.dtype())) {
+        types.insert(std::string(torch_name(tensor.value.dtype())));
+      }
+    }
+    return joined(types);
+  }
+  const Checkpoint& checkpoint = *contents.checkpoint();
+  for (const CheckpointFile& file : checkpoint.model_files()) {
+    const Value module = file.archive->root().find_or_none(keys::kModule);
+    if (!module.is_mapping()) continue;
+    for (const auto& [key, value] : module.as_dict().items) {
+      if (!TorchArchive::is_tensor(value) || !key.is(pickle::Kind::string)) continue;
+      const Param* param = checkpoint.find(key.as_string());
+      if (param && param->kind == ParamKind::trainable) {
+        types.insert(std::string(torch_name(file.archive->info(value).dtype)));
+      }
+    }
+    if (!types.empty()) break;
+  }
+  return joined(types);
+}
+
+std::string optimizer_of(const Contents& contents) {
+  const Checkpoint* checkpoint = contents.checkpoint();
+  if (!checkpoint || checkpoint->model_files().empty()) return "";
+  const Value root = checkpoint->model_files().front().archive->root();
+  const Value type =
+      root.find_or_none(keys::kDsConfig).find_or_none(keys::kOptimizer).find_or_none("type");
+  if (type.is(pickle::Kind::string)) return std::string(type.as_string());
+  std::set<std::string> states;
+  for (const NamedTensor& tensor : contents.tensors()) {
+    if (!tensor.state.empty()) states.insert(tensor.state);
+  }
+  return states.empty() ? "" : "not named; it keeps " + joined(states);
+}
+
+std::string module_of(const std::string& name) {
+  const size_t dot = name.rfind('.');
+  return dot == std::string::npos ? "" : name.substr(0, dot);
+}
+
+void count_tensors(const Contents& contents, Summary& summary) {
+  std::map<std::string, int64_t> modules;
+  for (const NamedTensor& tensor : contents.tensors()) {
+    if (!tensor.state.empty()) continue;
+    if (!tensor.alias_of.empty()) {
+      ++summary.tied;
+      continue;
+    }
+    TensorCount& count = summary.counts[tensor.kind ? to_string(*tensor.kind) : "tensor"];
+    ++count.tensors;
+    count.elements += tensor.value.numel();
+    if (tensor.kind == ParamKind::buffer) continue;
+    int64_t& layer = modules[module_of(tensor.name)];
+    layer += tensor.value.numel();
+    summary.largest_layer = std::max(summary.largest_layer, layer);
+  }
+}
+
+void share_bytes(const InputFiles& inputs, const std::vector<FileBytes>& files, Summary& summary) {
+  std::map<std::pair<uint32_t, uint32_t>, std::vector<FileBytes>> by_rank;
+  for (const FileBytes& file : files) {
+    ++summary.files;
+    summary.bytes += file.bytes;
+    const auto name = parse_shard_name(inputs[file.file].path().filename().string());
+    if (name) by_rank[{name->mp_rank, name->dp_rank}].push_back(file);
+  }
+  for (const auto& [rank, some] : by_rank) {
+    RankShare share{rank.second, rank.first, 0, total_kinds(some)};
+    for (const FileBytes& file : some) share.bytes += file.bytes;
+    summary.ranks.push_back(std::move(share));
+  }
+}
+
+void list_other_files(const Contents& contents, Summary& summary) {
+  if (!contents.checkpoint()) return;
+  std::unordered_set<std::string> read;
+  for (const CheckpointFile& file : contents.archives()) {
+    read.insert(file.path.lexically_normal().string());
+  }
+  const fs::path& folder = contents.checkpoint()->tag_folder();
+  std::error_code failed;
+  fs::recursive_directory_iterator it(folder, failed);
+  for (const fs::recursive_directory_iterator end; !failed && it != end; it.increment(failed)) {
+    std::error_code ignored;
+    if (!it->is_regular_file(ignored)) continue;
+    if (read.contains(it->path().lexically_normal().string())) continue;
+    const uint64_t size = it->file_size(ignored);
+    summary.other_files.emplace_back(it->path().lexically_relative(folder).string(),
+                                     ignored ? 0 : size);
+  }
+  std::sort(summary.other_files.begin(), summary.other_files.end());
+}
+
+}  // namespace
+
+int64_t Summary::parameters() const {
+  int64_t sum = 0;
+  for (const auto& [kind, count] : counts) {
+    if (kind != to_string(ParamKind::buffer)) sum += count.elements;
+  }
+  return sum;
+}
+
+Summary summarize(const InputFiles& inputs, const Contents& contents) {
+  Summary summary;
+  summary.precision = precision_of(contents);
+  summary.optimizer = optimizer_of(contents);
+  count_tensors(contents, summary);
+  const std::vector<FileBytes> files = byte_kinds(inputs, contents);
+  summary.kinds = total_kinds(files);
+  share_bytes(inputs, files, summary);
+  list_other_files(contents, summary);
+  return summary;
+}
+
+}  // namespace dsckpt
