@@ -49,12 +49,16 @@ std::string colour_class(size_t index) {
   return "c" + std::to_string(index % kColours);
 }
 
-KindColours::KindColours(const std::vector<HtmlReport::Amount>& kinds) {
-  std::vector<HtmlReport::Amount> by_size = kinds;
+std::string rank_name(const RankShare& rank) {
+  return "dp " + std::to_string(rank.dp) + " mp " + std::to_string(rank.mp);
+}
+
+KindColours::KindColours(const std::vector<BytesOfKind>& kinds) {
+  std::vector<BytesOfKind> by_size = kinds;
   std::stable_sort(by_size.begin(), by_size.end(),
                    [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
   for (size_t i = 0; i < by_size.size() && i < kColours; ++i) {
-    classes_[by_size[i].label] = colour_class(i);
+    classes_[by_size[i].kind] = colour_class(i);
   }
 }
 
@@ -63,17 +67,17 @@ std::string KindColours::of(const std::string& kind) const {
   return found == classes_.end() ? "c8" : found->second;
 }
 
-std::string stacked_bar(const std::vector<HtmlReport::Amount>& amounts, uint64_t whole,
+std::string stacked_bar(const std::vector<BytesOfKind>& amounts, uint64_t whole,
                         const KindColours& colours, double height) {
   std::string content;
   uint64_t before = 0;
-  for (const HtmlReport::Amount& amount : amounts) {
+  for (const BytesOfKind& amount : amounts) {
     if (amount.bytes == 0) continue;
     content += "<g>" +
-               title(html_text(amount.label) + ": " + human_bytes(amount.bytes) + ", " +
+               title(html_text(amount.kind) + ": " + human_bytes(amount.bytes) + ", " +
                      percent(amount.bytes, whole)) +
                column(share_of(before, whole), share_of(amount.bytes, whole), height, height,
-                      "part " + colours.of(amount.label)) +
+                      "part " + colours.of(amount.kind)) +
                "</g>";
     before += amount.bytes;
   }
@@ -84,47 +88,44 @@ namespace {
 
 constexpr double kColumnsHeight = 160;
 
-std::string column_title(std::span<const HtmlReport::Rank> ranks, uint64_t least, uint64_t most) {
-  const std::string first = html_text(ranks.front().label);
+std::string column_title(std::span<const RankShare> ranks, uint64_t least, uint64_t most) {
+  const std::string first = rank_name(ranks.front());
   if (ranks.size() == 1) return title(first + ": " + human_bytes(least));
-  return title(first + " to " + html_text(ranks.back().label) + ": " + human_bytes(least) + " to " +
+  return title(first + " to " + rank_name(ranks.back()) + ": " + human_bytes(least) + " to " +
                human_bytes(most));
 }
 
 // The column of some neighbours, `x` and `width` as parts of the chart, whose height is `top`
 // bytes.
-std::string ranks_column(std::span<const HtmlReport::Rank> ranks, double x, double width,
-                         uint64_t top, const KindColours& colours) {
-  const auto [least, most] =
-      std::minmax_element(ranks.begin(), ranks.end(),
-                          [](const auto& a, const auto& b) { return a.bytes() < b.bytes(); });
+std::string ranks_column(std::span<const RankShare> ranks, double x, double width, uint64_t top,
+                         const KindColours& colours) {
+  const auto [least, most] = std::minmax_element(
+      ranks.begin(), ranks.end(), [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
   const auto height = [&](uint64_t bytes) { return share_of(bytes, top) * kColumnsHeight; };
-  std::string out = "<g>" + column_title(ranks, least->bytes(), most->bytes());
+  std::string out = "<g>" + column_title(ranks, least->bytes, most->bytes);
   uint64_t below = 0;
-  for (const HtmlReport::Amount& amount : least->kinds) {
+  for (const BytesOfKind& amount : least->kinds) {
     out += column(x, width, kColumnsHeight - height(below), height(amount.bytes),
-                  colours.of(amount.label));
+                  colours.of(amount.kind));
     below += amount.bytes;
   }
-  if (most->bytes() > below) {
-    out +=
-        column(x, width, kColumnsHeight - height(below), height(most->bytes() - below), "c0 pale");
+  if (most->bytes > below) {
+    out += column(x, width, kColumnsHeight - height(below), height(most->bytes - below), "c0 pale");
   }
   return out + "</g>";
 }
 
 }  // namespace
 
-std::string columns_chart(const std::vector<HtmlReport::Rank>& ranks, const KindColours& colours) {
+std::string columns_chart(const std::vector<RankShare>& ranks, const KindColours& colours) {
   constexpr size_t kMaxColumns = 96;
   const size_t each = (ranks.size() + kMaxColumns - 1) / kMaxColumns;
   const double slot = static_cast<double>(each) / static_cast<double>(ranks.size());
   uint64_t top = 0;
-  for (const HtmlReport::Rank& rank : ranks) top = std::max(top, rank.bytes());
+  for (const RankShare& rank : ranks) top = std::max(top, rank.bytes);
   std::string content;
   for (size_t begin = 0; begin < ranks.size(); begin += each) {
-    const std::span<const HtmlReport::Rank> some(&ranks[begin],
-                                                 std::min(each, ranks.size() - begin));
+    const std::span<const RankShare> some(&ranks[begin], std::min(each, ranks.size() - begin));
     content += ranks_column(some, static_cast<double>(begin) / static_cast<double>(ranks.size()),
                             0.8 * slot, top, colours);
   }

@@ -17,10 +17,13 @@ inline constexpr size_t kColours = 8;
 // "c3"; kColours and more repeat the first ones.
 std::string colour_class(size_t index);
 
+// "dp 3 mp 0"
+std::string rank_name(const RankShare& rank);
+
 // Colours of kinds of bytes: one each for the largest, c8 for the others.
 class KindColours {
  public:
-  explicit KindColours(const std::vector<HtmlReport::Amount>& kinds);
+  explicit KindColours(const std::vector<BytesOfKind>& kinds);
   std::string of(const std::string& kind) const;
 
  private:
@@ -28,12 +31,12 @@ class KindColours {
 };
 
 // One bar, cut in proportion to the amounts. All of its length is `whole` bytes.
-std::string stacked_bar(const std::vector<HtmlReport::Amount>& amounts, uint64_t whole,
+std::string stacked_bar(const std::vector<BytesOfKind>& amounts, uint64_t whole,
                         const KindColours& colours, double height);
 
 // A column for each rank, from 0. If they are many, one for several neighbours: that of the least
 // of them, and pale on top what the largest has more.
-std::string columns_chart(const std::vector<HtmlReport::Rank>& ranks, const KindColours& colours);
+std::string columns_chart(const std::vector<RankShare>& ranks, const KindColours& colours);
 
 std::string treemap_chart(const Treemap& map);
 

@@ -15,11 +15,9 @@ namespace dsckpt {
 namespace {
 
 using Fact = HtmlReport::Fact;
-using Amount = HtmlReport::Amount;
-using Rank = HtmlReport::Rank;
 using Distribution = HtmlReport::Distribution;
 
-constexpr size_t kMaxLines = 1000;  // of facts, notes, remarks and tables that come ready
+constexpr size_t kMaxLines = 100;  // of facts, notes and kinds
 
 // A cell of a table, whose content is HTML.
 std::string cell(const std::string& html) {
@@ -90,9 +88,10 @@ std::string text_list(const std::string& classes, const std::vector<std::string>
   return out + "</ul>\n";
 }
 
-uint64_t sum_of(const std::vector<Amount>& amounts) {
-  return std::accumulate(amounts.begin(), amounts.end(), uint64_t{0},
-                         [](uint64_t sum, const Amount& amount) { return sum + amount.bytes; });
+uint64_t sum_of(const std::vector<BytesOfKind>& amounts) {
+  return std::accumulate(
+      amounts.begin(), amounts.end(), uint64_t{0},
+      [](uint64_t sum, const BytesOfKind& amount) { return sum + amount.bytes; });
 }
 
 std::string about(const HtmlReport& report) {
@@ -100,13 +99,13 @@ std::string about(const HtmlReport& report) {
   return content.empty() ? "" : section("facts", "What it is", content);
 }
 
-std::string kinds(const std::vector<Amount>& amounts, const KindColours& colours) {
+std::string kinds(const std::vector<BytesOfKind>& amounts, const KindColours& colours) {
   if (amounts.empty()) return "";
   constexpr double kHeight = 36;
   const uint64_t total = sum_of(amounts);
   std::string rows;
   for (size_t i = 0; i < amounts.size() && i < kMaxLines; ++i) {
-    rows += row(row_name(key(colours.of(amounts[i].label)) + html_text(amounts[i].label)) +
+    rows += row(row_name(key(colours.of(amounts[i].kind)) + html_text(amounts[i].kind)) +
                 bytes_cell(amounts[i].bytes) + number(percent(amounts[i].bytes, total)));
   }
   return section(
@@ -116,43 +115,44 @@ std::string kinds(const std::vector<Amount>& amounts, const KindColours& colours
           table(heading("kind") + heading("bytes", true) + heading("share", true), rows));
 }
 
-std::string rank_rows(const std::vector<Rank>& ranks, uint64_t most, const KindColours& colours) {
+std::string rank_rows(const std::vector<RankShare>& ranks, uint64_t most,
+                      const KindColours& colours) {
   constexpr double kHeight = 14;
   std::string rows;
-  for (const Rank& rank : ranks) {
-    rows += row(row_name(html_text(rank.label)) + bytes_cell(rank.bytes()) + "<td class=\"wide\">" +
+  for (const RankShare& rank : ranks) {
+    rows += row(row_name(rank_name(rank)) + bytes_cell(rank.bytes) + "<td class=\"wide\">" +
                 stacked_bar(rank.kinds, most, colours, kHeight) + "</td>");
   }
   return table("", rows);
 }
 
-std::string rank_columns(const std::vector<Rank>& ranks, const KindColours& colours) {
-  return columns_chart(ranks, colours) + "<p class=\"ends\"><span>" +
-         html_text(ranks.front().label) + "</span><span>" + html_text(ranks.back().label) +
-         "</span></p>\n";
+std::string rank_columns(const std::vector<RankShare>& ranks, const KindColours& colours) {
+  return columns_chart(ranks, colours) + "<p class=\"ends\"><span>" + rank_name(ranks.front()) +
+         "</span><span>" + rank_name(ranks.back()) + "</span></p>\n";
 }
 
-std::string balance_text(const std::vector<Rank>& ranks, const Rank& least, const Rank& most) {
+std::string balance_text(const std::vector<RankShare>& ranks, const RankShare& least,
+                         const RankShare& most) {
   uint64_t sum = 0;
-  for (const Rank& rank : ranks) sum += rank.bytes();
+  for (const RankShare& rank : ranks) sum += rank.bytes;
   const uint64_t mean = sum / ranks.size();
   const std::string text = grouped(ranks.size()) + " ranks, " + human_bytes(mean) + " on average. ";
-  if (least.bytes() == most.bytes()) return text + "All have the same.";
-  return text + "Least: " + html_text(least.label) + " with " + human_bytes(least.bytes()) +
-         ". Most: " + html_text(most.label) + " with " + human_bytes(most.bytes()) + ", " +
-         percent(most.bytes() - mean, mean) + " above the average.";
+  if (least.bytes == most.bytes) return text + "All have the same.";
+  return text + "Least: " + rank_name(least) + " with " + human_bytes(least.bytes) +
+         ". Most: " + rank_name(most) + " with " + human_bytes(most.bytes) + ", " +
+         percent(most.bytes - mean, mean) + " above the average.";
 }
 
-std::string ranks(const std::vector<Rank>& ranks, const KindColours& colours) {
+std::string ranks(const std::vector<RankShare>& ranks, const KindColours& colours) {
   if (ranks.empty()) return "";
   constexpr size_t kRows = 16;
   const auto [least, most] =
       std::minmax_element(ranks.begin(), ranks.end(),
-                          [](const Rank& a, const Rank& b) { return a.bytes() < b.bytes(); });
+                          [](const RankShare& a, const RankShare& b) { return a.bytes < b.bytes; });
   return section("ranks", "Balance over ranks",
                  paragraph(balance_text(ranks, *least, *most)) +
                      (ranks.size() > kRows ? rank_columns(ranks, colours)
-                                           : rank_rows(ranks, most->bytes(), colours)));
+                                           : rank_rows(ranks, most->bytes, colours)));
 }
 
 std::string legend_entry(const std::string& colour, const std::string& name, uint64_t bytes,
@@ -274,29 +274,44 @@ std::string maps(const std::vector<HtmlReport::ShardMap>& tensors) {
   return section("shards", "From elements to shards", content);
 }
 
-std::string estimates(const HtmlReport::Table& estimates) {
-  if (estimates.rows.empty()) return "";
-  std::string headings;
-  for (const std::string& text : estimates.headings) {
-    headings += heading(html_text(text), !headings.empty());
-  }
+std::string estimate_row(const MemoryEstimate& estimate) {
+  const bool cpu = !estimate.cpu_formula.empty();
+  return row(
+      row_name("ZeRO-" + std::to_string(estimate.stage)) + cell(html_text(estimate.offload)) +
+      bytes_cell(estimate.gpu_bytes) + cell(html_text(estimate.gpu_formula)) +
+      (cpu ? bytes_cell(estimate.cpu_bytes) : number("")) + cell(html_text(estimate.cpu_formula)));
+}
+
+std::string estimates(const HtmlReport& report) {
+  if (report.estimates.empty()) return "";
+  const Hardware& hardware = report.hardware;
+  const uint64_t gpus = hardware.nodes * hardware.gpus_per_node;
   std::string rows;
-  for (size_t i = 0; i < estimates.rows.size() && i < kMaxLines; ++i) {
-    std::string cells;
-    for (const std::string& text : estimates.rows[i]) {
-      cells += cells.empty() ? row_name(html_text(text)) : number(html_text(text));
-    }
-    rows += row(cells);
+  for (const MemoryEstimate& estimate : report.estimates) rows += estimate_row(estimate);
+  return section(
+      "memory", "Memory to go on",
+      paragraph("With N = " + grouped(gpus) + (gpus == 1 ? " GPU" : " GPUs") +
+                ", M = " + grouped(hardware.gpus_per_node) +
+                " on a node; P parameters, L of the largest layer. Without activations.") +
+          table(heading("stage") + heading("offload") + heading("a GPU", true) +
+                    heading("formula") + heading("a node’s CPU", true) + heading("formula"),
+                rows));
+}
+
+std::string conversions(const std::vector<Conversion>& conversions) {
+  if (conversions.empty()) return "";
+  std::string rows;
+  for (const Conversion& conversion : conversions) {
+    rows += row(
+        row_name(html_text(conversion.what)) +
+        cell("<code>" + html_text(conversion.tool) + "</code>") +
+        cell(conversion.refusal.empty() ? "yes" : "no: " + html_text(conversion.refusal, 2000)));
   }
-  return section("memory", "Memory to resume",
-                 table(headings, rows) + text_list("remarks", estimates.remarks));
+  return section("conversions", "What it can be made into",
+                 table(heading("what") + heading("by") + heading("can it"), rows));
 }
 
 }  // namespace
-
-uint64_t HtmlReport::Rank::bytes() const {
-  return sum_of(kinds);
-}
 
 std::string html_of(const HtmlReport& report) {
   const KindColours colours(report.kinds);
@@ -312,7 +327,8 @@ std::string html_of(const HtmlReport& report) {
          paragraph(html_text(report.subtitle)) + facts_list("headline", report.headline) +
          "</header>\n" + about(report) + kinds(report.kinds, colours) +
          ranks(report.ranks, colours) + modules(report.modules) + distributions(report) +
-         maps(report.maps) + estimates(report.estimates) + "</main>\n</body>\n</html>\n";
+         maps(report.maps) + estimates(report) + conversions(report.conversions) +
+         "</main>\n</body>\n</html>\n";
 }
 
 }  // namespace dsckpt

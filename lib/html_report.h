@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "base/statistics.h"
+#include "conversions.h"
 #include "inspect/extents.h"
+#include "inspect/summary.h"
 #include "inspect/tree.h"
 
 namespace dsckpt {
@@ -22,16 +24,6 @@ struct HtmlReport {
   struct Fact {
     std::string label;
     std::string value;
-  };
-  struct Amount {
-    std::string label;
-    uint64_t bytes = 0;
-  };
-  struct Rank {
-    std::string label;
-    std::vector<Amount> kinds;  // labels as in HtmlReport::kinds
-
-    uint64_t bytes() const;
   };
   // A part of a tensor and the name of the file that it lies in.
   struct Extent {
@@ -49,24 +41,21 @@ struct HtmlReport {
     std::string type;
     Statistics values;
   };
-  struct Table {
-    std::vector<std::string> headings;           // the first column is text, the others are numbers
-    std::vector<std::vector<std::string>> rows;  // as many cells as headings
-    std::vector<std::string> remarks;            // formulas, assumptions
-  };
 
   std::string title;           // what the page is about: the path
   std::string subtitle;        // what it is: "zero-2 checkpoint"
   std::vector<Fact> headline;  // a few, short: "Parameters", "1.24 B"
   std::vector<Fact> facts;
   std::vector<std::string> notes;
-  std::vector<Amount> kinds;  // bytes on disk by kind; they add up to all
-  std::vector<Rank> ranks;    // bytes on disk of each rank, in order
+  std::vector<BytesOfKind> kinds;  // on disk; they add up to all
+  std::vector<RankShare> ranks;
   std::optional<TreeNode> modules;
   std::vector<Distribution> totals;   // of all tensors of a kind: "weights", "exp_avg"
   std::vector<Distribution> tensors;  // in the order in which they are shown
   std::vector<ShardMap> maps;
-  Table estimates;
+  Hardware hardware;  // of the estimates
+  std::vector<MemoryEstimate> estimates;
+  std::vector<Conversion> conversions;
 };
 
 // A whole HTML document in UTF-8.

@@ -59,7 +59,6 @@ th.mono { min-width: 200px; }
 .key { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 9px; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 22px; margin: 0 0 10px; padding: 0; list-style: none; }
 .ends { display: flex; justify-content: space-between; gap: 16px; margin: 4px 0 0; font-size: 13px; }
-.remarks { color: var(--soft); font-size: 13px; margin: 12px 0 0; padding-left: 18px; }
 svg { display: block; }
 svg .part, .treemap rect { stroke: var(--card); stroke-width: 2px; }
 svg .part { stroke-width: 1px; }

@@ -12,7 +12,7 @@ namespace dsckpt {
 // `text` for an element or a quoted attribute. Control characters, and those that turn the
 // direction of text, become visible ("\x1b", "\u{202e}"), bytes that are no UTF-8 U+FFFD. What is
 // longer than `max` bytes loses its middle to "…".
-std::string html_text(std::string_view text, size_t max = 300);
+std::string html_text(std::string_view text, size_t max = 200);
 
 // How many characters, not bytes, are in UTF-8.
 size_t character_count(std::string_view utf8);
