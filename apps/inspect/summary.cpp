@@ -13,6 +13,7 @@
 #include "checkpoint/shard_name.h"
 #include "conversions.h"
 #include "inspect/commands.h"
+#include "inspect/html.h"
 #include "report.h"
 #include "terminal.h"
 
@@ -27,6 +28,7 @@ struct Arguments {
   ContentsOptions contents{.tag = {}, .states = true};
   uint64_t gpus = 0;  // 0: as many as there were
   uint64_t gpus_per_node = 0;
+  HtmlOptions html;
 };
 
 Hardware hardware_of(const Contents& contents, const Arguments& args) {
@@ -49,10 +51,7 @@ class Page {
  public:
   Page() : terminal_(cli::Terminal::of_stdout()) {}
 
-  void fact(const std::string& label, const std::string& text) {
-    if (text.empty()) return;
-    facts_.push_back({label, text});
-  }
+  void fact(const std::string& label, const std::string& text) { facts_.push_back({label, text}); }
 
   void heading(const std::string& text) {
     flush_facts();
@@ -113,26 +112,33 @@ std::string counts_text(const Summary& summary) {
   return text;
 }
 
-void show_facts(Page& page, const Contents& contents, const Summary& summary) {
-  page.fact("layout", contents.form());
+// Label and text of each.
+std::vector<std::pair<std::string, std::string>> facts_of(const Contents& contents,
+                                                          const Summary& summary) {
+  std::vector<std::pair<std::string, std::string>> all;
+  const auto fact = [&](const std::string& label, const std::string& text) {
+    if (!text.empty()) all.push_back({label, text});
+  };
+  fact("layout", contents.form());
   if (const Checkpoint* checkpoint = contents.checkpoint()) {
     const CheckpointFacts& facts = checkpoint->facts();
-    page.fact("ZeRO stage", std::to_string(facts.zero_stage));
-    page.fact("tag", printable(facts.tag));
-    page.fact("step", facts.global_steps ? std::to_string(*facts.global_steps) : "");
-    page.fact("mesh", mesh_text(facts.mesh));
-    page.fact("DeepSpeed", printable(facts.ds_version));
-    page.fact("wrapper", printable(facts.optimizer_wrapper));
+    fact("ZeRO stage", std::to_string(facts.zero_stage));
+    fact("tag", printable(facts.tag));
+    fact("step", facts.global_steps ? std::to_string(*facts.global_steps) : "");
+    fact("mesh", mesh_text(facts.mesh));
+    fact("DeepSpeed", printable(facts.ds_version));
+    fact("wrapper", printable(facts.optimizer_wrapper));
   }
-  page.fact("optimizer", printable(summary.optimizer));
-  page.fact("precision", summary.precision);
-  page.fact("elements", counts_text(summary));
-  page.fact("on disk", human_bytes(summary.bytes) + " in " + plural(summary.files, "file"));
-  if (summary.other_files.empty()) return;
+  fact("optimizer", printable(summary.optimizer));
+  fact("precision", summary.precision);
+  fact("elements", counts_text(summary));
+  fact("on disk", human_bytes(summary.bytes) + " in " + plural(summary.files, "file"));
+  if (summary.other_files.empty()) return all;
   uint64_t others = 0;
   for (const auto& [file, bytes] : summary.other_files) others += bytes;
-  page.fact("not read", human_bytes(others) + " in " + plural(summary.other_files.size(), "file") +
-                            " beside the shards");
+  fact("not read", human_bytes(others) + " in " + plural(summary.other_files.size(), "file") +
+                       " beside the shards");
+  return all;
 }
 
 void show_kinds(Page& page, const Summary& summary) {
@@ -231,12 +237,17 @@ int summary(const CLI::App& app, const cli::Common& common, const Arguments& arg
   }
   std::vector<Conversion> possible;
   if (contents.checkpoint()) possible = conversions(inputs, *contents.checkpoint(), args.path);
+  const auto facts = facts_of(contents, summary);
+  if (!args.html.file.empty()) {
+    write_html({args.path, inputs, contents, facts, summary, hardware, estimates, possible},
+               args.html, common);
+  }
   if (common.json) {
     cli::print_json("summary", summary_json(contents, summary, hardware, estimates, possible));
     return cli::kDone;
   }
   Page page;
-  show_facts(page, contents, summary);
+  for (const auto& [label, text] : facts) page.fact(label, text);
   show_kinds(page, summary);
   show_ranks(page, summary);
   show_estimates(page, hardware, estimates);
@@ -257,6 +268,7 @@ Command add_summary(CLI::App& app, cli::Common& common) {
   app.add_option("--gpus-per-node", args->gpus_per_node, "GPUs of a node (default: up to 8)")
       ->check(CLI::Range(1, 1 << 20))
       ->option_text("M");
+  add_html_options(app, args->html);
   return {&app, [&app, &common, args] {
             if (args->path.empty()) {
               throw std::move(UsageError("path is required")).with_hint("--help lists the options");
