@@ -2,8 +2,6 @@
 // _get_zero_ckpt_name, _get_optimizer_ckpt_name, _get_expert_ckpt_name; pipe/module.py
 // ckpt_layer_path.
 
-#include <re2/re2.h>
-
 #include <algorithm>
 #include <map>
 #include <set>
@@ -340,26 +338,52 @@ void check_experts(Verification& v) {
   }
 }
 
-// Without ZeRO every expert-parallel rank has an optimizer's file of its own; DeepSpeed names the
-// groups of experts after their number.
+// Over how many ranks the experts are spread, if it is told by how many parameters an optimizer has
+// without ZeRO: all that are no expert's, and the experts of its own rank.
+std::optional<uint32_t> expert_parallel_ranks(Verification& v, const CheckedFile& model_file,
+                                              const CheckedFile& optim) {
+  ModelStates model(*model_file.shard);
+  model.find_tied_views();
+  const std::vector<int64_t> experts = experts_of_layers(v);
+  const int64_t dp = model.fields.integer_if_any(keys::kDpWorldSize).value_or(0);
+  if (experts.empty() || !model.fields.sequence(keys::kAutoEpLayers).empty()) return std::nullopt;
+  std::vector<int64_t> tensors(experts.size());  // of one expert of each layer
+  for (const CheckedFile* file : v.of_kind(Kind::expert)) {
+    if (file->name->layer >= tensors.size() || !file->shard->archive.root().is_mapping()) continue;
+    tensors[file->name->layer] =
+        static_cast<int64_t>(file->shard->archive.root().as_dict().items.size());
+  }
+  int64_t owned = 0;
+  const pickle::Value optimizer = optim.shard->archive.root().find_or_none(keys::kOptimizer);
+  for (const auto& group : optimizer.find_or_none(keys::kParamGroups).sequence_or_empty()) {
+    owned += static_cast<int64_t>(group.find_or_none("params").sequence_or_empty().size());
+  }
+  const auto dense = static_cast<int64_t>(model.rest_of_module().size());
+  for (int64_t ranks = 1; ranks <= std::min<int64_t>(dp, kMaxMissing); ++ranks) {
+    int64_t local = 0;
+    for (size_t i = 0; i < experts.size(); ++i) local += experts[i] / ranks * tensors[i];
+    const bool even = dp % ranks == 0 && std::all_of(experts.begin(), experts.end(),
+                                                     [&](int64_t n) { return n % ranks == 0; });
+    if (even && dense + local == owned) return static_cast<uint32_t>(ranks);
+  }
+  return std::nullopt;
+}
+
+// Without ZeRO every expert-parallel rank has an optimizer's file of its own.
 void check_expert_optimizers(Verification& v) {
   std::set<uint32_t> found;
-  uint32_t count = 0;
   for (const CheckedFile& file : v.files) {
-    if (!file.name || file.name->kind != Kind::expert_optim) continue;
-    found.insert(file.name->dp_rank);
-    count = std::max(count, file.name->dp_rank + 1);
-    if (!file.usable()) continue;
-    const pickle::Value groups =
-        file.shard->archive.root().find_or_none(keys::kOptimizer).find_or_none(keys::kParamGroups);
-    for (const pickle::Value& group : groups.sequence_or_empty()) {
-      const pickle::Value name = group.find_or_none("name");
-      int ranks = 0;
-      if (name.is(pickle::Kind::string) &&
-          RE2::FullMatch(name.as_string(), "ep_size_(\\d{1,5})", &ranks)) {
-        count = std::max(count, static_cast<uint32_t>(ranks));
-      }
-    }
+    if (file.name && file.name->kind == Kind::expert_optim) found.insert(file.name->dp_rank);
+  }
+  if (found.empty()) return;
+  uint32_t count = *found.rbegin() + 1;
+  const std::vector<CheckedFile*> models = v.of_kind(Kind::model_states);
+  const std::vector<CheckedFile*> optims = v.of_kind(Kind::expert_optim);
+  if (!models.empty() && !optims.empty()) {
+    v.attempt(Check::layout, *models.front(), [&] {
+      count =
+          std::max(count, expert_parallel_ranks(v, *models.front(), *optims.front()).value_or(0));
+    });
   }
   if (count > kMaxMissing) return;
   for (uint32_t rank = 0; rank < count; ++rank) {

@@ -75,6 +75,7 @@ class Universal {
           known_.insert(model.trainable_names.begin(), model.trainable_names.end());
           has_shapes_ = has_shapes_ || !groups.empty();
           if (groups_.empty()) groups_ = std::move(groups);
+          sliced_ = sliced_ || file->name->mp_rank > 0;
         });
       }
     }
@@ -148,7 +149,7 @@ class Universal {
       const Shape& found = tensor->shape();
       // Vocabularies are saved without their padding.
       if (file.shard->archive.root().find_or_none("vocab_tensor").is_true()) return;
-      if (v_.of_kind(Kind::model_states).size() > 1) return;  // shapes there are of slices
+      if (sliced_) return;
       if (found == shape || (shape.empty() && found == Shape{1})) return;
       if (flat_ && found.size() == 1 && found[0] == numel(shape)) return;
       v_.add({.check = Check::shape,
@@ -220,7 +221,8 @@ class Universal {
   std::vector<NamedShapes> groups_;
   std::set<std::string> known_;
   bool has_shapes_ = false;
-  bool flat_ = false;
+  bool flat_ = false;    // values may be of one dimension: stage 3
+  bool sliced_ = false;  // shapes in the model's files are of slices
 };
 
 }  // namespace

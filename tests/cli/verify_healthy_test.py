@@ -24,7 +24,7 @@ class VerifyHealthyTest(CliTest):
         self.assertEqual((done.returncode, line["data"].get("findings")), (0, []), source)
         return line["data"]
 
-    def made(self, tool, *arguments):
+    def run_tool(self, tool, *arguments):
         done = self.tool(tool, *arguments)
         self.assertEqual(done.returncode, 0, done.stderr)
 
@@ -44,9 +44,9 @@ class VerifyHealthyTest(CliTest):
                 continue
             with self.subTest(case=case.name):
                 universal, resharded = self.new_path("universal"), self.new_path("resharded")
-                self.made("to-universal", "--input_folder", case.load_dir, "--output_folder", universal)
+                self.run_tool("to-universal", "--input_folder", case.load_dir, "--output_folder", universal)
                 self.assertEqual(self.verified(universal)["form"], "universal")
-                self.made("reshard", case.load_dir, resharded, "--dp", "3")
+                self.run_tool("reshard", case.load_dir, resharded, "--dp", "3")
                 self.assertEqual(self.verified(resharded)["form"], "zero")
                 for arguments in [["--safe-serialization", "--max-shard-size=5KB"], ["--max-shard-size=5KB"]]:
                     self.assertEqual(self.verified(self.convert(case.load_dir, *arguments))["form"], "weights")
@@ -56,7 +56,7 @@ class VerifyHealthyTest(CliTest):
             if case.name in MODEL_PARALLEL:
                 with self.subTest(case=case.name):
                     universal = self.new_path("universal")
-                    self.made("to-universal", "--input_folder", case.load_dir, "--output_folder", universal)
+                    self.run_tool("to-universal", "--input_folder", case.load_dir, "--output_folder", universal)
                     self.verified(universal)
 
     def test_a_manifest_has_the_hashes_of_the_bytes(self):
