@@ -124,7 +124,7 @@ constexpr const char* kBashEnd = R"(  esac
     folder) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
     file) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
   esac
-  [[ $kind != folder && $kind != file ]] || compopt -o filenames 2>/dev/null
+  [[ $kind != folder && $kind != file ]] || compopt -o filenames 2>/dev/null || true
 )";
 
 constexpr const char* kBashAssigned =
@@ -197,6 +197,10 @@ std::string zsh_subcommands(const CommandFacts& tool) {
   for (const CommandFacts& sub : tool.subcommands) {
     out += "        " + sub.name + ")\n          _arguments -s -S" + zsh_options(sub, indent) +
            zsh_positionals(sub, indent) + " && ret=0\n          ;;\n";
+  }
+  if (!tool.positionals.empty()) {
+    out += "        *)\n          _arguments -s -S" + zsh_options(tool, indent) +
+           zsh_positionals(tool, indent) + " && ret=0\n          ;;\n";
   }
   return out + "      esac\n      ;;\n  esac\n";
 }

@@ -10,17 +10,24 @@
 namespace dsckpt::cli {
 namespace {
 
-constexpr size_t kNames = 30;  // columns
 constexpr const char* kExamples = "Examples:\n";
+constexpr size_t kWidth = 80;  // of what ends the text
 
 std::string entry(const std::string& names, const std::string& description, size_t width) {
+  const size_t indent = std::min<size_t>(30, width * 3 / 8);
   std::string out = "  " + names;
-  const bool beside = out.size() + 2 <= kNames;
-  out += beside ? std::string(kNames - out.size(), ' ') : "\n" + std::string(kNames, ' ');
-  const std::vector<std::string> lines = wrapped(description, width - kNames);
+  const bool beside = out.size() + 2 <= indent;
+  out += beside ? std::string(indent - out.size(), ' ') : "\n" + std::string(indent, ' ');
+  const std::vector<std::string> lines = wrapped(description, width - indent);
   for (size_t i = 0; i < lines.size(); ++i) {
-    out += (i == 0 ? "" : std::string(kNames, ' ')) + lines[i] + "\n";
+    out += (i == 0 ? "" : std::string(indent, ' ')) + lines[i] + "\n";
   }
+  return out;
+}
+
+std::string paragraph(const std::string& text, size_t width) {
+  std::string out;
+  for (const std::string& line : wrapped(text, width)) out += line + "\n";
   return out;
 }
 
@@ -40,6 +47,10 @@ class HelpFormatter : public CLI::Formatter {
     std::string out = make_description(app) + "\n" + make_usage(app, name);
     out += make_positionals(app) + make_subcommands(app, mode) + groups;
     return out + (app->get_footer().empty() ? "" : "\n" + make_footer(app));
+  }
+
+  std::string make_description(const CLI::App* app) const override {
+    return paragraph(app->get_description(), width_);
   }
 
   std::string make_option(const CLI::Option* option, bool is_positional) const override {
@@ -89,9 +100,7 @@ std::string footer(const std::string& examples) {
     statuses +=
         (status.code == kDone ? " " : ", ") + std::to_string(status.code) + " " + status.meaning;
   }
-  std::string out;
-  for (const std::string& line : wrapped(statuses + ".", 80)) out += line + "\n";
-  return out + "\n" + kExamples + examples;
+  return paragraph(statuses + ".", kWidth) + "\n" + kExamples + examples;
 }
 
 std::vector<std::string> example_lines(const CLI::App& app) {

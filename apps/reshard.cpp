@@ -65,7 +65,7 @@ void add_options(CLI::App& app, Arguments& args) {
       cli::footer("  reshard ckpt ckpt_on_6 --dp 6\n"
                   "  reshard ckpt ckpt_z3 --dp 16 --stage 3 --sub-group-size 1000000000\n"
                   "  reshard ckpt ckpt_new --dp 4 --ds-config new_run.json --plan-batch --dry-run\n"
-                  "Then load the new folder as any checkpoint of DeepSpeed's, without "
+                  "Then load the new folder as any checkpoint of DeepSpeed's, without\n"
                   "load_universal."));
 }
 

@@ -88,7 +88,8 @@ Distance distance(const std::string& a, const std::string& b) {
 std::vector<std::string> likely(const std::vector<std::string>& names, const std::string& word) {
   std::vector<std::string> found = that_begin_with(names, word);
   if (!found.empty()) return found;
-  const size_t most = std::max<size_t>(1, word.size() / 3);
+  const size_t letters = word.size() - std::min(word.size(), word.find_first_not_of('-'));
+  const size_t most = (letters + 1) / 3;
   for (const auto measure : {&Distance::whole, &Distance::beginning}) {
     size_t best = most + 1;
     for (const std::string& name : names) {
@@ -135,6 +136,7 @@ std::vector<std::string> canonical_arguments(const CLI::App& app,
 
 std::string did_you_mean(const CLI::App& app, const std::vector<std::string>& arguments) {
   const CLI::App* command = &app;
+  bool first = true;  // among the words that are no options
   std::vector<std::string> subcommands;
   for (const CLI::App* sub : app.get_subcommands({})) subcommands.push_back(sub->get_name());
   for (const std::string& argument : arguments) {
@@ -145,13 +147,14 @@ std::string did_you_mean(const CLI::App& app, const std::vector<std::string>& ar
       if (std::find(known.begin(), known.end(), name) != known.end()) continue;
       return question(likely(shown_names(*command), name));
     }
-    if (command != &app || subcommands.empty() || argument.starts_with("-")) continue;
+    if (!first || subcommands.empty() || argument.starts_with("-")) continue;
+    first = false;
+    std::error_code unreadable;
     if (const CLI::App* sub = subcommand(app, argument)) {
       command = sub;
-    } else if (std::error_code none; std::filesystem::exists(argument, none)) {
-      continue;
-    } else if (const std::string meant = question(likely(subcommands, argument)); !meant.empty()) {
-      return meant;
+    } else if (!std::filesystem::exists(argument, unreadable)) {
+      const std::string meant = question(likely(subcommands, argument));
+      if (!meant.empty()) return meant;
     }
   }
   return "";

@@ -232,7 +232,8 @@ std::vector<size_t> Table::widths(size_t width) const {
     }
   };
   shrink(kLeastNamed, [](const Column& column) { return column.shrinks; });
-  shrink(kLeastText, [](const Column& column) { return column.align == Align::left; });
+  shrink(kLeastText,
+         [](const Column& column) { return column.align == Align::left && !column.shrinks; });
   shrink(1, [](const Column&) { return true; });
   return wide;
 }

@@ -43,8 +43,8 @@ std::vector<std::string> wrapped(const std::string& text, size_t width);
 // Rows under headings.
 //
 // On a terminal the columns line up, and no line is wider than the terminal: the column that was
-// named for it is shortened in the middle ("layers.…weight") down to sixteen columns, then those on
-// the left and at last also numbers, the widest first. Elsewhere rows are lines of fields with tabs
+// named for it is shortened in the middle ("layers.…weight") down to sixteen columns, then others
+// on the left, at last also numbers, the widest first. Elsewhere rows are lines of fields with tabs
 // between them, without headings, which `cut` and `awk` take.
 class Table {
  public:

@@ -59,11 +59,11 @@ void add_options(CLI::App& app, Arguments& args) {
                        "Replace a universal checkpoint that is in the output folder");
   cli::add_common(app, args.common);
   app.footer(
-      cli::footer("  to-universal --input_folder ckpt/global_step500 --output_folder "
-                  "ckpt/global_step500_universal\n"
+      cli::footer("  to-universal --input_folder ckpt/global_step5 --output_folder "
+                  "ckpt/universal5\n"
                   "  to-universal --input-folder ckpt --output-folder ckpt/universal --dry-run\n"
                   "Then set \"checkpoint\": {\"load_universal\": true} in DeepSpeed's "
-                  "configuration and load ckpt."));
+                  "configuration\nand load ckpt."));
 }
 
 std::string text_of(const UniversalPlan& plan) {

@@ -85,7 +85,7 @@ void add_options(CLI::App& app, Arguments& args) {
   app.footer(cli::footer(
       "  zero-to-fp32 . weights/ --safe-serialization\n"
       "  zero-to-fp32 checkpoint-500 out -t global_step500 --dtype bf16 --keep-fp32 norm\n"
-      "  zero-to-fp32 checkpoint-500 out --safe-serialization --hf-config checkpoint-500"));
+      "  zero-to-fp32 . weights/ --safe-serialization --hf-config ."));
 }
 
 std::string text_of(const WeightsPlan& plan) {
