@@ -84,7 +84,7 @@ void add_options(CLI::App& app, Arguments& args) {
   cli::add_common(app, args.common);
   app.footer(cli::footer(
       "  zero-to-fp32 . weights/ --safe-serialization\n"
-      "  zero-to-fp32 checkpoint-500 out -t global_step500 --dtype bf16 --keep-fp32 norm\n"
+      "  zero-to-fp32 checkpoint-50 out -t global_step50 --dtype bf16 --keep-fp32 norm\n"
       "  zero-to-fp32 . weights/ --safe-serialization --hf-config ."));
 }
 

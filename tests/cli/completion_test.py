@@ -193,13 +193,15 @@ class BashTest(ManualTest):
 class ZshTest(ManualTest):
 
     def shell(self):
-        environment = {**self.environment, "TERM": "dumb", "ZDOTDIR": str(self.root), "HOME": str(self.root)}
-        shell = Terminal(["zsh", "-f", "-i"], 200, environment, cwd=self.root)
         for tool in TOOLS:
             self.script(tool, "zsh").rename(self.root / f"_{tool}")
-        shell.type(f"PS1=; fpath=({self.root} $fpath); autoload -Uz compinit; compinit -D -u\n"
-                   "zstyle ':completion:*' verbose no\n"
-                   "show() { print -r -- \"<$BUFFER>\"; BUFFER=; }; zle -N show; bindkey '^X' show; print re''ady\n")
+        # ^X prints the line as it is.
+        (self.root / ".zshrc").write_text(
+            f"PS1=; fpath=({self.root} $fpath); autoload -Uz compinit; compinit -D -u\n"
+            "zstyle ':completion:*' verbose no\n"
+            "show() { print -r -- \"<$BUFFER>\"; BUFFER=; }; zle -N show; bindkey '^X' show\nprint ready\n")
+        environment = {**self.environment, "TERM": "dumb", "ZDOTDIR": str(self.root), "HOME": str(self.root)}
+        shell = Terminal(["zsh", "-d", "-i"], 200, environment, cwd=self.root)
         shell.wait_for("ready\r\n")
         return shell
 

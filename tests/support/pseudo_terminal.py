@@ -10,7 +10,7 @@ import time
 
 
 class Terminal:
-    """A process whose standard input, output and error are a terminal; use it in a with statement. `outputs` says which
+    """A process whose standard input, output and error are a terminal; use it in a with statement. `descriptors` says which
     of 0, 1 and 2 are the terminal; the others are /dev/null."""
 
     def __init__(self, command, columns, environment, descriptors=(0, 1, 2), cwd=None):
@@ -42,7 +42,7 @@ class Terminal:
         except OSError:  # how Linux says that nobody has the other end open
             return None
 
-    def wait_for(self, text, seconds=30):
+    def wait_for(self, text, seconds=120):
         """What was written up to and with `text`, since the last call."""
         end = time.monotonic() + seconds
         while text not in self.seen:
@@ -53,7 +53,7 @@ class Terminal:
         before, _, self.seen = self.seen.partition(text)
         return before + text
 
-    def rest(self, seconds=60):
+    def rest(self, seconds=120):
         """Everything until the process ends, and its exit code."""
         end = time.monotonic() + seconds
         while (more := self._read(max(0, end - time.monotonic()))) is not None:
