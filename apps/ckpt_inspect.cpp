@@ -28,7 +28,7 @@ int main(int argc, char** argv) {
   std::vector<inspect::Command> commands;
   for (inspect::AddCommand* add : kCommands) {
     commands.push_back(add(app, common));
-    commands.back().app->add_flag("--json", common.json, "Results as JSON on stdout");
+    cli::add_common(*commands.back().app, common);
   }
   const inspect::Command summary = inspect::add_summary(app, common);
   // A subcommand has a path of its own.

@@ -10,19 +10,20 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
-#include <condition_variable>
 #include <csignal>
-#include <cstdio>
 #include <iostream>
 #include <map>
-#include <mutex>
 #include <new>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "base/error.h"
+#include "command_facts.h"
+#include "completions.h"
+#include "help.h"
+#include "man_page.h"
 #include "report.h"
+#include "spelling.h"
+#include "terminal.h"
 #include "version.h"
 
 namespace dsckpt::cli {
@@ -52,29 +53,6 @@ void raise_descriptor_limit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-std::vector<std::string> long_names(const CLI::App& app) {
-  std::vector<std::string> names;
-  for (const CLI::Option* option : app.get_options()) {
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
-  }
-  return names;
-}
-
-// "--safe_serialization" and "--safe" both become "--safe-serialization".
-std::string canonical_option(const std::string& argument, const std::vector<std::string>& known) {
-  const size_t equals = std::min(argument.find('='), argument.size());
-  std::string name = argument.substr(0, equals);
-  std::replace(name.begin(), name.end(), '_', '-');
-  if (std::find(known.begin(), known.end(), name) == known.end()) {
-    std::vector<std::string> matches;
-    for (const std::string& candidate : known) {
-      if (candidate.starts_with(name)) matches.push_back(candidate);
-    }
-    if (matches.size() == 1) name = matches.front();
-  }
-  return name + argument.substr(equals);
-}
-
 std::string version_text(const std::string& tool) {
   return tool + " " + kVersion + " (" + kCommit + ", oneTBB " + std::string(TBB_VERSION_STRING) +
          " headers, interface " + std::to_string(TBB_runtime_interface_version()) + " at run time)";
@@ -99,26 +77,76 @@ void flush_stdout() {
   throw IoError({}, "cannot write to standard output", failed);
 }
 
+// --generate: prints, and ends the parsing.
+void generate(const CLI::App& app, const std::string& what) {
+  const CommandFacts facts = facts_of(app);
+  std::cout << (what == "bash"   ? bash_completion(facts)
+                : what == "zsh"  ? zsh_completion(facts)
+                : what == "fish" ? fish_completion(facts)
+                                 : man_page(facts, kVersion));
+  throw CLI::Success();
+}
+
+// Whether there is something to run: --help and the like have said what they had to say.
+bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
+  try {
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // CLI11's order
+    return true;
+  } catch (const CLI::Success& success) {
+    app.exit(success, std::cout, std::cerr);
+    return false;
+  } catch (const CLI::ParseError& error) {
+    const std::string meant = did_you_mean(app, arguments);
+    throw std::move(UsageError(error.what()))
+        .with_hint((meant.empty() ? "" : meant + " ") + "--help lists the options");
+  }
+}
+
 int report_error(const CLI::App& app, bool as_json, const Error& error) {
   if (as_json) print_json("error", error_json(error));
-  std::cerr << app.get_name() << ": error: " << printable(error.what(), Newlines::keep) << "\n";
-  if (!error.hint().empty()) std::cerr << "hint: " << printable(error.hint()) << "\n";
+  const Terminal terminal = Terminal::of_stderr();
+  std::cerr << app.get_name() << ": " << styled(terminal, Style::bad, "error:") << " "
+            << printable(error.what(), Newlines::keep) << "\n";
+  if (!error.hint().empty()) {
+    std::cerr << styled(terminal, Style::bold, "hint:") << " " << printable(error.hint()) << "\n";
+  }
   return exit_code(error.kind());
 }
 
 }  // namespace
 
 void add_common(CLI::App& app, Common& common) {
-  app.add_flag("--json", common.json, "Results as JSON on stdout");
-  app.add_flag("-q,--quiet", common.quiet, "No notes, no summary");
-  app.set_version_flag("--version", version_text(app.get_name()));
-  app.set_help_flag("-h,--help", "This text");
+  constexpr const char* kGroup = "Common options";
+  app.add_flag("--json", common.json, "Results as JSON on stdout")->group(kGroup);
+  app.add_flag("-q,--quiet", common.quiet, "No notes, no summary")->group(kGroup);
+  static const std::map<std::string, ColourMode> kModes{{"auto", ColourMode::automatic},
+                                                        {"always", ColourMode::always},
+                                                        {"never", ColourMode::never}};
+  app.add_option_function<std::string>(
+         "--color", [](const std::string& when) { set_colour_mode(kModes.at(when)); },
+         "Colours: auto (on a terminal, unless NO_COLOR is set), always, or never")
+      ->check(CLI::IsMember({"auto", "always", "never"}))
+      ->option_text("WHEN=auto")
+      ->group(kGroup);
+  if (app.get_parent() == nullptr) {
+    app.set_version_flag("--version", version_text(app.get_name()), "Which version this is")
+        ->group(kGroup);
+    app.add_option_function<std::string>(
+           "--generate", [&app](const std::string& what) { generate(app, what); },
+           "Shell completion or man page on stdout")
+        ->check(CLI::IsMember({"bash", "zsh", "fish", "man"}))
+        ->group("");
+    const size_t width = Terminal::of_stdout().width;
+    app.formatter(help_formatter(std::clamp<size_t>(width, 60, 100)));
+  }
+  app.set_help_flag("-h,--help", "Show this help")->group(kGroup);
 }
 
 void add_checkpoint_options(CLI::App& app, const std::string& name, std::string& path,
                             OpenOptions& open) {
   app.add_option(name, path, "Folder with `latest` (or --tag), or a tag's own folder")->required();
-  app.add_option("-t,--tag", open.tag, "Tag to read (default: what `latest` says)");
+  app.add_option("-t,--tag", open.tag, "Tag to read (default: what `latest` says)")
+      ->type_name("TAG");
 }
 
 void add_pass_options(CLI::App& app, Common& common) {
@@ -147,49 +175,31 @@ void add_run_options(CLI::App& app, Common& common, RunOptions& run, bool& dry_r
   add_pass_options(app, common);
 }
 
-std::string footer(const std::string& examples) {
-  return "Exit status: 0 done, 1 a check answered no, 2 usage, 3 bad checkpoint,\n"
-         "4 I/O (a retry may help), 70 a bug in this tool, 130 interrupted.\n\nExamples:\n" +
-         examples;
-}
-
 int run(CLI::App& app, const Common& common, int argc, char** argv,
         const std::function<int()>& body) {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an I/O error, not a death
   raise_descriptor_limit();
   bool as_json = false;
+  std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
+  if (arguments.empty() && !app.get_subcommands({}).empty()) {
+    std::cerr << app.help();
+    return kUsage;
+  }
   try {
-    try {
-      std::vector<std::string> known = long_names(app);
-      for (const CLI::App* sub : app.get_subcommands({})) {
-        const std::vector<std::string> more = long_names(*sub);
-        known.insert(known.end(), more.begin(), more.end());
-      }
-      std::sort(known.begin(), known.end());
-      known.erase(std::unique(known.begin(), known.end()), known.end());
-      std::vector<std::string> arguments;
-      bool options = true;
-      for (int i = 1; i < argc; ++i) {
-        const std::string argument = argv[i];
-        options = options && argument != "--";
-        arguments.push_back(options && argument.size() > 2 && argument.starts_with("--")
-                                ? canonical_option(argument, known)
-                                : argument);
-        // `common` is filled in only if all arguments are right.
-        as_json = as_json || (options && arguments.back() == "--json");
-      }
-      std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
-      app.parse(std::move(arguments));
-    } catch (const CLI::Success& success) {
-      app.exit(success, std::cout, std::cerr);
-      return kDone;
-    } catch (const CLI::ParseError& error) {
-      throw std::move(UsageError(error.what())).with_hint("--help lists the options");
-    }
-    const int code = body();
+    arguments = canonical_arguments(app, std::move(arguments));
+    // `common` is filled in only if all arguments are right.
+    const auto options_end = std::find(arguments.begin(), arguments.end(), "--");
+    as_json = std::find(arguments.begin(), options_end, "--json") != options_end;
+    const int code = parse(app, arguments) ? body() : kDone;
     flush_stdout();
     return code;
+  } catch (const UsageError& error) {
+    // What should have been a subcommand may have been taken for a path.
+    const bool other = !app.get_subcommands({}).empty() && app.get_subcommands().empty();
+    const std::string meant = other && error.hint().empty() ? did_you_mean(app, arguments) : "";
+    return report_error(app, as_json || common.json,
+                        meant.empty() ? error : UsageError(error).with_hint(meant));
   } catch (const Error& error) {
     return report_error(app, as_json || common.json, error);
   } catch (const std::bad_alloc&) {
@@ -205,7 +215,9 @@ void print_json(const std::string& type, nlohmann::json data) {
 }
 
 void note(const CLI::App& app, const Common& common, const std::string& text) {
-  if (!common.quiet) std::cerr << app.get_name() << ": note: " << printable(text) << "\n";
+  if (common.quiet) return;
+  std::cerr << app.get_name() << ": " << styled(Terminal::of_stderr(), Style::warning, "note:")
+            << " " << printable(text) << "\n";
 }
 
 InterruptGuard::InterruptGuard(Progress& progress) {
@@ -228,77 +240,6 @@ InterruptGuard::~InterruptGuard() {
     if (current.sa_handler == on_signal) std::signal(signal, SIG_DFL);
   }
   cancel_flag = nullptr;
-}
-
-struct ProgressDisplay::Impl {
-  using Clock = std::chrono::steady_clock;
-
-  const Progress& progress;
-  bool as_json;
-  bool always;
-  Clock::time_point start = Clock::now();
-  std::mutex mutex;
-  std::condition_variable wake;
-  bool stop = false;
-  bool drawn = false;
-  std::thread thread;
-
-  void loop() {
-    std::unique_lock lock(mutex);
-    while (!wake.wait_for(lock, std::chrono::milliseconds(170), [&] { return stop; })) show();
-    if (as_json || always || drawn) show();
-    if (drawn && !as_json) std::fputs("\n", stderr);
-  }
-
-  void show() {
-    const uint64_t total = progress.bytes_total;
-    if (total == 0) return;
-    const uint64_t done = progress.bytes_done;
-    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
-    const double left = rate > 0 ? static_cast<double>(total - done) / rate : 0;
-    if (as_json) {
-      std::cerr << dump({{"schema", kJsonSchema},
-                         {"type", "progress"},
-                         {"data",
-                          {{"bytes_done", done},
-                           {"bytes_total", total},
-                           {"bytes_per_second", static_cast<uint64_t>(rate)},
-                           {"seconds_left", left}}}})
-                << "\n";
-      return;
-    }
-    constexpr size_t kWidth = 30;
-    const double fraction = static_cast<double>(done) / static_cast<double>(total);
-    const size_t filled = static_cast<size_t>(fraction * kWidth);
-    const std::string bar = std::string(filled, '#') + std::string(kWidth - filled, '.');
-    std::fprintf(stderr, "\r[%s] %3.0f %%  %s of %s  %s/s  %.0f s left \x1b[K", bar.c_str(),
-                 fraction * 100, human_bytes(done).c_str(), human_bytes(total).c_str(),
-                 human_bytes(static_cast<uint64_t>(rate)).c_str(), left);
-    std::fflush(stderr);
-    drawn = true;
-  }
-};
-
-ProgressDisplay::ProgressDisplay(const Progress& progress, const Common& common) {
-  const bool terminal = ::isatty(STDERR_FILENO) == 1 && !common.quiet;
-  if (common.progress == ProgressMode::never ||
-      (common.progress == ProgressMode::automatic && !terminal)) {
-    return;
-  }
-  impl_ = std::make_unique<Impl>(progress, common.progress == ProgressMode::json,
-                                 common.progress == ProgressMode::always);
-  impl_->thread = std::thread([impl = impl_.get()] { impl->loop(); });
-}
-
-ProgressDisplay::~ProgressDisplay() {
-  if (!impl_) return;
-  {
-    const std::lock_guard lock(impl_->mutex);
-    impl_->stop = true;
-  }
-  impl_->wake.notify_one();
-  impl_->thread.join();
 }
 
 }  // namespace dsckpt::cli

@@ -13,6 +13,7 @@
 #include "checkpoint/checkpoint.h"
 #include "convert.h"
 #include "exec/executor.h"
+#include "help.h"
 
 namespace dsckpt::cli {
 
@@ -37,7 +38,9 @@ struct Common {
   ProgressMode progress = ProgressMode::automatic;
 };
 
-// Adds --json, --quiet and --version.
+// Adds --json, --quiet, --color and --help to a tool or a subcommand, and to a tool also --version
+// and the hidden --generate bash|zsh|fish|man, which prints a shell's completion or the man page.
+// What is added before them comes before them in --help.
 void add_common(CLI::App& app, Common& common);
 // Adds the positional `name`, a checkpoint folder, and --tag.
 void add_checkpoint_options(CLI::App& app, const std::string& name, std::string& path,
@@ -49,13 +52,10 @@ void add_pass_options(CLI::App& app, Common& common);
 void add_run_options(CLI::App& app, Common& common, RunOptions& run, bool& dry_run,
                      const std::string& force);
 
-// The text that ends every --help: exit codes, then `examples`.
-std::string footer(const std::string& examples);
-
 // Parses `argv` into `app` and runs `body`, whose result is the exit code. Python's argparse
-// spellings are understood: underscores for hyphens in option names, and unambiguous beginnings of
-// them. Errors become a message on stderr (and a JSON object on stdout with --json) and an exit
-// code.
+// spellings are understood (spelling.h). Errors become a message on stderr (and a JSON object on
+// stdout with --json) and an exit code. Without arguments, a tool of subcommands shows its help on
+// stderr.
 int run(CLI::App& app, const Common& common, int argc, char** argv,
         const std::function<int()>& body);
 
@@ -73,8 +73,9 @@ class InterruptGuard {
   InterruptGuard& operator=(const InterruptGuard&) = delete;
 };
 
-// Shows a Progress on stderr, at most six times a second, until it is destroyed: a bar with rate
-// and time left on a terminal (or with --progress=always), JSON lines with --progress=json.
+// Shows a Progress on stderr, at most six times a second, until it is destroyed: a line with bar,
+// rate and time left, no wider than the terminal, on one (or with --progress=always), JSON lines
+// with --progress=json.
 class ProgressDisplay {
  public:
   ProgressDisplay(const Progress& progress, const Common& common);

@@ -11,6 +11,7 @@
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
 #include "report.h"
+#include "run_plan.h"
 
 namespace dsckpt {
 namespace {
@@ -64,11 +65,11 @@ void add_options(CLI::App& app, Arguments& args) {
       cli::footer("  reshard ckpt ckpt_on_6 --dp 6\n"
                   "  reshard ckpt ckpt_z3 --dp 16 --stage 3 --sub-group-size 1000000000\n"
                   "  reshard ckpt ckpt_new --dp 4 --ds-config new_run.json --plan-batch --dry-run\n"
-                  "Then load the new folder as any checkpoint of DeepSpeed's, without "
+                  "Then load the new folder as any checkpoint of DeepSpeed's, without\n"
                   "load_universal."));
 }
 
-void print_plan(const ReshardPlan& plan) {
+std::string text_of(const ReshardPlan& plan) {
   std::string out;
   for (const PlannedFile& file : plan.plan.outputs()) {
     out += printable(file.path) + "\t" + human_bytes(file.size) + "\n";
@@ -84,7 +85,7 @@ void print_plan(const ReshardPlan& plan) {
   out += std::to_string(plan.plan.outputs().size()) + " files, reads " +
          human_bytes(plan.plan.bytes_read()) + ", writes " +
          human_bytes(plan.plan.bytes_written()) + "\n";
-  std::cout << out;
+  return out;
 }
 
 int convert(const CLI::App& app, Arguments& args) {
@@ -105,36 +106,17 @@ int convert(const CLI::App& app, Arguments& args) {
   check_reshard_place(source, plan, args.output, args.run.stage.force);
   for (const std::string& text : plan.notes) cli::note(app, args.common, text);
 
-  nlohmann::json data;
-  if (args.common.json) {
-    data = plan_json(plan);
-    data["checkpoint"] = facts_json(source);
-  } else if (plan.batch) {
-    std::cout << text_of(*plan.batch);
-  }
-  if (args.dry_run) {
-    if (args.common.json) {
-      cli::print_json("plan", std::move(data));
-    } else {
-      print_plan(plan);
-    }
-    return cli::kDone;
-  }
-
-  const ExecStats stats = [&] {
-    const cli::ProgressDisplay display(progress, args.common);
-    return run_reshard(plan, inputs, source, args.output, progress, args.run);
-  }();
-  if (args.common.json) {
-    cli::print_json("done", done_json(std::move(data), args.output, stats));
-  } else if (!args.common.quiet) {
-    std::cerr << app.get_name() << ": stage " << source.facts().zero_stage << " of "
-              << source.facts().mesh.dp << " ranks as stage " << plan.target.stage << " of "
-              << plan.target.dp << ", " << human_bytes(stats.bytes_written) << " in " << args.output
-              << ", " << human_seconds(stats.seconds) << ", " << stats.records_checked
-              << " checksums verified\n";
-  }
-  return cli::kDone;
+  if (plan.batch && !args.common.json) std::cout << text_of(*plan.batch);
+  return cli::show_or_run(
+      app, args.common, args.dry_run, progress,
+      {.source = source,
+       .output = args.output,
+       .what = "stage " + std::to_string(source.facts().zero_stage) + " of " +
+               std::to_string(source.facts().mesh.dp) + " ranks as stage " +
+               std::to_string(plan.target.stage) + " of " + std::to_string(plan.target.dp),
+       .json = [&] { return plan_json(plan); },
+       .text = [&] { return text_of(plan); },
+       .run = [&] { return run_reshard(plan, inputs, source, args.output, progress, args.run); }});
 }
 
 }  // namespace

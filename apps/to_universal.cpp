@@ -3,13 +3,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
 #include "report.h"
+#include "run_plan.h"
 #include "universal.h"
 
 namespace dsckpt {
@@ -59,14 +59,14 @@ void add_options(CLI::App& app, Arguments& args) {
                        "Replace a universal checkpoint that is in the output folder");
   cli::add_common(app, args.common);
   app.footer(
-      cli::footer("  to-universal --input_folder ckpt/global_step500 --output_folder "
-                  "ckpt/global_step500_universal\n"
+      cli::footer("  to-universal --input_folder ckpt/global_step5 --output_folder "
+                  "ckpt/universal5\n"
                   "  to-universal --input-folder ckpt --output-folder ckpt/universal --dry-run\n"
                   "Then set \"checkpoint\": {\"load_universal\": true} in DeepSpeed's "
-                  "configuration and load ckpt."));
+                  "configuration\nand load ckpt."));
 }
 
-void print_plan(const UniversalPlan& plan) {
+std::string text_of(const UniversalPlan& plan) {
   std::string out;
   for (const UniversalPlan::Entry& entry : plan.entries) {
     out += printable(entry.name) + "\t" + to_text(entry.shape) + "\t";
@@ -78,7 +78,7 @@ void print_plan(const UniversalPlan& plan) {
   out += std::to_string(plan.plan.outputs().size()) + " files, reads " +
          human_bytes(plan.plan.bytes_read()) + ", writes " +
          human_bytes(plan.plan.bytes_written()) + "\n";
-  std::cout << out;
+  return out;
 }
 
 int convert(const CLI::App& app, Arguments& args) {
@@ -98,33 +98,18 @@ int convert(const CLI::App& app, Arguments& args) {
   const UniversalPlan plan = plan_universal(inputs, checkpoint, args.universal);
   for (const std::string& text : plan.notes) cli::note(app, args.common, text);
 
-  nlohmann::json data;
-  if (args.common.json) {
-    data = plan_json(plan);
-    data["checkpoint"] = facts_json(checkpoint);
-  }
-  if (args.dry_run) {
-    if (args.common.json) {
-      cli::print_json("plan", std::move(data));
-    } else {
-      print_plan(plan);
-    }
-    return cli::kDone;
-  }
-
-  const ExecStats stats = [&] {
-    const cli::ProgressDisplay display(progress, args.common);
-    return run_universal(plan, inputs, checkpoint, args.output, progress, args.run);
-  }();
-  if (args.common.json) {
-    cli::print_json("done", done_json(std::move(data), args.output, stats));
-  } else if (!args.common.quiet) {
-    std::cerr << app.get_name() << ": " << plan.entries.size() << " parameters in "
-              << plan.plan.outputs().size() << " files, " << human_bytes(stats.bytes_written)
-              << " in " << args.output << ", " << human_seconds(stats.seconds) << ", "
-              << stats.records_checked << " checksums verified\n";
-  }
-  return cli::kDone;
+  return cli::show_or_run(app, args.common, args.dry_run, progress,
+                          {.source = checkpoint,
+                           .output = args.output,
+                           .what = std::to_string(plan.entries.size()) + " parameters in " +
+                                   std::to_string(plan.plan.outputs().size()) + " files",
+                           .json = [&] { return plan_json(plan); },
+                           .text = [&] { return text_of(plan); },
+                           .run =
+                               [&] {
+                                 return run_universal(plan, inputs, checkpoint, args.output,
+                                                      progress, args.run);
+                               }});
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "cli.h"
 #include "convert.h"
 #include "report.h"
+#include "run_plan.h"
 
 namespace dsckpt {
 namespace {
@@ -83,11 +84,11 @@ void add_options(CLI::App& app, Arguments& args) {
   cli::add_common(app, args.common);
   app.footer(cli::footer(
       "  zero-to-fp32 . weights/ --safe-serialization\n"
-      "  zero-to-fp32 checkpoint-500 out -t global_step500 --dtype bf16 --keep-fp32 norm\n"
-      "  zero-to-fp32 checkpoint-500 out --safe-serialization --hf-config checkpoint-500"));
+      "  zero-to-fp32 checkpoint-50 out -t global_step50 --dtype bf16 --keep-fp32 norm\n"
+      "  zero-to-fp32 . weights/ --safe-serialization --hf-config ."));
 }
 
-void print_plan(const WeightsPlan& plan) {
+std::string text_of(const WeightsPlan& plan) {
   std::string out;
   for (const WeightsSplit::File& file : plan.split.files) {
     for (const OutputTensor& tensor : file.tensors) {
@@ -102,7 +103,7 @@ void print_plan(const WeightsPlan& plan) {
   }
   out += "reads " + human_bytes(plan.plan.bytes_read()) + ", writes " +
          human_bytes(plan.plan.bytes_written()) + "\n";
-  std::cout << out;
+  return out;
 }
 
 int convert(const CLI::App& app, Arguments& args) {
@@ -121,42 +122,31 @@ int convert(const CLI::App& app, Arguments& args) {
   const WeightsPlan plan = plan_weights(inputs, checkpoint, args.weights);
   for (const std::string& text : plan.notes) cli::note(app, args.common, text);
 
-  nlohmann::json data;
-  if (args.common.json) {
-    data = plan_json(plan);
-    data["checkpoint"] = facts_json(checkpoint);
-  }
-  if (args.dry_run) {
-    if (args.common.json) {
-      cli::print_json("plan", std::move(data));
-    } else {
-      print_plan(plan);
-    }
-    return cli::kDone;
-  }
-
-  const ExecStats stats = [&] {
-    const cli::ProgressDisplay display(progress, args.common);
-    return run_plan(plan.plan, inputs, checkpoint.records(args.run.verify), args.output_dir,
-                    progress, args.run);
-  }();
-  for (const std::string& name : other_weights(plan.plan, args.output_dir)) {
-    cli::note(app, args.common,
-              name + " of another run stays in " + args.output_dir +
-                  "; whoever loads the folder may take it for the new weights");
-  }
-  if (args.common.json) {
-    cli::print_json("done", done_json(std::move(data), args.output_dir, stats));
-  } else if (!args.common.quiet) {
-    size_t tensors = 0;
-    for (const WeightsSplit::File& file : plan.split.files) tensors += file.tensors.size();
-    std::cerr << app.get_name() << ": " << tensors << " tensors in " << plan.split.files.size()
-              << (plan.split.files.size() == 1 ? " file, " : " files, ")
-              << human_bytes(stats.bytes_written) << " in " << args.output_dir << ", "
-              << human_seconds(stats.seconds) << ", " << stats.records_checked
-              << " checksums verified\n";
-  }
-  return cli::kDone;
+  size_t tensors = 0;
+  for (const WeightsSplit::File& file : plan.split.files) tensors += file.tensors.size();
+  const size_t files = plan.split.files.size();
+  return cli::show_or_run(
+      app, args.common, args.dry_run, progress,
+      {.source = checkpoint,
+       .output = args.output_dir,
+       .what = std::to_string(tensors) + " tensors in " + std::to_string(files) +
+               (files == 1 ? " file" : " files"),
+       .json = [&] { return plan_json(plan); },
+       .text = [&] { return text_of(plan); },
+       .run =
+           [&] {
+             return run_plan(plan.plan, inputs, checkpoint.records(args.run.verify),
+                             args.output_dir, progress, args.run);
+           },
+       .notes_after =
+           [&] {
+             std::vector<std::string> notes = other_weights(plan.plan, args.output_dir);
+             for (std::string& name : notes) {
+               name += " of another run stays in " + args.output_dir +
+                       "; whoever loads the folder may take it for the new weights";
+             }
+             return notes;
+           }});
 }
 
 }  // namespace

@@ -14,7 +14,8 @@ void add_contents_options(CLI::App& app, const std::string& name, std::string& p
                  "Checkpoint folder, tag's folder, universal checkpoint, folder of weights, or one "
                  "file of torch.save or safetensors")
       ->required();
-  app.add_option("-t,--tag", options.tag, "Tag to read (default: what `latest` says)");
+  app.add_option("-t,--tag", options.tag, "Tag to read (default: what `latest` says)")
+      ->type_name("TAG");
 }
 
 void add_match(CLI::App& app, Selection& selection) {

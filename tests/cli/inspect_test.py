@@ -138,7 +138,6 @@ class InspectTest(CliTest):
     def test_bad_calls_and_bad_input_have_their_exit_codes(self):
         case, = (c for c in common.all_cases() if c.name == "z2_bf16_w2")
         for code, arguments, pattern in [
-            (2, [], "path"),
             (2, ["list"], "path"),
             (2, ["lists", case.load_dir], "lists"),
             (2, ["list", case.load_dir, "--match", "("], r"--match '\('"),

@@ -37,6 +37,13 @@ for tool in "${tools[@]}"; do
     [[ -s $work/out ]] || fail "$tool $option printed nothing"
     [[ ! -s $work/err ]] || fail "$tool $option: $(<"$work/err")"
   done
+  name=${tool##*/}
+  share=$prefix/share
+  for file in "$share/man/man1/$name.1" "$share/bash-completion/completions/$name" \
+    "$share/zsh/site-functions/_$name" "$share/fish/vendor_completions.d/$name.fish"; do
+    [[ -s $file ]] || fail "$name lacks $file"
+  done
+  expect "manual of the installed $name" "$("$tool" --generate man)" "$(<"$share/man/man1/$name.1")"
 done
 
 # Each public header compiles by itself, with only what is installed.

@@ -1,0 +1,43 @@
+// What a tool's options are, as completions and the man page need it: read from the CLI::App that
+// parses them, so that nothing is said twice.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <string>
+#include <vector>
+
+namespace dsckpt::cli {
+
+enum class ValueKind {
+  none,    // a flag
+  choice,  // one of `choices`
+  folder,
+  file,  // or a folder
+  text,  // what a shell cannot guess
+};
+
+struct OptionFacts {
+  std::vector<std::string> names;  // "-t", "--tag"; the one name of a positional
+  std::string value;               // "TAG"
+  ValueKind kind = ValueKind::none;
+  std::vector<std::string> choices;
+  std::string unless_given;  // the default, if --help says it
+  std::string description;   // one line
+  bool required = false;
+  bool repeated = false;
+};
+
+struct CommandFacts {
+  std::string name;
+  std::string description;  // one line
+  std::vector<OptionFacts> positionals;
+  std::vector<OptionFacts> options;
+  std::vector<CommandFacts> subcommands;
+  bool needs_subcommand = false;
+  std::vector<std::string> examples;  // lines
+};
+
+// Of what --help shows: hidden options and subcommands, those without a group, are left out.
+CommandFacts facts_of(const CLI::App& app);
+
+}  // namespace dsckpt::cli

@@ -1,0 +1,43 @@
+#include "run_plan.h"
+
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "report.h"
+
+namespace dsckpt::cli {
+
+int show_or_run(const CLI::App& app, const Common& common, bool dry_run, const Progress& progress,
+                const PlannedRun& planned) {
+  nlohmann::json data;
+  if (common.json) {
+    data = planned.json();
+    data["checkpoint"] = facts_json(planned.source);
+  }
+  if (dry_run) {
+    if (common.json) {
+      print_json("plan", std::move(data));
+    } else {
+      std::cout << planned.text();
+    }
+    return kDone;
+  }
+
+  const ExecStats stats = [&] {
+    const ProgressDisplay display(progress, common);
+    return planned.run();
+  }();
+  if (planned.notes_after) {
+    for (const std::string& text : planned.notes_after()) note(app, common, text);
+  }
+  if (common.json) {
+    print_json("done", done_json(std::move(data), planned.output, stats));
+  } else if (!common.quiet) {
+    std::cerr << app.get_name() << ": " << planned.what << ", " << human_bytes(stats.bytes_written)
+              << " in " << planned.output << ", " << human_seconds(stats.seconds) << ", "
+              << stats.records_checked << " checksums verified\n";
+  }
+  return kDone;
+}
+
+}  // namespace dsckpt::cli

@@ -1,0 +1,20 @@
+// Arguments as people type them: Python's argparse spellings, and guesses at what was meant.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <string>
+#include <vector>
+
+namespace dsckpt::cli {
+
+// `arguments` with option names as `app`, or the subcommand that they name, has them: underscores
+// become hyphens ("--safe_serialization") and unambiguous beginnings whole names ("--safe"). What
+// follows "--" stays as it is. `help` before or instead of a subcommand becomes --help.
+std::vector<std::string> canonical_arguments(const CLI::App& app,
+                                             std::vector<std::string> arguments);
+
+// "did you mean '--sort'?" for the first of the canonical `arguments` that is no option of the
+// command, or no subcommand of a tool that has some; empty if nothing is like it.
+std::string did_you_mean(const CLI::App& app, const std::vector<std::string>& arguments);
+
+}  // namespace dsckpt::cli

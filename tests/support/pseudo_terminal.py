@@ -1,0 +1,63 @@
+"""Programs on a terminal that a test holds the other end of."""
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import termios
+import time
+
+
+class Terminal:
+    """A process whose standard input, output and error are a terminal; use it in a with statement. `descriptors` says which
+    of 0, 1 and 2 are the terminal; the others are /dev/null."""
+
+    def __init__(self, command, columns, environment, descriptors=(0, 1, 2), cwd=None):
+        self.ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+        streams = [theirs if number in descriptors else subprocess.DEVNULL for number in range(3)]
+        self.process = subprocess.Popen(command, stdin=streams[0], stdout=streams[1], stderr=streams[2],
+                                        env=environment, cwd=cwd, start_new_session=True)
+        os.close(theirs)
+        self.seen = ""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.ours)
+
+    def type(self, text):
+        os.write(self.ours, text.encode())
+
+    def _read(self, seconds):
+        """What comes within that time; None when the other end is closed."""
+        if not select.select([self.ours], [], [], seconds)[0]:
+            return ""
+        try:
+            return os.read(self.ours, 65536).decode(errors="replace") or None
+        except OSError:  # how Linux says that nobody has the other end open
+            return None
+
+    def wait_for(self, text, seconds=120):
+        """What was written up to and with `text`, since the last call."""
+        end = time.monotonic() + seconds
+        while text not in self.seen:
+            more = self._read(end - time.monotonic())
+            if not more:
+                raise AssertionError(f"no {text!r} in {self.seen!r}")
+            self.seen += more
+        before, _, self.seen = self.seen.partition(text)
+        return before + text
+
+    def rest(self, seconds=120):
+        """Everything until the process ends, and its exit code."""
+        end = time.monotonic() + seconds
+        while (more := self._read(max(0, end - time.monotonic()))) is not None:
+            if time.monotonic() > end:
+                raise AssertionError(f"still running: {self.seen!r}")
+            self.seen += more
+        return self.seen, self.process.wait()
