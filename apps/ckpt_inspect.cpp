@@ -24,7 +24,6 @@ int main(int argc, char** argv) {
   using namespace dsckpt;
   cli::Common common;
   CLI::App app("What is in a DeepSpeed checkpoint.", "ckpt-inspect");
-  cli::add_common(app, common);
   std::vector<inspect::Command> commands;
   for (inspect::AddCommand* add : kCommands) {
     commands.push_back(add(app, common));
@@ -33,12 +32,14 @@ int main(int argc, char** argv) {
   const inspect::Command summary = inspect::add_summary(app, common);
   // A subcommand has a path of its own.
   app.get_option("path")->required(false);
+  cli::add_common(app, common);
   app.require_subcommand(0, 1);
   app.footer(
-      cli::footer("  ckpt-inspect checkpoint-500\n"
-                  "  ckpt-inspect list checkpoint-500\n"
+      cli::footer("  ckpt-inspect checkpoint-500 --gpus 64\n"
+                  "  ckpt-inspect verify checkpoint-500 --finite\n"
                   "  ckpt-inspect list checkpoint-500 --match norm --sort size\n"
-                  "  ckpt-inspect list checkpoint-500 --json"));
+                  "  ckpt-inspect where checkpoint-500 lm_head.weight --state exp_avg\n"
+                  "  ckpt-inspect diff checkpoint-500 converted/"));
   return cli::run(app, common, argc, argv, [&] {
     const auto chosen =
         std::find_if(commands.begin(), commands.end(),

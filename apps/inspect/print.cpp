@@ -78,8 +78,9 @@ Command add_print(CLI::App& app, cli::Common& common) {
   CLI::App& sub = *app.add_subcommand("print", "The values of a tensor, or of a slice of it");
   const auto args = std::make_shared<Arguments>();
   add_contents_options(sub, "path", args->path, args->contents);
-  sub.add_option("name", args->name, "Name of the tensor")->required();
-  sub.add_option("slice", args->slice, "What to print, as Python writes it: '0:4, -1'");
+  sub.add_option("name", args->name, "Name of the tensor")->required()->type_name("NAME");
+  sub.add_option("slice", args->slice, "What to print, as Python writes it: '[0:4, -1]'")
+      ->type_name("SLICE");
   sub.add_option("--state", args->state, "Not the tensor itself but this state of the optimizer")
       ->option_text("KEY");
   sub.add_flag("--full", args->full, "All values, however many");

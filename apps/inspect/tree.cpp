@@ -41,11 +41,13 @@ nlohmann::json node_json(const TreeNode& node) {
 }
 
 std::string what(const TreeNode& node) {
-  if (!node.tensor) return std::to_string(node.tensors) + " tensors";
+  if (!node.tensor) {
+    return std::to_string(node.tensors) + (node.tensors == 1 ? " tensor" : " tensors");
+  }
   if (!node.tensor->alias_of.empty()) return "= " + printable(node.tensor->alias_of);
   return std::string(torch_name(node.tensor->value.dtype())) + " " +
          to_text(node.tensor->value.shape()) +
-         (node.tensors > 1 ? " x " + std::to_string(node.tensors) : "");
+         (node.folded > 1 ? " x " + std::to_string(node.folded) : "");
 }
 
 class Printer {

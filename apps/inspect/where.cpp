@@ -84,7 +84,7 @@ Command add_where(CLI::App& app, cli::Common& common) {
       *app.add_subcommand("where", "Where a tensor lies: file, record, offset, bytes, elements");
   const auto args = std::make_shared<Arguments>();
   add_contents_options(sub, "path", args->path, args->contents);
-  sub.add_option("name", args->name, "Name of the tensor")->required();
+  sub.add_option("name", args->name, "Name of the tensor")->required()->type_name("NAME");
   sub.add_option("--state", args->state, "Not the tensor itself but this state of the optimizer")
       ->option_text("KEY");
   return {&sub, [&common, args] {

@@ -132,7 +132,11 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
   for (const fs::path& file_path : paths) {
     WeightsFile file{file_path, inputs.add(file_path, root), nullptr, nullptr};
     const std::string display = inputs[file.id].display();
+    std::unordered_map<std::string, uint64_t> in_file;  // how often each path came
     const auto add = [&](std::string name, TensorSource value, std::string alias_of) {
+      // {"a": {"b": x}, "a.b": y} is a whole file, though both are a.b.
+      const uint64_t times = ++in_file[name];
+      if (times > 1) name += " #" + std::to_string(times);
       const auto [at, is_new] = file_of.emplace(name, display);
       if (!is_new) {
         throw InconsistentError({.file = display, .tensor = name}, "is in " + at->second + " too");

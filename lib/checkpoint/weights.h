@@ -58,7 +58,7 @@ class Weights {
   // *.index.json, or else all its *.safetensors. Throws IoError; what opening the files throws;
   // CorruptError for an index that is none; InconsistentError for files that an index names and
   // that are not there (all of them in one message), for tensors that it says are elsewhere, and
-  // for names that come twice.
+  // for names that are in two files.
   static Weights open(InputFiles& inputs, const std::filesystem::path& path);
 
   const std::vector<WeightsFile>& files() const { return files_; }

@@ -10,8 +10,21 @@ using pickle::Kind;
 using pickle::Value;
 namespace {
 
+// Keys as Python writes them, but for the quotes around text.
 std::string key_text(const Value& key) {
   switch (key.kind()) {
+    case Kind::none:
+      return "None";
+    case Kind::boolean:
+      return key.as_bool() ? "True" : "False";
+    case Kind::tuple: {
+      std::string text;
+      for (const Value& part : key.as_sequence()) {
+        if (part.is(Kind::tuple)) return "<tuple>";  // deeper than names go
+        text += (text.empty() ? "(" : ", ") + key_text(part);
+      }
+      return text.empty() ? "()" : text + ")";
+    }
     case Kind::string:
       return std::string(key.as_string());
     case Kind::integer:

@@ -17,8 +17,8 @@ struct FoundTensor {
 
 // Every tensor that `root` holds in dicts, lists, tuples, sets and the state and items of objects,
 // in the order of the pickle. A container that comes again is not entered again, so this ends for
-// any document, in time linear in its size. Keys that are neither text nor numbers appear as
-// "<kind>".
+// any document, in time linear in its size. Keys that are neither text, integers
+// nor tuples of these appear as "<kind>", so paths need not differ.
 std::vector<FoundTensor> tensors_in(const pickle::Value& root);
 
 }  // namespace dsckpt

@@ -433,6 +433,18 @@ TensorSource TorchArchive::storage(const Value& value) const {
   });
 }
 
+std::optional<Extent> TorchArchive::bytes_of_storage(const Value& value) const {
+  const auto id = value.persistent_id().sequence_or_empty();
+  if (id.size() < 3 || !id[2].is(Kind::string)) return std::nullopt;
+  const std::string key(id[2].as_string());
+  if (!impl_->zip) {
+    const auto found = impl_->legacy_storages.find(key);
+    return found == impl_->legacy_storages.end() ? std::nullopt : std::optional(found->second);
+  }
+  if (impl_->zip->find(impl_->prefix + "/data/" + key) == nullptr) return std::nullopt;
+  return impl_->storage_extent(key);
+}
+
 std::vector<Extent> TorchArchive::storages() const {
   std::vector<Extent> found;
   if (!impl_->zip) {

@@ -67,6 +67,9 @@ class TorchArchive {
   // The whole storage that a persistent value names, in one dimension; untyped ones as uint8.
   // Throws CorruptError if `value` is not persistent or the storage is not in the file.
   TensorSource storage(const pickle::Value& value) const;
+  // Where the storage that a persistent value names lies, whatever its type, also one that
+  // tensor() refuses; nullopt if it is not in the file.
+  std::optional<Extent> bytes_of_storage(const pickle::Value& value) const;
   // All storages of the file, also those that no tensor is a view of.
   std::vector<Extent> storages() const;
   // A tensor of this archive with a single element, read now: a step count, say. As double.

@@ -6,6 +6,7 @@
 #include <array>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "checkpoint/keys.h"
 #include "checkpoint/shard_name.h"
 #include "format/tensors_in.h"
+#include "format/torch_legacy.h"
 
 namespace dsckpt {
 using pickle::Value;
@@ -94,7 +96,7 @@ struct Piece {
 };
 
 // The ranges of bytes of a tensor, by file. A tensor whose rows lie apart has one for each row, as
-// long as there are not too many: a transposed matrix covers what it spans.
+// long as there are not too many: beyond that it counts as all that it spans.
 constexpr uint64_t kMaxRows = 1 << 20;
 
 template <typename Add>
@@ -110,6 +112,14 @@ void each_range(const TensorSource& tensor, const Add& add) {
       add(file, offset + row * step, offset + row * step + row_bytes);
     }
   };
+  if (tensor.numel() == 0) return;
+  // Whatever the order of its elements, what has no gaps is one range.
+  if (const auto view = tensor.as_strided()) {
+    if (view->extent.size == tensor.nbytes() || static_cast<uint64_t>(tensor.numel()) > kMaxRows) {
+      add(view->extent.file, view->extent.offset, view->extent.end());
+      return;
+    }
+  }
   tensor.lower([&](const SourceRun& run) {
     switch (run.combine) {
       case Combine::zeros:
@@ -169,6 +179,13 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
       reachable.add(begin, end);
       if (has_flat_groups && tensor.shape().size() == 1 && tensor.numel() > 1) flat.add(begin, end);
     });
+  }
+  // Tensors of kinds that are not read, quantized ones say, have their storages whole.
+  for (const Value& value : persistent_values(archive.root())) {
+    const std::optional<Extent> storage = archive.bytes_of_storage(value);
+    if (storage && reachable.within(storage->offset, storage->end()) == 0) {
+      reachable.add(storage->offset, storage->end());
+    }
   }
   uint64_t stored = 0;
   for (const Extent& storage : archive.storages()) {

@@ -41,6 +41,8 @@ std::string nearest_name(const Contents& contents, const std::string& name) {
   return best;
 }
 
+constexpr size_t kMaxExtents = 10'000'000;
+
 class Collector {
  public:
   Collector(const InputFiles& inputs, const Contents& contents)
@@ -82,6 +84,9 @@ class Collector {
  private:
   void push(FileId file, uint64_t offset, uint64_t row_bytes, uint64_t rows, int64_t stride,
             int64_t first, int64_t step, const SourceRun& run) {
+    if (out_.size() == kMaxExtents) {
+      throw UnsupportedError({}, "lies in more than " + std::to_string(kMaxExtents) + " pieces");
+    }
     TensorExtent extent;
     extent.file = file;
     extent.record = contents_->record_at(file, offset);
@@ -116,6 +121,7 @@ std::vector<TensorExtent> extents_of(const InputFiles& inputs, const Contents& c
 }
 
 std::vector<FileId> files_with(const TensorSource& tensor) {
+  if (const auto view = tensor.as_strided()) return {view->extent.file};
   std::set<FileId> files;
   tensor.lower([&](const SourceRun& run) {
     if (run.combine == Combine::zeros) return;

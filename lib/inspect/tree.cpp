@@ -47,6 +47,7 @@ bool same_below(const TreeNode& a, const TreeNode& b) {
 }
 
 void add_counts(TreeNode& into, const TreeNode& other) {
+  into.folded += other.folded;
   into.tensors += other.tensors;
   into.elements += other.elements;
   into.bytes += other.bytes;
@@ -71,10 +72,7 @@ std::vector<TreeNode> folded(std::vector<TreeNode> children) {
            same_below(children[begin], children[end])) {
       ++end;
     }
-    for (size_t i = begin + 1; i < end; ++i) {
-      add_counts(children[begin], children[i]);
-      ++children[begin].folded;
-    }
+    for (size_t i = begin + 1; i < end; ++i) add_counts(children[begin], children[i]);
     if (end - begin > 1) children[begin].name = range_text(*first, *first + (end - begin) - 1);
     out.push_back(std::move(children[begin]));
     begin = end;

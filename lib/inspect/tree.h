@@ -13,7 +13,7 @@ namespace dsckpt {
 struct TreeNode {
   // One part of a dotted name: "weight"; of modules that were folded "layers.[0-27]" or "[0-27]".
   std::string name;
-  uint64_t folded = 1;  // how many equal modules this stands for
+  uint64_t folded = 1;  // how many equal modules or tensors this stands for
   // Of all of them together; aliases have none of their own.
   uint64_t tensors = 0;
   int64_t elements = 0;

@@ -99,6 +99,7 @@ std::string with_point(std::string text) {
 
 template <typename Real>
 std::string real_text(Real value) {
+  if (std::isnan(value)) return "nan";
   return with_point(number_text(value));
 }
 

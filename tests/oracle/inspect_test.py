@@ -271,6 +271,16 @@ class TreeTest(OracleTest):
                              [("[0-2]", 3, 6, 24), ("3", 1, 2, 10), ("4", 1, 2, 8)])
 
 
+    def test_a_module_that_is_a_tensor_too_counts_itself_once(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "model.pt"
+            torch.save({"m": torch.ones(2), "m.w": torch.ones(3), "m.w.x": torch.ones(4)}, path)
+            node, = inspect("tree", path, "--no-fold")["children"]
+            self.assertEqual((node["name"], node["shape"], node["folded"], node["tensors"], node["elements"]),
+                             ("m", [2], 1, 3, 9))
+            self.assertIn("float32 [2]\t9", run_tool("ckpt-inspect", "tree", path, "--no-fold").stdout)
+
+
 class SummaryTest(OracleTest):
 
     def test_counts_are_the_models(self):
@@ -391,6 +401,52 @@ class SummaryTest(OracleTest):
 
 class OtherFormsTest(OracleTest):
     """What is no ZeRO checkpoint."""
+
+    def saved(self, folder, value):
+        path = pathlib.Path(folder) / "file.pt"
+        torch.save(value, path)
+        return path
+
+    def test_keys_of_other_types_are_told_apart(self):
+        x, y = torch.ones(3), torch.zeros(2)
+        for value, names in [
+            ({(0, 1): x, (0, 2): y}, ["(0, 1)", "(0, 2)"]),
+            ({1: x, "1": y}, ["1", "1 #2"]),
+            ({"a.b": x, "a": {"b": y}}, ["a.b", "a.b #2"]),
+            ({None: x, True: y}, ["None", "True"]),
+        ]:
+            with self.subTest(names=names), tempfile.TemporaryDirectory() as folder:
+                path = self.saved(folder, value)
+                tensors = inspect("list", path)["tensors"]
+                self.assertEqual([(t["name"], t["shape"]) for t in tensors], [(names[0], [3]), (names[1], [2])])
+                self.assertEqual(inspect("print", path, names[1])["values"], [0, 0])
+
+    def test_nan_has_no_sign(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = self.saved(folder, {"n": torch.tensor([-1], dtype=torch.int32).view(torch.float32)})
+            self.assertEqual(inspect("print", path, "n")["values"], ["nan"])
+
+    def test_bloat_is_what_no_tensor_reaches(self):
+        big = torch.zeros(1000, 100)
+        for value, unreachable in [
+            ({"row": big[3]}, 4 * (100000 - 100)),
+            ({"column": big[:, 3]}, 4 * (100000 - 1000)),
+            ({"whole": big, "row": big[3]}, 0),
+            ({"turned": big.t()}, 0),
+            ({"permuted": torch.zeros(30, 40, 50).permute(2, 0, 1)}, 0),
+            ({"two": [big[:10], big[5:20]]}, 4 * (100000 - 2000)),
+            ({"quantized": torch.quantize_per_tensor(big, 0.1, 0, torch.qint8)}, 0),
+        ]:
+            with self.subTest(value=next(iter(value))), tempfile.TemporaryDirectory() as folder:
+                kinds = {k["kind"]: k["bytes"] for k in inspect(self.saved(folder, value))["kinds"]}
+                self.assertEqual(kinds.get("unreachable", 0), unreachable)
+
+    def test_a_huge_expanded_tensor_takes_no_time(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = self.saved(folder, {"w": torch.zeros(1).expand(10**9, 10**9)})
+            for command in ([], ["list"], ["tree"]):
+                self.assertEqual(run_tool("ckpt-inspect", *command, path, timeout=20).returncode, 0)
+            self.assertEqual(inspect("print", path, "w", "[5, :3]")["values"], [0, 0, 0])
 
     def test_lists_are_what_torch_and_safetensors_load(self):
         case = next(c for c in common.all_cases() if c.name == "z2_bf16_full_w3" or c.name == "z2_bf16_w2")
