@@ -38,8 +38,11 @@ Hardware hardware_of(const Contents& contents, const Arguments& args) {
     gpus = uint64_t{mesh.pp} * mesh.tp * mesh.dp;
   }
   gpus = std::max<uint64_t>(gpus, 1);
-  const uint64_t per_node =
-      args.gpus_per_node != 0 ? args.gpus_per_node : std::min(gpus, kGpusOfANode);
+  uint64_t per_node = args.gpus_per_node;
+  if (per_node == 0) {
+    per_node = std::min(gpus, kGpusOfANode);
+    while (gpus % per_node != 0) --per_node;
+  }
   if (gpus % per_node != 0) {
     throw UsageError(std::to_string(gpus) + " GPUs do not make whole nodes of " +
                      std::to_string(per_node) + "; see --gpus and --gpus-per-node");
@@ -265,7 +268,8 @@ Command add_summary(CLI::App& app, cli::Common& common) {
   app.add_option("--gpus", args->gpus, "Estimate memory for N GPUs (default: as many as saved it)")
       ->check(CLI::Range(1, 1 << 20))
       ->option_text("N");
-  app.add_option("--gpus-per-node", args->gpus_per_node, "GPUs of a node (default: up to 8)")
+  app.add_option("--gpus-per-node", args->gpus_per_node,
+                 "GPUs of a node (default: as many as fit evenly, up to 8)")
       ->check(CLI::Range(1, 1 << 20))
       ->option_text("M");
   add_html_options(app, args->html);

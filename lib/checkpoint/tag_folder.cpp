@@ -49,7 +49,7 @@ std::string read_latest(const fs::path& path) {
   const std::vector<std::byte> bytes = file.read(0, file.size());
   std::string_view text = as_text(bytes);
   const auto is_space = [](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); };
-  while (!text.empty() && is_space(text.back())) text.remove_suffix(1);
+  while (!text.empty() && (is_space(text.back()) || text.back() == '/')) text.remove_suffix(1);
   while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
   const fs::path tag(text);
   const bool leaves = std::any_of(tag.begin(), tag.end(), [](const auto& p) { return p == ".."; });
@@ -73,6 +73,16 @@ std::string whats_there(const fs::path& folder) {
   return text + (names.size() > 8 ? ", ...)" : ")");
 }
 
+// Files are named relative to the folder above the tag's, so that one has to have a name: not
+// "global_step10/" and not ".".
+fs::path with_name(const fs::path& path) {
+  fs::path named = path;
+  if (!named.has_filename()) named = named.parent_path();
+  if (named.filename() != "." && named.filename() != "..") return named;
+  named = fs::absolute(named).lexically_normal();
+  return named.has_filename() ? named : named.parent_path();
+}
+
 }  // namespace
 
 std::vector<ShardFile> TagFolder::of_kind(ShardName::Kind kind) const {
@@ -83,12 +93,13 @@ std::vector<ShardFile> TagFolder::of_kind(ShardName::Kind kind) const {
   return out;
 }
 
-TagFolder find_tag_folder(const fs::path& path, const std::string& tag) {
+TagFolder find_tag_folder(const fs::path& given, const std::string& tag) {
   std::error_code failed;
-  const fs::file_status status = fs::status(path, failed);
+  const fs::file_status status = fs::status(given, failed);
   if (status.type() == fs::file_type::not_found) {
-    throw UsageError(path.string() + ": there is no such folder");
+    throw UsageError(given.string() + ": there is no such folder");
   }
+  const fs::path path = with_name(given);
   if (failed) throw IoError({.file = path.string()}, "cannot open", failed.value());
   if (!fs::is_directory(status)) {
     throw InconsistentError({.file = path.string()}, "is a file; a checkpoint is a folder");

@@ -1,15 +1,24 @@
 #include "inspect/memory_estimate.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace dsckpt {
 namespace {
 
 constexpr double kBufferFactor = 1.5;  // additional_buffer_factor
 
-// Python's int() of a float.
+// Python's int() of a float, as far as it goes.
 uint64_t truncated(double value) {
-  return static_cast<uint64_t>(value);
+  constexpr double kEnd = 18446744073709551616.0;  // 2^64
+  return value < kEnd ? static_cast<uint64_t>(value) : std::numeric_limits<uint64_t>::max();
+}
+
+uint64_t sum(double a, double b) {
+  const uint64_t first = truncated(a);
+  const uint64_t second = truncated(b);
+  const uint64_t most = std::numeric_limits<uint64_t>::max();
+  return first > most - second ? most : first + second;
 }
 
 }  // namespace
@@ -22,20 +31,19 @@ std::vector<MemoryEstimate> memory_estimates(int64_t params, int64_t largest_lay
   const auto per_node = static_cast<double>(hardware.gpus_per_node);
   const double share = 1 / static_cast<double>(hardware.nodes);
   const double layer_bytes = 4 * layer;
-  const auto whole = [](double value) { return truncated(value); };
   return {
-      {0, "none", whole(16 * p), 0, "16 P", ""},
-      {1, "none", whole(4 * p + 12 * p / gpus), 0, "4 P + 12 P / N", ""},
-      {2, "none", whole(2 * p) + whole(18 * p / gpus), whole(p * 4 * per_node * kBufferFactor),
+      {0, "none", truncated(16 * p), 0, "16 P", ""},
+      {1, "none", truncated(4 * p + 12 * p / gpus), 0, "4 P + 12 P / N", ""},
+      {2, "none", sum(2 * p, 18 * p / gpus), truncated(p * 4 * per_node * kBufferFactor),
        "2 P + 18 P / N", "4 P M x 1.5"},
-      {2, "optimizer", whole(2 * p), whole(p * std::max(4 * gpus, 16.0) * kBufferFactor), "2 P",
-       "max(4 N, 16) P x 1.5"},
-      {3, "none", whole(layer_bytes) + whole(18 * p / gpus),
-       whole(layer * 4 * per_node * kBufferFactor), "4 L + 18 P / N", "4 L M x 1.5"},
-      {3, "optimizer", whole(layer_bytes) + whole(2 * p / gpus),
-       whole(p * 16 * share * kBufferFactor), "4 L + 2 P / N", "16 P / nodes x 1.5"},
-      {3, "optimizer and parameters", whole(layer_bytes), whole(p * 18 * share * kBufferFactor),
-       "4 L", "18 P / nodes x 1.5"},
+      {2, "optimizer", truncated(2 * p), truncated(p * std::max(4 * gpus, 16.0) * kBufferFactor),
+       "2 P", "max(4 N, 16) P x 1.5"},
+      {3, "none", sum(layer_bytes, 18 * p / gpus), truncated(layer * 4 * per_node * kBufferFactor),
+       "4 L + 18 P / N", "4 L M x 1.5"},
+      {3, "optimizer", sum(layer_bytes, 2 * p / gpus), truncated(p * 16 * share * kBufferFactor),
+       "4 L + 2 P / N", "16 P / nodes x 1.5"},
+      {3, "optimizer and parameters", truncated(layer_bytes),
+       truncated(p * 18 * share * kBufferFactor), "4 L", "18 P / nodes x 1.5"},
   };
 }
 

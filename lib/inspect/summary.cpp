@@ -77,10 +77,10 @@ void count_tensors(const Contents& contents, Summary& summary) {
     }
     TensorCount& count = summary.counts[tensor.kind ? to_string(*tensor.kind) : "tensor"];
     ++count.tensors;
-    count.elements += tensor.value.numel();
+    add_saturating(count.elements, tensor.value.numel());
     if (tensor.kind == ParamKind::buffer) continue;
     int64_t& layer = modules[module_of(tensor.name)];
-    layer += tensor.value.numel();
+    add_saturating(layer, tensor.value.numel());
     summary.largest_layer = std::max(summary.largest_layer, layer);
   }
 }
@@ -125,7 +125,7 @@ void list_other_files(const Contents& contents, Summary& summary) {
 int64_t Summary::parameters() const {
   int64_t sum = 0;
   for (const auto& [kind, count] : counts) {
-    if (kind != to_string(ParamKind::buffer)) sum += count.elements;
+    if (kind != to_string(ParamKind::buffer)) add_saturating(sum, count.elements);
   }
   return sum;
 }

@@ -49,8 +49,8 @@ bool same_below(const TreeNode& a, const TreeNode& b) {
 void add_counts(TreeNode& into, const TreeNode& other) {
   into.folded += other.folded;
   into.tensors += other.tensors;
-  into.elements += other.elements;
-  into.bytes += other.bytes;
+  add_saturating(into.elements, other.elements);
+  add_saturating(into.bytes, other.bytes);
   for (size_t i = 0; i < other.children.size() && i < into.children.size(); ++i) {
     add_counts(into.children[i], other.children[i]);
   }
@@ -93,8 +93,8 @@ TreeNode finished(const std::string& name, Growing&& growing, bool fold) {
     node.children.push_back(finished(child_name, std::move(child), fold));
     const TreeNode& last = node.children.back();
     node.tensors += last.tensors;
-    node.elements += last.elements;
-    node.bytes += last.bytes;
+    add_saturating(node.elements, last.elements);
+    add_saturating(node.bytes, last.bytes);
   }
   if (!fold) return node;
   node.children = folded(std::move(node.children));

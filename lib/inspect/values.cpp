@@ -145,6 +145,10 @@ class Writer {
       (*write_)(element(0) + "\n");
       return;
     }
+    if (tensor_->numel() == 0) {
+      (*write_)("[]\n");
+      return;
+    }
     dimension(0, 0);
     (*write_)("\n");
   }

@@ -26,7 +26,7 @@ std::string element_text(DType dtype, const std::byte* at);
 
 // Writes a tensor as nested brackets, a line for each innermost row, reading a part at a time. Of
 // dimensions longer than 2 * `edge` only the first and last `edge` are written, with "..." between
-// them; 0 writes all. Throws what reading throws.
+// them; 0 writes all. A tensor without elements is "[]". Throws what reading throws.
 void write_values(const InputFiles& inputs, const TensorSource& tensor, int64_t edge,
                   const std::function<void(std::string_view)>& write);
 
