@@ -94,12 +94,18 @@ class Verification {
   // The record that holds byte `offset` of the file, or "".
   std::string record_at(FileId file, uint64_t offset);
 
+  // Gives the finding file, rank, record and offset, if the place is known.
+  void set_place(Finding& finding, const std::optional<Extent>& place);
+
   // Records whose CRC32 is wrong.
   std::vector<Extent> damaged;
 
  private:
   std::mutex mutex_;
 };
+
+// Where element `at` of a tensor lies: the file and the byte, of the first of several copies.
+std::optional<Extent> place_of(const TensorSource& source, int64_t at);
 
 // Runs `body(i)` for 0 <= i < count on all threads.
 void for_each_index(size_t count, const std::function<void(size_t)>& body);
@@ -126,10 +132,14 @@ void check_flat_groups(Verification& v);
 void check_padding(Verification& v);
 void open_checkpoint(Verification& v);
 
-// verify_values.cpp
+// verify_rounding.cpp
 void check_rounding(Verification& v);
+
+// verify_replicas.cpp
 void check_module_replicas(Verification& v);
 void check_same_tensors(Verification& v);
+
+// verify_finite.cpp
 void check_finite(Verification& v);
 
 // verify_universal.cpp
