@@ -13,15 +13,9 @@ namespace {
 
 // In the order in which --help has them.
 constexpr std::array kCommands = {
-    &dsckpt::inspect::add_tree,
-    &dsckpt::inspect::add_list,
-    &dsckpt::inspect::add_where,
-    &dsckpt::inspect::add_print,
-    &dsckpt::inspect::add_raw,
-    &dsckpt::inspect::add_stats,
-    &dsckpt::inspect::add_verify,
-    &dsckpt::inspect::add_diff,
-    &dsckpt::inspect::add_scan,
+    &dsckpt::inspect::add_tree,   &dsckpt::inspect::add_list, &dsckpt::inspect::add_where,
+    &dsckpt::inspect::add_print,  &dsckpt::inspect::add_raw,  &dsckpt::inspect::add_stats,
+    &dsckpt::inspect::add_verify, &dsckpt::inspect::add_diff, &dsckpt::inspect::add_scan,
 };
 
 }  // namespace
