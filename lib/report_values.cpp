@@ -17,6 +17,25 @@ std::string short_number(double value) {
   return text.data();
 }
 
+namespace {
+
+bool is_integer(DType dtype) {
+  return !is_floating_point(real_part(dtype));
+}
+
+// Of an integer.
+json integer_json(Exact value) {
+  if (value < 0) return static_cast<int64_t>(value);
+  return static_cast<uint64_t>(value);
+}
+
+}  // namespace
+
+std::string difference_number(Exact value, DType dtype) {
+  if (is_integer(dtype)) return integer_json(value).dump();
+  return std::isnan(value) ? "nan" : short_number(static_cast<double>(value));
+}
+
 // nlohmann::json writes what is no finite number as null.
 json statistics_json(const Statistics& statistics) {
   return {{"count", statistics.count},
@@ -53,7 +72,7 @@ json difference_json(const Difference& difference) {
   return {{"count", difference.count},
           {"differing", difference.differing},
           {"outside", difference.outside},
-          {"max_absolute", difference.max_absolute},
+          {"max_absolute", static_cast<double>(difference.max_absolute)},
           {"max_relative", difference.max_relative},
           {"max_ulps", difference.max_ulps}};
 }
@@ -68,9 +87,14 @@ json tensor_diff_json(const TensorDiff& tensor) {
   if (!tensor.as) return out;
   out["compared_as"] = torch_name(*tensor.as);
   out["values"] = difference_json(tensor.values);
+  const auto exact = [&](Exact value) {
+    return is_integer(*tensor.as) ? integer_json(value) : json(static_cast<double>(value));
+  };
+  out["values"]["max_absolute"] = exact(tensor.values.max_absolute);
   if (tensor.values.differing > 0) {
-    out["values"].update(
-        {{"index", tensor.values.index}, {"a", tensor.values.a}, {"b", tensor.values.b}});
+    out["values"].update({{"index", tensor.values.index},
+                          {"a", exact(tensor.values.a)},
+                          {"b", exact(tensor.values.b)}});
   }
   return out;
 }

@@ -15,6 +15,10 @@ namespace dsckpt {
 // "0.0123457": six digits, as short as they can be; "-" for NaN, which stands for no value.
 std::string short_number(double value);
 
+// A value or a distance of Difference, of elements of `dtype`: all digits of integers, short_number
+// of others, "nan" for NaN.
+std::string difference_number(Exact value, DType dtype);
+
 // {"count", "zeros", "nans", "positive_infinities", "negative_infinities", "min", "max", "mean",
 // "std", "norm"}; null for what cannot be said: extremes of nothing, the deviation of one element.
 nlohmann::json statistics_json(const Statistics& statistics);
@@ -25,8 +29,9 @@ nlohmann::json stats_json(const InputFiles& inputs, const std::vector<NamedTenso
 // {"same", "counts": {verdict: tensors}, "tensors": [{"name", "state"?, "verdict", "dtype_a"?,
 // "shape_a"?, "dtype_b"?, "shape_b"?, "compared_as"?, "values"?}], "total", "largest_in", "notes"};
 // "values" and "total" are {"count", "differing", "outside", "max_absolute", "max_relative",
-// "max_ulps"} and, of a tensor with a difference, "index", "a" and "b". Null stands for what is
-// infinite or NaN. With `all`, tensors that are equal are listed too.
+// "max_ulps"} and, of a tensor with a difference, "index", "a" and "b". Values of integers are
+// integers, but in "total" all is float64. Null stands for what is infinite or NaN. With `all`,
+// tensors that are equal are listed too.
 nlohmann::json diff_json(const Diff& diff, bool all);
 
 }  // namespace dsckpt

@@ -50,4 +50,9 @@ std::vector<NamedTensor> selected(const Contents& contents, const Selection& sel
   return tensors;
 }
 
+void require_match(const Selection& selection, bool found) {
+  if (found || selection.match.empty()) return;
+  throw UsageError("no tensor's name matches '" + selection.match + "'");
+}
+
 }  // namespace dsckpt::inspect

@@ -46,5 +46,8 @@ void add_match(CLI::App& app, Selection& selection);
 void add_selection(CLI::App& app, Selection& selection);
 // Throws UsageError for a bad pattern.
 std::vector<NamedTensor> selected(const Contents& contents, const Selection& selection);
+// For commands whose answer about nothing would pass for one about something. Throws UsageError if
+// there is a --match and it found nothing.
+void require_match(const Selection& selection, bool found);
 
 }  // namespace dsckpt::inspect

@@ -3,7 +3,6 @@
 #include "inspect/diff.h"
 
 #include <CLI/CLI.hpp>
-#include <cmath>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -11,6 +10,7 @@
 #include <optional>
 #include <unordered_set>
 
+#include "base/text.h"
 #include "inspect/commands.h"
 #include "report.h"
 #include "report_values.h"
@@ -53,17 +53,13 @@ class Side {
 
   DiffSide side() const { return {&inputs_, &tensors_, contents_.checkpoint() != nullptr}; }
   const Contents& contents() const { return contents_; }
+  bool empty() const { return tensors_.empty(); }
 
  private:
   InputFiles inputs_;
   Contents contents_;
   std::vector<NamedTensor> tensors_;
 };
-
-// Exact enough to find the element again.
-std::string number(double value) {
-  return std::isnan(value) ? "nan" : short_number(value);
-}
 
 // "float32[3, 4]", of two that differ "float32[3, 4] -> bfloat16[3, 4]".
 std::string types_of(const TensorDiff& tensor) {
@@ -97,9 +93,10 @@ void print_table(const Diff& diff, bool all) {
     const Difference& values = tensor.values;
     if (values.differing > 0) {
       const std::string ulps = is_floating_point(*tensor.as) ? std::to_string(values.max_ulps) : "";
+      const auto number = [&](Exact value) { return difference_number(value, *tensor.as); };
       cells.insert(cells.end(), {std::to_string(values.differing), number(values.max_absolute),
-                                 number(values.max_relative), ulps, std::to_string(values.index),
-                                 number(values.a), number(values.b)});
+                                 short_number(values.max_relative), ulps,
+                                 std::to_string(values.index), number(values.a), number(values.b)});
     } else {
       cells.resize(cells.size() + 7);
     }
@@ -110,7 +107,7 @@ void print_table(const Diff& diff, bool all) {
 
 // "29 tensors, bit-equal", or how many differ in what and by how much.
 std::string summary(const Diff& diff) {
-  std::string text = std::to_string(diff.tensors.size()) + " tensors, ";
+  std::string text = counted(diff.tensors.size(), "tensor") + ", ";
   if (diff.count(Verdict::equal) == diff.tensors.size()) return text + "bit-equal";
   const std::vector<std::pair<Verdict, std::string>> words{
       {Verdict::equal, "bit-equal"},        {Verdict::within, "within tolerance"},
@@ -126,13 +123,16 @@ std::string summary(const Diff& diff) {
   }
   if (diff.total.differing == 0) return text;
   return text + "; " + std::to_string(diff.total.differing) + " of " +
-         std::to_string(diff.total.count) + " elements differ, by at most " +
-         number(diff.total.max_absolute) + " in '" + printable(diff.largest_in) + "'";
+         counted(diff.total.count, "element") +
+         (diff.total.differing == 1 ? " differs" : " differ") + ", by at most " +
+         short_number(static_cast<double>(diff.total.max_absolute)) + " in '" +
+         printable(diff.largest_in) + "'";
 }
 
 int diff(const CLI::App& app, const cli::Common& common, const Arguments& args) {
   const Side a(args, args.path_a, args.tag_a);
   const Side b(args, args.path_b, args.tag_b);
+  require_match(args.selection, !a.empty() || !b.empty());
   DiffOptions options{.as = args.as, .tolerance = {}, .threads = common.threads};
   if (args.atol || args.rtol) {
     options.tolerance = Tolerance{args.atol.value_or(0), args.rtol.value_or(0)};
@@ -167,6 +167,17 @@ void add_type_option(CLI::App& sub, std::optional<DType>& as) {
       ->option_text("DTYPE");
 }
 
+// An option that takes a number of at least 0, also "inf".
+CLI::Option* add_tolerance(CLI::App& sub, const std::string& name, std::optional<double>& value,
+                           const std::string& description) {
+  const auto problem = [](const std::string& text) -> std::string {
+    double number = 0;
+    const bool good = CLI::detail::lexical_cast(text, number) && number >= 0;
+    return good ? "" : "'" + text + "' is not a number of at least 0";
+  };
+  return sub.add_option(name, value, description)->check(problem);
+}
+
 }  // namespace
 
 Command add_diff(CLI::App& app, cli::Common& common) {
@@ -185,12 +196,9 @@ Command add_diff(CLI::App& app, cli::Common& common) {
       ->type_name("PREFIX")
       ->allow_extra_args(false);
   add_type_option(sub, args->as);
-  sub.add_option("--atol", args->atol, "As good as equal: |a - b| <= ATOL + RTOL * |b|")
-      ->check(CLI::NonNegativeNumber)
+  add_tolerance(sub, "--atol", args->atol, "As good as equal: |a - b| <= ATOL + RTOL * |b|")
       ->option_text("ATOL=0");
-  sub.add_option("--rtol", args->rtol, "See --atol")
-      ->check(CLI::NonNegativeNumber)
-      ->option_text("RTOL=0");
+  add_tolerance(sub, "--rtol", args->rtol, "See --atol")->option_text("RTOL=0");
   sub.add_flag("--all", args->all, "List every tensor, also those that are equal");
   cli::add_pass_options(sub, common);
   return {&sub, [&app, &common, args] { return diff(app, common, *args); }};

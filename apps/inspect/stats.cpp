@@ -5,6 +5,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/text.h"
 #include "inspect/commands.h"
 #include "inspect/tensor_stats.h"
 #include "report.h"
@@ -52,11 +53,10 @@ void print_table(const std::vector<NamedTensor>& tensors, const TensorStats& sta
             stats.tensors[i]);
   }
   for (const TensorStats::Total& total : stats.totals) {
-    const std::string count = std::to_string(total.tensors) + " tensors";
-    add_row(
-        table,
-        {"total", printable(total.state), count, "[" + std::to_string(total.values.count) + "]"},
-        total.values);
+    add_row(table,
+            {"total", printable(total.state), counted(total.tensors, "tensor"),
+             "[" + std::to_string(total.values.count) + "]"},
+            total.values);
   }
   std::cout << table.text(cli::Terminal::of_stdout());
 }
@@ -65,6 +65,7 @@ int stats(const CLI::App& app, const cli::Common& common, const Arguments& args)
   InputFiles inputs;
   const Contents contents = Contents::open(inputs, args.path, args.contents);
   const std::vector<NamedTensor> tensors = selected(contents, args.selection);
+  require_match(args.selection, !tensors.empty());
   Progress progress;
   TensorStats result;
   {
@@ -84,8 +85,8 @@ int stats(const CLI::App& app, const cli::Common& common, const Arguments& args)
   }
   if (bad == 0) return cli::kDone;
   if (!common.quiet) {
-    std::cerr << app.get_name() << ": " << bad << " of " << tensors.size()
-              << " tensors have NaN or infinite elements\n";
+    std::cerr << app.get_name() << ": " << bad << " of " << counted(tensors.size(), "tensor")
+              << (bad == 1 ? " has" : " have") << " NaN or infinite elements\n";
   }
   return cli::kCheckFailed;
 }

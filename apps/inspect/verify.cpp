@@ -5,6 +5,7 @@
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <system_error>
 
 #include "inspect/commands.h"
@@ -89,8 +90,11 @@ int verify_path(const CLI::App& app, const cli::Common& common, const Arguments&
     cli::print_json("verify", verify_json(report));
   } else {
     print_text(common, report);
+    std::set<std::string> said;
     for (const CheckDone& check : report.checks) {
-      if (check.done && !check.why.empty()) cli::note(app, common, "not checked: " + check.why);
+      if (check.done && !check.why.empty() && said.insert(check.why).second) {
+        cli::note(app, common, "not checked: " + check.why);
+      }
     }
   }
   return report.ok() ? cli::kDone : cli::kCheckFailed;

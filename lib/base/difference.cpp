@@ -14,8 +14,6 @@
 namespace dsckpt {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 // Elements that are compared in one go, and only if that finds a difference one by one.
 constexpr size_t kPiece = 1024;
 
@@ -43,25 +41,33 @@ uint64_t ulps_between(DType dtype, uint64_t a, uint64_t b) {
   return size_a > size_b ? size_a - size_b : size_b - size_a;
 }
 
-double distance(double a, double b) {
+template <typename Wide>
+constexpr Wide kInfinity = std::numeric_limits<Wide>::infinity();
+
+template <typename Wide>
+Wide distance(Wide a, Wide b) {
   if (a == b) return 0;  // infinities too
-  const double between = std::abs(a - b);
-  return std::isnan(between) ? kInfinity : between;
+  const Wide between = std::abs(a - b);
+  return std::isnan(between) ? kInfinity<Wide> : between;
 }
 
-bool is_within(double absolute, double b, const std::optional<Tolerance>& tolerance) {
-  if (!tolerance || absolute == kInfinity) return false;
-  return absolute <= tolerance->absolute + tolerance->relative * std::abs(b);
+template <typename Wide>
+bool is_within(Wide absolute, Wide b, const std::optional<Tolerance>& tolerance) {
+  if (!tolerance || absolute == kInfinity<Wide>) return false;
+  const Wide share = b == 0 ? 0 : tolerance->relative * std::abs(b);  // not infinity times 0
+  return absolute <= tolerance->absolute + share;
 }
 
 // A pair whose bits differ.
-void add_pair(double a, double b, int64_t index, const std::optional<Tolerance>& tolerance,
+template <typename Wide>
+void add_pair(Wide a, Wide b, int64_t index, const std::optional<Tolerance>& tolerance,
               Difference& result) {
-  const double absolute = distance(a, b);
-  const double relative = absolute == 0 ? 0 : absolute / std::abs(b);
+  const Wide absolute = distance(a, b);
+  const double relative = absolute == 0 ? 0 : static_cast<double>(absolute / std::abs(b));
   ++result.differing;
   result.outside += !is_within(absolute, b, tolerance);
-  result.max_relative = std::max(result.max_relative, std::isnan(relative) ? kInfinity : relative);
+  result.max_relative =
+      std::max(result.max_relative, std::isnan(relative) ? kInfinity<double> : relative);
   if (result.index < 0 || absolute > result.max_absolute) {
     result.index = index;
     result.a = a;
@@ -70,15 +76,22 @@ void add_pair(double a, double b, int64_t index, const std::optional<Tolerance>&
   }
 }
 
-// At most kPiece pairs of one type.
-void add_piece(DType dtype, const std::byte* a, const std::byte* b, size_t count, int64_t first,
+void widen(DType dtype, const std::byte* source, double* target, size_t count) {
+  to_float64(dtype, source, target, count);
+}
+void widen(DType dtype, const std::byte* source, Exact* target, size_t count) {
+  to_exact(dtype, source, target, count);
+}
+
+// At most kPiece pairs of one type, in `Wide`, which has all its values.
+template <typename Wide>
+void add_pairs(DType dtype, const std::byte* a, const std::byte* b, size_t count, int64_t first,
                const std::optional<Tolerance>& tolerance, Difference& result) {
   const size_t size = size_of(dtype);
-  if (std::memcmp(a, b, count * size) == 0) return;
-  std::array<double, kPiece> wide_a;
-  std::array<double, kPiece> wide_b;
-  to_float64(dtype, a, wide_a.data(), count);
-  to_float64(dtype, b, wide_b.data(), count);
+  std::array<Wide, kPiece> wide_a;
+  std::array<Wide, kPiece> wide_b;
+  widen(dtype, a, wide_a.data(), count);
+  widen(dtype, b, wide_b.data(), count);
   const bool floating = is_floating_point(dtype);
   for (size_t i = 0; i < count; ++i) {
     const uint64_t bits_a = bits_at(a + i * size, size);
@@ -89,6 +102,13 @@ void add_piece(DType dtype, const std::byte* a, const std::byte* b, size_t count
       result.max_ulps = std::max(result.max_ulps, ulps_between(dtype, bits_a, bits_b));
     }
   }
+}
+
+void add_piece(DType dtype, const std::byte* a, const std::byte* b, size_t count, int64_t first,
+               const std::optional<Tolerance>& tolerance, Difference& result) {
+  if (std::memcmp(a, b, count * size_of(dtype)) == 0) return;
+  const auto add = exceeds_float64(dtype) ? add_pairs<Exact> : add_pairs<double>;
+  add(dtype, a, b, count, first, tolerance, result);
 }
 
 // Elements [first, first + count) as `as`; converted ones are put into `buffer`.

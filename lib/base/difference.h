@@ -7,6 +7,7 @@
 #include <span>
 
 #include "base/dtype.h"
+#include "base/widen.h"
 
 namespace dsckpt {
 
@@ -23,20 +24,21 @@ struct Tolerance {
 };
 
 // Of pairs of elements. A complex element is two, its real and its imaginary part. NaN equals
-// itself bit for bit and is infinitely far from all else.
+// itself bit for bit and is infinitely far from all else. What is done in float64 for floating
+// types is exact for integers.
 struct Difference {
   uint64_t count = 0;
   uint64_t differing = 0;   // in at least one bit: -0.0 differs from 0.0
   uint64_t outside = 0;     // differing, and not within the tolerance if there is one
-  double max_absolute = 0;  // |a - b|, in float64
+  Exact max_absolute = 0;   // |a - b|
   double max_relative = 0;  // |a - b| / |b|; infinite where only b is zero
   // Floating types only: the most steps from one number of the type to the next that lie between a
   // and b. None between -0.0 and 0.0, one from the largest number to infinity. Without NaNs.
   uint64_t max_ulps = 0;
   // The first of the pairs with the largest |a - b|, if any differ in bits.
   int64_t index = -1;
-  double a = 0;
-  double b = 0;
+  Exact a = 0;
+  Exact b = 0;
 
   // Makes it the difference of its pairs and of those of `other`, which come after them.
   void add(const Difference& other);

@@ -21,6 +21,8 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 // Elements looked at together: they stay in the first-level cache from one pass to the next.
 constexpr size_t kPiece = 2048;
+// A sum of as many elements, each times this, is finite.
+constexpr double kShrink = 0x1p-12;
 // Sums have that many lanes; element i goes to lane i % kLanes, whatever the code.
 constexpr size_t kLanes = 16;
 using Lanes = std::array<double, kLanes>;
@@ -196,6 +198,15 @@ size_t square_fast<float>(const std::byte* values, size_t count, double mean, La
   return has_avx2() ? square_avx2(values, count, mean, lanes) : 0;
 }
 
+// The mean of finite elements whose sum is `sum`, or beyond float64's range.
+template <typename T>
+double mean_of(const std::byte* values, size_t count, double sum) {
+  if (std::isfinite(sum)) return sum / static_cast<double>(count);
+  double shrunk = 0;
+  for (size_t i = 0; i < count; ++i) shrunk += static_cast<double>(element<T>(values, i)) * kShrink;
+  return shrunk / static_cast<double>(count) / kShrink;
+}
+
 // Moves the finite of `count` elements to the front of `kept` and counts the others.
 template <typename T>
 size_t keep_finite(const std::byte* values, size_t count, T* kept, Statistics& result) {
@@ -256,7 +267,8 @@ void add_piece(const std::byte* values, size_t count, bool with_histogram, CpuCo
   if (count > 0) {
     piece.min = static_cast<double>(sums.min) + 0.0;  // -0.0 + 0.0 is 0.0
     piece.max = static_cast<double>(sums.max) + 0.0;
-    piece.mean = total_of(sums.lanes) / static_cast<double>(count);
+    // Rounding may have put it beyond the extremes, and so beyond float64's range.
+    piece.mean = std::clamp(mean_of<T>(values, count, total_of(sums.lanes)), piece.min, piece.max);
     Lanes lanes{};
     const size_t done = fast ? square_fast<T>(values, count, piece.mean, lanes) : 0;
     square_portable<T>(values, done, count, piece.mean, lanes);
@@ -290,15 +302,22 @@ double Statistics::norm() const {
 // Chan, Golub and LeVeque, Updating formulae and a pairwise algorithm for computing sample
 // variances, 1979.
 void Statistics::add(const Statistics& other) {
-  if (other.finite() > 0) {
+  if (finite() == 0) {
+    min = other.min;
+    max = other.max;
+    mean = other.mean;
+    squared_deviations = other.squared_deviations;
+  } else if (other.finite() > 0) {
     const double before = static_cast<double>(finite());
     const double added = static_cast<double>(other.finite());
     const double delta = other.mean - mean;
     const double share = added / (before + added);
-    mean += delta * share;
+    min = std::min(min, other.min);
+    max = std::max(max, other.max);
+    const double between =
+        std::isfinite(delta) ? mean + delta * share : mean * (1 - share) + other.mean * share;
+    mean = std::clamp(between, min, max);
     squared_deviations += other.squared_deviations + delta * delta * before * share;
-    min = before == 0 ? other.min : std::min(min, other.min);
-    max = before == 0 ? other.max : std::max(max, other.max);
   }
   count += other.count;
   zeros += other.zeros;

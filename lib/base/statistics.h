@@ -36,7 +36,7 @@ struct Statistics {
   // Of the finite elements. If there is none, the extremes are NaN and the rest is 0. Never -0.0.
   double min;
   double max;
-  double mean = 0;
+  double mean = 0;                // between the extremes, so finite
   double squared_deviations = 0;  // the sum of (x - mean)^2; infinite beyond float64's range
   Histogram histogram;
 
@@ -44,9 +44,11 @@ struct Statistics {
   uint64_t infinities() const { return positive_infinities + negative_infinities; }
   uint64_t finite() const { return count - nans - infinities(); }
   double sum() const;
-  // As torch.std: with Bessel's correction. NaN for less than two finite elements.
+  // As torch.std: with Bessel's correction. NaN for less than two finite elements, infinite where
+  // squares are beyond float64's range.
   double standard_deviation() const;
-  // The square root of the sum of squares, as torch.linalg.vector_norm.
+  // The square root of the sum of squares, as torch.linalg.vector_norm; infinite where squares are
+  // beyond float64's range.
   double norm() const;
 
   // Makes it the statistics of its elements and those of `other`. The order in which parts are

@@ -9,10 +9,10 @@
 namespace dsckpt {
 namespace {
 
-template <typename T>
-void widen(const std::byte* source, double* target, size_t count) {
+template <typename T, typename Wide>
+void widen(const std::byte* source, Wide* target, size_t count) {
   for (size_t i = 0; i < count; ++i) {
-    target[i] = static_cast<double>(load_le<T>(source + i * sizeof(T)));
+    target[i] = static_cast<Wide>(load_le<T>(source + i * sizeof(T)));
   }
 }
 
@@ -60,6 +60,15 @@ void to_float64(DType dtype, const std::byte* source, double* target, size_t cou
     convert(dtype, DType::float32, source + i * size_of(dtype), floats, some);
     widen<float>(floats, target + i, some);
   }
+}
+
+bool exceeds_float64(DType dtype) {
+  return dtype == DType::int64 || dtype == DType::uint64;
+}
+
+void to_exact(DType dtype, const std::byte* source, Exact* target, size_t count) {
+  return dtype == DType::int64 ? widen<int64_t>(source, target, count)
+                               : widen<uint64_t>(source, target, count);
 }
 
 }  // namespace dsckpt

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/kernels.h"
+#include "base/text.h"
 #include "inspect/blocks.h"
 
 namespace dsckpt {
@@ -57,10 +58,6 @@ bool has_states(const DiffSide& side) {
                      [](const NamedTensor& tensor) { return !tensor.state.empty(); });
 }
 
-std::string plural(size_t count, const std::string& thing) {
-  return std::to_string(count) + " " + thing + (count == 1 ? "" : "s");
-}
-
 class Comparison {
  public:
   Comparison(const Side& a, const Side& b, const DiffOptions& options)
@@ -80,7 +77,7 @@ class Comparison {
     compare_values(progress);
     total();
     if (widened_ > 0) {
-      diff_.notes.push_back(plural(widened_, "tensor") +
+      diff_.notes.push_back(counted(widened_, "tensor") +
                             " without an fp32 master compared as float32");
     }
     return std::move(diff_);

@@ -285,7 +285,9 @@ Manifest read_manifest(const fs::path& path) {
     if (file.size() > kMaxManifestBytes) throw CorruptError({}, "is too long to be a manifest");
     const std::vector<std::byte> bytes = file.read(0, file.size());
     const json root = json::parse(as_text(bytes), nullptr, false);
-    if (text_at(root, "type") != "manifest") throw CorruptError({}, "is no manifest");
+    if (!root.is_object() || root.value("type", json()) != "manifest") {
+      throw CorruptError({}, "is no manifest");
+    }
     if (number_at(root, "schema") != kManifestSchema || text_at(root, "hash") != "sha256") {
       throw UnsupportedError({}, "is a manifest of another schema or hash");
     }

@@ -28,7 +28,7 @@ namespace dsckpt {
 struct CheckedFile {
   std::filesystem::path path;
   std::string display;
-  FileId id = 0;
+  FileId id = ~FileId{0};         // until it is opened: no file's
   std::optional<ShardName> name;  // of a shard; kind universal of those below zero/
   std::optional<ZipReader> zip;
   std::optional<Shard> shard;  // a file of torch.save that is whole

@@ -197,11 +197,17 @@ unsigned find_files(Verification& v, const fs::path& path) {
 }
 
 // Findings of one check stay together, in the order of the files.
+// Two checks may meet the same defect on their way.
 void sort_findings(Verification& v) {
-  std::stable_sort(
-      v.report.findings.begin(), v.report.findings.end(), [](const Finding& a, const Finding& b) {
-        return std::tie(a.check, a.file, a.offset) < std::tie(b.check, b.file, b.offset);
-      });
+  std::vector<Finding>& findings = v.report.findings;
+  std::stable_sort(findings.begin(), findings.end(), [](const Finding& a, const Finding& b) {
+    return std::tie(a.check, a.file, a.offset) < std::tie(b.check, b.file, b.offset);
+  });
+  const auto same = [](const Finding& a, const Finding& b) {
+    return std::tie(a.check, a.file, a.offset, a.member, a.tensor, a.message) ==
+           std::tie(b.check, b.file, b.offset, b.member, b.tensor, b.message);
+  };
+  findings.erase(std::unique(findings.begin(), findings.end(), same), findings.end());
 }
 
 // What is wrong with one file is no reason to look at nothing else, wherever it is met.

@@ -120,15 +120,29 @@ uint32_t crc_of(const Verification& v, const Extent& extent) {
   return crc;
 }
 
+// "a.pt" or "a.pt and 383 more"
+std::string first_of(const std::vector<std::string>& names) {
+  const std::string more = std::to_string(names.size() - 1);
+  return names.front() + (names.size() == 1 ? "" : " and " + more + " more");
+}
+
 void note_unchecked(Verification& v) {
+  std::vector<std::string> without;
+  std::vector<std::string> legacy;
   for (const CheckedFile& file : v.files) {
     if (file.zip && !file.zip->has_checksums()) {
-      v.skip(Check::crc, file.display + " was saved without CRC32s", true);
+      without.push_back(file.display);
     } else if (file.safetensors) {
       v.skip(Check::crc, "files of safetensors have no CRC32s", true);
     } else if (file.shard && !file.zip) {
-      v.skip(Check::crc, file.display + " is of torch's old form, which has no CRC32s", true);
+      legacy.push_back(file.display);
     }
+  }
+  if (!without.empty()) {
+    v.skip(Check::crc, "saved without CRC32s: " + first_of(without), true);
+  }
+  if (!legacy.empty()) {
+    v.skip(Check::crc, "of torch's old form, which has no CRC32s: " + first_of(legacy), true);
   }
 }
 

@@ -327,7 +327,7 @@ void check_padding(Verification& v) {
 void open_checkpoint(Verification& v) {
   if (const std::string obstacle = known_obstacle(v); !obstacle.empty()) {
     for (const Check check : {Check::layout, Check::replica, Check::nonfinite}) {
-      v.skip(check, "not all of it: " + obstacle);
+      v.skip(check, "not all of it: " + obstacle, true);
     }
     return;
   }
@@ -338,7 +338,7 @@ void open_checkpoint(Verification& v) {
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::interrupted) throw;
     for (const Check check : {Check::layout, Check::replica, Check::nonfinite}) {
-      v.skip(check, std::string("not all of it: ") + error.what());
+      v.skip(check, std::string("not all of it: ") + error.what(), true);
     }
     const Check check = check_of(error);
     if (error.kind() == ErrorKind::unsupported || v.has(check) ||

@@ -125,12 +125,15 @@ std::vector<Weight> weights_of_world(Verification& v, CheckedFile& model_file) {
   for (const CheckedFile* file : optim) tensors.push_back(flat_tensors(*file->shard));
   const std::vector<int64_t> counts = partition_counts(optimizer_state(*optim.front()->shard));
   ModuleFiles module(v, *model_file.shard);
-  for (size_t g = 0; g < model.param_shapes.size(); ++g) {
+  // Where there are fewer groups than param_shapes has, the reader says so.
+  size_t groups = std::min(model.param_shapes.size(), counts.empty() ? 0 : SIZE_MAX);
+  for (const auto& of_rank : tensors) groups = std::min(groups, of_rank.size());
+  for (size_t g = 0; g < groups; ++g) {
     const int64_t count = g < counts.size() ? counts[g] : counts.front();
     if (count != static_cast<int64_t>(optim.size())) continue;
     std::vector<TensorSource> parts;
     for (size_t r = 0; r < optim.size(); ++r) {
-      parts.push_back(flat_masters(*optim[r]->shard, tensors[r].at(g).masters));
+      parts.push_back(flat_masters(*optim[r]->shard, tensors[r][g].masters));
     }
     const TensorSource flat = TensorSource::cat(0, std::move(parts));
     for (const FlatSlice& slice : flat_slices(model, *optim.front()->shard, g)) {

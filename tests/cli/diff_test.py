@@ -1,6 +1,7 @@
 """ckpt-inspect diff: conversions change nothing, and what does change is found, with torch's numbers."""
 import json
 import math
+from fractions import Fraction
 
 import cli_common
 import common
@@ -19,7 +20,7 @@ def bits_of(tensor):
 
 
 def ordered(tensor):
-    """Floating numbers as integers in the same order, one for each; both zeros are 0."""
+    """Floating numbers, a vector, as integers in the same order, one for each; both zeros are 0."""
     bits = bits_of(tensor).astype(object)
     smallest = -(1 << (8 * tensor.element_size() - 1))
     return [value if value >= 0 else smallest - value for value in bits]
@@ -32,7 +33,8 @@ def expected_difference(a, b):
     absolute = torch.where(x == y, 0.0, (x - y).abs())
     absolute = torch.where(differs & absolute.isnan(), math.inf, absolute.nan_to_num(0.0, math.inf))
     relative = torch.where(absolute == 0, 0.0, absolute / y.abs()).nan_to_num(math.inf, math.inf)
-    ulps = [abs(p - q) for p, q, u, v in zip(ordered(a), ordered(b), x.isnan(), y.isnan()) if not u and not v]
+    countable = differs & ~x.isnan() & ~y.isnan()
+    ulps = [abs(p - q) for p, q in zip(ordered(a.reshape(-1)[countable]), ordered(b.reshape(-1)[countable]))]
     largest = int(torch.where(differs, absolute, -1.0).argmax())
     def number(value):
         return value if math.isfinite(value) else None
@@ -240,6 +242,49 @@ class DiffTest(CliTest):
         self.assertEqual((tensors["i"]["differing"], tensors["i"]["index"], tensors["i"]["max_absolute"]), (1, 60, 7))
         self.assertEqual((tensors["b"]["differing"], tensors["b"]["index"]), (2, 1))
 
+    def test_large_integers_are_subtracted_as_integers(self):
+        pairs = {"i": ([2**53, 2**60 + 1, -2**60], [2**53 + 1, 2**60, -2**60]),
+                 "range": ([-2**63, 5], [2**63 - 1, 5])}
+        folders = [self.weights(**{name: torch.tensor(pair[side]) for name, pair in pairs.items()}) for side in (0, 1)]
+        tensors = {t["name"]: t["values"] for t in self.diff(*folders, code=1)["tensors"]}
+        for name, (a, b) in pairs.items():
+            distances = [abs(p - q) for p, q in zip(a, b)]
+            index = distances.index(max(distances))
+            values = tensors[name]
+            self.assertEqual((values["max_absolute"], values["index"], values["a"], values["b"]),
+                             (max(distances), index, a[index], b[index]))
+            self.assertEqual({type(values[key]) for key in ("max_absolute", "a", "b")}, {int})
+            relative = max(Fraction(d, abs(q)) for d, q in zip(distances, b))
+            self.assertAlmostEqual(values["max_relative"] / float(relative), 1, delta=1e-15)
+        rows = {row.split("\t")[0]: row.split("\t") for row in self.tool("ckpt-inspect", "diff", *folders).stdout.splitlines()}
+        self.assertEqual(rows["i"][5:6] + rows["i"][9:], ["1", str(2**53), str(2**53 + 1)])
+        self.assertEqual(rows["range"][5:6] + rows["range"][9:], [str(2**64 - 1), str(-2**63), str(2**63 - 1)])
+        for tolerance, outside in [("--atol=0", 2), ("--atol=0.5", 2), ("--rtol=1e-20", 2), ("--atol=1", 0), ("--rtol=1e-15", 0)]:
+            data = self.diff(*folders, "--match=^i$", tolerance, code=1 if outside else 0)
+            tensor, = data["tensors"]
+            self.assertEqual((tensor["verdict"], tensor["values"]["outside"]),
+                             ("values" if outside else "within", outside), tolerance)
+
+    def test_tolerances_may_be_infinite_and_not_negative(self):
+        folders = self.weights(x=torch.tensor([1.0, 2.0])), self.weights(x=torch.tensor([5.0, 2.0]))
+        for tolerance in ["--atol=inf", "--rtol=inf", "--atol=4", "--rtol=1e0"]:
+            self.diff(*folders, tolerance, code=0)
+        for value in ["-1", "-inf", "nan", "x", "1x"]:
+            error = self.error_of(self.tool("ckpt-inspect", "diff", *folders, "--json", f"--atol={value}"), 2)
+            self.assertRegex(error["message"], f"^--atol: '{value}' is not a number of at least 0$")
+
+    def test_a_match_that_finds_nothing_is_a_bad_call(self):
+        a, b = self.weights(x=torch.ones(1)), self.weights(x=torch.ones(1), new=torch.ones(1))
+        error = self.error_of(self.tool("ckpt-inspect", "diff", a, b, "--json", "--match=zzz"), 2)
+        self.assertEqual(error["message"], "no tensor's name matches 'zzz'")
+        self.assertEqual(self.diff(a, b, "--match=new", code=1)["counts"]["only in B"], 1)
+
+    def test_one_tensor_is_not_called_tensors(self):
+        a, b = self.weights(x=torch.ones(1)), self.weights(x=torch.zeros(1))
+        self.assertEqual(self.tool("ckpt-inspect", "diff", a, a).stdout, "1 tensor, bit-equal\n")
+        self.assertEqual(self.tool("ckpt-inspect", "diff", a, b).stdout.splitlines()[-1],
+                         "1 tensor, 1 of other values; 1 of 1 element differs, by at most 1 in 'x'")
+
     def test_tolerances_are_those_of_allclose(self):
         torch.manual_seed(8)
         a = torch.randn(5000)
@@ -317,7 +362,7 @@ class DiffTest(CliTest):
         row, summary = done.stdout.splitlines()
         self.assertEqual(row.split("\t"), ["x", "", "values", "float32[2]", "1", "0.5", "0.2", str(1 << 21), "1", "2", "2.5"])
         self.assertEqual(summary, "2 tensors, 1 bit-equal, 1 of other values; "
-                                  "1 of 3 elements differ, by at most 0.5 in 'x'")
+                                  "1 of 3 elements differs, by at most 0.5 in 'x'")
 
     def test_bad_calls_have_their_exit_codes(self):
         good = self.weights(x=torch.ones(1))

@@ -1,6 +1,7 @@
 """ckpt-inspect stats against torch on every test checkpoint, and planted NaN and infinity."""
 import json
 import math
+from fractions import Fraction
 
 import cli_common
 import common
@@ -122,6 +123,25 @@ class StatsTest(CliTest):
         wide = value.numpy().astype(numpy.longdouble)  # torch's own deviation is off by 2e-12
         self.assertAlmostEqual(tensor["stats"]["std"] / float(wide.std(ddof=1)), 1, delta=1e-12)
 
+    def test_squares_beyond_float64_are_infinite_in_text_and_null_in_json(self):
+        huge = 1.7e308
+        path = self.save(value=torch.tensor([huge, -huge, huge], dtype=torch.float64),
+                         same=torch.tensor([1e300, 1e300], dtype=torch.float64))
+        data = self.stats(path)
+        tensors = {t["name"]: t["stats"] for t in data["tensors"]}
+        mean = float(Fraction(huge) / 3)
+        self.assertAlmostEqual(tensors["value"]["mean"] / mean, 1, delta=1e-15)
+        self.assertEqual((tensors["same"]["mean"], tensors["same"]["std"]), (1e300, 0))
+        total, = data["totals"]
+        everything = float((Fraction(huge) + 2 * Fraction(1e300)) / 5)
+        self.assertAlmostEqual(total["stats"]["mean"] / everything, 1, delta=1e-15)
+        for stats in [tensors["value"], total["stats"]]:
+            self.assertEqual((stats["std"], stats["norm"]), (None, None))
+        lines = self.tool("ckpt-inspect", "stats", path).stdout.splitlines()
+        rows = {row[0]: row for row in (line.split("\t") for line in lines)}
+        self.assertEqual(rows["value"][4:9], ["-1.7e+308", "1.7e+308", f"{mean:.6g}", "inf", "inf"])
+        self.assertEqual(rows["total"][6:9], [f"{everything:.6g}", "inf", "inf"])
+
     def test_nan_and_infinity_are_found_wherever_they_are(self):
         torch.manual_seed(5)
         for name in ["tensors.safetensors", "tensors.bin"]:
@@ -171,6 +191,19 @@ class StatsTest(CliTest):
                                         for key in ("min", "max", "mean", "std", "norm")])
             self.assertEqual(row[9:], [str(stats["zeros"]), "0", "0"])
         self.assertEqual(rows[-1][0], "total")
+
+    def test_a_match_that_finds_nothing_is_a_bad_call(self):
+        path = self.save(a=torch.ones(3))
+        error = self.error_of(self.tool("ckpt-inspect", "stats", path, "--json", "--match=zzz"), 2)
+        self.assertEqual(error["message"], "no tensor's name matches 'zzz'")
+        empty = self.save("tensors.bin", note="no tensor")
+        self.assertEqual(self.stats(empty)["tensors"], [])
+
+    def test_one_tensor_is_not_called_tensors(self):
+        path = self.save(a=torch.tensor([1.0, math.nan]))
+        done = self.tool("ckpt-inspect", "stats", path)
+        self.assertEqual(done.stdout.splitlines()[-1].split("\t")[:4], ["total", "", "1 tensor", "[2]"])
+        self.assertEqual(done.stderr, "ckpt-inspect: 1 of 1 tensor has NaN or infinite elements\n")
 
     def test_progress_and_bad_calls(self):
         path = self.save(a=torch.randn(1000))

@@ -105,6 +105,55 @@ TEST(Difference, ToleranceHasBothEnds) {
   EXPECT_EQ(outside(-inf, inf, {1, 1}), 1u);
 }
 
+TEST(Difference, Integers64AreSubtractedAsIntegers) {
+  const int64_t big = int64_t{1} << 60;
+  const std::vector<int64_t> a{int64_t{1} << 53, big, -big - 1};
+  const std::vector<int64_t> b{(int64_t{1} << 53) + 1, big + 2, -big};
+  const Difference d = difference(DType::int64, a, b, Tolerance{1, 0});
+  EXPECT_EQ(d.differing, 3u);
+  EXPECT_EQ(d.outside, 1u);
+  EXPECT_EQ(d.index, 1);
+  EXPECT_EQ(static_cast<uint64_t>(d.max_absolute), 2u);
+  EXPECT_EQ(static_cast<int64_t>(d.a), big);
+  EXPECT_EQ(static_cast<int64_t>(d.b), big + 2);
+  EXPECT_DOUBLE_EQ(d.max_relative, 0x1p-53);
+  EXPECT_EQ(difference(DType::int64, a, b, Tolerance{0, 0}).outside, 3u);
+}
+
+TEST(Difference, FurthestIntegers64AreApartByAllOfTheRange) {
+  const int64_t lowest = std::numeric_limits<int64_t>::min();
+  const int64_t highest = std::numeric_limits<int64_t>::max();
+  const uint64_t range = std::numeric_limits<uint64_t>::max();
+  const Difference d = difference<int64_t>(DType::int64, {lowest}, {highest}, Tolerance{0x1p64, 0});
+  EXPECT_EQ(static_cast<uint64_t>(d.max_absolute), range);
+  EXPECT_EQ(d.outside, 0u);
+  const Difference u = difference<uint64_t>(DType::uint64, {range, 0}, {range - 1, range});
+  EXPECT_EQ(u.differing, 2u);
+  EXPECT_EQ(static_cast<uint64_t>(u.max_absolute), range);
+  EXPECT_EQ(static_cast<uint64_t>(u.b), range);
+  EXPECT_EQ(u.index, 1);
+}
+
+TEST(Difference, LargestOfPartsIsFoundAmongIntegersThatFloat64TakesForOne) {
+  const int64_t big = int64_t{1} << 60;
+  Difference sum = difference<int64_t>(DType::int64, {big}, {0});
+  sum.add(difference<int64_t>(DType::int64, {big + 1}, {0}));
+  EXPECT_EQ(static_cast<int64_t>(sum.max_absolute), big + 1);
+  EXPECT_EQ(static_cast<int64_t>(sum.a), big + 1);
+}
+
+TEST(Difference, AnInfiniteToleranceTakesAllThatIsFinitelyFar) {
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const Tolerance& tolerance :
+       {Tolerance{kInfinity, 0}, Tolerance{kInfinity, kInfinity}, Tolerance{0, kInfinity}}) {
+    EXPECT_EQ(difference<float>(DType::float32, {1, 0}, {-5, -0.0f}, tolerance).outside, 0u);
+    EXPECT_EQ(difference<float>(DType::float32, {inf, 1}, {1, std::nanf("")}, tolerance).outside,
+              2u);
+  }
+  EXPECT_EQ(difference<float>(DType::float32, {1}, {0}, Tolerance{1, kInfinity}).outside, 0u);
+  EXPECT_EQ(difference<float>(DType::float32, {2}, {0}, Tolerance{1, kInfinity}).outside, 1u);
+}
+
 TEST(Difference, TypesAreConvertedBeforeTheyAreCompared) {
   const std::vector<std::byte> wide = bytes_of(std::vector<float>(3000, 1.001f));
   const std::vector<std::byte> narrow = bytes_of(std::vector<uint16_t>(3000, 0x3f80));

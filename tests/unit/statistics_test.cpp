@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -274,10 +275,57 @@ TEST(Statistics, PartsAddUpToTheWhole) {
             sum.finite());
 }
 
-TEST(Statistics, BeyondTheRangeOfDoubleIsInfinite) {
-  const Statistics s = statistics(DType::float64, std::vector<double>{-1e300, 1e300});
-  EXPECT_EQ(s.norm(), kInfinity);
-  EXPECT_EQ(s.max, 1e300);
+TEST(Statistics, SquaresBeyondTheRangeOfDoubleAreInfiniteAndNeverNan) {
+  const double huge = 1.7e308;
+  for (const std::vector<double>& values : {std::vector<double>{-1e300, 1e300},
+                                            {huge, -huge, huge},
+                                            {huge, huge, huge, -huge},
+                                            {-huge, -huge},
+                                            std::vector<double>(5000, huge),
+                                            std::vector<double>(2048, huge)}) {
+    std::vector<double> more = values;
+    more.back() = -more.front() / 2;
+    for (const std::vector<double>& some : {values, more}) {
+      const Statistics s = statistics(DType::float64, some);
+      EXPECT_EQ(s.norm(), kInfinity);
+      EXPECT_TRUE(std::isfinite(s.mean)) << s.mean;
+      EXPECT_GE(s.standard_deviation(), 0.0);
+    }
+  }
+  EXPECT_EQ(statistics(DType::float64, std::vector<double>{huge, -huge, huge}).standard_deviation(),
+            kInfinity);
+}
+
+TEST(Statistics, MeanIsRightWhereTheSumIsBeyondTheRangeOfDouble) {
+  const double huge = 1.7e308;
+  const auto mean = [](const std::vector<double>& values) {
+    return statistics(DType::float64, values).mean;
+  };
+  const double largest = std::numeric_limits<double>::max();
+  EXPECT_EQ(mean(std::vector<double>(3000, largest)), largest);
+  EXPECT_EQ(mean(std::vector<double>(7, -largest)), -largest);
+  EXPECT_NEAR(mean({huge, -huge, huge}) / huge, 1.0 / 3, 1e-15);
+  EXPECT_NEAR(mean({huge, huge, huge, -huge}) / huge, 0.5, 1e-15);
+  EXPECT_EQ(mean({-1e300, 1e300}), 0.0);
+
+  // A piece of the one, then some of the other: their means are further apart than the range.
+  std::vector<double> values(4096, huge);
+  std::fill(values.begin() + 2048, values.end(), -huge);
+  EXPECT_EQ(mean(values), 0.0);
+  values.resize(3072);
+  EXPECT_NEAR(mean(values) / huge, 1.0 / 3, 1e-15);
+}
+
+TEST(Statistics, AddingWhatIsHugeToNothingOrNothingToItKeepsIt) {
+  const Statistics huge = statistics(DType::float64, std::vector<double>{1e300, 1e300});
+  const Statistics nothing = statistics(DType::float64, std::vector<double>{});
+  for (const auto& [first, second] : {std::pair(nothing, huge), std::pair(huge, nothing)}) {
+    Statistics sum = first;
+    sum.add(second);
+    EXPECT_EQ(sum.mean, 1e300);
+    EXPECT_EQ(sum.standard_deviation(), 0.0);
+    EXPECT_EQ(sum.max, 1e300);
+  }
 }
 
 }  // namespace
