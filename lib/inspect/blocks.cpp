@@ -44,7 +44,7 @@ class Pass {
       places.push_back(place_of(item));
       for (const PassSource& source : item.sources) total += source.value.nbytes();
     }
-    progress.bytes_total = total;
+    progress.bytes_total += total;
     std::iota(order_.begin(), order_.end(), size_t{0});
     std::stable_sort(order_.begin(), order_.end(),
                      [&](size_t a, size_t b) { return places[a] < places[b]; });

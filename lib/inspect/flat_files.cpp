@@ -83,9 +83,14 @@ std::vector<FlatState> flat_states_of(const Shard& optim, size_t index) {
 
 std::vector<FlatSlice> flat_slices(const ModelStates& model, const Shard& optim, size_t group) {
   const NamedShapes& shapes = model.param_shapes.at(group);
-  const auto all = optimizer_state(optim).sequence(keys::kParamAlignmentPaddings);
+  const Fields wrapper = optimizer_state(optim);
+  const auto all = wrapper.sequence(keys::kParamAlignmentPaddings);
   const auto paddings =
       group < all.size() ? all[group].sequence_or_empty() : std::span<const Value>();
+  const auto padding_of = [&](size_t i) {
+    return in_context(wrapper.where(keys::kParamAlignmentPaddings),
+                      [&] { return paddings[i].as_int(); });
+  };
   if (!paddings.empty() && paddings.size() != shapes.size()) return {};
   std::vector<FlatSlice> slices;
   uint64_t at = 0;
@@ -95,8 +100,8 @@ std::vector<FlatSlice> flat_slices(const ModelStates& model, const Shard& optim,
     slices.push_back({name, shape, at, count});
     at = checked_add(at, count);
     if (paddings.empty()) continue;
-    if (paddings[i].as_int() < 0) return {};
-    at = checked_add(at, static_cast<uint64_t>(paddings[i].as_int()));
+    if (padding_of(i) < 0) return {};
+    at = checked_add(at, static_cast<uint64_t>(padding_of(i)));
   }
   return slices;
 }

@@ -38,6 +38,20 @@ void Verification::add(Check check, const CheckedFile& file, std::string member,
        .member = std::move(member)});
 }
 
+void Verification::add(Check check, const Error& error) {
+  const Where& where = error.where();
+  Finding finding{.check = check,
+                  .message = error.message(),
+                  .file = where.file,
+                  .member = where.member,
+                  .tensor = where.tensor,
+                  .offset = where.offset};
+  for (const CheckedFile& file : files) {
+    if (file.display == finding.file) finding.rank = file.rank();
+  }
+  add(std::move(finding));
+}
+
 void Verification::skip(Check check, std::string why, bool done) {
   const std::lock_guard lock(mutex_);
   CheckDone& entry = report.checks[static_cast<size_t>(check)];
@@ -78,6 +92,8 @@ CheckedFile* Verification::file_of(FileId id) {
 }
 
 bool Verification::is_doubtful(const TensorSource& source) {
+  const auto is_suspect = [](const CheckedFile& file) { return file.suspect; };
+  if (damaged.empty() && std::none_of(files.begin(), files.end(), is_suspect)) return false;
   bool doubtful = false;
   const auto look = [&](FileId id, uint64_t offset) {
     const CheckedFile* file = file_of(id);
@@ -87,6 +103,7 @@ bool Verification::is_doubtful(const TensorSource& source) {
                });
   };
   source.lower([&](const SourceRun& run) {
+    stop_if_cancelled();  // a tensor that is expanded can have any number of runs
     if (run.combine == Combine::zeros) return;
     look(run.file, run.offset);
     for (const Operand& operand : run.more) look(operand.in, operand.src);
@@ -98,6 +115,12 @@ std::string Verification::record_at(FileId id, uint64_t offset) {
   const CheckedFile* file = file_of(id);
   if (file != nullptr && file->shard) return file->shard->archive.record_at(offset);
   return "";
+}
+
+size_t largest_kind(const std::vector<size_t>& first_equal) {
+  std::vector<size_t> votes(first_equal.size() + 1);
+  for (const size_t first : first_equal) ++votes[first];
+  return static_cast<size_t>(std::max_element(votes.begin(), votes.end()) - votes.begin());
 }
 
 void for_each_index(size_t count, const std::function<void(size_t)>& body) {

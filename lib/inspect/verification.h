@@ -2,6 +2,7 @@
 // is already known to be wrong.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <functional>
@@ -64,15 +65,23 @@ class Verification {
   // The place is that of the error, in `file`.
   void add(Check check, const CheckedFile& file, const Error& error);
   void add(Check check, const CheckedFile& file, std::string member, std::string message);
+  // In the file that the error names.
+  void add(Check check, const Error& error);
   // Says why a check was not made, or not everywhere. `done`: it was made elsewhere.
   void skip(Check check, std::string why, bool done = false);
-  // Runs `body`; an Error becomes a finding, an InterruptedError goes on.
+  // Runs `body`; an Error becomes a finding, but for what is not supported, which becomes the
+  // check's note. An InterruptedError goes on.
   template <typename Body>
   void attempt(Check check, CheckedFile& file, Body&& body) {
     try {
       body();
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::interrupted) throw;
+      if (error.kind() == ErrorKind::unsupported && check != Check::unreadable) {
+        return skip(check,
+                    "not all of it: " + std::string(error.within({.file = file.display}).what()),
+                    true);
+      }
       add(check, file, error);
       file.suspect = true;
     }
@@ -104,8 +113,39 @@ class Verification {
   std::mutex mutex_;
 };
 
+// Longer lists of missing files help nobody; the count may be made up.
+inline constexpr size_t kMaxMissing = 4096;
+
 // Where element `at` of a tensor lies: the file and the byte, of the first of several copies.
 std::optional<Extent> place_of(const TensorSource& source, int64_t at);
+
+// What `read` gives, or nothing if it is valid, but not read by this library.
+template <typename Read>
+auto if_supported(Read&& read) -> std::optional<decltype(read())> {
+  try {
+    return read();
+  } catch (const UnsupportedError&) {
+    return std::nullopt;
+  }
+}
+
+// For each of `count` things the index of the first that it equals. Compares with one of each
+// kind only.
+template <typename Equal>
+std::vector<size_t> first_equals(size_t count, Equal&& equal) {
+  std::vector<size_t> first(count);
+  std::vector<size_t> kinds;
+  for (size_t i = 0; i < count; ++i) {
+    const auto found =
+        std::find_if(kinds.begin(), kinds.end(), [&](size_t kind) { return equal(i, kind); });
+    first[i] = found == kinds.end() ? i : *found;
+    if (found == kinds.end()) kinds.push_back(i);
+  }
+  return first;
+}
+
+// Of what first_equals gives, the index that comes most often; of as many, the first. 0 of none.
+size_t largest_kind(const std::vector<size_t>& first_equal);
 
 // Runs `body(i)` for 0 <= i < count on all threads.
 void for_each_index(size_t count, const std::function<void(size_t)>& body);
@@ -120,14 +160,18 @@ void check_tensors_in_files(Verification& v);
 
 // verify_ranks.cpp
 void check_ranks(Verification& v);
+
+// verify_layers.cpp
 void check_layer_files(Verification& v);
 
 // verify_saves.cpp
 void check_model_files_agree(Verification& v);
 void check_optim_files_agree(Verification& v);
 
-// verify_layout.cpp
+// verify_module.cpp
 void check_module_shapes(Verification& v);
+
+// verify_layout.cpp
 void check_flat_groups(Verification& v);
 void check_padding(Verification& v);
 void open_checkpoint(Verification& v);

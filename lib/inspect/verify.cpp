@@ -210,6 +210,24 @@ void sort_findings(Verification& v) {
   findings.erase(std::unique(findings.begin(), findings.end(), same), findings.end());
 }
 
+// What is wrong with one file is no reason to look at nothing else, wherever it is met.
+void report_failed(Verification& v, const Step& step, const Error& error) {
+  for (const Check check : step.checks)
+    v.skip(check, "not all of it: " + std::string(error.what()));
+  if (error.kind() == ErrorKind::unsupported || v.is_reported(error.where().file)) return;
+  v.add(error.kind() == ErrorKind::io ? Check::unreadable : Check::layout, error);
+}
+
+void run_step(Verification& v, const Step& step) {
+  try {
+    step.run(v);
+  } catch (const Error& error) {
+    const bool of_options = step.checks.front() == Check::manifest;
+    if (of_options || error.kind() == ErrorKind::interrupted) throw;
+    report_failed(v, step, error);
+  }
+}
+
 void run_steps(Verification& v, const fs::path& path) {
   const unsigned form = find_files(v, path);
   for (const Step& step : steps()) {
@@ -219,7 +237,7 @@ void run_steps(Verification& v, const fs::path& path) {
       CheckDone& entry = v.report.checks[static_cast<size_t>(check)];
       entry.done = entry.done || entry.why.empty();
     }
-    step.run(v);
+    run_step(v, step);
   }
   v.report.checks[static_cast<size_t>(Check::latest)].done = form != kWeights;
   for (CheckDone& check : v.report.checks) {

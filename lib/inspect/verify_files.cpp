@@ -146,6 +146,19 @@ void note_unchecked(Verification& v) {
   }
 }
 
+// One note for all tensors that are of a kind that is not read.
+void note_unsupported(Verification& v, const std::vector<std::vector<std::string>>& of_files) {
+  size_t count = 0;
+  std::string first;
+  for (const auto& some : of_files) {
+    if (count == 0 && !some.empty()) first = some.front();
+    count += some.size();
+  }
+  if (count == 0) return;
+  if (count > 1) first += " (and " + std::to_string(count - 1) + " more such tensors)";
+  v.skip(Check::layout, "not all of it: " + first, true);
+}
+
 // The persistent value of the storage that a tensor is a view of, or None.
 pickle::Value storage_in(const pickle::Value& value) {
   if (value.is(pickle::Kind::persistent)) return value;
@@ -274,6 +287,7 @@ void check_saved_names(Verification& v) {
 }
 
 void check_tensors_in_files(Verification& v) {
+  std::vector<std::vector<std::string>> unsupported(v.files.size());  // of each file
   for_each_index(v.files.size(), [&](size_t i) {
     CheckedFile& file = v.files[i];
     if (!file.usable() || !file.shard) return;
@@ -282,7 +296,11 @@ void check_tensors_in_files(Verification& v) {
       try {
         file.shard->archive.tensor(found.value);
       } catch (const Error& error) {
-        if (error.kind() == ErrorKind::unsupported) continue;
+        if (error.kind() == ErrorKind::unsupported) {
+          unsupported[i].push_back(
+              error.within({.file = file.display, .tensor = found.path}).what());
+          continue;
+        }
         Finding finding = finding_of(file, found, error);
         const bool is_new =
             finding.check == Check::layout || storages.insert(finding.member).second;
@@ -291,6 +309,7 @@ void check_tensors_in_files(Verification& v) {
       }
     }
   });
+  note_unsupported(v, unsupported);
 }
 
 }  // namespace dsckpt

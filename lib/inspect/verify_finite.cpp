@@ -1,13 +1,14 @@
 // NaN and Inf.
 
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <set>
 
-#include "base/kernels.h"
+#include "base/statistics.h"
+#include "base/widen.h"
 #include "checkpoint/model_states.h"
-#include "format/read_tensor.h"
 #include "format/tensors_in.h"
+#include "inspect/blocks.h"
 #include "inspect/verification.h"
 
 namespace dsckpt {
@@ -15,39 +16,19 @@ namespace {
 
 using Kind = ShardName::Kind;
 
-// As many as fit the caches of a core.
-constexpr int64_t kPieceElements = 16 << 10;
-
 // How many NaN and Inf there are, and where the first one is.
 struct Count {
   uint64_t nan = 0;
   uint64_t inf = 0;
   std::optional<int64_t> first;
-};
 
-Count count_nonfinite(const InputFiles& inputs, const TensorSource& source, bool may_be_infinite) {
-  thread_local std::vector<std::byte> bytes;
-  thread_local std::vector<float> values;
-  Count count;
-  for (int64_t at = 0; at < source.numel(); at += kPieceElements) {
-    const int64_t n = std::min(kPieceElements, source.numel() - at);
-    bytes.resize(static_cast<size_t>(n) * size_of(source.dtype()));
-    values.resize(static_cast<size_t>(n));
-    read_elements(inputs, source, at, n, bytes);
-    if (source.dtype() == DType::float32) {
-      std::memcpy(values.data(), bytes.data(), bytes.size());
-    } else {
-      convert(source.dtype(), DType::float32, bytes.data(),
-              reinterpret_cast<std::byte*>(values.data()), values.size());
-    }
-    for (size_t i = 0; i < values.size(); ++i) {
-      if (std::isfinite(values[i]) || (may_be_infinite && std::isinf(values[i]))) continue;
-      ++(std::isnan(values[i]) ? count.nan : count.inf);
-      if (!count.first) count.first = at + static_cast<int64_t>(i);
-    }
+  // Of elements that come later.
+  void add(const Count& other) {
+    nan += other.nan;
+    inf += other.inf;
+    if (!first) first = other.first;
   }
-  return count;
-}
+};
 
 struct Named {
   std::string name;
@@ -55,28 +36,48 @@ struct Named {
   bool may_be_infinite = false;  // masks among buffers are
 };
 
-bool is_floating(DType dtype) {
-  switch (dtype) {
-    case DType::float32:
-    case DType::float16:
-    case DType::bfloat16:
-      return true;
-    default:
-      return false;
+// Types that have NaN: floating and complex ones.
+bool can_be_nan(DType dtype) {
+  return is_floating_point(real_part(dtype));
+}
+
+Count count_nonfinite(const Named& tensor, int64_t at, std::span<const std::byte> bytes) {
+  const DType stored = tensor.value.dtype();
+  const Statistics statistics = statistics_of(stored, bytes);
+  const bool infinite = statistics.infinities() > 0 && !tensor.may_be_infinite;
+  Count count;
+  if (statistics.nans == 0 && !infinite) return count;
+  const DType part = real_part(stored);
+  const size_t parts = size_of(stored) / size_of(part);
+  std::vector<double> values(bytes.size() / size_of(part));
+  to_float64(part, bytes.data(), values.data(), values.size());
+  for (size_t i = 0; i < values.size(); i += parts) {
+    const std::span<const double> element(values.data() + i, parts);
+    const auto has = [&](bool (*is)(double)) {
+      return std::any_of(element.begin(), element.end(), is);
+    };
+    const bool nan = has([](double x) { return std::isnan(x); });
+    const bool inf = !nan && !tensor.may_be_infinite && has([](double x) { return std::isinf(x); });
+    if (!nan && !inf) continue;
+    ++(nan ? count.nan : count.inf);
+    if (!count.first) count.first = at + static_cast<int64_t>(i / parts);
   }
+  return count;
 }
 
 // Every copy that a source is made of, so that none is left out.
-void add_parts(std::vector<Named>& out, const std::string& name, const TensorSource& source) {
+void add_parts(std::vector<Named>& out, const std::string& name, const TensorSource& source,
+               bool may_be_infinite = false) {
   bool plain = true;
   source.lower([&](const SourceRun& run) {
     plain = plain && run.combine != Combine::same && run.combine != Combine::mean &&
             run.stored == run.result;
   });
-  if (plain) return out.push_back({name, source});
+  if (plain) return out.push_back({name, source, may_be_infinite});
   const auto add = [&](FileId file, uint64_t offset, uint64_t bytes, DType dtype) {
     const auto count = static_cast<int64_t>(bytes / size_of(dtype));
-    out.push_back({name, TensorSource::stored({file, offset, bytes}, dtype, {count})});
+    const auto stored = TensorSource::stored({file, offset, bytes}, dtype, {count});
+    out.push_back({name, stored, may_be_infinite});
   };
   source.lower([&](const SourceRun& run) {
     if (run.combine == Combine::zeros) return;
@@ -96,32 +97,50 @@ void add_parts(std::vector<Named>& out, const std::string& name, const TensorSou
   });
 }
 
+// Unless it is of a kind that is not supported, which check_tensors_in_files notes.
+void add_stored(std::vector<Named>& out, const std::string& name, const CheckedFile& file,
+                const pickle::Value& value) {
+  const auto tensor = if_supported([&] { return file.shard->archive.tensor(value); });
+  if (tensor) out.push_back({name, *tensor});
+}
+
 // Weights, 16-bit weights, states and buffers.
 std::vector<Named> finite_tensors(Verification& v) {
   std::vector<Named> tensors;
   for (const Param& param : v.checkpoint->params()) {
     if (!param.alias_of.empty()) continue;
-    if (param.kind == ParamKind::buffer) {
-      tensors.push_back({param.name, param.weight, true});
-      continue;
-    }
-    add_parts(tensors, param.name, param.weight);
+    add_parts(tensors, param.name, param.weight, param.kind == ParamKind::buffer);
     for (const ParamState& state : param.states) add_parts(tensors, param.name, state.value);
   }
-  for (const CheckedFile* file : v.of_kind(Kind::model_states)) {
-    const ModelStates model(*file->shard);
-    for (const auto& [name, value] : model.module) {
-      if (model.buffer_names.contains(name)) continue;
-      tensors.push_back({name, file->shard->archive.tensor(value)});
-    }
+  for (CheckedFile* file : v.of_kind(Kind::model_states)) {
+    v.attempt(Check::layout, *file, [&] {
+      const ModelStates model(*file->shard);
+      for (const auto& [name, value] : model.module) {
+        if (!model.buffer_names.contains(name)) add_stored(tensors, name, *file, value);
+      }
+    });
   }
-  for (const CheckedFile* file : v.of_kind(Kind::layer)) {
-    for (const auto& [key, value] : file->shard->archive.root().as_dict().items) {
-      if (!key.is(pickle::Kind::string) || !TorchArchive::is_tensor(value)) continue;
-      tensors.push_back({std::string(key.as_string()), file->shard->archive.tensor(value)});
-    }
+  for (CheckedFile* file : v.of_kind(Kind::layer)) {
+    v.attempt(Check::layout, *file, [&] {
+      for (const auto& [key, value] : file->shard->archive.root().as_dict().items) {
+        if (!key.is(pickle::Kind::string) || !TorchArchive::is_tensor(value)) continue;
+        add_stored(tensors, std::string(key.as_string()), *file, value);
+      }
+    });
   }
   return tensors;
+}
+
+std::vector<Count> count_all(Verification& v, const std::vector<Named>& tensors) {
+  std::vector<PassItem> items;
+  for (const Named& tensor : tensors) items.push_back({tensor.name, {{&v.inputs, tensor.value}}});
+  InOrder<Count> counts(tensors.size());
+  read_blocks(items, v.options.threads, v.progress, [&](const Block& block, const auto& bytes) {
+    counts.add(block, count_nonfinite(tensors[block.item], block.first, bytes.front()));
+  });
+  std::vector<Count> all;
+  for (size_t i = 0; i < tensors.size(); ++i) all.push_back(counts.take(i));
+  return all;
 }
 
 void report_nonfinite(Verification& v, const Named& tensor, const Count& count) {
@@ -147,25 +166,19 @@ void check_finite(Verification& v) {
     }
     if (!file.usable() || !file.shard) continue;
     for (const FoundTensor& found : tensors_in(file.shard->archive.root())) {
-      tensors.push_back({found.path, file.shard->archive.tensor(found.value)});
+      add_stored(tensors, found.path, file, found.value);
     }
   }
   std::erase_if(tensors, [&](const Named& tensor) {
-    return !is_floating(tensor.value.dtype()) ||
-           (!v.damaged.empty() && v.is_doubtful(tensor.value));
+    return !can_be_nan(tensor.value.dtype()) || v.is_doubtful(tensor.value);
   });
-  std::vector<std::optional<Count>> counts(tensors.size());
-  for_each_index(tensors.size(), [&](size_t i) {
-    v.stop_if_cancelled();
-    const Count count = count_nonfinite(v.inputs, tensors[i].value, tensors[i].may_be_infinite);
-    if (count.first) counts[i] = count;
-  });
+  const std::vector<Count> counts = count_all(v, tensors);
   std::set<std::pair<FileId, uint64_t>> reported;  // some tensors are views of one another
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!counts[i]) continue;
-    const auto place = place_of(tensors[i].value, *counts[i]->first);
+    if (!counts[i].first) continue;
+    const auto place = place_of(tensors[i].value, *counts[i].first);
     if (place && !reported.emplace(place->file, place->offset).second) continue;
-    report_nonfinite(v, tensors[i], *counts[i]);
+    report_nonfinite(v, tensors[i], counts[i]);
   }
 }
 

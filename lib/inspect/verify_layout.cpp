@@ -26,13 +26,10 @@ struct RankTensors {
 
 // What most of `values` are; of as many, the first.
 uint64_t most_common(const std::vector<uint64_t>& values) {
-  uint64_t best = 0;
-  std::ptrdiff_t votes = 0;
-  for (const uint64_t value : values) {
-    const auto count = std::count(values.begin(), values.end(), value);
-    if (count > votes) std::tie(best, votes) = std::pair(value, count);
-  }
-  return best;
+  std::map<uint64_t, size_t> votes;
+  for (const uint64_t value : values) ++votes[value];
+  const auto fewer = [&](uint64_t a, uint64_t b) { return votes[a] < votes[b]; };
+  return values.empty() ? 0 : *std::max_element(values.begin(), values.end(), fewer);
 }
 
 void add_length(Verification& v, CheckedFile& file, const std::string& member, uint64_t length,
@@ -124,14 +121,15 @@ void check_overlaps(Verification& v, CheckedFile& file) {
   std::vector<Part> parts;
   std::set<const void*> seen;
   for (const FoundTensor& found : tensors_in(file.shard->archive.root())) {
-    const TensorInfo info = file.shard->archive.info(found.value);
-    const auto count = static_cast<uint64_t>(numel(info.shape));
-    if (count < 2 || info.shape.size() != 1 || !seen.insert(found.value.identity()).second) {
+    const auto info = if_supported([&] { return file.shard->archive.info(found.value); });
+    if (!info) continue;
+    const auto count = static_cast<uint64_t>(numel(info->shape));
+    if (count < 2 || info->shape.size() != 1 || !seen.insert(found.value.identity()).second) {
       continue;
     }
-    const uint64_t item = size_of(info.dtype);
-    const uint64_t begin = static_cast<uint64_t>(info.storage_offset) * item;
-    parts.push_back({info.storage_key, begin, begin + count * item, found.path});
+    const uint64_t item = size_of(info->dtype);
+    const uint64_t begin = static_cast<uint64_t>(info->storage_offset) * item;
+    parts.push_back({info->storage_key, begin, begin + count * item, found.path});
   }
   std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) {
     return std::tie(a.storage, a.begin) < std::tie(b.storage, b.begin);
@@ -191,18 +189,34 @@ Mapping saved_mapping(const Shard& shard) {
   return mapping;
 }
 
+// Where the parameters lie in the groups by the model's file and one rank's; none if the files do
+// not tell, or cannot be read.
+std::vector<std::vector<FlatSlice>> slices_of(Verification& v, CheckedFile& model_file,
+                                              const RankTensors& rank) {
+  std::vector<std::vector<FlatSlice>> groups;
+  v.attempt(Check::layout, model_file, [&] {
+    const ModelStates model(*model_file.shard);
+    if (model.may_be_round_robin() || model.param_shapes.size() != rank.tensors.size()) return;
+    v.attempt(Check::layout, *rank.file, [&] {
+      for (size_t g = 0; g < model.param_shapes.size(); ++g) {
+        groups.push_back(flat_slices(model, *rank.file->shard, g));
+      }
+    });
+  });
+  return groups;
+}
+
 // A file that was copied and saved anew under another rank's name still says which parameters it
 // has.
 void check_mappings(Verification& v, const std::vector<RankTensors>& ranks, uint32_t mp_rank) {
   const std::vector<CheckedFile*> models = v.of_kind(Kind::model_states, mp_rank);
   if (models.empty() || ranks.empty()) return;
-  std::vector<std::vector<FlatSlice>> groups;
-  const ModelStates model(*models.front()->shard);
-  if (model.may_be_round_robin() || model.param_shapes.size() != ranks[0].tensors.size()) return;
-  for (size_t g = 0; g < model.param_shapes.size(); ++g) {
-    groups.push_back(flat_slices(model, *ranks[0].file->shard, g));
-  }
-  const std::vector<int64_t> counts = partition_counts(optimizer_state(*ranks[0].file->shard));
+  const auto groups = slices_of(v, *models.front(), ranks[0]);
+  if (groups.size() != ranks[0].tensors.size()) return;
+  std::vector<int64_t> counts;
+  v.attempt(Check::layout, *ranks[0].file,
+            [&] { counts = partition_counts(optimizer_state(*ranks[0].file->shard)); });
+  if (counts.empty()) return;
   // Experts are shared by some of the ranks only.
   const int64_t most = *std::max_element(counts.begin(), counts.end());
   if (std::any_of(counts.begin(), counts.end(), [&](int64_t n) { return n != most; })) return;
@@ -237,12 +251,6 @@ Check check_of(const Error& error) {
   return error.kind() == ErrorKind::corrupt && member.empty() ? Check::unreadable : Check::layout;
 }
 
-// Layers of a pipeline and experts have files of their own; frozen parameters may be left out.
-bool is_elsewhere(const ModelStates& model, std::string_view name, std::string_view member) {
-  return model.module.empty() || member != keys::kParamShapes ||
-         name.find("experts") != std::string_view::npos;
-}
-
 // Why the reader cannot be expected to get along, or "".
 std::string known_obstacle(const Verification& v) {
   if (v.has(Check::missing)) return "files are missing";
@@ -255,41 +263,6 @@ std::string known_obstacle(const Verification& v) {
 }
 
 }  // namespace
-
-void check_module_shapes(Verification& v) {
-  for (CheckedFile* file : v.of_kind(Kind::model_states)) {
-    v.attempt(Check::layout, *file, [&] {
-      const ModelStates model(*file->shard);
-      const auto compare = [&](const NamedShapes& shapes, std::string_view member) {
-        for (const auto& [name, shape] : shapes) {
-          const auto found = model.by_name.find(name);
-          if (found == model.by_name.end()) {
-            if (!is_elsewhere(model, name, member)) {
-              v.add({.check = Check::layout,
-                     .message = "is in " + std::string(member) + ", but not in `module`",
-                     .file = file->display,
-                     .rank = file->rank(),
-                     .member = std::string(keys::kModule),
-                     .tensor = name});
-            }
-            continue;
-          }
-          const Shape stored = file->shard->archive.info(found->second).shape;
-          if (stored == shape) continue;
-          v.add({.check = Check::shape,
-                 .message = "is " + to_text(shape) + ", but " + to_text(stored) + " in `module`",
-                 .file = file->display,
-                 .rank = file->rank(),
-                 .member = std::string(member),
-                 .tensor = name});
-          file->suspect = true;
-        }
-      };
-      for (const NamedShapes& group : model.param_shapes) compare(group, keys::kParamShapes);
-      compare(model.frozen_param_shapes, keys::kFrozenParamShapes);
-    });
-  }
-}
 
 void check_flat_groups(Verification& v) {
   for (const uint32_t mp_rank : worlds_of(v)) {
@@ -372,16 +345,7 @@ void open_checkpoint(Verification& v) {
         v.is_reported(error.where().file)) {
       return;
     }
-    Finding finding{.check = check,
-                    .message = error.message(),
-                    .file = error.where().file,
-                    .member = error.where().member,
-                    .tensor = error.where().tensor,
-                    .offset = error.where().offset};
-    for (const CheckedFile& file : v.files) {
-      if (file.display == finding.file) finding.rank = file.rank();
-    }
-    v.add(std::move(finding));
+    v.add(check, error);
   }
 }
 

@@ -25,22 +25,31 @@ bool is_running_statistic(std::string_view name) {
   return name.ends_with("running_mean") || name.ends_with("running_var");
 }
 
+// Counts what is compared, and looks whether to stop.
+void count_compared(Verification& v, uint64_t bytes) {
+  v.stop_if_cancelled();
+  v.progress.bytes_done += bytes;
+}
+
 // The first byte in which two tensors of one type and shape differ.
-std::optional<uint64_t> first_difference(const InputFiles& inputs, const TensorSource& a,
+std::optional<uint64_t> first_difference(Verification& v, const TensorSource& a,
                                          const TensorSource& b) {
   std::vector<std::byte> left;
   std::vector<std::byte> right;
   const uint64_t item = size_of(a.dtype());
+  v.progress.bytes_total += a.nbytes() + b.nbytes();
   for (int64_t at = 0; at < a.numel(); at += kPieceElements) {
     const int64_t count = std::min(kPieceElements, a.numel() - at);
     left.resize(static_cast<size_t>(count) * item);
     right.resize(left.size());
-    read_elements(inputs, a, at, count, left);
-    read_elements(inputs, b, at, count, right);
+    read_elements(v.inputs, a, at, count, left);
+    read_elements(v.inputs, b, at, count, right);
+    count_compared(v, 2 * left.size());
     const auto differs = std::mismatch(left.begin(), left.end(), right.begin()).first;
-    if (differs != left.end()) {
-      return static_cast<uint64_t>(at) * item + static_cast<uint64_t>(differs - left.begin());
-    }
+    if (differs == left.end()) continue;
+    const uint64_t begin = static_cast<uint64_t>(at) * item;
+    count_compared(v, 2 * (a.nbytes() - begin - left.size()));
+    return begin + static_cast<uint64_t>(differs - left.begin());
   }
   return std::nullopt;
 }
@@ -64,24 +73,14 @@ void report_copy(Verification& v, const std::string& name, const Copy& copy, con
 // Compares copies of one tensor with the one that most files have.
 void compare_copies(Verification& v, const std::string& name, std::vector<Copy> copies) {
   std::erase_if(copies, [&](const Copy& copy) { return v.is_doubtful(copy.value); });
-  std::vector<size_t> group(copies.size());  // the first that it equals
-  std::vector<size_t> votes(copies.size());
-  std::vector<uint64_t> differs(copies.size());
+  if (copies.empty()) return;
   const auto alike = [&](const Copy& a, const Copy& b) {
     return a.value.shape() == b.value.shape() && a.value.dtype() == b.value.dtype();
   };
-  for (size_t i = 0; i < copies.size(); ++i) {
-    group[i] = i;
-    for (size_t j = 0; j < i; ++j) {
-      if (group[j] != j || !alike(copies[i], copies[j])) continue;
-      if (first_difference(v.inputs, copies[i].value, copies[j].value)) continue;
-      group[i] = j;
-      break;
-    }
-    ++votes[group[i]];
-  }
-  const auto best =
-      static_cast<size_t>(std::max_element(votes.begin(), votes.end()) - votes.begin());
+  const std::vector<size_t> group = first_equals(copies.size(), [&](size_t i, size_t j) {
+    return alike(copies[i], copies[j]) && !first_difference(v, copies[i].value, copies[j].value);
+  });
+  const size_t best = largest_kind(group);
   for (size_t i = 0; i < copies.size(); ++i) {
     if (group[i] == best) continue;
     if (!alike(copies[i], copies[best])) {
@@ -94,7 +93,7 @@ void compare_copies(Verification& v, const std::string& name, std::vector<Copy> 
              .tensor = name});
       continue;
     }
-    const auto at = first_difference(v.inputs, copies[i].value, copies[best].value);
+    const auto at = first_difference(v, copies[i].value, copies[best].value);
     report_copy(v, name, copies[i], copies[best], at.value_or(0), "differs from the copy in ");
   }
 }
@@ -106,8 +105,8 @@ void compare_ranks(Verification& v, const std::vector<CheckedFile*>& files) {
     v.attempt(Check::layout, *file, [&] {
       for (const auto& [name, value] : ModelStates(*file->shard).module) {
         if (is_running_statistic(name)) continue;
-        const TensorSource stored = file->shard->archive.tensor(value);
-        if (stored.numel() > 0) copies[name].push_back({file, stored});
+        const auto stored = if_supported([&] { return file->shard->archive.tensor(value); });
+        if (stored && stored->numel() > 0) copies[name].push_back({file, *stored});
       }
     });
   }
@@ -153,7 +152,8 @@ void compare_slices(Verification& v) {
       const Value info = file->shard->archive.root().find_or_none(keys::kUniversalCheckpointInfo);
       for (const auto& [name, value] : ModelStates(*file->shard).module) {
         if (!is_tp_replicated(info, name)) continue;
-        copies[name].push_back({file, file->shard->archive.tensor(value)});
+        const auto stored = if_supported([&] { return file->shard->archive.tensor(value); });
+        if (stored) copies[name].push_back({file, *stored});
       }
     });
   }
@@ -167,13 +167,16 @@ void compare_within(Verification& v, CheckedFile& file) {
   ModelStates model(*file.shard);
   model.drop_false_aliases();
   const auto compare = [&](const std::string& name, const Value& a, const Value& b) {
-    const Copy mine{&file, file.shard->archive.tensor(a)};
-    const Copy other{&file, file.shard->archive.tensor(b)};
+    const auto left = if_supported([&] { return file.shard->archive.tensor(a); });
+    const auto right = if_supported([&] { return file.shard->archive.tensor(b); });
+    if (!left || !right) return;
+    const Copy mine{&file, *left};
+    const Copy other{&file, *right};
     if (v.is_doubtful(mine.value) || v.is_doubtful(other.value)) return;
     if (mine.value.shape() != other.value.shape() || mine.value.dtype() != other.value.dtype()) {
       return;
     }
-    if (const auto at = first_difference(v.inputs, mine.value, other.value)) {
+    if (const auto at = first_difference(v, mine.value, other.value)) {
       report_copy(v, name, mine, other, *at, "differs from its other copy in ");
     }
   };
@@ -198,12 +201,14 @@ void check_same(Verification& v, const std::string& name, const TensorSource& so
   std::set<FileId> reported;
   source.lower([&](const SourceRun& run) {
     if (run.combine != Combine::same) return;
+    v.progress.bytes_total += run.row_bytes * run.more.size();
     for (const Operand& operand : run.more) {
       std::vector<std::byte> left;
       std::vector<std::byte> right;
-      for (uint64_t at = 0; at < run.row_bytes && !reported.contains(operand.in);
-           at += left.size()) {
+      for (uint64_t at = 0; at < run.row_bytes; at += left.size()) {
         left.resize(std::min<uint64_t>(run.row_bytes - at, 256 << 10));
+        count_compared(v, left.size());
+        if (reported.contains(operand.in)) continue;
         right.resize(left.size());
         v.inputs[run.file].read_at(run.offset + at, left);
         v.inputs[operand.in].read_at(operand.src + at, right);

@@ -101,7 +101,7 @@ class ModuleFiles {
  private:
   static std::optional<TensorSource> tensor_of(const Shard& shard, const Value& value) {
     if (!TorchArchive::is_tensor(value)) return std::nullopt;
-    return shard.archive.tensor(value);
+    return if_supported([&] { return shard.archive.tensor(value); });
   }
 
   Verification& v_;
@@ -304,19 +304,20 @@ std::vector<Weight> expert_weights(Verification& v) {
     for (const auto& [key, value] : root.as_dict().items) {
       if (!key.is(pickle::Kind::string) || !TorchArchive::is_tensor(value)) continue;
       const std::string name(key.as_string());
-      const TensorSource stored = file->shard->archive.tensor(value);
+      const auto stored = if_supported([&] { return file->shard->archive.tensor(value); });
+      if (!stored) continue;
       std::optional<TensorSource> master;
       if (const Param* param = v.checkpoint->find(name)) {
         master = param->weight;
       } else if (const Param* fused = v.checkpoint->find(name.substr(0, name.rfind('.')))) {
         const Shape& shape = fused->weight.shape();
         if (shape.empty() || file->name->expert >= shape[0] ||
-            stored.numel() * shape[0] != fused->weight.numel()) {
+            stored->numel() * shape[0] != fused->weight.numel()) {
           continue;
         }
-        master = fused->weight.narrow(0, file->name->expert, 1).view(stored.shape());
+        master = fused->weight.narrow(0, file->name->expert, 1).view(stored->shape());
       }
-      if (master && can_compare(stored, *master)) weights.push_back({name, stored, *master});
+      if (master && can_compare(*stored, *master)) weights.push_back({name, *stored, *master});
     }
   }
   return weights;

@@ -44,25 +44,26 @@ const Fact* find(const Facts& facts, const std::string& name) {
   return found == facts.end() ? nullptr : &*found;
 }
 
+bool are_equal(const Fact* a, const Fact* b) {
+  return a == b || (a != nullptr && b != nullptr && *a == *b);
+}
+
 // Which of `files` has the value of `name` that most have; of as many, the first, but one with
 // `expected` before all others.
 size_t reference_for(const std::vector<Facts>& facts, const std::string& name,
                      std::optional<double> expected) {
+  std::vector<const Fact*> found;
+  for (const Facts& some : facts) found.push_back(find(some, name));
+  const std::vector<size_t> first =
+      first_equals(facts.size(), [&](size_t i, size_t j) { return are_equal(found[i], found[j]); });
+  std::vector<size_t> votes(facts.size());
+  for (const size_t kind : first) ++votes[kind];
+  const auto rank = [&](size_t i) {
+    return std::pair(votes[i], found[i] != nullptr && expected && found[i]->number == expected);
+  };
   size_t best = 0;
-  std::pair<size_t, bool> best_votes{0, false};
-  for (size_t i = 0; i < facts.size(); ++i) {
-    const Fact* mine = find(facts[i], name);
-    size_t votes = 0;
-    for (const Facts& others : facts) {
-      const Fact* theirs = find(others, name);
-      if ((mine == nullptr) != (theirs == nullptr)) continue;
-      votes += mine == nullptr || *mine == *theirs;
-    }
-    const bool is_expected = mine != nullptr && expected && mine->number == expected;
-    if (std::pair(votes, is_expected) > best_votes) {
-      best_votes = {votes, is_expected};
-      best = i;
-    }
+  for (size_t i = 1; i < facts.size(); ++i) {
+    if (rank(i) > rank(best)) best = i;
   }
   return best;
 }
@@ -85,7 +86,7 @@ void compare(Verification& v, const std::vector<CheckedFile*>& files,
     const Fact* right = find(facts[reference], name);
     for (size_t i = 0; i < files.size(); ++i) {
       const Fact* mine = find(facts[i], name);
-      if (mine == right || (mine != nullptr && right != nullptr && *mine == *right)) continue;
+      if (are_equal(mine, right)) continue;
       differing[i].emplace_back(name, reference);
     }
   }
@@ -202,11 +203,17 @@ Facts optim_facts(Verification& v, const Shard& shard, bool of_world) {
 // The steps that the optimizers have made by the model-states files.
 std::optional<double> expected_step(Verification& v) {
   for (const Kind kind : {Kind::model_states, Kind::zero_model_states}) {
-    for (const CheckedFile* file : v.of_kind(kind)) {
-      const Fields fields(*file->shard, file->shard->archive.root());
-      const auto steps = fields.integer_if_any(keys::kGlobalSteps);
-      if (!steps) continue;
-      return static_cast<double>(*steps - fields.integer_if_any(keys::kSkippedSteps).value_or(0));
+    for (CheckedFile* file : v.of_kind(kind)) {
+      std::optional<double> expected;
+      v.attempt(Check::layout, *file, [&] {
+        const Fields fields(*file->shard, file->shard->archive.root());
+        const auto steps = fields.integer_if_any(keys::kGlobalSteps);
+        const auto skipped = fields.integer_if_any(keys::kSkippedSteps);
+        if (steps) {
+          expected = static_cast<double>(*steps) - static_cast<double>(skipped.value_or(0));
+        }
+      });
+      if (expected) return expected;
     }
   }
   return std::nullopt;
@@ -256,16 +263,12 @@ void compare_shapes(Verification& v, const std::vector<CheckedFile*>& files) {
       read.push_back(file);
     });
   }
-  size_t best = 0;
-  size_t best_votes = 0;
+  const std::vector<size_t> first = first_equals(models.size(), [&](size_t i, size_t j) {
+    return models[i].param_shapes == models[j].param_shapes;
+  });
+  const size_t best = largest_kind(first);
   for (size_t i = 0; i < models.size(); ++i) {
-    const auto votes = static_cast<size_t>(std::count_if(
-        models.begin(), models.end(),
-        [&](const ModelStates& other) { return other.param_shapes == models[i].param_shapes; }));
-    if (votes > best_votes) std::tie(best, best_votes) = std::pair(i, votes);
-  }
-  for (size_t i = 0; i < models.size(); ++i) {
-    if (models[i].param_shapes == models[best].param_shapes) continue;
+    if (first[i] == best) continue;
     v.add({.check = Check::shape,
            .message = "differs from that in " + read[best]->display,
            .file = read[i]->display,

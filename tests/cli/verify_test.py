@@ -8,10 +8,15 @@ import pathlib
 import pkgutil
 import random
 import shutil
+import signal
 import stat
+import subprocess
 import tempfile
+import time
 import unittest
 import zipfile
+
+import torch
 
 import cli_common
 import common
@@ -264,6 +269,48 @@ class VerifyTest(cli_common.CliTest):
                 for place in [finding["file"], finding.get("member", ""), finding.get("tensor", ""),
                               str(finding.get("offset", ""))]:
                     self.assertIn(place, done.stdout)
+
+    def test_nan_is_found_in_every_type_that_has_it(self):
+        types = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
+                 torch.complex64, torch.complex128]
+        for dtype in types:
+            with self.subTest(dtype=dtype):
+                path = self.new_path("tensor.pt")
+                values = torch.ones(100_000, dtype=dtype)
+                torch.save({"w": values, "counts": torch.ones(3, dtype=torch.int64)}, path)
+                self.assertTrue(self.report(path, "--finite")["ok"])
+                values[[70_000, 70_001, 99_999]] = torch.tensor(float("nan")).to(dtype)
+                torch.save({"w": values}, path)
+                finding, = self.report(path, "--finite")["findings"]
+                offset, _ = cli_common.record_extent(path, "data/0")
+                self.assertEqual((finding["check"], finding["tensor"], finding["offset"], finding["message"]),
+                                 ("nonfinite", "w", offset + 70_000 * values.element_size(),
+                                  "3 NaN and 0 Inf among 100000 elements"))
+
+    def test_a_tensor_that_is_not_supported_keeps_nothing_else_from_being_checked(self):
+        path = self.new_path("conj.pt")
+        bad = torch.tensor([1.0, float("inf")])
+        torch.save({"bad": bad, "c": torch.randn(3, dtype=torch.complex64).conj(), "end": torch.ones(5)}, path)
+        offset, size = cli_common.record_extent(path, "data/2")
+        cli_common.flip(path, offset + 1, 1)
+        report = self.report(path, "--finite")
+        self.assertEqual({(f["check"], f.get("tensor", f.get("member"))) for f in report["findings"]},
+                         {("nonfinite", "bad"), ("crc", "conj/data/2")})
+        why, = (check["why"] for check in report["checks"] if check["check"] == "layout")
+        for word in [path.name, "c: ", "conj"]:
+            self.assertIn(word, why)
+
+    def test_it_can_be_interrupted_inside_a_tensor(self):
+        path = self.new_path("huge.pt")
+        torch.save({"w": torch.zeros(1).expand(10**9, 10**9)}, path)
+        process = subprocess.Popen([os.path.join(os.environ["DSCKPT_BIN"], "ckpt-inspect"), "verify", "--finite", path],
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(process.kill)
+        time.sleep(1)
+        self.assertIsNone(process.poll())
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+        self.assertEqual(process.returncode, 130)
 
     def test_a_manifest_holds_of_an_unchanged_checkpoint(self):
         sources = Sources(self.root)
