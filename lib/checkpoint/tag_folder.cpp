@@ -93,6 +93,15 @@ std::vector<ShardFile> TagFolder::of_kind(ShardName::Kind kind) const {
   return out;
 }
 
+bool has_shards(const fs::path& folder) {
+  std::error_code failed;
+  fs::directory_iterator it(folder, failed);
+  for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
+    if (parse_shard_name(it->path().filename().string())) return true;
+  }
+  return false;
+}
+
 TagFolder find_tag_folder(const fs::path& given, const std::string& tag) {
   std::error_code failed;
   const fs::file_status status = fs::status(given, failed);

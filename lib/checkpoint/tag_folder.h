@@ -25,6 +25,9 @@ struct TagFolder {
   bool has(ShardName::Kind kind) const { return !of_kind(kind).empty(); }
 };
 
+// Whether `folder` itself has files with shards' names; false if it cannot be listed.
+bool has_shards(const std::filesystem::path& folder);
+
 // Resolves what a user calls a checkpoint: a folder with `tag` in it; else one with the file
 // `latest`, or else `latest_universal`; else a folder that holds shards itself. zero_to_fp32.py
 // get_fp32_state_dict_from_zero_checkpoint. Throws IoError or InconsistentError that says what is

@@ -1,35 +1,23 @@
 #include "inspect/contents.h"
 
-#include <algorithm>
 #include <system_error>
 #include <utility>
 
 #include "base/error.h"
-#include "checkpoint/shard_name.h"
+#include "checkpoint/tag_folder.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
-namespace {
 
-// What has both is a checkpoint that someone keeps the model's own files beside.
-bool is_weights(const fs::path& path, const std::string& tag) {
-  if (!tag.empty() || !Weights::probe(path)) return false;
+bool holds_only_weights(const fs::path& path, const std::string& tag) {
   std::error_code failed;
-  if (fs::exists(path / "latest", failed) || fs::exists(path / "latest_universal", failed)) {
-    return false;
-  }
-  if (!fs::is_directory(path, failed)) return true;
-  for (const fs::directory_entry& entry : fs::directory_iterator(path, failed)) {
-    if (parse_shard_name(entry.path().filename().string())) return false;
-  }
-  return true;
+  return tag.empty() && Weights::probe(path) && !fs::exists(path / "latest", failed) &&
+         !fs::exists(path / "latest_universal", failed) && !has_shards(path);
 }
-
-}  // namespace
 
 Contents Contents::open(InputFiles& inputs, const fs::path& path, const ContentsOptions& options) {
   Contents contents;
-  if (is_weights(path, options.tag)) {
+  if (holds_only_weights(path, options.tag)) {
     contents.weights_ = std::make_unique<Weights>(Weights::open(inputs, path));
     bool torch = false;
     bool safetensors = false;

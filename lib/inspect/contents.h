@@ -42,6 +42,10 @@ struct ContentsOptions {
   bool states = false;  // the optimizer's states too
 };
 
+// True of a file, and of a folder of weights that is no checkpoint too: people keep the model's own
+// files beside one.
+bool holds_only_weights(const std::filesystem::path& path, const std::string& tag);
+
 // A path, opened: a checkpoint in any layout there is a reader for, a file of tensors, or a folder
 // of weights. Immutable; any thread. The InputFiles table must outlive it.
 class Contents {

@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "checkpoint/weights.h"
+#include "inspect/contents.h"
 #include "inspect/verification.h"
 
 namespace dsckpt {
@@ -67,22 +68,6 @@ const std::vector<Step>& steps() {
       {check_manifest_if_given, kAll, {manifest}},
   };
   return kSteps;
-}
-
-bool has_shards(const fs::path& folder) {
-  std::error_code failed;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder, failed)) {
-    if (parse_shard_name(entry.path().filename().string())) return true;
-  }
-  return false;
-}
-
-// What has both is a checkpoint that someone keeps the model's own files beside.
-bool is_checkpoint(const fs::path& path, const std::string& tag) {
-  std::error_code failed;
-  if (!tag.empty() || fs::exists(path / "latest", failed)) return true;
-  if (fs::exists(path / "latest_universal", failed) || has_shards(path)) return true;
-  return !Weights::probe(path);
 }
 
 // The folder to look at where `latest` names none: the only one with shards.
@@ -178,7 +163,7 @@ unsigned find_files(Verification& v, const fs::path& path) {
     add_file(v, path, std::nullopt);
     return kWeights;
   }
-  if (!is_checkpoint(path, v.options.tag)) {
+  if (holds_only_weights(path, v.options.tag)) {
     v.report.form = "weights";
     add_weights_files(v, path);
     return kWeights;
