@@ -146,6 +146,7 @@ Difference difference_of(const Elements& a, const Elements& b, DType as, int64_t
   const size_t count = a.bytes.size() / size_of(parts_a.dtype);
   Difference result;
   result.count = count;
+  if (count == 0) return result;  // there may be no buffers at all
   if (!converts && std::memcmp(a.bytes.data(), b.bytes.data(), a.bytes.size()) == 0) return result;
   std::array<std::byte, kPiece * sizeof(float)> buffer_a;
   std::array<std::byte, kPiece * sizeof(float)> buffer_b;
