@@ -24,15 +24,15 @@ int main(int argc, char** argv) {
   using namespace dsckpt;
   cli::Common common;
   CLI::App app("What is in a DeepSpeed checkpoint.", "ckpt-inspect");
+  const inspect::Command summary = inspect::add_summary(app, common);
+  // A subcommand has a path of its own.
+  app.get_option("path")->required(false);
+  cli::add_common(app, common);
   std::vector<inspect::Command> commands;
   for (inspect::AddCommand* add : kCommands) {
     commands.push_back(add(app, common));
     cli::add_common(*commands.back().app, common);
   }
-  const inspect::Command summary = inspect::add_summary(app, common);
-  // A subcommand has a path of its own.
-  app.get_option("path")->required(false);
-  cli::add_common(app, common);
   app.require_subcommand(0, 1);
   app.footer(
       cli::footer("  ckpt-inspect checkpoint-500 --gpus 64\n"

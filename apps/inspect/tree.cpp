@@ -19,7 +19,7 @@ struct Arguments {
   std::string path;
   ContentsOptions contents;
   Selection selection;
-  bool fold = true;
+  bool every_layer = false;
   int depth = 0;  // 0: all of it
 };
 
@@ -85,7 +85,7 @@ int tree(const cli::Common& common, const Arguments& args) {
   InputFiles inputs;
   const Contents contents = Contents::open(inputs, args.path, args.contents);
   const std::vector<NamedTensor> tensors = selected(contents, args.selection);
-  const TreeNode root = tree_of(tensors, args.fold);
+  const TreeNode root = tree_of(tensors, !args.every_layer);
   if (common.json) {
     cli::print_json("tree", node_json(root));
   } else {
@@ -102,7 +102,7 @@ Command add_tree(CLI::App& app, cli::Common& common) {
   const auto args = std::make_shared<Arguments>();
   add_contents_options(sub, "path", args->path, args->contents);
   sub.add_flag("--states", args->contents.states, "The optimizer's states too");
-  sub.add_flag("--fold,!--no-fold", args->fold, "Layers that are alike as one (the default)");
+  sub.add_flag("--no-fold", args->every_layer, "Layers that are alike one by one, not as one");
   sub.add_option("--depth", args->depth, "No deeper than N levels")
       ->check(CLI::PositiveNumber)
       ->option_text("N");

@@ -111,7 +111,7 @@ class ManPageTest(ManualTest):
                 shared = re.search(r"(?s)\nAlso (.*),\s+as\s+above", chapter)
                 found = set(re.findall(r"\\fB(-[^\\]+)\\fR", entries + (shared.group(1) if shared else "")))
                 # Those that are explained above are named by their long names only.
-                self.assertEqual(found | ({"-q", "-h"} if shared else set()), names)
+                self.assertEqual(found | ({"-q", "-h", "-t"} & names if shared else set()), names)
 
     def test_examples_are_those_of_help(self):
         for tool in TOOLS:
