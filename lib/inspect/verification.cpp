@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "checkpoint/keys.h"
+
 namespace dsckpt {
 
 std::optional<FindingRank> CheckedFile::rank() const {
@@ -115,6 +117,11 @@ std::string Verification::record_at(FileId id, uint64_t offset) {
   const CheckedFile* file = file_of(id);
   if (file != nullptr && file->shard) return file->shard->archive.record_at(offset);
   return "";
+}
+
+bool is_of_pipeline(const Shard& model) {
+  const auto module = model.archive.root().find(keys::kModule);
+  return module && module->is_none();
 }
 
 size_t largest_kind(const std::vector<size_t>& first_equal) {

@@ -116,6 +116,9 @@ class Verification {
 // Longer lists of missing files help nobody; the count may be made up.
 inline constexpr size_t kMaxMissing = 4096;
 
+// Whether a model-states file has None for `module`, because its layers have files of their own.
+bool is_of_pipeline(const Shard& model);
+
 // Where element `at` of a tensor lies: the file and the byte, of the first of several copies.
 std::optional<Extent> place_of(const TensorSource& source, int64_t at);
 

@@ -197,8 +197,9 @@ void sort_findings(Verification& v) {
 
 // What is wrong with one file is no reason to look at nothing else, wherever it is met.
 void report_failed(Verification& v, const Step& step, const Error& error) {
-  for (const Check check : step.checks)
-    v.skip(check, "not all of it: " + std::string(error.what()));
+  for (const Check check : step.checks) {
+    v.skip(check, "not all of it: " + std::string(error.what()), true);
+  }
   if (error.kind() == ErrorKind::unsupported || v.is_reported(error.where().file)) return;
   v.add(error.kind() == ErrorKind::io ? Check::unreadable : Check::layout, error);
 }

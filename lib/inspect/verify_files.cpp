@@ -148,15 +148,9 @@ void note_unchecked(Verification& v) {
 
 // One note for all tensors that are of a kind that is not read.
 void note_unsupported(Verification& v, const std::vector<std::vector<std::string>>& of_files) {
-  size_t count = 0;
-  std::string first;
-  for (const auto& some : of_files) {
-    if (count == 0 && !some.empty()) first = some.front();
-    count += some.size();
-  }
-  if (count == 0) return;
-  if (count > 1) first += " (and " + std::to_string(count - 1) + " more such tensors)";
-  v.skip(Check::layout, "not all of it: " + first, true);
+  std::vector<std::string> all;
+  for (const auto& some : of_files) all.insert(all.end(), some.begin(), some.end());
+  if (!all.empty()) v.skip(Check::layout, "not all of it: " + first_of(all), true);
 }
 
 // The persistent value of the storage that a tensor is a view of, or None.

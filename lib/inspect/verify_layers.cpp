@@ -38,18 +38,6 @@ std::set<uint32_t> named_layers(Verification& v) {
   return layers;
 }
 
-// Whether the model's files are those of a pipeline, which keep the module in files of its layers.
-bool is_pipeline(Verification& v) {
-  bool pipeline = false;
-  for (CheckedFile* file : v.of_kind(Kind::model_states)) {
-    v.attempt(Check::layout, *file, [&] {
-      const Fields fields(*file->shard, file->shard->archive.root());
-      pipeline = pipeline || fields[keys::kModule].is_none();
-    });
-  }
-  return pipeline;
-}
-
 // Tensor-parallel ranks by the model's files, where no layer's file tells.
 uint32_t tensor_parallel_ranks(Verification& v) {
   int64_t ranks = 1;
@@ -64,7 +52,11 @@ uint32_t tensor_parallel_ranks(Verification& v) {
 
 void check_layers(Verification& v) {
   const bool none = !v.folder.has(Kind::layer);
-  if (none && !is_pipeline(v)) return;
+  const std::vector<CheckedFile*> models = v.of_kind(Kind::model_states);
+  if (none && std::none_of(models.begin(), models.end(),
+                           [](const CheckedFile* file) { return is_of_pipeline(*file->shard); })) {
+    return;
+  }
   std::map<uint32_t, std::set<uint32_t>> found;
   bool sliced = false;
   uint32_t tp = 1;

@@ -11,7 +11,7 @@ using Kind = ShardName::Kind;
 
 // Layers of a pipeline and experts have files of their own.
 bool is_elsewhere(const ModelStates& model, std::string_view name) {
-  return model.fields[keys::kModule].is_none() || name.find("experts") != std::string_view::npos;
+  return is_of_pipeline(model.shard()) || name.find("experts") != std::string_view::npos;
 }
 
 // One finding for all parameters that `module` should have and has not.

@@ -184,8 +184,19 @@ Facts step_facts(Verification& v, const Shard& shard, const Value& wrapper) {
   return facts;
 }
 
+// Of two ranks that differ, the one with something else than numbers is the one that is wrong.
+void check_alignment_paddings(const Shard& shard) {
+  const Fields wrapper = optimizer_state(shard);
+  in_context(wrapper.where(keys::kParamAlignmentPaddings), [&] {
+    for (const Value& group : wrapper.sequence(keys::kParamAlignmentPaddings)) {
+      for (const Value& padding : group.sequence_or_empty()) padding.as_int();
+    }
+  });
+}
+
 Facts optim_facts(Verification& v, const Shard& shard, bool of_world) {
   const Value wrapper = shard.archive.root().at(keys::kOptimizerStateDict);
+  check_alignment_paddings(shard);
   Facts facts = step_facts(v, shard, wrapper);
   if (!of_world && facts.size() > 1) facts.resize(1);
   for (const Row& row : kOptimFacts) {
