@@ -45,8 +45,8 @@ using OnBlock =
 
 // Calls `on_block` for every block of every item (none of an item without elements), in an order
 // that reads each file from front to back as far as the items allow. `threads` is 0 for all cores.
-// Adds the bytes of all elements to progress.bytes_total; bytes_done counts them. Throws what read_elements and `on_block` throw,
-// with the item's label, and InterruptedError.
+// Adds the bytes of all elements to progress.bytes_total; bytes_done counts them. Throws what
+// read_elements and `on_block` throw, with the item's label, and InterruptedError.
 void read_blocks(const std::vector<PassItem>& items, unsigned threads, Progress& progress,
                  const OnBlock& on_block);
 
