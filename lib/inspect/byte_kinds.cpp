@@ -9,6 +9,7 @@
 #include <optional>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "checkpoint/keys.h"
@@ -173,8 +174,10 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
 
   Covered reachable = covered;
   Covered flat;
+  std::unordered_set<std::string> viewed;  // keys of storages
   for (const FoundTensor& found : tensors_in(archive.root())) {
     const TensorSource tensor = archive.tensor(found.value);
+    viewed.insert(archive.info(found.value).storage_key);
     each_range(tensor, [&](FileId, uint64_t begin, uint64_t end) {
       reachable.add(begin, end);
       if (has_flat_groups && tensor.shape().size() == 1 && tensor.numel() > 1) flat.add(begin, end);
@@ -183,9 +186,9 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
   // Tensors of kinds that are not read, quantized ones say, have their storages whole.
   for (const Value& value : persistent_values(archive.root())) {
     const std::optional<Extent> storage = archive.bytes_of_storage(value);
-    if (storage && reachable.within(storage->offset, storage->end()) == 0) {
-      reachable.add(storage->offset, storage->end());
-    }
+    if (!storage) continue;
+    const std::string key(value.persistent_id().as_sequence()[2].as_string());
+    if (!viewed.contains(key)) reachable.add(storage->offset, storage->end());
   }
   uint64_t stored = 0;
   for (const Extent& storage : archive.storages()) {
