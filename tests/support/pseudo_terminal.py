@@ -1,4 +1,5 @@
 """Programs on a terminal that a test holds the other end of."""
+import codecs
 import fcntl
 import os
 import pty
@@ -21,6 +22,7 @@ class Terminal:
                                         env=environment, cwd=cwd, start_new_session=True)
         os.close(theirs)
         self.seen = ""
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read can end inside a character
 
     def __enter__(self):
         return self
@@ -38,16 +40,17 @@ class Terminal:
         if not select.select([self.ours], [], [], seconds)[0]:
             return ""
         try:
-            return os.read(self.ours, 65536).decode(errors="replace") or None
+            data = os.read(self.ours, 65536)
         except OSError:  # how Linux says that nobody has the other end open
             return None
+        return self.decoder.decode(data) if data else None
 
     def wait_for(self, text, seconds=120):
         """What was written up to and with `text`, since the last call."""
         end = time.monotonic() + seconds
         while text not in self.seen:
             more = self._read(end - time.monotonic())
-            if not more:
+            if more is None or time.monotonic() > end:
                 raise AssertionError(f"no {text!r} in {self.seen!r}")
             self.seen += more
         before, _, self.seen = self.seen.partition(text)
