@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "base/text.h"
+
 namespace dsckpt {
 using nlohmann::ordered_json;
 namespace {
@@ -14,10 +16,6 @@ constexpr const char* kAccumulation = "gradient_accumulation_steps";
 
 // Divisors are found by trying all numbers up to the root.
 constexpr int64_t kMaxGlobal = int64_t{1} << 40;
-
-std::string plural(int64_t count, const std::string& noun) {
-  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
-}
 
 std::string text_of(const BatchSetting& setting) {
   return "micro batch " + std::to_string(setting.micro) + " x accumulation " +
@@ -81,7 +79,7 @@ std::string derive(const EngineConfig& config, BatchPlan& plan) {
   if (too_large || product == 0 || (train && *train != product)) {
     return (train ? std::string(kTrainBatch) + " is " + std::to_string(*train) + ", which is not "
                   : "the configuration asks for ") +
-           text_of(old) + " x " + plural(ranks, "rank");
+           text_of(old) + " x " + counted(ranks, "rank");
   }
   plan.global = product;
   return "";
@@ -128,12 +126,12 @@ ordered_json with_batch(ordered_json config, const BatchChoice& choice) {
 }
 
 std::string text_of(const BatchPlan& plan) {
-  const std::string ranks = plural(plan.new_ranks, "rank");
+  const std::string ranks = counted(plan.new_ranks, "rank");
   if (!plan.unknown.empty()) {
     return "batch sizes for " + ranks + " cannot be planned: " + plan.unknown + "\n";
   }
   std::string text = "global batch " + std::to_string(plan.global) + " = " +
-                     text_of(plan.old_setting) + " x " + plural(plan.old_ranks, "rank") + "\n";
+                     text_of(plan.old_setting) + " x " + counted(plan.old_ranks, "rank") + "\n";
   if (!plan.suggested) {
     text += "no setting keeps it on " + ranks + ", since " + std::to_string(plan.global) +
             " is not a multiple of " + std::to_string(plan.new_ranks) + "; the nearest are\n";

@@ -26,12 +26,6 @@ json kinds_json(const std::vector<BytesOfKind>& kinds) {
 
 }  // namespace
 
-std::vector<std::string> files_of(const InputFiles& inputs, const TensorSource& source) {
-  std::vector<std::string> names;
-  for (const FileId id : files_with(source)) names.push_back(inputs[id].display());
-  return names;
-}
-
 std::string printable(const std::string& text, Newlines newlines) {
   constexpr std::string_view kHex = "0123456789abcdef";
   std::string out;
@@ -84,12 +78,14 @@ json facts_json(const Checkpoint& checkpoint) {
 }
 
 json tensor_json(const InputFiles& inputs, const NamedTensor& tensor) {
+  const std::vector<FileId> files = files_with(tensor.value);
   json out = {{"name", tensor.name},
               {"dtype", torch_name(tensor.value.dtype())},
               {"shape", tensor.value.shape()},
               {"bytes", tensor.value.nbytes()},
-              {"files", files_of(inputs, tensor.value)}};
-  for (const ShardName& rank : ranks_of(inputs, tensor.value)) {
+              {"files", json::array()}};
+  for (const FileId file : files) out["files"].push_back(inputs[file].display());
+  for (const ShardName& rank : ranks_of(inputs, files)) {
     out["ranks"].push_back({{"dp_rank", rank.dp_rank}, {"mp_rank", rank.mp_rank}});
   }
   if (!tensor.state.empty()) out["state"] = tensor.state;

@@ -21,9 +21,6 @@ namespace dsckpt {
 // Version of everything these functions put into JSON; a change that readers notice raises it.
 inline constexpr int kJsonSchema = 1;
 
-// The names of the input files that hold some of a tensor's bytes, in file order.
-std::vector<std::string> files_of(const InputFiles& inputs, const TensorSource& source);
-
 enum class Newlines : uint8_t { escape, keep };
 
 // `text` with control characters as "\\n", "\\x1b", so that it stays on its line and does nothing

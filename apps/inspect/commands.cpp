@@ -6,6 +6,8 @@
 #include <CLI/Validators.hpp>
 #include <algorithm>
 
+#include "report.h"
+
 namespace dsckpt::inspect {
 
 void add_contents_options(CLI::App& app, const std::string& name, std::string& path,
@@ -48,6 +50,22 @@ std::vector<NamedTensor> selected(const Contents& contents, const Selection& sel
                      });
   }
   return tensors;
+}
+
+void add_tensor_arguments(CLI::App& app, TensorArguments& args) {
+  add_contents_options(app, "path", args.path, args.contents);
+  app.add_flag("--states", args.contents.states, "The optimizer's states too");
+  add_selection(app, args.selection);
+}
+
+std::vector<cli::Table::Column> tensor_columns() {
+  return {{"name", cli::Table::Align::left, true}, {"kind"}, {"type"}, {"shape"}};
+}
+
+std::vector<std::string> tensor_cells(const NamedTensor& tensor) {
+  const std::string kind = tensor.kind ? to_string(*tensor.kind) : "tensor";
+  return {printable(tensor.name), tensor.state.empty() ? kind : printable(tensor.state),
+          std::string(torch_name(tensor.value.dtype())), to_text(tensor.value.shape())};
 }
 
 void require_match(const Selection& selection, bool found) {

@@ -8,6 +8,7 @@
 
 #include "cli.h"
 #include "inspect/contents.h"
+#include "terminal.h"
 
 namespace dsckpt::inspect {
 
@@ -46,6 +47,19 @@ void add_match(CLI::App& app, Selection& selection);
 void add_selection(CLI::App& app, Selection& selection);
 // Throws UsageError for a bad pattern.
 std::vector<NamedTensor> selected(const Contents& contents, const Selection& selection);
+// What commands about the tensors of one path have in common.
+struct TensorArguments {
+  std::string path;
+  ContentsOptions contents;
+  Selection selection;
+};
+// Adds the positional "path", --tag, --states, --match and --sort.
+void add_tensor_arguments(CLI::App& app, TensorArguments& args);
+// The first columns of their tables, name, kind or state, type and shape, and a tensor's cells
+// there.
+std::vector<cli::Table::Column> tensor_columns();
+std::vector<std::string> tensor_cells(const NamedTensor& tensor);
+
 // For commands whose answer about nothing would pass for one about something. Throws UsageError if
 // there is a --match and it found nothing.
 void require_match(const Selection& selection, bool found);

@@ -13,12 +13,6 @@
 namespace dsckpt::inspect {
 namespace {
 
-struct Arguments {
-  std::string path;
-  ContentsOptions contents;
-  Selection selection;
-};
-
 // "0-3, 8"
 std::string ranges_text(const std::set<uint32_t>& numbers) {
   std::string text;
@@ -35,11 +29,11 @@ std::string ranges_text(const std::set<uint32_t>& numbers) {
 // "4 files, dp 0-3"
 std::string holders_text(const InputFiles& inputs, const NamedTensor& tensor) {
   if (!tensor.alias_of.empty()) return "= " + printable(tensor.alias_of);
-  const std::vector<std::string> files = files_of(inputs, tensor.value);
-  if (files.size() == 1) return printable(files.front());
+  const std::vector<FileId> files = files_with(tensor.value);
+  if (files.size() == 1) return printable(inputs[files.front()].display());
   std::set<uint32_t> dp;
   std::set<uint32_t> mp;
-  for (const ShardName& rank : ranks_of(inputs, tensor.value)) {
+  for (const ShardName& rank : ranks_of(inputs, files)) {
     dp.insert(rank.dp_rank);
     mp.insert(rank.mp_rank);
   }
@@ -49,7 +43,7 @@ std::string holders_text(const InputFiles& inputs, const NamedTensor& tensor) {
   return text;
 }
 
-int list(const cli::Common& common, const Arguments& args) {
+int list(const cli::Common& common, const TensorArguments& args) {
   InputFiles inputs;
   const Contents contents = Contents::open(inputs, args.path, args.contents);
   const std::vector<NamedTensor> tensors = selected(contents, args.selection);
@@ -64,18 +58,15 @@ int list(const cli::Common& common, const Arguments& args) {
     cli::print_json("list", std::move(data));
     return cli::kDone;
   }
-  using Align = cli::Table::Align;
-  cli::Table table({{"name", Align::left, true},
-                    {"kind"},
-                    {"type"},
-                    {"shape"},
-                    {"bytes", Align::right},
-                    {"files"}});
+  std::vector<cli::Table::Column> columns = tensor_columns();
+  columns.push_back({"bytes", cli::Table::Align::right});
+  columns.push_back({"files"});
+  cli::Table table(std::move(columns));
   for (const NamedTensor& tensor : tensors) {
-    const std::string kind = tensor.kind ? to_string(*tensor.kind) : "tensor";
-    table.add({printable(tensor.name), tensor.state.empty() ? kind : printable(tensor.state),
-               std::string(torch_name(tensor.value.dtype())), to_text(tensor.value.shape()),
-               human_bytes(tensor.value.nbytes()), holders_text(inputs, tensor)});
+    std::vector<std::string> cells = tensor_cells(tensor);
+    cells.push_back(human_bytes(tensor.value.nbytes()));
+    cells.push_back(holders_text(inputs, tensor));
+    table.add(std::move(cells));
   }
   std::cout << table.text(cli::Terminal::of_stdout());
   return cli::kDone;
@@ -86,10 +77,8 @@ int list(const cli::Common& common, const Arguments& args) {
 Command add_list(CLI::App& app, cli::Common& common) {
   CLI::App& sub =
       *app.add_subcommand("list", "One line a tensor: name, kind, type, shape, bytes, files");
-  const auto args = std::make_shared<Arguments>();
-  add_contents_options(sub, "path", args->path, args->contents);
-  sub.add_flag("--states", args->contents.states, "The optimizer's states too");
-  add_selection(sub, args->selection);
+  const auto args = std::make_shared<TensorArguments>();
+  add_tensor_arguments(sub, *args);
   return {&sub, [&common, args] { return list(common, *args); }};
 }
 

@@ -15,12 +15,6 @@
 namespace dsckpt::inspect {
 namespace {
 
-struct Arguments {
-  std::string path;
-  ContentsOptions contents;
-  Selection selection;
-};
-
 bool is_bad(const Statistics& values) {
   return values.finite() < values.count;
 }
@@ -37,20 +31,13 @@ void add_row(cli::Table& table, std::vector<std::string> cells, const Statistics
 }
 
 void print_table(const std::vector<NamedTensor>& tensors, const TensorStats& stats) {
-  using Align = cli::Table::Align;
-  std::vector<cli::Table::Column> columns{
-      {"name", Align::left, true}, {"kind"}, {"type"}, {"shape"}};
+  std::vector<cli::Table::Column> columns = tensor_columns();
   for (const char* heading : {"min", "max", "mean", "std", "norm", "zeros", "nan", "inf"}) {
-    columns.push_back({heading, Align::right});
+    columns.push_back({heading, cli::Table::Align::right});
   }
   cli::Table table(std::move(columns));
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const NamedTensor& tensor = tensors[i];
-    const std::string kind = tensor.kind ? to_string(*tensor.kind) : "tensor";
-    add_row(table,
-            {printable(tensor.name), tensor.state.empty() ? kind : printable(tensor.state),
-             std::string(torch_name(tensor.value.dtype())), to_text(tensor.value.shape())},
-            stats.tensors[i]);
+    add_row(table, tensor_cells(tensors[i]), stats.tensors[i]);
   }
   for (const TensorStats::Total& total : stats.totals) {
     add_row(table,
@@ -61,7 +48,7 @@ void print_table(const std::vector<NamedTensor>& tensors, const TensorStats& sta
   std::cout << table.text(cli::Terminal::of_stdout());
 }
 
-int stats(const CLI::App& app, const cli::Common& common, const Arguments& args) {
+int stats(const CLI::App& app, const cli::Common& common, const TensorArguments& args) {
   InputFiles inputs;
   const Contents contents = Contents::open(inputs, args.path, args.contents);
   const std::vector<NamedTensor> tensors = selected(contents, args.selection);
@@ -96,10 +83,8 @@ int stats(const CLI::App& app, const cli::Common& common, const Arguments& args)
 Command add_stats(CLI::App& app, cli::Common& common) {
   CLI::App& sub = *app.add_subcommand(
       "stats", "Extremes, mean, deviation, norm, zeros, NaN and infinity of each tensor");
-  const auto args = std::make_shared<Arguments>();
-  add_contents_options(sub, "path", args->path, args->contents);
-  sub.add_flag("--states", args->contents.states, "The optimizer's states too");
-  add_selection(sub, args->selection);
+  const auto args = std::make_shared<TensorArguments>();
+  add_tensor_arguments(sub, *args);
   cli::add_pass_options(sub, common);
   return {&sub, [&app, &common, args] { return stats(app, common, *args); }};
 }

@@ -10,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/text.h"
 #include "checkpoint/shard_name.h"
 #include "conversions.h"
 #include "inspect/commands.h"
@@ -92,10 +93,6 @@ std::string percent(uint64_t part, uint64_t whole) {
   return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " %";
 }
 
-std::string plural(uint64_t count, const std::string& what) {
-  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
-}
-
 std::string mesh_text(const Mesh& mesh) {
   return "dp " + std::to_string(mesh.dp) + ", tp " + std::to_string(mesh.tp) + ", pp " +
          std::to_string(mesh.pp) + ", ep " + std::to_string(mesh.ep);
@@ -109,7 +106,7 @@ std::string counts_text(const Summary& summary) {
     const bool told = std::string(kind) != "tensor";
     text += (text.empty() ? "" : ", ") + std::to_string(found->second.elements) +
             (told ? " " + std::string(kind) : "") + " in " +
-            plural(found->second.tensors, "tensor");
+            counted(found->second.tensors, "tensor");
   }
   if (summary.tied > 0) text += ", " + std::to_string(summary.tied) + " tied";
   return text;
@@ -135,11 +132,11 @@ std::vector<std::pair<std::string, std::string>> facts_of(const Contents& conten
   fact("optimizer", printable(summary.optimizer));
   fact("precision", summary.precision);
   fact("elements", counts_text(summary));
-  fact("on disk", human_bytes(summary.bytes) + " in " + plural(summary.files, "file"));
+  fact("on disk", human_bytes(summary.bytes) + " in " + counted(summary.files, "file"));
   if (summary.other_files.empty()) return all;
   uint64_t others = 0;
   for (const auto& [file, bytes] : summary.other_files) others += bytes;
-  fact("not read", human_bytes(others) + " in " + plural(summary.other_files.size(), "file") +
+  fact("not read", human_bytes(others) + " in " + counted(summary.other_files.size(), "file") +
                        " beside the shards");
   return all;
 }
@@ -178,7 +175,7 @@ void show_estimates(Page& page, const Hardware& hardware,
                     const std::vector<MemoryEstimate>& estimates) {
   using Align = cli::Table::Align;
   if (estimates.empty()) return;
-  page.heading("Memory to go on with " + plural(hardware.nodes * hardware.gpus_per_node, "GPU") +
+  page.heading("Memory to go on with " + counted(hardware.nodes * hardware.gpus_per_node, "GPU") +
                ", " + std::to_string(hardware.gpus_per_node) +
                " on a node, without activations (N, M; P parameters, L of the largest layer)");
   cli::Table table({{"stage"},

@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/text.h"
 #include "inspect/commands.h"
 #include "report.h"
 #include "terminal.h"
@@ -15,10 +16,7 @@
 namespace dsckpt::inspect {
 namespace {
 
-struct Arguments {
-  std::string path;
-  ContentsOptions contents;
-  Selection selection;
+struct Arguments : TensorArguments {
   bool every_layer = false;
   int depth = 0;  // 0: all of it
 };
@@ -41,9 +39,7 @@ nlohmann::json node_json(const TreeNode& node) {
 }
 
 std::string what(const TreeNode& node) {
-  if (!node.tensor) {
-    return std::to_string(node.tensors) + (node.tensors == 1 ? " tensor" : " tensors");
-  }
+  if (!node.tensor) return counted(node.tensors, "tensor");
   if (!node.tensor->alias_of.empty()) return "= " + printable(node.tensor->alias_of);
   return std::string(torch_name(node.tensor->value.dtype())) + " " +
          to_text(node.tensor->value.shape()) +
@@ -100,13 +96,11 @@ Command add_tree(CLI::App& app, cli::Common& common) {
   CLI::App& sub =
       *app.add_subcommand("tree", "The names as a tree of modules, with counts and sizes");
   const auto args = std::make_shared<Arguments>();
-  add_contents_options(sub, "path", args->path, args->contents);
-  sub.add_flag("--states", args->contents.states, "The optimizer's states too");
+  add_tensor_arguments(sub, *args);
   sub.add_flag("--no-fold", args->every_layer, "Layers that are alike one by one, not as one");
   sub.add_option("--depth", args->depth, "No deeper than N levels")
       ->check(CLI::PositiveNumber)
       ->option_text("N");
-  add_selection(sub, args->selection);
   return {&sub, [&common, args] { return tree(common, *args); }};
 }
 

@@ -8,6 +8,7 @@
 #include <set>
 #include <system_error>
 
+#include "base/text.h"
 #include "inspect/commands.h"
 #include "report.h"
 #include "terminal.h"
@@ -34,10 +35,6 @@ std::string place_of(const Finding& finding) {
   add(printable(finding.tensor));
   if (finding.offset) add("at " + std::to_string(*finding.offset));
   return place;
-}
-
-std::string counted(uint64_t count, const std::string& what) {
-  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
 void print_text(const cli::Common& common, const VerifyReport& report) {

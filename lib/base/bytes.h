@@ -39,6 +39,13 @@ inline uint64_t checked_mul(uint64_t a, uint64_t b) {
   return out;
 }
 
+// Adds `term` (not negative) to `sum`, up to the largest number there is. For counts that are only
+// shown: views can have far more elements than a disk has bytes.
+template <typename Number>
+void add_saturating(Number& sum, Number term) {
+  if (__builtin_add_overflow(sum, term, &sum)) sum = std::numeric_limits<Number>::max();
+}
+
 // `value` rounded up to a multiple of `unit` (not 0). Throws CorruptError on overflow.
 inline uint64_t round_up(uint64_t value, uint64_t unit) {
   return checked_add(value, unit - 1) / unit * unit;

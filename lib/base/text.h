@@ -1,13 +1,13 @@
 // Words of messages.
 #pragma once
 
-#include <cstdint>
+#include <concepts>
 #include <string>
 
 namespace dsckpt {
 
 // "1 tensor", "2 tensors", of a noun that takes an s.
-inline std::string counted(uint64_t count, const std::string& noun) {
+inline std::string counted(std::integral auto count, const std::string& noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 

@@ -1,14 +1,13 @@
 #include "format/torch_archive.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/widen.h"
 #include "format/foreign_file.h"
 #include "format/torch_legacy.h"
 #include "format/zip.h"
@@ -137,74 +136,6 @@ Rebuilt take_apart(const Value& callable, const Value& arguments) {
     refuse_lazy_bits(args.back());
   }
   return tensor;
-}
-
-// An IEEE-like small float: `mantissa` bits below `exponent` bits below the sign.
-double small_float(uint32_t bits, int exponent_bits, int mantissa_bits, int bias,
-                   bool has_infinity) {
-  const auto exponent = static_cast<int>(bits >> mantissa_bits & ((1U << exponent_bits) - 1));
-  const uint32_t mantissa = bits & ((1U << mantissa_bits) - 1);
-  const bool negative = (bits >> (exponent_bits + mantissa_bits) & 1) != 0;
-  const double fraction = std::ldexp(static_cast<double>(mantissa), -mantissa_bits);
-  double value = 0;
-  if (has_infinity && exponent == (1 << exponent_bits) - 1) {
-    value = mantissa != 0 ? std::numeric_limits<double>::quiet_NaN()
-                          : std::numeric_limits<double>::infinity();
-  } else if (exponent == 0) {
-    value = std::ldexp(fraction, 1 - bias);
-  } else {
-    value = std::ldexp(1 + fraction, exponent - bias);
-  }
-  return negative ? -value : value;
-}
-
-// The element at `at`; nullopt for complex types.
-std::optional<double> element(DType dtype, const std::byte* at) {
-  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-  const auto byte = static_cast<uint32_t>(at[0]);
-  switch (dtype) {
-    case DType::float64:
-      return load_le<double>(at);
-    case DType::float32:
-      return load_le<float>(at);
-    case DType::float16:
-      return small_float(load_le<uint16_t>(at), 5, 10, 15, true);
-    case DType::bfloat16:
-      return small_float(load_le<uint16_t>(at), 8, 7, 127, true);
-    case DType::float8_e4m3fn:
-      return (byte & 0x7F) == 0x7F ? kNan : small_float(byte, 4, 3, 7, false);
-    case DType::float8_e5m2:
-      return small_float(byte, 5, 2, 15, true);
-    case DType::float8_e4m3fnuz:
-      return byte == 0x80 ? kNan : small_float(byte, 4, 3, 8, false);
-    case DType::float8_e5m2fnuz:
-      return byte == 0x80 ? kNan : small_float(byte, 5, 2, 16, false);
-    case DType::float8_e8m0fnu:
-      return byte == 0xFF ? kNan : std::ldexp(1.0, static_cast<int>(byte) - 127);
-    case DType::int64:
-      return static_cast<double>(load_le<int64_t>(at));
-    case DType::int32:
-      return load_le<int32_t>(at);
-    case DType::int16:
-      return load_le<int16_t>(at);
-    case DType::int8:
-      return load_le<int8_t>(at);
-    case DType::uint64:
-      return static_cast<double>(load_le<uint64_t>(at));
-    case DType::uint32:
-      return load_le<uint32_t>(at);
-    case DType::uint16:
-      return load_le<uint16_t>(at);
-    case DType::uint8:
-      return byte;
-    case DType::boolean:
-      return byte != 0 ? 1.0 : 0.0;
-    case DType::complex32:
-    case DType::complex64:
-    case DType::complex128:
-      break;
-  }
-  return std::nullopt;
 }
 
 // torch takes the top folder of the first record for the archive's name.
@@ -475,8 +406,12 @@ std::optional<double> TorchArchive::scalar(const Value& value) const {
     const Checked tensor = impl_->check(value);
     if (numel(tensor.info.shape) != 1) return std::nullopt;
     const Extent extent = impl_->extent(tensor);
+    const DType dtype = tensor.info.dtype;
+    if (real_part(dtype) != dtype) return std::nullopt;
     const std::vector<std::byte> bytes = impl_->file->read(extent.offset, extent.size);
-    return element(tensor.info.dtype, bytes.data());
+    double value = 0;
+    to_float64(dtype, bytes.data(), &value, 1);
+    return value;
   });
 }
 

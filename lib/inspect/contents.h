@@ -2,7 +2,6 @@
 #pragma once
 
 #include <filesystem>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,12 +29,6 @@ struct NamedTensor {
   // "layers.0.weight", or of a state "layers.0.weight exp_avg".
   std::string label() const { return state.empty() ? name : name + " " + state; }
 };
-
-// Adds, up to the largest number there is: views can have far more elements than a disk has bytes.
-template <typename Number>
-void add_saturating(Number& sum, Number term) {
-  if (__builtin_add_overflow(sum, term, &sum)) sum = std::numeric_limits<Number>::max();
-}
 
 struct ContentsOptions {
   std::string tag;      // as OpenOptions::tag

@@ -131,9 +131,9 @@ std::vector<FileId> files_with(const TensorSource& tensor) {
   return {files.begin(), files.end()};
 }
 
-std::vector<ShardName> ranks_of(const InputFiles& inputs, const TensorSource& tensor) {
+std::vector<ShardName> ranks_of(const InputFiles& inputs, const std::vector<FileId>& files) {
   std::map<std::pair<uint32_t, uint32_t>, ShardName> ranks;
-  for (const FileId file : files_with(tensor)) {
+  for (const FileId file : files) {
     const auto name = parse_shard_name(inputs[file].path().filename().string());
     if (name && name->kind != ShardName::Kind::universal) {
       ranks.emplace(std::pair(name->mp_rank, name->dp_rank), *name);

@@ -43,9 +43,8 @@ std::vector<TensorExtent> extents_of(const InputFiles& inputs, const Contents& c
 
 // The files that hold some of the tensor, in the order of their numbers.
 std::vector<FileId> files_with(const TensorSource& tensor);
-// The ranks that wrote the files that hold some of the tensor, by mp rank and then dp rank. None of
-// files whose names do not tell.
-std::vector<ShardName> ranks_of(const InputFiles& inputs, const TensorSource& tensor);
+// The ranks that wrote `files`, by mp rank and then dp rank. None of files whose names do not tell.
+std::vector<ShardName> ranks_of(const InputFiles& inputs, const std::vector<FileId>& files);
 
 // The tensor called `name`, or of `state` (NamedTensor::state) if that is not empty. Throws
 // UsageError that names what is most like it if there is none.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/bytes.h"
+
 namespace dsckpt {
 namespace {
 
@@ -15,10 +17,9 @@ uint64_t truncated(double value) {
 }
 
 uint64_t sum(double a, double b) {
-  const uint64_t first = truncated(a);
-  const uint64_t second = truncated(b);
-  const uint64_t most = std::numeric_limits<uint64_t>::max();
-  return first > most - second ? most : first + second;
+  uint64_t bytes = truncated(a);
+  add_saturating(bytes, truncated(b));
+  return bytes;
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "base/bytes.h"
 #include "checkpoint/keys.h"
 #include "checkpoint/shard_name.h"
 

@@ -6,6 +6,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/bytes.h"
+
 namespace dsckpt {
 namespace {
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "base/text.h"
 #include "checkpoint/keys.h"
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
@@ -202,8 +203,7 @@ class Grid {
 
   void report_missing(const ShardName& name) {
     v_.add({.check = Check::missing,
-            .message = "is not there: the checkpoint is of " + std::to_string(mp_ * dp_) +
-                       (mp_ * dp_ == 1 ? " rank" : " ranks"),
+            .message = "is not there: the checkpoint is of " + counted(mp_ * dp_, "rank"),
             .file =
                 (v_.folder.path.lexically_relative(v_.folder.path.parent_path()) / name.file_name())
                     .string(),
