@@ -1,9 +1,10 @@
 #include "inspect/manifest.h"
 
-#include <openssl/evp.h>
+#include <nettle/sha2.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -26,37 +27,25 @@ constexpr size_t kDigits = 64;
 
 class Sha256 {
  public:
-  Sha256() : context_(EVP_MD_CTX_new()) {
-    if (!context_ || EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr) != 1) {
-      throw UnsupportedError({}, "libcrypto has no SHA-256");
-    }
-  }
+  Sha256() { sha256_init(&context_); }
 
   void update(std::span<const std::byte> bytes) {
-    if (EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()) != 1) {
-      throw UnsupportedError({}, "libcrypto cannot go on with a SHA-256");
-    }
+    sha256_update(&context_, bytes.size(), reinterpret_cast<const uint8_t*>(bytes.data()));
   }
 
   std::string hex() {
-    unsigned char digest[EVP_MAX_MD_SIZE];
-    unsigned int size = 0;
-    if (EVP_DigestFinal_ex(context_.get(), digest, &size) != 1) {
-      throw UnsupportedError({}, "libcrypto cannot end a SHA-256");
-    }
+    std::array<uint8_t, SHA256_DIGEST_SIZE> digest;
+    sha256_digest(&context_, digest.size(), digest.data());
     std::string text;
-    for (unsigned int i = 0; i < size; ++i) {
-      text += "0123456789abcdef"[digest[i] >> 4];
-      text += "0123456789abcdef"[digest[i] & 15];
+    for (const uint8_t byte : digest) {
+      text += "0123456789abcdef"[byte >> 4];
+      text += "0123456789abcdef"[byte & 15];
     }
     return text;
   }
 
  private:
-  struct Free {
-    void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
-  };
-  std::unique_ptr<EVP_MD_CTX, Free> context_;
+  sha256_ctx context_;
 };
 
 std::string hash_of(const Verification& v, const Extent& extent) {
