@@ -409,9 +409,9 @@ std::optional<double> TorchArchive::scalar(const Value& value) const {
     const DType dtype = tensor.info.dtype;
     if (real_part(dtype) != dtype) return std::nullopt;
     const std::vector<std::byte> bytes = impl_->file->read(extent.offset, extent.size);
-    double value = 0;
-    to_float64(dtype, bytes.data(), &value, 1);
-    return value;
+    double number = 0;
+    to_float64(dtype, bytes.data(), &number, 1);
+    return number;
   });
 }
 
