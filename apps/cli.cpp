@@ -147,6 +147,15 @@ void add_checkpoint_options(CLI::App& app, const std::string& name, std::string&
   app.add_option(name, path, "Folder with `latest` (or --tag), or a tag's own folder")->required();
   app.add_option("-t,--tag", open.tag, "Tag to read (default: what `latest` says)")
       ->type_name("TAG");
+  app.add_option_function<std::vector<std::string>>(
+         "--tp-rule",
+         [&open](const std::vector<std::string>& rules) {
+           for (const std::string& rule : rules) open.tp_rules.push_back(TpRule::parse(rule));
+         },
+         "How tensor-parallel slices go together where the checkpoint does not say it:\n"
+         "REGEX=cat:0, cat:1, replicated or average")
+      ->type_name("RULE")
+      ->allow_extra_args(false);
 }
 
 void add_pass_options(CLI::App& app, Common& common) {

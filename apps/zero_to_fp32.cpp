@@ -29,6 +29,7 @@ struct Arguments {
   WeightsOptions weights;
   RunOptions run;
   std::string dtype = "float32";
+  std::string key_map;
   std::string hf_config;
   bool debug = false;
   bool dry_run = false;
@@ -74,6 +75,9 @@ void add_options(CLI::App& app, Arguments& args) {
                  "Take this from the front of names that have it")
       ->type_name("PREFIX")
       ->allow_extra_args(false);
+  app.add_option("--key-map", args.key_map,
+                 "Rename tensors by the rules in this file, lines of 'REGEX => REPLACEMENT'")
+      ->type_name("FILE");
   app.add_option("--hf-config", args.hf_config,
                  "Copy configuration and tokenizer files from this Hugging Face folder,\n"
                  "so that from_pretrained loads the result")
@@ -110,6 +114,7 @@ int convert(const CLI::App& app, Arguments& args) {
   args.weights.format = args.safe_serialization ? &kSafetensors : &kTorchBin;
   args.weights.max_shard_size = parse_shard_size(args.max_shard_size);
   args.weights.dtype = parse_dtype(args.dtype);
+  args.weights.key_map = args.key_map;
   args.weights.hf_config = args.hf_config;
   args.run.threads = args.common.threads;
 

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/kernels.h"
+#include "key_map.h"
 #include "neighbours.h"
 
 namespace dsckpt {
@@ -122,16 +123,17 @@ class Selection {
 
   TensorSource cast(const Param& param) const {
     const DType stored = param.weight.dtype();
-    if (!is_floating_point(stored)) return param.weight;
+    const TensorSource weight = without_padding(param, param.weight);
+    if (!is_floating_point(stored)) return weight;
     const std::optional<DType> target =
         keep_fp32_.find_in(param.name) ? DType::float32 : options_.dtype;
-    if (!target || *target == stored) return param.weight;
+    if (!target || *target == stored) return weight;
     if (!can_convert(stored, *target)) {
       throw UnsupportedError({.tensor = param.name}, "cannot convert " +
                                                          std::string(torch_name(stored)) + " to " +
                                                          std::string(torch_name(*target)));
     }
-    return param.weight.to(*target);
+    return weight.to(*target);
   }
 
  private:
@@ -141,7 +143,8 @@ class Selection {
   Patterns keep_fp32_;
 };
 
-std::vector<OutputTensor> select(const Checkpoint& checkpoint, const WeightsOptions& options) {
+std::vector<OutputTensor> select(const Checkpoint& checkpoint, const WeightsOptions& options,
+                                 std::vector<std::string>& notes) {
   if (options.exclude_frozen_parameters && !checkpoint.facts().frozen_known) {
     throw std::move(
         UnsupportedError({.file = checkpoint.tag_folder().string()},
@@ -150,6 +153,7 @@ std::vector<OutputTensor> select(const Checkpoint& checkpoint, const WeightsOpti
         .with_hint("name them with --exclude");
   }
   const Selection selection(options);
+  KeyMap key_map = options.key_map.empty() ? KeyMap() : KeyMap::read(options.key_map);
   std::vector<OutputTensor> tensors;
   std::unordered_set<std::string> names;
   // From what owns the data in the checkpoint, and the type it is written as, to what owns it here:
@@ -157,11 +161,14 @@ std::vector<OutputTensor> select(const Checkpoint& checkpoint, const WeightsOpti
   std::unordered_map<std::string, std::pair<DType, std::string>> written;
   for (const Param& param : checkpoint.params()) {
     if (!selection.wants(param)) continue;
-    OutputTensor tensor{
-        without_prefix(param.name, options.strip_prefix), selection.cast(param), {}};
+    OutputTensor tensor{key_map.rename(without_prefix(param.name, options.strip_prefix)),
+                        selection.cast(param),
+                        {}};
+    if (tensor.name.empty()) throw UsageError("'" + param.name + "' is left without a name");
     if (!names.insert(tensor.name).second) {
-      throw UsageError("--strip-prefix gives '" + param.name + "' the name '" + tensor.name +
-                       "' of another tensor");
+      throw UsageError(
+          "'" + param.name + "' gets the name '" + tensor.name + "' of another tensor by " +
+          (options.key_map.empty() ? "--strip-prefix" : "--strip-prefix or --key-map"));
     }
     const std::string& owner = param.alias_of.empty() ? param.name : param.alias_of;
     const auto [first, is_first] =
@@ -172,6 +179,7 @@ std::vector<OutputTensor> select(const Checkpoint& checkpoint, const WeightsOpti
     tensors.push_back(std::move(tensor));
   }
   if (tensors.empty()) throw UsageError("no tensor is left to write");
+  for (const std::string& rule : key_map.unused()) notes.push_back(rule + ": renames nothing");
   return tensors;
 }
 
@@ -188,16 +196,10 @@ std::string without_prefix(const std::string& name, const std::vector<std::strin
 
 WeightsPlan plan_weights(InputFiles& inputs, const Checkpoint& checkpoint,
                          const WeightsOptions& options) {
-  if (checkpoint.facts().model_parallel) {
-    throw std::move(UnsupportedError({.file = checkpoint.tag_folder().string()},
-                                     "is a pipeline-, tensor- or expert-parallel checkpoint; "
-                                     "weights are made of data-parallel ones"))
-        .with_hint("to-universal reads it");
-  }
   WeightsPlan result;
   result.notes = checkpoint.notes();
-  result.split =
-      split_weights(*options.format, select(checkpoint, options), options.max_shard_size);
+  result.split = split_weights(*options.format, select(checkpoint, options, result.notes),
+                               options.max_shard_size);
   PlanBuilder plan;
   if (!options.hf_config.empty()) add_companions(inputs, options.hf_config, plan);
   lay_out_weights(plan, *options.format, result.split);

@@ -31,6 +31,8 @@ struct WeightsOptions {
   std::vector<std::string> keep_fp32;
   // Taken from the front of names that have it; the first that fits, once.
   std::vector<std::string> strip_prefix;
+  // Renames what is left then (KeyMap::read).
+  std::filesystem::path key_map;
   // A Hugging Face model folder whose configuration and tokenizer files are copied along.
   std::filesystem::path hf_config;
 };
@@ -46,8 +48,8 @@ struct WeightsPlan {
 
 // Plans the weights of `checkpoint` as files of `options.format`; the result is valid against
 // `inputs`. Equals what zero_to_fp32.py writes where that is right; frozen parameters of stage 1
-// are there too. Throws UsageError for bad patterns and for an empty selection, InconsistentError
-// for names that collide, UnsupportedError for tensors the format cannot hold.
+// are there too. Throws UsageError for bad patterns, names that collide and an empty selection,
+// UnsupportedError for tensors the format cannot hold.
 WeightsPlan plan_weights(InputFiles& inputs, const Checkpoint& checkpoint,
                          const WeightsOptions& options);
 

@@ -5,12 +5,14 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
 #include "checkpoint/experts.h"
 #include "checkpoint/keys.h"
 #include "checkpoint/universal_info.h"
+#include "format/compare_values.h"
 
 namespace dsckpt {
 namespace {
@@ -42,11 +44,20 @@ bool same_rules(const pickle::Value& a, const pickle::Value& b) {
   return holds(a, b) && holds(b, a);
 }
 
+// A tensor that no optimizer owns, wherever it is.
+struct Loose {
+  std::string name;
+  ParamKind kind;
+  std::vector<TensorSource> slices;  // of the tensor-parallel ranks that have it
+};
+
 class Assembler {
  public:
-  Assembler(CheckpointDraft& draft, std::vector<World>& worlds)
+  Assembler(CheckpointDraft& draft, std::vector<World>& worlds,
+            const std::vector<PipelineLayer>& layers)
       : draft_(draft),
         worlds_(worlds),
+        layers_(layers),
         mesh_(draft.facts.mesh),
         info_(read_info()),
         experts_(*worlds.front().model) {}
@@ -56,13 +67,13 @@ class Assembler {
     for (const Parts& parts : collect()) {
       in_context({.tensor = parts.name}, [&] { trainable.push_back(merged(parts)); });
     }
+    check_layers();
     // Patterns that only frozen parameters fit count as unused, as in DeepSpeed.
     draft_.unused_patterns = info_.unused_patterns();
-    for (const World& each : worlds_) params_.add_buffers(*each.model);
-    add_frozen();
+    add_loose();
+    check_user_rules();
     for (Param& param : trainable) params_.add(std::move(param));
     for (const World& each : worlds_) params_.add_aliases(*each.model, draft_.notes);
-    note_layer_buffers();
     draft_.params = params_.take();
   }
 
@@ -72,7 +83,10 @@ class Assembler {
   UniversalInfo read_info() const {
     const ModelStates& model = *worlds_.front().model;
     const bool sliced = mesh_.tp > 1;
-    if (!sliced && (!draft_.optimizer_states || draft_.facts.zero_stage == 3)) return {};
+    const bool wanted =
+        draft_.optimizer_states && draft_.facts.zero_stage != 0 && draft_.facts.zero_stage != 3;
+    const bool is_pipeline = mesh_.pp > 1;
+    if (!sliced && !wanted && !is_pipeline) return UniversalInfo(draft_.tp_rules);
     for (const World& other : worlds_) {
       const auto mine = model.fields.get(keys::kUniversalCheckpointInfo);
       const auto theirs = other.model->fields.get(keys::kUniversalCheckpointInfo);
@@ -80,18 +94,9 @@ class Assembler {
       throw InconsistentError(other.model->fields.where(keys::kUniversalCheckpointInfo),
                               "is not as in " + model.shard().display);
     }
-    if (model.fields.has(keys::kUniversalCheckpointInfo)) {
-      return UniversalInfo::read(model.fields.in(keys::kUniversalCheckpointInfo));
-    }
-    if (sliced) {
-      throw std::move(UnsupportedError(model.fields.where(keys::kUniversalCheckpointInfo),
-                                       "is missing: nothing says how the slices of " +
-                                           std::to_string(mesh_.tp) +
-                                           " tensor-parallel ranks go together"))
-          .with_hint("the training program has to put it into client_state when it saves");
-    }
-    draft_.facts.has_universal_info = false;
-    return {};
+    draft_.facts.has_universal_info = model.fields.has(keys::kUniversalCheckpointInfo);
+    if (!draft_.facts.has_universal_info) return UniversalInfo(draft_.tp_rules);
+    return UniversalInfo::read(model.fields.in(keys::kUniversalCheckpointInfo), draft_.tp_rules);
   }
 
   const World& world(uint32_t stage, uint32_t tp_rank) const {
@@ -115,11 +120,18 @@ class Assembler {
           if (is_new) all.push_back({param.name, {}});
           StageParts& parts = all[found->second].stages[stage];
           parts.resize(mesh_.tp);
-          if (param.ep_rank != parts[tp_rank].size()) {
+          // Folded with tensor parallelism, each rank has some of the experts only.
+          if (param.ep_rank != parts[tp_rank].size() && !experts_.is_fused(param.name)) {
             throw InconsistentError({.tensor = param.name}, "is named twice");
           }
           parts[tp_rank].push_back(&param);
         }
+      }
+    }
+    for (const Parts& parts : all) {
+      std::vector<Shape>& shapes = trained_[parts.name];
+      for (const auto& ranks : parts.stages.begin()->second) {
+        if (!ranks.empty()) shapes.push_back(ranks.front()->shape);
       }
     }
     return all;
@@ -185,35 +197,15 @@ class Assembler {
     param.step = first.step;
     param.others = first.others;
     param.requires_grad = first.requires_grad;
-    if (experts_.is_fused(name)) {
-      if (mesh_.tp > 1) {
-        throw UnsupportedError({.file = world(stage, 0).model->shard().display},
-                               "belongs to AutoEP folded with tensor parallelism: the files call "
-                               "different experts replicated");
-      }
-      param.weight = experts_.merge(name, each_of(parts.front(), master_of), "fp32");
-      for (size_t i = 0; i < first.states.size(); ++i) {
-        param.states.push_back(
-            {first.states[i].key, experts_.merge(name, each_of(parts.front(), state_of(i, first)),
-                                                 first.states[i].key)});
-      }
-      param.form.cat_dim = 0;
-      param.form.ep_num_experts = experts_.num_experts(name);
-      return param;
-    }
+    if (experts_.is_fused(name)) return fused(std::move(param), by_expert_rank(parts, stage));
     if (first.ep_size > 1) {
       throw UnsupportedError({.file = world(stage, 0).model->shard().display},
                              "differs between expert-parallel ranks, but is neither one of "
                              "DeepSpeed's experts nor described by ds_autoep_layers");
     }
-
     std::vector<const OwnedParam*> slices;
-    std::vector<Shape> shapes;
-    for (const auto& ranks : parts) {
-      slices.push_back(ranks.front());
-      shapes.push_back(ranks.front()->shape);
-    }
-    const UniversalInfo::Rule rule = info_.rule_for(name, shapes);
+    for (const auto& ranks : parts) slices.push_back(ranks.front());
+    const UniversalInfo::Rule rule = rule_for(name, each_of(slices, master_of));
     param.form = rule.form();
     param.weight = rule.merge(each_of(slices, master_of), "fp32");
     for (size_t i = 0; i < first.states.size(); ++i) {
@@ -223,69 +215,238 @@ class Assembler {
     return param;
   }
 
-  // Frozen parameters of all worlds; slices go together by the same rules.
-  void add_frozen() {
-    for (size_t w = 0; w < worlds_.size(); ++w) {
-      for (const auto& [name, value] : worlds_[w].frozen) {
-        if (params_.has(name)) continue;
-        in_context({.tensor = name},
-                   [&] { params_.add(frozen(name, value, static_cast<uint32_t>(w) / mesh_.tp)); });
+  // The parts of a fused parameter of experts, by expert-parallel rank. Where AutoEP is folded with
+  // tensor parallelism, these ranks run over the tensor-parallel ones, whose files call experts
+  // replicated that are none.
+  std::vector<const OwnedParam*> by_expert_rank(const StageParts& parts, uint32_t stage) {
+    std::map<uint32_t, const OwnedParam*> found;
+    for (uint32_t tp_rank = 0; tp_rank < parts.size(); ++tp_rank) {
+      for (const OwnedParam* part : parts[tp_rank]) {
+        if (found.emplace(part->ep_rank, part).second) continue;
+        throw InconsistentError({.file = world(stage, tp_rank).model->shard().display},
+                                "is that of expert-parallel rank " + std::to_string(part->ep_rank) +
+                                    ", as on another rank");
       }
     }
+    std::vector<const OwnedParam*> ordered;
+    for (const auto& [ep_rank, part] : found) {
+      if (ep_rank != ordered.size()) {
+        throw InconsistentError(
+            {.file = world(stage, 0).model->shard().display},
+            "expert-parallel rank " + std::to_string(ordered.size()) + " has no part of it");
+      }
+      ordered.push_back(part);
+    }
+    draft_.facts.mesh.ep = std::max(draft_.facts.mesh.ep, static_cast<uint32_t>(ordered.size()));
+    return ordered;
   }
 
-  Param frozen(const std::string& name, const TensorSource& value, uint32_t stage) {
-    Param param{.name = name, .kind = ParamKind::frozen, .weight = value};
-    if (mesh_.tp == 1) return param;
-    std::vector<TensorSource> slices;
-    std::vector<Shape> shapes;
-    for (uint32_t tp_rank = 0; tp_rank < mesh_.tp; ++tp_rank) {
-      for (const auto& [other, slice] : world(stage, tp_rank).frozen) {
-        if (other != name) continue;
-        slices.push_back(slice);
-        shapes.push_back(slice.shape());
-        break;
-      }
+  Param fused(Param param, const std::vector<const OwnedParam*>& by_rank) {
+    const OwnedParam& first = *by_rank.front();
+    param.weight = experts_.merge(param.name, each_of(by_rank, master_of), "fp32");
+    for (size_t i = 0; i < first.states.size(); ++i) {
+      param.states.push_back(
+          {first.states[i].key,
+           experts_.merge(param.name, each_of(by_rank, state_of(i, first)), first.states[i].key)});
     }
-    if (slices.size() != mesh_.tp) {
-      draft_.notes.push_back("frozen parameter '" + name +
-                             "' is not on every tensor-parallel rank; it is taken as it is");
-      return param;
-    }
-    const UniversalInfo::Rule rule = info_.rule_for(name, shapes);
-    param.form = rule.form();
-    param.weight = rule.merge(std::move(slices), "fp32");
+    param.form.cat_dim = 0;
+    param.form.ep_num_experts = experts_.num_experts(param.name);
+    info_.pass_over(param.name);
     return param;
   }
 
-  // A pipeline's layers have files of their own, which are not read.
-  void note_layer_buffers() {
-    std::vector<std::string> names;
-    for (const World& each : worlds_) {
-      if (!each.model->module.empty()) continue;
-      names.insert(names.end(), each.model->buffer_names.begin(), each.model->buffer_names.end());
+  static std::vector<Shape> shapes_of(const std::vector<TensorSource>& slices) {
+    std::vector<Shape> shapes;
+    for (const TensorSource& slice : slices) shapes.push_back(slice.shape());
+    return shapes;
+  }
+
+  bool are_same(const std::vector<TensorSource>& slices) const {
+    return std::all_of(slices.begin() + 1, slices.end(), [&](const TensorSource& slice) {
+      return same_values(draft_.inputs, slices.front(), slice);
+    });
+  }
+
+  // The rule for a parameter's slices. What DeepSpeed says of parameters without one, that they are
+  // cut along dimension 0, is no more than a guess where the program has given no rules at all.
+  // Then slices that are equal are copies; but equal numbers can be of copies and of a cut alike.
+  UniversalInfo::Rule rule_for(const std::string& name, const std::vector<TensorSource>& slices,
+                               bool need_rule = false) {
+    const bool by_default = draft_.facts.has_universal_info && !need_rule;
+    if (mesh_.tp == 1 || by_default || info_.has_rule(name)) {
+      return info_.rule_for(name, shapes_of(slices));
     }
-    std::sort(names.begin(), names.end());
-    names.erase(std::unique(names.begin(), names.end()), names.end());
-    if (names.empty()) return;
-    draft_.notes.push_back(
-        "buffers of the pipeline's layers, '" + names.front() +
-        (names.size() > 1 ? "' and " + std::to_string(names.size() - 1) + " more, are" : "', is") +
-        " left out: the layers have files of their own");
+    if (!are_same(slices)) throw no_rule("the slices of the tensor-parallel ranks differ");
+    if (slices.front().numel() > 1 && is_constant(draft_.inputs, slices.front())) {
+      throw no_rule("all elements of all tensor-parallel ranks' slices are the same number");
+    }
+    return UniversalInfo::replicated(name, shapes_of(slices));
+  }
+
+  static UnsupportedError no_rule(const std::string& what) {
+    return std::move(UnsupportedError({}, what + ", and nothing says how they go together"))
+        .with_hint("--tp-rule says it: REGEX=cat:0, cat:1, replicated or average");
+  }
+
+  // --- what no optimizer owns
+
+  // Buffers first, as zero_to_fp32 has them.
+  void add_loose() {
+    std::vector<Loose> all;
+    std::unordered_set<std::string> seen;
+    const auto add = [&](Loose loose) {
+      if (seen.insert(loose.name).second) all.push_back(std::move(loose));
+    };
+    for (uint32_t stage = 0; stage < mesh_.pp; ++stage) {
+      for (uint32_t tp_rank = 0; tp_rank < mesh_.tp; ++tp_rank) {
+        const ModelStates& model = *world(stage, tp_rank).model;
+        for (const auto& entry : model.module) {
+          if (!model.buffer_names.contains(entry.first)) continue;
+          add({entry.first, ParamKind::buffer, slices_in_modules(stage, entry.first)});
+        }
+      }
+    }
+    for (uint32_t stage = 0; stage < mesh_.pp; ++stage) {
+      for (uint32_t tp_rank = 0; tp_rank < mesh_.tp; ++tp_rank) {
+        for (const auto& entry : world(stage, tp_rank).frozen) {
+          add({entry.first, ParamKind::frozen, frozen_slices(stage, entry.first)});
+        }
+      }
+    }
+    for (const PipelineLayer& layer : layers_) {
+      for (const PipelineTensor& tensor : layer.tensors) {
+        if (trained_.contains(tensor.name)) continue;
+        add({tensor.name, is_buffer(tensor.name) ? ParamKind::buffer : ParamKind::frozen,
+             tensor.slices});
+      }
+    }
+    std::stable_partition(all.begin(), all.end(),
+                          [](const Loose& loose) { return loose.kind == ParamKind::buffer; });
+    for (const Loose& loose : all) {
+      in_context({.tensor = loose.name}, [&] { params_.add(whole(loose)); });
+    }
+  }
+
+  bool is_buffer(const std::string& name) const {
+    return std::any_of(worlds_.begin(), worlds_.end(),
+                       [&](const World& each) { return each.model->buffer_names.contains(name); });
+  }
+
+  std::vector<TensorSource> slices_in_modules(uint32_t stage, const std::string& name) const {
+    std::vector<TensorSource> slices;
+    for (uint32_t tp_rank = 0; tp_rank < mesh_.tp; ++tp_rank) {
+      const ModelStates& model = *world(stage, tp_rank).model;
+      const auto found = model.by_name.find(name);
+      if (found == model.by_name.end()) continue;
+      in_context({.file = model.shard().display, .tensor = name},
+                 [&] { slices.push_back(model.shard().archive.tensor(found->second)); });
+    }
+    return slices;
+  }
+
+  std::vector<TensorSource> frozen_slices(uint32_t stage, const std::string& name) const {
+    std::vector<TensorSource> slices;
+    for (uint32_t tp_rank = 0; tp_rank < mesh_.tp; ++tp_rank) {
+      for (const auto& [other, slice] : world(stage, tp_rank).frozen) {
+        if (other == name) slices.push_back(slice);
+      }
+    }
+    return slices;
+  }
+
+  Param whole(const Loose& loose) {
+    Param param{.name = loose.name, .kind = loose.kind, .weight = loose.slices.front()};
+    if (mesh_.tp == 1) return param;
+    const char* kind = to_string(loose.kind);
+    if (loose.slices.size() != mesh_.tp) {
+      draft_.notes.push_back(
+          std::string(kind) + (loose.kind == ParamKind::frozen ? " parameter" : "") + " '" +
+          loose.name + "' is not on every tensor-parallel rank; it is taken as it is");
+      return param;
+    }
+    if (loose.kind == ParamKind::buffer) return buffer(std::move(param), loose.slices);
+    const UniversalInfo::Rule rule = rule_for(loose.name, loose.slices, true);
+    param.form = rule.form();
+    param.weight = rule.merge(loose.slices, "fp32");
+    return param;
+  }
+
+  // Every rank has run on its own batches, so copies may differ.
+  Param buffer(Param param, const std::vector<TensorSource>& slices) {
+    const bool same = are_same(slices);
+    if (info_.has_rule(param.name)) {
+      const UniversalInfo::Rule rule = info_.rule_for(param.name, shapes_of(slices));
+      if (same || rule.shape() != slices.front().shape()) {
+        param.form = rule.form();
+        param.weight = rule.merge(slices, "buffer");
+        return param;
+      }
+    }
+    const auto has_its_shape = [&](const TensorSource& slice) {
+      return slice.shape() == slices.front().shape();
+    };
+    if (!std::all_of(slices.begin(), slices.end(), has_its_shape)) {
+      throw no_rule("the slices of the tensor-parallel ranks have different shapes");
+    }
+    if (!same) {
+      draft_.notes.push_back("buffer '" + param.name +
+                             "' differs between tensor-parallel ranks; the first rank's is taken");
+    }
+    return param;
+  }
+
+  // --- checks
+
+  // The layers' files are of the same model as the shards.
+  void check_layers() const {
+    for (const PipelineLayer& layer : layers_) {
+      for (const PipelineTensor& tensor : layer.tensors) {
+        const auto found = trained_.find(tensor.name);
+        if (found == trained_.end() || found->second == shapes_of(tensor.slices)) continue;
+        throw InconsistentError({.file = draft_.folder.path.string(), .tensor = tensor.name},
+                                "has another shape in the file of layer " +
+                                    std::to_string(layer.index) + " than in param_shapes");
+      }
+    }
+  }
+
+  void check_user_rules() const {
+    const std::vector<std::string> unused = info_.unused_user_rules();
+    if (unused.empty()) return;
+    throw UsageError("--tp-rule: '" + unused.front() +
+                     (mesh_.tp == 1 ? "' has nothing to say: there is one tensor-parallel rank"
+                                    : "' fits no parameter"));
   }
 
   CheckpointDraft& draft_;
   std::vector<World>& worlds_;
+  const std::vector<PipelineLayer> layers_;
   Mesh mesh_;
   UniversalInfo info_;
   Experts experts_;
   ParamList params_;
+  // What optimizers own, by name: the shapes on the tensor-parallel ranks.
+  std::unordered_map<std::string, std::vector<Shape>> trained_;
 };
 
 }  // namespace
 
-void assemble(CheckpointDraft& draft, std::vector<World>& worlds) {
-  Assembler(draft, worlds).run();
+std::vector<std::string> names_in(const std::vector<World>& worlds) {
+  std::vector<std::string> names;
+  for (const World& each : worlds) {
+    for (const OwnedParam& param : each.owned) {
+      if (param.name.find("deepspeed_experts.") == std::string::npos) names.push_back(param.name);
+    }
+  }
+  for (const World& each : worlds) {
+    names.insert(names.end(), each.model->buffer_names.begin(), each.model->buffer_names.end());
+  }
+  return names;
+}
+
+void assemble(CheckpointDraft& draft, std::vector<World>& worlds,
+              const std::vector<PipelineLayer>& layers) {
+  Assembler(draft, worlds, layers).run();
 }
 
 }  // namespace dsckpt

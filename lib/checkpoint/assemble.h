@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "checkpoint/pipeline_layers.h"
 #include "checkpoint/zero_world.h"
 
 namespace dsckpt {
@@ -10,9 +11,16 @@ namespace dsckpt {
 // Joins the worlds (by mp rank; facts.mesh says how they are arranged, pipeline stages outermost):
 // pipeline stages have different parameters, or tied ones; tensor-parallel ranks have slices, which
 // go together by the rules of universal_checkpoint_info; and expert-parallel ranks have different
-// experts. Adds buffers, frozen parameters and aliases. Fills draft.params, facts.mesh.ep and
-// draft.unused_patterns. Throws InconsistentError for slices that are missing or do not fit and
-// UnsupportedError where there is no rule to say how they go together.
-void assemble(CheckpointDraft& draft, std::vector<World>& worlds);
+// experts. Adds buffers, frozen parameters and aliases, those of pipelines from `layers`. Fills
+// draft.params, facts.mesh.ep and draft.unused_patterns. Throws InconsistentError for slices that
+// are missing or do not fit, UnsupportedError where slices differ and nothing says how they go
+// together, and UsageError for rules of the user that fit no parameter. Buffers of which ranks have
+// different copies are the first rank's, with a note.
+void assemble(CheckpointDraft& draft, std::vector<World>& worlds,
+              const std::vector<PipelineLayer>& layers = {});
+
+// The names of all parameters and buffers that the files of `worlds` list, in their order, experts
+// left out: what open_pipeline_layers() wants.
+std::vector<std::string> names_in(const std::vector<World>& worlds);
 
 }  // namespace dsckpt

@@ -2,6 +2,7 @@
 
 #include <tbb/parallel_for.h>
 
+#include <algorithm>
 #include <array>
 #include <unordered_map>
 #include <utility>
@@ -44,12 +45,18 @@ const char* to_string(ParamKind kind) {
   return "unknown";
 }
 
+TensorSource without_padding(const Param& param, const TensorSource& value) {
+  if (!param.form.vocab_rows || value.shape().empty()) return value;
+  return value.narrow(0, 0, std::min(*param.form.vocab_rows, value.shape().front()));
+}
+
 struct Checkpoint::Impl {
   explicit Impl(InputFiles& inputs) : draft{.inputs = inputs} {}
   CheckpointDraft draft;
   std::unordered_map<std::string_view, size_t> by_name;
   std::vector<CheckpointFile> model_files;
   std::vector<CheckpointFile> optim_files;
+  std::vector<CheckpointFile> module_files;
   std::vector<CheckpointFile> param_files;
 };
 
@@ -69,6 +76,7 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder,
   draft.folder = folder;
   draft.facts.tag = draft.folder.tag;
   draft.optimizer_states = options.optimizer_states;
+  draft.tp_rules = options.tp_rules;
   for (const Layout* layout : kLayouts) {
     if (!layout->probe(draft)) continue;
     layout->read(draft);
@@ -81,6 +89,7 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder,
         mesh.pp > 1 || mesh.tp > 1 || mesh.ep > 1 || has_split_files(draft.folder);
     impl->model_files = files_of(draft.model_shards);
     impl->optim_files = files_of(draft.optim_shards);
+    impl->module_files = files_of(draft.module_shards);
     impl->param_files = files_of(draft.param_shards);
     for (size_t i = 0; i < draft.params.size(); ++i) {
       impl->by_name.emplace(draft.params[i].name, i);
@@ -120,6 +129,9 @@ const std::vector<CheckpointFile>& Checkpoint::model_files() const {
 const std::vector<CheckpointFile>& Checkpoint::optim_files() const {
   return impl_->optim_files;
 }
+const std::vector<CheckpointFile>& Checkpoint::module_files() const {
+  return impl_->module_files;
+}
 const std::vector<CheckpointFile>& Checkpoint::param_files() const {
   return impl_->param_files;
 }
@@ -142,7 +154,7 @@ std::vector<InputRecord> records_of(const std::vector<CheckpointFile>& files, bo
 
 std::vector<InputRecord> Checkpoint::records(bool all) const {
   std::vector<InputRecord> out = records_of(model_files(), all);
-  for (const auto* files : {&optim_files(), &param_files()}) {
+  for (const auto* files : {&optim_files(), &module_files(), &param_files()}) {
     const std::vector<InputRecord> rest = records_of(*files, all);
     out.insert(out.end(), rest.begin(), rest.end());
   }

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/tp_rule.h"
 #include "format/torch_archive.h"
 #include "format/universal_form.h"
 #include "io/input_file.h"
@@ -72,7 +73,7 @@ struct Param {
   std::string name;
   ParamKind kind = ParamKind::trainable;
   // The value the live engine held: the fp32 master of a trainable parameter; frozen parameters and
-  // buffers as stored.
+  // buffers as stored. A vocabulary is as the engine had it, filled up: see without_padding().
   TensorSource weight;
   // For a tied parameter, the name of the entry it is the same tensor as; else "".
   std::string alias_of = {};
@@ -86,6 +87,10 @@ struct Param {
   // torch's flag of the master.
   bool requires_grad = false;
 };
+
+// `value`, the weight or a state of `param`, without the rows that only fill the vocabulary up
+// (UniversalForm::vocab_rows).
+TensorSource without_padding(const Param& param, const TensorSource& value);
 
 struct TagFolder;
 
@@ -122,6 +127,9 @@ struct OpenOptions {
   std::string tag;
   // Open the optimizer's states too, not only its masters.
   bool optimizer_states = false;
+  // How slices of tensor-parallel ranks go together where the checkpoint does not say it, or not
+  // rightly. UsageError for a rule that fits no parameter.
+  std::vector<TpRule> tp_rules;
 };
 
 // A file of the checkpoint, opened. Borrowed from the Checkpoint.
@@ -172,6 +180,8 @@ class Checkpoint {
   // alone, whose root is what others have under optimizer_state_dict.
   const std::vector<CheckpointFile>& model_files() const;
   const std::vector<CheckpointFile>& optim_files() const;
+  // Files of parts of the model that were read: the layers of a pipeline, and at stage 0 experts.
+  const std::vector<CheckpointFile>& module_files() const;
   // Of universal checkpoints: the files of single parameters, by path. None of others.
   const std::vector<CheckpointFile>& param_files() const;
   // Patterns of universal_checkpoint_info that fit no parameter. Only with
@@ -180,7 +190,7 @@ class Checkpoint {
   // Things a user should know that are no errors.
   const std::vector<std::string>& notes() const;
 
-  // records_of() all files: those of the model, of the optimizer and of single parameters.
+  // records_of() all these files.
   std::vector<InputRecord> records(bool all) const;
 
  private:

@@ -16,7 +16,8 @@ struct CheckpointDraft {
   InputFiles& inputs;
   TagFolder folder = {};
   CheckpointFacts facts = {};
-  bool optimizer_states = false;  // whether they are asked for
+  bool optimizer_states = false;      // whether they are asked for
+  std::vector<TpRule> tp_rules = {};  // the user's
   std::vector<Param> params = {};
   std::vector<ParamGroup> groups = {};
   ShardValue wrapper_state = {};
@@ -25,7 +26,8 @@ struct CheckpointDraft {
   // Opened shards stay: TensorSources and `records` need nothing else of them, but readers borrow.
   std::vector<Shard> model_shards = {};
   std::vector<Shard> optim_shards = {};
-  std::vector<Shard> param_shards = {};  // of universal checkpoints: zero/NAME/*.pt
+  std::vector<Shard> module_shards = {};  // parts of the model: layers of a pipeline, experts
+  std::vector<Shard> param_shards = {};   // of universal checkpoints: zero/NAME/*.pt
 };
 
 // A row of the table of layouts.

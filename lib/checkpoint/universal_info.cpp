@@ -189,8 +189,15 @@ struct UniversalInfo::Impl {
   std::optional<int64_t> original_vocab_size;
   double version = 0;
   Where where;
+  PatternList user;
+  std::vector<TpRule::How> user_hows;  // of the patterns in `user`
 
   std::unordered_set<std::string> used;
+  std::unordered_set<size_t> used_user;
+
+  void add_user_rules(const std::vector<TpRule>& rules);
+  bool use_user_rule(Rule& rule, bool has_map);
+  void be_same(Rule& rule, bool is_average);
 
   void read(const Fields& info);
   void read_affine_map(const Fields& map);
@@ -221,6 +228,17 @@ struct UniversalInfo::Impl {
   void cut_in_two(Rule& rule);
   void cut_in_sub_params(Rule& rule, size_t pattern);
 };
+
+void UniversalInfo::Impl::add_user_rules(const std::vector<TpRule>& rules) {
+  for (const TpRule& rule : rules) {
+    try {
+      user.add(rule.pattern);
+    } catch (const UnsupportedError& error) {
+      throw UsageError(error.message());
+    }
+    user_hows.push_back(rule.how);
+  }
+}
 
 void UniversalInfo::Impl::read(const Fields& info) {
   where = info.where();
@@ -303,15 +321,19 @@ void UniversalInfo::Impl::read_affine_map(const Fields& map) {
   });
 }
 
-UniversalInfo::UniversalInfo() : impl_(std::make_unique<Impl>()) {}
+UniversalInfo::UniversalInfo(const std::vector<TpRule>& user_rules)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->add_user_rules(user_rules);
+}
 UniversalInfo::UniversalInfo(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 UniversalInfo::UniversalInfo(UniversalInfo&&) noexcept = default;
 UniversalInfo& UniversalInfo::operator=(UniversalInfo&&) noexcept = default;
 UniversalInfo::~UniversalInfo() = default;
 
-UniversalInfo UniversalInfo::read(const Fields& info) {
+UniversalInfo UniversalInfo::read(const Fields& info, const std::vector<TpRule>& user_rules) {
   auto impl = std::make_unique<Impl>();
   impl->read(info);
+  impl->add_user_rules(user_rules);
   return UniversalInfo(std::move(impl));
 }
 
@@ -321,6 +343,37 @@ double UniversalInfo::version() const {
 
 bool UniversalInfo::is_pipeline_replicated(const std::string& name) const {
   return !impl_->pipeline_replicated.matches(name).empty();
+}
+
+bool UniversalInfo::has_rule(const std::string& name) const {
+  const auto fits = [&](const PatternList& list) { return !list.matches(name).empty(); };
+  return fits(impl_->user) || fits(impl_->affine) || fits(impl_->sub_params) ||
+         std::any_of(impl_->lists.begin(), impl_->lists.end(), fits);
+}
+
+UniversalInfo::Rule UniversalInfo::replicated(const std::string& name,
+                                              const std::vector<Shape>& slice_shapes) {
+  Rule rule;
+  rule.name_ = name;
+  rule.slice_shapes_ = slice_shapes;
+  in_context({.tensor = name}, [&] { check_equal(slice_shapes, "is replicated"); });
+  rule.shape_ = slice_shapes.front();
+  rule.how_ = Rule::Replicated{};
+  return rule;
+}
+
+void UniversalInfo::pass_over(const std::string& name) {
+  for (const PatternList& list : impl_->lists) {
+    for (const size_t i : list.matches(name)) impl_->used.insert(list.texts()[i]);
+  }
+}
+
+std::vector<std::string> UniversalInfo::unused_user_rules() const {
+  std::vector<std::string> unused;
+  for (size_t i = 0; i < impl_->user.texts().size(); ++i) {
+    if (!impl_->used_user.contains(i)) unused.push_back(impl_->user.texts()[i]);
+  }
+  return unused;
 }
 
 std::vector<std::string> UniversalInfo::unused_patterns() const {
@@ -351,6 +404,46 @@ UniversalInfo::Rule UniversalInfo::rule_for(const std::string& name,
   });
 }
 
+// The first of the user's rules that fits, if any.
+bool UniversalInfo::Impl::use_user_rule(Rule& rule, bool has_map) {
+  const std::vector<size_t> found = user.matches(rule.name_);
+  if (found.empty()) return false;
+  used_user.insert(found.begin(), found.end());
+  if (has_map) {
+    throw UsageError("'" + rule.name_ +
+                     "' has an affine map, which says exactly how its slices go together; '" +
+                     user.texts()[found[0]] + "' says otherwise");
+  }
+  for (const size_t other : found) {
+    if (user_hows[other] == user_hows[found[0]]) continue;
+    throw UsageError("'" + rule.name_ + "' has two rules: " + quoted_list(user, found));
+  }
+  switch (user_hows[found[0]]) {
+    case TpRule::How::cat_0:
+    case TpRule::How::cat_1: {
+      const size_t dim = user_hows[found[0]] == TpRule::How::cat_1 ? 1 : 0;
+      concatenate(rule, dim);
+      rule.form_.cat_dim = static_cast<int64_t>(dim);
+      break;
+    }
+    case TpRule::How::replicated:
+    case TpRule::How::average:
+      be_same(rule, user_hows[found[0]] == TpRule::How::average);
+      break;
+  }
+  return true;
+}
+
+void UniversalInfo::Impl::be_same(Rule& rule, bool is_average) {
+  check_equal(rule.slice_shapes_, is_average ? "is averaged" : "is replicated");
+  rule.shape_ = rule.slice_shapes_.front();
+  if (is_average) {
+    rule.how_ = Rule::Averaged{};
+  } else {
+    rule.how_ = Rule::Replicated{};
+  }
+}
+
 void UniversalInfo::Impl::decide(Rule& rule) {
   const std::string& name = rule.name_;
   const std::vector<Shape>& shapes = rule.slice_shapes_;
@@ -364,7 +457,11 @@ void UniversalInfo::Impl::decide(Rule& rule) {
   }
   const std::optional<size_t> sub_param_pattern = use_sub_params(name);
 
-  if (!maps.empty()) {
+  const bool by_user = use_user_rule(rule, !maps.empty());
+  if (by_user) {
+    // The lists' patterns count as used: the user's word takes their place.
+    for (const List list : {replicated, averaged, row_parallel, two_sub_params}) use(list, name);
+  } else if (!maps.empty()) {
     auto assembly = std::make_shared<const AffineAssembly>(affine_maps[maps[0]]);
     if (assembly->shard_shapes() != shapes) {
       do_not_fit("the affine map speaks of shards of the shapes " +
@@ -373,13 +470,9 @@ void UniversalInfo::Impl::decide(Rule& rule) {
     rule.shape_ = assembly->shape();
     rule.how_ = std::move(assembly);
   } else if (use(replicated, name)) {
-    check_equal(shapes, "is replicated");
-    rule.shape_ = shapes.front();
-    rule.how_ = Rule::Replicated{};
+    be_same(rule, false);
   } else if (use(averaged, name)) {
-    check_equal(shapes, "is averaged");
-    rule.shape_ = shapes.front();
-    rule.how_ = Rule::Averaged{};
+    be_same(rule, true);
   } else if (use(two_sub_params, name)) {
     cut_in_two(rule);
   } else if (sub_param_pattern) {

@@ -13,6 +13,7 @@
 #include "base/dtype.h"
 #include "checkpoint/affine_map.h"
 #include "checkpoint/shard.h"
+#include "checkpoint/tp_rule.h"
 #include "format/universal_form.h"
 #include "plan/tensor_source.h"
 
@@ -23,13 +24,15 @@ class UniversalInfo {
  public:
   class Rule;
 
-  // No rules: every parameter is cut along dimension 0.
-  UniversalInfo();
+  // Only the user's rules; what has none is cut along dimension 0. Throws UsageError for patterns
+  // that RE2 cannot compile.
+  explicit UniversalInfo(const std::vector<TpRule>& user_rules = {});
   // Reads the `universal_checkpoint_info` of a model-states file. Throws CorruptError, which names
   // the field, for what has the wrong kind or is negative; UnsupportedError for an affine map of a
   // version above 1, for parameters that autotp_unsupported_parameter_patterns names, with its
-  // reasons, and for patterns that RE2 cannot compile, such as look-around.
-  static UniversalInfo read(const Fields& info);
+  // reasons, and for patterns that RE2 cannot compile, such as look-around. Where one of
+  // `user_rules` fits it decides, but for parameters that have an affine map.
+  static UniversalInfo read(const Fields& info, const std::vector<TpRule>& user_rules = {});
   UniversalInfo(UniversalInfo&&) noexcept;
   UniversalInfo& operator=(UniversalInfo&&) noexcept;
   ~UniversalInfo();
@@ -46,8 +49,18 @@ class UniversalInfo {
   // UnsupportedError as AffineAssembly does.
   Rule rule_for(const std::string& name, const std::vector<Shape>& slice_shapes);
 
-  // The patterns that no rule_for() call so far has used, in the order in which they were read.
-  // DeepSpeed's strict check wants none, if there was any parameter. Patterns of
+  // Whether anything says how the slices of `name` go together; if not, rule_for() takes it to be
+  // cut along dimension 0, as DeepSpeed does.
+  bool has_rule(const std::string& name) const;
+  // The rule of a parameter that is the same on all ranks, whatever else is said of it.
+  static Rule replicated(const std::string& name, const std::vector<Shape>& slice_shapes);
+
+  // Counts what the file says of `name` as used: it goes together otherwise.
+  void pass_over(const std::string& name);
+  // The user's patterns that no rule_for() call so far has used.
+  std::vector<std::string> unused_user_rules() const;
+  // The file's patterns that no rule_for() call so far has used, in the order in which they were
+  // read. DeepSpeed's strict check wants none, if there was any parameter. Patterns of
   // pipeline_replicated_parameter_patterns and of the affine map are not among them; those that an
   // affine map takes the place of count as used.
   std::vector<std::string> unused_patterns() const;

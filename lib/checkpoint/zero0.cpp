@@ -19,34 +19,12 @@
 #include "checkpoint/layout.h"
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
-#include "format/read_tensor.h"
+#include "format/compare_values.h"
 
 namespace dsckpt {
 namespace {
 
 using pickle::Value;
-
-// True if every element of `low` is the rounding of the same element of `master`. Differing tensors
-// mostly differ at once, so the first look is short.
-bool is_rounding_of(const InputFiles& inputs, const TensorSource& low, const TensorSource& master) {
-  constexpr int64_t kFirstLook = 1024;
-  constexpr int64_t kChunk = 256 << 10;
-  std::vector<std::byte> expected;
-  std::vector<std::byte> stored;
-  std::vector<std::byte> wide;
-  for (int64_t at = 0, count = 0; at < low.numel(); at += count) {
-    count = std::min(at == 0 ? kFirstLook : kChunk, low.numel() - at);
-    const auto elements = static_cast<size_t>(count);
-    wide.resize(elements * size_of(master.dtype()));
-    stored.resize(elements * size_of(low.dtype()));
-    expected.resize(stored.size());
-    read_elements(inputs, master, at, count, wide);
-    read_elements(inputs, low, at, count, stored);
-    convert(master.dtype(), low.dtype(), wide.data(), expected.data(), elements);
-    if (std::memcmp(expected.data(), stored.data(), stored.size()) != 0) return false;
-  }
-  return true;
-}
 
 class Reader {
  public:

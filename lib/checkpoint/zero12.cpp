@@ -495,7 +495,7 @@ void read(CheckpointDraft& draft) {
   draft.wrapper_state = {&first.archive, first.archive.root().at(keys::kOptimizerStateDict)};
   draft.facts.elastic = state.has(keys::kBaseOptimizerState) &&
                         state[keys::kBaseOptimizerState].is(pickle::Kind::list);
-  assemble(draft, worlds);
+  assemble(draft, worlds, open_pipeline_layers(draft, names_in(worlds)));
   for (const ModelStates& model : models) model.note_not_tensors(draft.notes);
 }
 

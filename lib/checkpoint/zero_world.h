@@ -37,7 +37,7 @@ struct OwnedParam {
 struct World {
   const ModelStates* model;  // of its first data-parallel rank
   std::vector<OwnedParam> owned;
-  // Parameters that no optimizer owns, in the model's order.
+  // Parameters that no optimizer owns, in the model's order. Those of pipelines are in the layers.
   std::vector<std::pair<std::string, TensorSource>> frozen;
 };
 

@@ -36,14 +36,16 @@ Contents Contents::open(InputFiles& inputs, const fs::path& path, const Contents
       Checkpoint::open(inputs, path, {.tag = options.tag, .optimizer_states = options.states}));
   const Checkpoint& checkpoint = *contents.checkpoint_;
   contents.form_ = checkpoint.facts().layout;
-  for (const auto* files :
-       {&checkpoint.model_files(), &checkpoint.optim_files(), &checkpoint.param_files()}) {
+  for (const auto* files : {&checkpoint.model_files(), &checkpoint.optim_files(),
+                            &checkpoint.module_files(), &checkpoint.param_files()}) {
     contents.archives_.insert(contents.archives_.end(), files->begin(), files->end());
   }
   for (const Param& param : checkpoint.params()) {
-    contents.tensors_.push_back({param.name, "", param.kind, param.weight, param.alias_of});
+    contents.tensors_.push_back(
+        {param.name, "", param.kind, without_padding(param, param.weight), param.alias_of});
     for (const ParamState& state : param.states) {
-      contents.tensors_.push_back({param.name, state.key, param.kind, state.value, param.alias_of});
+      contents.tensors_.push_back(
+          {param.name, state.key, param.kind, without_padding(param, state.value), param.alias_of});
     }
   }
   return contents;

@@ -1,0 +1,189 @@
+#include "checkpoint/pipeline_layers.h"
+
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/shard.h"
+
+namespace dsckpt {
+namespace {
+
+constexpr std::string_view kTied = "tied_modules.";
+
+// The front of a name in the whole model, with its dot: "4.", "tied_modules.embed."; "" if it is of
+// neither form.
+std::string_view front_of(std::string_view name) {
+  if (name.starts_with(kTied)) {
+    const size_t dot = name.find('.', kTied.size());
+    return dot == name.npos ? std::string_view() : name.substr(0, dot + 1);
+  }
+  uint32_t number = 0;
+  const auto [end, failed] = std::from_chars(name.data(), name.data() + name.size(), number);
+  const auto length = static_cast<size_t>(end - name.data());
+  return failed == std::errc() && length < name.size() && name[length] == '.'
+             ? name.substr(0, length + 1)
+             : std::string_view();
+}
+
+// A layer's files by tensor-parallel rank.
+using Files = std::map<uint32_t, std::vector<const Shard*>>;
+
+std::vector<std::string> keys_of(const Shard& shard) {
+  std::vector<std::string> keys;
+  in_context(shard.where(), [&] {
+    for (const auto& [key, value] : shard.archive.root().as_dict().items) {
+      if (TorchArchive::is_tensor(value)) keys.emplace_back(key.as_string());
+    }
+  });
+  return keys;
+}
+
+std::string file_name(uint32_t layer, uint32_t tp, uint32_t tp_rank) {
+  const auto digits = [](uint32_t number) {
+    const std::string text = std::to_string(number);
+    return text.size() < 2 ? "0" + text : text;
+  };
+  return "layer_" + digits(layer) + (tp > 1 ? "-model_" + digits(tp_rank) : "") +
+         "-model_states.pt";
+}
+
+class Reader {
+ public:
+  Reader(CheckpointDraft& draft, const std::vector<std::string>& names)
+      : draft_(draft), tp_(draft.facts.mesh.tp), names_(names.begin(), names.end()) {
+    for (const std::string& name : names) {
+      const std::string front(front_of(name));
+      if (front.empty()) {
+        throw UnsupportedError({.file = draft.folder.path.string(), .tensor = name},
+                               "is of a pipeline, but of none of its layers");
+      }
+      if (front.starts_with(kTied) && std::find(tied_.begin(), tied_.end(), front) == tied_.end()) {
+        tied_.push_back(front);
+      }
+    }
+  }
+
+  std::vector<PipelineLayer> read() {
+    const Files files = open();
+    std::vector<PipelineLayer> layers;
+    for (const auto& [index, shards] : files) {
+      PipelineLayer layer{.index = index, .tensors = {}};
+      const std::vector<std::string> keys = keys_of(*shards.front());
+      const std::string front = front_for(index, keys);
+      for (const std::string& key : keys) layer.tensors.push_back(tensor(front, key, shards));
+      layers.push_back(std::move(layer));
+    }
+    check_all_found();
+    return layers;
+  }
+
+ private:
+  Files open() {
+    draft_.module_shards = open_shards(draft_.inputs, draft_.folder.of_kind(ShardName::Kind::layer),
+                                       draft_.folder.path.parent_path());
+    Files files;
+    for (const Shard& shard : draft_.module_shards) {
+      std::vector<const Shard*>& layer = files[shard.name.layer];
+      layer.resize(std::max<size_t>(tp_, shard.name.mp_rank + size_t{1}));
+      layer[shard.name.mp_rank] = &shard;
+    }
+    for (const auto& [index, layer] : files) {
+      for (uint32_t tp_rank = 0; tp_rank < layer.size(); ++tp_rank) {
+        if (layer[tp_rank] == nullptr || tp_rank >= tp_) missing(index, tp_rank);
+      }
+    }
+    return files;
+  }
+
+  [[noreturn]] void missing(uint32_t layer, uint32_t tp_rank, const std::string& name = {}) const {
+    const std::string file = file_name(layer, tp_, tp_rank);
+    if (tp_rank >= tp_) {
+      throw InconsistentError(
+          {.file = draft_.folder.path.string()},
+          file + " is one too many: there are " + std::to_string(tp_) + " tensor-parallel ranks");
+    }
+    throw InconsistentError({.file = draft_.folder.path.string(), .tensor = name},
+                            file + " is missing");
+  }
+
+  // What comes in front of a layer's names. A layer that is tied has none of its names under its
+  // number; where several keys fit, they come in the order of the layers.
+  std::string front_for(uint32_t index, const std::vector<std::string>& keys) {
+    std::string plain = std::to_string(index) + ".";
+    const auto has = [&](const std::string& front, const std::string& key) {
+      return names_.contains(front + key);
+    };
+    if (std::any_of(keys.begin(), keys.end(), [&](const auto& key) { return has(plain, key); })) {
+      return plain;
+    }
+    const auto fits = [&](const std::string& front) {
+      return !keys.empty() && std::all_of(keys.begin(), keys.end(),
+                                          [&](const auto& key) { return has(front, key); });
+    };
+    const auto fits_partly = [&](const std::string& front) {
+      return std::any_of(keys.begin(), keys.end(),
+                         [&](const auto& key) { return has(front, key); });
+    };
+    auto found = std::find_if(tied_.begin(), tied_.end(), fits);
+    if (found == tied_.end()) found = std::find_if(tied_.begin(), tied_.end(), fits_partly);
+    if (found == tied_.end()) return plain;
+    std::string front = *found;
+    tied_.erase(found);
+    return front;
+  }
+
+  PipelineTensor tensor(const std::string& front, const std::string& key,
+                        const std::vector<const Shard*>& shards) {
+    PipelineTensor tensor{.name = front + key, .slices = {}};
+    found_.insert(tensor.name);
+    for (const Shard* shard : shards) {
+      in_context({.file = shard->display, .tensor = tensor.name}, [&] {
+        tensor.slices.push_back(shard->archive.tensor(shard->archive.root().at(key)));
+      });
+    }
+    return tensor;
+  }
+
+  void check_all_found() const {
+    std::set<std::string> lost;
+    for (const std::string& name : names_) {
+      if (!found_.contains(name)) lost.insert(name);
+    }
+    if (lost.empty()) return;
+    const std::string& name = *lost.begin();
+    const std::string_view front = front_of(name);
+    std::string why = "is in no layer's file";
+    if (!front.starts_with(kTied)) {
+      const auto index = static_cast<uint32_t>(std::stoul(std::string(front)));
+      const bool there = std::any_of(draft_.module_shards.begin(), draft_.module_shards.end(),
+                                     [&](const Shard& shard) { return shard.name.layer == index; });
+      if (!there) missing(index, 0, name);
+      why = "is not in " + file_name(index, tp_, 0);
+    }
+    throw InconsistentError({.file = draft_.folder.path.string(), .tensor = name}, why);
+  }
+
+  CheckpointDraft& draft_;
+  uint32_t tp_;
+  std::unordered_set<std::string> names_;
+  std::vector<std::string> tied_;  // fronts that no layer has yet, in the order of their names
+  std::unordered_set<std::string> found_;
+};
+
+}  // namespace
+
+std::vector<PipelineLayer> open_pipeline_layers(CheckpointDraft& draft,
+                                                const std::vector<std::string>& names) {
+  if (!draft.folder.has(ShardName::Kind::layer)) return {};
+  return Reader(draft, names).read();
+}
+
+}  // namespace dsckpt

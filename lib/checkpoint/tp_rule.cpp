@@ -1,0 +1,25 @@
+#include "checkpoint/tp_rule.h"
+
+#include <array>
+#include <utility>
+
+#include "base/error.h"
+
+namespace dsckpt {
+
+TpRule TpRule::parse(std::string_view text) {
+  constexpr std::array<std::pair<std::string_view, How>, 4> kHows{{{"cat:0", How::cat_0},
+                                                                   {"cat:1", How::cat_1},
+                                                                   {"replicated", How::replicated},
+                                                                   {"average", How::average}}};
+  const size_t equals = text.rfind('=');
+  if (equals != text.npos && equals > 0) {
+    for (const auto& [name, how] : kHows) {
+      if (text.substr(equals + 1) == name) return {std::string(text.substr(0, equals)), how};
+    }
+  }
+  throw std::move(UsageError("'" + std::string(text) + "' is no rule for tensor-parallel slices"))
+      .with_hint("REGEX=cat:0, REGEX=cat:1, REGEX=replicated or REGEX=average");
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,74 @@
+#include "format/compare_values.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+#include "base/kernels.h"
+#include "format/read_tensor.h"
+
+namespace dsckpt {
+namespace {
+
+// What differs mostly differs at once, so the first look is short.
+constexpr int64_t kFirstLook = 1024;
+constexpr int64_t kChunk = 256 << 10;
+
+// Calls `holds(first, count)` for runs of `numel` elements until one does not.
+template <typename F>
+bool holds_throughout(int64_t numel, F&& holds) {
+  for (int64_t at = 0, count = 0; at < numel; at += count) {
+    count = std::min(at == 0 ? kFirstLook : kChunk, numel - at);
+    if (!holds(at, count)) return false;
+  }
+  return true;
+}
+
+void read(const InputFiles& inputs, const TensorSource& tensor, int64_t first, int64_t count,
+          std::vector<std::byte>& out) {
+  out.resize(static_cast<size_t>(count) * size_of(tensor.dtype()));
+  read_elements(inputs, tensor, first, count, out);
+}
+
+}  // namespace
+
+bool is_rounding_of(const InputFiles& inputs, const TensorSource& low, const TensorSource& master) {
+  std::vector<std::byte> expected;
+  std::vector<std::byte> stored;
+  std::vector<std::byte> wide;
+  return holds_throughout(low.numel(), [&](int64_t first, int64_t count) {
+    read(inputs, master, first, count, wide);
+    read(inputs, low, first, count, stored);
+    expected.resize(stored.size());
+    convert(master.dtype(), low.dtype(), wide.data(), expected.data(), static_cast<size_t>(count));
+    return std::memcmp(expected.data(), stored.data(), stored.size()) == 0;
+  });
+}
+
+bool same_values(const InputFiles& inputs, const TensorSource& a, const TensorSource& b) {
+  if (a.dtype() != b.dtype() || a.shape() != b.shape()) return false;
+  std::vector<std::byte> of_a;
+  std::vector<std::byte> of_b;
+  return holds_throughout(a.numel(), [&](int64_t first, int64_t count) {
+    read(inputs, a, first, count, of_a);
+    read(inputs, b, first, count, of_b);
+    return of_a == of_b;
+  });
+}
+
+bool is_constant(const InputFiles& inputs, const TensorSource& tensor) {
+  const size_t size = size_of(tensor.dtype());
+  std::vector<std::byte> value;
+  std::vector<std::byte> some;
+  if (tensor.numel() > 0) read(inputs, tensor, 0, 1, value);
+  return holds_throughout(tensor.numel(), [&](int64_t first, int64_t count) {
+    read(inputs, tensor, first, count, some);
+    for (size_t at = 0; at < some.size(); at += size) {
+      if (std::memcmp(some.data() + at, value.data(), size) != 0) return false;
+    }
+    return true;
+  });
+}
+
+}  // namespace dsckpt
