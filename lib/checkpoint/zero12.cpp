@@ -115,9 +115,9 @@ class WorldReader {
                                   std::to_string(model_.param_shapes.size()));
     }
     for (size_t g = 0; g < groups; ++g) {
-      const std::vector<std::vector<const Shard*>> parts = expert_parallel_parts(g);
-      for (size_t e = 0; e < parts.size(); ++e) {
-        add_group(g, parts[e], static_cast<uint32_t>(e), static_cast<uint32_t>(parts.size()));
+      const ExpertParts parts = expert_parallel_parts(g);
+      for (const auto& [ep_rank, ranks] : parts.by_rank) {
+        add_group(g, ranks, ep_rank, parts.ep_size);
       }
     }
     return std::move(params_);
@@ -139,9 +139,54 @@ class WorldReader {
   }
 
  private:
-  // The ranks that share group `g`, once for each expert-parallel rank: those of one set of experts
-  // hold it all between them. utils/groups.py _get_expert_parallel_ranks.
-  std::vector<std::vector<const Shard*>> expert_parallel_parts(size_t g) const {
+  // The ranks that share a group, by the expert-parallel rank whose experts they have; 0 of 1 for
+  // what is no expert.
+  struct ExpertParts {
+    std::map<uint32_t, std::vector<const Shard*>> by_rank;
+    uint32_t ep_size = 1;
+  };
+
+  // Whether group `g` is of experts.
+  bool is_moe_group(size_t g) const {
+    const Value base = state_.get(keys::kBaseOptimizerState).value_or(Value());
+    const auto groups = base.find_or_none(keys::kParamGroups).sequence_or_empty();
+    return g < groups.size() && groups[g].find_or_none("moe").is_true();
+  }
+
+  // Where AutoEP is folded with tensor parallelism, the expert-parallel ranks run over the
+  // tensor-parallel ones first; each file says of itself which it is.
+  ExpertParts folded_parts(size_t g) const {
+    ExpertParts parts;
+    for (const Shard* shard : optim_) {
+      const Fields folding = Fields(*shard, shard->archive.root()).in(keys::kFolding);
+      const int64_t ep_rank = folding.integer("ep_rank");
+      const int64_t ep_size = folding.integer("ep_size");
+      if (ep_rank < 0 || ep_size < 1 || ep_rank >= ep_size || ep_size > 1 << 20) {
+        throw CorruptError(folding.where("ep_rank"),
+                           "is " + std::to_string(ep_rank) + " of " + std::to_string(ep_size));
+      }
+      parts.ep_size = static_cast<uint32_t>(ep_size);
+      parts.by_rank[static_cast<uint32_t>(ep_rank)].push_back(shard);
+    }
+    const std::vector<int64_t> counts = partition_counts(state_);
+    const int64_t count = g < counts.size() ? counts[g] : counts.front();
+    for (const auto& [ep_rank, ranks] : parts.by_rank) {
+      if (static_cast<int64_t>(ranks.size()) == count) continue;
+      throw UnsupportedError(state_.where(keys::kPartitionCount),
+                             "cuts experts over " + std::to_string(count) + " ranks, of which " +
+                                 std::to_string(ranks.size()) +
+                                 " are in this tensor-parallel rank");
+    }
+    return parts;
+  }
+
+  // Those of one set of experts hold all of a group between them. utils/groups.py
+  // _get_expert_parallel_ranks.
+  ExpertParts expert_parallel_parts(size_t g) const {
+    if (is_moe_group(g) &&
+        Fields(state_.shard(), state_.shard().archive.root()).has(keys::kFolding)) {
+      return folded_parts(g);
+    }
     const std::vector<int64_t> counts = partition_counts(state_);
     const auto share = static_cast<size_t>(g < counts.size() ? counts[g] : counts.front());
     if (share == 0 || optim_.size() % share != 0) {
@@ -156,9 +201,10 @@ class WorldReader {
                              "is not in the file: it says in which order the ranks share experts "
                              "(use_data_before_expert_parallelism)");
     }
-    std::vector<std::vector<const Shard*>> parts(ep_size);
+    ExpertParts parts{.by_rank = {}, .ep_size = static_cast<uint32_t>(ep_size)};
     for (size_t rank = 0; rank < optim_.size(); ++rank) {
-      parts[data_first.value_or(false) ? rank / share : rank % ep_size].push_back(optim_[rank]);
+      const size_t ep_rank = data_first.value_or(false) ? rank / share : rank % ep_size;
+      parts.by_rank[static_cast<uint32_t>(ep_rank)].push_back(optim_[rank]);
     }
     return parts;
   }
