@@ -180,7 +180,8 @@ class Checkpoint {
   // alone, whose root is what others have under optimizer_state_dict.
   const std::vector<CheckpointFile>& model_files() const;
   const std::vector<CheckpointFile>& optim_files() const;
-  // Files of parts of the model that were read: the layers of a pipeline, and at stage 0 experts.
+  // Files of parts of the model that were read: the layers of a pipeline, and at stage 0 experts
+  // and what optimizers keep of them.
   const std::vector<CheckpointFile>& module_files() const;
   // Of universal checkpoints: the files of single parameters, by path. None of others.
   const std::vector<CheckpointFile>& param_files() const;

@@ -7,6 +7,7 @@
 #include <set>
 #include <string_view>
 
+#include "base/text.h"
 #include "checkpoint/affine_map.h"
 #include "checkpoint/keys.h"
 
@@ -71,6 +72,7 @@ Experts::Experts(const ModelStates& model) {
       if (!layers_.emplace(prefix + std::string(weight), layer).second) {
         throw InconsistentError(fields.where(), "describes '" + prefix + "' a second time");
       }
+      fused_.push_back(prefix + std::string(weight));
     }
   }
 }
@@ -95,6 +97,72 @@ void Experts::number_globally(std::vector<OwnedParam>& params) {
     param.ep_rank = 0;
     param.ep_size = 1;
   }
+}
+
+std::vector<int64_t> Experts::experts_of(const std::string& name, int64_t ep_rank) const {
+  const Layer& layer = layers_.at(name);
+  std::vector<int64_t> numbers;
+  return in_context(layer.where, [&] {
+    if (ep_rank < 0 || ep_rank >= layer.ep_size || layer.num_experts % layer.ep_size != 0) {
+      throw CorruptError({}, "does not say which experts are on rank " + std::to_string(ep_rank));
+    }
+    if (layer.placement.is_none()) {
+      const int64_t count = layer.num_experts / layer.ep_size;
+      for (int64_t i = 0; i < count; ++i) numbers.push_back(ep_rank * count + i);
+      return numbers;
+    }
+    const auto ranks = layer.placement.at("ranks").as_sequence();
+    if (static_cast<size_t>(ep_rank) >= ranks.size()) {
+      throw CorruptError({}, "places no experts on rank " + std::to_string(ep_rank));
+    }
+    for (const Value& number : ranks[static_cast<size_t>(ep_rank)].at("experts").as_sequence()) {
+      numbers.push_back(number.as_int());
+    }
+    return numbers;
+  });
+}
+
+void check_expert_files(const CheckpointDraft& draft) {
+  using Place = std::pair<uint32_t, uint32_t>;  // layer, expert
+  std::map<Place, std::set<uint32_t>> found;    // the mp ranks
+  for (const ShardFile& file : draft.folder.of_kind(ShardName::Kind::expert)) {
+    found[{file.name.layer, file.name.expert}].insert(file.name.mp_rank);
+  }
+  std::string missing;
+  size_t count = 0;
+  const auto lacks = [&](const ShardName& name) {
+    constexpr size_t kMaxListed = 64;
+    if (++count <= kMaxListed) missing += "\n  " + name.file_name();
+  };
+  for (const Shard& shard : draft.model_shards) {
+    if (shard.name.kind != ShardName::Kind::model_states) continue;
+    const Fields fields(shard, shard.archive.root());
+    const bool folded = fields.has(keys::kFolding);
+    const auto layers = fields.sequence("num_experts");
+    for (uint32_t layer = 0; layer < layers.size(); ++layer) {
+      const int64_t experts = in_context(fields.where("num_experts"), [&] {
+        const int64_t number = layers[layer].as_int();
+        if (number < 0 || number > kMaxExperts) {
+          throw CorruptError({}, "is " + std::to_string(number));
+        }
+        return number;
+      });
+      for (uint32_t expert = 0; expert < experts; ++expert) {
+        const auto ranks = found.find({layer, expert});
+        const bool there =
+            ranks != found.end() && (folded || ranks->second.contains(shard.name.mp_rank));
+        if (there || (folded && shard.name.mp_rank > 0)) continue;
+        lacks({.kind = ShardName::Kind::expert,
+               .mp_rank = shard.name.mp_rank,
+               .layer = layer,
+               .expert = expert});
+      }
+    }
+  }
+  if (count == 0) return;
+  throw InconsistentError({.file = draft.folder.path.string()},
+                          counted(count, "file") + " of experts " + (count == 1 ? "is" : "are") +
+                              " missing:" + missing);
 }
 
 TensorSource Experts::merge(const std::string& name, const std::vector<TensorSource>& by_rank,

@@ -30,6 +30,11 @@ class Experts {
   // local experts of each rank.
   static void number_globally(std::vector<OwnedParam>& params);
 
+  // The fused parameters, layer by layer: w1, w2, w3.
+  const std::vector<std::string>& fused() const { return fused_; }
+  // The numbers of the experts that `ep_rank` has of the fused parameter `name`, in its order.
+  // Throws CorruptError for a placement that does not say it.
+  std::vector<int64_t> experts_of(const std::string& name, int64_t ep_rank) const;
   bool is_fused(const std::string& name) const { return layers_.contains(name); }
   int64_t num_experts(const std::string& name) const { return layers_.at(name).num_experts; }
   // All experts of the fused parameter `name`, in the order of their numbers; `state` is for
@@ -46,6 +51,13 @@ class Experts {
     Where where;
   };
   std::unordered_map<std::string, Layer> layers_;  // by name of the fused parameter
+  std::vector<std::string> fused_;
 };
+
+// Throws InconsistentError that lists the missing files of experts, of those that the model-states
+// files in draft.model_shards speak of. engine.py _save_moe_checkpoint: one for each expert of each
+// layer and mp rank, where AutoEP is folded with tensor parallelism only for the mp rank that has
+// it; none at stage 3.
+void check_expert_files(const CheckpointDraft& draft);
 
 }  // namespace dsckpt

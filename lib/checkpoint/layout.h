@@ -26,7 +26,7 @@ struct CheckpointDraft {
   // Opened shards stay: TensorSources and `records` need nothing else of them, but readers borrow.
   std::vector<Shard> model_shards = {};
   std::vector<Shard> optim_shards = {};
-  std::vector<Shard> module_shards = {};  // parts of the model: layers of a pipeline, experts
+  std::vector<Shard> module_shards = {};  // Checkpoint::module_files
   std::vector<Shard> param_shards = {};   // of universal checkpoints: zero/NAME/*.pt
 };
 

@@ -50,8 +50,10 @@ std::string ShardName::file_name() const {
       return "expp_rank_" + std::to_string(dp_rank) + "_" + mp + "_optim_states.pt";
     case Kind::optim_states:
       return (bf16 ? "bf16_" : "") + zero + (old_spelling ? "" : "_") + "optim_states.pt";
-    case Kind::layer:
     case Kind::expert:
+      return "layer_" + std::to_string(layer) + "_expert_" + std::to_string(expert) + "_" + mp +
+             "_model_states.pt";
+    case Kind::layer:
     case Kind::universal:
       break;
   }

@@ -33,7 +33,7 @@ struct ShardName {
     return kind == other.kind && dp_rank == other.dp_rank && mp_rank == other.mp_rank &&
            layer == other.layer && expert == other.expert;
   }
-  // The file name with ".pt"; "" of kinds layer, expert and universal.
+  // The file name with ".pt"; "" of kinds layer and universal.
   std::string file_name() const;
 };
 

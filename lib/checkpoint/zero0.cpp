@@ -1,402 +1,302 @@
-// Stage 0: no ZeRO. One file holds the model and the whole optimizer. In 16-bit runs the optimizer
-// keeps the fp32 masters, in its own order and without names.
-// Source: deepspeed/runtime/fp16/unfused_optimizer.py (fp32_groups), fused_optimizer.py
-// (fp32_groups_flat).
+// Stage 0: no ZeRO. One file holds the model and the whole optimizer; under model parallelism one
+// file for each pipeline stage and tensor-parallel rank, beside files of layers and of experts.
+// Source: deepspeed/runtime/engine.py _save_checkpoint, _save_moe_checkpoint.
 
 #include <algorithm>
-#include <cstring>
 #include <map>
-#include <numeric>
 #include <optional>
+#include <set>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
-#include "base/kernels.h"
-#include "checkpoint/flat_states.h"
+#include "checkpoint/assemble.h"
+#include "checkpoint/experts.h"
 #include "checkpoint/keys.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
-#include "format/compare_values.h"
+#include "checkpoint/pipeline_layers.h"
+#include "checkpoint/plain_optimizer.h"
+#include "checkpoint/stage_split.h"
 
 namespace dsckpt {
 namespace {
 
 using pickle::Value;
+using NamedTensors = std::vector<std::pair<std::string, TensorSource>>;
 
-class Reader {
+// The model's tensors that are neither buffers nor other names of such.
+NamedTensors params_of(const ModelStates& model) {
+  const std::unordered_set<std::string> aliases = model.aliases();
+  NamedTensors params;
+  for (const auto& [name, value] : model.module) {
+    if (model.buffer_names.contains(name) || aliases.contains(name)) continue;
+    in_context({.file = model.shard().display, .tensor = name},
+               [&] { params.emplace_back(name, model.shard().archive.tensor(value)); });
+  }
+  return params;
+}
+
+std::optional<Fields> optimizer_of(const Shard& shard) {
+  const Fields fields(shard, shard.archive.root());
+  if (!fields.has(keys::kOptimizer)) return std::nullopt;
+  return fields.in(keys::kOptimizer);
+}
+
+// The experts of one mp rank, and the optimizers of its expert-parallel ranks.
+class ExpertFiles {
  public:
-  explicit Reader(CheckpointDraft& draft)
-      : draft_(draft), model_(draft.model_shards.front()), archive_(model_.shard().archive) {}
-
-  void read() {
-    draft_.facts.zero_stage = 0;
-    if (const auto dp = model_.fields.integer_if_any(keys::kDpWorldSize); dp && *dp > 0) {
-      draft_.facts.mesh.dp = static_cast<uint32_t>(*dp);
+  ExpertFiles(const CheckpointDraft& draft, const ModelStates& model)
+      : experts_(model), mp_rank_(model.shard().name.mp_rank) {
+    for (const Shard& shard : draft.module_shards) {
+      if (shard.name.kind == ShardName::Kind::expert && shard.name.mp_rank == mp_rank_) add(shard);
     }
-    params_.add_buffers(model_);
-    model_.find_tied_views();
-    add_candidates();
-    if (model_.fields.has(keys::kOptimizer)) {
-      find_masters(model_.fields.in(keys::kOptimizer));
-    } else {
-      draft_.facts.frozen_known = false;
-      for (Candidate& candidate : candidates_) candidate.master = candidate.stored;
-    }
-    if (draft_.optimizer_states && model_.fields.has(keys::kOptimizer)) {
-      draft_.wrapper_state = {&archive_, model_.fields[keys::kOptimizer]};
-      find_states(model_.fields.in(keys::kOptimizer));
-    }
-    for (Candidate& candidate : candidates_) {
-      if (!candidate.master) {
-        params_.add(
-            {.name = candidate.name, .kind = ParamKind::frozen, .weight = candidate.stored});
+    std::stable_sort(native_.begin(), native_.end(), [](const Native& a, const Native& b) {
+      return std::pair(a.layer, a.number) < std::pair(b.layer, b.number);
+    });
+    for (const Shard& shard : draft.module_shards) {
+      if (shard.name.kind == ShardName::Kind::expert_optim && shard.name.mp_rank == mp_rank_) {
+        optimizers_.push_back(&shard);
       }
     }
-    for (Candidate& candidate : candidates_) {
-      if (!candidate.master) continue;
-      Param param{.name = candidate.name, .weight = *candidate.master};
-      param.states = std::move(candidate.states);
-      param.step = candidate.step;
-      param.others = std::move(candidate.others);
-      param.form.cat_dim = 0;
-      params_.add(std::move(param));
+    for (size_t rank = 0; rank < optimizers_.size(); ++rank) {
+      if (optimizers_[rank]->name.dp_rank == rank) continue;
+      throw InconsistentError({.file = draft.folder.path.string()},
+                              ShardName{.kind = ShardName::Kind::expert_optim,
+                                        .dp_rank = static_cast<uint32_t>(rank),
+                                        .mp_rank = mp_rank_}
+                                      .file_name() +
+                                  " is missing");
     }
-    params_.add_aliases(model_, draft_.notes);
-    model_.note_not_tensors(draft_.notes);
-    draft_.params = params_.take();
+  }
+
+  // By expert-parallel rank.
+  const std::vector<const Shard*>& optimizers() const { return optimizers_; }
+  uint32_t ep_size() const {
+    return static_cast<uint32_t>(std::max<size_t>(1, optimizers_.size()));
+  }
+  bool is_expert(const std::string& name) const {
+    return experts_.is_fused(name) || native_names_.contains(name);
+  }
+  bool is_fused(const std::string& name) const { return experts_.is_fused(name); }
+
+  // `params` and the experts that `ep_rank` has, each layer's behind the last of `params` of the
+  // same module, as torch walks it.
+  NamedTensors with_experts(const NamedTensors& params, uint32_t ep_rank) const {
+    std::vector<std::pair<size_t, std::pair<std::string, TensorSource>>> placed;
+    for (size_t i = 0; i < params.size(); ++i) placed.emplace_back(i, params[i]);
+    const auto place = [&](const std::string& module, const std::string& name, TensorSource value) {
+      size_t at = params.size();
+      for (size_t i = 0; i < params.size(); ++i) {
+        if (params[i].first.starts_with(module)) at = i;
+      }
+      placed.emplace_back(at, std::pair(name, std::move(value)));
+    };
+    for (const Native& expert : native_) {
+      if (expert.number / local_count(expert) == ep_rank) {
+        place(expert.module, expert.name, expert.value);
+      }
+    }
+    for (const std::string& name : experts_.fused()) {
+      place(name.substr(0, name.find(".experts.") + 1), name, fused(name, ep_rank));
+    }
+    std::stable_sort(placed.begin(), placed.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    NamedTensors all;
+    for (auto& entry : placed) all.push_back(std::move(entry.second));
+    return all;
   }
 
  private:
-  void find_masters(const Fields& optimizer) {
-    if (optimizer.has(keys::kFp32Groups)) {
-      draft_.facts.optimizer_wrapper = "FP16_UnfusedOptimizer";
-      match_groups(optimizer);
-    } else if (optimizer.has(keys::kFp32GroupsFlat)) {
-      draft_.facts.optimizer_wrapper = "FP16_Optimizer";
-      match_flat_groups(optimizer);
-    } else {
-      take_module_as_is(optimizer);
-    }
-  }
-
-  // A parameter of the module, and its fp32 master once that is found.
-  struct Candidate {
+  struct Native {
     std::string name;
-    TensorSource stored;
-    std::optional<TensorSource> master;
-    // The optimizer's number for it, and, if that is of a flat group, where it begins there.
-    std::optional<size_t> index = {};
-    std::optional<int64_t> flat_begin = {};
-    int64_t flat_numel = 0;
-    std::vector<ParamState> states = {};
-    ShardValue step = {};
-    std::vector<WholeState> others = {};
+    std::string module;  // "moe.deepspeed_moe."
+    uint32_t layer;
+    uint32_t number;
+    TensorSource value;
   };
 
-  void add_candidates() {
-    const std::unordered_set<std::string> aliases = model_.aliases();
-    for (const auto& [name, value] : model_.module) {
-      if (model_.buffer_names.contains(name) || aliases.contains(name)) continue;
-      in_context({.file = model_.shard().display, .tensor = name}, [&] {
-        candidates_.push_back({name, archive_.tensor(value), std::nullopt});
-      });
+  void add(const Shard& shard) {
+    in_context(shard.where(), [&] {
+      for (const auto& [key, value] : shard.archive.root().as_dict().items) {
+        if (!TorchArchive::is_tensor(value)) continue;
+        std::string name(key.as_string());
+        in_context({.tensor = name}, [&] {
+          TensorSource tensor = shard.archive.tensor(value);
+          const std::string number = "." + std::to_string(shard.name.expert);
+          const std::string fused =
+              name.ends_with(number) ? name.substr(0, name.size() - number.size()) : std::string();
+          if (experts_.is_fused(fused)) {
+            fused_[fused].emplace(shard.name.expert, std::move(tensor));
+            return;
+          }
+          const size_t local = name.find("deepspeed_experts" + number + ".");
+          if (local == name.npos) {
+            throw InconsistentError(
+                {}, "is no parameter of expert " + std::to_string(shard.name.expert));
+          }
+          const std::string module = name.substr(0, name.find("experts.deepspeed_experts."));
+          per_layer_[shard.name.layer].insert(shard.name.expert);
+          if (!native_names_.insert(name).second) throw InconsistentError({}, "is named twice");
+          native_.push_back({name, module, shard.name.layer, shard.name.expert, std::move(tensor)});
+        });
+      }
+    });
+  }
+
+  uint32_t local_count(const Native& expert) const {
+    const auto count = static_cast<uint32_t>(per_layer_.at(expert.layer).size());
+    if (count % ep_size() != 0) {
+      throw InconsistentError({}, std::to_string(count) + " experts of layer " +
+                                      std::to_string(expert.layer) + " are on " +
+                                      std::to_string(ep_size()) + " expert-parallel ranks");
+    }
+    return count / ep_size();
+  }
+
+  TensorSource fused(const std::string& name, uint32_t ep_rank) const {
+    const auto& experts = fused_.at(name);
+    std::vector<TensorSource> parts;
+    for (const int64_t number : experts_.experts_of(name, ep_rank)) {
+      const TensorSource& part = experts.at(static_cast<uint32_t>(number));
+      Shape shape = part.shape();
+      shape.insert(shape.begin(), 1);
+      parts.push_back(part.view(std::move(shape)));
+    }
+    return TensorSource::cat(0, std::move(parts));
+  }
+
+  Experts experts_;
+  uint32_t mp_rank_;
+  std::vector<const Shard*> optimizers_;
+  std::map<uint32_t, std::set<uint32_t>> per_layer_;  // the experts of each layer
+  std::vector<Native> native_;
+  std::unordered_set<std::string> native_names_;
+  std::unordered_map<std::string, std::map<uint32_t, TensorSource>> fused_;
+};
+
+class Reader {
+ public:
+  explicit Reader(CheckpointDraft& draft) : draft_(draft) {
+    models_.reserve(draft.model_shards.size());
+    for (const Shard& shard : draft.model_shards) {
+      models_.emplace_back(shard);
+      models_.back().find_tied_views();
     }
   }
 
-  // Without masters the run was in fp32, and the module is the truth. The optimizer's state has no
-  // names; its shapes tell which parameters it owns, unless it owns only some of a shape.
-  void take_module_as_is(const Fields& optimizer) {
-    std::map<Shape, size_t> owned;
-    std::map<Shape, size_t> present;
-    size_t owned_count = 0;
-    for (const Value& group : optimizer.sequence(keys::kParamGroups)) {
-      const Fields fields(model_.shard(), group, optimizer.where(keys::kParamGroups).member);
-      owned_count += fields.sequence("params").size();
+  void read() {
+    CheckpointFacts& facts = draft_.facts;
+    facts.zero_stage = 0;
+    const ModelStates& first = models_.front();
+    if (const auto dp = first.fields.integer_if_any(keys::kDpWorldSize); dp && *dp > 0) {
+      facts.mesh.dp = static_cast<uint32_t>(*dp);
     }
-    if (const auto states = optimizer.get("state"); states && states->is_mapping()) {
-      for (const auto& [index, state] : states->as_dict().items) {
-        if (const auto shape = state_shape(state)) ++owned[*shape];
-      }
+    for (const ModelStates& model : models_) check_same_save(model, first);
+    if (draft_.folder.has(ShardName::Kind::layer)) {
+      read_pipeline();
+    } else {
+      open_experts();
+      for (const ModelStates& model : models_) read_rank(model);
     }
-    for (const Candidate& candidate : candidates_) ++present[candidate.stored.shape()];
-
-    const bool all = owned_count == candidates_.size();
-    const bool told_by_shape =
-        std::all_of(owned.begin(), owned.end(),
-                    [&](const auto& entry) {
-                      const auto found = present.find(entry.first);
-                      return found != present.end() && found->second == entry.second;
-                    }) &&
-        std::accumulate(owned.begin(), owned.end(), size_t{0}, [](size_t sum, const auto& entry) {
-          return sum + entry.second;
-        }) == owned_count;
-    draft_.facts.frozen_known = all || told_by_shape;
-    for (Candidate& candidate : candidates_) {
-      if (all || !told_by_shape || owned.contains(candidate.stored.shape())) {
-        candidate.master = candidate.stored;
-      }
+    if (draft_.optimizer_states && first.fields.has(keys::kOptimizer)) {
+      draft_.wrapper_state = {&first.shard().archive, first.fields[keys::kOptimizer]};
     }
+    assemble(draft_, worlds_, layers_);
+    for (const ModelStates& model : models_) model.note_not_tensors(draft_.notes);
   }
 
-  // The shape of a parameter's state: that of its first tensor with dimensions; of its first one
-  // but
-  // the step count if none has any.
-  std::optional<Shape> state_shape(const Value& state) const {
-    std::optional<Shape> found;
-    if (!state.is_mapping()) return found;
-    for (const auto& [key, value] : state.as_dict().items) {
-      const bool is_step = key.is(pickle::Kind::string) && key.as_string() == "step";
-      if (is_step || !TorchArchive::is_tensor(value)) continue;
-      Shape shape = archive_.info(value).shape;
-      if (!shape.empty()) return shape;
-      found = std::move(shape);
-    }
+ private:
+  void open_experts() {
+    check_expert_files(draft_);
+    std::vector<ShardFile> files = draft_.folder.of_kind(ShardName::Kind::expert);
+    const std::vector<ShardFile> optim = draft_.folder.of_kind(ShardName::Kind::expert_optim);
+    files.insert(files.end(), optim.begin(), optim.end());
+    draft_.module_shards = open_shards(draft_.inputs, files, draft_.folder.path.parent_path());
+  }
+
+  PlainOptimizer plain(const Shard& shard, const NamedTensors& params) {
+    const std::optional<Fields> optimizer = optimizer_of(shard);
+    PlainOptimizer found =
+        read_plain_optimizer(draft_, shard, optimizer ? &*optimizer : nullptr, params);
+    draft_.facts.frozen_known = draft_.facts.frozen_known && found.frozen_known;
+    draft_.facts.states_assigned = draft_.facts.states_assigned && found.states_assigned;
     return found;
   }
 
-  // The states of the parameters whose masters have been found, by the number of the master;
-  // without masters by order.
-  void find_states(const Fields& optimizer) {
-    const bool wrapped = optimizer.has(keys::kOptimizerStateDict);
-    const Fields inner = wrapped ? optimizer.in(keys::kOptimizerStateDict) : optimizer;
-    const auto all = inner.get("state");
-    if (!all || !all->is_mapping()) return;
-    if (!wrapped && !number_by_order(inner, *all)) {
-      draft_.facts.states_assigned = all->as_dict().items.empty();
-      return;
-    }
-    find_groups(inner);
-    for (Candidate& candidate : candidates_) {
-      if (!candidate.index) continue;
-      const Value* states = all->as_dict().find(static_cast<int64_t>(*candidate.index));
-      if (states == nullptr || !states->is_mapping()) continue;
-      const Where where = inner.where("state[" + std::to_string(*candidate.index) + "]");
-      in_context({.file = where.file, .member = where.member, .tensor = candidate.name},
-                 [&] { add_states(candidate, *states); });
-    }
-  }
-
-  // Left empty if the optimizer lists a parameter that is not in the file.
-  void find_groups(const Fields& optimizer) {
-    std::map<size_t, std::vector<const Candidate*>> numbered;
-    for (const Candidate& candidate : candidates_) {
-      if (candidate.index && candidate.master) numbered[*candidate.index].push_back(&candidate);
-    }
-    for (auto& entry : numbered) {
-      std::sort(entry.second.begin(), entry.second.end(), [](const auto* a, const auto* b) {
-        return a->flat_begin.value_or(0) < b->flat_begin.value_or(0);
-      });
-    }
-    std::vector<ParamGroup> groups;
-    for (const Value& settings : optimizer.sequence(keys::kParamGroups)) {
-      ParamGroup group{.params = {}, .settings = {&archive_, settings}};
-      for (const Value& number : settings.find_or_none("params").sequence_or_empty()) {
-        const auto found = numbered.find(static_cast<size_t>(number.as_int()));
-        if (found == numbered.end()) return;
-        for (const Candidate* candidate : found->second) group.params.push_back(candidate->name);
+  // A model-states file, and the experts that belong to it.
+  void read_rank(const ModelStates& model) {
+    const ExpertFiles experts(draft_, model);
+    World world{.model = &model, .owned = {}, .frozen = {}};
+    const NamedTensors params = params_of(model);
+    for (uint32_t ep_rank = 0; ep_rank < experts.ep_size(); ++ep_rank) {
+      const Shard& shard =
+          experts.optimizers().empty() ? model.shard() : *experts.optimizers()[ep_rank];
+      PlainOptimizer found = plain(shard, experts.with_experts(params, ep_rank));
+      if (models_.size() == 1 && experts.ep_size() == 1) draft_.groups = std::move(found.groups);
+      for (OwnedParam& param : found.owned) {
+        if (ep_rank > 0 && !experts.is_expert(param.name)) continue;  // as on the first rank
+        if (experts.is_fused(param.name)) {
+          param.ep_rank = ep_rank;
+          param.ep_size = experts.ep_size();
+        }
+        world.owned.push_back(std::move(param));
       }
-      groups.push_back(std::move(group));
+      for (auto& entry : found.frozen) {
+        if (ep_rank == 0 || experts.is_expert(entry.first))
+          world.frozen.push_back(std::move(entry));
+      }
     }
-    draft_.groups = std::move(groups);
+    draft_.facts.mesh.ep = std::max(draft_.facts.mesh.ep, experts.ep_size());
+    worlds_.push_back(std::move(world));
   }
 
-  void add_states(Candidate& candidate, const Value& states) {
-    const Shape& shape = candidate.master->shape();
-    for (const auto& [name, value] : states.as_dict().items) {
-      if (!name.is(pickle::Kind::string)) continue;
-      const std::string key(name.as_string());
-      if (key == "step") {
-        if (value.is_none()) continue;
-        if (!archive_.scalar(value)) throw CorruptError({}, "'step' is not a number");
-        candidate.step = {&archive_, value};
+  // Nothing says which layers are of which stage, nor which are tied: what their optimizers hold
+  // does.
+  void read_pipeline() {
+    for (const ModelStates& model : models_) worlds_.push_back({&model, {}, {}});
+    layers_ = open_pipeline_layers(draft_, names_in(worlds_));
+    const Mesh& mesh = draft_.facts.mesh;
+    std::vector<std::optional<Fields>> optimizers;
+    for (uint32_t stage = 0; stage < mesh.pp; ++stage) {
+      optimizers.push_back(optimizer_of(models_[stage * mesh.tp].shard()));
+    }
+    const StageSplit split = split_stages(draft_, optimizers, layers_, buffer_names());
+    for (uint32_t w = 0; w < models_.size(); ++w) {
+      NamedTensors params;
+      for (const PipelineTensor* tensor : split.of_stage[w / mesh.tp]) {
+        params.emplace_back(tensor->name, tensor->slices[w % mesh.tp]);
+      }
+      World& world = worlds_[w];
+      if (!split.known) {
+        // In fp32 the layers' files hold the masters.
+        for (auto& [name, value] : params) {
+          world.owned.push_back({.name = name, .shape = value.shape(), .master = value});
+        }
         continue;
       }
-      if (!TorchArchive::is_tensor(value) ||
-          (archive_.info(value).shape.empty() && !shape.empty())) {
-        candidate.others.push_back({key, {&archive_, value}});
-        continue;
-      }
-      const TensorSource whole = archive_.tensor(value);
-      if (!candidate.flat_begin) {
-        if (whole.shape() != shape) {
-          throw InconsistentError({}, "'" + key + "' has shape " + to_text(whole.shape()) +
-                                          ", the parameter " + to_text(shape));
-        }
-        candidate.states.push_back({key, whole});
-        continue;
-      }
-      if (whole.numel() != candidate.flat_numel) {
-        throw InconsistentError({}, "'" + key + "' has " + std::to_string(whole.numel()) +
-                                        " elements, the group " +
-                                        std::to_string(candidate.flat_numel));
-      }
-      candidate.states.push_back(
-          {key, whole.flatten().narrow(0, *candidate.flat_begin, numel(shape)).view(shape)});
+      PlainOptimizer found = plain(models_[w].shard(), params);
+      world.owned = std::move(found.owned);
+      world.frozen = std::move(found.frozen);
     }
   }
 
-  // In an fp32 run nothing but the order says which states are whose: every group has its
-  // parameters in the model's order, as torch's own users have to keep it. Where shapes leave more
-  // than one way, nobody can tell. What gets no number is frozen.
-  bool number_by_order(const Fields& optimizer, const Value& states) {
-    std::vector<std::vector<OwnedIndex>> groups;
-    for (const Value& group : optimizer.sequence(keys::kParamGroups)) {
-      const Fields fields(model_.shard(), group, optimizer.where(keys::kParamGroups).member);
-      std::vector<OwnedIndex> indices;
-      for (const Value& number : fields.sequence("params")) {
-        const int64_t index = in_context(fields.where("params"), [&] { return number.as_int(); });
-        const Value* state = states.as_dict().find(index);
-        indices.push_back(
-            {static_cast<size_t>(index), state == nullptr ? std::nullopt : state_shape(*state)});
-      }
-      groups.push_back(std::move(indices));
+  std::unordered_set<std::string> buffer_names() const {
+    std::unordered_set<std::string> names;
+    for (const ModelStates& model : models_) {
+      names.insert(model.buffer_names.begin(), model.buffer_names.end());
     }
-    const auto assigned = assign_in_order(groups);
-    if (!assigned) return false;
-    for (size_t i = 0; i < candidates_.size(); ++i) {
-      candidates_[i].index = (*assigned)[i];
-      candidates_[i].master = (*assigned)[i] ? std::optional(candidates_[i].stored) : std::nullopt;
-    }
-    draft_.facts.frozen_known = true;
-    note_once(draft_.notes,
-              "the optimizer's states have no names; they are given to the parameters in the order "
-              "of the model");
-    return true;
-  }
-
-  // A parameter of the optimizer, with the shape of its states if it has any.
-  struct OwnedIndex {
-    size_t index;
-    std::optional<Shape> shape;
-  };
-
-  // For each candidate the optimizer's number, or none if it is frozen, so that every group comes
-  // in the candidates' order and shapes agree; nullopt if there is no way or more than one.
-  std::optional<std::vector<std::optional<size_t>>> assign_in_order(
-      const std::vector<std::vector<OwnedIndex>>& groups) const {
-    // Ways to have dealt with the first candidates, by how far each group has come; more than one
-    // way is as bad as two.
-    struct Way {
-      bool unique = true;
-      std::vector<std::optional<size_t>> numbers;
-    };
-    constexpr size_t kMaxWays = 4096;
-    std::map<std::vector<size_t>, Way> ways;
-    ways[std::vector<size_t>(groups.size(), 0)] = {};
-    for (const Candidate& candidate : candidates_) {
-      std::map<std::vector<size_t>, Way> next;
-      const auto reach = [&](std::vector<size_t> at, const Way& from,
-                             std::optional<size_t> number) {
-        Way way = from;
-        way.numbers.push_back(number);
-        const auto [found, is_new] = next.emplace(std::move(at), way);
-        if (!is_new) found->second.unique = false;
-      };
-      for (const auto& [at, way] : ways) {
-        reach(at, way, std::nullopt);
-        for (size_t g = 0; g < groups.size(); ++g) {
-          if (at[g] == groups[g].size()) continue;
-          const OwnedIndex& owned = groups[g][at[g]];
-          if (owned.shape && *owned.shape != candidate.stored.shape()) continue;
-          std::vector<size_t> moved = at;
-          ++moved[g];
-          reach(std::move(moved), way, owned.index);
-        }
-      }
-      if (next.size() > kMaxWays) return std::nullopt;
-      ways = std::move(next);
-    }
-    std::vector<size_t> end;
-    for (const auto& group : groups) end.push_back(group.size());
-    const auto found = ways.find(end);
-    if (found == ways.end() || !found->second.unique) return std::nullopt;
-    return found->second.numbers;
-  }
-
-  void match_groups(const Fields& optimizer) {
-    const auto groups = optimizer.sequence(keys::kFp32Groups);
-    size_t index = 0;
-    for (size_t g = 0; g < groups.size(); ++g) {
-      const std::string member = std::string(keys::kFp32Groups) + "[" + std::to_string(g) + "]";
-      const auto masters =
-          in_context(optimizer.where(member), [&] { return groups[g].as_sequence(); });
-      size_t next = 0;
-      for (size_t i = 0; i < masters.size(); ++i) {
-        const Where where = optimizer.where(member + "[" + std::to_string(i) + "]");
-        in_context(where, [&] {
-          const TensorSource master = archive_.tensor(masters[i]);
-          next = match(next,
-                       [&](const Candidate& candidate) -> std::optional<TensorSource> {
-                         if (candidate.stored.shape() != master.shape()) return std::nullopt;
-                         return master;
-                       }) +
-                 1;
-          candidates_[next - 1].index = index++;
-        });
-      }
-    }
-  }
-
-  void match_flat_groups(const Fields& optimizer) {
-    const auto groups = optimizer.sequence(keys::kFp32GroupsFlat);
-    for (size_t g = 0; g < groups.size(); ++g) {
-      const Where where =
-          optimizer.where(std::string(keys::kFp32GroupsFlat) + "[" + std::to_string(g) + "]");
-      in_context(where, [&] {
-        const TensorSource flat = archive_.tensor(groups[g]).flatten();
-        size_t next = 0;
-        for (int64_t at = 0; at < flat.numel();) {
-          const size_t found = in_context({.offset = static_cast<uint64_t>(at)}, [&] {
-            return match(next, [&](const Candidate& candidate) -> std::optional<TensorSource> {
-              const int64_t count = candidate.stored.numel();
-              if (count == 0 || count > flat.numel() - at) return std::nullopt;
-              return flat.narrow(0, at, count).view(candidate.stored.shape());
-            });
-          });
-          candidates_[found].index = g;
-          candidates_[found].flat_begin = at;
-          candidates_[found].flat_numel = flat.numel();
-          at += candidates_[found].stored.numel();
-          next = found + 1;
-        }
-      });
-    }
-  }
-
-  // Gives the next master to the parameter whose 16-bit copy is its rounding. Users build groups by
-  // walking the model, so the first that fits from `next` on is taken, and only then one before it.
-  // `master_for` says what the master would be for a candidate, if it can be one at all.
-  template <typename F>
-  size_t match(size_t next, F&& master_for) {
-    std::vector<size_t> fitting;
-    for (size_t i = 0; i < candidates_.size(); ++i) {
-      const size_t index = (next + i) % candidates_.size();
-      Candidate& candidate = candidates_[index];
-      if (candidate.master) continue;
-      const std::optional<TensorSource> master = master_for(candidate);
-      if (!master || !can_convert(master->dtype(), candidate.stored.dtype())) continue;
-      if (is_rounding_of(draft_.inputs, candidate.stored, *master)) fitting.push_back(index);
-    }
-    if (fitting.empty()) {
-      throw InconsistentError({}, "no parameter of `module` is the rounding of this fp32 master");
-    }
-    Candidate& taken = candidates_[fitting.front()];
-    taken.master = master_for(taken);
-    if (fitting.size() > 1) {
-      draft_.notes.push_back("the fp32 master taken for '" + taken.name + "' also rounds to '" +
-                             candidates_[fitting[1]].name + "'; they were told apart by order");
-    }
-    return fitting.front();
+    return names;
   }
 
   CheckpointDraft& draft_;
-  ModelStates model_;
-  const TorchArchive& archive_;
-  ParamList params_;
-  std::vector<Candidate> candidates_;
+  std::vector<ModelStates> models_;
+  std::vector<World> worlds_;
+  std::vector<PipelineLayer> layers_;
 };
 
 bool probe(CheckpointDraft& draft) {
@@ -405,13 +305,6 @@ bool probe(CheckpointDraft& draft) {
 
 void read(CheckpointDraft& draft) {
   open_model_shards(draft, ShardName::Kind::model_states);
-  if (draft.model_shards.size() > 1 || draft.folder.has(ShardName::Kind::layer) ||
-      draft.folder.has(ShardName::Kind::expert)) {
-    throw UnsupportedError(
-        {.file = draft.folder.path.string()},
-        "is a pipeline-, tensor- or expert-parallel checkpoint without ZeRO: the "
-        "optimizer's states have no names, and no one file tells their order");
-  }
   const Shard& shard = draft.model_shards.front();
   const Fields fields(shard, shard.archive.root());
   // An engine without optimizer saves neither; ZeRO keeps the shapes here and the optimizer

@@ -11,6 +11,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "checkpoint/assemble.h"
+#include "checkpoint/experts.h"
 #include "checkpoint/flat_states.h"
 #include "checkpoint/keys.h"
 #include "checkpoint/layout.h"
@@ -529,6 +530,7 @@ void read(CheckpointDraft& draft) {
   check_same_step(draft, keys::kBaseOptimizerState);
   note_other_step(draft, keys::kBaseOptimizerState);
 
+  check_expert_files(draft);
   std::vector<World> worlds;
   for (const ModelStates& model : models) {
     WorldReader reader(model, optim_shards_of(draft, model.shard().name.mp_rank),

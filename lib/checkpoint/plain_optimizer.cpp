@@ -1,0 +1,387 @@
+// Stage 0: an optimizer without names.
+#include "checkpoint/plain_optimizer.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "base/kernels.h"
+#include "checkpoint/flat_states.h"
+#include "checkpoint/keys.h"
+#include "format/compare_values.h"
+
+namespace dsckpt {
+namespace {
+
+using pickle::Value;
+
+class Reader {
+ public:
+  Reader(CheckpointDraft& draft, const Shard& shard,
+         const std::vector<std::pair<std::string, TensorSource>>& params)
+      : draft_(draft), shard_(shard), archive_(shard.archive) {
+    for (const auto& [name, stored] : params) candidates_.push_back({name, stored, std::nullopt});
+  }
+
+  PlainOptimizer read(const Fields* optimizer) {
+    if (optimizer != nullptr) {
+      find_masters(*optimizer);
+      if (draft_.optimizer_states) find_states(*optimizer);
+    } else {
+      frozen_known_ = false;
+      for (Candidate& candidate : candidates_) candidate.master = candidate.stored;
+    }
+    PlainOptimizer result{.owned = {},
+                          .frozen = {},
+                          .groups = std::move(groups_),
+                          .frozen_known = frozen_known_,
+                          .states_assigned = states_assigned_};
+    for (Candidate& candidate : candidates_) {
+      if (!candidate.master) {
+        result.frozen.emplace_back(candidate.name, candidate.stored);
+        continue;
+      }
+      result.owned.push_back({.name = candidate.name,
+                              .shape = candidate.master->shape(),
+                              .master = *candidate.master,
+                              .states = std::move(candidate.states),
+                              .step = candidate.step,
+                              .others = std::move(candidate.others)});
+    }
+    return result;
+  }
+
+ private:
+  void find_masters(const Fields& optimizer) {
+    if (optimizer.has(keys::kFp32Groups)) {
+      draft_.facts.optimizer_wrapper = "FP16_UnfusedOptimizer";
+      match_groups(optimizer);
+    } else if (optimizer.has(keys::kFp32GroupsFlat)) {
+      draft_.facts.optimizer_wrapper = "FP16_Optimizer";
+      match_flat_groups(optimizer);
+    } else {
+      take_module_as_is(optimizer);
+    }
+  }
+
+  // A parameter of the module, and its fp32 master once that is found.
+  struct Candidate {
+    std::string name;
+    TensorSource stored;
+    std::optional<TensorSource> master;
+    // The optimizer's number for it, and, if that is of a flat group, where it begins there.
+    std::optional<size_t> index = {};
+    std::optional<int64_t> flat_begin = {};
+    int64_t flat_numel = 0;
+    std::vector<ParamState> states = {};
+    ShardValue step = {};
+    std::vector<WholeState> others = {};
+  };
+
+  // Without masters the run was in fp32, and the module is the truth. The optimizer's state has no
+  // names; its shapes tell which parameters it owns, unless it owns only some of a shape.
+  void take_module_as_is(const Fields& optimizer) {
+    std::map<Shape, size_t> owned;
+    std::map<Shape, size_t> present;
+    size_t owned_count = 0;
+    for (const Value& group : optimizer.sequence(keys::kParamGroups)) {
+      const Fields fields(shard_, group, optimizer.where(keys::kParamGroups).member);
+      owned_count += fields.sequence("params").size();
+    }
+    if (const auto states = optimizer.get("state"); states && states->is_mapping()) {
+      for (const auto& [index, state] : states->as_dict().items) {
+        if (const auto shape = state_shape(state)) ++owned[*shape];
+      }
+    }
+    for (const Candidate& candidate : candidates_) ++present[candidate.stored.shape()];
+
+    const bool all = owned_count == candidates_.size();
+    const bool told_by_shape =
+        std::all_of(owned.begin(), owned.end(),
+                    [&](const auto& entry) {
+                      const auto found = present.find(entry.first);
+                      return found != present.end() && found->second == entry.second;
+                    }) &&
+        std::accumulate(owned.begin(), owned.end(), size_t{0}, [](size_t sum, const auto& entry) {
+          return sum + entry.second;
+        }) == owned_count;
+    frozen_known_ = all || told_by_shape;
+    for (Candidate& candidate : candidates_) {
+      if (all || !told_by_shape || owned.contains(candidate.stored.shape())) {
+        candidate.master = candidate.stored;
+      }
+    }
+  }
+
+  // The shape of a parameter's state: that of its first tensor with dimensions; of its first one
+  // but
+  // the step count if none has any.
+  std::optional<Shape> state_shape(const Value& state) const {
+    std::optional<Shape> found;
+    if (!state.is_mapping()) return found;
+    for (const auto& [key, value] : state.as_dict().items) {
+      const bool is_step = key.is(pickle::Kind::string) && key.as_string() == "step";
+      if (is_step || !TorchArchive::is_tensor(value)) continue;
+      Shape shape = archive_.info(value).shape;
+      if (!shape.empty()) return shape;
+      found = std::move(shape);
+    }
+    return found;
+  }
+
+  // The states of the parameters whose masters have been found, by the number of the master;
+  // without masters by order.
+  void find_states(const Fields& optimizer) {
+    const bool wrapped = optimizer.has(keys::kOptimizerStateDict);
+    const Fields inner = wrapped ? optimizer.in(keys::kOptimizerStateDict) : optimizer;
+    const auto all = inner.get("state");
+    if (!all || !all->is_mapping()) return;
+    if (!wrapped && !number_by_order(inner, *all)) {
+      states_assigned_ = all->as_dict().items.empty();
+      return;
+    }
+    find_groups(inner);
+    for (Candidate& candidate : candidates_) {
+      if (!candidate.index) continue;
+      const Value* states = all->as_dict().find(static_cast<int64_t>(*candidate.index));
+      if (states == nullptr || !states->is_mapping()) continue;
+      const Where where = inner.where("state[" + std::to_string(*candidate.index) + "]");
+      in_context({.file = where.file, .member = where.member, .tensor = candidate.name},
+                 [&] { add_states(candidate, *states); });
+    }
+  }
+
+  // Left empty if the optimizer lists a parameter that is not in the file.
+  void find_groups(const Fields& optimizer) {
+    std::map<size_t, std::vector<const Candidate*>> numbered;
+    for (const Candidate& candidate : candidates_) {
+      if (candidate.index && candidate.master) numbered[*candidate.index].push_back(&candidate);
+    }
+    for (auto& entry : numbered) {
+      std::sort(entry.second.begin(), entry.second.end(), [](const auto* a, const auto* b) {
+        return a->flat_begin.value_or(0) < b->flat_begin.value_or(0);
+      });
+    }
+    std::vector<ParamGroup> groups;
+    for (const Value& settings : optimizer.sequence(keys::kParamGroups)) {
+      ParamGroup group{.params = {}, .settings = {&archive_, settings}};
+      for (const Value& number : settings.find_or_none("params").sequence_or_empty()) {
+        const auto found = numbered.find(static_cast<size_t>(number.as_int()));
+        if (found == numbered.end()) return;
+        for (const Candidate* candidate : found->second) group.params.push_back(candidate->name);
+      }
+      groups.push_back(std::move(group));
+    }
+    groups_ = std::move(groups);
+  }
+
+  void add_states(Candidate& candidate, const Value& states) {
+    const Shape& shape = candidate.master->shape();
+    for (const auto& [name, value] : states.as_dict().items) {
+      if (!name.is(pickle::Kind::string)) continue;
+      const std::string key(name.as_string());
+      if (key == "step") {
+        if (value.is_none()) continue;
+        if (!archive_.scalar(value)) throw CorruptError({}, "'step' is not a number");
+        candidate.step = {&archive_, value};
+        continue;
+      }
+      if (!TorchArchive::is_tensor(value) ||
+          (archive_.info(value).shape.empty() && !shape.empty())) {
+        candidate.others.push_back({key, {&archive_, value}});
+        continue;
+      }
+      const TensorSource whole = archive_.tensor(value);
+      if (!candidate.flat_begin) {
+        if (whole.shape() != shape) {
+          throw InconsistentError({}, "'" + key + "' has shape " + to_text(whole.shape()) +
+                                          ", the parameter " + to_text(shape));
+        }
+        candidate.states.push_back({key, whole});
+        continue;
+      }
+      if (whole.numel() != candidate.flat_numel) {
+        throw InconsistentError({}, "'" + key + "' has " + std::to_string(whole.numel()) +
+                                        " elements, the group " +
+                                        std::to_string(candidate.flat_numel));
+      }
+      candidate.states.push_back(
+          {key, whole.flatten().narrow(0, *candidate.flat_begin, numel(shape)).view(shape)});
+    }
+  }
+
+  // In an fp32 run nothing but the order says which states are whose: every group has its
+  // parameters in the model's order, as torch's own users have to keep it. Where shapes leave more
+  // than one way, nobody can tell. What gets no number is frozen.
+  bool number_by_order(const Fields& optimizer, const Value& states) {
+    std::vector<std::vector<OwnedIndex>> groups;
+    for (const Value& group : optimizer.sequence(keys::kParamGroups)) {
+      const Fields fields(shard_, group, optimizer.where(keys::kParamGroups).member);
+      std::vector<OwnedIndex> indices;
+      for (const Value& number : fields.sequence("params")) {
+        const int64_t index = in_context(fields.where("params"), [&] { return number.as_int(); });
+        const Value* state = states.as_dict().find(index);
+        indices.push_back(
+            {static_cast<size_t>(index), state == nullptr ? std::nullopt : state_shape(*state)});
+      }
+      groups.push_back(std::move(indices));
+    }
+    const auto assigned = assign_in_order(groups);
+    if (!assigned) return false;
+    for (size_t i = 0; i < candidates_.size(); ++i) {
+      candidates_[i].index = (*assigned)[i];
+      candidates_[i].master = (*assigned)[i] ? std::optional(candidates_[i].stored) : std::nullopt;
+    }
+    frozen_known_ = true;
+    note_once(draft_.notes,
+              "the optimizer's states have no names; they are given to the parameters in the order "
+              "of the model");
+    return true;
+  }
+
+  // A parameter of the optimizer, with the shape of its states if it has any.
+  struct OwnedIndex {
+    size_t index;
+    std::optional<Shape> shape;
+  };
+
+  // For each candidate the optimizer's number, or none if it is frozen, so that every group comes
+  // in the candidates' order and shapes agree; nullopt if there is no way or more than one.
+  std::optional<std::vector<std::optional<size_t>>> assign_in_order(
+      const std::vector<std::vector<OwnedIndex>>& groups) const {
+    // Ways to have dealt with the first candidates, by how far each group has come; more than one
+    // way is as bad as two.
+    struct Way {
+      bool unique = true;
+      std::vector<std::optional<size_t>> numbers;
+    };
+    constexpr size_t kMaxWays = 4096;
+    std::map<std::vector<size_t>, Way> ways;
+    ways[std::vector<size_t>(groups.size(), 0)] = {};
+    for (const Candidate& candidate : candidates_) {
+      std::map<std::vector<size_t>, Way> next;
+      const auto reach = [&](std::vector<size_t> at, const Way& from,
+                             std::optional<size_t> number) {
+        Way way = from;
+        way.numbers.push_back(number);
+        const auto [found, is_new] = next.emplace(std::move(at), way);
+        if (!is_new) found->second.unique = false;
+      };
+      for (const auto& [at, way] : ways) {
+        reach(at, way, std::nullopt);
+        for (size_t g = 0; g < groups.size(); ++g) {
+          if (at[g] == groups[g].size()) continue;
+          const OwnedIndex& owned = groups[g][at[g]];
+          if (owned.shape && *owned.shape != candidate.stored.shape()) continue;
+          std::vector<size_t> moved = at;
+          ++moved[g];
+          reach(std::move(moved), way, owned.index);
+        }
+      }
+      if (next.size() > kMaxWays) return std::nullopt;
+      ways = std::move(next);
+    }
+    std::vector<size_t> end;
+    for (const auto& group : groups) end.push_back(group.size());
+    const auto found = ways.find(end);
+    if (found == ways.end() || !found->second.unique) return std::nullopt;
+    return found->second.numbers;
+  }
+
+  void match_groups(const Fields& optimizer) {
+    const auto groups = optimizer.sequence(keys::kFp32Groups);
+    size_t index = 0;
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const std::string member = std::string(keys::kFp32Groups) + "[" + std::to_string(g) + "]";
+      const auto masters =
+          in_context(optimizer.where(member), [&] { return groups[g].as_sequence(); });
+      size_t next = 0;
+      for (size_t i = 0; i < masters.size(); ++i) {
+        const Where where = optimizer.where(member + "[" + std::to_string(i) + "]");
+        in_context(where, [&] {
+          const TensorSource master = archive_.tensor(masters[i]);
+          next = match(next,
+                       [&](const Candidate& candidate) -> std::optional<TensorSource> {
+                         if (candidate.stored.shape() != master.shape()) return std::nullopt;
+                         return master;
+                       }) +
+                 1;
+          candidates_[next - 1].index = index++;
+        });
+      }
+    }
+  }
+
+  void match_flat_groups(const Fields& optimizer) {
+    const auto groups = optimizer.sequence(keys::kFp32GroupsFlat);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const Where where =
+          optimizer.where(std::string(keys::kFp32GroupsFlat) + "[" + std::to_string(g) + "]");
+      in_context(where, [&] {
+        const TensorSource flat = archive_.tensor(groups[g]).flatten();
+        size_t next = 0;
+        for (int64_t at = 0; at < flat.numel();) {
+          const size_t found = in_context({.offset = static_cast<uint64_t>(at)}, [&] {
+            return match(next, [&](const Candidate& candidate) -> std::optional<TensorSource> {
+              const int64_t count = candidate.stored.numel();
+              if (count == 0 || count > flat.numel() - at) return std::nullopt;
+              return flat.narrow(0, at, count).view(candidate.stored.shape());
+            });
+          });
+          candidates_[found].index = g;
+          candidates_[found].flat_begin = at;
+          candidates_[found].flat_numel = flat.numel();
+          at += candidates_[found].stored.numel();
+          next = found + 1;
+        }
+      });
+    }
+  }
+
+  // Gives the next master to the parameter whose 16-bit copy is its rounding. Users build groups by
+  // walking the model, so the first that fits from `next` on is taken, and only then one before it.
+  // `master_for` says what the master would be for a candidate, if it can be one at all.
+  template <typename F>
+  size_t match(size_t next, F&& master_for) {
+    std::vector<size_t> fitting;
+    for (size_t i = 0; i < candidates_.size(); ++i) {
+      const size_t index = (next + i) % candidates_.size();
+      Candidate& candidate = candidates_[index];
+      if (candidate.master) continue;
+      const std::optional<TensorSource> master = master_for(candidate);
+      if (!master || !can_convert(master->dtype(), candidate.stored.dtype())) continue;
+      if (is_rounding_of(draft_.inputs, candidate.stored, *master)) fitting.push_back(index);
+    }
+    if (fitting.empty()) {
+      throw InconsistentError({}, "no parameter of `module` is the rounding of this fp32 master");
+    }
+    Candidate& taken = candidates_[fitting.front()];
+    taken.master = master_for(taken);
+    if (fitting.size() > 1) {
+      draft_.notes.push_back("the fp32 master taken for '" + taken.name + "' also rounds to '" +
+                             candidates_[fitting[1]].name + "'; they were told apart by order");
+    }
+    return fitting.front();
+  }
+
+  CheckpointDraft& draft_;
+  const Shard& shard_;
+  const TorchArchive& archive_;
+  std::vector<Candidate> candidates_;
+  std::vector<ParamGroup> groups_;
+  bool frozen_known_ = true;
+  bool states_assigned_ = true;
+};
+
+}  // namespace
+
+PlainOptimizer read_plain_optimizer(
+    CheckpointDraft& draft, const Shard& shard, const Fields* optimizer,
+    const std::vector<std::pair<std::string, TensorSource>>& params) {
+  return Reader(draft, shard, params).read(optimizer);
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,34 @@
+// Which layers each stage of a pipeline has, where no file says it: without ZeRO the optimizers of
+// the stages have no names, but as many parameters, of the same shapes, as the layers of the stage.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "checkpoint/layout.h"
+#include "checkpoint/pipeline_layers.h"
+
+namespace dsckpt {
+
+struct StageSplit {
+  // The parameters of each stage, in the order in which torch walks them: tied layers first.
+  // Borrowed from the layers.
+  std::vector<std::vector<const PipelineTensor*>> of_stage;
+  // False if the optimizers fit no split of the layers, or several: then every parameter is under
+  // stage 0, and no state belongs to any.
+  bool known = false;
+};
+
+// `optimizers` of the stages, those of their first tensor-parallel rank; nullopt if a stage has
+// none. A layer that several stages share gets the name of a tied module, as far as
+// universal_checkpoint_info or buffers tell its key, in `layers`; a note says if they do not.
+// draft.facts.states_assigned becomes false with `known`. Throws UnsupportedError if masters would
+// be lost by that.
+StageSplit split_stages(CheckpointDraft& draft,
+                        const std::vector<std::optional<Fields>>& optimizers,
+                        std::vector<PipelineLayer>& layers,
+                        const std::unordered_set<std::string>& buffer_names);
+
+}  // namespace dsckpt
