@@ -1,5 +1,6 @@
 #include "checkpoint/experts.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <map>
@@ -10,6 +11,7 @@
 #include "base/text.h"
 #include "checkpoint/affine_map.h"
 #include "checkpoint/keys.h"
+#include "format/compare_values.h"
 
 namespace dsckpt {
 using pickle::Value;
@@ -120,6 +122,42 @@ std::vector<int64_t> Experts::experts_of(const std::string& name, int64_t ep_ran
     }
     return numbers;
   });
+}
+
+void add_router_aliases(ModelStates& model, const InputFiles& inputs) {
+  const std::string_view key = autoep_layers_key(model.shard().archive.root());
+  for (const Value& layer : model.fields.sequence(key)) {
+    const Value path = layer.find_or_none("module_path");
+    if (!path.is(pickle::Kind::string)) continue;
+    const std::string module = std::string(path.as_string()) + ".";
+    std::map<std::string, std::map<std::string, Value>> children;  // child -> rest of the name
+    for (const auto& [name, value] : model.module) {
+      const size_t dot = name.find('.', module.size());
+      if (!name.starts_with(module) || dot == name.npos) continue;
+      children[name.substr(module.size(), dot - module.size())].emplace(name.substr(dot), value);
+    }
+    const auto router = children.find("router");
+    if (router == children.end()) continue;
+    const auto is_router = [&](const auto& entry) {
+      const auto same = router->second.find(entry.first);
+      if (same == router->second.end()) return false;
+      return in_context(model.shard().where(keys::kModule), [&] {
+        return same_values(inputs, model.shard().archive.tensor(entry.second),
+                           model.shard().archive.tensor(same->second));
+      });
+    };
+    for (const auto& [child, entries] : children) {
+      if (child == "router" || entries.size() != router->second.size() ||
+          !std::all_of(entries.begin(), entries.end(), is_router)) {
+        continue;
+      }
+      for (const auto& entry : entries) {
+        const std::string name = module + child + entry.first;
+        if (model.is_trainable(name) || model.aliases().contains(name)) continue;
+        model.shared_params.emplace_back(name, module + "router" + entry.first);
+      }
+    }
+  }
 }
 
 void check_expert_files(const CheckpointDraft& draft) {

@@ -54,6 +54,12 @@ class Experts {
   std::vector<std::string> fused_;
 };
 
+// Adds to model.shared_params the second name that AutoEP gives a layer's router: the module that was
+// there before, "mlp.gate", is the router itself then ("mlp.router"), which `module` has twice.
+// auto_ep_layer.py AutoEPMoELayer, alias_target. At stage 3 `module` has no values, and only the
+// names tell; else both have to be equal.
+void add_router_aliases(ModelStates& model, const InputFiles& inputs);
+
 // Throws InconsistentError that lists the missing files of experts, of those that the model-states
 // files in draft.model_shards speak of. engine.py _save_moe_checkpoint: one for each expert of each
 // layer and mp rank, where AutoEP is folded with tensor parallelism only for the mp rank that has

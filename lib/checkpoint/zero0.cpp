@@ -186,6 +186,7 @@ class Reader {
     for (const Shard& shard : draft.model_shards) {
       models_.emplace_back(shard);
       models_.back().find_tied_views();
+      add_router_aliases(models_.back(), draft.inputs);
     }
   }
 

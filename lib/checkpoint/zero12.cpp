@@ -526,6 +526,7 @@ void read(CheckpointDraft& draft) {
     models.emplace_back(shard);
     models.back().drop_false_aliases();
     models.back().find_tied_views();
+    add_router_aliases(models.back(), draft.inputs);
   }
   check_same_step(draft, keys::kBaseOptimizerState);
   note_other_step(draft, keys::kBaseOptimizerState);

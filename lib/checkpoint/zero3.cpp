@@ -390,7 +390,10 @@ void read(CheckpointDraft& draft) {
   draft.facts.zero_stage = 3;
   draft.facts.optimizer_wrapper = "DeepSpeedZeroOptimizer_Stage3";
 
-  const std::vector<ModelStates> models(draft.model_shards.begin(), draft.model_shards.end());
+  std::vector<ModelStates> models(draft.model_shards.begin(), draft.model_shards.end());
+  for (size_t rank = 0; rank < models.size(); rank += draft.facts.mesh.dp) {
+    add_router_aliases(models[rank], draft.inputs);
+  }
   check_same_step(draft, keys::kOptimizerStateDict);
   note_other_step(draft, keys::kOptimizerStateDict);
   std::vector<World> worlds;
