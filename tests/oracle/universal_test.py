@@ -23,13 +23,14 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import numpy
 import torch
 from deepspeed.checkpoint import ds_to_universal, universal_checkpoint
-from deepspeed.checkpoint.universal_checkpoint import SubparamShape
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero import stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils.tensor_fragment import fragment_address
 
 import common
+import model_parallel_truth as mp
+from model_parallel_truth import load, local_name, model_files, model_parallel_truth, optim_files
 
 OPTIMIZER_STATE = "zero/optimizer_state.pt"
 ADAM = ("exp_avg", "exp_avg_sq")
@@ -60,50 +61,13 @@ def every_case():
     return [*common.all_cases(), *common.model_parallel_cases()]
 
 
-def is_refused(case):
-    """Stage 0 under model parallelism has states without names; folded with AutoTP, AutoEP says nothing of where
-    experts lie."""
-    return case in common.model_parallel_cases() and (case.stage == 0 or "autoep2_autotp2" in case.name)
-
-
-def accepted_cases():
-    return [case for case in every_case() if not is_refused(case)]
-
-
 def half(case):
     """The 16-bit type of the weights, or None."""
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(case.facts["precision"])
 
 
-def is_expert_file(path):
-    return "_expert_" in path.name
-
-
-def model_files(folder):
-    return sorted(path for path in folder.glob("*_model_states.pt")
-                  if not is_expert_file(path) and not path.name.startswith("layer_"))
-
-
-def natural(path):
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.name)]
-
-
-def optim_files(folder):
-    """By rank: 10 comes after 9."""
-    return sorted(folder.glob("*_optim_states.pt"), key=natural)
-
-
-@functools.lru_cache(maxsize=8)
-def load(path):
-    return torch.load(path, map_location="cpu", weights_only=False)
-
-
 def first_shard(case):
     return load(optim_files(case.tag_folder)[0])["optimizer_state_dict"]
-
-
-def universal_info(case):
-    return load(model_files(case.tag_folder)[0]).get("universal_checkpoint_info") or {}
 
 
 def run_deepspeed(source, output, strict=True):
@@ -268,96 +232,17 @@ def widened(value):
 def untrained_truth(case):
     """name -> tensor: buffers, frozen parameters and tied names."""
     if case in common.model_parallel_cases():
-        module = {key.split("|")[0]: value for key, value in case.expected("module").items()
-                  if key.endswith("|pp0|tp0|ep0") and case.facts["topology"]["pp"] == 1}
-        # AutoEP's second name of a gate is a tensor of its own in the file: nothing tells that it is tied.
-        trained = {name for name, _ in model_parallel_truth(case)} | {*case.facts["rules"].get("experts", ())}
-        return {name: widened(value) for name, value in module.items() if name not in trained}
+        trained = {name: value for (name, state), (value, _) in model_parallel_truth(case).items() if state == "fp32"}
+        return {name: widened(value) for name, value in mp.untrained(case).items()} | \
+            {alias: trained[owner] for alias, owner in mp.aliases(case).items()}
     return {name: widened(value) for name, value in case.truth().items() if name not in case.masters}
-
-
-def merge_affine(entry, parts):
-    """Each piece is a block: where it lies in the whole tensor (source), and where in a rank's shard (dest)."""
-    whole = torch.full(tuple(entry["logical_shape"]), math.nan)
-    for rank, part in enumerate(parts):
-        for piece in entry["ranks"][rank]["pieces"]:
-            block = part.contiguous().as_strided(piece["shape"], piece["dest"][1], piece["dest"][0])
-            whole.as_strided(piece["shape"], piece["source"][1], piece["source"][0]).copy_(block)
-    if whole.isnan().any():
-        raise AssertionError("the pieces leave gaps")
-    return whole
-
-
-def merge_sub_params(info, name, parts):
-    """The merged tensor, and the entry that the file has of its form."""
-    entry, pattern = next((entry, pattern) for entry in info["parameter_with_sub_params"]
-                          for pattern in entry["patterns"] if re.match(pattern, name))
-    dim, shape = entry["partition_dim"], list(entry["shape"])
-    if not isinstance(shape[dim], tuple):
-        count = shape[dim]
-        shape[dim] = (sum(part.shape[dim] for part in parts) // count, ) * count
-    widths = info["sub_param_shard_widths"][pattern] if info["universal_checkpoint_version"] >= 0.4 else \
-        [[size // len(parts)] * len(parts) for size in shape[dim]]
-    cut = [part.split([width[rank] for width in widths], dim) for rank, part in enumerate(parts)]
-    merged = torch.cat([torch.cat([pieces[i] for pieces in cut], dim) for i in range(len(widths))], dim)
-    return merged, SubparamShape(patterns=entry["patterns"], shape=tuple(shape), partition_dim=dim)
-
-
-def merge(case, name, parts):
-    """The whole of a parameter's slices by rank, and what else the file says of it. `parts`: tp -> slice."""
-    info = universal_info(case)
-    rules = case.facts["rules"]
-    rule = next(rule for rule, names in rules.items() if name in names
-                and rule not in ("vocabulary", "on_several_stages"))
-    extra = {}
-    if rule in ("whole", "cat_dim_0", "cat_dim_1"):
-        extra["cat_dim"] = 1 if rule == "cat_dim_1" else 0
-        merged = torch.cat(parts, extra["cat_dim"])
-    elif rule == "affine_map":
-        entries = info["affine_map"]["params"]
-        merged = merge_affine(next(entries[key] for key in entries if re.match(key, name)), parts)
-    elif rule == "replicated":
-        merged = parts[0]
-    elif rule == "average":
-        merged = sum(parts) / len(parts)
-    elif rule == "two_sub_params":
-        halves = [part.split((len(part) + 1) // 2) for part in parts]
-        merged = torch.cat([half[i] for i in (0, 1) for half in halves])
-        extra = {"cat_dim": 0, "param_n_sub_params": 2}
-    elif rule == "sub_params":
-        merged, extra["sub_param_shape"] = merge_sub_params(info, name, parts)
-    if name in rules.get("vocabulary", ()):
-        merged = merged[:info["original_vocab_size"]]
-        extra["vocab_tensor"] = True
-    return merged, extra
-
-
-@functools.lru_cache(maxsize=1)
-def model_parallel_truth(case):
-    """(name, state) -> tensor and what else the file says of it; trained parameters, under their global names."""
-    slices = defaultdict(dict)
-    for key, value in case.expected("live").items():
-        name, state, *place = key.split("|")
-        slices[name, state][tuple(int(part[2:]) for part in place)] = value
-    experts, ep = case.facts["num_experts"], case.facts["topology"]["ep"]
-    result = {}
-    for (name, state), parts in slices.items():
-        first = min(pp for pp, _, _ in parts)
-        if name not in case.facts["rules"].get("experts", ()):
-            result[name, state] = merge(case, name, [parts[place] for place in sorted(parts) if place[0] == first])
-        elif case.facts["kind"] == "moe":
-            prefix, local, rest = re.fullmatch(r"(.*\.deepspeed_experts\.)(\d+)(\..*)", name).groups()
-            for (_, _, rank), value in parts.items():
-                number = rank * (experts // ep) + int(local)
-                result[f"{prefix}{number}{rest}", state] = value, {"cat_dim": 0}
-        else:
-            result[name, state] = (torch.cat([parts[place] for place in sorted(parts)]),
-                                   {"cat_dim": 0, "is_expert_param": True, "ep_num_experts": experts})
-    return result
 
 
 def steps(case):
     """name -> how often it was stepped, as the checkpoint says it, of the parameters that have it. Stages 0 to 2."""
+    if case.stage == 0 and case in common.model_parallel_cases():  # no names in the files: all were stepped alike
+        state, *_ = load(model_files(case.tag_folder)[0])["optimizer"]["state"].values()
+        return {local_name(case, name): state["step"] for name, _ in model_parallel_truth(case)}
     if case.stage == 0:
         optimizer = load(model_files(case.tag_folder)[0])["optimizer"]
         states = list(optimizer.get("optimizer_state_dict", optimizer)["state"].values())
@@ -371,14 +256,6 @@ def steps(case):
                   else shard["base_optimizer_state"][group])
                  for shard in shards for group, names in enumerate(shard["param_slice_mappings"]) for name in names]
     return {name: state["step"] for name, state in found if "step" in state}
-
-
-def local_name(case, name):
-    """A native expert's name on its own rank."""
-    if case.facts.get("kind") != "moe":
-        return name
-    local = case.facts["num_experts"] // case.facts["topology"]["ep"]
-    return re.sub(r"(?<=deepspeed_experts\.)\d+", lambda found: str(int(found[0]) % local), name)
 
 
 class UniversalTest(common.OracleTest):
@@ -414,7 +291,7 @@ class EqualsDeepSpeed(UniversalTest):
                 self.assertIn(expected, error)
 
     def compared(self):
-        cases = [case for case in accepted_cases() if deepspeeds(case)[0]]
+        cases = [case for case in every_case() if deepspeeds(case)[0]]
         return self.each(cases, "case that DeepSpeed converts")
 
     def test_the_same_files(self):
@@ -424,6 +301,8 @@ class EqualsDeepSpeed(UniversalTest):
                 # DeepSpeed drops what is not Adam's.
                 extra = {f"zero/{key.replace('|', '/')}.pt" for key in case.expected("master") or ()
                          if key.rsplit("|", 1)[1] not in ("fp32", *ADAM)}
+                if case.facts.get("topology", {}).get("pp", 1) > 1:
+                    extra |= {f"zero/{name}/fp32.pt" for name in mp.untrained(case)}  # it has no layer's buffers
                 self.assertEqual(sorted(files_in(ours) - extra), sorted(files_in(theirs)))
                 self.assertLessEqual(extra, files_in(ours))
 
@@ -431,7 +310,8 @@ class EqualsDeepSpeed(UniversalTest):
         for case in self.compared():
             with self.subTest(case=case.name):
                 ours, theirs = self.ours(case), deepspeeds(case)[0]
-                aliases = {f"zero/{alias}/fp32.pt" for alias in case.tied} if half(case) else set()
+                tied = mp.aliases(case) if case in common.model_parallel_cases() else case.tied
+                aliases = {f"zero/{alias}/fp32.pt" for alias in tied} if half(case) else set()
                 for path in sorted(files_in(theirs)):
                     mine, other = load(ours / path), load(theirs / path)
                     if path == OPTIMIZER_STATE and case.stage == 3:
@@ -557,7 +437,7 @@ class Truth(UniversalTest):
                                            {} if case.stage == 3 else untrained_truth(case))
 
     def test_slices_of_model_parallel_ranks_are_merged_by_their_rules(self):
-        cases = [case for case in common.model_parallel_cases() if not is_refused(case)]
+        cases = common.model_parallel_cases()
         for case in self.each(cases, "model-parallel case"):
             with self.subTest(case=case.name):
                 plain = case.stage == 3 and case.facts["topology"]["tp"] == 1
@@ -568,7 +448,7 @@ class Truth(UniversalTest):
                 self.check_steps_and_files(case, truth, untrained)
 
     def test_experts_of_all_ranks_have_global_names_where_deepspeed_fails(self):
-        cases = [case for case in common.model_parallel_cases() if case.facts["kind"] == "moe" and not is_refused(case)
+        cases = [case for case in common.model_parallel_cases() if case.facts["kind"] == "moe"
                  and case.facts["topology"]["ep"] > 1]
         for case in self.each(cases, "case with native experts on several ranks"):
             with self.subTest(case=case.name):
@@ -615,7 +495,7 @@ class FakeStage3(types.SimpleNamespace):
 class OptimizerState(UniversalTest):
 
     def stage3_cases(self):
-        return [case for case in accepted_cases() if case.stage == 3]
+        return [case for case in every_case() if case.stage == 3]
 
     def test_stage_3_has_no_flat_tensors(self):
         for case in self.each(self.stage3_cases(), "stage-3 case"):
@@ -632,7 +512,7 @@ class OptimizerState(UniversalTest):
                 self.assert_same(load(self.ours(case) / OPTIMIZER_STATE), lean(shard))
 
     def test_stages_1_and_2_have_what_is_not_of_one_rank(self):
-        for case in self.each([case for case in accepted_cases() if case.stage in (1, 2)], "case of stages 1 and 2"):
+        for case in self.each([case for case in every_case() if case.stage in (1, 2)], "case of stages 1 and 2"):
             with self.subTest(case=case.name):
                 shard = first_shard(case)
                 base = shard["base_optimizer_state"]
@@ -687,7 +567,7 @@ class OptimizerState(UniversalTest):
                                               if owner == name}, name)
 
     def test_deepspeeds_other_loader_gets_all_it_reads(self):
-        for case in self.each([case for case in accepted_cases() if case.stage < 3], "case of stages 0 to 2"):
+        for case in self.each([case for case in every_case() if case.stage < 3], "case of stages 0 to 2"):
             with self.subTest(case=case.name):
                 state = load(self.ours(case) / OPTIMIZER_STATE)
                 engine = types.SimpleNamespace(loss_scaler=None, dynamic_loss_scale=None, overflow=None, clip_grad=None,
@@ -733,20 +613,6 @@ class Refusals(UniversalTest):
             self.assertRegex(done.stderr, pattern)
         self.assertEqual([path.name for path in folder.iterdir()], ["latest_universal"])
         self.assertEqual((folder / "latest_universal").read_text(), "older")
-
-    def test_states_without_names_under_model_parallelism(self):
-        cases = [case for case in common.model_parallel_cases() if case.stage == 0]
-        for case in self.each(cases, "model-parallel stage-0 case"):
-            with self.subTest(case=case.name):
-                with tempfile.TemporaryDirectory() as folder:
-                    self.check_refused(case.tag_folder, pathlib.Path(folder), 3, "without ZeRO", "names")
-
-    def test_experts_folded_with_tensor_parallelism(self):
-        cases = [case for case in common.model_parallel_cases() if "autoep2_autotp2" in case.name]
-        for case in self.each(cases, "folded case"):
-            with self.subTest(case=case.name):
-                with tempfile.TemporaryDirectory() as folder:
-                    self.check_refused(case.tag_folder, pathlib.Path(folder), 3, "experts", "tensor")
 
     def case(self, name):
         found = next((case for case in common.model_parallel_cases() if case.name == name), None)
@@ -813,7 +679,7 @@ class Refusals(UniversalTest):
     def same_as_deepspeed(self, source, output):
         self.assertEqual(run_deepspeed(source, output.parent / "deepspeeds"), "")
         out = self.convert_to_universal(source, output / "out")
-        for path in sorted(files_in(out)):
+        for path in sorted(files_in(output.parent / "deepspeeds")):
             self.assert_same(torch.load(out / path, weights_only=False),
                              torch.load(output.parent / "deepspeeds" / path, weights_only=False), path)
         return out
