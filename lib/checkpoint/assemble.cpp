@@ -273,14 +273,31 @@ class Assembler {
   UniversalInfo::Rule rule_for(const std::string& name, const std::vector<TensorSource>& slices,
                                bool need_rule = false) {
     const bool by_default = draft_.facts.has_universal_info && !need_rule;
-    if (mesh_.tp == 1 || by_default || info_.has_rule(name)) {
-      return info_.rule_for(name, shapes_of(slices));
+    if (mesh_.tp == 1) return info_.rule_for(name, shapes_of(slices));
+    if (by_default || info_.has_rule(name)) {
+      UniversalInfo::Rule rule = info_.rule_for(name, shapes_of(slices));
+      check_is_cut(rule, slices);
+      return rule;
     }
     if (!are_same(slices)) throw no_rule("the slices of the tensor-parallel ranks differ");
     if (slices.front().numel() > 1 && is_constant(draft_.inputs, slices.front())) {
       throw no_rule("all elements of all tensor-parallel ranks' slices are the same number");
     }
     return UniversalInfo::replicated(name, shapes_of(slices));
+  }
+
+  // Parts of a tensor that are equal, number by number, are none: the rule is wrong.
+  void check_is_cut(const UniversalInfo::Rule& rule,
+                    const std::vector<TensorSource>& slices) const {
+    if (rule.shape() == slices.front().shape() || !are_same(slices) ||
+        is_constant(draft_.inputs, slices.front())) {
+      return;
+    }
+    throw std::move(
+        InconsistentError(world(0, 0).model->fields.where(keys::kUniversalCheckpointInfo),
+                          "says that the tensor-parallel ranks have parts of it, but "
+                          "they all have the same"))
+        .with_hint("--tp-rule 'REGEX=replicated' says otherwise");
   }
 
   static UnsupportedError no_rule(const std::string& what) {
@@ -411,11 +428,11 @@ class Assembler {
   }
 
   void check_user_rules() const {
+    if (mesh_.tp == 1 && !draft_.tp_rules.empty()) {
+      throw UsageError("--tp-rule has nothing to say: there is one tensor-parallel rank");
+    }
     const std::vector<std::string> unused = info_.unused_user_rules();
-    if (unused.empty()) return;
-    throw UsageError("--tp-rule: '" + unused.front() +
-                     (mesh_.tp == 1 ? "' has nothing to say: there is one tensor-parallel rank"
-                                    : "' fits no parameter"));
+    if (!unused.empty()) throw UsageError("--tp-rule: '" + unused.front() + "' fits no parameter");
   }
 
   CheckpointDraft& draft_;
