@@ -147,6 +147,15 @@ void add_checkpoint_options(CLI::App& app, const std::string& name, std::string&
   app.add_option(name, path, "Folder with `latest` (or --tag), or a tag's own folder")->required();
   app.add_option("-t,--tag", open.tag, "Tag to read (default: what `latest` says)")
       ->type_name("TAG");
+  add_roots(app, open.roots);
+}
+
+void add_roots(CLI::App& app, std::vector<std::filesystem::path>& roots) {
+  app.add_option("--root", roots,
+                 "Another folder with shards of the same tag: what another node kept on its own\n"
+                 "disk; once for each")
+      ->type_name("DIR")
+      ->allow_extra_args(false);
 }
 
 void add_pass_options(CLI::App& app, Common& common) {

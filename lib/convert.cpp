@@ -216,13 +216,16 @@ std::vector<PlannedInput> planned_inputs(const InputFiles& inputs) {
 
 void check_output_place(const Checkpoint& checkpoint, const fs::path& output) {
   std::error_code failed;
-  const fs::path shards = fs::weakly_canonical(checkpoint.tag_folder(), failed);
   const fs::path target = fs::weakly_canonical(fs::absolute(output), failed);
-  const auto [end, ignored] =
-      std::mismatch(shards.begin(), shards.end(), target.begin(), target.end());
-  if (end == shards.end()) {
+  std::vector<fs::path> folders = checkpoint.other_roots();
+  folders.push_back(checkpoint.tag_folder());
+  for (const fs::path& folder : folders) {
+    const fs::path shards = fs::weakly_canonical(folder, failed);
+    const auto [end, ignored] =
+        std::mismatch(shards.begin(), shards.end(), target.begin(), target.end());
+    if (end != shards.end()) continue;
     throw std::move(UsageError(output.string() + ": lies inside the folder of the shards"))
-        .with_hint("give a folder outside of " + checkpoint.tag_folder().string());
+        .with_hint("give a folder outside of " + folder.string());
   }
 }
 
