@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/kernels.h"
 #include "neighbours.h"
+#include "state_files.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -114,10 +115,10 @@ class Selection {
         exclude_(options.exclude, "--exclude"),
         keep_fp32_(options.keep_fp32, "--keep-fp32") {}
 
-  bool wants(const Param& param) const {
-    if (options_.exclude_frozen_parameters && param.kind == ParamKind::frozen) return false;
-    if (!include_.empty() && !include_.find_in(param.name)) return false;
-    return !exclude_.find_in(param.name);
+  bool wants(const std::string& name, ParamKind kind) const {
+    if (options_.exclude_frozen_parameters && kind == ParamKind::frozen) return false;
+    if (!include_.empty() && !include_.find_in(name)) return false;
+    return !exclude_.find_in(name);
   }
 
   TensorSource cast(const Param& param) const {
@@ -141,7 +142,10 @@ class Selection {
   Patterns keep_fp32_;
 };
 
-std::vector<OutputTensor> select(const Checkpoint& checkpoint, const WeightsOptions& options) {
+}  // namespace
+
+std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
+                                         const WeightsOptions& options) {
   if (options.exclude_frozen_parameters && !checkpoint.facts().frozen_known) {
     throw std::move(
         UnsupportedError({.file = checkpoint.tag_folder().string()},
@@ -150,13 +154,13 @@ std::vector<OutputTensor> select(const Checkpoint& checkpoint, const WeightsOpti
         .with_hint("name them with --exclude");
   }
   const Selection selection(options);
-  std::vector<OutputTensor> tensors;
+  std::vector<ChosenTensor> tensors;
   std::unordered_set<std::string> names;
   // From what owns the data in the checkpoint, and the type it is written as, to what owns it here:
   // an alias stands alone when its owner is left out or becomes another type.
   std::unordered_map<std::string, std::pair<DType, std::string>> written;
   for (const Param& param : checkpoint.params()) {
-    if (!selection.wants(param)) continue;
+    if (!selection.wants(param.name, param.kind)) continue;
     OutputTensor tensor{
         without_prefix(param.name, options.strip_prefix), selection.cast(param), {}};
     if (!names.insert(tensor.name).second) {
@@ -169,13 +173,25 @@ std::vector<OutputTensor> select(const Checkpoint& checkpoint, const WeightsOpti
     if (!is_first && first->second.first == tensor.source.dtype()) {
       tensor.alias_of = first->second.second;
     }
-    tensors.push_back(std::move(tensor));
+    tensors.push_back({&param, std::move(tensor)});
+  }
+  if (tensors.empty() && !choose_incomplete(checkpoint, options).empty()) {
+    throw InconsistentError({.file = checkpoint.tag_folder().string()},
+                            "no parameter is complete without the files that are lost");
   }
   if (tensors.empty()) throw UsageError("no tensor is left to write");
   return tensors;
 }
 
-}  // namespace
+std::vector<IncompleteParam> choose_incomplete(const Checkpoint& checkpoint,
+                                               const WeightsOptions& options) {
+  const Selection selection(options);
+  std::vector<IncompleteParam> chosen;
+  for (const IncompleteParam& param : checkpoint.incomplete()) {
+    if (selection.wants(param.name, param.kind)) chosen.push_back(param);
+  }
+  return chosen;
+}
 
 std::string without_prefix(const std::string& name, const std::vector<std::string>& prefixes) {
   for (const std::string& prefix : prefixes) {
@@ -196,11 +212,17 @@ WeightsPlan plan_weights(InputFiles& inputs, const Checkpoint& checkpoint,
   }
   WeightsPlan result;
   result.notes = checkpoint.notes();
-  result.split =
-      split_weights(*options.format, select(checkpoint, options), options.max_shard_size);
+  result.incomplete = choose_incomplete(checkpoint, options);
+  const std::vector<ChosenTensor> chosen = choose_tensors(checkpoint, options);
+  std::vector<OutputTensor> tensors;
+  for (const ChosenTensor& each : chosen) tensors.push_back(each.tensor);
+  result.split = split_weights(*options.format, std::move(tensors), options.max_shard_size);
   PlanBuilder plan;
   if (!options.hf_config.empty()) add_companions(inputs, options.hf_config, plan);
   lay_out_weights(plan, *options.format, result.split);
+  if (options.states) {
+    result.states = lay_out_states(plan, checkpoint, chosen, options.max_shard_size, result.notes);
+  }
   result.plan = plan.finish();
   result.plan.validate(planned_inputs(inputs));
   return result;
@@ -237,13 +259,16 @@ UnsupportedError unassigned_states(const Checkpoint& checkpoint) {
 
 std::vector<std::string> other_weights(const CopyPlan& plan, const fs::path& output) {
   std::vector<std::string> names;
-  std::error_code failed;
-  fs::directory_iterator it(output, failed);
-  for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
-    const std::string name = it->path().filename().string();
-    const bool ours = std::any_of(plan.outputs().begin(), plan.outputs().end(),
-                                  [&](const PlannedFile& file) { return file.path == name; });
-    if (!ours && is_weights_file(name)) names.push_back(name);
+  for (const fs::path& folder : {fs::path(), fs::path(kStatesFolder)}) {
+    std::error_code failed;
+    fs::directory_iterator it(output / folder, failed);
+    for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
+      const std::string name = it->path().filename().string();
+      const std::string path = (folder / name).string();
+      const bool ours = std::any_of(plan.outputs().begin(), plan.outputs().end(),
+                                    [&](const PlannedFile& file) { return file.path == path; });
+      if (!ours && (!folder.empty() || is_weights_file(name))) names.push_back(path);
+    }
   }
   std::sort(names.begin(), names.end());
   return names;

@@ -98,7 +98,8 @@ class Finder {
     if (!fs::equivalent(place_.named, place_.tag_folder, ignored)) {
       add_named_folder(place_.named);
       for (const fs::path& root : place_.other_roots) {
-        if (fs::exists(root.parent_path() / "latest", ignored)) add_named_folder(root.parent_path());
+        if (fs::exists(root.parent_path() / "latest", ignored))
+          add_named_folder(root.parent_path());
       }
       add_all_random_states();
     }

@@ -294,7 +294,8 @@ void open_optim_shards(CheckpointDraft& draft) {
   std::vector<ShardFile> models = draft.folder.of_kind(ShardName::Kind::model_states);
   if (models.empty()) models = draft.folder.of_kind(ShardName::Kind::zero_model_states);
   if (!models.empty()) mp = mp_world_size(draft, open_one(draft, models));
-  draft.optim_shards = open_all(draft, files, check_ranks(files, files.front().name, mp, dp, draft));
+  draft.optim_shards =
+      open_all(draft, files, check_ranks(files, files.front().name, mp, dp, draft));
   for (const Shard& shard : draft.optim_shards) {
     if (degree_of(shard) == dp) continue;
     throw InconsistentError(shard.where(keys::kPartitionCount),

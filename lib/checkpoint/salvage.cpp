@@ -51,13 +51,12 @@ std::vector<Shard> open_with_stand_ins(CheckpointDraft& draft, const std::vector
   shards.reserve(readable + unreadable.size());
   for (UnreadableShard& lost : unreadable) {
     const ShardName& name = lost.file.name;
-    const auto other = std::find_if(
-        shards.begin(), shards.begin() + static_cast<std::ptrdiff_t>(readable),
-        [&](const Shard& shard) { return shard.name.mp_rank == name.mp_rank; });
+    const auto other =
+        std::find_if(shards.begin(), shards.begin() + static_cast<std::ptrdiff_t>(readable),
+                     [&](const Shard& shard) { return shard.name.mp_rank == name.mp_rank; });
     if (other == shards.begin() + static_cast<std::ptrdiff_t>(readable)) {
-      throw InconsistentError(
-          {.file = draft.folder.display(draft.folder.path / name.file_name())},
-          lost.why + ", and no other file is left that tells what it held");
+      throw InconsistentError({.file = draft.folder.display(draft.folder.path / name.file_name())},
+                              lost.why + ", and no other file is left that tells what it held");
     }
     shards.push_back(stand_in(draft, name, *other, std::move(lost.why)));
   }

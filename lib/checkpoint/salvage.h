@@ -13,9 +13,10 @@
 
 namespace dsckpt {
 
-// Opens `found`, the files there are of the ranks' of one kind, and a stand-in for each of `missing`
-// and for each that cannot be read: another of the same mp rank. By mp rank and data-parallel rank.
-// Adds what is lost to the draft. Throws InconsistentError for an mp rank of which nothing is left.
+// Opens `found`, the files there are of the ranks' of one kind, and a stand-in for each of
+// `missing` and for each that cannot be read: another of the same mp rank. By mp rank and
+// data-parallel rank. Adds what is lost to the draft. Throws InconsistentError for an mp rank of
+// which nothing is left.
 std::vector<Shard> open_with_stand_ins(CheckpointDraft& draft, const std::vector<ShardFile>& found,
                                        const std::vector<ShardName>& missing);
 

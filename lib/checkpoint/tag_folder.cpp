@@ -134,13 +134,14 @@ bool are_copies(const fs::path& path_a, const fs::path& path_b) {
 // The tag's folder in another root.
 fs::path find_in_root(const fs::path& root, const std::string& tag, bool tag_was_given) {
   std::error_code failed;
-  if (!fs::is_directory(root, failed)) throw UsageError(root.string() + ": there is no such folder");
+  if (!fs::is_directory(root, failed))
+    throw UsageError(root.string() + ": there is no such folder");
   const auto latest = latest_in(root);
   if (!tag_was_given && latest) {
     if (const std::string named = read_latest(*latest); named != tag) {
-      throw std::move(InconsistentError({.file = latest->string()},
-                                        "names the tag '" + named + "', in the first root it is '" +
-                                            tag + "'"))
+      throw std::move(
+          InconsistentError({.file = latest->string()},
+                            "names the tag '" + named + "', in the first root it is '" + tag + "'"))
           .with_hint("--tag says which one to read");
     }
   }

@@ -442,23 +442,24 @@ TensorSource TensorSource::without_copies_in(const std::vector<FileId>& files) c
     });
   };
   return std::visit(
-      Overloaded{[&](const Node::Stored&) { return *this; }, [&](const Node::Zeros&) { return *this; },
-                 [&](const Node::Cat& cat) {
-                   return TensorSource::cat(static_cast<int64_t>(cat.dim), without(cat.parts));
-                 },
-                 [&](const Node::Narrow& narrow) {
-                   return narrow.child.without_copies_in(files).narrow(
-                       static_cast<int64_t>(narrow.dim), narrow.start, shape()[narrow.dim]);
-                 },
-                 [&](const Node::View& view) { return view.child.without_copies_in(files).view(shape()); },
-                 [&](const Node::Cast& cast) { return cast.child.without_copies_in(files).to(dtype()); },
-                 [&](const Node::Combined& combined) {
-                   if (combined.how != Combine::same) return *this;
-                   std::vector<TensorSource> whole;
-                   std::copy_if(combined.parts.begin(), combined.parts.end(),
-                                std::back_inserter(whole), is_whole);
-                   return whole.empty() ? *this : TensorSource::same(std::move(whole), combined.what);
-                 }},
+      Overloaded{
+          [&](const Node::Stored&) { return *this; }, [&](const Node::Zeros&) { return *this; },
+          [&](const Node::Cat& cat) {
+            return TensorSource::cat(static_cast<int64_t>(cat.dim), without(cat.parts));
+          },
+          [&](const Node::Narrow& narrow) {
+            return narrow.child.without_copies_in(files).narrow(static_cast<int64_t>(narrow.dim),
+                                                                narrow.start, shape()[narrow.dim]);
+          },
+          [&](const Node::View& view) { return view.child.without_copies_in(files).view(shape()); },
+          [&](const Node::Cast& cast) { return cast.child.without_copies_in(files).to(dtype()); },
+          [&](const Node::Combined& combined) {
+            if (combined.how != Combine::same) return *this;
+            std::vector<TensorSource> whole;
+            std::copy_if(combined.parts.begin(), combined.parts.end(), std::back_inserter(whole),
+                         is_whole);
+            return whole.empty() ? *this : TensorSource::same(std::move(whole), combined.what);
+          }},
       node_->what);
 }
 
