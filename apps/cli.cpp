@@ -156,6 +156,15 @@ void add_checkpoint_options(CLI::App& app, const std::string& name, std::string&
          "REGEX=cat:0, cat:1, replicated or average")
       ->type_name("RULE")
       ->allow_extra_args(false);
+  add_roots(app, open.roots);
+}
+
+void add_roots(CLI::App& app, std::vector<std::filesystem::path>& roots) {
+  app.add_option("--root", roots,
+                 "Another folder with shards of the same tag: what another node kept on its own\n"
+                 "disk; once for each")
+      ->type_name("DIR")
+      ->allow_extra_args(false);
 }
 
 void add_pass_options(CLI::App& app, Common& common) {

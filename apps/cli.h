@@ -4,6 +4,7 @@
 
 #include <CLI/App.hpp>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
@@ -42,7 +43,9 @@ struct Common {
 // and the hidden --generate bash|zsh|fish|man, which prints a shell's completion or the man page.
 // What is added before them comes before them in --help.
 void add_common(CLI::App& app, Common& common);
-// Adds the positional `name`, a checkpoint folder, and --tag.
+// Adds --root.
+void add_roots(CLI::App& app, std::vector<std::filesystem::path>& roots);
+// Adds the positional `name`, a checkpoint folder, --tag and --root.
 void add_checkpoint_options(CLI::App& app, const std::string& name, std::string& path,
                             OpenOptions& open);
 // For commands that read tensors. Adds --threads and --progress.

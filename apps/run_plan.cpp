@@ -9,6 +9,10 @@ namespace dsckpt::cli {
 
 int show_or_run(const CLI::App& app, const Common& common, bool dry_run, const Progress& progress,
                 const PlannedRun& planned) {
+  const int code = planned.left_out.empty() ? kDone : kCheckFailed;
+  if (!common.json) {
+    for (const std::string& line : planned.left_out) std::cout << line << "\n";
+  }
   nlohmann::json data;
   if (common.json) {
     data = planned.json();
@@ -20,7 +24,7 @@ int show_or_run(const CLI::App& app, const Common& common, bool dry_run, const P
     } else {
       std::cout << planned.text();
     }
-    return kDone;
+    return code;
   }
 
   const ExecStats stats = [&] {
@@ -37,7 +41,7 @@ int show_or_run(const CLI::App& app, const Common& common, bool dry_run, const P
               << " in " << planned.output << ", " << human_seconds(stats.seconds) << ", "
               << stats.records_checked << " checksums verified\n";
   }
-  return kDone;
+  return code;
 }
 
 }  // namespace dsckpt::cli

@@ -21,6 +21,8 @@ struct PlannedRun {
   std::function<std::string()> text;     // of the plan
   std::function<ExecStats()> run;
   std::function<std::vector<std::string>()> notes_after = {};  // on the output, after the run
+  // What cannot be written, a line each, for stdout; then the exit code is kCheckFailed.
+  std::vector<std::string> left_out = {};
 };
 
 // With `dry_run` the plan goes to stdout, as text or JSON. Otherwise it is run, while `progress` is

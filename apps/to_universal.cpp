@@ -41,6 +41,7 @@ void add_options(CLI::App& app, Arguments& args) {
       ->required();
   app.add_option("-t,--tag", args.open.tag, "Which checkpoint; default: what `latest` says")
       ->type_name("TAG");
+  cli::add_roots(app, args.open.roots);
   app.add_flag("--no-strict", args.no_strict,
                "Patterns of universal_checkpoint_info that fit no parameter are no error");
   app.add_option("--num-extract-workers", args.extract_workers,

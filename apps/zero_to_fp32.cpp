@@ -9,10 +9,12 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "cli.h"
 #include "convert.h"
+#include "peft_adapter.h"
 #include "report.h"
 #include "run_plan.h"
 
@@ -31,6 +33,9 @@ struct Arguments {
   std::string dtype = "float32";
   std::string key_map;
   std::string hf_config;
+  std::string peft;
+  std::string peft_config;
+  AdapterOptions adapter;
   bool debug = false;
   bool dry_run = false;
 };
@@ -46,8 +51,8 @@ std::optional<DType> parse_dtype(const std::string& name) {
 
 void add_options(CLI::App& app, Arguments& args) {
   cli::add_checkpoint_options(app, "checkpoint_dir", args.checkpoint_dir, args.open);
-  app.add_option("output_dir", args.output_dir, "Folder for the weights; made if it is missing")
-      ->required();
+  app.add_option("output_dir", args.output_dir,
+                 "Folder for the weights; made if it is missing. Not with --peft");
   app.add_flag("--safe-serialization", args.safe_serialization,
                "Write safetensors instead of .bin files");
   app.add_option("--max-shard-size", args.max_shard_size,
@@ -83,13 +88,29 @@ void add_options(CLI::App& app, Arguments& args) {
                  "so that from_pretrained loads the result")
       ->type_name("DIR");
 
+  app.add_flag("--states", args.weights.states,
+               "Write the optimizer's states too, as optimizer_states/STATE.safetensors");
+  app.add_option("--peft", args.peft,
+                 "Write the PEFT adapter that was trained to this folder, and nothing else")
+      ->type_name("DIR");
+  app.add_option("--peft-config", args.peft_config,
+                 "With --peft: its adapter_config.json; default: the one beside the shards, or\n"
+                 "what the tensors tell")
+      ->type_name("FILE");
+  app.add_option("--lora-alpha", args.adapter.lora_alpha,
+                 "With --peft, where there is no adapter_config.json: lora_alpha")
+      ->type_name("ALPHA");
+  app.add_flag("--allow-missing", args.open.allow_missing,
+               "Write what is complete without files that are missing or damaged, and list what\n"
+               "is not");
   app.add_flag("-d,--debug", args.debug, "Say what was found in the checkpoint");
   cli::add_run_options(app, args.common, args.run, args.dry_run, "Replace files of the same names");
   cli::add_common(app, args.common);
   app.footer(cli::footer(
       "  zero-to-fp32 . weights/ --safe-serialization\n"
       "  zero-to-fp32 checkpoint-50 out -t global_step50 --dtype bf16 --keep-fp32 norm\n"
-      "  zero-to-fp32 . weights/ --safe-serialization --hf-config ."));
+      "  zero-to-fp32 . weights/ --safe-serialization --hf-config .\n"
+      "  zero-to-fp32 checkpoint-50 --peft adapter/"));
 }
 
 std::string text_of(const WeightsPlan& plan) {
@@ -102,6 +123,11 @@ std::string text_of(const WeightsPlan& plan) {
       out += "\n";
     }
   }
+  for (const WeightsPlan::State& state : plan.states) {
+    for (const WeightsSplit::File& file : state.split.files) {
+      out += file.path + "\t" + std::to_string(file.tensors.size()) + " tensors\n";
+    }
+  }
   for (const PlannedFile& file : plan.plan.outputs()) {
     out += file.path + ": " + human_bytes(file.size) + "\n";
   }
@@ -110,7 +136,41 @@ std::string text_of(const WeightsPlan& plan) {
   return out;
 }
 
+// A line for each parameter that is not written for the files that are lost.
+std::vector<std::string> left_out(const Checkpoint& checkpoint, const WeightsPlan& plan) {
+  std::vector<std::string> lines;
+  for (const IncompleteParam& param : plan.incomplete) {
+    std::string line = "incomplete\t" + printable(param.name) + "\t";
+    for (size_t i = 0; i < param.lost.size(); ++i) {
+      line += (i == 0 ? "" : ",") + printable(checkpoint.lost_files()[param.lost[i]].display);
+    }
+    lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
+void check_places(const Arguments& args) {
+  if (args.peft.empty()) {
+    if (args.output_dir.empty()) throw UsageError("output_dir is required");
+    if (!args.peft_config.empty() || args.adapter.lora_alpha) {
+      throw UsageError("--peft-config and --lora-alpha go with --peft");
+    }
+    return;
+  }
+  if (!args.output_dir.empty()) {
+    throw std::move(UsageError("output_dir and --peft are both given"))
+        .with_hint("--peft writes the adapter alone; run again for the weights");
+  }
+  if (args.weights.states || !args.hf_config.empty()) {
+    throw UsageError("--states and --hf-config go with output_dir, not with --peft");
+  }
+}
+
 int convert(const CLI::App& app, Arguments& args) {
+  check_places(args);
+  const std::string output = args.peft.empty() ? args.output_dir : args.peft;
+  args.open.optimizer_states = args.weights.states;
+  args.adapter.config = args.peft_config;
   args.weights.format = args.safe_serialization ? &kSafetensors : &kTorchBin;
   args.weights.max_shard_size = parse_shard_size(args.max_shard_size);
   args.weights.dtype = parse_dtype(args.dtype);
@@ -122,9 +182,14 @@ int convert(const CLI::App& app, Arguments& args) {
   const cli::InterruptGuard guard(progress);
   InputFiles inputs;
   const Checkpoint checkpoint = Checkpoint::open(inputs, args.checkpoint_dir, args.open);
-  check_output_place(checkpoint, args.output_dir);
+  check_output_place(checkpoint, output);
   if (args.debug) std::cerr << dump(facts_json(checkpoint)) << "\n";
-  const WeightsPlan plan = plan_weights(inputs, checkpoint, args.weights);
+  const WeightsPlan plan = args.peft.empty()
+                               ? plan_weights(inputs, checkpoint, args.weights)
+                               : plan_adapter(inputs, checkpoint, args.weights, args.adapter);
+  for (const LostFile& file : checkpoint.lost_files()) {
+    cli::note(app, args.common, file.display + ": " + file.why);
+  }
   for (const std::string& text : plan.notes) cli::note(app, args.common, text);
 
   size_t tensors = 0;
@@ -133,25 +198,31 @@ int convert(const CLI::App& app, Arguments& args) {
   return cli::show_or_run(
       app, args.common, args.dry_run, progress,
       {.source = checkpoint,
-       .output = args.output_dir,
+       .output = output,
        .what = std::to_string(tensors) + " tensors in " + std::to_string(files) +
                (files == 1 ? " file" : " files"),
-       .json = [&] { return plan_json(plan); },
+       .json =
+           [&] {
+             nlohmann::json data = plan_json(plan);
+             if (args.open.allow_missing) data.update(salvage_json(checkpoint, plan));
+             return data;
+           },
        .text = [&] { return text_of(plan); },
        .run =
            [&] {
-             return run_plan(plan.plan, inputs, checkpoint.records(args.run.verify),
-                             args.output_dir, progress, args.run);
+             return run_plan(plan.plan, inputs, checkpoint.records(args.run.verify), output,
+                             progress, args.run);
            },
        .notes_after =
            [&] {
-             std::vector<std::string> notes = other_weights(plan.plan, args.output_dir);
+             std::vector<std::string> notes = other_weights(plan.plan, output);
              for (std::string& name : notes) {
-               name += " of another run stays in " + args.output_dir +
+               name += " of another run stays in " + output +
                        "; whoever loads the folder may take it for the new weights";
              }
              return notes;
-           }});
+           },
+       .left_out = left_out(checkpoint, plan)});
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "base/kernels.h"
 #include "key_map.h"
 #include "neighbours.h"
+#include "state_files.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -115,10 +116,10 @@ class Selection {
         exclude_(options.exclude, "--exclude"),
         keep_fp32_(options.keep_fp32, "--keep-fp32") {}
 
-  bool wants(const Param& param) const {
-    if (options_.exclude_frozen_parameters && param.kind == ParamKind::frozen) return false;
-    if (!include_.empty() && !include_.find_in(param.name)) return false;
-    return !exclude_.find_in(param.name);
+  bool wants(const std::string& name, ParamKind kind) const {
+    if (options_.exclude_frozen_parameters && kind == ParamKind::frozen) return false;
+    if (!include_.empty() && !include_.find_in(name)) return false;
+    return !exclude_.find_in(name);
   }
 
   TensorSource cast(const Param& param) const {
@@ -143,8 +144,11 @@ class Selection {
   Patterns keep_fp32_;
 };
 
-std::vector<OutputTensor> select(const Checkpoint& checkpoint, const WeightsOptions& options,
-                                 std::vector<std::string>& notes) {
+}  // namespace
+
+std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
+                                         const WeightsOptions& options,
+                                         std::vector<std::string>& notes) {
   if (options.exclude_frozen_parameters && !checkpoint.facts().frozen_known) {
     throw std::move(
         UnsupportedError({.file = checkpoint.tag_folder().string()},
@@ -154,13 +158,13 @@ std::vector<OutputTensor> select(const Checkpoint& checkpoint, const WeightsOpti
   }
   const Selection selection(options);
   KeyMap key_map = options.key_map.empty() ? KeyMap() : KeyMap::read(options.key_map);
-  std::vector<OutputTensor> tensors;
+  std::vector<ChosenTensor> tensors;
   std::unordered_set<std::string> names;
   // From what owns the data in the checkpoint, and the type it is written as, to what owns it here:
   // an alias stands alone when its owner is left out or becomes another type.
   std::unordered_map<std::string, std::pair<DType, std::string>> written;
   for (const Param& param : checkpoint.params()) {
-    if (!selection.wants(param)) continue;
+    if (!selection.wants(param.name, param.kind)) continue;
     OutputTensor tensor{key_map.rename(without_prefix(param.name, options.strip_prefix)),
                         selection.cast(param),
                         {}};
@@ -176,14 +180,26 @@ std::vector<OutputTensor> select(const Checkpoint& checkpoint, const WeightsOpti
     if (!is_first && first->second.first == tensor.source.dtype()) {
       tensor.alias_of = first->second.second;
     }
-    tensors.push_back(std::move(tensor));
+    tensors.push_back({&param, std::move(tensor)});
+  }
+  if (tensors.empty() && !choose_incomplete(checkpoint, options).empty()) {
+    throw InconsistentError({.file = checkpoint.tag_folder().string()},
+                            "no parameter is complete without the files that are lost");
   }
   if (tensors.empty()) throw UsageError("no tensor is left to write");
   for (const std::string& rule : key_map.unused()) notes.push_back(rule + ": renames nothing");
   return tensors;
 }
 
-}  // namespace
+std::vector<IncompleteParam> choose_incomplete(const Checkpoint& checkpoint,
+                                               const WeightsOptions& options) {
+  const Selection selection(options);
+  std::vector<IncompleteParam> chosen;
+  for (const IncompleteParam& param : checkpoint.incomplete()) {
+    if (selection.wants(param.name, param.kind)) chosen.push_back(param);
+  }
+  return chosen;
+}
 
 std::string without_prefix(const std::string& name, const std::vector<std::string>& prefixes) {
   for (const std::string& prefix : prefixes) {
@@ -198,11 +214,17 @@ WeightsPlan plan_weights(InputFiles& inputs, const Checkpoint& checkpoint,
                          const WeightsOptions& options) {
   WeightsPlan result;
   result.notes = checkpoint.notes();
-  result.split = split_weights(*options.format, select(checkpoint, options, result.notes),
-                               options.max_shard_size);
+  result.incomplete = choose_incomplete(checkpoint, options);
+  const std::vector<ChosenTensor> chosen = choose_tensors(checkpoint, options, result.notes);
+  std::vector<OutputTensor> tensors;
+  for (const ChosenTensor& each : chosen) tensors.push_back(each.tensor);
+  result.split = split_weights(*options.format, std::move(tensors), options.max_shard_size);
   PlanBuilder plan;
   if (!options.hf_config.empty()) add_companions(inputs, options.hf_config, plan);
   lay_out_weights(plan, *options.format, result.split);
+  if (options.states) {
+    result.states = lay_out_states(plan, checkpoint, chosen, options.max_shard_size, result.notes);
+  }
   result.plan = plan.finish();
   result.plan.validate(planned_inputs(inputs));
   return result;
@@ -218,13 +240,16 @@ std::vector<PlannedInput> planned_inputs(const InputFiles& inputs) {
 
 void check_output_place(const Checkpoint& checkpoint, const fs::path& output) {
   std::error_code failed;
-  const fs::path shards = fs::weakly_canonical(checkpoint.tag_folder(), failed);
   const fs::path target = fs::weakly_canonical(fs::absolute(output), failed);
-  const auto [end, ignored] =
-      std::mismatch(shards.begin(), shards.end(), target.begin(), target.end());
-  if (end == shards.end()) {
+  std::vector<fs::path> folders = checkpoint.other_roots();
+  folders.push_back(checkpoint.tag_folder());
+  for (const fs::path& folder : folders) {
+    const fs::path shards = fs::weakly_canonical(folder, failed);
+    const auto [end, ignored] =
+        std::mismatch(shards.begin(), shards.end(), target.begin(), target.end());
+    if (end != shards.end()) continue;
     throw std::move(UsageError(output.string() + ": lies inside the folder of the shards"))
-        .with_hint("give a folder outside of " + checkpoint.tag_folder().string());
+        .with_hint("give a folder outside of " + folder.string());
   }
 }
 
@@ -236,13 +261,16 @@ UnsupportedError unassigned_states(const Checkpoint& checkpoint) {
 
 std::vector<std::string> other_weights(const CopyPlan& plan, const fs::path& output) {
   std::vector<std::string> names;
-  std::error_code failed;
-  fs::directory_iterator it(output, failed);
-  for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
-    const std::string name = it->path().filename().string();
-    const bool ours = std::any_of(plan.outputs().begin(), plan.outputs().end(),
-                                  [&](const PlannedFile& file) { return file.path == name; });
-    if (!ours && is_weights_file(name)) names.push_back(name);
+  for (const fs::path& folder : {fs::path(), fs::path(kStatesFolder)}) {
+    std::error_code failed;
+    fs::directory_iterator it(output / folder, failed);
+    for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
+      const std::string name = it->path().filename().string();
+      const std::string path = (folder / name).string();
+      const bool ours = std::any_of(plan.outputs().begin(), plan.outputs().end(),
+                                    [&](const PlannedFile& file) { return file.path == path; });
+      if (!ours && (!folder.empty() || is_weights_file(name))) names.push_back(path);
+    }
   }
   std::sort(names.begin(), names.end());
   return names;

@@ -33,6 +33,8 @@ struct WeightsOptions {
   std::vector<std::string> strip_prefix;
   // Renames what is left then (KeyMap::read).
   std::filesystem::path key_map;
+  // Write what the optimizer keeps of the parameters too (state_files.h).
+  bool states = false;
   // A Hugging Face model folder whose configuration and tokenizer files are copied along.
   std::filesystem::path hf_config;
 };
@@ -40,10 +42,34 @@ struct WeightsOptions {
 // `name` without the first of `prefixes` that it begins with, if more than that is left.
 std::string without_prefix(const std::string& name, const std::vector<std::string>& prefixes);
 
+// A parameter that is written, and what of it.
+struct ChosenTensor {
+  const Param* param;
+  OutputTensor tensor;
+};
+
+// The parameters that `options` choose, as they are to be called and of the type they are to have,
+// in the checkpoint's order. Adds a note for each rule of
+// --key-map that fits none. Throws as plan_weights.
+std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
+                                         const WeightsOptions& options,
+                                         std::vector<std::string>& notes);
+// Of the incomplete parameters those that `options` choose.
+std::vector<IncompleteParam> choose_incomplete(const Checkpoint& checkpoint,
+                                               const WeightsOptions& options);
+
 struct WeightsPlan {
   CopyPlan plan;
   WeightsSplit split;
   std::vector<std::string> notes;
+  // The optimizer's states, if asked for: each as files of its own.
+  struct State {
+    std::string key;
+    WeightsSplit split;
+  };
+  std::vector<State> states = {};
+  // What would be there if no file were lost.
+  std::vector<IncompleteParam> incomplete = {};
 };
 
 // Plans the weights of `checkpoint` as files of `options.format`; the result is valid against

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <map>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -94,8 +95,16 @@ class Finder {
 
   Neighbours find() {
     std::error_code ignored;
-    if (!fs::equivalent(place_.named, place_.tag_folder, ignored)) add_named_folder();
-    add_tag_folder();
+    if (!fs::equivalent(place_.named, place_.tag_folder, ignored)) {
+      add_named_folder(place_.named);
+      for (const fs::path& root : place_.other_roots) {
+        if (fs::exists(root.parent_path() / "latest", ignored))
+          add_named_folder(root.parent_path());
+      }
+      add_all_random_states();
+    }
+    add_tag_folder(place_.tag_folder);
+    for (const fs::path& root : place_.other_roots) add_tag_folder(root);
     std::sort(result_.files.begin(), result_.files.end(),
               [](const Neighbour& a, const Neighbour& b) { return a.destination < b.destination; });
     return std::move(result_);
@@ -110,7 +119,8 @@ class Finder {
   }
 
   void add(const fs::path& source, const fs::path& destination) {
-    result_.files.push_back({source, destination.lexically_normal().generic_string()});
+    std::string name = destination.lexically_normal().generic_string();
+    if (added_.insert(name).second) result_.files.push_back({source, std::move(name)});
   }
 
   // Whether `path`, which is no folder, is a file to copy; a note if it is not.
@@ -123,7 +133,7 @@ class Finder {
         note(name.generic_string() + " is a broken link and is left out");
         return false;
       case fs::file_type::directory:
-        if (!fs::equivalent(path, place_.tag_folder, ignored)) {
+        if (!is_tag_folder(path)) {
           note(name.generic_string() + " is a link to a folder and is left out");
         }
         return false;
@@ -144,11 +154,15 @@ class Finder {
     }
   }
 
-  void add_named_folder() {
-    RandomStates trainer{"rng_state_", ".pth"};
-    RandomStates accelerate{"random_states_", ".pkl"};
-    std::optional<fs::path> of_one_rank;
-    for (const fs::path& path : list(place_.named)) {
+  bool is_tag_folder(const fs::path& path) const {
+    std::error_code ignored;
+    return fs::equivalent(path, place_.tag_folder, ignored) ||
+           std::any_of(place_.other_roots.begin(), place_.other_roots.end(),
+                       [&](const fs::path& root) { return fs::equivalent(path, root, ignored); });
+  }
+
+  void add_named_folder(const fs::path& named) {
+    for (const fs::path& path : list(named)) {
       const std::string name = path.filename().string();
       if (name == "latest" || name == "latest_universal" || name.starts_with(kStaging)) continue;
       if (is_folder(path)) {
@@ -159,27 +173,30 @@ class Finder {
           add_folder(path, name);
         }
       } else if (is_file(path, name)) {
-        if (const auto rank = trainer.rank_of(name)) {
-          trainer.files[*rank] = path;
-        } else if (const auto other = accelerate.rank_of(name)) {
-          accelerate.files[*other] = path;
+        if (const auto rank = trainer_.rank_of(name)) {
+          trainer_.files.emplace(*rank, path);
+        } else if (const auto other = accelerate_.rank_of(name)) {
+          accelerate_.files.emplace(*other, path);
         } else if (name == kTrainerOfOneRank) {
-          of_one_rank = path;
+          if (!of_one_rank_) of_one_rank_ = path;
         } else {
           add(path, name);
         }
       }
     }
-    if (of_one_rank && old_ranks_ == 1) {
-      if (const auto other = trainer.files.find(0); other != trainer.files.end()) {
+  }
+
+  void add_all_random_states() {
+    if (of_one_rank_ && old_ranks_ == 1) {
+      if (const auto other = trainer_.files.find(0); other != trainer_.files.end()) {
         note_foreign(other->second);
       }
-      trainer.files[0] = *of_one_rank;
-    } else if (of_one_rank) {
-      note_foreign(*of_one_rank);
+      trainer_.files[0] = *of_one_rank_;
+    } else if (of_one_rank_) {
+      note_foreign(*of_one_rank_);
     }
-    add_random_states(trainer, new_ranks_ == 1);
-    add_random_states(accelerate, false);
+    add_random_states(trainer_, new_ranks_ == 1);
+    add_random_states(accelerate_, false);
   }
 
   void note_foreign(const fs::path& path) {
@@ -218,8 +235,8 @@ class Finder {
     }
   }
 
-  void add_tag_folder() {
-    for (const fs::path& path : list(place_.tag_folder)) {
+  void add_tag_folder(const fs::path& folder) {
+    for (const fs::path& path : list(folder)) {
       const std::string file = path.filename().string();
       const fs::path name = fs::path(place_.tag) / file;
       if (file == "latest" || file == "latest_universal" || file == "zero" ||
@@ -238,6 +255,10 @@ class Finder {
   uint32_t old_ranks_;
   uint32_t new_ranks_;
   Neighbours result_;
+  std::set<std::string> added_;  // destinations
+  RandomStates trainer_{"rng_state_", ".pth"};
+  RandomStates accelerate_{"random_states_", ".pkl"};
+  std::optional<fs::path> of_one_rank_;
 };
 
 }  // namespace

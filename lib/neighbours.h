@@ -30,6 +30,9 @@ struct CheckpointPlace {
   std::filesystem::path named;       // the folder the user gave: it holds the tag, or is it
   std::filesystem::path tag_folder;  // the folder of the shards
   std::string tag;                   // its path in the output folder
+  // Tag folders of other roots. Of these, and of the folders above them unless the user named the
+  // tag folder itself, files count that no folder before has.
+  std::vector<std::filesystem::path> other_roots = {};
 };
 
 // What belongs beside the shards of the same run on another number of data-parallel ranks.

@@ -161,28 +161,62 @@ json memory_json(const Hardware& hardware, const std::vector<MemoryEstimate>& es
   return out;
 }
 
+namespace {
+
+// Adds the tensors of the file in question, if it is one of `split`.
+void describe_tensors(json& entry, const WeightsSplit& split, const std::string& path) {
+  for (const WeightsSplit::File& weights : split.files) {
+    if (weights.path != path) continue;
+    json tensors = json::array();
+    for (const OutputTensor& tensor : weights.tensors) {
+      json described = {{"name", tensor.name},
+                        {"dtype", torch_name(tensor.source.dtype())},
+                        {"shape", tensor.source.shape()},
+                        {"bytes", tensor.source.nbytes()}};
+      if (!tensor.alias_of.empty()) described["alias_of"] = tensor.alias_of;
+      tensors.push_back(std::move(described));
+    }
+    entry["tensors"] = std::move(tensors);
+  }
+}
+
+}  // namespace
+
 json plan_json(const WeightsPlan& plan) {
   json files = json::array();
   for (const PlannedFile& file : plan.plan.outputs()) {
     json entry = {{"path", file.path}, {"bytes", file.size}};
-    for (const WeightsSplit::File& weights : plan.split.files) {
-      if (weights.path != file.path) continue;
-      json tensors = json::array();
-      for (const OutputTensor& tensor : weights.tensors) {
-        json described = {{"name", tensor.name},
-                          {"dtype", torch_name(tensor.source.dtype())},
-                          {"shape", tensor.source.shape()},
-                          {"bytes", tensor.source.nbytes()}};
-        if (!tensor.alias_of.empty()) described["alias_of"] = tensor.alias_of;
-        tensors.push_back(std::move(described));
-      }
-      entry["tensors"] = std::move(tensors);
+    describe_tensors(entry, plan.split, file.path);
+    for (const WeightsPlan::State& state : plan.states) {
+      const bool is_in = entry.contains("tensors");
+      describe_tensors(entry, state.split, file.path);
+      if (!is_in && entry.contains("tensors")) entry["state"] = state.key;
     }
     files.push_back(std::move(entry));
   }
   return {{"files", std::move(files)},
           {"bytes_read", plan.plan.bytes_read()},
           {"bytes_written", plan.plan.bytes_written()}};
+}
+
+json salvage_json(const Checkpoint& checkpoint, const WeightsPlan& plan) {
+  json lost = json::array();
+  for (const LostFile& file : checkpoint.lost_files()) {
+    lost.push_back({{"file", file.display},
+                    {"dp_rank", file.name.dp_rank},
+                    {"mp_rank", file.name.mp_rank},
+                    {"why", file.why}});
+  }
+  json incomplete = json::array();
+  for (const IncompleteParam& param : plan.incomplete) {
+    json files = json::array();
+    for (const size_t file : param.lost) files.push_back(checkpoint.lost_files()[file].display);
+    incomplete.push_back({{"name", param.name},
+                          {"kind", to_string(param.kind)},
+                          {"shape", param.shape},
+                          {"files", std::move(files)}});
+  }
+  return {{"lost_files", std::move(lost)}, {"incomplete", std::move(incomplete)}};
 }
 
 json plan_json(const UniversalPlan& plan) {

@@ -46,8 +46,11 @@ nlohmann::json summary_json(const Summary& summary);
 // {"gpus", "gpus_per_node", "estimates": [{"stage", "offload", "gpu_bytes", "gpu_formula",
 // "cpu_bytes"?, "cpu_formula"?}]}
 nlohmann::json memory_json(const Hardware& hardware, const std::vector<MemoryEstimate>& estimates);
-// {"files": [{"path", "bytes", "tensors": [...]}], "bytes_read", "bytes_written"}
+// {"files": [{"path", "bytes", "state"?, "tensors": [...]}], "bytes_read", "bytes_written"}
 nlohmann::json plan_json(const WeightsPlan& plan);
+// {"lost_files": [{"file", "dp_rank", "mp_rank", "why"}], "incomplete": [{"name", "kind", "shape",
+// "files": [...]}]}: what is lost, and what is not written for that.
+nlohmann::json salvage_json(const Checkpoint& checkpoint, const WeightsPlan& plan);
 // {"parameters": [{"name", "shape", "files"}], "files": [{"path", "bytes"}], "bytes_read",
 // "bytes_written"}
 nlohmann::json plan_json(const UniversalPlan& plan);

@@ -69,7 +69,12 @@ int verify_path(const CLI::App& app, const cli::Common& common, const Arguments&
       std::filesystem::exists(args.new_manifest, failed)) {
     throw UsageError(args.new_manifest + ": is there already; --force replaces it");
   }
+  if (!args.contents.roots.empty() && !(args.manifest + args.new_manifest).empty()) {
+    throw std::move(UsageError("a manifest is of one folder, not of several roots"))
+        .with_hint("make or check one for each root");
+  }
   VerifyOptions options = args.verify;
+  options.roots = args.contents.roots;
   options.tag = args.contents.tag;
   options.threads = common.threads;
   options.manifest = args.manifest;

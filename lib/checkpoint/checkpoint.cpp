@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "checkpoint/keys.h"
 #include "checkpoint/layout.h"
+#include "checkpoint/salvage.h"
 #include "checkpoint/tag_folder.h"
 
 namespace dsckpt {
@@ -27,7 +28,9 @@ bool has_split_files(const TagFolder& folder) {
 
 std::vector<CheckpointFile> files_of(const std::vector<Shard>& shards) {
   std::vector<CheckpointFile> files;
-  for (const Shard& shard : shards) files.push_back({shard.path, &shard.archive});
+  for (const Shard& shard : shards) {
+    if (!shard.lost) files.push_back({shard.path, &shard.archive});
+  }
   return files;
 }
 
@@ -66,7 +69,7 @@ Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
 Checkpoint Checkpoint::open(InputFiles& inputs, const fs::path& path, const OpenOptions& options) {
-  return open(inputs, find_tag_folder(path, options.tag), options);
+  return open(inputs, find_tag_folder(path, options.tag, options.roots), options);
 }
 
 Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder,
@@ -77,9 +80,12 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder,
   draft.facts.tag = draft.folder.tag;
   draft.optimizer_states = options.optimizer_states;
   draft.tp_rules = options.tp_rules;
+  draft.allow_missing = options.allow_missing;
   for (const Layout* layout : kLayouts) {
     if (!layout->probe(draft)) continue;
+    if (layout == &kUniversal) refuse_other_roots(draft.folder);
     layout->read(draft);
+    drop_incomplete(draft);
     if (draft.facts.layout.empty()) draft.facts.layout = layout->name;
     const Fields model(draft.model_shards.front(), draft.model_shards.front().archive.root());
     draft.facts.ds_version = model.text(keys::kDsVersion);
@@ -105,6 +111,9 @@ const CheckpointFacts& Checkpoint::facts() const {
 }
 const fs::path& Checkpoint::tag_folder() const {
   return impl_->draft.folder.path;
+}
+const std::vector<fs::path>& Checkpoint::other_roots() const {
+  return impl_->draft.folder.other_roots;
 }
 const std::vector<Param>& Checkpoint::params() const {
   return impl_->draft.params;
@@ -141,6 +150,12 @@ const std::vector<std::string>& Checkpoint::unused_patterns() const {
 
 const std::vector<std::string>& Checkpoint::notes() const {
   return impl_->draft.notes;
+}
+const std::vector<LostFile>& Checkpoint::lost_files() const {
+  return impl_->draft.lost_files;
+}
+const std::vector<IncompleteParam>& Checkpoint::incomplete() const {
+  return impl_->draft.incomplete;
 }
 
 std::vector<InputRecord> records_of(const std::vector<CheckpointFile>& files, bool all) {

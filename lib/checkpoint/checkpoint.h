@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/shard_name.h"
 #include "checkpoint/tp_rule.h"
 #include "format/torch_archive.h"
 #include "format/universal_form.h"
@@ -125,11 +126,31 @@ struct OpenOptions {
   // The tag's folder name. Default: what the file `latest` says, or else `latest_universal`; the
   // folder itself if it holds shards.
   std::string tag;
+  // Further folders with shards of the same tag; see find_tag_folder.
+  std::vector<std::filesystem::path> roots = {};
   // Open the optimizer's states too, not only its masters.
   bool optimizer_states = false;
   // How slices of tensor-parallel ranks go together where the checkpoint does not say it, or not
   // rightly. UsageError for a rule that fits no parameter.
-  std::vector<TpRule> tp_rules;
+  std::vector<TpRule> tp_rules = {};
+  // Go on without the files of ranks that are missing or cannot be read: parameters that have
+  // elements there are not among params(), but incomplete().
+  bool allow_missing = false;
+};
+
+// A rank's file that is missing or cannot be read.
+struct LostFile {
+  ShardName name;
+  std::string display;
+  std::string why;
+};
+
+// A parameter of which lost files hold a part.
+struct IncompleteParam {
+  std::string name;
+  ParamKind kind = ParamKind::trainable;
+  Shape shape;
+  std::vector<size_t> lost;  // indices of lost_files(), rising
 };
 
 // A file of the checkpoint, opened. Borrowed from the Checkpoint.
@@ -164,6 +185,8 @@ class Checkpoint {
   const CheckpointFacts& facts() const;
   // The folder that holds the shards.
   const std::filesystem::path& tag_folder() const;
+  // Further folders of the same tag (OpenOptions::roots).
+  const std::vector<std::filesystem::path>& other_roots() const;
   // In the order of DeepSpeed's zero_to_fp32: buffers, frozen, trainable by group, aliases.
   const std::vector<Param>& params() const;
   // The entry called `name`, or nullptr.
@@ -190,6 +213,10 @@ class Checkpoint {
   const std::vector<std::string>& unused_patterns() const;
   // Things a user should know that are no errors.
   const std::vector<std::string>& notes() const;
+  // Only with OpenOptions::allow_missing. incomplete() is in the order of params(), which does not
+  // have them.
+  const std::vector<LostFile>& lost_files() const;
+  const std::vector<IncompleteParam>& incomplete() const;
 
   // records_of() all these files.
   std::vector<InputRecord> records(bool all) const;

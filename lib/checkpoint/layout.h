@@ -18,6 +18,10 @@ struct CheckpointDraft {
   CheckpointFacts facts = {};
   bool optimizer_states = false;      // whether they are asked for
   std::vector<TpRule> tp_rules = {};  // the user's
+  bool allow_missing = false;     // OpenOptions::allow_missing
+  std::vector<LostFile> lost_files = {};
+  std::vector<FileId> lost_ids = {};  // the ids of their stand-ins, likewise
+  std::vector<IncompleteParam> incomplete = {};
   std::vector<Param> params = {};
   std::vector<ParamGroup> groups = {};
   ShardValue wrapper_state = {};

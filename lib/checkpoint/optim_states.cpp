@@ -6,6 +6,7 @@
 #include <string>
 
 #include "checkpoint/keys.h"
+#include "checkpoint/salvage.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -16,14 +17,26 @@ namespace {
 // Longer lists help nobody; the count may be made up.
 constexpr size_t kMaxListed = 1024;
 
+// " from A and B", where there are several roots.
+std::string from_roots(const TagFolder& folder) {
+  if (folder.other_roots.empty()) return "";
+  std::string text = " from " + folder.path.string();
+  for (size_t i = 0; i < folder.other_roots.size(); ++i) {
+    text += (i + 1 == folder.other_roots.size() ? " and " : ", ") + folder.other_roots[i].string();
+  }
+  return text;
+}
+
 // Checks that `found` are the shards of data-parallel ranks 0 to `dp` - 1 of mp ranks 0 to `mp` -
-// 1, each once.
-void check_ranks(const std::vector<ShardFile>& found, ShardName expected, uint32_t mp, uint32_t dp,
-                 const TagFolder& folder) {
+// 1, each once. Returns those that are missing if some may be.
+std::vector<ShardName> check_ranks(const std::vector<ShardFile>& found, ShardName expected,
+                                   uint32_t mp, uint32_t dp, const CheckpointDraft& draft) {
+  const TagFolder& folder = draft.folder;
   using Rank = std::pair<uint32_t, uint32_t>;
   std::map<Rank, std::vector<std::string>> by_rank;
   for (const ShardFile& shard : found) {
-    by_rank[{shard.name.mp_rank, shard.name.dp_rank}].push_back(shard.path.filename().string());
+    by_rank[{shard.name.mp_rank, shard.name.dp_rank}].push_back(
+        folder.other_roots.empty() ? shard.path.filename().string() : shard.path.string());
   }
   for (const auto& [rank, names] : by_rank) {
     if (names.size() > 1) {
@@ -32,19 +45,22 @@ void check_ranks(const std::vector<ShardFile>& found, ShardName expected, uint32
     }
   }
   const uint64_t count = uint64_t{mp} * dp;
-  std::string missing;
+  std::vector<ShardName> missing;
+  std::string listed;
   size_t missing_count = 0;
   for (expected.mp_rank = 0; expected.mp_rank < mp; ++expected.mp_rank) {
     for (expected.dp_rank = 0; expected.dp_rank < dp; ++expected.dp_rank) {
       if (by_rank.contains({expected.mp_rank, expected.dp_rank})) continue;
-      if (++missing_count <= kMaxListed) missing += "\n  " + expected.file_name();
+      if (++missing_count > kMaxListed) continue;
+      listed += "\n  " + expected.file_name();
+      missing.push_back(expected);
     }
   }
-  if (missing_count > kMaxListed) missing += "\n  ...";
-  if (missing_count > 0) {
-    throw InconsistentError({.file = folder.path.string()}, std::to_string(missing_count) + " of " +
-                                                                std::to_string(count) +
-                                                                " files are missing:" + missing);
+  if (missing_count > kMaxListed) listed += "\n  ...";
+  if (missing_count > kMaxListed || (missing_count > 0 && !draft.allow_missing)) {
+    throw InconsistentError({.file = folder.path.string()},
+                            std::to_string(missing_count) + " of " + std::to_string(count) +
+                                " files are missing" + from_roots(folder) + ":" + listed);
   }
   for (const auto& [rank, names] : by_rank) {
     if (rank.first < mp && rank.second < dp) continue;
@@ -53,6 +69,20 @@ void check_ranks(const std::vector<ShardFile>& found, ShardName expected, uint32
                                 std::to_string(count) +
                                 " ranks; perhaps an older checkpoint of the same tag was larger");
   }
+  return missing;
+}
+
+// One of `files` that tells of all.
+Shard open_one(const CheckpointDraft& draft, const std::vector<ShardFile>& files) {
+  const fs::path root = draft.folder.display_root();
+  if (draft.allow_missing) return open_first_readable(draft.inputs, files, root);
+  return std::move(open_shards(draft.inputs, {files.front()}, root).front());
+}
+
+std::vector<Shard> open_all(CheckpointDraft& draft, const std::vector<ShardFile>& files,
+                            const std::vector<ShardName>& missing) {
+  if (draft.allow_missing) return open_with_stand_ins(draft, files, missing);
+  return open_shards(draft.inputs, files, draft.folder.display_root());
 }
 
 // The size of the grid of pipeline stages and tensor-parallel ranks.
@@ -257,22 +287,15 @@ int zero_stage_of(const Fields& fields) {
 
 void open_optim_shards(CheckpointDraft& draft) {
   const std::vector<ShardFile> files = draft.folder.of_kind(ShardName::Kind::optim_states);
-  const fs::path root = draft.folder.path.parent_path();
   // One shard of each kind tells how many there must be; then all that are missing can be named at
   // once, before the others are read.
-  const std::vector<Shard> first = open_shards(draft.inputs, {files.front()}, root);
-  const uint32_t dp = degree_of(first.front());
+  const uint32_t dp = degree_of(open_one(draft, files));
   uint32_t mp = 1;
-  for (const ShardFile& file : draft.folder.shards) {
-    if (file.name.kind != ShardName::Kind::model_states &&
-        file.name.kind != ShardName::Kind::zero_model_states) {
-      continue;
-    }
-    mp = mp_world_size(draft, open_shards(draft.inputs, {file}, root).front());
-    break;
-  }
-  check_ranks(files, files.front().name, mp, dp, draft.folder);
-  draft.optim_shards = open_shards(draft.inputs, files, root);
+  std::vector<ShardFile> models = draft.folder.of_kind(ShardName::Kind::model_states);
+  if (models.empty()) models = draft.folder.of_kind(ShardName::Kind::zero_model_states);
+  if (!models.empty()) mp = mp_world_size(draft, open_one(draft, models));
+  draft.optim_shards =
+      open_all(draft, files, check_ranks(files, files.front().name, mp, dp, draft));
   for (const Shard& shard : draft.optim_shards) {
     if (degree_of(shard) == dp) continue;
     throw InconsistentError(shard.where(keys::kPartitionCount),
@@ -284,17 +307,15 @@ void open_optim_shards(CheckpointDraft& draft) {
 
 void open_model_shards(CheckpointDraft& draft, ShardName::Kind kind) {
   const std::vector<ShardFile> files = draft.folder.of_kind(kind);
-  const fs::path root = draft.folder.path.parent_path();
   const bool every_rank = kind == ShardName::Kind::zero_model_states;
   const uint32_t dp = every_rank ? draft.facts.mesh.dp : 1;
   uint32_t mp = 1;
   if (!draft.optim_shards.empty()) {
     mp = static_cast<uint32_t>(draft.optim_shards.size()) / draft.facts.mesh.dp;
   } else if (!files.empty()) {
-    mp = mp_world_size(draft, open_shards(draft.inputs, {files.front()}, root).front());
+    mp = mp_world_size(draft, open_one(draft, files));
   }
-  check_ranks(files, {.kind = kind}, mp, dp, draft.folder);
-  draft.model_shards = open_shards(draft.inputs, files, root);
+  draft.model_shards = open_all(draft, files, check_ranks(files, {.kind = kind}, mp, dp, draft));
   find_degrees(draft, mp);
 }
 
@@ -311,6 +332,7 @@ void check_same_step(CheckpointDraft& draft, std::string_view state_key) {
   std::vector<Evidence> expected;
   bool has_steps = false;
   for (const Shard& shard : draft.optim_shards) {
+    if (shard.lost) continue;
     std::vector<Evidence> found = evidence(shard, state_key);
     const auto differ = [&](const std::string& name, const std::string& how) {
       throw InconsistentError(shard.where(name), how + " in " + reference->display +

@@ -32,7 +32,8 @@ std::vector<int64_t> partition_counts(const Fields& optimizer);
 // data-parallel rank, and checks that they are those of all ranks: as many data-parallel ones as
 // the largest partition_count says, as many of model parallelism as mp_world_size. Sets
 // facts.mesh.dp. Throws InconsistentError that lists every missing file, or names those that are
-// too many.
+// too many. With draft.allow_missing, those that are missing or cannot be read have stand-ins
+// (salvage.h).
 void open_optim_shards(CheckpointDraft& draft);
 
 // The same for the model-states files: one for each mp rank, or, of kind zero_model_states (stage

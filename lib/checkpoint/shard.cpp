@@ -89,18 +89,26 @@ bool same(const Value& a, const Value& b, int depth, int& left_over) {
 }  // namespace
 
 std::vector<Shard> open_shards(InputFiles& inputs, const std::vector<ShardFile>& files,
-                               const std::filesystem::path& root) {
-  std::vector<FileId> ids;
-  for (const ShardFile& file : files) ids.push_back(inputs.add(file.path, root));
-
+                               const std::filesystem::path& root,
+                               std::vector<UnreadableShard>* unreadable) {
   std::vector<std::optional<Shard>> opened(files.size());
   std::vector<std::exception_ptr> failures(files.size());
+  std::vector<FileId> ids(files.size());
+  for (size_t i = 0; i < files.size(); ++i) {
+    try {
+      ids[i] = inputs.add(files[i].path, root);
+    } catch (const Error&) {
+      failures[i] = std::current_exception();
+      if (unreadable == nullptr) throw;
+    }
+  }
   tbb::parallel_for(size_t{0}, files.size(), [&](size_t i) {
+    if (failures[i]) return;
     try {
       const std::string& display = inputs[ids[i]].display();
       in_context({.file = display}, [&] {
         opened[i] =
-            Shard{files[i].name, files[i].path, display, TorchArchive::open(inputs, ids[i])};
+            Shard{files[i].name, files[i].path, display, TorchArchive::open(inputs, ids[i]), false};
         check_saved_name(*opened[i]);
       });
     } catch (...) {
@@ -110,8 +118,16 @@ std::vector<Shard> open_shards(InputFiles& inputs, const std::vector<ShardFile>&
 
   std::vector<Shard> shards;
   for (size_t i = 0; i < files.size(); ++i) {
-    if (failures[i]) std::rethrow_exception(failures[i]);
-    shards.push_back(std::move(*opened[i]));
+    if (!failures[i]) {
+      shards.push_back(std::move(*opened[i]));
+      continue;
+    }
+    try {
+      std::rethrow_exception(failures[i]);
+    } catch (const Error& error) {
+      if (unreadable == nullptr || error.kind() == ErrorKind::interrupted) throw;
+      unreadable->push_back({files[i], error.message()});
+    }
   }
   return shards;
 }

@@ -22,17 +22,27 @@ struct Shard {
   std::filesystem::path path;
   std::string display;  // the file, for messages
   TorchArchive archive;
+  // Whether this file is lost, and `archive` is another rank's in its place (salvage.h).
+  bool lost = false;
 
   Where where(std::string_view member = {}) const {
     return {.file = display, .member = std::string(member)};
   }
 };
 
+// A file that could not be opened.
+struct UnreadableShard {
+  ShardFile file;
+  std::string why;
+};
+
 // Opens `files`, several at a time; the result is in their order. Names are shown relative to
 // `root`. A zip remembers the name it was saved under: InconsistentError for a file that carries
-// the name of another rank. If several files are bad, the error is that of the first in order.
+// the name of another rank. If several files are bad, the error is that of the first in order; with
+// `unreadable` there is none: bad files go there.
 std::vector<Shard> open_shards(InputFiles& inputs, const std::vector<ShardFile>& files,
-                               const std::filesystem::path& root);
+                               const std::filesystem::path& root,
+                               std::vector<UnreadableShard>* unreadable = nullptr);
 
 // Fields of a shard. `path` is what messages call the mapping ("optimizer_state_dict"); "" at the
 // top. A field of the wrong kind is a CorruptError that names file and field.

@@ -1,11 +1,14 @@
 #include "checkpoint/tag_folder.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <system_error>
 #include <tuple>
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "format/zip.h"
 #include "io/input_file.h"
 
 namespace dsckpt {
@@ -26,6 +29,15 @@ std::vector<fs::directory_entry> list(const fs::path& folder) {
   return entries;
 }
 
+void sort_shards(std::vector<ShardFile>& shards) {
+  const auto order = [](const ShardFile& shard) {
+    return std::tuple(shard.name.kind, shard.name.mp_rank, shard.name.dp_rank,
+                      shard.path.filename());
+  };
+  std::sort(shards.begin(), shards.end(),
+            [&](const ShardFile& a, const ShardFile& b) { return order(a) < order(b); });
+}
+
 std::vector<ShardFile> list_shards(const fs::path& folder) {
   std::vector<ShardFile> shards;
   for (const fs::directory_entry& entry : list(folder)) {
@@ -33,10 +45,7 @@ std::vector<ShardFile> list_shards(const fs::path& folder) {
       shards.push_back({*name, entry.path()});
     }
   }
-  std::sort(shards.begin(), shards.end(), [](const ShardFile& a, const ShardFile& b) {
-    return std::tie(a.name.kind, a.name.mp_rank, a.name.dp_rank, a.path) <
-           std::tie(b.name.kind, b.name.mp_rank, b.name.dp_rank, b.path);
-  });
+  sort_shards(shards);
   return shards;
 }
 
@@ -83,7 +92,101 @@ fs::path with_name(const fs::path& path) {
   return named.has_filename() ? named : named.parent_path();
 }
 
+std::optional<fs::path> latest_in(const fs::path& folder) {
+  std::error_code failed;
+  for (const char* name : {"latest", "latest_universal"}) {
+    if (fs::exists(folder / name, failed)) return folder / name;
+  }
+  return std::nullopt;
+}
+
+// The records of a zip with their CRC32s; nullopt for what is no zip with checksums.
+std::optional<std::vector<std::tuple<std::string, uint64_t, uint32_t>>> checksums(
+    const InputFile& file) {
+  if (!ZipReader::probe(file)) return std::nullopt;
+  const ZipReader zip = ZipReader::open(file, 0);
+  if (!zip.has_checksums()) return std::nullopt;
+  std::vector<std::tuple<std::string, uint64_t, uint32_t>> found;
+  for (const ZipEntry& entry : zip.entries()) {
+    found.emplace_back(entry.name, entry.size, entry.crc32);
+  }
+  return found;
+}
+
+bool same_bytes(const InputFile& a, const InputFile& b) {
+  constexpr uint64_t kBlock = 1 << 20;
+  for (uint64_t at = 0; at < a.size(); at += kBlock) {
+    const uint64_t size = std::min(kBlock, a.size() - at);
+    if (a.read(at, size) != b.read(at, size)) return false;
+  }
+  return true;
+}
+
+bool are_copies(const fs::path& path_a, const fs::path& path_b) {
+  const InputFile a(path_a);
+  const InputFile b(path_b);
+  if (a.size() != b.size()) return false;
+  const auto records_a = checksums(a);
+  const auto records_b = checksums(b);
+  return records_a && records_b ? *records_a == *records_b : same_bytes(a, b);
+}
+
+// The tag's folder in another root.
+fs::path find_in_root(const fs::path& root, const std::string& tag, bool tag_was_given) {
+  std::error_code failed;
+  if (!fs::is_directory(root, failed))
+    throw UsageError(root.string() + ": there is no such folder");
+  const auto latest = latest_in(root);
+  if (!tag_was_given && latest) {
+    if (const std::string named = read_latest(*latest); named != tag) {
+      throw std::move(
+          InconsistentError({.file = latest->string()},
+                            "names the tag '" + named + "', in the first root it is '" + tag + "'"))
+          .with_hint("--tag says which one to read");
+    }
+  }
+  if (fs::is_directory(root / tag, failed)) return with_name(root / tag);
+  if (has_shards(root)) return with_name(root);
+  throw InconsistentError({.file = root.string()},
+                          "has no folder of the tag '" + tag + "'" + whats_there(root));
+}
+
+void add_root(TagFolder& folder, const fs::path& other) {
+  std::error_code failed;
+  const auto is_other = [&](const fs::path& known) { return fs::equivalent(known, other, failed); };
+  if (is_other(folder.path) ||
+      std::any_of(folder.other_roots.begin(), folder.other_roots.end(), is_other)) {
+    throw UsageError(other.string() + ": is given twice");
+  }
+  folder.other_roots.push_back(other);
+  const std::vector<ShardFile> shards = list_shards(other);
+  if (shards.empty()) {
+    throw InconsistentError({.file = other.string()},
+                            "holds no DeepSpeed shards" + whats_there(other));
+  }
+  std::map<std::string, fs::path> known;
+  for (const ShardFile& shard : folder.shards) known.emplace(shard.path.filename(), shard.path);
+  for (const ShardFile& shard : shards) {
+    const auto found = known.find(shard.path.filename());
+    if (found == known.end()) {
+      folder.shards.push_back(shard);
+    } else if (!are_copies(found->second, shard.path)) {
+      throw InconsistentError({.file = shard.path.string()},
+                              "is not the same as " + found->second.string() +
+                                  ": two files of one rank, perhaps of two saves");
+    }
+  }
+}
+
 }  // namespace
+
+fs::path TagFolder::display_root() const {
+  return other_roots.empty() ? path.parent_path() : fs::path();
+}
+
+std::string TagFolder::display(const fs::path& file) const {
+  return other_roots.empty() ? file.lexically_relative(display_root()).string() : file.string();
+}
 
 std::vector<ShardFile> TagFolder::of_kind(ShardName::Kind kind) const {
   std::vector<ShardFile> out;
@@ -102,7 +205,14 @@ bool has_shards(const fs::path& folder) {
   return false;
 }
 
-TagFolder find_tag_folder(const fs::path& given, const std::string& tag) {
+void refuse_other_roots(const TagFolder& universal) {
+  if (universal.other_roots.empty()) return;
+  throw UnsupportedError({.file = universal.path.string()},
+                         "is a universal checkpoint, which is one folder: it has no other roots");
+}
+
+TagFolder find_tag_folder(const fs::path& given, const std::string& tag,
+                          const std::vector<fs::path>& roots) {
   std::error_code failed;
   const fs::file_status status = fs::status(given, failed);
   if (status.type() == fs::file_type::not_found) {
@@ -114,17 +224,16 @@ TagFolder find_tag_folder(const fs::path& given, const std::string& tag) {
     throw InconsistentError({.file = path.string()}, "is a file; a checkpoint is a folder");
   }
 
-  fs::path latest = path / "latest";
-  if (!fs::exists(latest, failed)) latest = path / "latest_universal";
+  const std::optional<fs::path> latest = latest_in(path);
   TagFolder folder;
   if (!tag.empty()) {
     folder = {path / tag, tag, {}};
-  } else if (fs::exists(latest, failed)) {
-    const std::string named = read_latest(latest);
+  } else if (latest) {
+    const std::string named = read_latest(*latest);
     folder = {path / named, named, {}};
     if (!fs::is_directory(folder.path, failed)) {
       throw InconsistentError(
-          {.file = latest.string()},
+          {.file = latest->string()},
           "names the tag '" + named + "', which is not there" + whats_there(path));
     }
   } else {
@@ -142,6 +251,10 @@ TagFolder find_tag_folder(const fs::path& given, const std::string& tag) {
                                       "holds no DeepSpeed shards" + whats_there(folder.path)))
         .with_hint("give the folder that has the file `latest`, or --tag");
   }
+  for (const fs::path& root : roots) {
+    add_root(folder, find_in_root(root, folder.tag, !tag.empty()));
+  }
+  sort_shards(folder.shards);
   return folder;
 }
 

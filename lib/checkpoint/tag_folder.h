@@ -19,7 +19,14 @@ struct TagFolder {
   std::string tag;
   // Sorted by kind, mp rank, dp rank; files that are not shards are left out.
   std::vector<ShardFile> shards;
+  // Further folders of the same tag, on other disks, whose shards are listed too.
+  std::vector<std::filesystem::path> other_roots = {};
 
+  // What messages name files relative to: the folder above `path`. Nothing, so that paths stay
+  // whole, if there are other roots.
+  std::filesystem::path display_root() const;
+  // What messages call a file of it.
+  std::string display(const std::filesystem::path& file) const;
   // Those of one kind, in that order.
   std::vector<ShardFile> of_kind(ShardName::Kind kind) const;
   bool has(ShardName::Kind kind) const { return !of_kind(kind).empty(); }
@@ -32,6 +39,16 @@ bool has_shards(const std::filesystem::path& folder);
 // `latest`, or else `latest_universal`; else a folder that holds shards itself. zero_to_fp32.py
 // get_fp32_state_dict_from_zero_checkpoint. Throws IoError or InconsistentError that says what is
 // there instead.
-TagFolder find_tag_folder(const std::filesystem::path& path, const std::string& tag);
+//
+// `roots` are further folders, each with the same tag's folder in it or such a folder itself: what
+// every node kept on a disk of its own (checkpoint.use_node_local_storage). A file that is in
+// several of them counts once if the copies are equal (names, sizes and CRC32s of all records);
+// InconsistentError that names both if they are not, for another tag in `latest`, and UsageError
+// for a folder that is given twice.
+TagFolder find_tag_folder(const std::filesystem::path& path, const std::string& tag,
+                          const std::vector<std::filesystem::path>& roots = {});
+
+// For universal checkpoints: throws UnsupportedError if there are other roots.
+void refuse_other_roots(const TagFolder& universal);
 
 }  // namespace dsckpt

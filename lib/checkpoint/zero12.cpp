@@ -17,6 +17,7 @@
 #include "checkpoint/layout.h"
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
+#include "checkpoint/salvage.h"
 #include "checkpoint/zero_world.h"
 #include "format/zero_layout.h"
 
@@ -218,10 +219,17 @@ class WorldReader {
     });
     for (const Slice& slice : group.slices) check_module_shape(slice);
 
-    const std::vector<Partition> partitions = partitions_of(g, ranks);
+    std::vector<Partition> partitions = partitions_of(g, ranks);
     const uint64_t length = partition_length(g, group, partitions);
     for (size_t rank = 0; rank < partitions.size(); ++rank) {
-      check_partition(g, group, partitions, rank, length);
+      Partition& partition = partitions[rank];
+      if (partition.shard->lost) {
+        partition.length = real_length(group, length, rank);
+        partition.masters =
+            lost_elements(*partition.shard, partition.masters.dtype(), partition.length);
+      } else {
+        check_partition(g, group, partitions, rank, length);
+      }
     }
 
     std::vector<TensorSource> parts;
@@ -256,17 +264,22 @@ class WorldReader {
   void add_states(size_t g, const FlatGroup& group, const std::vector<Partition>& partitions,
                   const std::vector<const Shard*>& ranks, uint64_t length,
                   std::span<OwnedParam> params) {
-    const FlatStates all = flat_states(ranks, keys::kBaseOptimizerState, g);
+    FlatStates all = flat_states(ranks, keys::kBaseOptimizerState, g);
     for (OwnedParam& param : params) {
       param.step = all.step;
       param.others = all.others;
     }
-    for (const FlatStates::State& state : all.states) {
+    for (FlatStates::State& state : all.states) {
       if (state.key == keys::kMomentumBuffer && is_muon_group(g)) {
         add_whole_momenta(g, group, state, ranks, length, params);
         continue;
       }
       for (size_t rank = 0; rank < ranks.size(); ++rank) {
+        if (ranks[rank]->lost) {
+          state.pieces[rank] =
+              lost_elements(*ranks[rank], state.pieces[rank].dtype(), partitions[rank].length);
+          continue;
+        }
         const auto count = static_cast<uint64_t>(state.pieces[rank].numel());
         // Elastic files cut the padding off the states too.
         if (count == length || count == partitions[rank].length) continue;
@@ -290,6 +303,7 @@ class WorldReader {
                          std::span<OwnedParam> params) const {
     std::vector<std::vector<TensorSource>> copies(params.size());
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      if (ranks[rank]->lost) continue;
       const uint64_t begin = rank * length;
       const uint64_t end = begin + length;
       const Where where =
@@ -380,9 +394,15 @@ class WorldReader {
   // padding only if all other ranks are nothing but padding, so it tells.
   uint64_t partition_length(size_t g, const FlatGroup& group,
                             const std::vector<Partition>& partitions) const {
+    // stage_1_and_2.py: nccl_start_alignment_factor = 2.
+    const uint64_t alignment = 2 * partitions.size();
     const Partition& first = partitions.front();
     uint64_t length = first.length;
-    if (!padding_kept_) length = checked_add(length, saved_padding(*first.shard, g).value_or(0));
+    if (first.shard->lost) {
+      length = round_up(group.used, alignment) / partitions.size();
+    } else if (!padding_kept_) {
+      length = checked_add(length, saved_padding(*first.shard, g).value_or(0));
+    }
     const uint64_t total = checked_mul(length, partitions.size());
     if (group.used > total) {
       const std::string name = name_at(group, total);
@@ -392,8 +412,6 @@ class WorldReader {
               std::to_string(length) + " elements; the parameters need " +
               std::to_string(group.used));
     }
-    // stage_1_and_2.py: nccl_start_alignment_factor = 2.
-    const uint64_t alignment = 2 * partitions.size();
     if (total - group.used >= alignment) {
       throw InconsistentError({.file = first.shard->display,
                                .member = member_of(g),
@@ -407,11 +425,17 @@ class WorldReader {
     return length;
   }
 
+  // Elements of `rank` that are no padding.
+  static uint64_t real_length(const FlatGroup& group, uint64_t length, size_t rank) {
+    const uint64_t begin = rank * length;
+    return std::clamp(group.used, begin, begin + length) - begin;
+  }
+
   void check_partition(size_t g, const FlatGroup& group, const std::vector<Partition>& partitions,
                        size_t rank, uint64_t length) {
     const Partition& partition = partitions[rank];
     const uint64_t begin = rank * length;
-    const uint64_t real = std::clamp(group.used, begin, begin + length) - begin;
+    const uint64_t real = real_length(group, length, rank);
     const uint64_t total = length * partitions.size();
     const uint64_t tail = total - group.used;
     const bool last = rank + 1 == partitions.size();

@@ -88,6 +88,7 @@ class WorldReader {
         groups_(models.front()->param_shapes),
         optimizer_states_(optimizer_states) {
     for (const Shard* shard : optim) shares_.push_back(shares_of(*shard));
+    refuse_lost_experts();
   }
 
   std::vector<OwnedParam> read() {
@@ -119,6 +120,18 @@ class WorldReader {
   }
 
  private:
+  // Only a rank's own files say which experts it has.
+  void refuse_lost_experts() const {
+    if (shares_.front().empty()) return;
+    for (size_t rank = 0; rank < optim_.size(); ++rank) {
+      for (const Shard* shard : {optim_[rank], &models_[rank]->shard()}) {
+        if (!shard->lost) continue;
+        throw UnsupportedError(shard->where(),
+                               "is lost, and no other file tells which experts the rank had");
+      }
+    }
+  }
+
   std::vector<size_t> all_ranks() const {
     std::vector<size_t> ranks(optim_.size());
     std::iota(ranks.begin(), ranks.end(), size_t{0});
@@ -404,7 +417,10 @@ void read(CheckpointDraft& draft) {
     const std::vector<const Shard*> optim =
         optim_shards_of(draft, ranks.front()->shard().name.mp_rank);
     WorldReader reader(ranks, optim, draft.optimizer_states);
-    worlds.push_back({ranks.front(), reader.read(), cut_frozen(ranks)});
+    // Buffers are whole in every rank's file.
+    const auto readable = std::find_if(
+        ranks.begin(), ranks.end(), [](const ModelStates* model) { return !model->shard().lost; });
+    worlds.push_back({*readable, reader.read(), cut_frozen(ranks)});
   }
   draft.wrapper_state = {&first.archive, first.archive.root().at(keys::kOptimizerStateDict)};
   if (draft.optimizer_states && worlds.size() == 1) {

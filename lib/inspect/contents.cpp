@@ -15,9 +15,14 @@ bool holds_only_weights(const fs::path& path, const std::string& tag) {
          !fs::exists(path / "latest_universal", failed) && !has_shards(path);
 }
 
+UsageError no_roots_of_weights(const fs::path& path) {
+  return UsageError(path.string() + ": is no checkpoint, so there are no other roots");
+}
+
 Contents Contents::open(InputFiles& inputs, const fs::path& path, const ContentsOptions& options) {
   Contents contents;
   if (holds_only_weights(path, options.tag)) {
+    if (!options.roots.empty()) throw no_roots_of_weights(path);
     contents.weights_ = std::make_unique<Weights>(Weights::open(inputs, path));
     bool torch = false;
     bool safetensors = false;
@@ -32,8 +37,9 @@ Contents Contents::open(InputFiles& inputs, const fs::path& path, const Contents
     return contents;
   }
 
-  contents.checkpoint_ = std::make_unique<Checkpoint>(
-      Checkpoint::open(inputs, path, {.tag = options.tag, .optimizer_states = options.states}));
+  contents.checkpoint_ = std::make_unique<Checkpoint>(Checkpoint::open(
+      inputs, path,
+      {.tag = options.tag, .roots = options.roots, .optimizer_states = options.states}));
   const Checkpoint& checkpoint = *contents.checkpoint_;
   contents.form_ = checkpoint.facts().layout;
   for (const auto* files : {&checkpoint.model_files(), &checkpoint.optim_files(),

@@ -33,11 +33,15 @@ struct NamedTensor {
 struct ContentsOptions {
   std::string tag;      // as OpenOptions::tag
   bool states = false;  // the optimizer's states too
+  std::vector<std::filesystem::path> roots = {};  // as OpenOptions::roots
 };
 
 // True of a file, and of a folder of weights that is no checkpoint too: people keep the model's own
 // files beside one.
 bool holds_only_weights(const std::filesystem::path& path, const std::string& tag);
+
+// For --root with such a path.
+UsageError no_roots_of_weights(const std::filesystem::path& path);
 
 // A path, opened: a checkpoint in any layout there is a reader for, a file of tensors, or a folder
 // of weights. Immutable; any thread. The InputFiles table must outlive it.

@@ -107,16 +107,20 @@ void list_other_files(const Contents& contents, Summary& summary) {
   for (const CheckpointFile& file : contents.archives()) {
     read.insert(file.path.lexically_normal().string());
   }
-  const fs::path& folder = contents.checkpoint()->tag_folder();
-  std::error_code failed;
-  fs::recursive_directory_iterator it(folder, failed);
-  for (const fs::recursive_directory_iterator end; !failed && it != end; it.increment(failed)) {
-    std::error_code ignored;
-    if (!it->is_regular_file(ignored)) continue;
-    if (read.contains(it->path().lexically_normal().string())) continue;
-    const uint64_t size = it->file_size(ignored);
-    summary.other_files.emplace_back(it->path().lexically_relative(folder).string(),
-                                     ignored ? 0 : size);
+  std::vector<fs::path> folders = contents.checkpoint()->other_roots();
+  folders.push_back(contents.checkpoint()->tag_folder());
+  for (const fs::path& folder : folders) {
+    std::error_code failed;
+    fs::recursive_directory_iterator it(folder, failed);
+    for (const fs::recursive_directory_iterator end; !failed && it != end; it.increment(failed)) {
+      std::error_code ignored;
+      if (!it->is_regular_file(ignored)) continue;
+      if (read.contains(it->path().lexically_normal().string())) continue;
+      const uint64_t size = it->file_size(ignored);
+      const fs::path shown =
+          folders.size() == 1 ? it->path().lexically_relative(folder) : it->path();
+      summary.other_files.emplace_back(shown.string(), ignored ? 0 : size);
+    }
   }
   std::sort(summary.other_files.begin(), summary.other_files.end());
 }

@@ -86,7 +86,7 @@ std::optional<std::string> only_tag(const fs::path& path) {
 // False if there is nothing to look at but a `latest` that is wrong.
 bool find_folder(Verification& v, const fs::path& path) {
   try {
-    v.folder = find_tag_folder(path, v.options.tag);
+    v.folder = find_tag_folder(path, v.options.tag, v.options.roots);
     return true;
   } catch (const Error& error) {
     // A universal checkpoint whose model's file is missing.
@@ -103,7 +103,7 @@ bool find_folder(Verification& v, const fs::path& path) {
   }
   const auto tag = only_tag(path);
   if (!tag) return false;
-  v.folder = find_tag_folder(path, *tag);
+  v.folder = find_tag_folder(path, *tag, v.options.roots);
   return true;
 }
 
@@ -158,12 +158,14 @@ unsigned find_files(Verification& v, const fs::path& path) {
   if (!fs::exists(path, failed)) throw UsageError(path.string() + ": there is no such file");
   v.report.folder = path;
   if (!fs::is_directory(path, failed)) {
+    if (!v.options.roots.empty()) throw no_roots_of_weights(path);
     v.report.form = "file";
     v.report.folder = path.parent_path();
     add_file(v, path, std::nullopt);
     return kWeights;
   }
   if (holds_only_weights(path, v.options.tag)) {
+    if (!v.options.roots.empty()) throw no_roots_of_weights(path);
     v.report.form = "weights";
     add_weights_files(v, path);
     return kWeights;
@@ -176,6 +178,7 @@ unsigned find_files(Verification& v, const fs::path& path) {
       !fs::is_directory(v.folder.path / "zero", failed)) {
     return kZero;
   }
+  refuse_other_roots(v.folder);
   v.report.form = "universal";
   add_universal_files(v);
   return kUniversal;

@@ -25,11 +25,11 @@ void open_file(Verification& v, CheckedFile& file) {
   }
   if (ZipReader::probe(input)) file.zip = ZipReader::open(input, file.id);
   const ShardName name = file.name.value_or(ShardName{.kind = ShardName::Kind::universal});
-  file.shard = Shard{name, file.path, file.display, TorchArchive::open(v.inputs, file.id)};
+  file.shard = Shard{name, file.path, file.display, TorchArchive::open(v.inputs, file.id), false};
 }
 
 std::filesystem::path root_of(const Verification& v) {
-  return v.report.form == "zero" || v.report.form == "universal" ? v.report.folder.parent_path()
+  return v.report.form == "zero" || v.report.form == "universal" ? v.folder.display_root()
                                                                  : v.report.folder;
 }
 
@@ -188,7 +188,8 @@ Finding finding_of(const CheckedFile& file, const FoundTensor& found, const Erro
 
 void open_files(Verification& v) {
   for (CheckedFile& file : v.files) {
-    file.display = file.path.lexically_relative(root_of(v)).string();
+    const std::filesystem::path relative = file.path.lexically_relative(root_of(v));
+    file.display = (relative.empty() ? file.path : relative).string();
     try {
       file.id = v.inputs.add(file.path, root_of(v));
       file.display = v.inputs[file.id].display();

@@ -204,9 +204,7 @@ class Grid {
   void report_missing(const ShardName& name) {
     v_.add({.check = Check::missing,
             .message = "is not there: the checkpoint is of " + counted(mp_ * dp_, "rank"),
-            .file =
-                (v_.folder.path.lexically_relative(v_.folder.path.parent_path()) / name.file_name())
-                    .string(),
+            .file = v_.folder.display(v_.folder.path / name.file_name()),
             .rank = FindingRank{name.dp_rank, name.mp_rank}});
   }
 

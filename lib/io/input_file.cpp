@@ -157,10 +157,14 @@ FileId InputFiles::add(const fs::path& path, const fs::path& root) {
     const fs::path relative = path.lexically_relative(root);
     if (!relative.empty() && *relative.begin() != "..") display = relative.string();
   }
-  const auto id = static_cast<FileId>(files_.size());
-  files_.push_back(std::make_unique<InputFile>(path, std::move(display)));
+  const FileId id = add_again(path, std::move(display));
   ids_.emplace(path.native(), id);
   return id;
+}
+
+FileId InputFiles::add_again(const fs::path& path, std::string display) {
+  files_.push_back(std::make_unique<InputFile>(path, std::move(display)));
+  return static_cast<FileId>(files_.size() - 1);
 }
 
 }  // namespace dsckpt

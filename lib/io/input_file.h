@@ -50,6 +50,9 @@ class InputFiles {
   // when it lies inside it.
   FileId add(const std::filesystem::path& path, const std::filesystem::path& root = {});
 
+  // Opens `path` once more, always with an id of its own, and calls it `display`.
+  FileId add_again(const std::filesystem::path& path, std::string display);
+
   const InputFile& operator[](FileId id) const { return *files_[id]; }
   size_t size() const { return files_.size(); }
 

@@ -106,14 +106,19 @@ WeightsSplit split_weights(const WeightsFormat& format, std::vector<OutputTensor
 }
 
 void lay_out_weights(PlanBuilder& plan, const WeightsFormat& format, const WeightsSplit& split) {
+  for (const WeightsSplit::File& file : split.files) format.lay_out(plan, file.path, file.tensors);
+  lay_out_index(plan, format, split);
+}
+
+void lay_out_index(PlanBuilder& plan, const WeightsFormat& format, const WeightsSplit& split) {
+  if (split.files.size() < 2) return;
   nlohmann::json weight_map = nlohmann::json::object();
   for (const WeightsSplit::File& file : split.files) {
-    format.lay_out(plan, file.path, file.tensors);
+    const std::string name = file.path.substr(file.path.rfind('/') + 1);
     for (const OutputTensor& tensor : file.tensors) {
-      if (tensor.alias_of.empty() || format.shares_storage) weight_map[tensor.name] = file.path;
+      if (tensor.alias_of.empty() || format.shares_storage) weight_map[tensor.name] = name;
     }
   }
-  if (split.files.size() < 2) return;
   // The bytes of json.dumps(index, indent=2, sort_keys=True) + "\n".
   const nlohmann::json index = {{"metadata", {{"total_size", split.total_size}}},
                                 {"weight_map", std::move(weight_map)}};

@@ -60,6 +60,8 @@ WeightsSplit split_weights(const WeightsFormat& format, std::vector<OutputTensor
 
 // Lays out all files, and the index last if there are several.
 void lay_out_weights(PlanBuilder& plan, const WeightsFormat& format, const WeightsSplit& split);
+// The index alone, if there are several files. It names them relative to its own folder.
+void lay_out_index(PlanBuilder& plan, const WeightsFormat& format, const WeightsSplit& split);
 
 // Whether `file_name` is a name that files of weights, of any format, or their indexes have.
 bool is_weights_file(std::string_view file_name);

@@ -1,7 +1,9 @@
 #include "plan/tensor_source.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -414,6 +416,51 @@ TensorSource TensorSource::to(DType dtype) const {
   holds.cast = true;
   return TensorSource(
       std::make_shared<const Node>(Node{dtype, shape(), numel(), holds, Node::Cast{*this}}));
+}
+
+std::vector<FileId> TensorSource::files() const {
+  std::set<FileId> files;
+  lower([&](const SourceRun& run) {
+    if (run.combine == Combine::zeros) return;
+    files.insert(run.file);
+    for (const Operand& operand : run.more) files.insert(operand.in);
+  });
+  return {files.begin(), files.end()};
+}
+
+TensorSource TensorSource::without_copies_in(const std::vector<FileId>& files) const {
+  if (!node_->holds.combined) return *this;
+  const auto without = [&](const std::vector<TensorSource>& parts) {
+    std::vector<TensorSource> out;
+    for (const TensorSource& part : parts) out.push_back(part.without_copies_in(files));
+    return out;
+  };
+  const auto is_whole = [&](const TensorSource& part) {
+    const std::vector<FileId> its = part.files();
+    return std::none_of(its.begin(), its.end(), [&](FileId file) {
+      return std::find(files.begin(), files.end(), file) != files.end();
+    });
+  };
+  return std::visit(
+      Overloaded{
+          [&](const Node::Stored&) { return *this; }, [&](const Node::Zeros&) { return *this; },
+          [&](const Node::Cat& cat) {
+            return TensorSource::cat(static_cast<int64_t>(cat.dim), without(cat.parts));
+          },
+          [&](const Node::Narrow& narrow) {
+            return narrow.child.without_copies_in(files).narrow(static_cast<int64_t>(narrow.dim),
+                                                                narrow.start, shape()[narrow.dim]);
+          },
+          [&](const Node::View& view) { return view.child.without_copies_in(files).view(shape()); },
+          [&](const Node::Cast& cast) { return cast.child.without_copies_in(files).to(dtype()); },
+          [&](const Node::Combined& combined) {
+            if (combined.how != Combine::same) return *this;
+            std::vector<TensorSource> whole;
+            std::copy_if(combined.parts.begin(), combined.parts.end(), std::back_inserter(whole),
+                         is_whole);
+            return whole.empty() ? *this : TensorSource::same(std::move(whole), combined.what);
+          }},
+      node_->what);
 }
 
 DType TensorSource::dtype() const {

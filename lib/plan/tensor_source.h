@@ -103,6 +103,12 @@ class TensorSource {
   // torch.to(dtype), rounding to nearest even.
   TensorSource to(DType dtype) const;
 
+  // The files that its elements lie in, all copies of them, rising.
+  std::vector<FileId> files() const;
+  // The same tensor; of copies that must be same(), those with elements in `files` are left out
+  // where another has none there.
+  TensorSource without_copies_in(const std::vector<FileId>& files) const;
+
   DType dtype() const;
   const Shape& shape() const;
   int64_t numel() const;

@@ -1,0 +1,103 @@
+#include "checkpoint/salvage.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/error.h"
+
+namespace dsckpt {
+namespace {
+
+Shard stand_in(CheckpointDraft& draft, ShardName name, const Shard& other, std::string why) {
+  const std::filesystem::path path = draft.folder.path / name.file_name();
+  const std::string display = draft.folder.display(path);
+  const FileId id = draft.inputs.add_again(other.path, display);
+  draft.lost_files.push_back({name, display, std::move(why)});
+  draft.lost_ids.push_back(id);
+  return {name, path, display, TorchArchive::open(draft.inputs, id), true};
+}
+
+std::set<size_t> lost_in(const CheckpointDraft& draft, const TensorSource& source) {
+  std::set<size_t> lost;
+  for (const FileId file : source.files()) {
+    const auto found = std::find(draft.lost_ids.begin(), draft.lost_ids.end(), file);
+    if (found != draft.lost_ids.end()) {
+      lost.insert(static_cast<size_t>(found - draft.lost_ids.begin()));
+    }
+  }
+  return lost;
+}
+
+// The lost files that the parameter and its states have elements in.
+std::set<size_t> lost_of(const CheckpointDraft& draft, const Param& param) {
+  std::set<size_t> lost = lost_in(draft, param.weight);
+  for (const ParamState& state : param.states) lost.merge(lost_in(draft, state.value));
+  return lost;
+}
+
+}  // namespace
+
+std::vector<Shard> open_with_stand_ins(CheckpointDraft& draft, const std::vector<ShardFile>& found,
+                                       const std::vector<ShardName>& missing) {
+  std::vector<UnreadableShard> unreadable;
+  std::vector<Shard> shards =
+      open_shards(draft.inputs, found, draft.folder.display_root(), &unreadable);
+  for (const ShardName& name : missing) unreadable.push_back({{name, {}}, "is missing"});
+  const size_t readable = shards.size();
+  shards.reserve(readable + unreadable.size());
+  for (UnreadableShard& lost : unreadable) {
+    const ShardName& name = lost.file.name;
+    const auto other =
+        std::find_if(shards.begin(), shards.begin() + static_cast<std::ptrdiff_t>(readable),
+                     [&](const Shard& shard) { return shard.name.mp_rank == name.mp_rank; });
+    if (other == shards.begin() + static_cast<std::ptrdiff_t>(readable)) {
+      throw InconsistentError({.file = draft.folder.display(draft.folder.path / name.file_name())},
+                              lost.why + ", and no other file is left that tells what it held");
+    }
+    shards.push_back(stand_in(draft, name, *other, std::move(lost.why)));
+  }
+  std::sort(shards.begin(), shards.end(), [](const Shard& a, const Shard& b) {
+    return std::tie(a.name.mp_rank, a.name.dp_rank) < std::tie(b.name.mp_rank, b.name.dp_rank);
+  });
+  return shards;
+}
+
+Shard open_first_readable(InputFiles& inputs, const std::vector<ShardFile>& files,
+                          const std::filesystem::path& root) {
+  for (const ShardFile& file : files) {
+    std::vector<UnreadableShard> unreadable;
+    std::vector<Shard> opened = open_shards(inputs, {file}, root, &unreadable);
+    if (!opened.empty()) return std::move(opened.front());
+  }
+  return std::move(open_shards(inputs, {files.front()}, root).front());
+}
+
+TensorSource lost_elements(const Shard& lost, DType dtype, uint64_t count) {
+  return TensorSource::stored({lost.archive.file(), 0, checked_mul(count, size_of(dtype))}, dtype,
+                              {static_cast<int64_t>(count)});
+}
+
+void drop_incomplete(CheckpointDraft& draft) {
+  if (draft.lost_ids.empty()) return;
+  std::vector<Param> complete;
+  for (Param& param : draft.params) {
+    param.weight = param.weight.without_copies_in(draft.lost_ids);
+    for (ParamState& state : param.states) {
+      state.value = state.value.without_copies_in(draft.lost_ids);
+    }
+    const std::set<size_t> lost = lost_of(draft, param);
+    if (lost.empty()) {
+      complete.push_back(std::move(param));
+    } else {
+      draft.incomplete.push_back(
+          {param.name, param.kind, param.weight.shape(), {lost.begin(), lost.end()}});
+    }
+  }
+  draft.params = std::move(complete);
+}
+
+}  // namespace dsckpt

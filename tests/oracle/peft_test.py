@@ -1,0 +1,107 @@
+"""zero-to-fp32 --peft against peft itself: the same tensors, and a model that loads them answers as the live one did."""
+import json
+import os
+import pathlib
+import re
+import shutil
+
+import common
+import torch
+from common import OracleTest, run_tool
+from safetensors.torch import load_file
+
+
+def cases():
+    root = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "peft"
+    return [folder for folder in sorted(root.iterdir()) if folder.is_dir()]
+
+
+def logits_with(case, adapter):
+    import peft
+    import transformers
+    base = transformers.LlamaForCausalLM.from_pretrained(case / "base", dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(base, adapter).eval()
+    with torch.no_grad():
+        return model(input_ids=load_file(case / "expected" / "logits.safetensors")["tokens"]).logits
+
+
+class PeftTest(OracleTest):
+
+    def adapter(self, source, output, *options):
+        done = run_tool("zero-to-fp32", source, "--peft", output, *options)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return output
+
+    def assert_live(self, case, adapter):
+        self.assert_same_tensors(load_file(adapter / "adapter_model.safetensors"),
+                                 load_file(case / "expected" / "adapter" / "adapter_model.safetensors"))
+        live = load_file(case / "expected" / "logits.safetensors")["logits"]
+        self.assertTrue(torch.equal(logits_with(case, adapter), live))
+
+    def each_case_folder(self):
+        for case in cases():
+            with self.subTest(case.name), common.tempfile.TemporaryDirectory() as folder:
+                yield case, pathlib.Path(folder)
+
+    def test_with_the_given_configuration_it_is_pefts_own_folder(self):
+        for case, folder in self.each_case_folder():
+            config = case / "expected" / "adapter" / "adapter_config.json"
+            adapter = self.adapter(case / "ckpt", folder / "adapter", "--peft-config", config)
+            self.assert_live(case, adapter)
+            self.assertEqual((adapter / "adapter_config.json").read_bytes(), config.read_bytes())
+            self.assertEqual(len(list(adapter.iterdir())), 2)
+
+    def test_a_configuration_beside_the_shards_is_found(self):
+        for case, folder in self.each_case_folder():
+            shutil.copytree(case / "ckpt", folder / "ckpt")
+            shutil.copy(case / "expected" / "adapter" / "adapter_config.json", folder / "ckpt")
+            self.assert_live(case, self.adapter(folder / "ckpt", folder / "adapter"))
+
+    def test_a_derived_configuration_gives_the_same_model(self):
+        for case, folder in self.each_case_folder():
+            config = json.loads((case / "expected" / "adapter" / "adapter_config.json").read_text())
+            adapter = self.adapter(case / "ckpt", folder / "adapter", "--lora-alpha", config["lora_alpha"])
+            derived = json.loads((adapter / "adapter_config.json").read_text())
+            for key in ("peft_type", "r", "lora_alpha", "bias", "use_dora", "modules_to_save"):
+                self.assertEqual(derived[key], config[key], key)
+            self.assert_live(case, adapter)
+
+    def test_without_lora_alpha_nothing_is_guessed(self):
+        for case, folder in self.each_case_folder():
+            done = run_tool("zero-to-fp32", case / "ckpt", "--peft", folder / "adapter")
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertRegex(done.stderr, "lora_alpha")
+            self.assertFalse((folder / "adapter").exists())
+
+    def test_a_configuration_of_another_rank_is_refused(self):
+        for case, folder in self.each_case_folder():
+            config = json.loads((case / "expected" / "adapter" / "adapter_config.json").read_text())
+            config["r"] += 1
+            (folder / "config.json").write_text(json.dumps(config))
+            done = run_tool("zero-to-fp32", case / "ckpt", "--peft", folder / "adapter", "--peft-config",
+                            folder / "config.json")
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertRegex(done.stderr, re.compile(r"config\.json: r: .*lora_A.*the tensor is of rank"))
+
+    def test_another_type_is_the_rounding(self):
+        case, folder = next(self.each_case_folder())
+        config = case / "expected" / "adapter" / "adapter_config.json"
+        written = load_file(self.adapter(case / "ckpt", folder / "bf16", "--peft-config", config, "--dtype", "bf16") /
+                            "adapter_model.safetensors")
+        for name, value in load_file(case / "expected" / "adapter" / "adapter_model.safetensors").items():
+            self.assertTrue(common.same_bits(written[name], value.bfloat16()), name)
+
+    def test_combinations_that_make_no_sense_are_usage_errors(self):
+        case, folder = next(self.each_case_folder())
+        for options in ([folder / "out", "--peft", folder / "adapter"], ["--peft", folder / "adapter", "--states"], [],
+                        [folder / "out", "--lora-alpha", "3"]):
+            done = run_tool("zero-to-fp32", case / "ckpt", *options)
+            self.assertEqual(done.returncode, 2, done.stderr)
+        plain = next(c for c in common.all_cases() if c.stage == 2)
+        done = run_tool("zero-to-fp32", plain.load_dir, "--peft", folder / "adapter", "--lora-alpha", "3")
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("no trained parameter is part of a PEFT adapter", done.stderr)
+
+
+if __name__ == "__main__":
+    common.main()
