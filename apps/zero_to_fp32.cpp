@@ -151,7 +151,9 @@ std::vector<std::string> left_out(const Checkpoint& checkpoint, const WeightsPla
 
 void check_places(const Arguments& args) {
   if (args.peft.empty()) {
-    if (args.output_dir.empty()) throw UsageError("output_dir is required");
+    if (args.output_dir.empty()) {
+      throw std::move(UsageError("output_dir is required")).with_hint("--help lists the options");
+    }
     if (!args.peft_config.empty() || args.adapter.lora_alpha) {
       throw UsageError("--peft-config and --lora-alpha go with --peft");
     }

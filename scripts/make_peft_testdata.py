@@ -99,7 +99,7 @@ def make_case(case, out):
                                                         for rank in range(case.world)])
     if error:
         raise RuntimeError(error)
-    for pattern in ("zero_to_fp32.py", "README.md", "generation_config.json"):
+    for pattern in ("zero_to_fp32.py", "zero_to_torch.py", "README.md", "generation_config.json"):
         for path in folder.rglob(pattern):
             path.unlink()
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

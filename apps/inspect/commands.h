@@ -32,7 +32,8 @@ AddCommand add_verify;
 AddCommand add_diff;
 AddCommand add_scan;
 
-// Adds the positional `name`, a path that Contents::open takes and that has to be given, --tag and --root.
+// Adds the positional `name`, a path that Contents::open takes and that has to be given, --tag and
+// --root.
 void add_contents_options(CLI::App& app, const std::string& name, std::string& path,
                           ContentsOptions& options);
 

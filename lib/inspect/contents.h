@@ -31,8 +31,8 @@ struct NamedTensor {
 };
 
 struct ContentsOptions {
-  std::string tag;      // as OpenOptions::tag
-  bool states = false;  // the optimizer's states too
+  std::string tag;                                // as OpenOptions::tag
+  bool states = false;                            // the optimizer's states too
   std::vector<std::filesystem::path> roots = {};  // as OpenOptions::roots
 };
 

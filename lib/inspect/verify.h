@@ -77,10 +77,10 @@ struct VerifyReport {
 };
 
 struct VerifyOptions {
-  std::string tag;                 // as OpenOptions::tag
+  std::string tag;                                // as OpenOptions::tag
   std::vector<std::filesystem::path> roots = {};  // as OpenOptions::roots
-  bool finite = false;             // look for NaN and Inf in weights and states
-  std::filesystem::path manifest;  // compare with it; none if empty
+  bool finite = false;                            // look for NaN and Inf in weights and states
+  std::filesystem::path manifest;                 // compare with it; none if empty
   // Make a manifest; this file, where it is to be written, is not in it. None is made if empty.
   std::filesystem::path new_manifest;
   unsigned threads = 0;  // 0: as many as there are cores

@@ -139,7 +139,8 @@ class SalvageTest(CliTest):
                 for file in sorted((output / "optimizer_states").glob("*.safetensors")):
                     for param, value in cli_common.common.load_file(file).items():
                         self.assertIn(param, complete)
-                        self.assertTrue(torch.equal(value, master[f"{param}|{file.stem}"]), (param, file))
+                        live = master.get(f"{param}|{file.stem}")  # a matrix of Muon's has none there
+                        self.assertTrue(live is None or torch.equal(value, live), (param, file))
 
     def test_a_dry_run_lists_and_answers_the_same(self):
         scratch = self.scratch("z2_fp32_full_w3")
