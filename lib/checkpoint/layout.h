@@ -1,6 +1,8 @@
 // What a layout's reader is given and what it gives back.
 #pragma once
 
+#include <filesystem>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,7 +27,9 @@ struct CheckpointDraft {
   // Opened shards stay: TensorSources and `records` need nothing else of them, but readers borrow.
   std::vector<Shard> model_shards = {};
   std::vector<Shard> optim_shards = {};
-  std::vector<Shard> param_shards = {};  // of universal checkpoints: zero/NAME/*.pt
+  std::vector<Shard> param_shards = {};             // of universal checkpoints: zero/NAME/*.pt
+  std::vector<SwapFile> swap_files = {};            // of optimizers on NVMe
+  std::set<std::filesystem::path> swap_paths = {};  // of all, also those that are not opened
 };
 
 // A row of the table of layouts.
