@@ -638,8 +638,8 @@ def start_distributed(rank, world, port):
 
 def swap_tensors_from(size):
     """Lets DeepSpeed swap tensors of so many bytes, where it would want 1 MiB. 0 changes nothing."""
-    from deepspeed.runtime.swap_tensor import optimizer_utils, partitioned_param_swapper
     if size:
+        from deepspeed.runtime.swap_tensor import optimizer_utils, partitioned_param_swapper
         optimizer_utils.MIN_AIO_BYTES = partitioned_param_swapper.MIN_AIO_BYTES = size
 
 
