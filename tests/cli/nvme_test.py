@@ -210,7 +210,7 @@ class NvmeTest(CliTest):
     def test_inspection_says_where_the_elements_lie(self):
         scratch = self.scratch(WHOLE)
         name = "wide.weight"
-        done = self.tool("ckpt-inspect", "where", scratch.folder, name, "exp_avg", "--json")
+        done = self.tool("ckpt-inspect", "where", scratch.folder, name, "--state", "exp_avg", "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
         extents = json.loads(done.stdout)["data"]["extents"]
         self.assertEqual([extent["rank"] for extent in extents], [{"dp_rank": 0, "mp_rank": 0},
@@ -224,7 +224,7 @@ class NvmeTest(CliTest):
 
     def test_the_summary_counts_every_byte_of_the_swap_files(self):
         scratch = self.scratch(FULL)
-        done = self.tool("ckpt-inspect", "summary", scratch.folder, "--json")
+        done = self.tool("ckpt-inspect", scratch.folder, "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
         summary = json.loads(done.stdout)["data"]
         text = json.dumps(summary)
