@@ -213,8 +213,7 @@ class NvmeTest(CliTest):
         done = self.tool("ckpt-inspect", "where", scratch.folder, name, "--state", "exp_avg", "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
         extents = json.loads(done.stdout)["data"]["extents"]
-        self.assertEqual([extent["rank"] for extent in extents], [{"dp_rank": 0, "mp_rank": 0},
-                                                                  {"dp_rank": 1, "mp_rank": 0}])
+        self.assertEqual([(extent["dp_rank"], extent["mp_rank"]) for extent in extents], [(0, 0), (1, 0)])
         read = b""
         for extent in extents:
             data = (scratch.folder / extent["file"]).read_bytes()
