@@ -240,7 +240,7 @@ class Finder {
       const std::string file = path.filename().string();
       const fs::path name = fs::path(place_.tag) / file;
       if (file == "latest" || file == "latest_universal" || file == "zero" ||
-          file.starts_with(kStaging) || is_shard(path)) {
+          file == "offloaded_tensors" || file.starts_with(kStaging) || is_shard(path)) {
         continue;
       }
       if (is_folder(path)) {

@@ -43,7 +43,8 @@ struct CheckpointPlace {
 // tags; with a note if they lie deeper), `zero` (universal) and unfinished outputs
 // (.dsckpt-staging-*). Links to files are copied
 // as files. Links to folders, broken links, and what is neither file nor folder are left out, with
-// a note; so are folders of the tag folder. Empty folders are not made.
+// a note; so are folders of the tag folder but offloaded_tensors, which is part of the shards.
+// Empty folders are not made.
 //
 // Random numbers, in the named folder: ranks that both runs have keep theirs. rng_state_{r}.pth is
 // the Hugging Face Trainer's (trainer.py _load_rng_state: rng_state.pth in a run on one rank, which

@@ -77,7 +77,7 @@ json facts_json(const Checkpoint& checkpoint) {
   return out;
 }
 
-json tensor_json(const InputFiles& inputs, const NamedTensor& tensor) {
+json tensor_json(const InputFiles& inputs, const Contents& contents, const NamedTensor& tensor) {
   const std::vector<FileId> files = files_with(tensor.value);
   json out = {{"name", tensor.name},
               {"dtype", torch_name(tensor.value.dtype())},
@@ -85,7 +85,7 @@ json tensor_json(const InputFiles& inputs, const NamedTensor& tensor) {
               {"bytes", tensor.value.nbytes()},
               {"files", json::array()}};
   for (const FileId file : files) out["files"].push_back(inputs[file].display());
-  for (const ShardName& rank : ranks_of(inputs, files)) {
+  for (const ShardName& rank : ranks_of(inputs, contents, files)) {
     out["ranks"].push_back({{"dp_rank", rank.dp_rank}, {"mp_rank", rank.mp_rank}});
   }
   if (!tensor.state.empty()) out["state"] = tensor.state;

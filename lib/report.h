@@ -35,7 +35,8 @@ std::string human_seconds(double seconds);
 nlohmann::json facts_json(const Checkpoint& checkpoint);
 // {"name", "state"?, "kind"?, "dtype", "shape", "bytes", "alias_of"?, "files",
 // "ranks"?: [{"dp_rank", "mp_rank"}]}
-nlohmann::json tensor_json(const InputFiles& inputs, const NamedTensor& tensor);
+nlohmann::json tensor_json(const InputFiles& inputs, const Contents& contents,
+                           const NamedTensor& tensor);
 // {"file", "dp_rank"?, "mp_rank"?, "record"?, "offset", "row_bytes", "rows", "stride", "first",
 // "row_elements", "step", "dtype", "copy", "mean"}, as TensorExtent has them.
 nlohmann::json extent_json(const InputFiles& inputs, const TensorExtent& extent);

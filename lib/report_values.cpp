@@ -50,11 +50,11 @@ json statistics_json(const Statistics& statistics) {
           {"norm", statistics.norm()}};
 }
 
-json stats_json(const InputFiles& inputs, const std::vector<NamedTensor>& tensors,
-                const TensorStats& stats) {
+json stats_json(const InputFiles& inputs, const Contents& contents,
+                const std::vector<NamedTensor>& tensors, const TensorStats& stats) {
   json out = {{"tensors", json::array()}, {"totals", json::array()}};
   for (size_t i = 0; i < tensors.size(); ++i) {
-    json tensor = tensor_json(inputs, tensors[i]);
+    json tensor = tensor_json(inputs, contents, tensors[i]);
     tensor["stats"] = statistics_json(stats.tensors[i]);
     out["tensors"].push_back(std::move(tensor));
   }

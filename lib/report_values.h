@@ -23,8 +23,8 @@ std::string difference_number(Exact value, DType dtype);
 // "std", "norm"}; null for what cannot be said: extremes of nothing, the deviation of one element.
 nlohmann::json statistics_json(const Statistics& statistics);
 // {"tensors": [tensor_json with "stats"], "totals": [{"state"?, "tensors", "stats"}]}
-nlohmann::json stats_json(const InputFiles& inputs, const std::vector<NamedTensor>& tensors,
-                          const TensorStats& stats);
+nlohmann::json stats_json(const InputFiles& inputs, const Contents& contents,
+                          const std::vector<NamedTensor>& tensors, const TensorStats& stats);
 
 // {"same", "counts": {verdict: tensors}, "tensors": [{"name", "state"?, "verdict", "dtype_a"?,
 // "shape_a"?, "dtype_b"?, "shape_b"?, "compared_as"?, "values"?}], "total", "largest_in", "notes"};

@@ -131,6 +131,7 @@ class TargetBuilder {
     check_optimizer();
     check_config();
     write_config();
+    leave_nvme();
     return std::move(target_);
   }
 
@@ -636,6 +637,25 @@ class TargetBuilder {
     if (size <= 1 || target_.dp % size == 0) return;
     note("zero_hpz_partition_size is " + std::to_string(size) + ", which does not divide " +
          std::to_string(target_.dp) + " ranks; change it in the new run");
+  }
+
+  // An engine with its optimizer on NVMe does not read optimizer-states files: engine.py
+  // load_checkpoint.
+  void leave_nvme() {
+    if (target_.engine.offload_optimizer != OffloadDevice::nvme) return;
+    if (is_other_run()) {
+      note(
+          "with offload_optimizer.device nvme DeepSpeed does not read the optimizer's files: "
+          "resume with cpu or none");
+      return;
+    }
+    note(
+        "offload_optimizer.device is cpu in the new files, nvme in the checkpoint: with nvme "
+        "DeepSpeed does not read the optimizer's files, so resume with cpu or none");
+    if (!target_.ds_config) target_.ds_config = saved_;
+    Json& device = (*target_.ds_config)["zero_optimization"]["offload_optimizer"];
+    device["device"] = "cpu";
+    device.erase("nvme_path");
   }
 
   // The new files say the new run's configuration.

@@ -163,6 +163,7 @@ class Planner {
     if (is_elastic()) {
       note("the checkpoint is elastic and has no hyper-parameters: those of the new run count");
     }
+    add_note_on_nvme();
     add_notes_on_whole_states();
     if (stage_ == 3) add_stage3_notes();
     if (stage_ != 3 && has_muon()) {
@@ -176,6 +177,14 @@ class Planner {
           "experts have the numbers they have in the whole model: load this with an "
           "expert-parallel degree of 1");
     }
+  }
+
+  // engine.py load_checkpoint
+  void add_note_on_nvme() {
+    if (!checkpoint_.facts().nvme_optimizer) return;
+    note(
+        "the run had its optimizer on NVMe: a run that still has (offload_optimizer.device nvme) "
+        "does not load universal checkpoints; take cpu or none");
   }
 
   void add_notes_on_whole_states() {

@@ -35,6 +35,7 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -68,6 +69,8 @@ class Case:
     vocabulary_multiple: int = 8  # Megatron pads the vocabulary to a multiple of this and of tp
     kv_heads: int = 2  # of the Megatron model
     config: dict = dataclasses.field(default_factory=dict)  # more top-level config keys
+    zero: dict = dataclasses.field(default_factory=dict)  # more zero_optimization keys
+    swap_from: int = 0  # bytes of a sub-group that goes to NVMe
     note: str = ""
 
     @property
@@ -99,6 +102,9 @@ CASES = [
     Case("autotp2_dp2_z2_bf16", "autotp", 2, "bf16", tp=2, dp=2, model="llama"),
     Case("autotp2_dp2_z3_bf16", "autotp", 3, "bf16", tp=2, dp=2, model="llama"),
     Case("autotp2_dp3_z3_fp32", "autotp", 3, tp=2, dp=3, model="llama"),
+    Case("autotp2_dp2_z3_nvme", "autotp", 3, "bf16", tp=2, dp=2, model="llama_uneven", config=make_testdata.aio(),
+         zero={**make_testdata.NVME_OPTIMIZER, "sub_group_size": 600}, swap_from=1024,
+         note="the optimizer is on NVMe; DeepSpeed does not load it exactly"),
     Case("autotp2_dp1_z1_uneven", "autotp", 1, tp=2, model="llama_uneven", note="3 key-value heads on 2 ranks"),
     Case("autotp2_dp2_z2_fused", "autotp", 2, tp=2, dp=2, model="fused",
          note="fused qkv and gate_up by partition_config, biases, 13 rows on 2 ranks"),
@@ -164,7 +170,8 @@ def fill(module, seed: int, global_name=lambda name: name):
 
 def ds_config(case: Case) -> dict:
     plain = make_testdata.Case(case.name, case.stage, case.dp, case.dtype, scheduler=True, config=case.config,
-                               zero={**WHOLE, "sub_group_size": 2000} if case.stage == 3 else {})
+                               zero={**WHOLE, "sub_group_size": 2000, **case.zero} if case.stage == 3 else {},
+                               optimizer="cpu_adamw" if case.swap_from else "adamw")
     config = make_testdata.ds_config(plain)
     del config["train_batch_size"]  # it follows from the other two, and from what DeepSpeed takes for the world
     if "pipeline" in case.kind:
@@ -934,6 +941,7 @@ def start(rank, world, port, case, seed, weights) -> Run:
     from deepspeed.accelerator import get_accelerator
     start_distributed(rank, world, port)
     torch.manual_seed(weights)
+    make_testdata.swap_tensors_from(case.swap_from)
     # fp16 works on any CPU although DeepSpeed asks for special instructions.
     get_accelerator().is_fp16_supported = lambda: True
     return BUILDERS[case.kind](case, seed, weights, rank)
@@ -942,6 +950,7 @@ def start(rank, world, port, case, seed, weights) -> Run:
 def train_worker(rank, world, port, case, folder, seed):
     import torch
     from safetensors.torch import save_file
+    os.chdir(folder)
     run = start(rank, world, port, case, seed, seed)
     engine = run.engine
     before = [run.step(number) for number in range(STEPS_BEFORE)]
@@ -1155,12 +1164,14 @@ def make_case(case: Case, out: pathlib.Path, seed: int, logs: pathlib.Path) -> s
     (folder / "expected").mkdir(parents=True)
     started = time.monotonic()
     try:
-        for worker in (train_worker, reload_worker):
+        # DeepSpeed loads no more of an optimizer on NVMe than the swap files.
+        for worker in (train_worker, ) if case.swap_from else (train_worker, reload_worker):
             port = free_port()
             error = run_forked(worker, logs, [(rank, case.world, port, case, folder, seed)
                                               for rank in range(case.world)])
             if error:
                 raise RuntimeError(error)
+        shutil.rmtree(folder / "nvme", ignore_errors=True)
         for pattern in ("zero_to_fp32.py", "zero_to_torch.py"):
             for path in (folder / "ckpt").rglob(pattern):
                 path.unlink()

@@ -93,6 +93,7 @@ class Case:
     batch: int = GLOBAL_BATCH
     zero: dict = dataclasses.field(default_factory=dict)  # more zero_optimization keys
     config: dict = dataclasses.field(default_factory=dict)  # more top-level config keys
+    swap_from: int = 0  # bytes of a sub-group that goes to NVMe; 0: as many as DeepSpeed says, 1 MiB
     seed_offset: int = 0
     note: str = ""
 
@@ -117,6 +118,17 @@ OPTIMIZERS = {
 FULL = dict(tied=True, frozen=True, buffers=True, groups=True)
 WHOLE = {"stage3_param_persistence_threshold": 0}  # partition even the smallest parameter
 OFFLOAD = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
+# A relative path: below the case's folder while it trains, and no machine's in the checkpoint.
+NVME = {"device": "nvme", "nvme_path": "nvme", "pin_memory": False}
+NVME_OPTIMIZER = {"offload_optimizer": {**NVME, "buffer_count": 5}}
+NVME_PARAMETERS = {"offload_param": {**NVME, "buffer_count": 8, "buffer_size": 65536, "max_in_cpu": 0}}
+
+
+def aio(threads=1):
+    return {"aio": {"block_size": 1024, "queue_depth": 8, "intra_op_parallelism": threads, "single_submit": False,
+                    "overlap_events": True}}
+
+
 UNTESTED = {"zero_allow_untested_optimizer": True}
 FP32_GRADS = {"data_types": {"grad_accum_dtype": "fp32"}}
 
@@ -209,6 +221,13 @@ CASES = [
     Case("z3_bf16_offload_w2", 3, 2, "bf16", "cpu_adamw", zero={**WHOLE, **OFFLOAD}),
     Case("z3_bf16_offloadparam_w2", 3, 2, "bf16", "cpu_adamw",
          zero={**WHOLE, **OFFLOAD, "offload_param": {"device": "cpu", "pin_memory": False}}),
+    Case("z3_bf16_nvme_w2", 3, 2, "bf16", "cpu_adamw", zero={**WHOLE, **NVME_OPTIMIZER, "sub_group_size": 300},
+         config=aio(), swap_from=1024, note="some sub-groups are in swap files, some in the optimizer's"),
+    Case("z3_fp32_nvme_full_w3", 3, 3, "fp32", "cpu_adamw", hidden=9, config=aio(2), swap_from=1024,
+         zero={**WHOLE, **NVME_OPTIMIZER, "sub_group_size": 700}, note="padded to multiples of 2048 bytes", **FULL),
+    Case("z3_bf16_nvmeparam_w2", 3, 2, "bf16", "cpu_adamw", hidden=7, config=aio(), swap_from=512,
+         zero={**WHOLE, **NVME_OPTIMIZER, **NVME_PARAMETERS, "sub_group_size": 10000},
+         note="all is in swap files"),
     Case("z3_bf16_fusedadam_w2", 3, 2, "bf16", "fused_adamw", zero=WHOLE),
     Case("z3_bf16_hpz_w4", 3, 4, "bf16", zero={**WHOLE, "zero_hpz_partition_size": 2}),
     Case("z3_fp32_sgd_w2", 3, 2, optimizer="sgd", config=UNTESTED, zero=WHOLE),
@@ -617,6 +636,13 @@ def start_distributed(rank, world, port):
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
 
 
+def swap_tensors_from(size):
+    """Lets DeepSpeed swap tensors of so many bytes, where it would want 1 MiB. 0 changes nothing."""
+    if size:
+        from deepspeed.runtime.swap_tensor import optimizer_utils, partitioned_param_swapper
+        optimizer_utils.MIN_AIO_BYTES = partitioned_param_swapper.MIN_AIO_BYTES = size
+
+
 def relax_deepspeed(case):
     """The ranks build equal models, so the initial broadcast is not needed, and it cannot send 0-dim or
     strided tensors; fp16 works on any CPU although DeepSpeed asks for special instructions."""
@@ -630,6 +656,7 @@ def relax_deepspeed(case):
         param.partition()
 
     Init._zero_init_param = partition_only
+    swap_tensors_from(case.swap_from)
     if case.dtype == "fp16":
         get_accelerator().is_fp16_supported = lambda: True
 
@@ -659,6 +686,7 @@ def plain_worker(rank, world, port, case, folder, seed):
     import torch
     start_distributed(rank, world, port)
     relax_deepspeed(case)
+    os.chdir(folder)
     config = ds_config(case)
     engine, named_groups = make_engine(case, build_model(case, seed), config)
 
@@ -914,6 +942,7 @@ def make_case(case: Case, out: pathlib.Path, seed: int, logs: pathlib.Path) -> s
     if error:
         shutil.rmtree(folder)
         raise RuntimeError(error)
+    shutil.rmtree(folder / "nvme", ignore_errors=True)
     # Not part of the checkpoint's data: DeepSpeed's scripts, and pickled arguments that name the machine.
     for pattern in ("zero_to_fp32.py", "zero_to_torch.py", "training_args.bin", "README.md"):
         for path in (folder / "ckpt").rglob(pattern):

@@ -232,6 +232,13 @@ class NativeCheckpoint:
                 raise AssertionError(f"group {group}, rank {rank}: {part.numel()} elements of momentum, not {at}")
         return result
 
+    def _elements(self, rank, tensor, count):
+        """A flat tensor of stage 3, or what is in the swap file that an optimizer on NVMe has in its place."""
+        if tensor.numel() or not count:
+            return tensor
+        path = self.folder / "offloaded_tensors" / f"rank{rank:02d}" / f"{tensor.ds_id}.tensor.swp"
+        return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float32)[:count]
+
     def _tensors_of_stage3(self):
         result = {}
         for entry, (_, members) in enumerate(self.layout()):
@@ -239,6 +246,9 @@ class NativeCheckpoint:
             for key, value in self.base()["state"].get(entry, {}).items():
                 if is_state(key, value):
                     columns[key] = [self.base(rank)["state"][entry][key] for rank in range(self.world)]
+            count = sum(-(-numel(shape) // self.world) for shape in members.values())
+            columns = {key: [self._elements(rank, part, count) for rank, part in enumerate(parts)]
+                       for key, parts in columns.items()}
             at = 0
             for name, shape in members.items():
                 part = -(-numel(shape) // self.world)

@@ -220,6 +220,10 @@ MATRIX = [
     Row("z2_bf16_full_b120_w3", (4, ), zero={"parameter_alignment": True}),
     Row("z2_bf16_paramalign_w2", (3, ), zero={"parameter_alignment": False}),
     Row("z3_fp32_full_b120_w2", (3, ), zero={"sub_group_size": 150}),
+    # The optimizer was on NVMe, whence DeepSpeed itself does not resume exactly
+    Row("z3_bf16_nvme_w2", (1, 2, 3), zero=make_testdata.OFFLOAD, quick=(3, )),
+    Row("z3_fp32_nvme_full_w3", (2, 3), zero=make_testdata.OFFLOAD),
+    Row("z3_bf16_nvmeparam_w2", (2, ), zero={**make_testdata.OFFLOAD, "offload_param": {"device": "none"}}),
     # Traits
     Row("z1_fp32_full_w4", (1, 3)),  # scheduler and client state
     Row("z2_fp32_full_w3", (1, 4)),  # scheduler

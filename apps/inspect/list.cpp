@@ -27,13 +27,14 @@ std::string ranges_text(const std::set<uint32_t>& numbers) {
 }
 
 // "4 files, dp 0-3"
-std::string holders_text(const InputFiles& inputs, const NamedTensor& tensor) {
+std::string holders_text(const InputFiles& inputs, const Contents& contents,
+                         const NamedTensor& tensor) {
   if (!tensor.alias_of.empty()) return "= " + printable(tensor.alias_of);
   const std::vector<FileId> files = files_with(tensor.value);
   if (files.size() == 1) return printable(inputs[files.front()].display());
   std::set<uint32_t> dp;
   std::set<uint32_t> mp;
-  for (const ShardName& rank : ranks_of(inputs, files)) {
+  for (const ShardName& rank : ranks_of(inputs, contents, files)) {
     dp.insert(rank.dp_rank);
     mp.insert(rank.mp_rank);
   }
@@ -53,7 +54,7 @@ int list(const cli::Common& common, const TensorArguments& args) {
                            {"notes", contents.notes()}};
     if (contents.checkpoint()) data["checkpoint"] = facts_json(*contents.checkpoint());
     for (const NamedTensor& tensor : tensors) {
-      data["tensors"].push_back(tensor_json(inputs, tensor));
+      data["tensors"].push_back(tensor_json(inputs, contents, tensor));
     }
     cli::print_json("list", std::move(data));
     return cli::kDone;
@@ -65,7 +66,7 @@ int list(const cli::Common& common, const TensorArguments& args) {
   for (const NamedTensor& tensor : tensors) {
     std::vector<std::string> cells = tensor_cells(tensor);
     cells.push_back(human_bytes(tensor.value.nbytes()));
-    cells.push_back(holders_text(inputs, tensor));
+    cells.push_back(holders_text(inputs, contents, tensor));
     table.add(std::move(cells));
   }
   std::cout << table.text(cli::Terminal::of_stdout());

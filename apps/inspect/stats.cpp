@@ -62,7 +62,7 @@ int stats(const CLI::App& app, const cli::Common& common, const TensorArguments&
   }
   const auto bad = std::count_if(result.tensors.begin(), result.tensors.end(), is_bad);
   if (common.json) {
-    nlohmann::json data = stats_json(inputs, tensors, result);
+    nlohmann::json data = stats_json(inputs, contents, tensors, result);
     data["form"] = contents.form();
     data["notes"] = contents.notes();
     data["finite"] = bad == 0;

@@ -65,7 +65,7 @@ int where(const cli::Common& common, const Arguments& args) {
   const NamedTensor& tensor = tensor_named(contents, args.name, args.state);
   const std::vector<TensorExtent> extents = extents_of(inputs, contents, tensor.value);
   if (common.json) {
-    nlohmann::json data = tensor_json(inputs, tensor);
+    nlohmann::json data = tensor_json(inputs, contents, tensor);
     data["extents"] = nlohmann::json::array();
     for (const TensorExtent& extent : extents) {
       data["extents"].push_back(extent_json(inputs, extent));

@@ -144,6 +144,9 @@ const std::vector<CheckpointFile>& Checkpoint::module_files() const {
 const std::vector<CheckpointFile>& Checkpoint::param_files() const {
   return impl_->param_files;
 }
+const std::vector<SwapFile>& Checkpoint::swap_files() const {
+  return impl_->draft.swap_files;
+}
 const std::vector<std::string>& Checkpoint::unused_patterns() const {
   return impl_->draft.unused_patterns;
 }

@@ -117,6 +117,9 @@ struct CheckpointFacts {
   bool round_robin = false;
   // zero_optimization.elastic_checkpoint: the files have no hyper-parameters.
   bool elastic = false;
+  // zero_optimization.offload_optimizer.device was nvme: some flat tensors are in swap files, or
+  // could have been. DeepSpeed does not read the optimizer-states files of such a run.
+  bool nvme_optimizer = false;
   // False if there are optimizer states, but nothing tells which parameter each belongs to: they
   // are left out. Stage 0 in fp32, with OpenOptions::optimizer_states.
   bool states_assigned = true;
@@ -157,6 +160,14 @@ struct IncompleteParam {
 struct CheckpointFile {
   std::filesystem::path path;
   const TorchArchive* archive;
+};
+
+// A file of an optimizer that was offloaded to NVMe: the raw elements of one flat tensor, then
+// padding.
+struct SwapFile {
+  std::filesystem::path path;
+  FileId id;
+  ShardName owner;  // the optimizer-states file that refers to it
 };
 
 // Zip records of `files` with their CRC32, file by file: those that hold the tensors, or, with
@@ -208,6 +219,9 @@ class Checkpoint {
   const std::vector<CheckpointFile>& module_files() const;
   // Of universal checkpoints: the files of single parameters, by path. None of others.
   const std::vector<CheckpointFile>& param_files() const;
+  // The files below offloaded_tensors that tensors lie in; those of states only with
+  // OpenOptions::optimizer_states.
+  const std::vector<SwapFile>& swap_files() const;
   // Patterns of universal_checkpoint_info that fit no parameter. Only with
   // OpenOptions::optimizer_states.
   const std::vector<std::string>& unused_patterns() const;

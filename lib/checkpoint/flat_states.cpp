@@ -107,12 +107,13 @@ FlatStates flat_states(const std::vector<Fields>& ranks, std::string_view state_
         }
         const TensorSource piece = shard.archive.tensor(value);
         if (rank == 0) {
-          result.states.push_back({key, {piece}});
+          result.states.push_back({key, {piece}, {value}});
         } else if (next >= result.states.size() || result.states[next].key != key ||
                    result.states[next].pieces.front().dtype() != piece.dtype()) {
           differ(key);
         } else {
           result.states[next].pieces.push_back(piece);
+          result.states[next].tensors.push_back(value);
         }
         ++next;
       });

@@ -14,8 +14,9 @@ namespace dsckpt {
 // What the optimizer keeps of one flat tensor, on all ranks that share it.
 struct FlatStates {
   struct State {
-    std::string key;                   // "exp_avg"
-    std::vector<TensorSource> pieces;  // one a rank, 1-D, as long as the file has it
+    std::string key;                     // "exp_avg"
+    std::vector<TensorSource> pieces;    // one a rank, 1-D, as long as the file has it
+    std::vector<pickle::Value> tensors;  // the same in the ranks' pickles
   };
   std::vector<State> states;  // in the optimizer's order
   ShardValue step;

@@ -1,6 +1,8 @@
 // What a layout's reader is given and what it gives back.
 #pragma once
 
+#include <filesystem>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,7 +20,7 @@ struct CheckpointDraft {
   CheckpointFacts facts = {};
   bool optimizer_states = false;      // whether they are asked for
   std::vector<TpRule> tp_rules = {};  // the user's
-  bool allow_missing = false;     // OpenOptions::allow_missing
+  bool allow_missing = false;         // OpenOptions::allow_missing
   std::vector<LostFile> lost_files = {};
   std::vector<FileId> lost_ids = {};  // the ids of their stand-ins, likewise
   std::vector<IncompleteParam> incomplete = {};
@@ -30,8 +32,10 @@ struct CheckpointDraft {
   // Opened shards stay: TensorSources and `records` need nothing else of them, but readers borrow.
   std::vector<Shard> model_shards = {};
   std::vector<Shard> optim_shards = {};
-  std::vector<Shard> module_shards = {};  // Checkpoint::module_files
-  std::vector<Shard> param_shards = {};   // of universal checkpoints: zero/NAME/*.pt
+  std::vector<Shard> module_shards = {};            // Checkpoint::module_files
+  std::vector<Shard> param_shards = {};             // of universal checkpoints: zero/NAME/*.pt
+  std::vector<SwapFile> swap_files = {};            // of optimizers on NVMe
+  std::set<std::filesystem::path> swap_paths = {};  // of all, also those that are not opened
 };
 
 // A row of the table of layouts.

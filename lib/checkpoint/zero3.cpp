@@ -18,11 +18,13 @@
 #include "checkpoint/keys.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/model_states.h"
+#include "checkpoint/offloaded.h"
 #include "checkpoint/optim_states.h"
 #include "checkpoint/zero_world.h"
 #include "format/zero_layout.h"
 
 namespace dsckpt {
+namespace fs = std::filesystem;
 namespace {
 
 using pickle::Value;
@@ -81,18 +83,16 @@ uint64_t numel_of(const Shape& shape) {
 
 class WorldReader {
  public:
-  WorldReader(const std::vector<const ModelStates*>& models, const std::vector<const Shard*>& optim,
-              bool optimizer_states)
-      : models_(models),
-        optim_(optim),
-        groups_(models.front()->param_shapes),
-        optimizer_states_(optimizer_states) {
+  WorldReader(CheckpointDraft& draft, const std::vector<const ModelStates*>& models,
+              const std::vector<const Shard*>& optim)
+      : draft_(draft), models_(models), optim_(optim), groups_(models.front()->param_shapes) {
     for (const Shard* shard : optim) shares_.push_back(shares_of(*shard));
     refuse_lost_experts();
   }
 
   std::vector<OwnedParam> read() {
     check_model_shards();
+    open_swap_files();
     std::vector<uint64_t> borders;
     for (size_t rank = 0; rank < optim_.size(); ++rank) {
       flat_.push_back(flat_groups(rank));
@@ -175,6 +175,22 @@ class WorldReader {
     }
   }
 
+  // What large sub-groups of an optimizer on NVMe have outside of the ranks' files.
+  void open_swap_files() {
+    std::vector<std::vector<SubGroupSize>> sizes;
+    for (size_t rank = 0; rank < optim_.size(); ++rank) {
+      sizes.push_back(sub_group_sizes(*models_[rank], *optim_[rank], optim_.size()));
+    }
+    const auto mp_ranks = static_cast<uint32_t>(draft_.optim_shards.size() / optim_.size());
+    const auto tensors = swapped_tensors(optim_, sizes, mp_ranks, draft_.notes);
+    swapped_ = SwapFiles(draft_.inputs, optim_, tensors, draft_.optimizer_states);
+    draft_.swap_files.insert(draft_.swap_files.end(), swapped_.files().begin(),
+                             swapped_.files().end());
+    for (const auto& of_rank : tensors) {
+      for (const SwappedTensor& tensor : of_rank) draft_.swap_paths.insert(tensor.path);
+    }
+  }
+
   Share share(size_t rank, size_t group) const {
     return shares_[rank].empty() ? Share{optim_.size(), rank} : shares_[rank][group];
   }
@@ -238,7 +254,7 @@ class WorldReader {
         first.archive.info(optimizer_state(first).sequence(keys::kFp32FlatGroups)[groups.front()])
             .requires_grad;
     FlatStates all;
-    if (optimizer_states_) all = states_of(groups, ranks);
+    if (draft_.optimizer_states) all = states_of(groups, ranks);
 
     int64_t at = 0;
     for (const auto& [name, shape] : shapes) {
@@ -270,11 +286,15 @@ class WorldReader {
       FlatStates states = flat_states(shards, keys::kOptimizerStateDict, g);
       for (FlatStates::State& state : states.states) {
         for (size_t i = 0; i < ranks.size(); ++i) {
+          const std::string member = FlatStates::member(keys::kOptimizerStateDict, g, state.key);
+          if (const TensorSource* swapped = swapped_.find(ranks[i], member)) {
+            state.pieces[i] = *swapped;
+          }
           if (state.pieces[i].numel() == flat_[ranks[i]][g].numel()) continue;
-          throw InconsistentError(
-              shards[i]->where(FlatStates::member(keys::kOptimizerStateDict, g, state.key)),
-              "has " + std::to_string(state.pieces[i].numel()) + " elements, the sub-group has " +
-                  std::to_string(flat_[ranks[i]][g].numel()));
+          throw InconsistentError(shards[i]->where(member),
+                                  "has " + std::to_string(state.pieces[i].numel()) +
+                                      " elements, the sub-group has " +
+                                      std::to_string(flat_[ranks[i]][g].numel()));
         }
       }
       if (g == groups.front()) {
@@ -315,8 +335,10 @@ class WorldReader {
     }
     std::vector<TensorSource> parts;
     for (size_t g = 0; g < tensors.size(); ++g) {
-      in_context(shard.where(group_member(g)),
-                 [&] { parts.push_back(flat_masters(shard, tensors[g])); });
+      const TensorSource* swapped = swapped_.find(rank, group_member(g));
+      in_context(shard.where(group_member(g)), [&] {
+        parts.push_back(swapped != nullptr ? *swapped : flat_masters(shard, tensors[g]));
+      });
     }
     return parts;
   }
@@ -356,33 +378,42 @@ class WorldReader {
       }
     }
     if (needed == available && (!place || shares_[rank].empty())) return ends;
-    if (available < needed && is_swapped_out(shard)) {
-      throw UnsupportedError(shard.where(keys::kFp32FlatGroups),
-                             "is in files of its own under offloaded_tensors: the optimizer was "
-                             "offloaded to NVMe");
-    }
     throw InconsistentError(place.value_or(shard.where(keys::kFp32FlatGroups)),
                             "the rank has " + std::to_string(available) +
                                 " elements, its pieces of the parameters need " +
                                 std::to_string(needed));
   }
 
-  // A sub-group on NVMe leaves an empty tensor behind. partitioned_optimizer_swapper.py.
-  static bool is_swapped_out(const Shard& shard) {
-    const auto tensors = optimizer_state(shard).sequence(keys::kFp32FlatGroups);
-    return std::any_of(tensors.begin(), tensors.end(), [&](const Value& tensor) {
-      return numel(shard.archive.info(tensor).shape) == 0;
-    });
-  }
-
+  CheckpointDraft& draft_;
   const std::vector<const ModelStates*>& models_;
   const std::vector<const Shard*>& optim_;
   const std::vector<NamedShapes>& groups_;
-  bool optimizer_states_;
+  SwapFiles swapped_;
   std::vector<std::vector<Share>> shares_;       // by rank, then sub-group
   std::vector<std::vector<TensorSource>> flat_;  // by rank, then sub-group
   std::vector<OwnedParam> params_;
 };
+
+bool is_nvme_optimizer(const Shard& optim) {
+  const Value device = optim.archive.root()
+                           .find_or_none(keys::kDsConfig)
+                           .find_or_none("zero_optimization")
+                           .find_or_none("offload_optimizer")
+                           .find_or_none("device");
+  return device.is(pickle::Kind::string) && device.as_string() == "nvme";
+}
+
+// Swap files that no tensor refers to are left of another run, or of other ranks.
+void note_unreferenced(CheckpointDraft& draft) {
+  const fs::path folder = offload_folder(draft.folder.path);
+  const std::vector<fs::path> others = unreferenced_swap_files(folder, draft.swap_paths);
+  if (others.empty()) return;
+  draft.notes.push_back(others.front().lexically_relative(draft.folder.path).string() +
+                        (others.size() == 1 ? " is a file"
+                                            : " and " + std::to_string(others.size() - 1) +
+                                                  " more files of offloaded_tensors are some") +
+                        " that no tensor refers to; left out");
+}
 
 bool probe(CheckpointDraft& draft) {
   return draft.folder.has(ShardName::Kind::zero_model_states);
@@ -402,6 +433,7 @@ void read(CheckpointDraft& draft) {
   open_model_shards(draft, ShardName::Kind::zero_model_states);
   draft.facts.zero_stage = 3;
   draft.facts.optimizer_wrapper = "DeepSpeedZeroOptimizer_Stage3";
+  draft.facts.nvme_optimizer = is_nvme_optimizer(first);
 
   std::vector<ModelStates> models(draft.model_shards.begin(), draft.model_shards.end());
   for (size_t rank = 0; rank < models.size(); rank += draft.facts.mesh.dp) {
@@ -416,7 +448,7 @@ void read(CheckpointDraft& draft) {
     for (size_t rank = 0; rank < dp; ++rank) ranks.push_back(&models[begin + rank]);
     const std::vector<const Shard*> optim =
         optim_shards_of(draft, ranks.front()->shard().name.mp_rank);
-    WorldReader reader(ranks, optim, draft.optimizer_states);
+    WorldReader reader(draft, ranks, optim);
     // Buffers are whole in every rank's file.
     const auto readable = std::find_if(
         ranks.begin(), ranks.end(), [](const ModelStates* model) { return !model->shard().lost; });
@@ -426,12 +458,28 @@ void read(CheckpointDraft& draft) {
   if (draft.optimizer_states && worlds.size() == 1) {
     draft.groups = sub_group_param_groups(models.front(), optimizer_state(first));
   }
+  note_unreferenced(draft);
   assemble(draft, worlds);
   note_lost(worlds.front(), draft.notes);
   models.front().note_not_tensors(draft.notes);
 }
 
 }  // namespace
+
+std::vector<SubGroupSize> sub_group_sizes(const ModelStates& model, const Shard& optim,
+                                          size_t ranks) {
+  const std::vector<Share> shares = shares_of(optim);
+  std::vector<SubGroupSize> sizes;
+  for (size_t g = 0; g < model.param_shapes.size(); ++g) {
+    SubGroupSize size{.params = model.param_shapes[g].size()};
+    for (const auto& entry : model.param_shapes[g]) {
+      const uint64_t count = g < shares.size() ? shares[g].count : ranks;
+      size.numel = checked_add(size.numel, piece_of(numel_of(entry.second), count));
+    }
+    sizes.push_back(size);
+  }
+  return sizes;
+}
 
 // Put together from the fragments of all ranks.
 std::vector<std::pair<std::string, TensorSource>> cut_frozen(

@@ -15,6 +15,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/model_states.h"
+#include "checkpoint/offloaded.h"
 
 namespace dsckpt {
 
@@ -45,6 +46,10 @@ struct World {
 std::vector<std::pair<std::string, TensorSource>> whole_frozen(const ModelStates& model);
 std::vector<std::pair<std::string, TensorSource>> cut_frozen(
     const std::vector<const ModelStates*>& models);
+
+// What a rank of stage 3 has of each sub-group, one of `ranks`.
+std::vector<SubGroupSize> sub_group_sizes(const ModelStates& model, const Shard& optim,
+                                          size_t ranks);
 
 // A note for each parameter of stage 3 that is neither owned nor frozen. Old releases lose frozen
 // and tied parameters: only placeholders of them are left.

@@ -252,6 +252,18 @@ std::vector<FileBytes> byte_kinds(const InputFiles& inputs, const Contents& cont
     const TorchArchive& archive = *archives[i].archive;
     files[i] = account(inputs, archive, pieces[archive.file()], kinds);
   });
+  if (contents.checkpoint() != nullptr) {
+    for (const SwapFile& file : contents.checkpoint()->swap_files()) {
+      std::map<std::string, uint64_t> sums;
+      Covered covered;
+      for (const Piece& piece : pieces[file.id]) {
+        sums[*piece.kind] += covered.add(piece.begin, piece.end);
+      }
+      const uint64_t size = inputs[file.id].size();
+      sums[std::string(kPadding)] = size - covered.within(0, size);
+      files.push_back({file.id, size, sorted_kinds(sums)});
+    }
+  }
   for (const WeightsFile& file : contents.weights_files()) {
     if (!file.safetensors) continue;
     std::map<std::string, uint64_t> sums;

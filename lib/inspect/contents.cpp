@@ -67,6 +67,15 @@ const std::vector<std::string>& Contents::notes() const {
   return checkpoint_ ? checkpoint_->notes() : kNone;
 }
 
+std::optional<ShardName> Contents::writer_of(const InputFiles& inputs, FileId file) const {
+  if (checkpoint_) {
+    for (const SwapFile& swap : checkpoint_->swap_files()) {
+      if (swap.id == file) return swap.owner;
+    }
+  }
+  return parse_shard_name(inputs[file].path().filename().string());
+}
+
 std::string Contents::record_at(FileId file, uint64_t offset) const {
   for (const CheckpointFile& opened : archives_) {
     if (opened.archive->file() == file) return opened.archive->record_at(offset);

@@ -64,6 +64,8 @@ class Contents {
   const std::vector<WeightsFile>& weights_files() const;
   const std::vector<std::string>& notes() const;
 
+  // The rank that wrote `file`, one of `inputs`; nullopt where nothing tells.
+  std::optional<ShardName> writer_of(const InputFiles& inputs, FileId file) const;
   // The record (of safetensors, the tensor) that holds byte `offset` of `file`, or "".
   std::string record_at(FileId file, uint64_t offset) const;
 

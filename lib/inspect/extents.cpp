@@ -101,7 +101,7 @@ class Collector {
     }
     extent.stored = run.stored;
     extent.mean = run.combine == Combine::mean;
-    extent.rank = parse_shard_name((*inputs_)[file].path().filename().string());
+    extent.rank = contents_->writer_of(*inputs_, file);
     out_.push_back(std::move(extent));
   }
 
@@ -131,10 +131,11 @@ std::vector<FileId> files_with(const TensorSource& tensor) {
   return {files.begin(), files.end()};
 }
 
-std::vector<ShardName> ranks_of(const InputFiles& inputs, const std::vector<FileId>& files) {
+std::vector<ShardName> ranks_of(const InputFiles& inputs, const Contents& contents,
+                                const std::vector<FileId>& files) {
   std::map<std::pair<uint32_t, uint32_t>, ShardName> ranks;
   for (const FileId file : files) {
-    const auto name = parse_shard_name(inputs[file].path().filename().string());
+    const auto name = contents.writer_of(inputs, file);
     if (name && name->kind != ShardName::Kind::universal) {
       ranks.emplace(std::pair(name->mp_rank, name->dp_rank), *name);
     }

@@ -30,7 +30,7 @@ struct TensorExtent {
   // hold the same, or `mean` is set: the value is the mean of what they hold.
   uint32_t copy = 0;
   bool mean = false;
-  // The rank that wrote the file; nullopt where its name does not tell.
+  // The rank that wrote the file; nullopt where nothing tells.
   std::optional<ShardName> rank;
 
   uint64_t bytes() const { return rows * row_bytes; }
@@ -44,7 +44,8 @@ std::vector<TensorExtent> extents_of(const InputFiles& inputs, const Contents& c
 // The files that hold some of the tensor, in the order of their numbers.
 std::vector<FileId> files_with(const TensorSource& tensor);
 // The ranks that wrote `files`, by mp rank and then dp rank. None of files whose names do not tell.
-std::vector<ShardName> ranks_of(const InputFiles& inputs, const std::vector<FileId>& files);
+std::vector<ShardName> ranks_of(const InputFiles& inputs, const Contents& contents,
+                                const std::vector<FileId>& files);
 
 // The tensor called `name`, or of `state` (NamedTensor::state) if that is not empty. Throws
 // UsageError that names what is most like it if there is none.

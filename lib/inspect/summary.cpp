@@ -86,12 +86,13 @@ void count_tensors(const Contents& contents, Summary& summary) {
   }
 }
 
-void share_bytes(const InputFiles& inputs, const std::vector<FileBytes>& files, Summary& summary) {
+void share_bytes(const InputFiles& inputs, const Contents& contents,
+                 const std::vector<FileBytes>& files, Summary& summary) {
   std::map<std::pair<uint32_t, uint32_t>, std::vector<FileBytes>> by_rank;
   for (const FileBytes& file : files) {
     ++summary.files;
     summary.bytes += file.bytes;
-    const auto name = parse_shard_name(inputs[file.file].path().filename().string());
+    const auto name = contents.writer_of(inputs, file.file);
     if (name) by_rank[{name->mp_rank, name->dp_rank}].push_back(file);
   }
   for (const auto& [rank, some] : by_rank) {
@@ -105,6 +106,9 @@ void list_other_files(const Contents& contents, Summary& summary) {
   if (!contents.checkpoint()) return;
   std::unordered_set<std::string> read;
   for (const CheckpointFile& file : contents.archives()) {
+    read.insert(file.path.lexically_normal().string());
+  }
+  for (const SwapFile& file : contents.checkpoint()->swap_files()) {
     read.insert(file.path.lexically_normal().string());
   }
   std::vector<fs::path> folders = contents.checkpoint()->other_roots();
@@ -142,7 +146,7 @@ Summary summarize(const InputFiles& inputs, const Contents& contents) {
   count_tensors(contents, summary);
   const std::vector<FileBytes> files = byte_kinds(inputs, contents);
   summary.kinds = total_kinds(files);
-  share_bytes(inputs, files, summary);
+  share_bytes(inputs, contents, files, summary);
   list_other_files(contents, summary);
   return summary;
 }

@@ -152,6 +152,10 @@ void Verification::set_place(Finding& finding, const std::optional<Extent>& plac
   finding.member = record_at(place->file, place->offset);
   finding.file = inputs[place->file].display();
   if (const CheckedFile* file = file_of(place->file)) finding.rank = file->rank();
+  if (!checkpoint) return;
+  for (const SwapFile& file : checkpoint->swap_files()) {
+    if (file.id == place->file) finding.rank = FindingRank{file.owner.dp_rank, file.owner.mp_rank};
+  }
 }
 
 std::optional<Extent> place_of(const TensorSource& source, int64_t at) {

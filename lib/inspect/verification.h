@@ -179,6 +179,9 @@ void check_flat_groups(Verification& v);
 void check_padding(Verification& v);
 void open_checkpoint(Verification& v);
 
+// verify_offloaded.cpp
+void check_swap_files(Verification& v);
+
 // verify_rounding.cpp
 void check_rounding(Verification& v);
 

@@ -60,6 +60,7 @@ const std::vector<Step>& steps() {
       {check_module_shapes, kCheckpoint, {shape}},
       {check_flat_groups, kZero, {layout}},
       {check_padding, kZero, {layout}},
+      {check_swap_files, kZero, {missing, extra, layout}},
       {open_checkpoint, kCheckpoint, {layout}},
       {check_rounding, kCheckpoint, {rounding}},
       {check_module_replicas, kZero, {replica}},

@@ -138,11 +138,10 @@ TEST(Neighbours, MayLieBesideALinkedTag) {
 }
 
 TEST(Neighbours, DoNotIncludeFoldersOfTheTag) {
-  const Folder folder({"tag/offloaded_tensors/rank_0/a.swp"});
+  const Folder folder({"tag/logs/a.txt", "tag/offloaded_tensors/rank00/0_1.tensor.swp"});
   const Neighbours found = folder.find(1, 2);
   EXPECT_EQ(found.files, std::vector<Neighbour>());
-  EXPECT_EQ(found.notes,
-            (Names{"tag/offloaded_tensors is a folder beside the shards and is left out"}));
+  EXPECT_EQ(found.notes, (Names{"tag/logs is a folder beside the shards and is left out"}));
 }
 
 TEST(Neighbours, KeepTheTrainersRandomStatesOfRanksThatStay) {

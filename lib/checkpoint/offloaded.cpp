@@ -1,0 +1,328 @@
+#include "checkpoint/offloaded.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "checkpoint/flat_states.h"
+#include "checkpoint/keys.h"
+#include "checkpoint/optim_states.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+using pickle::Kind;
+using pickle::Value;
+namespace {
+
+// swap_tensor/utils.py AIO_ALIGNED_BYTES
+constexpr uint64_t kAlignment = 1024;
+constexpr std::string_view kSuffix = ".tensor.swp";
+constexpr size_t kMaxListed = 1024;
+
+// The numbers of the first and the last parameter of a sub-group.
+struct SubGroupId {
+  uint64_t first;
+  uint64_t last;
+};
+
+std::optional<uint64_t> number(std::string_view text) {
+  uint64_t value = 0;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool all = error == std::errc() && rest == text.data() + text.size();
+  return all && std::to_string(value) == text ? std::optional(value) : std::nullopt;
+}
+
+SubGroupId parsed(const std::string& id) {
+  const size_t middle = id.find('_');
+  const auto first = number(std::string_view(id).substr(0, middle));
+  const auto last =
+      middle == id.npos ? std::nullopt : number(std::string_view(id).substr(middle + 1));
+  if (!first || !last) {
+    throw CorruptError({}, "has the ds_id '" + id + "', which is not FIRST_LAST");
+  }
+  return {*first, *last};
+}
+
+// The attribute ds_id of a tensor; "" if there is none.
+std::string ds_id_of(const Shard& shard, const Value& tensor) {
+  const Value id = shard.archive.info(tensor).attributes.find_or_none("ds_id");
+  return id.is(Kind::string) ? std::string(id.as_string()) : std::string();
+}
+
+// The type of masters and states, which the empty tensors need not have: engine.py
+// get_data_types, bf16_master_weights_and_grads.
+DType master_type(const Value& config) {
+  if (config.find_or_none("bf16").find_or_none("bf16_master_weights_and_grads").is_true()) {
+    return DType::bfloat16;
+  }
+  if (config.find_or_none("fp16").find_or_none("fp16_master_weights_and_grads").is_true()) {
+    return DType::float16;
+  }
+  return DType::float32;
+}
+
+// How many bytes the swap files are padded to a multiple of.
+uint64_t alignment_of(const Value& config) {
+  constexpr int64_t kMostThreads = 1 << 16;
+  const Value aio = config.find_or_none("aio");
+  for (const char* key : {"intra_op_parallelism", "thread_count"}) {
+    const Value threads = aio.find_or_none(key);
+    if (!threads.is(Kind::integer)) continue;
+    if (threads.as_int() < 1 || threads.as_int() > kMostThreads) break;
+    return kAlignment * static_cast<uint64_t>(threads.as_int());
+  }
+  return kAlignment;
+}
+
+std::string rank_folder(uint64_t rank) {
+  const std::string digits = std::to_string(rank);
+  return "rank" + (digits.size() < 2 ? "0" + digits : digits);
+}
+
+std::string master_member(size_t group) {
+  return std::string(keys::kFp32FlatGroups) + "[" + std::to_string(group) + "]";
+}
+
+// The sub-groups of one rank that are in swap files.
+class RankReader {
+ public:
+  RankReader(const Shard& optim, const std::vector<SubGroupSize>& sizes, uint32_t mp_ranks)
+      : optim_(optim),
+        sizes_(sizes),
+        state_(optimizer_state(optim)),
+        config_(optim.archive.root().find_or_none(keys::kDsConfig)) {
+    // Tensor-parallel ranks are neighbours; stage 3 has no pipeline.
+    const uint64_t rank = uint64_t{optim.name.dp_rank} * mp_ranks + optim.name.mp_rank;
+    folder_ = offload_folder(optim.path.parent_path()) / rank_folder(rank);
+  }
+
+  std::vector<SwappedTensor> read() {
+    const auto masters = state_.sequence(keys::kFp32FlatGroups);
+    if (masters.size() != sizes_.size()) return {};
+    for (size_t g = 0; g < masters.size(); ++g) {
+      in_context(optim_.where(master_member(g)), [&] { read_master(masters[g], g); });
+      read_states(g);
+    }
+    if (!tensors_.empty()) check_ids();
+    return std::move(tensors_);
+  }
+
+  // Each sub-group's ds_id, "" where there is none.
+  const std::vector<std::string>& ids() const { return ids_; }
+
+ private:
+  void read_master(const Value& tensor, size_t g) {
+    ids_.push_back(ds_id_of(optim_, tensor));
+    if (!is_swapped_out(optim_.archive.tensor(tensor), sizes_[g].numel)) return;
+    if (ids_[g].empty()) {
+      throw CorruptError({}, "is empty and has no ds_id that would name its swap file");
+    }
+    parsed(ids_[g]);
+    add(master_member(g), ids_[g], sizes_[g].numel, false);
+  }
+
+  void read_states(size_t g) {
+    for (const FlatStates::State& state :
+         flat_states({&optim_}, keys::kOptimizerStateDict, g).states) {
+      if (!is_swapped_out(state.pieces.front(), sizes_[g].numel)) continue;
+      const std::string member = FlatStates::member(keys::kOptimizerStateDict, g, state.key);
+      in_context(optim_.where(member), [&] {
+        const std::string id = ds_id_of(optim_, state.tensors.front());
+        if (ids_[g].empty() || id != state.key + "-" + ids_[g]) {
+          throw InconsistentError(
+              {}, "has the ds_id '" + id + "', but " + master_member(g) + " has '" + ids_[g] + "'");
+        }
+        if (id.find('/') != id.npos || id.find('\0') != id.npos) {
+          throw CorruptError({}, "has a ds_id that is no file name");
+        }
+        parsed(ids_[g]);
+        add(member, id, sizes_[g].numel, true);
+      });
+    }
+  }
+
+  void add(const std::string& member, const std::string& id, uint64_t numel, bool is_state) {
+    SwappedTensor tensor;
+    tensor.member = member;
+    tensor.path = folder_ / (id + std::string(kSuffix));
+    const fs::path root = optim_.path.parent_path().parent_path();
+    tensor.display = tensor.path.lexically_relative(root).string();
+    tensor.numel = numel;
+    tensor.dtype = master_type(config_);
+    tensor.is_state = is_state;
+    checked_mul(numel, size_of(tensor.dtype));
+    tensor.most_bytes = round_up(tensor.bytes(), alignment_of(config_));
+    tensors_.push_back(std::move(tensor));
+  }
+
+  // Every parameter has a number of its own, and belongs to one sub-group.
+  void check_ids() const {
+    std::map<uint64_t, size_t> group_of;
+    for (size_t g = 0; g < ids_.size(); ++g) {
+      if (ids_[g].empty()) continue;
+      in_context(optim_.where(master_member(g)), [&] {
+        const SubGroupId id = parsed(ids_[g]);
+        if ((sizes_[g].params == 1) != (id.first == id.last)) {
+          throw InconsistentError({}, "has the ds_id '" + ids_[g] + "', but holds " +
+                                          std::to_string(sizes_[g].params) + " parameters");
+        }
+        for (const uint64_t param : {id.first, id.last}) {
+          const auto [found, is_new] = group_of.emplace(param, g);
+          if (is_new || found->second == g) continue;
+          throw InconsistentError(
+              {}, "has the ds_id '" + ids_[g] + "', but " + master_member(found->second) +
+                      " has '" + ids_[found->second] + "': no parameter is in two sub-groups");
+        }
+      });
+    }
+  }
+
+  const Shard& optim_;
+  const std::vector<SubGroupSize>& sizes_;
+  Fields state_;
+  Value config_;
+  fs::path folder_;
+  std::vector<std::string> ids_;
+  std::vector<SwappedTensor> tensors_;
+};
+
+// Within a parameter group numbers rise with the model's order, which is mostly the optimizer's.
+void note_order(const Shard& optim, const std::vector<std::string>& ids,
+                std::vector<std::string>& notes) {
+  const auto groups = optimizer_state(optim)
+                          .get(keys::kOptimizerStateDict)
+                          .value_or(Value())
+                          .find_or_none(keys::kParamGroups)
+                          .sequence_or_empty();
+  size_t g = 0;
+  for (const Value& group : groups) {
+    const size_t end = g + group.find_or_none("params").sequence_or_empty().size();
+    for (++g; g < end && g < ids.size(); ++g) {
+      if (ids[g - 1].empty() || ids[g].empty()) continue;
+      if (parsed(ids[g]).first > parsed(ids[g - 1]).last) continue;
+      note_once(notes, optim.display + ": " + master_member(g) + " has the ds_id '" + ids[g] +
+                           "' after '" + ids[g - 1] +
+                           "': right only if the optimizer was not given the parameters in the "
+                           "order of the model");
+    }
+    g = end;
+  }
+}
+
+}  // namespace
+
+bool is_swapped_out(const TensorSource& flat, uint64_t needed) {
+  return needed > 0 && flat.numel() == 0;
+}
+
+fs::path offload_folder(const fs::path& tag_folder) {
+  return tag_folder / "offloaded_tensors";
+}
+
+std::vector<std::vector<SwappedTensor>> swapped_tensors(
+    const std::vector<const Shard*>& optim, const std::vector<std::vector<SubGroupSize>>& sizes,
+    uint32_t mp_ranks, std::vector<std::string>& notes) {
+  std::vector<std::vector<SwappedTensor>> by_rank;
+  std::vector<std::string> expected;
+  bool any = false;
+  for (size_t rank = 0; rank < optim.size(); ++rank) {
+    RankReader reader(*optim[rank], sizes[rank], mp_ranks);
+    by_rank.push_back(reader.read());
+    any = any || !by_rank.back().empty();
+    if (rank == 0) expected = reader.ids();
+    if (!any) continue;
+    for (size_t g = 0; g < std::max(expected.size(), reader.ids().size()); ++g) {
+      const bool both = g < expected.size() && g < reader.ids().size();
+      if (both && expected[g] == reader.ids()[g]) continue;
+      throw InconsistentError(optim[rank]->where(master_member(g)),
+                              both ? "has the ds_id '" + reader.ids()[g] + "', but '" +
+                                         expected[g] + "' in " + optim.front()->display
+                                   : "is not as in " + optim.front()->display);
+    }
+  }
+  if (any) note_order(*optim.front(), expected, notes);
+  return by_rank;
+}
+
+void check_swap_file(const InputFile& file, const SwappedTensor& tensor) {
+  const uint64_t size = file.size();
+  if (size >= tensor.bytes() && size <= tensor.most_bytes) return;
+  const std::string needed = std::to_string(tensor.bytes()) + " for the " +
+                             std::to_string(tensor.numel) + " elements of " + tensor.member;
+  throw InconsistentError(
+      {.file = tensor.display},
+      "has " + std::to_string(size) + " bytes, needs " + needed +
+          (size < tensor.bytes() ? std::string()
+                                 : " and has at most " + std::to_string(tensor.most_bytes) +
+                                       " with its padding: it is of another sub-group or run"));
+}
+
+SwapFiles::SwapFiles(InputFiles& inputs, const std::vector<const Shard*>& optim,
+                     const std::vector<std::vector<SwappedTensor>>& tensors, bool states)
+    : by_rank_(tensors.size()) {
+  std::vector<std::string> missing;
+  for (const auto& of_rank : tensors) {
+    for (const SwappedTensor& tensor : of_rank) {
+      std::error_code failed;
+      if (tensor.is_state && !states) continue;
+      if (!fs::exists(tensor.path, failed) && !failed) {
+        missing.push_back(tensor.display + ": " + tensor.member);
+      }
+    }
+  }
+  if (!missing.empty()) {
+    const fs::path folder = optim.front()->path.parent_path();
+    std::string text = std::to_string(missing.size()) +
+                       (missing.size() == 1 ? " swap file is" : " swap files are") +
+                       " missing of an optimizer that was offloaded to NVMe:";
+    for (size_t i = 0; i < std::min(missing.size(), kMaxListed); ++i) text += "\n  " + missing[i];
+    if (missing.size() > kMaxListed) text += "\n  ...";
+    InconsistentError error({.file = folder.string()}, text);
+    const Value config = optim.front()->archive.root().find_or_none(keys::kDsConfig);
+    if (!config.find_or_none("checkpoint").find_or_none("use_node_local_storage").is_true()) {
+      throw error;
+    }
+    throw std::move(error).with_hint(
+        "the run saved on each node's own disk (use_node_local_storage) under local ranks: rename "
+        "the folders of offloaded_tensors after the global ranks");
+  }
+  for (size_t rank = 0; rank < tensors.size(); ++rank) {
+    const fs::path root = optim[rank]->path.parent_path().parent_path();
+    for (const SwappedTensor& tensor : tensors[rank]) {
+      if (tensor.is_state && !states) continue;
+      const FileId id = inputs.add(tensor.path, root);
+      check_swap_file(inputs[id], tensor);
+      by_rank_[rank].emplace(tensor.member,
+                             TensorSource::stored({id, 0, tensor.bytes()}, tensor.dtype,
+                                                  {static_cast<int64_t>(tensor.numel)}));
+      files_.push_back({tensor.path, id, optim[rank]->name});
+    }
+  }
+}
+
+const TensorSource* SwapFiles::find(size_t rank, const std::string& member) const {
+  if (rank >= by_rank_.size()) return nullptr;
+  const auto found = by_rank_[rank].find(member);
+  return found == by_rank_[rank].end() ? nullptr : &found->second;
+}
+
+std::vector<fs::path> unreferenced_swap_files(const fs::path& folder,
+                                              const std::set<fs::path>& known) {
+  std::vector<fs::path> paths;
+  std::error_code failed;
+  if (!fs::is_directory(folder, failed)) return paths;
+  fs::recursive_directory_iterator it(folder, failed);
+  for (const fs::recursive_directory_iterator end; !failed && it != end; it.increment(failed)) {
+    std::error_code ignored;
+    if (!it->is_directory(ignored) && !known.contains(it->path())) paths.push_back(it->path());
+  }
+  if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+}  // namespace dsckpt
