@@ -145,8 +145,10 @@ std::vector<OutputTensor> select(const Checkpoint& checkpoint, const WeightsOpti
   if (options.exclude_frozen_parameters && !checkpoint.facts().frozen_known) {
     throw std::move(
         UnsupportedError({.file = checkpoint.tag_folder().string()},
-                         "does not tell which parameters are frozen: it is of stage 0 in "
-                         "fp32, and trained ones have the same shapes"))
+                         checkpoint.facts().from_weights
+                             ? "does not tell which parameters are frozen: it has weights alone"
+                             : "does not tell which parameters are frozen: it is of stage 0 in "
+                               "fp32, and trained ones have the same shapes"))
         .with_hint("name them with --exclude");
   }
   const Selection selection(options);
@@ -188,7 +190,7 @@ std::string without_prefix(const std::string& name, const std::vector<std::strin
 
 WeightsPlan plan_weights(InputFiles& inputs, const Checkpoint& checkpoint,
                          const WeightsOptions& options) {
-  if (checkpoint.facts().model_parallel) {
+  if (checkpoint.facts().model_parallel && checkpoint.facts().layout != "universal") {
     throw std::move(UnsupportedError({.file = checkpoint.tag_folder().string()},
                                      "is a pipeline-, tensor- or expert-parallel checkpoint; "
                                      "weights are made of data-parallel ones"))
