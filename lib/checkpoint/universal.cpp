@@ -352,9 +352,8 @@ class Reader {
       const Value root = file.archive.root();
       if (split_ != nullptr) return whole_value(file, name, shape, is_master);
       if (root.find_or_none("is_expert_param").is_true()) {
-        throw UnsupportedError({},
-                               "belongs to experts: only the universal checkpoints of "
-                               "data-parallel runs are read");
+        throw InconsistentError({},
+                                "belongs to experts, of which the model-states file says nothing");
       }
       TensorSource source = file.archive.tensor(value);
       if (root.find_or_none("vocab_tensor").is_true()) source = padded(source, name, shape);

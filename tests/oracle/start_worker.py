@@ -125,7 +125,9 @@ class Run:
         return engine, client
 
     def state_of(self, engine):
-        state = {name: safe_get_full_fp32_param(p) for name, p in engine.module.named_parameters() if p.requires_grad}
+        # At stage 0 there is no access to masters; the parameters have their values, as the weights are not rounded.
+        master = safe_get_full_fp32_param if self.options["stage"] else lambda p: p.float()
+        state = {name: master(p) for name, p in engine.module.named_parameters() if p.requires_grad}
         state.update({name: value.clone() for name, value in engine.module.named_buffers()})
         return {name: value.detach().clone() for name, value in state.items()}
 
