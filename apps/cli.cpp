@@ -11,15 +11,18 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <filesystem>
 #include <iostream>
 #include <map>
 #include <new>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "checkpoint/shard_name.h"
 #include "command_facts.h"
 #include "completions.h"
 #include "help.h"
+#include "inspect/contents.h"
 #include "man_page.h"
 #include "report.h"
 #include "spelling.h"
@@ -165,6 +168,39 @@ void add_roots(CLI::App& app, std::vector<std::filesystem::path>& roots) {
                  "disk; once for each")
       ->type_name("DIR")
       ->allow_extra_args(false);
+}
+
+bool is_weights_input(const std::string& path, const std::string& tag) {
+  const std::filesystem::path file(path);
+  std::error_code failed;
+  if (std::filesystem::is_regular_file(file, failed)) {
+    const std::string name = file.filename().string();
+    constexpr std::array kEndings{".safetensors", ".bin", ".pt", ".pth", ".index.json"};
+    return !parse_shard_name(name) &&
+           std::any_of(kEndings.begin(), kEndings.end(),
+                       [&](const char* ending) { return name.ends_with(ending); });
+  }
+  return holds_only_weights(file, tag);
+}
+
+void add_weights_options(CLI::App& app, WeightNames& names) {
+  app.add_option("--strip-prefix", names.strip_prefix,
+                 "Of weights: take this from the front of names that have it")
+      ->type_name("PREFIX");
+  app.add_option("--add-prefix", names.add_prefix, "Of weights: put this in front of all names")
+      ->type_name("PREFIX");
+}
+
+void check_weights_options(bool is_weights, const WeightNames& names, const std::string& like) {
+  if (is_weights) return;
+  const auto check = [](std::string_view option, const std::string& value) {
+    if (!value.empty()) {
+      throw UsageError(std::string(option) + " is for weights, and the input is a checkpoint");
+    }
+  };
+  check("--strip-prefix", names.strip_prefix);
+  check("--add-prefix", names.add_prefix);
+  check("--like", like);
 }
 
 void add_pass_options(CLI::App& app, Common& common) {

@@ -48,6 +48,13 @@ void add_roots(CLI::App& app, std::vector<std::filesystem::path>& roots);
 // Adds the positional `name`, a checkpoint folder, --tag and --root.
 void add_checkpoint_options(CLI::App& app, const std::string& name, std::string& path,
                             OpenOptions& open);
+// Whether a tool that wants a checkpoint was given weights instead: a folder that holds nothing
+// else, or a file with a name as weights have it; shards are none.
+bool is_weights_input(const std::string& path, const std::string& tag);
+// For tools that take weights where a checkpoint is expected. Adds --strip-prefix and --add-prefix.
+void add_weights_options(CLI::App& app, WeightNames& names);
+// Throws UsageError if they, or `like`, were given for what is no weights.
+void check_weights_options(bool is_weights, const WeightNames& names, const std::string& like = {});
 // For commands that read tensors. Adds --threads and --progress.
 void add_pass_options(CLI::App& app, Common& common);
 // For tools that run a plan. Adds --dry-run, --force, which is explained by `force`, --fsync,

@@ -25,6 +25,7 @@ struct Arguments {
   cli::Common common;
   std::string ds_config;
   std::string like;
+  WeightNames names;
   bool plan_batch = false;
   bool dry_run = false;
 };
@@ -52,8 +53,10 @@ void add_options(CLI::App& app, Arguments& args) {
       ->type_name("FILE");
   app.add_option("--like", args.like,
                  "A checkpoint that the new run has saved: parameter groups, their order and the\n"
-                 "layout are taken from it")
+                 "layout are taken from it. Needed where the input is weights to start from, a\n"
+                 "Hugging Face folder, a .safetensors or .bin file: then it has all but the values")
       ->type_name("CHECKPOINT");
+  cli::add_weights_options(app, args.names);
   app.add_flag("--plan-batch", args.plan_batch,
                "Show the batch settings that keep the global batch on the new ranks, and write\n"
                "ds_config_dpN.json with the one suggested");
@@ -65,6 +68,7 @@ void add_options(CLI::App& app, Arguments& args) {
       cli::footer("  reshard ckpt ckpt_on_6 --dp 6\n"
                   "  reshard ckpt ckpt_z3 --dp 16 --stage 3 --sub-group-size 1000000000\n"
                   "  reshard ckpt ckpt_new --dp 4 --ds-config new_run.json --plan-batch --dry-run\n"
+                  "  reshard Llama-3-8B start --dp 8 --like first_steps\n"
                   "Then load the new folder as any checkpoint of DeepSpeed's, without\n"
                   "load_universal."));
 }
@@ -96,12 +100,16 @@ int convert(const CLI::App& app, Arguments& args) {
   Progress progress;
   const cli::InterruptGuard guard(progress);
   InputFiles inputs;
-  const Checkpoint source = Checkpoint::open(inputs, args.input, args.open);
+  const bool is_weights = cli::is_weights_input(args.input, args.open.tag);
+  cli::check_weights_options(is_weights, args.names);
   std::optional<Checkpoint> like;
   if (!args.like.empty()) {
     like = Checkpoint::open(inputs, args.like, {.tag = {}, .optimizer_states = true});
-    args.reshard.like = &*like;
+    if (!is_weights) args.reshard.like = &*like;
   }
+  const Checkpoint source =
+      is_weights ? Checkpoint::from_weights(inputs, args.input, args.names, like ? &*like : nullptr)
+                 : Checkpoint::open(inputs, args.input, args.open);
   const ReshardPlan plan = plan_reshard(inputs, source, args.input, args.reshard, args.plan_batch);
   check_reshard_place(source, plan, args.output, args.run.stage.force);
   for (const std::string& text : plan.notes) cli::note(app, args.common, text);

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "checkpoint/checkpoint.h"
@@ -20,6 +21,8 @@ struct Arguments {
   std::string output;
   OpenOptions open;
   UniversalOptions universal;
+  WeightNames names;
+  std::string like;
   RunOptions run;
   cli::Common common;
   unsigned extract_workers = 0;
@@ -32,7 +35,8 @@ struct Arguments {
 
 void add_options(CLI::App& app, Arguments& args) {
   app.add_option("--input-folder", args.input,
-                 "Checkpoint: the folder that has the file `latest`, or one tag's own folder")
+                 "Checkpoint: the folder that has the file `latest`, or one tag's own folder;\n"
+                 "or weights to start from: a Hugging Face folder, a .safetensors or .bin file")
       ->type_name("DIR")
       ->required();
   app.add_option("--output-folder", args.output,
@@ -56,6 +60,12 @@ void add_options(CLI::App& app, Arguments& args) {
       "Accepted and without effect: a universal_checkpoint_info that is not needed is not\n"
       "missed, one that is needed cannot be made up");
 
+  app.add_option("--like", args.like,
+                 "Of weights: a checkpoint of the run that starts from them, which tells trained,\n"
+                 "frozen and tied parameters and the optimizer's states")
+      ->type_name("CHECKPOINT");
+  cli::add_weights_options(app, args.names);
+
   cli::add_run_options(app, args.common, args.run, args.dry_run,
                        "Replace a universal checkpoint that is in the output folder");
   cli::add_common(app, args.common);
@@ -63,6 +73,7 @@ void add_options(CLI::App& app, Arguments& args) {
       cli::footer("  to-universal --input_folder ckpt/global_step5 --output_folder "
                   "ckpt/universal5\n"
                   "  to-universal --input-folder ckpt --output-folder ckpt/universal --dry-run\n"
+                  "  to-universal --input-folder Llama-3-8B --output-folder start/universal\n"
                   "Then set \"checkpoint\": {\"load_universal\": true} in DeepSpeed's "
                   "configuration\nand load ckpt."));
 }
@@ -94,7 +105,16 @@ int convert(const CLI::App& app, Arguments& args) {
   Progress progress;
   const cli::InterruptGuard guard(progress);
   InputFiles inputs;
-  const Checkpoint checkpoint = Checkpoint::open(inputs, args.input, args.open);
+  const bool is_weights = cli::is_weights_input(args.input, args.open.tag);
+  cli::check_weights_options(is_weights, args.names, args.like);
+  std::optional<Checkpoint> like;
+  if (!args.like.empty()) {
+    like = Checkpoint::open(inputs, args.like, {.tag = {}, .optimizer_states = true});
+    args.universal.initial = initial_states_like(*like);
+  }
+  const Checkpoint checkpoint =
+      is_weights ? Checkpoint::from_weights(inputs, args.input, args.names, like ? &*like : nullptr)
+                 : Checkpoint::open(inputs, args.input, args.open);
   check_universal_place(checkpoint, args.output, args.run.stage.force);
   const UniversalPlan plan = plan_universal(inputs, checkpoint, args.universal);
   for (const std::string& text : plan.notes) cli::note(app, args.common, text);

@@ -183,7 +183,9 @@ int convert(const CLI::App& app, Arguments& args) {
   Progress progress;
   const cli::InterruptGuard guard(progress);
   InputFiles inputs;
-  const Checkpoint checkpoint = Checkpoint::open(inputs, args.checkpoint_dir, args.open);
+  const Checkpoint checkpoint = cli::is_weights_input(args.checkpoint_dir, args.open.tag)
+                                    ? Checkpoint::from_weights(inputs, args.checkpoint_dir)
+                                    : Checkpoint::open(inputs, args.checkpoint_dir, args.open);
   check_output_place(checkpoint, output);
   if (args.debug) std::cerr << dump(facts_json(checkpoint)) << "\n";
   const WeightsPlan plan = args.peft.empty()

@@ -152,8 +152,10 @@ std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
   if (options.exclude_frozen_parameters && !checkpoint.facts().frozen_known) {
     throw std::move(
         UnsupportedError({.file = checkpoint.tag_folder().string()},
-                         "does not tell which parameters are frozen: it is of stage 0 in "
-                         "fp32, and trained ones have the same shapes"))
+                         checkpoint.facts().from_weights
+                             ? "does not tell which parameters are frozen: it has weights alone"
+                             : "does not tell which parameters are frozen: it is of stage 0 in "
+                               "fp32, and trained ones have the same shapes"))
         .with_hint("name them with --exclude");
   }
   const Selection selection(options);

@@ -92,11 +92,15 @@ ReshardPlan plan_reshard(InputFiles& inputs, const Checkpoint& source, const fs:
   result.groups = lay_out_shards(plan, source, result.target, result.tag, result.notes);
   std::string config_path;
   if (plan_batch) result.batch = batch_plan(source, result.target, plan, config_path);
-  Neighbours beside = find_neighbours({.named = input,
-                                       .tag_folder = source.tag_folder(),
-                                       .tag = result.tag,
-                                       .other_roots = source.other_roots()},
-                                      source.facts().mesh.dp, result.target.dp);
+  // What lies beside weights is of no training.
+  Neighbours beside;
+  if (!source.facts().from_weights) {
+    beside = find_neighbours({.named = input,
+                              .tag_folder = source.tag_folder(),
+                              .tag = result.tag,
+                              .other_roots = source.other_roots()},
+                             source.facts().mesh.dp, result.target.dp);
+  }
   // What lies where the suggested configuration goes is left out.
   const size_t left_out = std::erase_if(beside.files, [&](const Neighbour& file) {
     return !config_path.empty() && fs::path(file.destination).begin()->string() == config_path;

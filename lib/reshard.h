@@ -27,9 +27,11 @@ struct ReshardPlan {
 };
 
 // Plans OUTPUT/TAG/ with the shards, OUTPUT/latest, and copies of the files that lie beside the
-// shards under `input` (neighbours.h). `source` is `input`, open with its optimizer states. With
-// `plan_batch`, ds_config_dpN.json has the configuration with batch settings for the new ranks. The
-// result is valid against `inputs`. Throws as reshard_target and lay_out_shards.
+// shards under `input` (neighbours.h). `source` is `input`, open with its optimizer states, or
+// weights with a checkpoint that they are like (Checkpoint::from_weights), of whose training
+// nothing is kept. With `plan_batch`, ds_config_dpN.json has the configuration with batch settings
+// for the new ranks. The result is valid against `inputs`. Throws as reshard_target and
+// lay_out_shards.
 ReshardPlan plan_reshard(InputFiles& inputs, const Checkpoint& source,
                          const std::filesystem::path& input, const ReshardOptions& options,
                          bool plan_batch);

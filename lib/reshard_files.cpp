@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <sstream>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "checkpoint/shard.h"
 #include "checkpoint/shard_name.h"
 #include "format/archive_copy.h"
+#include "format/python_objects.h"
 #include "loss_scaler.h"
 #include "reshard_layout.h"
 
@@ -21,6 +23,19 @@ using pickle::Kind;
 using pickle::ObjectNode;
 using pickle::Value;
 namespace {
+
+// Of the model-states files: what a run from weights starts with at 0 and at None, and what is of
+// its model. The rest is of DeepSpeed's schedules and of the training program.
+constexpr std::array kCounters{keys::kGlobalSteps, keys::kSkippedSteps, keys::kGlobalSamples};
+// What is made for the new run, but for `module`, which is always there.
+constexpr std::array kMade{
+    keys::kOptimizer,    keys::kParamShapes,          keys::kFrozenParamShapes,
+    keys::kSharedParams, keys::kFrozenParamFragments, keys::kDpWorldSize,
+    keys::kDsConfig};
+constexpr std::array kUnstarted{keys::kDataSampler, keys::kRandomLtd};
+constexpr std::array kOfTheModel{
+    keys::kBufferNames, keys::kSparseTensorNames,       keys::kMpWorldSize,
+    keys::kDsVersion,   keys::kUniversalCheckpointInfo, keys::kCheckpointParallelDimensions};
 
 bool contains(std::span<const std::string_view> keys, std::string_view key) {
   return std::find(keys.begin(), keys.end(), key) != keys.end();
@@ -49,12 +64,17 @@ class Writer {
     if (target_.stage != 0) {
       for (uint32_t rank = 0; rank < target_.dp; ++rank) add_optim_file(rank);
     }
-    note_client_state();
+    if (starts()) {
+      note_start();
+    } else {
+      note_client_state();
+    }
     return summary();
   }
 
  private:
   bool is_zero12() const { return target_.stage == 1 || target_.stage == 2; }
+  bool starts() const { return source_.facts().from_weights; }
   bool is_bf16_optimizer() const { return target_.wrapper == EngineWrapper::bf16_optimizer; }
   std::string path_of(const ShardName& name) const { return folder_ + "/" + name.file_name(); }
   Where source_where() const { return {.file = source_.tag_folder().string()}; }
@@ -66,18 +86,6 @@ class Writer {
       return copy.writer().tensor(value.archive->tensor(value.value));
     }
     return copy.of(*value.archive, value.value);
-  }
-
-  static Value size_value(Document& document, const Shape& shape) {
-    std::vector<Value> dims;
-    for (const int64_t dim : shape) dims.push_back(Document::integer(dim));
-    return document.object(ObjectNode::Made::reduce, document.global("torch", "Size"),
-                           document.tuple({document.tuple(std::move(dims))}));
-  }
-
-  static Value ordered_dict(Document& document) {
-    return document.object(ObjectNode::Made::reduce, document.global("collections", "OrderedDict"),
-                           document.tuple({}));
   }
 
   static Value integers(Document& document, const std::vector<uint64_t>& values) {
@@ -317,7 +325,7 @@ class Writer {
 
   // What a later DeepSpeed may keep besides.
   void carry_unknown(ArchiveCopy& copy, const Value& dict) const {
-    if (!same_wrapper_) return;
+    if (!same_wrapper_ || starts()) return;
     constexpr std::array kOurs{keys::kLossScaler,
                                keys::kDynamicLossScale,
                                keys::kOverflow,
@@ -356,10 +364,8 @@ class Writer {
           return model_value(copy, storages, key, value, rank);
         });
     // Old releases did not write all of them.
-    for (const std::string_view key :
-         {keys::kOptimizer, keys::kParamShapes, keys::kFrozenParamShapes, keys::kSharedParams,
-          keys::kFrozenParamFragments, keys::kDpWorldSize, keys::kDsConfig}) {
-      if (!root.find(key)) copy.set(dict, key, model_value(copy, storages, key, {}, rank));
+    for (const std::string_view key : kMade) {
+      if (!root.find(key)) copy.set(dict, key, *model_value(copy, storages, key, {}, rank));
     }
     ShardName name{.kind = ShardName::Kind::model_states};
     if (target_.stage == 3) name = {.kind = ShardName::Kind::zero_model_states, .dp_rank = rank};
@@ -369,8 +375,9 @@ class Writer {
   // The storages of `module`'s parameters by name, which frozen_param_fragments share.
   using StorageOf = std::unordered_map<std::string, TorchArchiveWriter::StorageId>;
 
-  Value model_value(ArchiveCopy& copy, StorageOf& storages, std::string_view key,
-                    const Value& value, uint32_t rank) const {
+  // nullopt for what is left out.
+  std::optional<Value> model_value(ArchiveCopy& copy, StorageOf& storages, std::string_view key,
+                                   const Value& value, uint32_t rank) const {
     Document& document = copy.document();
     if (key == keys::kModule) return module_value(copy, storages, value);
     if (key == keys::kOptimizer) return model_optimizer(copy, value);
@@ -380,20 +387,32 @@ class Writer {
     if (key == keys::kSharedParams) return shared_params(copy, value, rank);
     if (key == keys::kDpWorldSize) return Document::integer(target_.dp);
     if (key == keys::kDsConfig) return config_value(copy);
-    return copy.of(value);
+    return starts() ? start_value(copy, key, value) : copy.of(value);
+  }
+
+  // What is left of the checkpoint that a run starts like: what its model is, not how far it came.
+  static std::optional<Value> start_value(ArchiveCopy& copy, std::string_view key,
+                                          const Value& value) {
+    if (contains(kCounters, key)) return Document::integer(0);
+    if (contains(kUnstarted, key)) return Value();
+    if (key == keys::kLrScheduler) {
+      return value.is_none() ? Value() : first_lr_scheduler(copy.document());
+    }
+    if (contains(kOfTheModel, key)) return copy.of(value);
+    return std::nullopt;
   }
 
   // None under ZeRO, unless a client_state had the key.
   Value model_optimizer(ArchiveCopy& copy, const Value& saved) const {
     if (target_.stage == 0) return stage0_optimizer(copy);
-    return source_.facts().zero_stage == 0 ? Value() : copy.of(saved);
+    return source_.facts().zero_stage == 0 || starts() ? Value() : copy.of(saved);
   }
 
   bool from_stage3() const { return source_.facts().zero_stage == 3; }
 
   Value module_value(ArchiveCopy& copy, StorageOf& storages, const Value& module) const {
     const bool to_stage3 = target_.stage == 3;
-    if (from_stage3() == to_stage3 && !target_.param_dtype) return copy.of(module);
+    if (from_stage3() == to_stage3 && !target_.param_dtype && !starts()) return copy.of(module);
     Document& document = copy.document();
     const Value dict = ordered_dict(document);
     for (const auto& [key, value] : module.as_dict().items) {
@@ -415,8 +434,10 @@ class Writer {
       throw UnsupportedError({.file = source_where().file, .tensor = name},
                              "is a parameter of the model whose values are in no file");
     }
-    if (owner_of(*param).kind == ParamKind::buffer) return copy.of(value);
     TorchArchiveWriter& writer = copy.writer();
+    if (owner_of(*param).kind == ParamKind::buffer) {
+      return starts() ? writer.tensor(param->weight) : copy.of(value);
+    }
     const DType saved = copy.from().info(value).dtype;
     const DType dtype = target_.param_dtype.value_or(saved);
     if (target_.stage == 3) return writer.tensor(TensorSource::zeros(dtype, {0}));
@@ -437,7 +458,7 @@ class Writer {
       const Value shapes = ordered_dict(document);
       for (const Param* param : run.params) {
         document.set_item(shapes, document.intern(param->name),
-                          size_value(document, param->weight.shape()));
+                          torch_size(document, param->weight.shape()));
       }
       all.push_back(shapes);
     }
@@ -464,14 +485,14 @@ class Writer {
   Value frozen_shapes(ArchiveCopy& copy, const Value& saved) const {
     if (!has_frozen_entries(saved)) return {};
     return of_frozen(copy, [&](const Param& param) {
-      return size_value(copy.document(), param.weight.shape());
+      return torch_size(copy.document(), param.weight.shape());
     });
   }
 
   Value frozen_fragments(ArchiveCopy& copy, const StorageOf& storages, const Value& saved,
                          uint32_t rank) const {
     if (!has_frozen_entries(saved)) return {};
-    const bool as_saved = target_.stage == 2 && source_.facts().zero_stage == 2;
+    const bool as_saved = target_.stage == 2 && source_.facts().zero_stage == 2 && !starts();
     if (as_saved && !target_.param_dtype && saved.is_mapping() &&
         saved.as_dict().items.size() == layout_.frozen().size()) {
       return copy.of(saved);
@@ -489,7 +510,7 @@ class Writer {
       const auto found = storages.find(param.name);
       if (found != storages.end()) return writer.tensor(found->second, param.weight.shape());
       const Value in_module = module.find_or_none(param.name);
-      return in_module.is_none() ? writer.tensor(value) : copy.of(in_module);
+      return in_module.is_none() || starts() ? writer.tensor(value) : copy.of(in_module);
     });
   }
 
@@ -583,6 +604,36 @@ class Writer {
                                std::to_string(kept) + " only: " + names
                          : "what the ranks saved each for itself is rank 0's on the new ranks: " +
                                names);
+  }
+
+  void note_start() {
+    notes_.push_back(
+        "the new run starts at step 0, with an optimizer that took no step and a schedule that "
+        "begins; hyper-parameters are those of " +
+        source_.model_files().front().path.string() + learning_rates());
+    std::string names;
+    for (const auto& [key, value] : model_file(0).archive->root().as_dict().items) {
+      if (!key.is(Kind::string) || is_written(key.as_string()) || value.is_none()) continue;
+      names += (names.empty() ? "'" : ", '") + std::string(key.as_string()) + "'";
+    }
+    if (!names.empty()) notes_.push_back("what the program saved is left out: " + names);
+  }
+
+  static bool is_written(std::string_view key) {
+    return key == keys::kModule || contains(kMade, key) || contains(kCounters, key) ||
+           contains(kUnstarted, key) || contains(kOfTheModel, key) || key == keys::kLrScheduler;
+  }
+
+  std::string learning_rates() const {
+    std::string text;
+    for (const Group& group : layout_.groups()) {
+      const Value rate = group.settings.value.find_or_none("lr");
+      if (!rate.is(Kind::real) && !rate.is(Kind::integer)) continue;
+      std::ostringstream number;
+      number << rate.as_real();
+      text += (text.empty() ? ", where the learning rate is " : ", ") + number.str();
+    }
+    return text;
   }
 
   void add_buffers_that_differ(std::vector<std::string>& names) const {

@@ -147,9 +147,21 @@ class TargetBuilder {
                              "expert-parallel ranks; only whole models are resharded");
     }
     first_trained(source_);
+    if (facts().from_weights) check_start();
     if (source_.wrapper_state().archive == nullptr) {
       throw UnsupportedError({.file = file_of(source_)},
                              "has no optimizer state: there is no training to go on with");
+    }
+  }
+
+  void check_start() const {
+    if (source_.model_files().empty()) {
+      throw std::move(UsageError("weights do not tell the optimizer and its parameter groups"))
+          .with_hint("--like CHECKPOINT takes them from a checkpoint of the new run");
+    }
+    if (facts().elastic) {
+      throw UnsupportedError({.file = file_of(source_)},
+                             "is elastic and has no hyper-parameters to start with");
     }
   }
 
@@ -234,7 +246,7 @@ class TargetBuilder {
     const std::vector<ParamGroup>& own = source_.groups();
     // Without ZeRO all ranks have everything, and the optimizer can be copied as it is.
     const bool as_it_is = target_.stage == 0 && facts().zero_stage == 0 && !is_other_run() &&
-                          facts().layout != "universal";
+                          facts().layout != "universal" && !facts().from_weights;
     if (options_.like == nullptr) {
       if (own.empty() && !as_it_is) {
         if (!facts().states_assigned) throw unassigned_states(source_);
@@ -415,6 +427,7 @@ class TargetBuilder {
     target_.engine.precision = now;
     target_.bf16_names = now == Precision::bf16;
     target_.fp16 = now == Precision::fp16;
+    target_.new_loss_scaler = facts().from_weights;
     if (now == old) return;
     target_.param_dtype = dtype_of(now);
     target_.new_loss_scaler = true;

@@ -20,6 +20,11 @@ using pickle::Kind;
 using pickle::Value;
 namespace {
 
+constexpr const char* kSharedStep =
+    "DeepSpeed's stage 3 loads one step count for all sub-groups, and torch's own Adam then counts "
+    "it once for each; use one parameter group and a sub_group_size above a rank's elements, "
+    "DeepSpeed's Adam, or reshard";
+
 // "'a', 'b' and 3 more"
 std::string some_of(const std::vector<std::string>& names) {
   constexpr size_t kShown = 4;
@@ -36,12 +41,14 @@ class Planner {
   Planner(InputFiles& inputs, const Checkpoint& checkpoint)
       : inputs_(inputs),
         checkpoint_(checkpoint),
-        stage_(checkpoint.facts().zero_stage),
+        starts_(checkpoint.facts().from_weights),
+        stage_(starts_ ? 0 : checkpoint.facts().zero_stage),
         // Plain stage 3 has vectors without shapes; where the loader has to cut slices out, it
         // needs shapes.
         flat_(stage_ == 3 && checkpoint.facts().mesh.tp == 1) {}
 
   UniversalPlan plan(const UniversalOptions& options) {
+    initial_ = options.initial;
     check_patterns(options);
     if (!checkpoint_.facts().states_assigned) throw unassigned_states(checkpoint_);
     for (const Param& param : checkpoint_.params()) {
@@ -51,9 +58,14 @@ class Planner {
         add_untrained(param);
       }
     }
-    lay_out_optimizer_state(plan_, checkpoint_);
-    add_model_files();
-    add_notes();
+    if (starts_) {
+      lay_out_start(plan_, checkpoint_, initial_.step);
+      add_start_notes();
+    } else {
+      lay_out_optimizer_state(plan_, checkpoint_);
+      add_model_files();
+      add_notes();
+    }
     result_.plan = plan_.finish();
     result_.plan.validate(planned_inputs(inputs_));
     return std::move(result_);
@@ -113,6 +125,15 @@ class Planner {
       });
       entry.files.push_back(key);
     };
+    if (starts_) {
+      add("fp32", param.weight.to(DType::float32), true);
+      const TensorSource zeros = TensorSource::zeros(DType::float32, param.weight.shape());
+      for (const std::string& key : initial_.keys) add(key, zeros, false);
+      lay_out_initial_step(plan_, param.name, initial_.step);
+      if (initial_.step != InitialStates::Step::none) entry.files.push_back("step");
+      result_.entries.push_back(std::move(entry));
+      return;
+    }
     add("fp32", param.weight, param.requires_grad);
     for (const ParamState& state : param.states) add(state.key, state.value, false);
     if (stage_ != 3 && param.step.archive != nullptr) {
@@ -145,16 +166,7 @@ class Planner {
     if (stage_ != 3 && !checkpoint_.facts().has_universal_info) {
       note("there is no universal_checkpoint_info; none is needed, since no parameter is cut");
     }
-    std::vector<std::string> lost;
-    for (const Param& param : checkpoint_.params()) {
-      if (param.kind != ParamKind::trainable && param.alias_of.empty()) lost.push_back(param.name);
-    }
-    if (!lost.empty()) {
-      note(
-          "DeepSpeed does not restore buffers and frozen parameters from a universal checkpoint, "
-          "here " +
-          some_of(lost) + ": the new run has to start with the same values, or use reshard");
-    }
+    note_not_restored();
     if (stage_ != 3 && has_round_robin()) {
       note(
           "where round_robin_gradients is set, DeepSpeed's loader puts parameters into each "
@@ -185,6 +197,39 @@ class Planner {
     note(
         "the run had its optimizer on NVMe: a run that still has (offload_optimizer.device nvme) "
         "does not load universal checkpoints; take cpu or none");
+  }
+
+  void note_not_restored() {
+    std::vector<std::string> lost;
+    for (const Param& param : checkpoint_.params()) {
+      if (param.kind != ParamKind::trainable && param.alias_of.empty()) lost.push_back(param.name);
+    }
+    if (lost.empty()) return;
+    note(
+        "DeepSpeed does not restore buffers and frozen parameters from a universal checkpoint, "
+        "here " +
+        some_of(lost) + ": the new run has to start with the same values, or use reshard");
+  }
+
+  void add_start_notes() {
+    const std::vector<std::string>& found = checkpoint_.notes();
+    result_.notes.insert(result_.notes.begin(), found.begin(), found.end());
+    note(
+        "for a run that starts from these weights at stage 1, 2 or 3: hyper-parameters, loss scale "
+        "and schedule are the new run's own");
+    note_not_restored();
+    using Step = InitialStates::Step;
+    if (initial_.keys.empty()) {
+      note("without optimizer states, which stages 1 and 2 do without and stage 3 does not load");
+    } else {
+      note(std::string("with the states of ") +
+           (initial_.step == Step::tensor ? "torch's Adam and AdamW"
+                                          : "DeepSpeed's own Adam and AdamW") +
+           " before their first step");
+    }
+    if (initial_.step == Step::tensor) {
+      note(kSharedStep);
+    }
   }
 
   void add_notes_on_whole_states() {
@@ -264,10 +309,7 @@ class Planner {
            "; reshard carries it");
     }
     if (shares_step()) {
-      note(
-          "DeepSpeed's stage 3 loads one step count for all sub-groups, and torch's own Adam then "
-          "counts it once for each; use one parameter group and a sub_group_size above a rank's "
-          "elements, DeepSpeed's Adam, or reshard");
+      note(kSharedStep);
     }
     if (groups_differ()) {
       note(
@@ -332,8 +374,10 @@ class Planner {
 
   InputFiles& inputs_;
   const Checkpoint& checkpoint_;
+  bool starts_;  // from weights
   int stage_;
   bool flat_;
+  InitialStates initial_ = {};
   PlanBuilder plan_;
   UniversalPlan result_;
 };
@@ -402,7 +446,9 @@ ExecStats run_universal(const UniversalPlan& plan, const InputFiles& inputs,
                         const RunOptions& options) {
   RunOptions whole = options;
   whole.stage.whole_folder = true;
-  std::vector<InputRecord> records = records_of(checkpoint.optim_files(), options.verify);
+  std::vector<InputRecord> records = checkpoint.facts().from_weights
+                                         ? checkpoint.records(options.verify)
+                                         : records_of(checkpoint.optim_files(), options.verify);
   records.insert(records.end(), plan.model_records.begin(), plan.model_records.end());
   const ExecStats stats = run_plan(plan.plan, inputs, std::move(records),
                                    fs::weakly_canonical(fs::absolute(output)), progress, whole);

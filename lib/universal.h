@@ -8,12 +8,15 @@
 #include "checkpoint/checkpoint.h"
 #include "convert.h"
 #include "plan/copy_plan.h"
+#include "universal_start.h"
 
 namespace dsckpt {
 
 struct UniversalOptions {
   // Patterns of universal_checkpoint_info that fit no parameter are an error; else a note.
   bool strict = true;
+  // Of weights (CheckpointFacts::from_weights): what there is beside the masters.
+  InitialStates initial = {};
 };
 
 struct UniversalPlan {
@@ -30,10 +33,10 @@ struct UniversalPlan {
 };
 
 // Plans the folder that ds_to_universal.py writes; the result is valid against `inputs`.
-// `checkpoint` has to be open with its optimizer states. Where that script is wrong or fails the
-// result is what the engine held: lib/checkpoint/LAYOUTS.md, "Universal checkpoints". Throws
-// UsageError for unused patterns and for what is a universal checkpoint already, UnsupportedError
-// and InconsistentError for what the format cannot hold.
+// `checkpoint` has to be open with its optimizer states, or of weights. Where that script is wrong
+// or fails the result is what the engine held: lib/checkpoint/LAYOUTS.md, "Universal checkpoints".
+// Throws UsageError for unused patterns and for what is a universal checkpoint already,
+// UnsupportedError and InconsistentError for what the format cannot hold.
 UniversalPlan plan_universal(InputFiles& inputs, const Checkpoint& checkpoint,
                              const UniversalOptions& options);
 

@@ -12,6 +12,7 @@
 #include "checkpoint/layout.h"
 #include "checkpoint/salvage.h"
 #include "checkpoint/tag_folder.h"
+#include "checkpoint/weights.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -61,6 +62,12 @@ struct Checkpoint::Impl {
   std::vector<CheckpointFile> optim_files;
   std::vector<CheckpointFile> module_files;
   std::vector<CheckpointFile> param_files;
+  std::optional<Weights> weights;  // what the values are of, if it was opened from weights
+  std::vector<CheckpointFile> weights_files;
+
+  void index_params() {
+    for (size_t i = 0; i < draft.params.size(); ++i) by_name.emplace(draft.params[i].name, i);
+  }
 };
 
 Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -91,19 +98,34 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder,
     draft.facts.ds_version = model.text(keys::kDsVersion);
     draft.facts.global_steps = model.integer_if_any(keys::kGlobalSteps);
     const Mesh& mesh = draft.facts.mesh;
-    draft.facts.model_parallel =
-        mesh.pp > 1 || mesh.tp > 1 || mesh.ep > 1 || has_split_files(draft.folder);
+    draft.facts.model_parallel = draft.facts.model_parallel || mesh.pp > 1 || mesh.tp > 1 ||
+                                 mesh.ep > 1 || has_split_files(draft.folder);
     impl->model_files = files_of(draft.model_shards);
     impl->optim_files = files_of(draft.optim_shards);
     impl->module_files = files_of(draft.module_shards);
     impl->param_files = files_of(draft.param_shards);
-    for (size_t i = 0; i < draft.params.size(); ++i) {
-      impl->by_name.emplace(draft.params[i].name, i);
-    }
+    impl->index_params();
     return Checkpoint(std::move(impl));
   }
   throw InconsistentError({.file = draft.folder.path.string()},
                           "there are optimizer files but no model_states file");
+}
+
+Checkpoint Checkpoint::from_weights(InputFiles& inputs, const fs::path& path,
+                                    const WeightNames& names, const Checkpoint* like) {
+  auto impl = std::make_unique<Impl>(inputs);
+  impl->draft.folder.path = path;
+  impl->weights = Weights::open(inputs, path);
+  for (const WeightsFile& file : impl->weights->files()) {
+    if (file.archive) impl->weights_files.push_back({file.path, file.archive.get()});
+  }
+  read_weights(impl->draft, *impl->weights, names, like);
+  if (like != nullptr) {
+    impl->model_files = like->model_files();
+    impl->optim_files = like->optim_files();
+  }
+  impl->index_params();
+  return Checkpoint(std::move(impl));
 }
 
 const CheckpointFacts& Checkpoint::facts() const {
@@ -172,7 +194,8 @@ std::vector<InputRecord> records_of(const std::vector<CheckpointFile>& files, bo
 
 std::vector<InputRecord> Checkpoint::records(bool all) const {
   std::vector<InputRecord> out = records_of(model_files(), all);
-  for (const auto* files : {&optim_files(), &module_files(), &param_files()}) {
+  const std::vector<CheckpointFile>& weights = impl_->weights_files;
+  for (const auto* files : {&optim_files(), &module_files(), &param_files(), &weights}) {
     const std::vector<InputRecord> rest = records_of(*files, all);
     out.insert(out.end(), rest.begin(), rest.end());
   }

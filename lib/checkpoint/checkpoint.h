@@ -123,6 +123,8 @@ struct CheckpointFacts {
   // False if there are optimizer states, but nothing tells which parameter each belongs to: they
   // are left out. Stage 0 in fp32, with OpenOptions::optimizer_states.
   bool states_assigned = true;
+  // The values are those of files of weights: no step was taken yet, and there are no states.
+  bool from_weights = false;
 };
 
 struct OpenOptions {
@@ -154,6 +156,13 @@ struct IncompleteParam {
   ParamKind kind = ParamKind::trainable;
   Shape shape;
   std::vector<size_t> lost;  // indices of lost_files(), rising
+};
+
+// From the names in files of weights to the engine's: `strip_prefix` goes from the front of those
+// that have it and more, then `add_prefix` comes to the front of all.
+struct WeightNames {
+  std::string strip_prefix;
+  std::string add_prefix;
 };
 
 // A file of the checkpoint, opened. Borrowed from the Checkpoint.
@@ -188,6 +197,19 @@ class Checkpoint {
                          const OpenOptions& options = {});
   // The same for a folder that was listed before, of whose shards any may have been left out.
   static Checkpoint open(InputFiles& inputs, const TagFolder& folder, const OpenOptions& options);
+
+  // Files of weights (weights.h) as a checkpoint of which no step was taken yet:
+  // facts().from_weights. With `like`, a checkpoint of the run that is to start from them, open
+  // with optimizer states, it is that one with other values: its parameters and their order, ties,
+  // groups, files and facts, trained parameters in the type of its masters. A tied parameter may
+  // have any of its names in the files; a buffer that they do not have keeps its value, with a
+  // note. Without `like` it has what is in the files, of the stored types: floating tensors count
+  // as trained, the others as buffers, and there are no groups and no model files. Throws what
+  // Weights::open throws; InconsistentError for names that become one, and for names, shapes and
+  // types that are not those of `like`; UnsupportedError for a `like` that is split over ranks.
+  // `like` has to outlive the result.
+  static Checkpoint from_weights(InputFiles& inputs, const std::filesystem::path& path,
+                                 const WeightNames& names = {}, const Checkpoint* like = nullptr);
 
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;

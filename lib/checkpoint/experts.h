@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -19,6 +20,15 @@ namespace dsckpt {
 // Where a model-states file describes AutoEP's layers: ds_autoep_layers, or as older releases call
 // it.
 std::string_view autoep_layers_key(const pickle::Value& root);
+
+// `before` NUMBER `after`: the name of a parameter of DeepSpeed's own experts.
+struct ExpertName {
+  std::string before;  // "...deepspeed_experts."
+  int64_t number;
+  std::string after;
+};
+// nullopt if `name` is none.
+std::optional<ExpertName> parse_expert_name(const std::string& name);
 
 class Experts {
  public:

@@ -48,6 +48,12 @@ struct Layout {
   void (*read)(CheckpointDraft& draft);
 };
 
+class Weights;
+
+// The reader of Checkpoint::from_weights; borrows `weights` and `like`.
+void read_weights(CheckpointDraft& draft, const Weights& weights, const WeightNames& names,
+                  const Checkpoint* like);
+
 // One reader a file.
 extern const Layout kZero0;
 extern const Layout kZero12;

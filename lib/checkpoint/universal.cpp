@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "checkpoint/assemble.h"
 #include "checkpoint/experts.h"
 #include "checkpoint/flat_states.h"
@@ -20,6 +21,7 @@
 #include "checkpoint/layout.h"
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
+#include "checkpoint/universal_split.h"
 #include "checkpoint/zero_world.h"
 
 namespace dsckpt {
@@ -30,8 +32,6 @@ using pickle::Value;
 
 constexpr std::string_view kFp32 = "fp32";
 constexpr std::string_view kStep = "step";
-// Longer lists help nobody.
-constexpr size_t kMaxListed = 1024;
 
 // All *.pt files below `folder`, by path.
 std::vector<ShardFile> list_files(const fs::path& folder) {
@@ -49,12 +49,6 @@ std::vector<ShardFile> list_files(const fs::path& folder) {
   return files;
 }
 
-std::string listed(const std::vector<std::string>& lines) {
-  std::string text;
-  for (size_t i = 0; i < std::min(lines.size(), kMaxListed); ++i) text += "\n  " + lines[i];
-  return lines.size() > kMaxListed ? text + "\n  ..." : text;
-}
-
 // torch's order of Adam's states; that of others is not in the files.
 bool comes_before(const std::string& a, const std::string& b) {
   const auto rank = [](const std::string& key) {
@@ -65,22 +59,28 @@ bool comes_before(const std::string& a, const std::string& b) {
 
 class Reader {
  public:
-  explicit Reader(CheckpointDraft& draft)
-      : draft_(draft), models_(draft.model_shards.begin(), draft.model_shards.end()) {}
+  Reader(CheckpointDraft& draft, bool is_split)
+      : draft_(draft),
+        is_split_(is_split),
+        models_(draft.model_shards.begin(), draft.model_shards.end()) {}
 
   void read() {
     open_files();
     const Fields wrapper = this->wrapper();
     find_stage(wrapper);
     if (stage_ < 3) {
-      model().drop_false_aliases();
-      model().find_tied_views();
+      for (ModelStates& each : models_) {
+        each.drop_false_aliases();
+        each.find_tied_views();
+      }
     } else {
       check_ranks_agree();
     }
+    draft_.wrapper_state = {&wrapper.shard().archive, wrapper.shard().archive.root()};
+    if (is_split_) return read_split(wrapper);
     World world{&model(), {}, {}};
     const std::vector<NamedShapes> groups = stage_ == 0 ? trained_at_stage_0(world) : trained();
-    check_folders(groups, world);
+    check_folders(groups, world.frozen);
     for (size_t g = 0; g < groups.size(); ++g) add_group(groups[g], g, wrapper, world);
     if (stage_ == 3) {
       std::vector<const ModelStates*> ranks;
@@ -89,7 +89,6 @@ class Reader {
     } else if (stage_ != 0) {
       world.frozen = whole_frozen(model());
     }
-    draft_.wrapper_state = {&wrapper.shard().archive, wrapper.shard().archive.root()};
     find_groups(wrapper);
     std::vector<World> worlds;
     worlds.push_back(std::move(world));
@@ -99,8 +98,22 @@ class Reader {
   }
 
  private:
-  // The files of one parameter by what they hold: "fp32", "exp_avg", "step".
-  using Files = std::map<std::string, const Shard*>;
+  using Files = UniversalFiles;
+
+  // Of a model that was split over ranks. Its groups are not those of a whole model.
+  void read_split(const Fields& wrapper) {
+    const SplitModel split(draft_, models_, folders_);
+    split_ = &split;
+    const std::vector<NamedShapes> groups = split.trained();
+    check_folders(groups, {});
+    World world{&model(), {}, {}};
+    for (size_t g = 0; g < groups.size(); ++g) add_group(groups[g], g, wrapper, world);
+    split.add_params(draft_, std::move(world.owned), forms_, [&](const Shard& shard) {
+      return in_context({.file = shard.display},
+                        [&] { return shard.archive.tensor(tensor_in(shard)); });
+    });
+    split_ = nullptr;
+  }
 
   ModelStates& model() { return models_.front(); }
 
@@ -152,10 +165,12 @@ class Reader {
 
   void check_ranks_agree() {
     for (const ModelStates& rank : models_) {
-      if (rank.param_shapes != model().param_shapes) {
+      // Slices of other ranks have other shapes.
+      const bool same_model = rank.shard().name.mp_rank == model().shard().name.mp_rank;
+      if (same_model && rank.param_shapes != model().param_shapes) {
         throw_other_save(rank, model(), keys::kParamShapes);
       }
-      check_same_save(rank, model());
+      if (same_model) check_same_save(rank, model());
       if (rank.fields.integer_if_any(keys::kDpWorldSize) !=
           model().fields.integer_if_any(keys::kDpWorldSize)) {
         throw_other_save(rank, model(), keys::kDpWorldSize);
@@ -203,7 +218,8 @@ class Reader {
 
   // There must be the master of everything that was trained, at stage 0 of all that may have been,
   // and nothing of other models.
-  void check_folders(const std::vector<NamedShapes>& groups, const World& world) {
+  void check_folders(const std::vector<NamedShapes>& groups,
+                     const std::vector<std::pair<std::string, TensorSource>>& untrained) {
     std::vector<std::string> missing;
     std::string first;
     const auto check = [&](const std::string& name) {
@@ -215,23 +231,28 @@ class Reader {
     for (const NamedShapes& group : groups) {
       for (const auto& entry : group) check(entry.first);
     }
-    for (const auto& entry : world.frozen) check(entry.first);
+    for (const auto& entry : untrained) check(entry.first);
     if (!missing.empty()) {
       throw InconsistentError({.file = draft_.folder.path.string(), .tensor = first},
                               std::to_string(missing.size()) +
                                   (missing.size() == 1 ? " file is" : " files are") +
                                   " missing:" + listed(missing));
     }
+    std::unordered_set<std::string> known;
+    for (const NamedShapes& group : groups) {
+      for (const auto& entry : group) known.insert(entry.first);
+    }
+    bool has_module = true;
+    for (const ModelStates& each : models_) {
+      known.merge(each.aliases());
+      for (const auto& entry : each.module) known.insert(entry.first);
+      for (const auto& entry : each.frozen_param_shapes) known.insert(entry.first);
+      known.insert(each.buffer_names.begin(), each.buffer_names.end());
+      has_module = has_module && !each.module.empty();
+    }
     std::vector<std::string> unknown;
-    const std::unordered_set<std::string> aliases = model().aliases();
-    std::unordered_set<std::string_view> frozen;
-    for (const auto& entry : model().frozen_param_shapes) frozen.insert(entry.first);
-    for (const auto& entry : folders_) {
-      const std::string& name = entry.first;
-      if (model().is_trainable(name) || model().by_name.contains(name) || aliases.contains(name) ||
-          frozen.contains(name) || model().buffer_names.contains(name)) {
-        continue;
-      }
+    for (const auto& [name, files] : folders_) {
+      if (known.contains(name) || (!has_module && files.size() == 1)) continue;
       unknown.push_back("zero/" + name);
     }
     if (unknown.empty()) return;
@@ -288,7 +309,7 @@ class Reader {
     const Shard& master = *files.at(std::string(kFp32));
     OwnedParam param{.name = name,
                      .shape = shape,
-                     .master = value_of(master, name, shape),
+                     .master = value_of(master, name, shape, true),
                      .requires_grad = false,
                      .states = {},
                      .step = {},
@@ -301,7 +322,7 @@ class Reader {
     for (const auto& [key, file] : files) {
       if (key == kFp32) continue;
       if (key != kStep) {
-        param.states.push_back({key, value_of(*file, name, shape)});
+        param.states.push_back({key, value_of(*file, name, shape, false)});
         continue;
       }
       if (!file->archive.scalar(file->archive.root())) {
@@ -324,14 +345,15 @@ class Reader {
     return value;
   }
 
-  TensorSource value_of(const Shard& file, const std::string& name, const Shape& shape) {
+  TensorSource value_of(const Shard& file, const std::string& name, const Shape& shape,
+                        bool is_master) {
     return in_context({.file = file.display, .tensor = name}, [&] {
       const Value value = tensor_in(file);
       const Value root = file.archive.root();
+      if (split_ != nullptr) return whole_value(file, name, shape, is_master);
       if (root.find_or_none("is_expert_param").is_true()) {
-        throw UnsupportedError({},
-                               "belongs to experts: only the universal checkpoints of "
-                               "data-parallel runs are read");
+        throw InconsistentError({},
+                                "belongs to experts, of which the model-states file says nothing");
       }
       TensorSource source = file.archive.tensor(value);
       if (root.find_or_none("vocab_tensor").is_true()) source = padded(source, name, shape);
@@ -344,6 +366,33 @@ class Reader {
       }
       return source.view(shape);
     });
+  }
+
+  // All states have the master's shape.
+  TensorSource whole_value(const Shard& file, const std::string& name, const Shape& local,
+                           bool is_master) {
+    const Value root = file.archive.root();
+    const TensorSource source = file.archive.tensor(tensor_in(file));
+    const bool is_vocabulary = root.find_or_none("vocab_tensor").is_true();
+    const Shape shape = split_->whole_shape(name, local, source.shape(), is_vocabulary);
+    const auto [first, is_new] = whole_shapes_.emplace(name, shape);
+    if (!is_new && first->second != shape) {
+      throw InconsistentError(
+          {}, "has shape " + to_text(shape) + ", the master " + to_text(first->second));
+    }
+    if (is_master) forms_.emplace(name, form_of(root, shape, is_vocabulary));
+    return source.view(shape);
+  }
+
+  static UniversalForm form_of(const Value& root, const Shape& shape, bool is_vocabulary) {
+    UniversalForm form;
+    const Value cat_dim = root.find_or_none("cat_dim");
+    if (cat_dim.is(pickle::Kind::integer)) form.cat_dim = cat_dim.as_int();
+    if (is_vocabulary && !shape.empty()) form.vocab_rows = shape[0];
+    if (root.find_or_none("is_expert_param").is_true() && !shape.empty()) {
+      form.ep_num_experts = shape[0];
+    }
+    return form;
   }
 
   // The rows that make the vocabulary divisible are left out of the file; the loader makes zeros of
@@ -390,9 +439,13 @@ class Reader {
   }
 
   CheckpointDraft& draft_;
+  bool is_split_;  // over pipeline stages, tensor-parallel or expert-parallel ranks
   std::vector<ModelStates> models_;
   int stage_ = 0;
-  std::map<std::string, Files> folders_;  // by parameter
+  SplitModel::Folders folders_;
+  const SplitModel* split_ = nullptr;  // while it is read
+  std::map<std::string, Shape> whole_shapes_;
+  std::map<std::string, UniversalForm> forms_;
 };
 
 bool probe(CheckpointDraft& draft) {
@@ -401,18 +454,13 @@ bool probe(CheckpointDraft& draft) {
          fs::is_directory(draft.folder.path / "zero", failed);
 }
 
-void refuse_model_parallel(const CheckpointDraft& draft) {
-  throw UnsupportedError({.file = draft.folder.path.string()},
-                         "is a universal checkpoint of a pipeline-, tensor- or expert-parallel "
-                         "run; only those of data-parallel runs are read");
-}
-
 void read(CheckpointDraft& draft) {
   using Kind = ShardName::Kind;
-  const bool of_ranks = draft.folder.has(Kind::zero_model_states);
+  // What a run starts from weights with has both kinds: any stage can load it.
+  const bool of_ranks =
+      draft.folder.has(Kind::zero_model_states) && !draft.folder.has(Kind::model_states);
   const Kind kind = of_ranks ? Kind::zero_model_states : Kind::model_states;
   const std::vector<ShardFile> files = draft.folder.of_kind(kind);
-  if (draft.folder.has(Kind::layer) || draft.folder.has(Kind::expert)) refuse_model_parallel(draft);
   if (files.empty()) {
     throw InconsistentError({.file = draft.folder.path.string()},
                             "all model_states files are missing");
@@ -420,10 +468,10 @@ void read(CheckpointDraft& draft) {
   const std::vector<Shard> first =
       open_shards(draft.inputs, {files.front()}, draft.folder.path.parent_path());
   const Fields fields(first.front(), first.front().archive.root());
-  if (files.back().name.mp_rank > 0 || fields.integer_if_any(keys::kMpWorldSize).value_or(1) > 1 ||
-      fields.has(autoep_layers_key(first.front().archive.root()))) {
-    refuse_model_parallel(draft);
-  }
+  const bool is_split = files.back().name.mp_rank > 0 ||
+                        fields.integer_if_any(keys::kMpWorldSize).value_or(1) > 1 ||
+                        !fields.sequence("num_experts").empty() ||
+                        fields.has(autoep_layers_key(first.front().archive.root()));
   constexpr int64_t kMaxRanks = 1 << 20;
   const int64_t dp = fields.integer_if_any(keys::kDpWorldSize)
                          .value_or(of_ranks ? static_cast<int64_t>(files.size()) : 1);
@@ -432,7 +480,8 @@ void read(CheckpointDraft& draft) {
   }
   draft.facts.mesh.dp = static_cast<uint32_t>(dp);
   open_model_shards(draft, kind);
-  Reader(draft).read();
+  Reader(draft, is_split).read();
+  if (is_split) draft.facts.model_parallel = true;
 }
 
 }  // namespace

@@ -408,9 +408,22 @@ TensorSource TensorSource::view(Shape shape) const {
       Node{dtype(), std::move(shape), count, node_->holds, Node::View{*this}}));
 }
 
+namespace {
+
+bool is_16_bit_float(DType dtype) {
+  return dtype == DType::bfloat16 || dtype == DType::float16;
+}
+
+}  // namespace
+
 TensorSource TensorSource::to(DType dtype) const {
   if (dtype == this->dtype()) return *this;
   if (std::holds_alternative<Node::Zeros>(node_->what)) return zeros(dtype, shape());
+  // Between 16 bit and anything, float32 is no step that rounds.
+  if (const auto* cast = std::get_if<Node::Cast>(&node_->what);
+      cast != nullptr && this->dtype() == DType::float32 && is_16_bit_float(cast->child.dtype())) {
+    return cast->child.to(dtype);
+  }
   Node::Holds holds = node_->holds;
   if (holds.cast) throw InconsistentError({}, "a tensor can be cast once only");
   holds.cast = true;

@@ -1,0 +1,61 @@
+// Universal checkpoints of models that were split over pipeline stages, tensor-parallel or
+// expert-parallel ranks: what the files of all ranks say of the whole model.
+//
+// The folder has whole parameters, each under the name it has in a model that is not split; the
+// model-states files have those of a rank: its stage's, its slices, its local experts.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/layout.h"
+#include "checkpoint/model_states.h"
+#include "checkpoint/zero_world.h"
+
+namespace dsckpt {
+
+// The files of one parameter by what they hold: "fp32", "exp_avg", "step".
+using UniversalFiles = std::map<std::string, const Shard*>;
+
+class SplitModel {
+ public:
+  using Folders = std::map<std::string, UniversalFiles>;  // by parameter
+
+  // Borrows all. `models` are those of all ranks, by mp rank.
+  SplitModel(const CheckpointDraft& draft, const std::vector<ModelStates>& models,
+             const Folders& folders);
+
+  // The trained parameters by group with the shapes they have on the first rank that has them, in
+  // the order of the pipeline's stages; all experts in the place of the local ones. At stage 0,
+  // where no file says them, all that have a state beside the master, or, if none has, everything.
+  std::vector<NamedShapes> trained() const;
+  // The shape of trained parameter `name`, of which a rank has `local` and its file `stored`.
+  // Tensor-parallel slices, experts and vocabularies are what the file says; else it is `local`.
+  // Throws InconsistentError if they cannot be of one parameter.
+  Shape whole_shape(const std::string& name, const Shape& local, const Shape& stored,
+                    bool is_vocabulary) const;
+  // draft.params of `owned`, whose forms are `forms`, and of what else there is: buffers, frozen
+  // and tied parameters. What `value_of` gives is the value in the file of a parameter.
+  void add_params(CheckpointDraft& draft, std::vector<OwnedParam> owned,
+                  const std::map<std::string, UniversalForm>& forms,
+                  const std::function<TensorSource(const Shard&)>& value_of) const;
+
+ private:
+  std::vector<NamedShapes> trained_at_stage_0() const;
+  // Calls `add` with `name`, or, if it is of a rank's first expert, with that of each expert.
+  void each_whole_name(const std::string& name, const std::function<void(std::string)>& add) const;
+  std::vector<std::pair<std::string, TensorSource>> frozen_of(const ModelStates& world) const;
+  int64_t experts_below(const std::string& before) const;
+  bool is_sliced() const { return draft_.facts.mesh.tp > 1; }
+
+  const CheckpointDraft& draft_;
+  std::vector<const ModelStates*> worlds_;  // the first rank of each
+  std::vector<const ModelStates*> ranks_;
+  const Folders& folders_;
+};
+
+}  // namespace dsckpt

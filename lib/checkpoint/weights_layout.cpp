@@ -1,0 +1,222 @@
+// Weights as a checkpoint: the values of files of weights, alone or under the names, in the order
+// and with everything else of a checkpoint of the run that is to start from them.
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/kernels.h"
+#include "base/text.h"
+#include "checkpoint/layout.h"
+#include "checkpoint/weights.h"
+
+namespace dsckpt {
+namespace {
+
+constexpr const char* kTag = "global_step0";
+
+class Reader {
+ public:
+  Reader(CheckpointDraft& draft, const Weights& weights, const WeightNames& names)
+      : draft_(draft), weights_(weights), names_(names) {
+    for (const WeightsTensor& tensor : weights.tensors()) {
+      const std::string name = engine_name(tensor.name);
+      if (!by_name_.emplace(name, &tensor).second) {
+        throw InconsistentError({.file = where_from(), .tensor = name},
+                                "is what two tensors would be called");
+      }
+    }
+  }
+
+  void read_alone() {
+    CheckpointFacts& facts = draft_.facts;
+    facts.layout = "weights";
+    facts.tag = kTag;
+    facts.global_steps = 0;
+    facts.from_weights = true;
+    facts.frozen_known = false;
+    for (const WeightsTensor& tensor : weights_.tensors()) {
+      const bool trained = can_be_trained(tensor.value.dtype());
+      Param param{.name = engine_name(tensor.name),
+                  .kind = trained ? ParamKind::trainable : ParamKind::buffer,
+                  .weight = tensor.value};
+      if (!tensor.alias_of.empty()) param.alias_of = engine_name(tensor.alias_of);
+      param.requires_grad = trained;
+      draft_.params.push_back(std::move(param));
+    }
+  }
+
+  void read_like(const Checkpoint& like) {
+    if (like.facts().model_parallel) {
+      throw UnsupportedError({.file = like.tag_folder().string()},
+                             "is of a model that is split over ranks; a run can start from "
+                             "weights like a data-parallel one only");
+    }
+    draft_.facts = like.facts();
+    draft_.facts.tag = kTag;
+    draft_.facts.global_steps = 0;
+    draft_.facts.from_weights = true;
+    draft_.facts.states_assigned = true;
+    draft_.groups = like.groups();
+    draft_.wrapper_state = like.wrapper_state();
+    find_aliases(like);
+    for (const Param& param : like.params()) {
+      if (param.alias_of.empty()) take_value(param, like);
+    }
+    check_names(like);
+    for (const Param& param : like.params()) add(param);
+    note_kept();
+  }
+
+ private:
+  std::string where_from() const { return draft_.folder.path.string(); }
+
+  std::string engine_name(const std::string& name) const {
+    const std::string& strip = names_.strip_prefix;
+    const bool stripped = name.starts_with(strip) && name.size() > strip.size();
+    return names_.add_prefix + (stripped ? name.substr(strip.size()) : name);
+  }
+
+  static bool can_be_trained(DType dtype) {
+    return is_floating_point(dtype) && can_convert(dtype, DType::float32);
+  }
+
+  void find_aliases(const Checkpoint& like) {
+    for (const Param& param : like.params()) {
+      if (!param.alias_of.empty()) aliases_[param.alias_of].push_back(param.name);
+    }
+  }
+
+  // The value of a parameter and of all names tied to it, which have to be equal.
+  void take_value(const Param& param, const Checkpoint& like) {
+    std::vector<std::string> names{param.name};
+    const auto tied = aliases_.find(param.name);
+    if (tied != aliases_.end()) {
+      names.insert(names.end(), tied->second.begin(), tied->second.end());
+    }
+    std::vector<TensorSource> copies;
+    std::unordered_set<std::string> stored;  // each storage once
+    for (const std::string& name : names) {
+      const auto found = by_name_.find(name);
+      if (found == by_name_.end()) continue;
+      used_.insert(name);
+      const WeightsTensor& tensor = *found->second;
+      if (!stored.insert(tensor.alias_of.empty() ? tensor.name : tensor.alias_of).second) continue;
+      check_fits(name, tensor.value, param, like);
+      copies.push_back(tensor.value);
+    }
+    if (copies.empty()) {
+      // What the model computes itself is often left out of files of weights.
+      if (param.kind == ParamKind::buffer) {
+        kept_.push_back(param.name);
+        values_.emplace(param.name, param.weight);
+      } else {
+        missing_.push_back(param.name);
+      }
+      return;
+    }
+    const TensorSource value = in_context({.file = where_from(), .tensor = param.name}, [&] {
+      return TensorSource::same(std::move(copies), "copies of the tied '" + param.name + "'");
+    });
+    values_.emplace(param.name, value.to(param.weight.dtype()));
+  }
+
+  void check_fits(const std::string& name, const TensorSource& value, const Param& param,
+                  const Checkpoint& like) const {
+    const Where where{.file = where_from(), .tensor = name};
+    const std::string there = ", in " + like.tag_folder().string() + " ";
+    if (value.shape() != param.weight.shape()) {
+      throw InconsistentError(
+          where, "has shape " + to_text(value.shape()) + there + to_text(param.weight.shape()));
+    }
+    const DType from = value.dtype();
+    const DType to = param.weight.dtype();
+    if (from == to || (can_be_trained(from) && can_be_trained(to) && can_convert(from, to))) return;
+    throw InconsistentError(
+        where, "is of type " + std::string(torch_name(from)) + there + std::string(torch_name(to)));
+  }
+
+  void check_names(const Checkpoint& like) const {
+    std::vector<std::string> extra;
+    for (const auto& [name, tensor] : by_name_) {
+      if (!used_.contains(name)) extra.push_back(name);
+    }
+    if (missing_.empty() && extra.empty()) return;
+    const std::string there = like.tag_folder().string();
+    std::string text;
+    if (!missing_.empty()) {
+      text = "lacks " + counted(missing_.size(), "parameter") + " of " + there + ":" +
+             listed(missing_);
+    }
+    if (!extra.empty()) {
+      text += std::string(text.empty() ? "" : "\nand ") + "has " + counted(extra.size(), "tensor") +
+              " that " + there + " does not have:" + listed(extra);
+    }
+    throw InconsistentError(
+        {.file = where_from(), .tensor = missing_.empty() ? extra.front() : missing_.front()}, text)
+        .with_hint(hint(extra));
+  }
+
+  // A prefix that would make of one of the tensors too many one of those that are missing.
+  std::string hint(const std::vector<std::string>& extra) const {
+    for (const std::string& wanted : missing_) {
+      for (const std::string& name : extra) {
+        if (wanted.ends_with("." + name)) {
+          return "--add-prefix " + wanted.substr(0, wanted.size() - name.size()) +
+                 " would make them fit";
+        }
+        if (name.ends_with("." + wanted)) {
+          return "--strip-prefix " + name.substr(0, name.size() - wanted.size()) +
+                 " would make them fit";
+        }
+      }
+    }
+    return "zero-to-fp32 --include and --exclude write a part of the weights";
+  }
+
+  void add(const Param& param) {
+    const std::string& owner = param.alias_of.empty() ? param.name : param.alias_of;
+    draft_.params.push_back({.name = param.name,
+                             .kind = param.kind,
+                             .weight = values_.at(owner),
+                             .alias_of = param.alias_of,
+                             .form = param.form,
+                             .requires_grad = param.requires_grad});
+  }
+
+  void note_kept() {
+    if (kept_.empty()) return;
+    draft_.notes.push_back("buffers that are not in the weights are those of the checkpoint:" +
+                           listed(kept_));
+  }
+
+  CheckpointDraft& draft_;
+  const Weights& weights_;
+  const WeightNames& names_;
+  std::map<std::string, const WeightsTensor*> by_name_;                // by the engine's names
+  std::unordered_map<std::string, std::vector<std::string>> aliases_;  // by owner
+  std::unordered_map<std::string, TensorSource> values_;               // by owner
+  std::unordered_set<std::string> used_;
+  std::vector<std::string> missing_;
+  std::vector<std::string> kept_;
+};
+
+}  // namespace
+
+void read_weights(CheckpointDraft& draft, const Weights& weights, const WeightNames& names,
+                  const Checkpoint* like) {
+  Reader reader(draft, weights, names);
+  if (like != nullptr) {
+    reader.read_like(*like);
+  } else {
+    reader.read_alone();
+  }
+}
+
+}  // namespace dsckpt
