@@ -47,7 +47,7 @@ class Assembler {
   Assembler(CheckpointDraft& draft, std::vector<World>& worlds)
       : draft_(draft),
         worlds_(worlds),
-        mesh_(draft.facts.mesh),
+        mesh_(draft.mp_rank ? Mesh{} : draft.facts.mesh),
         info_(read_info()),
         experts_(*worlds.front().model) {}
 
@@ -70,6 +70,7 @@ class Assembler {
   // The rules matter where slices are merged, and to whoever writes a universal checkpoint. Plain
   // stage 3 has none.
   UniversalInfo read_info() const {
+    if (draft_.mp_rank) return {};  // slices stay slices
     const ModelStates& model = *worlds_.front().model;
     const bool sliced = mesh_.tp > 1;
     if (!sliced && (!draft_.optimizer_states || draft_.facts.zero_stage == 3)) return {};

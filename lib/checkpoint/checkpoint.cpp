@@ -69,6 +69,7 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder,
   draft.folder = folder;
   draft.facts.tag = draft.folder.tag;
   draft.optimizer_states = options.optimizer_states;
+  draft.mp_rank = options.mp_rank;
   for (const Layout* layout : kLayouts) {
     if (!layout->probe(draft)) continue;
     layout->read(draft);

@@ -17,14 +17,17 @@ namespace {
 constexpr int64_t kMaxExperts = 1 << 24;
 constexpr std::string_view kLocalExperts = "deepspeed_experts.";
 
-// `...deepspeed_experts.` NUMBER `...`
-struct ExpertName {
-  std::string before;
-  int64_t number;
-  std::string after;
-};
+int64_t count_of(const Fields& layer, std::string_view key) {
+  const int64_t count = layer.integer(key);
+  if (count < 1 || count > kMaxExperts) {
+    throw CorruptError(layer.where(key), "is " + std::to_string(count));
+  }
+  return count;
+}
 
-std::optional<ExpertName> parse(const std::string& name) {
+}  // namespace
+
+std::optional<ExpertName> parse_expert_name(const std::string& name) {
   const size_t found = name.rfind(kLocalExperts);
   if (found == name.npos) return std::nullopt;
   const size_t begin = found + kLocalExperts.size();
@@ -38,16 +41,6 @@ std::optional<ExpertName> parse(const std::string& name) {
   }
   return ExpertName{name.substr(0, begin), number, name.substr(after)};
 }
-
-int64_t count_of(const Fields& layer, std::string_view key) {
-  const int64_t count = layer.integer(key);
-  if (count < 1 || count > kMaxExperts) {
-    throw CorruptError(layer.where(key), "is " + std::to_string(count));
-  }
-  return count;
-}
-
-}  // namespace
 
 std::string_view autoep_layers_key(const Value& root) {
   return root.find_or_none(keys::kAutoEpLayers).is_none() &&
@@ -79,10 +72,11 @@ void Experts::number_globally(std::vector<OwnedParam>& params) {
   std::map<std::string, std::set<int64_t>> local;
   for (const OwnedParam& param : params) {
     if (param.ep_size == 1) continue;
-    if (const auto expert = parse(param.name)) local[expert->before].insert(expert->number);
+    if (const auto expert = parse_expert_name(param.name))
+      local[expert->before].insert(expert->number);
   }
   for (OwnedParam& param : params) {
-    const auto expert = param.ep_size > 1 ? parse(param.name) : std::nullopt;
+    const auto expert = param.ep_size > 1 ? parse_expert_name(param.name) : std::nullopt;
     if (!expert) continue;
     const auto count = static_cast<int64_t>(local[expert->before].size());
     if (expert->number >= count) {

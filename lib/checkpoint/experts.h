@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -15,6 +16,16 @@
 #include "checkpoint/zero_world.h"
 
 namespace dsckpt {
+
+// `...deepspeed_experts.` NUMBER `...`, the name of a parameter of one of DeepSpeed's own experts.
+struct ExpertName {
+  std::string before;
+  int64_t number;
+  std::string after;  // begins with a dot
+
+  std::string with(int64_t other) const { return before + std::to_string(other) + after; }
+};
+std::optional<ExpertName> parse_expert_name(const std::string& name);
 
 // Where a model-states file describes AutoEP's layers: ds_autoep_layers, or as older releases call
 // it.

@@ -1,6 +1,8 @@
 // What a layout's reader is given and what it gives back.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,7 +18,9 @@ struct CheckpointDraft {
   InputFiles& inputs;
   TagFolder folder = {};
   CheckpointFacts facts = {};
-  bool optimizer_states = false;  // whether they are asked for
+  bool optimizer_states = false;         // whether they are asked for
+  std::optional<uint32_t> mp_rank = {};  // the only world that is asked for
+  uint32_t mp_ranks = 1;                 // worlds that there are, as open_optim_shards found
   std::vector<Param> params = {};
   std::vector<ParamGroup> groups = {};
   ShardValue wrapper_state = {};

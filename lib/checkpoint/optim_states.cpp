@@ -71,6 +71,14 @@ uint32_t mp_world_size(const CheckpointDraft& draft, const Shard& model) {
   return largest + 1;
 }
 
+// Those of the world that is asked for, or all.
+std::vector<ShardFile> wanted(const CheckpointDraft& draft, std::vector<ShardFile> files) {
+  std::erase_if(files, [&](const ShardFile& file) {
+    return draft.mp_rank && file.name.mp_rank != *draft.mp_rank;
+  });
+  return files;
+}
+
 uint32_t degree_of(const Shard& shard) {
   const Fields fields = optimizer_state(shard);
   const std::vector<int64_t> counts = partition_counts(fields);
@@ -272,7 +280,8 @@ void open_optim_shards(CheckpointDraft& draft) {
     break;
   }
   check_ranks(files, files.front().name, mp, dp, draft.folder);
-  draft.optim_shards = open_shards(draft.inputs, files, root);
+  draft.mp_ranks = mp;
+  draft.optim_shards = open_shards(draft.inputs, wanted(draft, files), root);
   for (const Shard& shard : draft.optim_shards) {
     if (degree_of(shard) == dp) continue;
     throw InconsistentError(shard.where(keys::kPartitionCount),
@@ -289,12 +298,12 @@ void open_model_shards(CheckpointDraft& draft, ShardName::Kind kind) {
   const uint32_t dp = every_rank ? draft.facts.mesh.dp : 1;
   uint32_t mp = 1;
   if (!draft.optim_shards.empty()) {
-    mp = static_cast<uint32_t>(draft.optim_shards.size()) / draft.facts.mesh.dp;
+    mp = draft.mp_ranks;
   } else if (!files.empty()) {
     mp = mp_world_size(draft, open_shards(draft.inputs, {files.front()}, root).front());
   }
   check_ranks(files, {.kind = kind}, mp, dp, draft.folder);
-  draft.model_shards = open_shards(draft.inputs, files, root);
+  draft.model_shards = open_shards(draft.inputs, wanted(draft, files), root);
   find_degrees(draft, mp);
 }
 
