@@ -44,6 +44,18 @@ Value root_of(const Checkpoint& world) {
   return world.model_files().front().archive->root();
 }
 
+// Whether a layer's file may be that of the tied layer `key`, of which the world has `parts`.
+bool holds(const Shard& shard, const Checkpoint& world, const std::string& key,
+           const std::set<std::string>& parts) {
+  const Value root = shard.archive.root();
+  return std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
+    const Value tensor = root.find_or_none(part);
+    if (!TorchArchive::is_tensor(tensor)) return false;
+    const Param* param = world.find("tied_modules." + key + "." + part);
+    return param == nullptr || shard.archive.info(tensor).shape == param->weight.shape();
+  });
+}
+
 // The names of a world's parameters and buffers, wherever their values are.
 std::vector<std::string> names_of(const Checkpoint& world) {
   std::vector<std::string> names;
@@ -87,11 +99,8 @@ std::vector<std::string> RankFreeFiles::missing_layers(const Checkpoint& world,
   }
   for (const auto& [key, parts] : tied) {
     const bool found = std::any_of(shards_.begin(), shards_.end(), [&](const Shard& shard) {
-      if (shard.name.kind != Kinds::layer || shard.name.mp_rank != tp_rank) return false;
-      const Value root = shard.archive.root();
-      return std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
-        return TorchArchive::is_tensor(root.find_or_none(part));
-      });
+      return shard.name.kind == Kinds::layer && shard.name.mp_rank == tp_rank &&
+             !layers.contains(shard.name.layer) && holds(shard, world, key, parts);
     });
     if (!found)
       missing.push_back("layer_*" + slice + "-model_states.pt of the tied layer '" + key + "'");

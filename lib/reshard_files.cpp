@@ -643,7 +643,9 @@ class Writer {
       if (!key.is(Kind::string)) continue;
       const std::string_view name = key.as_string();
       if (name == keys::kModule || name == keys::kSharedParams ||
-          name == keys::kFrozenParamFragments || name == keys::kParamShapes) {
+          name == keys::kFrozenParamFragments || name == keys::kParamShapes ||
+          name == keys::kAutoEpLayers || name == keys::kAutoEpLayersLegacy ||
+          name == keys::kUniversalCheckpointInfo) {
         continue;
       }
       const std::vector<uint32_t> sums = files.front().archive->checksums(value);
