@@ -157,6 +157,8 @@ void ReshardLayout::find_frozen() {
       if (entry.first.is(Kind::string)) add(source_.find(entry.first.as_string()));
     }
   }
+  // AutoEP's router has an alias in `module` that neither shared_params nor this list knows.
+  if (source_.facts().model_parallel && saved.is_mapping()) return;
   for (const Param& param : source_.params()) {
     if (!members.contains(param.name)) add(&param);
   }
