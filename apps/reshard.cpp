@@ -36,10 +36,16 @@ void add_options(CLI::App& app, Arguments& args) {
                  "Folder for the new checkpoint, which DeepSpeed is to load from")
       ->type_name("DIR")
       ->required();
-  app.add_option("--dp", args.reshard.dp, "Data-parallel ranks of the new run")
+  app.add_option(
+         "--dp", args.reshard.dp,
+         "Data-parallel ranks of the new run; pipeline stages and tensor-parallel ranks stay")
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 16))
       ->required();
+  app.add_option("--ep", args.reshard.ep,
+                 "Expert-parallel ranks of the new run, which divide --dp; default: as it was")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 16));
   app.add_option("--stage", args.reshard.stage, "ZeRO stage of the new run; default: as it was")
       ->type_name("S")
       ->check(CLI::Range(0, 3));
@@ -78,10 +84,16 @@ std::string text_of(const ReshardPlan& plan) {
   for (const PlannedFile& file : plan.plan.outputs()) {
     out += printable(file.path) + "\t" + human_bytes(file.size) + "\n";
   }
+  uint32_t mp_rank = 0;
+  size_t first = 0;
   for (size_t g = 0; g < plan.groups.size(); ++g) {
     const ReshardedGroup& group = plan.groups[g];
-    out += "group " + std::to_string(g) + ": " + std::to_string(group.params) + " parameters, " +
-           std::to_string(group.numel) + " elements";
+    if (group.mp_rank != mp_rank) first = g;
+    mp_rank = group.mp_rank;
+    if (plan.groups.back().mp_rank > 0) out += "mp rank " + std::to_string(mp_rank) + ", ";
+    out += "group " + std::to_string(g - first) + ": " + std::to_string(group.params) +
+           " parameters, " + std::to_string(group.numel) + " elements";
+    if (group.ep > 1) out += " on each of " + std::to_string(group.ep) + " expert-parallel ranks";
     if (group.partition > 0) out += ", " + std::to_string(group.partition) + " a rank";
     if (group.sub_groups > 0) out += " in " + std::to_string(group.sub_groups) + " sub-groups";
     out += "\n";

@@ -233,12 +233,15 @@ json plan_json(const UniversalPlan& plan) {
 json plan_json(const ReshardPlan& plan) {
   json groups = json::array();
   for (const ReshardedGroup& group : plan.groups) {
-    groups.push_back({{"params", group.params},
+    groups.push_back({{"mp_rank", group.mp_rank},
+                      {"ep", group.ep},
+                      {"params", group.params},
                       {"numel", group.numel},
                       {"partition", group.partition},
                       {"sub_groups", group.sub_groups}});
   }
   json out = {{"dp", plan.target.dp},
+              {"ep", plan.target.ep},
               {"zero_stage", plan.target.stage},
               {"optimizer_wrapper", std::string(to_string(plan.target.wrapper))},
               {"tag", plan.tag},

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "checkpoint/shard_name.h"
 #include "neighbours.h"
+#include "reshard_copies.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -52,6 +53,30 @@ std::optional<BatchPlan> batch_plan(const Checkpoint& source, const ReshardTarge
   return batch;
 }
 
+void lay_out_world(const Checkpoint& world, const ReshardOptions& options, PlanBuilder& plan,
+                   ReshardPlan& result, std::vector<std::string>& notes) {
+  result.target = reshard_target(world, options, notes);
+  const auto groups = lay_out_shards(plan, world, result.target, result.tag, notes);
+  result.groups.insert(result.groups.end(), groups.begin(), groups.end());
+}
+
+// One world after the other, so that the metadata of one is in memory at a time.
+void lay_out_worlds(InputFiles& inputs, const Checkpoint& source, const ReshardOptions& options,
+                    PlanBuilder& plan, ReshardPlan& result) {
+  const RankFreeFiles copied(inputs, source);
+  const Mesh& mesh = source.facts().mesh;
+  for (uint32_t mp_rank = 0; mp_rank < mesh.pp * mesh.tp; ++mp_rank) {
+    const Checkpoint world = Checkpoint::open(
+        inputs, source.tag_folder(), {.tag = {}, .optimizer_states = true, .mp_rank = mp_rank});
+    copied.check(world, mp_rank);
+    std::vector<std::string> repeated;
+    lay_out_world(world, options, plan, result, mp_rank == 0 ? result.notes : repeated);
+    result.target.groups.clear();  // they belong to `world`
+  }
+  copied.lay_out(plan, result.tag);
+  result.copied_records = copied.records(true);
+}
+
 // Whether a file, by its path in the output folder, is one that a reshard of the same checkpoint
 // may have written, to whatever number of ranks.
 bool may_be_ours(const ReshardPlan& plan, const std::set<std::string>& planned,
@@ -86,10 +111,13 @@ ReshardPlan plan_reshard(InputFiles& inputs, const Checkpoint& source, const fs:
                          const ReshardOptions& options, bool plan_batch) {
   ReshardPlan result;
   result.notes = source.notes();
-  result.target = reshard_target(source, options, result.notes);
   result.tag = tag_of(source);
   PlanBuilder plan;
-  result.groups = lay_out_shards(plan, source, result.target, result.tag, result.notes);
+  if (source.facts().model_parallel && source.facts().layout != "universal") {
+    lay_out_worlds(inputs, source, options, plan, result);
+  } else {
+    lay_out_world(source, options, plan, result, result.notes);
+  }
   std::string config_path;
   if (plan_batch) result.batch = batch_plan(source, result.target, plan, config_path);
   // What lies beside weights is of no training.
@@ -139,8 +167,10 @@ ExecStats run_reshard(const ReshardPlan& plan, const InputFiles& inputs, const C
                       const fs::path& output, Progress& progress, const RunOptions& options) {
   RunOptions whole = options;
   whole.stage.whole_folder = true;
-  return run_plan(plan.plan, inputs, source.records(options.verify),
-                  fs::weakly_canonical(fs::absolute(output)), progress, whole);
+  std::vector<InputRecord> records = source.records(options.verify);
+  records.insert(records.end(), plan.copied_records.begin(), plan.copied_records.end());
+  return run_plan(plan.plan, inputs, records, fs::weakly_canonical(fs::absolute(output)), progress,
+                  whole);
 }
 
 }  // namespace dsckpt

@@ -41,6 +41,9 @@ bool contains(std::span<const std::string_view> keys, std::string_view key) {
   return std::find(keys.begin(), keys.end(), key) != keys.end();
 }
 
+// utils/groups.py: the name of the experts' groups, before the number of ranks.
+constexpr std::string_view kExpertGroup = "ep_size_";
+
 class Writer {
   using Group = ReshardLayout::Group;
   using Run = ReshardLayout::Run;
@@ -55,6 +58,8 @@ class Writer {
         folder_(folder),
         notes_(notes),
         wrapper_(source.wrapper_state()),
+        mesh_{target.dp, target.ep, target.data_before_experts},
+        has_tuple_shapes_(has_tuple_shapes(source)),
         same_wrapper_(source.facts().layout != "universal" &&
                       source.facts().optimizer_wrapper == to_string(target.wrapper)) {}
 
@@ -88,6 +93,24 @@ class Writer {
     return copy.of(*value.archive, value.value);
   }
 
+  // torch.Size; DeepSpeed saves models with experts through a helper that makes tuples of them.
+  Value size_value(Document& document, const Shape& shape) const {
+    if (!has_tuple_shapes_) return torch_size(document, shape);
+    std::vector<Value> dims;
+    for (const int64_t dim : shape) dims.push_back(Document::integer(dim));
+    return document.tuple(std::move(dims));
+  }
+
+  static bool has_tuple_shapes(const Checkpoint& source) {
+    const Value shapes =
+        source.model_files().front().archive->root().find_or_none(keys::kParamShapes);
+    for (const Value& group : shapes.sequence_or_empty()) {
+      if (!group.is_mapping() || group.as_dict().items.empty()) continue;
+      return group.as_dict().items.front().second.is(Kind::tuple);
+    }
+    return false;
+  }
+
   static Value integers(Document& document, const std::vector<uint64_t>& values) {
     std::vector<Value> items;
     for (const uint64_t value : values) {
@@ -117,28 +140,35 @@ class Writer {
     copy.set(dict, "state", states);
     std::vector<Value> groups;
     for (size_t g = 0; g < layout_.groups().size(); ++g) {
-      groups.push_back(settings_of(copy, layout_.groups()[g].settings, numbers[g]));
+      groups.push_back(settings_of(copy, layout_.groups()[g], numbers[g]));
     }
     copy.set(dict, keys::kParamGroups, document.list(std::move(groups)));
     return dict;
   }
 
-  Value settings_of(ArchiveCopy& copy, const ShardValue& settings,
+  Value settings_of(ArchiveCopy& copy, const Group& group,
                     const std::vector<Value>& numbers) const {
+    const ShardValue& settings = group.settings;
     const Value params = copy.document().list(numbers);
     if (settings.archive == nullptr) {
       throw UnsupportedError(source_where(), "has no hyper-parameters");
     }
     const Value dict = copy.dict_of(
         *settings.archive, settings.value, [&](std::string_view key, const Value& value) {
-          return std::optional(key == "params" ? params : copy.of(*settings.archive, value));
+          if (key == "params") return std::optional(params);
+          if (group.experts && key == "name" && value.is(Kind::string) &&
+              value.as_string().starts_with(kExpertGroup)) {
+            return std::optional(
+                copy.document().string(std::string(kExpertGroup) + std::to_string(group.mesh.ep)));
+          }
+          return std::optional(copy.of(*settings.archive, value));
         });
     if (!settings.value.find("params")) copy.set(dict, "params", params);
     return dict;
   }
 
   Value states_of(ArchiveCopy& copy, const Run& run, uint32_t rank) const {
-    const Param& first = *run.params.front();
+    const Param& first = *layout_.params_of(run, rank).front();
     const Value dict = copy.document().dict();
     if (first.step.archive != nullptr) copy.set(dict, "step", whole(copy, first.step));
     for (size_t i = 0; i < first.states.size(); ++i) {
@@ -237,10 +267,11 @@ class Writer {
              target_.stage == 3 ? zero3_state(copy, rank) : zero12_state(copy, rank));
     copy.set(root, keys::kDsConfig, config_value(copy));
     set_ds_version(copy, root);
-    copy.lay_out(
-        root, plan_,
-        path_of(
-            {.kind = ShardName::Kind::optim_states, .dp_rank = rank, .bf16 = target_.bf16_names}));
+    copy.lay_out(root, plan_,
+                 path_of({.kind = ShardName::Kind::optim_states,
+                          .dp_rank = rank,
+                          .mp_rank = target_.mp_rank,
+                          .bf16 = target_.bf16_names}));
   }
 
   // stage_1_and_2.py and bf16_optimizer.py state_dict, key by key in their order.
@@ -261,9 +292,11 @@ class Writer {
     std::vector<uint64_t> paddings;
     std::vector<Value> alignments;
     std::vector<Value> mappings;
+    std::vector<uint64_t> counts;
     for (const Group& group : layout_.groups()) {
       flat.push_back(masters(copy, layout_.partition(group, rank, is_bf16_optimizer(), master_of)));
       paddings.push_back(padding_of(group, rank));
+      counts.push_back(group.mesh.edp());
       alignments.push_back(integers(document, group.flat.paddings));
       mappings.push_back(mapping_of(document, group, rank));
     }
@@ -273,8 +306,7 @@ class Writer {
     if (!is_bf16_optimizer()) {
       copy.set(dict, keys::kParamAlignmentPaddings, document.list(std::move(alignments)));
     }
-    copy.set(dict, keys::kPartitionCount,
-             integers(document, std::vector<uint64_t>(layout_.groups().size(), target_.dp)));
+    copy.set(dict, keys::kPartitionCount, integers(document, counts));
     set_ds_version(copy, dict);
     copy.set(dict, keys::kParamSliceMappings, document.list(std::move(mappings)));
     carry_unknown(copy, dict);
@@ -285,7 +317,8 @@ class Writer {
   uint64_t padding_of(const Group& group, uint32_t rank) const {
     const FlatLayout& flat = group.flat;
     if (!is_bf16_optimizer()) return flat.partition - layout_.real_part(group, rank);
-    return rank + 1 == target_.dp ? flat.partition * target_.dp - flat.used : 0;
+    const uint64_t ranks = group.mesh.edp();
+    return group.mesh.edp_rank(rank) + 1 == ranks ? flat.partition * ranks - flat.used : 0;
   }
 
   // Parameter -> fragment_address: where it lies in the rank's partition.
@@ -314,6 +347,9 @@ class Writer {
     copy.set(dict, keys::kZeroStage, zero_stage(document));
     set_loss_scale(copy, dict);
     copy.set(dict, keys::kPartitionCount, Document::integer(target_.dp));
+    if (wrapper_.value.find(keys::kZeroPartitionGroups)) {
+      copy.set(dict, keys::kZeroPartitionGroups, partition_groups(copy, rank));
+    }
     copy.set(dict, keys::kOptimizerStateDict, optimizer_dict(copy, rank));
     std::vector<Value> flat;
     for (const Run& run : layout_.runs())
@@ -321,6 +357,34 @@ class Writer {
     copy.set(dict, keys::kFp32FlatGroups, document.list(std::move(flat)));
     carry_unknown(copy, dict);
     return dict;
+  }
+
+  // stage3.py _zero3_partition_group_metadata.
+  Value partition_groups(ArchiveCopy& copy, uint32_t rank) const {
+    Document& document = copy.document();
+    std::vector<Value> all;
+    for (const Run& run : layout_.runs()) {
+      const Group& group = layout_.groups()[run.group];
+      const ExpertMesh& mesh = group.mesh;
+      std::vector<uint64_t> ranks;
+      for (uint32_t i = 0; i < mesh.edp(); ++i) {
+        ranks.push_back(mesh.rank_of(mesh.ep_rank(rank), i));
+      }
+      const auto one = [&](const std::string& text) {
+        return document.list({document.string(text)});
+      };
+      const Value entry = document.dict();
+      copy.set(entry, "sub_group", Document::integer(static_cast<int64_t>(all.size())));
+      copy.set(entry, "partition_count", Document::integer(mesh.edp()));
+      copy.set(entry, "partition_rank", Document::integer(mesh.edp_rank(rank)));
+      copy.set(entry, "partition_ranks", integers(document, ranks));
+      copy.set(entry, "families", one(group.experts ? "autoep_expert" : "replicated"));
+      copy.set(
+          entry, "group_names",
+          one(group.experts ? std::string(kExpertGroup) + std::to_string(mesh.ep) : "replicated"));
+      all.push_back(entry);
+    }
+    return document.list(std::move(all));
   }
 
   // What a later DeepSpeed may keep besides.
@@ -337,6 +401,7 @@ class Writer {
                                keys::kGroupPaddings,
                                keys::kParamAlignmentPaddings,
                                keys::kPartitionCount,
+                               keys::kZeroPartitionGroups,
                                keys::kDsVersion,
                                keys::kParamSliceMappings,
                                keys::kOptimizerStateDict,
@@ -367,8 +432,11 @@ class Writer {
     for (const std::string_view key : kMade) {
       if (!root.find(key)) copy.set(dict, key, *model_value(copy, storages, key, {}, rank));
     }
-    ShardName name{.kind = ShardName::Kind::model_states};
-    if (target_.stage == 3) name = {.kind = ShardName::Kind::zero_model_states, .dp_rank = rank};
+    ShardName name{.kind = ShardName::Kind::model_states, .mp_rank = target_.mp_rank};
+    if (target_.stage == 3) {
+      name.kind = ShardName::Kind::zero_model_states;
+      name.dp_rank = rank;
+    }
     copy.lay_out(dict, plan_, path_of(name));
   }
 
@@ -387,6 +455,12 @@ class Writer {
     if (key == keys::kSharedParams) return shared_params(copy, value, rank);
     if (key == keys::kDpWorldSize) return Document::integer(target_.dp);
     if (key == keys::kDsConfig) return config_value(copy);
+    if (key == keys::kAutoEpLayers || key == keys::kAutoEpLayersLegacy) {
+      return autoep_layers_value(copy, value, mesh_, rank);
+    }
+    if (key == keys::kUniversalCheckpointInfo && value.is_mapping()) {
+      return universal_info(copy, value, rank);
+    }
     return starts() ? start_value(copy, key, value) : copy.of(value);
   }
 
@@ -400,6 +474,16 @@ class Writer {
     }
     if (contains(kOfTheModel, key)) return copy.of(value);
     return std::nullopt;
+  }
+
+  // It repeats where the experts are.
+  Value universal_info(ArchiveCopy& copy, const Value& info, uint32_t rank) const {
+    if (!info.find(keys::kAutoEpLayers)) return copy.of(info);
+    return copy.dict_of(info, [&](std::string_view key, const Value& value) {
+      return std::optional(key == keys::kAutoEpLayers
+                               ? autoep_layers_value(copy, value, mesh_, rank)
+                               : copy.of(value));
+    });
   }
 
   // None under ZeRO, unless a client_state had the key.
@@ -456,9 +540,9 @@ class Writer {
     std::vector<Value> all;
     for (const Run& run : layout_.runs()) {
       const Value shapes = ordered_dict(document);
-      for (const Param* param : run.params) {
+      for (const Param* param : layout_.params_of(run, 0)) {
         document.set_item(shapes, document.intern(param->name),
-                          torch_size(document, param->weight.shape()));
+                          size_value(document, param->weight.shape()));
       }
       all.push_back(shapes);
     }
@@ -485,7 +569,7 @@ class Writer {
   Value frozen_shapes(ArchiveCopy& copy, const Value& saved) const {
     if (!has_frozen_entries(saved)) return {};
     return of_frozen(copy, [&](const Param& param) {
-      return torch_size(copy.document(), param.weight.shape());
+      return size_value(copy.document(), param.weight.shape());
     });
   }
 
@@ -505,7 +589,7 @@ class Writer {
       const DType dtype = target_.param_dtype.value_or(stored);
       const TensorSource value = param.weight.to(dtype);
       if (target_.stage == 3) {
-        return writer.tensor(layout_.piece(value, rank));
+        return writer.tensor(ReshardLayout::piece(value, rank, target_.dp));
       }
       const auto found = storages.find(param.name);
       if (found != storages.end()) return writer.tensor(found->second, param.weight.shape());
@@ -585,7 +669,9 @@ class Writer {
       if (!key.is(Kind::string)) continue;
       const std::string_view name = key.as_string();
       if (name == keys::kModule || name == keys::kSharedParams ||
-          name == keys::kFrozenParamFragments || name == keys::kParamShapes) {
+          name == keys::kFrozenParamFragments || name == keys::kParamShapes ||
+          name == keys::kAutoEpLayers || name == keys::kAutoEpLayersLegacy ||
+          name == keys::kUniversalCheckpointInfo) {
         continue;
       }
       const std::vector<uint32_t> sums = files.front().archive->checksums(value);
@@ -657,12 +743,15 @@ class Writer {
     std::vector<ReshardedGroup> all;
     for (size_t g = 0; g < layout_.groups().size(); ++g) {
       const Group& from = layout_.groups()[g];
-      ReshardedGroup group{
-          .params = from.params.size(), .numel = 0, .partition = from.flat.partition};
-      for (const Param* param : from.params) {
+      ReshardedGroup group{.mp_rank = target_.mp_rank,
+                           .ep = from.mesh.ep,
+                           .params = from.params().size(),
+                           .numel = 0,
+                           .partition = from.flat.partition};
+      for (const Param* param : from.params()) {
         const auto numel = static_cast<uint64_t>(param->weight.numel());
         group.numel += numel;
-        if (target_.stage == 3) group.partition += piece_of(numel, target_.dp);
+        if (target_.stage == 3) group.partition += piece_of(numel, from.mesh.edp());
       }
       for (const Run& run : layout_.runs()) {
         if (target_.stage == 3 && run.group == g) ++group.sub_groups;
@@ -679,6 +768,8 @@ class Writer {
   const std::string& folder_;
   std::vector<std::string>& notes_;
   ShardValue wrapper_;
+  ExpertMesh mesh_;  // of the experts that ds_autoep_layers describes
+  bool has_tuple_shapes_;
   bool same_wrapper_;  // whether the old files are of the target's optimizer wrapper
 };
 

@@ -14,6 +14,9 @@ namespace dsckpt {
 
 // How a parameter group is cut. Counts are elements of one rank, 0 at stage 0.
 struct ReshardedGroup {
+  uint32_t mp_rank = 0;
+  uint32_t ep = 1;  // expert-parallel ranks, each of which has other parameters of it
+  // Of one expert-parallel rank:
   size_t params = 0;
   uint64_t numel = 0;      // of all its parameters
   uint64_t partition = 0;  // that a rank has of it, padding included

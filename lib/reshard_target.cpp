@@ -13,8 +13,10 @@
 
 #include "base/error.h"
 #include "checkpoint/keys.h"
+#include "checkpoint/shard_name.h"
 #include "convert.h"
 #include "format/zero_layout.h"
+#include "reshard_experts.h"
 
 namespace dsckpt {
 using pickle::Kind;
@@ -27,12 +29,21 @@ constexpr const char* kGroupsHint =
     "--like CHECKPOINT takes the groups from a checkpoint of the new run";
 constexpr const char* kConfigHint = "--ds-config says the new run's";
 
+constexpr const char* kDataFirst = "use_data_before_expert_parallelism";
+constexpr const char* kExpertParallel = "expert_parallel";  // AutoEP
+
 std::string file_of(const Checkpoint& checkpoint) {
   return checkpoint.model_files().front().path.string();
 }
 
 Value root_of(const Checkpoint& checkpoint) {
   return checkpoint.model_files().front().archive->root();
+}
+
+// The world that `checkpoint` is, or 0.
+uint32_t mp_rank_of(const Checkpoint& checkpoint) {
+  const auto name = parse_shard_name(checkpoint.model_files().front().path.filename().string());
+  return name ? name->mp_rank : 0;
 }
 
 DType dtype_of(Precision precision) {
@@ -122,6 +133,7 @@ class TargetBuilder {
   ReshardTarget build() {
     check_source();
     target_.dp = options_.dp;
+    target_.mp_rank = mp_rank_of(source_);
     choose_config();
     choose_stage();
     choose_groups();
@@ -141,10 +153,17 @@ class TargetBuilder {
   void note(std::string text) { notes_.push_back(std::move(text)); }
 
   void check_source() const {
-    if (facts().model_parallel) {
+    if (facts().model_parallel && (facts().zero_stage == 0 || facts().layout == "universal")) {
       throw UnsupportedError({.file = source_.tag_folder().string()},
                              "is of a model that is split over pipeline, tensor-parallel or "
-                             "expert-parallel ranks; only whole models are resharded");
+                             "expert-parallel ranks, and not of ZeRO stage 1, 2 or 3; such models "
+                             "are not resharded");
+    }
+    if (facts().model_parallel && options_.like != nullptr) {
+      throw UsageError(
+          "the model is split over pipeline, tensor-parallel or expert-parallel ranks, whose "
+          "groups "
+          "are kept: --like is for whole models");
     }
     first_trained(source_);
     if (facts().from_weights) check_start();
@@ -235,6 +254,12 @@ class TargetBuilder {
       throw UsageError("the stage asked for is " + std::to_string(*options_.stage) +
                        ", but the new run's is " + std::to_string(configured));
     }
+    if (facts().model_parallel && target_.stage != facts().zero_stage) {
+      throw UsageError(
+          "the model is split over pipeline, tensor-parallel or expert-parallel ranks, "
+          "which keep their stage, " +
+          std::to_string(facts().zero_stage));
+    }
     if (options_.sub_group_size && target_.stage != 3) {
       throw UsageError("sub-groups are of stage 3, the new run's stage is " +
                        std::to_string(target_.stage));
@@ -259,9 +284,50 @@ class TargetBuilder {
       if (!facts().states_assigned) throw unassigned_states(source_);
       take_groups_of(*options_.like);
     }
+    choose_experts();
     if (!target_.groups.empty()) check_members();
     if (target_.stage != 0 && facts().zero_stage == 0) check_stateless();
     drop_empty_params();
+  }
+
+  // Every group keeps the number of ranks that its experts are spread over, unless --ep says
+  // another.
+  void choose_experts() {
+    const bool any = std::any_of(target_.groups.begin(), target_.groups.end(), is_expert_group);
+    if (options_.ep && !any) {
+      throw UsageError("the checkpoint has no experts for " + std::to_string(*options_.ep) +
+                       " expert-parallel ranks");
+    }
+    if (!any) return;
+    if (options_.ep) {
+      if (target_.dp % *options_.ep != 0) throw uneven_experts(*options_.ep);
+      ExpertNames(source_).regroup(target_.groups, *options_.ep);
+    }
+    for (const ParamGroup& group : target_.groups) {
+      if (target_.dp % group.ep_size != 0) throw uneven_experts(group.ep_size);
+      target_.ep = std::max(target_.ep, group.ep_size);
+    }
+    target_.data_before_experts = data_before_experts();
+  }
+
+  // The order in which the ranks share the experts.
+  bool data_before_experts() const {
+    if (config_ && config_->is_object()) return config_->value(kDataFirst, Json()) == true;
+    const bool matters = std::any_of(
+        target_.groups.begin(), target_.groups.end(),
+        [&](const ParamGroup& group) { return group.ep_size > 1 && group.ep_size < target_.dp; });
+    if (!matters) return false;
+    throw std::move(
+        UnsupportedError({.file = file_of(source_), .member = std::string(keys::kDsConfig)},
+                         "is needed: it says in which order the ranks share experts"))
+        .with_hint(kConfigHint);
+  }
+
+  UsageError uneven_experts(uint32_t ep) const {
+    return std::move(UsageError(std::to_string(target_.dp) +
+                                " data-parallel ranks cannot be shared by " + std::to_string(ep) +
+                                " expert-parallel ranks"))
+        .with_hint("--ep says how many the new run has");
   }
 
   static bool has_bias_correction(const Checkpoint& checkpoint) {
@@ -284,11 +350,26 @@ class TargetBuilder {
         .with_hint("set \"torch_adam\": true in the new run");
   }
 
+  // By their names in the checkpoint.
+  std::vector<std::string> members_of(const ParamGroup& group) const {
+    if (!is_expert_group(group)) return group.params;
+    const ExpertNames names(source_);
+    std::vector<std::string> members;
+    std::unordered_set<std::string> seen;
+    for (const std::string& name : group.params) {
+      for (uint32_t rank = 0; rank < group.ep_size; ++rank) {
+        const std::string& global = names.global(name, rank, group.ep_size).name;
+        if (seen.insert(global).second) members.push_back(global);
+      }
+    }
+    return members;
+  }
+
   // Every parameter that is trained has to be in one group, and nothing else in any.
   void check_members() const {
     std::unordered_set<std::string> members;
     for (const ParamGroup& group : target_.groups) {
-      for (const std::string& name : group.params) {
+      for (const std::string& name : members_of(group)) {
         const Param* param = source_.find(name);
         const Where where{.file = file_of(source_), .tensor = name};
         if (param == nullptr || !is_trained(*param)) {
@@ -390,6 +471,7 @@ class TargetBuilder {
   void drop_empty_params() {
     if (target_.stage != 0) {
       for (ParamGroup& group : target_.groups) {
+        if (is_expert_group(group)) continue;
         std::erase_if(group.params, [&](const std::string& name) {
           const Param* param = source_.find(name);
           return param != nullptr && param->weight.numel() == 0;
@@ -429,6 +511,11 @@ class TargetBuilder {
     target_.fp16 = now == Precision::fp16;
     target_.new_loss_scaler = facts().from_weights;
     if (now == old) return;
+    if (facts().model_parallel) {
+      throw UsageError("the precision changes from " + std::string(to_string(old)) + " to " +
+                       std::string(to_string(now)) +
+                       ", but the files of layers and experts are copied as they are");
+    }
     target_.param_dtype = dtype_of(now);
     target_.new_loss_scaler = true;
     note("the precision changes from " + std::string(to_string(old)) + " to " +
@@ -541,14 +628,18 @@ class TargetBuilder {
     const Value saved = root_of(reference_).find_or_none(keys::kParamShapes);
     const std::vector<Value> one{saved};  // releases before 0.5 have one dict
     const auto shapes = saved.is_mapping() ? std::span(one) : saved.sequence_or_empty();
+    const ExpertNames experts(reference_);
     size_t next = 0;
     for (const ParamGroup& group : reference_.groups()) {
       std::vector<uint64_t> numels;
       for (const std::string& name : group.params) {
-        numels.push_back(static_cast<uint64_t>(reference_.find(name)->weight.numel()));
+        numels.push_back(static_cast<uint64_t>(
+            is_expert_group(group) ? experts.local(name, 0, group.ep_size).weight.numel()
+                                   : reference_.find(name)->weight.numel()));
       }
       size_t begin = 0;
-      for (const size_t end : sub_group_ends(numels, known.mesh.dp, target_.sub_group_size)) {
+      for (const size_t end :
+           sub_group_ends(numels, known.mesh.dp / group.ep_size, target_.sub_group_size)) {
         const bool fits = next < shapes.size() && shapes[next].is_mapping() &&
                           shapes[next].as_dict().items.size() == end - begin;
         if (!fits) {
@@ -627,7 +718,7 @@ class TargetBuilder {
       if (is_other_run()) throw UsageError(std::string(kText));
       note(std::string(kText) + "; turn it off in the new run");
     }
-    if (engine.autotp_size > 1) {
+    if (engine.autotp_size > 1 && engine.autotp_size != facts().mesh.tp) {
       throw UsageError("tensor_parallel.autotp_size is " + std::to_string(engine.autotp_size) +
                        ": the new run would look for slices of " +
                        std::to_string(engine.autotp_size) + " tensor-parallel ranks");
@@ -680,8 +771,11 @@ class TargetBuilder {
     }
     if (!saved_engine_) return;
     const bool new_stage = target_.stage != facts().zero_stage;
-    if (!new_stage && !options_.sub_group_size) return;
+    const bool new_ep =
+        options_.ep && saved_->contains(kExpertParallel) && (*saved_)[kExpertParallel].is_object();
+    if (!new_stage && !new_ep && !options_.sub_group_size) return;
     target_.ds_config = saved_;
+    if (new_ep) (*target_.ds_config)[kExpertParallel]["autoep_size"] = target_.ep;
     if (new_stage) set_zero("stage", target_.stage);
     if (options_.sub_group_size) set_zero("sub_group_size", *options_.sub_group_size);
   }

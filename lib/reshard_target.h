@@ -15,7 +15,9 @@
 namespace dsckpt {
 
 struct ReshardOptions {
-  uint32_t dp = 1;  // data-parallel ranks of the new run
+  uint32_t dp = 1;  // data-parallel ranks of the new run, of each mp rank
+  // Expert-parallel ranks of the new run. Default: as it was.
+  std::optional<uint32_t> ep;
   // ZeRO stage of the new run, 0 to 3. Default: what `ds_config` or `like` say, else as it was.
   std::optional<int> stage;
   // zero_optimization.sub_group_size of the new run, elements. Default likewise.
@@ -28,9 +30,12 @@ struct ReshardOptions {
   const Checkpoint* like = nullptr;
 };
 
-// Everything is data parallel.
+// Of one world: a pipeline stage and tensor-parallel rank, or all there is.
 struct ReshardTarget {
   uint32_t dp = 1;
+  uint32_t mp_rank = 0;
+  uint32_t ep = 1;                   // the largest of the groups'
+  bool data_before_experts = false;  // use_data_before_expert_parallelism
   int stage = 0;
   EngineWrapper wrapper = EngineWrapper::plain;
   // Type of the parameters in `module`; nullopt: each as the checkpoint has it.

@@ -58,7 +58,7 @@ class Assembler {
       : draft_(draft),
         worlds_(worlds),
         layers_(layers),
-        mesh_(draft.facts.mesh),
+        mesh_(draft.mp_rank ? Mesh{} : draft.facts.mesh),
         info_(read_info()),
         experts_(*worlds.front().model) {}
 
@@ -81,6 +81,7 @@ class Assembler {
   // The rules matter where slices are merged, and to whoever writes a universal checkpoint. Plain
   // stage 3 has none.
   UniversalInfo read_info() const {
+    if (draft_.mp_rank) return UniversalInfo();  // slices stay slices
     const ModelStates& model = *worlds_.front().model;
     const bool sliced = mesh_.tp > 1;
     const bool wanted =

@@ -88,6 +88,7 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder,
   draft.optimizer_states = options.optimizer_states;
   draft.tp_rules = options.tp_rules;
   draft.allow_missing = options.allow_missing;
+  draft.mp_rank = options.mp_rank;
   for (const Layout* layout : kLayouts) {
     if (!layout->probe(draft)) continue;
     if (layout == &kUniversal) refuse_other_roots(draft.folder);

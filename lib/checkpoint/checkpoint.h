@@ -67,6 +67,8 @@ struct ParamGroup {
   std::vector<std::string> params;
   // Its entry of param_groups: the hyper-parameters. Empty if the files have none.
   ShardValue settings;
+  // Over how many expert-parallel ranks its parameters, experts, are spread.
+  uint32_t ep_size = 1;
 };
 
 // One entry of the model's state_dict.
@@ -141,6 +143,10 @@ struct OpenOptions {
   // Go on without the files of ranks that are missing or cannot be read: parameters that have
   // elements there are not among params(), but incomplete().
   bool allow_missing = false;
+  // Only the world of this mp rank, as a checkpoint of its own: its slices of the parameters, with
+  // all experts, and its files. The whole grid is still checked by file names. Of the layouts of
+  // ZeRO stages 1 to 3.
+  std::optional<uint32_t> mp_rank = {};
 };
 
 // A rank's file that is missing or cannot be read.
@@ -225,7 +231,9 @@ class Checkpoint {
   // The entry called `name`, or nullptr.
   const Param* find(std::string_view name) const;
   // The optimizer's parameter groups, which have every trainable parameter once. Only with
-  // OpenOptions::optimizer_states; empty if the model is split over ranks or the files do not tell.
+  // OpenOptions::optimizer_states; empty if the model is split over ranks (but for a world, see
+  // OpenOptions::mp_rank, whose groups have experts by their names on their own rank) or the files
+  // do not tell.
   const std::vector<ParamGroup>& groups() const;
   // What the optimizer's wrapper saved beside its tensors, a dict: optimizer_state_dict of the
   // first optimizer-states file, at stage 0 `optimizer`, of a universal checkpoint the whole of

@@ -17,18 +17,19 @@
 
 namespace dsckpt {
 
+// `...deepspeed_experts.` NUMBER `...`, the name of a parameter of one of DeepSpeed's own experts.
+struct ExpertName {
+  std::string before;
+  int64_t number;
+  std::string after;  // begins with a dot
+
+  std::string with(int64_t other) const { return before + std::to_string(other) + after; }
+};
+std::optional<ExpertName> parse_expert_name(const std::string& name);
+
 // Where a model-states file describes AutoEP's layers: ds_autoep_layers, or as older releases call
 // it.
 std::string_view autoep_layers_key(const pickle::Value& root);
-
-// `before` NUMBER `after`: the name of a parameter of DeepSpeed's own experts.
-struct ExpertName {
-  std::string before;  // "...deepspeed_experts."
-  int64_t number;
-  std::string after;
-};
-// nullopt if `name` is none.
-std::optional<ExpertName> parse_expert_name(const std::string& name);
 
 class Experts {
  public:
@@ -64,8 +65,8 @@ class Experts {
   std::vector<std::string> fused_;
 };
 
-// Adds to model.shared_params the second name that AutoEP gives a layer's router: the module that was
-// there before, "mlp.gate", is the router itself then ("mlp.router"), which `module` has twice.
+// Adds to model.shared_params the second name that AutoEP gives a layer's router: the module that
+// was there before, "mlp.gate", is the router itself then ("mlp.router"), which `module` has twice.
 // auto_ep_layer.py AutoEPMoELayer, alias_target. At stage 3 `module` has no values, and only the
 // names tell; else both have to be equal.
 void add_router_aliases(ModelStates& model, const InputFiles& inputs);

@@ -1,7 +1,9 @@
 // What a layout's reader is given and what it gives back.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -24,6 +26,8 @@ struct CheckpointDraft {
   std::vector<LostFile> lost_files = {};
   std::vector<FileId> lost_ids = {};  // the ids of their stand-ins, likewise
   std::vector<IncompleteParam> incomplete = {};
+  std::optional<uint32_t> mp_rank = {};  // the only world that is asked for
+  uint32_t mp_ranks = 1;                 // worlds that there are, as open_optim_shards found
   std::vector<Param> params = {};
   std::vector<ParamGroup> groups = {};
   ShardValue wrapper_state = {};

@@ -101,6 +101,14 @@ uint32_t mp_world_size(const CheckpointDraft& draft, const Shard& model) {
   return largest + 1;
 }
 
+// Those of the world that is asked for, or all.
+std::vector<ShardFile> wanted(const CheckpointDraft& draft, std::vector<ShardFile> files) {
+  std::erase_if(files, [&](const ShardFile& file) {
+    return draft.mp_rank && file.name.mp_rank != *draft.mp_rank;
+  });
+  return files;
+}
+
 uint32_t degree_of(const Shard& shard) {
   const Fields fields = optimizer_state(shard);
   const std::vector<int64_t> counts = partition_counts(fields);
@@ -294,8 +302,9 @@ void open_optim_shards(CheckpointDraft& draft) {
   std::vector<ShardFile> models = draft.folder.of_kind(ShardName::Kind::model_states);
   if (models.empty()) models = draft.folder.of_kind(ShardName::Kind::zero_model_states);
   if (!models.empty()) mp = mp_world_size(draft, open_one(draft, models));
+  draft.mp_ranks = mp;
   draft.optim_shards =
-      open_all(draft, files, check_ranks(files, files.front().name, mp, dp, draft));
+      open_all(draft, wanted(draft, files), check_ranks(files, files.front().name, mp, dp, draft));
   for (const Shard& shard : draft.optim_shards) {
     if (degree_of(shard) == dp) continue;
     throw InconsistentError(shard.where(keys::kPartitionCount),
@@ -311,11 +320,12 @@ void open_model_shards(CheckpointDraft& draft, ShardName::Kind kind) {
   const uint32_t dp = every_rank ? draft.facts.mesh.dp : 1;
   uint32_t mp = 1;
   if (!draft.optim_shards.empty()) {
-    mp = static_cast<uint32_t>(draft.optim_shards.size()) / draft.facts.mesh.dp;
+    mp = draft.mp_ranks;
   } else if (!files.empty()) {
     mp = mp_world_size(draft, open_one(draft, files));
   }
-  draft.model_shards = open_all(draft, files, check_ranks(files, {.kind = kind}, mp, dp, draft));
+  draft.model_shards =
+      open_all(draft, wanted(draft, files), check_ranks(files, {.kind = kind}, mp, dp, draft));
   find_degrees(draft, mp);
 }
 

@@ -18,10 +18,11 @@ constexpr int kMaxPlainValues = 1 << 20;
 // name, and so by which rank, a shard was saved. Streams are named "archive", and users rename
 // folders' files in other ways: only a name that is a shard's is evidence.
 void check_saved_name(const Shard& shard) {
-  const auto saved = parse_shard_name(std::string(shard.archive.prefix()) + ".pt");
+  const std::string name = std::string(shard.archive.prefix()) + ".pt";
+  const auto saved = parse_shard_name(name);
   if (saved && !saved->same_rank(shard.name)) {
-    throw InconsistentError(shard.where(), "was saved as " + saved->file_name() +
-                                               ": the file of another rank is in its place");
+    throw InconsistentError(shard.where(),
+                            "was saved as " + name + ": the file of another rank is in its place");
   }
 }
 

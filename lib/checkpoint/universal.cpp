@@ -435,7 +435,8 @@ class Reader {
           "under round_robin_gradients ds_to_universal.py gives parameters each other's values; "
           "to-universal does not");
     }
-    return flat_param_groups(model(), ranks, wrapper.shard().archive, settings);
+    return flat_param_groups(model(), std::vector<uint32_t>(model().param_shapes.size(), ranks),
+                             wrapper.shard().archive, settings);
   }
 
   CheckpointDraft& draft_;

@@ -136,8 +136,17 @@ class WorldReader {
   std::vector<ParamGroup> groups() const {
     const Value base = state_.get(keys::kBaseOptimizerState).value_or(Value());
     const auto settings = base.find_or_none(keys::kParamGroups).sequence_or_empty();
-    const auto ranks = static_cast<uint32_t>(is_round_robin() ? optim_.size() : 1);
-    return flat_param_groups(model_, ranks, state_.shard().archive, settings);
+    std::vector<uint32_t> ep_sizes;
+    std::vector<uint32_t> ranks;
+    for (size_t g = 0; g < model_.param_shapes.size(); ++g) {
+      ep_sizes.push_back(static_cast<uint32_t>(expert_parallel_parts(g).by_rank.size()));
+      const auto share = static_cast<uint32_t>(optim_.size()) / ep_sizes.back();
+      ranks.push_back(is_round_robin() ? share : 1);
+    }
+    std::vector<ParamGroup> groups =
+        flat_param_groups(model_, ranks, state_.shard().archive, settings);
+    for (size_t g = 0; g < groups.size(); ++g) groups[g].ep_size = ep_sizes[g];
+    return groups;
   }
 
  private:
@@ -568,7 +577,10 @@ void read(CheckpointDraft& draft) {
   draft.wrapper_state = {&first.archive, first.archive.root().at(keys::kOptimizerStateDict)};
   draft.facts.elastic = state.has(keys::kBaseOptimizerState) &&
                         state[keys::kBaseOptimizerState].is(pickle::Kind::list);
-  assemble(draft, worlds, open_pipeline_layers(draft, names_in(worlds)));
+  // The layers are of all worlds.
+  std::vector<PipelineLayer> layers;
+  if (!draft.mp_rank) layers = open_pipeline_layers(draft, names_in(worlds));
+  assemble(draft, worlds, layers);
   for (const ModelStates& model : models) model.note_not_tensors(draft.notes);
 }
 
@@ -603,7 +615,7 @@ std::vector<std::pair<std::string, TensorSource>> whole_frozen(const ModelStates
   return frozen;
 }
 
-std::vector<ParamGroup> flat_param_groups(const ModelStates& model, uint32_t ranks,
+std::vector<ParamGroup> flat_param_groups(const ModelStates& model, std::span<const uint32_t> ranks,
                                           const TorchArchive& archive,
                                           std::span<const Value> settings) {
   std::vector<ParamGroup> groups;
@@ -613,7 +625,7 @@ std::vector<ParamGroup> flat_param_groups(const ModelStates& model, uint32_t ran
     const NamedShapes& shapes = model.param_shapes[g];
     ParamGroup group;
     group.params.resize(shapes.size());
-    const std::vector<size_t> order = round_robin_order(shapes.size(), ranks);
+    const std::vector<size_t> order = round_robin_order(shapes.size(), ranks[g]);
     for (size_t i = 0; i < order.size(); ++i) group.params[order[i]] = shapes[i].first;
     if (g < settings.size()) group.settings = {&archive, settings[g]};
     groups.push_back(std::move(group));

@@ -415,6 +415,19 @@ void note_unreferenced(CheckpointDraft& draft) {
                         " that no tensor refers to; left out");
 }
 
+// The groups follow each other in the sub-groups.
+void find_expert_groups(std::vector<ParamGroup>& groups, const std::vector<Share>& shares,
+                        size_t dp) {
+  if (shares.empty()) return;
+  size_t next = 0;
+  for (ParamGroup& group : groups) {
+    const auto indices = group.settings.value.find_or_none("params").sequence_or_empty();
+    if (indices.empty()) continue;
+    group.ep_size = static_cast<uint32_t>(dp / shares.at(next).count);
+    next += indices.size();
+  }
+}
+
 bool probe(CheckpointDraft& draft) {
   return draft.folder.has(ShardName::Kind::zero_model_states);
 }
@@ -457,6 +470,7 @@ void read(CheckpointDraft& draft) {
   draft.wrapper_state = {&first.archive, first.archive.root().at(keys::kOptimizerStateDict)};
   if (draft.optimizer_states && worlds.size() == 1) {
     draft.groups = sub_group_param_groups(models.front(), optimizer_state(first));
+    find_expert_groups(draft.groups, shares_of(first), dp);
   }
   note_unreferenced(draft);
   assemble(draft, worlds);

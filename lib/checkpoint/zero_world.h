@@ -56,9 +56,9 @@ std::vector<SubGroupSize> sub_group_sizes(const ModelStates& model, const Shard&
 void note_lost(const World& world, std::vector<std::string>& notes);
 
 // The parameter groups of stages 1 and 2: those of param_shapes, which round_robin_gradients has
-// ordered for `ranks` ranks (1: it has not). `settings` are the entries of param_groups, if any, in
-// `archive`.
-std::vector<ParamGroup> flat_param_groups(const ModelStates& model, uint32_t ranks,
+// ordered, each for its number in `ranks` (1: it has not). `settings` are the entries of
+// param_groups, if any, in `archive`.
+std::vector<ParamGroup> flat_param_groups(const ModelStates& model, std::span<const uint32_t> ranks,
                                           const TorchArchive& archive,
                                           std::span<const pickle::Value> settings);
 

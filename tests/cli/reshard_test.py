@@ -369,12 +369,6 @@ class UniversalSourceTest(ReshardTest):
 
 class RefusalTest(ReshardTest):
 
-    def test_model_parallel_checkpoints_are_refused_with_the_reason(self):
-        for case in ["pp2_dp1_z1_bf16", "autotp2_dp2_z2_bf16"]:
-            folder = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "model_parallel" / case
-            facts = json.loads((folder / "case.json").read_text())
-            self.assert_refused(folder / facts["load_dir"], 3, "pipeline, tensor-parallel", "--dp", "3")
-
     def test_states_that_cannot_be_cut_anew_are_refused(self):
         scratch = self.scratch(Z3)
         self.assert_refused(self.scratch("z3_fp32_adagrad_w2").folder, 3, "Adagrad", "--dp", "3")

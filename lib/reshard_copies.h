@@ -1,0 +1,42 @@
+// Files of a model-parallel checkpoint that do not depend on the number of ranks: a pipeline's
+// layers and single experts. Resharding copies them byte for byte.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/shard.h"
+#include "plan/copy_plan.h"
+
+namespace dsckpt {
+
+class RankFreeFiles {
+ public:
+  // Opens those in the folder of `source`, a checkpoint of several worlds. Throws as open_shards().
+  RankFreeFiles(InputFiles& inputs, const Checkpoint& source);
+
+  // Throws InconsistentError that lists the files that `world`, of mp rank `mp_rank`, must have and
+  // the folder has not: layers by the names of its parameters and buffers (pipe/module.py
+  // ckpt_layer_path), experts by num_experts (engine.py _get_expert_ckpt_name). A tied layer's
+  // number is that of its first use, which nothing tells; it is looked for by what it holds.
+  void check(const Checkpoint& world, uint32_t mp_rank) const;
+
+  // Adds each to `plan` as FOLDER/NAME.
+  void lay_out(PlanBuilder& plan, const std::string& folder) const;
+
+  // Their zip records; see records_of.
+  std::vector<InputRecord> records(bool all) const;
+
+ private:
+  bool has(const ShardName& name) const;
+  std::vector<std::string> missing_layers(const Checkpoint& world, uint32_t tp_rank) const;
+  std::vector<std::string> missing_experts(const Checkpoint& world, uint32_t mp_rank) const;
+
+  InputFiles& inputs_;
+  Mesh mesh_;
+  std::string folder_;
+  std::vector<Shard> shards_;
+};
+
+}  // namespace dsckpt

@@ -1,0 +1,72 @@
+// Experts under another number of expert-parallel ranks: which of them a rank has, how it calls
+// them, and what DeepSpeed writes down of that.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "format/archive_copy.h"
+
+namespace dsckpt {
+
+// Whether the group's parameters are experts: DeepSpeed marks such groups.
+// moe/utils.py split_params_into_different_moe_groups_for_optimizer.
+bool is_expert_group(const ParamGroup& group);
+
+// How the ranks share the experts of a group.
+struct ExpertMesh {
+  uint32_t dp = 1;
+  uint32_t ep = 1;           // divides dp
+  bool data_before = false;  // use_data_before_expert_parallelism
+
+  // Ranks that have the same experts.
+  uint32_t edp() const { return dp / ep; }
+  // utils/groups.py _create_expert_and_data_parallel.
+  uint32_t ep_rank(uint32_t rank) const { return data_before ? rank / edp() : rank % ep; }
+  uint32_t edp_rank(uint32_t rank) const { return data_before ? rank % edp() : rank / ep; }
+  uint32_t rank_of(uint32_t ep_rank, uint32_t edp_rank) const {
+    return data_before ? ep_rank * edp() + edp_rank : edp_rank * ep + ep_rank;
+  }
+};
+
+// The experts of a world. Borrows the checkpoint, whose experts are merged: DeepSpeed's own by
+// their global names, AutoEP's as one tensor of all.
+class ExpertNames {
+ public:
+  explicit ExpertNames(const Checkpoint& world);
+
+  // What expert-parallel rank `ep_rank` of `ep` has of the parameter that it calls `local`. Throws
+  // UsageError if `ep` does not divide the experts, UnsupportedError for what is no expert.
+  Param local(const std::string& local, uint32_t ep_rank, uint32_t ep) const;
+  // The parameter of the checkpoint that it is, or is a part of.
+  const Param& global(const std::string& local, uint32_t ep_rank, uint32_t ep) const;
+
+  // The expert groups in `groups` as an engine of `ep` expert-parallel ranks makes them, experts by
+  // their names on their own rank. Throws as local(), and for groups that are not in the order of
+  // the model or were split by another size than DeepSpeed's own.
+  void regroup(std::vector<ParamGroup>& groups, uint32_t ep) const;
+
+ private:
+  int64_t count_on_rank(const std::string& name, uint32_t ep) const;
+  std::vector<std::string> renamed(const std::vector<std::string>& names, uint32_t old_ep,
+                                   uint32_t new_ep) const;
+  int64_t numel_of(const std::vector<std::string>& names, uint32_t ep) const;
+  std::vector<std::vector<std::string>> split(const std::vector<std::string>& names,
+                                              uint32_t ep) const;
+
+  const Checkpoint& world_;
+  std::unordered_map<std::string, int64_t>
+      counts_;  // of DeepSpeed's own, by what precedes the number
+};
+
+// ds_autoep_layers of `copy.from()` as rank `rank` writes it. engine.py _save_moe_checkpoint.
+// Throws CorruptError for what has the wrong form, UnsupportedError for experts that are not placed
+// as DeepSpeed's engine places them: evenly, in order.
+pickle::Value autoep_layers_value(ArchiveCopy& copy, const pickle::Value& layers,
+                                  const ExpertMesh& mesh, uint32_t rank);
+
+}  // namespace dsckpt

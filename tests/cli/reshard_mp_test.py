@@ -1,0 +1,90 @@
+"""reshard of model-parallel checkpoints from the command line: what it refuses, and names."""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+TOOL = pathlib.Path(os.environ["DSCKPT_BIN"]) / "reshard"
+TESTDATA = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "model_parallel"
+
+
+class ReshardModelParallelTest(unittest.TestCase):
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.scratch = pathlib.Path(scratch.name)
+
+    def run_tool(self, source, *options):
+        return subprocess.run([str(TOOL), str(source), str(self.scratch / "out"), *map(str, options)],
+                              capture_output=True, text=True, timeout=60)
+
+    def refused(self, source, options, code, *words):
+        done = self.run_tool(source, *options)
+        self.assertEqual(done.returncode, code, done.stderr)
+        for word in words:
+            self.assertIn(word, done.stderr)
+        self.assertFalse((self.scratch / "out").exists())
+
+    def copy_of(self, name):
+        shutil.copytree(TESTDATA / name / "ckpt", self.scratch / "ckpt")
+        return self.scratch / "ckpt", next((self.scratch / "ckpt").glob("global_step*"))
+
+    def test_degrees_that_do_not_divide_are_usage_errors(self):
+        moe = TESTDATA / "moe_ep2_dp4_z2_fp32" / "ckpt"
+        self.refused(moe, ["--dp", 3], 2, "3 data-parallel", "2 expert-parallel")
+        self.refused(moe, ["--dp", 3, "--ep", 3], 2, "do not divide evenly over 3")
+        self.refused(moe, ["--dp", 4, "--stage", 3], 2, "keep their stage")
+        self.refused(TESTDATA / "pp2_dp2_z1_fp32" / "ckpt", ["--dp", 2, "--ep", 2], 2, "has no experts")
+
+    def test_stage_0_and_folded_experts_are_unsupported(self):
+        for name in ("pp2_dp1_z0_fp32", "autoep2_dp2_z0_fp32", "autoep2_autotp2_z1_fp32"):
+            self.refused(TESTDATA / name / "ckpt", ["--dp", 2], 3)
+
+    def test_missing_layers_and_experts_are_named(self):
+        for name, missing, said in (("pp2_dp2_z1_fp32", "layer_02-model_states.pt", "layer_02-model_states.pt"),
+                                    ("pp2_dp2_z1_fp32", "layer_00-model_states.pt", "tied layer 'embed'"),
+                                    ("autoep2_dp2_z1_bf16", "layer_0_expert_3_mp_rank_00_model_states.pt",
+                                     "layer_0_expert_3_mp_rank_00_model_states.pt")):
+            with self.subTest(missing=missing):
+                source, folder = self.copy_of(name)
+                (folder / missing).unlink()
+                self.refused(source, ["--dp", 2], 3, said)
+                shutil.rmtree(source)
+
+    def test_swapped_files_of_ranks_and_experts_are_named(self):
+        for name, one, other in (
+                ("autotp2_dp2_z1_fp32", "zero_pp_rank_0_mp_rank_00_optim_states.pt",
+                 "zero_pp_rank_0_mp_rank_01_optim_states.pt"),
+                ("moe_ep2_dp4_z2_fp32", "layer_0_expert_1_mp_rank_00_model_states.pt",
+                 "layer_0_expert_2_mp_rank_00_model_states.pt")):
+            with self.subTest(case=name):
+                source, folder = self.copy_of(name)
+                (folder / one).rename(folder / "held")
+                (folder / other).rename(folder / one)
+                (folder / "held").rename(folder / other)
+                self.refused(source, ["--dp", 2], 3, f"was saved as {other}", "another rank")
+                shutil.rmtree(source)
+
+    def test_json_says_groups_of_every_mp_rank_and_dry_run_writes_nothing(self):
+        source = TESTDATA / "pp2_tp2_dp2_z1_fp32" / "ckpt"
+        done = self.run_tool(source, "--dp", 3, "--dry-run", "--json")
+        plan = json.loads(done.stdout)["data"]
+        self.assertEqual([group["mp_rank"] for group in plan["groups"]], [0, 1, 2, 3])
+        self.assertEqual((plan["dp"], plan["ep"]), (3, 1))
+        self.assertFalse((self.scratch / "out").exists())
+
+    def test_force_replaces_an_earlier_result_of_other_degrees(self):
+        source = TESTDATA / "moe_ep2_dp4_z2_fp32" / "ckpt"
+        for dp, ep in ((4, 4), (2, 1)):
+            done = self.run_tool(source, "--dp", dp, "--ep", ep, "--force")
+            self.assertEqual(done.returncode, 0, done.stderr)
+        shards = list(self.scratch.glob("out/*/zero_pp_rank_*"))
+        self.assertEqual(len(shards), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
