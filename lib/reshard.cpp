@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "base/error.h"
+#include "checkpoint/keys.h"
 #include "checkpoint/shard_name.h"
+#include "checkpoint/tag_folder.h"
 #include "neighbours.h"
 #include "reshard_copies.h"
 
@@ -60,14 +62,28 @@ void lay_out_world(const Checkpoint& world, const ReshardOptions& options, PlanB
   result.groups.insert(result.groups.end(), groups.begin(), groups.end());
 }
 
+// The experts of a tensor-parallel rank are others than those of the next; as the files call them
+// replicated, and each says only of itself what it has, they cannot be cut rank by rank.
+void refuse_folded(const Checkpoint& source) {
+  const CheckpointFile& file = source.model_files().front();
+  if (file.archive->root().find_or_none(keys::kFolding).is_none()) return;
+  throw std::move(
+      UnsupportedError({.file = file.path.string(), .member = std::string(keys::kFolding)},
+                       "says that AutoEP is folded with tensor parallelism, which is "
+                       "not resharded"))
+      .with_hint("to-universal reads it");
+}
+
 // One world after the other, so that the metadata of one is in memory at a time.
 void lay_out_worlds(InputFiles& inputs, const Checkpoint& source, const ReshardOptions& options,
                     PlanBuilder& plan, ReshardPlan& result) {
+  refuse_folded(source);
+  const TagFolder folder = find_tag_folder(source.tag_folder(), "", source.other_roots());
   const RankFreeFiles copied(inputs, source);
   const Mesh& mesh = source.facts().mesh;
   for (uint32_t mp_rank = 0; mp_rank < mesh.pp * mesh.tp; ++mp_rank) {
-    const Checkpoint world = Checkpoint::open(
-        inputs, source.tag_folder(), {.tag = {}, .optimizer_states = true, .mp_rank = mp_rank});
+    const Checkpoint world =
+        Checkpoint::open(inputs, folder, {.tag = {}, .optimizer_states = true, .mp_rank = mp_rank});
     copied.check(world, mp_rank);
     std::vector<std::string> repeated;
     lay_out_world(world, options, plan, result, mp_rank == 0 ? result.notes : repeated);

@@ -70,9 +70,9 @@ std::vector<std::string> names_of(const Checkpoint& world) {
 
 RankFreeFiles::RankFreeFiles(InputFiles& inputs, const Checkpoint& source)
     : inputs_(inputs), mesh_(source.facts().mesh), folder_(source.tag_folder().string()) {
-  const TagFolder folder = find_tag_folder(source.tag_folder(), {});
+  const TagFolder folder = find_tag_folder(source.tag_folder(), "", source.other_roots());
   for (const Kinds kind : {Kinds::layer, Kinds::expert}) {
-    auto opened = open_shards(inputs, folder.of_kind(kind), folder.path.parent_path());
+    auto opened = open_shards(inputs, folder.of_kind(kind), folder.display_root());
     std::move(opened.begin(), opened.end(), std::back_inserter(shards_));
   }
 }

@@ -181,8 +181,7 @@ class WorldReader {
     for (size_t rank = 0; rank < optim_.size(); ++rank) {
       sizes.push_back(sub_group_sizes(*models_[rank], *optim_[rank], optim_.size()));
     }
-    const auto mp_ranks = static_cast<uint32_t>(draft_.optim_shards.size() / optim_.size());
-    const auto tensors = swapped_tensors(optim_, sizes, mp_ranks, draft_.notes);
+    const auto tensors = swapped_tensors(optim_, sizes, draft_.mp_ranks, draft_.notes);
     swapped_ = SwapFiles(draft_.inputs, optim_, tensors, draft_.optimizer_states);
     draft_.swap_files.insert(draft_.swap_files.end(), swapped_.files().begin(),
                              swapped_.files().end());
@@ -472,7 +471,7 @@ void read(CheckpointDraft& draft) {
     draft.groups = sub_group_param_groups(models.front(), optimizer_state(first));
     find_expert_groups(draft.groups, shares_of(first), dp);
   }
-  note_unreferenced(draft);
+  if (!draft.mp_rank) note_unreferenced(draft);
   assemble(draft, worlds);
   note_lost(worlds.front(), draft.notes);
   models.front().note_not_tensors(draft.notes);

@@ -100,8 +100,8 @@ class TensorSource {
   // refuses what would need a copy; a lazy tensor never does.)
   TensorSource view(Shape shape) const;
   TensorSource flatten() const { return view({numel()}); }
-  // torch.to(dtype), rounding to nearest even. Once; but what was made float32 of a 16-bit float may
-  // become another type still.
+  // torch.to(dtype), rounding to nearest even. Once; but what was made float32 of a 16-bit float
+  // may become another type still.
   TensorSource to(DType dtype) const;
 
   // The files that its elements lie in, all copies of them, rising.
