@@ -170,7 +170,9 @@ std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
     OutputTensor tensor{key_map.rename(without_prefix(param.name, options.strip_prefix)),
                         selection.cast(param),
                         {}};
-    if (tensor.name.empty()) throw UsageError("'" + param.name + "' is left without a name");
+    if (tensor.name.empty() && !param.name.empty()) {
+      throw UsageError("'" + param.name + "' is left without a name");
+    }
     if (!names.insert(tensor.name).second) {
       throw UsageError(
           "'" + param.name + "' gets the name '" + tensor.name + "' of another tensor by " +

@@ -271,16 +271,19 @@ class Assembler {
   // The rule for a parameter's slices. What DeepSpeed says of parameters without one, that they are
   // cut along dimension 0, is no more than a guess where the program has given no rules at all.
   // Then slices that are equal are copies; but equal numbers can be of copies and of a cut alike.
+  // Of frozen parameters, which DeepSpeed's converter leaves alone, programs say less.
   UniversalInfo::Rule rule_for(const std::string& name, const std::vector<TensorSource>& slices,
-                               bool need_rule = false) {
-    const bool by_default = draft_.facts.has_universal_info && !need_rule;
+                               bool is_frozen = false) {
     if (mesh_.tp == 1) return info_.rule_for(name, shapes_of(slices));
-    if (by_default || info_.has_rule(name)) {
+    if (info_.has_rule(name) || (draft_.facts.has_universal_info && !is_frozen)) {
       UniversalInfo::Rule rule = info_.rule_for(name, shapes_of(slices));
       check_is_cut(rule, slices);
       return rule;
     }
-    if (!are_same(slices)) throw no_rule("the slices of the tensor-parallel ranks differ");
+    if (!are_same(slices)) {
+      if (draft_.facts.has_universal_info) return info_.rule_for(name, shapes_of(slices));
+      throw no_rule("the slices of the tensor-parallel ranks differ");
+    }
     if (slices.front().numel() > 1 && is_constant(draft_.inputs, slices.front())) {
       throw no_rule("all elements of all tensor-parallel ranks' slices are the same number");
     }

@@ -160,6 +160,21 @@ void check_expert_files(const CheckpointDraft& draft) {
   for (const ShardFile& file : draft.folder.of_kind(ShardName::Kind::expert)) {
     found[{file.name.layer, file.name.expert}].insert(file.name.mp_rank);
   }
+  const auto strange = [&](ShardName::Kind kind, const std::string& why) {
+    const std::vector<ShardFile> files = draft.folder.of_kind(kind);
+    if (files.empty()) return;
+    throw InconsistentError({.file = draft.folder.path.string()},
+                            files.front().path.filename().string() + " is one too many: " + why);
+  };
+  if (!draft.optim_shards.empty()) {
+    strange(ShardName::Kind::expert_optim, "it is of a run without ZeRO");
+  }
+  const bool has_experts =
+      std::any_of(draft.model_shards.begin(), draft.model_shards.end(), [](const Shard& shard) {
+        return !Fields(shard, shard.archive.root()).sequence("num_experts").empty();
+      });
+  if (!has_experts) strange(ShardName::Kind::expert, "no model_states file speaks of experts");
+
   std::string missing;
   size_t count = 0;
   const auto lacks = [&](const ShardName& name) {

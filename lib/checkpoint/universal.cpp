@@ -72,6 +72,7 @@ class Reader {
       for (ModelStates& each : models_) {
         each.drop_false_aliases();
         each.find_tied_views();
+        add_router_aliases(each, draft_.inputs);
       }
     } else {
       check_ranks_agree();

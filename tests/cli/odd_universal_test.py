@@ -160,7 +160,7 @@ class ReplacedKeysTest(OddUniversalTest):
     def test_no_rules_where_parameters_are_cut_are_refused(self):
         tag = self.copy(TP)
         self.edit(self.models(tag), lambda state: state.update(universal_checkpoint_info=None))
-        self.refused(tag, "universal_checkpoint_info: is missing")
+        self.refused(tag, "slices of the tensor-parallel ranks differ, and nothing says")
 
     def test_facts_that_are_not_needed_do_not_matter(self):
         for name in [Z1_GROUPS, TP]:

@@ -340,10 +340,6 @@ class StatesTest(UniversalTest):
         self.assert_no_universal(case, 3, "position_embeddings.*in pipeline stages 0 and 1.*not the same")
         self.assertTrue(list((plain / "zero").glob("tied_modules*position_embeddings*/fp32.pt")))
 
-    def test_buffers_in_files_of_pipeline_layers_are_named(self):
-        _, said = self.universal(self.mp_scratch("pp2_dp1_z1_bf16"))
-        self.assertRegex(said, "buffers of the pipeline's layers, '.*running' and 2 more")
-
     def test_what_the_loader_does_not_restore_is_said(self):
         _, said = self.universal(self.scratch(Z2).folder)
         self.assertRegex(said, "does not restore buffers and frozen parameters.*'stats.*reshard")
@@ -386,7 +382,7 @@ class StatesTest(UniversalTest):
         for path in case.glob("mp_rank_*_model_states.pt"):
             with edited(path) as state:
                 del state["universal_checkpoint_info"]
-        self.assert_no_universal(case, 3, "universal_checkpoint_info: is missing")
+        self.assert_no_universal(case, 3, "slices .* differ, and nothing says")
 
     def test_a_tied_parameter_that_differs_between_stages_needs_a_rule(self):
         case = self.mp_scratch("pp2_dp2_noinfo_z1_fp32")

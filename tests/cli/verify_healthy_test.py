@@ -32,7 +32,8 @@ class VerifyHealthyTest(CliTest):
         for case in [*common.all_cases(), *common.model_parallel_cases()]:
             with self.subTest(case=case.name):
                 data = self.verified(case.load_dir)
-                shards = [p for p in (case.load_dir / case.facts["tag"]).iterdir() if p.suffix == ".pt"]
+                tag = case.load_dir / case.facts["tag"]
+                shards = [*(p for p in tag.iterdir() if p.suffix == ".pt"), *tag.glob("offloaded_tensors/*/*.swp")]
                 self.assertEqual(data["files"], len(shards))
                 self.assertEqual(data["bytes"], sum(p.stat().st_size for p in shards))
                 zips = [p for p in shards if zipfile.is_zipfile(p)]

