@@ -150,16 +150,20 @@ void add_checkpoint_options(CLI::App& app, const std::string& name, std::string&
   app.add_option(name, path, "Folder with `latest` (or --tag), or a tag's own folder")->required();
   app.add_option("-t,--tag", open.tag, "Tag to read (default: what `latest` says)")
       ->type_name("TAG");
+  add_tp_rules(app, open.tp_rules);
+  add_roots(app, open.roots);
+}
+
+void add_tp_rules(CLI::App& app, std::vector<TpRule>& rules) {
   app.add_option_function<std::vector<std::string>>(
          "--tp-rule",
-         [&open](const std::vector<std::string>& rules) {
-           for (const std::string& rule : rules) open.tp_rules.push_back(TpRule::parse(rule));
+         [&rules](const std::vector<std::string>& texts) {
+           for (const std::string& text : texts) rules.push_back(TpRule::parse(text));
          },
          "How tensor-parallel slices go together where the checkpoint does not say it:\n"
          "REGEX=cat:0, cat:1, replicated or average")
       ->type_name("RULE")
       ->allow_extra_args(false);
-  add_roots(app, open.roots);
 }
 
 void add_roots(CLI::App& app, std::vector<std::filesystem::path>& roots) {

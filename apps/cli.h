@@ -45,6 +45,8 @@ struct Common {
 void add_common(CLI::App& app, Common& common);
 // Adds --root.
 void add_roots(CLI::App& app, std::vector<std::filesystem::path>& roots);
+// Adds --tp-rule.
+void add_tp_rules(CLI::App& app, std::vector<TpRule>& rules);
 // Adds the positional `name`, a checkpoint folder, --tag and --root.
 void add_checkpoint_options(CLI::App& app, const std::string& name, std::string& path,
                             OpenOptions& open);

@@ -264,6 +264,12 @@ class TargetBuilder {
       throw UsageError("sub-groups are of stage 3, the new run's stage is " +
                        std::to_string(target_.stage));
     }
+    if (facts().from_weights && target_.stage == 0) {
+      throw std::move(UnsupportedError({.file = file_of(reference_)},
+                                       "is of stage 0, where a run does not start from shards as "
+                                       "it would from the weights"))
+          .with_hint("give the weights to the model before deepspeed.initialize");
+    }
     target_.engine.zero_stage = target_.stage;
   }
 

@@ -161,6 +161,29 @@ class ModelFile {
 
 }  // namespace
 
+namespace {
+
+// Of an optimizer that has not made a step: its hyper-parameters are those of an Adam, torch's or
+// DeepSpeed's own, or they are not.
+InitialStates states_by_settings(const Checkpoint& like) {
+  const InitialStates none{.keys = {}, .step = InitialStates::Step::none};
+  if (like.groups().empty()) return none;
+  const Value& settings = like.groups().front().settings.value;
+  const auto has = [&](std::string_view key) { return !settings.find_or_none(key).is_none(); };
+  if (!has("betas") || !has("eps") || has("max_coeff")) return none;
+  InitialStates states;
+  if (has("bias_correction")) {
+    states.step = InitialStates::Step::number;
+  } else if (!has("amsgrad")) {
+    return none;
+  } else if (settings.find_or_none("amsgrad").is_true()) {
+    states.keys.emplace_back("max_exp_avg_sq");
+  }
+  return states;
+}
+
+}  // namespace
+
 InitialStates initial_states_like(const Checkpoint& like) {
   constexpr std::array<std::string_view, 3> kAdam{"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
   constexpr InitialStates::Step kNone = InitialStates::Step::none;
@@ -168,7 +191,8 @@ InitialStates initial_states_like(const Checkpoint& like) {
   const auto found = std::find_if(params.begin(), params.end(), [](const Param& param) {
     return is_trained(param) && !param.states.empty();
   });
-  if (found == params.end() || !found->others.empty()) return {.keys = {}, .step = kNone};
+  if (found == params.end()) return states_by_settings(like);
+  if (!found->others.empty()) return {.keys = {}, .step = kNone};
   InitialStates states{.keys = {}, .step = kNone};
   for (const ParamState& state : found->states) states.keys.push_back(state.key);
   const bool is_adam =

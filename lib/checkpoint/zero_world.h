@@ -25,9 +25,9 @@ struct OwnedParam {
   Shape shape;
   TensorSource master;
   bool requires_grad = false;
-  std::vector<ParamState> states;  // only with OpenOptions::optimizer_states
-  ShardValue step;
-  std::vector<WholeState> others;
+  std::vector<ParamState> states = {};  // only with OpenOptions::optimizer_states
+  ShardValue step = {};
+  std::vector<WholeState> others = {};
   // The expert-parallel rank whose local experts it holds, of how many; 0 of 1 for what all ranks
   // share.
   uint32_t ep_rank = 0;

@@ -37,9 +37,12 @@ Contents Contents::open(InputFiles& inputs, const fs::path& path, const Contents
     return contents;
   }
 
-  contents.checkpoint_ = std::make_unique<Checkpoint>(Checkpoint::open(
-      inputs, path,
-      {.tag = options.tag, .roots = options.roots, .optimizer_states = options.states}));
+  contents.checkpoint_ =
+      std::make_unique<Checkpoint>(Checkpoint::open(inputs, path,
+                                                    {.tag = options.tag,
+                                                     .roots = options.roots,
+                                                     .optimizer_states = options.states,
+                                                     .tp_rules = options.tp_rules}));
   const Checkpoint& checkpoint = *contents.checkpoint_;
   contents.form_ = checkpoint.facts().layout;
   for (const auto* files : {&checkpoint.model_files(), &checkpoint.optim_files(),

@@ -34,6 +34,7 @@ struct ContentsOptions {
   std::string tag;                                // as OpenOptions::tag
   bool states = false;                            // the optimizer's states too
   std::vector<std::filesystem::path> roots = {};  // as OpenOptions::roots
+  std::vector<TpRule> tp_rules = {};              // as OpenOptions::tp_rules
 };
 
 // True of a file, and of a folder of weights that is no checkpoint too: people keep the model's own

@@ -66,10 +66,6 @@ class StartTest(unittest.TestCase):
         for stage in (1, 2, 3):
             self.check(2, stage=stage, bf16=True, groups=1)
 
-    def test_16_bit_and_32_bit_start_at_stage_0_from_native_shards(self):
-        for bf16 in (False, True):
-            self.check(2, stage=0, bf16=bf16, starts=["native"])
-
     def test_schedules_begin(self):
         for stage in (1, 3):
             self.check(2, stage=stage, warmup=True, groups=1, like_steps=0)
