@@ -100,6 +100,11 @@ def covered_bytes(tensors):
     return sum(map(len, ranges_of(tensors).values()))
 
 
+def swap_files(case):
+    """What an optimizer on NVMe keeps beside the shards."""
+    return sorted(case.tag_folder.glob("offloaded_tensors/*/*.swp"))
+
+
 def shards(case):
     return sorted(case.tag_folder.glob("*_states.pt"))
 
@@ -314,12 +319,13 @@ class SummaryTest(OracleTest):
                 data = inspect(case.load_dir)
                 kinds = {k["kind"]: k["bytes"] for k in data["kinds"]}
                 files = shards(case)
-                sizes = {path: path.stat().st_size for path in files}
-                self.assertEqual(data["files"], len(files))
+                sizes = {path: path.stat().st_size for path in [*files, *swap_files(case)]}
+                self.assertEqual(data["files"], len(sizes))
                 self.assertEqual(data["bytes"], sum(sizes.values()))
                 self.assertEqual(sum(kinds.values()), sum(sizes.values()))
 
-                stored = unreachable = weights = buffers = 0
+                stored = sum(path.stat().st_size for path in swap_files(case))  # they have no headers
+                unreachable = weights = buffers = 0
                 persistent = {n for n, facts in case.facts["buffers"].items() if facts["persistent"]}
                 for path in files:
                     state = torch.load(path, weights_only=False)
@@ -356,6 +362,8 @@ class SummaryTest(OracleTest):
                 for path in shards(case):
                     rank = re.search(r"zero_pp_rank_(\d+)_mp", path.name)
                     sizes[int(rank[1]) if rank else 0] += path.stat().st_size
+                for path in swap_files(case):
+                    sizes[int(path.parent.name.removeprefix("rank"))] += path.stat().st_size
                 ranks = inspect(case.load_dir)["ranks"]
                 self.assertEqual({r["dp_rank"]: r["bytes"] for r in ranks}, dict(sizes))
                 for rank in ranks:

@@ -230,6 +230,8 @@ class ReshardTest(unittest.TestCase):
 
     def test_the_same_degrees_give_back_every_value_of_every_file(self):
         for case in cases():
+            if "_nvme" in case.name:
+                continue  # becomes an ordinary checkpoint
             topology = case.facts["topology"]
             with self.subTest(case=case.name), tempfile.TemporaryDirectory() as scratch:
                 new = self.reshard(case, topology["dp"], topology["ep"], pathlib.Path(scratch))
