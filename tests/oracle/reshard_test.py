@@ -126,6 +126,10 @@ class ReshardTest(common.OracleTest):
         self.require(cases, "data-parallel case")
         return cases
 
+    def kept_as_they_are(self):
+        """Cases that reshard leaves as they are but for what the ranks have: an optimizer on NVMe comes back (cli.nvme)."""
+        return [case for case in self.converted() if "_nvme" not in case.name]
+
     @contextlib.contextmanager
     def each_size(self, case, world):
         """A sub-test with a scratch folder of its own."""
@@ -292,7 +296,7 @@ class ReshardTest(common.OracleTest):
                         self.assert_no_differences(differences(by_name(result.hyper()), by_name(source.hyper())))
 
     def test_all_other_objects_are_the_sources(self):
-        for case in self.converted():
+        for case in self.kept_as_they_are():
             source = native(case)
             for world in counts(case):
                 with self.each_size(case, world) as folder:
@@ -334,7 +338,7 @@ class ReshardTest(common.OracleTest):
         return {**file, "optimizer_state_dict": optim}
 
     def test_there_and_back_again_is_where_one_was(self):
-        for case in self.converted():
+        for case in self.kept_as_they_are():
             source = native(case)
             for world in [*counts(case), source.world]:
                 with self.each_size(case, world) as folder:
