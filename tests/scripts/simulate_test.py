@@ -1,13 +1,15 @@
-"""Simulated checkpoints are real ones: torch loads their files, DeepSpeed's converter and ours make of
-them the same universal checkpoint, all zeros; and they take no room on the disk."""
+"""Simulated checkpoints are real ones: they have the form of the test data, torch loads their files, DeepSpeed's
+converters and ours make the same of them; and they take no room on the disk."""
 import importlib.util
 import json
 import math
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
+import typing
 import unittest
 import zipfile
 import zlib
@@ -20,9 +22,34 @@ BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import simulate  # noqa: E402
+import simulate_archive  # noqa: E402
+import simulate_checkpoint  # noqa: E402
+import simulate_models  # noqa: E402
 
 torch.set_num_threads(1)
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
+
+# What DeepSpeed makes of checkpoints, in one process, since importing it takes most of the time. Arguments: a
+# universal checkpoint's folder or none, the checkpoint, and where to write what zero_to_fp32 has of it, or none.
+DEEPSPEED = """
+import argparse, sys, torch
+from deepspeed.checkpoint import ds_to_universal
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+for universal, checkpoint, tag, weights in zip(*[iter(sys.argv[1:])] * 4):
+    ds_to_universal.main(argparse.Namespace(
+        input_folder=checkpoint + "/" + tag, output_folder=universal, num_extract_workers=1, num_merge_workers=1,
+        keep_temp_folder=False, strict=True, inject_missing_state=True))
+    if weights != "none":
+        torch.save(get_fp32_state_dict_from_zero_checkpoint(checkpoint), weights)
+"""
+
+
+def run(*command):
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True)
+
+
+def tool(name, *arguments):
+    return run(BIN / name, *arguments)
 
 
 class Case(unittest.TestCase):
@@ -31,13 +58,8 @@ class Case(unittest.TestCase):
         self.addCleanup(temporary.cleanup)
         self.folder = pathlib.Path(temporary.name)
 
-    def simulate(self, *arguments, name="checkpoint"):
-        subprocess.run([sys.executable, ROOT / "scripts/simulate.py", self.folder / name, *arguments], check=True)
-        return self.folder / name / (self.folder / name / "latest").read_text()
-
-    def convert(self, tag, *arguments):
-        return subprocess.run([BIN / "to-universal", "--input_folder", tag, "--output_folder", self.folder / "ours",
-                               *arguments], capture_output=True, text=True)
+    def simulate(self, *arguments):
+        return run(sys.executable, ROOT / "scripts/simulate.py", *arguments)
 
 
 def load(path):
@@ -57,26 +79,22 @@ def plain(value):
     return (type(value), value)
 
 
-def extents(file):
-    """Where a sparse file has data."""
-    end = 0
-    while True:
-        try:
-            begin = os.lseek(file.fileno(), end, os.SEEK_DATA)
-        except OSError:  # nothing more
-            return
-        end = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
-        yield begin, end
-
-
 def files_of(folder):
     return {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
 
 
 class Archives(Case):
-    def test_crc_of_zeros_is_zlibs(self):
+    def test_the_crc_of_zeros_is_zlibs(self):
         for count in (0, 1, 2, 3, 63, 64, 1000, 65535, 1 << 20, (1 << 20) + 7):
-            self.assertEqual(simulate.crc_of_zeros(count), zlib.crc32(bytes(count)), count)
+            self.assertEqual(simulate_archive.crc_of_sparse(count), zlib.crc32(bytes(count)), count)
+
+    def test_the_crc_of_zeros_with_some_other_bytes_is_zlibs(self):
+        pieces = [(0, b"ab"), (700, b"\0\1"), (4094, b"xyz")]
+        for count in (4097, 5000, 1 << 20):
+            data = bytearray(count)
+            for offset, some in pieces:
+                data[offset:offset + len(some)] = some
+            self.assertEqual(simulate_archive.crc_of_sparse(count, pieces), zlib.crc32(data), count)
 
     def save_both(self, tensors, storages):
         """Saves tensors with torch, and Storages of the same sizes here."""
@@ -85,132 +103,287 @@ class Archives(Case):
         torch.save(tensors, self.folder / "real/x.pt")
         with zipfile.ZipFile(self.folder / "real/x.pt") as real:
             identity = real.read("x/.data/serialization_id")
-        with mock.patch.object(simulate, "SERIALIZATION_ID", identity):
-            simulate.save(self.folder / "ours/x.pt", simulate.Pickled(
-                [simulate.Tensor(storage, tuple(tensor.shape)) for tensor, storage in zip(tensors, storages)]))
+        with mock.patch.object(simulate_archive, "SERIALIZATION_ID", identity):
+            simulate_archive.save(self.folder / "ours/x.pt", simulate_archive.Pickled(
+                [simulate_archive.Tensor(storage, tuple(tensor.shape)) for tensor, storage in zip(tensors, storages)]))
         return self.folder / "real/x.pt", self.folder / "ours/x.pt"
 
     def test_an_archive_has_the_bytes_that_torch_writes(self):
-        real, ours = self.save_both([torch.zeros(3, 5), torch.zeros(0), torch.full((1,), 2.0)],
-                                    [simulate.Storage(15), simulate.Storage(0),
-                                     simulate.Storage(1, data=b"\0\0\0\x40")])
+        sparse = torch.zeros(3000)
+        sparse[[0, 1500, 2999]] = torch.tensor([1.0, 3.0, -7.0])
+        real, ours = self.save_both(
+            [torch.zeros(3, 5), torch.zeros(0), torch.full((1,), 1000.0), sparse, sparse.bfloat16()],
+            [simulate_archive.Storage(15), simulate_archive.Storage(0), simulate_archive.Storage(1, values={0: 1000}),
+             *(simulate_archive.Storage(3000, kind, {1500: 3, 0: 1, 2999: -7})
+               for kind in (simulate_archive.FloatStorage, simulate_archive.BFloat16Storage))])
         self.assertEqual(ours.read_bytes(), real.read_bytes())
 
     def test_an_archive_beyond_4_gib_has_the_bytes_that_torch_writes(self):
         sizes = (2**30 + 1, 5, 2**28, 7)
         # torch leaves the elements out then, and writes 0 for their checksums.
-        with torch.serialization.skip_data(), mock.patch.object(simulate, "crc_of_zeros", return_value=0):
-            real, ours = self.save_both([torch.empty(size) for size in sizes], map(simulate.Storage, sizes))
+        with torch.serialization.skip_data(), mock.patch.object(simulate_archive, "crc_of_sparse", return_value=0):
+            real, ours = self.save_both([torch.empty(size) for size in sizes], map(simulate_archive.Storage, sizes))
         self.assertGreater(ours.stat().st_size, 5 << 30)
         self.assertEqual(ours.stat().st_size, real.stat().st_size)
         for path in (real, ours):
             self.assertLess(path.stat().st_blocks * 512, 1 << 20)
+        with zipfile.ZipFile(ours) as archive:
+            borders = [info.header_offset for info in archive.infolist()]
+            directory = archive.start_dir
+        # Everything but the elements, which some file systems would make of holes one by one.
+        places = [(0, 1 << 16), (directory, 1 << 16), *((max(0, border - 64), 320) for border in borders)]
         with open(real, "rb") as real, open(ours, "rb") as ours:
-            for begin, end in sorted([*extents(real), *extents(ours)]):
-                self.assertEqual(*(os.pread(file.fileno(), end - begin, begin) for file in (ours, real)))
+            for begin, size in places:
+                self.assertEqual(*(os.pread(file.fileno(), size, begin) for file in (ours, real)))
 
     def test_torch_reads_an_archive_beyond_4_gib(self):
         path = self.folder / "large.pt"
         sizes = (2**30 + 1, 5, 2**28, 7)
-        simulate.save(path, simulate.Pickled([simulate.Tensor(simulate.Storage(size)) for size in sizes]))
+        simulate_archive.save(path, simulate_archive.Pickled(
+            [simulate_archive.Tensor(simulate_archive.Storage(size)) for size in sizes]))
         tensors = torch.load(path, mmap=True, weights_only=True)
         self.assertEqual([tensor.numel() for tensor in tensors], list(sizes))
         for tensor in tensors:
             self.assertEqual(tensor[[0, -1]].tolist(), [0, 0])
 
 
-class Layouts(Case):
-    def assert_converts(self, *arguments):
-        tag = self.simulate(*arguments)
-        for path in tag.iterdir():
-            load(path)
-            with zipfile.ZipFile(path) as archive:
-                self.assertIsNone(archive.testzip())
-                self.assertEqual({info.compress_type for info in archive.infolist()}, {zipfile.ZIP_STORED})
-        done = self.convert(tag, "--verify")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        ours = files_of(self.folder / "ours")
-        names = set()
-        for name, path in ours.items():
-            if not name.endswith(("/fp32.pt", "/exp_avg.pt", "/exp_avg_sq.pt")):
-                continue
-            value = load(path)
-            tensor = value["param"] if isinstance(value, dict) else value
-            self.assertEqual(tensor.count_nonzero(), 0, name)
-            names.add(name.split("/")[1])
-        self.assertTrue(names)
-        if HAS_DEEPSPEED:
-            theirs = self.folder / "theirs"
-            subprocess.run([sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", tag,
-                            "--output_folder", theirs, "--num_extract_workers", "1", "--num_merge_workers", "1"],
-                           check=True, capture_output=True)
-            theirs = files_of(theirs)
-            self.assertEqual(ours.keys(), theirs.keys())
-            stage3 = "3" in arguments
-            for name, path in ours.items():
-                # At stage 3 DeepSpeed keeps rank 0's flat tensors there, which nothing reads.
-                if not (stage3 and name == "zero/optimizer_state.pt"):
-                    self.assertEqual(plain(load(path)), plain(load(theirs[name])), name)
-        return tag, names
+class Checkpoint(typing.NamedTuple):
+    options: dict  # of simulate.writer
+    real: str  # the case of the test data that has the same form
+    universal: bool = True  # DeepSpeed's converter can read it
+    weights: bool = True  # and zero_to_fp32.py
 
-    def test_a_pipeline_of_tensor_parallel_stages_converts_to_zeros(self):
-        tag, names = self.assert_converts("--model", "tiny-bloom", "--stage", "1", "--tp", "2", "--pp", "3",
-                                          "--dp", "3")
-        self.assertEqual(len(list(tag.glob("*"))), 2 * 3 * (1 + 3))
-        self.assertIn("7.self_attention.query_key_value.weight", names)
-        embedding = load(self.folder / "ours/zero/tied_modules.embed.word_embeddings.weight/fp32.pt")
-        self.assertEqual(embedding["param"].shape, (301, 24))
-        last = load(tag / "mp_rank_05_model_states.pt")
-        self.assertIn("tied_modules.embed.word_embeddings.weight", last["param_shapes"][0])
+
+CHECKPOINTS = {
+    "stage0": Checkpoint({"model": "tiny-llama", "stage": 0, "dp": 3}, "checkpoints/z0_fp32_w2", False, False),
+    "stage0_tied": Checkpoint({"model": "tiny-bloom", "stage": 0, "dp": 3}, "checkpoints/z0_fp32_w2", False, False),
+    "stage1_tied": Checkpoint({"model": "tiny-bloom", "stage": 1, "dp": 4}, "checkpoints/z1_bf16_w2"),
+    "stage2": Checkpoint({"model": "tiny-llama", "stage": 2, "dp": 3}, "checkpoints/z2_bf16_w4"),
+    "stage3": Checkpoint({"model": "tiny-llama", "stage": 3, "dp": 3}, "checkpoints/z3_bf16_w2"),
+    "stage3_tied": Checkpoint({"model": "tiny-bloom", "stage": 3, "dp": 2}, "checkpoints/z3_bf16_w2"),
+    "pipeline": Checkpoint({"model": "tiny-llama", "stage": 1, "tp": 2, "pp": 2, "dp": 2},
+                           "model_parallel/pp2_dp2_z1_bf16opt", weights=False),
+    "pipeline_tied": Checkpoint({"model": "tiny-bloom", "stage": 1, "tp": 2, "pp": 3, "dp": 3},
+                                "model_parallel/pp2_dp2_z1_bf16opt", weights=False),
+    # DeepSpeed's converter makes one of different experts with the same local number.
+    "experts0": Checkpoint({"model": "tiny-moe", "stage": 0, "dp": 4, "ep": 2}, "model_parallel/moe_ep2_dp2_z0_fp32",
+                           False, False),
+    "experts1": Checkpoint({"model": "tiny-moe", "stage": 1, "dp": 2, "ep": 1}, "model_parallel/moe_ep1_dp2_z1_bf16",
+                           weights=False),
+    "experts1_ep2": Checkpoint({"model": "tiny-moe", "stage": 1, "dp": 6, "ep": 2},
+                               "model_parallel/moe_ep2_dp2_z1_bf16", False, False),
+    "experts2_ep2": Checkpoint({"model": "tiny-moe", "stage": 2, "dp": 4, "ep": 2},
+                               "model_parallel/moe_ep2_dp4_z2_fp32", False, False)}
+
+# What is up to the program: some have a scheduler, or say something of their own.
+CLIENT_KEYS = {"iteration", "client_note", "universal_checkpoint_info", "lr_scheduler"}
+
+
+def form_of(path):
+    """Keys and classes, but for names of parameters."""
+    def form(value, depth):
+        if isinstance(value, dict) and 0 in value:  # the first of many alike
+            return type(value), form(value[0], depth)
+        if isinstance(value, dict) and depth:
+            return type(value), {key: form(item, depth - 1) for key, item in value.items()}
+        if isinstance(value, list) and value:
+            return list, type(value[0])
+        return type(value)
+    value = load(path)
+    if any(isinstance(item, torch.Tensor) for item in value.values()):
+        return type(value), {type(item) for item in value.values()}
+    return form({key: type(item) if key in ("ds_config", "module", "buffer_names", "shared_params") else item
+                 for key, item in value.items() if key not in CLIENT_KEYS}, 3)
+
+
+class Layouts(unittest.TestCase):
+    """All checkpoints are written, and converted by DeepSpeed, once."""
+
+    @classmethod
+    def setUpClass(cls):
+        temporary = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(temporary.cleanup)
+        cls.folder = pathlib.Path(temporary.name)
+        arguments = []
+        for name, checkpoint in CHECKPOINTS.items():
+            simulate.writer(cls.folder / name, **checkpoint.options).write()
+            if checkpoint.universal:
+                arguments += [cls.folder / name / "theirs", cls.folder / name, simulate_checkpoint.TAG,
+                              cls.folder / name / "theirs.pt" if checkpoint.weights else "none"]
+        if HAS_DEEPSPEED:
+            done = run(sys.executable, "-c", DEEPSPEED, *arguments)
+            if done.returncode != 0:
+                raise RuntimeError(done.stderr[-2000:])
+
+    def tag(self, name):
+        return self.folder / name / simulate_checkpoint.TAG
+
+    def converted(self, program, name, *arguments):
+        """By ours, once."""
+        output = self.folder / name / program
+        if not output.exists():
+            done = tool(program, *arguments)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        return output
+
+    def universal(self, name):
+        output = self.folder / name / "to-universal"
+        return self.converted("to-universal", name, "--input_folder", self.tag(name),
+                              "--output_folder", output)
+
+    def weights(self, name):
+        output = self.converted("zero-to-fp32", name, self.folder / name, self.folder / name / "zero-to-fp32")
+        return load(output / "pytorch_model.bin")
+
+    def test_files_are_archives_without_damage(self):
+        for name in CHECKPOINTS:
+            with self.subTest(name):
+                for path in self.tag(name).iterdir():
+                    with zipfile.ZipFile(path) as archive:
+                        self.assertIsNone(archive.testzip())
+                        self.assertEqual({info.compress_type for info in archive.infolist()}, {zipfile.ZIP_STORED})
+
+    def test_files_have_the_form_of_real_ones(self):
+        for name, checkpoint in CHECKPOINTS.items():
+            with self.subTest(name):
+                real, = (ROOT / "testdata" / checkpoint.real / "ckpt").glob("global_step*")
+                forms = {}
+                for path in real.iterdir():
+                    forms.setdefault(kind_of(path), form_of(path))
+                self.assertEqual({kind_of(path) for path in self.tag(name).iterdir()}, forms.keys())
+                for path in self.tag(name).iterdir():
+                    self.assertEqual(form_of(path), forms[kind_of(path)], path.name)
+
+    def test_verify_finds_nothing(self):
+        for name in CHECKPOINTS:
+            with self.subTest(name):
+                done = tool("ckpt-inspect", "verify", self.folder / name)
+                self.assertEqual(done.returncode, 0, done.stdout)
+
+    @unittest.skipUnless(HAS_DEEPSPEED, "needs DeepSpeed")
+    def test_universal_checkpoints_are_those_of_deepspeed(self):
+        for name, checkpoint in CHECKPOINTS.items():
+            with self.subTest(name):
+                if not checkpoint.universal:
+                    continue
+                ours, theirs = files_of(self.universal(name)), files_of(self.folder / name / "theirs")
+                self.assertEqual(ours.keys(), theirs.keys())
+                for file, path in ours.items():
+                    # At stage 3 DeepSpeed keeps rank 0's flat tensors there, which nothing reads.
+                    if not (checkpoint.options["stage"] == 3 and file == "zero/optimizer_state.pt"):
+                        self.assertEqual(plain(load(path)), plain(load(theirs[file])), file)
+
+    @unittest.skipUnless(HAS_DEEPSPEED, "needs DeepSpeed")
+    def test_weights_are_those_of_deepspeed(self):
+        for name, checkpoint in CHECKPOINTS.items():
+            with self.subTest(name):
+                if checkpoint.weights:
+                    ours, theirs = self.weights(name), load(self.folder / name / "theirs.pt")
+                    self.assertEqual(sorted((key, plain(value)) for key, value in ours.items()),
+                                     sorted((key, plain(value)) for key, value in theirs.items()))
+
+    def test_weights_are_all_parameters_of_the_model(self):
+        for name, checkpoint in CHECKPOINTS.items():
+            with self.subTest(name):
+                model = simulate_models.MODELS[checkpoint.options["model"]]
+                weights = self.weights(name)
+                tied = {"lm_head.weight", "tied_modules.embed.word_embeddings.weight"} & weights.keys()
+                storages = {value.data_ptr(): value.numel() for value in weights.values()}
+                self.assertEqual(sum(storages.values()), simulate_models.parameter_count(model))
+                self.assertEqual(bool(tied), True if "tied" in name else "lm_head.weight" in weights)
+                for key, value in weights.items():
+                    self.assertLessEqual(value.count_nonzero(), 2, key)
+
+    def test_a_pipeline_has_its_vocabulary_padded_and_slices_of_their_own(self):
+        weights = self.weights("pipeline_tied")
+        embedding = weights["tied_modules.embed.word_embeddings.weight"]
+        self.assertEqual(embedding.shape, (301, 24))
+        self.assertEqual(embedding.nonzero().tolist(), [[0, 0], [256, 0]])
+        self.assertEqual(embedding[[0, 256], 0].tolist(), [1, 2])
+        self.assertEqual(weights["5.mlp.dense_4h_to_h.weight"][0, [0, 46]].tolist(), [1, 2])
+        self.assertEqual(weights["5.input_layernorm.weight"].count_nonzero(), 0)
+        last = load(self.tag("pipeline_tied") / "mp_rank_05_model_states.pt")
         self.assertEqual(last["param_shapes"][0]["tied_modules.embed.word_embeddings.weight"], (256, 24))
 
-    def test_an_untied_pipeline_converts_to_zeros(self):
-        self.assert_converts("--model", "tiny-llama", "--stage", "1", "--tp", "2", "--pp", "2", "--dp", "2")
+    def test_the_optimizer_of_stage_0_has_states_of_the_parameters_in_the_order_of_its_groups(self):
+        for name in ("stage0", "stage0_tied"):
+            states = load(self.tag(name) / "mp_rank_00_model_states.pt")
+            params = {value.data_ptr(): value for value in states["module"].values()}.values()
+            optimizer = states["optimizer"]
+            for group, matrices, weight_decay in zip(optimizer["param_groups"], (True, False), (0.1, 0.0)):
+                self.assertEqual(group["weight_decay"], weight_decay)
+                shapes = [value.shape for value in params if (value.dim() > 1) == matrices]
+                for key in ("exp_avg", "exp_avg_sq"):
+                    self.assertEqual([optimizer["state"][i][key].shape for i in group["params"]], shapes)
+            self.assertEqual({state["step"].item() for state in optimizer["state"].values()},
+                             {simulate_checkpoint.STEPS})
 
-    def test_stage_3_converts_to_zeros(self):
-        self.assert_converts("--model", "tiny-llama", "--stage", "3", "--dp", "3")
+    def test_reshard_plans_other_ranks(self):
+        for name in CHECKPOINTS:
+            with self.subTest(name):
+                done = tool("reshard", self.folder / name, self.folder / "unwritten", "--dp", 2, "--dry-run", "--json")
+                if name == "experts0":  # no ZeRO, and yet more than one optimizer
+                    self.assertEqual(done.returncode, 3)
+                    continue
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(json.loads(done.stdout)["data"]["dp"], 2)
 
-    def test_stage_3_with_a_tied_name_converts_to_zeros(self):
-        self.assert_converts("--model", "tiny-bloom", "--stage", "3", "--dp", "2")
+
+def kind_of(path):
+    """Its name without numbers, the precision, and what pipelines only say if they have tensor parallelism."""
+    return re.sub(r"\d+", "N", path.name.removeprefix("bf16_")).replace("-model_N", "")
 
 
 class Arguments(Case):
     def test_a_grid_that_the_model_cannot_have_is_refused_before_anything_is_written(self):
-        for grid, what in ((["--tp", "5"], "cannot be cut into 5 slices"),
-                           (["--pp", "8"], "cannot be 8 pipeline stages")):
-            done = subprocess.run([sys.executable, ROOT / "scripts/simulate.py", self.folder / "checkpoint", "--model",
-                                   "tiny-bloom", "--stage", "1", *grid], capture_output=True, text=True)
-            self.assertEqual(done.returncode, 1)
-            self.assertIn(what, done.stderr)
+        for options, what in (({"stage": 1, "tp": 5}, "cannot be cut into 5 slices"),
+                              ({"stage": 1, "pp": 8}, "cannot be 8 pipeline stages"),
+                              ({"stage": 2, "pp": 2}, "are for stage 1"),
+                              ({"stage": 2, "ep": 2}, "--ep is for models with experts"),
+                              ({"stage": 3, "model": "tiny-moe"}, "no stage 3"),
+                              ({"stage": 1, "model": "tiny-moe", "dp": 3, "ep": 2}, "3 ranks cannot be groups of 2"),
+                              ({"stage": 1, "model": "tiny-moe", "dp": 3, "ep": 3}, "4 experts cannot be on 3")):
+            with self.assertRaisesRegex((SystemExit, ValueError), what):
+                simulate.writer(self.folder / "checkpoint", **{"model": "tiny-bloom", **options}).write()
             self.assertEqual(list(self.folder.iterdir()), [])
 
     def test_a_checkpoint_is_not_overwritten(self):
-        tag = self.simulate("--model", "tiny-llama", "--stage", "3")
-        before = {path: path.read_bytes() for path in tag.iterdir()}
-        done = subprocess.run([sys.executable, ROOT / "scripts/simulate.py", self.folder / "checkpoint", "--model",
-                               "tiny-bloom", "--stage", "3"], capture_output=True, text=True)
-        self.assertIn("exists already", done.stderr)
-        self.assertEqual({path: path.read_bytes() for path in tag.iterdir()}, before)
+        for words in ([], ["write"]):
+            arguments = [*words, self.folder / "checkpoint", "--model", "tiny-llama", "--stage", "3"]
+            self.simulate(*arguments)
+            before = {path: path.read_bytes() for path in files_of(self.folder / "checkpoint").values()}
+            self.assertEqual(len(before), 3)
+            self.assertIn("exists already", self.simulate(*arguments).stderr)
+            self.assertEqual({path: path.read_bytes() for path in before}, before)
 
 
 class Sizes(Case):
-    def test_bloom_176b_on_384_ranks_is_sparse_and_has_all_its_parameters(self):
-        tag = self.simulate("--model", "bloom-176b", "--stage", "1", "--tp", "4", "--pp", "12", "--dp", "8")
+    def test_models_have_the_published_numbers_of_parameters(self):
+        for name, count in (("bloom-560m", 559_214_592), ("llama-8b", 8_030_261_248), ("llama-70b", 70_553_706_496),
+                            ("llama-405b", 405_853_388_800), ("mistral-7b", 7_241_732_096),
+                            ("deepseek-v3", 671_026_419_200), ("kimi-k2", 1_026_408_232_448)):
+            model = simulate_models.MODELS[name]
+            if model.family == "bloom":  # the published number counts the rows by which the vocabulary is padded
+                model = model._replace(vocab=250880)
+            self.assertEqual(simulate_models.parameter_count(model), count, name)
+
+    def test_bloom_176b_on_384_ranks_is_sparse_and_planned_without_reading_it(self):
+        simulate.writer(self.folder / "bloom", "bloom-176b", stage=1, tp=4, pp=12, dp=8).write()
+        tag = self.folder / "bloom" / simulate_checkpoint.TAG
         files = list(tag.iterdir())
-        self.assertEqual(len(files), 384 + 48)
+        self.assertEqual(len(files), 384 + 48 + 4 * 72)
         self.assertGreater(sum(path.stat().st_size for path in files), 2e12)
         self.assertLess(sum(path.stat().st_blocks for path in files) * 512, 64 << 20)
-        done = self.convert(tag, "--dry-run", "--json")
+        done = tool("to-universal", "--input_folder", tag, "--output_folder", self.folder / "ours", "--dry-run",
+                    "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertFalse((self.folder / "ours").exists())
         parameters = json.loads(done.stdout)["data"]["parameters"]
-        embedding = parameters.pop(0)
-        self.assertEqual(embedding["name"], "tied_modules.embed.word_embeddings.weight")
-        # The published size, which counts the rows by which the vocabulary is padded.
-        self.assertEqual(sum(math.prod(each["shape"]) for each in parameters) + 250880 * 14336, 176_247_271_424)
+        self.assertEqual(sum(math.prod(each["shape"]) for each in parameters), 176_247_271_424 - 200 * 14336)
 
-    def test_llama_70b_has_the_published_number_of_parameters(self):
-        tag = self.simulate("--model", "llama-70b", "--stage", "3", "--dp", "16")
+    def test_a_rank_of_llama_70b_has_several_sub_groups(self):
+        simulate.writer(self.folder / "llama", "llama-70b", stage=3, dp=16).write()
+        tag = self.folder / "llama" / simulate_checkpoint.TAG
         shapes = load(tag / "zero_pp_rank_15_mp_rank_00_model_states.pt")["param_shapes"]
         self.assertEqual(sum(shape.numel() for group in shapes for shape in group.values()), 70_553_706_496)
         # 70.55e9 / 16 is more than four times the size of a sub-group.
