@@ -4,6 +4,7 @@
     scripts/simulate.py write FOLDER --model bloom-176b --stage 1 --tp 4 --pp 12 --dp 8
     scripts/simulate.py write FOLDER --model llama-405b --stage 3 --dp 1024
     scripts/simulate.py write FOLDER --model kimi-k2 --stage 2 --dp 2048 --ep 64
+    scripts/simulate.py table --models llama-70b bloom-176b --stages 1 3 --out tests/bench/runs/NAME
 
 All tensors are zeros, and the zeros are holes; names, shapes, partitions, paddings, slice mappings and
 checksums are those that DeepSpeed and torch would have written for tensors of these sizes. So whatever
@@ -14,16 +15,22 @@ experts are of DeepSpeed's own MoE layers, and --ep ranks share them (stages 0 t
 fp32, all others in bf16. There are two parameter groups, of which only the one with the matrices has weight
 decay, and groups of experts.
 
+`write` can be left out. `table` writes such checkpoints of real sizes one after the other, runs every tool on
+each, and prints what planning takes: simulate_table.py.
+
 Needs nothing but Python.
 """
 import argparse
 import pathlib
 import sys
 
+import simulate_table
 from simulate_checkpoint import Writer
 from simulate_models import MODELS
 from simulate_moe import MoeWriter
 from simulate_pipeline import PipelineWriter
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def positive(text):
@@ -34,7 +41,6 @@ def positive(text):
 
 def writer(folder, model, *, stage, dp=1, tp=1, pp=1, ep=1):
     """Throws ValueError for what there is no such checkpoint of."""
-    model = MODELS[model]
     if (tp, pp) != (1, 1):
         if stage != 1 or model.experts:
             raise ValueError("--tp and --pp are for stage 1 of models without experts")
@@ -48,8 +54,8 @@ def writer(folder, model, *, stage, dp=1, tp=1, pp=1, ep=1):
     return Writer(folder, model, dp=dp, stage=stage)
 
 
-def make_parser():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_write(commands):
+    parser = commands.add_parser("write", help="write one checkpoint")
     parser.add_argument("folder", type=pathlib.Path, metavar="FOLDER")
     parser.add_argument("--model", choices=MODELS, required=True)
     parser.add_argument("--stage", type=int, choices=range(4), required=True)
@@ -57,17 +63,41 @@ def make_parser():
     parser.add_argument("--pp", type=positive, default=1, help="pipeline stages, stage 1 (default 1)")
     parser.add_argument("--ep", type=positive, default=1, help="expert-parallel ranks (default 1)")
     parser.add_argument("--dp", type=positive, default=1, help="data-parallel ranks (default 1)")
-    return parser
+
+
+def add_table(commands):
+    names = list(dict.fromkeys(model for model, _, _ in simulate_table.GRIDS))
+    parser = commands.add_parser("table", help="measure what planning takes")
+    parser.add_argument("--models", nargs="*", choices=names, default=names, help="(default: all)")
+    parser.add_argument("--stages", nargs="+", type=int, choices=range(4), default=range(4), help="(default: all)")
+    parser.add_argument("--tools", nargs="+", choices=simulate_table.TOOLS, default=simulate_table.TOOLS,
+                        help="(default: all)")
+    parser.add_argument("--growth", action="store_true", help="also with numbers of ranks and of layers doubled")
+    parser.add_argument("--runs", type=positive, default=3, help="of each tool (default 3)")
+    parser.add_argument("--limit", type=positive, default=600, metavar="SECONDS", help="for one run (default 600)")
+    parser.add_argument("--work", type=pathlib.Path, metavar="DIR", default=ROOT / "build",
+                        help="for the checkpoints, which take up to 3 GB (default: build/)")
+    parser.add_argument("--bin", type=pathlib.Path, metavar="DIR", default=ROOT / "build/release/bin",
+                        help="where the tools are (default: build/release/bin)")
+    parser.add_argument("--out", type=pathlib.Path, metavar="DIR",
+                        help="write README.md and results.json there; rows that are there already are kept")
 
 
 def main():
     arguments = sys.argv[1:]
-    if arguments[:1] == ["write"]:
-        del arguments[0]
-    parser = make_parser()
-    options = vars(parser.parse_args(arguments))
+    if arguments[:1] not in (["table"], ["write"], ["--help"], ["-h"]):
+        arguments.insert(0, "write")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    add_write(commands)
+    add_table(commands)
+    options = parser.parse_args(arguments)
+    if options.command == "table":
+        simulate_table.run(options, writer)
+        return
     try:
-        made = writer(**options)
+        made = writer(options.folder, MODELS[options.model], stage=options.stage, dp=options.dp, tp=options.tp,
+                      pp=options.pp, ep=options.ep)
     except ValueError as error:
         parser.error(str(error))
     made.write()

@@ -48,6 +48,10 @@ def run(*command):
     return subprocess.run(list(map(str, command)), capture_output=True, text=True)
 
 
+def written(folder, model, **options):
+    simulate.writer(folder, simulate_models.MODELS[model], **options).write()
+
+
 def tool(name, *arguments):
     return run(BIN / name, *arguments)
 
@@ -148,7 +152,7 @@ class Archives(Case):
 
 
 class Checkpoint(typing.NamedTuple):
-    options: dict  # of simulate.writer
+    options: dict  # of written()
     real: str  # the case of the test data that has the same form
     universal: bool = True  # DeepSpeed's converter can read it
     weights: bool = True  # and zero_to_fp32.py
@@ -206,7 +210,7 @@ class Layouts(unittest.TestCase):
         cls.folder = pathlib.Path(temporary.name)
         arguments = []
         for name, checkpoint in CHECKPOINTS.items():
-            simulate.writer(cls.folder / name, **checkpoint.options).write()
+            written(cls.folder / name, **checkpoint.options)
             if checkpoint.universal:
                 arguments += [cls.folder / name / "theirs", cls.folder / name, simulate_checkpoint.TAG,
                               cls.folder / name / "theirs.pt" if checkpoint.weights else "none"]
@@ -344,7 +348,7 @@ class Arguments(Case):
                               ({"stage": 1, "model": "tiny-moe", "dp": 3, "ep": 2}, "3 ranks cannot be groups of 2"),
                               ({"stage": 1, "model": "tiny-moe", "dp": 3, "ep": 3}, "4 experts cannot be on 3")):
             with self.assertRaisesRegex((SystemExit, ValueError), what):
-                simulate.writer(self.folder / "checkpoint", **{"model": "tiny-bloom", **options}).write()
+                written(self.folder / "checkpoint", **{"model": "tiny-bloom", **options})
             self.assertEqual(list(self.folder.iterdir()), [])
 
     def test_a_checkpoint_is_not_overwritten(self):
@@ -368,7 +372,7 @@ class Sizes(Case):
             self.assertEqual(simulate_models.parameter_count(model), count, name)
 
     def test_bloom_176b_on_384_ranks_is_sparse_and_planned_without_reading_it(self):
-        simulate.writer(self.folder / "bloom", "bloom-176b", stage=1, tp=4, pp=12, dp=8).write()
+        written(self.folder / "bloom", "bloom-176b", stage=1, tp=4, pp=12, dp=8)
         tag = self.folder / "bloom" / simulate_checkpoint.TAG
         files = list(tag.iterdir())
         self.assertEqual(len(files), 384 + 48 + 4 * 72)
@@ -382,7 +386,7 @@ class Sizes(Case):
         self.assertEqual(sum(math.prod(each["shape"]) for each in parameters), 176_247_271_424 - 200 * 14336)
 
     def test_a_rank_of_llama_70b_has_several_sub_groups(self):
-        simulate.writer(self.folder / "llama", "llama-70b", stage=3, dp=16).write()
+        written(self.folder / "llama", "llama-70b", stage=3, dp=16)
         tag = self.folder / "llama" / simulate_checkpoint.TAG
         shapes = load(tag / "zero_pp_rank_15_mp_rank_00_model_states.pt")["param_shapes"]
         self.assertEqual(sum(shape.numel() for group in shapes for shape in group.values()), 70_553_706_496)
