@@ -1,11 +1,15 @@
 """Simulated checkpoints are real ones: they have the form of the test data, torch loads their files, DeepSpeed's
 converters and ours make the same of them; and they take no room on the disk."""
+import argparse
+import contextlib
 import importlib.util
+import io
 import json
 import math
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +29,7 @@ import simulate  # noqa: E402
 import simulate_archive  # noqa: E402
 import simulate_checkpoint  # noqa: E402
 import simulate_models  # noqa: E402
+import simulate_table  # noqa: E402
 
 torch.set_num_threads(1)
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
@@ -44,6 +49,13 @@ for universal, checkpoint, tag, weights in zip(*[iter(sys.argv[1:])] * 4):
 """
 
 
+def temporary_folder():
+    """In memory where there is room: these are thousands of small files, which a disk is slow to delete."""
+    memory = pathlib.Path("/dev/shm")
+    roomy = memory.is_dir() and shutil.disk_usage(memory).free >= 1 << 28
+    return tempfile.TemporaryDirectory(dir=memory if roomy else None)
+
+
 def run(*command):
     return subprocess.run(list(map(str, command)), capture_output=True, text=True)
 
@@ -58,7 +70,7 @@ def tool(name, *arguments):
 
 class Case(unittest.TestCase):
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
+        temporary = temporary_folder()
         self.addCleanup(temporary.cleanup)
         self.folder = pathlib.Path(temporary.name)
 
@@ -205,7 +217,7 @@ class Layouts(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        temporary = tempfile.TemporaryDirectory()
+        temporary = temporary_folder()
         cls.addClassCleanup(temporary.cleanup)
         cls.folder = pathlib.Path(temporary.name)
         arguments = []
@@ -289,14 +301,17 @@ class Layouts(unittest.TestCase):
     def test_weights_are_all_parameters_of_the_model(self):
         for name, checkpoint in CHECKPOINTS.items():
             with self.subTest(name):
-                model = simulate_models.MODELS[checkpoint.options["model"]]
                 weights = self.weights(name)
-                tied = {"lm_head.weight", "tied_modules.embed.word_embeddings.weight"} & weights.keys()
                 storages = {value.data_ptr(): value.numel() for value in weights.values()}
+                model = simulate_models.MODELS[checkpoint.options["model"]]
                 self.assertEqual(sum(storages.values()), simulate_models.parameter_count(model))
-                self.assertEqual(bool(tied), True if "tied" in name else "lm_head.weight" in weights)
-                for key, value in weights.items():
-                    self.assertLessEqual(value.count_nonzero(), 2, key)
+                if "pipeline" not in name:
+                    experts = model.experts.count if model.experts else 0
+                    shapes = simulate_models.shapes_of(simulate_models.modules_of(model), experts)
+                    if "tied" in name:
+                        shapes["lm_head.weight"] = shapes["transformer.word_embeddings.weight"]
+                    self.assertEqual({key: tuple(value.shape) for key, value in weights.items()}, shapes)
+                    self.assertFalse(any(value.any() for value in weights.values()))
 
     def test_a_pipeline_has_its_vocabulary_padded_and_slices_of_their_own(self):
         weights = self.weights("pipeline_tied")
@@ -359,6 +374,50 @@ class Arguments(Case):
             self.assertEqual(len(before), 3)
             self.assertIn("exists already", self.simulate(*arguments).stderr)
             self.assertEqual({path: path.read_bytes() for path in before}, before)
+
+
+class Tables(Case):
+    GRIDS = (("tiny-llama", {"dp": 4}, (2, 3)), ("tiny-moe", {"dp": 4, "ep": 2}, (0,)))
+
+    def measured(self, **changes):
+        options = argparse.Namespace(
+            models=("tiny-llama", "tiny-moe"), stages=(0, 2, 3), tools=simulate_table.TOOLS, growth=False, runs=2,
+            limit=60, work=self.folder, bin=BIN, out=self.folder / "out")
+        vars(options).update(changes)
+        with mock.patch.multiple(simulate_table, GRIDS=self.GRIDS, SWEEP_MODEL="tiny-llama", SWEEP_RANKS=(2, 4),
+                                 SWEEP_LAYERS=(4, 8)), contextlib.redirect_stderr(io.StringIO()):
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                simulate_table.run(options, simulate.writer)
+        self.assertEqual({path.name for path in self.folder.iterdir()}, {"out"})
+        self.assertIn(printed.getvalue(), (self.folder / "out/README.md").read_text())
+        return {(row["name"], row["sweep"]): row for row in json.loads((self.folder / "out/results.json").read_text())["rows"]}
+
+    def test_every_tool_is_measured_and_refusals_are_told(self):
+        rows = self.measured()
+        row = rows["tiny-llama dp 4 stage 2", ""]
+        self.assertEqual(row["input_files"], 1 + 4 + 1)
+        self.assertEqual({name: tool.get("output_files") for name, tool in row["tools"].items()}, {
+            "zero-to-fp32": 1, "to-universal": 21 * 4 + 2, "reshard": 1 + 2 + 1, "ckpt-inspect": None,
+            "ckpt-inspect list": None})
+        for tool in row["tools"].values():
+            self.assertEqual(len(tool["runs"]), 2)
+            self.assertGreater(tool["median_seconds"], 0)
+            self.assertGreater(tool["peak_rss"], tool["peak_anonymous_rss"])
+        self.assertRegex(rows["tiny-moe dp 4 ep 2 stage 0", ""]["tools"]["reshard"]["error"], "^global_step1000: is not of")
+
+    def test_what_was_measured_before_is_kept(self):
+        self.measured(models=("tiny-llama",), runs=1)
+        rows = self.measured(models=("tiny-moe",), stages=(0,), tools=["ckpt-inspect"], growth=True)
+        self.assertEqual(len(rows), 3)
+        self.assertEqual(len(rows["tiny-llama dp 4 stage 3", ""]["tools"]["reshard"]["runs"]), 1)
+        rows = self.measured(models=(), stages=(2,), tools=["ckpt-inspect list"], growth=True)
+        self.assertEqual(len(rows), 7)
+        self.assertEqual(sum(row["sweep"] == "layers, stage 2" for row in rows.values()), 2)
+
+    def test_the_exponent_of_powers_is_their_exponent(self):
+        for power in (0, 0.5, 1, 2):
+            points = [(size, 3 * size**power) for size in (64, 128, 256)]
+            self.assertAlmostEqual(simulate_table.exponent(points), power)
 
 
 class Sizes(Case):
