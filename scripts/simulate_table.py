@@ -112,8 +112,10 @@ class Table:
             "input_disk_bytes": sum(file.st_blocks * 512 for file in files), "tools": {}}
         for name, command in tools(folder, checkpoint, self.options.bin, max(1, row.options["dp"] // 2)).items():
             if name in self.options.tools:
-                report["tools"][name] = self.measure_tool(list(map(str, ["timeout", self.options.limit, *command])),
-                                                          checkpoint)
+                command = list(map(str, ["timeout", self.options.limit, *command]))
+                report["tools"][name] = self.measure_tool(command, checkpoint)
+                if "--dry-run" in command and not row.sweep:
+                    report["tools"][name].update(planned(command))
                 say(f"  {name}: {cell(report['tools'][name])}")
         return report
 
@@ -129,8 +131,7 @@ class Table:
             "median_seconds": statistics.median(run["seconds"] for run in runs),
             "median_cpu_seconds": statistics.median(run["user_seconds"] + run["system_seconds"] for run in runs),
             "peak_rss": max(run["peak_rss"] for run in runs),
-            "peak_anonymous_rss": max(run["peak_anonymous_rss"] for run in runs),
-            **(planned(command) if "--dry-run" in command else {}), "runs": runs}
+            "peak_anonymous_rss": max(run["peak_anonymous_rss"] for run in runs), "runs": runs}
 
     def keep(self, report):
         self.results["rows"] = [row for row in self.results["rows"] if row["name"] != report["name"]
@@ -150,7 +151,11 @@ def reason(error, checkpoint):
 
 
 def planned(command):
-    plan = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)["data"]
+    """What would be written, in a run of its own; nothing of a tool that refuses."""
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True)
+    if done.returncode != 0:
+        return {}
+    plan = json.loads(done.stdout)["data"]
     return {"output_files": len(plan["files"]), "output_bytes": plan["bytes_written"]}
 
 
