@@ -11,7 +11,7 @@ checksums are those that DeepSpeed and torch would have written for tensors of t
 works on the metadata of a checkpoint can be tried at full size: conversions with --dry-run, ckpt-inspect.
 
 With --tp or --pp it is a pipeline of BF16_Optimizer (stage 1), else data parallelism alone; models with
-experts are of DeepSpeed's own MoE layers, and --ep ranks share them (stages 0 to 2). Stage 0 is a run in
+experts are of DeepSpeed's own MoE layers, or at stage 3 of AutoEP, and --ep ranks share them. Stage 0 is a run in
 fp32, all others in bf16. There are two parameter groups, of which only the one with the matrices has weight
 decay, and groups of experts.
 
@@ -27,7 +27,7 @@ import sys
 import simulate_table
 from simulate_checkpoint import Writer
 from simulate_models import MODELS
-from simulate_moe import MoeWriter
+from simulate_moe import AutoEpWriter, MoeWriter
 from simulate_pipeline import PipelineWriter
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -46,9 +46,7 @@ def writer(folder, model, *, stage, dp=1, tp=1, pp=1, ep=1):
             raise ValueError("--tp and --pp are for stage 1 of models without experts")
         return PipelineWriter(folder, model, pp=pp, tp=tp, dp=dp)
     if model.experts:
-        if stage == 3:
-            raise ValueError("DeepSpeed's own experts have no stage 3")
-        return MoeWriter(folder, model, dp=dp, ep=ep, stage=stage)
+        return (AutoEpWriter if stage == 3 else MoeWriter)(folder, model, dp=dp, ep=ep, stage=stage)
     if ep != 1:
         raise ValueError("--ep is for models with experts")
     return Writer(folder, model, dp=dp, stage=stage)

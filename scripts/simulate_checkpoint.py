@@ -221,37 +221,46 @@ class Writer:
                 current[name] = shape
                 size += -(-math.prod(shape) // group.ranks)
                 if size >= SUB_GROUP_SIZE:
-                    result.append(current)
+                    result.append(Group(current, group.ranks, **group.options))
                     current, size = {}, 0
             if current:
-                result.append(current)
+                result.append(Group(current, group.ranks, **group.options))
             indices.append((group.options, range(first, len(result))))
         return result, indices
 
-    def write_stage3(self):
-        sub_groups, indices = self.sub_groups()
-        # Only rank 0 tells which names are tied.
-        for dp_ranks, tied in ((range(1), self.aliases), (range(1, self.dp), {})):
-            module = collections.OrderedDict((name, Tensor(Storage(0, BFloat16Storage)))
-                                             for name in [*self.shapes, *self.aliases])
-            pickled = Pickled(self.model_states(module, param_shapes=sub_groups, aliases=tied))
-            for dp_rank in dp_ranks:
-                save(self.tag / f"zero_pp_rank_{dp_rank}_mp_rank_00_model_states.pt", pickled)
+    def placeholders(self, names):
+        return collections.OrderedDict((name, Tensor(Storage(0, BFloat16Storage))) for name in names)
 
+    def sub_group_optimizer(self, sub_groups, indices, **more):
+        """The same on all ranks, whose partitions are equally long."""
         order = {name: i for i, name in enumerate(self.shapes)}
         sizes, flat = [], []
-        for shapes in sub_groups:
-            sizes.append(sum(-(-math.prod(shape) // self.dp) for shape in shapes.values()))
-            first, *_, last = [*shapes, *shapes]
+        for group in sub_groups:
+            sizes.append(sum(-(-math.prod(shape) // group.ranks) for shape in group.shapes.values()))
+            first, *_, last = [*group.shapes, *group.shapes]
             flat.append(Tensor(Storage(sizes[-1]), requires_grad=True, ds_id=f"{order[first]}_{order[last]}"))
-        # All ranks' partitions are equally long, so their files have the same content.
-        pickled = Pickled(self.optimizer_file({
+        return {
             "zero_stage": ZeroStageEnum(3),
             "loss_scaler": loss_scaler(),
             "dynamic_loss_scale": False,
             "overflow": False,
             "partition_count": self.dp,
+            **more,
             "optimizer_state_dict": adam([(size,) for size in sizes], indices),
-            "fp32_flat_groups": flat}))
+            "fp32_flat_groups": flat}
+
+    def save_rank(self, pickled, dp_rank):
+        save(self.tag / f"zero_pp_rank_{dp_rank}_mp_rank_00_model_states.pt", pickled)
+
+    def write_stage3(self):
+        sub_groups, indices = self.sub_groups()
+        module = self.placeholders([*self.shapes, *self.aliases])
+        # Only rank 0 tells which names are tied.
+        for dp_ranks, tied in ((range(1), self.aliases), (range(1, self.dp), {})):
+            pickled = Pickled(self.model_states(module, param_shapes=[group.shapes for group in sub_groups],
+                                                aliases=tied))
+            for dp_rank in dp_ranks:
+                self.save_rank(pickled, dp_rank)
+        pickled = Pickled(self.optimizer_file(self.sub_group_optimizer(sub_groups, indices)))
         for dp_rank in range(self.dp):
             self.save_optimizer(pickled, dp_rank)

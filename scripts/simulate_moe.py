@@ -1,4 +1,4 @@
-"""Checkpoints of DeepSpeed's own mixture of experts, of stages 0 to 2.
+"""Checkpoints of mixtures of experts: DeepSpeed's own layers, of stages 0 to 2, and AutoEP, of stage 3.
 
 Rank D is expert-parallel rank D % ep and has the experts from (D % ep) * count / ep on; the optimizer cuts
 them over dp / ep ranks.
@@ -38,6 +38,7 @@ class MoeWriter(Writer):
         return groups
 
     def expert_groups(self):
+        """Of the rank's own experts."""
         members = [{}]
         size = 0
         for name, shape in self.shapes.items():
@@ -84,3 +85,76 @@ class MoeWriter(Writer):
         for dp_rank in range(self.dp):
             ranks = [(group, dp_rank // (self.dp // group.ranks)) for group in self.groups]
             self.save_optimizer(Pickled(self.optimizer_file(self.flat_optimizer(ranks))), dp_rank)
+
+
+class AutoEpWriter(MoeWriter):
+    """A layer's experts are fused into three parameters, w1, w2 and w3, of which a rank has some rows."""
+
+    def prepare(self):
+        super().prepare()
+        self.dense = {name.replace("deepspeed_moe.gate.wg", "router.gate"): shape for name, shape in self.dense.items()}
+        self.shapes = {}
+        for name, shape in self.dense.items():
+            self.shapes[name] = shape
+            if name.endswith(".router.gate.weight"):
+                self.shapes.update(self.fused(name.removesuffix("router.gate.weight"), self.local_count()))
+        self.groups = [*self.dense_groups(), *self.expert_groups()]
+
+    def local_count(self):
+        return self.model.experts.count // self.ep
+
+    def fused(self, prefix, count):
+        width, inner = self.model.hidden, self.model.experts.inner
+        return {f"{prefix}experts.w1": (count, inner, width), f"{prefix}experts.w2": (count, width, inner),
+                f"{prefix}experts.w3": (count, inner, width)}
+
+    def affine_map(self, shape):
+        count, *expert = shape
+        strides = [math.prod(expert), expert[1], 1]
+        shard = [self.local_count(), *expert]
+        return {"logical_shape": [count, *expert], "ranks": {
+            rank: {"shard_shape": shard, "pieces": [
+                {"shape": shard, "source": [rank * math.prod(shard), strides], "dest": [0, strides],
+                 "locations": [rank]}]}
+            for rank in range(self.ep)}}
+
+    def autoep_layer(self, number, module, dp_rank):
+        count, local, ep_rank = self.model.experts.count, self.local_count(), dp_rank % self.ep
+        maps = {name: self.affine_map(shape) for name, shape in self.fused(f"{module.path}mlp.", count).items()}
+        return {
+            "moe_layer_id": number, "module_path": f"{module.path}mlp", "num_experts": count,
+            "num_local_experts": local, "ep_size": self.ep,
+            "expert_placement": {"version": 1, "num_experts": count, "ep_size": self.ep, "ranks": [
+                {"rank": rank, "experts": list(range(rank * local, (rank + 1) * local))} for rank in range(self.ep)]},
+            "affine_maps": {"version": 1, "params": maps}, "expert_key_prefix": f"{module.path}mlp.experts",
+            "checkpoint_format": "zero3_partitioned", "checkpoint_format_version": 1,
+            "ep_group_name": f"ep_size_{self.ep}", "ep_rank": ep_rank,
+            "expert_data_parallel_rank": dp_rank // self.ep, "expert_data_parallel_world_size": self.dp // self.ep,
+            "global_expert_start": ep_rank * local, "global_expert_end": (ep_rank + 1) * local}
+
+    def model_states(self, module, *, dp_rank, **entries):
+        layers = [self.autoep_layer(i, layer, dp_rank) for i, layer in enumerate(self.layers)]
+        return {**super().model_states(module, **entries), "ds_autoep_layers": layers, "universal_checkpoint_info": {
+            "universal_checkpoint_version": 0.4, "expert_parameter_patterns": [r".*\.experts\.w[123]$"],
+            "ds_autoep_layers": layers}}
+
+    def partition_group(self, number, group, dp_rank):
+        """Over which ranks a sub-group is cut: all, or those with the same experts."""
+        step = self.dp // group.ranks
+        expert = "moe" in group.options
+        return {"sub_group": number, "partition_count": group.ranks, "partition_rank": dp_rank // step,
+                "partition_ranks": list(range(dp_rank % step, self.dp, step)),
+                "families": ["autoep_expert" if expert else "replicated"],
+                "group_names": [group.options["name"] if expert else "replicated"]}
+
+    def write_files(self):
+        sub_groups, indices = self.sub_groups()
+        # The router has a second name, of the module that it replaced.
+        module = self.placeholders(name for router in self.dense for name in dict.fromkeys(
+            (router, router.replace("mlp.router.gate", "mlp.gate.gate"))))
+        for dp_rank in range(self.dp):
+            self.save_rank(Pickled(self.model_states(
+                module, dp_rank=dp_rank, param_shapes=[group.shapes for group in sub_groups])), dp_rank)
+            partitions = [self.partition_group(i, group, dp_rank) for i, group in enumerate(sub_groups)]
+            self.save_optimizer(Pickled(self.optimizer_file(self.sub_group_optimizer(
+                sub_groups, indices, ds_zero_partition_groups=partitions))), dp_rank)
