@@ -10,12 +10,12 @@ All tensors are zeros, and the zeros are holes; names, shapes, partitions, paddi
 checksums are those that DeepSpeed and torch would have written for tensors of these sizes. So whatever
 works on the metadata of a checkpoint can be tried at full size: conversions with --dry-run, ckpt-inspect.
 
-With --tp or --pp it is a pipeline of BF16_Optimizer (stage 1), else data parallelism alone; models with
-experts are of DeepSpeed's own MoE layers, or at stage 3 of AutoEP, and --ep ranks share them. Stage 0 is a run in
-fp32, all others in bf16. There are two parameter groups, of which only the one with the matrices has weight
-decay, and groups of experts.
+With --tp or --pp it is a pipeline of BF16_Optimizer (stage 1), else data parallelism alone. Models with
+experts are of DeepSpeed's own MoE layers, at stage 3 of AutoEP, and --ep ranks share the experts. Stage 0
+is a run in fp32, all others are in bf16. There are two parameter groups, of which only the one with the
+matrices has weight decay, and those of experts, which DeepSpeed limits in size.
 
-`write` can be left out. `table` writes such checkpoints of real sizes one after the other, runs every tool on
+`write` can be left out. `table` writes checkpoints of real sizes one after the other, runs every tool on
 each, and prints what planning takes: simulate_table.py.
 
 Needs nothing but Python.

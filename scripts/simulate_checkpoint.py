@@ -3,8 +3,8 @@ import collections
 import math
 import pathlib
 
-from simulate_archive import (BFloat16Storage, FloatStorage, FragmentAddress, LossScaler, Pickled, Size, Storage, Tensor,
-                              ZeroStageEnum, save, with_attributes)
+from simulate_archive import (BFloat16Storage, FloatStorage, FragmentAddress, LossScaler, Pickled, Size, Storage,
+                              Tensor, ZeroStageEnum, save, with_attributes)
 from simulate_models import is_tied, modules_of, shapes_of
 
 STEPS = 1000

@@ -160,6 +160,8 @@ def planned(command):
 
 
 def cell(result):
+    if result is None:  # not asked for
+        return ""
     if "error" in result:
         return result["error"]
     return (f"{result['median_seconds']:.2f} s ({result['median_cpu_seconds']:.2f}), "
@@ -175,7 +177,7 @@ def checkpoint_row(row):
     written = [result for result in row["tools"].values() if "output_files" in result]
     return [row["name"], f"{row['parameters'] / 1e9:.1f}", row["input_files"], f"{row['input_bytes'] / 1e12:.2f}",
             f"{row['input_disk_bytes'] / 2**20:.0f}",
-            *(row["tools"].get(name, {}).get("output_files", "") for name in ("zero-to-fp32", "to-universal", "reshard")),
+            *(row["tools"].get(name, {}).get("output_files", "") for name in TOOLS[:3]),
             f"{max((result['output_bytes'] for result in written), default=0) / 1e12:.2f}"]
 
 
@@ -190,7 +192,7 @@ def sweep_rows(rows):
         axis = "dp" if sweep.startswith("ranks") else "layers"
         swept = sorted((row for row in rows if row["sweep"] == sweep), key=lambda row: row[axis])
         for name in swept[0]["tools"]:
-            done = [(row[axis], row["tools"][name]) for row in swept if "error" not in row["tools"].get(name, {"error": 0})]
+            done = [(row[axis], row["tools"][name]) for row in swept if "median_seconds" in row["tools"].get(name, {})]
             if len(done) < 2:
                 continue
             yield [sweep, " ".join(str(size) for size, _ in done), name,
@@ -215,12 +217,11 @@ def markdown(results):
                   "", "Seconds (of all cores), peak RSS (anonymous); the median, or one run from "
                       f"{ENOUGH_SECONDS} s on:", "",
                   *lines_of(("checkpoint", *names),
-                            [[row["name"], *(cell(row["tools"][name]) if name in row["tools"] else "" for name in names)]
-                             for row in rows])]
+                            [[row["name"], *(cell(row["tools"].get(name)) for name in names)] for row in rows])]
     growth = list(sweep_rows(results["rows"]))
     if growth:
-        lines += ["", f"Growth, {SWEEP_MODEL}: what is doubled, seconds of all cores, anonymous MiB, and the exponents e "
-                      "of size^e that fit best:", "",
+        lines += ["", f"Growth, {SWEEP_MODEL}: what is doubled, seconds of all cores, anonymous MiB, and the exponents "
+                      "e of size^e that fit best:", "",
                   *lines_of(("doubled", "sizes", "tool", "seconds", "e", "MiB", "e"), growth)]
     return "\n".join(lines) + "\n"
 

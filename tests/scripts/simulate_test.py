@@ -391,7 +391,8 @@ class Tables(Case):
                 simulate_table.run(options, simulate.writer)
         self.assertEqual({path.name for path in self.folder.iterdir()}, {"out"})
         self.assertIn(printed.getvalue(), (self.folder / "out/README.md").read_text())
-        return {(row["name"], row["sweep"]): row for row in json.loads((self.folder / "out/results.json").read_text())["rows"]}
+        results = json.loads((self.folder / "out/results.json").read_text())
+        return {(row["name"], row["sweep"]): row for row in results["rows"]}
 
     def test_every_tool_is_measured_and_refusals_are_told(self):
         rows = self.measured()
@@ -404,7 +405,8 @@ class Tables(Case):
             self.assertEqual(len(tool["runs"]), 2)
             self.assertGreater(tool["median_seconds"], 0)
             self.assertGreater(tool["peak_rss"], tool["peak_anonymous_rss"])
-        self.assertRegex(rows["tiny-moe dp 4 ep 2 stage 0", ""]["tools"]["reshard"]["error"], "^global_step1000: is not of")
+        self.assertRegex(rows["tiny-moe dp 4 ep 2 stage 0", ""]["tools"]["reshard"]["error"],
+                         "^global_step1000: is not of")
 
     def test_what_was_measured_before_is_kept(self):
         self.measured(models=("tiny-llama",), runs=1)
