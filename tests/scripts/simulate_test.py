@@ -29,6 +29,7 @@ import simulate  # noqa: E402
 import simulate_archive  # noqa: E402
 import simulate_checkpoint  # noqa: E402
 import simulate_models  # noqa: E402
+import simulate_pipeline  # noqa: E402
 import simulate_table  # noqa: E402
 
 torch.set_num_threads(1)
@@ -353,6 +354,74 @@ class Layouts(unittest.TestCase):
 def kind_of(path):
     """Its name without numbers, the precision, and what pipelines only say if they have tensor parallelism."""
     return re.sub(r"\d+", "N", path.name.removeprefix("bf16_")).replace("-model_N", "")
+
+
+class Partitions(unittest.TestCase):
+    """What the parameters of real checkpoints are cut into, against what is in these."""
+
+    def real_ranks(self, case):
+        """Of each rank: its number, all ranks' count, its param_shapes, and its optimizer."""
+        tag, = (ROOT / "testdata" / case / "ckpt").glob("global_step*")
+        ranks = sorted((int(re.search(r"rank_(\d+)", path.name)[1]), path) for path in tag.glob("*optim_states.pt"))
+        for rank, path in ranks:
+            model = tag / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"
+            model = model if model.exists() else tag / "mp_rank_00_model_states.pt"
+            yield rank, len(ranks), load(model), load(path)["optimizer_state_dict"]
+
+    def assert_same(self, ours, real, flat):
+        self.assertEqual([tensor.shape for tensor in ours[flat]], [tuple(tensor.shape) for tensor in real[flat]])
+        for key in ("group_paddings", "partition_count", "param_alignment_paddings"):
+            self.assertEqual(ours.get(key), real.get(key))
+        for our_mapping, mapping in zip(ours.get("param_slice_mappings", []), real.get("param_slice_mappings", [])):
+            self.assertEqual([(name, vars(place)) for name, place in our_mapping.items()],
+                             [(name, vars(place)) for name, place in mapping.items()])
+
+    def states_of(self, ours, inner):
+        return [state["exp_avg"].shape for state in ours[inner]["state"].values()]
+
+    def test_flat_groups_are_cut_as_in_real_checkpoints(self):
+        for case in ("checkpoints/z1_fp32_tinygroup_w4", "checkpoints/z1_fp32_full_w6", "checkpoints/z1_bf16_full_w2",
+                     "checkpoints/z2_bf16_w4", "checkpoints/z2_bf16_full_w8", "model_parallel/moe_ep2_dp4_z2_fp32"):
+            for rank, ranks, model, real in self.real_ranks(case):
+                with self.subTest(case, rank=rank):
+                    groups = [simulate_checkpoint.Group(shapes, count)
+                              for shapes, count in zip(model["param_shapes"], real["partition_count"])]
+                    writer = simulate_checkpoint.Writer("", None, dp=ranks, stage=2)
+                    ours = writer.flat_optimizer([(group, rank // (ranks // group.ranks)) for group in groups])
+                    self.assert_same(ours, real, "single_partition_of_fp32_groups")
+                    self.assertEqual(*(self.states_of(item, "base_optimizer_state") for item in (ours, real)))
+
+    def test_groups_of_bf16_optimizer_are_cut_as_in_real_checkpoints(self):
+        for case in ("checkpoints/z1_bf16opt_full_w3", "checkpoints/z1_bf16opt_tinygroup_w4"):
+            for rank, ranks, model, real in self.real_ranks(case):
+                with self.subTest(case, rank=rank):
+                    writer = simulate_pipeline.PipelineWriter("", None, pp=1, tp=1, dp=ranks)
+                    writer.cut = set()
+                    ours = writer.optimizer_states([simulate_checkpoint.Group(shapes, ranks)
+                                                    for shapes in model["param_shapes"]], 0, rank)
+                    self.assert_same(ours, real, "single_partition_of_fp32_groups")
+                    self.assertEqual(*(self.states_of(item, "base_optimizer_state") for item in (ours, real)))
+
+    def test_sub_groups_are_cut_as_in_real_checkpoints(self):
+        for case in ("checkpoints/z3_bf16_full_subgroups_w4", "checkpoints/z3_fp32_small_subgroups_w2",
+                     "model_parallel/autoep2_dp4_z3_fp32"):
+            for rank, ranks, model, real in self.real_ranks(case):
+                with self.subTest(case, rank=rank):
+                    writer = simulate_checkpoint.Writer("", None, dp=ranks, stage=3)
+                    cut = real.get("ds_zero_partition_groups")
+                    writer.groups, writer.shapes, per_sub_group = [], {}, model["param_shapes"]
+                    for group in real["optimizer_state_dict"]["param_groups"]:
+                        shapes = {name: shape for i in group["params"] for name, shape in per_sub_group[i].items()}
+                        count = cut[group["params"][0]]["partition_count"] if cut else ranks
+                        writer.groups.append(simulate_checkpoint.Group(shapes, count))
+                        writer.shapes.update(shapes)
+                    size = model["ds_config"]["zero_optimization"]["sub_group_size"]
+                    with mock.patch.object(simulate_checkpoint, "SUB_GROUP_SIZE", size):
+                        sub_groups, indices = writer.sub_groups()
+                    self.assertEqual([list(group.shapes) for group in sub_groups], list(map(list, per_sub_group)))
+                    ours = writer.sub_group_optimizer(sub_groups, indices)
+                    self.assert_same(ours, real, "fp32_flat_groups")
+                    self.assertEqual(*(self.states_of(item, "optimizer_state_dict") for item in (ours, real)))
 
 
 class Arguments(Case):
