@@ -17,6 +17,11 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
+// Files up to this size are one write, which reserves its blocks itself.
+constexpr uint64_t kReservedFrom = 256 << 10;
+// Of smaller files most would go through the page cache anyway.
+constexpr uint64_t kDirectFrom = 8 << 20;
+
 // Nearest existing ancestor, for asking about its file system.
 fs::path existing_part(fs::path path) {
   path = fs::absolute(path).lexically_normal();
@@ -127,6 +132,12 @@ StagedOutput::StagedOutput(const CopyPlan& plan, fs::path target, StageOptions o
   }
 
   for (size_t i = 0; i < plan.outputs().size(); ++i) files_.emplace_back();
+  for (const Digest& digest : plan.digests()) {
+    if (!is_direct(digest.out)) continue;
+    std::vector<uint64_t>& places = patches_[digest.out];
+    places.insert(places.end(), digest.patches.begin(), digest.patches.end());
+  }
+  for (auto& [out, places] : patches_) std::sort(places.begin(), places.end());
   try {
     const fs::path beside = without_slash(target_).parent_path();
     make_folders(whole_ ? beside : target_, made_folders_);
@@ -201,11 +212,24 @@ fs::path StagedOutput::final_path(OutputId out) const {
 OutputFile& StagedOutput::file(OutputId out) {
   File& entry = files_[out];
   // Created at the first write, closed by finish(): only files in progress hold a descriptor.
-  std::call_once(entry.created, [&] {
-    entry.file = std::make_unique<OutputFile>(staged(out), final_path(out).string(),
-                                              plan_.outputs()[out].size);
-  });
+  std::call_once(entry.created, [&] { entry.file = create(out); });
   return *entry.file;
+}
+
+bool StagedOutput::is_direct(OutputId out) const {
+  return options_.direct && plan_.outputs()[out].size >= kDirectFrom;
+}
+
+std::unique_ptr<OutputFile> StagedOutput::create(OutputId out) const {
+  const uint64_t size = plan_.outputs()[out].size;
+  OutputOptions options;
+  // What one write fills needs no reservation, and files are many where they are small.
+  if (size > kReservedFrom) options.size = size;
+  options.direct = is_direct(out);
+  if (const auto places = patches_.find(out); places != patches_.end()) {
+    options.rewritten = places->second;
+  }
+  return std::make_unique<OutputFile>(staged(out), final_path(out).string(), std::move(options));
 }
 
 void StagedOutput::write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {

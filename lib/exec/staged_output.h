@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "exec/executor.h"
@@ -30,6 +31,8 @@ struct StageOptions {
   // The output folder is the plan's files and nothing else: what is there is removed, which takes
   // `force`, too.
   bool whole_folder = false;
+  // Write large files past the page cache (OutputOptions::direct).
+  bool direct = false;
 };
 
 // Owned by one thread; write_at and finish come from any. The plan must outlive it.
@@ -54,6 +57,8 @@ class StagedOutput : public Sink {
   };
   void check_nothing_in_the_way() const;
   OutputFile& file(OutputId out);
+  bool is_direct(OutputId out) const;
+  std::unique_ptr<OutputFile> create(OutputId out) const;
   std::filesystem::path staged(OutputId out) const;
   std::filesystem::path final_path(OutputId out) const;
   void discard() noexcept;
@@ -67,6 +72,7 @@ class StagedOutput : public Sink {
   std::filesystem::path files_in_;  // where the files are written: staging_, or a folder in it
   std::vector<std::filesystem::path> made_folders_;  // outermost first
   std::deque<File> files_;
+  std::unordered_map<OutputId, std::vector<uint64_t>> patches_;  // of Digests, rising; direct only
   OutputId renamed_ = 0;  // outputs that have their final names
   bool committed_ = false;
 };
