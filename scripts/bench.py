@@ -32,7 +32,7 @@ import bench_report
 import bench_suite
 from bench_count import count, positive
 from bench_measure import BenchError, ROOT
-from bench_run import READERS, TOOLS, Bench, program_of
+from bench_run import READERS, SYNCS, TOOLS, Bench, program_of
 
 
 def add_folders(parser):
@@ -60,7 +60,9 @@ def make_parser():
     parser.add_argument("--runs", type=positive, default=5)
     parser.add_argument("--cache", choices=("warm", "cold"), default="warm",
                         help="whether the input is in the page cache when a program starts (default warm)")
-    parser.add_argument("--durable", action="store_true", help="time fsync of all that is written, of all programs")
+    parser.add_argument("--durable", choices=SYNCS, nargs="?", const="filesystem", metavar="HOW",
+                        help="time until all is on the disk: the tool with --fsync, cp and DeepSpeed with one sync of "
+                             "the filesystem (the default), or of all files that they wrote (files)")
     parser.add_argument("--format", choices=("bin", "safetensors"), help="zero-to-fp32: (default bin)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="zero-to-fp32: (default float32)")
     add_folders(parser)

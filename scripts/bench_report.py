@@ -57,10 +57,11 @@ def single(report):
     own_start = start_up[report["program"]]
     moved = (f"read {gigabytes(report['read_bytes'])}" if "read_bytes" in report else
              f"output {gigabytes(report['output_bytes'])} in {report['output_files']} files")
+    durable = f"; until all is on the disk, sync of {report['durable']}" if report["durable"] else ""
     lines = [
         f"`{report['command']}`", "",
         f"{host(report)} Checkpoint {gigabytes(report['input_bytes'])}, {moved}; {cache(report)} of the input in the "
-        f"cache{'; fsync included' if report['durable'] else ''}.", "",
+        f"cache{durable}.", "",
         *table(("program", "runs", "median s", "min s", "max s", f"ratio to {baseline}", "GB/s", "peak RSS MiB",
                 "peak anonymous MiB", "page faults minor / major", "block I/O in / out"),
                ((name, len(result["runs"]), f"{result['median_seconds']:.3f}", f"{result['min_seconds']:.3f}",
@@ -92,7 +93,7 @@ def suite_row(report):
     program, other = report["programs"][tool], report["programs"][baseline]
     faster = speedup(report)
     return (tool, report["stage"], report["format"] or "", report["dtype"] or "", report["params"], cache(report),
-            "fsync" if report["durable"] else "", report["io"] or "", seconds_range(program),
+            report["durable"] or "", report["io"] or "", seconds_range(program),
             f"{baseline} {seconds_range(other)}", ratio_range(program, baseline),
             f"{faster:.1f}" if faster else "", mebibytes(program["peak_anonymous_rss"]), faults(program),
             f"`{report['command']}`")

@@ -36,8 +36,8 @@ import json, platform
 from importlib.metadata import version
 print(json.dumps({"python": platform.python_version(), "torch": version("torch"), "deepspeed": version("deepspeed")}))
 """
-# What has no option for it: fsync of every file and folder that the program wrote.
-SYNC_WRITTEN = 'output=$1; shift; "$@" && find "$output" -exec sync {} +'
+# How a program without an option for it waits for the disk: one syncfs, or fsync of each file and folder.
+SYNCS = {"filesystem": 'sync -f "$output"', "files": 'find "$output" -exec sync {} +'}
 MEDIANS = ("user_seconds", "system_seconds", "minor_faults", "major_faults", "voluntary_switches",
            "involuntary_switches", "block_input_bytes", "block_output_bytes")
 
@@ -132,7 +132,9 @@ class Bench:
         if name in ("cp", "deepspeed"):
             command = (["cp", "-r", self.results, output] if name == "cp" else
                        self.converter([self.options.deepspeed], output))
-            return ["sh", "-c", SYNC_WRITTEN, "sh", output, *command] if self.options.durable else command
+            if not self.options.durable:
+                return command
+            return ["sh", "-c", f'output=$1; shift; "$@" && {SYNCS[self.options.durable]}', "sh", output, *command]
         command = self.converter([self.tool], output)
         if self.options.durable:
             command.append("--fsync")
@@ -284,7 +286,7 @@ class Bench:
         parts = ["scripts/bench.py", "--tool", options.tool, "--params", options.params, "--ranks", options.ranks,
                  "--stage", options.stage, "--cache", options.cache, "--runs", options.runs]
         if options.durable:
-            parts.append("--durable")
+            parts += ["--durable", options.durable]
         if options.io:
             parts += ["--io", options.io]
         if options.to:

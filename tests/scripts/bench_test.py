@@ -228,26 +228,42 @@ class Warm(Comparison):
     def log(self):
         return (self.folder / "log").read_text().split("\n")
 
-    def test_durable_waits_for_the_disk_in_all_programs(self):
+    def assert_durable(self, how):
         # A tool that writes two files, whatever it is asked for.
         fakes = self.fake("zero-to-fp32", 'test "$1" = --version || { mkdir -p "$2/in"; echo 1 > "$2/a"; '
                                           'echo 1 > "$2/in/b"; }')
         self.fake("sync", "")
-        results = self.bench("--durable", binaries=fakes, environment={"PATH": f"{fakes}:{os.environ['PATH']}"})
-        self.assertTrue(results["durable"])
-        self.assertIn("--durable", results["command"])
-        written = self.folder / "work/fresh"
+        results = self.bench("--durable", *how, binaries=fakes, environment={"PATH": f"{fakes}:{os.environ['PATH']}"})
+        self.assertIn(f"--durable {results['durable']}", results["command"])
         # Two rounds, and once before them for the memory.
         self.assertEqual(self.log().count("--fsync"), 3)
         self.assertEqual(self.log().count("sync"), 3)
-        for path in (written, written / "a", written / "in", written / "in/b"):
-            self.assertEqual(self.log().count(str(path)), 3 + 2 * (path == written), path)
+        return results["durable"]
+
+    def test_durable_waits_for_the_disk_in_all_programs(self):
+        self.assertEqual(self.assert_durable([]), "filesystem")
+        self.assertIn(f"sync\n-f\n{self.folder}/work/fresh\n", "\n".join(self.log()))
+
+    def test_durable_can_wait_for_all_files_instead(self):
+        self.assertEqual(self.assert_durable(["files"]), "files")
+        written = self.folder / "work/fresh"
+        for path in (written / "a", written / "in", written / "in/b"):
+            self.assertEqual(self.log().count(str(path)), 3, path)
+        self.assertEqual(self.log().count(str(written)), 3 + 2)  # the tool was called with it, too
+
+    def test_programs_take_turns_in_changing_order(self):
+        fakes = self.fake("zero-to-fp32", f'exec {shlex.quote(str(BIN))}/zero-to-fp32 "$@"')
+        self.fake("cp", f'exec {shutil.which("cp")} "$@"')
+        self.bench("--runs", "3", binaries=fakes, environment={"PATH": f"{fakes}:{os.environ['PATH']}"})
+        names = [word for word in self.log() if word in ("cp", "zero-to-fp32")]
+        tool, cp = "zero-to-fp32", "cp"
+        self.assertEqual(names[:8], [tool, cp, cp, tool, tool, cp, cp, tool])
 
     def test_without_durable_nothing_waits(self):
         fakes = self.fake("zero-to-fp32", f'exec {shlex.quote(str(BIN))}/zero-to-fp32 "$@"')
         self.fake("sync", "")
         results = self.bench(binaries=fakes, environment={"PATH": f"{fakes}:{os.environ['PATH']}"})
-        self.assertFalse(results["durable"])
+        self.assertIsNone(results["durable"])
         self.assertFalse({"sync", "--fsync"} & set(self.log()))
 
     def test_the_way_of_writing_is_the_tools_and_is_recorded(self):
@@ -300,7 +316,7 @@ class Suite(Folder):
             with self.subTest(row=row.name):
                 options = bench.parse_options([*row.arguments, "--bin", str(BIN)])
                 self.assertEqual(row.name.startswith("cold-"), options.cache == "cold")
-                self.assertEqual(row.name.startswith("durable-"), options.durable)
+                self.assertEqual(row.name.startswith("durable-"), options.durable == "filesystem")
                 self.assertTrue(row.name.endswith(f"-{options.params}-stage{options.stage}"))
                 self.assertEqual(options.ranks, 4)
 
@@ -314,7 +330,7 @@ class Suite(Folder):
         self.assertEqual(list(kept), ["warm-reshard-100k-stage3", "warm-verify-400k-stage3",
                                       "durable-reshard-400k-stage3"])
         self.assertEqual([row["tool"] for row in kept.values()], ["reshard", "verify", "reshard"])
-        self.assertEqual([row["durable"] for row in kept.values()], [False, False, True])
+        self.assertEqual([row["durable"] for row in kept.values()], [None, None, "filesystem"])
         table = (self.folder / "out/README.md").read_text()
         for row in kept.values():
             self.assertEqual(table.count(f"`{row['command']}`"), 1)
