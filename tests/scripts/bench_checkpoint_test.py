@@ -99,13 +99,6 @@ class Sparse(unittest.TestCase):
                     self.assertLess(sparse.stat().st_blocks * 512, 50_000)
             done = subprocess.run([BIN / "ckpt-inspect", "verify", folders[1]], capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            self.assertTrue(all((value == 3.0 if name == "step" else not value.any()) for name, value in self.states(
-                folders[1] / bench_checkpoint.TAG / "bf16_zero_pp_rank_2_mp_rank_00_optim_states.pt")))
-
-    @staticmethod
-    def states(path):
-        saved = torch.load(path, weights_only=False)["optimizer_state_dict"]
-        return saved.get("base_optimizer_state", saved.get("optimizer_state_dict"))["state"][0].items()
 
     def test_stage_2_is_like_one_with_values(self):
         self.assert_like_the_other(2)
