@@ -21,6 +21,8 @@ namespace {
 constexpr uint64_t kReservedFrom = 256 << 10;
 // Of smaller files most would go through the page cache anyway.
 constexpr uint64_t kDirectFrom = 8 << 20;
+// An fsync is a commit of the file system's journal; more files than this share one.
+constexpr size_t kSyncedOneByOne = 16;
 
 // Nearest existing ancestor, for asking about its file system.
 fs::path existing_part(fs::path path) {
@@ -147,6 +149,7 @@ StagedOutput::StagedOutput(const CopyPlan& plan, fs::path target, StageOptions o
       throw IoError({.file = place.string()}, "cannot write into the folder", errno);
     }
     staging_ = pattern;
+    if (options_.durable && plan.outputs().size() > kSyncedOneByOne) all_at_once_.emplace(staging_);
     // mkdtemp makes a folder that is its owner's alone; what is to stay is an ordinary one in it.
     files_in_ = whole_ ? staging_ / "files" : staging_;
     std::set<fs::path> parents{files_in_};
@@ -238,12 +241,13 @@ void StagedOutput::write_at(OutputId out, uint64_t offset, std::span<const std::
 
 void StagedOutput::finish(OutputId out) {
   OutputFile& done = file(out);
-  if (options_.durable) done.sync();
+  if (options_.durable && !all_at_once_) done.sync();
   done.close();
   files_[out].file.reset();
 }
 
 void StagedOutput::commit() {
+  if (all_at_once_) all_at_once_->sync();
   if (whole_) return commit_whole();
   const auto count = static_cast<OutputId>(plan_.outputs().size());
   if (options_.force && count > 1 && ::unlink(final_path(count - 1).c_str()) != 0 &&
@@ -252,6 +256,7 @@ void StagedOutput::commit() {
   }
   std::set<fs::path> changed{target_};
   const auto sync_changed = [&] {
+    if (all_at_once_) return all_at_once_->sync();
     for (const fs::path& made : made_folders_) changed.insert(made.parent_path());
     for (const fs::path& folder : changed) sync_directory(folder);
     changed.clear();
@@ -273,7 +278,7 @@ void StagedOutput::commit() {
 
 void StagedOutput::commit_whole() {
   const fs::path target = without_slash(target_);
-  if (options_.durable) {
+  if (options_.durable && !all_at_once_) {
     sync_directory(files_in_);
     std::error_code failed;
     for (const auto& entry : fs::recursive_directory_iterator(files_in_, failed)) {

@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -26,8 +27,10 @@
 namespace dsckpt {
 
 struct StageOptions {
-  bool force = false;    // replace files that exist
-  bool durable = false;  // fsync files and folder before and after the renames
+  bool force = false;  // replace files that exist
+  // fsync files and folders, or if they are many their file system (syncfs), before and after the
+  // renames.
+  bool durable = false;
   // The output folder is the plan's files and nothing else: what is there is removed, which takes
   // `force`, too.
   bool whole_folder = false;
@@ -67,8 +70,9 @@ class StagedOutput : public Sink {
   const CopyPlan& plan_;
   std::filesystem::path target_;
   StageOptions options_;
-  bool whole_ = false;              // the folder is committed by one rename
-  std::filesystem::path staging_;   // removed in the end
+  bool whole_ = false;                     // the folder is committed by one rename
+  std::filesystem::path staging_;          // removed in the end
+  std::optional<FileSystem> all_at_once_;  // durable, and many files
   std::filesystem::path files_in_;  // where the files are written: staging_, or a folder in it
   std::vector<std::filesystem::path> made_folders_;  // outermost first
   std::deque<File> files_;

@@ -122,6 +122,19 @@ void OutputFile::close() {
   if (fd >= 0 && ::close(fd) != 0) throw IoError({.file = display_}, "cannot close", errno);
 }
 
+FileSystem::FileSystem(const fs::path& folder)
+    : folder_(folder.string()), fd_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  if (fd_ < 0) throw IoError({.file = folder_}, "cannot open", errno);
+}
+
+FileSystem::~FileSystem() {
+  ::close(fd_);
+}
+
+void FileSystem::sync() {
+  if (::syncfs(fd_) != 0) throw IoError({.file = folder_}, "cannot sync", errno);
+}
+
 void sync_directory(const fs::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) throw IoError({.file = path.string()}, "cannot open", errno);

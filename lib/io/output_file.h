@@ -61,6 +61,24 @@ class OutputFile {
   std::mutex writing_;
 };
 
+// The file system that a folder lies in, for waiting for many files at once.
+class FileSystem {
+ public:
+  // Throws IoError.
+  explicit FileSystem(const std::filesystem::path& folder);
+  ~FileSystem();
+  FileSystem(const FileSystem&) = delete;
+  FileSystem& operator=(const FileSystem&) = delete;
+
+  // Waits until everything that was written to it is on the device (syncfs). Throws IoError, also
+  // for what has failed to be written back since the constructor, by whomever.
+  void sync();
+
+ private:
+  std::string folder_;
+  int fd_;
+};
+
 // fsync of a directory, so that renames inside it survive a crash. Throws IoError.
 void sync_directory(const std::filesystem::path& path);
 

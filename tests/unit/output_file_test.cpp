@@ -263,6 +263,8 @@ TEST(OutputFile, MayBeClosedTwice) {
 TEST(FileSystem, SyncsFoldersAndKnowsTheFreeSpace) {
   const TempFolder folder;
   EXPECT_NO_THROW(sync_directory(folder.path()));
+  EXPECT_NO_THROW(FileSystem(folder.path()).sync());
+  EXPECT_ERROR(FileSystem(folder.path() / "missing"), IoError, "cannot open");
   EXPECT_ERROR(sync_directory(folder.path() / "missing"), IoError, "cannot open");
   EXPECT_GT(free_space(folder.path()), 0u);
   EXPECT_ERROR(free_space(folder.path() / "missing"), IoError, "free space");

@@ -164,6 +164,30 @@ TEST(StagedOutput, CommitsDurablyToo) {
   EXPECT_EQ(listing(folder.path() / "new/out"), kCommitted);
 }
 
+TEST(StagedOutput, CommitsManyFilesDurablyToo) {
+  const TempFolder folder;
+  PlanBuilder builder;
+  std::set<std::string> expected;
+  for (int i = 0; i < 40; ++i) {
+    const std::string sub = "sub" + std::to_string(i);
+    const OutputId out = builder.add_output(sub + "/file", 3);
+    builder.put_literal(out, 0, "abc");
+    expected.insert({sub + "/", sub + "/file"});
+  }
+  const CopyPlan plan = builder.finish();
+  fs::create_directory(folder.path() / "old");
+  folder.write("old/mine", "mine");
+  for (const std::string name : {"new", "old"}) {
+    StagedOutput output(plan, folder.path() / name, {.durable = true});
+    run(plan, output);
+    output.commit();
+    EXPECT_EQ(read_all(folder.path() / name / "sub39/file"), "abc");
+  }
+  EXPECT_EQ(listing(folder.path() / "new"), expected);
+  expected.insert("mine");
+  EXPECT_EQ(listing(folder.path() / "old"), expected);
+}
+
 TEST(StagedOutput, RemovesStagingAndTheFoldersItMadeWithoutACommit) {
   const TempFolder folder;
   const CopyPlan plan = three_files();
