@@ -17,10 +17,9 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
-// Files up to this size are one write, which reserves its blocks itself.
-constexpr uint64_t kReservedFrom = 256 << 10;
-// Of smaller files most would go through the page cache anyway.
-constexpr uint64_t kDirectFrom = 8 << 20;
+// Files up to this size are one write: it reserves its blocks itself, and there are too many of them
+// for the disk to be asked about each.
+constexpr uint64_t kSmallFile = 256 << 10;
 // An fsync is a commit of the file system's journal; more files than this share one.
 constexpr size_t kSyncedOneByOne = 16;
 
@@ -220,14 +219,13 @@ OutputFile& StagedOutput::file(OutputId out) {
 }
 
 bool StagedOutput::is_direct(OutputId out) const {
-  return options_.direct && plan_.outputs()[out].size >= kDirectFrom;
+  return options_.direct && plan_.outputs()[out].size > kSmallFile;
 }
 
 std::unique_ptr<OutputFile> StagedOutput::create(OutputId out) const {
   const uint64_t size = plan_.outputs()[out].size;
   OutputOptions options;
-  // What one write fills needs no reservation, and files are many where they are small.
-  if (size > kReservedFrom) options.size = size;
+  if (size > kSmallFile) options.size = size;
   options.direct = is_direct(out);
   if (const auto places = patches_.find(out); places != patches_.end()) {
     options.rewritten = places->second;
