@@ -230,6 +230,14 @@ void add_run_options(CLI::App& app, Common& common, RunOptions& run, bool& dry_r
                "Wait until the data is on the disk before it gets its final name");
   app.add_flag("--verify", run.verify,
                "Check the CRC32 of every record of the checkpoint, also those not needed");
+  static const std::map<std::string, IoMode> kIoModes{
+      {"auto", IoMode::automatic}, {"buffered", IoMode::buffered}, {"direct", IoMode::direct}};
+  app.add_option_function<std::string>(
+         "--io", [&](const std::string& mode) { run.io = kIoModes.at(mode); },
+         "buffered (through the page cache), direct (past it), or auto (direct where the output is "
+         "more than the page cache takes at once)")
+      ->check(CLI::IsMember({"auto", "buffered", "direct"}))
+      ->option_text("MODE=auto");
   add_pass_options(app, common);
 }
 

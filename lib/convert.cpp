@@ -282,9 +282,14 @@ std::vector<std::string> other_weights(const CopyPlan& plan, const fs::path& out
 
 ExecStats run_plan(const CopyPlan& plan, const InputFiles& inputs, std::vector<InputRecord> records,
                    const fs::path& output, Progress& progress, const RunOptions& options) {
-  StagedOutput staged(plan, output, options.stage);
+  const IoChoice io =
+      choose_io(options.io, plan.bytes_written(), options.stage.durable, options.threads);
+  StageOptions stage = options.stage;
+  stage.direct = io.direct;
+  StagedOutput staged(plan, output, stage);
   ExecOptions exec;
-  exec.threads = options.threads;
+  exec.threads = io.threads;
+  exec.unit_bytes = io.unit_bytes;
   exec.records = std::move(records);
   exec.check_all_records = options.verify;
   const ExecStats stats = execute(plan, inputs, staged, progress, exec);

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "exec/executor.h"
+#include "exec/io_choice.h"
 #include "exec/staged_output.h"
 #include "output/weights_format.h"
 #include "plan/copy_plan.h"
@@ -94,10 +95,11 @@ std::vector<PlannedInput> planned_inputs(const InputFiles& inputs);
 
 struct RunOptions {
   unsigned threads = 0;  // 0: all cores
+  IoMode io = IoMode::automatic;
   // Check the CRC32 of every record of the checkpoint, not only of those that are read whole
   // anyway.
   bool verify = false;
-  StageOptions stage;
+  StageOptions stage;  // but for `direct`, which `io` decides
 };
 
 // Runs the plan into `output` and commits. `records` of the inputs are checked on the way, with

@@ -1,18 +1,15 @@
 #!/usr/bin/env python3
 """Write a DeepSpeed ZeRO checkpoint of any size, quickly and without DeepSpeed.
 
-    bench_checkpoint.py write FOLDER --params 400M --ranks 4 --stage 2 [--sub-group-size N]
-    bench_checkpoint.py check WEIGHTS [OTHER] --params 400M [--dtype float32|bfloat16]
-    bench_checkpoint.py check-universal FOLDER [OTHER] --params 400M --stage 2
+    bench_checkpoint.py write FOLDER --params 400M --ranks 4 --stage 2 [--sub-group-size N] [--sparse]
 
-`write` saves what DeepSpeed 0.19.8 saves for a decoder transformer that was trained in bf16 with AdamW:
-the same file names, keys, types, record order and storages, so that DeepSpeed's own converters read it.
-`check` compares the weights that a converter made of it with the values they were written from, and
-with the weights in OTHER, bit for bit. `check-universal` does so for universal checkpoints, and compares
-all that is in the files of OTHER besides.
+It saves what DeepSpeed 0.19.8 saves for a decoder transformer that was trained in bf16 with AdamW: the same
+file names, keys, types, record order and storages, so that DeepSpeed's own converters read it. What its values
+are is told by parameter_values. --sparse writes zeros instead, as holes: a checkpoint of any size, for what
+does not depend on the values.
 
-Needs torch, and safetensors to check .safetensors files. Large tensors live in mapped files in the
-folder that is written to, so the memory needed does not depend on the model's size.
+Needs torch. Large tensors live in mapped files in the folder that is written to, so the memory needed does
+not depend on the model's size.
 """
 import argparse
 import collections
@@ -20,25 +17,21 @@ import enum
 import functools
 import math
 import pathlib
-import re
+import struct
 import sys
 import types
+import zipfile
+import zlib
 
 import torch
+
+from bench_count import parse_count
 
 # Elements; a seed of its own for each block makes any range of the values reachable.
 BLOCK = 1 << 18
 STEPS = 3
 TAG = f"global_step{STEPS}"
 DEEPSPEED_VERSION = "0.19.8"
-
-
-def parse_count(text):
-    """400M -> 400000000. Suffixes k, M and B."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKMB]?)", text)
-    if not match:
-        raise argparse.ArgumentTypeError(f"not a count: {text}")
-    return round(float(match[1]) * {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}[match[2]])
 
 
 def decoder_shapes(params):
@@ -123,6 +116,32 @@ class Scratch:
         return result
 
 
+@functools.lru_cache(maxsize=None)
+def crc_of_zeros(size):
+    crc, zeros = 0, bytes(1 << 20)
+    for begin in range(0, size, len(zeros)):
+        crc = zlib.crc32(zeros[:size - begin], crc)
+    return crc
+
+
+def save_sparse(value, path):
+    """torch.save of tensors that are zeros, and take no room on the disk."""
+    with torch.serialization.skip_data():
+        torch.save(value, path)
+    # torch has left out the checksums, of which a record has two: behind its data and in the directory.
+    with zipfile.ZipFile(path) as archive, open(path, "r+b") as file:
+        entry = archive.start_dir
+        for info in archive.infolist():
+            file.seek(info.header_offset + 26)
+            descriptor = info.header_offset + 30 + sum(struct.unpack("<HH", file.read(4))) + info.file_size
+            if "/data/" in info.filename and info.file_size:
+                for position in (descriptor + 4, entry + 16):
+                    file.seek(position)
+                    file.write(struct.pack("<I", crc_of_zeros(info.file_size)))
+            file.seek(entry + 28)
+            entry += 46 + sum(struct.unpack("<HHH", file.read(6)))
+
+
 def as_deepspeed(module, cls):
     """Makes a class pickle as DeepSpeed's of the same name. Nothing here may import DeepSpeed itself."""
     parts = module.split(".")
@@ -157,7 +176,7 @@ def with_attributes(result, **attributes):
 class Writer:
     """Writes the files of one checkpoint, one at a time."""
 
-    def __init__(self, folder, shapes, stage, ranks, sub_group_size=None):
+    def __init__(self, folder, shapes, stage, ranks, sub_group_size=None, sparse=False):
         self.folder = pathlib.Path(folder)
         self.tag = self.folder / TAG
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
@@ -167,12 +186,20 @@ class Writer:
         self.sub_group_size = sub_group_size
         self.total = sum(map(math.prod, self.shapes.values()))
         self.scratch = Scratch(self.folder)
+        self.sparse = sparse
 
     def write(self):
         self.tag.mkdir(parents=True)
         (self.write_stage2 if self.stage == 2 else self.write_stage3)()
         # DeepSpeed writes this file last as well; a folder without it is not complete.
         (self.folder / "latest").write_text(TAG)
+
+    def save(self, value, name):
+        (save_sparse if self.sparse else torch.save)(value, self.tag / name)
+
+    def fill(self, *arguments):
+        if not self.sparse:
+            fill(*arguments)
 
     def config(self):
         zero = {"stage": self.stage, "reduce_bucket_size": 100000, "overlap_comm": False,
@@ -201,7 +228,7 @@ class Writer:
                 metadata.setdefault(".".join(parts[:i]), {"version": 1})
         module = collections.OrderedDict(module)
         module._metadata = metadata
-        torch.save({
+        self.save({
             "module": module,
             "buffer_names": [],
             "optimizer": None,
@@ -221,12 +248,11 @@ class Writer:
             "checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 1},
             "ds_config": self.config(),
             "ds_version": DEEPSPEED_VERSION,
-        }, self.tag / name)
+        }, name)
 
     def save_optimizer(self, rank, states):
-        torch.save({"optimizer_state_dict": states, "ds_config": self.config(),
-                    "ds_version": DEEPSPEED_VERSION},
-                   self.tag / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        self.save({"optimizer_state_dict": states, "ds_config": self.config(), "ds_version": DEEPSPEED_VERSION},
+                  f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
 
     def adam(self, moments):
         """torch's state dict. `moments`: for each group, those of a flat tensor by name."""
@@ -244,7 +270,7 @@ class Writer:
         # stage_1_and_2.py: the flat buffer is padded to nccl_start_alignment_factor (2) times the ranks.
         partition = -(-self.total // (2 * self.ranks)) * 2
         flat = self.scratch.tensor(partition * self.ranks, torch.bfloat16)
-        fill(flat[:self.total], 0)
+        self.fill(flat[:self.total], 0)
         self.save_model("mp_rank_00_model_states.pt",
                         {name: flat[start:start + math.prod(self.shapes[name])].view(self.shapes[name])
                          for name, start in self.starts.items()}, [list(self.shapes)])
@@ -254,7 +280,7 @@ class Writer:
             used = max(0, min(partition, self.total - begin))
             flat = {state: self.scratch.tensor(partition, torch.float32) for state in STATES}
             for state, tensor in flat.items():
-                fill(tensor[:used], begin, state)
+                self.fill(tensor[:used], begin, state)
             masters = flat.pop("fp32")
             mapping = collections.OrderedDict()
             for name, start in self.starts.items():
@@ -301,7 +327,7 @@ class Writer:
                     skip = parts[name] * rank
                     used = max(0, min(parts[name], math.prod(self.shapes[name]) - skip))
                     for state, tensor in flat.items():
-                        fill(tensor[position:position + used], self.starts[name] + skip, state)
+                        self.fill(tensor[position:position + used], self.starts[name] + skip, state)
                     position += parts[name]
                 master = flat.pop("fp32").requires_grad_()
                 master.ds_id = f"{order[group[0]]}_{order[group[-1]]}"
@@ -317,132 +343,20 @@ class Writer:
                 "fp32_flat_groups": masters})
 
 
-class Weights:
-    """The tensors in a folder of .bin or .safetensors files, read one by one."""
-
-    def __init__(self, folder):
-        self.getters = {}
-        for path in sorted(pathlib.Path(folder).iterdir()):
-            if path.suffix == ".bin":
-                tensors = torch.load(path, weights_only=True, mmap=True)
-                for name in tensors:
-                    self.add(name, functools.partial(tensors.__getitem__, name))
-            elif path.suffix == ".safetensors":
-                from safetensors import safe_open
-                tensors = safe_open(path, "pt")
-                for name in tensors.keys():
-                    self.add(name, functools.partial(tensors.get_tensor, name))
-
-    def add(self, name, getter):
-        if name in self.getters:
-            raise SystemExit(f"{name}: in two files")
-        self.getters[name] = getter
-
-
-def same(a, b):
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(
-        a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
-
-
-def check(folder, shapes, dtype=torch.float32, other=None):
-    """Compares weights with what they were written from, and with the weights in another folder."""
-    offsets = starts(shapes)
-    for weights in [folder] + ([other] if other else []):
-        getters = Weights(weights).getters
-        if getters.keys() != shapes.keys():
-            raise SystemExit(f"{weights}: names differ: {sorted(getters.keys() ^ shapes.keys())}")
-        for name, getter in getters.items():
-            if not same(getter(), parameter_values(offsets[name], shapes[name]).to(dtype)):
-                raise SystemExit(f"{weights}: {name}: wrong type, shape or values")
-
-
-def files_of(folder):
-    return {str(path.relative_to(folder)) for path in pathlib.Path(folder).rglob("*") if path.is_file()}
-
-
-def load(path):
-    return torch.load(path, weights_only=False, mmap=True)
-
-
-def same_object(a, b):
-    """Of values as torch.load gives them: types, order of keys and bits are those of the other."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, torch.Tensor):
-        return same(a, b)
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same_object(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same_object, a, b))
-    if isinstance(a, LossScaler):
-        return vars(a) == vars(b)
-    return a == b
-
-
-def check_universal(folder, shapes, stage, other=None):
-    """Compares a universal checkpoint with what it was written from, and with the one in another folder."""
-    offsets, extra = starts(shapes), {"zero/optimizer_state.pt"}
-    keys = [*STATES, "step"] if stage == 2 else [*STATES]
-    expected = {f"zero/{name}/{key}.pt" for name in shapes for key in keys}
-    for root in [folder] + ([other] if other else []):
-        def require(is_right, name):
-            if not is_right:
-                raise SystemExit(f"{root}: {name}: wrong type, shape or values")
-        found = {name for name in files_of(root) if name.startswith("zero/")}
-        if found != expected | extra:
-            raise SystemExit(f"{root}: files differ: {sorted(found ^ (expected | extra))}")
-        for name, shape in shapes.items():
-            for state in STATES:
-                path = f"zero/{name}/{state}.pt"
-                value, right = load(root / path), parameter_values(offsets[name], shape, state)
-                if stage == 2:
-                    require(type(value) is dict and list(value) == ["cat_dim", "param"] and value["cat_dim"] == 0, path)
-                    value = value["param"]
-                else:  # plain stage 3 has no shapes
-                    right = right.flatten()
-                require(same(value, right), path)
-            if stage == 2:
-                path = f"zero/{name}/step.pt"
-                require(same(load(root / path), torch.tensor(float(STEPS))), path)
-    if not other:
-        return
-    if files_of(folder) != files_of(other):
-        raise SystemExit(f"{other}: files differ: {sorted(files_of(folder) ^ files_of(other))}")
-    # At stage 3 DeepSpeed keeps the flat tensors of rank 0 in optimizer_state.pt, which nothing reads.
-    for name in sorted(files_of(folder) - expected - (extra if stage == 3 else set())):
-        if not same_object(load(folder / name), load(other / name)):
-            raise SystemExit(f"{other}: {name}: differs from that in {folder}")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    write = commands.add_parser("write")
-    write.add_argument("folder", type=pathlib.Path)
-    write.add_argument("--params", type=parse_count, default=400_000_000)
-    write.add_argument("--ranks", type=int, default=4)
-    write.add_argument("--stage", type=int, choices=(2, 3), default=2)
-    write.add_argument("--sub-group-size", type=parse_count, help="stage 3; DeepSpeed's default is 1B")
-    compare = commands.add_parser("check")
-    compare.add_argument("folder", type=pathlib.Path)
-    compare.add_argument("other", type=pathlib.Path, nargs="?")
-    compare.add_argument("--params", type=parse_count, default=400_000_000)
-    compare.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    compare = commands.add_parser("check-universal")
-    compare.add_argument("folder", type=pathlib.Path)
-    compare.add_argument("other", type=pathlib.Path, nargs="?")
-    compare.add_argument("--params", type=parse_count, default=400_000_000)
-    compare.add_argument("--stage", type=int, choices=(2, 3), default=2)
+    parser.add_argument("command", choices=("write",))
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--params", type=parse_count, default=400_000_000)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--stage", type=int, choices=(2, 3), default=2)
+    parser.add_argument("--sub-group-size", type=parse_count, help="stage 3; DeepSpeed's default is 1B")
+    parser.add_argument("--sparse", action="store_true", help="all tensors are zeros, and holes in the files")
     options = parser.parse_args()
 
     torch.set_num_threads(1)
-    shapes = decoder_shapes(options.params)
-    if options.command == "write":
-        Writer(options.folder, shapes, options.stage, options.ranks, options.sub_group_size).write()
-    elif options.command == "check-universal":
-        check_universal(options.folder, shapes, options.stage, options.other)
-    else:
-        check(options.folder, shapes, getattr(torch, options.dtype), options.other)
+    Writer(options.folder, decoder_shapes(options.params), options.stage, options.ranks, options.sub_group_size,
+           options.sparse).write()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 //
 // The plan is cut into units, each a contiguous range of one output. A worker gathers a unit into
 // its buffer with positional reads, casts and checksums on the way, and hands it to the Sink as one
-// write. Memory is one buffer a worker, whatever the size of the model.
+// write. Memory is one buffer a worker, whatever the size of the model. A unit of a large output
+// begins and ends at a multiple of the units' size, unless an element lies across it, and its
+// memory begins as far behind a page as the unit behind a multiple of the page's size: so a sink
+// can write it directly.
 #pragma once
 
 #include <atomic>
@@ -34,7 +37,8 @@ struct Progress {
 };
 
 struct ExecOptions {
-  unsigned threads = 0;  // 0: as many as there are cores
+  unsigned threads = 0;             // 0: as many as there are cores
+  uint64_t unit_bytes = 256 << 10;  // a power of two, at least a page
   // Records of the inputs with a known CRC32. Those that the plan reads whole are checked.
   std::vector<InputRecord> records = {};
   // Check all of `records`, also those that the plan does not need.

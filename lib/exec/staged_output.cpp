@@ -17,6 +17,12 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
+// Files up to this size are one write: it reserves its blocks itself, and there are too many of them
+// for the disk to be asked about each.
+constexpr uint64_t kSmallFile = 256 << 10;
+// An fsync is a commit of the file system's journal; more files than this share one.
+constexpr size_t kSyncedOneByOne = 16;
+
 // Nearest existing ancestor, for asking about its file system.
 fs::path existing_part(fs::path path) {
   path = fs::absolute(path).lexically_normal();
@@ -127,6 +133,12 @@ StagedOutput::StagedOutput(const CopyPlan& plan, fs::path target, StageOptions o
   }
 
   for (size_t i = 0; i < plan.outputs().size(); ++i) files_.emplace_back();
+  for (const Digest& digest : plan.digests()) {
+    if (!is_direct(digest.out)) continue;
+    std::vector<uint64_t>& places = patches_[digest.out];
+    places.insert(places.end(), digest.patches.begin(), digest.patches.end());
+  }
+  for (auto& [out, places] : patches_) std::sort(places.begin(), places.end());
   try {
     const fs::path beside = without_slash(target_).parent_path();
     make_folders(whole_ ? beside : target_, made_folders_);
@@ -136,6 +148,7 @@ StagedOutput::StagedOutput(const CopyPlan& plan, fs::path target, StageOptions o
       throw IoError({.file = place.string()}, "cannot write into the folder", errno);
     }
     staging_ = pattern;
+    if (options_.durable && plan.outputs().size() > kSyncedOneByOne) all_at_once_.emplace(staging_);
     // mkdtemp makes a folder that is its owner's alone; what is to stay is an ordinary one in it.
     files_in_ = whole_ ? staging_ / "files" : staging_;
     std::set<fs::path> parents{files_in_};
@@ -201,11 +214,23 @@ fs::path StagedOutput::final_path(OutputId out) const {
 OutputFile& StagedOutput::file(OutputId out) {
   File& entry = files_[out];
   // Created at the first write, closed by finish(): only files in progress hold a descriptor.
-  std::call_once(entry.created, [&] {
-    entry.file = std::make_unique<OutputFile>(staged(out), final_path(out).string(),
-                                              plan_.outputs()[out].size);
-  });
+  std::call_once(entry.created, [&] { entry.file = create(out); });
   return *entry.file;
+}
+
+bool StagedOutput::is_direct(OutputId out) const {
+  return options_.direct && plan_.outputs()[out].size > kSmallFile;
+}
+
+std::unique_ptr<OutputFile> StagedOutput::create(OutputId out) const {
+  const uint64_t size = plan_.outputs()[out].size;
+  OutputOptions options;
+  if (size > kSmallFile) options.size = size;
+  options.direct = is_direct(out);
+  if (const auto places = patches_.find(out); places != patches_.end()) {
+    options.rewritten = places->second;
+  }
+  return std::make_unique<OutputFile>(staged(out), final_path(out).string(), std::move(options));
 }
 
 void StagedOutput::write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {
@@ -214,12 +239,13 @@ void StagedOutput::write_at(OutputId out, uint64_t offset, std::span<const std::
 
 void StagedOutput::finish(OutputId out) {
   OutputFile& done = file(out);
-  if (options_.durable) done.sync();
+  if (options_.durable && !all_at_once_) done.sync();
   done.close();
   files_[out].file.reset();
 }
 
 void StagedOutput::commit() {
+  if (all_at_once_) all_at_once_->sync();
   if (whole_) return commit_whole();
   const auto count = static_cast<OutputId>(plan_.outputs().size());
   if (options_.force && count > 1 && ::unlink(final_path(count - 1).c_str()) != 0 &&
@@ -228,6 +254,7 @@ void StagedOutput::commit() {
   }
   std::set<fs::path> changed{target_};
   const auto sync_changed = [&] {
+    if (all_at_once_) return all_at_once_->sync();
     for (const fs::path& made : made_folders_) changed.insert(made.parent_path());
     for (const fs::path& folder : changed) sync_directory(folder);
     changed.clear();
@@ -249,7 +276,7 @@ void StagedOutput::commit() {
 
 void StagedOutput::commit_whole() {
   const fs::path target = without_slash(target_);
-  if (options_.durable) {
+  if (options_.durable && !all_at_once_) {
     sync_directory(files_in_);
     std::error_code failed;
     for (const auto& entry : fs::recursive_directory_iterator(files_in_, failed)) {

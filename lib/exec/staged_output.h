@@ -15,7 +15,9 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "exec/executor.h"
@@ -25,11 +27,15 @@
 namespace dsckpt {
 
 struct StageOptions {
-  bool force = false;    // replace files that exist
-  bool durable = false;  // fsync files and folder before and after the renames
+  bool force = false;  // replace files that exist
+  // fsync files and folders, or if they are many their file system (syncfs), before and after the
+  // renames.
+  bool durable = false;
   // The output folder is the plan's files and nothing else: what is there is removed, which takes
   // `force`, too.
   bool whole_folder = false;
+  // Write large files past the page cache (OutputOptions::direct).
+  bool direct = false;
 };
 
 // Owned by one thread; write_at and finish come from any. The plan must outlive it.
@@ -54,6 +60,8 @@ class StagedOutput : public Sink {
   };
   void check_nothing_in_the_way() const;
   OutputFile& file(OutputId out);
+  bool is_direct(OutputId out) const;
+  std::unique_ptr<OutputFile> create(OutputId out) const;
   std::filesystem::path staged(OutputId out) const;
   std::filesystem::path final_path(OutputId out) const;
   void discard() noexcept;
@@ -62,11 +70,13 @@ class StagedOutput : public Sink {
   const CopyPlan& plan_;
   std::filesystem::path target_;
   StageOptions options_;
-  bool whole_ = false;              // the folder is committed by one rename
-  std::filesystem::path staging_;   // removed in the end
+  bool whole_ = false;                     // the folder is committed by one rename
+  std::filesystem::path staging_;          // removed in the end
+  std::optional<FileSystem> all_at_once_;  // durable, and many files
   std::filesystem::path files_in_;  // where the files are written: staging_, or a folder in it
   std::vector<std::filesystem::path> made_folders_;  // outermost first
   std::deque<File> files_;
+  std::unordered_map<OutputId, std::vector<uint64_t>> patches_;  // of Digests, rising; direct only
   OutputId renamed_ = 0;  // outputs that have their final names
   bool committed_ = false;
 };

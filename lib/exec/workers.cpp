@@ -6,12 +6,17 @@
 #include <tbb/partitioner.h>
 #include <tbb/task_arena.h>
 
+#include <optional>
+
 namespace dsckpt {
 
 void run_workers(unsigned threads, const std::function<void()>& work) {
-  if (threads == 0) threads = static_cast<unsigned>(tbb::info::default_concurrency());
-  // Without the control an arena of more threads than cores would be cut down silently.
-  const tbb::global_control control(tbb::global_control::max_allowed_parallelism, threads);
+  const auto cores = static_cast<unsigned>(tbb::info::default_concurrency());
+  if (threads == 0) threads = cores;
+  // Without the control an arena of more threads than cores would be cut down silently; with one
+  // for fewer, runs at the same time would be.
+  std::optional<tbb::global_control> control;
+  if (threads > cores) control.emplace(tbb::global_control::max_allowed_parallelism, threads);
   tbb::task_arena arena(static_cast<int>(threads));
   arena.execute([&] {
     tbb::parallel_for(

@@ -246,7 +246,7 @@ void write_manifest(const Manifest& manifest, const fs::path& path, bool force) 
   const fs::path staged = path.string() + ".tmp-" + std::to_string(::getpid());
   const std::string text = manifest_text(manifest);
   std::error_code failed;
-  OutputFile file(staged, staged.string(), text.size());
+  OutputFile file(staged, staged.string(), {.size = text.size()});
   try {
     file.write_at(0, as_byte_span(text));
     file.close();

@@ -1,27 +1,46 @@
 // Output files: created new, written by position from any thread.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <mutex>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace dsckpt {
+
+struct OutputOptions {
+  // Bytes to reserve, where the file system can.
+  uint64_t size = 0;
+  // Past the page cache where the file system can (O_DIRECT): whole blocks of writes whose memory
+  // lies as far behind a multiple of kDirectBlock as their offset does. The rest of such writes,
+  // short ones, and those of other memory go through the page cache.
+  bool direct = false;
+  // Offsets that will be written again: their blocks go through the page cache, or the second write
+  // would have to read them first. Rising.
+  std::vector<uint64_t> rewritten = {};
+};
 
 // One file that did not exist before. Not committed to anything: the owner renames or removes it.
 class OutputFile {
  public:
-  // Creates `path`, which must not exist, and reserves `size` bytes for it where the file system
-  // can. Throws IoError, also when there is no room for that many.
-  explicit OutputFile(std::filesystem::path path, std::string display = {}, uint64_t size = 0);
+  // No device has larger blocks that direct writes must be multiples of.
+  static constexpr uint64_t kDirectBlock = 4096;
+
+  // Creates `path`, which must not exist. Throws IoError, also when there is no room for
+  // `options.size` bytes.
+  explicit OutputFile(std::filesystem::path path, std::string display = {},
+                      OutputOptions options = {});
   // Closes without a word; call close() to hear of errors.
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
-  // Writes all of `bytes` at `offset`. Any thread. Throws IoError.
+  // Writes all of `bytes` at `offset`. Any thread; what is written at once must not overlap. Throws
+  // IoError.
   void write_at(uint64_t offset, std::span<const std::byte> bytes);
   // Waits until the data is on the device (fsync). Throws IoError.
   void sync();
@@ -29,10 +48,35 @@ class OutputFile {
   void close();
 
  private:
+  void write_buffered(uint64_t offset, std::span<const std::byte> bytes);
+  void write_direct(uint64_t offset, std::span<const std::byte> bytes);
+  [[noreturn]] void fail_to_write(uint64_t offset, int reason) const;
+
   std::filesystem::path path_;
   std::string display_;
+  std::vector<uint64_t> rewritten_;
   int fd_ = -1;
+  int direct_fd_ = -1;  // the same file, opened with O_DIRECT
+  std::atomic<bool> direct_;
   std::mutex writing_;
+};
+
+// The file system that a folder lies in, for waiting for many files at once.
+class FileSystem {
+ public:
+  // Throws IoError.
+  explicit FileSystem(const std::filesystem::path& folder);
+  ~FileSystem();
+  FileSystem(const FileSystem&) = delete;
+  FileSystem& operator=(const FileSystem&) = delete;
+
+  // Waits until everything that was written to it is on the device (syncfs). Throws IoError, also
+  // for what has failed to be written back since the constructor, by whomever.
+  void sync();
+
+ private:
+  std::string folder_;
+  int fd_;
 };
 
 // fsync of a directory, so that renames inside it survive a crash. Throws IoError.

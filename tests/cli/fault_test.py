@@ -60,7 +60,7 @@ class SpaceTest(FaultTest):
             return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
         for size in [0, 1, 4096, 15000]:
-            for options in [[], ["--safe"], ["--max-shard-size=9KB"], ["--threads=1"], ["--fsync"]]:
+            for options in [[], ["--safe"], ["--max-shard-size=9KB"], ["--threads=1"], ["--fsync"], ["--io=direct"]]:
                 if size == 15000 and "--max-shard-size=9KB" in options:
                     continue  # every file is smaller
                 with self.subTest(size=size, options=options):

@@ -14,7 +14,7 @@ def digests(folder):
 
 class DeterminismTest(common.OracleTest):
 
-    def test_bytes_do_not_depend_on_threads_or_on_the_run(self):
+    def test_bytes_do_not_depend_on_threads_io_or_the_run(self):
         for case in common.all_cases():
             with self.each_case(case) as folder:
                 for number, options in enumerate(OPTIONS):
@@ -24,6 +24,10 @@ class DeterminismTest(common.OracleTest):
                         out = folder / f"{number}-{threads}"
                         self.convert(case.load_dir, out, *options, "--threads", threads)
                         self.assertEqual(digests(out), first, f"{options} --threads {threads}")
+                    for mode in ("buffered", "direct"):
+                        out = folder / f"{number}-{mode}"
+                        self.convert(case.load_dir, out, *options, "--io", mode)
+                        self.assertEqual(digests(out), first, f"{options} --io {mode}")
 
     def test_universal_bytes_do_not_depend_on_threads_or_on_the_run(self):
         compared = 0

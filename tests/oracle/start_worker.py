@@ -156,3 +156,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     deepspeed.init_distributed(dist_backend="gloo")
     Run(json.loads(pathlib.Path(sys.argv[1]).read_text())).run()
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # threads of gloo that are still at work when the interpreter ends may abort it

@@ -192,6 +192,7 @@ TEST_P(PlanProperty, IsExecutedAsTheNaiveRunnerDoesIt) {
       Progress progress;
       ExecOptions options;
       options.threads = threads;
+      options.unit_bytes = uint64_t{4096} << pick(0, 10);
       const ExecStats stats = execute(plan, inputs_, sink, progress, options);
       ASSERT_TRUE(sink.all_finished());
       ASSERT_TRUE(sink.outputs() == expected) << threads << " threads";

@@ -1,282 +1,362 @@
-"""The benchmark measures what it claims to: its checkpoints are laid out as DeepSpeed's, the tool reads
-the values they were made of, and a wrong tensor is noticed."""
-import collections
-import importlib.util
+"""The benchmark measures what it claims to, of the programs that it says, and keeps it."""
 import json
 import math
+import mmap
 import os
 import pathlib
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
-import zipfile
-
-import torch
 
 ROOT = pathlib.Path(os.environ["DSCKPT_SOURCE"])
-TESTDATA = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "checkpoints"
 BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
 
-# bench_checkpoint puts modules of that name into this process.
-HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 sys.path.insert(0, str(ROOT / "scripts"))
 import bench  # noqa: E402
 import bench_checkpoint  # noqa: E402
+import bench_files  # noqa: E402
+import bench_measure  # noqa: E402
+import bench_suite  # noqa: E402
 
-torch.set_num_threads(1)
-
-
-# How large the batches were is of no importance.
-BATCH_SIZES = {"train_batch_size", "train_micro_batch_size_per_gpu", "global_samples"}
-
-
-def skeleton(value):
-    """All of a pickle but the elements of its tensors: of these, how they lie in their storages."""
-    if isinstance(value, torch.Tensor):
-        return ("tensor", value.dtype, tuple(value.shape), value.stride(), value.storage_offset(),
-                value.untyped_storage().nbytes(), value.requires_grad, sorted(value.__dict__.items()))
-    if isinstance(value, dict):
-        items = [(key, type(item) if key in BATCH_SIZES else skeleton(item)) for key, item in value.items()]
-        return (type(value), items, skeleton(getattr(value, "_metadata", None)))
-    if isinstance(value, (list, tuple)):
-        return (type(value), [skeleton(item) for item in value])
-    if isinstance(value, (bench_checkpoint.LossScaler, bench_checkpoint.FragmentAddress)):
-        return (type(value), list(value.__dict__.items()))
-    return (type(value), value)
+MIB = 1 << 20
+# Where no sync waits for what others write.
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-def records(path):
-    """What a zip holds, in order; data.pkl is longer when numbers in it are larger."""
-    with zipfile.ZipFile(path) as archive:
-        return [(info.filename, info.filename.endswith("data.pkl") or info.file_size)
-                for info in archive.infolist()]
+class Folder(unittest.TestCase):
+    """With a folder of its own."""
+    where = None
 
-
-class Layout(unittest.TestCase):
-    def assert_like_deepspeed(self, case):
-        facts = json.loads((TESTDATA / case / "case.json").read_text())
-        theirs = TESTDATA / case / facts["load_dir"]
-        model = next((theirs / facts["tag"]).glob("*mp_rank_00_model_states.pt"))
-        shapes = collections.OrderedDict()
-        for group in torch.load(model, weights_only=False)["param_shapes"]:
-            shapes.update(group)
-        with tempfile.TemporaryDirectory() as ours:
-            ours = pathlib.Path(ours) / "checkpoint"
-            bench_checkpoint.Writer(ours, shapes, facts["stage"], facts["world_size"]).write()
-            self.assertEqual((ours / "latest").read_text(), (theirs / "latest").read_text())
-            names = sorted(path.name for path in (theirs / facts["tag"]).iterdir())
-            self.assertEqual(sorted(path.name for path in (ours / facts["tag"]).iterdir()), names)
-            for name in names:
-                with self.subTest(file=name):
-                    mine, real = ours / facts["tag"] / name, theirs / facts["tag"] / name
-                    self.assertEqual(records(mine), records(real))
-                    self.assertEqual(skeleton(torch.load(mine, weights_only=False)),
-                                     skeleton(torch.load(real, weights_only=False)))
-
-    def test_stage_2_is_laid_out_as_deepspeed_does(self):
-        self.assert_like_deepspeed("z2_bf16_w4")
-
-    def test_stage_3_is_laid_out_as_deepspeed_does(self):
-        self.assert_like_deepspeed("z3_bf16_w2")
-
-
-class Values(unittest.TestCase):
     def setUp(self):
-        self.temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(self.temporary.cleanup)
-        self.folder = pathlib.Path(self.temporary.name)
+        temporary = tempfile.TemporaryDirectory(dir=self.where)
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
 
-    def convert(self, shapes, stage, ranks, *arguments, sub_group_size=None):
-        checkpoint = self.folder / "checkpoint"
-        bench_checkpoint.Writer(checkpoint, shapes, stage, ranks, sub_group_size).write()
-        subprocess.run([BIN / "zero-to-fp32", checkpoint, self.folder / "out", "-q", "--verify", *arguments],
-                       check=True)
-        return self.folder / "out"
-
-    def assert_right(self, path, shapes):
-        offsets = bench_checkpoint.starts(shapes)
-        tensors = torch.load(path, weights_only=True)
-        self.assertEqual(list(tensors), list(shapes))
-        for name, tensor in tensors.items():
-            self.assertTrue(torch.equal(tensor, bench_checkpoint.parameter_values(offsets[name], shapes[name])),
-                            name)
-
-    def test_shapes_leave_remainders_in_partitions_and_parameters(self):
-        for params in (200_000, 20_000_000, 400_000_000, 7_000_000_000):
-            sizes = [math.prod(shape) for shape in bench_checkpoint.decoder_shapes(params).values()]
-            self.assertAlmostEqual(sum(sizes) / params, 1, delta=0.05)
-            self.assertEqual(sum(sizes) % 2, 1)
-            self.assertTrue(any(size % 4 for size in sizes))
-
-    def test_values_do_not_depend_on_where_a_range_begins(self):
-        size = 3 * bench_checkpoint.BLOCK
-        whole = bench_checkpoint.parameter_values(0, (size,))
-        for begin in (1, bench_checkpoint.BLOCK - 1, bench_checkpoint.BLOCK, bench_checkpoint.BLOCK + 7):
-            self.assertTrue(torch.equal(whole[begin:], bench_checkpoint.parameter_values(begin, (size - begin,))))
-        self.assertGreater(whole.unique().numel(), size // 2)
-
-    def test_stage_2_converts_to_the_values_it_was_made_of(self):
-        shapes = bench_checkpoint.decoder_shapes(200_000)
-        self.assert_right(self.convert(shapes, 2, 3) / "pytorch_model.bin", shapes)
-
-    def test_stage_3_with_sub_groups_converts_to_the_values_it_was_made_of(self):
-        shapes = bench_checkpoint.decoder_shapes(200_000)
-        self.assert_right(self.convert(shapes, 3, 3, sub_group_size=10_000) / "pytorch_model.bin", shapes)
-        saved = torch.load(self.folder / "checkpoint" / bench_checkpoint.TAG /
-                           "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", weights_only=False)
-        self.assertGreater(len(saved["optimizer_state_dict"]["fp32_flat_groups"]), 2)
-
-    def test_check_notices_one_wrong_bit(self):
-        shapes = bench_checkpoint.decoder_shapes(200_000)
-        folder = self.convert(shapes, 2, 2)
-        bench_checkpoint.check(folder, shapes)
-        tensors = torch.load(folder / "pytorch_model.bin", weights_only=True)
-        last = tensors["lm_head.bias"].view(torch.int32)
-        last[-1] ^= 1
-        torch.save(tensors, folder / "pytorch_model.bin")
-        with self.assertRaisesRegex(SystemExit, "lm_head.bias"):
-            bench_checkpoint.check(folder, shapes)
+    def require_disk(self):
+        if bench_measure.file_system(self.folder) == "tmpfs":
+            self.skipTest("files in memory have no page cache to be dropped from, and no blocks")
 
 
-class Universal(unittest.TestCase):
-    def setUp(self):
-        self.temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(self.temporary.cleanup)
-        self.folder = pathlib.Path(self.temporary.name)
-        self.shapes = bench_checkpoint.decoder_shapes(200_000)
+class Measure(Folder):
+    def python(self, code, **settings):
+        return bench_measure.measure([sys.executable, "-c", code], **settings)
 
-    def convert(self, stage, *program, sub_group_size=None):
-        checkpoint = self.folder / "checkpoint"
-        if not checkpoint.exists():
-            bench_checkpoint.Writer(checkpoint, self.shapes, stage, 3, sub_group_size).write()
-        output = self.folder / f"output{len(list(self.folder.glob('output*')))}"
-        subprocess.run([*program, "--input_folder", checkpoint / bench_checkpoint.TAG, "--output_folder", output,
-                        "--inject_missing_state"], check=True, capture_output=True)
-        return output
-
-    def assert_right(self, stage, **settings):
-        ours = self.convert(stage, BIN / "to-universal", **settings)
-        bench_checkpoint.check_universal(ours, self.shapes, stage)
-        if not HAS_DEEPSPEED:
-            self.skipTest("deepspeed is not installed")
-        theirs = self.convert(stage, sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal")
-        bench_checkpoint.check_universal(ours, self.shapes, stage, theirs)
-
-    def test_stage_2_converts_to_the_states_it_was_made_of(self):
-        self.assert_right(2)
-
-    def test_stage_3_with_sub_groups_converts_to_the_states_it_was_made_of(self):
-        self.assert_right(3, sub_group_size=10_000)
-
-    def assert_noticed(self, path, change, stage=2):
-        good, bad = (self.convert(stage, BIN / "to-universal") for _ in range(2))
-        value = torch.load(bad / path, weights_only=False)
-        change(value)
-        torch.save(value, bad / path)
-        with self.assertRaisesRegex(SystemExit, path):
-            bench_checkpoint.check_universal(good, self.shapes, stage, bad)
-
-    def test_check_notices_one_wrong_bit_of_a_moment(self):
-        def change(value):
-            value["param"].view(torch.int32)[-1] ^= 1
-        self.assert_noticed("zero/lm_head.bias/exp_avg_sq.pt", change)
-
-    def test_check_notices_another_step(self):
-        self.assert_noticed("zero/lm_head.bias/step.pt", lambda value: value.add_(1))
-
-    def test_check_notices_another_hyper_parameter(self):
-        def change(value):
-            value["param_groups"][0]["lr"] *= 2
-        self.assert_noticed("zero/optimizer_state.pt", change)
-
-    def test_check_notices_a_missing_file(self):
-        folder = self.convert(3, BIN / "to-universal")
-        (folder / "zero/lm_head.bias/exp_avg.pt").unlink()
-        with self.assertRaisesRegex(SystemExit, "lm_head.bias/exp_avg.pt"):
-            bench_checkpoint.check_universal(folder, self.shapes, 3)
-
-
-class Memory(unittest.TestCase):
     def test_memory_of_processes_that_a_program_starts_counts(self):
         child = "import time; block = bytearray(b'1') * (100 << 20); time.sleep(0.5)"
         parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
-        peak = bench.measure([sys.executable, "-c", parent], memory=True)["peak_anonymous_rss"]
-        self.assertGreater(peak, 100 << 20)
-        self.assertLess(peak, 150 << 20)
+        peak = self.python(parent, memory=True)["peak_anonymous_rss"]
+        self.assertGreater(peak, 100 * MIB)
+        self.assertLess(peak, 150 * MIB)
+
+    def test_each_page_touched_first_is_a_page_fault(self):
+        pages = 5000
+        code = ("import mmap; block = mmap.mmap(-1, {} * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS);"
+                "block.madvise(mmap.MADV_NOHUGEPAGE)\nfor i in range({}): block[i * mmap.PAGESIZE] = 1")
+        touched = self.python(code.format(pages, pages))["minor_faults"]
+        untouched = self.python(code.format(pages, 0))["minor_faults"]
+        self.assertAlmostEqual(touched - untouched, pages, delta=200)
+
+    def test_waiting_is_a_voluntary_switch_and_takes_time(self):
+        result = self.python("import time\nfor i in range(50): time.sleep(0.002)")
+        self.assertGreaterEqual(result["voluntary_switches"], 50)
+        self.assertGreater(result["seconds"], 0.1)
+        self.assertLess(result["user_seconds"] + result["system_seconds"], result["seconds"])
+
+    def test_blocks_are_counted_in_bytes(self):
+        self.require_disk()
+        path = self.folder / "file"
+        result = self.python(f"import os; f = open({str(path)!r}, 'wb'); f.write(b'x' * (8 << 20)); f.flush();"
+                             "os.fsync(f.fileno())")
+        self.assertGreaterEqual(result["block_output_bytes"], 8 * MIB)
+        self.assertLess(result["block_output_bytes"], 9 * MIB)
+        bench_files.make_cold([path])
+        result = self.python(f"open({str(path)!r}, 'rb').read()")
+        self.assertGreaterEqual(result["block_input_bytes"], 8 * MIB)
+
+    def test_what_the_whole_machine_did_is_counted(self):
+        result = self.python("import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass")
+        self.assertGreater(result["machine_busy_seconds"], 0.15)
+
+    def test_a_program_that_fails_says_why(self):
+        with self.assertRaisesRegex(bench_measure.BenchError, "ended with 3:\nno such luck"):
+            bench_measure.measure(["sh", "-c", "echo no such luck >&2; exit 3"])
 
 
-class Benchmark(unittest.TestCase):
+class Cache(Folder):
+    def setUp(self):
+        super().setUp()
+        self.require_disk()
+        self.path = self.folder / "file"
+        self.path.write_bytes(b"x" * (10 * MIB + 1))
+        bench_files.sync(self.folder)
+
+    def test_pages_are_dropped_and_read_again(self):
+        pages = 10 * MIB // mmap.PAGESIZE + 1
+        self.assertEqual(bench_files.cached_pages(self.path), (pages, pages))
+        self.assertEqual(bench_files.make_cold([self.path]), 0)
+        self.assertEqual(bench_files.cached_pages(self.path), (0, pages))
+        self.assertEqual(bench_files.make_warm([self.path]), 1)
+        self.assertEqual(bench_files.cached_pages(self.path), (pages, pages))
+
+    def test_some_pages_are_a_part_of_the_files(self):
+        bench_files.make_cold([self.path])
+        with open(self.path, "rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            for page in range(0, 100, 2):
+                file.seek(page * mmap.PAGESIZE)
+                file.read(1)
+        self.assertEqual(bench_files.cached_pages(self.path)[0], 50)
+        if shutil.which("fincore"):
+            counted = subprocess.check_output(["fincore", "-n", "-o", "PAGES", self.path], text=True)
+            self.assertEqual(int(counted), 50)
+        empty = self.folder / "empty"
+        empty.touch()
+        self.assertAlmostEqual(bench_files.cached_fraction([self.path, empty]), 50 / 2561)
+
+    def test_pages_that_stay_are_an_error(self):
+        with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            self.assertEqual(mapped.find(b"y"), -1)
+            with self.assertRaisesRegex(bench_measure.BenchError, "cannot be dropped"):
+                bench_files.make_cold([self.path])
+
+
+def shapes_size(dtype_bytes=4):
+    return dtype_bytes * sum(map(math.prod, bench_checkpoint.decoder_shapes(200_000).values()))
+
+
+class Comparison(Folder):
+    """200,000 parameters on 3 ranks; the checkpoint is there already."""
+
+    def write_checkpoint(self, stage):
+        path = self.folder / f"work/checkpoint_stage{stage}_200k_w3"
+        bench_checkpoint.Writer(path, bench_checkpoint.decoder_shapes(200_000), stage, 3).write()
+
+    def bench(self, *arguments, stage=2, binaries=BIN, environment=None):
+        if not (self.folder / "work").exists():
+            self.write_checkpoint(stage)
+        done = subprocess.run(
+            [sys.executable, ROOT / "scripts/bench.py", "--params", "200k", "--ranks", "3", "--stage", str(stage),
+             "--runs", "2", "--bin", binaries, "--work", self.folder / "work", "--out", self.folder / "kept",
+             *map(str, arguments)], capture_output=True, text=True, env=os.environ | (environment or {}))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(list((self.folder / "work").iterdir()), [])
+        self.stdout = done.stdout
+        return json.loads((self.folder / "kept/results.json").read_text())
+
+    def assert_programs(self, results, *names):
+        self.assertEqual({name: len(program["runs"]) for name, program in results["programs"].items()},
+                         dict.fromkeys(names, 2))
+        self.assertIn(f"ratio_to_{names[0]}", results["programs"][names[1]])
+
+
+class Cold(Comparison):
+    def test_inputs_are_dropped_before_each_run(self):
+        self.require_disk()
+        results = self.bench("--cache", "cold")
+        self.assertEqual(results["cache"], "cold")
+        for program in results["programs"].values():
+            for run in program["runs"]:
+                self.assertLessEqual(run["input_in_cache"], 0.01)
+                self.assertGreaterEqual(run["block_input_bytes"], shapes_size())
+
+
+class Warm(Comparison):
+    where = IN_MEMORY
+
     def test_a_universal_checkpoint_is_compared_with_a_copy_of_it(self):
-        with tempfile.TemporaryDirectory() as folder:
-            folder = pathlib.Path(folder)
-            done = subprocess.run(
-                [sys.executable, ROOT / "scripts/bench.py", "--tool", "to-universal", "--params", "200k", "--ranks",
-                 "3", "--runs", "2", "--check", "--bin", BIN, "--work", folder / "work", "--json",
-                 folder / "results.json"], capture_output=True, text=True)
-            self.assertEqual(done.returncode, 0, done.stderr)
-            results = json.loads((folder / "results.json").read_text())
-            shapes = bench_checkpoint.decoder_shapes(200_000)
-            # fp32, exp_avg, exp_avg_sq and step; model states and optimizer_state.pt.
-            self.assertEqual(results["output_files"], 4 * len(shapes) + 2)
-            self.assertGreater(results["output_bytes"], 14 * sum(map(math.prod, shapes.values())))
-            self.assertEqual({name: len(program["runs"]) for name, program in results["programs"].items()},
-                             {"cp": 2, "to-universal": 2})
-            self.assertEqual(list((folder / "work").iterdir()), [])
+        results = self.bench("--tool", "to-universal", "--check")
+        shapes = bench_checkpoint.decoder_shapes(200_000)
+        # fp32, exp_avg, exp_avg_sq and step; model states and optimizer_state.pt.
+        self.assertEqual(results["output_files"], 4 * len(shapes) + 2)
+        self.assertGreater(results["output_bytes"], shapes_size(14))
+        self.assert_programs(results, "cp", "to-universal")
 
     def test_a_resharded_checkpoint_is_compared_with_a_copy_of_it(self):
-        for stage, to in [(2, 2), (3, 5)]:
-            with self.subTest(stage=stage), tempfile.TemporaryDirectory() as folder:
-                folder = pathlib.Path(folder)
-                done = subprocess.run(
-                    [sys.executable, ROOT / "scripts/bench.py", "--tool", "reshard", "--params", "200k", "--ranks", "3",
-                     "--to", str(to), "--stage", str(stage), "--runs", "2", "--check", "--bin", BIN, "--work",
-                     folder / "work", "--json", folder / "results.json"], capture_output=True, text=True)
-                self.assertEqual(done.returncode, 0, done.stderr)
-                results = json.loads((folder / "results.json").read_text())
-                # Shards and `latest`; stage 3 has a model file a rank.
-                self.assertEqual(results["output_files"], 2 * to + 1 if stage == 3 else to + 2)
-                self.assertEqual(results["to_ranks"], to)
-                self.assertEqual({name: len(program["runs"]) for name, program in results["programs"].items()},
-                                 {"cp": 2, "reshard": 2})
+        results = self.bench("--tool", "reshard", "--to", "5", "--check", stage=3)
+        # Shards and `latest`; stage 3 has a model file a rank.
+        self.assertEqual(results["output_files"], 11)
+        self.assertEqual(results["to_ranks"], 5)
+        self.assert_programs(results, "cp", "reshard")
 
-    def test_statistics_are_compared_with_cat_of_the_shards(self):
-        with tempfile.TemporaryDirectory() as folder:
-            folder = pathlib.Path(folder)
-            done = subprocess.run(
-                [sys.executable, ROOT / "scripts/bench.py", "--tool", "stats", "--params", "200k", "--ranks", "3",
-                 "--runs", "2", "--bin", BIN, "--work", folder / "work", "--json", folder / "results.json"],
-                capture_output=True, text=True)
-            self.assertEqual(done.returncode, 0, done.stderr)
-            results = json.loads((folder / "results.json").read_text())
-            # fp32, exp_avg and exp_avg_sq.
-            size = 12 * sum(map(math.prod, bench_checkpoint.decoder_shapes(200_000).values()))
-            self.assertGreater(results["read_bytes"], size)
-            self.assertLess(results["read_bytes"], 1.1 * size)
-            self.assertEqual({name: len(program["runs"]) for name, program in results["programs"].items()},
-                             {"cat": 2, "stats": 2})
-            self.assertIn("ratio_to_cat", results["programs"]["stats"])
-            self.assertEqual(list((folder / "work").iterdir()), [])
+    def test_readers_are_compared_with_cat_of_what_they_read(self):
+        results = self.bench("--tool", "stats")
+        # fp32, exp_avg and exp_avg_sq.
+        self.assertGreater(results["read_bytes"], shapes_size(12))
+        self.assertLess(results["read_bytes"], 1.1 * shapes_size(12))
+        self.assert_programs(results, "cat", "stats")
+        self.write_checkpoint(2)
+        results = self.bench("--tool", "verify")
+        self.assertGreater(results["read_bytes"], shapes_size(14))
+        self.assert_programs(results, "cat", "verify")
 
     def test_results_are_kept_and_name_no_folder(self):
-        with tempfile.TemporaryDirectory() as folder:
-            folder = pathlib.Path(folder)
-            done = subprocess.run(
-                [sys.executable, ROOT / "scripts/bench.py", "--params", "200k", "--ranks", "3", "--stage", "3",
-                 "--runs", "2", "--format", "safetensors", "--dtype", "bfloat16", "--check", "--bin", BIN,
-                 "--work", folder / "work", "--out", folder / "kept"], capture_output=True, text=True)
-            self.assertEqual(done.returncode, 0, done.stderr)
-            text = (folder / "kept/results.json").read_text()
-            self.assertNotIn(str(folder), text)
-            self.assertNotIn(str(ROOT), text)
-            results = json.loads(text)
-            size = 2 * sum(map(math.prod, bench_checkpoint.decoder_shapes(200_000).values()))
-            self.assertLess(results["output_bytes"] - size, 10_000)
-            self.assertGreaterEqual(results["output_bytes"], size)
-            self.assertEqual({name: len(program["runs"]) for name, program in results["programs"].items()},
-                             {"cp": 2, "zero-to-fp32": 2})
-            self.assertIn(done.stdout, (folder / "kept/README.md").read_text())
-            self.assertEqual(list((folder / "work").iterdir()), [])
+        (self.folder / "work").mkdir()  # without a checkpoint
+        results = self.bench("--format", "safetensors", "--dtype", "bfloat16", "--check", stage=3)
+        text = (self.folder / "kept/results.json").read_text()
+        self.assertNotIn(str(self.folder), text)
+        self.assertNotIn(str(ROOT), text)
+        self.assertLess(results["output_bytes"] - shapes_size(2), 10_000)
+        self.assertGreaterEqual(results["output_bytes"], shapes_size(2))
+        self.assert_programs(results, "cp", "zero-to-fp32")
+        self.assertIn(self.stdout, (self.folder / "kept/README.md").read_text())
+        self.assertEqual(results["command"], "scripts/bench.py --tool zero-to-fp32 --params 200k --ranks 3 --stage 3 "
+                         "--cache warm --runs 2 --format safetensors --dtype bfloat16 --check")
+
+    def test_ratios_are_of_the_same_round(self):
+        results = self.bench()
+        tool, cp = (results["programs"][name] for name in ("zero-to-fp32", "cp"))
+        ratios = [a["seconds"] / b["seconds"] for a, b in zip(tool["runs"], cp["runs"])]
+        self.assertEqual([tool["min_ratio_to_cp"], tool["max_ratio_to_cp"]], sorted(ratios))
+        self.assertAlmostEqual(tool["ratio_to_cp"], sum(ratios) / 2)
+        self.assertEqual(cp["ratio_to_cp"], 1)
+        self.assertEqual({run["input_in_cache"] for run in tool["runs"] + cp["runs"]}, {1})
+        for field in ("minor_faults", "major_faults", "voluntary_switches", "block_input_bytes"):
+            self.assertTrue(all(field in run for run in tool["runs"] + cp["runs"]), field)
+
+    def fake(self, name, script):
+        """A program that writes its arguments to `log`."""
+        path = self.folder / "fakes" / name
+        path.parent.mkdir(exist_ok=True)
+        log = shlex.quote(str(self.folder / "log"))
+        path.write_text(f'#!/bin/sh\nprintf "%s\\n" {name} "$@" >> {log}\n{script}\n')
+        path.chmod(0o755)
+        return path.parent
+
+    def log(self):
+        return (self.folder / "log").read_text().split("\n")
+
+    def assert_durable(self, how):
+        # A tool that writes two files, whatever it is asked for.
+        fakes = self.fake("zero-to-fp32", 'test "$1" = --version || { mkdir -p "$2/in"; echo 1 > "$2/a"; '
+                                          'echo 1 > "$2/in/b"; }')
+        self.fake("sync", "")
+        results = self.bench("--durable", *how, binaries=fakes, environment={"PATH": f"{fakes}:{os.environ['PATH']}"})
+        self.assertIn(f"--durable {results['durable']}", results["command"])
+        # Two rounds, and once before them for the memory.
+        self.assertEqual(self.log().count("--fsync"), 3)
+        self.assertEqual(self.log().count("sync"), 3)
+        return results["durable"]
+
+    def test_durable_waits_for_the_disk_in_all_programs(self):
+        self.assertEqual(self.assert_durable([]), "filesystem")
+        self.assertIn(f"sync\n-f\n{self.folder}/work/fresh\n", "\n".join(self.log()))
+
+    def test_durable_can_wait_for_all_files_instead(self):
+        self.assertEqual(self.assert_durable(["files"]), "files")
+        written = self.folder / "work/fresh"
+        for path in (written / "a", written / "in", written / "in/b"):
+            self.assertEqual(self.log().count(str(path)), 3, path)
+        self.assertEqual(self.log().count(str(written)), 3 + 2)  # the tool was called with it, too
+
+    def test_programs_take_turns_in_changing_order(self):
+        fakes = self.fake("zero-to-fp32", f'exec {shlex.quote(str(BIN))}/zero-to-fp32 "$@"')
+        self.fake("cp", f'exec {shutil.which("cp")} "$@"')
+        self.bench("--runs", "3", binaries=fakes, environment={"PATH": f"{fakes}:{os.environ['PATH']}"})
+        names = [word for word in self.log() if word in ("cp", "zero-to-fp32")]
+        tool, cp = "zero-to-fp32", "cp"
+        self.assertEqual(names[:8], [tool, cp, cp, tool, tool, cp, cp, tool])
+
+    def test_without_durable_nothing_waits(self):
+        fakes = self.fake("zero-to-fp32", f'exec {shlex.quote(str(BIN))}/zero-to-fp32 "$@"')
+        self.fake("sync", "")
+        results = self.bench(binaries=fakes, environment={"PATH": f"{fakes}:{os.environ['PATH']}"})
+        self.assertIsNone(results["durable"])
+        self.assertFalse({"sync", "--fsync"} & set(self.log()))
+
+    def test_the_way_of_writing_is_the_tools_and_is_recorded(self):
+        drop_io = ('for argument; do shift; if [ "$drop" ]; then drop=; elif [ "$argument" = --io ]; then drop=1; '
+                   'else set -- "$@" "$argument"; fi; done\n')
+        fakes = self.fake("zero-to-fp32", drop_io + f'exec {shlex.quote(str(BIN))}/zero-to-fp32 "$@"')
+        results = self.bench("--io", "some-mode", binaries=fakes)
+        self.assertEqual(results["io"], "some-mode")
+        self.assertIn("--io some-mode", results["command"])
+        asked = [self.log()[i + 1] for i, word in enumerate(self.log()) if word == "--io"]
+        self.assertEqual(asked, ["some-mode"] * 3)
+
+    def test_memory_is_measured_on_sparse_checkpoints(self):
+        (self.folder / "work").mkdir()
+        small, large = self.bench("--memory-at", "200k", "5M")["memory"]
+        self.assertEqual((small["params"], large["params"]), ("200k", "5M"))
+        self.assertGreater(large["output_bytes"], 19_000_000)
+        self.assertGreater(large["input_bytes"], 66_000_000)
+        self.assertLess(large["input_bytes_on_disk"], 500_000)
+        self.assertIn("peak_anonymous_rss", large["run"])
+
+
+class Suite(Folder):
+    where = IN_MEMORY
+
+    def suite(self, *arguments, binaries=BIN):
+        return subprocess.run(
+            [sys.executable, ROOT / "scripts/bench.py", "suite", "--quick", "--bin", binaries, "--work",
+             self.folder / "work", "--out", self.folder / "out", *arguments], capture_output=True, text=True)
+
+    def write_checkpoint(self, params):
+        shapes = bench_checkpoint.decoder_shapes({"100k": 100_000, "400k": 400_000}[params])
+        bench_checkpoint.Writer(self.folder / f"work/checkpoint_stage3_{params}_w4", shapes, 3, 4).write()
+
+    def kept(self):
+        return {row["name"]: row for row in json.loads((self.folder / "out/results.json").read_text())["rows"]}
+
+    def test_rows_are_what_their_commands_say(self):
+        rows = bench_suite.matrix()
+        names = [row.name for row in rows]
+        self.assertEqual(len(set(names)), 28)
+        self.assertEqual(len(names), 28)
+        for stage in (2, 3):
+            for name in ("warm-weights-bin-float32-400M", "warm-weights-safetensors-bfloat16-400M",
+                         "warm-universal-100M", "warm-reshard-100M", "warm-verify-400M", "durable-universal-400M",
+                         "durable-reshard-400M", "durable-weights-bin-float32-1B", "cold-weights-bin-float32-400M",
+                         "cold-universal-100M", "cold-reshard-100M", "cold-verify-400M"):
+                self.assertIn(f"{name}-stage{stage}", names)
+        for row in rows:
+            with self.subTest(row=row.name):
+                options = bench.parse_options([*row.arguments, "--bin", str(BIN)])
+                self.assertEqual(row.name.startswith("cold-"), options.cache == "cold")
+                self.assertEqual(row.name.startswith("durable-"), options.durable == "filesystem")
+                self.assertTrue(row.name.endswith(f"-{options.params}-stage{options.stage}"))
+                self.assertEqual(options.ranks, 4)
+
+    def test_chosen_rows_are_measured_and_kept_in_the_order_of_the_matrix(self):
+        self.write_checkpoint("100k")
+        self.write_checkpoint("400k")
+        done = self.suite("--rows", "(warm-verify|warm-reshard|durable-reshard).*stage3")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("writing a checkpoint", done.stderr)  # those that were there have served all rows
+        kept = self.kept()
+        self.assertEqual(list(kept), ["warm-reshard-100k-stage3", "warm-verify-400k-stage3",
+                                      "durable-reshard-400k-stage3"])
+        self.assertEqual([row["tool"] for row in kept.values()], ["reshard", "verify", "reshard"])
+        self.assertEqual([row["durable"] for row in kept.values()], [None, None, "filesystem"])
+        table = (self.folder / "out/README.md").read_text()
+        for row in kept.values():
+            self.assertEqual(table.count(f"`{row['command']}`"), 1)
+            self.assertIn(row["machine"]["kernel"], table)
+        self.assertNotIn(str(self.folder), table + (self.folder / "out/results.json").read_text())
+        self.assertEqual(list((self.folder / "work").iterdir()), [])
+
+    def test_a_row_that_fails_leaves_the_others_and_can_be_run_again(self):
+        broken = self.folder / "bin"
+        broken.mkdir()
+        (broken / "reshard").write_text("#!/bin/sh\necho broken >&2\nexit 1\n")
+        (broken / "reshard").chmod(0o755)
+        (broken / "to-universal").symlink_to(BIN / "to-universal")
+        self.write_checkpoint("100k")
+        done = self.suite("--rows", "warm-(reshard|universal)-100k-stage3", binaries=broken)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("warm-reshard-100k-stage3: error: ", done.stderr)
+        self.assertIn("broken", done.stderr)
+        first = self.kept()
+        self.assertEqual(list(first), ["warm-universal-100k-stage3"])
+        self.write_checkpoint("100k")
+        self.assertEqual(self.suite("--rows", "warm-reshard-100k-stage3", "--runs", "1").returncode, 0)
+        kept = self.kept()
+        self.assertEqual(set(kept), {"warm-reshard-100k-stage3", "warm-universal-100k-stage3"})
+        self.assertEqual(kept["warm-universal-100k-stage3"], first["warm-universal-100k-stage3"])
+        self.assertEqual(len(kept["warm-reshard-100k-stage3"]["programs"]["cp"]["runs"]), 1)
 
 
 if __name__ == "__main__":

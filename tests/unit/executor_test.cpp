@@ -34,6 +34,11 @@ using test::random_bytes;
 
 constexpr uint64_t kMiB = 1 << 20;
 constexpr unsigned kThreadCounts[] = {1, 2, 8};
+struct Variant {
+  unsigned threads;
+  uint64_t unit_bytes;
+};
+constexpr Variant kRuns[] = {{1, kMiB / 4}, {2, kMiB / 4}, {8, kMiB / 4}, {3, 4 * kMiB}, {2, 4096}};
 
 uint32_t zlib_crc(std::string_view bytes) {
   return static_cast<uint32_t>(
@@ -54,16 +59,17 @@ class ExecutorTest : public testing::Test {
                                 {static_cast<int64_t>(count)});
   }
 
-  // What `plan` gives on any number of threads; they must agree.
+  // What `plan` gives on any number of threads and in units of any size; they must agree.
   std::vector<std::string> outputs_of(const CopyPlan& plan, const ExecOptions& options = {}) {
     plan.validate(test::planned(inputs_));
     std::vector<std::string> first;
-    for (const unsigned threads : kThreadCounts) {
+    for (const auto& [threads, unit_bytes] : kRuns) {
       MemorySink sink(plan);
       Progress progress;
-      ExecOptions with_threads = options;
-      with_threads.threads = threads;
-      stats_ = execute(plan, inputs_, sink, progress, with_threads);
+      ExecOptions varied = options;
+      varied.threads = threads;
+      varied.unit_bytes = unit_bytes;
+      stats_ = execute(plan, inputs_, sink, progress, varied);
       EXPECT_TRUE(sink.all_finished());
       // What is read only to be checked counts as well.
       EXPECT_EQ(progress.bytes_done, progress.bytes_total);
@@ -72,8 +78,8 @@ class ExecutorTest : public testing::Test {
         EXPECT_EQ(progress.bytes_total, plan.bytes_written());
       }
       EXPECT_EQ(stats_.bytes_written, plan.bytes_written());
-      if (threads == 1) first = sink.outputs();
-      EXPECT_TRUE(first == sink.outputs()) << threads << " threads";
+      if (first.empty()) first = sink.outputs();
+      EXPECT_TRUE(first == sink.outputs()) << threads << " threads, units of " << unit_bytes;
     }
     return first;
   }
@@ -250,6 +256,34 @@ TEST_F(ExecutorTest, HoldsOneUnitOfZerosAtATime) {
   execute(plan, inputs_, sink, progress, options);
   EXPECT_LE(sink.largest, kMiB);
   EXPECT_EQ(sink.total, 300 * kMiB);
+}
+
+// What a sink needs to write directly.
+TEST_F(ExecutorTest, CutsLargeOutputsAtMultiplesOfTheUnitInMemoryThatLiesAlike) {
+  struct Places : Sink {
+    void write_at(OutputId, uint64_t offset, std::span<const std::byte> bytes) override {
+      offsets.push_back(offset);
+      const auto address = reinterpret_cast<uintptr_t>(bytes.data());
+      EXPECT_EQ(address % 4096, offset % 4096);
+    }
+    void finish(OutputId) override {}
+    std::vector<uint64_t> offsets;
+  };
+  ExecOptions options;
+  options.threads = 1;
+  options.unit_bytes = kMiB;
+  const auto offsets_behind = [&](std::string_view prefix) {
+    const CopyPlan plan = plan_of(flat(0, 0, float32, kMiB), prefix);
+    Places sink;
+    Progress progress;
+    execute(plan, inputs_, sink, progress, options);
+    return sink.offsets;
+  };
+  EXPECT_EQ(offsets_behind("12345678"),
+            (std::vector<uint64_t>{0, kMiB, 2 * kMiB, 3 * kMiB, 4 * kMiB}));
+  // An element of 4 bytes begins 3 bytes before every multiple.
+  EXPECT_EQ(offsets_behind("1"),
+            (std::vector<uint64_t>{0, kMiB - 3, 2 * kMiB - 3, 3 * kMiB - 3, 4 * kMiB - 3}));
 }
 
 TEST_F(ExecutorTest, FinishesEmptyOutputsAndRunsAnEmptyPlan) {

@@ -1,19 +1,29 @@
 #include "io/output_file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/magic.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/vfs.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "io/page_buffer.h"
 #include "support/expect_error.h"
+#include "support/plan_tools.h"
 #include "support/temp_file.h"
 
 namespace dsckpt {
@@ -21,6 +31,9 @@ namespace {
 
 using test::read_all;
 using test::TempFolder;
+
+constexpr uint64_t kPage = OutputFile::kDirectBlock;
+constexpr uint64_t kMiB = 1 << 20;
 
 TEST(OutputFile, WritesByPositionInAnyOrder) {
   const TempFolder folder;
@@ -97,7 +110,7 @@ TEST(OutputFile, LeavesNoFileIfThereIsNoRoomForIt) {
         int told = 0;
         for (int attempt = 0; attempt < 2; ++attempt) {
           try {
-            OutputFile(own.path() / "out", "out", 4097);
+            OutputFile(own.path() / "out", "out", {.size = 4097});
           } catch (const IoError& error) {
             told += error.errno_value() == EFBIG && !std::filesystem::exists(own.path() / "out");
           }
@@ -106,6 +119,137 @@ TEST(OutputFile, LeavesNoFileIfThereIsNoRoomForIt) {
         std::exit(told == 2 ? 0 : 1);
       },
       testing::ExitedWithCode(0), "");
+}
+
+// Whether each page of a file is in the page cache.
+std::vector<bool> resident_pages(const std::filesystem::path& path) {
+  const size_t size = std::filesystem::file_size(path);
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  void* const mapped = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
+  ::close(fd);
+  std::vector<unsigned char> pages((size + kPage - 1) / kPage);
+  EXPECT_EQ(::mincore(mapped, size, pages.data()), 0);
+  ::munmap(mapped, size);
+  std::vector<bool> resident;
+  for (const unsigned char page : pages) resident.push_back((page & 1) != 0);
+  return resident;
+}
+
+bool has_direct_writes(const std::filesystem::path& folder) {
+  const int fd =
+      ::open((folder / "probe").c_str(), O_WRONLY | O_CREAT | O_DIRECT | O_CLOEXEC, 0600);
+  if (fd >= 0) ::close(fd);
+  struct statfs s {};
+  // tmpfs takes them and has nothing but the page cache.
+  return fd >= 0 && ::statfs(folder.c_str(), &s) == 0 && s.f_type != TMPFS_MAGIC;
+}
+
+class DirectOutput : public testing::Test {
+ protected:
+  // `bytes`[begin, end), in memory that lies as the offset does.
+  std::span<const std::byte> part(size_t begin, size_t end) {
+    const auto to = buffer_.bytes().subspan(begin % kPage, end - begin);
+    std::memcpy(to.data(), bytes_.data() + begin, to.size());
+    return to;
+  }
+  void write(OutputFile& file, size_t begin, size_t end) { file.write_at(begin, part(begin, end)); }
+
+  TempFolder folder_;
+  const std::filesystem::path path_ = folder_.path() / "out";
+  const std::string bytes_ = test::random_bytes(3 * kMiB + 777, 1);
+  PageBuffer buffer_{4 * kMiB};
+};
+
+TEST_F(DirectOutput, HoldsWhatWasWrittenWhereverPiecesBeginAndEnd) {
+  for (const size_t cut : {size_t{1}, kPage - 1, kPage, kPage + 1, 37 * kPage, kMiB + 5}) {
+    for (const bool reserved : {false, true}) {
+      std::filesystem::remove(path_);
+      OutputFile file(path_, "", {.size = reserved ? bytes_.size() : 0, .direct = true});
+      write(file, 2 * cut, bytes_.size());
+      write(file, 0, cut);
+      write(file, cut, 2 * cut);
+      file.sync();
+      file.close();
+      EXPECT_TRUE(read_all(path_) == bytes_) << cut;
+    }
+  }
+}
+
+TEST_F(DirectOutput, TakesMemoryThatLiesOtherwise) {
+  OutputFile file(path_, "", {.size = bytes_.size(), .direct = true});
+  file.write_at(0, as_byte_span(bytes_).first(kMiB + 1));
+  file.write_at(kMiB + 1, as_byte_span(bytes_).subspan(kMiB + 1));
+  file.close();
+  EXPECT_TRUE(read_all(path_) == bytes_);
+}
+
+TEST_F(DirectOutput, GoesPastThePageCacheButForWhatIsNoWholeBlock) {
+  if (!has_direct_writes(folder_.path())) GTEST_SKIP() << "no direct writes here";
+  OutputFile file(path_, "", {.size = bytes_.size(), .direct = true});
+  write(file, 0, kMiB);
+  write(file, kMiB, bytes_.size());
+  const std::vector<bool> resident = resident_pages(path_);
+  EXPECT_TRUE(resident.back());
+  EXPECT_EQ(std::count(resident.begin(), resident.end(), true), 1);
+  file.close();
+  EXPECT_TRUE(read_all(path_) == bytes_);
+}
+
+TEST_F(DirectOutput, KeepsBlocksThatAreWrittenAgainInThePageCache) {
+  // The first and the last byte of blocks, neighbours, and places too close for direct writes.
+  const std::vector<uint64_t> places{0,          4095,        kMiB - 1,       kMiB,
+                                     kMiB + 200, kMiB + 9000, 2 * kMiB + 4096};
+  OutputFile file(path_, "", {.size = bytes_.size(), .direct = true, .rewritten = places});
+  write(file, 0, 2 * kMiB);
+  write(file, 2 * kMiB, bytes_.size());
+  if (has_direct_writes(folder_.path())) {
+    const std::vector<bool> resident = resident_pages(path_);
+    for (const uint64_t place : places) EXPECT_TRUE(resident[place / kPage]) << place;
+    EXPECT_FALSE(resident[kMiB / 2 / kPage]);
+    EXPECT_FALSE(resident[3 * kMiB / 2 / kPage]);
+    EXPECT_FALSE(resident[5 * kMiB / 2 / kPage]);
+  }
+  std::string expected = bytes_;
+  for (const uint64_t place : places) {
+    file.write_at(place, as_byte_span("new"));
+    expected.replace(place, 3, "new");
+  }
+  file.close();
+  EXPECT_TRUE(read_all(path_) == expected);
+}
+
+TEST_F(DirectOutput, ReportsAWriteThatFailsWithItsPlaceAndErrno) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        ::signal(SIGXFSZ, SIG_IGN);
+        rlimit limit{};
+        limit.rlim_cur = limit.rlim_max = kMiB;
+        ::setrlimit(RLIMIT_FSIZE, &limit);
+        bool good = false;
+        try {
+          OutputFile file(path_, "out", {.direct = true});
+          write(file, 0, 2 * kMiB);
+        } catch (const IoError& error) {
+          good = error.errno_value() == EFBIG && error.where().offset == kMiB &&
+                 error.where().file == "out";
+        }
+        std::filesystem::remove_all(folder_.path());
+        std::exit(good ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+TEST(PageBuffer, BeginsAtAPageAndIsZero) {
+  for (const uint64_t size :
+       {uint64_t{1}, uint64_t{4096}, 2 * kMiB - 1, 2 * kMiB, 4 * kMiB + 8192}) {
+    const PageBuffer buffer(size);
+    ASSERT_EQ(buffer.bytes().size(), size);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.bytes().data()) % kPage, 0u);
+    EXPECT_EQ(std::count(buffer.bytes().begin(), buffer.bytes().end(), std::byte{0}),
+              static_cast<std::ptrdiff_t>(size));
+    buffer.bytes().back() = std::byte{1};
+  }
 }
 
 TEST(OutputFile, MayBeClosedTwice) {
@@ -119,6 +263,8 @@ TEST(OutputFile, MayBeClosedTwice) {
 TEST(FileSystem, SyncsFoldersAndKnowsTheFreeSpace) {
   const TempFolder folder;
   EXPECT_NO_THROW(sync_directory(folder.path()));
+  EXPECT_NO_THROW(FileSystem(folder.path()).sync());
+  EXPECT_ERROR(FileSystem(folder.path() / "missing"), IoError, "cannot open");
   EXPECT_ERROR(sync_directory(folder.path() / "missing"), IoError, "cannot open");
   EXPECT_GT(free_space(folder.path()), 0u);
   EXPECT_ERROR(free_space(folder.path() / "missing"), IoError, "free space");

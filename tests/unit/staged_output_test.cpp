@@ -18,6 +18,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "support/expect_error.h"
+#include "support/plan_runner.h"
 #include "support/plan_tools.h"
 #include "support/temp_file.h"
 
@@ -161,6 +162,30 @@ TEST(StagedOutput, CommitsDurablyToo) {
     output.commit();
   }
   EXPECT_EQ(listing(folder.path() / "new/out"), kCommitted);
+}
+
+TEST(StagedOutput, CommitsManyFilesDurablyToo) {
+  const TempFolder folder;
+  PlanBuilder builder;
+  std::set<std::string> expected;
+  for (int i = 0; i < 40; ++i) {
+    const std::string sub = "sub" + std::to_string(i);
+    const OutputId out = builder.add_output(sub + "/file", 3);
+    builder.put_literal(out, 0, "abc");
+    expected.insert({sub + "/", sub + "/file"});
+  }
+  const CopyPlan plan = builder.finish();
+  fs::create_directory(folder.path() / "old");
+  folder.write("old/mine", "mine");
+  for (const std::string name : {"new", "old"}) {
+    StagedOutput output(plan, folder.path() / name, {.durable = true});
+    run(plan, output);
+    output.commit();
+    EXPECT_EQ(read_all(folder.path() / name / "sub39/file"), "abc");
+  }
+  EXPECT_EQ(listing(folder.path() / "new"), expected);
+  expected.insert("mine");
+  EXPECT_EQ(listing(folder.path() / "old"), expected);
 }
 
 TEST(StagedOutput, RemovesStagingAndTheFoldersItMadeWithoutACommit) {
@@ -386,6 +411,48 @@ TEST(StagedOutput, LeavesNothingBehindWhenAWriteFailsMidway) {
         std::exit(good ? 0 : 1);
       },
       testing::ExitedWithCode(0), "");
+}
+
+TEST(StagedOutput, WritesDirectlyWhatIsWrittenThroughThePageCacheOtherwise) {
+  // Two digests, with patches in front of their ranges and far behind, in a file that is large.
+  constexpr uint64_t kRecord = 5 << 20;
+  const std::string head(100, 'h');
+  const TempFolder folder;
+  InputFiles inputs;
+  const std::string bytes = test::random_bytes(2 * kRecord, 7);
+  const FileId in = inputs.add(folder.write("in", bytes));
+  PlanBuilder builder;
+  const uint64_t size = 2 * (head.size() + kRecord) + head.size();
+  builder.add_output("large", size);
+  builder.add_output("small", 10);
+  builder.put_literal(1, 0, "0123456789");
+  uint64_t at = 0;
+  for (uint64_t i = 0; i < 2; ++i) {
+    builder.put_literal(0, at, head);
+    const uint64_t begin = at + head.size();
+    builder.put(0, begin,
+                TensorSource::stored({in, i * kRecord, kRecord}, DType::uint8,
+                                     {static_cast<int64_t>(kRecord)}));
+    builder.add_digest({0, begin, begin + kRecord, {at + 4, size - 50 + 10 * i}});
+    at = begin + kRecord;
+  }
+  builder.put_literal(0, at, head);
+  const CopyPlan plan = builder.finish();
+  const std::vector<std::string> expected = test::run_plan(plan, inputs);
+  for (const bool direct : {false, true}) {
+    for (const uint64_t unit : {256 << 10, 4 << 20}) {
+      const fs::path target = folder.path() / ("out" + std::to_string(unit) + (direct ? "d" : ""));
+      StagedOutput staged(plan, target, {.direct = direct});
+      Progress progress;
+      ExecOptions options;
+      options.threads = 3;
+      options.unit_bytes = unit;
+      execute(plan, inputs, staged, progress, options);
+      staged.commit();
+      EXPECT_TRUE(read_all(target / "large") == expected[0]) << direct << unit;
+      EXPECT_EQ(read_all(target / "small"), expected[1]);
+    }
+  }
 }
 
 TEST(StagedOutput, HandlesMoreOutputsThanDescriptors) {

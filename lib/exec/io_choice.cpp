@@ -1,0 +1,63 @@
+#include "exec/io_choice.h"
+
+#include <tbb/info.h>
+
+#include <algorithm>
+#include <bit>
+#include <fstream>
+#include <optional>
+#include <string>
+
+namespace dsckpt {
+namespace {
+
+constexpr uint64_t kBufferedUnit = 256 << 10;
+constexpr uint64_t kLargestDirectUnit = 4 << 20;
+constexpr uint64_t kSmallestDirectUnit = 512 << 10;
+// Of all workers' units together.
+constexpr uint64_t kDirectMemory = 16 << 20;
+// Writes that wait for the disk at once; more make it no faster.
+constexpr unsigned kWritesInFlight = 4;
+// Less than this is on the disk sooner through the page cache and fsync.
+constexpr uint64_t kDurableDirect = 64 << 20;
+
+std::optional<uint64_t> number_in(const char* file) {
+  std::ifstream in(file);
+  uint64_t number = 0;
+  if (in >> number) return number;
+  return std::nullopt;
+}
+
+uint64_t available_memory() {
+  std::ifstream in("/proc/meminfo");
+  std::string key;
+  std::string rest;
+  for (uint64_t kilobytes = 0; in >> key >> kilobytes && std::getline(in, rest);) {
+    if (key == "MemAvailable:") return kilobytes << 10;
+  }
+  return 8ULL << 30;
+}
+
+// As many dirty bytes as the kernel holds before it begins to write them back
+// (Documentation/admin-guide/sysctl/vm.rst).
+uint64_t bytes_before_write_back() {
+  const uint64_t bytes = number_in("/proc/sys/vm/dirty_background_bytes").value_or(0);
+  if (bytes != 0) return bytes;
+  const uint64_t percent = number_in("/proc/sys/vm/dirty_background_ratio").value_or(10);
+  return available_memory() / 100 * percent;
+}
+
+}  // namespace
+
+IoChoice choose_io(IoMode mode, uint64_t bytes, bool durable, unsigned threads) {
+  const bool direct = mode == IoMode::direct ||
+                      (mode == IoMode::automatic &&
+                       (durable ? bytes >= kDurableDirect : bytes > bytes_before_write_back()));
+  const auto cores = static_cast<unsigned>(tbb::info::default_concurrency());
+  if (!direct) return {false, kBufferedUnit, threads != 0 ? threads : cores};
+  if (threads == 0) threads = std::max(cores, kWritesInFlight);
+  const uint64_t share = std::bit_floor(std::max<uint64_t>(kDirectMemory / threads, 1));
+  return {true, std::clamp(share, kSmallestDirectUnit, kLargestDirectUnit), threads};
+}
+
+}  // namespace dsckpt

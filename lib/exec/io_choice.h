@@ -1,0 +1,24 @@
+// How the bytes of a run reach the disk: exec/README.md has the measurements behind it.
+#pragma once
+
+#include <cstdint>
+
+namespace dsckpt {
+
+enum class IoMode : uint8_t {
+  automatic,  // direct where write-back would slow a buffered run down
+  buffered,   // through the page cache, where what was written stays for the next reader
+  direct,     // past it: at the speed of the disk, and nothing is left to be written back
+};
+
+struct IoChoice {
+  bool direct = false;
+  uint64_t unit_bytes = 0;  // ExecOptions::unit_bytes
+  unsigned threads = 0;     // ExecOptions::threads, never 0
+};
+
+// For a run that writes `bytes`, and then waits for the disk if `durable`. `threads` 0: as many as
+// there are cores, and as many more as keep a disk busy.
+IoChoice choose_io(IoMode mode, uint64_t bytes, bool durable, unsigned threads);
+
+}  // namespace dsckpt

@@ -1,0 +1,51 @@
+// ItemReader: the bytes of a plan's items, gathered, converted and checksummed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "exec/record_checks.h"
+#include "io/input_file.h"
+#include "plan/copy_plan.h"
+
+namespace dsckpt {
+
+// One worker's: it has the buffers that casts, combinations and dense rows go through. What it is
+// given must outlive it; it reports to `checks`, which many share.
+class ItemReader {
+ public:
+  // Bytes that are read, checksummed and converted before the next ones are: with the chunk they
+  // stay in the second-level cache (exec/README.md).
+  static constexpr uint64_t kPieceBytes = 256 << 10;
+
+  ItemReader(const CopyPlan& plan, const InputFiles& inputs, RecordChecks& checks)
+      : plan_(plan), inputs_(inputs), checks_(checks), chunk_(kPieceBytes) {}
+
+  // Fills `target` with the bytes of item `index` from `skip` on; both end between two elements.
+  // With `crc`, *crc becomes the CRC32 of `target`. Returns the bytes read. Throws what reading and
+  // converting throw, and InconsistentError for operands that should be the same.
+  uint64_t read(size_t index, uint64_t skip, std::span<std::byte> target, uint32_t* crc);
+
+ private:
+  struct Rows;
+  void read_piece(const CopyItem& item, uint64_t from, std::span<std::byte> target);
+  void average(const CopyItem& item, uint64_t from, std::span<std::byte> target);
+  void compare(const CopyItem& item, uint64_t from, std::span<const std::byte> first);
+  void gather(const CopyItem& item, uint64_t from, std::span<std::byte> target);
+  void weave(const CopyItem& item, uint64_t from, std::span<std::byte> target);
+  void gather_rows(const Operand& column, uint64_t from, uint64_t to, const Rows& rows);
+  uint32_t read_window(const Operand& column, uint64_t from, uint64_t to, const Rows& rows,
+                       bool checked);
+  // The halves of the chunk: what several reads are put together from, and what is to be converted.
+  std::span<std::byte> scratch() { return std::span(chunk_).first(kPieceBytes / 2); }
+  std::span<std::byte> unconverted() { return std::span(chunk_).last(kPieceBytes / 2); }
+
+  const CopyPlan& plan_;
+  const InputFiles& inputs_;
+  RecordChecks& checks_;
+  std::vector<std::byte> chunk_;
+};
+
+}  // namespace dsckpt
