@@ -18,13 +18,8 @@ import sys
 import tempfile
 import typing
 
+from bench_measure import BenchError, git_commit, machine, measure, output_of
 from simulate_models import MODELS, parameter_count
-
-try:
-    from bench_measure import BenchError, git_commit, machine, measure, output_of
-except ModuleNotFoundError:
-    from bench import git_commit, machine, measure, output_of
-    BenchError = SystemExit
 
 # Checkpoints as such models are trained: model, ranks, stages.
 GRIDS = (
@@ -146,7 +141,7 @@ def reason(error, checkpoint):
     """Of a message of measure(): what the tool said, or how it ended."""
     first, *said = error.splitlines()
     if not said:
-        return first.removeprefix("timeout ")
+        return first.removeprefix("timeout ").rstrip(":")
     return said[-1].partition(": error: ")[2].replace(f"{checkpoint}/", "") or said[-1]
 
 
