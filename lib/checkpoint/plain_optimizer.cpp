@@ -261,10 +261,17 @@ class Reader {
     constexpr size_t kMaxWays = 4096;
     std::map<std::vector<size_t>, Way> ways;
     ways[std::vector<size_t>(groups.size(), 0)] = {};
+    size_t owned_count = 0;
+    for (const auto& group : groups) owned_count += group.size();
+    size_t candidates_left = candidates_.size();
     for (const Candidate& candidate : candidates_) {
+      --candidates_left;
       std::map<std::vector<size_t>, Way> next;
       const auto reach = [&](std::vector<size_t> at, const Way& from,
                              std::optional<size_t> number) {
+        // Those that are left must be enough for what is left of the groups.
+        const size_t dealt = std::accumulate(at.begin(), at.end(), size_t{0});
+        if (owned_count - dealt > candidates_left) return;
         Way way = from;
         way.numbers.push_back(number);
         const auto [found, is_new] = next.emplace(std::move(at), way);
