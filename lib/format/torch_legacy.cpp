@@ -251,7 +251,7 @@ TorchLegacy TorchLegacy::read(const InputFile& file, FileId id) {
   });
   in_context({.member = "object"}, [&] { legacy.document = read_pickle(file, scanner, offset); });
 
-  std::unordered_map<std::string, StorageId> known;
+  std::unordered_map<std::string, StorageId, KeyedHash> known;
   for (const pickle::Value& value : persistent_values(legacy.document.root())) {
     StorageId storage = StorageId::parse(value.persistent_id());
     const auto [found, fresh] = known.try_emplace(storage.key, storage);
