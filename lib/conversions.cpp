@@ -1,5 +1,7 @@
 #include "conversions.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "convert.h"
 #include "reshard.h"
@@ -19,19 +21,26 @@ std::string refusal_of(const Plan& plan) {
   return "";
 }
 
+// Every rank's files are made in the same way: planning those of some tells as much as all.
+uint32_t ranks_to_try(const Mesh& mesh) {
+  constexpr uint32_t kEnough = 16;
+  const uint32_t ep = std::max<uint32_t>(mesh.ep, 1);
+  return mesh.dp <= kEnough ? mesh.dp : ep * std::max<uint32_t>(kEnough / ep, 1);
+}
+
 }  // namespace
 
 std::vector<Conversion> conversions(InputFiles& inputs, const Checkpoint& checkpoint,
                                     const std::filesystem::path& input) {
-  ReshardOptions same_ranks;
-  same_ranks.dp = checkpoint.facts().mesh.dp;
+  ReshardOptions some_ranks;
+  some_ranks.dp = ranks_to_try(checkpoint.facts().mesh);
   return {
       {"zero-to-fp32", "fp32 weights",
        refusal_of([&] { plan_weights(inputs, checkpoint, WeightsOptions()); })},
       {"to-universal", "a universal checkpoint",
        refusal_of([&] { plan_universal(inputs, checkpoint, UniversalOptions()); })},
       {"reshard", "shards for another number of GPUs",
-       refusal_of([&] { plan_reshard(inputs, checkpoint, input, same_ranks, false); })},
+       refusal_of([&] { plan_reshard(inputs, checkpoint, input, some_ranks, false); })},
   };
 }
 

@@ -17,8 +17,9 @@ struct Conversion {
   std::string refusal;
 };
 
-// Found out by planning each of them (for reshard, for as many ranks as there were, at the same
-// stage). `checkpoint` is `input`, open with its states. Throws what reading throws.
+// Found out by planning each of them (for reshard, for as many ranks as there were, but a few at
+// most, at the same stage). `checkpoint` is `input`, open with its states. Throws what reading
+// throws.
 std::vector<Conversion> conversions(InputFiles& inputs, const Checkpoint& checkpoint,
                                     const std::filesystem::path& input);
 

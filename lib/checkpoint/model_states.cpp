@@ -128,6 +128,16 @@ std::optional<bool> ModelStates::uses_data_before_expert_parallelism() const {
   return config->find_or_none("use_data_before_expert_parallelism").is_true();
 }
 
+RankModels::RankModels(const std::vector<Shard>& shards) {
+  std::map<std::pair<uint32_t, const pickle::Document*>, const ModelStates*> known;
+  for (const Shard& shard : shards) {
+    const auto [found, is_new] =
+        known.try_emplace({shard.name.mp_rank, &shard.archive.document()}, nullptr);
+    if (is_new) found->second = &distinct_.emplace_back(shard);
+    ranks_.push_back({&shard, found->second});
+  }
+}
+
 void throw_other_save(const ModelStates& model, const ModelStates& reference,
                       std::string_view key) {
   throw InconsistentError(model.fields.where(key),

@@ -1,6 +1,7 @@
 // What the model-states files of a checkpoint say, whatever the stage.
 #pragma once
 
+#include <deque>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -56,6 +57,29 @@ struct ModelStates {
   // ds_config["zero_optimization"]["round_robin_gradients"]; true if the configuration is not in
   // the file (a run that was given a path saves the path).
   bool may_be_round_robin() const;
+};
+
+// One rank's model-states file. `states` may be those of another rank whose file has the same
+// pickle: its fields then name that file, and what lies in tensors is to be asked of `shard`.
+struct RankModel {
+  const Shard* shard;
+  const ModelStates* states;
+};
+
+// The model-states files of all ranks, by rank; what several files of an mp rank say alike is there
+// once. Borrows the shards.
+class RankModels {
+ public:
+  explicit RankModels(const std::vector<Shard>& shards);
+
+  const std::vector<RankModel>& ranks() const { return ranks_; }
+  // The states that differ, in the order of the first ranks that have them.
+  std::deque<ModelStates>& distinct() { return distinct_; }
+  const std::deque<ModelStates>& distinct() const { return distinct_; }
+
+ private:
+  std::deque<ModelStates> distinct_;
+  std::vector<RankModel> ranks_;
 };
 
 // For model-states files of two ranks that are not of one save: InconsistentError that names the

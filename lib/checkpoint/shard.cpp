@@ -103,13 +103,14 @@ std::vector<Shard> open_shards(InputFiles& inputs, const std::vector<ShardFile>&
       if (unreadable == nullptr) throw;
     }
   }
+  SharedPickles pickles;
   tbb::parallel_for(size_t{0}, files.size(), [&](size_t i) {
     if (failures[i]) return;
     try {
       const std::string& display = inputs[ids[i]].display();
       in_context({.file = display}, [&] {
-        opened[i] =
-            Shard{files[i].name, files[i].path, display, TorchArchive::open(inputs, ids[i]), false};
+        opened[i] = Shard{files[i].name, files[i].path, display,
+                          TorchArchive::open(inputs, ids[i], &pickles), false};
         check_saved_name(*opened[i]);
       });
     } catch (...) {

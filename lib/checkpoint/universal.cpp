@@ -60,16 +60,14 @@ bool comes_before(const std::string& a, const std::string& b) {
 class Reader {
  public:
   Reader(CheckpointDraft& draft, bool is_split)
-      : draft_(draft),
-        is_split_(is_split),
-        models_(draft.model_shards.begin(), draft.model_shards.end()) {}
+      : draft_(draft), is_split_(is_split), models_(draft.model_shards) {}
 
   void read() {
     open_files();
     const Fields wrapper = this->wrapper();
     find_stage(wrapper);
     if (stage_ < 3) {
-      for (ModelStates& each : models_) {
+      for (ModelStates& each : models_.distinct()) {
         each.drop_false_aliases();
         each.find_tied_views();
         add_router_aliases(each, draft_.inputs);
@@ -84,9 +82,7 @@ class Reader {
     check_folders(groups, world.frozen);
     for (size_t g = 0; g < groups.size(); ++g) add_group(groups[g], g, wrapper, world);
     if (stage_ == 3) {
-      std::vector<const ModelStates*> ranks;
-      for (const ModelStates& rank : models_) ranks.push_back(&rank);
-      world.frozen = cut_frozen(ranks);
+      world.frozen = cut_frozen(models_.ranks());
     } else if (stage_ != 0) {
       world.frozen = whole_frozen(model());
     }
@@ -116,7 +112,7 @@ class Reader {
     split_ = nullptr;
   }
 
-  ModelStates& model() { return models_.front(); }
+  ModelStates& model() { return models_.distinct().front(); }
 
   void open_files() {
     const fs::path zero = draft_.folder.path / "zero";
@@ -165,7 +161,7 @@ class Reader {
   }
 
   void check_ranks_agree() {
-    for (const ModelStates& rank : models_) {
+    for (const ModelStates& rank : models_.distinct()) {
       // Slices of other ranks have other shapes.
       const bool same_model = rank.shard().name.mp_rank == model().shard().name.mp_rank;
       if (same_model && rank.param_shapes != model().param_shapes) {
@@ -244,7 +240,7 @@ class Reader {
       for (const auto& entry : group) known.insert(entry.first);
     }
     bool has_module = true;
-    for (const ModelStates& each : models_) {
+    for (const ModelStates& each : models_.distinct()) {
       known.merge(each.aliases());
       for (const auto& entry : each.module) known.insert(entry.first);
       for (const auto& entry : each.frozen_param_shapes) known.insert(entry.first);
@@ -442,7 +438,7 @@ class Reader {
 
   CheckpointDraft& draft_;
   bool is_split_;  // over pipeline stages, tensor-parallel or expert-parallel ranks
-  std::vector<ModelStates> models_;
+  RankModels models_;
   int stage_ = 0;
   SplitModel::Folders folders_;
   const SplitModel* split_ = nullptr;  // while it is read

@@ -16,11 +16,10 @@ constexpr const char* kFp32 = "fp32";
 
 }  // namespace
 
-SplitModel::SplitModel(const CheckpointDraft& draft, const std::vector<ModelStates>& models,
+SplitModel::SplitModel(const CheckpointDraft& draft, const RankModels& models,
                        const Folders& folders)
-    : draft_(draft), folders_(folders) {
-  for (const ModelStates& model : models) {
-    ranks_.push_back(&model);
+    : draft_(draft), ranks_(models.ranks()), folders_(folders) {
+  for (const ModelStates& model : models.distinct()) {
     const bool is_first =
         worlds_.empty() || worlds_.back()->shard().name.mp_rank != model.shard().name.mp_rank;
     if (is_first) worlds_.push_back(&model);
@@ -111,9 +110,9 @@ Shape SplitModel::whole_shape(const std::string& name, const Shape& local, const
 std::vector<std::pair<std::string, TensorSource>> SplitModel::frozen_of(
     const ModelStates& world) const {
   if (draft_.facts.zero_stage != 3) return whole_frozen(world);
-  std::vector<const ModelStates*> of_world;
-  for (const ModelStates* rank : ranks_) {
-    if (rank->shard().name.mp_rank == world.shard().name.mp_rank) of_world.push_back(rank);
+  std::vector<RankModel> of_world;
+  for (const RankModel& rank : ranks_) {
+    if (rank.shard->name.mp_rank == world.shard().name.mp_rank) of_world.push_back(rank);
   }
   return cut_frozen(of_world);
 }

@@ -26,8 +26,7 @@ class SplitModel {
   using Folders = std::map<std::string, UniversalFiles>;  // by parameter
 
   // Borrows all. `models` are those of all ranks, by mp rank.
-  SplitModel(const CheckpointDraft& draft, const std::vector<ModelStates>& models,
-             const Folders& folders);
+  SplitModel(const CheckpointDraft& draft, const RankModels& models, const Folders& folders);
 
   // The trained parameters by group with the shapes they have on the first rank that has them, in
   // the order of the pipeline's stages; all experts in the place of the local ones. At stage 0,
@@ -54,7 +53,7 @@ class SplitModel {
 
   const CheckpointDraft& draft_;
   std::vector<const ModelStates*> worlds_;  // the first rank of each
-  std::vector<const ModelStates*> ranks_;
+  const std::vector<RankModel>& ranks_;
   const Folders& folders_;
 };
 

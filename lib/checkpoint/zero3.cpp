@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -83,9 +84,12 @@ uint64_t numel_of(const Shape& shape) {
 
 class WorldReader {
  public:
-  WorldReader(CheckpointDraft& draft, const std::vector<const ModelStates*>& models,
+  WorldReader(CheckpointDraft& draft, const std::vector<RankModel>& models,
               const std::vector<const Shard*>& optim)
-      : draft_(draft), models_(models), optim_(optim), groups_(models.front()->param_shapes) {
+      : draft_(draft),
+        models_(models),
+        optim_(optim),
+        groups_(models.front().states->param_shapes) {
     for (const Shard* shard : optim) shares_.push_back(shares_of(*shard));
     refuse_lost_experts();
   }
@@ -124,7 +128,7 @@ class WorldReader {
   void refuse_lost_experts() const {
     if (shares_.front().empty()) return;
     for (size_t rank = 0; rank < optim_.size(); ++rank) {
-      for (const Shard* shard : {optim_[rank], &models_[rank]->shard()}) {
+      for (const Shard* shard : {optim_[rank], models_[rank].shard}) {
         if (!shard->lost) continue;
         throw UnsupportedError(shard->where(),
                                "is lost, and no other file tells which experts the rank had");
@@ -141,7 +145,7 @@ class WorldReader {
   // Every rank writes a model file of its own; all say the same but for their fragments and their
   // own experts.
   void check_model_shards() const {
-    const ModelStates& reference = *models_.front();
+    const ModelStates& reference = *models_.front().states;
     for (const NamedShapes& group : reference.param_shapes) {
       for (const auto& [name, shape] : group) {
         const Where where = reference.fields.where(keys::kParamShapes);
@@ -150,7 +154,7 @@ class WorldReader {
       }
     }
     for (size_t rank = 0; rank < models_.size(); ++rank) {
-      const ModelStates& model = *models_[rank];
+      const ModelStates& model = *models_[rank].states;
       if (shares_[rank].size() != shares_.front().size() ||
           model.param_shapes.size() != groups_.size() ||
           (!shares_[rank].empty() && shares_[rank].size() != groups_.size())) {
@@ -179,7 +183,7 @@ class WorldReader {
   void open_swap_files() {
     std::vector<std::vector<SubGroupSize>> sizes;
     for (size_t rank = 0; rank < optim_.size(); ++rank) {
-      sizes.push_back(sub_group_sizes(*models_[rank], *optim_[rank], optim_.size()));
+      sizes.push_back(sub_group_sizes(*models_[rank].states, *optim_[rank], optim_.size()));
     }
     const auto tensors = swapped_tensors(optim_, sizes, draft_.mp_ranks, draft_.notes);
     swapped_ = SwapFiles(draft_.inputs, optim_, tensors, draft_.optimizer_states);
@@ -204,15 +208,16 @@ class WorldReader {
     }
     std::map<uint32_t, std::vector<size_t>> sets;
     for (size_t rank = 0; rank < optim_.size(); ++rank) {
-      sets[expert_parallel_rank(*models_[rank])].push_back(rank);
+      sets[expert_parallel_rank(*models_[rank].states)].push_back(rank);
     }
     const auto ep_size = static_cast<uint32_t>(sets.size());
     for (auto& [ep_rank, ranks] : sets) {
-      const ModelStates& model = *models_[ranks.front()];
+      const ModelStates& model = *models_[ranks.front()].states;
       for (const size_t rank : ranks) {
-        if (models_[rank]->param_shapes[g] == model.param_shapes[g]) continue;
+        const ModelStates& other = *models_[rank].states;
+        if (&other == &model || other.param_shapes[g] == model.param_shapes[g]) continue;
         throw InconsistentError(
-            models_[rank]->fields.where(keys::kParamShapes),
+            other.fields.where(keys::kParamShapes),
             "differs from that in " + model.shard().display + ", which has the same experts");
       }
       add_params({g}, model.param_shapes[g], in_order(g, ranks), ep_rank, ep_size);
@@ -237,27 +242,36 @@ class WorldReader {
     return ordered;
   }
 
+  // The flat tensors of ranks, or of what they keep of one state.
+  using Pieces = std::shared_ptr<const std::vector<TensorSource>>;
+  static Pieces shared(std::vector<TensorSource> flat) {
+    return std::make_shared<const std::vector<TensorSource>>(std::move(flat));
+  }
+
   // The parameters `shapes` that `ranks` share, whose pieces lie end to end in the sub-groups
   // `groups` of each rank.
   void add_params(const std::vector<size_t>& groups, const NamedShapes& shapes,
                   const std::vector<size_t>& ranks, uint32_t ep_rank, uint32_t ep_size) {
-    std::vector<TensorSource> masters;
+    std::vector<TensorSource> flat;
     for (const size_t rank : ranks) {
       std::vector<TensorSource> parts;
       for (const size_t g : groups) parts.push_back(flat_[rank][g]);
-      masters.push_back(in_context(optim_[rank]->where(keys::kFp32FlatGroups),
-                                   [&] { return TensorSource::cat(0, std::move(parts)); }));
+      flat.push_back(in_context(optim_[rank]->where(keys::kFp32FlatGroups),
+                                [&] { return TensorSource::cat(0, std::move(parts)); }));
     }
+    const Pieces masters = shared(std::move(flat));
     const Shard& first = *optim_[ranks.front()];
     const bool requires_grad =
         first.archive.info(optimizer_state(first).sequence(keys::kFp32FlatGroups)[groups.front()])
             .requires_grad;
     FlatStates all;
     if (draft_.optimizer_states) all = states_of(groups, ranks);
+    std::vector<Pieces> states;
+    for (FlatStates::State& state : all.states) states.push_back(shared(std::move(state.pieces)));
 
     int64_t at = 0;
     for (const auto& [name, shape] : shapes) {
-      in_context({.file = models_.front()->shard().display, .tensor = name}, [&] {
+      in_context({.file = models_.front().shard->display, .tensor = name}, [&] {
         OwnedParam param{.name = name,
                          .shape = shape,
                          .master = gathered(masters, at, shape),
@@ -267,8 +281,8 @@ class WorldReader {
                          .others = all.others,
                          .ep_rank = ep_rank,
                          .ep_size = ep_size};
-        for (const FlatStates::State& state : all.states) {
-          param.states.push_back({state.key, gathered(state.pieces, at, shape)});
+        for (size_t i = 0; i < states.size(); ++i) {
+          param.states.push_back({all.states[i].key, gathered(states[i], at, shape)});
         }
         params_.push_back(std::move(param));
       });
@@ -317,12 +331,9 @@ class WorldReader {
   }
 
   // The parameter of `shape` whose pieces lie at `at` in `flat`, one tensor a rank.
-  static TensorSource gathered(const std::vector<TensorSource>& flat, int64_t at,
-                               const Shape& shape) {
-    const auto piece = static_cast<int64_t>(piece_of(numel_of(shape), flat.size()));
-    std::vector<TensorSource> pieces;
-    for (const TensorSource& rank : flat) pieces.push_back(rank.narrow(0, at, piece));
-    return TensorSource::cat(0, std::move(pieces)).narrow(0, 0, numel(shape)).view(shape);
+  static TensorSource gathered(const Pieces& flat, int64_t at, const Shape& shape) {
+    const auto piece = static_cast<int64_t>(piece_of(numel_of(shape), flat->size()));
+    return TensorSource::cat_narrowed(flat, at, piece).narrow(0, 0, numel(shape)).view(shape);
   }
 
   std::vector<TensorSource> flat_groups(size_t rank) const {
@@ -347,7 +358,7 @@ class WorldReader {
   // sums agree but not the borders, parameters lie across them.
   std::vector<uint64_t> account(size_t rank) const {
     const Shard& shard = *optim_[rank];
-    const std::vector<NamedShapes>& groups = models_[rank]->param_shapes;
+    const std::vector<NamedShapes>& groups = models_[rank].states->param_shapes;
     std::vector<uint64_t> ends;
     uint64_t available = 0;
     for (const TensorSource& part : flat_[rank]) {
@@ -384,7 +395,7 @@ class WorldReader {
   }
 
   CheckpointDraft& draft_;
-  const std::vector<const ModelStates*>& models_;
+  const std::vector<RankModel>& models_;
   const std::vector<const Shard*>& optim_;
   const std::vector<NamedShapes>& groups_;
   SwapFiles swapped_;
@@ -447,34 +458,35 @@ void read(CheckpointDraft& draft) {
   draft.facts.optimizer_wrapper = "DeepSpeedZeroOptimizer_Stage3";
   draft.facts.nvme_optimizer = is_nvme_optimizer(first);
 
-  std::vector<ModelStates> models(draft.model_shards.begin(), draft.model_shards.end());
-  for (size_t rank = 0; rank < models.size(); rank += draft.facts.mesh.dp) {
-    add_router_aliases(models[rank], draft.inputs);
+  RankModels all(draft.model_shards);
+  const std::vector<RankModel>& models = all.ranks();
+  for (ModelStates& each : all.distinct()) {
+    if (each.shard().name.dp_rank == 0) add_router_aliases(each, draft.inputs);
   }
   check_same_step(draft, keys::kOptimizerStateDict);
   note_other_step(draft, keys::kOptimizerStateDict);
   std::vector<World> worlds;
   const size_t dp = draft.facts.mesh.dp;
   for (size_t begin = 0; begin < models.size(); begin += dp) {
-    std::vector<const ModelStates*> ranks;
-    for (size_t rank = 0; rank < dp; ++rank) ranks.push_back(&models[begin + rank]);
+    const auto first_rank = models.begin() + static_cast<std::ptrdiff_t>(begin);
+    const std::vector<RankModel> ranks(first_rank, first_rank + static_cast<std::ptrdiff_t>(dp));
     const std::vector<const Shard*> optim =
-        optim_shards_of(draft, ranks.front()->shard().name.mp_rank);
+        optim_shards_of(draft, ranks.front().shard->name.mp_rank);
     WorldReader reader(draft, ranks, optim);
     // Buffers are whole in every rank's file.
-    const auto readable = std::find_if(
-        ranks.begin(), ranks.end(), [](const ModelStates* model) { return !model->shard().lost; });
-    worlds.push_back({*readable, reader.read(), cut_frozen(ranks)});
+    const auto readable = std::find_if(ranks.begin(), ranks.end(),
+                                       [](const RankModel& model) { return !model.shard->lost; });
+    worlds.push_back({readable->states, reader.read(), cut_frozen(ranks)});
   }
   draft.wrapper_state = {&first.archive, first.archive.root().at(keys::kOptimizerStateDict)};
   if (draft.optimizer_states && worlds.size() == 1) {
-    draft.groups = sub_group_param_groups(models.front(), optimizer_state(first));
+    draft.groups = sub_group_param_groups(*models.front().states, optimizer_state(first));
     find_expert_groups(draft.groups, shares_of(first), dp);
   }
   if (!draft.mp_rank) note_unreferenced(draft);
   assemble(draft, worlds);
   note_lost(worlds.front(), draft.notes);
-  models.front().note_not_tensors(draft.notes);
+  models.front().states->note_not_tensors(draft.notes);
 }
 
 }  // namespace
@@ -495,21 +507,20 @@ std::vector<SubGroupSize> sub_group_sizes(const ModelStates& model, const Shard&
 }
 
 // Put together from the fragments of all ranks.
-std::vector<std::pair<std::string, TensorSource>> cut_frozen(
-    const std::vector<const ModelStates*>& models) {
+std::vector<std::pair<std::string, TensorSource>> cut_frozen(const std::vector<RankModel>& models) {
   std::vector<std::pair<std::string, TensorSource>> frozen;
-  const ModelStates& reference = *models.front();
+  const ModelStates& reference = *models.front().states;
   if (!reference.frozen_param_fragments) return frozen;
   for (const auto& [name, shape] : reference.frozen_param_shapes) {
     // Frozen since the optimizer was made, which still owns it: then its master counts.
     if (reference.is_trainable(name)) continue;
     const uint64_t piece = piece_of(numel_of(shape), models.size());
     std::vector<TensorSource> pieces;
-    for (const ModelStates* model : models) {
-      const Where where = model->fields.where(keys::kFrozenParamFragments);
+    for (const auto& [shard, states] : models) {
+      const Where where = shard->where(keys::kFrozenParamFragments);
       in_context({.file = where.file, .member = where.member, .tensor = name}, [&] {
-        const Value fragments = model->fields[keys::kFrozenParamFragments];
-        const TensorSource fragment = model->shard().archive.tensor(fragments.at(name)).flatten();
+        const Value fragments = states->fields[keys::kFrozenParamFragments];
+        const TensorSource fragment = shard->archive.tensor(fragments.at(name)).flatten();
         if (static_cast<uint64_t>(fragment.numel()) != piece) {
           throw InconsistentError({}, "has " + std::to_string(fragment.numel()) +
                                           " elements, a rank's piece is " + std::to_string(piece));

@@ -44,8 +44,7 @@ struct World {
 
 // World::frozen of stages 1 and 2, and of stage 3, where each rank's file has a part.
 std::vector<std::pair<std::string, TensorSource>> whole_frozen(const ModelStates& model);
-std::vector<std::pair<std::string, TensorSource>> cut_frozen(
-    const std::vector<const ModelStates*>& models);
+std::vector<std::pair<std::string, TensorSource>> cut_frozen(const std::vector<RankModel>& models);
 
 // What a rank of stage 3 has of each sub-group, one of `ranks`.
 std::vector<SubGroupSize> sub_group_sizes(const ModelStates& model, const Shard& optim,

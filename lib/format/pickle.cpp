@@ -1,7 +1,6 @@
 #include "format/pickle.h"
 
-#include <functional>
-
+#include "base/keyed_hash.h"
 #include "format/pickle_nodes.h"
 
 namespace dsckpt::pickle {
@@ -22,10 +21,10 @@ bool equals(const Value& value, int64_t key) {
 }
 
 uint32_t hash_of(std::string_view key) {
-  return static_cast<uint32_t>(std::hash<std::string_view>{}(key));
+  return static_cast<uint32_t>(keyed_hash(key));
 }
 uint32_t hash_of(int64_t key) {
-  return static_cast<uint32_t>((static_cast<uint64_t>(key) * 0x9e3779b97f4a7c15u) >> 32);
+  return static_cast<uint32_t>(keyed_hash(static_cast<uint64_t>(key)));
 }
 
 // A global that is a dict of some sort even before it has keys.

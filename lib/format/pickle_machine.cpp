@@ -2,6 +2,7 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "base/keyed_hash.h"
 #include "format/pickle.h"
 #include "format/pickle_nodes.h"
 #include "format/pickle_opcodes.h"
@@ -60,7 +61,7 @@ class Memo {
 
  private:
   std::vector<std::optional<Value>> dense_;
-  std::unordered_map<uint64_t, Value> sparse_;
+  std::unordered_map<uint64_t, Value, KeyedHash> sparse_;
   uint64_t size_ = 0;
 };
 

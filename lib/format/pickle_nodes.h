@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "format/pickle.h"
 
 namespace dsckpt::pickle {
@@ -169,8 +170,9 @@ struct Document::Store {
   std::deque<ObjectHolder> objects;
   std::deque<GlobalNode> globals;
   std::deque<PersistentNode> persistents;
-  std::unordered_map<std::string, Value> global_names;  // "module\nname" -> its first node
-  std::unordered_map<std::string_view, Value> interned;
+  std::unordered_map<std::string, Value, KeyedHash>
+      global_names;  // "module\nname" -> its first node
+  std::unordered_map<std::string_view, Value, KeyedHash> interned;
 
   Value text(Kind kind, std::string_view text) {
     return Access::make(texts.emplace_back(kind, arena.copy(text)));

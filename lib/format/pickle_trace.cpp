@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/keyed_hash.h"
 #include "format/pickle_nodes.h"
 #include "format/pickle_opcodes.h"
 
@@ -348,7 +349,7 @@ class Tracer {
   std::vector<NamedGlobal::Attribute> pairs_;
   std::vector<Known> stack_;
   std::vector<size_t> marks_;
-  std::unordered_map<uint64_t, Known> memo_;
+  std::unordered_map<uint64_t, Known, KeyedHash> memo_;
 };
 
 void Tracer::step(uint8_t opcode) {

@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/keyed_hash.h"
 
 namespace dsckpt {
 namespace {
@@ -189,7 +190,7 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
   State state_ = State::start;
   std::string key_;
   bool have_key_ = false;
-  std::unordered_set<std::string> names_;
+  std::unordered_set<std::string, KeyedHash> names_;
 };
 
 // Sub-byte types of tensor.rs 0.8.

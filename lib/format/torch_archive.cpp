@@ -7,6 +7,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/keyed_hash.h"
 #include "base/widen.h"
 #include "format/foreign_file.h"
 #include "format/torch_legacy.h"
@@ -146,6 +147,15 @@ std::string prefix_of(const ZipReader& zip) {
   return slash == std::string::npos ? "" : first.substr(0, slash);
 }
 
+// What files may have in common is worth no more memory than this.
+constexpr size_t kMaxSharedBytes = size_t{32} << 20;
+
+std::shared_ptr<const pickle::Document> parsed(const std::vector<std::byte>& bytes,
+                                               const pickle::Limits& limits) {
+  return std::make_shared<const pickle::Document>(
+      pickle::Document::parse(bytes, 0, nullptr, limits));
+}
+
 struct Checked {
   TensorInfo info;
   uint64_t begin = 0;  // bytes from the start of the storage to the first element
@@ -159,18 +169,19 @@ struct TorchArchive::Impl {
   FileId id = 0;
   std::optional<ZipReader> zip;
   std::string prefix;
-  pickle::Document document;
-  std::unordered_map<std::string, Extent> legacy_storages;
+  std::shared_ptr<const pickle::Document> document;
+  std::unordered_map<std::string, Extent, KeyedHash> legacy_storages;
 
-  // Where a zip's storages lie, found when first asked for: it takes a read of the local header.
+  // Where the data of a zip's storages begins, by the number of the record, found when first asked
+  // for: it takes a read of the local header. 0 where it was not; empty if it never was.
   mutable std::mutex mutex;
-  mutable std::unordered_map<std::string, Extent> found;
+  mutable std::vector<uint64_t> found;
 
   std::string member(const std::string& key) const {
     return zip ? prefix + "/data/" + key : "storage " + key;
   }
 
-  void open_zip() {
+  void open_zip(SharedPickles* shared) {
     zip = ZipReader::open(*file, id);
     prefix = prefix_of(*zip);
     if (zip->find(prefix + "/constants.pkl") != nullptr) {
@@ -205,8 +216,9 @@ struct TorchArchive::Impl {
       if (data->size > limits.max_bytes) {
         throw UnsupportedError({}, "a pickle of " + std::to_string(data->size) + " bytes");
       }
-      const std::vector<std::byte> bytes = zip->read(*data);
-      document = pickle::Document::parse(bytes, 0, nullptr, limits);
+      std::vector<std::byte> bytes = zip->read(*data);
+      document =
+          shared != nullptr ? shared->parse(std::move(bytes), limits) : parsed(bytes, limits);
     });
   }
 
@@ -227,14 +239,19 @@ struct TorchArchive::Impl {
   }
 
   Extent storage_extent(const std::string& key) const {
-    if (!zip) return legacy_storages.at(key);
+    return zip ? record_extent(*zip->find(prefix + "/data/" + key)) : legacy_storages.at(key);
+  }
+
+  Extent record_extent(const ZipEntry& entry) const {
+    const auto index = static_cast<size_t>(&entry - zip->entries().data());
     {
       const std::lock_guard lock(mutex);
-      if (const auto at = found.find(key); at != found.end()) return at->second;
+      if (!found.empty() && found[index] != 0) return {id, found[index], entry.size};
     }
-    const Extent extent = zip->data(*zip->find(prefix + "/data/" + key));
+    const Extent extent = zip->data(entry);
     const std::lock_guard lock(mutex);
-    found.emplace(key, extent);
+    if (found.empty()) found.resize(zip->entries().size());
+    found[index] = extent.offset;
     return extent;
   }
 
@@ -292,27 +309,52 @@ struct TorchArchive::Impl {
 
   // The tensor's own bytes.
   Extent extent(const Checked& tensor) const {
+    // Files of stage 3 have an empty tensor for every parameter: reading where they lie would be
+    // most of the work.
+    if (tensor.size == 0) return {id, 0, 0};
     const Extent storage = storage_extent(tensor.info.storage_key);
-    if (tensor.size == 0) return {storage.file, storage.offset, 0};
     return {storage.file, storage.offset + tensor.begin, tensor.size};
   }
 };
+
+std::shared_ptr<const pickle::Document> SharedPickles::find(
+    const std::vector<std::byte>& bytes) const {
+  const auto found = std::find_if(parsed_.begin(), parsed_.end(),
+                                  [&](const Parsed& one) { return one.bytes == bytes; });
+  return found == parsed_.end() ? nullptr : found->document;
+}
+
+std::shared_ptr<const pickle::Document> SharedPickles::parse(std::vector<std::byte> bytes,
+                                                             const pickle::Limits& limits) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (auto known = find(bytes)) return known;
+  }
+  auto document = parsed(bytes, limits);
+  const std::lock_guard lock(mutex_);
+  if (auto known = find(bytes)) return known;
+  if (bytes.size() <= kMaxSharedBytes - kept_bytes_) {
+    kept_bytes_ += bytes.size();
+    parsed_.push_back({std::move(bytes), document});
+  }
+  return document;
+}
 
 TorchArchive::TorchArchive(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 TorchArchive::TorchArchive(TorchArchive&&) noexcept = default;
 TorchArchive& TorchArchive::operator=(TorchArchive&&) noexcept = default;
 TorchArchive::~TorchArchive() = default;
 
-TorchArchive TorchArchive::open(const InputFiles& files, FileId id) {
+TorchArchive TorchArchive::open(const InputFiles& files, FileId id, SharedPickles* shared) {
   auto impl = std::make_unique<Impl>();
   impl->file = &files[id];
   impl->id = id;
   in_context({.file = impl->file->display()}, [&] {
     if (ZipReader::probe(*impl->file)) {
-      impl->open_zip();
+      impl->open_zip(shared);
     } else if (TorchLegacy::probe(*impl->file)) {
       TorchLegacy legacy = TorchLegacy::read(*impl->file, id);
-      impl->document = std::move(legacy.document);
+      impl->document = std::make_shared<const pickle::Document>(std::move(legacy.document));
       impl->legacy_storages = std::move(legacy.storages);
     } else {
       throw foreign_file(*impl->file, "a file written by torch.save");
@@ -331,7 +373,7 @@ std::string_view TorchArchive::prefix() const {
   return impl_->prefix;
 }
 const pickle::Document& TorchArchive::document() const {
-  return impl_->document;
+  return *impl_->document;
 }
 
 bool TorchArchive::is_tensor(const Value& value) {
@@ -384,8 +426,8 @@ std::vector<Extent> TorchArchive::storages() const {
   }
   const std::string folder = impl_->prefix + "/data/";
   for (const ZipEntry& entry : impl_->zip->entries()) {
-    if (entry.name.starts_with(folder)) {
-      found.push_back(impl_->storage_extent(entry.name.substr(folder.size())));
+    if (entry.size > 0 && entry.name.starts_with(folder)) {
+      found.push_back(impl_->record_extent(entry));
     }
   }
   return found;
@@ -420,14 +462,15 @@ std::vector<InputRecord> TorchArchive::records(bool all) const {
   if (!impl_->zip || !impl_->zip->has_checksums()) return records;
   if (all) {
     for (const ZipEntry& entry : impl_->zip->entries()) {
-      records.push_back({impl_->zip->data(entry), entry.crc32, entry.name});
+      if (entry.size > 0) records.push_back({impl_->zip->data(entry), entry.crc32, entry.name});
     }
     return records;
   }
   const std::lock_guard lock(impl_->mutex);
-  for (const auto& [key, extent] : impl_->found) {
-    const ZipEntry& entry = *impl_->zip->find(impl_->prefix + "/data/" + key);
-    records.push_back({extent, entry.crc32, entry.name});
+  for (size_t i = 0; i < impl_->found.size(); ++i) {
+    const ZipEntry& entry = impl_->zip->entries()[i];
+    if (impl_->found[i] == 0) continue;
+    records.push_back({{impl_->id, impl_->found[i], entry.size}, entry.crc32, entry.name});
   }
   return records;
 }

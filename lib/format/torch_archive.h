@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -35,6 +36,27 @@ struct TensorInfo {
   pickle::Value attributes;
 };
 
+// Pickles that were parsed, for files that have the same: those of many ranks differ in the bytes
+// of their tensors, and hardly in what they say of them. Any thread.
+class SharedPickles {
+ public:
+  // The document of `bytes`, one for all that are equal; of equal ones that come at the same time,
+  // and where there are many different ones, each may have its own. Throws as Document::parse.
+  std::shared_ptr<const pickle::Document> parse(std::vector<std::byte> bytes,
+                                                const pickle::Limits& limits);
+
+ private:
+  struct Parsed {
+    std::vector<std::byte> bytes;
+    std::shared_ptr<const pickle::Document> document;
+  };
+  std::shared_ptr<const pickle::Document> find(const std::vector<std::byte>& bytes) const;
+
+  mutable std::mutex mutex_;
+  std::vector<Parsed> parsed_;
+  size_t kept_bytes_ = 0;
+};
+
 // One file, opened. Immutable afterwards; any thread. Move-only. The InputFiles table must outlive
 // it.
 //
@@ -43,7 +65,8 @@ struct TensorInfo {
 // torch 0.1 and big-endian ones.
 class TorchArchive {
  public:
-  static TorchArchive open(const InputFiles& files, FileId id);
+  // With `shared`, files with equal pickles have one document.
+  static TorchArchive open(const InputFiles& files, FileId id, SharedPickles* shared = nullptr);
   TorchArchive(TorchArchive&&) noexcept;
   TorchArchive& operator=(TorchArchive&&) noexcept;
   ~TorchArchive();
@@ -70,15 +93,15 @@ class TorchArchive {
   // Where the storage that a persistent value names lies, whatever its type, also one that
   // tensor() refuses; nullopt if it is not in the file.
   std::optional<Extent> bytes_of_storage(const pickle::Value& value) const;
-  // All storages of the file, also those that no tensor is a view of.
+  // All storages of the file that have any bytes, also those that no tensor is a view of.
   std::vector<Extent> storages() const;
   // A tensor of this archive with a single element, read now: a step count, say. As double.
   // Plain numbers are returned as they are. nullopt for anything else.
   std::optional<double> scalar(const pickle::Value& value) const;
 
-  // Records with a CRC32: of the storages that tensor() was asked for, or, with `all`, every one,
-  // which takes a read of each record's local header. None for the legacy form and for zips without
-  // checksums.
+  // Records with a CRC32 that have any bytes: of the storages that tensor() was asked for, or, with
+  // `all`, every one, which takes a read of each record's local header. None for the legacy form
+  // and for zips without checksums.
   std::vector<InputRecord> records(bool all) const;
   // The CRC32s of the storages of all tensors in `value`, in the order of the pickle. Empty where
   // records() is.
@@ -137,8 +160,8 @@ class TorchArchiveWriter {
   };
   pickle::Document document_;
   std::vector<Storage> storages_;
-  std::vector<StorageId> order_;  // by key
-  pickle::Document::Copies copies_;
+  std::vector<StorageId> order_;                       // by key
+  std::map<FileId, pickle::Document::Copies> copies_;  // archives may share their pickles
   std::map<std::pair<FileId, std::string>, StorageId> imported_;  // by their keys there
 };
 

@@ -127,11 +127,12 @@ Value TorchArchiveWriter::import(const TorchArchive& from, const Value& value) {
     storages_.push_back({data, document_.string(std::to_string(order_.size()))});
     order_.push_back(found->second);
   }
-  return document_.copy(value, copies_, [&](const Value& persistent) {
+  pickle::Document::Copies& copies = copies_[from.file()];
+  return document_.copy(value, copies, [&](const Value& persistent) {
     const auto id = id_of(persistent);
     const StorageId storage = imported_.at({from.file(), std::string(id[2].as_string())});
     const auto leaf = [&](const Value& field) {
-      return document_.copy(field, copies_, [](const Value&) -> Value {
+      return document_.copy(field, copies, [](const Value&) -> Value {
         throw CorruptError({}, "a persistent value within a persistent id");
       });
     };

@@ -1,6 +1,7 @@
 #include "format/torch_legacy.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <string_view>
 #include <unordered_set>
@@ -170,12 +171,33 @@ StorageId StorageId::parse(const pickle::Value& id) {
   });
 }
 
+namespace {
+
+bool may_hold_others(const pickle::Value& value) {
+  using pickle::Kind;
+  switch (value.kind()) {
+    case Kind::persistent:
+    case Kind::tuple:
+    case Kind::list:
+    case Kind::set:
+    case Kind::frozen_set:
+    case Kind::dict:
+    case Kind::object:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
 std::vector<pickle::Value> persistent_values(const pickle::Value& root) {
   using pickle::Kind;
   using pickle::Value;
   std::vector<Value> found;
   std::unordered_set<const void*> seen;
-  std::vector<Value> open{root};
+  std::vector<Value> open;
+  if (may_hold_others(root)) open.push_back(root);
   std::vector<Value> children;
   const auto add_items = [&](const pickle::DictNode& dict) {
     for (const auto& [key, value] : dict.items) {
@@ -186,18 +208,6 @@ std::vector<pickle::Value> persistent_values(const pickle::Value& root) {
   while (!open.empty()) {
     const Value value = open.back();
     open.pop_back();
-    switch (value.kind()) {
-      case Kind::persistent:
-      case Kind::tuple:
-      case Kind::list:
-      case Kind::set:
-      case Kind::frozen_set:
-      case Kind::dict:
-      case Kind::object:
-        break;
-      default:
-        continue;
-    }
     if (!seen.insert(value.identity()).second) continue;
     children.clear();
     if (value.is(Kind::persistent)) {
@@ -214,7 +224,7 @@ std::vector<pickle::Value> persistent_values(const pickle::Value& root) {
       const auto items = value.as_sequence();
       children.assign(items.begin(), items.end());
     }
-    open.insert(open.end(), children.rbegin(), children.rend());
+    std::copy_if(children.rbegin(), children.rend(), std::back_inserter(open), may_hold_others);
   }
   return found;
 }
@@ -251,7 +261,7 @@ TorchLegacy TorchLegacy::read(const InputFile& file, FileId id) {
   });
   in_context({.member = "object"}, [&] { legacy.document = read_pickle(file, scanner, offset); });
 
-  std::unordered_map<std::string, StorageId> known;
+  std::unordered_map<std::string, StorageId, KeyedHash> known;
   for (const pickle::Value& value : persistent_values(legacy.document.root())) {
     StorageId storage = StorageId::parse(value.persistent_id());
     const auto [found, fresh] = known.try_emplace(storage.key, storage);

@@ -10,6 +10,7 @@
 
 #include "base/dtype.h"
 #include "base/extent.h"
+#include "base/keyed_hash.h"
 #include "format/pickle.h"
 #include "io/input_file.h"
 
@@ -35,7 +36,7 @@ std::vector<pickle::Value> persistent_values(const pickle::Value& root);
 
 struct TorchLegacy {
   pickle::Document document;
-  std::unordered_map<std::string, Extent> storages;  // by key
+  std::unordered_map<std::string, Extent, KeyedHash> storages;  // by key
 
   // True if the file starts with torch's magic number as a pickle.
   static bool probe(const InputFile& file);

@@ -9,7 +9,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "base/extent.h"
@@ -67,7 +66,7 @@ class ZipReader {
   FileId id_;
   bool has_checksums_ = true;
   std::vector<ZipEntry> entries_;
-  std::unordered_map<std::string_view, size_t> by_name_;  // views into entries_
+  std::vector<uint32_t> by_name_;  // indices of entries_, in the order of their names
 };
 
 // Lays out a zip file in a plan, the way torch's writer would have written it: local headers with

@@ -182,12 +182,19 @@ OutputId ZipLayout::lay_out(PlanBuilder& plan, std::string path) && {
   literal(end_records(records_.size(), directory_offset, offset - directory_offset));
 
   const OutputId out = plan.add_output(std::move(path), offset);
-  for (const auto& [at, bytes] : literals) plan.put_literal(out, at, bytes);
+  // In the order of the offsets, so that the plan has nothing to sort.
+  auto literal_at = literals.begin();
+  const auto put_literal = [&] {
+    plan.put_literal(out, literal_at->first, literal_at->second);
+    ++literal_at;
+  };
+  put_literal();
   for (size_t i = 0; i < records_.size(); ++i) {
     const Record& record = records_[i];
     if (!record.source || record.size == 0) continue;
     const uint64_t begin = placed[i].data_offset;
     plan.put(out, begin, *record.source);
+    put_literal();
     plan.add_digest({.out = out,
                      .begin = begin,
                      .end = begin + record.size,

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "base/bytes.h"
@@ -226,6 +227,22 @@ void set_limits(std::vector<ZipEntry>& entries, uint64_t directory_offset) {
   }
 }
 
+// The indices of `entries` in the order of their names, which must all be different.
+std::vector<uint32_t> sorted_by_name(const std::vector<ZipEntry>& entries) {
+  std::vector<uint32_t> order(entries.size());
+  std::iota(order.begin(), order.end(), uint32_t{0});
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return std::tie(entries[a].name, a) < std::tie(entries[b].name, b);
+  });
+  const auto twice = std::adjacent_find(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return entries[a].name == entries[b].name;
+  });
+  if (twice != order.end()) {
+    throw CorruptError({.member = entries[*twice].name}, "two records have this name");
+  }
+  return order;
+}
+
 }  // namespace
 
 bool ZipReader::probe(const InputFile& file) {
@@ -263,19 +280,16 @@ ZipReader ZipReader::open(const InputFile& file, FileId id) {
     set_limits(zip.entries_, directory.offset);
     zip.has_checksums_ = std::any_of(zip.entries_.begin(), zip.entries_.end(),
                                      [](const ZipEntry& entry) { return entry.crc32 != 0; });
-    zip.by_name_.reserve(zip.entries_.size());
-    for (size_t i = 0; i < zip.entries_.size(); ++i) {
-      if (!zip.by_name_.emplace(zip.entries_[i].name, i).second) {
-        throw CorruptError({.member = zip.entries_[i].name}, "two records have this name");
-      }
-    }
+    zip.by_name_ = sorted_by_name(zip.entries_);
     return zip;
   });
 }
 
 const ZipEntry* ZipReader::find(std::string_view name) const {
-  const auto found = by_name_.find(name);
-  return found == by_name_.end() ? nullptr : &entries_[found->second];
+  const auto found =
+      std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                       [&](uint32_t i, std::string_view key) { return entries_[i].name < key; });
+  return found == by_name_.end() || entries_[*found].name != name ? nullptr : &entries_[*found];
 }
 
 Extent ZipReader::data(const ZipEntry& entry) const {

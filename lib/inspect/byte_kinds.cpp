@@ -165,9 +165,11 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
   if (module.is_mapping()) {
     for (const auto& [key, value] : module.as_dict().items) {
       if (!TorchArchive::is_tensor(value)) continue;
+      const TensorInfo info = archive.info(value);
+      if (numel(info.shape) == 0) continue;  // a placeholder of stage 3
       const auto kind = key.is(pickle::Kind::string) ? kinds.find(key.as_string()) : kinds.end();
       const bool is_weight = kind == kinds.end() || kind->second == ParamKind::trainable;
-      claim(value, is_weight ? weights_of(archive.info(value).dtype)
+      claim(value, is_weight ? weights_of(info.dtype)
                              : std::string(kind->second == ParamKind::frozen ? kFrozen : kBuffers));
     }
   }
@@ -176,8 +178,11 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
   Covered flat;
   std::unordered_set<std::string> viewed;  // keys of storages
   for (const FoundTensor& found : tensors_in(archive.root())) {
+    TensorInfo info = archive.info(found.value);
+    const bool has_elements = numel(info.shape) != 0;
+    viewed.insert(std::move(info.storage_key));
+    if (!has_elements) continue;
     const TensorSource tensor = archive.tensor(found.value);
-    viewed.insert(archive.info(found.value).storage_key);
     each_range(tensor, [&](FileId, uint64_t begin, uint64_t end) {
       reachable.add(begin, end);
       if (has_flat_groups && tensor.shape().size() == 1 && tensor.numel() > 1) flat.add(begin, end);
@@ -185,10 +190,12 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
   }
   // Tensors of kinds that are not read, quantized ones say, have their storages whole.
   for (const Value& value : persistent_values(archive.root())) {
-    const std::optional<Extent> storage = archive.bytes_of_storage(value);
-    if (!storage) continue;
-    const std::string key(value.persistent_id().as_sequence()[2].as_string());
-    if (!viewed.contains(key)) reachable.add(storage->offset, storage->end());
+    const auto id = value.persistent_id().sequence_or_empty();
+    const bool has_key = id.size() > 2 && id[2].is(pickle::Kind::string);
+    if (!has_key || viewed.contains(std::string(id[2].as_string()))) continue;
+    if (const std::optional<Extent> storage = archive.bytes_of_storage(value)) {
+      reachable.add(storage->offset, storage->end());
+    }
   }
   uint64_t stored = 0;
   for (const Extent& storage : archive.storages()) {

@@ -21,6 +21,12 @@ int64_t inner_numel(const Shape& shape, size_t dim) {
   return count;
 }
 
+void check_range(int64_t start, int64_t length, int64_t size) {
+  if (start >= 0 && length >= 0 && start <= size && length <= size - start) return;
+  throw InconsistentError({}, "elements [" + std::to_string(start) + ", " + std::to_string(start) +
+                                  " + " + std::to_string(length) + ") of " + std::to_string(size));
+}
+
 size_t checked_dim(int64_t dim, const Shape& shape) {
   if (dim < 0 || static_cast<size_t>(dim) >= shape.size()) {
     throw InconsistentError(
@@ -46,6 +52,11 @@ struct TensorSource::Node {
     std::vector<int64_t> begins;  // of each part within one inner block, and the block's length
     size_t dim;
   };
+  struct CatNarrowed {
+    std::shared_ptr<const std::vector<TensorSource>> parts;
+    int64_t start;
+    int64_t length;
+  };
   struct Narrow {
     TensorSource child;
     size_t dim;
@@ -68,13 +79,19 @@ struct TensorSource::Node {
     bool cast = false;
     bool combined = false;
     bool zeros = false;
+
+    void add(const Holds& other) {
+      cast |= other.cast;
+      combined |= other.combined;
+      zeros |= other.zeros;
+    }
   };
 
   DType dtype;
   Shape shape;
   int64_t count;
   Holds holds;
-  std::variant<Stored, Zeros, Cat, Narrow, View, Cast, Combined> what;
+  std::variant<Stored, Zeros, Cat, CatNarrowed, Narrow, View, Cast, Combined> what;
 
   void lower(int64_t first, int64_t length, DType result, const Emit& emit) const;
   void lower_pieces(const Cat& node, int64_t first, int64_t length, DType result,
@@ -316,9 +333,7 @@ TensorSource TensorSource::cat(int64_t dim, std::vector<TensorSource> parts) {
                                       to_text(shape) + " along dimension " + std::to_string(dim));
     }
     total = checked_add(total, static_cast<uint64_t>(part.shape()[d]));
-    holds.cast |= part.node_->holds.cast;
-    holds.combined |= part.node_->holds.combined;
-    holds.zeros |= part.node_->holds.zeros;
+    holds.add(part.node_->holds);
   }
   if (total > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
     throw CorruptError({}, "a tensor has more than 2^63 elements");
@@ -333,6 +348,25 @@ TensorSource TensorSource::cat(int64_t dim, std::vector<TensorSource> parts) {
   const DType dtype = parts.front().dtype();
   return TensorSource(std::make_shared<const Node>(Node{
       dtype, std::move(shape), count, holds, Node::Cat{std::move(parts), std::move(begins), d}}));
+}
+
+TensorSource TensorSource::cat_narrowed(std::shared_ptr<const std::vector<TensorSource>> parts,
+                                        int64_t start, int64_t length) {
+  if (parts->empty()) throw InconsistentError({}, "nothing to concatenate");
+  Node::Holds holds;
+  const DType dtype = parts->front().dtype();
+  for (const TensorSource& part : *parts) {
+    if (part.dtype() != dtype || part.shape().size() != 1) {
+      throw InconsistentError({}, "cannot concatenate parts of " +
+                                      std::string(torch_name(part.dtype())) +
+                                      to_text(part.shape()));
+    }
+    check_range(start, length, part.shape()[0]);
+    holds.add(part.node_->holds);
+  }
+  const int64_t count = dsckpt::numel({static_cast<int64_t>(parts->size()), length});
+  return TensorSource(std::make_shared<const Node>(
+      Node{dtype, {count}, count, holds, Node::CatNarrowed{std::move(parts), start, length}}));
 }
 
 TensorSource TensorSource::Node::combine(Combine how, std::vector<TensorSource> parts,
@@ -384,11 +418,7 @@ TensorSource TensorSource::same(std::vector<TensorSource> parts, std::string wha
 
 TensorSource TensorSource::narrow(int64_t dim, int64_t start, int64_t length) const {
   const size_t d = checked_dim(dim, shape());
-  if (start < 0 || length < 0 || start > shape()[d] || length > shape()[d] - start) {
-    throw InconsistentError({}, "elements [" + std::to_string(start) + ", " +
-                                    std::to_string(start) + " + " + std::to_string(length) +
-                                    ") of " + std::to_string(shape()[d]));
-  }
+  check_range(start, length, shape()[d]);
   Shape narrowed = shape();
   narrowed[d] = length;
   if (std::holds_alternative<Node::Zeros>(node_->what)) return zeros(dtype(), std::move(narrowed));
@@ -459,6 +489,11 @@ TensorSource TensorSource::without_copies_in(const std::vector<FileId>& files) c
           [&](const Node::Stored&) { return *this; }, [&](const Node::Zeros&) { return *this; },
           [&](const Node::Cat& cat) {
             return TensorSource::cat(static_cast<int64_t>(cat.dim), without(cat.parts));
+          },
+          [&](const Node::CatNarrowed& cat) {
+            return cat_narrowed(
+                std::make_shared<const std::vector<TensorSource>>(without(*cat.parts)), cat.start,
+                cat.length);
           },
           [&](const Node::Narrow& narrow) {
             return narrow.child.without_copies_in(files).narrow(static_cast<int64_t>(narrow.dim),
@@ -585,6 +620,16 @@ void TensorSource::Node::lower(int64_t first, int64_t length, DType result,
     lower_blocks(node, begin, end, result, emit);
     lower_pieces(node, end * block, first + length - end * block, result, emit);
   };
+  const auto cat_narrowed = [&](const CatNarrowed& node) {
+    while (length > 0) {
+      const int64_t within = first % node.length;
+      const int64_t taken = std::min(node.length - within, length);
+      const TensorSource& part = (*node.parts)[static_cast<size_t>(first / node.length)];
+      part.node_->lower(node.start + within, taken, result, emit);
+      first += taken;
+      length -= taken;
+    }
+  };
   const auto narrow = [&](const Narrow& node) {
     const Node& child = *node.child.node_;
     const int64_t inner = inner_numel(child.shape, node.dim + 1);
@@ -623,7 +668,7 @@ void TensorSource::Node::lower(int64_t first, int64_t length, DType result,
     }
   };
   std::visit(
-      Overloaded{stored, zeros, cat, narrow, combined,
+      Overloaded{stored, zeros, cat, cat_narrowed, narrow, combined,
                  [&](const View& node) { node.child.node_->lower(first, length, result, emit); },
                  [&](const Cast& node) { node.child.node_->lower(first, length, result, emit); }},
       what);

@@ -81,6 +81,11 @@ class TensorSource {
   static TensorSource zeros(DType dtype, Shape shape);
   // torch.cat(parts, dim). At least one part; equal dtypes and equal sizes but along `dim`.
   static TensorSource cat(int64_t dim, std::vector<TensorSource> parts);
+  // torch.cat([part.narrow(0, start, length) for part in parts]): what a parameter that is cut over
+  // ranks is, by their flat tensors. All of one dimension and one type, at least one; plain memory
+  // for a tensor, however many parts there are.
+  static TensorSource cat_narrowed(std::shared_ptr<const std::vector<TensorSource>> parts,
+                                   int64_t start, int64_t length);
   // The element-wise mean of float32 tensors of one shape as torch computes sum(parts) /
   // len(parts): 0 + parts[0] + parts[1] + ... in that order in float32, divided by float(len). A
   // lone -0.0 becomes +0.0, as in Python. A later to() converts the mean. At least one part; throws

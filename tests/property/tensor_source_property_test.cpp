@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -179,7 +180,9 @@ class Generator {
       return out;
     }
     if ((kind == 10 || kind == 11) && may.combine) return combined(depth, dtype, shape);
-    if (kind == 12) return fragments(dtype, shape);
+    if (kind == 12) {
+      return pick(0, 1) == 0 ? fragments(dtype, shape) : pieces_of_ranks(dtype, shape);
+    }
     if (kind >= 13 && shape.size() >= 2) return cat_of_slices(dtype, shape, may);
     return stored(dtype, shape);
   }
@@ -189,6 +192,30 @@ class Generator {
     const Origin origin{0, 0, dtype, dtype, Combine::zeros};
     return {TensorSource::zeros(types()[pick_index(4)], shape).to(dtype),
             {dtype, shape, std::vector<Origin>(static_cast<size_t>(numel(shape)), origin)}};
+  }
+
+  // A tensor that ranks have a piece each of, all at the same place of their flat vectors.
+  Pair pieces_of_ranks(DType dtype, const Shape& shape) {
+    const int64_t ranks = pick(1, 4);
+    const int64_t length = (numel(shape) + ranks - 1) / ranks + pick(0, 1);
+    const int64_t start = pick(0, 3);
+    std::vector<TensorSource> flat;
+    std::vector<Origin> elements;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      const Shape size{start + length + pick(0, 2)};
+      const FileId file = static_cast<FileId>(pick(0, 2));
+      const uint64_t offset = static_cast<uint64_t>(pick(0, 1000));
+      const uint64_t bytes = static_cast<uint64_t>(size[0]) * size_of(dtype);
+      flat.push_back(TensorSource::stored({file, offset, bytes}, dtype, size));
+      for (int64_t i = start; i < start + length; ++i) {
+        elements.push_back(
+            {file, offset + static_cast<uint64_t>(i) * size_of(dtype), dtype, dtype});
+      }
+    }
+    const auto shared = std::make_shared<const std::vector<TensorSource>>(std::move(flat));
+    return {
+        TensorSource::cat_narrowed(shared, start, length).narrow(0, 0, numel(shape)).view(shape),
+        {dtype, shape, {elements.begin(), elements.begin() + numel(shape)}}};
   }
 
   // A tensor of a flat vector that is cut at arbitrary places into the files.
@@ -654,6 +681,18 @@ TEST(TensorSource, RefusesWhatDoesNotFit) {
                "cannot concatenate");
   EXPECT_ERROR(TensorSource::cat(0, {t, t.to(bfloat16)}), InconsistentError, "bfloat16");
   EXPECT_ERROR(TensorSource::cat(0, {t, t.flatten()}), InconsistentError, "cannot concatenate");
+  const auto parts = [](std::vector<TensorSource> all) {
+    return std::make_shared<const std::vector<TensorSource>>(std::move(all));
+  };
+  const auto flat = t.flatten();
+  EXPECT_ERROR(TensorSource::cat_narrowed(parts({}), 0, 1), InconsistentError,
+               "nothing to concatenate");
+  EXPECT_ERROR(TensorSource::cat_narrowed(parts({flat, t}), 0, 1), InconsistentError,
+               "cannot concatenate");
+  EXPECT_ERROR(TensorSource::cat_narrowed(parts({flat, flat.to(bfloat16)}), 0, 1),
+               InconsistentError, "bfloat16");
+  EXPECT_ERROR(TensorSource::cat_narrowed(parts({flat, flat.narrow(0, 0, 5)}), 2, 4),
+               InconsistentError, "of 5");
   EXPECT_ERROR(t.to(bfloat16).to(float32), InconsistentError, "cast once");
   EXPECT_ERROR(t.lower(5, 2, [](const SourceRun&) {}), InconsistentError, "outside the tensor");
   EXPECT_ERROR(t.lower(-1, 2, [](const SourceRun&) {}), InconsistentError, "outside the tensor");

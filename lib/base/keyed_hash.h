@@ -1,0 +1,26 @@
+// A hash for keys that come from files.
+//
+// SipHash-1-3 (Aumasson and Bernstein, "SipHash: a fast short-input PRF") under a key that every
+// process draws anew: nobody can write a file whose keys all fall into one place of a table, which
+// would make reading it take time that is quadratic in its size. So nothing that is written or
+// printed may depend on it, nor on the order of a table that uses it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace dsckpt {
+
+// Any thread.
+uint64_t keyed_hash(std::string_view bytes);
+uint64_t keyed_hash(uint64_t number);
+
+// For the tables of the standard library.
+struct KeyedHash {
+  using is_transparent = void;
+  size_t operator()(std::string_view bytes) const { return keyed_hash(bytes); }
+  size_t operator()(uint64_t number) const { return keyed_hash(number); }
+};
+
+}  // namespace dsckpt
