@@ -208,7 +208,8 @@ void check_weights_options(bool is_weights, const WeightNames& names, const std:
 }
 
 void add_pass_options(CLI::App& app, Common& common) {
-  app.add_option("--threads", common.threads, "Threads to use (default: all cores)")
+  app.add_option("--threads", common.threads,
+                 "Threads to use (default: one a core, and as many more as keep a disk busy)")
       ->check(CLI::Range(1, 4096))
       ->option_text("N");
   static const std::map<std::string, ProgressMode> kModes{{"auto", ProgressMode::automatic},

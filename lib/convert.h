@@ -94,7 +94,7 @@ std::vector<std::string> other_weights(const CopyPlan& plan, const std::filesyst
 std::vector<PlannedInput> planned_inputs(const InputFiles& inputs);
 
 struct RunOptions {
-  unsigned threads = 0;  // 0: all cores
+  unsigned threads = 0;  // 0: as choose_io() says
   IoMode io = IoMode::automatic;
   // Check the CRC32 of every record of the checkpoint, not only of those that are read whole
   // anyway.

@@ -37,7 +37,7 @@ struct Progress {
 };
 
 struct ExecOptions {
-  unsigned threads = 0;             // 0: as many as there are cores
+  unsigned threads = 0;             // 0: default_threads()
   uint64_t unit_bytes = 256 << 10;  // a power of two, at least a page
   // Records of the inputs with a known CRC32. Those that the plan reads whole are checked.
   std::vector<InputRecord> records = {};

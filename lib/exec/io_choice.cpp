@@ -1,23 +1,23 @@
 #include "exec/io_choice.h"
 
-#include <tbb/info.h>
-
 #include <algorithm>
 #include <bit>
 #include <fstream>
 #include <optional>
 #include <string>
 
+#include "exec/workers.h"
+
 namespace dsckpt {
 namespace {
 
 constexpr uint64_t kBufferedUnit = 256 << 10;
-constexpr uint64_t kLargestDirectUnit = 4 << 20;
+constexpr uint64_t kLargestDirectUnit = 2 << 20;
 constexpr uint64_t kSmallestDirectUnit = 512 << 10;
 // Of all workers' units together.
 constexpr uint64_t kDirectMemory = 16 << 20;
 // Writes that wait for the disk at once; more make it no faster.
-constexpr unsigned kWritesInFlight = 4;
+constexpr unsigned kWritesInFlight = 8;
 // Less than this is on the disk sooner through the page cache and fsync.
 constexpr uint64_t kDurableDirect = 64 << 20;
 
@@ -53,9 +53,8 @@ IoChoice choose_io(IoMode mode, uint64_t bytes, bool durable, unsigned threads) 
   const bool direct = mode == IoMode::direct ||
                       (mode == IoMode::automatic &&
                        (durable ? bytes >= kDurableDirect : bytes > bytes_before_write_back()));
-  const auto cores = static_cast<unsigned>(tbb::info::default_concurrency());
-  if (!direct) return {false, kBufferedUnit, threads != 0 ? threads : cores};
-  if (threads == 0) threads = std::max(cores, kWritesInFlight);
+  if (!direct) return {false, kBufferedUnit, threads != 0 ? threads : default_threads()};
+  if (threads == 0) threads = std::max(default_threads(), kWritesInFlight);
   const uint64_t share = std::bit_floor(std::max<uint64_t>(kDirectMemory / threads, 1));
   return {true, std::clamp(share, kSmallestDirectUnit, kLargestDirectUnit), threads};
 }

@@ -17,8 +17,8 @@ struct IoChoice {
   unsigned threads = 0;     // ExecOptions::threads, never 0
 };
 
-// For a run that writes `bytes`, and then waits for the disk if `durable`. `threads` 0: as many as
-// there are cores, and as many more as keep a disk busy.
+// For a run that writes `bytes`, and then waits for the disk if `durable`. `threads` 0:
+// default_threads(), and for direct writes as many more as keep a disk busy.
 IoChoice choose_io(IoMode mode, uint64_t bytes, bool durable, unsigned threads);
 
 }  // namespace dsckpt

@@ -17,8 +17,8 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
-// Files up to this size are one write: it reserves its blocks itself, and there are too many of them
-// for the disk to be asked about each.
+// Files up to this size are one write: it reserves its blocks itself, and there are too many of
+// them for the disk to be asked about each.
 constexpr uint64_t kSmallFile = 256 << 10;
 // An fsync is a commit of the file system's journal; more files than this share one.
 constexpr size_t kSyncedOneByOne = 16;

@@ -6,19 +6,34 @@
 #include <tbb/partitioner.h>
 #include <tbb/task_arena.h>
 
+#include <algorithm>
 #include <optional>
 
 namespace dsckpt {
+namespace {
 
-void run_workers(unsigned threads, const std::function<void()>& work) {
-  const auto cores = static_cast<unsigned>(tbb::info::default_concurrency());
-  if (threads == 0) threads = cores;
+unsigned cores() {
+  return static_cast<unsigned>(tbb::info::default_concurrency());
+}
+
+}  // namespace
+
+unsigned default_threads() {
+  return std::max(cores(), 4u);
+}
+
+void with_threads(unsigned threads, const std::function<void()>& work) {
+  if (threads == 0) threads = default_threads();
   // Without the control an arena of more threads than cores would be cut down silently; with one
   // for fewer, runs at the same time would be.
   std::optional<tbb::global_control> control;
-  if (threads > cores) control.emplace(tbb::global_control::max_allowed_parallelism, threads);
-  tbb::task_arena arena(static_cast<int>(threads));
-  arena.execute([&] {
+  if (threads > cores()) control.emplace(tbb::global_control::max_allowed_parallelism, threads);
+  tbb::task_arena(static_cast<int>(threads)).execute(work);
+}
+
+void run_workers(unsigned threads, const std::function<void()>& work) {
+  if (threads == 0) threads = default_threads();
+  with_threads(threads, [&] {
     tbb::parallel_for(
         0u, threads, [&](unsigned) { work(); }, tbb::simple_partitioner());
   });

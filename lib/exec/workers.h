@@ -5,9 +5,16 @@
 
 namespace dsckpt {
 
-// Calls `work` that many times at once (0: as often as there are cores) and returns when all are
-// done. Throws what one of them threw; the others should then stop by themselves. Of several calls at
-// once that ask for more threads than cores each gets as many as the most modest one asks for.
+// One a core, and four at least: some wait for the disk while others compute.
+unsigned default_threads();
+
+// Calls `work` once where oneTBB's algorithms have that many threads (0: default_threads()). Of
+// several calls at once that ask for more threads than cores each gets as many as the most modest
+// one asks for.
+void with_threads(unsigned threads, const std::function<void()>& work);
+
+// Calls `work` on that many threads at once (0: default_threads()) and returns when all are done.
+// Throws what one of them threw; the others should then stop by themselves.
 void run_workers(unsigned threads, const std::function<void()>& work);
 
 }  // namespace dsckpt

@@ -44,9 +44,10 @@ using OnBlock =
     std::function<void(const Block& block, const std::vector<std::span<const std::byte>>& bytes)>;
 
 // Calls `on_block` for every block of every item (none of an item without elements), in an order
-// that reads each file from front to back as far as the items allow. `threads` is 0 for all cores.
-// Adds the bytes of all elements to progress.bytes_total; bytes_done counts them. Throws what
-// read_elements and `on_block` throw, with the item's label, and InterruptedError.
+// that reads each file from front to back as far as the items allow. `threads` is 0 for
+// default_threads(). Adds the bytes of all elements to progress.bytes_total; bytes_done counts
+// them. Throws what read_elements and `on_block` throw, with the item's label, and
+// InterruptedError.
 void read_blocks(const std::vector<PassItem>& items, unsigned threads, Progress& progress,
                  const OnBlock& on_block);
 

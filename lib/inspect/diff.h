@@ -19,7 +19,7 @@ struct DiffOptions {
   std::optional<DType> as;
   // What is within it is as good as equal. nullopt: every bit counts.
   std::optional<Tolerance> tolerance;
-  unsigned threads = 0;  // 0: all cores
+  unsigned threads = 0;  // 0: default_threads()
 };
 
 // In the order of how much can still be compared.

@@ -12,7 +12,7 @@
 namespace dsckpt {
 
 struct StatsOptions {
-  unsigned threads = 0;    // 0: all cores
+  unsigned threads = 0;    // 0: default_threads()
   bool histogram = false;  // Statistics::histogram too
 };
 

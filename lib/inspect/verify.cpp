@@ -1,9 +1,5 @@
 #include "inspect/verify.h"
 
-#include <tbb/global_control.h>
-#include <tbb/info.h>
-#include <tbb/task_arena.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -11,6 +7,7 @@
 #include <tuple>
 
 #include "checkpoint/weights.h"
+#include "exec/workers.h"
 #include "inspect/contents.h"
 #include "inspect/verification.h"
 
@@ -269,12 +266,7 @@ nlohmann::json verify_json(const VerifyReport& report) {
 VerifyReport verify(InputFiles& inputs, const fs::path& path, const VerifyOptions& options,
                     Progress& progress) {
   Verification v(inputs, options, progress);
-  const unsigned threads = options.threads != 0
-                               ? options.threads
-                               : static_cast<unsigned>(tbb::info::default_concurrency());
-  const tbb::global_control control(tbb::global_control::max_allowed_parallelism, threads);
-  tbb::task_arena arena(static_cast<int>(threads));
-  arena.execute([&] { run_steps(v, path); });
+  with_threads(options.threads, [&] { run_steps(v, path); });
   return std::move(v.report);
 }
 
