@@ -1,7 +1,10 @@
 #include "reshard_files.h"
 
+#include <tbb/parallel_for.h>
+
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <optional>
 #include <sstream>
 #include <string_view>
@@ -65,9 +68,9 @@ class Writer {
 
   std::vector<ReshardedGroup> lay_out() {
     const uint32_t model_files = target_.stage == 3 ? target_.dp : 1;
-    for (uint32_t rank = 0; rank < model_files; ++rank) add_model_file(rank);
+    lay_out_files(model_files, [&](uint32_t rank) { return model_file_of(rank); });
     if (target_.stage != 0) {
-      for (uint32_t rank = 0; rank < target_.dp; ++rank) add_optim_file(rank);
+      lay_out_files(target_.dp, [&](uint32_t rank) { return optim_file_of(rank); });
     }
     if (starts()) {
       note_start();
@@ -78,6 +81,34 @@ class Writer {
   }
 
  private:
+  struct File {
+    std::string path;
+    TorchArchiveWriter::Written archive;
+  };
+
+  // Adds the files of ranks 0 to `ranks` - 1 to the plan in their order, made several at a time; if
+  // several cannot be made, the error is that of the first.
+  template <typename F>
+  void lay_out_files(uint32_t ranks, F&& make) {
+    constexpr uint32_t kAtOnce = 32;  // that are in memory
+    for (uint32_t begin = 0; begin < ranks; begin += kAtOnce) {
+      const uint32_t count = std::min(kAtOnce, ranks - begin);
+      std::vector<File> files(count);
+      std::vector<std::exception_ptr> failures(count);
+      tbb::parallel_for(uint32_t{0}, count, [&](uint32_t i) {
+        try {
+          files[i] = make(begin + i);
+        } catch (...) {
+          failures[i] = std::current_exception();
+        }
+      });
+      for (uint32_t i = 0; i < count; ++i) {
+        if (failures[i]) std::rethrow_exception(failures[i]);
+        TorchArchiveWriter::lay_out(std::move(files[i].archive), plan_, std::move(files[i].path));
+      }
+    }
+  }
+
   bool is_zero12() const { return target_.stage == 1 || target_.stage == 2; }
   bool starts() const { return source_.facts().from_weights; }
   bool is_bf16_optimizer() const { return target_.wrapper == EngineWrapper::bf16_optimizer; }
@@ -259,7 +290,7 @@ class Writer {
 
   // --- optimizer-states files
 
-  void add_optim_file(uint32_t rank) {
+  File optim_file_of(uint32_t rank) const {
     const TorchArchive& archive = *wrapper_.archive;
     ArchiveCopy copy(archive);
     const Value root = copy.document().dict();
@@ -267,11 +298,11 @@ class Writer {
              target_.stage == 3 ? zero3_state(copy, rank) : zero12_state(copy, rank));
     copy.set(root, keys::kDsConfig, config_value(copy));
     set_ds_version(copy, root);
-    copy.lay_out(root, plan_,
-                 path_of({.kind = ShardName::Kind::optim_states,
-                          .dp_rank = rank,
-                          .mp_rank = target_.mp_rank,
-                          .bf16 = target_.bf16_names}));
+    return {path_of({.kind = ShardName::Kind::optim_states,
+                     .dp_rank = rank,
+                     .mp_rank = target_.mp_rank,
+                     .bf16 = target_.bf16_names}),
+            copy.write(root)};
   }
 
   // stage_1_and_2.py and bf16_optimizer.py state_dict, key by key in their order.
@@ -419,7 +450,7 @@ class Writer {
     return files[target_.stage == 3 && rank < files.size() ? rank : 0];
   }
 
-  void add_model_file(uint32_t rank) {
+  File model_file_of(uint32_t rank) const {
     const TorchArchive& archive = *model_file(rank).archive;
     ArchiveCopy copy(archive);
     StorageOf storages;
@@ -437,7 +468,7 @@ class Writer {
       name.kind = ShardName::Kind::zero_model_states;
       name.dp_rank = rank;
     }
-    copy.lay_out(dict, plan_, path_of(name));
+    return {path_of(name), copy.write(dict)};
   }
 
   // The storages of `module`'s parameters by name, which frozen_param_fragments share.

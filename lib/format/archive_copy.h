@@ -49,10 +49,13 @@ class ArchiveCopy {
     return dict;
   }
 
-  // Once.
-  void lay_out(pickle::Value root, PlanBuilder& plan, std::string path) {
+  // One of these, once.
+  TorchArchiveWriter::Written write(pickle::Value root) {
     document().set_root(root);
-    std::move(writer_).lay_out(plan, std::move(path));
+    return std::move(writer_).write();
+  }
+  void lay_out(pickle::Value root, PlanBuilder& plan, std::string path) {
+    TorchArchiveWriter::lay_out(write(root), plan, std::move(path));
   }
 
  private:

@@ -147,11 +147,21 @@ class TorchArchiveWriter {
   // that the legacy form may hold.
   pickle::Value import(const TorchArchive& from, const pickle::Value& value);
 
-  // Adds the output `path` to the plan. Records are named after the file's stem, as torch does.
+  // An archive without a name, and without the values that its pickle was written of.
+  struct Written {
+    std::string pickle;
+    std::vector<TensorSource> data;  // of the storages, by key
+    std::string serialization_id;
+  };
   // The serialization id, which torch makes from a hash of its own of the record names and the
   // CRCs, is one of the names, sizes and the pickle; readers only log or compare it. Throws
   // std::logic_error if the root does not meet every storage in the order of the tensor() calls.
-  OutputId lay_out(PlanBuilder& plan, std::string path) &&;
+  Written write() &&;
+  // Adds the output `path` to the plan. Records are named after the file's stem, as torch does.
+  static OutputId lay_out(Written archive, PlanBuilder& plan, std::string path);
+  OutputId lay_out(PlanBuilder& plan, std::string path) && {
+    return lay_out(std::move(*this).write(), plan, std::move(path));
+  }
 
  private:
   struct Storage {

@@ -46,6 +46,10 @@ class Fnv1a {
   uint64_t state_ = 0xcbf29ce484222325;
 };
 
+std::string data_name(size_t key) {
+  return "data/" + std::to_string(key);
+}
+
 Value dims(Document& document, const std::vector<int64_t>& values) {
   std::vector<Value> items;
   items.reserve(values.size());
@@ -141,7 +145,7 @@ Value TorchArchiveWriter::import(const TorchArchive& from, const Value& value) {
   });
 }
 
-OutputId TorchArchiveWriter::lay_out(PlanBuilder& plan, std::string path) && {
+TorchArchiveWriter::Written TorchArchiveWriter::write() && {
   size_t next = 0;
   for (const Value& value : persistent_values(document_.root())) {
     const auto id = value.persistent_id().as_sequence();
@@ -151,26 +155,31 @@ OutputId TorchArchiveWriter::lay_out(PlanBuilder& plan, std::string path) && {
   }
   if (next != storages_.size()) throw std::logic_error("a storage that the root does not use");
 
-  std::string pickle = pickle::write_protocol2(document_.root());
+  Written archive{
+      .pickle = pickle::write_protocol2(document_.root()), .data = {}, .serialization_id = {}};
   Fnv1a names;
   Fnv1a contents;
-  contents.add(pickle);
-  std::vector<std::pair<std::string, TensorSource>> data;
+  contents.add(archive.pickle);
   for (size_t key = 0; key < order_.size(); ++key) {
-    const TensorSource& source = storages_[order_[key]].data;
-    data.emplace_back("data/" + std::to_string(key), source);
-    names.add(data.back().first);
-    contents.add(source.nbytes());
+    archive.data.push_back(std::move(storages_[order_[key]].data));
+    names.add(data_name(key));
+    contents.add(archive.data.back().nbytes());
   }
+  archive.serialization_id = names.digits() + contents.digits();
+  return archive;
+}
 
+OutputId TorchArchiveWriter::lay_out(Written archive, PlanBuilder& plan, std::string path) {
   ZipLayout zip(archive_name(path));
-  zip.add("data.pkl", std::move(pickle));
+  zip.add("data.pkl", std::move(archive.pickle));
   zip.add(".format_version", std::string("1"));
   zip.add(".storage_alignment", std::string("64"));
   zip.add("byteorder", std::string("little"));
-  for (auto& [name, source] : data) zip.add(name, std::move(source));
+  for (size_t key = 0; key < archive.data.size(); ++key) {
+    zip.add(data_name(key), std::move(archive.data[key]));
+  }
   zip.add("version", std::string("3\n"));
-  zip.add(".data/serialization_id", names.digits() + contents.digits());
+  zip.add(".data/serialization_id", std::move(archive.serialization_id));
   return std::move(zip).lay_out(plan, std::move(path));
 }
 
