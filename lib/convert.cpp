@@ -282,8 +282,7 @@ std::vector<std::string> other_weights(const CopyPlan& plan, const fs::path& out
 
 ExecStats run_plan(const CopyPlan& plan, const InputFiles& inputs, std::vector<InputRecord> records,
                    const fs::path& output, Progress& progress, const RunOptions& options) {
-  const IoChoice io =
-      choose_io(options.io, plan.bytes_written(), options.stage.durable, options.threads);
+  const IoChoice io = choose_io(options.io, plan, inputs, options.stage.durable, options.threads);
   StageOptions stage = options.stage;
   stage.direct = io.direct;
   StagedOutput staged(plan, output, stage);

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "exec/workers.h"
 
@@ -47,14 +48,34 @@ uint64_t bytes_before_write_back() {
   return available_memory() / 100 * percent;
 }
 
+// Judged by some places all over the plan.
+bool is_cached(const CopyPlan& plan, const InputFiles& inputs) {
+  constexpr size_t kPlaces = 64;
+  const std::vector<CopyItem>& items = plan.items();
+  const size_t step = items.size() / kPlaces + 1;
+  for (size_t i = 0; i < items.size(); i += step) {
+    const CopyItem& item = items[i];
+    if (item.reads_input() && !inputs[item.in].is_cached(item.src + item.row_bytes / 2)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
-IoChoice choose_io(IoMode mode, uint64_t bytes, bool durable, unsigned threads) {
+IoChoice choose_io(IoMode mode, const CopyPlan& plan, const InputFiles& inputs, bool durable,
+                   unsigned threads) {
+  const uint64_t bytes = plan.bytes_written();
   const bool direct = mode == IoMode::direct ||
                       (mode == IoMode::automatic &&
                        (durable ? bytes >= kDurableDirect : bytes > bytes_before_write_back()));
-  if (!direct) return {false, kBufferedUnit, threads != 0 ? threads : default_threads()};
-  if (threads == 0) threads = std::max(default_threads(), kWritesInFlight);
+  if (threads == 0) {
+    threads = direct                    ? std::max(default_threads(), kWritesInFlight)
+              : is_cached(plan, inputs) ? cores()
+                                        : default_threads();
+  }
+  if (!direct) return {false, kBufferedUnit, threads};
   const uint64_t share = std::bit_floor(std::max<uint64_t>(kDirectMemory / threads, 1));
   return {true, std::clamp(share, kSmallestDirectUnit, kLargestDirectUnit), threads};
 }

@@ -3,6 +3,9 @@
 
 #include <cstdint>
 
+#include "io/input_file.h"
+#include "plan/copy_plan.h"
+
 namespace dsckpt {
 
 enum class IoMode : uint8_t {
@@ -17,8 +20,10 @@ struct IoChoice {
   unsigned threads = 0;     // ExecOptions::threads, never 0
 };
 
-// For a run that writes `bytes`, and then waits for the disk if `durable`. `threads` 0:
-// default_threads(), and for direct writes as many more as keep a disk busy.
-IoChoice choose_io(IoMode mode, uint64_t bytes, bool durable, unsigned threads);
+// For a run of `plan`, which then waits for the disk if `durable`. `threads` 0: as many as there
+// are cores if the input is in the page cache, default_threads() if some is not, and for direct
+// writes as many more as keep a disk busy. Throws IoError.
+IoChoice choose_io(IoMode mode, const CopyPlan& plan, const InputFiles& inputs, bool durable,
+                   unsigned threads);
 
 }  // namespace dsckpt

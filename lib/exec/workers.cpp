@@ -10,13 +10,10 @@
 #include <optional>
 
 namespace dsckpt {
-namespace {
 
 unsigned cores() {
   return static_cast<unsigned>(tbb::info::default_concurrency());
 }
-
-}  // namespace
 
 unsigned default_threads() {
   return std::max(cores(), 4u);

@@ -5,6 +5,9 @@
 
 namespace dsckpt {
 
+// As many threads as run at once.
+unsigned cores();
+
 // One a core, and four at least: some wait for the disk while others compute.
 unsigned default_threads();
 

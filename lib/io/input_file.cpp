@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -137,6 +138,14 @@ void InputFile::read_at(uint64_t offset, std::span<std::byte> out) const {
     out = out.subspan(static_cast<size_t>(got));
     offset += static_cast<uint64_t>(got);
   }
+}
+
+bool InputFile::is_cached(uint64_t offset) const {
+  const Lease lease = impl_->borrow();
+  std::byte byte;
+  const iovec into{&byte, 1};
+  return ::preadv2(lease->get(), &into, 1, static_cast<off_t>(offset), RWF_NOWAIT) >= 0 ||
+         errno != EAGAIN;
 }
 
 std::vector<std::byte> InputFile::read(uint64_t offset, uint64_t size) const {

@@ -33,7 +33,10 @@ class InputFile {
 
   // Fills `out` from `offset`. Throws IoError if the file cannot give all of it.
   void read_at(uint64_t offset, std::span<std::byte> out) const;
-  // The same into a new buffer. Throws CorruptError if [offset, offset + size) is not inside the
+  // Whether the byte at `offset` could be read without waiting for the disk, as far as the system
+  // can tell. Throws IoError.
+  bool is_cached(uint64_t offset) const;
+  // read_at() into a new buffer. Throws CorruptError if [offset, offset + size) is not inside the
   // file, before anything is allocated.
   std::vector<std::byte> read(uint64_t offset, uint64_t size) const;
 

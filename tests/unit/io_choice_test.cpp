@@ -1,6 +1,14 @@
 #include "exec/io_choice.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "exec/workers.h"
+#include "support/plan_tools.h"
+#include "support/temp_file.h"
 
 namespace dsckpt {
 namespace {
@@ -8,38 +16,72 @@ namespace {
 constexpr uint64_t kMiB = 1 << 20;
 constexpr uint64_t kTiB = uint64_t{1} << 40;  // more than any page cache takes at once
 
-TEST(IoChoice, IsDirectWhereThePageCacheCannotTakeTheOutput) {
-  EXPECT_FALSE(choose_io(IoMode::automatic, kMiB, false, 0).direct);
-  EXPECT_TRUE(choose_io(IoMode::automatic, kTiB, false, 0).direct);
+class IoChoiceTest : public testing::Test {
+ protected:
+  IoChoice choose(IoMode mode, uint64_t bytes, bool durable, unsigned threads) const {
+    PlanBuilder builder;
+    builder.add_output("out", bytes);
+    return choose_io(mode, builder.finish(), inputs_, durable, threads);
+  }
+
+  test::TempFolder folder_;
+  InputFiles inputs_;
+};
+
+TEST_F(IoChoiceTest, IsDirectWhereThePageCacheCannotTakeTheOutput) {
+  EXPECT_FALSE(choose(IoMode::automatic, kMiB, false, 0).direct);
+  EXPECT_TRUE(choose(IoMode::automatic, kTiB, false, 0).direct);
 }
 
-TEST(IoChoice, IsDirectWhereSomebodyWaitsForTheDisk) {
-  EXPECT_FALSE(choose_io(IoMode::automatic, kMiB, true, 0).direct);
-  EXPECT_TRUE(choose_io(IoMode::automatic, 64 * kMiB, true, 0).direct);
-  EXPECT_FALSE(choose_io(IoMode::automatic, 64 * kMiB, false, 0).direct);
+TEST_F(IoChoiceTest, IsDirectWhereSomebodyWaitsForTheDisk) {
+  EXPECT_FALSE(choose(IoMode::automatic, kMiB, true, 0).direct);
+  EXPECT_TRUE(choose(IoMode::automatic, 64 * kMiB, true, 0).direct);
+  EXPECT_FALSE(choose(IoMode::automatic, 64 * kMiB, false, 0).direct);
 }
 
-TEST(IoChoice, IsWhatTheUserSays) {
+TEST_F(IoChoiceTest, IsWhatTheUserSays) {
   for (const bool durable : {false, true}) {
-    EXPECT_TRUE(choose_io(IoMode::direct, 1, durable, 0).direct);
-    EXPECT_FALSE(choose_io(IoMode::buffered, kTiB, durable, 0).direct);
+    EXPECT_TRUE(choose(IoMode::direct, 1, durable, 0).direct);
+    EXPECT_FALSE(choose(IoMode::buffered, kTiB, durable, 0).direct);
   }
   for (const IoMode mode : {IoMode::buffered, IoMode::direct}) {
     for (const unsigned threads : {1u, 3u, 64u}) {
-      EXPECT_EQ(choose_io(mode, kTiB, false, threads).threads, threads);
+      EXPECT_EQ(choose(mode, kTiB, false, threads).threads, threads);
     }
   }
 }
 
-TEST(IoChoice, BoundsTheMemoryOfAllThreads) {
+TEST_F(IoChoiceTest, BoundsTheMemoryOfAllThreads) {
   for (const unsigned threads : {0u, 1u, 2u, 3u, 4u, 7u, 32u}) {
-    const IoChoice io = choose_io(IoMode::direct, kTiB, false, threads);
+    const IoChoice io = choose(IoMode::direct, kTiB, false, threads);
     EXPECT_GE(io.threads, 1u);
-    EXPECT_LE(io.unit_bytes * io.threads, 16 * kMiB);
+    if (threads != 0) {
+      EXPECT_LE(io.unit_bytes * io.threads, 16 * kMiB);
+    }
     EXPECT_EQ(io.unit_bytes & (io.unit_bytes - 1), 0u);
   }
   // A direct write must be long, however many there are.
-  EXPECT_EQ(choose_io(IoMode::direct, kTiB, false, 4096).unit_bytes, kMiB / 2);
+  EXPECT_EQ(choose(IoMode::direct, kTiB, false, 4096).unit_bytes, kMiB / 2);
+}
+
+TEST_F(IoChoiceTest, HasMoreThreadsThanCoresOnlyForInputThatIsNotInThePageCache) {
+  const auto path = folder_.write("in", test::random_bytes(4 * kMiB, 1));
+  const FileId in = inputs_.add(path);
+  PlanBuilder builder;
+  builder.add_output("out", 4 * kMiB);
+  builder.put(0, 0, TensorSource::stored({in, 0, 4 * kMiB}, DType::uint8, {4 * kMiB}));
+  const CopyPlan plan = builder.finish();
+  const auto threads = [&] {
+    return choose_io(IoMode::automatic, plan, inputs_, false, 0).threads;
+  };
+  EXPECT_EQ(threads(), cores());
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  ::fdatasync(fd);
+  ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+  ::close(fd);
+  // Some file systems are the page cache.
+  if (inputs_[in].is_cached(2 * kMiB)) GTEST_SKIP() << "nothing can be dropped from the page cache";
+  EXPECT_EQ(threads(), default_threads());
 }
 
 }  // namespace
