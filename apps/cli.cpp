@@ -116,20 +116,32 @@ int report_error(const CLI::App& app, bool as_json, const Error& error) {
   return exit_code(error.kind());
 }
 
+// An option for one of a few words; `take` gets what the word means. The first is the default.
+template <typename T>
+CLI::Option* add_choice(CLI::App& app, const std::string& name, const std::string& metavar,
+                        const std::vector<std::pair<std::string, T>>& meanings,
+                        const std::function<void(T)>& take, const std::string& text) {
+  std::vector<std::string> words;
+  for (const auto& [word, meaning] : meanings) words.push_back(word);
+  const auto take_meaning = [meanings = std::map(meanings.begin(), meanings.end()),
+                             take](const std::string& word) { take(meanings.at(word)); };
+  return app.add_option_function<std::string>(name, take_meaning, text)
+      ->check(CLI::IsMember(words))
+      ->option_text(metavar + "=" + words.front());
+}
+
 }  // namespace
 
 void add_common(CLI::App& app, Common& common) {
   constexpr const char* kGroup = "Common options";
   app.add_flag("--json", common.json, "Results as JSON on stdout")->group(kGroup);
   app.add_flag("-q,--quiet", common.quiet, "No notes, no summary")->group(kGroup);
-  static const std::map<std::string, ColourMode> kModes{{"auto", ColourMode::automatic},
-                                                        {"always", ColourMode::always},
-                                                        {"never", ColourMode::never}};
-  app.add_option_function<std::string>(
-         "--color", [](const std::string& when) { set_colour_mode(kModes.at(when)); },
-         "Colours: auto (on a terminal, unless NO_COLOR is set), always, or never")
-      ->check(CLI::IsMember({"auto", "always", "never"}))
-      ->option_text("WHEN=auto")
+  add_choice<ColourMode>(app, "--color", "WHEN",
+                         {{"auto", ColourMode::automatic},
+                          {"always", ColourMode::always},
+                          {"never", ColourMode::never}},
+                         set_colour_mode,
+                         "Colours: auto (on a terminal, unless NO_COLOR is set), always, or never")
       ->group(kGroup);
   if (app.get_parent() == nullptr) {
     app.set_version_flag("--version", version_text(app.get_name()), "Which version this is")
@@ -212,15 +224,14 @@ void add_pass_options(CLI::App& app, Common& common) {
                  "Threads to use (default: one a core, and as many more as keep a disk busy)")
       ->check(CLI::Range(1, 4096))
       ->option_text("N");
-  static const std::map<std::string, ProgressMode> kModes{{"auto", ProgressMode::automatic},
-                                                          {"always", ProgressMode::always},
-                                                          {"never", ProgressMode::never},
-                                                          {"json", ProgressMode::json}};
-  app.add_option_function<std::string>(
-         "--progress", [&](const std::string& when) { common.progress = kModes.at(when); },
-         "auto (if stderr is a terminal), always, never, or json")
-      ->check(CLI::IsMember({"auto", "always", "never", "json"}))
-      ->option_text("WHEN=auto");
+  add_choice<ProgressMode>(
+      app, "--progress", "WHEN",
+      {{"auto", ProgressMode::automatic},
+       {"always", ProgressMode::always},
+       {"never", ProgressMode::never},
+       {"json", ProgressMode::json}},
+      [&](ProgressMode mode) { common.progress = mode; },
+      "auto (if stderr is a terminal), always, never, or json");
 }
 
 void add_run_options(CLI::App& app, Common& common, RunOptions& run, bool& dry_run,
@@ -231,14 +242,12 @@ void add_run_options(CLI::App& app, Common& common, RunOptions& run, bool& dry_r
                "Wait until the data is on the disk before it gets its final name");
   app.add_flag("--verify", run.verify,
                "Check the CRC32 of every record of the checkpoint, also those not needed");
-  static const std::map<std::string, IoMode> kIoModes{
-      {"auto", IoMode::automatic}, {"buffered", IoMode::buffered}, {"direct", IoMode::direct}};
-  app.add_option_function<std::string>(
-         "--io", [&](const std::string& mode) { run.io = kIoModes.at(mode); },
-         "buffered (through the page cache), direct (past it), or auto (direct where the output is "
-         "more than the page cache takes at once)")
-      ->check(CLI::IsMember({"auto", "buffered", "direct"}))
-      ->option_text("MODE=auto");
+  add_choice<IoMode>(
+      app, "--io", "MODE",
+      {{"auto", IoMode::automatic}, {"buffered", IoMode::buffered}, {"direct", IoMode::direct}},
+      [&](IoMode mode) { run.io = mode; },
+      "buffered (through the page cache), direct (past it), or auto (direct where the output is "
+      "more than the page cache takes at once)");
   add_pass_options(app, common);
 }
 

@@ -59,7 +59,7 @@ void add_weights_options(CLI::App& app, WeightNames& names);
 void check_weights_options(bool is_weights, const WeightNames& names, const std::string& like = {});
 // For commands that read tensors. Adds --threads and --progress.
 void add_pass_options(CLI::App& app, Common& common);
-// For tools that run a plan. Adds --dry-run, --force, which is explained by `force`, --fsync,
+// For tools that run a plan. Adds --dry-run, --force, which is explained by `force`, --io, --fsync,
 // --verify and what add_pass_options adds.
 void add_run_options(CLI::App& app, Common& common, RunOptions& run, bool& dry_run,
                      const std::string& force);

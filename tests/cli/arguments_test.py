@@ -78,6 +78,7 @@ class SpellingTest(CliTest):
             ([source, output, "--threads", "-1"], "--threads"),
             ([source, output, "--threads", "many"], "--threads"),
             ([source, output, "--progress", "sometimes"], "--progress"),
+            ([source, output, "--io", "fast"], "--io"),
             ([source, output, "--include", "("], r"--include '\('"),
             ([source, output, "--exclude", "[z-a]"], r"--exclude '\[z-a\]'"),
             ([source, output, "--keep-fp32", "*"], r"--keep-fp32 '\*'"),
