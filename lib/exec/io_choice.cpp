@@ -17,8 +17,8 @@ constexpr uint64_t kLargestDirectUnit = 2 << 20;
 constexpr uint64_t kSmallestDirectUnit = 512 << 10;
 // Of all workers' units together.
 constexpr uint64_t kDirectMemory = 16 << 20;
-// Writes that wait for the disk at once; more make it no faster.
-constexpr unsigned kWritesInFlight = 8;
+// Reads or writes of a conversion that wait for the disk at once; more make it no faster.
+constexpr unsigned kInFlight = 8;
 // Less than this is on the disk sooner through the page cache and fsync.
 constexpr uint64_t kDurableDirect = 64 << 20;
 
@@ -71,9 +71,8 @@ IoChoice choose_io(IoMode mode, const CopyPlan& plan, const InputFiles& inputs, 
                       (mode == IoMode::automatic &&
                        (durable ? bytes >= kDurableDirect : bytes > bytes_before_write_back()));
   if (threads == 0) {
-    threads = direct                    ? std::max(default_threads(), kWritesInFlight)
-              : is_cached(plan, inputs) ? cores()
-                                        : default_threads();
+    const bool waits_for_disk = direct || !is_cached(plan, inputs);
+    threads = waits_for_disk ? std::max(cores(), kInFlight) : cores();
   }
   if (!direct) return {false, kBufferedUnit, threads};
   const uint64_t share = std::bit_floor(std::max<uint64_t>(kDirectMemory / threads, 1));

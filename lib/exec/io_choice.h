@@ -21,8 +21,8 @@ struct IoChoice {
 };
 
 // For a run of `plan`, which then waits for the disk if `durable`. `threads` 0: as many as there
-// are cores if the input is in the page cache, default_threads() if some is not, and for direct
-// writes as many more as keep a disk busy. Throws IoError.
+// are cores, and as many more as keep a disk busy if writes are direct or some of the input is not
+// in the page cache. Throws IoError.
 IoChoice choose_io(IoMode mode, const CopyPlan& plan, const InputFiles& inputs, bool durable,
                    unsigned threads);
 
