@@ -24,6 +24,7 @@
 #include "help.h"
 #include "inspect/contents.h"
 #include "man_page.h"
+#include "codec/frame.h"
 #include "report.h"
 #include "spelling.h"
 #include "terminal.h"
@@ -190,7 +191,7 @@ bool is_weights_input(const std::string& path, const std::string& tag) {
   const std::filesystem::path file(path);
   std::error_code failed;
   if (std::filesystem::is_regular_file(file, failed)) {
-    const std::string name = file.filename().string();
+    const std::string name = content_path(file).filename().string();
     constexpr std::array kEndings{".safetensors", ".bin", ".pt", ".pth", ".index.json"};
     return !parse_shard_name(name) &&
            std::any_of(kEndings.begin(), kEndings.end(),
@@ -234,20 +235,30 @@ void add_pass_options(CLI::App& app, Common& common) {
       "auto (if stderr is a terminal), always, never, or json");
 }
 
-void add_run_options(CLI::App& app, Common& common, RunOptions& run, bool& dry_run,
-                     const std::string& force) {
+void add_output_options(CLI::App& app, RunOptions& run, bool& dry_run, const std::string& force) {
   app.add_flag("--dry-run", dry_run, "Show what would be written; write nothing");
   app.add_flag("--force", run.stage.force, force);
   app.add_flag("--fsync", run.stage.durable,
                "Wait until the data is on the disk before it gets its final name");
-  app.add_flag("--verify", run.verify,
-               "Check the CRC32 of every record of the checkpoint, also those not needed");
   add_choice<IoMode>(
       app, "--io", "MODE",
       {{"auto", IoMode::automatic}, {"buffered", IoMode::buffered}, {"direct", IoMode::direct}},
       [&](IoMode mode) { run.io = mode; },
       "buffered (through the page cache), direct (past it), or auto (direct where the output is "
       "more than the page cache takes at once)");
+}
+
+void add_run_options(CLI::App& app, Common& common, RunOptions& run, bool& dry_run,
+                     const std::string& force) {
+  add_output_options(app, run, dry_run, force);
+  app.add_flag("--verify", run.verify,
+               "Check the CRC32 of every record of the checkpoint, also those not needed");
+  app.add_flag_function(
+         "--zstd{" + std::to_string(kDefaultPackLevel) + "}",
+         [&](int64_t level) { run.pack = static_cast<int>(level); },
+         "Write packed files, NAME.dspack, which all tools here read and ckpt-pack unpacks;\n"
+         "--zstd=LEVEL, 1 to 19, compresses harder what repeats")
+      ->check(CLI::Range(kLowestPackLevel, kHighestPackLevel));
   add_pass_options(app, common);
 }
 

@@ -59,8 +59,10 @@ void add_weights_options(CLI::App& app, WeightNames& names);
 void check_weights_options(bool is_weights, const WeightNames& names, const std::string& like = {});
 // For commands that read tensors. Adds --threads and --progress.
 void add_pass_options(CLI::App& app, Common& common);
-// For tools that run a plan. Adds --dry-run, --force, which is explained by `force`, --io, --fsync,
-// --verify and what add_pass_options adds.
+// For whatever writes. Adds --dry-run, --force, which is explained by `force`, --fsync and --io.
+void add_output_options(CLI::App& app, RunOptions& run, bool& dry_run, const std::string& force);
+// For tools that run a plan of their own making. Adds these, --verify, --zstd and what
+// add_pass_options adds.
 void add_run_options(CLI::App& app, Common& common, RunOptions& run, bool& dry_run,
                      const std::string& force);
 

@@ -129,7 +129,7 @@ int convert(const CLI::App& app, Arguments& args) {
   if (plan.batch && !args.common.json) std::cout << text_of(*plan.batch);
   return cli::show_or_run(
       app, args.common, args.dry_run, progress,
-      {.source = source,
+      {.source = &source,
        .output = args.output,
        .what = "stage " + std::to_string(source.facts().zero_stage) + " of " +
                std::to_string(source.facts().mesh.dp) + " ranks as stage " +

@@ -1,11 +1,23 @@
 #include "run_plan.h"
 
+#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "report.h"
 
 namespace dsckpt::cli {
+namespace {
+
+std::string packed_text(const ExecStats& stats) {
+  if (stats.bytes_stored == stats.bytes_written) return "";
+  return " packed to " + human_bytes(stats.bytes_stored) + " (" +
+         human_percent(static_cast<double>(stats.bytes_stored) /
+                       static_cast<double>(std::max<uint64_t>(stats.bytes_written, 1))) +
+         ")";
+}
+
+}  // namespace
 
 int show_or_run(const CLI::App& app, const Common& common, bool dry_run, const Progress& progress,
                 const PlannedRun& planned) {
@@ -16,7 +28,7 @@ int show_or_run(const CLI::App& app, const Common& common, bool dry_run, const P
   nlohmann::json data;
   if (common.json) {
     data = planned.json();
-    data["checkpoint"] = facts_json(planned.source);
+    if (planned.source != nullptr) data["checkpoint"] = facts_json(*planned.source);
   }
   if (dry_run) {
     if (common.json) {
@@ -38,7 +50,7 @@ int show_or_run(const CLI::App& app, const Common& common, bool dry_run, const P
     print_json("done", done_json(std::move(data), planned.output, stats));
   } else if (!common.quiet) {
     std::cerr << app.get_name() << ": " << planned.what << ", " << human_bytes(stats.bytes_written)
-              << " in " << planned.output << ", " << human_seconds(stats.seconds) << ", "
+              << packed_text(stats) << " in " << planned.output << ", " << human_seconds(stats.seconds) << ", "
               << stats.records_checked << " checksums verified\n";
   }
   return code;

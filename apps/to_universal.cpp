@@ -120,7 +120,7 @@ int convert(const CLI::App& app, Arguments& args) {
   for (const std::string& text : plan.notes) cli::note(app, args.common, text);
 
   return cli::show_or_run(app, args.common, args.dry_run, progress,
-                          {.source = checkpoint,
+                          {.source = &checkpoint,
                            .output = args.output,
                            .what = std::to_string(plan.entries.size()) + " parameters in " +
                                    std::to_string(plan.plan.outputs().size()) + " files",

@@ -201,7 +201,7 @@ int convert(const CLI::App& app, Arguments& args) {
   const size_t files = plan.split.files.size();
   return cli::show_or_run(
       app, args.common, args.dry_run, progress,
-      {.source = checkpoint,
+      {.source = &checkpoint,
        .output = output,
        .what = std::to_string(tensors) + " tensors in " + std::to_string(files) +
                (files == 1 ? " file" : " files"),

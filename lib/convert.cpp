@@ -269,7 +269,7 @@ std::vector<std::string> other_weights(const CopyPlan& plan, const fs::path& out
     std::error_code failed;
     fs::directory_iterator it(output / folder, failed);
     for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
-      const std::string name = it->path().filename().string();
+      const std::string name = content_path(it->path()).filename().string();
       const std::string path = (folder / name).string();
       const bool ours = std::any_of(plan.outputs().begin(), plan.outputs().end(),
                                     [&](const PlannedFile& file) { return file.path == path; });
@@ -282,16 +282,21 @@ std::vector<std::string> other_weights(const CopyPlan& plan, const fs::path& out
 
 ExecStats run_plan(const CopyPlan& plan, const InputFiles& inputs, std::vector<InputRecord> records,
                    const fs::path& output, Progress& progress, const RunOptions& options) {
-  const IoChoice io = choose_io(options.io, plan, inputs, options.stage.durable, options.threads);
+  const IoChoice io = choose_io(options.io, plan, inputs, options.stage.durable,
+                                options.pack.has_value(), options.threads);
   StageOptions stage = options.stage;
   stage.direct = io.direct;
+  stage.packed = options.pack.has_value();
   StagedOutput staged(plan, output, stage);
+  std::optional<PackedOutput> packed;
+  if (options.pack) packed.emplace(plan, staged, *options.pack, options.sha256);
   ExecOptions exec;
   exec.threads = io.threads;
   exec.unit_bytes = io.unit_bytes;
   exec.records = std::move(records);
   exec.check_all_records = options.verify;
-  const ExecStats stats = execute(plan, inputs, staged, progress, exec);
+  ExecStats stats = execute(plan, inputs, packed ? static_cast<Sink&>(*packed) : staged, progress, exec);
+  if (packed) stats.bytes_stored = packed->bytes_stored();
   staged.commit();
   return stats;
 }

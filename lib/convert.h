@@ -99,7 +99,11 @@ struct RunOptions {
   // Check the CRC32 of every record of the checkpoint, not only of those that are read whole
   // anyway.
   bool verify = false;
-  StageOptions stage;  // but for `direct`, which `io` decides
+  // Write packed files, at this level (FrameEncoder).
+  std::optional<int> pack = {};
+  // Of the outputs' contents, to be kept in packed files: by output, or none.
+  std::vector<std::optional<Sha256Digest>> sha256 = {};
+  StageOptions stage = {};  // but for `direct` and `packed`, which `io` and `pack` decide
 };
 
 // Runs the plan into `output` and commits. `records` of the inputs are checked on the way, with

@@ -25,7 +25,7 @@ std::vector<fs::path> list(const fs::path& folder) {
   fs::directory_iterator it(folder, failed);
   std::vector<fs::path> paths;
   for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
-    paths.push_back(it->path());
+    paths.push_back(content_path(it->path()));
   }
   if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
   std::sort(paths.begin(), paths.end());
@@ -126,7 +126,7 @@ class Finder {
   // Whether `path`, which is no folder, is a file to copy; a note if it is not.
   bool is_file(const fs::path& path, const fs::path& name) {
     std::error_code ignored;
-    switch (fs::status(path, ignored).type()) {
+    switch (fs::status(stored_path(path).value_or(path), ignored).type()) {
       case fs::file_type::regular:
         return true;
       case fs::file_type::not_found:

@@ -54,6 +54,12 @@ std::string human_bytes(uint64_t bytes) {
   return text.data();
 }
 
+std::string human_percent(double part) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f %%", part * 100);
+  return text;
+}
+
 std::string human_seconds(double seconds) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.2f s", seconds);
@@ -257,6 +263,7 @@ json done_json(json plan, const std::string& output, const ExecStats& stats) {
   plan["output"] = output;
   plan["seconds"] = stats.seconds;
   plan["bytes_read"] = stats.bytes_read;
+  plan["bytes_stored"] = stats.bytes_stored;
   plan["records_checked"] = stats.records_checked;
   return plan;
 }

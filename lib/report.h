@@ -28,6 +28,8 @@ enum class Newlines : uint8_t { escape, keep };
 std::string printable(const std::string& text, Newlines newlines = Newlines::escape);
 // "1.5 GB", in powers of 1000 as disks are sold and shard sizes are given.
 std::string human_bytes(uint64_t bytes);
+// "83.4 %" of 0.834.
+std::string human_percent(double part);
 // "0.53 s"
 std::string human_seconds(double seconds);
 

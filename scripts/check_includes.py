@@ -20,14 +20,15 @@ import sys
 # Folder in lib/ -> folders it may include besides itself. "" is lib/ itself: the use cases.
 ALLOWED = {
     "base": set(),
-    "io": {"base"},
+    "codec": {"base"},
+    "io": {"base", "codec"},
     "plan": {"base"},
     "format": {"base", "io", "plan"},
     "checkpoint": {"base", "io", "plan", "format"},
     "output": {"base", "io", "plan", "format"},
-    "exec": {"base", "io", "plan"},
+    "exec": {"base", "codec", "io", "plan"},
     "inspect": {"base", "io", "plan", "format", "checkpoint", "output", "exec"},
-    "": {"base", "io", "plan", "format", "checkpoint", "output", "exec", "inspect"},
+    "": {"base", "codec", "io", "plan", "format", "checkpoint", "output", "exec", "inspect"},
 }
 
 LIBTORCH = re.compile(r"^(torch|ATen|c10)/")

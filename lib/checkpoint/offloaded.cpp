@@ -267,9 +267,8 @@ SwapFiles::SwapFiles(InputFiles& inputs, const std::vector<const Shard*>& optim,
   std::vector<std::string> missing;
   for (const auto& of_rank : tensors) {
     for (const SwappedTensor& tensor : of_rank) {
-      std::error_code failed;
       if (tensor.is_state && !states) continue;
-      if (!fs::exists(tensor.path, failed) && !failed) {
+      if (!is_stored(tensor.path)) {
         missing.push_back(tensor.display + ": " + tensor.member);
       }
     }

@@ -41,11 +41,20 @@ void sort_shards(std::vector<ShardFile>& shards) {
 std::vector<ShardFile> list_shards(const fs::path& folder) {
   std::vector<ShardFile> shards;
   for (const fs::directory_entry& entry : list(folder)) {
-    if (const auto name = parse_shard_name(entry.path().filename().string())) {
-      shards.push_back({*name, entry.path()});
+    const fs::path path = content_path(entry.path());
+    if (const auto name = parse_shard_name(path.filename().string())) {
+      shards.push_back({*name, path});
     }
   }
   sort_shards(shards);
+  const auto twice =
+      std::adjacent_find(shards.begin(), shards.end(),
+                         [](const ShardFile& a, const ShardFile& b) { return a.path == b.path; });
+  if (twice != shards.end()) {
+    throw std::move(InconsistentError({.file = twice->path.string()},
+                                      "is there in more than one form, such as .dspack and .zst"))
+        .with_hint("leave one of them in the folder");
+  }
   return shards;
 }
 
@@ -200,7 +209,7 @@ bool has_shards(const fs::path& folder) {
   std::error_code failed;
   fs::directory_iterator it(folder, failed);
   for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
-    if (parse_shard_name(it->path().filename().string())) return true;
+    if (parse_shard_name(content_path(it->path()).filename().string())) return true;
   }
   return false;
 }

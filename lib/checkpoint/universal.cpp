@@ -40,8 +40,9 @@ std::vector<ShardFile> list_files(const fs::path& folder) {
   fs::recursive_directory_iterator it(folder, failed);
   for (const fs::recursive_directory_iterator end; !failed && it != end; it.increment(failed)) {
     std::error_code ignored;
-    if (it->path().extension() != ".pt" || it->is_directory(ignored)) continue;
-    files.push_back({{.kind = ShardName::Kind::universal}, it->path()});
+    const fs::path path = content_path(it->path());
+    if (path.extension() != ".pt" || it->is_directory(ignored)) continue;
+    files.push_back({{.kind = ShardName::Kind::universal}, path});
   }
   if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
   std::sort(files.begin(), files.end(),

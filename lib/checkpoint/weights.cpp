@@ -27,11 +27,6 @@ constexpr std::array kStems = {"model", "pytorch_model", "adapter_model",
                                "diffusion_pytorch_model"};
 constexpr std::array kSuffixes = {".safetensors", ".bin"};
 
-bool is_there(const fs::path& path) {
-  std::error_code failed;
-  return fs::exists(path, failed);
-}
-
 std::vector<fs::path> ending_with(const fs::path& folder, std::string_view suffix) {
   std::vector<fs::path> found;
   std::error_code failed;
@@ -39,7 +34,8 @@ std::vector<fs::path> ending_with(const fs::path& folder, std::string_view suffi
   if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
   for (const fs::directory_iterator end; it != end; it.increment(failed)) {
     if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
-    if (it->path().filename().string().ends_with(suffix)) found.push_back(it->path());
+    const fs::path path = content_path(it->path());
+    if (path.filename().string().ends_with(suffix)) found.push_back(path);
   }
   std::sort(found.begin(), found.end());
   return found;
@@ -51,9 +47,9 @@ std::vector<fs::path> find_weights(const fs::path& folder) {
   for (const char* stem : kStems) {
     for (const char* suffix : kSuffixes) {
       const fs::path file = folder / (std::string(stem) + suffix);
-      if (is_there(file)) return {file};
+      if (is_stored(file)) return {file};
       const fs::path index = file.string() + std::string(kIndexSuffix);
-      if (is_there(index)) return {index};
+      if (is_stored(index)) return {index};
     }
   }
   if (std::vector<fs::path> indices = ending_with(folder, kIndexSuffix); indices.size() == 1) {
@@ -120,7 +116,7 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
     std::string missing;
     for (const std::string& name : names) {
       paths.push_back(root / name);
-      if (!is_there(paths.back())) missing += (missing.empty() ? "" : ", ") + name;
+      if (!is_stored(paths.back())) missing += (missing.empty() ? "" : ", ") + name;
     }
     if (!missing.empty()) {
       throw InconsistentError({.file = index_path.string()},

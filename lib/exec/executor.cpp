@@ -89,6 +89,7 @@ class Run {
 
     ExecStats stats;
     stats.bytes_written = plan_.bytes_written();
+    stats.bytes_stored = stats.bytes_written;
     stats.bytes_read = bytes_read_;
     stats.records_checked = checks_.checked();
     stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

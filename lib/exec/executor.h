@@ -48,6 +48,7 @@ struct ExecOptions {
 struct ExecStats {
   uint64_t bytes_read = 0;
   uint64_t bytes_written = 0;
+  uint64_t bytes_stored = 0;  // less than were written if the outputs are packed
   uint64_t records_checked = 0;
   double seconds = 0;
 };

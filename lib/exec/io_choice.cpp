@@ -19,6 +19,8 @@ constexpr uint64_t kSmallestDirectUnit = 512 << 10;
 constexpr uint64_t kDirectMemory = 16 << 20;
 // Reads or writes of a conversion that wait for the disk at once; more make it no faster.
 constexpr unsigned kInFlight = 8;
+// Whole frames of packed files, two of them, so that threads seldom need the same one.
+constexpr uint64_t kUnitOfFrames = 2 << 20;
 // Less than this is on the disk sooner through the page cache and fsync.
 constexpr uint64_t kDurableDirect = 64 << 20;
 
@@ -48,6 +50,13 @@ uint64_t bytes_before_write_back() {
   return available_memory() / 100 * percent;
 }
 
+bool any_compressed(const InputFiles& inputs) {
+  for (FileId id = 0; id < inputs.size(); ++id) {
+    if (inputs[id].encoding() != Encoding::plain) return true;
+  }
+  return false;
+}
+
 // Judged by some places all over the plan.
 bool is_cached(const CopyPlan& plan, const InputFiles& inputs) {
   constexpr size_t kPlaces = 64;
@@ -65,16 +74,19 @@ bool is_cached(const CopyPlan& plan, const InputFiles& inputs) {
 }  // namespace
 
 IoChoice choose_io(IoMode mode, const CopyPlan& plan, const InputFiles& inputs, bool durable,
-                   unsigned threads) {
+                   bool packs, unsigned threads) {
   const uint64_t bytes = plan.bytes_written();
-  const bool direct = mode == IoMode::direct ||
-                      (mode == IoMode::automatic &&
-                       (durable ? bytes >= kDurableDirect : bytes > bytes_before_write_back()));
+  const bool direct =
+      !packs && (mode == IoMode::direct ||
+                 (mode == IoMode::automatic &&
+                  (durable ? bytes >= kDurableDirect : bytes > bytes_before_write_back())));
   if (threads == 0) {
     const bool waits_for_disk = direct || !is_cached(plan, inputs);
     threads = waits_for_disk ? std::max(cores(), kInFlight) : cores();
   }
-  if (!direct) return {false, kBufferedUnit, threads};
+  if (!direct) {
+    return {false, packs || any_compressed(inputs) ? kUnitOfFrames : kBufferedUnit, threads};
+  }
   const uint64_t share = std::bit_floor(std::max<uint64_t>(kDirectMemory / threads, 1));
   return {true, std::clamp(share, kSmallestDirectUnit, kLargestDirectUnit), threads};
 }

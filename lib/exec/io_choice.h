@@ -20,10 +20,11 @@ struct IoChoice {
   unsigned threads = 0;     // ExecOptions::threads, never 0
 };
 
-// For a run of `plan`, which then waits for the disk if `durable`. `threads` 0: as many as there
+// For a run of `plan`, which then waits for the disk if `durable`, and whose outputs become packed
+// files (PackedOutput) if `packs`: these are never written directly. `threads` 0: as many as there
 // are cores, and as many more as keep a disk busy if writes are direct or some of the input is not
 // in the page cache. Throws IoError.
 IoChoice choose_io(IoMode mode, const CopyPlan& plan, const InputFiles& inputs, bool durable,
-                   unsigned threads);
+                   bool packs, unsigned threads);
 
 }  // namespace dsckpt

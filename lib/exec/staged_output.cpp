@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <set>
@@ -12,6 +13,9 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "codec/packed_index.h"
+#include "exec/frame_cuts.h"
+#include "io/content_name.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -66,6 +70,14 @@ void move_into_place(const fs::path& from, const fs::path& to, bool force) {
   if (::rename(from.c_str(), to.c_str()) != 0) {
     throw IoError({.file = to.string()}, "cannot move into place", errno);
   }
+}
+
+// All names under which a file may hold the content called `path`.
+std::array<fs::path, 3> forms_of(const fs::path& path) {
+  std::array<fs::path, 3> forms{path, path, path};
+  forms[1] += kPackedSuffix;
+  forms[2] += kZstdSuffix;
+  return forms;
 }
 
 bool is_mount_point(const fs::path& folder) {
@@ -123,7 +135,11 @@ StagedOutput::StagedOutput(const CopyPlan& plan, fs::path target, StageOptions o
   }
 
   if (!whole_) check_nothing_in_the_way();
-  const uint64_t needed = plan.bytes_written();
+  // How small packed files become is seen when they are written.
+  uint64_t needed = 0;
+  for (OutputId out = 0; out < plan.outputs().size(); ++out) {
+    if (!is_packed(out)) needed += plan.outputs()[out].size;
+  }
   const uint64_t free = free_space(existing_part(target_));
   if (needed > free) {
     throw IoError({.file = target_.string()},
@@ -178,13 +194,18 @@ void StagedOutput::check_nothing_in_the_way() const {
         throw UsageError((target_ / parent).string() + ": is not a folder");
       }
     }
-    const fs::file_status existing = fs::symlink_status(path, ignored);
-    if (!fs::exists(existing)) continue;
-    if (fs::is_directory(existing)) {
-      throw UsageError(path.string() + ": a folder has the name of an output file");
-    }
-    if (!options_.force) throw exists_already(path);
+    for (const fs::path& form : forms_of(path)) check_path(form);
   }
+}
+
+void StagedOutput::check_path(const fs::path& path) const {
+  std::error_code ignored;
+  const fs::file_status existing = fs::symlink_status(path, ignored);
+  if (!fs::exists(existing)) return;
+  if (fs::is_directory(existing)) {
+    throw UsageError(path.string() + ": a folder has the name of an output file");
+  }
+  if (!options_.force) throw exists_already(path);
 }
 
 StagedOutput::~StagedOutput() {
@@ -204,11 +225,17 @@ void StagedOutput::discard() noexcept {
   }
 }
 
+bool StagedOutput::is_packed(OutputId out) const {
+  return options_.packed && is_packable(plan_.outputs()[out].path);
+}
+fs::path StagedOutput::stored_name(OutputId out) const {
+  return plan_.outputs()[out].path + (is_packed(out) ? std::string(kPackedSuffix) : "");
+}
 fs::path StagedOutput::staged(OutputId out) const {
-  return files_in_ / plan_.outputs()[out].path;
+  return files_in_ / stored_name(out);
 }
 fs::path StagedOutput::final_path(OutputId out) const {
-  return target_ / plan_.outputs()[out].path;
+  return target_ / stored_name(out);
 }
 
 OutputFile& StagedOutput::file(OutputId out) {
@@ -219,13 +246,13 @@ OutputFile& StagedOutput::file(OutputId out) {
 }
 
 bool StagedOutput::is_direct(OutputId out) const {
-  return options_.direct && plan_.outputs()[out].size > kSmallFile;
+  return options_.direct && !is_packed(out) && plan_.outputs()[out].size > kSmallFile;
 }
 
 std::unique_ptr<OutputFile> StagedOutput::create(OutputId out) const {
   const uint64_t size = plan_.outputs()[out].size;
   OutputOptions options;
-  if (size > kSmallFile) options.size = size;
+  if (size > kSmallFile && !is_packed(out)) options.size = size;
   options.direct = is_direct(out);
   if (const auto places = patches_.find(out); places != patches_.end()) {
     options.rewritten = places->second;
@@ -266,12 +293,22 @@ void StagedOutput::commit() {
     if (options_.durable && out + 1 == count) sync_changed();
     move_into_place(staged(out), path, options_.force);
     ++renamed_;
+    if (options_.force) remove_other_forms(out);
     changed.insert(path.parent_path());
   }
   if (options_.durable) sync_changed();
   committed_ = true;
   std::error_code ignored;
   fs::remove_all(staging_, ignored);
+}
+
+void StagedOutput::remove_other_forms(OutputId out) const {
+  const fs::path path = final_path(out);
+  for (const fs::path& form : forms_of(target_ / plan_.outputs()[out].path)) {
+    if (form != path && ::unlink(form.c_str()) != 0 && errno != ENOENT) {
+      throw IoError({.file = form.string()}, "cannot replace", errno);
+    }
+  }
 }
 
 void StagedOutput::commit_whole() {

@@ -36,8 +36,14 @@ struct StageOptions {
   bool whole_folder = false;
   // Write large files past the page cache (OutputOptions::direct).
   bool direct = false;
+  // The outputs that are packable (frame_cuts.h) are called PATH.dspack, and their sizes are not
+  // those of the plan: a PackedOutput writes them.
+  bool packed = false;
 };
 
+// A file stands for its content (content_name.h): a new one takes the place of whatever held the
+// same content before, compressed or not.
+//
 // Owned by one thread; write_at and finish come from any. The plan must outlive it.
 class StagedOutput : public Sink {
  public:
@@ -60,8 +66,12 @@ class StagedOutput : public Sink {
   };
   void check_nothing_in_the_way() const;
   OutputFile& file(OutputId out);
+  bool is_packed(OutputId out) const;
   bool is_direct(OutputId out) const;
+  void check_path(const std::filesystem::path& path) const;
+  void remove_other_forms(OutputId out) const;
   std::unique_ptr<OutputFile> create(OutputId out) const;
+  std::filesystem::path stored_name(OutputId out) const;  // relative to the folder
   std::filesystem::path staged(OutputId out) const;
   std::filesystem::path final_path(OutputId out) const;
   void discard() noexcept;

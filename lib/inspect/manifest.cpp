@@ -1,6 +1,5 @@
 #include "inspect/manifest.h"
 
-#include <nettle/sha2.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/sha256.h"
 #include "inspect/verification.h"
 #include "io/output_file.h"
 
@@ -25,29 +25,6 @@ constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
 constexpr size_t kBufferBytes = 256 << 10;
 constexpr size_t kDigits = 64;
 
-class Sha256 {
- public:
-  Sha256() { sha256_init(&context_); }
-
-  void update(std::span<const std::byte> bytes) {
-    sha256_update(&context_, bytes.size(), reinterpret_cast<const uint8_t*>(bytes.data()));
-  }
-
-  std::string hex() {
-    std::array<uint8_t, SHA256_DIGEST_SIZE> digest;
-    sha256_digest(&context_, digest.size(), digest.data());
-    std::string text;
-    for (const uint8_t byte : digest) {
-      text += "0123456789abcdef"[byte >> 4];
-      text += "0123456789abcdef"[byte & 15];
-    }
-    return text;
-  }
-
- private:
-  sha256_ctx context_;
-};
-
 std::string hash_of(const Verification& v, const Extent& extent) {
   thread_local std::vector<std::byte> buffer(kBufferBytes);
   Sha256 hash;
@@ -59,7 +36,7 @@ std::string hash_of(const Verification& v, const Extent& extent) {
     hash.update(piece);
     v.progress.bytes_done += piece.size();
   }
-  return hash.hex();
+  return hex_digits(hash.digest());
 }
 
 // All files there are, but the manifest.
@@ -72,7 +49,7 @@ std::vector<fs::path> list_files(const Verification& v) {
       return !manifest.empty() && fs::equivalent(entry.path(), manifest, failed);
     };
     if (is(v.options.manifest) || is(v.options.new_manifest)) return;
-    if (entry.is_regular_file(failed)) paths.push_back(entry.path());
+    if (entry.is_regular_file(failed)) paths.push_back(content_path(entry.path()));
   };
   std::error_code failed;
   if (v.report.form == "weights") {

@@ -119,7 +119,7 @@ void list_other_files(const Contents& contents, Summary& summary) {
     for (const fs::recursive_directory_iterator end; !failed && it != end; it.increment(failed)) {
       std::error_code ignored;
       if (!it->is_regular_file(ignored)) continue;
-      if (read.contains(it->path().lexically_normal().string())) continue;
+      if (read.contains(content_path(it->path()).lexically_normal().string())) continue;
       const uint64_t size = it->file_size(ignored);
       const fs::path shown =
           folders.size() == 1 ? it->path().lexically_relative(folder) : it->path();

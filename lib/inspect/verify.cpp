@@ -118,7 +118,8 @@ void add_universal_files(Verification& v) {
   fs::recursive_directory_iterator it(v.folder.path / "zero", failed);
   for (const fs::recursive_directory_iterator end; !failed && it != end; it.increment(failed)) {
     std::error_code ignored;
-    if (it->path().extension() == ".pt" && !it->is_directory(ignored)) paths.push_back(it->path());
+    fs::path path = content_path(it->path());
+    if (path.extension() == ".pt" && !it->is_directory(ignored)) paths.push_back(std::move(path));
   }
   std::sort(paths.begin(), paths.end());
   for (fs::path& path : paths) {
@@ -137,14 +138,13 @@ void add_weights_files(Verification& v, const fs::path& folder) {
       for (const auto& [tensor, file] : read_weights_index(index).files) names.insert(file);
     } catch (const Error&) {
       for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-        const std::string extension = entry.path().extension().string();
-        const std::string name = entry.path().filename().string();
-        if (extension == ".safetensors" || extension == ".bin") names.insert(name);
+        const fs::path name = content_path(entry.path()).filename();
+        const fs::path extension = name.extension();
+        if (extension == ".safetensors" || extension == ".bin") names.insert(name.string());
       }
     }
-    std::error_code failed;
     for (const std::string& name : names) {
-      if (fs::exists(folder / name, failed)) paths.push_back(folder / name);
+      if (is_stored(folder / name)) paths.push_back(folder / name);
     }
   }
   for (fs::path& path : paths) add_file(v, std::move(path), std::nullopt);
@@ -153,7 +153,7 @@ void add_weights_files(Verification& v, const fs::path& folder) {
 // What the path is, and its files. 0 if there is nothing to look at.
 unsigned find_files(Verification& v, const fs::path& path) {
   std::error_code failed;
-  if (!fs::exists(path, failed)) throw UsageError(path.string() + ": there is no such file");
+  if (!is_stored(path)) throw UsageError(path.string() + ": there is no such file");
   v.report.folder = path;
   if (!fs::is_directory(path, failed)) {
     if (!v.options.roots.empty()) throw no_roots_of_weights(path);

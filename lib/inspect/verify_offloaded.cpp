@@ -85,8 +85,7 @@ class SwapCheck {
     Finding finding{
         .check = Check::missing, .message = {}, .file = tensor.display, .rank = owner.rank()};
     try {
-      std::error_code failed;
-      if (!fs::exists(tensor.path, failed) && !failed) {
+      if (!is_stored(tensor.path)) {
         finding.message = "is not there: it has the elements of " + tensor.member + " in " +
                           owner.path.filename().string();
         v_.add(std::move(finding));

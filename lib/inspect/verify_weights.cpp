@@ -102,8 +102,7 @@ class WeightsCheck {
     std::map<std::string, std::string> names;  // file -> first tensor
     for (const auto& [tensor, file] : index.files) names.emplace(file, tensor);
     for (const auto& [file, tensor] : names) {
-      std::error_code failed;
-      if (fs::exists(v_.report.folder / file, failed)) continue;
+      if (is_stored(v_.report.folder / file)) continue;
       v_.add({.check = Check::missing,
               .message = "is not there, but the index has tensors in it",
               .file = file,
@@ -118,7 +117,7 @@ class WeightsCheck {
     for (const auto& entry : index.files) named.insert(entry.second);
     std::error_code failed;
     for (const fs::directory_entry& entry : fs::directory_iterator(v_.report.folder, failed)) {
-      const std::string name = entry.path().filename().string();
+      const std::string name = content_path(entry.path()).filename().string();
       static const RE2 kShardName(".+-\\d+-of-\\d+\\.(safetensors|bin)");
       if (!RE2::FullMatch(name, kShardName) || named.contains(name)) continue;
       v_.add({.check = Check::extra,

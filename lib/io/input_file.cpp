@@ -1,151 +1,53 @@
 #include "io/input_file.h"
 
-#include <fcntl.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/uio.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <list>
-#include <mutex>
 
 #include "base/error.h"
+#include "io/packed_file.h"
+#include "io/stored_file.h"
+#include "io/zstd_file.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
-namespace {
 
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() { ::close(fd_); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-// A reader holds a lease while it reads, so closing a descriptor in the cache never pulls it away.
-using Lease = std::shared_ptr<const Descriptor>;
-
-// What must stay true of a file between two opens of it.
-struct Identity {
-  dev_t device = 0;
-  ino_t inode = 0;
-  off_t size = 0;
-  int64_t modified_ns = 0;
-
-  bool operator==(const Identity&) const = default;
-};
-
-std::pair<Lease, Identity> open_regular(const fs::path& path, const std::string& display) {
-  // O_NONBLOCK: opening a FIFO must not hang; regular files ignore it.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) throw IoError({.file = display}, "cannot open", errno);
-  Lease lease = std::make_shared<const Descriptor>(fd);
-  struct stat s {};
-  if (::fstat(fd, &s) != 0) throw IoError({.file = display}, "cannot stat", errno);
-  if (!S_ISREG(s.st_mode)) throw IoError({.file = display}, "is not a regular file", 0);
-  return {std::move(lease),
-          {s.st_dev, s.st_ino, s.st_size, s.st_mtim.tv_sec * 1'000'000'000 + s.st_mtim.tv_nsec}};
-}
-
-size_t descriptor_limit() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 4096;
-  return std::clamp<size_t>(limit.rlim_cur / 2, 16, 4096);
-}
-
-}  // namespace
-
-struct InputFile::Impl {
-  fs::path path;
-  std::string display;
-  Identity identity;
-
-  // Open descriptors of the process, the most recently used first; `lease` is set exactly while the
-  // Impl is listed.
-  inline static std::mutex mutex;
-  inline static std::list<Impl*> open_files;
-  Lease lease;
-  std::list<Impl*>::iterator listed_at;
-
-  // Call with the mutex held.
-  void keep(Lease fresh) {
-    static const size_t limit = descriptor_limit();
-    lease = std::move(fresh);
-    open_files.push_front(this);
-    listed_at = open_files.begin();
-    if (open_files.size() > limit) {
-      open_files.back()->lease.reset();
-      open_files.pop_back();
-    }
-  }
-
-  Lease borrow() {
-    const std::lock_guard lock(mutex);
-    if (lease) {
-      open_files.splice(open_files.begin(), open_files, listed_at);
-      return lease;
-    }
-    auto [fresh, now] = open_regular(path, display);
-    if (now != identity) throw IoError({.file = display}, "changed while it was being read", 0);
-    keep(fresh);
-    return fresh;
-  }
-
-  ~Impl() {
-    const std::lock_guard lock(mutex);
-    if (lease) open_files.erase(listed_at);
-  }
-};
-
-InputFile::InputFile(fs::path path, std::string display) : impl_(std::make_unique<Impl>()) {
-  impl_->path = std::move(path);
-  impl_->display = display.empty() ? impl_->path.string() : std::move(display);
-  auto [lease, identity] = open_regular(impl_->path, impl_->display);
-  impl_->identity = identity;
-  const std::lock_guard lock(Impl::mutex);
-  impl_->keep(std::move(lease));
+InputFile::InputFile(const fs::path& path, std::string display) : path_(content_path(path)) {
+  const fs::path stored = stored_path(path).value_or(path);
+  encoding_ = encoding_of(stored);
+  if (display.empty()) display = path.string();
+  display_ = content_path(display).string();
+  std::string stored_display = display_;
+  if (encoding_ != Encoding::plain) stored_display += stored.extension().string();
+  stored_ = std::make_unique<StoredFile>(stored, std::move(stored_display));
+  if (encoding_ == Encoding::packed) content_ = std::make_unique<PackedFile>(*stored_);
+  if (encoding_ == Encoding::zstd) content_ = std::make_unique<ZstdFile>(*stored_);
+  size_ = content_ ? content_->size() : stored_->size();
 }
 
 InputFile::~InputFile() = default;
 
-const fs::path& InputFile::path() const {
-  return impl_->path;
+uint64_t InputFile::stored_size() const {
+  return stored_->size();
 }
-const std::string& InputFile::display() const {
-  return impl_->display;
+
+double InputFile::stored_bytes(uint64_t offset, uint64_t size) const {
+  return content_ ? content_->stored_bytes(offset, size) : static_cast<double>(size);
 }
-uint64_t InputFile::size() const {
-  return static_cast<uint64_t>(impl_->identity.size);
+
+std::optional<Sha256Digest> InputFile::sha256() const {
+  return content_ ? content_->sha256() : std::nullopt;
 }
 
 void InputFile::read_at(uint64_t offset, std::span<std::byte> out) const {
-  const Lease lease = impl_->borrow();
-  while (!out.empty()) {
-    const ssize_t got = ::pread(lease->get(), out.data(), out.size(), static_cast<off_t>(offset));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw IoError({.file = display(), .offset = offset}, "cannot read", errno);
-    if (got == 0) {
-      throw IoError({.file = display(), .offset = offset},
-                    "file ends " + std::to_string(out.size()) + " bytes early", 0);
-    }
-    out = out.subspan(static_cast<size_t>(got));
-    offset += static_cast<uint64_t>(got);
+  if (!content_) return stored_->read_at(offset, out);
+  if (offset > size_ || out.size() > size_ - offset) {
+    throw IoError({.file = display(), .offset = offset},
+                  "file ends " + std::to_string(offset + out.size() - size_) + " bytes early", 0);
   }
+  content_->read_at(offset, out);
 }
 
 bool InputFile::is_cached(uint64_t offset) const {
-  const Lease lease = impl_->borrow();
-  std::byte byte;
-  const iovec into{&byte, 1};
-  return ::preadv2(lease->get(), &into, 1, static_cast<off_t>(offset), RWF_NOWAIT) >= 0 ||
-         errno != EAGAIN;
+  return stored_->is_cached(content_ ? content_->stored_offset(offset) : offset);
 }
 
 std::vector<std::byte> InputFile::read(uint64_t offset, uint64_t size) const {

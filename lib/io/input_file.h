@@ -1,37 +1,53 @@
-// Input files: opened read-only, read by position, never mapped by the tools (a mapping turns a
-// file that shrinks or a failing disk into SIGBUS; pread turns it into an IoError with a name).
+// Input files: their contents, whether they are stored as they are or compressed.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "base/extent.h"
+#include "codec/packed_index.h"
+#include "io/content_name.h"
 
 namespace dsckpt {
 
-// One regular file of fixed size. All methods may be called from any thread. The descriptor is
-// opened on demand and may be closed in between, so that thousands of shards can be "open"; a file
-// that was replaced or resized meanwhile is an IoError.
+class ContentReader;
+class StoredFile;
+
+// One file of fixed size, stored as it is or held by another one (content_name.h). All methods may
+// be called from any thread. Descriptors are opened on demand and may be closed in between, so that
+// thousands of shards can be "open"; a file that was replaced or resized meanwhile is an IoError.
 class InputFile {
  public:
-  // Throws IoError if `path` cannot be opened or is not a regular file. `display` is the name used
-  // in messages.
-  explicit InputFile(std::filesystem::path path, std::string display = {});
+  // Opens what stored_path() finds. `display` is the name used in messages. Throws IoError if there
+  // is none, or it cannot be opened or is not a regular file; for a compressed one also what
+  // PackedFile and ZstdFile throw.
+  explicit InputFile(const std::filesystem::path& path, std::string display = {});
   ~InputFile();
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
 
-  const std::filesystem::path& path() const;
-  const std::string& display() const;
-  uint64_t size() const;
+  // Of the content: without .dspack or .zst.
+  const std::filesystem::path& path() const { return path_; }
+  const std::string& display() const { return display_; }
+  uint64_t size() const { return size_; }
 
-  // Fills `out` from `offset`. Throws IoError if the file cannot give all of it.
+  Encoding encoding() const { return encoding_; }
+  // Bytes on the disk.
+  uint64_t stored_size() const;
+  // The share of them that content [offset, offset + size) takes. That range lies inside.
+  double stored_bytes(uint64_t offset, uint64_t size) const;
+  // Of the content, where a packed file says it.
+  std::optional<Sha256Digest> sha256() const;
+
+  // Fills `out` from `offset`. Throws IoError if the file cannot give all of it, CorruptError where
+  // what is stored cannot be decompressed or does not match its checksum.
   void read_at(uint64_t offset, std::span<std::byte> out) const;
   // Whether the byte at `offset` could be read without waiting for the disk, as far as the system
   // can tell. Throws IoError.
@@ -41,8 +57,12 @@ class InputFile {
   std::vector<std::byte> read(uint64_t offset, uint64_t size) const;
 
  private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::filesystem::path path_;
+  std::string display_;
+  Encoding encoding_ = Encoding::plain;
+  std::unique_ptr<StoredFile> stored_;
+  std::unique_ptr<ContentReader> content_;  // nullptr of a plain file
+  uint64_t size_ = 0;
 };
 
 // The table of all inputs of one run. add() from one thread at a time; the rest from any thread.

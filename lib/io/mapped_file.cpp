@@ -12,6 +12,9 @@
 namespace dsckpt {
 
 std::shared_ptr<MappedFile> MappedFile::map(const InputFile& file) {
+  if (file.encoding() != Encoding::plain) {
+    throw UnsupportedError({.file = file.display()}, "is compressed and cannot be mapped");
+  }
   if (file.size() == 0) return std::shared_ptr<MappedFile>(new MappedFile(nullptr, 0));
   const int fd = ::open(file.path().c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) throw IoError({.file = file.display()}, "cannot open", errno);

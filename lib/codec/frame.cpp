@@ -1,0 +1,215 @@
+#include "codec/frame.h"
+
+#define ZSTD_STATIC_LINKING_ONLY  // ZSTD_c_literalCompressionMode
+#include <xxhash.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <new>
+#include <string>
+
+namespace dsckpt {
+namespace {
+
+constexpr uint8_t kRotatedFlag = 0x80;
+constexpr size_t kPlaneHeader = 5;  // method, size
+
+// Judging a plane by some of it: four pieces for its bytes, one for its repetitions.
+constexpr size_t kPieces = 4;
+constexpr size_t kPiece = 2048;
+constexpr size_t kSample = 16 << 10;
+// Fewer bits a byte than this are worth the time.
+constexpr double kWorthCoding = 7.9;
+// What repetitions must save to be looked for in the whole plane.
+constexpr double kWorthSearching = 0.97;
+// A plane that does not become smaller than this part of it is kept as it is.
+constexpr double kWorthKeeping = 0.99;
+
+size_t checked(size_t result) {
+  if (ZSTD_isError(result)) throw CorruptError({}, ZSTD_getErrorName(result));
+  return result;
+}
+
+// Bits a byte of a few pieces of `plane` have, by how often each value occurs there.
+double sampled_entropy(ByteSpan plane) {
+  std::array<std::array<uint32_t, 256>, 2> counts{};
+  size_t total = 0;
+  const size_t pieces = plane.size() <= kPieces * kPiece ? 1 : kPieces;
+  const size_t size = pieces == 1 ? plane.size() : kPiece;
+  for (size_t piece = 0; piece < pieces; ++piece) {
+    const std::byte* const at = plane.data() + piece * (plane.size() / pieces);
+    for (size_t i = 0; i < size; ++i) ++counts[i % 2][std::to_integer<uint8_t>(at[i])];
+    total += size;
+  }
+  double bits = 0;
+  for (size_t value = 0; value < 256; ++value) {
+    const double count = counts[0][value] + counts[1][value];
+    if (count > 0) bits -= count * std::log2(count / static_cast<double>(total));
+  }
+  return bits / static_cast<double>(total);
+}
+
+}  // namespace
+
+uint64_t xxh3(ByteSpan bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
+enum class FrameEncoder::Method : uint8_t {
+  raw = 0,
+  zstd = 1,
+  entropy = 2,  // zstd without looking for matches; stored as zstd
+};
+
+struct FrameEncoder::Zstd {
+  // Of a level, and one that finds no matches: it takes steps as long as a block.
+  ZSTD_CCtx* matching = ZSTD_createCCtx();
+  ZSTD_CCtx* entropy = ZSTD_createCCtx();
+
+  explicit Zstd(int level) {
+    if (matching == nullptr || entropy == nullptr) {
+      free();
+      throw std::bad_alloc();
+    }
+    ZSTD_CCtx_setParameter(matching, ZSTD_c_compressionLevel, level);
+    ZSTD_CCtx_setParameter(entropy, ZSTD_c_compressionLevel, 1);
+    ZSTD_CCtx_setParameter(entropy, ZSTD_c_strategy, ZSTD_fast);
+    ZSTD_CCtx_setParameter(entropy, ZSTD_c_targetLength, ZSTD_TARGETLENGTH_MAX);
+    ZSTD_CCtx_setParameter(entropy, ZSTD_c_hashLog, ZSTD_HASHLOG_MIN);
+    ZSTD_CCtx_setParameter(entropy, ZSTD_c_literalCompressionMode, ZSTD_lcm_huffman);
+    for (ZSTD_CCtx* context : {matching, entropy}) {
+      ZSTD_CCtx_setParameter(context, ZSTD_c_contentSizeFlag, 0);
+      ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, 0);
+    }
+  }
+  ~Zstd() { free(); }
+  Zstd(const Zstd&) = delete;
+  Zstd& operator=(const Zstd&) = delete;
+
+  void free() {
+    ZSTD_freeCCtx(matching);
+    ZSTD_freeCCtx(entropy);
+  }
+
+  // How many bytes `plane` becomes in `out`; more than there is room for: ~0.
+  static size_t compress(ZSTD_CCtx* context, ByteSpan plane, std::span<std::byte> out) {
+    const size_t size =
+        ZSTD_compress2(context, out.data(), out.size(), plane.data(), plane.size());
+    return ZSTD_isError(size) ? ~size_t{0} : size;
+  }
+};
+
+FrameEncoder::FrameEncoder(int level)
+    : zstd_(std::make_unique<Zstd>(std::clamp(level, kLowestPackLevel, kHighestPackLevel))) {}
+FrameEncoder::~FrameEncoder() = default;
+
+ByteSpan FrameEncoder::encode(ByteSpan content, PlaneLayout layout) {
+  const size_t count = content.size() / layout.width;
+  const size_t in_planes = count * layout.width;
+  const size_t headers = 1 + layout.width * kPlaneHeader;
+  const ByteSpan tail = content.subspan(in_planes);
+  // No plane is stored larger than it is; the rest is room for samples.
+  frame_.resize(std::max(frame_.size(), headers + content.size() + ZSTD_compressBound(kSample)));
+
+  ByteSpan planes = content;
+  if (layout.width > 1) {
+    planes_.resize(std::max(planes_.size(), in_planes));
+    split_planes(layout, content.first(in_planes), planes_);
+    planes = ByteSpan(planes_).first(in_planes);
+  }
+  frame_[0] = static_cast<std::byte>(layout.width | (layout.rotated ? kRotatedFlag : 0));
+  std::copy(tail.begin(), tail.end(), frame_.begin() + static_cast<ptrdiff_t>(headers));
+  size_ = headers + tail.size();
+  for (size_t p = 0; p < layout.width; ++p) {
+    append_plane(planes.subspan(p * count, count), frame_.data() + 1 + p * kPlaneHeader);
+  }
+  return ByteSpan(frame_).first(size_);
+}
+
+void FrameEncoder::append_plane(ByteSpan plane, std::byte* header) {
+  Method method = choose_method(plane);
+  const std::span<std::byte> room = std::span(frame_).subspan(size_);
+  size_t size = plane.size();
+  if (method != Method::raw) {
+    const auto most = static_cast<size_t>(static_cast<double>(plane.size()) * kWorthKeeping);
+    ZSTD_CCtx* const context = method == Method::zstd ? zstd_->matching : zstd_->entropy;
+    size = Zstd::compress(context, plane, room.first(most));
+    if (size > most) {
+      method = Method::raw;
+      size = plane.size();
+    }
+  }
+  if (method == Method::raw) std::copy(plane.begin(), plane.end(), room.begin());
+  header[0] = static_cast<std::byte>(method == Method::raw ? Method::raw : Method::zstd);
+  store_le(header + 1, static_cast<uint32_t>(size));
+  size_ += size;
+}
+
+FrameEncoder::Method FrameEncoder::choose_method(ByteSpan plane) {
+  if (plane.empty()) return Method::raw;
+  if (plane.size() <= kSample) return Method::zstd;
+  const ByteSpan sample = plane.subspan((plane.size() - kSample) / 2, kSample);
+  const double bits = sampled_entropy(plane);
+  // Bytes as even as these repeat nothing, or it is not for a sample to find.
+  if (bits > kWorthCoding) return Method::raw;
+  const std::span<std::byte> room = std::span(frame_).subspan(size_);
+  const auto with_matches = static_cast<double>(Zstd::compress(zstd_->matching, sample, room));
+  const auto without = static_cast<double>(Zstd::compress(zstd_->entropy, sample, room));
+  return with_matches < without * kWorthSearching ? Method::zstd : Method::entropy;
+}
+
+struct FrameDecoder::Zstd {
+  ZSTD_DCtx* context = ZSTD_createDCtx();
+  Zstd() {
+    if (context == nullptr) throw std::bad_alloc();
+  }
+  ~Zstd() { ZSTD_freeDCtx(context); }
+  Zstd(const Zstd&) = delete;
+  Zstd& operator=(const Zstd&) = delete;
+};
+
+FrameDecoder::FrameDecoder() : zstd_(std::make_unique<Zstd>()) {}
+FrameDecoder::~FrameDecoder() = default;
+
+void FrameDecoder::decode(ByteSpan frame, std::span<std::byte> content) {
+  ByteReader reader(frame);
+  const auto first = reader.read<uint8_t>();
+  const PlaneLayout layout{static_cast<uint8_t>(first & ~kRotatedFlag),
+                           (first & kRotatedFlag) != 0};
+  if (!layout.is_valid()) throw CorruptError({.offset = 0}, "not a layout of planes");
+  const size_t count = content.size() / layout.width;
+  const ByteSpan headers = reader.take(layout.width * kPlaneHeader);
+  const ByteSpan tail = reader.take(content.size() % layout.width);
+  std::copy(tail.begin(), tail.end(), content.last(tail.size()).begin());
+  const std::span<std::byte> elements = content.first(content.size() - tail.size());
+  if (layout.width > 1) planes_.resize(std::max(planes_.size(), elements.size()));
+
+  std::array<const std::byte*, PlaneLayout::kMostPlanes> planes;
+  for (size_t p = 0; p < layout.width; ++p) {
+    const std::byte* const header = headers.data() + p * kPlaneHeader;
+    const uint64_t at = reader.offset();
+    const ByteSpan stored = reader.take(load_le<uint32_t>(header + 1));
+    const auto method = static_cast<uint8_t>(header[0]);
+    planes[p] = stored.data();
+    bool good = method == 0 && stored.size() == count;
+    if (method == 1) {
+      std::byte* const target = layout.width > 1 ? planes_.data() + p * count : elements.data();
+      good = in_context({.offset = at}, [&] {
+        return checked(ZSTD_decompressDCtx(zstd_->context, target, count, stored.data(),
+                                           stored.size())) == count;
+      });
+      planes[p] = target;
+    }
+    if (!good) throw CorruptError({.offset = at}, "not a plane of " + std::to_string(count) + " bytes");
+  }
+  if (!reader.at_end()) throw CorruptError({.offset = reader.offset()}, "bytes behind the planes");
+  if (layout.width > 1) {
+    join_planes(layout, std::span(planes).first(layout.width), elements);
+  } else if (planes[0] != elements.data()) {
+    std::copy_n(planes[0], count, elements.begin());
+  }
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,56 @@
+#include "format/typed_extents.h"
+
+#include <algorithm>
+#include <map>
+
+#include "base/error.h"
+#include "format/safetensors.h"
+#include "format/torch_legacy.h"
+
+namespace dsckpt {
+namespace {
+
+TypedExtents of_torch(const InputFiles& files, FileId id, SharedPickles* shared) {
+  const TorchArchive archive = TorchArchive::open(files, id, shared);
+  std::map<uint64_t, TypedExtent> by_offset;
+  for (const Extent& extent : archive.storages()) {
+    if (extent.size > 0) by_offset.emplace(extent.offset, TypedExtent{extent, DType::uint8});
+  }
+  for (const pickle::Value& value : persistent_values(archive.root())) {
+    const std::optional<Extent> extent = archive.bytes_of_storage(value);
+    const auto found = extent ? by_offset.find(extent->offset) : by_offset.end();
+    if (found == by_offset.end()) continue;
+    try {
+      found->second.dtype = archive.storage(value).dtype();
+    } catch (const Error&) {
+      // A storage that no tensor could be read from is bytes.
+    }
+  }
+  TypedExtents out;
+  uint64_t end = 0;
+  for (const auto& [offset, typed] : by_offset) {
+    // In the legacy form storages may be views of one another.
+    if (offset < end) continue;
+    out.extents.push_back(typed);
+    end = typed.extent.end();
+  }
+  out.records = archive.records(true);
+  return out;
+}
+
+TypedExtents of_safetensors(const InputFiles& files, FileId id) {
+  TypedExtents out;
+  for (const SafetensorsEntry& entry : SafetensorsFile::open(files, id).entries()) {
+    if (entry.extent.size > 0) out.extents.push_back({entry.extent, entry.dtype});
+  }
+  return out;
+}
+
+}  // namespace
+
+TypedExtents typed_extents(const InputFiles& files, FileId id, SharedPickles* shared) {
+  return SafetensorsFile::probe(files[id]) ? of_safetensors(files, id)
+                                           : of_torch(files, id, shared);
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,28 @@
+// Where the tensors of a file lie, and of what type they are: all that a tool has to know that keeps
+// files as they are.
+#pragma once
+
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/extent.h"
+#include "format/torch_archive.h"
+#include "io/input_file.h"
+
+namespace dsckpt {
+
+struct TypedExtent {
+  Extent extent;
+  DType dtype = DType::uint8;
+};
+
+struct TypedExtents {
+  std::vector<TypedExtent> extents;  // by offset; none overlap, none are empty
+  // Records with CRC32s (TorchArchive::records).
+  std::vector<InputRecord> records;
+};
+
+// Of a torch archive (its storages) or a safetensors file. Throws what opening it throws.
+TypedExtents typed_extents(const InputFiles& files, FileId id, SharedPickles* shared = nullptr);
+
+}  // namespace dsckpt

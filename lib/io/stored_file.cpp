@@ -1,0 +1,151 @@
+#include "io/stored_file.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <list>
+#include <mutex>
+
+#include "base/error.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() { ::close(fd_); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+// A reader holds a lease while it reads, so closing a descriptor in the cache never pulls it away.
+using Lease = std::shared_ptr<const Descriptor>;
+
+// What must stay true of a file between two opens of it.
+struct Identity {
+  dev_t device = 0;
+  ino_t inode = 0;
+  off_t size = 0;
+  int64_t modified_ns = 0;
+
+  bool operator==(const Identity&) const = default;
+};
+
+std::pair<Lease, Identity> open_regular(const fs::path& path, const std::string& display) {
+  // O_NONBLOCK: opening a FIFO must not hang; regular files ignore it.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) throw IoError({.file = display}, "cannot open", errno);
+  Lease lease = std::make_shared<const Descriptor>(fd);
+  struct stat s {};
+  if (::fstat(fd, &s) != 0) throw IoError({.file = display}, "cannot stat", errno);
+  if (!S_ISREG(s.st_mode)) throw IoError({.file = display}, "is not a regular file", 0);
+  return {std::move(lease),
+          {s.st_dev, s.st_ino, s.st_size, s.st_mtim.tv_sec * 1'000'000'000 + s.st_mtim.tv_nsec}};
+}
+
+size_t descriptor_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 4096;
+  return std::clamp<size_t>(limit.rlim_cur / 2, 16, 4096);
+}
+
+}  // namespace
+
+struct StoredFile::Impl {
+  fs::path path;
+  std::string display;
+  Identity identity;
+
+  // Open descriptors of the process, the most recently used first; `lease` is set exactly while the
+  // Impl is listed.
+  inline static std::mutex mutex;
+  inline static std::list<Impl*> open_files;
+  Lease lease;
+  std::list<Impl*>::iterator listed_at;
+
+  // Call with the mutex held.
+  void keep(Lease fresh) {
+    static const size_t limit = descriptor_limit();
+    lease = std::move(fresh);
+    open_files.push_front(this);
+    listed_at = open_files.begin();
+    if (open_files.size() > limit) {
+      open_files.back()->lease.reset();
+      open_files.pop_back();
+    }
+  }
+
+  Lease borrow() {
+    const std::lock_guard lock(mutex);
+    if (lease) {
+      open_files.splice(open_files.begin(), open_files, listed_at);
+      return lease;
+    }
+    auto [fresh, now] = open_regular(path, display);
+    if (now != identity) throw IoError({.file = display}, "changed while it was being read", 0);
+    keep(fresh);
+    return fresh;
+  }
+
+  ~Impl() {
+    const std::lock_guard lock(mutex);
+    if (lease) open_files.erase(listed_at);
+  }
+};
+
+StoredFile::StoredFile(fs::path path, std::string display) : impl_(std::make_unique<Impl>()) {
+  impl_->path = std::move(path);
+  impl_->display = std::move(display);
+  auto [lease, identity] = open_regular(impl_->path, impl_->display);
+  impl_->identity = identity;
+  const std::lock_guard lock(Impl::mutex);
+  impl_->keep(std::move(lease));
+}
+
+StoredFile::~StoredFile() = default;
+
+const fs::path& StoredFile::path() const {
+  return impl_->path;
+}
+const std::string& StoredFile::display() const {
+  return impl_->display;
+}
+uint64_t StoredFile::size() const {
+  return static_cast<uint64_t>(impl_->identity.size);
+}
+
+void StoredFile::read_at(uint64_t offset, std::span<std::byte> out) const {
+  const Lease lease = impl_->borrow();
+  while (!out.empty()) {
+    const ssize_t got = ::pread(lease->get(), out.data(), out.size(), static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw IoError({.file = display(), .offset = offset}, "cannot read", errno);
+    if (got == 0) {
+      throw IoError({.file = display(), .offset = offset},
+                    "file ends " + std::to_string(out.size()) + " bytes early", 0);
+    }
+    out = out.subspan(static_cast<size_t>(got));
+    offset += static_cast<uint64_t>(got);
+  }
+}
+
+bool StoredFile::is_cached(uint64_t offset) const {
+  const Lease lease = impl_->borrow();
+  std::byte byte;
+  const iovec into{&byte, 1};
+  return ::preadv2(lease->get(), &into, 1, static_cast<off_t>(offset), RWF_NOWAIT) >= 0 ||
+         errno != EAGAIN;
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,41 @@
+// Files as they are on the disk: opened read-only, read by position, never mapped by the tools (a
+// mapping turns a file that shrinks or a failing disk into SIGBUS; pread turns it into an IoError
+// with a name).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace dsckpt {
+
+// One regular file of fixed size. All methods may be called from any thread. The descriptor is
+// opened on demand and may be closed in between, so that thousands of shards can be "open"; a file
+// that was replaced or resized meanwhile is an IoError.
+class StoredFile {
+ public:
+  // Throws IoError if `path` cannot be opened or is not a regular file. `display` is the name used
+  // in messages.
+  StoredFile(std::filesystem::path path, std::string display);
+  ~StoredFile();
+  StoredFile(const StoredFile&) = delete;
+  StoredFile& operator=(const StoredFile&) = delete;
+
+  const std::filesystem::path& path() const;
+  const std::string& display() const;
+  uint64_t size() const;
+
+  // Fills `out` from `offset`. Throws IoError if the file cannot give all of it.
+  void read_at(uint64_t offset, std::span<std::byte> out) const;
+  // Whether the byte at `offset` could be read without waiting for the disk, as far as the system
+  // can tell. Throws IoError.
+  bool is_cached(uint64_t offset) const;
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dsckpt

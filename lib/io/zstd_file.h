@@ -1,0 +1,56 @@
+// ZstdFile: what zstd(1) wrote, read as the file that it holds. RFC 8878, and zstd's
+// contrib/seekable_format/zstd_seekable_compression_format.md.
+//
+// A zstd frame can only be read from its beginning. So it is decompressed from front to back as it
+// is asked for, by a few decompressors at a time that each go on where they are, and again from the
+// beginning for what lies before all of them. Files of many frames, with a seek table or without
+// one, are entered at the frame that is asked for.
+#pragma once
+
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "io/block_cache.h"
+#include "io/content_reader.h"
+#include "io/stored_file.h"
+
+namespace dsckpt {
+
+// Content checksums are checked where a frame is read to its end.
+class ZstdFile : public ContentReader {
+ public:
+  // Reads the seek table or else the headers of all blocks, and if no header says how much the
+  // content is, decompresses everything once. `file` must outlive this. Throws CorruptError,
+  // UnsupportedError for a dictionary or a window of more than 128 MiB, and IoError.
+  explicit ZstdFile(const StoredFile& file);
+  ~ZstdFile() override;
+
+  uint64_t size() const override;
+  void read_at(uint64_t offset, std::span<std::byte> out) override;
+  uint64_t stored_offset(uint64_t offset) const override;
+  double stored_bytes(uint64_t offset, uint64_t size) const override;
+
+  struct Frame {
+    uint64_t stored = 0;   // where it begins in the file
+    uint64_t content = 0;  // and in the content
+  };
+
+ private:
+  class Decompressor;
+  SharedBlock decode(uint64_t block);
+  SharedBlock read_up_to(uint64_t block, Decompressor& from);
+  Decompressor& best_for(uint64_t offset);
+
+  const StoredFile& file_;
+  std::vector<Frame> frames_;  // and one more: the ends
+  std::mutex mutex_;           // of the next two
+  std::list<Decompressor> decompressors_;              // what was used last first
+  std::deque<std::pair<uint64_t, SharedBlock>> passed_;  // the last blocks that were made
+  BlockCache cache_;
+};
+
+}  // namespace dsckpt
