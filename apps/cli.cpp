@@ -19,12 +19,12 @@
 
 #include "base/error.h"
 #include "checkpoint/shard_name.h"
+#include "codec/frame.h"
 #include "command_facts.h"
 #include "completions.h"
 #include "help.h"
 #include "inspect/contents.h"
 #include "man_page.h"
-#include "codec/frame.h"
 #include "report.h"
 #include "spelling.h"
 #include "terminal.h"

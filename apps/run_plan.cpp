@@ -50,8 +50,9 @@ int show_or_run(const CLI::App& app, const Common& common, bool dry_run, const P
     print_json("done", done_json(std::move(data), planned.output, stats));
   } else if (!common.quiet) {
     std::cerr << app.get_name() << ": " << planned.what << ", " << human_bytes(stats.bytes_written)
-              << packed_text(stats) << " in " << planned.output << ", " << human_seconds(stats.seconds) << ", "
-              << stats.records_checked << " checksums verified\n";
+              << packed_text(stats) << " in " << planned.output << ", "
+              << human_seconds(stats.seconds) << ", " << stats.records_checked
+              << " checksums verified\n";
   }
   return code;
 }

@@ -14,7 +14,7 @@
 namespace dsckpt::cli {
 
 struct PlannedRun {
-  const Checkpoint* source;  // nullptr if the input was not opened as a checkpoint
+  const Checkpoint* source;              // nullptr if the input was not opened as a checkpoint
   std::string output;                    // folder
   std::string what;                      // "12 tensors in 1 file", for the summary
   std::function<nlohmann::json()> json;  // of the plan

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/kernels.h"
+#include "exec/packed_output.h"
 #include "key_map.h"
 #include "neighbours.h"
 #include "state_files.h"
@@ -295,7 +296,8 @@ ExecStats run_plan(const CopyPlan& plan, const InputFiles& inputs, std::vector<I
   exec.unit_bytes = io.unit_bytes;
   exec.records = std::move(records);
   exec.check_all_records = options.verify;
-  ExecStats stats = execute(plan, inputs, packed ? static_cast<Sink&>(*packed) : staged, progress, exec);
+  ExecStats stats =
+      execute(plan, inputs, packed ? static_cast<Sink&>(*packed) : staged, progress, exec);
   if (packed) stats.bytes_stored = packed->bytes_stored();
   staged.commit();
   return stats;

@@ -282,7 +282,8 @@ PackEstimate estimate_pack(const PackPlan& plan, const InputFiles& inputs, int l
   std::map<std::string, PackEstimate::Kind> kinds;
   std::vector<Sample> samples;
   PackEstimate result;
-  const uint64_t step = std::max<uint64_t>(plan.bytes_packable() / std::max<uint64_t>(sample_bytes, 1), 1);
+  const uint64_t step =
+      std::max<uint64_t>(plan.bytes_packable() / std::max<uint64_t>(sample_bytes, 1), 1);
   uint64_t frames = 0;
   for (OutputId out = 0; out < plan.plan.outputs().size(); ++out) {
     if (!is_packable(plan.plan.outputs()[out].path)) continue;

@@ -24,12 +24,13 @@ struct PackPlan {
   uint64_t bytes_packable() const;
 };
 
-// All files of the folder `input`, at any depth, or the file `input` alone, under the names of their
-// contents. Links to files count as files; links to folders, broken links, what is neither file nor
-// folder, and unfinished outputs (.dsckpt-staging-*) are left out, with a note. Torch archives and
-// safetensors are planned tensor by tensor, so that PackedOutput sees types; what cannot be read as
-// either is planned as bytes, with a note. Valid against `inputs`. Throws UsageError if there is
-// nothing, IoError, InconsistentError for a content that is there in two forms.
+// All files of the folder `input`, at any depth, or the file `input` alone, under the names of
+// their contents. Links to files count as files; links to folders, broken links, what is neither
+// file nor folder, and unfinished outputs (.dsckpt-staging-*) are left out, with a note. Torch
+// archives and safetensors are planned tensor by tensor, so that PackedOutput sees types; what
+// cannot be read as either is planned as bytes, with a note. Valid against `inputs`. Throws
+// UsageError if there is nothing, IoError, InconsistentError for a content that is there in two
+// forms.
 PackPlan plan_pack(InputFiles& inputs, const std::filesystem::path& input);
 
 // The same files as bytes.
@@ -55,9 +56,9 @@ ExecStats run_pack(const PackPlan& plan, const InputFiles& inputs,
 // What packing would come to, from a sample.
 struct PackEstimate {
   struct Kind {
-    std::string kind;          // an element type, "float32", or "other bytes"
-    uint64_t bytes = 0;        // of all files
-    uint64_t sampled = 0;      // bytes
+    std::string kind;      // an element type, "float32", or "other bytes"
+    uint64_t bytes = 0;    // of all files
+    uint64_t sampled = 0;  // bytes
     uint64_t sampled_stored = 0;
 
     double ratio() const;  // stored to content

@@ -111,9 +111,9 @@ at::Tensor TensorReader::tensor(std::string_view name) const {
   return in_context({.tensor = param->name}, [&] {
     const std::optional<StridedView> view = param->weight.as_strided();
     // torch asks for pointers that are multiples of the element's size.
-    const bool viewable =
-        view && view->extent.size > 0 && view->extent.offset % size_of(view->dtype) == 0 &&
-        impl_->inputs[view->extent.file].encoding() == Encoding::plain;
+    const bool viewable = view && view->extent.size > 0 &&
+                          view->extent.offset % size_of(view->dtype) == 0 &&
+                          impl_->inputs[view->extent.file].encoding() == Encoding::plain;
     return viewable ? impl_->view(*view) : impl_->gather(param->weight);
   });
 }

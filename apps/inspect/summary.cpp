@@ -229,8 +229,7 @@ int summary(const CLI::App& app, const cli::Common& common, const Arguments& arg
   const Hardware hardware = hardware_of(contents, args);
   const Summary summary = summarize(inputs, contents);
   // One shard alone does not tell how large the model is.
-  const bool is_shard =
-      parse_shard_name(content_path(args.path).filename().string()).has_value();
+  const bool is_shard = parse_shard_name(content_path(args.path).filename().string()).has_value();
   std::vector<MemoryEstimate> estimates;
   if (!is_shard) {
     estimates = memory_estimates(summary.parameters(), summary.largest_layer, hardware);

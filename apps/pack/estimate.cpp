@@ -44,7 +44,8 @@ int estimate(const cli::Common& common, const Arguments& args) {
   const PackPlan plan = plan_pack(inputs, args.input);
   const PackEstimate estimate = [&] {
     const cli::ProgressDisplay display(progress, common);
-    return estimate_pack(plan, inputs, args.level, parse_shard_size(args.sample), progress, common.threads);
+    return estimate_pack(plan, inputs, args.level, parse_shard_size(args.sample), progress,
+                         common.threads);
   }();
   if (common.json) {
     cli::print_json("estimate", json_of(estimate));
@@ -67,8 +68,7 @@ int estimate(const cli::Common& common, const Arguments& args) {
                                  ? 1
                                  : estimate.stored() / static_cast<double>(estimate.bytes))
             << ") in " << human_seconds(estimate.seconds) << " on " << estimate.threads
-            << (estimate.threads == 1 ? " thread" : " threads")
-            << ", if the disks keep up\n";
+            << (estimate.threads == 1 ? " thread" : " threads") << ", if the disks keep up\n";
   return cli::kDone;
 }
 

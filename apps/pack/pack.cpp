@@ -57,31 +57,30 @@ int run(const CLI::App& app, const cli::Common& common, Arguments& args, bool pa
   Progress progress;
   const cli::InterruptGuard guard(progress);
   InputFiles inputs;
-  const PackPlan plan =
-      packs ? plan_pack(inputs, args.input) : plan_unpack(inputs, args.input);
+  const PackPlan plan = packs ? plan_pack(inputs, args.input) : plan_unpack(inputs, args.input);
   for (const std::string& text : plan.notes) cli::note(app, common, text);
   args.run.threads = common.threads;
   if (packs) args.run.pack = args.level;
   const size_t count = plan.plan.outputs().size();
-  return cli::show_or_run(
-      app, common, args.dry_run, progress,
-      {.source = nullptr,
-       .output = args.output,
-       .what = std::to_string(count) + (count == 1 ? " file" : " files") +
-               (packs ? "" : " of " + human_bytes(stored_bytes(plan, inputs))),
-       .json = [&] { return json_of(plan); },
-       .text = [&] { return text_of(plan, packs); },
-       .run = [&] {
-         if (args.sha256) {
-           auto digests = sha256_of(plan, inputs, progress, common.threads);
-           if (packs) {
-             args.run.sha256 = std::move(digests);
-           } else {
-             check_sha256(plan, inputs, digests);
-           }
-         }
-         return run_pack(plan, inputs, args.output, progress, args.run);
-       }});
+  return cli::show_or_run(app, common, args.dry_run, progress,
+                          {.source = nullptr,
+                           .output = args.output,
+                           .what = std::to_string(count) + (count == 1 ? " file" : " files") +
+                                   (packs ? "" : " of " + human_bytes(stored_bytes(plan, inputs))),
+                           .json = [&] { return json_of(plan); },
+                           .text = [&] { return text_of(plan, packs); },
+                           .run =
+                               [&] {
+                                 if (args.sha256) {
+                                   auto digests = sha256_of(plan, inputs, progress, common.threads);
+                                   if (packs) {
+                                     args.run.sha256 = std::move(digests);
+                                   } else {
+                                     check_sha256(plan, inputs, digests);
+                                   }
+                                 }
+                                 return run_pack(plan, inputs, args.output, progress, args.run);
+                               }});
 }
 
 Command add(CLI::App& app, cli::Common& common, bool packs) {

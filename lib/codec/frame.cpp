@@ -95,8 +95,7 @@ struct FrameEncoder::Zstd {
 
   // How many bytes `plane` becomes in `out`; more than there is room for: ~0.
   static size_t compress(ZSTD_CCtx* context, ByteSpan plane, std::span<std::byte> out) {
-    const size_t size =
-        ZSTD_compress2(context, out.data(), out.size(), plane.data(), plane.size());
+    const size_t size = ZSTD_compress2(context, out.data(), out.size(), plane.data(), plane.size());
     return ZSTD_isError(size) ? ~size_t{0} : size;
   }
 };
@@ -202,7 +201,8 @@ void FrameDecoder::decode(ByteSpan frame, std::span<std::byte> content) {
       });
       planes[p] = target;
     }
-    if (!good) throw CorruptError({.offset = at}, "not a plane of " + std::to_string(count) + " bytes");
+    if (!good)
+      throw CorruptError({.offset = at}, "not a plane of " + std::to_string(count) + " bytes");
   }
   if (!reader.at_end()) throw CorruptError({.offset = reader.offset()}, "bytes behind the planes");
   if (layout.width > 1) {

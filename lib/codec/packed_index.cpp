@@ -10,7 +10,9 @@ namespace dsckpt {
 namespace {
 
 // As PNG's: a transfer that takes the file for text damages it at once.
-constexpr std::string_view kMagic = "\x89" "DSPACK\n";
+constexpr std::string_view kMagic =
+    "\x89"
+    "DSPACK\n";
 constexpr std::string_view kEndMagic = "DSPEND\r\n";
 constexpr uint32_t kVersion = 1;
 constexpr uint64_t kFixedSize = 8 + sizeof(Sha256Digest);  // of the index, before the frames
@@ -110,7 +112,8 @@ PackedIndex PackedIndex::parse(ByteSpan index, ByteSpan footer, Place place) {
     frame.stored_hash = reader.read<uint64_t>();
     if (frame.content_size == 0 || frame.content_size > kLargestFrame ||
         frame.stored_size > frame.content_size + kMostFrameOverhead) {
-      throw CorruptError({.offset = at}, std::to_string(frame.content_size) + " bytes in a frame of " +
+      throw CorruptError({.offset = at}, std::to_string(frame.content_size) +
+                                             " bytes in a frame of " +
                                              std::to_string(frame.stored_size));
     }
     content = checked_add(content, frame.content_size);
@@ -119,9 +122,8 @@ PackedIndex PackedIndex::parse(ByteSpan index, ByteSpan footer, Place place) {
 
   std::vector<size_t> by_offset(out.frames.size());
   std::iota(by_offset.begin(), by_offset.end(), size_t{0});
-  std::sort(by_offset.begin(), by_offset.end(), [&](size_t a, size_t b) {
-    return out.frames[a].offset < out.frames[b].offset;
-  });
+  std::sort(by_offset.begin(), by_offset.end(),
+            [&](size_t a, size_t b) { return out.frames[a].offset < out.frames[b].offset; });
   uint64_t stored = kHeaderSize;
   for (const size_t i : by_offset) {
     if (out.frames[i].offset != stored) {

@@ -44,8 +44,8 @@ class PackedOutput : public Sink {
   const int level_;
   const std::vector<std::optional<Sha256Digest>> sha256_;
   std::unordered_map<OutputId, std::vector<uint64_t>> patches_;  // of digests
-  std::mutex mutex_;  // of files_
-  std::unordered_map<OutputId, std::unique_ptr<File>> files_;  // that are being written
+  std::mutex mutex_;                                             // of files_
+  std::unordered_map<OutputId, std::unique_ptr<File>> files_;    // that are being written
   std::atomic<uint64_t> bytes_stored_{0};
 };
 

@@ -1,5 +1,5 @@
-// Where the tensors of a file lie, and of what type they are: all that a tool has to know that keeps
-// files as they are.
+// Where the tensors of a file lie, and of what type they are: all that a tool has to know that
+// keeps files as they are.
 #pragma once
 
 #include <vector>

@@ -89,8 +89,7 @@ double PackedFile::stored_bytes(uint64_t offset, uint64_t size) const {
   const uint64_t end = offset + size;
   for (size_t frame = frame_of(offset); frame < index_.frames.size() && begins_[frame] < end;
        ++frame) {
-    const uint64_t shared =
-        std::min(end, begins_[frame + 1]) - std::max(offset, begins_[frame]);
+    const uint64_t shared = std::min(end, begins_[frame + 1]) - std::max(offset, begins_[frame]);
     sum += static_cast<double>(index_.frames[frame].stored_size) * static_cast<double>(shared) /
            index_.frames[frame].content_size;
   }

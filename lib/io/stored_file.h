@@ -33,6 +33,7 @@ class StoredFile {
   // Whether the byte at `offset` could be read without waiting for the disk, as far as the system
   // can tell. Throws IoError.
   bool is_cached(uint64_t offset) const;
+
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;

@@ -67,8 +67,7 @@ class Frames {
 
   bool read_seek_table() {
     const uint64_t size = file_.size();
-    if (size < kSkippableHeader + kSeekTableFooter ||
-        read<uint32_t>(size - 4) != kSeekTableMagic) {
+    if (size < kSkippableHeader + kSeekTableFooter || read<uint32_t>(size - 4) != kSeekTableMagic) {
       return false;
     }
     const uint64_t footer = size - kSeekTableFooter;

@@ -46,9 +46,9 @@ class ZstdFile : public ContentReader {
   Decompressor& best_for(uint64_t offset);
 
   const StoredFile& file_;
-  std::vector<Frame> frames_;  // and one more: the ends
-  std::mutex mutex_;           // of the next two
-  std::list<Decompressor> decompressors_;              // what was used last first
+  std::vector<Frame> frames_;                            // and one more: the ends
+  std::mutex mutex_;                                     // of the next two
+  std::list<Decompressor> decompressors_;                // what was used last first
   std::deque<std::pair<uint64_t, SharedBlock>> passed_;  // the last blocks that were made
   BlockCache cache_;
 };

@@ -27,10 +27,11 @@ void drop_from_cache(const std::filesystem::path& path) {
 
 class IoChoiceTest : public testing::Test {
  protected:
-  IoChoice choose(IoMode mode, uint64_t bytes, bool durable, unsigned threads) const {
+  IoChoice choose(IoMode mode, uint64_t bytes, bool durable, unsigned threads,
+                  bool packs = false) const {
     PlanBuilder builder;
     builder.add_output("out", bytes);
-    return choose_io(mode, builder.finish(), inputs_, durable, threads);
+    return choose_io(mode, builder.finish(), inputs_, durable, packs, threads);
   }
 
   test::TempFolder folder_;
@@ -60,6 +61,12 @@ TEST_F(IoChoiceTest, IsWhatTheUserSays) {
   }
 }
 
+TEST_F(IoChoiceTest, NeverWritesPackedFilesDirectly) {
+  const IoChoice io = choose(IoMode::direct, kTiB, true, 0, true);
+  EXPECT_FALSE(io.direct);
+  EXPECT_GE(io.unit_bytes, 2 * kMiB);
+}
+
 TEST_F(IoChoiceTest, BoundsTheMemoryOfAllThreads) {
   for (const unsigned threads : {0u, 1u, 2u, 3u, 4u, 7u, 32u}) {
     const IoChoice io = choose(IoMode::direct, kTiB, false, threads);
@@ -81,7 +88,7 @@ TEST_F(IoChoiceTest, HasMoreThreadsThanCoresOnlyForInputThatIsNotInThePageCache)
   builder.put(0, 0, TensorSource::stored({in, 0, 4 * kMiB}, DType::uint8, {4 * kMiB}));
   const CopyPlan plan = builder.finish();
   const auto threads = [&] {
-    return choose_io(IoMode::automatic, plan, inputs_, false, 0).threads;
+    return choose_io(IoMode::automatic, plan, inputs_, false, false, 0).threads;
   };
   EXPECT_EQ(threads(), cores());
   drop_from_cache(path);
