@@ -317,7 +317,8 @@ std::vector<fs::path> unreferenced_swap_files(const fs::path& folder,
   fs::recursive_directory_iterator it(folder, failed);
   for (const fs::recursive_directory_iterator end; !failed && it != end; it.increment(failed)) {
     std::error_code ignored;
-    if (!it->is_directory(ignored) && !known.contains(it->path())) paths.push_back(it->path());
+    const fs::path path = content_path(it->path());
+    if (!it->is_directory(ignored) && !known.contains(path)) paths.push_back(path);
   }
   if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
   std::sort(paths.begin(), paths.end());
