@@ -40,7 +40,8 @@ TypedExtents of_torch(const InputFiles& files, FileId id, SharedPickles* shared)
 
 TypedExtents of_safetensors(const InputFiles& files, FileId id) {
   TypedExtents out;
-  for (const SafetensorsEntry& entry : SafetensorsFile::open(files, id).entries()) {
+  const SafetensorsFile file = SafetensorsFile::open(files, id);
+  for (const SafetensorsEntry& entry : file.entries()) {
     if (entry.extent.size > 0) out.extents.push_back({entry.extent, entry.dtype});
   }
   return out;
