@@ -114,7 +114,7 @@ void check_only_ours(const ReshardPlan& plan, const fs::path& output) {
   for (const fs::recursive_directory_iterator end; !failed && it != end; it.increment(failed)) {
     if (it->is_directory(failed) && !it->is_symlink(failed)) continue;
     const fs::path path = it->path().lexically_relative(output);
-    if (may_be_ours(plan, planned, path)) continue;
+    if (may_be_ours(plan, planned, content_path(path))) continue;
     throw UsageError(output.string() + ": is not replaced, since it holds " + path.string() +
                      ", which would be lost");
   }

@@ -126,6 +126,7 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
 
   std::unordered_map<std::string, std::string> file_of;
   for (const fs::path& file_path : paths) {
+    if (!root.empty()) refuse_two_forms(file_path);
     WeightsFile file{file_path, inputs.add(file_path, root), nullptr, nullptr};
     const std::string display = inputs[file.id].display();
     std::unordered_map<std::string, uint64_t> in_file;  // how often each path came
