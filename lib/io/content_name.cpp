@@ -22,9 +22,9 @@ std::array<fs::path, 3> forms_of(const fs::path& content) {
 }  // namespace
 
 Encoding encoding_of(const fs::path& stored) {
-  const std::string_view name = stored.native();
-  if (name.ends_with(kPackedSuffix)) return Encoding::packed;
-  return name.ends_with(kZstdSuffix) ? Encoding::zstd : Encoding::plain;
+  const fs::path ending = stored.extension();  // of ".zst" alone there is none
+  if (ending == kPackedSuffix) return Encoding::packed;
+  return ending == kZstdSuffix ? Encoding::zstd : Encoding::plain;
 }
 
 fs::path content_path(const fs::path& stored) {
