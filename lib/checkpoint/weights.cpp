@@ -91,7 +91,7 @@ WeightsIndex read_weights_index(const fs::path& path) {
 
 bool Weights::probe(const fs::path& path) {
   std::error_code failed;
-  const fs::file_status status = fs::status(path, failed);
+  const fs::file_status status = fs::status(stored_path(path).value_or(path), failed);
   if (fs::is_regular_file(status)) return true;
   return fs::is_directory(status) && !find_weights(path).empty();
 }
