@@ -1,5 +1,4 @@
 """scripts/unpack.py, which knows the packed format from its description alone, agrees with ckpt-pack."""
-import os
 import pathlib
 import subprocess
 import sys
