@@ -38,8 +38,8 @@ int main(int argc, char** argv) {
                   "  zero-to-fp32 checkpoint-500-packed weights\n"
                   "  ckpt-pack unpack checkpoint-500-packed checkpoint-500\n"
                   "  ckpt-pack strip checkpoint-500 checkpoint-500-weights --keep weights\n"
-                  "All tools read packed checkpoints as they are; DeepSpeed and torch need them "
-                  "unpacked."));
+                  "All tools read packed checkpoints as they are.\n"
+                  "DeepSpeed and torch need them unpacked."));
   return cli::run(app, common, argc, argv, [&] {
     return std::find_if(commands.begin(), commands.end(),
                         [](const pack::Command& command) { return command.app->parsed(); })

@@ -66,6 +66,14 @@ void add_output_options(CLI::App& app, RunOptions& run, bool& dry_run, const std
 void add_run_options(CLI::App& app, Common& common, RunOptions& run, bool& dry_run,
                      const std::string& force);
 
+// A subcommand that was added to a tool.
+struct Command {
+  CLI::App* app;
+  std::function<int()> run;  // the exit code
+};
+// Adds a subcommand, with its options, to `app`. What it keeps lives as long as the Command.
+using AddCommand = Command(CLI::App& app, Common& common);
+
 // Parses `argv` into `app` and runs `body`, whose result is the exit code. Python's argparse
 // spellings are understood (spelling.h). Errors become a message on stderr (and a JSON object on
 // stdout with --json) and an exit code. Without arguments, a tool of subcommands shows its help on

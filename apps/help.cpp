@@ -63,6 +63,14 @@ class HelpFormatter : public CLI::Formatter {
     return entry(names, option->get_description() + (must ? " (required)" : ""), width_);
   }
 
+  // Without "{1}", the value that a flag has where none is given.
+  std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
+    std::string names = CLI::Formatter::make_option_name(option, is_positional);
+    const size_t open = names.find('{');
+    if (open != std::string::npos) names.erase(open, names.find('}', open) + 1 - open);
+    return names;
+  }
+
   std::string make_option_opts(const CLI::Option* option) const override {
     const std::string value = value_name(*option);
     if (value.empty()) return "";

@@ -94,9 +94,11 @@ void add_companions(InputFiles& inputs, const fs::path& folder, PlanBuilder& pla
   fs::directory_iterator it(folder, failed);
   for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
     std::error_code ignored;
-    const std::string name = it->path().filename().string();
+    const fs::path path = content_path(it->path());
+    const std::string name = path.filename().string();
     if (it->is_regular_file(ignored) && is_model_companion(name)) {
-      files.push_back({it->path(), name});
+      refuse_two_forms(path);
+      files.push_back({path, name});
     }
   }
   if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());

@@ -99,8 +99,7 @@ class Finder {
     if (!fs::equivalent(place_.named, place_.tag_folder, ignored)) {
       add_named_folder(place_.named);
       for (const fs::path& root : place_.other_roots) {
-        if (fs::exists(root.parent_path() / "latest", ignored))
-          add_named_folder(root.parent_path());
+        if (is_stored(root.parent_path() / "latest")) add_named_folder(root.parent_path());
       }
       if (!same_run_) add_all_random_states();
     }
@@ -127,6 +126,7 @@ class Finder {
   // Whether `path`, which is no folder, is a file to copy; a note if it is not.
   bool is_file(const fs::path& path, const fs::path& name) {
     std::error_code ignored;
+    refuse_two_forms(path);
     switch (fs::status(stored_path(path).value_or(path), ignored).type()) {
       case fs::file_type::regular:
         return true;

@@ -116,7 +116,8 @@ std::optional<fs::path> config_beside(const Checkpoint& checkpoint) {
   std::error_code failed;
   const fs::path& tag = checkpoint.tag_folder();
   for (const fs::path& folder : {tag.parent_path(), tag}) {
-    if (fs::is_regular_file(folder / kConfigName, failed)) return folder / kConfigName;
+    const fs::path path = folder / kConfigName;
+    if (fs::is_regular_file(stored_path(path).value_or(path), failed)) return path;
   }
   return std::nullopt;
 }

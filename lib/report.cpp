@@ -19,7 +19,7 @@ json files_json(const CopyPlan& plan) {
 json kinds_json(const std::vector<BytesOfKind>& kinds) {
   json out = json::array();
   for (const BytesOfKind& kind : kinds) {
-    out.push_back({{"kind", kind.kind}, {"bytes", kind.bytes}});
+    out.push_back({{"kind", kind.kind}, {"bytes", kind.bytes}, {"stored", kind.stored}});
   }
   return out;
 }
@@ -144,6 +144,7 @@ json summary_json(const Summary& summary) {
           {"largest_layer", summary.largest_layer},
           {"files", summary.files},
           {"bytes", summary.bytes},
+          {"stored", summary.stored},
           {"kinds", kinds_json(summary.kinds)},
           {"ranks", std::move(ranks)},
           {"other_files", std::move(others)}};

@@ -194,7 +194,8 @@ class Stripper {
     std::vector<fs::path> folders = source_.other_roots();
     folders.push_back(source_.tag_folder());
     for (const fs::path& folder : folders) {
-      for (const fs::path& path : unreferenced_swap_files(offload_folder(folder), kept)) {
+      for (const fs::path& stored : unreferenced_swap_files(offload_folder(folder), kept)) {
+        const fs::path path = content_path(stored);
         before_[in_tag(path.lexically_relative(folder))] += InputFile(path).size();
       }
     }

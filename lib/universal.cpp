@@ -401,7 +401,7 @@ std::string name_of(const fs::path& output) {
 // A folder is refused here with a word on what would be lost; StagedOutput only knows full from
 // empty.
 bool belongs_to_universal(const fs::path& entry) {
-  const std::string name = entry.filename().string();
+  const std::string name = content_path(entry).filename().string();
   return name == "zero" || name.ends_with("_model_states.pt");
 }
 

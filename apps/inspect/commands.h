@@ -12,14 +12,9 @@
 
 namespace dsckpt::inspect {
 
-// A subcommand that was added to the tool.
-struct Command {
-  CLI::App* app;
-  std::function<int()> run;  // the exit code
-};
+using cli::AddCommand;
+using cli::Command;
 
-// Adds a subcommand, with its options, to `app`. What it keeps lives as long as the Command.
-using AddCommand = Command(CLI::App& app, cli::Common& common);
 // What the tool does without a subcommand: its options are those of `app` itself.
 AddCommand add_summary;
 AddCommand add_tree;

@@ -93,6 +93,10 @@ std::string percent(uint64_t part, uint64_t whole) {
   return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " %";
 }
 
+bool is_compressed(const Summary& summary) {
+  return summary.stored != summary.bytes;
+}
+
 std::string mesh_text(const Mesh& mesh) {
   return "dp " + std::to_string(mesh.dp) + ", tp " + std::to_string(mesh.tp) + ", pp " +
          std::to_string(mesh.pp) + ", ep " + std::to_string(mesh.ep);
@@ -132,7 +136,11 @@ std::vector<std::pair<std::string, std::string>> facts_of(const Contents& conten
   fact("optimizer", printable(summary.optimizer));
   fact("precision", summary.precision);
   fact("elements", counts_text(summary));
-  fact("on disk", human_bytes(summary.bytes) + " in " + counted(summary.files, "file"));
+  std::string on_disk = human_bytes(summary.stored) + " in " + counted(summary.files, "file");
+  if (is_compressed(summary)) {
+    on_disk += ", " + percent(summary.stored, summary.bytes) + " of " + human_bytes(summary.bytes);
+  }
+  fact("on disk", on_disk);
   if (summary.other_files.empty()) return all;
   uint64_t others = 0;
   for (const auto& [file, bytes] : summary.other_files) others += bytes;
@@ -144,9 +152,21 @@ std::vector<std::pair<std::string, std::string>> facts_of(const Contents& conten
 void show_kinds(Page& page, const Summary& summary) {
   using Align = cli::Table::Align;
   page.heading("Bytes by kind");
-  cli::Table table({{"kind"}, {"bytes", Align::right}, {"share", Align::right}});
+  std::vector<cli::Table::Column> columns{
+      {"kind"}, {"bytes", Align::right}, {"share", Align::right}};
+  if (is_compressed(summary)) {
+    columns.push_back({"on disk", Align::right});
+    columns.push_back({"ratio", Align::right});
+  }
+  cli::Table table(std::move(columns));
   for (const BytesOfKind& kind : summary.kinds) {
-    table.add({printable(kind.kind), human_bytes(kind.bytes), percent(kind.bytes, summary.bytes)});
+    std::vector<std::string> cells{printable(kind.kind), human_bytes(kind.bytes),
+                                   percent(kind.bytes, summary.bytes)};
+    if (is_compressed(summary)) {
+      cells.push_back(human_bytes(kind.stored));
+      cells.push_back(percent(kind.stored, kind.bytes));
+    }
+    table.add(std::move(cells));
   }
   page.table(table);
 }

@@ -293,6 +293,7 @@ SwapFiles::SwapFiles(InputFiles& inputs, const std::vector<const Shard*>& optim,
     const fs::path root = optim[rank]->path.parent_path().parent_path();
     for (const SwappedTensor& tensor : tensors[rank]) {
       if (tensor.is_state && !states) continue;
+      refuse_two_forms(tensor.path);
       const FileId id = inputs.add(tensor.path, root);
       check_swap_file(inputs[id], tensor);
       by_rank_[rank].emplace(tensor.member,
@@ -317,8 +318,9 @@ std::vector<fs::path> unreferenced_swap_files(const fs::path& folder,
   fs::recursive_directory_iterator it(folder, failed);
   for (const fs::recursive_directory_iterator end; !failed && it != end; it.increment(failed)) {
     std::error_code ignored;
-    const fs::path path = content_path(it->path());
-    if (!it->is_directory(ignored) && !known.contains(path)) paths.push_back(path);
+    if (!it->is_directory(ignored) && !known.contains(content_path(it->path()))) {
+      paths.push_back(it->path());
+    }
   }
   if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
   std::sort(paths.begin(), paths.end());

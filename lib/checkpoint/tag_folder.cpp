@@ -50,11 +50,7 @@ std::vector<ShardFile> list_shards(const fs::path& folder) {
   const auto twice =
       std::adjacent_find(shards.begin(), shards.end(),
                          [](const ShardFile& a, const ShardFile& b) { return a.path == b.path; });
-  if (twice != shards.end()) {
-    throw std::move(InconsistentError({.file = twice->path.string()},
-                                      "is there in more than one form, such as .dspack and .zst"))
-        .with_hint("leave one of them in the folder");
-  }
+  if (twice != shards.end()) refuse_two_forms(twice->path);
   return shards;
 }
 
@@ -102,9 +98,8 @@ fs::path with_name(const fs::path& path) {
 }
 
 std::optional<fs::path> latest_in(const fs::path& folder) {
-  std::error_code failed;
   for (const char* name : {"latest", "latest_universal"}) {
-    if (fs::exists(folder / name, failed)) return folder / name;
+    if (is_stored(folder / name)) return folder / name;
   }
   return std::nullopt;
 }

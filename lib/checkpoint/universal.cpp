@@ -48,6 +48,10 @@ std::vector<ShardFile> list_files(const fs::path& folder) {
   if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
   std::sort(files.begin(), files.end(),
             [](const ShardFile& a, const ShardFile& b) { return a.path < b.path; });
+  const auto twice =
+      std::adjacent_find(files.begin(), files.end(),
+                         [](const ShardFile& a, const ShardFile& b) { return a.path == b.path; });
+  if (twice != files.end()) refuse_two_forms(twice->path);
   return files;
 }
 

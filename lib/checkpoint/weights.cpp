@@ -91,7 +91,7 @@ WeightsIndex read_weights_index(const fs::path& path) {
 
 bool Weights::probe(const fs::path& path) {
   std::error_code failed;
-  const fs::file_status status = fs::status(path, failed);
+  const fs::file_status status = fs::status(stored_path(path).value_or(path), failed);
   if (fs::is_regular_file(status)) return true;
   return fs::is_directory(status) && !find_weights(path).empty();
 }
@@ -126,6 +126,7 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
 
   std::unordered_map<std::string, std::string> file_of;
   for (const fs::path& file_path : paths) {
+    if (!root.empty()) refuse_two_forms(file_path);
     WeightsFile file{file_path, inputs.add(file_path, root), nullptr, nullptr};
     const std::string display = inputs[file.id].display();
     std::unordered_map<std::string, uint64_t> in_file;  // how often each path came

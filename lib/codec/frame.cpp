@@ -1,7 +1,11 @@
 #include "codec/frame.h"
 
 #define ZSTD_STATIC_LINKING_ONLY  // ZSTD_c_literalCompressionMode
+#if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
+#include <xxh_x86dispatch.h>  // XXH3_64bits with the vectors that the processor has
+#else
 #include <xxhash.h>
+#endif
 #include <zstd.h>
 
 #include <algorithm>

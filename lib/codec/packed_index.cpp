@@ -18,6 +18,9 @@ constexpr uint32_t kVersion = 1;
 constexpr uint64_t kFixedSize = 8 + sizeof(Sha256Digest);  // of the index, before the frames
 constexpr uint64_t kEntrySize = 32;
 constexpr uint64_t kHashedFooter = 16;  // index offset and size
+// A zstd block has at least 4 bytes and becomes at most 128 KiB. What claims more has not even to
+// be tried, and whoever believes it runs out of memory.
+constexpr uint64_t kMostOfAByte = 32 << 10;
 
 uint64_t hash_of(ByteSpan index, ByteSpan footer) {
   std::string both(as_text(index));
@@ -111,7 +114,8 @@ PackedIndex PackedIndex::parse(ByteSpan index, ByteSpan footer, Place place) {
     frame.content_hash = reader.read<uint64_t>();
     frame.stored_hash = reader.read<uint64_t>();
     if (frame.content_size == 0 || frame.content_size > kLargestFrame ||
-        frame.stored_size > frame.content_size + kMostFrameOverhead) {
+        frame.stored_size > frame.content_size + kMostFrameOverhead ||
+        frame.content_size > frame.stored_size * kMostOfAByte) {
       throw CorruptError({.offset = at}, std::to_string(frame.content_size) +
                                              " bytes in a frame of " +
                                              std::to_string(frame.stored_size));

@@ -11,9 +11,10 @@ namespace {
 // each of their planes is written.
 constexpr size_t kBlock = 2048;
 
-// Simple loops, which the compiler makes vectors of.
+// Simple loops, which the compiler makes vectors of: as long ones as the processor has.
 template <typename T, bool kRotated>
-void split(const std::byte* elements, std::byte* planes, size_t count) {
+[[gnu::always_inline]] inline void split_loop(const std::byte* elements, std::byte* planes,
+                                              size_t count) {
   std::array<T, kBlock> block;
   for (size_t begin = 0; begin < count; begin += kBlock) {
     const size_t size = std::min(kBlock, count - begin);
@@ -32,7 +33,8 @@ void split(const std::byte* elements, std::byte* planes, size_t count) {
 }
 
 template <typename T, bool kRotated>
-void join(std::span<const std::byte* const> planes, std::byte* elements, size_t count) {
+[[gnu::always_inline]] inline void join_loop(std::span<const std::byte* const> planes,
+                                             std::byte* elements, size_t count) {
   std::array<T, kBlock> block;
   for (size_t begin = 0; begin < count; begin += kBlock) {
     const size_t size = std::min(kBlock, count - begin);
@@ -50,6 +52,41 @@ void join(std::span<const std::byte* const> planes, std::byte* elements, size_t 
     }
     std::memcpy(elements + begin * sizeof(T), block.data(), size * sizeof(T));
   }
+}
+
+#if defined(__x86_64__)
+bool has_avx2() {
+  static const bool yes = __builtin_cpu_supports("avx2");
+  return yes;
+}
+
+template <typename T, bool kRotated>
+[[gnu::target("avx2")]] void split_avx2(const std::byte* elements, std::byte* planes,
+                                        size_t count) {
+  split_loop<T, kRotated>(elements, planes, count);
+}
+
+template <typename T, bool kRotated>
+[[gnu::target("avx2")]] void join_avx2(std::span<const std::byte* const> planes,
+                                       std::byte* elements, size_t count) {
+  join_loop<T, kRotated>(planes, elements, count);
+}
+#endif
+
+template <typename T, bool kRotated>
+void split(const std::byte* elements, std::byte* planes, size_t count) {
+#if defined(__x86_64__)
+  if (has_avx2()) return split_avx2<T, kRotated>(elements, planes, count);
+#endif
+  split_loop<T, kRotated>(elements, planes, count);
+}
+
+template <typename T, bool kRotated>
+void join(std::span<const std::byte* const> planes, std::byte* elements, size_t count) {
+#if defined(__x86_64__)
+  if (has_avx2()) return join_avx2<T, kRotated>(planes, elements, count);
+#endif
+  join_loop<T, kRotated>(planes, elements, count);
 }
 
 }  // namespace

@@ -275,10 +275,7 @@ void StagedOutput::commit() {
   if (all_at_once_) all_at_once_->sync();
   if (whole_) return commit_whole();
   const auto count = static_cast<OutputId>(plan_.outputs().size());
-  if (options_.force && count > 1 && ::unlink(final_path(count - 1).c_str()) != 0 &&
-      errno != ENOENT) {
-    throw IoError({.file = final_path(count - 1).string()}, "cannot replace", errno);
-  }
+  if (options_.force && count > 1) remove_forms(count - 1, false);
   std::set<fs::path> changed{target_};
   const auto sync_changed = [&] {
     if (all_at_once_) return all_at_once_->sync();
@@ -293,7 +290,7 @@ void StagedOutput::commit() {
     if (options_.durable && out + 1 == count) sync_changed();
     move_into_place(staged(out), path, options_.force);
     ++renamed_;
-    if (options_.force) remove_other_forms(out);
+    if (options_.force) remove_forms(out, true);
     changed.insert(path.parent_path());
   }
   if (options_.durable) sync_changed();
@@ -302,10 +299,11 @@ void StagedOutput::commit() {
   fs::remove_all(staging_, ignored);
 }
 
-void StagedOutput::remove_other_forms(OutputId out) const {
+void StagedOutput::remove_forms(OutputId out, bool but_the_new_one) const {
   const fs::path path = final_path(out);
   for (const fs::path& form : forms_of(target_ / plan_.outputs()[out].path)) {
-    if (form != path && ::unlink(form.c_str()) != 0 && errno != ENOENT) {
+    if (but_the_new_one && form == path) continue;
+    if (::unlink(form.c_str()) != 0 && errno != ENOENT) {
       throw IoError({.file = form.string()}, "cannot replace", errno);
     }
   }

@@ -69,7 +69,7 @@ class StagedOutput : public Sink {
   bool is_packed(OutputId out) const;
   bool is_direct(OutputId out) const;
   void check_path(const std::filesystem::path& path) const;
-  void remove_other_forms(OutputId out) const;
+  void remove_forms(OutputId out, bool but_the_new_one) const;
   std::unique_ptr<OutputFile> create(OutputId out) const;
   std::filesystem::path stored_name(OutputId out) const;  // relative to the folder
   std::filesystem::path staged(OutputId out) const;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -40,16 +41,52 @@ size_t rank_of(std::string_view kind) {
   return found == kAfterStates.end() ? 1 : 3 + static_cast<size_t>(found - kAfterStates.begin());
 }
 
-std::vector<BytesOfKind> sorted_kinds(const std::map<std::string, uint64_t>& sums) {
-  std::vector<BytesOfKind> kinds;
-  for (const auto& [kind, bytes] : sums) {
-    if (bytes > 0) kinds.push_back({kind, bytes});
-  }
+std::vector<BytesOfKind> sorted_kinds(std::vector<BytesOfKind> kinds) {
   std::stable_sort(kinds.begin(), kinds.end(), [](const BytesOfKind& a, const BytesOfKind& b) {
     return rank_of(a.kind) < rank_of(b.kind);
   });
   return kinds;
 }
+
+// What the bytes of one file are, summed up.
+class Sums {
+ public:
+  explicit Sums(const InputFile& file) : file_(file) {}
+
+  // `bytes` of those in [begin, end), which count as evenly compressed.
+  void add(std::string_view kind, uint64_t begin, uint64_t end, uint64_t bytes) {
+    if (bytes == 0) return;
+    Amount& amount = sums_[std::string(kind)];
+    amount.bytes += bytes;
+    amount.stored += file_.stored_bytes(begin, end - begin) * static_cast<double>(bytes) /
+                     static_cast<double>(end - begin);
+  }
+
+  // With all that was not added as `rest`.
+  FileBytes total(FileId id, std::string_view rest) const {
+    Amount left{file_.size(), static_cast<double>(file_.stored_size())};
+    std::vector<BytesOfKind> kinds;
+    const auto put = [&](const std::string& kind, const Amount& amount) {
+      const double stored = std::max(amount.stored, 0.0);
+      kinds.push_back({kind, amount.bytes, static_cast<uint64_t>(std::llround(stored))});
+    };
+    for (const auto& [kind, amount] : sums_) {
+      left.bytes -= std::min(left.bytes, amount.bytes);
+      left.stored -= amount.stored;
+      put(kind, amount);
+    }
+    if (left.bytes > 0) put(std::string(rest), left);
+    return {id, file_.size(), file_.stored_size(), sorted_kinds(std::move(kinds))};
+  }
+
+ private:
+  struct Amount {
+    uint64_t bytes = 0;
+    double stored = 0;
+  };
+  const InputFile& file_;
+  std::map<std::string, Amount> sums_;
+};
 
 // Disjoint ranges of one file, by where they begin.
 class Covered {
@@ -151,13 +188,15 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
   const InputFile& file = inputs[archive.file()];
   const auto name = parse_shard_name(file.path().filename().string());
   const bool has_flat_groups = name && name->kind == ShardName::Kind::optim_states;
-  std::map<std::string, uint64_t> sums;
+  Sums sums(file);
   Covered covered;
-  for (const Piece& piece : pieces) sums[*piece.kind] += covered.add(piece.begin, piece.end);
+  const auto add = [&](std::string_view kind, uint64_t begin, uint64_t end) {
+    sums.add(kind, begin, end, covered.add(begin, end));
+  };
+  for (const Piece& piece : pieces) add(*piece.kind, piece.begin, piece.end);
   const auto claim = [&](const Value& value, const std::string& kind) {
-    each_range(archive.tensor(value), [&](FileId, uint64_t begin, uint64_t end) {
-      sums[kind] += covered.add(begin, end);
-    });
+    each_range(archive.tensor(value),
+               [&](FileId, uint64_t begin, uint64_t end) { add(kind, begin, end); });
   };
 
   // What a rank has of the module beside what was taken for the contents: copies, 16-bit weights.
@@ -197,18 +236,14 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
       reachable.add(storage->offset, storage->end());
     }
   }
-  uint64_t stored = 0;
   for (const Extent& storage : archive.storages()) {
-    stored += storage.size;
     const uint64_t reached = reachable.within(storage.offset, storage.end());
     const uint64_t known = covered.within(storage.offset, storage.end());
     const bool is_flat_group = flat.within(storage.offset, storage.end()) > 0;
-    sums[std::string(is_flat_group ? kPadding : kOther)] += reached - known;
-    sums[std::string(kUnreachable)] += storage.size - reached;
+    sums.add(is_flat_group ? kPadding : kOther, storage.offset, storage.end(), reached - known);
+    sums.add(kUnreachable, storage.offset, storage.end(), storage.size - reached);
   }
-  const uint64_t size = file.size();
-  sums[std::string(kRest)] += size - std::min(size, stored);
-  return {archive.file(), size, sorted_kinds(sums)};
+  return sums.total(archive.file(), kRest);
 }
 
 std::string kind_of(const Contents& contents, const NamedTensor& tensor) {
@@ -261,36 +296,36 @@ std::vector<FileBytes> byte_kinds(const InputFiles& inputs, const Contents& cont
   });
   if (contents.checkpoint() != nullptr) {
     for (const SwapFile& file : contents.checkpoint()->swap_files()) {
-      std::map<std::string, uint64_t> sums;
+      Sums sums(inputs[file.id]);
       Covered covered;
       for (const Piece& piece : pieces[file.id]) {
-        sums[*piece.kind] += covered.add(piece.begin, piece.end);
+        sums.add(*piece.kind, piece.begin, piece.end, covered.add(piece.begin, piece.end));
       }
-      const uint64_t size = inputs[file.id].size();
-      sums[std::string(kPadding)] = size - covered.within(0, size);
-      files.push_back({file.id, size, sorted_kinds(sums)});
+      files.push_back(sums.total(file.id, kPadding));
     }
   }
   for (const WeightsFile& file : contents.weights_files()) {
     if (!file.safetensors) continue;
-    std::map<std::string, uint64_t> sums;
-    uint64_t stored = 0;
+    Sums sums(inputs[file.id]);
     for (const Piece& piece : pieces[file.id]) {
-      sums[*piece.kind] += piece.end - piece.begin;
-      stored += piece.end - piece.begin;
+      sums.add(*piece.kind, piece.begin, piece.end, piece.end - piece.begin);
     }
-    sums[std::string(kRest)] = inputs[file.id].size() - stored;
-    files.push_back({file.id, inputs[file.id].size(), sorted_kinds(sums)});
+    files.push_back(sums.total(file.id, kRest));
   }
   return files;
 }
 
 std::vector<BytesOfKind> total_kinds(const std::vector<FileBytes>& files) {
-  std::map<std::string, uint64_t> sums;
+  std::map<std::string, BytesOfKind> sums;
   for (const FileBytes& file : files) {
-    for (const BytesOfKind& kind : file.kinds) sums[kind.kind] += kind.bytes;
+    for (const BytesOfKind& kind : file.kinds) {
+      BytesOfKind& sum = sums[kind.kind];
+      sum = {kind.kind, sum.bytes + kind.bytes, sum.stored + kind.stored};
+    }
   }
-  return sorted_kinds(sums);
+  std::vector<BytesOfKind> kinds;
+  for (auto& [name, kind] : sums) kinds.push_back(std::move(kind));
+  return sorted_kinds(std::move(kinds));
 }
 
 }  // namespace dsckpt

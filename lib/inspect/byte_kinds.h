@@ -25,6 +25,8 @@ namespace dsckpt {
 struct BytesOfKind {
   std::string kind;
   uint64_t bytes = 0;
+  // On the disk: fewer where the file is compressed. Tensors that share a frame share its bytes.
+  uint64_t stored = 0;
 };
 
 // One file, every byte of which is of one kind. Bytes that two tensors share count once, under the
@@ -32,6 +34,7 @@ struct BytesOfKind {
 struct FileBytes {
   FileId file = 0;
   uint64_t bytes = 0;
+  uint64_t stored = 0;             // on the disk
   std::vector<BytesOfKind> kinds;  // in the order above; none with 0 bytes
 };
 

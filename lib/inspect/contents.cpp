@@ -10,9 +10,8 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 
 bool holds_only_weights(const fs::path& path, const std::string& tag) {
-  std::error_code failed;
-  return tag.empty() && Weights::probe(path) && !fs::exists(path / "latest", failed) &&
-         !fs::exists(path / "latest_universal", failed) && !has_shards(path);
+  return tag.empty() && Weights::probe(path) && !is_stored(path / "latest") &&
+         !is_stored(path / "latest_universal") && !has_shards(path);
 }
 
 UsageError no_roots_of_weights(const fs::path& path) {

@@ -64,6 +64,8 @@ std::vector<fs::path> list_files(const Verification& v) {
   }
   if (failed) throw IoError({.file = v.report.folder.string()}, "cannot list", failed.value());
   std::sort(paths.begin(), paths.end());
+  const auto twice = std::adjacent_find(paths.begin(), paths.end());
+  if (twice != paths.end()) refuse_two_forms(*twice);
   return paths;
 }
 

@@ -92,6 +92,7 @@ void share_bytes(const InputFiles& inputs, const Contents& contents,
   for (const FileBytes& file : files) {
     ++summary.files;
     summary.bytes += file.bytes;
+    summary.stored += file.stored;
     const auto name = contents.writer_of(inputs, file.file);
     if (name) by_rank[{name->mp_rank, name->dp_rank}].push_back(file);
   }

@@ -42,6 +42,7 @@ struct Summary {
   int64_t largest_layer = 0;
   uint64_t files = 0;
   uint64_t bytes = 0;
+  uint64_t stored = 0;  // on the disk
   std::vector<BytesOfKind> kinds;
   // By mp rank, then dp rank; empty if the files have no ranks.
   std::vector<RankShare> ranks;

@@ -6,8 +6,19 @@
 #include <algorithm>
 
 #include "checkpoint/keys.h"
+#include "io/content_name.h"
 
 namespace dsckpt {
+namespace {
+
+// Findings name files by their contents; what is wrong with a compressed one is in another file.
+std::string message_of(const Error& error) {
+  const std::filesystem::path stored = error.where().file;
+  if (encoding_of(stored) == Encoding::plain) return error.message();
+  return error.message() + " (in " + stored.filename().string() + ")";
+}
+
+}  // namespace
 
 std::optional<FindingRank> CheckedFile::rank() const {
   using Kind = ShardName::Kind;
@@ -23,7 +34,7 @@ void Verification::add(Finding finding) {
 void Verification::add(Check check, const CheckedFile& file, const Error& error) {
   const Where& where = error.where();
   add({.check = check,
-       .message = error.message(),
+       .message = message_of(error),
        .file = file.display,
        .rank = file.rank(),
        .member = where.member,
@@ -43,8 +54,8 @@ void Verification::add(Check check, const CheckedFile& file, std::string member,
 void Verification::add(Check check, const Error& error) {
   const Where& where = error.where();
   Finding finding{.check = check,
-                  .message = error.message(),
-                  .file = where.file,
+                  .message = message_of(error),
+                  .file = content_path(where.file).string(),
                   .member = where.member,
                   .tensor = where.tensor,
                   .offset = where.offset};

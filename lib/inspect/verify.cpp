@@ -122,6 +122,8 @@ void add_universal_files(Verification& v) {
     if (path.extension() == ".pt" && !it->is_directory(ignored)) paths.push_back(std::move(path));
   }
   std::sort(paths.begin(), paths.end());
+  const auto twice = std::adjacent_find(paths.begin(), paths.end());
+  if (twice != paths.end()) refuse_two_forms(*twice);
   for (fs::path& path : paths) {
     add_file(v, std::move(path), ShardName{.kind = ShardName::Kind::universal});
   }
@@ -147,7 +149,10 @@ void add_weights_files(Verification& v, const fs::path& folder) {
       if (is_stored(folder / name)) paths.push_back(folder / name);
     }
   }
-  for (fs::path& path : paths) add_file(v, std::move(path), std::nullopt);
+  for (fs::path& path : paths) {
+    refuse_two_forms(path);
+    add_file(v, std::move(path), std::nullopt);
+  }
 }
 
 // What the path is, and its files. 0 if there is nothing to look at.

@@ -1,16 +1,30 @@
 #include "io/content_name.h"
 
+#include <array>
+#include <string>
 #include <system_error>
+#include <utility>
 
+#include "base/error.h"
 #include "codec/packed_index.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
+namespace {
+
+std::array<fs::path, 3> forms_of(const fs::path& content) {
+  std::array<fs::path, 3> forms{content, content, content};
+  forms[1] += kPackedSuffix;
+  forms[2] += kZstdSuffix;
+  return forms;
+}
+
+}  // namespace
 
 Encoding encoding_of(const fs::path& stored) {
-  const std::string_view name = stored.native();
-  if (name.ends_with(kPackedSuffix)) return Encoding::packed;
-  return name.ends_with(kZstdSuffix) ? Encoding::zstd : Encoding::plain;
+  const fs::path ending = stored.extension();  // of ".zst" alone there is none
+  if (ending == kPackedSuffix) return Encoding::packed;
+  return ending == kZstdSuffix ? Encoding::zstd : Encoding::plain;
 }
 
 fs::path content_path(const fs::path& stored) {
@@ -19,9 +33,7 @@ fs::path content_path(const fs::path& stored) {
 
 std::optional<fs::path> stored_path(const fs::path& content) {
   std::error_code failed;
-  for (const std::string_view suffix : {std::string_view(), kPackedSuffix, kZstdSuffix}) {
-    fs::path path = content;
-    path += suffix;
+  for (const fs::path& path : forms_of(content)) {
     if (fs::exists(path, failed)) return path;
   }
   return std::nullopt;
@@ -29,6 +41,21 @@ std::optional<fs::path> stored_path(const fs::path& content) {
 
 bool is_stored(const fs::path& content) {
   return stored_path(content).has_value();
+}
+
+void refuse_two_forms(const fs::path& content) {
+  std::error_code failed;
+  std::string first;
+  for (const fs::path& path : forms_of(content)) {
+    if (!fs::exists(path, failed)) continue;
+    const std::string name = path.filename().string();
+    if (!first.empty()) {
+      throw std::move(
+          InconsistentError({.file = content.string()}, "is there as " + first + " and as " + name))
+          .with_hint("leave one of them in the folder");
+    }
+    first = name;
+  }
 }
 
 }  // namespace dsckpt

@@ -29,9 +29,24 @@ constexpr uint64_t kSeekTableFooter = 9;
 constexpr uint64_t kSkippableHeader = 8;
 constexpr uint64_t kBlockHeader = 3;
 constexpr uint64_t kChecksum = 4;
+constexpr uint64_t kLargestBlock = 128 << 10;  // of content
+constexpr uint64_t kSmallestBlock = 4;         // stored, if it holds so much
 
 bool is_skippable(uint32_t magic) {
   return (magic & 0xFFFFFFF0) == kSkippableMagic;
+}
+
+[[noreturn]] void refuse(const Where& where, size_t result) {
+  switch (ZSTD_getErrorCode(result)) {
+    case ZSTD_error_frameParameter_windowTooLarge:
+      throw UnsupportedError(where, "compressed with a window of more than 128 MiB")
+          .with_hint("zstd -d --long=31 decompresses it");
+    case ZSTD_error_dictionary_wrong:
+      throw UnsupportedError(where, "compressed with a dictionary");
+    default:
+      throw CorruptError(where,
+                         std::string("cannot be decompressed: ") + ZSTD_getErrorName(result));
+  }
 }
 
 // Finds the frames of a file.
@@ -60,7 +75,10 @@ class Frames {
     return {{.file = file_.display(), .offset = offset}, why};
   }
 
-  void add(uint64_t stored, uint64_t content) {
+  // `most`: what the frame could become. Without that limit a header of a few bytes could make its
+  // reader ask for any amount of memory.
+  void add(uint64_t stored, uint64_t content, uint64_t most) {
+    if (content > most) throw corrupt(stored, "a zstd frame of more than its blocks can hold");
     if (content > 0) frames_.push_back({stored, content_});
     content_ = checked_add(content_, content);
   }
@@ -87,8 +105,10 @@ class Frames {
     file_.read_at(begin + kSkippableHeader, table);
     uint64_t stored = 0;
     for (uint64_t at = 0; at < table_size; at += entry_size) {
-      add(stored, load_le<uint32_t>(table.data() + at + 4));
-      stored += load_le<uint32_t>(table.data() + at);
+      const uint64_t of_frame = load_le<uint32_t>(table.data() + at);
+      add(stored, load_le<uint32_t>(table.data() + at + 4),
+          of_frame / kSmallestBlock * kLargestBlock);
+      stored += of_frame;
     }
     if (stored != begin) throw corrupt(begin, "the seek table is not that of the frames before it");
     return true;
@@ -109,30 +129,40 @@ class Frames {
       const auto header_bytes = std::span(bytes).first(std::min<uint64_t>(left, bytes.size()));
       file_.read_at(at, header_bytes);
       ZSTD_frameHeader header{};
-      if (ZSTD_getFrameHeader(&header, header_bytes.data(), header_bytes.size()) != 0) {
-        throw corrupt(at, "not a zstd frame");
+      const size_t result = ZSTD_getFrameHeader(&header, header_bytes.data(), header_bytes.size());
+      if (ZSTD_isError(result) && ZSTD_getErrorCode(result) != ZSTD_error_prefix_unknown) {
+        refuse({.file = file_.display(), .offset = at}, result);
       }
+      if (result != 0) throw corrupt(at, "not a zstd frame");
       if (header.frameContentSize == ZSTD_CONTENTSIZE_UNKNOWN) return false;
-      add(at, header.frameContentSize);
-      at = end_of_blocks(at + header.headerSize) + (header.checksumFlag != 0 ? kChecksum : 0);
+      const Blocks blocks = walk_blocks(at + header.headerSize);
+      add(at, header.frameContentSize, blocks.most);
+      at = blocks.end + (header.checksumFlag != 0 ? kChecksum : 0);
       if (at > file_.size()) throw corrupt(file_.size(), "a zstd frame is cut short");
     }
     return true;
   }
 
-  uint64_t end_of_blocks(uint64_t at) const {
+  struct Blocks {
+    uint64_t end = 0;
+    uint64_t most = 0;  // content
+  };
+  Blocks walk_blocks(uint64_t at) const {
+    uint64_t most = 0;
     for (bool last = false; !last;) {
       if (file_.size() - at < kBlockHeader) throw corrupt(at, "a zstd frame is cut short");
       std::array<std::byte, 4> bytes{};
       file_.read_at(at, std::span(bytes).first(kBlockHeader));
       const auto header = load_le<uint32_t>(bytes.data());
       last = (header & 1) != 0;
+      const bool is_raw = (header >> 1 & 3) == 0;
       const bool repeated_byte = (header >> 1 & 3) == 1;
+      most += is_raw || repeated_byte ? header >> 3 : kLargestBlock;
       const uint64_t size = kBlockHeader + (repeated_byte ? 1 : header >> 3);
       if (size > file_.size() - at) throw corrupt(at, "a zstd frame is cut short");
       at += size;
     }
-    return at;
+    return {at, most};
   }
 
   const StoredFile& file_;
@@ -145,28 +175,29 @@ class Frames {
 // Somewhere on the way through the file.
 class ZstdFile::Decompressor {
  public:
-  Decompressor(const StoredFile& file, const Frame& frame)
-      : file_(file), next_input_(frame.stored), at_(frame.content) {
+  // From `frame` on, one of `frames`; if there are none, they are found on the way.
+  Decompressor(const StoredFile& file, const std::vector<Frame>& frames, const Frame& frame)
+      : file_(file), frames_(frames), begin_(frame), next_input_(frame.stored), at_(frame.content) {
     if (context_ == nullptr) throw std::bad_alloc();
     ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, kLargestWindowLog);
   }
 
   uint64_t at() const { return at_; }
   uint64_t stored_at() const { return next_input_ - (input_.size - input_.pos); }
+  const std::vector<Frame>& found() const { return found_; }
 
   // The content that follows, until `out` is full or the file ends. Returns how much that is.
   size_t read(std::span<std::byte> out) {
     ZSTD_outBuffer output{out.data(), out.size(), 0};
     while (output.pos < output.size) {
       if (input_.pos == input_.size && !refill()) {
-        if (within_frame_) fail("a zstd frame is cut short");
+        if (within_frame_) throw corrupt("a zstd frame is cut short");
         break;
       }
       const size_t before = output.pos;
       const size_t left = ZSTD_decompressStream(context_.get(), &output, &input_);
-      if (ZSTD_isError(left)) fail(ZSTD_getErrorName(left), ZSTD_getErrorCode(left));
       at_ += output.pos - before;
-      within_frame_ = left != 0;
+      pass(left);
     }
     return output.pos;
   }
@@ -177,12 +208,10 @@ class ZstdFile::Decompressor {
     ZSTD_outBuffer output{&none, 0, 0};
     while (within_frame_ && (input_.pos < input_.size || refill())) {
       const size_t in = input_.pos;
-      const size_t left = ZSTD_decompressStream(context_.get(), &output, &input_);
-      if (ZSTD_isError(left)) fail(ZSTD_getErrorName(left), ZSTD_getErrorCode(left));
-      within_frame_ = left != 0;
+      pass(ZSTD_decompressStream(context_.get(), &output, &input_));
       if (input_.pos == in && within_frame_) break;
     }
-    if (within_frame_) fail("a zstd frame does not end where its header says");
+    if (within_frame_) throw not_as_listed();
   }
 
  private:
@@ -200,19 +229,38 @@ class ZstdFile::Decompressor {
     return true;
   }
 
-  [[noreturn]] void fail(const std::string& why, ZSTD_ErrorCode code = ZSTD_error_GENERIC) const {
-    const Where where{.file = file_.display(), .offset = stored_at()};
-    if (code == ZSTD_error_frameParameter_windowTooLarge) {
-      throw UnsupportedError(where, "compressed with a window of more than 128 MiB")
-          .with_hint("zstd -d --long=31 decompresses it");
+  // `left`: what zstd says of the frame that it is in.
+  void pass(size_t left) {
+    if (ZSTD_isError(left)) refuse({.file = file_.display(), .offset = stored_at()}, left);
+    within_frame_ = left != 0;
+    if (within_frame_) return;
+    if (at_ != begin_.content) end_frame();
+    begin_ = {stored_at(), at_};
+  }
+
+  // A seek table may say of a frame what it likes; the frame knows.
+  void end_frame() {
+    if (frames_.empty()) return found_.push_back(begin_);
+    const auto frame =
+        std::lower_bound(frames_.begin(), frames_.end() - 1, begin_.content,
+                         [](const Frame& f, uint64_t content) { return f.content < content; });
+    if (frame == frames_.end() - 1 || frame->content != begin_.content ||
+        frame->stored != begin_.stored || frame[1].content != at_) {
+      throw not_as_listed();
     }
-    if (code == ZSTD_error_dictionary_wrong) {
-      throw UnsupportedError(where, "compressed with a dictionary");
-    }
-    throw CorruptError(where, "cannot be decompressed: " + why);
+  }
+
+  CorruptError corrupt(const std::string& why) const {
+    return {{.file = file_.display(), .offset = stored_at()}, why};
+  }
+  CorruptError not_as_listed() const {
+    return corrupt("a zstd frame does not end where its header or the seek table says");
   }
 
   const StoredFile& file_;
+  const std::vector<Frame>& frames_;
+  std::vector<Frame> found_;
+  Frame begin_;  // of the frame that it is in
   std::unique_ptr<ZSTD_DCtx, Free> context_{ZSTD_createDCtx()};
   std::vector<std::byte> buffer_;
   ZSTD_inBuffer input_{nullptr, 0, 0};
@@ -226,11 +274,12 @@ ZstdFile::ZstdFile(const StoredFile& file) : file_(file) {
     frames_ = std::move(*frames);
     return;
   }
-  Decompressor all(file, {});
+  Decompressor all(file, frames_, {});
   std::vector<std::byte> ignored(kBlock);
   while (all.read(ignored) == ignored.size()) {
   }
-  frames_ = {{0, 0}, {file.size(), all.at()}};
+  frames_ = all.found();
+  frames_.push_back({file.size(), all.at()});
 }
 
 ZstdFile::~ZstdFile() = default;
@@ -276,7 +325,7 @@ SharedBlock ZstdFile::read_up_to(uint64_t index, Decompressor& from) {
         throw CorruptError({.file = file_.display(), .offset = file_.size()},
                            "holds less than its headers say");
       }
-      if (end == size()) from.finish_frame();
+      if (is_frame_end(end)) from.finish_frame();
     };
     // A frame may begin within a block; the rest of that one is not kept.
     if (at != block * kBlock || block + kKept <= index) {
@@ -292,6 +341,11 @@ SharedBlock ZstdFile::read_up_to(uint64_t index, Decompressor& from) {
     if (end == size()) decompressors_.pop_front();  // its memory: it can do no more
     return kept;
   }
+}
+
+bool ZstdFile::is_frame_end(uint64_t offset) const {
+  return std::binary_search(frames_.begin(), frames_.end(), Frame{0, offset},
+                            [](const Frame& a, const Frame& b) { return a.content < b.content; });
 }
 
 // The one in front of `offset` that has the shortest way, moved to the front of the list.
@@ -311,7 +365,7 @@ ZstdFile::Decompressor& ZstdFile::best_for(uint64_t offset) {
     decompressors_.splice(decompressors_.begin(), decompressors_, best);
   } else {
     if (decompressors_.size() == kDecompressors) decompressors_.pop_back();
-    decompressors_.emplace_front(file_, frame);
+    decompressors_.emplace_front(file_, frames_, frame);
   }
   return decompressors_.front();
 }

@@ -24,7 +24,8 @@ namespace dsckpt {
 class ZstdFile : public ContentReader {
  public:
   // Reads the seek table or else the headers of all blocks, and if no header says how much the
-  // content is, decompresses everything once. `file` must outlive this. Throws CorruptError,
+  // content is, decompresses everything once. `file` must outlive this. Throws, here or where what
+  // is wrong is met, CorruptError, also for a seek table that the frames belie,
   // UnsupportedError for a dictionary or a window of more than 128 MiB, and IoError.
   explicit ZstdFile(const StoredFile& file);
   ~ZstdFile() override;
@@ -43,6 +44,7 @@ class ZstdFile : public ContentReader {
   class Decompressor;
   SharedBlock decode(uint64_t block);
   SharedBlock read_up_to(uint64_t block, Decompressor& from);
+  bool is_frame_end(uint64_t offset) const;
   Decompressor& best_for(uint64_t offset);
 
   const StoredFile& file_;
