@@ -24,7 +24,6 @@
 
 namespace dsckpt {
 namespace fs = std::filesystem;
-using pickle::Document;
 using pickle::Value;
 namespace {
 

@@ -1,7 +1,6 @@
 #include "training_values.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "checkpoint/experts.h"
 #include "checkpoint/keys.h"

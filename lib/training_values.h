@@ -2,6 +2,7 @@
 // there are masters of. ckpt-pack strip --keep weights leaves it out.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <set>
 #include <string>
