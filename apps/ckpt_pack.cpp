@@ -15,6 +15,7 @@ namespace {
 constexpr std::array kCommands = {
     &dsckpt::pack::add_pack,
     &dsckpt::pack::add_unpack,
+    &dsckpt::pack::add_strip,
     &dsckpt::pack::add_estimate,
 };
 
@@ -36,6 +37,7 @@ int main(int argc, char** argv) {
                   "  ckpt-pack pack checkpoint-500 checkpoint-500-packed\n"
                   "  zero-to-fp32 checkpoint-500-packed weights\n"
                   "  ckpt-pack unpack checkpoint-500-packed checkpoint-500\n"
+                  "  ckpt-pack strip checkpoint-500 checkpoint-500-weights --keep weights\n"
                   "All tools read packed checkpoints as they are.\n"
                   "DeepSpeed and torch need them unpacked."));
   return cli::run(app, common, argc, argv, [&] {

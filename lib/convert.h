@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -83,7 +84,19 @@ WeightsPlan plan_weights(InputFiles& inputs, const Checkpoint& checkpoint,
 // Throws UsageError if `output` is, or lies inside, the folder that holds the checkpoint's shards.
 void check_output_place(const Checkpoint& checkpoint, const std::filesystem::path& output);
 
-// For plans that need the optimizer's states: CheckpointFacts::states_assigned is false.
+// The checkpoint's tag as a folder in an output. Throws UsageError if it is no path inside of one.
+std::string output_tag(const Checkpoint& checkpoint);
+
+// Throws UsageError if `output` is no place for a whole folder: without a name, inside the folder
+// of the shards, a file, or a folder that has something in it. With `force` a folder will do that
+// does not hold the checkpoint, and of which `is_ours` knows every file, by the path of its content
+// there, as written by `tool` before.
+void check_folder_place(const Checkpoint& checkpoint, const std::filesystem::path& output,
+                        bool force, const std::string& tool,
+                        const std::function<bool(const std::filesystem::path&)>& is_ours);
+
+// For plans that need the optimizer's states: CheckpointFacts::states_assigned is false, as it is
+// of what was stripped.
 UnsupportedError unassigned_states(const Checkpoint& checkpoint);
 
 // Files of weights in `output` that the plan does not write, by name: whoever loads the folder may

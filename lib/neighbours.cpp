@@ -90,8 +90,9 @@ std::string ranks_text(const std::vector<uint32_t>& ranks) {
 
 class Finder {
  public:
+  explicit Finder(const CheckpointPlace& place) : place_(place), same_run_(true) {}
   Finder(const CheckpointPlace& place, uint32_t old_ranks, uint32_t new_ranks)
-      : place_(place), old_ranks_(old_ranks), new_ranks_(new_ranks) {}
+      : place_(place), same_run_(false), old_ranks_(old_ranks), new_ranks_(new_ranks) {}
 
   Neighbours find() {
     std::error_code ignored;
@@ -100,7 +101,7 @@ class Finder {
       for (const fs::path& root : place_.other_roots) {
         if (is_stored(root.parent_path() / "latest")) add_named_folder(root.parent_path());
       }
-      add_all_random_states();
+      if (!same_run_) add_all_random_states();
     }
     add_tag_folder(place_.tag_folder);
     for (const fs::path& root : place_.other_roots) add_tag_folder(root);
@@ -173,7 +174,9 @@ class Finder {
           add_folder(path, name);
         }
       } else if (is_file(path, name)) {
-        if (const auto rank = trainer_.rank_of(name)) {
+        if (same_run_) {
+          add(path, name);
+        } else if (const auto rank = trainer_.rank_of(name)) {
           trainer_.files.emplace(*rank, path);
         } else if (const auto other = accelerate_.rank_of(name)) {
           accelerate_.files.emplace(*other, path);
@@ -252,8 +255,9 @@ class Finder {
   }
 
   const CheckpointPlace& place_;
-  uint32_t old_ranks_;
-  uint32_t new_ranks_;
+  bool same_run_;
+  uint32_t old_ranks_ = 0;
+  uint32_t new_ranks_ = 0;
   Neighbours result_;
   std::set<std::string> added_;  // destinations
   RandomStates trainer_{"rng_state_", ".pth"};
@@ -265,6 +269,10 @@ class Finder {
 
 Neighbours find_neighbours(const CheckpointPlace& place, uint32_t old_ranks, uint32_t new_ranks) {
   return Finder(place, old_ranks, new_ranks).find();
+}
+
+Neighbours find_neighbours(const CheckpointPlace& place) {
+  return Finder(place).find();
 }
 
 void lay_out_neighbours(InputFiles& inputs, const std::vector<Neighbour>& files,

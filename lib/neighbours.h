@@ -57,6 +57,8 @@ struct CheckpointPlace {
 //
 // Throws IoError for a folder that cannot be listed.
 Neighbours find_neighbours(const CheckpointPlace& place, uint32_t old_ranks, uint32_t new_ranks);
+// The same of the run itself: random numbers are files like all others.
+Neighbours find_neighbours(const CheckpointPlace& place);
 
 // Adds each as an output, copied byte for byte. Throws IoError for a file that cannot be opened.
 void lay_out_neighbours(InputFiles& inputs, const std::vector<Neighbour>& files, PlanBuilder& plan);

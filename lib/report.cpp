@@ -260,6 +260,20 @@ json plan_json(const ReshardPlan& plan) {
   return out;
 }
 
+json plan_json(const StripPlan& plan) {
+  json files = json::array();
+  for (const StrippedFile& file : plan.files) {
+    files.push_back({{"path", file.path}, {"before", file.before}, {"after", file.after}});
+  }
+  return {{"keep", to_string(plan.keep)},
+          {"tag", plan.tag},
+          {"files", std::move(files)},
+          {"bytes_before", plan.bytes_before()},
+          {"bytes_after", plan.bytes_after()},
+          {"bytes_read", plan.plan.bytes_read()},
+          {"bytes_written", plan.plan.bytes_written()}};
+}
+
 json done_json(json plan, const std::string& output, const ExecStats& stats) {
   plan["output"] = output;
   plan["seconds"] = stats.seconds;

@@ -14,6 +14,7 @@
 #include "inspect/extents.h"
 #include "inspect/summary.h"
 #include "reshard.h"
+#include "strip.h"
 #include "universal.h"
 
 namespace dsckpt {
@@ -60,6 +61,9 @@ nlohmann::json plan_json(const UniversalPlan& plan);
 // {"dp", "zero_stage", "optimizer_wrapper", "tag", "groups": [{"params", "numel", "partition",
 // "sub_groups"}], "batch"?, "files": [{"path", "bytes"}], "bytes_read", "bytes_written"}
 nlohmann::json plan_json(const ReshardPlan& plan);
+// {"keep", "tag", "files": [{"path", "before", "after"}], "bytes_before", "bytes_after",
+// "bytes_read", "bytes_written"}
+nlohmann::json plan_json(const StripPlan& plan);
 // A plan's JSON with what running it came to: "output", "seconds", "bytes_read", "records_checked".
 nlohmann::json done_json(nlohmann::json plan, const std::string& output, const ExecStats& stats);
 // {"kind", "message", "file"?, "member"?, "tensor"?, "offset"?, "errno"?, "hint"?}

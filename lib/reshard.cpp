@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <set>
-#include <system_error>
 #include <utility>
 
 #include "base/error.h"
@@ -26,16 +25,10 @@ void put_text(PlanBuilder& plan, std::string path, std::string_view text) {
 // A universal folder is called after the tag it was made of.
 std::string tag_of(const Checkpoint& source) {
   constexpr std::string_view kSuffix = "_universal";
-  fs::path normal = fs::path(source.facts().tag).lexically_normal();
-  if (!normal.has_filename()) normal = normal.parent_path();
-  std::string tag = normal.string();
-  if (source.facts().layout == "universal" && tag.ends_with(kSuffix)) {
+  std::string tag = output_tag(source);
+  if (source.facts().layout == "universal" && tag.size() > kSuffix.size() &&
+      tag.ends_with(kSuffix)) {
     tag.resize(tag.size() - kSuffix.size());
-  }
-  const fs::path path(tag);
-  const bool inside = path.is_relative() && !tag.empty() && *path.begin() != "..";
-  if (!inside || tag == kLatest || tag == ".") {
-    throw UsageError("the tag '" + tag + "' does not name a folder below the output");
   }
   return tag;
 }
@@ -105,26 +98,13 @@ bool may_be_ours(const ReshardPlan& plan, const std::set<std::string>& planned,
           name.starts_with("random_states_"));
 }
 
-// Throws for a file in `output` that would be lost.
-void check_only_ours(const ReshardPlan& plan, const fs::path& output) {
-  std::set<std::string> planned;
-  for (const PlannedFile& file : plan.plan.outputs()) planned.insert(file.path);
-  std::error_code failed;
-  fs::recursive_directory_iterator it(output, failed);
-  for (const fs::recursive_directory_iterator end; !failed && it != end; it.increment(failed)) {
-    if (it->is_directory(failed) && !it->is_symlink(failed)) continue;
-    const fs::path path = it->path().lexically_relative(output);
-    if (may_be_ours(plan, planned, content_path(path))) continue;
-    throw UsageError(output.string() + ": is not replaced, since it holds " + path.string() +
-                     ", which would be lost");
-  }
-  if (failed) throw IoError({.file = output.string()}, "cannot list", failed.value());
-}
-
 }  // namespace
 
 ReshardPlan plan_reshard(InputFiles& inputs, const Checkpoint& source, const fs::path& input,
                          const ReshardOptions& options, bool plan_batch) {
+  for (const Checkpoint* each : {&source, options.like}) {
+    if (each != nullptr && each->facts().stripped) throw unassigned_states(*each);
+  }
   ReshardPlan result;
   result.notes = source.notes();
   result.tag = tag_of(source);
@@ -160,23 +140,10 @@ ReshardPlan plan_reshard(InputFiles& inputs, const Checkpoint& source, const fs:
 
 void check_reshard_place(const Checkpoint& source, const ReshardPlan& plan, const fs::path& output,
                          bool force) {
-  if (output.empty()) throw UsageError("the output folder has no name");
-  check_output_place(source, output);
-  std::error_code failed;
-  if (!fs::exists(output, failed)) return;
-  if (!fs::is_directory(output, failed)) throw UsageError(output.string() + ": is not a folder");
-  if (fs::is_empty(output, failed)) return;
-  const fs::path shards = fs::weakly_canonical(source.tag_folder(), failed);
-  const fs::path target = fs::weakly_canonical(fs::absolute(output), failed);
-  if (std::mismatch(target.begin(), target.end(), shards.begin(), shards.end()).first ==
-      target.end()) {
-    throw UsageError(output.string() + ": holds the checkpoint itself");
-  }
-  if (!force) {
-    throw std::move(UsageError(output.string() + ": exists already"))
-        .with_hint("--force replaces what reshard wrote there before");
-  }
-  check_only_ours(plan, output);
+  std::set<std::string> planned;
+  for (const PlannedFile& file : plan.plan.outputs()) planned.insert(file.path);
+  check_folder_place(source, output, force, "reshard",
+                     [&](const fs::path& path) { return may_be_ours(plan, planned, path); });
 }
 
 ExecStats run_reshard(const ReshardPlan& plan, const InputFiles& inputs, const Checkpoint& source,

@@ -337,6 +337,11 @@ class Assembler {
     for (const PipelineLayer& layer : layers_) {
       for (const PipelineTensor& tensor : layer.tensors) {
         if (trained_.contains(tensor.name)) continue;
+        if (tensor.stripped) {
+          throw InconsistentError({.file = draft_.folder.path.string(), .tensor = tensor.name},
+                                  "was stripped from the file of layer " +
+                                      std::to_string(layer.index) + ", and no optimizer has it");
+        }
         add({tensor.name, is_buffer(tensor.name) ? ParamKind::buffer : ParamKind::frozen,
              tensor.slices});
       }

@@ -35,6 +35,20 @@ std::vector<CheckpointFile> files_of(const std::vector<Shard>& shards) {
   return files;
 }
 
+// A file of another save among them would not have the others' states back.
+void find_stripped(CheckpointDraft& draft) {
+  const auto is_stripped = [](const Shard& shard) {
+    return !shard.archive.root().find_or_none(keys::kStripped).is_none();
+  };
+  for (const auto* shards : {&draft.model_shards, &draft.optim_shards, &draft.module_shards}) {
+    draft.facts.stripped =
+        draft.facts.stripped || std::any_of(shards->begin(), shards->end(), is_stripped);
+  }
+  if (!draft.facts.stripped) return;
+  draft.facts.states_assigned = false;
+  draft.notes.push_back("was stripped to its weights by ckpt-pack strip: without optimizer states");
+}
+
 }  // namespace
 
 const char* to_string(ParamKind kind) {
@@ -98,6 +112,7 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder,
     const Fields model(draft.model_shards.front(), draft.model_shards.front().archive.root());
     draft.facts.ds_version = model.text(keys::kDsVersion);
     draft.facts.global_steps = model.integer_if_any(keys::kGlobalSteps);
+    find_stripped(draft);
     const Mesh& mesh = draft.facts.mesh;
     draft.facts.model_parallel = draft.facts.model_parallel || mesh.pp > 1 || mesh.tp > 1 ||
                                  mesh.ep > 1 || has_split_files(draft.folder);

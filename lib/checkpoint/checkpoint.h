@@ -125,6 +125,9 @@ struct CheckpointFacts {
   // False if there are optimizer states, but nothing tells which parameter each belongs to: they
   // are left out. Stage 0 in fp32, with OpenOptions::optimizer_states.
   bool states_assigned = true;
+  // ckpt-pack strip has left out the optimizer states, and the weights that there are masters of.
+  // Then states_assigned is false.
+  bool stripped = false;
   // The values are those of files of weights: no step was taken yet, and there are no states.
   bool from_weights = false;
 };

@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "checkpoint/keys.h"
 #include "checkpoint/optim_states.h"
+#include "format/meta_tensor.h"
 
 namespace dsckpt {
 using pickle::Kind;
@@ -85,6 +86,7 @@ FlatStates flat_states(const std::vector<Fields>& ranks, std::string_view state_
     for (const auto& [name, value] : states ? states->as_dict().items : pickle::DictNode().items) {
       if (!name.is(Kind::string)) continue;
       const std::string key(name.as_string());
+      if (is_meta_tensor(value)) continue;  // stripped
       in_context(shard.where(FlatStates::member(state_key, index, key)), [&] {
         if (key == "step") {
           if (value.is_none()) return;

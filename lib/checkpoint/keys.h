@@ -55,6 +55,10 @@ inline constexpr std::string_view kZeroPartitionGroups = "ds_zero_partition_grou
 inline constexpr std::string_view kFp32Groups = "fp32_groups";
 inline constexpr std::string_view kFp32GroupsFlat = "fp32_groups_flat";
 
+// Not DeepSpeed's: "weights" in what ckpt-pack strip has made of model-states and optimizer-states
+// files.
+inline constexpr std::string_view kStripped = "dsckpt_stripped";
+
 // universal_checkpoint_info of model-states files.
 inline constexpr std::string_view kUniversalVersion = "universal_checkpoint_version";
 inline constexpr std::string_view kOriginalVocabSize = "original_vocab_size";

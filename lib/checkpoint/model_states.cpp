@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "checkpoint/keys.h"
+#include "format/meta_tensor.h"
 
 namespace dsckpt {
 using pickle::Value;
@@ -23,6 +24,9 @@ ModelStates::ModelStates(const Shard& shard) : fields(shard, shard.archive.root(
         in_context(fields.where(keys::kModule), [&] { return key.as_string(); }));
     if (TorchArchive::is_tensor(value)) {
       module.emplace_back(name, value);
+    } else if (is_meta_tensor(value) && fields.has(keys::kStripped)) {
+      stripped.emplace(
+          name, in_context(fields.where(keys::kModule), [&] { return meta_tensor(value).shape; }));
     } else {
       not_tensors.push_back(name);
     }

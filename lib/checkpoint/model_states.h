@@ -24,6 +24,9 @@ struct ModelStates {
   // `module` in order; entries that are no tensors are left out and named in `not_tensors`.
   std::vector<std::pair<std::string, pickle::Value>> module;
   std::vector<std::string> not_tensors;
+  // Entries without their values, which are those of the masters (CheckpointFacts::stripped), and
+  // their shapes.
+  std::unordered_map<std::string, Shape> stripped;
   std::unordered_map<std::string_view, pickle::Value> by_name;  // views into `module`
   std::unordered_set<std::string> buffer_names;
   // One for each parameter group (stages 1 and 2) or sub-group (stage 3). Empty at stage 0.

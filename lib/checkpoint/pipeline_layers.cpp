@@ -7,11 +7,10 @@
 #include <optional>
 #include <set>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
-#include "checkpoint/shard.h"
+#include "format/meta_tensor.h"
 
 namespace dsckpt {
 namespace {
@@ -36,16 +35,6 @@ std::string_view front_of(std::string_view name) {
 // A layer's files by tensor-parallel rank.
 using Files = std::map<uint32_t, std::vector<const Shard*>>;
 
-std::vector<std::string> keys_of(const Shard& shard) {
-  std::vector<std::string> keys;
-  in_context(shard.where(), [&] {
-    for (const auto& [key, value] : shard.archive.root().as_dict().items) {
-      if (TorchArchive::is_tensor(value)) keys.emplace_back(key.as_string());
-    }
-  });
-  return keys;
-}
-
 std::string file_name(uint32_t layer, uint32_t tp, uint32_t tp_rank) {
   const auto digits = [](uint32_t number) {
     const std::string text = std::to_string(number);
@@ -58,16 +47,11 @@ std::string file_name(uint32_t layer, uint32_t tp, uint32_t tp_rank) {
 class Reader {
  public:
   Reader(CheckpointDraft& draft, const std::vector<std::string>& names)
-      : draft_(draft), tp_(draft.facts.mesh.tp), names_(names.begin(), names.end()) {
+      : draft_(draft), tp_(draft.facts.mesh.tp), fronts_(names) {
     for (const std::string& name : names) {
-      const std::string front(front_of(name));
-      if (front.empty()) {
-        throw UnsupportedError({.file = draft.folder.path.string(), .tensor = name},
-                               "is of a pipeline, but of none of its layers");
-      }
-      if (front.starts_with(kTied) && std::find(tied_.begin(), tied_.end(), front) == tied_.end()) {
-        tied_.push_back(front);
-      }
+      if (!front_of(name).empty()) continue;
+      throw UnsupportedError({.file = draft.folder.path.string(), .tensor = name},
+                             "is of a pipeline, but of none of its layers");
     }
   }
 
@@ -76,8 +60,8 @@ class Reader {
     std::vector<PipelineLayer> layers;
     for (const auto& [index, shards] : files) {
       PipelineLayer layer{.index = index, .tensors = {}};
-      const std::vector<std::string> keys = keys_of(*shards.front());
-      const std::string front = front_for(index, keys);
+      const std::vector<std::string> keys = names_in_layer(*shards.front());
+      const std::string front = fronts_.front_for(index, keys);
       for (const std::string& key : keys) layer.tensors.push_back(tensor(front, key, shards));
       layers.push_back(std::move(layer));
     }
@@ -114,39 +98,20 @@ class Reader {
                             file + " is missing");
   }
 
-  // What comes in front of a layer's names. A layer that is tied has none of its names under its
-  // number; where several keys fit, they come in the order of the layers.
-  std::string front_for(uint32_t index, const std::vector<std::string>& keys) {
-    std::string plain = std::to_string(index) + ".";
-    const auto has = [&](const std::string& front, const std::string& key) {
-      return names_.contains(front + key);
-    };
-    if (std::any_of(keys.begin(), keys.end(), [&](const auto& key) { return has(plain, key); })) {
-      return plain;
-    }
-    const auto fits = [&](const std::string& front) {
-      return !keys.empty() && std::all_of(keys.begin(), keys.end(),
-                                          [&](const auto& key) { return has(front, key); });
-    };
-    const auto fits_partly = [&](const std::string& front) {
-      return std::any_of(keys.begin(), keys.end(),
-                         [&](const auto& key) { return has(front, key); });
-    };
-    auto found = std::find_if(tied_.begin(), tied_.end(), fits);
-    if (found == tied_.end()) found = std::find_if(tied_.begin(), tied_.end(), fits_partly);
-    if (found == tied_.end()) return plain;
-    std::string front = *found;
-    tied_.erase(found);
-    return front;
-  }
-
   PipelineTensor tensor(const std::string& front, const std::string& key,
                         const std::vector<const Shard*>& shards) {
     PipelineTensor tensor{.name = front + key, .slices = {}};
     found_.insert(tensor.name);
     for (const Shard* shard : shards) {
       in_context({.file = shard->display, .tensor = tensor.name}, [&] {
-        tensor.slices.push_back(shard->archive.tensor(shard->archive.root().at(key)));
+        const pickle::Value value = shard->archive.root().at(key);
+        if (is_meta_tensor(value)) {
+          const MetaTensor meta = meta_tensor(value);
+          tensor.slices.push_back(TensorSource::zeros(meta.dtype, meta.shape));
+          tensor.stripped = true;
+        } else {
+          tensor.slices.push_back(shard->archive.tensor(value));
+        }
       });
     }
     return tensor;
@@ -154,7 +119,7 @@ class Reader {
 
   void check_all_found() const {
     std::set<std::string> lost;
-    for (const std::string& name : names_) {
+    for (const std::string& name : fronts_.names()) {
       if (!found_.contains(name)) lost.insert(name);
     }
     if (lost.empty()) return;
@@ -173,12 +138,54 @@ class Reader {
 
   CheckpointDraft& draft_;
   uint32_t tp_;
-  std::unordered_set<std::string> names_;
-  std::vector<std::string> tied_;  // fronts that no layer has yet, in the order of their names
+  LayerFronts fronts_;
   std::unordered_set<std::string> found_;
 };
 
 }  // namespace
+
+LayerFronts::LayerFronts(const std::vector<std::string>& names)
+    : names_(names.begin(), names.end()) {
+  for (const std::string& name : names) {
+    const std::string front(front_of(name));
+    if (front.starts_with(kTied) && std::find(tied_.begin(), tied_.end(), front) == tied_.end()) {
+      tied_.push_back(front);
+    }
+  }
+}
+
+// A layer that is tied has none of its names under its number.
+std::string LayerFronts::front_for(uint32_t index, const std::vector<std::string>& keys) {
+  std::string plain = std::to_string(index) + ".";
+  const auto fits_partly = [&](const std::string& front) {
+    return std::any_of(keys.begin(), keys.end(),
+                       [&](const auto& key) { return names_.contains(front + key); });
+  };
+  const auto fits = [&](const std::string& front) {
+    return !keys.empty() && std::all_of(keys.begin(), keys.end(), [&](const auto& key) {
+      return names_.contains(front + key);
+    });
+  };
+  if (fits_partly(plain)) return plain;
+  auto found = std::find_if(tied_.begin(), tied_.end(), fits);
+  if (found == tied_.end()) found = std::find_if(tied_.begin(), tied_.end(), fits_partly);
+  if (found == tied_.end()) return plain;
+  std::string front = *found;
+  tied_.erase(found);
+  return front;
+}
+
+std::vector<std::string> names_in_layer(const Shard& shard) {
+  std::vector<std::string> keys;
+  in_context(shard.where(), [&] {
+    for (const auto& [key, value] : shard.archive.root().as_dict().items) {
+      if (TorchArchive::is_tensor(value) || is_meta_tensor(value)) {
+        keys.emplace_back(key.as_string());
+      }
+    }
+  });
+  return keys;
+}
 
 std::vector<PipelineLayer> open_pipeline_layers(CheckpointDraft& draft,
                                                 const std::vector<std::string>& names) {

@@ -8,9 +8,11 @@
 
 #include <cstdint>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "checkpoint/layout.h"
+#include "checkpoint/shard.h"
 #include "plan/tensor_source.h"
 
 namespace dsckpt {
@@ -18,12 +20,34 @@ namespace dsckpt {
 struct PipelineTensor {
   std::string name;                  // in the whole model
   std::vector<TensorSource> slices;  // by tensor-parallel rank
+  // The files have not the values, which are those of the masters; slices are zeros of their
+  // shapes.
+  bool stripped = false;
 };
 
 struct PipelineLayer {
   uint32_t index = 0;
   std::vector<PipelineTensor> tensors;  // in the file's order
 };
+
+// What comes in front of the names in layers' files: "4.", "tied_modules.embed.".
+class LayerFronts {
+ public:
+  // `names` as open_pipeline_layers has them; those of no layer are passed over.
+  explicit LayerFronts(const std::vector<std::string>& names);
+
+  // Of the layer that has `keys` in its file. To be asked layer by layer, by rising `index`: where
+  // several tied modules fit, they come in the order of the layers.
+  std::string front_for(uint32_t index, const std::vector<std::string>& keys);
+  const std::unordered_set<std::string>& names() const { return names_; }
+
+ private:
+  std::unordered_set<std::string> names_;
+  std::vector<std::string> tied_;  // fronts that no layer has yet, in the order of their names
+};
+
+// The names of the tensors in a layer's file, also of those without values.
+std::vector<std::string> names_in_layer(const Shard& shard);
 
 // Opens the layers' files into draft.module_shards; none are no error. `names` are those of the
 // parameters and buffers that the model-states files list, in their order: they say which layers

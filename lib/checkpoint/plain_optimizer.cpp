@@ -12,6 +12,7 @@
 #include "checkpoint/flat_states.h"
 #include "checkpoint/keys.h"
 #include "format/compare_values.h"
+#include "format/meta_tensor.h"
 
 namespace dsckpt {
 namespace {
@@ -124,9 +125,10 @@ class Reader {
     if (!state.is_mapping()) return found;
     for (const auto& [key, value] : state.as_dict().items) {
       const bool is_step = key.is(pickle::Kind::string) && key.as_string() == "step";
-      if (is_step || !TorchArchive::is_tensor(value)) continue;
-      Shape shape = archive_.info(value).shape;
-      if (!shape.empty()) return shape;
+      if (is_step) continue;
+      std::optional<Shape> shape = shape_with_or_without_values(archive_, value);
+      if (!shape) continue;
+      if (!shape->empty()) return shape;
       found = std::move(shape);
     }
     return found;
@@ -181,7 +183,7 @@ class Reader {
   void add_states(Candidate& candidate, const Value& states) {
     const Shape& shape = candidate.master->shape();
     for (const auto& [name, value] : states.as_dict().items) {
-      if (!name.is(pickle::Kind::string)) continue;
+      if (!name.is(pickle::Kind::string) || is_meta_tensor(value)) continue;
       const std::string key(name.as_string());
       if (key == "step") {
         if (value.is_none()) continue;

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "checkpoint/keys.h"
+#include "format/meta_tensor.h"
 
 namespace dsckpt {
 namespace {
@@ -36,11 +37,10 @@ std::optional<Shapes> shapes_of(const Fields& optimizer) {
   for (const auto& [number, state] : states->as_dict().items) {
     if (!state.is_mapping()) return std::nullopt;
     for (const auto& [key, value] : state.as_dict().items) {
-      if (!TorchArchive::is_tensor(value) ||
-          (key.is(pickle::Kind::string) && key.as_string() == "step")) {
-        continue;
-      }
-      ++shapes[archive.info(value).shape];
+      const bool is_step = key.is(pickle::Kind::string) && key.as_string() == "step";
+      const auto shape = shape_with_or_without_values(archive, value);
+      if (is_step || !shape) continue;
+      ++shapes[*shape];
       --params;
       break;
     }

@@ -23,6 +23,7 @@
 #include "checkpoint/optim_states.h"
 #include "checkpoint/universal_split.h"
 #include "checkpoint/zero_world.h"
+#include "format/meta_tensor.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -322,7 +323,7 @@ class Reader {
     });
     if (!draft_.optimizer_states) return param;
     for (const auto& [key, file] : files) {
-      if (key == kFp32) continue;
+      if (key == kFp32 || is_meta_tensor(value_in(*file))) continue;
       if (key != kStep) {
         param.states.push_back({key, value_of(*file, name, shape, false)});
         continue;
@@ -337,10 +338,14 @@ class Reader {
     return param;
   }
 
-  // The tensor that a file has bare or under 'param'.
-  static Value tensor_in(const Shard& file) {
+  // What a file has bare or under 'param'.
+  static Value value_in(const Shard& file) {
     const Value root = file.archive.root();
-    const Value value = root.is_mapping() ? root.at("param") : root;
+    return root.is_mapping() ? root.at("param") : root;
+  }
+
+  static Value tensor_in(const Shard& file) {
+    const Value value = value_in(file);
     if (!TorchArchive::is_tensor(value)) {
       throw CorruptError({}, describe(value) + " where a tensor was expected");
     }

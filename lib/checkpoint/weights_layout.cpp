@@ -58,6 +58,11 @@ class Reader {
                              "is of a model that is split over ranks; a run can start from "
                              "weights like a data-parallel one only");
     }
+    if (like.facts().stripped) {
+      throw UnsupportedError({.file = like.tag_folder().string()},
+                             "was stripped to its weights by ckpt-pack strip: it does not tell how "
+                             "a run of it starts");
+    }
     draft_.facts = like.facts();
     draft_.facts.tag = kTag;
     draft_.facts.global_steps = 0;

@@ -355,9 +355,13 @@ class WorldReader {
   // The flat vector cannot tell [37, 11] from [11, 37]; the 16-bit copy can.
   void check_module_shape(const Slice& slice) const {
     const auto found = model_.by_name.find(slice.name);
-    if (found == model_.by_name.end()) return;
+    const auto stripped = model_.stripped.find(slice.name);
+    if (found == model_.by_name.end() && stripped == model_.stripped.end()) return;
     in_context({.file = model_.shard().display, .tensor = slice.name}, [&] {
-      if (model_.shard().archive.info(found->second).shape != slice.shape) {
+      const Shape shape = stripped == model_.stripped.end()
+                              ? model_.shard().archive.info(found->second).shape
+                              : stripped->second;
+      if (shape != slice.shape) {
         throw InconsistentError({.member = std::string(keys::kParamShapes)},
                                 "does not have the shape that the tensor in `module` has");
       }

@@ -383,6 +383,27 @@ bool TorchArchive::is_tensor(const Value& value) {
          rebuilds_tensor(object.callable, object.arguments);
 }
 
+Value TorchArchive::view_arguments(const Value& value) {
+  if (!is_tensor(value)) throw CorruptError({}, "not a tensor, but " + describe(value));
+  Value callable = value.as_object().callable;
+  Value arguments = value.as_object().arguments;
+  for (const RebuildRow* row = rebuild_of(callable);; row = rebuild_of(callable)) {
+    const auto args = arguments.as_sequence();
+    if (row->what == Rebuild::from_type) {
+      callable = args[0];
+      arguments = args[2];
+    } else if (row->what == Rebuild::parameter || row->what == Rebuild::parameter_with_state) {
+      callable = args[0].as_object().callable;
+      arguments = args[0].as_object().arguments;
+    } else if (args.size() >= row->min_arguments) {
+      return arguments;
+    } else {
+      throw CorruptError(
+          {}, std::string(row->name) + " with " + std::to_string(args.size()) + " arguments");
+    }
+  }
+}
+
 TensorInfo TorchArchive::info(const Value& value) const {
   return in_context({.file = impl_->file->display()}, [&] { return impl_->check(value).info; });
 }

@@ -83,6 +83,9 @@ class TorchArchive {
   // _rebuild_tensor, _rebuild_tensor_v2, _rebuild_tensor_v3, _rebuild_parameter,
   // _rebuild_parameter_with_state or by torch._tensor._rebuild_from_type_v2 around one of these.
   static bool is_tensor(const pickle::Value& value);
+  // Of a tensor the tuple that its storage, its offset there, its sizes and its strides begin, in
+  // this order. Throws CorruptError if `value` is not a tensor or the tuple is too short.
+  static pickle::Value view_arguments(const pickle::Value& value);
   // Throws CorruptError if `value` is not a tensor, has a bad shape or does not lie inside its
   // storage.
   TensorInfo info(const pickle::Value& value) const;
@@ -120,6 +123,22 @@ class TorchArchive {
 // CorruptError if `value` is none of these or a number is negative.
 Shape shape_from_pickle(const pickle::Value& value);
 
+// What import() changes on the way.
+struct ImportChanges {
+  // How a tensor lies in its storage.
+  struct View {
+    pickle::Value arguments;  // TorchArchive::view_arguments
+    int64_t storage_offset = 0;
+    Strides strides;
+  };
+  // Tensors whose values are left out: meta tensors (meta_tensor.h) take their places.
+  std::vector<pickle::Value> dropped;
+  // What some storages hold instead, by their keys; of their types.
+  std::map<std::string, TensorSource> storages;
+  // Of all tensors that lie in one of these storages.
+  std::vector<View> views;
+};
+
 // Writes what torch.save(obj, path) writes (zip, protocol 2), as part of a plan.
 //
 // Build `document` through it: storage() for the data, tensor() for the values that lie in it. Then
@@ -145,7 +164,12 @@ class TorchArchiveWriter {
   // same bytes, whole and shared as it was, numbered in the order of the pickle. Locations stay.
   // Throws CorruptError as TorchArchive::tensor does and UnsupportedError for the views of storages
   // that the legacy form may hold.
-  pickle::Value import(const TorchArchive& from, const pickle::Value& value);
+  pickle::Value import(const TorchArchive& from, const pickle::Value& value) {
+    return import(from, value, {});
+  }
+  // The same, changed on the way. Once for each archive.
+  pickle::Value import(const TorchArchive& from, const pickle::Value& value,
+                       const ImportChanges& changes);
 
   // An archive without a name, and without the values that its pickle was written of.
   struct Written {
@@ -168,6 +192,9 @@ class TorchArchiveWriter {
     TensorSource data;
     pickle::Value key;  // None until the storage is first referenced
   };
+  void import_storages(const TorchArchive& from, const pickle::Value& value,
+                       const ImportChanges& changes);
+
   pickle::Document document_;
   std::vector<Storage> storages_;
   std::vector<StorageId> order_;                       // by key

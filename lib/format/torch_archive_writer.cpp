@@ -1,9 +1,11 @@
 #include <algorithm>
+#include <span>
 #include <stdexcept>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "format/meta_tensor.h"
 #include "format/torch_archive.h"
 #include "format/torch_legacy.h"
 #include "format/zip.h"
@@ -114,35 +116,82 @@ Value TorchArchiveWriter::tensor(TensorSource data) {
   return tensor(storage(std::move(data)), std::move(shape));
 }
 
-Value TorchArchiveWriter::import(const TorchArchive& from, const Value& value) {
-  const auto id_of = [](const Value& persistent) {
-    return persistent.persistent_id().as_sequence();
-  };
-  for (const Value& persistent : persistent_values(value)) {
+namespace {
+
+std::span<const Value> id_of(const Value& persistent) {
+  return persistent.persistent_id().as_sequence();
+}
+
+std::string key_of(const Value& persistent) {
+  return std::string(id_of(persistent)[2].as_string());
+}
+
+}  // namespace
+
+void TorchArchiveWriter::import_storages(const TorchArchive& from, const Value& value,
+                                         const ImportChanges& changes) {
+  ValueSet dropped;
+  for (const Value& tensor : changes.dropped) dropped.insert(tensor.identity());
+  for (const Value& persistent : persistent_values(value, dropped)) {
     const TensorSource data = from.storage(persistent);
     const auto id = id_of(persistent);
+    const std::string key = key_of(persistent);
     if (id.size() == 6 && !id[5].is_none()) {
-      throw UnsupportedError({.member = "storage " + std::string(id[2].as_string())},
+      throw UnsupportedError({.member = "storage " + key},
                              "a view of a storage, as the legacy form may hold");
     }
-    const auto [found, is_new] =
-        imported_.try_emplace({from.file(), std::string(id[2].as_string())}, storages_.size());
+    const auto [found, is_new] = imported_.try_emplace({from.file(), key}, storages_.size());
     if (!is_new) continue;
-    storages_.push_back({data, document_.string(std::to_string(order_.size()))});
+    const auto changed = changes.storages.find(key);
+    storages_.push_back({changed == changes.storages.end() ? data : changed->second,
+                         document_.string(std::to_string(order_.size()))});
     order_.push_back(found->second);
   }
-  pickle::Document::Copies& copies = copies_[from.file()];
-  return document_.copy(value, copies, [&](const Value& persistent) {
+}
+
+Value TorchArchiveWriter::import(const TorchArchive& from, const Value& value,
+                                 const ImportChanges& changes) {
+  import_storages(from, value, changes);
+  Document::Copies& copies = copies_[from.file()];
+  const auto renumbered = [&](const Value& persistent) {
     const auto id = id_of(persistent);
-    const StorageId storage = imported_.at({from.file(), std::string(id[2].as_string())});
+    const std::string key = key_of(persistent);
+    const Storage& storage = storages_[imported_.at({from.file(), key})];
+    const Value count =
+        changes.storages.contains(key) ? Document::integer(storage.data.numel()) : id[4];
     const auto leaf = [&](const Value& field) {
       return document_.copy(field, copies, [](const Value&) -> Value {
         throw CorruptError({}, "a persistent value within a persistent id");
       });
     };
     return document_.persistent(document_.tuple(
-        {document_.intern("storage"), leaf(id[1]), storages_[storage].key, leaf(id[3]), id[4]}));
-  });
+        {document_.intern("storage"), leaf(id[1]), storage.key, leaf(id[3]), count}));
+  };
+  for (const Value& tensor : changes.dropped) {
+    const TensorInfo info = from.info(tensor);
+    copies.emplace(tensor.identity(),
+                   make_meta_tensor(document_, {.dtype = info.dtype,
+                                                .shape = info.shape,
+                                                .strides = info.strides,
+                                                .requires_grad = info.requires_grad}));
+  }
+  for (const ImportChanges::View& view : changes.views) {
+    std::vector<Value> arguments;
+    for (const Value& argument : view.arguments.as_sequence()) {
+      switch (arguments.size()) {
+        case 1:
+          arguments.push_back(Document::integer(view.storage_offset));
+          break;
+        case 3:
+          arguments.push_back(dims(document_, view.strides));
+          break;
+        default:
+          arguments.push_back(document_.copy(argument, copies, renumbered));
+      }
+    }
+    copies.emplace(view.arguments.identity(), document_.tuple(std::move(arguments)));
+  }
+  return document_.copy(value, copies, renumbered);
 }
 
 TorchArchiveWriter::Written TorchArchiveWriter::write() && {

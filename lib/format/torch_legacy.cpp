@@ -191,7 +191,8 @@ bool may_hold_others(const pickle::Value& value) {
 
 }  // namespace
 
-std::vector<pickle::Value> persistent_values(const pickle::Value& root) {
+std::vector<pickle::Value> persistent_values(const pickle::Value& root, const ValueSet& without,
+                                             std::unordered_map<const void*, size_t>* references) {
   using pickle::Kind;
   using pickle::Value;
   std::vector<Value> found;
@@ -208,7 +209,10 @@ std::vector<pickle::Value> persistent_values(const pickle::Value& root) {
   while (!open.empty()) {
     const Value value = open.back();
     open.pop_back();
-    if (!seen.insert(value.identity()).second) continue;
+    if (references != nullptr && (value.is(Kind::persistent) || value.is(Kind::tuple))) {
+      ++(*references)[value.identity()];
+    }
+    if (without.contains(value.identity()) || !seen.insert(value.identity()).second) continue;
     children.clear();
     if (value.is(Kind::persistent)) {
       found.push_back(value);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "base/dtype.h"
@@ -31,8 +32,15 @@ struct StorageId {
   static StorageId parse(const pickle::Value& id);
 };
 
-// The persistent values reachable from `root`, in the order a pickler meets them.
-std::vector<pickle::Value> persistent_values(const pickle::Value& root);
+// Values of one document, by Value::identity().
+using ValueSet = std::unordered_set<const void*>;
+
+// The persistent values reachable from `root`, in the order a pickler meets them. Values of
+// `without` are not entered. With `references`, that many times each tuple and persistent value is
+// referred to, by identity(), is added there.
+std::vector<pickle::Value> persistent_values(
+    const pickle::Value& root, const ValueSet& without = {},
+    std::unordered_map<const void*, size_t>* references = nullptr);
 
 struct TorchLegacy {
   pickle::Document document;

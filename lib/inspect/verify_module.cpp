@@ -20,7 +20,8 @@ void check_all_in_module(Verification& v, CheckedFile& file, const ModelStates& 
   for (const NamedShapes& group : model.param_shapes) {
     for (const auto& entry : group) {
       const std::string& name = entry.first;
-      if (model.by_name.contains(name) || is_elsewhere(model, name)) continue;
+      if (model.by_name.contains(name) || model.stripped.contains(name)) continue;
+      if (is_elsewhere(model, name)) continue;
       absent.push_back(name);
     }
   }
@@ -41,12 +42,16 @@ void check_module_shapes(Verification& v) {
   for (CheckedFile* file : v.of_kind(Kind::model_states)) {
     v.attempt(Check::layout, *file, [&] {
       const ModelStates model(*file->shard);
+      const auto shape_in_module = [&](const std::string& name) -> std::optional<Shape> {
+        const auto stripped = model.stripped.find(name);
+        if (stripped != model.stripped.end()) return stripped->second;
+        const auto found = model.by_name.find(name);
+        if (found == model.by_name.end()) return std::nullopt;
+        return if_supported([&] { return file->shard->archive.info(found->second).shape; });
+      };
       const auto compare = [&](const NamedShapes& shapes, std::string_view member) {
         for (const auto& [name, shape] : shapes) {
-          const auto found = model.by_name.find(name);
-          if (found == model.by_name.end()) continue;
-          const auto stored =
-              if_supported([&] { return file->shard->archive.info(found->second).shape; });
+          const auto stored = shape_in_module(name);
           if (!stored || *stored == shape) continue;
           v.add({.check = Check::shape,
                  .message = "is " + to_text(shape) + ", but " + to_text(*stored) + " in `module`",

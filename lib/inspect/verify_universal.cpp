@@ -7,6 +7,7 @@
 
 #include "checkpoint/keys.h"
 #include "checkpoint/model_states.h"
+#include "format/meta_tensor.h"
 #include "inspect/verification.h"
 
 namespace dsckpt {
@@ -42,6 +43,12 @@ std::optional<TensorSource> tensor_in(const CheckedFile& file) {
   const Value value = root.is_mapping() ? root.find_or_none("param") : root;
   if (!TorchArchive::is_tensor(value)) return std::nullopt;
   return file.shard->archive.tensor(value);
+}
+
+// Whether the file's values were left out (CheckpointFacts::stripped).
+bool is_stripped(const CheckedFile& file) {
+  const Value root = file.shard->archive.root();
+  return is_meta_tensor(root.is_mapping() ? root.find_or_none("param") : root);
 }
 
 class Universal {
@@ -142,7 +149,7 @@ class Universal {
   }
 
   void check_shape(const std::string& name, const Shape& shape, CheckedFile& file) {
-    if (!file.usable()) return;
+    if (!file.usable() || is_stripped(file)) return;
     v_.attempt(Check::layout, file, [&] {
       const auto tensor = tensor_in(file);
       if (!tensor) throw CorruptError({.tensor = name}, "has no tensor");
@@ -165,7 +172,7 @@ class Universal {
     const auto master = states.find(std::string(kFp32));
     if (master == states.end() || !master->second->usable()) return;
     for (const auto& [key, file] : states) {
-      if (key == kFp32 || key == kStep || !file->usable()) continue;
+      if (key == kFp32 || key == kStep || !file->usable() || is_stripped(*file)) continue;
       v_.attempt(Check::layout, *file, [&] {
         const auto tensor = tensor_in(*file);
         const auto expected = tensor_in(*master->second);
