@@ -248,17 +248,23 @@ void add_output_options(CLI::App& app, RunOptions& run, bool& dry_run, const std
       "more than the page cache takes at once)");
 }
 
+void add_pack_flag(CLI::App& app, const std::string& name, RunOptions& run,
+                   const std::string& text) {
+  app.add_flag_function(
+         name + "{" + std::to_string(kDefaultPackLevel) + "}",
+         [&](int64_t level) { run.pack = static_cast<int>(level); }, text)
+      ->check(CLI::Range(kLowestPackLevel, kHighestPackLevel));
+}
+
 void add_run_options(CLI::App& app, Common& common, RunOptions& run, bool& dry_run,
                      const std::string& force) {
   add_output_options(app, run, dry_run, force);
   app.add_flag("--verify", run.verify,
                "Check the CRC32 of every record of the checkpoint, also those not needed");
-  app.add_flag_function(
-         "--zstd{" + std::to_string(kDefaultPackLevel) + "}",
-         [&](int64_t level) { run.pack = static_cast<int>(level); },
-         "Write packed files, NAME.dspack, which all tools here read and ckpt-pack unpacks;\n"
-         "--zstd=LEVEL, 1 to 19, compresses harder what repeats")
-      ->check(CLI::Range(kLowestPackLevel, kHighestPackLevel));
+  add_pack_flag(
+      app, "--zstd", run,
+      "Write packed files, NAME.dspack, which all tools here read and ckpt-pack unpacks;\n"
+      "--zstd=LEVEL, 1 to 19, compresses harder what repeats");
   add_pass_options(app, common);
 }
 

@@ -61,6 +61,9 @@ void check_weights_options(bool is_weights, const WeightNames& names, const std:
 void add_pass_options(CLI::App& app, Common& common);
 // For whatever writes. Adds --dry-run, --force, which is explained by `force`, --fsync and --io.
 void add_output_options(CLI::App& app, RunOptions& run, bool& dry_run, const std::string& force);
+// Adds a flag that takes a level, for packed output.
+void add_pack_flag(CLI::App& app, const std::string& name, RunOptions& run,
+                   const std::string& text);
 // For tools that run a plan of their own making. Adds these, --verify, --zstd and what
 // add_pass_options adds.
 void add_run_options(CLI::App& app, Common& common, RunOptions& run, bool& dry_run,

@@ -8,7 +8,6 @@
 #include <string>
 
 #include "checkpoint/checkpoint.h"
-#include "codec/frame.h"
 #include "pack/commands.h"
 #include "report.h"
 #include "run_plan.h"
@@ -78,11 +77,8 @@ Command add_strip(CLI::App& app, cli::Common& common) {
   cli::add_output_options(sub, args->run, args->dry_run, "Replace what strip wrote there before");
   sub.add_flag("--verify", args->run.verify,
                "Check the CRC32 of every record, also of those that are left out");
-  sub.add_flag_function(
-         "--pack{" + std::to_string(kDefaultPackLevel) + "}",
-         [args](int64_t level) { args->run.pack = static_cast<int>(level); },
-         "Pack the result, too (see ckpt-pack pack); --pack=LEVEL is its --level")
-      ->check(CLI::Range(kLowestPackLevel, kHighestPackLevel));
+  cli::add_pack_flag(sub, "--pack", args->run,
+                     "Pack the result, too (see ckpt-pack pack); --pack=LEVEL is its --level");
   cli::add_pass_options(sub, common);
   return {&sub, [&sub, &common, args] { return strip(sub, common, *args); }};
 }

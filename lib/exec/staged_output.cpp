@@ -288,6 +288,10 @@ void StagedOutput::commit() {
     make_folders(path.parent_path(), made_folders_);
     // After a crash the last file may be there only if all the others are.
     if (options_.durable && out + 1 == count) sync_changed();
+    // Of its own name the move takes care.
+    for (const fs::path& form : forms_of(target_ / plan_.outputs()[out].path)) {
+      if (form != path) check_path(form);
+    }
     move_into_place(staged(out), path, options_.force);
     ++renamed_;
     if (options_.force) remove_forms(out, true);

@@ -26,11 +26,13 @@ constexpr uint32_t kSkippableMagic = 0x184D2A50;  // the last four bits are anyt
 constexpr uint32_t kSeekTableFrame = 0x184D2A5E;
 constexpr uint32_t kSeekTableMagic = 0x8F92EAB1;
 constexpr uint64_t kSeekTableFooter = 9;
+constexpr const char* kOtherTable = "the seek table is not that of the frames before it";
 constexpr uint64_t kSkippableHeader = 8;
 constexpr uint64_t kBlockHeader = 3;
 constexpr uint64_t kChecksum = 4;
 constexpr uint64_t kLargestBlock = 128 << 10;  // of content
 constexpr uint64_t kSmallestBlock = 4;         // stored, if it holds so much
+constexpr uint64_t kMostOfNothing = 64;        // stored, of an empty frame
 
 bool is_skippable(uint32_t magic) {
   return (magic & 0xFFFFFFF0) == kSkippableMagic;
@@ -52,14 +54,14 @@ bool is_skippable(uint32_t magic) {
 // Finds the frames of a file.
 class Frames {
  public:
-  explicit Frames(const StoredFile& file) : file_(file) {}
+  explicit Frames(const StoredFile& file) : file_(file), end_(file.size()) {}
 
   // Frames that hold anything, and the ends of file and content. nullopt where a header does not
   // say how much its frame holds.
   std::optional<std::vector<ZstdFile::Frame>> find() {
     if (file_.size() == 0) throw CorruptError({.file = file_.display()}, "is empty: no zstd file");
     if (!read_seek_table() && !walk()) return std::nullopt;
-    frames_.push_back({file_.size(), content_});
+    frames_.push_back({end_, content_});
     return std::move(frames_);
   }
 
@@ -73,6 +75,19 @@ class Frames {
 
   CorruptError corrupt(uint64_t offset, const std::string& why) const {
     return {{.file = file_.display(), .offset = offset}, why};
+  }
+
+  // A frame of nothing is never read, so what a table calls one has to be one.
+  void check_empty(uint64_t stored, uint64_t size) const {
+    if (size >= kSkippableHeader && is_skippable(read<uint32_t>(stored)) &&
+        kSkippableHeader + read<uint32_t>(stored + 4) == size) {
+      return;
+    }
+    std::vector<std::byte> frame(size <= kMostOfNothing ? size : 0);
+    file_.read_at(stored, frame);
+    if (frame.size() < size || ZSTD_decompress(nullptr, 0, frame.data(), size) != 0) {
+      throw corrupt(stored, "the seek table calls a zstd frame empty that is not");
+    }
   }
 
   // `most`: what the frame could become. Without that limit a header of a few bytes could make its
@@ -106,11 +121,14 @@ class Frames {
     uint64_t stored = 0;
     for (uint64_t at = 0; at < table_size; at += entry_size) {
       const uint64_t of_frame = load_le<uint32_t>(table.data() + at);
-      add(stored, load_le<uint32_t>(table.data() + at + 4),
-          of_frame / kSmallestBlock * kLargestBlock);
+      const uint64_t content = load_le<uint32_t>(table.data() + at + 4);
+      if (of_frame > begin - stored) throw corrupt(begin, kOtherTable);
+      if (content == 0) check_empty(stored, of_frame);
+      add(stored, content, of_frame / kSmallestBlock * kLargestBlock);
       stored += of_frame;
     }
-    if (stored != begin) throw corrupt(begin, "the seek table is not that of the frames before it");
+    end_ = begin;
+    if (stored != begin) throw corrupt(begin, kOtherTable);
     return true;
   }
 
@@ -168,6 +186,7 @@ class Frames {
   const StoredFile& file_;
   std::vector<ZstdFile::Frame> frames_;
   uint64_t content_ = 0;
+  uint64_t end_;  // of the frames in the file
 };
 
 }  // namespace
@@ -245,9 +264,13 @@ class ZstdFile::Decompressor {
         std::lower_bound(frames_.begin(), frames_.end() - 1, begin_.content,
                          [](const Frame& f, uint64_t content) { return f.content < content; });
     if (frame == frames_.end() - 1 || frame->content != begin_.content ||
-        frame->stored != begin_.stored || frame[1].content != at_) {
+        frame->stored != begin_.stored || frame[1].content != at_ ||
+        frame[1].stored < stored_at()) {
       throw not_as_listed();
     }
+    // Between two there may be frames of nothing, but not a part of one.
+    const uint64_t between = frame[1].stored - stored_at();
+    if (between > 0 && between < kSkippableHeader) throw not_as_listed();
   }
 
   CorruptError corrupt(const std::string& why) const {

@@ -12,7 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support
 
 from pseudo_terminal import Terminal  # noqa: E402
 
-TOOLS = ["ckpt-inspect", "reshard", "to-universal", "zero-to-fp32"]
+TOOLS = ["ckpt-inspect", "ckpt-pack", "reshard", "to-universal", "zero-to-fp32"]
 BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
 FILES = {"man": "man/man1/{}.1", "bash": "bash-completion/completions/{}", "zsh": "zsh/site-functions/_{}",
          "fish": "fish/vendor_completions.d/{}.fish"}
@@ -93,7 +93,7 @@ class ManPageTest(ManualTest):
             headings = re.findall(r"(?m)^[A-Z][A-Z ]+$", text)
             expected = ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "SUBCOMMANDS", "EXIT STATUS", "EXAMPLES",
                         "ENVIRONMENT", "SEE ALSO"]
-            self.assertEqual(headings, [h for h in expected if h != "SUBCOMMANDS" or tool == "ckpt-inspect"])
+            self.assertEqual(headings, [h for h in expected if h != "SUBCOMMANDS" or tool.startswith("ckpt-")])
             self.assertRegex(text, rf"NAME\n +{tool} +- ")
             self.assertEqual(re.findall(r"(\S+)\(1\)", text.split("SEE ALSO")[1].splitlines()[1]),
                              [other for other in TOOLS if other != tool])

@@ -11,8 +11,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support
 
 from pseudo_terminal import Terminal  # noqa: E402
 
-SUBCOMMANDS = ["tree", "list", "where", "print", "raw", "stats", "verify", "diff", "scan"]
-TOOLS = ["ckpt-inspect", "reshard", "to-universal", "zero-to-fp32"]
+SUBCOMMANDS = {
+    "ckpt-inspect": ["tree", "list", "where", "print", "raw", "stats", "verify", "diff", "scan"],
+    "ckpt-pack": ["pack", "unpack", "strip", "estimate"],
+}
+TOOLS = ["ckpt-inspect", "ckpt-pack", "reshard", "to-universal", "zero-to-fp32"]
 
 
 class HelpTest(CliTest):
@@ -24,7 +27,7 @@ class HelpTest(CliTest):
 
     def test_help_fits_into_eighty_columns_or_a_narrower_terminal(self):
         for tool in TOOLS:
-            for sub in [[], *([sub] for sub in SUBCOMMANDS)] if tool == "ckpt-inspect" else [[]]:
+            for sub in [[], *([sub] for sub in SUBCOMMANDS.get(tool, []))]:
                 text = self.help(tool, *sub, "--help")
                 self.assertLessEqual(max(map(len, text.splitlines())), 80)
                 described = text.split("Examples:")[0]

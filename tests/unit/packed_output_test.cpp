@@ -344,6 +344,25 @@ TEST(PackedStagedOutput, ReplacesNoFormUnasked) {
   }
 }
 
+TEST(PackedStagedOutput, LeavesAFormAloneThatAppearsBeforeTheCommit) {
+  for (const char* theirs : {"sub/x.pt", "sub/x.pt.dspack", "sub/x.pt.zst", "y.json.dspack"}) {
+    const TempFolder folder;
+    fs::create_directory(folder.path() / "sub");
+    {
+      const CopyPlan plan = two_files();
+      StagedOutput staged(plan, folder.path(), {.packed = true});
+      PackedOutput output(plan, staged, kDefaultPackLevel);
+      const InputFiles none;
+      Progress progress;
+      execute(plan, none, output, progress);
+      folder.write(theirs, "theirs");
+      EXPECT_ERROR(staged.commit(), UsageError, "exists already");
+    }
+    EXPECT_EQ(listing(folder.path()), (std::set<std::string>{"sub/", theirs}));
+    EXPECT_EQ(read_all(folder.path() / theirs), "theirs");
+  }
+}
+
 // A crash in the middle leaves no old index over new files.
 TEST(PackedStagedOutput, RemovesTheOldLastFileFirstInWhateverForm) {
   PlanBuilder builder;

@@ -110,7 +110,7 @@ void expect_every_range(std::string_view bytes, const std::string& content) {
   Opened file(bytes);
   ASSERT_EQ(file->size(), content.size());
   std::mt19937_64 random(content.size());
-  for (int i = 0; i < 60; ++i) {
+  for (int i = 0; i < 25; ++i) {
     const uint64_t offset = random() % (content.size() + 1);
     const uint64_t size = std::min(random() % (1 << (random() % 22)), content.size() - offset);
     ASSERT_TRUE(read_content(*file, offset, size) == content.substr(offset, size)) << offset;
@@ -365,6 +365,9 @@ TEST(ZstdFile, RefusesATableThatLies) {
         {{a.stored, 500}, {0, 500}, b, c},
         {{a.stored + b.stored + c.stored, 6001}},
         {{a.stored, ~uint32_t{0}}, b, c},
+        {a, b, {c.stored, 0}},
+        {{a.stored, 0}, b, c},
+        {a, {b.stored, 0}, c},
     };
     for (size_t i = 0; i < lies.size(); ++i) {
       const std::string bytes = with_table(frames, lies[i]);
@@ -384,6 +387,40 @@ TEST(ZstdFile, RefusesATableThatLies) {
                 ErrorKind::corrupt)
           << i;
     }
+  }
+}
+
+TEST(ZstdFile, ReadsFramesThatATableTrulyCallsEmpty) {
+  for (const FrameOptions& options : kVariants) {
+    Frames frames = frames_of({0, 1000, 0, 0, 50, 0}, options);
+    const std::string note =
+        skippable("a note of more than sixty-four bytes" + std::string(70, '.'));
+    frames.stored += note;
+    frames.table.push_back({static_cast<uint32_t>(note.size()), 0});
+    frames.table.push_back({0, 0});
+    EXPECT_EQ(decompress(with_table(frames, frames.table)), frames.content);
+    // A skippable frame that says it is one of the frames behind it.
+    frames = frames_of({10}, options);
+    std::string hidden = skippable("");
+    hidden += zstd("hidden", options);
+    frames.stored += hidden;
+    frames.table.push_back({static_cast<uint32_t>(hidden.size()), 0});
+    EXPECT_ERROR(decompress(with_table(frames, frames.table)), CorruptError, "calls a zstd frame");
+  }
+}
+
+// Its checksum would be left over.
+TEST(ZstdFile, RefusesAFrameThatEndsBeforeTheNext) {
+  for (const bool seekable : {false, true}) {
+    Frames frames = frames_of({kMiB, kMiB}, {true, true});
+    frames.stored[4] &= ~4;  // in the header: there is a checksum
+    if (seekable) frames.stored += seek_table(frames.table);
+    EXPECT_EQ(test::error_kind([&] {
+                Opened file(frames.stored);
+                read_content(*file, kMiB, kMiB);
+                read_content(*file, 0, kMiB);
+              }),
+              ErrorKind::corrupt);
   }
 }
 
