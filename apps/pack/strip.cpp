@@ -80,7 +80,7 @@ Command add_strip(CLI::App& app, cli::Common& common) {
   cli::add_pack_flag(sub, "--pack", args->run,
                      "Pack the result, too (see ckpt-pack pack); --pack=LEVEL is its --level");
   cli::add_pass_options(sub, common);
-  return {&sub, [&sub, &common, args] { return strip(sub, common, *args); }};
+  return {&sub, [&app, &common, args] { return strip(app, common, *args); }};
 }
 
 }  // namespace dsckpt::pack

@@ -158,6 +158,7 @@ class PlacesTest(PackCliTest):
         self.ckpt_pack("pack", scratch.folder, "--force", output=output)
         self.assertEqual({path.removesuffix(".dspack") for path in contents(output)}, set(contents(scratch.folder)))
         self.ckpt_pack("unpack", output, output=self.root / "again")
+        self.assertRegex(self.said.stderr, r"\Ackpt-pack: \d+ files of .+ checksums verified\n\Z")
         self.assertEqual(contents(self.root / "again"), contents(scratch.folder))
 
     def test_output_and_input_may_not_lie_in_one_another(self):
@@ -195,7 +196,7 @@ class PlacesTest(PackCliTest):
         packed = self.pack(scratch.folder)
         for pattern in ["broken is a broken link", "folder is a link to a folder", "pipe is neither file nor folder",
                         ".dsckpt-staging-1 is unfinished"]:
-            self.assertRegex(self.said.stderr, f"note: {re.escape(pattern)} and is left out")
+            self.assertRegex(self.said.stderr, f"(?m)^ckpt-pack: note: {re.escape(pattern)} and is left out")
         files = contents(self.unpack(packed))
         self.assertEqual(files[f"{scratch.tag.name}/mp_rank_00_model_states.pt"], target.read_bytes())
         self.assertEqual(files[f"{scratch.tag.name}/target.pt"], target.read_bytes())
@@ -307,7 +308,7 @@ class HelpTest(PackCliTest):
 
     def test_help_lists_every_subcommand_and_option(self):
         text = self.tool("ckpt-pack", "--help").stdout
-        for name in ("pack", "unpack", "estimate"):
+        for name in ("pack", "unpack", "strip", "estimate"):
             self.assertRegex(text, rf"(?m)^  {name} {{3,}}\S")
             self.assertEqual(self.tool("ckpt-pack", "help", name).stdout, self.tool("ckpt-pack", name, "--help").stdout)
         for name, options in (("pack", ["--level", "--sha256", "--dry-run", "--force", "--threads", "--json"]),
