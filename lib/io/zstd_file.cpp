@@ -1,11 +1,8 @@
 #include "io/zstd_file.h"
 
-#define ZSTD_STATIC_LINKING_ONLY  // ZSTD_getFrameHeader
 #include <zstd.h>
-#include <zstd_errors.h>
 
 #include <algorithm>
-#include <array>
 #include <new>
 #include <string>
 
@@ -22,180 +19,13 @@ constexpr size_t kDecompressors = 4;
 // The last blocks are kept: other threads are about to ask for them.
 constexpr uint64_t kKept = 8;
 
-constexpr uint32_t kSkippableMagic = 0x184D2A50;  // the last four bits are anything
-constexpr uint32_t kSeekTableFrame = 0x184D2A5E;
-constexpr uint32_t kSeekTableMagic = 0x8F92EAB1;
-constexpr uint64_t kSeekTableFooter = 9;
-constexpr const char* kOtherTable = "the seek table is not that of the frames before it";
-constexpr uint64_t kSkippableHeader = 8;
-constexpr uint64_t kBlockHeader = 3;
-constexpr uint64_t kChecksum = 4;
-constexpr uint64_t kLargestBlock = 128 << 10;  // of content
-constexpr uint64_t kSmallestBlock = 4;         // stored, if it holds so much
-constexpr uint64_t kMostOfNothing = 64;        // stored, of an empty frame
-
-bool is_skippable(uint32_t magic) {
-  return (magic & 0xFFFFFFF0) == kSkippableMagic;
-}
-
-[[noreturn]] void refuse(const Where& where, size_t result) {
-  switch (ZSTD_getErrorCode(result)) {
-    case ZSTD_error_frameParameter_windowTooLarge:
-      throw UnsupportedError(where, "compressed with a window of more than 128 MiB")
-          .with_hint("zstd -d --long=31 decompresses it");
-    case ZSTD_error_dictionary_wrong:
-      throw UnsupportedError(where, "compressed with a dictionary");
-    default:
-      throw CorruptError(where,
-                         std::string("cannot be decompressed: ") + ZSTD_getErrorName(result));
-  }
-}
-
-// Finds the frames of a file.
-class Frames {
- public:
-  explicit Frames(const StoredFile& file) : file_(file), end_(file.size()) {}
-
-  // Frames that hold anything, and the ends of file and content. nullopt where a header does not
-  // say how much its frame holds.
-  std::optional<std::vector<ZstdFile::Frame>> find() {
-    if (file_.size() == 0) throw CorruptError({.file = file_.display()}, "is empty: no zstd file");
-    if (!read_seek_table() && !walk()) return std::nullopt;
-    frames_.push_back({end_, content_});
-    return std::move(frames_);
-  }
-
- private:
-  template <typename T>
-  T read(uint64_t offset) const {
-    std::array<std::byte, sizeof(T)> bytes;
-    file_.read_at(offset, bytes);
-    return load_le<T>(bytes.data());
-  }
-
-  CorruptError corrupt(uint64_t offset, const std::string& why) const {
-    return {{.file = file_.display(), .offset = offset}, why};
-  }
-
-  // A frame of nothing is never read, so what a table calls one has to be one.
-  void check_empty(uint64_t stored, uint64_t size) const {
-    if (size >= kSkippableHeader && is_skippable(read<uint32_t>(stored)) &&
-        kSkippableHeader + read<uint32_t>(stored + 4) == size) {
-      return;
-    }
-    std::vector<std::byte> frame(size <= kMostOfNothing ? size : 0);
-    file_.read_at(stored, frame);
-    if (frame.size() < size || ZSTD_decompress(nullptr, 0, frame.data(), size) != 0) {
-      throw corrupt(stored, "the seek table calls a zstd frame empty that is not");
-    }
-  }
-
-  // `most`: what the frame could become. Without that limit a header of a few bytes could make its
-  // reader ask for any amount of memory.
-  void add(uint64_t stored, uint64_t content, uint64_t most) {
-    if (content > most) throw corrupt(stored, "a zstd frame of more than its blocks can hold");
-    if (content > 0) frames_.push_back({stored, content_});
-    content_ = checked_add(content_, content);
-  }
-
-  bool read_seek_table() {
-    const uint64_t size = file_.size();
-    if (size < kSkippableHeader + kSeekTableFooter || read<uint32_t>(size - 4) != kSeekTableMagic) {
-      return false;
-    }
-    const uint64_t footer = size - kSeekTableFooter;
-    const uint64_t count = read<uint32_t>(footer);
-    const auto descriptor = read<uint8_t>(footer + 4);
-    const uint64_t entry_size = (descriptor & 0x80) != 0 ? 12 : 8;
-    const uint64_t table_size = count * entry_size;
-    if ((descriptor & 0x7C) != 0 || table_size > footer - kSkippableHeader) {
-      throw corrupt(footer, "not a seek table");
-    }
-    const uint64_t begin = footer - table_size - kSkippableHeader;
-    if (read<uint32_t>(begin) != kSeekTableFrame ||
-        read<uint32_t>(begin + 4) != table_size + kSeekTableFooter) {
-      throw corrupt(begin, "not a seek table");
-    }
-    std::vector<std::byte> table(table_size);
-    file_.read_at(begin + kSkippableHeader, table);
-    uint64_t stored = 0;
-    for (uint64_t at = 0; at < table_size; at += entry_size) {
-      const uint64_t of_frame = load_le<uint32_t>(table.data() + at);
-      const uint64_t content = load_le<uint32_t>(table.data() + at + 4);
-      if (of_frame > begin - stored) throw corrupt(begin, kOtherTable);
-      if (content == 0) check_empty(stored, of_frame);
-      add(stored, content, of_frame / kSmallestBlock * kLargestBlock);
-      stored += of_frame;
-    }
-    end_ = begin;
-    if (stored != begin) throw corrupt(begin, kOtherTable);
-    return true;
-  }
-
-  // From header to header. False if a frame does not say how much it holds.
-  bool walk() {
-    for (uint64_t at = 0; at < file_.size();) {
-      const uint64_t left = file_.size() - at;
-      if (left < kSkippableHeader) throw corrupt(at, "cut short in the header of a zstd frame");
-      if (is_skippable(read<uint32_t>(at))) {
-        const uint64_t size = kSkippableHeader + read<uint32_t>(at + 4);
-        if (size > left) throw corrupt(at, "a zstd frame is cut short");
-        at += size;
-        continue;
-      }
-      std::array<std::byte, ZSTD_FRAMEHEADERSIZE_MAX> bytes;
-      const auto header_bytes = std::span(bytes).first(std::min<uint64_t>(left, bytes.size()));
-      file_.read_at(at, header_bytes);
-      ZSTD_frameHeader header{};
-      const size_t result = ZSTD_getFrameHeader(&header, header_bytes.data(), header_bytes.size());
-      if (ZSTD_isError(result) && ZSTD_getErrorCode(result) != ZSTD_error_prefix_unknown) {
-        refuse({.file = file_.display(), .offset = at}, result);
-      }
-      if (result != 0) throw corrupt(at, "not a zstd frame");
-      if (header.frameContentSize == ZSTD_CONTENTSIZE_UNKNOWN) return false;
-      const Blocks blocks = walk_blocks(at + header.headerSize);
-      add(at, header.frameContentSize, blocks.most);
-      at = blocks.end + (header.checksumFlag != 0 ? kChecksum : 0);
-      if (at > file_.size()) throw corrupt(file_.size(), "a zstd frame is cut short");
-    }
-    return true;
-  }
-
-  struct Blocks {
-    uint64_t end = 0;
-    uint64_t most = 0;  // content
-  };
-  Blocks walk_blocks(uint64_t at) const {
-    uint64_t most = 0;
-    for (bool last = false; !last;) {
-      if (file_.size() - at < kBlockHeader) throw corrupt(at, "a zstd frame is cut short");
-      std::array<std::byte, 4> bytes{};
-      file_.read_at(at, std::span(bytes).first(kBlockHeader));
-      const auto header = load_le<uint32_t>(bytes.data());
-      last = (header & 1) != 0;
-      const bool is_raw = (header >> 1 & 3) == 0;
-      const bool repeated_byte = (header >> 1 & 3) == 1;
-      most += is_raw || repeated_byte ? header >> 3 : kLargestBlock;
-      const uint64_t size = kBlockHeader + (repeated_byte ? 1 : header >> 3);
-      if (size > file_.size() - at) throw corrupt(at, "a zstd frame is cut short");
-      at += size;
-    }
-    return {at, most};
-  }
-
-  const StoredFile& file_;
-  std::vector<ZstdFile::Frame> frames_;
-  uint64_t content_ = 0;
-  uint64_t end_;  // of the frames in the file
-};
-
 }  // namespace
 
 // Somewhere on the way through the file.
 class ZstdFile::Decompressor {
  public:
   // From `frame` on, one of `frames`; if there are none, they are found on the way.
-  Decompressor(const StoredFile& file, const std::vector<Frame>& frames, const Frame& frame)
+  Decompressor(const StoredFile& file, const std::vector<ZstdFrame>& frames, const ZstdFrame& frame)
       : file_(file), frames_(frames), begin_(frame), next_input_(frame.stored), at_(frame.content) {
     if (context_ == nullptr) throw std::bad_alloc();
     ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, kLargestWindowLog);
@@ -203,7 +33,7 @@ class ZstdFile::Decompressor {
 
   uint64_t at() const { return at_; }
   uint64_t stored_at() const { return next_input_ - (input_.size - input_.pos); }
-  const std::vector<Frame>& found() const { return found_; }
+  const std::vector<ZstdFrame>& found() const { return found_; }
 
   // The content that follows, until `out` is full or the file ends. Returns how much that is.
   size_t read(std::span<std::byte> out) {
@@ -250,7 +80,7 @@ class ZstdFile::Decompressor {
 
   // `left`: what zstd says of the frame that it is in.
   void pass(size_t left) {
-    if (ZSTD_isError(left)) refuse({.file = file_.display(), .offset = stored_at()}, left);
+    if (ZSTD_isError(left)) refuse_zstd({.file = file_.display(), .offset = stored_at()}, left);
     within_frame_ = left != 0;
     if (within_frame_) return;
     if (at_ != begin_.content) end_frame();
@@ -262,7 +92,7 @@ class ZstdFile::Decompressor {
     if (frames_.empty()) return found_.push_back(begin_);
     const auto frame =
         std::lower_bound(frames_.begin(), frames_.end() - 1, begin_.content,
-                         [](const Frame& f, uint64_t content) { return f.content < content; });
+                         [](const ZstdFrame& f, uint64_t content) { return f.content < content; });
     if (frame == frames_.end() - 1 || frame->content != begin_.content ||
         frame->stored != begin_.stored || frame[1].content != at_ ||
         frame[1].stored < stored_at()) {
@@ -270,7 +100,7 @@ class ZstdFile::Decompressor {
     }
     // Between two there may be frames of nothing, but not a part of one.
     const uint64_t between = frame[1].stored - stored_at();
-    if (between > 0 && between < kSkippableHeader) throw not_as_listed();
+    if (between > 0 && between < kZstdSkippableHeader) throw not_as_listed();
   }
 
   CorruptError corrupt(const std::string& why) const {
@@ -281,9 +111,9 @@ class ZstdFile::Decompressor {
   }
 
   const StoredFile& file_;
-  const std::vector<Frame>& frames_;
-  std::vector<Frame> found_;
-  Frame begin_;  // of the frame that it is in
+  const std::vector<ZstdFrame>& frames_;
+  std::vector<ZstdFrame> found_;
+  ZstdFrame begin_;  // of the frame that it is in
   std::unique_ptr<ZSTD_DCtx, Free> context_{ZSTD_createDCtx()};
   std::vector<std::byte> buffer_;
   ZSTD_inBuffer input_{nullptr, 0, 0};
@@ -293,7 +123,7 @@ class ZstdFile::Decompressor {
 };
 
 ZstdFile::ZstdFile(const StoredFile& file) : file_(file) {
-  if (auto frames = Frames(file).find()) {
+  if (auto frames = find_zstd_frames(file)) {
     frames_ = std::move(*frames);
     return;
   }
@@ -367,16 +197,18 @@ SharedBlock ZstdFile::read_up_to(uint64_t index, Decompressor& from) {
 }
 
 bool ZstdFile::is_frame_end(uint64_t offset) const {
-  return std::binary_search(frames_.begin(), frames_.end(), Frame{0, offset},
-                            [](const Frame& a, const Frame& b) { return a.content < b.content; });
+  return std::binary_search(
+      frames_.begin(), frames_.end(), ZstdFrame{0, offset},
+      [](const ZstdFrame& a, const ZstdFrame& b) { return a.content < b.content; });
 }
 
 // The one in front of `offset` that has the shortest way, moved to the front of the list.
 ZstdFile::Decompressor& ZstdFile::best_for(uint64_t offset) {
   // A block is made from its beginning on, so the frame is one that begins before it or there.
-  const auto after = std::upper_bound(frames_.begin(), frames_.end() - 1, offset,
-                                      [](uint64_t at, const Frame& f) { return at < f.content; });
-  const Frame& frame = *(after - 1);
+  const auto after =
+      std::upper_bound(frames_.begin(), frames_.end() - 1, offset,
+                       [](uint64_t at, const ZstdFrame& f) { return at < f.content; });
+  const ZstdFrame& frame = *(after - 1);
   auto best = decompressors_.end();
   for (auto at = decompressors_.begin(); at != decompressors_.end(); ++at) {
     if (at->at() <= offset && at->at() >= frame.content &&

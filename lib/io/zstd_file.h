@@ -17,6 +17,7 @@
 #include "io/block_cache.h"
 #include "io/content_reader.h"
 #include "io/stored_file.h"
+#include "io/zstd_frames.h"
 
 namespace dsckpt {
 
@@ -35,11 +36,6 @@ class ZstdFile : public ContentReader {
   uint64_t stored_offset(uint64_t offset) const override;
   double stored_bytes(uint64_t offset, uint64_t size) const override;
 
-  struct Frame {
-    uint64_t stored = 0;   // where it begins in the file
-    uint64_t content = 0;  // and in the content
-  };
-
  private:
   class Decompressor;
   SharedBlock decode(uint64_t block);
@@ -48,7 +44,7 @@ class ZstdFile : public ContentReader {
   Decompressor& best_for(uint64_t offset);
 
   const StoredFile& file_;
-  std::vector<Frame> frames_;                            // and one more: the ends
+  std::vector<ZstdFrame> frames_;                        // and one more: the ends
   std::mutex mutex_;                                     // of the next two
   std::list<Decompressor> decompressors_;                // what was used last first
   std::deque<std::pair<uint64_t, SharedBlock>> passed_;  // the last blocks that were made
