@@ -11,6 +11,7 @@ import argparse
 import datetime
 import json
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -88,9 +89,13 @@ UNZSTD = ["sh", "-c", 'cp -r "$1" "$2" && find "$2" -name "*.zst" -exec zstd -q 
 
 
 class Programs:
-    def __init__(self, bin_folder, checkpoint, work):
+    """On `copies` of the checkpoint side by side, so that runs are not over at once."""
+
+    def __init__(self, bin_folder, source, copies, work):
         pack = bin_folder / "ckpt-pack"
-        packed, zipped = work / "packed", work / "zipped"
+        checkpoint, packed, zipped = work / "input", work / "packed", work / "zipped"
+        for i in range(copies):
+            shutil.copytree(source, checkpoint / f"copy_{i}")
         self.commands = {  # with their inputs; the output follows
             "cp -r": (["cp", "-r"], checkpoint),
             "ckpt-pack pack": ([pack, "pack", "-q"], checkpoint),
@@ -102,6 +107,7 @@ class Programs:
             "zstd -d": (UNZSTD, zipped),
         }
         self.work = work
+        self.files = files_of(checkpoint)
         subprocess.run([pack, "pack", "-q", checkpoint, packed], check=True)
         subprocess.run([*zstd("-T0 -3"), checkpoint, zipped], check=True)
 
@@ -147,18 +153,19 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint", type=pathlib.Path, help="of ZeRO stage 2, bfloat16 and Adam")
     parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--copies", type=int, default=8, help="of the checkpoint, to be timed (default 8)")
     parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/release/bin")
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build", help="for the large files")
     parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="write README.md and results.json there")
     options = parser.parse_args()
     try:
         with tempfile.TemporaryDirectory(prefix="bench-pack-", dir=options.work) as folder:
-            programs = Programs(options.bin.resolve(), options.checkpoint, pathlib.Path(folder))
-            files = files_of(options.checkpoint)
+            programs = Programs(options.bin.resolve(), options.checkpoint, options.copies, pathlib.Path(folder))
+            files = programs.files
             report = {"schema": 1, "type": "pack", "date": datetime.date.today().isoformat(), "commit": git_commit(),
                       "machine": machine(pathlib.Path(folder)), "bytes": size_of(files),
                       "parameters": f"on {bench_report.gigabytes(size_of(files))} in {len(files)} files",
-                      "kinds": sizes(options.bin / "ckpt-inspect", options.checkpoint, programs.work / "packed"),
+                      "kinds": sizes(options.bin / "ckpt-inspect", options.checkpoint, programs.work / "packed/copy_0"),
                       "runs": compare(programs, options.runs)}
     except (BenchError, OSError, subprocess.CalledProcessError) as error:
         sys.exit(f"bench_pack.py: {error}")

@@ -26,7 +26,7 @@ class BenchPack(unittest.TestCase):
         checkpoint, results = self.folder / "trained", self.folder / "results"
         self.assertIn("loss", self.script("trained_checkpoint.py", checkpoint, "--steps", "3", "--width", "64",
                                           "--layers", "2"))
-        self.script("bench_pack.py", checkpoint, "--runs", "2", "--bin", BIN, "--work", self.folder, "--out",
+        self.script("bench_pack.py", checkpoint, "--runs", "2", "--copies", "2", "--bin", BIN, "--work", self.folder, "--out",
                     results)
         self.assertIn("| `ckpt-pack pack` |", (results / "README.md").read_text())
         report = json.loads((results / "results.json").read_text())
