@@ -36,11 +36,11 @@ size_t checked(size_t result) {
   return result;
 }
 
-// Bits a byte of a few pieces of `plane` have, by how often each value occurs there.
-double sampled_entropy(ByteSpan plane) {
+// Bits a byte of `pieces` of `plane` have, by how often each value occurs there; of all of it if
+// that is one piece.
+double entropy(ByteSpan plane, size_t pieces) {
   std::array<std::array<uint32_t, 256>, 2> counts{};
   size_t total = 0;
-  const size_t pieces = plane.size() <= kPieces * kPiece ? 1 : kPieces;
   const size_t size = pieces == 1 ? plane.size() : kPiece;
   for (size_t piece = 0; piece < pieces; ++piece) {
     const std::byte* const at = plane.data() + piece * (plane.size() / pieces);
@@ -154,12 +154,12 @@ FrameEncoder::Method FrameEncoder::choose_method(ByteSpan plane) {
   if (plane.empty()) return Method::raw;
   if (plane.size() <= kSample) return Method::zstd;
   const ByteSpan sample = plane.subspan((plane.size() - kSample) / 2, kSample);
-  const double bits = sampled_entropy(plane);
+  const double bits = entropy(plane, kPieces);
   // Bytes as even as these repeat nothing, or it is not for a sample to find.
   if (bits > kWorthCoding) return Method::raw;
   const std::span<std::byte> room = std::span(frame_).subspan(size_);
   const auto with_matches = static_cast<double>(Zstd::compress(zstd_->matching, sample, room));
-  const auto without = static_cast<double>(Zstd::compress(zstd_->entropy, sample, room));
+  const double without = entropy(sample, 1) * static_cast<double>(sample.size()) / 8;
   return with_matches < without * kWorthSearching ? Method::zstd : Method::entropy;
 }
 

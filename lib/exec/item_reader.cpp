@@ -47,7 +47,11 @@ uint64_t ItemReader::read(size_t index, uint64_t skip, std::span<std::byte> targ
   const uint64_t out_size = size_of(item.to);
   const uint64_t begin = skip / out_size * in_size;
   const uint64_t total = target.size() / out_size * in_size;
-  const uint64_t step = converts || combines ? kPieceBytes / 2 : kPieceBytes;
+  // What is only moved needs no cache, and compressed input is read in whole frames then.
+  const bool only_moves = item.op == Op::copy && item.rows == 1 && !checked && crc == nullptr;
+  const uint64_t step = converts || combines ? kPieceBytes / 2
+                        : only_moves         ? std::max(total, kPieceBytes)
+                                             : kPieceBytes;
   uint32_t source_crc = 0;
   uint32_t target_crc = 0;
   for (uint64_t done = 0; done < total;) {

@@ -47,7 +47,19 @@ size_t PackedFile::frame_of(uint64_t offset) const {
 
 void PackedFile::read_at(uint64_t offset, std::span<std::byte> out) {
   for (size_t frame = out.empty() ? 0 : frame_of(offset); !out.empty(); ++frame) {
-    const SharedBlock block = cache_.get(frame, [&] { return decode(frame); });
+    // Whoever asks for a whole frame is not going to ask for the rest of it.
+    const uint32_t content = index_.frames[frame].content_size;
+    if (offset == begins_[frame] && out.size() >= content) {
+      decode(frame, out.first(content));
+      out = out.subspan(content);
+      offset += content;
+      continue;
+    }
+    const SharedBlock block = cache_.get(frame, [&] {
+      auto made = std::make_shared<Block>(content);
+      decode(frame, made->bytes());
+      return made;
+    });
     const auto from = block->bytes().subspan(offset - begins_[frame]);
     const size_t size = std::min(from.size(), out.size());
     std::copy_n(from.begin(), size, out.begin());
@@ -56,7 +68,7 @@ void PackedFile::read_at(uint64_t offset, std::span<std::byte> out) {
   }
 }
 
-SharedBlock PackedFile::decode(size_t frame) const {
+void PackedFile::decode(size_t frame, std::span<std::byte> content) const {
   thread_local std::vector<std::byte> stored;
   thread_local FrameDecoder decoder;
   const PackedFrame& place = index_.frames[frame];
@@ -68,16 +80,14 @@ SharedBlock PackedFile::decode(size_t frame) const {
                                    std::to_string(begins_[frame + 1]) + " " + how);
   };
   if (xxh3(stored) != place.stored_hash) throw damaged("does not match its checksum");
-  auto block = std::make_shared<Block>(place.content_size);
   try {
-    decoder.decode(stored, block->bytes());
+    decoder.decode(stored, content);
   } catch (const CorruptError& error) {
     throw damaged("cannot be decompressed: " + error.message());
   }
-  if (xxh3(block->bytes()) != place.content_hash) {
+  if (xxh3(content) != place.content_hash) {
     throw damaged("does not become what its checksum says");
   }
-  return block;
 }
 
 uint64_t PackedFile::stored_offset(uint64_t offset) const {

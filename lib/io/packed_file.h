@@ -24,7 +24,7 @@ class PackedFile : public ContentReader {
 
  private:
   size_t frame_of(uint64_t offset) const;
-  SharedBlock decode(size_t frame) const;
+  void decode(size_t frame, std::span<std::byte> content) const;
 
   const StoredFile& file_;
   PackedIndex index_;
