@@ -159,7 +159,9 @@ FrameEncoder::Method FrameEncoder::choose_method(ByteSpan plane) {
   if (bits > kWorthCoding) return Method::raw;
   const std::span<std::byte> room = std::span(frame_).subspan(size_);
   const auto with_matches = static_cast<double>(Zstd::compress(zstd_->matching, sample, room));
-  const double without = entropy(sample, 1) * static_cast<double>(sample.size()) / 8;
+  // No byte takes less than a bit of a Huffman code.
+  const double bits_each = std::max(entropy(sample, 1), 1.0);
+  const double without = bits_each * static_cast<double>(sample.size()) / 8;
   return with_matches < without * kWorthSearching ? Method::zstd : Method::entropy;
 }
 
