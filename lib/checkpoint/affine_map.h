@@ -15,7 +15,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
-#include "format/pickle.h"
+#include "pickle/pickle.h"
 #include "plan/tensor_source.h"
 
 namespace dsckpt {

@@ -10,8 +10,8 @@
 
 #include "base/error.h"
 #include "checkpoint/experts.h"
-#include "checkpoint/keys.h"
 #include "checkpoint/universal_info.h"
+#include "deepspeed/keys.h"
 #include "format/compare_values.h"
 
 namespace dsckpt {

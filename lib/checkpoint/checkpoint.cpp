@@ -8,11 +8,11 @@
 #include <utility>
 
 #include "base/error.h"
-#include "checkpoint/keys.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/salvage.h"
 #include "checkpoint/tag_folder.h"
 #include "checkpoint/weights.h"
+#include "deepspeed/keys.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;

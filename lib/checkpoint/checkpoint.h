@@ -13,10 +13,10 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/shard_name.h"
 #include "checkpoint/tp_rule.h"
+#include "deepspeed/shard_name.h"
+#include "deepspeed/universal_form.h"
 #include "format/torch_archive.h"
-#include "format/universal_form.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
 #include "plan/tensor_source.h"

@@ -10,7 +10,7 @@
 
 #include "base/text.h"
 #include "checkpoint/affine_map.h"
-#include "checkpoint/keys.h"
+#include "deepspeed/keys.h"
 #include "format/compare_values.h"
 
 namespace dsckpt {

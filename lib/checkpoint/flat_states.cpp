@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "checkpoint/keys.h"
 #include "checkpoint/optim_states.h"
+#include "deepspeed/keys.h"
 #include "format/meta_tensor.h"
 
 namespace dsckpt {

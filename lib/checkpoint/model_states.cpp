@@ -4,7 +4,7 @@
 #include <map>
 #include <tuple>
 
-#include "checkpoint/keys.h"
+#include "deepspeed/keys.h"
 #include "format/meta_tensor.h"
 
 namespace dsckpt {

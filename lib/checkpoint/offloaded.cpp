@@ -9,8 +9,8 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "checkpoint/flat_states.h"
-#include "checkpoint/keys.h"
 #include "checkpoint/optim_states.h"
+#include "deepspeed/keys.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;

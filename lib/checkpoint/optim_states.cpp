@@ -5,8 +5,8 @@
 #include <map>
 #include <string>
 
-#include "checkpoint/keys.h"
 #include "checkpoint/salvage.h"
+#include "deepspeed/keys.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;

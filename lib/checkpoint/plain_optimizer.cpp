@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/kernels.h"
 #include "checkpoint/flat_states.h"
-#include "checkpoint/keys.h"
+#include "deepspeed/keys.h"
 #include "format/compare_values.h"
 #include "format/meta_tensor.h"
 

@@ -11,9 +11,9 @@
 
 #include "base/error.h"
 #include "checkpoint/tag_folder.h"
-#include "format/pickle.h"
 #include "format/torch_archive.h"
 #include "io/input_file.h"
+#include "pickle/pickle.h"
 
 namespace dsckpt {
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "checkpoint/keys.h"
+#include "deepspeed/keys.h"
 #include "format/meta_tensor.h"
 
 namespace dsckpt {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/shard_name.h"
+#include "deepspeed/shard_name.h"
 
 namespace dsckpt {
 

@@ -17,12 +17,12 @@
 #include "checkpoint/assemble.h"
 #include "checkpoint/experts.h"
 #include "checkpoint/flat_states.h"
-#include "checkpoint/keys.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
 #include "checkpoint/universal_split.h"
 #include "checkpoint/zero_world.h"
+#include "deepspeed/keys.h"
 #include "format/meta_tensor.h"
 
 namespace dsckpt {

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "checkpoint/keys.h"
+#include "deepspeed/keys.h"
 
 namespace dsckpt {
 using pickle::Kind;

@@ -14,7 +14,7 @@
 #include "checkpoint/affine_map.h"
 #include "checkpoint/shard.h"
 #include "checkpoint/tp_rule.h"
-#include "format/universal_form.h"
+#include "deepspeed/universal_form.h"
 #include "plan/tensor_source.h"
 
 namespace dsckpt {

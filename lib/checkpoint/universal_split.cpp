@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "checkpoint/experts.h"
-#include "checkpoint/keys.h"
+#include "deepspeed/keys.h"
 
 namespace dsckpt {
 namespace {

@@ -15,13 +15,13 @@
 #include "base/error.h"
 #include "checkpoint/assemble.h"
 #include "checkpoint/experts.h"
-#include "checkpoint/keys.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
 #include "checkpoint/pipeline_layers.h"
 #include "checkpoint/plain_optimizer.h"
 #include "checkpoint/stage_split.h"
+#include "deepspeed/keys.h"
 
 namespace dsckpt {
 namespace {

@@ -13,13 +13,13 @@
 #include "checkpoint/assemble.h"
 #include "checkpoint/experts.h"
 #include "checkpoint/flat_states.h"
-#include "checkpoint/keys.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
 #include "checkpoint/salvage.h"
 #include "checkpoint/zero_world.h"
-#include "format/zero_layout.h"
+#include "deepspeed/keys.h"
+#include "deepspeed/zero_layout.h"
 
 namespace dsckpt {
 namespace {

@@ -7,8 +7,8 @@
 #include <optional>
 
 #include "base/dtype.h"
-#include "format/pickle.h"
 #include "format/torch_archive.h"
+#include "pickle/pickle.h"
 
 namespace dsckpt {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "format/pickle.h"
+#include "pickle/pickle.h"
 
 namespace dsckpt {
 

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "base/dtype.h"
-#include "format/pickle.h"
 #include "io/input_file.h"
+#include "pickle/pickle.h"
 #include "plan/copy_plan.h"
 #include "plan/tensor_source.h"
 

@@ -12,8 +12,8 @@
 #include "base/dtype.h"
 #include "base/extent.h"
 #include "base/keyed_hash.h"
-#include "format/pickle.h"
 #include "io/input_file.h"
+#include "pickle/pickle.h"
 
 namespace dsckpt {
 

@@ -13,8 +13,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "checkpoint/keys.h"
-#include "checkpoint/shard_name.h"
+#include "deepspeed/keys.h"
+#include "deepspeed/shard_name.h"
 #include "format/tensors_in.h"
 #include "format/torch_legacy.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/shard_name.h"
+#include "deepspeed/shard_name.h"
 #include "inspect/contents.h"
 #include "io/input_file.h"
 #include "plan/tensor_source.h"

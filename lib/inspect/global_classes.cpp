@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "format/pickle_nodes.h"
+#include "pickle/nodes.h"
 
 namespace dsckpt {
 namespace {

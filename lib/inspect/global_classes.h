@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "format/pickle_trace.h"
+#include "pickle/trace.h"
 
 namespace dsckpt {
 

@@ -9,8 +9,8 @@
 #include <ostream>
 #include <string_view>
 
-#include "format/pickle.h"
 #include "format/torch_archive.h"
+#include "pickle/pickle.h"
 
 namespace dsckpt {
 

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "format/pickle.h"
 #include "format/torch_archive.h"
+#include "pickle/pickle.h"
 
 namespace dsckpt {
 

@@ -11,9 +11,9 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
-#include "format/pickle_trace.h"
 #include "format/zip.h"
 #include "format/zip_records.h"
+#include "pickle/trace.h"
 
 namespace dsckpt {
 namespace {

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "checkpoint/keys.h"
-#include "checkpoint/shard_name.h"
+#include "deepspeed/keys.h"
+#include "deepspeed/shard_name.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;

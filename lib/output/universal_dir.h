@@ -10,8 +10,8 @@
 
 #include <string>
 
+#include "deepspeed/universal_form.h"
 #include "format/torch_archive.h"
-#include "format/universal_form.h"
 #include "plan/copy_plan.h"
 #include "plan/tensor_source.h"
 

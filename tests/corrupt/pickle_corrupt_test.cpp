@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "format/pickle.h"
+#include "pickle/pickle.h"
 #include "unit/pickle_samples.h"
 
 namespace dsckpt::pickle {

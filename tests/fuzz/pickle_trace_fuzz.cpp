@@ -5,8 +5,8 @@
 #include <set>
 
 #include "base/error.h"
-#include "format/pickle.h"
-#include "format/pickle_trace.h"
+#include "pickle/pickle.h"
+#include "pickle/trace.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dsckpt;

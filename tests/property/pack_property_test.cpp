@@ -12,7 +12,7 @@
 #include "exec/staged_output.h"
 #include "format/safetensors.h"
 #include "format/torch_archive.h"
-#include "pack.h"
+#include "pack/plan_pack.h"
 #include "support/packed_tools.h"
 #include "support/temp_file.h"
 

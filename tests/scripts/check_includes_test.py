@@ -16,11 +16,11 @@ CLEAN = {
     "lib/checkpoint/checkpoint.h": '#include "format/zip.h"\n',
     "lib/output/output_format.h": '#include "format/zip.h"\n',
     "lib/exec/executor.h": '#include "plan/copy_plan.h"\n#include "io/input_file.h"\n',
-    "lib/convert.h": '#include "checkpoint/checkpoint.h"\n#include "exec/executor.h"\n',
-    "lib/tensor_api.h": "#include <ATen/core/TensorBody.h>\n",
-    "apps/cli.cpp": '#include "convert.h"\nvoid quit() { std::exit(1); }\n',
-    "apps/cli.h": "",
-    "apps/tool.cpp": '#include "cli.h"\nint main() {}\n',
+    "lib/job/job.h": '#include "checkpoint/checkpoint.h"\n#include "exec/executor.h"\n',
+    "lib/libtorch/tensor_api.h": "#include <ATen/core/TensorBody.h>\n",
+    "apps/cli/cli.cpp": '#include "job/job.h"\nvoid quit() { std::exit(1); }\n',
+    "apps/cli/cli.h": "",
+    "apps/tool.cpp": '#include "cli/cli.h"\nint main() {}\n',
 }
 
 
@@ -62,7 +62,7 @@ class CheckIncludes(unittest.TestCase):
         self.refused("lib/exec/x.h", '#include "format/zip.h"\n', "exec/ may not include format/")
 
     def test_layer_includes_use_case(self):
-        self.refused("lib/output/x.cpp", '#include "convert.h"\n', "output/ may not include lib/")
+        self.refused("lib/output/x.cpp", '#include "job/job.h"\n', "output/ may not include job/")
 
     def test_missing_file(self):
         self.refused("lib/io/x.h", '#include "input_file.h"\n', "does not exist")
@@ -78,7 +78,7 @@ class CheckIncludes(unittest.TestCase):
 
     def test_libtorch(self):
         self.refused("lib/format/x.cpp", "#include <torch/torch.h>\n", "may include LibTorch")
-        self.refused("apps/x.cpp", '#include "tensor_api.h"\n', "may not include tensor_api.h")
+        self.refused("apps/x.cpp", '#include "libtorch/tensor_api.h"\n', "may not include libtorch/")
         self.accepted("tests/oracle/x.cpp", "#include <ATen/ATen.h>\n")
 
     def test_printing(self):

@@ -1,6 +1,6 @@
 // The at::Tensor face against the values that the running engine held, and our .bin files as
 // LibTorch reads them.
-#include "tensor_api.h"
+#include "libtorch/tensor_api.h"
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/Tensor.h>
@@ -19,10 +19,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "convert.h"
 #include "format/read_tensor.h"
 #include "format/safetensors.h"
 #include "support/temp_file.h"
+#include "weights/plan_weights.h"
 
 namespace dsckpt {
 namespace {

@@ -1,5 +1,5 @@
 // The rule's numbers are what DeepSpeedConfig._configure_train_batch_size gives.
-#include "batch_plan.h"
+#include "reshard/batch_plan.h"
 
 #include <gtest/gtest.h>
 

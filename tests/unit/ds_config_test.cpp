@@ -1,5 +1,5 @@
 // Configurations against DeepSpeed: what case.json says of the live engine, and Python's json.
-#include "ds_config.h"
+#include "deepspeed/ds_config.h"
 
 #include <gtest/gtest.h>
 
@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/keys.h"
-#include "checkpoint/shard_name.h"
+#include "deepspeed/keys.h"
+#include "deepspeed/shard_name.h"
 #include "support/expect_error.h"
 #include "support/temp_file.h"
 

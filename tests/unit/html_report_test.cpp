@@ -1,8 +1,7 @@
-#include "html_report.h"
-
 #include <gtest/gtest.h>
 
-#include "html_text.h"
+#include "report/html/page.h"
+#include "report/html/text.h"
 
 namespace dsckpt {
 namespace {

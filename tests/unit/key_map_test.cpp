@@ -1,4 +1,4 @@
-#include "key_map.h"
+#include "weights/key_map.h"
 
 #include <gtest/gtest.h>
 

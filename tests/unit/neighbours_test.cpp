@@ -1,6 +1,6 @@
 // Names of random states after transformers/trainer.py _save_rng_state and accelerate's
 // checkpointing.py save_accelerator_state.
-#include "neighbours.h"
+#include "job/neighbours.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "convert.h"
 #include "support/expect_error.h"
 #include "support/temp_file.h"
+#include "weights/plan_weights.h"
 
 namespace dsckpt {
 namespace {

@@ -1,5 +1,3 @@
-#include "pack.h"
-
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -12,6 +10,7 @@
 #include "base/error.h"
 #include "codec/frame.h"
 #include "format/typed_extents.h"
+#include "pack/plan_pack.h"
 #include "support/expect_error.h"
 #include "support/packed_tools.h"
 #include "support/temp_file.h"

@@ -1,4 +1,4 @@
-#include "format/pickle.h"
+#include "pickle/pickle.h"
 
 #include <gtest/gtest.h>
 

@@ -1,13 +1,12 @@
-#include "format/pickle_trace.h"
-
 #include <gtest/gtest.h>
 
 #include <set>
 #include <string>
 
 #include "base/error.h"
-#include "format/pickle.h"
 #include "inspect/global_classes.h"
+#include "pickle/pickle.h"
+#include "pickle/trace.h"
 #include "unit/pickle_samples.h"
 
 namespace dsckpt::pickle {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "format/pickle.h"
+#include "pickle/pickle.h"
 #include "unit/pickle_samples.h"
 
 namespace dsckpt::pickle {

@@ -1,6 +1,6 @@
 // File names as deepspeed/runtime/engine.py makes them: _get_ckpt_name, _get_zero_ckpt_name,
 // _get_optimizer_ckpt_name, _get_expert_ckpt_name; pipe/module.py ckpt_layer_path.
-#include "checkpoint/shard_name.h"
+#include "deepspeed/shard_name.h"
 
 #include <gtest/gtest.h>
 

@@ -18,7 +18,7 @@
 #include "format/read_tensor.h"
 #include "format/safetensors.h"
 #include "support/temp_file.h"
-#include "universal.h"
+#include "universal/plan_universal.h"
 
 namespace dsckpt {
 namespace {

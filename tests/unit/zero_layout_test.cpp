@@ -1,4 +1,4 @@
-#include "format/zero_layout.h"
+#include "deepspeed/zero_layout.h"
 
 #include <gtest/gtest.h>
 

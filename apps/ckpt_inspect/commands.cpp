@@ -1,0 +1,78 @@
+#include "ckpt_inspect/commands.h"
+
+#include <re2/re2.h>
+
+#include <CLI/App.hpp>
+#include <CLI/Validators.hpp>
+#include <algorithm>
+
+#include "report/report.h"
+
+namespace dsckpt::inspect {
+
+void add_contents_options(CLI::App& app, const std::string& name, std::string& path,
+                          ContentsOptions& options) {
+  app.add_option(name, path,
+                 "Checkpoint folder, tag's folder, universal checkpoint, folder of weights, or one "
+                 "file of torch.save or safetensors")
+      ->required();
+  app.add_option("-t,--tag", options.tag, "Tag to read (default: what `latest` says)")
+      ->type_name("TAG");
+  cli::add_roots(app, options.roots);
+  cli::add_tp_rules(app, options.tp_rules);
+}
+
+void add_match(CLI::App& app, Selection& selection) {
+  app.add_option("--match", selection.match, "Only tensors whose name matches")->type_name("REGEX");
+}
+
+void add_selection(CLI::App& app, Selection& selection) {
+  add_match(app, selection);
+  app.add_option("--sort", selection.sort, "By order (of the checkpoint), name or size")
+      ->check(CLI::IsMember({"order", "name", "size"}))
+      ->option_text("KEY=order");
+}
+
+std::vector<NamedTensor> selected(const Contents& contents, const Selection& selection) {
+  RE2::Options quiet;
+  quiet.set_log_errors(false);
+  const RE2 match(selection.match, quiet);
+  if (!match.ok()) throw UsageError("--match '" + selection.match + "': " + match.error());
+  std::vector<NamedTensor> tensors;
+  for (const NamedTensor& tensor : contents.tensors()) {
+    if (RE2::PartialMatch(tensor.name, match)) tensors.push_back(tensor);
+  }
+  if (selection.sort == "name") {
+    std::stable_sort(tensors.begin(), tensors.end(),
+                     [](const NamedTensor& a, const NamedTensor& b) { return a.name < b.name; });
+  } else if (selection.sort == "size") {
+    std::stable_sort(tensors.begin(), tensors.end(),
+                     [](const NamedTensor& a, const NamedTensor& b) {
+                       return a.value.nbytes() > b.value.nbytes();
+                     });
+  }
+  return tensors;
+}
+
+void add_tensor_arguments(CLI::App& app, TensorArguments& args) {
+  add_contents_options(app, "path", args.path, args.contents);
+  app.add_flag("--states", args.contents.states, "The optimizer's states too");
+  add_selection(app, args.selection);
+}
+
+std::vector<cli::Table::Column> tensor_columns() {
+  return {{"name", cli::Table::Align::left, true}, {"kind"}, {"type"}, {"shape"}};
+}
+
+std::vector<std::string> tensor_cells(const NamedTensor& tensor) {
+  const std::string kind = tensor.kind ? to_string(*tensor.kind) : "tensor";
+  return {printable(tensor.name), tensor.state.empty() ? kind : printable(tensor.state),
+          std::string(torch_name(tensor.value.dtype())), to_text(tensor.value.shape())};
+}
+
+void require_match(const Selection& selection, bool found) {
+  if (found || selection.match.empty()) return;
+  throw UsageError("no tensor's name matches '" + selection.match + "'");
+}
+
+}  // namespace dsckpt::inspect

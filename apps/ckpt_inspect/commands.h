@@ -1,0 +1,63 @@
+// The subcommands of ckpt-inspect, one file each, listed in ckpt_inspect.cpp.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cli/cli.h"
+#include "cli/terminal.h"
+#include "inspect/contents.h"
+
+namespace dsckpt::inspect {
+
+using cli::AddCommand;
+using cli::Command;
+
+// What the tool does without a subcommand: its options are those of `app` itself.
+AddCommand add_summary;
+AddCommand add_tree;
+AddCommand add_list;
+AddCommand add_where;
+AddCommand add_print;
+AddCommand add_raw;
+AddCommand add_stats;
+AddCommand add_verify;
+AddCommand add_diff;
+AddCommand add_scan;
+
+// Adds the positional `name`, a path that Contents::open takes and that has to be given, --tag and
+// --root.
+void add_contents_options(CLI::App& app, const std::string& name, std::string& path,
+                          ContentsOptions& options);
+
+// Which tensors, and in what order.
+struct Selection {
+  std::string match;           // an RE2 pattern, searched in names
+  std::string sort = "order";  // of the contents, or "name", "size"
+};
+// Adds --match.
+void add_match(CLI::App& app, Selection& selection);
+// Adds --match and --sort.
+void add_selection(CLI::App& app, Selection& selection);
+// Throws UsageError for a bad pattern.
+std::vector<NamedTensor> selected(const Contents& contents, const Selection& selection);
+// What commands about the tensors of one path have in common.
+struct TensorArguments {
+  std::string path;
+  ContentsOptions contents;
+  Selection selection;
+};
+// Adds the positional "path", --tag, --states, --match and --sort.
+void add_tensor_arguments(CLI::App& app, TensorArguments& args);
+// The first columns of their tables, name, kind or state, type and shape, and a tensor's cells
+// there.
+std::vector<cli::Table::Column> tensor_columns();
+std::vector<std::string> tensor_cells(const NamedTensor& tensor);
+
+// For commands whose answer about nothing would pass for one about something. Throws UsageError if
+// there is a --match and it found nothing.
+void require_match(const Selection& selection, bool found);
+
+}  // namespace dsckpt::inspect

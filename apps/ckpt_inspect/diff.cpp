@@ -1,0 +1,207 @@
+// ckpt-inspect diff: what differs between two checkpoints or sets of weights.
+
+#include "inspect/diff.h"
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <unordered_set>
+
+#include "base/text.h"
+#include "ckpt_inspect/commands.h"
+#include "cli/terminal.h"
+#include "report/report.h"
+#include "report/values.h"
+
+namespace dsckpt::inspect {
+namespace {
+
+struct Arguments {
+  std::string path_a;
+  std::string path_b;
+  std::string tag_a;
+  std::string tag_b;
+  bool states = false;
+  Selection selection;
+  std::vector<std::string> strip_prefix;
+  std::optional<DType> as;
+  std::optional<double> atol;
+  std::optional<double> rtol;
+  bool all = false;
+};
+
+// One side, opened.
+class Side {
+ public:
+  Side(const Arguments& args, const std::string& path, const std::string& tag)
+      : contents_(Contents::open(inputs_, path, {.tag = tag, .states = args.states})),
+        tensors_(selected(contents_, args.selection)) {
+    std::unordered_set<std::string> labels;
+    for (NamedTensor& tensor : tensors_) {
+      const std::string full = tensor.name;
+      tensor.name = without_prefix(tensor.name, args.strip_prefix);
+      tensor.alias_of = without_prefix(tensor.alias_of, args.strip_prefix);
+      if (!labels.insert(tensor.label()).second) {
+        throw UsageError("--strip-prefix gives '" + full + "' the name '" + tensor.name +
+                         "' of another tensor");
+      }
+    }
+  }
+
+  DiffSide side() const { return {&inputs_, &tensors_, contents_.checkpoint() != nullptr}; }
+  const Contents& contents() const { return contents_; }
+  bool empty() const { return tensors_.empty(); }
+
+ private:
+  InputFiles inputs_;
+  Contents contents_;
+  std::vector<NamedTensor> tensors_;
+};
+
+// "float32[3, 4]", of two that differ "float32[3, 4] -> bfloat16[3, 4]".
+std::string types_of(const TensorDiff& tensor) {
+  const auto text = [](const std::optional<DType>& dtype, const std::optional<Shape>& shape) {
+    return dtype ? std::string(torch_name(*dtype)) + to_text(*shape) : std::string();
+  };
+  const std::string a = text(tensor.dtype_a, tensor.shape_a);
+  const std::string b = text(tensor.dtype_b, tensor.shape_b);
+  if (a.empty() || b.empty() || a == b) return a.empty() ? b : a;
+  return a + " -> " + b;
+}
+
+cli::Style style_of(Verdict verdict) {
+  if (verdict == Verdict::equal) return cli::Style::dim;
+  return verdict == Verdict::within ? cli::Style::plain : cli::Style::bad;
+}
+
+void print_table(const Diff& diff, bool all) {
+  using Align = cli::Table::Align;
+  std::vector<cli::Table::Column> columns{
+      {"name", Align::left, true}, {"state"}, {"differs"}, {"type and shape"}};
+  for (const char* heading :
+       {"elements", "max abs", "max rel", "max ulp", "at element", "a", "b"}) {
+    columns.push_back({heading, Align::right});
+  }
+  cli::Table table(std::move(columns));
+  for (const TensorDiff& tensor : diff.tensors) {
+    if (!all && tensor.verdict == Verdict::equal) continue;
+    std::vector<std::string> cells{printable(tensor.name), printable(tensor.state),
+                                   std::string(to_string(tensor.verdict)), types_of(tensor)};
+    const Difference& values = tensor.values;
+    if (values.differing > 0) {
+      const std::string ulps = is_floating_point(*tensor.as) ? std::to_string(values.max_ulps) : "";
+      const auto number = [&](Exact value) { return difference_number(value, *tensor.as); };
+      cells.insert(cells.end(), {std::to_string(values.differing), number(values.max_absolute),
+                                 short_number(values.max_relative), ulps,
+                                 std::to_string(values.index), number(values.a), number(values.b)});
+    } else {
+      cells.resize(cells.size() + 7);
+    }
+    table.add(std::move(cells), style_of(tensor.verdict));
+  }
+  std::cout << table.text(cli::Terminal::of_stdout());
+}
+
+// "29 tensors, bit-equal", or how many differ in what and by how much.
+std::string summary(const Diff& diff) {
+  std::string text = counted(diff.tensors.size(), "tensor") + ", ";
+  if (diff.count(Verdict::equal) == diff.tensors.size()) return text + "bit-equal";
+  const std::vector<std::pair<Verdict, std::string>> words{
+      {Verdict::equal, "bit-equal"},        {Verdict::within, "within tolerance"},
+      {Verdict::values, "of other values"}, {Verdict::dtype, "of another type"},
+      {Verdict::shape, "of another shape"}, {Verdict::only_in_a, "only in A"},
+      {Verdict::only_in_b, "only in B"}};
+  std::string separator;
+  for (const auto& [verdict, what] : words) {
+    if (const size_t count = diff.count(verdict); count > 0) {
+      text += separator + std::to_string(count) + " " + what;
+      separator = ", ";
+    }
+  }
+  if (diff.total.differing == 0) return text;
+  return text + "; " + std::to_string(diff.total.differing) + " of " +
+         counted(diff.total.count, "element") +
+         (diff.total.differing == 1 ? " differs" : " differ") + ", by at most " +
+         short_number(static_cast<double>(diff.total.max_absolute)) + " in '" +
+         printable(diff.largest_in) + "'";
+}
+
+int diff(const CLI::App& app, const cli::Common& common, const Arguments& args) {
+  const Side a(args, args.path_a, args.tag_a);
+  const Side b(args, args.path_b, args.tag_b);
+  require_match(args.selection, !a.empty() || !b.empty());
+  DiffOptions options{.as = args.as, .tolerance = {}, .threads = common.threads};
+  if (args.atol || args.rtol) {
+    options.tolerance = Tolerance{args.atol.value_or(0), args.rtol.value_or(0)};
+  }
+  Progress progress;
+  Diff result;
+  {
+    const cli::InterruptGuard guard(progress);
+    const cli::ProgressDisplay display(progress, common);
+    result = diff_tensors(a.side(), b.side(), options, progress);
+  }
+  if (common.json) {
+    nlohmann::json data = diff_json(result, args.all);
+    data["a"] = {{"path", args.path_a}, {"form", a.contents().form()}};
+    data["b"] = {{"path", args.path_b}, {"form", b.contents().form()}};
+    cli::print_json("diff", std::move(data));
+  } else {
+    print_table(result, args.all);
+    for (const std::string& note : result.notes) cli::note(app, common, note);
+    std::cout << summary(result) << "\n";
+  }
+  return result.same() ? cli::kDone : cli::kCheckFailed;
+}
+
+void add_type_option(CLI::App& sub, std::optional<DType>& as) {
+  static const std::map<std::string, DType> kTypes{
+      {"float32", DType::float32}, {"float16", DType::float16}, {"bfloat16", DType::bfloat16}};
+  sub.add_option_function<std::string>(
+         "--as", [&as](const std::string& name) { as = kTypes.at(name); },
+         "Round floating types to this one first; default: another type is a difference")
+      ->check(CLI::IsMember({"float32", "float16", "bfloat16"}))
+      ->option_text("DTYPE");
+}
+
+// An option that takes a number of at least 0, also "inf".
+CLI::Option* add_tolerance(CLI::App& sub, const std::string& name, std::optional<double>& value,
+                           const std::string& description) {
+  const auto problem = [](const std::string& text) -> std::string {
+    double number = 0;
+    const bool good = CLI::detail::lexical_cast(text, number) && number >= 0;
+    return good ? "" : "'" + text + "' is not a number of at least 0";
+  };
+  return sub.add_option(name, value, description)->check(problem);
+}
+
+}  // namespace
+
+Command add_diff(CLI::App& app, cli::Common& common) {
+  CLI::App& sub = *app.add_subcommand(
+      "diff", "Names, shapes, types and values that differ between two, whatever their forms");
+  const auto args = std::make_shared<Arguments>();
+  sub.add_option("a", args->path_a, "Checkpoint, folder of weights or file, as for `list`")
+      ->required();
+  sub.add_option("b", args->path_b, "What to compare it with")->required();
+  sub.add_option("--tag-a", args->tag_a, "Tag to read of A (default: what `latest` says)");
+  sub.add_option("--tag-b", args->tag_b, "Tag to read of B");
+  sub.add_flag("--states", args->states, "The optimizer's states too, if both have them");
+  add_match(sub, args->selection);
+  sub.add_option("--strip-prefix", args->strip_prefix,
+                 "Take this from the front of names that have it")
+      ->type_name("PREFIX")
+      ->allow_extra_args(false);
+  add_type_option(sub, args->as);
+  add_tolerance(sub, "--atol", args->atol, "As good as equal: |a - b| <= ATOL + RTOL * |b|")
+      ->option_text("ATOL=0");
+  add_tolerance(sub, "--rtol", args->rtol, "See --atol")->option_text("RTOL=0");
+  sub.add_flag("--all", args->all, "List every tensor, also those that are equal");
+  cli::add_pass_options(sub, common);
+  return {&sub, [&app, &common, args] { return diff(app, common, *args); }};
+}
+
+}  // namespace dsckpt::inspect

@@ -1,0 +1,144 @@
+#include "ckpt_inspect/html.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "exec/staged_output.h"
+#include "inspect/tensor_stats.h"
+#include "report/html/page.h"
+#include "report/html/text.h"
+#include "report/report.h"
+
+namespace dsckpt::inspect {
+namespace {
+
+std::string type_text(const NamedTensor& tensor) {
+  return std::string(torch_name(tensor.value.dtype())) + " " + to_text(tensor.value.shape());
+}
+
+// The values themselves, each once, the largest first.
+std::vector<NamedTensor> by_size(const Contents& contents) {
+  std::vector<NamedTensor> tensors;
+  for (const NamedTensor& tensor : contents.tensors()) {
+    if (tensor.state.empty() && tensor.alias_of.empty()) tensors.push_back(tensor);
+  }
+  std::stable_sort(tensors.begin(), tensors.end(), [](const NamedTensor& a, const NamedTensor& b) {
+    return a.value.nbytes() > b.value.nbytes();
+  });
+  return tensors;
+}
+
+HtmlReport::ShardMap shard_map(const Findings& findings, const NamedTensor& tensor) {
+  HtmlReport::ShardMap map{tensor.label(), type_text(tensor), tensor.value.numel(), {}};
+  for (TensorExtent& extent : extents_of(findings.inputs, findings.contents, tensor.value)) {
+    const std::string& path = findings.inputs[extent.file].display();
+    map.extents.push_back({std::filesystem::path(path).filename().string(), std::move(extent)});
+  }
+  return map;
+}
+
+void add_maps(HtmlReport& report, const Findings& findings, const HtmlOptions& options) {
+  for (const std::string& name : options.params) {
+    report.maps.push_back(shard_map(findings, tensor_named(findings.contents, name, "")));
+  }
+  if (!options.params.empty()) return;
+  const std::vector<NamedTensor> tensors = by_size(findings.contents);
+  if (!tensors.empty()) report.maps.push_back(shard_map(findings, tensors.front()));
+}
+
+// The distributions of all tensors by kind, and of single ones: those of --param, or all.
+void add_values(HtmlReport& report, const Findings& findings, const HtmlOptions& options,
+                const cli::Common& common) {
+  std::vector<NamedTensor> tensors = by_size(findings.contents);
+  const size_t shown = tensors.size();
+  for (const NamedTensor& tensor : findings.contents.tensors()) {
+    if (!tensor.state.empty() && tensor.alias_of.empty()) tensors.push_back(tensor);
+  }
+  Progress progress;
+  const cli::InterruptGuard guard(progress);
+  const cli::ProgressDisplay display(progress, common);
+  const TensorStats stats = tensor_stats(findings.inputs, tensors,
+                                         {.threads = common.threads, .histogram = true}, progress);
+  for (const TensorStats::Total& total : stats.totals) {
+    report.totals.push_back({total.state.empty() ? "weights" : total.state,
+                             grouped(total.values.count) + " values in " + grouped(total.tensors) +
+                                 (total.tensors == 1 ? " tensor" : " tensors"),
+                             total.values});
+  }
+  for (size_t i = 0; i < shown; ++i) {
+    const bool chosen = options.params.empty() ||
+                        std::find(options.params.begin(), options.params.end(), tensors[i].name) !=
+                            options.params.end();
+    if (chosen)
+      report.tensors.push_back({tensors[i].name, type_text(tensors[i]), stats.tensors[i]});
+  }
+}
+
+std::string short_count(int64_t count) {
+  const std::string text = human_bytes(static_cast<uint64_t>(count));  // "1.24 GB"
+  const std::string unit = text.substr(text.find(' ') + 1);
+  const std::string number = text.substr(0, text.find(' '));
+  if (unit == "B") return number;
+  return number + (unit == "KB" ? " K" : unit == "MB" ? " M" : unit == "GB" ? " B" : " T");
+}
+
+std::vector<HtmlReport::Fact> headline(const Findings& findings) {
+  const Summary& summary = findings.summary;
+  std::vector<HtmlReport::Fact> facts{{"Parameters", short_count(summary.parameters())},
+                                      {"On disk", human_bytes(summary.bytes)},
+                                      {"Files", grouped(summary.files)}};
+  if (summary.ranks.size() > 1) facts.push_back({"Ranks", grouped(summary.ranks.size())});
+  const Checkpoint* checkpoint = findings.contents.checkpoint();
+  if (checkpoint && checkpoint->facts().global_steps) {
+    facts.push_back({"Step", std::to_string(*checkpoint->facts().global_steps)});
+  }
+  return facts;
+}
+
+}  // namespace
+
+void add_html_options(CLI::App& app, HtmlOptions& options) {
+  CLI::Option* html =
+      app.add_option("--html", options.file, "Write it as a page for a browser, in one file")
+          ->option_text("REPORT");
+  app.add_flag("--force", options.force, "Replace REPORT if it exists")->needs(html);
+  app.add_flag("--values", options.values,
+               "Read all tensors, and show in REPORT how their values are distributed")
+      ->needs(html);
+  app.add_option("--param", options.params,
+                 "Show in REPORT which file holds which part of this tensor (default: of the "
+                 "largest); may be repeated")
+      ->needs(html)
+      ->allow_extra_args(false)
+      ->option_text("NAME");
+}
+
+void write_html(const Findings& findings, const HtmlOptions& options, const cli::Common& common) {
+  const std::filesystem::path file = options.file;
+  std::error_code ignored;
+  const auto status = std::filesystem::symlink_status(file, ignored);
+  if (std::filesystem::is_directory(file, ignored))
+    throw UsageError(options.file + ": is a folder");
+  if (std::filesystem::exists(status) && !options.force) {
+    throw std::move(UsageError(options.file + ": exists already")).with_hint("--force replaces it");
+  }
+  HtmlReport report;
+  report.title = findings.path;
+  report.subtitle =
+      findings.contents.form() + (findings.contents.checkpoint() ? " checkpoint" : " weights");
+  report.headline = headline(findings);
+  for (const auto& [label, text] : findings.facts) report.facts.push_back({label, text});
+  report.notes = findings.contents.notes();
+  report.kinds = findings.summary.kinds;
+  report.ranks = findings.summary.ranks;
+  const std::vector<NamedTensor> tensors = by_size(findings.contents);
+  report.modules = tree_of(tensors, true);
+  report.hardware = findings.hardware;
+  report.estimates = findings.estimates;
+  report.conversions = findings.conversions;
+  add_maps(report, findings, options);
+  if (options.values) add_values(report, findings, options, common);
+  replace_text_file(file, html_of(report), false);
+}
+
+}  // namespace dsckpt::inspect

@@ -1,0 +1,43 @@
+// --html: the summary of a path as a page for a browser.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cli/cli.h"
+#include "inspect/contents.h"
+#include "inspect/summary.h"
+#include "io/input_file.h"
+#include "report/conversions.h"
+
+namespace dsckpt::inspect {
+
+struct HtmlOptions {
+  std::string file;  // "": no page
+  bool force = false;
+  bool values = false;              // read all tensors, show how their values are distributed
+  std::vector<std::string> params;  // whose extents are shown; none: the largest tensor's
+};
+// Adds --html, --force, --values and --param.
+void add_html_options(CLI::App& app, HtmlOptions& options);
+
+// What the summary found. Borrowed.
+struct Findings {
+  const std::string& path;
+  const InputFiles& inputs;
+  const Contents& contents;                                       // open with its states
+  const std::vector<std::pair<std::string, std::string>>& facts;  // label and text
+  const Summary& summary;
+  const Hardware& hardware;
+  const std::vector<MemoryEstimate>& estimates;
+  const std::vector<Conversion>& conversions;
+};
+
+// Writes the page; a reader sees nothing or all of it. Throws UsageError for a file that exists,
+// unless it is to be replaced, and for a --param that is not there; IoError; with values, what
+// reading them throws.
+void write_html(const Findings& findings, const HtmlOptions& options, const cli::Common& common);
+
+}  // namespace dsckpt::inspect

@@ -1,0 +1,86 @@
+// ckpt-inspect list: one line a tensor.
+
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "ckpt_inspect/commands.h"
+#include "cli/terminal.h"
+#include "inspect/extents.h"
+#include "report/report.h"
+
+namespace dsckpt::inspect {
+namespace {
+
+// "0-3, 8"
+std::string ranges_text(const std::set<uint32_t>& numbers) {
+  std::string text;
+  for (auto at = numbers.begin(); at != numbers.end();) {
+    const uint32_t first = *at;
+    uint32_t last = first;
+    while (++at != numbers.end() && *at == last + 1) last = *at;
+    text += (text.empty() ? "" : ", ") + std::to_string(first) +
+            (last > first ? "-" + std::to_string(last) : "");
+  }
+  return text;
+}
+
+// "4 files, dp 0-3"
+std::string holders_text(const InputFiles& inputs, const Contents& contents,
+                         const NamedTensor& tensor) {
+  if (!tensor.alias_of.empty()) return "= " + printable(tensor.alias_of);
+  const std::vector<FileId> files = files_with(tensor.value);
+  if (files.size() == 1) return printable(inputs[files.front()].display());
+  std::set<uint32_t> dp;
+  std::set<uint32_t> mp;
+  for (const ShardName& rank : ranks_of(inputs, contents, files)) {
+    dp.insert(rank.dp_rank);
+    mp.insert(rank.mp_rank);
+  }
+  std::string text = std::to_string(files.size()) + " files";
+  if (!dp.empty()) text += ", dp " + ranges_text(dp);
+  if (mp.size() > 1 || (!mp.empty() && *mp.begin() > 0)) text += " mp " + ranges_text(mp);
+  return text;
+}
+
+int list(const cli::Common& common, const TensorArguments& args) {
+  InputFiles inputs;
+  const Contents contents = Contents::open(inputs, args.path, args.contents);
+  const std::vector<NamedTensor> tensors = selected(contents, args.selection);
+  if (common.json) {
+    nlohmann::json data = {{"form", contents.form()},
+                           {"tensors", nlohmann::json::array()},
+                           {"notes", contents.notes()}};
+    if (contents.checkpoint()) data["checkpoint"] = facts_json(*contents.checkpoint());
+    for (const NamedTensor& tensor : tensors) {
+      data["tensors"].push_back(tensor_json(inputs, contents, tensor));
+    }
+    cli::print_json("list", std::move(data));
+    return cli::kDone;
+  }
+  std::vector<cli::Table::Column> columns = tensor_columns();
+  columns.push_back({"bytes", cli::Table::Align::right});
+  columns.push_back({"files"});
+  cli::Table table(std::move(columns));
+  for (const NamedTensor& tensor : tensors) {
+    std::vector<std::string> cells = tensor_cells(tensor);
+    cells.push_back(human_bytes(tensor.value.nbytes()));
+    cells.push_back(holders_text(inputs, contents, tensor));
+    table.add(std::move(cells));
+  }
+  std::cout << table.text(cli::Terminal::of_stdout());
+  return cli::kDone;
+}
+
+}  // namespace
+
+Command add_list(CLI::App& app, cli::Common& common) {
+  CLI::App& sub =
+      *app.add_subcommand("list", "One line a tensor: name, kind, type, shape, bytes, files");
+  const auto args = std::make_shared<TensorArguments>();
+  add_tensor_arguments(sub, *args);
+  return {&sub, [&common, args] { return list(common, *args); }};
+}
+
+}  // namespace dsckpt::inspect

@@ -1,0 +1,49 @@
+// ckpt-inspect: what is in a checkpoint, whether it is whole, and how two differ.
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "ckpt_inspect/commands.h"
+
+namespace {
+
+// In the order in which --help has them.
+constexpr std::array kCommands = {
+    &dsckpt::inspect::add_tree,   &dsckpt::inspect::add_list, &dsckpt::inspect::add_where,
+    &dsckpt::inspect::add_print,  &dsckpt::inspect::add_raw,  &dsckpt::inspect::add_stats,
+    &dsckpt::inspect::add_verify, &dsckpt::inspect::add_diff, &dsckpt::inspect::add_scan,
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace dsckpt;
+  cli::Common common;
+  CLI::App app("What is in a DeepSpeed checkpoint.", "ckpt-inspect");
+  const inspect::Command summary = inspect::add_summary(app, common);
+  // A subcommand has a path of its own.
+  app.get_option("path")->required(false);
+  cli::add_common(app, common);
+  std::vector<inspect::Command> commands;
+  for (inspect::AddCommand* add : kCommands) {
+    commands.push_back(add(app, common));
+    cli::add_common(*commands.back().app, common);
+  }
+  app.require_subcommand(0, 1);
+  app.footer(
+      cli::footer("  ckpt-inspect checkpoint-500 --gpus 64\n"
+                  "  ckpt-inspect verify checkpoint-500 --finite\n"
+                  "  ckpt-inspect list checkpoint-500 --match norm --sort size\n"
+                  "  ckpt-inspect where checkpoint-500 lm_head.weight --state exp_avg\n"
+                  "  ckpt-inspect diff checkpoint-500 converted/"));
+  return cli::run(app, common, argc, argv, [&] {
+    const auto chosen =
+        std::find_if(commands.begin(), commands.end(),
+                     [](const inspect::Command& command) { return command.app->parsed(); });
+    return chosen == commands.end() ? summary.run() : chosen->run();
+  });
+}

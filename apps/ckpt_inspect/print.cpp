@@ -1,0 +1,93 @@
+// ckpt-inspect print: the values of a tensor.
+
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "ckpt_inspect/commands.h"
+#include "format/read_tensor.h"
+#include "inspect/extents.h"
+#include "inspect/values.h"
+#include "report/report.h"
+
+namespace dsckpt::inspect {
+namespace {
+
+constexpr int64_t kEdge = 3;              // as torch.set_printoptions
+constexpr int64_t kMaxShown = 1000;       // the same
+constexpr int64_t kMaxJson = 10'000'000;  // values of a JSON object are kept until it is written
+
+struct Arguments {
+  std::string path;
+  std::string name;
+  std::string slice;
+  std::string state;
+  bool full = false;
+  ContentsOptions contents;
+};
+
+nlohmann::json value_json(DType dtype, const std::byte* at) {
+  std::string text = element_text(dtype, at);
+  if (dtype == DType::boolean) return text == "True";
+  // NaN and infinities are not JSON, nor are complex numbers: these are texts.
+  nlohmann::json number = nlohmann::json::parse(text, nullptr, false);
+  return number.is_number() ? number : nlohmann::json(std::move(text));
+}
+
+nlohmann::json values_json(const InputFiles& inputs, const TensorSource& tensor) {
+  if (tensor.numel() > kMaxJson) {
+    throw UsageError(std::to_string(tensor.numel()) +
+                     " values are too many for one JSON object; "
+                     "give a slice");
+  }
+  std::vector<std::byte> bytes(tensor.nbytes());
+  read_elements(inputs, tensor, 0, tensor.numel(), bytes);
+  nlohmann::json values = nlohmann::json::array();
+  for (size_t at = 0; at < bytes.size(); at += size_of(tensor.dtype())) {
+    values.push_back(value_json(tensor.dtype(), bytes.data() + at));
+  }
+  return values;
+}
+
+int print(const cli::Common& common, const Arguments& args) {
+  InputFiles inputs;
+  const Contents contents = Contents::open(inputs, args.path, args.contents);
+  const NamedTensor& tensor = tensor_named(contents, args.name, args.state);
+  const TensorSource part = sliced(tensor.value, args.slice);
+  return in_context({.tensor = tensor.label()}, [&] {
+    if (common.json) {
+      nlohmann::json data = {{"name", tensor.name},
+                             {"dtype", torch_name(part.dtype())},
+                             {"shape", part.shape()},
+                             {"values", values_json(inputs, part)}};
+      if (!tensor.state.empty()) data["state"] = tensor.state;
+      cli::print_json("print", std::move(data));
+      return cli::kDone;
+    }
+    const int64_t edge = args.full || part.numel() <= kMaxShown ? 0 : kEdge;
+    std::cout << printable(tensor.label()) << " " << torch_name(part.dtype()) << " "
+              << to_text(part.shape()) << "\n";
+    write_values(inputs, part, edge, [](std::string_view text) { std::cout << text; });
+    return cli::kDone;
+  });
+}
+
+}  // namespace
+
+Command add_print(CLI::App& app, cli::Common& common) {
+  CLI::App& sub = *app.add_subcommand("print", "The values of a tensor, or of a slice of it");
+  const auto args = std::make_shared<Arguments>();
+  add_contents_options(sub, "path", args->path, args->contents);
+  sub.add_option("name", args->name, "Name of the tensor")->required()->type_name("NAME");
+  sub.add_option("slice", args->slice, "What to print, as Python writes it: '[0:4, -1]'")
+      ->type_name("SLICE");
+  sub.add_option("--state", args->state, "Not the tensor itself but this state of the optimizer")
+      ->option_text("KEY");
+  sub.add_flag("--full", args->full, "All values, however many");
+  return {&sub, [&common, args] {
+            args->contents.states = !args->state.empty();
+            return print(common, *args);
+          }};
+}
+
+}  // namespace dsckpt::inspect

@@ -1,0 +1,152 @@
+// ckpt-inspect raw: a pickle as data.
+
+#include <CLI/App.hpp>
+#include <CLI/Validators.hpp>
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/error.h"
+#include "ckpt_inspect/commands.h"
+#include "format/torch_archive.h"
+#include "format/torch_legacy.h"
+#include "format/zip.h"
+#include "inspect/global_classes.h"
+#include "inspect/pickle_text.h"
+#include "io/input_file.h"
+#include "pickle/pickle.h"
+#include "report/report.h"
+
+namespace dsckpt::inspect {
+namespace {
+
+struct Arguments {
+  std::string path;
+  std::string record;
+  std::string key;
+  std::optional<uint64_t> offset;
+  PickleTextOptions text;
+};
+
+// A parsed pickle, and the archive whose tensors it describes, if it is that of one.
+struct Opened {
+  std::optional<TorchArchive> archive;
+  pickle::Document own;
+  std::string record;
+
+  const pickle::Document& document() const { return archive ? archive->document() : own; }
+};
+
+// The record `name` of a zip; one without its top folder will do.
+const ZipEntry& record_of(const ZipReader& zip, const std::string& name) {
+  for (const ZipEntry& entry : zip.entries()) {
+    if (entry.name == name || entry.name.ends_with("/" + name)) return entry;
+  }
+  throw UsageError("there is no record '" + name + "' in the zip");
+}
+
+Opened open(const InputFiles& inputs, FileId id, const Arguments& args) {
+  const InputFile& file = inputs[id];
+  Opened opened;
+  const bool is_zip = ZipReader::probe(file);
+  if (!args.record.empty()) {
+    if (!is_zip) throw UsageError("--record is for zips");
+    const ZipReader zip = ZipReader::open(file, id);
+    const ZipEntry& entry = record_of(zip, args.record);
+    const std::vector<std::byte> bytes = zip.read(entry);
+    const size_t begin = std::min<uint64_t>(args.offset.value_or(0), bytes.size());
+    size_t end = 0;
+    opened.record = entry.name;
+    opened.own = in_context({.file = file.display(), .member = entry.name}, [&] {
+      return pickle::Document::parse(ByteSpan(bytes).subspan(begin), begin, &end);
+    });
+    return opened;
+  }
+  if (!args.offset && (is_zip || TorchLegacy::probe(file))) {
+    opened.archive = TorchArchive::open(inputs, id);
+    if (is_zip) {
+      opened.record = opened.archive->prefix().empty()
+                          ? "data.pkl"
+                          : std::string(opened.archive->prefix()) + "/data.pkl";
+    }
+    return opened;
+  }
+  const uint64_t begin = args.offset.value_or(0);
+  if (begin > file.size()) throw UsageError("--offset lies behind the end of the file");
+  const std::vector<std::byte> bytes =
+      file.read(begin, std::min(file.size() - begin, pickle::Limits().max_bytes));
+  size_t end = 0;
+  opened.own = in_context({.file = file.display()},
+                          [&] { return pickle::Document::parse(bytes, begin, &end); });
+  return opened;
+}
+
+// The classes that Document::globals() names; the module ends where the pickle says.
+std::vector<std::pair<std::string, GlobalClass>> classes_of(const pickle::Document& document) {
+  std::vector<std::pair<std::string, GlobalClass>> classes;
+  for (const std::string& global : document.globals()) {
+    const size_t dot = global.rfind('.');
+    classes.emplace_back(global, classify_name(std::string_view(global).substr(0, dot),
+                                               std::string_view(global).substr(dot + 1)));
+  }
+  return classes;
+}
+
+void print_json(const Opened& opened, const pickle::Value& value, const std::string& file,
+                const Arguments& args) {
+  const TorchArchive* archive = opened.archive ? &*opened.archive : nullptr;
+  std::cout << "{\"schema\":" << kJsonSchema
+            << ",\"type\":\"raw\",\"data\":{\"file\":" << dump(file);
+  if (!opened.record.empty()) std::cout << ",\"record\":" << dump(opened.record);
+  std::cout << ",\"value\":";
+  write_pickle_json(std::cout, value, archive, args.text);
+  nlohmann::json globals = nlohmann::json::array();
+  for (const auto& [global, danger] : classes_of(opened.document())) {
+    globals.push_back({{"global", global}, {"class", to_string(danger)}});
+  }
+  std::cout << ",\"globals\":" << dump(globals) << "}}\n";
+}
+
+int raw(const cli::Common& common, const Arguments& args) {
+  InputFiles inputs;
+  const FileId id = inputs.add(args.path);
+  const Opened opened = open(inputs, id, args);
+  const pickle::Value value = value_at(opened.document().root(), args.key);
+  if (common.json) {
+    print_json(opened, value, inputs[id].display(), args);
+    return cli::kDone;
+  }
+  write_pickle_text(std::cout, value, opened.archive ? &*opened.archive : nullptr, args.text);
+  std::cout << "\n";
+  const auto classes = classes_of(opened.document());
+  if (!classes.empty()) std::cout << "\nnames:\n";
+  for (const auto& [global, danger] : classes) {
+    std::cout << "  " << printable(global) << "\t" << to_string(danger) << "\n";
+  }
+  return cli::kDone;
+}
+
+}  // namespace
+
+Command add_raw(CLI::App& app, cli::Common& common) {
+  CLI::App& sub = *app.add_subcommand("raw", "A pickle as data, with every class it names");
+  const auto args = std::make_shared<Arguments>();
+  sub.add_option("file", args->path, "A file of torch.save, a zip, or a plain pickle")->required();
+  sub.add_option("--record", args->record, "The pickle in this record of a zip (default: data.pkl)")
+      ->option_text("NAME");
+  sub.add_option("--offset", args->offset,
+                 "The pickle that starts at this byte of the file or record")
+      ->option_text("N");
+  sub.add_option("--key", args->key,
+                 "Only the value there: keys and indices with dots between them")
+      ->option_text("PATH");
+  sub.add_option("--depth", args->text.depth, "Levels of containers to show")
+      ->check(CLI::Range(1, 1000))
+      ->option_text("N");
+  sub.add_flag("--full", args->text.full, "Long texts in full");
+  return {&sub, [&common, args] { return raw(common, *args); }};
+}
+
+}  // namespace dsckpt::inspect

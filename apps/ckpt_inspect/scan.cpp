@@ -1,0 +1,125 @@
+// ckpt-inspect scan: what the pickles below a path would import and call.
+
+#include "inspect/scan.h"
+
+#include <algorithm>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "ckpt_inspect/commands.h"
+#include "cli/terminal.h"
+#include "report/report.h"
+
+namespace dsckpt::inspect {
+namespace {
+
+struct Arguments {
+  std::string path;
+  bool strict = false;
+};
+
+nlohmann::json json_of(const ScanResult& result) {
+  nlohmann::json findings = nlohmann::json::array();
+  for (const ScanFinding& finding : result.findings) {
+    nlohmann::json json = {{"class", to_string(finding.danger)},
+                           {"global", finding.global},
+                           {"uses", finding.uses},
+                           {"file", finding.file},
+                           {"offset", finding.offset}};
+    if (!finding.record.empty()) json["record"] = finding.record;
+    findings.push_back(std::move(json));
+  }
+  nlohmann::json unreadable = nlohmann::json::array();
+  for (const Unreadable& part : result.unreadable) {
+    nlohmann::json json = {{"file", part.file}, {"reason", part.reason}};
+    if (!part.record.empty()) json["record"] = part.record;
+    unreadable.push_back(std::move(json));
+  }
+  return {{"files", result.files},     {"skipped", result.skipped},
+          {"pickles", result.pickles}, {"class", to_string(result.worst())},
+          {"findings", findings},      {"unreadable", unreadable}};
+}
+
+std::string place(const std::string& file, const std::string& record) {
+  return printable(record.empty() ? file : file + ": " + record);
+}
+
+std::string joined(const std::set<std::string>& words) {
+  std::string out;
+  for (const std::string& word : words) out += (out.empty() ? "" : ", ") + word;
+  return out;
+}
+
+// One line a global and class, the most dangerous first.
+std::string text_of(const ScanResult& result, const cli::Terminal& terminal) {
+  struct Line {
+    std::set<std::string> uses;
+    std::set<std::string> files;
+    std::string first;
+  };
+  std::map<std::pair<int, std::string>, Line> lines;
+  for (const ScanFinding& finding : result.findings) {
+    Line& line = lines[{-static_cast<int>(finding.danger), finding.global}];
+    line.uses.insert(finding.uses.begin(), finding.uses.end());
+    line.files.insert(finding.file);
+    if (line.first.empty()) {
+      line.first = place(finding.file, finding.record) + " at " + std::to_string(finding.offset);
+    }
+  }
+  using Align = cli::Table::Align;
+  cli::Table table(
+      {{"class"}, {"global"}, {"used"}, {"files", Align::right}, {"first", Align::left, true}});
+  const auto style_of = [](GlobalClass danger) {
+    return danger == GlobalClass::dangerous ? cli::Style::bad
+           : danger == GlobalClass::unknown ? cli::Style::warning
+                                            : cli::Style::plain;
+  };
+  bool unreadable_shown = false;
+  const auto show_unreadable = [&] {
+    for (const Unreadable& part : result.unreadable) {
+      table.add({"unreadable", printable(part.reason), "", "1", place(part.file, part.record)},
+                cli::Style::warning);
+    }
+    unreadable_shown = true;
+  };
+  for (const auto& [key, line] : lines) {
+    const auto danger = static_cast<GlobalClass>(-key.first);
+    if (danger != GlobalClass::dangerous && !unreadable_shown) show_unreadable();
+    table.add({to_string(danger), printable(key.second), printable(joined(line.uses)),
+               std::to_string(line.files.size()), line.first},
+              style_of(danger));
+  }
+  if (!unreadable_shown) show_unreadable();
+  return table.empty() ? "" : table.text(terminal);
+}
+
+int scan_path(const CLI::App& app, const cli::Common& common, const Arguments& args) {
+  const ScanResult result = scan(args.path);
+  if (common.json) {
+    cli::print_json("scan", json_of(result));
+  } else {
+    std::cout << text_of(result, cli::Terminal::of_stdout());
+    cli::note(app, common,
+              std::to_string(result.pickles) + " pickles in " +
+                  std::to_string(result.files - result.skipped) + " of " +
+                  std::to_string(result.files) + " files: " + to_string(result.worst()));
+  }
+  const GlobalClass allowed = args.strict ? GlobalClass::harmless : GlobalClass::unknown;
+  return result.worst() > allowed ? cli::kCheckFailed : cli::kDone;
+}
+
+}  // namespace
+
+Command add_scan(CLI::App& app, cli::Common& common) {
+  CLI::App& sub = *app.add_subcommand(
+      "scan", "What pickles would import and call: harmless, unknown or dangerous");
+  const auto args = std::make_shared<Arguments>();
+  sub.add_option("path", args->path, "A file, or a folder with all that is in it")->required();
+  sub.add_flag("--strict", args->strict, "Also fail on what is unknown or cannot be read");
+  return {&sub, [&app, &common, args] { return scan_path(app, common, *args); }};
+}
+
+}  // namespace dsckpt::inspect

@@ -1,0 +1,92 @@
+// ckpt-inspect stats: extremes, mean, deviation and what is no number, of every tensor.
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/text.h"
+#include "ckpt_inspect/commands.h"
+#include "cli/terminal.h"
+#include "inspect/tensor_stats.h"
+#include "report/report.h"
+#include "report/values.h"
+
+namespace dsckpt::inspect {
+namespace {
+
+bool is_bad(const Statistics& values) {
+  return values.finite() < values.count;
+}
+
+void add_row(cli::Table& table, std::vector<std::string> cells, const Statistics& values) {
+  for (const double number :
+       {values.min, values.max, values.mean, values.standard_deviation(), values.norm()}) {
+    cells.push_back(short_number(number));
+  }
+  for (const uint64_t count : {values.zeros, values.nans, values.infinities()}) {
+    cells.push_back(std::to_string(count));
+  }
+  table.add(std::move(cells), is_bad(values) ? cli::Style::bad : cli::Style::plain);
+}
+
+void print_table(const std::vector<NamedTensor>& tensors, const TensorStats& stats) {
+  std::vector<cli::Table::Column> columns = tensor_columns();
+  for (const char* heading : {"min", "max", "mean", "std", "norm", "zeros", "nan", "inf"}) {
+    columns.push_back({heading, cli::Table::Align::right});
+  }
+  cli::Table table(std::move(columns));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    add_row(table, tensor_cells(tensors[i]), stats.tensors[i]);
+  }
+  for (const TensorStats::Total& total : stats.totals) {
+    add_row(table,
+            {"total", printable(total.state), counted(total.tensors, "tensor"),
+             "[" + std::to_string(total.values.count) + "]"},
+            total.values);
+  }
+  std::cout << table.text(cli::Terminal::of_stdout());
+}
+
+int stats(const CLI::App& app, const cli::Common& common, const TensorArguments& args) {
+  InputFiles inputs;
+  const Contents contents = Contents::open(inputs, args.path, args.contents);
+  const std::vector<NamedTensor> tensors = selected(contents, args.selection);
+  require_match(args.selection, !tensors.empty());
+  Progress progress;
+  TensorStats result;
+  {
+    const cli::InterruptGuard guard(progress);
+    const cli::ProgressDisplay display(progress, common);
+    result = tensor_stats(inputs, tensors, {.threads = common.threads}, progress);
+  }
+  const auto bad = std::count_if(result.tensors.begin(), result.tensors.end(), is_bad);
+  if (common.json) {
+    nlohmann::json data = stats_json(inputs, contents, tensors, result);
+    data["form"] = contents.form();
+    data["notes"] = contents.notes();
+    data["finite"] = bad == 0;
+    cli::print_json("stats", std::move(data));
+  } else {
+    print_table(tensors, result);
+  }
+  if (bad == 0) return cli::kDone;
+  if (!common.quiet) {
+    std::cerr << app.get_name() << ": " << bad << " of " << counted(tensors.size(), "tensor")
+              << (bad == 1 ? " has" : " have") << " NaN or infinite elements\n";
+  }
+  return cli::kCheckFailed;
+}
+
+}  // namespace
+
+Command add_stats(CLI::App& app, cli::Common& common) {
+  CLI::App& sub = *app.add_subcommand(
+      "stats", "Extremes, mean, deviation, norm, zeros, NaN and infinity of each tensor");
+  const auto args = std::make_shared<TensorArguments>();
+  add_tensor_arguments(sub, *args);
+  cli::add_pass_options(sub, common);
+  return {&sub, [&app, &common, args] { return stats(app, common, *args); }};
+}
+
+}  // namespace dsckpt::inspect

@@ -1,0 +1,300 @@
+// ckpt-inspect PATH: what it is, in one screen.
+
+#include "inspect/summary.h"
+
+#include <CLI/App.hpp>
+#include <CLI/Validators.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/text.h"
+#include "ckpt_inspect/commands.h"
+#include "ckpt_inspect/html.h"
+#include "cli/terminal.h"
+#include "deepspeed/shard_name.h"
+#include "report/conversions.h"
+#include "report/report.h"
+
+namespace dsckpt::inspect {
+namespace {
+
+constexpr uint64_t kGpusOfANode = 8;
+constexpr size_t kMostRanksShown = 16;
+
+struct Arguments {
+  std::string path;
+  ContentsOptions contents{.tag = {}, .states = true};
+  uint64_t gpus = 0;  // 0: as many as there were
+  uint64_t gpus_per_node = 0;
+  HtmlOptions html;
+};
+
+Hardware hardware_of(const Contents& contents, const Arguments& args) {
+  uint64_t gpus = args.gpus;
+  if (gpus == 0 && contents.checkpoint()) {
+    const Mesh& mesh = contents.checkpoint()->facts().mesh;
+    gpus = uint64_t{mesh.pp} * mesh.tp * mesh.dp;
+  }
+  gpus = std::max<uint64_t>(gpus, 1);
+  uint64_t per_node = args.gpus_per_node;
+  if (per_node == 0) {
+    per_node = std::min(gpus, kGpusOfANode);
+    while (gpus % per_node != 0) --per_node;
+  }
+  if (gpus % per_node != 0) {
+    throw UsageError(std::to_string(gpus) + " GPUs do not make whole nodes of " +
+                     std::to_string(per_node) + "; see --gpus and --gpus-per-node");
+  }
+  return {gpus / per_node, per_node};
+}
+
+class Page {
+ public:
+  Page() : terminal_(cli::Terminal::of_stdout()) {}
+
+  void fact(const std::string& label, const std::string& text) { facts_.push_back({label, text}); }
+
+  void heading(const std::string& text) {
+    flush_facts();
+    out_ += "\n" + styled(terminal_, cli::Style::bold, text) + "\n";
+  }
+
+  void table(const cli::Table& table) {
+    flush_facts();
+    out_ += table.text(terminal_);
+  }
+
+  std::string text() {
+    flush_facts();
+    return std::move(out_);
+  }
+
+ private:
+  void flush_facts() {
+    size_t width = 0;
+    for (const auto& [label, text] : facts_) width = std::max(width, label.size());
+    for (const auto& [label, text] : facts_) {
+      const std::string fill(width + 2 - label.size(), ' ');
+      out_ += styled(terminal_, cli::Style::dim, label) + fill + text + "\n";
+    }
+    facts_.clear();
+  }
+
+  cli::Terminal terminal_;
+  std::string out_;
+  std::vector<std::pair<std::string, std::string>> facts_;
+};
+
+std::string percent(uint64_t part, uint64_t whole) {
+  const uint64_t tenths = whole == 0 ? 0 : (part * 1000 + whole / 2) / whole;
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + " %";
+}
+
+bool is_compressed(const Summary& summary) {
+  return summary.stored != summary.bytes;
+}
+
+std::string mesh_text(const Mesh& mesh) {
+  return "dp " + std::to_string(mesh.dp) + ", tp " + std::to_string(mesh.tp) + ", pp " +
+         std::to_string(mesh.pp) + ", ep " + std::to_string(mesh.ep);
+}
+
+std::string counts_text(const Summary& summary) {
+  std::string text;
+  for (const char* kind : {"trainable", "frozen", "buffer", "tensor"}) {
+    const auto found = summary.counts.find(kind);
+    if (found == summary.counts.end()) continue;
+    const bool told = std::string(kind) != "tensor";
+    text += (text.empty() ? "" : ", ") + std::to_string(found->second.elements) +
+            (told ? " " + std::string(kind) : "") + " in " +
+            counted(found->second.tensors, "tensor");
+  }
+  if (summary.tied > 0) text += ", " + std::to_string(summary.tied) + " tied";
+  return text;
+}
+
+// Label and text of each.
+std::vector<std::pair<std::string, std::string>> facts_of(const Contents& contents,
+                                                          const Summary& summary) {
+  std::vector<std::pair<std::string, std::string>> all;
+  const auto fact = [&](const std::string& label, const std::string& text) {
+    if (!text.empty()) all.push_back({label, text});
+  };
+  fact("layout", contents.form());
+  if (const Checkpoint* checkpoint = contents.checkpoint()) {
+    const CheckpointFacts& facts = checkpoint->facts();
+    fact("ZeRO stage", std::to_string(facts.zero_stage));
+    fact("tag", printable(facts.tag));
+    fact("step", facts.global_steps ? std::to_string(*facts.global_steps) : "");
+    fact("mesh", mesh_text(facts.mesh));
+    fact("DeepSpeed", printable(facts.ds_version));
+    fact("wrapper", printable(facts.optimizer_wrapper));
+  }
+  fact("optimizer", printable(summary.optimizer));
+  fact("precision", summary.precision);
+  fact("elements", counts_text(summary));
+  std::string on_disk = human_bytes(summary.stored) + " in " + counted(summary.files, "file");
+  if (is_compressed(summary)) {
+    on_disk += ", " + percent(summary.stored, summary.bytes) + " of " + human_bytes(summary.bytes);
+  }
+  fact("on disk", on_disk);
+  if (summary.other_files.empty()) return all;
+  uint64_t others = 0;
+  for (const auto& [file, bytes] : summary.other_files) others += bytes;
+  fact("not read", human_bytes(others) + " in " + counted(summary.other_files.size(), "file") +
+                       " beside the shards");
+  return all;
+}
+
+void show_kinds(Page& page, const Summary& summary) {
+  using Align = cli::Table::Align;
+  page.heading("Bytes by kind");
+  std::vector<cli::Table::Column> columns{
+      {"kind"}, {"bytes", Align::right}, {"share", Align::right}};
+  if (is_compressed(summary)) {
+    columns.push_back({"on disk", Align::right});
+    columns.push_back({"ratio", Align::right});
+  }
+  cli::Table table(std::move(columns));
+  for (const BytesOfKind& kind : summary.kinds) {
+    std::vector<std::string> cells{printable(kind.kind), human_bytes(kind.bytes),
+                                   percent(kind.bytes, summary.bytes)};
+    if (is_compressed(summary)) {
+      cells.push_back(human_bytes(kind.stored));
+      cells.push_back(percent(kind.stored, kind.bytes));
+    }
+    table.add(std::move(cells));
+  }
+  page.table(table);
+}
+
+void show_ranks(Page& page, const Summary& summary) {
+  if (summary.ranks.size() < 2) return;
+  using Align = cli::Table::Align;
+  const auto less = [](const RankShare& a, const RankShare& b) { return a.bytes < b.bytes; };
+  const auto [least, most] = std::minmax_element(summary.ranks.begin(), summary.ranks.end(), less);
+  page.heading("Ranks");
+  cli::Table table({{"rank"}, {"bytes", Align::right}, {"of the largest", Align::right}});
+  const auto add = [&](const std::string& what, const RankShare& share) {
+    table.add({what + "dp " + std::to_string(share.dp) + " mp " + std::to_string(share.mp),
+               human_bytes(share.bytes), percent(share.bytes, most->bytes)});
+  };
+  if (summary.ranks.size() <= kMostRanksShown) {
+    for (const RankShare& share : summary.ranks) add("", share);
+  } else {
+    add("largest of " + std::to_string(summary.ranks.size()) + ": ", *most);
+    add("smallest: ", *least);
+  }
+  page.table(table);
+}
+
+void show_estimates(Page& page, const Hardware& hardware,
+                    const std::vector<MemoryEstimate>& estimates) {
+  using Align = cli::Table::Align;
+  if (estimates.empty()) return;
+  page.heading("Memory to go on with " + counted(hardware.nodes * hardware.gpus_per_node, "GPU") +
+               ", " + std::to_string(hardware.gpus_per_node) +
+               " on a node, without activations (N, M; P parameters, L of the largest layer)");
+  cli::Table table({{"stage"},
+                    {"offload"},
+                    {"a GPU", Align::right},
+                    {"formula"},
+                    {"a node's CPU", Align::right},
+                    {"formula"}});
+  for (const MemoryEstimate& estimate : estimates) {
+    const bool cpu = !estimate.cpu_formula.empty();
+    table.add({std::to_string(estimate.stage), estimate.offload, human_bytes(estimate.gpu_bytes),
+               estimate.gpu_formula, cpu ? human_bytes(estimate.cpu_bytes) : "",
+               estimate.cpu_formula});
+  }
+  page.table(table);
+}
+
+void show_conversions(Page& page, const std::vector<Conversion>& conversions) {
+  if (conversions.empty()) return;
+  page.heading("Can be made into");
+  cli::Table table({{"what"}, {"by"}, {""}});
+  for (const Conversion& conversion : conversions) {
+    const bool refused = !conversion.refusal.empty();
+    table.add({conversion.what, conversion.tool,
+               refused ? "no: " + printable(conversion.refusal) : "yes"},
+              refused ? cli::Style::warning : cli::Style::plain);
+  }
+  page.table(table);
+}
+
+nlohmann::json summary_json(const Contents& contents, const Summary& summary,
+                            const Hardware& hardware, const std::vector<MemoryEstimate>& estimates,
+                            const std::vector<Conversion>& conversions) {
+  nlohmann::json data = dsckpt::summary_json(summary);
+  data["form"] = contents.form();
+  data["notes"] = contents.notes();
+  if (contents.checkpoint()) data["checkpoint"] = facts_json(*contents.checkpoint());
+  data["memory"] = memory_json(hardware, estimates);
+  data["conversions"] = nlohmann::json::array();
+  for (const Conversion& conversion : conversions) {
+    nlohmann::json entry = {{"tool", conversion.tool}, {"possible", conversion.refusal.empty()}};
+    if (!conversion.refusal.empty()) entry["refusal"] = conversion.refusal;
+    data["conversions"].push_back(std::move(entry));
+  }
+  return data;
+}
+
+int summary(const CLI::App& app, const cli::Common& common, const Arguments& args) {
+  InputFiles inputs;
+  const Contents contents = Contents::open(inputs, args.path, args.contents);
+  const Hardware hardware = hardware_of(contents, args);
+  const Summary summary = summarize(inputs, contents);
+  // One shard alone does not tell how large the model is.
+  const bool is_shard = parse_shard_name(content_path(args.path).filename().string()).has_value();
+  std::vector<MemoryEstimate> estimates;
+  if (!is_shard) {
+    estimates = memory_estimates(summary.parameters(), summary.largest_layer, hardware);
+  }
+  std::vector<Conversion> possible;
+  if (contents.checkpoint()) possible = conversions(inputs, *contents.checkpoint(), args.path);
+  const auto facts = facts_of(contents, summary);
+  if (!args.html.file.empty()) {
+    write_html({args.path, inputs, contents, facts, summary, hardware, estimates, possible},
+               args.html, common);
+  }
+  if (common.json) {
+    cli::print_json("summary", summary_json(contents, summary, hardware, estimates, possible));
+    return cli::kDone;
+  }
+  Page page;
+  for (const auto& [label, text] : facts) page.fact(label, text);
+  show_kinds(page, summary);
+  show_ranks(page, summary);
+  show_estimates(page, hardware, estimates);
+  show_conversions(page, possible);
+  std::cout << page.text();
+  for (const std::string& note : contents.notes()) cli::note(app, common, note);
+  return cli::kDone;
+}
+
+}  // namespace
+
+Command add_summary(CLI::App& app, cli::Common& common) {
+  const auto args = std::make_shared<Arguments>();
+  add_contents_options(app, "path", args->path, args->contents);
+  app.add_option("--gpus", args->gpus, "Estimate memory for N GPUs (default: as many as saved it)")
+      ->check(CLI::Range(1, 1 << 20))
+      ->option_text("N");
+  app.add_option("--gpus-per-node", args->gpus_per_node,
+                 "GPUs of a node (default: as many as fit evenly, up to 8)")
+      ->check(CLI::Range(1, 1 << 20))
+      ->option_text("M");
+  add_html_options(app, args->html);
+  return {&app, [&app, &common, args] {
+            if (args->path.empty()) {
+              throw std::move(UsageError("path is required")).with_hint("--help lists the options");
+            }
+            return summary(app, common, *args);
+          }};
+}
+
+}  // namespace dsckpt::inspect

@@ -1,0 +1,107 @@
+// ckpt-inspect tree: the names as a tree of modules.
+
+#include "inspect/tree.h"
+
+#include <CLI/App.hpp>
+#include <CLI/Validators.hpp>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "base/text.h"
+#include "ckpt_inspect/commands.h"
+#include "cli/terminal.h"
+#include "report/report.h"
+
+namespace dsckpt::inspect {
+namespace {
+
+struct Arguments : TensorArguments {
+  bool every_layer = false;
+  int depth = 0;  // 0: all of it
+};
+
+nlohmann::json node_json(const TreeNode& node) {
+  nlohmann::json out = {{"name", node.name},
+                        {"folded", node.folded},
+                        {"tensors", node.tensors},
+                        {"elements", node.elements},
+                        {"bytes", node.bytes}};
+  if (node.tensor) {
+    out["dtype"] = torch_name(node.tensor->value.dtype());
+    out["shape"] = node.tensor->value.shape();
+    if (!node.tensor->alias_of.empty()) out["alias_of"] = node.tensor->alias_of;
+  }
+  if (node.children.empty()) return out;
+  out["children"] = nlohmann::json::array();
+  for (const TreeNode& child : node.children) out["children"].push_back(node_json(child));
+  return out;
+}
+
+std::string what(const TreeNode& node) {
+  if (!node.tensor) return counted(node.tensors, "tensor");
+  if (!node.tensor->alias_of.empty()) return "= " + printable(node.tensor->alias_of);
+  return std::string(torch_name(node.tensor->value.dtype())) + " " +
+         to_text(node.tensor->value.shape()) +
+         (node.folded > 1 ? " x " + std::to_string(node.folded) : "");
+}
+
+class Printer {
+ public:
+  Printer(const cli::Terminal& terminal, int depth) : terminal_(terminal), depth_(depth) {}
+
+  std::string text(const TreeNode& root) {
+    add_children(root, "", 1);
+    table_.add({"", what(root), std::to_string(root.elements), human_bytes(root.bytes)},
+               cli::Style::bold);
+    return table_.text(terminal_);
+  }
+
+ private:
+  void add_children(const TreeNode& node, const std::string& indent, int depth) {
+    if (depth_ > 0 && depth > depth_) return;
+    for (const TreeNode& child : node.children) {
+      const bool last = &child == &node.children.back();
+      const char* branch = !terminal_.tables ? "" : last ? "└─ " : "├─ ";
+      table_.add({indent + branch + printable(child.name), what(child),
+                  std::to_string(child.elements), human_bytes(child.bytes)});
+      add_children(child, indent + (!terminal_.tables ? "  " : last ? "   " : "│  "), depth + 1);
+    }
+  }
+
+  cli::Terminal terminal_;
+  int depth_;
+  cli::Table table_{{{"name", cli::Table::Align::left, true},
+                     {"what"},
+                     {"elements", cli::Table::Align::right},
+                     {"bytes", cli::Table::Align::right}}};
+};
+
+int tree(const cli::Common& common, const Arguments& args) {
+  InputFiles inputs;
+  const Contents contents = Contents::open(inputs, args.path, args.contents);
+  const std::vector<NamedTensor> tensors = selected(contents, args.selection);
+  const TreeNode root = tree_of(tensors, !args.every_layer);
+  if (common.json) {
+    cli::print_json("tree", node_json(root));
+  } else {
+    std::cout << Printer(cli::Terminal::of_stdout(), args.depth).text(root);
+  }
+  return cli::kDone;
+}
+
+}  // namespace
+
+Command add_tree(CLI::App& app, cli::Common& common) {
+  CLI::App& sub =
+      *app.add_subcommand("tree", "The names as a tree of modules, with counts and sizes");
+  const auto args = std::make_shared<Arguments>();
+  add_tensor_arguments(sub, *args);
+  sub.add_flag("--no-fold", args->every_layer, "Layers that are alike one by one, not as one");
+  sub.add_option("--depth", args->depth, "No deeper than N levels")
+      ->check(CLI::PositiveNumber)
+      ->option_text("N");
+  return {&sub, [&common, args] { return tree(common, *args); }};
+}
+
+}  // namespace dsckpt::inspect

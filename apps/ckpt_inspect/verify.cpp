@@ -1,0 +1,123 @@
+// ckpt-inspect verify: everything that is wrong with a checkpoint.
+
+#include "inspect/verify/verify.h"
+
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <system_error>
+
+#include "base/text.h"
+#include "ckpt_inspect/commands.h"
+#include "cli/terminal.h"
+#include "report/report.h"
+
+namespace dsckpt::inspect {
+namespace {
+
+struct Arguments {
+  std::string path;
+  ContentsOptions contents;
+  VerifyOptions verify;
+  std::string manifest;
+  std::string new_manifest;
+  bool force = false;
+};
+
+// "global_step4/zero_pp_rank_1_....pt: data/3: layers.0.weight: at 4096".
+std::string place_of(const Finding& finding) {
+  std::string place = printable(finding.file);
+  const auto add = [&](const std::string& part) {
+    if (!part.empty()) place += (place.empty() ? "" : ": ") + part;
+  };
+  add(printable(finding.member));
+  add(printable(finding.tensor));
+  if (finding.offset) add("at " + std::to_string(*finding.offset));
+  return place;
+}
+
+void print_text(const cli::Common& common, const VerifyReport& report) {
+  const cli::Terminal terminal = cli::Terminal::of_stdout();
+  for (const Finding& finding : report.findings) {
+    const std::string place = place_of(finding);
+    std::cout << cli::styled(terminal, cli::Style::bad, to_string(finding.check)) << "  " << place
+              << (place.empty() ? "" : ": ") << printable(finding.message) << "\n";
+  }
+  if (common.quiet) return;
+  const std::string looked_at = counted(report.files, "file") + ", " +
+                                counted(report.records, "record") + ", " +
+                                human_bytes(report.bytes) + " checked";
+  if (report.ok()) {
+    std::cout << cli::styled(terminal, cli::Style::good, "whole") << ": " << looked_at << "\n";
+  } else {
+    std::cout << counted(report.findings.size(), "finding") << ": " << looked_at << "\n";
+  }
+}
+
+// A manifest of a damaged checkpoint would call it whole.
+void write(const cli::Common& common, const CLI::App& app, const Arguments& args,
+           const VerifyReport& report) {
+  if (args.new_manifest.empty()) return;
+  if (report.ok()) return write_manifest(*report.manifest, args.new_manifest, args.force);
+  cli::note(app, common, "no manifest is written of what is not whole");
+}
+
+int verify_path(const CLI::App& app, const cli::Common& common, const Arguments& args) {
+  std::error_code failed;
+  if (!args.force && !args.new_manifest.empty() &&
+      std::filesystem::exists(args.new_manifest, failed)) {
+    throw UsageError(args.new_manifest + ": is there already; --force replaces it");
+  }
+  if (!args.contents.roots.empty() && !(args.manifest + args.new_manifest).empty()) {
+    throw std::move(UsageError("a manifest is of one folder, not of several roots"))
+        .with_hint("make or check one for each root");
+  }
+  VerifyOptions options = args.verify;
+  options.roots = args.contents.roots;
+  options.tag = args.contents.tag;
+  options.threads = common.threads;
+  options.manifest = args.manifest;
+  options.new_manifest = args.new_manifest;
+  InputFiles inputs;
+  Progress progress;
+  VerifyReport report;
+  {
+    const cli::InterruptGuard guard(progress);
+    const cli::ProgressDisplay display(progress, common);
+    report = verify(inputs, args.path, options, progress);
+  }
+  write(common, app, args, report);
+  if (common.json) {
+    cli::print_json("verify", verify_json(report));
+  } else {
+    print_text(common, report);
+    std::set<std::string> said;
+    for (const CheckDone& check : report.checks) {
+      if (check.done && !check.why.empty() && said.insert(check.why).second) {
+        cli::note(app, common, "not checked: " + check.why);
+      }
+    }
+  }
+  return report.ok() ? cli::kDone : cli::kCheckFailed;
+}
+
+}  // namespace
+
+Command add_verify(CLI::App& app, cli::Common& common) {
+  CLI::App& sub = *app.add_subcommand(
+      "verify", "Everything that is wrong: missing, damaged, stale or unequal files and values");
+  const auto args = std::make_shared<Arguments>();
+  add_contents_options(sub, "path", args->path, args->contents);
+  sub.add_flag("--finite", args->verify.finite, "No weight or state may be NaN or Inf");
+  sub.add_option("--manifest", args->manifest, "Compare all records and files with this manifest")
+      ->option_text("FILE");
+  sub.add_option("--write-manifest", args->new_manifest,
+                 "Write SHA-256 of all records and files, if nothing is wrong")
+      ->option_text("FILE");
+  sub.add_flag("--force", args->force, "Replace the manifest that is there");
+  cli::add_pass_options(sub, common);
+  return {&sub, [&app, &common, args] { return verify_path(app, common, *args); }};
+}
+
+}  // namespace dsckpt::inspect

@@ -1,0 +1,95 @@
+// ckpt-pack estimate: what packing would come to.
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "ckpt_pack/commands.h"
+#include "cli/terminal.h"
+#include "codec/frame.h"
+#include "pack/plan_pack.h"
+#include "report/report.h"
+
+namespace dsckpt::pack {
+namespace {
+
+struct Arguments {
+  std::string input;
+  int level = kDefaultPackLevel;
+  std::string sample = "256MB";
+};
+
+nlohmann::json json_of(const PackEstimate& estimate) {
+  nlohmann::json data = {{"files", estimate.files},
+                         {"bytes", estimate.bytes},
+                         {"bytes_stored", static_cast<uint64_t>(estimate.stored())},
+                         {"seconds", estimate.seconds},
+                         {"threads", estimate.threads},
+                         {"kinds", nlohmann::json::array()}};
+  for (const PackEstimate::Kind& kind : estimate.kinds) {
+    data["kinds"].push_back({{"kind", kind.kind},
+                             {"bytes", kind.bytes},
+                             {"bytes_sampled", kind.sampled},
+                             {"ratio", kind.ratio()}});
+  }
+  return data;
+}
+
+int estimate(const cli::Common& common, const Arguments& args) {
+  Progress progress;
+  const cli::InterruptGuard guard(progress);
+  InputFiles inputs;
+  const PackPlan plan = plan_pack(inputs, args.input);
+  const PackEstimate estimate = [&] {
+    const cli::ProgressDisplay display(progress, common);
+    return estimate_pack(plan, inputs, args.level, parse_shard_size(args.sample), progress,
+                         common.threads);
+  }();
+  if (common.json) {
+    cli::print_json("estimate", json_of(estimate));
+    return cli::kDone;
+  }
+  cli::Table table({{"type"},
+                    {"bytes", cli::Table::Align::right},
+                    {"packed", cli::Table::Align::right},
+                    {"ratio", cli::Table::Align::right}});
+  for (const PackEstimate::Kind& kind : estimate.kinds) {
+    const double packed = kind.ratio() * static_cast<double>(kind.bytes);
+    table.add({kind.kind, human_bytes(kind.bytes), human_bytes(static_cast<uint64_t>(packed)),
+               human_percent(kind.ratio())});
+  }
+  std::cout << table.text(cli::Terminal::of_stdout());
+  std::cout << estimate.files << (estimate.files == 1 ? " file, " : " files, ")
+            << human_bytes(estimate.bytes) << " packed to about "
+            << human_bytes(static_cast<uint64_t>(estimate.stored())) << " ("
+            << human_percent(estimate.bytes == 0
+                                 ? 1
+                                 : estimate.stored() / static_cast<double>(estimate.bytes))
+            << ") in " << human_seconds(estimate.seconds) << " on " << estimate.threads
+            << (estimate.threads == 1 ? " thread" : " threads") << ", if the disks keep up\n";
+  return cli::kDone;
+}
+
+}  // namespace
+
+Command add_estimate(CLI::App& app, cli::Common& common) {
+  CLI::App& sub =
+      *app.add_subcommand("estimate", "Sizes and time of packing, from a sample; writes nothing");
+  const auto args = std::make_shared<Arguments>();
+  sub.add_option("input", args->input, "Checkpoint, or any folder or file")
+      ->type_name("PATH")
+      ->required();
+  sub.add_option("--level", args->level, "As for pack")
+      ->type_name("N")
+      ->check(CLI::Range(kLowestPackLevel, kHighestPackLevel))
+      ->capture_default_str();
+  sub.add_option("--sample", args->sample, "About so many bytes are read and compressed")
+      ->type_name("SIZE")
+      ->capture_default_str();
+  cli::add_pass_options(sub, common);
+  return {&sub, [&common, args] { return estimate(common, *args); }};
+}
+
+}  // namespace dsckpt::pack

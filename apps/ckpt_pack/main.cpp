@@ -1,0 +1,48 @@
+// ckpt-pack: the same checkpoint in fewer bytes.
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "ckpt_pack/commands.h"
+
+namespace {
+
+// In the order in which --help has them.
+constexpr std::array kCommands = {
+    &dsckpt::pack::add_pack,
+    &dsckpt::pack::add_unpack,
+    &dsckpt::pack::add_strip,
+    &dsckpt::pack::add_estimate,
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace dsckpt;
+  cli::Common common;
+  CLI::App app("The same checkpoint in fewer bytes.", "ckpt-pack");
+  cli::add_common(app, common);
+  std::vector<pack::Command> commands;
+  for (pack::AddCommand* add : kCommands) {
+    commands.push_back(add(app, common));
+    cli::add_common(*commands.back().app, common);
+  }
+  app.require_subcommand(1);
+  app.footer(
+      cli::footer("  ckpt-pack estimate checkpoint-500\n"
+                  "  ckpt-pack pack checkpoint-500 checkpoint-500-packed\n"
+                  "  zero-to-fp32 checkpoint-500-packed weights\n"
+                  "  ckpt-pack unpack checkpoint-500-packed checkpoint-500\n"
+                  "  ckpt-pack strip checkpoint-500 checkpoint-500-weights --keep weights\n"
+                  "All tools read packed checkpoints as they are.\n"
+                  "DeepSpeed and torch need them unpacked."));
+  return cli::run(app, common, argc, argv, [&] {
+    return std::find_if(commands.begin(), commands.end(),
+                        [](const pack::Command& command) { return command.app->parsed(); })
+        ->run();
+  });
+}

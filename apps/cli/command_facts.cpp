@@ -1,0 +1,60 @@
+#include "cli/command_facts.h"
+
+#include <algorithm>
+
+#include "cli/help.h"
+
+namespace dsckpt::cli {
+namespace {
+
+std::string one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+ValueKind kind_of(const CLI::Option& option, const OptionFacts& facts) {
+  if (facts.value.empty()) return ValueKind::none;
+  if (!facts.choices.empty()) return ValueKind::choice;
+  if (facts.value == "DIR" || facts.value == "CHECKPOINT") return ValueKind::folder;
+  // A positional that was not said to be something else is a path.
+  const bool is_path = option.get_positional() && facts.value == "TEXT";
+  return is_path || facts.value == "FILE" ? ValueKind::file : ValueKind::text;
+}
+
+OptionFacts facts_of(const CLI::Option& option) {
+  OptionFacts facts;
+  if (option.get_positional()) {
+    facts.names = {option.get_name(true)};
+  } else {
+    for (const std::string& name : option.get_snames()) facts.names.push_back("-" + name);
+    for (const std::string& name : option.get_lnames()) facts.names.push_back("--" + name);
+  }
+  facts.value = value_name(option);
+  facts.choices = choices_of(option);
+  facts.kind = kind_of(option, facts);
+  facts.unless_given = default_text(option);
+  facts.description = one_line(option.get_description());
+  facts.required = option.get_required();
+  facts.repeated = option.get_expected_max() > 1;
+  return facts;
+}
+
+}  // namespace
+
+CommandFacts facts_of(const CLI::App& app) {
+  CommandFacts facts;
+  facts.name = app.get_name();
+  facts.description = one_line(app.get_description());
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_group().empty()) continue;
+    (option->get_positional() ? facts.positionals : facts.options).push_back(facts_of(*option));
+  }
+  for (const CLI::App* sub : app.get_subcommands({})) {
+    if (!sub->get_group().empty()) facts.subcommands.push_back(facts_of(*sub));
+  }
+  facts.needs_subcommand = app.get_require_subcommand_min() > 0;
+  facts.examples = example_lines(app);
+  return facts;
+}
+
+}  // namespace dsckpt::cli

@@ -1,0 +1,109 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <cstdio>
+#include <iostream>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "cli/cli.h"
+#include "cli/terminal.h"
+#include "report/report.h"
+
+namespace dsckpt::cli {
+
+struct ProgressDisplay::Impl {
+  using Clock = std::chrono::steady_clock;
+  static constexpr size_t kBar = 30;
+  static constexpr size_t kLeastBar = 5;
+
+  const Progress& progress;
+  bool as_json;
+  bool always;
+  Clock::time_point start = Clock::now();
+  std::mutex mutex;
+  std::condition_variable wake;
+  bool stop = false;
+  size_t drawn = 0;  // columns of the line that is there
+  std::thread thread;
+
+  void loop() {
+    std::unique_lock lock(mutex);
+    while (!wake.wait_for(lock, std::chrono::milliseconds(170), [&] { return stop; })) show();
+    if (as_json || always || drawn > 0) show();
+    if (drawn > 0) std::fputs("\n", stderr);
+  }
+
+  void show() {
+    const uint64_t total = progress.bytes_total;
+    if (total == 0) return;
+    const uint64_t done = progress.bytes_done;
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
+    const double left = rate > 0 ? static_cast<double>(total - done) / rate : 0;
+    if (as_json) {
+      std::cerr << dump({{"schema", kJsonSchema},
+                         {"type", "progress"},
+                         {"data",
+                          {{"bytes_done", done},
+                           {"bytes_total", total},
+                           {"bytes_per_second", static_cast<uint64_t>(rate)},
+                           {"seconds_left", left}}}})
+                << "\n";
+      return;
+    }
+    draw(static_cast<double>(done) / static_cast<double>(total),
+         human_bytes(done) + " of " + human_bytes(total) + "  " +
+             human_bytes(static_cast<uint64_t>(rate)) + "/s  " + whole(left) + " s left");
+  }
+
+  // One line, which the next one is written over. The last column of a terminal stays free: what
+  // is written there makes some of them begin a new line.
+  void draw(double fraction, const std::string& facts) {
+    const Terminal terminal = Terminal::of_stderr();
+    const size_t width = terminal.tables ? terminal.width - 1 : std::string::npos;
+    std::string percent = whole(fraction * 100);
+    percent.insert(0, 3 - std::min<size_t>(3, percent.size()), ' ');
+    std::string line = percent + " %  " + facts;
+    const size_t bar = std::min<size_t>(kBar, width - std::min(width, line.size() + 3));
+    if (bar >= kLeastBar) {
+      const auto filled = static_cast<size_t>(fraction * static_cast<double>(bar));
+      line = "[" + std::string(filled, '#') + std::string(bar - filled, '.') + "] " + line;
+    }
+    line = line.substr(0, width);
+    const size_t size = line.size();
+    if (size < drawn) line += std::string(std::min(drawn, width) - std::min(size, width), ' ');
+    std::fputs(("\r" + line).c_str(), stderr);
+    std::fflush(stderr);
+    drawn = size;
+  }
+
+  static std::string whole(double number) { return std::to_string(std::llround(number)); }
+};
+
+ProgressDisplay::ProgressDisplay(const Progress& progress, const Common& common) {
+  const bool terminal = ::isatty(STDERR_FILENO) == 1 && !common.quiet;
+  if (common.progress == ProgressMode::never ||
+      (common.progress == ProgressMode::automatic && !terminal)) {
+    return;
+  }
+  impl_ = std::make_unique<Impl>(progress, common.progress == ProgressMode::json,
+                                 common.progress == ProgressMode::always);
+  impl_->thread = std::thread([impl = impl_.get()] { impl->loop(); });
+}
+
+ProgressDisplay::~ProgressDisplay() {
+  if (!impl_) return;
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->stop = true;
+  }
+  impl_->wake.notify_one();
+  impl_->thread.join();
+}
+
+}  // namespace dsckpt::cli

@@ -1,0 +1,163 @@
+#include "cli/spelling.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <numeric>
+#include <system_error>
+
+namespace dsckpt::cli {
+namespace {
+
+bool is_long_option(const std::string& argument) {
+  return argument.size() > 2 && argument.starts_with("--");
+}
+
+const CLI::App* subcommand(const CLI::App& app, const std::string& name) {
+  for (const CLI::App* sub : app.get_subcommands({})) {
+    if (sub->check_name(name)) return sub;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> long_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+// Those that --help shows.
+std::vector<std::string> shown_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const std::string& name : long_names(app)) {
+    if (!app.get_option(name)->get_group().empty()) names.push_back(name);
+  }
+  return names;
+}
+
+std::string name_part(const std::string& argument) {
+  return argument.substr(0, argument.find('='));
+}
+
+std::vector<std::string> that_begin_with(const std::vector<std::string>& names,
+                                         const std::string& beginning) {
+  std::vector<std::string> found;
+  std::copy_if(names.begin(), names.end(), std::back_inserter(found),
+               [&](const std::string& name) { return name.starts_with(beginning); });
+  return found;
+}
+
+std::string canonical_option(const std::string& argument, const std::vector<std::string>& known) {
+  std::string name = name_part(argument);
+  const std::string value = argument.substr(name.size());
+  std::replace(name.begin(), name.end(), '_', '-');
+  if (std::find(known.begin(), known.end(), name) == known.end()) {
+    const std::vector<std::string> matches = that_begin_with(known, name);
+    if (matches.size() == 1) name = matches.front();
+  }
+  return name + value;
+}
+
+// The letters to insert, delete, replace or swap with their neighbours to make `b`, or a beginning
+// of it, of `a`.
+struct Distance {
+  size_t whole;
+  size_t beginning;
+};
+
+Distance distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> before;
+  std::vector<size_t> above(b.size() + 1);
+  std::iota(above.begin(), above.end(), size_t{0});
+  for (size_t i = 1; i <= a.size(); ++i) {
+    std::vector<size_t> row(b.size() + 1, i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      row[j] = std::min({above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] != b[j - 1])});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        row[j] = std::min(row[j], before[j - 2] + 1);
+      }
+    }
+    before = std::move(above);
+    above = std::move(row);
+  }
+  return {above.back(), *std::min_element(above.begin(), above.end())};
+}
+
+// The names that `word` begins, else the one that it is a slip of the fingers away from.
+std::vector<std::string> likely(const std::vector<std::string>& names, const std::string& word) {
+  std::vector<std::string> found = that_begin_with(names, word);
+  if (!found.empty()) return found;
+  const size_t letters = word.size() - std::min(word.size(), word.find_first_not_of('-'));
+  const size_t most = (letters + 1) / 3;
+  for (const auto measure : {&Distance::whole, &Distance::beginning}) {
+    size_t best = most + 1;
+    for (const std::string& name : names) {
+      const size_t steps = distance(word, name).*measure;
+      if (steps >= best) continue;
+      best = steps;
+      found = {name};
+    }
+    if (!found.empty()) break;
+  }
+  return found;
+}
+
+std::string question(const std::vector<std::string>& names) {
+  std::string out;
+  for (size_t i = 0; i < names.size(); ++i) {
+    out += i == 0 ? "" : i + 1 == names.size() ? " or " : ", ";
+    out += "'" + names[i] + "'";
+  }
+  return out.empty() ? "" : "did you mean " + out + "?";
+}
+
+}  // namespace
+
+std::vector<std::string> canonical_arguments(const CLI::App& app,
+                                             std::vector<std::string> arguments) {
+  if (!arguments.empty() && arguments.front() == "help" && !app.get_subcommands({}).empty()) {
+    arguments.erase(arguments.begin());
+    arguments.insert(arguments.begin() + (arguments.empty() ? 0 : 1), "--help");
+  }
+  const CLI::App* command = &app;
+  std::vector<std::string> known = long_names(app);
+  for (std::string& argument : arguments) {
+    if (argument == "--") break;
+    if (is_long_option(argument)) {
+      argument = canonical_option(argument, known);
+    } else if (const CLI::App* sub = command == &app ? subcommand(app, argument) : nullptr) {
+      command = sub;
+      known = long_names(*sub);
+    }
+  }
+  return arguments;
+}
+
+std::string did_you_mean(const CLI::App& app, const std::vector<std::string>& arguments) {
+  const CLI::App* command = &app;
+  bool first = true;  // among the words that are no options
+  std::vector<std::string> subcommands;
+  for (const CLI::App* sub : app.get_subcommands({})) subcommands.push_back(sub->get_name());
+  for (const std::string& argument : arguments) {
+    if (argument == "--") break;
+    if (is_long_option(argument)) {
+      const std::string name = name_part(argument);
+      const std::vector<std::string> known = long_names(*command);
+      if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+      return question(likely(shown_names(*command), name));
+    }
+    if (!first || subcommands.empty() || argument.starts_with("-")) continue;
+    first = false;
+    std::error_code unreadable;
+    if (const CLI::App* sub = subcommand(app, argument)) {
+      command = sub;
+    } else if (!std::filesystem::exists(argument, unreadable)) {
+      const std::string meant = question(likely(subcommands, argument));
+      if (!meant.empty()) return meant;
+    }
+  }
+  return "";
+}
+
+}  // namespace dsckpt::cli

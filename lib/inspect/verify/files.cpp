@@ -1,0 +1,310 @@
+// Every file by itself: can it be opened, are its bytes those that were saved, is it the file of
+// the rank whose name it has, do its tensors lie inside it.
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/bytes.h"
+#include "base/kernels.h"
+#include "format/tensors_in.h"
+#include "inspect/verify/verification.h"
+
+namespace dsckpt {
+namespace {
+
+constexpr uint64_t kUnitBytes = 4 << 20;
+constexpr size_t kBufferBytes = 256 << 10;
+
+// Opens what can be opened of `file`, which has been added to the inputs. Throws as the readers do.
+void open_file(Verification& v, CheckedFile& file) {
+  const InputFile& input = v.inputs[file.id];
+  if (!file.name && SafetensorsFile::probe(input)) {
+    file.safetensors = SafetensorsFile::open(v.inputs, file.id);
+    return;
+  }
+  if (ZipReader::probe(input)) file.zip = ZipReader::open(input, file.id);
+  const ShardName name = file.name.value_or(ShardName{.kind = ShardName::Kind::universal});
+  file.shard = Shard{name, file.path, file.display, TorchArchive::open(v.inputs, file.id), false};
+}
+
+std::filesystem::path root_of(const Verification& v) {
+  return v.report.form == "zero" || v.report.form == "universal" ? v.folder.display_root()
+                                                                 : v.report.folder;
+}
+
+// Whether a record of the zip has other bytes than were saved, which explains why a file cannot be
+// read.
+bool has_damaged_record(const Verification& v, FileId id) {
+  return std::any_of(v.damaged.begin(), v.damaged.end(),
+                     [&](const Extent& extent) { return extent.file == id; });
+}
+
+struct Record {
+  CheckedFile* file;
+  const ZipEntry* entry;
+  Extent extent;
+};
+
+// Up to kUnitBytes of a record.
+struct Unit {
+  size_t record;
+  Extent extent;
+};
+
+// What stands behind the data must be what the directory says (APPNOTE 4.3.9).
+void check_descriptor(Verification& v, const CheckedFile& file, const ZipEntry& entry,
+                      const Extent& extent) {
+  constexpr uint32_t kSignature = 0x08074b50;
+  const uint64_t size = entry.limit - extent.end();
+  if (size != 16 && size != 24) return;
+  const std::vector<std::byte> bytes = v.inputs[file.id].read(extent.end(), size);
+  ByteReader reader(bytes, extent.end());
+  const auto signature = reader.read<uint32_t>();
+  const auto crc = reader.read<uint32_t>();
+  const auto next = [&] { return size == 16 ? reader.read<uint32_t>() : reader.read<uint64_t>(); };
+  const uint64_t stored = next();
+  const uint64_t whole = next();
+  if (signature == kSignature && crc == entry.crc32 && stored == entry.size &&
+      whole == entry.size) {
+    return;
+  }
+  v.add({.check = Check::crc,
+         .message = "what stands behind the record has another CRC32 or size than the directory",
+         .file = file.display,
+         .rank = file.rank(),
+         .member = entry.name,
+         .offset = extent.end(),
+         .size = size});
+}
+
+// Where the records are whose CRC32 is known.
+std::vector<Record> find_records(Verification& v) {
+  std::vector<std::vector<Record>> of_file(v.files.size());
+  for_each_index(v.files.size(), [&](size_t i) {
+    CheckedFile& file = v.files[i];
+    if (!file.zip || !file.zip->has_checksums()) return;
+    for (const ZipEntry& entry : file.zip->entries()) {
+      v.attempt(Check::unreadable, file, [&] {
+        of_file[i].push_back({&file, &entry, file.zip->data(entry)});
+        check_descriptor(v, file, entry, of_file[i].back().extent);
+      });
+    }
+  });
+  std::vector<Record> records;
+  for (const auto& some : of_file) records.insert(records.end(), some.begin(), some.end());
+  return records;
+}
+
+std::vector<Unit> cut(const std::vector<Record>& records) {
+  std::vector<Unit> units;
+  for (size_t r = 0; r < records.size(); ++r) {
+    const Extent& extent = records[r].extent;
+    for (uint64_t at = 0; at < extent.size; at += kUnitBytes) {
+      const uint64_t size = std::min(kUnitBytes, extent.size - at);
+      units.push_back({r, {extent.file, extent.offset + at, size}});
+    }
+  }
+  return units;
+}
+
+uint32_t crc_of(const Verification& v, const Extent& extent) {
+  thread_local std::vector<std::byte> buffer(kBufferBytes);
+  uint32_t crc = 0;
+  for (uint64_t at = 0; at < extent.size; at += kBufferBytes) {
+    const std::span<std::byte> piece =
+        std::span(buffer).first(std::min<uint64_t>(kBufferBytes, extent.size - at));
+    v.inputs[extent.file].read_at(extent.offset + at, piece);
+    crc = crc32(crc, piece);
+  }
+  return crc;
+}
+
+// "a.pt" or "a.pt and 383 more"
+std::string first_of(const std::vector<std::string>& names) {
+  const std::string more = std::to_string(names.size() - 1);
+  return names.front() + (names.size() == 1 ? "" : " and " + more + " more");
+}
+
+void note_unchecked(Verification& v) {
+  std::vector<std::string> without;
+  std::vector<std::string> legacy;
+  for (const CheckedFile& file : v.files) {
+    if (file.zip && !file.zip->has_checksums()) {
+      without.push_back(file.display);
+    } else if (file.safetensors) {
+      v.skip(Check::crc, "files of safetensors have no CRC32s", true);
+    } else if (file.shard && !file.zip) {
+      legacy.push_back(file.display);
+    }
+  }
+  if (!without.empty()) {
+    v.skip(Check::crc, "saved without CRC32s: " + first_of(without), true);
+  }
+  if (!legacy.empty()) {
+    v.skip(Check::crc, "of torch's old form, which has no CRC32s: " + first_of(legacy), true);
+  }
+}
+
+// One note for all tensors that are of a kind that is not read.
+void note_unsupported(Verification& v, const std::vector<std::vector<std::string>>& of_files) {
+  std::vector<std::string> all;
+  for (const auto& some : of_files) all.insert(all.end(), some.begin(), some.end());
+  if (!all.empty()) v.skip(Check::layout, "not all of it: " + first_of(all), true);
+}
+
+// The persistent value of the storage that a tensor is a view of, or None.
+pickle::Value storage_in(const pickle::Value& value) {
+  if (value.is(pickle::Kind::persistent)) return value;
+  if (value.is(pickle::Kind::object)) return storage_in(value.as_object().arguments);
+  if (!value.is(pickle::Kind::tuple)) return {};
+  for (const pickle::Value& item : value.as_sequence()) {
+    const pickle::Value found = storage_in(item);
+    if (!found.is_none()) return found;
+  }
+  return {};
+}
+
+// Says what is wrong with a tensor: with its storage, or with the view.
+Finding finding_of(const CheckedFile& file, const FoundTensor& found, const Error& error) {
+  Finding finding{.check = Check::layout,
+                  .message = error.message(),
+                  .file = file.display,
+                  .rank = file.rank(),
+                  .member = found.path,
+                  .offset = error.where().offset};
+  try {
+    file.shard->archive.storage(storage_in(found.value));
+  } catch (const Error& of_storage) {
+    if (of_storage.where().member.empty()) return finding;
+    finding.check = Check::unreadable;
+    finding.message = of_storage.message() + " (" + found.path + ")";
+    finding.member = of_storage.where().member;
+  }
+  return finding;
+}
+
+}  // namespace
+
+void open_files(Verification& v) {
+  for (CheckedFile& file : v.files) {
+    const std::filesystem::path relative = file.path.lexically_relative(root_of(v));
+    file.display = (relative.empty() ? file.path : relative).string();
+    try {
+      file.id = v.inputs.add(file.path, root_of(v));
+      file.display = v.inputs[file.id].display();
+      v.report.bytes += v.inputs[file.id].size();
+    } catch (const Error& error) {
+      v.add(Check::unreadable, file, error);
+      file.suspect = true;
+    }
+  }
+  v.report.files = v.files.size();
+  for_each_index(v.files.size(), [&](size_t i) {
+    CheckedFile& file = v.files[i];
+    if (file.suspect) return;
+    v.stop_if_cancelled();
+    v.attempt(Check::unreadable, file, [&] { open_file(v, file); });
+  });
+}
+
+void check_records(Verification& v) {
+  note_unchecked(v);
+  const std::vector<Record> records = find_records(v);
+  const std::vector<Unit> units = cut(records);
+  for (const Unit& unit : units) v.progress.bytes_total += unit.extent.size;
+  std::vector<uint32_t> crcs(units.size());
+  std::vector<char> unread(records.size());
+  for_each_index(units.size(), [&](size_t i) {
+    v.stop_if_cancelled();
+    CheckedFile& file = *records[units[i].record].file;
+    try {
+      crcs[i] = crc_of(v, units[i].extent);
+    } catch (const Error& error) {
+      v.add(Check::unreadable, file,
+            error.within({.member = records[units[i].record].entry->name}));
+      unread[units[i].record] = 1;
+    }
+    v.progress.bytes_done += units[i].extent.size;
+  });
+
+  auto unit = units.begin();
+  for (size_t r = 0; r < records.size(); ++r) {
+    uint32_t crc = 0;
+    for (; unit != units.end() && unit->record == r; ++unit) {
+      crc = crc32_combine(crc, crcs[static_cast<size_t>(unit - units.begin())], unit->extent.size);
+    }
+    const auto& [file, entry, extent] = records[r];
+    if (unread[r] != 0) {
+      file->suspect = true;
+      continue;
+    }
+    ++v.report.records;
+    if (crc == entry->crc32) continue;
+    v.damaged.push_back(extent);
+    v.add({.check = Check::crc,
+           .message = "CRC32 mismatch: the data has changed since it was saved",
+           .file = file->display,
+           .rank = file->rank(),
+           .member = entry->name,
+           .offset = extent.offset,
+           .size = extent.size});
+  }
+  // What cannot be read because its bytes are not those that were saved is reported as that.
+  std::erase_if(v.report.findings, [&](const Finding& finding) {
+    if (finding.check != Check::unreadable) return false;
+    return std::any_of(v.files.begin(), v.files.end(), [&](const CheckedFile& file) {
+      return file.display == finding.file && file.zip && has_damaged_record(v, file.id);
+    });
+  });
+}
+
+void check_saved_names(Verification& v) {
+  std::set<std::string> stems;  // of the files of parameters: "fp32", "exp_avg"
+  for (const CheckedFile& file : v.files) {
+    if (file.name && file.name->kind == ShardName::Kind::universal) {
+      stems.insert(file.path.stem().string());
+    }
+  }
+  for (CheckedFile& file : v.files) {
+    if (!file.usable() || !file.shard) continue;
+    const std::string prefix(file.shard->archive.prefix());
+    if (file.name->kind == ShardName::Kind::universal) {
+      if (prefix == file.path.stem() || !stems.contains(prefix)) continue;
+    } else {
+      const auto saved = parse_shard_name(prefix + ".pt");
+      if (!saved || saved->same_rank(*file.name)) continue;
+    }
+    file.suspect = true;
+    v.add(Check::wrong_rank, file, "",
+          "was saved as " + prefix + ".pt: another file is in its place");
+  }
+}
+
+void check_tensors_in_files(Verification& v) {
+  std::vector<std::vector<std::string>> unsupported(v.files.size());  // of each file
+  for_each_index(v.files.size(), [&](size_t i) {
+    CheckedFile& file = v.files[i];
+    if (!file.usable() || !file.shard) return;
+    std::set<std::string> storages;
+    for (const FoundTensor& found : tensors_in(file.shard->archive.root())) {
+      try {
+        file.shard->archive.tensor(found.value);
+      } catch (const Error& error) {
+        if (error.kind() == ErrorKind::unsupported) {
+          unsupported[i].push_back(
+              error.within({.file = file.display, .tensor = found.path}).what());
+          continue;
+        }
+        Finding finding = finding_of(file, found, error);
+        const bool is_new =
+            finding.check == Check::layout || storages.insert(finding.member).second;
+        if (is_new) v.add(std::move(finding));
+        file.suspect = true;
+      }
+    }
+  });
+  note_unsupported(v, unsupported);
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,185 @@
+// NaN and Inf.
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "base/statistics.h"
+#include "base/widen.h"
+#include "checkpoint/model_states.h"
+#include "format/tensors_in.h"
+#include "inspect/blocks.h"
+#include "inspect/verify/verification.h"
+
+namespace dsckpt {
+namespace {
+
+using Kind = ShardName::Kind;
+
+// How many NaN and Inf there are, and where the first one is.
+struct Count {
+  uint64_t nan = 0;
+  uint64_t inf = 0;
+  std::optional<int64_t> first;
+
+  // Of elements that come later.
+  void add(const Count& other) {
+    nan += other.nan;
+    inf += other.inf;
+    if (!first) first = other.first;
+  }
+};
+
+struct Named {
+  std::string name;
+  TensorSource value;
+  bool may_be_infinite = false;  // masks among buffers are
+};
+
+// Types that have NaN: floating and complex ones.
+bool can_be_nan(DType dtype) {
+  return is_floating_point(real_part(dtype));
+}
+
+Count count_nonfinite(const Named& tensor, int64_t at, std::span<const std::byte> bytes) {
+  const DType stored = tensor.value.dtype();
+  const Statistics statistics = statistics_of(stored, bytes);
+  const bool infinite = statistics.infinities() > 0 && !tensor.may_be_infinite;
+  Count count;
+  if (statistics.nans == 0 && !infinite) return count;
+  const DType part = real_part(stored);
+  const size_t parts = size_of(stored) / size_of(part);
+  std::vector<double> values(bytes.size() / size_of(part));
+  to_float64(part, bytes.data(), values.data(), values.size());
+  for (size_t i = 0; i < values.size(); i += parts) {
+    const std::span<const double> element(values.data() + i, parts);
+    const auto has = [&](bool (*is)(double)) {
+      return std::any_of(element.begin(), element.end(), is);
+    };
+    const bool nan = has([](double x) { return std::isnan(x); });
+    const bool inf = !nan && !tensor.may_be_infinite && has([](double x) { return std::isinf(x); });
+    if (!nan && !inf) continue;
+    ++(nan ? count.nan : count.inf);
+    if (!count.first) count.first = at + static_cast<int64_t>(i / parts);
+  }
+  return count;
+}
+
+// Every copy that a source is made of, so that none is left out.
+void add_parts(std::vector<Named>& out, const std::string& name, const TensorSource& source,
+               bool may_be_infinite = false) {
+  bool plain = true;
+  source.lower([&](const SourceRun& run) {
+    plain = plain && run.combine != Combine::same && run.combine != Combine::mean &&
+            run.stored == run.result;
+  });
+  if (plain) return out.push_back({name, source, may_be_infinite});
+  const auto add = [&](FileId file, uint64_t offset, uint64_t bytes, DType dtype) {
+    const auto count = static_cast<int64_t>(bytes / size_of(dtype));
+    const auto stored = TensorSource::stored({file, offset, bytes}, dtype, {count});
+    out.push_back({name, stored, may_be_infinite});
+  };
+  source.lower([&](const SourceRun& run) {
+    if (run.combine == Combine::zeros) return;
+    const auto add_rows = [&](FileId file, uint64_t offset, uint64_t row_bytes, int64_t stride) {
+      for (uint64_t row = 0; row < run.rows; ++row) {
+        add(file, offset + row * static_cast<uint64_t>(stride), row_bytes, run.stored);
+      }
+    };
+    if (run.combine != Combine::interleave) {
+      add_rows(run.file, run.offset, run.row_bytes, run.rows == 1 ? 0 : run.stride);
+    }
+    for (const Operand& operand : run.more) {
+      const bool column = run.combine == Combine::interleave;
+      add_rows(operand.in, operand.src, column ? operand.row_bytes : run.row_bytes,
+               column ? operand.stride : 0);
+    }
+  });
+}
+
+// Unless it is of a kind that is not supported, which check_tensors_in_files notes.
+void add_stored(std::vector<Named>& out, const std::string& name, const CheckedFile& file,
+                const pickle::Value& value) {
+  const auto tensor = if_supported([&] { return file.shard->archive.tensor(value); });
+  if (tensor) out.push_back({name, *tensor});
+}
+
+// Weights, 16-bit weights, states and buffers.
+std::vector<Named> finite_tensors(Verification& v) {
+  std::vector<Named> tensors;
+  for (const Param& param : v.checkpoint->params()) {
+    if (!param.alias_of.empty()) continue;
+    add_parts(tensors, param.name, param.weight, param.kind == ParamKind::buffer);
+    for (const ParamState& state : param.states) add_parts(tensors, param.name, state.value);
+  }
+  for (CheckedFile* file : v.of_kind(Kind::model_states)) {
+    v.attempt(Check::layout, *file, [&] {
+      const ModelStates model(*file->shard);
+      for (const auto& [name, value] : model.module) {
+        if (!model.buffer_names.contains(name)) add_stored(tensors, name, *file, value);
+      }
+    });
+  }
+  for (CheckedFile* file : v.of_kind(Kind::layer)) {
+    v.attempt(Check::layout, *file, [&] {
+      for (const auto& [key, value] : file->shard->archive.root().as_dict().items) {
+        if (!key.is(pickle::Kind::string) || !TorchArchive::is_tensor(value)) continue;
+        add_stored(tensors, std::string(key.as_string()), *file, value);
+      }
+    });
+  }
+  return tensors;
+}
+
+std::vector<Count> count_all(Verification& v, const std::vector<Named>& tensors) {
+  std::vector<PassItem> items;
+  for (const Named& tensor : tensors) items.push_back({tensor.name, {{&v.inputs, tensor.value}}});
+  InOrder<Count> counts(tensors.size());
+  read_blocks(items, v.options.threads, v.progress, [&](const Block& block, const auto& bytes) {
+    counts.add(block, count_nonfinite(tensors[block.item], block.first, bytes.front()));
+  });
+  std::vector<Count> all;
+  for (size_t i = 0; i < tensors.size(); ++i) all.push_back(counts.take(i));
+  return all;
+}
+
+void report_nonfinite(Verification& v, const Named& tensor, const Count& count) {
+  Finding finding{.check = Check::nonfinite, .message = {}, .file = {}};
+  v.set_place(finding, place_of(tensor.value, *count.first));
+  finding.tensor = tensor.name;
+  finding.message = std::to_string(count.nan) + " NaN and " + std::to_string(count.inf) +
+                    " Inf among " + std::to_string(tensor.value.numel()) + " elements";
+  v.add(std::move(finding));
+}
+
+}  // namespace
+
+void check_finite(Verification& v) {
+  std::vector<Named> tensors;
+  if (v.checkpoint) tensors = finite_tensors(v);
+  for (const CheckedFile& file : v.files) {
+    if (file.name) continue;
+    if (file.safetensors) {
+      for (const SafetensorsEntry& entry : file.safetensors->entries()) {
+        tensors.push_back({entry.name, file.safetensors->tensor(entry)});
+      }
+    }
+    if (!file.usable() || !file.shard) continue;
+    for (const FoundTensor& found : tensors_in(file.shard->archive.root())) {
+      add_stored(tensors, found.path, file, found.value);
+    }
+  }
+  std::erase_if(tensors, [&](const Named& tensor) {
+    return !can_be_nan(tensor.value.dtype()) || v.is_doubtful(tensor.value);
+  });
+  const std::vector<Count> counts = count_all(v, tensors);
+  std::set<std::pair<FileId, uint64_t>> reported;  // some tensors are views of one another
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!counts[i].first) continue;
+    const auto place = place_of(tensors[i].value, *counts[i].first);
+    if (place && !reported.emplace(place->file, place->offset).second) continue;
+    report_nonfinite(v, tensors[i], counts[i]);
+  }
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,258 @@
+// The grid of ranks: whose files must be there, whose cannot be. engine.py _get_ckpt_name,
+// _get_zero_ckpt_name.
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/text.h"
+#include "checkpoint/model_states.h"
+#include "checkpoint/optim_states.h"
+#include "deepspeed/keys.h"
+#include "inspect/verify/verification.h"
+
+namespace dsckpt {
+namespace {
+
+using Kind = ShardName::Kind;
+
+constexpr int64_t kMaxRanks = 1 << 20;
+
+// What one file says of how many ranks there are.
+struct Word {
+  CheckedFile* file;
+  uint32_t rank;   // the file's own
+  uint32_t count;  // of how many
+};
+
+// The number of ranks that the files agree on best. Files of ranks that would be too many say
+// nothing: they may be left of a larger run. So the number with the fewest words against it, and of
+// these with the most for it.
+std::optional<uint32_t> agreed(const std::vector<Word>& words) {
+  struct Votes {
+    size_t against;
+    size_t in_favour;
+    uint32_t count;
+  };
+  std::optional<Votes> best;
+  std::set<uint32_t> counts;
+  for (const Word& word : words) counts.insert(word.count);
+  for (const uint32_t count : counts) {
+    Votes votes{0, 0, count};
+    for (const Word& word : words) {
+      if (word.rank < count) ++(word.count == count ? votes.in_favour : votes.against);
+    }
+    if (!best || votes.against < best->against ||
+        (votes.against == best->against && votes.in_favour > best->in_favour)) {
+      best = votes;
+    }
+  }
+  return best ? std::optional(best->count) : std::nullopt;
+}
+
+bool is_model(const CheckedFile& file) {
+  return file.name->kind == Kind::model_states || file.name->kind == Kind::zero_model_states;
+}
+
+class Grid {
+ public:
+  explicit Grid(Verification& v) : v_(v) {}
+
+  void check() {
+    collect();
+    const auto dp = agreed(dp_words_);
+    const auto mp = agreed(mp_words_);
+    report_dissent(dp_words_, dp, keys::kPartitionCount);
+    report_dissent(mp_words_, mp, keys::kMpWorldSize);
+    // Stage 0 needs no count: its only files are those of the mp ranks.
+    mp_ = mp.value_or(largest_mp() + 1);
+    dp_ = dp.value_or(1);
+    find_stage();
+    const bool universal = v_.report.form == "universal";
+    check_kind(Kind::model_states, stage_3_ ? 0 : 1);
+    check_kind(Kind::zero_model_states, stage_3_ ? dp_ : 0);
+    if (!universal) check_kind(Kind::optim_states, zero_ ? dp_ : 0);
+    leave_out();
+  }
+
+ private:
+  void collect() {
+    for (CheckedFile& file : v_.files) {
+      if (!file.usable() || !file.name) continue;
+      const Kind kind = file.name->kind;
+      const Shard& shard = *file.shard;
+      if (is_model(file)) {
+        v_.attempt(Check::layout, file, [&] {
+          const Fields fields(shard, shard.archive.root());
+          add_word(file, mp_words_, file.name->mp_rank, fields.integer_if_any(keys::kMpWorldSize));
+          const uint32_t rank = kind == Kind::zero_model_states ? file.name->dp_rank : 0;
+          add_word(file, dp_words_, rank, fields.integer_if_any(keys::kDpWorldSize));
+        });
+      } else if (kind == Kind::optim_states) {
+        v_.attempt(Check::layout, file, [&] {
+          const std::vector<int64_t> counts = partition_counts(optimizer_state(shard));
+          if (counts.empty()) throw CorruptError({}, "partition_count is empty");
+          // Experts are cut over fewer ranks than what all ranks share.
+          add_word(file, dp_words_, file.name->dp_rank,
+                   *std::max_element(counts.begin(), counts.end()));
+        });
+      }
+    }
+  }
+
+  static void add_word(CheckedFile& file, std::vector<Word>& words, uint32_t rank,
+                       std::optional<int64_t> count) {
+    if (!count) return;
+    if (*count < 1 || *count > kMaxRanks) {
+      throw CorruptError({}, "says that there are " + std::to_string(*count) + " ranks");
+    }
+    words.push_back({&file, rank, static_cast<uint32_t>(*count)});
+  }
+
+  void report_dissent(const std::vector<Word>& words, std::optional<uint32_t> count,
+                      std::string_view key) {
+    for (const Word& word : words) {
+      if (!count || word.count == *count || word.rank >= *count) continue;
+      const bool of_model = is_model(*word.file);
+      v_.add(Check::layout, *word.file,
+             of_model && key == keys::kPartitionCount ? std::string(keys::kDpWorldSize)
+             : of_model                               ? std::string(key)
+                        : std::string(keys::kOptimizerStateDict) + "." + std::string(key),
+             "is of " + std::to_string(word.count) + " ranks, the other files are of " +
+                 std::to_string(*count));
+      word.file->suspect = true;
+    }
+  }
+
+  uint32_t largest_mp() const {
+    uint32_t largest = 0;
+    for (const CheckedFile& file : v_.files) {
+      if (file.name) largest = std::max(largest, file.name->mp_rank);
+    }
+    return largest;
+  }
+
+  // Whether there are optimizer-states files, and whether each rank has a model-states file.
+  void find_stage() {
+    size_t of_ranks = 0;
+    size_t of_all = 0;
+    for (CheckedFile* file : v_.of_kind(Kind::optim_states)) {
+      try {
+        ++(zero_stage_of(*file->shard) == 3 ? of_ranks : of_all);
+      } catch (const Error&) {
+        continue;  // check_optim_files_agree says so
+      }
+    }
+    zero_ = v_.folder.has(Kind::optim_states);
+    stage_3_ = of_ranks > of_all;
+    if (of_ranks + of_all > 0) return;
+    stage_3_ = v_.folder.has(Kind::zero_model_states);
+    // ZeRO keeps the shapes in the model's file and the optimizer in files of its own.
+    for (CheckedFile* file : v_.of_kind(Kind::model_states)) {
+      const pickle::Value root = file->shard->archive.root();
+      zero_ = zero_ || (root.find_or_none(keys::kOptimizer).is_none() &&
+                        !root.find_or_none(keys::kParamShapes).is_none());
+    }
+    zero_ = zero_ || stage_3_;
+  }
+
+  // There must be files of kind `kind` of ranks 0 to `dp` - 1 of every mp rank, one each.
+  void check_kind(Kind kind, uint32_t dp) {
+    std::map<std::pair<uint32_t, uint32_t>, std::vector<CheckedFile*>> by_rank;
+    for (CheckedFile& file : v_.files) {
+      if (file.name && file.name->kind == kind) {
+        by_rank[{file.name->mp_rank, file.name->dp_rank}].push_back(&file);
+      }
+    }
+    for (auto& [rank, files] : by_rank) {
+      if (rank.first >= mp_ || rank.second >= dp) {
+        for (CheckedFile* file : files) report_extra(*file, dp);
+      } else {
+        while (files.size() > 1) report_second(files);
+      }
+    }
+    if (dp == 0) return;
+    const ShardName model = example(kind, by_rank.empty() ? nullptr : by_rank.begin()->second[0]);
+    size_t missing = 0;
+    for (uint32_t mp = 0; mp < mp_; ++mp) {
+      for (uint32_t rank = 0; rank < dp; ++rank) {
+        if (by_rank.contains({mp, rank}) || ++missing > kMaxMissing) continue;
+        ShardName name = model;
+        name.mp_rank = mp;
+        name.dp_rank = rank;
+        report_missing(name);
+      }
+    }
+  }
+
+  ShardName example(Kind kind, const CheckedFile* file) const {
+    ShardName name{.kind = kind};
+    if (file != nullptr) name = *file->name;
+    if (file == nullptr && kind == Kind::optim_states) name.bf16 = is_bf16();
+    return name;
+  }
+
+  bool is_bf16() const {
+    for (const CheckedFile& file : v_.files) {
+      if (!file.usable() || !file.name || !is_model(file)) continue;
+      const pickle::Value config = file.shard->archive.root().find_or_none(keys::kDsConfig);
+      return config.find_or_none("bf16").find_or_none("enabled").is_true();
+    }
+    return false;
+  }
+
+  void report_missing(const ShardName& name) {
+    v_.add({.check = Check::missing,
+            .message = "is not there: the checkpoint is of " + counted(mp_ * dp_, "rank"),
+            .file = v_.folder.display(v_.folder.path / name.file_name()),
+            .rank = FindingRank{name.dp_rank, name.mp_rank}});
+  }
+
+  void report_extra(CheckedFile& file, uint32_t dp) {
+    v_.add(Check::extra, file, "",
+           dp == 0
+               ? std::string("has no place in a checkpoint of this stage; perhaps it is left of "
+                             "another one of the same tag")
+               : "is one too many: the checkpoint is of " + std::to_string(mp_ * dp) +
+                     " ranks; perhaps an older one of the same tag was larger");
+    file.left_out = true;
+  }
+
+  // Of files of one rank with different spellings, that of the run's own precision counts.
+  void report_second(std::vector<CheckedFile*>& files) {
+    const bool bf16 = is_bf16();
+    auto other = std::find_if(files.begin(), files.end(),
+                              [&](const CheckedFile* file) { return file->name->bf16 != bf16; });
+    if (other == files.end()) other = std::prev(files.end());
+    v_.add(Check::extra, **other, "",
+           "is a second file of a rank; the other is " +
+               files[*other == files[0] ? 1 : 0]->path.filename().string());
+    (*other)->left_out = true;
+    files.erase(other);
+  }
+
+  // The readers take the rest.
+  void leave_out() {
+    for (const CheckedFile& file : v_.files) {
+      if (!file.left_out) continue;
+      std::erase_if(v_.folder.shards,
+                    [&](const ShardFile& shard) { return shard.path == file.path; });
+    }
+  }
+
+  Verification& v_;
+  std::vector<Word> dp_words_;
+  std::vector<Word> mp_words_;
+  uint32_t mp_ = 1;
+  uint32_t dp_ = 1;
+  bool zero_ = false;
+  bool stage_3_ = false;
+};
+
+}  // namespace
+
+void check_ranks(Verification& v) {
+  Grid(v).check();
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,264 @@
+// Copies that must be equal.
+
+#include <re2/re2.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "checkpoint/model_states.h"
+#include "deepspeed/keys.h"
+#include "format/read_tensor.h"
+#include "inspect/verify/verification.h"
+
+namespace dsckpt {
+namespace {
+
+using Kind = ShardName::Kind;
+using pickle::Value;
+
+// As many as fit the caches of a core.
+constexpr int64_t kPieceElements = 16 << 10;
+
+// What each rank has seen of the data; nobody keeps it equal.
+bool is_running_statistic(std::string_view name) {
+  return name.ends_with("running_mean") || name.ends_with("running_var");
+}
+
+// Counts what is compared, and looks whether to stop.
+void count_compared(Verification& v, uint64_t bytes) {
+  v.stop_if_cancelled();
+  v.progress.bytes_done += bytes;
+}
+
+// The first byte in which two tensors of one type and shape differ.
+std::optional<uint64_t> first_difference(Verification& v, const TensorSource& a,
+                                         const TensorSource& b) {
+  std::vector<std::byte> left;
+  std::vector<std::byte> right;
+  const uint64_t item = size_of(a.dtype());
+  v.progress.bytes_total += a.nbytes() + b.nbytes();
+  for (int64_t at = 0; at < a.numel(); at += kPieceElements) {
+    const int64_t count = std::min(kPieceElements, a.numel() - at);
+    left.resize(static_cast<size_t>(count) * item);
+    right.resize(left.size());
+    read_elements(v.inputs, a, at, count, left);
+    read_elements(v.inputs, b, at, count, right);
+    count_compared(v, 2 * left.size());
+    const auto differs = std::mismatch(left.begin(), left.end(), right.begin()).first;
+    if (differs == left.end()) continue;
+    const uint64_t begin = static_cast<uint64_t>(at) * item;
+    count_compared(v, 2 * (a.nbytes() - begin - left.size()));
+    return begin + static_cast<uint64_t>(differs - left.begin());
+  }
+  return std::nullopt;
+}
+
+struct Copy {
+  CheckedFile* file;
+  TensorSource value;
+};
+
+void report_copy(Verification& v, const std::string& name, const Copy& copy, const Copy& right,
+                 uint64_t at, const std::string& message) {
+  const auto element = static_cast<int64_t>(at / size_of(copy.value.dtype()));
+  Finding finding{.check = Check::replica, .message = message, .file = copy.file->display};
+  finding.rank = copy.file->rank();
+  v.set_place(finding, place_of(copy.value, element));
+  finding.tensor = name;
+  finding.message += right.file->display;
+  v.add(std::move(finding));
+}
+
+// Compares copies of one tensor with the one that most files have.
+void compare_copies(Verification& v, const std::string& name, std::vector<Copy> copies) {
+  std::erase_if(copies, [&](const Copy& copy) { return v.is_doubtful(copy.value); });
+  if (copies.empty()) return;
+  const auto alike = [&](const Copy& a, const Copy& b) {
+    return a.value.shape() == b.value.shape() && a.value.dtype() == b.value.dtype();
+  };
+  const std::vector<size_t> group = first_equals(copies.size(), [&](size_t i, size_t j) {
+    return alike(copies[i], copies[j]) && !first_difference(v, copies[i].value, copies[j].value);
+  });
+  const size_t best = largest_kind(group);
+  for (size_t i = 0; i < copies.size(); ++i) {
+    if (group[i] == best) continue;
+    if (!alike(copies[i], copies[best])) {
+      v.add({.check = Check::shape,
+             .message = "is " + to_text(copies[i].value.shape()) + ", but " +
+                        to_text(copies[best].value.shape()) + " in " + copies[best].file->display,
+             .file = copies[i].file->display,
+             .rank = copies[i].file->rank(),
+             .member = std::string(keys::kModule),
+             .tensor = name});
+      continue;
+    }
+    const auto at = first_difference(v, copies[i].value, copies[best].value);
+    report_copy(v, name, copies[i], copies[best], at.value_or(0), "differs from the copy in ");
+  }
+}
+
+// Stage 3 writes `module` for every rank; only buffers have values there.
+void compare_ranks(Verification& v, const std::vector<CheckedFile*>& files) {
+  std::map<std::string, std::vector<Copy>> copies;
+  for (CheckedFile* file : files) {
+    v.attempt(Check::layout, *file, [&] {
+      for (const auto& [name, value] : ModelStates(*file->shard).module) {
+        if (is_running_statistic(name)) continue;
+        const auto stored = if_supported([&] { return file->shard->archive.tensor(value); });
+        if (stored && stored->numel() > 0) copies[name].push_back({file, *stored});
+      }
+    });
+  }
+  for (auto& [name, some] : copies) {
+    if (some.size() < files.size()) {
+      for (CheckedFile* file : files) {
+        if (std::any_of(some.begin(), some.end(), [&](const Copy& c) { return c.file == file; })) {
+          continue;
+        }
+        v.add({.check = Check::replica,
+               .message = "is not there, but is in " + some.front().file->display,
+               .file = file->display,
+               .rank = file->rank(),
+               .member = std::string(keys::kModule),
+               .tensor = name});
+      }
+    }
+    compare_copies(v, name, std::move(some));
+  }
+}
+
+// Whether universal_checkpoint_info says that all tensor-parallel ranks have the same. Of AutoEP
+// folded with tensor parallelism it says so of different experts.
+bool is_tp_replicated(const Value& info, const std::string& name) {
+  if (name.find("experts") != name.npos) return false;
+  RE2::Options quiet;
+  quiet.set_log_errors(false);
+  for (const Value& pattern : info.find_or_none(keys::kTpReplicated).sequence_or_empty()) {
+    if (!pattern.is(pickle::Kind::string)) continue;
+    const RE2 expression(pattern.as_string(), quiet);
+    if (expression.ok() && expression.Match(name, 0, name.size(), RE2::ANCHOR_START, nullptr, 0)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Tensor-parallel ranks that are no pipeline's.
+void compare_slices(Verification& v) {
+  std::map<std::string, std::vector<Copy>> copies;
+  for (CheckedFile* file : v.of_kind(Kind::model_states)) {
+    v.attempt(Check::layout, *file, [&] {
+      const Value info = file->shard->archive.root().find_or_none(keys::kUniversalCheckpointInfo);
+      for (const auto& [name, value] : ModelStates(*file->shard).module) {
+        if (!is_tp_replicated(info, name)) continue;
+        const auto stored = if_supported([&] { return file->shard->archive.tensor(value); });
+        if (stored) copies[name].push_back({file, *stored});
+      }
+    });
+  }
+  for (auto& [name, some] : copies) {
+    if (some.size() > 1) compare_copies(v, name, std::move(some));
+  }
+}
+
+// What one file has twice: frozen parameters of stage 2 and tied ones.
+void compare_within(Verification& v, CheckedFile& file) {
+  ModelStates model(*file.shard);
+  model.drop_false_aliases();
+  const auto compare = [&](const std::string& name, const Value& a, const Value& b) {
+    const auto left = if_supported([&] { return file.shard->archive.tensor(a); });
+    const auto right = if_supported([&] { return file.shard->archive.tensor(b); });
+    if (!left || !right) return;
+    const Copy mine{&file, *left};
+    const Copy other{&file, *right};
+    if (v.is_doubtful(mine.value) || v.is_doubtful(other.value)) return;
+    if (mine.value.shape() != other.value.shape() || mine.value.dtype() != other.value.dtype()) {
+      return;
+    }
+    if (const auto at = first_difference(v, mine.value, other.value)) {
+      report_copy(v, name, mine, other, *at, "differs from its other copy in ");
+    }
+  };
+  if (model.frozen_param_fragments && model.frozen_param_fragments->is_mapping()) {
+    for (const auto& entry : model.frozen_param_shapes) {
+      const auto found = model.by_name.find(entry.first);
+      const Value fragment = model.frozen_param_fragments->find_or_none(entry.first);
+      if (found == model.by_name.end() || !TorchArchive::is_tensor(fragment)) continue;
+      compare(entry.first, found->second, fragment);
+    }
+  }
+  for (const auto& [alias, owner] : model.shared_params) {
+    const auto a = model.by_name.find(alias);
+    const auto b = model.by_name.find(owner);
+    if (a == model.by_name.end() || b == model.by_name.end()) continue;
+    compare(alias, a->second, b->second);
+  }
+}
+
+// Compares the copies of one tensor that several ranks hold.
+void check_same(Verification& v, const std::string& name, const TensorSource& source) {
+  std::set<FileId> reported;
+  source.lower([&](const SourceRun& run) {
+    if (run.combine != Combine::same) return;
+    v.progress.bytes_total += run.row_bytes * run.more.size();
+    for (const Operand& operand : run.more) {
+      std::vector<std::byte> left;
+      std::vector<std::byte> right;
+      for (uint64_t at = 0; at < run.row_bytes; at += left.size()) {
+        left.resize(std::min<uint64_t>(run.row_bytes - at, 256 << 10));
+        count_compared(v, left.size());
+        if (reported.contains(operand.in)) continue;
+        right.resize(left.size());
+        v.inputs[run.file].read_at(run.offset + at, left);
+        v.inputs[operand.in].read_at(operand.src + at, right);
+        const auto differs = std::mismatch(left.begin(), left.end(), right.begin()).second;
+        if (differs == right.end()) continue;
+        reported.insert(operand.in);
+        Finding finding{.check = Check::replica,
+                        .message = *run.what + " are not the same; the other is in " +
+                                   v.inputs[run.file].display(),
+                        .file = {}};
+        const uint64_t offset = operand.src + at + static_cast<uint64_t>(differs - right.begin());
+        v.set_place(finding, Extent{operand.in, offset, 1});
+        finding.tensor = name;
+        v.add(std::move(finding));
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void check_module_replicas(Verification& v) {
+  std::set<uint32_t> worlds;
+  for (const CheckedFile* file : v.of_kind(Kind::zero_model_states)) {
+    worlds.insert(file->name->mp_rank);
+  }
+  for (const uint32_t mp_rank : worlds) {
+    compare_ranks(v, v.of_kind(Kind::zero_model_states, mp_rank));
+  }
+  for (CheckedFile* file : v.of_kind(Kind::model_states)) {
+    v.attempt(Check::layout, *file, [&] { compare_within(v, *file); });
+  }
+  // With masters check_same_tensors and check_rounding look at them.
+  if (v.of_kind(Kind::optim_states).empty()) compare_slices(v);
+}
+
+void check_same_tensors(Verification& v) {
+  if (!v.checkpoint) return;
+  std::vector<std::pair<std::string, TensorSource>> tensors;
+  for (const Param& param : v.checkpoint->params()) {
+    if (!param.alias_of.empty()) continue;
+    tensors.push_back({param.name, param.weight});
+    for (const ParamState& state : param.states) tensors.push_back({param.name, state.value});
+  }
+  for_each_index(tensors.size(), [&](size_t i) {
+    v.stop_if_cancelled();
+    if (v.damaged.empty() || !v.is_doubtful(tensors[i].second)) {
+      check_same(v, tensors[i].first, tensors[i].second);
+    }
+  });
+}
+
+}  // namespace dsckpt

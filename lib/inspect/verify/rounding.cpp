@@ -1,0 +1,348 @@
+// Weights that must be the roundings of their masters.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "base/bytes.h"
+#include "base/kernels.h"
+#include "checkpoint/optim_states.h"
+#include "deepspeed/keys.h"
+#include "format/read_tensor.h"
+#include "inspect/verify/flat_files.h"
+#include "inspect/verify/verification.h"
+
+namespace dsckpt {
+namespace {
+
+using Kind = ShardName::Kind;
+using pickle::Value;
+
+// As many as fit the caches of a core.
+constexpr int64_t kPieceElements = 16 << 10;
+// What one task looks at.
+constexpr int64_t kTaskElements = 4 << 20;
+
+// A 16-bit weight and the master that it was rounded from.
+struct Weight {
+  std::string name;
+  TensorSource stored;
+  TensorSource master;
+};
+
+bool is_nan(DType dtype, const std::byte* at) {
+  float value = 0;
+  if (!can_convert(dtype, DType::float32)) return false;
+  convert(dtype, DType::float32, at, reinterpret_cast<std::byte*>(&value), 1);
+  return std::isnan(value);
+}
+
+// The first element of [first, last) that is not the rounding of the master's.
+std::optional<int64_t> first_not_rounded(const InputFiles& inputs, const Weight& weight,
+                                         int64_t first, int64_t last) {
+  thread_local std::vector<std::byte> stored;
+  thread_local std::vector<std::byte> master;
+  thread_local std::vector<std::byte> rounded;
+  const DType to = weight.stored.dtype();
+  const DType from = weight.master.dtype();
+  const size_t to_size = size_of(to);
+  for (int64_t at = first; at < last; at += kPieceElements) {
+    const int64_t count = std::min(kPieceElements, last - at);
+    const auto n = static_cast<size_t>(count);
+    stored.resize(n * to_size);
+    master.resize(n * size_of(from));
+    rounded.resize(n * to_size);
+    read_elements(inputs, weight.stored, at, count, stored);
+    read_elements(inputs, weight.master, at, count, master);
+    if (from == to) {
+      std::swap(master, rounded);
+    } else {
+      convert(from, to, master.data(), rounded.data(), n);
+    }
+    if (std::memcmp(stored.data(), rounded.data(), n * to_size) == 0) continue;
+    for (size_t i = 0; i < n; ++i) {
+      const std::byte* a = stored.data() + i * to_size;
+      const std::byte* b = rounded.data() + i * to_size;
+      if (std::memcmp(a, b, to_size) == 0 || (is_nan(to, a) && is_nan(to, b))) continue;
+      return at + static_cast<int64_t>(i);
+    }
+  }
+  return std::nullopt;
+}
+
+// Where a weight of world `mp_rank` stands in 16 bit: in the world's model-states file or, of a
+// pipeline, in the file of its layer.
+class ModuleFiles {
+ public:
+  ModuleFiles(Verification& v, const Shard& model) : v_(v), model_(model) {
+    const Value dimensions = model.archive.root().find_or_none(keys::kCheckpointParallelDimensions);
+    const Value tp = dimensions.find_or_none("tp_degree");
+    if (tp.is(pickle::Kind::integer) && tp.as_int() > 0) {
+      slice_ = model.name.mp_rank % static_cast<uint32_t>(std::min<int64_t>(tp.as_int(), 1 << 20));
+    }
+  }
+
+  std::optional<TensorSource> find(const std::string& name) {
+    const Value module = model_.archive.root().find_or_none(keys::kModule);
+    if (module.is_mapping()) return tensor_of(model_, module.find_or_none(name));
+    const size_t dot = name.find('.');
+    if (dot == 0 || dot > 6 || name.find_first_not_of("0123456789") != dot) return std::nullopt;
+    const auto layer = static_cast<uint32_t>(std::stoul(name));
+    for (const CheckedFile* file : v_.of_kind(Kind::layer, slice_)) {
+      if (file->name->layer != layer) continue;
+      return tensor_of(*file->shard,
+                       file->shard->archive.root().find_or_none(name.substr(dot + 1)));
+    }
+    return std::nullopt;
+  }
+
+ private:
+  static std::optional<TensorSource> tensor_of(const Shard& shard, const Value& value) {
+    if (!TorchArchive::is_tensor(value)) return std::nullopt;
+    return if_supported([&] { return shard.archive.tensor(value); });
+  }
+
+  Verification& v_;
+  const Shard& model_;
+  uint32_t slice_ = 0;
+};
+
+bool can_compare(const TensorSource& stored, const TensorSource& master) {
+  return stored.shape() == master.shape() &&
+         (stored.dtype() == master.dtype() || can_convert(master.dtype(), stored.dtype()));
+}
+
+// The weights of one world whose masters the ranks of that world share. Parameters of experts, of
+// which each rank has others, are left out: the readers know how they are named.
+std::vector<Weight> weights_of_world(Verification& v, CheckedFile& model_file) {
+  const ModelStates model(*model_file.shard);
+  const std::vector<CheckedFile*> optim = v.of_kind(Kind::optim_states, model_file.name->mp_rank);
+  std::vector<Weight> weights;
+  if (optim.empty()) return weights;
+  std::vector<std::vector<FlatTensor>> tensors;
+  for (const CheckedFile* file : optim) tensors.push_back(flat_tensors(*file->shard));
+  const std::vector<int64_t> counts = partition_counts(optimizer_state(*optim.front()->shard));
+  ModuleFiles module(v, *model_file.shard);
+  // Where there are fewer groups than param_shapes has, the reader says so.
+  size_t groups = std::min(model.param_shapes.size(), counts.empty() ? 0 : SIZE_MAX);
+  for (const auto& of_rank : tensors) groups = std::min(groups, of_rank.size());
+  for (size_t g = 0; g < groups; ++g) {
+    const int64_t count = g < counts.size() ? counts[g] : counts.front();
+    if (count != static_cast<int64_t>(optim.size())) continue;
+    std::vector<TensorSource> parts;
+    for (size_t r = 0; r < optim.size(); ++r) {
+      parts.push_back(flat_masters(*optim[r]->shard, tensors[r][g].masters));
+    }
+    const TensorSource flat = TensorSource::cat(0, std::move(parts));
+    for (const FlatSlice& slice : flat_slices(model, *optim.front()->shard, g)) {
+      if (slice.begin + slice.numel > static_cast<uint64_t>(flat.numel())) break;
+      const auto stored = module.find(slice.name);
+      if (!stored) continue;
+      const TensorSource master =
+          flat.narrow(0, static_cast<int64_t>(slice.begin), static_cast<int64_t>(slice.numel))
+              .view(slice.shape);
+      if (can_compare(*stored, master)) weights.push_back({slice.name, *stored, master});
+    }
+  }
+  return weights;
+}
+
+// What is not as it should be of a list of weights: the first element of each.
+std::vector<std::optional<int64_t>> not_rounded(Verification& v,
+                                                const std::vector<Weight>& weights) {
+  struct Task {
+    size_t weight;
+    int64_t first;
+    int64_t last;
+  };
+  std::vector<Task> tasks;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const int64_t count = weights[i].stored.numel();
+    for (int64_t at = 0; at < count; at += kTaskElements) {
+      tasks.push_back({i, at, std::min(count, at + kTaskElements)});
+    }
+  }
+  for (const Task& task : tasks) {
+    v.progress.bytes_total += static_cast<uint64_t>(task.last - task.first) *
+                              size_of(weights[task.weight].stored.dtype());
+  }
+  std::vector<std::optional<int64_t>> of_task(tasks.size());
+  for_each_index(tasks.size(), [&](size_t i) {
+    v.stop_if_cancelled();
+    const Task& task = tasks[i];
+    of_task[i] = first_not_rounded(v.inputs, weights[task.weight], task.first, task.last);
+    v.progress.bytes_done += static_cast<uint64_t>(task.last - task.first) *
+                             size_of(weights[task.weight].stored.dtype());
+  });
+  std::vector<std::optional<int64_t>> first(weights.size());
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    std::optional<int64_t>& known = first[tasks[i].weight];
+    if (of_task[i] && !known) known = of_task[i];
+  }
+  return first;
+}
+
+std::string text_of(Verification& v, const TensorSource& source, int64_t at) {
+  std::byte bytes[16];
+  float value = 0;
+  const size_t size = size_of(source.dtype());
+  read_elements(v.inputs, source, at, 1, std::span(bytes).first(size));
+  if (source.dtype() == DType::float32) {
+    std::memcpy(&value, bytes, sizeof value);
+  } else {
+    convert(source.dtype(), DType::float32, bytes, reinterpret_cast<std::byte*>(&value), 1);
+  }
+  char text[32];
+  std::snprintf(text, sizeof text, "%.9g", static_cast<double>(value));
+  return text;
+}
+
+void report_weight(Verification& v, const Weight& weight, int64_t at) {
+  Finding finding{.check = Check::rounding, .message = {}, .file = {}};
+  v.set_place(finding, place_of(weight.stored, at));
+  finding.tensor = weight.name;
+  const auto master = place_of(weight.master, at);
+  finding.message = "element " + std::to_string(at) + " is " + text_of(v, weight.stored, at) +
+                    ", not the rounding of its master " + text_of(v, weight.master, at);
+  if (master) {
+    finding.message +=
+        " at byte " + std::to_string(master->offset) + " of " + v.inputs[master->file].display();
+  }
+  v.add(std::move(finding));
+}
+
+// How many weights each file has, and of how many of them some are wrong.
+struct Tally {
+  size_t all = 0;
+  std::vector<size_t> wrong;
+};
+
+// A file of another save differs almost everywhere: one finding then says so.
+std::set<size_t> report_stale_files(Verification& v, const std::vector<Weight>& weights,
+                                    const std::vector<std::optional<int64_t>>& first) {
+  // By file, of the parts of masters that lie in it.
+  std::map<FileId, Tally> tallies;
+  Tally all;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    std::set<FileId> files;
+    weights[i].master.lower([&](const SourceRun& run) { files.insert(run.file); });
+    for (const FileId id : files) ++tallies[id].all;
+    ++all.all;
+    if (!first[i]) continue;
+    all.wrong.push_back(i);
+    if (const auto place = place_of(weights[i].master, *first[i])) {
+      tallies[place->file].wrong.push_back(i);
+    }
+  }
+  std::set<size_t> explained;
+  const auto most = [](const Tally& tally) {
+    return tally.wrong.size() > 2 && 2 * tally.wrong.size() > tally.all;
+  };
+  const auto report = [&](FileId id, const Tally& tally, const std::string& whose) {
+    const CheckedFile* file = v.file_of(id);
+    if (file == nullptr) return;
+    v.add({.check = Check::rounding,
+           .message = std::to_string(tally.wrong.size()) + " of " + std::to_string(tally.all) +
+                      " weights are not the roundings of their masters: " + whose +
+                      " is of another save",
+           .file = file->display,
+           .rank = file->rank(),
+           .tensor = weights[tally.wrong.front()].name});
+    explained.insert(tally.wrong.begin(), tally.wrong.end());
+  };
+  const auto bad = std::count_if(tallies.begin(), tallies.end(),
+                                 [&](const auto& entry) { return most(entry.second); });
+  if (bad > 0 && static_cast<size_t>(bad) < tallies.size()) {
+    for (const auto& [id, tally] : tallies) {
+      if (most(tally)) report(id, tally, "this rank's file");
+    }
+  } else if (most(all)) {
+    if (const auto place = place_of(weights[all.wrong.front()].stored, 0)) {
+      report(place->file, all, "this file, or those of all ranks,");
+    }
+  }
+  return explained;
+}
+
+void check_weights_of(Verification& v, std::vector<Weight> weights) {
+  std::erase_if(weights, [&](const Weight& weight) {
+    return v.is_doubtful(weight.stored) || v.is_doubtful(weight.master);
+  });
+  const std::vector<std::optional<int64_t>> first = not_rounded(v, weights);
+  const std::set<size_t> explained = report_stale_files(v, weights, first);
+  for (size_t i = 0; i < weights.size(); ++i) {
+    if (first[i] && !explained.contains(i)) report_weight(v, weights[i], *first[i]);
+  }
+}
+
+// Those of a universal checkpoint, whose masters are whole.
+std::vector<Weight> universal_weights(Verification& v) {
+  std::vector<Weight> weights;
+  const std::vector<CheckedFile*> models = v.of_kind(Kind::model_states);
+  if (!v.checkpoint || models.size() != 1) return weights;
+  ModuleFiles module(v, *models.front()->shard);
+  for (const Param& param : v.checkpoint->params()) {
+    if (param.kind != ParamKind::trainable || !param.alias_of.empty()) continue;
+    const auto stored = module.find(param.name);
+    if (stored && can_compare(*stored, param.weight)) {
+      weights.push_back({param.name, *stored, param.weight});
+    }
+  }
+  return weights;
+}
+
+// Those in files of single experts, which only the reader knows to name: DeepSpeed's own experts
+// have their global number in the name, AutoEP's have it behind the name of the fused parameter.
+std::vector<Weight> expert_weights(Verification& v) {
+  std::vector<Weight> weights;
+  if (!v.checkpoint) return weights;
+  for (const CheckedFile* file : v.of_kind(Kind::expert)) {
+    const Value root = file->shard->archive.root();
+    if (!root.is_mapping()) continue;
+    for (const auto& [key, value] : root.as_dict().items) {
+      if (!key.is(pickle::Kind::string) || !TorchArchive::is_tensor(value)) continue;
+      const std::string name(key.as_string());
+      const auto stored = if_supported([&] { return file->shard->archive.tensor(value); });
+      if (!stored) continue;
+      std::optional<TensorSource> master;
+      if (const Param* param = v.checkpoint->find(name)) {
+        master = param->weight;
+      } else if (const Param* fused = v.checkpoint->find(name.substr(0, name.rfind('.')))) {
+        const Shape& shape = fused->weight.shape();
+        if (shape.empty() || file->name->expert >= shape[0] ||
+            stored->numel() * shape[0] != fused->weight.numel()) {
+          continue;
+        }
+        master = fused->weight.narrow(0, file->name->expert, 1).view(stored->shape());
+      }
+      if (master && can_compare(*stored, *master)) weights.push_back({name, *stored, *master});
+    }
+  }
+  return weights;
+}
+
+}  // namespace
+
+void check_rounding(Verification& v) {
+  if (v.report.form == "universal") return check_weights_of(v, universal_weights(v));
+  for (CheckedFile* file : v.of_kind(Kind::model_states)) {
+    // Without the files of all ranks nothing tells where a parameter lies.
+    const bool all = !v.has(Check::missing) &&
+                     std::all_of(v.files.begin(), v.files.end(), [](const CheckedFile& other) {
+                       return other.left_out || other.usable();
+                     });
+    if (!all) {
+      v.skip(Check::rounding, "not all files are fit to be compared");
+      return;
+    }
+    v.attempt(Check::layout, *file, [&] {
+      if (v.of_kind(Kind::optim_states, file->name->mp_rank).empty()) return;
+      check_weights_of(v, weights_of_world(v, *file));
+    });
+  }
+  check_weights_of(v, expert_weights(v));
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,313 @@
+// Files of one save: what all ranks of a step have in common.
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+
+#include "checkpoint/model_states.h"
+#include "checkpoint/optim_states.h"
+#include "deepspeed/keys.h"
+#include "inspect/verify/verification.h"
+
+namespace dsckpt {
+namespace {
+
+using Kind = ShardName::Kind;
+using pickle::Value;
+
+// Something that files have in common, under the name it has in messages.
+struct Fact {
+  Check check;
+  std::string name;
+  Value value;
+  std::optional<double> number;  // of a number, or of a tensor with a single one
+
+  bool operator==(const Fact& other) const {
+    return name == other.name && number == other.number && same_plain_data(value, other.value);
+  }
+};
+using Facts = std::vector<Fact>;
+
+std::string text(const Fact& fact) {
+  if (fact.value.is(pickle::Kind::string)) return "'" + std::string(fact.value.as_string()) + "'";
+  if (!fact.number) return "other than";
+  std::string number = std::to_string(*fact.number);
+  number.erase(number.find_last_not_of('0') + 1);
+  if (number.back() == '.') number.pop_back();
+  return number;
+}
+
+const Fact* find(const Facts& facts, const std::string& name) {
+  const auto found =
+      std::find_if(facts.begin(), facts.end(), [&](const Fact& f) { return f.name == name; });
+  return found == facts.end() ? nullptr : &*found;
+}
+
+bool are_equal(const Fact* a, const Fact* b) {
+  return a == b || (a != nullptr && b != nullptr && *a == *b);
+}
+
+// Which of `files` has the value of `name` that most have; of as many, the first, but one with
+// `expected` before all others.
+size_t reference_for(const std::vector<Facts>& facts, const std::string& name,
+                     std::optional<double> expected) {
+  std::vector<const Fact*> found;
+  for (const Facts& some : facts) found.push_back(find(some, name));
+  const std::vector<size_t> first =
+      first_equals(facts.size(), [&](size_t i, size_t j) { return are_equal(found[i], found[j]); });
+  std::vector<size_t> votes(facts.size());
+  for (const size_t kind : first) ++votes[kind];
+  const auto rank = [&](size_t i) {
+    return std::pair(votes[i], found[i] != nullptr && expected && found[i]->number == expected);
+  };
+  size_t best = 0;
+  for (size_t i = 1; i < facts.size(); ++i) {
+    if (rank(i) > rank(best)) best = i;
+  }
+  return best;
+}
+
+// One finding for each file that differs from what most files say: of what it differs in first, in
+// the order of the facts. `expected`: the number that facts of check `step` should have.
+void compare(Verification& v, const std::vector<CheckedFile*>& files,
+             const std::vector<Facts>& facts, std::optional<double> expected) {
+  std::vector<std::string> names;
+  std::set<std::string> seen;
+  for (const Facts& some : facts) {
+    for (const Fact& fact : some) {
+      if (seen.insert(fact.name).second) names.push_back(fact.name);
+    }
+  }
+  std::map<size_t, std::vector<std::pair<std::string, size_t>>>
+      differing;  // file -> name, reference
+  for (const std::string& name : names) {
+    const size_t reference = reference_for(facts, name, expected);
+    const Fact* right = find(facts[reference], name);
+    for (size_t i = 0; i < files.size(); ++i) {
+      const Fact* mine = find(facts[i], name);
+      if (are_equal(mine, right)) continue;
+      differing[i].emplace_back(name, reference);
+    }
+  }
+  for (const auto& [i, places] : differing) {
+    const auto& [name, reference] = places.front();
+    const Fact* mine = find(facts[i], name);
+    const Fact* right = find(facts[reference], name);
+    const std::string& other = files[reference]->display;
+    std::string message = mine == nullptr    ? "is missing, but is in " + other
+                          : right == nullptr ? "is not in " + other
+                          : mine->number && right->number
+                              ? "is " + text(*mine) + ", but " + text(*right) + " in " + other
+                              : "differs from that in " + other;
+    if (places.size() > 1) message += "; so do " + std::to_string(places.size() - 1) + " more";
+    v.add((mine != nullptr ? mine : right)->check, *files[i], name, std::move(message));
+    files[i]->suspect = true;
+  }
+}
+
+// A tensor whose bytes are known to be wrong is no fact.
+void add_fact(Verification& v, Facts& facts, Check check, const Shard& shard, std::string name,
+              const Value& value) {
+  if (value.is_none()) return;
+  if (TorchArchive::is_tensor(value) && v.is_doubtful(shard.archive.tensor(value))) return;
+  facts.push_back({check, std::move(name), value, shard.archive.scalar(value)});
+}
+
+struct Row {
+  Check check;
+  std::string_view key;
+};
+
+constexpr std::array kModelFacts = {Row{Check::step, keys::kGlobalSteps},
+                                    Row{Check::step, keys::kSkippedSteps},
+                                    Row{Check::step, keys::kGlobalSamples},
+                                    Row{Check::step, keys::kDsVersion},
+                                    Row{Check::layout, keys::kDpWorldSize},
+                                    Row{Check::layout, keys::kMpWorldSize},
+                                    Row{Check::layout, keys::kCheckpointParallelDimensions},
+                                    Row{Check::step, keys::kDsConfig}};
+// What the files of one world have in common besides.
+constexpr std::array kWorldFacts = {Row{Check::shape, keys::kFrozenParamShapes},
+                                    Row{Check::layout, keys::kBufferNames}};
+constexpr std::array kOptimFacts = {Row{Check::step, keys::kLossScaler},
+                                    Row{Check::step, keys::kDsVersion},
+                                    Row{Check::layout, keys::kZeroStage},
+                                    Row{Check::layout, keys::kPartitionCount},
+                                    Row{Check::layout, keys::kParamAlignmentPaddings},
+                                    Row{Check::step, keys::kClipGrad},
+                                    Row{Check::step, keys::kDynamicLossScale}};
+
+Facts model_facts(Verification& v, const Shard& shard, bool of_world) {
+  const Value root = shard.archive.root();
+  Facts facts;
+  for (const Row& row : kModelFacts) {
+    add_fact(v, facts, row.check, shard, std::string(row.key), root.find_or_none(row.key));
+  }
+  for (const Row& row : kWorldFacts) {
+    if (of_world) {
+      add_fact(v, facts, row.check, shard, std::string(row.key), root.find_or_none(row.key));
+    }
+  }
+  return facts;
+}
+
+// Where the optimizer's own state_dict is.
+Value states_of(const Value& wrapper) {
+  const Value base = wrapper.find_or_none(keys::kBaseOptimizerState);
+  return base.is_none() ? wrapper.find_or_none(keys::kOptimizerStateDict) : base;
+}
+
+std::string states_name(const Value& wrapper) {
+  const bool base = !wrapper.find_or_none(keys::kBaseOptimizerState).is_none();
+  return std::string(base ? keys::kBaseOptimizerState : keys::kOptimizerStateDict);
+}
+
+// How often each flat tensor was stepped.
+Facts step_facts(Verification& v, const Shard& shard, const Value& wrapper) {
+  Facts facts;
+  const Value states = states_of(wrapper);
+  const std::string name = states_name(wrapper);
+  const auto list = states.sequence_or_empty();  // elastic files
+  for (size_t g = 0; g < list.size(); ++g) {
+    add_fact(v, facts, Check::step, shard, name + "[" + std::to_string(g) + "].step",
+             list[g].find_or_none("step"));
+  }
+  const Value of_groups = states.find_or_none("state");
+  if (!of_groups.is_mapping()) return facts;
+  for (const auto& [index, state] : of_groups.as_dict().items) {
+    if (!index.is(pickle::Kind::integer)) continue;
+    add_fact(v, facts, Check::step, shard,
+             name + ".state[" + std::to_string(index.as_int()) + "].step",
+             state.find_or_none("step"));
+  }
+  return facts;
+}
+
+// Of two ranks that differ, the one with something else than numbers is the one that is wrong.
+void check_alignment_paddings(const Shard& shard) {
+  const Fields wrapper = optimizer_state(shard);
+  in_context(wrapper.where(keys::kParamAlignmentPaddings), [&] {
+    for (const Value& group : wrapper.sequence(keys::kParamAlignmentPaddings)) {
+      for (const Value& padding : group.sequence_or_empty()) padding.as_int();
+    }
+  });
+}
+
+Facts optim_facts(Verification& v, const Shard& shard, bool of_world) {
+  const Value wrapper = shard.archive.root().at(keys::kOptimizerStateDict);
+  check_alignment_paddings(shard);
+  Facts facts = step_facts(v, shard, wrapper);
+  if (!of_world && facts.size() > 1) facts.resize(1);
+  for (const Row& row : kOptimFacts) {
+    // Worlds of other stages and slices have other groups.
+    if (!of_world && row.check == Check::layout && row.key != keys::kZeroStage) continue;
+    add_fact(v, facts, row.check, shard, std::string(row.key), wrapper.find_or_none(row.key));
+  }
+  if (of_world) {
+    add_fact(v, facts, Check::step, shard, states_name(wrapper) + ".param_groups",
+             states_of(wrapper).find_or_none(keys::kParamGroups));
+  }
+  return facts;
+}
+
+// The steps that the optimizers have made by the model-states files.
+std::optional<double> expected_step(Verification& v) {
+  for (const Kind kind : {Kind::model_states, Kind::zero_model_states}) {
+    for (CheckedFile* file : v.of_kind(kind)) {
+      std::optional<double> expected;
+      v.attempt(Check::layout, *file, [&] {
+        const Fields fields(*file->shard, file->shard->archive.root());
+        const auto steps = fields.integer_if_any(keys::kGlobalSteps);
+        const auto skipped = fields.integer_if_any(keys::kSkippedSteps);
+        if (steps) {
+          expected = static_cast<double>(*steps) - static_cast<double>(skipped.value_or(0));
+        }
+      });
+      if (expected) return expected;
+    }
+  }
+  return std::nullopt;
+}
+
+// Compares the files of all worlds with one another, and those of each world more closely.
+void compare_worlds(Verification& v, Kind kind,
+                    Facts (*facts_of)(Verification&, const Shard&, bool),
+                    std::optional<double> expected) {
+  const auto compare_some = [&](const std::vector<CheckedFile*>& candidates, bool of_world) {
+    std::vector<CheckedFile*> files;
+    std::vector<Facts> facts;
+    for (CheckedFile* file : candidates) {
+      v.attempt(Check::layout, *file, [&] {
+        facts.push_back(facts_of(v, *file->shard, of_world));
+        files.push_back(file);
+      });
+    }
+    if (files.size() > 1) compare(v, files, facts, expected);
+  };
+  std::set<uint32_t> worlds;
+  for (const CheckedFile* file : v.of_kind(kind)) worlds.insert(file->name->mp_rank);
+  for (const uint32_t mp_rank : worlds) compare_some(v.of_kind(kind, mp_rank), true);
+  if (worlds.size() > 1) compare_some(v.of_kind(kind), false);
+}
+
+// The first parameter that two files give different shapes, "" if it is the order or the groups.
+std::string first_difference(const ModelStates& a, const ModelStates& b) {
+  std::map<std::string, Shape> shapes;
+  for (const NamedShapes& group : b.param_shapes) shapes.insert(group.begin(), group.end());
+  for (const NamedShapes& group : a.param_shapes) {
+    for (const auto& [name, shape] : group) {
+      const auto found = shapes.find(name);
+      if (found == shapes.end() || found->second != shape) return name;
+    }
+  }
+  return "";
+}
+
+// All ranks of a world have the same shapes, but for experts of their own.
+void compare_shapes(Verification& v, const std::vector<CheckedFile*>& files) {
+  std::vector<CheckedFile*> read;
+  std::vector<ModelStates> models;
+  for (CheckedFile* file : files) {
+    v.attempt(Check::layout, *file, [&] {
+      models.emplace_back(*file->shard);
+      read.push_back(file);
+    });
+  }
+  const std::vector<size_t> first = first_equals(models.size(), [&](size_t i, size_t j) {
+    return models[i].param_shapes == models[j].param_shapes;
+  });
+  const size_t best = largest_kind(first);
+  for (size_t i = 0; i < models.size(); ++i) {
+    if (first[i] == best) continue;
+    v.add({.check = Check::shape,
+           .message = "differs from that in " + read[best]->display,
+           .file = read[i]->display,
+           .rank = read[i]->rank(),
+           .member = std::string(keys::kParamShapes),
+           .tensor = first_difference(models[i], models[best])});
+    read[i]->suspect = true;
+  }
+}
+
+}  // namespace
+
+void check_model_files_agree(Verification& v) {
+  for (const Kind kind : {Kind::model_states, Kind::zero_model_states}) {
+    compare_worlds(v, kind, model_facts, std::nullopt);
+  }
+  std::set<uint32_t> worlds;
+  for (const CheckedFile* file : v.of_kind(Kind::zero_model_states)) {
+    const bool experts = !file->shard->archive.root().find_or_none(keys::kAutoEpLayers).is_none();
+    if (!experts) worlds.insert(file->name->mp_rank);
+  }
+  for (const uint32_t mp_rank : worlds) {
+    compare_shapes(v, v.of_kind(Kind::zero_model_states, mp_rank));
+  }
+}
+
+void check_optim_files_agree(Verification& v) {
+  compare_worlds(v, Kind::optim_states, optim_facts, expected_step(v));
+}
+
+}  // namespace dsckpt

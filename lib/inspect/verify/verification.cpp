@@ -1,0 +1,180 @@
+#include "inspect/verify/verification.h"
+
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include <algorithm>
+
+#include "deepspeed/keys.h"
+#include "io/content_name.h"
+
+namespace dsckpt {
+namespace {
+
+// Findings name files by their contents; what is wrong with a compressed one is in another file.
+std::string message_of(const Error& error) {
+  const std::filesystem::path stored = error.where().file;
+  if (encoding_of(stored) == Encoding::plain) return error.message();
+  return error.message() + " (in " + stored.filename().string() + ")";
+}
+
+}  // namespace
+
+std::optional<FindingRank> CheckedFile::rank() const {
+  using Kind = ShardName::Kind;
+  if (!name || name->kind == Kind::universal || name->kind == Kind::expert) return std::nullopt;
+  return FindingRank{name->dp_rank, name->mp_rank};
+}
+
+void Verification::add(Finding finding) {
+  const std::lock_guard lock(mutex_);
+  report.findings.push_back(std::move(finding));
+}
+
+void Verification::add(Check check, const CheckedFile& file, const Error& error) {
+  const Where& where = error.where();
+  add({.check = check,
+       .message = message_of(error),
+       .file = file.display,
+       .rank = file.rank(),
+       .member = where.member,
+       .tensor = where.tensor,
+       .offset = where.offset});
+}
+
+void Verification::add(Check check, const CheckedFile& file, std::string member,
+                       std::string message) {
+  add({.check = check,
+       .message = std::move(message),
+       .file = file.display,
+       .rank = file.rank(),
+       .member = std::move(member)});
+}
+
+void Verification::add(Check check, const Error& error) {
+  const Where& where = error.where();
+  Finding finding{.check = check,
+                  .message = message_of(error),
+                  .file = content_path(where.file).string(),
+                  .member = where.member,
+                  .tensor = where.tensor,
+                  .offset = where.offset};
+  for (const CheckedFile& file : files) {
+    if (file.display == finding.file) finding.rank = file.rank();
+  }
+  add(std::move(finding));
+}
+
+void Verification::skip(Check check, std::string why, bool done) {
+  const std::lock_guard lock(mutex_);
+  CheckDone& entry = report.checks[static_cast<size_t>(check)];
+  entry.done = done;
+  if (entry.why.find(why) != std::string::npos) return;
+  entry.why += (entry.why.empty() ? "" : "; ") + why;
+}
+
+bool Verification::has(Check check) const {
+  return std::any_of(report.findings.begin(), report.findings.end(),
+                     [&](const Finding& finding) { return finding.check == check; });
+}
+
+bool Verification::is_reported(const std::string& display) const {
+  return std::any_of(report.findings.begin(), report.findings.end(), [&](const Finding& finding) {
+    return finding.file == display && finding.check != Check::crc;
+  });
+}
+
+std::vector<CheckedFile*> Verification::of_kind(ShardName::Kind kind) {
+  std::vector<CheckedFile*> found;
+  for (CheckedFile& file : files) {
+    if (file.usable() && file.name && file.name->kind == kind) found.push_back(&file);
+  }
+  return found;
+}
+
+std::vector<CheckedFile*> Verification::of_kind(ShardName::Kind kind, uint32_t mp_rank) {
+  std::vector<CheckedFile*> found = of_kind(kind);
+  std::erase_if(found, [&](const CheckedFile* file) { return file->name->mp_rank != mp_rank; });
+  return found;
+}
+
+CheckedFile* Verification::file_of(FileId id) {
+  const auto found = std::find_if(files.begin(), files.end(),
+                                  [&](const CheckedFile& file) { return file.id == id; });
+  return found == files.end() ? nullptr : &*found;
+}
+
+bool Verification::is_doubtful(const TensorSource& source) {
+  const auto is_suspect = [](const CheckedFile& file) { return file.suspect; };
+  if (damaged.empty() && std::none_of(files.begin(), files.end(), is_suspect)) return false;
+  bool doubtful = false;
+  const auto look = [&](FileId id, uint64_t offset) {
+    const CheckedFile* file = file_of(id);
+    doubtful = doubtful || (file != nullptr && file->suspect) ||
+               std::any_of(damaged.begin(), damaged.end(), [&](const Extent& extent) {
+                 return extent.file == id && offset >= extent.offset && offset < extent.end();
+               });
+  };
+  source.lower([&](const SourceRun& run) {
+    stop_if_cancelled();  // a tensor that is expanded can have any number of runs
+    if (run.combine == Combine::zeros) return;
+    look(run.file, run.offset);
+    for (const Operand& operand : run.more) look(operand.in, operand.src);
+  });
+  return doubtful;
+}
+
+std::string Verification::record_at(FileId id, uint64_t offset) {
+  const CheckedFile* file = file_of(id);
+  if (file != nullptr && file->shard) return file->shard->archive.record_at(offset);
+  return "";
+}
+
+bool is_of_pipeline(const Shard& model) {
+  const auto module = model.archive.root().find(keys::kModule);
+  return module && module->is_none();
+}
+
+size_t largest_kind(const std::vector<size_t>& first_equal) {
+  std::vector<size_t> votes(first_equal.size() + 1);
+  for (const size_t first : first_equal) ++votes[first];
+  return static_cast<size_t>(std::max_element(votes.begin(), votes.end()) - votes.begin());
+}
+
+void for_each_index(size_t count, const std::function<void(size_t)>& body) {
+  std::atomic<size_t> next{0};
+  std::atomic<bool> failed{false};
+  const auto workers = static_cast<size_t>(tbb::this_task_arena::max_concurrency());
+  tbb::parallel_for(size_t{0}, std::min(workers, count), [&](size_t) {
+    for (size_t i = next++; i < count && !failed; i = next++) {
+      try {
+        body(i);
+      } catch (...) {
+        failed = true;
+        throw;
+      }
+    }
+  });
+}
+
+void Verification::set_place(Finding& finding, const std::optional<Extent>& place) {
+  if (!place) return;
+  finding.offset = place->offset;
+  finding.member = record_at(place->file, place->offset);
+  finding.file = inputs[place->file].display();
+  if (const CheckedFile* file = file_of(place->file)) finding.rank = file->rank();
+  if (!checkpoint) return;
+  for (const SwapFile& file : checkpoint->swap_files()) {
+    if (file.id == place->file) finding.rank = FindingRank{file.owner.dp_rank, file.owner.mp_rank};
+  }
+}
+
+std::optional<Extent> place_of(const TensorSource& source, int64_t at) {
+  std::optional<Extent> place;
+  source.lower(at, 1, [&](const SourceRun& run) {
+    if (run.combine != Combine::zeros) place = Extent{run.file, run.offset, run.row_bytes};
+  });
+  return place;
+}
+
+}  // namespace dsckpt

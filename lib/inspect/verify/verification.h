@@ -1,0 +1,201 @@
+// Verification: what the checks of verify() share: the files, the report in the making, and what
+// is already known to be wrong.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/shard.h"
+#include "checkpoint/tag_folder.h"
+#include "format/safetensors.h"
+#include "format/zip.h"
+#include "inspect/verify/verify.h"
+
+namespace dsckpt {
+
+// One file, as far as it can be opened.
+struct CheckedFile {
+  std::filesystem::path path;
+  std::string display;
+  FileId id = ~FileId{0};         // until it is opened: no file's
+  std::optional<ShardName> name;  // of a shard; kind universal of those below zero/
+  std::optional<ZipReader> zip;
+  std::optional<Shard> shard;  // a file of torch.save that is whole
+  std::optional<SafetensorsFile> safetensors;
+  // Files that are no part of the checkpoint: those of a rank that cannot be.
+  bool left_out = false;
+  // Something was reported that makes whatever else it says doubtful.
+  bool suspect = false;
+
+  bool whole() const { return shard.has_value() || safetensors.has_value(); }
+  // Fit to be compared with others.
+  bool usable() const { return whole() && !left_out && !suspect; }
+  std::optional<FindingRank> rank() const;
+};
+
+class Verification {
+ public:
+  Verification(InputFiles& opened, const VerifyOptions& wanted, Progress& shown)
+      : inputs(opened), options(wanted), progress(shown) {}
+
+  InputFiles& inputs;
+  const VerifyOptions& options;
+  Progress& progress;
+  VerifyReport report;
+  // Of checkpoints: the folder, without the files that are left out once check_ranks has run.
+  TagFolder folder;
+  // By kind, mp rank and dp rank; of weights by name.
+  std::vector<CheckedFile> files;
+  // After open_checkpoint, if it could be opened.
+  std::unique_ptr<Checkpoint> checkpoint;
+
+  // Any thread.
+  void add(Finding finding);
+  // The place is that of the error, in `file`.
+  void add(Check check, const CheckedFile& file, const Error& error);
+  void add(Check check, const CheckedFile& file, std::string member, std::string message);
+  // In the file that the error names.
+  void add(Check check, const Error& error);
+  // Says why a check was not made, or not everywhere. `done`: it was made elsewhere.
+  void skip(Check check, std::string why, bool done = false);
+  // Runs `body`; an Error becomes a finding, but for what is not supported, which becomes the
+  // check's note. An InterruptedError goes on.
+  template <typename Body>
+  void attempt(Check check, CheckedFile& file, Body&& body) {
+    try {
+      body();
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::interrupted) throw;
+      if (error.kind() == ErrorKind::unsupported && check != Check::unreadable) {
+        return skip(check,
+                    "not all of it: " + std::string(error.within({.file = file.display}).what()),
+                    true);
+      }
+      add(check, file, error);
+      file.suspect = true;
+    }
+  }
+  void stop_if_cancelled() const {
+    if (progress.cancelled) throw InterruptedError();
+  }
+
+  bool has(Check check) const;
+  // Whether something was reported of the file but its checksums.
+  bool is_reported(const std::string& display) const;
+  // Those that are usable, of one kind.
+  std::vector<CheckedFile*> of_kind(ShardName::Kind kind);
+  // The same of one mp rank.
+  std::vector<CheckedFile*> of_kind(ShardName::Kind kind, uint32_t mp_rank);
+  CheckedFile* file_of(FileId id);
+  // Whether bytes of `source` lie in records whose CRC32 is wrong, or in suspect files.
+  bool is_doubtful(const TensorSource& source);
+  // The record that holds byte `offset` of the file, or "".
+  std::string record_at(FileId file, uint64_t offset);
+
+  // Gives the finding file, rank, record and offset, if the place is known.
+  void set_place(Finding& finding, const std::optional<Extent>& place);
+
+  // Records whose CRC32 is wrong.
+  std::vector<Extent> damaged;
+
+ private:
+  std::mutex mutex_;
+};
+
+// Longer lists of missing files help nobody; the count may be made up.
+inline constexpr size_t kMaxMissing = 4096;
+
+// Whether a model-states file has None for `module`, because its layers have files of their own.
+bool is_of_pipeline(const Shard& model);
+
+// Where element `at` of a tensor lies: the file and the byte, of the first of several copies.
+std::optional<Extent> place_of(const TensorSource& source, int64_t at);
+
+// What `read` gives, or nothing if it is valid, but not read by this library.
+template <typename Read>
+auto if_supported(Read&& read) -> std::optional<decltype(read())> {
+  try {
+    return read();
+  } catch (const UnsupportedError&) {
+    return std::nullopt;
+  }
+}
+
+// For each of `count` things the index of the first that it equals. Compares with one of each
+// kind only.
+template <typename Equal>
+std::vector<size_t> first_equals(size_t count, Equal&& equal) {
+  std::vector<size_t> first(count);
+  std::vector<size_t> kinds;
+  for (size_t i = 0; i < count; ++i) {
+    const auto found =
+        std::find_if(kinds.begin(), kinds.end(), [&](size_t kind) { return equal(i, kind); });
+    first[i] = found == kinds.end() ? i : *found;
+    if (found == kinds.end()) kinds.push_back(i);
+  }
+  return first;
+}
+
+// Of what first_equals gives, the index that comes most often; of as many, the first. 0 of none.
+size_t largest_kind(const std::vector<size_t>& first_equal);
+
+// Runs `body(i)` for 0 <= i < count on all threads.
+void for_each_index(size_t count, const std::function<void(size_t)>& body);
+
+// The checks, in the order in which they are made; each adds its findings.
+
+// verify_files.cpp
+void open_files(Verification& v);
+void check_saved_names(Verification& v);
+void check_records(Verification& v);
+void check_tensors_in_files(Verification& v);
+
+// verify_ranks.cpp
+void check_ranks(Verification& v);
+
+// verify_layers.cpp
+void check_layer_files(Verification& v);
+
+// verify_saves.cpp
+void check_model_files_agree(Verification& v);
+void check_optim_files_agree(Verification& v);
+
+// verify_module.cpp
+void check_module_shapes(Verification& v);
+
+// verify_layout.cpp
+void check_flat_groups(Verification& v);
+void check_padding(Verification& v);
+void open_checkpoint(Verification& v);
+
+// verify_offloaded.cpp
+void check_swap_files(Verification& v);
+
+// verify_rounding.cpp
+void check_rounding(Verification& v);
+
+// verify_replicas.cpp
+void check_module_replicas(Verification& v);
+void check_same_tensors(Verification& v);
+
+// verify_finite.cpp
+void check_finite(Verification& v);
+
+// verify_universal.cpp
+void check_universal(Verification& v);
+
+// verify_weights.cpp
+void check_weights(Verification& v);
+
+}  // namespace dsckpt

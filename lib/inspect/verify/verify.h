@@ -1,0 +1,102 @@
+// Verify: everything that is wrong with a checkpoint, in one report.
+//
+// The readers stop at the first error; this goes on around it. Every file is opened on its own and
+// every record's CRC32 is checked; then files are compared with one another; then the values. What
+// only follows from something reported before is not reported: the list of checks says what was
+// left out and why.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "exec/executor.h"
+#include "inspect/verify/manifest.h"
+#include "io/input_file.h"
+
+namespace dsckpt {
+
+enum class Check : uint8_t {
+  missing,     // a rank's file, or a parameter's, is not there
+  extra,       // a file of a rank or parameter that cannot be
+  unreadable,  // not a whole zip, pickle or safetensors file
+  crc,         // a record's bytes are not those that were saved
+  wrong_rank,  // a file was saved under another rank's name
+  step,        // files are of different saves
+  layout,      // elements not accounted for; fields that are missing or of the wrong kind or size
+  shape,       // shapes disagree
+  replica,     // what must be equal is not
+  rounding,    // a 16-bit weight is not the rounding of its master
+  nonfinite,   // NaN or Inf
+  latest,      // `latest` names no tag that is there
+  index,       // an index of weights disagrees with the files
+  manifest,    // not what the manifest says
+};
+inline constexpr size_t kCheckCount = 14;
+// "wrong-rank"
+const char* to_string(Check check);
+
+struct FindingRank {
+  uint32_t dp = 0;
+  uint32_t mp = 0;
+};
+
+// One thing that is wrong, and where. What is empty is unknown or has no meaning.
+struct Finding {
+  Check check = Check::unreadable;
+  std::string message;
+  std::string file;  // relative to the parent of the folder that was looked at
+  std::optional<FindingRank> rank = {};
+  std::string member = {};  // a record of the zip, or a key of the pickle
+  std::string tensor = {};
+  // Bytes from the start of the file, or elements of the flat tensor that `member` names.
+  std::optional<uint64_t> offset = {};
+  std::optional<uint64_t> size = {};  // in bytes
+};
+
+struct CheckDone {
+  bool done = false;
+  std::string why;  // it was not done, or not everywhere; may be empty if it was
+};
+
+struct VerifyReport {
+  std::string form;  // "zero", "universal", "weights" or "file"
+  std::filesystem::path folder;
+  std::vector<Finding> findings;  // in the order of the checks, then of the files
+  uint64_t files = 0;
+  uint64_t records = 0;  // whose CRC32 was checked
+  uint64_t bytes = 0;    // of all files
+  std::array<CheckDone, kCheckCount> checks;
+  std::optional<Manifest> manifest;  // of the files as they are, if it was asked for
+
+  bool ok() const { return findings.empty(); }
+};
+
+struct VerifyOptions {
+  std::string tag;                                // as OpenOptions::tag
+  std::vector<std::filesystem::path> roots = {};  // as OpenOptions::roots
+  bool finite = false;                            // look for NaN and Inf in weights and states
+  std::filesystem::path manifest;                 // compare with it; none if empty
+  // Make a manifest; this file, where it is to be written, is not in it. None is made if empty.
+  std::filesystem::path new_manifest;
+  unsigned threads = 0;  // 0: as many as there are cores
+};
+
+// Looks at `path`: a folder with `latest` or the tag, a tag's own folder, a universal checkpoint, a
+// folder of weights or one file of torch.save or safetensors. Reads every byte once or twice,
+// memory does not grow with the size of the tensors. Throws UsageError if there is no such path,
+// InconsistentError if it holds nothing that could be looked at, IoError, CorruptError for a
+// manifest that is none, InterruptedError.
+VerifyReport verify(InputFiles& inputs, const std::filesystem::path& path,
+                    const VerifyOptions& options, Progress& progress);
+
+// {"form", "folder", "ok", "findings": [{"check", "message", "file"?, "rank"?: {"dp", "mp"},
+// "member"?, "tensor"?, "offset"?, "size"?}], "files", "records", "bytes", "checks": [{"check",
+// "done", "why"?}]}
+nlohmann::json verify_json(const VerifyReport& report);
+
+}  // namespace dsckpt

@@ -1,0 +1,290 @@
+#include "job/neighbours.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "base/dtype.h"
+#include "base/error.h"
+#include "deepspeed/shard_name.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::string_view kStaging = ".dsckpt-staging-";
+constexpr std::string_view kTrainerOfOneRank = "rng_state.pth";
+
+std::vector<fs::path> list(const fs::path& folder) {
+  std::error_code failed;
+  fs::directory_iterator it(folder, failed);
+  std::vector<fs::path> paths;
+  for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
+    paths.push_back(content_path(it->path()));
+  }
+  if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+bool is_folder(const fs::path& path) {
+  std::error_code ignored;
+  return fs::symlink_status(path, ignored).type() == fs::file_type::directory;
+}
+
+bool is_shard(const fs::path& path) {
+  return parse_shard_name(path.filename().string()).has_value();
+}
+
+bool is_tag(const fs::path& folder) {
+  const std::vector<fs::path> paths = list(folder);
+  return std::any_of(paths.begin(), paths.end(), is_shard);
+}
+
+bool holds_shards(const fs::path& folder) {
+  const std::vector<fs::path> paths = list(folder);
+  return std::any_of(paths.begin(), paths.end(), [](const fs::path& path) {
+    return is_folder(path) ? holds_shards(path) : is_shard(path);
+  });
+}
+
+// Files of one kind with the random numbers of a rank each.
+struct RandomStates {
+  std::string_view prefix;
+  std::string_view suffix;
+  std::map<uint32_t, fs::path> files = {};  // by rank
+
+  std::string name_of(uint32_t rank) const {
+    return std::string(prefix) + std::to_string(rank) + std::string(suffix);
+  }
+
+  std::optional<uint32_t> rank_of(std::string_view name) const {
+    if (!name.starts_with(prefix) || !name.ends_with(suffix)) return std::nullopt;
+    if (name.size() <= prefix.size() + suffix.size()) return std::nullopt;
+    uint32_t rank = 0;
+    const char* end = name.data() + name.size() - suffix.size();
+    const auto [rest, error] = std::from_chars(name.data() + prefix.size(), end, rank);
+    if (error != std::errc() || rest != end || name != name_of(rank)) return std::nullopt;
+    return rank;
+  }
+};
+
+// "rank 3", "ranks 0, 2 to 7"; empty for none. `ranks` ascend.
+std::string ranks_text(const std::vector<uint32_t>& ranks) {
+  std::string text;
+  for (size_t i = 0; i < ranks.size();) {
+    size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    text += (text.empty() ? "" : ", ") + std::to_string(ranks[i]);
+    if (last > i) text += " to " + std::to_string(ranks[last]);
+    i = last + 1;
+  }
+  if (text.empty()) return "";
+  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
+}
+
+class Finder {
+ public:
+  explicit Finder(const CheckpointPlace& place) : place_(place), same_run_(true) {}
+  Finder(const CheckpointPlace& place, uint32_t old_ranks, uint32_t new_ranks)
+      : place_(place), same_run_(false), old_ranks_(old_ranks), new_ranks_(new_ranks) {}
+
+  Neighbours find() {
+    std::error_code ignored;
+    if (!fs::equivalent(place_.named, place_.tag_folder, ignored)) {
+      add_named_folder(place_.named);
+      for (const fs::path& root : place_.other_roots) {
+        if (is_stored(root.parent_path() / "latest")) add_named_folder(root.parent_path());
+      }
+      if (!same_run_) add_all_random_states();
+    }
+    add_tag_folder(place_.tag_folder);
+    for (const fs::path& root : place_.other_roots) add_tag_folder(root);
+    std::sort(result_.files.begin(), result_.files.end(),
+              [](const Neighbour& a, const Neighbour& b) { return a.destination < b.destination; });
+    return std::move(result_);
+  }
+
+ private:
+  void note(std::string text) {
+    const auto& notes = result_.notes;
+    if (std::find(notes.begin(), notes.end(), text) == notes.end()) {
+      result_.notes.push_back(std::move(text));
+    }
+  }
+
+  void add(const fs::path& source, const fs::path& destination) {
+    std::string name = destination.lexically_normal().generic_string();
+    if (added_.insert(name).second) result_.files.push_back({source, std::move(name)});
+  }
+
+  // Whether `path`, which is no folder, is a file to copy; a note if it is not.
+  bool is_file(const fs::path& path, const fs::path& name) {
+    std::error_code ignored;
+    refuse_two_forms(path);
+    switch (fs::status(stored_path(path).value_or(path), ignored).type()) {
+      case fs::file_type::regular:
+        return true;
+      case fs::file_type::not_found:
+        note(name.generic_string() + " is a broken link and is left out");
+        return false;
+      case fs::file_type::directory:
+        if (!is_tag_folder(path)) {
+          note(name.generic_string() + " is a link to a folder and is left out");
+        }
+        return false;
+      default:
+        note(name.generic_string() + " is neither file nor folder and is left out");
+        return false;
+    }
+  }
+
+  void add_folder(const fs::path& folder, const fs::path& destination) {
+    for (const fs::path& path : list(folder)) {
+      const fs::path name = destination / path.filename();
+      if (is_folder(path)) {
+        add_folder(path, name);
+      } else if (is_file(path, name)) {
+        add(path, name);
+      }
+    }
+  }
+
+  bool is_tag_folder(const fs::path& path) const {
+    std::error_code ignored;
+    return fs::equivalent(path, place_.tag_folder, ignored) ||
+           std::any_of(place_.other_roots.begin(), place_.other_roots.end(),
+                       [&](const fs::path& root) { return fs::equivalent(path, root, ignored); });
+  }
+
+  void add_named_folder(const fs::path& named) {
+    for (const fs::path& path : list(named)) {
+      const std::string name = path.filename().string();
+      if (name == "latest" || name == "latest_universal" || name.starts_with(kStaging)) continue;
+      if (is_folder(path)) {
+        if (name == "zero" || is_tag(path) || place_.tag.starts_with(name + "/")) continue;
+        if (holds_shards(path)) {
+          note(name + " is a folder with another checkpoint in it and is left out");
+        } else {
+          add_folder(path, name);
+        }
+      } else if (is_file(path, name)) {
+        if (same_run_) {
+          add(path, name);
+        } else if (const auto rank = trainer_.rank_of(name)) {
+          trainer_.files.emplace(*rank, path);
+        } else if (const auto other = accelerate_.rank_of(name)) {
+          accelerate_.files.emplace(*other, path);
+        } else if (name == kTrainerOfOneRank) {
+          if (!of_one_rank_) of_one_rank_ = path;
+        } else {
+          add(path, name);
+        }
+      }
+    }
+  }
+
+  void add_all_random_states() {
+    if (of_one_rank_ && old_ranks_ == 1) {
+      if (const auto other = trainer_.files.find(0); other != trainer_.files.end()) {
+        note_foreign(other->second);
+      }
+      trainer_.files[0] = *of_one_rank_;
+    } else if (of_one_rank_) {
+      note_foreign(*of_one_rank_);
+    }
+    add_random_states(trainer_, new_ranks_ == 1);
+    add_random_states(accelerate_, false);
+  }
+
+  void note_foreign(const fs::path& path) {
+    note(path.filename().string() + " is not of a run on " + std::to_string(old_ranks_) +
+         (old_ranks_ == 1 ? " rank" : " ranks") + " and is left out");
+  }
+
+  void add_random_states(const RandomStates& states, bool for_one_rank) {
+    std::vector<uint32_t> gone;
+    bool has_any = false;
+    for (const auto& [rank, path] : states.files) {
+      if (rank >= old_ranks_) {
+        note_foreign(path);
+        continue;
+      }
+      has_any = true;
+      if (rank >= new_ranks_) {
+        gone.push_back(rank);
+      } else {
+        add(path, for_one_rank ? std::string(kTrainerOfOneRank) : states.name_of(rank));
+      }
+    }
+    if (!has_any) return;
+    std::vector<uint32_t> fresh;
+    for (uint32_t rank = 0; rank < new_ranks_; ++rank) {
+      if (rank >= old_ranks_ || !states.files.contains(rank)) fresh.push_back(rank);
+    }
+    if (!fresh.empty()) {
+      note(ranks_text(fresh) + (fresh.size() == 1
+                                    ? " has no RNG state and starts with a fresh one"
+                                    : " have no RNG state and start with a fresh one"));
+    }
+    if (!gone.empty()) {
+      note((gone.size() == 1 ? "the RNG state of " : "the RNG states of ") + ranks_text(gone) +
+           (gone.size() == 1 ? " is left out" : " are left out"));
+    }
+  }
+
+  void add_tag_folder(const fs::path& folder) {
+    for (const fs::path& path : list(folder)) {
+      const std::string file = path.filename().string();
+      const fs::path name = fs::path(place_.tag) / file;
+      if (file == "latest" || file == "latest_universal" || file == "zero" ||
+          file == "offloaded_tensors" || file.starts_with(kStaging) || is_shard(path)) {
+        continue;
+      }
+      if (is_folder(path)) {
+        note(name.generic_string() + " is a folder beside the shards and is left out");
+      } else if (is_file(path, name)) {
+        add(path, name);
+      }
+    }
+  }
+
+  const CheckpointPlace& place_;
+  bool same_run_;
+  uint32_t old_ranks_ = 0;
+  uint32_t new_ranks_ = 0;
+  Neighbours result_;
+  std::set<std::string> added_;  // destinations
+  RandomStates trainer_{"rng_state_", ".pth"};
+  RandomStates accelerate_{"random_states_", ".pkl"};
+  std::optional<fs::path> of_one_rank_;
+};
+
+}  // namespace
+
+Neighbours find_neighbours(const CheckpointPlace& place, uint32_t old_ranks, uint32_t new_ranks) {
+  return Finder(place, old_ranks, new_ranks).find();
+}
+
+Neighbours find_neighbours(const CheckpointPlace& place) {
+  return Finder(place).find();
+}
+
+void lay_out_neighbours(InputFiles& inputs, const std::vector<Neighbour>& files,
+                        PlanBuilder& plan) {
+  for (const Neighbour& file : files) {
+    const FileId id = inputs.add(file.source);
+    const uint64_t size = inputs[id].size();
+    const OutputId out = plan.add_output(file.destination, size);
+    if (size == 0) continue;
+    plan.put(out, 0,
+             TensorSource::stored({id, 0, size}, DType::uint8, {static_cast<int64_t>(size)}));
+  }
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,195 @@
+#include "pack/training_values.h"
+
+#include <algorithm>
+
+#include "checkpoint/experts.h"
+#include "checkpoint/optim_states.h"
+#include "checkpoint/pipeline_layers.h"
+#include "deepspeed/keys.h"
+#include "format/tensors_in.h"
+
+namespace dsckpt {
+using pickle::Kind;
+using pickle::Value;
+namespace {
+
+using Kinds = ShardName::Kind;
+using Values = std::vector<Value>;
+
+void append(Values& values, const Values& more) {
+  values.insert(values.end(), more.begin(), more.end());
+}
+
+Values all_tensors_in(const Value& value) {
+  Values found;
+  for (const FoundTensor& tensor : tensors_in(value)) found.push_back(tensor.value);
+  return found;
+}
+
+// What the state_dict of a torch optimizer, or elastic ZeRO's list of states, keeps of parameters.
+Values in_optimizer(const Value& optimizer) {
+  Values found;
+  if (optimizer.is(Kind::list)) {
+    for (const Value& states : optimizer.as_sequence()) {
+      append(found, TrainingValues::in_states(states));
+    }
+    return found;
+  }
+  const Value all = optimizer.find_or_none("state");
+  if (!all.is_mapping()) return found;
+  for (const auto& [number, states] : all.as_dict().items) {
+    append(found, TrainingValues::in_states(states));
+  }
+  return found;
+}
+
+// `optimizer` of stage 0: torch's, or a wrapper of fp16 or bf16 around it.
+Values in_plain_optimizer(const Value& root) {
+  const Value optimizer = root.find_or_none(keys::kOptimizer);
+  const Value inner = optimizer.find_or_none(keys::kOptimizerStateDict);
+  return in_optimizer(inner.is_none() ? optimizer : inner);
+}
+
+Values in_zero_optimizer(const Value& wrapper) {
+  Values found = in_optimizer(wrapper.find_or_none(keys::kBaseOptimizerState));
+  append(found, in_optimizer(wrapper.find_or_none(keys::kOptimizerStateDict)));
+  return found;
+}
+
+std::string owner_of(const ModelStates& model, const std::string& name) {
+  std::string owner = name;
+  // Each alias has one owner, which may be an alias itself; a circle ends where it began.
+  for (size_t i = 0; i < model.shared_params.size(); ++i) {
+    const auto found = std::find_if(model.shared_params.begin(), model.shared_params.end(),
+                                    [&](const auto& entry) { return entry.first == owner; });
+    if (found == model.shared_params.end()) break;
+    owner = found->second;
+  }
+  return owner;
+}
+
+}  // namespace
+
+TrainingValues::TrainingValues(const InputFiles& inputs, const std::vector<Shard>& shards,
+                               bool without_zero)
+    : without_zero_(without_zero) {
+  if (without_zero) return;
+  for (const Shard& shard : shards) {
+    if (shard.name.kind != Kinds::model_states) continue;
+    ModelStates& model = models_.emplace(&shard, ModelStates(shard)).first->second;
+    model.drop_false_aliases();
+    model.find_tied_views();
+    add_router_aliases(model, inputs);
+    trained_.insert(model.trainable_names.begin(), model.trainable_names.end());
+  }
+  for (const std::string& name : trained_) {
+    if (const auto expert = parse_expert_name(name)) {
+      trained_experts_.emplace(expert->before, expert->after);
+    }
+  }
+  find_trained_layers(shards);
+}
+
+void TrainingValues::find_trained_layers(const std::vector<Shard>& shards) {
+  std::vector<std::string> names;
+  for (const auto& [shard, model] : models_) {
+    for (const NamedShapes& group : model.param_shapes) {
+      for (const auto& entry : group) names.push_back(entry.first);
+    }
+  }
+  for (const auto& [shard, model] : models_) {
+    names.insert(names.end(), model.buffer_names.begin(), model.buffer_names.end());
+  }
+  LayerFronts fronts(names);
+  // Sorted by tensor-parallel rank first.
+  std::map<uint32_t, const Shard*> layers;
+  for (const Shard& shard : shards) {
+    if (shard.name.kind == Kinds::layer) layers.emplace(shard.name.layer, &shard);
+  }
+  for (const auto& [index, shard] : layers) {
+    fronts_.emplace(index, fronts.front_for(index, names_in_layer(*shard)));
+  }
+}
+
+Values TrainingValues::in_states(const Value& states) {
+  if (!states.is_mapping()) return all_tensors_in(states);
+  Values found;
+  for (const auto& [key, value] : states.as_dict().items) {
+    const bool is_step = key.is(Kind::string) && key.as_string() == "step";
+    if (!is_step) append(found, all_tensors_in(value));
+  }
+  return found;
+}
+
+Values TrainingValues::in_universal_wrapper(const Value& root) {
+  Values found = in_zero_optimizer(root);
+  append(found, all_tensors_in(root.find_or_none(keys::kFp32FlatGroups)));
+  return found;
+}
+
+bool TrainingValues::is_trained_expert(const ShardName& file, const std::string& name) const {
+  if (const auto expert = parse_expert_name(name)) {
+    return trained_experts_.contains({expert->before, expert->after});
+  }
+  // AutoEP: the number of the expert comes after the name that all have in common.
+  const std::string number = "." + std::to_string(file.expert);
+  return name.ends_with(number) && trained_.contains(name.substr(0, name.size() - number.size()));
+}
+
+bool TrainingValues::is_trained(const ModelStates& model, const std::string& name) const {
+  return !model.buffer_names.contains(name) && model.is_trainable(owner_of(model, name));
+}
+
+Values TrainingValues::in_module(const ModelStates& model) const {
+  Values found;
+  for (const auto& [name, value] : model.module) {
+    // Without elements there are no bytes, and the shape tells which of them are tied.
+    const bool empty = numel(model.shard().archive.info(value).shape) == 0;
+    if (!empty && is_trained(model, name)) found.push_back(value);
+  }
+  return found;
+}
+
+Values TrainingValues::in(const Shard& shard) const {
+  const Value root = shard.archive.root();
+  switch (shard.name.kind) {
+    case Kinds::model_states:
+      return without_zero_ ? in_plain_optimizer(root) : in_module(models_.at(&shard));
+    case Kinds::expert_optim:
+      return in_plain_optimizer(root);
+    case Kinds::optim_states:
+      return in_zero_optimizer(root.find_or_none(keys::kOptimizerStateDict));
+    case Kinds::layer:
+    case Kinds::expert: {
+      Values found;
+      if (without_zero_) return found;
+      for (const std::string& name : names_in_layer(shard)) {
+        const Value value = root.at(name);
+        const bool trained = shard.name.kind == Kinds::expert
+                                 ? is_trained_expert(shard.name, name)
+                                 : trained_.contains(fronts_.at(shard.name.layer) + name);
+        if (trained && TorchArchive::is_tensor(value)) found.push_back(value);
+      }
+      return found;
+    }
+    case Kinds::zero_model_states:
+    case Kinds::universal:
+      break;
+  }
+  return {};
+}
+
+std::vector<std::pair<std::string, std::string>> TrainingValues::untold_aliases(
+    const Shard& shard) const {
+  std::vector<std::pair<std::string, std::string>> untold;
+  const auto model = models_.find(&shard);
+  if (model == models_.end()) return untold;
+  const Value told = shard.archive.root().find_or_none(keys::kSharedParams);
+  for (const auto& [alias, owner] : model->second.shared_params) {
+    if (told.is_mapping() && told.find(alias)) continue;
+    if (is_trained(model->second, alias)) untold.emplace_back(alias, owner);
+  }
+  return untold;
+}
+
+}  // namespace dsckpt

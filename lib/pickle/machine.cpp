@@ -1,0 +1,708 @@
+#include <charconv>
+#include <system_error>
+
+#include "base/error.h"
+#include "base/keyed_hash.h"
+#include "pickle/nodes.h"
+#include "pickle/opcodes.h"
+#include "pickle/pickle.h"
+
+namespace dsckpt::pickle {
+namespace {
+
+// Python refuses to convert longer decimal numbers too (sys.get_int_max_str_digits).
+constexpr size_t kMaxDigits = 4300;
+// Of module and name together. A pickle can name one long text often; no real name is near this.
+constexpr size_t kMaxGlobalName = 1000;
+// Older protocols use Python 2's names.
+constexpr int kFirstPython3 = 3;
+// Below this, decoding text anew costs less than remembering it.
+constexpr size_t kRememberDecoded = 64;
+
+// The characters of UTF-8 text as Latin-1; nullopt if one does not fit.
+std::optional<std::string> to_latin1(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto lead = static_cast<unsigned char>(text[i]);
+    if (lead < 0x80) {
+      out.push_back(text[i]);
+    } else if (lead <= 0xc3) {
+      const auto next = static_cast<unsigned char>(text[++i]);
+      out.push_back(static_cast<char>((lead & 3) << 6 | (next & 0x3f)));
+    } else {
+      return std::nullopt;
+    }
+  }
+  return out;
+}
+
+// A pickle's memo: dense while the pickle numbers its values as pickles do, else a map.
+class Memo {
+ public:
+  void put(uint64_t index, Value value) {
+    if (index >= dense_.size() && index < 2 * size_ + 256) {
+      dense_.resize(std::max<size_t>(index + 1, std::min<size_t>(2 * dense_.size(), 4 * size_)));
+    }
+    if (index < dense_.size()) {
+      size_ += dense_[index] ? 0 : 1;
+      dense_[index] = value;
+    } else {
+      size_ += sparse_.insert_or_assign(index, value).second ? 1 : 0;
+    }
+  }
+  const Value* get(uint64_t index) const {
+    if (index < dense_.size() && dense_[index]) return &*dense_[index];
+    const auto found = sparse_.find(index);
+    return found == sparse_.end() ? nullptr : &found->second;
+  }
+  // Indices in use; MEMOIZE takes the next.
+  uint64_t size() const { return size_; }
+
+ private:
+  std::vector<std::optional<Value>> dense_;
+  std::unordered_map<uint64_t, Value, KeyedHash> sparse_;
+  uint64_t size_ = 0;
+};
+
+}  // namespace
+
+// Python's unpickler with its two stacks as one: values, and the heights at which marks stand.
+class Document::Machine {
+ public:
+  Machine(Document& document, ByteSpan bytes, uint64_t base)
+      : document_(document), store_(*document.store_), reader_(bytes, base) {}
+
+  // Runs to STOP and sets the root.
+  void run() {
+    for (;;) {
+      at_ = reader_.offset();
+      const auto opcode = reader_.read<uint8_t>();
+      if (opcode == kStop) break;
+      step(opcode);
+    }
+    document_.root_ = pop();
+  }
+
+  size_t position() const { return reader_.position(); }
+
+  // Walks everything reachable from the root once, without recursion. Shared values are seen once;
+  // references back to an open container only mark the document as cyclic.
+  void check_depth(uint32_t max_depth) {
+    struct Frame {
+      Node* node;
+      size_t index;
+      uint32_t below;  // greatest height of the children seen
+    };
+    constexpr uint32_t kOpen = 1;
+    std::vector<Frame> path;
+    const auto enter = [&](Node* node) {
+      if (path.size() >= max_depth) {
+        throw CorruptError({.offset = at_}, "values nest deeper than " + std::to_string(max_depth));
+      }
+      node->visit = kOpen;
+      path.push_back({node, 0, 0});
+    };
+    if (is_container(document_.root_.kind())) enter(Access::node(document_.root_));
+    while (!path.empty()) {
+      Frame& top = path.back();
+      Node* child = nullptr;
+      const bool done = for_each_child(*top.node, top.index, [&](const Value& value) {
+        if (!is_container(value.kind())) return true;
+        Node* node = Access::node(value);
+        if (node->visit == 0) {
+          child = node;
+          return false;
+        }
+        if (node->visit == kOpen) {
+          document_.cyclic_ = true;
+        } else {
+          top.below = std::max(top.below, node->visit - kOpen);
+        }
+        return true;
+      });
+      if (!done) {
+        enter(child);
+        continue;
+      }
+      const uint32_t height = top.below + 1;
+      if (height > max_depth - (path.size() - 1)) {
+        throw CorruptError({.offset = at_}, "values nest deeper than " + std::to_string(max_depth));
+      }
+      top.node->visit = height + kOpen;
+      path.pop_back();
+      if (!path.empty()) path.back().below = std::max(path.back().below, height);
+    }
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& message) const {
+    throw CorruptError({.offset = at_}, message);
+  }
+
+  // Stack.
+
+  size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
+  void push(Value value) { stack_.push_back(value); }
+  void need(size_t count) const {
+    if (stack_.size() - floor() < count) fail("too few values on the stack");
+  }
+  Value& top() {
+    need(1);
+    return stack_.back();
+  }
+  Value pop() {
+    need(1);
+    const Value value = stack_.back();
+    stack_.pop_back();
+    return value;
+  }
+  // The values above the last mark; pop_to() drops them.
+  std::span<const Value> above_mark() {
+    if (marks_.empty()) fail("no mark on the stack");
+    return std::span<const Value>(stack_).subspan(marks_.back());
+  }
+  void drop_mark() {
+    stack_.resize(marks_.back());
+    marks_.pop_back();
+  }
+
+  // Arguments.
+
+  // A length of 8 or 4 bytes and that much text.
+  template <typename Length>
+  std::string_view counted() {
+    const auto length = reader_.read<Length>();
+    if constexpr (std::is_signed_v<Length>) {
+      if (length < 0) fail("negative length");
+    }
+    return reader_.text(static_cast<uint64_t>(length));
+  }
+
+  uint64_t decimal_index() {
+    const std::string_view line = reader_.line();
+    uint64_t index = 0;
+    const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), index);
+    if (error != std::errc() || end != line.data() + line.size()) {
+      fail("'" + excerpt(line) + "' is not a memo index");
+    }
+    return index;
+  }
+
+  static std::string excerpt(std::string_view text) {
+    std::string out;
+    for (const char c : text.substr(0, 40)) out.push_back(c >= ' ' && c <= '~' ? c : '?');
+    return out;
+  }
+
+  // Values.
+
+  void push_text(Kind kind, std::string_view text) {
+    if (kind == Kind::string && !is_utf8(text)) fail("text is not UTF-8");
+    push(store_.text(kind, text));
+  }
+
+  // Python 2's str: text if it is ASCII, bytes otherwise.
+  void push_python2_string(std::string_view text) {
+    push(store_.text(is_ascii(text) ? Kind::string : Kind::bytes, text));
+  }
+
+  void push_twos_complement(std::string_view number) { push(document_.big_integer(number)); }
+
+  void push_decimal(std::string_view digits) {
+    const std::string_view whole = digits;
+    bool negative = false;
+    if (!digits.empty() && (digits[0] == '-' || digits[0] == '+')) {
+      negative = digits[0] == '-';
+      digits.remove_prefix(1);
+    }
+    const bool numeric =
+        !digits.empty() && digits.find_first_not_of("0123456789") == std::string_view::npos;
+    if (!numeric || digits.size() > kMaxDigits) {
+      fail("'" + excerpt(whole) + "' is not an integer");
+    }
+    // Base 2^32, least significant first.
+    std::vector<uint32_t> limbs;
+    for (size_t i = 0; i < digits.size();) {
+      uint64_t carry = 0;
+      uint64_t scale = 1;
+      for (; i < digits.size() && scale < 1'000'000'000; ++i, scale *= 10) {
+        carry = carry * 10 + static_cast<uint64_t>(digits[i] - '0');
+      }
+      for (uint32_t& limb : limbs) {
+        carry += uint64_t{limb} * scale;
+        limb = static_cast<uint32_t>(carry);
+        carry >>= 32;
+      }
+      if (carry != 0) limbs.push_back(static_cast<uint32_t>(carry));
+    }
+    limbs.push_back(0);  // room for the sign
+    if (negative) {
+      uint64_t carry = 1;
+      for (uint32_t& limb : limbs) {
+        carry += static_cast<uint32_t>(~limb);
+        limb = static_cast<uint32_t>(carry);
+        carry >>= 32;
+      }
+    }
+    push_twos_complement(
+        {reinterpret_cast<const char*>(limbs.data()), limbs.size() * sizeof(uint32_t)});
+  }
+
+  void push_int_line() {
+    const std::string_view line = reader_.line();
+    if (line == "00" || line == "01") {
+      push(boolean(line == "01"));
+    } else {
+      push_decimal(line);
+    }
+  }
+
+  void push_float_line() {
+    const std::string_view line = reader_.line();
+    std::string_view number = line;
+    if (number.starts_with('+') && !number.starts_with("+-")) number.remove_prefix(1);
+    double value = 0;
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), value);
+    if (error != std::errc() || end != number.data() + number.size()) {
+      fail("'" + excerpt(line) + "' is not a float");
+    }
+    push(real(value));
+  }
+
+  void push_binary_float() {
+    const auto bits = __builtin_bswap64(reader_.read<uint64_t>());
+    push(real(std::bit_cast<double>(bits)));
+  }
+
+  void push_quoted() {
+    const std::string_view line = reader_.line();
+    push_python2_string(in_context({.offset = at_}, [&] { return unquote(line); }));
+  }
+
+  void push_raw_unicode() {
+    const std::string_view line = reader_.line();
+    push(store_.text(Kind::string,
+                     in_context({.offset = at_}, [&] { return decode_raw_unicode(line); })));
+  }
+
+  // `module` and `name` must last as long as the store.
+  void push_global(std::string_view module, std::string_view name) {
+    if (module.size() + name.size() > kMaxGlobalName) {
+      fail("a global's name of " + std::to_string(module.size() + name.size()) + " bytes");
+    }
+    const Value value =
+        Access::make(store_.globals.emplace_back(module, name, protocol_ < kFirstPython3));
+    key_.assign(module).append("\n").append(name);
+    if (store_.global_names.try_emplace(key_, value).second) {
+      document_.globals_.push_back(std::string(module) + "." + std::string(name));
+    }
+    push(value);
+  }
+
+  void push_global_lines() {
+    const std::string_view module = reader_.line();
+    const std::string_view name = reader_.line();
+    if (!is_utf8(module) || !is_utf8(name)) fail("a global's name is not UTF-8");
+    push_global(store_.arena.copy(module), store_.arena.copy(name));
+  }
+
+  void push_list(Kind kind, std::span<const Value> items) {
+    ListNode& node = store_.list(kind);
+    node.items.assign(items.begin(), items.end());
+    push(Access::make(node));
+  }
+
+  void push_tuple(size_t count) {
+    need(count);
+    const Value tuple = store_.tuple(std::span<const Value>(stack_).last(count));
+    stack_.resize(stack_.size() - count);
+    push(tuple);
+  }
+
+  // Objects.
+
+  void push_object(ObjectNode::Made made, Value callable, Value arguments, Value keywords = {}) {
+    if (!callable.is(Kind::global) && !callable.is(Kind::object) &&
+        !callable.is(Kind::persistent)) {
+      fail("a call of a " + std::string(to_string(callable.kind())));
+    }
+    if (!arguments.is(Kind::tuple)) {
+      fail("call arguments that are a " + std::string(to_string(arguments.kind())));
+    }
+    ObjectHolder& node = store_.objects.emplace_back();
+    node.object.made = made;
+    node.object.callable = callable;
+    node.object.arguments = arguments;
+    node.object.keywords = keywords;
+    push(Access::make(node));
+  }
+
+  // REDUCE of _codecs.encode(text, 'latin1') or bytes() is how protocols 0 to 2 spell bytes.
+  bool push_called_bytes(Value callable, Value arguments) {
+    if (!callable.is(Kind::global) || !arguments.is(Kind::tuple)) return false;
+    const std::span<const Value> items = arguments.as_sequence();
+    std::string_view data;
+    if (callable.is_global("_codecs", "encode")) {
+      if (items.size() != 2 || !items[0].is(Kind::string) || !items[1].is(Kind::string) ||
+          (items[1].as_string() != "latin1" && items[1].as_string() != "latin-1")) {
+        return false;
+      }
+      const std::optional<std::string_view> decoded = latin1_of(items[0]);
+      if (!decoded) return false;
+      data = *decoded;
+    } else if (!items.empty() || (!callable.is_global("__builtin__", "bytes") &&
+                                  !callable.is_global("builtins", "bytes"))) {
+      return false;
+    }
+    push(Access::make(store_.called_bytes.emplace_back(data, callable, arguments)));
+    return true;
+  }
+
+  // A text that many calls share is decoded once, so that the work stays linear.
+  std::optional<std::string_view> latin1_of(const Value& string) {
+    const std::string_view text = string.as_string();
+    if (text.size() < kRememberDecoded) {
+      if (is_ascii(text)) return text;
+      const auto decoded = to_latin1(text);
+      if (!decoded) return std::nullopt;
+      return store_.arena.copy(*decoded);
+    }
+    const auto [entry, is_new] = decoded_.try_emplace(string.identity());
+    if (is_new) {
+      if (is_ascii(text)) {
+        entry->second = text;
+      } else if (const auto decoded = to_latin1(text)) {
+        entry->second = store_.arena.copy(*decoded);
+      }
+    }
+    return entry->second;
+  }
+
+  void reduce() {
+    const Value arguments = pop();
+    const Value callable = pop();
+    if (push_called_bytes(callable, arguments)) return;
+    push_object(ObjectNode::Made::reduce, callable, arguments);
+  }
+
+  void build() {
+    const Value state = pop();
+    const Value target = top();
+    if (!target.is(Kind::object)) {
+      fail("state for a " + std::string(to_string(target.kind())));
+    }
+    if (target.as_object().has_state) fail("state for an object that has it already");
+    document_.set_state(target, state);
+  }
+
+  // Instances as protocols 0 and 1 write them; the class, if it is on the stack, comes first.
+  void push_instance(std::optional<Value> named_class) {
+    std::span<const Value> items = above_mark();
+    if (!named_class) {
+      if (items.empty()) fail("OBJ without a class");
+      named_class = items[0];
+      items = items.subspan(1);
+    }
+    const Value arguments = store_.tuple(items);
+    drop_mark();
+    push_object(ObjectNode::Made::inst, *named_class, arguments);
+  }
+
+  // Filling.
+
+  void append_to(const Value& target, std::span<const Value> items) {
+    std::vector<Value>* list = nullptr;
+    if (target.is(Kind::list)) {
+      list = &Access::as<ListNode>(target).items;
+    } else if (target.is(Kind::object)) {
+      list = &Access::as<ObjectHolder>(target).object.items;
+    } else {
+      fail("items appended to a " + std::string(to_string(target.kind())));
+    }
+    list->insert(list->end(), items.begin(), items.end());
+  }
+
+  void add_to(const Value& target, std::span<const Value> items) {
+    if (target.is(Kind::set)) {
+      auto& list = Access::as<ListNode>(target).items;
+      list.insert(list.end(), items.begin(), items.end());
+      return;
+    }
+    if (!target.is(Kind::object)) {
+      fail("items added to a " + std::string(to_string(target.kind())));
+    }
+    append_to(target, items);
+  }
+
+  void set_in(const Value& target, std::span<const Value> pairs) {
+    if (!target.is(Kind::dict) && !target.is(Kind::object)) {
+      fail("keys set in a " + std::string(to_string(target.kind())));
+    }
+    if (pairs.size() % 2 != 0) fail("a key without a value");
+    DictNode& dict = target.is(Kind::dict) ? Access::as<DictHolder>(target).dict
+                                           : Access::as<ObjectHolder>(target).object.mapping;
+    if (dict.items.empty()) dict.items.reserve(pairs.size() / 2);
+    for (size_t i = 0; i < pairs.size(); i += 2) Access::insert(dict, pairs[i], pairs[i + 1]);
+  }
+
+  // The value under the last mark, which the values above it go into.
+  Value marked_target() {
+    if (marks_.empty()) fail("no mark on the stack");
+    const size_t below = marks_.size() > 1 ? marks_[marks_.size() - 2] : 0;
+    if (marks_.back() == below) fail("too few values on the stack");
+    return stack_[marks_.back() - 1];
+  }
+
+  // Memo.
+
+  void put(uint64_t index) { memo_.put(index, top()); }
+  void get(uint64_t index) {
+    const Value* value = memo_.get(index);
+    if (value == nullptr) fail("memo " + std::to_string(index) + " is empty");
+    push(*value);
+  }
+
+  void step(uint8_t opcode);
+
+  Document& document_;
+  Store& store_;
+  ByteReader reader_;
+  uint64_t at_ = 0;  // offset of the current opcode
+  int protocol_ = 0;
+  std::vector<Value> stack_;
+  std::vector<size_t> marks_;
+  Memo memo_;
+  std::unordered_map<const void*, std::optional<std::string_view>> decoded_;
+  std::string key_;
+};
+
+void Document::Machine::step(uint8_t opcode) {
+  switch (opcode) {
+    case kProto:
+      protocol_ = reader_.read<uint8_t>();
+      if (protocol_ > 5) fail("pickle protocol " + std::to_string(protocol_));
+      return;
+    case kFrame:
+      if (reader_.read<uint64_t>() > reader_.remaining()) fail("a frame longer than the pickle");
+      return;
+
+    case kNone:
+      return push({});
+    case kNewTrue:
+      return push(boolean(true));
+    case kNewFalse:
+      return push(boolean(false));
+    case kInt:
+      return push_int_line();
+    case kBinInt:
+      return push(integer(reader_.read<int32_t>()));
+    case kBinInt1:
+      return push(integer(reader_.read<uint8_t>()));
+    case kBinInt2:
+      return push(integer(reader_.read<uint16_t>()));
+    case kLong: {
+      std::string_view line = reader_.line();
+      if (line.ends_with('L')) line.remove_suffix(1);
+      return push_decimal(line);
+    }
+    case kLong1:
+      return push_twos_complement(counted<uint8_t>());
+    case kLong4:
+      return push_twos_complement(counted<int32_t>());
+    case kFloat:
+      return push_float_line();
+    case kBinFloat:
+      return push_binary_float();
+
+    case kString:
+      return push_quoted();
+    case kBinString:
+      return push_python2_string(counted<int32_t>());
+    case kShortBinString:
+      return push_python2_string(counted<uint8_t>());
+    case kUnicode:
+      return push_raw_unicode();
+    case kBinUnicode:
+      return push_text(Kind::string, counted<uint32_t>());
+    case kShortBinUnicode:
+      return push_text(Kind::string, counted<uint8_t>());
+    case kBinUnicode8:
+      return push_text(Kind::string, counted<uint64_t>());
+    case kBinBytes:
+      return push_text(Kind::bytes, counted<uint32_t>());
+    case kShortBinBytes:
+      return push_text(Kind::bytes, counted<uint8_t>());
+    case kBinBytes8:
+      return push_text(Kind::bytes, counted<uint64_t>());
+    case kByteArray8:
+      return push_text(Kind::byte_array, counted<uint64_t>());
+    case kNextBuffer:
+      fail("a buffer outside the pickle");
+    case kReadOnlyBuffer:
+      if (!top().is(Kind::bytes) && !top().is(Kind::byte_array)) {
+        fail("a read-only " + std::string(to_string(top().kind())));
+      }
+      return;
+
+    case kEmptyTuple:
+      return push_tuple(0);
+    case kTuple1:
+      return push_tuple(1);
+    case kTuple2:
+      return push_tuple(2);
+    case kTuple3:
+      return push_tuple(3);
+    case kTuple: {
+      const Value tuple = store_.tuple(above_mark());
+      drop_mark();
+      return push(tuple);
+    }
+    case kEmptyList:
+      return push_list(Kind::list, {});
+    case kEmptySet:
+      return push_list(Kind::set, {});
+    case kList:
+    case kFrozenSet: {
+      ListNode& node = store_.list(opcode == kList ? Kind::list : Kind::frozen_set);
+      const auto items = above_mark();
+      node.items.assign(items.begin(), items.end());
+      drop_mark();
+      return push(Access::make(node));
+    }
+    case kEmptyDict:
+      return push(Access::make(store_.dicts.emplace_back()));
+    case kDict: {
+      const Value dict = Access::make(store_.dicts.emplace_back());
+      set_in(dict, above_mark());
+      drop_mark();
+      return push(dict);
+    }
+    case kAppend: {
+      const Value item = pop();
+      return append_to(top(), {&item, 1});
+    }
+    case kAppends:
+      append_to(marked_target(), above_mark());
+      return drop_mark();
+    case kAddItems:
+      add_to(marked_target(), above_mark());
+      return drop_mark();
+    case kSetItem: {
+      need(3);
+      set_in(stack_[stack_.size() - 3], std::span<const Value>(stack_).last(2));
+      stack_.resize(stack_.size() - 2);
+      return;
+    }
+    case kSetItems:
+      set_in(marked_target(), above_mark());
+      return drop_mark();
+
+    case kGlobal:
+      return push_global_lines();
+    case kStackGlobal: {
+      const Value name = pop();
+      const Value module = pop();
+      if (!module.is(Kind::string) || !name.is(Kind::string)) fail("a global's name is not a str");
+      return push_global(module.as_string(), name.as_string());
+    }
+    case kReduce:
+      return reduce();
+    case kNewObj: {
+      const Value arguments = pop();
+      const Value named_class = pop();
+      return push_object(ObjectNode::Made::newobj, named_class, arguments);
+    }
+    case kNewObjEx: {
+      const Value keywords = pop();
+      const Value arguments = pop();
+      const Value named_class = pop();
+      if (!keywords.is(Kind::dict)) fail("keyword arguments that are not a dict");
+      return push_object(ObjectNode::Made::newobj_ex, named_class, arguments, keywords);
+    }
+    case kObj:
+      return push_instance(std::nullopt);
+    case kInst: {
+      push_global_lines();
+      // Not pop(): a mark may stand right below.
+      const Value named_class = stack_.back();
+      stack_.pop_back();
+      return push_instance(named_class);
+    }
+    case kBuild:
+      return build();
+    case kPersId: {
+      const std::string_view line = reader_.line();
+      if (!is_ascii(line)) fail("a persistent id that is not ASCII");
+      return push(document_.persistent(store_.text(Kind::string, line)));
+    }
+    case kBinPersId:
+      return push(document_.persistent(pop()));
+    case kExt1:
+    case kExt2:
+    case kExt4:
+      fail("an extension code, which only the program that registered it can resolve");
+
+    case kMark:
+      marks_.push_back(stack_.size());
+      return;
+    case kPop:
+      // As in Python, POP right above a mark takes the mark.
+      if (!marks_.empty() && marks_.back() == stack_.size()) {
+        marks_.pop_back();
+      } else {
+        pop();
+      }
+      return;
+    case kPopMark:
+      above_mark();
+      return drop_mark();
+    case kDup:
+      return push(top());
+    case kPut:
+      return put(decimal_index());
+    case kBinPut:
+      return put(reader_.read<uint8_t>());
+    case kLongBinPut:
+      return put(reader_.read<uint32_t>());
+    case kMemoize:
+      return put(memo_.size());
+    case kGet:
+      return get(decimal_index());
+    case kBinGet:
+      return get(reader_.read<uint8_t>());
+    case kLongBinGet:
+      return get(reader_.read<uint32_t>());
+
+    default: {
+      char text[8];
+      std::snprintf(text, sizeof text, "0x%02x", opcode);
+      fail(std::string(text) + " is not an opcode");
+    }
+  }
+}
+
+Document Document::parse(ByteSpan bytes, uint64_t base, size_t* consumed, const Limits& limits) {
+  if (bytes.size() > limits.max_bytes) {
+    if (consumed == nullptr) {
+      throw CorruptError({.offset = base}, "a pickle of " + std::to_string(bytes.size()) +
+                                               " bytes; at most " +
+                                               std::to_string(limits.max_bytes) + " are read");
+    }
+    bytes = bytes.first(static_cast<size_t>(limits.max_bytes));
+  }
+  Document document;
+  Machine machine(document, bytes, base);
+  machine.run();
+  if (consumed != nullptr) {
+    *consumed = machine.position();
+  } else if (machine.position() != bytes.size()) {
+    throw CorruptError(
+        {.offset = base + machine.position()},
+        std::to_string(bytes.size() - machine.position()) + " bytes after the end of the pickle");
+  }
+  machine.check_depth(limits.max_depth);
+  return document;
+}
+
+}  // namespace dsckpt::pickle

@@ -1,0 +1,22 @@
+// Objects of Python that checkpoints are made of, as pickles have them.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "base/dtype.h"
+#include "pickle/pickle.h"
+
+namespace dsckpt {
+
+// torch.Size(shape).
+pickle::Value torch_size(pickle::Document& document, const Shape& shape);
+
+// An empty collections.OrderedDict.
+pickle::Value ordered_dict(pickle::Document& document);
+
+// The lr_scheduler of a run before its first step: DeepSpeed's schedules take the number of the
+// last batch from it, torch's keep their own where it has nothing for them.
+pickle::Value first_lr_scheduler(pickle::Document& document);
+
+}  // namespace dsckpt

@@ -1,0 +1,59 @@
+// The drawings of an HtmlReport: inline SVG that fills the width it is given, with titles for those
+// who point at a part. Widths are in percent and heights in pixels, so text keeps its size in any
+// window. Colours are the classes c0 to c7 and c8, of which the last is for what belongs to none.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "inspect/treemap.h"
+#include "report/html/page.h"
+
+namespace dsckpt {
+
+inline constexpr size_t kColours = 8;
+
+// "c3"; kColours and more repeat the first ones.
+std::string colour_class(size_t index);
+
+// "dp 3 mp 0"
+std::string rank_name(const RankShare& rank);
+
+// Colours of kinds of bytes: one each for the largest, c8 for the others.
+class KindColours {
+ public:
+  explicit KindColours(const std::vector<BytesOfKind>& kinds);
+  std::string of(const std::string& kind) const;
+
+ private:
+  std::map<std::string, std::string> classes_;
+};
+
+// One bar, cut in proportion to the amounts. All of its length is `whole` bytes.
+std::string stacked_bar(const std::vector<BytesOfKind>& amounts, uint64_t whole,
+                        const KindColours& colours, double height);
+
+// A column for each rank, from 0. If they are many, one for several neighbours: that of the least
+// of them, and pale on top what the largest has more.
+std::string columns_chart(const std::vector<RankShare>& ranks, const KindColours& colours);
+
+std::string treemap_chart(const Treemap& map);
+
+// Octaves of size that hold nearly all elements of some tensors, so that their charts have one
+// axis.
+struct Octaves {
+  size_t first = 0;  // bins of Histogram
+  size_t end = 0;    // 0: there is no element to show
+};
+Octaves octaves_of(const std::vector<HtmlReport::Distribution>& distributions);
+// How many elements there are of each size: negative ones on the left, the largest outermost, zeros
+// in the middle, positive ones on the right. With `axis`, the values are written below.
+std::string histogram_chart(const Statistics& values, const Octaves& octaves, bool axis);
+
+// The elements from first to last as a bar, each part in the colour of its file. Parts that lie in
+// turns, such as the columns of a matrix that ranks share, are above each other; copies have a bar
+// of their own. `colours` has that of each extent.
+std::string shard_bar(const HtmlReport::ShardMap& map, const std::vector<size_t>& colours);
+
+}  // namespace dsckpt

@@ -1,0 +1,162 @@
+#include "reshard/copies.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "base/error.h"
+#include "deepspeed/keys.h"
+#include "job/neighbours.h"
+
+namespace dsckpt {
+using pickle::Kind;
+using pickle::Value;
+namespace {
+
+using Kinds = ShardName::Kind;
+
+std::string two_digits(uint32_t value) {
+  return (value < 10 ? "0" : "") + std::to_string(value);
+}
+
+// `NUMBER.REST`: a parameter or buffer of a pipeline's layer.
+std::optional<uint32_t> layer_of(std::string_view name) {
+  uint32_t layer = 0;
+  const auto [end, failed] = std::from_chars(name.data(), name.data() + name.size(), layer);
+  const bool number = failed == std::errc() && end != name.data() + name.size() && *end == '.';
+  return number ? std::optional(layer) : std::nullopt;
+}
+
+// `tied_modules.KEY.REST`.
+std::optional<std::pair<std::string, std::string>> tied_part(const std::string& name) {
+  constexpr std::string_view kTied = "tied_modules.";
+  if (!name.starts_with(kTied)) return std::nullopt;
+  const size_t dot = name.find('.', kTied.size());
+  if (dot == name.npos) return std::nullopt;
+  return std::pair(name.substr(kTied.size(), dot - kTied.size()), name.substr(dot + 1));
+}
+
+Value root_of(const Checkpoint& world) {
+  return world.model_files().front().archive->root();
+}
+
+// Whether a layer's file may be that of the tied layer `key`, of which the world has `parts`.
+bool holds(const Shard& shard, const Checkpoint& world, const std::string& key,
+           const std::set<std::string>& parts) {
+  const Value root = shard.archive.root();
+  return std::all_of(parts.begin(), parts.end(), [&](const std::string& part) {
+    const Value tensor = root.find_or_none(part);
+    if (!TorchArchive::is_tensor(tensor)) return false;
+    const Param* param = world.find("tied_modules." + key + "." + part);
+    return param == nullptr || shard.archive.info(tensor).shape == param->weight.shape();
+  });
+}
+
+// The names of a world's parameters and buffers, wherever their values are.
+std::vector<std::string> names_of(const Checkpoint& world) {
+  std::vector<std::string> names;
+  for (const Param& param : world.params()) names.push_back(param.name);
+  for (const Value& name : root_of(world).find_or_none(keys::kBufferNames).sequence_or_empty()) {
+    if (name.is(Kind::string)) names.emplace_back(name.as_string());
+  }
+  return names;
+}
+
+}  // namespace
+
+RankFreeFiles::RankFreeFiles(InputFiles& inputs, const Checkpoint& source)
+    : inputs_(inputs), mesh_(source.facts().mesh), folder_(source.tag_folder().string()) {
+  const TagFolder folder = find_tag_folder(source.tag_folder(), "", source.other_roots());
+  for (const Kinds kind : {Kinds::layer, Kinds::expert}) {
+    auto opened = open_shards(inputs, folder.of_kind(kind), folder.display_root());
+    std::move(opened.begin(), opened.end(), std::back_inserter(shards_));
+  }
+}
+
+bool RankFreeFiles::has(const ShardName& name) const {
+  return std::any_of(shards_.begin(), shards_.end(),
+                     [&](const Shard& shard) { return shard.name == name; });
+}
+
+std::vector<std::string> RankFreeFiles::missing_layers(const Checkpoint& world,
+                                                       uint32_t tp_rank) const {
+  if (!root_of(world).find_or_none(keys::kModule).is_none()) return {};
+  std::set<uint32_t> layers;
+  std::map<std::string, std::set<std::string>> tied;
+  for (const std::string& name : names_of(world)) {
+    if (const auto layer = layer_of(name)) layers.insert(*layer);
+    if (auto part = tied_part(name)) tied[part->first].insert(std::move(part->second));
+  }
+  const std::string slice = mesh_.tp > 1 ? "-model_" + two_digits(tp_rank) : "";
+  std::vector<std::string> missing;
+  for (const uint32_t layer : layers) {
+    if (has({.kind = Kinds::layer, .mp_rank = tp_rank, .layer = layer})) continue;
+    missing.push_back("layer_" + two_digits(layer) + slice + "-model_states.pt");
+  }
+  for (const auto& [key, parts] : tied) {
+    const bool found = std::any_of(shards_.begin(), shards_.end(), [&](const Shard& shard) {
+      return shard.name.kind == Kinds::layer && shard.name.mp_rank == tp_rank &&
+             !layers.contains(shard.name.layer) && holds(shard, world, key, parts);
+    });
+    if (!found)
+      missing.push_back("layer_*" + slice + "-model_states.pt of the tied layer '" + key + "'");
+  }
+  return missing;
+}
+
+// Stage 3 keeps experts in the optimizer's files only.
+std::vector<std::string> RankFreeFiles::missing_experts(const Checkpoint& world,
+                                                        uint32_t mp_rank) const {
+  constexpr int64_t kMaxExperts = 1 << 24;
+  std::vector<std::string> missing;
+  if (world.facts().zero_stage == 3) return missing;
+  const auto counts = root_of(world).find_or_none("num_experts").sequence_or_empty();
+  for (uint32_t layer = 0; layer < counts.size(); ++layer) {
+    const int64_t count = counts[layer].is(Kind::integer) ? counts[layer].as_int() : 0;
+    if (count < 1 || count > kMaxExperts) {
+      throw CorruptError(
+          {.file = world.model_files().front().path.string(), .member = "num_experts"},
+          "does not say how many experts layer " + std::to_string(layer) + " has");
+    }
+    for (uint32_t expert = 0; expert < count; ++expert) {
+      if (has({.kind = Kinds::expert, .mp_rank = mp_rank, .layer = layer, .expert = expert})) {
+        continue;
+      }
+      missing.push_back("layer_" + std::to_string(layer) + "_expert_" + std::to_string(expert) +
+                        "_mp_rank_" + two_digits(mp_rank) + "_model_states.pt");
+    }
+  }
+  return missing;
+}
+
+void RankFreeFiles::check(const Checkpoint& world, uint32_t mp_rank) const {
+  constexpr size_t kMaxListed = 1024;
+  std::vector<std::string> missing = missing_layers(world, mp_rank % mesh_.tp);
+  const std::vector<std::string> experts = missing_experts(world, mp_rank);
+  missing.insert(missing.end(), experts.begin(), experts.end());
+  if (missing.empty()) return;
+  std::string text = std::to_string(missing.size()) + " files are missing:";
+  for (size_t i = 0; i < std::min(missing.size(), kMaxListed); ++i) text += "\n  " + missing[i];
+  if (missing.size() > kMaxListed) text += "\n  ...";
+  throw InconsistentError({.file = folder_}, text);
+}
+
+void RankFreeFiles::lay_out(PlanBuilder& plan, const std::string& folder) const {
+  std::vector<Neighbour> files;
+  for (const Shard& shard : shards_) {
+    files.push_back({shard.path, folder + "/" + shard.path.filename().string()});
+  }
+  lay_out_neighbours(inputs_, files, plan);
+}
+
+std::vector<InputRecord> RankFreeFiles::records(bool all) const {
+  std::vector<CheckpointFile> files;
+  for (const Shard& shard : shards_) files.push_back({shard.path, &shard.archive});
+  return records_of(files, all);
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,33 @@
+// The files of a resharded checkpoint: what an engine of the target run would have saved itself.
+// Layouts: checkpoint/LAYOUTS.md.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "plan/copy_plan.h"
+#include "reshard/target.h"
+
+namespace dsckpt {
+
+// How a parameter group is cut. Counts are elements of one rank, 0 at stage 0.
+struct ReshardedGroup {
+  uint32_t mp_rank = 0;
+  uint32_t ep = 1;  // expert-parallel ranks, each of which has other parameters of it
+  // Of one expert-parallel rank:
+  size_t params = 0;
+  uint64_t numel = 0;      // of all its parameters
+  uint64_t partition = 0;  // that a rank has of it, padding included
+  size_t sub_groups = 0;   // stage 3
+};
+
+// Adds the model-states and optimizer-states files of all ranks as FOLDER/NAME to `plan`. `source`
+// has to be open with its optimizer states. Adds notes on what of it has no place in the new files.
+// Throws UnsupportedError and InconsistentError for what cannot be cut anew faithfully.
+std::vector<ReshardedGroup> lay_out_shards(PlanBuilder& plan, const Checkpoint& source,
+                                           const ReshardTarget& target, const std::string& folder,
+                                           std::vector<std::string>& notes);
+
+}  // namespace dsckpt

@@ -1,0 +1,103 @@
+// How the target run cuts the parameters: which elements each rank has of each of the optimizer's
+// tensors.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "deepspeed/zero_layout.h"
+#include "plan/tensor_source.h"
+#include "reshard/experts.h"
+#include "reshard/target.h"
+
+namespace dsckpt {
+
+// Immutable; borrows the checkpoint and the target. Counts are elements.
+class ReshardLayout {
+ public:
+  using Params = std::vector<const Param*>;
+  // A parameter group.
+  struct Group {
+    ShardValue settings;
+    bool experts = false;
+    ExpertMesh mesh;  // of the ranks that cut it; ep is 1 for what all of them share
+    std::vector<Params>
+        parts;             // one for each expert-parallel rank, in the order of the flat vector
+    FlatLayout flat = {};  // of a part; stages 1 and 2
+
+    // Names and shapes are the same in all parts.
+    const Params& params() const { return parts.front(); }
+    const Params& params_of(uint32_t rank) const { return parts[mesh.ep_rank(rank)]; }
+  };
+  // The parameters that one of the optimizer's tensors is made of: a group, at stage 3 a sub-group,
+  // at stage 0 a parameter.
+  struct Run {
+    size_t group = 0;
+    size_t begin = 0;  // in the group's parameters
+    size_t end = 0;
+  };
+  // A part of a parameter in a rank's partition of a flat vector.
+  struct Slice {
+    const Param* param = nullptr;
+    uint64_t begin = 0;  // in the parameter
+    uint64_t start = 0;  // in the partition
+    uint64_t numel = 0;
+  };
+  using TensorOf = std::function<TensorSource(const Param&)>;
+
+  // Throws UnsupportedError for parameters that go into one tensor and have other states than each
+  // other, or states that cannot be cut; InconsistentError for parameters that are not in `module`.
+  ReshardLayout(const Checkpoint& source, const ReshardTarget& target);
+
+  const std::vector<Group>& groups() const { return groups_; }
+  const std::vector<Run>& runs() const { return runs_; }  // by group
+  std::span<const Param* const> params_of(const Run& run, uint32_t rank) const {
+    return std::span(groups_[run.group].params_of(rank)).subspan(run.begin, run.end - run.begin);
+  }
+  // Parameters that the optimizer does not train, those first that the checkpoint calls so.
+  const std::vector<const Param*>& frozen() const { return frozen_; }
+
+  // Stages 1 and 2. What rank `rank`'s partition of a group holds, in order.
+  std::vector<Slice> slices(const Group& group, uint32_t rank) const;
+  // Elements of it in front of the padding at the vector's end.
+  uint64_t real_part(const Group& group, uint32_t rank) const;
+  // The partition; with `padded` the padding at the end too.
+  TensorSource partition(const Group& group, uint32_t rank, bool padded,
+                         const TensorOf& tensor_of) const;
+
+  // What rank `rank` has of the tensor that is made of `run`.
+  TensorSource of_run(const Run& run, uint32_t rank, const TensorOf& tensor_of) const;
+  // The same of state number `i` of its parameters, in the form in which the optimizer keeps it.
+  TensorSource state_of(const Run& run, uint32_t rank, size_t i) const;
+  // Stage 3. Part `rank` of a tensor's elements that `ranks` ranks share, filled up with zeros.
+  static TensorSource piece(const TensorSource& tensor, uint32_t rank, uint32_t ranks);
+
+ private:
+  bool is_zero12() const { return target_.stage == 1 || target_.stage == 2; }
+  bool is_single() const;
+  uint64_t alignment() const;
+  void make_groups();
+  void make_runs();
+  void find_frozen();
+  void check_module() const;
+  Group made_group(const ParamGroup& group);
+  void check_group(const Group& group) const;
+  void check_run(const Run& run) const;
+  void check_same_states(const Param& param, const Param& first) const;
+  TensorSource whole_momenta(const Group& group, uint32_t rank, const TensorOf& tensor_of) const;
+
+  const Checkpoint& source_;
+  const ReshardTarget& target_;
+  ExpertNames experts_;
+  std::deque<Param> local_;  // experts as their ranks have them
+  std::vector<Group> groups_;
+  std::vector<Run> runs_;
+  std::vector<const Param*> frozen_;
+};
+
+}  // namespace dsckpt

@@ -1,0 +1,313 @@
+#include "weights/peft_adapter.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/error.h"
+#include "format/safetensors.h"
+#include "job/neighbours.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+using nlohmann::json;
+namespace {
+
+constexpr std::string_view kConfigName = "adapter_config.json";
+constexpr std::string_view kModelName = "adapter_model.safetensors";
+constexpr std::string_view kPrefix = "base_model.model.";
+constexpr std::string_view kModulesToSave = "modules_to_save";
+constexpr uint64_t kMaxConfigBytes = 16 << 20;
+
+// What the names of a tuner's parameters begin with: prefix_tuner_mapping of peft's tuners that
+// keep a dict of adapters in each layer.
+constexpr std::array<std::string_view, 10> kTuners{
+    "lora_", "ia3_", "hada_", "lokr_", "oft_",
+    "boft_", "hra_", "bone_", "c3a_",  "trainable_tokens_"};
+
+std::vector<std::string> split(const std::string& name) {
+  std::vector<std::string> parts;
+  size_t begin = 0;
+  for (size_t end = name.find('.'); end != name.npos; end = name.find('.', begin)) {
+    parts.push_back(name.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  parts.push_back(name.substr(begin));
+  return parts;
+}
+
+std::string join(const std::vector<std::string>& parts) {
+  std::string name;
+  for (const std::string& part : parts) name += (name.empty() ? "" : ".") + part;
+  return name;
+}
+
+bool is_tuner(std::string_view part) {
+  return std::any_of(kTuners.begin(), kTuners.end(),
+                     [&](std::string_view prefix) { return part.starts_with(prefix); });
+}
+
+struct AdapterTensor {
+  std::string saved;
+  const ChosenTensor* source;
+};
+
+// What is trained of an adapter.
+struct Adapter {
+  std::vector<AdapterTensor> tensors;
+  bool has_biases = false;
+};
+
+bool is_trained(const Checkpoint& checkpoint, const Param& param) {
+  return param.kind == ParamKind::trainable || !checkpoint.facts().frozen_known;
+}
+
+std::string adapter_of(const Checkpoint& checkpoint, const std::vector<ChosenTensor>& chosen) {
+  std::set<std::string> names;
+  for (const auto& [param, tensor] : chosen) {
+    const auto name = adapter_tensor_name(tensor.name);
+    if (name && is_trained(checkpoint, *param)) names.insert(name->adapter);
+  }
+  if (names.empty()) {
+    throw UsageError("--peft: no trained parameter is part of a PEFT adapter");
+  }
+  if (names.size() > 1) {
+    throw std::move(UsageError("--peft: several adapters were trained: '" + *names.begin() +
+                               "' and '" + *names.rbegin() + "'"))
+        .with_hint("choose one with --include");
+  }
+  return *names.begin();
+}
+
+Adapter find_adapter(const Checkpoint& checkpoint, const std::vector<ChosenTensor>& chosen,
+                     std::vector<std::string>& notes) {
+  const std::string adapter = adapter_of(checkpoint, chosen);
+  Adapter found;
+  for (const ChosenTensor& each : chosen) {
+    const auto name = adapter_tensor_name(each.tensor.name);
+    std::string saved = name ? name->saved : each.tensor.name;
+    if (name) {
+      if (name->adapter != adapter) continue;
+    } else if (!is_trained(checkpoint, *each.param) || !checkpoint.facts().frozen_known) {
+      continue;
+    } else if (!saved.ends_with(".bias")) {
+      notes.push_back("'" + saved + "' is trained, but no part of the adapter; it is left out");
+      continue;
+    }
+    if (!saved.starts_with(kPrefix)) {
+      throw std::move(UsageError("--peft: '" + saved + "' does not begin with " +
+                                 std::string(kPrefix) + ", as names in a PeftModel do"))
+          .with_hint("--strip-prefix takes a wrapper's prefix off");
+    }
+    found.has_biases = found.has_biases || !name;
+    found.tensors.push_back({std::move(saved), &each});
+  }
+  return found;
+}
+
+std::optional<fs::path> config_beside(const Checkpoint& checkpoint) {
+  std::error_code failed;
+  const fs::path& tag = checkpoint.tag_folder();
+  for (const fs::path& folder : {tag.parent_path(), tag}) {
+    const fs::path path = folder / kConfigName;
+    if (fs::is_regular_file(stored_path(path).value_or(path), failed)) return path;
+  }
+  return std::nullopt;
+}
+
+json read_config(const fs::path& path) {
+  const InputFile file(path);
+  return in_context({.file = path.string()}, [&] {
+    if (file.size() > kMaxConfigBytes) throw CorruptError({}, "is too long for a configuration");
+    const std::vector<std::byte> bytes = file.read(0, file.size());
+    json config = json::parse(as_text(bytes), nullptr, false);
+    if (!config.is_object() || !config.contains("peft_type")) {
+      throw CorruptError({}, "is no configuration of a PEFT adapter");
+    }
+    return config;
+  });
+}
+
+// The rank that the tensor has, if it is one of LoRA's that tell: [r, ...].
+std::optional<int64_t> rank_of(const AdapterTensor& tensor) {
+  const Shape& shape = tensor.source->tensor.source.shape();
+  const bool tells =
+      tensor.saved.ends_with(".lora_A.weight") || tensor.saved.ends_with(".lora_embedding_A");
+  return tells && !shape.empty() ? std::optional(shape.front()) : std::nullopt;
+}
+
+// A configuration of another adapter would load and compute nonsense.
+void check_rank(const fs::path& path, const json& config, const Adapter& adapter) {
+  const auto patterns = config.find("rank_pattern");
+  const bool one_rank = patterns == config.end() || patterns->empty();
+  const auto rank = config.find("r");
+  if (!one_rank || rank == config.end() || !rank->is_number_integer()) return;
+  for (const AdapterTensor& tensor : adapter.tensors) {
+    const auto has = rank_of(tensor);
+    if (!has || *has == rank->get<int64_t>()) continue;
+    throw InconsistentError(
+        {.file = path.string(), .member = "r", .tensor = tensor.saved},
+        "is " + rank->dump() + ", the tensor is of rank " + std::to_string(*has));
+  }
+}
+
+// The configuration of a LoRA adapter, as far as its tensors tell it.
+class Derivation {
+ public:
+  Derivation(const std::vector<ChosenTensor>& all, const Adapter& adapter)
+      : all_(all), adapter_(adapter) {}
+
+  json config(double lora_alpha) {
+    for (const AdapterTensor& tensor : adapter_.tensors) add(tensor);
+    if (ranks_.size() != 1) {
+      throw std::move(UsageError("--peft: no one rank of LoRA can be told from the tensors"))
+          .with_hint("give the adapter's configuration with --peft-config");
+    }
+    const bool whole = lora_alpha == std::floor(lora_alpha) && std::abs(lora_alpha) < 1e15;
+    return {{"peft_type", "LORA"},
+            {"base_model_name_or_path", nullptr},
+            {"task_type", nullptr},
+            {"inference_mode", true},
+            {"r", *ranks_.begin()},
+            {"lora_alpha", whole ? json(static_cast<int64_t>(lora_alpha)) : json(lora_alpha)},
+            {"lora_dropout", 0.0},
+            {"target_modules", targets()},
+            {"modules_to_save", to_save_.empty() ? json() : json(to_save_)},
+            {"bias", bias()},
+            {"use_dora", use_dora_}};
+  }
+
+ private:
+  void add(const AdapterTensor& tensor) {
+    const std::vector<std::string> stored = split(tensor.source->tensor.name);
+    const auto at = std::find_if(stored.begin(), stored.end(), [](const std::string& part) {
+      return is_tuner(part) || part == kModulesToSave;
+    });
+    if (at == stored.end()) return;
+    const std::string module = join({stored.begin(), at});
+    if (*at == kModulesToSave) {
+      to_save_.insert(*std::prev(at));
+      return;
+    }
+    if (!at->starts_with("lora_")) {
+      throw std::move(UsageError("--peft: '" + tensor.saved + "' is not of LoRA"))
+          .with_hint("give the adapter's configuration with --peft-config");
+    }
+    use_dora_ = use_dora_ || *at == "lora_magnitude_vector";
+    modules_.insert(module);
+    if (const auto rank = rank_of(tensor)) ranks_.insert(*rank);
+  }
+
+  // The last parts of the modules' names, as users give them; where other modules end the same,
+  // whole names.
+  std::set<std::string> targets() const {
+    std::set<std::string> others;
+    for (const auto& [param, tensor] : all_) {
+      const size_t dot = tensor.name.rfind('.');
+      if (dot == tensor.name.npos || adapter_tensor_name(tensor.name)) continue;
+      const std::string module = tensor.name.substr(0, dot);
+      if (!modules_.contains(module)) others.insert(module.substr(module.rfind('.') + 1));
+    }
+    std::set<std::string> targets;
+    for (const std::string& module : modules_) {
+      const std::string last = module.substr(module.rfind('.') + 1);
+      targets.insert(others.contains(last) ? module.substr(kPrefix.size()) : last);
+    }
+    return targets;
+  }
+
+  std::string bias() const {
+    if (!adapter_.has_biases) return "none";
+    for (const AdapterTensor& tensor : adapter_.tensors) {
+      if (adapter_tensor_name(tensor.source->tensor.name)) continue;
+      if (tensor.saved.find(".base_layer.") == tensor.saved.npos) return "all";
+    }
+    return "lora_only";
+  }
+
+  const std::vector<ChosenTensor>& all_;
+  const Adapter& adapter_;
+  std::set<std::string> modules_;
+  std::set<std::string> to_save_;
+  std::set<int64_t> ranks_;
+  bool use_dora_ = false;
+};
+
+void add_config(InputFiles& inputs, const Checkpoint& checkpoint, const AdapterOptions& options,
+                const std::vector<ChosenTensor>& chosen, const Adapter& adapter, PlanBuilder& plan,
+                std::vector<std::string>& notes) {
+  const std::optional<fs::path> path =
+      options.config.empty() ? config_beside(checkpoint) : std::optional(options.config);
+  if (path) {
+    if (options.lora_alpha) {
+      throw UsageError("--lora-alpha: " + path->string() + " says it already");
+    }
+    check_rank(*path, read_config(*path), adapter);
+    return lay_out_neighbours(inputs, {{*path, std::string(kConfigName)}}, plan);
+  }
+  if (!options.lora_alpha) {
+    throw std::move(UsageError("--peft: there is no " + std::string(kConfigName) +
+                               " beside the shards, and no tensor tells lora_alpha"))
+        .with_hint("give the file with --peft-config, or the number with --lora-alpha");
+  }
+  const std::string text = Derivation(chosen, adapter).config(*options.lora_alpha).dump(2) + "\n";
+  plan.put_literal(plan.add_output(std::string(kConfigName), text.size()), 0, text);
+  notes.push_back(std::string(kConfigName) +
+                  " is derived from the tensors; use_rslora, fan_in_fan_out and alpha_pattern are "
+                  "taken to be peft's defaults, for nothing tells them");
+}
+
+}  // namespace
+
+std::optional<AdapterTensorName> adapter_tensor_name(const std::string& name) {
+  std::vector<std::string> parts = split(name);
+  for (size_t i = 0; i + 1 < parts.size(); ++i) {
+    const bool is_saved_module = parts[i] == kModulesToSave;
+    if (!is_saved_module && !is_tuner(parts[i])) continue;
+    const std::string adapter = parts[i + 1];
+    const auto at = parts.begin() + static_cast<std::ptrdiff_t>(i);
+    // peft has saved DoRA's vector so since before it was a module.
+    if (*at == "lora_magnitude_vector" && parts.back() == "weight") parts.pop_back();
+    parts.erase(is_saved_module ? at : at + 1, at + 2);
+    return AdapterTensorName{adapter, join(parts)};
+  }
+  return std::nullopt;
+}
+
+WeightsPlan plan_adapter(InputFiles& inputs, const Checkpoint& checkpoint,
+                         const WeightsOptions& weights, const AdapterOptions& options) {
+  WeightsPlan result;
+  result.notes = checkpoint.notes();
+  for (const IncompleteParam& param : choose_incomplete(checkpoint, weights)) {
+    if (!adapter_tensor_name(param.name)) continue;
+    throw InconsistentError(
+        {.file = checkpoint.lost_files()[param.lost.front()].display, .tensor = param.name},
+        "is part of the adapter, and of no use without it");
+  }
+  const std::vector<ChosenTensor> chosen = choose_tensors(checkpoint, weights, result.notes);
+  const Adapter adapter = find_adapter(checkpoint, chosen, result.notes);
+  PlanBuilder plan;
+  std::vector<NamedSource> sources;
+  WeightsSplit::File file{std::string(kModelName), {}};
+  for (const AdapterTensor& tensor : adapter.tensors) {
+    const TensorSource& source = tensor.source->tensor.source;
+    sources.push_back({tensor.saved, source});
+    file.tensors.push_back({tensor.saved, source, ""});
+    result.split.total_size += source.nbytes();
+  }
+  result.split.files.push_back(std::move(file));
+  lay_out_safetensors(plan, std::string(kModelName), std::move(sources), {{"format", "pt"}});
+  add_config(inputs, checkpoint, options, chosen, adapter, plan, result.notes);
+  result.plan = plan.finish();
+  result.plan.validate(planned_inputs(inputs));
+  return result;
+}
+
+}  // namespace dsckpt
