@@ -1,11 +1,10 @@
 #include "ckpt_inspect/commands.h"
 
-#include <re2/re2.h>
-
 #include <CLI/App.hpp>
 #include <CLI/Validators.hpp>
 #include <algorithm>
 
+#include "base/patterns.h"
 #include "report/report.h"
 
 namespace dsckpt::inspect {
@@ -34,13 +33,10 @@ void add_selection(CLI::App& app, Selection& selection) {
 }
 
 std::vector<NamedTensor> selected(const Contents& contents, const Selection& selection) {
-  RE2::Options quiet;
-  quiet.set_log_errors(false);
-  const RE2 match(selection.match, quiet);
-  if (!match.ok()) throw UsageError("--match '" + selection.match + "': " + match.error());
+  const Patterns match({selection.match}, "--match");
   std::vector<NamedTensor> tensors;
   for (const NamedTensor& tensor : contents.tensors()) {
-    if (RE2::PartialMatch(tensor.name, match)) tensors.push_back(tensor);
+    if (match.find_in(tensor.name)) tensors.push_back(tensor);
   }
   if (selection.sort == "name") {
     std::stable_sort(tensors.begin(), tensors.end(),

@@ -15,6 +15,7 @@
 #include "ckpt_inspect/html.h"
 #include "cli/terminal.h"
 #include "deepspeed/shard_name.h"
+#include "job/source.h"
 #include "report/conversions.h"
 #include "report/report.h"
 
@@ -244,7 +245,8 @@ nlohmann::json summary_json(const Contents& contents, const Summary& summary,
 }
 
 int summary(const CLI::App& app, const cli::Common& common, const Arguments& args) {
-  InputFiles inputs;
+  const auto opened = std::make_shared<InputFiles>();
+  InputFiles& inputs = *opened;
   const Contents contents = Contents::open(inputs, args.path, args.contents);
   const Hardware hardware = hardware_of(contents, args);
   const Summary summary = summarize(inputs, contents);
@@ -255,7 +257,9 @@ int summary(const CLI::App& app, const cli::Common& common, const Arguments& arg
     estimates = memory_estimates(summary.parameters(), summary.largest_layer, hardware);
   }
   std::vector<Conversion> possible;
-  if (contents.checkpoint()) possible = conversions(inputs, *contents.checkpoint(), args.path);
+  if (contents.checkpoint()) {
+    possible = conversions(source_of(args.path, opened, contents.shared_checkpoint()));
+  }
   const auto facts = facts_of(contents, summary);
   if (!args.html.file.empty()) {
     write_html({args.path, inputs, contents, facts, summary, hardware, estimates, possible},

@@ -1,16 +1,18 @@
 // ckpt-pack estimate: what packing would come to.
 
+#include "pack/estimate.h"
+
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "base/text.h"
 #include "ckpt_pack/commands.h"
 #include "cli/terminal.h"
 #include "codec/frame.h"
-#include "pack/plan_pack.h"
-#include "report/report.h"
+#include "weights/weights_format.h"
 
 namespace dsckpt::pack {
 namespace {
@@ -40,12 +42,10 @@ nlohmann::json json_of(const PackEstimate& estimate) {
 int estimate(const cli::Common& common, const Arguments& args) {
   Progress progress;
   const cli::InterruptGuard guard(progress);
-  InputFiles inputs;
-  const PackPlan plan = plan_pack(inputs, args.input);
+  const Job job = plan_pack(args.input);
   const PackEstimate estimate = [&] {
     const cli::ProgressDisplay display(progress, common);
-    return estimate_pack(plan, inputs, args.level, parse_shard_size(args.sample), progress,
-                         common.threads);
+    return estimate_pack(job, args.level, parse_shard_size(args.sample), progress, common.threads);
   }();
   if (common.json) {
     cli::print_json("estimate", json_of(estimate));

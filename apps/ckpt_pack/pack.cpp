@@ -1,16 +1,14 @@
 // ckpt-pack pack and unpack.
 
+#include "dsckpt/pack.h"
+
 #include <CLI/CLI.hpp>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "ckpt_pack/commands.h"
-#include "cli/run_plan.h"
+#include "cli/carry_out.h"
 #include "codec/frame.h"
-#include "exec/frame_cuts.h"
-#include "pack/plan_pack.h"
-#include "report/report.h"
 
 namespace dsckpt::pack {
 namespace {
@@ -20,66 +18,15 @@ struct Arguments {
   std::string output;
   int level = kDefaultPackLevel;
   bool sha256 = false;
-  bool dry_run = false;
-  RunOptions run;
+  cli::RunArguments run;
 };
 
-nlohmann::json json_of(const PackPlan& plan) {
-  nlohmann::json data = {{"files", nlohmann::json::array()}, {"notes", plan.notes}};
-  for (const PlannedFile& file : plan.plan.outputs()) {
-    data["files"].push_back(
-        {{"path", file.path}, {"bytes", file.size}, {"packed", is_packable(file.path)}});
-  }
-  data["bytes"] = plan.plan.bytes_written();
-  return data;
-}
-
-std::string text_of(const PackPlan& plan, bool packs) {
-  std::string out;
-  for (const PlannedFile& file : plan.plan.outputs()) {
-    out += printable(file.path) + "\t" + human_bytes(file.size);
-    out += packs && is_packable(file.path) ? "\tto be packed\n" : "\n";
-  }
-  out += std::to_string(plan.plan.outputs().size()) + " files, " +
-         human_bytes(plan.plan.bytes_written()) + " unpacked\n";
-  return out;
-}
-
-uint64_t stored_bytes(const PackPlan& plan, const InputFiles& inputs) {
-  uint64_t sum = 0;
-  for (const FileId id : plan.inputs) sum += inputs[id].stored_size();
-  return sum;
-}
-
 int run(const CLI::App& app, const cli::Common& common, Arguments& args, bool packs) {
-  check_pack_place(args.input, args.output);
   Progress progress;
   const cli::InterruptGuard guard(progress);
-  InputFiles inputs;
-  const PackPlan plan = packs ? plan_pack(inputs, args.input) : plan_unpack(inputs, args.input);
-  for (const std::string& text : plan.notes) cli::note(app, common, text);
-  args.run.threads = common.threads;
-  if (packs) args.run.pack = args.level;
-  const size_t count = plan.plan.outputs().size();
-  return cli::show_or_run(app, common, args.dry_run, progress,
-                          {.source = nullptr,
-                           .output = args.output,
-                           .what = std::to_string(count) + (count == 1 ? " file" : " files") +
-                                   (packs ? "" : " of " + human_bytes(stored_bytes(plan, inputs))),
-                           .json = [&] { return json_of(plan); },
-                           .text = [&] { return text_of(plan, packs); },
-                           .run =
-                               [&] {
-                                 if (args.sha256) {
-                                   auto digests = sha256_of(plan, inputs, progress, common.threads);
-                                   if (packs) {
-                                     args.run.sha256 = std::move(digests);
-                                   } else {
-                                     check_sha256(plan, inputs, digests);
-                                   }
-                                 }
-                                 return run_pack(plan, inputs, args.output, progress, args.run);
-                               }});
+  const Job job = packs ? plan_pack(args.input, args.sha256) : plan_unpack(args.input, args.sha256);
+  if (packs) args.run.options.pack = args.level;
+  return cli::carry_out(app, common, job, args.output, args.run, progress);
 }
 
 Command add(CLI::App& app, cli::Common& common, bool packs) {
@@ -103,9 +50,9 @@ Command add(CLI::App& app, cli::Common& common, bool packs) {
   sub.add_flag("--sha256", args->sha256,
                packs ? "Keep the SHA-256 of each file, too, which takes a pass of its own"
                      : "Compare with the SHA-256 that pack --sha256 has kept");
-  cli::add_output_options(sub, args->run, args->dry_run, "Replace the output folder");
+  cli::add_output_options(sub, args->run, "Replace the output folder");
   if (packs) {
-    sub.add_flag("--verify", args->run.verify,
+    sub.add_flag("--verify", args->run.options.verify,
                  "Check the CRC32 of every record, also of those that hold no tensor");
   }
   cli::add_pass_options(sub, common);

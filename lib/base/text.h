@@ -1,8 +1,10 @@
-// Words of messages.
+// Words of messages, and numbers as people read them.
 #pragma once
 
 #include <algorithm>
 #include <concepts>
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -20,5 +22,20 @@ inline std::string listed(const std::vector<std::string>& lines) {
   for (size_t i = 0; i < std::min(lines.size(), kMaxListed); ++i) text += "\n  " + lines[i];
   return lines.size() > kMaxListed ? text + "\n  ..." : text;
 }
+
+enum class Newlines : uint8_t { escape, keep };
+
+// `text` with control characters as "\\n", "\\x1b", so that it stays on its line and does nothing
+// to a terminal.
+std::string printable(const std::string& text, Newlines newlines = Newlines::escape);
+// "1.5 GB", in powers of 1000 as disks are sold and shard sizes are given.
+std::string human_bytes(uint64_t bytes);
+// "83.4 %" of 0.834.
+std::string human_percent(double part);
+// "0.53 s"
+std::string human_seconds(double seconds);
+
+// JSON text of one line; text that is not UTF-8 is written with replacement characters.
+std::string dump(const nlohmann::json& value);
 
 }  // namespace dsckpt

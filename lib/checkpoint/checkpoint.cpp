@@ -208,14 +208,13 @@ std::vector<InputRecord> records_of(const std::vector<CheckpointFile>& files, bo
   return out;
 }
 
-std::vector<InputRecord> Checkpoint::records(bool all) const {
-  std::vector<InputRecord> out = records_of(model_files(), all);
+std::vector<CheckpointFile> Checkpoint::files() const {
+  std::vector<CheckpointFile> all = model_files();
   const std::vector<CheckpointFile>& weights = impl_->weights_files;
   for (const auto* files : {&optim_files(), &module_files(), &param_files(), &weights}) {
-    const std::vector<InputRecord> rest = records_of(*files, all);
-    out.insert(out.end(), rest.begin(), rest.end());
+    all.insert(all.end(), files->begin(), files->end());
   }
-  return out;
+  return all;
 }
 
 }  // namespace dsckpt

@@ -16,6 +16,7 @@
 #include "checkpoint/tp_rule.h"
 #include "deepspeed/shard_name.h"
 #include "deepspeed/universal_form.h"
+#include "dsckpt/tensor.h"
 #include "format/torch_archive.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
@@ -30,13 +31,6 @@ struct Mesh {
   uint32_t dp = 1;
   uint32_t ep = 1;
 };
-
-enum class ParamKind : uint8_t {
-  trainable,  // owned by the optimizer: there is an fp32 master
-  frozen,     // a parameter the optimizer does not own
-  buffer,     // a persistent buffer
-};
-const char* to_string(ParamKind kind);
 
 // A value in the pickle of one of the checkpoint's files. Borrowed from the Checkpoint; empty if
 // `archive` is null.
@@ -265,8 +259,8 @@ class Checkpoint {
   const std::vector<LostFile>& lost_files() const;
   const std::vector<IncompleteParam>& incomplete() const;
 
-  // records_of() all these files.
-  std::vector<InputRecord> records(bool all) const;
+  // All these files but the swap files, and those of weights.
+  std::vector<CheckpointFile> files() const;
 
  private:
   friend class CheckpointBuilder;

@@ -13,7 +13,10 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "checkpoint/tag_folder.h"
+#include "deepspeed/shard_name.h"
 #include "format/tensors_in.h"
+#include "io/content_name.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -179,6 +182,21 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
     }
   }
   return weights;
+}
+
+bool holds_only_weights(const fs::path& path, const std::string& tag) {
+  return tag.empty() && Weights::probe(path) && !is_stored(path / "latest") &&
+         !is_stored(path / "latest_universal") && !has_shards(path);
+}
+
+bool is_weights_input(const fs::path& path, const std::string& tag) {
+  std::error_code failed;
+  if (!fs::is_regular_file(path, failed)) return holds_only_weights(path, tag);
+  const std::string name = content_path(path).filename().string();
+  constexpr std::array kEndings{".safetensors", ".bin", ".pt", ".pth", ".index.json"};
+  return !parse_shard_name(name) &&
+         std::any_of(kEndings.begin(), kEndings.end(),
+                     [&](const char* ending) { return name.ends_with(ending); });
 }
 
 }  // namespace dsckpt

@@ -30,6 +30,14 @@ bool is_weights_index(const std::filesystem::path& path);
 // Throws IoError, and CorruptError for what is no index.
 WeightsIndex read_weights_index(const std::filesystem::path& path);
 
+// Whether `path` is no checkpoint but weights: a file, or a folder with weights that has neither
+// `latest` nor shards; people keep the model's own files beside a checkpoint. With a tag it is a
+// checkpoint.
+bool holds_only_weights(const std::filesystem::path& path, const std::string& tag);
+// The same where a checkpoint is expected: a file has to have a name as weights have it, and shards
+// are none.
+bool is_weights_input(const std::filesystem::path& path, const std::string& tag);
+
 // One file of weights, opened. Exactly one of the two is set.
 struct WeightsFile {
   std::filesystem::path path;

@@ -77,7 +77,7 @@ class Run {
     batch_units();
   }
 
-  ExecStats operator()(unsigned threads) {
+  RunStats operator()(unsigned threads) {
     const auto start = std::chrono::steady_clock::now();
     for (OutputId out = 0; out < outputs_.size(); ++out) {
       if (outputs_[out].units_left == 0) sink_.finish(out);
@@ -87,7 +87,7 @@ class Run {
     run_workers(threads, [&] { work(); });
     checks_.verify(inputs_);
 
-    ExecStats stats;
+    RunStats stats;
     stats.bytes_written = plan_.bytes_written();
     stats.bytes_stored = stats.bytes_written;
     stats.bytes_read = bytes_read_;
@@ -267,8 +267,8 @@ class Run {
 
 }  // namespace
 
-ExecStats execute(const CopyPlan& plan, const InputFiles& inputs, Sink& sink, Progress& progress,
-                  const ExecOptions& options) {
+RunStats execute(const CopyPlan& plan, const InputFiles& inputs, Sink& sink, Progress& progress,
+                 const ExecOptions& options) {
   return Run(plan, inputs, sink, progress, options)(options.threads);
 }
 

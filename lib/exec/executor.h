@@ -8,12 +8,12 @@
 // can write it directly.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "dsckpt/run.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
 
@@ -29,13 +29,6 @@ class Sink {
   virtual void finish(OutputId out) = 0;
 };
 
-// Shared with whoever shows progress or asks to stop.
-struct Progress {
-  std::atomic<uint64_t> bytes_done{0};   // written, or read only to be checked
-  std::atomic<uint64_t> bytes_total{0};  // set by execute()
-  std::atomic<bool> cancelled{false};    // set it to stop: execute() throws InterruptedError
-};
-
 struct ExecOptions {
   unsigned threads = 0;             // 0: default_threads()
   uint64_t unit_bytes = 256 << 10;  // a power of two, at least a page
@@ -45,18 +38,10 @@ struct ExecOptions {
   bool check_all_records = false;
 };
 
-struct ExecStats {
-  uint64_t bytes_read = 0;
-  uint64_t bytes_written = 0;
-  uint64_t bytes_stored = 0;  // less than were written if the outputs are packed
-  uint64_t records_checked = 0;
-  double seconds = 0;
-};
-
 // Runs `plan`, which must have passed validate(). Inputs are indexed by FileId. Throws what
 // reading, writing and converting throw, CorruptError for a record whose CRC32 is wrong,
 // InterruptedError; the sink may then have been given any part of the bytes.
-ExecStats execute(const CopyPlan& plan, const InputFiles& inputs, Sink& sink, Progress& progress,
-                  const ExecOptions& options = {});
+RunStats execute(const CopyPlan& plan, const InputFiles& inputs, Sink& sink, Progress& progress,
+                 const ExecOptions& options = {});
 
 }  // namespace dsckpt

@@ -3,16 +3,11 @@
 
 #include <cstdint>
 
+#include "dsckpt/run.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
 
 namespace dsckpt {
-
-enum class IoMode : uint8_t {
-  automatic,  // direct where write-back would slow a buffered run down
-  buffered,   // through the page cache, where what was written stays for the next reader
-  direct,     // past it: at the speed of the disk, and nothing is left to be written back
-};
 
 struct IoChoice {
   bool direct = false;

@@ -1,18 +1,11 @@
 #include "inspect/contents.h"
 
-#include <system_error>
 #include <utility>
 
 #include "base/error.h"
-#include "checkpoint/tag_folder.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
-
-bool holds_only_weights(const fs::path& path, const std::string& tag) {
-  return tag.empty() && Weights::probe(path) && !is_stored(path / "latest") &&
-         !is_stored(path / "latest_universal") && !has_shards(path);
-}
 
 UsageError no_roots_of_weights(const fs::path& path) {
   return UsageError(path.string() + ": is no checkpoint, so there are no other roots");
@@ -36,12 +29,14 @@ Contents Contents::open(InputFiles& inputs, const fs::path& path, const Contents
     return contents;
   }
 
+  std::vector<TpRule> rules;
+  for (const std::string& rule : options.tp_rules) rules.push_back(TpRule::parse(rule));
   contents.checkpoint_ =
-      std::make_unique<Checkpoint>(Checkpoint::open(inputs, path,
-                                                    {.tag = options.tag,
-                                                     .roots = options.roots,
-                                                     .optimizer_states = options.states,
-                                                     .tp_rules = options.tp_rules}));
+      std::make_shared<const Checkpoint>(Checkpoint::open(inputs, path,
+                                                          {.tag = options.tag,
+                                                           .roots = options.roots,
+                                                           .optimizer_states = options.states,
+                                                           .tp_rules = std::move(rules)}));
   const Checkpoint& checkpoint = *contents.checkpoint_;
   contents.form_ = checkpoint.facts().layout;
   for (const auto* files : {&checkpoint.model_files(), &checkpoint.optim_files(),

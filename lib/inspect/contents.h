@@ -34,14 +34,10 @@ struct ContentsOptions {
   std::string tag;                                // as OpenOptions::tag
   bool states = false;                            // the optimizer's states too
   std::vector<std::filesystem::path> roots = {};  // as OpenOptions::roots
-  std::vector<TpRule> tp_rules = {};              // as OpenOptions::tp_rules
+  std::vector<std::string> tp_rules = {};         // as SourceOptions::tp_rules
 };
 
-// True of a file, and of a folder of weights that is no checkpoint too: people keep the model's own
-// files beside one.
-bool holds_only_weights(const std::filesystem::path& path, const std::string& tag);
-
-// For --root with such a path.
+// For --root with weights.
 UsageError no_roots_of_weights(const std::filesystem::path& path);
 
 // A path, opened: a checkpoint in any layout there is a reader for, a file of tensors, or a folder
@@ -60,6 +56,7 @@ class Contents {
   const std::vector<NamedTensor>& tensors() const { return tensors_; }
   // nullptr if this is no checkpoint.
   const Checkpoint* checkpoint() const { return checkpoint_.get(); }
+  std::shared_ptr<const Checkpoint> shared_checkpoint() const { return checkpoint_; }
   // All files of torch.save, and all of safetensors. Borrowed.
   const std::vector<CheckpointFile>& archives() const { return archives_; }
   const std::vector<WeightsFile>& weights_files() const;
@@ -72,7 +69,7 @@ class Contents {
 
  private:
   std::string form_;
-  std::unique_ptr<Checkpoint> checkpoint_;
+  std::shared_ptr<const Checkpoint> checkpoint_;
   std::unique_ptr<Weights> weights_;
   std::vector<CheckpointFile> archives_;
   std::vector<NamedTensor> tensors_;

@@ -1,10 +1,10 @@
-#include "pack/plan_strip.h"
-
 #include <tbb/parallel_for.h>
 
 #include <algorithm>
 #include <exception>
 #include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -12,13 +12,16 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "checkpoint/offloaded.h"
 #include "checkpoint/shard.h"
 #include "checkpoint/tag_folder.h"
 #include "deepspeed/keys.h"
+#include "dsckpt/pack.h"
 #include "format/archive_copy.h"
 #include "format/trimmed_storages.h"
 #include "io/content_name.h"
+#include "job/job.h"
 #include "job/neighbours.h"
 #include "pack/training_values.h"
 
@@ -44,31 +47,92 @@ struct Made {
   std::string note = {};
 };
 
-class Stripper {
+// A file of the checkpoint, by its path in the output folder.
+struct StrippedFile {
+  std::string path;
+  uint64_t before = 0;  // bytes of the content, also where it is stored packed
+  uint64_t after = 0;   // 0 if it is left out
+};
+
+// {"keep", "tag", "files": [{"path", "before", "after"}], "bytes_before", "bytes_after",
+// "bytes_read", "bytes_written"}
+class StripReport : public JobReport {
  public:
-  Stripper(InputFiles& inputs, const Checkpoint& source, const fs::path& input, Keep keep)
-      : inputs_(inputs), source_(source), input_(input) {
-    result_.keep = keep;
-    result_.tag = output_tag(source);
-    result_.notes = source.notes();
-    const TagFolder folder = find_tag_folder(source.tag_folder(), "", source.other_roots());
-    shards_ = open_shards(inputs, folder.shards, folder.display_root());
+  Keep keep = Keep::weights;
+  std::string tag;
+  std::vector<StrippedFile> files;  // by path
+
+  uint64_t bytes_before() const { return sum_of(&StrippedFile::before); }
+  uint64_t bytes_after() const { return sum_of(&StrippedFile::after); }
+
+  nlohmann::json json(const Job::Impl& job) const override {
+    nlohmann::json described = nlohmann::json::array();
+    for (const StrippedFile& file : files) {
+      described.push_back({{"path", file.path}, {"before", file.before}, {"after", file.after}});
+    }
+    return {{"keep", to_string(keep)},
+            {"tag", tag},
+            {"files", std::move(described)},
+            {"bytes_before", bytes_before()},
+            {"bytes_after", bytes_after()},
+            {"bytes_read", job.plan.bytes_read()},
+            {"bytes_written", job.plan.bytes_written()}};
   }
 
-  StripPlan plan() {
+  Listing listing(const Job::Impl&) const override {
+    Listing listing{.columns = {{.heading = "file", .shrinks = true},
+                                {.heading = "before", .is_number = true},
+                                {.heading = "after", .is_number = true}}};
+    for (const StrippedFile& file : files) {
+      listing.rows.push_back(
+          {printable(file.path), human_bytes(file.before), human_bytes(file.after)});
+    }
+    listing.below.push_back(std::to_string(files.size()) + " files, " +
+                            human_bytes(bytes_before()) + " become " + human_bytes(bytes_after()));
+    return listing;
+  }
+
+ private:
+  uint64_t sum_of(uint64_t StrippedFile::*bytes) const {
+    return std::accumulate(
+        files.begin(), files.end(), uint64_t{0},
+        [&](uint64_t sum, const StrippedFile& file) { return sum + file.*bytes; });
+  }
+};
+
+class Stripper {
+ public:
+  Stripper(const Source& source, Keep keep)
+      : inputs_(*source->inputs),
+        source_(*source->checkpoint),
+        input_(source->path),
+        keep_(keep),
+        tag_(output_tag(source_)),
+        job_(job_of(source)) {
+    const TagFolder folder = find_tag_folder(source_.tag_folder(), "", source_.other_roots());
+    shards_ = open_shards(inputs_, folder.shards, folder.display_root());
+  }
+
+  Job plan() {
     find_archives();
     lay_out_archives();
     lay_out_swap_files();
     lay_out_others();
-    put_text(is_universal() ? "latest_universal" : "latest", result_.tag);
-    result_.plan = plan_.finish();
-    result_.plan.validate(planned_inputs(inputs_));
-    add_sizes();
-    return std::move(result_);
+    put_counted_text(is_universal() ? "latest_universal" : "latest", tag_);
+    set_plan(job_, plan_);
+    auto report = std::make_shared<StripReport>();
+    report->keep = keep_;
+    report->tag = tag_;
+    report->files = sizes();
+    set_place(*report);
+    job_.what = human_bytes(report->bytes_before()) + " stripped to " +
+                (keeps_weights() ? "the weights" : "what DeepSpeed loads");
+    job_.report = std::move(report);
+    return Job(std::move(job_));
   }
 
  private:
-  bool keeps_weights() const { return result_.keep == Keep::weights; }
+  bool keeps_weights() const { return keep_ == Keep::weights; }
   bool is_universal() const { return source_.facts().layout == "universal"; }
 
   void find_archives() {
@@ -113,7 +177,7 @@ class Stripper {
     return path.lexically_relative(source_.tag_folder());
   }
   std::string in_tag(const fs::path& path) const {
-    return (fs::path(result_.tag) / path).generic_string();
+    return (fs::path(tag_) / path).generic_string();
   }
 
   void lay_out_archives() {
@@ -132,7 +196,7 @@ class Stripper {
       if (failures[i]) std::rethrow_exception(failures[i]);
       const Archive& archive = archives_[i];
       const InputFile& file = inputs_[archive.archive->file()];
-      if (!made[i].note.empty()) result_.notes.push_back(std::move(made[i].note));
+      if (!made[i].note.empty()) job_.notes.push_back(std::move(made[i].note));
       before_[archive.path] += file.size();
       files.push_back({file.path(), archive.archive});
       if (made[i].written) {
@@ -141,7 +205,8 @@ class Stripper {
         lay_out_neighbours(inputs_, {{file.path(), archive.path}}, plan_);
       }
     }
-    result_.records = records_of(files, true);
+    job_.checked.clear();
+    job_.records = records_of(files, true);
   }
 
   // Nothing is lost by a file that DeepSpeed loads as it is.
@@ -203,14 +268,14 @@ class Stripper {
   void lay_out_others() {
     Neighbours beside = find_neighbours({.named = input_,
                                          .tag_folder = source_.tag_folder(),
-                                         .tag = result_.tag,
+                                         .tag = tag_,
                                          .other_roots = source_.other_roots()});
     if (is_universal()) add_others_below_zero(beside.files);
     lay_out_neighbours(inputs_, beside.files, plan_);
     for (const Neighbour& file : beside.files) {
       before_[file.destination] += inputs_[inputs_.add(file.source)].size();
     }
-    result_.notes.insert(result_.notes.end(), beside.notes.begin(), beside.notes.end());
+    job_.notes.insert(job_.notes.end(), beside.notes.begin(), beside.notes.end());
   }
 
   // Files of a universal checkpoint's parameters that are none of torch.save's.
@@ -227,29 +292,42 @@ class Stripper {
     if (failed) throw IoError({.file = zero.string()}, "cannot list", failed.value());
   }
 
-  void put_text(std::string path, std::string_view text) {
+  void put_counted_text(std::string path, std::string_view text) {
     before_[path] += text.size();
-    const OutputId out = plan_.add_output(std::move(path), text.size());
-    plan_.put_literal(out, 0, text);
+    put_text(plan_, std::move(path), text);
   }
 
-  void add_sizes() {
+  std::vector<StrippedFile> sizes() const {
     std::map<std::string, uint64_t> after;
-    for (const PlannedFile& file : result_.plan.outputs()) after.emplace(file.path, file.size);
+    for (const PlannedFile& file : job_.plan.outputs()) after.emplace(file.path, file.size);
+    std::vector<StrippedFile> files;
     for (const auto& [path, bytes] : before_) {
       const auto found = after.find(path);
-      result_.files.push_back({path, bytes, found == after.end() ? 0 : found->second});
+      files.push_back({path, bytes, found == after.end() ? 0 : found->second});
     }
+    return files;
+  }
+
+  void set_place(const StripReport& report) {
+    std::set<std::string> planned;
+    for (const StrippedFile& file : report.files) planned.insert(file.path);
+    job_.place.whole = true;
+    job_.place.is_ours = [planned = std::move(planned)](const fs::path& path) {
+      return planned.contains(path.generic_string());
+    };
+    job_.place.replaced = "what ckpt-pack strip wrote there before";
   }
 
   InputFiles& inputs_;
   const Checkpoint& source_;
-  const fs::path& input_;
+  const fs::path input_;
+  const Keep keep_;
+  const std::string tag_;
+  Job::Impl job_;
   std::vector<Shard> shards_;
   std::vector<Archive> archives_;
   std::map<std::string, uint64_t> before_;  // bytes of each file, by path in the output
   PlanBuilder plan_;
-  StripPlan result_;
 };
 
 }  // namespace
@@ -258,35 +336,8 @@ const char* to_string(Keep keep) {
   return keep == Keep::weights ? "weights" : "resume";
 }
 
-uint64_t StripPlan::bytes_before() const {
-  return std::accumulate(files.begin(), files.end(), uint64_t{0},
-                         [](uint64_t sum, const StrippedFile& file) { return sum + file.before; });
-}
-
-uint64_t StripPlan::bytes_after() const {
-  return std::accumulate(files.begin(), files.end(), uint64_t{0},
-                         [](uint64_t sum, const StrippedFile& file) { return sum + file.after; });
-}
-
-StripPlan plan_strip(InputFiles& inputs, const Checkpoint& source, const fs::path& input,
-                     Keep keep) {
-  return Stripper(inputs, source, input, keep).plan();
-}
-
-void check_strip_place(const Checkpoint& source, const StripPlan& plan, const fs::path& output,
-                       bool force) {
-  std::set<std::string> planned;
-  for (const StrippedFile& file : plan.files) planned.insert(file.path);
-  check_folder_place(source, output, force, "ckpt-pack strip",
-                     [&](const fs::path& path) { return planned.contains(path.generic_string()); });
-}
-
-ExecStats run_strip(const StripPlan& plan, const InputFiles& inputs, const fs::path& output,
-                    Progress& progress, const RunOptions& options) {
-  RunOptions whole = options;
-  whole.stage.whole_folder = true;
-  return run_plan(plan.plan, inputs, plan.records, fs::weakly_canonical(fs::absolute(output)),
-                  progress, whole);
+Job plan_strip(const Source& source, Keep keep) {
+  return Stripper(source, keep).plan();
 }
 
 }  // namespace dsckpt

@@ -3,9 +3,10 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "reshard/plan_reshard.h"
-#include "universal/plan_universal.h"
-#include "weights/plan_weights.h"
+#include "dsckpt/reshard.h"
+#include "dsckpt/universal.h"
+#include "dsckpt/weights.h"
+#include "job/source.h"
 
 namespace dsckpt {
 namespace {
@@ -30,17 +31,13 @@ uint32_t ranks_to_try(const Mesh& mesh) {
 
 }  // namespace
 
-std::vector<Conversion> conversions(InputFiles& inputs, const Checkpoint& checkpoint,
-                                    const std::filesystem::path& input) {
-  ReshardOptions some_ranks;
-  some_ranks.dp = ranks_to_try(checkpoint.facts().mesh);
+std::vector<Conversion> conversions(const Source& source) {
+  const ReshardOptions some_ranks{.dp = ranks_to_try(source->checkpoint->facts().mesh)};
   return {
-      {"zero-to-fp32", "fp32 weights",
-       refusal_of([&] { plan_weights(inputs, checkpoint, WeightsOptions()); })},
-      {"to-universal", "a universal checkpoint",
-       refusal_of([&] { plan_universal(inputs, checkpoint, UniversalOptions()); })},
+      {"zero-to-fp32", "fp32 weights", refusal_of([&] { plan_weights(source); })},
+      {"to-universal", "a universal checkpoint", refusal_of([&] { plan_universal(source); })},
       {"reshard", "shards for another number of GPUs",
-       refusal_of([&] { plan_reshard(inputs, checkpoint, input, some_ranks, false); })},
+       refusal_of([&] { plan_reshard(source, some_ranks); })},
   };
 }
 

@@ -1,12 +1,10 @@
 // What a checkpoint can be made into.
 #pragma once
 
-#include <filesystem>
 #include <string>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
-#include "io/input_file.h"
+#include "dsckpt/checkpoint.h"
 
 namespace dsckpt {
 
@@ -18,9 +16,8 @@ struct Conversion {
 };
 
 // Found out by planning each of them (for reshard, for as many ranks as there were, but a few at
-// most, at the same stage). `checkpoint` is `input`, open with its states. Throws what reading
+// most, at the same stage). `source` is open with its states. Throws what reading
 // throws.
-std::vector<Conversion> conversions(InputFiles& inputs, const Checkpoint& checkpoint,
-                                    const std::filesystem::path& input);
+std::vector<Conversion> conversions(const Source& source);
 
 }  // namespace dsckpt

@@ -1,20 +1,10 @@
 #include "report/report.h"
 
-#include <array>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 namespace dsckpt {
 using nlohmann::json;
 namespace {
-
-json files_json(const CopyPlan& plan) {
-  json files = json::array();
-  for (const PlannedFile& file : plan.outputs()) {
-    files.push_back({{"path", file.path}, {"bytes", file.size}});
-  }
-  return files;
-}
 
 json kinds_json(const std::vector<BytesOfKind>& kinds) {
   json out = json::array();
@@ -25,63 +15,6 @@ json kinds_json(const std::vector<BytesOfKind>& kinds) {
 }
 
 }  // namespace
-
-std::string printable(const std::string& text, Newlines newlines) {
-  constexpr std::string_view kHex = "0123456789abcdef";
-  std::string out;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if ((byte >= 0x20 && byte != 0x7f) || (c == '\n' && newlines == Newlines::keep)) {
-      out += c;
-    } else if (c == '\n') {
-      out += "\\n";
-    } else if (c == '\t') {
-      out += "\\t";
-    } else {
-      out += std::string("\\x") + kHex[byte >> 4] + kHex[byte & 15];
-    }
-  }
-  return out;
-}
-
-std::string human_bytes(uint64_t bytes) {
-  constexpr std::array kUnits{"B", "KB", "MB", "GB", "TB", "PB"};
-  double value = static_cast<double>(bytes);
-  size_t unit = 0;
-  for (; value >= 1000 && unit + 1 < kUnits.size(); ++unit) value /= 1000;
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f %s" : "%.2f %s", value, kUnits[unit]);
-  return text.data();
-}
-
-std::string human_percent(double part) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f %%", part * 100);
-  return text;
-}
-
-std::string human_seconds(double seconds) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.2f s", seconds);
-  return text.data();
-}
-
-json facts_json(const Checkpoint& checkpoint) {
-  const CheckpointFacts& facts = checkpoint.facts();
-  json out = {{"layout", facts.layout},
-              {"zero_stage", facts.zero_stage},
-              {"tag", facts.tag},
-              {"folder", checkpoint.tag_folder().string()},
-              {"optimizer_wrapper", facts.optimizer_wrapper},
-              {"ds_version", facts.ds_version},
-              {"mesh",
-               {{"pp", facts.mesh.pp},
-                {"tp", facts.mesh.tp},
-                {"dp", facts.mesh.dp},
-                {"ep", facts.mesh.ep}}}};
-  out["global_steps"] = facts.global_steps ? json(*facts.global_steps) : json();
-  return out;
-}
 
 json tensor_json(const InputFiles& inputs, const Contents& contents, const NamedTensor& tensor) {
   const std::vector<FileId> files = files_with(tensor.value);
@@ -168,113 +101,7 @@ json memory_json(const Hardware& hardware, const std::vector<MemoryEstimate>& es
   return out;
 }
 
-namespace {
-
-// Adds the tensors of the file in question, if it is one of `split`.
-void describe_tensors(json& entry, const WeightsSplit& split, const std::string& path) {
-  for (const WeightsSplit::File& weights : split.files) {
-    if (weights.path != path) continue;
-    json tensors = json::array();
-    for (const OutputTensor& tensor : weights.tensors) {
-      json described = {{"name", tensor.name},
-                        {"dtype", torch_name(tensor.source.dtype())},
-                        {"shape", tensor.source.shape()},
-                        {"bytes", tensor.source.nbytes()}};
-      if (!tensor.alias_of.empty()) described["alias_of"] = tensor.alias_of;
-      tensors.push_back(std::move(described));
-    }
-    entry["tensors"] = std::move(tensors);
-  }
-}
-
-}  // namespace
-
-json plan_json(const WeightsPlan& plan) {
-  json files = json::array();
-  for (const PlannedFile& file : plan.plan.outputs()) {
-    json entry = {{"path", file.path}, {"bytes", file.size}};
-    describe_tensors(entry, plan.split, file.path);
-    for (const WeightsPlan::State& state : plan.states) {
-      const bool is_in = entry.contains("tensors");
-      describe_tensors(entry, state.split, file.path);
-      if (!is_in && entry.contains("tensors")) entry["state"] = state.key;
-    }
-    files.push_back(std::move(entry));
-  }
-  return {{"files", std::move(files)},
-          {"bytes_read", plan.plan.bytes_read()},
-          {"bytes_written", plan.plan.bytes_written()}};
-}
-
-json salvage_json(const Checkpoint& checkpoint, const WeightsPlan& plan) {
-  json lost = json::array();
-  for (const LostFile& file : checkpoint.lost_files()) {
-    lost.push_back({{"file", file.display},
-                    {"dp_rank", file.name.dp_rank},
-                    {"mp_rank", file.name.mp_rank},
-                    {"why", file.why}});
-  }
-  json incomplete = json::array();
-  for (const IncompleteParam& param : plan.incomplete) {
-    json files = json::array();
-    for (const size_t file : param.lost) files.push_back(checkpoint.lost_files()[file].display);
-    incomplete.push_back({{"name", param.name},
-                          {"kind", to_string(param.kind)},
-                          {"shape", param.shape},
-                          {"files", std::move(files)}});
-  }
-  return {{"lost_files", std::move(lost)}, {"incomplete", std::move(incomplete)}};
-}
-
-json plan_json(const UniversalPlan& plan) {
-  json parameters = json::array();
-  for (const UniversalPlan::Entry& entry : plan.entries) {
-    parameters.push_back({{"name", entry.name}, {"shape", entry.shape}, {"files", entry.files}});
-  }
-  return {{"parameters", std::move(parameters)},
-          {"files", files_json(plan.plan)},
-          {"bytes_read", plan.plan.bytes_read()},
-          {"bytes_written", plan.plan.bytes_written()}};
-}
-
-json plan_json(const ReshardPlan& plan) {
-  json groups = json::array();
-  for (const ReshardedGroup& group : plan.groups) {
-    groups.push_back({{"mp_rank", group.mp_rank},
-                      {"ep", group.ep},
-                      {"params", group.params},
-                      {"numel", group.numel},
-                      {"partition", group.partition},
-                      {"sub_groups", group.sub_groups}});
-  }
-  json out = {{"dp", plan.target.dp},
-              {"ep", plan.target.ep},
-              {"zero_stage", plan.target.stage},
-              {"optimizer_wrapper", std::string(to_string(plan.target.wrapper))},
-              {"tag", plan.tag},
-              {"groups", std::move(groups)},
-              {"files", files_json(plan.plan)},
-              {"bytes_read", plan.plan.bytes_read()},
-              {"bytes_written", plan.plan.bytes_written()}};
-  if (plan.batch) out["batch"] = json_of(*plan.batch);
-  return out;
-}
-
-json plan_json(const StripPlan& plan) {
-  json files = json::array();
-  for (const StrippedFile& file : plan.files) {
-    files.push_back({{"path", file.path}, {"before", file.before}, {"after", file.after}});
-  }
-  return {{"keep", to_string(plan.keep)},
-          {"tag", plan.tag},
-          {"files", std::move(files)},
-          {"bytes_before", plan.bytes_before()},
-          {"bytes_after", plan.bytes_after()},
-          {"bytes_read", plan.plan.bytes_read()},
-          {"bytes_written", plan.plan.bytes_written()}};
-}
-
-json done_json(json plan, const std::string& output, const ExecStats& stats) {
+json done_json(json plan, const std::string& output, const RunStats& stats) {
   plan["output"] = output;
   plan["seconds"] = stats.seconds;
   plan["bytes_read"] = stats.bytes_read;
@@ -293,10 +120,6 @@ json error_json(const Error& error) {
   if (error.errno_value() != 0) out["errno"] = error.errno_value();
   if (!error.hint().empty()) out["hint"] = error.hint();
   return out;
-}
-
-std::string dump(const json& value) {
-  return value.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 }  // namespace dsckpt

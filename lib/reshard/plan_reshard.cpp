@@ -1,26 +1,27 @@
-#include "reshard/plan_reshard.h"
-
 #include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "checkpoint/tag_folder.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
+#include "dsckpt/reshard.h"
+#include "job/job.h"
 #include "job/neighbours.h"
+#include "reshard/batch_plan.h"
 #include "reshard/copies.h"
+#include "reshard/files.h"
+#include "reshard/target.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kLatest = "latest";
-
-void put_text(PlanBuilder& plan, std::string path, std::string_view text) {
-  const OutputId out = plan.add_output(std::move(path), text.size());
-  plan.put_literal(out, 0, text);
-}
 
 // A universal folder is called after the tag it was made of.
 std::string tag_of(const Checkpoint& source) {
@@ -32,6 +33,69 @@ std::string tag_of(const Checkpoint& source) {
   }
   return tag;
 }
+
+// How the dry run shows a parameter group: of which world, and the number of it there.
+void add_groups(const std::vector<ReshardedGroup>& groups, std::vector<std::string>& lines) {
+  uint32_t mp_rank = 0;
+  size_t first = 0;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const ReshardedGroup& group = groups[g];
+    if (group.mp_rank != mp_rank) first = g;
+    mp_rank = group.mp_rank;
+    std::string line;
+    if (groups.back().mp_rank > 0) line += "mp rank " + std::to_string(mp_rank) + ", ";
+    line += "group " + std::to_string(g - first) + ": " + std::to_string(group.params) +
+            " parameters, " + std::to_string(group.numel) + " elements";
+    if (group.ep > 1) line += " on each of " + std::to_string(group.ep) + " expert-parallel ranks";
+    if (group.partition > 0) line += ", " + std::to_string(group.partition) + " a rank";
+    if (group.sub_groups > 0) line += " in " + std::to_string(group.sub_groups) + " sub-groups";
+    lines.push_back(std::move(line));
+  }
+}
+
+// {"dp", "ep", "zero_stage", "optimizer_wrapper", "tag", "groups": [{"mp_rank", "ep", "params",
+// "numel", "partition", "sub_groups"}], "batch"?, "files": [{"path", "bytes"}], "bytes_read",
+// "bytes_written"}
+class ReshardReport : public JobReport {
+ public:
+  ReshardTarget target;
+  std::vector<ReshardedGroup> groups;
+  std::string tag;
+  std::optional<BatchPlan> batch;  // only if it was asked for
+
+  nlohmann::json json(const Job::Impl& job) const override {
+    nlohmann::json described = nlohmann::json::array();
+    for (const ReshardedGroup& group : groups) {
+      described.push_back({{"mp_rank", group.mp_rank},
+                           {"ep", group.ep},
+                           {"params", group.params},
+                           {"numel", group.numel},
+                           {"partition", group.partition},
+                           {"sub_groups", group.sub_groups}});
+    }
+    nlohmann::json out = plan_json(job.plan);
+    out["dp"] = target.dp;
+    out["ep"] = target.ep;
+    out["zero_stage"] = target.stage;
+    out["optimizer_wrapper"] = std::string(to_string(target.wrapper));
+    out["tag"] = tag;
+    out["groups"] = std::move(described);
+    if (batch) out["batch"] = json_of(*batch);
+    return out;
+  }
+
+  Listing listing(const Job::Impl& job) const override {
+    Listing listing;
+    for (const PlannedFile& file : job.plan.outputs()) {
+      listing.rows.push_back({printable(file.path), human_bytes(file.size)});
+    }
+    add_groups(groups, listing.below);
+    listing.below.push_back(plan_totals(job.plan));
+    return listing;
+  }
+
+  std::string preface() const override { return batch ? text_of(*batch) : ""; }
+};
 
 // The batch settings are those of the run that saved the checkpoint, in the new run's
 // configuration.
@@ -48,11 +112,12 @@ std::optional<BatchPlan> batch_plan(const Checkpoint& source, const ReshardTarge
   return batch;
 }
 
-void lay_out_world(const Checkpoint& world, const ReshardOptions& options, PlanBuilder& plan,
-                   ReshardPlan& result, std::vector<std::string>& notes) {
-  result.target = reshard_target(world, options, notes);
-  const auto groups = lay_out_shards(plan, world, result.target, result.tag, notes);
-  result.groups.insert(result.groups.end(), groups.begin(), groups.end());
+void lay_out_world(const Checkpoint& world, const TargetOptions& options, PlanBuilder& plan,
+                   ReshardReport& report, std::vector<std::string>& notes) {
+  report.target = reshard_target(world, options, notes);
+  const auto groups = lay_out_shards(plan, world, report.target, report.tag, notes);
+  report.groups.insert(report.groups.end(), groups.begin(), groups.end());
+  report.target.groups.clear();  // they belong to `world`
 }
 
 // The experts of a tensor-parallel rank are others than those of the next; as the files call them
@@ -68,92 +133,113 @@ void refuse_folded(const Checkpoint& source) {
 }
 
 // One world after the other, so that the metadata of one is in memory at a time.
-void lay_out_worlds(InputFiles& inputs, const Checkpoint& source, const ReshardOptions& options,
-                    PlanBuilder& plan, ReshardPlan& result) {
-  refuse_folded(source);
-  const TagFolder folder = find_tag_folder(source.tag_folder(), "", source.other_roots());
-  const RankFreeFiles copied(inputs, source);
-  const Mesh& mesh = source.facts().mesh;
+void lay_out_worlds(const Source& source, const TargetOptions& options, PlanBuilder& plan,
+                    ReshardReport& report, Job::Impl& job) {
+  const Checkpoint& checkpoint = *source->checkpoint;
+  refuse_folded(checkpoint);
+  const TagFolder folder = find_tag_folder(checkpoint.tag_folder(), "", checkpoint.other_roots());
+  const RankFreeFiles copied(*source->inputs, checkpoint);
+  const Mesh& mesh = checkpoint.facts().mesh;
   for (uint32_t mp_rank = 0; mp_rank < mesh.pp * mesh.tp; ++mp_rank) {
-    const Checkpoint world =
-        Checkpoint::open(inputs, folder, {.tag = {}, .optimizer_states = true, .mp_rank = mp_rank});
+    const Checkpoint world = Checkpoint::open(
+        *source->inputs, folder, {.tag = {}, .optimizer_states = true, .mp_rank = mp_rank});
     copied.check(world, mp_rank);
     std::vector<std::string> repeated;
-    lay_out_world(world, options, plan, result, mp_rank == 0 ? result.notes : repeated);
-    result.target.groups.clear();  // they belong to `world`
+    lay_out_world(world, options, plan, report, mp_rank == 0 ? job.notes : repeated);
   }
-  copied.lay_out(plan, result.tag);
-  result.copied_records = copied.records(true);
+  copied.lay_out(plan, report.tag);
+  job.records = copied.records(true);
 }
 
 // Whether a file, by its path in the output folder, is one that a reshard of the same checkpoint
 // may have written, to whatever number of ranks.
-bool may_be_ours(const ReshardPlan& plan, const std::set<std::string>& planned,
+bool may_be_ours(const std::string& tag, const std::set<std::string>& planned,
                  const fs::path& path) {
   if (planned.contains(path.string())) return true;
   const std::string name = path.filename().string();
-  if (path.parent_path() == fs::path(plan.tag)) return parse_shard_name(name).has_value();
+  if (path.parent_path() == fs::path(tag)) return parse_shard_name(name).has_value();
   return path.parent_path().empty() &&
          (name.starts_with("ds_config_dp") || name.starts_with("rng_state") ||
           name.starts_with("random_states_"));
 }
 
-}  // namespace
+Place place_of(const Checkpoint& source, const CopyPlan& plan, const std::string& tag) {
+  std::set<std::string> planned;
+  for (const PlannedFile& file : plan.outputs()) planned.insert(file.path);
+  Place place = place_beside(source);
+  place.whole = true;
+  place.is_ours = [tag, planned = std::move(planned)](const fs::path& path) {
+    return may_be_ours(tag, planned, path);
+  };
+  place.replaced = "what reshard wrote there before";
+  return place;
+}
 
-ReshardPlan plan_reshard(InputFiles& inputs, const Checkpoint& source, const fs::path& input,
-                         const ReshardOptions& options, bool plan_batch) {
-  for (const Checkpoint* each : {&source, options.like}) {
-    if (each != nullptr && each->facts().stripped) throw unassigned_states(*each);
-  }
-  ReshardPlan result;
-  result.notes = source.notes();
-  result.tag = tag_of(source);
-  PlanBuilder plan;
-  if (source.facts().model_parallel && source.facts().layout != "universal") {
-    lay_out_worlds(inputs, source, options, plan, result);
-  } else {
-    lay_out_world(source, options, plan, result, result.notes);
-  }
-  std::string config_path;
-  if (plan_batch) result.batch = batch_plan(source, result.target, plan, config_path);
-  // What lies beside weights is of no training.
+TargetOptions target_options(const Source& source, const ReshardOptions& options) {
+  TargetOptions target{.dp = options.dp,
+                       .ep = options.ep,
+                       .stage = options.stage,
+                       .sub_group_size = options.sub_group_size,
+                       .ds_config = {}};
+  if (!options.ds_config.empty()) target.ds_config = load_ds_config(options.ds_config);
+  // Weights have become one with what they are like.
+  if (!source->checkpoint->facts().from_weights) target.like = source->like.get();
+  return target;
+}
+
+// The files beside the shards. What lies where the suggested configuration goes is left out.
+void lay_out_beside(const Source& source, const ReshardReport& report,
+                    const std::string& config_path, PlanBuilder& plan, Job::Impl& job) {
+  const Checkpoint& checkpoint = *source->checkpoint;
   Neighbours beside;
-  if (!source.facts().from_weights) {
-    beside = find_neighbours({.named = input,
-                              .tag_folder = source.tag_folder(),
-                              .tag = result.tag,
-                              .other_roots = source.other_roots()},
-                             source.facts().mesh.dp, result.target.dp);
+  // What lies beside weights is of no training.
+  if (!checkpoint.facts().from_weights) {
+    beside = find_neighbours({.named = source->path,
+                              .tag_folder = checkpoint.tag_folder(),
+                              .tag = report.tag,
+                              .other_roots = checkpoint.other_roots()},
+                             checkpoint.facts().mesh.dp, report.target.dp);
   }
-  // What lies where the suggested configuration goes is left out.
   const size_t left_out = std::erase_if(beside.files, [&](const Neighbour& file) {
     return !config_path.empty() && fs::path(file.destination).begin()->string() == config_path;
   });
-  if (left_out > 0) result.notes.push_back(config_path + " beside the shards is left out");
-  lay_out_neighbours(inputs, beside.files, plan);
-  result.notes.insert(result.notes.end(), beside.notes.begin(), beside.notes.end());
-  put_text(plan, std::string(kLatest), result.tag);
-  result.plan = plan.finish();
-  result.plan.validate(planned_inputs(inputs));
-  return result;
+  if (left_out > 0) job.notes.push_back(config_path + " beside the shards is left out");
+  lay_out_neighbours(*source->inputs, beside.files, plan);
+  job.notes.insert(job.notes.end(), beside.notes.begin(), beside.notes.end());
 }
 
-void check_reshard_place(const Checkpoint& source, const ReshardPlan& plan, const fs::path& output,
-                         bool force) {
-  std::set<std::string> planned;
-  for (const PlannedFile& file : plan.plan.outputs()) planned.insert(file.path);
-  check_folder_place(source, output, force, "reshard",
-                     [&](const fs::path& path) { return may_be_ours(plan, planned, path); });
+std::string summary_of(const Checkpoint& source, const ReshardTarget& target) {
+  return "stage " + std::to_string(source.facts().zero_stage) + " of " +
+         std::to_string(source.facts().mesh.dp) + " ranks as stage " +
+         std::to_string(target.stage) + " of " + std::to_string(target.dp);
 }
 
-ExecStats run_reshard(const ReshardPlan& plan, const InputFiles& inputs, const Checkpoint& source,
-                      const fs::path& output, Progress& progress, const RunOptions& options) {
-  RunOptions whole = options;
-  whole.stage.whole_folder = true;
-  std::vector<InputRecord> records = source.records(options.verify);
-  records.insert(records.end(), plan.copied_records.begin(), plan.copied_records.end());
-  return run_plan(plan.plan, inputs, records, fs::weakly_canonical(fs::absolute(output)), progress,
-                  whole);
+}  // namespace
+
+Job plan_reshard(const Source& source, const ReshardOptions& options) {
+  const Checkpoint& checkpoint = *source->checkpoint;
+  const TargetOptions target = target_options(source, options);
+  for (const Checkpoint* each : {&checkpoint, target.like}) {
+    if (each != nullptr && each->facts().stripped) throw unassigned_states(*each);
+  }
+  Job::Impl job = job_of(source);
+  auto report = std::make_shared<ReshardReport>();
+  report->tag = tag_of(checkpoint);
+  PlanBuilder plan;
+  if (checkpoint.facts().model_parallel && checkpoint.facts().layout != "universal") {
+    lay_out_worlds(source, target, plan, *report, job);
+  } else {
+    lay_out_world(checkpoint, target, plan, *report, job.notes);
+  }
+  std::string config_path;
+  if (options.plan_batch) report->batch = batch_plan(checkpoint, report->target, plan, config_path);
+  lay_out_beside(source, *report, config_path, plan, job);
+  put_text(plan, std::string(kLatest), report->tag);
+  set_plan(job, plan);
+  job.place = place_of(checkpoint, job.plan, report->tag);
+  job.what = summary_of(checkpoint, report->target);
+  job.report = std::move(report);
+  return Job(std::move(job));
 }
 
 }  // namespace dsckpt

@@ -15,7 +15,7 @@
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
 #include "deepspeed/zero_layout.h"
-#include "job/run_plan.h"
+#include "job/source.h"
 #include "reshard/experts.h"
 
 namespace dsckpt {
@@ -123,7 +123,7 @@ std::string quoted(const std::string& text) {
 
 class TargetBuilder {
  public:
-  TargetBuilder(const Checkpoint& source, const ReshardOptions& options,
+  TargetBuilder(const Checkpoint& source, const TargetOptions& options,
                 std::vector<std::string>& notes)
       : source_(source),
         options_(options),
@@ -794,7 +794,7 @@ class TargetBuilder {
   }
 
   const Checkpoint& source_;
-  const ReshardOptions& options_;
+  const TargetOptions& options_;
   const Checkpoint& reference_;  // what is laid out as the new run's files
   std::vector<std::string>& notes_;
   // The old run's configuration, and the new run's as far as it is known.
@@ -825,7 +825,7 @@ DType param_dtype_of(const Checkpoint& checkpoint) {
                     [&] { return archive.info(value).dtype; });
 }
 
-ReshardTarget reshard_target(const Checkpoint& source, const ReshardOptions& options,
+ReshardTarget reshard_target(const Checkpoint& source, const TargetOptions& options,
                              std::vector<std::string>& notes) {
   return TargetBuilder(source, options, notes).build();
 }

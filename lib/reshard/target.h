@@ -14,7 +14,7 @@
 
 namespace dsckpt {
 
-struct ReshardOptions {
+struct TargetOptions {
   uint32_t dp = 1;  // data-parallel ranks of the new run, of each mp rank
   // Expert-parallel ranks of the new run. Default: as it was.
   std::optional<uint32_t> ep;
@@ -67,7 +67,7 @@ DType param_dtype_of(const Checkpoint& checkpoint);
 // UsageError for options that contradict each other or the checkpoint, UnsupportedError for what
 // cannot be cut anew or DeepSpeed could not load, InconsistentError for parameters that `like` has
 // and the source has not, or the other way round.
-ReshardTarget reshard_target(const Checkpoint& source, const ReshardOptions& options,
+ReshardTarget reshard_target(const Checkpoint& source, const TargetOptions& options,
                              std::vector<std::string>& notes);
 
 }  // namespace dsckpt

@@ -1,18 +1,20 @@
-#include "universal/plan_universal.h"
-
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <span>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "base/error.h"
 #include "base/kernels.h"
+#include "base/text.h"
 #include "deepspeed/keys.h"
-#include "output/universal_dir.h"
+#include "dsckpt/universal.h"
+#include "job/job.h"
 #include "universal/metadata.h"
+#include "universal/start.h"
+#include "universal/universal_dir.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -36,19 +38,68 @@ std::string some_of(const std::vector<std::string>& names) {
   return text;
 }
 
+// Of the output folder, whether an earlier run may have written it.
+bool belongs_to_universal(const fs::path& file) {
+  if (file.has_parent_path()) return *file.begin() == "zero";
+  return file.native().ends_with("_model_states.pt");
+}
+
+// {"parameters": [{"name", "shape", "files"}], "files": [{"path", "bytes"}], "bytes_read",
+// "bytes_written"}
+class UniversalReport : public JobReport {
+ public:
+  // One folder in the result: a parameter and the files it has, without ".pt".
+  struct Entry {
+    std::string name;
+    Shape shape;
+    std::vector<std::string> files;
+  };
+
+  void add(Entry entry) { entries_.push_back(std::move(entry)); }
+  size_t size() const { return entries_.size(); }
+
+  nlohmann::json json(const Job::Impl& job) const override {
+    nlohmann::json parameters = nlohmann::json::array();
+    for (const Entry& entry : entries_) {
+      parameters.push_back({{"name", entry.name}, {"shape", entry.shape}, {"files", entry.files}});
+    }
+    nlohmann::json out = plan_json(job.plan);
+    out["parameters"] = std::move(parameters);
+    return out;
+  }
+
+  Listing listing(const Job::Impl& job) const override {
+    Listing listing;
+    for (const Entry& entry : entries_) {
+      std::string files;
+      for (const std::string& file : entry.files) {
+        files += (files.empty() ? "" : ",") + printable(file);
+      }
+      listing.rows.push_back({printable(entry.name), to_text(entry.shape), std::move(files)});
+    }
+    listing.below.push_back(plan_totals(job.plan));
+    return listing;
+  }
+
+ private:
+  std::vector<Entry> entries_;
+};
+
 class Planner {
  public:
-  Planner(InputFiles& inputs, const Checkpoint& checkpoint)
-      : inputs_(inputs),
-        checkpoint_(checkpoint),
-        starts_(checkpoint.facts().from_weights),
-        stage_(starts_ ? 0 : checkpoint.facts().zero_stage),
+  explicit Planner(const Source& source)
+      : inputs_(*source->inputs),
+        checkpoint_(*source->checkpoint),
+        job_(job_of(source)),
+        starts_(checkpoint_.facts().from_weights),
+        stage_(starts_ ? 0 : checkpoint_.facts().zero_stage),
         // Plain stage 3 has vectors without shapes; where the loader has to cut slices out, it
         // needs shapes.
-        flat_(stage_ == 3 && checkpoint.facts().mesh.tp == 1) {}
+        flat_(stage_ == 3 && checkpoint_.facts().mesh.tp == 1) {
+    if (source->like) initial_ = initial_states_like(*source->like);
+  }
 
-  UniversalPlan plan(const UniversalOptions& options) {
-    initial_ = options.initial;
+  Job plan(const UniversalOptions& options) {
     check_patterns(options);
     if (!checkpoint_.facts().states_assigned) throw unassigned_states(checkpoint_);
     for (const Param& param : checkpoint_.params()) {
@@ -66,16 +117,24 @@ class Planner {
       add_model_files();
       add_notes();
     }
-    result_.plan = plan_.finish();
-    result_.plan.validate(planned_inputs(inputs_));
-    return std::move(result_);
+    set_plan(job_, plan_);
+    job_.place.whole = true;
+    job_.place.is_ours = belongs_to_universal;
+    job_.place.replaced = "a universal checkpoint";
+    job_.place.foreign = "does not belong to a universal checkpoint";
+    job_.place.pointer = "latest_universal";
+    job_.what = std::to_string(report_.size()) + " parameters in " +
+                std::to_string(job_.plan.outputs().size()) + " files";
+    job_.report = std::make_shared<const UniversalReport>(std::move(report_));
+    return Job(std::move(job_));
   }
 
  private:
   // All records of these files count, also those nothing is made of: they are copied.
   void add_model_files() {
-    result_.model_records = records_of(checkpoint_.model_files(), true);
-    std::span<const InputRecord> rest = result_.model_records;
+    job_.checked = checkpoint_.optim_files();
+    job_.records = records_of(checkpoint_.model_files(), true);
+    std::span<const InputRecord> rest = job_.records;
     for (const CheckpointFile& file : checkpoint_.model_files()) {
       size_t count = 0;
       while (count < rest.size() && rest[count].extent.file == file.archive->file()) ++count;
@@ -88,7 +147,7 @@ class Planner {
     return param.kind == ParamKind::trainable && param.alias_of.empty();
   }
 
-  void note(std::string text) { result_.notes.push_back(std::move(text)); }
+  void note(std::string text) { job_.notes.push_back(std::move(text)); }
 
   void check_patterns(const UniversalOptions& options) {
     const std::vector<std::string>& unused = checkpoint_.unused_patterns();
@@ -111,7 +170,7 @@ class Planner {
 
   void add_trained(const Param& param) {
     const bool flat = flat_ && !param.form.ep_num_experts;
-    UniversalPlan::Entry entry{param.name, saved_shape(param, flat), {}};
+    UniversalReport::Entry entry{param.name, saved_shape(param, flat), {}};
     const auto add = [&](const std::string& key, const TensorSource& value, bool requires_grad) {
       UniversalState state{param.name, key, value, requires_grad};
       // The loader cuts along the first dimension even what it does not have to cut.
@@ -131,7 +190,7 @@ class Planner {
       for (const std::string& key : initial_.keys) add(key, zeros, false);
       lay_out_initial_step(plan_, param.name, initial_.step);
       if (initial_.step != InitialStates::Step::none) entry.files.push_back("step");
-      result_.entries.push_back(std::move(entry));
+      report_.add(std::move(entry));
       return;
     }
     add("fp32", param.weight, param.requires_grad);
@@ -140,7 +199,7 @@ class Planner {
       lay_out_universal_step(plan_, param.name, *param.step.archive, param.step.value);
       entry.files.push_back("step");
     }
-    result_.entries.push_back(std::move(entry));
+    report_.add(std::move(entry));
   }
 
   // Frozen parameters, buffers and tied names: in fp32, as DeepSpeed writes them, who would drop
@@ -157,12 +216,10 @@ class Planner {
     in_context({.tensor = param.name}, [&] {
       lay_out_universal_state(plan_, {param.name, "fp32", std::move(value), false}, form);
     });
-    result_.entries.push_back({param.name, param.weight.shape(), {"fp32"}});
+    report_.add({param.name, param.weight.shape(), {"fp32"}});
   }
 
   void add_notes() {
-    const std::vector<std::string>& found = checkpoint_.notes();
-    result_.notes.insert(result_.notes.begin(), found.begin(), found.end());
     if (stage_ != 3 && !checkpoint_.facts().has_universal_info) {
       note("there is no universal_checkpoint_info; none is needed, since no parameter is cut");
     }
@@ -212,8 +269,6 @@ class Planner {
   }
 
   void add_start_notes() {
-    const std::vector<std::string>& found = checkpoint_.notes();
-    result_.notes.insert(result_.notes.begin(), found.begin(), found.end());
     note(
         "for a run that starts from these weights at stage 1, 2 or 3: hyper-parameters, loss scale "
         "and schedule are the new run's own");
@@ -374,86 +429,26 @@ class Planner {
 
   InputFiles& inputs_;
   const Checkpoint& checkpoint_;
+  Job::Impl job_;
   bool starts_;  // from weights
   int stage_;
   bool flat_;
   InitialStates initial_ = {};
   PlanBuilder plan_;
-  UniversalPlan result_;
+  UniversalReport report_;
 };
-
-// Where the user sees the output, without a slash at its end.
-fs::path named(const fs::path& output) {
-  const fs::path absolute = fs::absolute(output);
-  return absolute.has_filename() ? absolute : absolute.parent_path();
-}
-
-// What DeepSpeed looks at for the name of the universal checkpoint: beside it, as the user sees it,
-// whether or not it is a link.
-fs::path latest_file(const fs::path& output) {
-  return named(output).parent_path() / "latest_universal";
-}
-
-std::string name_of(const fs::path& output) {
-  return named(output).filename().string();
-}
-
-// A folder is refused here with a word on what would be lost; StagedOutput only knows full from
-// empty.
-bool belongs_to_universal(const fs::path& entry) {
-  const std::string name = content_path(entry).filename().string();
-  return name == "zero" || name.ends_with("_model_states.pt");
-}
 
 }  // namespace
 
-UniversalPlan plan_universal(InputFiles& inputs, const Checkpoint& checkpoint,
-                             const UniversalOptions& options) {
+Job plan_universal(const Source& source, const UniversalOptions& options) {
+  const Checkpoint& checkpoint = *source->checkpoint;
+  if (source->like && !checkpoint.facts().from_weights) {
+    throw UsageError("--like is for weights, and the input is a checkpoint");
+  }
   if (!checkpoint.param_files().empty()) {
     throw UsageError(checkpoint.tag_folder().string() + ": is a universal checkpoint already");
   }
-  return Planner(inputs, checkpoint).plan(options);
-}
-
-void check_universal_place(const Checkpoint& checkpoint, const fs::path& output, bool force) {
-  const std::string name = output.empty() ? "" : name_of(output);
-  if (name.empty() || name == "." || name == ".." || name == "latest_universal") {
-    throw UsageError("'" + output.string() +
-                     "' does not name a folder that latest_universal can name");
-  }
-  check_output_place(checkpoint, output);
-  std::error_code failed;
-  const fs::path latest = latest_file(output);
-  if (fs::is_directory(latest, failed)) {
-    throw UsageError(latest.string() + ": a folder has the name of an output file");
-  }
-  fs::directory_iterator it(output, failed);
-  for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
-    if (!force) {
-      throw std::move(UsageError(output.string() + ": exists already"))
-          .with_hint("--force replaces a universal checkpoint");
-    }
-    if (!belongs_to_universal(it->path())) {
-      throw UsageError(output.string() + ": is not replaced, since it holds " +
-                       it->path().filename().string() +
-                       ", which does not belong to a universal checkpoint");
-    }
-  }
-}
-
-ExecStats run_universal(const UniversalPlan& plan, const InputFiles& inputs,
-                        const Checkpoint& checkpoint, const fs::path& output, Progress& progress,
-                        const RunOptions& options) {
-  RunOptions whole = options;
-  whole.stage.whole_folder = true;
-  std::vector<InputRecord> records = checkpoint.facts().from_weights
-                                         ? checkpoint.records(options.verify)
-                                         : records_of(checkpoint.optim_files(), options.verify);
-  records.insert(records.end(), plan.model_records.begin(), plan.model_records.end());
-  const ExecStats stats = run_plan(plan.plan, inputs, std::move(records),
-                                   fs::weakly_canonical(fs::absolute(output)), progress, whole);
-  replace_text_file(latest_file(output), name_of(output), options.stage.durable);
-  return stats;
+  return Planner(source).plan(options);
 }
 
 }  // namespace dsckpt

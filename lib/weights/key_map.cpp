@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/patterns.h"
 
 namespace dsckpt {
 namespace {
@@ -132,9 +133,7 @@ KeyMap KeyMap::parse(std::string_view text, const std::string& origin) {
     const size_t arrow = line.find(kArrow);
     if (arrow == line.npos) throw UsageError(rule.origin + ": is not 'REGEX => REPLACEMENT'");
     const std::string pattern(trimmed(line.substr(0, arrow)));
-    RE2::Options quiet;
-    quiet.set_log_errors(false);
-    rule.pattern = std::make_unique<RE2>(pattern, quiet);
+    rule.pattern = compile_quietly(pattern);
     if (!rule.pattern->ok()) {
       throw UsageError(rule.origin + ": '" + pattern + "': " + rule.pattern->error());
     }

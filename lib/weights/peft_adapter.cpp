@@ -13,7 +13,12 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "format/safetensors.h"
+#include "io/content_name.h"
+#include "job/job.h"
 #include "job/neighbours.h"
+#include "weights/selection.h"
+#include "weights/weights_format.h"
+#include "weights/weights_report.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -281,33 +286,36 @@ std::optional<AdapterTensorName> adapter_tensor_name(const std::string& name) {
   return std::nullopt;
 }
 
-WeightsPlan plan_adapter(InputFiles& inputs, const Checkpoint& checkpoint,
-                         const WeightsOptions& weights, const AdapterOptions& options) {
-  WeightsPlan result;
-  result.notes = checkpoint.notes();
+Job plan_adapter(const Source& source, const WeightsOptions& weights,
+                 const AdapterOptions& options) {
+  const Checkpoint& checkpoint = *source->checkpoint;
+  Job::Impl job = job_of(source);
   for (const IncompleteParam& param : choose_incomplete(checkpoint, weights)) {
     if (!adapter_tensor_name(param.name)) continue;
     throw InconsistentError(
         {.file = checkpoint.lost_files()[param.lost.front()].display, .tensor = param.name},
         "is part of the adapter, and of no use without it");
   }
-  const std::vector<ChosenTensor> chosen = choose_tensors(checkpoint, weights, result.notes);
-  const Adapter adapter = find_adapter(checkpoint, chosen, result.notes);
+  const std::vector<ChosenTensor> chosen = choose_tensors(checkpoint, weights, job.notes);
+  const Adapter adapter = find_adapter(checkpoint, chosen, job.notes);
   PlanBuilder plan;
   std::vector<NamedSource> sources;
-  WeightsSplit::File file{std::string(kModelName), {}};
+  WeightsSplit split;
+  split.files.push_back({std::string(kModelName), {}});
   for (const AdapterTensor& tensor : adapter.tensors) {
-    const TensorSource& source = tensor.source->tensor.source;
-    sources.push_back({tensor.saved, source});
-    file.tensors.push_back({tensor.saved, source, ""});
-    result.split.total_size += source.nbytes();
+    const TensorSource& value = tensor.source->tensor.source;
+    sources.push_back({tensor.saved, value});
+    split.files.front().tensors.push_back({tensor.saved, value, ""});
+    split.total_size += value.nbytes();
   }
-  result.split.files.push_back(std::move(file));
   lay_out_safetensors(plan, std::string(kModelName), std::move(sources), {{"format", "pt"}});
-  add_config(inputs, checkpoint, options, chosen, adapter, plan, result.notes);
-  result.plan = plan.finish();
-  result.plan.validate(planned_inputs(inputs));
-  return result;
+  add_config(*source->inputs, checkpoint, options, chosen, adapter, plan, job.notes);
+  set_plan(job, plan);
+  job.what = summary_of(split);
+  auto report = std::make_shared<WeightsReport>(std::move(split), std::vector<StateFiles>());
+  if (source->options.allow_missing) report->add_salvage(checkpoint, {});
+  job.report = std::move(report);
+  return Job(std::move(job));
 }
 
 }  // namespace dsckpt

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "format/safetensors.h"
+#include "job/source.h"
 
 namespace dsckpt {
 namespace {
@@ -73,10 +74,9 @@ void lay_out(PlanBuilder& plan, const WeightsSplit::File& file,
 
 }  // namespace
 
-std::vector<WeightsPlan::State> lay_out_states(PlanBuilder& plan, const Checkpoint& checkpoint,
-                                               const std::vector<ChosenTensor>& chosen,
-                                               uint64_t max_shard_size,
-                                               std::vector<std::string>& notes) {
+std::vector<StateFiles> lay_out_states(PlanBuilder& plan, const Checkpoint& checkpoint,
+                                       const std::vector<ChosenTensor>& chosen,
+                                       uint64_t max_shard_size, std::vector<std::string>& notes) {
   if (!checkpoint.facts().states_assigned) throw unassigned_states(checkpoint);
   std::vector<std::string> keys;  // in the optimizer's order
   std::set<std::string> whole;
@@ -97,7 +97,7 @@ std::vector<WeightsPlan::State> lay_out_states(PlanBuilder& plan, const Checkpoi
     notes.push_back("the optimizer's state '" + key +
                     "' is not one value an element; it is left out");
   }
-  std::vector<WeightsPlan::State> states;
+  std::vector<StateFiles> states;
   for (const std::string& key : keys) {
     check_key(checkpoint, key);
     const std::string stem = std::string(kStatesFolder) + "/" + key;

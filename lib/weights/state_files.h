@@ -16,7 +16,8 @@
 #include <vector>
 
 #include "plan/copy_plan.h"
-#include "weights/plan_weights.h"
+#include "weights/selection.h"
+#include "weights/weights_report.h"
 
 namespace dsckpt {
 
@@ -26,9 +27,8 @@ inline constexpr std::string_view kStatesFolder = "optimizer_states";
 // not one value an element, are left out with a note. Throws UsageError if there are none;
 // UnsupportedError for states that nobody can assign (unassigned_states) and for one whose name is
 // no file's.
-std::vector<WeightsPlan::State> lay_out_states(PlanBuilder& plan, const Checkpoint& checkpoint,
-                                               const std::vector<ChosenTensor>& chosen,
-                                               uint64_t max_shard_size,
-                                               std::vector<std::string>& notes);
+std::vector<StateFiles> lay_out_states(PlanBuilder& plan, const Checkpoint& checkpoint,
+                                       const std::vector<ChosenTensor>& chosen,
+                                       uint64_t max_shard_size, std::vector<std::string>& notes);
 
 }  // namespace dsckpt

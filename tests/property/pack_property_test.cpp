@@ -9,10 +9,11 @@
 #include <vector>
 
 #include "codec/frame.h"
+#include "dsckpt/pack.h"
 #include "exec/staged_output.h"
 #include "format/safetensors.h"
 #include "format/torch_archive.h"
-#include "pack/plan_pack.h"
+#include "job/job.h"
 #include "support/packed_tools.h"
 #include "support/temp_file.h"
 
@@ -155,23 +156,12 @@ TEST(PackProperty, TenThousandArchivesComeBackByteForByte) {
     for (size_t i = 0; i < kBatch; ++i) archives.add(builder, std::to_string(i));
     run(builder.finish(), inputs, made);
 
-    Progress progress;
-    {
-      InputFiles files;
-      const PackPlan plan = plan_pack(files, made);
-      typed += typed_items(plan.plan);
-      plain_bytes += plan.notes.size();
-      RunOptions options;
-      options.pack = kDefaultPackLevel;
-      options.threads = 1 + static_cast<unsigned>(seed % 4);
-      run_pack(plan, files, packed, progress, options);
-    }
-    {
-      InputFiles files;
-      RunOptions options;
-      options.threads = 1 + static_cast<unsigned>(seed % 3);
-      run_pack(plan_unpack(files, packed), files, back, progress, options);
-    }
+    const Job job = plan_pack(made);
+    typed += typed_items(job->plan);
+    plain_bytes += job.notes().size();
+    dsckpt::run(job, packed,
+                {.threads = 1 + static_cast<unsigned>(seed % 4), .pack = kDefaultPackLevel});
+    dsckpt::run(plan_unpack(packed), back, {.threads = 1 + static_cast<unsigned>(seed % 3)});
     for (const auto& entry : fs::directory_iterator(made)) {
       const fs::path name = entry.path().filename();
       ASSERT_TRUE(fs::exists(packed / (name.string() + ".dspack"))) << seed << " " << name;

@@ -193,7 +193,7 @@ TEST_P(PlanProperty, IsExecutedAsTheNaiveRunnerDoesIt) {
       ExecOptions options;
       options.threads = threads;
       options.unit_bytes = uint64_t{4096} << pick(0, 10);
-      const ExecStats stats = execute(plan, inputs_, sink, progress, options);
+      const RunStats stats = execute(plan, inputs_, sink, progress, options);
       ASSERT_TRUE(sink.all_finished());
       ASSERT_TRUE(sink.outputs() == expected) << threads << " threads";
       ASSERT_EQ(stats.bytes_read, plan.bytes_read());

@@ -14,10 +14,12 @@ CLEAN = {
     "lib/plan/copy_plan.h": '#include "base/error.h"\n',
     "lib/format/zip.h": '#include "io/input_file.h"\n#include "plan/copy_plan.h"\n',
     "lib/checkpoint/checkpoint.h": '#include "format/zip.h"\n',
-    "lib/output/output_format.h": '#include "format/zip.h"\n',
+    "lib/job/run.h": '#include "format/zip.h"\n',
+    "lib/reshard/target.h": '#include "job/run.h"\n',
+    "lib/dsckpt/job.h": "#include <string>\n",
     "lib/exec/executor.h": '#include "plan/copy_plan.h"\n#include "io/input_file.h"\n',
     "lib/job/job.h": '#include "checkpoint/checkpoint.h"\n#include "exec/executor.h"\n',
-    "lib/libtorch/tensor_api.h": "#include <ATen/core/TensorBody.h>\n",
+    "lib/dsckpt/torch.h": "#include <ATen/core/TensorBody.h>\n",
     "apps/cli/cli.cpp": '#include "job/job.h"\nvoid quit() { std::exit(1); }\n',
     "apps/cli/cli.h": "",
     "apps/tool.cpp": '#include "cli/cli.h"\nint main() {}\n',
@@ -53,16 +55,23 @@ class CheckIncludes(unittest.TestCase):
                      "lib/base/x.h:2: base/ may not include io/")
 
     def test_siblings(self):
-        self.refused("lib/output/x.h", '#include "checkpoint/checkpoint.h"\n',
-                     "output/ may not include checkpoint/")
-        self.refused("lib/exec/x.h", '#include "output/output_format.h"\n',
-                     "exec/ may not include output/")
+        self.refused("lib/exec/x.h", '#include "checkpoint/checkpoint.h"\n',
+                     "exec/ may not include checkpoint/")
+        self.refused("lib/weights/x.h", '#include "reshard/target.h"\n',
+                     "weights/ may not include reshard/")
+
+    def test_public_headers(self):
+        self.refused("lib/dsckpt/x.h", '#include "base/error.h"\n',
+                     "dsckpt/ may not include base/")
+        self.accepted("lib/base/x.h", '#include "dsckpt/job.h"\n')
+        self.refused("lib/libtorch/x.h", '#include "io/input_file.h"\n',
+                     "libtorch/ may not include io/")
 
     def test_exec_knows_no_format(self):
         self.refused("lib/exec/x.h", '#include "format/zip.h"\n', "exec/ may not include format/")
 
     def test_layer_includes_use_case(self):
-        self.refused("lib/output/x.cpp", '#include "job/job.h"\n', "output/ may not include job/")
+        self.refused("lib/exec/x.cpp", '#include "job/run.h"\n', "exec/ may not include job/")
 
     def test_missing_file(self):
         self.refused("lib/io/x.h", '#include "input_file.h"\n', "does not exist")
@@ -78,7 +87,7 @@ class CheckIncludes(unittest.TestCase):
 
     def test_libtorch(self):
         self.refused("lib/format/x.cpp", "#include <torch/torch.h>\n", "may include LibTorch")
-        self.refused("apps/x.cpp", '#include "libtorch/tensor_api.h"\n', "may not include libtorch/")
+        self.refused("apps/x.cpp", '#include "dsckpt/torch.h"\n', "may include dsckpt/torch.h")
         self.accepted("tests/oracle/x.cpp", "#include <ATen/ATen.h>\n")
 
     def test_printing(self):

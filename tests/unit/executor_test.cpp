@@ -110,7 +110,7 @@ class ExecutorTest : public testing::Test {
   test::TempFolder folder_;
   std::vector<std::string> contents_;
   InputFiles inputs_;
-  ExecStats stats_;
+  RunStats stats_;
 };
 
 TEST_F(ExecutorTest, CopiesPiecesOfManyFilesLargeAndSmall) {

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "job/job.h"
 #include "support/expect_error.h"
 #include "support/temp_file.h"
-#include "weights/plan_weights.h"
 
 namespace dsckpt {
 namespace {
@@ -230,12 +230,13 @@ TEST(Neighbours, OfHuggingFaceCheckpoints) {
 TEST(Neighbours, AreCopiedByteForByte) {
   const Folder folder({"config.json", "rng_state.pth", "logs/run/events.1"});
   folder.write("empty.txt", "");
-  InputFiles inputs;
+  const auto inputs = std::make_shared<InputFiles>();
   PlanBuilder plan;
-  lay_out_neighbours(inputs, folder.find(1, 2).files, plan);
+  lay_out_neighbours(*inputs, folder.find(1, 2).files, plan);
+  Job::Impl job{.inputs = inputs, .plan = {}};
+  set_plan(job, plan);
   const test::TempFolder output;
-  Progress progress;
-  run_plan(plan.finish(), inputs, {}, output.path() / "out", progress);
+  run(Job(std::move(job)), output.path() / "out");
   EXPECT_EQ(test::read_all(output.path() / "out" / "config.json"), "the bytes of config.json");
   EXPECT_EQ(test::read_all(output.path() / "out" / "rng_state_0.pth"),
             "the bytes of rng_state.pth");

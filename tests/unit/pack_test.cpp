@@ -1,3 +1,5 @@
+#include "dsckpt/pack.h"
+
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -10,7 +12,9 @@
 #include "base/error.h"
 #include "codec/frame.h"
 #include "format/typed_extents.h"
-#include "pack/plan_pack.h"
+#include "job/content_hash.h"
+#include "job/job.h"
+#include "pack/estimate.h"
 #include "support/expect_error.h"
 #include "support/packed_tools.h"
 #include "support/temp_file.h"
@@ -38,21 +42,13 @@ std::map<std::string, std::string> tree(const fs::path& folder) {
 }
 
 std::vector<std::string> pack(const fs::path& from, const fs::path& to, bool sha256 = false) {
-  InputFiles inputs;
-  const PackPlan plan = plan_pack(inputs, from);
-  Progress progress;
-  RunOptions options;
-  options.pack = kDefaultPackLevel;
-  if (sha256) options.sha256 = sha256_of(plan, inputs, progress, 2);
-  run_pack(plan, inputs, to, progress, options);
-  return plan.notes;
+  const Job job = plan_pack(from, sha256);
+  run(job, to, {.pack = kDefaultPackLevel});
+  return job.notes();
 }
 
 void unpack(const fs::path& from, const fs::path& to) {
-  InputFiles inputs;
-  const PackPlan plan = plan_unpack(inputs, from);
-  Progress progress;
-  run_pack(plan, inputs, to, progress, {});
+  run(plan_unpack(from), to);
 }
 
 // A folder of files in all formats, and of what is none.
@@ -117,13 +113,12 @@ TEST_F(PackTest, SaysWhatIsPackedAsPlainBytes) {
 }
 
 TEST_F(PackTest, SeesTheTypesInAFile) {
-  InputFiles inputs;
-  const PackPlan plan = plan_pack(inputs, in_ / "a/b/moment.swp");
-  ASSERT_EQ(plan.plan.outputs().size(), 1u);
-  EXPECT_EQ(plan.plan.outputs()[0].path, "moment.swp");
-  ASSERT_EQ(plan.plan.items().size(), 1u);
-  EXPECT_EQ(plan.plan.items()[0].to, DType::float32);
-  EXPECT_EQ(plan.bytes_packable(), 300000u);
+  const Job job = plan_pack(in_ / "a/b/moment.swp");
+  ASSERT_EQ(job->plan.outputs().size(), 1u);
+  EXPECT_EQ(job->plan.outputs()[0].path, "moment.swp");
+  ASSERT_EQ(job->plan.items().size(), 1u);
+  EXPECT_EQ(job->plan.items()[0].to, DType::float32);
+  EXPECT_EQ(bytes_packable(job->plan), 300000u);
 }
 
 TEST_F(PackTest, TakesOneFile) {
@@ -158,51 +153,45 @@ TEST_F(PackTest, LeavesOutWhatIsNoFile) {
 TEST_F(PackTest, RefusesAContentInTwoForms) {
   pack(in_, packed_);
   fs::copy(in_ / "small.pt", packed_ / "small.pt");
-  InputFiles inputs;
-  EXPECT_ERROR(plan_unpack(inputs, packed_), InconsistentError, "has the same content as");
+  EXPECT_ERROR(plan_unpack(packed_), InconsistentError, "has the same content as");
 }
 
 TEST_F(PackTest, RefusesNothing) {
-  InputFiles inputs;
   fs::create_directory(out_);
-  EXPECT_ERROR(plan_pack(inputs, out_), UsageError, "holds no files");
-  EXPECT_ERROR(plan_pack(inputs, in_ / "missing"), UsageError, "there is no such file or folder");
+  EXPECT_ERROR(plan_pack(out_), UsageError, "holds no files");
+  EXPECT_ERROR(plan_pack(in_ / "missing"), UsageError, "there is no such file or folder");
 }
 
 TEST_F(PackTest, RefusesAnOutputInTheInputAndTheOtherWayRound) {
-  EXPECT_ERROR(check_pack_place(in_, in_), UsageError, "lies in the input folder");
-  EXPECT_ERROR(check_pack_place(in_, in_ / "packed"), UsageError, "lies in the input folder");
-  EXPECT_ERROR(check_pack_place(in_, in_ / "new/../packed/"), UsageError,
-               "lies in the input folder");
-  EXPECT_ERROR(check_pack_place(in_, folder_.path()), UsageError, "holds the input");
-  EXPECT_ERROR(check_pack_place(in_, ""), UsageError, "no name");
+  const Job job = plan_pack(in_);
+  const auto check = [&](const fs::path& output) { check_place(job->place, output, false); };
+  EXPECT_ERROR(check(in_), UsageError, "lies in the input folder");
+  EXPECT_ERROR(check(in_ / "packed"), UsageError, "lies in the input folder");
+  EXPECT_ERROR(check(in_ / "new/../packed/"), UsageError, "lies in the input folder");
+  EXPECT_ERROR(check(folder_.path()), UsageError, "holds the input");
+  EXPECT_ERROR(check(""), UsageError, "no name");
   fs::create_directory_symlink(in_, folder_.path() / "link");
-  EXPECT_ERROR(check_pack_place(in_, folder_.path() / "link/packed"), UsageError,
-               "lies in the input folder");
-  EXPECT_NO_THROW(check_pack_place(in_, folder_.path() / "in2"));
-  EXPECT_NO_THROW(check_pack_place(in_, packed_));
+  EXPECT_ERROR(check(folder_.path() / "link/packed"), UsageError, "lies in the input folder");
+  EXPECT_NO_THROW(check(folder_.path() / "in2"));
+  EXPECT_NO_THROW(check(packed_));
 }
 
 TEST_F(PackTest, ComparesTheDigestsOfWholeFiles) {
   pack(in_, packed_, true);
-  InputFiles inputs;
-  const PackPlan plan = plan_unpack(inputs, packed_);
+  const Job job = plan_unpack(packed_);
   Progress progress;
-  auto digests = sha256_of(plan, inputs, progress, 2);
-  EXPECT_NO_THROW(check_sha256(plan, inputs, digests));
+  auto digests = content_hashes(*job, progress, 2);
+  EXPECT_NO_THROW(check_content_hashes(*job, digests));
   for (auto& digest : digests) {
     if (digest) digest->at(0) ^= std::byte{1};
   }
-  EXPECT_ERROR(check_sha256(plan, inputs, digests), CorruptError, "has the SHA-256");
+  EXPECT_ERROR(check_content_hashes(*job, digests), CorruptError, "has the SHA-256");
 }
 
 TEST_F(PackTest, HasNothingToCompareWhereNoDigestWasKept) {
   pack(in_, packed_);
-  InputFiles inputs;
-  const PackPlan plan = plan_unpack(inputs, packed_);
-  Progress progress;
-  const auto digests = sha256_of(plan, inputs, progress, 2);
-  EXPECT_ERROR(check_sha256(plan, inputs, digests), UsageError, "nothing to compare");
+  const Job job = plan_unpack(packed_, true);
+  EXPECT_ERROR(run(job, out_), UsageError, "nothing to compare");
 }
 
 // SHA-256 of "abc", FIPS 180-2 appendix B.1.
@@ -231,12 +220,10 @@ TEST_F(PackTest, EstimatesWhatItComesTo) {
   const TempFolder folder;
   folder.write("f.swp", make_content(Content::normal_floats, 8 << 20));
   folder.write("notes.txt", std::string(1000, 'n'));
-  InputFiles inputs;
-  const PackPlan plan = plan_pack(inputs, folder.path());
+  const Job job = plan_pack(folder.path());
   Progress progress;
   for (const uint64_t sample : {uint64_t{1}, uint64_t{2} << 20, uint64_t{1} << 40}) {
-    const PackEstimate estimate =
-        estimate_pack(plan, inputs, kDefaultPackLevel, sample, progress, 2);
+    const PackEstimate estimate = estimate_pack(job, kDefaultPackLevel, sample, progress, 2);
     EXPECT_EQ(estimate.files, 1u);
     EXPECT_EQ(estimate.bytes, 8u << 20);
     EXPECT_EQ(estimate.threads, 2u);

@@ -15,10 +15,11 @@
 
 #include "base/kernels.h"
 #include "checkpoint/checkpoint.h"
+#include "dsckpt/universal.h"
 #include "format/read_tensor.h"
 #include "format/safetensors.h"
+#include "job/source.h"
 #include "support/temp_file.h"
-#include "universal/plan_universal.h"
 
 namespace dsckpt {
 namespace {
@@ -65,11 +66,11 @@ class Case {
   explicit Case(fs::path source) : folder(std::move(source)) {
     std::ifstream(folder / "case.json") >> facts;
     const fs::path shards = folder / std::string(facts["load_dir"]);
-    const Checkpoint native = open(shards);
-    const UniversalPlan plan = plan_universal(inputs, native, {});
-    Progress progress;
-    run_universal(plan, inputs, native, universal(), progress);
-    for (const Param& param : native.params()) native_steps[param.name] = step_of(param);
+    const Source native = Source::open(shards, {.optimizer_states = true});
+    run(plan_universal(native), universal());
+    for (const Param& param : native->checkpoint->params()) {
+      native_steps[param.name] = step_of(param);
+    }
   }
 
   Checkpoint open() { return open(scratch_.path()); }
@@ -178,7 +179,7 @@ TEST(UniversalInput, HasRecordsOfEveryFile) {
     SCOPED_TRACE(name);
     Case one(fs::path(DSCKPT_TESTDATA) / "checkpoints" / name);
     std::set<fs::path> covered;
-    for (const InputRecord& record : one.open().records(true)) {
+    for (const InputRecord& record : records_of(one.open().files(), true)) {
       covered.insert(one.inputs[record.extent.file].path());
     }
     std::set<fs::path> expected;

@@ -1,11 +1,10 @@
 // Copies that must be equal.
 
-#include <re2/re2.h>
-
 #include <algorithm>
 #include <map>
 #include <set>
 
+#include "base/patterns.h"
 #include "checkpoint/model_states.h"
 #include "deepspeed/keys.h"
 #include "format/read_tensor.h"
@@ -132,12 +131,11 @@ void compare_ranks(Verification& v, const std::vector<CheckedFile*>& files) {
 // folded with tensor parallelism it says so of different experts.
 bool is_tp_replicated(const Value& info, const std::string& name) {
   if (name.find("experts") != name.npos) return false;
-  RE2::Options quiet;
-  quiet.set_log_errors(false);
   for (const Value& pattern : info.find_or_none(keys::kTpReplicated).sequence_or_empty()) {
     if (!pattern.is(pickle::Kind::string)) continue;
-    const RE2 expression(pattern.as_string(), quiet);
-    if (expression.ok() && expression.Match(name, 0, name.size(), RE2::ANCHOR_START, nullptr, 0)) {
+    const auto expression = compile_quietly(std::string(pattern.as_string()));
+    if (expression->ok() &&
+        expression->Match(name, 0, name.size(), RE2::ANCHOR_START, nullptr, 0)) {
       return true;
     }
   }

@@ -1,0 +1,99 @@
+#include "cli/carry_out.h"
+
+#include <algorithm>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "base/text.h"
+#include "cli/terminal.h"
+#include "job/job.h"
+#include "job/run.h"
+#include "report/report.h"
+
+namespace dsckpt::cli {
+namespace {
+
+std::string packed_text(const RunStats& stats) {
+  if (stats.bytes_stored == stats.bytes_written) return "";
+  return " packed to " + human_bytes(stats.bytes_stored) + " (" +
+         human_percent(static_cast<double>(stats.bytes_stored) /
+                       static_cast<double>(std::max<uint64_t>(stats.bytes_written, 1))) +
+         ")";
+}
+
+std::string table_of(const Listing& listing) {
+  std::vector<Table::Column> columns;
+  for (const Listing::Column& column : listing.columns) {
+    columns.push_back({column.heading, column.is_number ? Table::Align::right : Table::Align::left,
+                       column.shrinks});
+  }
+  Table table(std::move(columns));
+  for (const std::vector<std::string>& row : listing.rows) table.add(row);
+  return table.text(Terminal::of_stdout());
+}
+
+std::string lines_of(const Listing& listing) {
+  std::string text;
+  for (const std::vector<std::string>& row : listing.rows) {
+    for (size_t i = 0; i < row.size(); ++i) text += (i == 0 ? "" : "\t") + row[i];
+    text += "\n";
+  }
+  return text;
+}
+
+void say_before(const CLI::App& app, const Common& common, const Job& job) {
+  for (const std::string& text : job.notes()) note(app, common, text);
+  if (common.json) return;
+  std::cout << job->report->preface();
+  for (const std::string& line : job.left_out()) std::cout << line << "\n";
+}
+
+void show(const Common& common, const Job& job) {
+  if (common.json) {
+    print_json("plan", job_json(*job));
+  } else {
+    std::cout << text_of(job);
+  }
+}
+
+void say_after(const CLI::App& app, const Common& common, const Job& job,
+               const std::filesystem::path& output, const RunStats& stats) {
+  for (const std::string& text : job->report->notes_after(*job, output)) note(app, common, text);
+  if (common.json) {
+    print_json("done", done_json(job_json(*job), output.string(), stats));
+  } else if (!common.quiet) {
+    std::cerr << app.get_name() << ": " << job->what << ", " << human_bytes(stats.bytes_written)
+              << packed_text(stats) << " in " << output.string() << ", "
+              << human_seconds(stats.seconds) << ", " << stats.records_checked
+              << " checksums verified\n";
+  }
+}
+
+}  // namespace
+
+std::string text_of(const Job& job) {
+  const Listing listing = job->report->listing(*job);
+  std::string text = listing.columns.empty() ? lines_of(listing) : table_of(listing);
+  for (const std::string& line : listing.below) text += line + "\n";
+  return text;
+}
+
+int carry_out(const CLI::App& app, const Common& common, const Job& job,
+              const std::filesystem::path& output, const RunArguments& run, Progress& progress) {
+  check_place(job->place, output, run.options.force);
+  say_before(app, common, job);
+  if (run.dry_run) {
+    show(common, job);
+  } else {
+    RunOptions options = run.options;
+    if (options.threads == 0) options.threads = common.threads;
+    const RunStats stats = [&] {
+      const ProgressDisplay display(progress, common);
+      return dsckpt::run(job, output, options, progress);
+    }();
+    say_after(app, common, job, output, stats);
+  }
+  return job.left_out().empty() ? kDone : kCheckFailed;
+}
+
+}  // namespace dsckpt::cli

@@ -1,0 +1,157 @@
+#include "cli/options.h"
+
+#include <tbb/version.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <iostream>
+#include <map>
+
+#include "cli/command_facts.h"
+#include "cli/completions.h"
+#include "cli/help.h"
+#include "cli/man_page.h"
+#include "cli/terminal.h"
+#include "cli/version.h"
+#include "codec/frame.h"
+
+namespace dsckpt::cli {
+namespace {
+
+std::string version_text(const std::string& tool) {
+  return tool + " " + kVersion + " (" + kCommit + ", oneTBB " + std::string(TBB_VERSION_STRING) +
+         " headers, interface " + std::to_string(TBB_runtime_interface_version()) + " at run time)";
+}
+
+// --generate: prints, and ends the parsing.
+void generate(const CLI::App& app, const std::string& what) {
+  const CommandFacts facts = facts_of(app);
+  std::cout << (what == "bash"   ? bash_completion(facts)
+                : what == "zsh"  ? zsh_completion(facts)
+                : what == "fish" ? fish_completion(facts)
+                                 : man_page(facts, kVersion));
+  throw CLI::Success();
+}
+
+// An option for one of a few words; `take` gets what the word means. The first is the default.
+template <typename T>
+CLI::Option* add_choice(CLI::App& app, const std::string& name, const std::string& metavar,
+                        const std::vector<std::pair<std::string, T>>& meanings,
+                        const std::function<void(T)>& take, const std::string& text) {
+  std::vector<std::string> words;
+  for (const auto& [word, meaning] : meanings) words.push_back(word);
+  const auto take_meaning = [meanings = std::map(meanings.begin(), meanings.end()),
+                             take](const std::string& word) { take(meanings.at(word)); };
+  return app.add_option_function<std::string>(name, take_meaning, text)
+      ->check(CLI::IsMember(words))
+      ->option_text(metavar + "=" + words.front());
+}
+
+}  // namespace
+
+void add_common(CLI::App& app, Common& common) {
+  constexpr const char* kGroup = "Common options";
+  app.add_flag("--json", common.json, "Results as JSON on stdout")->group(kGroup);
+  app.add_flag("-q,--quiet", common.quiet, "No notes, no summary")->group(kGroup);
+  add_choice<ColourMode>(app, "--color", "WHEN",
+                         {{"auto", ColourMode::automatic},
+                          {"always", ColourMode::always},
+                          {"never", ColourMode::never}},
+                         set_colour_mode,
+                         "Colours: auto (on a terminal, unless NO_COLOR is set), always, or never")
+      ->group(kGroup);
+  if (app.get_parent() == nullptr) {
+    app.set_version_flag("--version", version_text(app.get_name()), "Which version this is")
+        ->group(kGroup);
+    app.add_option_function<std::string>(
+           "--generate", [&app](const std::string& what) { generate(app, what); },
+           "Shell completion or man page on stdout")
+        ->check(CLI::IsMember({"bash", "zsh", "fish", "man"}))
+        ->group("");
+    const size_t width = Terminal::of_stdout().width;
+    app.formatter(help_formatter(std::clamp<size_t>(width, 60, 100)));
+  }
+  app.set_help_flag("-h,--help", "Show this help")->group(kGroup);
+}
+
+void add_checkpoint_options(CLI::App& app, const std::string& name, std::string& path,
+                            SourceOptions& source) {
+  app.add_option(name, path, "Folder with `latest` (or --tag), or a tag's own folder")->required();
+  app.add_option("-t,--tag", source.tag, "Tag to read (default: what `latest` says)")
+      ->type_name("TAG");
+  add_tp_rules(app, source.tp_rules);
+  add_roots(app, source.roots);
+}
+
+void add_tp_rules(CLI::App& app, std::vector<std::string>& rules) {
+  app.add_option("--tp-rule", rules,
+                 "How tensor-parallel slices go together where the checkpoint does not say it:\n"
+                 "REGEX=cat:0, cat:1, replicated or average")
+      ->type_name("RULE")
+      ->allow_extra_args(false);
+}
+
+void add_roots(CLI::App& app, std::vector<std::filesystem::path>& roots) {
+  app.add_option("--root", roots,
+                 "Another folder with shards of the same tag: what another node kept on its own\n"
+                 "disk; once for each")
+      ->type_name("DIR")
+      ->allow_extra_args(false);
+}
+
+void add_weights_options(CLI::App& app, SourceOptions& source) {
+  app.add_option("--strip-prefix", source.strip_prefix,
+                 "Of weights: take this from the front of names that have it")
+      ->type_name("PREFIX");
+  app.add_option("--add-prefix", source.add_prefix, "Of weights: put this in front of all names")
+      ->type_name("PREFIX");
+}
+
+void add_pass_options(CLI::App& app, Common& common) {
+  app.add_option("--threads", common.threads,
+                 "Threads to use (default: one a core, and as many more as keep a disk busy)")
+      ->check(CLI::Range(1, 4096))
+      ->option_text("N");
+  add_choice<ProgressMode>(
+      app, "--progress", "WHEN",
+      {{"auto", ProgressMode::automatic},
+       {"always", ProgressMode::always},
+       {"never", ProgressMode::never},
+       {"json", ProgressMode::json}},
+      [&](ProgressMode mode) { common.progress = mode; },
+      "auto (if stderr is a terminal), always, never, or json");
+}
+
+void add_output_options(CLI::App& app, RunArguments& run, const std::string& force) {
+  app.add_flag("--dry-run", run.dry_run, "Show what would be written; write nothing");
+  app.add_flag("--force", run.options.force, force);
+  app.add_flag("--fsync", run.options.durable,
+               "Wait until the data is on the disk before it gets its final name");
+  add_choice<IoMode>(
+      app, "--io", "MODE",
+      {{"auto", IoMode::automatic}, {"buffered", IoMode::buffered}, {"direct", IoMode::direct}},
+      [&](IoMode mode) { run.options.io = mode; },
+      "buffered (through the page cache), direct (past it), or auto (direct where the output is "
+      "more than the page cache takes at once)");
+}
+
+void add_pack_flag(CLI::App& app, const std::string& name, RunArguments& run,
+                   const std::string& text) {
+  app.add_flag_function(
+         name + "{" + std::to_string(kDefaultPackLevel) + "}",
+         [&](int64_t level) { run.options.pack = static_cast<int>(level); }, text)
+      ->check(CLI::Range(kLowestPackLevel, kHighestPackLevel));
+}
+
+void add_run_options(CLI::App& app, Common& common, RunArguments& run, const std::string& force) {
+  add_output_options(app, run, force);
+  app.add_flag("--verify", run.options.verify,
+               "Check the CRC32 of every record of the checkpoint, also those not needed");
+  add_pack_flag(
+      app, "--zstd", run,
+      "Write packed files, NAME.dspack, which all tools here read and ckpt-pack unpacks;\n"
+      "--zstd=LEVEL, 1 to 19, compresses harder what repeats");
+  add_pass_options(app, common);
+}
+
+}  // namespace dsckpt::cli

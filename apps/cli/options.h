@@ -1,0 +1,54 @@
+// Options that several tools have, and what they set.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "dsckpt/checkpoint.h"
+#include "dsckpt/run.h"
+
+namespace dsckpt::cli {
+
+enum class ProgressMode { automatic, always, never, json };
+
+// Options that every tool has.
+struct Common {
+  bool json = false;
+  bool quiet = false;
+  unsigned threads = 0;
+  ProgressMode progress = ProgressMode::automatic;
+};
+
+// Adds --json, --quiet, --color and --help to a tool or a subcommand, and to a tool also --version
+// and the hidden --generate bash|zsh|fish|man, which prints a shell's completion or the man page.
+// What is added before them comes before them in --help.
+void add_common(CLI::App& app, Common& common);
+// Adds --root.
+void add_roots(CLI::App& app, std::vector<std::filesystem::path>& roots);
+// Adds --tp-rule.
+void add_tp_rules(CLI::App& app, std::vector<std::string>& rules);
+// Adds the positional `name`, a checkpoint folder, --tag and --root.
+void add_checkpoint_options(CLI::App& app, const std::string& name, std::string& path,
+                            SourceOptions& source);
+// For tools that take weights where a checkpoint is expected. Adds --strip-prefix and --add-prefix.
+void add_weights_options(CLI::App& app, SourceOptions& source);
+// For commands that read tensors. Adds --threads and --progress.
+void add_pass_options(CLI::App& app, Common& common);
+
+// How the output is written, and whether at all.
+struct RunArguments {
+  RunOptions options;
+  bool dry_run = false;
+};
+// For whatever writes. Adds --dry-run, --force, which is explained by `force`, --fsync and --io.
+void add_output_options(CLI::App& app, RunArguments& run, const std::string& force);
+// Adds a flag that takes a level, for packed output.
+void add_pack_flag(CLI::App& app, const std::string& name, RunArguments& run,
+                   const std::string& text);
+// For tools that run a plan of their own making. Adds these, --verify, --zstd and what
+// add_pass_options adds.
+void add_run_options(CLI::App& app, Common& common, RunArguments& run, const std::string& force);
+
+}  // namespace dsckpt::cli

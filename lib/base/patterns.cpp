@@ -1,0 +1,28 @@
+#include "base/patterns.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace dsckpt {
+
+std::unique_ptr<RE2> compile_quietly(const std::string& pattern) {
+  RE2::Options quiet;
+  quiet.set_log_errors(false);
+  return std::make_unique<RE2>(pattern, quiet);
+}
+
+Patterns::Patterns(const std::vector<std::string>& patterns, std::string_view option) {
+  for (const std::string& pattern : patterns) {
+    patterns_.push_back(compile_quietly(pattern));
+    if (patterns_.back()->ok()) continue;
+    throw UsageError(std::string(option) + " '" + pattern + "': " + patterns_.back()->error());
+  }
+}
+
+bool Patterns::find_in(const std::string& name) const {
+  return std::any_of(patterns_.begin(), patterns_.end(),
+                     [&](const auto& pattern) { return RE2::PartialMatch(name, *pattern); });
+}
+
+}  // namespace dsckpt

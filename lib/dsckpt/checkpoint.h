@@ -1,0 +1,90 @@
+// Source: a checkpoint, or weights to start from, opened. Metadata only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dsckpt/dtype.h"
+#include "dsckpt/export.h"
+#include "dsckpt/tensor.h"
+
+namespace dsckpt {
+
+struct SourceOptions {
+  // The tag's folder name. Default: what the file `latest` says, or else `latest_universal`; the
+  // folder itself if it holds shards.
+  std::string tag = {};
+  // Further folders with shards of the same tag, such as other nodes' disks.
+  std::vector<std::filesystem::path> roots = {};
+  // Read the optimizer's states too. to-universal, reshard and strip to a resume need them.
+  bool optimizer_states = false;
+  // How slices of tensor-parallel ranks go together where the checkpoint does not say it:
+  // "REGEX=cat:0", "=cat:1", "=replicated" or "=average".
+  std::vector<std::string> tp_rules = {};
+  // Go on without the files of ranks that are missing or cannot be read.
+  bool allow_missing = false;
+  // Of weights: from the names in the files to the engine's. `strip_prefix` goes from the front of
+  // those that have it, then `add_prefix` comes to the front of all.
+  std::string strip_prefix = {};
+  std::string add_prefix = {};
+  // A checkpoint of the run that is to start, or that saved files are for; it is read with its
+  // optimizer states. Empty: none.
+  std::filesystem::path like = {};
+  // A folder or file of weights is an input too. Without, a checkpoint has to be there.
+  bool weights = true;
+};
+
+// What is known of the run that wrote the checkpoint. Empty where the files do not say.
+struct SourceFacts {
+  std::string layout;  // "zero-2", "universal", ...
+  int zero_stage = 0;
+  std::string optimizer_wrapper;  // DeepSpeed's class: "DeepSpeedZeroOptimizer"
+  uint32_t pp = 1;                // ranks of each kind of parallelism
+  uint32_t tp = 1;
+  uint32_t dp = 1;
+  uint32_t ep = 1;
+  std::string ds_version;
+  std::optional<int64_t> global_steps;
+  std::string tag;
+  bool from_weights = false;
+};
+
+// Cheap to copy. Any thread may read tensors; one thread at a time plans.
+class DSCKPT_EXPORT Source {
+ public:
+  // Opens `path`: a checkpoint's folder (with `latest`, or a tag's own), or weights, which are a
+  // folder of Hugging Face, a .safetensors or a .bin file. Reads the metadata of every shard and
+  // accounts for every element. Throws IoError; CorruptError for a damaged file; InconsistentError
+  // for missing shards and shards that disagree; UnsupportedError for layouts that have no reader;
+  // UsageError for options that do not fit what is there.
+  static Source open(const std::filesystem::path& path, const SourceOptions& options = {});
+
+  SourceFacts facts() const;
+  const std::vector<std::string>& notes() const;
+  // In the order of DeepSpeed's zero_to_fp32: buffers, frozen, trainable by group, aliases; each
+  // one followed by its optimizer states, if they were asked for. Vocabularies are without the rows
+  // that only fill them up for tensor parallelism.
+  std::vector<SourceTensor> tensors() const;
+  // Gathers the elements of `tensor`, one of tensors(), in row-major order. `out` has its bytes.
+  // Throws what reading throws.
+  void read(const SourceTensor& tensor, std::span<std::byte> out) const;
+  // The same without a copy, if the elements lie in one stored file as torch's as_strided sees
+  // them: a private mapping. A failing disk raises SIGBUS there. nullopt otherwise.
+  std::optional<TensorView> view(const SourceTensor& tensor) const;
+
+  // The library's own.
+  struct Impl;
+  explicit Source(std::shared_ptr<Impl> impl);
+  Impl* operator->() const { return impl_.get(); }
+
+ private:
+  std::shared_ptr<Impl> impl_;
+};
+
+}  // namespace dsckpt

@@ -1,0 +1,61 @@
+// Run: how a planned job is carried out, and how it is watched.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+
+#include "dsckpt/export.h"
+
+namespace dsckpt {
+
+class Job;
+
+enum class IoMode : uint8_t {
+  automatic,  // direct where write-back would slow a buffered run down
+  buffered,   // through the page cache, where what was written stays for the next reader
+  direct,     // past it: at the speed of the disk, and nothing is left to be written back
+};
+
+struct RunOptions {
+  unsigned threads = 0;  // 0: one a core, and as many more as keep a disk busy
+  IoMode io = IoMode::automatic;
+  // Check the CRC32 of every record of the input, not only of those that are read whole anyway.
+  bool verify = false;
+  // Write packed files (`ckpt-pack pack`), at this level of zstd.
+  std::optional<int> pack = {};
+  // Replace what is in the output's place.
+  bool force = false;
+  // Wait until the data is on the disk before it gets its final names (fsync).
+  bool durable = false;
+};
+
+// Shared with whoever shows progress or asks to stop. Any thread.
+struct Progress {
+  std::atomic<uint64_t> bytes_done{0};   // written, or read only to be checked
+  std::atomic<uint64_t> bytes_total{0};  // set when the run begins
+  std::atomic<bool> cancelled{false};    // set it to stop: the run throws InterruptedError
+};
+
+struct RunStats {
+  uint64_t bytes_read = 0;
+  uint64_t bytes_written = 0;
+  uint64_t bytes_stored = 0;  // less than were written if the outputs are packed
+  uint64_t records_checked = 0;
+  double seconds = 0;
+};
+
+// Given the bytes done and those there are, about ten times a second, by another thread; false asks
+// the run to stop.
+using ProgressCallback = std::function<bool(uint64_t done, uint64_t total)>;
+
+// Runs `job` into the folder `output` and commits: the files get their final names when all of them
+// are complete. On any exception nothing of it is left behind. Throws UsageError if `output` is no
+// place for it, CorruptError for a record whose CRC32 is wrong, IoError, InterruptedError when
+// `progress` asked to stop.
+DSCKPT_EXPORT RunStats run(const Job& job, const std::filesystem::path& output,
+                           const RunOptions& options = {}, const ProgressCallback& progress = {});
+
+}  // namespace dsckpt

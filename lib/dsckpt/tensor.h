@@ -1,0 +1,45 @@
+// Tensors of an open Source: described, then read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dsckpt/dtype.h"
+#include "dsckpt/export.h"
+
+namespace dsckpt {
+
+enum class ParamKind : uint8_t {
+  trainable,  // owned by the optimizer: there is an fp32 master
+  frozen,     // a parameter the optimizer does not own
+  buffer,     // a persistent buffer
+};
+DSCKPT_EXPORT const char* to_string(ParamKind kind);
+
+struct SourceTensor {
+  std::string name;
+  // "" of the value itself; of what the optimizer keeps of each of its elements, the optimizer's
+  // name of that: "exp_avg".
+  std::string state;
+  ParamKind kind = ParamKind::trainable;
+  // fp32 for what was trained, else as stored.
+  DType dtype = DType::float32;
+  Shape shape;
+  // Of a tied parameter, the name of the entry it is the same tensor as; else "".
+  std::string alias_of;
+
+  // "layers.0.weight", or of a state "layers.0.weight exp_avg".
+  std::string label() const { return state.empty() ? name : name + " " + state; }
+  uint64_t bytes() const { return static_cast<uint64_t>(numel(shape)) * size_of(dtype); }
+};
+
+// Elements in the memory of somebody else, who lives as long as `data`.
+struct TensorView {
+  std::shared_ptr<std::byte> data;  // of the first element
+  std::vector<int64_t> strides;     // elements
+};
+
+}  // namespace dsckpt

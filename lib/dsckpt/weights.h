@@ -1,0 +1,69 @@
+// Weights: the tensors of a Source as files that torch, safetensors and transformers load.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dsckpt/checkpoint.h"
+#include "dsckpt/dtype.h"
+#include "dsckpt/export.h"
+#include "dsckpt/job.h"
+
+namespace dsckpt {
+
+struct WeightsFormat;
+// pytorch_model.bin: what torch.save(state_dict) writes.
+DSCKPT_EXPORT extern const WeightsFormat kTorchBin;
+// model.safetensors: what safetensors.torch.save_file(state_dict, metadata={"format": "pt"})
+// writes. An alias is not stored; its owner's name stands in the metadata under the alias's, as
+// huggingface_hub's save_torch_state_dict does it.
+DSCKPT_EXPORT extern const WeightsFormat kSafetensors;
+
+struct WeightsOptions {
+  const WeightsFormat* format = &kTorchBin;
+  // What floating tensors become; nullopt leaves each as it is stored (masters are fp32).
+  std::optional<DType> dtype = DType::float32;
+  uint64_t max_shard_size = 5'000'000'000;  // bytes; a larger tensor gets a file of its own
+  bool exclude_frozen_parameters = false;
+  // RE2 patterns, searched in the names the checkpoint has. With `include`, only what one of them
+  // finds is written; what one of `exclude` finds is not.
+  std::vector<std::string> include = {};
+  std::vector<std::string> exclude = {};
+  // Floating tensors found by one of these become float32 whatever `dtype` says.
+  std::vector<std::string> keep_fp32 = {};
+  // Taken from the front of names that have it; the first that fits, once.
+  std::vector<std::string> strip_prefix = {};
+  // A file of rules that rename what is left then, lines of "REGEX => REPLACEMENT".
+  std::filesystem::path key_map = {};
+  // Write what the optimizer keeps of the parameters too, optimizer_states/STATE.safetensors. The
+  // source has to be open with SourceOptions::optimizer_states.
+  bool states = false;
+  // A Hugging Face model folder whose configuration and tokenizer files are copied along.
+  std::filesystem::path hf_config = {};
+};
+
+// Equals what DeepSpeed's zero_to_fp32.py writes where that is right; frozen parameters of stage 1
+// are there too. Reads metadata only. Throws UsageError for bad patterns, names that collide and an
+// empty selection, UnsupportedError for tensors the format cannot hold.
+DSCKPT_EXPORT Job plan_weights(const Source& source, const WeightsOptions& options = {});
+
+struct AdapterOptions {
+  // adapter_config.json; empty: the one beside the shards, or else one that is derived.
+  std::filesystem::path config = {};
+  // For a derived one: no tensor tells it.
+  std::optional<double> lora_alpha = {};
+};
+
+// The PEFT adapter that the run trained, as peft's save_pretrained writes it: of `weights`, what
+// chooses tensors, their names and types counts. Trained tensors that are no part of the adapter
+// are left out with a note, as peft does. Throws UsageError if no adapter was trained, or several;
+// if names do not begin with base_model.model.; if there is no configuration and none can be
+// derived. InconsistentError for a configuration whose rank is not that of the tensors, and for an
+// adapter that lost files hold a part of.
+DSCKPT_EXPORT Job plan_adapter(const Source& source, const WeightsOptions& weights = {},
+                               const AdapterOptions& options = {});
+
+}  // namespace dsckpt

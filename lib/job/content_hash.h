@@ -1,0 +1,27 @@
+// SHA-256 of what a job copies: `ckpt-pack pack --sha256` keeps them, `unpack --sha256` compares.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "base/sha256.h"
+#include "dsckpt/run.h"
+#include "job/job.h"
+
+namespace dsckpt {
+
+// By output; nullopt of files that are not packable.
+using ContentHashes = std::vector<std::optional<Sha256Digest>>;
+
+// Reads all packable inputs of a job that copies files. Throws InterruptedError and what reading
+// throws.
+ContentHashes content_hashes(const Job::Impl& job, Progress& progress, unsigned threads);
+
+// Throws CorruptError that names the first file that is not what its packed file says, and
+// UsageError if none of them says anything.
+void check_content_hashes(const Job::Impl& job, const ContentHashes& hashes);
+
+// Bytes of the outputs that are packable.
+uint64_t bytes_packable(const CopyPlan& plan);
+
+}  // namespace dsckpt

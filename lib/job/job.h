@@ -1,0 +1,82 @@
+// What a Job is inside: the plan, what of the input is checked, and where it goes.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "dsckpt/job.h"
+#include "io/input_file.h"
+#include "job/listing.h"
+#include "job/place.h"
+#include "job/source.h"
+#include "plan/copy_plan.h"
+
+namespace dsckpt {
+
+// What a job says of itself, made when it is asked for: a plan may have a million lines.
+class JobReport {
+ public:
+  virtual ~JobReport() = default;
+  // Members of the JSON object that a dry run shows, and a run with what it came to.
+  virtual nlohmann::json json(const Job::Impl& job) const = 0;
+  // What a dry run prints.
+  virtual Listing listing(const Job::Impl& job) const = 0;
+  // What is printed before either, or "".
+  virtual std::string preface() const { return ""; }
+  // Notes on the output folder, after a run.
+  virtual std::vector<std::string> notes_after(const Job::Impl& job,
+                                               const std::filesystem::path& output) const;
+};
+
+// The SHA-256 of each packable file's content: not looked at, kept in the packed files, or compared
+// with what packed input files have kept. Takes a pass of its own over the input.
+enum class ContentHash : uint8_t { none, keep, check };
+
+struct Job::Impl {
+  std::shared_ptr<const InputFiles> inputs;
+  CopyPlan plan;  // valid against `inputs`
+  // Where the input's checksums are: of `checked`, the records that hold tensors, or with
+  // RunOptions::verify all; of `records`, these.
+  std::vector<CheckpointFile> checked = {};
+  std::vector<InputRecord> records = {};
+  // What the input was opened as; nullptr if as no checkpoint. Owns the archives of `checked`.
+  std::shared_ptr<const Checkpoint> checkpoint = {};
+
+  Place place = {};
+  std::vector<std::string> notes = {};
+  std::vector<std::string> left_out = {};  // a line each
+  std::string what = {};                   // of the summary: "12 tensors in 1 file"
+  std::shared_ptr<const JobReport> report = {};
+
+  // Of jobs that copy files: which one each output is a copy of.
+  std::vector<FileId> copied = {};
+  ContentHash hash = ContentHash::none;
+};
+
+// A job of `source`: its inputs and checkpoint are set, and the checkpoint's notes.
+Job::Impl job_of(const Source& source);
+
+// Takes the finished plan, which is validated against the job's inputs.
+void set_plan(Job::Impl& job, PlanBuilder& plan);
+
+// A file of a few bytes.
+void put_text(PlanBuilder& plan, std::string path, std::string_view text);
+
+// {"files": [{"path", "bytes"}], "bytes_read", "bytes_written"}
+nlohmann::json plan_json(const CopyPlan& plan);
+// "3 files, reads 1.00 GB, writes 1.00 GB"
+std::string plan_totals(const CopyPlan& plan);
+
+// {"layout", "zero_stage", "dp", ...}
+nlohmann::json facts_json(const Checkpoint& checkpoint);
+// JobReport::json() with the checkpoint's facts.
+nlohmann::json job_json(const Job::Impl& job);
+
+}  // namespace dsckpt

@@ -1,0 +1,113 @@
+#include "job/place.h"
+
+#include <algorithm>
+#include <system_error>
+
+#include "base/error.h"
+#include "io/content_name.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+bool lies_in(const fs::path& path, const fs::path& folder) {
+  return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first ==
+         folder.end();
+}
+
+// Without a slash at its end.
+fs::path named(const fs::path& output) {
+  const fs::path absolute = fs::absolute(output);
+  return absolute.has_filename() ? absolute : absolute.parent_path();
+}
+
+void check_apart(const Place& place, const fs::path& output) {
+  std::error_code failed;
+  const fs::path target = fs::weakly_canonical(fs::absolute(output), failed);
+  for (const fs::path& input : place.inputs) {
+    if (!lies_in(target, fs::weakly_canonical(fs::absolute(input), failed))) continue;
+    throw UsageError(output.string() + ": " + place.inside)
+        .with_hint("give a folder outside of " + input.string());
+  }
+  if (place.whole && !place.inputs.empty() &&
+      lies_in(fs::weakly_canonical(fs::absolute(place.inputs.front()), failed), target)) {
+    throw UsageError(output.string() + ": " + place.holds);
+  }
+}
+
+void check_pointer(const Place& place, const fs::path& output) {
+  const std::string name = output.empty() ? "" : name_of(output);
+  if (name.empty() || name == "." || name == ".." || name == place.pointer) {
+    throw UsageError("'" + output.string() + "' does not name a folder that " + place.pointer +
+                     " can name");
+  }
+  std::error_code failed;
+  const fs::path pointer = pointer_file(place, output);
+  if (fs::is_directory(pointer, failed)) {
+    throw UsageError(pointer.string() + ": a folder has the name of an output file");
+  }
+}
+
+// Throws for a file in `output` that would be lost.
+void check_only_ours(const Place& place, const fs::path& output) {
+  std::error_code failed;
+  fs::recursive_directory_iterator it(output, failed);
+  for (const fs::recursive_directory_iterator end; !failed && it != end; it.increment(failed)) {
+    if (it->is_directory(failed) && !it->is_symlink(failed)) continue;
+    const fs::path path = it->path().lexically_relative(output);
+    if (place.is_ours(content_path(path))) continue;
+    throw UsageError(output.string() + ": is not replaced, since it holds " + path.string() +
+                     ", which " + place.foreign);
+  }
+  if (failed) throw IoError({.file = output.string()}, "cannot list", failed.value());
+}
+
+void check_replaceable(const Place& place, const fs::path& output, bool force) {
+  std::error_code failed;
+  if (!fs::exists(output, failed)) return;
+  if (!fs::is_directory(output, failed)) throw UsageError(output.string() + ": is not a folder");
+  if (fs::is_empty(output, failed)) return;
+  if (!force) {
+    throw UsageError(output.string() + ": exists already")
+        .with_hint("--force replaces " + place.replaced);
+  }
+  check_only_ours(place, output);
+}
+
+}  // namespace
+
+Place place_beside(const Checkpoint& checkpoint) {
+  Place place;
+  place.inputs = {checkpoint.tag_folder()};
+  place.inputs.insert(place.inputs.end(), checkpoint.other_roots().begin(),
+                      checkpoint.other_roots().end());
+  return place;
+}
+
+void check_place(const Place& place, const fs::path& output, bool force) {
+  if (!place.pointer.empty()) check_pointer(place, output);
+  if (output.empty()) throw UsageError("the output folder has no name");
+  check_apart(place, output);
+  if (place.is_ours) check_replaceable(place, output, force);
+}
+
+std::string name_of(const fs::path& output) {
+  return named(output).filename().string();
+}
+
+fs::path pointer_file(const Place& place, const fs::path& output) {
+  return named(output).parent_path() / place.pointer;
+}
+
+std::string output_tag(const Checkpoint& checkpoint) {
+  fs::path normal = fs::path(checkpoint.facts().tag).lexically_normal();
+  if (!normal.has_filename()) normal = normal.parent_path();
+  std::string tag = normal.string();
+  const bool inside = normal.is_relative() && !tag.empty() && *normal.begin() != "..";
+  if (!inside || tag == "latest" || tag == "latest_universal" || tag == ".") {
+    throw UsageError("the tag '" + tag + "' does not name a folder below the output");
+  }
+  return tag;
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,46 @@
+// Place: where a job's output may go, and what must happen beside it.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+
+namespace dsckpt {
+
+struct Place {
+  // The output may not lie in one of these; with `whole`, nor hold the first.
+  std::vector<std::filesystem::path> inputs = {};
+  // How the user is told: "lies inside the folder of the shards", "holds the checkpoint itself".
+  std::string inside = "lies inside the folder of the shards";
+  std::string holds = "holds the checkpoint itself";
+  // A folder that is there may only be replaced as a whole, with --force. The output is the plan's
+  // files and nothing else.
+  bool whole = false;
+  // With `whole`: whether a file there, by the path of its content, was written by such a job and
+  // may be replaced. Empty: any may.
+  std::function<bool(const std::filesystem::path&)> is_ours = {};
+  // What --force replaces: "what reshard wrote there before".
+  std::string replaced = {};
+  // Why another file is not: "would be lost".
+  std::string foreign = "would be lost";
+  // A file beside the output folder that is to say its name, once it is there; or "".
+  std::string pointer = {};
+};
+
+// The output folder must not lie among the shards.
+Place place_beside(const Checkpoint& checkpoint);
+
+// Throws UsageError if `output` is no place for it.
+void check_place(const Place& place, const std::filesystem::path& output, bool force);
+
+// Place::pointer of that output: where the user sees it, whether or not it is a link.
+std::filesystem::path pointer_file(const Place& place, const std::filesystem::path& output);
+std::string name_of(const std::filesystem::path& output);
+
+// The checkpoint's tag as a folder in an output. Throws UsageError if it is no path inside of one.
+std::string output_tag(const Checkpoint& checkpoint);
+
+}  // namespace dsckpt

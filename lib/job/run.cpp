@@ -1,0 +1,102 @@
+#include "job/run.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "exec/executor.h"
+#include "exec/io_choice.h"
+#include "exec/packed_output.h"
+#include "exec/staged_output.h"
+#include "job/content_hash.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::chrono::milliseconds kCallbackInterval{100};
+
+std::vector<InputRecord> records_to_check(const Job::Impl& job, bool all) {
+  std::vector<InputRecord> records = records_of(job.checked, all);
+  records.insert(records.end(), job.records.begin(), job.records.end());
+  return records;
+}
+
+// Asks the callback, until it is destroyed, whether the run goes on.
+class Watch {
+ public:
+  Watch(Progress& progress, const ProgressCallback& callback)
+      : thread_([this, &progress, &callback] {
+          std::unique_lock lock(mutex_);
+          while (!wake_.wait_for(lock, kCallbackInterval, [this] { return done_; })) {
+            if (!callback(progress.bytes_done, progress.bytes_total)) progress.cancelled = true;
+          }
+        }) {}
+  ~Watch() {
+    {
+      const std::lock_guard lock(mutex_);
+      done_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool done_ = false;
+  std::thread thread_;
+};
+
+}  // namespace
+
+RunStats run(const Job& job, const fs::path& output, const RunOptions& options,
+             Progress& progress) {
+  ContentHashes hashes;
+  if (job->hash != ContentHash::none) hashes = content_hashes(*job, progress, options.threads);
+  if (job->hash == ContentHash::check) check_content_hashes(*job, std::exchange(hashes, {}));
+
+  const IoChoice io = choose_io(options.io, job->plan, *job->inputs, options.durable,
+                                options.pack.has_value(), options.threads);
+  const fs::path target =
+      job->place.whole ? fs::weakly_canonical(fs::absolute(output)) : fs::path(output);
+  StagedOutput staged(job->plan, target,
+                      {.force = options.force,
+                       .durable = options.durable,
+                       .whole_folder = job->place.whole,
+                       .direct = io.direct,
+                       .packed = options.pack.has_value()});
+  std::optional<PackedOutput> packed;
+  if (options.pack) packed.emplace(job->plan, staged, *options.pack, hashes);
+  RunStats stats =
+      execute(job->plan, *job->inputs, packed ? static_cast<Sink&>(*packed) : staged, progress,
+              {.threads = io.threads,
+               .unit_bytes = io.unit_bytes,
+               .records = records_to_check(*job, options.verify),
+               .check_all_records = options.verify});
+  if (packed) stats.bytes_stored = packed->bytes_stored();
+  staged.commit();
+  if (!job->place.pointer.empty()) {
+    replace_text_file(pointer_file(job->place, output), name_of(output), options.durable);
+  }
+  return stats;
+}
+
+RunStats run(const Job& job, const fs::path& output, const RunOptions& options,
+             const ProgressCallback& callback) {
+  check_place(job->place, output, options.force);
+  Progress progress;
+  if (!callback) return run(job, output, options, progress);
+  const RunStats stats = [&] {
+    const Watch watch(progress, callback);
+    return run(job, output, options, progress);
+  }();
+  callback(progress.bytes_done, progress.bytes_total);
+  return stats;
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,182 @@
+#include "job/source.h"
+
+#include <tbb/parallel_for.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "checkpoint/weights.h"
+#include "format/read_tensor.h"
+#include "io/mapped_file.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr int64_t kGatheredAtOnce = 1 << 20;  // elements
+
+void refuse_weights_options(const SourceOptions& options) {
+  for (const auto& [option, value] : {std::pair("--strip-prefix", &options.strip_prefix),
+                                      {"--add-prefix", &options.add_prefix}}) {
+    if (value->empty()) continue;
+    throw UsageError(std::string(option) + " is for weights, and the input is a checkpoint");
+  }
+}
+
+OpenOptions open_options(const SourceOptions& options) {
+  OpenOptions open{.tag = options.tag,
+                   .roots = options.roots,
+                   .optimizer_states = options.optimizer_states,
+                   .allow_missing = options.allow_missing};
+  for (const std::string& rule : options.tp_rules) open.tp_rules.push_back(TpRule::parse(rule));
+  return open;
+}
+
+// A parameter or one of its states.
+struct Element {
+  const Param* param;
+  const ParamState* state;  // nullptr: the parameter itself
+
+  TensorSource value() const {
+    return without_padding(*param, state == nullptr ? param->weight : state->value);
+  }
+};
+
+template <typename F>
+void for_each_element(const Checkpoint& checkpoint, F&& take) {
+  for (const Param& param : checkpoint.params()) {
+    take(Element{&param, nullptr});
+    for (const ParamState& state : param.states) take(Element{&param, &state});
+  }
+}
+
+TensorSource value_of(const Checkpoint& checkpoint, const SourceTensor& tensor) {
+  const Param* param = checkpoint.find(tensor.name);
+  if (param == nullptr) throw UsageError("there is no tensor '" + tensor.name + "'");
+  if (tensor.state.empty()) return Element{param, nullptr}.value();
+  for (const ParamState& state : param->states) {
+    if (state.key == tensor.state) return Element{param, &state}.value();
+  }
+  throw UsageError("'" + tensor.name + "' has no state '" + tensor.state + "'");
+}
+
+}  // namespace
+
+Source::Source(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Source Source::open(const fs::path& path, const SourceOptions& options) {
+  auto impl = std::make_shared<Impl>();
+  impl->path = path;
+  impl->options = options;
+  impl->inputs = std::make_shared<InputFiles>();
+  const OpenOptions open = open_options(options);
+  const bool is_weights = options.weights && is_weights_input(path, options.tag);
+  if (!is_weights) refuse_weights_options(options);
+  if (!options.like.empty()) {
+    impl->like = std::make_shared<const Checkpoint>(
+        Checkpoint::open(*impl->inputs, options.like, {.tag = {}, .optimizer_states = true}));
+  }
+  impl->checkpoint = std::make_shared<const Checkpoint>(
+      is_weights ? Checkpoint::from_weights(
+                       *impl->inputs, path,
+                       {.strip_prefix = options.strip_prefix, .add_prefix = options.add_prefix},
+                       impl->like.get())
+                 : Checkpoint::open(*impl->inputs, path, open));
+  return Source(std::move(impl));
+}
+
+Source source_of(fs::path path, std::shared_ptr<InputFiles> inputs,
+                 std::shared_ptr<const Checkpoint> checkpoint) {
+  auto impl = std::make_shared<Source::Impl>();
+  impl->path = std::move(path);
+  impl->inputs = std::move(inputs);
+  impl->checkpoint = std::move(checkpoint);
+  return Source(std::move(impl));
+}
+
+SourceFacts Source::facts() const {
+  const CheckpointFacts& facts = impl_->checkpoint->facts();
+  return {.layout = facts.layout,
+          .zero_stage = facts.zero_stage,
+          .optimizer_wrapper = facts.optimizer_wrapper,
+          .pp = facts.mesh.pp,
+          .tp = facts.mesh.tp,
+          .dp = facts.mesh.dp,
+          .ep = facts.mesh.ep,
+          .ds_version = facts.ds_version,
+          .global_steps = facts.global_steps,
+          .tag = facts.tag,
+          .from_weights = facts.from_weights};
+}
+
+const std::vector<std::string>& Source::notes() const {
+  return impl_->checkpoint->notes();
+}
+
+std::vector<SourceTensor> Source::tensors() const {
+  std::vector<SourceTensor> tensors;
+  for_each_element(*impl_->checkpoint, [&](const Element& element) {
+    const TensorSource value = element.value();
+    tensors.push_back({.name = element.param->name,
+                       .state = element.state == nullptr ? "" : element.state->key,
+                       .kind = element.param->kind,
+                       .dtype = value.dtype(),
+                       .shape = value.shape(),
+                       .alias_of = element.param->alias_of});
+  });
+  return tensors;
+}
+
+void Source::read(const SourceTensor& tensor, std::span<std::byte> out) const {
+  const TensorSource value = value_of(*impl_->checkpoint, tensor);
+  if (out.size() != value.nbytes()) {
+    throw UsageError("'" + tensor.name + "' has " + std::to_string(value.nbytes()) + " bytes");
+  }
+  const uint64_t item = size_of(value.dtype());
+  const int64_t chunks = (value.numel() + kGatheredAtOnce - 1) / kGatheredAtOnce;
+  in_context({.tensor = tensor.name}, [&] {
+    tbb::parallel_for(int64_t{0}, chunks, [&](int64_t chunk) {
+      const int64_t first = chunk * kGatheredAtOnce;
+      const int64_t count = std::min(kGatheredAtOnce, value.numel() - first);
+      read_elements(
+          *impl_->inputs, value, first, count,
+          out.subspan(static_cast<size_t>(first) * item, static_cast<size_t>(count) * item));
+    });
+  });
+}
+
+std::optional<TensorView> Source::view(const SourceTensor& tensor) const {
+  const TensorSource value = value_of(*impl_->checkpoint, tensor);
+  const std::optional<StridedView> view = value.as_strided();
+  // Loads want pointers that are multiples of the element's size.
+  const bool viewable = view && view->extent.size > 0 &&
+                        view->extent.offset % size_of(view->dtype) == 0 &&
+                        (*impl_->inputs)[view->extent.file].encoding() == Encoding::plain;
+  if (!viewable) return std::nullopt;
+  return in_context({.tensor = tensor.name}, [&] {
+    const std::shared_ptr<MappedFile> file = impl_->mapping_of(view->extent.file);
+    return std::optional<TensorView>(
+        TensorView{.data = {file, file->data() + view->extent.offset}, .strides = view->strides});
+  });
+}
+
+std::shared_ptr<MappedFile> Source::Impl::mapping_of(FileId file) {
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<MappedFile>& mapping = mappings_[file];
+  if (!mapping) mapping = MappedFile::map((*inputs)[file]);
+  return mapping;
+}
+
+UnsupportedError unassigned_states(const Checkpoint& checkpoint) {
+  if (checkpoint.facts().stripped) {
+    return UnsupportedError({.file = checkpoint.tag_folder().string()},
+                            "was stripped to its weights by ckpt-pack strip: it has no optimizer "
+                            "states");
+  }
+  return UnsupportedError(
+      {.file = checkpoint.model_files().front().path.string(), .member = "optimizer.state"},
+      "has no names, and the shapes do not tell which parameter each state belongs to");
+}
+
+}  // namespace dsckpt

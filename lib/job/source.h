@@ -1,0 +1,41 @@
+// What a Source is inside: the files it opened and the checkpoint they are.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "base/error.h"
+#include "checkpoint/checkpoint.h"
+#include "dsckpt/checkpoint.h"
+#include "io/input_file.h"
+#include "io/mapped_file.h"
+
+namespace dsckpt {
+
+// Planning adds files to `inputs`: one thread at a time.
+struct Source::Impl {
+  std::filesystem::path path;  // as the user named it
+  SourceOptions options = {};
+  std::shared_ptr<InputFiles> inputs;
+  // SourceOptions::like; nullptr without. Among the same inputs.
+  std::shared_ptr<const Checkpoint> like = {};
+  std::shared_ptr<const Checkpoint> checkpoint = {};
+  // For Source::view. Any thread.
+  std::shared_ptr<MappedFile> mapping_of(FileId file);
+
+ private:
+  std::mutex mutex_ = {};
+  std::map<FileId, std::shared_ptr<MappedFile>> mappings_ = {};
+};
+
+// A checkpoint that was opened already.
+Source source_of(std::filesystem::path path, std::shared_ptr<InputFiles> inputs,
+                 std::shared_ptr<const Checkpoint> checkpoint);
+
+// For plans that need the optimizer's states: CheckpointFacts::states_assigned is false, as it is
+// of what was stripped.
+UnsupportedError unassigned_states(const Checkpoint& checkpoint);
+
+}  // namespace dsckpt

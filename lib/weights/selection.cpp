@@ -1,0 +1,124 @@
+#include "weights/selection.h"
+
+#include <algorithm>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "base/error.h"
+#include "base/kernels.h"
+#include "base/patterns.h"
+#include "weights/key_map.h"
+
+namespace dsckpt {
+namespace {
+
+class Selection {
+ public:
+  explicit Selection(const WeightsOptions& options)
+      : options_(options),
+        include_(options.include, "--include"),
+        exclude_(options.exclude, "--exclude"),
+        keep_fp32_(options.keep_fp32, "--keep-fp32") {}
+
+  bool wants(const std::string& name, ParamKind kind) const {
+    if (options_.exclude_frozen_parameters && kind == ParamKind::frozen) return false;
+    if (!include_.empty() && !include_.find_in(name)) return false;
+    return !exclude_.find_in(name);
+  }
+
+  TensorSource cast(const Param& param) const {
+    const DType stored = param.weight.dtype();
+    const TensorSource weight = without_padding(param, param.weight);
+    if (!is_floating_point(stored)) return weight;
+    const std::optional<DType> target =
+        keep_fp32_.find_in(param.name) ? DType::float32 : options_.dtype;
+    if (!target || *target == stored) return weight;
+    if (!can_convert(stored, *target)) {
+      throw UnsupportedError({.tensor = param.name}, "cannot convert " +
+                                                         std::string(torch_name(stored)) + " to " +
+                                                         std::string(torch_name(*target)));
+    }
+    return weight.to(*target);
+  }
+
+ private:
+  const WeightsOptions& options_;
+  Patterns include_;
+  Patterns exclude_;
+  Patterns keep_fp32_;
+};
+
+// `name` without the first of `prefixes` that it begins with, if more than that is left.
+std::string without_prefix(const std::string& name, const std::vector<std::string>& prefixes) {
+  for (const std::string& prefix : prefixes) {
+    if (!prefix.empty() && name.starts_with(prefix) && name.size() > prefix.size()) {
+      return name.substr(prefix.size());
+    }
+  }
+  return name;
+}
+
+}  // namespace
+
+std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
+                                         const WeightsOptions& options,
+                                         std::vector<std::string>& notes) {
+  if (options.exclude_frozen_parameters && !checkpoint.facts().frozen_known) {
+    throw std::move(
+        UnsupportedError({.file = checkpoint.tag_folder().string()},
+                         checkpoint.facts().from_weights
+                             ? "does not tell which parameters are frozen: it has weights alone"
+                             : "does not tell which parameters are frozen: it is of stage 0 in "
+                               "fp32, and trained ones have the same shapes"))
+        .with_hint("name them with --exclude");
+  }
+  const Selection selection(options);
+  KeyMap key_map = options.key_map.empty() ? KeyMap() : KeyMap::read(options.key_map);
+  std::vector<ChosenTensor> tensors;
+  std::unordered_set<std::string> names;
+  // From what owns the data in the checkpoint, and the type it is written as, to what owns it here:
+  // an alias stands alone when its owner is left out or becomes another type.
+  std::unordered_map<std::string, std::pair<DType, std::string>> written;
+  for (const Param& param : checkpoint.params()) {
+    if (!selection.wants(param.name, param.kind)) continue;
+    OutputTensor tensor{key_map.rename(without_prefix(param.name, options.strip_prefix)),
+                        selection.cast(param),
+                        {}};
+    if (tensor.name.empty() && !param.name.empty()) {
+      throw UsageError("'" + param.name + "' is left without a name");
+    }
+    if (!names.insert(tensor.name).second) {
+      throw UsageError(
+          "'" + param.name + "' gets the name '" + tensor.name + "' of another tensor by " +
+          (options.key_map.empty() ? "--strip-prefix" : "--strip-prefix or --key-map"));
+    }
+    const std::string& owner = param.alias_of.empty() ? param.name : param.alias_of;
+    const auto [first, is_first] =
+        written.emplace(owner, std::pair(tensor.source.dtype(), tensor.name));
+    if (!is_first && first->second.first == tensor.source.dtype()) {
+      tensor.alias_of = first->second.second;
+    }
+    tensors.push_back({&param, std::move(tensor)});
+  }
+  if (tensors.empty() && !choose_incomplete(checkpoint, options).empty()) {
+    throw InconsistentError({.file = checkpoint.tag_folder().string()},
+                            "no parameter is complete without the files that are lost");
+  }
+  if (tensors.empty()) throw UsageError("no tensor is left to write");
+  for (const std::string& rule : key_map.unused()) notes.push_back(rule + ": renames nothing");
+  return tensors;
+}
+
+std::vector<IncompleteParam> choose_incomplete(const Checkpoint& checkpoint,
+                                               const WeightsOptions& options) {
+  const Selection selection(options);
+  std::vector<IncompleteParam> chosen;
+  for (const IncompleteParam& param : checkpoint.incomplete()) {
+    if (selection.wants(param.name, param.kind)) chosen.push_back(param);
+  }
+  return chosen;
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,171 @@
+#include "weights/weights_format.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+
+#include "base/error.h"
+
+namespace dsckpt {
+namespace {
+
+std::string file_name(const WeightsFormat& format, size_t index, size_t count) {
+  std::string suffix;
+  if (count > 1) {
+    std::array<char, 48> text{};
+    std::snprintf(text.data(), text.size(), "-%05zu-of-%05zu", index + 1, count);
+    suffix = text.data();
+  }
+  return std::string(format.stem) + suffix + std::string(format.extension);
+}
+
+// The first name that JSON cannot hold.
+std::string bad_name(const WeightsSplit& split) {
+  for (const WeightsSplit::File& file : split.files) {
+    for (const OutputTensor& tensor : file.tensors) {
+      try {
+        nlohmann::json(tensor.name).dump();
+      } catch (const nlohmann::json::type_error&) {
+        return tensor.name;
+      }
+    }
+  }
+  return {};
+}
+
+// What shares data has one key; torch gives all empty tensors the same, null, storage.
+std::string storage_key(const OutputTensor& tensor) {
+  if (tensor.source.numel() == 0) return {};
+  return tensor.alias_of.empty() ? tensor.name : tensor.alias_of;
+}
+
+}  // namespace
+
+WeightsSplit split_weights(const WeightsFormat& format, std::vector<OutputTensor> tensors,
+                           uint64_t max_shard_size) {
+  WeightsSplit split;
+  // The file of a tensor; of one that follows another, the index of that other.
+  std::vector<size_t> file_of(tensors.size());
+  std::unordered_map<std::string, size_t> owner_of_storage;
+  size_t files = 0;
+  constexpr size_t kNone = ~size_t{0};
+  size_t open = kNone;  // the file that is being filled
+  uint64_t filled = 0;
+  std::vector<std::vector<size_t>> members;
+  std::vector<size_t> followers;
+  const auto add_file = [&] {
+    members.emplace_back();
+    return files++;
+  };
+  // A file that is not full yet comes after those of its own that larger tensors got meanwhile, as
+  // huggingface_hub appends it when it is closed.
+  std::vector<size_t> order;
+
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto [owner, first] = owner_of_storage.emplace(storage_key(tensors[i]), i);
+    if (!first) {
+      followers.push_back(i);
+      file_of[i] = owner->second;
+      continue;
+    }
+    const uint64_t size = tensors[i].source.nbytes();
+    split.total_size += size;
+    if (size > max_shard_size) {
+      const size_t own = add_file();
+      order.push_back(own);
+      members[own].push_back(i);
+      file_of[i] = own;
+      continue;
+    }
+    if (open != kNone && filled + size > max_shard_size) {
+      order.push_back(open);
+      open = kNone;
+    }
+    if (open == kNone) {
+      open = add_file();
+      filled = 0;
+    }
+    members[open].push_back(i);
+    file_of[i] = open;
+    filled += size;
+  }
+  if (open != kNone) order.push_back(open);
+  std::stable_sort(followers.begin(), followers.end(),
+                   [&](size_t a, size_t b) { return file_of[a] < file_of[b]; });
+  for (const size_t i : followers) members[file_of[file_of[i]]].push_back(i);
+
+  for (size_t n = 0; n < order.size(); ++n) {
+    WeightsSplit::File file{file_name(format, n, order.size()), {}};
+    for (const size_t i : members[order[n]]) file.tensors.push_back(std::move(tensors[i]));
+    split.files.push_back(std::move(file));
+  }
+  return split;
+}
+
+void lay_out_weights(PlanBuilder& plan, const WeightsFormat& format, const WeightsSplit& split) {
+  for (const WeightsSplit::File& file : split.files) format.lay_out(plan, file.path, file.tensors);
+  lay_out_index(plan, format, split);
+}
+
+void lay_out_index(PlanBuilder& plan, const WeightsFormat& format, const WeightsSplit& split) {
+  if (split.files.size() < 2) return;
+  nlohmann::json weight_map = nlohmann::json::object();
+  for (const WeightsSplit::File& file : split.files) {
+    const std::string name = file.path.substr(file.path.rfind('/') + 1);
+    for (const OutputTensor& tensor : file.tensors) {
+      if (tensor.alias_of.empty() || format.shares_storage) weight_map[tensor.name] = name;
+    }
+  }
+  // The bytes of json.dumps(index, indent=2, sort_keys=True) + "\n".
+  const nlohmann::json index = {{"metadata", {{"total_size", split.total_size}}},
+                                {"weight_map", std::move(weight_map)}};
+  std::string text;
+  try {
+    text = index.dump(2, ' ', /*ensure_ascii=*/true) + "\n";
+  } catch (const nlohmann::json::type_error&) {
+    throw UnsupportedError({.file = std::string(format.index_name), .tensor = bad_name(split)},
+                           "a name that is not UTF-8 cannot be written to the index");
+  }
+  plan.put_literal(plan.add_output(std::string(format.index_name), text.size()), 0, text);
+}
+
+bool is_weights_file(std::string_view file_name) {
+  for (const WeightsFormat* format : {&kTorchBin, &kSafetensors}) {
+    if (file_name == format->index_name ||
+        (file_name.starts_with(format->stem) && file_name.ends_with(format->extension))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+uint64_t parse_shard_size(std::string_view text) {
+  constexpr std::array<std::pair<std::string_view, double>, 4> kUnits{
+      {{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}}};
+  const auto bad = [&] {
+    return UsageError("'" + std::string(text) +
+                      "' is not a shard size: digits and KB, MB, GB or TB");
+  };
+  std::string_view rest = text;
+  while (!rest.empty() && rest.front() == ' ') rest.remove_prefix(1);
+  while (!rest.empty() && rest.back() == ' ') rest.remove_suffix(1);
+  if (rest.size() < 3) throw bad();
+  std::string unit(rest.substr(rest.size() - 2));
+  for (char& c : unit) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+  rest.remove_suffix(2);
+  while (!rest.empty() && rest.back() == ' ') rest.remove_suffix(1);
+  double value = 0;
+  const auto [end, failed] = std::from_chars(rest.data(), rest.data() + rest.size(), value);
+  for (const auto& [name, multiplier] : kUnits) {
+    if (unit != name || failed != std::errc() || end != rest.data() + rest.size()) continue;
+    const double bytes = value * multiplier;
+    if (!(bytes >= 1) || bytes > 9e18) throw bad();
+    return static_cast<uint64_t>(bytes);
+  }
+  throw bad();
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,134 @@
+#include "weights/weights_report.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "base/text.h"
+#include "io/content_name.h"
+#include "weights/state_files.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+using nlohmann::json;
+namespace {
+
+json tensors_json(const WeightsSplit::File& file) {
+  json tensors = json::array();
+  for (const OutputTensor& tensor : file.tensors) {
+    json described = {{"name", tensor.name},
+                      {"dtype", torch_name(tensor.source.dtype())},
+                      {"shape", tensor.source.shape()},
+                      {"bytes", tensor.source.nbytes()}};
+    if (!tensor.alias_of.empty()) described["alias_of"] = tensor.alias_of;
+    tensors.push_back(std::move(described));
+  }
+  return tensors;
+}
+
+}  // namespace
+
+void WeightsReport::add_salvage(const Checkpoint& checkpoint,
+                                const std::vector<IncompleteParam>& incomplete) {
+  salvage_ = {checkpoint.lost_files(), incomplete};
+}
+
+nlohmann::json WeightsReport::json(const Job::Impl& job) const {
+  struct Described {
+    const WeightsSplit::File* file;
+    const std::string* state;  // nullptr of the weights
+  };
+  std::map<std::string, Described> described;
+  for (const WeightsSplit::File& file : split_.files) described[file.path] = {&file, nullptr};
+  for (const StateFiles& state : states_) {
+    for (const WeightsSplit::File& file : state.split.files) {
+      described[file.path] = {&file, &state.key};
+    }
+  }
+  nlohmann::json out = plan_json(job.plan);
+  for (nlohmann::json& entry : out["files"]) {
+    const auto found = described.find(entry["path"].get<std::string>());
+    if (found == described.end()) continue;
+    entry["tensors"] = tensors_json(*found->second.file);
+    if (found->second.state != nullptr) entry["state"] = *found->second.state;
+  }
+  if (!salvage_) return out;
+  nlohmann::json lost = nlohmann::json::array();
+  for (const LostFile& file : salvage_->lost) {
+    lost.push_back({{"file", file.display},
+                    {"dp_rank", file.name.dp_rank},
+                    {"mp_rank", file.name.mp_rank},
+                    {"why", file.why}});
+  }
+  nlohmann::json incomplete = nlohmann::json::array();
+  for (const IncompleteParam& param : salvage_->incomplete) {
+    nlohmann::json files = nlohmann::json::array();
+    for (const size_t file : param.lost) files.push_back(salvage_->lost[file].display);
+    incomplete.push_back({{"name", param.name},
+                          {"kind", to_string(param.kind)},
+                          {"shape", param.shape},
+                          {"files", std::move(files)}});
+  }
+  out["lost_files"] = std::move(lost);
+  out["incomplete"] = std::move(incomplete);
+  return out;
+}
+
+Listing WeightsReport::listing(const Job::Impl& job) const {
+  Listing listing;
+  for (const WeightsSplit::File& file : split_.files) {
+    for (const OutputTensor& tensor : file.tensors) {
+      listing.rows.push_back({file.path, printable(tensor.name),
+                              std::string(torch_name(tensor.source.dtype())),
+                              to_text(tensor.source.shape())});
+      if (!tensor.alias_of.empty())
+        listing.rows.back().push_back("= " + printable(tensor.alias_of));
+    }
+  }
+  for (const StateFiles& state : states_) {
+    for (const WeightsSplit::File& file : state.split.files) {
+      listing.rows.push_back({file.path, std::to_string(file.tensors.size()) + " tensors"});
+    }
+  }
+  for (const PlannedFile& file : job.plan.outputs()) {
+    listing.below.push_back(file.path + ": " + human_bytes(file.size));
+  }
+  listing.below.push_back("reads " + human_bytes(job.plan.bytes_read()) + ", writes " +
+                          human_bytes(job.plan.bytes_written()));
+  return listing;
+}
+
+std::vector<std::string> WeightsReport::notes_after(const Job::Impl& job,
+                                                    const fs::path& output) const {
+  std::set<std::string> written;
+  for (const PlannedFile& file : job.plan.outputs()) written.insert(file.path);
+  std::vector<std::string> names;
+  for (const fs::path& folder : {fs::path(), fs::path(kStatesFolder)}) {
+    std::error_code failed;
+    fs::directory_iterator it(output / folder, failed);
+    for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
+      const std::string name = content_path(it->path()).filename().string();
+      const std::string path = (folder / name).string();
+      if (written.contains(path) || (folder.empty() && !is_weights_file(name))) continue;
+      names.push_back(path);
+    }
+  }
+  std::sort(names.begin(), names.end());
+  for (std::string& name : names) {
+    name += " of another run stays in " + output.string() +
+            "; whoever loads the folder may take it for the new weights";
+  }
+  return names;
+}
+
+std::string summary_of(const WeightsSplit& split) {
+  size_t tensors = 0;
+  for (const WeightsSplit::File& file : split.files) tensors += file.tensors.size();
+  const size_t files = split.files.size();
+  return std::to_string(tensors) + " tensors in " + counted(files, "file");
+}
+
+}  // namespace dsckpt

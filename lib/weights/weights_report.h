@@ -1,0 +1,51 @@
+// What a job of weights says of itself.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "job/job.h"
+#include "weights/weights_format.h"
+
+namespace dsckpt {
+
+// What the optimizer keeps under one key, as files of its own.
+struct StateFiles {
+  std::string key;
+  WeightsSplit split;
+};
+
+// {"files": [{"path", "bytes", "state"?, "tensors"?: [{"name", "dtype", "shape", "bytes",
+// "alias_of"?}]}], "bytes_read", "bytes_written"}; with SourceOptions::allow_missing also
+// {"lost_files": [{"file", "dp_rank", "mp_rank", "why"}], "incomplete": [{"name", "kind", "shape",
+// "files": [...]}]}.
+class WeightsReport : public JobReport {
+ public:
+  WeightsReport(WeightsSplit split, std::vector<StateFiles> states)
+      : split_(std::move(split)), states_(std::move(states)) {}
+
+  // What is lost, and what is not written for that.
+  void add_salvage(const Checkpoint& checkpoint, const std::vector<IncompleteParam>& incomplete);
+
+  nlohmann::json json(const Job::Impl& job) const override;
+  Listing listing(const Job::Impl& job) const override;
+  // Files of weights that the job has not written: whoever loads the folder may take them for the
+  // new ones.
+  std::vector<std::string> notes_after(const Job::Impl& job,
+                                       const std::filesystem::path& output) const override;
+
+ private:
+  struct Salvage {
+    std::vector<LostFile> lost;
+    std::vector<IncompleteParam> incomplete;
+  };
+  WeightsSplit split_;
+  std::vector<StateFiles> states_;
+  std::optional<Salvage> salvage_;
+};
+
+// "12 tensors in 1 file"
+std::string summary_of(const WeightsSplit& split);
+
+}  // namespace dsckpt
