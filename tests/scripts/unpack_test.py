@@ -7,12 +7,11 @@ import unittest
 
 import torch
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "oracle")]
+import common
+import stored_forms
+import unpack
 
-import common  # noqa: E402
-import stored_forms  # noqa: E402
-import unpack  # noqa: E402
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 CASES = {"z2_fp32_full_w3", "z3_bf16_full_w6", "z2_bf16_legacyserial_w2", "z1_bf16_writer_pyzip_w2", "z3_bf16_nvme_w2",
          "hf_trainer_gpt2_z2_bf16_w2", "hf_trainer_llama_z1_bf16_w3"}
