@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-import make_testdata
+import make_checkpoints
 from native_checkpoint import NativeCheckpoint, differences, is_state
 
 # What a model file holds besides the client's state.
@@ -90,7 +90,7 @@ def compare_own_states(engine, stage, rank, world, source: NativeCheckpoint) -> 
                       for key, value in columns.items() if value.numel() != at]
         elif inner.param_groups[group].get("use_muon"):
             flat, size = engine.optimizer.bit16_groups_flat[group], owner.numel()
-            starts = sorted((make_testdata.element_offset(p.data, flat), names[p], p.numel()) for p in members)
+            starts = sorted((make_checkpoints.element_offset(p.data, flat), names[p], p.numel()) for p in members)
             mine = [name for start, name, count in starts
                     if max(start, rank * size) < min(start + count, (rank + 1) * size)]
             expected = torch.cat([torch.empty(0)] + [saved[f"{name}|momentum_buffer"].reshape(-1).float()
@@ -176,7 +176,7 @@ QUICK = {"z1_fp32_full_b120_w3": (5, ), "z1_bf16opt_full_b120_w4": (3, ), "z1_fp
          "z3_bf16_full_b120_w4": (5, ), "z3_fp16_full_b120_w3": (1, )}
 
 MATRIX = [
-    *(Row(case.name, WORLDS, quick=QUICK.get(case.name, ())) for case in make_testdata.large_batch_cases()),
+    *(Row(case.name, WORLDS, quick=QUICK.get(case.name, ())) for case in make_checkpoints.large_batch_cases()),
     # Other stages
     Row("z2_bf16_full_b120_w3", (1, 2, 4), stage=3, quick=(4, )),
     Row("z2_bf16_full_b120_w3", (2, ), stage=1),
@@ -214,16 +214,16 @@ MATRIX = [
     Row("z0_fp16_w2", (1, )),
     # Other wrappers and layouts, by the configuration of the run that resumes
     Row("z1_bf16opt_full_b120_w4", (3, ), config=NO_GRADS),
-    Row("z1_bf16_full_w2", (3, ), config=make_testdata.FP32_GRADS),
+    Row("z1_bf16_full_w2", (3, ), config=make_checkpoints.FP32_GRADS),
     Row("z2_bf16_full_b120_w3", (2, ), zero={"round_robin_gradients": True}),
     Row("z2_bf16_roundrobin_full_w3", (2, ), zero={"round_robin_gradients": False}),
     Row("z2_bf16_full_b120_w3", (4, ), zero={"parameter_alignment": True}),
     Row("z2_bf16_paramalign_w2", (3, ), zero={"parameter_alignment": False}),
     Row("z3_fp32_full_b120_w2", (3, ), zero={"sub_group_size": 150}),
     # The optimizer was on NVMe, whence DeepSpeed itself does not resume exactly
-    Row("z3_bf16_nvme_w2", (1, 2, 3), zero=make_testdata.OFFLOAD, quick=(3, )),
-    Row("z3_fp32_nvme_full_w3", (2, 3), zero=make_testdata.OFFLOAD),
-    Row("z3_bf16_nvmeparam_w2", (2, ), zero={**make_testdata.OFFLOAD, "offload_param": {"device": "none"}}),
+    Row("z3_bf16_nvme_w2", (1, 2, 3), zero=make_checkpoints.OFFLOAD, quick=(3, )),
+    Row("z3_fp32_nvme_full_w3", (2, 3), zero=make_checkpoints.OFFLOAD),
+    Row("z3_bf16_nvmeparam_w2", (2, ), zero={**make_checkpoints.OFFLOAD, "offload_param": {"device": "none"}}),
     # Traits
     Row("z1_fp32_full_w4", (1, 3)),  # scheduler and client state
     Row("z2_fp32_full_w3", (1, 4)),  # scheduler

@@ -27,7 +27,7 @@ scaler, the scheduler, counters, client state, frozen parameters, buffers and th
 losses are those of the uninterrupted run within 1e-5 (fp32) or 2e-2 (16 bits: another order of sums).  The
 matrix makes those of its cases that testdata does not hold, in --cases or a scratch folder.
 
-Needs what make_mp_testdata.py needs, and the tools in DSCKPT_BIN or build/release/bin.
+Needs what make_model_parallel.py needs, and the tools in DSCKPT_BIN or build/release/bin.
 """
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ import sys
 import tempfile
 import time
 
-import make_mp_testdata
-import make_testdata
+import make_checkpoints
+import make_model_parallel
 import reshard_resume
-from make_testdata import ROOT, STEPS_AFTER, STEPS_BEFORE, free_port, run_forked
+from make_checkpoints import ROOT, STEPS_AFTER, STEPS_BEFORE, free_port, run_forked
 from native_checkpoint import NativeCheckpoint
 
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3, "fp16": 5e-3}
@@ -79,9 +79,9 @@ class Resume:
     def case(self, universal: bool):
         """The case of the recorded run at the new size."""
         facts = self.facts
-        cases = (make_mp_testdata if self.model_parallel else make_testdata).CASES
+        cases = (make_model_parallel if self.model_parallel else make_checkpoints).CASES
         if not self.model_parallel:
-            cases = cases + make_testdata.MORE_CASES
+            cases = cases + make_checkpoints.MORE_CASES
         [case] = [case for case in cases if case.name == facts["name"]]
         config = {**case.config, "checkpoint": {"load_universal": universal}, **self.config}
         config = {key: value for key, value in config.items() if value is not None}
@@ -125,19 +125,19 @@ def start_data_parallel(resume: Resume, case, rank, port):
     import torch
     from safetensors.torch import load_file
     facts, seed = resume.facts, resume.facts["seed"]
-    make_testdata.start_distributed(rank, case.world, port)
-    make_testdata.relax_deepspeed(case)
+    make_checkpoints.start_distributed(rank, case.world, port)
+    make_checkpoints.relax_deepspeed(case)
     hugging_face = case.kind != "plain"
-    model = (make_testdata.build_hf_model if hugging_face else make_testdata.build_model)(case, seed + 1)
+    model = (make_checkpoints.build_hf_model if hugging_face else make_checkpoints.build_model)(case, seed + 1)
     if resume.same_init:
         set_untrained(model, load_file(resume.folder / "expected" / "module.safetensors"))
     if case.odd_buffers:  # torch loads nothing into a buffer whose elements share their memory
         model.odd.expanded = model.odd.expanded.clone()
-    engine, _ = make_testdata.make_engine(case, model, make_testdata.ds_config(case))
+    engine, _ = make_checkpoints.make_engine(case, model, make_checkpoints.ds_config(case))
     micro = case.config["train_micro_batch_size_per_gpu"]
 
     def step(number):
-        tokens, targets = make_testdata.batch(number, rank, case.world, seed, case.batch)
+        tokens, targets = make_checkpoints.batch(number, rank, case.world, seed, case.batch)
         total = torch.zeros(())
         for ids, labels in zip(tokens.split(micro), targets.split(micro)):
             loss = engine(input_ids=ids, labels=ids).loss if hugging_face else engine(ids, labels)
@@ -149,7 +149,7 @@ def start_data_parallel(resume: Resume, case, rank, port):
         return float(mean / case.world)
 
     def masters():
-        return make_testdata.live_masters(engine, case.stage, case.world)
+        return make_checkpoints.live_masters(engine, case.stage, case.world)
 
     return engine, step, masters
 
@@ -157,13 +157,13 @@ def start_data_parallel(resume: Resume, case, rank, port):
 def start_model_parallel(resume: Resume, case, rank, port):
     from safetensors.torch import load_file
     seed = resume.facts["seed"]
-    run = make_mp_testdata.start(rank, case.world, port, case, seed, seed + 1)
+    run = make_model_parallel.start(rank, case.world, port, case, seed, seed + 1)
     if resume.same_init:
         saved = load_file(resume.folder / "expected" / "module.safetensors")
         set_untrained(run.engine.module, {key.split("|")[0]: value for key, value in saved.items()})
 
     def masters():
-        return make_mp_testdata.gathered_by_place(run, make_mp_testdata.live_masters(run.engine, case.stage))
+        return make_model_parallel.gathered_by_place(run, make_model_parallel.live_masters(run.engine, case.stage))
 
     return run.engine, run.step, masters
 
@@ -172,14 +172,14 @@ def start_accelerate(resume: Resume, case, rank, port):
     """As start_data_parallel, and what loads as Accelerate does; it accumulates no gradients here."""
     import torch
     seed = resume.facts["seed"]
-    make_testdata.start_distributed(rank, case.world, port)
-    make_testdata.relax_deepspeed(case)
+    make_checkpoints.start_distributed(rank, case.world, port)
+    make_checkpoints.relax_deepspeed(case)
     case.config.update(train_micro_batch_size_per_gpu=case.batch // case.world, gradient_accumulation_steps=1)
-    accelerator, engine, optimizer, _ = make_testdata.make_accelerator(
-        case, make_testdata.build_hf_model(case, seed + 1))
+    accelerator, engine, optimizer, _ = make_checkpoints.make_accelerator(
+        case, make_checkpoints.build_hf_model(case, seed + 1))
 
     def step(number):
-        ids, _ = make_testdata.batch(number, rank, case.world, seed, case.batch)
+        ids, _ = make_checkpoints.batch(number, rank, case.world, seed, case.batch)
         loss = engine(input_ids=ids, labels=ids).loss
         accelerator.backward(loss)
         optimizer.step()
@@ -189,7 +189,7 @@ def start_accelerate(resume: Resume, case, rank, port):
         return float(mean / case.world)
 
     def masters():
-        return make_testdata.live_masters(engine, case.stage, case.world)
+        return make_checkpoints.live_masters(engine, case.stage, case.world)
 
     return engine, step, masters, lambda load_dir: accelerator.load_state(str(load_dir))
 
@@ -207,7 +207,7 @@ def compare_with_files(engine, resume: Resume, case, rank, client_state) -> list
     facts = resume.facts
     source = NativeCheckpoint(resume.folder / facts["load_dir"] / facts["tag"], facts.get("param_groups", ()))
     wrong = reshard_resume.compare_engine(engine, case.stage, rank, case.world, client_state, source)
-    wrong += reshard_resume.compare_module(make_testdata.live_module(engine),
+    wrong += reshard_resume.compare_module(make_checkpoints.live_module(engine),
                                            load_file(resume.folder / "expected" / "module.safetensors"))
     return everywhere(wrong)
 
@@ -216,20 +216,20 @@ def trainer_worker(rank, world, port, resume, load_dir, report):
     """Lets the Hugging Face Trainer resume from a folder of its own."""
     import transformers
     case, seed = resume.case(False), resume.facts["seed"]
-    make_testdata.start_distributed(rank, world, port)
-    make_testdata.relax_deepspeed(case)
+    make_checkpoints.start_distributed(rank, world, port)
+    make_checkpoints.relax_deepspeed(case)
     found = {}
 
     class Look(transformers.TrainerCallback):
 
         def on_train_begin(self, arguments, state, control, **others):
             engine = trainer.model_wrapped
-            live = make_testdata.live_masters(engine, case.stage, world)
+            live = make_checkpoints.live_masters(engine, case.stage, world)
             found.update(states=compare_whole(resume.folder, live), digest=digest(live),
                          unlike=compare_with_files(engine, resume, case, rank, None))
 
     os.chdir(report.parent)
-    trainer, _ = make_testdata.make_trainer(case, world, seed, STEPS_BEFORE + STEPS_AFTER, callbacks=[Look()],
+    trainer, _ = make_checkpoints.make_trainer(case, world, seed, STEPS_BEFORE + STEPS_AFTER, callbacks=[Look()],
                                             model_seed=seed + 1)
     trainer.train(resume_from_checkpoint=str(load_dir))
     if rank == 0:
@@ -332,7 +332,7 @@ def run_resume(resume: Resume, load_dir, tag, universal: bool, logs: pathlib.Pat
                        [(rank, case.world, port, resume, load_dir, *(() if trainer else (tag, universal)), report)
                         for rank in range(case.world)], timeout=TIMEOUT)
     if error:
-        return {"error": make_testdata.last_line(error, pathlib.Path(load_dir).parent)}
+        return {"error": make_checkpoints.last_line(error, pathlib.Path(load_dir).parent)}
     result = json.loads(report.read_text())
     recorded = resume.facts.get("losses_after_save")
     if recorded is None:  # the Trainer stopped when it had saved: let it go on at its own size
@@ -365,7 +365,7 @@ def reshard(resume: Resume, output: pathlib.Path, *options) -> subprocess.Comple
         options = (*options, "--stage", str(resume.stage))
     if resume.zero or resume.config:
         path = output.with_suffix(".config.json")
-        path.write_text(json.dumps(make_testdata.ds_config(case)))
+        path.write_text(json.dumps(make_checkpoints.ds_config(case)))
         options = (*options, "--ds-config", path)
     command = [tool_folder() / "reshard", resume.folder / facts["load_dir"], output, "--tag", facts["tag"],
                "--dp", str(case.world), *options]
@@ -374,13 +374,13 @@ def reshard(resume: Resume, output: pathlib.Path, *options) -> subprocess.Comple
 
 def convert_with_deepspeed(facts: dict, folder: pathlib.Path, output: pathlib.Path, logs) -> str | None:
     error = None
-    for options in make_mp_testdata.UNIVERSAL_OPTIONS.values():
+    for options in make_model_parallel.UNIVERSAL_OPTIONS.values():
         shutil.rmtree(output, ignore_errors=True)
-        error = run_forked(make_mp_testdata.ask_universal, logs,
+        error = run_forked(make_model_parallel.ask_universal, logs,
                            [(folder / facts["load_dir"], facts["tag"], output, options)], timeout=TIMEOUT)
         if not error:
             return None
-    return make_testdata.last_line(error, folder)
+    return make_checkpoints.last_line(error, folder)
 
 
 class Converted:
@@ -652,11 +652,11 @@ def judge_reshard(row: reshard_resume.Row, facts: dict, done, result: dict | Non
 
 def made_case(name: str, cases: pathlib.Path) -> pathlib.Path:
     """The folder of a case, of testdata or made below `cases`."""
-    if name not in {case.name for case in make_testdata.MORE_CASES}:
+    if name not in {case.name for case in make_checkpoints.MORE_CASES}:
         return case_folder(name)
     if not (cases / name / "case.json").exists():
-        [case] = [case for case in make_testdata.MORE_CASES if case.name == name]
-        make_testdata.make_case(case, cases, make_testdata.DEFAULT_SEED, cases / "logs")
+        [case] = [case for case in make_checkpoints.MORE_CASES if case.name == name]
+        make_checkpoints.make_case(case, cases, make_checkpoints.DEFAULT_SEED, cases / "logs")
     return cases / name
 
 

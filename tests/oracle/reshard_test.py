@@ -474,8 +474,8 @@ class ReshardTest(common.OracleTest):
                     self.assert_same_tensors({name: value.detach() for name, value in got.items()}, expected)
 
     def test_deepspeeds_converter_to_universal_makes_the_same_of_the_output(self):
-        from make_mp_testdata import UNIVERSAL_OPTIONS, ask_universal
-        from make_testdata import run_forked
+        from make_checkpoints import run_forked
+        from make_model_parallel import UNIVERSAL_OPTIONS, ask_universal
 
         def convert(source, folder, output):
             return run_forked(ask_universal, folder / "logs", [(source, case.facts["tag"], folder / output,

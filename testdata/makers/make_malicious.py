@@ -432,9 +432,8 @@ def add_containers(zoo):
 
 README = f"""# Malicious pickles
 
-What a scan must find: pickles that would run code if they were loaded. `scripts/make_malicious_pickles.py` writes them
-all. **Do not load them**; the payload is harmless (it would
-write a file `{MARKER}`), but a scanner that is tested on them must not run even that.
+What a scan must find: pickles that would run code if they were loaded. `testdata/makers/make_malicious.py` writes
+them all. **Do not load them**; the payload is harmless (it would write a file `{MARKER}`), but a scanner that is tested on them must not run even that.
 
 A file is named after its trick. `expected.json` has for each one the class that the scan must come to, the globals
 that must be found with that class, the record of a zip they are in, and a part of the reason where something is
@@ -455,7 +454,7 @@ unreadable.
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path,
-                        default=pathlib.Path(__file__).resolve().parent.parent / "testdata" / "malicious")
+                        default=pathlib.Path(__file__).resolve().parents[1] / "malicious")
     arguments = parser.parse_args()
     zoo = Zoo()
     for add in (add_functions, add_opcodes, add_indirect, add_broken, add_zips, add_containers):

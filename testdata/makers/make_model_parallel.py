@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Make small model-parallel checkpoints with real DeepSpeed on the CPU, together with the truth about them.
 
-    make_mp_testdata.py --list
-    make_mp_testdata.py --out testdata/model_parallel --case pp2_dp2_z1_bf16,autotp2_dp3_z3_fp32
-    make_mp_testdata.py --out testdata/model_parallel --case all --seed 1234
+    make_model_parallel.py --list
+    make_model_parallel.py --out testdata/model_parallel --case pp2_dp2_z1_bf16,autotp2_dp3_z3_fp32
+    make_model_parallel.py --out testdata/model_parallel --case all --seed 1234
 
 Each case trains a tiny model for three steps over gloo, one process per rank, under pipeline, tensor or
 expert parallelism, saves it with DeepSpeed, and trains two more steps so that a later resume can be
@@ -44,8 +44,8 @@ import tempfile
 import time
 import types
 
-import make_testdata
-from make_testdata import (DEFAULT_SEED, FP32_GRADS, GLOBAL_BATCH, ROOT, SEQUENCE, STEPS_AFTER, STEPS_BEFORE,
+import make_checkpoints
+from make_checkpoints import (DEFAULT_SEED, FP32_GRADS, GLOBAL_BATCH, ROOT, SEQUENCE, STEPS_AFTER, STEPS_BEFORE,
                            VOCABULARY, WHOLE, ask_api, batch, element_offset, engine_facts, find_checkpoint,
                            free_port, last_line, live_module, masters_stage0, masters_stage3, run_forked,
                            start_distributed, whole)
@@ -102,8 +102,8 @@ CASES = [
     Case("autotp2_dp2_z2_bf16", "autotp", 2, "bf16", tp=2, dp=2, model="llama"),
     Case("autotp2_dp2_z3_bf16", "autotp", 3, "bf16", tp=2, dp=2, model="llama"),
     Case("autotp2_dp3_z3_fp32", "autotp", 3, tp=2, dp=3, model="llama"),
-    Case("autotp2_dp2_z3_nvme", "autotp", 3, "bf16", tp=2, dp=2, model="llama_uneven", config=make_testdata.aio(),
-         zero={**make_testdata.NVME_OPTIMIZER, "sub_group_size": 600}, swap_from=1024,
+    Case("autotp2_dp2_z3_nvme", "autotp", 3, "bf16", tp=2, dp=2, model="llama_uneven", config=make_checkpoints.aio(),
+         zero={**make_checkpoints.NVME_OPTIMIZER, "sub_group_size": 600}, swap_from=1024,
          note="the optimizer is on NVMe; DeepSpeed does not load it exactly"),
     Case("autotp2_dp1_z1_uneven", "autotp", 1, tp=2, model="llama_uneven", note="3 key-value heads on 2 ranks"),
     Case("autotp2_dp2_z2_fused", "autotp", 2, tp=2, dp=2, model="fused",
@@ -169,10 +169,10 @@ def fill(module, seed: int, global_name=lambda name: name):
 
 
 def ds_config(case: Case) -> dict:
-    plain = make_testdata.Case(case.name, case.stage, case.dp, case.dtype, scheduler=True, config=case.config,
+    plain = make_checkpoints.Case(case.name, case.stage, case.dp, case.dtype, scheduler=True, config=case.config,
                                zero={**WHOLE, "sub_group_size": 2000, **case.zero} if case.stage == 3 else {},
                                optimizer="cpu_adamw" if case.swap_from else "adamw")
-    config = make_testdata.ds_config(plain)
+    config = make_checkpoints.ds_config(plain)
     del config["train_batch_size"]  # it follows from the other two, and from what DeepSpeed takes for the world
     if "pipeline" in case.kind:
         config["train_micro_batch_size_per_gpu"] = MICRO_BATCH
@@ -876,7 +876,7 @@ BUILDERS = {"pipeline": build_pipeline, "autotp": build_autotp, "megatron": buil
 
 
 def masters_of_flat_groups(engine, names) -> dict:
-    """Stages 1 and 2: as in make_testdata, but each group is cut over ranks of its own."""
+    """Stages 1 and 2: as in make_checkpoints, but each group is cut over ranks of its own."""
     import torch
     optimizer = engine.optimizer
     if hasattr(optimizer, "fp32_groups_flat_partition"):  # BF16_Optimizer
@@ -941,7 +941,7 @@ def start(rank, world, port, case, seed, weights) -> Run:
     from deepspeed.accelerator import get_accelerator
     start_distributed(rank, world, port)
     torch.manual_seed(weights)
-    make_testdata.swap_tensors_from(case.swap_from)
+    make_checkpoints.swap_tensors_from(case.swap_from)
     # fp16 works on any CPU although DeepSpeed asks for special instructions.
     get_accelerator().is_fp16_supported = lambda: True
     return BUILDERS[case.kind](case, seed, weights, rank)

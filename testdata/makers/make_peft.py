@@ -10,13 +10,11 @@ import dataclasses
 import os
 import pathlib
 import shutil
-import sys
 import tempfile
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from make_testdata import free_port, run_forked, start_distributed  # noqa: E402
+from make_checkpoints import free_port, run_forked, start_distributed  # noqa: E402
 
 SEED = 1234
 

@@ -2,7 +2,7 @@
 """Makes testdata/formats: small files of every container format, written by torch, safetensors and
 zipfile themselves. Needs torch, numpy and safetensors.
 
-    scripts/make_format_testdata.py [FOLDER]
+    testdata/makers/make_formats.py [FOLDER]
 """
 
 import json
@@ -61,7 +61,7 @@ def rich():
 
 
 def main():
-    root = pathlib.Path(__file__).resolve().parent.parent / "testdata" / "formats"
+    root = pathlib.Path(__file__).resolve().parents[1] / "formats"
     if len(sys.argv) > 1:
         root = pathlib.Path(sys.argv[1])
     root.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Make small checkpoints with real DeepSpeed on the CPU, together with the truth about them.
 
-    make_testdata.py --list
-    make_testdata.py --out testdata/checkpoints --case z2_bf16_w4,z3_fp32_w3
-    make_testdata.py --out testdata/checkpoints --case all --seed 1234
-    make_testdata.py --out SCRATCH --case more
+    make_checkpoints.py --list
+    make_checkpoints.py --out testdata/checkpoints --case z2_bf16_w4,z3_fp32_w3
+    make_checkpoints.py --out testdata/checkpoints --case all --seed 1234
+    make_checkpoints.py --out SCRATCH --case more
 
 Each case trains a tiny, deliberately awkward model (or a tiny GPT-2 or Llama through the Hugging Face
 Trainer or Accelerate) for three steps over gloo, one process per rank, saves it with DeepSpeed, then
@@ -48,7 +48,7 @@ import tempfile
 import time
 import traceback
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("DS_SKIP_CUDA_CHECK", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
