@@ -10,18 +10,15 @@ import json
 import os
 import pathlib
 import re
-import sys
 import tempfile
 import unittest
 
 import torch
 
 import common
+import make_model_parallel
+from make_checkpoints import DEFAULT_SEED, STEPS_AFTER, STEPS_BEFORE, free_port, run_forked
 from reshard_mp_test import EXPERT, TESTDATA, Expected
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
-import make_model_parallel  # noqa: E402
-from make_checkpoints import DEFAULT_SEED, STEPS_AFTER, STEPS_BEFORE, free_port, run_forked  # noqa: E402
 
 # Case, data-parallel and expert-parallel ranks of the run that resumes.
 ROWS = [

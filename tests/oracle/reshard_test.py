@@ -1,21 +1,18 @@
 """What reshard writes, taken apart with torch alone: every parameter, layout rule, object and round trip.
 
-scripts/native_checkpoint.py reads the files by DeepSpeed's own rules and knows nothing of the library.
+native_checkpoint.py reads the files by DeepSpeed's own rules and knows nothing of the library.
 That engines load the files is what reshard_resume_test.py checks.
 """
 import contextlib
 import io
 import pathlib
-import sys
 import tempfile
 
 import torch
 
 import common
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
-import native_checkpoint  # noqa: E402
-from native_checkpoint import NativeCheckpoint, differences, is_state, numel, round_up  # noqa: E402
+import native_checkpoint
+from native_checkpoint import NativeCheckpoint, differences, is_state, numel, round_up
 
 # What cannot be re-cut, and a word of the reason.
 REFUSED = {

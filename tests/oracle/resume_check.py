@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Resume real DeepSpeed training from a checkpoint of testdata, at this or another number of ranks.
 
+Run it with scripts/python, which knows where the makers of the test data are:
+
     resume_check.py testdata/checkpoints/z2_bf16_w4                                 as it was saved
     resume_check.py testdata/checkpoints/z2_bf16_w4 --universal --world 3           through to-universal
     resume_check.py testdata/model_parallel/pp2_dp1_z1_bf16 --universal --pp 1 --same-init

@@ -1,4 +1,4 @@
-"""scripts/unpack.py, which knows the packed format from its description alone, agrees with ckpt-pack."""
+"""unpack.py, which knows the packed format from its description alone, agrees with ckpt-pack."""
 import pathlib
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import common
 import stored_forms
 import unpack
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCRIPT = pathlib.Path(__file__).with_name("unpack.py")
 
 CASES = {"z2_fp32_full_w3", "z3_bf16_full_w6", "z2_bf16_legacyserial_w2", "z1_bf16_writer_pyzip_w2", "z3_bf16_nvme_w2",
          "hf_trainer_gpt2_z2_bf16_w2", "hf_trainer_llama_z1_bf16_w3"}
@@ -102,15 +102,14 @@ class UnpackTest(unittest.TestCase):
         source.mkdir()
         torch.save({"a": torch.arange(5000.)}, source / "x.pt")
         path, = self.assert_both_unpack(source)
-        script = str(ROOT / "scripts" / "unpack.py")
-        done = subprocess.run([sys.executable, script, path], capture_output=True)
+        done = subprocess.run([sys.executable, SCRIPT, path], capture_output=True)
         self.assertEqual((done.returncode, done.stderr), (0, b""))
         self.assertEqual(done.stdout, (source / "x.pt").read_bytes())
         path.write_bytes(path.read_bytes()[:-1] + b"x")
-        self.assertNotEqual(subprocess.run([sys.executable, script, path], capture_output=True).returncode, 0)
+        self.assertNotEqual(subprocess.run([sys.executable, SCRIPT, path], capture_output=True).returncode, 0)
 
     def test_it_has_fewer_than_fifty_lines(self):
-        self.assertLess(len((ROOT / "scripts" / "unpack.py").read_text().splitlines()), 50)
+        self.assertLess(len(SCRIPT.read_text().splitlines()), 50)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a packed file holds, by another program than ckpt-pack: the format is small enough for that.
 
-    scripts/unpack.py FILE.dspack > FILE
+    tests/oracle/unpack.py FILE.dspack > FILE
 
 lib/format/FORMATS.md, "Packed files", has the byte layout. Needs numpy, zstandard and xxhash.
 """
