@@ -18,7 +18,7 @@ import sys
 import tempfile
 import typing
 
-from bench_measure import BenchError, git_commit, machine, measure, output_of
+from measure import BenchError, git_commit, machine, measure, output_of
 from simulate_models import MODELS, parameter_count
 
 # Checkpoints as such models are trained: model, ranks, stages.

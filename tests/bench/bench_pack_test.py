@@ -1,4 +1,4 @@
-"""scripts/trained_checkpoint.py and scripts/bench_pack.py, once, with a model of next to nothing."""
+"""trained_checkpoint.py and bench_pack.py, once, with a model of next to nothing."""
 import json
 import os
 import pathlib
@@ -8,7 +8,7 @@ import sys
 import tempfile
 import unittest
 
-SOURCE = pathlib.Path(os.environ["DSCKPT_SOURCE"])
+HERE = pathlib.Path(__file__).resolve().parent
 BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
 
 
@@ -18,7 +18,7 @@ class BenchPack(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder)
 
     def script(self, name, *arguments):
-        done = subprocess.run([sys.executable, SOURCE / "scripts" / name, *arguments], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, HERE / name, *arguments], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return done.stdout
 

@@ -5,7 +5,7 @@ import mmap
 import os
 import shutil
 
-from bench_measure import BenchError
+from measure import BenchError
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p

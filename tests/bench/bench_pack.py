@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """How small and how fast ckpt-pack is, against zstd and cp on the same files.
 
-    scripts/trained_checkpoint.py /tmp/trained
-    scripts/bench_pack.py /tmp/trained --out tests/bench/runs/NAME
+    scripts/python tests/bench/trained_checkpoint.py /tmp/trained
+    scripts/python tests/bench/bench_pack.py /tmp/trained --out tests/bench/runs/NAME
 
 The programs take turns, with the input in the page cache; medians and ranges. Sizes stand beside what entropy coding
 of byte planes can reach at best (their order-0 entropy). Needs torch, and the program zstd to compare with.
@@ -22,7 +22,7 @@ import torch
 
 import bench_report
 from bench_files import files_of, make_warm, remove, size_of
-from bench_measure import BenchError, ROOT, git_commit, machine, measure, output_of, say
+from measure import BenchError, ROOT, git_commit, machine, measure, output_of, say
 
 ROTATED = {torch.float32: "u4", torch.bfloat16: "u2"}
 
@@ -135,7 +135,7 @@ def report_text(report):
     kinds = [(row["kind"], bench_report.gigabytes(row["bytes"]), f"{row['stored'] / row['bytes']:.4f}",
               f"{row['entropy_bytes'] / row['bytes']:.4f}", f"{row['stored'] / row['entropy_bytes'] - 1:+.2%}")
              for row in report["kinds"]]
-    lines = [f"`scripts/bench_pack.py` {report['parameters']}", "", bench_report.host(report), "",
+    lines = [f"`tests/bench/bench_pack.py` {report['parameters']}", "", bench_report.host(report), "",
              *bench_report.table(["kind", "bytes", "packed", "order-0 entropy of the planes", "above it"], kinds), ""]
     rows = []
     for name, runs in report["runs"].items():

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes a DeepSpeed checkpoint of a small language model that has really been trained.
 
-    scripts/trained_checkpoint.py FOLDER [--steps N] [--width N] [--layers N] [--seed N]
+    scripts/python tests/bench/trained_checkpoint.py FOLDER [--steps N] [--width N] [--layers N] [--seed N]
 
 How small tensors become when they are packed depends on what they hold, so generated numbers show nothing. This
 trains a transformer of bytes on the sources of Python's standard library with DeepSpeed (ZeRO stage 2, bfloat16,

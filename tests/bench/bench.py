@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Time a tool against cp of the same files and against DeepSpeed's own converter.
 
-    scripts/bench.py --params 400M --stage 2 --deepspeed .venv/bin/python --check
-    scripts/bench.py --params 400M --stage 3 --format safetensors --cache cold --out tests/bench/runs/NAME
-    scripts/bench.py --tool to-universal --params 400M --durable --io direct
-    scripts/bench.py --tool reshard --params 100M --ranks 4 --to 3 --stage 3
-    scripts/bench.py --tool verify --params 400M --runs 15
-    scripts/bench.py --memory-at 400M 4B
-    scripts/bench.py suite --out tests/bench/runs/NAME [--rows REGEX]
+    scripts/bench --params 400M --stage 2 --deepspeed .venv/bin/python --check
+    scripts/bench --params 400M --stage 3 --format safetensors --cache cold --out tests/bench/runs/NAME
+    scripts/bench --tool to-universal --params 400M --durable --io direct
+    scripts/bench --tool reshard --params 100M --ranks 4 --to 3 --stage 3
+    scripts/bench --tool verify --params 400M --runs 15
+    scripts/bench --memory-at 400M 4B
+    scripts/bench suite --out tests/bench/runs/NAME [--rows REGEX]
 
 A checkpoint is written (bench_checkpoint.py). Then the programs take turns: in each round cp -r of the folder
 that the tool writes, the tool and, in the first rounds, DeepSpeed, every second round with cp and the tool in
@@ -31,7 +31,7 @@ import tempfile
 import bench_report
 import bench_suite
 from bench_count import count, positive
-from bench_measure import BenchError, ROOT
+from measure import BenchError, ROOT
 from bench_run import READERS, SYNCS, TOOLS, Bench, program_of
 
 
@@ -50,7 +50,7 @@ def add_folders(parser):
 
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0],
-                                     epilog="scripts/bench.py suite --help: all comparisons of one table")
+                                     epilog="scripts/bench suite --help: all comparisons of one table")
     parser.add_argument("--tool", choices=TOOLS, default=TOOLS[0], help=f"(default {TOOLS[0]})")
     parser.add_argument("--params", type=count, default="400M", help="about this many (default 400M)")
     parser.add_argument("--ranks", type=positive, default=4)
@@ -134,7 +134,7 @@ def run_suite(arguments):
     options = parser.parse_args(arguments)
     rows = bench_suite.chosen_rows(options)
     if options.list:
-        print("\n".join(f"{row.name}: scripts/bench.py {' '.join(row.arguments)}" for row in rows))
+        print("\n".join(f"{row.name}: scripts/bench {' '.join(row.arguments)}" for row in rows))
         return 0
     if not options.out:
         parser.error("--out is needed")

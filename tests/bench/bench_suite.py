@@ -1,8 +1,8 @@
 """All comparisons of one table: which they are, and one run of them.
 
-    scripts/bench.py suite --out tests/bench/runs/NAME --deepspeed .venv/bin/python
-    scripts/bench.py suite --out tests/bench/runs/NAME --rows '^cold-(verify|reshard)' --runs 9
-    scripts/bench.py suite --list
+    scripts/bench suite --out tests/bench/runs/NAME --deepspeed .venv/bin/python
+    scripts/bench suite --out tests/bench/runs/NAME --rows '^cold-(verify|reshard)' --runs 9
+    scripts/bench suite --list
 
 Each row is what one command of bench.py measures, the one that stands in the table beside it. A checkpoint is
 written for all the rows that need it and then deleted. Results are kept as they come; rows that are not run
@@ -16,7 +16,7 @@ import typing
 
 import bench_report
 from bench_count import count, positive
-from bench_measure import BenchError, say
+from measure import BenchError, say
 from bench_run import READERS, Bench
 
 STAGES = (2, 3)

@@ -20,7 +20,6 @@ BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
 
 # bench_checkpoint puts modules of that name into this process.
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
-sys.path.insert(0, str(ROOT / "scripts"))
 import bench_check  # noqa: E402
 import bench_checkpoint  # noqa: E402
 

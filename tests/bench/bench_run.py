@@ -9,7 +9,7 @@ import sys
 
 from bench_count import parse_count
 from bench_files import files_of, make_cold, make_warm, remove, size_of, sync
-from bench_measure import BenchError, ROOT, git_commit, machine, measure, memory_info, output_of, say
+from measure import BenchError, git_commit, machine, measure, memory_info, output_of, say
 
 # Subcommands of ckpt-inspect that write nothing: their options, and the files whose bytes they read.
 READERS = {"stats": (["--states"], "*optim_states.pt"), "verify": ([], "*.pt")}
@@ -68,10 +68,7 @@ class Bench:
 
     def script(self, name, *arguments):
         script = pathlib.Path(__file__).with_name(name)
-        # It needs torch, which scripts/test puts there.
-        installed = ROOT / ".venv/bin/python"
-        python = installed if installed.exists() else sys.executable
-        done = subprocess.run([str(part) for part in (python, script, *arguments)],
+        done = subprocess.run([str(part) for part in (sys.executable, script, *arguments)],
                               stderr=subprocess.PIPE, text=True)
         if done.returncode != 0:
             raise BenchError(f"{name} {arguments[0]}: {done.stderr.strip()}")
@@ -283,7 +280,7 @@ class Bench:
     def command_line(self):
         """What was asked for, without the paths of this machine."""
         options = self.options
-        parts = ["scripts/bench.py", "--tool", options.tool, "--params", options.params, "--ranks", options.ranks,
+        parts = ["scripts/bench", "--tool", options.tool, "--params", options.params, "--ranks", options.ranks,
                  "--stage", options.stage, "--cache", options.cache, "--runs", options.runs]
         if options.durable:
             parts += ["--durable", options.durable]

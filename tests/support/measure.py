@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 POLL_SECONDS = 0.005
 BLOCK_BYTES = 512  # the unit of ru_inblock and ru_oublock
 

@@ -11,16 +11,14 @@ import sys
 import tempfile
 import unittest
 
+import bench
+import bench_checkpoint
+import bench_files
+import bench_suite
+import measure
+
 ROOT = pathlib.Path(os.environ["DSCKPT_SOURCE"])
 BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
-
-sys.path.insert(0, str(ROOT / "scripts"))
-import bench  # noqa: E402
-import bench_checkpoint  # noqa: E402
-import bench_files  # noqa: E402
-import bench_measure  # noqa: E402
-import bench_suite  # noqa: E402
-
 MIB = 1 << 20
 # Where no sync waits for what others write.
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -36,13 +34,13 @@ class Folder(unittest.TestCase):
         self.folder = pathlib.Path(temporary.name)
 
     def require_disk(self):
-        if bench_measure.file_system(self.folder) == "tmpfs":
+        if measure.file_system(self.folder) == "tmpfs":
             self.skipTest("files in memory have no page cache to be dropped from, and no blocks")
 
 
 class Measure(Folder):
     def python(self, code, **settings):
-        return bench_measure.measure([sys.executable, "-c", code], **settings)
+        return measure.measure([sys.executable, "-c", code], **settings)
 
     def test_memory_of_processes_that_a_program_starts_counts(self):
         child = "import time; block = bytearray(b'1') * (100 << 20); time.sleep(0.5)"
@@ -81,8 +79,8 @@ class Measure(Folder):
         self.assertGreater(result["machine_busy_seconds"], 0.15)
 
     def test_a_program_that_fails_says_why(self):
-        with self.assertRaisesRegex(bench_measure.BenchError, "ended with 3:\nno such luck"):
-            bench_measure.measure(["sh", "-c", "echo no such luck >&2; exit 3"])
+        with self.assertRaisesRegex(measure.BenchError, "ended with 3:\nno such luck"):
+            measure.measure(["sh", "-c", "echo no such luck >&2; exit 3"])
 
 
 class Cache(Folder):
@@ -119,7 +117,7 @@ class Cache(Folder):
     def test_pages_that_stay_are_an_error(self):
         with open(self.path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
             self.assertEqual(mapped.find(b"y"), -1)
-            with self.assertRaisesRegex(bench_measure.BenchError, "cannot be dropped"):
+            with self.assertRaisesRegex(measure.BenchError, "cannot be dropped"):
                 bench_files.make_cold([self.path])
 
 
@@ -138,7 +136,7 @@ class Comparison(Folder):
         if not (self.folder / "work").exists():
             self.write_checkpoint(stage)
         done = subprocess.run(
-            [sys.executable, ROOT / "scripts/bench.py", "--params", "200k", "--ranks", "3", "--stage", str(stage),
+            [sys.executable, ROOT / "tests/bench/bench.py", "--params", "200k", "--ranks", "3", "--stage", str(stage),
              "--runs", "2", "--bin", binaries, "--work", self.folder / "work", "--out", self.folder / "kept",
              *map(str, arguments)], capture_output=True, text=True, env=os.environ | (environment or {}))
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -202,7 +200,7 @@ class Warm(Comparison):
         self.assertGreaterEqual(results["output_bytes"], shapes_size(2))
         self.assert_programs(results, "cp", "zero-to-fp32")
         self.assertIn(self.stdout, (self.folder / "kept/README.md").read_text())
-        self.assertEqual(results["command"], "scripts/bench.py --tool zero-to-fp32 --params 200k --ranks 3 --stage 3 "
+        self.assertEqual(results["command"], "scripts/bench --tool zero-to-fp32 --params 200k --ranks 3 --stage 3 "
                          "--cache warm --runs 2 --format safetensors --dtype bfloat16 --check")
 
     def test_ratios_are_of_the_same_round(self):
@@ -291,7 +289,7 @@ class Suite(Folder):
 
     def suite(self, *arguments, binaries=BIN):
         return subprocess.run(
-            [sys.executable, ROOT / "scripts/bench.py", "suite", "--quick", "--bin", binaries, "--work",
+            [sys.executable, ROOT / "tests/bench/bench.py", "suite", "--quick", "--bin", binaries, "--work",
              self.folder / "work", "--out", self.folder / "out", *arguments], capture_output=True, text=True)
 
     def write_checkpoint(self, params):
