@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Write checkpoints with the shapes of real models, as sparse files that take next to no disk.
 
-    scripts/simulate.py write FOLDER --model bloom-176b --stage 1 --tp 4 --pp 12 --dp 8
-    scripts/simulate.py write FOLDER --model llama-405b --stage 3 --dp 1024
-    scripts/simulate.py write FOLDER --model kimi-k2 --stage 2 --dp 2048 --ep 64
-    scripts/simulate.py table --models llama-70b bloom-176b --stages 1 3 --out tests/bench/runs/NAME
+    scripts/simulate write FOLDER --model bloom-176b --stage 1 --tp 4 --pp 12 --dp 8
+    scripts/simulate write FOLDER --model llama-405b --stage 3 --dp 1024
+    scripts/simulate write FOLDER --model kimi-k2 --stage 2 --dp 2048 --ep 64
+    scripts/simulate table --models llama-70b bloom-176b --stages 1 3 --out tests/bench/runs/NAME
 
 All tensors are zeros, and the zeros are holes; names, shapes, partitions, paddings, slice mappings and
 checksums are those that DeepSpeed and torch would have written for tensors of these sizes. So whatever
@@ -30,7 +30,7 @@ from simulate_models import MODELS
 from simulate_moe import AutoEpWriter, MoeWriter
 from simulate_pipeline import PipelineWriter
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def positive(text):

@@ -35,7 +35,7 @@ class PlanMemory(unittest.TestCase):
         cls.addClassCleanup(temporary.cleanup)
         cls.folder = pathlib.Path(temporary.name)
         for ranks in (FEW, MANY):
-            subprocess.run([sys.executable, ROOT / "scripts/simulate.py", cls.folder / str(ranks), "--model", MODEL,
+            subprocess.run([sys.executable, ROOT / "tests/simulate/simulate.py", cls.folder / str(ranks), "--model", MODEL,
                             "--stage", "3", "--dp", str(ranks)], check=True, stdout=subprocess.DEVNULL)
 
     def check(self, most, tool, *arguments, source=()):

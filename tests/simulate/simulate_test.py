@@ -19,18 +19,16 @@ import zipfile
 import zlib
 from unittest import mock
 
+import simulate
+import simulate_archive
+import simulate_checkpoint
+import simulate_models
+import simulate_pipeline
+import simulate_table
 import torch
 
 ROOT = pathlib.Path(os.environ["DSCKPT_SOURCE"])
 BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
-
-sys.path.insert(0, str(ROOT / "scripts"))
-import simulate  # noqa: E402
-import simulate_archive  # noqa: E402
-import simulate_checkpoint  # noqa: E402
-import simulate_models  # noqa: E402
-import simulate_pipeline  # noqa: E402
-import simulate_table  # noqa: E402
 
 torch.set_num_threads(1)
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
@@ -76,7 +74,7 @@ class Case(unittest.TestCase):
         self.folder = pathlib.Path(temporary.name)
 
     def simulate(self, *arguments):
-        return run(sys.executable, ROOT / "scripts/simulate.py", *arguments)
+        return run(sys.executable, ROOT / "tests/simulate/simulate.py", *arguments)
 
 
 def load(path):

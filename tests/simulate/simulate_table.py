@@ -4,7 +4,7 @@ Planning is all that a tool does before it copies: converters are run with --dry
 tensors, so it says nothing of the time to copy them. For that bench.py has smaller checkpoints with values;
 with memory for the output one can also copy a simulated one of four ranks by hand:
 
-    scripts/simulate.py write build/simulated --model llama-8b --stage 2 --dp 4
+    scripts/simulate write build/simulated --model llama-8b --stage 2 --dp 4
     build/release/bin/zero-to-fp32 build/simulated build/weights --dtype bfloat16
 """
 import datetime
@@ -202,7 +202,7 @@ def markdown(results):
     last = results["rows"][-1]
     host = last["machine"]
     names = list(dict.fromkeys(name for row in rows for name in row["tools"]))
-    lines = [f"`scripts/simulate.py table`, commit {last['commit'] or 'unknown'}, {last['date']}. {host['cpu']}, "
+    lines = [f"`scripts/simulate table`, commit {last['commit'] or 'unknown'}, {last['date']}. {host['cpu']}, "
              f"{host['cores']} cores, {host['memory_bytes'] / 2**30:.0f} GiB, Linux {host['kernel']}, "
              f"{host['file_system']}."]
     if rows:
