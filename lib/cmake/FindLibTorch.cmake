@@ -13,20 +13,25 @@ include(FindPackageHandleStandardArgs)
 
 set(_LibTorch_candidates)
 if(NOT LibTorch_ROOT AND NOT DEFINED ENV{LibTorch_ROOT})
-  find_program(LibTorch_PYTHON
-    NAMES python3
-    HINTS "${CMAKE_SOURCE_DIR}/.venv/bin" "$ENV{VIRTUAL_ENV}/bin" "$ENV{CONDA_PREFIX}/bin"
-    DOC "Python whose torch package holds LibTorch")
-  mark_as_advanced(LibTorch_PYTHON)
+  # Not kept in the cache: a Python with torch may come later.
   if(LibTorch_PYTHON)
+    set(_LibTorch_python "${LibTorch_PYTHON}")
+  else()
+    find_program(_LibTorch_python
+      NAMES python3
+      HINTS "${CMAKE_SOURCE_DIR}/.venv/bin" "$ENV{VIRTUAL_ENV}/bin" "$ENV{CONDA_PREFIX}/bin"
+      NO_CACHE)
+  endif()
+  if(_LibTorch_python)
     # Asks where the package is without importing it, which would take seconds.
     execute_process(
-      COMMAND "${LibTorch_PYTHON}" -c
+      COMMAND "${_LibTorch_python}" -c
         "from importlib.util import find_spec; s = find_spec('torch'); s and print(*s.submodule_search_locations, sep=';')"
       OUTPUT_VARIABLE _LibTorch_candidates
       OUTPUT_STRIP_TRAILING_WHITESPACE
       ERROR_QUIET)
   endif()
+  unset(_LibTorch_python)
 endif()
 
 find_path(LibTorch_INCLUDE_DIR ATen/core/TensorBody.h
@@ -48,6 +53,9 @@ foreach(_LibTorch_header torch/headeronly/version.h torch/csrc/api/include/torch
       endif()
     endforeach()
     list(JOIN LibTorch_VERSION "." LibTorch_VERSION)
+    # Another version may be installed in the same place.
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
+      "${LibTorch_INCLUDE_DIR}/${_LibTorch_header}")
   endif()
 endforeach()
 unset(_LibTorch_header)

@@ -20,11 +20,9 @@ import types
 import unittest
 import zipfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "oracle"))
-
-import common  # noqa: E402
-import torch  # noqa: E402
-from common import run_tool  # noqa: E402
+import common
+import torch
+from common import run_tool
 
 
 class _StandIn:

@@ -3,14 +3,10 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 
 import cli_common
 from cli_common import CliTest
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
-
-from pseudo_terminal import Terminal  # noqa: E402
+from pseudo_terminal import Terminal
 
 TOOLS = ["ckpt-inspect", "ckpt-pack", "reshard", "to-universal", "zero-to-fp32"]
 BIN = pathlib.Path(os.environ["DSCKPT_BIN"])

@@ -1,15 +1,11 @@
 """--help, and what the tools say to those who mistype."""
 import os
 import pathlib
-import sys
 
 import cli_common
 import common
 from cli_common import CliTest
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
-
-from pseudo_terminal import Terminal  # noqa: E402
+from pseudo_terminal import Terminal
 
 SUBCOMMANDS = {
     "ckpt-inspect": ["tree", "list", "where", "print", "raw", "stats", "verify", "diff", "scan"],

@@ -1,18 +1,14 @@
 """What the tools print on a terminal, and what where none is: tables and progress that fit, colours, plain tabs."""
 import pathlib
 import re
-import sys
 import unicodedata
 
 import cli_common
 import common
 import torch
 from cli_common import CliTest
+from pseudo_terminal import Terminal
 from safetensors.torch import save_file
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
-
-from pseudo_terminal import Terminal  # noqa: E402
 
 ESCAPE = "\x1b"
 HEADINGS = ["name", "kind", "type", "shape", "bytes", "files"]

@@ -67,7 +67,7 @@ done
 
 checkpoint=$DSCKPT_TESTDATA/checkpoints/z2_bf16_w2
 # What the model itself said its parameters are.
-"$PYTHON" - "$checkpoint/case.json" >"$work/expected" <<'EOF'
+"$DSCKPT_SOURCE/scripts/python" - "$checkpoint/case.json" >"$work/expected" <<'EOF'
 import json, sys
 for name, shape in json.load(open(sys.argv[1]))["param_shapes"].items():
     print(name, shape)

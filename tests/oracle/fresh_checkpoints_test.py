@@ -7,7 +7,7 @@ import tempfile
 import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
-MAKE = HERE.parents[1] / "scripts" / "make_testdata.py"
+MAKE = HERE.parents[1] / "testdata" / "makers" / "make_checkpoints.py"
 SEED = "7"
 CASES = ["z0_bf16_full_w2", "z1_bf16opt_full_w3", "z1_fp32_full_w6", "z2_bf16_roundrobin_full_w3", "z2_bf16_full_w8",
          "z3_bf16_full_w6", "z3_fp32_full_w8", "z3_bf16_oddbuffers_w2"]

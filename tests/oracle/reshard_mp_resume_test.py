@@ -10,18 +10,15 @@ import json
 import os
 import pathlib
 import re
-import sys
 import tempfile
 import unittest
 
 import torch
 
 import common
+import make_model_parallel
+from make_checkpoints import DEFAULT_SEED, STEPS_AFTER, STEPS_BEFORE, free_port, run_forked
 from reshard_mp_test import EXPERT, TESTDATA, Expected
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
-import make_mp_testdata  # noqa: E402
-from make_testdata import DEFAULT_SEED, STEPS_AFTER, STEPS_BEFORE, free_port, run_forked  # noqa: E402
 
 # Case, data-parallel and expert-parallel ranks of the run that resumes.
 ROWS = [
@@ -45,14 +42,14 @@ TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2, "fp16": 2e-2}
 
 def resume_worker(rank, world, port, case, folder, seed):
     from safetensors.torch import save_file
-    run = make_mp_testdata.start(rank, world, port, case, seed, seed + 1)
+    run = make_model_parallel.start(rank, world, port, case, seed, seed + 1)
     path, _ = run.engine.load_checkpoint(str(folder / "out"))
     if path is None:
         raise AssertionError("DeepSpeed loaded nothing")
-    live = make_mp_testdata.gathered_by_place(run, make_mp_testdata.live_masters(run.engine, case.stage))
+    live = make_model_parallel.gathered_by_place(run, make_model_parallel.live_masters(run.engine, case.stage))
     losses = [run.step(STEPS_BEFORE + number) for number in range(STEPS_AFTER)]
     if rank == 0:
-        save_file(make_mp_testdata.whole(live), folder / "live.safetensors")
+        save_file(make_model_parallel.whole(live), folder / "live.safetensors")
         (folder / "losses.json").write_text(json.dumps(losses))
     torch.distributed.barrier()
 
@@ -60,7 +57,7 @@ def resume_worker(rank, world, port, case, folder, seed):
 class ReshardResumeTest(unittest.TestCase):
 
     def test_engines_of_other_sizes_hold_what_was_saved_and_go_on(self):
-        by_name = {case.name: case for case in make_mp_testdata.CASES}
+        by_name = {case.name: case for case in make_model_parallel.CASES}
         for name, dp, ep in ROWS:
             if not re.search(os.environ.get("DSCKPT_CASES", ""), name):
                 continue

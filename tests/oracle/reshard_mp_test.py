@@ -7,16 +7,13 @@ That engines load the files is what reshard_mp_resume_test.py checks.
 import os
 import pathlib
 import re
-import sys
 import tempfile
 import unittest
 
 import torch
 
 import common
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
-from native_checkpoint import differences  # noqa: E402
+from native_checkpoint import differences
 
 TESTDATA = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "model_parallel"
 EXPERT = re.compile(r"(.*deepspeed_experts\.)(\d+)(\..*)")

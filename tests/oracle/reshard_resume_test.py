@@ -1,17 +1,15 @@
 """DeepSpeed, the Trainer and Accelerate go on training from what reshard writes, at other numbers of ranks.
 
-The quick part of scripts/resume_check.py --reshard --matrix; DSCKPT_CASES restricts it to some cases.
+The quick part of resume_check.py --reshard --matrix; DSCKPT_CASES restricts it to some cases.
 """
 import os
 import pathlib
-import sys
 import tempfile
 import unittest
 
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
-import resume_check  # noqa: E402
+import resume_check
 
 
 class ReshardResumeTest(unittest.TestCase):

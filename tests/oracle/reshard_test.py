@@ -1,21 +1,18 @@
 """What reshard writes, taken apart with torch alone: every parameter, layout rule, object and round trip.
 
-scripts/native_checkpoint.py reads the files by DeepSpeed's own rules and knows nothing of the library.
+native_checkpoint.py reads the files by DeepSpeed's own rules and knows nothing of the library.
 That engines load the files is what reshard_resume_test.py checks.
 """
 import contextlib
 import io
 import pathlib
-import sys
 import tempfile
 
 import torch
 
 import common
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
-import native_checkpoint  # noqa: E402
-from native_checkpoint import NativeCheckpoint, differences, is_state, numel, round_up  # noqa: E402
+import native_checkpoint
+from native_checkpoint import NativeCheckpoint, differences, is_state, numel, round_up
 
 # What cannot be re-cut, and a word of the reason.
 REFUSED = {
@@ -474,8 +471,8 @@ class ReshardTest(common.OracleTest):
                     self.assert_same_tensors({name: value.detach() for name, value in got.items()}, expected)
 
     def test_deepspeeds_converter_to_universal_makes_the_same_of_the_output(self):
-        from make_mp_testdata import UNIVERSAL_OPTIONS, ask_universal
-        from make_testdata import run_forked
+        from make_checkpoints import run_forked
+        from make_model_parallel import UNIVERSAL_OPTIONS, ask_universal
 
         def convert(source, folder, output):
             return run_forked(ask_universal, folder / "logs", [(source, case.facts["tag"], folder / output,

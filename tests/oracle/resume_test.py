@@ -1,18 +1,16 @@
 """DeepSpeed itself goes on training from what to-universal writes, at other numbers of ranks.
 
-The quick part of scripts/resume_check.py --matrix; DSCKPT_CASES restricts it to some cases.
+The quick part of resume_check.py --matrix; DSCKPT_CASES restricts it to some cases.
 """
 import json
 import os
 import pathlib
-import sys
 import tempfile
 import unittest
 
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
-import resume_check  # noqa: E402
+import resume_check
 
 
 class ResumeTest(unittest.TestCase):

@@ -6,14 +6,12 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import unittest
 
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
-import resume_check  # noqa: E402
+import resume_check
 
 # Of each layout that keeps its tensors elsewhere.
 CASES = ["z0_bf16_w2", "z1_bf16opt_full_w3", "z2_bf16_full_b120_w3", "z3_fp32_full_w2"]

@@ -39,7 +39,7 @@ std::string show_all(std::string_view open, std::span<const Value> items, std::s
   return out + std::string(close);
 }
 
-// As show() in tests/oracle/pickle_samples.py.
+// As show() in testdata/makers/make_pickle_samples.py.
 std::string show(const Value& value) {
   switch (value.kind()) {
     case Kind::none:

@@ -63,7 +63,7 @@ std::string python_of(const SubparamShape::Dim& dim) {
   return text + (dim.sizes.size() == 1 ? ",)" : ")");
 }
 
-// As form_text() of scripts/make_rule_samples.py.
+// As form_text() of testdata/makers/make_rule_samples.py.
 std::string form_text(const UniversalForm& form) {
   std::vector<std::string> keys;
   if (form.cat_dim) keys.push_back("cat_dim=" + std::to_string(*form.cat_dim));

@@ -1,0 +1,65 @@
+"""What a plan takes in memory grows with tensors times ranks, by few bytes for each of them: so the plans
+of models that no test machine holds fit one."""
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(os.environ["DSCKPT_SOURCE"])
+BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
+
+MODEL = "llama-8b"
+TENSORS = 291
+FEW, MANY = 64, 192
+
+
+def peak_bytes(command):
+    """The largest resident set of a program, which must succeed."""
+    with open(os.devnull, "wb") as nowhere:
+        process = subprocess.Popen(command, stdout=nowhere, stderr=subprocess.PIPE)
+        errors = process.stderr.read()
+        process.stderr.close()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise AssertionError(f"{command} exited with {process.returncode}: {errors.decode()}")
+    return usage.ru_maxrss * 1024
+
+
+class PlanMemory(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        temporary = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(temporary.cleanup)
+        cls.folder = pathlib.Path(temporary.name)
+        for ranks in (FEW, MANY):
+            subprocess.run([sys.executable, ROOT / "tests/simulate/simulate.py", cls.folder / str(ranks), "--model", MODEL,
+                            "--stage", "3", "--dp", str(ranks)], check=True, stdout=subprocess.DEVNULL)
+
+    def check(self, most, tool, *arguments, source=()):
+        """`most`: bytes for each tensor and rank. The pages of threads make the peak vary a little."""
+        few, many = (peak_bytes([BIN / tool, *source, self.folder / str(ranks), *arguments]) for ranks in (FEW, MANY))
+        growth = (many - few) / (TENSORS * (MANY - FEW))
+        self.assertLess(growth, most, f"{tool} {arguments}: {few >> 20} MiB for {FEW} ranks, {many >> 20} for {MANY}")
+
+    def test_weights(self):
+        self.check(400, "zero-to-fp32", self.folder / "weights", "--dry-run")
+
+    def test_universal(self):
+        self.check(900, "to-universal", "--output_folder", self.folder / "universal", "--dry-run",
+                   source=["--input_folder"])
+
+    def test_reshard(self):
+        self.check(800, "reshard", self.folder / "resharded", "--dp", "48", "--dry-run")
+
+    def test_summary(self):
+        self.check(1300, "ckpt-inspect")
+
+    def test_list(self):
+        self.check(300, "ckpt-inspect", source=["list"])
+
+
+if __name__ == "__main__":
+    unittest.main()
