@@ -10,6 +10,7 @@
 #include <optional>
 #include <unordered_set>
 
+#include "base/patterns.h"
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
 #include "cli/terminal.h"

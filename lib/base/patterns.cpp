@@ -25,4 +25,13 @@ bool Patterns::find_in(const std::string& name) const {
                      [&](const auto& pattern) { return RE2::PartialMatch(name, *pattern); });
 }
 
+std::string without_prefix(const std::string& name, const std::vector<std::string>& prefixes) {
+  for (const std::string& prefix : prefixes) {
+    if (!prefix.empty() && name.starts_with(prefix) && name.size() > prefix.size()) {
+      return name.substr(prefix.size());
+    }
+  }
+  return name;
+}
+
 }  // namespace dsckpt

@@ -1,4 +1,4 @@
-// Regular expressions that come from users and files.
+// Names of tensors: regular expressions for them, and prefixes.
 #pragma once
 
 #include <re2/re2.h>
@@ -24,5 +24,8 @@ class Patterns {
  private:
   std::vector<std::unique_ptr<RE2>> patterns_;
 };
+
+// `name` without the first of `prefixes` that it begins with, if more than that is left.
+std::string without_prefix(const std::string& name, const std::vector<std::string>& prefixes);
 
 }  // namespace dsckpt

@@ -50,16 +50,6 @@ class Selection {
   Patterns keep_fp32_;
 };
 
-// `name` without the first of `prefixes` that it begins with, if more than that is left.
-std::string without_prefix(const std::string& name, const std::vector<std::string>& prefixes) {
-  for (const std::string& prefix : prefixes) {
-    if (!prefix.empty() && name.starts_with(prefix) && name.size() > prefix.size()) {
-      return name.substr(prefix.size());
-    }
-  }
-  return name;
-}
-
 }  // namespace
 
 std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,

@@ -1,0 +1,105 @@
+// Jobs as users of the library run them: <dsckpt/...> only.
+#include "dsckpt/run.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "dsckpt/error.h"
+#include "dsckpt/pack.h"
+#include "dsckpt/universal.h"
+#include "dsckpt/weights.h"
+#include "support/expect_error.h"
+#include "support/temp_file.h"
+
+namespace dsckpt {
+namespace {
+namespace fs = std::filesystem;
+
+const fs::path kCheckpoint = fs::path(DSCKPT_TESTDATA) / "checkpoints/z2_bf16_w2/ckpt";
+
+TEST(Run, TellsTheCallbackWhatIsDoneAtTheEnd) {
+  const test::TempFolder out;
+  const Job job = plan_weights(Source::open(kCheckpoint));
+  std::atomic<uint64_t> done{0};
+  std::atomic<uint64_t> total{0};
+  const RunStats stats = run(job, out.path() / "weights", {}, [&](uint64_t now, uint64_t all) {
+    done = now;
+    total = all;
+    return true;
+  });
+  EXPECT_EQ(stats.bytes_written, job.bytes_written());
+  EXPECT_GE(total.load(), job.bytes_written());
+  EXPECT_EQ(done.load(), total.load());
+  for (const JobFile& file : job.files()) {
+    EXPECT_EQ(fs::file_size(out.path() / "weights" / file.path), file.bytes) << file.path;
+  }
+}
+
+// The callback is asked about ten times a second: the input is long enough to be in the middle.
+TEST(Run, StopsWhenTheCallbackSaysSoAndLeavesNothing) {
+  const test::TempFolder folder;
+  {
+    std::ofstream file(folder.path() / "zeros.bin");
+    file.close();
+    fs::resize_file(folder.path() / "zeros.bin", uint64_t{8} << 30);  // sparse
+  }
+  const test::TempFolder out;
+  const Job job = plan_unpack(folder.path());
+  if (fs::space(out.path()).available < (uint64_t{9} << 30)) GTEST_SKIP() << "no room for 8 GiB";
+  EXPECT_ERROR(run(job, out.path() / "copy", {}, [](uint64_t, uint64_t) { return false; }),
+               InterruptedError, "interrupted");
+  EXPECT_TRUE(fs::is_empty(out.path()));
+}
+
+TEST(Run, ChecksThePlaceBeforeAnything) {
+  const Job job = plan_universal(Source::open(kCheckpoint, {.optimizer_states = true}));
+  EXPECT_ERROR(run(job, kCheckpoint / "global_step3/universal"), UsageError,
+               "lies inside the folder of the shards");
+}
+
+TEST(Run, OutlivesTheSource) {
+  const test::TempFolder out;
+  const Job job = [] {
+    const Source source = Source::open(kCheckpoint);
+    return plan_weights(source, {.format = &kSafetensors});
+  }();
+  run(job, out.path());
+  EXPECT_TRUE(fs::exists(out.path() / "model.safetensors"));
+}
+
+TEST(Source, ReadsWhatItViews) {
+  const Source source = Source::open(kCheckpoint, {.optimizer_states = true});
+  size_t viewed = 0;
+  size_t states = 0;
+  for (const SourceTensor& tensor : source.tensors()) {
+    std::vector<std::byte> bytes(tensor.bytes());
+    source.read(tensor, bytes);
+    states += tensor.state.empty() ? 0 : 1;
+    const auto view = source.view(tensor);
+    if (!view || tensor.shape.size() != 1) continue;
+    ASSERT_EQ(view->strides.size(), 1u);
+    if (view->strides[0] != 1) continue;
+    ++viewed;
+    EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), view->data.get())) << tensor.label();
+  }
+  EXPECT_GT(viewed, 0u);
+  EXPECT_GT(states, 0u);
+}
+
+TEST(Source, RefusesAnUnknownTensorAndAWrongSize) {
+  const Source source = Source::open(kCheckpoint);
+  SourceTensor tensor = source.tensors().front();
+  std::vector<std::byte> bytes(tensor.bytes() + 1);
+  EXPECT_ERROR(source.read(tensor, bytes), UsageError, "bytes");
+  tensor.name = "no.such.tensor";
+  EXPECT_ERROR(source.read(tensor, bytes), UsageError, "there is no tensor");
+}
+
+}  // namespace
+}  // namespace dsckpt
