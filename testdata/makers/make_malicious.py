@@ -432,22 +432,22 @@ def add_containers(zoo):
 
 README = f"""# Malicious pickles
 
-What a scan must find: pickles that would run code if they were loaded. `testdata/makers/make_malicious.py` writes
-them all. **Do not load them**; the payload is harmless (it would write a file `{MARKER}`), but a scanner that is tested on them must not run even that.
+What a scan must find: pickles that would run code if they were loaded. `testdata/makers/make_malicious.py` writes them
+all. **Do not load them.** The payload is harmless (it would write a file `{MARKER}`), but a
+scanner that is tested on them must not run even that.
 
 A file is named after its trick. `expected.json` has for each one the class that the scan must come to, the globals
 that must be found with that class, the record of a zip they are in, and a part of the reason where something is
 unreadable.
 
-| files | trick |
-|---|---|
-| `call-MODULE.NAME.pkl` | a function that runs code, opens something or loads more pickles, called by REDUCE |
-| `opcode-*` | os.system named and called by other opcodes |
-| `indirect-*` | what is called is got at through attributes, other calls, a changed object |
-| `unknown-*` | nothing dangerous that one could know of; only `--strict` fails |
-| `broken-*`, `several-*` | the payload runs before the pickle breaks; several pickles in a file |
-| `zip-*`, `legacy-*`, `numpy-*`, `joblib-*`, `container-*` | where pickles hide: headers that disagree, missing directories, bad CRCs, other archives |
-| `extension-*`, `polyglot-*` | files that are called, or begin like, something else |
+* `call-MODULE.NAME.pkl`: a function that runs code, opens something or loads more pickles, called by REDUCE.
+* `opcode-*`: os.system named and called by other opcodes.
+* `indirect-*`: what is called is got at through attributes, other calls, a changed object.
+* `unknown-*`: nothing dangerous that one could know of; only `--strict` fails.
+* `broken-*`, `several-*`: the payload runs before the pickle breaks; several pickles in a file.
+* `zip-*`, `legacy-*`, `numpy-*`, `joblib-*`, `container-*`: where pickles hide: headers that disagree, missing
+  directories, bad CRCs, other archives.
+* `extension-*`, `polyglot-*`: files that are called, or begin like, something else.
 """
 
 
