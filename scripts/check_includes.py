@@ -27,7 +27,7 @@ ALLOWED = {
     "codec": {"base"},
     "io": {"base", "codec"},
     "plan": {"base"},
-    "pickle": {"base", "io"},
+    "pickle": {"base"},
     "format": {"base", "io", "plan", "pickle"},
     "deepspeed": {"base", "io", "pickle"},
     "checkpoint": LOWER,

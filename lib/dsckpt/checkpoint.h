@@ -42,7 +42,7 @@ struct SourceOptions {
 
 // What is known of the run that wrote the checkpoint. Empty where the files do not say.
 struct SourceFacts {
-  std::string layout;  // "zero-2", "universal", ...
+  std::string layout;  // "zero-1/2", "universal", ...
   int zero_stage = 0;
   std::string optimizer_wrapper;  // DeepSpeed's class: "DeepSpeedZeroOptimizer"
   uint32_t pp = 1;                // ranks of each kind of parallelism

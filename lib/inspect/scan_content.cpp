@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "format/zip.h"
 #include "format/zip_records.h"
+#include "io/file_source.h"
 #include "pickle/trace.h"
 
 namespace dsckpt {
@@ -400,7 +401,7 @@ class ContentScanner {
 }  // namespace
 
 void scan_content(const InputFile& file, ScanResult& result) {
-  const ByteSource source(file);
+  const ByteSource source = source_of(file);
   ContentScanner scanner(file, result);
   scanner.scan(source, "");
   scanner.scan_hidden_zip(source);

@@ -1,6 +1,7 @@
+#include "pickle/literals.h"
+
 #include "base/error.h"
 #include "pickle/nodes.h"
-#include "pickle/opcodes.h"
 
 namespace dsckpt::pickle {
 namespace {

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/keyed_hash.h"
+#include "pickle/literals.h"
 #include "pickle/nodes.h"
 #include "pickle/opcodes.h"
 #include "pickle/pickle.h"
@@ -65,26 +66,49 @@ class Memo {
   uint64_t size_ = 0;
 };
 
+// The bytes of the pickle, and where the opcode at hand stands in them: errors name that.
+class Cursor : public ByteReader {
+ public:
+  using ByteReader::ByteReader;
+
+  uint64_t opcode_at() const { return opcode_at_; }
+  [[noreturn]] void fail(const std::string& message) const {
+    throw CorruptError({.offset = opcode_at_}, message);
+  }
+
+  uint8_t opcode() {
+    opcode_at_ = offset();
+    return read<uint8_t>();
+  }
+  // For read_argument().
+  uint64_t length(int32_t size) const {
+    if (size < 0) fail("negative length");
+    return static_cast<uint64_t>(size);
+  }
+
+ private:
+  uint64_t opcode_at_ = 0;
+};
+
 }  // namespace
 
 // Python's unpickler with its two stacks as one: values, and the heights at which marks stand.
 class Document::Machine {
  public:
   Machine(Document& document, ByteSpan bytes, uint64_t base)
-      : document_(document), store_(*document.store_), reader_(bytes, base) {}
+      : document_(document), store_(*document.store_), cursor_(bytes, base) {}
 
   // Runs to STOP and sets the root.
   void run() {
     for (;;) {
-      at_ = reader_.offset();
-      const auto opcode = reader_.read<uint8_t>();
+      const uint8_t opcode = cursor_.opcode();
       if (opcode == kStop) break;
       step(opcode);
     }
     document_.root_ = pop();
   }
 
-  size_t position() const { return reader_.position(); }
+  size_t position() const { return cursor_.position(); }
 
   // Walks everything reachable from the root once, without recursion. Shared values are seen once;
   // references back to an open container only mark the document as cyclic.
@@ -98,7 +122,7 @@ class Document::Machine {
     std::vector<Frame> path;
     const auto enter = [&](Node* node) {
       if (path.size() >= max_depth) {
-        throw CorruptError({.offset = at_}, "values nest deeper than " + std::to_string(max_depth));
+        cursor_.fail("values nest deeper than " + std::to_string(max_depth));
       }
       node->visit = kOpen;
       path.push_back({node, 0, 0});
@@ -127,7 +151,7 @@ class Document::Machine {
       }
       const uint32_t height = top.below + 1;
       if (height > max_depth - (path.size() - 1)) {
-        throw CorruptError({.offset = at_}, "values nest deeper than " + std::to_string(max_depth));
+        cursor_.fail("values nest deeper than " + std::to_string(max_depth));
       }
       top.node->visit = height + kOpen;
       path.pop_back();
@@ -136,9 +160,7 @@ class Document::Machine {
   }
 
  private:
-  [[noreturn]] void fail(const std::string& message) const {
-    throw CorruptError({.offset = at_}, message);
-  }
+  [[noreturn]] void fail(const std::string& message) const { cursor_.fail(message); }
 
   // Stack.
 
@@ -167,28 +189,6 @@ class Document::Machine {
     marks_.pop_back();
   }
 
-  // Arguments.
-
-  // A length of 8 or 4 bytes and that much text.
-  template <typename Length>
-  std::string_view counted() {
-    const auto length = reader_.read<Length>();
-    if constexpr (std::is_signed_v<Length>) {
-      if (length < 0) fail("negative length");
-    }
-    return reader_.text(static_cast<uint64_t>(length));
-  }
-
-  uint64_t decimal_index() {
-    const std::string_view line = reader_.line();
-    uint64_t index = 0;
-    const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), index);
-    if (error != std::errc() || end != line.data() + line.size()) {
-      fail("'" + excerpt(line) + "' is not a memo index");
-    }
-    return index;
-  }
-
   static std::string excerpt(std::string_view text) {
     std::string out;
     for (const char c : text.substr(0, 40)) out.push_back(c >= ' ' && c <= '~' ? c : '?');
@@ -206,8 +206,6 @@ class Document::Machine {
   void push_python2_string(std::string_view text) {
     push(store_.text(is_ascii(text) ? Kind::string : Kind::bytes, text));
   }
-
-  void push_twos_complement(std::string_view number) { push(document_.big_integer(number)); }
 
   void push_decimal(std::string_view digits) {
     const std::string_view whole = digits;
@@ -245,12 +243,11 @@ class Document::Machine {
         carry >>= 32;
       }
     }
-    push_twos_complement(
-        {reinterpret_cast<const char*>(limbs.data()), limbs.size() * sizeof(uint32_t)});
+    push(document_.big_integer(
+        {reinterpret_cast<const char*>(limbs.data()), limbs.size() * sizeof(uint32_t)}));
   }
 
-  void push_int_line() {
-    const std::string_view line = reader_.line();
+  void push_int_line(std::string_view line) {
     if (line == "00" || line == "01") {
       push(boolean(line == "01"));
     } else {
@@ -258,8 +255,7 @@ class Document::Machine {
     }
   }
 
-  void push_float_line() {
-    const std::string_view line = reader_.line();
+  void push_float_line(std::string_view line) {
     std::string_view number = line;
     if (number.starts_with('+') && !number.starts_with("+-")) number.remove_prefix(1);
     double value = 0;
@@ -270,20 +266,13 @@ class Document::Machine {
     push(real(value));
   }
 
-  void push_binary_float() {
-    const auto bits = __builtin_bswap64(reader_.read<uint64_t>());
-    push(real(std::bit_cast<double>(bits)));
+  void push_quoted(std::string_view line) {
+    push_python2_string(in_context({.offset = cursor_.opcode_at()}, [&] { return unquote(line); }));
   }
 
-  void push_quoted() {
-    const std::string_view line = reader_.line();
-    push_python2_string(in_context({.offset = at_}, [&] { return unquote(line); }));
-  }
-
-  void push_raw_unicode() {
-    const std::string_view line = reader_.line();
-    push(store_.text(Kind::string,
-                     in_context({.offset = at_}, [&] { return decode_raw_unicode(line); })));
+  void push_raw_unicode(std::string_view line) {
+    push(store_.text(Kind::string, in_context({.offset = cursor_.opcode_at()},
+                                              [&] { return decode_raw_unicode(line); })));
   }
 
   // `module` and `name` must last as long as the store.
@@ -300,9 +289,7 @@ class Document::Machine {
     push(value);
   }
 
-  void push_global_lines() {
-    const std::string_view module = reader_.line();
-    const std::string_view name = reader_.line();
+  void push_global_lines(std::string_view module, std::string_view name) {
     if (!is_utf8(module) || !is_utf8(name)) fail("a global's name is not UTF-8");
     push_global(store_.arena.copy(module), store_.arena.copy(name));
   }
@@ -456,6 +443,15 @@ class Document::Machine {
 
   // Memo.
 
+  uint64_t memo_index(std::string_view line) {
+    uint64_t index = 0;
+    const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), index);
+    if (error != std::errc() || end != line.data() + line.size()) {
+      fail("'" + excerpt(line) + "' is not a memo index");
+    }
+    return index;
+  }
+
   void put(uint64_t index) { memo_.put(index, top()); }
   void get(uint64_t index) {
     const Value* value = memo_.get(index);
@@ -467,8 +463,7 @@ class Document::Machine {
 
   Document& document_;
   Store& store_;
-  ByteReader reader_;
-  uint64_t at_ = 0;  // offset of the current opcode
+  Cursor cursor_;
   int protocol_ = 0;
   std::vector<Value> stack_;
   std::vector<size_t> marks_;
@@ -478,13 +473,17 @@ class Document::Machine {
 };
 
 void Document::Machine::step(uint8_t opcode) {
+  if (opcode == kExt1 || opcode == kExt2 || opcode == kExt4) {
+    fail("an extension code, which only the program that registered it can resolve");
+  }
+  const auto argument = read_argument(cursor_, opcode);
   switch (opcode) {
     case kProto:
-      protocol_ = reader_.read<uint8_t>();
+      protocol_ = static_cast<int>(argument.number);
       if (protocol_ > 5) fail("pickle protocol " + std::to_string(protocol_));
       return;
     case kFrame:
-      if (reader_.read<uint64_t>() > reader_.remaining()) fail("a frame longer than the pickle");
+      if (argument.number > cursor_.remaining()) fail("a frame longer than the pickle");
       return;
 
     case kNone:
@@ -494,49 +493,41 @@ void Document::Machine::step(uint8_t opcode) {
     case kNewFalse:
       return push(boolean(false));
     case kInt:
-      return push_int_line();
+      return push_int_line(argument.text);
     case kBinInt:
-      return push(integer(reader_.read<int32_t>()));
     case kBinInt1:
-      return push(integer(reader_.read<uint8_t>()));
     case kBinInt2:
-      return push(integer(reader_.read<uint16_t>()));
+      return push(integer(static_cast<int64_t>(argument.number)));
     case kLong: {
-      std::string_view line = reader_.line();
+      std::string_view line = argument.text;
       if (line.ends_with('L')) line.remove_suffix(1);
       return push_decimal(line);
     }
     case kLong1:
-      return push_twos_complement(counted<uint8_t>());
     case kLong4:
-      return push_twos_complement(counted<int32_t>());
+      return push(document_.big_integer(argument.text));
     case kFloat:
-      return push_float_line();
+      return push_float_line(argument.text);
     case kBinFloat:
-      return push_binary_float();
+      return push(real(std::bit_cast<double>(argument.number)));
 
     case kString:
-      return push_quoted();
+      return push_quoted(argument.text);
     case kBinString:
-      return push_python2_string(counted<int32_t>());
     case kShortBinString:
-      return push_python2_string(counted<uint8_t>());
+      return push_python2_string(argument.text);
     case kUnicode:
-      return push_raw_unicode();
+      return push_raw_unicode(argument.text);
     case kBinUnicode:
-      return push_text(Kind::string, counted<uint32_t>());
     case kShortBinUnicode:
-      return push_text(Kind::string, counted<uint8_t>());
     case kBinUnicode8:
-      return push_text(Kind::string, counted<uint64_t>());
+      return push_text(Kind::string, argument.text);
     case kBinBytes:
-      return push_text(Kind::bytes, counted<uint32_t>());
     case kShortBinBytes:
-      return push_text(Kind::bytes, counted<uint8_t>());
     case kBinBytes8:
-      return push_text(Kind::bytes, counted<uint64_t>());
+      return push_text(Kind::bytes, argument.text);
     case kByteArray8:
-      return push_text(Kind::byte_array, counted<uint64_t>());
+      return push_text(Kind::byte_array, argument.text);
     case kNextBuffer:
       fail("a buffer outside the pickle");
     case kReadOnlyBuffer:
@@ -599,7 +590,7 @@ void Document::Machine::step(uint8_t opcode) {
       return drop_mark();
 
     case kGlobal:
-      return push_global_lines();
+      return push_global_lines(argument.text, argument.second_text);
     case kStackGlobal: {
       const Value name = pop();
       const Value module = pop();
@@ -623,7 +614,7 @@ void Document::Machine::step(uint8_t opcode) {
     case kObj:
       return push_instance(std::nullopt);
     case kInst: {
-      push_global_lines();
+      push_global_lines(argument.text, argument.second_text);
       // Not pop(): a mark may stand right below.
       const Value named_class = stack_.back();
       stack_.pop_back();
@@ -631,17 +622,11 @@ void Document::Machine::step(uint8_t opcode) {
     }
     case kBuild:
       return build();
-    case kPersId: {
-      const std::string_view line = reader_.line();
-      if (!is_ascii(line)) fail("a persistent id that is not ASCII");
-      return push(document_.persistent(store_.text(Kind::string, line)));
-    }
+    case kPersId:
+      if (!is_ascii(argument.text)) fail("a persistent id that is not ASCII");
+      return push(document_.persistent(store_.text(Kind::string, argument.text)));
     case kBinPersId:
       return push(document_.persistent(pop()));
-    case kExt1:
-    case kExt2:
-    case kExt4:
-      fail("an extension code, which only the program that registered it can resolve");
 
     case kMark:
       marks_.push_back(stack_.size());
@@ -660,19 +645,17 @@ void Document::Machine::step(uint8_t opcode) {
     case kDup:
       return push(top());
     case kPut:
-      return put(decimal_index());
+      return put(memo_index(argument.text));
     case kBinPut:
-      return put(reader_.read<uint8_t>());
     case kLongBinPut:
-      return put(reader_.read<uint32_t>());
+      return put(argument.number);
     case kMemoize:
       return put(memo_.size());
     case kGet:
-      return get(decimal_index());
+      return get(memo_index(argument.text));
     case kBinGet:
-      return get(reader_.read<uint8_t>());
     case kLongBinGet:
-      return get(reader_.read<uint32_t>());
+      return get(argument.number);
 
     default: {
       char text[8];

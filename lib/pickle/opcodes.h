@@ -1,13 +1,12 @@
-// The opcodes of pickles and the texts that lines of them spell. For the pickle sources only.
+// The opcodes of pickles: what they are called, and how their arguments lie in the bytes. For the
+// pickle sources only. Source of truth: CPython's Lib/pickletools.py.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <string>
-#include <string_view>
 
 namespace dsckpt::pickle {
 
-// Names after pickletools.py.
 enum Opcode : uint8_t {
   kMark = '(',
   kStop = '.',
@@ -79,10 +78,86 @@ enum Opcode : uint8_t {
   kReadOnlyBuffer = 0x98,
 };
 
-// The text of a STRING line: a Python 2 str literal in quotes. Throws CorruptError.
-std::string unquote(std::string_view line);
-// The text of a UNICODE line, as UTF-8: "raw-unicode-escape", which is Latin-1 with \uXXXX and
-// \UXXXXXXXX. Throws CorruptError.
-std::string decode_raw_unicode(std::string_view line);
+// How the argument of an opcode lies behind it.
+enum class ArgumentForm : uint8_t {
+  none,
+  uint1,  // little-endian numbers of so many bytes
+  uint2,
+  uint4,
+  uint8,
+  int4,
+  float8,         // an IEEE 754 double, big-endian
+  line,           // text that ends at '\n'
+  two_lines,      // a module and a name
+  counted_uint1,  // a length in that form, and so many bytes
+  counted_uint4,
+  counted_int4,
+  counted_uint8,
+};
+
+struct OpcodeInfo {
+  const char* name = nullptr;  // pickletools'; nullptr: not an opcode
+  ArgumentForm argument = ArgumentForm::none;
+};
+// By opcode.
+extern const std::array<OpcodeInfo, 256> kOpcodes;
+
+// What stands behind an opcode; nothing where its form has none.
+template <typename Text>
+struct Argument {
+  uint64_t number = 0;    // of int4 with its sign extended, of float8 its bits
+  Text text = {};         // of a line and of counted bytes
+  Text second_text = {};  // of the second line
+};
+
+// Reads the argument of `opcode` at `cursor` and moves behind it. A Cursor is like a ByteReader: it
+// has read<Number>(), and text(size) and line() that return a text of its kind. length(size) checks
+// the length of a counted_int4. Throws what these throw.
+template <typename Cursor>
+auto read_argument(Cursor& cursor, uint8_t opcode) {
+  Argument<decltype(cursor.line())> argument;
+  switch (kOpcodes[opcode].argument) {
+    case ArgumentForm::none:
+      break;
+    case ArgumentForm::uint1:
+      argument.number = cursor.template read<uint8_t>();
+      break;
+    case ArgumentForm::uint2:
+      argument.number = cursor.template read<uint16_t>();
+      break;
+    case ArgumentForm::uint4:
+      argument.number = cursor.template read<uint32_t>();
+      break;
+    case ArgumentForm::uint8:
+      argument.number = cursor.template read<uint64_t>();
+      break;
+    case ArgumentForm::int4:
+      argument.number = static_cast<uint64_t>(int64_t{cursor.template read<int32_t>()});
+      break;
+    case ArgumentForm::float8:
+      argument.number = __builtin_bswap64(cursor.template read<uint64_t>());
+      break;
+    case ArgumentForm::line:
+      argument.text = cursor.line();
+      break;
+    case ArgumentForm::two_lines:
+      argument.text = cursor.line();
+      argument.second_text = cursor.line();
+      break;
+    case ArgumentForm::counted_uint1:
+      argument.text = cursor.text(cursor.template read<uint8_t>());
+      break;
+    case ArgumentForm::counted_uint4:
+      argument.text = cursor.text(cursor.template read<uint32_t>());
+      break;
+    case ArgumentForm::counted_int4:
+      argument.text = cursor.text(cursor.length(cursor.template read<int32_t>()));
+      break;
+    case ArgumentForm::counted_uint8:
+      argument.text = cursor.text(cursor.template read<uint64_t>());
+      break;
+  }
+  return argument;
+}
 
 }  // namespace dsckpt::pickle

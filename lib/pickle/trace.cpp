@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "base/error.h"
 #include "base/keyed_hash.h"
+#include "pickle/literals.h"
 #include "pickle/nodes.h"
 #include "pickle/opcodes.h"
 
@@ -28,14 +29,56 @@ struct Broken {
   std::string why;
 };
 
-// A cursor over a source that holds one window of it.
+// A cursor over a source that holds one window of it. It passes texts and lines by, however long.
 class Cursor {
  public:
+  struct Text {
+    uint64_t at = 0;
+    uint64_t size = 0;
+  };
+
   Cursor(const ByteSource& source, uint64_t at, uint64_t window)
       : source_(source), at_(at), window_size_(window) {}
 
   uint64_t at() const { return at_; }
 
+  template <typename Number>
+  Number read() {
+    uint64_t value = 0;
+    for (size_t i = 0; i < sizeof(Number); ++i) value |= uint64_t{byte()} << 8 * i;
+    return static_cast<Number>(value);
+  }
+
+  Text text(uint64_t size) {
+    if (size > source_.size() - at_) throw Broken{"the bytes end inside the pickle"};
+    at_ += size;
+    return {at_ - size, size};
+  }
+
+  // A negative size is an error in Python.
+  static uint64_t length(int32_t size) { return static_cast<uint32_t>(size); }
+
+  // Python takes the end of the bytes for the end of a line.
+  Text line() {
+    Text line{at_, 0};
+    while (at_ < source_.size()) {
+      if (byte() == '\n') return line;
+      ++line.size;
+    }
+    return line;
+  }
+
+  // The first kMaxName bytes of a text, and one more if there are more.
+  std::string beginning(const Text& text) {
+    const uint64_t behind = std::exchange(at_, text.at);
+    std::string out;
+    const uint64_t kept = std::min<uint64_t>(text.size, kMaxName + 1);
+    while (out.size() < kept) out.push_back(static_cast<char>(byte()));
+    at_ = behind;
+    return out;
+  }
+
+ private:
   uint8_t byte() {
     if (at_ < begin_ || at_ - begin_ >= window_.size()) {
       window_ = source_.read(at_, window_size_);
@@ -45,38 +88,6 @@ class Cursor {
     return static_cast<uint8_t>(window_[static_cast<size_t>(at_++ - begin_)]);
   }
 
-  uint64_t integer(size_t bytes) {
-    uint64_t value = 0;
-    for (size_t i = 0; i < bytes; ++i) value |= uint64_t{byte()} << 8 * i;
-    return value;
-  }
-
-  void skip(uint64_t count) {
-    if (count > source_.size() - at_) throw Broken{"the bytes end inside the pickle"};
-    at_ += count;
-  }
-
-  // The first kMaxName bytes, and one more if there are more, of the next `count`.
-  std::string text(uint64_t count) {
-    std::string out;
-    const uint64_t kept = std::min<uint64_t>(count, kMaxName + 1);
-    while (out.size() < kept) out.push_back(static_cast<char>(byte()));
-    skip(count - kept);
-    return out;
-  }
-
-  // The same of the line that starts here. Python takes the end of the bytes for the end of a line.
-  std::string line() {
-    std::string out;
-    while (at_ < source_.size()) {
-      const char c = static_cast<char>(byte());
-      if (c == '\n') break;
-      if (out.size() <= kMaxName) out.push_back(c);
-    }
-    return out;
-  }
-
- private:
   const ByteSource& source_;
   uint64_t at_;
   uint64_t window_size_;
@@ -84,51 +95,16 @@ class Cursor {
   uint64_t begin_ = 0;
 };
 
-// How the text of an opcode is stored.
-enum class Text : uint8_t { none, counted1, counted4, counted8, quoted, raw_unicode };
-
-Text text_of(uint8_t opcode) {
-  switch (opcode) {
-    case kShortBinString:
-    case kShortBinUnicode:
-      return Text::counted1;
-    case kBinString:
-    case kBinUnicode:
-      return Text::counted4;
-    case kBinUnicode8:
-      return Text::counted8;
-    case kString:
-      return Text::quoted;
-    case kUnicode:
-      return Text::raw_unicode;
-    default:
-      return Text::none;
-  }
-}
-
-// The text that starts at the cursor, behind its opcode; nullopt if it cannot be a name.
-std::optional<std::string> read_text(Cursor& cursor, Text form) {
-  std::string text;
-  switch (form) {
-    case Text::none:
-      return std::nullopt;
-    case Text::counted1:
-      text = cursor.text(cursor.integer(1));
-      break;
-    case Text::counted4:
-      text = cursor.text(cursor.integer(4));
-      break;
-    case Text::counted8:
-      text = cursor.text(cursor.integer(8));
-      break;
-    case Text::quoted:
-    case Text::raw_unicode:
-      try {
-        text = form == Text::quoted ? unquote(cursor.line()) : decode_raw_unicode(cursor.line());
-      } catch (const CorruptError&) {
-        return std::nullopt;
-      }
-      break;
+// The text that the opcode at `at` pushes; nullopt if it cannot be a name.
+std::optional<std::string> text_at(const ByteSource& source, uint64_t at) {
+  Cursor cursor(source, at, kSmallWindow);
+  const auto opcode = cursor.read<uint8_t>();
+  std::string text = cursor.beginning(read_argument(cursor, opcode).text);
+  try {
+    if (opcode == kString) text = unquote(text);
+    if (opcode == kUnicode) text = decode_raw_unicode(text);
+  } catch (const CorruptError&) {
+    return std::nullopt;
   }
   if (text.size() > kMaxName) return std::nullopt;
   return text;
@@ -142,7 +118,7 @@ class Tracer {
     try {
       for (;;) {
         opcode_at_ = cursor_.at();
-        const uint8_t opcode = cursor_.byte();
+        const auto opcode = cursor_.read<uint8_t>();
         if (opcode == kStop) break;
         step(opcode);
         if (stack_.size() + memo_.size() > kMaxValues)
@@ -210,6 +186,10 @@ class Tracer {
     return found->second;
   }
 
+  Known global_named(const Cursor::Text& module, const Cursor::Text& name) {
+    return global_of(NamedGlobal::Form::name, cursor_.beginning(module), cursor_.beginning(name));
+  }
+
   Known global_of(NamedGlobal::Form form, std::string module, std::string name) {
     module.resize(std::min(module.size(), kMaxName));
     name.resize(std::min(name.size(), kMaxName));
@@ -218,15 +198,7 @@ class Tracer {
 
   std::optional<std::string> text_at(const Known& value) const {
     if (value.kind != Known::text) return std::nullopt;
-    Cursor cursor(source_, value.what, kSmallWindow);
-    const uint8_t opcode = cursor.byte();
-    return read_text(cursor, text_of(opcode));
-  }
-
-  void name_from_lines() {
-    const std::string module = cursor_.line();
-    const std::string name = cursor_.line();
-    push(global_of(NamedGlobal::Form::name, module, name));
+    return pickle::text_at(source_, value.what);
   }
 
   void name_from_stack() {
@@ -234,10 +206,6 @@ class Tracer {
     const std::optional<std::string> module = text_at(pop());
     const auto form = module && name ? NamedGlobal::Form::name : NamedGlobal::Form::computed;
     push(global_of(form, module.value_or(""), name.value_or("")));
-  }
-
-  void extension(size_t bytes) {
-    push(global_of(NamedGlobal::Form::extension, "", std::to_string(cursor_.integer(bytes))));
   }
 
   // Calls.
@@ -322,8 +290,8 @@ class Tracer {
 
   // Memo.
 
-  uint64_t decimal() {
-    const std::string line = cursor_.line();
+  uint64_t memo_index(const Cursor::Text& text) {
+    const std::string line = cursor_.beginning(text);
     uint64_t index = 0;
     const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), index);
     static_cast<void>(end);
@@ -353,68 +321,44 @@ class Tracer {
 };
 
 void Tracer::step(uint8_t opcode) {
-  if (const Text text = text_of(opcode); text != Text::none) {
-    switch (text) {
-      case Text::counted1:
-        cursor_.skip(cursor_.integer(1));
-        break;
-      case Text::counted4:
-        cursor_.skip(cursor_.integer(4));
-        break;
-      case Text::counted8:
-        cursor_.skip(cursor_.integer(8));
-        break;
-      default:
-        cursor_.line();
-    }
-    return push({Known::text, opcode_at_});
-  }
+  const auto argument = read_argument(cursor_, opcode);
   switch (opcode) {
     case kProto:
-      return cursor_.skip(1);
     case kFrame:
-      return cursor_.skip(8);
+    case kReadOnlyBuffer:
+      return;
+
+    case kString:
+    case kBinString:
+    case kShortBinString:
+    case kUnicode:
+    case kBinUnicode:
+    case kShortBinUnicode:
+    case kBinUnicode8:
+      return push({Known::text, opcode_at_});
 
     case kNone:
     case kNewTrue:
     case kNewFalse:
+    case kInt:
+    case kBinInt:
+    case kBinInt1:
+    case kBinInt2:
+    case kLong:
+    case kLong1:
+    case kLong4:
+    case kFloat:
+    case kBinFloat:
+    case kBinBytes:
+    case kShortBinBytes:
+    case kBinBytes8:
+    case kByteArray8:
+    case kNextBuffer:
     case kEmptyTuple:
     case kEmptyList:
     case kEmptyDict:
     case kEmptySet:
-    case kNextBuffer:
       return push({});
-    case kBinInt1:
-      cursor_.skip(1);
-      return push({});
-    case kBinInt2:
-      cursor_.skip(2);
-      return push({});
-    case kBinInt:
-      cursor_.skip(4);
-      return push({});
-    case kBinFloat:
-      cursor_.skip(8);
-      return push({});
-    case kLong1:
-    case kShortBinBytes:
-      cursor_.skip(cursor_.integer(1));
-      return push({});
-    case kLong4:
-    case kBinBytes:
-      cursor_.skip(cursor_.integer(4));
-      return push({});
-    case kBinBytes8:
-    case kByteArray8:
-      cursor_.skip(cursor_.integer(8));
-      return push({});
-    case kInt:
-    case kLong:
-    case kFloat:
-      cursor_.line();
-      return push({});
-    case kReadOnlyBuffer:
-      return;
 
     case kTuple2:
       return push_pair();
@@ -451,15 +395,16 @@ void Tracer::step(uint8_t opcode) {
       return fill();
 
     case kGlobal:
-      return name_from_lines();
+      return push(global_named(argument.text, argument.second_text));
     case kStackGlobal:
       return name_from_stack();
     case kExt1:
-      return extension(1);
     case kExt2:
-      return extension(2);
-    case kExt4:
-      return extension(4);
+    case kExt4: {
+      // copyreg's codes have 31 bits.
+      const auto code = static_cast<uint32_t>(argument.number);
+      return push(global_of(NamedGlobal::Form::extension, "", std::to_string(code)));
+    }
     case kReduce:
       return reduce();
     case kNewObj:
@@ -469,9 +414,8 @@ void Tracer::step(uint8_t opcode) {
       pop(2);
       return call(pop(), kMade);
     case kInst: {
-      name_from_lines();
-      const Known named_class = stack_.back();
-      stack_.pop_back();
+      const Known named_class = global_named(argument.text, argument.second_text);
+      ++pushes_[named_class.what];
       drop_mark();
       return call(named_class, kCalled);
     }
@@ -479,11 +423,10 @@ void Tracer::step(uint8_t opcode) {
       return instance_above_mark();
     case kBuild:
       return build();
-    case kPersId:
-      cursor_.line();
-      return push({Known::persistent, 0});
     case kBinPersId:
       pop();
+      [[fallthrough]];
+    case kPersId:
       return push({Known::persistent, 0});
 
     case kMark:
@@ -502,19 +445,17 @@ void Tracer::step(uint8_t opcode) {
     case kDup:
       return push(top());
     case kPut:
-      return put(decimal());
+      return put(memo_index(argument.text));
     case kBinPut:
-      return put(cursor_.integer(1));
     case kLongBinPut:
-      return put(cursor_.integer(4));
+      return put(argument.number);
     case kMemoize:
       return put(memo_.size());
     case kGet:
-      return get(decimal());
+      return get(memo_index(argument.text));
     case kBinGet:
-      return get(cursor_.integer(1));
     case kLongBinGet:
-      return get(cursor_.integer(4));
+      return get(argument.number);
 
     default: {
       char text[8];

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "io/byte_source.h"
+#include "base/byte_source.h"
 
 namespace dsckpt::pickle {
 
@@ -60,7 +60,7 @@ struct Trace {
   bool whole() const { return problem.empty(); }
 };
 
-// Traces the pickle at the start of `source`. Throws IoError only. Time is linear in the length,
+// Traces the pickle at the start of `source`. Throws only what reading `source` throws. Time is linear in the length,
 // and memory in the number of values that the pickle keeps, which is bounded; long texts are passed
 // by.
 Trace trace(const ByteSource& source);

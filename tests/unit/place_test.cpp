@@ -16,6 +16,7 @@ namespace fs = std::filesystem;
 class PlaceTest : public testing::Test {
  protected:
   PlaceTest() {
+    for (const char* name : {"ckpt/step1", "full"}) fs::create_directories(at(name));
     folder_.write("ckpt/step1/shard.pt", "");
     folder_.write("full/ours", "");
   }
@@ -71,6 +72,7 @@ TEST_F(PlaceTest, OfAWholeFolderIsReplacedOnlyIfAskedFor) {
 }
 
 TEST_F(PlaceTest, OfAWholeFolderKeepsWhatOthersWrote) {
+  fs::create_directory(at("full/deep"));
   folder_.write("full/deep/theirs", "");
   EXPECT_ERROR(check_place(whole(), at("full"), true), UsageError,
                "holds deep/theirs, which would be lost");

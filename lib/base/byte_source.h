@@ -1,34 +1,37 @@
-// Bytes that are read by position: a part of a file, or memory.
+// Bytes that are read by position: memory, or what a function reads, such as a part of a file.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <span>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
-#include "base/error.h"
-#include "io/input_file.h"
 
 namespace dsckpt {
 
-// A view: what it lies in must outlive it. Copy it freely.
+// A view: what it lies in must outlive it. Copy it freely. Any thread, if its function may be
+// called from there.
 class ByteSource {
  public:
-  explicit ByteSource(const InputFile& file) : file_(&file), size_(file.size()) {}
+  // All of the bytes [offset, offset + size), which lie inside. Throws where they cannot be read.
+  using Read = std::function<std::vector<std::byte>(uint64_t offset, uint64_t size)>;
+
   explicit ByteSource(ByteSpan memory) : memory_(memory), size_(memory.size()) {}
+  ByteSource(uint64_t size, Read read) : read_(std::move(read)), size_(size) {}
 
   uint64_t size() const { return size_; }
 
-  // The bytes from `offset` on, at most `size` of them: fewer where the source ends. Throws IoError
-  // as InputFile does.
+  // The bytes from `offset` on, at most `size` of them: fewer where the source ends. Throws what
+  // its function throws.
   std::vector<std::byte> read(uint64_t offset, uint64_t size) const {
     if (offset >= size_) return {};
     size = std::min(size, size_ - offset);
-    if (file_ != nullptr) return file_->read(begin_ + offset, size);
-    const ByteSpan part = memory_.subspan(static_cast<size_t>(offset), static_cast<size_t>(size));
+    if (read_) return read_(begin_ + offset, size);
+    const ByteSpan part =
+        memory_.subspan(static_cast<size_t>(begin_ + offset), static_cast<size_t>(size));
     return {part.begin(), part.end()};
   }
 
@@ -38,19 +41,15 @@ class ByteSource {
   ByteSource part(uint64_t offset, uint64_t size) const {
     ByteSource out = *this;
     offset = std::min(offset, size_);
+    out.begin_ += offset;
     out.size_ = std::min(size, size_ - offset);
-    if (file_ != nullptr) {
-      out.begin_ += offset;
-    } else {
-      out.memory_ = memory_.subspan(static_cast<size_t>(offset), static_cast<size_t>(out.size_));
-    }
     return out;
   }
 
  private:
-  const InputFile* file_ = nullptr;
+  Read read_;  // empty: memory
   ByteSpan memory_;
-  uint64_t begin_ = 0;
+  uint64_t begin_ = 0;  // of the view
   uint64_t size_ = 0;
 };
 
