@@ -9,6 +9,7 @@
 #include "checkpoint/checkpoint.h"
 #include "cli/cli.h"
 #include "cli/run_plan.h"
+#include "deepspeed/ds_config.h"
 #include "report/report.h"
 #include "reshard/plan_reshard.h"
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "checkpoint/tag_folder.h"
+#include "deepspeed/ds_config.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
 #include "job/neighbours.h"
