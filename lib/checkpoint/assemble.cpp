@@ -315,22 +315,24 @@ class Assembler {
   void add_loose() {
     std::vector<Loose> all;
     std::unordered_set<std::string> seen;
-    const auto add = [&](Loose loose) {
-      if (seen.insert(loose.name).second) all.push_back(std::move(loose));
+    // Slices are asked for only where the name is new: every rank has the same names.
+    const auto add = [&](const std::string& name, ParamKind kind, const auto& slices) {
+      if (seen.insert(name).second) all.push_back({name, kind, slices()});
     };
     for (uint32_t stage = 0; stage < mesh_.pp; ++stage) {
       for (uint32_t tp_rank = 0; tp_rank < mesh_.tp; ++tp_rank) {
         const ModelStates& model = *world(stage, tp_rank).model;
         for (const auto& entry : model.module) {
           if (!model.buffer_names.contains(entry.first)) continue;
-          add({entry.first, ParamKind::buffer, slices_in_modules(stage, entry.first)});
+          add(entry.first, ParamKind::buffer,
+              [&] { return slices_in_modules(stage, entry.first); });
         }
       }
     }
     for (uint32_t stage = 0; stage < mesh_.pp; ++stage) {
       for (uint32_t tp_rank = 0; tp_rank < mesh_.tp; ++tp_rank) {
         for (const auto& entry : world(stage, tp_rank).frozen) {
-          add({entry.first, ParamKind::frozen, frozen_slices(stage, entry.first)});
+          add(entry.first, ParamKind::frozen, [&] { return frozen_slices(stage, entry.first); });
         }
       }
     }
@@ -342,8 +344,8 @@ class Assembler {
                                   "was stripped from the file of layer " +
                                       std::to_string(layer.index) + ", and no optimizer has it");
         }
-        add({tensor.name, is_buffer(tensor.name) ? ParamKind::buffer : ParamKind::frozen,
-             tensor.slices});
+        add(tensor.name, is_buffer(tensor.name) ? ParamKind::buffer : ParamKind::frozen,
+            [&] { return tensor.slices; });
       }
     }
     std::stable_partition(all.begin(), all.end(),
@@ -373,9 +375,8 @@ class Assembler {
   std::vector<TensorSource> frozen_slices(uint32_t stage, const std::string& name) const {
     std::vector<TensorSource> slices;
     for (uint32_t tp_rank = 0; tp_rank < mesh_.tp; ++tp_rank) {
-      for (const auto& [other, slice] : world(stage, tp_rank).frozen) {
-        if (other == name) slices.push_back(slice);
-      }
+      const TensorSource* slice = world(stage, tp_rank).frozen.find(name);
+      if (slice != nullptr) slices.push_back(*slice);
     }
     return slices;
   }

@@ -42,7 +42,7 @@ class Reader {
                           .states_assigned = states_assigned_};
     for (Candidate& candidate : candidates_) {
       if (!candidate.master) {
-        result.frozen.emplace_back(candidate.name, candidate.stored);
+        result.frozen.add(candidate.name, candidate.stored);
         continue;
       }
       result.owned.push_back({.name = candidate.name,

@@ -16,7 +16,7 @@ namespace dsckpt {
 
 struct PlainOptimizer {
   std::vector<OwnedParam> owned;  // in the order of the parameters that were given
-  std::vector<std::pair<std::string, TensorSource>> frozen;
+  FrozenParams frozen;
   std::vector<ParamGroup> groups;  // empty if the states are not wanted or not assigned
   // As in CheckpointFacts.
   bool frozen_known = true;

@@ -212,7 +212,7 @@ class Reader {
         if (draft_.facts.frozen_known ? is_stepped(name) : has_copy) {
           trained.emplace_back(name, stored.shape());
         } else {
-          world.frozen.emplace_back(name, stored);
+          world.frozen.add(name, stored);
         }
       });
     }
@@ -221,8 +221,7 @@ class Reader {
 
   // There must be the master of everything that was trained, at stage 0 of all that may have been,
   // and nothing of other models.
-  void check_folders(const std::vector<NamedShapes>& groups,
-                     const std::vector<std::pair<std::string, TensorSource>>& untrained) {
+  void check_folders(const std::vector<NamedShapes>& groups, const FrozenParams& untrained) {
     std::vector<std::string> missing;
     std::string first;
     const auto check = [&](const std::string& name) {

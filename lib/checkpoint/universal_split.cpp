@@ -107,8 +107,7 @@ Shape SplitModel::whole_shape(const std::string& name, const Shape& local, const
   return stored;
 }
 
-std::vector<std::pair<std::string, TensorSource>> SplitModel::frozen_of(
-    const ModelStates& world) const {
+FrozenParams SplitModel::frozen_of(const ModelStates& world) const {
   if (draft_.facts.zero_stage != 3) return whole_frozen(world);
   std::vector<RankModel> of_world;
   for (const RankModel& rank : ranks_) {
@@ -136,10 +135,10 @@ void SplitModel::add_params(CheckpointDraft& draft, std::vector<OwnedParam> owne
   // Slices, and the layers of a pipeline, have their whole values as copies in the folder alone.
   std::vector<std::string> lost;
   for (const ModelStates* world : worlds_) {
-    for (auto& [name, value] : frozen_of(*world)) {
+    for (const auto& [name, value] : frozen_of(*world)) {
       if (!is_new(name)) continue;
       if (!is_sliced()) {
-        params.add({.name = name, .kind = ParamKind::frozen, .weight = std::move(value)});
+        params.add({.name = name, .kind = ParamKind::frozen, .weight = value});
       } else if (!folders_.contains(name)) {
         lost.push_back(name);
       }

@@ -47,7 +47,7 @@ class SplitModel {
   std::vector<NamedShapes> trained_at_stage_0() const;
   // Calls `add` with `name`, or, if it is of a rank's first expert, with that of each expert.
   void each_whole_name(const std::string& name, const std::function<void(std::string)>& add) const;
-  std::vector<std::pair<std::string, TensorSource>> frozen_of(const ModelStates& world) const;
+  FrozenParams frozen_of(const ModelStates& world) const;
   int64_t experts_below(const std::string& before) const;
   bool is_sliced() const { return draft_.facts.mesh.tp > 1; }
 

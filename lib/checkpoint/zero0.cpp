@@ -247,9 +247,8 @@ class Reader {
         }
         world.owned.push_back(std::move(param));
       }
-      for (auto& entry : found.frozen) {
-        if (ep_rank == 0 || experts.is_expert(entry.first))
-          world.frozen.push_back(std::move(entry));
+      for (const auto& [name, value] : found.frozen) {
+        if (ep_rank == 0 || experts.is_expert(name)) world.frozen.add(name, value);
       }
     }
     draft_.facts.mesh.ep = std::max(draft_.facts.mesh.ep, experts.ep_size());

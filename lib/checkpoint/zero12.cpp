@@ -590,35 +590,6 @@ void read(CheckpointDraft& draft) {
 
 }  // namespace
 
-// Stage 2 keeps a whole copy of every frozen parameter beside `module`; at stage 1 they are only
-// there.
-std::vector<std::pair<std::string, TensorSource>> whole_frozen(const ModelStates& model) {
-  std::vector<std::pair<std::string, TensorSource>> frozen;
-  std::unordered_set<std::string> seen;
-  if (model.frozen_param_fragments) {
-    const Where where = model.fields.where(keys::kFrozenParamFragments);
-    for (const auto& [name, shape] : model.frozen_param_shapes) {
-      // Frozen since the optimizer was made, which still owns it: then its master counts.
-      if (model.is_trainable(name)) continue;
-      in_context({.file = where.file, .member = where.member, .tensor = name}, [&] {
-        const TensorSource value =
-            model.shard().archive.tensor(model.frozen_param_fragments->at(name));
-        if (value.shape() != shape) {
-          throw InconsistentError({}, "has another shape in frozen_param_shapes");
-        }
-        frozen.emplace_back(name, value);
-        seen.insert(name);
-      });
-    }
-  }
-  for (const auto& [name, value] : model.rest_of_module()) {
-    if (seen.contains(name)) continue;
-    in_context({.file = model.shard().display, .tensor = name},
-               [&] { frozen.emplace_back(name, model.shard().archive.tensor(value)); });
-  }
-  return frozen;
-}
-
 std::vector<ParamGroup> flat_param_groups(const ModelStates& model, std::span<const uint32_t> ranks,
                                           const TorchArchive& archive,
                                           std::span<const Value> settings) {

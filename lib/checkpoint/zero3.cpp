@@ -506,34 +506,6 @@ std::vector<SubGroupSize> sub_group_sizes(const ModelStates& model, const Shard&
   return sizes;
 }
 
-// Put together from the fragments of all ranks.
-std::vector<std::pair<std::string, TensorSource>> cut_frozen(const std::vector<RankModel>& models) {
-  std::vector<std::pair<std::string, TensorSource>> frozen;
-  const ModelStates& reference = *models.front().states;
-  if (!reference.frozen_param_fragments) return frozen;
-  for (const auto& [name, shape] : reference.frozen_param_shapes) {
-    // Frozen since the optimizer was made, which still owns it: then its master counts.
-    if (reference.is_trainable(name)) continue;
-    const uint64_t piece = piece_of(numel_of(shape), models.size());
-    std::vector<TensorSource> pieces;
-    for (const auto& [shard, states] : models) {
-      const Where where = shard->where(keys::kFrozenParamFragments);
-      in_context({.file = where.file, .member = where.member, .tensor = name}, [&] {
-        const Value fragments = states->fields[keys::kFrozenParamFragments];
-        const TensorSource fragment = shard->archive.tensor(fragments.at(name)).flatten();
-        if (static_cast<uint64_t>(fragment.numel()) != piece) {
-          throw InconsistentError({}, "has " + std::to_string(fragment.numel()) +
-                                          " elements, a rank's piece is " + std::to_string(piece));
-        }
-        pieces.push_back(fragment);
-      });
-    }
-    frozen.emplace_back(
-        name, TensorSource::cat(0, std::move(pieces)).narrow(0, 0, numel(shape)).view(shape));
-  }
-  return frozen;
-}
-
 std::vector<ParamGroup> sub_group_param_groups(const ModelStates& model, const Fields& wrapper) {
   const auto all = wrapper.get(keys::kOptimizerStateDict)
                        .value_or(Value())

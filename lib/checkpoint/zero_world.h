@@ -9,10 +9,10 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/frozen_params.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/model_states.h"
 #include "checkpoint/offloaded.h"
@@ -38,13 +38,8 @@ struct OwnedParam {
 struct World {
   const ModelStates* model;  // of its first data-parallel rank
   std::vector<OwnedParam> owned;
-  // Parameters that no optimizer owns, in the model's order. Those of pipelines are in the layers.
-  std::vector<std::pair<std::string, TensorSource>> frozen;
+  FrozenParams frozen;  // in the model's order; those of pipelines are in the layers
 };
-
-// World::frozen of stages 1 and 2, and of stage 3, where each rank's file has a part.
-std::vector<std::pair<std::string, TensorSource>> whole_frozen(const ModelStates& model);
-std::vector<std::pair<std::string, TensorSource>> cut_frozen(const std::vector<RankModel>& models);
 
 // What a rank of stage 3 has of each sub-group, one of `ranks`.
 std::vector<SubGroupSize> sub_group_sizes(const ModelStates& model, const Shard& optim,

@@ -1,33 +1,11 @@
-// DeepSpeed's configuration (ds_config): as a checkpoint has it, as a file has it, and what it
-// makes of an engine.
-//
-// Keys, aliases, defaults and types after deepspeed/runtime/config.py, zero/config.py and
-// precision_config.py; the choice of the optimizer's wrapper after engine.py
-// _do_optimizer_sanity_check.
+// DeepSpeed's configuration (ds_config) as the text of a file.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
-#include <string_view>
-
-#include "pickle/pickle.h"
 
 namespace dsckpt {
-
-// A configuration as pickled in a checkpoint, as JSON: tuples become lists, keys that are not
-// strings what Python's json makes of them. Reals stay what they are, infinities too (Accelerate
-// sets steps_per_print to one): write the result with ds_config_text(). Throws UnsupportedError
-// that names the key path for integers beyond int64, bytes, sets and objects, for two keys that
-// become one, and for more values or levels than a configuration can have.
-nlohmann::ordered_json json_of(const pickle::Value& config);
-
-// The other way: whole numbers that fit int64 become integers, larger ones big integers, other
-// numbers reals, objects dicts in their order, lists lists. Throws UnsupportedError for nesting
-// that json_of() would refuse.
-pickle::Value pickle_of(pickle::Document& document, const nlohmann::ordered_json& config);
 
 // Reads a file of JSON; comments (// and /* */) are skipped, other extensions of Hjson, which
 // DeepSpeed reads too, are not. Throws IoError, and UsageError with line and column for what is not
@@ -40,91 +18,12 @@ nlohmann::ordered_json load_ds_config(const std::filesystem::path& path);
 // those, NaN and texts that are not UTF-8 are an UnsupportedError that names the key.
 std::string ds_config_text(const nlohmann::ordered_json& config);
 
-// `config` with every value "auto", which Hugging Face fills in at run time, replaced by what
-// `source` has under the same keys; where it has nothing, "auto" stays.
+// Whether a value is "auto", which Hugging Face fills in at run time.
+bool is_auto(const nlohmann::ordered_json& value);
+
+// `config` with every value "auto" replaced by what `source` has under the same keys; where it has
+// nothing, "auto" stays.
 nlohmann::ordered_json with_autos_from(nlohmann::ordered_json config,
                                        const nlohmann::ordered_json& source);
-
-enum class Precision : uint8_t { fp32, fp16, bf16 };
-std::string_view to_string(Precision precision);
-
-enum class OffloadDevice : uint8_t { none, cpu, nvme };
-std::string_view to_string(OffloadDevice device);
-
-// The section fp16, which also holds what the ZeRO optimizers of the other precisions are given.
-struct LossScaleConfig {
-  double loss_scale = 0;  // 0: dynamic
-  int64_t initial_scale_power = 16;
-  int64_t loss_scale_window = 1000;
-  int64_t hysteresis = 2;
-  bool consecutive_hysteresis = false;
-  int64_t min_loss_scale = 1;
-
-  bool is_dynamic() const { return loss_scale == 0; }
-  bool operator==(const LossScaleConfig&) const = default;
-};
-
-// What decides how an engine lays its state out, under DeepSpeed's names and with its defaults.
-struct EngineConfig {
-  int zero_stage = 0;  // 0 to 3
-  Precision precision = Precision::fp32;
-  std::optional<Precision> grad_accum_dtype;  // data_types; default: the precision
-  OffloadDevice offload_optimizer = OffloadDevice::none;
-
-  bool round_robin_gradients = false;
-  bool parameter_alignment = false;
-
-  int64_t sub_group_size = 1'000'000'000;
-  bool fp16_master_weights_and_grads = false;
-  bool bf16_master_weights_and_grads = false;
-  bool bf16_optimizer_states = false;
-  bool compute_grad_norm = true;
-  bool legacy_stage1 = false;
-  bool zenflow = false;  // whether the section is there
-
-  // "" where the program brings its own optimizer; in lower case if it is one of DeepSpeed's names.
-  std::string optimizer_type;
-  bool torch_adam = false;
-
-  bool load_universal = false;
-  bool checkpoint_writer = false;  // whether checkpoint.writer is there
-  int64_t autotp_size = 0;         // tensor_parallel
-  double gradient_clipping = 1.0;
-  LossScaleConfig loss_scale;
-
-  std::optional<int64_t> train_batch_size;
-  std::optional<int64_t> train_micro_batch_size_per_gpu;
-  std::optional<int64_t> gradient_accumulation_steps;
-
-  // Whether the optimizer that the configuration names is DeepSpeed's FusedAdam; nullopt where it
-  // names none. engine.py _configure_basic_optimizer.
-  std::optional<bool> uses_fused_adam() const;
-
-  bool operator==(const EngineConfig&) const = default;
-};
-
-// null and Hugging Face's "auto" count as absent. Deprecated keys count as what they became
-// (cpu_offload, cpu_offload_param, a bare flag as zero_optimization, bfloat16). Throws UsageError
-// that names the key ("zero_optimization.stage: is a string") for a wrong type or a value that
-// DeepSpeed refuses, and for fp16 and bf16 at once; numbers and flags written as strings are
-// refused, though DeepSpeed understands some.
-EngineConfig engine_config(const nlohmann::ordered_json& config);
-
-// What the engine wraps the optimizer in, and so who lays the checkpoint out.
-enum class EngineWrapper : uint8_t {
-  plain,           // nothing: stage 0 in fp32
-  fp16_unfused,    // FP16_UnfusedOptimizer: stage 0 in fp16 or bf16
-  fp16_fused,      // FP16_Optimizer: the same with FusedAdam
-  bf16_optimizer,  // BF16_Optimizer: stage 1 in bf16, gradients accumulated in fp32
-  zero12,          // DeepSpeedZeroOptimizer
-  zero3,           // DeepSpeedZeroOptimizer_Stage3
-};
-// The class's name, as CheckpointFacts::optimizer_wrapper has it; "" for plain.
-std::string_view to_string(EngineWrapper wrapper);
-
-// The wrapper of an engine without pipeline stages. `fused_adam`: the optimizer inside is
-// DeepSpeed's FusedAdam. Throws UsageError for what DeepSpeed refuses and UnsupportedError for
-// ZenFlow, whose layout is another one.
-EngineWrapper wrapper_of(const EngineConfig& config, bool fused_adam);
 
 }  // namespace dsckpt

@@ -1,7 +1,7 @@
 // DeepSpeed's loss scalers, as their pickles have them.
 #pragma once
 
-#include "deepspeed/ds_config.h"
+#include "deepspeed/engine_config.h"
 #include "pickle/pickle.h"
 
 namespace dsckpt {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "deepspeed/ds_config.h"
+#include "deepspeed/engine_config.h"
 
 namespace dsckpt {
 

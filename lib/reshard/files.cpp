@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "checkpoint/shard.h"
+#include "deepspeed/config_pickle.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/loss_scaler.h"
 #include "deepspeed/shard_name.h"

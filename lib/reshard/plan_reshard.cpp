@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "checkpoint/tag_folder.h"
+#include "deepspeed/ds_config.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/reshard.h"

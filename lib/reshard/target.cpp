@@ -12,6 +12,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "deepspeed/config_pickle.h"
+#include "deepspeed/ds_config.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
 #include "deepspeed/zero_layout.h"

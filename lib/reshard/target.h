@@ -10,7 +10,7 @@
 
 #include "base/dtype.h"
 #include "checkpoint/checkpoint.h"
-#include "deepspeed/ds_config.h"
+#include "deepspeed/engine_config.h"
 
 namespace dsckpt {
 

@@ -11,6 +11,8 @@
 
 #include "base/error.h"
 #include "checkpoint/experts.h"
+#include "deepspeed/config_pickle.h"
+#include "deepspeed/engine_config.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/loss_scaler.h"
 #include "format/archive_copy.h"

@@ -4,6 +4,7 @@
     scripts/simulate write FOLDER --model bloom-176b --stage 1 --tp 4 --pp 12 --dp 8
     scripts/simulate write FOLDER --model llama-405b --stage 3 --dp 1024
     scripts/simulate write FOLDER --model kimi-k2 --stage 2 --dp 2048 --ep 64
+    scripts/simulate write FOLDER --model deepseek-v3 --stage 3 --dp 64 --lora 16
     scripts/simulate table --models llama-70b bloom-176b --stages 1 3 --out tests/bench/runs/NAME
 
 All tensors are zeros, and the zeros are holes; names, shapes, partitions, paddings, slice mappings and
@@ -13,7 +14,8 @@ works on the metadata of a checkpoint can be tried at full size: conversions wit
 With --tp or --pp it is a pipeline of BF16_Optimizer (stage 1), else data parallelism alone. Models with
 experts are of DeepSpeed's own MoE layers, at stage 3 of AutoEP, and --ep ranks share the experts. Stage 0
 is a run in fp32, all others are in bf16. There are two parameter groups, of which only the one with the
-matrices has weight decay, and those of experts, which DeepSpeed limits in size.
+matrices has weight decay, and those of experts, which DeepSpeed limits in size. With --lora the model is
+frozen, and only adapters of that rank on its attention are trained, at stages 1 to 3.
 
 `write` can be left out. `table` writes checkpoints of real sizes one after the other, runs every tool on
 each, and prints what planning takes: simulate_table.py.
@@ -26,6 +28,7 @@ import sys
 
 import simulate_table
 from simulate_checkpoint import Writer
+from simulate_lora import LoraWriter
 from simulate_models import MODELS
 from simulate_moe import AutoEpWriter, MoeWriter
 from simulate_pipeline import PipelineWriter
@@ -39,8 +42,12 @@ def positive(text):
     return int(text)
 
 
-def writer(folder, model, *, stage, dp=1, tp=1, pp=1, ep=1):
+def writer(folder, model, *, stage, dp=1, tp=1, pp=1, ep=1, lora=None):
     """Throws ValueError for what there is no such checkpoint of."""
+    if lora:
+        if stage == 0 or (tp, pp, ep) != (1, 1, 1):
+            raise ValueError("--lora is for data parallelism alone, at stages 1 to 3")
+        return LoraWriter(folder, model, dp=dp, stage=stage, rank=lora)
     if (tp, pp) != (1, 1):
         if stage != 1 or model.experts:
             raise ValueError("--tp and --pp are for stage 1 of models without experts")
@@ -61,6 +68,8 @@ def add_write(commands):
     parser.add_argument("--pp", type=positive, default=1, help="pipeline stages, stage 1 (default 1)")
     parser.add_argument("--ep", type=positive, default=1, help="expert-parallel ranks (default 1)")
     parser.add_argument("--dp", type=positive, default=1, help="data-parallel ranks (default 1)")
+    parser.add_argument("--lora", type=positive, metavar="RANK",
+                        help="freeze the model and train adapters of this rank, stages 1 to 3")
 
 
 def add_table(commands):
@@ -95,7 +104,7 @@ def main():
         return
     try:
         made = writer(options.folder, MODELS[options.model], stage=options.stage, dp=options.dp, tp=options.tp,
-                      pp=options.pp, ep=options.ep)
+                      pp=options.pp, ep=options.ep, lora=options.lora)
     except ValueError as error:
         parser.error(str(error))
     made.write()

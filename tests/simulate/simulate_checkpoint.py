@@ -89,6 +89,7 @@ class Writer:
         self.tag = self.folder / TAG
         self.model, self.dp, self.stage = model, dp, stage
         self.mp = {"pp_degree": 1, "tp_degree": 1}
+        self.frozen = {}  # shapes of the parameters that are not trained
 
     def write(self):
         self.prepare()
@@ -106,6 +107,10 @@ class Writer:
         self.aliases = {"lm_head.weight": next(iter(self.shapes))} if is_tied(modules) else {}
         self.groups = grouped(self.shapes, self.dp)
 
+    def names(self):
+        """Of all parameters, in the order of the model."""
+        return list(self.shapes)
+
     def write_files(self):
         (self.write_stage0, self.write_stage1_or_2, self.write_stage1_or_2, self.write_stage3)[self.stage]()
 
@@ -118,15 +123,15 @@ class Writer:
         return collections.OrderedDict((name, Size(shape)) for name, shape in shapes.items())
 
     def model_states(self, module, *, optimizer=None, param_shapes=None, aliases=None, config=None, **client_state):
-        has_frozen = self.stage >= 2
+        keeps_frozen = self.stage >= 2
         return {
             "module": module,
             "buffer_names": [],
             "optimizer": optimizer,
             "param_shapes": param_shapes and list(map(self.shape_dict, param_shapes)),
-            "frozen_param_shapes": collections.OrderedDict() if has_frozen else None,
+            "frozen_param_shapes": self.shape_dict(self.frozen) if keeps_frozen else None,
             "shared_params": (aliases or {}) if self.stage else None,
-            "frozen_param_fragments": collections.OrderedDict() if has_frozen else None,
+            "frozen_param_fragments": self.frozen_fragments() if keeps_frozen else None,
             "lr_scheduler": None,
             "data_sampler": None,
             "random_ltd": None,
@@ -139,6 +144,15 @@ class Writer:
             "ds_config": config or self.config(),
             "ds_version": DEEPSPEED_VERSION,
             **client_state}
+
+    def frozen_fragments(self):
+        """Whole copies at stage 2, at stage 3 a rank's pieces, all of which are equally long."""
+        if self.stage == 3:
+            shapes = {name: (-(-math.prod(shape) // self.dp),) for name, shape in self.frozen.items()}
+        else:
+            shapes = self.frozen
+        return collections.OrderedDict((name, Tensor(Storage(math.prod(shape), BFloat16Storage), shape))
+                                       for name, shape in shapes.items())
 
     def optimizer_file(self, states, config=None):
         return {"optimizer_state_dict": states, "ds_config": config or self.config(), "ds_version": DEEPSPEED_VERSION}
@@ -183,8 +197,10 @@ class Writer:
             for name, shape in group.shapes.items():
                 tensors[name] = Tensor(flat, shape, offset=begin)
                 begin += math.prod(shape)
+        for name, shape in self.frozen.items():
+            tensors[name] = Tensor(Storage(math.prod(shape), BFloat16Storage), shape)
         tensors.update((alias, tensors[owner]) for alias, owner in self.aliases.items())
-        return collections.OrderedDict((name, tensors[name]) for name in [*self.shapes, *self.aliases])
+        return collections.OrderedDict((name, tensors[name]) for name in [*self.names(), *self.aliases])
 
     def flat_optimizer(self, groups):
         """DeepSpeedZeroOptimizer's. `groups`: of each the rank, of those that the group is cut over."""
@@ -233,7 +249,7 @@ class Writer:
 
     def sub_group_optimizer(self, sub_groups, indices, **more):
         """The same on all ranks, whose partitions are equally long."""
-        order = {name: i for i, name in enumerate(self.shapes)}
+        order = {name: i for i, name in enumerate(self.names())}
         sizes, flat = [], []
         for group in sub_groups:
             sizes.append(sum(-(-math.prod(shape) // group.ranks) for shape in group.shapes.values()))
@@ -254,7 +270,7 @@ class Writer:
 
     def write_stage3(self):
         sub_groups, indices = self.sub_groups()
-        module = self.placeholders([*self.shapes, *self.aliases])
+        module = self.placeholders([*self.names(), *self.aliases])
         # Only rank 0 tells which names are tied.
         for dp_ranks, tied in ((range(1), self.aliases), (range(1, self.dp), {})):
             pickled = Pickled(self.model_states(module, param_shapes=[group.shapes for group in sub_groups],

@@ -190,7 +190,14 @@ CHECKPOINTS = {
     "experts2_ep2": Checkpoint({"model": "tiny-moe", "stage": 2, "dp": 4, "ep": 2},
                                "model_parallel/moe_ep2_dp4_z2_fp32", False, False),
     "experts3_ep2": Checkpoint({"model": "tiny-moe", "stage": 3, "dp": 4, "ep": 2},
-                               "model_parallel/autoep2_dp4_z3_fp32", weights=False)}
+                               "model_parallel/autoep2_dp4_z3_fp32", weights=False),
+    # zero_to_fp32.py leaves the frozen ones out at stage 1.
+    "lora1": Checkpoint({"model": "tiny-llama", "stage": 1, "dp": 2, "lora": 3}, "checkpoints/z1_bf16_full_w2",
+                        weights=False),
+    "lora2_tied": Checkpoint({"model": "tiny-bloom", "stage": 2, "dp": 3, "lora": 2},
+                             "checkpoints/z2_bf16_full_w8"),
+    "lora3_experts": Checkpoint({"model": "tiny-moe", "stage": 3, "dp": 4, "lora": 2},
+                                "checkpoints/z3_bf16_full_w6")}
 
 # What is up to the program: some have a scheduler, or say something of their own.
 CLIENT_KEYS = {"iteration", "client_note", "universal_checkpoint_info", "lr_scheduler"}
@@ -209,8 +216,13 @@ def form_of(path):
     value = load(path)
     if any(isinstance(item, torch.Tensor) for item in value.values()):
         return type(value), {type(item) for item in value.values()}
-    return form({key: type(item) if key in ("ds_config", "module", "buffer_names", "shared_params") else item
-                 for key, item in value.items() if key not in CLIENT_KEYS}, 3)
+    def shallow(key, item):
+        if key in ("ds_config", "module", "buffer_names", "shared_params"):
+            return type(item)
+        if key in ("frozen_param_shapes", "frozen_param_fragments") and item:
+            return type(item), set(map(type, item.values()))
+        return item
+    return form({key: shallow(key, item) for key, item in value.items() if key not in CLIENT_KEYS}, 3)
 
 
 class Layouts(unittest.TestCase):
@@ -249,7 +261,9 @@ class Layouts(unittest.TestCase):
                               "--output_folder", output)
 
     def weights(self, name):
-        output = self.converted("zero-to-fp32", name, self.folder / name, self.folder / name / "zero-to-fp32")
+        """Frozen ones of the stored type, as DeepSpeed's script has them."""
+        output = self.converted("zero-to-fp32", name, self.folder / name, self.folder / name / "zero-to-fp32",
+                                "--dtype", "keep")
         return load(output / "pytorch_model.bin")
 
     def test_files_are_archives_without_damage(self):
@@ -301,6 +315,8 @@ class Layouts(unittest.TestCase):
 
     def test_weights_are_all_parameters_of_the_model(self):
         for name, checkpoint in CHECKPOINTS.items():
+            if "lora" in checkpoint.options:
+                continue
             with self.subTest(name):
                 weights = self.weights(name)
                 storages = {value.data_ptr(): value.numel() for value in weights.values()}
@@ -313,6 +329,25 @@ class Layouts(unittest.TestCase):
                         shapes["lm_head.weight"] = shapes["transformer.word_embeddings.weight"]
                     self.assertEqual({key: tuple(value.shape) for key, value in weights.items()}, shapes)
                     self.assertFalse(any(value.any() for value in weights.values()))
+
+    def test_adapters_are_trained_and_the_model_is_frozen(self):
+        for name, attention in (("lora1", 4 * 2), ("lora2_tied", 2 * 3), ("lora3_experts", 5 * 3)):
+            with self.subTest(name):
+                options = CHECKPOINTS[name].options
+                model = simulate_models.MODELS[options["model"]]
+                listed = json.loads(tool("ckpt-inspect", "list", "--json", self.folder / name).stdout)["data"]
+                shapes = {kind: {each["name"]: tuple(each["shape"]) for each in listed["tensors"]
+                                 if each["kind"] == kind and "alias_of" not in each}
+                          for kind in ("trainable", "frozen", "buffer")}
+                self.assertEqual(shapes["buffer"], {})
+                self.assertEqual(sum(map(math.prod, shapes["frozen"].values())),
+                                 simulate_models.parameter_count(model))
+                self.assertEqual(len(shapes["trainable"]), 2 * attention)
+                for adapter, (rows, columns) in shapes["trainable"].items():
+                    base, kind = re.fullmatch(r"(.*)\.lora_([AB])\.default\.weight", adapter).groups()
+                    out, into = shapes["frozen"][f"{base}.base_layer.weight"]
+                    self.assertEqual((rows, columns), (options["lora"], into) if kind == "A" else
+                                     (out, options["lora"]))
 
     def test_a_pipeline_has_its_vocabulary_padded_and_slices_of_their_own(self):
         weights = self.weights("pipeline_tied")
@@ -428,6 +463,8 @@ class Arguments(Case):
                               ({"stage": 1, "pp": 8}, "cannot be 8 pipeline stages"),
                               ({"stage": 2, "pp": 2}, "are for stage 1"),
                               ({"stage": 2, "ep": 2}, "--ep is for models with experts"),
+                              ({"stage": 0, "lora": 2}, "at stages 1 to 3"),
+                              ({"stage": 1, "tp": 2, "lora": 2}, "data parallelism alone"),
                               ({"stage": 1, "model": "tiny-moe", "dp": 3, "ep": 2}, "3 ranks cannot be groups of 2"),
                               ({"stage": 1, "model": "tiny-moe", "dp": 3, "ep": 3}, "4 experts cannot be on 3")):
             with self.assertRaisesRegex((SystemExit, ValueError), what):
@@ -522,6 +559,20 @@ class Sizes(Case):
         # 70.55e9 / 16 is more than four times the size of a sub-group.
         self.assertEqual(len(shapes), 6)
         self.assertLess(sum(path.stat().st_blocks for path in tag.iterdir()) * 512, 64 << 20)
+
+    def test_adapters_of_deepseek_v3_leave_46000_parameters_frozen_and_all_are_planned(self):
+        """Planning was quadratic in these; frozen_params_test.cpp says why it is not."""
+        written(self.folder / "lora", "deepseek-v3", stage=1, dp=2, lora=8)
+        model = simulate_models.MODELS["deepseek-v3"]
+        frozen = simulate_models.shapes_of(simulate_models.modules_of(model), model.experts.count)
+        self.assertGreater(len(frozen), 45_000)
+        attention = sum(len(shape) == 2 and ".self_attn." in name for name, shape in frozen.items())
+        done = tool("zero-to-fp32", self.folder / "lora", self.folder / "weights", "--dry-run", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        planned = [each for file in json.loads(done.stdout)["data"]["files"] for each in file.get("tensors", [])]
+        self.assertEqual(len(planned), len(frozen) + 2 * attention)
+        self.assertEqual(sum(math.prod(each["shape"]) for each in planned if ".lora_" not in each["name"]),
+                         671_026_419_200)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,74 @@
+#include "checkpoint/frozen_params.h"
+
+#include <cstdint>
+
+#include "base/error.h"
+#include "deepspeed/keys.h"
+#include "deepspeed/zero_layout.h"
+
+namespace dsckpt {
+using pickle::Value;
+
+bool FrozenParams::add(std::string name, TensorSource value) {
+  if (!index_.emplace(name, entries_.size()).second) return false;
+  entries_.emplace_back(std::move(name), std::move(value));
+  return true;
+}
+
+const TensorSource* FrozenParams::find(const std::string& name) const {
+  const auto found = index_.find(name);
+  return found == index_.end() ? nullptr : &entries_[found->second].second;
+}
+
+FrozenParams whole_frozen(const ModelStates& model) {
+  FrozenParams frozen;
+  if (model.frozen_param_fragments) {
+    const Where where = model.fields.where(keys::kFrozenParamFragments);
+    for (const auto& [name, shape] : model.frozen_param_shapes) {
+      // Frozen since the optimizer was made, which still owns it: then its master counts.
+      if (model.is_trainable(name)) continue;
+      in_context({.file = where.file, .member = where.member, .tensor = name}, [&] {
+        TensorSource value = model.shard().archive.tensor(model.frozen_param_fragments->at(name));
+        if (value.shape() != shape) {
+          throw InconsistentError({}, "has another shape in frozen_param_shapes");
+        }
+        frozen.add(name, std::move(value));
+      });
+    }
+  }
+  for (const auto& [name, value] : model.rest_of_module()) {
+    if (frozen.find(name) != nullptr) continue;
+    in_context({.file = model.shard().display, .tensor = name},
+               [&] { frozen.add(name, model.shard().archive.tensor(value)); });
+  }
+  return frozen;
+}
+
+FrozenParams cut_frozen(const std::vector<RankModel>& models) {
+  FrozenParams frozen;
+  const ModelStates& reference = *models.front().states;
+  if (!reference.frozen_param_fragments) return frozen;
+  for (const auto& [name, shape] : reference.frozen_param_shapes) {
+    // Frozen since the optimizer was made, which still owns it: then its master counts.
+    if (reference.is_trainable(name)) continue;
+    const uint64_t piece = piece_of(static_cast<uint64_t>(numel(shape)), models.size());
+    std::vector<TensorSource> pieces;
+    for (const auto& [shard, states] : models) {
+      const Where where = shard->where(keys::kFrozenParamFragments);
+      in_context({.file = where.file, .member = where.member, .tensor = name}, [&] {
+        const Value fragments = states->fields[keys::kFrozenParamFragments];
+        TensorSource fragment = shard->archive.tensor(fragments.at(name)).flatten();
+        if (static_cast<uint64_t>(fragment.numel()) != piece) {
+          throw InconsistentError({}, "has " + std::to_string(fragment.numel()) +
+                                          " elements, a rank's piece is " + std::to_string(piece));
+        }
+        pieces.push_back(std::move(fragment));
+      });
+    }
+    frozen.add(name,
+               TensorSource::cat(0, std::move(pieces)).narrow(0, 0, numel(shape)).view(shape));
+  }
+  return frozen;
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,45 @@
+// Parameters that no optimizer owns.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/model_states.h"
+#include "plan/tensor_source.h"
+
+namespace dsckpt {
+
+// The frozen parameters of one world by name, in the order in which they were added. Models with
+// adapters have tens of thousands of them, so a name is found in constant time.
+class FrozenParams {
+ public:
+  using Entry = std::pair<std::string, TensorSource>;
+
+  // Whether it was added: false, and nothing happens, if the name is there already.
+  bool add(std::string name, TensorSource value);
+  // nullptr if there is none of this name.
+  const TensorSource* find(const std::string& name) const;
+
+  size_t size() const { return entries_.size(); }
+  std::vector<Entry>::const_iterator begin() const { return entries_.begin(); }
+  std::vector<Entry>::const_iterator end() const { return entries_.end(); }
+
+ private:
+  std::vector<Entry> entries_;
+  std::unordered_map<std::string, size_t> index_;
+};
+
+// Those of stages 1 and 2, in the model's order: frozen_param_fragments, which stage 2 keeps beside
+// `module`, then what is in `module` alone. Throws InconsistentError for one that does not have the
+// shape in frozen_param_shapes.
+FrozenParams whole_frozen(const ModelStates& model);
+
+// Those of stage 3, put together from the fragments of all ranks. Throws InconsistentError for a
+// fragment that is not a rank's piece (ceil(numel / ranks) elements), CorruptError for one that is
+// missing.
+FrozenParams cut_frozen(const std::vector<RankModel>& models);
+
+}  // namespace dsckpt
