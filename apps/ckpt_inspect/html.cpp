@@ -120,7 +120,7 @@ void write_html(const Findings& findings, const HtmlOptions& options, const cli:
   if (std::filesystem::is_directory(file, ignored))
     throw UsageError(options.file + ": is a folder");
   if (std::filesystem::exists(status) && !options.force) {
-    throw std::move(UsageError(options.file + ": exists already")).with_hint("--force replaces it");
+    throw UsageError(options.file + ": exists already").with_hint("--force replaces it");
   }
   HtmlReport report;
   report.title = findings.path;

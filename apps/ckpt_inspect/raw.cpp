@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "base/error.h"
 #include "ckpt_inspect/commands.h"
+#include "dsckpt/error.h"
 #include "format/torch_archive.h"
 #include "format/torch_legacy.h"
 #include "format/zip.h"

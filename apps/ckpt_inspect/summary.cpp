@@ -295,7 +295,7 @@ Command add_summary(CLI::App& app, cli::Common& common) {
   add_html_options(app, args->html);
   return {&app, [&app, &common, args] {
             if (args->path.empty()) {
-              throw std::move(UsageError("path is required")).with_hint("--help lists the options");
+              throw UsageError("path is required").with_hint("--help lists the options");
             }
             return summary(app, common, *args);
           }};

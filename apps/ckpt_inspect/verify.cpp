@@ -70,7 +70,7 @@ int verify_path(const CLI::App& app, const cli::Common& common, const Arguments&
     throw UsageError(args.new_manifest + ": is there already; --force replaces it");
   }
   if (!args.contents.roots.empty() && !(args.manifest + args.new_manifest).empty()) {
-    throw std::move(UsageError("a manifest is of one folder, not of several roots"))
+    throw UsageError("a manifest is of one folder, not of several roots")
         .with_hint("make or check one for each root");
   }
   VerifyOptions options = args.verify;

@@ -6,8 +6,8 @@
 
 #include "base/text.h"
 #include "cli/terminal.h"
-#include "job/job.h"
-#include "job/run.h"
+#include "job/job_impl.h"
+#include "job/run_job.h"
 #include "report/report.h"
 
 namespace dsckpt::cli {

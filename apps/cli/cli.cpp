@@ -12,9 +12,9 @@
 #include <new>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
 #include "cli/spelling.h"
 #include "cli/terminal.h"
+#include "dsckpt/error.h"
 #include "report/report.h"
 
 namespace dsckpt::cli {
@@ -65,7 +65,7 @@ bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
     return false;
   } catch (const CLI::ParseError& error) {
     const std::string meant = did_you_mean(app, arguments);
-    throw std::move(UsageError(error.what()))
+    throw UsageError(error.what())
         .with_hint((meant.empty() ? "" : meant + " ") + "--help lists the options");
   }
 }

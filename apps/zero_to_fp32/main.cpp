@@ -16,7 +16,7 @@
 #include "cli/cli.h"
 #include "dsckpt/error.h"
 #include "dsckpt/weights.h"
-#include "job/job.h"
+#include "job/job_impl.h"
 #include "weights/weights_format.h"
 
 namespace dsckpt {
@@ -113,7 +113,7 @@ void add_options(CLI::App& app, Arguments& args) {
 void check_combinations(const Arguments& args) {
   if (args.peft.empty()) {
     if (args.output_dir.empty()) {
-      throw std::move(UsageError("output_dir is required")).with_hint("--help lists the options");
+      throw UsageError("output_dir is required").with_hint("--help lists the options");
     }
     if (!args.adapter.config.empty() || args.adapter.lora_alpha) {
       throw UsageError("--peft-config and --lora-alpha go with --peft");
@@ -121,7 +121,7 @@ void check_combinations(const Arguments& args) {
     return;
   }
   if (!args.output_dir.empty()) {
-    throw std::move(UsageError("output_dir and --peft are both given"))
+    throw UsageError("output_dir and --peft are both given")
         .with_hint("--peft writes the adapter alone; run again for the weights");
   }
   if (args.weights.states || !args.weights.hf_config.empty()) {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 

@@ -6,8 +6,8 @@
 #include <optional>
 #include <span>
 
-#include "base/dtype.h"
 #include "base/widen.h"
+#include "dsckpt/dtype.h"
 
 namespace dsckpt {
 

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "base/dtype.h"
+#include "dsckpt/dtype.h"
 
 namespace dsckpt {
 

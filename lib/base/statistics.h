@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "base/dtype.h"
+#include "dsckpt/dtype.h"
 
 namespace dsckpt {
 

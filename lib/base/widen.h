@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <limits>
 
-#include "base/dtype.h"
+#include "dsckpt/dtype.h"
 
 namespace dsckpt {
 

@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "base/dtype.h"
-#include "base/error.h"
+#include "base/dtype_names.h"
+#include "dsckpt/error.h"
 #include "pickle/pickle.h"
 #include "plan/tensor_source.h"
 

@@ -8,10 +8,10 @@
 #include <unordered_set>
 #include <utility>
 
-#include "base/error.h"
 #include "checkpoint/experts.h"
 #include "checkpoint/universal_info.h"
 #include "deepspeed/keys.h"
+#include "dsckpt/error.h"
 #include "format/compare_values.h"
 
 namespace dsckpt {
@@ -297,10 +297,9 @@ class Assembler {
         is_constant(draft_.inputs, slices.front())) {
       return;
     }
-    throw std::move(
-        InconsistentError(world(0, 0).model->fields.where(keys::kUniversalCheckpointInfo),
-                          "says that the tensor-parallel ranks have parts of it, but "
-                          "they all have the same"))
+    throw InconsistentError(world(0, 0).model->fields.where(keys::kUniversalCheckpointInfo),
+                            "says that the tensor-parallel ranks have parts of it, but "
+                            "they all have the same")
         .with_hint("--tp-rule 'REGEX=replicated' says otherwise");
   }
 

@@ -7,12 +7,12 @@
 #include <unordered_map>
 #include <utility>
 
-#include "base/error.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/salvage.h"
 #include "checkpoint/tag_folder.h"
 #include "checkpoint/weights.h"
 #include "deepspeed/keys.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "base/error.h"
 #include "checkpoint/optim_states.h"
 #include "deepspeed/keys.h"
+#include "dsckpt/error.h"
 #include "format/meta_tensor.h"
 
 namespace dsckpt {

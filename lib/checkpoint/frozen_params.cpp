@@ -2,9 +2,9 @@
 
 #include <cstdint>
 
-#include "base/error.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/zero_layout.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 using pickle::Value;

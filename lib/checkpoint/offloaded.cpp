@@ -7,10 +7,10 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/error.h"
 #include "checkpoint/flat_states.h"
 #include "checkpoint/optim_states.h"
 #include "deepspeed/keys.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;

@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/shard.h"
+#include "dsckpt/dtype.h"
 #include "io/input_file.h"
 #include "plan/tensor_source.h"
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "format/meta_tensor.h"
 
 namespace dsckpt {

@@ -7,10 +7,10 @@
 #include <optional>
 #include <utility>
 
-#include "base/error.h"
 #include "base/kernels.h"
 #include "checkpoint/flat_states.h"
 #include "deepspeed/keys.h"
+#include "dsckpt/error.h"
 #include "format/compare_values.h"
 #include "format/meta_tensor.h"
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {

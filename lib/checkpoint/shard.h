@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
 #include "checkpoint/tag_folder.h"
+#include "dsckpt/error.h"
 #include "format/torch_archive.h"
 #include "io/input_file.h"
 #include "pickle/pickle.h"

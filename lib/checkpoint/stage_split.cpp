@@ -6,8 +6,8 @@
 #include <set>
 #include <utility>
 
-#include "base/error.h"
 #include "deepspeed/keys.h"
+#include "dsckpt/error.h"
 #include "format/meta_tensor.h"
 
 namespace dsckpt {

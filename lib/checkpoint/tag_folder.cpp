@@ -7,7 +7,7 @@
 #include <tuple>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "format/zip.h"
 #include "io/input_file.h"
 
@@ -143,9 +143,9 @@ fs::path find_in_root(const fs::path& root, const std::string& tag, bool tag_was
   const auto latest = latest_in(root);
   if (!tag_was_given && latest) {
     if (const std::string named = read_latest(*latest); named != tag) {
-      throw std::move(
-          InconsistentError({.file = latest->string()},
-                            "names the tag '" + named + "', in the first root it is '" + tag + "'"))
+      throw InconsistentError(
+          {.file = latest->string()},
+          "names the tag '" + named + "', in the first root it is '" + tag + "'")
           .with_hint("--tag says which one to read");
     }
   }
@@ -251,8 +251,8 @@ TagFolder find_tag_folder(const fs::path& given, const std::string& tag,
   }
   folder.shards = list_shards(folder.path);
   if (folder.shards.empty()) {
-    throw std::move(InconsistentError({.file = folder.path.string()},
-                                      "holds no DeepSpeed shards" + whats_there(folder.path)))
+    throw InconsistentError({.file = folder.path.string()},
+                            "holds no DeepSpeed shards" + whats_there(folder.path))
         .with_hint("give the folder that has the file `latest`, or --tag");
   }
   for (const fs::path& root : roots) {

@@ -3,7 +3,7 @@
 #include <array>
 #include <utility>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 
@@ -18,7 +18,7 @@ TpRule TpRule::parse(std::string_view text) {
       if (text.substr(equals + 1) == name) return {std::string(text.substr(0, equals)), how};
     }
   }
-  throw std::move(UsageError("'" + std::string(text) + "' is no rule for tensor-parallel slices"))
+  throw UsageError("'" + std::string(text) + "' is no rule for tensor-parallel slices")
       .with_hint("REGEX=cat:0, REGEX=cat:1, REGEX=replicated or REGEX=average");
 }
 

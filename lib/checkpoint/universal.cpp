@@ -12,7 +12,6 @@
 #include <unordered_set>
 #include <utility>
 
-#include "base/error.h"
 #include "base/text.h"
 #include "checkpoint/assemble.h"
 #include "checkpoint/experts.h"
@@ -23,6 +22,7 @@
 #include "checkpoint/universal_split.h"
 #include "checkpoint/zero_world.h"
 #include "deepspeed/keys.h"
+#include "dsckpt/error.h"
 #include "format/meta_tensor.h"
 
 namespace dsckpt {

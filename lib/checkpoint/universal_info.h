@@ -10,11 +10,11 @@
 #include <variant>
 #include <vector>
 
-#include "base/dtype.h"
 #include "checkpoint/affine_map.h"
 #include "checkpoint/shard.h"
 #include "checkpoint/tp_rule.h"
 #include "deepspeed/universal_form.h"
+#include "dsckpt/dtype.h"
 #include "plan/tensor_source.h"
 
 namespace dsckpt {

@@ -5,9 +5,9 @@
 #include <unordered_set>
 #include <utility>
 
-#include "base/error.h"
 #include "checkpoint/experts.h"
 #include "deepspeed/keys.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {

@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/error.h"
 #include "checkpoint/tag_folder.h"
 #include "deepspeed/shard_name.h"
+#include "dsckpt/error.h"
 #include "format/tensors_in.h"
 #include "io/content_name.h"
 

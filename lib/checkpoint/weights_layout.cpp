@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
 #include "base/kernels.h"
 #include "base/text.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/weights.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {

@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
 #include "checkpoint/assemble.h"
 #include "checkpoint/experts.h"
 #include "checkpoint/layout.h"
@@ -22,6 +21,7 @@
 #include "checkpoint/plain_optimizer.h"
 #include "checkpoint/stage_split.h"
 #include "deepspeed/keys.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/error.h"
 #include "checkpoint/assemble.h"
 #include "checkpoint/experts.h"
 #include "checkpoint/flat_states.h"
@@ -20,6 +19,7 @@
 #include "checkpoint/zero_world.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/zero_layout.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {

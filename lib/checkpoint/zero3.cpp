@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/error.h"
 #include "checkpoint/assemble.h"
 #include "checkpoint/experts.h"
 #include "checkpoint/flat_states.h"
@@ -23,6 +22,7 @@
 #include "checkpoint/zero_world.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/zero_layout.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;

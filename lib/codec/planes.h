@@ -9,7 +9,7 @@
 #include <span>
 
 #include "base/bytes.h"
-#include "base/dtype.h"
+#include "dsckpt/dtype.h"
 
 namespace dsckpt {
 

@@ -4,7 +4,7 @@
 #include <charconv>
 #include <cmath>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "base/error.h"
 #include "deepspeed/config_place.h"
+#include "dsckpt/error.h"
 #include "io/input_file.h"
 
 namespace dsckpt {

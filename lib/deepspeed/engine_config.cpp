@@ -7,9 +7,9 @@
 #include <limits>
 #include <utility>
 
-#include "base/error.h"
 #include "deepspeed/config_place.h"
 #include "deepspeed/ds_config.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 using nlohmann::ordered_json;

@@ -29,7 +29,7 @@ class DSCKPT_EXPORT Job {
   std::vector<JobFile> files() const;
   uint64_t bytes_read() const;
   uint64_t bytes_written() const;
-  // What a tool's `--dry-run --json` shows of it (apps/ckpt_inspect/JSON.md): one JSON object.
+  // What a tool's `--dry-run --json` shows of it (apps/README.md#json): one JSON object.
   std::string json() const;
 
   // The library's own.

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/error.h"
 #include "base/kernels.h"
+#include "dsckpt/error.h"
 #include "exec/item_reader.h"
 #include "exec/record_checks.h"
 #include "exec/workers.h"

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/error.h"
 #include "base/kernels.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {

@@ -4,8 +4,8 @@
 #include <iterator>
 #include <tuple>
 
-#include "base/error.h"
 #include "base/kernels.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {

@@ -12,8 +12,8 @@
 #include <string>
 #include <system_error>
 
-#include "base/error.h"
 #include "codec/packed_index.h"
+#include "dsckpt/error.h"
 #include "exec/frame_cuts.h"
 #include "io/content_name.h"
 

@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "io/input_file.h"
 
 namespace dsckpt {

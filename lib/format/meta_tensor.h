@@ -6,7 +6,7 @@
 
 #include <optional>
 
-#include "base/dtype.h"
+#include "base/dtype_names.h"
 #include "format/torch_archive.h"
 #include "pickle/pickle.h"
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "base/kernels.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {

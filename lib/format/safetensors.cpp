@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/error.h"
 #include "base/keyed_hash.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/dtype.h"
+#include "dsckpt/dtype.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
 #include "plan/tensor_source.h"

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/error.h"
 #include "base/keyed_hash.h"
 #include "base/widen.h"
+#include "dsckpt/error.h"
 #include "format/foreign_file.h"
 #include "format/torch_legacy.h"
 #include "format/zip.h"

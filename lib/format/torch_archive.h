@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/dtype.h"
+#include "base/dtype_names.h"
 #include "io/input_file.h"
 #include "pickle/pickle.h"
 #include "plan/copy_plan.h"

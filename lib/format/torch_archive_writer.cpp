@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "format/meta_tensor.h"
 #include "format/torch_archive.h"
 #include "format/torch_legacy.h"

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "base/dtype.h"
-#include "base/error.h"
+#include "base/dtype_names.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {

@@ -9,9 +9,9 @@
 #include <unordered_set>
 #include <vector>
 
-#include "base/dtype.h"
 #include "base/extent.h"
 #include "base/keyed_hash.h"
+#include "dsckpt/dtype.h"
 #include "io/input_file.h"
 #include "pickle/pickle.h"
 

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "format/tensors_in.h"
 #include "format/torch_legacy.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "format/safetensors.h"
 #include "format/torch_legacy.h"
 

@@ -4,8 +4,8 @@
 
 #include <vector>
 
-#include "base/dtype.h"
 #include "base/extent.h"
+#include "dsckpt/dtype.h"
 #include "format/torch_archive.h"
 #include "io/input_file.h"
 

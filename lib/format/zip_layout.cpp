@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "format/zip.h"
 #include "format/zip_records.h"
 

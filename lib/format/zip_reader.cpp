@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/error.h"
 #include "base/kernels.h"
+#include "dsckpt/error.h"
 #include "format/zip.h"
 #include "format/zip_records.h"
 

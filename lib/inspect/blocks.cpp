@@ -6,7 +6,7 @@
 #include <optional>
 #include <tuple>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "exec/workers.h"
 #include "format/read_tensor.h"
 

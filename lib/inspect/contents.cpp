@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;

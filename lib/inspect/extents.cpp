@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {

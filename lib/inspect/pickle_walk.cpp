@@ -4,7 +4,7 @@
 #include <charconv>
 #include <vector>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 

@@ -6,7 +6,7 @@
 #include <iterator>
 #include <system_error>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "inspect/scan_content.h"
 #include "io/input_file.h"
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "base/error.h"
 #include "base/kernels.h"
+#include "dsckpt/error.h"
 #include "format/read_tensor.h"
 
 namespace dsckpt {
@@ -26,7 +26,7 @@ struct Index {
 };
 
 [[noreturn]] void throw_bad_slice(std::string_view slice, const std::string& why) {
-  throw std::move(UsageError("'" + std::string(slice) + "' is no slice: " + why))
+  throw UsageError("'" + std::string(slice) + "' is no slice: " + why)
       .with_hint("write it as in Python: 3, -1, 2:5, :8, ... with commas between dimensions");
 }
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/dtype.h"
+#include "dsckpt/dtype.h"
 #include "io/input_file.h"
 #include "plan/tensor_source.h"
 

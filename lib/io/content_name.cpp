@@ -5,8 +5,8 @@
 #include <system_error>
 #include <utility>
 
-#include "base/error.h"
 #include "codec/packed_index.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -50,8 +50,8 @@ void refuse_two_forms(const fs::path& content) {
     if (!fs::exists(path, failed)) continue;
     const std::string name = path.filename().string();
     if (!first.empty()) {
-      throw std::move(
-          InconsistentError({.file = content.string()}, "is there as " + first + " and as " + name))
+      throw InconsistentError({.file = content.string()},
+                              "is there as " + first + " and as " + name)
           .with_hint("leave one of them in the folder");
     }
     first = name;

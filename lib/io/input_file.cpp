@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "io/packed_file.h"
 #include "io/stored_file.h"
 #include "io/zstd_file.h"

@@ -7,7 +7,7 @@
 
 #include <cerrno>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 

@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <string>
 
-#include "base/error.h"
 #include "codec/frame.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {

@@ -11,7 +11,7 @@
 #include <list>
 #include <mutex>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {

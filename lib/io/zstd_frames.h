@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "io/stored_file.h"
 
 namespace dsckpt {

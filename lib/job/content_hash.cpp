@@ -4,7 +4,7 @@
 #include <atomic>
 #include <span>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "exec/frame_cuts.h"
 #include "exec/workers.h"
 

@@ -6,7 +6,7 @@
 
 #include "base/sha256.h"
 #include "dsckpt/run.h"
-#include "job/job.h"
+#include "job/job_impl.h"
 
 namespace dsckpt {
 

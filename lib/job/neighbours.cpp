@@ -9,9 +9,9 @@
 #include <system_error>
 #include <utility>
 
-#include "base/dtype.h"
-#include "base/error.h"
 #include "deepspeed/shard_name.h"
+#include "dsckpt/dtype.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <system_error>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "io/content_name.h"
 
 namespace dsckpt {

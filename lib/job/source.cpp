@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/error.h"
 #include "checkpoint/weights.h"
+#include "dsckpt/error.h"
 #include "format/read_tensor.h"
 #include "io/mapped_file.h"
 

@@ -6,9 +6,9 @@
 #include <memory>
 #include <mutex>
 
-#include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "dsckpt/checkpoint.h"
+#include "dsckpt/error.h"
 #include "io/input_file.h"
 #include "io/mapped_file.h"
 

@@ -5,12 +5,12 @@
 #include <chrono>
 #include <map>
 
-#include "base/error.h"
 #include "codec/frame.h"
+#include "dsckpt/error.h"
 #include "exec/frame_cuts.h"
 #include "exec/workers.h"
 #include "job/content_hash.h"
-#include "job/job.h"
+#include "job/job_impl.h"
 
 namespace dsckpt {
 namespace {

@@ -5,13 +5,13 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
-#include "base/error.h"
 #include "base/text.h"
+#include "dsckpt/error.h"
 #include "dsckpt/pack.h"
 #include "exec/frame_cuts.h"
 #include "format/typed_extents.h"
 #include "io/content_name.h"
-#include "job/job.h"
+#include "job/job_impl.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;

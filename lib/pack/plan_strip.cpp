@@ -11,17 +11,17 @@
 #include <system_error>
 #include <utility>
 
-#include "base/error.h"
 #include "base/text.h"
 #include "checkpoint/offloaded.h"
 #include "checkpoint/shard.h"
 #include "checkpoint/tag_folder.h"
 #include "deepspeed/keys.h"
+#include "dsckpt/error.h"
 #include "dsckpt/pack.h"
 #include "format/archive_copy.h"
 #include "format/trimmed_storages.h"
 #include "io/content_name.h"
-#include "job/job.h"
+#include "job/job_impl.h"
 #include "job/neighbours.h"
 #include "pack/training_values.h"
 

@@ -1,6 +1,6 @@
 #include "pickle/literals.h"
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "pickle/nodes.h"
 
 namespace dsckpt::pickle {

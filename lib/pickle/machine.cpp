@@ -1,8 +1,8 @@
 #include <charconv>
 #include <system_error>
 
-#include "base/error.h"
 #include "base/keyed_hash.h"
+#include "dsckpt/error.h"
 #include "pickle/literals.h"
 #include "pickle/nodes.h"
 #include "pickle/opcodes.h"

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/dtype.h"
+#include "dsckpt/dtype.h"
 #include "pickle/pickle.h"
 
 namespace dsckpt {

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/error.h"
 #include "base/keyed_hash.h"
+#include "dsckpt/error.h"
 #include "pickle/literals.h"
 #include "pickle/nodes.h"
 #include "pickle/opcodes.h"

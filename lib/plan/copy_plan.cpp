@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 

@@ -14,8 +14,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "base/dtype.h"
 #include "base/extent.h"
+#include "dsckpt/dtype.h"
 #include "plan/tensor_source.h"
 
 namespace dsckpt {

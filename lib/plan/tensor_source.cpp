@@ -9,7 +9,7 @@
 #include <variant>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {

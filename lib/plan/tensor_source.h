@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
+#include "base/dtype_names.h"
 #include "base/extent.h"
 
 namespace dsckpt {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "dsckpt/reshard.h"
 #include "dsckpt/universal.h"
 #include "dsckpt/weights.h"

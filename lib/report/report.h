@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "base/text.h"
 #include "checkpoint/checkpoint.h"
+#include "dsckpt/error.h"
 #include "inspect/contents.h"
 #include "inspect/extents.h"
 #include "inspect/summary.h"
-#include "job/job.h"
+#include "job/job_impl.h"
 
 namespace dsckpt {
 

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <utility>
 
-#include "base/error.h"
 #include "deepspeed/keys.h"
+#include "dsckpt/error.h"
 #include "job/neighbours.h"
 
 namespace dsckpt {

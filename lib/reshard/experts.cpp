@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/error.h"
 #include "checkpoint/experts.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 using pickle::Document;

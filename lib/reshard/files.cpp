@@ -11,12 +11,12 @@
 #include <unordered_map>
 #include <utility>
 
-#include "base/error.h"
 #include "checkpoint/shard.h"
 #include "deepspeed/config_pickle.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/loss_scaler.h"
 #include "deepspeed/shard_name.h"
+#include "dsckpt/error.h"
 #include "format/archive_copy.h"
 #include "pickle/python_objects.h"
 #include "reshard/layout.h"

@@ -4,9 +4,9 @@
 #include <unordered_set>
 #include <utility>
 
-#include "base/error.h"
 #include "checkpoint/shard.h"
 #include "deepspeed/keys.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 using pickle::Kind;

@@ -4,14 +4,14 @@
 #include <set>
 #include <utility>
 
-#include "base/error.h"
 #include "base/text.h"
 #include "checkpoint/tag_folder.h"
 #include "deepspeed/ds_config.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
+#include "dsckpt/error.h"
 #include "dsckpt/reshard.h"
-#include "job/job.h"
+#include "job/job_impl.h"
 #include "job/neighbours.h"
 #include "reshard/batch_plan.h"
 #include "reshard/copies.h"
@@ -126,10 +126,9 @@ void lay_out_world(const Checkpoint& world, const TargetOptions& options, PlanBu
 void refuse_folded(const Checkpoint& source) {
   const CheckpointFile& file = source.model_files().front();
   if (file.archive->root().find_or_none(keys::kFolding).is_none()) return;
-  throw std::move(
-      UnsupportedError({.file = file.path.string(), .member = std::string(keys::kFolding)},
-                       "says that AutoEP is folded with tensor parallelism, which is "
-                       "not resharded"))
+  throw UnsupportedError({.file = file.path.string(), .member = std::string(keys::kFolding)},
+                         "says that AutoEP is folded with tensor parallelism, which is "
+                         "not resharded")
       .with_hint("to-universal reads it");
 }
 

@@ -11,12 +11,12 @@
 #include <unordered_set>
 #include <utility>
 
-#include "base/error.h"
 #include "deepspeed/config_pickle.h"
 #include "deepspeed/ds_config.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
 #include "deepspeed/zero_layout.h"
+#include "dsckpt/error.h"
 #include "job/source.h"
 #include "reshard/experts.h"
 
@@ -177,7 +177,7 @@ class TargetBuilder {
 
   void check_start() const {
     if (source_.model_files().empty()) {
-      throw std::move(UsageError("weights do not tell the optimizer and its parameter groups"))
+      throw UsageError("weights do not tell the optimizer and its parameter groups")
           .with_hint("--like CHECKPOINT takes them from a checkpoint of the new run");
     }
     if (facts().elastic) {
@@ -242,9 +242,8 @@ class TargetBuilder {
   // Throws where the files do not tell and the configuration, which would, is not understood.
   void need_config() const {
     if (engine_ || unread_.empty()) return;
-    throw std::move(
-        UnsupportedError({.file = file_of(reference_), .member = std::string(keys::kDsConfig)},
-                         "is needed and not understood: " + unread_))
+    throw UnsupportedError({.file = file_of(reference_), .member = std::string(keys::kDsConfig)},
+                           "is needed and not understood: " + unread_)
         .with_hint(kConfigHint);
   }
 
@@ -267,9 +266,9 @@ class TargetBuilder {
                        std::to_string(target_.stage));
     }
     if (facts().from_weights && target_.stage == 0) {
-      throw std::move(UnsupportedError({.file = file_of(reference_)},
-                                       "is of stage 0, where a run does not start from shards as "
-                                       "it would from the weights"))
+      throw UnsupportedError({.file = file_of(reference_)},
+                             "is of stage 0, where a run does not start from shards as "
+                             "it would from the weights")
           .with_hint("give the weights to the model before deepspeed.initialize");
     }
     target_.engine.zero_stage = target_.stage;
@@ -283,8 +282,8 @@ class TargetBuilder {
     if (options_.like == nullptr) {
       if (own.empty() && !as_it_is) {
         if (!facts().states_assigned) throw unassigned_states(source_);
-        throw std::move(UnsupportedError({.file = source_.tag_folder().string()},
-                                         "does not tell the optimizer's parameter groups"))
+        throw UnsupportedError({.file = source_.tag_folder().string()},
+                               "does not tell the optimizer's parameter groups")
             .with_hint(kGroupsHint);
       }
       target_.groups = own;
@@ -325,9 +324,8 @@ class TargetBuilder {
         target_.groups.begin(), target_.groups.end(),
         [&](const ParamGroup& group) { return group.ep_size > 1 && group.ep_size < target_.dp; });
     if (!matters) return false;
-    throw std::move(
-        UnsupportedError({.file = file_of(source_), .member = std::string(keys::kDsConfig)},
-                         "is needed: it says in which order the ranks share experts"))
+    throw UnsupportedError({.file = file_of(source_), .member = std::string(keys::kDsConfig)},
+                           "is needed: it says in which order the ranks share experts")
         .with_hint(kConfigHint);
   }
 
@@ -407,9 +405,9 @@ class TargetBuilder {
     for (const ParamGroup& group : target_.groups) {
       for (const std::string& name : group.params) {
         if (has_states(*source_.find(name))) continue;
-        throw std::move(UnsupportedError({.file = file_of(source_), .tensor = name},
-                                         "has no optimizer state: it is frozen, or was never given "
-                                         "a gradient, and the file does not tell which"))
+        throw UnsupportedError({.file = file_of(source_), .tensor = name},
+                               "has no optimizer state: it is frozen, or was never given "
+                               "a gradient, and the file does not tell which")
             .with_hint(kGroupsHint);
       }
     }
@@ -490,9 +488,9 @@ class TargetBuilder {
     if (facts().zero_stage == 0 || options_.like != nullptr) return;
     for (const Param& param : source_.params()) {
       if (param.kind == ParamKind::frozen && param.weight.numel() == 0) {
-        throw std::move(UnsupportedError({.file = file_of(source_), .tensor = param.name},
-                                         "has no elements, and the files do not tell whether the "
-                                         "optimizer has it, which stage 0 counts"))
+        throw UnsupportedError({.file = file_of(source_), .tensor = param.name},
+                               "has no elements, and the files do not tell whether the "
+                               "optimizer has it, which stage 0 counts")
             .with_hint(kGroupsHint);
       }
     }
@@ -583,16 +581,15 @@ class TargetBuilder {
     constexpr std::string_view kHint =
         "--like CHECKPOINT takes the hyper-parameters from a checkpoint of the new run";
     if (target_.wrapper != EngineWrapper::zero12) {
-      throw std::move(UnsupportedError({.file = source_.tag_folder().string()},
-                                       "is elastic and has no hyper-parameters, which only stages "
-                                       "1 and 2 can do without"))
+      throw UnsupportedError({.file = source_.tag_folder().string()},
+                             "is elastic and has no hyper-parameters, which only stages "
+                             "1 and 2 can do without")
           .with_hint(std::string(kHint));
     }
     if (!source_.wrapper_state().value.find(keys::kBaseOptimizerStateStep)) {
-      throw std::move(
-          UnsupportedError({.file = source_.tag_folder().string()},
-                           "is elastic and has no base_optimizer_state_step, without which "
-                           "DeepSpeed does not load it, not even at its own number of ranks"))
+      throw UnsupportedError({.file = source_.tag_folder().string()},
+                             "is elastic and has no base_optimizer_state_step, without which "
+                             "DeepSpeed does not load it, not even at its own number of ranks")
           .with_hint(std::string(kHint));
     }
   }
@@ -622,10 +619,9 @@ class TargetBuilder {
       note("no ds_config says so: round_robin_gradients is taken to be off");
       return;
     }
-    throw std::move(
-        UnsupportedError({.file = file_of(reference_), .member = std::string(keys::kDsConfig)},
-                         "is not there, but the files are of a run with "
-                         "round_robin_gradients, which has to be written down"))
+    throw UnsupportedError({.file = file_of(reference_), .member = std::string(keys::kDsConfig)},
+                           "is not there, but the files are of a run with "
+                           "round_robin_gradients, which has to be written down")
         .with_hint(kConfigHint);
   }
 
@@ -651,11 +647,10 @@ class TargetBuilder {
         const bool fits = next < shapes.size() && shapes[next].is_mapping() &&
                           shapes[next].as_dict().items.size() == end - begin;
         if (!fits) {
-          throw std::move(
-              UnsupportedError(
-                  {.file = file_of(reference_), .member = std::string(keys::kParamShapes)},
-                  "is not cut into the sub-groups that a sub_group_size of " +
-                      std::to_string(target_.sub_group_size) + " makes"))
+          throw UnsupportedError(
+              {.file = file_of(reference_), .member = std::string(keys::kParamShapes)},
+              "is not cut into the sub-groups that a sub_group_size of " +
+                  std::to_string(target_.sub_group_size) + " makes")
               .with_hint("--sub-group-size says the new run's");
         }
         begin = end;

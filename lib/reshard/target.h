@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
 #include "checkpoint/checkpoint.h"
 #include "deepspeed/engine_config.h"
+#include "dsckpt/dtype.h"
 
 namespace dsckpt {
 

@@ -9,12 +9,12 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
 #include "checkpoint/experts.h"
 #include "deepspeed/config_pickle.h"
 #include "deepspeed/engine_config.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/loss_scaler.h"
+#include "dsckpt/error.h"
 #include "format/archive_copy.h"
 
 namespace dsckpt {

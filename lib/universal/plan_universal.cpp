@@ -6,12 +6,12 @@
 #include <string_view>
 #include <utility>
 
-#include "base/error.h"
 #include "base/kernels.h"
 #include "base/text.h"
 #include "deepspeed/keys.h"
+#include "dsckpt/error.h"
 #include "dsckpt/universal.h"
-#include "job/job.h"
+#include "job/job_impl.h"
 #include "universal/metadata.h"
 #include "universal/start.h"
 #include "universal/universal_dir.h"
@@ -153,8 +153,8 @@ class Planner {
     const std::vector<std::string>& unused = checkpoint_.unused_patterns();
     if (unused.empty()) return;
     if (options.strict) {
-      throw std::move(UsageError("patterns of universal_checkpoint_info that fit no parameter: " +
-                                 some_of(unused)))
+      throw UsageError("patterns of universal_checkpoint_info that fit no parameter: " +
+                       some_of(unused))
           .with_hint("--no_strict makes this a note");
     }
     note("patterns of universal_checkpoint_info that fit no parameter: " + some_of(unused));

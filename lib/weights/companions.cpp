@@ -7,7 +7,7 @@
 #include <system_error>
 #include <vector>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "io/content_name.h"
 #include "job/neighbours.h"
 

@@ -11,8 +11,8 @@
 #include <system_error>
 #include <utility>
 
-#include "base/error.h"
 #include "base/patterns.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "format/safetensors.h"
 #include "io/content_name.h"
-#include "job/job.h"
+#include "job/job_impl.h"
 #include "job/neighbours.h"
 #include "weights/selection.h"
 #include "weights/weights_format.h"
@@ -84,8 +84,8 @@ std::string adapter_of(const Checkpoint& checkpoint, const std::vector<ChosenTen
     throw UsageError("--peft: no trained parameter is part of a PEFT adapter");
   }
   if (names.size() > 1) {
-    throw std::move(UsageError("--peft: several adapters were trained: '" + *names.begin() +
-                               "' and '" + *names.rbegin() + "'"))
+    throw UsageError("--peft: several adapters were trained: '" + *names.begin() + "' and '" +
+                     *names.rbegin() + "'")
         .with_hint("choose one with --include");
   }
   return *names.begin();
@@ -107,8 +107,8 @@ Adapter find_adapter(const Checkpoint& checkpoint, const std::vector<ChosenTenso
       continue;
     }
     if (!saved.starts_with(kPrefix)) {
-      throw std::move(UsageError("--peft: '" + saved + "' does not begin with " +
-                                 std::string(kPrefix) + ", as names in a PeftModel do"))
+      throw UsageError("--peft: '" + saved + "' does not begin with " + std::string(kPrefix) +
+                       ", as names in a PeftModel do")
           .with_hint("--strip-prefix takes a wrapper's prefix off");
     }
     found.has_biases = found.has_biases || !name;
@@ -172,7 +172,7 @@ class Derivation {
   json config(double lora_alpha) {
     for (const AdapterTensor& tensor : adapter_.tensors) add(tensor);
     if (ranks_.size() != 1) {
-      throw std::move(UsageError("--peft: no one rank of LoRA can be told from the tensors"))
+      throw UsageError("--peft: no one rank of LoRA can be told from the tensors")
           .with_hint("give the adapter's configuration with --peft-config");
     }
     const bool whole = lora_alpha == std::floor(lora_alpha) && std::abs(lora_alpha) < 1e15;
@@ -202,7 +202,7 @@ class Derivation {
       return;
     }
     if (!at->starts_with("lora_")) {
-      throw std::move(UsageError("--peft: '" + tensor.saved + "' is not of LoRA"))
+      throw UsageError("--peft: '" + tensor.saved + "' is not of LoRA")
           .with_hint("give the adapter's configuration with --peft-config");
     }
     use_dora_ = use_dora_ || *at == "lora_magnitude_vector";
@@ -258,8 +258,8 @@ void add_config(InputFiles& inputs, const Checkpoint& checkpoint, const AdapterO
     return lay_out_neighbours(inputs, {{*path, std::string(kConfigName)}}, plan);
   }
   if (!options.lora_alpha) {
-    throw std::move(UsageError("--peft: there is no " + std::string(kConfigName) +
-                               " beside the shards, and no tensor tells lora_alpha"))
+    throw UsageError("--peft: there is no " + std::string(kConfigName) +
+                     " beside the shards, and no tensor tells lora_alpha")
         .with_hint("give the file with --peft-config, or the number with --lora-alpha");
   }
   const std::string text = Derivation(chosen, adapter).config(*options.lora_alpha).dump(2) + "\n";

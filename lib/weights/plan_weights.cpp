@@ -2,7 +2,7 @@
 
 #include "base/text.h"
 #include "dsckpt/weights.h"
-#include "job/job.h"
+#include "job/job_impl.h"
 #include "weights/companions.h"
 #include "weights/selection.h"
 #include "weights/state_files.h"

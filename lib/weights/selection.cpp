@@ -6,9 +6,9 @@
 #include <unordered_set>
 #include <utility>
 
-#include "base/error.h"
 #include "base/kernels.h"
 #include "base/patterns.h"
+#include "dsckpt/error.h"
 #include "weights/key_map.h"
 
 namespace dsckpt {
@@ -56,12 +56,11 @@ std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
                                          const WeightsOptions& options,
                                          std::vector<std::string>& notes) {
   if (options.exclude_frozen_parameters && !checkpoint.facts().frozen_known) {
-    throw std::move(
-        UnsupportedError({.file = checkpoint.tag_folder().string()},
-                         checkpoint.facts().from_weights
-                             ? "does not tell which parameters are frozen: it has weights alone"
-                             : "does not tell which parameters are frozen: it is of stage 0 in "
-                               "fp32, and trained ones have the same shapes"))
+    throw UnsupportedError({.file = checkpoint.tag_folder().string()},
+                           checkpoint.facts().from_weights
+                               ? "does not tell which parameters are frozen: it has weights alone"
+                               : "does not tell which parameters are frozen: it is of stage 0 in "
+                                 "fp32, and trained ones have the same shapes")
         .with_hint("name them with --exclude");
   }
   const Selection selection(options);

@@ -6,7 +6,7 @@
 #include <optional>
 #include <set>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "format/safetensors.h"
 #include "job/source.h"
 

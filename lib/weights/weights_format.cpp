@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
-#include "job/job.h"
+#include "job/job_impl.h"
 #include "weights/weights_format.h"
 
 namespace dsckpt {

@@ -5,7 +5,7 @@
 #include <random>
 #include <string>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "pickle/pickle.h"
 #include "unit/pickle_samples.h"
 

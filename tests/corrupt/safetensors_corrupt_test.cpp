@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "format/safetensors.h"
 #include "fuzz/memory_file.h"
 #include "support/defects.h"

@@ -3,7 +3,7 @@
 #include <optional>
 #include <vector>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "format/torch_archive.h"
 #include "format/zip.h"
 #include "fuzz/memory_file.h"

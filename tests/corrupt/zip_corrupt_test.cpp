@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "format/zip.h"
 #include "fuzz/memory_file.h"
 #include "support/defects.h"

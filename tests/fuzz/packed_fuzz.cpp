@@ -6,8 +6,8 @@
 #include <random>
 #include <string>
 
-#include "base/error.h"
 #include "codec/frame.h"
+#include "dsckpt/error.h"
 #include "io/packed_file.h"
 #include "support/packed_tools.h"
 

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <set>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "pickle/pickle.h"
 #include "pickle/trace.h"
 

@@ -2,7 +2,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "format/safetensors.h"
 #include "fuzz/memory_file.h"
 #include "io/input_file.h"

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "format/torch_archive.h"
 #include "fuzz/memory_file.h"
 #include "io/input_file.h"

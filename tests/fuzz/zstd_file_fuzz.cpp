@@ -8,7 +8,7 @@
 #include <random>
 #include <string>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "io/zstd_file.h"
 #include "support/packed_tools.h"
 

@@ -13,7 +13,7 @@
 #include "exec/staged_output.h"
 #include "format/safetensors.h"
 #include "format/torch_archive.h"
-#include "job/job.h"
+#include "job/job_impl.h"
 #include "support/packed_tools.h"
 #include "support/temp_file.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "exec/executor.h"
 #include "plan/copy_plan.h"
 #include "support/plan_runner.h"

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "plan/tensor_source.h"
 #include "support/expect_error.h"
 

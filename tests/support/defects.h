@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt::test {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <typeinfo>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 #define EXPECT_ERROR(statement, Type, text)                                                 \
   try {                                                                                     \

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
+#include "dsckpt/dtype.h"
 #include "io/input_file.h"
 #include "plan/tensor_source.h"
 #include "support/temp_file.h"

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
 #include "plan/tensor_source.h"

@@ -17,12 +17,12 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "dsckpt/torch.h"
 #include "dsckpt/weights.h"
 #include "format/read_tensor.h"
 #include "format/safetensors.h"
-#include "job/job.h"
+#include "job/job_impl.h"
 #include "support/temp_file.h"
 
 namespace dsckpt {

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "support/expect_error.h"
 #include "support/saved_config.h"
 

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <optional>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "io/input_file.h"
 #include "support/expect_error.h"
 #include "support/packed_tools.h"

@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {

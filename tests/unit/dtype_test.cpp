@@ -1,11 +1,10 @@
-#include "base/dtype.h"
-
 #include <gtest/gtest.h>
 
 #include <iterator>
 #include <string>
 
-#include "base/error.h"
+#include "base/dtype_names.h"
+#include "dsckpt/error.h"
 #include "support/expect_error.h"
 
 namespace dsckpt {

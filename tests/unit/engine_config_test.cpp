@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "checkpoint/checkpoint.h"
+#include "dsckpt/error.h"
 #include "support/expect_error.h"
 #include "support/saved_config.h"
 

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "base/error.h"
 #include "base/kernels.h"
+#include "dsckpt/error.h"
 #include "format/read_tensor.h"
 #include "support/expect_error.h"
 #include "support/plan_runner.h"

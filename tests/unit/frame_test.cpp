@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "support/defects.h"
 #include "support/expect_error.h"
 #include "support/packed_tools.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "support/expect_error.h"
 #include "support/temp_file.h"
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "support/expect_error.h"
 
 namespace dsckpt {

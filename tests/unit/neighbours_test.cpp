@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "job/job.h"
+#include "job/job_impl.h"
 #include "support/expect_error.h"
 #include "support/temp_file.h"
 

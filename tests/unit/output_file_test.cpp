@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "io/page_buffer.h"
 #include "support/expect_error.h"
 #include "support/plan_tools.h"

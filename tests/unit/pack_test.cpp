@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "codec/frame.h"
+#include "dsckpt/error.h"
 #include "format/typed_extents.h"
 #include "job/content_hash.h"
-#include "job/job.h"
+#include "job/job_impl.h"
 #include "pack/estimate.h"
 #include "support/expect_error.h"
 #include "support/packed_tools.h"

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
 #include "codec/frame.h"
+#include "dsckpt/error.h"
 #include "support/defects.h"
 #include "support/expect_error.h"
 #include "support/packed_tools.h"

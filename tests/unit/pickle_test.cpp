@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <string>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "unit/pickle_samples.h"
 
 namespace dsckpt::pickle {

@@ -3,7 +3,7 @@
 #include <set>
 #include <string>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "inspect/global_classes.h"
 #include "pickle/pickle.h"
 #include "pickle/trace.h"

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "pickle/pickle.h"
 #include "unit/pickle_samples.h"
 

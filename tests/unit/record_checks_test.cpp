@@ -7,8 +7,8 @@
 #include <string>
 
 #include "base/bytes.h"
-#include "base/error.h"
 #include "base/kernels.h"
+#include "dsckpt/error.h"
 #include "support/expect_error.h"
 #include "support/plan_tools.h"
 #include "support/temp_file.h"

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "support/plan_runner.h"
 #include "support/temp_file.h"
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "support/expect_error.h"
 #include "support/plan_runner.h"
 #include "support/plan_tools.h"

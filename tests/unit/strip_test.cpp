@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "format/meta_tensor.h"
 #include "format/torch_archive.h"
 #include "format/trimmed_storages.h"

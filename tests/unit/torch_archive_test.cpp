@@ -8,7 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "support/defects.h"
 #include "support/expect_error.h"
 #include "support/plan_runner.h"

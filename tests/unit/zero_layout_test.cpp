@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "support/temp_file.h"
 
 namespace dsckpt {

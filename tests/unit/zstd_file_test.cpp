@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 #include "support/defects.h"
 #include "support/expect_error.h"
 #include "support/packed_tools.h"

@@ -11,8 +11,8 @@
 #include <system_error>
 
 #include "base/bytes.h"
-#include "base/error.h"
 #include "base/sha256.h"
+#include "dsckpt/error.h"
 #include "inspect/verify/verification.h"
 #include "io/output_file.h"
 
@@ -236,8 +236,7 @@ void write_manifest(const Manifest& manifest, const fs::path& path, bool force) 
       fs::create_hard_link(staged, path, failed);
     }
     if (failed == std::errc::file_exists) {
-      throw std::move(UsageError(path.string() + ": is there already"))
-          .with_hint("--force replaces it");
+      throw UsageError(path.string() + ": is there already").with_hint("--force replaces it");
     }
     if (failed) throw IoError({.file = path.string()}, "cannot write", failed.value());
   } catch (...) {

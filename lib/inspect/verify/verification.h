@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/shard.h"
 #include "checkpoint/tag_folder.h"
+#include "dsckpt/error.h"
 #include "format/safetensors.h"
 #include "format/zip.h"
 #include "inspect/verify/verify.h"

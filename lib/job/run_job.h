@@ -4,7 +4,7 @@
 #include <filesystem>
 
 #include "dsckpt/run.h"
-#include "job/job.h"
+#include "job/job_impl.h"
 
 namespace dsckpt {
 

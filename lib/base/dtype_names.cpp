@@ -1,11 +1,11 @@
-#include "base/dtype.h"
+#include "base/dtype_names.h"
 
 #include <array>
 #include <limits>
 #include <string>
 
 #include "base/bytes.h"
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {

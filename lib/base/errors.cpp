@@ -1,6 +1,6 @@
-#include "base/error.h"
-
 #include <cstring>
+
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 

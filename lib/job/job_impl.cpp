@@ -1,4 +1,4 @@
-#include "job/job.h"
+#include "job/job_impl.h"
 
 #include <memory>
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-#include "job/run.h"
+#include "job/run_job.h"
 
 #include <chrono>
 #include <condition_variable>
