@@ -63,8 +63,8 @@ class Writer {
         wrapper_(source.wrapper_state()),
         mesh_{target.dp, target.ep, target.data_before_experts},
         has_tuple_shapes_(has_tuple_shapes(source)),
-        same_wrapper_(source.facts().layout != "universal" &&
-                      source.facts().optimizer_wrapper == to_string(target.wrapper)) {}
+        same_wrapper_(!source.facts().universal &&
+                      source.facts().optimizer_wrapper == target.wrapper) {}
 
   std::vector<ReshardedGroup> lay_out() {
     const uint32_t model_files = target_.stage == 3 ? target_.dp : 1;

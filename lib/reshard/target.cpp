@@ -90,23 +90,12 @@ Precision precision_of(const Checkpoint& checkpoint, const std::optional<EngineC
                             : dtype == DType::float16 ? Precision::fp16
                                                       : Precision::fp32;
   const Precision otherwise = engine ? engine->precision : by_type;
-  if (facts.layout == "universal") return otherwise;
-  if (facts.zero_stage == 0) return facts.optimizer_wrapper.empty() ? Precision::fp32 : by_type;
+  if (facts.universal) return otherwise;
+  if (facts.zero_stage == 0)
+    return facts.optimizer_wrapper == EngineWrapper::plain ? Precision::fp32 : by_type;
   // Old releases have no such names.
   const bool bf16 = checkpoint.optim_files().front().path.filename().string().starts_with("bf16_");
   return bf16 ? Precision::bf16 : otherwise;
-}
-
-bool is_aligned(const Checkpoint& checkpoint) {
-  const auto groups = checkpoint.wrapper_state()
-                          .value.find_or_none(keys::kParamAlignmentPaddings)
-                          .sequence_or_empty();
-  return std::any_of(groups.begin(), groups.end(), [](const Value& paddings) {
-    const auto all = paddings.sequence_or_empty();
-    return std::any_of(all.begin(), all.end(), [](const Value& padding) {
-      return padding.is(Kind::integer) && padding.as_int() != 0;
-    });
-  });
 }
 
 std::vector<std::string> state_keys(const Checkpoint& checkpoint) {
@@ -153,7 +142,7 @@ class TargetBuilder {
   void note(std::string text) { notes_.push_back(std::move(text)); }
 
   void check_source() const {
-    if (facts().model_parallel && (facts().zero_stage == 0 || facts().layout == "universal")) {
+    if (facts().model_parallel && (facts().zero_stage == 0 || facts().universal)) {
       throw UnsupportedError({.file = source_.tag_folder().string()},
                              "is of a model that is split over pipeline, tensor-parallel or "
                              "expert-parallel ranks, and not of ZeRO stage 1, 2 or 3; such models "
@@ -277,7 +266,7 @@ class TargetBuilder {
     const std::vector<ParamGroup>& own = source_.groups();
     // Without ZeRO all ranks have everything, and the optimizer can be copied as it is.
     const bool as_it_is = target_.stage == 0 && facts().zero_stage == 0 && !is_other_run() &&
-                          facts().layout != "universal" && !facts().from_weights;
+                          !facts().universal && !facts().from_weights;
     if (options_.like == nullptr) {
       if (own.empty() && !as_it_is) {
         if (!facts().states_assigned) throw unassigned_states(source_);
@@ -531,8 +520,8 @@ class TargetBuilder {
 
   void choose_wrapper() {
     const bool same_stage = target_.stage == reference_.facts().zero_stage;
-    if (!options_.ds_config && same_stage && reference_.facts().layout != "universal") {
-      target_.wrapper = saved_wrapper();
+    if (!options_.ds_config && same_stage && !reference_.facts().universal) {
+      target_.wrapper = reference_.facts().optimizer_wrapper;
     } else {
       need_config();
       const bool fused = is_fused_adam(target_.groups);
@@ -556,15 +545,6 @@ class TargetBuilder {
     note(
         "stage 0 in fp32 counts every parameter that the optimizer is given: give it only those "
         "that are trained");
-  }
-
-  EngineWrapper saved_wrapper() const {
-    for (const EngineWrapper wrapper :
-         {EngineWrapper::fp16_unfused, EngineWrapper::fp16_fused, EngineWrapper::bf16_optimizer,
-          EngineWrapper::zero12, EngineWrapper::zero3}) {
-      if (reference_.facts().optimizer_wrapper == to_string(wrapper)) return wrapper;
-    }
-    return EngineWrapper::plain;
   }
 
   // DeepSpeed's defaults, where the files have a path for their configuration.
@@ -597,13 +577,13 @@ class TargetBuilder {
 
   void choose_layout() {
     const CheckpointFacts& known = reference_.facts();
-    const bool from_files = !options_.ds_config && known.layout != "universal" &&
-                            known.optimizer_wrapper == to_string(EngineWrapper::zero12);
+    const bool from_files =
+        !options_.ds_config && !known.universal && known.optimizer_wrapper == EngineWrapper::zero12;
     target_.round_robin = target_.wrapper == EngineWrapper::zero12 &&
                           (from_files ? known.round_robin : target_.engine.round_robin_gradients);
     target_.parameter_alignment =
         target_.wrapper == EngineWrapper::zero12 &&
-        (from_files ? is_aligned(reference_) || target_.engine.parameter_alignment
+        (from_files ? known.parameter_alignment || target_.engine.parameter_alignment
                     : target_.engine.parameter_alignment);
     if (target_.wrapper == EngineWrapper::zero12 && !from_files) need_config();
     if (target_.wrapper == EngineWrapper::zero12) check_round_robin_evidence(from_files);
@@ -630,7 +610,7 @@ class TargetBuilder {
   // If the files are not cut as the size says, the new ones would not be as the engine cuts.
   void check_sub_groups() const {
     const CheckpointFacts& known = reference_.facts();
-    if (target_.stage != 3 || known.zero_stage != 3 || known.layout == "universal") return;
+    if (target_.stage != 3 || known.zero_stage != 3 || known.universal) return;
     const Value saved = root_of(reference_).find_or_none(keys::kParamShapes);
     const std::vector<Value> one{saved};  // releases before 0.5 have one dict
     const auto shapes = saved.is_mapping() ? std::span(one) : saved.sequence_or_empty();
