@@ -132,7 +132,7 @@ std::vector<std::pair<std::string, std::string>> facts_of(const Contents& conten
     fact("step", facts.global_steps ? std::to_string(*facts.global_steps) : "");
     fact("mesh", mesh_text(facts.mesh));
     fact("DeepSpeed", printable(facts.ds_version));
-    fact("wrapper", printable(facts.optimizer_wrapper));
+    fact("wrapper", std::string(to_string(facts.optimizer_wrapper)));
   }
   fact("optimizer", printable(summary.optimizer));
   fact("precision", summary.precision);

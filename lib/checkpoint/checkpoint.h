@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "checkpoint/tp_rule.h"
+#include "deepspeed/engine_wrapper.h"
 #include "deepspeed/shard_name.h"
 #include "deepspeed/universal_form.h"
 #include "dsckpt/tensor.h"
@@ -93,9 +94,12 @@ struct TagFolder;
 
 // What is known of the run that wrote the checkpoint. Empty where the files do not say.
 struct CheckpointFacts {
-  std::string layout;             // row of the table: "zero-2"
-  int zero_stage = 0;             // 0 to 3
-  std::string optimizer_wrapper;  // "DeepSpeedZeroOptimizer", "BF16_Optimizer", ...
+  std::string layout;  // row of the table: "zero-2"
+  // Whether it is a Universal Checkpoint, which has no files of data-parallel ranks.
+  bool universal = false;
+  int zero_stage = 0;  // 0 to 3
+  // plain where nothing wraps the optimizer, or there is none.
+  EngineWrapper optimizer_wrapper = EngineWrapper::plain;
   Mesh mesh;
   std::string ds_version;
   std::optional<int64_t> global_steps;
@@ -111,6 +115,9 @@ struct CheckpointFacts {
   // zero_optimization.round_robin_gradients: the flat vectors of stages 1 and 2 have the parameters
   // of each group in another order.
   bool round_robin = false;
+  // zero_optimization.parameter_alignment: the flat vectors of stages 1 and 2 have padding between
+  // parameters, whether or not the configuration says so.
+  bool parameter_alignment = false;
   // zero_optimization.elastic_checkpoint: the files have no hyper-parameters.
   bool elastic = false;
   // zero_optimization.offload_optimizer.device was nvme: some flat tensors are in swap files, or

@@ -58,10 +58,10 @@ class Reader {
  private:
   void find_masters(const Fields& optimizer) {
     if (optimizer.has(keys::kFp32Groups)) {
-      draft_.facts.optimizer_wrapper = "FP16_UnfusedOptimizer";
+      draft_.facts.optimizer_wrapper = EngineWrapper::fp16_unfused;
       match_groups(optimizer);
     } else if (optimizer.has(keys::kFp32GroupsFlat)) {
-      draft_.facts.optimizer_wrapper = "FP16_Optimizer";
+      draft_.facts.optimizer_wrapper = EngineWrapper::fp16_fused;
       match_flat_groups(optimizer);
     } else {
       take_module_as_is(optimizer);

@@ -157,12 +157,14 @@ class Reader {
                               std::string(of_ranks ? "is not 3, but there are" : "is 3, without") +
                                   " model files of single ranks");
     }
+    draft_.facts.universal = true;
     draft_.facts.zero_stage = stage_;
     // BF16_Optimizer writes no stage.
     if (stage_ != 0) {
-      draft_.facts.optimizer_wrapper = stage_ == 3 ? "DeepSpeedZeroOptimizer_Stage3"
-                                       : wrapper.has(keys::kZeroStage) ? "DeepSpeedZeroOptimizer"
-                                                                       : "BF16_Optimizer";
+      draft_.facts.optimizer_wrapper = stage_ == 3 ? EngineWrapper::zero3
+                                       : wrapper.has(keys::kZeroStage)
+                                           ? EngineWrapper::zero12
+                                           : EngineWrapper::bf16_optimizer;
     }
   }
 

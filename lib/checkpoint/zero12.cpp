@@ -75,6 +75,17 @@ std::vector<uint64_t> alignment_paddings(const Fields& state, size_t group, size
   });
 }
 
+// Whether there is padding behind any parameter.
+bool is_aligned(const Fields& state) {
+  const auto groups = state.sequence(keys::kParamAlignmentPaddings);
+  return std::any_of(groups.begin(), groups.end(), [](const Value& paddings) {
+    const auto all = paddings.sequence_or_empty();
+    return std::any_of(all.begin(), all.end(), [](const Value& padding) {
+      return padding.is(pickle::Kind::integer) && padding.as_int() != 0;
+    });
+  });
+}
+
 FlatGroup lay_out(const NamedShapes& shapes, const std::vector<uint64_t>& paddings) {
   FlatGroup group;
   for (size_t i = 0; i < shapes.size(); ++i) {
@@ -555,7 +566,7 @@ void read(CheckpointDraft& draft) {
   open_model_shards(draft, ShardName::Kind::model_states);
   draft.facts.zero_stage = zero_stage_of(first);
   draft.facts.optimizer_wrapper =
-      keeps_padding(optimizer_state(first)) ? "BF16_Optimizer" : "DeepSpeedZeroOptimizer";
+      keeps_padding(optimizer_state(first)) ? EngineWrapper::bf16_optimizer : EngineWrapper::zero12;
 
   std::vector<ModelStates> models;
   models.reserve(draft.model_shards.size());
@@ -581,6 +592,7 @@ void read(CheckpointDraft& draft) {
   draft.wrapper_state = {&first.archive, first.archive.root().at(keys::kOptimizerStateDict)};
   draft.facts.elastic = state.has(keys::kBaseOptimizerState) &&
                         state[keys::kBaseOptimizerState].is(pickle::Kind::list);
+  draft.facts.parameter_alignment = is_aligned(state);
   // The layers are of all worlds.
   std::vector<PipelineLayer> layers;
   if (!draft.mp_rank) layers = open_pipeline_layers(draft, names_in(worlds));

@@ -455,7 +455,7 @@ void read(CheckpointDraft& draft) {
   }
   open_model_shards(draft, ShardName::Kind::zero_model_states);
   draft.facts.zero_stage = 3;
-  draft.facts.optimizer_wrapper = "DeepSpeedZeroOptimizer_Stage3";
+  draft.facts.optimizer_wrapper = EngineWrapper::zero3;
   draft.facts.nvme_optimizer = is_nvme_optimizer(first);
 
   RankModels all(draft.model_shards);

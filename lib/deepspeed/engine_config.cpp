@@ -249,16 +249,6 @@ std::string_view to_string(OffloadDevice device) {
   return kNames[static_cast<size_t>(device)];
 }
 
-std::string_view to_string(EngineWrapper wrapper) {
-  constexpr std::array<std::string_view, 6> kNames{"",
-                                                   "FP16_UnfusedOptimizer",
-                                                   "FP16_Optimizer",
-                                                   "BF16_Optimizer",
-                                                   "DeepSpeedZeroOptimizer",
-                                                   "DeepSpeedZeroOptimizer_Stage3"};
-  return kNames[static_cast<size_t>(wrapper)];
-}
-
 std::optional<bool> EngineConfig::uses_fused_adam() const {
   if (optimizer_type.empty()) return std::nullopt;
   return (optimizer_type == "adam" || optimizer_type == "adamw") && !torch_adam &&

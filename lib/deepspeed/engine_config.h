@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "deepspeed/engine_wrapper.h"
 namespace dsckpt {
 
 enum class Precision : uint8_t { fp32, fp16, bf16 };
@@ -77,18 +78,6 @@ struct EngineConfig {
 // DeepSpeed refuses, and for fp16 and bf16 at once; numbers and flags written as strings are
 // refused, though DeepSpeed understands some.
 EngineConfig engine_config(const nlohmann::ordered_json& config);
-
-// What the engine wraps the optimizer in, and so who lays the checkpoint out.
-enum class EngineWrapper : uint8_t {
-  plain,           // nothing: stage 0 in fp32
-  fp16_unfused,    // FP16_UnfusedOptimizer: stage 0 in fp16 or bf16
-  fp16_fused,      // FP16_Optimizer: the same with FusedAdam
-  bf16_optimizer,  // BF16_Optimizer: stage 1 in bf16, gradients accumulated in fp32
-  zero12,          // DeepSpeedZeroOptimizer
-  zero3,           // DeepSpeedZeroOptimizer_Stage3
-};
-// The class's name, as CheckpointFacts::optimizer_wrapper has it; "" for plain.
-std::string_view to_string(EngineWrapper wrapper);
 
 // The wrapper of an engine without pipeline stages. `fused_adam`: the optimizer inside is
 // DeepSpeed's FusedAdam. Throws UsageError for what DeepSpeed refuses and UnsupportedError for

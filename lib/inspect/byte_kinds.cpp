@@ -255,7 +255,8 @@ std::string kind_of(const Contents& contents, const NamedTensor& tensor) {
     case ParamKind::trainable: {
       // Stage 0 in fp32: the optimizer works on the module's own parameters.
       const CheckpointFacts& facts = contents.checkpoint()->facts();
-      const bool no_masters = facts.zero_stage == 0 && facts.optimizer_wrapper.empty() &&
+      const bool no_masters = facts.zero_stage == 0 &&
+                              facts.optimizer_wrapper == EngineWrapper::plain &&
                               contents.checkpoint()->param_files().empty();
       return no_masters ? weights_of(tensor.value.dtype()) : std::string(kMasters);
     }

@@ -90,7 +90,7 @@ nlohmann::json facts_json(const Checkpoint& checkpoint) {
                         {"zero_stage", facts.zero_stage},
                         {"tag", facts.tag},
                         {"folder", checkpoint.tag_folder().string()},
-                        {"optimizer_wrapper", facts.optimizer_wrapper},
+                        {"optimizer_wrapper", std::string(to_string(facts.optimizer_wrapper))},
                         {"ds_version", facts.ds_version},
                         {"mesh",
                          {{"pp", facts.mesh.pp},

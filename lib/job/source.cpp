@@ -99,7 +99,7 @@ SourceFacts Source::facts() const {
   const CheckpointFacts& facts = impl_->checkpoint->facts();
   return {.layout = facts.layout,
           .zero_stage = facts.zero_stage,
-          .optimizer_wrapper = facts.optimizer_wrapper,
+          .optimizer_wrapper = std::string(to_string(facts.optimizer_wrapper)),
           .pp = facts.mesh.pp,
           .tp = facts.mesh.tp,
           .dp = facts.mesh.dp,

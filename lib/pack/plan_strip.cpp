@@ -133,7 +133,7 @@ class Stripper {
 
  private:
   bool keeps_weights() const { return keep_ == Keep::weights; }
-  bool is_universal() const { return source_.facts().layout == "universal"; }
+  bool is_universal() const { return source_.facts().universal; }
 
   void find_archives() {
     for (const Shard& shard : shards_) {

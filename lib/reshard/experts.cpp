@@ -158,29 +158,32 @@ class AutoEpLayer {
 
 }  // namespace
 
-bool is_expert_group(const ParamGroup& group) {
-  return group.ep_size > 1 || group.settings.value.find_or_none("moe").is_true();
+ExpertNames::ExpertNames(std::span<const Param> params, std::string folder)
+    : folder_(std::move(folder)) {
+  for (const Param& param : params) {
+    const auto expert = parse_expert_name(param.name);
+    if (expert || param.form.ep_num_experts) experts_.emplace(param.name, &param);
+    if (!expert) continue;
+    int64_t& count = counts_[expert->before];
+    count = std::max(count, expert->number + 1);
+  }
 }
 
-ExpertNames::ExpertNames(const Checkpoint& world) : world_(world) {
-  for (const Param& param : world.params()) {
-    if (const auto expert = parse_expert_name(param.name)) {
-      int64_t& count = counts_[expert->before];
-      count = std::max(count, expert->number + 1);
-    }
-  }
+const Param* ExpertNames::find(const std::string& name) const {
+  const auto found = experts_.find(name);
+  return found == experts_.end() ? nullptr : found->second;
 }
 
 int64_t ExpertNames::count_on_rank(const std::string& name, uint32_t ep) const {
   const auto expert = parse_expert_name(name);
-  const Param* whole = world_.find(name);
+  const Param* whole = find(name);
   int64_t count = 0;
   if (expert && counts_.contains(expert->before)) {
     count = counts_.at(expert->before);
   } else if (whole != nullptr && whole->form.ep_num_experts) {
     count = *whole->form.ep_num_experts;
   } else {
-    throw UnsupportedError({.file = world_.tag_folder().string(), .tensor = name},
+    throw UnsupportedError({.file = folder_, .tensor = name},
                            "is in a group of experts, but is none of DeepSpeed's");
   }
   if (count % ep != 0) {
@@ -195,9 +198,9 @@ const Param& ExpertNames::global(const std::string& local, uint32_t ep_rank, uin
   const int64_t count = count_on_rank(local, ep);
   const auto expert = parse_expert_name(local);
   const std::string name = expert ? expert->with(ep_rank * count + expert->number) : local;
-  const Param* param = world_.find(name);
+  const Param* param = find(name);
   if (param == nullptr || (expert && expert->number >= count)) {
-    throw InconsistentError({.file = world_.tag_folder().string(), .tensor = name},
+    throw InconsistentError({.file = folder_, .tensor = name},
                             "is an expert's parameter that the checkpoint does not have");
   }
   return *param;
@@ -212,7 +215,7 @@ Param ExpertNames::local(const std::string& local, uint32_t ep_rank, uint32_t ep
   param.weight = part(param.weight);
   for (ParamState& state : param.states) {
     if (state.value.shape().empty() || state.value.shape()[0] != count * ep) {
-      throw UnsupportedError({.file = world_.tag_folder().string(), .tensor = local},
+      throw UnsupportedError({.file = folder_, .tensor = local},
                              "has a state '" + state.key + "' that is not cut by experts");
     }
     state.value = part(state.value);
@@ -246,7 +249,7 @@ std::vector<std::string> ExpertNames::renamed(const std::vector<std::string>& na
       }
     }
     if (!in_order) {
-      throw UnsupportedError({.file = world_.tag_folder().string(), .tensor = names[begin]},
+      throw UnsupportedError({.file = folder_, .tensor = names[begin]},
                              "belongs to experts that the optimizer does not have in the model's "
                              "order; they cannot be spread over another number of ranks");
     }
@@ -282,11 +285,11 @@ std::vector<std::vector<std::string>> ExpertNames::split(const std::vector<std::
   return groups;
 }
 
-void ExpertNames::regroup(std::vector<ParamGroup>& groups, uint32_t ep) const {
-  std::vector<ParamGroup> result;
+void ExpertNames::regroup(std::vector<RunGroup>& groups, uint32_t ep) const {
+  std::vector<RunGroup> result;
   for (size_t i = 0; i < groups.size();) {
-    const ParamGroup first = groups[i];
-    if (!is_expert_group(first) || first.ep_size == ep) {
+    const RunGroup first = groups[i];
+    if (!first.has_experts() || first.ep_size == ep) {
       result.push_back(groups[i++]);
       continue;
     }
@@ -295,7 +298,7 @@ void ExpertNames::regroup(std::vector<ParamGroup>& groups, uint32_t ep) const {
     const uint32_t ep_size = first.ep_size;
     std::vector<std::string> names;
     std::vector<std::vector<std::string>> parts;
-    for (; i < groups.size() && is_expert_group(groups[i]) && groups[i].ep_size == ep_size; ++i) {
+    for (; i < groups.size() && groups[i].has_experts() && groups[i].ep_size == ep_size; ++i) {
       // What would have gone into the one before is a group of the program's own.
       if (i > begin &&
           numel_of({groups[i].params.front()}, ep_size) + numel_of(parts.back(), ep_size) <=
@@ -306,7 +309,7 @@ void ExpertNames::regroup(std::vector<ParamGroup>& groups, uint32_t ep) const {
       parts.push_back(groups[i].params);
     }
     if (parts.size() > 1 && split(names, ep_size) != parts) {
-      throw UnsupportedError({.file = world_.tag_folder().string()},
+      throw UnsupportedError({.file = folder_},
                              "has groups of experts that were not split as DeepSpeed does by "
                              "itself; they cannot be spread over another number of ranks");
     }

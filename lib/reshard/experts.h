@@ -3,19 +3,16 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
-#include "checkpoint/checkpoint.h"
 #include "format/archive_copy.h"
+#include "reshard/run_facts.h"
 
 namespace dsckpt {
-
-// Whether the group's parameters are experts: DeepSpeed marks such groups.
-// moe/utils.py split_params_into_different_moe_groups_for_optimizer.
-bool is_expert_group(const ParamGroup& group);
 
 // How the ranks share the experts of a group.
 struct ExpertMesh {
@@ -33,11 +30,12 @@ struct ExpertMesh {
   }
 };
 
-// The experts of a world. Borrows the checkpoint, whose experts are merged: DeepSpeed's own by
+// The experts of a world. Borrows its entries, of which experts are merged: DeepSpeed's own by
 // their global names, AutoEP's as one tensor of all.
 class ExpertNames {
  public:
-  explicit ExpertNames(const Checkpoint& world);
+  // `folder`: where the world's files are, for messages.
+  ExpertNames(std::span<const Param> params, std::string folder);
 
   // What expert-parallel rank `ep_rank` of `ep` has of the parameter that it calls `local`. Throws
   // UsageError if `ep` does not divide the experts, UnsupportedError for what is no expert.
@@ -48,7 +46,7 @@ class ExpertNames {
   // The expert groups in `groups` as an engine of `ep` expert-parallel ranks makes them, experts by
   // their names on their own rank. Throws as local(), and for groups that are not in the order of
   // the model or were split by another size than DeepSpeed's own.
-  void regroup(std::vector<ParamGroup>& groups, uint32_t ep) const;
+  void regroup(std::vector<RunGroup>& groups, uint32_t ep) const;
 
  private:
   int64_t count_on_rank(const std::string& name, uint32_t ep) const;
@@ -58,9 +56,12 @@ class ExpertNames {
   std::vector<std::vector<std::string>> split(const std::vector<std::string>& names,
                                               uint32_t ep) const;
 
-  const Checkpoint& world_;
-  std::unordered_map<std::string, int64_t>
-      counts_;  // of DeepSpeed's own, by what precedes the number
+  const Param* find(const std::string& name) const;
+
+  std::string folder_;
+  std::unordered_map<std::string_view, const Param*> experts_;  // by name
+  // Of DeepSpeed's own, by what precedes the number.
+  std::unordered_map<std::string, int64_t> counts_;
 };
 
 // ds_autoep_layers of `copy.from()` as rank `rank` writes it. engine.py _save_moe_checkpoint.

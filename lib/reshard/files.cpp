@@ -58,14 +58,14 @@ class Writer {
       : plan_(plan),
         source_(source),
         target_(target),
-        layout_(source, target),
+        layout_(LayoutSource(source), target),
         folder_(folder),
         notes_(notes),
         wrapper_(source.wrapper_state()),
         mesh_{target.dp, target.ep, target.data_before_experts},
         has_tuple_shapes_(has_tuple_shapes(source)),
-        same_wrapper_(source.facts().layout != "universal" &&
-                      source.facts().optimizer_wrapper == to_string(target.wrapper)) {}
+        same_wrapper_(!source.facts().universal &&
+                      source.facts().optimizer_wrapper == target.wrapper) {}
 
   std::vector<ReshardedGroup> lay_out() {
     const uint32_t model_files = target_.stage == 3 ? target_.dp : 1;
@@ -254,8 +254,8 @@ class Writer {
   Value new_or_saved_scaler(Document& document) const {
     const LossScaleConfig& config = target_.engine.loss_scale;
     if (target_.new_loss_scaler) {
-      return target_.fp16 ? initial_loss_scaler(document, config)
-                          : loss_scaler(document, {}, config, false);
+      return target_.precision == Precision::fp16 ? initial_loss_scaler(document, config)
+                                                  : loss_scaler(document, {}, config, false);
     }
     const Value saved = wrapper_.value.find_or_none(keys::kLossScaler);
     const Value numbers = saved.is(Kind::object) ? saved.as_object().state : wrapper_.value;
@@ -302,7 +302,7 @@ class Writer {
     return {path_of({.kind = ShardName::Kind::optim_states,
                      .dp_rank = rank,
                      .mp_rank = target_.mp_rank,
-                     .bf16 = target_.bf16_names}),
+                     .bf16 = target_.precision == Precision::bf16}),
             copy.write(root)};
   }
 
@@ -617,7 +617,7 @@ class Writer {
     return of_frozen(copy, [&](const Param& param) {
       TorchArchiveWriter& writer = copy.writer();
       const DType stored =
-          param.kind == ParamKind::trainable ? param_dtype_of(source_) : param.weight.dtype();
+          param.kind == ParamKind::trainable ? target_.saved_param_dtype : param.weight.dtype();
       const DType dtype = target_.param_dtype.value_or(stored);
       const TensorSource value = param.weight.to(dtype);
       if (target_.stage == 3) {
@@ -654,7 +654,7 @@ class Writer {
     if (target_.wrapper == EngineWrapper::plain) return optimizer_dict(copy, 0);
     const Value dict = document.dict();
     const bool fused = target_.wrapper == EngineWrapper::fp16_fused;
-    if (!fused || target_.fp16) set_scale_numbers(copy, dict);
+    if (!fused || target_.precision == Precision::fp16) set_scale_numbers(copy, dict);
     copy.set(dict, keys::kOptimizerStateDict, optimizer_dict(copy, 0));
     std::vector<Value> groups(layout_.groups().size());
     std::vector<std::vector<Value>> lists(layout_.groups().size());

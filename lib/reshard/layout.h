@@ -17,7 +17,25 @@
 
 namespace dsckpt {
 
-// Immutable; borrows the checkpoint and the target. Counts are elements.
+// What is asked of the checkpoint whose parameters are laid out.
+struct LayoutSource {
+  std::span<const Param> params;
+  std::string folder = {};  // of the shards, for messages
+  std::string file = {};    // the first model-states file
+  // Of that file; None where it has none.
+  pickle::Value module = {};
+  pickle::Value frozen_param_shapes = {};
+  // Whether frozen_param_shapes, if there, lists everything that is not trained. Else so does the
+  // model.
+  bool lists_all_frozen = false;
+  // Whether its optimizer keeps states of whole parameters, in their shapes, as without ZeRO.
+  bool has_whole_states = false;
+
+  LayoutSource() = default;
+  explicit LayoutSource(const Checkpoint& checkpoint);
+};
+
+// Immutable; borrows the parameters and the target. Counts are elements.
 class ReshardLayout {
  public:
   using Params = std::vector<const Param*>;
@@ -26,8 +44,8 @@ class ReshardLayout {
     ShardValue settings;
     bool experts = false;
     ExpertMesh mesh;  // of the ranks that cut it; ep is 1 for what all of them share
-    std::vector<Params>
-        parts;             // one for each expert-parallel rank, in the order of the flat vector
+    // One for each expert-parallel rank, in the order of the flat vector.
+    std::vector<Params> parts;
     FlatLayout flat = {};  // of a part; stages 1 and 2
 
     // Names and shapes are the same in all parts.
@@ -52,7 +70,7 @@ class ReshardLayout {
 
   // Throws UnsupportedError for parameters that go into one tensor and have other states than each
   // other, or states that cannot be cut; InconsistentError for parameters that are not in `module`.
-  ReshardLayout(const Checkpoint& source, const ReshardTarget& target);
+  ReshardLayout(const LayoutSource& source, const ReshardTarget& target);
 
   const std::vector<Group>& groups() const { return groups_; }
   const std::vector<Run>& runs() const { return runs_; }  // by group
@@ -78,22 +96,13 @@ class ReshardLayout {
   static TensorSource piece(const TensorSource& tensor, uint32_t rank, uint32_t ranks);
 
  private:
-  bool is_zero12() const { return target_.stage == 1 || target_.stage == 2; }
+  class Builder;
+
+  // Whether the optimizer has a tensor for each parameter.
   bool is_single() const;
-  uint64_t alignment() const;
-  void make_groups();
-  void make_runs();
-  void find_frozen();
-  void check_module() const;
-  Group made_group(const ParamGroup& group);
-  void check_group(const Group& group) const;
-  void check_run(const Run& run) const;
-  void check_same_states(const Param& param, const Param& first) const;
   TensorSource whole_momenta(const Group& group, uint32_t rank, const TensorOf& tensor_of) const;
 
-  const Checkpoint& source_;
   const ReshardTarget& target_;
-  ExpertNames experts_;
   std::deque<Param> local_;  // experts as their ranks have them
   std::vector<Group> groups_;
   std::vector<Run> runs_;

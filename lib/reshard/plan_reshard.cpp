@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "checkpoint/tag_folder.h"
 #include "deepspeed/ds_config.h"
+#include "deepspeed/engine_config.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
@@ -28,8 +29,7 @@ constexpr std::string_view kLatest = "latest";
 std::string tag_of(const Checkpoint& source) {
   constexpr std::string_view kSuffix = "_universal";
   std::string tag = output_tag(source);
-  if (source.facts().layout == "universal" && tag.size() > kSuffix.size() &&
-      tag.ends_with(kSuffix)) {
+  if (source.facts().universal && tag.size() > kSuffix.size() && tag.ends_with(kSuffix)) {
     tag.resize(tag.size() - kSuffix.size());
   }
   return tag;

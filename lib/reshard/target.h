@@ -2,15 +2,16 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "deepspeed/ds_config.h"
 #include "deepspeed/engine_config.h"
 #include "dsckpt/dtype.h"
+#include "reshard/run_facts.h"
 
 namespace dsckpt {
 
@@ -38,35 +39,38 @@ struct ReshardTarget {
   bool data_before_experts = false;  // use_data_before_expert_parallelism
   int stage = 0;
   EngineWrapper wrapper = EngineWrapper::plain;
-  // Type of the parameters in `module`; nullopt: each as the checkpoint has it.
+  Precision precision = Precision::fp32;
+  // The type of the trained parameters in the checkpoint's `module`, and the one that all
+  // parameters there are to have; nullopt: each its own.
+  DType saved_param_dtype = DType::float32;
   std::optional<DType> param_dtype;
-  // Whether the loss scaler is to be that of another precision, and whether that is fp16.
+  // Whether the loss scaler starts anew: that of another precision, or of a run from weights.
   bool new_loss_scaler = false;
-  bool fp16 = false;
-  bool bf16_names = false;  // bf16_zero_pp_rank_...
-  bool elastic = false;     // stages 1 and 2 without hyper-parameters
+  bool elastic = false;  // stages 1 and 2 without hyper-parameters
   bool round_robin = false;
   bool parameter_alignment = false;
-  uint64_t sub_group_size =
-      0;  // elements
-          // Every parameter that the optimizer has. Groups may be empty at stages 0 and 3.
-  std::vector<ParamGroup> groups;
+  uint64_t sub_group_size = 0;  // stage 3, elements
+  // Every parameter that the optimizer has. Groups may be empty at stages 0 and 3.
+  std::vector<RunGroup> groups;
   // ds_config of the new files; nullopt: as in the old ones.
   std::optional<nlohmann::ordered_json> ds_config;
   // The new run's configuration as far as it is known.
   EngineConfig engine;
+
+  // Whether the parameters of a group are one flat vector, cut over the ranks.
+  bool is_zero12() const { return stage == 1 || stage == 2; }
 };
 
-// What the saved run's ds_config says; nullopt if the files do not have it as a dict.
-std::optional<nlohmann::ordered_json> saved_ds_config(const Checkpoint& checkpoint);
+// The target of a run that `source` is known of, or the run that `like` is known of if that is not
+// null (`options.like` is not looked at). A function of its arguments alone, which it borrows
+// strings and values of; `notes` gets what the new run has to look out for. Throws UsageError for
+// options that contradict each other or the checkpoint, UnsupportedError for what cannot be cut
+// anew or DeepSpeed could not load, InconsistentError for parameters that `like` has and the source
+// has not, or the other way round: see refusals.h.
+ReshardTarget choose_target(const RunFacts& source, const RunFacts* like,
+                            const TargetOptions& options, std::vector<std::string>& notes);
 
-// The type of the parameters in `module`.
-DType param_dtype_of(const Checkpoint& checkpoint);
-
-// The target of `source` with `options`. Adds notes on what the new run has to look out for. Throws
-// UsageError for options that contradict each other or the checkpoint, UnsupportedError for what
-// cannot be cut anew or DeepSpeed could not load, InconsistentError for parameters that `like` has
-// and the source has not, or the other way round.
+// The same of the checkpoints `source` and `options.like`.
 ReshardTarget reshard_target(const Checkpoint& source, const TargetOptions& options,
                              std::vector<std::string>& notes);
 

@@ -1,0 +1,150 @@
+#include "reshard/group_checks.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <vector>
+
+#include "deepspeed/zero_layout.h"
+#include "reshard/experts.h"
+
+namespace dsckpt {
+namespace {
+
+// What of `a` is other in `b`.
+std::optional<Found> difference(const RunFacts& a, const RunFacts& b) {
+  for (const Param& param : a.params.all()) {
+    const Param* other = b.params.find(param.name);
+    const auto found = [&](const std::string& text) {
+      return Found{.tensor = param.name, .text = text, .folder = b.folder};
+    };
+    if (other == nullptr) return found("is not there, but is in " + a.folder);
+    if (!is_trained(param)) continue;
+    // A plain optimizer lists frozen parameters, too, and has no states of them.
+    const bool maybe_frozen = a.checkpoint.zero_stage == 0 && !has_states(param);
+    if (other->kind == ParamKind::frozen && maybe_frozen) continue;
+    if (!is_trained(*other)) return found("is not trained, but is in " + a.folder);
+    if (other->weight.shape() != param.weight.shape()) {
+      return found("has shape " + to_text(other->weight.shape()) + ", in " + a.folder + " " +
+                   to_text(param.weight.shape()));
+    }
+  }
+  return std::nullopt;
+}
+
+// By their names in the checkpoint.
+std::vector<std::string_view> members_of(const RunGroup& group, const ExpertNames& experts) {
+  if (!group.has_experts()) return {group.params.begin(), group.params.end()};
+  std::vector<std::string_view> members;
+  std::unordered_set<std::string_view> seen;
+  for (const std::string& name : group.params) {
+    for (uint32_t rank = 0; rank < group.ep_size; ++rank) {
+      const std::string& global = experts.global(name, rank, group.ep_size).name;
+      if (seen.insert(global).second) members.push_back(global);
+    }
+  }
+  return members;
+}
+
+}  // namespace
+
+std::optional<Found> other_model(const Choice& choice) {
+  if (choice.like == nullptr) return std::nullopt;
+  const std::optional<Found> found = difference(choice.source, *choice.like);
+  return found ? found : difference(*choice.like, choice.source);
+}
+
+std::optional<Found> wrong_member(const Choice& choice) {
+  if (choice.target.groups.empty()) return std::nullopt;
+  const ParamIndex& params = choice.source.params;
+  const ExpertNames experts(params.all(), choice.source.folder);
+  std::unordered_set<std::string_view> members;
+  for (const RunGroup& group : choice.target.groups) {
+    for (const std::string_view name : members_of(group, experts)) {
+      const Param* param = params.find(name);
+      if (param == nullptr || !is_trained(*param)) {
+        return Found{.tensor = std::string(name),
+                     .text = "is in a parameter group, but is no trained parameter"};
+      }
+      if (!members.insert(name).second) {
+        return Found{.tensor = std::string(name), .text = "is in two parameter groups"};
+      }
+    }
+  }
+  for (const Param& param : params.all()) {
+    if (!is_trained(param) || members.contains(param.name)) continue;
+    if (choice.like != nullptr && param.states.empty()) continue;  // frozen there
+    return Found{.tensor = param.name,
+                 .text =
+                     "is in none of the optimizer's parameter groups; whether it is frozen "
+                     "the files do not tell"};
+  }
+  return std::nullopt;
+}
+
+std::optional<Found> stateless_member(const Choice& choice) {
+  if (choice.target.stage == 0 || choice.source.checkpoint.zero_stage != 0) return std::nullopt;
+  const ParamIndex& params = choice.source.params;
+  if (std::none_of(params.all().begin(), params.all().end(), has_states)) return std::nullopt;
+  for (const RunGroup& group : choice.target.groups) {
+    for (const std::string& name : group.params) {
+      if (!has_states(*params.find(name))) return Found{.tensor = name};
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Found> empty_group(const Choice& choice) {
+  if (!choice.target.is_zero12()) return std::nullopt;
+  const std::vector<RunGroup>& groups = choice.target.groups;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    if (!groups[g].params.empty()) continue;
+    return Found{.text = "has a parameter group, number " + std::to_string(g) +
+                         ", without parameters that are trained, which DeepSpeed's stages 1 and 2 "
+                         "cannot have"};
+  }
+  return std::nullopt;
+}
+
+std::optional<Found> frozen_without_elements(const Choice& choice) {
+  if (choice.target.stage != 0 || choice.source.checkpoint.zero_stage == 0 ||
+      choice.like != nullptr) {
+    return std::nullopt;
+  }
+  for (const Param& param : choice.source.params.all()) {
+    if (param.kind == ParamKind::frozen && param.weight.numel() == 0) {
+      return Found{.tensor = param.name};
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Found> other_sub_groups(const Choice& choice) {
+  const RunFacts& reference = choice.reference();
+  const CheckpointFacts& known = reference.checkpoint;
+  if (choice.options.sub_group_size || choice.options.ds_config) return std::nullopt;
+  if (choice.target.stage != 3 || known.zero_stage != 3 || known.universal) return std::nullopt;
+  const ExpertNames experts(reference.params.all(), reference.folder);
+  size_t next = 0;
+  for (const RunGroup& group : reference.groups) {
+    std::vector<uint64_t> numels;
+    for (const std::string& name : group.params) {
+      numels.push_back(static_cast<uint64_t>(
+          group.has_experts() ? experts.local(name, 0, group.ep_size).weight.numel()
+                              : reference.params.find(name)->weight.numel()));
+    }
+    size_t begin = 0;
+    for (const size_t end :
+         sub_group_ends(numels, known.mesh.dp / group.ep_size, choice.target.sub_group_size)) {
+      if (next >= reference.sub_groups.size() || reference.sub_groups[next] != end - begin) {
+        return Found{};
+      }
+      begin = end;
+      ++next;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace dsckpt

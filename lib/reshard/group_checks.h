@@ -1,0 +1,32 @@
+// Whether a target's parameter groups are those of the model, and of the run that it is like.
+// Conditions of refusals.h: each gives the first that is wrong.
+#pragma once
+
+#include <optional>
+
+#include "reshard/refusals.h"
+
+namespace dsckpt {
+
+// Of source and `like`: both have to be of one model, and to train the same parameters.
+std::optional<Found> other_model(const Choice& choice);
+
+// Every parameter that is trained has to be in one group, and nothing else in any.
+std::optional<Found> wrong_member(const Choice& choice);
+
+// Under ZeRO from stage 0: parameters without states beside others with some. torch's own optimizer
+// also has the frozen parameters it was given, and nothing of them.
+std::optional<Found> stateless_member(const Choice& choice);
+
+// Stages 1 and 2: a flat vector cannot be empty. Stage 3 keeps a group of frozen parameters only,
+// as torch does.
+std::optional<Found> empty_group(const Choice& choice);
+
+// To stage 0: what ZeRO left out, and torch's own optimizer may have had.
+std::optional<Found> frozen_without_elements(const Choice& choice);
+
+// Stage 3: sub-groups of the reference's files that are not cut as the target's size says, so that
+// the new ones would not be as the engine cuts.
+std::optional<Found> other_sub_groups(const Choice& choice);
+
+}  // namespace dsckpt

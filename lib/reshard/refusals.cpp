@@ -1,0 +1,387 @@
+#include "reshard/refusals.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <utility>
+
+#include "deepspeed/keys.h"
+#include "reshard/group_checks.h"
+
+namespace dsckpt {
+namespace {
+
+using Place = Refusal::Place;
+
+constexpr const char* kGroupsHint =
+    "--like CHECKPOINT takes the groups from a checkpoint of the new run";
+constexpr const char* kSettingsHint =
+    "--like CHECKPOINT takes the hyper-parameters from a checkpoint of the new run";
+constexpr const char* kConfigHint = "--ds-config says the new run's";
+constexpr const char* kExpertsHint = "--ep says how many the new run has";
+constexpr const char* kTorchAdam =
+    "the new run's optimizer is DeepSpeed's own Adam, the checkpoint's is torch's, whose "
+    "hyper-parameters have no bias_correction: DeepSpeed would stop at the first step";
+constexpr const char* kTorchAdamHint = "set \"torch_adam\": true in the new run";
+constexpr const char* kSaidByCondition = "";
+
+bool has_trained(const RunFacts& facts) {
+  const auto params = facts.params.all();
+  return std::any_of(params.begin(), params.end(), is_trained);
+}
+
+bool has_bias_correction(const RunFacts& facts) {
+  return std::any_of(facts.groups.begin(), facts.groups.end(),
+                     [](const RunGroup& group) { return group.settings.bias_correction; });
+}
+
+bool has_state(const RunFacts& facts, std::string_view key) {
+  return std::find(facts.state_keys.begin(), facts.state_keys.end(), key) != facts.state_keys.end();
+}
+
+// Hugging Face fills "auto" in when the run starts; what matters here has to be known.
+std::optional<Found> unknown_auto(const Choice& choice) {
+  constexpr std::array<std::pair<const char*, const char*>, 5> kNeeded{
+      {{"zero_optimization", "stage"},
+       {"zero_optimization", "round_robin_gradients"},
+       {"zero_optimization", "sub_group_size"},
+       {"bf16", "enabled"},
+       {"fp16", "enabled"}}};
+  if (!choice.options.ds_config) return std::nullopt;
+  for (const auto& [section, key] : kNeeded) {
+    const auto found = choice.config->find(section);
+    if (found == choice.config->end() || !found->is_object()) continue;
+    const auto value = found->find(key);
+    if (value == found->end() || *value != "auto") continue;
+    return Found{.text = std::string(section) + "." + key +
+                         " is \"auto\", and the checkpoint does not say what it was"};
+  }
+  return std::nullopt;
+}
+
+// The number of expert-parallel ranks that cannot share the new ranks.
+std::optional<Found> uneven(const Choice& choice, uint32_t ep) {
+  if (choice.target.dp % ep == 0) return std::nullopt;
+  return Found{.text = std::to_string(choice.target.dp) +
+                       " data-parallel ranks cannot be shared by " + std::to_string(ep) +
+                       " expert-parallel ranks"};
+}
+
+std::optional<Found> uneven_option(const Choice& choice) {
+  return choice.options.ep ? uneven(choice, *choice.options.ep) : std::nullopt;
+}
+
+std::optional<Found> uneven_group(const Choice& choice) {
+  for (const RunGroup& group : choice.target.groups) {
+    if (auto found = uneven(choice, group.ep_size)) return found;
+  }
+  return std::nullopt;
+}
+
+// Whether the order in which the ranks share experts matters and nothing tells it.
+bool lacks_expert_order(const Choice& choice) {
+  if (choice.config && choice.config->is_object()) return false;
+  const auto& groups = choice.target.groups;
+  return std::any_of(groups.begin(), groups.end(), [&](const RunGroup& group) {
+    return group.ep_size > 1 && group.ep_size < choice.target.dp;
+  });
+}
+
+// Whether the wrapper and the layout follow from a configuration that is not understood.
+bool lacks_config(const Choice& choice) {
+  const CheckpointFacts& known = choice.reference().checkpoint;
+  const bool from_files =
+      !choice.options.ds_config && choice.target.stage == known.zero_stage && !known.universal;
+  return !from_files && !choice.engine && !choice.config_error().empty();
+}
+
+bool changes_precision(const Choice& choice) {
+  return choice.target.precision != choice.source.precision;
+}
+
+// States by which optimizers are told from each other.
+struct OptimizerStates {
+  std::string_view type;  // of the configuration, in lower case
+  std::string_view needed;
+  std::string_view foreign;
+};
+constexpr std::array kOptimizers{
+    OptimizerStates{"adam", "exp_avg_sq", "momentum_buffer"},
+    OptimizerStates{"adamw", "exp_avg_sq", "momentum_buffer"},
+    OptimizerStates{"lamb", "exp_avg_sq", "momentum_buffer"},
+    OptimizerStates{"lion", "exp_avg", "exp_avg_sq"},
+    OptimizerStates{"muon", "momentum_buffer", ""},
+    OptimizerStates{"sgd", "", "exp_avg_sq"},
+    OptimizerStates{"adagrad", "", "exp_avg"},
+};
+
+std::string optimizer_type(const Choice& choice) {
+  std::string type = choice.target.engine.optimizer_type;
+  std::transform(type.begin(), type.end(), type.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return type;
+}
+
+// Whether the new run's configuration names DeepSpeed's own Adam, which reads a hyper-parameter
+// that those of the checkpoint do not have.
+bool is_deepspeeds_adam_of_torchs(const Choice& choice) {
+  const std::string type = optimizer_type(choice);
+  return choice.options.ds_config && choice.like == nullptr && !choice.target.elastic &&
+         (type == "adam" || type == "adamw") && !choice.target.engine.torch_adam &&
+         !choice.source.state_keys.empty() && !has_bias_correction(choice.source);
+}
+
+std::optional<Found> other_optimizer(const Choice& choice) {
+  const std::vector<std::string>& keys = choice.source.state_keys;
+  if (!choice.is_other_run() || keys.empty()) return std::nullopt;
+  const std::string type = optimizer_type(choice);
+  const auto row = std::find_if(kOptimizers.begin(), kOptimizers.end(),
+                                [&](const OptimizerStates& each) { return each.type == type; });
+  if (row == kOptimizers.end()) return std::nullopt;
+  const bool lacks = !row->needed.empty() && !has_state(choice.source, row->needed);
+  const bool has_others = !row->foreign.empty() && has_state(choice.source, row->foreign);
+  if (!lacks && !has_others) return std::nullopt;
+  std::string names;
+  for (const std::string& key : keys) names += (names.empty() ? "'" : ", '") + key + "'";
+  return Found{.text = "the new run's optimizer is " + type +
+                       ", which does not keep the states of the checkpoint: " + names};
+}
+
+constexpr Refusal kRefusals[] = {
+    // --- the checkpoint and the options
+    {Step::source, ErrorKind::unsupported, Place::source_folder,
+     [](const Choice& c) {
+       const CheckpointFacts& known = c.source.checkpoint;
+       return known.model_parallel && (known.zero_stage == 0 || known.universal);
+     },
+     "is of a model that is split over pipeline, tensor-parallel or expert-parallel ranks, and "
+     "not of ZeRO stage 1, 2 or 3; such models are not resharded"},
+    {Step::source, ErrorKind::usage, Place::nowhere,
+     [](const Choice& c) { return c.source.checkpoint.model_parallel && c.like != nullptr; },
+     "the model is split over pipeline, tensor-parallel or expert-parallel ranks, whose groups "
+     "are kept: --like is for whole models"},
+    {Step::source, ErrorKind::unsupported, Place::source_file,
+     [](const Choice& c) { return !has_trained(c.source); },
+     "has no parameter that an optimizer owns: there is nothing to reshard"},
+    {Step::source, ErrorKind::usage, Place::nowhere,
+     [](const Choice& c) { return c.source.checkpoint.from_weights && c.source.file.empty(); },
+     "weights do not tell the optimizer and its parameter groups",
+     "--like CHECKPOINT takes them from a checkpoint of the new run"},
+    {Step::source, ErrorKind::unsupported, Place::source_file,
+     [](const Choice& c) {
+       return c.source.checkpoint.from_weights && c.source.checkpoint.elastic;
+     },
+     "is elastic and has no hyper-parameters to start with"},
+    {Step::source, ErrorKind::unsupported, Place::source_file,
+     [](const Choice& c) { return !c.source.has_optimizer; },
+     "has no optimizer state: there is no training to go on with"},
+
+    // --- the configuration
+    {Step::config, ErrorKind::usage, Place::nowhere, unknown_auto, kSaidByCondition},
+
+    // --- the stage
+    {Step::stage, ErrorKind::usage, Place::nowhere,
+     [](const Choice& c) { return c.is_other_run() && c.target.stage != c.configured_stage(); },
+     [](const Choice& c) {
+       return "the stage asked for is " + std::to_string(c.target.stage) +
+              ", but the new run's is " + std::to_string(c.configured_stage());
+     }},
+    {Step::stage, ErrorKind::usage, Place::nowhere,
+     [](const Choice& c) {
+       return c.source.checkpoint.model_parallel &&
+              c.target.stage != c.source.checkpoint.zero_stage;
+     },
+     [](const Choice& c) {
+       return "the model is split over pipeline, tensor-parallel or expert-parallel ranks, which "
+              "keep their stage, " +
+              std::to_string(c.source.checkpoint.zero_stage);
+     }},
+    {Step::stage, ErrorKind::usage, Place::nowhere,
+     [](const Choice& c) { return c.options.sub_group_size && c.target.stage != 3; },
+     [](const Choice& c) {
+       return "sub-groups are of stage 3, the new run's stage is " + std::to_string(c.target.stage);
+     }},
+    {Step::stage, ErrorKind::unsupported, Place::reference_file,
+     [](const Choice& c) { return c.source.checkpoint.from_weights && c.target.stage == 0; },
+     "is of stage 0, where a run does not start from shards as it would from the weights",
+     "give the weights to the model before deepspeed.initialize"},
+
+    // --- the groups there are
+    {Step::stage, ErrorKind::unsupported, Place::source_states,
+     [](const Choice& c) {
+       return !c.source.checkpoint.states_assigned &&
+              (c.like != nullptr || (c.source.groups.empty() && !c.keeps_plain_optimizer()));
+     },
+     "has no names, and the shapes do not tell which parameter each state belongs to"},
+    {Step::stage, ErrorKind::unsupported, Place::source_folder,
+     [](const Choice& c) {
+       return c.like == nullptr && c.source.groups.empty() && !c.keeps_plain_optimizer();
+     },
+     "does not tell the optimizer's parameter groups", kGroupsHint},
+    {Step::stage, ErrorKind::unsupported, Place::like_folder,
+     [](const Choice& c) { return c.like != nullptr && c.like->groups.empty(); },
+     "does not tell the optimizer's parameter groups"},
+    {Step::stage, ErrorKind::inconsistent, Place::like_folder, other_model, kSaidByCondition},
+    // DeepSpeed's own Adam reads a hyper-parameter that torch's does not have.
+    {Step::stage, ErrorKind::usage, Place::nowhere,
+     [](const Choice& c) {
+       return c.like != nullptr && has_bias_correction(*c.like) && !c.source.checkpoint.elastic &&
+              !has_bias_correction(c.source);
+     },
+     kTorchAdam, kTorchAdamHint},
+    {Step::groups, ErrorKind::unsupported, Place::like_folder,
+     [](const Choice& c) {
+       const auto& groups = c.target.groups;
+       return c.like != nullptr &&
+              std::any_of(groups.begin(), groups.end(),
+                          [](const RunGroup& group) { return !group.settings.known; });
+     },
+     "is elastic and has no hyper-parameters, and neither has the checkpoint for its groups"},
+
+    // --- experts
+    {Step::groups, ErrorKind::usage, Place::nowhere,
+     [](const Choice& c) { return c.options.ep && !c.has_experts(); },
+     [](const Choice& c) {
+       return "the checkpoint has no experts for " + std::to_string(*c.options.ep) +
+              " expert-parallel ranks";
+     }},
+    {Step::groups, ErrorKind::usage, Place::nowhere, uneven_option, kSaidByCondition, kExpertsHint},
+    {Step::experts, ErrorKind::usage, Place::nowhere, uneven_group, kSaidByCondition, kExpertsHint},
+    {Step::experts, ErrorKind::unsupported, Place::source_config, lacks_expert_order,
+     "is needed: it says in which order the ranks share experts", kConfigHint},
+
+    // --- the groups' members
+    {Step::experts, ErrorKind::unsupported, Place::source_file, wrong_member, kSaidByCondition},
+    {Step::experts, ErrorKind::unsupported, Place::source_file, stateless_member,
+     "has no optimizer state: it is frozen, or was never given a gradient, and the file does not "
+     "tell which",
+     kGroupsHint},
+    {Step::members, ErrorKind::unsupported, Place::source_folder, empty_group, kSaidByCondition},
+    {Step::members, ErrorKind::unsupported, Place::source_file, frozen_without_elements,
+     "has no elements, and the files do not tell whether the optimizer has it, which stage 0 "
+     "counts",
+     kGroupsHint},
+
+    // --- the precision
+    {Step::precision, ErrorKind::unsupported, Place::reference_file,
+     [](const Choice& c) { return !c.options.ds_config && !has_trained(c.reference()); },
+     "has no parameter that an optimizer owns: there is nothing to reshard"},
+    {Step::precision, ErrorKind::usage, Place::nowhere,
+     [](const Choice& c) { return c.source.checkpoint.model_parallel && changes_precision(c); },
+     [](const Choice& c) {
+       return "the precision changes from " + std::string(to_string(c.source.precision)) + " to " +
+              std::string(to_string(c.target.precision)) +
+              ", but the files of layers and experts are copied as they are";
+     }},
+
+    // --- the wrapper
+    {Step::wrapper, ErrorKind::unsupported, Place::reference_config, lacks_config,
+     [](const Choice& c) { return "is needed and not understood: " + c.config_error(); },
+     kConfigHint},
+    // stage_1_and_2.py _restore_base_optimizer_state takes the hyper-parameters of the new run, and
+    // its step from base_optimizer_state_step.
+    {Step::wrapper, ErrorKind::unsupported, Place::source_folder,
+     [](const Choice& c) { return c.target.elastic && c.target.wrapper != EngineWrapper::zero12; },
+     "is elastic and has no hyper-parameters, which only stages 1 and 2 can do without",
+     kSettingsHint},
+    {Step::wrapper, ErrorKind::unsupported, Place::source_folder,
+     [](const Choice& c) { return c.target.elastic && !c.source.has_base_step; },
+     "is elastic and has no base_optimizer_state_step, without which DeepSpeed does not load it, "
+     "not even at its own number of ranks",
+     kSettingsHint},
+
+    // --- the layout
+    // Nothing but the configuration tells round_robin_gradients; where DeepSpeed's own files lack
+    // it, their wrong param_slice_mappings do, but ours are right.
+    {Step::layout, ErrorKind::unsupported, Place::reference_config,
+     [](const Choice& c) { return c.target.round_robin && c.layout_is_in_files() && !c.engine; },
+     "is not there, but the files are of a run with round_robin_gradients, which has to be "
+     "written down",
+     kConfigHint},
+    {Step::layout, ErrorKind::unsupported, Place::reference_shapes, other_sub_groups,
+     [](const Choice& c) {
+       return "is not cut into the sub-groups that a sub_group_size of " +
+              std::to_string(c.target.sub_group_size) + " makes";
+     },
+     "--sub-group-size says the new run's"},
+
+    // --- the optimizer
+    {Step::layout, ErrorKind::unsupported, Place::source_folder,
+     [](const Choice& c) { return c.target.stage == 3 && has_state(c.source, "sum"); },
+     "is of torch's Adagrad, whose states DeepSpeed does not load at stage 3, not even its own"},
+    {Step::layout, ErrorKind::usage, Place::nowhere, is_deepspeeds_adam_of_torchs, kTorchAdam,
+     kTorchAdamHint},
+    {Step::layout, ErrorKind::usage, Place::nowhere, other_optimizer, kSaidByCondition},
+
+    // --- what would make DeepSpeed look for other files
+    {Step::layout, ErrorKind::usage, Place::nowhere,
+     [](const Choice& c) { return c.is_other_run() && c.target.engine.load_universal; },
+     "checkpoint.load_universal is set: DeepSpeed would look for a universal checkpoint"},
+    {Step::layout, ErrorKind::usage, Place::nowhere,
+     [](const Choice& c) {
+       const int64_t slices = c.target.engine.autotp_size;
+       return slices > 1 && slices != c.source.checkpoint.mesh.tp;
+     },
+     [](const Choice& c) {
+       const std::string slices = std::to_string(c.target.engine.autotp_size);
+       return "tensor_parallel.autotp_size is " + slices +
+              ": the new run would look for slices of " + slices + " tensor-parallel ranks";
+     }},
+};
+
+Where where_of(const Choice& choice, Place place) {
+  const RunFacts& reference = choice.reference();
+  switch (place) {
+    case Place::nowhere:
+      return {};
+    case Place::source_folder:
+      return {.file = choice.source.folder};
+    case Place::source_file:
+      return {.file = choice.source.file};
+    case Place::source_states:
+      return {.file = choice.source.file, .member = "optimizer.state"};
+    case Place::source_config:
+      return {.file = choice.source.file, .member = std::string(keys::kDsConfig)};
+    case Place::like_folder:
+      return {.file = reference.folder};
+    case Place::reference_file:
+      return {.file = reference.file};
+    case Place::reference_config:
+      return {.file = reference.file, .member = std::string(keys::kDsConfig)};
+    case Place::reference_shapes:
+      return {.file = reference.file, .member = std::string(keys::kParamShapes)};
+  }
+  return {};
+}
+
+[[noreturn]] void raise(const Error& error, const char* hint) {
+  switch (error.kind()) {
+    case ErrorKind::usage:
+      throw UsageError(error).with_hint(hint);
+    case ErrorKind::inconsistent:
+      throw InconsistentError(error).with_hint(hint);
+    default:
+      throw UnsupportedError(error).with_hint(hint);
+  }
+}
+
+}  // namespace
+
+std::span<const Refusal> refusals() {
+  return kRefusals;
+}
+
+void refuse(const Choice& choice, Step step) {
+  for (const Refusal& row : kRefusals) {
+    if (row.after != step) continue;
+    std::optional<Found> found = row.condition(choice);
+    if (!found) continue;
+    Where where = where_of(choice, row.place);
+    if (!found->folder.empty()) where.file = std::move(found->folder);
+    where.tensor = std::move(found->tensor);
+    std::string text = found->text.empty() ? row.text(choice) : std::move(found->text);
+    raise(Error(row.kind, std::move(where), std::move(text)), row.hint);
+  }
+}
+
+}  // namespace dsckpt

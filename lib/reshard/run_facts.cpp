@@ -1,0 +1,152 @@
+#include "reshard/run_facts.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "deepspeed/config_pickle.h"
+#include "deepspeed/keys.h"
+#include "deepspeed/shard_name.h"
+#include "dsckpt/error.h"
+
+namespace dsckpt {
+using pickle::Value;
+namespace {
+
+Value root_of(const Checkpoint& checkpoint) {
+  return checkpoint.model_files().front().archive->root();
+}
+
+GroupSettings settings_of(const ShardValue& value) {
+  const auto has = [&](std::string_view key) { return !value.value.find_or_none(key).is_none(); };
+  return {.value = value,
+          .known = value.archive != nullptr,
+          .moe = value.value.find_or_none("moe").is_true(),
+          .bias_correction = has("bias_correction"),
+          .amsgrad = has("amsgrad")};
+}
+
+std::vector<RunGroup> groups_of(const Checkpoint& checkpoint) {
+  std::vector<RunGroup> groups;
+  for (const ParamGroup& group : checkpoint.groups()) {
+    groups.push_back({group.params, settings_of(group.settings), group.ep_size});
+  }
+  return groups;
+}
+
+std::vector<std::string> state_keys_of(const Checkpoint& checkpoint) {
+  std::set<std::string> keys;
+  for (const Param& param : checkpoint.params()) {
+    for (const ParamState& state : param.states) keys.insert(state.key);
+  }
+  return {keys.begin(), keys.end()};
+}
+
+std::vector<size_t> sub_groups_of(const Value& root) {
+  const Value shapes = root.find_or_none(keys::kParamShapes);
+  const auto size = [](const Value& group) {
+    return group.is_mapping() ? group.as_dict().items.size() : 0;
+  };
+  if (shapes.is_mapping()) return {size(shapes)};  // releases before 0.5 have one dict
+  std::vector<size_t> sizes;
+  for (const Value& group : shapes.sequence_or_empty()) sizes.push_back(size(group));
+  return sizes;
+}
+
+DType param_dtype_of(const Checkpoint& checkpoint) {
+  const auto& params = checkpoint.params();
+  const auto param = std::find_if(params.begin(), params.end(), is_trained);
+  if (param == params.end()) return DType::float32;
+  const CheckpointFile& file = checkpoint.model_files().front();
+  const Value value = file.archive->root().find_or_none(keys::kModule).find_or_none(param->name);
+  if (!TorchArchive::is_tensor(value)) return param->weight.dtype();
+  return in_context({.file = file.path.string(), .tensor = param->name},
+                    [&] { return file.archive->info(value).dtype; });
+}
+
+Precision precision_of_type(DType dtype) {
+  switch (dtype) {
+    case DType::bfloat16:
+      return Precision::bf16;
+    case DType::float16:
+      return Precision::fp16;
+    default:
+      return Precision::fp32;
+  }
+}
+
+Precision precision_of(const Checkpoint& checkpoint, const RunFacts& facts) {
+  const Precision by_type = precision_of_type(facts.param_dtype);
+  const Precision otherwise = facts.engine ? facts.engine->precision : by_type;
+  if (facts.checkpoint.universal) return otherwise;
+  if (facts.checkpoint.zero_stage == 0) {
+    return facts.checkpoint.optimizer_wrapper == EngineWrapper::plain ? Precision::fp32 : by_type;
+  }
+  // Old releases have no such names.
+  const bool bf16 = checkpoint.optim_files().front().path.filename().string().starts_with("bf16_");
+  return bf16 ? Precision::bf16 : otherwise;
+}
+
+void read_config(const Checkpoint& checkpoint, RunFacts& facts) {
+  try {
+    facts.config = saved_ds_config(checkpoint);
+    if (facts.config) facts.engine = engine_config(*facts.config);
+  } catch (const Error& error) {
+    facts.config_error = error.message();
+  }
+}
+
+}  // namespace
+
+ParamIndex::ParamIndex(std::span<const Param> params) : params_(params) {
+  for (const Param& param : params) by_name_.emplace(param.name, &param);
+}
+
+const Param* ParamIndex::find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : found->second;
+}
+
+bool is_trained(const Param& param) {
+  return param.kind == ParamKind::trainable && param.alias_of.empty();
+}
+
+bool has_states(const Param& param) {
+  return !param.states.empty() || param.step.archive != nullptr;
+}
+
+RunFacts run_facts(const Checkpoint& checkpoint) {
+  const ShardValue wrapper = checkpoint.wrapper_state();
+  RunFacts facts{.checkpoint = checkpoint.facts(),
+                 .folder = checkpoint.tag_folder().string(),
+                 .file = {},
+                 .params = ParamIndex(checkpoint.params()),
+                 .groups = groups_of(checkpoint),
+                 .state_keys = state_keys_of(checkpoint),
+                 .sub_groups = {},
+                 .has_optimizer = wrapper.archive != nullptr,
+                 .has_base_step = wrapper.value.is_mapping() &&
+                                  wrapper.value.find(keys::kBaseOptimizerStateStep).has_value(),
+                 .config = {},
+                 .engine = {},
+                 .config_error = {}};
+  if (checkpoint.model_files().empty()) return facts;
+  const auto& path = checkpoint.model_files().front().path;
+  facts.file = path.string();
+  if (const auto name = parse_shard_name(path.filename().string())) facts.mp_rank = name->mp_rank;
+  facts.sub_groups = sub_groups_of(root_of(checkpoint));
+  facts.param_dtype = param_dtype_of(checkpoint);
+  read_config(checkpoint, facts);
+  facts.precision = precision_of(checkpoint, facts);
+  return facts;
+}
+
+std::optional<nlohmann::ordered_json> saved_ds_config(const Checkpoint& checkpoint) {
+  const Value config = root_of(checkpoint).find_or_none(keys::kDsConfig);
+  if (!config.is_mapping()) return std::nullopt;
+  return in_context({.file = checkpoint.model_files().front().path.string(),
+                     .member = std::string(keys::kDsConfig)},
+                    [&] { return json_of(config); });
+}
+
+}  // namespace dsckpt

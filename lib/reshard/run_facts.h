@@ -1,0 +1,96 @@
+// What is known of a run from a checkpoint of it, as far as it decides what the files of another
+// run look like. Plain data: what pickles and file names say is read once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "deepspeed/ds_config.h"
+#include "deepspeed/engine_config.h"
+#include "dsckpt/dtype.h"
+
+namespace dsckpt {
+
+// The hyper-parameters of a parameter group: its entry of param_groups.
+struct GroupSettings {
+  ShardValue value = {};  // handed on as it is
+  bool known = false;     // elastic files have none
+  // Marks experts: moe/utils.py split_params_into_different_moe_groups_for_optimizer.
+  bool moe = false;
+  bool bias_correction = false;  // whether there is one, as DeepSpeed's own Adam has
+  bool amsgrad = false;          // likewise, as torch's Adam has
+};
+
+// One of the optimizer's parameter groups.
+struct RunGroup {
+  std::vector<std::string> params;  // in the order in which the optimizer was given them
+  GroupSettings settings = {};
+  uint32_t ep_size = 1;  // expert-parallel ranks that its parameters, experts, are spread over
+
+  bool has_experts() const { return ep_size > 1 || settings.moe; }
+};
+
+// The entries of a model by name; borrows them.
+class ParamIndex {
+ public:
+  ParamIndex() = default;
+  explicit ParamIndex(std::span<const Param> params);
+
+  std::span<const Param> all() const { return params_; }
+  const Param* find(std::string_view name) const;  // or nullptr
+
+ private:
+  std::span<const Param> params_;
+  std::unordered_map<std::string_view, const Param*> by_name_;
+};
+
+// Owned by an optimizer under this name.
+bool is_trained(const Param& param);
+// Whether the optimizer has stepped it, or keeps anything of it.
+bool has_states(const Param& param);
+
+struct RunFacts {
+  CheckpointFacts checkpoint;
+  std::string folder;  // of the shards
+  std::string file;    // the first model-states file; "" of weights alone
+  // Of a checkpoint of one world: its mp rank.
+  uint32_t mp_rank = 0;
+
+  ParamIndex params;
+  std::vector<RunGroup> groups;         // none if the files do not tell
+  std::vector<std::string> state_keys;  // of all parameters, sorted
+  // Stage 3: how many parameters the sub-groups have; 0 for an entry that does not say it.
+  std::vector<size_t> sub_groups;
+
+  bool has_optimizer = false;
+  // base_optimizer_state_step of elastic files, which only DeepSpeed's own Adam has.
+  bool has_base_step = false;
+  // The type of the trained parameters in `module`; without such, of no meaning.
+  DType param_dtype = DType::float32;
+  // Which of DeepSpeed's precisions was on, whatever type the model's own parameters have: names of
+  // files and wrappers tell, and the configuration where they do not.
+  Precision precision = Precision::fp32;
+
+  // ds_config, if the files have it as a dict of which JSON can be made, and what it makes of an
+  // engine. A run may have worked with one that is not understood; why it is not is said here.
+  std::optional<nlohmann::ordered_json> config;
+  std::optional<EngineConfig> engine;
+  std::string config_error;
+};
+
+// The facts of `checkpoint`, open with its optimizer states, which has to outlive them. Throws
+// CorruptError for a tensor of `module` that is none.
+RunFacts run_facts(const Checkpoint& checkpoint);
+
+// What the saved run's ds_config says; nullopt if the files do not have it as a dict.
+std::optional<nlohmann::ordered_json> saved_ds_config(const Checkpoint& checkpoint);
+
+}  // namespace dsckpt

@@ -1,0 +1,111 @@
+#include <algorithm>
+#include <utility>
+
+#include "reshard/choice.h"
+
+namespace dsckpt {
+namespace {
+
+using Note = std::optional<std::string>;
+
+Note note_if(bool applies, const char* text) {
+  return applies ? Note(text) : std::nullopt;
+}
+
+Note not_understood(const RunFacts& facts) {
+  if (facts.config_error.empty()) return std::nullopt;
+  return "the checkpoint's ds_config is not understood (" + facts.config_error +
+         "); what the files themselves tell is used";
+}
+
+Note config_of_source(const Choice& choice) {
+  return not_understood(choice.source);
+}
+
+Note config_of_like(const Choice& choice) {
+  if (choice.like == nullptr || choice.options.ds_config) return std::nullopt;
+  return not_understood(*choice.like);
+}
+
+Note settings_of_like(const Choice& choice) {
+  if (choice.like == nullptr) return std::nullopt;
+  const auto& groups = choice.like->groups;
+  const bool kept = std::all_of(groups.begin(), groups.end(), [&](const RunGroup& group) {
+    return choice.own_group(group) != nullptr;
+  });
+  if (kept) return std::nullopt;
+  return "hyper-parameters are those of " + choice.like->folder +
+         " for the groups that the checkpoint does not have";
+}
+
+Note other_precision(const Choice& choice) {
+  if (choice.target.precision == choice.source.precision) return std::nullopt;
+  return "the precision changes from " + std::string(to_string(choice.source.precision)) + " to " +
+         std::string(to_string(choice.target.precision)) +
+         ": the parameters are rounded from the masters, and the loss scale starts anew";
+}
+
+// torch's own optimizer has what it was given, DeepSpeed's wrappers only what is trained.
+Note plain_optimizer(const Choice& choice) {
+  const auto params = choice.source.params.all();
+  return note_if(
+      choice.target.wrapper == EngineWrapper::plain && choice.source.checkpoint.zero_stage != 0 &&
+          std::any_of(params.begin(), params.end(),
+                      [](const Param& param) { return param.kind == ParamKind::frozen; }),
+      "stage 0 in fp32 counts every parameter that the optimizer is given: give it only "
+      "those that are trained");
+}
+
+Note round_robin_unknown(const Choice& choice) {
+  return note_if(choice.target.wrapper == EngineWrapper::zero12 && !choice.target.round_robin &&
+                     choice.layout_is_in_files() && !choice.engine,
+                 "no ds_config says so: round_robin_gradients is taken to be off");
+}
+
+Note loads_universal(const Choice& choice) {
+  return note_if(choice.target.engine.load_universal,
+                 "checkpoint.load_universal is set: DeepSpeed would look for a universal "
+                 "checkpoint; turn it off in the new run");
+}
+
+Note other_writer(const Choice& choice) {
+  return note_if(choice.target.engine.checkpoint_writer,
+                 "with checkpoint.writer set DeepSpeed does not load its own optimizer files; turn "
+                 "it off to resume");
+}
+
+Note uneven_hpz(const Choice& choice) {
+  if (!choice.engine) return std::nullopt;
+  const auto zero = choice.config->find("zero_optimization");
+  if (zero == choice.config->end() || !zero->is_object()) return std::nullopt;
+  const auto found = zero->find("zero_hpz_partition_size");
+  if (found == zero->end() || !found->is_number_integer()) return std::nullopt;
+  const auto size = found->get<int64_t>();
+  if (size <= 1 || choice.target.dp % size == 0) return std::nullopt;
+  return "zero_hpz_partition_size is " + std::to_string(size) + ", which does not divide " +
+         std::to_string(choice.target.dp) + " ranks; change it in the new run";
+}
+
+// engine.py load_checkpoint.
+Note nvme_optimizer(const Choice& choice) {
+  if (choice.target.engine.offload_optimizer != OffloadDevice::nvme) return std::nullopt;
+  return choice.is_other_run()
+             ? "with offload_optimizer.device nvme DeepSpeed does not read the optimizer's files: "
+               "resume with cpu or none"
+             : "offload_optimizer.device is cpu in the new files, nvme in the checkpoint: with "
+               "nvme DeepSpeed does not read the optimizer's files, so resume with cpu or none";
+}
+
+}  // namespace
+
+std::vector<std::string> notes_of(const Choice& choice) {
+  std::vector<std::string> notes;
+  for (const auto note :
+       {config_of_source, config_of_like, settings_of_like, other_precision, plain_optimizer,
+        round_robin_unknown, loads_universal, other_writer, uneven_hpz, nvme_optimizer}) {
+    if (Note text = note(choice)) notes.push_back(std::move(*text));
+  }
+  return notes;
+}
+
+}  // namespace dsckpt
