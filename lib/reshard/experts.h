@@ -1,5 +1,5 @@
-// Experts under another number of expert-parallel ranks: which of them a rank has, how it calls
-// them, and what DeepSpeed writes down of that.
+// Experts under another number of expert-parallel ranks: which of them a rank has, and how it calls
+// them.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,13 @@
 #include <unordered_map>
 #include <vector>
 
-#include "format/archive_copy.h"
 #include "reshard/run_facts.h"
 
 namespace dsckpt {
+
+// The name of a parameter group of experts, "ep_size_4", and what it begins with. utils/groups.py.
+inline constexpr std::string_view kExpertGroup = "ep_size_";
+std::string expert_group_name(uint32_t ep);
 
 // How the ranks share the experts of a group.
 struct ExpertMesh {
@@ -63,11 +66,5 @@ class ExpertNames {
   // Of DeepSpeed's own, by what precedes the number.
   std::unordered_map<std::string, int64_t> counts_;
 };
-
-// ds_autoep_layers of `copy.from()` as rank `rank` writes it. engine.py _save_moe_checkpoint.
-// Throws CorruptError for what has the wrong form, UnsupportedError for experts that are not placed
-// as DeepSpeed's engine places them: evenly, in order.
-pickle::Value autoep_layers_value(ArchiveCopy& copy, const pickle::Value& layers,
-                                  const ExpertMesh& mesh, uint32_t rank);
 
 }  // namespace dsckpt

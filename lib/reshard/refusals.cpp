@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <utility>
 
 #include "deepspeed/keys.h"
 #include "reshard/group_checks.h"
+#include "reshard/optimizer_checks.h"
 
 namespace dsckpt {
 namespace {
@@ -28,15 +28,6 @@ constexpr const char* kSaidByCondition = "";
 bool has_trained(const RunFacts& facts) {
   const auto params = facts.params.all();
   return std::any_of(params.begin(), params.end(), is_trained);
-}
-
-bool has_bias_correction(const RunFacts& facts) {
-  return std::any_of(facts.groups.begin(), facts.groups.end(),
-                     [](const RunGroup& group) { return group.settings.bias_correction; });
-}
-
-bool has_state(const RunFacts& facts, std::string_view key) {
-  return std::find(facts.state_keys.begin(), facts.state_keys.end(), key) != facts.state_keys.end();
 }
 
 // Hugging Face fills "auto" in when the run starts; what matters here has to be known.
@@ -97,54 +88,6 @@ bool lacks_config(const Choice& choice) {
 
 bool changes_precision(const Choice& choice) {
   return choice.target.precision != choice.source.precision;
-}
-
-// States by which optimizers are told from each other.
-struct OptimizerStates {
-  std::string_view type;  // of the configuration, in lower case
-  std::string_view needed;
-  std::string_view foreign;
-};
-constexpr std::array kOptimizers{
-    OptimizerStates{"adam", "exp_avg_sq", "momentum_buffer"},
-    OptimizerStates{"adamw", "exp_avg_sq", "momentum_buffer"},
-    OptimizerStates{"lamb", "exp_avg_sq", "momentum_buffer"},
-    OptimizerStates{"lion", "exp_avg", "exp_avg_sq"},
-    OptimizerStates{"muon", "momentum_buffer", ""},
-    OptimizerStates{"sgd", "", "exp_avg_sq"},
-    OptimizerStates{"adagrad", "", "exp_avg"},
-};
-
-std::string optimizer_type(const Choice& choice) {
-  std::string type = choice.target.engine.optimizer_type;
-  std::transform(type.begin(), type.end(), type.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return type;
-}
-
-// Whether the new run's configuration names DeepSpeed's own Adam, which reads a hyper-parameter
-// that those of the checkpoint do not have.
-bool is_deepspeeds_adam_of_torchs(const Choice& choice) {
-  const std::string type = optimizer_type(choice);
-  return choice.options.ds_config && choice.like == nullptr && !choice.target.elastic &&
-         (type == "adam" || type == "adamw") && !choice.target.engine.torch_adam &&
-         !choice.source.state_keys.empty() && !has_bias_correction(choice.source);
-}
-
-std::optional<Found> other_optimizer(const Choice& choice) {
-  const std::vector<std::string>& keys = choice.source.state_keys;
-  if (!choice.is_other_run() || keys.empty()) return std::nullopt;
-  const std::string type = optimizer_type(choice);
-  const auto row = std::find_if(kOptimizers.begin(), kOptimizers.end(),
-                                [&](const OptimizerStates& each) { return each.type == type; });
-  if (row == kOptimizers.end()) return std::nullopt;
-  const bool lacks = !row->needed.empty() && !has_state(choice.source, row->needed);
-  const bool has_others = !row->foreign.empty() && has_state(choice.source, row->foreign);
-  if (!lacks && !has_others) return std::nullopt;
-  std::string names;
-  for (const std::string& key : keys) names += (names.empty() ? "'" : ", '") + key + "'";
-  return Found{.text = "the new run's optimizer is " + type +
-                       ", which does not keep the states of the checkpoint: " + names};
 }
 
 constexpr Refusal kRefusals[] = {
@@ -222,13 +165,8 @@ constexpr Refusal kRefusals[] = {
      [](const Choice& c) { return c.like != nullptr && c.like->groups.empty(); },
      "does not tell the optimizer's parameter groups"},
     {Step::stage, ErrorKind::inconsistent, Place::like_folder, other_model, kSaidByCondition},
-    // DeepSpeed's own Adam reads a hyper-parameter that torch's does not have.
-    {Step::stage, ErrorKind::usage, Place::nowhere,
-     [](const Choice& c) {
-       return c.like != nullptr && has_bias_correction(*c.like) && !c.source.checkpoint.elastic &&
-              !has_bias_correction(c.source);
-     },
-     kTorchAdam, kTorchAdamHint},
+    {Step::stage, ErrorKind::usage, Place::nowhere, is_torchs_adam_for_like, kTorchAdam,
+     kTorchAdamHint},
     {Step::groups, ErrorKind::unsupported, Place::like_folder,
      [](const Choice& c) {
        const auto& groups = c.target.groups;
@@ -306,10 +244,9 @@ constexpr Refusal kRefusals[] = {
      "--sub-group-size says the new run's"},
 
     // --- the optimizer
-    {Step::layout, ErrorKind::unsupported, Place::source_folder,
-     [](const Choice& c) { return c.target.stage == 3 && has_state(c.source, "sum"); },
+    {Step::layout, ErrorKind::unsupported, Place::source_folder, is_adagrad_at_stage_3,
      "is of torch's Adagrad, whose states DeepSpeed does not load at stage 3, not even its own"},
-    {Step::layout, ErrorKind::usage, Place::nowhere, is_deepspeeds_adam_of_torchs, kTorchAdam,
+    {Step::layout, ErrorKind::usage, Place::nowhere, is_torchs_adam_for_config, kTorchAdam,
      kTorchAdamHint},
     {Step::layout, ErrorKind::usage, Place::nowhere, other_optimizer, kSaidByCondition},
 

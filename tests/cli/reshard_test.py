@@ -65,18 +65,24 @@ class ArgumentsTest(ReshardTest):
     def test_input_output_and_ranks_are_needed_and_checked(self):
         scratch = self.scratch(Z1)
         output = self.new_path()
-        for arguments, pattern in [([], "input"), ([scratch.folder], "output"), ([scratch.folder, output], "--dp"),
-                                   ([scratch.folder, output, "--dp", "0"], "--dp"),
-                                   ([scratch.folder, output, "--dp", "-2"], "--dp"),
-                                   ([scratch.folder, output, "--dp", "two"], "--dp"),
-                                   ([scratch.folder, output, "--dp", "2", "--stage", "4"], "--stage"),
-                                   ([scratch.folder, output, "--dp", "2", "--sub-group-size", "0"], "sub-group-size"),
-                                   ([scratch.folder, output, "--dp", "2", "--ds-config", self.root / "no"], "no"),
-                                   ([scratch.folder, output, "--dp", "2", "--like", self.root / "no"], "no")]:
+        missing = self.root / "no"
+        shared = [scratch.folder, output]
+        for arguments, code, beginning in [
+            ([], 2, "input is required"),
+            ([scratch.folder], 2, "output is required"),
+            (shared, 2, "--dp is required"),
+            ([*shared, "--dp", "0"], 2, "--dp: Value 0 not in range 1 to 65536"),
+            ([*shared, "--dp", "-2"], 2, "--dp: Value -2 not in range 1 to 65536"),
+            ([*shared, "--dp", "two"], 2, "--dp: Value two not in range 1 to 65536"),
+            ([*shared, "--dp", "2", "--stage", "4"], 2, "--stage: Value 4 not in range 0 to 3"),
+            ([*shared, "--dp", "2", "--sub-group-size", "0"], 2, "--sub-group-size: Value 0 not in range 0."),
+            ([*shared, "--dp", "2", "--ds-config", missing], 4, f"{missing}: cannot open: No such file or directory"),
+            ([*shared, "--dp", "2", "--like", missing], 2, f"{missing}: there is no such folder"),
+        ]:
             with self.subTest(arguments=arguments[2:]):
                 done = self.tool("reshard", *arguments)
-                self.assertIn(done.returncode, (2, 4), done.stderr)
-                self.assertRegex(done.stderr, pattern)
+                self.assertEqual(done.returncode, code, done.stderr)
+                self.assertTrue(done.stderr.startswith(f"reshard: error: {beginning}"), done.stderr)
                 self.assertFalse(output.exists())
 
     def test_a_dry_run_says_what_a_run_does_and_writes_nothing(self):

@@ -1,0 +1,13 @@
+// What of a checkpoint has no place in the files of a target.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "reshard/rank_file.h"
+
+namespace dsckpt {
+
+std::vector<std::string> file_notes(const ShardSource& from);
+
+}  // namespace dsckpt

@@ -1,0 +1,145 @@
+#include "reshard/model_values.h"
+
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "deepspeed/keys.h"
+#include "pickle/python_objects.h"
+
+namespace dsckpt {
+using pickle::Document;
+using pickle::Kind;
+using pickle::Value;
+namespace {
+
+const Param& owner_of(const RankFile& file, const Param& param) {
+  return param.alias_of.empty() ? param : *file.from.checkpoint.find(param.alias_of);
+}
+
+// An entry of `module` in the target's form.
+Value module_entry(ModelFile& file, const std::string& name, const Value& value) {
+  if (!TorchArchive::is_tensor(value)) return file.copy.of(value);
+  const Param* param = file.from.checkpoint.find(name);
+  if (param == nullptr) {
+    throw UnsupportedError({.file = file.from.where().file, .tensor = name},
+                           "is a parameter of the model whose values are in no file");
+  }
+  TorchArchiveWriter& writer = file.copy.writer();
+  const Param& owner = owner_of(file, *param);
+  if (owner.kind == ParamKind::buffer) {
+    return file.from.offer.starts ? writer.tensor(param->weight) : file.copy.of(value);
+  }
+  const DType saved = file.copy.from().info(value).dtype;
+  const DType dtype = file.target().param_dtype.value_or(saved);
+  if (file.target().stage == 3) return writer.tensor(TensorSource::zeros(dtype, {0}));
+  const auto [found, is_new] = file.storages.try_emplace(owner.name, 0);
+  if (is_new) found->second = writer.storage(owner.weight.to(dtype));
+  return writer.tensor(found->second, owner.weight.shape());
+}
+
+// A torch.Size, or what the checkpoint has in its place.
+Value shape_value(const RankFile& file, const Shape& shape) {
+  if (!file.from.has_tuple_shapes) return torch_size(file.document(), shape);
+  std::vector<Value> dims;
+  for (const int64_t dim : shape) dims.push_back(Document::integer(dim));
+  return file.document().tuple(std::move(dims));
+}
+
+// Stages 2 and 3 keep frozen parameters apart; None if the run chose not to save them, which loads
+// where there are none, too.
+bool has_frozen_entries(const RankFile& file, const Value& saved) {
+  return file.target().stage >= 2 && (!file.layout().frozen().empty() || saved.is_mapping());
+}
+
+// Name -> what `make` makes of each frozen parameter.
+template <typename F>
+Value of_frozen(const RankFile& file, F&& make) {
+  Document& document = file.document();
+  const Value dict = ordered_dict(document);
+  for (const Param* param : file.layout().frozen()) {
+    const Value name = document.intern(param->name);
+    document.set_item(dict, name, make(*param));
+  }
+  return dict;
+}
+
+// Stage 2 keeps a whole copy, of the storage that `module` has where there is one; stage 3 the
+// rank's piece.
+Value frozen_fragment(ModelFile& file, const Param& param, const Value& module) {
+  TorchArchiveWriter& writer = file.copy.writer();
+  const ReshardTarget& target = file.target();
+  const DType stored =
+      param.kind == ParamKind::trainable ? target.saved_param_dtype : param.weight.dtype();
+  const TensorSource value = param.weight.to(target.param_dtype.value_or(stored));
+  if (target.stage == 3) return writer.tensor(ReshardLayout::piece(value, file.rank, target.dp));
+  const auto found = file.storages.find(param.name);
+  if (found != file.storages.end()) return writer.tensor(found->second, param.weight.shape());
+  const Value in_module = module.find_or_none(param.name);
+  return in_module.is_none() || file.from.offer.starts ? writer.tensor(value)
+                                                       : file.copy.of(in_module);
+}
+
+}  // namespace
+
+Value module_value(ModelFile& file, const Value& saved) {
+  if (file.from.offer.module_as_it_is) return file.copy.of(saved);
+  Document& document = file.document();
+  const Value dict = ordered_dict(document);
+  for (const auto& [key, value] : saved.as_dict().items) {
+    const Value copied = file.copy.of(key);
+    const std::string name = key.is(Kind::string) ? std::string(key.as_string()) : "";
+    document.set_item(dict, copied, module_entry(file, name, value));
+  }
+  if (saved.is(Kind::object) && saved.as_object().has_state) {
+    document.set_state(dict, file.copy.of(saved.as_object().state));
+  }
+  return dict;
+}
+
+Value param_shapes(ModelFile& file, const Value&) {
+  if (file.target().stage == 0) return {};
+  Document& document = file.document();
+  std::vector<Value> all;
+  for (const ReshardLayout::Run& run : file.layout().runs()) {
+    const Value shapes = ordered_dict(document);
+    for (const Param* param : file.layout().params_of(run, 0)) {
+      document.set_item(shapes, document.intern(param->name),
+                        shape_value(file, param->weight.shape()));
+    }
+    all.push_back(shapes);
+  }
+  return document.list(std::move(all));
+}
+
+Value frozen_param_shapes(ModelFile& file, const Value& saved) {
+  if (!has_frozen_entries(file, saved)) return {};
+  return of_frozen(file,
+                   [&](const Param& param) { return shape_value(file, param.weight.shape()); });
+}
+
+Value frozen_param_fragments(ModelFile& file, const Value& saved) {
+  if (!has_frozen_entries(file, saved)) return {};
+  if (file.from.offer.fragments_as_they_are && saved.is_mapping() &&
+      saved.as_dict().items.size() == file.layout().frozen().size()) {
+    return file.copy.of(saved);
+  }
+  const Value module = file.copy.from().root().find_or_none(keys::kModule);
+  return of_frozen(file, [&](const Param& param) { return frozen_fragment(file, param, module); });
+}
+
+// Only the first rank says them.
+Value shared_params(ModelFile& file, const Value& saved) {
+  if (file.target().stage == 0) return {};
+  Document& document = file.document();
+  const Value dict = document.dict();
+  if (file.rank > 0) return dict;
+  if (saved.is_mapping()) return file.copy.of(saved);
+  for (const Param& param : file.from.checkpoint.params()) {
+    if (param.alias_of.empty()) continue;
+    file.copy.set(dict, param.name, document.string(param.alias_of));
+  }
+  return dict;
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,23 @@
+// Whether the new run's optimizer can go on with the states and hyper-parameters of the checkpoint.
+// Conditions of refusals.h.
+#pragma once
+
+#include <optional>
+
+#include "reshard/refusals.h"
+
+namespace dsckpt {
+
+// Whether the new run has DeepSpeed's own Adam, as `like` or as its configuration says, which reads
+// a hyper-parameter, bias_correction, that the checkpoint's groups do not have.
+bool is_torchs_adam_for_like(const Choice& choice);
+bool is_torchs_adam_for_config(const Choice& choice);
+
+// States that the optimizer of the new run's configuration does not keep, or lacks of those it
+// does.
+std::optional<Found> other_optimizer(const Choice& choice);
+
+// torch's Adagrad, whose states DeepSpeed does not load there.
+bool is_adagrad_at_stage_3(const Choice& choice);
+
+}  // namespace dsckpt
