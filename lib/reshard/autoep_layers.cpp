@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 using pickle::Document;

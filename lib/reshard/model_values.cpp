@@ -3,8 +3,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
 #include "deepspeed/keys.h"
+#include "dsckpt/error.h"
 #include "pickle/python_objects.h"
 
 namespace dsckpt {

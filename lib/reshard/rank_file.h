@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "base/error.h"
 #include "checkpoint/checkpoint.h"
+#include "dsckpt/error.h"
 #include "format/archive_copy.h"
 #include "reshard/layout.h"
 #include "reshard/source_offer.h"
