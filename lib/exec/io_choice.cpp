@@ -63,10 +63,10 @@ bool is_cached(const CopyPlan& plan, const InputFiles& inputs) {
   const std::vector<CopyItem>& items = plan.items();
   const size_t step = items.size() / kPlaces + 1;
   for (size_t i = 0; i < items.size(); i += step) {
-    const CopyItem& item = items[i];
-    if (item.reads_input() && !inputs[item.in].is_cached(item.src + item.row_bytes / 2)) {
-      return false;
-    }
+    const std::span<const Rows> sources = plan.sources_of(items[i]);
+    if (sources.empty()) continue;
+    const Rows& rows = sources.front();
+    if (!inputs[rows.file].is_cached(rows.offset + rows.row_bytes / 2)) return false;
   }
   return true;
 }

@@ -15,16 +15,16 @@ constexpr uint64_t kDenseStride = 4096;
 }  // namespace
 
 // Where the bytes of a column go: rows of `pitch` bytes laid end to end, of which the column
-// begins `before` bytes into each, are in `target` from byte `first` on.
-struct ItemReader::Rows {
-  std::span<std::byte> target;
+// begins `before` bytes into each, are in `bytes` from byte `first` on.
+struct ItemReader::Target {
+  std::span<std::byte> bytes;
   uint64_t pitch;
   uint64_t before;
   uint64_t first;
 
   // The place of `size` bytes of row `row` from its column's byte `at` on.
   std::span<std::byte> place(uint64_t row, uint64_t at, uint64_t size) const {
-    return target.subspan(row * pitch + before + at - first, size);
+    return bytes.subspan(row * pitch + before + at - first, size);
   }
 };
 
@@ -32,7 +32,8 @@ uint64_t ItemReader::read(size_t index, uint64_t skip, std::span<std::byte> targ
   const CopyItem& item = plan_.items()[index];
   if (!item.reads_input()) {
     if (item.op == Op::literal) {
-      std::memcpy(target.data(), plan_.literals().data() + item.src + skip, target.size());
+      std::memcpy(target.data(), plan_.literals().data() + item.source.offset + skip,
+                  target.size());
     } else {
       std::fill(target.begin(), target.end(), std::byte{0});
     }
@@ -64,17 +65,26 @@ uint64_t ItemReader::read(size_t index, uint64_t skip, std::span<std::byte> targ
     if (crc != nullptr && (converts || !checked)) target_crc = crc32(target_crc, out);
     done += size;
   }
-  if (checked) checks_.report(record, {item.in, item.src + begin, total}, source_crc);
+  if (checked) {
+    const Rows& source = plan_.sources_of(item).front();
+    checks_.report(record, {source.file, source.offset + begin, total}, source_crc);
+  }
   if (crc != nullptr) *crc = converts || !checked ? target_crc : source_crc;
   return total * item.reads_of_a_byte();
 }
 
 // Fills `target` with the bytes from `from` on as they are before they are converted.
 void ItemReader::read_piece(const CopyItem& item, uint64_t from, std::span<std::byte> target) {
-  if (item.op == Op::mean) return average(item, from, target);
-  if (item.op == Op::interleave) return weave(item, from, target);
-  gather(item, from, target);
-  if (item.op == Op::same) compare(item, from, target);
+  switch (item.op) {
+    case Op::mean:
+      return average(item, from, target);
+    case Op::same:
+      return compare(item, from, target);
+    case Op::interleave:
+      return weave(item, from, target);
+    default:
+      return gather(item, from, target);
+  }
 }
 
 // The mean of bytes [from, from + target.size()) of the item's operands. Uses the first half of
@@ -83,27 +93,27 @@ void ItemReader::average(const CopyItem& item, uint64_t from, std::span<std::byt
   const size_t count = target.size() / sizeof(float);
   const std::span<std::byte> term = scratch().first(target.size());
   std::fill(target.begin(), target.end(), std::byte{0});
-  inputs_[item.in].read_at(item.src + from, term);
-  add_float32(target.data(), term.data(), count);
-  for (const Operand& operand : plan_.operands_of(item)) {
-    inputs_[operand.in].read_at(operand.src + from, term);
+  for (const Rows& operand : plan_.sources_of(item)) {
+    inputs_[operand.file].read_at(operand.offset + from, term);
     add_float32(target.data(), term.data(), count);
   }
-  divide_float32(target.data(), static_cast<float>(uint64_t{1} + item.operand_count), count);
+  divide_float32(target.data(), static_cast<float>(item.operand_count), count);
 }
 
-// Throws unless bytes [from, from + first.size()) of the item's other operands are `first`. Uses
-// the first half of the chunk buffer.
-void ItemReader::compare(const CopyItem& item, uint64_t from, std::span<const std::byte> first) {
-  const std::span<std::byte> other = scratch().first(first.size());
-  for (const Operand& operand : plan_.operands_of(item)) {
-    const InputFile& file = inputs_[operand.in];
-    file.read_at(operand.src + from, other);
-    if (std::memcmp(first.data(), other.data(), first.size()) == 0) continue;
-    const auto at = std::mismatch(first.begin(), first.end(), other.begin()).first;
+// Bytes [from, from + target.size()) of the item's first operand; throws unless those of the others
+// are the same. Uses the first half of the chunk buffer.
+void ItemReader::compare(const CopyItem& item, uint64_t from, std::span<std::byte> target) {
+  const std::span<const Rows> operands = plan_.sources_of(item);
+  inputs_[operands[0].file].read_at(operands[0].offset + from, target);
+  const std::span<std::byte> other = scratch().first(target.size());
+  for (const Rows& operand : operands.subspan(1)) {
+    const InputFile& file = inputs_[operand.file];
+    file.read_at(operand.offset + from, other);
+    if (std::memcmp(target.data(), other.data(), target.size()) == 0) continue;
+    const auto at = std::mismatch(target.begin(), target.end(), other.begin()).first;
     throw InconsistentError(
         {.file = file.display(),
-         .offset = operand.src + from + static_cast<uint64_t>(at - first.begin())},
+         .offset = operand.offset + from + static_cast<uint64_t>(at - target.begin())},
         plan_.texts()[item.what] + " are not the same");
   }
 }
@@ -111,9 +121,9 @@ void ItemReader::compare(const CopyItem& item, uint64_t from, std::span<const st
 // Reads source bytes [from, from + target.size()) of the item's rows laid end to end. Uses the
 // first half of the chunk buffer.
 void ItemReader::gather(const CopyItem& item, uint64_t from, std::span<std::byte> target) {
-  if (item.rows == 1) return inputs_[item.in].read_at(item.src + from, target);
-  const Operand rows{item.in, item.src, item.row_bytes, item.src_stride};
-  gather_rows(rows, from, from + target.size(), {target, item.row_bytes, 0, from});
+  const Rows& rows = item.source;
+  if (item.rows == 1) return inputs_[rows.file].read_at(rows.offset + from, target);
+  gather_rows(rows, from, from + target.size(), {target, rows.row_bytes, 0, from});
 }
 
 // The same of an interleave, column by column; reports those that belong to a record.
@@ -121,43 +131,43 @@ void ItemReader::weave(const CopyItem& item, uint64_t from, std::span<std::byte>
   uint64_t before = 0;  // in a row, bytes of the columns before this one
   for (uint32_t i = 0; i < item.operand_count; ++i) {
     const size_t index = item.operand_begin + i;
-    const Operand& column = plan_.operands()[index];
+    const Rows& column = plan_.operands()[index];
     // How much of the column lies in front of a byte of the rows laid end to end.
     const auto in_column = [&](uint64_t at) {
-      const uint64_t in_row = at % item.row_bytes;
-      return at / item.row_bytes * column.row_bytes +
+      const uint64_t in_row = at % item.source.row_bytes;
+      return at / item.source.row_bytes * column.row_bytes +
              std::min(in_row - std::min(in_row, before), column.row_bytes);
     };
     const uint64_t begin = in_column(from);
     const uint64_t end = in_column(from + target.size());
-    const Rows rows{target, item.row_bytes, before, from};
+    const Target place{target, item.source.row_bytes, before, from};
     before += column.row_bytes;
     if (begin == end) continue;
     if (!column.contiguous()) {
-      gather_rows(column, begin, end, rows);
+      gather_rows(column, begin, end, place);
       continue;
     }
     const uint32_t record = checks_.record_of_operand(index);
     const bool checked = record != RecordChecks::kNone;
-    const uint32_t crc = read_window(column, begin, end, rows, checked);
-    if (checked) checks_.report(record, {column.in, column.src + begin, end - begin}, crc);
+    const uint32_t crc = read_window(column, begin, end, place, checked);
+    if (checked) checks_.report(record, {column.file, column.offset + begin, end - begin}, crc);
   }
 }
 
-// Reads bytes [from, to) of the column's rows laid end to end. Uses the first half of the chunk
+// Reads bytes [from, to) of the rows laid end to end. Uses the first half of the chunk
 // buffer.
-void ItemReader::gather_rows(const Operand& column, uint64_t from, uint64_t to, const Rows& rows) {
-  const InputFile& file = inputs_[column.in];
-  const uint64_t stride = static_cast<uint64_t>(column.stride);
-  const uint64_t row_bytes = column.row_bytes;
+void ItemReader::gather_rows(const Rows& rows, uint64_t from, uint64_t to, const Target& target) {
+  const InputFile& file = inputs_[rows.file];
+  const uint64_t stride = static_cast<uint64_t>(rows.stride);
+  const uint64_t row_bytes = rows.row_bytes;
   const bool dense = stride <= kDenseStride && row_bytes <= kDenseStride;
   while (from < to) {
     const uint64_t row = from / row_bytes;
     const uint64_t at = from % row_bytes;
-    const uint64_t start = column.src + row * stride;
+    const uint64_t start = rows.begin_of(row);
     if (!dense || at != 0 || to - from < row_bytes) {
       const uint64_t size = std::min(row_bytes - at, to - from);
-      file.read_at(start + at, rows.place(row, at, size));
+      file.read_at(start + at, target.place(row, at, size));
       from += size;
       continue;
     }
@@ -166,7 +176,8 @@ void ItemReader::gather_rows(const Operand& column, uint64_t from, uint64_t to, 
     const std::span<std::byte> window = scratch().first((count - 1) * stride + row_bytes);
     file.read_at(start, window);
     for (uint64_t i = 0; i < count; ++i) {
-      std::memcpy(rows.place(row + i, 0, row_bytes).data(), window.data() + i * stride, row_bytes);
+      std::memcpy(target.place(row + i, 0, row_bytes).data(), window.data() + i * stride,
+                  row_bytes);
     }
     from += count * row_bytes;
   }
@@ -174,23 +185,23 @@ void ItemReader::gather_rows(const Operand& column, uint64_t from, uint64_t to, 
 
 // The same for rows that follow each other in the file: one read for many of them, however long
 // they are. Returns the CRC32 of what it has read if `checked`.
-uint32_t ItemReader::read_window(const Operand& column, uint64_t from, uint64_t to,
-                                 const Rows& rows, bool checked) {
-  const InputFile& file = inputs_[column.in];
+uint32_t ItemReader::read_window(const Rows& rows, uint64_t from, uint64_t to, const Target& target,
+                                 bool checked) {
+  const InputFile& file = inputs_[rows.file];
   uint32_t crc = 0;
   while (from < to) {
-    const uint64_t in_row = std::min(column.row_bytes - from % column.row_bytes, to - from);
+    const uint64_t in_row = std::min(rows.row_bytes - from % rows.row_bytes, to - from);
     const bool direct = in_row >= kPieceBytes / 2;
     const uint64_t size = direct ? in_row : std::min(to - from, kPieceBytes / 2);
     const std::span<std::byte> window =
-        direct ? rows.place(from / column.row_bytes, from % column.row_bytes, in_row)
+        direct ? target.place(from / rows.row_bytes, from % rows.row_bytes, in_row)
                : scratch().first(size);
-    file.read_at(column.src + from, window);
+    file.read_at(rows.offset + from, window);
     if (checked) crc = crc32(crc, window);
     for (uint64_t done = 0; done < size && !direct;) {
-      const uint64_t at = (from + done) % column.row_bytes;
-      const uint64_t piece = std::min(column.row_bytes - at, size - done);
-      std::memcpy(rows.place((from + done) / column.row_bytes, at, piece).data(),
+      const uint64_t at = (from + done) % rows.row_bytes;
+      const uint64_t piece = std::min(rows.row_bytes - at, size - done);
+      std::memcpy(target.place((from + done) / rows.row_bytes, at, piece).data(),
                   window.data() + done, piece);
       done += piece;
     }

@@ -29,14 +29,14 @@ class ItemReader {
   uint64_t read(size_t index, uint64_t skip, std::span<std::byte> target, uint32_t* crc);
 
  private:
-  struct Rows;
+  struct Target;
   void read_piece(const CopyItem& item, uint64_t from, std::span<std::byte> target);
   void average(const CopyItem& item, uint64_t from, std::span<std::byte> target);
-  void compare(const CopyItem& item, uint64_t from, std::span<const std::byte> first);
+  void compare(const CopyItem& item, uint64_t from, std::span<std::byte> target);
   void gather(const CopyItem& item, uint64_t from, std::span<std::byte> target);
   void weave(const CopyItem& item, uint64_t from, std::span<std::byte> target);
-  void gather_rows(const Operand& column, uint64_t from, uint64_t to, const Rows& rows);
-  uint32_t read_window(const Operand& column, uint64_t from, uint64_t to, const Rows& rows,
+  void gather_rows(const Rows& rows, uint64_t from, uint64_t to, const Target& target);
+  uint32_t read_window(const Rows& rows, uint64_t from, uint64_t to, const Target& target,
                        bool checked);
   // The halves of the chunk: what several reads are put together from, and what is to be converted.
   std::span<std::byte> scratch() { return std::span(chunk_).first(kPieceBytes / 2); }

@@ -70,23 +70,28 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
     reads.push_back({static_cast<uint32_t>(after - records_.begin() - 1), reported, read.offset,
                      read.end(), strided});
   };
-  const auto span = [](uint64_t rows, uint64_t row_bytes, int64_t stride) {
-    return (rows - 1) * static_cast<uint64_t>(stride) + row_bytes;
+  // Where whoever reads the source number `k` of an item looks whether to checksum it.
+  const auto reported = [&](size_t i, const CopyItem& item, size_t k) -> uint32_t* {
+    switch (item.op) {
+      case Op::copy:
+      case Op::cast:
+        return &record_of_item_[i];
+      case Op::same:
+        return k == 0 ? &record_of_item_[i] : nullptr;
+      case Op::interleave: {
+        const size_t operand = item.operand_begin + k;
+        return plan.operands()[operand].contiguous() ? &record_of_operand_[operand] : nullptr;
+      }
+      default:
+        return nullptr;
+    }
   };
   for (size_t i = 0; i < plan.items().size(); ++i) {
     const CopyItem& item = plan.items()[i];
-    if (!item.reads_input()) continue;
-    const bool interleave = item.op == Op::interleave;
-    if (!interleave) {
-      add(item.op == Op::mean ? nullptr : &record_of_item_[i],
-          {item.in, item.src, span(item.rows, item.row_bytes, item.src_stride)}, item.rows > 1);
-    }
-    for (uint32_t k = item.operand_begin; k < item.operand_begin + item.operand_count; ++k) {
-      const Operand& operand = plan.operands()[k];
-      const uint64_t size =
-          interleave ? span(item.rows, operand.row_bytes, operand.stride) : item.row_bytes;
-      add(interleave && operand.contiguous() ? &record_of_operand_[k] : nullptr,
-          {operand.in, operand.src, size}, false);
+    const std::span<const Rows> sources = plan.sources_of(item);
+    for (size_t k = 0; k < sources.size(); ++k) {
+      add(reported(i, item, k), sources[k].span(item.rows),
+          item.rows > 1 && item.op != Op::interleave);
     }
   }
   std::sort(reads.begin(), reads.end(), [](const Read& a, const Read& b) {

@@ -31,7 +31,7 @@ class RecordChecks {
   RecordChecks(const CopyPlan& plan, std::vector<InputRecord> records, bool all);
 
   // The record whose checksum the bytes of item `index`, which is no interleave, belong to, or
-  // kNone.
+  // kNone; of a same those of its first operand.
   uint32_t record_of_item(size_t index) const { return record_of_item_[index]; }
   // The same of a column of an interleave, given its index in the plan's operands.
   uint32_t record_of_operand(size_t index) const { return record_of_operand_[index]; }

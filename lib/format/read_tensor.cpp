@@ -14,32 +14,49 @@ namespace {
 // Operands are read in pieces of this size.
 constexpr size_t kPieceBytes = 64 << 10;
 
+void read_mean(const InputFiles& inputs, const SourceRun& run, uint64_t at,
+               std::span<std::byte> piece, std::span<std::byte> term) {
+  const size_t count = piece.size() / sizeof(float);
+  std::fill(piece.begin(), piece.end(), std::byte{0});
+  for (const Rows& operand : run.sources()) {
+    inputs[operand.file].read_at(operand.offset + at, term);
+    add_float32(piece.data(), term.data(), count);
+  }
+  divide_float32(piece.data(), static_cast<float>(run.sources().size()), count);
+}
+
+void read_same(const InputFiles& inputs, const SourceRun& run, uint64_t at,
+               std::span<std::byte> piece, std::span<std::byte> other) {
+  const Rows& first = run.sources().front();
+  inputs[first.file].read_at(first.offset + at, piece);
+  for (const Rows& operand : run.sources().subspan(1)) {
+    const InputFile& file = inputs[operand.file];
+    file.read_at(operand.offset + at, other);
+    const auto differs = std::mismatch(piece.begin(), piece.end(), other.begin()).first;
+    if (differs == piece.end()) continue;
+    throw InconsistentError(
+        {.file = file.display(),
+         .offset = operand.offset + at + static_cast<uint64_t>(differs - piece.begin())},
+        *run.what + " are not the same");
+  }
+}
+
+// Piece by piece, so that the operands need little memory.
 void read_combined(const InputFiles& inputs, const SourceRun& run, std::span<std::byte> out) {
   std::vector<std::byte> buffer(std::min(out.size(), kPieceBytes));
-  const size_t operands = 1 + run.more.size();
-  const bool mean = run.combine == Combine::mean;
+  const auto& read = run.combine == Combine::mean ? read_mean : read_same;
   for (uint64_t at = 0; at < out.size(); at += kPieceBytes) {
     const std::span<std::byte> piece = out.subspan(at, std::min(out.size() - at, kPieceBytes));
-    const std::span<std::byte> other = std::span(buffer).first(piece.size());
-    if (mean) std::fill(piece.begin(), piece.end(), std::byte{0});
-    for (size_t i = 0; i < operands; ++i) {
-      const Operand operand = i == 0 ? Operand{run.file, run.offset} : run.more[i - 1];
-      const InputFile& file = inputs[operand.in];
-      const bool value = !mean && i == 0;
-      file.read_at(operand.src + at, value ? piece : other);
-      if (mean) {
-        add_float32(piece.data(), other.data(), piece.size() / sizeof(float));
-      } else if (!value) {
-        const auto differs = std::mismatch(piece.begin(), piece.end(), other.begin()).first;
-        if (differs == piece.end()) continue;
-        throw InconsistentError(
-            {.file = file.display(),
-             .offset = operand.src + at + static_cast<uint64_t>(differs - piece.begin())},
-            *run.what + " are not the same");
-      }
-    }
-    if (mean) {
-      divide_float32(piece.data(), static_cast<float>(operands), piece.size() / sizeof(float));
+    read(inputs, run, at, piece, std::span(buffer).first(piece.size()));
+  }
+}
+
+// Row after row, and within it column after column if there are several.
+void read_rows(const InputFiles& inputs, const SourceRun& run, std::span<std::byte> out) {
+  for (uint64_t row = 0; row < run.rows; ++row) {
+    for (const Rows& rows : run.sources()) {
+      inputs[rows.file].read_at(rows.begin_of(row), out.first(rows.row_bytes));
+      out = out.subspan(rows.row_bytes);
     }
   }
 }
@@ -53,30 +70,17 @@ void read_elements(const InputFiles& inputs, const TensorSource& source, int64_t
   }
   source.lower(first, count, [&](const SourceRun& run) {
     if (run.stored != run.result) throw InconsistentError({}, "a cast tensor cannot be read");
-    if (run.combine == Combine::zeros) {
-      std::fill_n(out.begin(), run.row_bytes, std::byte{0});
-      out = out.subspan(run.row_bytes);
-      return;
-    }
-    if (run.combine == Combine::interleave) {
-      for (uint64_t row = 0; row < run.rows; ++row) {
-        for (const Operand& column : run.more) {
-          inputs[column.in].read_at(column.src + row * static_cast<uint64_t>(column.stride),
-                                    out.first(column.row_bytes));
-          out = out.subspan(column.row_bytes);
-        }
-      }
-      return;
-    }
-    if (run.combine != Combine::none) {
-      read_combined(inputs, run, out.first(run.row_bytes));
-      out = out.subspan(run.row_bytes);
-      return;
-    }
-    for (uint64_t row = 0; row < run.rows; ++row) {
-      inputs[run.file].read_at(run.offset + row * static_cast<uint64_t>(run.stride),
-                               out.first(run.row_bytes));
-      out = out.subspan(run.row_bytes);
+    const std::span<std::byte> target = out.first(run.result_bytes());
+    out = out.subspan(target.size());
+    switch (run.combine) {
+      case Combine::none:
+      case Combine::interleave:
+        return read_rows(inputs, run, target);
+      case Combine::mean:
+      case Combine::same:
+        return read_combined(inputs, run, target);
+      case Combine::zeros:
+        std::fill(target.begin(), target.end(), std::byte{0});
     }
   });
 }

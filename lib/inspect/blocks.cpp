@@ -30,7 +30,9 @@ std::tuple<FileId, uint64_t> place_of(const PassItem& item) {
   std::tuple<FileId, uint64_t> place;
   const TensorSource& value = item.sources.front().value;
   if (value.numel() == 0) return place;
-  value.lower(0, 1, [&](const SourceRun& run) { place = {run.file, run.offset}; });
+  value.lower(0, 1, [&](const SourceRun& run) {
+    if (!run.sources().empty()) place = {run.sources().front().file, run.sources().front().offset};
+  });
   return place;
 }
 

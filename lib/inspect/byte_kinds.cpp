@@ -139,15 +139,13 @@ constexpr uint64_t kMaxRows = 1 << 20;
 
 template <typename Add>
 void each_range(const TensorSource& tensor, const Add& add) {
-  const auto rows = [&](FileId file, uint64_t offset, uint64_t row_bytes, uint64_t count,
-                        int64_t stride) {
-    const auto step = static_cast<uint64_t>(stride);
-    if (count > kMaxRows || step == row_bytes) {
-      add(file, offset, offset + (count - 1) * step + row_bytes);
+  const auto add_rows = [&](const Rows& rows, uint64_t count) {
+    if (count > kMaxRows || rows.contiguous()) {
+      add(rows.file, rows.offset, rows.span(count).end());
       return;
     }
     for (uint64_t row = 0; row < count; ++row) {
-      add(file, offset + row * step, offset + row * step + row_bytes);
+      add(rows.file, rows.begin_of(row), rows.begin_of(row) + rows.row_bytes);
     }
   };
   if (tensor.numel() == 0) return;
@@ -159,20 +157,7 @@ void each_range(const TensorSource& tensor, const Add& add) {
     }
   }
   tensor.lower([&](const SourceRun& run) {
-    switch (run.combine) {
-      case Combine::zeros:
-        return;
-      case Combine::interleave:
-        for (const Operand& column : run.more) {
-          rows(column.in, column.src, column.row_bytes, run.rows, column.stride);
-        }
-        return;
-      case Combine::none:
-      case Combine::mean:
-      case Combine::same:
-        rows(run.file, run.offset, run.row_bytes, run.rows, run.rows > 1 ? run.stride : 0);
-        for (const Operand& other : run.more) rows(other.in, other.src, run.row_bytes, 1, 0);
-    }
+    for (const Rows& rows : run.sources()) add_rows(rows, run.rows);
   });
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
-#include <set>
 #include <utility>
 
 #include "dsckpt/error.h"
@@ -49,31 +48,14 @@ class Collector {
       : inputs_(&inputs), contents_(&contents) {}
 
   void add(const SourceRun& run) {
-    const auto item = static_cast<int64_t>(size_of(run.stored));
-    const int64_t elements = static_cast<int64_t>(run.row_bytes) / item;
-    switch (run.combine) {
-      case Combine::zeros:
-        break;
-      case Combine::none:
-        push(run.file, run.offset, run.row_bytes, run.rows, run.stride, first_, elements, run);
-        break;
-      case Combine::mean:
-      case Combine::same: {
-        push(run.file, run.offset, run.row_bytes, 1, 0, first_, elements, run);
-        for (size_t i = 0; i < run.more.size(); ++i) {
-          push(run.more[i].in, run.more[i].src, run.row_bytes, 1, 0, first_, elements, run);
-          out_.back().copy = static_cast<uint32_t>(i + 1);
-        }
-        break;
-      }
-      case Combine::interleave: {
-        int64_t column_first = first_;
-        for (const Operand& column : run.more) {
-          push(column.in, column.src, column.row_bytes, run.rows, column.stride, column_first,
-               elements, run);
-          column_first += static_cast<int64_t>(column.row_bytes) / item;
-        }
-        break;
+    const bool columns = run.combine == Combine::interleave;
+    int64_t first = first_;
+    for (size_t i = 0; i < run.sources().size(); ++i) {
+      push(run.sources()[i], first, run);
+      if (columns) {
+        first += out_.back().row_elements;
+      } else {
+        out_.back().copy = static_cast<uint32_t>(i);
       }
     }
     first_ += static_cast<int64_t>(run.numel());
@@ -82,26 +64,25 @@ class Collector {
   std::vector<TensorExtent> take() { return std::move(out_); }
 
  private:
-  void push(FileId file, uint64_t offset, uint64_t row_bytes, uint64_t rows, int64_t stride,
-            int64_t first, int64_t step, const SourceRun& run) {
+  void push(const Rows& rows, int64_t first, const SourceRun& run) {
     if (out_.size() == kMaxExtents) {
       throw UnsupportedError({}, "lies in more than " + std::to_string(kMaxExtents) + " pieces");
     }
     TensorExtent extent;
-    extent.file = file;
-    extent.record = contents_->record_at(file, offset);
-    extent.offset = offset;
-    extent.row_bytes = row_bytes;
-    extent.rows = rows;
+    extent.file = rows.file;
+    extent.record = contents_->record_at(rows.file, rows.offset);
+    extent.offset = rows.offset;
+    extent.row_bytes = rows.row_bytes;
+    extent.rows = run.rows;
     extent.first = first;
-    extent.row_elements = static_cast<int64_t>(row_bytes / size_of(run.stored));
-    if (rows > 1) {
-      extent.stride = stride;
-      extent.step = step;
+    extent.row_elements = static_cast<int64_t>(rows.row_bytes / size_of(run.stored));
+    if (run.rows > 1) {
+      extent.stride = rows.stride;
+      extent.step = static_cast<int64_t>(run.source.row_bytes / size_of(run.stored));
     }
     extent.stored = run.stored;
     extent.mean = run.combine == Combine::mean;
-    extent.rank = contents_->writer_of(*inputs_, file);
+    extent.rank = contents_->writer_of(*inputs_, rows.file);
     out_.push_back(std::move(extent));
   }
 
@@ -122,13 +103,7 @@ std::vector<TensorExtent> extents_of(const InputFiles& inputs, const Contents& c
 
 std::vector<FileId> files_with(const TensorSource& tensor) {
   if (const auto view = tensor.as_strided()) return {view->extent.file};
-  std::set<FileId> files;
-  tensor.lower([&](const SourceRun& run) {
-    if (run.combine == Combine::zeros) return;
-    files.insert(run.file);
-    for (const Operand& operand : run.more) files.insert(operand.in);
-  });
-  return {files.begin(), files.end()};
+  return tensor.files();
 }
 
 std::vector<ShardName> ranks_of(const InputFiles& inputs, const Contents& contents,

@@ -12,6 +12,8 @@
 
 namespace dsckpt {
 
+static_assert(sizeof(CopyItem) <= 72);
+
 uint64_t CopyPlan::bytes_written() const {
   uint64_t sum = 0;
   for (const PlannedFile& file : outputs_) sum += file.size;
@@ -20,7 +22,9 @@ uint64_t CopyPlan::bytes_written() const {
 
 uint64_t CopyPlan::bytes_read() const {
   uint64_t sum = 0;
-  for (const CopyItem& item : items_) sum += item.rows * item.row_bytes * item.reads_of_a_byte();
+  for (const CopyItem& item : items_) {
+    sum += item.rows * item.source.row_bytes * item.reads_of_a_byte();
+  }
   return sum;
 }
 
@@ -54,67 +58,74 @@ void check_paths(const std::vector<PlannedFile>& outputs) {
   }
 }
 
-// `rows` rows of `row_bytes` bytes, the first at `src`, of `name`, which has `size` bytes.
-void check_rows(const std::string& name, uint64_t size, uint64_t src, uint64_t row_bytes,
-                uint64_t rows, int64_t stride, DType dtype) {
-  if (rows == 0 || row_bytes == 0 || row_bytes % size_of(dtype) != 0 || (rows > 1 && stride < 0)) {
-    throw InconsistentError({.file = name, .offset = src}, "malformed item");
+// `rows` lie inside `name`, which has `size` bytes, and between elements of `dtype`.
+void check_rows(const std::string& name, uint64_t size, const Rows& rows, uint64_t count,
+                DType dtype) {
+  if (count == 0 || rows.row_bytes == 0 || rows.row_bytes % size_of(dtype) != 0 ||
+      (count > 1 && rows.stride < 0)) {
+    throw InconsistentError({.file = name, .offset = rows.offset}, "malformed item");
   }
-  const uint64_t last =
-      rows == 1 ? src : checked_add(src, checked_mul(rows - 1, static_cast<uint64_t>(stride)));
-  const uint64_t end = checked_add(last, row_bytes);
+  const uint64_t steps =
+      count == 1 ? 0 : checked_mul(count - 1, static_cast<uint64_t>(rows.stride));
+  const uint64_t end = checked_add(checked_add(rows.offset, steps), rows.row_bytes);
   if (end > size) {
     throw InconsistentError(
-        {.file = name, .offset = src},
+        {.file = name, .offset = rows.offset},
         "reads up to byte " + std::to_string(end) + " of " + std::to_string(size));
   }
 }
 
-const PlannedInput& input_of(FileId in, const CopyItem& item, const std::string& output,
-                             const std::vector<PlannedInput>& inputs) {
-  if (in < inputs.size()) return inputs[in];
-  throw InconsistentError({.file = output, .offset = item.dst}, "reads an unknown file");
+// What an item of each kind may be, but for the rows it reads.
+bool is_well_formed(const CopyPlan& plan, const CopyItem& item) {
+  const bool within = item.operand_begin <= plan.operands().size() &&
+                      item.operand_count <= plan.operands().size() - item.operand_begin;
+  const auto operands_are_rows = [&] {
+    const std::span<const Rows> operands = plan.sources_of(item);
+    return std::all_of(operands.begin(), operands.end(), [&](const Rows& operand) {
+      return operand.row_bytes == item.source.row_bytes;
+    });
+  };
+  const auto operands_fill_row = [&] {
+    uint64_t sum = 0;
+    for (const Rows& column : plan.sources_of(item)) sum = checked_add(sum, column.row_bytes);
+    return sum == item.source.row_bytes;
+  };
+  switch (item.op) {
+    case Op::copy:
+    case Op::literal:
+      return item.from == item.to && item.operand_count == 0;
+    case Op::cast:
+      return item.operand_count == 0;
+    case Op::zeros:
+      return item.from == item.to && item.operand_count == 0 && item.rows == 1;
+    case Op::mean:
+      return within && item.operand_count >= 1 && item.rows == 1 && item.from == DType::float32 &&
+             operands_are_rows();
+    case Op::same:
+      return within && item.operand_count >= 2 && item.rows == 1 &&
+             item.what < plan.texts().size() && operands_are_rows();
+    case Op::interleave:
+      return within && item.operand_count >= 2 && operands_fill_row();
+  }
+  return false;
 }
 
-void check_source(const CopyItem& item, const std::string& output,
-                  const std::vector<PlannedInput>& inputs, uint64_t literal_bytes) {
-  const bool literal = item.op == Op::literal;
-  const bool zeros = item.op == Op::zeros;
-  if ((item.from != item.to && (literal || zeros || item.op == Op::copy)) ||
-      (zeros && item.rows != 1)) {
+void check_item(const CopyPlan& plan, const CopyItem& item, const std::string& output,
+                const std::vector<PlannedInput>& inputs) {
+  if (!is_well_formed(plan, item)) {
     throw InconsistentError({.file = output, .offset = item.dst}, "malformed item");
   }
-  if (item.op == Op::interleave) return;  // check_operands
-  const PlannedInput* input =
-      item.reads_input() ? &input_of(item.in, item, output, inputs) : nullptr;
-  const uint64_t size = literal ? literal_bytes : zeros ? item.row_bytes : input->size;
-  check_rows(input == nullptr ? output : input->display, size, zeros ? 0 : item.src, item.row_bytes,
-             item.rows, item.src_stride, item.from);
-}
-
-void check_operands(const CopyPlan& plan, const CopyItem& item, const std::string& output,
-                    const std::vector<PlannedInput>& inputs) {
-  const bool mean = item.op == Op::mean;
-  const bool same = item.op == Op::same;
-  const bool interleave = item.op == Op::interleave;
-  const uint64_t count = plan.operands().size();
-  if (!mean && !same && !interleave && item.operand_count == 0) return;
-  if ((!mean && !same && !interleave) || (!interleave && item.rows != 1) ||
-      (interleave && item.operand_count < 2) || item.operand_begin > count ||
-      item.operand_count > count - item.operand_begin || (mean && item.from != DType::float32) ||
-      (same && item.what >= plan.texts().size())) {
-    throw InconsistentError({.file = output, .offset = item.dst}, "malformed item");
+  if (item.op == Op::literal) {
+    check_rows(output, plan.literals().size(), item.source, item.rows, item.from);
+  } else if (item.op == Op::zeros) {
+    check_rows(output, item.source.row_bytes, {.row_bytes = item.source.row_bytes}, 1, item.from);
   }
-  uint64_t row_bytes = 0;
-  for (const Operand& operand : plan.operands_of(item)) {
-    const PlannedInput& input = input_of(operand.in, item, output, inputs);
-    if (interleave) row_bytes = checked_add(row_bytes, operand.row_bytes);
-    check_rows(input.display, input.size, operand.src,
-               interleave ? operand.row_bytes : item.row_bytes, item.rows, operand.stride,
-               item.from);
-  }
-  if (interleave && row_bytes != item.row_bytes) {
-    throw InconsistentError({.file = output, .offset = item.dst}, "malformed item");
+  for (const Rows& rows : plan.sources_of(item)) {
+    if (rows.file >= inputs.size()) {
+      throw InconsistentError({.file = output, .offset = item.dst}, "reads an unknown file");
+    }
+    const PlannedInput& input = inputs[rows.file];
+    check_rows(input.display, input.size, rows, item.rows, item.from);
   }
 }
 
@@ -128,10 +139,9 @@ void CopyPlan::validate(const std::vector<PlannedInput>& inputs) const {
     const PlannedFile& file = outputs_[out];
     uint64_t written = 0;
     for (; item != items_.end() && item->out == out; ++item) {
-      check_source(*item, file.path, inputs, literals_.size());
-      check_operands(*this, *item, file.path, inputs);
+      check_item(*this, *item, file.path, inputs);
       const uint64_t dst_row_bytes =
-          checked_mul(item->row_bytes / size_of(item->from), size_of(item->to));
+          checked_mul(item->source.row_bytes / size_of(item->from), size_of(item->to));
       if (item->dst != written) {
         throw InconsistentError(
             {.file = file.path, .offset = std::min(item->dst, written)},
@@ -206,22 +216,39 @@ Op op_of(const SourceRun& run) {
 
 }  // namespace
 
-// True if what `run` and its operands read follows what `item`, the newest, and its operands do.
+// True if all that `run` reads follows what `item`, the newest, reads.
 bool PlanBuilder::continues(const CopyItem& item, const SourceRun& run) const {
   if (item.op != op_of(run) || item.from != run.stored || item.rows != 1 || run.rows != 1) {
     return false;
   }
-  if (item.op == Op::zeros) return true;
-  if (item.in != run.file || item.src + item.row_bytes != run.offset ||
-      item.operand_count != run.more.size()) {
-    return false;
-  }
   if (run.combine == Combine::same && plan_.texts_[item.what] != *run.what) return false;
-  const std::span<const Operand> operands = plan_.operands_of(item);
-  return std::equal(operands.begin(), operands.end(), run.more.begin(),
-                    [&](const Operand& a, const Operand& b) {
-                      return a.in == b.in && a.src + item.row_bytes == b.src;
-                    });
+  const std::span<const Rows> ends = plan_.sources_of(item);
+  const std::span<const Rows> begins = run.sources();
+  return std::equal(ends.begin(), ends.end(), begins.begin(), begins.end(),
+                    [](const Rows& end, const Rows& begin) { return end.is_continued_by(begin); });
+}
+
+// Makes the only row of `item`, the newest, longer.
+void PlanBuilder::extend(CopyItem& item, uint64_t bytes) {
+  item.source.row_bytes += bytes;
+  for (uint32_t i = 0; i < item.operand_count; ++i) {
+    plan_.operands_[item.operand_begin + i].row_bytes += bytes;
+  }
+}
+
+void PlanBuilder::add_operands(CopyItem& item, const std::vector<Rows>& operands) {
+  if (operands.size() > std::numeric_limits<uint32_t>::max() - plan_.operands_.size()) {
+    throw UnsupportedError({}, "a plan with more than 2^32 operands");
+  }
+  item.operand_begin = static_cast<uint32_t>(plan_.operands_.size());
+  item.operand_count = static_cast<uint32_t>(operands.size());
+  plan_.operands_.insert(plan_.operands_.end(), operands.begin(), operands.end());
+}
+
+uint32_t PlanBuilder::index_of(const std::string& text) {
+  const auto [known, is_new] = texts_.try_emplace(text, static_cast<uint32_t>(plan_.texts_.size()));
+  if (is_new) plan_.texts_.push_back(text);
+  return known->second;
 }
 
 void PlanBuilder::put(OutputId out, uint64_t dst, const TensorSource& source) {
@@ -231,34 +258,18 @@ void PlanBuilder::put(OutputId out, uint64_t dst, const TensorSource& source) {
   };
   source.lower([&](const SourceRun& run) {
     if (pending && continues(*pending, run)) {
-      pending->row_bytes += run.row_bytes;
-      dst += run.result_bytes();
-      return;
-    }
-    flush();
-    pending = CopyItem{.op = op_of(run),
-                       .from = run.stored,
-                       .to = run.result,
-                       .out = out,
-                       .in = run.file,
-                       .dst = dst,
-                       .src = run.offset,
-                       .row_bytes = run.row_bytes,
-                       .rows = run.rows,
-                       .src_stride = run.stride};
-    if (!run.more.empty()) {
-      if (run.more.size() > std::numeric_limits<uint32_t>::max() - plan_.operands_.size()) {
-        throw UnsupportedError({}, "a plan with more than 2^32 operands");
-      }
-      pending->operand_begin = static_cast<uint32_t>(plan_.operands_.size());
-      pending->operand_count = static_cast<uint32_t>(run.more.size());
-      plan_.operands_.insert(plan_.operands_.end(), run.more.begin(), run.more.end());
-    }
-    if (run.combine == Combine::same) {
-      const auto [text, is_new] =
-          texts_.try_emplace(*run.what, static_cast<uint32_t>(plan_.texts_.size()));
-      if (is_new) plan_.texts_.push_back(*run.what);
-      pending->what = text->second;
+      extend(*pending, run.source.row_bytes);
+    } else {
+      flush();
+      pending = CopyItem{.op = op_of(run),
+                         .from = run.stored,
+                         .to = run.result,
+                         .out = out,
+                         .dst = dst,
+                         .rows = run.rows,
+                         .source = run.source};
+      if (!run.operands.empty()) add_operands(*pending, run.operands);
+      if (run.combine == Combine::same) pending->what = index_of(*run.what);
     }
     dst += run.result_bytes();
   });
@@ -270,8 +281,7 @@ void PlanBuilder::put_literal(OutputId out, uint64_t dst, std::string_view bytes
   plan_.items_.push_back({.op = Op::literal,
                           .out = out,
                           .dst = dst,
-                          .src = plan_.literals_.size(),
-                          .row_bytes = bytes.size()});
+                          .source = {.offset = plan_.literals_.size(), .row_bytes = bytes.size()}});
   plan_.literals_ += bytes;
 }
 

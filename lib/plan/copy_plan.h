@@ -16,6 +16,7 @@
 
 #include "base/extent.h"
 #include "dsckpt/dtype.h"
+#include "plan/rows.h"
 #include "plan/tensor_source.h"
 
 namespace dsckpt {
@@ -26,39 +27,38 @@ enum class Op : uint8_t {
   literal,     // bytes of the plan itself
   zeros,       // bytes that are zero
   mean,        // the mean of float32 elements of the operands, converted if `to` is another type
-  same,        // bytes of the first operand, which all others must equal; converted like a mean
+  same,        // bytes that all operands have in common; converted like a mean
   interleave,  // row after row of every operand, its columns; converted like a mean
 };
 
-// One line of the plan: `rows` rows of an input, laid one after the other into [dst, dst +
-// dst_size). mean and same have one row; the row in `in` at `src` is their first operand, the
-// others are as long. All columns of an interleave are operands; row_bytes is the sum of theirs, in
-// and src are the first one's, and src_stride means nothing. zeros has one row and no source.
+// One line of the plan: `rows` rows, laid one after the other into [dst, dst + dst_size). Plans
+// have millions of them.
 struct CopyItem {
   Op op = Op::copy;
   DType from = DType::uint8;  // element types; equal for copy, literal and zeros
   DType to = DType::uint8;
   OutputId out = 0;
-  FileId in = 0;           // only if reads_input()
-  uint64_t dst = 0;        // bytes from the start of the output
-  uint64_t src = 0;        // bytes from the start of the input; for literal, of CopyPlan::literals
-  uint64_t row_bytes = 0;  // of a row in the input (or literal, or zeros)
+  uint64_t dst = 0;  // bytes from the start of the output
   uint64_t rows = 1;
-  int64_t src_stride = 0;  // bytes between rows in the input
-  // Of mean and same the operands after the first, of interleave all: a range of
-  // CopyPlan::operands.
+  // Of copy and cast the rows in the input, of literal those in CopyPlan::literals(). Of the others
+  // only the length of a row means something: of zeros, which has one row; of mean and same, whose
+  // operands are one row of that length each; of interleave the sum of its columns, which are as
+  // many rows as the item.
+  Rows source;
+  // All that mean, same and interleave read: a range of CopyPlan::operands(). At least two, but for
+  // a mean.
   uint32_t operand_begin = 0;
   uint32_t operand_count = 0;
   uint32_t what = 0;  // of same: index into CopyPlan::texts
 
-  uint64_t dst_row_bytes() const { return row_bytes / size_of(from) * size_of(to); }
+  uint64_t dst_row_bytes() const { return source.row_bytes / size_of(from) * size_of(to); }
   uint64_t dst_size() const { return rows * dst_row_bytes(); }
   uint64_t dst_end() const { return dst + dst_size(); }
   bool reads_input() const { return op != Op::literal && op != Op::zeros; }
   // How many bytes are read for one of the result before it is converted.
   uint64_t reads_of_a_byte() const {
     if (!reads_input()) return 0;
-    return op == Op::interleave ? 1 : uint64_t{1} + operand_count;
+    return op == Op::mean || op == Op::same ? operand_count : 1;
   }
 };
 
@@ -99,9 +99,12 @@ class CopyPlan {
   const std::vector<CopyItem>& items() const { return items_; }
   const std::vector<Digest>& digests() const { return digests_; }
   std::string_view literals() const { return literals_; }
-  // What items mean and same read besides their first operand, and the columns of interleaves.
-  const std::vector<Operand>& operands() const { return operands_; }
-  std::span<const Operand> operands_of(const CopyItem& item) const {
+  // What means, sames and interleaves read.
+  const std::vector<Rows>& operands() const { return operands_; }
+  // The rows of inputs that an item of this plan reads: of copy and cast its own, else its
+  // operands.
+  std::span<const Rows> sources_of(const CopyItem& item) const {
+    if (item.op == Op::copy || item.op == Op::cast) return {&item.source, 1};
     return std::span(operands_).subspan(item.operand_begin, item.operand_count);
   }
   // What the operands of items `same` are, for their error.
@@ -122,7 +125,7 @@ class CopyPlan {
   std::vector<CopyItem> items_;
   std::vector<Digest> digests_;
   std::string literals_;
-  std::vector<Operand> operands_;
+  std::vector<Rows> operands_;
   std::vector<std::string> texts_;
 };
 
@@ -138,6 +141,9 @@ class PlanBuilder {
 
  private:
   bool continues(const CopyItem& item, const SourceRun& run) const;
+  void extend(CopyItem& item, uint64_t bytes);
+  void add_operands(CopyItem& item, const std::vector<Rows>& operands);
+  uint32_t index_of(const std::string& text);
 
   CopyPlan plan_;
   std::unordered_map<std::string, uint32_t> texts_;  // of plan_.texts_, to their indices

@@ -117,9 +117,10 @@ class Cursor {
 
   bool done() const { return run_ == runs_.size(); }
   uint64_t bytes_left_in_row() const { return column().row_bytes - byte_; }
-  Operand operand() const {
-    const Operand from = column();
-    return {from.in, from.src + row_ * static_cast<uint64_t>(from.stride) + byte_};
+  // The next `bytes` of the row.
+  Rows take(uint64_t bytes) const {
+    const Rows& from = column();
+    return {from.file, from.begin_of(row_) + byte_, bytes};
   }
   // At most to the end of the row, or of a column's part of it.
   void advance(uint64_t bytes) {
@@ -127,7 +128,7 @@ class Cursor {
     if (byte_ < column().row_bytes) return;
     byte_ = 0;
     const SourceRun& run = runs_[run_];
-    if (++column_ < run.more.size()) return;
+    if (++column_ < run.sources().size()) return;
     column_ = 0;
     if (++row_ < run.rows) return;
     row_ = 0;
@@ -135,11 +136,7 @@ class Cursor {
   }
 
  private:
-  Operand column() const {
-    const SourceRun& run = runs_[run_];
-    if (run.combine == Combine::interleave) return run.more[column_];
-    return {run.file, run.offset, run.row_bytes, run.stride};
-  }
+  const Rows& column() const { return runs_[run_].sources()[column_]; }
 
   std::vector<SourceRun> runs_;
   size_t run_ = 0;
@@ -166,15 +163,14 @@ class BlockCursor {
     return (row - taken_ % row) / block_;
   }
   // They as a column. Only if there are any.
-  Operand column() const {
+  Rows column() const {
     const SourceRun& run = runs_[run_];
     const uint64_t element = size_of(run.stored);
     const uint64_t row = row_elements();
-    return {.in = run.file,
-            .src = run.offset + taken_ / row * static_cast<uint64_t>(run.stride) +
-                   taken_ % row * element,
+    return {.file = run.source.file,
+            .offset = run.source.begin_of(taken_ / row) + taken_ % row * element,
             .row_bytes = block_ * element,
-            .stride = is_strided() ? run.stride : static_cast<int64_t>(block_ * element)};
+            .stride = is_strided() ? run.source.stride : static_cast<int64_t>(block_ * element)};
   }
 
   void advance(uint64_t blocks) {
@@ -189,7 +185,9 @@ class BlockCursor {
   }
 
  private:
-  uint64_t row_elements() const { return runs_[run_].row_bytes / size_of(runs_[run_].stored); }
+  uint64_t row_elements() const {
+    return runs_[run_].source.row_bytes / size_of(runs_[run_].stored);
+  }
   bool is_strided() const { return runs_[run_].rows > 1 && row_elements() == block_; }
 
   std::vector<SourceRun> runs_;
@@ -203,10 +201,9 @@ void append(std::vector<SourceRun>& runs, const SourceRun& run) {
   const auto plain = [](const SourceRun& one) {
     return one.combine == Combine::none && one.rows == 1;
   };
-  if (!runs.empty() && plain(runs.back()) && plain(run) && runs.back().file == run.file &&
-      runs.back().stored == run.stored &&
-      runs.back().offset + runs.back().row_bytes == run.offset) {
-    runs.back().row_bytes += run.row_bytes;
+  if (!runs.empty() && plain(runs.back()) && plain(run) && runs.back().stored == run.stored &&
+      runs.back().source.is_continued_by(run.source)) {
+    runs.back().source.row_bytes += run.source.row_bytes;
   } else {
     runs.push_back(run);
   }
@@ -214,33 +211,31 @@ void append(std::vector<SourceRun>& runs, const SourceRun& run) {
 
 // `rows` rows that consist of the next block of every cursor.
 SourceRun interleaved(const std::vector<BlockCursor>& cursors, uint64_t rows, DType result) {
-  std::vector<Operand> columns;
+  std::vector<Rows> columns;
   uint64_t row_bytes = 0;
   for (const BlockCursor& cursor : cursors) {
-    const Operand column = cursor.column();
+    const Rows column = cursor.column();
     row_bytes = checked_add(row_bytes, column.row_bytes);
-    if (!columns.empty() && columns.back().in == column.in &&
-        columns.back().stride == column.stride &&
-        columns.back().src + columns.back().row_bytes == column.src) {
+    if (!columns.empty() && columns.back().stride == column.stride &&
+        columns.back().is_continued_by(column)) {
       columns.back().row_bytes += column.row_bytes;
     } else {
       columns.push_back(column);
     }
   }
-  SourceRun run{.file = columns[0].in,
-                .offset = columns[0].src,
-                .row_bytes = row_bytes,
+  SourceRun run{.source = {.row_bytes = row_bytes},
                 .rows = rows,
                 .stored = cursors[0].stored(),
                 .result = result};
   if (columns.size() > 1) {
     run.combine = Combine::interleave;
-    run.more = std::move(columns);
-  } else if (columns[0].contiguous()) {
-    run.row_bytes *= rows;
+    run.operands = std::move(columns);
+    return run;
+  }
+  run.source = columns[0];
+  if (run.source.contiguous()) {
+    run.source.row_bytes *= rows;
     run.rows = 1;
-  } else {
-    run.stride = columns[0].stride;
   }
   return run;
 }
@@ -464,9 +459,7 @@ TensorSource TensorSource::to(DType dtype) const {
 std::vector<FileId> TensorSource::files() const {
   std::set<FileId> files;
   lower([&](const SourceRun& run) {
-    if (run.combine == Combine::zeros) return;
-    files.insert(run.file);
-    for (const Operand& operand : run.more) files.insert(operand.in);
+    for (const Rows& rows : run.sources()) files.insert(rows.file);
   });
   return {files.begin(), files.end()};
 }
@@ -592,11 +585,11 @@ void TensorSource::Node::lower(int64_t first, int64_t length, DType result,
       const bool whole_rows = column == 0 && length >= row;
       const int64_t taken_row = whole_rows ? row : std::min(row - column, length);
       const int64_t taken_rows = whole_rows ? std::min(rows - row_index, length / row) : 1;
-      emit({.file = node.extent.file,
-            .offset = node.extent.offset + static_cast<uint64_t>(at) * element,
-            .row_bytes = static_cast<uint64_t>(taken_row) * element,
+      emit({.source = {.file = node.extent.file,
+                       .offset = node.extent.offset + static_cast<uint64_t>(at) * element,
+                       .row_bytes = static_cast<uint64_t>(taken_row) * element,
+                       .stride = row_step * static_cast<int64_t>(element)},
             .rows = static_cast<uint64_t>(taken_rows),
-            .stride = row_step * static_cast<int64_t>(element),
             .stored = dtype,
             .result = result});
       first += taken_row * taken_rows;
@@ -605,7 +598,7 @@ void TensorSource::Node::lower(int64_t first, int64_t length, DType result,
   };
   const auto zeros = [&](const Zeros&) {
     if (length == 0) return;
-    emit({.row_bytes = static_cast<uint64_t>(length) * size_of(result),
+    emit({.source = {.row_bytes = static_cast<uint64_t>(length) * size_of(result)},
           .stored = result,
           .result = result,
           .combine = Combine::zeros});
@@ -654,16 +647,15 @@ void TensorSource::Node::lower(int64_t first, int64_t length, DType result,
     while (!cursors.front().done()) {
       uint64_t bytes = cursors.front().bytes_left_in_row();
       for (const Cursor& cursor : cursors) bytes = std::min(bytes, cursor.bytes_left_in_row());
-      const Operand front = cursors.front().operand();
-      SourceRun run{.file = front.in,
-                    .offset = front.src,
-                    .row_bytes = bytes,
+      SourceRun run{.source = {.row_bytes = bytes},
                     .stored = dtype,
                     .result = result,
                     .combine = node.how,
                     .what = node.how == Combine::same ? &node.what : nullptr};
-      for (size_t i = 1; i < cursors.size(); ++i) run.more.push_back(cursors[i].operand());
-      for (Cursor& cursor : cursors) cursor.advance(bytes);
+      for (Cursor& cursor : cursors) {
+        run.operands.push_back(cursor.take(bytes));
+        cursor.advance(bytes);
+      }
       emit(run);
     }
   };
@@ -692,18 +684,14 @@ std::optional<StridedView> TensorSource::as_strided() const {
     one = one && run.combine == Combine::none;
     if (!whole) {
       whole = run;
-    } else if (whole->rows == 1 && run.rows == 1 && run.file == whole->file &&
-               run.offset == whole->offset + whole->row_bytes) {
-      whole->row_bytes += run.row_bytes;
+    } else if (whole->rows == 1 && run.rows == 1 && whole->source.is_continued_by(run.source)) {
+      whole->source.row_bytes += run.source.row_bytes;
     } else {
       one = false;
     }
   });
   if (!one || whole->rows != 1) return std::nullopt;
-  return StridedView{{whole->file, whole->offset, whole->row_bytes},
-                     dtype(),
-                     shape(),
-                     contiguous_strides(shape())};
+  return StridedView{whole->source.span(1), dtype(), shape(), contiguous_strides(shape())};
 }
 
 }  // namespace dsckpt

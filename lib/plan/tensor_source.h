@@ -9,11 +9,13 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/dtype_names.h"
 #include "base/extent.h"
+#include "plan/rows.h"
 
 namespace dsckpt {
 
@@ -26,37 +28,25 @@ enum class Combine : uint8_t {
   zeros,       // there is no place: they are zero
 };
 
-// One of several places whose bytes make one result. Of a mean or same: as many bytes as in the run
-// itself, in one piece. Of an interleave: a column, as many rows as in the run itself.
-struct Operand {
-  FileId in = 0;
-  uint64_t src = 0;        // of the first row, bytes
-  uint64_t row_bytes = 0;  // of an interleave only
-  int64_t stride = 0;      // of an interleave only: bytes from one row to the next in the file
-  bool operator==(const Operand&) const = default;
-
-  // An interleave's column whose rows follow each other in the file.
-  bool contiguous() const { return stride == static_cast<int64_t>(row_bytes); }
-};
-
-// `rows` equally long pieces of one file that follow each other in the result: what lower() emits.
+// `rows` equally long rows of bytes that follow each other in the result: what lower() emits.
 struct SourceRun {
-  FileId file = 0;
-  uint64_t offset = 0;     // of the first row, bytes
-  uint64_t row_bytes = 0;  // length of a row in the file
+  // Of none: the rows in the file. Of the others only the length of a row means something.
+  Rows source;
   uint64_t rows = 1;
-  int64_t stride = 0;  // bytes from one row to the next in the file; meaningless if rows == 1
   DType stored = DType::uint8;  // element type in the file
   DType result = DType::uint8;  // element type asked for
-  // Of mean and same, file and offset are the first operand, `more` the others, and rows is 1. Of
-  // interleave, `more` are all columns, two or more; row_bytes is the sum of theirs, file and
-  // offset are the first one's, and stride means nothing. Of zeros, rows is 1, stored is result,
-  // and file and offset mean nothing.
   Combine combine = Combine::none;
-  std::vector<Operand> more = {};
+  // Of mean, same and interleave all places. Those of mean and same are single rows, as long as the
+  // run's, and rows is 1. Those of interleave are its columns, two or more: as many rows as in the
+  // run, whose length is the sum of theirs. zeros has none, one row, and stored is result.
+  std::vector<Rows> operands = {};
   const std::string* what = nullptr;  // of same: what its operands are; the TensorSource's own
 
-  uint64_t numel() const { return rows * (row_bytes / size_of(stored)); }
+  // Everything that it reads, in order; of none the rows themselves.
+  std::span<const Rows> sources() const {
+    return combine == Combine::none ? std::span(&source, 1) : std::span(operands);
+  }
+  uint64_t numel() const { return rows * (source.row_bytes / size_of(stored)); }
   uint64_t result_bytes() const { return numel() * size_of(result); }
 };
 

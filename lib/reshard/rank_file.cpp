@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "deepspeed/config_pickle.h"
 #include "deepspeed/keys.h"
 
 namespace dsckpt {

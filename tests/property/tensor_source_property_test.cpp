@@ -16,14 +16,15 @@ namespace dsckpt {
 namespace {
 
 // Where an element comes from. The bytes of a file are all different in this sense, so no content
-// is needed. Zeros come from nowhere: file and offset are 0 and stored is result.
+// is needed. Zeros come from nowhere: file and offset are 0 and stored is result. Of a mean or
+// same, file and offset are the first place's, `more` the others.
 struct Origin {
   FileId file;
   uint64_t offset;
   DType stored;
   DType result;
   Combine combine = Combine::none;
-  std::vector<Operand> more = {};
+  std::vector<std::pair<FileId, uint64_t>> more = {};
   std::string what = {};
   bool operator==(const Origin&) const = default;
 };
@@ -272,7 +273,7 @@ class Generator {
       origin.combine = mean ? Combine::mean : Combine::same;
       if (!mean) origin.what = what;
       for (size_t k = 1; k < parts.size(); ++k) {
-        origin.more.push_back({parts[k].elements[i].file, parts[k].elements[i].offset});
+        origin.more.emplace_back(parts[k].elements[i].file, parts[k].elements[i].offset);
       }
     }
     return {mean ? TensorSource::mean(std::move(sources))
@@ -333,8 +334,8 @@ std::vector<Origin> lowered(const TensorSource& source, int64_t first, int64_t c
   std::vector<Origin> out;
   source.lower(first, count, [&](const SourceRun& run) {
     EXPECT_GT(run.rows, 0u);
-    EXPECT_GT(run.row_bytes, 0u);
-    EXPECT_EQ(run.row_bytes % size_of(run.stored), 0u);
+    EXPECT_GT(run.source.row_bytes, 0u);
+    EXPECT_EQ(run.source.row_bytes % size_of(run.stored), 0u);
     EXPECT_EQ(run.what != nullptr, run.combine == Combine::same);
     const auto piece = [&](FileId file, uint64_t start, uint64_t size) {
       for (uint64_t at = 0; at < size; at += size_of(run.stored)) {
@@ -344,39 +345,45 @@ std::vector<Origin> lowered(const TensorSource& source, int64_t first, int64_t c
     if (run.combine == Combine::zeros) {
       EXPECT_EQ(run.rows, 1u);
       EXPECT_EQ(run.stored, run.result);
-      EXPECT_TRUE(run.more.empty());
+      EXPECT_TRUE(run.operands.empty());
       const Origin origin{0, 0, run.stored, run.result, run.combine};
       out.insert(out.end(), run.numel(), origin);
       return;
     }
     if (run.combine == Combine::interleave) {
-      EXPECT_GE(run.more.size(), 2u);
+      EXPECT_GE(run.operands.size(), 2u);
       EXPECT_GE(run.rows, 2u);
       uint64_t row_bytes = 0;
-      for (const Operand& column : run.more) row_bytes += column.row_bytes;
-      EXPECT_EQ(run.row_bytes, row_bytes);
-      EXPECT_EQ(run.file, run.more.at(0).in);
-      EXPECT_EQ(run.offset, run.more.at(0).src);
+      for (const Rows& column : run.operands) row_bytes += column.row_bytes;
+      EXPECT_EQ(run.source.row_bytes, row_bytes);
       for (uint64_t row = 0; row < run.rows; ++row) {
-        for (const Operand& column : run.more) {
-          piece(column.in, column.src + row * static_cast<uint64_t>(column.stride),
+        for (const Rows& column : run.operands) {
+          piece(column.file, column.offset + row * static_cast<uint64_t>(column.stride),
                 column.row_bytes);
         }
       }
       return;
     }
-    if (run.combine != Combine::none) {
-      EXPECT_EQ(run.rows, 1u);
+    if (run.combine == Combine::none) {
+      EXPECT_TRUE(run.operands.empty());
+      for (uint64_t row = 0; row < run.rows; ++row) {
+        piece(run.source.file, run.source.offset + row * static_cast<uint64_t>(run.source.stride),
+              run.source.row_bytes);
+      }
+      return;
     }
-    for (uint64_t row = 0; row < run.rows; ++row) {
-      const size_t first_of_row = out.size();
-      piece(run.file, run.offset + row * static_cast<uint64_t>(run.stride), run.row_bytes);
-      for (size_t i = first_of_row; i < out.size() && run.combine != Combine::none; ++i) {
-        out[i].combine = run.combine;
-        out[i].more = run.more;
-        out[i].what = run.what != nullptr ? *run.what : "";
-        for (Operand& operand : out[i].more)
-          operand.src += (i - first_of_row) * size_of(run.stored);
+    EXPECT_EQ(run.rows, 1u);
+    ASSERT_FALSE(run.operands.empty());
+    for (const Rows& operand : run.operands) EXPECT_EQ(operand.row_bytes, run.source.row_bytes);
+    const size_t first_of_row = out.size();
+    piece(run.operands[0].file, run.operands[0].offset, run.source.row_bytes);
+    for (size_t i = first_of_row; i < out.size(); ++i) {
+      out[i].combine = run.combine;
+      out[i].what = run.what != nullptr ? *run.what : "";
+      for (size_t k = 1; k < run.operands.size(); ++k) {
+        const Rows& other = run.operands[k];
+        out[i].more.emplace_back(other.file,
+                                 other.offset + (i - first_of_row) * size_of(run.stored));
       }
     }
   });
@@ -645,9 +652,9 @@ TEST(TensorSource, InterleavesRowsThatLieApartAsTheyAre) {
   ASSERT_EQ(runs.size(), 1u);
   EXPECT_EQ(runs[0].combine, Combine::interleave);
   EXPECT_EQ(runs[0].rows, 100u);
-  EXPECT_EQ(runs[0].row_bytes, 80u);
-  EXPECT_EQ(runs[0].more,
-            (std::vector<Operand>{{0, 100, 24, 40}, {2, 100, 40, 40}, {1, 124, 16, 40}}));
+  EXPECT_EQ(runs[0].source.row_bytes, 80u);
+  EXPECT_EQ(runs[0].operands,
+            (std::vector<Rows>{{0, 100, 24, 40}, {2, 100, 40, 40}, {1, 124, 16, 40}}));
 }
 
 TEST(TensorSource, JoinsColumnsThatWereOneMatrix) {

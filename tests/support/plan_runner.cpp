@@ -27,14 +27,10 @@ uint32_t crc32(std::string_view bytes) {
 // The result of a mean or same item, element by element.
 std::string combined(const CopyPlan& plan, const CopyItem& item, const InputFiles& inputs) {
   std::vector<std::string> operands;
-  const auto add = [&](FileId in, uint64_t src) {
-    const auto bytes = inputs[in].read(src, item.row_bytes);
-    operands.emplace_back(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  };
-  add(item.in, item.src);
   for (uint32_t i = 0; i < item.operand_count; ++i) {
-    const Operand& operand = plan.operands().at(item.operand_begin + i);
-    add(operand.in, operand.src);
+    const Rows& operand = plan.operands().at(item.operand_begin + i);
+    const auto bytes = inputs[operand.file].read(operand.offset, item.source.row_bytes);
+    operands.emplace_back(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   }
   if (item.op == Op::same) {
     for (const std::string& operand : operands) {
@@ -43,7 +39,7 @@ std::string combined(const CopyPlan& plan, const CopyItem& item, const InputFile
     return operands[0];
   }
   std::string out;
-  for (uint64_t at = 0; at < item.row_bytes; at += sizeof(float)) {
+  for (uint64_t at = 0; at < item.source.row_bytes; at += sizeof(float)) {
     float sum = 0;
     for (const std::string& operand : operands) {
       float value = 0;
@@ -61,9 +57,9 @@ std::string interleaved(const CopyPlan& plan, const CopyItem& item, const InputF
   std::string out;
   for (uint64_t row = 0; row < item.rows; ++row) {
     for (uint32_t i = 0; i < item.operand_count; ++i) {
-      const Operand& column = plan.operands().at(item.operand_begin + i);
-      const auto bytes = inputs[column.in].read(
-          column.src + row * static_cast<uint64_t>(column.stride), column.row_bytes);
+      const Rows& column = plan.operands().at(item.operand_begin + i);
+      const auto bytes = inputs[column.file].read(
+          column.offset + row * static_cast<uint64_t>(column.stride), column.row_bytes);
       out.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
     }
   }
@@ -84,12 +80,13 @@ std::vector<std::string> run_plan(const CopyPlan& plan, const InputFiles& inputs
   for (const CopyItem& item : plan.items()) {
     if (item.from != item.to) throw std::logic_error("run_plan does not cast");
     std::string& out = outputs.at(item.out);
+    const Rows& source = item.source;
     if (item.op == Op::zeros) {
-      out.replace(item.dst, item.row_bytes, item.row_bytes, '\0');
+      out.replace(item.dst, source.row_bytes, source.row_bytes, '\0');
       continue;
     }
     if (item.op == Op::mean || item.op == Op::same) {
-      out.replace(item.dst, item.row_bytes, combined(plan, item, inputs));
+      out.replace(item.dst, source.row_bytes, combined(plan, item, inputs));
       continue;
     }
     if (item.op == Op::interleave) {
@@ -98,13 +95,13 @@ std::vector<std::string> run_plan(const CopyPlan& plan, const InputFiles& inputs
       continue;
     }
     uint64_t dst = item.dst;
-    for (uint64_t row = 0; row < item.rows; ++row, dst += item.row_bytes) {
+    for (uint64_t row = 0; row < item.rows; ++row, dst += source.row_bytes) {
       const uint64_t src =
-          item.src + static_cast<uint64_t>(static_cast<int64_t>(row) * item.src_stride);
+          source.offset + static_cast<uint64_t>(static_cast<int64_t>(row) * source.stride);
       if (item.op == Op::literal) {
-        out.replace(dst, item.row_bytes, plan.literals().substr(src, item.row_bytes));
+        out.replace(dst, source.row_bytes, plan.literals().substr(src, source.row_bytes));
       } else {
-        const auto bytes = inputs[item.in].read(src, item.row_bytes);
+        const auto bytes = inputs[source.file].read(src, source.row_bytes);
         std::memcpy(out.data() + dst, bytes.data(), bytes.size());
       }
     }

@@ -40,7 +40,7 @@ TEST(CopyPlan, AcceptsATilingWhateverTheOrderOfItsPieces) {
   EXPECT_EQ(plan.items()[2].dst, 25u);
   EXPECT_EQ(plan.bytes_written(), 30u);
   EXPECT_EQ(plan.bytes_read(), 20u);
-  EXPECT_EQ(plan.literals().substr(plan.items()[0].src, 5), "head:");
+  EXPECT_EQ(plan.literals().substr(plan.items()[0].source.offset, 5), "head:");
 }
 
 TEST(CopyPlan, AcceptsEmptyOutputsAndAnEmptyPlan) {
@@ -207,9 +207,9 @@ TEST(PlanBuilder, JoinsPiecesThatFollowEachOtherInOneFile) {
     b.put(0, 0, TensorSource::cat(0, {bytes_at(10, 20), bytes_at(30, 30), bytes_at(70, 10)}));
   });
   ASSERT_EQ(plan.items().size(), 2u);
-  EXPECT_EQ(plan.items()[0].src, 10u);
-  EXPECT_EQ(plan.items()[0].row_bytes, 50u);
-  EXPECT_EQ(plan.items()[1].src, 70u);
+  EXPECT_EQ(plan.items()[0].source.offset, 10u);
+  EXPECT_EQ(plan.items()[0].source.row_bytes, 50u);
+  EXPECT_EQ(plan.items()[1].source.offset, 70u);
   EXPECT_EQ(plan.items()[1].dst, 50u);
   EXPECT_NO_THROW(plan.validate(kInputs));
 }
@@ -228,13 +228,13 @@ TEST(PlanBuilder, KeepsPiecesOfDifferentFilesAndTypesApart) {
   });
   ASSERT_EQ(plan.items().size(), 4u);
   EXPECT_EQ(plan.items()[0].op, Op::cast);
-  EXPECT_EQ(plan.items()[0].row_bytes, 16u);
+  EXPECT_EQ(plan.items()[0].source.row_bytes, 16u);
   EXPECT_EQ(plan.items()[0].dst_size(), 32u);
   EXPECT_EQ(plan.items()[1].from, DType::float16);
   EXPECT_EQ(plan.items()[1].dst, 32u);
   EXPECT_EQ(plan.items()[2].op, Op::copy);
   EXPECT_EQ(plan.items()[2].dst, 48u);
-  EXPECT_EQ(plan.items()[3].in, 1u);
+  EXPECT_EQ(plan.items()[3].source.file, 1u);
   EXPECT_EQ(plan.items()[3].dst, 56u);
 }
 
@@ -265,22 +265,23 @@ TEST(PlanBuilder, PutsTheOperandsOfACombinedTensorBesideItsItems) {
   });
   EXPECT_NO_THROW(plan.validate(kInputs));
   ASSERT_EQ(plan.items().size(), 6u);
-  using Operands = std::vector<Operand>;
+  using Operands = std::vector<Rows>;
   const auto operands = [&](size_t i) {
-    const auto some = plan.operands_of(plan.items()[i]);
+    const CopyItem& item = plan.items()[i];
+    const auto some = std::span(plan.operands()).subspan(item.operand_begin, item.operand_count);
     return Operands(some.begin(), some.end());
   };
   EXPECT_EQ(plan.items()[0].op, Op::mean);
-  EXPECT_EQ(plan.items()[0].row_bytes, 8u);
-  EXPECT_EQ(operands(0), (Operands{{0, 40}, {0, 76}}));
+  EXPECT_EQ(plan.items()[0].source.row_bytes, 8u);
+  EXPECT_EQ(operands(0), (Operands{{0, 0, 8}, {0, 40, 8}, {0, 76, 8}}));
   EXPECT_EQ(plan.items()[1].op, Op::mean);
   EXPECT_EQ(plan.items()[1].dst, 8u);
-  EXPECT_EQ(plan.items()[1].row_bytes, 16u);
-  EXPECT_EQ(operands(1), (Operands{{0, 48}, {0, 68}}));
+  EXPECT_EQ(plan.items()[1].source.row_bytes, 16u);
+  EXPECT_EQ(operands(1), (Operands{{0, 8, 16}, {0, 48, 16}, {0, 68, 16}}));
   EXPECT_EQ(plan.items()[2].op, Op::same);
   EXPECT_EQ(plan.items()[2].to, DType::bfloat16);
   EXPECT_EQ(plan.items()[2].dst_size(), 12u);
-  EXPECT_EQ(operands(2), (Operands{{0, 24}}));
+  EXPECT_EQ(operands(2), (Operands{{0, 0, 24}, {0, 24, 24}}));
   EXPECT_EQ(plan.texts().at(plan.items()[2].what), "'w' on ranks 0 and 1");
   EXPECT_EQ(plan.texts().at(plan.items()[3].what), "other");
   EXPECT_EQ(plan.items()[4].what, plan.items()[2].what);
@@ -299,8 +300,8 @@ TEST(PlanBuilder, MergesRunsOfCombinedTensorsThatGoOnInEveryOperand) {
     b.put(0, 0, TensorSource::cat(0, {same(0), same(10), same(20)}));
   });
   ASSERT_EQ(plan.items().size(), 1u);
-  EXPECT_EQ(plan.items()[0].row_bytes, 30u);
-  EXPECT_EQ(plan.operands(), (std::vector<Operand>{{0, 50}}));
+  EXPECT_EQ(plan.items()[0].source.row_bytes, 30u);
+  EXPECT_EQ(plan.operands(), (std::vector<Rows>{{0, 0, 30}, {0, 50, 30}}));
   EXPECT_NO_THROW(plan.validate(kInputs));
   // Not where the texts differ, nor with what is merely copied.
   const CopyPlan apart = plan_of(12, [](PlanBuilder& b) {
@@ -370,12 +371,12 @@ TEST(PlanBuilder, PutsRowsSideBySideAsOneItem) {
   for (const CopyItem& item : plan.items()) {
     EXPECT_EQ(item.op, Op::interleave);
     EXPECT_EQ(item.rows, 10u);
-    EXPECT_EQ(item.row_bytes, 8u);
+    EXPECT_EQ(item.source.row_bytes, 8u);
   }
   EXPECT_EQ(plan.items()[0].dst_size(), 80u);
   EXPECT_EQ(plan.items()[1].dst_size(), 320u);
   EXPECT_EQ(plan.operands(),
-            (std::vector<Operand>{{0, 10, 5, 5}, {1, 7, 3, 3}, {0, 10, 5, 5}, {0, 7, 3, 7}}));
+            (std::vector<Rows>{{0, 10, 5, 5}, {1, 7, 3, 3}, {0, 10, 5, 5}, {0, 7, 3, 7}}));
   EXPECT_EQ(plan.bytes_read(), 160u);
   EXPECT_NO_THROW(plan.validate({{"in.pt", 100}, {"other.pt", 37}}));
 }

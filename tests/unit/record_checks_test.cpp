@@ -54,9 +54,10 @@ class RecordChecksTest : public testing::Test {
       const CopyItem& item = plan.items()[i];
       if (checks.record_of_item(i) == RecordChecks::kNone) continue;
       // In two pieces, the second first.
-      const uint64_t half = item.row_bytes / 2;
-      for (const Extent& piece : {Extent{item.in, item.src + half, item.row_bytes - half},
-                                  Extent{item.in, item.src, half}}) {
+      const Rows& rows = item.source;
+      const uint64_t half = rows.row_bytes / 2;
+      for (const Extent& piece : {Extent{rows.file, rows.offset + half, rows.row_bytes - half},
+                                  Extent{rows.file, rows.offset, half}}) {
         checks.report(checks.record_of_item(i), piece, crc_of(piece.offset, piece.size));
       }
     }
@@ -164,10 +165,10 @@ TEST_F(RecordChecksTest, ChecksColumnsWithoutGapsWhereTheyAreRead) {
   EXPECT_TRUE(checks.extra_reads().empty());
   EXPECT_EQ(checks.record_of_item(0), RecordChecks::kNone);
   for (size_t i = 0; i < 2; ++i) {
-    const Operand& column = plan.operands().at(i);
+    const Rows& column = plan.operands().at(i);
     ASSERT_EQ(checks.record_of_operand(i), 0u);
     const uint64_t size = column.row_bytes * 1000;
-    checks.report(0, {column.in, column.src, size}, crc_of(column.src, size));
+    checks.report(0, {column.file, column.offset, size}, crc_of(column.offset, size));
   }
   EXPECT_NO_THROW(checks.verify(inputs_));
 }

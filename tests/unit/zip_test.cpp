@@ -98,8 +98,10 @@ TEST(ZipLayout, BeyondFourGiBAsTorch) {
   std::string rest;
   for (const CopyItem& item : plan.items()) {
     if (item.op != Op::literal) continue;
-    if (item.dst == 896 + kBig) between = plan.literals().substr(item.src, item.row_bytes);
-    if (item.dst == 4'300'001'080) rest = plan.literals().substr(item.src, item.row_bytes);
+    if (item.dst == 896 + kBig)
+      between = plan.literals().substr(item.source.offset, item.source.row_bytes);
+    if (item.dst == 4'300'001'080)
+      rest = plan.literals().substr(item.source.offset, item.source.row_bytes);
   }
   const auto hex = [](std::string_view bytes) {
     std::string out;

@@ -74,25 +74,13 @@ void add_parts(std::vector<Named>& out, const std::string& name, const TensorSou
             run.stored == run.result;
   });
   if (plain) return out.push_back({name, source, may_be_infinite});
-  const auto add = [&](FileId file, uint64_t offset, uint64_t bytes, DType dtype) {
-    const auto count = static_cast<int64_t>(bytes / size_of(dtype));
-    const auto stored = TensorSource::stored({file, offset, bytes}, dtype, {count});
-    out.push_back({name, stored, may_be_infinite});
-  };
   source.lower([&](const SourceRun& run) {
-    if (run.combine == Combine::zeros) return;
-    const auto add_rows = [&](FileId file, uint64_t offset, uint64_t row_bytes, int64_t stride) {
+    for (const Rows& rows : run.sources()) {
+      const auto count = static_cast<int64_t>(rows.row_bytes / size_of(run.stored));
       for (uint64_t row = 0; row < run.rows; ++row) {
-        add(file, offset + row * static_cast<uint64_t>(stride), row_bytes, run.stored);
+        const Extent extent{rows.file, rows.begin_of(row), rows.row_bytes};
+        out.push_back({name, TensorSource::stored(extent, run.stored, {count}), may_be_infinite});
       }
-    };
-    if (run.combine != Combine::interleave) {
-      add_rows(run.file, run.offset, run.row_bytes, run.rows == 1 ? 0 : run.stride);
-    }
-    for (const Operand& operand : run.more) {
-      const bool column = run.combine == Combine::interleave;
-      add_rows(operand.in, operand.src, column ? operand.row_bytes : run.row_bytes,
-               column ? operand.stride : 0);
     }
   });
 }

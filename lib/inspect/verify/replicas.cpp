@@ -199,26 +199,28 @@ void check_same(Verification& v, const std::string& name, const TensorSource& so
   std::set<FileId> reported;
   source.lower([&](const SourceRun& run) {
     if (run.combine != Combine::same) return;
-    v.progress.bytes_total += run.row_bytes * run.more.size();
-    for (const Operand& operand : run.more) {
+    const Rows& first = run.sources().front();
+    const std::span<const Rows> others = run.sources().subspan(1);
+    v.progress.bytes_total += first.row_bytes * others.size();
+    for (const Rows& other : others) {
       std::vector<std::byte> left;
       std::vector<std::byte> right;
-      for (uint64_t at = 0; at < run.row_bytes; at += left.size()) {
-        left.resize(std::min<uint64_t>(run.row_bytes - at, 256 << 10));
+      for (uint64_t at = 0; at < first.row_bytes; at += left.size()) {
+        left.resize(std::min<uint64_t>(first.row_bytes - at, 256 << 10));
         count_compared(v, left.size());
-        if (reported.contains(operand.in)) continue;
+        if (reported.contains(other.file)) continue;
         right.resize(left.size());
-        v.inputs[run.file].read_at(run.offset + at, left);
-        v.inputs[operand.in].read_at(operand.src + at, right);
+        v.inputs[first.file].read_at(first.offset + at, left);
+        v.inputs[other.file].read_at(other.offset + at, right);
         const auto differs = std::mismatch(left.begin(), left.end(), right.begin()).second;
         if (differs == right.end()) continue;
-        reported.insert(operand.in);
+        reported.insert(other.file);
         Finding finding{.check = Check::replica,
                         .message = *run.what + " are not the same; the other is in " +
-                                   v.inputs[run.file].display(),
+                                   v.inputs[first.file].display(),
                         .file = {}};
-        const uint64_t offset = operand.src + at + static_cast<uint64_t>(differs - right.begin());
-        v.set_place(finding, Extent{operand.in, offset, 1});
+        const uint64_t offset = other.offset + at + static_cast<uint64_t>(differs - right.begin());
+        v.set_place(finding, Extent{other.file, offset, 1});
         finding.tensor = name;
         v.add(std::move(finding));
       }

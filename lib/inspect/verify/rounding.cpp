@@ -227,7 +227,9 @@ std::set<size_t> report_stale_files(Verification& v, const std::vector<Weight>& 
   Tally all;
   for (size_t i = 0; i < weights.size(); ++i) {
     std::set<FileId> files;
-    weights[i].master.lower([&](const SourceRun& run) { files.insert(run.file); });
+    weights[i].master.lower([&](const SourceRun& run) {
+      if (!run.sources().empty()) files.insert(run.sources().front().file);
+    });
     for (const FileId id : files) ++tallies[id].all;
     ++all.all;
     if (!first[i]) continue;

@@ -117,9 +117,7 @@ bool Verification::is_doubtful(const TensorSource& source) {
   };
   source.lower([&](const SourceRun& run) {
     stop_if_cancelled();  // a tensor that is expanded can have any number of runs
-    if (run.combine == Combine::zeros) return;
-    look(run.file, run.offset);
-    for (const Operand& operand : run.more) look(operand.in, operand.src);
+    for (const Rows& rows : run.sources()) look(rows.file, rows.offset);
   });
   return doubtful;
 }
@@ -172,7 +170,7 @@ void Verification::set_place(Finding& finding, const std::optional<Extent>& plac
 std::optional<Extent> place_of(const TensorSource& source, int64_t at) {
   std::optional<Extent> place;
   source.lower(at, 1, [&](const SourceRun& run) {
-    if (run.combine != Combine::zeros) place = Extent{run.file, run.offset, run.row_bytes};
+    if (!run.sources().empty()) place = run.sources().front().span(1);
   });
   return place;
 }
