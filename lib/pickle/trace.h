@@ -60,9 +60,9 @@ struct Trace {
   bool whole() const { return problem.empty(); }
 };
 
-// Traces the pickle at the start of `source`. Throws only what reading `source` throws. Time is linear in the length,
-// and memory in the number of values that the pickle keeps, which is bounded; long texts are passed
-// by.
+// Traces the pickle at the start of `source`. Throws only what reading `source` throws. Time is
+// linear in the length, and memory in the number of values that the pickle keeps, which is bounded;
+// long texts are passed by.
 Trace trace(const ByteSource& source);
 
 }  // namespace dsckpt::pickle
