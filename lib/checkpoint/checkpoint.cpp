@@ -147,6 +147,9 @@ Checkpoint Checkpoint::from_weights(InputFiles& inputs, const fs::path& path,
 const CheckpointFacts& Checkpoint::facts() const {
   return impl_->draft.facts;
 }
+const RunConfig& Checkpoint::run_config() const {
+  return impl_->draft.run_config;
+}
 const fs::path& Checkpoint::tag_folder() const {
   return impl_->draft.folder.path;
 }

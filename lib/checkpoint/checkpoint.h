@@ -90,6 +90,7 @@ struct Param {
 // (UniversalForm::vocab_rows).
 TensorSource without_padding(const Param& param, const TensorSource& value);
 
+struct RunConfig;
 struct TagFolder;
 
 // What is known of the run that wrote the checkpoint. Empty where the files do not say.
@@ -226,6 +227,9 @@ class Checkpoint {
   ~Checkpoint();
 
   const CheckpointFacts& facts() const;
+  // What the ds_config in the first files says of the run that saved them (deepspeed/run_config.h);
+  // without one, and of weights, what none says.
+  const RunConfig& run_config() const;
   // The folder that holds the shards.
   const std::filesystem::path& tag_folder() const;
   // Further folders of the same tag (OpenOptions::roots).

@@ -12,6 +12,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/shard.h"
 #include "checkpoint/tag_folder.h"
+#include "deepspeed/run_config.h"
 
 namespace dsckpt {
 
@@ -20,6 +21,7 @@ struct CheckpointDraft {
   InputFiles& inputs;
   TagFolder folder = {};
   CheckpointFacts facts = {};
+  RunConfig run_config = {};          // as open_model_shards() found it
   bool optimizer_states = false;      // whether they are asked for
   std::vector<TpRule> tp_rules = {};  // the user's
   bool allow_missing = false;         // OpenOptions::allow_missing

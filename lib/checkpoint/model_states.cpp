@@ -105,17 +105,6 @@ void ModelStates::find_tied_views() {
   }
 }
 
-bool ModelStates::has_config() const {
-  const auto config = fields.get(keys::kDsConfig);
-  return config && config->is_mapping();
-}
-
-bool ModelStates::may_be_round_robin() const {
-  const auto config = fields.get(keys::kDsConfig);
-  if (!config || !config->is_mapping()) return true;
-  return config->find_or_none("zero_optimization").find_or_none("round_robin_gradients").is_true();
-}
-
 std::vector<std::pair<std::string, Value>> ModelStates::rest_of_module() const {
   const std::unordered_set<std::string> tied = aliases();
   std::vector<std::pair<std::string, Value>> rest;
@@ -124,12 +113,6 @@ std::vector<std::pair<std::string, Value>> ModelStates::rest_of_module() const {
     rest.emplace_back(name, value);
   }
   return rest;
-}
-
-std::optional<bool> ModelStates::uses_data_before_expert_parallelism() const {
-  const auto config = fields.get(keys::kDsConfig);
-  if (!config || !config->is_mapping()) return std::nullopt;
-  return config->find_or_none("use_data_before_expert_parallelism").is_true();
 }
 
 RankModels::RankModels(const std::vector<Shard>& shards) {

@@ -52,14 +52,6 @@ struct ModelStates {
   void drop_false_aliases();
   // Entries of `module` that are neither buffer, nor alias, nor trainable.
   std::vector<std::pair<std::string, pickle::Value>> rest_of_module() const;
-  // ds_config["use_data_before_expert_parallelism"]; nullopt if the configuration is not in the
-  // file.
-  std::optional<bool> uses_data_before_expert_parallelism() const;
-  // Whether ds_config is in the file as a dict.
-  bool has_config() const;
-  // ds_config["zero_optimization"]["round_robin_gradients"]; true if the configuration is not in
-  // the file (a run that was given a path saves the path).
-  bool may_be_round_robin() const;
 };
 
 // One rank's model-states file. `states` may be those of another rank whose file has the same

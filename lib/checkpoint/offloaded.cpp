@@ -18,7 +18,7 @@ using pickle::Kind;
 using pickle::Value;
 namespace {
 
-// swap_tensor/utils.py AIO_ALIGNED_BYTES
+// swap_tensor/utils.py AIO_ALIGNED_BYTES; files are padded to a multiple of it for each thread.
 constexpr uint64_t kAlignment = 1024;
 constexpr std::string_view kSuffix = ".tensor.swp";
 constexpr size_t kMaxListed = 1024;
@@ -53,31 +53,6 @@ std::string ds_id_of(const Shard& shard, const Value& tensor) {
   return id.is(Kind::string) ? std::string(id.as_string()) : std::string();
 }
 
-// The type of masters and states, which the empty tensors need not have: engine.py
-// get_data_types, bf16_master_weights_and_grads.
-DType master_type(const Value& config) {
-  if (config.find_or_none("bf16").find_or_none("bf16_master_weights_and_grads").is_true()) {
-    return DType::bfloat16;
-  }
-  if (config.find_or_none("fp16").find_or_none("fp16_master_weights_and_grads").is_true()) {
-    return DType::float16;
-  }
-  return DType::float32;
-}
-
-// How many bytes the swap files are padded to a multiple of.
-uint64_t alignment_of(const Value& config) {
-  constexpr int64_t kMostThreads = 1 << 16;
-  const Value aio = config.find_or_none("aio");
-  for (const char* key : {"intra_op_parallelism", "thread_count"}) {
-    const Value threads = aio.find_or_none(key);
-    if (!threads.is(Kind::integer)) continue;
-    if (threads.as_int() < 1 || threads.as_int() > kMostThreads) break;
-    return kAlignment * static_cast<uint64_t>(threads.as_int());
-  }
-  return kAlignment;
-}
-
 std::string rank_folder(uint64_t rank) {
   const std::string digits = std::to_string(rank);
   return "rank" + (digits.size() < 2 ? "0" + digits : digits);
@@ -90,11 +65,9 @@ std::string master_member(size_t group) {
 // The sub-groups of one rank that are in swap files.
 class RankReader {
  public:
-  RankReader(const Shard& optim, const std::vector<SubGroupSize>& sizes, uint32_t mp_ranks)
-      : optim_(optim),
-        sizes_(sizes),
-        state_(optimizer_state(optim)),
-        config_(optim.archive.root().find_or_none(keys::kDsConfig)) {
+  RankReader(const Shard& optim, const std::vector<SubGroupSize>& sizes, uint32_t mp_ranks,
+             const OffloadConfig& offload)
+      : optim_(optim), sizes_(sizes), offload_(offload), state_(optimizer_state(optim)) {
     // Tensor-parallel ranks are neighbours; stage 3 has no pipeline.
     const uint64_t rank = uint64_t{optim.name.dp_rank} * mp_ranks + optim.name.mp_rank;
     folder_ = offload_folder(optim.path.parent_path()) / rank_folder(rank);
@@ -152,10 +125,11 @@ class RankReader {
     const fs::path root = optim_.path.parent_path().parent_path();
     tensor.display = tensor.path.lexically_relative(root).string();
     tensor.numel = numel;
-    tensor.dtype = master_type(config_);
+    // The empty tensors need not have it.
+    tensor.dtype = offload_.master_dtype;
     tensor.is_state = is_state;
     checked_mul(numel, size_of(tensor.dtype));
-    tensor.most_bytes = round_up(tensor.bytes(), alignment_of(config_));
+    tensor.most_bytes = round_up(tensor.bytes(), kAlignment * offload_.aio_threads);
     tensors_.push_back(std::move(tensor));
   }
 
@@ -183,8 +157,8 @@ class RankReader {
 
   const Shard& optim_;
   const std::vector<SubGroupSize>& sizes_;
+  const OffloadConfig& offload_;
   Fields state_;
-  Value config_;
   fs::path folder_;
   std::vector<std::string> ids_;
   std::vector<SwappedTensor> tensors_;
@@ -225,12 +199,12 @@ fs::path offload_folder(const fs::path& tag_folder) {
 
 std::vector<std::vector<SwappedTensor>> swapped_tensors(
     const std::vector<const Shard*>& optim, const std::vector<std::vector<SubGroupSize>>& sizes,
-    uint32_t mp_ranks, std::vector<std::string>& notes) {
+    uint32_t mp_ranks, const OffloadConfig& offload, std::vector<std::string>& notes) {
   std::vector<std::vector<SwappedTensor>> by_rank;
   std::vector<std::string> expected;
   bool any = false;
   for (size_t rank = 0; rank < optim.size(); ++rank) {
-    RankReader reader(*optim[rank], sizes[rank], mp_ranks);
+    RankReader reader(*optim[rank], sizes[rank], mp_ranks, offload);
     by_rank.push_back(reader.read());
     any = any || !by_rank.back().empty();
     if (rank == 0) expected = reader.ids();
@@ -262,7 +236,8 @@ void check_swap_file(const InputFile& file, const SwappedTensor& tensor) {
 }
 
 SwapFiles::SwapFiles(InputFiles& inputs, const std::vector<const Shard*>& optim,
-                     const std::vector<std::vector<SwappedTensor>>& tensors, bool states)
+                     const std::vector<std::vector<SwappedTensor>>& tensors,
+                     const OffloadConfig& offload, bool states)
     : by_rank_(tensors.size()) {
   std::vector<std::string> missing;
   for (const auto& of_rank : tensors) {
@@ -281,10 +256,7 @@ SwapFiles::SwapFiles(InputFiles& inputs, const std::vector<const Shard*>& optim,
     for (size_t i = 0; i < std::min(missing.size(), kMaxListed); ++i) text += "\n  " + missing[i];
     if (missing.size() > kMaxListed) text += "\n  ...";
     InconsistentError error({.file = folder.string()}, text);
-    const Value config = optim.front()->archive.root().find_or_none(keys::kDsConfig);
-    if (!config.find_or_none("checkpoint").find_or_none("use_node_local_storage").is_true()) {
-      throw error;
-    }
+    if (!offload.node_local_storage) throw error;
     throw std::move(error).with_hint(
         "the run saved on each node's own disk (use_node_local_storage) under local ranks: rename "
         "the folders of offloaded_tensors after the global ranks");

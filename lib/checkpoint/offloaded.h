@@ -16,6 +16,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/shard.h"
+#include "deepspeed/run_config.h"
 #include "dsckpt/dtype.h"
 #include "io/input_file.h"
 #include "plan/tensor_source.h"
@@ -54,7 +55,7 @@ std::filesystem::path offload_folder(const std::filesystem::path& tag_folder);
 // sub-groups, the masters or the other ranks. What is odd, but possible, is added to `notes`.
 std::vector<std::vector<SwappedTensor>> swapped_tensors(
     const std::vector<const Shard*>& optim, const std::vector<std::vector<SubGroupSize>>& sizes,
-    uint32_t mp_ranks, std::vector<std::string>& notes);
+    uint32_t mp_ranks, const OffloadConfig& offload, std::vector<std::string>& notes);
 
 // Throws InconsistentError unless the swap file has the bytes of the tensor and no more than its
 // padding besides.
@@ -67,7 +68,8 @@ class SwapFiles {
   // Opens those of masters, and of states if asked for. Throws InconsistentError that lists all
   // files that are missing, or as check_swap_file().
   SwapFiles(InputFiles& inputs, const std::vector<const Shard*>& optim,
-            const std::vector<std::vector<SwappedTensor>>& tensors, bool states);
+            const std::vector<std::vector<SwappedTensor>>& tensors, const OffloadConfig& offload,
+            bool states);
 
   // The elements of the tensor `member` of rank `rank`; nullptr if they are not in a swap file.
   const TensorSource* find(size_t rank, const std::string& member) const;

@@ -327,6 +327,10 @@ void open_model_shards(CheckpointDraft& draft, ShardName::Kind kind) {
   draft.model_shards =
       open_all(draft, wanted(draft, files), check_ranks(files, {.kind = kind}, mp, dp, draft));
   find_degrees(draft, mp);
+  const auto saved_config = [](const std::vector<Shard>& shards) {
+    return shards.empty() ? Value() : shards.front().archive.root().find_or_none(keys::kDsConfig);
+  };
+  draft.run_config = run_config(saved_config(draft.model_shards), saved_config(draft.optim_shards));
 }
 
 std::vector<const Shard*> optim_shards_of(const CheckpointDraft& draft, uint32_t mp_rank) {

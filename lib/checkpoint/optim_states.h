@@ -37,8 +37,9 @@ std::vector<int64_t> partition_counts(const Fields& optimizer);
 void open_optim_shards(CheckpointDraft& draft);
 
 // The same for the model-states files: one for each mp rank, or, of kind zero_model_states (stage
-// 3), one for every rank. Sets facts.mesh.pp and .tp. reshape_3d_utils.py
-// get_model_3d_descriptor_from_metadata.
+// 3), one for every rank. Sets facts.mesh.pp and .tp, as reshape_3d_utils.py
+// get_model_3d_descriptor_from_metadata does, and run_config, of the first files; so the
+// optimizer-states files, if there are any, are opened before.
 void open_model_shards(CheckpointDraft& draft, ShardName::Kind kind);
 
 // draft.optim_shards of one mp rank, by data-parallel rank.

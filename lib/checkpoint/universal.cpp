@@ -433,11 +433,12 @@ class Reader {
         });
     if (draft_.facts.elastic) settings = {};
     // BF16_Optimizer knows nothing of it.
-    const bool may_be_round_robin = wrapper.has(keys::kZeroStage) && model().may_be_round_robin();
-    draft_.facts.round_robin = may_be_round_robin && model().has_config();
+    const bool may_be_round_robin =
+        wrapper.has(keys::kZeroStage) && draft_.run_config.may_be_round_robin();
+    draft_.facts.round_robin = may_be_round_robin && draft_.run_config.saved;
     uint32_t ranks = 1;
     if (may_be_round_robin && draft_.facts.mesh.dp > 1) {
-      if (!model().has_config()) return {};
+      if (!draft_.run_config.saved) return {};
       ranks = draft_.facts.mesh.dp;
       draft_.notes.push_back(
           "under round_robin_gradients ds_to_universal.py gives parameters each other's values; "

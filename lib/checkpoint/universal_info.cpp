@@ -227,6 +227,10 @@ struct UniversalInfo::Impl {
   void concatenate(Rule& rule, size_t dim);
   void cut_in_two(Rule& rule);
   void cut_in_sub_params(Rule& rule, size_t pattern);
+  // How the ranks share each sub-parameter of `form`, the entry of `pattern`: as the file says, or
+  // evenly where it is too old to say it. A count of equal sub-parameters becomes their sizes.
+  Widths resolve_widths(size_t pattern, SubparamShape& form,
+                        const std::vector<Shape>& slices) const;
 };
 
 void UniversalInfo::Impl::add_user_rules(const std::vector<TpRule>& rules) {
@@ -553,62 +557,55 @@ void UniversalInfo::Impl::cut_in_two(Rule& rule) {
   rule.form_.n_sub_params = 2;
 }
 
-void UniversalInfo::Impl::cut_in_sub_params(Rule& rule, size_t pattern) {
-  const std::vector<Shape>& slices = rule.slice_shapes_;
-  const size_t ranks = slices.size();
-  SubparamShape form = sub_param_shapes[sub_param_entry[pattern]];
-  const auto dim = static_cast<size_t>(
-      form.partition_dim + (form.partition_dim < 0 ? static_cast<int64_t>(form.shape.size()) : 0));
+namespace {
+
+// The dimension along which sub-parameters are cut; negative ones count from the last.
+size_t partition_dim_of(const SubparamShape& form) {
+  const auto rank = static_cast<int64_t>(form.shape.size());
+  return static_cast<size_t>(form.partition_dim + (form.partition_dim < 0 ? rank : 0));
+}
+
+// Puts the sizes of equal sub-parameters in the place of their number.
+void count_out(SubparamShape& form, size_t dim, const std::vector<Shape>& slices) {
   SubparamShape::Dim& sizes = form.shape[dim];
-
-  Widths widths;
-  if (version >= 0.4) {
-    const auto found = shard_widths.find(sub_params.texts()[pattern]);
-    if (found == shard_widths.end()) {
-      throw CorruptError({},
-                         "has no sub_param_shard_widths for '" + sub_params.texts()[pattern] + "'");
+  const int64_t count = sizes.sizes[0];
+  std::vector<int64_t> held;
+  for (const Shape& slice : slices) {
+    if (slice.size() <= dim) {
+      do_not_fit("has sub-parameters along dimension " + std::to_string(dim) +
+                 ", but the ranks' slices have the shapes " + list_of(slices));
     }
-    if (!sizes.is_tuple) {
-      throw CorruptError({}, "counts the sub-parameters of '" + sub_params.texts()[pattern] +
-                                 "' instead of giving their sizes");
-    }
-    widths = found->second;
-  } else {
-    if (!sizes.is_tuple) {
-      const int64_t count = sizes.sizes[0];
-      std::vector<int64_t> held;
-      for (const Shape& slice : slices) {
-        if (slice.size() <= dim) {
-          do_not_fit("has sub-parameters along dimension " + std::to_string(dim) +
-                     ", but the ranks' slices have the shapes " + list_of(slices));
-        }
-        held.push_back(slice[dim]);
-      }
-      const int64_t full = sum_of(held);
-      if (count <= 0 || full % count != 0) {
-        do_not_fit("has " + std::to_string(count) +
-                   " sub-parameters that cannot be equal parts of " + std::to_string(full));
-      }
-      if (count > kMaxSubParams) {
-        throw UnsupportedError({}, std::to_string(count) + " sub-parameters");
-      }
-      sizes = {true, std::vector<int64_t>(static_cast<size_t>(count), full / count)};
-      form.shape_is_list = false;
-    }
-    for (const int64_t size : sizes.sizes) {
-      const auto degree = static_cast<int64_t>(ranks);
-      if (size % degree != 0) {
-        do_not_fit("has a sub-parameter of size " + std::to_string(size) + " that " +
-                   std::to_string(ranks) +
-                   " ranks cannot share evenly, and its checkpoint is too old to say how they do");
-      }
-      widths.emplace_back(ranks, size / degree);
-    }
+    held.push_back(slice[dim]);
   }
+  const int64_t full = sum_of(held);
+  if (count <= 0 || full % count != 0) {
+    do_not_fit("has " + std::to_string(count) + " sub-parameters that cannot be equal parts of " +
+               std::to_string(full));
+  }
+  if (count > kMaxSubParams) throw UnsupportedError({}, std::to_string(count) + " sub-parameters");
+  sizes = {true, std::vector<int64_t>(static_cast<size_t>(count), full / count)};
+  form.shape_is_list = false;
+}
 
+// The widths of sub-parameters that `ranks` share evenly.
+Widths even_widths(const std::vector<int64_t>& sizes, size_t ranks) {
+  Widths widths;
+  for (const int64_t size : sizes) {
+    const auto degree = static_cast<int64_t>(ranks);
+    if (size % degree != 0) {
+      do_not_fit("has a sub-parameter of size " + std::to_string(size) + " that " +
+                 std::to_string(ranks) +
+                 " ranks cannot share evenly, and its checkpoint is too old to say how they do");
+    }
+    widths.emplace_back(ranks, size / degree);
+  }
+  return widths;
+}
+
+void check_widths(const Widths& widths, const std::vector<int64_t>& sizes, size_t ranks) {
   if (widths.empty()) do_not_fit("has no sub-parameters");
-  if (widths.size() != sizes.sizes.size()) {
-    do_not_fit("has " + std::to_string(sizes.sizes.size()) + " sub-parameters but widths of " +
+  if (widths.size() != sizes.size()) {
+    do_not_fit("has " + std::to_string(sizes.size()) + " sub-parameters but widths of " +
                std::to_string(widths.size()));
   }
   for (size_t i = 0; i < widths.size(); ++i) {
@@ -618,13 +615,16 @@ void UniversalInfo::Impl::cut_in_sub_params(Rule& rule, size_t pattern) {
                  "but slices of " +
                  std::to_string(ranks));
     }
-    if (sum_of(widths[i]) != sizes.sizes[i]) {
-      do_not_fit("has a sub-parameter of size " + std::to_string(sizes.sizes[i]) +
+    if (sum_of(widths[i]) != sizes[i]) {
+      do_not_fit("has a sub-parameter of size " + std::to_string(sizes[i]) +
                  " whose widths add up to " + std::to_string(sum_of(widths[i])));
     }
   }
+}
 
-  // _resolve_logical_shape
+// The shape of the whole parameter, of which one dimension may be open: whatever the elements of
+// all slices leave. _resolve_logical_shape.
+Shape logical_shape(const SubparamShape& form, const std::vector<Shape>& slices) {
   Shape logical;
   std::optional<size_t> open;
   uint64_t known = 1;
@@ -649,9 +649,14 @@ void UniversalInfo::Impl::cut_in_sub_params(Rule& rule, size_t pattern) {
     logical[*open] = static_cast<int64_t>(std::min(total / known, uint64_t{1} << 62));
   }
   numel(logical);
+  return logical;
+}
 
-  Rule::Concatenated how{.dim = dim, .views = {}, .parts = {}};
-  for (size_t rank = 0; rank < ranks; ++rank) {
+// The slices as they are cut: `logical`, as wide along `dim` as a rank's shares are.
+std::vector<Shape> views_of_slices(const Shape& logical, size_t dim, const Widths& widths,
+                                   const std::vector<Shape>& slices) {
+  std::vector<Shape> views;
+  for (size_t rank = 0; rank < slices.size(); ++rank) {
     std::vector<int64_t> held;
     for (const auto& row : widths) held.push_back(row[rank]);
     Shape view = logical;
@@ -660,11 +665,45 @@ void UniversalInfo::Impl::cut_in_sub_params(Rule& rule, size_t pattern) {
       do_not_fit("rank " + std::to_string(rank) + " holds " + std::to_string(numel(slices[rank])) +
                  " elements, but the widths of its sub-parameters make the shape " + to_text(view));
     }
-    how.views.push_back(std::move(view));
+    views.push_back(std::move(view));
   }
-  std::vector<int64_t> starts(ranks, 0);
+  return views;
+}
+
+}  // namespace
+
+Widths UniversalInfo::Impl::resolve_widths(size_t pattern, SubparamShape& form,
+                                           const std::vector<Shape>& slices) const {
+  const size_t dim = partition_dim_of(form);
+  const std::string& text = sub_params.texts()[pattern];
+  if (version >= 0.4) {
+    const auto found = shard_widths.find(text);
+    if (found == shard_widths.end()) {
+      throw CorruptError({}, "has no sub_param_shard_widths for '" + text + "'");
+    }
+    if (!form.shape[dim].is_tuple) {
+      throw CorruptError(
+          {}, "counts the sub-parameters of '" + text + "' instead of giving their sizes");
+    }
+    return found->second;
+  }
+  if (!form.shape[dim].is_tuple) count_out(form, dim, slices);
+  return even_widths(form.shape[dim].sizes, slices.size());
+}
+
+void UniversalInfo::Impl::cut_in_sub_params(Rule& rule, size_t pattern) {
+  const std::vector<Shape>& slices = rule.slice_shapes_;
+  SubparamShape form = sub_param_shapes[sub_param_entry[pattern]];
+  const Widths widths = resolve_widths(pattern, form, slices);
+  const size_t dim = partition_dim_of(form);
+  check_widths(widths, form.shape[dim].sizes, slices.size());
+  const Shape logical = logical_shape(form, slices);
+
+  Rule::Concatenated how{
+      .dim = dim, .views = views_of_slices(logical, dim, widths, slices), .parts = {}};
+  std::vector<int64_t> starts(slices.size(), 0);
   for (const auto& row : widths) {
-    for (size_t rank = 0; rank < ranks; ++rank) {
+    for (size_t rank = 0; rank < slices.size(); ++rank) {
       how.parts.push_back({rank, starts[rank], row[rank]});
       starts[rank] += row[rank];
     }

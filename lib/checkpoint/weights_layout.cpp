@@ -64,6 +64,7 @@ class Reader {
                              "a run of it starts");
     }
     draft_.facts = like.facts();
+    draft_.run_config = like.run_config();
     draft_.facts.tag = kTag;
     draft_.facts.global_steps = 0;
     draft_.facts.from_weights = true;

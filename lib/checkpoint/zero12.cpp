@@ -111,8 +111,10 @@ std::string name_at(const FlatGroup& group, uint64_t at) {
 
 class WorldReader {
  public:
-  WorldReader(const ModelStates& model, std::vector<const Shard*> optim, bool optimizer_states)
+  WorldReader(const ModelStates& model, std::vector<const Shard*> optim,
+              const RunConfig& run_config, bool optimizer_states)
       : model_(model),
+        run_config_(run_config),
         optim_(std::move(optim)),
         state_(optimizer_state(*optim_.front())),
         padding_kept_(keeps_padding(state_)),
@@ -141,7 +143,7 @@ class WorldReader {
   // order, tells.
   bool is_round_robin() const {
     if (padding_kept_) return false;  // BF16_Optimizer knows nothing of it
-    return model_.has_config() ? model_.may_be_round_robin() : !mapping_fits_;
+    return run_config_.saved ? run_config_.round_robin_gradients : !mapping_fits_;
   }
 
   std::vector<ParamGroup> groups() const {
@@ -217,7 +219,7 @@ class WorldReader {
                                   " of " + std::to_string(optim_.size()) + " ranks");
     }
     const size_t ep_size = optim_.size() / share;
-    const auto data_first = model_.uses_data_before_expert_parallelism();
+    const std::optional<bool> data_first = run_config_.data_before_expert_parallelism;
     if (!data_first && ep_size > 1 && share > 1) {
       throw UnsupportedError(model_.fields.where(keys::kDsConfig),
                              "is not in the file: it says in which order the ranks share experts "
@@ -516,7 +518,7 @@ class WorldReader {
     // Under round-robin gradients DeepSpeed computes the mapping in an order the flat group does
     // not have (stage_1_and_2.py _link_all_hp_params): only the file's rank-wide sum means
     // anything.
-    const bool order_holds = !model_.may_be_round_robin();
+    const bool order_holds = !run_config_.may_be_round_robin();
     uint64_t numel = 0;
     for (const Slice& slice : group.slices) {
       const uint64_t from = std::max(slice.begin, begin);
@@ -543,6 +545,7 @@ class WorldReader {
   }
 
   const ModelStates& model_;
+  const RunConfig& run_config_;
   std::vector<const Shard*> optim_;
   Fields state_;
   bool padding_kept_;
@@ -582,7 +585,7 @@ void read(CheckpointDraft& draft) {
   check_expert_files(draft);
   std::vector<World> worlds;
   for (const ModelStates& model : models) {
-    WorldReader reader(model, optim_shards_of(draft, model.shard().name.mp_rank),
+    WorldReader reader(model, optim_shards_of(draft, model.shard().name.mp_rank), draft.run_config,
                        draft.optimizer_states);
     worlds.push_back({&model, reader.read(), whole_frozen(model)});
     draft.facts.round_robin = draft.facts.round_robin || reader.is_round_robin();

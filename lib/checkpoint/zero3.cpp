@@ -185,8 +185,9 @@ class WorldReader {
     for (size_t rank = 0; rank < optim_.size(); ++rank) {
       sizes.push_back(sub_group_sizes(*models_[rank].states, *optim_[rank], optim_.size()));
     }
-    const auto tensors = swapped_tensors(optim_, sizes, draft_.mp_ranks, draft_.notes);
-    swapped_ = SwapFiles(draft_.inputs, optim_, tensors, draft_.optimizer_states);
+    const OffloadConfig& offload = draft_.run_config.offload;
+    const auto tensors = swapped_tensors(optim_, sizes, draft_.mp_ranks, offload, draft_.notes);
+    swapped_ = SwapFiles(draft_.inputs, optim_, tensors, offload, draft_.optimizer_states);
     draft_.swap_files.insert(draft_.swap_files.end(), swapped_.files().begin(),
                              swapped_.files().end());
     for (const auto& of_rank : tensors) {
@@ -404,15 +405,6 @@ class WorldReader {
   std::vector<OwnedParam> params_;
 };
 
-bool is_nvme_optimizer(const Shard& optim) {
-  const Value device = optim.archive.root()
-                           .find_or_none(keys::kDsConfig)
-                           .find_or_none("zero_optimization")
-                           .find_or_none("offload_optimizer")
-                           .find_or_none("device");
-  return device.is(pickle::Kind::string) && device.as_string() == "nvme";
-}
-
 // Swap files that no tensor refers to are left of another run, or of other ranks.
 void note_unreferenced(CheckpointDraft& draft) {
   const fs::path folder = offload_folder(draft.folder.path);
@@ -456,7 +448,7 @@ void read(CheckpointDraft& draft) {
   open_model_shards(draft, ShardName::Kind::zero_model_states);
   draft.facts.zero_stage = 3;
   draft.facts.optimizer_wrapper = EngineWrapper::zero3;
-  draft.facts.nvme_optimizer = is_nvme_optimizer(first);
+  draft.facts.nvme_optimizer = draft.run_config.offload.nvme;
 
   RankModels all(draft.model_shards);
   const std::vector<RankModel>& models = all.ranks();

@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "deepspeed/keys.h"
+#include "deepspeed/run_config.h"
 #include "deepspeed/shard_name.h"
 
 namespace dsckpt {
@@ -52,10 +53,8 @@ std::string precision_of(const Contents& contents) {
 std::string optimizer_of(const Contents& contents) {
   const Checkpoint* checkpoint = contents.checkpoint();
   if (!checkpoint || checkpoint->model_files().empty()) return "";
-  const Value root = checkpoint->model_files().front().archive->root();
-  const Value type =
-      root.find_or_none(keys::kDsConfig).find_or_none(keys::kOptimizer).find_or_none("type");
-  if (type.is(pickle::Kind::string)) return std::string(type.as_string());
+  const std::optional<std::string>& type = checkpoint->run_config().optimizer_type;
+  if (type) return *type;
   std::set<std::string> states;
   for (const NamedTensor& tensor : contents.tensors()) {
     if (!tensor.state.empty()) states.insert(tensor.state);

@@ -10,10 +10,9 @@
 #include <vector>
 
 #include "checkpoint/experts.h"
-#include "deepspeed/config_pickle.h"
-#include "deepspeed/engine_config.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/loss_scaler.h"
+#include "deepspeed/run_config.h"
 #include "dsckpt/error.h"
 #include "format/archive_copy.h"
 
@@ -25,16 +24,6 @@ namespace {
 
 bool is_flat_tensor(const TorchArchive& archive, const Value& value) {
   return TorchArchive::is_tensor(value) && archive.info(value).shape.size() == 1;
-}
-
-// DeepSpeed's defaults where the configuration is not in the file, or not understood: the run that
-// loads the folder has its own.
-LossScaleConfig loss_scale_of(const Value& config) {
-  try {
-    if (config.is_mapping()) return engine_config(json_of(config)).loss_scale;
-  } catch (const Error&) {
-  }
-  return {};
 }
 
 class MetadataWriter {
@@ -121,7 +110,10 @@ class MetadataWriter {
   void add_stage0_optimizer_state(std::string path) {
     const TorchArchive& archive = *checkpoint_.model_files().front().archive;
     const Value optimizer = archive.root().find_or_none(keys::kOptimizer);
-    const Value config = archive.root().find_or_none(keys::kDsConfig);
+    // DeepSpeed's defaults where the configuration is not in the file, or not understood: the run
+    // that loads the folder has its own.
+    const RunConfig& config = checkpoint_.run_config();
+    const EngineConfig engine = config.engine.value_or(EngineConfig());
     if (!optimizer.is_mapping()) {
       throw UnsupportedError({.file = checkpoint_.model_files().front().path.string()},
                              "has no optimizer state: a universal checkpoint is for going on with "
@@ -134,12 +126,10 @@ class MetadataWriter {
     const Value root = document.dict();
     const bool is_dynamic = optimizer.find_or_none(keys::kDynamicLossScale).is_true();
     copy.set(root, keys::kLossScaler,
-             loss_scaler(document, optimizer, loss_scale_of(config), is_dynamic));
+             loss_scaler(document, optimizer, engine.loss_scale, is_dynamic));
     copy.set(root, keys::kDynamicLossScale, Document::boolean(is_dynamic));
     copy.set(root, keys::kOverflow, Document::boolean(false));
-    const Value clip = config.find_or_none("gradient_clipping");
-    copy.set(root, keys::kClipGrad,
-             Document::real(clip.is(Kind::real) || clip.is(Kind::integer) ? clip.as_real() : 0.0));
+    copy.set(root, keys::kClipGrad, Document::real(config.gradient_clipping.value_or(0.0)));
     copy.set(root, keys::kDsVersion, document.string(checkpoint_.facts().ds_version));
     copy.set(root, keys::kParamGroups, copy.of(inner.at(keys::kParamGroups)));
     copy.lay_out(root, plan_, std::move(path));

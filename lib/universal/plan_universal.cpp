@@ -9,6 +9,7 @@
 #include "base/kernels.h"
 #include "base/text.h"
 #include "deepspeed/keys.h"
+#include "deepspeed/run_config.h"
 #include "dsckpt/error.h"
 #include "dsckpt/universal.h"
 #include "job/job_impl.h"
@@ -224,7 +225,7 @@ class Planner {
       note("there is no universal_checkpoint_info; none is needed, since no parameter is cut");
     }
     note_not_restored();
-    if (stage_ != 3 && has_round_robin()) {
+    if (stage_ != 3 && checkpoint_.run_config().round_robin_gradients) {
       note(
           "where round_robin_gradients is set, DeepSpeed's loader puts parameters into each "
           "other's places: turn it off in the new run");
@@ -308,16 +309,6 @@ class Planner {
         .archive->root()
         .find_or_none(keys::kOptimizerStateDict)
         .find_or_none(keys::kBaseOptimizerState);
-  }
-
-  bool has_round_robin() const {
-    return checkpoint_.model_files()
-        .front()
-        .archive->root()
-        .find_or_none(keys::kDsConfig)
-        .find_or_none("zero_optimization")
-        .find_or_none("round_robin_gradients")
-        .is_true();
   }
 
   bool is_elastic() const { return base_optimizer_state().is(Kind::list); }

@@ -8,6 +8,7 @@
 #include "base/bytes.h"
 #include "checkpoint/optim_states.h"
 #include "deepspeed/keys.h"
+#include "deepspeed/run_config.h"
 #include "format/read_tensor.h"
 #include "format/tensors_in.h"
 #include "inspect/verify/flat_files.h"
@@ -196,7 +197,9 @@ std::vector<std::vector<FlatSlice>> slices_of(Verification& v, CheckedFile& mode
   std::vector<std::vector<FlatSlice>> groups;
   v.attempt(Check::layout, model_file, [&] {
     const ModelStates model(*model_file.shard);
-    if (model.may_be_round_robin() || model.param_shapes.size() != rank.tensors.size()) return;
+    const pickle::Value config = model_file.shard->archive.root().find_or_none(keys::kDsConfig);
+    if (run_config(config, {}).may_be_round_robin()) return;
+    if (model.param_shapes.size() != rank.tensors.size()) return;
     v.attempt(Check::layout, *rank.file, [&] {
       for (size_t g = 0; g < model.param_shapes.size(); ++g) {
         groups.push_back(flat_slices(model, *rank.file->shard, g));

@@ -9,6 +9,8 @@
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
 #include "checkpoint/zero_world.h"
+#include "deepspeed/keys.h"
+#include "deepspeed/run_config.h"
 #include "inspect/verify/verification.h"
 
 namespace dsckpt {
@@ -59,7 +61,9 @@ class SwapCheck {
     try {
       std::vector<std::string> notes;
       const auto mp_ranks = static_cast<uint32_t>(worlds_.size());
-      const auto tensors = swapped_tensors(shards, sizes, mp_ranks, notes);
+      const OffloadConfig offload =
+          run_config({}, shards.front()->archive.root().find_or_none(keys::kDsConfig)).offload;
+      const auto tensors = swapped_tensors(shards, sizes, mp_ranks, offload, notes);
       for (size_t rank = 0; rank < shards.size(); ++rank) {
         for (const SwappedTensor& tensor : tensors[rank]) check(tensor, *files[rank]);
       }

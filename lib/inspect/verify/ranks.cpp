@@ -9,6 +9,7 @@
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
 #include "deepspeed/keys.h"
+#include "deepspeed/run_config.h"
 #include "inspect/verify/verification.h"
 
 namespace dsckpt {
@@ -196,7 +197,7 @@ class Grid {
     for (const CheckedFile& file : v_.files) {
       if (!file.usable() || !file.name || !is_model(file)) continue;
       const pickle::Value config = file.shard->archive.root().find_or_none(keys::kDsConfig);
-      return config.find_or_none("bf16").find_or_none("enabled").is_true();
+      return run_config(config, {}).bf16;
     }
     return false;
   }
