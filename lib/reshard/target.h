@@ -18,13 +18,13 @@ namespace dsckpt {
 struct TargetOptions {
   uint32_t dp = 1;  // data-parallel ranks of the new run, of each mp rank
   // Expert-parallel ranks of the new run. Default: as it was.
-  std::optional<uint32_t> ep;
+  std::optional<uint32_t> ep = {};
   // ZeRO stage of the new run, 0 to 3. Default: what `ds_config` or `like` say, else as it was.
-  std::optional<int> stage;
+  std::optional<int> stage = {};
   // zero_optimization.sub_group_size of the new run, elements. Default likewise.
-  std::optional<uint64_t> sub_group_size;
+  std::optional<uint64_t> sub_group_size = {};
   // The new run's configuration.
-  std::optional<nlohmann::ordered_json> ds_config;
+  std::optional<nlohmann::ordered_json> ds_config = {};
   // A checkpoint that the new run has saved, open with optimizer states: it has the parameter
   // groups, their order, and the layout. Hyper-parameters are taken from it where the groups are
   // others.
@@ -43,7 +43,7 @@ struct ReshardTarget {
   // The type of the trained parameters in the checkpoint's `module`, and the one that all
   // parameters there are to have; nullopt: each its own.
   DType saved_param_dtype = DType::float32;
-  std::optional<DType> param_dtype;
+  std::optional<DType> param_dtype = {};
   // Whether the loss scaler starts anew: that of another precision, or of a run from weights.
   bool new_loss_scaler = false;
   bool elastic = false;  // stages 1 and 2 without hyper-parameters
@@ -51,11 +51,11 @@ struct ReshardTarget {
   bool parameter_alignment = false;
   uint64_t sub_group_size = 0;  // stage 3, elements
   // Every parameter that the optimizer has. Groups may be empty at stages 0 and 3.
-  std::vector<RunGroup> groups;
+  std::vector<RunGroup> groups = {};
   // ds_config of the new files; nullopt: as in the old ones.
-  std::optional<nlohmann::ordered_json> ds_config;
+  std::optional<nlohmann::ordered_json> ds_config = {};
   // The new run's configuration as far as it is known.
-  EngineConfig engine;
+  EngineConfig engine = {};
 
   // Whether the parameters of a group are one flat vector, cut over the ranks.
   bool is_zero12() const { return stage == 1 || stage == 2; }
