@@ -1,10 +1,10 @@
 #include "ckpt_inspect/commands.h"
 
 #include <CLI/App.hpp>
-#include <CLI/Validators.hpp>
 #include <algorithm>
 
 #include "base/patterns.h"
+#include "cli/option_facts.h"
 #include "report/report.h"
 
 namespace dsckpt::inspect {
@@ -27,9 +27,11 @@ void add_match(CLI::App& app, Selection& selection) {
 
 void add_selection(CLI::App& app, Selection& selection) {
   add_match(app, selection);
-  app.add_option("--sort", selection.sort, "By order (of the checkpoint), name or size")
-      ->check(CLI::IsMember({"order", "name", "size"}))
-      ->option_text("KEY=order");
+  cli::one_of(
+      app.add_option("--sort", selection.sort, "By order (of the checkpoint), name or size"),
+      {"order", "name", "size"})
+      ->type_name("KEY")
+      ->default_str("order");
 }
 
 std::vector<NamedTensor> selected(const Contents& contents, const Selection& selection) {

@@ -13,6 +13,7 @@
 #include "base/patterns.h"
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
+#include "cli/option_facts.h"
 #include "cli/terminal.h"
 #include "report/report.h"
 #include "report/values.h"
@@ -161,11 +162,11 @@ int diff(const CLI::App& app, const cli::Common& common, const Arguments& args) 
 void add_type_option(CLI::App& sub, std::optional<DType>& as) {
   static const std::map<std::string, DType> kTypes{
       {"float32", DType::float32}, {"float16", DType::float16}, {"bfloat16", DType::bfloat16}};
-  sub.add_option_function<std::string>(
-         "--as", [&as](const std::string& name) { as = kTypes.at(name); },
-         "Round floating types to this one first; default: another type is a difference")
-      ->check(CLI::IsMember({"float32", "float16", "bfloat16"}))
-      ->option_text("DTYPE");
+  cli::one_of(sub.add_option_function<std::string>(
+                  "--as", [&as](const std::string& name) { as = kTypes.at(name); },
+                  "Round floating types to this one first; default: another type is a difference"),
+              {"float32", "float16", "bfloat16"})
+      ->type_name("DTYPE");
 }
 
 // An option that takes a number of at least 0, also "inf".
@@ -198,8 +199,9 @@ Command add_diff(CLI::App& app, cli::Common& common) {
       ->allow_extra_args(false);
   add_type_option(sub, args->as);
   add_tolerance(sub, "--atol", args->atol, "As good as equal: |a - b| <= ATOL + RTOL * |b|")
-      ->option_text("ATOL=0");
-  add_tolerance(sub, "--rtol", args->rtol, "See --atol")->option_text("RTOL=0");
+      ->type_name("ATOL")
+      ->default_str("0");
+  add_tolerance(sub, "--rtol", args->rtol, "See --atol")->type_name("RTOL")->default_str("0");
   sub.add_flag("--all", args->all, "List every tensor, also those that are equal");
   cli::add_pass_options(sub, common);
   return {&sub, [&app, &common, args] { return diff(app, common, *args); }};

@@ -100,7 +100,7 @@ std::vector<HtmlReport::Fact> headline(const Findings& findings) {
 void add_html_options(CLI::App& app, HtmlOptions& options) {
   CLI::Option* html =
       app.add_option("--html", options.file, "Write it as a page for a browser, in one file")
-          ->option_text("REPORT");
+          ->type_name("REPORT");
   app.add_flag("--force", options.force, "Replace REPORT if it exists")->needs(html);
   app.add_flag("--values", options.values,
                "Read all tensors, and show in REPORT how their values are distributed")
@@ -110,7 +110,7 @@ void add_html_options(CLI::App& app, HtmlOptions& options) {
                  "largest); may be repeated")
       ->needs(html)
       ->allow_extra_args(false)
-      ->option_text("NAME");
+      ->type_name("NAME");
 }
 
 void write_html(const Findings& findings, const HtmlOptions& options, const cli::Common& common) {

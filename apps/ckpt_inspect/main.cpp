@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ckpt_inspect/commands.h"
+#include "cli/option_facts.h"
 
 namespace {
 
@@ -34,12 +35,13 @@ int main(int argc, char** argv) {
     cli::add_common(*commands.back().app, common);
   }
   app.require_subcommand(0, 1);
-  app.footer(
-      cli::footer("  ckpt-inspect checkpoint-500 --gpus 64\n"
-                  "  ckpt-inspect verify checkpoint-500 --finite\n"
-                  "  ckpt-inspect list checkpoint-500 --match norm --sort size\n"
-                  "  ckpt-inspect where checkpoint-500 lm_head.weight --state exp_avg\n"
-                  "  ckpt-inspect diff checkpoint-500 converted/"));
+  cli::set_examples(
+      app, {.commands = {"ckpt-inspect checkpoint-500 --gpus 64",
+                         "ckpt-inspect verify checkpoint-500 --finite",
+                         "ckpt-inspect list checkpoint-500 --match norm --sort size",
+                         "ckpt-inspect where checkpoint-500 lm_head.weight --state exp_avg",
+                         "ckpt-inspect diff checkpoint-500 converted/"},
+            .remarks = {}});
   return cli::run(app, common, argc, argv, [&] {
     const auto chosen =
         std::find_if(commands.begin(), commands.end(),

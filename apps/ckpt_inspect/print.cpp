@@ -82,7 +82,7 @@ Command add_print(CLI::App& app, cli::Common& common) {
   sub.add_option("slice", args->slice, "What to print, as Python writes it: '[0:4, -1]'")
       ->type_name("SLICE");
   sub.add_option("--state", args->state, "Not the tensor itself but this state of the optimizer")
-      ->option_text("KEY");
+      ->type_name("KEY");
   sub.add_flag("--full", args->full, "All values, however many");
   return {&sub, [&common, args] {
             args->contents.states = !args->state.empty();

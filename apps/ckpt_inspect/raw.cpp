@@ -1,7 +1,6 @@
 // ckpt-inspect raw: a pickle as data.
 
 #include <CLI/App.hpp>
-#include <CLI/Validators.hpp>
 #include <algorithm>
 #include <iostream>
 #include <memory>
@@ -10,6 +9,7 @@
 
 #include "ckpt_inspect/commands.h"
 #include "dsckpt/error.h"
+#include "cli/option_facts.h"
 #include "format/torch_archive.h"
 #include "format/torch_legacy.h"
 #include "format/zip.h"
@@ -135,16 +135,16 @@ Command add_raw(CLI::App& app, cli::Common& common) {
   const auto args = std::make_shared<Arguments>();
   sub.add_option("file", args->path, "A file of torch.save, a zip, or a plain pickle")->required();
   sub.add_option("--record", args->record, "The pickle in this record of a zip (default: data.pkl)")
-      ->option_text("NAME");
+      ->type_name("NAME");
   sub.add_option("--offset", args->offset,
                  "The pickle that starts at this byte of the file or record")
-      ->option_text("N");
+      ->type_name("N");
   sub.add_option("--key", args->key,
                  "Only the value there: keys and indices with dots between them")
-      ->option_text("PATH");
-  sub.add_option("--depth", args->text.depth, "Levels of containers to show")
-      ->check(CLI::Range(1, 1000))
-      ->option_text("N");
+      ->type_name("PATH");
+  cli::in_range(sub.add_option("--depth", args->text.depth, "Levels of containers to show"), 1,
+                1000)
+      ->type_name("N");
   sub.add_flag("--full", args->text.full, "Long texts in full");
   return {&sub, [&common, args] { return raw(common, *args); }};
 }

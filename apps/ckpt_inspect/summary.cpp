@@ -3,7 +3,6 @@
 #include "inspect/summary.h"
 
 #include <CLI/App.hpp>
-#include <CLI/Validators.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
@@ -13,6 +12,7 @@
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
 #include "ckpt_inspect/html.h"
+#include "cli/option_facts.h"
 #include "cli/terminal.h"
 #include "deepspeed/shard_name.h"
 #include "job/source.h"
@@ -285,13 +285,14 @@ int summary(const CLI::App& app, const cli::Common& common, const Arguments& arg
 Command add_summary(CLI::App& app, cli::Common& common) {
   const auto args = std::make_shared<Arguments>();
   add_contents_options(app, "path", args->path, args->contents);
-  app.add_option("--gpus", args->gpus, "Estimate memory for N GPUs (default: as many as saved it)")
-      ->check(CLI::Range(1, 1 << 20))
-      ->option_text("N");
-  app.add_option("--gpus-per-node", args->gpus_per_node,
-                 "GPUs of a node (default: as many as fit evenly, up to 8)")
-      ->check(CLI::Range(1, 1 << 20))
-      ->option_text("M");
+  cli::in_range(app.add_option("--gpus", args->gpus,
+                               "Estimate memory for N GPUs (default: as many as saved it)"),
+                1, 1 << 20)
+      ->type_name("N");
+  cli::in_range(app.add_option("--gpus-per-node", args->gpus_per_node,
+                               "GPUs of a node (default: as many as fit evenly, up to 8)"),
+                1, 1 << 20)
+      ->type_name("M");
   add_html_options(app, args->html);
   return {&app, [&app, &common, args] {
             if (args->path.empty()) {

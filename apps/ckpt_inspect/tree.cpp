@@ -3,13 +3,13 @@
 #include "inspect/tree.h"
 
 #include <CLI/App.hpp>
-#include <CLI/Validators.hpp>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
+#include "cli/option_facts.h"
 #include "cli/terminal.h"
 #include "report/report.h"
 
@@ -98,9 +98,7 @@ Command add_tree(CLI::App& app, cli::Common& common) {
   const auto args = std::make_shared<Arguments>();
   add_tensor_arguments(sub, *args);
   sub.add_flag("--no-fold", args->every_layer, "Layers that are alike one by one, not as one");
-  sub.add_option("--depth", args->depth, "No deeper than N levels")
-      ->check(CLI::PositiveNumber)
-      ->option_text("N");
+  cli::positive(sub.add_option("--depth", args->depth, "No deeper than N levels"))->type_name("N");
   return {&sub, [&common, args] { return tree(common, *args); }};
 }
 

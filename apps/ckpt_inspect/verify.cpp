@@ -111,10 +111,10 @@ Command add_verify(CLI::App& app, cli::Common& common) {
   add_contents_options(sub, "path", args->path, args->contents);
   sub.add_flag("--finite", args->verify.finite, "No weight or state may be NaN or Inf");
   sub.add_option("--manifest", args->manifest, "Compare all records and files with this manifest")
-      ->option_text("FILE");
+      ->type_name("FILE");
   sub.add_option("--write-manifest", args->new_manifest,
                  "Write SHA-256 of all records and files, if nothing is wrong")
-      ->option_text("FILE");
+      ->type_name("FILE");
   sub.add_flag("--force", args->force, "Replace the manifest that is there");
   cli::add_pass_options(sub, common);
   return {&sub, [&app, &common, args] { return verify_path(app, common, *args); }};

@@ -86,7 +86,7 @@ Command add_where(CLI::App& app, cli::Common& common) {
   add_contents_options(sub, "path", args->path, args->contents);
   sub.add_option("name", args->name, "Name of the tensor")->required()->type_name("NAME");
   sub.add_option("--state", args->state, "Not the tensor itself but this state of the optimizer")
-      ->option_text("KEY");
+      ->type_name("KEY");
   return {&sub, [&common, args] {
             args->contents.states = !args->state.empty();
             return where(common, *args);

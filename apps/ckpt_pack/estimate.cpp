@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "ckpt_pack/commands.h"
+#include "cli/option_facts.h"
 #include "cli/terminal.h"
 #include "codec/frame.h"
 #include "weights/weights_format.h"
@@ -81,9 +82,9 @@ Command add_estimate(CLI::App& app, cli::Common& common) {
   sub.add_option("input", args->input, "Checkpoint, or any folder or file")
       ->type_name("PATH")
       ->required();
-  sub.add_option("--level", args->level, "As for pack")
+  cli::in_range(sub.add_option("--level", args->level, "As for pack"), kLowestPackLevel,
+                kHighestPackLevel)
       ->type_name("N")
-      ->check(CLI::Range(kLowestPackLevel, kHighestPackLevel))
       ->capture_default_str();
   sub.add_option("--sample", args->sample, "About so many bytes are read and compressed")
       ->type_name("SIZE")

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ckpt_pack/commands.h"
+#include "cli/option_facts.h"
 
 namespace {
 
@@ -32,14 +33,14 @@ int main(int argc, char** argv) {
     cli::add_common(*commands.back().app, common);
   }
   app.require_subcommand(1);
-  app.footer(
-      cli::footer("  ckpt-pack estimate checkpoint-500\n"
-                  "  ckpt-pack pack checkpoint-500 checkpoint-500-packed\n"
-                  "  zero-to-fp32 checkpoint-500-packed weights\n"
-                  "  ckpt-pack unpack checkpoint-500-packed checkpoint-500\n"
-                  "  ckpt-pack strip checkpoint-500 checkpoint-500-weights --keep weights\n"
-                  "All tools read packed checkpoints as they are.\n"
-                  "DeepSpeed and torch need them unpacked."));
+  cli::set_examples(
+      app, {.commands = {"ckpt-pack estimate checkpoint-500",
+                         "ckpt-pack pack checkpoint-500 checkpoint-500-packed",
+                         "zero-to-fp32 checkpoint-500-packed weights",
+                         "ckpt-pack unpack checkpoint-500-packed checkpoint-500",
+                         "ckpt-pack strip checkpoint-500 checkpoint-500-weights --keep weights"},
+            .remarks = {"All tools read packed checkpoints as they are.",
+                        "DeepSpeed and torch need them unpacked."}});
   return cli::run(app, common, argc, argv, [&] {
     return std::find_if(commands.begin(), commands.end(),
                         [](const pack::Command& command) { return command.app->parsed(); })

@@ -8,6 +8,7 @@
 
 #include "ckpt_pack/commands.h"
 #include "cli/carry_out.h"
+#include "cli/option_facts.h"
 #include "codec/frame.h"
 
 namespace dsckpt::pack {
@@ -41,10 +42,12 @@ Command add(CLI::App& app, cli::Common& common, bool packs) {
       ->type_name("DIR")
       ->required();
   if (packs) {
-    sub.add_option("--level", args->level,
-                   "zstd's level for what repeats; what does not is coded the same at all levels")
+    cli::in_range(
+        sub.add_option(
+            "--level", args->level,
+            "zstd's level for what repeats; what does not is coded the same at all levels"),
+        kLowestPackLevel, kHighestPackLevel)
         ->type_name("N")
-        ->check(CLI::Range(kLowestPackLevel, kHighestPackLevel))
         ->capture_default_str();
   }
   sub.add_flag("--sha256", args->sha256,

@@ -6,6 +6,7 @@
 
 #include "ckpt_pack/commands.h"
 #include "cli/carry_out.h"
+#include "cli/option_facts.h"
 #include "dsckpt/pack.h"
 
 namespace dsckpt::pack {
@@ -40,11 +41,12 @@ Command add_strip(CLI::App& app, cli::Common& common) {
   sub.add_option("output", args->output, "Folder for the result, which is made as a whole")
       ->type_name("DIR")
       ->required();
-  sub.add_option("--keep", args->keep,
-                 "weights: without optimizer states and the weights that there are masters of;\n"
-                 "resume: all that DeepSpeed loads, without bytes that no tensor reaches")
-      ->check(CLI::IsMember({to_string(Keep::weights), to_string(Keep::resume)}))
-      ->option_text("WHAT")
+  cli::one_of(sub.add_option(
+                  "--keep", args->keep,
+                  "weights: without optimizer states and the weights that there are masters of;\n"
+                  "resume: all that DeepSpeed loads, without bytes that no tensor reaches"),
+              {to_string(Keep::weights), to_string(Keep::resume)})
+      ->type_name("WHAT")
       ->required();
   cli::add_output_options(sub, args->run, "Replace what strip wrote there before");
   sub.add_flag("--verify", args->run.options.verify,

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cli/help.h"
+#include "cli/option_facts.h"
 
 namespace dsckpt::cli {
 namespace {
@@ -23,16 +24,12 @@ ValueKind kind_of(const CLI::Option& option, const OptionFacts& facts) {
 
 OptionFacts facts_of(const CLI::Option& option) {
   OptionFacts facts;
-  if (option.get_positional()) {
-    facts.names = {option.get_name(true)};
-  } else {
-    for (const std::string& name : option.get_snames()) facts.names.push_back("-" + name);
-    for (const std::string& name : option.get_lnames()) facts.names.push_back("--" + name);
-  }
+  facts.names = option_names(option);
+  if (option.get_positional()) facts.names = {option.get_name(true)};
   facts.value = value_name(option);
   facts.choices = choices_of(option);
   facts.kind = kind_of(option, facts);
-  facts.unless_given = default_text(option);
+  facts.unless_given = option.get_default_str();
   facts.description = one_line(option.get_description());
   facts.required = option.get_required();
   facts.repeated = option.get_expected_max() > 1;
@@ -53,7 +50,7 @@ CommandFacts facts_of(const CLI::App& app) {
     if (!sub->get_group().empty()) facts.subcommands.push_back(facts_of(*sub));
   }
   facts.needs_subcommand = app.get_require_subcommand_min() > 0;
-  facts.examples = example_lines(app);
+  facts.examples = examples_of(app);
   return facts;
 }
 

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "cli/option_facts.h"
+
 namespace dsckpt::cli {
 
 enum class ValueKind {
@@ -34,7 +36,7 @@ struct CommandFacts {
   std::vector<OptionFacts> options;
   std::vector<CommandFacts> subcommands;
   bool needs_subcommand = false;
-  std::vector<std::string> examples;  // lines
+  Examples examples;
 };
 
 // Of what --help shows: hidden options and subcommands, those without a group, are left out.

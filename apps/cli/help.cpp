@@ -2,15 +2,14 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <sstream>
 
 #include "cli/cli.h"
+#include "cli/option_facts.h"
 #include "cli/terminal.h"
 
 namespace dsckpt::cli {
 namespace {
 
-constexpr const char* kExamples = "Examples:\n";
 constexpr size_t kWidth = 80;  // of what ends the text
 
 std::string entry(const std::string& names, const std::string& description, size_t width) {
@@ -31,8 +30,19 @@ std::string paragraph(const std::string& text, size_t width) {
   return out;
 }
 
-std::string first_part(const std::string& text, char separator) {
-  return text.substr(0, text.find(separator));
+std::string joined_names(const CLI::Option& option) {
+  std::string names;
+  for (const std::string& name : option_names(option)) names += (names.empty() ? "" : ",") + name;
+  return names;
+}
+
+std::string exit_statuses_text() {
+  std::string statuses = "Exit status:";
+  for (const ExitStatus& status : exit_statuses()) {
+    statuses +=
+        (status.code == kDone ? " " : ", ") + std::to_string(status.code) + " " + status.meaning;
+  }
+  return paragraph(statuses + ".", kWidth);
 }
 
 class HelpFormatter : public CLI::Formatter {
@@ -46,35 +56,35 @@ class HelpFormatter : public CLI::Formatter {
     groups = CLI::detail::find_and_replace(groups, "\n\n\n", "\n\n");
     std::string out = make_description(app) + "\n" + make_usage(app, name);
     out += make_positionals(app) + make_subcommands(app, mode) + groups;
-    return out + (app->get_footer().empty() ? "" : "\n" + make_footer(app));
+    return out + make_footer(app);
   }
 
   std::string make_description(const CLI::App* app) const override {
     return paragraph(app->get_description(), width_);
   }
 
-  std::string make_option(const CLI::Option* option, bool is_positional) const override {
-    std::string names = make_option_name(option, is_positional);
-    if (!is_positional && option->get_lnames().size() == 1 && option->get_snames().empty()) {
-      names = "    " + names;  // under the long names that have a short one
-    }
-    if (!is_positional) names += make_option_opts(option);
-    const bool must = option->get_required() && !is_positional;
-    return entry(names, option->get_description() + (must ? " (required)" : ""), width_);
+  // Of a tool; a subcommand has none.
+  std::string make_footer(const CLI::App* app) const override {
+    const Examples& examples = examples_of(*app);
+    if (examples.commands.empty()) return "";
+    std::string out = "\n" + exit_statuses_text() + "\nExamples:\n";
+    for (const std::string& command : examples.commands) out += "  " + command + "\n";
+    for (const std::string& remark : examples.remarks) out += remark + "\n";
+    return out;
   }
 
-  // Without "{1}", the value that a flag has where none is given.
-  std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
-    std::string names = CLI::Formatter::make_option_name(option, is_positional);
-    const size_t open = names.find('{');
-    if (open != std::string::npos) names.erase(open, names.find('}', open) + 1 - open);
-    return names;
+  std::string make_option(const CLI::Option* option, bool is_positional) const override {
+    if (is_positional) return entry(option->get_name(true), option->get_description(), width_);
+    // Long names stand below the long names that have a short one.
+    const bool only_long = option->get_lnames().size() == 1 && option->get_snames().empty();
+    return entry((only_long ? "    " : "") + joined_names(*option) + make_option_opts(option),
+                 option->get_description() + (option->get_required() ? " (required)" : ""), width_);
   }
 
   std::string make_option_opts(const CLI::Option* option) const override {
     const std::string value = value_name(*option);
     if (value.empty()) return "";
-    const std::string unless_given = default_text(*option);
+    const std::string unless_given = option->get_default_str();
     const bool many = option->get_expected_max() == CLI::detail::expected_max_vector_size;
     return " " + value + (unless_given.empty() ? "" : "=" + unless_given) + (many ? " ..." : "");
   }
@@ -102,45 +112,15 @@ const std::vector<ExitStatus>& exit_statuses() {
   return kStatuses;
 }
 
-std::string footer(const std::string& examples) {
-  std::string statuses = "Exit status:";
-  for (const ExitStatus& status : exit_statuses()) {
-    statuses +=
-        (status.code == kDone ? " " : ", ") + std::to_string(status.code) + " " + status.meaning;
-  }
-  return paragraph(statuses + ".", kWidth) + "\n" + kExamples + examples;
-}
-
-std::vector<std::string> example_lines(const CLI::App& app) {
-  const std::string text = app.get_footer();
-  const size_t heading = text.find(kExamples);
-  std::vector<std::string> lines;
-  if (heading == std::string::npos) return lines;
-  std::istringstream in(text.substr(heading + std::string(kExamples).size()));
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
+std::vector<std::string> option_names(const CLI::Option& option) {
+  std::vector<std::string> names;
+  for (const std::string& name : option.get_snames()) names.push_back("-" + name);
+  for (const std::string& name : option.get_lnames()) names.push_back("--" + name);
+  return names;
 }
 
 std::string value_name(const CLI::Option& option) {
-  if (option.get_expected_max() == 0) return "";
-  if (!option.get_option_text().empty()) return first_part(option.get_option_text(), '=');
-  const std::string type = first_part(option.get_type_name(), ':');  // before what checks say
-  if (type == "INT" || type == "UINT") return "N";
-  return type;
-}
-
-std::string default_text(const CLI::Option& option) {
-  const std::string& text = option.get_option_text();
-  if (text.empty()) return option.get_default_str();
-  return text.find('=') == std::string::npos ? "" : text.substr(text.find('=') + 1);
-}
-
-std::vector<std::string> choices_of(const CLI::Option& option) {
-  const std::string type = option.get_type_name();  // "TEXT:{a,b}"
-  const size_t open = type.find('{');
-  const size_t close = type.find('}', std::min(open, type.size()));
-  if (close == std::string::npos) return {};
-  return CLI::detail::split(type.substr(open + 1, close - open - 1), ',');
+  return option.get_expected_max() == 0 ? "" : option.get_type_name();
 }
 
 std::shared_ptr<CLI::FormatterBase> help_formatter(size_t width) {

@@ -137,18 +137,13 @@ std::string subsection(const CommandFacts& tool, CommandFacts sub) {
   return out;
 }
 
-std::string examples(const CommandFacts& tool) {
-  std::string out = ".SH EXAMPLES\n";
-  bool commands = false;
-  for (const std::string& line : tool.examples) {
-    const size_t indent = line.find_first_not_of(' ');
-    if (indent == std::string::npos) continue;
-    if (commands != (indent > 0)) out += commands ? ".EE\n.PP\n" : ".EX\n";
-    commands = indent > 0;
-    const std::string text = line.substr(indent);
-    out += commands ? literal(text) + "\n" : lines(prose(text));
-  }
-  return out + (commands ? ".EE\n" : "");
+std::string examples_section(const Examples& examples) {
+  std::string out = ".SH EXAMPLES\n.EX\n";
+  for (const std::string& command : examples.commands) out += literal(command) + "\n";
+  out += ".EE\n";
+  if (!examples.remarks.empty()) out += ".PP\n";
+  for (const std::string& remark : examples.remarks) out += lines(prose(remark));
+  return out;
 }
 
 std::string exit_status() {
@@ -205,7 +200,7 @@ std::string man_page(const CommandFacts& tool, const std::string& version) {
   if (!tool.subcommands.empty()) out += ".SH SUBCOMMANDS\n";
   for (const CommandFacts& sub : tool.subcommands) out += subsection(tool, sub);
   out += exit_status();
-  if (!tool.examples.empty()) out += examples(tool);
+  if (!tool.examples.commands.empty()) out += examples_section(tool.examples);
   return out + environment() + see_also(tool);
 }
 

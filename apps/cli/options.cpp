@@ -11,6 +11,7 @@
 #include "cli/completions.h"
 #include "cli/help.h"
 #include "cli/man_page.h"
+#include "cli/option_facts.h"
 #include "cli/terminal.h"
 #include "cli/version.h"
 #include "codec/frame.h"
@@ -42,9 +43,9 @@ CLI::Option* add_choice(CLI::App& app, const std::string& name, const std::strin
   for (const auto& [word, meaning] : meanings) words.push_back(word);
   const auto take_meaning = [meanings = std::map(meanings.begin(), meanings.end()),
                              take](const std::string& word) { take(meanings.at(word)); };
-  return app.add_option_function<std::string>(name, take_meaning, text)
-      ->check(CLI::IsMember(words))
-      ->option_text(metavar + "=" + words.front());
+  return one_of(app.add_option_function<std::string>(name, take_meaning, text), words)
+      ->type_name(metavar)
+      ->default_str(words.front());
 }
 
 }  // namespace
@@ -63,10 +64,11 @@ void add_common(CLI::App& app, Common& common) {
   if (app.get_parent() == nullptr) {
     app.set_version_flag("--version", version_text(app.get_name()), "Which version this is")
         ->group(kGroup);
-    app.add_option_function<std::string>(
-           "--generate", [&app](const std::string& what) { generate(app, what); },
-           "Shell completion or man page on stdout")
-        ->check(CLI::IsMember({"bash", "zsh", "fish", "man"}))
+    one_of(app.add_option_function<std::string>(
+               "--generate", [&app](const std::string& what) { generate(app, what); },
+               "Shell completion or man page on stdout"),
+           {"bash", "zsh", "fish", "man"})
+        ->type_name("WHAT")
         ->group("");
     const size_t width = Terminal::of_stdout().width;
     app.formatter(help_formatter(std::clamp<size_t>(width, 60, 100)));
@@ -108,10 +110,11 @@ void add_weights_options(CLI::App& app, SourceOptions& source) {
 }
 
 void add_pass_options(CLI::App& app, Common& common) {
-  app.add_option("--threads", common.threads,
-                 "Threads to use (default: one a core, and as many more as keep a disk busy)")
-      ->check(CLI::Range(1, 4096))
-      ->option_text("N");
+  in_range(
+      app.add_option("--threads", common.threads,
+                     "Threads to use (default: one a core, and as many more as keep a disk busy)"),
+      1, 4096)
+      ->type_name("N");
   add_choice<ProgressMode>(
       app, "--progress", "WHEN",
       {{"auto", ProgressMode::automatic},
@@ -137,10 +140,10 @@ void add_output_options(CLI::App& app, RunArguments& run, const std::string& for
 
 void add_pack_flag(CLI::App& app, const std::string& name, RunArguments& run,
                    const std::string& text) {
-  app.add_flag_function(
-         name + "{" + std::to_string(kDefaultPackLevel) + "}",
-         [&](int64_t level) { run.options.pack = static_cast<int>(level); }, text)
-      ->check(CLI::Range(kLowestPackLevel, kHighestPackLevel));
+  in_range(app.add_flag_function(
+               name + "{" + std::to_string(kDefaultPackLevel) + "}",
+               [&](int64_t level) { run.options.pack = static_cast<int>(level); }, text),
+           kLowestPackLevel, kHighestPackLevel);
 }
 
 void add_run_options(CLI::App& app, Common& common, RunArguments& run, const std::string& force) {

@@ -5,6 +5,7 @@
 
 #include "cli/carry_out.h"
 #include "cli/cli.h"
+#include "cli/option_facts.h"
 #include "dsckpt/reshard.h"
 
 namespace dsckpt {
@@ -25,23 +26,26 @@ void add_options(CLI::App& app, Arguments& args) {
                  "Folder for the new checkpoint, which DeepSpeed is to load from")
       ->type_name("DIR")
       ->required();
-  app.add_option(
-         "--dp", args.reshard.dp,
-         "Data-parallel ranks of the new run; pipeline stages and tensor-parallel ranks stay")
+  cli::in_range(
+      app.add_option(
+          "--dp", args.reshard.dp,
+          "Data-parallel ranks of the new run; pipeline stages and tensor-parallel ranks stay"),
+      1, 1 << 16)
       ->type_name("N")
-      ->check(CLI::Range(1, 1 << 16))
       ->required();
-  app.add_option("--ep", args.reshard.ep,
-                 "Expert-parallel ranks of the new run, which divide --dp; default: as it was")
-      ->type_name("N")
-      ->check(CLI::Range(1, 1 << 16));
-  app.add_option("--stage", args.reshard.stage, "ZeRO stage of the new run; default: as it was")
-      ->type_name("S")
-      ->check(CLI::Range(0, 3));
-  app.add_option("--sub-group-size", args.reshard.sub_group_size,
-                 "Stage 3: zero_optimization.sub_group_size of the new run; default: as it was")
-      ->type_name("ELEMENTS")
-      ->check(CLI::PositiveNumber);
+  cli::in_range(
+      app.add_option("--ep", args.reshard.ep,
+                     "Expert-parallel ranks of the new run, which divide --dp; default: as it was"),
+      1, 1 << 16)
+      ->type_name("N");
+  cli::in_range(app.add_option("--stage", args.reshard.stage,
+                               "ZeRO stage of the new run; default: as it was"),
+                0, 3)
+      ->type_name("S");
+  cli::positive(app.add_option(
+                    "--sub-group-size", args.reshard.sub_group_size,
+                    "Stage 3: zero_optimization.sub_group_size of the new run; default: as it was"))
+      ->type_name("ELEMENTS");
   app.add_option("--ds-config", args.reshard.ds_config,
                  "The new run's DeepSpeed configuration: stage, precision, optimizer wrapper,\n"
                  "round_robin_gradients and parameter_alignment are taken from it")
@@ -58,13 +62,14 @@ void add_options(CLI::App& app, Arguments& args) {
 
   cli::add_run_options(app, args.common, args.run, "Replace what reshard wrote there before");
   cli::add_common(app, args.common);
-  app.footer(
-      cli::footer("  reshard ckpt ckpt_on_6 --dp 6\n"
-                  "  reshard ckpt ckpt_z3 --dp 16 --stage 3 --sub-group-size 1000000000\n"
-                  "  reshard ckpt ckpt_new --dp 4 --ds-config new_run.json --plan-batch --dry-run\n"
-                  "  reshard Llama-3-8B start --dp 8 --like first_steps\n"
-                  "Then load the new folder as any checkpoint of DeepSpeed's, without\n"
-                  "load_universal."));
+  cli::set_examples(
+      app,
+      {.commands = {"reshard ckpt ckpt_on_6 --dp 6",
+                    "reshard ckpt ckpt_z3 --dp 16 --stage 3 --sub-group-size 1000000000",
+                    "reshard ckpt ckpt_new --dp 4 --ds-config new_run.json --plan-batch --dry-run",
+                    "reshard Llama-3-8B start --dp 8 --like first_steps"},
+       .remarks = {"Then load the new folder as any checkpoint of DeepSpeed's, without",
+                   "load_universal."}});
 }
 
 int convert(const CLI::App& app, Arguments& args) {

@@ -7,6 +7,7 @@
 
 #include "cli/carry_out.h"
 #include "cli/cli.h"
+#include "cli/option_facts.h"
 #include "dsckpt/universal.h"
 
 namespace dsckpt {
@@ -62,13 +63,14 @@ void add_options(CLI::App& app, Arguments& args) {
   cli::add_run_options(app, args.common, args.run,
                        "Replace a universal checkpoint that is in the output folder");
   cli::add_common(app, args.common);
-  app.footer(
-      cli::footer("  to-universal --input_folder ckpt/global_step5 --output_folder "
-                  "ckpt/universal5\n"
-                  "  to-universal --input-folder ckpt --output-folder ckpt/universal --dry-run\n"
-                  "  to-universal --input-folder Llama-3-8B --output-folder start/universal\n"
-                  "Then set \"checkpoint\": {\"load_universal\": true} in DeepSpeed's "
-                  "configuration\nand load ckpt."));
+  cli::set_examples(
+      app,
+      {.commands = {"to-universal --input_folder ckpt/global_step5 --output_folder ckpt/universal5",
+                    "to-universal --input-folder ckpt --output-folder ckpt/universal --dry-run",
+                    "to-universal --input-folder Llama-3-8B --output-folder start/universal"},
+       .remarks = {
+           "Then set \"checkpoint\": {\"load_universal\": true} in DeepSpeed's configuration",
+           "and load ckpt."}});
 }
 
 int convert(const CLI::App& app, Arguments& args) {

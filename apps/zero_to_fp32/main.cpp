@@ -3,7 +3,6 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
-#include <CLI/Validators.hpp>
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -14,6 +13,7 @@
 #include "base/text.h"
 #include "cli/carry_out.h"
 #include "cli/cli.h"
+#include "cli/option_facts.h"
 #include "dsckpt/error.h"
 #include "dsckpt/weights.h"
 #include "job/job_impl.h"
@@ -58,12 +58,13 @@ void add_options(CLI::App& app, Arguments& args) {
       ->capture_default_str();
   app.add_flag("--exclude-frozen-parameters", args.weights.exclude_frozen_parameters,
                "Leave out parameters that were not trained");
-  app.add_option("--dtype", args.dtype,
-                 "Floating tensors become float32, float16 or bfloat16 (fp32, fp16, bf16);\n"
-                 "keep: as stored (masters are float32)")
-      ->transform(CLI::IsMember({"float32", "float16", "bfloat16", "fp32", "fp16", "bf16", "keep"},
-                                CLI::ignore_case))
-      ->option_text("TYPE=float32");
+  cli::one_of(
+      app.add_option("--dtype", args.dtype,
+                     "Floating tensors become float32, float16 or bfloat16 (fp32, fp16, bf16);\n"
+                     "keep: as stored (masters are float32)"),
+      {"float32", "float16", "bfloat16", "fp32", "fp16", "bf16", "keep"}, cli::Case::ignored)
+      ->type_name("TYPE")
+      ->capture_default_str();
   app.add_option("--keep-fp32", args.weights.keep_fp32, "These stay float32 whatever --dtype says")
       ->type_name("REGEX")
       ->allow_extra_args(false);
@@ -103,11 +104,13 @@ void add_options(CLI::App& app, Arguments& args) {
   app.add_flag("-d,--debug", args.debug, "Say what was found in the checkpoint");
   cli::add_run_options(app, args.common, args.run, "Replace files of the same names");
   cli::add_common(app, args.common);
-  app.footer(cli::footer(
-      "  zero-to-fp32 . weights/ --safe-serialization\n"
-      "  zero-to-fp32 checkpoint-50 out -t global_step50 --dtype bf16 --keep-fp32 norm\n"
-      "  zero-to-fp32 . weights/ --safe-serialization --hf-config .\n"
-      "  zero-to-fp32 checkpoint-50 --peft adapter/"));
+  cli::set_examples(
+      app,
+      {.commands = {"zero-to-fp32 . weights/ --safe-serialization",
+                    "zero-to-fp32 checkpoint-50 out -t global_step50 --dtype bf16 --keep-fp32 norm",
+                    "zero-to-fp32 . weights/ --safe-serialization --hf-config .",
+                    "zero-to-fp32 checkpoint-50 --peft adapter/"},
+       .remarks = {}});
 }
 
 void check_combinations(const Arguments& args) {

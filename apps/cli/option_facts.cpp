@@ -1,0 +1,55 @@
+#include "cli/option_facts.h"
+
+#include <map>
+#include <utility>
+
+namespace dsckpt::cli {
+namespace {
+
+// CLI11 has no place for a user's data. A process has one CLI::App, so entries never go.
+std::map<const CLI::Option*, std::vector<std::string>>& choices() {
+  static std::map<const CLI::Option*, std::vector<std::string>> all;
+  return all;
+}
+
+std::map<const CLI::App*, Examples>& examples() {
+  static std::map<const CLI::App*, Examples> all;
+  return all;
+}
+
+template <typename Key, typename Value>
+const Value& find_or_none(const std::map<Key, Value>& all, Key key) {
+  static const Value kNone;
+  const auto found = all.find(key);
+  return found == all.end() ? kNone : found->second;
+}
+
+}  // namespace
+
+CLI::Option* one_of(CLI::Option* option, const std::vector<std::string>& words, Case compared) {
+  choices()[option] = words;
+  if (compared == Case::exact) return quiet_check(option, CLI::IsMember(words));
+  return option->transform(CLI::IsMember(words, CLI::ignore_case).description(""));
+}
+
+const std::vector<std::string>& choices_of(const CLI::Option& option) {
+  return find_or_none(choices(), &option);
+}
+
+CLI::Option* quiet_check(CLI::Option* option, CLI::Validator validator) {
+  return option->check(validator.description(""));
+}
+
+CLI::Option* positive(CLI::Option* option) {
+  return quiet_check(option, CLI::PositiveNumber);
+}
+
+void set_examples(const CLI::App& app, Examples of_app) {
+  examples()[&app] = std::move(of_app);
+}
+
+const Examples& examples_of(const CLI::App& app) {
+  return find_or_none(examples(), &app);
+}
+
+}  // namespace dsckpt::cli

@@ -1,0 +1,41 @@
+// Facts of options and tools that CLI11 only prints, kept as data: help, man page and completions
+// read them from here. Each is declared once, where the option is added. What CLI11 keeps apart is
+// declared to CLI11: type_name() names the value, default_str() says what it is when not given.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <CLI/Validators.hpp>
+#include <string>
+#include <vector>
+
+namespace dsckpt::cli {
+
+// How words on the command line are compared with those that an option takes.
+enum class Case { exact, ignored };
+
+// Lets `option` take one of `words` only. With Case::ignored its value is spelled as in `words`.
+CLI::Option* one_of(CLI::Option* option, const std::vector<std::string>& words,
+                    Case compared = Case::exact);
+// The words of one_of; none if any value will do.
+const std::vector<std::string>& choices_of(const CLI::Option& option);
+
+// Adds a check, of which the type name says nothing.
+CLI::Option* quiet_check(CLI::Option* option, CLI::Validator validator);
+// Lets `option` take numbers from `low` to `high`, both included.
+template <typename T>
+CLI::Option* in_range(CLI::Option* option, T low, T high) {
+  return quiet_check(option, CLI::Range(low, high));
+}
+// Lets `option` take numbers above 0.
+CLI::Option* positive(CLI::Option* option);
+
+// How a tool is called, for the end of its --help and its man page.
+struct Examples {
+  std::vector<std::string> commands;
+  std::vector<std::string> remarks;  // lines below them
+};
+void set_examples(const CLI::App& app, Examples examples);
+// None unless set.
+const Examples& examples_of(const CLI::App& app);
+
+}  // namespace dsckpt::cli

@@ -1,0 +1,57 @@
+// A checkpoint of ZeRO stage 1, small enough to be written down, for tests of what verify() says of
+// one that is changed in one place.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "inspect/verify/verify.h"
+#include "support/hand_made.h"
+
+namespace dsckpt::test {
+
+// What DeepSpeed saves of two parameters, weight [8] and bias [4], after 5 steps of which 1 was
+// skipped. The masters of the ranks, one after the other, are `first`, `first` + 1, ...; the module
+// has them in `dtype`. `ranks` divides 12. Nothing is wrong with it until a test changes it.
+class ZeroCheckpoint {
+ public:
+  explicit ZeroCheckpoint(int64_t ranks = 2, int64_t first = 10,
+                          const std::string& dtype = "bfloat16");
+
+  static std::string optim_name(int64_t rank);
+  static constexpr const char* kModelName = "mp_rank_00_model_states.pt";
+  // What findings call it.
+  static std::string display(const std::string& name) { return "global_step5/" + name; }
+
+  // The files, by name, as HandMade::write takes them.
+  std::map<std::string, nlohmann::ordered_json> files;
+  nlohmann::ordered_json& model() { return files.at(kModelName); }
+  // What DeepSpeed's optimizer wrapper saves: optimizer_state_dict of the rank's file.
+  nlohmann::ordered_json& optim(int64_t rank) {
+    return files.at(optim_name(rank)).at("optimizer_state_dict");
+  }
+
+  std::filesystem::path folder() const { return made_.folder() / "global_step5"; }
+  // Writes the files; those that were written before go.
+  void write();
+  // Of what was written.
+  VerifyReport verify_written(const VerifyOptions& options = {}) const;
+  VerifyReport verify(const VerifyOptions& options = {});
+  // Each finding as "CHECK FILE [MEMBER] TENSOR: MESSAGE", without what is empty; the folder is cut
+  // off the file.
+  std::vector<std::string> findings();
+
+ private:
+  HandMade made_;
+};
+
+// A tensor of n, n + 1, ... as HandMade::write takes it.
+nlohmann::ordered_json numbers(std::vector<int64_t> shape, int64_t first,
+                               const std::string& dtype = "float32");
+std::vector<std::string> texts_of(const VerifyReport& report);
+
+}  // namespace dsckpt::test
