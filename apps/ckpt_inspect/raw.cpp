@@ -8,8 +8,8 @@
 #include <optional>
 
 #include "ckpt_inspect/commands.h"
-#include "dsckpt/error.h"
 #include "cli/option_facts.h"
+#include "dsckpt/error.h"
 #include "format/torch_archive.h"
 #include "format/torch_legacy.h"
 #include "format/zip.h"

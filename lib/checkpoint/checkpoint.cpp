@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 namespace {
 
 // The layouts, probed in this order.
-constexpr std::array kLayouts{&kUniversal, &kZero3, &kZero12, &kZero0};
+constexpr std::array<const Layout*, 4> kLayouts{&kUniversal, &kZero3, &kZero12, &kZero0};
 
 // Layers and experts with files of their own.
 bool has_split_files(const TagFolder& folder) {
@@ -33,6 +33,14 @@ std::vector<CheckpointFile> files_of(const std::vector<Shard>& shards) {
     if (!shard.lost) files.push_back({shard.path, &shard.archive});
   }
   return files;
+}
+
+// What the first model-states file says of the save.
+void find_save(CheckpointDraft& draft) {
+  if (draft.model_shards.empty()) return;
+  const Fields model(draft.model_shards.front(), draft.model_shards.front().archive.root());
+  draft.facts.ds_version = model.text(keys::kDsVersion);
+  draft.facts.global_steps = model.integer_if_any(keys::kGlobalSteps);
 }
 
 // A file of another save among them would not have the others' states back.
@@ -95,6 +103,11 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const fs::path& path, const Open
 
 Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder,
                             const OpenOptions& options) {
+  return open(inputs, folder, options, kLayouts);
+}
+
+Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder, const OpenOptions& options,
+                            std::span<const Layout* const> layouts) {
   auto impl = std::make_unique<Impl>(inputs);
   CheckpointDraft& draft = impl->draft;
   draft.folder = folder;
@@ -103,15 +116,13 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder,
   draft.tp_rules = options.tp_rules;
   draft.allow_missing = options.allow_missing;
   draft.mp_rank = options.mp_rank;
-  for (const Layout* layout : kLayouts) {
+  for (const Layout* layout : layouts) {
     if (!layout->probe(draft)) continue;
     if (layout == &kUniversal) refuse_other_roots(draft.folder);
     layout->read(draft);
     drop_incomplete(draft);
     if (draft.facts.layout.empty()) draft.facts.layout = layout->name;
-    const Fields model(draft.model_shards.front(), draft.model_shards.front().archive.root());
-    draft.facts.ds_version = model.text(keys::kDsVersion);
-    draft.facts.global_steps = model.integer_if_any(keys::kGlobalSteps);
+    find_save(draft);
     find_stripped(draft);
     const Mesh& mesh = draft.facts.mesh;
     draft.facts.model_parallel = draft.facts.model_parallel || mesh.pp > 1 || mesh.tp > 1 ||

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -90,6 +91,7 @@ struct Param {
 // (UniversalForm::vocab_rows).
 TensorSource without_padding(const Param& param, const TensorSource& value);
 
+struct Layout;
 struct RunConfig;
 struct TagFolder;
 
@@ -208,6 +210,9 @@ class Checkpoint {
                          const OpenOptions& options = {});
   // The same for a folder that was listed before, of whose shards any may have been left out.
   static Checkpoint open(InputFiles& inputs, const TagFolder& folder, const OpenOptions& options);
+  // The same by other readers (layout.h): the first of `layouts` whose probe() takes the folder.
+  static Checkpoint open(InputFiles& inputs, const TagFolder& folder, const OpenOptions& options,
+                         std::span<const Layout* const> layouts);
 
   // Files of weights (weights.h) as a checkpoint of which no step was taken yet:
   // facts().from_weights. With `like`, a checkpoint of the run that is to start from them, open
@@ -274,7 +279,6 @@ class Checkpoint {
   std::vector<CheckpointFile> files() const;
 
  private:
-  friend class CheckpointBuilder;
   struct Impl;
   explicit Checkpoint(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

@@ -50,7 +50,8 @@ struct Layout {
   // Whether this reader is the one for the folder. Looks at file names and, if it must, at one
   // shard.
   bool (*probe)(CheckpointDraft& draft);
-  // Reads all metadata. Throws as Checkpoint::open.
+  // Reads all metadata: fills params, facts, groups if there are any, and the shards that these
+  // borrow. Throws as Checkpoint::open.
   void (*read)(CheckpointDraft& draft);
 };
 

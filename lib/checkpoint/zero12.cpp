@@ -15,6 +15,7 @@
 #include "checkpoint/layout.h"
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
+#include "checkpoint/padding_books.h"
 #include "checkpoint/salvage.h"
 #include "checkpoint/zero_world.h"
 #include "deepspeed/keys.h"
@@ -109,6 +110,12 @@ std::string name_at(const FlatGroup& group, uint64_t at) {
   return name;
 }
 
+// What the shards of one world have.
+struct FlatWorld {
+  std::vector<OwnedParam> owned;
+  bool round_robin = false;  // whether the flat groups have another order than the optimizer's
+};
+
 class WorldReader {
  public:
   WorldReader(const ModelStates& model, std::vector<const Shard*> optim,
@@ -121,7 +128,7 @@ class WorldReader {
         optimizer_states_(optimizer_states) {}
 
   // Accounts for every element of every rank's flat groups.
-  std::vector<OwnedParam> read() {
+  FlatWorld read() const {
     const size_t groups = state_.sequence(keys::kSingleFp32Partition).size();
     if (groups != model_.param_shapes.size()) {
       throw InconsistentError(state_.where(keys::kSingleFp32Partition),
@@ -129,24 +136,20 @@ class WorldReader {
                                   model_.shard().display + " has " +
                                   std::to_string(model_.param_shapes.size()));
     }
+    FlatWorld world;
+    bool mappings_fit = true;
     for (size_t g = 0; g < groups; ++g) {
       const ExpertParts parts = expert_parallel_parts(g);
       for (const auto& [ep_rank, ranks] : parts.by_rank) {
-        add_group(g, ranks, ep_rank, parts.ep_size);
+        const bool fits = add_group(g, ranks, ep_rank, parts.ep_size, world.owned);
+        mappings_fit = mappings_fit && fits;
       }
     }
-    return std::move(params_);
+    world.round_robin = is_round_robin(mappings_fit);
+    return world;
   }
 
-  // Whether the flat groups have another order than the optimizer's, after read(). Where the
-  // configuration is not in the files, the mapping, which DeepSpeed computes in the optimizer's
-  // order, tells.
-  bool is_round_robin() const {
-    if (padding_kept_) return false;  // BF16_Optimizer knows nothing of it
-    return run_config_.saved ? run_config_.round_robin_gradients : !mapping_fits_;
-  }
-
-  std::vector<ParamGroup> groups() const {
+  std::vector<ParamGroup> groups(bool round_robin) const {
     const Value base = state_.get(keys::kBaseOptimizerState).value_or(Value());
     const auto settings = base.find_or_none(keys::kParamGroups).sequence_or_empty();
     std::vector<uint32_t> ep_sizes;
@@ -154,7 +157,7 @@ class WorldReader {
     for (size_t g = 0; g < model_.param_shapes.size(); ++g) {
       ep_sizes.push_back(static_cast<uint32_t>(expert_parallel_parts(g).by_rank.size()));
       const auto share = static_cast<uint32_t>(optim_.size()) / ep_sizes.back();
-      ranks.push_back(is_round_robin() ? share : 1);
+      ranks.push_back(round_robin ? share : 1);
     }
     std::vector<ParamGroup> groups =
         flat_param_groups(model_, ranks, state_.shard().archive, settings);
@@ -169,6 +172,13 @@ class WorldReader {
     std::map<uint32_t, std::vector<const Shard*>> by_rank;
     uint32_t ep_size = 1;
   };
+
+  // Where the configuration is not in the files, param_slice_mappings tells, which DeepSpeed
+  // computes in the optimizer's order. `mappings_fit`: they place parameters where the vectors do.
+  bool is_round_robin(bool mappings_fit) const {
+    if (padding_kept_) return false;  // BF16_Optimizer knows nothing of it
+    return run_config_.saved ? run_config_.round_robin_gradients : !mappings_fit;
+  }
 
   // Whether group `g` is of experts.
   bool is_moe_group(size_t g) const {
@@ -233,8 +243,9 @@ class WorldReader {
     return parts;
   }
 
-  void add_group(size_t g, const std::vector<const Shard*>& ranks, uint32_t ep_rank,
-                 uint32_t ep_size) {
+  // Adds the parameters that `ranks` share. Whether param_slice_mappings has them where they lie.
+  bool add_group(size_t g, const std::vector<const Shard*>& ranks, uint32_t ep_rank,
+                 uint32_t ep_size, std::vector<OwnedParam>& params) const {
     const NamedShapes& shapes = model_.param_shapes[g];
     const FlatGroup group = in_context(model_.fields.where(keys::kParamShapes), [&] {
       return lay_out(shapes, alignment_paddings(state_, g, shapes.size()));
@@ -242,40 +253,47 @@ class WorldReader {
     for (const Slice& slice : group.slices) check_module_shape(slice);
 
     std::vector<Partition> partitions = partitions_of(g, ranks);
-    const uint64_t length = partition_length(g, group, partitions);
+    const FlatCut cut{.ranks = partitions.size(),
+                      .length = partition_length(g, group, partitions),
+                      .used = group.used};
+    const PaddingBooks& books = books_of(g, cut, partitions);
+    bool mappings_fit = true;
     for (size_t rank = 0; rank < partitions.size(); ++rank) {
       Partition& partition = partitions[rank];
       if (partition.shard->lost) {
-        partition.length = real_length(group, length, rank);
+        partition.length = cut.real(rank);
         partition.masters =
             lost_elements(*partition.shard, partition.masters.dtype(), partition.length);
-      } else {
-        check_partition(g, group, partitions, rank, length);
+        continue;
       }
+      check_partition(g, group, partition, cut, rank, books);
+      const bool fits = check_mapping(g, group, *partition.shard, cut, rank);
+      mappings_fit = mappings_fit && fits;
     }
 
     std::vector<TensorSource> parts;
     for (const Partition& partition : partitions) parts.push_back(partition.masters);
     const TensorSource flat = in_context(state_.where(keys::kSingleFp32Partition),
                                          [&] { return TensorSource::cat(0, std::move(parts)); });
-    const size_t first = params_.size();
+    const size_t first = params.size();
     for (const Slice& slice : group.slices) {
       in_context({.file = model_.shard().display, .tensor = slice.name}, [&] {
-        params_.push_back({.name = slice.name,
-                           .shape = slice.shape,
-                           .master = slice_of(flat, slice),
-                           .requires_grad = partitions.front().requires_grad,
-                           .states = {},
-                           .step = {},
-                           .others = {},
-                           .ep_rank = ep_rank,
-                           .ep_size = ep_size});
+        params.push_back({.name = slice.name,
+                          .shape = slice.shape,
+                          .master = slice_of(flat, slice),
+                          .requires_grad = partitions.front().requires_grad,
+                          .states = {},
+                          .step = {},
+                          .others = {},
+                          .ep_rank = ep_rank,
+                          .ep_size = ep_size});
       });
     }
     if (optimizer_states_) {
-      add_states(g, group, partitions, ranks, length,
-                 {params_.data() + first, params_.size() - first});
+      add_states(g, group, partitions, ranks, cut.length,
+                 {params.data() + first, params.size() - first});
     }
+    return mappings_fit;
   }
 
   static TensorSource slice_of(const TensorSource& flat, const Slice& slice) {
@@ -285,7 +303,7 @@ class WorldReader {
 
   void add_states(size_t g, const FlatGroup& group, const std::vector<Partition>& partitions,
                   const std::vector<const Shard*>& ranks, uint64_t length,
-                  std::span<OwnedParam> params) {
+                  std::span<OwnedParam> params) const {
     FlatStates all = flat_states(ranks, keys::kBaseOptimizerState, g);
     for (OwnedParam& param : params) {
       param.step = all.step;
@@ -451,56 +469,46 @@ class WorldReader {
     return length;
   }
 
-  // Elements of `rank` that are no padding.
-  static uint64_t real_length(const FlatGroup& group, uint64_t length, size_t rank) {
-    const uint64_t begin = rank * length;
-    return std::clamp(group.used, begin, begin + length) - begin;
+  const PaddingBooks& books_of(size_t g, const FlatCut& cut,
+                               const std::vector<Partition>& partitions) const {
+    std::optional<uint64_t> last_padding;
+    if (!padding_kept_ && cut.padding() > cut.length) {
+      last_padding = saved_padding(*partitions.back().shard, g);
+    }
+    return padding_books(cut, padding_kept_, last_padding);
   }
 
-  void check_partition(size_t g, const FlatGroup& group, const std::vector<Partition>& partitions,
-                       size_t rank, uint64_t length) {
-    const Partition& partition = partitions[rank];
-    const uint64_t begin = rank * length;
-    const uint64_t real = real_length(group, length, rank);
-    const uint64_t total = length * partitions.size();
-    const uint64_t tail = total - group.used;
-    const bool last = rank + 1 == partitions.size();
-    // BF16_Optimizer, and releases before 0.16.4, book the padding of all ranks on the last one.
-    const bool on_last =
-        padding_kept_ || (tail > length && saved_padding(*partitions.back().shard, g) == tail);
-    // Those releases cut the last rank by t[:length - tail], where Python counts a negative end
-    // from the back.
-    const uint64_t cut_last = tail <= length      ? length - tail
-                              : tail < 2 * length ? 2 * length - tail
-                                                  : 0;
-    const uint64_t expected = padding_kept_ ? length : !on_last ? real : last ? cut_last : length;
+  static void check_partition(size_t g, const FlatGroup& group, const Partition& partition,
+                              const FlatCut& cut, size_t rank, const PaddingBooks& books) {
+    const uint64_t expected = books.saved(cut, rank);
     if (partition.length != expected) {
       const uint64_t at = std::min(partition.length, expected);
       throw InconsistentError({.file = partition.shard->display,
                                .member = member_of(g),
-                               .tensor = name_at(group, begin + at),
+                               .tensor = name_at(group, rank * cut.length + at),
                                .offset = at},
                               "has " + std::to_string(partition.length) +
                                   " elements, the parameters of this rank need " +
                                   std::to_string(expected));
     }
-    const uint64_t padding = !on_last ? length - real : last ? tail : 0;
+    const uint64_t padding = books.padding(cut, rank);
     if (const auto saved = saved_padding(*partition.shard, g); saved && *saved != padding) {
       throw InconsistentError(
           partition.shard->where(std::string(keys::kGroupPaddings) + "[" + std::to_string(g) + "]"),
           "is " + std::to_string(*saved) + ", but rank " + std::to_string(rank) + " has " +
               std::to_string(padding) + " elements of padding: the file is of another rank");
     }
-    check_mapping(g, group, *partition.shard, begin, begin + real);
   }
 
   // param_slice_mappings[g]: name -> fragment_address(numel, start), the part of each parameter in
-  // this rank's partition.
-  void check_mapping(size_t g, const FlatGroup& group, const Shard& shard, uint64_t begin,
-                     uint64_t end) {
+  // this rank's partition. Whether it places all of them where they lie; true if there is none.
+  bool check_mapping(size_t g, const FlatGroup& group, const Shard& shard, const FlatCut& cut,
+                     size_t rank) const {
     const Fields state = optimizer_state(shard);
     const auto mappings = state.sequence(keys::kParamSliceMappings);
-    if (mappings.empty()) return;
+    if (mappings.empty()) return true;
+    const uint64_t begin = rank * cut.length;
+    const uint64_t end = begin + cut.real(rank);
     const Where where =
         shard.where(std::string(keys::kParamSliceMappings) + "[" + std::to_string(g) + "]");
     std::map<std::string, std::pair<uint64_t, uint64_t>> saved;
@@ -519,6 +527,7 @@ class WorldReader {
     // not have (stage_1_and_2.py _link_all_hp_params): only the file's rank-wide sum means
     // anything.
     const bool order_holds = !run_config_.may_be_round_robin();
+    bool all_fit = true;
     uint64_t numel = 0;
     for (const Slice& slice : group.slices) {
       const uint64_t from = std::max(slice.begin, begin);
@@ -527,7 +536,7 @@ class WorldReader {
       numel += to - from;
       const auto found = saved.find(slice.name);
       const bool fits = found != saved.end() && found->second == std::pair(from - begin, to - from);
-      mapping_fits_ = mapping_fits_ && fits;
+      all_fit = all_fit && fits;
       if (order_holds && !fits) {
         throw InconsistentError({.file = where.file,
                                  .member = where.member,
@@ -542,6 +551,7 @@ class WorldReader {
                                          " elements, this rank holds " + std::to_string(numel) +
                                          ": it is of another rank or of another checkpoint");
     }
+    return all_fit;
   }
 
   const ModelStates& model_;
@@ -550,8 +560,6 @@ class WorldReader {
   Fields state_;
   bool padding_kept_;
   bool optimizer_states_;
-  bool mapping_fits_ = true;
-  std::vector<OwnedParam> params_;
 };
 
 bool probe(CheckpointDraft& draft) {
@@ -585,11 +593,14 @@ void read(CheckpointDraft& draft) {
   check_expert_files(draft);
   std::vector<World> worlds;
   for (const ModelStates& model : models) {
-    WorldReader reader(model, optim_shards_of(draft, model.shard().name.mp_rank), draft.run_config,
-                       draft.optimizer_states);
-    worlds.push_back({&model, reader.read(), whole_frozen(model)});
-    draft.facts.round_robin = draft.facts.round_robin || reader.is_round_robin();
-    if (models.size() == 1 && draft.optimizer_states) draft.groups = reader.groups();
+    const WorldReader reader(model, optim_shards_of(draft, model.shard().name.mp_rank),
+                             draft.run_config, draft.optimizer_states);
+    FlatWorld world = reader.read();
+    worlds.push_back({&model, std::move(world.owned), whole_frozen(model)});
+    draft.facts.round_robin = draft.facts.round_robin || world.round_robin;
+    if (models.size() == 1 && draft.optimizer_states) {
+      draft.groups = reader.groups(world.round_robin);
+    }
   }
   const Fields state = optimizer_state(first);
   draft.wrapper_state = {&first.archive, first.archive.root().at(keys::kOptimizerStateDict)};

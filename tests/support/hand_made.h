@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dsckpt/dtype.h"
@@ -33,6 +34,10 @@ class HandMade {
   // Writes `name`, a path in the folder, and returns the whole path. std::out_of_range for numbers
   // beyond 4095, 256 in bfloat16.
   std::filesystem::path write(const std::string& name, const std::string& json);
+  // Writes a file of these bytes, and returns its path.
+  std::filesystem::path write_raw(const std::string& name, std::string_view bytes) const {
+    return files_.write(name, bytes);
+  }
 
  private:
   TempFolder files_;

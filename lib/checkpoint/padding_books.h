@@ -1,0 +1,42 @@
+// How stages 1 and 2 keep the books of a flat group's padding: which rank's partition has how much
+// of it by group_paddings, and how many of its elements are in the rank's file.
+//
+// The vector of a group is padded at its end to a multiple of 2 * ranks
+// (nccl_start_alignment_factor) and cut into equally long partitions, so that short vectors have
+// ranks of which nothing is left but padding.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace dsckpt {
+
+// A group's flat vector, cut into partitions.
+struct FlatCut {
+  size_t ranks = 1;
+  uint64_t length = 0;  // elements of a partition
+  uint64_t used = 0;    // of the vector up to its padding; at most ranks * length
+
+  uint64_t padding() const { return ranks * length - used; }
+  // The elements of `rank` that are no padding.
+  uint64_t real(size_t rank) const;
+};
+
+// One way to keep them.
+struct PaddingBooks {
+  std::string_view writer;
+  // group_paddings of `rank`.
+  uint64_t (*padding)(const FlatCut& cut, size_t rank);
+  // Elements of single_partition_of_fp32_groups of `rank`.
+  uint64_t (*saved)(const FlatCut& cut, size_t rank);
+};
+
+// The books of a group. `keeps_padding`: the files are BF16_Optimizer's. `last_padding`: what
+// group_paddings has for the last rank, nullopt where the files do not say it. One way or another
+// of stages 1 and 2 is the same unless the padding is longer than a partition.
+const PaddingBooks& padding_books(const FlatCut& cut, bool keeps_padding,
+                                  std::optional<uint64_t> last_padding);
+
+}  // namespace dsckpt
