@@ -4,7 +4,8 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <map>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <string_view>
@@ -100,11 +101,13 @@ TEST(StateDictKeys, AreThoseOfTheFilesThatDeepSpeedWrote) {
   std::set<EngineWrapper> wrappers;
   for (const char* folder : {"checkpoints", "model_parallel"}) {
     for (const auto& entry : fs::directory_iterator(fs::path(DSCKPT_TESTDATA) / folder)) {
-      if (!fs::exists(entry.path() / "ckpt")) continue;
+      std::ifstream facts(entry.path() / "case.json");
+      if (!facts) continue;
       SCOPED_TRACE(entry.path().filename());
+      const std::string shards = nlohmann::json::parse(facts).at("load_dir");
       InputFiles inputs;
       const Checkpoint checkpoint =
-          Checkpoint::open(inputs, entry.path() / "ckpt", {.tag = {}, .optimizer_states = true});
+          Checkpoint::open(inputs, entry.path() / shards, {.tag = {}, .optimizer_states = true});
       const pickle::Value state = checkpoint.wrapper_state().value;
       if (state.is_none()) continue;
       const EngineWrapper wrapper = checkpoint.facts().optimizer_wrapper;

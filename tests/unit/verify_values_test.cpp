@@ -50,9 +50,9 @@ TEST(VerifyRounding, RoundsToNearestEven) {
   wrong.optim(1)["single_partition_of_fp32_groups"] = ordered_json::array({numbers({6}, 2046)});
   const Texts findings = wrong.findings();
   ASSERT_EQ(findings.size(), 2u);
-  EXPECT_NE(findings[0].find("bias: element 0 is 2046, not the rounding of its master 2048"),
+  EXPECT_NE(findings[1].find("bias: element 0 is 2046, not the rounding of its master 2048"),
             std::string::npos)
-      << findings[0];
+      << findings[1];
 }
 
 TEST(VerifyRounding, WeightsOfFloat32EqualTheirMasters) {
@@ -125,13 +125,13 @@ TEST(VerifyReplicas, TensorParallelRanksAgreeOnWhatIsReplicated) {
         {"mp_world_size", 3},
         {"universal_checkpoint_info", {{"tp_replicated_parameter_patterns", {"norm\\..*"}}}}};
   }
-  const Texts findings = checkpoint.findings();
-  ASSERT_EQ(findings.size(), 1u);
-  EXPECT_TRUE(begins(findings[0], "replica mp_rank_01_model_states.pt")) << findings[0];
-  EXPECT_NE(findings[0].find("norm.weight: differs from the copy in " +
-                             ZeroCheckpoint::display("mp_rank_00_model_states.pt")),
-            std::string::npos)
-      << findings[0];
+  Texts copies;  // that differ; the reader, which merges slices, has findings of its own
+  for (const std::string& finding : checkpoint.findings()) {
+    if (finding.find("differs from the copy in ") != std::string::npos) copies.push_back(finding);
+  }
+  EXPECT_EQ(copies, (Texts{"replica mp_rank_01_model_states.pt [mp_rank_01_model_states/data/0] "
+                           "norm.weight: differs from the copy in " +
+                           ZeroCheckpoint::display("mp_rank_00_model_states.pt")}));
 }
 
 }  // namespace
