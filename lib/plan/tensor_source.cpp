@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "dsckpt/error.h"
+#include "plan/run_cursor.h"
 
 namespace dsckpt {
 namespace {
@@ -93,7 +94,24 @@ struct TensorSource::Node {
   Holds holds;
   std::variant<Stored, Zeros, Cat, CatNarrowed, Narrow, View, Cast, Combined> what;
 
+  // Elements [first, first + length), which are to become of type `result`.
   void lower(int64_t first, int64_t length, DType result, const Emit& emit) const;
+  void lower_kind(const Stored& node, int64_t first, int64_t length, DType result,
+                  const Emit& emit) const;
+  void lower_kind(const Zeros& node, int64_t first, int64_t length, DType result,
+                  const Emit& emit) const;
+  void lower_kind(const Cat& node, int64_t first, int64_t length, DType result,
+                  const Emit& emit) const;
+  void lower_kind(const CatNarrowed& node, int64_t first, int64_t length, DType result,
+                  const Emit& emit) const;
+  void lower_kind(const Narrow& node, int64_t first, int64_t length, DType result,
+                  const Emit& emit) const;
+  void lower_kind(const View& node, int64_t first, int64_t length, DType result,
+                  const Emit& emit) const;
+  void lower_kind(const Cast& node, int64_t first, int64_t length, DType result,
+                  const Emit& emit) const;
+  void lower_kind(const Combined& node, int64_t first, int64_t length, DType result,
+                  const Emit& emit) const;
   void lower_pieces(const Cat& node, int64_t first, int64_t length, DType result,
                     const Emit& emit) const;
   void lower_blocks(const Cat& node, int64_t begin, int64_t end, DType result,
@@ -110,90 +128,10 @@ struct Overloaded : F... {
 template <typename... F>
 Overloaded(F...) -> Overloaded<F...>;
 
-// Walks a list of runs, which may be interleaved, piece by piece.
-class Cursor {
- public:
-  explicit Cursor(std::vector<SourceRun> runs) : runs_(std::move(runs)) {}
-
-  bool done() const { return run_ == runs_.size(); }
-  uint64_t bytes_left_in_row() const { return column().row_bytes - byte_; }
-  // The next `bytes` of the row.
-  Rows take(uint64_t bytes) const {
-    const Rows& from = column();
-    return {from.file, from.begin_of(row_) + byte_, bytes};
-  }
-  // At most to the end of the row, or of a column's part of it.
-  void advance(uint64_t bytes) {
-    byte_ += bytes;
-    if (byte_ < column().row_bytes) return;
-    byte_ = 0;
-    const SourceRun& run = runs_[run_];
-    if (++column_ < run.sources().size()) return;
-    column_ = 0;
-    if (++row_ < run.rows) return;
-    row_ = 0;
-    ++run_;
-  }
-
- private:
-  const Rows& column() const { return runs_[run_].sources()[column_]; }
-
-  std::vector<SourceRun> runs_;
-  size_t run_ = 0;
-  uint64_t row_ = 0;
-  size_t column_ = 0;
-  uint64_t byte_ = 0;
-};
-
-// Walks the runs of a concatenation's part block by block; a block is what the part contributes to
-// one row of the result.
-class BlockCursor {
- public:
-  BlockCursor(std::vector<SourceRun> runs, int64_t block)
-      : runs_(std::move(runs)), block_(static_cast<uint64_t>(block)) {}
-
-  DType stored() const { return runs_[run_].stored; }
-
-  // How many of the next blocks lie one as far from the other as the next.
-  uint64_t even_blocks() const {
-    const SourceRun& run = runs_[run_];
-    if (run.combine != Combine::none) return 0;
-    const uint64_t row = row_elements();
-    if (is_strided()) return taken_ % row == 0 ? run.rows - taken_ / row : 0;
-    return (row - taken_ % row) / block_;
-  }
-  // They as a column. Only if there are any.
-  Rows column() const {
-    const SourceRun& run = runs_[run_];
-    const uint64_t element = size_of(run.stored);
-    const uint64_t row = row_elements();
-    return {.file = run.source.file,
-            .offset = run.source.begin_of(taken_ / row) + taken_ % row * element,
-            .row_bytes = block_ * element,
-            .stride = is_strided() ? run.source.stride : static_cast<int64_t>(block_ * element)};
-  }
-
-  void advance(uint64_t blocks) {
-    for (uint64_t left = blocks * block_; left > 0;) {
-      const uint64_t step = std::min(left, runs_[run_].numel() - taken_);
-      left -= step;
-      taken_ += step;
-      if (taken_ < runs_[run_].numel()) break;
-      taken_ = 0;
-      ++run_;
-    }
-  }
-
- private:
-  uint64_t row_elements() const {
-    return runs_[run_].source.row_bytes / size_of(runs_[run_].stored);
-  }
-  bool is_strided() const { return runs_[run_].rows > 1 && row_elements() == block_; }
-
-  std::vector<SourceRun> runs_;
-  uint64_t block_;
-  size_t run_ = 0;
-  uint64_t taken_ = 0;  // elements of the run
+// A part of a concatenation on its way, block by block: what it contributes to one row.
+struct Column {
+  RunCursor cursor;
+  uint64_t block;  // elements
 };
 
 // Appends `run` to `runs`, whose newest one may just become longer.
@@ -209,12 +147,12 @@ void append(std::vector<SourceRun>& runs, const SourceRun& run) {
   }
 }
 
-// `rows` rows that consist of the next block of every cursor.
-SourceRun interleaved(const std::vector<BlockCursor>& cursors, uint64_t rows, DType result) {
+// `rows` rows that consist of the next block of every part.
+SourceRun interleaved(const std::vector<Column>& parts, uint64_t rows, DType result) {
   std::vector<Rows> columns;
   uint64_t row_bytes = 0;
-  for (const BlockCursor& cursor : cursors) {
-    const Rows column = cursor.column();
+  for (const Column& part : parts) {
+    const Rows column = part.cursor.blocks(part.block);
     row_bytes = checked_add(row_bytes, column.row_bytes);
     if (!columns.empty() && columns.back().stride == column.stride &&
         columns.back().is_continued_by(column)) {
@@ -225,7 +163,7 @@ SourceRun interleaved(const std::vector<BlockCursor>& cursors, uint64_t rows, DT
   }
   SourceRun run{.source = {.row_bytes = row_bytes},
                 .rows = rows,
-                .stored = cursors[0].stored(),
+                .stored = parts[0].cursor.stored(),
                 .result = result};
   if (columns.size() > 1) {
     run.combine = Combine::interleave;
@@ -514,7 +452,7 @@ int64_t TensorSource::numel() const {
   return node_->count;
 }
 
-// Part by part.
+// Elements [first, first + length) part by part.
 void TensorSource::Node::lower_pieces(const Cat& node, int64_t first, int64_t length, DType result,
                                       const Emit& emit) const {
   const int64_t block = node.begins.back();
@@ -536,7 +474,7 @@ void TensorSource::Node::lower_pieces(const Cat& node, int64_t first, int64_t le
 // few: one for each file that has some of it.
 void TensorSource::Node::lower_blocks(const Cat& node, int64_t begin, int64_t end, DType result,
                                       const Emit& emit) const {
-  std::vector<BlockCursor> cursors;
+  std::vector<Column> parts;
   for (const TensorSource& part : node.parts) {
     const Node& child = *part.node_;
     const int64_t block = inner_numel(child.shape, node.dim);
@@ -544,126 +482,147 @@ void TensorSource::Node::lower_blocks(const Cat& node, int64_t begin, int64_t en
     std::vector<SourceRun> runs;
     child.lower(begin * block, (end - begin) * block, result,
                 [&](const SourceRun& run) { append(runs, run); });
-    cursors.emplace_back(std::move(runs), block);
+    parts.push_back({RunCursor(std::move(runs)), static_cast<uint64_t>(block)});
   }
   while (begin < end) {
     uint64_t even = static_cast<uint64_t>(end - begin);
-    for (const BlockCursor& cursor : cursors) {
-      even = cursor.stored() == cursors[0].stored() ? std::min(even, cursor.even_blocks()) : 0;
+    for (const auto& [cursor, block] : parts) {
+      const bool alike = cursor.stored() == parts[0].cursor.stored();
+      even = alike ? std::min(even, cursor.even_blocks(block)) : 0;
     }
     if (even >= 2) {
-      emit(interleaved(cursors, even, result));
+      emit(interleaved(parts, even, result));
     } else {
       even = 1;
       lower_pieces(node, begin * node.begins.back(), node.begins.back(), result, emit);
     }
-    for (BlockCursor& cursor : cursors) cursor.advance(even);
+    for (auto& [cursor, block] : parts) cursor.advance(even * block);
     begin += static_cast<int64_t>(even);
+  }
+}
+
+// As many whole rows at a time as there are in the last two dimensions.
+void TensorSource::Node::lower_kind(const Stored& node, int64_t first, int64_t length, DType result,
+                                    const Emit& emit) const {
+  const Shape& sizes = node.merged_shape;
+  const Strides& steps = node.merged_strides;
+  const size_t rank = sizes.size();
+  const uint64_t element = size_of(dtype);
+  const int64_t row = sizes[rank - 1];
+  const int64_t rows = rank >= 2 ? sizes[rank - 2] : 1;
+  const int64_t row_step = rank >= 2 ? steps[rank - 2] : 0;
+  while (length > 0) {
+    const int64_t column = first % row;
+    int64_t index = first / row;
+    const int64_t row_index = index % rows;
+    int64_t at = column + row_index * row_step;
+    index /= rows;
+    for (size_t i = rank >= 2 ? rank - 2 : 0; i-- > 0;) {
+      at += index % sizes[i] * steps[i];
+      index /= sizes[i];
+    }
+    const bool whole_rows = column == 0 && length >= row;
+    const int64_t taken_row = whole_rows ? row : std::min(row - column, length);
+    const int64_t taken_rows = whole_rows ? std::min(rows - row_index, length / row) : 1;
+    emit({.source = {.file = node.extent.file,
+                     .offset = node.extent.offset + static_cast<uint64_t>(at) * element,
+                     .row_bytes = static_cast<uint64_t>(taken_row) * element,
+                     .stride = row_step * static_cast<int64_t>(element)},
+          .rows = static_cast<uint64_t>(taken_rows),
+          .stored = dtype,
+          .result = result});
+    first += taken_row * taken_rows;
+    length -= taken_row * taken_rows;
+  }
+}
+
+void TensorSource::Node::lower_kind(const Zeros&, int64_t, int64_t length, DType result,
+                                    const Emit& emit) const {
+  if (length == 0) return;
+  emit({.source = {.row_bytes = static_cast<uint64_t>(length) * size_of(result)},
+        .stored = result,
+        .result = result,
+        .combine = Combine::zeros});
+}
+
+// Whole blocks together, what is left of the first and of the last by itself.
+void TensorSource::Node::lower_kind(const Cat& node, int64_t first, int64_t length, DType result,
+                                    const Emit& emit) const {
+  if (length == 0) return;
+  const int64_t block = node.begins.back();
+  const int64_t begin = first / block + (first % block != 0);
+  const int64_t end = (first + length) / block;
+  if (end - begin < 2) return lower_pieces(node, first, length, result, emit);
+  lower_pieces(node, first, begin * block - first, result, emit);
+  lower_blocks(node, begin, end, result, emit);
+  lower_pieces(node, end * block, first + length - end * block, result, emit);
+}
+
+void TensorSource::Node::lower_kind(const CatNarrowed& node, int64_t first, int64_t length,
+                                    DType result, const Emit& emit) const {
+  while (length > 0) {
+    const int64_t within = first % node.length;
+    const int64_t taken = std::min(node.length - within, length);
+    const TensorSource& part = (*node.parts)[static_cast<size_t>(first / node.length)];
+    part.node_->lower(node.start + within, taken, result, emit);
+    first += taken;
+    length -= taken;
+  }
+}
+
+void TensorSource::Node::lower_kind(const Narrow& node, int64_t first, int64_t length, DType result,
+                                    const Emit& emit) const {
+  const Node& child = *node.child.node_;
+  const int64_t inner = inner_numel(child.shape, node.dim + 1);
+  const int64_t block = shape[node.dim] * inner;
+  const int64_t child_block = child.shape[node.dim] * inner;
+  while (length > 0) {
+    const int64_t within = first % block;
+    const int64_t taken = std::min(block - within, length);
+    child.lower(first / block * child_block + node.start * inner + within, taken, result, emit);
+    first += taken;
+    length -= taken;
+  }
+}
+
+void TensorSource::Node::lower_kind(const View& node, int64_t first, int64_t length, DType result,
+                                    const Emit& emit) const {
+  node.child.node_->lower(first, length, result, emit);
+}
+
+void TensorSource::Node::lower_kind(const Cast& node, int64_t first, int64_t length, DType result,
+                                    const Emit& emit) const {
+  node.child.node_->lower(first, length, result, emit);
+}
+
+// The parts may be cut differently in their files; what is emitted is in one piece in all.
+void TensorSource::Node::lower_kind(const Combined& node, int64_t first, int64_t length,
+                                    DType result, const Emit& emit) const {
+  std::vector<RunCursor> cursors;
+  for (const TensorSource& part : node.parts) {
+    std::vector<SourceRun> runs;
+    part.node_->lower(first, length, dtype, [&](const SourceRun& run) { runs.push_back(run); });
+    cursors.emplace_back(std::move(runs));
+  }
+  while (!cursors.front().done()) {
+    uint64_t step = cursors.front().left_in_row();
+    for (const RunCursor& cursor : cursors) step = std::min(step, cursor.left_in_row());
+    SourceRun run{.source = {.row_bytes = step * size_of(dtype)},
+                  .stored = dtype,
+                  .result = result,
+                  .combine = node.how,
+                  .what = node.how == Combine::same ? &node.what : nullptr};
+    for (RunCursor& cursor : cursors) {
+      run.operands.push_back(cursor.piece(step));
+      cursor.advance(step);
+    }
+    emit(run);
   }
 }
 
 void TensorSource::Node::lower(int64_t first, int64_t length, DType result,
                                const Emit& emit) const {
-  const auto stored = [&](const Stored& node) {
-    const Shape& sizes = node.merged_shape;
-    const Strides& steps = node.merged_strides;
-    const size_t rank = sizes.size();
-    const uint64_t element = size_of(dtype);
-    const int64_t row = sizes[rank - 1];
-    const int64_t rows = rank >= 2 ? sizes[rank - 2] : 1;
-    const int64_t row_step = rank >= 2 ? steps[rank - 2] : 0;
-    while (length > 0) {
-      const int64_t column = first % row;
-      int64_t index = first / row;
-      const int64_t row_index = index % rows;
-      int64_t at = column + row_index * row_step;
-      index /= rows;
-      for (size_t i = rank >= 2 ? rank - 2 : 0; i-- > 0;) {
-        at += index % sizes[i] * steps[i];
-        index /= sizes[i];
-      }
-      const bool whole_rows = column == 0 && length >= row;
-      const int64_t taken_row = whole_rows ? row : std::min(row - column, length);
-      const int64_t taken_rows = whole_rows ? std::min(rows - row_index, length / row) : 1;
-      emit({.source = {.file = node.extent.file,
-                       .offset = node.extent.offset + static_cast<uint64_t>(at) * element,
-                       .row_bytes = static_cast<uint64_t>(taken_row) * element,
-                       .stride = row_step * static_cast<int64_t>(element)},
-            .rows = static_cast<uint64_t>(taken_rows),
-            .stored = dtype,
-            .result = result});
-      first += taken_row * taken_rows;
-      length -= taken_row * taken_rows;
-    }
-  };
-  const auto zeros = [&](const Zeros&) {
-    if (length == 0) return;
-    emit({.source = {.row_bytes = static_cast<uint64_t>(length) * size_of(result)},
-          .stored = result,
-          .result = result,
-          .combine = Combine::zeros});
-  };
-  const auto cat = [&](const Cat& node) {
-    if (length == 0) return;
-    const int64_t block = node.begins.back();
-    const int64_t begin = first / block + (first % block != 0);
-    const int64_t end = (first + length) / block;
-    if (end - begin < 2) return lower_pieces(node, first, length, result, emit);
-    lower_pieces(node, first, begin * block - first, result, emit);
-    lower_blocks(node, begin, end, result, emit);
-    lower_pieces(node, end * block, first + length - end * block, result, emit);
-  };
-  const auto cat_narrowed = [&](const CatNarrowed& node) {
-    while (length > 0) {
-      const int64_t within = first % node.length;
-      const int64_t taken = std::min(node.length - within, length);
-      const TensorSource& part = (*node.parts)[static_cast<size_t>(first / node.length)];
-      part.node_->lower(node.start + within, taken, result, emit);
-      first += taken;
-      length -= taken;
-    }
-  };
-  const auto narrow = [&](const Narrow& node) {
-    const Node& child = *node.child.node_;
-    const int64_t inner = inner_numel(child.shape, node.dim + 1);
-    const int64_t block = shape[node.dim] * inner;
-    const int64_t child_block = child.shape[node.dim] * inner;
-    while (length > 0) {
-      const int64_t within = first % block;
-      const int64_t taken = std::min(block - within, length);
-      child.lower(first / block * child_block + node.start * inner + within, taken, result, emit);
-      first += taken;
-      length -= taken;
-    }
-  };
-  // The parts may be cut differently in their files; what is emitted is in one piece in all.
-  const auto combined = [&](const Combined& node) {
-    std::vector<Cursor> cursors;
-    for (const TensorSource& part : node.parts) {
-      std::vector<SourceRun> runs;
-      part.node_->lower(first, length, dtype, [&](const SourceRun& run) { runs.push_back(run); });
-      cursors.emplace_back(std::move(runs));
-    }
-    while (!cursors.front().done()) {
-      uint64_t bytes = cursors.front().bytes_left_in_row();
-      for (const Cursor& cursor : cursors) bytes = std::min(bytes, cursor.bytes_left_in_row());
-      SourceRun run{.source = {.row_bytes = bytes},
-                    .stored = dtype,
-                    .result = result,
-                    .combine = node.how,
-                    .what = node.how == Combine::same ? &node.what : nullptr};
-      for (Cursor& cursor : cursors) {
-        run.operands.push_back(cursor.take(bytes));
-        cursor.advance(bytes);
-      }
-      emit(run);
-    }
-  };
-  std::visit(
-      Overloaded{stored, zeros, cat, cat_narrowed, narrow, combined,
-                 [&](const View& node) { node.child.node_->lower(first, length, result, emit); },
-                 [&](const Cast& node) { node.child.node_->lower(first, length, result, emit); }},
-      what);
+  std::visit([&](const auto& kind) { lower_kind(kind, first, length, result, emit); }, what);
 }
 
 void TensorSource::lower(int64_t first, int64_t count, const Emit& emit) const {
