@@ -7,7 +7,8 @@
 // folder is renamed, or exchanged with the old one, which is then removed. Otherwise, if files are
 // replaced, remove the old last file first (the last one is the index that points at the others);
 // rename one by one in the plan's order, the last one last. (5) Without a commit the destructor
-// removes the staging folder and whatever folders the constructor made.
+// removes the staging folder and whatever folders prepare() made. The two ways to commit are in
+// commit.h.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,6 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -25,6 +25,9 @@
 #include "plan/copy_plan.h"
 
 namespace dsckpt {
+
+class Commit;
+struct Staging;
 
 struct StageOptions {
   bool force = false;  // replace files that exist
@@ -47,10 +50,14 @@ struct StageOptions {
 // Owned by one thread; write_at and finish come from any. The plan must outlive it.
 class StagedOutput : public Sink {
  public:
-  // Throws UsageError if `target` is not a folder or holds one of the plan's files and `force` is
-  // not set; IoError if the folder cannot be made or has not enough space.
+  // Looks at nothing yet.
   StagedOutput(const CopyPlan& plan, std::filesystem::path target, StageOptions options = {});
   ~StagedOutput() override;
+
+  // Once, before the first write: steps 1 and 2. Throws UsageError if the target is not a folder or
+  // holds one of the plan's files and `force` is not set; IoError if the folder cannot be made or
+  // has not enough space. The destructor removes what it has made.
+  void prepare();
 
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
   void finish(OutputId out) override;
@@ -64,30 +71,21 @@ class StagedOutput : public Sink {
     std::once_flag created;
     std::unique_ptr<OutputFile> file;
   };
-  void check_nothing_in_the_way() const;
+  void check_space() const;
+  void list_patches();
+  void make_staging_folder();
+  void make_folders_of_files() const;
   OutputFile& file(OutputId out);
-  bool is_packed(OutputId out) const;
   bool is_direct(OutputId out) const;
-  void check_path(const std::filesystem::path& path) const;
-  void remove_forms(OutputId out, bool but_the_new_one) const;
   std::unique_ptr<OutputFile> create(OutputId out) const;
-  std::filesystem::path stored_name(OutputId out) const;  // relative to the folder
-  std::filesystem::path staged(OutputId out) const;
-  std::filesystem::path final_path(OutputId out) const;
   void discard() noexcept;
-  void commit_whole();
 
   const CopyPlan& plan_;
-  std::filesystem::path target_;
-  StageOptions options_;
-  bool whole_ = false;                     // the folder is committed by one rename
-  std::filesystem::path staging_;          // removed in the end
-  std::optional<FileSystem> all_at_once_;  // durable, and many files
-  std::filesystem::path files_in_;  // where the files are written: staging_, or a folder in it
-  std::vector<std::filesystem::path> made_folders_;  // outermost first
+  const StageOptions options_;
+  std::unique_ptr<Staging> staging_;
+  std::unique_ptr<Commit> commit_;  // since prepare()
   std::deque<File> files_;
   std::unordered_map<OutputId, std::vector<uint64_t>> patches_;  // of Digests, rising; direct only
-  OutputId renamed_ = 0;  // outputs that have their final names
   bool committed_ = false;
 };
 

@@ -70,6 +70,7 @@ RunStats run(const Job& job, const fs::path& output, const RunOptions& options,
                        .whole_folder = job->place.whole,
                        .direct = io.direct,
                        .packed = options.pack.has_value()});
+  staged.prepare();
   std::optional<PackedOutput> packed;
   if (options.pack) packed.emplace(job->plan, staged, *options.pack, hashes);
   RunStats stats =

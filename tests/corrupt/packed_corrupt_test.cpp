@@ -53,6 +53,7 @@ struct Packed {
     if (with_sha256) sha256[0].emplace().fill(std::byte{0x5A});
     {
       StagedOutput staged(plan, folder.path(), {.packed = true});
+      staged.prepare();
       PackedOutput output(plan, staged, kDefaultPackLevel, sha256);
       Progress progress;
       execute(plan, inputs, output, progress);

@@ -128,6 +128,7 @@ class Archives {
 
 void run(const CopyPlan& plan, const InputFiles& inputs, const fs::path& target) {
   StagedOutput output(plan, target);
+  output.prepare();
   Progress progress;
   execute(plan, inputs, output, progress);
   output.commit();

@@ -276,6 +276,7 @@ CopyPlan two_files(const std::string& text = "x.pt") {
 
 void stage(const CopyPlan& plan, const fs::path& target, StageOptions options) {
   StagedOutput staged(plan, target, options);
+  staged.prepare();
   const InputFiles none;
   Progress progress;
   if (options.packed) {
@@ -336,8 +337,8 @@ TEST(PackedStagedOutput, ReplacesNoFormUnasked) {
     folder.write(there, "theirs");
     const auto before = listing(folder.path());
     for (const bool packed : {false, true}) {
-      EXPECT_ERROR(StagedOutput(two_files(), folder.path(), {.packed = packed}), UsageError,
-                   "exists already");
+      EXPECT_ERROR(StagedOutput(two_files(), folder.path(), {.packed = packed}).prepare(),
+                   UsageError, "exists already");
       EXPECT_EQ(listing(folder.path()), before);
       EXPECT_EQ(read_all(folder.path() / there), "theirs");
     }
@@ -351,6 +352,7 @@ TEST(PackedStagedOutput, LeavesAFormAloneThatAppearsBeforeTheCommit) {
     {
       const CopyPlan plan = two_files();
       StagedOutput staged(plan, folder.path(), {.packed = true});
+      staged.prepare();
       PackedOutput output(plan, staged, kDefaultPackLevel);
       const InputFiles none;
       Progress progress;
@@ -374,6 +376,7 @@ TEST(PackedStagedOutput, RemovesTheOldLastFileFirstInWhateverForm) {
     const TempFolder folder;
     folder.write(last, "old");
     StagedOutput staged(plan, folder.path(), {.force = true, .packed = true});
+    staged.prepare();
     PackedOutput output(plan, staged, kDefaultPackLevel);
     const InputFiles none;
     Progress progress;
@@ -406,6 +409,7 @@ TEST_F(PackedOutputTest, LeavesNothingIfTheDiskFails) {
     folder.write("theirs", "");
     {
       StagedOutput staged(plan_, folder.path(), {.packed = true});
+      staged.prepare();
       FailingSink failing(staged, good);
       PackedOutput output(plan_, failing, kDefaultPackLevel);
       Progress progress;

@@ -62,6 +62,7 @@ TEST(StagedOutput, ShowsNothingUnderFinalNamesUntilCommit) {
   const CopyPlan plan = three_files();
   const fs::path target = folder.path() / "out";
   StagedOutput output(plan, target);
+  output.prepare();
   run(plan, output);
   EXPECT_FALSE(fs::exists(target));
   output.commit();
@@ -77,6 +78,7 @@ TEST(StagedOutput, ShowsNothingUnderFinalNamesInAFolderThatIsThere) {
   const CopyPlan plan = three_files();
   folder.write("theirs", "");
   StagedOutput output(plan, folder.path());
+  output.prepare();
   run(plan, output);
   for (const std::string& name : listing(folder.path())) {
     EXPECT_TRUE(name == "theirs" || name.starts_with(".dsckpt-staging-")) << name;
@@ -95,15 +97,17 @@ TEST(StagedOutput, ReplacesAFolderAsAWholeOnlyIfForced) {
     folder.write("out/sub/old/stale", "stale");
     const fs::path target = folder.path() / "out/";
     StageOptions options{.force = false, .durable = durable, .whole_folder = true};
-    EXPECT_ERROR(StagedOutput(plan, target, options), UsageError, "exists already");
+    EXPECT_ERROR(StagedOutput(plan, target, options).prepare(), UsageError, "exists already");
     options.force = true;
     {
       StagedOutput given_up(plan, target, options);
+      given_up.prepare();
       run(plan, given_up);
     }
     EXPECT_EQ(listing(folder.path()),
               (std::set<std::string>{"out/", "out/sub/", "out/sub/old/", "out/sub/old/stale"}));
     StagedOutput output(plan, target, options);
+    output.prepare();
     run(plan, output);
     EXPECT_TRUE(fs::exists(folder.path() / "out/sub/old/stale"));
     output.commit();
@@ -117,6 +121,7 @@ TEST(StagedOutput, FillsAnEmptyFolderAsAWholeUnasked) {
   const CopyPlan plan = three_files();
   fs::create_directory(folder.path() / "out");
   StagedOutput output(plan, folder.path() / "out", {.whole_folder = true});
+  output.prepare();
   run(plan, output);
   output.commit();
   EXPECT_EQ(listing(folder.path() / "out"), kCommitted);
@@ -127,6 +132,7 @@ TEST(StagedOutput, LeavesAloneAFolderThatAppearsBeforeTheCommit) {
   const CopyPlan plan = three_files();
   {
     StagedOutput output(plan, folder.path() / "out", {.whole_folder = true});
+    output.prepare();
     run(plan, output);
     fs::create_directory(folder.path() / "out");
     folder.write("out/theirs", "");
@@ -158,6 +164,7 @@ TEST(StagedOutput, CommitsDurablyToo) {
   const CopyPlan plan = three_files();
   {
     StagedOutput output(plan, folder.path() / "new/out/", {.force = false, .durable = true});
+    output.prepare();
     run(plan, output);
     output.commit();
   }
@@ -179,6 +186,7 @@ TEST(StagedOutput, CommitsManyFilesDurablyToo) {
   folder.write("old/mine", "mine");
   for (const std::string name : {"new", "old"}) {
     StagedOutput output(plan, folder.path() / name, {.durable = true});
+    output.prepare();
     run(plan, output);
     output.commit();
     EXPECT_EQ(read_all(folder.path() / name / "sub39/file"), "abc");
@@ -193,6 +201,7 @@ TEST(StagedOutput, RemovesStagingAndTheFoldersItMadeWithoutACommit) {
   const CopyPlan plan = three_files();
   {
     StagedOutput output(plan, folder.path() / "x/y/out");
+    output.prepare();
     run(plan, output);
     EXPECT_TRUE(fs::exists(folder.path() / "x/y"));
   }
@@ -202,6 +211,7 @@ TEST(StagedOutput, RemovesStagingAndTheFoldersItMadeWithoutACommit) {
   folder.write("kept/mine", "mine");
   {
     StagedOutput output(plan, folder.path() / "kept");
+    output.prepare();
     output.write_at(0, 0, as_byte_span("a"));
   }
   EXPECT_EQ(listing(folder.path()), (std::set<std::string>{"kept/", "kept/mine"}));
@@ -212,6 +222,7 @@ TEST(StagedOutput, KeepsFoldersItMadeIfSomebodyElsePutAFileThere) {
   const CopyPlan plan = three_files();
   {
     StagedOutput output(plan, folder.path() / "x/out");
+    output.prepare();
     folder.write("x/theirs", "");
   }
   EXPECT_EQ(listing(folder.path()), (std::set<std::string>{"x/", "x/theirs"}));
@@ -227,6 +238,7 @@ TEST(StagedOutput, RefusesExistingFilesUnlessForced) {
   const std::set<std::string> before = listing(folder.path());
   try {
     StagedOutput output(plan, folder.path());
+    output.prepare();
     FAIL() << "nothing thrown";
   } catch (const UsageError& error) {
     EXPECT_NE(std::string(error.what()).find("sub/deep/b: exists already"), std::string::npos);
@@ -235,6 +247,7 @@ TEST(StagedOutput, RefusesExistingFilesUnlessForced) {
   EXPECT_EQ(listing(folder.path()), before);
 
   StagedOutput output(plan, folder.path(), {.force = true, .durable = false});
+  output.prepare();
   run(plan, output);
   EXPECT_EQ(read_all(folder.path() / "sub/deep/b"), "old");
   EXPECT_EQ(read_all(folder.path() / "z.json"), "old index");
@@ -251,6 +264,7 @@ TEST(StagedOutput, LeavesOldFilesAloneWhenAForcedRunIsGivenUp) {
   folder.write("z.json", "old index");
   {
     StagedOutput output(plan, folder.path(), {.force = true, .durable = false});
+    output.prepare();
     run(plan, output);
   }
   EXPECT_EQ(listing(folder.path()), std::set<std::string>{"z.json"});
@@ -262,8 +276,9 @@ TEST(StagedOutput, ReplacesASymbolicLinkAndNotWhatItPointsAt) {
   const CopyPlan plan = three_files();
   folder.write("precious", "precious");
   fs::create_symlink("precious", folder.path() / "a");
-  EXPECT_ERROR(StagedOutput(plan, folder.path()), UsageError, "a: exists already");
+  EXPECT_ERROR(StagedOutput(plan, folder.path()).prepare(), UsageError, "a: exists already");
   StagedOutput output(plan, folder.path(), {.force = true, .durable = false});
+  output.prepare();
   run(plan, output);
   output.commit();
   EXPECT_EQ(read_all(folder.path() / "precious"), "precious");
@@ -276,21 +291,23 @@ TEST(StagedOutput, RefusesFoldersAndFilesInTheWayEvenIfForced) {
   {
     const TempFolder folder;
     fs::create_directory(folder.path() / "a");
-    EXPECT_ERROR(StagedOutput(plan, folder.path(), force), UsageError,
+    EXPECT_ERROR(StagedOutput(plan, folder.path(), force).prepare(), UsageError,
                  "a folder has the name of an output file");
     EXPECT_EQ(listing(folder.path()), std::set<std::string>{"a/"});
   }
   {
     const TempFolder folder;
     folder.write("sub", "a file where a folder must be");
-    EXPECT_ERROR(StagedOutput(plan, folder.path(), force), UsageError, "sub: is not a folder");
+    EXPECT_ERROR(StagedOutput(plan, folder.path(), force).prepare(), UsageError,
+                 "sub: is not a folder");
     EXPECT_EQ(listing(folder.path()), std::set<std::string>{"sub"});
   }
   {
     const TempFolder folder;
     const fs::path file = folder.write("file", "");
-    EXPECT_ERROR(StagedOutput(plan, file, force), UsageError, "file: is not a folder");
-    EXPECT_ERROR(StagedOutput(plan, file / "below/it", force), IoError, "cannot make the folder");
+    EXPECT_ERROR(StagedOutput(plan, file, force).prepare(), UsageError, "file: is not a folder");
+    EXPECT_ERROR(StagedOutput(plan, file / "below/it", force).prepare(), IoError,
+                 "cannot make the folder");
     EXPECT_EQ(listing(folder.path()), std::set<std::string>{"file"});
   }
 }
@@ -300,8 +317,10 @@ TEST(StagedOutput, NeedsTheRightToWriteIntoTheFolder) {
   const TempFolder folder;
   const CopyPlan plan = three_files();
   fs::permissions(folder.path(), fs::perms::owner_read | fs::perms::owner_exec);
-  EXPECT_ERROR(StagedOutput(plan, folder.path()), IoError, "cannot write into the folder");
-  EXPECT_ERROR(StagedOutput(plan, folder.path() / "out"), IoError, "cannot make the folder");
+  EXPECT_ERROR(StagedOutput(plan, folder.path()).prepare(), IoError,
+               "cannot write into the folder");
+  EXPECT_ERROR(StagedOutput(plan, folder.path() / "out").prepare(), IoError,
+               "cannot make the folder");
   fs::permissions(folder.path(), fs::perms::owner_all);
 }
 
@@ -312,6 +331,7 @@ TEST(StagedOutput, RefusesAPlanLargerThanTheFreeSpaceBeforeMakingAnything) {
   const CopyPlan plan = builder.finish();
   try {
     StagedOutput output(plan, folder.path() / "out");
+    output.prepare();
     FAIL() << "nothing thrown";
   } catch (const IoError& error) {
     EXPECT_EQ(error.errno_value(), ENOSPC);
@@ -329,6 +349,7 @@ TEST(StagedOutput, MovesTheLastFileLastAndRemovesItsOldVersionFirst) {
   const CopyPlan plan = builder.finish();
   for (const char* name : {"a", "b", "c", "index"}) folder.write(name, "old");
   StagedOutput output(plan, folder.path(), {.force = true, .durable = false});
+  output.prepare();
   run(plan, output);
 
   const int watch = ::inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
@@ -357,6 +378,7 @@ TEST(StagedOutput, TakesBackWhatItRenamedWhenAFileAppearsMeanwhile) {
   fs::create_directory(folder.path() / "out");
   {
     StagedOutput output(plan, folder.path() / "out");
+    output.prepare();
     run(plan, output);
     const fs::path last = folder.path() / "out" / plan.outputs().back().path;
     fs::create_directories(last.parent_path());
@@ -372,6 +394,7 @@ TEST(StagedOutput, GivesFilesTheRightsTheUmaskLeaves) {
   const CopyPlan plan = three_files();
   const mode_t old = ::umask(022);
   StagedOutput output(plan, folder.path() / "out");
+  output.prepare();
   run(plan, output);
   output.commit();
   ::umask(old);
@@ -399,6 +422,7 @@ TEST(StagedOutput, LeavesNothingBehindWhenAWriteFailsMidway) {
         bool good = false;
         try {
           StagedOutput output(plan, folder.path() / "out");
+          output.prepare();
           run(plan, output);
           output.commit();
         } catch (const IoError& error) {
@@ -443,6 +467,7 @@ TEST(StagedOutput, WritesDirectlyWhatIsWrittenThroughThePageCacheOtherwise) {
     for (const uint64_t unit : {256 << 10, 4 << 20}) {
       const fs::path target = folder.path() / ("out" + std::to_string(unit) + (direct ? "d" : ""));
       StagedOutput staged(plan, target, {.direct = direct});
+      staged.prepare();
       Progress progress;
       ExecOptions options;
       options.threads = 3;
@@ -471,6 +496,7 @@ TEST(StagedOutput, HandlesMoreOutputsThanDescriptors) {
         }
         const CopyPlan plan = builder.finish();
         StagedOutput output(plan, folder.path());
+        output.prepare();
         run(plan, output);
         output.commit();
         const bool good =

@@ -1,0 +1,288 @@
+#include "exec/commit.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <set>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "dsckpt/error.h"
+#include "exec/frame_cuts.h"
+#include "io/content_name.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+
+bool Staging::is_packed(OutputId out) const {
+  return options.packed && is_packable(plan.outputs()[out].path);
+}
+
+namespace {
+
+// The name that `out` is stored under, relative to the folder.
+fs::path stored_name(const Staging& staging, OutputId out) {
+  fs::path name = staging.plan.outputs()[out].path;
+  if (staging.is_packed(out)) name += kPackedSuffix;
+  return name;
+}
+
+UsageError exists_already(const fs::path& path) {
+  return UsageError(path.string() + ": exists already").with_hint("--force replaces it");
+}
+
+IoError not_moved(const fs::path& to, int reason) {
+  return IoError({.file = to.string()}, "cannot move into place", reason);
+}
+
+// A file that has come to be there since check() looked is not replaced unasked.
+void move_into_place(const fs::path& from, const fs::path& to, bool force) {
+  if (!force) {
+    if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
+    if (errno == EEXIST) throw exists_already(to);
+    // File systems without RENAME_NOREPLACE say EINVAL; link refuses existing files as well.
+    if (errno == EINVAL || errno == ENOSYS) {
+      if (::link(from.c_str(), to.c_str()) == 0) return;
+      if (errno == EEXIST) throw exists_already(to);
+      // Without links either, looking again is the best there is.
+      if (fs::exists(fs::symlink_status(to))) throw exists_already(to);
+    }
+  }
+  if (::rename(from.c_str(), to.c_str()) != 0) throw not_moved(to, errno);
+}
+
+bool is_mount_point(const fs::path& folder) {
+  struct stat own {};
+  struct stat above {};
+  return ::stat(folder.c_str(), &own) == 0 && ::stat((folder / "..").c_str(), &above) == 0 &&
+         own.st_dev != above.st_dev;
+}
+
+// One rename or exchange of a folder that was written beside the target.
+class WholeFolder final : public Commit {
+ public:
+  explicit WholeFolder(Staging& staging)
+      : Commit(staging), target_(without_slash(staging.target)) {}
+
+  void check() const override {
+    std::error_code ignored;
+    if (!fs::exists(staging_.target, ignored)) return;
+    if (!staging_.options.force) throw exists_already(staging_.target);
+    if (is_mount_point(staging_.target)) {
+      throw UsageError(staging_.target.string() +
+                       ": is a mount point and cannot be replaced; empty it");
+    }
+  }
+
+  fs::path place() const override { return target_.parent_path(); }
+  // mkdtemp makes a folder that is its owner's alone; what is to stay is an ordinary one in it.
+  fs::path files_in() const override { return staging_.folder / "files"; }
+
+  void publish() override {
+    if (staging_.options.durable && !staging_.all_at_once) sync_staged();
+    std::error_code ignored;
+    const bool replaces =
+        staging_.options.whole_folder && staging_.options.force && fs::exists(target_, ignored);
+    if (replaces) {
+      replace();
+    } else {
+      move_in();
+    }
+  }
+
+  // Nothing is renamed if publish() throws.
+  void take_back() noexcept override {}
+
+  void sync_published() override {
+    if (!staging_.options.durable) return;
+    for (const fs::path& made : staging_.made_folders) sync_directory(made.parent_path());
+    sync_directory(target_.parent_path());
+  }
+
+ private:
+  void sync_staged() const {
+    sync_directory(staging_.files_in);
+    std::error_code failed;
+    for (const auto& entry : fs::recursive_directory_iterator(staging_.files_in, failed)) {
+      if (entry.is_directory()) sync_directory(entry.path());
+    }
+  }
+
+  // A rename takes the place of an empty folder, and of nothing else.
+  void move_in() const {
+    if (::rename(staging_.files_in.c_str(), target_.c_str()) == 0) return;
+    if (errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR) throw exists_already(target_);
+    throw not_moved(target_, errno);
+  }
+
+  // The old folder is then in the staging folder, and removed with it.
+  void replace() const {
+    if (::renameat2(AT_FDCWD, staging_.files_in.c_str(), AT_FDCWD, target_.c_str(),
+                    RENAME_EXCHANGE) == 0) {
+      return;
+    }
+    // Without an exchange there is a moment in which neither is there.
+    const fs::path old = staging_.folder / "old";
+    if (::rename(target_.c_str(), old.c_str()) != 0) {
+      throw IoError({.file = target_.string()}, "cannot replace", errno);
+    }
+    if (::rename(staging_.files_in.c_str(), target_.c_str()) != 0) {
+      const int reason = errno;
+      ::rename(old.c_str(), target_.c_str());
+      throw not_moved(target_, reason);
+    }
+  }
+
+  const fs::path target_;
+};
+
+// Renames into a folder that is there, in the order of the plan. The last file is the index that
+// points at the others.
+class FileByFile final : public Commit {
+ public:
+  explicit FileByFile(Staging& staging) : Commit(staging) {}
+
+  void check() const override {
+    for (OutputId out = 0; out < count(); ++out) {
+      check_parents(staging_.plan.outputs()[out].path);
+      for (const fs::path& form : staging_.forms(out)) check_path(form);
+    }
+  }
+
+  fs::path place() const override { return staging_.target; }
+  fs::path files_in() const override { return staging_.folder; }
+
+  void publish() override {
+    if (staging_.options.force && count() > 1) remove_forms(count() - 1, {});
+    changed_.insert(staging_.target);
+    for (OutputId out = 0; out < count(); ++out) publish_one(out);
+    if (staging_.options.durable) sync_changed();
+  }
+
+  void take_back() noexcept override {
+    std::error_code ignored;
+    // Without force nothing was there before, so what has been renamed is ours to take back.
+    for (OutputId out = 0; !staging_.options.force && out < renamed_; ++out) {
+      fs::remove(staging_.final_path(out), ignored);
+    }
+  }
+
+  void sync_published() override {}
+
+ private:
+  OutputId count() const { return static_cast<OutputId>(staging_.plan.outputs().size()); }
+
+  void check_parents(const fs::path& path) const {
+    std::error_code ignored;
+    for (fs::path parent = path.parent_path(); !parent.empty(); parent = parent.parent_path()) {
+      const fs::path folder = staging_.target / parent;
+      const fs::file_status status = fs::status(folder, ignored);
+      if (fs::exists(status) && !fs::is_directory(status)) {
+        throw UsageError(folder.string() + ": is not a folder");
+      }
+    }
+  }
+
+  void check_path(const fs::path& path) const {
+    std::error_code ignored;
+    const fs::file_status existing = fs::symlink_status(path, ignored);
+    if (!fs::exists(existing)) return;
+    if (fs::is_directory(existing)) {
+      throw UsageError(path.string() + ": a folder has the name of an output file");
+    }
+    if (!staging_.options.force) throw exists_already(path);
+  }
+
+  void publish_one(OutputId out) {
+    const fs::path path = staging_.final_path(out);
+    make_folders(path.parent_path(), staging_.made_folders);
+    // After a crash the last file may be there only if all the others are.
+    if (staging_.options.durable && out + 1 == count()) sync_changed();
+    // Of its own name the move takes care.
+    for (const fs::path& form : staging_.forms(out)) {
+      if (form != path) check_path(form);
+    }
+    move_into_place(staging_.staged(out), path, staging_.options.force);
+    ++renamed_;
+    if (staging_.options.force) remove_forms(out, path);
+    changed_.insert(path.parent_path());
+  }
+
+  // But for `kept`.
+  void remove_forms(OutputId out, const fs::path& kept) const {
+    for (const fs::path& form : staging_.forms(out)) {
+      if (form == kept) continue;
+      if (::unlink(form.c_str()) != 0 && errno != ENOENT) {
+        throw IoError({.file = form.string()}, "cannot replace", errno);
+      }
+    }
+  }
+
+  void sync_changed() {
+    if (staging_.all_at_once) return staging_.all_at_once->sync();
+    for (const fs::path& made : staging_.made_folders) changed_.insert(made.parent_path());
+    for (const fs::path& folder : changed_) sync_directory(folder);
+    changed_.clear();
+  }
+
+  std::set<fs::path> changed_;  // folders, since the last sync
+  OutputId renamed_ = 0;        // outputs that have their final names
+};
+
+}  // namespace
+
+fs::path Staging::staged(OutputId out) const {
+  return files_in / stored_name(*this, out);
+}
+fs::path Staging::final_path(OutputId out) const {
+  return target / stored_name(*this, out);
+}
+std::vector<fs::path> Staging::forms(OutputId out) const {
+  std::vector<fs::path> forms(3, target / plan.outputs()[out].path);
+  forms[1] += kPackedSuffix;
+  forms[2] += kZstdSuffix;
+  return forms;
+}
+
+std::unique_ptr<Commit> choose_commit(Staging& staging) {
+  const fs::path& target = staging.target;
+  std::error_code ignored;
+  const fs::file_status status = fs::status(target, ignored);
+  if (fs::exists(status) && !fs::is_directory(status)) {
+    throw UsageError(target.string() + ": is not a folder");
+  }
+  if (!fs::exists(status) && fs::exists(fs::symlink_status(target, ignored))) {
+    throw UsageError(target.string() + ": is a link to nothing");
+  }
+  // An empty folder is filled from inside: it may be a file system of its own.
+  const bool full = fs::exists(status) && !fs::is_empty(target, ignored);
+  if (!fs::exists(status) || (staging.options.whole_folder && full)) {
+    return std::make_unique<WholeFolder>(staging);
+  }
+  return std::make_unique<FileByFile>(staging);
+}
+
+void make_folders(const fs::path& path, std::vector<fs::path>& made) {
+  std::vector<fs::path> missing;
+  std::error_code failed;
+  for (fs::path p = fs::absolute(path).lexically_normal(); !fs::exists(p, failed);
+       p = p.parent_path()) {
+    if (p.has_filename()) missing.push_back(p);
+    if (!p.has_relative_path()) break;
+  }
+  for (auto p = missing.rbegin(); p != missing.rend(); ++p) {
+    if (fs::create_directory(*p, failed)) made.push_back(*p);
+    if (failed) throw IoError({.file = p->string()}, "cannot make the folder", failed.value());
+  }
+}
+
+fs::path without_slash(const fs::path& path) {
+  const fs::path absolute = fs::absolute(path).lexically_normal();
+  return absolute.has_filename() ? absolute : absolute.parent_path();
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,65 @@
+// Commit: the ways in which staged files get their final names. For StagedOutput only.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "exec/staged_output.h"
+#include "io/output_file.h"
+#include "plan/copy_plan.h"
+
+namespace dsckpt {
+
+// What is staged, and where. A StagedOutput's, which fills it in.
+struct Staging {
+  const CopyPlan& plan;
+  StageOptions options;
+  std::filesystem::path target;         // the output folder
+  std::filesystem::path folder = {};    // the staging folder, which is removed in the end
+  std::filesystem::path files_in = {};  // where the files are written: that, or a folder in it
+  std::vector<std::filesystem::path> made_folders = {};  // outermost first
+  std::optional<FileSystem> all_at_once = {};            // durable, and many files
+
+  bool is_packed(OutputId out) const;
+  std::filesystem::path staged(OutputId out) const;
+  std::filesystem::path final_path(OutputId out) const;
+  // All names below the output folder under which a file may hold the content of `out`.
+  std::vector<std::filesystem::path> forms(OutputId out) const;
+};
+
+// One use: check(), then publish() and sync_published(). Owned by one thread; the Staging must
+// outlive it.
+class Commit {
+ public:
+  virtual ~Commit() = default;
+
+  // Throws UsageError if something is in the way in the output folder.
+  virtual void check() const = 0;
+  // Where the staging folder is made, so that renames do not cross a file system.
+  virtual std::filesystem::path place() const = 0;
+  // Where in the staging folder the files are written.
+  virtual std::filesystem::path files_in() const = 0;
+  // Gives the files their final names. Throws UsageError for a file that has appeared since
+  // check(), and IoError; take_back() then removes what it has renamed, unless that was forced.
+  virtual void publish() = 0;
+  virtual void take_back() noexcept = 0;
+  // Makes what publish() has left to be made durable so. Throws IoError.
+  virtual void sync_published() = 0;
+
+ protected:
+  explicit Commit(Staging& staging) : staging_(staging) {}
+  Staging& staging_;
+};
+
+// The whole folder at once if it is new, or replaced as a whole; else file by file. Throws
+// UsageError if the target cannot be a folder.
+std::unique_ptr<Commit> choose_commit(Staging& staging);
+
+// Makes `path` and its missing parents; those it made are appended to `made`. Throws IoError.
+void make_folders(const std::filesystem::path& path, std::vector<std::filesystem::path>& made);
+// The absolute path of a folder, whatever slashes it was given with.
+std::filesystem::path without_slash(const std::filesystem::path& path);
+
+}  // namespace dsckpt
