@@ -11,8 +11,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <initializer_list>
+#include <memory>
 #include <new>
 #include <string>
+#include <utility>
 
 namespace dsckpt {
 namespace {
@@ -67,45 +70,49 @@ enum class FrameEncoder::Method : uint8_t {
   entropy = 2,  // zstd without looking for matches; stored as zstd
 };
 
-struct FrameEncoder::Zstd {
-  // Of a level, and one that finds no matches: it takes steps as long as a block.
-  ZSTD_CCtx* matching = ZSTD_createCCtx();
-  ZSTD_CCtx* entropy = ZSTD_createCCtx();
-
-  explicit Zstd(int level) {
-    if (matching == nullptr || entropy == nullptr) {
-      free();
-      throw std::bad_alloc();
-    }
-    ZSTD_CCtx_setParameter(matching, ZSTD_c_compressionLevel, level);
-    ZSTD_CCtx_setParameter(entropy, ZSTD_c_compressionLevel, 1);
-    ZSTD_CCtx_setParameter(entropy, ZSTD_c_strategy, ZSTD_fast);
-    ZSTD_CCtx_setParameter(entropy, ZSTD_c_targetLength, ZSTD_TARGETLENGTH_MAX);
-    ZSTD_CCtx_setParameter(entropy, ZSTD_c_hashLog, ZSTD_HASHLOG_MIN);
-    ZSTD_CCtx_setParameter(entropy, ZSTD_c_literalCompressionMode, ZSTD_lcm_huffman);
-    for (ZSTD_CCtx* context : {matching, entropy}) {
-      ZSTD_CCtx_setParameter(context, ZSTD_c_contentSizeFlag, 0);
-      ZSTD_CCtx_setParameter(context, ZSTD_c_checksumFlag, 0);
-    }
-  }
-  ~Zstd() { free(); }
-  Zstd(const Zstd&) = delete;
-  Zstd& operator=(const Zstd&) = delete;
-
-  void free() {
-    ZSTD_freeCCtx(matching);
-    ZSTD_freeCCtx(entropy);
+// A compressor with the given parameters.
+class FrameEncoder::Zstd {
+ public:
+  explicit Zstd(std::initializer_list<std::pair<ZSTD_cParameter, int>> parameters) {
+    if (!context_) throw std::bad_alloc();
+    for (const auto& [parameter, value] : parameters) set(parameter, value);
+    set(ZSTD_c_contentSizeFlag, 0);
+    set(ZSTD_c_checksumFlag, 0);
   }
 
   // How many bytes `plane` becomes in `out`; more than there is room for: ~0.
-  static size_t compress(ZSTD_CCtx* context, ByteSpan plane, std::span<std::byte> out) {
-    const size_t size = ZSTD_compress2(context, out.data(), out.size(), plane.data(), plane.size());
+  size_t compress(ByteSpan plane, std::span<std::byte> out) {
+    const size_t size =
+        ZSTD_compress2(context_.get(), out.data(), out.size(), plane.data(), plane.size());
     return ZSTD_isError(size) ? ~size_t{0} : size;
   }
+
+ private:
+  struct Free {
+    void operator()(ZSTD_CCtx* context) const { ZSTD_freeCCtx(context); }
+  };
+
+  // Another version of zstd may not know a parameter that is experimental.
+  void set(ZSTD_cParameter parameter, int value) {
+    const size_t result = ZSTD_CCtx_setParameter(context_.get(), parameter, value);
+    if (!ZSTD_isError(result)) return;
+    throw UnsupportedError({}, "parameter " + std::to_string(parameter) + " of zstd " +
+                                   ZSTD_versionString() + ": " + ZSTD_getErrorName(result));
+  }
+
+  std::unique_ptr<ZSTD_CCtx, Free> context_{ZSTD_createCCtx()};
 };
 
+// The second finds no matches: it takes steps as long as a block. It would not compress literals
+// either if it were not told to.
 FrameEncoder::FrameEncoder(int level)
-    : zstd_(std::make_unique<Zstd>(std::clamp(level, kLowestPackLevel, kHighestPackLevel))) {}
+    : matching_(new Zstd(
+          {{ZSTD_c_compressionLevel, std::clamp(level, kLowestPackLevel, kHighestPackLevel)}})),
+      entropy_(new Zstd({{ZSTD_c_compressionLevel, 1},
+                         {ZSTD_c_strategy, ZSTD_fast},
+                         {ZSTD_c_targetLength, ZSTD_TARGETLENGTH_MAX},
+                         {ZSTD_c_hashLog, ZSTD_HASHLOG_MIN},
+                         {ZSTD_c_literalCompressionMode, ZSTD_lcm_huffman}})) {}
 FrameEncoder::~FrameEncoder() = default;
 
 ByteSpan FrameEncoder::encode(ByteSpan content, PlaneLayout layout) {
@@ -137,8 +144,8 @@ void FrameEncoder::append_plane(ByteSpan plane, std::byte* header) {
   size_t size = plane.size();
   if (method != Method::raw) {
     const auto most = static_cast<size_t>(static_cast<double>(plane.size()) * kWorthKeeping);
-    ZSTD_CCtx* const context = method == Method::zstd ? zstd_->matching : zstd_->entropy;
-    size = Zstd::compress(context, plane, room.first(most));
+    Zstd& compressor = method == Method::zstd ? *matching_ : *entropy_;
+    size = compressor.compress(plane, room.first(most));
     if (size > most) {
       method = Method::raw;
       size = plane.size();
@@ -158,7 +165,7 @@ FrameEncoder::Method FrameEncoder::choose_method(ByteSpan plane) {
   // Bytes as even as these repeat nothing, or it is not for a sample to find.
   if (bits > kWorthCoding) return Method::raw;
   const std::span<std::byte> room = std::span(frame_).subspan(size_);
-  const auto with_matches = static_cast<double>(Zstd::compress(zstd_->matching, sample, room));
+  const auto with_matches = static_cast<double>(matching_->compress(sample, room));
   // No byte takes less than a bit of a Huffman code.
   const double bits_each = std::max(entropy(sample, 1), 1.0);
   const double without = bits_each * static_cast<double>(sample.size()) / 8;

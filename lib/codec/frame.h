@@ -29,6 +29,7 @@ class FrameEncoder {
  public:
   // `level`: zstd's, kLowestPackLevel to kHighestPackLevel. It matters where repetitions pay; what
   // only has uneven bytes, such as the exponents of weights, is entropy-coded at any level.
+  // Throws UnsupportedError if zstd refuses a parameter.
   explicit FrameEncoder(int level);
   ~FrameEncoder();
   FrameEncoder(const FrameEncoder&) = delete;
@@ -39,11 +40,12 @@ class FrameEncoder {
   ByteSpan encode(ByteSpan content, PlaneLayout layout);
 
  private:
-  struct Zstd;
+  class Zstd;
   enum class Method : uint8_t;
   void append_plane(ByteSpan plane, std::byte* header);
   Method choose_method(ByteSpan plane);
-  std::unique_ptr<Zstd> zstd_;
+  std::unique_ptr<Zstd> matching_;  // of the level
+  std::unique_ptr<Zstd> entropy_;   // without matches
   std::vector<std::byte> planes_;
   std::vector<std::byte> frame_;
   size_t size_ = 0;  // of frame_, what is in use
