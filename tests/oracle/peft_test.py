@@ -1,9 +1,11 @@
 """zero-to-fp32 --peft against peft itself: the same tensors, and a model that loads them answers as the live one did."""
+import contextlib
 import json
 import os
 import pathlib
 import re
 import shutil
+import tempfile
 
 import common
 import torch
@@ -33,60 +35,69 @@ class PeftTest(OracleTest):
         return output
 
     def assert_live(self, case, adapter):
+        """Bit for bit what peft's own folder gives here; the live model ran on another processor."""
+        own = case / "expected" / "adapter"
         self.assert_same_tensors(load_file(adapter / "adapter_model.safetensors"),
-                                 load_file(case / "expected" / "adapter" / "adapter_model.safetensors"))
+                                 load_file(own / "adapter_model.safetensors"))
+        logits = logits_with(case, adapter)
+        self.assertTrue(torch.equal(logits, logits_with(case, own)))
         live = load_file(case / "expected" / "logits.safetensors")["logits"]
-        self.assertTrue(torch.equal(logits_with(case, adapter), live))
+        torch.testing.assert_close(logits, live, rtol=1e-4, atol=1e-5)
 
-    def each_case_folder(self):
-        for case in cases():
-            with self.subTest(case.name), common.tempfile.TemporaryDirectory() as folder:
-                yield case, pathlib.Path(folder)
+    @contextlib.contextmanager
+    def folder_for(self, case):
+        with self.subTest(case.name), tempfile.TemporaryDirectory() as folder:
+            yield pathlib.Path(folder)
 
     def one_case(self):
-        holder = common.tempfile.TemporaryDirectory()
+        holder = tempfile.TemporaryDirectory()
         self.addCleanup(holder.cleanup)
         return cases()[0], pathlib.Path(holder.name)
 
     def test_with_the_given_configuration_it_is_pefts_own_folder(self):
-        for case, folder in self.each_case_folder():
-            config = case / "expected" / "adapter" / "adapter_config.json"
-            adapter = self.adapter(case / "ckpt", folder / "adapter", "--peft-config", config)
-            self.assert_live(case, adapter)
-            self.assertEqual((adapter / "adapter_config.json").read_bytes(), config.read_bytes())
-            self.assertEqual(len(list(adapter.iterdir())), 2)
+        for case in cases():
+            with self.folder_for(case) as folder:
+                config = case / "expected" / "adapter" / "adapter_config.json"
+                adapter = self.adapter(case / "ckpt", folder / "adapter", "--peft-config", config)
+                self.assert_live(case, adapter)
+                self.assertEqual((adapter / "adapter_config.json").read_bytes(), config.read_bytes())
+                self.assertEqual(len(list(adapter.iterdir())), 2)
 
     def test_a_configuration_beside_the_shards_is_found(self):
-        for case, folder in self.each_case_folder():
-            shutil.copytree(case / "ckpt", folder / "ckpt")
-            shutil.copy(case / "expected" / "adapter" / "adapter_config.json", folder / "ckpt")
-            self.assert_live(case, self.adapter(folder / "ckpt", folder / "adapter"))
+        for case in cases():
+            with self.folder_for(case) as folder:
+                shutil.copytree(case / "ckpt", folder / "ckpt")
+                shutil.copy(case / "expected" / "adapter" / "adapter_config.json", folder / "ckpt")
+                self.assert_live(case, self.adapter(folder / "ckpt", folder / "adapter"))
 
     def test_a_derived_configuration_gives_the_same_model(self):
-        for case, folder in self.each_case_folder():
-            config = json.loads((case / "expected" / "adapter" / "adapter_config.json").read_text())
-            adapter = self.adapter(case / "ckpt", folder / "adapter", "--lora-alpha", config["lora_alpha"])
-            derived = json.loads((adapter / "adapter_config.json").read_text())
-            for key in ("peft_type", "r", "lora_alpha", "bias", "use_dora", "modules_to_save"):
-                self.assertEqual(derived[key], config[key], key)
-            self.assert_live(case, adapter)
+        for case in cases():
+            with self.folder_for(case) as folder:
+                config = json.loads((case / "expected" / "adapter" / "adapter_config.json").read_text())
+                adapter = self.adapter(case / "ckpt", folder / "adapter", "--lora-alpha", config["lora_alpha"])
+                derived = json.loads((adapter / "adapter_config.json").read_text())
+                for key in ("peft_type", "r", "lora_alpha", "bias", "use_dora", "modules_to_save"):
+                    self.assertEqual(derived[key], config[key], key)
+                self.assert_live(case, adapter)
 
     def test_without_lora_alpha_nothing_is_guessed(self):
-        for case, folder in self.each_case_folder():
-            done = run_tool("zero-to-fp32", case / "ckpt", "--peft", folder / "adapter")
-            self.assertEqual(done.returncode, 2, done.stderr)
-            self.assertRegex(done.stderr, "lora_alpha")
-            self.assertFalse((folder / "adapter").exists())
+        for case in cases():
+            with self.folder_for(case) as folder:
+                done = run_tool("zero-to-fp32", case / "ckpt", "--peft", folder / "adapter")
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertRegex(done.stderr, "lora_alpha")
+                self.assertFalse((folder / "adapter").exists())
 
     def test_a_configuration_of_another_rank_is_refused(self):
-        for case, folder in self.each_case_folder():
-            config = json.loads((case / "expected" / "adapter" / "adapter_config.json").read_text())
-            config["r"] += 1
-            (folder / "config.json").write_text(json.dumps(config))
-            done = run_tool("zero-to-fp32", case / "ckpt", "--peft", folder / "adapter", "--peft-config",
-                            folder / "config.json")
-            self.assertEqual(done.returncode, 3, done.stderr)
-            self.assertRegex(done.stderr, re.compile(r"config\.json: r: .*lora_A.*the tensor is of rank"))
+        for case in cases():
+            with self.folder_for(case) as folder:
+                config = json.loads((case / "expected" / "adapter" / "adapter_config.json").read_text())
+                config["r"] += 1
+                (folder / "config.json").write_text(json.dumps(config))
+                done = run_tool("zero-to-fp32", case / "ckpt", "--peft", folder / "adapter", "--peft-config",
+                                folder / "config.json")
+                self.assertEqual(done.returncode, 3, done.stderr)
+                self.assertRegex(done.stderr, re.compile(r"config\.json: r: .*lora_A.*the tensor is of rank"))
 
     def test_another_type_is_the_rounding(self):
         case, folder = self.one_case()

@@ -46,7 +46,7 @@ class Model {
     Numbers numbers(static_cast<size_t>(tensor.numel()));
     std::vector<std::byte> bytes(tensor.nbytes());
     read_elements(inputs_, tensor, 0, tensor.numel(), bytes);
-    std::memcpy(numbers.data(), bytes.data(), bytes.size());
+    if (!bytes.empty()) std::memcpy(numbers.data(), bytes.data(), bytes.size());
     return numbers;
   }
 
