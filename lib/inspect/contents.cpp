@@ -12,8 +12,8 @@ UsageError no_roots_of_weights(const fs::path& path) {
 }
 
 Contents Contents::open(InputFiles& inputs, const fs::path& path, const ContentsOptions& options) {
-  Contents contents;
   if (holds_only_weights(path, options.tag)) {
+    Contents contents;
     if (!options.roots.empty()) throw no_roots_of_weights(path);
     contents.weights_ = std::make_unique<Weights>(Weights::open(inputs, path));
     bool torch = false;
@@ -31,12 +31,16 @@ Contents Contents::open(InputFiles& inputs, const fs::path& path, const Contents
 
   std::vector<TpRule> rules;
   for (const std::string& rule : options.tp_rules) rules.push_back(TpRule::parse(rule));
-  contents.checkpoint_ =
-      std::make_shared<const Checkpoint>(Checkpoint::open(inputs, path,
-                                                          {.tag = options.tag,
-                                                           .roots = options.roots,
-                                                           .optimizer_states = options.states,
-                                                           .tp_rules = std::move(rules)}));
+  return of(std::make_shared<const Checkpoint>(Checkpoint::open(inputs, path,
+                                                                {.tag = options.tag,
+                                                                 .roots = options.roots,
+                                                                 .optimizer_states = options.states,
+                                                                 .tp_rules = std::move(rules)})));
+}
+
+Contents Contents::of(std::shared_ptr<const Checkpoint> opened) {
+  Contents contents;
+  contents.checkpoint_ = std::move(opened);
   const Checkpoint& checkpoint = *contents.checkpoint_;
   contents.form_ = checkpoint.facts().layout;
   for (const auto* files : {&checkpoint.model_files(), &checkpoint.optim_files(),

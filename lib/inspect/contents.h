@@ -48,6 +48,8 @@ class Contents {
   // weights. Throws as Checkpoint::open and Weights::open.
   static Contents open(InputFiles& inputs, const std::filesystem::path& path,
                        const ContentsOptions& options = {});
+  // Those of a checkpoint that was opened already.
+  static Contents of(std::shared_ptr<const Checkpoint> checkpoint);
 
   // "zero-2", "universal", ...: the layout of a checkpoint; "torch", "safetensors" or, of a folder
   // with both, "weights".

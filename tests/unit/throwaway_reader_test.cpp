@@ -5,8 +5,11 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <memory>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,25 +18,37 @@
 #include "checkpoint/layout.h"
 #include "checkpoint/shard.h"
 #include "deepspeed/run_config.h"
+#include "dsckpt/reshard.h"
+#include "dsckpt/run.h"
+#include "dsckpt/universal.h"
+#include "dsckpt/weights.h"
+#include "inspect/contents.h"
+#include "inspect/summary.h"
+#include "inspect/tree.h"
+#include "job/source.h"
 #include "support/expect_error.h"
 #include "support/hand_made.h"
+#include "support/temp_file.h"
 
 namespace dsckpt {
 namespace {
 namespace fs = std::filesystem;
 
 // The made-up format: a line "KIND NAME ROWS COLUMNS" for each matrix in `params`; their float32
-// values end to end in `values`, of trained ones followed by those of two states; and what the
-// optimizer keeps once in optimizer.pt.
+// values end to end in `values`, of trained ones followed by those of two states; and what a run
+// has once in run.pt: the optimizer's settings and the step.
 bool probe_made_up(CheckpointDraft& draft) {
   return fs::exists(draft.folder.path / "params");
 }
 
 void read_made_up(CheckpointDraft& draft) {
   const fs::path& folder = draft.folder.path;
-  draft.module_shards = open_shards(draft.inputs, {{{}, folder / "optimizer.pt"}}, folder);
-  const TorchArchive& optimizer = draft.module_shards.front().archive;
-  ParamGroup group{.params = {}, .settings = {&optimizer, optimizer.root().at("settings")}};
+  draft.model_shards = open_shards(draft.inputs, {{{}, folder / "run.pt"}}, folder);
+  const TorchArchive& run = draft.model_shards.front().archive;
+  draft.wrapper_state = {&run, run.root().at("optimizer")};
+  ParamGroup group{
+      .params = {},
+      .settings = {&run, draft.wrapper_state.value.at("param_groups").as_sequence().front()}};
   const FileId file = draft.inputs.add(folder / "values");
   uint64_t at = 0;
   const auto next = [&](const Shape& shape) {
@@ -48,7 +63,7 @@ void read_made_up(CheckpointDraft& draft) {
     if (kind == "trained") {
       param.kind = ParamKind::trainable;
       for (const char* key : {"exp_avg", "exp_avg_sq"}) param.states.push_back({key, next(shape)});
-      param.step = {&optimizer, optimizer.root().at("step")};
+      param.step = {&run, run.root().at("step")};
       param.requires_grad = true;
       group.params.push_back(name);
     }
@@ -60,6 +75,8 @@ void read_made_up(CheckpointDraft& draft) {
 constexpr Layout kMadeUp{"made-up", probe_made_up, read_made_up};
 constexpr std::array<const Layout*, 1> kLayouts{&kMadeUp};
 
+using Floats = std::vector<float>;
+
 class ThrowawayReader : public testing::Test {
  protected:
   void SetUp() override {
@@ -67,10 +84,12 @@ class ThrowawayReader : public testing::Test {
                     "trained up.weight 2 3\n"
                     "frozen down.weight 1 4\n"
                     "trained head.weight 2 1\n");
-    std::vector<float> numbers(3 * 6 + 4 + 3 * 2);
+    Floats numbers(3 * 6 + 4 + 3 * 2);
     std::iota(numbers.begin(), numbers.end(), 0.0F);
     made_.write_raw("values", {reinterpret_cast<const char*>(numbers.data()), 4 * numbers.size()});
-    made_.write("optimizer.pt", R"({"settings": {"lr": 0.5}, "step": 7})");
+    made_.write("run.pt", R"({"step": 7, "optimizer": {"state": {}, "param_groups": [
+        {"lr": 0.5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0,
+         "bias_correction": true, "params": [0, 1]}]}})");
   }
 
   Checkpoint open() {
@@ -78,15 +97,20 @@ class ThrowawayReader : public testing::Test {
     return Checkpoint::open(inputs_, folder, {.tag = {}, .optimizer_states = true}, kLayouts);
   }
 
-  std::vector<float> floats(const TensorSource& tensor) const {
-    return test::floats_of(inputs_, tensor);
+  // What the conversions are given of it.
+  Source source() {
+    auto inputs = std::make_shared<InputFiles>();
+    const TagFolder folder{.path = made_.folder(), .tag = "made-up", .shards = {}};
+    auto checkpoint = std::make_shared<const Checkpoint>(
+        Checkpoint::open(*inputs, folder, {.tag = {}, .optimizer_states = true}, kLayouts));
+    return source_of(made_.folder(), std::move(inputs), std::move(checkpoint));
   }
+
+  Floats floats(const TensorSource& tensor) const { return test::floats_of(inputs_, tensor); }
 
   test::HandMade made_;
   InputFiles inputs_;
 };
-
-using Floats = std::vector<float>;
 
 TEST_F(ThrowawayReader, ListsItsParametersThroughCheckpoint) {
   const Checkpoint checkpoint = open();
@@ -123,9 +147,69 @@ TEST_F(ThrowawayReader, HasStatesStepsAndGroups) {
   EXPECT_EQ(group.settings.value.at("lr").as_real(), 0.5);
 }
 
-TEST_F(ThrowawayReader, NeedsNoneOfDeepSpeedsFiles) {
+// The values of all tensors and states, by name and state.
+std::map<std::string, Floats> all_floats(const Source& source) {
+  std::map<std::string, Floats> all;
+  for (const SourceTensor& tensor : source.tensors()) {
+    Floats values(static_cast<size_t>(numel(tensor.shape)));
+    source.read(tensor, std::as_writable_bytes(std::span(values)));
+    all[tensor.name + " " + tensor.state] = values;
+  }
+  return all;
+}
+
+TEST_F(ThrowawayReader, FeedsWeights) {
+  const test::TempFolder out;
+  run(plan_weights(source(), {.format = &kSafetensors}), out.path());
+  const std::map<std::string, Floats> expected{{"up.weight ", {0, 1, 2, 3, 4, 5}},
+                                               {"down.weight ", {18, 19, 20, 21}},
+                                               {"head.weight ", {22, 23}}};
+  EXPECT_EQ(all_floats(Source::open(out.path())), expected);
+}
+
+TEST_F(ThrowawayReader, FeedsUniversal) {
+  const test::TempFolder out;
+  run(plan_universal(source()), out.path() / "universal");
+  InputFiles inputs;
+  const auto read = [&](const std::string& name) {
+    const FileId id = inputs.add(out.path() / "universal" / "zero" / name);
+    const TorchArchive archive = TorchArchive::open(inputs, id);
+    return test::floats_of(inputs, archive.tensor(archive.root().at("param")));
+  };
+  EXPECT_EQ(read("up.weight/fp32.pt"), (Floats{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(read("up.weight/exp_avg.pt"), (Floats{6, 7, 8, 9, 10, 11}));
+  EXPECT_EQ(read("up.weight/exp_avg_sq.pt"), (Floats{12, 13, 14, 15, 16, 17}));
+  EXPECT_EQ(read("down.weight/fp32.pt"), (Floats{18, 19, 20, 21}));
+  EXPECT_EQ(read("head.weight/exp_avg_sq.pt"), (Floats{26, 27}));
+}
+
+TEST_F(ThrowawayReader, FeedsReshard) {
+  for (const int stage : {1, 2, 3}) {
+    SCOPED_TRACE(stage);
+    const test::TempFolder out;
+    const fs::path folder = out.path() / "resharded";
+    run(plan_reshard(source(), {.dp = 3, .stage = stage}), folder);
+    const Source resharded = Source::open(folder, {.optimizer_states = true});
+    EXPECT_EQ(resharded.facts().zero_stage, stage);
+    EXPECT_EQ(resharded.facts().dp, 3u);
+    EXPECT_EQ(all_floats(resharded), all_floats(source()));
+  }
+}
+
+TEST_F(ThrowawayReader, FeedsInspect) {
+  const Source source = this->source();
+  const Contents contents = Contents::of(source->checkpoint);
+  EXPECT_EQ(contents.form(), "made-up");
+  EXPECT_EQ(contents.tensors().size(), 3u + 4u);
+  const Summary summary = summarize(*source->inputs, contents);
+  EXPECT_EQ(summary.counts.at("trainable").elements, 8);
+  EXPECT_EQ(summary.counts.at("frozen").elements, 4);
+  EXPECT_EQ(summary.parameters(), 12);
+  EXPECT_EQ(tree_of(contents.tensors(), true).children.size(), 3u);
+}
+
+TEST_F(ThrowawayReader, NeedsNoneOfDeepSpeedsFacts) {
   const Checkpoint checkpoint = open();
-  EXPECT_TRUE(checkpoint.model_files().empty());
   EXPECT_TRUE(checkpoint.optim_files().empty());
   EXPECT_EQ(checkpoint.facts().ds_version, "");
   EXPECT_EQ(checkpoint.facts().global_steps, std::nullopt);
