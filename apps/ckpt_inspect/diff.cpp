@@ -1,5 +1,6 @@
 // ckpt-inspect diff: what differs between two checkpoints or sets of weights.
 
+#include "cli/messages.h"
 #include "inspect/diff.h"
 
 #include <CLI/CLI.hpp>

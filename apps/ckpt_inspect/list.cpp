@@ -6,6 +6,7 @@
 #include <set>
 
 #include "ckpt_inspect/commands.h"
+#include "cli/messages.h"
 #include "cli/terminal.h"
 #include "inspect/extents.h"
 #include "report/report.h"

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ckpt_inspect/commands.h"
+#include "cli/messages.h"
 #include "format/read_tensor.h"
 #include "inspect/extents.h"
 #include "inspect/values.h"

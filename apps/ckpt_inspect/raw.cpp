@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "ckpt_inspect/commands.h"
+#include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "dsckpt/error.h"
 #include "format/torch_archive.h"

@@ -1,5 +1,6 @@
 // ckpt-inspect scan: what the pickles below a path would import and call.
 
+#include "cli/messages.h"
 #include "inspect/scan.h"
 
 #include <algorithm>

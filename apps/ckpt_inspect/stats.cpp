@@ -7,6 +7,7 @@
 
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
+#include "cli/messages.h"
 #include "cli/terminal.h"
 #include "inspect/tensor_stats.h"
 #include "report/report.h"

@@ -1,5 +1,6 @@
 // ckpt-inspect PATH: what it is, in one screen.
 
+#include "cli/messages.h"
 #include "inspect/summary.h"
 
 #include <CLI/App.hpp>

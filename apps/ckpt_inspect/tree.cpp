@@ -1,5 +1,6 @@
 // ckpt-inspect tree: the names as a tree of modules.
 
+#include "cli/messages.h"
 #include "inspect/tree.h"
 
 #include <CLI/App.hpp>

@@ -1,5 +1,6 @@
 // ckpt-inspect verify: everything that is wrong with a checkpoint.
 
+#include "cli/messages.h"
 #include "inspect/verify/verify.h"
 
 #include <iostream>

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ckpt_inspect/commands.h"
+#include "cli/messages.h"
 #include "cli/terminal.h"
 #include "inspect/extents.h"
 #include "report/report.h"

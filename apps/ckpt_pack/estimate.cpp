@@ -1,5 +1,6 @@
 // ckpt-pack estimate: what packing would come to.
 
+#include "cli/messages.h"
 #include "pack/estimate.h"
 
 #include <CLI/CLI.hpp>

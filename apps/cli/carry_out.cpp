@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/text.h"
+#include "cli/messages.h"
 #include "cli/terminal.h"
 #include "job/job_impl.h"
 #include "job/run_job.h"

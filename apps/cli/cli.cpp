@@ -12,6 +12,7 @@
 #include <new>
 #include <nlohmann/json.hpp>
 
+#include "cli/messages.h"
 #include "cli/spelling.h"
 #include "cli/terminal.h"
 #include "dsckpt/error.h"
@@ -116,16 +117,6 @@ int run(CLI::App& app, const Common& common, int argc, char** argv,
     std::cerr << app.get_name() << ": internal error: " << error.what() << "\n";
     return kBug;
   }
-}
-
-void print_json(const std::string& type, nlohmann::json data) {
-  std::cout << dump({{"schema", kJsonSchema}, {"type", type}, {"data", std::move(data)}}) << "\n";
-}
-
-void note(const CLI::App& app, const Common& common, const std::string& text) {
-  if (common.quiet) return;
-  std::cerr << app.get_name() << ": " << styled(Terminal::of_stderr(), Style::warning, "note:")
-            << " " << printable(text) << "\n";
 }
 
 }  // namespace dsckpt::cli

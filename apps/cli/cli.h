@@ -4,7 +4,6 @@
 
 #include <CLI/App.hpp>
 #include <functional>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -40,10 +39,5 @@ using AddCommand = Command(CLI::App& app, Common& common);
 // stderr.
 int run(CLI::App& app, const Common& common, int argc, char** argv,
         const std::function<int()>& body);
-
-// Prints `json` as one line {"schema": 1, "type": type, "data": ...} on stdout.
-void print_json(const std::string& type, nlohmann::json data);
-// "TOOL: note: text" on stderr, unless --quiet.
-void note(const CLI::App& app, const Common& common, const std::string& text);
 
 }  // namespace dsckpt::cli

@@ -7,6 +7,7 @@
 
 #include "cli/carry_out.h"
 #include "cli/cli.h"
+#include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "dsckpt/universal.h"
 

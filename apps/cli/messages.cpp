@@ -1,0 +1,22 @@
+#include "cli/messages.h"
+
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "cli/terminal.h"
+#include "report/report.h"
+
+namespace dsckpt::cli {
+
+void print_json(const std::string& type, nlohmann::json data) {
+  std::cout << dump({{"schema", kJsonSchema}, {"type", type}, {"data", std::move(data)}}) << "\n";
+}
+
+void note(const CLI::App& app, const Common& common, const std::string& text) {
+  if (common.quiet) return;
+  std::cerr << app.get_name() << ": " << styled(Terminal::of_stderr(), Style::warning, "note:")
+            << " " << printable(text) << "\n";
+}
+
+}  // namespace dsckpt::cli

@@ -1,0 +1,17 @@
+// What tools say beside their results.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "cli/options.h"
+
+namespace dsckpt::cli {
+
+// Prints `json` as one line {"schema": 1, "type": type, "data": ...} on stdout.
+void print_json(const std::string& type, nlohmann::json data);
+// "TOOL: note: text" on stderr, unless --quiet.
+void note(const CLI::App& app, const Common& common, const std::string& text);
+
+}  // namespace dsckpt::cli
