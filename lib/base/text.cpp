@@ -7,6 +7,16 @@
 
 namespace dsckpt {
 
+std::string some_of(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 4;
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kShown); ++i) {
+    text += (i == 0 ? "'" : ", '") + names[i] + "'";
+  }
+  if (names.size() > kShown) text += " and " + std::to_string(names.size() - kShown) + " more";
+  return text;
+}
+
 std::string printable(const std::string& text, Newlines newlines) {
   constexpr std::string_view kHex = "0123456789abcdef";
   std::string out;

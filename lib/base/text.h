@@ -23,6 +23,9 @@ inline std::string listed(const std::vector<std::string>& lines) {
   return lines.size() > kMaxListed ? text + "\n  ..." : text;
 }
 
+// "'a', 'b' and 3 more"
+std::string some_of(const std::vector<std::string>& names);
+
 enum class Newlines : uint8_t { escape, keep };
 
 // `text` with control characters as "\\n", "\\x1b", so that it stays on its line and does nothing

@@ -71,6 +71,10 @@ const char* to_string(ParamKind kind) {
   return "unknown";
 }
 
+bool is_trained(const Param& param) {
+  return param.kind == ParamKind::trainable && param.alias_of.empty();
+}
+
 TensorSource without_padding(const Param& param, const TensorSource& value) {
   if (!param.form.vocab_rows || value.shape().empty()) return value;
   return value.narrow(0, 0, std::min(*param.form.vocab_rows, value.shape().front()));

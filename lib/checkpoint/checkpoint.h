@@ -87,6 +87,9 @@ struct Param {
   bool requires_grad = false;
 };
 
+// Owned by an optimizer under this name.
+bool is_trained(const Param& param);
+
 // `value`, the weight or a state of `param`, without the rows that only fill the vocabulary up
 // (UniversalForm::vocab_rows).
 TensorSource without_padding(const Param& param, const TensorSource& value);

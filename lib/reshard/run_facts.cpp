@@ -107,10 +107,6 @@ const Param* ParamIndex::find(std::string_view name) const {
   return found == by_name_.end() ? nullptr : found->second;
 }
 
-bool is_trained(const Param& param) {
-  return param.kind == ParamKind::trainable && param.alias_of.empty();
-}
-
 bool has_states(const Param& param) {
   return !param.states.empty() || param.step.archive != nullptr;
 }

@@ -52,8 +52,6 @@ class ParamIndex {
   std::unordered_map<std::string_view, const Param*> by_name_;
 };
 
-// Owned by an optimizer under this name.
-bool is_trained(const Param& param);
 // Whether the optimizer has stepped it, or keeps anything of it.
 bool has_states(const Param& param);
 

@@ -19,10 +19,6 @@ namespace {
 // The release whose form the files have.
 constexpr std::string_view kDsVersion = "0.19.8";
 
-bool is_trained(const Param& param) {
-  return param.kind == ParamKind::trainable && param.alias_of.empty();
-}
-
 Value initial_step(TorchArchiveWriter& writer, InitialStates::Step step) {
   if (step != InitialStates::Step::tensor) return Document::integer(0);
   return writer.tensor(TensorSource::zeros(DType::float32, {}));

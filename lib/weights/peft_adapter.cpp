@@ -70,7 +70,7 @@ struct Adapter {
   bool has_biases = false;
 };
 
-bool is_trained(const Checkpoint& checkpoint, const Param& param) {
+bool may_be_trained(const Checkpoint& checkpoint, const Param& param) {
   return param.kind == ParamKind::trainable || !checkpoint.facts().frozen_known;
 }
 
@@ -78,7 +78,7 @@ std::string adapter_of(const Checkpoint& checkpoint, const std::vector<ChosenTen
   std::set<std::string> names;
   for (const auto& [param, tensor] : chosen) {
     const auto name = adapter_tensor_name(tensor.name);
-    if (name && is_trained(checkpoint, *param)) names.insert(name->adapter);
+    if (name && may_be_trained(checkpoint, *param)) names.insert(name->adapter);
   }
   if (names.empty()) {
     throw UsageError("--peft: no trained parameter is part of a PEFT adapter");
@@ -100,7 +100,7 @@ Adapter find_adapter(const Checkpoint& checkpoint, const std::vector<ChosenTenso
     std::string saved = name ? name->saved : each.tensor.name;
     if (name) {
       if (name->adapter != adapter) continue;
-    } else if (!is_trained(checkpoint, *each.param) || !checkpoint.facts().frozen_known) {
+    } else if (!may_be_trained(checkpoint, *each.param) || !checkpoint.facts().frozen_known) {
       continue;
     } else if (!saved.ends_with(".bias")) {
       notes.push_back("'" + saved + "' is trained, but no part of the adapter; it is left out");

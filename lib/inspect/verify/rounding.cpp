@@ -286,7 +286,7 @@ std::vector<Weight> universal_weights(Verification& v) {
   if (!v.checkpoint || models.size() != 1) return weights;
   ModuleFiles module(v, *models.front()->shard);
   for (const Param& param : v.checkpoint->params()) {
-    if (param.kind != ParamKind::trainable || !param.alias_of.empty()) continue;
+    if (!is_trained(param)) continue;
     const auto stored = module.find(param.name);
     if (stored && can_compare(*stored, param.weight)) {
       weights.push_back({param.name, *stored, param.weight});
