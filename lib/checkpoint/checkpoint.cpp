@@ -54,7 +54,8 @@ void find_stripped(CheckpointDraft& draft) {
   }
   if (!draft.facts.stripped) return;
   draft.facts.states_assigned = false;
-  draft.notes.emplace_back("was stripped to its weights by ckpt-pack strip: without optimizer states");
+  draft.notes.emplace_back(
+      "was stripped to its weights by ckpt-pack strip: without optimizer states");
 }
 
 }  // namespace
