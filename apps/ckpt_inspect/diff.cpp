@@ -3,7 +3,7 @@
 #include "cli/messages.h"
 #include "inspect/diff.h"
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <iostream>
 #include <map>
 #include <memory>

@@ -3,7 +3,7 @@
 #include "cli/messages.h"
 #include "pack/estimate.h"
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>

@@ -2,7 +2,7 @@
 
 #include "dsckpt/pack.h"
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <memory>
 #include <string>
 

@@ -1,6 +1,6 @@
 // ckpt-pack strip.
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <memory>
 #include <string>
 

@@ -1,6 +1,7 @@
 #include "cli/help.h"
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
+#include <CLI/Formatter.hpp>
 #include <algorithm>
 
 #include "cli/cli.h"

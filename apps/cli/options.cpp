@@ -2,7 +2,7 @@
 
 #include <tbb/version.h>
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <iostream>
 #include <map>

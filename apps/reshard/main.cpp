@@ -1,6 +1,8 @@
 // reshard: native ZeRO shards for another number of GPUs, which DeepSpeed loads with no flag.
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
 #include <string>
 
 #include "cli/carry_out.h"

@@ -1,7 +1,9 @@
 // to-universal: a DeepSpeed checkpoint as a Universal Checkpoint, with ds_to_universal.py's command
 // line.
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
 #include <algorithm>
 #include <string>
 
