@@ -22,6 +22,12 @@ std::string packed_text(const RunStats& stats) {
          ")";
 }
 
+std::string unchecked_text(const RunStats& stats) {
+  if (stats.records_unchecked == 0) return "";
+  return ", " + std::to_string(stats.records_unchecked) +
+         " not, of which little was read (--verify)";
+}
+
 std::string table_of(const Listing& listing) {
   std::vector<Table::Column> columns;
   for (const Listing::Column& column : listing.columns) {
@@ -66,7 +72,7 @@ void say_after(const CLI::App& app, const Common& common, const Job& job,
     std::cerr << app.get_name() << ": " << job->what << ", " << human_bytes(stats.bytes_written)
               << packed_text(stats) << " in " << output.string() << ", "
               << human_seconds(stats.seconds) << ", " << stats.records_checked
-              << " checksums verified\n";
+              << " checksums verified" << unchecked_text(stats) << "\n";
   }
 }
 

@@ -1,7 +1,5 @@
 #include "checkpoint/checkpoint.h"
 
-#include <tbb/parallel_for.h>
-
 #include <algorithm>
 #include <array>
 #include <unordered_map>
@@ -216,15 +214,6 @@ const std::vector<LostFile>& Checkpoint::lost_files() const {
 }
 const std::vector<IncompleteParam>& Checkpoint::incomplete() const {
   return impl_->draft.incomplete;
-}
-
-std::vector<InputRecord> records_of(const std::vector<CheckpointFile>& files, bool all) {
-  std::vector<std::vector<InputRecord>> found(files.size());
-  tbb::parallel_for(size_t{0}, files.size(),
-                    [&](size_t i) { found[i] = files[i].archive->records(all); });
-  std::vector<InputRecord> out;
-  for (const auto& some : found) out.insert(out.end(), some.begin(), some.end());
-  return out;
 }
 
 std::vector<CheckpointFile> Checkpoint::files() const {

@@ -195,10 +195,6 @@ struct SwapFile {
   ShardName owner;  // the optimizer-states file that refers to it
 };
 
-// Zip records of `files` with their CRC32, file by file: those that hold the tensors, or, with
-// `all`, every one, which takes a read of each.
-std::vector<InputRecord> records_of(const std::vector<CheckpointFile>& files, bool all);
-
 // Immutable; any thread.
 class Checkpoint {
  public:

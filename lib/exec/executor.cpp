@@ -92,6 +92,7 @@ class Run {
     stats.bytes_stored = stats.bytes_written;
     stats.bytes_read = bytes_read_;
     stats.records_checked = checks_.checked();
+    stats.records_unchecked = checks_.unchecked();
     stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return stats;
   }

@@ -10,11 +10,6 @@
 namespace dsckpt {
 namespace {
 
-// A record is worth completing if the plan leaves out no more than this.
-uint64_t tolerable_gap(uint64_t record_size) {
-  return std::max<uint64_t>(64 << 10, record_size / 64);
-}
-
 struct Read {
   uint32_t record;
   // Where to say that it belongs to the record; null if whoever reads it does not checksum it.
@@ -64,11 +59,18 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
         records_.begin(), records_.end(), read, [](const Extent& a, const InputRecord& b) {
           return std::tie(a.file, a.offset) < std::tie(b.extent.file, b.extent.offset);
         });
-    if (after == records_.begin()) return;
-    const Extent& extent = std::prev(after)->extent;
-    if (extent.file != read.file || read.end() > extent.end()) return;
-    reads.push_back({static_cast<uint32_t>(after - records_.begin() - 1), reported, read.offset,
-                     read.end(), strided});
+    const auto belongs = [&](const Extent& extent) {
+      return extent.file == read.file && extent.offset < read.end() && read.offset < extent.end();
+    };
+    auto record = after == records_.begin() ? after : std::prev(after);
+    if (record != after && !belongs(record->extent)) ++record;
+    for (; record != records_.end() && belongs(record->extent); ++record) {
+      const Extent& extent = record->extent;
+      const bool inside = read.offset >= extent.offset && read.end() <= extent.end();
+      reads.push_back({static_cast<uint32_t>(record - records_.begin()),
+                       inside ? reported : nullptr, std::max(read.offset, extent.offset),
+                       std::min(read.end(), extent.end()), strided});
+    }
   };
   // Where whoever reads the source number `k` of an item looks whether to checksum it.
   const auto reported = [&](size_t i, const CopyItem& item, size_t k) -> uint32_t* {
@@ -98,35 +100,56 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
     return std::tie(a.record, a.begin) < std::tie(b.record, b.begin);
   });
 
-  auto first = reads.begin();
-  for (uint32_t r = 0; r < records_.size(); ++r) {
-    const Extent& extent = records_[r].extent;
-    auto last = first;
-    bool linear = true;
-    Gaps unread(extent);
-    Gaps unreported(extent);
-    for (; last != reads.end() && last->record == r; ++last) {
-      unread.add(last->begin, last->end);
-      if (last->reported == nullptr) continue;
-      linear = linear && !last->strided && last->begin >= unreported.reached();
-      unreported.add(last->begin, last->end);
-    }
+  // What the plan reads of each record, and what it leaves out.
+  struct Use {
+    std::vector<Read>::const_iterator first;
+    std::vector<Read>::const_iterator last;
     uint64_t left_out = 0;
-    for (const Extent& gap : unread.finish()) left_out += gap.size;
-
-    const bool read_whole = first != last && left_out <= tolerable_gap(extent.size);
-    if (all || read_whole) {
-      ++checked_;
-      if (linear) {
-        for (auto read = first; read != last; ++read) {
-          if (read->reported != nullptr) *read->reported = r;
-        }
-        for (const Extent& gap : unreported.finish()) extra_reads_.push_back({r, gap});
-      } else {
-        extra_reads_.push_back({r, extent});
-      }
+  };
+  std::vector<Use> uses(records_.size());
+  std::vector<uint32_t> order;  // of those that are read
+  auto next = reads.cbegin();
+  for (uint32_t r = 0; r < records_.size(); ++r) {
+    Use& use = uses[r];
+    use.first = next;
+    Gaps unread(records_[r].extent);
+    for (; next != reads.cend() && next->record == r; ++next) unread.add(next->begin, next->end);
+    use.last = next;
+    for (const Extent& gap : unread.finish()) use.left_out += gap.size;
+    if (use.first != use.last) order.push_back(r);
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return uses[a].left_out < uses[b].left_out; });
+  uint64_t besides = std::max(kMostBesides, plan.bytes_read() / kShareBesides);
+  std::vector<bool> is_worth(records_.size(), all);
+  for (const uint32_t r : order) {
+    if (!all && uses[r].left_out > besides) {
+      ++unchecked_;
+      continue;
     }
-    first = last;
+    besides -= std::min(besides, uses[r].left_out);
+    is_worth[r] = true;
+  }
+
+  for (uint32_t r = 0; r < records_.size(); ++r) {
+    if (!is_worth[r]) continue;
+    ++checked_;
+    const Extent& extent = records_[r].extent;
+    bool linear = true;
+    Gaps unreported(extent);
+    for (auto read = uses[r].first; read != uses[r].last; ++read) {
+      if (read->reported == nullptr) continue;
+      linear = linear && !read->strided && read->begin >= unreported.reached();
+      unreported.add(read->begin, read->end);
+    }
+    if (!linear) {
+      extra_reads_.push_back({r, extent});
+      continue;
+    }
+    for (auto read = uses[r].first; read != uses[r].last; ++read) {
+      if (read->reported != nullptr) *read->reported = r;
+    }
+    for (const Extent& gap : unreported.finish()) extra_reads_.push_back({r, gap});
   }
 }
 

@@ -1,10 +1,13 @@
 // RecordChecks: the CRC32 of input records, computed on the way.
 //
-// A record that the plan reads whole is checksummed piece by piece by whoever reads it; the pieces
-// are combined at the end. What little the plan leaves out of such a record (padding, mostly) is
-// read besides, so that the check costs no second pass. Operands of means, all but the first of
-// what must be the same and columns of an interleave whose rows lie apart are not checksummed where
-// they are used; they are read besides, too.
+// A record is checksummed piece by piece by whoever reads it; the pieces are combined at the end.
+// What the plan leaves out of a record that it reads from (padding, mostly) is read besides, so
+// that the check costs no second pass. Operands of means, all but the first of what must be the
+// same, columns of an interleave whose rows lie apart, and pieces that reach from one record into
+// the next are not checksummed where they are used; they are read besides, too.
+//
+// Where a plan wants a little of much, reading the rest would be most of the work: then the records
+// of which the least is left out are checked, and unchecked() says of how many that is not so.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +30,11 @@ class RecordChecks {
     Extent extent;
   };
 
-  // With `all`, every record is checked; else those of which the plan reads all but a little.
+  // What may be read besides: kMostBesides, or a share of what the plan reads, if that is more.
+  static constexpr uint64_t kMostBesides = uint64_t{64} << 20;
+  static constexpr uint64_t kShareBesides = 8;
+
+  // Of `records`, those that the plan reads any byte of are checked; with `all`, every one.
   RecordChecks(const CopyPlan& plan, std::vector<InputRecord> records, bool all);
 
   // The record whose checksum the bytes of item `index`, which is no interleave, belong to, or
@@ -37,6 +44,7 @@ class RecordChecks {
   uint32_t record_of_operand(size_t index) const { return record_of_operand_[index]; }
   const std::vector<ExtraRead>& extra_reads() const { return extra_reads_; }
   uint64_t checked() const { return checked_; }
+  uint64_t unchecked() const { return unchecked_; }
 
   // The CRC32 of `extent`, part of `record`. Any thread.
   void report(uint32_t record, Extent extent, uint32_t crc);
@@ -53,6 +61,7 @@ class RecordChecks {
   std::vector<uint32_t> record_of_operand_;
   std::vector<ExtraRead> extra_reads_;
   uint64_t checked_ = 0;
+  uint64_t unchecked_ = 0;
   std::mutex mutex_;
   // What was reported of each record, by its offset in the file. Neighbours become one at once, so
   // that there are only a few, whatever the size of the record.

@@ -176,6 +176,7 @@ struct TorchArchive::Impl {
   // for: it takes a read of the local header. 0 where it was not; empty if it never was.
   mutable std::mutex mutex;
   mutable std::vector<uint64_t> found;
+  mutable std::vector<bool> is_checked;  // by the number of the record; empty if none is
 
   std::string member(const std::string& key) const {
     return zip ? prefix + "/data/" + key : "storage " + key;
@@ -253,6 +254,21 @@ struct TorchArchive::Impl {
     if (found.empty()) found.resize(zip->entries().size());
     found[index] = extent.offset;
     return extent;
+  }
+
+  // What decides anything is no better than what is copied. Throws CorruptError.
+  void check_record(const std::string& key) const {
+    if (!zip || !zip->has_checksums()) return;
+    const ZipEntry& entry = *zip->find(prefix + "/data/" + key);
+    const auto index = static_cast<size_t>(&entry - zip->entries().data());
+    {
+      const std::lock_guard lock(mutex);
+      if (!is_checked.empty() && is_checked[index]) return;
+    }
+    zip->check(entry);
+    const std::lock_guard lock(mutex);
+    if (is_checked.empty()) is_checked.resize(zip->entries().size());
+    is_checked[index] = true;
   }
 
   // Throws unless the file has the storage, as long as the pickle says.
@@ -471,29 +487,12 @@ std::optional<double> TorchArchive::scalar(const Value& value) const {
     const Extent extent = impl_->extent(tensor);
     const DType dtype = tensor.info.dtype;
     if (real_part(dtype) != dtype) return std::nullopt;
+    impl_->check_record(tensor.info.storage_key);
     const std::vector<std::byte> bytes = impl_->file->read(extent.offset, extent.size);
     double number = 0;
     to_float64(dtype, bytes.data(), &number, 1);
     return number;
   });
-}
-
-std::vector<InputRecord> TorchArchive::records(bool all) const {
-  std::vector<InputRecord> records;
-  if (!impl_->zip || !impl_->zip->has_checksums()) return records;
-  if (all) {
-    for (const ZipEntry& entry : impl_->zip->entries()) {
-      if (entry.size > 0) records.push_back({impl_->zip->data(entry), entry.crc32, entry.name});
-    }
-    return records;
-  }
-  const std::lock_guard lock(impl_->mutex);
-  for (size_t i = 0; i < impl_->found.size(); ++i) {
-    const ZipEntry& entry = impl_->zip->entries()[i];
-    if (impl_->found[i] == 0) continue;
-    records.push_back({{impl_->id, impl_->found[i], entry.size}, entry.crc32, entry.name});
-  }
-  return records;
 }
 
 std::vector<uint32_t> TorchArchive::checksums(const Value& value) const {

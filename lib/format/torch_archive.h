@@ -99,15 +99,12 @@ class TorchArchive {
   // All storages of the file that have any bytes, also those that no tensor is a view of.
   std::vector<Extent> storages() const;
   // A tensor of this archive with a single element, read now: a step count, say. As double.
-  // Plain numbers are returned as they are. nullopt for anything else.
+  // Plain numbers are returned as they are. nullopt for anything else. The whole record is read for
+  // its CRC32, once: throws CorruptError if that is wrong.
   std::optional<double> scalar(const pickle::Value& value) const;
 
-  // Records with a CRC32 that have any bytes: of the storages that tensor() was asked for, or, with
-  // `all`, every one, which takes a read of each record's local header. None for the legacy form
-  // and for zips without checksums.
-  std::vector<InputRecord> records(bool all) const;
-  // The CRC32s of the storages of all tensors in `value`, in the order of the pickle. Empty where
-  // records() is.
+  // The CRC32s of the storages of all tensors in `value`, in the order of the pickle. Empty for the
+  // legacy form and for zips without checksums.
   std::vector<uint32_t> checksums(const pickle::Value& value) const;
   // The name of the record whose header or data byte `offset` of the file belongs to, in the legacy
   // form "storage KEY"; "" if there is none.

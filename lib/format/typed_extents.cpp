@@ -10,7 +10,7 @@
 namespace dsckpt {
 namespace {
 
-TypedExtents of_torch(const InputFiles& files, FileId id, SharedPickles* shared) {
+std::vector<TypedExtent> of_torch(const InputFiles& files, FileId id, SharedPickles* shared) {
   const TorchArchive archive = TorchArchive::open(files, id, shared);
   std::map<uint64_t, TypedExtent> by_offset;
   for (const Extent& extent : archive.storages()) {
@@ -26,30 +26,29 @@ TypedExtents of_torch(const InputFiles& files, FileId id, SharedPickles* shared)
       // A storage that no tensor could be read from is bytes.
     }
   }
-  TypedExtents out;
+  std::vector<TypedExtent> out;
   uint64_t end = 0;
   for (const auto& [offset, typed] : by_offset) {
     // In the legacy form storages may be views of one another.
     if (offset < end) continue;
-    out.extents.push_back(typed);
+    out.push_back(typed);
     end = typed.extent.end();
   }
-  out.records = archive.records(true);
   return out;
 }
 
-TypedExtents of_safetensors(const InputFiles& files, FileId id) {
-  TypedExtents out;
+std::vector<TypedExtent> of_safetensors(const InputFiles& files, FileId id) {
+  std::vector<TypedExtent> out;
   const SafetensorsFile file = SafetensorsFile::open(files, id);
   for (const SafetensorsEntry& entry : file.entries()) {
-    if (entry.extent.size > 0) out.extents.push_back({entry.extent, entry.dtype});
+    if (entry.extent.size > 0) out.push_back({entry.extent, entry.dtype});
   }
   return out;
 }
 
 }  // namespace
 
-TypedExtents typed_extents(const InputFiles& files, FileId id, SharedPickles* shared) {
+std::vector<TypedExtent> typed_extents(const InputFiles& files, FileId id, SharedPickles* shared) {
   return SafetensorsFile::probe(files[id]) ? of_safetensors(files, id)
                                            : of_torch(files, id, shared);
 }

@@ -16,13 +16,9 @@ struct TypedExtent {
   DType dtype = DType::uint8;
 };
 
-struct TypedExtents {
-  std::vector<TypedExtent> extents;  // by offset; none overlap, none are empty
-  // Records with CRC32s (TorchArchive::records).
-  std::vector<InputRecord> records;
-};
-
-// Of a torch archive (its storages) or a safetensors file. Throws what opening it throws.
-TypedExtents typed_extents(const InputFiles& files, FileId id, SharedPickles* shared = nullptr);
+// Of a torch archive (its storages) or a safetensors file: by offset; none overlap, none are empty.
+// Throws what opening it throws.
+std::vector<TypedExtent> typed_extents(const InputFiles& files, FileId id,
+                                       SharedPickles* shared = nullptr);
 
 }  // namespace dsckpt

@@ -31,8 +31,10 @@ struct ZipEntry {
 // Reads the directory of a zip file. Immutable after open; any thread. Does not own the file.
 //
 // open() throws CorruptError (with the offset) for anything that is not a whole, consistent zip:
-// no end record, a directory outside the file, overlapping or duplicate records, sizes beyond the
-// file, anything before the first record or between the directory and the end records;
+// no end record, a directory outside the file, overlapping records, sizes beyond the file, anything
+// before the first record or between the directory and the end records, and whatever torch, Python
+// and others may understand differently: a second end record, or one whose comment does not end
+// with the file, and names that are the same but for their case;
 // UnsupportedError for compressed or encrypted records and multi-disk archives. A comment at the
 // end is fine. Nothing is allocated from a count or a size before it is checked against the file's
 // size. Move-only.
@@ -59,8 +61,11 @@ class ZipReader {
   Extent data(const ZipEntry& entry) const;
   // The data, its CRC32 checked: CorruptError on a mismatch.
   std::vector<std::byte> read(const ZipEntry& entry) const;
+  // The same without keeping the data.
+  void check(const ZipEntry& entry) const;
 
  private:
+  void compare(const ZipEntry& entry, const Extent& extent, uint32_t crc) const;
   ZipReader(const InputFile& file, FileId id) : file_(&file), id_(id) {}
   const InputFile* file_;
   FileId id_;

@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <numeric>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/kernels.h"
+#include "base/keyed_hash.h"
 #include "dsckpt/error.h"
 #include "format/zip.h"
 #include "format/zip_records.h"
@@ -37,17 +39,23 @@ Tail read_tail(const InputFile& file) {
   return {file.read(file.size() - size, size), file.size() - size};
 }
 
-// APPNOTE 4.3.16. The record is the last one whose comment ends exactly where the file does.
-std::optional<uint64_t> find_end_record(const Tail& tail) {
-  if (tail.bytes.size() < zip::kEndSize) return std::nullopt;
-  for (size_t at = tail.bytes.size() - zip::kEndSize;; --at) {
+// APPNOTE 4.3.16. What torch and Python's zipfile take is the last signature, whatever comes behind
+// it (miniz mz_zip_reader_locate_header_sig, zipfile _EndRecData): where that is more or less than
+// its comment, readers that look for a comment of the right length would take another directory.
+uint64_t find_end_record(const InputFile& file, const Tail& tail) {
+  for (size_t left = tail.bytes.size(); left >= zip::kEndSize; --left) {
+    const size_t at = left - zip::kEndSize;
     const std::byte* record = tail.bytes.data() + at;
-    if (load_le<uint32_t>(record) == zip::kEndSignature &&
-        load_le<uint16_t>(record + 20) == tail.bytes.size() - at - zip::kEndSize) {
-      return tail.offset + at;
-    }
-    if (at == 0) return std::nullopt;
+    if (load_le<uint32_t>(record) != zip::kEndSignature) continue;
+    const size_t behind = tail.bytes.size() - left;
+    if (load_le<uint16_t>(record + 20) == behind) return tail.offset + at;
+    throw CorruptError({.offset = tail.offset + at},
+                       std::to_string(behind) + " bytes behind the end record, whose comment has " +
+                           std::to_string(load_le<uint16_t>(record + 20)) +
+                           ": readers could take another one");
   }
+  throw CorruptError({.offset = file.size()},
+                     "no end of central directory: the file is truncated or still being written");
 }
 
 // A field of the end record is either its value or "see the zip64 record" (APPNOTE 4.4.1.4).
@@ -59,12 +67,8 @@ void check_agrees(Narrow narrow, uint64_t wide, uint64_t where, const char* what
 }
 
 Directory read_end_records(const InputFile& file, const Tail& tail) {
-  const std::optional<uint64_t> end = find_end_record(tail);
-  if (!end) {
-    throw CorruptError({.offset = file.size()},
-                       "no end of central directory: the file is truncated or still being written");
-  }
-  ByteReader record = tail.at(*end);
+  const uint64_t end = find_end_record(file, tail);
+  ByteReader record = tail.at(end);
   record.take(4);
   const auto disk = record.read<uint16_t>();
   const auto directory_disk = record.read<uint16_t>();
@@ -74,13 +78,13 @@ Directory read_end_records(const InputFile& file, const Tail& tail) {
   const auto offset = record.read<uint32_t>();
 
   Directory directory{offset, size, entries};
-  uint64_t directory_end = *end;
+  uint64_t directory_end = end;
   bool one_disk = disk == 0 && directory_disk == 0 && entries_here == entries;
   const bool has_locator =
-      *end >= zip::kLocatorSize && *end - zip::kLocatorSize >= tail.offset &&
-      tail.at(*end - zip::kLocatorSize).read<uint32_t>() == zip::kLocatorSignature;
+      end >= zip::kLocatorSize && end - zip::kLocatorSize >= tail.offset &&
+      tail.at(end - zip::kLocatorSize).read<uint32_t>() == zip::kLocatorSignature;
   if (has_locator) {
-    const uint64_t locator_offset = *end - zip::kLocatorSize;
+    const uint64_t locator_offset = end - zip::kLocatorSize;
     ByteReader locator = tail.at(locator_offset);
     locator.take(4);
     const auto end64_disk = locator.read<uint32_t>();
@@ -110,29 +114,29 @@ Directory read_end_records(const InputFile& file, const Tail& tail) {
     directory.size = end64.read<uint64_t>();
     directory.offset = end64.read<uint64_t>();
     directory_end = end64_offset;
-    check_agrees(entries, directory.entries, *end, "the number of records");
-    check_agrees(entries_here, entries_here64, *end, "the number of records");
-    check_agrees(size, directory.size, *end, "the directory's size");
-    check_agrees(offset, directory.offset, *end, "the directory's offset");
-    check_agrees(disk, disk64, *end, "the disk");
-    check_agrees(directory_disk, directory_disk64, *end, "the disk");
+    check_agrees(entries, directory.entries, end, "the number of records");
+    check_agrees(entries_here, entries_here64, end, "the number of records");
+    check_agrees(size, directory.size, end, "the directory's size");
+    check_agrees(offset, directory.offset, end, "the directory's offset");
+    check_agrees(disk, disk64, end, "the disk");
+    check_agrees(directory_disk, directory_disk64, end, "the disk");
     one_disk = disk64 == 0 && directory_disk64 == 0 && entries_here64 == directory.entries;
   }
   if (!one_disk) {
-    throw UnsupportedError({.offset = *end}, "a zip split over several files");
+    throw UnsupportedError({.offset = end}, "a zip split over several files");
   }
   if (directory.offset > directory_end || directory.size != directory_end - directory.offset) {
-    throw CorruptError({.offset = *end},
+    throw CorruptError({.offset = end},
                        "the central directory does not lie where the end record says: bytes are "
                        "missing, or something was put before the archive");
   }
   if (directory.entries > directory.size / zip::kCentralSize) {
-    throw CorruptError({.offset = *end}, std::to_string(directory.entries) +
-                                             " records cannot be listed in " +
-                                             std::to_string(directory.size) + " bytes");
+    throw CorruptError({.offset = end}, std::to_string(directory.entries) +
+                                            " records cannot be listed in " +
+                                            std::to_string(directory.size) + " bytes");
   }
   if (directory.size > kMaxDirectory) {
-    throw UnsupportedError({.offset = *end},
+    throw UnsupportedError({.offset = end},
                            "a central directory of " + std::to_string(directory.size) + " bytes");
   }
   return directory;
@@ -227,19 +231,34 @@ void set_limits(std::vector<ZipEntry>& entries, uint64_t directory_offset) {
   }
 }
 
-// The indices of `entries` in the order of their names, which must all be different.
+// As miniz compares names (mz_zip_filename_compare): torch asks for records without minding case.
+std::string lower(std::string name) {
+  for (char& c : name) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return name;
+}
+
+void check_names_differ(const std::vector<ZipEntry>& entries) {
+  std::unordered_map<std::string, const ZipEntry*, KeyedHash> seen;
+  seen.reserve(entries.size());
+  for (const ZipEntry& entry : entries) {
+    const auto [other, is_new] = seen.emplace(lower(entry.name), &entry);
+    if (is_new) continue;
+    throw CorruptError({.member = entry.name}, other->second->name == entry.name
+                                                   ? "two records have this name"
+                                                   : "torch takes this name and '" +
+                                                         other->second->name + "' for the same");
+  }
+}
+
+// The indices of `entries` in the order of their names.
 std::vector<uint32_t> sorted_by_name(const std::vector<ZipEntry>& entries) {
   std::vector<uint32_t> order(entries.size());
   std::iota(order.begin(), order.end(), uint32_t{0});
   std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
     return std::tie(entries[a].name, a) < std::tie(entries[b].name, b);
   });
-  const auto twice = std::adjacent_find(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return entries[a].name == entries[b].name;
-  });
-  if (twice != order.end()) {
-    throw CorruptError({.member = entries[*twice].name}, "two records have this name");
-  }
   return order;
 }
 
@@ -280,6 +299,7 @@ ZipReader ZipReader::open(const InputFile& file, FileId id) {
     set_limits(zip.entries_, directory.offset);
     zip.has_checksums_ = std::any_of(zip.entries_.begin(), zip.entries_.end(),
                                      [](const ZipEntry& entry) { return entry.crc32 != 0; });
+    check_names_differ(zip.entries_);
     zip.by_name_ = sorted_by_name(zip.entries_);
     return zip;
   });
@@ -352,12 +372,25 @@ Extent ZipReader::data(const ZipEntry& entry) const {
 std::vector<std::byte> ZipReader::read(const ZipEntry& entry) const {
   const Extent extent = data(entry);
   std::vector<std::byte> bytes = file_->read(extent.offset, extent.size);
-  if (has_checksums_ && crc32(0, bytes) != entry.crc32) {
-    throw CorruptError(
-        {.file = file_->display(), .member = entry.name, .offset = extent.offset},
-        "the data does not match its CRC32: the file was damaged after it was written");
-  }
+  compare(entry, extent, crc32(0, bytes));
   return bytes;
+}
+
+void ZipReader::check(const ZipEntry& entry) const {
+  constexpr uint64_t kAtOnce = 1 << 20;
+  const Extent extent = data(entry);
+  uint32_t crc = 0;
+  for (uint64_t at = extent.offset; at < extent.end(); at += kAtOnce) {
+    crc = crc32(crc, file_->read(at, std::min(kAtOnce, extent.end() - at)));
+  }
+  compare(entry, extent, crc);
+}
+
+void ZipReader::compare(const ZipEntry& entry, const Extent& extent, uint32_t crc) const {
+  if (!has_checksums_ || crc == entry.crc32) return;
+  throw CorruptError(
+      {.file = file_->display(), .member = entry.name, .offset = extent.offset},
+      "the data does not match its CRC32: the file was damaged after it was written");
 }
 
 }  // namespace dsckpt

@@ -45,7 +45,6 @@ Job::Impl job_of(const Source& source) {
   const Checkpoint& checkpoint = *source->checkpoint;
   Job::Impl job{.inputs = source->inputs,
                 .plan = {},
-                .checked = checkpoint.files(),
                 .checkpoint = source->checkpoint,
                 .place = place_beside(checkpoint)};
   for (const LostFile& file : checkpoint.lost_files()) {

@@ -42,12 +42,10 @@ enum class ContentHash : uint8_t { none, keep, check };
 struct Job::Impl {
   std::shared_ptr<const InputFiles> inputs;
   CopyPlan plan;  // valid against `inputs`
-  // Where the input's checksums are: of `checked`, the records that hold tensors, or with
-  // RunOptions::verify all; of `records`, these.
-  std::vector<CheckpointFile> checked = {};
-  std::vector<InputRecord> records = {};
-  // What the input was opened as; nullptr if as no checkpoint. Owns the archives of `checked`.
+  // What the input was opened as; nullptr if as no checkpoint.
   std::shared_ptr<const Checkpoint> checkpoint = {};
+  // False if the contents of the files do not matter: what was packed is unpacked as it was.
+  bool checks_records = true;
 
   Place place = {};
   std::vector<std::string> notes = {};

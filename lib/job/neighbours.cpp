@@ -12,6 +12,7 @@
 #include "deepspeed/shard_name.h"
 #include "dsckpt/dtype.h"
 #include "dsckpt/error.h"
+#include "format/checked_records.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -279,11 +280,7 @@ void lay_out_neighbours(InputFiles& inputs, const std::vector<Neighbour>& files,
                         PlanBuilder& plan) {
   for (const Neighbour& file : files) {
     const FileId id = inputs.add(file.source);
-    const uint64_t size = inputs[id].size();
-    const OutputId out = plan.add_output(file.destination, size);
-    if (size == 0) continue;
-    plan.put(out, 0,
-             TensorSource::stored({id, 0, size}, DType::uint8, {static_cast<int64_t>(size)}));
+    put_file(plan, plan.add_output(file.destination, inputs[id].size()), inputs, id);
   }
 }
 

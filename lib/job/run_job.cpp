@@ -10,6 +10,7 @@
 #include "exec/io_choice.h"
 #include "exec/packed_output.h"
 #include "exec/staged_output.h"
+#include "format/checked_records.h"
 #include "job/content_hash.h"
 
 namespace dsckpt {
@@ -18,10 +19,16 @@ namespace {
 
 constexpr std::chrono::milliseconds kCallbackInterval{100};
 
+// Every record that the plan reads any byte of, whatever made the plan; with `all`, every one of
+// the checkpoint.
 std::vector<InputRecord> records_to_check(const Job::Impl& job, bool all) {
-  std::vector<InputRecord> records = records_of(job.checked, all);
-  records.insert(records.end(), job.records.begin(), job.records.end());
-  return records;
+  if (!job.checks_records) return {};
+  std::vector<InputRecord> records = records_read(job.plan, *job.inputs);
+  if (!all || !job.checkpoint) return records;
+  std::vector<FileId> files;
+  for (const CheckpointFile& file : job.checkpoint->files()) files.push_back(file.archive->file());
+  for (const InputRecord& record : records) files.push_back(record.extent.file);
+  return all_records(*job.inputs, std::move(files));
 }
 
 // Asks the callback, until it is destroyed, whether the run goes on.

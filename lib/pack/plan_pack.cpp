@@ -154,13 +154,14 @@ class CopyReport : public JobReport {
 
 // Types of the tensors in the files, and what could not be read.
 struct Types {
-  std::vector<TypedExtents> tensors;
+  std::vector<std::vector<TypedExtent>> tensors;
   std::vector<std::string> notes;
 };
 
 Types types_of(const InputFiles& inputs, const std::vector<FoundFile>& found,
                const std::vector<FileId>& ids) {
-  Types types{std::vector<TypedExtents>(found.size()), std::vector<std::string>(found.size())};
+  Types types{std::vector<std::vector<TypedExtent>>(found.size()),
+              std::vector<std::string>(found.size())};
   SharedPickles pickles;
   tbb::parallel_for(size_t{0}, found.size(), [&](size_t i) {
     if (!is_packable(found[i].name)) return;
@@ -171,7 +172,7 @@ Types types_of(const InputFiles& inputs, const std::vector<FoundFile>& found,
     } catch (const Error& error) {
       // Not for the packer to judge: whatever it is, it comes back as it was.
       if (found[i].name.ends_with(".swp")) {
-        types.tensors[i].extents = {{{ids[i], 0, inputs[ids[i]].size()}, DType::float32}};
+        types.tensors[i] = {{{ids[i], 0, inputs[ids[i]].size()}, DType::float32}};
       } else {
         types.notes[i] = found[i].name + " is packed as plain bytes: " + error.message();
       }
@@ -189,12 +190,16 @@ Place place_apart_from(const fs::path& input) {
 
 Job plan_copies(const fs::path& input, bool packs, ContentHash hash) {
   auto inputs = std::make_shared<InputFiles>();
-  Job::Impl job{.inputs = inputs, .plan = {}, .place = place_apart_from(input), .hash = hash};
+  Job::Impl job{.inputs = inputs,
+                .plan = {},
+                .checks_records = packs,
+                .place = place_apart_from(input),
+                .hash = hash};
   const std::vector<FoundFile> found = find_all(input, job.notes);
   std::error_code failed;
   const fs::path root = fs::is_directory(input, failed) ? input : input.parent_path();
   for (const FoundFile& file : found) job.copied.push_back(inputs->add(file.stored, root));
-  Types types{std::vector<TypedExtents>(found.size()), {}};
+  Types types{std::vector<std::vector<TypedExtent>>(found.size()), {}};
   if (packs) types = types_of(*inputs, found, job.copied);
 
   PlanBuilder plan;
@@ -202,9 +207,7 @@ Job plan_copies(const fs::path& input, bool packs, ContentHash hash) {
   for (size_t i = 0; i < found.size(); ++i) {
     const InputFile& file = (*inputs)[job.copied[i]];
     const OutputId out = plan.add_output(found[i].name, file.size());
-    put_file(plan, out, job.copied[i], file.size(), types.tensors[i].extents);
-    job.records.insert(job.records.end(), types.tensors[i].records.begin(),
-                       types.tensors[i].records.end());
+    put_file(plan, out, job.copied[i], file.size(), types.tensors[i]);
     if (packs && !types.notes[i].empty()) job.notes.push_back(types.notes[i]);
     stored += file.stored_size();
   }

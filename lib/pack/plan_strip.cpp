@@ -191,22 +191,18 @@ class Stripper {
         failures[i] = std::current_exception();
       }
     });
-    std::vector<CheckpointFile> files;
     for (size_t i = 0; i < archives_.size(); ++i) {
       if (failures[i]) std::rethrow_exception(failures[i]);
       const Archive& archive = archives_[i];
       const InputFile& file = inputs_[archive.archive->file()];
       if (!made[i].note.empty()) job_.notes.push_back(std::move(made[i].note));
       before_[archive.path] += file.size();
-      files.push_back({file.path(), archive.archive});
       if (made[i].written) {
         TorchArchiveWriter::lay_out(std::move(*made[i].written), plan_, archive.path);
       } else {
         lay_out_neighbours(inputs_, {{file.path(), archive.path}}, plan_);
       }
     }
-    job_.checked.clear();
-    job_.records = records_of(files, true);
   }
 
   // Nothing is lost by a file that DeepSpeed loads as it is.

@@ -153,10 +153,4 @@ void RankFreeFiles::lay_out(PlanBuilder& plan, const std::string& folder) const 
   lay_out_neighbours(inputs_, files, plan);
 }
 
-std::vector<InputRecord> RankFreeFiles::records(bool all) const {
-  std::vector<CheckpointFile> files;
-  for (const Shard& shard : shards_) files.push_back({shard.path, &shard.archive});
-  return records_of(files, all);
-}
-
 }  // namespace dsckpt

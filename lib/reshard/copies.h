@@ -25,9 +25,6 @@ class RankFreeFiles {
   // Adds each to `plan` as FOLDER/NAME.
   void lay_out(PlanBuilder& plan, const std::string& folder) const;
 
-  // Their zip records; see records_of.
-  std::vector<InputRecord> records(bool all) const;
-
  private:
   bool has(const ShardName& name) const;
   std::vector<std::string> missing_layers(const Checkpoint& world, uint32_t tp_rank) const;

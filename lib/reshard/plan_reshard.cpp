@@ -148,7 +148,6 @@ void lay_out_worlds(const Source& source, const TargetOptions& options, PlanBuil
     lay_out_world(world, options, plan, report, mp_rank == 0 ? job.notes : repeated);
   }
   copied.lay_out(plan, report.tag);
-  job.records = copied.records(true);
 }
 
 // Whether a file, by its path in the output folder, is one that a reshard of the same checkpoint

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,6 +14,7 @@
 #include "deepspeed/run_config.h"
 #include "dsckpt/error.h"
 #include "format/archive_copy.h"
+#include "format/checked_records.h"
 
 namespace dsckpt {
 using pickle::Document;
@@ -135,13 +135,15 @@ class MetadataWriter {
     copy.lay_out(root, plan_, std::move(path));
   }
 
-  void add_model_file(const InputFiles& inputs, const CheckpointFile& file,
-                      std::span<const InputRecord> records) {
+  void add_model_file(const InputFiles& inputs, const CheckpointFile& file) {
     const TorchArchive& archive = *file.archive;
     std::string path = file.path.filename().string();
     const Value root = archive.root();
     const bool autoep = !root.find_or_none(autoep_layers_key(root)).is_none();
-    if (stage_ != 0 && !autoep) return copy_file(inputs, file, records, std::move(path));
+    if (stage_ != 0 && !autoep) {
+      const FileId id = archive.file();
+      return put_file(plan_, plan_.add_output(std::move(path), inputs[id].size()), inputs, id);
+    }
     ArchiveCopy copy(archive);
     const Value changed =
         copy.dict_of(root, [&](std::string_view key, const Value& value) -> std::optional<Value> {
@@ -191,33 +193,6 @@ class MetadataWriter {
     return copy.document().list(std::move(kept));
   }
 
-  // In pieces that end where records do, so that their checksums are checked on the way.
-  void copy_file(const InputFiles& inputs, const CheckpointFile& file,
-                 std::span<const InputRecord> records, std::string path) {
-    const FileId id = file.archive->file();
-    const uint64_t size = inputs[id].size();
-    const OutputId out = plan_.add_output(std::move(path), size);
-    std::vector<Extent> extents;
-    for (const InputRecord& record : records) {
-      if (record.extent.size > 0) extents.push_back(record.extent);
-    }
-    std::sort(extents.begin(), extents.end(),
-              [](const Extent& a, const Extent& b) { return a.offset < b.offset; });
-    uint64_t at = 0;
-    const auto copy_to = [&](uint64_t end) {
-      if (end <= at) return;
-      plan_.put(
-          out, at,
-          TensorSource::stored({id, at, end - at}, DType::uint8, {static_cast<int64_t>(end - at)}));
-      at = end;
-    };
-    for (const Extent& extent : extents) {
-      copy_to(extent.offset);
-      copy_to(extent.end());
-    }
-    copy_to(size);
-  }
-
  private:
   PlanBuilder& plan_;
   const Checkpoint& checkpoint_;
@@ -231,8 +206,8 @@ void lay_out_optimizer_state(PlanBuilder& plan, const Checkpoint& checkpoint) {
 }
 
 void lay_out_model_states(PlanBuilder& plan, const InputFiles& inputs, const Checkpoint& checkpoint,
-                          const CheckpointFile& file, std::span<const InputRecord> records) {
-  MetadataWriter(plan, checkpoint).add_model_file(inputs, file, records);
+                          const CheckpointFile& file) {
+  MetadataWriter(plan, checkpoint).add_model_file(inputs, file);
 }
 
 }  // namespace dsckpt

@@ -4,8 +4,6 @@
 // and why: checkpoint/LAYOUTS.md, "Universal checkpoints".
 #pragma once
 
-#include <span>
-
 #include "checkpoint/checkpoint.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
@@ -20,6 +18,6 @@ void lay_out_optimizer_state(PlanBuilder& plan, const Checkpoint& checkpoint);
 // The model-states file `file`: byte for byte, but at stage 0, where the optimizer is taken out of
 // it, and with AutoEP, whose metadata goes where the loader looks for it.
 void lay_out_model_states(PlanBuilder& plan, const InputFiles& inputs, const Checkpoint& checkpoint,
-                          const CheckpointFile& file, std::span<const InputRecord> records);
+                          const CheckpointFile& file);
 
 }  // namespace dsckpt

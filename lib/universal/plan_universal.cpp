@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <span>
 #include <string_view>
 #include <utility>
 
@@ -95,7 +94,9 @@ class Planner {
       add_notes(start_notes(checkpoint_, initial_));
     } else {
       lay_out_optimizer_state(plan_, checkpoint_);
-      add_model_files();
+      for (const CheckpointFile& file : checkpoint_.model_files()) {
+        lay_out_model_states(plan_, inputs_, checkpoint_, file);
+      }
       add_notes(loader_notes(checkpoint_));
     }
     set_plan(job_, plan_);
@@ -111,19 +112,6 @@ class Planner {
   }
 
  private:
-  // All records of these files count, also those nothing is made of: they are copied.
-  void add_model_files() {
-    job_.checked = checkpoint_.optim_files();
-    job_.records = records_of(checkpoint_.model_files(), true);
-    std::span<const InputRecord> rest = job_.records;
-    for (const CheckpointFile& file : checkpoint_.model_files()) {
-      size_t count = 0;
-      while (count < rest.size() && rest[count].extent.file == file.archive->file()) ++count;
-      lay_out_model_states(plan_, inputs_, checkpoint_, file, rest.first(count));
-      rest = rest.subspan(count);
-    }
-  }
-
   void note(std::string text) { job_.notes.push_back(std::move(text)); }
   void add_notes(std::vector<std::string> notes) {
     for (std::string& text : notes) note(std::move(text));

@@ -209,7 +209,7 @@ TEST_F(PackTest, RefusesADamagedArchiveAndLeavesNothing) {
   // In the data of a tensor, whose CRC32 the zip has.
   std::string bytes = read_all(in_ / "small.pt");
   InputFiles inputs;
-  const auto extents = typed_extents(inputs, inputs.add(kFormats / "small.pt")).extents;
+  const auto extents = typed_extents(inputs, inputs.add(kFormats / "small.pt"));
   bytes.at(extents.at(0).extent.offset) ^= 1;
   folder_.write("in/small.pt", bytes);
   EXPECT_ERROR(pack(in_, packed_), CorruptError, "small.pt");
@@ -238,10 +238,10 @@ TEST_F(PackTest, EstimatesWhatItComesTo) {
   }
 }
 
-TEST(TypedExtents, AreTheStoragesAndTheirTypes) {
+TEST(TypedExtent, AreTheStoragesAndTheirTypes) {
   InputFiles inputs;
   const auto of = [&](const char* name) {
-    return typed_extents(inputs, inputs.add(kFormats / name)).extents;
+    return typed_extents(inputs, inputs.add(kFormats / name));
   };
   for (const char* name : {"rich.pt", "rich_legacy.pt", "types.safetensors", "small_legacy.pt"}) {
     const auto extents = of(name);

@@ -1,0 +1,137 @@
+#include "format/checked_records.h"
+
+#include <tbb/parallel_for.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "dsckpt/error.h"
+#include "format/zip.h"
+
+namespace dsckpt {
+namespace {
+
+// A range of bytes.
+struct Range {
+  uint64_t begin;
+  uint64_t end;
+};
+
+// nullopt for what is no zip, or none as torch writes it: such a file is copied as bytes at most.
+std::optional<ZipReader> open_zip(const InputFile& file, FileId id) {
+  if (!ZipReader::probe(file)) return std::nullopt;
+  try {
+    ZipReader zip = ZipReader::open(file, id);
+    return zip.has_checksums() ? std::optional(std::move(zip)) : std::nullopt;
+  } catch (const CorruptError&) {
+    return std::nullopt;
+  } catch (const UnsupportedError&) {
+    return std::nullopt;
+  }
+}
+
+// Plans go through their inputs from front to back, mostly.
+void add(std::vector<Range>& ranges, const Extent& extent) {
+  if (extent.size == 0) return;
+  if (!ranges.empty() && extent.offset >= ranges.back().begin &&
+      extent.offset <= ranges.back().end) {
+    ranges.back().end = std::max(ranges.back().end, extent.end());
+  } else {
+    ranges.push_back({extent.offset, extent.end()});
+  }
+}
+
+// Sorted, with what touches or overlaps joined.
+void join(std::vector<Range>& ranges) {
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  size_t kept = 0;
+  for (const Range& range : ranges) {
+    if (kept > 0 && range.begin <= ranges[kept - 1].end) {
+      ranges[kept - 1].end = std::max(ranges[kept - 1].end, range.end);
+    } else {
+      ranges[kept++] = range;
+    }
+  }
+  ranges.resize(kept);
+}
+
+// The entry's data is not yet located, so that its header counts too.
+bool is_read(const ZipEntry& entry, const std::vector<Range>& ranges) {
+  const auto range =
+      std::upper_bound(ranges.begin(), ranges.end(), entry.header_offset,
+                       [](uint64_t offset, const Range& each) { return offset < each.end; });
+  return range != ranges.end() && range->begin < entry.limit;
+}
+
+std::vector<InputRecord> records_in(const InputFile& file, FileId id,
+                                    const std::vector<Range>& ranges) {
+  std::vector<InputRecord> records;
+  const std::optional<ZipReader> zip = open_zip(file, id);
+  if (!zip) return records;
+  for (const ZipEntry& entry : zip->entries()) {
+    if (entry.size == 0 || !is_read(entry, ranges)) continue;
+    records.push_back({zip->data(entry), entry.crc32, entry.name});
+  }
+  return records;
+}
+
+std::vector<InputRecord> records_in(const InputFiles& inputs,
+                                    const std::map<FileId, std::vector<Range>>& ranges) {
+  const std::vector<std::pair<FileId, std::vector<Range>>> files(ranges.begin(), ranges.end());
+  std::vector<std::vector<InputRecord>> found(files.size());
+  tbb::parallel_for(size_t{0}, files.size(), [&](size_t i) {
+    const auto& [id, read] = files[i];
+    found[i] = records_in(inputs[id], id, read);
+  });
+  std::vector<InputRecord> records;
+  for (auto& some : found) {
+    std::move(some.begin(), some.end(), std::back_inserter(records));
+  }
+  return records;
+}
+
+}  // namespace
+
+std::vector<InputRecord> records_read(const CopyPlan& plan, const InputFiles& inputs) {
+  std::map<FileId, std::vector<Range>> ranges;
+  for (const CopyItem& item : plan.items()) {
+    for (const Rows& source : plan.sources_of(item)) {
+      add(ranges[source.file], source.span(item.rows));
+    }
+  }
+  for (auto& [file, read] : ranges) join(read);
+  return records_in(inputs, ranges);
+}
+
+std::vector<InputRecord> all_records(const InputFiles& inputs, std::vector<FileId> files) {
+  std::map<FileId, std::vector<Range>> ranges;
+  for (const FileId file : files) ranges[file] = {{0, inputs[file].size()}};
+  return records_in(inputs, ranges);
+}
+
+void put_file(PlanBuilder& plan, OutputId out, const InputFiles& inputs, FileId file) {
+  const uint64_t size = inputs[file].size();
+  std::vector<Extent> extents;
+  for (const InputRecord& record : all_records(inputs, {file})) extents.push_back(record.extent);
+  std::sort(extents.begin(), extents.end(),
+            [](const Extent& a, const Extent& b) { return a.offset < b.offset; });
+  uint64_t at = 0;
+  const auto put_up_to = [&](uint64_t end) {
+    if (end <= at) return;
+    plan.put(
+        out, at,
+        TensorSource::stored({file, at, end - at}, DType::uint8, {static_cast<int64_t>(end - at)}));
+    at = end;
+  };
+  for (const Extent& extent : extents) {
+    put_up_to(extent.offset);
+    put_up_to(extent.end());
+  }
+  put_up_to(size);
+}
+
+}  // namespace dsckpt

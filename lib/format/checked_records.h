@@ -1,0 +1,26 @@
+// Which records of zips a plan reads from, so that their checksums are checked on the way.
+//
+// Whoever plans need not say it: what files are is looked at once more. Files that are no zips, or
+// zips without checksums, have no records here.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "io/input_file.h"
+#include "plan/copy_plan.h"
+
+namespace dsckpt {
+
+// All records that any item of `plan` reads a byte of. Reads the directory of each file, and the
+// local header of each of these records. Throws IoError, and CorruptError for a record whose header
+// and directory disagree.
+std::vector<InputRecord> records_read(const CopyPlan& plan, const InputFiles& inputs);
+
+// All records of these files, each file once. Throws likewise.
+std::vector<InputRecord> all_records(const InputFiles& inputs, std::vector<FileId> files);
+
+// The whole of a file as the content of `out`, in pieces that end where records do.
+void put_file(PlanBuilder& plan, OutputId out, const InputFiles& inputs, FileId file);
+
+}  // namespace dsckpt
