@@ -51,16 +51,9 @@ constexpr Signature kContainers[] = {
     {"bzip2 file", 0, "BZh"sv},
     {"zstd file", 0, "\x28\xB5\x2F\xFD"sv},
     {"lz4 file", 0, "\x04\x22\x4D\x18"sv},
+    {"lz4 file", 0, "\x02\x21\x4C\x18"sv},  // the legacy form
     {"RAR archive", 0, "Rar!\x1A\x07"sv},
-    {"tar archive", 257, "ustar"sv},
 };
-// Too short to be sure of where nothing says that it is a pickle.
-constexpr Signature kShortSignatures[] = {
-    {"zlib stream", 0, "\x78\x01"sv}, {"zlib stream", 0, "\x78\x5E"sv},
-    {"zlib stream", 0, "\x78\x9C"sv}, {"zlib stream", 0, "\x78\xDA"sv},
-    {"lzma file", 0, "\x5D\0\0"sv},
-};
-
 // Names of files that are pickles, or zips or legacy torch files with pickles in them.
 constexpr std::array kPickleNames = {".pkl"sv,  ".pickle"sv, ".pt"sv,     ".pth"sv, ".bin"sv,
                                      ".ckpt"sv, ".joblib"sv, ".distcp"sv, ".p"sv,   ".dat"sv};
@@ -77,6 +70,69 @@ std::optional<std::string_view> match(const Signature (&table)[N], std::string_v
       return signature.name;
     }
   }
+  return std::nullopt;
+}
+
+// What Python's tarfile takes, of whatever age: a header whose checksum is right (tarfile.py
+// calc_chksums, nti). torch's legacy loader tries it before anything else.
+bool is_tar(std::string_view head) {
+  constexpr size_t kBlock = 512;
+  constexpr size_t kSum = 148;
+  constexpr size_t kSumEnd = 156;
+  if (head.size() < kBlock) return false;
+  int64_t all = 8 * ' ';
+  int64_t all_signed = 8 * ' ';
+  for (size_t i = 0; i < kBlock; ++i) {
+    if (i >= kSum && i < kSumEnd) continue;
+    all += static_cast<unsigned char>(head[i]);
+    all_signed += static_cast<signed char>(head[i]);
+  }
+  const std::string_view field = head.substr(kSum, kSumEnd - kSum);
+  const auto first = static_cast<unsigned char>(field.front());
+  int64_t octal = 0;
+  int64_t binary = 0;
+  for (const char c : field) {
+    if (c >= '0' && c <= '7') octal = octal * 8 + (c - '0');
+  }
+  for (const char c : field.substr(1, 7)) binary = binary * 256 + static_cast<unsigned char>(c);
+  const int64_t sum = first == 0x80 ? binary : octal;
+  return sum == all || sum == all_signed;
+}
+
+// RFC 1950: a header that fits, and a beginning that can be inflated.
+bool is_zlib(std::string_view head) {
+  if (head.size() < 2 || (head[0] & 0x0F) != Z_DEFLATED) return false;
+  z_stream stream{};
+  if (inflateInit(&stream) != Z_OK) return false;
+  std::array<Bytef, kHead> out{};
+  std::string in(head);
+  stream.next_in = reinterpret_cast<Bytef*>(in.data());
+  stream.avail_in = static_cast<uInt>(in.size());
+  stream.next_out = out.data();
+  stream.avail_out = static_cast<uInt>(out.size());
+  const int status = ::inflate(&stream, Z_SYNC_FLUSH);
+  ::inflateEnd(&stream);
+  return status == Z_STREAM_END || (status == Z_OK && stream.total_out > 0);
+}
+
+// The form before xz: properties, the dictionary's size, the content's size (lzma.FORMAT_ALONE).
+bool is_lzma(std::string_view head) {
+  constexpr uint64_t kMostContent = uint64_t{1} << 40;
+  if (head.size() < 13 || static_cast<unsigned char>(head[0]) >= 9 * 5 * 5) return false;
+  const auto* bytes = reinterpret_cast<const std::byte*>(head.data());
+  const auto dictionary = load_le<uint32_t>(bytes + 1);
+  const auto content = load_le<uint64_t>(bytes + 5);
+  // 2^n or 2^n + 2^(n-1), as liblzma takes it (lzma_alone_decoder).
+  const uint32_t rest = dictionary & (dictionary - 1);
+  const bool is_size = dictionary == ~uint32_t{0} ||
+                       (dictionary >= 1 << 12 && (rest == 0 || (dictionary ^ rest) == rest >> 1));
+  return is_size && (content == ~uint64_t{0} || content < kMostContent);
+}
+
+std::optional<std::string_view> container_of(std::string_view head) {
+  if (is_tar(head)) return "tar archive";
+  if (is_zlib(head)) return "zlib stream";
+  if (is_lzma(head)) return "lzma file";
   return std::nullopt;
 }
 
@@ -206,11 +262,16 @@ class ContentScanner {
     if (const auto container = match(kContainers, head)) {
       return add_unreadable(record, std::string(*container));
     }
+    // Of storages and texts some begin like these by chance.
+    if (record.empty() || expected) {
+      if (const auto container = container_of(head)) {
+        return add_unreadable(record, std::string(*container));
+      }
+    }
     if (scan_pickles(source, record, head, expected, in_search)) return;
     if (expected && !in_search && !head.empty() && !is_text(head) &&
         !is_like_safetensors(source, head)) {
-      const auto container = match(kShortSignatures, head);
-      add_unreadable(record, container ? std::string(*container) : "of no form known here");
+      add_unreadable(record, "of no form known here");
     }
   }
 

@@ -1,12 +1,16 @@
 """ckpt-inspect scan: finds what would run code, wherever it hides, passes what is healthy, and never runs anything."""
 import collections
+import io
 import json
+import lzma
 import os
 import pathlib
 import pickle
 import pickletools
 import random
+import struct
 import zipfile
+import zlib
 
 import cli_common
 import common
@@ -21,6 +25,61 @@ MUTATIONS = 400
 
 def expected_of_zoo():
     return json.loads((ZOO / "expected.json").read_text())
+
+
+class Payload:
+    """What would leave a marker if it were loaded."""
+
+    def __reduce__(self):
+        return os.system, ("touch " + MARKER,)
+
+
+def v7_tar(content):
+    """The form of tar before POSIX, which has no "ustar"; torch 0.1's names."""
+    blocks = b""
+    for name in ("sys_info", "storages", "tensors", "pickle"):
+        header = bytearray(512)
+        header[0:len(name)] = name.encode()
+        header[100:108], header[108:116], header[116:124] = b"0000644\0", b"0000000\0", b"0000000\0"
+        header[124:136], header[136:148], header[148:156] = b"%011o\0" % len(content), b"%011o\0" % 0, b" " * 8
+        header[156] = ord("0")
+        header[148:156] = b"%06o\0 " % sum(header)
+        blocks += bytes(header) + content + b"\0" * (-len(content) % 512)
+    return blocks + b"\0" * 1024
+
+
+def with_a_second_directory(outer, storage, records):
+    """The zip `outer` with another one inside, whose directory and end record are the comment.
+
+    The other one's records lie in the data of `storage`, which has to have room. torch takes the last end record,
+    whatever its comment says; what wants a comment of the right length takes the first one.
+    """
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as zipped:
+        for name, content in records.items():
+            zipped.writestr(name, content)
+    inner = stream.getvalue()
+    end = inner.rindex(b"PK\5\6")
+    size, begin = struct.unpack_from("<II", inner, end + 12)
+    with zipfile.ZipFile(io.BytesIO(outer)) as zipped:
+        kept = {name: zipped.read(name) for name in zipped.namelist()}
+    ahead = b"\x11" * 64  # so that the record does not begin as a zip
+    kept[storage] = ahead + inner[:begin]
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as zipped:
+        for name, content in kept.items():
+            zipped.writestr(name, content)
+        inside = zipped.getinfo(storage).header_offset + 30 + len(storage) + len(ahead)
+    whole = stream.getvalue()
+    directory = bytearray(inner[begin:begin + size])
+    at = 0
+    while at < size:
+        lengths = struct.unpack_from("<HHH", directory, at + 28)
+        local, = struct.unpack_from("<I", directory, at + 42)
+        struct.pack_into("<I", directory, at + 42, local + inside)
+        at += 46 + sum(lengths)
+    comment = bytes(directory) + inner[end:end + 16] + struct.pack("<IH", len(whole), 0) + b"JUNK"
+    return whole[:-2] + struct.pack("<H", len(comment)) + comment
 
 
 class ScanTest(CliTest):
@@ -59,6 +118,36 @@ class ScanTest(CliTest):
         files = {path.name for path in ZOO.iterdir()} - {"README.md", "expected.json"}
         self.assertEqual(files, set(expected_of_zoo()))
         self.assertGreaterEqual(len(files), 60)
+
+    def test_what_loaders_unwrap_is_not_harmless_whatever_it_is_called(self):
+        payload = pickle.dumps(Payload())
+        wrapped = {"tar archive": [v7_tar(payload)],
+                   "zlib stream": [zlib.compress(payload, level) for level in (0, 1, 6, 9)],
+                   "lzma file": [lzma.compress(payload, format=lzma.FORMAT_ALONE, preset=p) for p in range(10)],
+                   "lz4 file": [b"\x02\x21\x4c\x18" + payload]}
+        for reason, contents in wrapped.items():
+            for name in ("model.weights", "model", "model.pt"):
+                for content in contents:
+                    with self.subTest(reason, name=name):
+                        (self.root / name).write_bytes(content)
+                        data = self.scanned(self.root / name, "--strict", code=1)
+                        self.assertEqual([part["reason"] for part in data["unreadable"]], [reason])
+
+    def test_a_second_directory_in_the_comment_is_the_one_that_counts(self):
+        plain, file = self.root / "plain.pt", self.root / "model.pt"
+        torch.save({"w": torch.zeros(4)}, plain)
+        file.write_bytes(with_a_second_directory(plain.read_bytes(), "plain/data/0", {
+            "archive/data.pkl": pickle.dumps(Payload(), 2), "archive/byteorder": b"little", "archive/version": b"3\n"
+        }))
+        with self.assertRaisesRegex(pickle.UnpicklingError, "posix.system"):
+            torch.load(file, weights_only=True)
+        found = self.scanned(file, code=1)
+        self.assertIn("posix.system", {finding["global"] for finding in found["findings"]})
+        self.assertIn("readers could take another one", found["unreadable"][0]["reason"])
+        for tool in (["zero-to-fp32", file, self.root / "out"], ["ckpt-inspect", "list", file]):
+            done = self.tool(*tool)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn("readers could take another one", done.stderr)
 
     def test_every_file_of_the_zoo_is_found_with_its_place(self):
         data = self.scanned(ZOO, code=1)

@@ -94,6 +94,8 @@ enum class Defect {
   many_disks,
   missing_zip64_extra,
   trailing_bytes,
+  end_record_in_the_comment,
+  name_of_other_case,
   last,
 };
 
@@ -193,7 +195,21 @@ Damaged make(Defect defect) {
       set32(directory + 24, 0xFFFFFFFF);
       return {zip, ErrorKind::corrupt, "no zip64 sizes"};
     case Defect::trailing_bytes:
-      return {zip + "x", ErrorKind::corrupt, "no end of central directory"};
+      return {zip + "x", ErrorKind::corrupt, "1 bytes behind the end record"};
+    case Defect::end_record_in_the_comment: {
+      // What looks for a comment of the right length takes the first one, torch the second.
+      const std::string second = zip.substr(end, zip::kEndSize) + "JUNK";
+      zip.replace(end + 20, 2, {static_cast<char>(second.size()), 0});
+      return {zip + second, ErrorKind::corrupt, "readers could take another one"};
+    }
+    case Defect::name_of_other_case: {
+      Damaged plain{testdata("stored.zip"), ErrorKind::corrupt, "for the same"};
+      size_t at = 0;
+      while ((at = plain.bytes.find("top/two", at)) != std::string::npos) {
+        plain.bytes.replace(at, 7, "top/ONE");
+      }
+      return plain;
+    }
     case Defect::last:
       break;
   }

@@ -101,13 +101,41 @@ TEST_F(RecordChecksTest, ReadsTheLittleThatThePlanLeavesOut) {
   EXPECT_NO_THROW(checks.verify(inputs_));
 }
 
-TEST_F(RecordChecksTest, LeavesAloneARecordOfWhichThePlanReadsAPart) {
+TEST_F(RecordChecksTest, ReadsTheRestOfARecordOfWhichThePlanReadsAPart) {
   const CopyPlan plan = reading({{1000, 500'000}});
-  RecordChecks checks(plan, {record_}, false);
-  EXPECT_EQ(checks.checked(), 0u);
-  EXPECT_TRUE(checks.extra_reads().empty());
-  EXPECT_EQ(checks.record_of_item(0), RecordChecks::kNone);
-  EXPECT_NO_THROW(checks.verify(inputs_));
+  for (const bool wrong : {false, true}) {
+    InputRecord record = record_;
+    if (wrong) ++record.crc32;
+    RecordChecks checks(plan, {record}, false);
+    EXPECT_EQ(checks.checked(), 1u);
+    EXPECT_EQ(checks.unchecked(), 0u);
+    ASSERT_EQ(checks.extra_reads().size(), 1u);
+    EXPECT_EQ(checks.extra_reads()[0].extent, (Extent{file_, 500'000, 401'000}));
+    run(plan, checks);
+    if (wrong) {
+      EXPECT_ERROR(checks.verify(inputs_), CorruptError, "data/7");
+    } else {
+      EXPECT_NO_THROW(checks.verify(inputs_));
+    }
+  }
+}
+
+// The records are said to be long; nothing is read of them here.
+TEST_F(RecordChecksTest, CountsRecordsWhoseRestWouldBeMostOfTheWork) {
+  constexpr uint64_t kMost = RecordChecks::kMostBesides;
+  const CopyPlan plan = reading({{0, 1000}, {100'000, 100'010}, {900'000, 900'010}});
+  const InputRecord small{{file_, 0, 2000}, 0, "data/0"};
+  const InputRecord fits{{file_, 100'000, 700'000}, 0, "data/1"};
+  const InputRecord large{{file_, 900'000, kMost}, 0, "data/2"};
+  const RecordChecks checks(plan, {small, fits, large}, false);
+  EXPECT_EQ(checks.checked(), 2u);
+  EXPECT_EQ(checks.unchecked(), 1u);
+  EXPECT_EQ(checks.record_of_item(0), 0u);
+  EXPECT_EQ(checks.record_of_item(1), 1u);
+  EXPECT_EQ(checks.record_of_item(2), RecordChecks::kNone);
+  const RecordChecks all(plan, {small, fits, large}, true);
+  EXPECT_EQ(all.checked(), 3u);
+  EXPECT_EQ(all.unchecked(), 0u);
 }
 
 TEST_F(RecordChecksTest, ChecksEverythingWhenAsked) {
@@ -207,10 +235,26 @@ TEST_F(RecordChecksTest, IgnoresBytesOutsideTheRecordsAndEmptyRecords) {
   EXPECT_NO_THROW(checks.verify(inputs_));
 }
 
-TEST_F(RecordChecksTest, IgnoresAReadThatLeavesItsRecord) {
+TEST_F(RecordChecksTest, ReadsOnceMoreWhatIsReadTogetherWithOthers) {
+  const InputRecord next{{file_, 910'000, 80'000}, crc_of(910'000, 80'000), "data/8"};
+  // From before the first record into the second.
   const CopyPlan plan = reading({{500, 950'000}});
-  RecordChecks checks(plan, {record_}, false);
-  EXPECT_EQ(checks.record_of_item(0), RecordChecks::kNone);
+  for (const uint32_t wrong : {0u, 1u}) {
+    InputRecord second = next;
+    second.crc32 += wrong;
+    RecordChecks checks(plan, {record_, second}, false);
+    EXPECT_EQ(checks.checked(), 2u);
+    EXPECT_EQ(checks.record_of_item(0), RecordChecks::kNone);
+    ASSERT_EQ(checks.extra_reads().size(), 2u);
+    EXPECT_EQ(checks.extra_reads()[0].extent, record_.extent);
+    EXPECT_EQ(checks.extra_reads()[1].extent, next.extent);
+    run(plan, checks);
+    if (wrong != 0) {
+      EXPECT_ERROR(checks.verify(inputs_), CorruptError, "data/8");
+    } else {
+      EXPECT_NO_THROW(checks.verify(inputs_));
+    }
+  }
 }
 
 }  // namespace

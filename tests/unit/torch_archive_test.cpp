@@ -11,6 +11,7 @@
 #include "dsckpt/error.h"
 #include "support/defects.h"
 #include "support/expect_error.h"
+#include "support/hand_made.h"
 #include "support/plan_runner.h"
 #include "support/temp_file.h"
 
@@ -130,15 +131,25 @@ TEST(TorchArchive, PrefixIsTheNameItWasSavedUnder) {
   EXPECT_FALSE(Opened("rich_legacy.pt").archive.is_zip());
 }
 
-TEST(TorchArchive, RecordsOfAZipHaveTheirCrc) {
-  const Opened opened("small.pt");
-  const auto records = opened.archive.records(true);
-  ASSERT_EQ(records.size(), 7U);
-  EXPECT_EQ(records[4].name, "small/data/0");
-  EXPECT_EQ(records[4].extent.size, 16U);
-  EXPECT_EQ(records[4].crc32, 0x25601b8bU);  // of the four floats, by Python's zlib.crc32
-  EXPECT_EQ(records[3].crc32, 0x19e33d85U);  // of "little"
-  EXPECT_TRUE(Opened("small_legacy.pt").archive.records(true).empty());
+// A step count decides what is written, though none of its bytes is copied.
+TEST(TorchArchive, ScalarIsCheckedBeforeItIsBelieved) {
+  const test::TempFolder folder;
+  test::HandMade made;
+  const std::filesystem::path whole =
+      made.write("step.pt", R"({"step": {"tensor": [1], "first": 7}})");
+  std::string bytes = test::read_all(whole);
+  const std::string seven("\0\0\xe0\x40", 4);
+  const size_t at = bytes.find(seven);
+  ASSERT_NE(at, std::string::npos);
+  const auto step_of = [&](const std::filesystem::path& path) {
+    InputFiles files;
+    const TorchArchive archive = TorchArchive::open(files, files.add(path));
+    return archive.scalar(archive.root().at("step"));
+  };
+  EXPECT_EQ(step_of(whole), 7.0);
+  bytes[at + 2] ^= 1;
+  EXPECT_ERROR(step_of(folder.write("flipped.pt", bytes)), CorruptError,
+               "does not match its CRC32");
 }
 
 TEST(TorchArchive, ConjugateBitIsRefused) {

@@ -1,0 +1,92 @@
+"""One flipped bit in a record of a checkpoint: a tool that writes refuses it by its name, or does not need it.
+
+What is written then is byte for byte what it is without the flip. Deterministic: the places are drawn by a seed.
+"""
+import json
+import os
+import pathlib
+import random
+import shutil
+import zipfile
+
+import common
+from cli_common import CliTest
+
+DATA = pathlib.Path(os.environ["DSCKPT_TESTDATA"])
+# Steps in records of their own, partitions of stage 3, a model that is split over ranks.
+CASES = ["checkpoints/z1_fp32_w2", "checkpoints/z3_bf16_w2", "model_parallel/autotp2_dp1_z1_bf16"]
+
+
+def records_of(path):
+    """(name, begin, size) of each record that has any bytes."""
+    with zipfile.ZipFile(path) as zipped, open(path, "rb") as file:
+        for info in zipped.infolist():
+            file.seek(info.header_offset + 26)
+            lengths = file.read(4)
+            begin = info.header_offset + 30 + sum(int.from_bytes(lengths[i:i + 2], "little") for i in (0, 2))
+            if info.file_size:
+                yield info.filename, begin, info.file_size
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class FlippedRecordTest(CliTest):
+
+    def commands(self, folder, tag, ranks, out):
+        yield "weights", ["zero-to-fp32", folder, out, "--safe-serialization", "--states"]
+        yield "bin", ["zero-to-fp32", folder, out]
+        yield "universal", ["to-universal", "--input_folder", folder / tag, "--output_folder", out / "universal"]
+        yield "reshard", ["reshard", folder, out, "--dp", ranks + 1]
+        yield "strip", ["ckpt-pack", "strip", folder, out, "--keep", "resume"]
+        yield "strip to weights", ["ckpt-pack", "strip", folder, out, "--keep", "weights"]
+        yield "pack", ["ckpt-pack", "pack", folder, out]
+
+    def results(self, folder, tag, ranks):
+        results = {}
+        for name, command in self.commands(folder, tag, ranks, self.root / "out"):
+            done = self.tool(*command, "--quiet")
+            written = contents(self.root / "out") if done.returncode == 0 else None
+            results[name] = done.returncode, done.stderr, written
+            shutil.rmtree(self.root / "out", ignore_errors=True)
+        return results
+
+    def check(self, case):
+        facts = json.loads((DATA / case / "case.json").read_text())
+        folder, tag = self.root / "ckpt", facts["tag"]
+        shutil.copytree(DATA / case / facts["load_dir"], folder)
+        ranks = len(list((folder / tag).glob("*zero_pp_rank_*_mp_rank_00_optim_states.pt")))
+        clean = self.results(folder, tag, ranks)
+        for name, (code, errors, _) in clean.items():
+            self.assertEqual(code, 0, f"{name}: {errors}")
+        rng = random.Random(case)
+        flips = 0
+        for path in sorted((folder / tag).rglob("*.pt")):
+            whole = path.read_bytes()
+            path.chmod(0o644)
+            for record, begin, size in records_of(path):
+                damaged = bytearray(whole)
+                at = begin + rng.randrange(size)
+                damaged[at] ^= 1 << rng.randrange(8)
+                path.write_bytes(damaged)
+                flips += 1
+                for name, (code, errors, written) in self.results(folder, tag, ranks).items():
+                    with self.subTest(name, file=path.name, record=record, byte=at):
+                        if code == 0:
+                            self.assertEqual(written.keys(), clean[name][2].keys())
+                            wrong = [file for file in written if written[file] != clean[name][2][file]]
+                            self.assertEqual(wrong, [])
+                        else:
+                            self.assertEqual(code, 3, errors)
+                            self.assertIn(path.name, errors)
+                            self.assertIn(record, errors)
+            path.write_bytes(whole)
+        self.assertGreater(flips, 30)
+
+
+for case in CASES:
+    setattr(FlippedRecordTest, f"test_{pathlib.Path(case).name}", lambda self, case=case: self.check(case))
+
+if __name__ == "__main__":
+    common.main()
