@@ -110,7 +110,7 @@ expect "to_safetensors on a damaged checkpoint" "3" \
 if [[ -n ${LIBTORCH_INCLUDE:-} ]]; then
   "$work/cmake/norms" "$checkpoint/ckpt" >"$work/norms" || fail "norms: exit $?"
   # What safetensors and torch themselves say of the weights above.
-  "$PYTHON" - "$work/by_tool/model.safetensors" >"$work/expected_norms" <<'EOF'
+  "$DSCKPT_SOURCE/scripts/python" - "$work/by_tool/model.safetensors" >"$work/expected_norms" <<'EOF'
 import sys
 from safetensors.torch import load_file
 for name, tensor in load_file(sys.argv[1]).items():
