@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "base/unicode.h"
+
 namespace dsckpt {
 
 std::string some_of(const std::vector<std::string>& names) {
@@ -18,18 +20,22 @@ std::string some_of(const std::vector<std::string>& names) {
 }
 
 std::string printable(const std::string& text, Newlines newlines) {
-  constexpr std::string_view kHex = "0123456789abcdef";
   std::string out;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if ((byte >= 0x20 && byte != 0x7f) || (c == '\n' && newlines == Newlines::keep)) {
-      out += c;
-    } else if (c == '\n') {
+  for (std::string_view rest = text; !rest.empty();) {
+    const std::string_view before = rest;
+    const uint32_t code = next_character(rest);
+    const std::string_view character = before.substr(0, before.size() - rest.size());
+    const bool is_byte = character.size() == 1;
+    if (code == '\n' && newlines == Newlines::escape) {
       out += "\\n";
-    } else if (c == '\t') {
+    } else if (code == '\t') {
       out += "\\t";
+    } else if (is_byte && code != '\n' && (code < 0x20 || code >= 0x7f)) {
+      out += "\\x" + hex_digits(static_cast<unsigned char>(character.front()), 2);
+    } else if (turns_text(code) || is_no_text(code)) {
+      out += "\\u{" + hex_digits(code, 4) + "}";
     } else {
-      out += std::string("\\x") + kHex[byte >> 4] + kHex[byte & 15];
+      out += character;
     }
   }
   return out;

@@ -28,8 +28,8 @@ std::string some_of(const std::vector<std::string>& names);
 
 enum class Newlines : uint8_t { escape, keep };
 
-// `text` with control characters as "\\n", "\\x1b", so that it stays on its line and does nothing
-// to a terminal.
+// `text` with control characters, bytes that are no UTF-8 and what turns the direction of text as
+// "\\n", "\\x1b", "\\u{202e}", so that it stays on its line and does nothing to a terminal.
 std::string printable(const std::string& text, Newlines newlines = Newlines::escape);
 // "1.5 GB", in powers of 1000 as disks are sold and shard sizes are given.
 std::string human_bytes(uint64_t bytes);
