@@ -55,7 +55,7 @@ class Frames {
     return {{.file = file_.display(), .offset = offset}, why};
   }
 
-  // A frame of nothing is never read, so what a table calls one has to be one.
+  // A frame of nothing is never read, so what a table or its own header calls one has to be one.
   void check_empty(uint64_t stored, uint64_t size) const {
     if (size >= kZstdSkippableHeader && is_skippable(read<uint32_t>(stored)) &&
         kZstdSkippableHeader + read<uint32_t>(stored + 4) == size) {
@@ -64,7 +64,7 @@ class Frames {
     std::vector<std::byte> frame(size <= kMostOfNothing ? size : 0);
     file_.read_at(stored, frame);
     if (frame.size() < size || ZSTD_decompress(nullptr, 0, frame.data(), size) != 0) {
-      throw corrupt(stored, "the seek table calls a zstd frame empty that is not");
+      throw corrupt(stored, "a zstd frame is called empty and is not");
     }
   }
 
@@ -133,9 +133,11 @@ class Frames {
       if (result != 0) throw corrupt(at, "not a zstd frame");
       if (header.frameContentSize == ZSTD_CONTENTSIZE_UNKNOWN) return false;
       const Blocks blocks = walk_blocks(at + header.headerSize);
+      const uint64_t end = blocks.end + (header.checksumFlag != 0 ? kChecksum : 0);
+      if (end > file_.size()) throw corrupt(file_.size(), "a zstd frame is cut short");
+      if (header.frameContentSize == 0) check_empty(at, end - at);
       add(at, header.frameContentSize, blocks.most);
-      at = blocks.end + (header.checksumFlag != 0 ? kChecksum : 0);
-      if (at > file_.size()) throw corrupt(file_.size(), "a zstd frame is cut short");
+      at = end;
     }
     return true;
   }

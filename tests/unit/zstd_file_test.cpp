@@ -326,6 +326,14 @@ std::string with_table(const Frames& frames, const std::vector<TableEntry>& tabl
   return frames.stored + seek_table(table);
 }
 
+// Its content would be gone without a word: frames that hold nothing are never decoded.
+TEST(ZstdFile, RefusesAFrameThatIsCalledEmptyAndIsNot) {
+  EXPECT_EQ(decompress(hello("\x20\5")), "hello");
+  const std::string empty = hello(std::string("\x20\0", 2));
+  EXPECT_ERROR(Opened{empty + zstd("more")}, CorruptError, "is called empty and is not");
+  EXPECT_ERROR(Opened{zstd("more") + empty}, CorruptError, "is called empty and is not");
+}
+
 TEST(ZstdFile, RefusesATableThatIsNotOne) {
   const Frames frames = frames_of({1000, 2000});
   const std::string good = with_table(frames, frames.table);
