@@ -48,11 +48,13 @@ uint64_t find_end_record(const InputFile& file, const Tail& tail) {
     const std::byte* record = tail.bytes.data() + at;
     if (load_le<uint32_t>(record) != zip::kEndSignature) continue;
     const size_t behind = tail.bytes.size() - left;
-    if (load_le<uint16_t>(record + 20) == behind) return tail.offset + at;
-    throw CorruptError({.offset = tail.offset + at},
-                       std::to_string(behind) + " bytes behind the end record, whose comment has " +
-                           std::to_string(load_le<uint16_t>(record + 20)) +
-                           ": readers could take another one");
+    const size_t comment = load_le<uint16_t>(record + 20);
+    if (comment == behind) return tail.offset + at;
+    throw CorruptError(
+        {.offset = tail.offset + at},
+        std::to_string(behind) + " bytes behind the end record, whose comment has " +
+            std::to_string(comment) +
+            (behind < comment ? ": the file is truncated" : ": readers could take another one"));
   }
   throw CorruptError({.offset = file.size()},
                      "no end of central directory: the file is truncated or still being written");

@@ -53,6 +53,7 @@ constexpr Signature kContainers[] = {
     {"lz4 file", 0, "\x04\x22\x4D\x18"sv},
     {"lz4 file", 0, "\x02\x21\x4C\x18"sv},  // the legacy form
     {"RAR archive", 0, "Rar!\x1A\x07"sv},
+    {"tar archive", 257, "ustar"sv},
 };
 // Names of files that are pickles, or zips or legacy torch files with pickles in them.
 constexpr std::array kPickleNames = {".pkl"sv,  ".pickle"sv, ".pt"sv,     ".pth"sv, ".bin"sv,

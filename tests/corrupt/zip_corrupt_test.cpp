@@ -198,9 +198,9 @@ Damaged make(Defect defect) {
       return {zip + "x", ErrorKind::corrupt, "1 bytes behind the end record"};
     case Defect::end_record_in_the_comment: {
       // What looks for a comment of the right length takes the first one, torch the second.
-      const std::string second = zip.substr(end, zip::kEndSize) + "JUNK";
-      zip.replace(end + 20, 2, {static_cast<char>(second.size()), 0});
-      return {zip + second, ErrorKind::corrupt, "readers could take another one"};
+      const std::string comment = zip.substr(end) + "JUNK";
+      set16(end + 20, static_cast<uint16_t>(comment.size()));
+      return {zip + comment, ErrorKind::corrupt, "readers could take another one"};
     }
     case Defect::name_of_other_case: {
       Damaged plain{testdata("stored.zip"), ErrorKind::corrupt, "for the same"};
