@@ -36,7 +36,8 @@ namespace fs = std::filesystem;
 
 // The made-up format: a line "KIND NAME ROWS COLUMNS" for each matrix in `params`; their float32
 // values end to end in `values`, of trained ones followed by those of two states; and what a run
-// has once in run.pt: the optimizer's settings, the step and the version that shards are to be of.
+// has once in run.pt: the model's state_dict, the optimizer's settings, the step and the version
+// that shards are to be of.
 bool probe_made_up(CheckpointDraft& draft) {
   return fs::exists(draft.folder.path / "params");
 }
@@ -88,7 +89,10 @@ class ThrowawayReader : public testing::Test {
     std::iota(numbers.begin(), numbers.end(), 0.0F);
     made_.write_raw("values", {reinterpret_cast<const char*>(numbers.data()), 4 * numbers.size()});
     made_.write("run.pt",
-                R"({"step": 7, "ds_version": "0.19.8", "optimizer": {"state": {}, "param_groups": [
+                R"({"step": 7, "ds_version": "0.19.8",
+        "module": {"up.weight": {"tensor": [2, 3]}, "down.weight": {"tensor": [1, 4], "first": 18},
+                   "head.weight": {"tensor": [2, 1], "first": 22}},
+        "optimizer": {"state": {}, "param_groups": [
         {"lr": 0.5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0,
          "bias_correction": true, "params": [0, 1]}]}})");
   }
