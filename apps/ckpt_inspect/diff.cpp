@@ -1,6 +1,5 @@
 // ckpt-inspect diff: what differs between two checkpoints or sets of weights.
 
-#include "cli/messages.h"
 #include "inspect/diff.h"
 
 #include <CLI/App.hpp>
@@ -14,6 +13,7 @@
 #include "base/patterns.h"
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
+#include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/terminal.h"
 #include "report/report.h"

@@ -1,6 +1,5 @@
 // ckpt-inspect scan: what the pickles below a path would import and call.
 
-#include "cli/messages.h"
 #include "inspect/scan.h"
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <set>
 
 #include "ckpt_inspect/commands.h"
+#include "cli/messages.h"
 #include "cli/terminal.h"
 #include "report/report.h"
 

@@ -1,6 +1,5 @@
 // ckpt-inspect PATH: what it is, in one screen.
 
-#include "cli/messages.h"
 #include "inspect/summary.h"
 
 #include <CLI/App.hpp>
@@ -13,6 +12,7 @@
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
 #include "ckpt_inspect/html.h"
+#include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/terminal.h"
 #include "deepspeed/shard_name.h"

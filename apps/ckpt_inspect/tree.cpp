@@ -1,6 +1,5 @@
 // ckpt-inspect tree: the names as a tree of modules.
 
-#include "cli/messages.h"
 #include "inspect/tree.h"
 
 #include <CLI/App.hpp>
@@ -10,6 +9,7 @@
 
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
+#include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/terminal.h"
 #include "report/report.h"

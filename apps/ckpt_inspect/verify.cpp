@@ -1,6 +1,5 @@
 // ckpt-inspect verify: everything that is wrong with a checkpoint.
 
-#include "cli/messages.h"
 #include "inspect/verify/verify.h"
 
 #include <iostream>
@@ -11,6 +10,7 @@
 
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
+#include "cli/messages.h"
 #include "cli/terminal.h"
 #include "report/report.h"
 

@@ -1,6 +1,5 @@
 // ckpt-pack estimate: what packing would come to.
 
-#include "cli/messages.h"
 #include "pack/estimate.h"
 
 #include <CLI/App.hpp>
@@ -11,6 +10,7 @@
 
 #include "base/text.h"
 #include "ckpt_pack/commands.h"
+#include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/terminal.h"
 #include "codec/frame.h"
