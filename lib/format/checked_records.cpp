@@ -96,13 +96,15 @@ std::vector<InputRecord> records_in(const InputFiles& inputs,
 
 }  // namespace
 
-std::vector<InputRecord> records_read(const CopyPlan& plan, const InputFiles& inputs) {
+std::vector<InputRecord> records_read(const CopyPlan& plan, const InputFiles& inputs,
+                                      const std::set<FileId>& but) {
   std::map<FileId, std::vector<Range>> ranges;
   for (const CopyItem& item : plan.items()) {
     for (const Rows& source : plan.sources_of(item)) {
       add(ranges[source.file], source.span(item.rows));
     }
   }
+  for (const FileId file : but) ranges.erase(file);
   for (auto& [file, read] : ranges) join(read);
   return records_in(inputs, ranges);
 }

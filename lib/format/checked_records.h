@@ -4,7 +4,7 @@
 // zips without checksums, have no records here.
 #pragma once
 
-#include <span>
+#include <set>
 #include <vector>
 
 #include "io/input_file.h"
@@ -12,10 +12,11 @@
 
 namespace dsckpt {
 
-// All records that any item of `plan` reads a byte of. Reads the directory of each file, and the
-// local header of each of these records. Throws IoError, and CorruptError for a record whose header
-// and directory disagree.
-std::vector<InputRecord> records_read(const CopyPlan& plan, const InputFiles& inputs);
+// All records that any item of `plan` reads a byte of, without those of the files `but`. Reads the
+// directory of each file, and the local header of each of these records. Throws IoError, and
+// CorruptError for a record whose header and directory disagree.
+std::vector<InputRecord> records_read(const CopyPlan& plan, const InputFiles& inputs,
+                                      const std::set<FileId>& but = {});
 
 // All records of these files, each file once. Throws likewise.
 std::vector<InputRecord> all_records(const InputFiles& inputs, std::vector<FileId> files);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,8 +45,9 @@ struct Job::Impl {
   CopyPlan plan;  // valid against `inputs`
   // What the input was opened as; nullptr if as no checkpoint.
   std::shared_ptr<const Checkpoint> checkpoint = {};
-  // False if the contents of the files do not matter: what was packed is unpacked as it was.
-  bool checks_records = true;
+  // Files of which the contents do not matter: what is unpacked, and what is packed though nothing
+  // can be read of it, which a note says. Their records are not checked.
+  std::set<FileId> as_they_are = {};
 
   Place place = {};
   std::vector<std::string> notes = {};

@@ -22,8 +22,7 @@ constexpr std::chrono::milliseconds kCallbackInterval{100};
 // Every record that the plan reads any byte of, whatever made the plan; with `all`, every one of
 // the checkpoint.
 std::vector<InputRecord> records_to_check(const Job::Impl& job, bool all) {
-  if (!job.checks_records) return {};
-  std::vector<InputRecord> records = records_read(job.plan, *job.inputs);
+  std::vector<InputRecord> records = records_read(job.plan, *job.inputs, job.as_they_are);
   if (!all || !job.checkpoint) return records;
   std::vector<FileId> files;
   for (const CheckpointFile& file : job.checkpoint->files()) files.push_back(file.archive->file());

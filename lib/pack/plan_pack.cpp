@@ -190,11 +190,7 @@ Place place_apart_from(const fs::path& input) {
 
 Job plan_copies(const fs::path& input, bool packs, ContentHash hash) {
   auto inputs = std::make_shared<InputFiles>();
-  Job::Impl job{.inputs = inputs,
-                .plan = {},
-                .checks_records = packs,
-                .place = place_apart_from(input),
-                .hash = hash};
+  Job::Impl job{.inputs = inputs, .plan = {}, .place = place_apart_from(input), .hash = hash};
   const std::vector<FoundFile> found = find_all(input, job.notes);
   std::error_code failed;
   const fs::path root = fs::is_directory(input, failed) ? input : input.parent_path();
@@ -209,6 +205,7 @@ Job plan_copies(const fs::path& input, bool packs, ContentHash hash) {
     const OutputId out = plan.add_output(found[i].name, file.size());
     put_file(plan, out, job.copied[i], file.size(), types.tensors[i]);
     if (packs && !types.notes[i].empty()) job.notes.push_back(types.notes[i]);
+    if (!packs || !types.notes[i].empty()) job.as_they_are.insert(job.copied[i]);
     stored += file.stored_size();
   }
   set_plan(job, plan);

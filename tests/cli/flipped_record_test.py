@@ -43,12 +43,13 @@ class FlippedRecordTest(CliTest):
         yield "reshard", ["reshard", folder, out, "--dp", ranks + 1]
         yield "strip", ["ckpt-pack", "strip", folder, out, "--keep", "resume"]
         yield "strip to weights", ["ckpt-pack", "strip", folder, out, "--keep", "weights"]
+        # Whatever can be read is checked; of the rest a note says that it is packed as it is.
         yield "pack", ["ckpt-pack", "pack", folder, out]
 
     def results(self, folder, tag, ranks):
         results = {}
         for name, command in self.commands(folder, tag, ranks, self.root / "out"):
-            done = self.tool(*command, "--quiet")
+            done = self.tool(*command)
             written = contents(self.root / "out") if done.returncode == 0 else None
             results[name] = done.returncode, done.stderr, written
             shutil.rmtree(self.root / "out", ignore_errors=True)
@@ -75,11 +76,11 @@ class FlippedRecordTest(CliTest):
                 flips += 1
                 for name, (code, errors, written) in self.results(folder, tag, ranks).items():
                     with self.subTest(name, file=path.name, record=record, byte=at):
-                        if code == 0:
+                        if code == 0 and f"{path.name} is packed as plain bytes" not in errors:
                             self.assertEqual(written.keys(), clean[name][2].keys())
                             wrong = [file for file in written if written[file] != clean[name][2][file]]
                             self.assertEqual(wrong, [])
-                        else:
+                        elif code != 0:
                             self.assertEqual(code, 3, errors)
                             # What ranks should have in common is compared before checksums are complete.
                             if "are not the same" not in errors:
