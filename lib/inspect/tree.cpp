@@ -16,14 +16,15 @@ constexpr size_t kMaxDepth = 100;
 
 // A node in the making: children by name.
 struct Growing {
-  std::vector<std::pair<std::string, Growing>> children;
+  std::string name;
+  std::vector<Growing> children;
   std::unordered_map<std::string, size_t> index;
   const NamedTensor* tensor = nullptr;
 
-  Growing& child(const std::string& name) {
-    const auto [at, is_new] = index.emplace(name, children.size());
-    if (is_new) children.emplace_back(name, Growing());
-    return children[at->second].second;
+  Growing& child(const std::string& part) {
+    const auto [at, is_new] = index.emplace(part, children.size());
+    if (is_new) children.emplace_back().name = part;
+    return children[at->second];
   }
 };
 
@@ -82,7 +83,8 @@ std::vector<TreeNode> folded(std::vector<TreeNode> children) {
   return out;
 }
 
-TreeNode finished(const std::string& name, Growing&& growing, bool fold) {
+TreeNode finished(Growing&& growing, bool fold) {
+  const std::string name = std::move(growing.name);
   TreeNode node;
   node.name = name;
   node.tensor = growing.tensor;
@@ -91,8 +93,8 @@ TreeNode finished(const std::string& name, Growing&& growing, bool fold) {
     node.elements = node.tensor->value.numel();
     node.bytes = node.tensor->value.nbytes();
   }
-  for (auto& [child_name, child] : growing.children) {
-    node.children.push_back(finished(child_name, std::move(child), fold));
+  for (Growing& child : growing.children) {
+    node.children.push_back(finished(std::move(child), fold));
     const TreeNode& last = node.children.back();
     node.tensors += last.tensors;
     add_saturating(node.elements, last.elements);
@@ -125,7 +127,7 @@ TreeNode tree_of(const std::vector<NamedTensor>& tensors, bool fold) {
     // A name that is also the beginning of others is a module and a tensor.
     node->child(label.substr(begin)).tensor = &tensor;
   }
-  return finished("", std::move(root), fold);
+  return finished(std::move(root), fold);
 }
 
 }  // namespace dsckpt
