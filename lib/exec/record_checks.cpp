@@ -10,6 +10,11 @@
 namespace dsckpt {
 namespace {
 
+// So little is read besides whatever it comes to.
+uint64_t tolerable_gap(uint64_t record_size) {
+  return std::max<uint64_t>(64 << 10, record_size / 64);
+}
+
 struct Read {
   uint32_t record;
   // Where to say that it belongs to the record; null if whoever reads it does not checksum it.
@@ -123,7 +128,8 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
   uint64_t besides = std::max(kMostBesides, plan.bytes_read() / kShareBesides);
   std::vector<bool> is_worth(records_.size(), all);
   for (const uint32_t r : order) {
-    if (!all && uses[r].left_out > besides) {
+    const bool is_little = uses[r].left_out <= tolerable_gap(records_[r].extent.size);
+    if (!all && !is_little && uses[r].left_out > besides) {
       ++unchecked_;
       continue;
     }

@@ -30,7 +30,8 @@ class RecordChecks {
     Extent extent;
   };
 
-  // What may be read besides: kMostBesides, or a share of what the plan reads, if that is more.
+  // What may be read besides: kMostBesides, or a share of what the plan reads, if that is more; and
+  // of each record 64 KiB, or a 64th, without asking.
   static constexpr uint64_t kMostBesides = uint64_t{64} << 20;
   static constexpr uint64_t kShareBesides = 8;
 

@@ -138,6 +138,23 @@ TEST_F(RecordChecksTest, CountsRecordsWhoseRestWouldBeMostOfTheWork) {
   EXPECT_EQ(all.unchecked(), 0u);
 }
 
+// However many there are: together they leave out more than may be read besides.
+TEST_F(RecordChecksTest, ChecksRecordsOfWhichLittleIsLeftOut) {
+  constexpr uint64_t kRecord = 60 << 10;
+  constexpr uint64_t kCount = RecordChecks::kMostBesides / kRecord + 100;
+  std::vector<InputRecord> records;
+  const FileId file = inputs_.add(folder_.write("sparse.pt", ""));
+  PlanBuilder builder;
+  builder.add_output("out", kCount);
+  for (uint64_t i = 0; i < kCount; ++i) {
+    builder.put(0, i, TensorSource::stored({file, i * kRecord, 1}, DType::uint8, {1}));
+    records.push_back({{file, i * kRecord, kRecord}, 0, "data/" + std::to_string(i)});
+  }
+  const RecordChecks checks(builder.finish(), records, false);
+  EXPECT_EQ(checks.checked(), kCount);
+  EXPECT_EQ(checks.unchecked(), 0u);
+}
+
 TEST_F(RecordChecksTest, ChecksEverythingWhenAsked) {
   const CopyPlan plan = reading({{1000, 500'000}});
   const InputRecord other{{file_, 950'000, 50'000}, crc_of(950'000, 50'000), "data/8"};
