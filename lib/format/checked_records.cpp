@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "dsckpt/error.h"
+#include "format/typed_extents.h"
 #include "format/zip.h"
 
 namespace dsckpt {
@@ -116,24 +117,14 @@ std::vector<InputRecord> all_records(const InputFiles& inputs, std::vector<FileI
 }
 
 void put_file(PlanBuilder& plan, OutputId out, const InputFiles& inputs, FileId file) {
-  const uint64_t size = inputs[file].size();
-  std::vector<Extent> extents;
-  for (const InputRecord& record : all_records(inputs, {file})) extents.push_back(record.extent);
-  std::sort(extents.begin(), extents.end(),
-            [](const Extent& a, const Extent& b) { return a.offset < b.offset; });
-  uint64_t at = 0;
-  const auto put_up_to = [&](uint64_t end) {
-    if (end <= at) return;
-    plan.put(
-        out, at,
-        TensorSource::stored({file, at, end - at}, DType::uint8, {static_cast<int64_t>(end - at)}));
-    at = end;
-  };
-  for (const Extent& extent : extents) {
-    put_up_to(extent.offset);
-    put_up_to(extent.end());
+  std::vector<TypedExtent> records;
+  for (const InputRecord& record : all_records(inputs, {file})) {
+    records.push_back({record.extent, DType::uint8});
   }
-  put_up_to(size);
+  std::sort(records.begin(), records.end(), [](const TypedExtent& a, const TypedExtent& b) {
+    return a.extent.offset < b.extent.offset;
+  });
+  put_file(plan, out, file, inputs[file].size(), records);
 }
 
 }  // namespace dsckpt

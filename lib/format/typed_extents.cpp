@@ -53,4 +53,23 @@ std::vector<TypedExtent> typed_extents(const InputFiles& files, FileId id, Share
                                            : of_torch(files, id, shared);
 }
 
+void put_file(PlanBuilder& plan, OutputId out, FileId file, uint64_t size,
+              const std::vector<TypedExtent>& parts) {
+  uint64_t at = 0;
+  const auto put = [&](uint64_t bytes, DType dtype) {
+    const uint64_t numel = bytes / size_of(dtype);
+    const uint64_t whole = numel * size_of(dtype);
+    if (whole > 0) {
+      plan.put(out, at,
+               TensorSource::stored({file, at, whole}, dtype, {static_cast<int64_t>(numel)}));
+    }
+    at += whole;
+  };
+  for (const TypedExtent& part : parts) {
+    put(part.extent.offset - at, DType::uint8);
+    put(part.extent.size, part.dtype);
+  }
+  put(size - at, DType::uint8);
+}
+
 }  // namespace dsckpt

@@ -8,6 +8,7 @@
 #include "dsckpt/dtype.h"
 #include "format/torch_archive.h"
 #include "io/input_file.h"
+#include "plan/copy_plan.h"
 
 namespace dsckpt {
 
@@ -20,5 +21,10 @@ struct TypedExtent {
 // Throws what opening it throws.
 std::vector<TypedExtent> typed_extents(const InputFiles& files, FileId id,
                                        SharedPickles* shared = nullptr);
+
+// The whole of a file of `size` bytes as the content of `out`: `parts`, which are as those of
+// typed_extents(), as what they are, and all between them as bytes.
+void put_file(PlanBuilder& plan, OutputId out, FileId file, uint64_t size,
+              const std::vector<TypedExtent>& parts);
 
 }  // namespace dsckpt

@@ -98,31 +98,6 @@ std::vector<FoundFile> find_all(const fs::path& input, std::vector<std::string>&
   return found;
 }
 
-TensorSource bytes_of(const Extent& extent) {
-  return TensorSource::stored(extent, DType::uint8, {static_cast<int64_t>(extent.size)});
-}
-
-// The whole file, its tensors as what they are and all between them as bytes.
-void put_file(PlanBuilder& plan, OutputId out, FileId id, uint64_t size,
-              const std::vector<TypedExtent>& tensors) {
-  uint64_t at = 0;
-  const auto put_bytes_up_to = [&](uint64_t end) {
-    if (end > at) plan.put(out, at, bytes_of({id, at, end - at}));
-    at = end;
-  };
-  for (const TypedExtent& tensor : tensors) {
-    put_bytes_up_to(tensor.extent.offset);
-    const uint64_t numel = tensor.extent.size / size_of(tensor.dtype);
-    const uint64_t whole = numel * size_of(tensor.dtype);
-    if (whole > 0) {
-      plan.put(out, at,
-               TensorSource::stored({id, at, whole}, tensor.dtype, {static_cast<int64_t>(numel)}));
-    }
-    at += whole;
-  }
-  put_bytes_up_to(size);
-}
-
 // {"files": [{"path", "bytes", "packed"}], "notes", "bytes"}
 class CopyReport : public JobReport {
  public:
