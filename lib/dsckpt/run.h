@@ -42,10 +42,9 @@ struct Progress {
 struct RunStats {
   uint64_t bytes_read = 0;
   uint64_t bytes_written = 0;
-  uint64_t bytes_stored = 0;     // less than were written if the outputs are packed
-  uint64_t records_checked = 0;  // whose CRC32 was compared
-  uint64_t records_unchecked =
-      0;  // that were read in part, and too little of them to read the rest
+  uint64_t bytes_stored = 0;       // less than were written if the outputs are packed
+  uint64_t records_checked = 0;    // whose CRC32 was compared
+  uint64_t records_unchecked = 0;  // of which too little was read to read the rest
   double seconds = 0;
 };
 
