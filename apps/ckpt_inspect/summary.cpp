@@ -177,18 +177,20 @@ void show_ranks(Page& page, const Summary& summary) {
   if (summary.ranks.size() < 2) return;
   using Align = cli::Table::Align;
   const auto less = [](const RankShare& a, const RankShare& b) { return a.bytes < b.bytes; };
-  const auto [least, most] = std::minmax_element(summary.ranks.begin(), summary.ranks.end(), less);
+  const auto extremes = std::minmax_element(summary.ranks.begin(), summary.ranks.end(), less);
+  const RankShare& least = *extremes.first;
+  const RankShare& most = *extremes.second;
   page.heading("Ranks");
   cli::Table table({{"rank"}, {"bytes", Align::right}, {"of the largest", Align::right}});
   const auto add = [&](const std::string& what, const RankShare& share) {
     table.add({what + "dp " + std::to_string(share.dp) + " mp " + std::to_string(share.mp),
-               human_bytes(share.bytes), percent(share.bytes, most->bytes)});
+               human_bytes(share.bytes), percent(share.bytes, most.bytes)});
   };
   if (summary.ranks.size() <= kMostRanksShown) {
     for (const RankShare& share : summary.ranks) add("", share);
   } else {
-    add("largest of " + std::to_string(summary.ranks.size()) + ": ", *most);
-    add("smallest: ", *least);
+    add("largest of " + std::to_string(summary.ranks.size()) + ": ", most);
+    add("smallest: ", least);
   }
   page.table(table);
 }

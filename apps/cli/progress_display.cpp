@@ -21,9 +21,12 @@ struct ProgressDisplay::Impl {
   static constexpr size_t kBar = 30;
   static constexpr size_t kLeastBar = 5;
 
+  Impl(const Progress& of, ProgressMode mode)
+      : progress(of), as_json(mode == ProgressMode::json), always(mode == ProgressMode::always) {}
+
   const Progress& progress;
-  bool as_json;
-  bool always;
+  const bool as_json;
+  const bool always;
   Clock::time_point start = Clock::now();
   std::mutex mutex;
   std::condition_variable wake;
@@ -91,8 +94,7 @@ ProgressDisplay::ProgressDisplay(const Progress& progress, const Common& common)
       (common.progress == ProgressMode::automatic && !terminal)) {
     return;
   }
-  impl_ = std::make_unique<Impl>(progress, common.progress == ProgressMode::json,
-                                 common.progress == ProgressMode::always);
+  impl_ = std::make_unique<Impl>(progress, common.progress);
   impl_->thread = std::thread([impl = impl_.get()] { impl->loop(); });
 }
 

@@ -15,6 +15,7 @@
 #include "dsckpt/error.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -205,7 +206,12 @@ void narrow(DType to, const float* source, std::byte* target, size_t count) {
 #if defined(__x86_64__)
 
 bool has_avx2_f16c() {
-  static const bool yes = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+  static const bool yes = [] {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    // Not every compiler's __builtin_cpu_supports knows "f16c".
+    return __builtin_cpu_supports("avx2") && __get_cpuid(1, &eax, &ebx, &ecx, &edx) == 1 &&
+           (ecx & bit_F16C) != 0;
+  }();
   return yes;
 }
 

@@ -120,8 +120,8 @@ AffineMap AffineMap::read(const Value& entry, const Where& where) {
   AffineMap map;
   map.logical_shape = field(entry, "logical_shape", where,
                             [](const Value& v, const Where&) { return checked_shape(v); });
-  field(entry, "ranks", where, [&](const Value& ranks, const Where& place) {
-    const auto& items = ranks.as_dict().items;
+  field(entry, "ranks", where, [&](const Value& by_rank, const Where& place) {
+    const auto& items = by_rank.as_dict().items;
     std::vector<std::optional<Rank>> found(items.size());
     for (const auto& [key, value] : items) {
       const int64_t number = in_context(place, [&, &rank_key = key] { return rank_of(rank_key); });
@@ -163,8 +163,8 @@ AffineMap AffineMap::from_expert_placement(const Value& placement, const Shape& 
 
   std::unordered_map<int64_t, std::vector<int64_t>> holders;  // expert -> ranks
   std::vector<std::optional<std::vector<int64_t>>> experts_of;
-  field(placement, "ranks", where, [&](const Value& ranks, const Where& place) {
-    const auto entries = ordered(ranks);
+  field(placement, "ranks", where, [&](const Value& by_rank, const Where& place) {
+    const auto entries = ordered(by_rank);
     if (static_cast<uint64_t>(ep_size) != entries.size()) {
       throw CorruptError({}, "has " + std::to_string(entries.size()) + " entries for ep_size " +
                                  std::to_string(ep_size));

@@ -141,7 +141,8 @@ class Assembler {
   Param merged(const Parts& parts) {
     // A stage's copy of a parameter that the program keeps equal by itself may be stale: the first
     // one counts.
-    const auto& [first_stage, first] = *parts.stages.begin();
+    const uint32_t first_stage = parts.stages.begin()->first;
+    const auto& first = parts.stages.begin()->second;
     if (parts.stages.size() == 1 || info_.is_pipeline_replicated(parts.name)) {
       return of_stage(parts.name, first_stage, first);
     }

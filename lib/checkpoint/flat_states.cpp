@@ -83,9 +83,10 @@ FlatStates flat_states(const std::vector<Fields>& ranks, std::string_view state_
     };
     size_t next = 0;
     const auto states = states_of(ranks[rank], state_key, index);
-    for (const auto& [name, value] : states ? states->as_dict().items : pickle::DictNode().items) {
-      if (!name.is(Kind::string)) continue;
-      const std::string key(name.as_string());
+    for (const auto& item : states ? states->as_dict().items : pickle::DictNode().items) {
+      if (!item.first.is(Kind::string)) continue;
+      const std::string key(item.first.as_string());
+      const Value& value = item.second;
       if (is_meta_tensor(value)) continue;  // stripped
       in_context(shard.where(FlatStates::member(state_key, index, key)), [&] {
         if (key == "step") {

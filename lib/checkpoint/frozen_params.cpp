@@ -27,19 +27,21 @@ FrozenParams whole_frozen(const ModelStates& model) {
     for (const auto& [name, shape] : model.frozen_param_shapes) {
       // Frozen since the optimizer was made, which still owns it: then its master counts.
       if (model.is_trainable(name)) continue;
-      in_context({.file = where.file, .member = where.member, .tensor = name}, [&] {
-        TensorSource value = model.shard().archive.tensor(model.frozen_param_fragments->at(name));
-        if (value.shape() != shape) {
-          throw InconsistentError({}, "has another shape in frozen_param_shapes");
-        }
-        frozen.add(name, std::move(value));
+      const Where place = {.file = where.file, .member = where.member, .tensor = name};
+      TensorSource value = in_context(place, [&, &key = name] {
+        return model.shard().archive.tensor(model.frozen_param_fragments->at(key));
       });
+      if (value.shape() != shape) {
+        throw InconsistentError(place, "has another shape in frozen_param_shapes");
+      }
+      frozen.add(name, std::move(value));
     }
   }
   for (const auto& [name, value] : model.rest_of_module()) {
     if (frozen.find(name) != nullptr) continue;
-    in_context({.file = model.shard().display, .tensor = name},
-               [&] { frozen.add(name, model.shard().archive.tensor(value)); });
+    frozen.add(name,
+               in_context({.file = model.shard().display, .tensor = name},
+                          [&, &stored = value] { return model.shard().archive.tensor(stored); }));
   }
   return frozen;
 }
@@ -53,17 +55,18 @@ FrozenParams cut_frozen(const std::vector<RankModel>& models) {
     if (reference.is_trainable(name)) continue;
     const uint64_t piece = piece_of(static_cast<uint64_t>(numel(shape)), models.size());
     std::vector<TensorSource> pieces;
-    for (const auto& [shard, states] : models) {
-      const Where where = shard->where(keys::kFrozenParamFragments);
-      in_context({.file = where.file, .member = where.member, .tensor = name}, [&] {
-        const Value fragments = states->fields[keys::kFrozenParamFragments];
-        TensorSource fragment = shard->archive.tensor(fragments.at(name)).flatten();
-        if (static_cast<uint64_t>(fragment.numel()) != piece) {
-          throw InconsistentError({}, "has " + std::to_string(fragment.numel()) +
-                                          " elements, a rank's piece is " + std::to_string(piece));
-        }
-        pieces.push_back(std::move(fragment));
+    for (const RankModel& model : models) {
+      Where where = model.shard->where(keys::kFrozenParamFragments);
+      where.tensor = name;
+      TensorSource fragment = in_context(where, [&, &key = name] {
+        const Value fragments = model.states->fields[keys::kFrozenParamFragments];
+        return model.shard->archive.tensor(fragments.at(key)).flatten();
       });
+      if (static_cast<uint64_t>(fragment.numel()) != piece) {
+        throw InconsistentError(where, "has " + std::to_string(fragment.numel()) +
+                                           " elements, a rank's piece is " + std::to_string(piece));
+      }
+      pieces.push_back(std::move(fragment));
     }
     frozen.add(name,
                TensorSource::cat(0, std::move(pieces)).narrow(0, 0, numel(shape)).view(shape));

@@ -21,12 +21,12 @@ ModelStates::ModelStates(const Shard& shard) : fields(shard, shard.archive.root(
   for (const auto& [key, value] :
        module_value->is_none() ? none.items : module_value->as_dict().items) {
     const std::string name(
-        in_context(fields.where(keys::kModule), [&] { return key.as_string(); }));
+        in_context(fields.where(keys::kModule), [&text = key] { return text.as_string(); }));
     if (TorchArchive::is_tensor(value)) {
       module.emplace_back(name, value);
     } else if (is_meta_tensor(value) && fields.has(keys::kStripped)) {
-      stripped.emplace(
-          name, in_context(fields.where(keys::kModule), [&] { return meta_tensor(value).shape; }));
+      stripped.emplace(name, in_context(fields.where(keys::kModule),
+                                        [&meta = value] { return meta_tensor(meta).shape; }));
     } else {
       not_tensors.push_back(name);
     }
@@ -87,10 +87,10 @@ void ModelStates::find_tied_views() {
   std::map<View, std::vector<std::string>> names_of;
   for (const auto& [name, value] : module) {
     if (buffer_names.contains(name)) continue;
-    in_context({.file = shard().display, .tensor = name}, [&] {
-      const TensorInfo info = shard().archive.info(value);
+    in_context({.file = shard().display, .tensor = name}, [&, &tied = name, &tensor = value] {
+      const TensorInfo info = shard().archive.info(tensor);
       if (numel(info.shape) == 0) return;
-      names_of[{info.storage_key, info.storage_offset, info.shape, info.strides}].push_back(name);
+      names_of[{info.storage_key, info.storage_offset, info.shape, info.strides}].push_back(tied);
     });
   }
   const std::unordered_set<std::string> known = aliases();
@@ -161,10 +161,10 @@ const Param* ParamList::find(std::string_view name) const {
 void ParamList::add_buffers(const ModelStates& states) {
   for (const auto& [name, value] : states.module) {
     if (!states.buffer_names.contains(name) || has(name)) continue;
-    in_context({.file = states.shard().display, .tensor = name}, [&] {
-      add({.name = name,
+    in_context({.file = states.shard().display, .tensor = name}, [&, &key = name, &tensor = value] {
+      add({.name = key,
            .kind = ParamKind::buffer,
-           .weight = states.shard().archive.tensor(value)});
+           .weight = states.shard().archive.tensor(tensor)});
     });
   }
 }

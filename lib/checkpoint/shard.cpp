@@ -212,7 +212,7 @@ NamedShapes named_shapes(const Shard& shard, const Value& mapping, std::string_v
     for (const auto& [name, size] : mapping.as_dict().items) {
       shapes.emplace_back(std::string(name.as_string()),
                           in_context({.tensor = std::string(name.as_string())},
-                                     [&] { return shape_from_pickle(size); }));
+                                     [&value = size] { return shape_from_pickle(value); }));
     }
     return shapes;
   });

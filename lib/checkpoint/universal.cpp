@@ -188,7 +188,7 @@ class Reader {
     for (const NamedShapes& group : model().param_shapes) {
       for (const auto& [name, shape] : group) {
         in_context({.file = where.file, .member = where.member, .tensor = name},
-                   [&] { numel(shape); });
+                   [&sizes = shape] { numel(sizes); });
       }
     }
     return model().param_shapes;
@@ -206,17 +206,17 @@ class Reader {
         rest.begin(), rest.end(), [&](const auto& entry) { return is_stepped(entry.first); });
     NamedShapes trained;
     for (const auto& [name, value] : rest) {
-      in_context({.file = model().shard().display, .tensor = name}, [&] {
-        const TensorSource stored = model().shard().archive.tensor(value);
-        // What a float32 copy cannot hold is no master either.
-        const bool has_copy = stored.dtype() == DType::float32 ||
-                              stored.dtype() == DType::bfloat16 || stored.dtype() == DType::float16;
-        if (draft_.facts.frozen_known ? is_stepped(name) : has_copy) {
-          trained.emplace_back(name, stored.shape());
-        } else {
-          world.frozen.add(name, stored);
-        }
-      });
+      TensorSource stored =
+          in_context({.file = model().shard().display, .tensor = name},
+                     [&, &tensor = value] { return model().shard().archive.tensor(tensor); });
+      // What a float32 copy cannot hold is no master either.
+      const bool has_copy = stored.dtype() == DType::float32 || stored.dtype() == DType::bfloat16 ||
+                            stored.dtype() == DType::float16;
+      if (draft_.facts.frozen_known ? is_stepped(name) : has_copy) {
+        trained.emplace_back(name, stored.shape());
+      } else {
+        world.frozen.add(name, std::move(stored));
+      }
     }
     return {std::move(trained)};
   }

@@ -174,7 +174,7 @@ void check_equal(const std::vector<Shape>& shapes, const char* how) {
 
 struct UniversalInfo::Impl {
   // The lists whose patterns are to be used; `lists` is in this order.
-  enum List { replicated, averaged, row_parallel, vocabulary, two_sub_params };
+  enum List { tp_replicated, averaged, row_parallel, vocabulary, two_sub_params };
   static constexpr std::array kListKeys = {keys::kTpReplicated, keys::kToAverage,
                                            keys::kRowParallel, keys::kVocabulary,
                                            keys::kTwoSubParams};
@@ -455,7 +455,7 @@ void UniversalInfo::Impl::decide(Rule& rule) {
   check_one(affine, maps, keys::kAffineMap);
   if (!maps.empty()) {
     // The lists are there for readers that know no affine maps.
-    for (const List list : {replicated, averaged, row_parallel, vocabulary, two_sub_params}) {
+    for (const List list : {tp_replicated, averaged, row_parallel, vocabulary, two_sub_params}) {
       use(list, name);
     }
   }
@@ -464,7 +464,7 @@ void UniversalInfo::Impl::decide(Rule& rule) {
   const bool by_user = use_user_rule(rule, !maps.empty());
   if (by_user) {
     // The lists' patterns count as used: the user's word takes their place.
-    for (const List list : {replicated, averaged, row_parallel, two_sub_params}) use(list, name);
+    for (const List list : {tp_replicated, averaged, row_parallel, two_sub_params}) use(list, name);
   } else if (!maps.empty()) {
     auto assembly = std::make_shared<const AffineAssembly>(affine_maps[maps[0]]);
     if (assembly->shard_shapes() != shapes) {
@@ -473,7 +473,7 @@ void UniversalInfo::Impl::decide(Rule& rule) {
     }
     rule.shape_ = assembly->shape();
     rule.how_ = std::move(assembly);
-  } else if (use(replicated, name)) {
+  } else if (use(tp_replicated, name)) {
     be_same(rule, false);
   } else if (use(averaged, name)) {
     be_same(rule, true);

@@ -35,8 +35,9 @@ NamedTensors params_of(const ModelStates& model) {
   NamedTensors params;
   for (const auto& [name, value] : model.module) {
     if (model.buffer_names.contains(name) || aliases.contains(name)) continue;
-    in_context({.file = model.shard().display, .tensor = name},
-               [&] { params.emplace_back(name, model.shard().archive.tensor(value)); });
+    params.emplace_back(
+        name, in_context({.file = model.shard().display, .tensor = name},
+                         [&, &tensor = value] { return model.shard().archive.tensor(tensor); }));
   }
   return params;
 }
@@ -122,11 +123,11 @@ class ExpertFiles {
 
   void add(const Shard& shard) {
     in_context(shard.where(), [&] {
-      for (const auto& [key, value] : shard.archive.root().as_dict().items) {
-        if (!TorchArchive::is_tensor(value)) continue;
-        std::string name(key.as_string());
+      for (const auto& item : shard.archive.root().as_dict().items) {
+        if (!TorchArchive::is_tensor(item.second)) continue;
+        std::string name(item.first.as_string());
         in_context({.tensor = name}, [&] {
-          TensorSource tensor = shard.archive.tensor(value);
+          TensorSource tensor = shard.archive.tensor(item.second);
           const std::string number = "." + std::to_string(shard.name.expert);
           const std::string fused =
               name.ends_with(number) ? name.substr(0, name.size() - number.size()) : std::string();

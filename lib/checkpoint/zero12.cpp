@@ -91,8 +91,8 @@ FlatGroup lay_out(const NamedShapes& shapes, const std::vector<uint64_t>& paddin
   FlatGroup group;
   for (size_t i = 0; i < shapes.size(); ++i) {
     const auto& [name, shape] = shapes[i];
-    const auto count =
-        in_context({.tensor = name}, [&] { return static_cast<uint64_t>(numel(shape)); });
+    const auto count = in_context({.tensor = name},
+                                  [&sizes = shape] { return static_cast<uint64_t>(numel(sizes)); });
     group.slices.push_back({name, shape, group.used, count});
     group.used = checked_add(group.used, count);
     if (!paddings.empty()) group.used = checked_add(group.used, paddings[i]);

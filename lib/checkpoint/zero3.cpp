@@ -150,7 +150,7 @@ class WorldReader {
       for (const auto& [name, shape] : group) {
         const Where where = reference.fields.where(keys::kParamShapes);
         in_context({.file = where.file, .member = where.member, .tensor = name},
-                   [&] { numel(shape); });
+                   [&sizes = shape] { numel(sizes); });
       }
     }
     for (size_t rank = 0; rank < models_.size(); ++rank) {
@@ -271,9 +271,10 @@ class WorldReader {
     for (FlatStates::State& state : all.states) states.push_back(shared(std::move(state.pieces)));
 
     int64_t at = 0;
-    for (const auto& [name, shape] : shapes) {
-      in_context({.file = models_.front().shard->display, .tensor = name}, [&] {
-        OwnedParam param{.name = name,
+    for (const auto& item : shapes) {
+      const Shape& shape = item.second;
+      in_context({.file = models_.front().shard->display, .tensor = item.first}, [&] {
+        OwnedParam param{.name = item.first,
                          .shape = shape,
                          .master = gathered(masters, at, shape),
                          .requires_grad = requires_grad,

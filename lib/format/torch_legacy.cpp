@@ -152,9 +152,9 @@ StorageId StorageId::parse(const pickle::Value& id) {
   return in_context({.member = "storage " + storage.key}, [&] {
     storage.dtype = storage_dtype(fields[1]);
     const uint64_t item = size_of(storage.dtype);
-    const uint64_t numel = non_negative(fields[4], "its number of elements");
-    storage.numel = static_cast<int64_t>(numel);
-    storage.nbytes = checked_mul(numel, item);
+    const uint64_t count = non_negative(fields[4], "its number of elements");
+    storage.numel = static_cast<int64_t>(count);
+    storage.nbytes = checked_mul(count, item);
     storage.view_end = storage.nbytes;
     if (fields.size() == 6 && !fields[5].is_none()) {
       const auto view = fields[5].as_sequence();

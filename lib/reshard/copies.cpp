@@ -97,13 +97,15 @@ std::vector<std::string> RankFreeFiles::missing_layers(const Checkpoint& world,
     if (has({.kind = Kinds::layer, .mp_rank = tp_rank, .layer = layer})) continue;
     missing.push_back("layer_" + two_digits(layer) + slice + "-model_states.pt");
   }
-  for (const auto& [key, parts] : tied) {
+  for (const auto& layer : tied) {
     const bool found = std::any_of(shards_.begin(), shards_.end(), [&](const Shard& shard) {
       return shard.name.kind == Kinds::layer && shard.name.mp_rank == tp_rank &&
-             !layers.contains(shard.name.layer) && holds(shard, world, key, parts);
+             !layers.contains(shard.name.layer) && holds(shard, world, layer.first, layer.second);
     });
-    if (!found)
-      missing.push_back("layer_*" + slice + "-model_states.pt of the tied layer '" + key + "'");
+    if (!found) {
+      missing.push_back("layer_*" + slice + "-model_states.pt of the tied layer '" + layer.first +
+                        "'");
+    }
   }
   return missing;
 }

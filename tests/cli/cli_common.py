@@ -176,7 +176,7 @@ class CliTest(unittest.TestCase):
         self.made = 0
 
     def scratch(self, name):
-        case, = (c for c in all_cases() if c.name == name)
+        case = common.case_named(name)
         self.made += 1
         return Scratch(case, self.root / f"ckpt{self.made}")
 

@@ -72,7 +72,7 @@ class DiffTest(CliTest):
         return folder
 
     def case(self, name):
-        case, = (c for c in common.all_cases() if c.name == name)
+        case = common.case_named(name)
         return case
 
     def assert_values(self, values, a, b, outside=None):
@@ -123,7 +123,7 @@ class DiffTest(CliTest):
                     self.assertGreaterEqual(data["total"]["count"], values)
 
     def mp_case(self, name):
-        case, = (c for c in common.model_parallel_cases() if c.name == name)
+        case = common.case_named(name)
         return case
 
     def test_a_pipelines_checkpoint_is_compared_with_weights(self):

@@ -82,7 +82,7 @@ class SlipTest(CliTest):
             self.assertNotIn("did you mean", done.stderr)
 
     def test_spellings_are_understood_in_subcommands_too(self):
-        case, = (c for c in common.all_cases() if c.name == "z2_bf16_w2")
+        case = common.case_named("z2_bf16_w2")
         tag = case.facts["tag"]
         expected = self.tool("ckpt-inspect", "list", case.load_dir, "--sort", "size", "--match", "weight", "--tag", tag)
         self.assertEqual(expected.returncode, 0)

@@ -117,7 +117,7 @@ class BrowserTest(CliTest):
         return Png(picture.read_bytes())
 
     def report(self, name, *arguments):
-        case, = (c for c in common.all_cases() if c.name == name)
+        case = common.case_named(name)
         path = self.new_path("report").with_suffix(".html")
         done = self.tool("ckpt-inspect", case.load_dir, "--html", path, *arguments)
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -16,7 +16,7 @@ HOSTILE = ["<script>alert(1)</script>.weight", "\"onload=\"x.'y'&amp;", "a\x00b\
 
 
 def case_named(name):
-    case, = (c for c in common.all_cases() + common.model_parallel_cases() if c.name == name)
+    case = common.case_named(name)
     return case
 
 

@@ -69,7 +69,7 @@ class InspectTest(CliTest):
                                      case.facts["optimizer_classes"]["wrapper"].split(".")[-1])
 
     def test_files_are_those_that_hold_the_bytes(self):
-        case, = (c for c in common.all_cases() if c.name == "z2_fp32_full_w3")
+        case = common.case_named("z2_fp32_full_w3")
         tag = case.facts["tag"]
         files = {t["name"]: t["files"] for t in self.listed(case.load_dir)["tensors"]}
         held = {}  # parameter -> the ranks whose file maps a part of it
@@ -84,7 +84,7 @@ class InspectTest(CliTest):
             self.assertEqual(files[name], held.get(case.tied.get(name, name), [f"{tag}/mp_rank_00_model_states.pt"]),
                              name)
 
-        case, = (c for c in common.all_cases() if c.name == "z3_fp32_w3")
+        case = common.case_named("z3_fp32_w3")
         tag = case.facts["tag"]
         for tensor in self.listed(case.load_dir)["tensors"]:
             if tensor["kind"] == "trainable":
@@ -96,7 +96,7 @@ class InspectTest(CliTest):
 
     def test_text_and_json_say_the_same(self):
         for name in ["z2_fp32_full_w3", "z3_bf16_full_w6", "z0_bf16_full_w2"]:
-            case, = (c for c in common.all_cases() if c.name == name)
+            case = common.case_named(name)
             tensors = self.listed(case.load_dir)["tensors"]
             rows = self.rows(case.load_dir)
             self.assertEqual(len(rows), len(tensors))
@@ -114,7 +114,7 @@ class InspectTest(CliTest):
                     self.assertEqual(row[5], f"{len(tensor['files'])} files, dp {dp[0]}-{dp[-1]}")
 
     def test_match_searches_and_sort_orders(self):
-        case, = (c for c in common.all_cases() if c.name == "z2_fp32_full_w3")
+        case = common.case_named("z2_fp32_full_w3")
         everything = [row[0] for row in self.rows(case.load_dir)]
         self.assertEqual(everything, case.facts["command_names"])
         self.assertEqual([row[0] for row in self.rows(case.load_dir, "--match", r"ln_1\.")],
@@ -129,14 +129,14 @@ class InspectTest(CliTest):
         self.assertEqual((nothing.returncode, nothing.stdout), (0, ""))
 
     def test_tags_and_tag_folders_can_be_named(self):
-        case, = (c for c in common.all_cases() if c.name == "z2_bf16_w2")
+        case = common.case_named("z2_bf16_w2")
         expected = self.rows(case.load_dir)
         self.assertEqual(self.rows(case.load_dir, "-t", case.facts["tag"]), expected)
         self.assertEqual(self.rows(case.load_dir, f"--tag={case.facts['tag']}"), expected)
         self.assertEqual(self.rows(case.load_dir / case.facts["tag"]), expected)
 
     def test_bad_calls_and_bad_input_have_their_exit_codes(self):
-        case, = (c for c in common.all_cases() if c.name == "z2_bf16_w2")
+        case = common.case_named("z2_bf16_w2")
         for code, arguments, pattern in [
             (2, ["list"], "path"),
             (2, ["lists", case.load_dir], "lists"),

@@ -20,7 +20,7 @@ class UniversalInputTest(CliTest):
 
     def universal(self, name):
         """(a universal checkpoint that may be edited, its case)"""
-        case, = (c for c in [*cli_common.all_cases(), *common.model_parallel_cases()] if c.name == name)
+        case = common.case_named(name)
         folder = self.new_path("ckpt") / "universal"
         done = self.tool("to-universal", "--input_folder", case.tag_folder, "--output_folder", folder)
         self.assertEqual(done.returncode, 0, done.stderr)

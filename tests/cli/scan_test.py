@@ -194,7 +194,7 @@ class ScanTest(CliTest):
             self.assertEqual(data["files"] - data["skipped"], len(pickles))
 
     def test_globals_are_those_that_the_pickles_name(self):
-        case, = (c for c in common.all_cases() if c.name == "hf_trainer_llama_z1_bf16_w3")
+        case = common.case_named("hf_trainer_llama_z1_bf16_w3")
         expected = set()
         for path in case.load_dir.rglob("*"):
             if not path.is_file() or not zipfile.is_zipfile(path):

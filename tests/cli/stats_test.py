@@ -77,7 +77,7 @@ class StatsTest(CliTest):
 
     def test_optimizer_states_are_the_engines(self):
         for name in ["z2_fp32_full_w3", "z3_bf16_full_w6", "z1_bf16_w2"]:
-            case, = (c for c in common.all_cases() if c.name == name)
+            case = common.case_named(name)
             data = self.stats(case.load_dir, "--states")
             states = {f"{t['name']}|{t['state']}": t["stats"] for t in data["tensors"]
                       if "state" in t and "alias_of" not in t}
@@ -89,7 +89,7 @@ class StatsTest(CliTest):
             self.assertEqual([total.get("state", "") for total in data["totals"]], ["", "exp_avg", "exp_avg_sq"])
 
     def test_model_parallel_checkpoints_have_the_values_of_their_ranks(self):
-        case, = (c for c in common.model_parallel_cases() if c.name == "pp2_dp2_z1_fp32")
+        case = common.case_named("pp2_dp2_z1_fp32")
         live = {key.split("|")[0]: value for key, value in case.expected("live").items() if "|fp32|" in key}
         seen = 0
         for tensor in self.stats(case.load_dir)["tensors"]:
@@ -178,7 +178,7 @@ class StatsTest(CliTest):
         self.assertEqual(len(outputs), 1)
 
     def test_text_and_json_say_the_same(self):
-        case, = (c for c in common.all_cases() if c.name == "z2_fp32_full_w3")
+        case = common.case_named("z2_fp32_full_w3")
         data = self.stats(case.load_dir)
         done = self.tool("ckpt-inspect", "stats", case.load_dir)
         rows = [line.split("\t") for line in done.stdout.splitlines()]

@@ -31,7 +31,7 @@ class TerminalTest(CliTest):
         for name in ["NO_COLOR", "CLICOLOR_FORCE", "COLUMNS"]:
             self.environment.pop(name, None)
         self.environment["TERM"] = "xterm"
-        self.case, = (c for c in common.all_cases() if c.name == "hf_trainer_gpt2_z2_bf16_w2")
+        self.case = common.case_named("hf_trainer_gpt2_z2_bf16_w2")
 
     def on_terminal(self, tool, *arguments, width=80, descriptors=(1,), code=0, **variables):
         """What a tool prints on a terminal of that width."""

@@ -61,7 +61,7 @@ class VerifyHealthyTest(CliTest):
                     self.verified(universal)
 
     def test_a_manifest_has_the_hashes_of_the_bytes(self):
-        case, = (c for c in common.all_cases() if c.name == "z2_bf16_w2")
+        case = common.case_named("z2_bf16_w2")
         path = self.new_path("manifest")
         self.verified(case.load_dir, "--write-manifest", path)
         manifest = json.loads(path.read_text())
@@ -79,7 +79,7 @@ class VerifyHealthyTest(CliTest):
                 self.assertEqual((record["offset"], record["size"]), extent)
 
     def test_a_manifest_is_the_same_every_time_and_is_not_replaced_unasked(self):
-        case, = (c for c in common.all_cases() if c.name == "z3_fp32_w3")
+        case = common.case_named("z3_fp32_w3")
         path, again = self.new_path("manifest"), self.new_path("manifest")
         self.verified(case.load_dir, "--write-manifest", path, "--threads=1")
         self.verified(case.load_dir, "--write-manifest", again, "--threads=2", "--manifest", path)
@@ -93,7 +93,7 @@ class VerifyHealthyTest(CliTest):
         self.assertEqual([p for p in pathlib.Path(self.root).iterdir() if ".tmp" in p.name], [])
 
     def test_what_is_not_there_and_what_is_no_manifest_are_errors(self):
-        case, = (c for c in common.all_cases() if c.name == "z3_fp32_w3")
+        case = common.case_named("z3_fp32_w3")
         self.assertEqual(self.tool("ckpt-inspect", "verify", self.root / "nowhere").returncode, 2)
         self.assertEqual(self.tool("ckpt-inspect", "verify", self.tmp).returncode, 3)
         bad = self.new_path("bad")

@@ -14,7 +14,7 @@ LIKE = ["z0_bf16_w2", "z0_fp16_fusedadam_full_w1", "z1_fp32_full_w4", "z1_bf16op
 
 
 def case_named(name):
-    case, = (c for c in common.all_cases() if c.name == name)
+    case = common.case_named(name)
     return case
 
 

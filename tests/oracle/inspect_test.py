@@ -188,7 +188,7 @@ class PrintTest(OracleTest):
         self.require(compared, "slices")
 
     def test_an_ellipsis_stands_for_whole_dimensions(self):
-        case = next(c for c in common.all_cases() if c.name == "z3_fp32_w3")
+        case = common.case_named("z3_fp32_w3")
         value = truth_of(case)["conv.weight"]
         self.same_values(inspect("print", case.load_dir, "conv.weight", "..., 1"), value[..., 1])
         self.same_values(inspect("print", case.load_dir, "conv.weight", "2, ..."), value[2])
@@ -217,7 +217,7 @@ class PrintTest(OracleTest):
                 self.assertTrue(back.to(torch.float64)[~finite].isnan().all())
 
     def test_text_has_every_value_once(self):
-        case = next(c for c in common.all_cases() if c.name == "z2_bf16_w2")
+        case = common.case_named("z2_bf16_w2")
         value = truth_of(case)["conv.weight"]
         done = run_tool("ckpt-inspect", "print", case.load_dir, "conv.weight", "--full")
         head, _, text = done.stdout.partition("\n")
@@ -225,7 +225,7 @@ class PrintTest(OracleTest):
         self.assertTrue(torch.equal(torch.tensor(json.loads(text)), value))
 
     def test_bad_slices_are_usage_errors(self):
-        case = next(c for c in common.all_cases() if c.name == "z3_fp32_w3")
+        case = common.case_named("z3_fp32_w3")
         for text in ("999", "-999", "0,0,0,0", "::2", "x", "...,...", "1:2:3", "0x1", "1e3", "99999999999999999999"):
             with self.subTest(slice=text):
                 done = run_tool("ckpt-inspect", "print", case.load_dir, "conv.weight", f"[{text}]")
@@ -370,7 +370,7 @@ class SummaryTest(OracleTest):
                     self.assertEqual(sum(k["bytes"] for k in rank["kinds"]), rank["bytes"])
 
     def test_memory_is_what_deepspeeds_own_functions_say(self):
-        case = next(c for c in common.all_cases() if c.name == "z3_fp32_w3")
+        case = common.case_named("z3_fp32_w3")
         for gpus, per_node in ((1, 1), (3, 3), (8, 8), (384, 8), (24, 4), (1000, 5)):
             data = inspect(case.load_dir, "--gpus", str(gpus), "--gpus-per-node", str(per_node))
             total, layer = data["parameters"], data["largest_layer"]
@@ -457,7 +457,7 @@ class OtherFormsTest(OracleTest):
             self.assertEqual(inspect("print", path, "w", "[5, :3]")["values"], [0, 0, 0])
 
     def test_lists_are_what_torch_and_safetensors_load(self):
-        case = next(c for c in common.all_cases() if c.name == "z2_bf16_full_w3" or c.name == "z2_bf16_w2")
+        case = common.case_named("z2_bf16_w2")
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
             outputs = {

@@ -56,7 +56,7 @@ class StatesTest(OracleTest):
                     self.assertEqual(metadata[alias], owner)
 
     def test_files_are_split_and_names_and_choice_follow_the_weights(self):
-        case = next(c for c in all_cases() if c.name == "z2_fp32_full_w3")
+        case = common.case_named("z2_fp32_full_w3")
         with self.each_case(case) as folder:
             out = self.convert(case.load_dir, folder / "out", "--safe-serialization", "--states", "--max-shard-size",
                                "2KB", "--strip-prefix", "blocks.", "--include", "^blocks")
@@ -72,7 +72,7 @@ class StatesTest(OracleTest):
 
     def test_loaders_of_weights_see_the_weights_alone(self):
         import transformers
-        case = next(c for c in all_cases() if c.name == "hf_trainer_gpt2_z2_bf16_w2")
+        case = common.case_named("hf_trainer_gpt2_z2_bf16_w2")
         for options in ([], ["--safe-serialization"], ["--safe-serialization", "--max-shard-size", "10KB"]):
             with self.each_case(case) as folder:
                 out = self.convert(case.load_dir, folder / "out", "--states", "--hf-config", case.load_dir, *options)
@@ -85,7 +85,7 @@ class StatesTest(OracleTest):
                 self.assertEqual(len(names), len(set(names)))
 
     def test_states_of_another_run_that_stay_are_named(self):
-        case = next(c for c in all_cases() if c.name == "z2_fp32_full_w3")
+        case = common.case_named("z2_fp32_full_w3")
         with self.each_case(case) as folder:
             self.convert(case.load_dir, folder / "out", "--states", "--max-shard-size", "2KB")
             done = run_tool("zero-to-fp32", case.load_dir, folder / "out", "--states", "--force")

@@ -59,7 +59,7 @@ class UniversalSplitInputTest(common.OracleTest):
         self.require(compared, "case of DeepSpeed's converter")
 
     def test_an_expert_that_is_missing_is_named(self):
-        case, = (c for c in common.model_parallel_cases() if c.name == "moe_ep2_dp2_z1_bf16")
+        case = common.case_named("moe_ep2_dp2_z1_bf16")
         with self.each_case(case) as folder:
             universal = self.convert_to_universal(case.tag_folder, folder / "universal")
             last = sorted(pathlib.Path(universal).glob("zero/*deepspeed_experts.3.up.weight/fp32.pt"))[0]
@@ -71,7 +71,7 @@ class UniversalSplitInputTest(common.OracleTest):
     def test_other_shapes_are_refused(self):
         for name, param in (("mpu_tp2_dp2_z1_fp32", "layers.0.mlp.dense_h_to_4h.weight"),
                             ("pp2_dp2_z1_fp32", "1.fc1.weight")):
-            case, = (c for c in common.model_parallel_cases() if c.name == name)
+            case = common.case_named(name)
             with self.each_case(case) as folder:
                 universal = self.convert_to_universal(case.tag_folder, folder / "universal")
                 path = pathlib.Path(universal) / "zero" / param / "fp32.pt"

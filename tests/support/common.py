@@ -86,10 +86,15 @@ class Case:
 
 
 @functools.lru_cache(maxsize=None)
-def cases_in(name):
-    root = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / name
+def every_case(folder):
+    root = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / folder
+    return [Case(path.parent) for path in sorted(root.glob("*/case.json"))]
+
+
+def cases_in(folder):
+    """Those that DSCKPT_CASES, a regular expression, leaves; everything without it."""
     wanted = re.compile(os.environ.get("DSCKPT_CASES", ""))
-    return [Case(path.parent) for path in sorted(root.glob("*/case.json")) if wanted.search(path.parent.name)]
+    return [case for case in every_case(folder) if wanted.search(case.name)]
 
 
 def all_cases():
@@ -99,6 +104,12 @@ def all_cases():
 
 def model_parallel_cases():
     return cases_in("model_parallel")
+
+
+def case_named(name):
+    """The case of that name, whatever DSCKPT_CASES leaves out."""
+    case, = (c for folder in ("checkpoints", "model_parallel") for c in every_case(folder) if c.name == name)
+    return case
 
 
 def bits(tensor):

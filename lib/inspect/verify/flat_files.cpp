@@ -73,8 +73,8 @@ std::vector<FlatState> flat_states_of(const Shard& optim, size_t index) {
   for (const auto& [entry, value] : state.as_dict().items) {
     if (!entry.is(pickle::Kind::string) || !TorchArchive::is_tensor(value)) continue;
     const std::string member = name + "." + std::string(entry.as_string());
-    const Shape shape =
-        in_context(optim.where(member), [&] { return optim.archive.info(value).shape; });
+    const Shape shape = in_context(
+        optim.where(member), [&, &tensor = value] { return optim.archive.info(tensor).shape; });
     if (shape.size() != 1) continue;
     out.push_back({member, std::string(entry.as_string()), value, static_cast<uint64_t>(shape[0])});
   }

@@ -104,7 +104,8 @@ void compare_ranks(Verification& v, const std::vector<CheckedFile*>& files) {
     v.attempt(Check::layout, *file, [&] {
       for (const auto& [name, value] : ModelStates(*file->shard).module) {
         if (is_running_statistic(name)) continue;
-        const auto stored = if_supported([&] { return file->shard->archive.tensor(value); });
+        const auto stored =
+            if_supported([&, &tensor = value] { return file->shard->archive.tensor(tensor); });
         if (stored && stored->numel() > 0) copies[name].push_back({file, *stored});
       }
     });
@@ -150,7 +151,8 @@ void compare_slices(Verification& v) {
       const Value info = file->shard->archive.root().find_or_none(keys::kUniversalCheckpointInfo);
       for (const auto& [name, value] : ModelStates(*file->shard).module) {
         if (!is_tp_replicated(info, name)) continue;
-        const auto stored = if_supported([&] { return file->shard->archive.tensor(value); });
+        const auto stored =
+            if_supported([&, &tensor = value] { return file->shard->archive.tensor(tensor); });
         if (stored) copies[name].push_back({file, *stored});
       }
     });

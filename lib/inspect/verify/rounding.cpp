@@ -306,7 +306,8 @@ std::vector<Weight> expert_weights(Verification& v) {
     for (const auto& [key, value] : root.as_dict().items) {
       if (!key.is(pickle::Kind::string) || !TorchArchive::is_tensor(value)) continue;
       const std::string name(key.as_string());
-      const auto stored = if_supported([&] { return file->shard->archive.tensor(value); });
+      const auto stored =
+          if_supported([&, &tensor = value] { return file->shard->archive.tensor(tensor); });
       if (!stored) continue;
       std::optional<TensorSource> master;
       if (const Param* param = v.checkpoint->find(name)) {

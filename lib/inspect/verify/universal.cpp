@@ -171,8 +171,10 @@ class Universal {
   void check_values(const std::string& name, const States& states) {
     const auto master = states.find(std::string(kFp32));
     if (master == states.end() || !master->second->usable()) return;
-    for (const auto& [key, file] : states) {
-      if (key == kFp32 || key == kStep || !file->usable() || is_stripped(*file)) continue;
+    for (const auto& state : states) {
+      CheckedFile* const file = state.second;
+      if (state.first == kFp32 || state.first == kStep) continue;
+      if (!file->usable() || is_stripped(*file)) continue;
       v_.attempt(Check::layout, *file, [&] {
         const auto tensor = tensor_in(*file);
         const auto expected = tensor_in(*master->second);
@@ -195,14 +197,14 @@ class Universal {
       const auto found = states.find(std::string(kStep));
       if (found == states.end() || !found->second->usable()) continue;
       CheckedFile& file = *found->second;
-      v_.attempt(Check::layout, file, [&] {
+      v_.attempt(Check::layout, file, [&, &param = name] {
         const Value root = file.shard->archive.root();
         if (TorchArchive::is_tensor(root) && v_.is_doubtful(file.shard->archive.tensor(root))) {
           return;
         }
         const auto step = file.shard->archive.scalar(root);
-        if (!step) throw CorruptError({.tensor = name}, "is not a number");
-        by_step[*step].emplace_back(name, &file);
+        if (!step) throw CorruptError({.tensor = param}, "is not a number");
+        by_step[*step].emplace_back(param, &file);
       });
     }
     if (by_step.size() < 2) return;
