@@ -122,7 +122,7 @@ TEST(CorruptPacked, WithAnyByteMissingOrTwice) {
 TEST(CorruptPacked, WithAnyRunOfZeros) {
   const Packed packed(true);
   for (size_t at = 0; at < packed.bytes.size(); at += 3) {
-    for (const size_t size : {16, 64, 512}) {
+    for (const size_t size : {16u, 64u, 512u}) {
       std::string damaged = packed.bytes;
       const size_t end = std::min(at + size, damaged.size());
       std::fill(damaged.begin() + static_cast<ptrdiff_t>(at),

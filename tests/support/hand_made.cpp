@@ -1,13 +1,17 @@
 #include "support/hand_made.h"
 
 #include <algorithm>
+#include <bit>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <stdexcept>
 
 #include "base/kernels.h"
+#include "base/widen.h"
 #include "format/read_tensor.h"
+#include "format/safetensors.h"
 #include "format/torch_archive.h"
 #include "support/plan_runner.h"
 
@@ -42,9 +46,49 @@ std::string numbers(DType dtype) {
   return bytes;
 }
 
+// The elements of "values" in `dtype`.
+std::string bytes_of(const ordered_json& json, DType dtype) {
+  const DType part = real_part(dtype);
+  std::string bytes;
+  for (const ordered_json& item : json) {
+    const double value = item.is_string() ? std::stod(item.get<std::string>()) : item.get<double>();
+    if (part == DType::float64) {
+      append_le(bytes, std::bit_cast<uint64_t>(value));
+      continue;
+    }
+    const auto narrow = static_cast<float>(value);
+    std::string one(size_of(part), '\0');
+    convert(DType::float32, part, std::as_bytes(std::span(&narrow, 1)).data(),
+            std::as_writable_bytes(std::span(one)).data(), 1);
+    bytes += one;
+  }
+  return bytes;
+}
+
+// What tensors' elements are copied from: bytes that are written to a file.
+using Store = std::function<FileId(const std::string& bytes)>;
+
+TensorSource elements_of(const ordered_json& json, const std::map<DType, FileId>& numbers_of,
+                         const Store& store) {
+  const auto count = numel(json["tensor"].get<Shape>());
+  const DType dtype = dtype_from_torch_name(json.value("dtype", std::string("float32"))).value();
+  const uint64_t width = size_of(dtype);
+  const auto size = static_cast<uint64_t>(count) * width;
+  if (json.contains("values")) {
+    const std::string bytes = bytes_of(json["values"], dtype);
+    if (bytes.size() != size) throw std::out_of_range("values of a tensor");
+    return TensorSource::stored({store(bytes), 0, size}, dtype, {count});
+  }
+  const int64_t first = json.value("first", int64_t{0});
+  if (first + count > count_of(dtype)) throw std::out_of_range("numbers of a tensor");
+  return TensorSource::stored({numbers_of.at(dtype), static_cast<uint64_t>(first) * width, size},
+                              dtype, {count});
+}
+
 class Builder {
  public:
-  explicit Builder(const std::map<DType, FileId>& numbers_of) : numbers_of_(numbers_of) {}
+  Builder(const std::map<DType, FileId>& numbers_of, const Store& store)
+      : numbers_of_(numbers_of), store_(store) {}
 
   Value build(const ordered_json& json) {
     Document& document = writer.document();
@@ -102,7 +146,8 @@ class Builder {
     const std::string shared = json.value("storage", std::string());
     const auto known = shared_.find(shared);
     const bool is_new = shared.empty() || known == shared_.end();
-    const auto storage = is_new ? storage_of(json, shape) : known->second;
+    const auto storage =
+        is_new ? writer.storage(elements_of(json, numbers_of_, store_)) : known->second;
     if (!shared.empty()) shared_.emplace(shared, storage);
     const Value plain = writer.tensor(storage, shape, 0, {}, json.value("requires_grad", false));
     if (!json.contains("attributes")) return plain;
@@ -113,18 +158,8 @@ class Builder {
                         plain.as_object().arguments, dict(json["attributes"])}));
   }
 
-  TorchArchiveWriter::StorageId storage_of(const ordered_json& json, const Shape& shape) {
-    const DType dtype = dtype_from_torch_name(json.value("dtype", std::string("float32"))).value();
-    const int64_t first = json.value("first", int64_t{0});
-    if (first + numel(shape) > count_of(dtype)) throw std::out_of_range("numbers of a tensor");
-    const uint64_t width = size_of(dtype);
-    return writer.storage(
-        TensorSource::stored({numbers_of_.at(dtype), static_cast<uint64_t>(first) * width,
-                              static_cast<uint64_t>(numel(shape)) * width},
-                             dtype, {numel(shape)}));
-  }
-
   const std::map<DType, FileId>& numbers_of_;
+  const Store& store_;
   std::map<std::string, TorchArchiveWriter::StorageId> shared_;
 };
 
@@ -138,7 +173,8 @@ HandMade::HandMade() {
 }
 
 fs::path HandMade::write(const std::string& name, const std::string& json) {
-  Builder builder(numbers_of_);
+  const Store store = [this](const std::string& bytes) { return keep(bytes); };
+  Builder builder(numbers_of_, store);
   builder.writer.document().set_root(builder.build(ordered_json::parse(json)));
   PlanBuilder plan;
   const fs::path path = folder() / name;
@@ -146,6 +182,24 @@ fs::path HandMade::write(const std::string& name, const std::string& json) {
   std::move(builder.writer).lay_out(plan, path.filename().string());
   run_plan_to(plan.finish(), inputs_, path.parent_path());
   return path;
+}
+
+fs::path HandMade::write_safetensors(const std::string& name, const std::string& json) {
+  const Store store = [this](const std::string& bytes) { return keep(bytes); };
+  const ordered_json parsed = ordered_json::parse(json);
+  std::vector<NamedSource> tensors;
+  for (const auto& [key, item] : parsed.items()) {
+    tensors.push_back(
+        {key, elements_of(item, numbers_of_, store).view(item["tensor"].get<Shape>())});
+  }
+  PlanBuilder plan;
+  lay_out_safetensors(plan, name, std::move(tensors), {});
+  run_plan_to(plan.finish(), inputs_, folder());
+  return folder() / name;
+}
+
+FileId HandMade::keep(const std::string& bytes) {
+  return inputs_.add(numbers_.write("values" + std::to_string(kept_++), bytes));
 }
 
 std::vector<float> floats_of(const InputFiles& inputs, const TensorSource& tensor) {

@@ -19,6 +19,8 @@ namespace dsckpt::test {
 //   {"tensor": [2, 3], "first": 6, "dtype": "bfloat16"}   a tensor of 6, 7, 8, ...; float32 and
 //   from
 //                                                         0 on unless said otherwise
+//   {"tensor": [2], "values": [1.5, "nan"]}               of these, also "inf" and "-inf"; both
+//                                                         parts of complex ones
 //   {"tensor": [2], "storage": "a"}                       all with the same letter are views of one
 //                                                         storage, which the first one fills
 //   {"tensor": [2], "requires_grad": true}                torch's flag
@@ -34,16 +36,22 @@ class HandMade {
   // Writes `name`, a path in the folder, and returns the whole path. std::out_of_range for numbers
   // beyond 4095, 256 in bfloat16.
   std::filesystem::path write(const std::string& name, const std::string& json);
+  // Writes a file of safetensors: an object of tensors without attributes.
+  std::filesystem::path write_safetensors(const std::string& name, const std::string& json);
   // Writes a file of these bytes, and returns its path.
   std::filesystem::path write_raw(const std::string& name, std::string_view bytes) const {
     return files_.write(name, bytes);
   }
 
  private:
+  // Writes bytes that tensors are copied from.
+  FileId keep(const std::string& bytes);
+
   TempFolder files_;
   TempFolder numbers_;
   InputFiles inputs_;
   std::map<DType, FileId> numbers_of_;  // files of 0, 1, 2, ...
+  size_t kept_ = 0;
 };
 
 // The elements of a tensor of float32.

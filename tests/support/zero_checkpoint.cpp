@@ -59,9 +59,53 @@ std::string ZeroCheckpoint::optim_name(int64_t rank) {
   return "zero_pp_rank_" + std::to_string(rank) + "_mp_rank_00_optim_states.pt";
 }
 
+std::string ZeroCheckpoint::model_name(int64_t rank) {
+  return "zero_pp_rank_" + std::to_string(rank) + "_mp_rank_00_model_states.pt";
+}
+
+// partition_parameters.py: each parameter is cut by itself, and `module` has only its name.
+void ZeroCheckpoint::make_stage_3(int64_t ranks, int64_t first) {
+  ordered_json model = this->model();
+  const auto nothing = [&] { return numbers({0}, 0, "bfloat16"); };
+  model["module"] = {{"weight", nothing()}, {"bias", nothing()}};
+  model["param_shapes"] = ordered_json::array({{{"weight", {8}}}, {{"bias", {4}}}});
+  model["dp_world_size"] = ranks;
+  model["ds_config"]["zero_optimization"]["stage"] = 3;
+  files.clear();
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const int64_t length = 4 / ranks;
+    const auto pieces = [&](int64_t from) {
+      return ordered_json::array({numbers({2 * length}, from + rank * 2 * length),
+                                  numbers({length}, from + 8 + rank * length)});
+    };
+    ordered_json states;
+    for (const int64_t g : {0, 1}) {
+      states[std::to_string(g)] = {{"step", 4},
+                                   {"exp_avg", pieces(100).at(static_cast<size_t>(g))},
+                                   {"exp_avg_sq", pieces(200).at(static_cast<size_t>(g))}};
+    }
+    files[model_name(rank)] = model;
+    files[optim_name(rank)] = {
+        {"optimizer_state_dict",
+         {{"zero_stage", 3},
+          {"loss_scaler", {{"cur_scale", 1.0}}},
+          {"dynamic_loss_scale", false},
+          {"overflow", false},
+          {"partition_count", ranks},
+          {"optimizer_state_dict",
+           {{"state", states},
+            {"param_groups", ordered_json::array({{{"lr", 0.003}, {"params", {0, 1}}}})}}},
+          {"fp32_flat_groups", pieces(first)}}}};
+  }
+}
+
 void ZeroCheckpoint::write() {
   fs::remove_all(folder());
   for (const auto& [name, content] : files) made_.write(display(name), content.dump());
+  for (const auto& [name, bytes] : raw) {
+    fs::create_directories((folder() / name).parent_path());
+    made_.write_raw(display(name), bytes);
+  }
 }
 
 VerifyReport ZeroCheckpoint::verify_written(const VerifyOptions& options) const {

@@ -22,14 +22,23 @@ class ZeroCheckpoint {
   explicit ZeroCheckpoint(int64_t ranks = 2, int64_t first = 10,
                           const std::string& dtype = "bfloat16");
 
+  // The same at stage 3: each rank has a model's file, and its pieces of the parameters in two
+  // sub-groups. `ranks` divides 4.
+  void make_stage_3(int64_t ranks = 2, int64_t first = 10);
+
   static std::string optim_name(int64_t rank);
+  // Of stage 3.
+  static std::string model_name(int64_t rank);
   static constexpr const char* kModelName = "mp_rank_00_model_states.pt";
   // What findings call it.
   static std::string display(const std::string& name) { return "global_step5/" + name; }
 
   // The files, by name, as HandMade::write takes them.
   std::map<std::string, nlohmann::ordered_json> files;
+  // Files of these bytes.
+  std::map<std::string, std::string> raw;
   nlohmann::ordered_json& model() { return files.at(kModelName); }
+  nlohmann::ordered_json& model(int64_t rank) { return files.at(model_name(rank)); }
   // What DeepSpeed's optimizer wrapper saves: optimizer_state_dict of the rank's file.
   nlohmann::ordered_json& optim(int64_t rank) {
     return files.at(optim_name(rank)).at("optimizer_state_dict");

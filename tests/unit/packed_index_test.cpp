@@ -163,7 +163,7 @@ TEST(PackedIndex, RefusesFramesOfSizesThatThereAreNot) {
 TEST(PackedIndex, RefusesMoreContentThanTheStoredBytesCanBecome) {
   std::vector<IndexEntry> entries(1 << 16, {0, 0, kLargest, 1, 2});
   EXPECT_EQ(test::error_kind([&] { parse(in_order(entries), kHeader); }), ErrorKind::corrupt);
-  for (const uint32_t stored : {0, 1, 6, 500}) {
+  for (const uint32_t stored : {0u, 1u, 6u, 500u}) {
     const std::vector<IndexEntry> one{{0, stored, kLargest, 1, 2}};
     EXPECT_EQ(test::error_kind([&] { parse(in_order(one), kHeader + stored); }),
               ErrorKind::corrupt);

@@ -2,6 +2,8 @@
 // others have. ds_to_universal.py; universal_checkpoint.py load_hp_checkpoint_state.
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <map>
 #include <set>
 
@@ -35,6 +37,11 @@ std::map<std::string, States> states_by_name(Verification& v) {
 
 std::string display(const Verification& v, const std::string& path) {
   return (v.folder.path.lexically_relative(v.folder.path.parent_path()) / "zero" / path).string();
+}
+
+std::string shortest(double number) {
+  std::array<char, 32> text{};
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), number).ptr};
 }
 
 // The tensor that a file has bare or under 'param'.
@@ -215,8 +222,7 @@ class Universal {
       if (step == most->first) continue;
       for (const auto& [name, file] : files) {
         v_.add({.check = Check::step,
-                .message = "is " + std::to_string(static_cast<int64_t>(step)) + ", but " +
-                           std::to_string(static_cast<int64_t>(most->first)) +
+                .message = "is " + shortest(step) + ", but " + shortest(most->first) +
                            " of other parameters",
                 .file = file->display,
                 .tensor = name});
