@@ -37,6 +37,12 @@ Error::Error(ErrorKind kind, Where where, std::string message)
       where_(std::move(where)),
       message_(std::move(message)) {}
 
+Error::Error(const Error& error, std::string message)
+    : Error(error.kind_, error.where_, std::move(message)) {
+  errno_value_ = error.errno_value_;
+  hint_ = error.hint_;
+}
+
 Error Error::within(const Where& outer) const {
   Where where = where_;
   if (where.file.empty()) where.file = outer.file;

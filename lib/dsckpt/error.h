@@ -46,6 +46,8 @@ struct DSCKPT_EXPORT Where {
 class DSCKPT_EXPORT Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, Where where, std::string message);
+  // The same error with another message.
+  Error(const Error& error, std::string message);
 
   ErrorKind kind() const { return kind_; }
   const Where& where() const { return where_; }

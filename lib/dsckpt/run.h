@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "dsckpt/export.h"
 
@@ -30,11 +32,16 @@ struct RunOptions {
   bool force = false;
   // Wait until the data is on the disk before it gets its final names (fsync).
   bool durable = false;
+  // Read everything back before it gets its final name, from the disk where the file system lets
+  // it, and compare it with what was meant.
+  bool verify_output = false;
+  // Bytes a second that are written, or read only to be checked. 0: as many as there can be.
+  uint64_t limit_rate = 0;
 };
 
 // Shared with whoever shows progress or asks to stop. Any thread.
 struct Progress {
-  std::atomic<uint64_t> bytes_done{0};   // written, or read only to be checked
+  std::atomic<uint64_t> bytes_done{0};   // written, or read only to be checked; read back, too
   std::atomic<uint64_t> bytes_total{0};  // set when the run begins
   std::atomic<bool> cancelled{false};    // set it to stop: the run throws InterruptedError
 };
@@ -45,7 +52,14 @@ struct RunStats {
   uint64_t bytes_stored = 0;       // less than were written if the outputs are packed
   uint64_t records_checked = 0;    // whose CRC32 was compared
   uint64_t records_unchecked = 0;  // of which too little was read to read the rest
+  // Whether anything that was read has a checksum: safetensors, swap files and torch's old files
+  // have none, unless they are packed.
+  bool has_checksums = true;
+  uint64_t bytes_verified = 0;  // read back from the output
   double seconds = 0;
+  // What a user should know of the place: left-overs of other runs there, what could not be
+  // removed, and what may not be on the disk yet.
+  std::vector<std::string> notes = {};
 };
 
 // Given the bytes done and those there are, about ten times a second, by another thread; false asks
@@ -53,9 +67,10 @@ struct RunStats {
 using ProgressCallback = std::function<bool(uint64_t done, uint64_t total)>;
 
 // Runs `job` into the folder `output` and commits: the files get their final names when all of them
-// are complete. On any exception nothing of it is left behind. Throws UsageError if `output` is no
-// place for it, CorruptError for a record whose CRC32 is wrong, IoError, InterruptedError when
-// `progress` asked to stop.
+// are complete. On any exception nothing of it is left behind, or, where not all old files could be
+// put back, the message says of each what is there. Throws UsageError if `output` is no place for
+// it, CorruptError for a record whose CRC32 is wrong, IoError, InterruptedError when `progress`
+// asked to stop.
 DSCKPT_EXPORT RunStats run(const Job& job, const std::filesystem::path& output,
                            const RunOptions& options = {}, const ProgressCallback& progress = {});
 

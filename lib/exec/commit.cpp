@@ -79,8 +79,6 @@ class WholeFolder final : public Commit {
   }
 
   fs::path place() const override { return target_.parent_path(); }
-  // mkdtemp makes a folder that is its owner's alone; what is to stay is an ordinary one in it.
-  fs::path files_in() const override { return staging_.folder / "files"; }
 
   void publish() override {
     if (staging_.options.durable && !staging_.all_at_once) sync_staged();
@@ -94,8 +92,23 @@ class WholeFolder final : public Commit {
     }
   }
 
-  // Nothing is renamed if publish() throws.
-  void take_back() noexcept override {}
+  std::vector<std::string> take_back() override {
+    if (state_ == State::before) return {};
+    if (state_ == State::gone) return {old_one_is_kept("gone")};
+    if (state_ == State::exchanged) {
+      if (exchange()) return {};
+      return {target_.string() + " is the new folder; the old one is " +
+              staging_.files_in.string()};
+    }
+    if (::rename(target_.c_str(), staging_.files_in.c_str()) != 0) {
+      if (state_ == State::moved) return {old_one_is_kept("the new folder")};
+      return {target_.string() + " is the new folder, where none was"};
+    }
+    if (state_ == State::moved && ::rename(staging_.old().c_str(), target_.c_str()) != 0) {
+      return {old_one_is_kept("gone")};
+    }
+    return {};
+  }
 
   void sync_published() override {
     if (!staging_.options.durable) return;
@@ -105,39 +118,60 @@ class WholeFolder final : public Commit {
 
  private:
   void sync_staged() const {
-    sync_directory(staging_.files_in);
-    std::error_code failed;
-    for (const auto& entry : fs::recursive_directory_iterator(staging_.files_in, failed)) {
-      if (entry.is_directory()) sync_directory(entry.path());
+    std::set<fs::path> folders{staging_.files_in};
+    for (OutputId out = 0; out < staging_.plan.outputs().size(); ++out) {
+      fs::path folder = staging_.staged(out).parent_path();
+      while (folders.insert(folder).second) folder = folder.parent_path();
     }
+    for (const fs::path& folder : folders) sync_directory(folder);
   }
 
   // A rename takes the place of an empty folder, and of nothing else.
-  void move_in() const {
-    if (::rename(staging_.files_in.c_str(), target_.c_str()) == 0) return;
+  void move_in() {
+    if (::rename(staging_.files_in.c_str(), target_.c_str()) == 0) {
+      state_ = State::moved_in;
+      return;
+    }
     if (errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR) throw exists_already(target_);
     throw not_moved(target_, errno);
   }
 
+  std::string old_one_is_kept(const std::string& now) const {
+    return target_.string() + " is " + now + "; the old one is " + staging_.old().string();
+  }
+
+  bool exchange() const {
+    return ::renameat2(AT_FDCWD, staging_.files_in.c_str(), AT_FDCWD, target_.c_str(),
+                       RENAME_EXCHANGE) == 0;
+  }
+
   // The old folder is then in the staging folder, and removed with it.
-  void replace() const {
-    if (::renameat2(AT_FDCWD, staging_.files_in.c_str(), AT_FDCWD, target_.c_str(),
-                    RENAME_EXCHANGE) == 0) {
+  void replace() {
+    if (exchange()) {
+      state_ = State::exchanged;
       return;
     }
     // Without an exchange there is a moment in which neither is there.
-    const fs::path old = staging_.folder / "old";
-    if (::rename(target_.c_str(), old.c_str()) != 0) {
+    if (::rename(target_.c_str(), staging_.old().c_str()) != 0) {
       throw IoError({.file = target_.string()}, "cannot replace", errno);
     }
-    if (::rename(staging_.files_in.c_str(), target_.c_str()) != 0) {
-      const int reason = errno;
-      ::rename(old.c_str(), target_.c_str());
-      throw not_moved(target_, reason);
+    if (::rename(staging_.files_in.c_str(), target_.c_str()) == 0) {
+      state_ = State::moved;
+      return;
     }
+    const int reason = errno;
+    if (::rename(staging_.old().c_str(), target_.c_str()) != 0) state_ = State::gone;
+    throw not_moved(target_, reason);
   }
 
   const fs::path target_;
+  enum class State : uint8_t {
+    before,
+    moved_in,   // nothing was there
+    exchanged,  // the old folder has the staged one's name
+    moved,      // the old folder is old()
+    gone,       // so it is, and the new one is still staged
+  } state_ = State::before;
 };
 
 // Renames into a folder that is there, in the order of the plan. The last file is the index that
@@ -154,24 +188,38 @@ class FileByFile final : public Commit {
   }
 
   fs::path place() const override { return staging_.target; }
-  fs::path files_in() const override { return staging_.folder; }
 
   void publish() override {
-    if (staging_.options.force && count() > 1) remove_forms(count() - 1, {});
+    if (staging_.options.force && count() > 1) {
+      for (const fs::path& form : staging_.forms(count() - 1)) set_aside(form, true);
+    }
     changed_.insert(staging_.target);
     for (OutputId out = 0; out < count(); ++out) publish_one(out);
+  }
+
+  std::vector<std::string> take_back() override {
+    std::vector<std::string> problems;
+    std::set<fs::path> had_old;
+    for (const Old& old : old_) had_old.insert(old.path);
+    while (renamed_ > 0) {
+      const fs::path path = staging_.final_path(--renamed_);
+      if (had_old.contains(path) || ::unlink(path.c_str()) == 0 || errno == ENOENT) continue;
+      problems.push_back(path.string() + " is the new one, where none was");
+    }
+    for (auto old = old_.rbegin(); old != old_.rend(); ++old) {
+      if (::rename(old->kept.c_str(), old->path.c_str()) == 0) continue;
+      std::error_code ignored;
+      const bool there = fs::exists(fs::symlink_status(old->path, ignored));
+      problems.push_back(old->path.string() + (there ? " is the new one" : " is gone") +
+                         "; the old one is " + old->kept.string());
+    }
+    old_.clear();
+    return problems;
+  }
+
+  void sync_published() override {
     if (staging_.options.durable) sync_changed();
   }
-
-  void take_back() noexcept override {
-    std::error_code ignored;
-    // Without force nothing was there before, so what has been renamed is ours to take back.
-    for (OutputId out = 0; !staging_.options.force && out < renamed_; ++out) {
-      fs::remove(staging_.final_path(out), ignored);
-    }
-  }
-
-  void sync_published() override {}
 
  private:
   OutputId count() const { return static_cast<OutputId>(staging_.plan.outputs().size()); }
@@ -206,20 +254,35 @@ class FileByFile final : public Commit {
     for (const fs::path& form : staging_.forms(out)) {
       if (form != path) check_path(form);
     }
+    if (staging_.options.force) set_aside(path, false);
     move_into_place(staging_.staged(out), path, staging_.options.force);
-    ++renamed_;
-    if (staging_.options.force) remove_forms(out, path);
+    renamed_ = out + 1;
     changed_.insert(path.parent_path());
+    if (!staging_.options.force) return;
+    for (const fs::path& form : staging_.forms(out)) {
+      if (form != path) set_aside(form, true);
+    }
   }
 
-  // But for `kept`.
-  void remove_forms(OutputId out, const fs::path& kept) const {
-    for (const fs::path& form : staging_.forms(out)) {
-      if (form == kept) continue;
-      if (::unlink(form.c_str()) != 0 && errno != ENOENT) {
-        throw IoError({.file = form.string()}, "cannot replace", errno);
-      }
+  // Keeps what is at `path`, if anything, until the commit is over. It stays there as well, so that
+  // the new one takes its place at once, unless it is to be `removed` or the file system has no
+  // links.
+  void set_aside(const fs::path& path, bool removed) {
+    struct stat found {};
+    if (::lstat(path.c_str(), &found) != 0) {
+      if (errno == ENOENT) return;
+      throw IoError({.file = path.string()}, "cannot replace", errno);
     }
+    std::error_code ignored;
+    if (old_.empty()) fs::create_directory(staging_.old(), ignored);
+    const fs::path kept = staging_.old() / std::to_string(old_.size());
+    const bool linked = ::link(path.c_str(), kept.c_str()) == 0;
+    if (linked) old_.push_back({path, kept});
+    if (linked && !removed) return;
+    if ((linked ? ::unlink(path.c_str()) : ::rename(path.c_str(), kept.c_str())) != 0) {
+      throw IoError({.file = path.string()}, "cannot replace", errno);
+    }
+    if (!linked) old_.push_back({path, kept});
   }
 
   void sync_changed() {
@@ -229,7 +292,14 @@ class FileByFile final : public Commit {
     changed_.clear();
   }
 
+  // A file that was there, and where it is kept.
+  struct Old {
+    fs::path path;
+    fs::path kept;
+  };
+
   std::set<fs::path> changed_;  // folders, since the last sync
+  std::vector<Old> old_;        // in the order in which they made room
   OutputId renamed_ = 0;        // outputs that have their final names
 };
 

@@ -1,9 +1,11 @@
-// Commit: the ways in which staged files get their final names. For StagedOutput only.
+// Commit: the ways in which staged files get their final names, and lose them again if not all can.
+// For StagedOutput only.
 #pragma once
 
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "exec/staged_output.h"
@@ -18,7 +20,7 @@ struct Staging {
   StageOptions options;
   std::filesystem::path target;         // the output folder
   std::filesystem::path folder = {};    // the staging folder, which is removed in the end
-  std::filesystem::path files_in = {};  // where the files are written: that, or a folder in it
+  std::filesystem::path files_in = {};  // where the files are written: a folder in it
   std::vector<std::filesystem::path> made_folders = {};  // outermost first
   std::optional<FileSystem> all_at_once = {};            // durable, and many files
 
@@ -27,10 +29,12 @@ struct Staging {
   std::filesystem::path final_path(OutputId out) const;
   // All names below the output folder under which a file may hold the content of `out`.
   std::vector<std::filesystem::path> forms(OutputId out) const;
+  // Where old files are kept until the commit is over.
+  std::filesystem::path old() const { return folder / "old"; }
 };
 
-// One use: check(), then publish() and sync_published(). Owned by one thread; the Staging must
-// outlive it.
+// One use: check(), then publish() and sync_published(), or take_back(). Owned by one thread; the
+// Staging must outlive it.
 class Commit {
  public:
   virtual ~Commit() = default;
@@ -39,12 +43,13 @@ class Commit {
   virtual void check() const = 0;
   // Where the staging folder is made, so that renames do not cross a file system.
   virtual std::filesystem::path place() const = 0;
-  // Where in the staging folder the files are written.
-  virtual std::filesystem::path files_in() const = 0;
   // Gives the files their final names. Throws UsageError for a file that has appeared since
-  // check(), and IoError; take_back() then removes what it has renamed, unless that was forced.
+  // check(), and IoError; then take_back().
   virtual void publish() = 0;
-  virtual void take_back() noexcept = 0;
+  // Undoes what publish() has done, all of it or some: new files lose their names, old ones get
+  // theirs back. Returns a line for each path of which that failed, which says what is there now;
+  // the staging folder must then stay.
+  virtual std::vector<std::string> take_back() = 0;
   // Makes what publish() has left to be made durable so. Throws IoError.
   virtual void sync_published() = 0;
 

@@ -12,6 +12,7 @@
 #include "base/kernels.h"
 #include "dsckpt/error.h"
 #include "exec/item_reader.h"
+#include "exec/rate_limit.h"
 #include "exec/record_checks.h"
 #include "exec/workers.h"
 #include "io/output_file.h"
@@ -58,6 +59,7 @@ class Run {
         sink_(sink),
         progress_(progress),
         unit_bytes_(options.unit_bytes),
+        limit_(options.limit_rate, progress.cancelled),
         checks_(plan, options.records, options.check_all_records) {
     uint64_t total = plan.bytes_written();
     for (const RecordChecks::ExtraRead& extra : checks_.extra_reads()) total += extra.extent.size;
@@ -161,6 +163,7 @@ class Run {
         for (size_t i = batches_[batch]; i < end; ++i) {
           if (progress_.cancelled) throw InterruptedError();
           if (failed_) return;
+          limit_.take(units_[i].end - units_[i].begin);
           if (units_[i].out == Unit::kNoOutput) {
             read_extra(units_[i], worker);
           } else {
@@ -257,6 +260,7 @@ class Run {
   Sink& sink_;
   Progress& progress_;
   const uint64_t unit_bytes_;
+  RateLimit limit_;
   RecordChecks checks_;
   std::deque<OutputState> outputs_;  // deque: the states cannot move
   std::vector<Unit> units_;

@@ -36,6 +36,8 @@ struct ExecOptions {
   std::vector<InputRecord> records = {};
   // Check all of `records`, also those that the plan does not need.
   bool check_all_records = false;
+  // Bytes a second that are written, or read only to be checked; 0: no limit.
+  uint64_t limit_rate = 0;
 };
 
 // Runs `plan`, which must have passed validate(). Inputs are indexed by FileId. Throws what

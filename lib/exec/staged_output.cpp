@@ -33,37 +33,77 @@ fs::path existing_part(fs::path path) {
   return path;
 }
 
+// A file that gets its name when it is whole.
+class TextFile {
+ public:
+  TextFile(fs::path path, const std::string& text, bool durable)
+      : path_(std::move(path)), staged_(path_.string() + ".dsckpt-XXXXXX") {
+    const int fd = ::mkostemp(staged_.data(), O_CLOEXEC);
+    if (fd < 0) throw IoError({.file = path_.string()}, "cannot write", errno);
+    mode_t mask = ::umask(0);
+    ::umask(mask);
+    const bool good =
+        ::fchmod(fd, 0666 & ~mask) == 0 && write_all(fd, text) && (!durable || ::fsync(fd) == 0);
+    int failed = errno;
+    const bool closed = ::close(fd) == 0;
+    if (good && closed) return;
+    if (good) failed = errno;
+    ::unlink(staged_.c_str());
+    throw IoError({.file = path_.string()}, "cannot write", failed);
+  }
+  ~TextFile() {
+    if (!published_) ::unlink(staged_.c_str());
+  }
+  TextFile(const TextFile&) = delete;
+  TextFile& operator=(const TextFile&) = delete;
+
+  void publish() {
+    if (::rename(staged_.c_str(), path_.c_str()) != 0) {
+      throw IoError({.file = path_.string()}, "cannot write", errno);
+    }
+    published_ = true;
+  }
+  void sync_published() const { sync_directory(without_slash(path_).parent_path()); }
+
+ private:
+  const fs::path path_;
+  std::string staged_;
+  bool published_ = false;
+};
+
+// Runs `body`, after which nothing of a commit can be undone.
+template <typename Body>
+void note_failure(std::vector<std::string>& notes, Body&& body) {
+  try {
+    body();
+  } catch (const IoError& error) {
+    notes.push_back(std::string(error.what()) +
+                    "; the output is complete, but a loss of power may still undo it");
+  }
+}
+
 }  // namespace
 
 void replace_text_file(const fs::path& path, const std::string& text, bool durable) {
-  std::string staged = path.string() + ".dsckpt-XXXXXX";
-  const int fd = ::mkostemp(staged.data(), O_CLOEXEC);
-  if (fd < 0) throw IoError({.file = path.string()}, "cannot write", errno);
-  mode_t mask = ::umask(0);
-  ::umask(mask);
-  const bool good = ::fchmod(fd, 0666 & ~mask) == 0 &&
-                    ::write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
-                    (!durable || ::fsync(fd) == 0);
-  const int failed = errno;
-  const bool closed = ::close(fd) == 0;
-  if (!good || !closed || ::rename(staged.c_str(), path.c_str()) != 0) {
-    const int reason = good && closed ? errno : failed;
-    ::unlink(staged.c_str());
-    throw IoError({.file = path.string()}, "cannot write", reason);
-  }
-  if (durable) sync_directory(without_slash(path).parent_path());
+  TextFile file(path, text, durable);
+  file.publish();
+  if (durable) file.sync_published();
 }
 
 StagedOutput::StagedOutput(const CopyPlan& plan, fs::path target, StageOptions options)
     : plan_(plan), options_(options), staging_(new Staging{plan, options, std::move(target)}) {}
 
 StagedOutput::~StagedOutput() {
-  if (!committed_) discard();
+  try {
+    give_up();
+  } catch (...) {  // an exception is on its way already
+  }
 }
 
 void StagedOutput::prepare() {
   commit_ = choose_commit(*staging_);
   commit_->check();
+  notes_ = clear_left_overs(commit_->place());
   check_space();
   for (size_t i = 0; i < plan_.outputs().size(); ++i) files_.emplace_back();
   list_patches();
@@ -97,12 +137,14 @@ void StagedOutput::list_patches() {
 void StagedOutput::make_staging_folder() {
   const fs::path place = commit_->place();
   make_folders(place, staging_->made_folders);
-  std::string pattern = (place / ".dsckpt-staging-XXXXXX").string();
+  std::string pattern = (place / (std::string(kStagingPrefix) + "XXXXXX")).string();
   if (::mkdtemp(pattern.data()) == nullptr) {
     throw IoError({.file = place.string()}, "cannot write into the folder", errno);
   }
   staging_->folder = pattern;
-  staging_->files_in = commit_->files_in();
+  owner_.emplace(staging_->folder);
+  // mkdtemp makes a folder that is its owner's alone; what is to stay is an ordinary one in it.
+  staging_->files_in = staging_->folder / "files";
   if (options_.durable && plan_.outputs().size() > kSyncedOneByOne) {
     staging_->all_at_once.emplace(staging_->folder);
   }
@@ -121,12 +163,20 @@ void StagedOutput::make_folders_of_files() const {
   }
 }
 
-void StagedOutput::discard() noexcept {
-  std::error_code ignored;
+void StagedOutput::remove_staging() {
+  // Where files are on a server, open ones cannot be removed.
+  owner_.reset();
   files_.clear();
-  if (!staging_->folder.empty()) fs::remove_all(staging_->folder, ignored);
-  if (commit_) commit_->take_back();
-  const std::vector<fs::path>& made = staging_->made_folders;
+  std::error_code failed;
+  const fs::path folder = std::exchange(staging_->folder, {});
+  if (!folder.empty()) fs::remove_all(folder, failed);
+  if (failed) notes_.push_back(folder.string() + " cannot be removed: " + failed.message());
+}
+
+void StagedOutput::give_up() {
+  remove_staging();
+  std::error_code ignored;
+  const std::vector<fs::path> made = std::exchange(staging_->made_folders, {});
   for (auto folder = made.rbegin(); folder != made.rend(); ++folder) fs::remove(*folder, ignored);
 }
 
@@ -164,13 +214,49 @@ void StagedOutput::finish(OutputId out) {
   files_[out].file.reset();
 }
 
-void StagedOutput::commit() {
+void StagedOutput::sync() {
+  if (plan_.outputs().size() > kSyncedOneByOne) return FileSystem(staging_->folder).sync();
+  for (OutputId out = 0; out < plan_.outputs().size(); ++out) sync_file(staged_path(out));
+}
+
+fs::path StagedOutput::staged_path(OutputId out) const {
+  return staging_->staged(out);
+}
+
+fs::path StagedOutput::final_path(OutputId out) const {
+  return staging_->final_path(out);
+}
+
+bool StagedOutput::is_patched(OutputId out) const {
+  return !staging_->is_packed(out);
+}
+
+void StagedOutput::commit(const Pointer& pointer) {
   if (staging_->all_at_once) staging_->all_at_once->sync();
-  commit_->publish();
-  committed_ = true;
-  commit_->sync_published();
-  std::error_code ignored;
-  fs::remove_all(staging_->folder, ignored);
+  std::optional<TextFile> text;
+  if (!pointer.file.empty()) text.emplace(pointer.file, pointer.text, options_.durable);
+  try {
+    commit_->publish();
+    if (text) text->publish();
+  } catch (const Error& error) {
+    take_back(error);
+  }
+  note_failure(notes_, [&] { commit_->sync_published(); });
+  if (text && options_.durable) note_failure(notes_, [&] { text->sync_published(); });
+  staging_->made_folders.clear();
+  remove_staging();
+}
+
+void StagedOutput::take_back(const Error& error) {
+  const std::vector<std::string> problems = commit_->take_back();
+  if (problems.empty()) error.raise();
+  // What is kept there is the user's.
+  owner_.reset();
+  staging_->folder.clear();
+  staging_->made_folders.clear();
+  std::string text = error.message() + "; not everything could be put back";
+  for (const std::string& problem : problems) text += "\n" + problem;
+  Error(error, text).raise();
 }
 
 }  // namespace dsckpt

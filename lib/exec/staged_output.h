@@ -1,14 +1,15 @@
 // StagedOutput: output files that appear under their final names only when all of them are
 // complete.
 //
-// Protocol. (1) Check that nothing is in the way and that the space suffices. (2) Make a staging
-// folder, inside the output folder or, if that is new or replaced as a whole, beside it, so that a
-// rename never crosses a file system. (3) Write and close every file there. (4) commit(): a whole
-// folder is renamed, or exchanged with the old one, which is then removed. Otherwise, if files are
-// replaced, remove the old last file first (the last one is the index that points at the others);
-// rename one by one in the plan's order, the last one last. (5) Without a commit the destructor
-// removes the staging folder and whatever folders prepare() made. The two ways to commit are in
-// commit.h.
+// Protocol. (1) Check that nothing is in the way, remove what killed runs have left there, and
+// check that the space suffices. (2) Make a staging folder, inside the output folder or, if that is
+// new or replaced as a whole, beside it, so that a rename never crosses a file system; sign it
+// (staging_owner.h). (3) Write and close every file there. (4) commit(): a whole folder is renamed,
+// or exchanged with the old one. Otherwise, if files are replaced, take away the old last file
+// first (the last one is the index that points at the others); rename one by one in the plan's
+// order, the last one last. What was there before is kept in the staging folder, and put back if
+// not all can be renamed. (5) Remove the staging folder, and without a commit whatever folders
+// prepare() made. The two ways to commit are in commit.h.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +17,14 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "dsckpt/error.h"
 #include "exec/executor.h"
+#include "exec/staging_owner.h"
 #include "io/output_file.h"
 #include "plan/copy_plan.h"
 
@@ -44,6 +48,12 @@ struct StageOptions {
   bool packed = false;
 };
 
+// A file beside the output that is to have `text`: last of all, so that it names what is there.
+struct Pointer {
+  std::filesystem::path file = {};  // empty: none
+  std::string text = {};
+};
+
 // A file stands for its content (content_name.h): a new one takes the place of whatever held the
 // same content before, compressed or not.
 //
@@ -62,9 +72,24 @@ class StagedOutput : public Sink {
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
   void finish(OutputId out) override;
 
-  // Once, after execute(). Throws UsageError for a file that has appeared meanwhile and IoError;
-  // without `force` the destructor then takes back what was renamed, with it the new files stay.
-  void commit();
+  // Once, after execute(). Throws UsageError for a file that has appeared meanwhile and IoError:
+  // then the output is as it was before, or the message says of each path what is there.
+  void commit(const Pointer& pointer = {});
+  // After execute(): waits until everything is on the device. Throws IoError.
+  void sync();
+  // Where an output is, before and after the commit.
+  std::filesystem::path staged_path(OutputId out) const;
+  std::filesystem::path final_path(OutputId out) const;
+  // Whether an output's digests are written over what was there.
+  bool is_patched(OutputId out) const;
+
+  // Instead of commit(): removes what prepare() has made. The destructor does so, too, but without
+  // a word.
+  void give_up();
+
+  // What a user should know: left-overs of other runs; what could not be removed; and of a commit
+  // what may not be on the disk yet.
+  const std::vector<std::string>& notes() const { return notes_; }
 
  private:
   struct File {
@@ -78,15 +103,17 @@ class StagedOutput : public Sink {
   OutputFile& file(OutputId out);
   bool is_direct(OutputId out) const;
   std::unique_ptr<OutputFile> create(OutputId out) const;
-  void discard() noexcept;
+  [[noreturn]] void take_back(const Error& error);
+  void remove_staging();
 
   const CopyPlan& plan_;
   const StageOptions options_;
   std::unique_ptr<Staging> staging_;
-  std::unique_ptr<Commit> commit_;  // since prepare()
+  std::unique_ptr<Commit> commit_;     // since prepare()
+  std::optional<StagingOwner> owner_;  // as long as there is a staging folder
+  std::vector<std::string> notes_ = {};
   std::deque<File> files_;
   std::unordered_map<OutputId, std::vector<uint64_t>> patches_;  // of Digests, rising; direct only
-  bool committed_ = false;
 };
 
 // Puts a file with `text` in the place of `path`, or makes it: a reader sees the old one or the new

@@ -139,6 +139,24 @@ void FileSystem::sync() {
   if (::syncfs(fd_) != 0) throw IoError({.file = folder_}, "cannot sync", errno);
 }
 
+bool write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t put = ::write(fd, text.data(), text.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return false;
+    text.remove_prefix(static_cast<size_t>(put));
+  }
+  return true;
+}
+
+void sync_file(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) throw IoError({.file = path.string()}, "cannot open", errno);
+  const int failed = ::fsync(fd) == 0 ? 0 : errno;
+  ::close(fd);
+  if (failed != 0) throw IoError({.file = path.string()}, "cannot sync", failed);
+}
+
 void sync_directory(const fs::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) throw IoError({.file = path.string()}, "cannot open", errno);

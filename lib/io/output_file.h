@@ -8,6 +8,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace dsckpt {
@@ -78,6 +79,12 @@ class FileSystem {
   std::string folder_;
   int fd_;
 };
+
+// Writes all of `text` where `fd` is. False, with errno, if that fails.
+bool write_all(int fd, std::string_view text);
+
+// fsync of a file that is closed. Throws IoError.
+void sync_file(const std::filesystem::path& path);
 
 // fsync of a directory, so that renames inside it survive a crash. Throws IoError.
 void sync_directory(const std::filesystem::path& path);

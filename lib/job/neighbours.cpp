@@ -12,13 +12,13 @@
 #include "deepspeed/shard_name.h"
 #include "dsckpt/dtype.h"
 #include "dsckpt/error.h"
+#include "exec/staging_owner.h"
 #include "format/checked_records.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::string_view kStaging = ".dsckpt-staging-";
 constexpr std::string_view kTrainerOfOneRank = "rng_state.pth";
 
 std::vector<fs::path> list(const fs::path& folder) {
@@ -166,7 +166,8 @@ class Finder {
   void add_named_folder(const fs::path& named) {
     for (const fs::path& path : list(named)) {
       const std::string name = path.filename().string();
-      if (name == "latest" || name == "latest_universal" || name.starts_with(kStaging)) continue;
+      if (name == "latest" || name == "latest_universal" || name.starts_with(kStagingPrefix))
+        continue;
       if (is_folder(path)) {
         if (name == "zero" || is_tag(path) || place_.tag.starts_with(name + "/")) continue;
         if (holds_shards(path)) {
@@ -244,7 +245,7 @@ class Finder {
       const std::string file = path.filename().string();
       const fs::path name = fs::path(place_.tag) / file;
       if (file == "latest" || file == "latest_universal" || file == "zero" ||
-          file == "offloaded_tensors" || file.starts_with(kStaging) || is_shard(path)) {
+          file == "offloaded_tensors" || file.starts_with(kStagingPrefix) || is_shard(path)) {
         continue;
       }
       if (is_folder(path)) {

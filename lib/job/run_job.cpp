@@ -8,6 +8,7 @@
 
 #include "exec/executor.h"
 #include "exec/io_choice.h"
+#include "exec/output_sums.h"
 #include "exec/packed_output.h"
 #include "exec/staged_output.h"
 #include "format/checked_records.h"
@@ -28,6 +29,39 @@ std::vector<InputRecord> records_to_check(const Job::Impl& job, bool all) {
   for (const CheckpointFile& file : job.checkpoint->files()) files.push_back(file.archive->file());
   for (const InputRecord& record : records) files.push_back(record.extent.file);
   return all_records(*job.inputs, std::move(files));
+}
+
+bool has_checksums(const Job::Impl& job, const RunStats& stats) {
+  if (stats.records_checked + stats.records_unchecked > 0 || stats.bytes_read == 0) return true;
+  for (FileId file = 0; file < job.inputs->size(); ++file) {
+    if ((*job.inputs)[file].encoding() == Encoding::packed) return true;
+  }
+  return false;
+}
+
+uint64_t read_back(const OutputSums& sums, StagedOutput& staged, unsigned threads,
+                   const RunOptions& options, Progress& progress) {
+  staged.sync();
+  progress.bytes_total += sums.bytes();
+  RateLimit limit(options.limit_rate, progress.cancelled);
+  return sums.read_back([&](OutputId out) { return staged.staged_path(out); },
+                        [&](OutputId out) { return staged.final_path(out).string(); }, threads,
+                        limit, progress);
+}
+
+Pointer pointer_of(const Place& place, const fs::path& output) {
+  if (place.pointer.empty()) return {};
+  return {pointer_file(place, output), name_of(output)};
+}
+
+// What could not be removed is said with the error, since nobody else will.
+[[noreturn]] void fail_with_notes(const Error& error, StagedOutput& staged) {
+  const size_t said = staged.notes().size();
+  staged.give_up();
+  if (staged.notes().size() == said) error.raise();
+  std::string text = error.message();
+  for (size_t i = said; i < staged.notes().size(); ++i) text += "\n" + staged.notes()[i];
+  Error(error, text).raise();
 }
 
 // Asks the callback, until it is destroyed, whether the run goes on.
@@ -76,20 +110,31 @@ RunStats run(const Job& job, const fs::path& output, const RunOptions& options,
                        .whole_folder = job->place.whole,
                        .direct = io.direct,
                        .packed = options.pack.has_value()});
-  staged.prepare();
-  std::optional<PackedOutput> packed;
-  if (options.pack) packed.emplace(job->plan, staged, *options.pack, hashes);
-  RunStats stats =
-      execute(job->plan, *job->inputs, packed ? static_cast<Sink&>(*packed) : staged, progress,
-              {.threads = io.threads,
-               .unit_bytes = io.unit_bytes,
-               .records = records_to_check(*job, options.verify),
-               .check_all_records = options.verify});
-  if (packed) stats.bytes_stored = packed->bytes_stored();
-  staged.commit();
-  if (!job->place.pointer.empty()) {
-    replace_text_file(pointer_file(job->place, output), name_of(output), options.durable);
+  RunStats stats;
+  try {
+    staged.prepare();
+    std::optional<PackedOutput> packed;
+    std::optional<OutputSums> sums;
+    if (options.verify_output) {
+      sums.emplace(job->plan, staged, [&](OutputId out) { return staged.is_patched(out); });
+    }
+    Sink& written = sums ? static_cast<Sink&>(*sums) : staged;
+    if (options.pack) packed.emplace(job->plan, written, *options.pack, hashes);
+    stats =
+        execute(job->plan, *job->inputs, packed ? static_cast<Sink&>(*packed) : written, progress,
+                {.threads = io.threads,
+                 .unit_bytes = io.unit_bytes,
+                 .records = records_to_check(*job, options.verify),
+                 .check_all_records = options.verify,
+                 .limit_rate = options.limit_rate});
+    stats.has_checksums = has_checksums(*job, stats);
+    if (packed) stats.bytes_stored = packed->bytes_stored();
+    if (sums) stats.bytes_verified = read_back(*sums, staged, io.threads, options, progress);
+    staged.commit(pointer_of(job->place, output));
+  } catch (const Error& error) {
+    fail_with_notes(error, staged);
   }
+  stats.notes = staged.notes();
   return stats;
 }
 

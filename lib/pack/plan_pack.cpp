@@ -9,6 +9,7 @@
 #include "dsckpt/error.h"
 #include "dsckpt/pack.h"
 #include "exec/frame_cuts.h"
+#include "exec/staging_owner.h"
 #include "format/typed_extents.h"
 #include "io/content_name.h"
 #include "job/job_impl.h"
@@ -16,8 +17,6 @@
 namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
-
-constexpr std::string_view kStaging = ".dsckpt-staging-";
 
 struct FoundFile {
   fs::path stored;
@@ -56,7 +55,8 @@ class Finder {
 
   void add(const fs::path& path, const fs::path& name) {
     std::error_code ignored;
-    if (path.filename().native().starts_with(kStaging)) return leave_out(name, "is unfinished");
+    if (path.filename().native().starts_with(kStagingPrefix))
+      return leave_out(name, "is unfinished");
     if (fs::symlink_status(path, ignored).type() == fs::file_type::directory) {
       return add_folder(path, name);
     }

@@ -5,18 +5,22 @@
 #include <sys/inotify.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "base/bytes.h"
 #include "dsckpt/error.h"
+#include "exec/staging_owner.h"
 #include "support/expect_error.h"
 #include "support/plan_runner.h"
 #include "support/plan_tools.h"
@@ -35,6 +39,15 @@ CopyPlan three_files() {
   for (const std::string path : {"a", "sub/deep/b", "z.json"}) {
     const OutputId out = builder.add_output(path, path.size());
     builder.put_literal(out, 0, path);
+  }
+  return builder.finish();
+}
+
+// Outputs b, a, c and index, each an "x".
+CopyPlan four_files() {
+  PlanBuilder builder;
+  for (const std::string path : {"b", "a", "c", "index"}) {
+    builder.put_literal(builder.add_output(path, 1), 0, "x");
   }
   return builder.finish();
 }
@@ -342,11 +355,7 @@ TEST(StagedOutput, RefusesAPlanLargerThanTheFreeSpaceBeforeMakingAnything) {
 
 TEST(StagedOutput, MovesTheLastFileLastAndRemovesItsOldVersionFirst) {
   const TempFolder folder;
-  PlanBuilder builder;
-  for (const std::string path : {"b", "a", "c", "index"}) {
-    builder.put_literal(builder.add_output(path, 1), 0, "x");
-  }
-  const CopyPlan plan = builder.finish();
+  const CopyPlan plan = four_files();
   for (const char* name : {"a", "b", "c", "index"}) folder.write(name, "old");
   StagedOutput output(plan, folder.path(), {.force = true, .durable = false});
   output.prepare();
@@ -387,6 +396,180 @@ TEST(StagedOutput, TakesBackWhatItRenamedWhenAFileAppearsMeanwhile) {
   }
   EXPECT_EQ(listing(folder.path() / "out").size(), 1u);
   EXPECT_EQ(test::read_all(folder.path() / "out" / plan.outputs().back().path), "precious");
+}
+
+// The staging folder in `place`.
+fs::path staging_in(const fs::path& place) {
+  for (const auto& entry : fs::directory_iterator(place)) {
+    if (entry.path().filename().string().starts_with(kStagingPrefix)) return entry.path();
+  }
+  return {};
+}
+
+// What cannot be renamed is not there.
+TEST(StagedOutput, PutsOldFilesBackWhenNotAllCanBeRenamed) {
+  for (const std::string lost : {"b", "a", "c", "index"}) {
+    const TempFolder folder;
+    const CopyPlan plan = four_files();
+    folder.write("a", "old a");
+    folder.write("b.zst", "old b");
+    fs::create_symlink("elsewhere", folder.path() / "c");
+    folder.write("index", "old index");
+    const std::set<std::string> before = listing(folder.path());
+    StagedOutput output(plan, folder.path(), {.force = true});
+    output.prepare();
+    run(plan, output);
+    fs::remove(staging_in(folder.path()) / "files" / lost);
+    EXPECT_ERROR(output.commit(), IoError, "cannot move into place");
+    output.give_up();
+    EXPECT_EQ(output.notes(), std::vector<std::string>());
+    EXPECT_EQ(listing(folder.path()), before) << lost;
+    EXPECT_EQ(read_all(folder.path() / "a"), "old a");
+    EXPECT_EQ(read_all(folder.path() / "b.zst"), "old b");
+    EXPECT_EQ(fs::read_symlink(folder.path() / "c"), "elsewhere");
+    EXPECT_EQ(read_all(folder.path() / "index"), "old index");
+  }
+}
+
+TEST(StagedOutput, PutsOldFilesBackWhenOneCannotBeKept) {
+  const TempFolder folder;
+  const CopyPlan plan = four_files();
+  for (const char* name : {"a", "index"}) folder.write(name, "old");
+  fs::path staging;
+  {
+    StagedOutput output(plan, folder.path(), {.force = true});
+    output.prepare();
+    run(plan, output);
+    staging = staging_in(folder.path());
+    fs::remove(staging / "files/c");
+    // A folder in the place of what is to be kept: neither a link nor a rename gets there.
+    fs::create_directories(staging / "old/1/x");
+    try {
+      output.commit();
+      FAIL() << "nothing thrown";
+    } catch (const IoError& error) {
+      EXPECT_NE(std::string(error.what()).find("a: cannot replace"), std::string::npos)
+          << error.what();
+    }
+    EXPECT_EQ(read_all(folder.path() / "a"), "old");
+    EXPECT_EQ(read_all(folder.path() / "index"), "old");
+    EXPECT_FALSE(fs::exists(folder.path() / "b"));
+  }
+  EXPECT_FALSE(fs::exists(staging));
+}
+
+TEST(StagedOutput, TakesAFolderBackIfItsPointerCannotBeWritten) {
+  for (const bool forced : {false, true}) {
+    const TempFolder folder;
+    const CopyPlan plan = three_files();
+    if (forced) {
+      fs::create_directory(folder.path() / "out");
+      folder.write("out/mine", "mine");
+    }
+    fs::create_directory(folder.path() / "latest");
+    const std::set<std::string> before = listing(folder.path());
+    StagedOutput output(plan, folder.path() / "out", {.force = forced, .whole_folder = true});
+    output.prepare();
+    run(plan, output);
+    EXPECT_ERROR(output.commit({folder.path() / "latest", "out"}), IoError, "latest: cannot write");
+    output.give_up();
+    EXPECT_EQ(listing(folder.path()), before);
+  }
+}
+
+TEST(StagedOutput, WritesThePointerLast) {
+  const TempFolder folder;
+  const CopyPlan plan = three_files();
+  StagedOutput output(plan, folder.path() / "out", {.durable = true});
+  output.prepare();
+  run(plan, output);
+  output.commit({folder.path() / "latest", "out"});
+  EXPECT_EQ(read_all(folder.path() / "latest"), "out");
+  EXPECT_EQ(listing(folder.path()).size(), kCommitted.size() + 2);
+}
+
+// As a process that is killed.
+void sign_and_die(const fs::path& staging) {
+  fs::create_directories(staging / "files");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const StagingOwner owner(staging);
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_EQ(status, 0);
+}
+
+TEST(StagingOwner, IsDeadWhenItsProcessIs) {
+  const TempFolder folder;
+  const fs::path staging = folder.path() / ".dsckpt-staging-abc";
+  sign_and_die(staging);
+  EXPECT_EQ(owner_of(staging).state, OwnerState::dead);
+  const std::string who = owner_of(staging).who;
+  EXPECT_TRUE(who.starts_with("process ")) << who;
+  const StagingOwner again(staging);
+  EXPECT_EQ(owner_of(staging).state, OwnerState::alive);
+}
+
+TEST(StagingOwner, IsAliveWithoutALockWhileItsProcessRuns) {
+  const TempFolder folder;
+  { const StagingOwner owner(folder.path()); }
+  EXPECT_EQ(owner_of(folder.path()).state, OwnerState::alive);
+}
+
+TEST(StagingOwner, IsUnknownOnAnotherHostOrInAnotherContainer) {
+  const TempFolder folder;
+  sign_and_die(folder.path());
+  const auto signed_by = nlohmann::json::parse(read_all(folder.path() / "owner"));
+  for (const char* key : {"host", "pid_namespace"}) {
+    auto other = signed_by;
+    other[key] = "another";
+    folder.write("owner", other.dump());
+    EXPECT_EQ(owner_of(folder.path()).state, OwnerState::unknown) << key;
+  }
+  auto before = signed_by;
+  before["boot"] = "the one before";
+  folder.write("owner", before.dump());
+  EXPECT_EQ(owner_of(folder.path()).state, OwnerState::dead);
+  for (const std::string text : {"", "{", "[]", "{}", R"({"host": 1})"}) {
+    folder.write("owner", text);
+    EXPECT_NE(owner_of(folder.path()).state, OwnerState::dead) << text;
+  }
+}
+
+TEST(StagedOutput, RemovesWhatAKilledRunLeftAndNamesWhatMayStillBeWritten) {
+  const TempFolder folder;
+  const CopyPlan plan = three_files();
+  const auto staging = [&](const std::string& name) {
+    return folder.path() / (".dsckpt-staging-" + name);
+  };
+  for (const char* name : {"dead", "alive", "far"}) sign_and_die(staging(name));
+  const StagingOwner alive(staging("alive"));
+  auto far = nlohmann::json::parse(read_all(staging("far") / "owner"));
+  far["host"] = "node7";
+  far["job"] = "17.0";
+  folder.write(".dsckpt-staging-far/owner", far.dump());
+  folder.write(".dsckpt-staging-file", "no folder");
+  fs::create_directory_symlink(staging("dead"), staging("link"));
+
+  StagedOutput output(plan, folder.path() / "out");
+  output.prepare();
+  run(plan, output);
+  output.commit();
+  EXPECT_EQ(listing(folder.path() / "out"), kCommitted);
+  EXPECT_FALSE(fs::exists(staging("dead")));
+  for (const char* name : {"alive", "far", "file", "link"}) {
+    EXPECT_TRUE(fs::exists(fs::symlink_status(staging(name)))) << name;
+  }
+  std::vector<std::string> notes = output.notes();
+  std::sort(notes.begin(), notes.end());
+  const std::string process = std::to_string(far["pid"].get<int>());
+  EXPECT_EQ(notes,
+            (std::vector<std::string>{
+                staging("far").string() + " is an unfinished output of process " + process +
+                    " on node7, job 17.0; if that no longer runs, remove it",
+                "removed " + staging("dead").string() + ", which a run that was killed had left"}));
 }
 
 TEST(StagedOutput, GivesFilesTheRightsTheUmaskLeaves) {
@@ -464,7 +647,7 @@ TEST(StagedOutput, WritesDirectlyWhatIsWrittenThroughThePageCacheOtherwise) {
   const CopyPlan plan = builder.finish();
   const std::vector<std::string> expected = test::run_plan(plan, inputs);
   for (const bool direct : {false, true}) {
-    for (const uint64_t unit : {256 << 10, 4 << 20}) {
+    for (const uint64_t unit : {uint64_t{256} << 10, uint64_t{4} << 20}) {
       const fs::path target = folder.path() / ("out" + std::to_string(unit) + (direct ? "d" : ""));
       StagedOutput staged(plan, target, {.direct = direct});
       staged.prepare();

@@ -1,0 +1,70 @@
+// OutputSums: what was meant to be written, so that it can be compared with what is there.
+//
+// A sink in front of another one: it keeps the CRC32 of each chunk of each output. What is written
+// again (the patches of digests) is kept apart. Memory: 64 bytes or so a chunk.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dsckpt/run.h"
+#include "exec/executor.h"
+#include "exec/rate_limit.h"
+#include "plan/copy_plan.h"
+
+namespace dsckpt {
+
+class OutputSums : public Sink {
+ public:
+  static constexpr uint64_t kChunk = 16 << 20;
+
+  // Both must outlive this. `is_rewritten`: of outputs whose digests are patched in `target`; the
+  // others are written once, whatever the plan says of their contents.
+  OutputSums(const CopyPlan& plan, Sink& target, const std::function<bool(OutputId)>& is_rewritten);
+
+  void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
+  void finish(OutputId out) override;
+
+  // Reads what was written back, after the last finish(): from the disk where the file system lets
+  // it, and not from the page cache. The files must have been synced. `path` says where an output
+  // is now, `display` what an error calls it. Bytes are added to `progress.bytes_done`. Returns how
+  // many were read. Throws IoError for what is not as it was meant, and InterruptedError.
+  uint64_t read_back(const std::function<std::filesystem::path(OutputId)>& path,
+                     const std::function<std::string(OutputId)>& display, unsigned threads,
+                     RateLimit& limit, Progress& progress) const;
+  // What it will read.
+  uint64_t bytes() const;
+
+ private:
+  struct Piece {
+    uint64_t size;
+    uint32_t crc;  // with zeros where patches are
+  };
+  class WrittenFile;
+  struct Output {
+    std::vector<uint64_t> patches;  // offsets, rising
+    mutable std::mutex mutex = {};
+    uint64_t written = 0;
+    std::map<uint64_t, Piece> pieces = {};  // by offset; neighbours in a chunk are one
+    std::map<uint64_t, uint32_t> patched = {};
+  };
+  void add(OutputId out, uint64_t offset, std::span<const std::byte> bytes);
+  static void compare(const Output& output, uint64_t begin, const Piece& piece,
+                      const WrittenFile& file, std::byte* buffer, RateLimit& limit);
+  static void check_patches(const Output& output, uint64_t offset, std::span<const std::byte> bytes,
+                            const WrittenFile& file);
+  static uint32_t sum_of(const Output& output, uint64_t offset, std::span<const std::byte> bytes);
+
+  const CopyPlan& plan_;
+  Sink& target_;
+  std::deque<Output> outputs_;  // deque: they cannot move
+};
+
+}  // namespace dsckpt

@@ -1,0 +1,29 @@
+#include "exec/rate_limit.h"
+
+#include <algorithm>
+#include <thread>
+
+namespace dsckpt {
+namespace {
+
+// How long a request to stop may go unheard.
+constexpr std::chrono::milliseconds kNap{50};
+
+}  // namespace
+
+void RateLimit::take(uint64_t bytes) {
+  if (rate_ == 0) return;
+  Clock::time_point turn;
+  {
+    const std::lock_guard lock(mutex_);
+    turn = std::max(next_, Clock::now());
+    const std::chrono::duration<double> time(static_cast<double>(bytes) /
+                                             static_cast<double>(rate_));
+    next_ = turn + std::chrono::duration_cast<Clock::duration>(time);
+  }
+  for (Clock::time_point now; (now = Clock::now()) < turn && !cancelled_;) {
+    std::this_thread::sleep_for(std::min<Clock::duration>(turn - now, kNap));
+  }
+}
+
+}  // namespace dsckpt

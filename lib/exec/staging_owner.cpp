@@ -1,0 +1,176 @@
+#include "exec/staging_owner.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "base/text.h"
+#include "dsckpt/error.h"
+#include "io/output_file.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kOwner = "owner";
+// Whoever makes a folder signs it at once.
+constexpr std::chrono::minutes kLongestUnsigned{1};
+constexpr size_t kLongestOwner = 4096;
+
+std::string first_line(const fs::path& file) {
+  std::string line;
+  std::ifstream stream(file);
+  std::getline(stream, line);
+  return line;
+}
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::string host_name() {
+  std::string name(256, '\0');
+  if (::gethostname(name.data(), name.size() - 1) != 0) return "";
+  return name.c_str();
+}
+
+// proc(5): field 22 of stat, in clock ticks since the kernel's start; "" if there is no such
+// process. The second field may hold blanks and parentheses.
+std::string start_of(int64_t process) {
+  const std::string line = first_line("/proc/" + std::to_string(process) + "/stat");
+  size_t at = line.rfind(')');
+  for (int field = 2; field < 22 && at != std::string::npos; ++field) at = line.find(' ', at + 1);
+  if (at == std::string::npos) return "";
+  return line.substr(at + 1, line.find(' ', at + 1) - at - 1);
+}
+
+std::string batch_job() {
+  const std::string job = environment("SLURM_JOB_ID");
+  const std::string step = environment("SLURM_STEP_ID");
+  return job.empty() || step.empty() ? job : job + "." + step;
+}
+
+json self() {
+  std::error_code ignored;
+  const auto process = static_cast<int64_t>(::getpid());
+  return {{"host", host_name()},
+          {"boot", first_line("/proc/sys/kernel/random/boot_id")},
+          {"pid_namespace", fs::read_symlink("/proc/self/ns/pid", ignored).string()},
+          {"pid", process},
+          {"start", start_of(process)},
+          {"job", batch_job()}};
+}
+
+// nullptr if it is not signed.
+json read_owner(int fd) {
+  std::string text(kLongestOwner, '\0');
+  const ssize_t got = ::pread(fd, text.data(), text.size(), 0);
+  if (got <= 0) return nullptr;
+  text.resize(static_cast<size_t>(got));
+  json owner = json::parse(text, nullptr, false);
+  for (const char* key : {"host", "boot", "pid_namespace", "start", "job"}) {
+    if (!owner.is_object() || !owner.contains(key) || !owner[key].is_string()) return nullptr;
+  }
+  if (!owner.contains("pid") || !owner["pid"].is_number_integer()) return nullptr;
+  return owner;
+}
+
+std::string text_of(const json& owner) {
+  const std::string job = owner["job"];
+  return "process " + std::to_string(owner["pid"].get<int64_t>()) + " on " +
+         owner["host"].get<std::string>() + (job.empty() ? "" : ", job " + job);
+}
+
+// Of an owner that does not hold the lock. Where locks do not reach other hosts, that says nothing
+// of them.
+OwnerState state_of(const json& owner) {
+  const json here = self();
+  if (owner["host"] != here["host"] || here["boot"] == "" || owner["boot"] == "") {
+    return OwnerState::unknown;
+  }
+  if (owner["boot"] != here["boot"]) return OwnerState::dead;
+  if (owner["pid_namespace"] != here["pid_namespace"] || owner["start"] == "") {
+    return OwnerState::unknown;
+  }
+  return start_of(owner["pid"]) == owner["start"] ? OwnerState::alive : OwnerState::dead;
+}
+
+bool is_new(const fs::path& folder) {
+  std::error_code failed;
+  const auto changed = fs::last_write_time(folder, failed);
+  return !failed && fs::file_time_type::clock::now() - changed < kLongestUnsigned;
+}
+
+}  // namespace
+
+StagingOwner::StagingOwner(const fs::path& folder)
+    : fd_(::open((folder / kOwner).c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+  const std::string file = (folder / kOwner).string();
+  if (fd_ < 0) throw IoError({.file = file}, "cannot create", errno);
+  // Not every file system has locks: what a process says of itself must then do.
+  ::flock(fd_, LOCK_EX | LOCK_NB);
+  if (!write_all(fd_, dump(self()) + "\n")) {
+    const int failed = errno;
+    ::close(fd_);
+    throw IoError({.file = file}, "cannot write", failed);
+  }
+}
+
+StagingOwner::~StagingOwner() {
+  ::close(fd_);
+}
+
+SignedBy owner_of(const fs::path& folder) {
+  const int fd = ::open((folder / kOwner).c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) return {is_new(folder) ? OwnerState::alive : OwnerState::unknown};
+  const bool locked = ::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  const json owner = read_owner(fd);
+  ::close(fd);
+  if (locked) return {OwnerState::alive, owner.is_null() ? "" : text_of(owner)};
+  if (owner.is_null()) return {is_new(folder) ? OwnerState::alive : OwnerState::unknown};
+  return {state_of(owner), text_of(owner)};
+}
+
+std::vector<std::string> clear_left_overs(const fs::path& place) {
+  std::vector<fs::path> folders;
+  std::error_code failed;
+  for (fs::directory_iterator entry(place, failed), end; !failed && entry != end;
+       entry.increment(failed)) {
+    std::error_code ignored;
+    if (!entry->path().filename().string().starts_with(kStagingPrefix)) continue;
+    if (entry->symlink_status(ignored).type() == fs::file_type::directory) {
+      folders.push_back(entry->path());
+    }
+  }
+  std::vector<std::string> notes;
+  for (const fs::path& folder : folders) {
+    const SignedBy owner = owner_of(folder);
+    const std::string name = folder.string();
+    if (owner.state == OwnerState::alive) continue;
+    if (owner.state == OwnerState::unknown) {
+      notes.push_back(name + " is an unfinished output" +
+                      (owner.who.empty() ? "" : " of " + owner.who) +
+                      "; if that no longer runs, remove it");
+      continue;
+    }
+    std::error_code kept;
+    fs::remove_all(folder, kept);
+    notes.push_back(kept ? name + " of a run that was killed cannot be removed: " + kept.message()
+                         : "removed " + name + ", which a run that was killed had left");
+  }
+  return notes;
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,48 @@
+// Whose a staging folder is: so that a later run can tell what a killed one has left from what
+// somebody still writes.
+//
+// A folder is signed by a file `owner` in it, which the run keeps locked (flock) as long as it
+// lives. It says the host, the start of its kernel, the namespace of process numbers, the process
+// and when that began, and the job and step of a batch system.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace dsckpt {
+
+inline constexpr std::string_view kStagingPrefix = ".dsckpt-staging-";
+
+class StagingOwner {
+ public:
+  // Signs `folder` for this process. Throws IoError.
+  explicit StagingOwner(const std::filesystem::path& folder);
+  // Gives the lock back; the file stays.
+  ~StagingOwner();
+  StagingOwner(const StagingOwner&) = delete;
+  StagingOwner& operator=(const StagingOwner&) = delete;
+
+ private:
+  int fd_;
+};
+
+enum class OwnerState : uint8_t {
+  alive,    // or it may be: somebody holds the lock
+  dead,     // surely: a process of this host that is no more
+  unknown,  // of another host, another container, or not signed
+};
+
+struct SignedBy {
+  OwnerState state = OwnerState::unknown;
+  std::string who = {};  // "process 1234 on node7, job 17.0", or "" if it is not signed
+};
+SignedBy owner_of(const std::filesystem::path& folder);
+
+// Removes the staging folders in `place` whose owners are dead. Returns a note for each of these,
+// and for those of which nobody knows: not for what somebody still writes. A folder that cannot be
+// listed has none.
+std::vector<std::string> clear_left_overs(const std::filesystem::path& place);
+
+}  // namespace dsckpt
