@@ -138,7 +138,9 @@ void write_html(const Findings& findings, const HtmlOptions& options, const cli:
   report.conversions = findings.conversions;
   add_maps(report, findings, options);
   if (options.values) add_values(report, findings, options, common);
-  replace_text_file(file, html_of(report), false);
+  const std::string text = html_of(report);
+  const cli::Writing writing;
+  replace_text_file(file, text, false);
 }
 
 }  // namespace dsckpt::inspect

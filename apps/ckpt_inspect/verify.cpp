@@ -60,7 +60,10 @@ void print_text(const cli::Common& common, const VerifyReport& report) {
 void write(const cli::Common& common, const CLI::App& app, const Arguments& args,
            const VerifyReport& report) {
   if (args.new_manifest.empty()) return;
-  if (report.ok()) return write_manifest(*report.manifest, args.new_manifest, args.force);
+  if (report.ok()) {
+    const cli::Writing writing;
+    return write_manifest(*report.manifest, args.new_manifest, args.force);
+  }
   cli::note(app, common, "no manifest is written of what is not whole");
 }
 

@@ -14,7 +14,6 @@
 #include "cli/option_facts.h"
 #include "cli/terminal.h"
 #include "codec/frame.h"
-#include "weights/weights_format.h"
 
 namespace dsckpt::pack {
 namespace {
@@ -47,7 +46,8 @@ int estimate(const cli::Common& common, const Arguments& args) {
   const Job job = plan_pack(args.input);
   const PackEstimate estimate = [&] {
     const cli::ProgressDisplay display(progress, common);
-    return estimate_pack(job, args.level, parse_shard_size(args.sample), progress, common.threads);
+    return estimate_pack(job, args.level, parse_size(args.sample, "size"), progress,
+                         common.threads);
   }();
   if (common.json) {
     cli::print_json("estimate", json_of(estimate));

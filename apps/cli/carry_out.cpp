@@ -22,10 +22,17 @@ std::string packed_text(const RunStats& stats) {
          ")";
 }
 
-std::string unchecked_text(const RunStats& stats) {
-  if (stats.records_unchecked == 0) return "";
-  return ", " + std::to_string(stats.records_unchecked) +
+std::string checks_text(const RunStats& stats) {
+  if (!stats.has_checksums) return "the input has no checksums";
+  std::string text = std::to_string(stats.records_checked) + " checksums verified";
+  if (stats.records_unchecked == 0) return text;
+  return text + ", " + std::to_string(stats.records_unchecked) +
          " not, of which little was read (--verify)";
+}
+
+std::string read_back_text(const RunStats& stats) {
+  if (stats.bytes_verified == 0) return "";
+  return ", " + human_bytes(stats.bytes_verified) + " read back";
 }
 
 std::string table_of(const Listing& listing) {
@@ -66,13 +73,21 @@ void show(const Common& common, const Job& job) {
 void say_after(const CLI::App& app, const Common& common, const Job& job,
                const std::filesystem::path& output, const RunStats& stats) {
   for (const std::string& text : job->report->notes_after(*job, output)) note(app, common, text);
+  for (const std::string& text : stats.notes) note(app, common, text);
   if (common.json) {
     print_json("done", done_json(job_json(*job), output.string(), stats));
   } else if (!common.quiet) {
     std::cerr << app.get_name() << ": " << job->what << ", " << human_bytes(stats.bytes_written)
               << packed_text(stats) << " in " << output.string() << ", "
-              << human_seconds(stats.seconds) << ", " << stats.records_checked
-              << " checksums verified" << unchecked_text(stats) << "\n";
+              << human_seconds(stats.seconds) << ", " << checks_text(stats) << read_back_text(stats)
+              << "\n";
+  }
+  // The output is there whether or not anybody hears of it.
+  try {
+    flush_stdout();
+  } catch (const IoError& error) {
+    note(app, common, std::string(error.what()) + "; the output is complete");
+    forget_stdout();
   }
 }
 
@@ -96,6 +111,8 @@ int carry_out(const CLI::App& app, const Common& common, const Job& job,
     if (options.threads == 0) options.threads = common.threads;
     const RunStats stats = [&] {
       const ProgressDisplay display(progress, common);
+      const Writing writing;
+      if (progress.cancelled) throw InterruptedError();
       return dsckpt::run(job, output, options, progress);
     }();
     say_after(app, common, job, output, stats);

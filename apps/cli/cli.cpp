@@ -1,6 +1,7 @@
 #include "cli/cli.h"
 
 #include <poll.h>
+#include <stdio_ext.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -8,9 +9,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <filesystem>
 #include <iostream>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "cli/messages.h"
 #include "cli/spelling.h"
@@ -45,17 +48,6 @@ void raise_descriptor_limit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// A reader who has seen enough closes the pipe, and that is no error; results lost otherwise are.
-void flush_stdout() {
-  errno = 0;
-  std::cout.flush();
-  if (std::cout) return;
-  const int failed = errno;
-  pollfd reader{STDOUT_FILENO, POLLOUT, 0};
-  if (::poll(&reader, 1, 0) == 1 && (reader.revents & (POLLERR | POLLHUP)) != 0) return;
-  throw IoError({}, "cannot write to standard output", failed);
-}
-
 // Whether there is something to run: --help and the like have said what they had to say.
 bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
   try {
@@ -82,7 +74,42 @@ int report_error(const CLI::App& app, bool as_json, const Error& error) {
   return exit_code(error.kind());
 }
 
+int report_bug(const CLI::App& app, const std::exception& error) {
+  std::cerr << app.get_name() << ": internal error: " << error.what() << "\n";
+  return kBug;
+}
+
+IoError out_of_memory(const Common& common) {
+  if (common.max_memory == 0) return {{}, "out of memory", 0};
+  return IoError({}, "more memory is needed than --max-memory allows", 0)
+      .with_hint("fewer --threads take less");
+}
+
+void say_when_interrupted(const CLI::App& app, bool as_json) {
+  static std::string on_stderr;
+  static std::string on_stdout;
+  const InterruptedError error;
+  on_stderr = app.get_name() + ": error: " + error.what() + "\n";
+  if (as_json) on_stdout = json_line("error", error_json(error));
+  set_last_words(on_stderr, on_stdout);
+}
+
 }  // namespace
+
+void flush_stdout() {
+  errno = 0;
+  std::cout.flush();
+  if (std::cout) return;
+  const int failed = errno;
+  pollfd reader{STDOUT_FILENO, POLLOUT, 0};
+  if (::poll(&reader, 1, 0) == 1 && (reader.revents & (POLLERR | POLLHUP)) != 0) return;
+  throw IoError({}, "cannot write to standard output", failed);
+}
+
+void forget_stdout() {
+  ::__fpurge(stdout);
+  std::cout.clear();
+}
 
 int run(CLI::App& app, const Common& common, int argc, char** argv,
         const std::function<int()>& body) {
@@ -100,6 +127,7 @@ int run(CLI::App& app, const Common& common, int argc, char** argv,
     // `common` is filled in only if all arguments are right.
     const auto options_end = std::find(arguments.begin(), arguments.end(), "--");
     as_json = std::find(arguments.begin(), options_end, "--json") != options_end;
+    say_when_interrupted(app, as_json);
     const int code = parse(app, arguments) ? body() : kDone;
     flush_stdout();
     return code;
@@ -111,11 +139,20 @@ int run(CLI::App& app, const Common& common, int argc, char** argv,
                         meant.empty() ? error : UsageError(error).with_hint(meant));
   } catch (const Error& error) {
     return report_error(app, as_json || common.json, error);
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report_error(
+        app, as_json || common.json,
+        IoError({.file = error.path1().string()}, "cannot be looked at", error.code().value()));
   } catch (const std::bad_alloc&) {
-    return report_error(app, as_json || common.json, IoError({}, "out of memory", 0));
+    return report_error(app, as_json || common.json, out_of_memory(common));
+  } catch (const std::system_error& error) {
+    // A thread that cannot be had.
+    if (error.code().value() != EAGAIN && error.code().value() != ENOMEM) {
+      return report_bug(app, error);
+    }
+    return report_error(app, as_json || common.json, out_of_memory(common));
   } catch (const std::exception& error) {
-    std::cerr << app.get_name() << ": internal error: " << error.what() << "\n";
-    return kBug;
+    return report_bug(app, error);
   }
 }
 

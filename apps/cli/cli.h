@@ -40,4 +40,10 @@ using AddCommand = Command(CLI::App& app, Common& common);
 int run(CLI::App& app, const Common& common, int argc, char** argv,
         const std::function<int()>& body);
 
+// Throws IoError if what was printed does not get there; not for a pipe that its reader has closed,
+// who has seen enough.
+void flush_stdout();
+// Drops what could not be printed, so that it is not an error again.
+void forget_stdout();
+
 }  // namespace dsckpt::cli

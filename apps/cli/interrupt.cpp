@@ -1,16 +1,55 @@
 #include "cli/interrupt.h"
 
+#include <sys/time.h>
+#include <unistd.h>
+
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
+#include <string_view>
+
+#include "cli/cli.h"
 
 namespace dsckpt::cli {
 namespace {
 
 std::atomic<std::atomic<bool>*> cancel_flag{nullptr};
 
+std::atomic<int> writing{0};
+std::atomic<const std::string*> words_on_stderr{nullptr};
+std::atomic<const std::string*> words_on_stdout{nullptr};
+
+void say(int descriptor, const std::string* words) {
+  if (words == nullptr) return;
+  [[maybe_unused]] const ssize_t put = ::write(descriptor, words->data(), words->size());
+}
+
+extern "C" void on_patience_lost(int) {
+  if (writing > 0) return;
+  say(STDOUT_FILENO, words_on_stdout);
+  say(STDERR_FILENO, words_on_stderr);
+  ::_exit(kInterrupted);
+}
+
 extern "C" void on_signal(int) {
   if (std::atomic<bool>* flag = cancel_flag.load()) *flag = true;
+  if (writing > 0) return;
+  itimerval patience{};
+  patience.it_value.tv_usec = 150'000;
+  ::setitimer(ITIMER_REAL, &patience, nullptr);
+}
+
+std::atomic<bool> asked{false};
+std::atomic<bool> answered{false};  // by whoever listens
+
+extern "C" void on_request(int) {
+  asked = true;
+  if (answered) return;
+  constexpr std::string_view kText = "reading and planning; nothing is written yet, or all is\n";
+  const int before = errno;
+  [[maybe_unused]] const ssize_t put = ::write(STDERR_FILENO, kText.data(), kText.size());
+  errno = before;
 }
 
 constexpr std::array kSignals{SIGHUP, SIGINT, SIGTERM};
@@ -28,6 +67,13 @@ InterruptGuard::InterruptGuard(Progress& progress) {
     // What was started with nohup goes on when the terminal goes.
     if (inherited.sa_handler != SIG_IGN) ::sigaction(signal, &action, nullptr);
   }
+  struct sigaction patience {};
+  patience.sa_handler = on_patience_lost;
+  ::sigaction(SIGALRM, &patience, nullptr);
+  struct sigaction request {};
+  request.sa_handler = on_request;
+  request.sa_flags = SA_RESTART;
+  ::sigaction(SIGUSR1, &request, nullptr);
 }
 
 InterruptGuard::~InterruptGuard() {
@@ -36,7 +82,36 @@ InterruptGuard::~InterruptGuard() {
     ::sigaction(signal, nullptr, &current);
     if (current.sa_handler == on_signal) std::signal(signal, SIG_DFL);
   }
+  // One of these may be on its way.
+  std::signal(SIGALRM, SIG_IGN);
+  std::signal(SIGUSR1, SIG_IGN);
   cancel_flag = nullptr;
+}
+
+void set_last_words(const std::string& on_stderr, const std::string& on_stdout) {
+  words_on_stderr = &on_stderr;
+  words_on_stdout = &on_stdout;
+}
+
+Writing::Writing() {
+  ++writing;
+}
+
+Writing::~Writing() {
+  --writing;
+}
+
+ProgressRequests::ProgressRequests() {
+  asked = false;
+  answered = true;
+}
+
+ProgressRequests::~ProgressRequests() {
+  answered = false;
+}
+
+bool ProgressRequests::take() {
+  return asked.exchange(false);
 }
 
 }  // namespace dsckpt::cli

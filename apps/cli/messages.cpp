@@ -9,8 +9,12 @@
 
 namespace dsckpt::cli {
 
+std::string json_line(const std::string& type, nlohmann::json data) {
+  return dump({{"schema", kJsonSchema}, {"type", type}, {"data", std::move(data)}}) + "\n";
+}
+
 void print_json(const std::string& type, nlohmann::json data) {
-  std::cout << dump({{"schema", kJsonSchema}, {"type", type}, {"data", std::move(data)}}) << "\n";
+  std::cout << json_line(type, std::move(data));
 }
 
 void note(const CLI::App& app, const Common& common, const std::string& text) {

@@ -9,7 +9,9 @@
 
 namespace dsckpt::cli {
 
-// Prints `json` as one line {"schema": 1, "type": type, "data": ...} on stdout.
+// {"schema": 1, "type": type, "data": ...} and the end of the line.
+std::string json_line(const std::string& type, nlohmann::json data);
+// Prints that on stdout.
 void print_json(const std::string& type, nlohmann::json data);
 // "TOOL: note: text" on stderr, unless --quiet.
 void note(const CLI::App& app, const Common& common, const std::string& text);

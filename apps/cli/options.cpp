@@ -1,12 +1,17 @@
 #include "cli/options.h"
 
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <tbb/version.h>
+#include <unistd.h>
 
 #include <CLI/App.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <iostream>
 #include <map>
 
+#include "base/text.h"
 #include "cli/command_facts.h"
 #include "cli/completions.h"
 #include "cli/help.h"
@@ -15,6 +20,7 @@
 #include "cli/terminal.h"
 #include "cli/version.h"
 #include "codec/frame.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt::cli {
 namespace {
@@ -32,6 +38,22 @@ void generate(const CLI::App& app, const std::string& what) {
                 : what == "fish" ? fish_completion(facts)
                                  : man_page(facts, kVersion));
   throw CLI::Success();
+}
+
+enum class IoClass { none, idle };
+
+// Of this thread and all that it will start. ioprio_set(2), which has no wrapper.
+void set_io_class(IoClass io_class) {
+  constexpr int kWhoProcess = 1;  // IOPRIO_WHO_PROCESS
+  constexpr int kIdle = 3 << 13;  // IOPRIO_CLASS_IDLE
+  if (io_class == IoClass::none || ::syscall(SYS_ioprio_set, kWhoProcess, 0, kIdle) == 0) return;
+  throw IoError({}, "cannot become idle at the disk", errno);
+}
+
+// What is allocated beyond throws std::bad_alloc. setrlimit(2).
+void limit_memory(uint64_t bytes) {
+  const rlimit limit{bytes, bytes};
+  if (::setrlimit(RLIMIT_DATA, &limit) != 0) throw IoError({}, "cannot limit memory", errno);
 }
 
 // An option for one of a few words; `take` gets what the word means. The first is the default.
@@ -60,6 +82,15 @@ void add_common(CLI::App& app, Common& common) {
                           {"never", ColourMode::never}},
                          set_colour_mode,
                          "Colours: auto (on a terminal, unless NO_COLOR is set), always, or never")
+      ->group(kGroup);
+  app.add_option_function<std::string>(
+         "--max-memory",
+         [&](const std::string& text) {
+           common.max_memory = parse_size(text, "size");
+           limit_memory(common.max_memory);
+         },
+         "Fail rather than take more memory: digits and KB, MB, GB or TB")
+      ->type_name("SIZE")
       ->group(kGroup);
   if (app.get_parent() == nullptr) {
     app.set_version_flag("--version", version_text(app.get_name()), "Which version this is")
@@ -115,6 +146,9 @@ void add_pass_options(CLI::App& app, Common& common) {
                      "Threads to use (default: one a core, and as many more as keep a disk busy)"),
       1, 4096)
       ->type_name("N");
+  add_choice<IoClass>(app, "--io-class", "CLASS",
+                      {{"none", IoClass::none}, {"idle", IoClass::idle}}, set_io_class,
+                      "Priority at the disk: none (as started), or idle (when nobody else asks)");
   add_choice<ProgressMode>(
       app, "--progress", "WHEN",
       {{"auto", ProgressMode::automatic},
@@ -136,6 +170,13 @@ void add_output_options(CLI::App& app, RunArguments& run, const std::string& for
       [&](IoMode mode) { run.options.io = mode; },
       "buffered (through the page cache), direct (past it), or auto (direct where the output is "
       "more than the page cache takes at once)");
+  app.add_flag("--verify-output", run.options.verify_output,
+               "Read everything back from the disk before it gets its final name, and compare");
+  app.add_option_function<std::string>(
+         "--limit-rate",
+         [&](const std::string& text) { run.options.limit_rate = parse_size(text, "rate"); },
+         "Write at most so many bytes a second: digits and KB, MB, GB or TB")
+      ->type_name("RATE");
 }
 
 void add_pack_flag(CLI::App& app, const std::string& name, RunArguments& run,

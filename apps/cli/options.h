@@ -18,12 +18,13 @@ struct Common {
   bool json = false;
   bool quiet = false;
   unsigned threads = 0;
+  uint64_t max_memory = 0;  // bytes; 0: what there is
   ProgressMode progress = ProgressMode::automatic;
 };
 
-// Adds --json, --quiet, --color and --help to a tool or a subcommand, and to a tool also --version
-// and the hidden --generate bash|zsh|fish|man, which prints a shell's completion or the man page.
-// What is added before them comes before them in --help.
+// Adds --json, --quiet, --color, --max-memory and --help to a tool or a subcommand, and to a tool
+// also --version and the hidden --generate bash|zsh|fish|man, which prints a shell's completion or
+// the man page. What is added before them comes before them in --help.
 void add_common(CLI::App& app, Common& common);
 // Adds --root.
 void add_roots(CLI::App& app, std::vector<std::filesystem::path>& roots);
@@ -34,7 +35,7 @@ void add_checkpoint_options(CLI::App& app, const std::string& name, std::string&
                             SourceOptions& source);
 // For tools that take weights where a checkpoint is expected. Adds --strip-prefix and --add-prefix.
 void add_weights_options(CLI::App& app, SourceOptions& source);
-// For commands that read tensors. Adds --threads and --progress.
+// For commands that read tensors. Adds --threads, --io-class and --progress.
 void add_pass_options(CLI::App& app, Common& common);
 
 // How the output is written, and whether at all.
@@ -42,7 +43,8 @@ struct RunArguments {
   RunOptions options;
   bool dry_run = false;
 };
-// For whatever writes. Adds --dry-run, --force, which is explained by `force`, --fsync and --io.
+// For whatever writes. Adds --dry-run, --force, which is explained by `force`, --fsync, --io,
+// --verify-output and --limit-rate.
 void add_output_options(CLI::App& app, RunArguments& run, const std::string& force);
 // Adds a flag that takes a level, for packed output.
 void add_pack_flag(CLI::App& app, const std::string& name, RunArguments& run,

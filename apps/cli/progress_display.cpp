@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "cli/cli.h"
+#include "cli/interrupt.h"
 #include "cli/terminal.h"
 #include "report/report.h"
 
@@ -21,10 +22,14 @@ struct ProgressDisplay::Impl {
   static constexpr size_t kBar = 30;
   static constexpr size_t kLeastBar = 5;
 
-  Impl(const Progress& of, ProgressMode mode)
-      : progress(of), as_json(mode == ProgressMode::json), always(mode == ProgressMode::always) {}
+  Impl(const Progress& of, ProgressMode mode, bool is_shown)
+      : progress(of),
+        shown(is_shown),
+        as_json(mode == ProgressMode::json),
+        always(mode == ProgressMode::always) {}
 
   const Progress& progress;
+  const bool shown;  // otherwise only when somebody asks
   const bool as_json;
   const bool always;
   Clock::time_point start = Clock::now();
@@ -32,13 +37,25 @@ struct ProgressDisplay::Impl {
   std::condition_variable wake;
   bool stop = false;
   size_t drawn = 0;  // columns of the line that is there
+  ProgressRequests requests;
   std::thread thread;
 
   void loop() {
     std::unique_lock lock(mutex);
-    while (!wake.wait_for(lock, std::chrono::milliseconds(170), [&] { return stop; })) show();
+    while (!wake.wait_for(lock, std::chrono::milliseconds(170), [&] { return stop; })) {
+      if (shown) show();
+      if (requests.take()) answer();
+    }
+    if (!shown) return;
     if (as_json || always || drawn > 0) show();
     if (drawn > 0) std::fputs("\n", stderr);
+  }
+
+  // A line that stays.
+  void answer() {
+    show();
+    if (drawn > 0) std::fputs("\n", stderr);
+    drawn = 0;
   }
 
   void show() {
@@ -90,16 +107,13 @@ struct ProgressDisplay::Impl {
 
 ProgressDisplay::ProgressDisplay(const Progress& progress, const Common& common) {
   const bool terminal = ::isatty(STDERR_FILENO) == 1 && !common.quiet;
-  if (common.progress == ProgressMode::never ||
-      (common.progress == ProgressMode::automatic && !terminal)) {
-    return;
-  }
-  impl_ = std::make_unique<Impl>(progress, common.progress);
+  const bool shown = common.progress != ProgressMode::never &&
+                     (common.progress != ProgressMode::automatic || terminal);
+  impl_ = std::make_unique<Impl>(progress, common.progress, shown);
   impl_->thread = std::thread([impl = impl_.get()] { impl->loop(); });
 }
 
 ProgressDisplay::~ProgressDisplay() {
-  if (!impl_) return;
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->stop = true;

@@ -10,7 +10,7 @@ namespace dsckpt::cli {
 
 // Shows a Progress on stderr, at most six times a second, until it is destroyed: a line with bar,
 // rate and time left, no wider than the terminal, on one (or with --progress=always), JSON lines
-// with --progress=json.
+// with --progress=json. For each SIGUSR1 there is a line in any case.
 class ProgressDisplay {
  public:
   ProgressDisplay(const Progress& progress, const Common& common);

@@ -136,7 +136,7 @@ int convert(const CLI::App& app, Arguments& args) {
   check_combinations(args);
   args.source.optimizer_states = args.weights.states;
   args.weights.format = args.safe_serialization ? &kSafetensors : &kTorchBin;
-  args.weights.max_shard_size = parse_shard_size(args.max_shard_size);
+  args.weights.max_shard_size = parse_size(args.max_shard_size, "shard size");
   args.weights.dtype = parse_dtype(args.dtype);
 
   Progress progress;

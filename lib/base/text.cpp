@@ -1,11 +1,15 @@
 #include "base/text.h"
 
 #include <array>
+#include <charconv>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <system_error>
+#include <utility>
 
 #include "base/unicode.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 
@@ -61,6 +65,32 @@ std::string human_seconds(double seconds) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.2f s", seconds);
   return text.data();
+}
+
+uint64_t parse_size(std::string_view text, const std::string& what) {
+  constexpr std::array<std::pair<std::string_view, double>, 4> kUnits{
+      {{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}}};
+  const auto bad = [&] {
+    return UsageError("'" + std::string(text) + "' is not a " + what +
+                      ": digits and KB, MB, GB or TB");
+  };
+  std::string_view rest = text;
+  while (!rest.empty() && rest.front() == ' ') rest.remove_prefix(1);
+  while (!rest.empty() && rest.back() == ' ') rest.remove_suffix(1);
+  if (rest.size() < 3) throw bad();
+  std::string unit(rest.substr(rest.size() - 2));
+  for (char& c : unit) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+  rest.remove_suffix(2);
+  while (!rest.empty() && rest.back() == ' ') rest.remove_suffix(1);
+  double value = 0;
+  const auto [end, failed] = std::from_chars(rest.data(), rest.data() + rest.size(), value);
+  for (const auto& [name, multiplier] : kUnits) {
+    if (unit != name || failed != std::errc() || end != rest.data() + rest.size()) continue;
+    const double bytes = value * multiplier;
+    if (!(bytes >= 1) || bytes > 9e18) throw bad();
+    return static_cast<uint64_t>(bytes);
+  }
+  throw bad();
 }
 
 std::string dump(const nlohmann::json& value) {

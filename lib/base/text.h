@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace dsckpt {
@@ -37,6 +38,10 @@ std::string human_bytes(uint64_t bytes);
 std::string human_percent(double part);
 // "0.53 s"
 std::string human_seconds(double seconds);
+
+// "5GB", "500mb": digits, a decimal point perhaps, and KB, MB, GB or TB, which are powers of 1000;
+// one byte at least. huggingface_hub parse_size_to_int. Throws UsageError: "is not a `what`".
+uint64_t parse_size(std::string_view text, const std::string& what);
 
 // JSON text of one line; text that is not UTF-8 is written with replacement characters.
 std::string dump(const nlohmann::json& value);

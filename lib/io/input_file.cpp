@@ -56,6 +56,11 @@ std::vector<std::byte> InputFile::read(uint64_t offset, uint64_t size) const {
                        std::to_string(size) + " bytes expected, " +
                            std::to_string(this->size() - std::min(offset, this->size())) + " left");
   }
+  if (size > kMostAtOnce && size / kMostExpansion > stored_size()) {
+    throw CorruptError({.file = display(), .offset = offset},
+                       std::to_string(size) + " bytes at once, of a file that takes " +
+                           std::to_string(stored_size()) + " on the disk: refused");
+  }
   std::vector<std::byte> out(static_cast<size_t>(size));
   read_at(offset, out);
   return out;

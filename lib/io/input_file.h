@@ -25,6 +25,11 @@ class StoredFile;
 // thousands of shards can be "open"; a file that was replaced or resized meanwhile is an IoError.
 class InputFile {
  public:
+  // Pickles and headers compress to a 30th; tensors of zeros, which nobody reads at once, to far
+  // less.
+  static constexpr uint64_t kMostAtOnce = uint64_t{16} << 20;
+  static constexpr uint64_t kMostExpansion = 256;
+
   // Opens what stored_path() finds. `display` is the name used in messages. Throws IoError if there
   // is none, or it cannot be opened or is not a regular file; for a compressed one also what
   // PackedFile and ZstdFile throw.
@@ -53,7 +58,8 @@ class InputFile {
   // can tell. Throws IoError.
   bool is_cached(uint64_t offset) const;
   // read_at() into a new buffer. Throws CorruptError if [offset, offset + size) is not inside the
-  // file, before anything is allocated.
+  // file, or more than kMostAtOnce and kMostExpansion times what the file takes on the disk (a
+  // bomb), before anything is allocated.
   std::vector<std::byte> read(uint64_t offset, uint64_t size) const;
 
  private:

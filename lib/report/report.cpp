@@ -106,6 +106,7 @@ json done_json(json plan, const std::string& output, const RunStats& stats) {
   plan["seconds"] = stats.seconds;
   plan["bytes_read"] = stats.bytes_read;
   plan["bytes_stored"] = stats.bytes_stored;
+  plan["bytes_verified"] = stats.bytes_verified;
   plan["records_checked"] = stats.records_checked;
   plan["records_unchecked"] = stats.records_unchecked;
   return plan;

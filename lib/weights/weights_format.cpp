@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
@@ -140,32 +139,6 @@ bool is_weights_file(std::string_view file_name) {
     }
   }
   return false;
-}
-
-uint64_t parse_shard_size(std::string_view text) {
-  constexpr std::array<std::pair<std::string_view, double>, 4> kUnits{
-      {{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}}};
-  const auto bad = [&] {
-    return UsageError("'" + std::string(text) +
-                      "' is not a shard size: digits and KB, MB, GB or TB");
-  };
-  std::string_view rest = text;
-  while (!rest.empty() && rest.front() == ' ') rest.remove_prefix(1);
-  while (!rest.empty() && rest.back() == ' ') rest.remove_suffix(1);
-  if (rest.size() < 3) throw bad();
-  std::string unit(rest.substr(rest.size() - 2));
-  for (char& c : unit) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
-  rest.remove_suffix(2);
-  while (!rest.empty() && rest.back() == ' ') rest.remove_suffix(1);
-  double value = 0;
-  const auto [end, failed] = std::from_chars(rest.data(), rest.data() + rest.size(), value);
-  for (const auto& [name, multiplier] : kUnits) {
-    if (unit != name || failed != std::errc() || end != rest.data() + rest.size()) continue;
-    const double bytes = value * multiplier;
-    if (!(bytes >= 1) || bytes > 9e18) throw bad();
-    return static_cast<uint64_t>(bytes);
-  }
-  throw bad();
 }
 
 }  // namespace dsckpt

@@ -60,8 +60,4 @@ void lay_out_index(PlanBuilder& plan, const WeightsFormat& format, const Weights
 // Whether `file_name` is a name that files of weights, of any format, or their indexes have.
 bool is_weights_file(std::string_view file_name);
 
-// "5GB", "500mb": digits, a decimal point perhaps, and KB, MB, GB or TB, which are powers of 1000.
-// huggingface_hub parse_size_to_int. Throws UsageError.
-uint64_t parse_shard_size(std::string_view text);
-
 }  // namespace dsckpt

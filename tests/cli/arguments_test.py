@@ -221,6 +221,15 @@ class ReportTest(CliTest):
             self.assertEqual(done.returncode, 4, done.stderr)
             self.assertRegex(done.stderr, "No space left")
 
+    def test_an_output_that_is_there_is_no_error_if_nobody_can_be_told(self):
+        output = self.new_path()
+        with open("/dev/full", "w") as full:
+            done = self.zero_to_fp32(self.ckpt.folder, output, "--json", capture_output=False, stdout=full,
+                                     stderr=subprocess.PIPE)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stderr, "note: cannot write to standard output.*the output is complete")
+        self.assertTrue((output / BIN).exists())
+
 
 class SelectionTest(CliTest):
 

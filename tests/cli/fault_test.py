@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import time
+import zipfile
 
 import cli_common
 import torch
@@ -156,7 +157,7 @@ class InterruptedTest(FaultTest):
     @staticmethod
     def is_being_written(output):
         """A folder that is there is staged inside, a new one beside its place."""
-        return any(output.glob(".dsckpt-staging-*/*")) or any(output.parent.glob(".dsckpt-staging-*/files/*"))
+        return any(any(folder.glob(".dsckpt-staging-*/files/*")) for folder in (output, output.parent))
 
     def caught_midway(self, output, *arguments, command=None):
         """A run that was stopped after it had begun to write; it waits for SIGCONT."""
@@ -227,9 +228,22 @@ class InterruptedTest(FaultTest):
         run.communicate()
         self.assertEqual(run.returncode, -signal.SIGKILL)
         self.assertTrue(all(path.name.startswith(".dsckpt-staging-") for path in output.parent.iterdir()))
-        # What a killed run left is not in the way of the next.
-        self.assertEqual(self.zero_to_fp32(self.ckpt, output).returncode, 0)
+        # The next one removes it.
+        staging, = output.parent.iterdir()
+        done = self.zero_to_fp32(self.ckpt, output)
+        self.assertEqual(done.returncode, 0)
+        self.assertIn(f"note: removed {staging}, which a run that was killed had left", done.stderr)
+        self.assertEqual([path.name for path in output.parent.iterdir()], ["new"])
         self.assertTrue((output / "pytorch_model.bin").exists())
+
+    def test_a_run_leaves_alone_what_another_one_writes(self):
+        first, second = self.new_path() / "first", self.new_path()
+        run = self.caught_midway(first)
+        second = first.parent / "second"
+        done = self.zero_to_fp32(self.ckpt, second)
+        self.assertEqual((done.returncode, "unfinished" in done.stderr, "removed" in done.stderr), (0, False, False))
+        self.assertEqual(self.finish(run).returncode, 0)
+        self.assertEqual(sorted(path.name for path in first.parent.iterdir()), ["first", "second"])
 
     def test_a_shard_that_is_cut_while_it_is_read_is_an_io_error(self):
         output = self.new_path() / "new"
@@ -240,6 +254,119 @@ class InterruptedTest(FaultTest):
         self.assertIn(shard.name, error["file"])
         self.assertRegex(error["message"], "ends .* early")
         self.assertFalse(output.parent.exists())
+
+
+class SharedDiskTest(FaultTest):
+
+    def setUp(self):
+        super().setUp()
+        self.ckpt = self.root / "large"
+        write_checkpoint(self.ckpt, 1 << 20)
+
+    def test_a_rate_is_not_exceeded(self):
+        expected = self.convert(self.ckpt)
+        start = time.monotonic()
+        output = self.convert(self.ckpt, "--limit-rate=16MB", "--io-class=idle")
+        # The last unit need not be waited for.
+        self.assertGreater(time.monotonic() - start, ((4 << 20) - (256 << 10)) / 16e6)
+        self.assertEqual((output / "pytorch_model.bin").read_bytes(), (expected / "pytorch_model.bin").read_bytes())
+
+    def test_a_run_that_waits_for_its_turn_hears_an_interrupt(self):
+        output = self.new_path() / "new"
+        run = subprocess.Popen([self.binary(), self.ckpt, output, "--limit-rate=1KB"], stderr=subprocess.PIPE)
+        while not any(output.parent.glob(".dsckpt-staging-*/files/*")):
+            time.sleep(0.01)
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=30)
+        self.assertEqual((run.returncode, output.parent.exists()), (130, False))
+
+    def test_sigusr1_is_answered_by_a_line(self):
+        for arguments in [[], ["--progress=never"], ["--quiet"]]:
+            output = self.new_path() / "new"
+            run = subprocess.Popen([self.binary(), self.ckpt, output, "--limit-rate=1MB", *arguments],
+                                   stderr=subprocess.PIPE, text=True)
+            while not any(output.parent.glob(".dsckpt-staging-*/files/*")):
+                time.sleep(0.01)
+            run.send_signal(signal.SIGUSR1)
+            self.assertRegex(run.stderr.readline(), r"\d+ %  .* of 4\.\d+ MB .*/s .* s left *\n$")
+            run.send_signal(signal.SIGINT)
+            run.communicate(timeout=30)
+            self.assertEqual(run.returncode, 130)
+
+    def test_rates_and_classes_are_checked(self):
+        for option in ["--limit-rate=fast", "--limit-rate=0", "--limit-rate=-1MB", "--io-class=lazy"]:
+            self.error_of(self.zero_to_fp32(self.ckpt, self.new_path(), "--json", option), 2)
+
+
+class ReadBackTest(FaultTest):
+
+    def test_everything_that_was_written_is_read_back(self):
+        scratch = self.scratch("z3_fp32_full_w2")
+        for arguments in [[], ["--safe"], ["--max-shard-size=9KB"], ["--zstd"], ["--states", "--zstd"], ["--io=direct"]]:
+            with self.subTest(arguments=arguments):
+                plain, checked = self.new_path(), self.new_path()
+                self.assertEqual(self.zero_to_fp32(scratch.folder, plain, *arguments).returncode, 0)
+                done = self.zero_to_fp32(scratch.folder, checked, *arguments, "--verify-output", "--json")
+                data = self.json_lines(done.stdout)[-1]["data"]
+                self.assertEqual(data["bytes_verified"], data["bytes_stored"])
+                files = {path.relative_to(plain): path.read_bytes() for path in plain.rglob("*") if path.is_file()}
+                self.assertEqual({path.relative_to(checked): path.read_bytes() for path in checked.rglob("*")
+                                  if path.is_file()}, files)
+                if "--zstd" not in arguments:
+                    self.assertEqual(data["bytes_verified"], sum(map(len, files.values())))
+
+
+class BoundsTest(FaultTest):
+
+    def zstd(self, path):
+        subprocess.run(["zstd", "-q", "--rm", path], check=True)
+        return path.with_name(path.name + ".zst")
+
+    def test_a_pickle_that_only_compression_makes_small_is_refused_before_it_takes_memory(self):
+        path = self.new_path("bomb.pt")
+        with zipfile.ZipFile(path, "w") as archive:
+            with archive.open("bomb/data.pkl", "w", force_zip64=True) as record:
+                for _ in range(300):
+                    record.write(bytes(1 << 20))
+            archive.writestr("bomb/version", "3\n")
+        bomb = self.zstd(path)
+        self.assertLess(bomb.stat().st_size, 1 << 20)
+        for command in (["raw"], ["list"], ["verify"], ["scan"]):
+            done = self.tool("ckpt-inspect", *command, bomb, "--max-memory=150MB")
+            self.assertIn(done.returncode, (1, 3), done.stderr)
+            self.assertNotIn("memory", done.stderr)
+
+    def test_an_interrupt_is_heard_while_a_file_is_being_opened(self):
+        path = self.new_path("bomb.pt")
+        with open(path, "wb") as file:
+            file.truncate(4 << 30)
+        bomb = self.zstd(path)
+        for arguments, last in [([], ""), (["--json"], '"kind":"interrupted"')]:
+            run = subprocess.Popen([self.binary("to-universal"), "--input_folder", bomb, "--output_folder",
+                                    self.new_path(), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            time.sleep(0.1)
+            run.send_signal(signal.SIGINT)
+            stdout, stderr = run.communicate(timeout=30)
+            self.assertEqual((run.returncode, stderr), (130, "to-universal: error: interrupted\n"))
+            self.assertIn(last, stdout)
+
+    def test_no_more_memory_is_taken_than_is_allowed(self):
+        scratch = self.scratch("z2_bf16_w2")
+        self.assertEqual(self.zero_to_fp32(scratch.folder, self.new_path(), "--max-memory=4GB").returncode, 0)
+        error = self.assert_io_error(self.new_path() / "out", "more memory is needed than --max-memory allows",
+                                     "--max-memory=6MB", source=scratch.folder)
+        self.assertNotIn("errno", error)
+        self.error_of(self.zero_to_fp32(scratch.folder, self.new_path(), "--json", "--max-memory=much"), 2)
+
+    def test_what_the_system_lacks_is_no_finding(self):
+        scratch = self.scratch("z2_bf16_w2")
+
+        def few():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+
+        done = self.tool("ckpt-inspect", "verify", scratch.folder, preexec_fn=few)
+        self.assertEqual(done.returncode, 4, done.stdout)
+        self.assertIn("Too many open files", done.stderr)
 
 
 class ResourceTest(FaultTest):
