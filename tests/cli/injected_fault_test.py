@@ -1,0 +1,128 @@
+"""Every call of the system fails once: what is there then is right, whole, and said.
+
+support/fail_call.cpp has the calls fail. FAULTS=all has every index of every command fail, which takes
+some minutes; else some of them do.
+"""
+import errno
+import os
+import pathlib
+import shutil
+import subprocess
+
+import cli_common
+from cli_common import CliTest
+
+# What each kind of call can say, but for EINTR.
+REASONS = {
+    "open": [errno.EIO, errno.EMFILE], "read": [errno.EIO], "write": [errno.ENOSPC, errno.EIO],
+    "fallocate": [errno.ENOSPC, errno.EOPNOTSUPP], "fsync": [errno.EIO], "rename": [errno.EIO, errno.EINVAL],
+    "link": [errno.EPERM], "close": [errno.EIO], "unlink": [errno.EBUSY], "mkdir": [errno.EACCES],
+    "opendir": [errno.EIO],
+}
+INTERRUPTED = ["read", "write", "fallocate"]
+SHORT = ["read", "write"]
+STAGING = ".dsckpt-staging-"
+
+
+def tree(folder):
+    """path -> bytes, or None of folders."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+            for path in folder.rglob("*")}
+
+
+class InjectedFaultTest(CliTest):
+
+    def setUp(self):
+        super().setUp()
+        self.shim = os.environ["DSCKPT_FAIL_CALL"]
+        self.bin = pathlib.Path(os.environ["DSCKPT_BIN"])
+        self.counts = self.root / "counts"
+        self.all = os.environ.get("FAULTS") == "all"
+        self.runs = 0
+
+    def call(self, command, folder, **fault):
+        fault = {f"FAIL_{key.upper()}": str(value) for key, value in fault.items()}
+        self.runs += 1
+        tool, *arguments = command
+        return subprocess.run([self.bin / tool, *arguments, "--threads=1"], cwd=folder, capture_output=True, text=True,
+                              timeout=60, env={**self.environment, "LD_PRELOAD": self.shim, **fault})
+
+    def indices(self, count):
+        if self.all or count <= 12:
+            return range(1, count + 1)
+        return sorted({*range(1, 5), *range(5, count, max(1, count // 8)), *range(count - 3, count + 1)})
+
+    def check(self, source, before, command):
+        """`before`: what is at the output's place, by path."""
+        def fresh(name):
+            folder = self.root / name
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            (folder / "in").symlink_to(source)
+            for path, text in before.items():
+                (folder / "place" / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / "place" / path).write_text(text)
+            (folder / "place").mkdir(exist_ok=True)
+            return folder
+
+        clean = fresh("clean")
+        old = tree(clean / "place")
+        self.assertEqual(self.call(command, clean, counts=self.counts).returncode, 0, command)
+        expected = tree(clean / "place")
+        counts = dict(line.split() for line in self.counts.read_text().splitlines())
+        for kind, count in counts.items():
+            reasons = [*REASONS[kind], *([errno.EINTR] if kind in INTERRUPTED else []), *([0] if kind in SHORT else [])]
+            for at in self.indices(int(count)):
+                for reason in reasons:
+                    with self.subTest(command=command[0], kind=kind, at=at, reason=errno.errorcode.get(reason, "short")):
+                        folder = fresh("faulty")
+                        done = self.call(command, folder, call=kind, at=at, errno=reason)
+                        self.judge(done, tree(folder / "place"), old, expected, reason)
+
+    def judge(self, done, now, old, expected, reason):
+        staged = {path for path in now if STAGING in path}
+        now = {path: content for path, content in now.items() if path not in staged}
+        said = done.stderr
+        self.assertIn(done.returncode, (0, 4), said)
+        if reason in (errno.EINTR, 0):
+            self.assertEqual(done.returncode, 0, said)
+        if done.returncode == 0:
+            self.assertEqual(now, expected, said)
+        elif "not everything could be put back" not in said:
+            self.assertEqual(now, old, said)
+            self.assertNotIn("internal error", said)
+        # What could not be removed is named.
+        if staged:
+            self.assertIn(STAGING, said)
+
+    def source(self, name):
+        return cli_common.common.case_named(name).load_dir.resolve()
+
+    def test_weights(self):
+        source = self.source("z2_bf16_w2")
+        options = ["--max-shard-size=5KB", "--safe-serialization"]
+        self.check(source, {}, ["zero-to-fp32", "in", "place/out", *options])
+        self.check(source, {}, ["zero-to-fp32", "in", "place", "--fsync", "--verify-output"])
+        names = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "mine.txt"]
+        self.check(source, {f"out/{name}": "old" for name in names},
+                   ["zero-to-fp32", "in", "place/out", "--force", *options])
+        self.assertGreater(self.runs, 100)
+
+    def test_universal(self):
+        source = self.source("z2_bf16_w2")
+        command = ["to-universal", "--input-folder", "in", "--output-folder", "place/universal"]
+        self.check(source, {}, [*command, "--fsync"])
+        old = self.root / "old"
+        self.assertEqual(self.call([*command[:2], source, "--output-folder", old], self.root).returncode, 0)
+        before = {f"universal/{path.relative_to(old)}": "old" for path in old.rglob("*") if path.is_file()}
+        self.check(source, {**before, "latest_universal": "another"}, [*command, "--force"])
+
+    def test_shards(self):
+        self.check(self.source("z2_bf16_w2"), {}, ["reshard", "in", "place/out", "--dp", "1"])
+
+    def test_packed_files(self):
+        self.check(self.source("z2_bf16_w2"), {}, ["ckpt-pack", "pack", "in", "place/out", "--verify-output"])
+
+
+if __name__ == "__main__":
+    cli_common.main()
