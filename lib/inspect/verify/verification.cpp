@@ -4,6 +4,7 @@
 #include <tbb/task_arena.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "deepspeed/keys.h"
 #include "io/content_name.h"
@@ -16,6 +17,12 @@ std::string message_of(const Error& error) {
   const std::filesystem::path stored = error.where().file;
   if (encoding_of(stored) == Encoding::plain) return error.message();
   return error.message() + " (in " + stored.filename().string() + ")";
+}
+
+// What the system lacks says nothing of the checkpoint.
+void refuse_shortage(const Error& error) {
+  const int reason = error.errno_value();
+  if (reason == EMFILE || reason == ENFILE || reason == ENOMEM) error.raise();
 }
 
 }  // namespace
@@ -32,6 +39,7 @@ void Verification::add(Finding finding) {
 }
 
 void Verification::add(Check check, const CheckedFile& file, const Error& error) {
+  refuse_shortage(error);
   const Where& where = error.where();
   add({.check = check,
        .message = message_of(error),
@@ -52,6 +60,7 @@ void Verification::add(Check check, const CheckedFile& file, std::string member,
 }
 
 void Verification::add(Check check, const Error& error) {
+  refuse_shortage(error);
   const Where& where = error.where();
   Finding finding{.check = check,
                   .message = message_of(error),
