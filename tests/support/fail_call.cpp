@@ -25,8 +25,8 @@
 
 namespace {
 
-constexpr const char* kKinds[] = {"open",  "read",  "write",  "fallocate", "fsync",  "rename",
-                                  "link",  "close", "unlink", "mkdir",     "opendir"};
+constexpr const char* kKinds[] = {"open", "read",  "write",  "fallocate", "fsync",  "rename",
+                                  "link", "close", "unlink", "mkdir",     "opendir"};
 constexpr size_t kKindCount = std::size(kKinds);
 
 struct State {
