@@ -13,6 +13,7 @@
 #include <iostream>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <system_error>
 
 #include "cli/messages.h"
@@ -152,6 +153,10 @@ int run(CLI::App& app, const Common& common, int argc, char** argv,
     }
     return report_error(app, as_json || common.json, out_of_memory(common));
   } catch (const std::exception& error) {
+    // oneTBB's error of a thread that cannot be had has no type of its own.
+    if (std::string_view(error.what()).starts_with("pthread_create")) {
+      return report_error(app, as_json || common.json, out_of_memory(common));
+    }
     return report_bug(app, error);
   }
 }

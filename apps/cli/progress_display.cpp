@@ -53,42 +53,56 @@ struct ProgressDisplay::Impl {
 
   // A line that stays.
   void answer() {
-    show();
+    if (as_json && shown) return;  // there are lines anyway
     if (drawn > 0) std::fputs("\n", stderr);
     drawn = 0;
+    const Facts now = facts();
+    std::fputs(now.total == 0 ? "nothing is written yet\n" : (now.text() + "\n").c_str(), stderr);
+    std::fflush(stderr);
   }
 
-  void show() {
+  struct Facts {
+    uint64_t done;
+    uint64_t total;
+    double rate;  // bytes a second
+    double left;  // seconds
+    double fraction() const { return static_cast<double>(done) / static_cast<double>(total); }
+    std::string text() const {
+      std::string percent = whole(fraction() * 100);
+      percent.insert(0, 3 - std::min<size_t>(3, percent.size()), ' ');
+      return percent + " %  " + human_bytes(done) + " of " + human_bytes(total) + "  " +
+             human_bytes(static_cast<uint64_t>(rate)) + "/s  " + whole(left) + " s left";
+    }
+  };
+
+  Facts facts() const {
     const uint64_t total = progress.bytes_total;
-    if (total == 0) return;
     const uint64_t done = progress.bytes_done;
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
     const double left = rate > 0 ? static_cast<double>(total - done) / rate : 0;
-    if (as_json) {
-      std::cerr << dump({{"schema", kJsonSchema},
-                         {"type", "progress"},
-                         {"data",
-                          {{"bytes_done", done},
-                           {"bytes_total", total},
-                           {"bytes_per_second", static_cast<uint64_t>(rate)},
-                           {"seconds_left", left}}}})
-                << "\n";
-      return;
-    }
-    draw(static_cast<double>(done) / static_cast<double>(total),
-         human_bytes(done) + " of " + human_bytes(total) + "  " +
-             human_bytes(static_cast<uint64_t>(rate)) + "/s  " + whole(left) + " s left");
+    return {done, total, rate, left};
+  }
+
+  void show() {
+    const Facts now = facts();
+    if (now.total == 0) return;
+    if (!as_json) return draw(now.fraction(), now.text());
+    std::cerr << dump({{"schema", kJsonSchema},
+                       {"type", "progress"},
+                       {"data",
+                        {{"bytes_done", now.done},
+                         {"bytes_total", now.total},
+                         {"bytes_per_second", static_cast<uint64_t>(now.rate)},
+                         {"seconds_left", now.left}}}})
+              << "\n";
   }
 
   // One line, which the next one is written over. The last column of a terminal stays free: what
   // is written there makes some of them begin a new line.
-  void draw(double fraction, const std::string& facts) {
+  void draw(double fraction, std::string line) {
     const Terminal terminal = Terminal::of_stderr();
     const size_t width = terminal.tables ? terminal.width - 1 : std::string::npos;
-    std::string percent = whole(fraction * 100);
-    percent.insert(0, 3 - std::min<size_t>(3, percent.size()), ' ');
-    std::string line = percent + " %  " + facts;
     const size_t bar = std::min<size_t>(kBar, width - std::min(width, line.size() + 3));
     if (bar >= kLeastBar) {
       const auto filled = static_cast<size_t>(fraction * static_cast<double>(bar));

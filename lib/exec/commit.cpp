@@ -273,6 +273,8 @@ class FileByFile final : public Commit {
       if (errno == ENOENT) return;
       throw IoError({.file = path.string()}, "cannot replace", errno);
     }
+    // A folder has come to be there since check(): the move will fail.
+    if (S_ISDIR(found.st_mode)) return;
     std::error_code ignored;
     if (old_.empty()) fs::create_directory(staging_.old(), ignored);
     const fs::path kept = staging_.old() / std::to_string(old_.size());

@@ -14,7 +14,6 @@
 #include <system_error>
 
 #include "base/text.h"
-#include "dsckpt/error.h"
 #include "io/output_file.h"
 
 namespace dsckpt {
@@ -117,19 +116,14 @@ bool is_new(const fs::path& folder) {
 
 StagingOwner::StagingOwner(const fs::path& folder)
     : fd_(::open((folder / kOwner).c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
-  const std::string file = (folder / kOwner).string();
-  if (fd_ < 0) throw IoError({.file = file}, "cannot create", errno);
+  if (fd_ < 0) return;
   // Not every file system has locks: what a process says of itself must then do.
   ::flock(fd_, LOCK_EX | LOCK_NB);
-  if (!write_all(fd_, dump(self()) + "\n")) {
-    const int failed = errno;
-    ::close(fd_);
-    throw IoError({.file = file}, "cannot write", failed);
-  }
+  if (!write_all(fd_, dump(self()) + "\n")) ::unlink((folder / kOwner).c_str());
 }
 
 StagingOwner::~StagingOwner() {
-  ::close(fd_);
+  if (fd_ >= 0) ::close(fd_);
 }
 
 SignedBy owner_of(const fs::path& folder) {

@@ -17,7 +17,8 @@ inline constexpr std::string_view kStagingPrefix = ".dsckpt-staging-";
 
 class StagingOwner {
  public:
-  // Signs `folder` for this process. Throws IoError.
+  // Signs `folder` for this process. Where that fails it stays unsigned: what is written next will
+  // fail, too, and says it better.
   explicit StagingOwner(const std::filesystem::path& folder);
   // Gives the lock back; the file stays.
   ~StagingOwner();

@@ -120,6 +120,21 @@ class InjectedFaultTest(CliTest):
     def test_shards(self):
         self.check(self.source("z2_bf16_w2"), {}, ["reshard", "in", "place/out", "--dp", "1"])
 
+    def test_what_the_system_lacks_is_no_finding_of_verify(self):
+        folder = self.root / "verified"
+        folder.mkdir()
+        command = ["ckpt-inspect", "verify", self.source("z2_bf16_w2"), "--write-manifest", "manifest.json"]
+        self.assertEqual(self.call(command, folder, counts=self.counts).returncode, 0)
+        opened = int(dict(line.split() for line in self.counts.read_text().splitlines())["open"])
+        seen = set()
+        for at in range(1, opened + 1):
+            (folder / "manifest.json").unlink(missing_ok=True)
+            done = self.call(command, folder, call="open", at=at, errno=errno.EMFILE)
+            seen.add(done.returncode)
+            self.assertIn(done.returncode, (0, 4), done.stdout + done.stderr)
+            self.assertEqual([path.name for path in folder.iterdir()], ["manifest.json"] if done.returncode == 0 else [])
+        self.assertIn(4, seen)
+
     def test_packed_files(self):
         self.check(self.source("z2_bf16_w2"), {}, ["ckpt-pack", "pack", "in", "place/out", "--verify-output"])
 
