@@ -20,7 +20,9 @@ namespace {
 constexpr size_t kMaxName = 1000;
 // Of stack and memo: some hundred megabytes.
 constexpr size_t kMaxValues = size_t{1} << 23;
+constexpr size_t kMaxElements = size_t{1} << 24;  // of tuples, in all
 constexpr size_t kMaxGlobals = size_t{1} << 16;
+constexpr size_t kMaxAttributes = 1024;
 constexpr uint64_t kWindow = uint64_t{64} << 10;
 constexpr uint64_t kSmallWindow = 4096;
 
@@ -110,9 +112,10 @@ std::optional<std::string> text_at(const ByteSource& source, uint64_t at) {
   return text;
 }
 
-class Tracer {
+class Tracer final : public TracedValues {
  public:
-  explicit Tracer(const ByteSource& source) : source_(source), cursor_(source, 0, kWindow) {}
+  Tracer(const ByteSource& source, const CallCheck& is_expected)
+      : source_(source), is_expected_(is_expected), cursor_(source, 0, kWindow) {}
 
   Trace run() {
     try {
@@ -121,7 +124,7 @@ class Tracer {
         const auto opcode = cursor_.read<uint8_t>();
         if (opcode == kStop) break;
         step(opcode);
-        if (stack_.size() + memo_.size() > kMaxValues)
+        if (stack_.size() + memo_.size() > kMaxValues || elements_.size() > kMaxElements)
           throw Broken{"more values than are followed"};
       }
       trace_.end = cursor_.at();
@@ -135,13 +138,21 @@ class Tracer {
     return std::move(trace_);
   }
 
+  const NamedGlobal& global(const TracedValue& value) const override {
+    return trace_.globals[value.what];
+  }
+  std::optional<std::string> text(const TracedValue& value) const override {
+    return text_at(source_, value.what);
+  }
+  std::span<const TracedValue> elements(const TracedValue& tuple) const override {
+    return std::span(elements_).subspan(tuple.what >> 32, static_cast<uint32_t>(tuple.what));
+  }
+
  private:
-  // What is known of a value. `what` is the index of a global, or of a pair; of a text, where its
-  // opcode stands.
-  struct Known {
-    enum Kind : uint8_t { other, text, global, result, pair, persistent } kind = other;
-    uint64_t what = 0;
-  };
+  // `what` is the index of a global; of a text, where its opcode stands; of a tuple, the index of
+  // its first element and, in the lower half, how many there are.
+  using Known = TracedValue;
+  using Arguments = std::optional<std::span<const Known>>;
 
   // Stack.
 
@@ -193,32 +204,50 @@ class Tracer {
   Known global_of(NamedGlobal::Form form, std::string module, std::string name) {
     module.resize(std::min(module.size(), kMaxName));
     name.resize(std::min(name.size(), kMaxName));
-    return {Known::global, add(form, std::move(module), std::move(name))};
+    return {Known::global, false, add(form, std::move(module), std::move(name))};
   }
 
-  std::optional<std::string> text_at(const Known& value) const {
-    if (value.kind != Known::text) return std::nullopt;
-    return pickle::text_at(source_, value.what);
+  std::optional<std::string> text_of(const Known& value) const {
+    return value.kind == Known::text ? text(value) : std::nullopt;
   }
 
   void name_from_stack() {
-    const std::optional<std::string> name = text_at(pop());
-    const std::optional<std::string> module = text_at(pop());
+    const std::optional<std::string> name = text_of(pop());
+    const std::optional<std::string> module = text_of(pop());
     const auto form = module && name ? NamedGlobal::Form::name : NamedGlobal::Form::computed;
     push(global_of(form, module.value_or(""), name.value_or("")));
+  }
+
+  // Tuples.
+
+  void push_tuple(size_t size) {
+    const size_t begin = elements_.size();
+    const size_t kept = std::min(size, stack_.size() - floor());
+    elements_.insert(elements_.end(), stack_.end() - static_cast<std::ptrdiff_t>(kept),
+                     stack_.end());
+    stack_.resize(stack_.size() - kept);
+    const bool is_plain = std::all_of(elements_.begin() + static_cast<std::ptrdiff_t>(begin),
+                                      elements_.end(), [](const Known& v) { return v.is_plain; });
+    push({Known::tuple, is_plain, uint64_t{begin} << 32 | kept});
   }
 
   // Calls.
 
   void use(size_t global, Use what) { trace_.globals[global].uses |= what; }
 
-  void call(const Known& callable, Use how) {
+  Arguments arguments_of(const Known& tuple) const {
+    if (tuple.kind != Known::tuple) return std::nullopt;
+    return elements(tuple);
+  }
+
+  void call(const Known& callable, Use how, const Arguments& arguments) {
     size_t global = 0;
     switch (callable.kind) {
       case Known::global:
         global = callable.what;
         use(global, how);
         ++consumed_[global];
+        check(global, arguments);
         break;
       case Known::result:
         global = callable.what;
@@ -231,24 +260,23 @@ class Tracer {
       default:
         return push({});
     }
-    push({Known::result, global});
+    push({Known::result, false, global});
+  }
+
+  void check(size_t global, const Arguments& arguments) {
+    const NamedGlobal& callable = trace_.globals[global];
+    if (!is_expected_ || callable.form != NamedGlobal::Form::name) return;
+    if (!is_expected_({callable, arguments, *this})) use(global, kOdd);
   }
 
   void reduce() {
-    const Known arguments = pop();
+    const Known tuple = pop();
     const Known callable = pop();
-    if (callable.kind == Known::global && arguments.kind == Known::pair &&
-        is_getattr(trace_.globals[callable.what])) {
-      auto& attributes = trace_.globals[callable.what].attributes;
-      const NamedGlobal::Attribute& attribute = pairs_[arguments.what];
-      if (std::find(attributes.begin(), attributes.end(), attribute) == attributes.end()) {
-        attributes.push_back(attribute);
-      }
-      ++consumed_[callable.what];
-      push({Known::result, callable.what});
-      return;
-    }
-    call(callable, kCalled);
+    const Arguments arguments = arguments_of(tuple);
+    if (callable.kind != Known::global || !arguments) return call(callable, kCalled, arguments);
+    if (is_getattr(global(callable)) && take_attribute(callable, *arguments)) return;
+    call(callable, kCalled, arguments);
+    if (is_in_copyreg(global(callable))) make_of_first(global(callable).name, tuple);
   }
 
   static bool is_getattr(const NamedGlobal& global) {
@@ -256,23 +284,70 @@ class Tracer {
            (global.module == "builtins" || global.module == "__builtin__");
   }
 
-  // A tuple of a global and a text is what getattr may be called with.
-  void push_pair() {
-    const Known second = pop();
-    const Known first = pop();
-    const std::optional<std::string> name =
-        first.kind == Known::global ? text_at(second) : std::nullopt;
-    if (!name || pairs_.size() >= kMaxGlobals) return push({});
-    const NamedGlobal& owner = trace_.globals[first.what];
-    if (owner.form != NamedGlobal::Form::name) return push({});
-    pairs_.push_back({owner.module, owner.name, *name});
-    push({Known::pair, pairs_.size() - 1});
+  // False if it is not a constant attribute of a global.
+  bool take_attribute(const Known& getattr, std::span<const Known> arguments) {
+    if (arguments.size() != 2 || arguments[0].kind != Known::global) return false;
+    const NamedGlobal& owner = global(arguments[0]);
+    const std::optional<std::string> name = text_of(arguments[1]);
+    if (!name || owner.form != NamedGlobal::Form::name) return false;
+    auto& attributes = trace_.globals[getattr.what].attributes;
+    const NamedGlobal::Attribute attribute{owner.module, owner.name, *name};
+    if (std::find(attributes.begin(), attributes.end(), attribute) == attributes.end()) {
+      if (attributes.size() >= kMaxAttributes) return false;
+      attributes.push_back(attribute);
+    }
+    ++consumed_[getattr.what];
+    push({Known::result, false, getattr.what});
+    return true;
+  }
+
+  static bool is_in_copyreg(const NamedGlobal& global) {
+    return global.form == NamedGlobal::Form::name &&
+           (global.module == "copyreg" || global.module == "copy_reg");
+  }
+
+  // Instead of the result of copyreg's `function`, pushes the object that it makes.
+  void make_of_first(std::string_view function, const Known& tuple) {
+    const std::span<const Known> arguments = elements(tuple);
+    if (arguments.empty() || arguments[0].kind != Known::global) return;
+    const Known made = arguments[0];
+    Arguments rest;
+    if (function == "__newobj__") {
+      rest = arguments.subspan(1);
+    } else if (function == "_reconstructor") {
+      // The base makes the object, of the state if it is not `object`.
+      const bool is_object = arguments.size() == 3 && arguments[1].kind == Known::global &&
+                             global(arguments[1]).name == "object";
+      rest = arguments.subspan(is_object ? 3 : std::min<size_t>(2, arguments.size()));
+    } else if (function != "__newobj_ex__") {
+      return;
+    }
+    pop();
+    call(made, kMade, rest);
+    // That use of the class is accounted for, but not another one of the same tuple.
+    elements_[tuple.what >> 32] = {};
   }
 
   void instance_above_mark() {
-    const Known named_class = above_mark() > 0 ? stack_[floor()] : Known{};
+    if (above_mark() == 0) {
+      drop_mark();
+      return push({});
+    }
+    const Known named_class = stack_[floor()];
+    const std::vector<Known> arguments(stack_.begin() + static_cast<std::ptrdiff_t>(floor()) + 1,
+                                       stack_.end());
     drop_mark();
-    call(named_class, kCalled);
+    call(named_class, kCalled, std::span(arguments));
+  }
+
+  // Without a mark Python imports the class, and stops.
+  void instance_of(const Known& named_class) {
+    if (marks_.empty()) return push(named_class);
+    const std::vector<Known> arguments(stack_.begin() + static_cast<std::ptrdiff_t>(floor()),
+                                       stack_.end());
+    drop_mark();
+    ++pushes_[named_class.what];
+    call(named_class, kCalled, std::span(arguments));
   }
 
   // Something is put into the value on top.
@@ -306,6 +381,7 @@ class Tracer {
   void step(uint8_t opcode);
 
   const ByteSource& source_;
+  const CallCheck& is_expected_;
   Cursor cursor_;
   uint64_t opcode_at_ = 0;
   Trace trace_;
@@ -314,8 +390,8 @@ class Tracer {
   std::vector<uint64_t> pushes_;
   std::vector<uint64_t> consumed_;
   std::map<std::tuple<NamedGlobal::Form, std::string, std::string>, size_t> index_;
-  std::vector<NamedGlobal::Attribute> pairs_;
   std::vector<Known> stack_;
+  std::vector<Known> elements_;  // of all tuples
   std::vector<size_t> marks_;
   std::unordered_map<uint64_t, Known, KeyedHash> memo_;
 };
@@ -335,7 +411,7 @@ void Tracer::step(uint8_t opcode) {
     case kBinUnicode:
     case kShortBinUnicode:
     case kBinUnicode8:
-      return push({Known::text, opcode_at_});
+      return push({Known::text, true, opcode_at_});
 
     case kNone:
     case kNewTrue:
@@ -354,34 +430,30 @@ void Tracer::step(uint8_t opcode) {
     case kBinBytes8:
     case kByteArray8:
     case kNextBuffer:
+      return push({Known::plain, true, 0});
+
     case kEmptyTuple:
+      return push_tuple(0);
+    case kTuple1:
+      return push_tuple(1);
+    case kTuple2:
+      return push_tuple(2);
+    case kTuple3:
+      return push_tuple(3);
+    case kTuple:
+      push_tuple(above_mark());
+      if (!marks_.empty()) marks_.pop_back();
+      return;
+
     case kEmptyList:
     case kEmptyDict:
     case kEmptySet:
-      return push({});
-
-    case kTuple2:
-      return push_pair();
-    case kTuple:
-      if (above_mark() == 2) {
-        push_pair();
-        const Known pair = pop();
-        drop_mark();
-        return push(pair);
-      }
-      drop_mark();
-      return push({});
+      return push({Known::container, false, 0});
     case kList:
     case kDict:
     case kFrozenSet:
       drop_mark();
-      return push({});
-    case kTuple1:
-      pop();
-      return push({});
-    case kTuple3:
-      pop(3);
-      return push({});
+      return push({Known::container, false, 0});
     case kAppend:
       pop();
       return fill();
@@ -407,18 +479,15 @@ void Tracer::step(uint8_t opcode) {
     }
     case kReduce:
       return reduce();
-    case kNewObj:
-      pop();
-      return call(pop(), kMade);
+    case kNewObj: {
+      const Known arguments = pop();
+      return call(pop(), kMade, arguments_of(arguments));
+    }
     case kNewObjEx:
       pop(2);
-      return call(pop(), kMade);
-    case kInst: {
-      const Known named_class = global_named(argument.text, argument.second_text);
-      ++pushes_[named_class.what];
-      drop_mark();
-      return call(named_class, kCalled);
-    }
+      return call(pop(), kMade, std::nullopt);
+    case kInst:
+      return instance_of(global_named(argument.text, argument.second_text));
     case kObj:
       return instance_above_mark();
     case kBuild:
@@ -427,7 +496,7 @@ void Tracer::step(uint8_t opcode) {
       pop();
       [[fallthrough]];
     case kPersId:
-      return push({Known::persistent, 0});
+      return push({Known::persistent, false, 0});
 
     case kMark:
       marks_.push_back(stack_.size());
@@ -469,8 +538,9 @@ void Tracer::step(uint8_t opcode) {
 
 std::vector<std::string> to_strings(Use uses) {
   static constexpr std::pair<Use, const char*> kNames[] = {
-      {kNamed, "named"}, {kCalled, "called"},   {kMade, "made"},
-      {kBuilt, "built"}, {kChanged, "changed"}, {kResultCalled, "its result called"}};
+      {kNamed, "named"},           {kCalled, "called"},   {kMade, "made"},
+      {kBuilt, "built"},           {kChanged, "changed"}, {kResultCalled, "its result called"},
+      {kOdd, "with odd arguments"}};
   std::vector<std::string> names;
   for (const auto& [use, name] : kNames) {
     if ((uses & use) != 0) names.emplace_back(name);
@@ -478,8 +548,8 @@ std::vector<std::string> to_strings(Use uses) {
   return names;
 }
 
-Trace trace(const ByteSource& source) {
-  return Tracer(source).run();
+Trace trace(const ByteSource& source, const CallCheck& is_expected) {
+  return Tracer(source, is_expected).run();
 }
 
 }  // namespace dsckpt::pickle
