@@ -1,17 +1,18 @@
-// Any bytes can be traced; and what Document::parse reads, a trace reads to the same end and with
-// the same names.
+// Any bytes can be traced, and all calls in them judged; and what Document::parse reads, a trace
+// reads to the same end and with the same names.
 #include <cstdint>
 #include <cstdlib>
 #include <set>
 
 #include "dsckpt/error.h"
+#include "inspect/global_classes.h"
 #include "pickle/pickle.h"
 #include "pickle/trace.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dsckpt;
   const ByteSpan bytes(reinterpret_cast<const std::byte*>(data), size);
-  const pickle::Trace trace = pickle::trace(ByteSource(bytes));
+  const pickle::Trace trace = pickle::trace(ByteSource(bytes), is_expected_call);
   try {
     size_t end = 0;
     const auto document = pickle::Document::parse(bytes, 0, &end);
