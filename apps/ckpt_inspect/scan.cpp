@@ -9,6 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/patterns.h"
+#include "base/text.h"
 #include "ckpt_inspect/commands.h"
 #include "cli/messages.h"
 #include "cli/terminal.h"
@@ -19,7 +21,9 @@ namespace {
 
 struct Arguments {
   std::string path;
-  bool strict = false;
+  std::vector<std::string> allowed;
+  bool is_dangerous_only = false;
+  bool is_strict = false;  // the default
 };
 
 nlohmann::json json_of(const ScanResult& result) {
@@ -39,7 +43,7 @@ nlohmann::json json_of(const ScanResult& result) {
     if (!part.record.empty()) json["record"] = part.record;
     unreadable.push_back(std::move(json));
   }
-  return {{"files", result.files},     {"skipped", result.skipped},
+  return {{"files", result.files},     {"not_examined", result.not_examined},
           {"pickles", result.pickles}, {"class", to_string(result.worst())},
           {"findings", findings},      {"unreadable", unreadable}};
 }
@@ -97,19 +101,29 @@ std::string text_of(const ScanResult& result, const cli::Terminal& terminal) {
   return table.empty() ? "" : table.text(terminal);
 }
 
+std::string summary_of(const ScanResult& result) {
+  const uint64_t with_pickles = result.files - result.not_examined.size();
+  std::string text = counted(result.pickles, "pickle") + " in " + std::to_string(with_pickles) +
+                     " of " + counted(result.files, "file");
+  if (!result.not_examined.empty()) {
+    text += ", " + std::to_string(result.not_examined.size()) + " not examined";
+  }
+  return text + ": " + to_string(result.worst());
+}
+
 int scan_path(const CLI::App& app, const cli::Common& common, const Arguments& args) {
-  const ScanResult result = scan(args.path);
+  const Patterns allowed(args.allowed, "--allow");
+  ScanResult result = scan(args.path);
+  result.allow(allowed);
   if (common.json) {
     cli::print_json("scan", json_of(result));
   } else {
     std::cout << text_of(result, cli::Terminal::of_stdout());
-    cli::note(app, common,
-              std::to_string(result.pickles) + " pickles in " +
-                  std::to_string(result.files - result.skipped) + " of " +
-                  std::to_string(result.files) + " files: " + to_string(result.worst()));
+    cli::note(app, common, summary_of(result));
   }
-  const GlobalClass allowed = args.strict ? GlobalClass::harmless : GlobalClass::unknown;
-  return result.worst() > allowed ? cli::kCheckFailed : cli::kDone;
+  const GlobalClass failing =
+      args.is_dangerous_only ? GlobalClass::dangerous : GlobalClass::unknown;
+  return result.worst() >= failing ? cli::kCheckFailed : cli::kDone;
 }
 
 }  // namespace
@@ -119,7 +133,15 @@ Command add_scan(CLI::App& app, cli::Common& common) {
       "scan", "What pickles would import and call: harmless, unknown or dangerous");
   const auto args = std::make_shared<Arguments>();
   sub.add_option("path", args->path, "A file, or a folder with all that is in it")->required();
-  sub.add_flag("--strict", args->strict, "Also fail on what is unknown or cannot be read");
+  sub.add_option("--allow", args->allowed,
+                 "Unknown names (MODULE.NAME, in full) that are harmless. What is known to be\n"
+                 "dangerous stays so")
+      ->type_name("REGEX")
+      ->allow_extra_args(false);
+  CLI::Option* dangerous_only = sub.add_flag("--dangerous-only", args->is_dangerous_only,
+                                             "Do not fail on what is unknown or cannot be read");
+  sub.add_flag("--strict", args->is_strict, "Accepted; it is the default")
+      ->excludes(dangerous_only);
   return {&sub, [&app, &common, args] { return scan_path(app, common, *args); }};
 }
 

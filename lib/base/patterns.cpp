@@ -25,6 +25,11 @@ bool Patterns::find_in(const std::string& name) const {
                      [&](const auto& pattern) { return RE2::PartialMatch(name, *pattern); });
 }
 
+bool Patterns::match_all(const std::string& name) const {
+  return std::any_of(patterns_.begin(), patterns_.end(),
+                     [&](const auto& pattern) { return RE2::FullMatch(name, *pattern); });
+}
+
 std::string without_prefix(const std::string& name, const std::vector<std::string>& prefixes) {
   for (const std::string& prefix : prefixes) {
     if (!prefix.empty() && name.starts_with(prefix) && name.size() > prefix.size()) {

@@ -13,13 +13,15 @@ namespace dsckpt {
 // RE2 that prints nothing; whoever asks looks at ok().
 std::unique_ptr<RE2> compile_quietly(const std::string& pattern);
 
-// Several patterns, any of which may be found in a name. Any thread.
+// Several patterns, any of which may match a name. Any thread.
 class Patterns {
  public:
   // Throws UsageError "OPTION 'PATTERN': why".
   Patterns(const std::vector<std::string>& patterns, std::string_view option);
   bool empty() const { return patterns_.empty(); }
   bool find_in(const std::string& name) const;
+  // True if one matches the whole of `name`.
+  bool match_all(const std::string& name) const;
 
  private:
   std::vector<std::unique_ptr<RE2>> patterns_;

@@ -87,6 +87,15 @@ GlobalClass ScanResult::worst() const {
   return worst;
 }
 
+void ScanResult::allow(const Patterns& names) {
+  for (ScanFinding& finding : findings) {
+    if (finding.danger == GlobalClass::unknown && finding.form == pickle::NamedGlobal::Form::name &&
+        names.match_all(finding.global)) {
+      finding.danger = GlobalClass::allowed;
+    }
+  }
+}
+
 ScanResult scan(const fs::path& path) {
   std::error_code failed;
   const fs::file_status status = fs::status(path, failed);
@@ -105,8 +114,8 @@ ScanResult scan(const fs::path& path) {
   ScanResult all;
   for (ScanResult& result : results) {
     all.files += result.files;
-    all.skipped += result.skipped;
     all.pickles += result.pickles;
+    append(all.not_examined, result.not_examined);
     append(all.findings, result.findings);
     append(all.unreadable, result.unreadable);
   }

@@ -201,9 +201,15 @@ bool is_plausible(const NamedGlobal& global) {
          is_dotted_name(global.name);
 }
 
-bool names_danger(const Trace& trace, bool only_plausible) {
+// True if loading what was traced does something that is not known to be harmless. Of what is
+// unknown a call counts, but not a name alone: texts can begin like one.
+bool may_harm(const Trace& trace, bool only_plausible) {
   return std::any_of(trace.globals.begin(), trace.globals.end(), [&](const NamedGlobal& global) {
-    return classify(global) == GlobalClass::dangerous && (!only_plausible || is_plausible(global));
+    const GlobalClass danger = classify(global);
+    if (danger == GlobalClass::dangerous && !only_plausible) return true;
+    return is_plausible(global) &&
+           (danger == GlobalClass::dangerous ||
+            (danger == GlobalClass::unknown && (global.uses & ~pickle::kNamed) != 0));
   });
 }
 
@@ -305,7 +311,7 @@ class ContentScanner {
     ++result_.pickles;
     for (const NamedGlobal& global : trace.globals) {
       result_.findings.push_back({classify(global), display_of(global), uses_of(global), file_,
-                                  record, base + global.offset});
+                                  record, base + global.offset, global.form});
     }
   }
 
@@ -324,13 +330,12 @@ class ContentScanner {
         return is_pickle;
       }
       const bool is_sure = starts_surely && !(is_torch && count >= kTorchPickles);
-      const Trace trace = pickle::trace(source.from(at));
+      const Trace trace = pickle::trace(source.from(at), is_expected_call);
       if (!spend(record, trace.end)) return true;
       if (!trace.whole()) {
-        const bool is_dangerous = names_danger(trace, !is_sure);
         const bool is_broken = count == 0 && is_sure && has_pickle_header(head) &&
                                (is_plausible(trace) || !is_like_safetensors(source, head));
-        if (is_dangerous || is_broken) {
+        if (is_broken || may_harm(trace, !is_sure)) {
           add_findings(trace, record, base + at);
           add_unreadable(record,
                          "at " + std::to_string(base + at + trace.end) + ": " + trace.problem);
@@ -343,7 +348,7 @@ class ContentScanner {
         return is_pickle;
       }
       const bool is_header = has_pickle_header(as_text(source.read(at, 2)));
-      if (is_plausible(trace) || names_danger(trace, !is_sure) ||
+      if (is_plausible(trace) || may_harm(trace, !is_sure) ||
           (is_sure && (is_header || !is_text(head)))) {
         is_pickle = true;
         add_findings(trace, record, base + at);
@@ -467,7 +472,7 @@ void scan_content(const InputFile& file, ScanResult& result) {
   ContentScanner scanner(file, result);
   scanner.scan(source, "");
   scanner.scan_hidden_zip(source);
-  if (result.pickles == 0 && result.unreadable.empty()) result.skipped = 1;
+  if (result.pickles == 0 && result.unreadable.empty()) result.not_examined = {file.display()};
 }
 
 }  // namespace dsckpt

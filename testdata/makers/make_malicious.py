@@ -443,7 +443,7 @@ unreadable.
 * `call-MODULE.NAME.pkl`: a function that runs code, opens something or loads more pickles, called by REDUCE.
 * `opcode-*`: os.system named and called by other opcodes.
 * `indirect-*`: what is called is got at through attributes, other calls, a changed object.
-* `unknown-*`: nothing dangerous that one could know of; only `--strict` fails.
+* `unknown-*`: nothing dangerous that one could know of; with `--dangerous-only` it passes.
 * `broken-*`, `several-*`: the payload runs before the pickle breaks; several pickles in a file.
 * `zip-*`, `legacy-*`, `numpy-*`, `joblib-*`, `container-*`: where pickles hide: headers that disagree, missing
   directories, bad CRCs, other archives.
