@@ -205,11 +205,10 @@ bool is_plausible(const NamedGlobal& global) {
 // unknown a call counts, but not a name alone: texts can begin like one.
 bool may_harm(const Trace& trace, bool only_plausible) {
   return std::any_of(trace.globals.begin(), trace.globals.end(), [&](const NamedGlobal& global) {
+    if (only_plausible && !is_plausible(global)) return false;
     const GlobalClass danger = classify(global);
-    if (danger == GlobalClass::dangerous && !only_plausible) return true;
-    return is_plausible(global) &&
-           (danger == GlobalClass::dangerous ||
-            (danger == GlobalClass::unknown && (global.uses & ~pickle::kNamed) != 0));
+    return danger == GlobalClass::dangerous ||
+           (danger == GlobalClass::unknown && (global.uses & ~pickle::kNamed) != 0);
   });
 }
 
@@ -219,7 +218,8 @@ bool is_plausible(const Trace& trace) {
                      [](const NamedGlobal& global) { return is_plausible(global); });
 }
 
-// Inflates a raw deflate stream; nullopt if it is broken or longer than kMaxInflated.
+// Inflates a raw deflate stream: as much of it as is whole, and about kMaxInflated at most. nullopt
+// if that is nothing.
 std::optional<std::vector<std::byte>> inflated(const ByteSource& source) {
   z_stream stream{};
   if (inflateInit2(&stream, -MAX_WBITS) != Z_OK) return std::nullopt;
@@ -244,7 +244,7 @@ std::optional<std::vector<std::byte>> inflated(const ByteSource& source) {
     if (status == Z_BUF_ERROR) status = Z_OK;
   }
   ::inflateEnd(&stream);
-  if (status != Z_STREAM_END && (out.empty() || out.size() >= kMaxInflated)) return std::nullopt;
+  if (status != Z_STREAM_END && out.empty()) return std::nullopt;
   return out;
 }
 
@@ -326,8 +326,9 @@ class ContentScanner {
     uint64_t at = 0;
     for (int count = 0; at < source.size(); ++count) {
       if (count == (is_pickle ? kMaxPickles : kMaxUnexpected)) {
-        if (is_pickle) add_unreadable(record, "more than " + std::to_string(count) + " pickles");
-        return is_pickle;
+        const bool may_go_on = is_pickle || starts_surely;
+        if (may_go_on) add_unreadable(record, "more than " + std::to_string(count) + " pickles");
+        return may_go_on;
       }
       const bool is_sure = starts_surely && !(is_torch && count >= kTorchPickles);
       const Trace trace = pickle::trace(source.from(at), is_expected_call);
@@ -335,7 +336,8 @@ class ContentScanner {
       if (!trace.whole()) {
         const bool is_broken = count == 0 && is_sure && has_pickle_header(head) &&
                                (is_plausible(trace) || !is_like_safetensors(source, head));
-        if (is_broken || may_harm(trace, !is_sure)) {
+        const bool is_cut = trace.is_cut && (is_sure || record.empty());
+        if (is_broken || is_cut || may_harm(trace, !is_sure)) {
           add_findings(trace, record, base + at);
           add_unreadable(record,
                          "at " + std::to_string(base + at + trace.end) + ": " + trace.problem);
@@ -440,16 +442,20 @@ class ContentScanner {
     const bool is_expected = is_named_as_pickle(record);
     if (method == 8) {
       const auto bytes = inflated(data);
-      if (bytes && !spend(record, bytes->size())) return;
-      if (bytes) return scan(ByteSource(ByteSpan(*bytes)), record);
-      if (is_expected) add_unreadable(record, "a compressed record that is broken or too large");
-      return;
+      const bool is_cut = !bytes || bytes->size() >= kMaxInflated;
+      if (is_cut && (is_expected || (bytes && has_pickle_header(as_text(*bytes))))) {
+        add_unreadable(record, "a compressed record that is broken or too large");
+      }
+      if (!bytes || !spend(record, bytes->size())) return;
+      return scan(ByteSource(ByteSpan(*bytes)), record, is_cut);
     }
     const std::vector<std::byte> start = data.read(0, 4);
     if (as_text(start) == "PK\3\4"sv) return;  // the search comes by it
     const bool is_size_known = size != 0 && size != zip::kMax32;
     scan(data, record, true);
-    if (result_.pickles > found || !is_expected || (is_size_known && size < 2)) return;
+    if (result_.pickles > found || (is_size_known && size < 2)) return;
+    // Of what is found inside other bytes, the name of the record may be anything.
+    if (!is_expected && (name.empty() || !is_text(as_text(name)))) return;
     if ((flags & zip::kEncryptionFlags) != 0) return add_unreadable(record, "encrypted");
     if (method != 0) {
       add_unreadable(record, "compressed by method " + std::to_string(method));

@@ -29,6 +29,7 @@ constexpr uint64_t kSmallWindow = 4096;
 // Ends a trace.
 struct Broken {
   std::string why;
+  bool is_cut = false;
 };
 
 // A cursor over a source that holds one window of it. It passes texts and lines by, however long.
@@ -125,12 +126,13 @@ class Tracer final : public TracedValues {
         if (opcode == kStop) break;
         step(opcode);
         if (stack_.size() + memo_.size() > kMaxValues || elements_.size() > kMaxElements)
-          throw Broken{"more values than are followed"};
+          throw Broken{"more values than are followed", true};
       }
       trace_.end = cursor_.at();
     } catch (const Broken& broken) {
       trace_.end = opcode_at_;
       trace_.problem = broken.why;
+      trace_.is_cut = broken.is_cut;
     }
     for (size_t i = 0; i < trace_.globals.size(); ++i) {
       if (pushes_[i] > consumed_[i]) trace_.globals[i].uses |= kNamed;
@@ -184,7 +186,7 @@ class Tracer final : public TracedValues {
   size_t add(NamedGlobal::Form form, std::string module, std::string name) {
     const auto [found, is_new] = index_.try_emplace({form, module, name}, trace_.globals.size());
     if (is_new) {
-      if (trace_.globals.size() >= kMaxGlobals) throw Broken{"more names than are followed"};
+      if (trace_.globals.size() >= kMaxGlobals) throw Broken{"more names than are followed", true};
       NamedGlobal global;
       global.form = form;
       global.module = std::move(module);
@@ -500,7 +502,7 @@ void Tracer::step(uint8_t opcode) {
 
     case kMark:
       marks_.push_back(stack_.size());
-      if (marks_.size() > kMaxValues) throw Broken{"more values than are followed"};
+      if (marks_.size() > kMaxValues) throw Broken{"more values than are followed", true};
       return;
     case kPop:
       if (!marks_.empty() && marks_.back() == stack_.size()) {

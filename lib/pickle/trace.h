@@ -60,6 +60,7 @@ struct Trace {
   uint64_t end = 0;                  // after STOP, or of the opcode that could not be read
   // Why the pickle did not come to its STOP; "" if it did.
   std::string problem;
+  bool is_cut = false;  // the problem is that it has more than is followed: what comes then counts
   bool whole() const { return problem.empty(); }
 };
 

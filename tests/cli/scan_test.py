@@ -426,6 +426,24 @@ class ScanTest(CliTest):
         theirs = call("copyreg:_reconstructor", name("somebody.models:Net"), name("builtins:object"), NONE)
         self.assert_not_harmless(self.written(pickled(theirs)), "somebody.models.Net")
 
+    def test_what_is_not_followed_to_its_end_is_not_harmless(self):
+        payload = GADGETS["typing.get_type_hints"] + STOP
+        for file, content in (("model.pkl", b"N." * 17 + b"csomebody\nrun\n(tR."), ("model", b"N" * 9_000_000 + payload)):
+            with self.subTest(file=file):
+                data = self.scanned(self.written(content, file), code=1)
+                self.assertEqual((data["class"], len(data["unreadable"])), ("unknown", 1))
+        late = b"\x80\4" + b"N0" * (33 << 20) + payload
+        for record, content, method in (("weights", late, zipfile.ZIP_DEFLATED), ("weights", payload, zipfile.ZIP_LZMA)):
+            with self.subTest(method=method):
+                stream = io.BytesIO()
+                with zipfile.ZipFile(stream, "w", method, compresslevel=1) as zipped:
+                    zipped.writestr(record, content)
+                data = self.scanned(self.written(stream.getvalue(), "model.zip"), code=1)
+                self.assertEqual([part["record"] for part in data["unreadable"]], ["weights"])
+        # Numbers are no pickles, however many.
+        numpy.savez_compressed(self.root / "large.npz", a=numpy.zeros(9 << 20))
+        self.assert_harmless(self.root / "large.npz")
+
     def test_what_is_allowed_is_listed_and_does_not_count(self):
         theirs = self.written(pickled(made("somebody.models:Net", EMPTY_DICT) + made("somebody.data:Set")))
         self.scanned(theirs, code=1)
