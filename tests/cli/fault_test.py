@@ -341,6 +341,7 @@ class BoundsTest(FaultTest):
         write_checkpoint(checkpoint, 10)
         path = checkpoint / "global_step1" / "mp_rank_00_model_states.pt"
         with open(path, "wb") as file:
+            file.write(b"PK\x03\x04")
             file.truncate(4 << 30)
         self.zstd(path)
         for arguments, last in [([], ""), (["--json"], '"kind":"interrupted"')]:
