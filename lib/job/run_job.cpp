@@ -49,6 +49,29 @@ uint64_t read_back(const OutputSums& sums, StagedOutput& staged, unsigned thread
                         limit, progress);
 }
 
+// Everything but the commit.
+RunStats write(const Job::Impl& job, const RunOptions& options, const IoChoice& io,
+               const ContentHashes& hashes, StagedOutput& staged, Progress& progress) {
+  std::optional<OutputSums> sums;
+  if (options.verify_output) {
+    sums.emplace(job.plan, staged, [&](OutputId out) { return staged.is_patched(out); });
+  }
+  Sink& written = sums ? static_cast<Sink&>(*sums) : staged;
+  std::optional<PackedOutput> packed;
+  if (options.pack) packed.emplace(job.plan, written, *options.pack, hashes);
+  RunStats stats =
+      execute(job.plan, *job.inputs, packed ? static_cast<Sink&>(*packed) : written, progress,
+              {.threads = io.threads,
+               .unit_bytes = io.unit_bytes,
+               .records = records_to_check(job, options.verify),
+               .check_all_records = options.verify,
+               .limit_rate = options.limit_rate});
+  stats.has_checksums = has_checksums(job, stats);
+  if (packed) stats.bytes_stored = packed->bytes_stored();
+  if (sums) stats.bytes_verified = read_back(*sums, staged, io.threads, options, progress);
+  return stats;
+}
+
 Pointer pointer_of(const Place& place, const fs::path& output) {
   if (place.pointer.empty()) return {};
   return {pointer_file(place, output), name_of(output)};
@@ -113,23 +136,7 @@ RunStats run(const Job& job, const fs::path& output, const RunOptions& options,
   RunStats stats;
   try {
     staged.prepare();
-    std::optional<PackedOutput> packed;
-    std::optional<OutputSums> sums;
-    if (options.verify_output) {
-      sums.emplace(job->plan, staged, [&](OutputId out) { return staged.is_patched(out); });
-    }
-    Sink& written = sums ? static_cast<Sink&>(*sums) : staged;
-    if (options.pack) packed.emplace(job->plan, written, *options.pack, hashes);
-    stats =
-        execute(job->plan, *job->inputs, packed ? static_cast<Sink&>(*packed) : written, progress,
-                {.threads = io.threads,
-                 .unit_bytes = io.unit_bytes,
-                 .records = records_to_check(*job, options.verify),
-                 .check_all_records = options.verify,
-                 .limit_rate = options.limit_rate});
-    stats.has_checksums = has_checksums(*job, stats);
-    if (packed) stats.bytes_stored = packed->bytes_stored();
-    if (sums) stats.bytes_verified = read_back(*sums, staged, io.threads, options, progress);
+    stats = write(*job, options, io, hashes, staged, progress);
     staged.commit(pointer_of(job->place, output));
   } catch (const Error& error) {
     fail_with_notes(error, staged);
