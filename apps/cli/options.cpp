@@ -73,7 +73,7 @@ CLI::Option* add_choice(CLI::App& app, const std::string& name, const std::strin
 }  // namespace
 
 void add_common(CLI::App& app, Common& common) {
-  constexpr const char* kGroup = "Common options";
+  constexpr const char* kGroup = kCommonGroup;
   app.add_flag("--json", common.json, "Results as JSON on stdout")->group(kGroup);
   app.add_flag("-q,--quiet", common.quiet, "No notes, no summary")->group(kGroup);
   add_choice<ColourMode>(app, "--color", "WHEN",

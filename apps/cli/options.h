@@ -13,7 +13,8 @@ namespace dsckpt::cli {
 
 enum class ProgressMode { automatic, always, never, json };
 
-// Options that every tool has.
+// Options that every tool has, and the group that --help shows them in.
+inline constexpr const char* kCommonGroup = "Common options";
 struct Common {
   bool json = false;
   bool quiet = false;

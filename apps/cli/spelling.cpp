@@ -5,6 +5,8 @@
 #include <numeric>
 #include <system_error>
 
+#include "cli/options.h"
+
 namespace dsckpt::cli {
 namespace {
 
@@ -48,12 +50,24 @@ std::vector<std::string> that_begin_with(const std::vector<std::string>& names,
   return found;
 }
 
-std::string canonical_option(const std::string& argument, const std::vector<std::string>& known) {
+// The names that `beginning` may stand for. A tool's own come before those that all tools have: the
+// script that it stands in for knows no others.
+std::vector<std::string> meant_by(const CLI::App& app, const std::string& beginning) {
+  std::vector<std::string> found = that_begin_with(long_names(app), beginning);
+  std::vector<std::string> own = found;
+  std::erase_if(own, [&](const std::string& name) {
+    return app.get_option(name)->get_group() == kCommonGroup;
+  });
+  return own.size() == 1 ? own : found;
+}
+
+std::string canonical_option(const CLI::App& app, const std::string& argument) {
+  const std::vector<std::string> known = long_names(app);
   std::string name = name_part(argument);
   const std::string value = argument.substr(name.size());
   std::replace(name.begin(), name.end(), '_', '-');
   if (std::find(known.begin(), known.end(), name) == known.end()) {
-    const std::vector<std::string> matches = that_begin_with(known, name);
+    const std::vector<std::string> matches = meant_by(app, name);
     if (matches.size() == 1) name = matches.front();
   }
   return name + value;
@@ -121,14 +135,12 @@ std::vector<std::string> canonical_arguments(const CLI::App& app,
     arguments.insert(arguments.begin() + (arguments.empty() ? 0 : 1), "--help");
   }
   const CLI::App* command = &app;
-  std::vector<std::string> known = long_names(app);
   for (std::string& argument : arguments) {
     if (argument == "--") break;
     if (is_long_option(argument)) {
-      argument = canonical_option(argument, known);
+      argument = canonical_option(*command, argument);
     } else if (const CLI::App* sub = command == &app ? subcommand(app, argument) : nullptr) {
       command = sub;
-      known = long_names(*sub);
     }
   }
   return arguments;
