@@ -6,7 +6,6 @@ import resource
 import signal
 import subprocess
 import time
-import zipfile
 
 import cli_common
 import torch
@@ -316,25 +315,15 @@ class ReadBackTest(FaultTest):
                     self.assertEqual(data["bytes_verified"], sum(map(len, files.values())))
 
 
-class BoundsTest(FaultTest):
+class OpeningTest(FaultTest):
 
-    def zstd(self, path):
-        subprocess.run(["zstd", "-q", "--rm", path], check=True)
-        return path.with_name(path.name + ".zst")
-
-    def test_a_pickle_that_only_compression_makes_small_is_refused_before_it_takes_memory(self):
-        path = self.new_path("bomb.pt")
-        with zipfile.ZipFile(path, "w") as archive:
-            with archive.open("bomb/data.pkl", "w", force_zip64=True) as record:
-                for _ in range(300):
-                    record.write(bytes(1 << 20))
-            archive.writestr("bomb/version", "3\n")
-        bomb = self.zstd(path)
-        self.assertLess(bomb.stat().st_size, 1 << 20)
-        for command in (["raw"], ["list"], ["verify"], ["scan"]):
-            done = self.tool("ckpt-inspect", *command, bomb, "--max-memory=150MB")
-            self.assertIn(done.returncode, (1, 3), done.stderr)
-            self.assertNotIn("memory", done.stderr)
+    @staticmethod
+    def opened_by(run):
+        names = []
+        for link in pathlib.Path(f"/proc/{run.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                names.append(os.readlink(link))
+        return names
 
     def test_an_interrupt_is_heard_while_a_file_is_being_opened(self):
         checkpoint = self.root / "bomb"
@@ -342,24 +331,17 @@ class BoundsTest(FaultTest):
         path = checkpoint / "global_step1" / "mp_rank_00_model_states.pt"
         with open(path, "wb") as file:
             file.write(b"PK\x03\x04")
-            file.truncate(4 << 30)
-        self.zstd(path)
+            file.truncate(2 << 30)
+        subprocess.run(["zstd", "-q", "-1", "--rm", path], check=True)
         for arguments, last in [([], ""), (["--json"], '"kind":"interrupted"')]:
             run = subprocess.Popen([self.binary("to-universal"), "--input_folder", checkpoint, "--output_folder",
                                     self.new_path(), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            time.sleep(0.1)
+            while not any(name.endswith(".pt.zst") for name in self.opened_by(run)):
+                time.sleep(0.001)
             run.send_signal(signal.SIGINT)
             stdout, stderr = run.communicate(timeout=30)
             self.assertEqual((run.returncode, stderr), (130, "to-universal: error: interrupted\n"))
             self.assertIn(last, stdout)
-
-    def test_no_more_memory_is_taken_than_is_allowed(self):
-        scratch = self.scratch("z2_bf16_w2")
-        self.assertEqual(self.zero_to_fp32(scratch.folder, self.new_path(), "--max-memory=4GB").returncode, 0)
-        error = self.assert_io_error(self.new_path() / "out", "more memory is needed than --max-memory allows",
-                                     "--max-memory=6MB", source=scratch.folder)
-        self.assertNotIn("errno", error)
-        self.error_of(self.zero_to_fp32(scratch.folder, self.new_path(), "--json", "--max-memory=much"), 2)
 
 
 class ResourceTest(FaultTest):
