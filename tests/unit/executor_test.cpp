@@ -334,7 +334,7 @@ class ExecutorDigests : public ExecutorTest {
 
 TEST_F(ExecutorDigests, AreZlibsOfRecordsLongShortAndEmpty) {
   std::vector<std::vector<TensorSource>> records;
-  for (const uint64_t size : {0, 1, 3'000'000, 0, 5, 1'048'569, 1'048'576, 0}) {
+  for (const uint64_t size : {0u, 1u, 3'000'000u, 0u, 5u, 1'048'569u, 1'048'576u, 0u}) {
     records.push_back({flat(0, 17, uint8, size)});
   }
   const CopyPlan plan = plan_with(records);

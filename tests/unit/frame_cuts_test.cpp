@@ -88,7 +88,7 @@ TEST(FrameCuts, EndAtMultiplesOfAMebibyteOfTheContent) {
 }
 
 TEST(FrameCuts, EndBetweenElements) {
-  for (const size_t before : {1, 2, 3, 5, 4097, (1 << 20) - 1, (1 << 20) - 3}) {
+  for (const size_t before : {1u, 2u, 3u, 5u, 4097u, (1u << 20u) - 1u, (1u << 20u) - 3u}) {
     for (const DType dtype : {float32, int64, bfloat16}) {
       const auto cuts = cuts_of({{dtype, 3 << 20}}, std::string(before, 'h'));
       expect_tiles(cuts, before + (3 << 20));

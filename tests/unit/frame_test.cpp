@@ -53,8 +53,9 @@ TEST(Frame, BecomesItsContentAgain) {
   for (const Content kind : kContents) {
     for (const PlaneLayout layout : kLayouts) {
       for (const size_t size :
-           {1,    2,    3,    4,    5,     7,     8,     9,      15,      17,           255,
-            1001, 4095, 4096, 4097, 16383, 16385, 65537, 131077, 1 << 20, (1 << 20) + 3}) {
+           {1u,    2u,     3u,     4u,     5u,      7u,        8u,
+            9u,    15u,    17u,    255u,   1001u,   4095u,     4096u,
+            4097u, 16383u, 16385u, 65537u, 131077u, 1u << 20u, (1u << 20u) + 3u}) {
         expect_round_trip(encoder, kind, size, layout);
       }
     }
@@ -80,7 +81,7 @@ TEST(Frame, BecomesItsContentAgainAtEveryLevel) {
 TEST(Frame, IsWhatTheFormatSays) {
   for (const Content kind : kContents) {
     for (const PlaneLayout layout : kLayouts) {
-      for (const size_t size : {1, 13, 4099, 200003}) {
+      for (const size_t size : {1u, 13u, 4099u, 200003u}) {
         const std::string content = make_content(kind, size, 7);
         const std::string frame = encode(content, layout);
         ASSERT_EQ(static_cast<uint8_t>(frame[0]), layout.width | (layout.rotated ? 0x80 : 0));
@@ -173,7 +174,7 @@ TEST(FrameDecoder, RefusesUnknownLayoutsAndMethods) {
 
 // A zstd frame that would become more than the plane, or less.
 TEST(FrameDecoder, RefusesAZstdFrameOfAnotherSize) {
-  for (const size_t size : {0, 99, 101, 1 << 20}) {
+  for (const size_t size : {0u, 99u, 101u, 1u << 20u}) {
     const std::string plane(size, 'p');
     std::string stored(ZSTD_compressBound(size), '\0');
     stored.resize(ZSTD_compress(stored.data(), stored.size(), plane.data(), size, 1));

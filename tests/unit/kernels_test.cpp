@@ -196,7 +196,7 @@ TEST(Convert, TakesUnalignedBuffersOfAnyLengthAndTouchesNothingElse) {
   for (std::byte& byte : source) byte = static_cast<std::byte>(random() & 0x3f);
   for (const DType from : {float64, float32, float16, bfloat16, float8_e5m2}) {
     for (const DType to : {float32, float16, bfloat16}) {
-      for (const size_t count : {0, 1, 7, 8, 9, 15, 17, 1023, 1025, 2049}) {
+      for (const size_t count : {0u, 1u, 7u, 8u, 9u, 15u, 17u, 1023u, 1025u, 2049u}) {
         std::vector<std::byte> expected(count * size_of(to));
         for (size_t i = 0; i < count; ++i) {
           convert(from, to, source.data() + 1 + i * size_of(from),

@@ -175,7 +175,7 @@ TEST_F(PackedOutputTest, HoldsThePlansBytes) {
 
 TEST_F(PackedOutputTest, IsTheSameOnAnyThreadsAndInAnyUnits) {
   const auto first = pack(1, 256 << 10);
-  for (const unsigned threads : {1, 2, 8}) {
+  for (const unsigned threads : {1u, 2u, 8u}) {
     for (const uint64_t unit : {uint64_t{4096}, uint64_t{64 << 10}, kMiB, 2 * kMiB, 8 * kMiB}) {
       const auto again = pack(threads, unit);
       for (size_t out = 0; out < first.size(); ++out) {

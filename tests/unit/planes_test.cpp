@@ -18,7 +18,7 @@ using test::kLayouts;
 std::vector<size_t> counts() {
   std::vector<size_t> counts;
   for (size_t i = 0; i <= 70; ++i) counts.push_back(i);
-  for (const size_t block : {2048, 4096, 6144}) {
+  for (const size_t block : {2048u, 4096u, 6144u}) {
     for (const size_t i : {block - 33, block - 1, block, block + 1, block + 31}) {
       counts.push_back(i);
     }

@@ -63,7 +63,7 @@ TEST(Statistics, CodeForTheCpuAndPortableCodeGiveTheSameBits) {
     for (const bool wild : {false, true}) {
       for (size_t count = 0; count <= 70; ++count) {
         const std::vector<std::byte> bytes = random_bytes(count * size_of(dtype) + 8, wild);
-        for (const size_t shift : {0, 1, 2, 3, 4, 7}) {
+        for (const size_t shift : {0u, 1u, 2u, 3u, 4u, 7u}) {
           SCOPED_TRACE(std::string(torch_name(dtype)) + " " + std::to_string(count) + " at " +
                        std::to_string(shift));
           const auto values = std::span(bytes).subspan(shift, count * size_of(dtype));
@@ -71,7 +71,7 @@ TEST(Statistics, CodeForTheCpuAndPortableCodeGiveTheSameBits) {
                       statistics_of(dtype, values, true, CpuCode::portable));
         }
       }
-      for (const size_t count : {2047, 2048, 2049, 100'000}) {
+      for (const size_t count : {2047u, 2048u, 2049u, 100'000u}) {
         const std::vector<std::byte> bytes = random_bytes(count * size_of(dtype), wild);
         expect_same(statistics_of(dtype, bytes, true, CpuCode::best),
                     statistics_of(dtype, bytes, true, CpuCode::portable));
@@ -102,7 +102,7 @@ TEST(Statistics, EveryElementCountsAtEveryLengthAndAlignment) {
 TEST(Statistics, WhatIsNoNumberIsCountedAndLeftOut) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float inf = std::numeric_limits<float>::infinity();
-  for (const size_t ones : {0, 3, 40}) {  // all in one vector of the CPU, and not
+  for (const size_t ones : {0u, 3u, 40u}) {  // all in one vector of the CPU, and not
     std::vector<float> values{nan, -inf, 5.0f, inf, inf, 0.0f, -0.0f, -nan, 1e-40f, -3.0f};
     values.insert(values.end(), ones, 1.0f);
     const Statistics s = statistics(DType::float32, values);
@@ -136,7 +136,7 @@ TEST(Statistics, NothingHasNoExtremes) {
 }
 
 TEST(Statistics, ExtremesAreNeverNegativeZero) {
-  for (const size_t count : {1, 8, 33}) {
+  for (const size_t count : {1u, 8u, 33u}) {
     const Statistics s = statistics(DType::float32, std::vector<float>(count, -0.0f));
     expect_same_bits(s.min, 0.0);
     expect_same_bits(s.max, 0.0);
@@ -255,7 +255,7 @@ TEST(Statistics, PartsAddUpToTheWhole) {
   const Statistics whole = statistics_of(DType::float32, bytes, true);
   Statistics sum;
   size_t at = 0;
-  for (const size_t count : {0, 1, 16, 9'999, 5, 10'000, 9'979, 0}) {
+  for (const size_t count : {0u, 1u, 16u, 9'999u, 5u, 10'000u, 9'979u, 0u}) {
     sum.add(
         statistics_of(DType::float32, std::span(bytes).subspan(at * 4, count * size_t{4}), true));
     at += count;

@@ -208,7 +208,7 @@ TEST(ZstdFile, SaysWhereItsContentIsStored) {
 
 TEST(ZstdFile, RefusesASingleFrameCutOffAnywhere) {
   for (const FrameOptions& options : kVariants) {
-    for (const size_t size : {0, 1, 300, 4000}) {
+    for (const size_t size : {0u, 1u, 300u, 4000u}) {
       test::for_each_truncation(
           zstd(make_content(Content::text, size), options), [&](const std::string& cut, size_t at) {
             ASSERT_EQ(test::error_kind([&] { decompress(cut); }), ErrorKind::corrupt) << at;
@@ -347,7 +347,7 @@ TEST(ZstdFile, RefusesATableThatIsNotOne) {
   EXPECT_ERROR(decompress(with(9, 3, 4)), CorruptError, "not a seek table");
   EXPECT_ERROR(decompress(with(9, ~uint32_t{0}, 4)), CorruptError, "not a seek table");
   EXPECT_ERROR(decompress(with(5, 0x80, 1)), CorruptError, "not a seek table");  // checksums
-  for (const uint32_t reserved : {4, 8, 16, 32, 64}) {
+  for (const uint32_t reserved : {4u, 8u, 16u, 32u, 64u}) {
     EXPECT_ERROR(decompress(with(5, reserved, 1)), CorruptError, "not a seek table");
   }
   EXPECT_ERROR(decompress(with(33, 0x184D2A5D, 4)), CorruptError, "not a seek table");
