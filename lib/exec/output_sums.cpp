@@ -7,12 +7,12 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/kernels.h"
 #include "dsckpt/error.h"
+#include "exec/patches.h"
 #include "exec/workers.h"
 #include "io/page_buffer.h"
 
@@ -77,12 +77,9 @@ OutputSums::OutputSums(const CopyPlan& plan, Sink& target,
                        const std::function<bool(OutputId)>& is_rewritten)
     : plan_(plan), target_(target) {
   for (size_t i = 0; i < plan.outputs().size(); ++i) outputs_.emplace_back();
-  for (const Digest& digest : plan.digests()) {
-    if (!is_rewritten(digest.out)) continue;
-    std::vector<uint64_t>& patches = outputs_[digest.out].patches;
-    patches.insert(patches.end(), digest.patches.begin(), digest.patches.end());
+  for (const auto& [out, offsets] : patches_of(plan, is_rewritten)) {
+    outputs_[out].patches = offsets;
   }
-  for (Output& output : outputs_) std::sort(output.patches.begin(), output.patches.end());
 }
 
 uint32_t OutputSums::sum_of(const Output& output, uint64_t offset,
@@ -127,12 +124,10 @@ void OutputSums::add(OutputId out, uint64_t offset, std::span<const std::byte> b
     output.written += part.size();
     const auto at = output.pieces.insert({offset, {part.size(), crc}}).first;
     const auto join = [&](auto left, auto right) {
-      if (left->first + left->second.size != right->first || right->first % kChunk == 0)
-        return left;
+      if (left->first + left->second.size != right->first || right->first % kChunk == 0) return;
       left->second.crc = crc32_combine(left->second.crc, right->second.crc, right->second.size);
       left->second.size += right->second.size;
       output.pieces.erase(right);
-      return left;
     };
     if (const auto next = std::next(at); next != output.pieces.end()) join(at, next);
     if (at != output.pieces.begin()) join(std::prev(at), at);

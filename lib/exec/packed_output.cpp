@@ -144,12 +144,11 @@ class PackedOutput::File {
 
 PackedOutput::PackedOutput(const CopyPlan& plan, Sink& target, int level,
                            std::vector<std::optional<Sha256Digest>> sha256)
-    : plan_(plan), target_(target), level_(level), sha256_(std::move(sha256)) {
-  for (const Digest& digest : plan.digests()) {
-    std::vector<uint64_t>& patches = patches_[digest.out];
-    patches.insert(patches.end(), digest.patches.begin(), digest.patches.end());
-  }
-}
+    : plan_(plan),
+      target_(target),
+      level_(level),
+      sha256_(std::move(sha256)),
+      patches_(patches_of(plan, [](OutputId) { return true; })) {}
 PackedOutput::~PackedOutput() = default;
 
 std::span<const uint64_t> PackedOutput::patches(OutputId out) const {

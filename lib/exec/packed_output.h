@@ -15,6 +15,7 @@
 
 #include "codec/packed_index.h"
 #include "exec/executor.h"
+#include "exec/patches.h"
 #include "plan/copy_plan.h"
 
 namespace dsckpt {
@@ -43,9 +44,9 @@ class PackedOutput : public Sink {
   Sink& target_;
   const int level_;
   const std::vector<std::optional<Sha256Digest>> sha256_;
-  std::unordered_map<OutputId, std::vector<uint64_t>> patches_;  // of digests
-  std::mutex mutex_;                                             // of files_
-  std::unordered_map<OutputId, std::unique_ptr<File>> files_;    // that are being written
+  const Patches patches_;
+  std::mutex mutex_;                                           // of files_
+  std::unordered_map<OutputId, std::unique_ptr<File>> files_;  // that are being written
   std::atomic<uint64_t> bytes_stored_{0};
 };
 

@@ -106,7 +106,7 @@ void StagedOutput::prepare() {
   notes_ = clear_left_overs(commit_->place());
   check_space();
   for (size_t i = 0; i < plan_.outputs().size(); ++i) files_.emplace_back();
-  list_patches();
+  patches_ = patches_of(plan_, [this](OutputId out) { return is_direct(out); });
   make_staging_folder();
   make_folders_of_files();
 }
@@ -123,15 +123,6 @@ void StagedOutput::check_space() const {
                 "needs " + std::to_string(needed) + " bytes, the file system has " +
                     std::to_string(free) + " left",
                 ENOSPC);
-}
-
-void StagedOutput::list_patches() {
-  for (const Digest& digest : plan_.digests()) {
-    if (!is_direct(digest.out)) continue;
-    std::vector<uint64_t>& places = patches_[digest.out];
-    places.insert(places.end(), digest.patches.begin(), digest.patches.end());
-  }
-  for (auto& [out, places] : patches_) std::sort(places.begin(), places.end());
 }
 
 void StagedOutput::make_staging_folder() {
@@ -240,6 +231,8 @@ void StagedOutput::commit(const Pointer& pointer) {
     if (text) text->publish();
   } catch (const Error& error) {
     take_back(error);
+  } catch (const std::exception& error) {  // memory, mostly
+    take_back(IoError({.file = staging_->target.string()}, error.what(), 0));
   }
   note_failure(notes_, [&] { commit_->sync_published(); });
   if (text && options_.durable) note_failure(notes_, [&] { text->sync_published(); });

@@ -19,11 +19,11 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "dsckpt/error.h"
 #include "exec/executor.h"
+#include "exec/patches.h"
 #include "exec/staging_owner.h"
 #include "io/output_file.h"
 #include "plan/copy_plan.h"
@@ -97,7 +97,6 @@ class StagedOutput : public Sink {
     std::unique_ptr<OutputFile> file;
   };
   void check_space() const;
-  void list_patches();
   void make_staging_folder();
   void make_folders_of_files() const;
   OutputFile& file(OutputId out);
@@ -113,7 +112,7 @@ class StagedOutput : public Sink {
   std::optional<StagingOwner> owner_;  // as long as there is a staging folder
   std::vector<std::string> notes_ = {};
   std::deque<File> files_;
-  std::unordered_map<OutputId, std::vector<uint64_t>> patches_;  // of Digests, rising; direct only
+  Patches patches_;  // of what is written directly
 };
 
 // Puts a file with `text` in the place of `path`, or makes it: a reader sees the old one or the new
