@@ -73,16 +73,15 @@ CLI::Option* add_choice(CLI::App& app, const std::string& name, const std::strin
 }  // namespace
 
 void add_common(CLI::App& app, Common& common) {
-  constexpr const char* kGroup = kCommonGroup;
-  app.add_flag("--json", common.json, "Results as JSON on stdout")->group(kGroup);
-  app.add_flag("-q,--quiet", common.quiet, "No notes, no summary")->group(kGroup);
+  app.add_flag("--json", common.json, "Results as JSON on stdout")->group(kCommonGroup);
+  app.add_flag("-q,--quiet", common.quiet, "No notes, no summary")->group(kCommonGroup);
   add_choice<ColourMode>(app, "--color", "WHEN",
                          {{"auto", ColourMode::automatic},
                           {"always", ColourMode::always},
                           {"never", ColourMode::never}},
                          set_colour_mode,
                          "Colours: auto (on a terminal, unless NO_COLOR is set), always, or never")
-      ->group(kGroup);
+      ->group(kCommonGroup);
   app.add_option_function<std::string>(
          "--max-memory",
          [&](const std::string& text) {
@@ -91,10 +90,10 @@ void add_common(CLI::App& app, Common& common) {
          },
          "Fail rather than take more memory: digits and KB, MB, GB or TB")
       ->type_name("SIZE")
-      ->group(kGroup);
+      ->group(kCommonGroup);
   if (app.get_parent() == nullptr) {
     app.set_version_flag("--version", version_text(app.get_name()), "Which version this is")
-        ->group(kGroup);
+        ->group(kCommonGroup);
     one_of(app.add_option_function<std::string>(
                "--generate", [&app](const std::string& what) { generate(app, what); },
                "Shell completion or man page on stdout"),
@@ -104,7 +103,7 @@ void add_common(CLI::App& app, Common& common) {
     const size_t width = Terminal::of_stdout().width;
     app.formatter(help_formatter(std::clamp<size_t>(width, 60, 100)));
   }
-  app.set_help_flag("-h,--help", "Show this help")->group(kGroup);
+  app.set_help_flag("-h,--help", "Show this help")->group(kCommonGroup);
 }
 
 void add_checkpoint_options(CLI::App& app, const std::string& name, std::string& path,
