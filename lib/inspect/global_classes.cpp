@@ -134,6 +134,14 @@ constexpr Harmless kHarmless[] = {
     {"pathlib._local", "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath", kType},
     {"peft.tuners.lora.config", "LoraConfig LoraRuntimeConfig", kState, kNothing},
     {"pytorch_lightning.utilities.parsing", "AttributeDict", kClass},
+    // By Python 3.5 to 3.11.3, which pickle members of what enum converted from constants by their
+    // names.
+    {"signal",
+     "SIGABRT SIGALRM SIGBUS SIGCHLD SIGCLD SIGCONT SIGFPE SIGHUP SIGILL SIGINT SIGIO SIGIOT "
+     "SIGKILL SIGPIPE SIGPOLL SIGPROF SIGPWR SIGQUIT SIGRTMAX SIGRTMIN SIGSEGV SIGSTKFLT SIGSTOP "
+     "SIGSYS SIGTERM SIGTRAP SIGTSTP SIGTTIN SIGTTOU SIGURG SIGUSR1 SIGUSR2 SIGVTALRM SIGWINCH "
+     "SIGXCPU SIGXFSZ",
+     kValue},
     {"torch",
      "BFloat16Storage BoolStorage ByteStorage CharStorage ComplexDoubleStorage ComplexFloatStorage "
      "DoubleStorage FloatStorage HalfStorage IntStorage LongStorage QInt32Storage QInt8Storage "

@@ -417,6 +417,14 @@ class ScanTest(CliTest):
                     torch.save(value, path, **form)
                     self.assert_harmless(path)
 
+    def test_members_of_enums_are_harmless_as_any_python_pickles_them(self):
+        for body in (b"csignal\nSIGTERM\n", b"csignal\nSignals\nK\x0f\x85R",
+                     b"cbuiltins\ngetattr\ncsignal\nSignals\nX\x07\0\0\0SIGTERM\x86R"):
+            with self.subTest(body=body):
+                self.assertEqual(pickle.loads(pickled(body)), signal.SIGTERM)
+                self.assert_harmless(self.written(pickled(body)))
+        self.assert_not_harmless(self.written(pickled(b"csignal\nalarm\n")), "signal.alarm")
+
     def test_objects_that_protocols_0_and_1_make_are_judged_by_their_class(self):
         made_by_copyreg = "copyreg:_reconstructor", name("transformers.training_args:TrainingArguments")
         state = call(*made_by_copyreg, name("builtins:object"), NONE) + dict_of(seed=b"K\1") + BUILD
