@@ -24,6 +24,9 @@ std::string packed_text(const RunStats& stats) {
 
 std::string checks_text(const RunStats& stats) {
   if (!stats.has_checksums) return "the input has no checksums";
+  if (stats.records_checked + stats.records_unchecked == 0 && stats.bytes_read > 0) {
+    return "the packed input's checksums verified";
+  }
   std::string text = std::to_string(stats.records_checked) + " checksums verified";
   if (stats.records_unchecked == 0) return text;
   return text + ", " + std::to_string(stats.records_unchecked) +
