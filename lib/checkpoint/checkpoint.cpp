@@ -123,6 +123,7 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder, const O
     if (!layout->probe(draft)) continue;
     if (layout == &kUniversal) refuse_other_roots(draft.folder);
     layout->read(draft);
+    draft.pickles.reset();
     drop_incomplete(draft);
     if (draft.facts.layout.empty()) draft.facts.layout = layout->name;
     find_save(draft);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -35,6 +36,8 @@ struct CheckpointDraft {
   ShardValue wrapper_state = {};
   std::vector<std::string> notes = {};
   std::vector<std::string> unused_patterns = {};
+  // Some shards are opened twice, first to see which there must be. Gone when all are read.
+  std::shared_ptr<SharedPickles> pickles = std::make_shared<SharedPickles>();
   // Opened shards stay: TensorSources and `records` need nothing else of them, but readers borrow.
   std::vector<Shard> model_shards = {};
   std::vector<Shard> optim_shards = {};

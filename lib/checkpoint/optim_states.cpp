@@ -76,13 +76,15 @@ std::vector<ShardName> check_ranks(const std::vector<ShardFile>& found, ShardNam
 Shard open_one(const CheckpointDraft& draft, const std::vector<ShardFile>& files) {
   const fs::path root = draft.folder.display_root();
   if (draft.allow_missing) return open_first_readable(draft.inputs, files, root);
-  return std::move(open_shards(draft.inputs, {files.front()}, root).front());
+  return std::move(
+      open_shards(draft.inputs, {files.front()}, root, nullptr, draft.pickles.get()).front());
 }
 
 std::vector<Shard> open_all(CheckpointDraft& draft, const std::vector<ShardFile>& files,
                             const std::vector<ShardName>& missing) {
   if (draft.allow_missing) return open_with_stand_ins(draft, files, missing);
-  return open_shards(draft.inputs, files, draft.folder.display_root());
+  return open_shards(draft.inputs, files, draft.folder.display_root(), nullptr,
+                     draft.pickles.get());
 }
 
 // The size of the grid of pipeline stages and tensor-parallel ranks.

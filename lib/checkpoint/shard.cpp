@@ -91,7 +91,7 @@ bool same(const Value& a, const Value& b, int depth, int& left_over) {
 
 std::vector<Shard> open_shards(InputFiles& inputs, const std::vector<ShardFile>& files,
                                const std::filesystem::path& root,
-                               std::vector<UnreadableShard>* unreadable) {
+                               std::vector<UnreadableShard>* unreadable, SharedPickles* pickles) {
   std::vector<std::optional<Shard>> opened(files.size());
   std::vector<std::exception_ptr> failures(files.size());
   std::vector<FileId> ids(files.size());
@@ -103,14 +103,15 @@ std::vector<Shard> open_shards(InputFiles& inputs, const std::vector<ShardFile>&
       if (unreadable == nullptr) throw;
     }
   }
-  SharedPickles pickles;
+  SharedPickles of_these;
+  if (pickles == nullptr) pickles = &of_these;
   tbb::parallel_for(size_t{0}, files.size(), [&](size_t i) {
     if (failures[i]) return;
     try {
       const std::string& display = inputs[ids[i]].display();
       in_context({.file = display}, [&] {
         opened[i] = Shard{files[i].name, files[i].path, display,
-                          TorchArchive::open(inputs, ids[i], &pickles), false};
+                          TorchArchive::open(inputs, ids[i], pickles), false};
         check_saved_name(*opened[i]);
       });
     } catch (...) {

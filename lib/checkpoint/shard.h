@@ -39,10 +39,12 @@ struct UnreadableShard {
 // Opens `files`, several at a time; the result is in their order. Names are shown relative to
 // `root`. A zip remembers the name it was saved under: InconsistentError for a file that carries
 // the name of another rank. If several files are bad, the error is that of the first in order; with
-// `unreadable` there is none: bad files go there.
+// `unreadable` there is none: bad files go there. `pickles`: those that were parsed before, and
+// these.
 std::vector<Shard> open_shards(InputFiles& inputs, const std::vector<ShardFile>& files,
                                const std::filesystem::path& root,
-                               std::vector<UnreadableShard>* unreadable = nullptr);
+                               std::vector<UnreadableShard>* unreadable = nullptr,
+                               SharedPickles* pickles = nullptr);
 
 // Fields of a shard. `path` is what messages call the mapping ("optimizer_state_dict"); "" at the
 // top. A field of the wrong kind is a CorruptError that names file and field.

@@ -475,8 +475,8 @@ void read(CheckpointDraft& draft) {
     throw InconsistentError({.file = draft.folder.path.string()},
                             "all model_states files are missing");
   }
-  const std::vector<Shard> first =
-      open_shards(draft.inputs, {files.front()}, draft.folder.path.parent_path());
+  const std::vector<Shard> first = open_shards(
+      draft.inputs, {files.front()}, draft.folder.path.parent_path(), nullptr, draft.pickles.get());
   const Fields fields(first.front(), first.front().archive.root());
   const bool is_split = files.back().name.mp_rank > 0 ||
                         fields.integer_if_any(keys::kMpWorldSize).value_or(1) > 1 ||

@@ -1,6 +1,7 @@
 #include "format/torch_archive.h"
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -158,8 +159,9 @@ std::shared_ptr<const pickle::Document> parsed(const std::vector<std::byte>& byt
 
 struct Checked {
   TensorInfo info;
-  uint64_t begin = 0;  // bytes from the start of the storage to the first element
-  uint64_t size = 0;   // bytes from there to the end of the last one
+  const ZipEntry* entry = nullptr;  // of the storage, in a zip
+  uint64_t begin = 0;               // bytes from the start of the storage to the first element
+  uint64_t size = 0;                // bytes from there to the end of the last one
 };
 
 }  // namespace
@@ -229,18 +231,24 @@ struct TorchArchive::Impl {
     return std::string(as_text(bytes));
   }
 
-  // The size of a storage's data in the file.
-  uint64_t stored_bytes(const StorageId& storage) const {
-    if (zip) {
-      if (const ZipEntry* entry = zip->find(prefix + "/data/" + storage.key)) return entry->size;
-    } else if (const auto at = legacy_storages.find(storage.key); at != legacy_storages.end()) {
-      return at->second.size;
+  // Where `storage`, which is called `name`, is in a zip; nullptr in other files. Throws unless the
+  // file has it, as long as the pickle says.
+  const ZipEntry* checked_storage(const StorageId& storage, const std::string& name) const {
+    const ZipEntry* entry = zip ? zip->find(name) : nullptr;
+    const auto legacy = zip ? legacy_storages.end() : legacy_storages.find(storage.key);
+    if (entry == nullptr && legacy == legacy_storages.end()) {
+      throw CorruptError({}, "a tensor's storage is not in the file");
     }
-    throw CorruptError({}, "a tensor's storage is not in the file");
+    const uint64_t stored = entry != nullptr ? entry->size : legacy->second.size;
+    if (stored != storage.nbytes) {
+      throw CorruptError({}, std::to_string(stored) + " bytes, but the pickle says " +
+                                 std::to_string(storage.nbytes));
+    }
+    return entry;
   }
 
-  Extent storage_extent(const std::string& key) const {
-    return zip ? record_extent(*zip->find(prefix + "/data/" + key)) : legacy_storages.at(key);
+  Extent storage_extent(const std::string& key, const ZipEntry* entry) const {
+    return entry != nullptr ? record_extent(*entry) : legacy_storages.at(key);
   }
 
   Extent record_extent(const ZipEntry& entry) const {
@@ -257,9 +265,8 @@ struct TorchArchive::Impl {
   }
 
   // What decides anything is no better than what is copied. Throws CorruptError.
-  void check_record(const std::string& key) const {
-    if (!zip || !zip->has_checksums()) return;
-    const ZipEntry& entry = *zip->find(prefix + "/data/" + key);
+  void check_record(const ZipEntry& entry) const {
+    if (!zip->has_checksums()) return;
     const auto index = static_cast<size_t>(&entry - zip->entries().data());
     {
       const std::lock_guard lock(mutex);
@@ -271,21 +278,14 @@ struct TorchArchive::Impl {
     is_checked[index] = true;
   }
 
-  // Throws unless the file has the storage, as long as the pickle says.
-  void check_size(const StorageId& storage) const {
-    if (const uint64_t stored = stored_bytes(storage); stored != storage.nbytes) {
-      throw CorruptError({}, std::to_string(stored) + " bytes, but the pickle says " +
-                                 std::to_string(storage.nbytes));
-    }
-  }
-
   Checked check(const Value& value) const {
     const ObjectNode& object = value.as_object();
     const Rebuilt parts = take_apart(object.callable, object.arguments);
     const StorageId storage = StorageId::parse(parts.storage.persistent_id());
-    return in_context({.member = member(storage.key)}, [&] {
+    const Where where{.member = member(storage.key)};
+    return in_context(where, [&] {
       Checked tensor;
-      check_size(storage);
+      tensor.entry = checked_storage(storage, where.member);
       TensorInfo& info = tensor.info;
       info.dtype = parts.dtype.value_or(storage.dtype);
       info.storage_key = storage.key;
@@ -328,15 +328,17 @@ struct TorchArchive::Impl {
     // Files of stage 3 have an empty tensor for every parameter: reading where they lie would be
     // most of the work.
     if (tensor.size == 0) return {id, 0, 0};
-    const Extent storage = storage_extent(tensor.info.storage_key);
+    const Extent storage = storage_extent(tensor.info.storage_key, tensor.entry);
     return {storage.file, storage.offset + tensor.begin, tensor.size};
   }
 };
 
 std::shared_ptr<const pickle::Document> SharedPickles::find(
     const std::vector<std::byte>& bytes) const {
-  const auto found = std::find_if(parsed_.begin(), parsed_.end(),
-                                  [&](const Parsed& one) { return one.bytes == bytes; });
+  const auto found = std::find_if(parsed_.begin(), parsed_.end(), [&](const Parsed& one) {
+    return one.bytes.size() == bytes.size() &&
+           std::memcmp(one.bytes.data(), bytes.data(), bytes.size()) == 0;
+  });
   return found == parsed_.end() ? nullptr : found->document;
 }
 
@@ -435,9 +437,10 @@ TensorSource TorchArchive::tensor(const Value& value) const {
 TensorSource TorchArchive::storage(const Value& value) const {
   return in_context({.file = impl_->file->display()}, [&] {
     const StorageId storage = StorageId::parse(value.persistent_id());
-    return in_context({.member = impl_->member(storage.key)}, [&] {
-      impl_->check_size(storage);
-      return TensorSource::stored(impl_->storage_extent(storage.key), storage.dtype,
+    const Where where{.member = impl_->member(storage.key)};
+    return in_context(where, [&] {
+      const ZipEntry* entry = impl_->checked_storage(storage, where.member);
+      return TensorSource::stored(impl_->storage_extent(storage.key, entry), storage.dtype,
                                   {storage.numel});
     });
   });
@@ -451,8 +454,9 @@ std::optional<Extent> TorchArchive::bytes_of_storage(const Value& value) const {
     const auto found = impl_->legacy_storages.find(key);
     return found == impl_->legacy_storages.end() ? std::nullopt : std::optional(found->second);
   }
-  if (impl_->zip->find(impl_->prefix + "/data/" + key) == nullptr) return std::nullopt;
-  return impl_->storage_extent(key);
+  const ZipEntry* entry = impl_->zip->find(impl_->member(key));
+  if (entry == nullptr) return std::nullopt;
+  return impl_->record_extent(*entry);
 }
 
 std::vector<Extent> TorchArchive::storages() const {
@@ -487,7 +491,7 @@ std::optional<double> TorchArchive::scalar(const Value& value) const {
     const Extent extent = impl_->extent(tensor);
     const DType dtype = tensor.info.dtype;
     if (real_part(dtype) != dtype) return std::nullopt;
-    impl_->check_record(tensor.info.storage_key);
+    if (tensor.entry != nullptr) impl_->check_record(*tensor.entry);
     const std::vector<std::byte> bytes = impl_->file->read(extent.offset, extent.size);
     double number = 0;
     to_float64(dtype, bytes.data(), &number, 1);
