@@ -1,11 +1,12 @@
 #include "base/text.h"
 
+#include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstdio>
+#include <locale>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include "base/unicode.h"
@@ -24,6 +25,8 @@ std::string some_of(const std::vector<std::string>& names) {
 }
 
 std::string printable(const std::string& text, Newlines newlines) {
+  const auto is_plain = [](char c) { return c >= 0x20 && c < 0x7f; };
+  if (std::all_of(text.begin(), text.end(), is_plain)) return text;
   std::string out;
   for (std::string_view rest = text; !rest.empty();) {
     const std::string_view before = rest;
@@ -43,6 +46,14 @@ std::string printable(const std::string& text, Newlines newlines) {
     }
   }
   return out;
+}
+
+std::optional<double> real_of(std::string_view text) {
+  std::istringstream stream{std::string(text)};
+  stream.imbue(std::locale::classic());
+  double value = 0;
+  stream >> std::noskipws >> value;
+  return !stream.fail() && stream.peek() == EOF ? std::optional(value) : std::nullopt;
 }
 
 std::string human_bytes(uint64_t bytes) {
@@ -82,11 +93,10 @@ uint64_t parse_size(std::string_view text, const std::string& what) {
   for (char& c : unit) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
   rest.remove_suffix(2);
   while (!rest.empty() && rest.back() == ' ') rest.remove_suffix(1);
-  double value = 0;
-  const auto [end, failed] = std::from_chars(rest.data(), rest.data() + rest.size(), value);
+  const std::optional<double> value = real_of(rest);
   for (const auto& [name, multiplier] : kUnits) {
-    if (unit != name || failed != std::errc() || end != rest.data() + rest.size()) continue;
-    const double bytes = value * multiplier;
+    if (unit != name || !value) continue;
+    const double bytes = *value * multiplier;
     if (!(bytes >= 1) || bytes > 9e18) throw bad();
     return static_cast<uint64_t>(bytes);
   }

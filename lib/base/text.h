@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,6 +33,9 @@ enum class Newlines : uint8_t { escape, keep };
 // `text` with control characters, bytes that are no UTF-8 and what turns the direction of text as
 // "\\n", "\\x1b", "\\u{202e}", so that it stays on its line and does nothing to a terminal.
 std::string printable(const std::string& text, Newlines newlines = Newlines::escape);
+// The decimal number that all of `text` is, whatever the locale. libc++ has no std::from_chars for
+// it.
+std::optional<double> real_of(std::string_view text);
 // "1.5 GB", in powers of 1000 as disks are sold and shard sizes are given.
 std::string human_bytes(uint64_t bytes);
 // "83.4 %" of 0.834.

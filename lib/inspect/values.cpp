@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "base/kernels.h"
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "format/read_tensor.h"
 
@@ -115,8 +116,8 @@ std::string small_float_text(DType dtype, const std::byte* at) {
     std::array<char, 64> text{};
     const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), value,
                                             std::chars_format::general, digits);
-    float read = 0;
-    std::from_chars(text.data(), end, read);
+    const std::string_view written(text.data(), static_cast<size_t>(end - text.data()));
+    const auto read = static_cast<float>(real_of(written).value_or(0));
     std::array<std::byte, sizeof(float)> narrow{};
     std::array<std::byte, sizeof(float)> back{};
     store_le(back.data(), read);
