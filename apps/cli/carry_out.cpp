@@ -38,6 +38,11 @@ std::string read_back_text(const RunStats& stats) {
   return ", " + human_bytes(stats.bytes_verified) + " read back";
 }
 
+std::string kept_text(const RunStats& stats) {
+  if (stats.bytes_kept == 0) return "";
+  return ", " + human_bytes(stats.bytes_kept) + " of it by the run before";
+}
+
 std::string table_of(const Listing& listing) {
   std::vector<Table::Column> columns;
   for (const Listing::Column& column : listing.columns) {
@@ -81,7 +86,7 @@ void say_after(const CLI::App& app, const Common& common, const Job& job,
     print_json("done", done_json(job_json(*job), output.string(), stats));
   } else if (!common.quiet) {
     std::cerr << app.get_name() << ": " << job->what << ", " << human_bytes(stats.bytes_written)
-              << packed_text(stats) << " in " << output.string() << ", "
+              << packed_text(stats) << kept_text(stats) << " in " << output.string() << ", "
               << human_seconds(stats.seconds) << ", " << checks_text(stats) << read_back_text(stats)
               << "\n";
   }
@@ -105,7 +110,7 @@ std::string text_of(const Job& job) {
 
 int carry_out(const CLI::App& app, const Common& common, const Job& job,
               const std::filesystem::path& output, const RunArguments& run, Progress& progress) {
-  check_place(job->place, output, run.options.force);
+  check_place(job->place, output, run.options.force, run.options.resume);
   say_before(app, common, job);
   if (run.dry_run) {
     show(common, job);

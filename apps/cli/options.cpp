@@ -176,6 +176,16 @@ void add_output_options(CLI::App& app, RunArguments& run, const std::string& for
          [&](const std::string& text) { run.options.limit_rate = parse_size(text, "rate"); },
          "Write at most so many bytes a second: digits and KB, MB, GB or TB")
       ->type_name("RATE");
+  CLI::Option* resume =
+      app.add_flag("--resume", run.options.resume,
+                   "Keep what is done if the run stops, and go on with what was kept");
+  in_range(app.add_option_function<int64_t>(
+                  "--save-every",
+                  [&](int64_t seconds) { run.options.save_every = std::chrono::seconds(seconds); },
+                  "With --resume: make sure of what is done every so many seconds (default: 10)")
+               ->needs(resume),
+           0, 24 * 3600)
+      ->type_name("SECONDS");
 }
 
 void add_pack_flag(CLI::App& app, const std::string& name, RunArguments& run,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -37,6 +38,11 @@ struct RunOptions {
   bool verify_output = false;
   // Bytes a second that are written, or read only to be checked. 0: as many as there can be.
   uint64_t limit_rate = 0;
+  // Keep what is done if the run stops, in a folder beside the output or in it, and go on with what
+  // a run of the same job has kept there: its inputs must be as they were. What is done is made
+  // sure of (synced) every `save_every`, and at most a tenth of the time.
+  bool resume = false;
+  std::chrono::milliseconds save_every{10'000};
 };
 
 // Shared with whoever shows progress or asks to stop. Any thread.
@@ -56,6 +62,7 @@ struct RunStats {
   // have none, unless they are packed.
   bool has_checksums = true;
   uint64_t bytes_verified = 0;  // read back from the output
+  uint64_t bytes_kept = 0;      // of bytes_written: by the run that this one has gone on with
   double seconds = 0;
   // What a user should know of the place: left-overs of other runs there, what could not be
   // removed, and what may not be on the disk yet.
@@ -67,10 +74,10 @@ struct RunStats {
 using ProgressCallback = std::function<bool(uint64_t done, uint64_t total)>;
 
 // Runs `job` into the folder `output` and commits: the files get their final names when all of them
-// are complete. On any exception nothing of it is left behind, or, where not all old files could be
-// put back, the message says of each what is there. Throws UsageError if `output` is no place for
-// it, CorruptError for a record whose CRC32 is wrong, IoError, InterruptedError when `progress`
-// asked to stop.
+// are complete. On any exception nothing of it is left behind but what RunOptions::resume keeps,
+// or, where not all old files could be put back, the message says of each what is there. Throws
+// UsageError if `output` is no place for it, or what is kept there is of another job, CorruptError
+// for a record whose CRC32 is wrong, IoError, InterruptedError when `progress` asked to stop.
 DSCKPT_EXPORT RunStats run(const Job& job, const std::filesystem::path& output,
                            const RunOptions& options = {}, const ProgressCallback& progress = {});
 

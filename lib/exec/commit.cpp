@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <iterator>
 #include <set>
 #include <string>
 #include <system_error>
@@ -13,6 +14,7 @@
 
 #include "dsckpt/error.h"
 #include "exec/frame_cuts.h"
+#include "exec/journal.h"
 #include "io/content_name.h"
 
 namespace dsckpt {
@@ -70,7 +72,7 @@ class WholeFolder final : public Commit {
 
   void check() const override {
     std::error_code ignored;
-    if (!fs::exists(staging_.target, ignored)) return;
+    if (!fs::exists(staging_.target, ignored) || is_published()) return;
     if (!staging_.options.force) throw exists_already(staging_.target);
     if (is_mount_point(staging_.target)) {
       throw UsageError(staging_.target.string() +
@@ -81,8 +83,14 @@ class WholeFolder final : public Commit {
   fs::path place() const override { return target_.parent_path(); }
 
   void publish() override {
-    if (staging_.options.durable && !staging_.all_at_once) sync_staged();
     std::error_code ignored;
+    if (is_published()) {
+      state_ = fs::exists(staging_.files_in, ignored) ? State::exchanged
+               : fs::exists(staging_.old(), ignored)  ? State::moved
+                                                      : State::moved_in;
+      return;
+    }
+    if (staging_.options.durable && !staging_.all_at_once) sync_staged();
     const bool replaces =
         staging_.options.whole_folder && staging_.options.force && fs::exists(target_, ignored);
     if (replaces) {
@@ -117,6 +125,13 @@ class WholeFolder final : public Commit {
   }
 
  private:
+  // By the run that this one goes on with.
+  bool is_published() const {
+    struct stat found {};
+    return staging_.written_inode && ::stat(target_.c_str(), &found) == 0 &&
+           found.st_ino == *staging_.written_inode;
+  }
+
   void sync_staged() const {
     std::set<fs::path> folders{staging_.files_in};
     for (OutputId out = 0; out < staging_.plan.outputs().size(); ++out) {
@@ -183,6 +198,7 @@ class FileByFile final : public Commit {
   void check() const override {
     for (OutputId out = 0; out < count(); ++out) {
       check_parents(staging_.plan.outputs()[out].path);
+      if (is_published(out)) continue;
       for (const fs::path& form : staging_.forms(out)) check_path(form);
     }
   }
@@ -190,21 +206,34 @@ class FileByFile final : public Commit {
   fs::path place() const override { return staging_.target; }
 
   void publish() override {
+    if (staging_.written_inode) {
+      std::error_code failed;
+      const fs::directory_iterator kept(staging_.old(), failed);
+      if (!failed) kept_before_ = static_cast<size_t>(std::distance(kept, {}));
+    }
+    changed_.insert(staging_.target);
+    if (count() > 0 && is_published(count() - 1)) return;
     if (staging_.options.force && count() > 1) {
       for (const fs::path& form : staging_.forms(count() - 1)) set_aside(form, true);
     }
-    changed_.insert(staging_.target);
-    for (OutputId out = 0; out < count(); ++out) publish_one(out);
+    for (OutputId out = 0; out < count(); ++out) {
+      if (!is_published(out)) publish_one(out);
+    }
   }
 
   std::vector<std::string> take_back() override {
     std::vector<std::string> problems;
     std::set<fs::path> had_old;
     for (const Old& old : old_) had_old.insert(old.path);
-    while (renamed_ > 0) {
-      const fs::path path = staging_.final_path(--renamed_);
-      if (had_old.contains(path) || ::unlink(path.c_str()) == 0 || errno == ENOENT) continue;
-      problems.push_back(path.string() + " is the new one, where none was");
+    for (; !renamed_.empty(); renamed_.pop_back()) {
+      const fs::path path = staging_.final_path(renamed_.back());
+      if (staging_.is_kept()) {
+        // For the run that goes on.
+        if (::rename(path.c_str(), staging_.staged(renamed_.back()).c_str()) == 0) continue;
+      } else if (had_old.contains(path) || ::unlink(path.c_str()) == 0 || errno == ENOENT) {
+        continue;
+      }
+      problems.push_back(path.string() + " is the new one");
     }
     for (auto old = old_.rbegin(); old != old_.rend(); ++old) {
       if (::rename(old->kept.c_str(), old->path.c_str()) == 0) continue;
@@ -214,6 +243,9 @@ class FileByFile final : public Commit {
                          "; the old one is " + old->kept.string());
     }
     old_.clear();
+    if (kept_before_ > 0) {
+      problems.push_back("what the run before had replaced is in " + staging_.old().string());
+    }
     return problems;
   }
 
@@ -222,6 +254,14 @@ class FileByFile final : public Commit {
   }
 
  private:
+  // By the run that this one goes on with.
+  bool is_published(OutputId out) const {
+    std::error_code ignored;
+    return staging_.written_inode &&
+           !fs::exists(fs::symlink_status(staging_.staged(out), ignored)) &&
+           fs::exists(fs::symlink_status(staging_.final_path(out), ignored));
+  }
+
   OutputId count() const { return static_cast<OutputId>(staging_.plan.outputs().size()); }
 
   void check_parents(const fs::path& path) const {
@@ -256,7 +296,7 @@ class FileByFile final : public Commit {
     }
     if (staging_.options.force) set_aside(path, false);
     move_into_place(staging_.staged(out), path, staging_.options.force);
-    renamed_ = out + 1;
+    renamed_.push_back(out);
     changed_.insert(path.parent_path());
     if (!staging_.options.force) return;
     for (const fs::path& form : staging_.forms(out)) {
@@ -276,8 +316,8 @@ class FileByFile final : public Commit {
     // A folder has come to be there since check(): the move will fail.
     if (S_ISDIR(found.st_mode)) return;
     std::error_code ignored;
-    if (old_.empty()) fs::create_directory(staging_.old(), ignored);
-    const fs::path kept = staging_.old() / std::to_string(old_.size());
+    if (kept_before_ + old_.size() == 0) fs::create_directory(staging_.old(), ignored);
+    const fs::path kept = staging_.old() / std::to_string(kept_before_ + old_.size());
     const bool linked = ::link(path.c_str(), kept.c_str()) == 0;
     if (linked) old_.push_back({path, kept});
     if (linked && !removed) return;
@@ -300,9 +340,10 @@ class FileByFile final : public Commit {
     fs::path kept;
   };
 
-  std::set<fs::path> changed_;  // folders, since the last sync
-  std::vector<Old> old_;        // in the order in which they made room
-  OutputId renamed_ = 0;        // outputs that have their final names
+  std::set<fs::path> changed_;     // folders, since the last sync
+  std::vector<Old> old_;           // in the order in which they made room
+  size_t kept_before_ = 0;         // old files, by the run that this one goes on with
+  std::vector<OutputId> renamed_;  // outputs that have their final names
 };
 
 }  // namespace
@@ -336,6 +377,22 @@ std::unique_ptr<Commit> choose_commit(Staging& staging) {
     return std::make_unique<WholeFolder>(staging);
   }
   return std::make_unique<FileByFile>(staging);
+}
+
+bool can_go_on(const fs::path& target) {
+  return has_job(resumable_folder(target, true)) || has_job(resumable_folder(target, false));
+}
+
+std::unique_ptr<Commit> same_commit(Staging& staging, bool whole_folder) {
+  if (whole_folder) return std::make_unique<WholeFolder>(staging);
+  return std::make_unique<FileByFile>(staging);
+}
+
+fs::path resumable_folder(const fs::path& target, bool whole_folder) {
+  const std::string name = std::string(kStagingPrefix) + "resume";
+  if (!whole_folder) return target / name;
+  const fs::path path = without_slash(target);
+  return path.parent_path() / (name + "-" + path.filename().string());
 }
 
 void make_folders(const fs::path& path, std::vector<fs::path>& made) {

@@ -23,6 +23,9 @@ struct Staging {
   std::filesystem::path files_in = {};  // where the files are written: a folder in it
   std::vector<std::filesystem::path> made_folders = {};  // outermost first
   std::optional<FileSystem> all_at_once = {};            // durable, and many files
+  // Of a run that goes on when all is written: the inode of files_in. Some or all of what is staged
+  // may then have got its final name before.
+  std::optional<uint64_t> written_inode = {};
 
   bool is_packed(OutputId out) const;
   std::filesystem::path staged(OutputId out) const;
@@ -31,6 +34,8 @@ struct Staging {
   std::vector<std::filesystem::path> forms(OutputId out) const;
   // Where old files are kept until the commit is over.
   std::filesystem::path old() const { return folder / "old"; }
+  // Whether the staging folder stays if the run stops.
+  bool is_kept() const { return options.job != nullptr; }
 };
 
 // One use: check(), then publish() and sync_published(), or take_back(). Owned by one thread; the
@@ -61,6 +66,13 @@ class Commit {
 // The whole folder at once if it is new, or replaced as a whole; else file by file. Throws
 // UsageError if the target cannot be a folder.
 std::unique_ptr<Commit> choose_commit(Staging& staging);
+// The one that was chosen by a run that is gone on with.
+std::unique_ptr<Commit> same_commit(Staging& staging, bool whole_folder);
+// The staging folder of a run that can be gone on with: beside the target if it is committed as a
+// whole, else in it.
+std::filesystem::path resumable_folder(const std::filesystem::path& target, bool whole_folder);
+// Whether there is one.
+bool can_go_on(const std::filesystem::path& target);
 
 // Makes `path` and its missing parents; those it made are appended to `made`. Throws IoError.
 void make_folders(const std::filesystem::path& path, std::vector<std::filesystem::path>& made);

@@ -1,8 +1,9 @@
 #include "exec/executor.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <cstring>
+#include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <optional>
@@ -40,14 +41,27 @@ struct Unit {
 struct OutputState {
   std::atomic<uint64_t> units_left{0};
   std::vector<size_t> digests;  // indices into the plan's, in the order of their ranges
-  struct Piece {
-    size_t digest;
-    uint64_t begin;
-    uint64_t size;
-    uint32_t crc;
-  };
+  using Piece = RunState::DigestPiece;
   std::mutex mutex;
   std::vector<Piece> pieces;
+
+  // Those of one digest that follow each other become one. Not while any are added.
+  void join_pieces() {
+    std::sort(pieces.begin(), pieces.end(),
+              [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+    size_t joined = 0;
+    for (const Piece& piece : pieces) {
+      Piece* last = joined == 0 ? nullptr : &pieces[joined - 1];
+      if (last != nullptr && last->digest == piece.digest &&
+          last->begin + last->size == piece.begin) {
+        last->crc = crc32_combine(last->crc, piece.crc, piece.size);
+        last->size += piece.size;
+      } else {
+        pieces[joined++] = piece;
+      }
+    }
+    pieces.resize(joined);
+  }
 };
 
 class Run {
@@ -58,6 +72,7 @@ class Run {
         inputs_(inputs),
         sink_(sink),
         progress_(progress),
+        options_(options),
         unit_bytes_(options.unit_bytes),
         limit_(options.limit_rate, progress.cancelled),
         checks_(plan, options.records, options.check_all_records) {
@@ -77,12 +92,13 @@ class Run {
     }
     cut_into_units();
     batch_units();
+    if (options.from != nullptr) go_on_from(*options.from);
   }
 
   RunStats operator()(unsigned threads) {
     const auto start = std::chrono::steady_clock::now();
-    for (OutputId out = 0; out < outputs_.size(); ++out) {
-      if (outputs_[out].units_left == 0) sink_.finish(out);
+    for (OutputId out = 0; options_.from == nullptr && out < outputs_.size(); ++out) {
+      if (plan_.outputs()[out].size == 0) sink_.finish(out);
     }
     // The units are taken in order, so that outputs grow from front to back whatever the threads
     // do.
@@ -155,12 +171,91 @@ class Run {
     ++outputs_[unit.out].units_left;
   }
 
+  size_t end_of(size_t batch) const {
+    return batch + 1 < batches_.size() ? batches_[batch + 1] : units_.size();
+  }
+
+  void go_on_from(const RunState& state) {
+    if (state.batches > batches_.size() || state.unit_bytes != unit_bytes_) {
+      throw CorruptError({}, "more than the plan has");
+    }
+    next_ = state.batches;
+    const size_t end = next_ < batches_.size() ? batches_[next_] : units_.size();
+    for (size_t i = 0; i < end; ++i) {
+      if (units_[i].out != Unit::kNoOutput) --outputs_[units_[i].out].units_left;
+      progress_.bytes_done += units_[i].end - units_[i].begin;
+    }
+    for (const RunState::DigestPiece& piece : state.digests) {
+      if (piece.digest >= plan_.digests().size()) throw CorruptError({}, "an unknown digest");
+      outputs_[plan_.digests()[piece.digest].out].pieces.push_back(piece);
+    }
+    checks_.restore(state.records);
+    bytes_read_ = state.bytes_read;
+  }
+
+  // Of a run that nothing is under way of.
+  RunState state() {
+    RunState state{.unit_bytes = unit_bytes_, .batches = next_, .bytes_read = bytes_read_};
+    for (OutputState& output : outputs_) {
+      output.join_pieces();
+      state.digests.insert(state.digests.end(), output.pieces.begin(), output.pieces.end());
+    }
+    state.records = checks_.reported();
+    return state;
+  }
+
+  bool is_time_to_save() const {
+    if (!options_.save || next_ == 0 || std::chrono::steady_clock::now() < next_save_) return false;
+    if (!options_.save_between_outputs) return true;
+    const OutputId out = units_[batches_[next_]].out;
+    return out == Unit::kNoOutput || out != units_[batches_[next_ - 1]].out;
+  }
+
+  void save() {
+    const auto begin = std::chrono::steady_clock::now();
+    options_.save(state());
+    const auto end = std::chrono::steady_clock::now();
+    next_save_ = end + std::max<std::chrono::steady_clock::duration>(options_.save_every,
+                                                                     10 * (end - begin));
+  }
+
+  // The next batch; nothing if there is none, or another thread has failed.
+  std::optional<size_t> begin_batch() {
+    std::unique_lock lock(mutex_);
+    while (!failed_ && next_ < batches_.size() && is_time_to_save()) {
+      if (under_way_ == 0) {
+        save();
+      } else {
+        changed_.wait(lock);
+      }
+    }
+    if (failed_ || next_ == batches_.size()) return std::nullopt;
+    ++under_way_;
+    return next_++;
+  }
+
+  void end_batch(uint64_t bytes_read) {
+    {
+      const std::lock_guard lock(mutex_);
+      --under_way_;
+      bytes_read_ += bytes_read;
+    }
+    changed_.notify_all();
+  }
+
+  void fail() {
+    {
+      const std::lock_guard lock(mutex_);
+      failed_ = true;
+    }
+    changed_.notify_all();
+  }
+
   void work() {
     try {
       Worker worker(*this);
-      for (size_t batch; (batch = next_++) < batches_.size();) {
-        const size_t end = batch + 1 < batches_.size() ? batches_[batch + 1] : units_.size();
-        for (size_t i = batches_[batch]; i < end; ++i) {
+      while (const std::optional<size_t> batch = begin_batch()) {
+        for (size_t i = batches_[*batch]; i < end_of(*batch); ++i) {
           if (progress_.cancelled) throw InterruptedError();
           if (failed_) return;
           limit_.take(units_[i].end - units_[i].begin);
@@ -170,10 +265,10 @@ class Run {
             write(units_[i], worker);
           }
         }
+        end_batch(std::exchange(worker.bytes_read, 0));
       }
-      bytes_read_ += worker.bytes_read;
     } catch (...) {
-      failed_ = true;
+      fail();
       throw;
     }
   }
@@ -237,16 +332,12 @@ class Run {
 
   void finish(OutputId out) {
     OutputState& output = outputs_[out];
-    std::sort(
-        output.pieces.begin(), output.pieces.end(),
-        [](const OutputState::Piece& a, const OutputState::Piece& b) { return a.begin < b.begin; });
+    output.join_pieces();
     auto piece = output.pieces.begin();
     for (const size_t which : output.digests) {
       const Digest& digest = plan_.digests()[which];
-      uint32_t crc = 0;
-      for (; piece != output.pieces.end() && piece->digest == which; ++piece) {
-        crc = crc32_combine(crc, piece->crc, piece->size);
-      }
+      const bool has_bytes = piece != output.pieces.end() && piece->digest == which;
+      const uint32_t crc = has_bytes ? (piece++)->crc : 0;
       std::byte bytes[sizeof crc];
       store_le(bytes, crc);
       for (const uint64_t patch : digest.patches) sink_.write_at(out, patch, bytes);
@@ -259,15 +350,22 @@ class Run {
   const InputFiles& inputs_;
   Sink& sink_;
   Progress& progress_;
+  const ExecOptions& options_;
   const uint64_t unit_bytes_;
   RateLimit limit_;
   RecordChecks checks_;
   std::deque<OutputState> outputs_;  // deque: the states cannot move
   std::vector<Unit> units_;
   std::vector<size_t> batches_;  // the first unit of each
-  std::atomic<size_t> next_{0};  // batch
   std::atomic<bool> failed_{false};
-  std::atomic<uint64_t> bytes_read_{0};
+
+  std::mutex mutex_;                 // of what follows
+  std::condition_variable changed_;  // a batch is done, or the run has failed
+  size_t next_ = 0;                  // batch
+  size_t under_way_ = 0;             // batches
+  uint64_t bytes_read_ = 0;          // by batches that are done
+  std::chrono::steady_clock::time_point next_save_ =
+      std::chrono::steady_clock::now() + options_.save_every;
 };
 
 }  // namespace

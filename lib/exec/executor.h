@@ -8,12 +8,15 @@
 // can write it directly.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
 #include "dsckpt/run.h"
+#include "exec/record_checks.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
 
@@ -29,6 +32,24 @@ class Sink {
   virtual void finish(OutputId out) = 0;
 };
 
+// How far a run has come, so that another one can go on from there. Batches are units that one
+// thread takes at once, in the order of the plan.
+struct RunState {
+  // The CRC32 of a part of an output, for the plan's digest of that number.
+  struct DigestPiece {
+    uint64_t digest = 0;
+    uint64_t begin = 0;  // in the output
+    uint64_t size = 0;
+    uint32_t crc = 0;
+  };
+  uint64_t unit_bytes = 0;  // ExecOptions::unit_bytes, by which the plan was cut
+  uint64_t batches =
+      0;  // the first so many are done, with the outputs that end there, and no other
+  uint64_t bytes_read = 0;
+  std::vector<DigestPiece> digests = {};  // of outputs that are not finished
+  std::vector<RecordPiece> records = {};
+};
+
 struct ExecOptions {
   unsigned threads = 0;             // 0: default_threads()
   uint64_t unit_bytes = 256 << 10;  // a power of two, at least a page
@@ -38,11 +59,20 @@ struct ExecOptions {
   bool check_all_records = false;
   // Bytes a second that are written, or read only to be checked; 0: no limit.
   uint64_t limit_rate = 0;
+  // Where another run of the same plan, inputs, records and unit_bytes has come to; nullptr: begin.
+  const RunState* from = nullptr;
+  // Called between batches, by any thread, while nothing is read or written: when `save_every` has
+  // passed, and ten times as long as the last call took.
+  std::function<void(const RunState&)> save = {};
+  std::chrono::milliseconds save_every{10'000};
+  // Call it only where every output is finished or has not begun.
+  bool save_between_outputs = false;
 };
 
 // Runs `plan`, which must have passed validate(). Inputs are indexed by FileId. Throws what
 // reading, writing and converting throw, CorruptError for a record whose CRC32 is wrong,
-// InterruptedError; the sink may then have been given any part of the bytes.
+// InterruptedError; the sink may then have been given any part of the bytes. What `save` throws
+// ends the run.
 RunStats execute(const CopyPlan& plan, const InputFiles& inputs, Sink& sink, Progress& progress,
                  const ExecOptions& options = {});
 

@@ -185,6 +185,50 @@ void OutputSums::check_patches(const Output& output, uint64_t offset,
   }
 }
 
+OutputSums::State OutputSums::state() const {
+  State state;
+  for (OutputId out = 0; out < outputs_.size(); ++out) {
+    for (const auto& [offset, piece] : outputs_[out].pieces) {
+      state.written.push_back({out, offset, piece.size, piece.crc});
+    }
+    for (const auto& [offset, value] : outputs_[out].patched) {
+      state.patched.push_back({out, offset, value});
+    }
+  }
+  return state;
+}
+
+void OutputSums::restore(const State& state) {
+  for (const State::Written& piece : state.written) {
+    if (piece.out >= outputs_.size()) throw CorruptError({}, "an output that the plan lacks");
+    Output& output = outputs_[piece.out];
+    output.pieces[piece.offset] = {piece.size, piece.crc};
+    output.written += piece.size;
+  }
+  for (const State::Patched& patch : state.patched) {
+    if (patch.out >= outputs_.size()) throw CorruptError({}, "an output that the plan lacks");
+    outputs_[patch.out].patched[patch.offset] = patch.value;
+  }
+}
+
+void OutputSums::check_last(uint64_t bytes,
+                            const std::function<std::filesystem::path(OutputId)>& path,
+                            const std::function<std::string(OutputId)>& display) const {
+  const PageBuffer buffer(kRead);
+  const std::atomic<bool> goes_on{false};
+  RateLimit unlimited(0, goes_on);
+  for (size_t out = outputs_.size(); out-- > 0 && bytes > 0;) {
+    const Output& output = outputs_[out];
+    if (output.pieces.empty()) continue;
+    const auto id = static_cast<OutputId>(out);
+    const WrittenFile file(path(id), display(id));
+    for (auto piece = output.pieces.rbegin(); piece != output.pieces.rend() && bytes > 0; ++piece) {
+      compare(output, piece->first, piece->second, file, buffer.bytes().data(), unlimited);
+      bytes -= std::min(bytes, piece->second.size);
+    }
+  }
+}
+
 uint64_t OutputSums::read_back(const std::function<std::filesystem::path(OutputId)>& path,
                                const std::function<std::string(OutputId)>& display,
                                unsigned threads, RateLimit& limit, Progress& progress) const {

@@ -1,7 +1,8 @@
 // OutputSums: what was meant to be written, so that it can be compared with what is there.
 //
 // A sink in front of another one: it keeps the CRC32 of each chunk of each output. What is written
-// again (the patches of digests) is kept apart. Memory: 64 bytes or so a chunk.
+// again (the patches of digests) is kept apart. Memory: 64 bytes or so a chunk. A run that goes on
+// where another one stopped takes over what that one has written.
 #pragma once
 
 #include <cstdint>
@@ -41,6 +42,30 @@ class OutputSums : public Sink {
                      RateLimit& limit, Progress& progress) const;
   // What it will read.
   uint64_t bytes() const;
+
+  // What has been written so far; not while anything is.
+  struct State {
+    struct Written {
+      OutputId out = 0;
+      uint64_t offset = 0;
+      uint64_t size = 0;
+      uint32_t crc = 0;
+    };
+    struct Patched {
+      OutputId out = 0;
+      uint64_t offset = 0;
+      uint32_t value = 0;
+    };
+    std::vector<Written> written = {};  // in order
+    std::vector<Patched> patched = {};
+  };
+  State state() const;
+  // Before anything is written: what another object for the same plan was given. Throws
+  // CorruptError for what cannot be of that plan.
+  void restore(const State& state);
+  // read_back() of about the last `bytes` that were written.
+  void check_last(uint64_t bytes, const std::function<std::filesystem::path(OutputId)>& path,
+                  const std::function<std::string(OutputId)>& display) const;
 
  private:
   struct Piece {

@@ -174,6 +174,28 @@ void RecordChecks::report(uint32_t record, Extent extent, uint32_t crc) {
   if (added != pieces.begin()) join_with_next(std::prev(added));
 }
 
+std::vector<RecordPiece> RecordChecks::reported() const {
+  std::vector<RecordPiece> found;
+  for (uint32_t r = 0; r < pieces_.size(); ++r) {
+    for (const auto& [offset, piece] : pieces_[r]) {
+      found.push_back({r, offset, piece.size, piece.crc});
+    }
+  }
+  return found;
+}
+
+void RecordChecks::restore(const std::vector<RecordPiece>& pieces) {
+  for (const RecordPiece& piece : pieces) {
+    const bool known = piece.record < records_.size();
+    const Extent whole = known ? records_[piece.record].extent : Extent{};
+    if (!known || piece.offset < whole.offset || piece.size > whole.size ||
+        piece.offset - whole.offset > whole.size - piece.size) {
+      throw CorruptError({}, "a record that the plan does not read");
+    }
+    report(piece.record, {whole.file, piece.offset, piece.size}, piece.crc);
+  }
+}
+
 void RecordChecks::verify(const InputFiles& inputs) const {
   for (size_t r = 0; r < records_.size(); ++r) {
     if (pieces_[r].empty()) continue;

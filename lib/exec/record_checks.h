@@ -20,6 +20,14 @@
 
 namespace dsckpt {
 
+// The CRC32 of a part of a record, which is known by its number in the order of files and offsets.
+struct RecordPiece {
+  uint32_t record = 0;
+  uint64_t offset = 0;  // in the file
+  uint64_t size = 0;
+  uint32_t crc = 0;
+};
+
 class RecordChecks {
  public:
   static constexpr uint32_t kNone = ~uint32_t{0};
@@ -49,6 +57,11 @@ class RecordChecks {
 
   // The CRC32 of `extent`, part of `record`. Any thread.
   void report(uint32_t record, Extent extent, uint32_t crc);
+  // All that was reported, neighbours joined. Not while anything is.
+  std::vector<RecordPiece> reported() const;
+  // Reports what another object of the same plan and records was reported. Throws CorruptError for
+  // what no such object can have.
+  void restore(const std::vector<RecordPiece>& pieces);
   // After the last report. Throws CorruptError that names the first record that is wrong.
   void verify(const InputFiles& inputs) const;
 

@@ -14,6 +14,7 @@
 
 #include "dsckpt/error.h"
 #include "exec/commit.h"
+#include "exec/journal.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -36,9 +37,13 @@ fs::path existing_part(fs::path path) {
 // A file that gets its name when it is whole.
 class TextFile {
  public:
-  TextFile(fs::path path, const std::string& text, bool durable)
-      : path_(std::move(path)), staged_(path_.string() + ".dsckpt-XXXXXX") {
-    const int fd = ::mkostemp(staged_.data(), O_CLOEXEC);
+  // `beside`: a name for the time until then that nobody else uses; "" for a new one.
+  TextFile(fs::path path, const std::string& text, bool durable, const std::string& beside = "")
+      : path_(std::move(path)),
+        staged_(path_.string() + ".dsckpt-" + (beside.empty() ? "XXXXXX" : beside)) {
+    const int fd = beside.empty()
+                       ? ::mkostemp(staged_.data(), O_CLOEXEC)
+                       : ::open(staged_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0) throw IoError({.file = path_.string()}, "cannot write", errno);
     mode_t mask = ::umask(0);
     ::umask(mask);
@@ -101,21 +106,66 @@ StagedOutput::~StagedOutput() {
 }
 
 void StagedOutput::prepare() {
-  commit_ = choose_commit(*staging_);
-  commit_->check();
-  notes_ = clear_left_overs(commit_->place());
-  check_space();
   for (size_t i = 0; i < plan_.outputs().size(); ++i) files_.emplace_back();
   patches_ = patches_of(plan_, [this](OutputId out) { return is_direct(out); });
-  make_staging_folder();
-  make_folders_of_files();
+  goes_on_ = staging_->is_kept() && take_up();
+  if (!goes_on_) commit_ = choose_commit(*staging_);
+  commit_->check();
+  // The folder that is gone on with is alive again.
+  notes_ = clear_left_overs(commit_->place());
+  check_space();
+  if (!goes_on_) make_staging_folder();
+  if (!is_written()) make_folders_of_files();
+}
+
+// True if the run before has left something to go on with.
+bool StagedOutput::take_up() {
+  for (const bool whole_folder : {true, false}) {
+    const fs::path folder = resumable_folder(staging_->target, whole_folder);
+    std::error_code ignored;
+    if (!fs::is_directory(fs::symlink_status(folder, ignored))) continue;
+    const SignedBy owner = owner_of(folder);
+    if (owner.state == OwnerState::alive && !owner.who.empty()) {
+      throw UsageError(folder.string() + ": is being written by " + owner.who);
+    }
+    if (!has_job(folder)) {
+      // Stopped before anything began, or when all was over.
+      const StagingOwner nobody_else(folder);
+      fs::remove_all(folder, ignored);
+      continue;
+    }
+    if (const std::string difference = difference_from_saved(folder, *options_.job);
+        !difference.empty()) {
+      throw UsageError(folder.string() + ": this command cannot go on with it: " + difference)
+          .with_hint("the command that it was begun with goes on; else remove that folder");
+    }
+    owner_.emplace(folder);
+    set_folder(folder);
+    staging_->written_inode = load_written(folder);
+    commit_ = same_commit(*staging_, whole_folder);
+    return true;
+  }
+  return false;
+}
+
+const fs::path& StagedOutput::folder() const {
+  return staging_->folder;
+}
+
+bool StagedOutput::is_written() const {
+  return staging_->written_inode.has_value();
 }
 
 // How small packed files become is seen when they are written.
 void StagedOutput::check_space() const {
+  if (is_written()) return;
   uint64_t needed = 0;
   for (OutputId out = 0; out < plan_.outputs().size(); ++out) {
-    if (!staging_->is_packed(out)) needed += plan_.outputs()[out].size;
+    const uint64_t size = staging_->is_packed(out) ? 0 : plan_.outputs()[out].size;
+    struct stat there {};
+    const bool is_there = goes_on_ && ::stat(staging_->staged(out).c_str(), &there) == 0;
+    const uint64_t taken = is_there ? static_cast<uint64_t>(there.st_blocks) * 512 : 0;
+    needed += size - std::min(size, taken);
   }
   const uint64_t free = free_space(existing_part(staging_->target));
   if (needed <= free) return;
@@ -128,16 +178,26 @@ void StagedOutput::check_space() const {
 void StagedOutput::make_staging_folder() {
   const fs::path place = commit_->place();
   make_folders(place, staging_->made_folders);
-  std::string pattern = (place / (std::string(kStagingPrefix) + "XXXXXX")).string();
-  if (::mkdtemp(pattern.data()) == nullptr) {
-    throw IoError({.file = place.string()}, "cannot write into the folder", errno);
+  std::string name = (place / (std::string(kStagingPrefix) + "XXXXXX")).string();
+  bool made = false;
+  if (staging_->is_kept()) {
+    name = resumable_folder(staging_->target, place != staging_->target).string();
+    made = ::mkdir(name.c_str(), 0700) == 0;
+  } else {
+    made = ::mkdtemp(name.data()) != nullptr;
   }
-  staging_->folder = pattern;
-  owner_.emplace(staging_->folder);
-  // mkdtemp makes a folder that is its owner's alone; what is to stay is an ordinary one in it.
-  staging_->files_in = staging_->folder / "files";
+  if (!made) throw IoError({.file = place.string()}, "cannot write into the folder", errno);
+  owner_.emplace(name);
+  set_folder(name);
+  if (staging_->is_kept()) save_job(name, *options_.job);
+}
+
+void StagedOutput::set_folder(const fs::path& folder) {
+  staging_->folder = folder;
+  // The staging folder is its owner's alone; what is to stay is an ordinary one in it.
+  staging_->files_in = folder / "files";
   if (options_.durable && plan_.outputs().size() > kSyncedOneByOne) {
-    staging_->all_at_once.emplace(staging_->folder);
+    staging_->all_at_once.emplace(folder);
   }
 }
 
@@ -160,11 +220,24 @@ void StagedOutput::remove_staging() {
   files_.clear();
   std::error_code failed;
   const fs::path folder = std::exchange(staging_->folder, {});
-  if (!folder.empty()) fs::remove_all(folder, failed);
+  if (staging_->is_kept() && !folder.empty()) {
+    failed = remove_resumable(folder);
+  } else if (!folder.empty()) {
+    fs::remove_all(folder, failed);
+  }
   if (failed) notes_.push_back(folder.string() + " cannot be removed: " + failed.message());
 }
 
-void StagedOutput::give_up() {
+void StagedOutput::give_up(bool forever) {
+  if (staging_->is_kept() && !forever && has_job(staging_->folder)) {
+    owner_.reset();
+    files_.clear();
+    notes_.push_back("what is done is kept in " + staging_->folder.string() +
+                     ": the same command goes on");
+    staging_->folder.clear();
+    staging_->made_folders.clear();
+    return;
+  }
   remove_staging();
   std::error_code ignored;
   const std::vector<fs::path> made = std::exchange(staging_->made_folders, {});
@@ -187,6 +260,10 @@ std::unique_ptr<OutputFile> StagedOutput::create(OutputId out) const {
   OutputOptions options;
   if (size > kSmallFile && !staging_->is_packed(out)) options.size = size;
   options.direct = is_direct(out);
+  if (goes_on_) {
+    using Existing = OutputOptions::Existing;
+    options.existing = staging_->is_packed(out) ? Existing::emptied : Existing::kept;
+  }
   if (const auto places = patches_.find(out); places != patches_.end()) {
     options.rewritten = places->second;
   }
@@ -224,8 +301,20 @@ bool StagedOutput::is_patched(OutputId out) const {
 
 void StagedOutput::commit(const Pointer& pointer) {
   if (staging_->all_at_once) staging_->all_at_once->sync();
+  if (staging_->is_kept() && !is_written()) {
+    FileSystem(staging_->folder).sync();
+    struct stat files {};
+    if (::stat(staging_->files_in.c_str(), &files) != 0) {
+      throw IoError({.file = staging_->files_in.string()}, "cannot stat", errno);
+    }
+    save_written(staging_->folder, files.st_ino);
+    staging_->written_inode = files.st_ino;
+  }
   std::optional<TextFile> text;
-  if (!pointer.file.empty()) text.emplace(pointer.file, pointer.text, options_.durable);
+  // A run that is killed leaves it to the one that goes on.
+  const std::string beside =
+      staging_->is_kept() ? without_slash(staging_->target).filename().string() : "";
+  if (!pointer.file.empty()) text.emplace(pointer.file, pointer.text, options_.durable, beside);
   try {
     commit_->publish();
     if (text) text->publish();

@@ -10,6 +10,9 @@
 // order, the last one last. What was there before is kept in the staging folder, and put back if
 // not all can be renamed. (5) Remove the staging folder, and without a commit whatever folders
 // prepare() made. The two ways to commit are in commit.h.
+//
+// With StageOptions::job the staging folder has a name that the next run of the same job finds
+// (resumable_folder()), stays when the run stops, and holds what journal.h describes.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +34,7 @@
 namespace dsckpt {
 
 class Commit;
+struct JobIdentity;
 struct Staging;
 
 struct StageOptions {
@@ -46,6 +50,9 @@ struct StageOptions {
   // The outputs that are packable (frame_cuts.h) are called PATH.dspack, and their sizes are not
   // those of the plan: a PackedOutput writes them.
   bool packed = false;
+  // Of a run that another one can go on with, or that goes on with another one; else nullptr. Must
+  // outlive the StagedOutput.
+  const JobIdentity* job = nullptr;
 };
 
 // A file beside the output that is to have `text`: last of all, so that it names what is there.
@@ -66,14 +73,22 @@ class StagedOutput : public Sink {
 
   // Once, before the first write: steps 1 and 2. Throws UsageError if the target is not a folder or
   // holds one of the plan's files and `force` is not set; IoError if the folder cannot be made or
-  // has not enough space. The destructor removes what it has made.
+  // has not enough space. The destructor removes what it has made. With StageOptions::job: goes on
+  // in the folder of the run before, if there is one; throws UsageError if that is of another job
+  // or still runs.
   void prepare();
+  // Since prepare(): the staging folder, and whether it is that of a run before.
+  const std::filesystem::path& folder() const;
+  bool goes_on() const { return goes_on_; }
+  // Whether that one had written everything, so that only the commit is left.
+  bool is_written() const;
 
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
   void finish(OutputId out) override;
 
-  // Once, after execute(). Throws UsageError for a file that has appeared meanwhile and IoError:
-  // then the output is as it was before, or the message says of each path what is there.
+  // Once, after execute(), or after one that has written everything. Throws UsageError for a file
+  // that has appeared meanwhile and IoError: then the output is as it was before, or the message
+  // says of each path what is there.
   void commit(const Pointer& pointer = {});
   // After execute(): waits until everything is on the device. Throws IoError.
   void sync();
@@ -83,9 +98,9 @@ class StagedOutput : public Sink {
   // Whether an output's digests are written over what was there.
   bool is_patched(OutputId out) const;
 
-  // Instead of commit(): removes what prepare() has made. The destructor does so, too, but without
-  // a word.
-  void give_up();
+  // Instead of commit(): removes what prepare() has made, unless another run can go on with it;
+  // with `forever` that, too. The destructor does so, too, but without a word.
+  void give_up(bool forever = false);
 
   // What a user should know: left-overs of other runs; what could not be removed; and of a commit
   // what may not be on the disk yet.
@@ -97,7 +112,9 @@ class StagedOutput : public Sink {
     std::unique_ptr<OutputFile> file;
   };
   void check_space() const;
+  bool take_up();
   void make_staging_folder();
+  void set_folder(const std::filesystem::path& folder);
   void make_folders_of_files() const;
   OutputFile& file(OutputId out);
   bool is_direct(OutputId out) const;
@@ -113,6 +130,7 @@ class StagedOutput : public Sink {
   std::vector<std::string> notes_ = {};
   std::deque<File> files_;
   Patches patches_;  // of what is written directly
+  bool goes_on_ = false;
 };
 
 // Puts a file with `text` in the place of `path`, or makes it: a reader sees the old one or the new

@@ -12,6 +12,8 @@
 #include <system_error>
 
 #include "base/text.h"
+#include "dsckpt/error.h"
+#include "exec/journal.h"
 #include "io/output_file.h"
 
 namespace dsckpt {
@@ -113,11 +115,15 @@ bool is_new(const fs::path& folder) {
 }  // namespace
 
 StagingOwner::StagingOwner(const fs::path& folder)
-    : fd_(::open((folder / kOwner).c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+    : fd_(::open((folder / kOwner).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
   if (fd_ < 0) return;
   // Not every file system has locks: what a process says of itself must then do.
-  ::flock(fd_, LOCK_EX | LOCK_NB);
-  if (!write_all(fd_, dump(self()) + "\n")) ::unlink((folder / kOwner).c_str());
+  if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    ::close(fd_);
+    throw UsageError(folder.string() + ": another process writes there");
+  }
+  if (::ftruncate(fd_, 0) != 0 || !write_all(fd_, dump(self()) + "\n"))
+    ::unlink((folder / kOwner).c_str());
 }
 
 StagingOwner::~StagingOwner() {
@@ -151,10 +157,18 @@ std::vector<std::string> clear_left_overs(const fs::path& place) {
     const SignedBy owner = owner_of(folder);
     const std::string name = folder.string();
     if (owner.state == OwnerState::alive) continue;
+    // What a removal that was killed has left.
+    if (owner.who.empty() && ::rmdir(folder.c_str()) == 0) continue;
     if (owner.state == OwnerState::unknown) {
       notes.push_back(name + " is an unfinished output" +
                       (owner.who.empty() ? "" : " of " + owner.who) +
                       "; if that no longer runs, remove it");
+      continue;
+    }
+    if (has_job(folder)) {
+      notes.push_back(name +
+                      " is an unfinished output: the same command as before goes on with "
+                      "it if it has --resume; else remove it");
       continue;
     }
     std::error_code kept;

@@ -18,8 +18,9 @@ inline constexpr std::string_view kStagingPrefix = ".dsckpt-staging-";
 
 class StagingOwner {
  public:
-  // Signs `folder` for this process. Where that fails it stays unsigned: what is written next will
-  // fail, too, and says it better.
+  // Signs `folder` for this process, in the place of whoever did it before. Where that fails it
+  // stays unsigned: what is written next will fail, too, and says it better. Throws UsageError if
+  // somebody else holds the lock.
   explicit StagingOwner(const std::filesystem::path& folder);
   // Gives the lock back; the file stays.
   ~StagingOwner();
@@ -42,9 +43,9 @@ struct SignedBy {
 };
 SignedBy owner_of(const std::filesystem::path& folder);
 
-// Removes the staging folders in `place` whose owners are dead. Returns a note for each of these,
-// and for those of which nobody knows: not for what somebody still writes. A folder that cannot be
-// listed has none.
+// Removes the staging folders in `place` whose owners are dead, but for those that a run can go on
+// with (journal.h). Returns a note for each of these, and for those of which nobody knows: not for
+// what somebody still writes. A folder that cannot be listed has none.
 std::vector<std::string> clear_left_overs(const std::filesystem::path& place);
 
 }  // namespace dsckpt

@@ -29,6 +29,14 @@ uint64_t InputFile::stored_size() const {
   return stored_->size();
 }
 
+int64_t InputFile::modified() const {
+  return stored_->modified();
+}
+
+void InputFile::check_unchanged() const {
+  stored_->check_unchanged();
+}
+
 double InputFile::stored_bytes(uint64_t offset, uint64_t size) const {
   return content_ ? content_->stored_bytes(offset, size) : static_cast<double>(size);
 }

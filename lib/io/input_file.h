@@ -46,6 +46,10 @@ class InputFile {
   Encoding encoding() const { return encoding_; }
   // Bytes on the disk.
   uint64_t stored_size() const;
+  // When that was last written, nanoseconds since the epoch.
+  int64_t modified() const;
+  // Throws IoError if another file is there now, or if it was written to since it was opened.
+  void check_unchanged() const;
   // The share of them that content [offset, offset + size) takes. That range lies inside.
   double stored_bytes(uint64_t offset, uint64_t size) const;
   // Of the content, where a packed file says it.

@@ -32,7 +32,11 @@ OutputFile::OutputFile(fs::path path, std::string display, OutputOptions options
     : path_(std::move(path)),
       display_(display.empty() ? path_.string() : std::move(display)),
       rewritten_(std::move(options.rewritten)) {
-  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  using Existing = OutputOptions::Existing;
+  const int existing = options.existing == Existing::none      ? O_EXCL
+                       : options.existing == Existing::emptied ? O_TRUNC
+                                                               : 0;
+  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | existing, 0666);
   if (fd_ < 0) throw IoError({.file = display_}, "cannot create", errno);
   // Not every file system has it; then everything goes through the page cache.
   if (options.direct) direct_fd_ = ::open(path_.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC);
@@ -44,7 +48,8 @@ OutputFile::OutputFile(fs::path path, std::string display, OutputOptions options
   if (failed == EOPNOTSUPP || failed == ENOSYS || failed == EINTR) return;
   if (direct_fd_ >= 0) ::close(std::exchange(direct_fd_, -1));
   ::close(std::exchange(fd_, -1));
-  ::unlink(path_.c_str());  // so that whoever tries again hears the same
+  // So that whoever tries again hears the same.
+  if (options.existing == Existing::none) ::unlink(path_.c_str());
   throw IoError({.file = display_}, "cannot reserve " + std::to_string(size) + " bytes", failed);
 }
 

@@ -20,19 +20,23 @@ struct OutputOptions {
   // lies as far behind a multiple of kDirectBlock as their offset does. The rest of such writes,
   // short ones, and those of other memory go through the page cache.
   bool direct = false;
+  // A file that is there already, from a run that goes on: none, one that keeps what it has, or one
+  // that is emptied. In either case it is made if it is not there.
+  enum class Existing : uint8_t { none, kept, emptied } existing = Existing::none;
   // Offsets that will be written again: their blocks go through the page cache, or the second write
   // would have to read them first. Rising.
   std::vector<uint64_t> rewritten = {};
 };
 
-// One file that did not exist before. Not committed to anything: the owner renames or removes it.
+// One file that did not exist before, unless a run goes on. Not committed to anything: the owner
+// renames or removes it.
 class OutputFile {
  public:
   // No device has larger blocks that direct writes must be multiples of.
   static constexpr uint64_t kDirectBlock = 4096;
 
-  // Creates `path`, which must not exist. Throws IoError, also when there is no room for
-  // `options.size` bytes.
+  // Creates `path`, which must not exist but as OutputOptions::existing says. Throws IoError, also
+  // when there is no room for `options.size` bytes.
   explicit OutputFile(std::filesystem::path path, std::string display = {},
                       OutputOptions options = {});
   // Closes without a word; call close() to hear of errors.

@@ -54,6 +54,10 @@ std::pair<Lease, Identity> open_regular(const fs::path& path, const std::string&
           {s.st_dev, s.st_ino, s.st_size, s.st_mtim.tv_sec * 1'000'000'000 + s.st_mtim.tv_nsec}};
 }
 
+IoError has_changed(const std::string& display) {
+  return IoError({.file = display}, "changed while it was being read", 0);
+}
+
 size_t descriptor_limit() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return 4096;
@@ -93,7 +97,7 @@ struct StoredFile::Impl {
       return lease;
     }
     auto [fresh, now] = open_regular(path, display);
-    if (now != identity) throw IoError({.file = display}, "changed while it was being read", 0);
+    if (now != identity) throw has_changed(display);
     keep(fresh);
     return fresh;
   }
@@ -120,6 +124,14 @@ const fs::path& StoredFile::path() const {
 }
 const std::string& StoredFile::display() const {
   return impl_->display;
+}
+int64_t StoredFile::modified() const {
+  return impl_->identity.modified_ns;
+}
+void StoredFile::check_unchanged() const {
+  if (open_regular(impl_->path, impl_->display).second != impl_->identity) {
+    throw has_changed(impl_->display);
+  }
 }
 uint64_t StoredFile::size() const {
   return static_cast<uint64_t>(impl_->identity.size);

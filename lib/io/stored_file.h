@@ -27,6 +27,10 @@ class StoredFile {
   const std::filesystem::path& path() const;
   const std::string& display() const;
   uint64_t size() const;
+  // When it was last written, nanoseconds since the epoch.
+  int64_t modified() const;
+  // Throws IoError if another file is there now, or if it was written to since it was opened.
+  void check_unchanged() const;
 
   // Fills `out` from `offset`. Throws IoError if the file cannot give all of it.
   void read_at(uint64_t offset, std::span<std::byte> out) const;

@@ -4,6 +4,8 @@
 #include <system_error>
 
 #include "dsckpt/error.h"
+#include "exec/commit.h"
+#include "exec/staging_owner.h"
 #include "io/content_name.h"
 
 namespace dsckpt {
@@ -49,10 +51,14 @@ void check_pointer(const Place& place, const fs::path& output) {
 }
 
 // Throws for a file in `output` that would be lost.
-void check_only_ours(const Place& place, const fs::path& output) {
+void check_only_ours(const Place& place, const fs::path& output, bool resume) {
   std::error_code failed;
   fs::recursive_directory_iterator it(output, failed);
   for (const fs::recursive_directory_iterator end; !failed && it != end; it.increment(failed)) {
+    if (resume && it->path().filename().string().starts_with(kStagingPrefix)) {
+      it.disable_recursion_pending();
+      continue;
+    }
     if (it->is_directory(failed) && !it->is_symlink(failed)) continue;
     const fs::path path = it->path().lexically_relative(output);
     if (place.is_ours(content_path(path))) continue;
@@ -62,16 +68,16 @@ void check_only_ours(const Place& place, const fs::path& output) {
   if (failed) throw IoError({.file = output.string()}, "cannot list", failed.value());
 }
 
-void check_replaceable(const Place& place, const fs::path& output, bool force) {
+void check_replaceable(const Place& place, const fs::path& output, bool force, bool resume) {
   std::error_code failed;
   if (!fs::exists(output, failed)) return;
   if (!fs::is_directory(output, failed)) throw UsageError(output.string() + ": is not a folder");
   if (fs::is_empty(output, failed)) return;
-  if (!force) {
+  if (!force && !(resume && can_go_on(fs::weakly_canonical(fs::absolute(output))))) {
     throw UsageError(output.string() + ": exists already")
         .with_hint("--force replaces " + place.replaced);
   }
-  check_only_ours(place, output);
+  check_only_ours(place, output, resume);
 }
 
 }  // namespace
@@ -84,11 +90,11 @@ Place place_beside(const Checkpoint& checkpoint) {
   return place;
 }
 
-void check_place(const Place& place, const fs::path& output, bool force) {
+void check_place(const Place& place, const fs::path& output, bool force, bool resume) {
   if (!place.pointer.empty()) check_pointer(place, output);
   if (output.empty()) throw UsageError("the output folder has no name");
   check_apart(place, output);
-  if (place.is_ours) check_replaceable(place, output, force);
+  if (place.is_ours) check_replaceable(place, output, force, resume);
 }
 
 std::string name_of(const fs::path& output) {

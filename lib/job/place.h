@@ -33,8 +33,10 @@ struct Place {
 // The output folder must not lie among the shards.
 Place place_beside(const Checkpoint& checkpoint);
 
-// Throws UsageError if `output` is no place for it.
-void check_place(const Place& place, const std::filesystem::path& output, bool force);
+// Throws UsageError if `output` is no place for it. `resume`: what a run before has left there is
+// nothing in the way.
+void check_place(const Place& place, const std::filesystem::path& output, bool force,
+                 bool resume = false);
 
 // Place::pointer of that output: where the user sees it, whether or not it is a link.
 std::filesystem::path pointer_file(const Place& place, const std::filesystem::path& output);

@@ -8,10 +8,12 @@
 
 #include "exec/executor.h"
 #include "exec/io_choice.h"
+#include "exec/journal.h"
 #include "exec/output_sums.h"
 #include "exec/packed_output.h"
 #include "exec/staged_output.h"
 #include "format/checked_records.h"
+#include "io/output_file.h"
 #include "job/content_hash.h"
 
 namespace dsckpt {
@@ -49,26 +51,95 @@ uint64_t read_back(const OutputSums& sums, StagedOutput& staged, unsigned thread
                         limit, progress);
 }
 
-// Everything but the commit.
-RunStats write(const Job::Impl& job, const RunOptions& options, const IoChoice& io,
-               const ContentHashes& hashes, StagedOutput& staged, Progress& progress) {
-  std::optional<OutputSums> sums;
-  if (options.verify_output) {
-    sums.emplace(job.plan, staged, [&](OutputId out) { return staged.is_patched(out); });
+// What decides, besides the plan, what is written and checked.
+std::string deciding(const RunOptions& options) {
+  std::string text = options.verify ? "--verify" : "";
+  if (options.pack)
+    text += (text.empty() ? "packed, level " : ", packed, level ") + std::to_string(*options.pack);
+  return text;
+}
+
+// Nothing is mixed of two states of an input.
+void check_unchanged(const InputFiles& inputs) {
+  for (FileId file = 0; file < inputs.size(); ++file) inputs[file].check_unchanged();
+}
+
+// The outputs of a job on their way into the staging folder.
+class Writing {
+ public:
+  Writing(const Job::Impl& job, const RunOptions& options, const IoChoice& io,
+          const ContentHashes& hashes, StagedOutput& staged)
+      : job_(job), options_(options), io_(io), staged_(staged) {
+    if (options.verify_output || options.resume) {
+      sums_.emplace(job.plan, staged, [&](OutputId out) { return staged.is_patched(out); });
+    }
+    Sink& written = sums_ ? static_cast<Sink&>(*sums_) : staged;
+    if (options.pack) packed_.emplace(job.plan, written, *options.pack, hashes);
+    sink_ = packed_ ? &*packed_ : &written;
+    if (options.resume) before_ = load_reached(staged.folder());
   }
-  Sink& written = sums ? static_cast<Sink&>(*sums) : staged;
-  std::optional<PackedOutput> packed;
-  if (options.pack) packed.emplace(job.plan, written, *options.pack, hashes);
-  RunStats stats =
-      execute(job.plan, *job.inputs, packed ? static_cast<Sink&>(*packed) : written, progress,
-              {.threads = io.threads,
-               .unit_bytes = io.unit_bytes,
-               .records = records_to_check(job, options.verify),
-               .check_all_records = options.verify,
-               .limit_rate = options.limit_rate});
-  stats.has_checksums = has_checksums(job, stats);
-  if (packed) stats.bytes_stored = packed->bytes_stored();
-  if (sums) stats.bytes_verified = read_back(*sums, staged, io.threads, options, progress);
+
+  // Everything but the commit.
+  RunStats operator()(Progress& progress) {
+    if (before_) take_over();
+    ExecOptions execution{.threads = io_.threads,
+                          .unit_bytes = before_ ? before_->run.unit_bytes : io_.unit_bytes,
+                          .records = records_to_check(job_, options_.verify),
+                          .check_all_records = options_.verify,
+                          .limit_rate = options_.limit_rate};
+    if (options_.resume) {
+      if (before_) execution.from = &before_->run;
+      execution.save = [&](const RunState& reached) { save(reached); };
+      execution.save_every = options_.save_every;
+      execution.save_between_outputs = packed_.has_value();
+    }
+    RunStats stats = execute(job_.plan, *job_.inputs, *sink_, progress, execution);
+    stats.has_checksums = has_checksums(job_, stats);
+    stats.bytes_kept = bytes_kept_;
+    if (packed_) stats.bytes_stored = bytes_stored();
+    if (options_.verify_output) {
+      stats.bytes_verified = read_back(*sums_, staged_, io_.threads, options_, progress);
+    }
+    check_unchanged(*job_.inputs);
+    return stats;
+  }
+
+ private:
+  // Of what the run before wrote last.
+  static constexpr uint64_t kCheckedAgain = uint64_t{256} << 20;
+
+  void take_over() {
+    in_context({.file = staged_.folder().string()}, [&] { sums_->restore(before_->sums); });
+    sums_->check_last(
+        kCheckedAgain, [&](OutputId out) { return staged_.staged_path(out); },
+        [&](OutputId out) { return staged_.staged_path(out).string(); });
+    bytes_kept_ = sums_->bytes();
+  }
+
+  void save(const RunState& reached) {
+    FileSystem(staged_.folder()).sync();
+    save_reached(staged_.folder(), {reached, sums_->state(), bytes_stored()});
+  }
+
+  uint64_t bytes_stored() const {
+    return (before_ ? before_->bytes_stored : 0) + (packed_ ? packed_->bytes_stored() : 0);
+  }
+
+  const Job::Impl& job_;
+  const RunOptions& options_;
+  const IoChoice& io_;
+  StagedOutput& staged_;
+  std::optional<OutputSums> sums_;
+  std::optional<PackedOutput> packed_;
+  Sink* sink_ = nullptr;  // the first of these
+  std::optional<Reached> before_;
+  uint64_t bytes_kept_ = 0;
+};
+
+// Of a run that finds everything written.
+RunStats nothing_to_write(const Job::Impl& job) {
+  RunStats stats;
+  stats.bytes_written = stats.bytes_stored = stats.bytes_kept = job.plan.bytes_written();
   return stats;
 }
 
@@ -80,7 +151,8 @@ Pointer pointer_of(const Place& place, const fs::path& output) {
 // What could not be removed is said with the error, since nobody else will.
 [[noreturn]] void fail_with_notes(const Error& error, StagedOutput& staged) {
   const size_t said = staged.notes().size();
-  staged.give_up();
+  // An input that is damaged will be so the next time.
+  staged.give_up(error.kind() == ErrorKind::corrupt);
   if (staged.notes().size() == said) error.raise();
   std::string text = error.message();
   for (size_t i = said; i < staged.notes().size(); ++i) text += "\n" + staged.notes()[i];
@@ -125,6 +197,8 @@ RunStats run(const Job& job, const fs::path& output, const RunOptions& options,
 
   const IoChoice io = choose_io(options.io, job->plan, *job->inputs, options.durable,
                                 options.pack.has_value(), options.threads);
+  std::optional<JobIdentity> identity;
+  if (options.resume) identity = identity_of(job->plan, *job->inputs, deciding(options));
   const fs::path target =
       job->place.whole ? fs::weakly_canonical(fs::absolute(output)) : fs::path(output);
   StagedOutput staged(job->plan, target,
@@ -132,11 +206,13 @@ RunStats run(const Job& job, const fs::path& output, const RunOptions& options,
                        .durable = options.durable,
                        .whole_folder = job->place.whole,
                        .direct = io.direct,
-                       .packed = options.pack.has_value()});
+                       .packed = options.pack.has_value(),
+                       .job = identity ? &*identity : nullptr});
   RunStats stats;
   try {
     staged.prepare();
-    stats = write(*job, options, io, hashes, staged, progress);
+    stats = staged.is_written() ? nothing_to_write(*job)
+                                : Writing(*job, options, io, hashes, staged)(progress);
     staged.commit(pointer_of(job->place, output));
   } catch (const Error& error) {
     fail_with_notes(error, staged);
@@ -147,7 +223,7 @@ RunStats run(const Job& job, const fs::path& output, const RunOptions& options,
 
 RunStats run(const Job& job, const fs::path& output, const RunOptions& options,
              const ProgressCallback& callback) {
-  check_place(job->place, output, options.force);
+  check_place(job->place, output, options.force, options.resume);
   Progress progress;
   if (!callback) return run(job, output, options, progress);
   const RunStats stats = [&] {

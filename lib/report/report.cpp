@@ -107,6 +107,7 @@ json done_json(json plan, const std::string& output, const RunStats& stats) {
   plan["bytes_read"] = stats.bytes_read;
   plan["bytes_stored"] = stats.bytes_stored;
   plan["bytes_verified"] = stats.bytes_verified;
+  plan["bytes_kept"] = stats.bytes_kept;
   plan["records_checked"] = stats.records_checked;
   plan["records_unchecked"] = stats.records_unchecked;
   return plan;

@@ -3,13 +3,15 @@
 //   FAIL_CALL    which: open, read, write, fallocate, fsync, rename, link, close, unlink, mkdir,
 //                opendir; each stands for all of its kind (pread, renameat2, syncfs, ...)
 //   FAIL_AT      the how manieth of that kind, from 1
-//   FAIL_ERRNO   what it says; 0: it does less than was asked for (read, write)
+//   FAIL_ERRNO   what it says; 0: it does less than was asked for (read, write); -1: the process is
+//                killed instead (SIGKILL)
 //   FAIL_COUNTS  a file that gets the number of calls of each kind at the end: "open 17"
 //
 // A call that fails does nothing, but close, which always closes.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
@@ -71,6 +73,7 @@ bool fails(const char* kind) {
                    [&](const char* name) { return std::strcmp(name, kind) == 0; }) -
       std::begin(kKinds));
   if (++s.counts[index] != s.at || index != s.kind) return false;
+  if (s.reason < 0) ::kill(::getpid(), SIGKILL);
   errno = s.reason;
   return true;
 }

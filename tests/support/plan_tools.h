@@ -63,6 +63,7 @@ class MemorySink : public Sink {
     for (const auto& one : finished_) all = all && one;
     return all;
   }
+  bool is_finished(OutputId out) const { return finished_.at(out); }
   int writes() const { return writes_; }
 
  private:

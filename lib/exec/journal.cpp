@@ -1,0 +1,274 @@
+#include "exec/journal.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <utility>
+
+#include "base/bytes.h"
+#include "base/kernels.h"
+#include "base/sha256.h"
+#include "base/text.h"
+#include "dsckpt/error.h"
+#include "io/output_file.h"
+#include "plan/plan_digest.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kJob = "job";
+constexpr const char* kJournal = "journal";
+constexpr int kVersion = 1;
+
+// Puts `content` in the place of FOLDER/NAME: whatever happens, the old one or the new one is
+// there.
+void replace_file(const fs::path& folder, const char* name, const std::string& content) {
+  const fs::path path = folder / name;
+  const fs::path fresh = path.string() + ".new";
+  const int fd = ::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  const auto fail = [&] { throw IoError({.file = path.string()}, "cannot write", errno); };
+  if (fd < 0) fail();
+  const bool good = write_all(fd, content) && ::fsync(fd) == 0;
+  const int failed = errno;
+  ::close(fd);
+  errno = failed;
+  if (!good || ::rename(fresh.c_str(), path.c_str()) != 0) fail();
+  sync_directory(folder);
+}
+
+// Nothing if there is no such file.
+std::optional<std::string> content_of(const fs::path& path) {
+  std::ifstream stream(path, std::ios::binary);
+  if (!stream) {
+    std::error_code ignored;
+    if (!fs::exists(fs::symlink_status(path, ignored))) return std::nullopt;
+    throw IoError({.file = path.string()}, "cannot open", errno);
+  }
+  return std::string(std::istreambuf_iterator<char>(stream), {});
+}
+
+IoError damaged(const fs::path& path) {
+  return IoError({.file = path.string()},
+                 "is damaged, so that nothing can go on there; remove the folder", 0);
+}
+
+// What only this program writes has the members and types that it gives them, or is damaged.
+template <typename Read>
+auto read_as_written(const fs::path& path, Read&& read) {
+  try {
+    return read();
+  } catch (const json::exception&) {
+    throw damaged(path);
+  }
+}
+
+json saved_job(const fs::path& folder) {
+  const fs::path path = folder / kJob;
+  return read_as_written(path, [&] { return json::parse(content_of(path).value_or("")); });
+}
+
+json rows_of(const std::vector<JobIdentity::File>& files) {
+  json rows = json::array();
+  for (const JobIdentity::File& file : files) {
+    rows.push_back({file.path, file.size, file.modified});
+  }
+  return rows;
+}
+
+std::vector<JobIdentity::File> files_of(const json& rows) {
+  std::vector<JobIdentity::File> files;
+  for (const json& row : rows) files.push_back({row.at(0), row.at(1), row.at(2)});
+  return files;
+}
+
+std::string first_difference(const std::vector<JobIdentity::File>& before,
+                             const std::vector<JobIdentity::File>& now, bool are_inputs) {
+  for (size_t i = 0; i < std::min(before.size(), now.size()); ++i) {
+    const JobIdentity::File& a = before[i];
+    const JobIdentity::File& b = now[i];
+    if (a.path != b.path) {
+      return are_inputs ? "it reads " + b.path + ", and not " + a.path
+                        : "it makes " + b.path + ", and not " + a.path;
+    }
+    if (a.size != b.size) {
+      return b.path + " has " + std::to_string(b.size) + " bytes, and not " +
+             std::to_string(a.size);
+    }
+    if (a.modified != b.modified) return b.path + " was written to since";
+  }
+  if (before.size() == now.size()) return "";
+  return std::string("it ") + (are_inputs ? "reads " : "makes ") + std::to_string(now.size()) +
+         " files, and not " + std::to_string(before.size());
+}
+
+template <typename Row, typename... Members>
+json columns(const std::vector<Row>& rows, Members... members) {
+  json all = json::array();
+  const auto add = [&](auto member) {
+    json column = json::array();
+    for (const Row& row : rows) column.push_back(row.*member);
+    all.push_back(std::move(column));
+  };
+  (add(members), ...);
+  return all;
+}
+
+template <typename Row, typename... Members>
+std::vector<Row> rows_from(const json& all, Members... members) {
+  std::vector<Row> rows(all.at(0).size());
+  size_t next = 0;
+  const auto take = [&](auto member) {
+    const json& column = all.at(next++);
+    for (size_t i = 0; i < rows.size(); ++i) column.at(i).get_to(rows[i].*member);
+  };
+  (take(members), ...);
+  return rows;
+}
+
+using DigestPiece = RunState::DigestPiece;
+using Written = OutputSums::State::Written;
+using Patched = OutputSums::State::Patched;
+
+json json_of(const Reached& reached) {
+  const RunState& run = reached.run;
+  return {
+      {"version", kVersion},
+      {"unit_bytes", run.unit_bytes},
+      {"batches", run.batches},
+      {"bytes_read", run.bytes_read},
+      {"bytes_stored", reached.bytes_stored},
+      {"digests", columns(run.digests, &DigestPiece::digest, &DigestPiece::begin,
+                          &DigestPiece::size, &DigestPiece::crc)},
+      {"records", columns(run.records, &RecordPiece::record, &RecordPiece::offset,
+                          &RecordPiece::size, &RecordPiece::crc)},
+      {"written", columns(reached.sums.written, &Written::out, &Written::offset, &Written::size,
+                          &Written::crc)},
+      {"patched", columns(reached.sums.patched, &Patched::out, &Patched::offset, &Patched::value)}};
+}
+
+Reached reached_of(const json& saved) {
+  Reached reached;
+  saved.at("unit_bytes").get_to(reached.run.unit_bytes);
+  saved.at("batches").get_to(reached.run.batches);
+  saved.at("bytes_read").get_to(reached.run.bytes_read);
+  saved.at("bytes_stored").get_to(reached.bytes_stored);
+  reached.run.digests =
+      rows_from<DigestPiece>(saved.at("digests"), &DigestPiece::digest, &DigestPiece::begin,
+                             &DigestPiece::size, &DigestPiece::crc);
+  reached.run.records =
+      rows_from<RecordPiece>(saved.at("records"), &RecordPiece::record, &RecordPiece::offset,
+                             &RecordPiece::size, &RecordPiece::crc);
+  reached.sums.written = rows_from<Written>(saved.at("written"), &Written::out, &Written::offset,
+                                            &Written::size, &Written::crc);
+  reached.sums.patched =
+      rows_from<Patched>(saved.at("patched"), &Patched::out, &Patched::offset, &Patched::value);
+  return reached;
+}
+
+std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
+
+}  // namespace
+
+JobIdentity identity_of(const CopyPlan& plan, const InputFiles& inputs, std::string options) {
+  JobIdentity job{.plan = hex_digits(digest_of(plan)), .options = std::move(options)};
+  for (FileId file = 0; file < inputs.size(); ++file) {
+    job.inputs.push_back({printable(inputs[file].path().string()), inputs[file].stored_size(),
+                          inputs[file].modified()});
+  }
+  for (const PlannedFile& file : plan.outputs()) {
+    job.outputs.push_back({printable(file.path), file.size});
+  }
+  return job;
+}
+
+void save_job(const fs::path& folder, const JobIdentity& job) {
+  const json saved{{"version", kVersion},
+                   {"inputs", rows_of(job.inputs)},
+                   {"outputs", rows_of(job.outputs)},
+                   {"plan", job.plan},
+                   {"options", job.options}};
+  replace_file(folder, kJob, dump(saved) + "\n");
+}
+
+bool has_job(const fs::path& folder) {
+  std::error_code ignored;
+  return fs::exists(folder / kJob, ignored);
+}
+
+std::error_code remove_resumable(const fs::path& folder) {
+  std::error_code failed;
+  std::vector<fs::path> others;
+  for (fs::directory_iterator entry(folder, failed), end; !failed && entry != end;
+       entry.increment(failed)) {
+    if (entry->path().filename() != kJob) others.push_back(entry->path());
+  }
+  for (size_t i = 0; i < others.size() && !failed; ++i) fs::remove_all(others[i], failed);
+  if (!failed) fs::remove(folder / kJob, failed);
+  if (!failed) fs::remove(folder, failed);
+  return failed;
+}
+
+std::string difference_from_saved(const fs::path& folder, const JobIdentity& job) {
+  return read_as_written(folder / kJob, [&]() -> std::string {
+    const json saved = saved_job(folder);
+    if (saved.at("version") != kVersion) return "another release of this program has begun it";
+    std::string found = first_difference(files_of(saved.at("inputs")), job.inputs, true);
+    if (found.empty()) {
+      found = first_difference(files_of(saved.at("outputs")), job.outputs, false);
+    }
+    if (found.empty() && saved.at("options") != job.options) {
+      found = "its options are '" + job.options + "', and not '" +
+              saved.at("options").get<std::string>() + "'";
+    }
+    if (found.empty() && saved.at("plan") != job.plan) found = "it writes other contents";
+    return found;
+  });
+}
+
+void save_reached(const fs::path& folder, const Reached& reached) {
+  std::string content(sizeof(uint32_t), '\0');
+  json::to_cbor(json_of(reached), content);
+  store_le(reinterpret_cast<std::byte*>(content.data()),
+           crc32(0, bytes_of(content).subspan(sizeof(uint32_t))));
+  replace_file(folder, kJournal, content);
+}
+
+std::optional<Reached> load_reached(const fs::path& folder) {
+  const fs::path path = folder / kJournal;
+  const std::optional<std::string> content = content_of(path);
+  if (!content) return std::nullopt;
+  return read_as_written(path, [&] {
+    const auto bytes = bytes_of(*content);
+    if (bytes.size() < sizeof(uint32_t) ||
+        load_le<uint32_t>(bytes.data()) != crc32(0, bytes.subspan(sizeof(uint32_t)))) {
+      throw damaged(path);
+    }
+    return reached_of(json::from_cbor(content->begin() + sizeof(uint32_t), content->end()));
+  });
+}
+
+void save_written(const fs::path& folder, uint64_t inode) {
+  json job = saved_job(folder);
+  job["written"] = inode;
+  replace_file(folder, kJob, dump(job) + "\n");
+}
+
+std::optional<uint64_t> load_written(const fs::path& folder) {
+  return read_as_written(folder / kJob, [&]() -> std::optional<uint64_t> {
+    const json job = saved_job(folder);
+    return job.contains("written") ? std::optional(job["written"].get<uint64_t>()) : std::nullopt;
+  });
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,87 @@
+#include "plan/plan_digest.h"
+
+#include <array>
+#include <cstddef>
+#include <string_view>
+#include <vector>
+
+#include "base/bytes.h"
+
+namespace dsckpt {
+namespace {
+
+// Numbers and texts, one after the other.
+class Digester {
+ public:
+  void add(uint64_t number) {
+    std::array<std::byte, sizeof number> bytes;
+    store_le(bytes.data(), number);
+    buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
+    if (buffer_.size() >= kAtOnce) flush();
+  }
+  void add(std::string_view text) {
+    add(text.size());
+    flush();
+    sha256_.update(std::as_bytes(std::span(text)));
+  }
+  void add(const Rows& rows) {
+    add(rows.file);
+    add(rows.offset);
+    add(rows.row_bytes);
+    add(static_cast<uint64_t>(rows.stride));
+  }
+  Sha256Digest digest() {
+    flush();
+    return sha256_.digest();
+  }
+
+ private:
+  static constexpr size_t kAtOnce = 64 << 10;
+  void flush() {
+    sha256_.update(buffer_);
+    buffer_.clear();
+  }
+
+  Sha256 sha256_;
+  std::vector<std::byte> buffer_;
+};
+
+}  // namespace
+
+Sha256Digest digest_of(const CopyPlan& plan) {
+  Digester digester;
+  digester.add(plan.outputs().size());
+  for (const PlannedFile& file : plan.outputs()) {
+    digester.add(file.path);
+    digester.add(file.size);
+  }
+  digester.add(plan.items().size());
+  for (const CopyItem& item : plan.items()) {
+    digester.add(static_cast<uint64_t>(item.op));
+    digester.add(static_cast<uint64_t>(item.from));
+    digester.add(static_cast<uint64_t>(item.to));
+    digester.add(item.out);
+    digester.add(item.dst);
+    digester.add(item.rows);
+    digester.add(item.source);
+    digester.add(item.operand_begin);
+    digester.add(item.operand_count);
+    digester.add(item.what);
+  }
+  digester.add(plan.digests().size());
+  for (const Digest& digest : plan.digests()) {
+    digester.add(digest.out);
+    digester.add(digest.begin);
+    digester.add(digest.end);
+    digester.add(digest.patches.size());
+    for (const uint64_t patch : digest.patches) digester.add(patch);
+  }
+  digester.add(plan.literals());
+  digester.add(plan.operands().size());
+  for (const Rows& rows : plan.operands()) digester.add(rows);
+  digester.add(plan.texts().size());
+  for (const std::string& text : plan.texts()) digester.add(text);
+  return digester.digest();
+}
+
+}  // namespace dsckpt

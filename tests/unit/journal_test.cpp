@@ -1,0 +1,185 @@
+#include "exec/journal.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "dsckpt/error.h"
+#include "plan/plan_digest.h"
+#include "support/expect_error.h"
+#include "support/plan_tools.h"
+#include "support/temp_file.h"
+
+namespace dsckpt {
+namespace {
+
+namespace fs = std::filesystem;
+using test::read_all;
+using test::TempFolder;
+
+Reached sample() {
+  Reached reached;
+  reached.run = {.unit_bytes = 4096,
+                 .batches = 17,
+                 .bytes_read = uint64_t{1} << 60,
+                 .digests = {{3, 5, 7, 0xffffffff}, {4, 0, 1, 0}},
+                 .records = {{2, 64, 128, 9}}};
+  reached.sums = {.written = {{1, 2, 3, 4}, {5, 6, 7, 8}}, .patched = {{1, 20, 30}}};
+  reached.bytes_stored = 12;
+  return reached;
+}
+
+TEST(Journal, GivesBackWhatWasSaved) {
+  const TempFolder folder;
+  EXPECT_FALSE(load_reached(folder.path()));
+  save_reached(folder.path(), {});
+  EXPECT_EQ(load_reached(folder.path())->run.batches, 0u);
+  save_reached(folder.path(), sample());
+  const Reached got = load_reached(folder.path()).value();
+  EXPECT_EQ(got.run.unit_bytes, 4096u);
+  EXPECT_EQ(got.run.batches, 17u);
+  EXPECT_EQ(got.run.bytes_read, uint64_t{1} << 60);
+  EXPECT_EQ(got.bytes_stored, 12u);
+  ASSERT_EQ(got.run.digests.size(), 2u);
+  EXPECT_EQ(got.run.digests[0].digest, 3u);
+  EXPECT_EQ(got.run.digests[0].begin, 5u);
+  EXPECT_EQ(got.run.digests[0].size, 7u);
+  EXPECT_EQ(got.run.digests[0].crc, 0xffffffff);
+  EXPECT_EQ(got.run.digests[1].digest, 4u);
+  ASSERT_EQ(got.run.records.size(), 1u);
+  EXPECT_EQ(got.run.records[0].record, 2u);
+  EXPECT_EQ(got.run.records[0].offset, 64u);
+  EXPECT_EQ(got.run.records[0].size, 128u);
+  EXPECT_EQ(got.run.records[0].crc, 9u);
+  ASSERT_EQ(got.sums.written.size(), 2u);
+  EXPECT_EQ(got.sums.written[1].out, 5u);
+  EXPECT_EQ(got.sums.written[1].offset, 6u);
+  EXPECT_EQ(got.sums.written[1].size, 7u);
+  EXPECT_EQ(got.sums.written[1].crc, 8u);
+  ASSERT_EQ(got.sums.patched.size(), 1u);
+  EXPECT_EQ(got.sums.patched[0].out, 1u);
+  EXPECT_EQ(got.sums.patched[0].offset, 20u);
+  EXPECT_EQ(got.sums.patched[0].value, 30u);
+}
+
+TEST(Journal, RefusesEveryTruncationAndEveryFlippedBit) {
+  const TempFolder folder;
+  save_reached(folder.path(), sample());
+  const std::string whole = read_all(folder.path() / "journal");
+  for (size_t size = 0; size < whole.size(); ++size) {
+    folder.write("journal", whole.substr(0, size));
+    EXPECT_ERROR(load_reached(folder.path()), IoError, "is damaged");
+  }
+  for (size_t bit = 0; bit < 8 * whole.size(); ++bit) {
+    std::string flipped = whole;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
+    folder.write("journal", flipped);
+    EXPECT_ERROR(load_reached(folder.path()), IoError, "is damaged");
+  }
+}
+
+class JobIdentityTest : public testing::Test {
+ protected:
+  JobIdentityTest() {
+    save_job(folder_.path(), job_);
+    EXPECT_TRUE(has_job(folder_.path()));
+  }
+  std::string difference() const { return difference_from_saved(folder_.path(), job_); }
+
+  const TempFolder folder_;
+  JobIdentity job_{.inputs = {{"/in/a.pt", 10, 1}, {"/in/b\\xff.pt", 20, 2}},
+                   .outputs = {{"model.bin", 30}},
+                   .plan = "abc",
+                   .options = ""};
+};
+
+TEST_F(JobIdentityTest, IsTheSameJob) {
+  EXPECT_EQ(difference(), "");
+  const fs::path moved = folder_.path() / "again";
+  fs::create_directory(moved);
+  save_job(moved, job_);
+  save_reached(moved, sample());
+  EXPECT_FALSE(remove_resumable(moved));
+  EXPECT_FALSE(fs::exists(moved));
+}
+
+TEST_F(JobIdentityTest, SaysInTheEndThatAllIsWritten) {
+  EXPECT_FALSE(load_written(folder_.path()));
+  save_written(folder_.path(), ~uint64_t{0});
+  EXPECT_EQ(load_written(folder_.path()), ~uint64_t{0});
+  EXPECT_EQ(difference(), "");
+}
+
+TEST_F(JobIdentityTest, SaysWhatIsDifferent) {
+  const JobIdentity same = job_;
+  const auto expect = [&](const std::string& text) {
+    EXPECT_EQ(difference(), text);
+    job_ = same;
+  };
+  job_.inputs[0].size = 11;
+  expect("/in/a.pt has 11 bytes, and not 10");
+  job_.inputs[0].modified = 2;
+  expect("/in/a.pt was written to since");
+  job_.inputs[0].path = "/in/c.pt";
+  expect("it reads /in/c.pt, and not /in/a.pt");
+  job_.inputs.pop_back();
+  expect("it reads 1 files, and not 2");
+  job_.outputs[0].size = 31;
+  expect("model.bin has 31 bytes, and not 30");
+  job_.outputs[0].path = "other.bin";
+  expect("it makes other.bin, and not model.bin");
+  job_.options = "--verify";
+  expect("its options are '--verify', and not ''");
+  job_.plan = "abd";
+  expect("it writes other contents");
+}
+
+TEST_F(JobIdentityTest, IsOneOfThisProgram) {
+  folder_.write("job", "{\"version\": 99}");
+  EXPECT_EQ(difference(), "another release of this program has begun it");
+  for (const char* text : {"", "{", "[]", "{\"version\": 1}", "\xff"}) {
+    folder_.write("job", text);
+    EXPECT_ERROR(difference(), IoError, "is damaged");
+  }
+}
+
+TEST(PlanDigest, IsOfEveryPartOfAPlan) {
+  const auto plan = [](auto change) {
+    PlanBuilder builder;
+    const OutputId out = builder.add_output("a", 24);
+    builder.put_literal(out, 0, "12345678");
+    builder.put(out, 8, TensorSource::stored({0, 0, 16}, DType::uint8, {16}));
+    change(builder);
+    return digest_of(builder.finish());
+  };
+  const auto same = [](PlanBuilder&) {};
+  std::vector<Sha256Digest> digests{
+      plan(same),
+      plan([](PlanBuilder& builder) { builder.add_output("b", 0); }),
+      plan([](PlanBuilder& builder) { builder.add_output("c", 0); }),
+      plan([](PlanBuilder& builder) {
+        builder.add_digest({0, 8, 24, {0}});
+      }),
+      plan([](PlanBuilder& builder) {
+        builder.add_digest({0, 8, 24, {4}});
+      }),
+      plan([](PlanBuilder& builder) { builder.put_literal(builder.add_output("b", 1), 0, "x"); }),
+      plan([](PlanBuilder& builder) { builder.put_literal(builder.add_output("b", 1), 0, "y"); }),
+      plan([](PlanBuilder& builder) {
+        builder.put(builder.add_output("b", 1), 0,
+                    TensorSource::stored({0, 3, 1}, DType::uint8, {1}));
+      }),
+      plan([](PlanBuilder& builder) {
+        builder.put(builder.add_output("b", 1), 0,
+                    TensorSource::stored({1, 3, 1}, DType::uint8, {1}));
+      })};
+  EXPECT_EQ(digests[0], plan(same));
+  std::sort(digests.begin(), digests.end());
+  EXPECT_EQ(std::adjacent_find(digests.begin(), digests.end()), digests.end());
+}
+
+}  // namespace
+}  // namespace dsckpt
