@@ -74,8 +74,8 @@ class ExecutorResume : public testing::Test {
     options.from = from;
     options.save_every = {};
     options.save = [&](const RunState& state) {
-      if (options.save_between_outputs) check_between_outputs(sink);
       if (state.batches < batches) return;
+      if (options.save_between_outputs) check_between_outputs(sink);
       stopped = state;
       throw Stop();
     };
