@@ -324,6 +324,8 @@ void StagedOutput::commit(const Pointer& pointer) {
     take_back(IoError({.file = staging_->target.string()}, error.what(), 0));
   }
   note_failure(notes_, [&] { commit_->sync_published(); });
+  // The names must not be lost when what could give them again is gone.
+  if (staging_->is_kept()) note_failure(notes_, [&] { FileSystem(staging_->folder).sync(); });
   if (text && options_.durable) note_failure(notes_, [&] { text->sync_published(); });
   staging_->made_folders.clear();
   remove_staging();

@@ -109,10 +109,15 @@ class Writing {
   static constexpr uint64_t kCheckedAgain = uint64_t{256} << 20;
 
   void take_over() {
-    in_context({.file = staged_.folder().string()}, [&] { sums_->restore(before_->sums); });
-    sums_->check_last(
-        kCheckedAgain, [&](OutputId out) { return staged_.staged_path(out); },
-        [&](OutputId out) { return staged_.staged_path(out).string(); });
+    const std::string folder = staged_.folder().string();
+    try {
+      in_context({.file = folder}, [&] { sums_->restore(before_->sums); });
+      sums_->check_last(
+          kCheckedAgain, [&](OutputId out) { return staged_.staged_path(out); },
+          [&](OutputId out) { return staged_.staged_path(out).string(); });
+    } catch (const Error& error) {
+      Error(error, error.message() + "; to begin anew, remove " + folder).raise();
+    }
     bytes_kept_ = sums_->bytes();
   }
 

@@ -140,6 +140,71 @@ class KilledTest(ResumeTest):
         self.check(self.small(), {}, ["ckpt-pack", "strip", "in", "place/out", "--keep=weights"])
 
 
+class PowerTest(ResumeTest):
+    """support/lose_power.cpp drops what was not synced."""
+
+    def lose(self, folder, command, keeps="nothing", **power):
+        backup = self.root / "backup"
+        shutil.rmtree(backup, ignore_errors=True)
+        backup.mkdir()
+        power = {f"POWER_{key.upper()}": str(value) for key, value in {**power, "keeps": keeps, "backup": backup}.items()}
+        tool, *arguments = command
+        return subprocess.run([self.bin / tool, *arguments], cwd=folder, capture_output=True, text=True, timeout=120,
+                              env={**self.environment, **power, "LD_PRELOAD": os.environ["DSCKPT_LOSE_POWER"]})
+
+    def check(self, source, before, command, judge):
+        """`judge` is given the folder after the loss, what was there before the run, and what should be."""
+        clean = self.fresh(source, before)
+        old = tree(clean / "place")
+        done = self.lose(clean, command, count=self.counts)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        expected = tree(clean / "place")
+        count = int(self.counts.read_text())
+        losses = 0
+        for keeps in ("nothing", "names"):
+            for at in range(1, count + 1, 1 if self.all else max(1, count // 15)):
+                with self.subTest(command=command, keeps=keeps, at=at):
+                    folder = self.fresh(source, before)
+                    if self.lose(folder, command, keeps, at=at).returncode != -signal.SIGKILL:
+                        continue
+                    losses += 1
+                    judge(folder, old, expected)
+                    shutil.rmtree(folder)
+        self.assertGreater(losses, 10)
+
+    def test_what_goes_on_after_a_loss_of_power_is_right(self):
+        def check(source, before, command):
+            command = [*command, "--resume", "--save-every=0", "--threads=1"]
+
+            def judge(folder, old, expected):
+                done = self.call(folder, command)
+                now = tree(folder / "place")
+                if done.returncode == 2 and "exists already" in done.stderr:
+                    now = {path: content for path, content in now.items() if STAGING not in path}
+                else:
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(set(now) ^ set(expected), set(), done.stderr)
+                self.assertTrue(now == expected)
+
+            self.check(source, before, command, judge)
+
+        check(self.large(), {}, ["zero-to-fp32", "in", "place/out"])
+        check(self.large(), {}, ["zero-to-fp32", "in", "place/out", "--io=direct"])
+        check(self.large(), {}, ["ckpt-pack", "pack", "in", "place/out"])
+        names = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "mine.txt"]
+        check(self.small(), {name: "old" for name in names},
+              ["zero-to-fp32", "in", "place", "--max-shard-size=5KB", "--safe-serialization", "--force"])
+        check(self.small(), {}, ["to-universal", "--input-folder", "in", "--output-folder", "place/universal"])
+
+    def test_fsync_shows_nothing_that_is_not_whole(self):
+        def judge(folder, old, expected):
+            now = {path: content for path, content in tree(folder / "place").items() if STAGING not in path}
+            self.assertTrue(now in (old, expected), sorted(set(now) ^ set(expected)))
+
+        self.check(self.large(), {}, ["zero-to-fp32", "in", "place/out", "--fsync", "--threads=1"], judge)
+        self.check(self.small(), {}, ["reshard", "in", "place/out", "--dp=3", "--fsync", "--threads=1"], judge)
+
+
 class StoppedTest(ResumeTest):
 
     def stopped(self, folder, command, signal_=signal.SIGINT, after=None):
