@@ -288,7 +288,7 @@ class StoppedTest(ResumeTest):
         command = ["zero-to-fp32", "in", "place/out"]
         self.stopped(folder, command, signal.SIGKILL)
         (written,) = folder.rglob("pytorch_model.bin")
-        cli_common.flip(written, 1 << 20)
+        cli_common.flip(written, 1 << 17)
         done = self.call(folder, [*command, "--resume"])
         self.assertEqual(done.returncode, 4, done.stderr)
         self.assertRegex(done.stderr, "the disk does not give back")
