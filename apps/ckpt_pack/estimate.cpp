@@ -43,7 +43,7 @@ nlohmann::json json_of(const PackEstimate& estimate) {
 int estimate(const cli::Common& common, const Arguments& args) {
   Progress progress;
   const cli::InterruptGuard guard(progress);
-  const Job job = plan_pack(args.input);
+  const Job job = plan_pack(args.input, false, true);
   const PackEstimate estimate = [&] {
     const cli::ProgressDisplay display(progress, common);
     return estimate_pack(job, args.level, parse_size(args.sample, "size"), progress,

@@ -19,13 +19,14 @@ struct Arguments {
   std::string output;
   int level = kDefaultPackLevel;
   bool sha256 = false;
+  bool follow_links = false;
   cli::RunArguments run;
 };
 
 int run(const CLI::App& app, const cli::Common& common, Arguments& args, bool packs) {
   Progress progress;
   const cli::InterruptGuard guard(progress);
-  const Job job = packs ? plan_pack(args.input, args.sha256) : plan_unpack(args.input, args.sha256);
+  const Job job = (packs ? plan_pack : plan_unpack)(args.input, args.sha256, args.follow_links);
   if (packs) args.run.options.pack = args.level;
   return cli::carry_out(app, common, job, args.output, args.run, progress);
 }
@@ -53,6 +54,7 @@ Command add(CLI::App& app, cli::Common& common, bool packs) {
   sub.add_flag("--sha256", args->sha256,
                packs ? "Keep the SHA-256 of each file, too, which takes a pass of its own"
                      : "Compare with the SHA-256 that pack --sha256 has kept");
+  cli::add_follow_links(sub, args->follow_links);
   cli::add_output_options(sub, args->run, "Replace the output folder");
   if (packs) {
     sub.add_flag("--verify", args->run.options.verify,

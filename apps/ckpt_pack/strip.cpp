@@ -48,6 +48,7 @@ Command add_strip(CLI::App& app, cli::Common& common) {
               {to_string(Keep::weights), to_string(Keep::resume)})
       ->type_name("WHAT")
       ->required();
+  cli::add_follow_links(sub, args->source.follow_links);
   cli::add_output_options(sub, args->run, "Replace what strip wrote there before");
   sub.add_flag("--verify", args->run.options.verify,
                "Check the CRC32 of every record, also of those that are left out");

@@ -139,6 +139,11 @@ void add_weights_options(CLI::App& app, SourceOptions& source) {
       ->type_name("PREFIX");
 }
 
+void add_follow_links(CLI::App& app, bool& follow_links) {
+  app.add_flag("--follow-links", follow_links,
+               "Copy also what links in the input lead to outside of it");
+}
+
 void add_pass_options(CLI::App& app, Common& common) {
   in_range(
       app.add_option("--threads", common.threads,

@@ -36,6 +36,8 @@ void add_checkpoint_options(CLI::App& app, const std::string& name, std::string&
                             SourceOptions& source);
 // For tools that take weights where a checkpoint is expected. Adds --strip-prefix and --add-prefix.
 void add_weights_options(CLI::App& app, SourceOptions& source);
+// For commands that copy files. Adds --follow-links.
+void add_follow_links(CLI::App& app, bool& follow_links);
 // For commands that read tensors. Adds --threads, --io-class and --progress.
 void add_pass_options(CLI::App& app, Common& common);
 

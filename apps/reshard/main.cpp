@@ -61,6 +61,7 @@ void add_options(CLI::App& app, Arguments& args) {
   app.add_flag("--plan-batch", args.reshard.plan_batch,
                "Show the batch settings that keep the global batch on the new ranks, and write\n"
                "ds_config_dpN.json with the one suggested");
+  cli::add_follow_links(app, args.source.follow_links);
 
   cli::add_run_options(app, args.common, args.run, "Replace what reshard wrote there before");
   cli::add_common(app, args.common);

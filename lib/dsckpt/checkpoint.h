@@ -36,6 +36,9 @@ struct SourceOptions {
   // A checkpoint of the run that is to start, or that saved files are for; it is read with its
   // optimizer states. Empty: none.
   std::filesystem::path like = {};
+  // Where files beside the shards are copied: those, too, that links in the checkpoint's folders
+  // lead to outside of them.
+  bool follow_links = false;
   // A folder or file of weights is an input too. Without, a checkpoint has to be there.
   bool weights = true;
 };

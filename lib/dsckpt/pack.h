@@ -11,18 +11,21 @@
 namespace dsckpt {
 
 // All files of the folder `input`, at any depth, or the file `input` alone, under the names of
-// their contents. Links to files count as files; links to folders, broken links, what is neither
+// their contents. Links to files count as files; where one leads out of the folder, UsageError is
+// thrown unless `follow_links`. Links to folders, broken links, what is neither
 // file nor folder, and unfinished outputs (.dsckpt-staging-*) are left out, with a note. Torch
 // archives and safetensors are planned tensor by tensor, so that packing sees types; what cannot be
 // read as either is planned as bytes, with a note. Run it with RunOptions::pack. With `sha256` the
 // SHA-256 of each content is kept, which takes a pass of its own. Throws UsageError if there is
 // nothing, IoError, InconsistentError for a content that is there in two forms.
-DSCKPT_EXPORT Job plan_pack(const std::filesystem::path& input, bool sha256 = false);
+DSCKPT_EXPORT Job plan_pack(const std::filesystem::path& input, bool sha256 = false,
+                            bool follow_links = false);
 
 // The same files as bytes. With `sha256` they are compared with those that were kept, before
 // anything is written: then the run throws CorruptError that names the first that differs, and
 // UsageError if none was kept.
-DSCKPT_EXPORT Job plan_unpack(const std::filesystem::path& input, bool sha256 = false);
+DSCKPT_EXPORT Job plan_unpack(const std::filesystem::path& input, bool sha256 = false,
+                              bool follow_links = false);
 
 // What a checkpoint is stripped to.
 enum class Keep : uint8_t {

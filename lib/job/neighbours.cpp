@@ -14,6 +14,7 @@
 #include "dsckpt/error.h"
 #include "exec/staging_owner.h"
 #include "format/checked_records.h"
+#include "job/links.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -97,6 +98,11 @@ class Finder {
 
   Neighbours find() {
     std::error_code ignored;
+    folders_ = {place_.named, place_.tag_folder};
+    for (const fs::path& root : place_.other_roots) {
+      folders_.push_back(root);
+      if (is_stored(root.parent_path() / "latest")) folders_.push_back(root.parent_path());
+    }
     if (!fs::equivalent(place_.named, place_.tag_folder, ignored)) {
       add_named_folder(place_.named);
       for (const fs::path& root : place_.other_roots) {
@@ -130,7 +136,12 @@ class Finder {
     refuse_two_forms(path);
     switch (fs::status(stored_path(path).value_or(path), ignored).type()) {
       case fs::file_type::regular:
-        return true;
+        if (place_.follow_links || !leads_out(stored_path(path).value_or(path), folders_)) {
+          return true;
+        }
+        note(name.generic_string() +
+             " is a link out of the checkpoint and is left out; --follow-links copies it");
+        return false;
       case fs::file_type::not_found:
         note(name.generic_string() + " is a broken link and is left out");
         return false;
@@ -258,6 +269,7 @@ class Finder {
 
   const CheckpointPlace& place_;
   bool same_run_;
+  std::vector<fs::path> folders_;  // of the checkpoint
   uint32_t old_ranks_ = 0;
   uint32_t new_ranks_ = 0;
   Neighbours result_;

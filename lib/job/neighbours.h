@@ -33,6 +33,8 @@ struct CheckpointPlace {
   // Tag folders of other roots. Of these, and of the folders above them unless the user named the
   // tag folder itself, files count that no folder before has.
   std::vector<std::filesystem::path> other_roots = {};
+  // Copy what links lead to that is in none of these folders.
+  bool follow_links = false;
 };
 
 // What belongs beside the shards of the same run on another number of data-parallel ranks.
@@ -41,10 +43,10 @@ struct CheckpointPlace {
 // itself, also of the named folder: all files under their own names but `latest` and
 // `latest_universal`, and all folders with everything in them but those that hold shards (other
 // tags; with a note if they lie deeper), `zero` (universal) and unfinished outputs
-// (.dsckpt-staging-*). Links to files are copied
-// as files. Links to folders, broken links, and what is neither file nor folder are left out, with
-// a note; so are folders of the tag folder but offloaded_tensors, which is part of the shards.
-// Empty folders are not made.
+// (.dsckpt-staging-*). Links to files in these folders are copied
+// as files. Links out of them, links to folders, broken links, and what is neither file nor folder
+// are left out, with a note; so are folders of the tag folder but offloaded_tensors, which is part
+// of the shards. Empty folders are not made.
 //
 // Random numbers, in the named folder: ranks that both runs have keep theirs. rng_state_{r}.pth is
 // the Hugging Face Trainer's (trainer.py _load_rng_state: rng_state.pth in a run on one rank, which

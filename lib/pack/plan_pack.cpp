@@ -13,6 +13,7 @@
 #include "format/typed_extents.h"
 #include "io/content_name.h"
 #include "job/job_impl.h"
+#include "job/links.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -26,9 +27,11 @@ struct FoundFile {
 // Files below a folder.
 class Finder {
  public:
-  explicit Finder(std::vector<std::string>& notes) : notes_(notes) {}
+  Finder(std::vector<std::string>& notes, bool follow_links)
+      : notes_(notes), follow_links_(follow_links) {}
 
   std::vector<FoundFile> below(const fs::path& folder) {
+    folder_ = folder;
     add_folder(folder, {});
     std::sort(found_.begin(), found_.end(),
               [](const FoundFile& a, const FoundFile& b) { return a.name < b.name; });
@@ -62,6 +65,10 @@ class Finder {
     }
     switch (fs::status(path, ignored).type()) {
       case fs::file_type::regular:
+        if (!follow_links_ && leads_out(path, {&folder_, 1})) {
+          throw UsageError(path.string() + ": is a link out of the folder")
+              .with_hint("--follow-links takes what it leads to");
+        }
         found_.push_back({path, content_path(name).generic_string()});
         return;
       case fs::file_type::not_found:
@@ -79,14 +86,17 @@ class Finder {
 
   std::vector<FoundFile> found_;
   std::vector<std::string>& notes_;
+  bool follow_links_;
+  fs::path folder_;
 };
 
-std::vector<FoundFile> find_all(const fs::path& input, std::vector<std::string>& notes) {
+std::vector<FoundFile> find_all(const fs::path& input, bool follow_links,
+                                std::vector<std::string>& notes) {
   std::error_code failed;
   const fs::file_status status = fs::status(input, failed);
   std::vector<FoundFile> found;
   if (fs::is_directory(status)) {
-    found = Finder(notes).below(input);
+    found = Finder(notes, follow_links).below(input);
   } else if (fs::exists(status)) {
     found.push_back({input, content_path(input.filename()).string()});
   } else if (failed && status.type() != fs::file_type::not_found) {
@@ -163,10 +173,10 @@ Place place_apart_from(const fs::path& input) {
           .whole = true};
 }
 
-Job plan_copies(const fs::path& input, bool packs, ContentHash hash) {
+Job plan_copies(const fs::path& input, bool packs, ContentHash hash, bool follow_links) {
   auto inputs = std::make_shared<InputFiles>();
   Job::Impl job{.inputs = inputs, .plan = {}, .place = place_apart_from(input), .hash = hash};
-  const std::vector<FoundFile> found = find_all(input, job.notes);
+  const std::vector<FoundFile> found = find_all(input, follow_links, job.notes);
   std::error_code failed;
   const fs::path root = fs::is_directory(input, failed) ? input : input.parent_path();
   for (const FoundFile& file : found) job.copied.push_back(inputs->add(file.stored, root));
@@ -191,12 +201,12 @@ Job plan_copies(const fs::path& input, bool packs, ContentHash hash) {
 
 }  // namespace
 
-Job plan_pack(const fs::path& input, bool sha256) {
-  return plan_copies(input, true, sha256 ? ContentHash::keep : ContentHash::none);
+Job plan_pack(const fs::path& input, bool sha256, bool follow_links) {
+  return plan_copies(input, true, sha256 ? ContentHash::keep : ContentHash::none, follow_links);
 }
 
-Job plan_unpack(const fs::path& input, bool sha256) {
-  return plan_copies(input, false, sha256 ? ContentHash::check : ContentHash::none);
+Job plan_unpack(const fs::path& input, bool sha256, bool follow_links) {
+  return plan_copies(input, false, sha256 ? ContentHash::check : ContentHash::none, follow_links);
 }
 
 }  // namespace dsckpt

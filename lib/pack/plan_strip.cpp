@@ -22,6 +22,7 @@
 #include "format/trimmed_storages.h"
 #include "io/content_name.h"
 #include "job/job_impl.h"
+#include "job/links.h"
 #include "job/neighbours.h"
 #include "pack/training_values.h"
 
@@ -106,6 +107,7 @@ class Stripper {
       : inputs_(*source->inputs),
         source_(*source->checkpoint),
         input_(source->path),
+        follow_links_(source->options.follow_links),
         keep_(keep),
         tag_(output_tag(source_)),
         job_(job_of(source)) {
@@ -265,7 +267,8 @@ class Stripper {
     Neighbours beside = find_neighbours({.named = input_,
                                          .tag_folder = source_.tag_folder(),
                                          .tag = tag_,
-                                         .other_roots = source_.other_roots()});
+                                         .other_roots = source_.other_roots(),
+                                         .follow_links = follow_links_});
     if (is_universal()) add_others_below_zero(beside.files);
     lay_out_neighbours(inputs_, beside.files, plan_);
     for (const Neighbour& file : beside.files) {
@@ -281,6 +284,7 @@ class Stripper {
     fs::recursive_directory_iterator it(zero, failed);
     for (const fs::recursive_directory_iterator end; !failed && it != end; it.increment(failed)) {
       const fs::path path = content_path(it->path());
+      if (!follow_links_ && leads_out(it->path(), {&source_.tag_folder(), 1})) continue;
       if (it->is_regular_file() && !before_.contains(in_tag(relative(path)))) {
         files.push_back({path, in_tag(relative(path))});
       }
@@ -317,6 +321,7 @@ class Stripper {
   InputFiles& inputs_;
   const Checkpoint& source_;
   const fs::path input_;
+  const bool follow_links_;
   const Keep keep_;
   const std::string tag_;
   Job::Impl job_;

@@ -196,7 +196,8 @@ void lay_out_beside(const Source& source, const ReshardReport& report,
     beside = find_neighbours({.named = source->path,
                               .tag_folder = checkpoint.tag_folder(),
                               .tag = report.tag,
-                              .other_roots = checkpoint.other_roots()},
+                              .other_roots = checkpoint.other_roots(),
+                              .follow_links = source->options.follow_links},
                              checkpoint.facts().mesh.dp, report.target.dp);
   }
   const size_t left_out = std::erase_if(beside.files, [&](const Neighbour& file) {

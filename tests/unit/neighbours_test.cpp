@@ -104,11 +104,16 @@ TEST(Neighbours, OfATagInsideFoldersKeepItsPath) {
             (Copies{{"config.json", "config.json"}, {"runs/a/notes.txt", "runs/a/notes.txt"}}));
 }
 
-TEST(Neighbours, FollowLinksToFilesOnly) {
+TEST(Neighbours, FollowLinksToFilesOfTheCheckpointOnly) {
+  const std::string kLeftOut =
+      " is a link out of the checkpoint and is left out; --follow-links copies it";
   const Folder folder({"config.json"});
   const test::TempFolder elsewhere;
   elsewhere.write("file", "elsewhere");
-  fs::create_symlink(elsewhere.path() / "file", folder.path() / "link.json");
+  fs::create_symlink(folder.path() / "config.json", folder.path() / "link.json");
+  fs::create_symlink(elsewhere.path() / "file", folder.path() / "out.json");
+  fs::create_symlink("out.json", folder.path() / "tag" / "twice.json");
+  fs::create_symlink("../out.json", folder.path() / "tag" / "out.json");
   fs::create_symlink("config.json",
                      folder.path() / "tag" / "up.json");  // broken: no tag/config.json
   fs::create_symlink("nowhere", folder.path() / "broken");
@@ -120,10 +125,17 @@ TEST(Neighbours, FollowLinksToFilesOnly) {
   const Neighbours found = folder.find(1, 1);
   EXPECT_EQ(copies(found, folder.path()),
             (Copies{{"config.json", "config.json"}, {"link.json", "link.json"}}));
-  EXPECT_EQ(found.notes, (Names{"broken is a broken link and is left out",
-                                "fifo is neither file nor folder and is left out",
-                                "folder is a link to a folder and is left out",
-                                "tag/up.json is a broken link and is left out"}));
+  EXPECT_EQ(found.notes,
+            (Names{"broken is a broken link and is left out",
+                   "fifo is neither file nor folder and is left out",
+                   "folder is a link to a folder and is left out", "out.json" + kLeftOut,
+                   "tag/out.json" + kLeftOut, "tag/twice.json" + kLeftOut,
+                   "tag/up.json is a broken link and is left out"}));
+
+  const Neighbours followed =
+      find_neighbours({folder.path(), folder.path() / "tag", "tag", {}, true}, 1, 1);
+  EXPECT_EQ(destinations(followed),
+            (Names{"config.json", "link.json", "out.json", "tag/out.json", "tag/twice.json"}));
 }
 
 TEST(Neighbours, MayLieBesideALinkedTag) {

@@ -156,6 +156,18 @@ TEST_F(PackTest, RefusesAContentInTwoForms) {
   EXPECT_ERROR(plan_unpack(packed_), InconsistentError, "has the same content as");
 }
 
+TEST_F(PackTest, TakesLinksOutOfTheFolderOnlyWhereItIsAskedTo) {
+  const TempFolder elsewhere;
+  const fs::path secret = elsewhere.write("secret", "elsewhere");
+  fs::create_symlink("small.pt", in_ / "inside.pt");
+  EXPECT_NO_THROW(plan_pack(in_));
+  fs::create_symlink(secret, in_ / "a" / "out.txt");
+  EXPECT_ERROR(plan_pack(in_), UsageError, "a/out.txt: is a link out of the folder");
+  EXPECT_ERROR(plan_unpack(in_), UsageError, "a/out.txt: is a link out of the folder");
+  run(plan_unpack(in_, false, true), out_);
+  EXPECT_EQ(tree(out_)["a/out.txt"], "elsewhere");
+}
+
 TEST_F(PackTest, RefusesNothing) {
   fs::create_directory(out_);
   EXPECT_ERROR(plan_pack(out_), UsageError, "holds no files");
