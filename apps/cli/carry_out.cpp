@@ -86,7 +86,7 @@ void say_after(const CLI::App& app, const Common& common, const Job& job,
     print_json("done", done_json(job_json(*job), output.string(), stats));
   } else if (!common.quiet) {
     std::cerr << app.get_name() << ": " << job->what << ", " << human_bytes(stats.bytes_written)
-              << packed_text(stats) << kept_text(stats) << " in " << output.string() << ", "
+              << packed_text(stats) << " in " << output.string() << kept_text(stats) << ", "
               << human_seconds(stats.seconds) << ", " << checks_text(stats) << read_back_text(stats)
               << "\n";
   }

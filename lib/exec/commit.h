@@ -22,7 +22,7 @@ struct Staging {
   std::filesystem::path folder = {};    // the staging folder, which is removed in the end
   std::filesystem::path files_in = {};  // where the files are written: a folder in it
   std::vector<std::filesystem::path> made_folders = {};  // outermost first
-  std::optional<FileSystem> all_at_once = {};            // durable, and many files
+  std::optional<FileSystem> all_at_once = {};            // kept, or durable and many files
   // Of a run that goes on when all is written: the inode of files_in. Some or all of what is staged
   // may then have got its final name before.
   std::optional<uint64_t> written_inode = {};

@@ -196,9 +196,8 @@ void StagedOutput::set_folder(const fs::path& folder) {
   staging_->folder = folder;
   // The staging folder is its owner's alone; what is to stay is an ordinary one in it.
   staging_->files_in = folder / "files";
-  if (options_.durable && plan_.outputs().size() > kSyncedOneByOne) {
-    staging_->all_at_once.emplace(folder);
-  }
+  const bool are_many = plan_.outputs().size() > kSyncedOneByOne;
+  if (staging_->is_kept() || (options_.durable && are_many)) staging_->all_at_once.emplace(folder);
 }
 
 void StagedOutput::make_folders_of_files() const {
@@ -283,6 +282,7 @@ void StagedOutput::finish(OutputId out) {
 }
 
 void StagedOutput::sync() {
+  if (staging_->all_at_once) return staging_->all_at_once->sync();
   if (plan_.outputs().size() > kSyncedOneByOne) return FileSystem(staging_->folder).sync();
   for (OutputId out = 0; out < plan_.outputs().size(); ++out) sync_file(staged_path(out));
 }
@@ -302,7 +302,6 @@ bool StagedOutput::is_patched(OutputId out) const {
 void StagedOutput::commit(const Pointer& pointer) {
   if (staging_->all_at_once) staging_->all_at_once->sync();
   if (staging_->is_kept() && !is_written()) {
-    FileSystem(staging_->folder).sync();
     struct stat files {};
     if (::stat(staging_->files_in.c_str(), &files) != 0) {
       throw IoError({.file = staging_->files_in.string()}, "cannot stat", errno);
@@ -325,7 +324,7 @@ void StagedOutput::commit(const Pointer& pointer) {
   }
   note_failure(notes_, [&] { commit_->sync_published(); });
   // The names must not be lost when what could give them again is gone.
-  if (staging_->is_kept()) note_failure(notes_, [&] { FileSystem(staging_->folder).sync(); });
+  if (staging_->is_kept()) note_failure(notes_, [&] { staging_->all_at_once->sync(); });
   if (text && options_.durable) note_failure(notes_, [&] { text->sync_published(); });
   staging_->made_folders.clear();
   remove_staging();

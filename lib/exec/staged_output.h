@@ -90,7 +90,8 @@ class StagedOutput : public Sink {
   // that has appeared meanwhile and IoError: then the output is as it was before, or the message
   // says of each path what is there.
   void commit(const Pointer& pointer = {});
-  // After execute(): waits until everything is on the device. Throws IoError.
+  // Waits until everything that was written is on the device; not while anything is. Throws
+  // IoError.
   void sync();
   // Where an output is, before and after the commit.
   std::filesystem::path staged_path(OutputId out) const;

@@ -42,6 +42,10 @@ struct Identity {
   bool operator==(const Identity&) const = default;
 };
 
+Identity identity_of(const struct stat& s) {
+  return {s.st_dev, s.st_ino, s.st_size, s.st_mtim.tv_sec * 1'000'000'000 + s.st_mtim.tv_nsec};
+}
+
 std::pair<Lease, Identity> open_regular(const fs::path& path, const std::string& display) {
   // O_NONBLOCK: opening a FIFO must not hang; regular files ignore it.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -50,8 +54,7 @@ std::pair<Lease, Identity> open_regular(const fs::path& path, const std::string&
   struct stat s {};
   if (::fstat(fd, &s) != 0) throw IoError({.file = display}, "cannot stat", errno);
   if (!S_ISREG(s.st_mode)) throw IoError({.file = display}, "is not a regular file", 0);
-  return {std::move(lease),
-          {s.st_dev, s.st_ino, s.st_size, s.st_mtim.tv_sec * 1'000'000'000 + s.st_mtim.tv_nsec}};
+  return {std::move(lease), identity_of(s)};
 }
 
 IoError has_changed(const std::string& display) {
@@ -129,9 +132,11 @@ int64_t StoredFile::modified() const {
   return impl_->identity.modified_ns;
 }
 void StoredFile::check_unchanged() const {
-  if (open_regular(impl_->path, impl_->display).second != impl_->identity) {
-    throw has_changed(impl_->display);
+  struct stat now {};
+  if (::stat(impl_->path.c_str(), &now) != 0) {
+    throw IoError({.file = impl_->display}, "cannot stat", errno);
   }
+  if (identity_of(now) != impl_->identity) throw has_changed(impl_->display);
 }
 uint64_t StoredFile::size() const {
   return static_cast<uint64_t>(impl_->identity.size);

@@ -13,7 +13,6 @@
 #include "exec/packed_output.h"
 #include "exec/staged_output.h"
 #include "format/checked_records.h"
-#include "io/output_file.h"
 #include "job/content_hash.h"
 
 namespace dsckpt {
@@ -122,7 +121,7 @@ class Writing {
   }
 
   void save(const RunState& reached) {
-    FileSystem(staged_.folder()).sync();
+    staged_.sync();
     save_reached(staged_.folder(), {reached, sums_->state(), bytes_stored()});
   }
 
