@@ -103,6 +103,7 @@ class InjectedFaultTest(CliTest):
         options = ["--max-shard-size=5KB", "--safe-serialization"]
         self.check(source, {}, ["zero-to-fp32", "in", "place/out", *options])
         self.check(source, {}, ["zero-to-fp32", "in", "place", "--fsync", "--verify-output"])
+        self.check(source, {}, ["zero-to-fp32", "in", "place/out", "--resume", "--save-every=0"])
         names = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "mine.txt"]
         self.check(source, {f"out/{name}": "old" for name in names},
                    ["zero-to-fp32", "in", "place/out", "--force", *options])

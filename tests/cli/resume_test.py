@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import cli_common
@@ -35,6 +36,10 @@ class ResumeTest(CliTest):
         self.bin = pathlib.Path(os.environ["DSCKPT_BIN"])
         self.counts = self.root / "counts"
         self.all = os.environ.get("KILLS") == "all"
+
+    def say(self, command, what):
+        if self.all:
+            print(" ".join(command), what, sep=": ", file=sys.stderr)
 
     def call(self, folder, command, **fault):
         fault = {f"FAIL_{key.upper()}": str(value) for key, value in fault.items()}
@@ -107,6 +112,7 @@ class KilledTest(ResumeTest):
                     self.assertTrue(now == expected)
                     shutil.rmtree(folder)
         self.assertGreater(kills, 10)
+        self.say(command, f"{kills} kills, {goes_on} went on")
         return goes_on
 
     def test_weights_in_a_new_folder(self):
@@ -171,6 +177,7 @@ class PowerTest(ResumeTest):
                     judge(folder, old, expected)
                     shutil.rmtree(folder)
         self.assertGreater(losses, 10)
+        self.say(command, f"{losses} losses of power")
 
     def test_what_goes_on_after_a_loss_of_power_is_right(self):
         def check(source, before, command):
