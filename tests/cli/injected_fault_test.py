@@ -8,6 +8,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import sys
 
 import cli_common
 from cli_common import CliTest
@@ -34,11 +35,15 @@ class InjectedFaultTest(CliTest):
 
     def setUp(self):
         super().setUp()
-        self.shim = os.environ["DSCKPT_FAIL_CALL"]
         self.bin = pathlib.Path(os.environ["DSCKPT_BIN"])
+        self.shim = str(self.bin.parent / "lib" / "libfail_call.so")
         self.counts = self.root / "counts"
         self.all = os.environ.get("FAULTS") == "all"
         self.runs = 0
+
+    def tearDown(self):
+        if self.all:
+            print(f"{self.id()}: {self.runs} runs", file=sys.stderr)
 
     def call(self, command, folder, **fault):
         fault = {f"FAIL_{key.upper()}": str(value) for key, value in fault.items()}

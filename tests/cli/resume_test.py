@@ -32,8 +32,9 @@ class ResumeTest(CliTest):
 
     def setUp(self):
         super().setUp()
-        self.shim = os.environ["DSCKPT_FAIL_CALL"]
         self.bin = pathlib.Path(os.environ["DSCKPT_BIN"])
+        self.fail_call = self.bin.parent / "lib" / "libfail_call.so"
+        self.lose_power = self.bin.parent / "lib" / "liblose_power.so"
         self.counts = self.root / "counts"
         self.all = os.environ.get("KILLS") == "all"
 
@@ -46,7 +47,7 @@ class ResumeTest(CliTest):
         tool, *arguments = command
         environment = {**self.environment, **fault}
         if fault:
-            environment["LD_PRELOAD"] = self.shim
+            environment["LD_PRELOAD"] = str(self.fail_call)
         return subprocess.run([self.bin / tool, *arguments], cwd=folder, capture_output=True, text=True, timeout=120,
                               env=environment)
 
@@ -156,7 +157,7 @@ class PowerTest(ResumeTest):
         power = {f"POWER_{key.upper()}": str(value) for key, value in {**power, "keeps": keeps, "backup": backup}.items()}
         tool, *arguments = command
         return subprocess.run([self.bin / tool, *arguments], cwd=folder, capture_output=True, text=True, timeout=120,
-                              env={**self.environment, **power, "LD_PRELOAD": os.environ["DSCKPT_LOSE_POWER"]})
+                              env={**self.environment, **power, "LD_PRELOAD": str(self.lose_power)})
 
     def check(self, source, before, command, judge):
         """`judge` is given the folder after the loss, what was there before the run, and what should be."""

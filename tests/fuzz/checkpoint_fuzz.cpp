@@ -1,0 +1,130 @@
+// A whole checkpoint with one file that is anything: a zip as it is, or a pickle in the file's own
+// zip, with right checksums. It is read and planned for every use, or refused.
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dsckpt/checkpoint.h"
+#include "dsckpt/error.h"
+#include "dsckpt/reshard.h"
+#include "dsckpt/universal.h"
+#include "dsckpt/weights.h"
+#include "format/zip.h"
+#include "io/input_file.h"
+#include "plan/copy_plan.h"
+#include "support/plan_runner.h"
+#include "support/temp_file.h"
+
+namespace dsckpt {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Copies of small checkpoints, in memory if that can be.
+class Checkpoints {
+ public:
+  Checkpoints() : folder_(make_folder()) {
+    for (const char* name : {"z0_bf16_w2", "z2_bf16_w2", "z3_bf16_full_subgroups_w4"}) {
+      const fs::path copy = folder_ / name;
+      fs::copy(fs::path(DSCKPT_TESTDATA) / "checkpoints" / name / "ckpt", copy,
+               fs::copy_options::recursive);
+      for (const auto& entry : fs::recursive_directory_iterator(copy)) {
+        fs::permissions(entry.path(), fs::perms::owner_all);
+        if (entry.path().extension() == ".pt") files_.push_back({copy, entry.path()});
+      }
+    }
+    std::sort(files_.begin(), files_.end());
+  }
+  ~Checkpoints() { fs::remove_all(folder_); }
+
+  // The folder and the path of one of the files.
+  const std::pair<fs::path, fs::path>& file(size_t which) const {
+    return files_[which % files_.size()];
+  }
+
+ private:
+  static fs::path make_folder() {
+    const fs::path memory = "/dev/shm";
+    std::string name =
+        ((fs::exists(memory) ? memory : fs::temp_directory_path()) / "dsckpt_fuzz_XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) std::abort();
+    return name;
+  }
+
+  fs::path folder_;
+  std::vector<std::pair<fs::path, fs::path>> files_;
+};
+
+// The zip at `path` with another data.pkl.
+std::string with_pickle(const fs::path& path, std::string pickle) {
+  InputFiles files;
+  const FileId id = files.add(path);
+  const ZipReader zip = ZipReader::open(files[id], id);
+  const std::string& first = zip.entries().front().name;
+  const std::string prefix = first.substr(0, first.find('/'));
+  ZipLayout changed(prefix);
+  for (const ZipEntry& entry : zip.entries()) {
+    const std::string name = entry.name.substr(prefix.size() + 1);
+    if (name == "data.pkl") {
+      changed.add(name, std::move(pickle));
+    } else {
+      const std::vector<std::byte> bytes = zip.read(entry);
+      changed.add(name, std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+    }
+  }
+  PlanBuilder plan;
+  std::move(changed).lay_out(plan, "changed");
+  return test::run_plan(plan.finish(), InputFiles()).front();
+}
+
+void write(const fs::path& path, const std::string& bytes) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << bytes;
+  if (!file.flush()) std::abort();
+}
+
+template <typename Use>
+void refuse_or(Use&& use) {
+  try {
+    use();
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) std::abort();
+  }
+}
+
+void use(const fs::path& folder) {
+  refuse_or([&] {
+    const Source source = Source::open(folder, {.optimizer_states = true});
+    refuse_or([&] { static_cast<void>(plan_weights(source)); });
+    refuse_or([&] { static_cast<void>(plan_universal(source)); });
+    refuse_or([&] { static_cast<void>(plan_reshard(source, {.dp = 3})); });
+  });
+  refuse_or([&] {
+    const Source source = Source::open(folder, {.optimizer_states = true, .allow_missing = true});
+    static_cast<void>(plan_weights(source, {.states = true}));
+  });
+}
+
+}  // namespace
+}  // namespace dsckpt
+
+// The first byte chooses the file, unless it is a zip's.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace dsckpt;
+  static const Checkpoints checkpoints;
+  if (size == 0) return 0;
+  const auto& [folder, path] = checkpoints.file(data[0]);
+  const bool is_zip = data[0] == 'P' && size > 1 && data[1] == 'K';
+  const std::string bytes(reinterpret_cast<const char*>(data) + (is_zip ? 0 : 1),
+                          size - (is_zip ? 0 : 1));
+  const std::string good = test::read_all(path);
+  write(path, is_zip ? bytes : with_pickle(path, bytes));
+  use(folder);
+  write(path, good);
+  return 0;
+}

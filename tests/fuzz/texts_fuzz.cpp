@@ -1,0 +1,73 @@
+// What users and other programs write as text, each by all of its readers: a ds_config, a manifest,
+// rules for names, a rule for tensor-parallel slices, the name of a shard, sizes, and the files of
+// an interrupted run.
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "base/text.h"
+#include "checkpoint/tp_rule.h"
+#include "checkpoint/universal_info.h"
+#include "deepspeed/ds_config.h"
+#include "deepspeed/shard_name.h"
+#include "dsckpt/error.h"
+#include "exec/journal.h"
+#include "exec/staging_owner.h"
+#include "fuzz/memory_file.h"
+#include "inspect/verify/manifest.h"
+#include "support/temp_file.h"
+#include "weights/key_map.h"
+
+namespace dsckpt {
+namespace {
+
+// Nothing else is thrown but what says that the input is wrong.
+template <typename Read>
+void refuse_or(Read&& read) {
+  try {
+    read();
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::interrupted) std::abort();
+  }
+}
+
+void read_staging(const std::string& text) {
+  static const test::TempFolder folder;
+  for (const char* name : {"job", "journal", "owner"}) folder.write(name, text);
+  refuse_or([] { static_cast<void>(difference_from_saved(folder.path(), {})); });
+  refuse_or([] { static_cast<void>(load_written(folder.path())); });
+  refuse_or([] { static_cast<void>(load_reached(folder.path())); });
+  static_cast<void>(owner_of(folder.path()));
+}
+
+}  // namespace
+}  // namespace dsckpt
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace dsckpt;
+  const std::string text(reinterpret_cast<const char*>(data), size);
+  const MemoryFile memory(data, size);
+  refuse_or([&] { static_cast<void>(ds_config_text(load_ds_config(memory.path()))); });
+  refuse_or([&] {
+    const Manifest manifest = read_manifest(memory.path());
+    const std::string written = manifest_text(manifest);
+    const MemoryFile again(reinterpret_cast<const uint8_t*>(written.data()), written.size());
+    if (manifest_text(read_manifest(again.path())) != written) std::abort();
+  });
+  refuse_or([&] {
+    KeyMap map = KeyMap::parse(text, "fuzz");
+    for (const char* name : {"model.layers.12.weight", ""}) {
+      refuse_or([&] { static_cast<void>(map.rename(name)); });
+    }
+    static_cast<void>(map.unused());
+  });
+  refuse_or([&] { UniversalInfo{{TpRule::parse(text)}}; });
+  if (const auto name = parse_shard_name(text); name && !name->file_name().empty()) {
+    if (parse_shard_name(name->file_name()) != name) std::abort();
+  }
+  refuse_or([&] { static_cast<void>(parse_size(text, "size")); });
+  static_cast<void>(printable(text));
+  read_staging(text);
+  return 0;
+}
