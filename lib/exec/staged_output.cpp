@@ -128,9 +128,10 @@ bool StagedOutput::take_up() {
     if (owner.state == OwnerState::alive && !owner.who.empty()) {
       throw UsageError(folder.string() + ": is being written by " + owner.who);
     }
+    owner_.emplace(folder);
     if (!has_job(folder)) {
       // Stopped before anything began, or when all was over.
-      const StagingOwner nobody_else(folder);
+      owner_.reset();
       fs::remove_all(folder, ignored);
       continue;
     }
@@ -139,7 +140,6 @@ bool StagedOutput::take_up() {
       throw UsageError(folder.string() + ": this command cannot go on with it: " + difference)
           .with_hint("the command that it was begun with goes on; else remove that folder");
     }
-    owner_.emplace(folder);
     set_folder(folder);
     staging_->written_inode = load_written(folder);
     commit_ = same_commit(*staging_, whole_folder);
