@@ -15,6 +15,7 @@
 #include "dsckpt/universal.h"
 #include "dsckpt/weights.h"
 #include "format/zip.h"
+#include "fuzz/refuse_as.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
 #include "support/plan_runner.h"
@@ -88,14 +89,10 @@ void write(const fs::path& path, const std::string& bytes) {
   if (!file.flush()) std::abort();
 }
 
-template <typename Use>
-void refuse_or(Use&& use) {
-  try {
-    use();
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted) std::abort();
-  }
-}
+constexpr auto refuse_or = [](auto&& use) {
+  refuse_as<ErrorKind::usage, ErrorKind::corrupt, ErrorKind::inconsistent, ErrorKind::unsupported>(
+      use);
+};
 
 void use(const fs::path& folder) {
   refuse_or([&] {

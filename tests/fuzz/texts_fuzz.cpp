@@ -15,6 +15,7 @@
 #include "exec/journal.h"
 #include "exec/staging_owner.h"
 #include "fuzz/memory_file.h"
+#include "fuzz/refuse_as.h"
 #include "inspect/verify/manifest.h"
 #include "support/temp_file.h"
 #include "weights/key_map.h"
@@ -23,14 +24,10 @@ namespace dsckpt {
 namespace {
 
 // Nothing else is thrown but what says that the input is wrong.
-template <typename Read>
-void refuse_or(Read&& read) {
-  try {
-    read();
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::interrupted) std::abort();
-  }
-}
+constexpr auto refuse_or = [](auto&& read) {
+  refuse_as<ErrorKind::usage, ErrorKind::corrupt, ErrorKind::inconsistent, ErrorKind::unsupported,
+            ErrorKind::io>(read);
+};
 
 void read_staging(const std::string& text) {
   static const test::TempFolder folder;

@@ -11,22 +11,15 @@
 #include "format/torch_archive.h"
 #include "fuzz/archive_of.h"
 #include "fuzz/memory_file.h"
+#include "fuzz/refuse_as.h"
 #include "io/input_file.h"
 
 namespace dsckpt {
 namespace {
 
-template <typename Read>
-void refuse_or(Read&& read) {
-  try {
-    read();
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::corrupt && error.kind() != ErrorKind::unsupported &&
-        error.kind() != ErrorKind::inconsistent) {
-      std::abort();
-    }
-  }
-}
+constexpr auto refuse_or = [](auto&& read) {
+  refuse_as<ErrorKind::corrupt, ErrorKind::unsupported, ErrorKind::inconsistent>(read);
+};
 
 void read_info(const Fields& info) {
   UniversalInfo rules = UniversalInfo::read(info);
