@@ -4,11 +4,18 @@
 
 #include <filesystem>
 #include <span>
+#include <string>
 
 namespace dsckpt {
+
+// Whether `path` is `folder` or below it, by their names.
+bool lies_in(const std::filesystem::path& path, const std::filesystem::path& folder);
 
 // Whether `file` is, or lies behind, a link to what is in none of `folders`. What cannot be
 // followed leads nowhere.
 bool leads_out(const std::filesystem::path& file, std::span<const std::filesystem::path> folders);
+
+// The note on a file that is not copied for that.
+std::string left_out_link(const std::string& name);
 
 }  // namespace dsckpt

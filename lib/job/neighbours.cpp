@@ -139,8 +139,7 @@ class Finder {
         if (place_.follow_links || !leads_out(stored_path(path).value_or(path), folders_)) {
           return true;
         }
-        note(name.generic_string() +
-             " is a link out of the checkpoint and is left out; --follow-links copies it");
+        note(left_out_link(name.generic_string()));
         return false;
       case fs::file_type::not_found:
         note(name.generic_string() + " is a broken link and is left out");

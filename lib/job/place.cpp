@@ -1,21 +1,16 @@
 #include "job/place.h"
 
-#include <algorithm>
 #include <system_error>
 
 #include "dsckpt/error.h"
 #include "exec/commit.h"
 #include "exec/staging_owner.h"
 #include "io/content_name.h"
+#include "job/links.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
-
-bool lies_in(const fs::path& path, const fs::path& folder) {
-  return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first ==
-         folder.end();
-}
 
 // Without a slash at its end.
 fs::path named(const fs::path& output) {

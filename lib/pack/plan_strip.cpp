@@ -269,7 +269,7 @@ class Stripper {
                                          .tag = tag_,
                                          .other_roots = source_.other_roots(),
                                          .follow_links = follow_links_});
-    if (is_universal()) add_others_below_zero(beside.files);
+    if (is_universal()) add_others_below_zero(beside);
     lay_out_neighbours(inputs_, beside.files, plan_);
     for (const Neighbour& file : beside.files) {
       before_[file.destination] += inputs_[inputs_.add(file.source)].size();
@@ -278,15 +278,18 @@ class Stripper {
   }
 
   // Files of a universal checkpoint's parameters that are none of torch.save's.
-  void add_others_below_zero(std::vector<Neighbour>& files) const {
+  void add_others_below_zero(Neighbours& beside) const {
     const fs::path zero = source_.tag_folder() / "zero";
     std::error_code failed;
     fs::recursive_directory_iterator it(zero, failed);
     for (const fs::recursive_directory_iterator end; !failed && it != end; it.increment(failed)) {
       const fs::path path = content_path(it->path());
-      if (!follow_links_ && leads_out(it->path(), {&source_.tag_folder(), 1})) continue;
-      if (it->is_regular_file() && !before_.contains(in_tag(relative(path)))) {
-        files.push_back({path, in_tag(relative(path))});
+      const std::string name = in_tag(relative(path));
+      if (!it->is_regular_file() || before_.contains(name)) continue;
+      if (!follow_links_ && leads_out(it->path(), {&source_.tag_folder(), 1})) {
+        beside.notes.push_back(left_out_link(name));
+      } else {
+        beside.files.push_back({path, name});
       }
     }
     if (failed) throw IoError({.file = zero.string()}, "cannot list", failed.value());

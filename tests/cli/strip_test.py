@@ -167,5 +167,22 @@ class StripTest(CliTest):
                          [*(f"global_step3/{path.name}" for path in scratch.shards()), "latest"])
 
 
+class LinkTest(CliTest):
+
+    def test_a_link_out_of_a_universal_checkpoint_is_left_out_with_a_note(self):
+        universal = self.new_path("universal")
+        self.assertEqual(self.tool("to-universal", "--input-folder", self.scratch("z2_bf16_w2").folder, "--output-folder",
+                                   universal).returncode, 0)
+        secret = self.new_path("secret")
+        secret.write_text("elsewhere")
+        (universal / "zero" / "notes.txt").symlink_to(secret)
+        for options, has_it in (([], False), (["--follow-links"], True)):
+            output = self.new_path()
+            done = self.tool("ckpt-pack", "strip", universal, output, "--keep=resume", *options)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(bool(list(output.rglob("notes.txt"))), has_it)
+            self.assertEqual("notes.txt is a link out of the checkpoint" in done.stderr, not has_it, done.stderr)
+
+
 if __name__ == "__main__":
     cli_common.main()
