@@ -130,6 +130,27 @@ def snapshot(folder):
     return seen
 
 
+# How the folders begin that runs write into.
+STAGING = ".dsckpt-staging-"
+
+
+def tree(folder):
+    """path -> bytes, or None of folders."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+            for path in folder.rglob("*")}
+
+
+def fill_place(folder, source, before):
+    """Makes `folder` with a link `in` to `source` and a folder `place` with the texts `before`, by path."""
+    folder.mkdir()
+    (folder / "in").symlink_to(source)
+    (folder / "place").mkdir()
+    for path, text in before.items():
+        (folder / "place" / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "place" / path).write_text(text)
+    return folder
+
+
 class Scratch:
     """A copy of a test checkpoint that may be edited."""
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import cli_common
-from cli_common import CliTest
+from cli_common import STAGING, CliTest, fill_place, tree
 
 # What each kind of call can say, but for EINTR.
 REASONS = {
@@ -22,13 +22,6 @@ REASONS = {
 }
 INTERRUPTED = ["read", "write", "fallocate"]
 SHORT = ["read", "write"]
-STAGING = ".dsckpt-staging-"
-
-
-def tree(folder):
-    """path -> bytes, or None of folders."""
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
-            for path in folder.rglob("*")}
 
 
 class InjectedFaultTest(CliTest):
@@ -62,13 +55,7 @@ class InjectedFaultTest(CliTest):
         def fresh(name):
             folder = self.root / name
             shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            (folder / "in").symlink_to(source)
-            for path, text in before.items():
-                (folder / "place" / path).parent.mkdir(parents=True, exist_ok=True)
-                (folder / "place" / path).write_text(text)
-            (folder / "place").mkdir(exist_ok=True)
-            return folder
+            return fill_place(folder, source, before)
 
         clean = fresh("clean")
         old = tree(clean / "place")

@@ -16,16 +16,9 @@ import time
 import cli_common
 import fault_test
 import stored_forms
-from cli_common import CliTest, snapshot
+from cli_common import STAGING, CliTest, fill_place, snapshot, tree
 
 KINDS = ["write", "fsync", "rename", "open", "mkdir", "link", "unlink", "close", "fallocate"]
-STAGING = ".dsckpt-staging-"
-
-
-def tree(folder):
-    """path -> bytes, or None of folders."""
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
-            for path in folder.rglob("*")}
 
 
 class ResumeTest(CliTest):
@@ -63,14 +56,7 @@ class ResumeTest(CliTest):
         return [path for path in folder.rglob(STAGING + "*")]
 
     def fresh(self, source, before):
-        folder = self.new_path("work")
-        folder.mkdir()
-        (folder / "in").symlink_to(source)
-        for path, text in before.items():
-            (folder / "place" / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / "place" / path).write_text(text)
-        (folder / "place").mkdir(exist_ok=True)
-        return folder
+        return fill_place(self.new_path("work"), source, before)
 
 
 class KilledTest(ResumeTest):
@@ -215,8 +201,8 @@ class PowerTest(ResumeTest):
 
 class StoppedTest(ResumeTest):
 
-    def stopped(self, folder, command, signal_=signal.SIGINT, after=None):
-        """The run's process, stopped when a part of the output is written and saved."""
+    def stopped(self, folder, command, signal_=signal.SIGINT):
+        """What a run returned and said, stopped when a part of the output is written and saved."""
         run = subprocess.Popen([self.bin / command[0], *command[1:], "--resume", "--save-every=0", "--limit-rate=8MB"],
                                cwd=folder, stderr=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 60
