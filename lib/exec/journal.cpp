@@ -1,8 +1,5 @@
 #include "exec/journal.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
@@ -16,7 +13,7 @@
 #include "base/sha256.h"
 #include "base/text.h"
 #include "dsckpt/error.h"
-#include "io/output_file.h"
+#include "exec/staged_output.h"
 #include "plan/plan_digest.h"
 
 namespace dsckpt {
@@ -28,22 +25,6 @@ using nlohmann::json;
 constexpr const char* kJob = "job";
 constexpr const char* kJournal = "journal";
 constexpr int kVersion = 1;
-
-// Puts `content` in the place of FOLDER/NAME: whatever happens, the old one or the new one is
-// there.
-void replace_file(const fs::path& folder, const char* name, const std::string& content) {
-  const fs::path path = folder / name;
-  const fs::path fresh = path.string() + ".new";
-  const int fd = ::open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  const auto fail = [&] { throw IoError({.file = path.string()}, "cannot write", errno); };
-  if (fd < 0) fail();
-  const bool good = write_all(fd, content) && ::fsync(fd) == 0;
-  const int failed = errno;
-  ::close(fd);
-  errno = failed;
-  if (!good || ::rename(fresh.c_str(), path.c_str()) != 0) fail();
-  sync_directory(folder);
-}
 
 // Nothing if there is no such file.
 std::optional<std::string> content_of(const fs::path& path) {
@@ -198,7 +179,7 @@ void save_job(const fs::path& folder, const JobIdentity& job) {
                    {"outputs", rows_of(job.outputs)},
                    {"plan", job.plan},
                    {"options", job.options}};
-  replace_file(folder, kJob, dump(saved) + "\n");
+  replace_text_file(folder / kJob, dump(saved) + "\n", true);
 }
 
 bool has_job(const fs::path& folder) {
@@ -241,7 +222,7 @@ void save_reached(const fs::path& folder, const Reached& reached) {
   json::to_cbor(json_of(reached), content);
   store_le(reinterpret_cast<std::byte*>(content.data()),
            crc32(0, bytes_of(content).subspan(sizeof(uint32_t))));
-  replace_file(folder, kJournal, content);
+  replace_text_file(folder / kJournal, content, true);
 }
 
 std::optional<Reached> load_reached(const fs::path& folder) {
@@ -261,7 +242,7 @@ std::optional<Reached> load_reached(const fs::path& folder) {
 void save_written(const fs::path& folder, uint64_t inode) {
   json job = saved_job(folder);
   job["written"] = inode;
-  replace_file(folder, kJob, dump(job) + "\n");
+  replace_text_file(folder / kJob, dump(job) + "\n", true);
 }
 
 std::optional<uint64_t> load_written(const fs::path& folder) {

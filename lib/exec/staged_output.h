@@ -77,10 +77,9 @@ class StagedOutput : public Sink {
   // in the folder of the run before, if there is one; throws UsageError if that is of another job
   // or still runs.
   void prepare();
-  // Since prepare(): the staging folder, and whether it is that of a run before.
+  // Since prepare(): the staging folder.
   const std::filesystem::path& folder() const;
-  bool goes_on() const { return goes_on_; }
-  // Whether that one had written everything, so that only the commit is left.
+  // Whether a run before had written everything there, so that only the commit is left.
   bool is_written() const;
 
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;

@@ -690,5 +690,15 @@ TEST(StagedOutput, HandlesMoreOutputsThanDescriptors) {
       testing::ExitedWithCode(0), "");
 }
 
+TEST(StagingOwner, IsTheOnlyOne) {
+  const TempFolder folder;
+  {
+    const StagingOwner owner(folder.path());
+    EXPECT_ERROR(StagingOwner(folder.path()), UsageError, "another process writes there");
+    EXPECT_EQ(owner_of(folder.path()).state, OwnerState::alive);
+  }
+  EXPECT_NO_THROW(StagingOwner(folder.path()));
+}
+
 }  // namespace
 }  // namespace dsckpt
