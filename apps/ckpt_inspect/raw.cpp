@@ -12,7 +12,7 @@
 #include "cli/option_facts.h"
 #include "dsckpt/error.h"
 #include "format/torch_archive.h"
-#include "format/torch_legacy.h"
+#include "format/torch_form.h"
 #include "format/zip.h"
 #include "inspect/global_classes.h"
 #include "inspect/pickle_text.h"
@@ -65,7 +65,7 @@ Opened open(const InputFiles& inputs, FileId id, const Arguments& args) {
     });
     return opened;
   }
-  if (!args.offset && (is_zip || TorchLegacy::probe(file))) {
+  if (!args.offset && (is_zip || torch_form(file) == TorchForm::pickles)) {
     opened.archive = TorchArchive::open(inputs, id);
     if (is_zip) {
       opened.record = opened.archive->prefix().empty()

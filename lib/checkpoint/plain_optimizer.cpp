@@ -365,6 +365,7 @@ class Reader {
       if (is_rounding_of(draft_.inputs, candidate.stored, *master)) fitting.push_back(index);
     }
     if (fitting.empty()) {
+      archive_.check_records();  // one that is damaged is what has to be said
       throw InconsistentError({}, "no parameter of `module` is the rounding of this fp32 master");
     }
     Candidate& taken = candidates_[fitting.front()];

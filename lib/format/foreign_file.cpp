@@ -6,13 +6,12 @@
 
 #include "base/bytes.h"
 #include "format/safetensors.h"
+#include "format/torch_form.h"
 
 namespace dsckpt {
 namespace {
 
 using namespace std::literals;
-
-constexpr uint64_t kTarBlock = 512;
 
 bool starts_with_ignoring_case(std::string_view text, std::string_view lower) {
   return text.size() >= lower.size() &&
@@ -41,14 +40,15 @@ Error foreign_file(const InputFile& file, std::string_view expected) {
     return CorruptError(where, "not " + std::string(expected) + ": " + what);
   };
   if (file.size() == 0) return CorruptError(where, "the file is empty");
-  const std::vector<std::byte> bytes = file.read(0, std::min(file.size(), kTarBlock));
+  const std::vector<std::byte> bytes = file.read(0, std::min(file.size(), uint64_t{kFormHead}));
   const std::string_view head = as_text(bytes);
 
   if (head.starts_with("version https://git-lfs")) {
     return CorruptError(where, "a Git LFS pointer, not the file itself")
         .with_hint("fetch the file with: git lfs pull");
   }
-  if (head.size() == kTarBlock && head.substr(257, 5) == "ustar") {
+  const bool is_named_tar = head.size() == kFormHead && head.substr(257, 5) == "ustar";
+  if (is_named_tar || is_tar(head)) {
     const std::string_view first = head.substr(0, head.find('\0'));
     if (first == "storages" || first == "tensors" || first == "pickle" || first == "sys_info") {
       return UnsupportedError(where, "a tar file of torch 0.1")

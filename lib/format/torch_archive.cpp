@@ -11,6 +11,7 @@
 #include "base/widen.h"
 #include "dsckpt/error.h"
 #include "format/foreign_file.h"
+#include "format/torch_form.h"
 #include "format/torch_legacy.h"
 #include "format/zip.h"
 
@@ -194,6 +195,13 @@ struct TorchArchive::Impl {
     if (data == nullptr) {
       throw CorruptError({}, "a zip file, but not one of torch.save: it has no record data.pkl");
     }
+    // torch (PyTorchStreamReader::getAllRecords) loads nothing then.
+    for (const ZipEntry& entry : zip->entries()) {
+      if (!entry.name.starts_with(prefix + "/")) {
+        throw CorruptError({.member = entry.name},
+                           "lies outside of the folder '" + prefix + "' of the first record");
+      }
+    }
     if (const ZipEntry* order = zip->find(prefix + "/byteorder"); order != nullptr) {
       const std::string text = small_record(*order);
       if (text == "big") {
@@ -368,9 +376,10 @@ TorchArchive TorchArchive::open(const InputFiles& files, FileId id, SharedPickle
   impl->file = &files[id];
   impl->id = id;
   in_context({.file = impl->file->display()}, [&] {
-    if (ZipReader::probe(*impl->file)) {
+    const TorchForm form = torch_form(*impl->file);
+    if (form == TorchForm::zip || ZipReader::probe(*impl->file)) {
       impl->open_zip(shared);
-    } else if (TorchLegacy::probe(*impl->file)) {
+    } else if (form == TorchForm::pickles) {
       TorchLegacy legacy = TorchLegacy::read(*impl->file, id);
       impl->document = std::make_shared<const pickle::Document>(std::move(legacy.document));
       impl->legacy_storages = std::move(legacy.storages);
@@ -496,6 +505,13 @@ std::optional<double> TorchArchive::scalar(const Value& value) const {
     double number = 0;
     to_float64(dtype, bytes.data(), &number, 1);
     return number;
+  });
+}
+
+void TorchArchive::check_records() const {
+  if (!impl_->zip) return;
+  in_context({.file = impl_->file->display()}, [&] {
+    for (const ZipEntry& entry : impl_->zip->entries()) impl_->check_record(entry);
   });
 }
 

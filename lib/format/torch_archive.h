@@ -103,6 +103,10 @@ class TorchArchive {
   // its CRC32, once: throws CorruptError if that is wrong.
   std::optional<double> scalar(const pickle::Value& value) const;
 
+  // Reads every record for its CRC32: for when what they hold makes no sense. Throws CorruptError
+  // for the first that is wrong. Nothing in the legacy form and in zips without checksums.
+  void check_records() const;
+
   // The CRC32s of the storages of all tensors in `value`, in the order of the pickle. Empty for the
   // legacy form and for zips without checksums.
   std::vector<uint32_t> checksums(const pickle::Value& value) const;

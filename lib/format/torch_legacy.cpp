@@ -11,14 +11,13 @@
 #include "base/bytes.h"
 #include "base/dtype_names.h"
 #include "dsckpt/error.h"
+#include "format/torch_form.h"
 
 namespace dsckpt {
 namespace {
 
 using namespace std::literals;
 
-constexpr std::string_view kMagic = "\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv;  // little-endian
-constexpr std::string_view kMagicText = "L119547037146038801333356L"sv;  // protocols 0 and 1
 constexpr int64_t kProtocolVersion = 1001;
 
 // Finds where pickles end without holding more than a window of the file: they carry no length, and
@@ -233,20 +232,13 @@ std::vector<pickle::Value> persistent_values(const pickle::Value& root, const Va
   return found;
 }
 
-bool TorchLegacy::probe(const InputFile& file) {
-  const std::vector<std::byte> bytes = file.read(0, std::min<uint64_t>(file.size(), 32));
-  const std::string_view head = as_text(bytes);
-  return head.starts_with(kMagicText) ||
-         (head.starts_with('\x80') && head.find(kMagic) != std::string_view::npos);
-}
-
 TorchLegacy TorchLegacy::read(const InputFile& file, FileId id) {
   TorchLegacy legacy;
   PickleScanner scanner(file);
   uint64_t offset = 0;
   in_context({.member = "magic number"}, [&] {
     const pickle::Document magic = read_pickle(file, scanner, offset);
-    if (!magic.root().is(pickle::Kind::big_integer) || magic.root().as_bytes() != kMagic) {
+    if (!magic.root().is(pickle::Kind::big_integer) || magic.root().as_bytes() != kTorchMagic) {
       throw CorruptError({.offset = 0}, "another number than torch's");
     }
   });

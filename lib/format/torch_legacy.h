@@ -46,9 +46,8 @@ struct TorchLegacy {
   pickle::Document document;
   std::unordered_map<std::string, Extent, KeyedHash> storages;  // by key
 
-  // True if the file starts with torch's magic number as a pickle.
-  static bool probe(const InputFile& file);
-  // Memory: the pickles, never the storages. Throws as TorchArchive::open.
+  // A file of TorchForm::pickles. Memory: the pickles, never the storages. Throws as
+  // TorchArchive::open.
   static TorchLegacy read(const InputFile& file, FileId id);
 };
 

@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "dsckpt/error.h"
+#include "format/torch_form.h"
 #include "format/zip.h"
 #include "format/zip_records.h"
 #include "io/file_source.h"
@@ -23,7 +24,7 @@ using namespace std::literals;
 using pickle::NamedGlobal;
 using pickle::Trace;
 
-constexpr uint64_t kHead = 512;
+constexpr uint64_t kHead = kFormHead;
 constexpr int kMaxNesting = 4;
 constexpr int kMaxPickles = 10000;  // in a row
 constexpr int kTorchPickles = 5;    // of a legacy torch file, before its storages
@@ -59,10 +60,6 @@ constexpr Signature kContainers[] = {
 constexpr std::array kPickleNames = {".pkl"sv,  ".pickle"sv, ".pt"sv,     ".pth"sv, ".bin"sv,
                                      ".ckpt"sv, ".joblib"sv, ".distcp"sv, ".p"sv,   ".dat"sv};
 
-// torch.save's magic number as a pickle has it: binary, or as a line of digits.
-constexpr std::string_view kTorchMagic = "\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"sv;
-constexpr std::string_view kTorchMagicText = "L119547037146038801333356L"sv;
-
 template <size_t N>
 std::optional<std::string_view> match(const Signature (&table)[N], std::string_view head) {
   for (const Signature& signature : table) {
@@ -72,32 +69,6 @@ std::optional<std::string_view> match(const Signature (&table)[N], std::string_v
     }
   }
   return std::nullopt;
-}
-
-// What Python's tarfile takes, of whatever age: a header whose checksum is right (tarfile.py
-// calc_chksums, nti). torch's legacy loader tries it before anything else.
-bool is_tar(std::string_view head) {
-  constexpr size_t kBlock = 512;
-  constexpr size_t kSum = 148;
-  constexpr size_t kSumEnd = 156;
-  if (head.size() < kBlock) return false;
-  int64_t all = 8 * ' ';
-  int64_t all_signed = 8 * ' ';
-  for (size_t i = 0; i < kBlock; ++i) {
-    if (i >= kSum && i < kSumEnd) continue;
-    all += static_cast<unsigned char>(head[i]);
-    all_signed += static_cast<signed char>(head[i]);
-  }
-  const std::string_view field = head.substr(kSum, kSumEnd - kSum);
-  const auto first = static_cast<unsigned char>(field.front());
-  int64_t octal = 0;
-  int64_t binary = 0;
-  for (const char c : field) {
-    if (c >= '0' && c <= '7') octal = octal * 8 + (c - '0');
-  }
-  for (const char c : field.substr(1, 7)) binary = binary * 256 + static_cast<unsigned char>(c);
-  const int64_t sum = first == 0x80 ? binary : octal;
-  return sum == all || sum == all_signed;
 }
 
 // RFC 1950: a header that fits, and a beginning that can be inflated.
@@ -288,7 +259,17 @@ class ContentScanner {
     constexpr uint64_t kReach = zip::kEndSize + 0xFFFF;
     const uint64_t begin = source.size() - std::min(source.size(), kReach);
     const std::vector<std::byte> tail = source.read(begin, kReach);
-    if (as_text(tail).find("PK\5\6"sv) != std::string_view::npos) search_zip(source, "");
+    const std::string_view text = as_text(tail);
+    bool has_directory = false;
+    size_t found = text.find("PK\5\6"sv);
+    if (found == std::string_view::npos) return;
+    for (; found != std::string_view::npos; found = text.find("PK\5\6"sv, found + 1)) {
+      has_directory = has_directory || ends_directory(source, begin + found);
+    }
+    search_zip(source, "");
+    if (has_directory && result_.pickles > 0) {
+      add_unreadable("", "a zip lies behind other bytes: readers could take either");
+    }
   }
 
  private:
@@ -319,8 +300,7 @@ class ContentScanner {
   // Where nothing says that a pickle is to be `expected`, it must look like one.
   bool scan_pickles(const ByteSource& source, const std::string& record, std::string_view head,
                     bool expected, bool in_search, uint64_t base = 0) {
-    const bool is_torch = head.substr(0, 32).find(kTorchMagic) != std::string_view::npos ||
-                          head.starts_with(kTorchMagicText);
+    const bool is_torch = torch_form(head) == TorchForm::pickles;
     const bool starts_surely = expected || (record.empty() && has_pickle_header(head));
     bool is_pickle = false;
     uint64_t at = 0;
@@ -376,6 +356,20 @@ class ContentScanner {
     const bool found = scan_pickles(data, record, as_text(start), has_objects, !has_objects, begin);
     if (has_objects && !found)
       add_unreadable(record, "a NumPy array of objects without its pickle");
+  }
+
+  // Whether a directory ends where this end record, or the zip64 ones before it, begin.
+  static bool ends_directory(const ByteSource& source, uint64_t end) {
+    const std::vector<std::byte> record = source.read(end, zip::kEndSize);
+    if (record.size() < zip::kEndSize) return false;
+    const auto size = load_le<uint32_t>(record.data() + 12);
+    const uint64_t locator = end - std::min(end, zip::kLocatorSize);
+    if (as_text(source.read(locator, 4)) == "PK\6\7"sv) return true;
+    for (const uint64_t between : {uint64_t{0}, zip::kEnd64Size + zip::kLocatorSize}) {
+      if (size + between > end) continue;
+      if (as_text(source.read(end - between - size, 4)) == "PK\1\2"sv) return true;
+    }
+    return false;
   }
 
   std::string inside(const std::string& zip, const std::string& name) const {

@@ -9,6 +9,7 @@
 #include "fuzz/memory_file.h"
 #include "support/defects.h"
 #include "support/plan_runner.h"
+#include "support/tar_header.h"
 #include "support/temp_file.h"
 
 namespace dsckpt {
@@ -131,6 +132,10 @@ std::vector<Defect> defects() {
   std::string other_tar = tar;
   other_tar.replace(0, 8, "anything");
   std::string legacy = testdata("small_legacy.pt");
+  // torch tries the tar first, whatever the pickles are.
+  const std::string tar_and_pickles = test::with_tar_checksum(legacy.substr(0, 64));
+  std::string outside = archive(good, data);
+  for (size_t at = 0; (at = outside.find("p/data/0", at)) != std::string::npos;) outside[at] = 'q';
   std::string long_legacy = legacy + "more";
   std::string big_legacy = legacy;
   big_legacy[big_legacy.find("little_endian") + 13 + 2] = '\x89';
@@ -153,6 +158,8 @@ std::vector<Defect> defects() {
       {"pickle", "\x80\x02}.", corrupt, "plain pickle"},
       {"noise", "\x01\x02\x03\x04\x05", corrupt, "no format known"},
       {"zip without data.pkl", testdata("stored.zip"), corrupt, "no record data.pkl"},
+      {"record outside", outside, corrupt, "lies outside of the folder 'p'"},
+      {"tar and pickles", tar_and_pickles, corrupt, "tar archive"},
       {"torchscript", testdata("torchscript.pt"), unsupported, "TorchScript"},
       {"big-endian", archive(good, {{"byteorder", "big"}}), unsupported, "big-endian"},
       {"byte order", archive(good, {{"byteorder", "middle"}}), corrupt, "neither"},
