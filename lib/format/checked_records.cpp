@@ -25,8 +25,7 @@ struct Range {
 std::optional<ZipReader> open_zip(const InputFile& file, FileId id) {
   if (!ZipReader::probe(file)) return std::nullopt;
   try {
-    ZipReader zip = ZipReader::open(file, id);
-    return zip.has_checksums() ? std::optional(std::move(zip)) : std::nullopt;
+    return ZipReader::open(file, id);
   } catch (const CorruptError&) {
     return std::nullopt;
   } catch (const UnsupportedError&) {
@@ -60,12 +59,16 @@ void join(std::vector<Range>& ranges) {
   ranges.resize(kept);
 }
 
-// The entry's data is not yet located, so that its header counts too.
-bool is_read(const ZipEntry& entry, const std::vector<Range>& ranges) {
+enum class Read : uint8_t { nothing, data, all };
+
+// What is read of the record. Its data is not yet located: a range that begins behind the header's
+// first byte is taken to be of data.
+Read read_of(const ZipEntry& entry, const std::vector<Range>& ranges) {
   const auto range =
       std::upper_bound(ranges.begin(), ranges.end(), entry.header_offset,
                        [](uint64_t offset, const Range& each) { return offset < each.end; });
-  return range != ranges.end() && range->begin < entry.limit;
+  if (range == ranges.end() || range->begin >= entry.limit) return Read::nothing;
+  return range->begin <= entry.header_offset ? Read::all : Read::data;
 }
 
 std::vector<InputRecord> records_in(const InputFile& file, FileId id,
@@ -74,7 +77,9 @@ std::vector<InputRecord> records_in(const InputFile& file, FileId id,
   const std::optional<ZipReader> zip = open_zip(file, id);
   if (!zip) return records;
   for (const ZipEntry& entry : zip->entries()) {
-    if (entry.size == 0 || !is_read(entry, ranges)) continue;
+    const Read read = read_of(entry, ranges);
+    if (read == Read::all) zip->check_frame(entry);
+    if (read == Read::nothing || entry.size == 0 || !zip->has_checksums()) continue;
     records.push_back({zip->data(entry), entry.crc32, entry.name});
   }
   return records;

@@ -14,7 +14,8 @@ namespace dsckpt {
 
 // All records that any item of `plan` reads a byte of, without those of the files `but`. Reads the
 // directory of each file, and the local header of each of these records. Throws IoError, and
-// CorruptError for a record whose header and directory disagree.
+// CorruptError for a record whose header and directory disagree; of records that are copied with
+// all that is around them, that is checked too (ZipReader::check_frame).
 std::vector<InputRecord> records_read(const CopyPlan& plan, const InputFiles& inputs,
                                       const std::set<FileId>& but = {});
 

@@ -25,6 +25,7 @@ struct ZipEntry {
   uint64_t size = 0;           // bytes of data; compressed and uncompressed size are equal
   uint64_t header_offset = 0;  // of the local header
   uint64_t limit = 0;          // where the next record or the directory begins
+  uint32_t modified = 0;       // MS-DOS time and date
   uint16_t flags = 0;
 };
 
@@ -63,8 +64,15 @@ class ZipReader {
   std::vector<std::byte> read(const ZipEntry& entry) const;
   // The same without keeping the data.
   void check(const ZipEntry& entry) const;
+  // What the file has of `entry` besides its data: whoever copies the record whole copies that too.
+  // CorruptError where the local header, torch's padding in it or the data descriptor are not what
+  // the directory says. Versions are not compared: writers raise them on the way.
+  void check_frame(const ZipEntry& entry) const;
 
  private:
+  struct LocalHeader;
+  LocalHeader read_header(const ZipEntry& entry) const;
+  void check_descriptor(const ZipEntry& entry, uint64_t begin) const;
   void compare(const ZipEntry& entry, const Extent& extent, uint32_t crc) const;
   ZipReader(const InputFile& file, FileId id) : file_(&file), id_(id) {}
   const InputFile* file_;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <tuple>
 #include <unordered_map>
@@ -163,6 +164,21 @@ void apply_zip64_extra(ByteReader extra, uint64_t* usize, uint64_t* csize, uint6
   if (!wanted.empty()) throw CorruptError({.offset = extra.offset()}, "no zip64 sizes");
 }
 
+// False if torch's padding is there with something else in it, or with one bit of its id flipped.
+bool is_padding_whole(ByteReader extra) {
+  while (!extra.at_end()) {
+    const auto id = extra.read<uint16_t>();
+    const auto size = extra.read<uint16_t>();
+    const std::string_view field = as_text(extra.take(size));
+    const bool is_filled = field.find_first_not_of('Z') == field.npos;
+    if (id == zip::kPaddingExtra && !is_filled) return false;
+    if (std::has_single_bit(static_cast<unsigned>(id ^ zip::kPaddingExtra)) && is_filled) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // APPNOTE 4.3.12
 ZipEntry read_entry(ByteReader& reader) {
   const uint64_t at = reader.offset();
@@ -173,7 +189,7 @@ ZipEntry read_entry(ByteReader& reader) {
   reader.take(4);  // versions
   entry.flags = reader.read<uint16_t>();
   const auto method = reader.read<uint16_t>();
-  reader.take(4);  // time and date
+  entry.modified = reader.read<uint32_t>();
   entry.crc32 = reader.read<uint32_t>();
   uint64_t csize = reader.read<uint32_t>();
   entry.size = reader.read<uint32_t>();
@@ -181,7 +197,8 @@ ZipEntry read_entry(ByteReader& reader) {
   const auto extra_size = reader.read<uint16_t>();
   const auto comment_size = reader.read<uint16_t>();
   const auto disk = reader.read<uint16_t>();
-  reader.take(6);  // attributes
+  reader.take(2);  // internal attributes
+  const auto attributes = reader.read<uint32_t>();
   entry.header_offset = reader.read<uint32_t>();
   entry.name = reader.text(name_size);
   const ByteSpan extra = reader.take(extra_size);
@@ -199,6 +216,10 @@ ZipEntry read_entry(ByteReader& reader) {
       throw UnsupportedError({}, "is compressed (method " + std::to_string(method) +
                                      "): not a file of torch.save; TorchScript archives "
                                      "(torch.jit.save) have such records");
+    }
+    const bool is_folder = (attributes & zip::kFolderAttribute) != 0 || entry.name.ends_with('/');
+    if (is_folder && entry.size > 0) {
+      throw CorruptError({}, "is marked as a folder: torch takes it for one and reads no data");
     }
     if (csize != entry.size) {
       throw CorruptError({}, "stored, but " + std::to_string(csize) + " bytes are said to hold " +
@@ -314,9 +335,20 @@ const ZipEntry* ZipReader::find(std::string_view name) const {
   return found == by_name_.end() || entries_[*found].name != name ? nullptr : &entries_[*found];
 }
 
+// Of a local header that agrees with the directory.
+struct ZipReader::LocalHeader {
+  Extent data;
+  uint32_t modified = 0;
+  bool is_padding_whole = true;
+};
+
 Extent ZipReader::data(const ZipEntry& entry) const {
+  return read_header(entry).data;
+}
+
+ZipReader::LocalHeader ZipReader::read_header(const ZipEntry& entry) const {
   const Where where{.file = file_->display(), .member = entry.name, .offset = entry.header_offset};
-  return in_context(where, [&]() -> Extent {
+  return in_context(where, [&]() -> LocalHeader {
     // One read that usually covers torch's padding too; only the extra field can be longer.
     const uint64_t fixed = zip::kLocalSize + entry.name.size();
     const uint64_t header_limit = entry.limit - entry.header_offset - entry.size;
@@ -336,7 +368,8 @@ Extent ZipReader::data(const ZipEntry& entry) const {
     reader.take(2);  // version needed
     const auto flags = reader.read<uint16_t>();
     const auto method = reader.read<uint16_t>();
-    reader.take(4);  // time and date
+    LocalHeader header;
+    header.modified = reader.read<uint32_t>();
     const auto crc32 = reader.read<uint32_t>();
     uint64_t csize = reader.read<uint32_t>();
     uint64_t usize = reader.read<uint32_t>();
@@ -352,14 +385,16 @@ Extent ZipReader::data(const ZipEntry& entry) const {
     // Also where the sizes are deferred: the data lies behind the extra field, whose length nothing
     // else confirms.
     apply_zip64_extra(extra, &usize, &csize, nullptr);
-    if ((flags & zip::kDescriptorFlag) == 0) {
-      if (usize != entry.size || csize != entry.size || crc32 != entry.crc32) {
-        throw CorruptError({}, "the local header and the directory disagree about size or CRC32");
-      }
+    header.is_padding_whole = is_padding_whole(extra);
+    const bool deferred = (flags & zip::kDescriptorFlag) != 0;
+    const auto agrees = [&](uint64_t here, uint64_t there) {
+      return here == there || (deferred && here == 0);
+    };
+    if (!agrees(usize, entry.size) || !agrees(csize, entry.size) || !agrees(crc32, entry.crc32)) {
+      throw CorruptError({}, "the local header and the directory disagree about size or CRC32");
     }
     // Records follow each other without a gap, so the length of the extra field can be checked too.
     const uint64_t rest = entry.limit - reader.offset() - entry.size;
-    const bool deferred = (flags & zip::kDescriptorFlag) != 0;
     const bool fits = deferred ? rest == zip::kDescriptorSize || rest == zip::kDescriptor64Size ||
                                      (rest == 0 && entry.size == 0)
                                : rest == 0;
@@ -367,8 +402,41 @@ Extent ZipReader::data(const ZipEntry& entry) const {
       throw CorruptError(
           {}, std::to_string(rest) + " bytes between the record's data and " + "the next record");
     }
-    return {id_, reader.offset(), entry.size};
+    header.data = {id_, reader.offset(), entry.size};
+    return header;
   });
+}
+
+// APPNOTE 4.3.9
+void ZipReader::check_descriptor(const ZipEntry& entry, uint64_t begin) const {
+  const uint64_t size = entry.limit - begin;
+  if (size == 0) return;
+  const std::vector<std::byte> bytes = file_->read(begin, size);
+  ByteReader reader(bytes, begin);
+  const auto signature = reader.read<uint32_t>();
+  const auto crc = reader.read<uint32_t>();
+  const bool is_narrow = size == zip::kDescriptorSize;
+  const auto next = [&] { return is_narrow ? reader.read<uint32_t>() : reader.read<uint64_t>(); };
+  const uint64_t stored = next();
+  const uint64_t whole = next();
+  if (signature == zip::kDescriptorSignature && crc == entry.crc32 && stored == entry.size &&
+      whole == entry.size) {
+    return;
+  }
+  throw CorruptError({.file = file_->display(), .member = entry.name, .offset = begin},
+                     "what stands behind the record has another CRC32 or size than the directory");
+}
+
+void ZipReader::check_frame(const ZipEntry& entry) const {
+  const LocalHeader header = read_header(entry);
+  const Where where{.file = file_->display(), .member = entry.name, .offset = entry.header_offset};
+  if (header.modified != entry.modified) {
+    throw CorruptError(where, "the local header and the directory disagree about the time");
+  }
+  if (!header.is_padding_whole) {
+    throw CorruptError(where, "the padding before the data is damaged");
+  }
+  check_descriptor(entry, header.data.end());
 }
 
 std::vector<std::byte> ZipReader::read(const ZipEntry& entry) const {

@@ -27,6 +27,9 @@ inline constexpr uint16_t kDescriptorFlag = 1 << 3;
 inline constexpr uint16_t kUtf8Flag = 1 << 11;
 inline constexpr uint16_t kEncryptionFlags = 1 << 0 | 1 << 6 | 1 << 13;
 
+// 4.4.15, external attributes as MS-DOS has them, which miniz looks at whatever system they are of.
+inline constexpr uint32_t kFolderAttribute = 1 << 4;
+
 inline constexpr uint16_t kZip64Extra = 0x0001;  // 4.5.3
 // "FB": torch's padding, a run of 'Z' that brings the data to a multiple of kAlignment.
 inline constexpr uint16_t kPaddingExtra = 0x4246;

@@ -1,14 +1,18 @@
-"""One flipped bit in a record of a checkpoint: a tool that writes refuses it by its name, or does not need it.
+"""One flipped bit in a checkpoint: a tool that writes refuses it by its name, or does not need it.
 
 What is written then is byte for byte what it is without the flip. Deterministic: the places are drawn by a seed.
-DSCKPT_CASES, a regular expression, restricts it to some cases.
+DSCKPT_CASES, a regular expression, restricts it to some cases. support/flip_bits.cpp does the same with the library,
+without starting tools. FLIPS=all has it flip every byte of the five smallest checkpoints, and 20,000 of the others.
 """
+import concurrent.futures
 import json
 import os
 import pathlib
 import random
 import re
 import shutil
+import subprocess
+import sys
 import zipfile
 
 import common
@@ -88,6 +92,40 @@ class FlippedRecordTest(CliTest):
                                 self.assertIn(record, errors)
             path.write_bytes(whole)
         self.assertGreater(flips, 20)
+
+
+    def test_any_byte_of_any_zip(self):
+        """Also those around the records: headers, paddings, directories."""
+        cases = [case for folder in ("checkpoints", "model_parallel") for case in common.every_case(folder)]
+        cases.sort(key=lambda case: sum(path.stat().st_size for path in case.load_dir.rglob("*") if path.is_file()))
+        if os.environ.get("FLIPS") == "all":
+            shares = 100
+            runs = [(case, 0, part, shares) for case in cases[:5] for part in range(shares)]
+            runs += [(case, 20000 // (len(cases) - 5) + 1, 0, 0) for case in cases[5:]]
+        else:
+            runs = [(case, 3, 0, 0) for case in cases]
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            results = list(pool.map(lambda run: (run, self.flip_bits(*run)), runs))
+        counts = [0] * 5
+        for (case, *_), done in results:
+            with self.subTest(case=case.name):
+                self.assertEqual(done.returncode, 0, done.stdout[-2000:] + done.stderr)
+                summary = done.stdout.splitlines()[-1]
+                if summary == "no zips, and no checksums":
+                    self.assertRegex(case.name, "legacyserial|writer_python")
+                    continue
+                numbers = [int(number) for number in re.findall(r"\b\d+\b", summary)]
+                counts = [a + b for a, b in zip(counts, numbers[:1] + numbers[2:])]
+        print(f"{counts[0]:,} flips: {counts[1]:,} times refused, {counts[2]:,} times without effect, "
+              f"{counts[3]:,} times passed on in unused bytes", file=sys.stderr)
+        self.assertGreater(counts[1], counts[2])
+
+    def flip_bits(self, case, count, first, step):
+        program = pathlib.Path(os.environ["DSCKPT_BIN"]).parent / "tests" / "flip_bits"
+        command = [program, case.load_dir, case.facts["tag"], 1, count, first, step]
+        memory = pathlib.Path("/dev/shm")
+        environment = {**self.environment, "TMPDIR": str(memory if memory.is_dir() else self.tmp)}
+        return subprocess.run([str(part) for part in command], env=environment, capture_output=True, text=True)
 
 
 for case in CASES:

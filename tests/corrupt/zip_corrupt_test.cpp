@@ -3,6 +3,7 @@
 #include <cstring>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "base/bytes.h"
 #include "dsckpt/error.h"
@@ -10,6 +11,7 @@
 #include "fuzz/memory_file.h"
 #include "support/defects.h"
 #include "support/temp_file.h"
+#include "support/zip_bytes.h"
 
 namespace dsckpt {
 namespace {
@@ -71,6 +73,31 @@ TEST(CorruptZip, NoFlippedBitChangesWhatIsRead) {
   }
 }
 
+// Whoever copies records with all that is around them passes on no flipped bit that anything tells.
+TEST(CorruptZip, AFlippedBitAroundTheDataIsRefusedUnlessNothingUsesIt) {
+  for (const char* name : {"small.pt", "stored.zip"}) {
+    const std::string bytes = testdata(name);
+    const auto check_all = [](const std::string& content) {
+      const MemoryFile memory(reinterpret_cast<const uint8_t*>(content.data()), content.size());
+      const InputFile file(memory.path());
+      const ZipReader zip = ZipReader::open(file, 0);
+      for (const ZipEntry& entry : zip.entries()) {
+        zip.check_frame(entry);
+        zip.check(entry);
+      }
+      return test::unused_bytes(content, zip);
+    };
+    const std::set<uint64_t> unused = check_all(bytes);
+    EXPECT_LT(unused.size(), bytes.size() / 5);
+    test::for_each_bit_flip(bytes, 0, bytes.size(), [&](const std::string& damaged, size_t at) {
+      const auto kind = test::error_kind([&] { check_all(damaged); });
+      if (unused.contains(at)) return;
+      ASSERT_TRUE(kind) << name << ": byte " << at;
+      EXPECT_TRUE(kind == ErrorKind::corrupt || kind == ErrorKind::unsupported) << at;
+    });
+  }
+}
+
 enum class Defect {
   compressed,
   encrypted,
@@ -96,6 +123,7 @@ enum class Defect {
   trailing_bytes,
   end_record_in_the_comment,
   name_of_other_case,
+  folder_with_data,
   last,
 };
 
@@ -210,6 +238,9 @@ Damaged make(Defect defect) {
       }
       return plain;
     }
+    case Defect::folder_with_data:
+      set32(directory + 38, 0x10);
+      return {zip, ErrorKind::corrupt, "marked as a folder"};
     case Defect::last:
       break;
   }

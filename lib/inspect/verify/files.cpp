@@ -52,30 +52,18 @@ struct Unit {
   Extent extent;
 };
 
-// What stands behind the data must be what the directory says (APPNOTE 4.3.9).
-void check_descriptor(Verification& v, const CheckedFile& file, const ZipEntry& entry,
-                      const Extent& extent) {
-  constexpr uint32_t kSignature = 0x08074b50;
-  const uint64_t size = entry.limit - extent.end();
-  if (size != 16 && size != 24) return;
-  const std::vector<std::byte> bytes = v.inputs[file.id].read(extent.end(), size);
-  ByteReader reader(bytes, extent.end());
-  const auto signature = reader.read<uint32_t>();
-  const auto crc = reader.read<uint32_t>();
-  const auto next = [&] { return size == 16 ? reader.read<uint32_t>() : reader.read<uint64_t>(); };
-  const uint64_t stored = next();
-  const uint64_t whole = next();
-  if (signature == kSignature && crc == entry.crc32 && stored == entry.size &&
-      whole == entry.size) {
-    return;
+// Of a record whose header can be read: what else stands around its data.
+void check_frame(Verification& v, const CheckedFile& file, const ZipEntry& entry) {
+  try {
+    file.zip->check_frame(entry);
+  } catch (const CorruptError& error) {
+    v.add({.check = Check::crc,
+           .message = error.message(),
+           .file = file.display,
+           .rank = file.rank(),
+           .member = entry.name,
+           .offset = error.where().offset});
   }
-  v.add({.check = Check::crc,
-         .message = "what stands behind the record has another CRC32 or size than the directory",
-         .file = file.display,
-         .rank = file.rank(),
-         .member = entry.name,
-         .offset = extent.end(),
-         .size = size});
 }
 
 // Where the records are whose CRC32 is known.
@@ -87,7 +75,7 @@ std::vector<Record> find_records(Verification& v) {
     for (const ZipEntry& entry : file.zip->entries()) {
       v.attempt(Check::unreadable, file, [&] {
         of_file[i].push_back({&file, &entry, file.zip->data(entry)});
-        check_descriptor(v, file, entry, of_file[i].back().extent);
+        check_frame(v, file, entry);
       });
     }
   });
