@@ -32,13 +32,13 @@ void add_options(CLI::App& app, Arguments& args) {
       app.add_option(
           "--dp", args.reshard.dp,
           "Data-parallel ranks of the new run; pipeline stages and tensor-parallel ranks stay"),
-      1, 1 << 16)
+      1u, kMaxRanks)
       ->type_name("N")
       ->required();
   cli::in_range(
       app.add_option("--ep", args.reshard.ep,
                      "Expert-parallel ranks of the new run, which divide --dp; default: as it was"),
-      1, 1 << 16)
+      1u, kMaxRanks)
       ->type_name("N");
   cli::in_range(app.add_option("--stage", args.reshard.stage,
                                "ZeRO stage of the new run; default: as it was"),

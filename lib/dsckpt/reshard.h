@@ -12,14 +12,17 @@
 
 namespace dsckpt {
 
+// More ranks than this are taken for a mistake.
+inline constexpr uint32_t kMaxRanks = 1 << 16;
+
 struct ReshardOptions {
-  uint32_t dp = 1;  // data-parallel ranks of the new run, of each mp rank
-  // Expert-parallel ranks of the new run. Default: as it was.
+  uint32_t dp = 1;  // data-parallel ranks of the new run, of each mp rank; up to kMaxRanks
+  // Expert-parallel ranks of the new run, up to kMaxRanks. Default: as it was.
   std::optional<uint32_t> ep = {};
   // ZeRO stage of the new run, 0 to 3. Default: what `ds_config` or SourceOptions::like say, else
   // as it was.
   std::optional<int> stage = {};
-  // zero_optimization.sub_group_size of the new run, elements. Default likewise.
+  // zero_optimization.sub_group_size of the new run, elements, not 0. Default likewise.
   std::optional<uint64_t> sub_group_size = {};
   // The new run's DeepSpeed configuration, a JSON file. Empty: none.
   std::filesystem::path ds_config = {};
@@ -32,9 +35,9 @@ struct ReshardOptions {
 // `source` has to be open with SourceOptions::optimizer_states, or of weights with
 // SourceOptions::like, of whose training nothing is kept. SourceOptions::like of a checkpoint says
 // what the new run is like: parameter groups, their order and the layout. Throws UsageError for
-// options that contradict each other or the checkpoint, UnsupportedError for what cannot be cut
-// anew or DeepSpeed could not load, InconsistentError for parameters that `like` has and the source
-// has not, or the other way round.
+// options out of their ranges, or that contradict each other or the checkpoint, UnsupportedError
+// for what cannot be cut anew or DeepSpeed could not load, InconsistentError for parameters that
+// `like` has and the source has not, or the other way round.
 DSCKPT_EXPORT Job plan_reshard(const Source& source, const ReshardOptions& options);
 
 }  // namespace dsckpt

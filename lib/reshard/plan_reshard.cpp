@@ -174,7 +174,22 @@ Place place_of(const Checkpoint& source, const CopyPlan& plan, const std::string
   return place;
 }
 
+void check(const ReshardOptions& options) {
+  const auto check_ranks = [](uint32_t ranks, const char* kind) {
+    if (ranks >= 1 && ranks <= kMaxRanks) return;
+    throw UsageError(std::to_string(ranks) + " " + kind + "-parallel ranks: there can be 1 to " +
+                     std::to_string(kMaxRanks));
+  };
+  check_ranks(options.dp, "data");
+  if (options.ep) check_ranks(*options.ep, "expert");
+  if (options.stage && (*options.stage < 0 || *options.stage > 3)) {
+    throw UsageError("there is no stage " + std::to_string(*options.stage));
+  }
+  if (options.sub_group_size == 0u) throw UsageError("sub-groups of 0 elements");
+}
+
 TargetOptions target_options(const Source& source, const ReshardOptions& options) {
+  check(options);
   TargetOptions target{.dp = options.dp,
                        .ep = options.ep,
                        .stage = options.stage,

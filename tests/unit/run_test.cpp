@@ -12,6 +12,7 @@
 
 #include "dsckpt/error.h"
 #include "dsckpt/pack.h"
+#include "dsckpt/reshard.h"
 #include "dsckpt/universal.h"
 #include "dsckpt/weights.h"
 #include "support/expect_error.h"
@@ -71,6 +72,17 @@ TEST(Run, OutlivesTheSource) {
   }();
   run(job, out.path());
   EXPECT_TRUE(fs::exists(out.path() / "model.safetensors"));
+}
+
+// Zero ranks once ended in a division by zero.
+TEST(Reshard, RefusesWhatIsOutOfRange) {
+  const Source source = Source::open(kCheckpoint, {.optimizer_states = true});
+  EXPECT_ERROR(plan_reshard(source, {.dp = 0}), UsageError, "0 data-parallel ranks");
+  EXPECT_ERROR(plan_reshard(source, {.dp = kMaxRanks + 1}), UsageError, "65537 data-parallel");
+  EXPECT_ERROR(plan_reshard(source, {.ep = 0}), UsageError, "0 expert-parallel ranks");
+  EXPECT_ERROR(plan_reshard(source, {.stage = 4}), UsageError, "no stage 4");
+  EXPECT_ERROR(plan_reshard(source, {.stage = -1}), UsageError, "no stage -1");
+  EXPECT_ERROR(plan_reshard(source, {.sub_group_size = 0}), UsageError, "0 elements");
 }
 
 TEST(Source, ReadsWhatItViews) {
