@@ -4,7 +4,7 @@
 //                opendir; each stands for all of its kind (pread, renameat2, syncfs, ...)
 //   FAIL_AT      the how manieth of that kind, from 1
 //   FAIL_ERRNO   what it says; 0: it does less than was asked for (read, write); -1: the process is
-//                killed instead (SIGKILL)
+//                killed instead (SIGKILL); -2: it is stopped (SIGSTOP), and the call works
 //   FAIL_COUNTS  a file that gets the number of calls of each kind at the end: "open 17"
 //
 // A call that fails does nothing, but close, which always closes.
@@ -73,7 +73,11 @@ bool fails(const char* kind) {
                    [&](const char* name) { return std::strcmp(name, kind) == 0; }) -
       std::begin(kKinds));
   if (++s.counts[index] != s.at || index != s.kind) return false;
-  if (s.reason < 0) ::kill(::getpid(), SIGKILL);
+  if (s.reason == -1) ::kill(::getpid(), SIGKILL);
+  if (s.reason == -2) {
+    ::kill(::getpid(), SIGSTOP);
+    return false;
+  }
   errno = s.reason;
   return true;
 }
