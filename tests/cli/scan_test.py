@@ -253,6 +253,22 @@ class ScanTest(CliTest):
             self.assertEqual(done.returncode, 3, done.stderr)
             self.assertIn("readers could take another one", done.stderr)
 
+    def test_a_zip_behind_pickles_is_not_harmless_even_if_both_are(self):
+        """torch reads the pickles, and whatever looks for a directory at the end the zip."""
+        file = self.root / "model.pt"
+        torch.save({"w": torch.zeros(4)}, file, _use_new_zipfile_serialization=False)
+        behind = io.BytesIO()
+        torch.save({"w": torch.ones(4)}, behind)
+        for size in (None, 0x80):  # the end record's own, which zip64's replaces
+            content = bytearray(behind.getvalue())
+            if size is not None:
+                content[-22 + 14] = size
+            (self.root / "both.pt").write_bytes(file.read_bytes() + content)
+            found = self.scanned(self.root / "both.pt", code=1)
+            self.assertEqual({finding["class"] for finding in found["findings"]}, {"harmless"})
+            self.assertIn("a zip lies behind other bytes", found["unreadable"][0]["reason"])
+        self.assertEqual(self.tool("ckpt-inspect", "list", self.root / "both.pt").returncode, 3)
+
     def test_every_file_of_the_zoo_is_found_with_its_place(self):
         data = self.scanned(ZOO, code=1)
         findings, unreadable = collections.defaultdict(list), collections.defaultdict(list)
