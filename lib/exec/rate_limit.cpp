@@ -8,6 +8,8 @@ namespace {
 
 // How long a request to stop may go unheard.
 constexpr std::chrono::milliseconds kNap{50};
+// Nobody waits as long, and a clock counts further.
+constexpr std::chrono::duration<double> kLongest = std::chrono::hours(24 * 365);
 
 }  // namespace
 
@@ -19,7 +21,7 @@ void RateLimit::take(uint64_t bytes) {
     turn = std::max(next_, Clock::now());
     const std::chrono::duration<double> time(static_cast<double>(bytes) /
                                              static_cast<double>(rate_));
-    next_ = turn + std::chrono::duration_cast<Clock::duration>(time);
+    next_ = turn + std::chrono::duration_cast<Clock::duration>(std::min(time, kLongest));
   }
   for (Clock::time_point now; (now = Clock::now()) < turn && !cancelled_;) {
     std::this_thread::sleep_for(std::min<Clock::duration>(turn - now, kNap));

@@ -196,8 +196,9 @@ struct TorchArchive::Impl {
       throw CorruptError({}, "a zip file, but not one of torch.save: it has no record data.pkl");
     }
     // torch (PyTorchStreamReader::getAllRecords) loads nothing then.
+    const std::string folder = prefix + "/";
     for (const ZipEntry& entry : zip->entries()) {
-      if (!entry.name.starts_with(prefix + "/")) {
+      if (!entry.name.starts_with(folder)) {
         throw CorruptError({.member = entry.name},
                            "lies outside of the folder '" + prefix + "' of the first record");
       }
