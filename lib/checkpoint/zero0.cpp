@@ -52,7 +52,7 @@ std::optional<Fields> optimizer_of(const Shard& shard) {
 class ExpertFiles {
  public:
   ExpertFiles(const CheckpointDraft& draft, const ModelStates& model)
-      : experts_(model), mp_rank_(model.shard().name.mp_rank) {
+      : folder_(draft.folder.path.string()), experts_(model), mp_rank_(model.shard().name.mp_rank) {
     for (const Shard& shard : draft.module_shards) {
       if (shard.name.kind == ShardName::Kind::expert && shard.name.mp_rank == mp_rank_) add(shard);
     }
@@ -160,10 +160,16 @@ class ExpertFiles {
   }
 
   TensorSource fused(const std::string& name, uint32_t ep_rank) const {
-    const auto& experts = fused_.at(name);
+    const auto experts = fused_.find(name);
     std::vector<TensorSource> parts;
     for (const int64_t number : experts_.experts_of(name, ep_rank)) {
-      const TensorSource& part = experts.at(static_cast<uint32_t>(number));
+      const auto expert = static_cast<uint32_t>(number);
+      if (experts == fused_.end() || !experts->second.contains(expert)) {
+        throw InconsistentError(
+            {.file = folder_, .tensor = name},
+            "the file of expert " + std::to_string(expert) + " has no such parameter");
+      }
+      const TensorSource& part = experts->second.at(expert);
       Shape shape = part.shape();
       shape.insert(shape.begin(), 1);
       parts.push_back(part.view(std::move(shape)));
@@ -171,6 +177,7 @@ class ExpertFiles {
     return TensorSource::cat(0, std::move(parts));
   }
 
+  std::string folder_;  // of the files, for messages
   Experts experts_;
   uint32_t mp_rank_;
   std::vector<const Shard*> optimizers_;

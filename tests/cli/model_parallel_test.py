@@ -111,6 +111,16 @@ class ExpertFiles(ModelParallelTest):
                 expert[name.replace("experts.1.", "experts.2.")] = expert.pop(name)
         self.assert_refused(folder, 3, "expert 1")
 
+    def test_a_parameter_that_an_expert_lacks_is_named(self):
+        """Once "internal error: map::at"."""
+        for lost in ([2], range(4)):
+            with self.subTest(lost=lost):
+                folder = self.copy("autoep2_dp2_z0_fp32")
+                for number in lost:
+                    with edited(next(folder.rglob(f"layer_0_expert_{number}_mp_rank_00_model_states.pt"))) as expert:
+                        del expert[f"model.layers.0.mlp.experts.w1.{number}"]
+                self.assert_refused(folder, 3, r"w1: the file of expert \d has no such parameter")
+
 
 class TensorParallelRules(ModelParallelTest):
 
