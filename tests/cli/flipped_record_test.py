@@ -2,7 +2,8 @@
 
 What is written then is byte for byte what it is without the flip. Deterministic: the places are drawn by a seed.
 DSCKPT_CASES, a regular expression, restricts it to some cases. support/flip_bits.cpp does the same with the library,
-without starting tools. FLIPS=all has it flip every byte of the five smallest checkpoints, and 20,000 of the others.
+without starting tools. FLIPS=random has it flip 20,000 bytes of all checkpoints, and FLIPS=all also each byte of the
+five smallest.
 """
 import concurrent.futures
 import json
@@ -98,12 +99,10 @@ class FlippedRecordTest(CliTest):
         """Also those around the records: headers, paddings, directories."""
         cases = [*common.all_cases(), *common.model_parallel_cases()]
         cases.sort(key=lambda case: sum(path.stat().st_size for path in case.load_dir.rglob("*") if path.is_file()))
-        if os.environ.get("FLIPS") == "all":
-            shares = 100
-            runs = [(case, 0, part, shares) for case in cases[:5] for part in range(shares)]
-            runs += [(case, 20000 // (len(cases) - 5) + 1, 0, 0) for case in cases[5:]]
-        else:
-            runs = [(case, 3, 0, 0) for case in cases]
+        wanted, shares = os.environ.get("FLIPS"), 100
+        runs = [(case, 20000 // len(cases) + 1 if wanted else 3, 0, 0) for case in cases]
+        if wanted == "all":
+            runs += [(case, 0, part, shares) for case in cases[:5] for part in range(shares)]
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             results = list(pool.map(lambda run: (run, self.flip_bits(*run)), runs))
         counts = [0] * 5
