@@ -17,7 +17,6 @@ namespace dsckpt {
 using pickle::Value;
 namespace {
 
-constexpr int64_t kMaxExperts = 1 << 24;
 constexpr std::string_view kLocalExperts = "deepspeed_experts.";
 
 int64_t count_of(const Fields& layer, std::string_view key) {
@@ -136,8 +135,14 @@ void add_router_aliases(ModelStates& model, const InputFiles& inputs) {
       const auto same = router->second.find(entry.first);
       if (same == router->second.end()) return false;
       return in_context(model.shard().where(keys::kModule), [&] {
-        return same_values(inputs, model.shard().archive.tensor(entry.second),
-                           model.shard().archive.tensor(same->second));
+        const TorchArchive& archive = model.shard().archive;
+        if (same_values(inputs, archive.tensor(entry.second), archive.tensor(same->second))) {
+          return true;
+        }
+        // Two weights, or one whose copy is damaged.
+        archive.check_record_of(entry.second);
+        archive.check_record_of(same->second);
+        return false;
       });
     };
     for (const auto& [child, entries] : children) {

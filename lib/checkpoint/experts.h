@@ -17,6 +17,9 @@
 
 namespace dsckpt {
 
+// More of them is damage.
+inline constexpr int64_t kMaxExperts = 1 << 24;
+
 // `...deepspeed_experts.` NUMBER `...`, the name of a parameter of one of DeepSpeed's own experts.
 struct ExpertName {
   std::string before;

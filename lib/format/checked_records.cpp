@@ -6,11 +6,14 @@
 #include <iterator>
 #include <map>
 #include <optional>
+#include <string_view>
 #include <utility>
 
+#include "base/bytes.h"
 #include "dsckpt/error.h"
 #include "format/typed_extents.h"
 #include "format/zip.h"
+#include "format/zip_records.h"
 
 namespace dsckpt {
 namespace {
@@ -21,14 +24,27 @@ struct Range {
   uint64_t end;
 };
 
-// nullopt for what is no zip, or none as torch writes it: such a file is copied as bytes at most.
+// Whether the first record is that of a zip which torch wrote (PyTorchStreamWriter).
+bool is_torch_zip(const InputFile& file) {
+  constexpr uint64_t kNameReach = 512;
+  const std::vector<std::byte> head =
+      file.read(0, std::min(file.size(), zip::kLocalSize + kNameReach));
+  if (head.size() < zip::kLocalSize) return false;
+  const std::string_view name =
+      as_text(head).substr(zip::kLocalSize, load_le<uint16_t>(head.data() + 26));
+  return name.ends_with("data.pkl");
+}
+
+// nullopt for what is no zip, and for a compressed one, say, whose records are none of torch's:
+// such a file is copied as bytes at most.
 std::optional<ZipReader> open_zip(const InputFile& file, FileId id) {
   if (!ZipReader::probe(file)) return std::nullopt;
   try {
     return ZipReader::open(file, id);
-  } catch (const CorruptError&) {
-    return std::nullopt;
+  } catch (const CorruptError& error) {
+    throw CorruptError(error).with_hint("move the file out of the folder to go on without it");
   } catch (const UnsupportedError&) {
+    if (is_torch_zip(file)) throw;
     return std::nullopt;
   }
 }
@@ -78,9 +94,10 @@ std::vector<InputRecord> records_in(const InputFile& file, FileId id,
   if (!zip) return records;
   for (const ZipEntry& entry : zip->entries()) {
     const Read read = read_of(entry, ranges);
-    if (read == Read::all) zip->check_frame(entry);
-    if (read == Read::nothing || entry.size == 0 || !zip->has_checksums()) continue;
-    records.push_back({zip->data(entry), entry.crc32, entry.name});
+    const bool has_sum = entry.size > 0 && zip->has_checksums();
+    if (read == Read::nothing || (read == Read::data && !has_sum)) continue;
+    const Extent data = read == Read::all ? zip->check_frame(entry) : zip->data(entry);
+    if (has_sum) records.push_back({data, entry.crc32, entry.name});
   }
   return records;
 }

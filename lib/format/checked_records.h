@@ -14,8 +14,9 @@ namespace dsckpt {
 
 // All records that any item of `plan` reads a byte of, without those of the files `but`. Reads the
 // directory of each file, and the local header of each of these records. Throws IoError, and
-// CorruptError for a record whose header and directory disagree; of records that are copied with
-// all that is around them, that is checked too (ZipReader::check_frame).
+// CorruptError for a zip whose directory is damaged and for a record whose header and directory
+// disagree; of records that are copied with all that is around them, that is checked too
+// (ZipReader::check_frame). UnsupportedError for what torch wrote and seems to be compressed.
 std::vector<InputRecord> records_read(const CopyPlan& plan, const InputFiles& inputs,
                                       const std::set<FileId>& but = {});
 

@@ -516,6 +516,13 @@ void TorchArchive::check_records() const {
   });
 }
 
+void TorchArchive::check_record_of(const Value& tensor) const {
+  in_context({.file = impl_->file->display()}, [&] {
+    const ZipEntry* entry = impl_->check(tensor).entry;
+    if (entry != nullptr) impl_->check_record(*entry);
+  });
+}
+
 std::vector<uint32_t> TorchArchive::checksums(const Value& value) const {
   std::vector<uint32_t> found;
   if (!impl_->zip || !impl_->zip->has_checksums()) return found;

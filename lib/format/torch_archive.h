@@ -106,6 +106,8 @@ class TorchArchive {
   // Reads every record for its CRC32: for when what they hold makes no sense. Throws CorruptError
   // for the first that is wrong. Nothing in the legacy form and in zips without checksums.
   void check_records() const;
+  // The same of the record alone that a tensor lies in.
+  void check_record_of(const pickle::Value& tensor) const;
 
   // The CRC32s of the storages of all tensors in `value`, in the order of the pickle. Empty for the
   // legacy form and for zips without checksums.

@@ -64,10 +64,11 @@ class ZipReader {
   std::vector<std::byte> read(const ZipEntry& entry) const;
   // The same without keeping the data.
   void check(const ZipEntry& entry) const;
-  // What the file has of `entry` besides its data: whoever copies the record whole copies that too.
-  // CorruptError where the local header, torch's padding in it or the data descriptor are not what
-  // the directory says. Versions are not compared: writers raise them on the way.
-  void check_frame(const ZipEntry& entry) const;
+  // data(), with all else that the file has of `entry` checked: whoever copies the record whole
+  // copies that too. CorruptError where the local header, torch's padding in it or the data
+  // descriptor are not what the directory says. Versions are not compared: writers raise them on
+  // the way.
+  Extent check_frame(const ZipEntry& entry) const;
 
  private:
   struct LocalHeader;

@@ -339,7 +339,8 @@ const ZipEntry* ZipReader::find(std::string_view name) const {
 struct ZipReader::LocalHeader {
   Extent data;
   uint32_t modified = 0;
-  bool is_padding_whole = true;
+  std::vector<std::byte> bytes;
+  ByteSpan extra;  // of `bytes`
 };
 
 Extent ZipReader::data(const ZipEntry& entry) const {
@@ -378,14 +379,14 @@ ZipReader::LocalHeader ZipReader::read_header(const ZipEntry& entry) const {
     if (name_size != entry.name.size() || reader.text(name_size) != entry.name) {
       throw CorruptError({}, "the local header has another name");
     }
-    const ByteReader extra(reader.take(extra_size), reader.offset() - extra_size);
+    header.extra = reader.take(extra_size);
     if (method != 0 || flags != entry.flags) {
       throw CorruptError({}, "the local header and the directory disagree about method or flags");
     }
     // Also where the sizes are deferred: the data lies behind the extra field, whose length nothing
     // else confirms.
-    apply_zip64_extra(extra, &usize, &csize, nullptr);
-    header.is_padding_whole = is_padding_whole(extra);
+    apply_zip64_extra(ByteReader(header.extra, reader.offset() - extra_size), &usize, &csize,
+                      nullptr);
     const bool deferred = (flags & zip::kDescriptorFlag) != 0;
     const auto agrees = [&](uint64_t here, uint64_t there) {
       return here == there || (deferred && here == 0);
@@ -403,6 +404,7 @@ ZipReader::LocalHeader ZipReader::read_header(const ZipEntry& entry) const {
           {}, std::to_string(rest) + " bytes between the record's data and " + "the next record");
     }
     header.data = {id_, reader.offset(), entry.size};
+    header.bytes = std::move(bytes);
     return header;
   });
 }
@@ -427,16 +429,17 @@ void ZipReader::check_descriptor(const ZipEntry& entry, uint64_t begin) const {
                      "what stands behind the record has another CRC32 or size than the directory");
 }
 
-void ZipReader::check_frame(const ZipEntry& entry) const {
+Extent ZipReader::check_frame(const ZipEntry& entry) const {
   const LocalHeader header = read_header(entry);
   const Where where{.file = file_->display(), .member = entry.name, .offset = entry.header_offset};
   if (header.modified != entry.modified) {
     throw CorruptError(where, "the local header and the directory disagree about the time");
   }
-  if (!header.is_padding_whole) {
+  if (!is_padding_whole(ByteReader(header.extra, entry.header_offset))) {
     throw CorruptError(where, "the padding before the data is damaged");
   }
   check_descriptor(entry, header.data.end());
+  return header.data;
 }
 
 std::vector<std::byte> ZipReader::read(const ZipEntry& entry) const {

@@ -121,6 +121,19 @@ class ExpertFiles(ModelParallelTest):
                         del expert[f"model.layers.0.mlp.experts.w1.{number}"]
                 self.assert_refused(folder, 3, r"w1: the file of expert \d has no such parameter")
 
+    def test_a_damaged_copy_of_a_router_is_no_weight_of_its_own(self):
+        folder = self.copy("autoep2_dp2_z1_bf16")
+        path = next(folder.rglob("mp_rank_00_model_states.pt"))
+        gate = cli_common.load_shard(path)["module"]["model.layers.1.mlp.gate.gate.weight"]
+        data = bytearray(path.read_bytes())
+        values = gate.contiguous().view(torch.uint8).numpy().tobytes()
+        self.assertEqual(data.count(values), 2)  # the router's and its copy's
+        for at in (data.index(values), data.rindex(values)):
+            damaged = bytearray(data)
+            damaged[at + 5] ^= 1
+            path.write_bytes(damaged)
+            self.assert_refused(folder, 3, r"mp_rank_00_model_states\.pt: .*/data/\d+: .*CRC32")
+
 
 class TensorParallelRules(ModelParallelTest):
 

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import shutil
+import zipfile
 
 import torch
 
@@ -190,6 +191,40 @@ class NeighboursTest(ReshardTest):
         two, said = self.reshard(one, "--dp", "2")
         self.assertEqual((two / "rng_state_0.pth").read_bytes(), (scratch.folder / "rng_state_0.pth").read_bytes())
         self.assertFalse((two / "rng_state.pth").exists())
+
+    def test_a_damaged_zip_beside_the_shards_is_not_passed_on(self):
+        scratch = self.scratch(TRAINER)
+        path = scratch.folder / "rng_state_0.pth"
+        whole = path.read_bytes()
+        directory = whole.index(b"PK\x01\x02")
+        places = {"signature": directory, "flags": directory + 8, "method": directory + 10, "CRC32": directory + 16,
+                  "size": directory + 20, "length of the name": directory + 28, "offset": directory + 42,
+                  "name": directory + 46, "number of records": len(whole) - 12, "length of the comment": len(whole) - 2}
+        copying = [("reshard", scratch.folder, self.new_path(), "--dp", "2"),
+                   ("ckpt-pack", "strip", scratch.folder, self.new_path(), "--keep", "resume")]
+        for what, at in places.items():
+            damaged = bytearray(whole)
+            damaged[at] ^= 1
+            path.write_bytes(damaged)
+            with self.subTest(what):
+                for command in copying:
+                    done = self.tool(*command)
+                    self.assertEqual(done.returncode, 3, command)
+                    self.assertIn("rng_state_0.pth", done.stderr)
+                done = self.tool("ckpt-pack", "pack", scratch.folder, self.new_path())
+                self.assertEqual(done.returncode, 0)
+                self.assertIn("note: rng_state_0.pth is packed as plain bytes", done.stderr)
+                other = path.rename(scratch.folder / "random_states_0.pkl")
+                done = self.tool("ckpt-pack", "pack", scratch.folder, self.new_path())
+                other.unlink()
+                self.assertIn("note: random_states_0.pkl is packed as plain bytes", done.stderr)
+        path.write_bytes(whole[:-7])
+        done = self.run_tool(scratch.folder, self.new_path(), "--dp", "2")
+        self.assertRegex(done.stderr, r"rng_state_0\.pth.*\n.*move the file out of the folder")
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as other:
+            other.writestr("notes.txt", "not torch's " * 99)
+        output, _ = self.reshard(scratch.folder, "--dp", "2")
+        self.assertEqual((output / path.name).read_bytes(), path.read_bytes())
 
     def test_other_tags_stay_where_they_are(self):
         scratch = self.scratch(Z1)
