@@ -1,11 +1,6 @@
 #include "codec/frame.h"
 
 #define ZSTD_STATIC_LINKING_ONLY  // ZSTD_c_literalCompressionMode
-#if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
-#include <xxh_x86dispatch.h>  // XXH3_64bits with the vectors that the processor has
-#else
-#include <xxhash.h>
-#endif
 #include <zstd.h>
 
 #include <algorithm>
@@ -59,10 +54,6 @@ double entropy(ByteSpan plane, size_t pieces) {
 }
 
 }  // namespace
-
-uint64_t xxh3(ByteSpan bytes) {
-  return XXH3_64bits(bytes.data(), bytes.size());
-}
 
 enum class FrameEncoder::Method : uint8_t {
   raw = 0,

@@ -17,9 +17,6 @@ inline constexpr uint64_t kLargestFrame = 16 << 20;  // content, bytes
 // A frame is at most so many bytes larger than its content.
 inline constexpr uint64_t kMostFrameOverhead = 1 + PlaneLayout::kMostPlanes * 5;
 
-// XXH3 of 64 bits, seed 0.
-uint64_t xxh3(ByteSpan bytes);
-
 inline constexpr int kLowestPackLevel = 1;
 inline constexpr int kHighestPackLevel = 19;
 inline constexpr int kDefaultPackLevel = 1;

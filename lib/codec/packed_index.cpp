@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "codec/frame.h"
+#include "codec/xxh3.h"
 
 namespace dsckpt {
 namespace {

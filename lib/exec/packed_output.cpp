@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "codec/frame.h"
+#include "codec/xxh3.h"
 #include "exec/frame_cuts.h"
 
 namespace dsckpt {

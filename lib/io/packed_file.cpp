@@ -4,6 +4,7 @@
 #include <string>
 
 #include "codec/frame.h"
+#include "codec/xxh3.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {

@@ -14,7 +14,6 @@ namespace dsckpt {
 namespace {
 
 constexpr uint64_t kUnitBytes = 4 << 20;
-constexpr size_t kBufferBytes = 256 << 10;
 
 // Opens what can be opened of `file`, which has been added to the inputs. Throws as the readers do.
 void open_file(Verification& v, CheckedFile& file) {

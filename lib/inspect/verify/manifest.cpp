@@ -22,7 +22,6 @@ using nlohmann::json;
 namespace {
 
 constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
-constexpr size_t kBufferBytes = 256 << 10;
 constexpr size_t kDigits = 64;
 
 std::string hash_of(const Verification& v, const Extent& extent) {

@@ -16,9 +16,6 @@ namespace {
 using Kind = ShardName::Kind;
 using pickle::Value;
 
-// As many as fit the caches of a core.
-constexpr int64_t kPieceElements = 16 << 10;
-
 // What each rank has seen of the data; nobody keeps it equal.
 bool is_running_statistic(std::string_view name) {
   return name.ends_with("running_mean") || name.ends_with("running_var");

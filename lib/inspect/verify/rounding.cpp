@@ -20,8 +20,6 @@ namespace {
 using Kind = ShardName::Kind;
 using pickle::Value;
 
-// As many as fit the caches of a core.
-constexpr int64_t kPieceElements = 16 << 10;
 // What one task looks at.
 constexpr int64_t kTaskElements = 4 << 20;
 

@@ -28,8 +28,8 @@ void refuse_shortage(const Error& error) {
 }  // namespace
 
 std::optional<FindingRank> CheckedFile::rank() const {
-  using Kind = ShardName::Kind;
-  if (!name || name->kind == Kind::universal || name->kind == Kind::expert) return std::nullopt;
+  using Kinds = ShardName::Kind;
+  if (!name || name->kind == Kinds::universal || name->kind == Kinds::expert) return std::nullopt;
   return FindingRank{name->dp_rank, name->mp_rank};
 }
 

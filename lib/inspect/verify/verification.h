@@ -44,6 +44,10 @@ struct CheckedFile {
   std::optional<FindingRank> rank() const;
 };
 
+// Of one read: as many as fit the caches of a core.
+inline constexpr size_t kBufferBytes = 256 << 10;
+inline constexpr int64_t kPieceElements = 16 << 10;
+
 class Verification {
  public:
   Verification(InputFiles& opened, const VerifyOptions& wanted, Progress& shown)
