@@ -22,6 +22,9 @@ DSCKPT_EXPORT extern const WeightsFormat kTorchBin;
 // huggingface_hub's save_torch_state_dict does it.
 DSCKPT_EXPORT extern const WeightsFormat kSafetensors;
 
+// As WeightsOptions::max_shard_size: one file, whose tensors are in the checkpoint's order.
+inline constexpr uint64_t kOneFile = ~uint64_t{0};
+
 struct WeightsOptions {
   const WeightsFormat* format = &kTorchBin;
   // What floating tensors become; nullopt leaves each as it is stored (masters are fp32).

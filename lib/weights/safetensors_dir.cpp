@@ -6,7 +6,8 @@
 namespace dsckpt {
 namespace {
 
-void lay_out(PlanBuilder& plan, std::string path, std::span<const OutputTensor> tensors) {
+void lay_out_model_safetensors(PlanBuilder& plan, std::string path,
+                               std::span<const OutputTensor> tensors) {
   std::map<std::string, std::string> metadata{{"format", "pt"}};
   std::vector<NamedSource> sources;
   for (const OutputTensor& tensor : tensors) {
@@ -26,6 +27,6 @@ const WeightsFormat kSafetensors{.name = "safetensors",
                                  .extension = ".safetensors",
                                  .index_name = "model.safetensors.index.json",
                                  .shares_storage = false,
-                                 .lay_out = lay_out};
+                                 .lay_out = lay_out_model_safetensors};
 
 }  // namespace dsckpt

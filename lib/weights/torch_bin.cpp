@@ -6,7 +6,8 @@
 namespace dsckpt {
 namespace {
 
-void lay_out(PlanBuilder& plan, std::string path, std::span<const OutputTensor> tensors) {
+void lay_out_pytorch_model(PlanBuilder& plan, std::string path,
+                           std::span<const OutputTensor> tensors) {
   TorchArchiveWriter writer;
   pickle::Document& document = writer.document();
   pickle::Value root = document.dict();
@@ -31,6 +32,6 @@ const WeightsFormat kTorchBin{.name = "bin",
                               .extension = ".bin",
                               .index_name = "pytorch_model.bin.index.json",
                               .shares_storage = true,
-                              .lay_out = lay_out};
+                              .lay_out = lay_out_pytorch_model};
 
 }  // namespace dsckpt

@@ -46,6 +46,10 @@ std::string storage_key(const OutputTensor& tensor) {
 WeightsSplit split_weights(const WeightsFormat& format, std::vector<OutputTensor> tensors,
                            uint64_t max_shard_size) {
   WeightsSplit split;
+  if (max_shard_size == kOneFile) {  // torch.save(state_dict), which keeps its order
+    split.files.push_back({file_name(format, 0, 1), std::move(tensors)});
+    return split;
+  }
   // The file of a tensor; of one that follows another, the index of that other.
   std::vector<size_t> file_of(tensors.size());
   std::unordered_map<std::string, size_t> owner_of_storage;

@@ -48,7 +48,8 @@ struct WeightsSplit {
 };
 
 // huggingface_hub split_torch_state_dict_into_shards: fills files in order up to `max_shard_size`
-// bytes; a larger tensor gets a file of its own; what shares data follows its owner.
+// bytes; a larger tensor gets a file of its own; what shares data follows its owner. With kOneFile
+// there is nothing to split.
 WeightsSplit split_weights(const WeightsFormat& format, std::vector<OutputTensor> tensors,
                            uint64_t max_shard_size);
 

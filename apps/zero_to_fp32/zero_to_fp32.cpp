@@ -14,6 +14,7 @@
 #include "cli/carry_out.h"
 #include "cli/cli.h"
 #include "cli/option_facts.h"
+#include "cli/tools.h"
 #include "dsckpt/error.h"
 #include "dsckpt/weights.h"
 #include "job/job_impl.h"
@@ -53,7 +54,7 @@ void add_options(CLI::App& app, Arguments& args) {
   app.add_flag("--safe-serialization", args.safe_serialization,
                "Write safetensors instead of .bin files");
   app.add_option("--max-shard-size", args.max_shard_size,
-                 "Largest file: digits and KB, MB, GB or TB")
+                 "Largest file: digits and KB, MB, GB or TB; none: a single file")
       ->type_name("SIZE")
       ->capture_default_str();
   app.add_flag("--exclude-frozen-parameters", args.weights.exclude_frozen_parameters,
@@ -136,7 +137,8 @@ int convert(const CLI::App& app, Arguments& args) {
   check_combinations(args);
   args.source.optimizer_states = args.weights.states;
   args.weights.format = args.safe_serialization ? &kSafetensors : &kTorchBin;
-  args.weights.max_shard_size = parse_size(args.max_shard_size, "shard size");
+  args.weights.max_shard_size =
+      args.max_shard_size == "none" ? kOneFile : parse_size(args.max_shard_size, "shard size");
   args.weights.dtype = parse_dtype(args.dtype);
 
   Progress progress;
@@ -150,14 +152,14 @@ int convert(const CLI::App& app, Arguments& args) {
                         progress);
 }
 
-}  // namespace
-}  // namespace dsckpt
-
-int main(int argc, char** argv) {
-  using namespace dsckpt;
-  Arguments args;
-  CLI::App app("Weights from a DeepSpeed ZeRO checkpoint, bit for bit what the engine held.",
-               "zero-to-fp32");
-  add_options(app, args);
-  return cli::run(app, args.common, argc, argv, [&] { return convert(app, args); });
+int run(CLI::App& app, int argc, char** argv) {
+  return cli::run(app, argc, argv, add_options, convert);
 }
+
+}  // namespace
+
+constexpr cli::Tool kZeroToFp32{
+    "zero-to-fp32", "Weights from a DeepSpeed ZeRO checkpoint, bit for bit what the engine held.",
+    run};
+
+}  // namespace dsckpt
