@@ -22,7 +22,7 @@
 namespace dsckpt::inspect {
 namespace {
 
-struct Arguments {
+struct DiffArguments {
   std::string path_a;
   std::string path_b;
   std::string tag_a;
@@ -39,7 +39,7 @@ struct Arguments {
 // One side, opened.
 class Side {
  public:
-  Side(const Arguments& args, const std::string& path, const std::string& tag)
+  Side(const DiffArguments& args, const std::string& path, const std::string& tag)
       : contents_(Contents::open(inputs_, path, {.tag = tag, .states = args.states})),
         tensors_(selected(contents_, args.selection)) {
     std::unordered_set<std::string> labels;
@@ -132,7 +132,7 @@ std::string summary(const Diff& diff) {
          printable(diff.largest_in) + "'";
 }
 
-int diff(const CLI::App& app, const cli::Common& common, const Arguments& args) {
+int diff(const CLI::App& app, const cli::Common& common, const DiffArguments& args) {
   const Side a(args, args.path_a, args.tag_a);
   const Side b(args, args.path_b, args.tag_b);
   require_match(args.selection, !a.empty() || !b.empty());
@@ -186,7 +186,7 @@ CLI::Option* add_tolerance(CLI::App& sub, const std::string& name, std::optional
 Command add_diff(CLI::App& app, cli::Common& common) {
   CLI::App& sub = *app.add_subcommand(
       "diff", "Names, shapes, types and values that differ between two, whatever their forms");
-  const auto args = std::make_shared<Arguments>();
+  const auto args = std::make_shared<DiffArguments>();
   sub.add_option("a", args->path_a, "Checkpoint, folder of weights or file, as for `list`")
       ->required();
   sub.add_option("b", args->path_b, "What to compare it with")->required();

@@ -18,7 +18,7 @@ constexpr int64_t kEdge = 3;              // as torch.set_printoptions
 constexpr int64_t kMaxShown = 1000;       // the same
 constexpr int64_t kMaxJson = 10'000'000;  // values of a JSON object are kept until it is written
 
-struct Arguments {
+struct PrintArguments {
   std::string path;
   std::string name;
   std::string slice;
@@ -50,7 +50,7 @@ nlohmann::json values_json(const InputFiles& inputs, const TensorSource& tensor)
   return values;
 }
 
-int print(const cli::Common& common, const Arguments& args) {
+int print(const cli::Common& common, const PrintArguments& args) {
   InputFiles inputs;
   const Contents contents = Contents::open(inputs, args.path, args.contents);
   const NamedTensor& tensor = tensor_named(contents, args.name, args.state);
@@ -77,7 +77,7 @@ int print(const cli::Common& common, const Arguments& args) {
 
 Command add_print(CLI::App& app, cli::Common& common) {
   CLI::App& sub = *app.add_subcommand("print", "The values of a tensor, or of a slice of it");
-  const auto args = std::make_shared<Arguments>();
+  const auto args = std::make_shared<PrintArguments>();
   add_contents_options(sub, "path", args->path, args->contents);
   sub.add_option("name", args->name, "Name of the tensor")->required()->type_name("NAME");
   sub.add_option("slice", args->slice, "What to print, as Python writes it: '[0:4, -1]'")

@@ -23,7 +23,7 @@
 namespace dsckpt::inspect {
 namespace {
 
-struct Arguments {
+struct RawArguments {
   std::string path;
   std::string record;
   std::string key;
@@ -48,7 +48,7 @@ const ZipEntry& record_of(const ZipReader& zip, const std::string& name) {
   throw UsageError("there is no record '" + name + "' in the zip");
 }
 
-Opened open(const InputFiles& inputs, FileId id, const Arguments& args) {
+Opened open(const InputFiles& inputs, FileId id, const RawArguments& args) {
   const InputFile& file = inputs[id];
   Opened opened;
   const bool is_zip = ZipReader::probe(file);
@@ -96,7 +96,7 @@ std::vector<std::pair<std::string, GlobalClass>> classes_of(const pickle::Docume
 }
 
 void print_json(const Opened& opened, const pickle::Value& value, const std::string& file,
-                const Arguments& args) {
+                const RawArguments& args) {
   const TorchArchive* archive = opened.archive ? &*opened.archive : nullptr;
   std::cout << "{\"schema\":" << kJsonSchema
             << ",\"type\":\"raw\",\"data\":{\"file\":" << dump(file);
@@ -110,7 +110,7 @@ void print_json(const Opened& opened, const pickle::Value& value, const std::str
   std::cout << ",\"globals\":" << dump(globals) << "}}\n";
 }
 
-int raw(const cli::Common& common, const Arguments& args) {
+int raw(const cli::Common& common, const RawArguments& args) {
   InputFiles inputs;
   const FileId id = inputs.add(args.path);
   const Opened opened = open(inputs, id, args);
@@ -133,7 +133,7 @@ int raw(const cli::Common& common, const Arguments& args) {
 
 Command add_raw(CLI::App& app, cli::Common& common) {
   CLI::App& sub = *app.add_subcommand("raw", "A pickle as data, with every class it names");
-  const auto args = std::make_shared<Arguments>();
+  const auto args = std::make_shared<RawArguments>();
   sub.add_option("file", args->path, "A file of torch.save, a zip, or a plain pickle")->required();
   sub.add_option("--record", args->record, "The pickle in this record of a zip (default: data.pkl)")
       ->type_name("NAME");

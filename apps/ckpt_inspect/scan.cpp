@@ -19,7 +19,7 @@
 namespace dsckpt::inspect {
 namespace {
 
-struct Arguments {
+struct ScanArguments {
   std::string path;
   std::vector<std::string> allowed;
   bool is_dangerous_only = false;
@@ -111,7 +111,7 @@ std::string summary_of(const ScanResult& result) {
   return text + ": " + to_string(result.worst());
 }
 
-int scan_path(const CLI::App& app, const cli::Common& common, const Arguments& args) {
+int scan_path(const CLI::App& app, const cli::Common& common, const ScanArguments& args) {
   const Patterns allowed(args.allowed, "--allow");
   ScanResult result = scan(args.path);
   result.allow(allowed);
@@ -131,7 +131,7 @@ int scan_path(const CLI::App& app, const cli::Common& common, const Arguments& a
 Command add_scan(CLI::App& app, cli::Common& common) {
   CLI::App& sub = *app.add_subcommand(
       "scan", "What pickles would import and call: harmless, unknown or dangerous");
-  const auto args = std::make_shared<Arguments>();
+  const auto args = std::make_shared<ScanArguments>();
   sub.add_option("path", args->path, "A file, or a folder with all that is in it")->required();
   sub.add_option("--allow", args->allowed,
                  "Unknown names (MODULE.NAME, in full) that are harmless. What is known to be\n"

@@ -26,7 +26,7 @@ namespace {
 constexpr uint64_t kGpusOfANode = 8;
 constexpr size_t kMostRanksShown = 16;
 
-struct Arguments {
+struct SummaryArguments {
   std::string path;
   ContentsOptions contents{.tag = {}, .states = true};
   uint64_t gpus = 0;  // 0: as many as there were
@@ -34,7 +34,7 @@ struct Arguments {
   HtmlOptions html;
 };
 
-Hardware hardware_of(const Contents& contents, const Arguments& args) {
+Hardware hardware_of(const Contents& contents, const SummaryArguments& args) {
   uint64_t gpus = args.gpus;
   if (gpus == 0 && contents.checkpoint()) {
     const Mesh& mesh = contents.checkpoint()->facts().mesh;
@@ -247,7 +247,7 @@ nlohmann::json summary_json(const Contents& contents, const Summary& summary,
   return data;
 }
 
-int summary(const CLI::App& app, const cli::Common& common, const Arguments& args) {
+int summary(const CLI::App& app, const cli::Common& common, const SummaryArguments& args) {
   const auto opened = std::make_shared<InputFiles>();
   InputFiles& inputs = *opened;
   const Contents contents = Contents::open(inputs, args.path, args.contents);
@@ -286,7 +286,7 @@ int summary(const CLI::App& app, const cli::Common& common, const Arguments& arg
 }  // namespace
 
 Command add_summary(CLI::App& app, cli::Common& common) {
-  const auto args = std::make_shared<Arguments>();
+  const auto args = std::make_shared<SummaryArguments>();
   add_contents_options(app, "path", args->path, args->contents);
   cli::in_range(app.add_option("--gpus", args->gpus,
                                "Estimate memory for N GPUs (default: as many as saved it)"),

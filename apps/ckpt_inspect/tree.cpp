@@ -17,7 +17,7 @@
 namespace dsckpt::inspect {
 namespace {
 
-struct Arguments : TensorArguments {
+struct TreeArguments : TensorArguments {
   bool every_layer = false;
   int depth = 0;  // 0: all of it
 };
@@ -78,7 +78,7 @@ class Printer {
                      {"bytes", cli::Table::Align::right}}};
 };
 
-int tree(const cli::Common& common, const Arguments& args) {
+int tree(const cli::Common& common, const TreeArguments& args) {
   InputFiles inputs;
   const Contents contents = Contents::open(inputs, args.path, args.contents);
   const std::vector<NamedTensor> tensors = selected(contents, args.selection);
@@ -96,7 +96,7 @@ int tree(const cli::Common& common, const Arguments& args) {
 Command add_tree(CLI::App& app, cli::Common& common) {
   CLI::App& sub =
       *app.add_subcommand("tree", "The names as a tree of modules, with counts and sizes");
-  const auto args = std::make_shared<Arguments>();
+  const auto args = std::make_shared<TreeArguments>();
   add_tensor_arguments(sub, *args);
   sub.add_flag("--no-fold", args->every_layer, "Layers that are alike one by one, not as one");
   cli::positive(sub.add_option("--depth", args->depth, "No deeper than N levels"))->type_name("N");

@@ -17,7 +17,7 @@
 namespace dsckpt::inspect {
 namespace {
 
-struct Arguments {
+struct VerifyArguments {
   std::string path;
   ContentsOptions contents;
   VerifyOptions verify;
@@ -57,7 +57,7 @@ void print_text(const cli::Common& common, const VerifyReport& report) {
 }
 
 // A manifest of a damaged checkpoint would call it whole.
-void write(const cli::Common& common, const CLI::App& app, const Arguments& args,
+void write(const cli::Common& common, const CLI::App& app, const VerifyArguments& args,
            const VerifyReport& report) {
   if (args.new_manifest.empty()) return;
   if (report.ok()) {
@@ -67,7 +67,7 @@ void write(const cli::Common& common, const CLI::App& app, const Arguments& args
   cli::note(app, common, "no manifest is written of what is not whole");
 }
 
-int verify_path(const CLI::App& app, const cli::Common& common, const Arguments& args) {
+int verify_path(const CLI::App& app, const cli::Common& common, const VerifyArguments& args) {
   std::error_code failed;
   if (!args.force && !args.new_manifest.empty() &&
       std::filesystem::exists(args.new_manifest, failed)) {
@@ -111,7 +111,7 @@ int verify_path(const CLI::App& app, const cli::Common& common, const Arguments&
 Command add_verify(CLI::App& app, cli::Common& common) {
   CLI::App& sub = *app.add_subcommand(
       "verify", "Everything that is wrong: missing, damaged, stale or unequal files and values");
-  const auto args = std::make_shared<Arguments>();
+  const auto args = std::make_shared<VerifyArguments>();
   add_contents_options(sub, "path", args->path, args->contents);
   sub.add_flag("--finite", args->verify.finite, "No weight or state may be NaN or Inf");
   sub.add_option("--manifest", args->manifest, "Compare all records and files with this manifest")

@@ -13,7 +13,7 @@
 namespace dsckpt::inspect {
 namespace {
 
-struct Arguments {
+struct WhereArguments {
   std::string path;
   std::string name;
   std::string state;
@@ -60,7 +60,7 @@ void print(const InputFiles& inputs, const std::vector<TensorExtent>& extents) {
   std::cout << table.text(cli::Terminal::of_stdout());
 }
 
-int where(const cli::Common& common, const Arguments& args) {
+int where(const cli::Common& common, const WhereArguments& args) {
   InputFiles inputs;
   const Contents contents = Contents::open(inputs, args.path, args.contents);
   const NamedTensor& tensor = tensor_named(contents, args.name, args.state);
@@ -83,7 +83,7 @@ int where(const cli::Common& common, const Arguments& args) {
 Command add_where(CLI::App& app, cli::Common& common) {
   CLI::App& sub =
       *app.add_subcommand("where", "Where a tensor lies: file, record, offset, bytes, elements");
-  const auto args = std::make_shared<Arguments>();
+  const auto args = std::make_shared<WhereArguments>();
   add_contents_options(sub, "path", args->path, args->contents);
   sub.add_option("name", args->name, "Name of the tensor")->required()->type_name("NAME");
   sub.add_option("--state", args->state, "Not the tensor itself but this state of the optimizer")

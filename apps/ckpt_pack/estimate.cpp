@@ -18,7 +18,7 @@
 namespace dsckpt::pack {
 namespace {
 
-struct Arguments {
+struct EstimateArguments {
   std::string input;
   int level = kDefaultPackLevel;
   std::string sample = "256MB";
@@ -40,7 +40,7 @@ nlohmann::json json_of(const PackEstimate& estimate) {
   return data;
 }
 
-int estimate(const cli::Common& common, const Arguments& args) {
+int estimate(const cli::Common& common, const EstimateArguments& args) {
   Progress progress;
   const cli::InterruptGuard guard(progress);
   const Job job = plan_pack(args.input, false, true);
@@ -79,7 +79,7 @@ int estimate(const cli::Common& common, const Arguments& args) {
 Command add_estimate(CLI::App& app, cli::Common& common) {
   CLI::App& sub =
       *app.add_subcommand("estimate", "Sizes and time of packing, from a sample; writes nothing");
-  const auto args = std::make_shared<Arguments>();
+  const auto args = std::make_shared<EstimateArguments>();
   sub.add_option("input", args->input, "Checkpoint, or any folder or file")
       ->type_name("PATH")
       ->required();

@@ -14,7 +14,7 @@
 namespace dsckpt::pack {
 namespace {
 
-struct Arguments {
+struct PackArguments {
   std::string input;
   std::string output;
   int level = kDefaultPackLevel;
@@ -23,7 +23,7 @@ struct Arguments {
   cli::RunArguments run;
 };
 
-int run(const CLI::App& app, const cli::Common& common, Arguments& args, bool packs) {
+int run(const CLI::App& app, const cli::Common& common, PackArguments& args, bool packs) {
   Progress progress;
   const cli::InterruptGuard guard(progress);
   const Job job = (packs ? plan_pack : plan_unpack)(args.input, args.sha256, args.follow_links);
@@ -34,7 +34,7 @@ int run(const CLI::App& app, const cli::Common& common, Arguments& args, bool pa
 Command add(CLI::App& app, cli::Common& common, bool packs) {
   CLI::App& sub = packs ? *app.add_subcommand("pack", "Pack the files of tensors, losslessly")
                         : *app.add_subcommand("unpack", "The files as they were, byte for byte");
-  const auto args = std::make_shared<Arguments>();
+  const auto args = std::make_shared<PackArguments>();
   sub.add_option("input", args->input,
                  packs ? "Checkpoint, or any folder or file" : "What ckpt-pack or zstd has made")
       ->type_name("PATH")

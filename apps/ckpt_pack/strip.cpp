@@ -12,7 +12,7 @@
 namespace dsckpt::pack {
 namespace {
 
-struct Arguments {
+struct StripArguments {
   std::string input;
   std::string output;
   std::string keep;
@@ -20,7 +20,7 @@ struct Arguments {
   cli::RunArguments run;
 };
 
-int strip(const CLI::App& app, const cli::Common& common, Arguments& args) {
+int strip(const CLI::App& app, const cli::Common& common, StripArguments& args) {
   const Keep keep = args.keep == to_string(Keep::weights) ? Keep::weights : Keep::resume;
   args.source.optimizer_states = keep == Keep::resume;
   args.source.weights = false;
@@ -36,7 +36,7 @@ int strip(const CLI::App& app, const cli::Common& common, Arguments& args) {
 Command add_strip(CLI::App& app, cli::Common& common) {
   CLI::App& sub =
       *app.add_subcommand("strip", "Only what holds the weights, or what a resume needs");
-  const auto args = std::make_shared<Arguments>();
+  const auto args = std::make_shared<StripArguments>();
   cli::add_checkpoint_options(sub, "input", args->input, args->source);
   sub.add_option("output", args->output, "Folder for the result, which is made as a whole")
       ->type_name("DIR")

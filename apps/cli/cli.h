@@ -40,6 +40,16 @@ using AddCommand = Command(CLI::App& app, Common& common);
 int run(CLI::App& app, const Common& common, int argc, char** argv,
         const std::function<int()>& body);
 
+// The same of a tool without subcommands: `add_options` fills an Arguments, which has the Common
+// options as `common`, and `work` does what they say.
+template <typename Arguments>
+int run(CLI::App& app, int argc, char** argv, void (*add_options)(CLI::App&, Arguments&),
+        int (*work)(const CLI::App&, Arguments&)) {
+  Arguments arguments;
+  add_options(app, arguments);
+  return run(app, arguments.common, argc, argv, [&] { return work(app, arguments); });
+}
+
 // Throws IoError if what was printed does not get there; not for a pipe that its reader has closed,
 // who has seen enough.
 void flush_stdout();

@@ -22,7 +22,7 @@ ValueKind kind_of(const CLI::Option& option, const OptionFacts& facts) {
   return is_path || facts.value == "FILE" ? ValueKind::file : ValueKind::text;
 }
 
-OptionFacts facts_of(const CLI::Option& option) {
+OptionFacts option_facts(const CLI::Option& option) {
   OptionFacts facts;
   facts.names = option_names(option);
   if (option.get_positional()) facts.names = {option.get_name(true)};
@@ -44,12 +44,13 @@ CommandFacts facts_of(const CLI::App& app) {
   facts.description = one_line(app.get_description());
   for (const CLI::Option* option : app.get_options()) {
     if (option->get_group().empty()) continue;
-    (option->get_positional() ? facts.positionals : facts.options).push_back(facts_of(*option));
+    (option->get_positional() ? facts.positionals : facts.options).push_back(option_facts(*option));
   }
   for (const CLI::App* sub : app.get_subcommands({})) {
     if (!sub->get_group().empty()) facts.subcommands.push_back(facts_of(*sub));
   }
   facts.needs_subcommand = app.get_require_subcommand_min() > 0;
+  facts.is_program = app.get_prefix_command();
   facts.examples = examples_of(app);
   return facts;
 }

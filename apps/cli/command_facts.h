@@ -36,6 +36,7 @@ struct CommandFacts {
   std::vector<OptionFacts> options;
   std::vector<CommandFacts> subcommands;
   bool needs_subcommand = false;
+  bool is_program = false;  // a subcommand that is a command of its own, with its own facts
   Examples examples;
 };
 

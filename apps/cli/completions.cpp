@@ -47,6 +47,11 @@ std::vector<std::string> names_of(const std::vector<CommandFacts>& commands) {
   return names;
 }
 
+bool has_programs(const CommandFacts& tool) {
+  return std::any_of(tool.subcommands.begin(), tool.subcommands.end(),
+                     [](const CommandFacts& sub) { return sub.is_program; });
+}
+
 // What the words that are no options are.
 ValueKind positional_kind(const CommandFacts& command) {
   ValueKind kind = ValueKind::none;
@@ -95,10 +100,12 @@ constexpr const char* kBashStart =
       --) ended=yes && break ;;
 )";
 
-// Readline breaks words at = unless COMP_WORDBREAKS was told not to.
-constexpr const char* kBashOption = R"(    esac
+constexpr const char* kBashStartEnd = R"(    esac
   done
-  if [[ -z $ended ]]; then
+)";
+
+// Readline breaks words at = unless COMP_WORDBREAKS was told not to.
+constexpr const char* kBashOption = R"(  if [[ -z $ended ]]; then
     if [[ $current == --*=* ]]; then
       option=${current%%=*} assigned=${current%%=*}= current=${current#*=}
     elif [[ $current == = ]]; then
@@ -130,6 +137,17 @@ constexpr const char* kBashEnd = R"(  esac
 constexpr const char* kBashAssigned =
     R"(  [[ -z $assigned ]] || COMPREPLY=("${COMPREPLY[@]/#/$assigned}")
 }
+)";
+
+// The words from the program's name on are completed as if they were all.
+constexpr const char* kBashProgram = R"(  if [[ -n $command ]]; then
+    local function=_${command//-/_} at=1
+    while [[ ${COMP_WORDS[at]} != "$command" ]]; do ((++at)); done
+    declare -F "$function" >/dev/null || _completion_loader "$command" 2>/dev/null || true
+    COMP_WORDS=("${COMP_WORDS[@]:at}") COMP_CWORD=$((COMP_CWORD - at))
+    ! declare -F "$function" >/dev/null || "$function"
+    return
+  fi
 )";
 
 std::string zsh_action(const OptionFacts& option) {
@@ -195,6 +213,10 @@ std::string zsh_subcommands(const CommandFacts& tool) {
   out += "      ;;\n    rest)\n      case $words[1] in\n";
   const std::string indent(12, ' ');
   for (const CommandFacts& sub : tool.subcommands) {
+    if (sub.is_program) {
+      out += "        " + sub.name + ")\n          _normal && ret=0\n          ;;\n";
+      continue;
+    }
     out += "        " + sub.name + ")\n          _arguments -s -S" + zsh_options(sub, indent) +
            zsh_positionals(sub, indent) + " && ret=0\n          ;;\n";
   }
@@ -242,8 +264,12 @@ std::string bash_completion(const CommandFacts& tool) {
     out += "      " + joined(names_of(tool.subcommands), " | ") +
            ") [[ -n $command ]] || command=${COMP_WORDS[i]} ;;\n";
   }
+  out += kBashStartEnd;
+  if (has_programs(tool)) out += kBashProgram;
   out += kBashOption + bash_command(tool, "''");
-  for (const CommandFacts& sub : tool.subcommands) out += bash_command(sub, sub.name);
+  for (const CommandFacts& sub : tool.subcommands) {
+    if (!sub.is_program) out += bash_command(sub, sub.name);
+  }
   out += kBashEnd;
   if (!tool.subcommands.empty()) {
     out +=
@@ -287,7 +313,11 @@ std::string fish_completion(const CommandFacts& tool) {
   }
   if (positional_kind(tool) == ValueKind::none) out += none + " -f\n";
   for (const OptionFacts& option : tool.options) out += fish_option(none, option);
+  if (has_programs(tool)) {
+    out += start + " -n 'not __fish_use_subcommand' -x -a '(__fish_complete_subcommand)'\n";
+  }
   for (const CommandFacts& sub : tool.subcommands) {
+    if (sub.is_program) continue;
     const std::string here = start + " -n '__fish_seen_subcommand_from " + sub.name + "'";
     if (positional_kind(sub) == ValueKind::none) out += here + " -f\n";
     for (const OptionFacts& option : sub.options) out += fish_option(here, option);

@@ -167,7 +167,7 @@ std::string environment() {
 std::string see_also(const CommandFacts& tool) {
   std::string out;
   for (const char* name :
-       {"ckpt-inspect", "ckpt-pack", "reshard", "to-universal", "zero-to-fp32"}) {
+       {"ckpt-inspect", "ckpt-pack", "dsckpt", "reshard", "to-universal", "zero-to-fp32"}) {
     if (name == tool.name) continue;
     out += (out.empty() ? ".SH SEE ALSO\n" : ",\n") + bold(name) + "(1)";
   }

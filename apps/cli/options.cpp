@@ -27,7 +27,8 @@ namespace {
 
 std::string version_text(const std::string& tool) {
   return tool + " " + kVersion + " (" + kCommit + ", oneTBB " + std::string(TBB_VERSION_STRING) +
-         " headers, interface " + std::to_string(TBB_runtime_interface_version()) + " at run time)";
+         " headers, interface " + std::to_string(TBB_runtime_interface_version()) +
+         " at run time)\nfeatures: " + kFeatures;
 }
 
 // --generate: prints, and ends the parsing.

@@ -1,15 +1,16 @@
 #include "cli/terminal.h"
 
-#include <locale.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
-#include <wchar.h>
+#include <utf8proc.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <numeric>
 #include <string_view>
 #include <utility>
+
+#include "base/unicode.h"
 
 namespace dsckpt::cli {
 namespace {
@@ -54,47 +55,24 @@ struct Character {
   size_t columns;  // 0: marks that follow nothing
 };
 
-// The C library knows how wide characters are, in whatever locale the user is.
-class Utf8Locale {
- public:
-  Utf8Locale() {
-    static const locale_t utf8 = ::newlocale(LC_CTYPE_MASK, "C.UTF-8", nullptr);
-    if (utf8 != nullptr) before_ = ::uselocale(utf8);
-  }
-  ~Utf8Locale() {
-    if (before_ != nullptr) ::uselocale(before_);
-  }
-  Utf8Locale(const Utf8Locale&) = delete;
-  Utf8Locale& operator=(const Utf8Locale&) = delete;
-
- private:
-  locale_t before_ = nullptr;
-};
-
 bool is_ascii(const std::string& text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return (c & 0x80) == 0; });
 }
 
-std::vector<Character> characters_of(const std::string& text) {
+// Of any locale, and without one: what the C library knows lies in files that may not be there.
+std::vector<Character> characters_of(std::string_view text) {
   std::vector<Character> characters;
-  const Utf8Locale locale;
-  mbstate_t state{};
-  for (size_t at = 0; at < text.size();) {
-    wchar_t wide = 0;
-    const size_t size = ::mbrtowc(&wide, text.data() + at, text.size() - at, &state);
-    if (size == 0 || size > text.size() - at) {  // NUL, or no UTF-8
-      state = {};
-      characters.push_back({1, 1});
-      ++at;
-      continue;
-    }
-    const int columns = ::wcwidth(wide);
+  while (!text.empty()) {
+    const size_t before = text.size();
+    const auto code = static_cast<utf8proc_int32_t>(next_character(text));
+    const size_t size = before - text.size();
+    const bool is_control = utf8proc_category(code) == UTF8PROC_CATEGORY_CC;
+    const auto columns = static_cast<size_t>(is_control ? 1 : utf8proc_charwidth(code));
     if (columns == 0 && !characters.empty()) {
       characters.back().size += size;
     } else {
-      characters.push_back({size, columns < 0 ? size_t{1} : static_cast<size_t>(columns)});
+      characters.push_back({size, columns});
     }
-    at += size;
   }
   return characters;
 }

@@ -4,6 +4,7 @@
 namespace dsckpt::cli {
 
 extern const char* const kVersion;
-extern const char* const kCommit;  // abbreviated; "release" outside of a git checkout
+extern const char* const kCommit;    // abbreviated; "release" outside of a git checkout
+extern const char* const kFeatures;  // what not every build has: "static, mimalloc"
 
 }  // namespace dsckpt::cli

@@ -104,7 +104,7 @@ class SpellingTest(CliTest):
         for name in ["zero-to-fp32", "ckpt-inspect"]:
             version = self.tool(name, "--version")
             self.assertEqual((version.returncode, version.stderr), (0, ""))
-            self.assertRegex(version.stdout, rf"\A{name} \d+\.\d+.*oneTBB.*\n\Z")
+            self.assertRegex(version.stdout, rf"\A{name} \d+\.\d+.*oneTBB.*\nfeatures: .*\n\Z")
             text = self.tool(name, "--help")
             self.assertEqual((text.returncode, text.stderr), (0, ""))
             self.assertIn("Exit status:", text.stdout)

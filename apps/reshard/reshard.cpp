@@ -1,5 +1,7 @@
 // reshard: native ZeRO shards for another number of GPUs, which DeepSpeed loads with no flag.
 
+#include "dsckpt/reshard.h"
+
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
@@ -8,7 +10,7 @@
 #include "cli/carry_out.h"
 #include "cli/cli.h"
 #include "cli/option_facts.h"
-#include "dsckpt/reshard.h"
+#include "cli/tools.h"
 
 namespace dsckpt {
 namespace {
@@ -84,14 +86,14 @@ int convert(const CLI::App& app, Arguments& args) {
   return cli::carry_out(app, args.common, job, args.output, args.run, progress);
 }
 
-}  // namespace
-}  // namespace dsckpt
-
-int main(int argc, char** argv) {
-  using namespace dsckpt;
-  Arguments args;
-  CLI::App app("Native ZeRO shards for another number of GPUs, loaded by DeepSpeed with no flag.",
-               "reshard");
-  add_options(app, args);
-  return cli::run(app, args.common, argc, argv, [&] { return convert(app, args); });
+int run(CLI::App& app, int argc, char** argv) {
+  return cli::run(app, argc, argv, add_options, convert);
 }
+
+}  // namespace
+
+constexpr cli::Tool kReshard{
+    "reshard", "Native ZeRO shards for another number of GPUs, loaded by DeepSpeed with no flag.",
+    run};
+
+}  // namespace dsckpt

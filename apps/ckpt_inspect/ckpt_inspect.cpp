@@ -9,22 +9,20 @@
 
 #include "ckpt_inspect/commands.h"
 #include "cli/option_facts.h"
+#include "cli/tools.h"
 
+namespace dsckpt {
 namespace {
 
 // In the order in which --help has them.
 constexpr std::array kCommands = {
-    &dsckpt::inspect::add_tree,   &dsckpt::inspect::add_list, &dsckpt::inspect::add_where,
-    &dsckpt::inspect::add_print,  &dsckpt::inspect::add_raw,  &dsckpt::inspect::add_stats,
-    &dsckpt::inspect::add_verify, &dsckpt::inspect::add_diff, &dsckpt::inspect::add_scan,
+    &inspect::add_tree,   &inspect::add_list, &inspect::add_where,
+    &inspect::add_print,  &inspect::add_raw,  &inspect::add_stats,
+    &inspect::add_verify, &inspect::add_diff, &inspect::add_scan,
 };
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  using namespace dsckpt;
+int run(CLI::App& app, int argc, char** argv) {
   cli::Common common;
-  CLI::App app("What is in a DeepSpeed checkpoint.", "ckpt-inspect");
   const inspect::Command summary = inspect::add_summary(app, common);
   // A subcommand has a path of its own.
   app.get_option("path")->required(false);
@@ -49,3 +47,9 @@ int main(int argc, char** argv) {
     return chosen == commands.end() ? summary.run() : chosen->run();
   });
 }
+
+}  // namespace
+
+constexpr cli::Tool kCkptInspect{"ckpt-inspect", "What is in a DeepSpeed checkpoint.", run};
+
+}  // namespace dsckpt

@@ -9,23 +9,21 @@
 
 #include "ckpt_pack/commands.h"
 #include "cli/option_facts.h"
+#include "cli/tools.h"
 
+namespace dsckpt {
 namespace {
 
 // In the order in which --help has them.
 constexpr std::array kCommands = {
-    &dsckpt::pack::add_pack,
-    &dsckpt::pack::add_unpack,
-    &dsckpt::pack::add_strip,
-    &dsckpt::pack::add_estimate,
+    &pack::add_pack,
+    &pack::add_unpack,
+    &pack::add_strip,
+    &pack::add_estimate,
 };
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  using namespace dsckpt;
+int run(CLI::App& app, int argc, char** argv) {
   cli::Common common;
-  CLI::App app("The same checkpoint in fewer bytes.", "ckpt-pack");
   cli::add_common(app, common);
   std::vector<pack::Command> commands;
   for (pack::AddCommand* add : kCommands) {
@@ -47,3 +45,9 @@ int main(int argc, char** argv) {
         ->run();
   });
 }
+
+}  // namespace
+
+constexpr cli::Tool kCkptPack{"ckpt-pack", "The same checkpoint in fewer bytes.", run};
+
+}  // namespace dsckpt

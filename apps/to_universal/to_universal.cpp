@@ -11,6 +11,7 @@
 #include "cli/cli.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
+#include "cli/tools.h"
 #include "dsckpt/universal.h"
 
 namespace dsckpt {
@@ -91,14 +92,14 @@ int convert(const CLI::App& app, Arguments& args) {
   return cli::carry_out(app, args.common, job, args.output, args.run, progress);
 }
 
-}  // namespace
-}  // namespace dsckpt
-
-int main(int argc, char** argv) {
-  using namespace dsckpt;
-  Arguments args;
-  CLI::App app("A DeepSpeed ZeRO checkpoint as a Universal Checkpoint, for another number of GPUs.",
-               "to-universal");
-  add_options(app, args);
-  return cli::run(app, args.common, argc, argv, [&] { return convert(app, args); });
+int run(CLI::App& app, int argc, char** argv) {
+  return cli::run(app, argc, argv, add_options, convert);
 }
+
+}  // namespace
+
+constexpr cli::Tool kToUniversal{
+    "to-universal",
+    "A DeepSpeed ZeRO checkpoint as a Universal Checkpoint, for another number of GPUs.", run};
+
+}  // namespace dsckpt

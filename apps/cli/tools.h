@@ -1,0 +1,25 @@
+// The tools of the suite: one program has them all and is called by the name of one.
+#pragma once
+
+#include <CLI/App.hpp>
+
+namespace dsckpt {
+namespace cli {
+
+struct Tool {
+  const char* name;         // of the command
+  const char* description;  // a sentence
+  // What a `main` of its own would be. `app` has name and description, and no options yet.
+  int (*run)(CLI::App& app, int argc, char** argv);
+};
+
+}  // namespace cli
+
+// A folder of apps/ each; main.cpp lists them.
+extern const cli::Tool kZeroToFp32;
+extern const cli::Tool kToUniversal;
+extern const cli::Tool kReshard;
+extern const cli::Tool kCkptInspect;
+extern const cli::Tool kCkptPack;
+
+}  // namespace dsckpt

@@ -1,0 +1,93 @@
+# For DSCKPT_STATIC: archives only. What the distribution has as an archive is taken from it; oneTBB and
+# mimalloc, which Debian has not, are built from its source packages, pinned by their checksums.
+#
+#   TBB::tbb  imported or built target
+#   mimalloc  the same, if DSCKPT_WITH_MIMALLOC
+include(FetchContent)
+
+set(CMAKE_FIND_LIBRARY_SUFFIXES .a)
+# A day when both were there, for when the first no longer has them.
+set(_debian "http://deb.debian.org/debian" "https://snapshot.debian.org/archive/debian/20250520T000000Z")
+
+# _add_source_package(NAME SHA256 PATH): the CMake project in a package of Debian's pool, of which nothing is
+# installed.
+function(_add_source_package name sha256 path)
+  list(TRANSFORM _debian APPEND "/pool/main/${path}" OUTPUT_VARIABLE urls)
+  if(CMAKE_VERSION VERSION_GREATER_EQUAL 3.24)
+    set(timestamps DOWNLOAD_EXTRACT_TIMESTAMP ON)
+  endif()
+  # There is no such folder in it: unpacked here, added below.
+  FetchContent_Declare(${name} URL ${urls} URL_HASH SHA256=${sha256} SOURCE_SUBDIR nothing ${timestamps})
+  FetchContent_MakeAvailable(${name})
+  FetchContent_GetProperties(${name} SOURCE_DIR source BINARY_DIR binary)
+  set(BUILD_SHARED_LIBS OFF)
+  set(CMAKE_UNITY_BUILD OFF)
+  set(CMAKE_POLICY_DEFAULT_CMP0077 NEW)     # what is set below is heard by option()
+  set(CMAKE_POLICY_VERSION_MINIMUM 3.5)     # CMake 4 takes projects that are older than itself
+  set(CMAKE_MESSAGE_LOG_LEVEL WARNING)
+  set(TBB_TEST OFF)
+  set(TBB_STRICT OFF)
+  set(TBBMALLOC_BUILD OFF)
+  set(TBB_DISABLE_HWLOC_AUTOMATIC_SEARCH ON)
+  set(MI_BUILD_SHARED OFF)
+  set(MI_BUILD_OBJECT OFF)
+  set(MI_BUILD_TESTS OFF)
+  add_subdirectory("${source}" "${binary}" EXCLUDE_FROM_ALL)
+endfunction()
+
+# _use_headers_quietly(TARGET): no warnings of what its headers have.
+function(_use_headers_quietly target)
+  get_target_property(folders ${target} INTERFACE_INCLUDE_DIRECTORIES)
+  set_target_properties(${target} PROPERTIES INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${folders}")
+endfunction()
+
+find_library(DSCKPT_TBB_ARCHIVE tbb)
+find_path(DSCKPT_TBB_INCLUDE tbb/version.h)
+mark_as_advanced(DSCKPT_TBB_ARCHIVE DSCKPT_TBB_INCLUDE)
+if(DSCKPT_TBB_ARCHIVE AND DSCKPT_TBB_INCLUDE)
+  add_library(TBB::tbb STATIC IMPORTED GLOBAL)
+  set_target_properties(TBB::tbb PROPERTIES
+    IMPORTED_LOCATION "${DSCKPT_TBB_ARCHIVE}"
+    INTERFACE_INCLUDE_DIRECTORIES "${DSCKPT_TBB_INCLUDE}"
+    INTERFACE_LINK_LIBRARIES Threads::Threads)
+else()
+  _add_source_package(onetbb
+    7e9111b8bb59c8800bf6d0b06afe7b0891937443d2dae1ee1101c8e2ede6a7ef
+    o/onetbb/onetbb_2021.8.0.orig.tar.xz)
+  # A program without shared libraries loads none either, nor those of VTune.
+  get_target_property(definitions tbb COMPILE_DEFINITIONS)
+  list(FILTER definitions EXCLUDE REGEX "__TBB_USE_ITT_NOTIFY")
+  set_target_properties(tbb PROPERTIES COMPILE_DEFINITIONS "${definitions};__TBB_DYNAMIC_LOAD_ENABLED=0")
+  _use_headers_quietly(tbb)
+endif()
+
+if(DSCKPT_WITH_MIMALLOC AND NOT DSCKPT_SANITIZE)
+  find_library(DSCKPT_MIMALLOC_ARCHIVE mimalloc)
+  mark_as_advanced(DSCKPT_MIMALLOC_ARCHIVE)
+  if(DSCKPT_MIMALLOC_ARCHIVE)
+    add_library(mimalloc STATIC IMPORTED GLOBAL)
+    set_target_properties(mimalloc PROPERTIES IMPORTED_LOCATION "${DSCKPT_MIMALLOC_ARCHIVE}")
+  else()
+    _add_source_package(mimalloc_source
+      cbc9d207ff105ad1f0cb739c378076143a6452b8d0624309cea0abfb040e972b
+      m/mimalloc/mimalloc_2.0.9%2bds.orig.tar.xz)
+    add_library(mimalloc ALIAS mimalloc-static)
+  endif()
+endif()
+
+# What is linked in goes with its licence: Debian's files of its own packages.
+if(DSCKPT_INSTALL)
+  foreach(package IN ITEMS libc6-dev libcli11-dev libdeflate-dev libre2-dev libutf8proc-dev libxxhash-dev
+      libzstd-dev nettle-dev nlohmann-json3-dev zlib1g-dev)
+    if(EXISTS "/usr/share/doc/${package}/copyright")
+      install(FILES "/usr/share/doc/${package}/copyright"
+        DESTINATION "${CMAKE_INSTALL_DOCDIR}/licences" RENAME ${package} COMPONENT tools)
+    endif()
+  endforeach()
+  foreach(source IN ITEMS onetbb mimalloc_source)
+    file(GLOB licence "${${source}_SOURCE_DIR}/LICENSE*")
+    if(licence)
+      install(FILES ${licence} DESTINATION "${CMAKE_INSTALL_DOCDIR}/licences" RENAME ${source} COMPONENT tools)
+    endif()
+  endforeach()
+endif()
