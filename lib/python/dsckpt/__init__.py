@@ -1,0 +1,48 @@
+"""DeepSpeed checkpoints: weights, universal checkpoints, another number of GPUs, and what is inside.
+
+Each function is a tool's command, and takes its options as keywords: ``dtype="bf16"`` is ``--dtype bf16``,
+``force=True`` is ``--force``, ``include=["norm", "head"]`` is ``--include norm --include head``. What is None
+or False is left out. The tools' own pages say what they mean (``zero-to-fp32 --help``).
+
+    >>> import dsckpt
+    >>> dsckpt.convert("checkpoint-500", "weights", safe_serialization=True)  # doctest: +SKIP
+    {'files': [...], 'seconds': 1.9, ...}
+
+Results are what the tool prints with ``--json``, as dictionaries. Errors are exceptions, one class a kind
+(`Error`), which know file, tensor and offset. Ctrl-C stops the tool, which leaves nothing behind, and raises
+KeyboardInterrupt. Functions may be called from several threads at once; other threads run meanwhile.
+
+`dsckpt.deepspeed` has DeepSpeed's own functions, and `patch_deepspeed()` puts them in DeepSpeed's place.
+
+Importing this package imports neither torch nor anything else that takes time.
+"""
+
+from ._errors import CorruptError, Error, InconsistentError, IoError, UnsupportedError, UsageError
+
+__all__ = [
+    "CorruptError", "Error", "InconsistentError", "IoError", "UnsupportedError", "UsageError", "convert", "diff",
+    "inspect", "list_tensors", "pack", "patch_deepspeed", "reshard", "scan", "stats", "strip", "to_universal",
+    "unpack", "verify",
+]
+
+_COMMANDS = __all__[__all__.index("convert"):]
+
+
+def __getattr__(name):
+    if name == "__version__":
+        from importlib.metadata import version
+        return version("dsckpt")
+    if name == "deepspeed":
+        from importlib import import_module
+        return import_module(".deepspeed", __name__)
+    if name == "patch_deepspeed":
+        from .deepspeed import patch_deepspeed
+        return patch_deepspeed
+    if name in _COMMANDS:
+        from . import _commands
+        return getattr(_commands, name)
+    raise AttributeError(f"module 'dsckpt' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted([*__all__, "__version__", "deepspeed"])

@@ -1,0 +1,178 @@
+"""Runs the program that the wheel brings."""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+
+from ._errors import BY_KIND, Error
+
+_program = None
+
+
+def program():
+    """Where the program `dsckpt` is: what was installed with this package, else the one in PATH."""
+    global _program
+    if _program is None:
+        _program = _installed() or _in_path()
+    return _program
+
+
+def _installed():
+    from importlib.metadata import PackageNotFoundError, files
+    try:
+        mine = files("dsckpt") or []
+    except PackageNotFoundError:
+        return None
+    for path in mine:
+        if path.name == "dsckpt" and path.parent.name in ("bin", "Scripts"):
+            found = os.path.realpath(path.locate())
+            if os.access(found, os.X_OK):
+                return found
+    return None
+
+
+def _in_path():
+    from shutil import which
+    found = which("dsckpt")
+    if found is None:
+        raise Error("the program 'dsckpt' is neither beside this package nor in PATH",
+                    hint="pip install dsckpt brings both")
+    return found
+
+
+def arguments_of(options):
+    """{'dtype': 'bf16', 'force': True, 'include': ['a']} as a command line.
+
+    >>> arguments_of({"dtype": "bf16", "force": True, "include": ["a", "-b"], "tag": None})
+    ['--dtype=bf16', '--force', '--include=a', '--include=-b']
+    """
+    found = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is None or value is False:
+            continue
+        if value is True:
+            found.append(flag)
+        elif isinstance(value, (list, tuple)):
+            found += [f"{flag}={one}" for one in value]
+        else:
+            found.append(f"{flag}={os.fspath(value) if isinstance(value, os.PathLike) else value}")
+    return found
+
+
+def run(tool, paths, options, progress=False):
+    """Runs a command of a tool, and returns the `data` of what it prints with --json.
+
+    tool: its name, and that of a command of it: ["ckpt-inspect", "list"].
+    progress: called as progress(bytes_done, bytes_total), in this thread, about six times a second; what it
+    raises stops the tool, and leaves this function. None: a bar of tqdm, if there is tqdm and stderr is a
+    terminal. False: nothing, and of tools that have no --progress.
+
+    Exit statuses 0 and 1 (a check answered no) are results. Raises Error, and KeyboardInterrupt if the tool was
+    interrupted.
+    """
+    bar = _bar(tool[0]) if progress is None else None
+    progress = progress or bar
+    command = [program(), *tool, *arguments_of(options), "--json"]
+    if progress:
+        command.append("--progress=json")
+    for path in map(os.fspath, paths):
+        command.append(os.path.join(".", path) if path.startswith("-") else path)
+    try:
+        return _result(tool[0], *_carry_out(command, progress))
+    finally:
+        if bar is not None:
+            bar.close()
+
+
+def _carry_out(command, progress):
+    """(exit status, stdout, the last lines of stderr without the progress)"""
+    said = []
+    with tempfile.TemporaryFile() as printed:
+        # In a session of its own, so that a terminal's Ctrl-C reaches it once, from here: a second one would
+        # end it before it has tidied up.
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.PIPE,
+                                   start_new_session=True)
+        try:
+            for line in process.stderr:
+                if progress and line.startswith(b"{"):
+                    now = json.loads(line)["data"]
+                    progress(now["bytes_done"], now["bytes_total"])
+                else:
+                    said = [*said[-20:], line.decode(errors="replace")]
+            process.wait()
+        except BaseException:
+            process.send_signal(signal.SIGINT)
+            process.stderr.close()
+            process.wait()
+            raise
+        process.stderr.close()
+        printed.seek(0)
+        return process.returncode, printed.read(), "".join(said)
+
+
+def _result(tool, status, printed, said):
+    lines = printed.decode(errors="replace").splitlines()
+    try:
+        answer = json.loads(lines[-1]) if lines else None
+    except ValueError:
+        answer = None
+    if status in (130, -signal.SIGINT):
+        raise KeyboardInterrupt
+    if answer is None or (status not in (0, 1) and answer["type"] != "error"):
+        raise Error(f"dsckpt ended with status {status}: {said.strip() or 'it said nothing'}")
+    data = answer["data"]
+    if answer["type"] == "error":
+        where = {key: data.get(key) for key in ("file", "member", "tensor", "offset")}
+        if "hint" in data:
+            where["hint"] = _in_python(tool, data["hint"])
+        if data["kind"] == "io":
+            where["errno"] = data.get("errno")
+        raise BY_KIND.get(data["kind"], Error)(_place(data) + data["message"], **where)
+    return data
+
+
+def _place(data):
+    """As the tools print it: "file: member: tensor: at 123: "."""
+    names = [data[key] for key in ("file", "member", "tensor") if data.get(key)]
+    if data.get("offset") is not None:
+        names.append(f"at {data['offset']}")
+    return "".join(f"{name}: " for name in names)
+
+
+def _in_python(tool, hint):
+    """
+    >>> _in_python("zero-to-fp32", "--keep-fp32 is one; --help lists the options")
+    '`keep_fp32` is one; `zero-to-fp32 --help` lists the options'
+    """
+    def keyword(match):
+        name = match[1]
+        return f"`{tool} --help`" if name == "help" else f"`{name.replace('-', '_')}`"
+
+    return re.sub(r"--([a-z][a-z0-9-]*)", keyword, hint)
+
+
+def _bar(title):
+    """A bar of tqdm as a `progress`, or None where nobody would see it."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        return None
+
+    class Bar:
+        def __init__(self):
+            self.shown = tqdm(desc=title, unit="B", unit_scale=True, leave=False)
+
+        def __call__(self, done, total):
+            self.shown.total = total
+            self.shown.update(done - self.shown.n)
+
+        def close(self):
+            self.shown.close()
+
+    return Bar()

@@ -1,0 +1,185 @@
+"""dsckpt.deepspeed against DeepSpeed's own functions: names, order, values, types, tied memory, and in their place."""
+import contextlib
+import inspect
+import io
+import os
+import sys
+import unittest
+
+import torch
+from deepspeed.utils import zero_to_fp32 as theirs
+from safetensors.torch import load_file
+
+import cli_common
+import common
+import dsckpt
+import dsckpt.deepspeed as ours
+from cli_common import CliTest
+
+os.environ["PATH"] = f"{os.environ['DSCKPT_BIN']}:{os.environ['PATH']}"
+NAMES = [name for name in ours.__all__ if name != "patch_deepspeed"]
+
+
+def sharing(state_dict):
+    """Names by the memory of their tensors, but of those without any."""
+    groups = {}
+    for name, tensor in state_dict.items():
+        if tensor.numel():
+            groups.setdefault((tensor.data_ptr(), tensor.shape), []).append(name)
+    return sorted(names for names in groups.values() if len(names) > 1)
+
+
+def weights_in(folder):
+    """All tensors of the files in a folder, by the files' names and then in their order."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix != ".json":
+            found.update(load_file(path) if path.suffix == ".safetensors" else common.load_bin(path))
+    return found
+
+
+class QuietTest(CliTest):
+    """DeepSpeed's functions print."""
+
+    def setUp(self):
+        super().setUp()
+        for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr):
+            context = redirect(io.StringIO())
+            context.__enter__()
+            self.addCleanup(context.__exit__, None, None, None)
+
+
+class FunctionsTest(QuietTest):
+
+    def assert_same(self, got, expected):
+        self.assertEqual(list(got), list(expected))
+        for name, tensor in expected.items():
+            tensor = tensor.contiguous()
+            self.assertEqual((got[name].dtype, got[name].shape), (tensor.dtype, tensor.shape), name)
+            self.assertTrue(common.same_bits(got[name], tensor), name)
+
+    def test_signatures_are_deepspeeds(self):
+        for name in NAMES:
+            self.assertEqual(inspect.signature(getattr(ours, name)), inspect.signature(getattr(theirs, name)), name)
+
+    def test_state_dicts_are_deepspeeds(self):
+        compared = 0
+        for case in common.all_cases():
+            try:
+                expected = theirs.get_fp32_state_dict_from_zero_checkpoint(str(case.load_dir))
+            except Exception:  # noqa: BLE001: what DeepSpeed cannot read is tested against the engine elsewhere
+                continue
+            with self.subTest(case=case.name):
+                got = ours.get_fp32_state_dict_from_zero_checkpoint(str(case.load_dir))
+                truth = case.truth()
+                if expected.keys() != truth.keys() or not all(common.same_bits(expected[n].contiguous(), truth[n])
+                                                              for n in truth):
+                    continue  # where DeepSpeed is wrong
+                self.assert_same(got, expected)
+                self.assertEqual(sharing(got), sharing(expected))
+                compared += 1
+        self.assertGreater(compared, 40 if not os.environ.get("DSCKPT_CASES") else 0)
+
+    def test_arguments_are_heard(self):
+        case = common.case_named("z2_fp32_full_w3")
+        folder = str(case.load_dir)
+        whole = ours.get_fp32_state_dict_from_zero_checkpoint(folder)
+        tag = case.facts["tag"]
+        self.assert_same(ours.get_fp32_state_dict_from_zero_checkpoint(folder, tag), whole)
+        self.assert_same(ours.get_fp32_state_dict_from_zero_checkpoint(folder, exclude_frozen_parameters=True),
+                         theirs.get_fp32_state_dict_from_zero_checkpoint(folder, exclude_frozen_parameters=True))
+        lazy = ours.get_fp32_state_dict_from_zero_checkpoint(folder, lazy_mode=True)
+        self.assert_same({name: value.contiguous() for name, value in lazy.items()}, whole)
+
+    def test_tensors_are_ones_own(self):
+        case = common.case_named("z1_fp32_w2")
+        before = cli_common.snapshot(case.load_dir)
+        state = ours.get_fp32_state_dict_from_zero_checkpoint(str(case.load_dir))
+        name = next(name for name, tensor in state.items() if tensor.is_floating_point())
+        state[name].fill_(3.25)
+        again = ours.get_fp32_state_dict_from_zero_checkpoint(str(case.load_dir))
+        self.assertFalse(torch.equal(again[name], state[name]))
+        self.assertEqual(cli_common.snapshot(case.load_dir), before)
+
+    def test_files_are_deepspeeds(self):
+        # Tied weights as safetensors are beyond DeepSpeed's.
+        cases = {False: common.case_named("z3_bf16_full_w6"), True: common.case_named("z3_bf16_w2")}
+        for options in ({}, {"safe_serialization": True}, {"max_shard_size": None}, {"max_shard_size": "3KB"},
+                        {"max_shard_size": "3KB", "safe_serialization": True}):
+            case = cases["safe_serialization" in options]
+            with self.subTest(**options):
+                outputs = []
+                for module in (theirs, ours):
+                    outputs.append(self.new_path())
+                    module.convert_zero_checkpoint_to_fp32_state_dict(str(case.load_dir), str(outputs[-1]), **options)
+                self.assertEqual(*({path.name for path in output.iterdir()} for output in outputs))
+                self.assert_same(*(weights_in(output) for output in reversed(outputs)))
+        case, outputs = cases[False], [self.new_path(), self.new_path()]
+        theirs.convert_zero_checkpoint_to_state_dict(str(case.load_dir), str(outputs[0]), "bf16", None)
+        ours.convert_zero_checkpoint_to_state_dict(str(case.load_dir), str(outputs[1]), torch.bfloat16, None)
+        self.assert_same(*(weights_in(output) for output in reversed(outputs)))
+        ours.convert_zero_checkpoint_to_state_dict(str(case.load_dir), str(outputs[1]), max_shard_size=None)
+
+    def test_paths_that_are_not_there_are_errors_as_deepspeeds(self):
+        case = common.case_named("z1_fp32_w2")
+        for arguments, kind in (((str(self.root),), ValueError), ((str(case.load_dir), "no_tag"), FileNotFoundError)):
+            for module in (theirs, ours):
+                with self.assertRaises(kind):
+                    module.get_fp32_state_dict_from_zero_checkpoint(*arguments)
+
+    def test_a_model_is_loaded(self):
+        case = common.case_named("z2_fp32_full_w3")
+        state = ours.get_fp32_state_dict_from_zero_checkpoint(str(case.load_dir))
+        model = torch.nn.Module()
+        name, value = next((name, value) for name, value in state.items() if value.numel() > 1)
+        owner = model
+        *parents, leaf = name.split(".")
+        for parent in parents:
+            owner.add_module(parent, torch.nn.Module())
+            owner = getattr(owner, parent)
+        owner.register_buffer(leaf, torch.zeros_like(value))
+        self.assertIs(ours.load_state_dict_from_zero_checkpoint(model, str(case.load_dir)), model)
+        self.assertTrue(torch.equal(model.state_dict()[name], value))
+
+
+class InPlaceTest(QuietTest):
+
+    def test_they_stand_in_deepspeeds_place_until_they_are_taken_back(self):
+        module = type(sys)("imported_before")
+        module.convert_zero_checkpoint_to_fp32_state_dict = theirs.convert_zero_checkpoint_to_fp32_state_dict
+        sys.modules["imported_before"] = module
+        self.addCleanup(sys.modules.pop, "imported_before")
+        before = {name: getattr(theirs, name) for name in NAMES}
+        restore = dsckpt.patch_deepspeed()
+        again = dsckpt.patch_deepspeed()
+        for name in NAMES:
+            self.assertIs(getattr(theirs, name), getattr(ours, name))
+        self.assertIs(module.convert_zero_checkpoint_to_fp32_state_dict, ours.convert_zero_checkpoint_to_fp32_state_dict)
+        again()
+        self.assertIs(theirs.load_state_dict_from_zero_checkpoint, ours.load_state_dict_from_zero_checkpoint)
+        restore()
+        self.assertEqual({name: getattr(theirs, name) for name in NAMES}, before)
+        self.assertIs(module.convert_zero_checkpoint_to_fp32_state_dict,
+                      before["convert_zero_checkpoint_to_fp32_state_dict"])
+
+    def test_lightnings_function_makes_an_equal_file(self):
+        try:
+            from lightning.pytorch.utilities.deepspeed import convert_zero_checkpoint_to_fp32_state_dict as lightnings
+        except ImportError:
+            raise unittest.SkipTest("no Lightning here") from None
+        folder = common.case_named("z2_bf16_w2").load_dir
+        outputs = [self.new_path("theirs.bin"), self.new_path("ours.bin")]
+        lightnings(str(folder), str(outputs[0]))
+        self.addCleanup(dsckpt.patch_deepspeed())
+        lightnings(str(folder), str(outputs[1]))
+        a, b = (torch.load(path, weights_only=False) for path in outputs)
+        self.assertEqual(a.keys(), b.keys())
+        self.assertEqual({key: a[key] for key in a if key != "state_dict"},
+                         {key: b[key] for key in b if key != "state_dict"})
+        self.assertEqual(list(a["state_dict"]), list(b["state_dict"]))
+        for name, value in a["state_dict"].items():
+            self.assertTrue(common.same_bits(value, b["state_dict"][name]), name)
+
+
+if __name__ == "__main__":
+    cli_common.main()
