@@ -13,6 +13,7 @@
 
 #include "base/bytes.h"
 #include "format/torch_archive.h"
+#include "pickle/python_objects.h"
 
 namespace dsckpt {
 using pickle::Kind;
@@ -23,13 +24,6 @@ namespace {
 constexpr int kMaxCutDepth = 64;
 // How often two boxes are compared to say better why they do not fit.
 constexpr int64_t kMaxComparisons = 100'000'000;
-
-std::span<const Value> ordered(const Value& value) {
-  if (!value.is(Kind::list) && !value.is(Kind::tuple)) {
-    throw CorruptError({}, describe(value) + " where list was expected");
-  }
-  return value.as_sequence();
-}
 
 int64_t index_of(const Value& value) {
   const int64_t index = value.as_int();
@@ -57,7 +51,7 @@ auto field(const Value& mapping, std::string_view key, const Where& where, Body&
 }
 
 std::pair<int64_t, Strides> read_address(const Value& value) {
-  const auto parts = ordered(value);
+  const auto parts = list_or_tuple(value);
   if (parts.size() != 2) {
     throw CorruptError({},
                        std::to_string(parts.size()) + " items where [offset, strides] should be");
@@ -134,7 +128,7 @@ AffineMap AffineMap::read(const Value& entry, const Where& where) {
       rank.shard_shape = field(value, "shard_shape", at,
                                [](const Value& v, const Where&) { return checked_shape(v); });
       field(value, "pieces", at, [&](const Value& pieces, const Where& pieces_place) {
-        for (const Value& piece : ordered(pieces)) {
+        for (const Value& piece : list_or_tuple(pieces)) {
           rank.pieces.push_back(read_piece(
               piece, below(pieces_place, "[" + std::to_string(rank.pieces.size()) + "]")));
         }
@@ -164,7 +158,7 @@ AffineMap AffineMap::from_expert_placement(const Value& placement, const Shape& 
   std::unordered_map<int64_t, std::vector<int64_t>> holders;  // expert -> ranks
   std::vector<std::optional<std::vector<int64_t>>> experts_of;
   field(placement, "ranks", where, [&](const Value& by_rank, const Where& place) {
-    const auto entries = ordered(by_rank);
+    const auto entries = list_or_tuple(by_rank);
     if (static_cast<uint64_t>(ep_size) != entries.size()) {
       throw CorruptError({}, "has " + std::to_string(entries.size()) + " entries for ep_size " +
                                  std::to_string(ep_size));
@@ -182,7 +176,7 @@ AffineMap AffineMap::from_expert_placement(const Value& placement, const Shape& 
       if (experts) throw CorruptError(at, "rank " + std::to_string(rank) + " is there twice");
       experts.emplace();
       field(entries[i], "experts", at, [&](const Value& list, const Where&) {
-        for (const Value& v : ordered(list)) {
+        for (const Value& v : list_or_tuple(list)) {
           if (!v.is(Kind::integer) || v.as_int() < 0 || v.as_int() >= num_experts) {
             throw CorruptError({}, "has an expert that is none of " + std::to_string(num_experts));
           }
@@ -258,8 +252,8 @@ bool overlap(const Box& a, const Box& b) {
   return true;
 }
 
-std::string to_text(const Box& box) {
-  return "at " + dsckpt::to_text(box.begin) + " of shape " + dsckpt::to_text(box.size);
+std::string place_of(const Box& box) {
+  return "at " + to_text(box.begin) + " of shape " + to_text(box.size);
 }
 
 // The box of a row-major tensor of shape `tensor` that the piece is, its elements in the same
@@ -274,8 +268,8 @@ std::optional<Box> box_of(const Shape& tensor, const Shape& shape, int64_t offse
                                          static_cast<uint64_t>(piece_strides[i])));
   }
   if (last >= total) {
-    throw CorruptError({}, "reaches element " + std::to_string(last) + " of a tensor of shape " +
-                               dsckpt::to_text(tensor));
+    throw CorruptError(
+        {}, "reaches element " + std::to_string(last) + " of a tensor of shape " + to_text(tensor));
   }
 
   const Strides strides = contiguous_strides(tensor);
@@ -366,9 +360,8 @@ class Cutter {
   }
 
   [[noreturn]] void fail_gap(size_t box) const {
-    throw CorruptError({}, "the pieces leave a gap in " + what_ + " of shape " +
-                               dsckpt::to_text(shape_) +
-                               (boxes_.empty() ? "" : ", next to that " + to_text(boxes_[box])));
+    throw CorruptError({}, "the pieces leave a gap in " + what_ + " of shape " + to_text(shape_) +
+                               (boxes_.empty() ? "" : ", next to that " + place_of(boxes_[box])));
   }
 
   // Says whether it is the pieces' fault or ours.
@@ -383,7 +376,7 @@ class Cutter {
       for (size_t j = i + 1; j < ids.size() && boxes_[ids[j]].begin[0] < a.end(0); ++j) {
         if (++compared > kMaxComparisons) break;
         if (overlap(a, boxes_[ids[j]])) {
-          throw CorruptError({}, "the pieces " + to_text(a) + " and " + to_text(boxes_[ids[j]]) +
+          throw CorruptError({}, "the pieces " + place_of(a) + " and " + place_of(boxes_[ids[j]]) +
                                      " of " + what_ + " overlap");
         }
       }
@@ -394,7 +387,7 @@ class Cutter {
     throw UnsupportedError({}, "the pieces of " + what_ +
                                    " interlock: no cut from edge to edge "
                                    "parts those " +
-                                   to_text(region));
+                                   place_of(region));
   }
 
   const std::vector<Box>& boxes_;

@@ -9,19 +9,18 @@
 #include <string_view>
 #include <utility>
 
+#include "deepspeed/keys.h"
 #include "dsckpt/error.h"
 #include "format/meta_tensor.h"
 
 namespace dsckpt {
 namespace {
 
-constexpr std::string_view kTied = "tied_modules.";
-
 // The front of a name in the whole model, with its dot: "4.", "tied_modules.embed."; "" if it is of
 // neither form.
 std::string_view front_of(std::string_view name) {
-  if (name.starts_with(kTied)) {
-    const size_t dot = name.find('.', kTied.size());
+  if (name.starts_with(keys::kTiedModules)) {
+    const size_t dot = name.find('.', keys::kTiedModules.size());
     return dot == name.npos ? std::string_view() : name.substr(0, dot + 1);
   }
   uint32_t number = 0;
@@ -44,9 +43,9 @@ std::string file_name(uint32_t layer, uint32_t tp, uint32_t tp_rank) {
          "-model_states.pt";
 }
 
-class Reader {
+class LayersReader {
  public:
-  Reader(CheckpointDraft& draft, const std::vector<std::string>& names)
+  LayersReader(CheckpointDraft& draft, const std::vector<std::string>& names)
       : draft_(draft), tp_(draft.facts.mesh.tp), fronts_(names) {
     for (const std::string& name : names) {
       if (!front_of(name).empty()) continue;
@@ -126,7 +125,7 @@ class Reader {
     const std::string& name = *lost.begin();
     const std::string_view front = front_of(name);
     std::string why = "is in no layer's file";
-    if (!front.starts_with(kTied)) {
+    if (!front.starts_with(keys::kTiedModules)) {
       const auto index = static_cast<uint32_t>(std::stoul(std::string(front)));
       const bool there = std::any_of(draft_.module_shards.begin(), draft_.module_shards.end(),
                                      [&](const Shard& shard) { return shard.name.layer == index; });
@@ -148,7 +147,8 @@ LayerFronts::LayerFronts(const std::vector<std::string>& names)
     : names_(names.begin(), names.end()) {
   for (const std::string& name : names) {
     const std::string front(front_of(name));
-    if (front.starts_with(kTied) && std::find(tied_.begin(), tied_.end(), front) == tied_.end()) {
+    if (front.starts_with(keys::kTiedModules) &&
+        std::find(tied_.begin(), tied_.end(), front) == tied_.end()) {
       tied_.push_back(front);
     }
   }
@@ -190,7 +190,7 @@ std::vector<std::string> names_in_layer(const Shard& shard) {
 std::vector<PipelineLayer> open_pipeline_layers(CheckpointDraft& draft,
                                                 const std::vector<std::string>& names) {
   if (!draft.folder.has(ShardName::Kind::layer)) return {};
-  return Reader(draft, names).read();
+  return LayersReader(draft, names).read();
 }
 
 }  // namespace dsckpt

@@ -19,10 +19,10 @@ namespace {
 
 using pickle::Value;
 
-class Reader {
+class PlainReader {
  public:
-  Reader(CheckpointDraft& draft, const Shard& shard,
-         const std::vector<std::pair<std::string, TensorSource>>& params)
+  PlainReader(CheckpointDraft& draft, const Shard& shard,
+              const std::vector<std::pair<std::string, TensorSource>>& params)
       : draft_(draft), shard_(shard), archive_(shard.archive) {
     for (const auto& [name, stored] : params) candidates_.push_back({name, stored, std::nullopt});
   }
@@ -391,7 +391,7 @@ class Reader {
 PlainOptimizer read_plain_optimizer(
     CheckpointDraft& draft, const Shard& shard, const Fields* optimizer,
     const std::vector<std::pair<std::string, TensorSource>>& params) {
-  return Reader(draft, shard, params).read(optimizer);
+  return PlainReader(draft, shard, params).read(optimizer);
 }
 
 }  // namespace dsckpt

@@ -56,12 +56,12 @@ void add_tied_fronts(const std::string& pattern, std::vector<std::string>& front
   for (const char c : pattern) {
     if (c != '\\') text += c;
   }
-  constexpr std::string_view kTied = "tied_modules.";
-  const size_t begin = text.find(kTied);
+  const size_t begin = text.find(keys::kTiedModules);
   if (begin == text.npos) return;
-  const size_t end = text.find_first_not_of(
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-", begin + kTied.size());
-  if (end == text.npos || text[end] != '.' || end == begin + kTied.size()) return;
+  const size_t end =
+      text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-",
+                             begin + keys::kTiedModules.size());
+  if (end == text.npos || text[end] != '.' || end == begin + keys::kTiedModules.size()) return;
   std::string front = text.substr(begin, end + 1 - begin);
   if (std::find(fronts.begin(), fronts.end(), front) == fronts.end()) {
     fronts.push_back(std::move(front));

@@ -63,9 +63,9 @@ bool comes_before(const std::string& a, const std::string& b) {
   return std::tuple(rank(a), std::string_view(a)) < std::tuple(rank(b), std::string_view(b));
 }
 
-class Reader {
+class UniversalReader {
  public:
-  Reader(CheckpointDraft& draft, bool is_split)
+  UniversalReader(CheckpointDraft& draft, bool is_split)
       : draft_(draft), is_split_(is_split), models_(draft.model_shards) {}
 
   void read() {
@@ -458,13 +458,13 @@ class Reader {
   std::map<std::string, UniversalForm> forms_;
 };
 
-bool probe(CheckpointDraft& draft) {
+bool probe_universal(CheckpointDraft& draft) {
   std::error_code failed;
   return !draft.folder.has(ShardName::Kind::optim_states) &&
          fs::is_directory(draft.folder.path / "zero", failed);
 }
 
-void read(CheckpointDraft& draft) {
+void read_universal(CheckpointDraft& draft) {
   using Kind = ShardName::Kind;
   // What a run starts from weights with has both kinds: any stage can load it.
   const bool of_ranks =
@@ -490,12 +490,12 @@ void read(CheckpointDraft& draft) {
   }
   draft.facts.mesh.dp = static_cast<uint32_t>(dp);
   open_model_shards(draft, kind);
-  Reader(draft, is_split).read();
+  UniversalReader(draft, is_split).read();
   if (is_split) draft.facts.model_parallel = true;
 }
 
 }  // namespace
 
-const Layout kUniversal{"universal", probe, read};
+const Layout kUniversal{"universal", probe_universal, read_universal};
 
 }  // namespace dsckpt

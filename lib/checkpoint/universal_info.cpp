@@ -14,6 +14,7 @@
 
 #include "base/bytes.h"
 #include "deepspeed/keys.h"
+#include "pickle/python_objects.h"
 
 namespace dsckpt {
 using pickle::Kind;
@@ -22,13 +23,6 @@ namespace {
 
 // Sub-parameters of one parameter; a count in a checkpoint is not bounded by its size.
 constexpr int64_t kMaxSubParams = 1 << 16;
-
-std::span<const Value> ordered(const Value& value) {
-  if (!value.is(Kind::list) && !value.is(Kind::tuple)) {
-    throw CorruptError({}, describe(value) + " where list was expected");
-  }
-  return value.as_sequence();
-}
 
 // The only text that `pattern` matches as a whole, if it is "^...$" around plain text, as
 // re.escape() makes it. AutoTP writes such a pattern for every parameter: looked up, they cost
@@ -109,7 +103,7 @@ int64_t sum_of(const std::vector<int64_t>& numbers) {
 
 std::vector<int64_t> read_sizes(const Value& value) {
   std::vector<int64_t> sizes;
-  for (const Value& size : ordered(value)) {
+  for (const Value& size : list_or_tuple(value)) {
     sizes.push_back(size.as_int());
     if (sizes.back() < 0) throw CorruptError({}, "is negative: " + std::to_string(sizes.back()));
   }
@@ -124,12 +118,12 @@ SubparamShape read_sub_params(const Value& entry) {
       throw UnsupportedError({}, "has a key '" + std::string(name) + "' that is not known");
     }
   }
-  for (const Value& pattern : ordered(entry.at("patterns"))) {
+  for (const Value& pattern : list_or_tuple(entry.at("patterns"))) {
     made.patterns.emplace_back(pattern.as_string());
   }
   const Value shape = entry.at("shape");
   made.shape_is_list = shape.is(Kind::list);
-  for (const Value& dim : ordered(shape)) {
+  for (const Value& dim : list_or_tuple(shape)) {
     if (dim.is(Kind::tuple)) {
       made.shape.push_back({true, read_sizes(dim)});
     } else {
@@ -249,7 +243,8 @@ void UniversalInfo::Impl::read(const Fields& info) {
   const auto read_list = [&](std::string_view key, PatternList& list) {
     in_context(info.where(key), [&] {
       if (const auto value = info.get(key)) {
-        for (const Value& pattern : ordered(*value)) list.add(std::string(pattern.as_string()));
+        for (const Value& pattern : list_or_tuple(*value))
+          list.add(std::string(pattern.as_string()));
       }
     });
   };
@@ -286,7 +281,7 @@ void UniversalInfo::Impl::read(const Fields& info) {
   in_context(info.where(keys::kSubParams), [&] {
     const auto value = info.get(keys::kSubParams);
     if (!value) return;
-    for (const Value& entry : ordered(*value)) {
+    for (const Value& entry : list_or_tuple(*value)) {
       const std::string at = "[" + std::to_string(sub_param_shapes.size()) + "]";
       in_context(info.where(std::string(keys::kSubParams) + at), [&] {
         sub_param_shapes.push_back(read_sub_params(entry));
@@ -302,7 +297,7 @@ void UniversalInfo::Impl::read(const Fields& info) {
     if (!value) return;
     for (const auto& [pattern, rows] : value->as_dict().items) {
       Widths widths;
-      for (const Value& row : ordered(rows)) widths.push_back(read_sizes(row));
+      for (const Value& row : list_or_tuple(rows)) widths.push_back(read_sizes(row));
       shard_widths.insert_or_assign(std::string(pattern.as_string()), std::move(widths));
     }
   });

@@ -10,11 +10,7 @@
 #include "dsckpt/error.h"
 
 namespace dsckpt {
-namespace {
-
-constexpr const char* kFp32 = "fp32";
-
-}  // namespace
+namespace {}  // namespace
 
 SplitModel::SplitModel(const CheckpointDraft& draft, const RankModels& models,
                        const Folders& folders)
@@ -60,7 +56,6 @@ int64_t SplitModel::experts_below(const std::string& before) const {
       !counts.empty() && std::all_of(counts.begin(), counts.end(), [&](const pickle::Value& count) {
         return count.is(pickle::Kind::integer) && same_plain_data(count, counts.front());
       });
-  constexpr int64_t kMaxExperts = 1 << 24;
   if (are_same && counts.front().as_int() > 0 && counts.front().as_int() <= kMaxExperts) {
     return counts.front().as_int();
   }
@@ -148,7 +143,7 @@ void SplitModel::add_params(CheckpointDraft& draft, std::vector<OwnedParam> owne
     if (!is_new(name)) continue;
     params.add({.name = name,
                 .kind = buffers.contains(name) ? ParamKind::buffer : ParamKind::frozen,
-                .weight = value_of(*files.at(kFp32))});
+                .weight = value_of(*files.at("fp32"))});
   }
   for (const std::string& name : lost) {
     draft.notes.push_back("frozen parameter '" + name +

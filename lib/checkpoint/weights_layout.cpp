@@ -21,9 +21,9 @@ namespace {
 
 constexpr const char* kTag = "global_step0";
 
-class Reader {
+class WeightsReader {
  public:
-  Reader(CheckpointDraft& draft, const Weights& weights, const WeightNames& names)
+  WeightsReader(CheckpointDraft& draft, const Weights& weights, const WeightNames& names)
       : draft_(draft), weights_(weights), names_(names) {
     for (const WeightsTensor& tensor : weights.tensors()) {
       const std::string name = engine_name(tensor.name);
@@ -217,7 +217,7 @@ class Reader {
 
 void read_weights(CheckpointDraft& draft, const Weights& weights, const WeightNames& names,
                   const Checkpoint* like) {
-  Reader reader(draft, weights, names);
+  WeightsReader reader(draft, weights, names);
   if (like != nullptr) {
     reader.read_like(*like);
   } else {

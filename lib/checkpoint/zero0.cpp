@@ -187,9 +187,9 @@ class ExpertFiles {
   std::unordered_map<std::string, std::map<uint32_t, TensorSource>> fused_;
 };
 
-class Reader {
+class Zero0Reader {
  public:
-  explicit Reader(CheckpointDraft& draft) : draft_(draft) {
+  explicit Zero0Reader(CheckpointDraft& draft) : draft_(draft) {
     models_.reserve(draft.model_shards.size());
     for (const Shard& shard : draft.model_shards) {
       models_.emplace_back(shard);
@@ -307,11 +307,11 @@ class Reader {
   std::vector<PipelineLayer> layers_;
 };
 
-bool probe(CheckpointDraft& draft) {
+bool probe_zero0(CheckpointDraft& draft) {
   return draft.folder.has(ShardName::Kind::model_states);
 }
 
-void read(CheckpointDraft& draft) {
+void read_zero0(CheckpointDraft& draft) {
   if (draft.mp_rank) {
     throw UnsupportedError({.file = draft.folder.path.string()},
                            "is not of ZeRO: its pipeline stages and tensor-parallel ranks are not "
@@ -329,11 +329,11 @@ void read(CheckpointDraft& draft) {
                                 " of them) are missing: " + shard.display +
                                 " was saved under ZeRO and has no optimizer state of its own");
   }
-  Reader(draft).read();
+  Zero0Reader(draft).read();
 }
 
 }  // namespace
 
-const Layout kZero0{"zero-0", probe, read};
+const Layout kZero0{"zero-0", probe_zero0, read_zero0};
 
 }  // namespace dsckpt

@@ -116,10 +116,10 @@ struct FlatWorld {
   bool round_robin = false;  // whether the flat groups have another order than the optimizer's
 };
 
-class WorldReader {
+class Zero12WorldReader {
  public:
-  WorldReader(const ModelStates& model, std::vector<const Shard*> optim,
-              const RunConfig& run_config, bool optimizer_states)
+  Zero12WorldReader(const ModelStates& model, std::vector<const Shard*> optim,
+                    const RunConfig& run_config, bool optimizer_states)
       : model_(model),
         run_config_(run_config),
         optim_(std::move(optim)),
@@ -562,11 +562,11 @@ class WorldReader {
   bool optimizer_states_;
 };
 
-bool probe(CheckpointDraft& draft) {
+bool probe_zero12(CheckpointDraft& draft) {
   return draft.folder.has(ShardName::Kind::optim_states);
 }
 
-void read(CheckpointDraft& draft) {
+void read_zero12(CheckpointDraft& draft) {
   open_optim_shards(draft);
   const Shard& first = draft.optim_shards.front();
   if (zero_stage_of(first) == 3) {
@@ -593,8 +593,8 @@ void read(CheckpointDraft& draft) {
   check_expert_files(draft);
   std::vector<World> worlds;
   for (const ModelStates& model : models) {
-    const WorldReader reader(model, optim_shards_of(draft, model.shard().name.mp_rank),
-                             draft.run_config, draft.optimizer_states);
+    const Zero12WorldReader reader(model, optim_shards_of(draft, model.shard().name.mp_rank),
+                                   draft.run_config, draft.optimizer_states);
     FlatWorld world = reader.read();
     worlds.push_back({&model, std::move(world.owned), whole_frozen(model)});
     draft.facts.round_robin = draft.facts.round_robin || world.round_robin;
@@ -634,6 +634,6 @@ std::vector<ParamGroup> flat_param_groups(const ModelStates& model, std::span<co
   return groups;
 }
 
-const Layout kZero12{"zero-1/2", probe, read};
+const Layout kZero12{"zero-1/2", probe_zero12, read_zero12};
 
 }  // namespace dsckpt

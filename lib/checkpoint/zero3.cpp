@@ -82,10 +82,10 @@ uint64_t numel_of(const Shape& shape) {
   return static_cast<uint64_t>(numel(shape));
 }
 
-class WorldReader {
+class Zero3WorldReader {
  public:
-  WorldReader(CheckpointDraft& draft, const std::vector<RankModel>& models,
-              const std::vector<const Shard*>& optim)
+  Zero3WorldReader(CheckpointDraft& draft, const std::vector<RankModel>& models,
+                   const std::vector<const Shard*>& optim)
       : draft_(draft),
         models_(models),
         optim_(optim),
@@ -431,11 +431,11 @@ void find_expert_groups(std::vector<ParamGroup>& groups, const std::vector<Share
   }
 }
 
-bool probe(CheckpointDraft& draft) {
+bool probe_zero3(CheckpointDraft& draft) {
   return draft.folder.has(ShardName::Kind::zero_model_states);
 }
 
-void read(CheckpointDraft& draft) {
+void read_zero3(CheckpointDraft& draft) {
   if (!draft.folder.has(ShardName::Kind::optim_states)) {
     throw InconsistentError({.file = draft.folder.path.string()},
                             "all zero_pp_rank_*_optim_states.pt files are missing");
@@ -465,7 +465,7 @@ void read(CheckpointDraft& draft) {
     const std::vector<RankModel> ranks(first_rank, first_rank + static_cast<std::ptrdiff_t>(dp));
     const std::vector<const Shard*> optim =
         optim_shards_of(draft, ranks.front().shard->name.mp_rank);
-    WorldReader reader(draft, ranks, optim);
+    Zero3WorldReader reader(draft, ranks, optim);
     // Buffers are whole in every rank's file.
     const auto readable = std::find_if(ranks.begin(), ranks.end(),
                                        [](const RankModel& model) { return !model.shard->lost; });
@@ -530,6 +530,6 @@ void note_lost(const World& world, std::vector<std::string>& notes) {
   }
 }
 
-const Layout kZero3{"zero-3", probe, read};
+const Layout kZero3{"zero-3", probe_zero3, read_zero3};
 
 }  // namespace dsckpt

@@ -73,4 +73,7 @@ inline constexpr std::string_view kSubParamShardWidths = "sub_param_shard_widths
 inline constexpr std::string_view kAffineMap = "affine_map";
 inline constexpr std::string_view kAutoTpUnsupported = "autotp_unsupported_parameter_patterns";
 
+// PipelineModule: what the names of tied layers begin with.
+inline constexpr std::string_view kTiedModules = "tied_modules.";
+
 }  // namespace dsckpt::keys

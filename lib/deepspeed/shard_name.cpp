@@ -61,8 +61,8 @@ std::string ShardName::file_name() const {
 }
 
 std::optional<ShardName> parse_shard_name(std::string_view file_name) {
-  using Kind = ShardName::Kind;
-  ShardName name{.kind = Kind::model_states};
+  using Kinds = ShardName::Kind;
+  ShardName name{.kind = Kinds::model_states};
   if (Scanner s(file_name);
       s.word("mp_rank_") && s.number(name.mp_rank) && s.word("_model_states.pt") && s.end()) {
     return name;
@@ -70,23 +70,23 @@ std::optional<ShardName> parse_shard_name(std::string_view file_name) {
   if (Scanner s(file_name); s.word("layer_") && s.number(name.layer)) {
     if (s.word("_expert_") && s.number(name.expert) && s.word("_mp_rank_") &&
         s.number(name.mp_rank) && s.word("_model_states.pt") && s.end()) {
-      name.kind = Kind::expert;
+      name.kind = Kinds::expert;
       return name;
     }
     if (s.word("-model_") && !s.number(name.mp_rank)) {
       // "-model_states.pt" without a tensor-parallel rank.
-      name.kind = Kind::layer;
+      name.kind = Kinds::layer;
       return s.word("states.pt") && s.end() ? std::optional(name) : std::nullopt;
     }
     if (s.word("-model_states.pt") && s.end()) {
-      name.kind = Kind::layer;
+      name.kind = Kinds::layer;
       return name;
     }
     return std::nullopt;
   }
   if (Scanner s(file_name); s.word("expp_rank_") && s.number(name.dp_rank) && s.word("_mp_rank_") &&
                             s.number(name.mp_rank) && s.word("_optim_states.pt") && s.end()) {
-    name.kind = Kind::expert_optim;
+    name.kind = Kinds::expert_optim;
     return name;
   }
   Scanner s(file_name);
@@ -97,12 +97,12 @@ std::optional<ShardName> parse_shard_name(std::string_view file_name) {
   }
   const bool underscore = s.word("_");
   if (s.word("optim_states.pt") && s.end()) {
-    name.kind = Kind::optim_states;
+    name.kind = Kinds::optim_states;
     name.old_spelling = !underscore;
     return name;
   }
   if (underscore && !name.bf16 && s.word("model_states.pt") && s.end()) {
-    name.kind = Kind::zero_model_states;
+    name.kind = Kinds::zero_model_states;
     return name;
   }
   return std::nullopt;

@@ -34,7 +34,7 @@ std::string key_text(const Value& key) {
   }
 }
 
-class Finder {
+class TensorFinder {
  public:
   std::vector<FoundTensor> take() { return std::move(found_); }
 
@@ -89,7 +89,7 @@ class Finder {
 }  // namespace
 
 std::vector<FoundTensor> tensors_in(const Value& root) {
-  Finder finder;
+  TensorFinder finder;
   finder.visit(root, "");
   return finder.take();
 }

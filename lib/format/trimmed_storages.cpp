@@ -181,9 +181,9 @@ class Trimmer {
 };
 
 // What lies in an archive's storages.
-class Finder {
+class DroppedFinder {
  public:
-  Finder(const TorchArchive& archive, const Value& root, const std::vector<Value>& dropped)
+  DroppedFinder(const TorchArchive& archive, const Value& root, const std::vector<Value>& dropped)
       : archive_(archive), root_(root) {
     find_dropped(dropped);
     find_storages();
@@ -246,7 +246,7 @@ class Finder {
 TrimmedStorages trim_storages(const TorchArchive& archive, const Value& root,
                               const std::vector<Value>& dropped) {
   TrimmedStorages result;
-  Finder finder(archive, root, dropped);
+  DroppedFinder finder(archive, root, dropped);
   result.changes.dropped = finder.take_dropped();
   for (const Extent& storage : archive.storages()) result.before += storage.size;
   for (const auto& [key, stored] : finder.storages()) {

@@ -399,8 +399,8 @@ using pickle::TracedValues;
 using Arguments = std::span<const TracedValue>;
 
 // The name of a global, or of what was called for a result; empty for other values.
-std::pair<std::string_view, std::string_view> name_of(const TracedValue& value,
-                                                      const TracedValues& values) {
+std::pair<std::string_view, std::string_view> named_by(const TracedValue& value,
+                                                       const TracedValues& values) {
   if (value.kind != TracedValue::global && value.kind != TracedValue::result) return {};
   const pickle::NamedGlobal& global = values.global(value);
   if (global.form != pickle::NamedGlobal::Form::name) return {};
@@ -436,7 +436,7 @@ bool is_encoding(const TracedValue& value, const TracedValues& values) {
 
 // True if the argument is what the letter stands for.
 bool accepts(char letter, const TracedValue& value, const TracedValues& values) {
-  const auto [module, name] = name_of(value, values);
+  const auto [module, name] = named_by(value, values);
   const bool is_result = value.kind == TracedValue::result;
   const bool is_plain = value.is_plain || (is_result && lists(kPlainResults, module, name));
   const auto all_accept = [&values](char of_elements, const TracedValue& tuple) {
@@ -504,7 +504,7 @@ bool fits(std::string_view pattern, Arguments arguments, const TracedValues& val
 
 // _rebuild_from_type_v2: the third argument is the tuple that the first one is called with.
 bool calls_as_expected(Arguments arguments, const TracedValues& values) {
-  const auto [module, name] = name_of(arguments[0], values);
+  const auto [module, name] = named_by(arguments[0], values);
   const Harmless* called = harmless(module, name);
   return called != nullptr && arguments[2].kind == TracedValue::tuple &&
          fits(called->arguments, values.elements(arguments[2]), values);

@@ -358,18 +358,16 @@ class ContentScanner {
       add_unreadable(record, "a NumPy array of objects without its pickle");
   }
 
-  // Whether a directory ends where this end record, or the zip64 ones before it, begin.
+  // Whether a directory ends where this end record begins; if zip64's are before it, they say
+  // where.
   static bool ends_directory(const ByteSource& source, uint64_t end) {
     const std::vector<std::byte> record = source.read(end, zip::kEndSize);
     if (record.size() < zip::kEndSize) return false;
     const auto size = load_le<uint32_t>(record.data() + 12);
-    const uint64_t locator = end - std::min(end, zip::kLocatorSize);
-    if (as_text(source.read(locator, 4)) == "PK\6\7"sv) return true;
-    for (const uint64_t between : {uint64_t{0}, zip::kEnd64Size + zip::kLocatorSize}) {
-      if (size + between > end) continue;
-      if (as_text(source.read(end - between - size, 4)) == "PK\1\2"sv) return true;
-    }
-    return false;
+    const auto stands_before = [&](uint64_t bytes, std::string_view signature) {
+      return bytes <= end && as_text(source.read(end - bytes, 4)) == signature;
+    };
+    return stands_before(zip::kLocatorSize, "PK\6\7"sv) || stands_before(size, "PK\1\2"sv);
   }
 
   std::string inside(const std::string& zip, const std::string& name) const {

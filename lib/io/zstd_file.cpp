@@ -12,7 +12,7 @@
 namespace dsckpt {
 namespace {
 
-constexpr uint64_t kBlock = 1 << 20;
+constexpr uint64_t kContentBlock = 1 << 20;
 constexpr size_t kInput = 128 << 10;
 constexpr int kLargestWindowLog = 27;
 constexpr size_t kDecompressors = 4;
@@ -128,7 +128,7 @@ ZstdFile::ZstdFile(const StoredFile& file) : file_(file) {
     return;
   }
   Decompressor all(file, frames_, {});
-  std::vector<std::byte> ignored(kBlock);
+  std::vector<std::byte> ignored(kContentBlock);
   while (all.read(ignored) == ignored.size()) {
   }
   frames_ = all.found();
@@ -143,9 +143,9 @@ uint64_t ZstdFile::size() const {
 
 void ZstdFile::read_at(uint64_t offset, std::span<std::byte> out) {
   while (!out.empty()) {
-    const uint64_t index = offset / kBlock;
+    const uint64_t index = offset / kContentBlock;
     const SharedBlock block = cache_.get(index, [&] { return decode(index); });
-    const auto from = block->bytes().subspan(offset - index * kBlock);
+    const auto from = block->bytes().subspan(offset - index * kContentBlock);
     const size_t size = std::min(from.size(), out.size());
     std::copy_n(from.begin(), size, out.begin());
     out = out.subspan(size);
@@ -158,7 +158,7 @@ SharedBlock ZstdFile::decode(uint64_t index) {
   for (const auto& [known, block] : passed_) {
     if (known == index) return block;
   }
-  Decompressor& from = best_for(index * kBlock);
+  Decompressor& from = best_for(index * kContentBlock);
   try {
     return read_up_to(index, from);
   } catch (...) {
@@ -171,8 +171,8 @@ SharedBlock ZstdFile::read_up_to(uint64_t index, Decompressor& from) {
   std::vector<std::byte> skipped;
   while (true) {
     const uint64_t at = from.at();
-    const uint64_t block = at / kBlock;
-    const uint64_t end = std::min((block + 1) * kBlock, size());
+    const uint64_t block = at / kContentBlock;
+    const uint64_t end = std::min((block + 1) * kContentBlock, size());
     const auto read = [&](std::span<std::byte> target) {
       if (from.read(target) < target.size()) {
         throw CorruptError({.file = file_.display(), .offset = file_.size()},
@@ -181,7 +181,7 @@ SharedBlock ZstdFile::read_up_to(uint64_t index, Decompressor& from) {
       if (is_frame_end(end)) from.finish_frame();
     };
     // A frame may begin within a block; the rest of that one is not kept.
-    if (at != block * kBlock || block + kKept <= index) {
+    if (at != block * kContentBlock || block + kKept <= index) {
       skipped.resize(end - at);
       read(skipped);
       continue;

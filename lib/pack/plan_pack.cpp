@@ -10,6 +10,7 @@
 #include "dsckpt/pack.h"
 #include "exec/frame_cuts.h"
 #include "exec/staging_owner.h"
+#include "format/checked_records.h"
 #include "format/typed_extents.h"
 #include "io/content_name.h"
 #include "job/job_impl.h"
@@ -149,9 +150,12 @@ Types types_of(const InputFiles& inputs, const std::vector<FoundFile>& found,
               std::vector<std::string>(found.size())};
   SharedPickles pickles;
   tbb::parallel_for(size_t{0}, found.size(), [&](size_t i) {
-    if (!is_packable(found[i].name)) return;
     try {
-      types.tensors[i] = typed_extents(inputs, ids[i], &pickles);
+      if (is_packable(found[i].name)) {
+        types.tensors[i] = typed_extents(inputs, ids[i], &pickles);
+      } else {
+        all_records(inputs, {ids[i]});
+      }
     } catch (const IoError&) {
       throw;
     } catch (const Error& error) {

@@ -1,9 +1,19 @@
 #include "pickle/python_objects.h"
 
+#include "dsckpt/error.h"
+
 namespace dsckpt {
 using pickle::Document;
+using pickle::Kind;
 using pickle::ObjectNode;
 using pickle::Value;
+
+std::span<const Value> list_or_tuple(const Value& value) {
+  if (!value.is(Kind::list) && !value.is(Kind::tuple)) {
+    throw CorruptError({}, describe(value) + " where list was expected");
+  }
+  return value.as_sequence();
+}
 
 Value torch_size(Document& document, const Shape& shape) {
   std::vector<Value> dims;

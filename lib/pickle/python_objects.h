@@ -1,6 +1,7 @@
 // Objects of Python that checkpoints are made of, as pickles have them.
 #pragma once
 
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -8,6 +9,9 @@
 #include "pickle/pickle.h"
 
 namespace dsckpt {
+
+// The elements of a list or a tuple. Throws CorruptError for anything else, sets too.
+std::span<const pickle::Value> list_or_tuple(const pickle::Value& value);
 
 // torch.Size(shape).
 pickle::Value torch_size(pickle::Document& document, const Shape& shape);

@@ -33,14 +33,14 @@ struct Broken {
 };
 
 // A cursor over a source that holds one window of it. It passes texts and lines by, however long.
-class Cursor {
+class TraceCursor {
  public:
   struct Text {
     uint64_t at = 0;
     uint64_t size = 0;
   };
 
-  Cursor(const ByteSource& source, uint64_t at, uint64_t window)
+  TraceCursor(const ByteSource& source, uint64_t at, uint64_t window)
       : source_(source), at_(at), window_size_(window) {}
 
   uint64_t at() const { return at_; }
@@ -100,7 +100,7 @@ class Cursor {
 
 // The text that the opcode at `at` pushes; nullopt if it cannot be a name.
 std::optional<std::string> text_at(const ByteSource& source, uint64_t at) {
-  Cursor cursor(source, at, kSmallWindow);
+  TraceCursor cursor(source, at, kSmallWindow);
   const auto opcode = cursor.read<uint8_t>();
   std::string text = cursor.beginning(read_argument(cursor, opcode).text);
   try {
@@ -199,7 +199,7 @@ class Tracer final : public TracedValues {
     return found->second;
   }
 
-  Known global_named(const Cursor::Text& module, const Cursor::Text& name) {
+  Known global_named(const TraceCursor::Text& module, const TraceCursor::Text& name) {
     return global_of(NamedGlobal::Form::name, cursor_.beginning(module), cursor_.beginning(name));
   }
 
@@ -367,7 +367,7 @@ class Tracer final : public TracedValues {
 
   // Memo.
 
-  uint64_t memo_index(const Cursor::Text& text) {
+  uint64_t memo_index(const TraceCursor::Text& text) {
     const std::string line = cursor_.beginning(text);
     uint64_t index = 0;
     const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), index);
@@ -384,7 +384,7 @@ class Tracer final : public TracedValues {
 
   const ByteSource& source_;
   const CallCheck& is_expected_;
-  Cursor cursor_;
+  TraceCursor cursor_;
   uint64_t opcode_at_ = 0;
   Trace trace_;
   // By global: how often it was put on the stack, and how often it was taken from there to be

@@ -13,7 +13,7 @@ using pickle::Document;
 using pickle::Value;
 namespace {
 
-Value integers(Document& document, const Shape& values) {
+Value list_of_integers(Document& document, const Shape& values) {
   std::vector<Value> items;
   for (const int64_t value : values) items.push_back(Document::integer(value));
   return document.list(std::move(items));
@@ -92,7 +92,7 @@ class AutoEpLayer {
       copy_.set(entry, "rank", Document::integer(rank));
       Shape experts;
       for (int64_t i = 0; i < local_; ++i) experts.push_back(rank * local_ + i);
-      copy_.set(entry, "experts", integers(document_, experts));
+      copy_.set(entry, "experts", list_of_integers(document_, experts));
       ranks.push_back(entry);
     }
     copy_.set(dict, "ranks", document_.list(std::move(ranks)));
@@ -118,18 +118,18 @@ class AutoEpLayer {
                                   std::to_string(experts_) + " experts");
     }
     const Value dict = document_.dict();
-    copy_.set(dict, "logical_shape", integers(document_, shape));
+    copy_.set(dict, "logical_shape", list_of_integers(document_, shape));
     const Value ranks = document_.dict();
     const Shape strides = row_major_strides(shape);
     shape[0] = local_;
     for (uint32_t rank = 0; rank < mesh_.ep; ++rank) {
       const Value piece = document_.dict();
-      copy_.set(piece, "shape", integers(document_, shape));
+      copy_.set(piece, "shape", list_of_integers(document_, shape));
       copy_.set(piece, "source", place(rank * local_ * strides[0], strides));
       copy_.set(piece, "dest", place(0, strides));
-      copy_.set(piece, "locations", integers(document_, {rank}));
+      copy_.set(piece, "locations", list_of_integers(document_, {rank}));
       const Value of_rank = document_.dict();
-      copy_.set(of_rank, "shard_shape", integers(document_, shape));
+      copy_.set(of_rank, "shard_shape", list_of_integers(document_, shape));
       copy_.set(of_rank, "pieces", document_.list({piece}));
       document_.set_item(ranks, Document::integer(rank), of_rank);
     }
@@ -138,7 +138,7 @@ class AutoEpLayer {
   }
 
   Value place(int64_t offset, const Shape& strides) {
-    return document_.list({Document::integer(offset), integers(document_, strides)});
+    return document_.list({Document::integer(offset), list_of_integers(document_, strides)});
   }
 
   ArchiveCopy& copy_;

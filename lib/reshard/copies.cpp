@@ -8,9 +8,11 @@
 #include <string_view>
 #include <utility>
 
+#include "checkpoint/experts.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
 #include "job/neighbours.h"
+#include "reshard/run_facts.h"
 
 namespace dsckpt {
 using pickle::Kind;
@@ -33,15 +35,11 @@ std::optional<uint32_t> layer_of(std::string_view name) {
 
 // `tied_modules.KEY.REST`.
 std::optional<std::pair<std::string, std::string>> tied_part(const std::string& name) {
-  constexpr std::string_view kTied = "tied_modules.";
-  if (!name.starts_with(kTied)) return std::nullopt;
-  const size_t dot = name.find('.', kTied.size());
+  if (!name.starts_with(keys::kTiedModules)) return std::nullopt;
+  const size_t dot = name.find('.', keys::kTiedModules.size());
   if (dot == name.npos) return std::nullopt;
-  return std::pair(name.substr(kTied.size(), dot - kTied.size()), name.substr(dot + 1));
-}
-
-Value root_of(const Checkpoint& world) {
-  return world.model_files().front().archive->root();
+  return std::pair(name.substr(keys::kTiedModules.size(), dot - keys::kTiedModules.size()),
+                   name.substr(dot + 1));
 }
 
 // Whether a layer's file may be that of the tied layer `key`, of which the world has `parts`.
@@ -113,7 +111,6 @@ std::vector<std::string> RankFreeFiles::missing_layers(const Checkpoint& world,
 // Stage 3 keeps experts in the optimizer's files only.
 std::vector<std::string> RankFreeFiles::missing_experts(const Checkpoint& world,
                                                         uint32_t mp_rank) const {
-  constexpr int64_t kMaxExperts = 1 << 24;
   std::vector<std::string> missing;
   if (world.facts().zero_stage == 3) return missing;
   const auto counts = root_of(world).find_or_none("num_experts").sequence_or_empty();

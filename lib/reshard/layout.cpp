@@ -8,10 +8,6 @@
 namespace dsckpt {
 namespace {
 
-uint64_t numel_of(const Param& param) {
-  return static_cast<uint64_t>(param.weight.numel());
-}
-
 // Collects the pieces of a tensor.
 class Pieces {
  public:

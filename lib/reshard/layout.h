@@ -35,6 +35,10 @@ struct LayoutSource {
   explicit LayoutSource(const Checkpoint& checkpoint);
 };
 
+inline uint64_t numel_of(const Param& param) {
+  return static_cast<uint64_t>(param.weight.numel());
+}
+
 // Immutable; borrows the parameters and the target. Counts are elements.
 class ReshardLayout {
  public:

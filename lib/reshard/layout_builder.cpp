@@ -13,10 +13,6 @@ using pickle::Kind;
 using pickle::Value;
 namespace {
 
-uint64_t numel_of(const Param& param) {
-  return static_cast<uint64_t>(param.weight.numel());
-}
-
 // Values that are equal, as far as can be told without reading more than a number.
 bool same_whole(const ShardValue& a, const ShardValue& b) {
   if (a.archive == nullptr || b.archive == nullptr) return a.archive == b.archive;

@@ -11,11 +11,12 @@
 
 namespace dsckpt {
 using pickle::Value;
-namespace {
 
-Value root_of(const Checkpoint& checkpoint) {
-  return checkpoint.model_files().front().archive->root();
+Value root_of(const Checkpoint& world) {
+  return world.model_files().front().archive->root();
 }
+
+namespace {
 
 GroupSettings settings_of(const ShardValue& value) {
   const auto has = [&](std::string_view key) { return !value.value.find_or_none(key).is_none(); };

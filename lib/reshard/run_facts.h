@@ -19,6 +19,9 @@
 
 namespace dsckpt {
 
+// What the first of a checkpoint's model-states files holds.
+pickle::Value root_of(const Checkpoint& world);
+
 // The hyper-parameters of a parameter group: its entry of param_groups.
 struct GroupSettings {
   ShardValue value = {};  // handed on as it is

@@ -104,7 +104,7 @@ std::optional<Value> param_slice_mappings(const RankFile& file) {
   });
 }
 
-constexpr std::array kZero12{
+constexpr std::array kZero12Keys{
     DictKey{keys::kLossScaler, loss_scaler_value},
     DictKey{keys::kDynamicLossScale, dynamic_loss_scale_value},
     DictKey{keys::kOverflow, overflow_value},
@@ -133,7 +133,7 @@ constexpr std::array kBf16Optimizer{
 }  // namespace
 
 std::span<const DictKey> zero12_keys() {
-  return kZero12;
+  return kZero12Keys;
 }
 
 std::span<const DictKey> bf16_optimizer_keys() {

@@ -16,7 +16,7 @@ namespace {
 
 using Run = ReshardLayout::Run;
 
-std::optional<Value> partition_count(const RankFile& file) {
+std::optional<Value> one_partition_count(const RankFile& file) {
   return Document::integer(file.target().dp);
 }
 
@@ -61,12 +61,12 @@ std::optional<Value> fp32_flat_groups(const RankFile& file) {
   return file.document().list(std::move(flat));
 }
 
-constexpr std::array kZero3{
+constexpr std::array kZero3Keys{
     DictKey{keys::kZeroStage, zero_stage_value},
     DictKey{keys::kLossScaler, loss_scaler_value},
     DictKey{keys::kDynamicLossScale, dynamic_loss_scale_value},
     DictKey{keys::kOverflow, overflow_value},
-    DictKey{keys::kPartitionCount, partition_count},
+    DictKey{keys::kPartitionCount, one_partition_count},
     DictKey{keys::kZeroPartitionGroups, zero_partition_groups},
     DictKey{keys::kOptimizerStateDict, torch_optimizer},
     DictKey{keys::kFp32FlatGroups, fp32_flat_groups},
@@ -75,7 +75,7 @@ constexpr std::array kZero3{
 }  // namespace
 
 std::span<const DictKey> zero3_keys() {
-  return kZero3;
+  return kZero3Keys;
 }
 
 }  // namespace dsckpt

@@ -19,6 +19,8 @@
 
 namespace dsckpt::test {
 
+inline constexpr uint64_t kMiB = 1 << 20;
+
 inline std::string random_bytes(size_t size, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::string bytes(size, '\0');

@@ -29,7 +29,7 @@ class ZeroCheckpoint {
   static std::string optim_name(int64_t rank);
   // Of stage 3.
   static std::string model_name(int64_t rank);
-  static constexpr const char* kModelName = "mp_rank_00_model_states.pt";
+  static inline const std::string kModelName = "mp_rank_00_model_states.pt";
   // What findings call it.
   static std::string display(const std::string& name) { return "global_step5/" + name; }
 
@@ -42,6 +42,10 @@ class ZeroCheckpoint {
   // What DeepSpeed's optimizer wrapper saves: optimizer_state_dict of the rank's file.
   nlohmann::ordered_json& optim(int64_t rank) {
     return files.at(optim_name(rank)).at("optimizer_state_dict");
+  }
+  // What the optimizer of a rank keeps of its first group.
+  nlohmann::ordered_json& states(int64_t rank) {
+    return optim(rank)["base_optimizer_state"]["state"]["0"];
   }
 
   std::filesystem::path folder() const { return made_.folder() / "global_step5"; }

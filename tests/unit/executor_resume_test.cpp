@@ -19,7 +19,7 @@ namespace {
 using enum DType;
 using test::MemorySink;
 
-constexpr uint64_t kMiB = 1 << 20;
+using test::kMiB;
 
 struct Stop {};
 
@@ -159,12 +159,19 @@ TEST_F(ExecutorResume, FindsADamagedRecordWhicheverRunReadIt) {
   for (size_t wrong = 0; wrong < options_.records.size(); ++wrong) {
     const ExecOptions good = options_;
     options_.records[wrong].crc32 ^= 1;
+    size_t stops = 0;
     for (const uint64_t batches : {1u, 40u, 85u, 130u}) {
       MemorySink sink(plan_);
-      const std::optional<RunState> state = run(sink, batches);
-      ASSERT_TRUE(state) << batches;
-      EXPECT_ERROR(run(sink, ~uint64_t{0}, &*state), CorruptError, good.records[wrong].name);
+      // It stops at the first occasion from then on, which may be too late for the first run.
+      const auto run_twice = [&] {
+        const std::optional<RunState> state = run(sink, batches);
+        ASSERT_TRUE(state) << batches;
+        ++stops;
+        run(sink, ~uint64_t{0}, &*state);
+      };
+      EXPECT_ERROR(run_twice(), CorruptError, good.records[wrong].name);
     }
+    EXPECT_GE(stops, 1u);  // after the first batch there is always one
     options_ = good;
   }
 }

@@ -32,7 +32,7 @@ using enum DType;
 using test::MemorySink;
 using test::random_bytes;
 
-constexpr uint64_t kMiB = 1 << 20;
+using test::kMiB;
 constexpr unsigned kThreadCounts[] = {1, 2, 8};
 struct Variant {
   unsigned threads;

@@ -12,12 +12,12 @@ namespace {
 
 using namespace std::string_literals;
 
-Document parse(std::string_view text) {
+Document parsed(std::string_view text) {
   return Document::parse(as_byte_span(text));
 }
 
 std::string rewritten(std::string_view text) {
-  return write_protocol2(parse(text).root());
+  return write_protocol2(parsed(text).root());
 }
 
 // `count` copies of `text`.
@@ -42,7 +42,7 @@ TEST(PickleWriter, GivesPythonsBytesForACopyInAnotherDocument) {
       Document copy;
       Document::Copies copies;
       {
-        const Document original = parse(sample.pickles[protocol]);
+        const Document original = parsed(sample.pickles[protocol]);
         const Value once = copy.copy(original.root(), copies, no_persistent);
         EXPECT_EQ(copy.copy(original.root(), copies, no_persistent).identity(), once.identity());
         copy.set_root(once);
@@ -64,7 +64,7 @@ TEST(PickleWriter, GivesPythonsBytesForACopyOfACycle) {
       "\x80\x02]q\x00(}q\x01K\x01]q\x02h\x02"
       "ah\x01\x86q\x03sh\x02"
       "e."s;
-  const Document original = parse(cyclic);
+  const Document original = parsed(cyclic);
   ASSERT_TRUE(original.is_cyclic());
   Document copy;
   Document::Copies copies;
@@ -218,7 +218,7 @@ TEST(PickleWriter, RefusesWhatIsTooDeep) {
   // Bytes and sets are spelled with calls and tuples, which do not count.
   Value set = document.set({document.bytes("xy")});
   EXPECT_NO_THROW(write_protocol2(set, 1));
-  const Document called = parse("]c_codecs\nencode\n(Vxy\nVlatin1\ntRa.");
+  const Document called = parsed("]c_codecs\nencode\n(Vxy\nVlatin1\ntRa.");
   EXPECT_NO_THROW(write_protocol2(called.root(), 1));
 }
 
@@ -229,7 +229,7 @@ TEST(PickleWriter, RefusesATupleInsideItselfThroughManyLists) {
   pickle += "tp1000\n0";
   for (int i = 0; i < 600; ++i) pickle += "g" + std::to_string(i) + "\ng1000\na0";
   pickle += "g1000\n.";
-  const Document document = parse(pickle);
+  const Document document = parsed(pickle);
   EXPECT_TRUE(document.is_cyclic());
   EXPECT_THROW(write_protocol2(document.root()), UnsupportedError);
   EXPECT_NO_THROW(write_protocol2(document.root(), 2000));

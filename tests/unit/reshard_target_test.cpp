@@ -333,15 +333,16 @@ TEST(ReshardTarget, ElasticFilesStayElasticUnlessAnotherRunHasHyperParameters) {
   EXPECT_FALSE(request.target().elastic);
 }
 
-std::string expert(int number) {
+std::string expert_weight(int number) {
   return "moe.deepspeed_moe.experts.deepspeed_experts." + std::to_string(number) + ".w";
 }
 
 // Four experts on two ranks, and what all ranks share.
 KnownRun with_experts() {
   KnownRun run = zero2();
-  for (int i = 0; i < 4; ++i) run.add(expert(i), {3});
-  run.facts.groups = {KnownRun::group({"a", "b"}), KnownRun::group({expert(0), expert(1)})};
+  for (int i = 0; i < 4; ++i) run.add(expert_weight(i), {3});
+  run.facts.groups = {KnownRun::group({"a", "b"}),
+                      KnownRun::group({expert_weight(0), expert_weight(1)})};
   run.facts.groups[1].ep_size = 2;
   run.facts.groups[1].settings.moe = true;
   return run;
@@ -354,18 +355,19 @@ TEST(ReshardTarget, ExpertsAreSpreadOverAsManyRanksAsBeforeOrAsAskedFor) {
   ReshardTarget target = request.target();
   EXPECT_EQ(target.ep, 2u);
   EXPECT_FALSE(target.data_before_experts);
-  EXPECT_EQ(names_of(target), (Names{"a", "b", expert(0), expert(1)}));
+  EXPECT_EQ(names_of(target), (Names{"a", "b", expert_weight(0), expert_weight(1)}));
 
   request.options.ep = 4;
   target = request.target();
   EXPECT_EQ(target.ep, 4u);
-  EXPECT_EQ(names_of(target), (Names{"a", "b", expert(0)}));
+  EXPECT_EQ(names_of(target), (Names{"a", "b", expert_weight(0)}));
   EXPECT_EQ(target.groups[1].ep_size, 4u);
 
   request.options.ep = 1;
   target = request.target();
   EXPECT_EQ(target.ep, 1u);
-  EXPECT_EQ(names_of(target), (Names{"a", "b", expert(0), expert(1), expert(2), expert(3)}));
+  EXPECT_EQ(names_of(target), (Names{"a", "b", expert_weight(0), expert_weight(1), expert_weight(2),
+                                     expert_weight(3)}));
 
   request.source.set_config(
       {{"zero_optimization", {{"stage", 2}}}, {"use_data_before_expert_parallelism", true}});

@@ -24,10 +24,6 @@ ordered_json values(const ordered_json& elements, const std::string& dtype = "fl
   return {{"tensor", {elements.size()}}, {"values", elements}, {"dtype", dtype}};
 }
 
-ordered_json& state_of(ZeroCheckpoint& checkpoint, int64_t rank) {
-  return checkpoint.optim(rank)["base_optimizer_state"]["state"]["0"];
-}
-
 // What is found but of roundings: NaN is not that of a master either.
 Texts found(const VerifyReport& report) {
   Texts texts = test::texts_of(report);
@@ -50,7 +46,7 @@ float float_at(const std::filesystem::path& path, uint64_t offset) {
 // Of the 12 elements rank 1 has two of weight, then bias.
 TEST(VerifyFinite, AnElementIsNamedByItsParameterRankAndPlace) {
   ZeroCheckpoint checkpoint(2);
-  state_of(checkpoint, 1)["exp_avg"] = values({1, 2, 3, 4, "nan", 6});
+  checkpoint.states(1)["exp_avg"] = values({1, 2, 3, 4, "nan", 6});
   const VerifyReport report = checkpoint.verify(kFinite);
   EXPECT_EQ(test::texts_of(report),
             (Texts{"nonfinite zero_pp_rank_1_mp_rank_00_optim_states.pt "
@@ -65,7 +61,7 @@ TEST(VerifyFinite, AnElementIsNamedByItsParameterRankAndPlace) {
 
 TEST(VerifyFinite, IsNotLookedForUnlessAskedFor) {
   ZeroCheckpoint checkpoint(1);
-  state_of(checkpoint, 0)["exp_avg"] = values({1, 2, 3, 4, "nan", 6, 7, 8, 9, 10, 11, 12});
+  checkpoint.states(0)["exp_avg"] = values({1, 2, 3, 4, "nan", 6, 7, 8, 9, 10, 11, 12});
   const VerifyReport report = checkpoint.verify();
   EXPECT_EQ(test::texts_of(report), Texts());
   const CheckDone& check = report.checks[static_cast<size_t>(Check::nonfinite)];
@@ -76,8 +72,8 @@ TEST(VerifyFinite, IsNotLookedForUnlessAskedFor) {
 // weight lies in both ranks' files; its first element that is not finite is in the first one's.
 TEST(VerifyFinite, AParameterIsCountedAcrossTheRanks) {
   ZeroCheckpoint checkpoint(2);
-  state_of(checkpoint, 0)["exp_avg_sq"] = values({1, 2, "inf", 4, "nan", "-inf"});
-  state_of(checkpoint, 1)["exp_avg_sq"] = values({"nan", "nan", 3, 4, 5, 6});
+  checkpoint.states(0)["exp_avg_sq"] = values({1, 2, "inf", 4, "nan", "-inf"});
+  checkpoint.states(1)["exp_avg_sq"] = values({"nan", "nan", 3, 4, 5, 6});
   const VerifyReport report = checkpoint.verify(kFinite);
   EXPECT_EQ(test::texts_of(report),
             (Texts{"nonfinite zero_pp_rank_0_mp_rank_00_optim_states.pt "
@@ -116,7 +112,7 @@ TEST(VerifyFinite, EveryCopyIsLookedAt) {
   checkpoint.model()["mp_world_size"] = 2;
   checkpoint.model()["universal_checkpoint_info"] = {
       {"tp_replicated_parameter_patterns", {"weight", "bias"}}};
-  state_of(checkpoint, 0)["exp_avg"] = values({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, "nan", 12});
+  checkpoint.states(0)["exp_avg"] = values({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, "nan", 12});
   checkpoint.files["mp_rank_01_model_states.pt"] = checkpoint.model();
   checkpoint.files["zero_pp_rank_0_mp_rank_01_optim_states.pt"] =
       checkpoint.files[ZeroCheckpoint::optim_name(0)];

@@ -12,14 +12,8 @@ using test::numbers;
 using test::ZeroCheckpoint;
 using Texts = std::vector<std::string>;
 
-const std::string kOptim0 = ZeroCheckpoint::optim_name(0);
-const std::string kOptim1 = ZeroCheckpoint::optim_name(1);
 const std::string kFlat = "single_partition_of_fp32_groups[0]";
 const std::string kState = "base_optimizer_state.state[0]";
-
-ordered_json& state_of(ZeroCheckpoint& checkpoint, int64_t rank) {
-  return checkpoint.optim(rank)["base_optimizer_state"]["state"]["0"];
-}
 
 void set_masters(ZeroCheckpoint& checkpoint, int64_t rank, const ordered_json& tensor) {
   checkpoint.optim(rank)["single_partition_of_fp32_groups"] = ordered_json::array({tensor});
@@ -32,18 +26,19 @@ void pad(ZeroCheckpoint& checkpoint, const ordered_json& exp_avg) {
   checkpoint.model()["module"]["bias"] = numbers({3}, 18, "bfloat16");
   set_masters(checkpoint, 1, numbers({5}, 16));
   checkpoint.optim(1)["group_paddings"] = {1};
-  state_of(checkpoint, 1) = {{"step", 4}, {"exp_avg", exp_avg}};
-  state_of(checkpoint, 0).erase("exp_avg_sq");
+  checkpoint.states(1) = {{"step", 4}, {"exp_avg", exp_avg}};
+  checkpoint.states(0).erase("exp_avg_sq");
 }
 
 TEST(VerifyLayout, PartitionsWithTheirPaddingAreEquallyLong) {
   ZeroCheckpoint checkpoint(3);
   set_masters(checkpoint, 1, numbers({3}, 14));
-  state_of(checkpoint, 1) = {{"step", 4}, {"exp_avg", numbers({3}, 100)}};
+  checkpoint.states(1) = {{"step", 4}, {"exp_avg", numbers({3}, 100)}};
   const VerifyReport report = checkpoint.verify();
-  EXPECT_EQ(test::texts_of(report), (Texts{"layout " + kOptim1 + " [" + kFlat +
-                                           "]: has 3 elements, with its padding; other ranks "
-                                           "have 4"}));
+  EXPECT_EQ(test::texts_of(report),
+            (Texts{"layout " + ZeroCheckpoint::optim_name(1) + " [" + kFlat +
+                   "]: has 3 elements, with its padding; other ranks "
+                   "have 4"}));
   EXPECT_EQ(report.findings.at(0).offset, 3u);
 }
 
@@ -52,7 +47,7 @@ TEST(VerifyLayout, PaddingThatIsNotThereIsMissed) {
   checkpoint.optim(1)["group_paddings"] = {2};
   const Texts findings = checkpoint.findings();
   ASSERT_FALSE(findings.empty());
-  EXPECT_EQ(findings.front(), "layout " + kOptim1 + " [" + kFlat +
+  EXPECT_EQ(findings.front(), "layout " + ZeroCheckpoint::optim_name(1) + " [" + kFlat +
                                   "]: has 6 elements, with its padding; other ranks have 4");
 }
 
@@ -60,7 +55,7 @@ TEST(VerifyLayout, PaddingIsNotNegative) {
   ZeroCheckpoint checkpoint(3);
   checkpoint.optim(1)["group_paddings"] = {-1};
   EXPECT_EQ(checkpoint.findings(),
-            (Texts{"layout " + kOptim1 +
+            (Texts{"layout " + ZeroCheckpoint::optim_name(1) +
                    " [optimizer_state_dict.group_paddings]: does not fit the groups"}));
 }
 
@@ -68,28 +63,30 @@ TEST(VerifyLayout, RanksHaveEquallyManyFlatTensors) {
   ZeroCheckpoint checkpoint(3);
   checkpoint.optim(1)["single_partition_of_fp32_groups"].push_back(numbers({4}, 14));
   checkpoint.optim(1)["group_paddings"] = {0, 0};
-  EXPECT_EQ(checkpoint.findings(), (Texts{"layout " + kOptim1 +
+  EXPECT_EQ(checkpoint.findings(), (Texts{"layout " + ZeroCheckpoint::optim_name(1) +
                                           " [optimizer_state_dict]: has 2 flat tensors, other "
                                           "ranks have 1"}));
 }
 
 TEST(VerifyLayout, StatesAreAsLongAsThePartition) {
   ZeroCheckpoint checkpoint(2);
-  state_of(checkpoint, 1)["exp_avg_sq"] = numbers({7}, 200);
+  checkpoint.states(1)["exp_avg_sq"] = numbers({7}, 200);
   const VerifyReport report = checkpoint.verify();
-  EXPECT_EQ(test::texts_of(report), (Texts{"layout " + kOptim1 + " [" + kState +
-                                           ".exp_avg_sq]: has 7 elements, the partition has 6"}));
+  EXPECT_EQ(test::texts_of(report),
+            (Texts{"layout " + ZeroCheckpoint::optim_name(1) + " [" + kState +
+                   ".exp_avg_sq]: has 7 elements, the partition has 6"}));
   EXPECT_EQ(report.findings.at(0).offset, 6u);
 }
 
 TEST(VerifyLayout, TensorsOfAFileShareNoElements) {
   ZeroCheckpoint checkpoint(2);
   for (const char* key : {"exp_avg", "exp_avg_sq"}) {
-    state_of(checkpoint, 1)[key] = {{"tensor", {6}}, {"first", 100}, {"storage", "one"}};
+    checkpoint.states(1)[key] = {{"tensor", {6}}, {"first", 100}, {"storage", "one"}};
   }
   const Texts findings = checkpoint.findings();
   ASSERT_EQ(findings.size(), 1u);
-  EXPECT_EQ(findings.front().rfind("layout " + kOptim1, 0), 0u) << findings.front();
+  EXPECT_EQ(findings.front().rfind("layout " + ZeroCheckpoint::optim_name(1), 0), 0u)
+      << findings.front();
   EXPECT_NE(findings.front().find("exp_avg_sq"), std::string::npos) << findings.front();
   EXPECT_NE(findings.front().find("shares elements with"), std::string::npos) << findings.front();
 }
@@ -99,8 +96,9 @@ TEST(VerifyLayout, WhatStartsAtZeroStaysZeroInPadding) {
   ZeroCheckpoint checkpoint(2);
   pad(checkpoint, numbers({6}, 100));
   const VerifyReport report = checkpoint.verify();
-  EXPECT_EQ(test::texts_of(report), (Texts{"layout " + kOptim1 + " [" + kState +
-                                           ".exp_avg]: an element of padding is not zero"}));
+  EXPECT_EQ(test::texts_of(report),
+            (Texts{"layout " + ZeroCheckpoint::optim_name(1) + " [" + kState +
+                   ".exp_avg]: an element of padding is not zero"}));
   EXPECT_EQ(report.findings.at(0).offset, 5u);
 }
 
@@ -118,7 +116,7 @@ TEST(VerifyLayout, AMappingIsThatOfTheRank) {
   ZeroCheckpoint wrong(2);
   wrong.optim(0)["param_slice_mappings"] = of_1;
   wrong.optim(1)["param_slice_mappings"] = of_1;
-  EXPECT_EQ(wrong.findings(), (Texts{"wrong-rank " + kOptim0 +
+  EXPECT_EQ(wrong.findings(), (Texts{"wrong-rank " + ZeroCheckpoint::optim_name(0) +
                                      " [param_slice_mappings]: has the parameters of rank 1"}));
 }
 

@@ -11,13 +11,11 @@ using test::numbers;
 using test::ZeroCheckpoint;
 using Texts = std::vector<std::string>;
 
-const std::string kModel = ZeroCheckpoint::kModelName;
-
 TEST(VerifyModule, EveryParameterIsInModule) {
   ZeroCheckpoint checkpoint(2);
   checkpoint.model()["module"].erase("bias");
   const VerifyReport report = checkpoint.verify();
-  EXPECT_EQ(test::texts_of(report), (Texts{"layout " + kModel +
+  EXPECT_EQ(test::texts_of(report), (Texts{"layout " + ZeroCheckpoint::kModelName +
                                            " [module] bias: is in param_shapes, but not in "
                                            "`module`"}));
   EXPECT_EQ(report.findings.at(0).rank.value().mp, 0u);
@@ -27,7 +25,7 @@ TEST(VerifyModule, AllThatAreNotAreOneFinding) {
   ZeroCheckpoint checkpoint(2);
   checkpoint.model()["module"] = ordered_json::object();
   EXPECT_EQ(checkpoint.findings(),
-            (Texts{"layout " + kModel +
+            (Texts{"layout " + ZeroCheckpoint::kModelName +
                    " [module] weight: is in param_shapes, but not in `module`; so are 1 more"}));
 }
 
@@ -44,8 +42,8 @@ TEST(VerifyModule, ExpertsHaveFilesOfTheirOwn) {
 TEST(VerifyModule, AParameterHasTheShapeThatIsNoted) {
   ZeroCheckpoint checkpoint(2);
   checkpoint.model()["module"]["bias"] = numbers({2, 2}, 18, "bfloat16");
-  EXPECT_EQ(checkpoint.findings(),
-            (Texts{"shape " + kModel + " [param_shapes] bias: is [4], but [2, 2] in `module`"}));
+  EXPECT_EQ(checkpoint.findings(), (Texts{"shape " + ZeroCheckpoint::kModelName +
+                                          " [param_shapes] bias: is [4], but [2, 2] in `module`"}));
 }
 
 TEST(VerifyModule, SoHasAFrozenOne) {
@@ -55,8 +53,8 @@ TEST(VerifyModule, SoHasAFrozenOne) {
   checkpoint.model()["frozen_param_fragments"] = {{"frozen", numbers({3}, 50, "bfloat16")}};
   const Texts findings = checkpoint.findings();
   ASSERT_FALSE(findings.empty());
-  EXPECT_EQ(findings.back(),
-            "shape " + kModel + " [frozen_param_shapes] frozen: is [4], but [3] in `module`");
+  EXPECT_EQ(findings.back(), "shape " + ZeroCheckpoint::kModelName +
+                                 " [frozen_param_shapes] frozen: is [4], but [3] in `module`");
 }
 
 // The rank's parameters are cut: `module` has their names with tensors of no elements.

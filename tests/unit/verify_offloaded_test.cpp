@@ -12,9 +12,6 @@ using nlohmann::ordered_json;
 using test::ZeroCheckpoint;
 using Texts = std::vector<std::string>;
 
-const std::string kOptim0 = ZeroCheckpoint::optim_name(0);
-const std::string kOptim1 = ZeroCheckpoint::optim_name(1);
-
 std::string swap_name(int64_t rank, const std::string& id) {
   return "offloaded_tensors/rank0" + std::to_string(rank) + "/" + id + ".tensor.swp";
 }
@@ -99,7 +96,7 @@ TEST_F(VerifyOffloaded, AFileThatATensorRefersToIsThere) {
             (Texts{"missing " + swap_name(1, "exp_avg-0_0") +
                    ": is not there: it has the elements of optimizer_state_dict.state[0].exp_avg "
                    "in " +
-                   kOptim1}));
+                   ZeroCheckpoint::optim_name(1)}));
   EXPECT_EQ(report.findings.at(0).rank.value().dp, 1u);
 }
 
@@ -113,23 +110,24 @@ TEST_F(VerifyOffloaded, AFileThatNoTensorRefersToIsLeftOfAnotherRun) {
 
 // Its own swap files could not be told from those of others.
 TEST_F(VerifyOffloaded, NoFileIsOneTooManyIfARanksFileIsMissing) {
-  checkpoint_.files.erase(kOptim1);
-  EXPECT_EQ(checkpoint_.findings(),
-            (Texts{"missing " + kOptim1 + ": is not there: the checkpoint is of 2 ranks"}));
+  checkpoint_.files.erase(ZeroCheckpoint::optim_name(1));
+  EXPECT_EQ(checkpoint_.findings(), (Texts{"missing " + ZeroCheckpoint::optim_name(1) +
+                                           ": is not there: the checkpoint is of 2 ranks"}));
 }
 
 TEST_F(VerifyOffloaded, NorIfItCannotBeRead) {
-  checkpoint_.files.erase(kOptim1);
-  checkpoint_.raw[kOptim1] = "no zip";
+  checkpoint_.files.erase(ZeroCheckpoint::optim_name(1));
+  checkpoint_.raw[ZeroCheckpoint::optim_name(1)] = "no zip";
   const Texts findings = checkpoint_.findings();
   ASSERT_EQ(findings.size(), 1u);
-  EXPECT_TRUE(findings[0].starts_with("unreadable " + kOptim1)) << findings[0];
+  EXPECT_TRUE(findings[0].starts_with("unreadable " + ZeroCheckpoint::optim_name(1)))
+      << findings[0];
 }
 
 TEST_F(VerifyOffloaded, AStateIsInTheFileOfItsOwnName) {
   state(0)["exp_avg"] = swapped("exp_avg_sq-0_0");
   EXPECT_EQ(checkpoint_.findings(),
-            (Texts{"layout " + kOptim0 +
+            (Texts{"layout " + ZeroCheckpoint::optim_name(0) +
                    " [optimizer_state_dict.state[0].exp_avg]: has the ds_id 'exp_avg_sq-0_0', but "
                    "fp32_flat_groups[0] has '0_0'"}));
 }

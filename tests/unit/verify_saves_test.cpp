@@ -10,9 +10,6 @@ namespace {
 using test::ZeroCheckpoint;
 using Texts = std::vector<std::string>;
 
-const std::string kOptim0 = ZeroCheckpoint::optim_name(0);
-const std::string kOptim1 = ZeroCheckpoint::optim_name(1);
-
 nlohmann::ordered_json& step_of(ZeroCheckpoint& checkpoint, int64_t rank) {
   return checkpoint.optim(rank)["base_optimizer_state"]["state"]["0"]["step"];
 }
@@ -20,15 +17,17 @@ nlohmann::ordered_json& step_of(ZeroCheckpoint& checkpoint, int64_t rank) {
 TEST(VerifySaves, TheFileThatDiffersFromMostIsWrong) {
   ZeroCheckpoint checkpoint(3);
   checkpoint.optim(1)["clip_grad"] = 2.5;
-  EXPECT_EQ(checkpoint.findings(), (Texts{"step " + kOptim1 + " [clip_grad]: is 2.5, but 1 in " +
-                                          ZeroCheckpoint::display(kOptim0)}));
+  EXPECT_EQ(checkpoint.findings(),
+            (Texts{"step " + ZeroCheckpoint::optim_name(1) + " [clip_grad]: is 2.5, but 1 in " +
+                   ZeroCheckpoint::display(ZeroCheckpoint::optim_name(0))}));
 }
 
 TEST(VerifySaves, TheFirstFileIsWrongToo) {
   ZeroCheckpoint checkpoint(3);
   checkpoint.optim(0)["clip_grad"] = 2.5;
-  EXPECT_EQ(checkpoint.findings(), (Texts{"step " + kOptim0 + " [clip_grad]: is 2.5, but 1 in " +
-                                          ZeroCheckpoint::display(kOptim1)}));
+  EXPECT_EQ(checkpoint.findings(),
+            (Texts{"step " + ZeroCheckpoint::optim_name(0) + " [clip_grad]: is 2.5, but 1 in " +
+                   ZeroCheckpoint::display(ZeroCheckpoint::optim_name(1))}));
 }
 
 // The optimizer has made global_steps - skipped_steps steps: 5 - 1.
@@ -47,9 +46,9 @@ TEST(VerifySaves, AMajorityIsRightAgainstTheModelsSteps) {
   ZeroCheckpoint checkpoint(3);
   step_of(checkpoint, 0) = 9;
   step_of(checkpoint, 2) = 9;
-  EXPECT_EQ(checkpoint.findings(),
-            (Texts{"step " + kOptim1 + " [base_optimizer_state.state[0].step]: is 4, but 9 in " +
-                   ZeroCheckpoint::display(kOptim0)}));
+  EXPECT_EQ(checkpoint.findings(), (Texts{"step " + ZeroCheckpoint::optim_name(1) +
+                                          " [base_optimizer_state.state[0].step]: is 4, but 9 in " +
+                                          ZeroCheckpoint::display(ZeroCheckpoint::optim_name(0))}));
 }
 
 TEST(VerifySaves, AFileThatDiffersInSeveralFactsIsOneFinding) {
@@ -58,20 +57,22 @@ TEST(VerifySaves, AFileThatDiffersInSeveralFactsIsOneFinding) {
   checkpoint.optim(1)["clip_grad"] = 2.5;
   checkpoint.optim(1)["dynamic_loss_scale"] = true;
   EXPECT_EQ(checkpoint.findings(),
-            (Texts{"step " + kOptim1 + " [base_optimizer_state.state[0].step]: is 3, but 4 in " +
-                   ZeroCheckpoint::display(kOptim0) + "; so do 2 more"}));
+            (Texts{"step " + ZeroCheckpoint::optim_name(1) +
+                   " [base_optimizer_state.state[0].step]: is 3, but 4 in " +
+                   ZeroCheckpoint::display(ZeroCheckpoint::optim_name(0)) + "; so do 2 more"}));
 }
 
 TEST(VerifySaves, AFactMayBeMissingOrBeInOneFileOnly) {
   ZeroCheckpoint without(3);
   without.optim(1).erase("loss_scaler");
-  EXPECT_EQ(without.findings(),
-            (Texts{"step " + kOptim1 + " [loss_scaler]: is missing, but is in " +
-                   ZeroCheckpoint::display(kOptim0)}));
+  EXPECT_EQ(without.findings(), (Texts{"step " + ZeroCheckpoint::optim_name(1) +
+                                       " [loss_scaler]: is missing, but is in " +
+                                       ZeroCheckpoint::display(ZeroCheckpoint::optim_name(0))}));
   ZeroCheckpoint with(3);
   for (const int64_t rank : {0, 2}) with.optim(rank).erase("loss_scaler");
-  EXPECT_EQ(with.findings(), (Texts{"step " + kOptim1 + " [loss_scaler]: is not in " +
-                                    ZeroCheckpoint::display(kOptim0)}));
+  EXPECT_EQ(with.findings(),
+            (Texts{"step " + ZeroCheckpoint::optim_name(1) + " [loss_scaler]: is not in " +
+                   ZeroCheckpoint::display(ZeroCheckpoint::optim_name(0))}));
 }
 
 TEST(VerifySaves, DictsAreComparedAsAWhole) {
@@ -80,22 +81,23 @@ TEST(VerifySaves, DictsAreComparedAsAWhole) {
   EXPECT_EQ(checkpoint.findings(),
             (Texts{"step " + ZeroCheckpoint::optim_name(2) +
                    " [base_optimizer_state.param_groups]: differs from that in " +
-                   ZeroCheckpoint::display(kOptim0)}));
+                   ZeroCheckpoint::display(ZeroCheckpoint::optim_name(0))}));
 }
 
 TEST(VerifySaves, TextsAreCompared) {
   ZeroCheckpoint checkpoint(3);
   checkpoint.optim(1)["ds_version"] = "0.15.0";
-  EXPECT_EQ(checkpoint.findings(),
-            (Texts{"step " + kOptim1 + " [ds_version]: differs from that in " +
-                   ZeroCheckpoint::display(kOptim0)}));
+  EXPECT_EQ(checkpoint.findings(), (Texts{"step " + ZeroCheckpoint::optim_name(1) +
+                                          " [ds_version]: differs from that in " +
+                                          ZeroCheckpoint::display(ZeroCheckpoint::optim_name(0))}));
 }
 
 TEST(VerifySaves, FilesOfAnotherStageAreALayoutOfTheirOwn) {
   ZeroCheckpoint checkpoint(3);
   checkpoint.optim(1)["zero_stage"] = 2;
-  EXPECT_EQ(checkpoint.findings(), (Texts{"layout " + kOptim1 + " [zero_stage]: is 2, but 1 in " +
-                                          ZeroCheckpoint::display(kOptim0)}));
+  EXPECT_EQ(checkpoint.findings(),
+            (Texts{"layout " + ZeroCheckpoint::optim_name(1) + " [zero_stage]: is 2, but 1 in " +
+                   ZeroCheckpoint::display(ZeroCheckpoint::optim_name(0))}));
 }
 
 }  // namespace

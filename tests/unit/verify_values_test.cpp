@@ -11,8 +11,6 @@ using test::numbers;
 using test::ZeroCheckpoint;
 using Texts = std::vector<std::string>;
 
-constexpr const char* kModel = ZeroCheckpoint::kModelName;
-
 bool begins(const std::string& text, const std::string& beginning) {
   return text.rfind(beginning, 0) == 0;
 }
@@ -22,7 +20,8 @@ TEST(VerifyRounding, TheFirstElementThatDiffersIsNamed) {
   checkpoint.model()["module"]["bias"] = numbers({4}, 19, "bfloat16");
   const Texts findings = checkpoint.findings();
   ASSERT_EQ(findings.size(), 1u);
-  EXPECT_TRUE(begins(findings[0], std::string("rounding ") + kModel)) << findings[0];
+  EXPECT_TRUE(begins(findings[0], std::string("rounding ") + ZeroCheckpoint::kModelName))
+      << findings[0];
   EXPECT_NE(findings[0].find(" bias: element 0 is 19, not the rounding of its master 18 at byte "),
             std::string::npos)
       << findings[0];
@@ -90,7 +89,8 @@ TEST(VerifyReplicas, TiedParametersAreEqual) {
   checkpoint.model()["module"]["head"] = numbers({8}, 12, "bfloat16");
   const Texts findings = checkpoint.findings();
   ASSERT_EQ(findings.size(), 1u);
-  EXPECT_TRUE(begins(findings[0], std::string("replica ") + kModel)) << findings[0];
+  EXPECT_TRUE(begins(findings[0], std::string("replica ") + ZeroCheckpoint::kModelName))
+      << findings[0];
   EXPECT_NE(findings[0].find(" head: differs from its other copy in "), std::string::npos)
       << findings[0];
 }
@@ -105,7 +105,8 @@ TEST(VerifyReplicas, FrozenParametersAreEqualInModuleAndFragments) {
   checkpoint.model()["frozen_param_fragments"] = {{"frozen", numbers({3}, 51, "bfloat16")}};
   const Texts findings = checkpoint.findings();
   ASSERT_EQ(findings.size(), 1u);
-  EXPECT_TRUE(begins(findings[0], std::string("replica ") + kModel)) << findings[0];
+  EXPECT_TRUE(begins(findings[0], std::string("replica ") + ZeroCheckpoint::kModelName))
+      << findings[0];
 }
 
 // Stage 0 of three tensor-parallel ranks. universal_checkpoint_info names what they all hold; no
