@@ -80,20 +80,15 @@ def overwrite_unseen(path, chosen):
 class ChangedInputTest(CliTest):
 
     def start(self, command, folder, **fault):
-        bin_folder = pathlib.Path(os.environ["DSCKPT_BIN"])
-        shim = str(bin_folder.parent / "lib" / "libfail_call.so")
-        fault = {f"FAIL_{key.upper()}": str(value) for key, value in fault.items()}
-        return subprocess.Popen([bin_folder / command[0], *command[1:], "--threads=1"], cwd=folder, text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                env={**self.environment, "LD_PRELOAD": shim, **fault})
+        binary = pathlib.Path(os.environ["DSCKPT_BIN"]) / command[0]
+        return subprocess.Popen([binary, *command[1:], "--threads=1"], cwd=folder, text=True, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, env=self.with_fault(**fault))
 
     def fresh(self, case, name):
         folder = self.root / name
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "place").mkdir(parents=True)
-        shutil.copytree(case.load_dir, folder / "in")
-        for path in folder.rglob("*"):
-            path.chmod(path.stat().st_mode | 0o600)
+        cli_common.Scratch(case, folder / "in")
         return folder
 
     def clean_run(self, case, command):
@@ -101,8 +96,7 @@ class ChangedInputTest(CliTest):
         folder = self.fresh(case, "clean")
         process = self.start(command, folder, counts=self.root / "counts")
         self.assertEqual((process.communicate(), process.returncode)[1], 0)
-        counts = dict(line.split() for line in (self.root / "counts").read_text().splitlines())
-        return tree(folder / "place"), counts
+        return tree(folder / "place"), self.calls_made(self.root / "counts")
 
     def test_never_a_mixture(self):
         chosen, outcomes, clean = random.Random(17), collections.Counter(), {}
@@ -114,9 +108,9 @@ class ChangedInputTest(CliTest):
             if key not in clean:
                 clean[key] = self.clean_run(case, command)
             expected, counts = clean[key]
-            if not int(counts[moment]):
+            if not counts[moment]:
                 continue
-            at = chosen.randrange(1, int(counts[moment]) + 1)
+            at = chosen.randrange(1, counts[moment] + 1)
             with self.subTest(number=number, case=case.name, command=command, moment=f"{moment} {at}", change=change.__name__):
                 outcomes[change.__name__, self.check(case, command, moment, at, change, expected, chosen)] += 1
         print({f"{name}: {outcome}": count for (name, outcome), count in sorted(outcomes.items())}, file=sys.stderr)

@@ -201,6 +201,16 @@ class CliTest(unittest.TestCase):
         self.made += 1
         return Scratch(case, self.root / f"ckpt{self.made}")
 
+    def with_fault(self, **fault):
+        """The environment of a tool one of whose calls fails: support/fail_call.cpp's FAIL_CALL is `call`, and so on."""
+        shim = pathlib.Path(os.environ["DSCKPT_BIN"]).parent / "lib" / "libfail_call.so"
+        fault = {f"FAIL_{key.upper()}": str(value) for key, value in fault.items()}
+        return {**self.environment, "LD_PRELOAD": str(shim), **fault}
+
+    def calls_made(self, path):
+        """How often each kind of call was made, of the file that `counts` named."""
+        return {kind: int(count) for kind, count in map(str.split, path.read_text().splitlines())}
+
     def new_path(self, name="out"):
         self.made += 1
         return self.root / f"{name}{self.made}"

@@ -29,7 +29,6 @@ class InjectedFaultTest(CliTest):
     def setUp(self):
         super().setUp()
         self.bin = pathlib.Path(os.environ["DSCKPT_BIN"])
-        self.shim = str(self.bin.parent / "lib" / "libfail_call.so")
         self.counts = self.root / "counts"
         self.all = os.environ.get("FAULTS") == "all"
         self.runs = 0
@@ -39,11 +38,10 @@ class InjectedFaultTest(CliTest):
             print(f"{self.id()}: {self.runs} runs", file=sys.stderr)
 
     def call(self, command, folder, **fault):
-        fault = {f"FAIL_{key.upper()}": str(value) for key, value in fault.items()}
         self.runs += 1
         tool, *arguments = command
         return subprocess.run([self.bin / tool, *arguments, "--threads=1"], cwd=folder, capture_output=True, text=True,
-                              timeout=60, env={**self.environment, "LD_PRELOAD": self.shim, **fault})
+                              timeout=60, env=self.with_fault(**fault))
 
     def indices(self, count):
         if self.all or count <= 12:
@@ -61,10 +59,9 @@ class InjectedFaultTest(CliTest):
         old = tree(clean / "place")
         self.assertEqual(self.call(command, clean, counts=self.counts).returncode, 0, command)
         expected = tree(clean / "place")
-        counts = dict(line.split() for line in self.counts.read_text().splitlines())
-        for kind, count in counts.items():
+        for kind, count in self.calls_made(self.counts).items():
             reasons = [*REASONS[kind], *([errno.EINTR] if kind in INTERRUPTED else []), *([0] if kind in SHORT else [])]
-            for at in self.indices(int(count)):
+            for at in self.indices(count):
                 for reason in reasons:
                     with self.subTest(command=command[0], kind=kind, at=at, reason=errno.errorcode.get(reason, "short")):
                         folder = fresh("faulty")
@@ -118,7 +115,7 @@ class InjectedFaultTest(CliTest):
         folder.mkdir()
         command = ["ckpt-inspect", "verify", self.source("z2_bf16_w2"), "--write-manifest", "manifest.json"]
         self.assertEqual(self.call(command, folder, counts=self.counts).returncode, 0)
-        opened = int(dict(line.split() for line in self.counts.read_text().splitlines())["open"])
+        opened = self.calls_made(self.counts)["open"]
         seen = set()
         for at in range(1, opened + 1):
             (folder / "manifest.json").unlink(missing_ok=True)

@@ -26,7 +26,6 @@ class ResumeTest(CliTest):
     def setUp(self):
         super().setUp()
         self.bin = pathlib.Path(os.environ["DSCKPT_BIN"])
-        self.fail_call = self.bin.parent / "lib" / "libfail_call.so"
         self.lose_power = self.bin.parent / "lib" / "liblose_power.so"
         self.counts = self.root / "counts"
         self.all = os.environ.get("KILLS") == "all"
@@ -36,13 +35,9 @@ class ResumeTest(CliTest):
             print(" ".join(command), what, sep=": ", file=sys.stderr)
 
     def call(self, folder, command, **fault):
-        fault = {f"FAIL_{key.upper()}": str(value) for key, value in fault.items()}
         tool, *arguments = command
-        environment = {**self.environment, **fault}
-        if fault:
-            environment["LD_PRELOAD"] = str(self.fail_call)
         return subprocess.run([self.bin / tool, *arguments], cwd=folder, capture_output=True, text=True, timeout=120,
-                              env=environment)
+                              env=self.with_fault(**fault) if fault else self.environment)
 
     def large(self, elements=6 << 20):
         folder = self.new_path("ckpt")
@@ -73,10 +68,10 @@ class KilledTest(ResumeTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         expected = tree(clean / "place")
         self.assertEqual(self.staging(clean), [])
-        counts = dict(line.split() for line in self.counts.read_text().splitlines())
+        counts = self.calls_made(self.counts)
         kills = goes_on = 0
         for kind in KINDS:
-            for at in self.indices(int(counts[kind])):
+            for at in self.indices(counts[kind]):
                 with self.subTest(command=command, kind=kind, at=at):
                     folder = self.fresh(source, before)
                     if self.call(folder, command, call=kind, at=at, errno=-1).returncode != -signal.SIGKILL:
