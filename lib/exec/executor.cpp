@@ -179,7 +179,7 @@ class Run {
     if (state.batches > batches_.size() || state.unit_bytes != unit_bytes_) {
       throw CorruptError({}, "more than the plan has");
     }
-    next_ = state.batches;
+    next_ = saved_ = state.batches;
     const size_t end = next_ < batches_.size() ? batches_[next_] : units_.size();
     for (size_t i = 0; i < end; ++i) {
       if (units_[i].out != Unit::kNoOutput) --outputs_[units_[i].out].units_left;
@@ -205,7 +205,8 @@ class Run {
   }
 
   bool is_time_to_save() const {
-    if (!options_.save || next_ == 0 || std::chrono::steady_clock::now() < next_save_) return false;
+    if (!options_.save || next_ == saved_ || std::chrono::steady_clock::now() < next_save_)
+      return false;
     if (!options_.save_between_outputs) return true;
     const OutputId out = units_[batches_[next_]].out;
     return out == Unit::kNoOutput || out != units_[batches_[next_ - 1]].out;
@@ -214,9 +215,10 @@ class Run {
   void save() {
     const auto begin = std::chrono::steady_clock::now();
     options_.save(state());
+    saved_ = next_;
     const auto end = std::chrono::steady_clock::now();
-    next_save_ = end + std::max<std::chrono::steady_clock::duration>(options_.save_every,
-                                                                     10 * (end - begin));
+    next_save_ = end + std::max<std::chrono::steady_clock::duration>(
+                           options_.save_every, options_.save_pause * (end - begin));
   }
 
   // The next batch; nothing if there is none, or another thread has failed.
@@ -362,6 +364,7 @@ class Run {
   std::mutex mutex_;                 // of what follows
   std::condition_variable changed_;  // a batch is done, or the run has failed
   size_t next_ = 0;                  // batch
+  size_t saved_ = 0;                 // next_ when `save` was called last
   size_t under_way_ = 0;             // batches
   uint64_t bytes_read_ = 0;          // by batches that are done
   std::chrono::steady_clock::time_point next_save_ =

@@ -62,9 +62,10 @@ struct ExecOptions {
   // Where another run of the same plan, inputs, records and unit_bytes has come to; nullptr: begin.
   const RunState* from = nullptr;
   // Called between batches, by any thread, while nothing is read or written: when `save_every` has
-  // passed, and ten times as long as the last call took.
+  // passed, and `save_pause` times as long as the last call took.
   std::function<void(const RunState&)> save = {};
   std::chrono::milliseconds save_every{10'000};
+  int save_pause = 10;
   // Call it only where every output is finished or has not begun.
   bool save_between_outputs = false;
 };
