@@ -162,7 +162,8 @@ class InterruptedTest(FaultTest):
         """A run that was stopped after it had begun to write; it waits for SIGCONT."""
         command = command or [self.binary(), str(self.ckpt), str(output)]
         for _ in range(5):
-            run = subprocess.Popen([*command, "--json", "--threads=1", *arguments],
+            # Slowly, so that it is caught on a busy machine too.
+            run = subprocess.Popen([*command, "--json", "--threads=1", "--limit-rate=16MB", *arguments],
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             self.addCleanup(run.communicate)
             self.addCleanup(run.kill)

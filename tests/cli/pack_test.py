@@ -291,7 +291,8 @@ class FaultTest(PackCliTest):
     def caught_midway(self, command, source, output):
         binary = str(pathlib.Path(os.environ["DSCKPT_BIN"]) / "ckpt-pack")
         for _ in range(5):
-            run = subprocess.Popen([binary, command, str(source), str(output), "--json", "--threads=1"],
+            # Slowly, so that it is caught on a busy machine too.
+            run = subprocess.Popen([binary, command, str(source), str(output), "--json", "--threads=1", "--limit-rate=16MB"],
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             self.addCleanup(run.communicate)
             self.addCleanup(run.kill)

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
+#include <ctime>
 #include <numeric>
 #include <random>
 
@@ -165,10 +165,11 @@ TEST(AffineAssembly, PutsTogetherManyPiecesInAnyOrder) {
 TEST(AffineAssembly, TenThousandPiecesTakeNoTimeToSpeakOf) {
   const AffineMap map = dealt_grid(50, 100, 2);
   ASSERT_GE(map.ranks[0].pieces.size() + map.ranks[1].pieces.size(), 9000u);
-  const auto begin = std::chrono::steady_clock::now();
+  const std::clock_t begin = std::clock();
   const AffineAssembly assembly(map);
-  // Milliseconds; a comparison of all pairs takes a hundred times as long under the sanitizers.
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  // Of the processor's time, whatever else runs: milliseconds. A comparison of all pairs takes a
+  // hundred times as long under the sanitizers.
+  EXPECT_LT((std::clock() - begin) / CLOCKS_PER_SEC, 5);
   EXPECT_EQ(assembly.shape(), map.logical_shape);
 }
 
