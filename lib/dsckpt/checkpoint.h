@@ -12,6 +12,7 @@
 
 #include "dsckpt/dtype.h"
 #include "dsckpt/export.h"
+#include "dsckpt/run.h"
 #include "dsckpt/tensor.h"
 
 namespace dsckpt {
@@ -58,6 +59,14 @@ struct SourceFacts {
   bool from_weights = false;
 };
 
+// Elements [first, first + count) of `tensor`, row-major, and the memory that takes them.
+struct TensorRead {
+  const SourceTensor* tensor = nullptr;
+  int64_t first = 0;
+  int64_t count = 0;
+  std::span<std::byte> out = {};
+};
+
 // Cheap to copy. Any thread may read tensors; one thread at a time plans.
 class DSCKPT_EXPORT Source {
  public:
@@ -77,7 +86,16 @@ class DSCKPT_EXPORT Source {
   // Gathers the elements of `tensor`, one of tensors(), in row-major order. `out` has its bytes.
   // Throws what reading throws.
   void read(const SourceTensor& tensor, std::span<std::byte> out) const;
-  // The same without a copy, if the elements lie in one stored file as torch's as_strided sees
+  // Gathers what all of `reads` ask for, on all cores. With `check`, every record of the input that
+  // any of it lies in is read whole and compared with its CRC32, once for each Source. Throws
+  // CorruptError for one that is wrong, IoError, also for a file that was changed or cut since it
+  // was opened, and InterruptedError if `progress` is cancelled.
+  void gather(std::span<const TensorRead> reads, bool check, Progress& progress) const;
+  // Checks the records that `tensor` lies in, as gather() does.
+  void check(const SourceTensor& tensor, Progress& progress) const;
+  // The files that the elements of `tensor` lie in, as messages call them.
+  std::vector<std::string> files(const SourceTensor& tensor) const;
+  // As read(), without a copy, if the elements lie in one stored file as torch's as_strided sees
   // them: a private mapping. A failing disk raises SIGBUS there. nullopt otherwise.
   std::optional<TensorView> view(const SourceTensor& tensor) const;
 

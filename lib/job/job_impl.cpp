@@ -54,13 +54,17 @@ Job::Impl job_of(const Source& source) {
   return job;
 }
 
+std::vector<PlannedInput> planned_inputs(const InputFiles& inputs) {
+  std::vector<PlannedInput> planned;
+  for (FileId id = 0; id < inputs.size(); ++id) {
+    planned.push_back({inputs[id].display(), inputs[id].size()});
+  }
+  return planned;
+}
+
 void set_plan(Job::Impl& job, PlanBuilder& plan) {
   job.plan = plan.finish();
-  std::vector<PlannedInput> inputs;
-  for (FileId id = 0; id < job.inputs->size(); ++id) {
-    inputs.push_back({(*job.inputs)[id].display(), (*job.inputs)[id].size()});
-  }
-  job.plan.validate(inputs);
+  job.plan.validate(planned_inputs(*job.inputs));
 }
 
 void put_text(PlanBuilder& plan, std::string path, std::string_view text) {

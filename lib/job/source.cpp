@@ -146,6 +146,33 @@ void Source::read(const SourceTensor& tensor, std::span<std::byte> out) const {
   });
 }
 
+void Source::gather(std::span<const TensorRead> reads, bool check, Progress& progress) const {
+  std::vector<TensorSource> sources;
+  std::vector<std::span<std::byte>> outs;
+  for (const TensorRead& read : reads) {
+    const TensorSource value = value_of(*impl_->checkpoint, *read.tensor);
+    sources.push_back(value.flatten().narrow(0, read.first, read.count));
+    outs.push_back(read.out);
+  }
+  const CopyPlan plan = plan_gather(sources);
+  std::vector<InputRecord> records;
+  if (check) records = impl_->checked.unchecked(plan, *impl_->inputs);
+  dsckpt::gather(plan, *impl_->inputs, outs, records, progress);
+  impl_->checked.add(records);
+}
+
+void Source::check(const SourceTensor& tensor, Progress& progress) const {
+  impl_->checked.check(*impl_->inputs, value_of(*impl_->checkpoint, tensor), progress);
+}
+
+std::vector<std::string> Source::files(const SourceTensor& tensor) const {
+  std::vector<std::string> names;
+  for (const FileId file : value_of(*impl_->checkpoint, tensor).files()) {
+    names.push_back((*impl_->inputs)[file].display());
+  }
+  return names;
+}
+
 std::optional<TensorView> Source::view(const SourceTensor& tensor) const {
   const TensorSource value = value_of(*impl_->checkpoint, tensor);
   const std::optional<StridedView> view = value.as_strided();

@@ -11,6 +11,7 @@
 #include "dsckpt/error.h"
 #include "io/input_file.h"
 #include "io/mapped_file.h"
+#include "job/gather.h"
 
 namespace dsckpt {
 
@@ -24,6 +25,7 @@ struct Source::Impl {
   std::shared_ptr<const Checkpoint> checkpoint = {};
   // For Source::view. Any thread.
   std::shared_ptr<MappedFile> mapping_of(FileId file);
+  CheckedRecords checked = {};
 
  private:
   std::mutex mutex_ = {};

@@ -1,0 +1,113 @@
+#include "job/gather.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "dsckpt/error.h"
+#include "exec/executor.h"
+#include "format/checked_records.h"
+#include "job/job_impl.h"
+
+namespace dsckpt {
+namespace {
+
+class MemorySink final : public Sink {
+ public:
+  explicit MemorySink(std::span<const std::span<std::byte>> outs) : outs_(outs) {}
+
+  void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override {
+    std::copy(bytes.begin(), bytes.end(), outs_[out].begin() + static_cast<std::ptrdiff_t>(offset));
+  }
+  void finish(OutputId) override {}
+
+ private:
+  std::span<const std::span<std::byte>> outs_;
+};
+
+// The files that `plan` reads, and of each the parts.
+std::map<FileId, std::vector<Extent>> parts_read(const CopyPlan& plan) {
+  std::map<FileId, std::vector<Extent>> parts;
+  for (const CopyItem& item : plan.items()) {
+    for (const Rows& rows : plan.sources_of(item)) {
+      parts[rows.file].push_back(rows.span(item.rows));
+    }
+  }
+  return parts;
+}
+
+}  // namespace
+
+CopyPlan plan_gather(std::span<const TensorSource> sources) {
+  PlanBuilder builder;
+  for (const TensorSource& source : sources) {
+    const auto index = static_cast<size_t>(&source - sources.data());
+    builder.put(builder.add_output(std::to_string(index), source.nbytes()), 0, source);
+  }
+  return builder.finish();
+}
+
+void gather(const CopyPlan& plan, const InputFiles& inputs,
+            std::span<const std::span<std::byte>> outs, std::vector<InputRecord> records,
+            Progress& progress) {
+  plan.validate(planned_inputs(inputs));
+  for (size_t i = 0; i < plan.outputs().size(); ++i) {
+    if (outs[i].size() == plan.outputs()[i].size) continue;
+    throw UsageError("a buffer of " + std::to_string(outs[i].size()) + " bytes for a tensor of " +
+                     std::to_string(plan.outputs()[i].size));
+  }
+  std::set<FileId> files;
+  for (const auto& [file, parts] : parts_read(plan)) files.insert(file);
+  for (const InputRecord& record : records) files.insert(record.extent.file);
+  MemorySink sink(outs);
+  execute(plan, inputs, sink, progress, {.records = std::move(records), .check_all_records = true});
+  for (const FileId file : files) inputs[file].check_unchanged();
+}
+
+void check_records(const InputFiles& inputs, const TensorSource& tensor, Progress& progress) {
+  CheckedRecords().check(inputs, tensor, progress);
+}
+
+void CheckedRecords::check(const InputFiles& inputs, const TensorSource& tensor,
+                           Progress& progress) {
+  const std::vector<InputRecord> records = unchecked(plan_gather({&tensor, 1}), inputs);
+  gather(CopyPlan(), inputs, {}, records, progress);
+  add(records);
+}
+
+std::vector<InputRecord> CheckedRecords::unchecked(const CopyPlan& plan, const InputFiles& inputs) {
+  std::vector<InputRecord> found;
+  const std::lock_guard lock(mutex_);
+  for (auto& [file, parts] : parts_read(plan)) {
+    auto known = records_.find(file);
+    if (known == records_.end()) {
+      std::vector<InputRecord> records = all_records(inputs, {file});
+      std::sort(records.begin(), records.end(), [](const InputRecord& a, const InputRecord& b) {
+        return a.extent.offset < b.extent.offset;
+      });
+      known = records_.emplace(file, std::move(records)).first;
+    }
+    std::sort(parts.begin(), parts.end(),
+              [](const Extent& a, const Extent& b) { return a.offset < b.offset; });
+    const std::vector<InputRecord>& records = known->second;
+    auto next = records.begin();
+    for (const Extent& part : parts) {
+      next = std::partition_point(next, records.end(), [&](const InputRecord& record) {
+        return record.extent.end() <= part.offset;
+      });
+      for (; next != records.end() && next->extent.offset < part.end(); ++next) {
+        if (!checked_.contains({file, next->extent.offset})) found.push_back(*next);
+      }
+    }
+  }
+  return found;
+}
+
+void CheckedRecords::add(std::span<const InputRecord> records) {
+  const std::lock_guard lock(mutex_);
+  for (const InputRecord& record : records) {
+    checked_.emplace(record.extent.file, record.extent.offset);
+  }
+}
+
+}  // namespace dsckpt
