@@ -1,22 +1,27 @@
 // ckpt-inspect print: the values of a tensor.
 
+#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 
+#include "base/bytes.h"
 #include "ckpt_inspect/commands.h"
 #include "cli/messages.h"
 #include "format/read_tensor.h"
 #include "inspect/extents.h"
 #include "inspect/values.h"
+#include "job/gather.h"
 #include "report/report.h"
 
 namespace dsckpt::inspect {
 namespace {
 
-constexpr int64_t kEdge = 3;              // as torch.set_printoptions
-constexpr int64_t kMaxShown = 1000;       // the same
-constexpr int64_t kMaxJson = 10'000'000;  // values of a JSON object are kept until it is written
+constexpr int64_t kEdge = 3;                 // as torch.set_printoptions
+constexpr int64_t kMaxShown = 1000;          // the same
+constexpr int64_t kWrittenAtOnce = 4 << 20;  // elements
+constexpr int64_t kMaxJson = 10'000'000;     // values of a JSON object are kept until it is written
 
 struct PrintArguments {
   std::string path;
@@ -24,6 +29,7 @@ struct PrintArguments {
   std::string slice;
   std::string state;
   bool full = false;
+  bool bytes = false;
   ContentsOptions contents;
 };
 
@@ -50,12 +56,32 @@ nlohmann::json values_json(const InputFiles& inputs, const TensorSource& tensor)
   return values;
 }
 
+// Only after all that they come from has been compared with its checksums.
+void print_bytes(const InputFiles& inputs, const TensorSource& tensor) {
+  Progress progress;
+  check_records(inputs, tensor, progress);
+  const TensorSource elements = tensor.flatten();
+  std::vector<std::byte> bytes;
+  for (int64_t first = 0; first < elements.numel(); first += kWrittenAtOnce) {
+    const TensorSource part =
+        elements.narrow(0, first, std::min(kWrittenAtOnce, elements.numel() - first));
+    bytes.resize(part.nbytes());
+    const std::span<std::byte> out = bytes;
+    gather(plan_gather({&part, 1}), inputs, {&out, 1}, {}, progress);
+    std::cout << as_text(out);
+  }
+}
+
 int print(const cli::Common& common, const PrintArguments& args) {
   InputFiles inputs;
   const Contents contents = Contents::open(inputs, args.path, args.contents);
   const NamedTensor& tensor = tensor_named(contents, args.name, args.state);
   const TensorSource part = sliced(tensor.value, args.slice);
   return in_context({.tensor = tensor.label()}, [&] {
+    if (args.bytes) {
+      print_bytes(inputs, part);
+      return cli::kDone;
+    }
     if (common.json) {
       nlohmann::json data = {{"name", tensor.name},
                              {"dtype", torch_name(part.dtype())},
@@ -85,6 +111,7 @@ Command add_print(CLI::App& app, cli::Common& common) {
   sub.add_option("--state", args->state, "Not the tensor itself but this state of the optimizer")
       ->type_name("KEY");
   sub.add_flag("--full", args->full, "All values, however many");
+  sub.add_flag("--bytes", args->bytes, "The elements as they lie in memory, row-major");
   return {&sub, [&common, args] {
             args->contents.states = !args->state.empty();
             return print(common, *args);
