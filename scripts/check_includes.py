@@ -44,6 +44,7 @@ ALLOWED = {
     "report/html": {"base", "inspect", "report"},
     # What users of the library have, and no more.
     "libtorch": set(),
+    "python/native": set(),
 }
 
 MAY_INCLUDE_LIBTORCH = ("lib/libtorch/", "lib/dsckpt/torch.h", "tests/")

@@ -15,6 +15,7 @@ import common
 import dsckpt
 import dsckpt.deepspeed as ours
 from cli_common import CliTest
+from dsckpt._reader import is_native
 
 os.environ["PATH"] = f"{os.environ['DSCKPT_BIN']}:{os.environ['PATH']}"
 NAMES = [name for name in ours.__all__ if name != "patch_deepspeed"]
@@ -50,6 +51,9 @@ class QuietTest(CliTest):
 
 
 class FunctionsTest(QuietTest):
+
+    def test_the_reader_is_the_one_that_is_tested(self):
+        self.assertEqual(is_native(), bool(os.environ.get("DSCKPT_NATIVE")))
 
     def assert_same(self, got, expected):
         self.assertEqual(list(got), list(expected))

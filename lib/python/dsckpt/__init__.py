@@ -12,6 +12,10 @@ Results are what the tool prints with ``--json``, as dictionaries. Errors are ex
 (`Error`), which know file, tensor and offset. Ctrl-C stops the tool, which leaves nothing behind, and raises
 KeyboardInterrupt. Functions may be called from several threads at once; other threads run meanwhile.
 
+`open()` gives a checkpoint's tensors by name, and reads what is asked for:
+
+    >>> dsckpt.open("checkpoint-500")["lm_head.weight"][:2]  # doctest: +SKIP
+
 `dsckpt.deepspeed` has DeepSpeed's own functions, and `patch_deepspeed()` puts them in DeepSpeed's place.
 
 Importing this package imports neither torch nor anything else that takes time.
@@ -20,12 +24,12 @@ Importing this package imports neither torch nor anything else that takes time.
 from ._errors import CorruptError, Error, InconsistentError, IoError, UnsupportedError, UsageError
 
 __all__ = [
-    "CorruptError", "Error", "InconsistentError", "IoError", "UnsupportedError", "UsageError", "convert", "diff",
-    "inspect", "list_tensors", "pack", "patch_deepspeed", "reshard", "scan", "stats", "strip", "to_universal",
-    "unpack", "verify",
+    "Checkpoint", "CorruptError", "Error", "InconsistentError", "IoError", "Tensor", "UnsupportedError", "UsageError",
+    "convert", "diff", "inspect", "list_tensors", "open", "pack", "patch_deepspeed", "reshard", "scan", "stats",
+    "strip", "to_universal", "unpack", "verify",
 ]
 
-_COMMANDS = __all__[__all__.index("convert"):]
+_COMMANDS = set(__all__[__all__.index("convert"):]) - {"open", "patch_deepspeed"}
 
 
 def __getattr__(name):
@@ -38,6 +42,9 @@ def __getattr__(name):
     if name == "patch_deepspeed":
         from .deepspeed import patch_deepspeed
         return patch_deepspeed
+    if name in ("Checkpoint", "Tensor", "open"):
+        from . import _checkpoint
+        return getattr(_checkpoint, name)
     if name in _COMMANDS:
         from . import _commands
         return getattr(_commands, name)

@@ -1,7 +1,9 @@
 from os import PathLike
-from typing import Any, Callable, Literal
+from typing import Any, Callable, Literal, Sequence
 
 from . import deepspeed as deepspeed
+from ._checkpoint import Checkpoint as Checkpoint
+from ._checkpoint import Tensor as Tensor
 from ._errors import CorruptError as CorruptError
 from ._errors import Error as Error
 from ._errors import InconsistentError as InconsistentError
@@ -20,6 +22,8 @@ def convert(checkpoint: _Path, output: _Path | None, *, progress: _Progress = No
 def to_universal(checkpoint: _Path, output: _Path, *, progress: _Progress = None, **options: Any) -> _Result: ...
 def reshard(checkpoint: _Path, output: _Path, *, dp: int | None = None, progress: _Progress = None,
             **options: Any) -> _Result: ...
+def open(path: _Path, *, tag: str | None = None, roots: Sequence[_Path] = (), tp_rules: Sequence[str] = (),
+         check: bool | Literal["later"] = True, mmap: bool = False, framework: Literal["pt", "np"] = "pt") -> Checkpoint: ...
 def pack(folder: _Path, output: _Path, *, progress: _Progress = None, **options: Any) -> _Result: ...
 def unpack(folder: _Path, output: _Path, *, progress: _Progress = None, **options: Any) -> _Result: ...
 def strip(checkpoint: _Path, output: _Path, *, keep: Literal["weights", "resume"], progress: _Progress = None,

@@ -56,3 +56,11 @@ class IoError(Error, OSError):
 
 
 BY_KIND = {each.kind: each for each in (UsageError, CorruptError, InconsistentError, UnsupportedError, IoError)}
+
+
+def raise_native(kind, message, file, member, tensor, offset, hint, errno):
+    """What the compiled module raises."""
+    where = {"file": file, "member": member, "tensor": tensor, "offset": offset, "hint": hint}
+    if kind == "io":
+        where["errno"] = errno
+    raise BY_KIND[kind](message, **where)

@@ -1,5 +1,7 @@
 """Runs the program that the wheel brings."""
+import contextlib
 import json
+import mmap
 import os
 import re
 import signal
@@ -74,44 +76,78 @@ def run(tool, paths, options, progress=False):
     Exit statuses 0 and 1 (a check answered no) are results. Raises Error, and KeyboardInterrupt if the tool was
     interrupted.
     """
-    bar = _bar(tool[0]) if progress is None else None
-    progress = progress or bar
+    with shown(tool[0], progress) as report, tempfile.TemporaryFile() as printed:
+        command = _command(tool, paths, options)
+        if report:
+            command.append("--progress=json")
+        status, said = _carry_out(command, report, printed)
+        printed.seek(0)
+        return _result(tool[0], status, printed.read(), said)
+
+
+def run_for_bytes(tool, paths, names, options, size):
+    """The `size` bytes that a command prints, in memory that may be written to. Raises as run() does."""
+    if size == 0:
+        return bytearray()
+    command = [*_command(tool, paths, options), "--", *names]
+    with _memory_file() as printed:
+        status, said = _carry_out(command, None, printed)
+        length = printed.seek(0, os.SEEK_END)
+        if status == 0 and length == size:
+            return mmap.mmap(printed.fileno(), size, flags=mmap.MAP_PRIVATE)
+        printed.seek(max(0, length - 65536))
+        _, mark, rest = printed.read().rpartition(b'{"schema":')  # an error, behind what was printed until then
+        _result(tool[0], status or 70, mark + rest, said)
+
+
+def _command(tool, paths, options):
     command = [program(), *tool, *arguments_of(options), "--json"]
-    if progress:
-        command.append("--progress=json")
     for path in map(os.fspath, paths):
         command.append(os.path.join(".", path) if path.startswith("-") else path)
+    return command
+
+
+def _memory_file():
+    """A file without a name: in memory where the system has such files."""
     try:
-        return _result(tool[0], *_carry_out(command, progress))
+        return open(os.memfd_create("dsckpt"), "r+b")
+    except (AttributeError, OSError):
+        return tempfile.TemporaryFile()
+
+
+@contextlib.contextmanager
+def shown(title, progress):
+    """Gives `progress`; or if it is None, a bar of tqdm as long as the block runs, or None where nobody sees it."""
+    bar = _bar(title) if progress is None else None
+    try:
+        yield progress or bar
     finally:
         if bar is not None:
             bar.close()
 
 
-def _carry_out(command, progress):
-    """(exit status, stdout, the last lines of stderr without the progress)"""
+def _carry_out(command, progress, printed):
+    """Runs `command`, stdout into the file `printed`: (exit status, the last of stderr without the progress)."""
     said = []
-    with tempfile.TemporaryFile() as printed:
-        # In a session of its own, so that a terminal's Ctrl-C reaches it once, from here: a second one would
-        # end it before it has tidied up.
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.PIPE,
-                                   start_new_session=True)
-        try:
-            for line in process.stderr:
-                if progress and line.startswith(b"{"):
-                    now = json.loads(line)["data"]
-                    progress(now["bytes_done"], now["bytes_total"])
-                else:
-                    said = [*said[-20:], line.decode(errors="replace")]
-            process.wait()
-        except BaseException:
-            process.send_signal(signal.SIGINT)
-            process.stderr.close()
-            process.wait()
-            raise
+    # In a session of its own, so that a terminal's Ctrl-C reaches it once, from here: a second one would
+    # end it before it has tidied up.
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.PIPE,
+                               start_new_session=True)
+    try:
+        for line in process.stderr:
+            if progress and line.startswith(b"{"):
+                now = json.loads(line)["data"]
+                progress(now["bytes_done"], now["bytes_total"])
+            else:
+                said = [*said[-20:], line.decode(errors="replace")]
+        process.wait()
+    except BaseException:
+        process.send_signal(signal.SIGINT)
         process.stderr.close()
-        printed.seek(0)
-        return process.returncode, printed.read(), "".join(said)
+        process.wait()
+        raise
+    process.stderr.close()
+    return process.returncode, "".join(said)
 
 
 def _result(tool, status, printed, said):

@@ -8,6 +8,7 @@ DeepSpeed's raise ValueError or FileNotFoundError for a path, so do these.
 
 Importing this module imports torch.
 """
+import contextlib
 import os
 import shutil
 import sys
@@ -15,8 +16,9 @@ import tempfile
 
 import torch
 
-from . import _commands
+from . import _checkpoint, _commands
 from ._errors import InconsistentError
+from ._reader import is_native
 
 __all__ = [
     "convert_zero_checkpoint_to_fp32_state_dict", "convert_zero_checkpoint_to_state_dict",
@@ -32,15 +34,19 @@ def get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir,
                                              lazy_mode=False):
     """The fp32 weights of a ZeRO checkpoint: a dictionary of names to tensors on the CPU, in DeepSpeed's order.
 
-    Trained parameters are float32, buffers keep their type. Tied parameters share their memory. The tensors may be
-    written to; they are a private mapping of a file that has no name any more, so they take address space, and
-    memory only as they are touched, which the kernel can drop again.
+    All floating tensors are float32, others keep their type. Tied parameters share their memory. The tensors may be
+    written to.
 
-    The file is made in Python's folder for temporary files (TMPDIR), which needs 4 bytes a parameter of space.
+    With dsckpt-native the tensors are gathered into memory of their own. Without, they are a private mapping of a
+    file that has no name any more, in Python's folder for temporary files (TMPDIR), which needs 4 bytes a
+    parameter of space.
 
-    lazy_mode: the values answer `.contiguous()`, as DeepSpeed's do. They are the same here: nothing is read before
-    it is touched.
+    lazy_mode: the values are read by `.contiguous()`, as DeepSpeed's are; checksums are compared meanwhile
+    (`dsckpt.open`, ``check="later"``). Without dsckpt-native all is written to that file at once, and the values
+    are tensors.
     """
+    if is_native():
+        return _gathered(checkpoint_dir, tag, exclude_frozen_parameters, lazy_mode)
     folder = tempfile.mkdtemp(prefix="dsckpt-")
     try:
         _convert(checkpoint_dir, os.path.join(folder, "weights"), tag, max_shard_size="none",
@@ -113,12 +119,46 @@ def patch_deepspeed():
     return restore
 
 
+def _gathered(checkpoint_dir, tag, exclude_frozen_parameters, lazy_mode):
+    with _paths_as_deepspeed(checkpoint_dir, tag):
+        checkpoint = _checkpoint.open(checkpoint_dir, tag=tag, check="later" if lazy_mode else True)
+    names = [name for name, tensor in checkpoint.items()
+             if not (exclude_frozen_parameters and tensor.kind == "frozen")]
+    if lazy_mode:
+        return {name: _LazyTensor(checkpoint[name]) for name in names}
+    # Tied tensors stay one.
+    wide = {}
+    return {name: wide.setdefault(id(value), _wide(value)) for name, value in checkpoint.state_dict(names).items()}
+
+
+def _wide(tensor):
+    """DeepSpeed gives buffers as float32, whatever they are stored as."""
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+class _LazyTensor:
+    """What DeepSpeed's GatheredTensor is: `shape` and `contiguous()`."""
+
+    def __init__(self, tensor):
+        self._tensor = tensor
+        self.shape = torch.Size(tensor.shape)
+
+    def contiguous(self):
+        return _wide(self._tensor.torch())
+
+
 def _convert(checkpoint_dir, output_dir, tag, **options):
-    """convert(), with DeepSpeed's exceptions for paths that are not there."""
+    with _paths_as_deepspeed(checkpoint_dir, tag):
+        _commands.convert(checkpoint_dir, output_dir, tag=tag, **options)
+
+
+@contextlib.contextmanager
+def _paths_as_deepspeed(checkpoint_dir, tag):
+    """DeepSpeed's exceptions for paths that are not there."""
     if tag is not None and not os.path.isdir(os.path.join(checkpoint_dir, tag)):
         raise FileNotFoundError(f"Directory '{os.path.join(checkpoint_dir, tag)}' doesn't exist")
     try:
-        _commands.convert(checkpoint_dir, output_dir, tag=tag, **options)
+        yield
     except InconsistentError as error:
         latest = os.path.join(checkpoint_dir, "latest")
         if tag is not None or os.path.isfile(latest):

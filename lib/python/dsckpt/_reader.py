@@ -1,0 +1,89 @@
+"""What reads a checkpoint's elements: the compiled module where it is installed, else the program."""
+import os
+
+from . import _tool
+
+
+_INTERFACE = 1  # of the compiled module
+
+
+def is_native():
+    """Whether the compiled module is installed, and fits this package."""
+    try:
+        import dsckpt_native
+    except ImportError:
+        return False
+    return getattr(dsckpt_native, "INTERFACE", 0) == _INTERFACE
+
+
+def open_reader(path, *, states=False, **options):
+    """A reader of what lies at `path`.
+
+    options: tag, roots, tp_rules; states: the optimizer's states are among its tensors.
+
+    Of a reader, `tensors()` lists (name, state, kind, dtype, shape, alias_of), a state following its parameter;
+    the other methods take the number of one there. Both readers have the same methods; any thread may call them.
+    """
+    if not is_native():
+        return ToolReader(path, states=states, **options)
+    import dsckpt_native
+    tag, roots = options["tag"] or "", [os.fsencode(root) for root in options["roots"]]
+    return dsckpt_native.Reader(os.fsencode(path), tag, roots, list(options["tp_rules"]), states)
+
+
+class ToolReader:
+    """Runs `ckpt-inspect list` once, and `ckpt-inspect print --bytes` for every tensor that is read."""
+
+    def __init__(self, path, *, states, tag, roots, tp_rules):
+        self._path = path
+        self._options = {"tag": tag, "root": list(roots), "tp_rule": list(tp_rules)}
+        found = _tool.run(["ckpt-inspect", "list"], [path], {"states": states, **self._options})
+        self._tensors, self._notes = found["tensors"], found["notes"]
+
+    def tensors(self):
+        return [(each["name"], each.get("state", ""), each.get("kind", ""), each["dtype"], tuple(each["shape"]),
+                 each.get("alias_of", "")) for each in self._tensors]
+
+    def notes(self):
+        return self._notes
+
+    def files(self, index):
+        return self._tensors[index]["files"]
+
+    def gather(self, ranges, check, progress):
+        """The elements [first, first + count) of tensors, for each (index, first, count), as writable bytes.
+
+        They are whole rows. Records are always checked. progress(bytes_done, bytes_total) is called after each.
+        """
+        sizes = [self._size(*each) for each in ranges]
+        gathered = []
+        for each, size in zip(ranges, sizes):
+            gathered.append(self._read(*each, size))
+            if progress:
+                progress(sum(sizes[:len(gathered)]), sum(sizes))
+        return gathered
+
+    def check(self, index, progress):
+        """Nothing: gather() has done it."""
+
+    def view(self, index):
+        """None: the program maps nothing."""
+        return None
+
+    def _size(self, index, first, count):
+        whole = self._tensors[index]
+        elements = 1
+        for length in whole["shape"]:
+            elements *= length
+        return whole["bytes"] // elements * count if elements else 0
+
+    def _read(self, index, first, count, size):
+        tensor = self._tensors[index]
+        row = 1
+        for length in tensor["shape"][1:]:
+            row *= length
+        names = [tensor["name"]]
+        if tensor["shape"]:
+            names.append(f"{first // row}:{(first + count) // row}")
+        options = {"state": tensor.get("state"), "bytes": True, **self._options}
+        return _tool.run_for_bytes(["ckpt-inspect", "print"], [self._path], names, options, size)

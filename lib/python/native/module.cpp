@@ -1,0 +1,251 @@
+// dsckpt_native: Source for the Python package `dsckpt`, whose _reader.py says what Python sees of
+// it.
+//
+// Nothing here knows torch: memory is handed out as arrays of bytes, with owners, which torch and
+// NumPy take by the buffer protocol. The GIL is released wherever files are read.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <future>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "dsckpt/checkpoint.h"
+#include "dsckpt/error.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace dsckpt {
+namespace {
+
+using Bytes = nb::ndarray<nb::memview, uint8_t, nb::ndim<1>, nb::c_contig>;
+
+constexpr std::chrono::milliseconds kSignalInterval{50};
+constexpr size_t kAlignment = 64;  // torch's
+constexpr size_t kHugePage = 2 << 20;
+
+// Of names and messages, which may hold any bytes, and of paths.
+nb::str as_str(std::string_view text) {
+  PyObject* made =
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape");
+  if (made == nullptr) throw nb::python_error();
+  return nb::steal<nb::str>(made);
+}
+
+std::string as_string(const nb::bytes& path) {
+  return {path.c_str(), path.size()};
+}
+
+struct Free {
+  void operator()(std::byte* memory) const { std::free(memory); }
+};
+using Memory = std::unique_ptr<std::byte, Free>;
+
+// Uninitialised.
+Memory allocate(size_t size) {
+  const size_t alignment = size < 2 * kHugePage ? kAlignment : kHugePage;
+  void* memory = nullptr;
+  if (posix_memalign(&memory, alignment, std::max<size_t>(size, 1)) != 0) throw std::bad_alloc();
+  // Of what is touched page by page most of the time would go into page faults. A page that is huge
+  // has to be inside: the rest of another tensor's would be memory for nothing.
+  if (alignment == kHugePage) madvise(memory, size / kHugePage * kHugePage, MADV_HUGEPAGE);
+  return Memory(static_cast<std::byte*>(memory));
+}
+
+Bytes as_array(Memory memory, size_t size) {
+  std::byte* data = memory.get();
+  const nb::capsule owner(memory.release(),
+                          [](void* owned) noexcept { Free()(static_cast<std::byte*>(owned)); });
+  return Bytes(data, {size}, owner);
+}
+
+// A Python function progress(done, total), or None; and Ctrl-C. With the GIL, by the thread that
+// Python called.
+void report(const nb::object& progress, const Progress& so_far) {
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  if (!progress.is_none()) progress(so_far.bytes_done.load(), so_far.bytes_total.load());
+}
+
+// Does `work` without the GIL in another thread. What report() throws stops it, and is thrown.
+template <typename Work>
+void carry_out(const nb::object& progress, Work&& work) {
+  Progress so_far;
+  std::exception_ptr stopped;
+  std::future<void> done = std::async(std::launch::async, [&] { work(so_far); });
+  while (true) {
+    {
+      const nb::gil_scoped_release release;
+      if (done.wait_for(kSignalInterval) == std::future_status::ready) break;
+    }
+    if (stopped) continue;
+    try {
+      report(progress, so_far);
+    } catch (...) {
+      stopped = std::current_exception();
+      so_far.cancelled = true;
+    }
+  }
+  if (stopped) std::rethrow_exception(stopped);
+  done.get();
+  if (!progress.is_none()) report(progress, so_far);
+}
+
+class Reader {
+ public:
+  // Paths as os.fsencode() has them.
+  Reader(const nb::bytes& path, const std::string& tag, const std::vector<nb::bytes>& roots,
+         const std::vector<std::string>& tp_rules, bool states)
+      : source_(opened(path, tag, roots, tp_rules, states)), tensors_(source_.tensors()) {}
+
+  // (name, state, kind, dtype, shape, alias_of) of each
+  nb::list tensors() const {
+    nb::list all;
+    for (const SourceTensor& tensor : tensors_) {
+      all.append(nb::make_tuple(as_str(tensor.name), as_str(tensor.state), to_string(tensor.kind),
+                                as_str(torch_name(tensor.dtype)), nb::tuple(nb::cast(tensor.shape)),
+                                as_str(tensor.alias_of)));
+    }
+    return all;
+  }
+
+  nb::list notes() const {
+    nb::list all;
+    for (const std::string& note : source_.notes()) all.append(as_str(note));
+    return all;
+  }
+
+  nb::list files(size_t index) const {
+    nb::list names;
+    for (const std::string& name : source_.files(tensors_.at(index))) names.append(as_str(name));
+    return names;
+  }
+
+  // Elements [first, first + count) of the tensors of these numbers, as bytes.
+  using Range = std::tuple<size_t, int64_t, int64_t>;
+  std::vector<Bytes> gather(const std::vector<Range>& ranges, bool check,
+                            const nb::object& progress) const {
+    std::vector<Memory> memory;
+    std::vector<TensorRead> reads;
+    for (const auto& [index, first, count] : ranges) {
+      const SourceTensor& tensor = tensors_.at(index);
+      if (first < 0 || count < 0 || first > numel(tensor.shape) - count) {
+        throw nb::index_error("elements that the tensor does not have");
+      }
+      const size_t size = static_cast<size_t>(count) * size_of(tensor.dtype);
+      memory.push_back(allocate(size));
+      reads.push_back({&tensor, first, count, {memory.back().get(), size}});
+    }
+    carry_out(progress, [&](Progress& so_far) { source_.gather(reads, check, so_far); });
+    std::vector<Bytes> arrays;
+    for (size_t i = 0; i < reads.size(); ++i) {
+      arrays.push_back(as_array(std::move(memory[i]), reads[i].out.size()));
+    }
+    return arrays;
+  }
+
+  // Compares the checksums of the records that a tensor lies in.
+  void check(size_t index, const nb::object& progress) const {
+    const SourceTensor& tensor = tensors_.at(index);
+    carry_out(progress, [&](Progress& so_far) { source_.check(tensor, so_far); });
+  }
+
+  // A mapping of the bytes from the first to the last element, and the strides in elements; None if
+  // they do not lie in one file like that.
+  std::optional<std::tuple<Bytes, std::vector<int64_t>>> view(size_t index) const {
+    const SourceTensor& tensor = tensors_.at(index);
+    const std::optional<TensorView> view = source_.view(tensor);
+    if (!view) return std::nullopt;
+    int64_t last = 0;
+    for (size_t i = 0; i < tensor.shape.size(); ++i) {
+      last += (tensor.shape[i] - 1) * view->strides[i];
+    }
+    using Owner = std::shared_ptr<std::byte>;
+    auto owned = std::make_unique<Owner>(view->data);
+    const nb::capsule owner(owned.get(),
+                            [](void* data) noexcept { delete static_cast<Owner*>(data); });
+    owned.release();
+    const size_t size = static_cast<size_t>(last + 1) * size_of(tensor.dtype);
+    return std::tuple(Bytes(view->data.get(), {size}, owner), view->strides);
+  }
+
+ private:
+  static Source opened(const nb::bytes& path, const std::string& tag,
+                       const std::vector<nb::bytes>& roots,
+                       const std::vector<std::string>& tp_rules, bool states) {
+    SourceOptions options;
+    options.tag = tag;
+    for (const nb::bytes& root : roots) options.roots.push_back(as_string(root));
+    options.tp_rules = tp_rules;
+    options.optimizer_states = states;
+    const std::string place = as_string(path);
+    const nb::gil_scoped_release release;
+    return Source::open(place, options);
+  }
+
+  Source source_;
+  std::vector<SourceTensor> tensors_;
+};
+
+// dsckpt.Error of the same kind and place, raised.
+void raise(const Error& error) {
+  if (error.kind() == ErrorKind::interrupted) {
+    PyErr_SetNone(PyExc_KeyboardInterrupt);
+    return;
+  }
+  const auto text = [](const std::string& value) -> nb::object {
+    return value.empty() ? nb::none() : nb::object(as_str(value));
+  };
+  const Where& where = error.where();
+  const nb::object offset = where.offset ? nb::object(nb::int_(*where.offset)) : nb::none();
+  nb::module_::import_("dsckpt._errors")
+      .attr("raise_native")(to_string(error.kind()), as_str(error.what()), text(where.file),
+                            text(where.member), text(where.tensor), offset, text(error.hint()),
+                            error.errno_value());
+}
+
+void translate(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Error& error) {
+    try {
+      raise(error);
+    } catch (nb::python_error& raised) {
+      raised.restore();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dsckpt
+
+NB_MODULE(dsckpt_native, module) {
+  using dsckpt::Reader;
+  nb::register_exception_translator(dsckpt::translate);
+  module.attr("INTERFACE") = 1;  // as in dsckpt/_reader.py; another one when anything below changes
+  nb::class_<Reader>(module, "Reader")
+      .def(nb::init<const nb::bytes&, const std::string&, const std::vector<nb::bytes>&,
+                    const std::vector<std::string>&, bool>(),
+           "path"_a, "tag"_a, "roots"_a, "tp_rules"_a, "states"_a)
+      .def("tensors", &Reader::tensors)
+      .def("notes", &Reader::notes)
+      .def("files", &Reader::files, "index"_a)
+      .def("gather", &Reader::gather, "ranges"_a, "check"_a, "progress"_a.none())
+      .def("check", &Reader::check, "index"_a, "progress"_a.none())
+      .def("view", &Reader::view, "index"_a);
+}

@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""The Python package against DeepSpeed's own functions: state dicts, lazy ones, and opening what is large.
+
+    scripts/python tests/bench/bench_python.py --native build/release/lib --out tests/bench/runs/NAME
+
+At each stage a checkpoint is written. Then DeepSpeed's get_fp32_state_dict_from_zero_checkpoint and dsckpt's take
+turns, each in a process of its own, with the files in the page cache; timed is the call, not the imports. Memory is
+the anonymous memory above what there was before the call. `first tensor` is lazy_mode=True and one `.contiguous()`.
+`open` is dsckpt.open of a simulated model (sparse files). Every tensor of both is compared once.
+
+Needs torch and DeepSpeed in the Python that runs it, and dsckpt_native.
+"""
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import bench_report
+from bench_count import count, positive
+from bench_files import files_of, make_warm
+from measure import BenchError, ROOT, anonymous_memory, git_commit, machine, say, watch_memory
+
+STAGES = (2, 3)
+WHAT = {"deepspeed": "DeepSpeed", "dsckpt": "dsckpt", "deepspeed-lazy": "DeepSpeed, first tensor",
+        "dsckpt-lazy": "dsckpt, first tensor"}
+OPENED = "dsckpt.open"
+
+
+def one_run(what, path):
+    """In a process of its own: prints seconds and bytes as JSON."""
+    import contextlib
+    import threading
+    import time
+    import torch
+    if what.startswith("deepspeed"):
+        from deepspeed.utils import zero_to_fp32 as module
+    else:
+        import dsckpt
+        module = dsckpt.deepspeed
+    lazy = what.endswith("-lazy")
+    before, peak, stop = anonymous_memory(os.getpid()), [0], threading.Event()
+    watcher = threading.Thread(target=watch_memory, args=(os.getpid(), peak, stop))
+    watcher.start()
+    with contextlib.redirect_stdout(sys.stderr):
+        begin = time.perf_counter()
+        if what == OPENED:
+            found = len(dsckpt.open(path))
+        else:
+            found = module.get_fp32_state_dict_from_zero_checkpoint(path, lazy_mode=lazy)
+            if lazy:
+                found = next(iter(found.values())).contiguous()
+        seconds = time.perf_counter() - begin
+    stop.set()
+    watcher.join()
+    size = 0
+    if isinstance(found, dict):
+        size = sum({tensor.data_ptr(): tensor.nbytes for tensor in found.values()}.values())
+    elif isinstance(found, torch.Tensor):
+        size = found.nbytes
+    print(json.dumps({"seconds": seconds, "anonymous_bytes": peak[0] - before, "tensor_bytes": size}))
+
+
+def compare(path):
+    import torch
+    import dsckpt
+    from deepspeed.utils import zero_to_fp32
+    expected = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(path)
+    got = dsckpt.deepspeed.get_fp32_state_dict_from_zero_checkpoint(path)
+    assert list(got) == list(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(got[name], tensor), name
+
+
+class Bench:
+    def __init__(self, options, work):
+        self.options, self.work = options, work
+        path = f"{options.native.resolve()}:{os.environ.get('PYTHONPATH', '')}"
+        self.environment = {**os.environ, "PYTHONPATH": path, "DS_ACCELERATOR": "cpu"}
+
+    def call(self, *arguments):
+        done = subprocess.run([str(part) for part in (sys.executable, *arguments)], env=self.environment,
+                              capture_output=True, text=True)
+        if done.returncode != 0:
+            raise BenchError(f"{arguments[0]}: {done.stderr[-4000:]}")
+        return done.stdout
+
+    def run(self, what, path):
+        make_warm(files_of(path))
+        return json.loads(self.call(__file__, "--one", what, path).splitlines()[-1])
+
+    def stage(self, stage):
+        """The runs of each of WHAT."""
+        path = self.work / f"stage{stage}"
+        self.call(pathlib.Path(__file__).with_name("bench_checkpoint.py"), "write", path, "--params",
+                  self.options.params, "--ranks", self.options.ranks, "--stage", stage)
+        self.call(__file__, "--one", "compare", path)
+        say(f"stage {stage}: all tensors are the same")
+        runs = {what: [] for what in WHAT}
+        for i in range(self.options.runs):
+            for what in WHAT if i % 2 == 0 else reversed(WHAT):
+                runs[what].append(self.run(what, path))
+            say(f"stage {stage}, round {i + 1}: " + ", ".join(f"{what} {run[i]['seconds']:.3f} s"
+                                                            for what, run in runs.items()))
+        subprocess.run(["rm", "-r", path], check=True)
+        return runs
+
+    def open_simulated(self):
+        path = self.work / "simulated"
+        self.call(ROOT / "tests/simulate/simulate.py", "write", path, "--model", self.options.model, "--stage", "3",
+                  "--dp", self.options.dp)
+        return [json.loads(self.call(__file__, "--one", OPENED, path).splitlines()[-1])
+                for _ in range(self.options.runs)]
+
+
+def text_of(runs):
+    seconds = [run["seconds"] for run in runs]
+    return f"{statistics.median(seconds):.3f} ({min(seconds):.3f}..{max(seconds):.3f})"
+
+
+def report_text(report):
+    rows = []
+    for stage, runs in report["stages"].items():
+        for what, name in WHAT.items():
+            slow = runs[what.replace("dsckpt", "deepspeed")]
+            ratio = statistics.median(a["seconds"] / b["seconds"] for a, b in zip(slow, runs[what]))
+            above = max(run["anonymous_bytes"] - run["tensor_bytes"] for run in runs[what])
+            rows.append((name, stage, text_of(runs[what]), f"{ratio:.1f}", bench_report.mebibytes(above)))
+    above = max(run["anonymous_bytes"] for run in report["open"])
+    rows.append((f"`dsckpt.open`, {report['model']}", 3, text_of(report["open"]), "", bench_report.mebibytes(above)))
+    lines = [f"`tests/bench/bench_python.py` {report['arguments']}", "", bench_report.host(report), "",
+             *bench_report.table(["what", "stage", "median s (min..max)", "times faster than DeepSpeed",
+                                  "MiB besides the tensors"], rows)]
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--native", type=pathlib.Path, help="the folder of dsckpt_native")
+    parser.add_argument("--params", type=count, default="400M")
+    parser.add_argument("--ranks", type=positive, default=4)
+    parser.add_argument("--runs", type=positive, default=5)
+    parser.add_argument("--model", default="llama-405b", help="of tests/simulate (default llama-405b)")
+    parser.add_argument("--dp", type=positive, default=1024, help="ranks of the simulated model (default 1024)")
+    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build", help="for the large files")
+    parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="write README.md and results.json there")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        what, path = options.one
+        return compare(path) if what == "compare" else one_run(what, path)
+    if not options.native:
+        parser.error("--native is needed")
+    try:
+        with tempfile.TemporaryDirectory(prefix="bench-python-", dir=options.work) as folder:
+            bench = Bench(options, pathlib.Path(folder))
+            arguments = f"--params {options.params} --ranks {options.ranks} --runs {options.runs}"
+            report = {"schema": 1, "type": "python", "date": datetime.date.today().isoformat(), "commit": git_commit(),
+                      "machine": machine(pathlib.Path(folder)), "arguments": arguments,
+                      "model": f"{options.model}, {options.dp} ranks",
+                      "stages": {stage: bench.stage(stage) for stage in STAGES}, "open": bench.open_simulated()}
+    except BenchError as error:
+        sys.exit(f"bench_python.py: {error}")
+    text = report_text(report)
+    print(text, end="")
+    if options.out:
+        bench_report.keep(options.out, text, json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

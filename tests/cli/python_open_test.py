@@ -1,0 +1,340 @@
+"""dsckpt.open: tensors by name, against the live engine's, by the compiled module and by the program alone.
+
+DSCKPT_NATIVE is the folder of dsckpt_native, which is in PYTHONPATH too; without, all is read by the program.
+"""
+import gc
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+if not os.environ.get("DSCKPT_NATIVE"):
+    sys.modules["dsckpt_native"] = None  # import of it fails
+
+import numpy
+import safetensors.torch
+import torch
+
+import cli_common
+import common
+import dsckpt
+import fault_test
+from cli_common import CliTest
+from dsckpt import _tool
+from dsckpt._reader import is_native
+
+os.environ["PATH"] = f"{os.environ['DSCKPT_BIN']}:{os.environ['PATH']}"
+NATIVE = bool(os.environ.get("DSCKPT_NATIVE"))
+# The program starts anew for every tensor.
+CASES = None if NATIVE else ("z0_bf16_full_w2", "z2_fp32_full_w3", "z3_bf16_hpz")
+
+
+class OpenTest(CliTest):
+
+    def setUp(self):
+        super().setUp()
+        self.case = common.case_named("z2_fp32_full_w3")
+        self.ckpt = dsckpt.open(self.case.load_dir)
+        self.name = max(self.ckpt, key=lambda name: self.ckpt[name].numel)
+        self.expected = self.case.truth(dtype="keep")[self.name]
+
+    def assert_same(self, got, expected):
+        self.assertEqual((got.dtype, got.shape), (expected.dtype, expected.shape))
+        self.assertTrue(common.same_bits(got, expected))
+
+    def damaged(self):
+        """A checkpoint with a wrong byte in the masters of rank 1, and the name of the record."""
+        scratch = self.scratch("z2_bf16_w2")
+        for name in dsckpt.open(scratch.folder):
+            extents = _tool.run(["ckpt-inspect", "where"], [scratch.folder, name], {})["extents"]
+            for extent in extents:
+                if scratch.optim(1).name in extent["file"]:
+                    cli_common.flip(scratch.optim(1), extent["offset"])
+                    return scratch.folder, extent["record"]
+        raise AssertionError("nothing lies there")
+
+
+class ReaderTest(OpenTest):
+
+    def test_the_reader_is_the_one_that_is_tested(self):
+        self.assertEqual(is_native(), NATIVE)
+
+
+class ValuesTest(OpenTest):
+
+    def test_tensors_are_the_live_engines(self):
+        compared = 0
+        for case in common.all_cases():
+            if CASES and case.name not in CASES:
+                continue
+            with self.subTest(case=case.name):
+                try:
+                    ckpt = dsckpt.open(case.load_dir)
+                except dsckpt.UnsupportedError:
+                    done = self.zero_to_fp32(case.load_dir, self.new_path())
+                    self.assertNotEqual(done.returncode, 0, case.name)
+                    continue
+                truth = case.truth(dtype="keep")
+                self.assertEqual(set(ckpt), set(truth))
+                together = ckpt.state_dict()
+                self.assertEqual(list(together), list(ckpt))
+                for name, expected in truth.items():
+                    self.assert_same(together[name], expected)
+                    self.assertEqual((ckpt[name].dtype, ckpt[name].shape, ckpt[name].nbytes),
+                                     (str(expected.dtype)[6:], expected.shape, expected.nbytes))
+                    self.assertEqual(ckpt[name].alias_of, case.tied.get(name, "") or ckpt[name].alias_of)
+                for name in list(truth)[:3]:
+                    self.assert_same(ckpt[name].torch(), truth[name])
+                for alias, owner in case.tied.items():
+                    self.assertEqual(together[alias].data_ptr(), together[owner].data_ptr())
+                compared += len(truth)
+        self.assertGreater(compared, 400 if NATIVE and not os.environ.get("DSCKPT_CASES") else 10)
+
+    def test_states_are_the_live_optimizers(self):
+        compared = 0
+        for name in ("z2_fp32_full_w3", "z3_bf16_w2"):
+            case = common.case_named(name)
+            ckpt = dsckpt.open(case.load_dir)
+            for key, expected in list(case.expected("master").items())[:None if NATIVE else 8]:
+                parameter, state = key.rsplit("|", 1)
+                if state in ("exp_avg", "exp_avg_sq"):
+                    found = ckpt[parameter].states[state]
+                    self.assertEqual((found.name, found.state, found.states), (parameter, state, {}))
+                    self.assert_same(found.torch().float().flatten(), expected.float().flatten())
+                    compared += 1
+        self.assertGreater(compared, 3)
+
+    def test_weights_are_opened_too_and_every_type_is_torchs(self):
+        path = pathlib.Path(os.environ["DSCKPT_TESTDATA"], "formats", "types.safetensors")
+        folder = self.new_path()
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(path.read_bytes())
+        expected = safetensors.torch.load_file(path)
+        for mmap in (False, True):
+            ckpt = dsckpt.open(folder, mmap=mmap)
+            self.assertEqual(set(ckpt), set(expected))
+            for name, tensor in expected.items():
+                self.assert_same(ckpt[name].torch(), tensor)
+                self.assertEqual(ckpt[name].dtype, str(tensor.dtype)[6:])
+
+    def test_an_index_reads_what_torch_would_give(self):
+        tensor, expected = self.ckpt[self.name], self.expected
+        self.assertEqual(len(tensor), len(expected))
+        for key in (..., 0, -1, slice(None), slice(2, 5), slice(1, None, 2), slice(5, 2), slice(-3, None),
+                    slice(0, 10**9), (0, 1), (slice(1, 3), slice(None, 2)), (..., 0), (slice(0, 4), ..., 1), None,
+                    (slice(0, 2), None), [0, 2], torch.tensor([1, 0]), ()):
+            got = tensor[key]
+            self.assert_same(got, expected[key])
+        for wrong in (len(expected), -len(expected) - 1, (0, 0, 0, 0)):
+            with self.assertRaises(IndexError):
+                tensor[wrong]
+        scalar = next((t for t in self.ckpt.values() if not t.shape), None)
+        if scalar is not None:
+            self.assertEqual(scalar[...].shape, ())
+            with self.assertRaises(TypeError):
+                len(scalar)
+
+    def test_numpy_and_dlpack_take_them(self):
+        tensor = self.ckpt[self.name]
+        self.assert_same(torch.from_dlpack(tensor), self.expected)
+        self.assertTrue(numpy.array_equal(numpy.asarray(tensor), self.expected.numpy()))
+        self.assertTrue(numpy.array_equal(numpy.from_dlpack(tensor), self.expected.numpy()))
+        self.assertEqual(numpy.asarray(tensor, dtype="float64").dtype, numpy.float64)
+        arrays = dsckpt.open(self.case.load_dir, framework="np")
+        self.assertIsInstance(arrays[self.name][:2], numpy.ndarray)
+        self.assertIsInstance(arrays.state_dict([self.name])[self.name], numpy.ndarray)
+
+    def test_bfloat16_is_torchs_and_says_so_to_numpy(self):
+        folder = self.new_path()
+        dsckpt.convert(self.case.load_dir, folder, dtype="bf16", safe_serialization=True)
+        tensor = dsckpt.open(folder)[self.name]
+        self.assert_same(torch.from_dlpack(tensor), self.expected.bfloat16())
+        if sys.modules.get("ml_dtypes") is None:
+            sys.modules["ml_dtypes"] = None
+            self.addCleanup(sys.modules.pop, "ml_dtypes")
+            with self.assertRaisesRegex(dsckpt.UnsupportedError, "no bfloat16"):
+                tensor.numpy()
+
+
+class MemoryTest(OpenTest):
+
+    def test_writing_into_a_tensor_changes_no_file(self):
+        before = cli_common.snapshot(self.case.load_dir)
+        for mmap in (False, True):
+            ckpt = dsckpt.open(self.case.load_dir, mmap=mmap)
+            ckpt[self.name].torch().fill_(1)
+            self.assert_same(dsckpt.open(self.case.load_dir)[self.name].torch(), self.expected)
+        self.assertEqual(cli_common.snapshot(self.case.load_dir), before)
+
+    def test_a_tensor_outlives_its_checkpoint(self):
+        for mmap in (False, True):
+            tensor = dsckpt.open(self.case.load_dir, mmap=mmap)[self.name].torch()
+            gc.collect()
+            self.assert_same(tensor, self.expected)
+
+    @unittest.skipUnless(NATIVE, "of the module")
+    def test_what_lies_in_one_place_is_mapped(self):
+        scratch = self.scratch("z1_fp32_w2")
+        ckpt = dsckpt.open(scratch.folder, mmap=True)
+        whole = [name for name in ckpt if len(ckpt[name].files) == 1 and ckpt[name].kind == "trainable"]
+        self.assertTrue(whole)
+        kept = {name: ckpt[name].torch() for name in whole}
+        mapped = pathlib.Path("/proc/self/maps").read_text()
+        self.assertIn(scratch.optim(0).name, mapped)
+        kept.clear()
+        del ckpt
+        gc.collect()
+        self.assertNotIn(scratch.optim(0).name, pathlib.Path("/proc/self/maps").read_text())
+
+    def test_many_threads_may_read(self):
+        names, wrong = list(self.ckpt)[:12], []
+        truth = self.case.truth()
+
+        def read(name):
+            if not common.same_bits(self.ckpt[name].torch(), truth[name]):
+                wrong.append(name)
+
+        threads = [threading.Thread(target=read, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong, [])
+
+
+class ErrorsTest(OpenTest):
+
+    def failing(self, ckpt):
+        """{name: the error} of what cannot be read."""
+        errors = {}
+        for name, tensor in ckpt.items():
+            try:
+                tensor.torch()
+            except dsckpt.Error as error:
+                errors[name] = error
+        return errors
+
+    def test_a_wrong_record_is_an_error_for_all_that_lies_in_it(self):
+        folder, record = self.damaged()
+        for options in ({}, {"mmap": True}):
+            ckpt = dsckpt.open(folder, **options)
+            errors = self.failing(ckpt)
+            self.assertTrue(errors)
+            self.assertLess(len(errors), len(ckpt))
+            for error in errors.values():
+                self.assertIsInstance(error, dsckpt.CorruptError)
+                self.assertIn("optim_states", error.file)
+                self.assertEqual(error.member, record)
+                self.assertGreater(error.offset, 0)
+                self.assertIn("CRC32", str(error))
+            with self.assertRaises(dsckpt.CorruptError):
+                ckpt.state_dict()
+
+    @unittest.skipUnless(NATIVE, "of the module")
+    def test_checks_can_be_left_out_or_come_later(self):
+        folder, _ = self.damaged()
+        self.assertEqual(self.failing(dsckpt.open(folder, check=False)), {})
+        ckpt = dsckpt.open(folder, check="later")
+        ckpt.finish_checks()
+        self.assertLessEqual(len(self.failing(ckpt)), 1)  # for the record, by whichever tensor comes next
+        with self.assertRaises(dsckpt.CorruptError):
+            with dsckpt.open(folder, check="later") as ckpt:
+                for name in reversed(list(ckpt)):
+                    ckpt[name].torch()
+        program = ("import dsckpt\n"
+                   f"lazy = dsckpt.deepspeed.get_fp32_state_dict_from_zero_checkpoint({str(folder)!r}, lazy_mode=True)\n"
+                   "try:\n  [value.contiguous() for value in lazy.values()]\nexcept dsckpt.CorruptError:\n  print('now')\n")
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        self.assertTrue("now" in done.stdout or "CRC32 mismatch" in done.stderr, done.stderr)
+
+    def test_what_is_not_there_is_an_error_of_its_kind(self):
+        with self.assertRaises(KeyError):
+            self.ckpt["no such tensor"]
+        self.assertEqual(self.ckpt[self.name].states.get("nothing"), None)
+        for kind, call in ((dsckpt.UsageError, lambda: dsckpt.open("/no/such/folder")),
+                           (dsckpt.Error, lambda: dsckpt.open(self.root)),
+                           (dsckpt.UsageError, lambda: dsckpt.open(self.case.load_dir, framework="tf")),
+                           (dsckpt.UsageError, lambda: dsckpt.open(self.case.load_dir, check="maybe")),
+                           (dsckpt.UsageError, lambda: dsckpt.open(self.case.load_dir, roots="folder")),
+                           (dsckpt.Error, lambda: dsckpt.open(self.case.load_dir, tag="none")),
+                           (dsckpt.Error, lambda: dsckpt.open(self.case.load_dir, tp_rules=["=nonsense"]))):
+            with self.assertRaises(kind):
+                call()
+
+    def test_a_file_that_shrinks_is_named(self):
+        scratch = self.scratch("z1_fp32_w2")
+        ckpt = dsckpt.open(scratch.folder)
+        names = [name for name in ckpt if any("rank_1" in file for file in ckpt[name].files)]
+        os.truncate(scratch.optim(1), 1000)
+        with self.assertRaises(dsckpt.Error) as caught:
+            ckpt[names[0]].torch()
+        self.assertIn(scratch.optim(1).name, str(caught.exception))
+
+    def test_a_path_that_is_no_text_is_a_path(self):
+        place = os.fsencode(self.new_path()) + b"\xff"
+        os.symlink(os.path.abspath(self.case.load_dir), place)
+        self.assertEqual(list(dsckpt.open(os.fsdecode(place))), list(self.ckpt))
+        self.assertIn(self.name, dsckpt.open(pathlib.Path(os.fsdecode(place))))
+
+
+@unittest.skipUnless(NATIVE, "of the module")
+class ProgressTest(OpenTest):
+
+    def large(self):
+        folder = self.new_path("ckpt")
+        fault_test.write_checkpoint(folder, 64 << 20)
+        return folder
+
+    def test_it_is_told_and_what_it_raises_stops_the_reading(self):
+        ckpt = dsckpt.open(self.large())
+        seen = []
+        ckpt.state_dict(progress=lambda done, total: seen.append((done, total)))
+        self.assertEqual(seen[-1][0], seen[-1][1])
+        self.assertGreater(seen[-1][1], 0)
+
+        def stop(done, total):
+            raise ZeroDivisionError
+
+        with self.assertRaises(ZeroDivisionError):
+            ckpt.state_dict(progress=stop)
+        self.assertEqual(len(ckpt.state_dict()), len(ckpt))
+
+    def test_other_threads_run_meanwhile(self):
+        ckpt, ticks, done = dsckpt.open(self.large()), [], threading.Event()
+
+        def tick():
+            while not done.is_set():
+                ticks.append(1)
+                time.sleep(0.001)
+
+        thread = threading.Thread(target=tick)
+        thread.start()
+        for _ in range(5):
+            before = len(ticks)
+            ckpt.state_dict()
+            if len(ticks) > before + 1:
+                break
+        done.set()
+        thread.join()
+        self.assertGreater(len(ticks), before + 1)
+
+    def test_ctrl_c_is_a_keyboardinterrupt(self):
+        program = ("import dsckpt\n"
+                   f"ckpt = dsckpt.open({str(self.large())!r}, framework='np')\n"
+                   "print('ready', flush=True)\n"
+                   "while True: ckpt.state_dict()\n")
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True)
+        process.stdout.readline()
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+        self.assertIn("KeyboardInterrupt", said)
+
+
+if __name__ == "__main__":
+    cli_common.main()
