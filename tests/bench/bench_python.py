@@ -4,9 +4,11 @@
     scripts/python tests/bench/bench_python.py --native build/release/lib --out tests/bench/runs/NAME
 
 At each stage a checkpoint is written. Then DeepSpeed's get_fp32_state_dict_from_zero_checkpoint and dsckpt's take
-turns, each in a process of its own, with the files in the page cache; timed is the call, not the imports. Memory is
-the anonymous memory above what there was before the call. `first tensor` is lazy_mode=True and one `.contiguous()`.
-`open` is dsckpt.open of a simulated model (sparse files). Every tensor of both is compared once.
+turns, each in a process of its own, with the files in the page cache; timed is the call, not the imports. Just before,
+as much memory as the tensors take is touched and freed: a virtual machine may have to ask its host for it, which takes
+longer than all else. `s of the process` is all of it but that. Memory is the anonymous memory above what there was
+before the call. `first tensor` is lazy_mode=True and one `.contiguous()`. `dsckpt.open` opens a simulated model
+(sparse files). Every tensor of both is compared once.
 
 Needs torch and DeepSpeed in the Python that runs it, and dsckpt_native.
 """
@@ -19,9 +21,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 import bench_report
-from bench_count import count, positive
+from bench_count import count, parse_count, positive
 from bench_files import files_of, make_warm
 from measure import BenchError, ROOT, anonymous_memory, git_commit, machine, say, watch_memory
 
@@ -31,11 +34,10 @@ WHAT = {"deepspeed": "DeepSpeed", "dsckpt": "dsckpt", "deepspeed-lazy": "DeepSpe
 OPENED = "dsckpt.open"
 
 
-def one_run(what, path):
+def one_run(what, path, parameters):
     """In a process of its own: prints seconds and bytes as JSON."""
     import contextlib
     import threading
-    import time
     import torch
     if what.startswith("deepspeed"):
         from deepspeed.utils import zero_to_fp32 as module
@@ -43,6 +45,9 @@ def one_run(what, path):
         import dsckpt
         module = dsckpt.deepspeed
     lazy = what.endswith("-lazy")
+    own = time.perf_counter()
+    torch.ones(parameters)  # freed at once
+    own = time.perf_counter() - own
     before, peak, stop = anonymous_memory(os.getpid()), [0], threading.Event()
     watcher = threading.Thread(target=watch_memory, args=(os.getpid(), peak, stop))
     watcher.start()
@@ -62,7 +67,8 @@ def one_run(what, path):
         size = sum({tensor.data_ptr(): tensor.nbytes for tensor in found.values()}.values())
     elif isinstance(found, torch.Tensor):
         size = found.nbytes
-    print(json.dumps({"seconds": seconds, "anonymous_bytes": peak[0] - before, "tensor_bytes": size}))
+    print(json.dumps({"seconds": seconds, "anonymous_bytes": peak[0] - before, "tensor_bytes": size,
+                      "own_seconds": own}))
 
 
 def compare(path):
@@ -90,8 +96,11 @@ class Bench:
         return done.stdout
 
     def run(self, what, path):
-        make_warm(files_of(path))
-        return json.loads(self.call(__file__, "--one", what, path).splitlines()[-1])
+        if what != OPENED:  # whose files are sparse
+            make_warm(files_of(path))
+        begin = time.perf_counter()
+        result = json.loads(self.call(__file__, "--params", self.options.params, "--one", what, path).splitlines()[-1])
+        return {**result, "process_seconds": time.perf_counter() - begin - result.pop("own_seconds")}
 
     def stage(self, stage):
         """The runs of each of WHAT."""
@@ -113,8 +122,7 @@ class Bench:
         path = self.work / "simulated"
         self.call(ROOT / "tests/simulate/simulate.py", "write", path, "--model", self.options.model, "--stage", "3",
                   "--dp", self.options.dp)
-        return [json.loads(self.call(__file__, "--one", OPENED, path).splitlines()[-1])
-                for _ in range(self.options.runs)]
+        return [self.run(OPENED, path) for _ in range(self.options.runs)]
 
 
 def text_of(runs):
@@ -129,12 +137,14 @@ def report_text(report):
             slow = runs[what.replace("dsckpt", "deepspeed")]
             ratio = statistics.median(a["seconds"] / b["seconds"] for a, b in zip(slow, runs[what]))
             above = max(run["anonymous_bytes"] - run["tensor_bytes"] for run in runs[what])
-            rows.append((name, stage, text_of(runs[what]), f"{ratio:.1f}", bench_report.mebibytes(above)))
+            rows.append((name, stage, text_of(runs[what]), f"{ratio:.1f}", bench_report.mebibytes(above),
+                         f"{statistics.median(run['process_seconds'] for run in runs[what]):.1f}"))
     above = max(run["anonymous_bytes"] for run in report["open"])
-    rows.append((f"`dsckpt.open`, {report['model']}", 3, text_of(report["open"]), "", bench_report.mebibytes(above)))
+    rows.append((f"`dsckpt.open`, {report['model']}", 3, text_of(report["open"]), "", bench_report.mebibytes(above),
+                 f"{statistics.median(run['process_seconds'] for run in report['open']):.1f}"))
     lines = [f"`tests/bench/bench_python.py` {report['arguments']}", "", bench_report.host(report), "",
              *bench_report.table(["what", "stage", "median s (min..max)", "times faster than DeepSpeed",
-                                  "MiB besides the tensors"], rows)]
+                                  "MiB besides the tensors", "s of the process"], rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -152,7 +162,7 @@ def main():
     options = parser.parse_args()
     if options.one:
         what, path = options.one
-        return compare(path) if what == "compare" else one_run(what, path)
+        return compare(path) if what == "compare" else one_run(what, path, parse_count(options.params))
     if not options.native:
         parser.error("--native is needed")
     try:

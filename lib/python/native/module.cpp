@@ -9,7 +9,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
@@ -38,7 +37,6 @@ using Bytes = nb::ndarray<nb::memview, uint8_t, nb::ndim<1>, nb::c_contig>;
 
 constexpr std::chrono::milliseconds kSignalInterval{50};
 constexpr size_t kAlignment = 64;  // torch's
-constexpr size_t kHugePage = 2 << 20;
 
 // Of names and messages, which may hold any bytes, and of paths.
 nb::str as_str(std::string_view text) {
@@ -57,14 +55,10 @@ struct Free {
 };
 using Memory = std::unique_ptr<std::byte, Free>;
 
-// Uninitialised.
+// Uninitialised. Not of huge pages: a virtual machine may have to ask its host for each of them.
 Memory allocate(size_t size) {
-  const size_t alignment = size < 2 * kHugePage ? kAlignment : kHugePage;
   void* memory = nullptr;
-  if (posix_memalign(&memory, alignment, std::max<size_t>(size, 1)) != 0) throw std::bad_alloc();
-  // Of what is touched page by page most of the time would go into page faults. A page that is huge
-  // has to be inside: the rest of another tensor's would be memory for nothing.
-  if (alignment == kHugePage) madvise(memory, size / kHugePage * kHugePage, MADV_HUGEPAGE);
+  if (posix_memalign(&memory, kAlignment, std::max<size_t>(size, 1)) != 0) throw std::bad_alloc();
   return Memory(static_cast<std::byte*>(memory));
 }
 
