@@ -4,6 +4,8 @@
     scripts/compare_builds.py record BIN RESULT.json     runs all tools of the folder BIN
     scripts/compare_builds.py diff OLD.json NEW.json     exit 1 if anything differs
 
+    RUN_WITH=qemu-aarch64 scripts/compare_builds.py record build/aarch64/bin ARM.json
+
 For each command it keeps the exit status, what was printed (times masked) and the SHA-256 of every
 file that was written. Run `record` once with the tools of each build.
 """
@@ -90,8 +92,9 @@ def run(binaries, arguments):
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "out")
         filled = [argument.replace("{out}", out) for argument in arguments]
-        done = subprocess.run([os.path.join(binaries, filled[0]), *filled[1:]], capture_output=True,
-                              text=True, stdin=subprocess.DEVNULL, check=False,
+        emulator = os.environ.get("RUN_WITH", "").split()
+        done = subprocess.run([*emulator, os.path.join(binaries, filled[0]), *filled[1:]],
+                              capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
                               env={**os.environ, "COLUMNS": "100"})
         return {"exit": done.returncode, "stdout": masked(done.stdout, out),
                 "stderr": masked(done.stderr, out), "files": digest(folder)}

@@ -1,8 +1,10 @@
 # For DSCKPT_STATIC: archives only. What the distribution has as an archive is taken from it; oneTBB and
 # mimalloc, which Debian has not, are built from its source packages, pinned by their checksums.
 #
-#   TBB::tbb  imported or built target
-#   mimalloc  the same, if DSCKPT_WITH_MIMALLOC
+#   TBB::tbb        imported or built target
+#   mimalloc        the same, if DSCKPT_WITH_MIMALLOC
+#   PkgConfig::re2  the shared one, if DSCKPT_PYTHON_MODULE: Debian's archive is for programs only. auditwheel
+#                   puts it into the wheel.
 include(FetchContent)
 
 set(CMAKE_FIND_LIBRARY_SUFFIXES .a)
@@ -73,6 +75,15 @@ if(DSCKPT_WITH_MIMALLOC AND NOT DSCKPT_SANITIZE)
       m/mimalloc/mimalloc_2.0.9%2bds.orig.tar.xz)
     add_library(mimalloc ALIAS mimalloc-static)
   endif()
+endif()
+
+if(DSCKPT_PYTHON_MODULE)
+  set(CMAKE_FIND_LIBRARY_SUFFIXES .so)
+  find_library(DSCKPT_RE2_LIBRARY re2 REQUIRED)
+  set(CMAKE_FIND_LIBRARY_SUFFIXES .a)
+  mark_as_advanced(DSCKPT_RE2_LIBRARY)
+  add_library(PkgConfig::re2 SHARED IMPORTED GLOBAL)
+  set_target_properties(PkgConfig::re2 PROPERTIES IMPORTED_LOCATION "${DSCKPT_RE2_LIBRARY}")
 endif()
 
 # What is linked in goes with its licence: Debian's files of its own packages.
