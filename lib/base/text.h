@@ -17,9 +17,10 @@ inline std::string counted(std::integral auto count, const std::string& noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
-// Each on a line of its own; longer lists than a thousand lines help nobody.
+// Longer lists than a thousand lines help nobody.
+inline constexpr size_t kMaxListed = 1024;
+// Each on a line of its own.
 inline std::string listed(const std::vector<std::string>& lines) {
-  constexpr size_t kMaxListed = 1024;
   std::string text;
   for (size_t i = 0; i < std::min(lines.size(), kMaxListed); ++i) text += "\n  " + lines[i];
   return lines.size() > kMaxListed ? text + "\n  ..." : text;

@@ -183,7 +183,6 @@ void check_expert_files(const CheckpointDraft& draft) {
   std::string missing;
   size_t count = 0;
   const auto lacks = [&](const ShardName& name) {
-    constexpr size_t kMaxListed = 64;
     if (++count <= kMaxListed) missing += "\n  " + name.file_name();
   };
   for (const Shard& shard : draft.model_shards) {
@@ -212,6 +211,7 @@ void check_expert_files(const CheckpointDraft& draft) {
     }
   }
   if (count == 0) return;
+  if (count > kMaxListed) missing += "\n  ...";
   throw InconsistentError({.file = draft.folder.path.string()},
                           counted(count, "file") + " of experts " + (count == 1 ? "is" : "are") +
                               " missing:" + missing);

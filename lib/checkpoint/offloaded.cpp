@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/text.h"
 #include "checkpoint/flat_states.h"
 #include "checkpoint/optim_states.h"
 #include "deepspeed/keys.h"
@@ -21,7 +22,6 @@ namespace {
 // swap_tensor/utils.py AIO_ALIGNED_BYTES; files are padded to a multiple of it for each thread.
 constexpr uint64_t kAlignment = 1024;
 constexpr std::string_view kSuffix = ".tensor.swp";
-constexpr size_t kMaxListed = 1024;
 
 // The numbers of the first and the last parameter of a sub-group.
 struct SubGroupId {
@@ -252,9 +252,7 @@ SwapFiles::SwapFiles(InputFiles& inputs, const std::vector<const Shard*>& optim,
     const fs::path folder = optim.front()->path.parent_path();
     std::string text = std::to_string(missing.size()) +
                        (missing.size() == 1 ? " swap file is" : " swap files are") +
-                       " missing of an optimizer that was offloaded to NVMe:";
-    for (size_t i = 0; i < std::min(missing.size(), kMaxListed); ++i) text += "\n  " + missing[i];
-    if (missing.size() > kMaxListed) text += "\n  ...";
+                       " missing of an optimizer that was offloaded to NVMe:" + listed(missing);
     InconsistentError error({.file = folder.string()}, text);
     if (!offload.node_local_storage) throw error;
     throw std::move(error).with_hint(

@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 
+#include "base/text.h"
 #include "checkpoint/salvage.h"
 #include "deepspeed/keys.h"
 
@@ -13,9 +14,6 @@ namespace fs = std::filesystem;
 using pickle::Kind;
 using pickle::Value;
 namespace {
-
-// Longer lists help nobody; the count may be made up.
-constexpr size_t kMaxMissingListed = 1024;
 
 // " from A and B", where there are several roots.
 std::string from_roots(const TagFolder& folder) {
@@ -51,13 +49,13 @@ std::vector<ShardName> check_ranks(const std::vector<ShardFile>& found, ShardNam
   for (expected.mp_rank = 0; expected.mp_rank < mp; ++expected.mp_rank) {
     for (expected.dp_rank = 0; expected.dp_rank < dp; ++expected.dp_rank) {
       if (by_rank.contains({expected.mp_rank, expected.dp_rank})) continue;
-      if (++missing_count > kMaxMissingListed) continue;
+      if (++missing_count > kMaxListed) continue;
       listed += "\n  " + expected.file_name();
       missing.push_back(expected);
     }
   }
-  if (missing_count > kMaxMissingListed) listed += "\n  ...";
-  if (missing_count > kMaxMissingListed || (missing_count > 0 && !draft.allow_missing)) {
+  if (missing_count > kMaxListed) listed += "\n  ...";
+  if (missing_count > kMaxListed || (missing_count > 0 && !draft.allow_missing)) {
     throw InconsistentError({.file = folder.path.string()},
                             std::to_string(missing_count) + " of " + std::to_string(count) +
                                 " files are missing" + from_roots(folder) + ":" + listed);

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/text.h"
 #include "checkpoint/experts.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
@@ -133,15 +134,12 @@ std::vector<std::string> RankFreeFiles::missing_experts(const Checkpoint& world,
 }
 
 void RankFreeFiles::check(const Checkpoint& world, uint32_t mp_rank) const {
-  constexpr size_t kMaxListed = 1024;
   std::vector<std::string> missing = missing_layers(world, mp_rank % mesh_.tp);
   const std::vector<std::string> experts = missing_experts(world, mp_rank);
   missing.insert(missing.end(), experts.begin(), experts.end());
   if (missing.empty()) return;
-  std::string text = std::to_string(missing.size()) + " files are missing:";
-  for (size_t i = 0; i < std::min(missing.size(), kMaxListed); ++i) text += "\n  " + missing[i];
-  if (missing.size() > kMaxListed) text += "\n  ...";
-  throw InconsistentError({.file = folder_}, text);
+  throw InconsistentError({.file = folder_},
+                          std::to_string(missing.size()) + " files are missing:" + listed(missing));
 }
 
 void RankFreeFiles::lay_out(PlanBuilder& plan, const std::string& folder) const {

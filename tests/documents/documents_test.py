@@ -62,6 +62,17 @@ class Documents(unittest.TestCase):
     def test_the_readme_is_short(self):
         self.assertLessEqual(len((ROOT / "README.md").read_text().splitlines()), README_LINES)
 
+    def test_every_way_to_install_is_run(self):
+        """By .ci/run, or by hand, with a dated result."""
+        section = re.search(r"^## Install\n(.*?)^## ", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)[1]
+        commands = [line for block in re.findall(r"^```\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+                    for line in block.splitlines()]
+        self.assertGreater(len(commands), 4)
+        run = (ROOT / ".ci/run").read_text() + (ROOT / "tests/LONG_RUNS.md").read_text()
+        for command in commands:
+            words = command.split()
+            self.assertRegex(run, r"(?m)^ *" + re.escape(" ".join(words[:3] if words[0] == "cmake" else words[:2])))
+
     def test_lines_fit(self):
         for path in documents():
             for number, line in enumerate(path.read_text().splitlines(), 1):

@@ -50,7 +50,7 @@ class Checkpoint(Mapping):
     def __repr__(self):
         return f"<dsckpt.Checkpoint {os.fspath(self.path)!r}, {len(self)} tensors>"
 
-    def state_dict(self, names=None, *, progress=False):
+    def state_dict(self, names=None, *, progress=None):
         """The tensors called `names` (default: all) as a dictionary, read together, on all cores.
 
         Values are torch tensors, with framework="np" arrays. Tied ones are the same object's memory. progress: as

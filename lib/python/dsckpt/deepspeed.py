@@ -128,7 +128,8 @@ def _gathered(checkpoint_dir, tag, exclude_frozen_parameters, lazy_mode):
         return {name: _LazyTensor(checkpoint[name]) for name in names}
     # Tied tensors stay one.
     wide = {}
-    return {name: wide.setdefault(id(value), _wide(value)) for name, value in checkpoint.state_dict(names).items()}
+    state = checkpoint.state_dict(names)
+    return {name: wide.setdefault(id(value), _wide(value)) for name, value in state.items()}
 
 
 def _wide(tensor):
