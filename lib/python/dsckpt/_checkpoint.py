@@ -119,23 +119,26 @@ class _LaterChecks:
     def __init__(self):
         from concurrent.futures import ThreadPoolExecutor
         self._thread = ThreadPoolExecutor(1, "dsckpt-check")
+        self._lock = threading.Lock()
         self._begun, self._seen, self._raised = [], set(), set()
         weakref.finalize(self, self._report, self._thread, self._begun, self._raised)
 
     def begin(self, tensors):
-        self._raise_first([each for each in list(self._begun) if each.done()], self._begun, self._raised)
-        for tensor in tensors:
-            key = (id(tensor._reader), tensor._index)
-            if key not in self._seen:
-                self._seen.add(key)
-                self._begun.append(self._thread.submit(tensor._reader.check, tensor._index, None))
+        with self._lock:
+            self._raise_first(self._begun, self._raised, lambda check: check.done())
+            for tensor in tensors:
+                key = (id(tensor._reader), tensor._index)
+                if key not in self._seen:
+                    self._seen.add(key)
+                    self._begun.append(self._thread.submit(tensor._reader.check, tensor._index, None))
 
     def finish(self):
-        self._raise_first(list(self._begun), self._begun, self._raised)
+        with self._lock:
+            self._raise_first(self._begun, self._raised)
 
     @staticmethod
-    def _raise_first(checks, begun, raised):
-        for check in checks:
+    def _raise_first(begun, raised, wanted=lambda check: True):
+        for check in [check for check in begun if wanted(check)]:
             error = check.exception()
             begun.remove(check)
             if error is not None and str(error) not in raised:
@@ -146,7 +149,7 @@ class _LaterChecks:
     def _report(cls, thread, begun, raised):
         """When nobody can ask any more: as Python reports what a finalizer raises."""
         thread.shutdown()
-        cls._raise_first(list(begun), begun, raised)
+        cls._raise_first(begun, raised)
 
 
 class Tensor:
@@ -263,8 +266,7 @@ class Tensor:
         return self._checkpoint._as_array(self, data, None, (end - begin, *self.shape[1:]))
 
 
-def open(path, *, tag=None, roots=(), tp_rules=(), check=True, mmap=False,
-                    framework="pt"):
+def open(path, *, tag=None, roots=(), tp_rules=(), check=True, mmap=False, framework="pt"):
     """The checkpoint or weights at `path`, as a mapping of names to lazy tensors.
 
         >>> ckpt = dsckpt.open("checkpoint-500")                    # doctest: +SKIP
