@@ -9,6 +9,8 @@
 #include "base/bytes.h"
 #include "ckpt_inspect/commands.h"
 #include "cli/messages.h"
+#include "cli/terminal.h"
+#include "dsckpt/error.h"
 #include "format/read_tensor.h"
 #include "inspect/extents.h"
 #include "inspect/values.h"
@@ -58,6 +60,9 @@ nlohmann::json values_json(const InputFiles& inputs, const TensorSource& tensor)
 
 // Only after all that they come from has been compared with its checksums.
 void print_bytes(const InputFiles& inputs, const TensorSource& tensor) {
+  if (cli::Terminal::of_stdout().tables) {
+    throw UsageError("--bytes is nothing for a terminal: send it to a file, > FILE");
+  }
   Progress progress;
   check_records(inputs, tensor, progress);
   const TensorSource elements = tensor.flatten();

@@ -47,6 +47,17 @@ class TerminalTest(CliTest):
         return done
 
 
+class BytesTest(TerminalTest):
+
+    def test_bytes_are_not_for_a_terminal(self):
+        name = next(iter(self.case.truth()))
+        arguments = ["ckpt-inspect", "print", self.case.load_dir, name, "--bytes"]
+        self.assertIn("> FILE", self.on_terminal(*arguments, descriptors=(1, 2), code=2))
+        with open(self.new_path(), "w+b") as file:
+            self.assertEqual(self.tool(*arguments, stdout=file, capture_output=False).returncode, 0)
+            self.assertEqual(file.seek(0, 2), self.case.truth(dtype="keep")[name].nbytes)
+
+
 class TableTest(TerminalTest):
 
     def test_no_line_is_wider_than_the_terminal(self):
