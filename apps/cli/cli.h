@@ -40,11 +40,11 @@ using AddCommand = Command(CLI::App& app, Common& common);
 int run(CLI::App& app, const Common& common, int argc, char** argv,
         const std::function<int()>& body);
 
-// The same of a tool without subcommands: `add_options` fills an Arguments, which has the Common
-// options as `common`, and `work` does what they say.
-template <typename Arguments>
-int run(CLI::App& app, int argc, char** argv, void (*add_options)(CLI::App&, Arguments&),
-        int (*work)(const CLI::App&, Arguments&)) {
+// The same of a tool without subcommands, as Tool::run: `add_options` fills an Arguments, which has
+// the Common options as `common`, and `work` does what they say.
+template <typename Arguments, void (*add_options)(CLI::App&, Arguments&),
+          int (*work)(const CLI::App&, Arguments&)>
+int run_tool(CLI::App& app, int argc, char** argv) {
   Arguments arguments;
   add_options(app, arguments);
   return run(app, arguments.common, argc, argv, [&] { return work(app, arguments); });

@@ -86,14 +86,10 @@ int convert(const CLI::App& app, Arguments& args) {
   return cli::carry_out(app, args.common, job, args.output, args.run, progress);
 }
 
-int run(CLI::App& app, int argc, char** argv) {
-  return cli::run(app, argc, argv, add_options, convert);
-}
-
 }  // namespace
 
 constexpr cli::Tool kReshard{
     "reshard", "Native ZeRO shards for another number of GPUs, loaded by DeepSpeed with no flag.",
-    run};
+    cli::run_tool<Arguments, add_options, convert>};
 
 }  // namespace dsckpt

@@ -92,14 +92,11 @@ int convert(const CLI::App& app, Arguments& args) {
   return cli::carry_out(app, args.common, job, args.output, args.run, progress);
 }
 
-int run(CLI::App& app, int argc, char** argv) {
-  return cli::run(app, argc, argv, add_options, convert);
-}
-
 }  // namespace
 
 constexpr cli::Tool kToUniversal{
     "to-universal",
-    "A DeepSpeed ZeRO checkpoint as a Universal Checkpoint, for another number of GPUs.", run};
+    "A DeepSpeed ZeRO checkpoint as a Universal Checkpoint, for another number of GPUs.",
+    cli::run_tool<Arguments, add_options, convert>};
 
 }  // namespace dsckpt

@@ -152,14 +152,10 @@ int convert(const CLI::App& app, Arguments& args) {
                         progress);
 }
 
-int run(CLI::App& app, int argc, char** argv) {
-  return cli::run(app, argc, argv, add_options, convert);
-}
-
 }  // namespace
 
 constexpr cli::Tool kZeroToFp32{
     "zero-to-fp32", "Weights from a DeepSpeed ZeRO checkpoint, bit for bit what the engine held.",
-    run};
+    cli::run_tool<Arguments, add_options, convert>};
 
 }  // namespace dsckpt
