@@ -1,4 +1,5 @@
 """A checkpoint as a mapping of names to lazy tensors."""
+import math
 import os
 import threading
 import weakref
@@ -176,10 +177,7 @@ class Tensor:
 
     @property
     def numel(self):
-        product = 1
-        for length in self.shape:
-            product *= length
-        return product
+        return math.prod(self.shape)
 
     @property
     def nbytes(self):
@@ -261,7 +259,7 @@ class Tensor:
             return self._whole()[begin:end]
         if self._checkpoint._checks:
             self._checkpoint._checks.begin([self])
-        row = self.numel // self.shape[0] if self.shape[0] else 0
+        row = math.prod(self.shape[1:])
         data, = self._reader.gather([(self._index, begin * row, (end - begin) * row)], self._checkpoint._check, None)
         return self._checkpoint._as_array(self, data, None, (end - begin, *self.shape[1:]))
 

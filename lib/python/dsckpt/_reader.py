@@ -1,4 +1,5 @@
 """What reads a checkpoint's elements: the compiled module where it is installed, else the program."""
+import math
 import os
 
 from . import _tool
@@ -72,16 +73,12 @@ class ToolReader:
 
     def _size(self, index, first, count):
         whole = self._tensors[index]
-        elements = 1
-        for length in whole["shape"]:
-            elements *= length
+        elements = math.prod(whole["shape"])
         return whole["bytes"] // elements * count if elements else 0
 
     def _read(self, index, first, count, size):
         tensor = self._tensors[index]
-        row = 1
-        for length in tensor["shape"][1:]:
-            row *= length
+        row = math.prod(tensor["shape"][1:])
         names = [tensor["name"]]
         if tensor["shape"]:
             names.append(f"{first // row}:{(first + count) // row}")
