@@ -142,7 +142,7 @@ def report_text(report):
         seconds = [run["seconds"] for run in runs]
         cpu = statistics.median(run["user_seconds"] + run["system_seconds"] for run in runs)
         size = report["bytes"]
-        rows.append((f"`{name}`", f"{statistics.median(seconds):.3f} ({min(seconds):.3f}..{max(seconds):.3f})",
+        rows.append((f"`{name}`", bench_report.median_range(seconds),
                      f"{size / statistics.median(seconds) / 1e9:.2f}", f"{cpu:.2f}",
                      f"{runs[0]['output_bytes'] / size:.4f}"))
     lines += bench_report.table(["program", "median s (min..max)", "GB/s of content", "CPU s", "output / content"], rows)

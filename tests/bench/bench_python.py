@@ -126,8 +126,7 @@ class Bench:
 
 
 def text_of(runs):
-    seconds = [run["seconds"] for run in runs]
-    return f"{statistics.median(seconds):.3f} ({min(seconds):.3f}..{max(seconds):.3f})"
+    return bench_report.median_range([run["seconds"] for run in runs])
 
 
 def report_text(report):

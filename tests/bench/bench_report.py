@@ -10,6 +10,10 @@ def mebibytes(size):
     return f"{size / 2**20:.1f}"
 
 
+def median_range(seconds):
+    return f"{statistics.median(seconds):.3f} ({min(seconds):.3f}..{max(seconds):.3f})"
+
+
 def seconds_range(program):
     return f"{program['median_seconds']:.3f} ({program['min_seconds']:.3f}..{program['max_seconds']:.3f})"
 
