@@ -103,7 +103,8 @@ OwnerState state_of(const json& owner) {
   if (owner["pid_namespace"] != here["pid_namespace"] || owner["start"] == "") {
     return OwnerState::unknown;
   }
-  return start_of(owner["pid"]) == owner["start"] ? OwnerState::alive : OwnerState::dead;
+  const bool same = start_of(owner["pid"]) == owner["start"].get<std::string>();
+  return same ? OwnerState::alive : OwnerState::dead;
 }
 
 bool is_new(const fs::path& folder) {

@@ -1,7 +1,10 @@
 #include <charconv>
+#include <limits>
+#include <optional>
 #include <system_error>
 
 #include "base/keyed_hash.h"
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "pickle/literals.h"
 #include "pickle/nodes.h"
@@ -36,6 +39,21 @@ std::optional<std::string> to_latin1(std::string_view text) {
     }
   }
   return out;
+}
+
+// The number that repr() of a float wrote.
+std::optional<double> float_of(std::string_view text) {
+  const bool negative = text.starts_with('-');
+  const std::string_view size = text.substr(negative ? 1 : 0);
+  double value = 0;
+  if (size == "inf" || size == "infinity") {
+    value = std::numeric_limits<double>::infinity();
+  } else if (size == "nan") {
+    value = std::numeric_limits<double>::quiet_NaN();
+  } else {
+    return real_of(text);
+  }
+  return negative ? -value : value;
 }
 
 // A pickle's memo: dense while the pickle numbers its values as pickles do, else a map.
@@ -258,12 +276,9 @@ class Document::Machine {
   void push_float_line(std::string_view line) {
     std::string_view number = line;
     if (number.starts_with('+') && !number.starts_with("+-")) number.remove_prefix(1);
-    double value = 0;
-    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), value);
-    if (error != std::errc() || end != number.data() + number.size()) {
-      fail("'" + excerpt(line) + "' is not a float");
-    }
-    push(real(value));
+    const std::optional<double> value = float_of(number);
+    if (!value) fail("'" + excerpt(line) + "' is not a float");
+    push(real(*value));
   }
 
   void push_quoted(std::string_view line) {
