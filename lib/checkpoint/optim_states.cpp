@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "checkpoint/salvage.h"
 #include "deepspeed/keys.h"
+#include "deepspeed/release.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -391,9 +392,16 @@ void note_other_step(CheckpointDraft& draft, std::string_view state_key) {
   const Fields fields(model, model.archive.root());
   const auto global = fields.integer_if_any(keys::kGlobalSteps);
   if (!global) return;
+  // ZenFlow steps at intervals of its own.
+  if (draft.run_config.zenflow) return;
   const int64_t expected = *global - fields.integer_if_any(keys::kSkippedSteps).value_or(0);
+  const auto release = release_of(fields.text(keys::kDsVersion));
+  const int64_t most = expected + (release && *release < kNoStepAtStart ? 1 : 0);
   for (const Evidence& fact : evidence(optim, state_key)) {
-    if (!fact.is_step() || *fact.number == static_cast<double>(expected)) continue;
+    if (!fact.is_step() || *fact.number == static_cast<double>(expected) ||
+        *fact.number == static_cast<double>(most)) {
+      continue;
+    }
     draft.notes.push_back(model.display + " is of step " + std::to_string(expected) + ", but " +
                           optim.display + " has " + fact.name + " = " +
                           std::to_string(static_cast<int64_t>(*fact.number)) +

@@ -33,10 +33,17 @@ struct PaddingBooks {
   uint64_t (*saved)(const FlatCut& cut, size_t rank);
 };
 
-// The books of a group. `keeps_padding`: the files are BF16_Optimizer's. `last_padding`: what
-// group_paddings has for the last rank, nullopt where the files do not say it. One way or another
-// of stages 1 and 2 is the same unless the padding is longer than a partition.
-const PaddingBooks& padding_books(const FlatCut& cut, bool keeps_padding,
-                                  std::optional<uint64_t> last_padding);
+// What the files of a group tell of their books.
+struct BooksEvidence {
+  bool keeps_padding = false;  // they are BF16_Optimizer's
+  // group_paddings of the last rank; nullopt where the files do not have it.
+  std::optional<uint64_t> last_padding = {};
+  // The elements that are saved of the last rank; nullopt where its file is lost.
+  std::optional<uint64_t> last_saved = {};
+};
+
+// The books of a group. Since 0.7 one way or another of stages 1 and 2 is the same unless the
+// padding is longer than a partition.
+const PaddingBooks& padding_books(const FlatCut& cut, const BooksEvidence& evidence);
 
 }  // namespace dsckpt

@@ -471,11 +471,11 @@ class Zero12WorldReader {
 
   const PaddingBooks& books_of(size_t g, const FlatCut& cut,
                                const std::vector<Partition>& partitions) const {
-    std::optional<uint64_t> last_padding;
-    if (!padding_kept_ && cut.padding() > cut.length) {
-      last_padding = saved_padding(*partitions.back().shard, g);
-    }
-    return padding_books(cut, padding_kept_, last_padding);
+    BooksEvidence evidence{.keeps_padding = padding_kept_};
+    const Partition& last = partitions.back();
+    if (!padding_kept_) evidence.last_padding = saved_padding(*last.shard, g);
+    if (!last.shard->lost) evidence.last_saved = last.length;
+    return padding_books(cut, evidence);
   }
 
   static void check_partition(size_t g, const FlatGroup& group, const Partition& partition,

@@ -72,6 +72,8 @@ RunConfig run_config(const Value& model_states, const Value& optim_states) {
   if (clipping.is(Kind::real) || clipping.is(Kind::integer)) {
     result.gradient_clipping = clipping.as_real();
   }
+  const Value zenflow = model_states.find_or_none("zero_optimization").find_or_none("zenflow");
+  result.zenflow = !zenflow.is_none();
   result.engine = engine_of(model_states);
   return result;
 }

@@ -36,6 +36,8 @@ struct RunConfig {
   std::optional<bool> data_before_expert_parallelism;
   std::optional<std::string> optimizer_type;  // optimizer.type
   std::optional<double> gradient_clipping;
+  // zero_optimization.zenflow is there: weights and states of some elements run ahead of the rest.
+  bool zenflow = false;
   OffloadConfig offload;
   // What it makes of an engine; nullopt if any part of it is not understood.
   std::optional<EngineConfig> engine;

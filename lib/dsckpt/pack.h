@@ -11,13 +11,13 @@
 namespace dsckpt {
 
 // All files of the folder `input`, at any depth, or the file `input` alone, under the names of
-// their contents. Links to files count as files; where one leads out of the folder, UsageError is
-// thrown unless `follow_links`. Links to folders, broken links, what is neither
-// file nor folder, and unfinished outputs (.dsckpt-staging-*) are left out, with a note. Torch
-// archives and safetensors are planned tensor by tensor, so that packing sees types; what cannot be
-// read as either is planned as bytes, with a note. Run it with RunOptions::pack. With `sha256` the
-// SHA-256 of each content is kept, which takes a pass of its own. Throws UsageError if there is
-// nothing, IoError, InconsistentError for a content that is there in two forms.
+// their contents. Links count as what they lead to; where one leads out of the folder, UsageError
+// is thrown unless `follow_links`. Broken links, links to a folder that they are in, what is
+// neither file nor folder, and unfinished outputs (.dsckpt-staging-*) are left out, with a note.
+// Torch archives and safetensors are planned tensor by tensor, so that packing sees types; what
+// cannot be read as either is planned as bytes, with a note. Run it with RunOptions::pack. With
+// `sha256` the SHA-256 of each content is kept, which takes a pass of its own. Throws UsageError if
+// there is nothing, IoError, InconsistentError for a content that is there in two forms.
 DSCKPT_EXPORT Job plan_pack(const std::filesystem::path& input, bool sha256 = false,
                             bool follow_links = false);
 

@@ -50,32 +50,36 @@ class Finder {
  private:
   void add_folder(const fs::path& folder, const fs::path& name) {
     std::error_code failed;
+    const fs::path real = fs::canonical(folder, failed);
+    // Names that links make of one folder end somewhere only if they do not lead into themselves.
+    if (std::find(above_.begin(), above_.end(), real) != above_.end()) {
+      return leave_out(name, "is a link to a folder that it is in");
+    }
+    above_.push_back(real);
     fs::directory_iterator it(folder, failed);
     for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
       add(it->path(), name / it->path().filename());
     }
     if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
+    above_.pop_back();
   }
 
   void add(const fs::path& path, const fs::path& name) {
     std::error_code ignored;
     if (path.filename().native().starts_with(kStagingPrefix))
       return leave_out(name, "is unfinished");
-    if (fs::symlink_status(path, ignored).type() == fs::file_type::directory) {
-      return add_folder(path, name);
+    if (!follow_links_ && leads_out(path, {&folder_, 1})) {
+      throw UsageError(path.string() + ": is a link out of the folder")
+          .with_hint("--follow-links takes what it leads to");
     }
     switch (fs::status(path, ignored).type()) {
+      case fs::file_type::directory:
+        return add_folder(path, name);
       case fs::file_type::regular:
-        if (!follow_links_ && leads_out(path, {&folder_, 1})) {
-          throw UsageError(path.string() + ": is a link out of the folder")
-              .with_hint("--follow-links takes what it leads to");
-        }
         found_.push_back({path, content_path(name).generic_string()});
         return;
       case fs::file_type::not_found:
         return leave_out(name, "is a broken link");
-      case fs::file_type::directory:
-        return leave_out(name, "is a link to a folder");
       default:
         return leave_out(name, "is neither file nor folder");
     }
@@ -89,6 +93,7 @@ class Finder {
   std::vector<std::string>& notes_;
   bool follow_links_;
   fs::path folder_;
+  std::vector<fs::path> above_;  // the folders that are being listed, by their real names
 };
 
 std::vector<FoundFile> find_all(const fs::path& input, bool follow_links,

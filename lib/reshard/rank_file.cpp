@@ -5,6 +5,7 @@
 
 #include "deepspeed/config_pickle.h"
 #include "deepspeed/keys.h"
+#include "deepspeed/release.h"
 
 namespace dsckpt {
 using pickle::Document;
@@ -65,9 +66,15 @@ std::optional<Value> ds_version_value(const RankFile& file) {
 
 std::optional<Value> zero_stage_value(const RankFile& file) {
   Document& document = file.document();
+  const Value number = Document::integer(file.target().stage);
+  const auto saved = file.from.wrapper.value.find(keys::kZeroStage);
+  const auto release = release_of(file.from.checkpoint.facts().ds_version);
+  if (saved ? saved->is(pickle::Kind::integer) : release && *release < kZeroStageEnum) {
+    return number;
+  }
   return document.object(ObjectNode::Made::reduce,
                          document.global("deepspeed.runtime.zero.config", "ZeroStageEnum"),
-                         document.tuple({Document::integer(file.target().stage)}));
+                         document.tuple({number}));
 }
 
 std::optional<Value> clip_grad_value(const RankFile& file) {

@@ -60,7 +60,7 @@ std::optional<pickle::Value> carried(const RankFile& file, std::string_view key)
 std::optional<pickle::Value> ds_config_value(const RankFile& file);
 // Stages 1 and 2 load nothing without it: UnsupportedError if they would have none.
 std::optional<pickle::Value> ds_version_value(const RankFile& file);
-// zero/config.py ZeroStageEnum.
+// zero/config.py ZeroStageEnum, or a number where the release of the source writes one.
 std::optional<pickle::Value> zero_stage_value(const RankFile& file);
 std::optional<pickle::Value> clip_grad_value(const RankFile& file);
 

@@ -29,13 +29,17 @@ constexpr std::string_view kConfigName = "adapter_config.json";
 constexpr std::string_view kModelName = "adapter_model.safetensors";
 constexpr std::string_view kPrefix = "base_model.model.";
 constexpr std::string_view kModulesToSave = "modules_to_save";
+// Of the methods that learn a prompt: PeftModel.prompt_encoder, a dict of adapters.
+constexpr std::string_view kPromptEncoder = "prompt_encoder.";
+constexpr std::string_view kDefaultAdapter = "default";
 constexpr uint64_t kMaxConfigBytes = 16 << 20;
 
 // What the names of a tuner's parameters begin with: prefix_tuner_mapping of peft's tuners that
 // keep a dict of adapters in each layer.
-constexpr std::array<std::string_view, 10> kTuners{
-    "lora_", "ia3_", "hada_", "lokr_", "oft_",
-    "boft_", "hra_", "bone_", "c3a_",  "trainable_tokens_"};
+constexpr std::array<std::string_view, 11> kTuners{
+    "lora_",       "ia3_", "hada_", "lokr_", "oft_",
+    "boft_",       "hra_", "bone_", "c3a_",  "trainable_tokens_",
+    "vera_lambda_"};
 
 std::vector<std::string> split(const std::string& name) {
   std::vector<std::string> parts;
@@ -59,6 +63,13 @@ bool is_tuner(std::string_view part) {
                      [&](std::string_view prefix) { return part.starts_with(prefix); });
 }
 
+// What an adapter has once for the whole model: its prompt, and the projections that all layers of
+// VeRA share.
+bool is_of_model(const std::string& name) {
+  return name.starts_with(kPromptEncoder) || name.starts_with("base_model.vera_A.") ||
+         name.starts_with("base_model.vera_B.");
+}
+
 struct AdapterTensor {
   std::string saved;
   const ChosenTensor* source;
@@ -66,6 +77,8 @@ struct AdapterTensor {
 
 // What is trained of an adapter.
 struct Adapter {
+  std::string name;    // "default"
+  std::string folder;  // "" or "NAME/", below the output
   std::vector<AdapterTensor> tensors;
   bool has_biases = false;
 };
@@ -74,7 +87,9 @@ bool may_be_trained(const Checkpoint& checkpoint, const Param& param) {
   return param.kind == ParamKind::trainable || !checkpoint.facts().frozen_known;
 }
 
-std::string adapter_of(const Checkpoint& checkpoint, const std::vector<ChosenTensor>& chosen) {
+// The adapters that were trained, sorted.
+std::set<std::string> adapters_of(const Checkpoint& checkpoint,
+                                  const std::vector<ChosenTensor>& chosen) {
   std::set<std::string> names;
   for (const auto& [param, tensor] : chosen) {
     const auto name = adapter_tensor_name(tensor.name);
@@ -83,30 +98,37 @@ std::string adapter_of(const Checkpoint& checkpoint, const std::vector<ChosenTen
   if (names.empty()) {
     throw UsageError("--peft: no trained parameter is part of a PEFT adapter");
   }
-  if (names.size() > 1) {
-    throw UsageError("--peft: several adapters were trained: '" + *names.begin() + "' and '" +
-                     *names.rbegin() + "'")
-        .with_hint("choose one with --include");
-  }
-  return *names.begin();
+  return names;
+}
+
+// The parts of prompt encoders that peft saves as they are; what others have besides makes the
+// prompt of them. peft.tuners.tuners_utils.BasePromptEncoder, MultitaskPromptEmbedding.
+std::optional<std::string> saved_prompt_part(std::string_view part) {
+  if (part == "embedding.weight") return "prompt_embeddings";
+  if (part == "prefix_task_cols" || part == "prefix_task_rows") return std::string(part);
+  return std::nullopt;
 }
 
 Adapter find_adapter(const Checkpoint& checkpoint, const std::vector<ChosenTensor>& chosen,
-                     std::vector<std::string>& notes) {
-  const std::string adapter = adapter_of(checkpoint, chosen);
-  Adapter found;
+                     const std::string& adapter, std::vector<std::string>& notes) {
+  Adapter found{.name = adapter, .folder = {}, .tensors = {}};
   for (const ChosenTensor& each : chosen) {
     const auto name = adapter_tensor_name(each.tensor.name);
     std::string saved = name ? name->saved : each.tensor.name;
     if (name) {
       if (name->adapter != adapter) continue;
+      if (name->saved.empty()) {
+        throw UnsupportedError({.tensor = each.tensor.name},
+                               "makes the adapter's prompt of its embedding, and peft saves what "
+                               "it makes: only the model can compute that");
+      }
     } else if (!may_be_trained(checkpoint, *each.param) || !checkpoint.facts().frozen_known) {
       continue;
     } else if (!saved.ends_with(".bias")) {
       notes.push_back("'" + saved + "' is trained, but no part of the adapter; it is left out");
       continue;
     }
-    if (!saved.starts_with(kPrefix)) {
+    if (!saved.starts_with(kPrefix) && !is_of_model(each.tensor.name)) {
       throw UsageError("--peft: '" + saved + "' does not begin with " + std::string(kPrefix) +
                        ", as names in a PeftModel do")
           .with_hint("--strip-prefix takes a wrapper's prefix off");
@@ -117,12 +139,15 @@ Adapter find_adapter(const Checkpoint& checkpoint, const std::vector<ChosenTenso
   return found;
 }
 
-std::optional<fs::path> config_beside(const Checkpoint& checkpoint) {
+// peft has a folder for each adapter that is not called "default".
+std::optional<fs::path> config_beside(const Checkpoint& checkpoint, const std::string& adapter) {
   std::error_code failed;
   const fs::path& tag = checkpoint.tag_folder();
-  for (const fs::path& folder : {tag.parent_path(), tag}) {
-    const fs::path path = folder / kConfigName;
-    if (fs::is_regular_file(stored_path(path).value_or(path), failed)) return path;
+  for (const fs::path& below : {fs::path(adapter), fs::path()}) {
+    for (const fs::path& folder : {tag.parent_path(), tag}) {
+      const fs::path path = folder / below / kConfigName;
+      if (fs::is_regular_file(stored_path(path).value_or(path), failed)) return path;
+    }
   }
   return std::nullopt;
 }
@@ -148,6 +173,28 @@ std::optional<int64_t> rank_of(const AdapterTensor& tensor) {
   return tells && !shape.empty() ? std::optional(shape.front()) : std::nullopt;
 }
 
+std::string without(std::string text, std::string_view part) {
+  for (size_t at = text.find(part); at != text.npos; at = text.find(part)) {
+    text.erase(at, part.size());
+  }
+  return text;
+}
+
+// Whether LoRA is on a parameter of this name's module, which may hold those of several experts: it
+// then has `r` rows for each. LoraConfig.target_parameters, peft.tuners.lora.layer.ParamWrapper.
+bool is_on_parameters(const json& config, const AdapterTensor& tensor) {
+  const auto targets = config.find("target_parameters");
+  if (targets == config.end() || !targets->is_array()) return false;
+  const std::string name = without(tensor.saved, ".base_layer");
+  const std::string module = "." + name.substr(0, name.rfind(".lora_"));
+  return std::any_of(targets->begin(), targets->end(), [&](const json& target) {
+    if (!target.is_string()) return false;
+    const std::string text = target.get<std::string>();
+    const size_t dot = text.rfind('.');
+    return dot == text.npos || module.ends_with("." + text.substr(0, dot));
+  });
+}
+
 // A configuration of another adapter would load and compute nonsense.
 void check_rank(const fs::path& path, const json& config, const Adapter& adapter) {
   const auto patterns = config.find("rank_pattern");
@@ -156,7 +203,9 @@ void check_rank(const fs::path& path, const json& config, const Adapter& adapter
   if (!one_rank || rank == config.end() || !rank->is_number_integer()) return;
   for (const AdapterTensor& tensor : adapter.tensors) {
     const auto has = rank_of(tensor);
-    if (!has || *has == rank->get<int64_t>()) continue;
+    const auto r = rank->get<int64_t>();
+    if (!has || *has == r) continue;
+    if (r > 0 && *has % r == 0 && is_on_parameters(config, tensor)) continue;
     throw InconsistentError(
         {.file = path.string(), .member = "r", .tensor = tensor.saved},
         "is " + rank->dump() + ", the tensor is of rank " + std::to_string(*has));
@@ -207,7 +256,21 @@ class Derivation {
     }
     use_dora_ = use_dora_ || *at == "lora_magnitude_vector";
     modules_.insert(module);
+    if (is_of_parameters(module)) {
+      throw UsageError("--peft: '" + tensor.saved +
+                       "' is on the parameters of a module, and no tensor tells its rank")
+          .with_hint("give the adapter's configuration with --peft-config");
+    }
     if (const auto rank = rank_of(tensor)) ranks_.insert(*rank);
+  }
+
+  // Whether what the module wraps has its values under other names than layers have.
+  bool is_of_parameters(const std::string& module) const {
+    const std::string base = module + ".base_layer.";
+    return std::any_of(all_.begin(), all_.end(), [&](const ChosenTensor& each) {
+      const std::string& name = each.tensor.name;
+      return name.starts_with(base) && name != base + "weight" && name != base + "bias";
+    });
   }
 
   // The last parts of the modules' names, as users give them; where other modules end the same,
@@ -248,14 +311,16 @@ class Derivation {
 void add_config(InputFiles& inputs, const Checkpoint& checkpoint, const AdapterOptions& options,
                 const std::vector<ChosenTensor>& chosen, const Adapter& adapter, PlanBuilder& plan,
                 std::vector<std::string>& notes) {
-  const std::optional<fs::path> path =
-      options.config.empty() ? config_beside(checkpoint) : std::optional(options.config);
+  const std::optional<fs::path> path = options.config.empty()
+                                           ? config_beside(checkpoint, adapter.name)
+                                           : std::optional(options.config);
+  const std::string output = adapter.folder + std::string(kConfigName);
   if (path) {
     if (options.lora_alpha) {
       throw UsageError("--lora-alpha: " + path->string() + " says it already");
     }
     check_rank(*path, read_config(*path), adapter);
-    return lay_out_neighbours(inputs, {{*path, std::string(kConfigName)}}, plan);
+    return lay_out_neighbours(inputs, {{*path, output}}, plan);
   }
   if (!options.lora_alpha) {
     throw UsageError("--peft: there is no " + std::string(kConfigName) +
@@ -263,16 +328,37 @@ void add_config(InputFiles& inputs, const Checkpoint& checkpoint, const AdapterO
         .with_hint("give the file with --peft-config, or the number with --lora-alpha");
   }
   const std::string text = Derivation(chosen, adapter).config(*options.lora_alpha).dump(2) + "\n";
-  plan.put_literal(plan.add_output(std::string(kConfigName), text.size()), 0, text);
-  notes.push_back(std::string(kConfigName) +
+  plan.put_literal(plan.add_output(output, text.size()), 0, text);
+  notes.push_back(output +
                   " is derived from the tensors; use_rslora, fan_in_fan_out and alpha_pattern are "
                   "taken to be peft's defaults, for nothing tells them");
+}
+
+void lay_out_adapter(const Adapter& adapter, PlanBuilder& plan, WeightsSplit& split) {
+  const std::string path = adapter.folder + std::string(kModelName);
+  std::vector<NamedSource> sources;
+  WeightsSplit::File file{path, {}};
+  for (const AdapterTensor& tensor : adapter.tensors) {
+    const TensorSource& value = tensor.source->tensor.source;
+    sources.push_back({tensor.saved, value});
+    file.tensors.push_back({tensor.saved, value, ""});
+    split.total_size += value.nbytes();
+  }
+  split.files.push_back(std::move(file));
+  lay_out_safetensors(plan, path, std::move(sources), {{"format", "pt"}});
 }
 
 }  // namespace
 
 std::optional<AdapterTensorName> adapter_tensor_name(const std::string& name) {
   std::vector<std::string> parts = split(name);
+  if (name.starts_with(kPromptEncoder) && parts.size() > 2) {
+    const std::string part = join({parts.begin() + 2, parts.end()});
+    return AdapterTensorName{parts[1], saved_prompt_part(part).value_or("")};
+  }
+  if (is_of_model(name) && parts.size() == 3) {
+    return AdapterTensorName{parts[2], parts[0] + "." + parts[1]};
+  }
   for (size_t i = 0; i + 1 < parts.size(); ++i) {
     const bool is_saved_module = parts[i] == kModulesToSave;
     if (!is_saved_module && !is_tuner(parts[i])) continue;
@@ -297,19 +383,21 @@ Job plan_adapter(const Source& source, const WeightsOptions& weights,
         "is part of the adapter, and of no use without it");
   }
   const std::vector<ChosenTensor> chosen = choose_tensors(checkpoint, weights, job.notes);
-  const Adapter adapter = find_adapter(checkpoint, chosen, job.notes);
-  PlanBuilder plan;
-  std::vector<NamedSource> sources;
-  WeightsSplit split;
-  split.files.push_back({std::string(kModelName), {}});
-  for (const AdapterTensor& tensor : adapter.tensors) {
-    const TensorSource& value = tensor.source->tensor.source;
-    sources.push_back({tensor.saved, value});
-    split.files.front().tensors.push_back({tensor.saved, value, ""});
-    split.total_size += value.nbytes();
+  const std::set<std::string> names = adapters_of(checkpoint, chosen);
+  if (names.size() > 1 && !options.config.empty()) {
+    throw UsageError("--peft-config: several adapters were trained: '" + *names.begin() +
+                     "' and '" + *names.rbegin() + "'")
+        .with_hint("choose one with --include");
   }
-  lay_out_safetensors(plan, std::string(kModelName), std::move(sources), {{"format", "pt"}});
-  add_config(*source->inputs, checkpoint, options, chosen, adapter, plan, job.notes);
+  PlanBuilder plan;
+  WeightsSplit split;
+  for (const std::string& name : names) {
+    Adapter adapter = find_adapter(checkpoint, chosen, name, job.notes);
+    // As save_pretrained: the default one at the top, the others in folders of their own.
+    if (names.size() > 1 && name != kDefaultAdapter) adapter.folder = name + "/";
+    lay_out_adapter(adapter, plan, split);
+    add_config(*source->inputs, checkpoint, options, chosen, adapter, plan, job.notes);
+  }
   set_plan(job, plan);
   job.what = summary_of(split);
   auto report = std::make_shared<WeightsReport>(std::move(split), std::vector<StateFiles>());

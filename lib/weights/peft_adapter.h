@@ -11,7 +11,9 @@ namespace dsckpt {
 // get_peft_model_state_dict.
 struct AdapterTensorName {
   std::string adapter;  // "default"
-  std::string saved;    // "base_model.model.q_proj.lora_A.weight"
+  // "base_model.model.q_proj.lora_A.weight"; "" for what peft does not save itself, but what the
+  // model makes of it (P-tuning's network).
+  std::string saved;
 };
 // nullopt if a tensor of this name belongs to no adapter.
 std::optional<AdapterTensorName> adapter_tensor_name(const std::string& name);

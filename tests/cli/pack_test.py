@@ -189,18 +189,36 @@ class PlacesTest(PackCliTest):
         scratch.model().rename(target)
         scratch.tag.joinpath("mp_rank_00_model_states.pt").symlink_to("target.pt")
         scratch.folder.joinpath("broken").symlink_to("nowhere")
-        scratch.folder.joinpath("folder").symlink_to(self.tmp)
+        (scratch.tag / "above").symlink_to(scratch.folder)
         os.mkfifo(scratch.folder / "pipe")
         (scratch.folder / ".dsckpt-staging-1").mkdir()
         (scratch.folder / ".dsckpt-staging-1" / "x.pt").write_text("x")
         packed = self.pack(scratch.folder)
-        for pattern in ["broken is a broken link", "folder is a link to a folder", "pipe is neither file nor folder",
+        for pattern in ["broken is a broken link", f"{scratch.tag.name}/above is a link to a folder that it is in",
+                        "pipe is neither file nor folder",
                         ".dsckpt-staging-1 is unfinished"]:
             self.assertRegex(self.said.stderr, f"(?m)^ckpt-pack: note: {re.escape(pattern)} and is left out")
         files = contents(self.unpack(packed))
         self.assertEqual(files[f"{scratch.tag.name}/mp_rank_00_model_states.pt"], target.read_bytes())
         self.assertEqual(files[f"{scratch.tag.name}/target.pt"], target.read_bytes())
         self.assertFalse([name for name in files if "broken" in name or "pipe" in name or "staging" in name])
+
+    def test_a_tag_that_is_a_link_is_packed(self):
+        scratch = self.scratch(STAGE_2)
+        real = scratch.tag.rename(scratch.folder / "real")
+        scratch.tag.symlink_to("real")
+        inside = contents(self.unpack(self.pack(scratch.folder)))
+        for file in real.iterdir():
+            self.assertEqual(inside[f"{scratch.tag.name}/{file.name}"], file.read_bytes())
+        # A link out of the folder could be to any folder of this machine.
+        scratch.tag.unlink()
+        elsewhere = real.rename(self.new_path("elsewhere"))
+        scratch.tag.symlink_to(elsewhere)
+        data, _ = self.refusal(2, "ckpt-pack", "pack", scratch.folder, self.new_path())
+        self.assertIn("is a link out of the folder", data["message"])
+        followed = contents(self.unpack(self.pack(scratch.folder, "--follow-links")))
+        self.assertEqual({name for name in followed if name.startswith(scratch.tag.name)},
+                         {f"{scratch.tag.name}/{file.name}" for file in elsewhere.iterdir()})
 
 
 class EstimateTest(PackCliTest):

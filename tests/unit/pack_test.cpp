@@ -131,6 +131,7 @@ TEST_F(PackTest, TakesOneFile) {
 TEST_F(PackTest, LeavesOutWhatIsNoFile) {
   fs::create_symlink("nowhere", in_ / "broken");
   fs::create_directory_symlink(in_ / "a", in_ / "folder");
+  fs::create_directory_symlink(in_, in_ / "a" / "above");
   fs::create_symlink(in_ / "small.pt", in_ / "link.pt");
   ASSERT_EQ(::mkfifo((in_ / "pipe").c_str(), 0600), 0);
   fs::create_directory(in_ / ".dsckpt-staging-XYZ");
@@ -140,12 +141,14 @@ TEST_F(PackTest, LeavesOutWhatIsNoFile) {
   auto expected = tree(in_);
   expected.erase(".dsckpt-staging-XYZ/half.pt");
   expected["link.pt"] = expected["small.pt"];
+  for (const auto& [name, content] : tree(in_ / "a")) expected["folder/" + name] = content;
   EXPECT_TRUE(tree(out_) == expected);
   std::sort(notes.begin(), notes.end());
-  for (const char* note :
-       {".dsckpt-staging-XYZ is unfinished and is left out",
-        "broken is a broken link and is left out", "folder is a link to a folder and is left out",
-        "pipe is neither file nor folder and is left out"}) {
+  for (const char* note : {".dsckpt-staging-XYZ is unfinished and is left out",
+                           "broken is a broken link and is left out",
+                           "a/above is a link to a folder that it is in and is left out",
+                           "folder/above is a link to a folder that it is in and is left out",
+                           "pipe is neither file nor folder and is left out"}) {
     EXPECT_TRUE(std::binary_search(notes.begin(), notes.end(), note)) << note;
   }
 }

@@ -36,7 +36,10 @@ std::vector<FlatTensor> flat_tensors(const Shard& optim) {
                           .sequence_or_empty();
   std::vector<FlatTensor> tensors;
   for (size_t g = 0; g < masters.size(); ++g) {
-    FlatTensor tensor{.member = item(key, g), .masters = masters[g], .padding_kept = kept};
+    FlatTensor tensor{.member = item(key, g),
+                      .masters = masters[g],
+                      .padding_kept = kept,
+                      .padding_untold = !kept && paddings.empty()};
     in_context(optim.where(tensor.member), [&] {
       const TensorSource flat = flat_masters(optim, masters[g]);
       tensor.dtype = flat.dtype();

@@ -20,6 +20,8 @@ struct FlatTensor {
   uint64_t saved = 0;    // elements in the file
   uint64_t padding = 0;  // of this rank, by the file; not among `saved` unless `padding_kept`
   bool padding_kept = false;
+  // Releases before 0.7 cut padding off the last rank's and do not say how much.
+  bool padding_untold = false;
   bool muon = false;  // its momenta are of whole parameters
 
   uint64_t length() const { return padding_kept ? saved : saved + padding; }

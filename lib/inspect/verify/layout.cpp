@@ -70,6 +70,14 @@ void compare_types(Verification& v, const std::vector<RankTensors>& ranks) {
   }
 }
 
+// What was cut off the last rank's masters, which is less than there are ranks.
+void tell_padding(const std::vector<RankTensors>& ranks, FlatTensor& last, size_t g) {
+  const uint64_t whole = ranks.front().tensors[g].saved;
+  if (last.padding_untold && last.saved < whole && whole - last.saved < ranks.size()) {
+    last.padding = whole - last.saved;
+  }
+}
+
 // All ranks' partitions of a group are equally long, padding included.
 void compare_lengths(Verification& v, std::vector<RankTensors>& ranks) {
   std::vector<uint64_t> counts;
@@ -85,6 +93,7 @@ void compare_lengths(Verification& v, std::vector<RankTensors>& ranks) {
   });
   compare_types(v, ranks);
   for (size_t g = 0; g < groups; ++g) {
+    tell_padding(ranks, ranks.back().tensors[g], g);
     std::vector<uint64_t> lengths;
     for (const RankTensors& rank : ranks) lengths.push_back(rank.tensors[g].length());
     const uint64_t expected = most_common(lengths);
