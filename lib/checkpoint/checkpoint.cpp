@@ -74,6 +74,10 @@ bool is_trained(const Param& param) {
   return param.kind == ParamKind::trainable && param.alias_of.empty();
 }
 
+bool is_computed_anew(const WholeState& state) {
+  return state.key == "RMS";
+}
+
 TensorSource without_padding(const Param& param, const TensorSource& value) {
   if (!param.form.vocab_rows || value.shape().empty()) return value;
   return value.narrow(0, 0, std::min(*param.form.vocab_rows, value.shape().front()));
@@ -207,6 +211,9 @@ const std::vector<std::string>& Checkpoint::unused_patterns() const {
   return impl_->draft.unused_patterns;
 }
 
+const std::vector<std::string>& Checkpoint::valueless() const {
+  return impl_->draft.valueless;
+}
 const std::vector<std::string>& Checkpoint::notes() const {
   return impl_->draft.notes;
 }

@@ -56,6 +56,10 @@ struct WholeState {
   bool same_on_all_ranks = true;
 };
 
+// Whether the optimizer computes it before it uses it, so that any value will do: transformers'
+// Adafactor, `RMS`.
+bool is_computed_anew(const WholeState& state);
+
 // One of the optimizer's parameter groups.
 struct ParamGroup {
   // Trainable parameters in the order in which the optimizer was given them; ZeRO may have
@@ -135,6 +139,9 @@ struct CheckpointFacts {
   // ckpt-pack strip has left out the optimizer states, and the weights that there are masters of.
   // Then states_assigned is false.
   bool stripped = false;
+  // False if parameters that are trained are weights of 16 bit, and no file has fp32 masters of
+  // them: params() has the weights then. states_assigned is false, too, but for files of weights.
+  bool has_masters = true;
   // The values are those of files of weights: no step was taken yet, and there are no states.
   bool from_weights = false;
 };
@@ -267,6 +274,9 @@ class Checkpoint {
   // Patterns of universal_checkpoint_info that fit no parameter. Only with
   // OpenOptions::optimizer_states.
   const std::vector<std::string>& unused_patterns() const;
+  // Parameters of the model that no file has values of: stage 3 of old releases loses those that
+  // are frozen. There is a note on each.
+  const std::vector<std::string>& valueless() const;
   // Things a user should know that are no errors.
   const std::vector<std::string>& notes() const;
   // Only with OpenOptions::allow_missing. incomplete() is in the order of params(), which does not

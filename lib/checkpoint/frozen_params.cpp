@@ -1,5 +1,6 @@
 #include "checkpoint/frozen_params.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "deepspeed/keys.h"
@@ -49,8 +50,9 @@ FrozenParams whole_frozen(const ModelStates& model) {
 FrozenParams cut_frozen(const std::vector<RankModel>& models) {
   FrozenParams frozen;
   const ModelStates& reference = *models.front().states;
-  if (!reference.frozen_param_fragments) return frozen;
-  for (const auto& [name, shape] : reference.frozen_param_shapes) {
+  const NamedShapes none;
+  for (const auto& [name, shape] :
+       reference.frozen_param_fragments ? reference.frozen_param_shapes : none) {
     // Frozen since the optimizer was made, which still owns it: then its master counts.
     if (reference.is_trainable(name)) continue;
     const uint64_t piece = piece_of(static_cast<uint64_t>(numel(shape)), models.size());
@@ -70,6 +72,17 @@ FrozenParams cut_frozen(const std::vector<RankModel>& models) {
     }
     frozen.add(name,
                TensorSource::cat(0, std::move(pieces)).narrow(0, 0, numel(shape)).view(shape));
+  }
+  const auto readable = std::find_if(models.begin(), models.end(),
+                                     [](const RankModel& model) { return !model.shard->lost; });
+  if (readable == models.end()) return frozen;
+  const ModelStates& states = *readable->states;
+  for (const auto& [name, value] : states.rest_of_module()) {
+    in_context({.file = readable->shard->display, .tensor = name},
+               [&, &key = name, &stored = value] {
+                 if (frozen.find(key) != nullptr || states.is_placeholder(stored)) return;
+                 frozen.add(key, readable->shard->archive.tensor(stored));
+               });
   }
   return frozen;
 }

@@ -34,6 +34,7 @@ struct CheckpointDraft {
   std::vector<Param> params = {};
   std::vector<ParamGroup> groups = {};
   ShardValue wrapper_state = {};
+  std::vector<std::string> valueless = {};  // Checkpoint::valueless
   std::vector<std::string> notes = {};
   std::vector<std::string> unused_patterns = {};
   // Some shards are opened twice, first to see which there must be. Gone when all are read.

@@ -5,6 +5,8 @@
 #include <tuple>
 
 #include "deepspeed/keys.h"
+#include "deepspeed/release.h"
+#include "deepspeed/run_config.h"
 #include "format/meta_tensor.h"
 
 namespace dsckpt {
@@ -105,6 +107,36 @@ void ModelStates::find_tied_views() {
   }
 }
 
+bool ModelStates::is_placeholder(const Value& value) const {
+  const Shape shape = shard().archive.info(value).shape;
+  if (numel(shape) == 0) return true;
+  const auto release = release_of(fields.text(keys::kDsVersion));
+  return shape == Shape{1} && (!release || *release < kEmptyPlaceholders);
+}
+
+void ModelStates::find_tied_placeholders() {
+  std::map<std::string, std::vector<std::string>> names_of;
+  for (const auto& [name, value] : module) {
+    if (buffer_names.contains(name)) continue;
+    in_context({.file = shard().display, .tensor = name}, [&, &tied = name, &tensor = value] {
+      if (!is_placeholder(tensor)) return;
+      names_of[shard().archive.info(tensor).storage_key].push_back(tied);
+    });
+  }
+  std::unordered_set<std::string> has_values = trainable_names;
+  for (const auto& entry : frozen_param_shapes) has_values.insert(entry.first);
+  const std::unordered_set<std::string> known = aliases();
+  for (const auto& [storage, names] : names_of) {
+    const auto is_owner = [&](const std::string& name) { return has_values.contains(name); };
+    // Where several that are not tied share a storage it tells nothing.
+    if (std::count_if(names.begin(), names.end(), is_owner) != 1) continue;
+    const std::string& owner = *std::find_if(names.begin(), names.end(), is_owner);
+    for (const std::string& name : names) {
+      if (name != owner && !known.contains(name)) shared_params.emplace_back(name, owner);
+    }
+  }
+}
+
 std::vector<std::pair<std::string, Value>> ModelStates::rest_of_module() const {
   const std::unordered_set<std::string> tied = aliases();
   std::vector<std::pair<std::string, Value>> rest;
@@ -144,6 +176,14 @@ void check_same_save(const ModelStates& model, const ModelStates& reference) {
       throw_other_save(model, reference, key);
     }
   }
+}
+
+bool has_optimizer_elsewhere(const Shard& shard) {
+  const Value root = shard.archive.root();
+  if (!root.find_or_none(keys::kOptimizer).is_none()) return false;
+  if (root.find_or_none(keys::kParamShapes).is_none()) return false;
+  const RunConfig config = run_config(root.find_or_none(keys::kDsConfig), {});
+  return !config.saved || config.zero_stage.value_or(1) != 0;
 }
 
 void ParamList::add(Param param) {
@@ -186,7 +226,21 @@ void ParamList::add_aliases(const ModelStates& states, std::vector<std::string>&
       return true;
     });
   }
+  // Where exclude_frozen_parameters left out the first name of a frozen parameter, `module` has it
+  // under the others.
+  std::unordered_map<std::string, std::string> stands_for;
   for (const auto& [alias, owner] : waiting) {
+    const auto found = states.by_name.find(alias);
+    if (found != states.by_name.end() && !states.is_placeholder(found->second)) {
+      const std::string& first = stands_for.try_emplace(owner, alias).first->second;
+      in_context({.file = states.shard().display, .tensor = alias}, [&, &name = alias] {
+        add({.name = name,
+             .kind = ParamKind::frozen,
+             .weight = states.shard().archive.tensor(found->second),
+             .alias_of = first == name ? "" : first});
+      });
+      continue;
+    }
     notes.push_back("'" + alias + "' is tied to '" + owner +
                     "', which is not in the checkpoint; left out");
   }

@@ -47,6 +47,12 @@ struct ModelStates {
   // view of the same storage. Releases before 0.9.2 wrote no shared_params, and stage 0 writes none
   // today.
   void find_tied_views();
+  // The same at stage 3, where parameters in `module` are placeholders: of one storage if they are
+  // tied. DeepSpeed's shared_params lacks the names of a module that is twice in one parent, and
+  // before 0.9.2 there were none.
+  void find_tied_placeholders();
+  // Whether `value`, of `module`, only stands for a parameter that stage 3 has cut.
+  bool is_placeholder(const pickle::Value& value) const;
   // Takes back what shared_params says of tensors that `module` has in different shapes: DeepSpeed
   // compares addresses, and all parameters without elements have the same.
   void drop_false_aliases();
@@ -84,6 +90,11 @@ class RankModels {
 // Compares what all ranks' files of one save have in common, but for param_shapes.
 void check_same_save(const ModelStates& model, const ModelStates& reference);
 
+// Whether `shard`, a model-states file, was saved under ZeRO, which keeps param_shapes there and
+// the optimizer in files of its own. An engine without optimizer saves neither; one in bf16 at
+// stage 0 since 0.17 the shapes alone, and only its configuration tells.
+bool has_optimizer_elsewhere(const Shard& shard);
+
 // Collects the params of a checkpoint in the order zero_to_fp32 gives them, and sees to it that
 // every name comes once.
 class ParamList {
@@ -95,8 +106,8 @@ class ParamList {
 
   // The entries of `module` that are persistent buffers and not in the list yet.
   void add_buffers(const ModelStates& states);
-  // shared_params; an alias whose owner is not in the list is left out, as DeepSpeed does, with a
-  // note.
+  // shared_params. An alias whose owner is not in the list has the value that `module` has of it;
+  // if it has none it is left out, as DeepSpeed does, with a note.
   void add_aliases(const ModelStates& states, std::vector<std::string>& notes);
 
   std::vector<Param> take() { return std::move(params_); }

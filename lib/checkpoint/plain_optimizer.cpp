@@ -32,7 +32,7 @@ class PlainReader {
       find_masters(*optimizer);
       if (draft_.optimizer_states) find_states(*optimizer);
     } else {
-      frozen_known_ = false;
+      frozen_known_ = false;  // unless param_shapes says it, which zero0.cpp looks at
       for (Candidate& candidate : candidates_) candidate.master = candidate.stored;
     }
     PlainOptimizer result{.owned = {},

@@ -63,6 +63,7 @@ std::string read_latest(const fs::path& path) {
   const std::vector<std::byte> bytes = file.read(0, file.size());
   std::string_view text = as_text(bytes);
   const auto is_space = [](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); };
+  if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);  // of an editor
   while (!text.empty() && (is_space(text.back()) || text.back() == '/')) text.remove_suffix(1);
   while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
   const fs::path tag(text);

@@ -96,7 +96,7 @@ class UniversalReader {
     std::vector<World> worlds;
     worlds.push_back(std::move(world));
     assemble(draft_, worlds);
-    if (stage_ == 3) note_lost(worlds.front(), draft_.notes);
+    if (stage_ == 3) find_valueless(worlds.front(), draft_);
     model().note_not_tensors(draft_.notes);
   }
 

@@ -43,6 +43,7 @@ class WeightsReader {
     facts.frozen_known = false;
     for (const WeightsTensor& tensor : weights_.tensors()) {
       const bool trained = can_be_trained(tensor.value.dtype());
+      if (trained && size_of(tensor.value.dtype()) < 4) facts.has_masters = false;
       Param param{.name = engine_name(tensor.name),
                   .kind = trained ? ParamKind::trainable : ParamKind::buffer,
                   .weight = tensor.value};

@@ -215,11 +215,29 @@ class Zero0Reader {
     if (draft_.optimizer_states && first.fields.has(keys::kOptimizer)) {
       draft_.wrapper_state = {&first.shard().archive, first.fields[keys::kOptimizer]};
     }
+    find_whether_masters();
     assemble(draft_, worlds_, layers_);
     for (const ModelStates& model : models_) model.note_not_tensors(draft_.notes);
   }
 
  private:
+  // Engines that keep no masters of their own at stage 0 (bf16 since 0.17) save the weights alone.
+  void find_whether_masters() {
+    for (const ModelStates& model : models_) {
+      if (optimizer_of(model.shard())) return;
+    }
+    if (draft_.folder.has(ShardName::Kind::expert_optim)) return;
+    for (const World& world : worlds_) {
+      for (const OwnedParam& param : world.owned) {
+        if (!is_floating_point(param.master.dtype()) || size_of(param.master.dtype()) >= 4)
+          continue;
+        draft_.facts.has_masters = false;
+        draft_.facts.states_assigned = false;
+        return;
+      }
+    }
+  }
+
   void open_experts() {
     check_expert_files(draft_);
     std::vector<ShardFile> files = draft_.folder.of_kind(ShardName::Kind::expert);
@@ -237,6 +255,12 @@ class Zero0Reader {
     return found;
   }
 
+  // Of an engine without an optimizer's state, whose file has param_shapes all the same.
+  static bool is_told_frozen(const ModelStates& model, const std::string& name) {
+    return !model.trainable_names.empty() && !model.is_trainable(name) &&
+           !optimizer_of(model.shard());
+  }
+
   // A model-states file, and the experts that belong to it.
   void read_rank(const ModelStates& model) {
     const ExpertFiles experts(draft_, model);
@@ -249,6 +273,10 @@ class Zero0Reader {
       if (models_.size() == 1 && experts.ep_size() == 1) draft_.groups = std::move(found.groups);
       for (OwnedParam& param : found.owned) {
         if (ep_rank > 0 && !experts.is_expert(param.name)) continue;  // as on the first rank
+        if (is_told_frozen(model, param.name)) {
+          world.frozen.add(param.name, param.master);
+          continue;
+        }
         if (experts.is_fused(param.name)) {
           param.ep_rank = ep_rank;
           param.ep_size = experts.ep_size();
@@ -320,9 +348,7 @@ void read_zero0(CheckpointDraft& draft) {
   open_model_shards(draft, ShardName::Kind::model_states);
   const Shard& shard = draft.model_shards.front();
   const Fields fields(shard, shard.archive.root());
-  // An engine without optimizer saves neither; ZeRO keeps the shapes here and the optimizer
-  // elsewhere.
-  if (!fields.has(keys::kOptimizer) && fields.has(keys::kParamShapes)) {
+  if (has_optimizer_elsewhere(shard)) {
     const int64_t ranks = fields.integer_if_any(keys::kDpWorldSize).value_or(1);
     throw InconsistentError({.file = draft.folder.path.string()},
                             "all zero_pp_rank_*_optim_states.pt files (" + std::to_string(ranks) +

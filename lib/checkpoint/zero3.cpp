@@ -454,6 +454,7 @@ void read_zero3(CheckpointDraft& draft) {
   RankModels all(draft.model_shards);
   const std::vector<RankModel>& models = all.ranks();
   for (ModelStates& each : all.distinct()) {
+    each.find_tied_placeholders();
     if (each.shard().name.dp_rank == 0) add_router_aliases(each, draft.inputs);
   }
   check_same_step(draft, keys::kOptimizerStateDict);
@@ -478,7 +479,7 @@ void read_zero3(CheckpointDraft& draft) {
   }
   if (!draft.mp_rank) note_unreferenced(draft);
   assemble(draft, worlds);
-  note_lost(worlds.front(), draft.notes);
+  find_valueless(worlds.front(), draft);
   models.front().states->note_not_tensors(draft.notes);
 }
 
@@ -520,13 +521,14 @@ std::vector<ParamGroup> sub_group_param_groups(const ModelStates& model, const F
   return groups;
 }
 
-void note_lost(const World& world, std::vector<std::string>& notes) {
+void find_valueless(const World& world, CheckpointDraft& draft) {
   std::unordered_set<std::string_view> found;
   for (const auto& entry : world.frozen) found.insert(entry.first);
   for (const auto& entry : world.model->rest_of_module()) {
     if (found.contains(entry.first)) continue;
-    notes.push_back("'" + entry.first +
-                    "' is a parameter of the model, but no file holds its values; left out");
+    draft.valueless.push_back(entry.first);
+    draft.notes.push_back("'" + entry.first +
+                          "' is a parameter of the model, but no file holds its values; left out");
   }
 }
 

@@ -45,9 +45,9 @@ struct World {
 std::vector<SubGroupSize> sub_group_sizes(const ModelStates& model, const Shard& optim,
                                           size_t ranks);
 
-// A note for each parameter of stage 3 that is neither owned nor frozen. Old releases lose frozen
-// and tied parameters: only placeholders of them are left.
-void note_lost(const World& world, std::vector<std::string>& notes);
+// Finds draft.valueless, with a note on each: entries of `module` at stage 3 that are placeholders,
+// neither owned nor frozen nor tied. Old releases lose frozen parameters so.
+void find_valueless(const World& world, CheckpointDraft& draft);
 
 // The parameter groups of stages 1 and 2: those of param_shapes, which round_robin_gradients has
 // ordered, each for its number in `ranks` (1: it has not). `settings` are the entries of

@@ -23,6 +23,9 @@ std::optional<Release> release_of(std::string_view ds_version);
 // until then they count a step more than the engine. stage_1_and_2.py, stage3.py, bf16_optimizer.py
 // initialize_optimizer_states.
 inline constexpr Release kNoStepAtStart{{0, 13, 2}};
+// The first one whose placeholders for cut parameters at stage 3 have no elements; before, they had
+// one. partition_parameters.py free_param.
+inline constexpr Release kEmptyPlaceholders{{0, 6, 0}};
 // The first one that has ZeroStageEnum; before, zero_stage is a number. zero/config.py.
 inline constexpr Release kZeroStageEnum{{0, 7, 1}};
 

@@ -61,10 +61,12 @@ RunConfig run_config(const Value& model_states, const Value& optim_states) {
   result.offload = offload_config(optim_states);
   if (!model_states.is_mapping()) return result;
   result.saved = true;
+  const Value zero = model_states.find_or_none("zero_optimization");
+  const Value stage = zero.find_or_none("stage");
+  if (zero.is_none()) result.zero_stage = 0;
+  if (stage.is(Kind::integer)) result.zero_stage = stage.as_int();
   result.bf16 = model_states.find_or_none("bf16").find_or_none("enabled").is_true();
-  result.round_robin_gradients = model_states.find_or_none("zero_optimization")
-                                     .find_or_none("round_robin_gradients")
-                                     .is_true();
+  result.round_robin_gradients = zero.find_or_none("round_robin_gradients").is_true();
   result.data_before_expert_parallelism =
       model_states.find_or_none("use_data_before_expert_parallelism").is_true();
   result.optimizer_type = text_of(model_states.find_or_none("optimizer").find_or_none("type"));
@@ -72,8 +74,7 @@ RunConfig run_config(const Value& model_states, const Value& optim_states) {
   if (clipping.is(Kind::real) || clipping.is(Kind::integer)) {
     result.gradient_clipping = clipping.as_real();
   }
-  const Value zenflow = model_states.find_or_none("zero_optimization").find_or_none("zenflow");
-  result.zenflow = !zenflow.is_none();
+  result.zenflow = !zero.find_or_none("zenflow").is_none();
   result.engine = engine_of(model_states);
   return result;
 }

@@ -31,6 +31,7 @@ struct OffloadConfig {
 struct RunConfig {
   bool saved = false;                  // whether it is in the files as a dict
   bool bf16 = false;                   // bf16.enabled
+  std::optional<int64_t> zero_stage;   // zero_optimization.stage, 0 if there is no such section
   bool round_robin_gradients = false;  // zero_optimization
   // use_data_before_expert_parallelism; nullopt unless `saved`.
   std::optional<bool> data_before_expert_parallelism;

@@ -201,6 +201,11 @@ UnsupportedError unassigned_states(const Checkpoint& checkpoint) {
                             "was stripped to its weights by ckpt-pack strip: it has no optimizer "
                             "states");
   }
+  if (!checkpoint.facts().has_masters) {
+    return UnsupportedError({.file = checkpoint.tag_folder().string()},
+                            "has the 16-bit weights alone: this engine saved neither fp32 masters "
+                            "nor optimizer states");
+  }
   return UnsupportedError(
       {.file = checkpoint.model_files().front().path.string(), .member = "optimizer.state"},
       "has no names, and the shapes do not tell which parameter each state belongs to");

@@ -226,7 +226,7 @@ class ReshardLayout::Builder {
     if (!same) differ("has other optimizer states");
     if (!same_whole(param.step, first.step)) differ("was stepped another number of times");
     for (const WholeState& other : param.others) {
-      if (other.same_on_all_ranks) continue;
+      if (other.same_on_all_ranks || is_computed_anew(other)) continue;
       throw UnsupportedError(where_of(param),
                              "has an optimizer state '" + other.key +
                                  "' that is neither one value an element nor the same number on "
@@ -235,7 +235,8 @@ class ReshardLayout::Builder {
     bool equal = param.others.size() == first.others.size();
     for (size_t i = 0; equal && i < first.others.size(); ++i) {
       equal = param.others[i].key == first.others[i].key &&
-              same_whole(param.others[i].value, first.others[i].value);
+              (is_computed_anew(first.others[i]) ||
+               same_whole(param.others[i].value, first.others[i].value));
     }
     if (!equal) differ("has other values in its optimizer states");
   }

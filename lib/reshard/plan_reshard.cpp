@@ -235,7 +235,10 @@ Job plan_reshard(const Source& source, const ReshardOptions& options) {
   const Checkpoint& checkpoint = *source->checkpoint;
   const TargetOptions target = target_options(source, options);
   for (const Checkpoint* each : {&checkpoint, target.like}) {
-    if (each != nullptr && each->facts().stripped) throw unassigned_states(*each);
+    if (each == nullptr) continue;
+    const CheckpointFacts& facts = each->facts();
+    if (facts.stripped || (!facts.has_masters && !facts.from_weights))
+      throw unassigned_states(*each);
   }
   Job::Impl job = job_of(source);
   auto report = std::make_shared<ReshardReport>();

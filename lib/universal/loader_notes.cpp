@@ -98,12 +98,13 @@ class LoaderNotes {
     std::set<std::string> keys;
     for (const Param& param : checkpoint_.params()) {
       for (const WholeState& other : param.others) {
-        if (!other.value.value.is_none()) keys.insert(other.key);
+        if (!other.value.value.is_none() && !is_computed_anew(other)) keys.insert(other.key);
       }
     }
     for (const std::string& key : keys) {
       note("the optimizer's state '" + key +
-           "' is one value for a whole parameter or many; it is left out");
+           "' is one value for a whole parameter or many; it is left out, and an optimizer that "
+           "needs it, as NAdam and ASGD do, stops at its first step with KeyError: use reshard");
     }
   }
 

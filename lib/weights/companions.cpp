@@ -77,11 +77,16 @@ void lay_out_companions(InputFiles& inputs, const fs::path& folder, PlanBuilder&
   if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
   std::sort(files.begin(), files.end(),
             [](const Neighbour& a, const Neighbour& b) { return a.destination < b.destination; });
-  if (std::none_of(files.begin(), files.end(),
-                   [](const Neighbour& file) { return file.destination == "config.json"; })) {
-    throw UsageError(folder.string() + ": has no config.json");
-  }
-  lay_out_neighbours(inputs, files, plan);
+  const auto has = [&](std::string_view name) {
+    return std::any_of(files.begin(), files.end(),
+                       [&](const Neighbour& file) { return file.destination == name; });
+  };
+  if (has("config.json")) return lay_out_neighbours(inputs, files, plan);
+  const std::string message = folder.string() + ": has no config.json";
+  if (!has("adapter_config.json")) throw UsageError(message);
+  throw UsageError(message).with_hint(
+      "it is the folder of a PEFT adapter: --peft DIR writes the adapter, or give the base model's "
+      "folder");
 }
 
 }  // namespace dsckpt

@@ -36,6 +36,8 @@ Job plan_weights(const Source& source, const WeightsOptions& options) {
   std::vector<OutputTensor> tensors;
   for (const ChosenTensor& each : chosen) tensors.push_back(each.tensor);
   WeightsSplit split = split_weights(*options.format, std::move(tensors), options.max_shard_size);
+  const bool has_masters = checkpoint.facts().has_masters;
+  if (!has_masters) split.metadata["masters"] = "none";
 
   PlanBuilder plan;
   std::vector<StateFiles> states;
@@ -47,8 +49,12 @@ Job plan_weights(const Source& source, const WeightsOptions& options) {
   set_plan(job, plan);
 
   job.left_out = left_out(checkpoint, incomplete);
-  job.what = summary_of(split);
+  for (const std::string& name : choose_valueless(checkpoint, options)) {
+    job.left_out.push_back("no values\t" + printable(name));
+  }
+  job.what = summary_of(split) + (has_masters ? "" : " (weights without fp32 masters)");
   auto report = std::make_shared<WeightsReport>(std::move(split), std::move(states));
+  report->add_facts(has_masters, choose_valueless(checkpoint, options));
   if (source->options.allow_missing) report->add_salvage(checkpoint, incomplete);
   job.report = std::move(report);
   return Job(std::move(job));

@@ -7,8 +7,10 @@ namespace dsckpt {
 namespace {
 
 void lay_out_model_safetensors(PlanBuilder& plan, std::string path,
-                               std::span<const OutputTensor> tensors) {
-  std::map<std::string, std::string> metadata{{"format", "pt"}};
+                               std::span<const OutputTensor> tensors,
+                               const std::map<std::string, std::string>& said) {
+  std::map<std::string, std::string> metadata = said;
+  metadata["format"] = "pt";
   std::vector<NamedSource> sources;
   for (const OutputTensor& tensor : tensors) {
     if (tensor.alias_of.empty()) {

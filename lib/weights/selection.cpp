@@ -100,6 +100,16 @@ std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
   return tensors;
 }
 
+std::vector<std::string> choose_valueless(const Checkpoint& checkpoint,
+                                          const WeightsOptions& options) {
+  const Selection selection(options);
+  std::vector<std::string> chosen;
+  for (const std::string& name : checkpoint.valueless()) {
+    if (selection.wants(name, ParamKind::frozen)) chosen.push_back(name);
+  }
+  return chosen;
+}
+
 std::vector<IncompleteParam> choose_incomplete(const Checkpoint& checkpoint,
                                                const WeightsOptions& options) {
   const Selection selection(options);

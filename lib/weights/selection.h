@@ -23,6 +23,10 @@ std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
                                          const WeightsOptions& options,
                                          std::vector<std::string>& notes);
 
+// Of Checkpoint::valueless() those that `options` choose.
+std::vector<std::string> choose_valueless(const Checkpoint& checkpoint,
+                                          const WeightsOptions& options);
+
 // Of the incomplete parameters those that `options` choose.
 std::vector<IncompleteParam> choose_incomplete(const Checkpoint& checkpoint,
                                                const WeightsOptions& options);

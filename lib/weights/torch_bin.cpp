@@ -7,7 +7,8 @@ namespace dsckpt {
 namespace {
 
 void lay_out_pytorch_model(PlanBuilder& plan, std::string path,
-                           std::span<const OutputTensor> tensors) {
+                           std::span<const OutputTensor> tensors,
+                           const std::map<std::string, std::string>& /*metadata*/) {
   TorchArchiveWriter writer;
   pickle::Document& document = writer.document();
   pickle::Value root = document.dict();

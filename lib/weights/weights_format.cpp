@@ -109,7 +109,9 @@ WeightsSplit split_weights(const WeightsFormat& format, std::vector<OutputTensor
 }
 
 void lay_out_weights(PlanBuilder& plan, const WeightsFormat& format, const WeightsSplit& split) {
-  for (const WeightsSplit::File& file : split.files) format.lay_out(plan, file.path, file.tensors);
+  for (const WeightsSplit::File& file : split.files) {
+    format.lay_out(plan, file.path, file.tensors, split.metadata);
+  }
   lay_out_index(plan, format, split);
 }
 
@@ -123,7 +125,9 @@ void lay_out_index(PlanBuilder& plan, const WeightsFormat& format, const Weights
     }
   }
   // The bytes of json.dumps(index, indent=2, sort_keys=True) + "\n".
-  const nlohmann::json index = {{"metadata", {{"total_size", split.total_size}}},
+  nlohmann::json metadata = split.metadata;
+  metadata["total_size"] = split.total_size;
+  const nlohmann::json index = {{"metadata", std::move(metadata)},
                                 {"weight_map", std::move(weight_map)}};
   std::string text;
   try {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,8 +34,9 @@ struct WeightsFormat {
   // Whether a file can hold one tensor under two names. If not, aliases go into the metadata.
   bool shares_storage;
   // Adds the file `path` with `tensors`, in this order, to the plan. An alias's owner is in the
-  // same file.
-  void (*lay_out)(PlanBuilder& plan, std::string path, std::span<const OutputTensor> tensors);
+  // same file. `metadata` goes where the format has a place for it.
+  void (*lay_out)(PlanBuilder& plan, std::string path, std::span<const OutputTensor> tensors,
+                  const std::map<std::string, std::string>& metadata);
 };
 
 // The files one by one, and where each tensor is.
@@ -45,6 +47,8 @@ struct WeightsSplit {
   };
   std::vector<File> files;
   uint64_t total_size = 0;  // bytes of the tensors, shared data once
+  // What is said of them: in safetensors files beside "format", and in the index of several files.
+  std::map<std::string, std::string> metadata = {};
 };
 
 // huggingface_hub split_torch_state_dict_into_shards: fills files in order up to `max_shard_size`

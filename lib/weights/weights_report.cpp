@@ -31,6 +31,11 @@ json tensors_json(const WeightsSplit::File& file) {
 
 }  // namespace
 
+void WeightsReport::add_facts(bool has_masters, std::vector<std::string> valueless) {
+  has_masters_ = has_masters;
+  valueless_ = std::move(valueless);
+}
+
 void WeightsReport::add_salvage(const Checkpoint& checkpoint,
                                 const std::vector<IncompleteParam>& incomplete) {
   salvage_ = {checkpoint.lost_files(), incomplete};
@@ -55,6 +60,8 @@ nlohmann::json WeightsReport::json(const Job::Impl& job) const {
     entry["tensors"] = tensors_json(*found->second.file);
     if (found->second.state != nullptr) entry["state"] = *found->second.state;
   }
+  out["masters"] = has_masters_;
+  out["valueless"] = valueless_;
   if (!salvage_) return out;
   nlohmann::json lost = nlohmann::json::array();
   for (const LostFile& file : salvage_->lost) {

@@ -17,7 +17,8 @@ struct StateFiles {
 };
 
 // {"files": [{"path", "bytes", "state"?, "tensors"?: [{"name", "dtype", "shape", "bytes",
-// "alias_of"?}]}], "bytes_read", "bytes_written"}; with SourceOptions::allow_missing also
+// "alias_of"?}]}], "bytes_read", "bytes_written", "masters": whether there were any (a bool),
+// "valueless": [names that no file has values of]}; with SourceOptions::allow_missing also
 // {"lost_files": [{"file", "dp_rank", "mp_rank", "why"}], "incomplete": [{"name", "kind", "shape",
 // "files": [...]}]}.
 class WeightsReport : public JobReport {
@@ -25,6 +26,8 @@ class WeightsReport : public JobReport {
   WeightsReport(WeightsSplit split, std::vector<StateFiles> states)
       : split_(std::move(split)), states_(std::move(states)) {}
 
+  // Whether there were masters, and what there were no values of (Checkpoint::valueless).
+  void add_facts(bool has_masters, std::vector<std::string> valueless);
   // What is lost, and what is not written for that.
   void add_salvage(const Checkpoint& checkpoint, const std::vector<IncompleteParam>& incomplete);
 
@@ -42,6 +45,8 @@ class WeightsReport : public JobReport {
   };
   WeightsSplit split_;
   std::vector<StateFiles> states_;
+  bool has_masters_ = true;
+  std::vector<std::string> valueless_;
   std::optional<Salvage> salvage_;
 };
 

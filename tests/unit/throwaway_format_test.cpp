@@ -23,7 +23,8 @@ std::string line_of(const OutputTensor& tensor) {
   return tensor.name + " " + std::to_string(tensor.source.nbytes()) + "\n";
 }
 
-void lay_out_lines(PlanBuilder& plan, std::string path, std::span<const OutputTensor> tensors) {
+void lay_out_lines(PlanBuilder& plan, std::string path, std::span<const OutputTensor> tensors,
+                   const std::map<std::string, std::string>& /*metadata*/) {
   uint64_t size = 0;
   for (const OutputTensor& tensor : tensors) {
     size += line_of(tensor).size() + tensor.source.nbytes();

@@ -148,11 +148,8 @@ class Grid {
     stage_3_ = of_ranks > of_all;
     if (of_ranks + of_all > 0) return;
     stage_3_ = v_.folder.has(Kind::zero_model_states);
-    // ZeRO keeps the shapes in the model's file and the optimizer in files of its own.
     for (CheckedFile* file : v_.of_kind(Kind::model_states)) {
-      const pickle::Value root = file->shard->archive.root();
-      zero_ = zero_ || (root.find_or_none(keys::kOptimizer).is_none() &&
-                        !root.find_or_none(keys::kParamShapes).is_none());
+      zero_ = zero_ || has_optimizer_elsewhere(*file->shard);
     }
     zero_ = zero_ || stage_3_;
   }

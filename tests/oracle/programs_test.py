@@ -1,0 +1,138 @@
+"""Checkpoints of real programs (testdata/programs) through every tool, against what the programs held."""
+import json
+import os
+import pathlib
+import shutil
+
+import common
+import torch
+from common import OracleTest, run_tool
+from safetensors.torch import load_file
+
+
+class Program:
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.name = folder.name
+        self.checkpoint = folder / "ckpt"
+        self.truth = load_file(folder / "expected" / "truth.safetensors")
+        tag = self.checkpoint / (self.checkpoint / "latest").read_text().strip()
+        model = torch.load(min(tag.glob("*model_states.pt")), weights_only=False)
+        # With exclude_frozen_parameters they are in no file.
+        self.saved = set(model["module"])
+        self.buffers = set(model["buffer_names"])
+
+    @property
+    def adapters(self):
+        return sorted(self.checkpoint.rglob("adapter_model.safetensors"))
+
+
+def programs():
+    root = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "programs"
+    return [Program(folder) for folder in sorted(root.iterdir()) if (folder / "ckpt").is_dir()]
+
+
+def named(name):
+    program, = (each for each in programs() if each.name == name)
+    return program
+
+
+class ProgramsTest(OracleTest):
+
+    def weights(self, program, folder, *options):
+        self.convert(program.checkpoint, folder, *options)
+        return common.load_bin(folder / "pytorch_model.bin")
+
+    def test_weights_are_what_the_program_held(self):
+        for program in programs():
+            with self.each_case(program) as folder:
+                written = self.weights(program, folder)
+                self.assertEqual(program.saved - set(written), set())
+                compared = 0
+                for name, value in written.items():
+                    if name in program.truth:
+                        self.assertTrue(torch.equal(value.float(), program.truth[name].float()), name)
+                        compared += 1
+                self.assertGreater(compared, 0)
+
+    def test_names_of_one_module_are_one_parameter_at_stage_3(self):
+        """DeepSpeed's shared_params lacks the second name; the placeholders have one storage."""
+        program = named("sharedmod_z3")
+        with self.each_case(program) as folder:
+            written = self.weights(program, folder / "weights")
+            for name in ("weight", "bias"):
+                self.assertTrue(torch.equal(written[f"again.{name}"], program.truth[f"l2.{name}"].float()))
+            self.run_well("reshard", folder, program.checkpoint, folder / "two", "--dp", 3, "--stage", 2)
+            again = self.convert(folder / "two", folder / "again")
+            self.assert_same_tensors(common.load_bin(again / "pytorch_model.bin"), written)
+
+    def test_a_modules_extra_state_is_had_at_stage_3(self):
+        program = named("extrastate_tensor_z3")
+        with self.each_case(program) as folder:
+            written = self.weights(program, folder)
+            self.assertEqual(written["post._extra_state"].tolist(), [1, 1, 1])
+
+    def test_they_are_whole_and_harmless(self):
+        for program in programs():
+            with self.subTest(case=program.name):
+                for command in ("verify", "scan"):
+                    done = run_tool("ckpt-inspect", command, program.checkpoint)
+                    self.assertEqual(done.returncode, 0, f"{command}: {done.stdout}{done.stderr}")
+
+    def test_resharded_they_hold_the_same(self):
+        for program in programs():
+            with self.each_case(program) as folder:
+                self.run_well("reshard", folder, program.checkpoint, folder / "out", "--dp", 3)
+                done = run_tool("ckpt-inspect", "diff", program.checkpoint, folder / "out")
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_universal_checkpoints_are_made_of_them(self):
+        for program in programs():
+            with self.each_case(program) as folder:
+                out = self.convert_to_universal(program.checkpoint, folder / "out")
+                masters = sorted(path.parent.name for path in (out / "zero").glob("*/fp32.pt"))
+                self.assertTrue(masters)
+                for name in masters:
+                    found = torch.load(out / "zero" / name / "fp32.pt", weights_only=False)
+                    found = found["param"] if isinstance(found, dict) else found
+                    if name in program.truth:
+                        self.assertTrue(torch.equal(found.float().reshape(-1), program.truth[name].float().reshape(-1)))
+
+    def test_adapters_are_what_peft_saved(self):
+        compared = 0
+        for program in programs():
+            for saved in program.adapters:
+                with self.each_case(program) as folder:
+                    source = folder / "ckpt"
+                    shutil.copytree(program.checkpoint, source)
+                    trained = self.trained_adapter(program)
+                    if saved.parent != program.checkpoint and saved.parent.name != trained:
+                        continue
+                    self.run_well("zero-to-fp32", folder, source, "--peft", folder / "adapter")
+                    written = load_file(folder / "adapter" / "adapter_model.safetensors")
+                    expected = load_file(saved)
+                    self.assertEqual(sorted(written), sorted(expected))
+                    for name, value in expected.items():
+                        self.assertTrue(common.same_bits(written[name].to(value.dtype), value), name)
+                    self.assertEqual(json.loads((folder / "adapter" / "adapter_config.json").read_text()),
+                                     json.loads((saved.parent / "adapter_config.json").read_text()))
+                    compared += 1
+        self.assertGreaterEqual(compared, 4)
+
+    def trained_adapter(self, program):
+        """peft trains the active adapter alone."""
+        for name in program.truth:
+            for part in name.split("."):
+                if part in ("first", "second") and name in self.trained_names(program):
+                    return part
+        return "default"
+
+    def trained_names(self, program):
+        tag = program.checkpoint / (program.checkpoint / "latest").read_text().strip()
+        model = torch.load(min(tag.glob("*model_states.pt")), weights_only=False)
+        return {name for group in model["param_shapes"] for name in group}
+
+
+if __name__ == "__main__":
+    common.main()
