@@ -114,9 +114,14 @@ class OddCheckpointTest(CliTest):
                 state["frozen_param_shapes"] = state["frozen_param_fragments"] = None
                 state["shared_params"] = {}
         done = self.zero_to_fp32(scratch.folder, self.new_path())
-        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.returncode, 1, done.stderr)
         for name in lost:
             self.assertIn(f"note: '{name}' is a parameter of the model, but no file holds its values", done.stderr)
+        quiet = self.zero_to_fp32(scratch.folder, self.new_path(), "--quiet")
+        self.assertEqual((quiet.returncode, quiet.stderr), (1, ""))
+        self.assertEqual(set(quiet.stdout.splitlines()), {f"no values\t{name}" for name in lost})
+        done = self.zero_to_fp32(scratch.folder, self.new_path(), "--exclude", "frozen|head")
+        self.assertEqual((done.returncode, done.stdout), (0, ""))
 
     def test_a_parameter_frozen_later_keeps_its_master(self):
         for name in ["z2_bf16_full_w8", "z3_bf16_w2"]:
