@@ -62,12 +62,12 @@ struct AdapterOptions {
 
 // The PEFT adapter that the run trained, as peft's save_pretrained writes it: of `weights`, what
 // chooses tensors, their names and types counts. Trained tensors that are no part of the adapter
-// are left out with a note, as peft does. Of several adapters each has a folder of its name, but for
-// "default". Throws UsageError if no adapter was trained; for a configuration that is given where
-// there are several; if names do not begin with base_model.model.; if there is no configuration and none can be
-// derived. InconsistentError for a configuration whose rank is not that of the tensors, and for an
-// adapter that lost files hold a part of. UnsupportedError for a prompt that peft computes by a
-// network.
+// are left out with a note, as peft does. Of several adapters each has a folder of its name, but
+// for "default". Throws UsageError if no adapter was trained; for a configuration that is given
+// where there are several; if names do not begin with base_model.model.; if there is no
+// configuration and none can be derived. InconsistentError for a configuration whose rank is not
+// that of the tensors, and for an adapter that lost files hold a part of. UnsupportedError for a
+// prompt that peft computes by a network.
 DSCKPT_EXPORT Job plan_adapter(const Source& source, const WeightsOptions& weights = {},
                                const AdapterOptions& options = {});
 
