@@ -79,9 +79,11 @@ FrozenParams cut_frozen(const std::vector<RankModel>& models) {
   const ModelStates& states = *readable->states;
   for (const auto& [name, value] : states.rest_of_module()) {
     in_context({.file = readable->shard->display, .tensor = name},
-               [&, &key = name, &stored = value] {
-                 if (frozen.find(key) != nullptr || states.is_placeholder(stored)) return;
-                 frozen.add(key, readable->shard->archive.tensor(stored));
+               [&, &key = name, &saved = value] {
+                 const TorchArchive& archive = readable->shard->archive;
+                 if (frozen.find(key) != nullptr) return;
+                 if (states.is_placeholder(archive.info(saved).shape)) return;
+                 frozen.add(key, archive.tensor(saved));
                });
   }
   return frozen;

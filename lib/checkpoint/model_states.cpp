@@ -107,11 +107,10 @@ void ModelStates::find_tied_views() {
   }
 }
 
-bool ModelStates::is_placeholder(const Value& value) const {
-  const Shape shape = shard().archive.info(value).shape;
-  if (numel(shape) == 0) return true;
+bool ModelStates::is_placeholder(const Shape& shape) const {
+  if (shape != Shape{1}) return numel(shape) == 0;
   const auto release = release_of(fields.text(keys::kDsVersion));
-  return shape == Shape{1} && (!release || *release < kEmptyPlaceholders);
+  return !release || *release < kEmptyPlaceholders;
 }
 
 void ModelStates::find_tied_placeholders() {
@@ -119,8 +118,8 @@ void ModelStates::find_tied_placeholders() {
   for (const auto& [name, value] : module) {
     if (buffer_names.contains(name)) continue;
     in_context({.file = shard().display, .tensor = name}, [&, &tied = name, &tensor = value] {
-      if (!is_placeholder(tensor)) return;
-      names_of[shard().archive.info(tensor).storage_key].push_back(tied);
+      const TensorInfo info = shard().archive.info(tensor);
+      if (is_placeholder(info.shape)) names_of[info.storage_key].push_back(tied);
     });
   }
   std::unordered_set<std::string> has_values = trainable_names;
@@ -231,14 +230,18 @@ void ParamList::add_aliases(const ModelStates& states, std::vector<std::string>&
   std::unordered_map<std::string, std::string> stands_for;
   for (const auto& [alias, owner] : waiting) {
     const auto found = states.by_name.find(alias);
-    if (found != states.by_name.end() && !states.is_placeholder(found->second)) {
+    const std::optional<TensorSource> value =
+        found == states.by_name.end()
+            ? std::nullopt
+            : in_context({.file = states.shard().display, .tensor = alias}, [&] {
+                return std::optional(states.shard().archive.tensor(found->second));
+              });
+    if (value && !states.is_placeholder(value->shape())) {
       const std::string& first = stands_for.try_emplace(owner, alias).first->second;
-      in_context({.file = states.shard().display, .tensor = alias}, [&, &name = alias] {
-        add({.name = name,
-             .kind = ParamKind::frozen,
-             .weight = states.shard().archive.tensor(found->second),
-             .alias_of = first == name ? "" : first});
-      });
+      add({.name = alias,
+           .kind = ParamKind::frozen,
+           .weight = *value,
+           .alias_of = first == alias ? "" : first});
       continue;
     }
     notes.push_back("'" + alias + "' is tied to '" + owner +

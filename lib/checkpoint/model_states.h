@@ -51,8 +51,8 @@ struct ModelStates {
   // tied. DeepSpeed's shared_params lacks the names of a module that is twice in one parent, and
   // before 0.9.2 there were none.
   void find_tied_placeholders();
-  // Whether `value`, of `module`, only stands for a parameter that stage 3 has cut.
-  bool is_placeholder(const pickle::Value& value) const;
+  // Whether an entry of `module` of this shape only stands for a parameter that stage 3 has cut.
+  bool is_placeholder(const Shape& shape) const;
   // Takes back what shared_params says of tensors that `module` has in different shapes: DeepSpeed
   // compares addresses, and all parameters without elements have the same.
   void drop_false_aliases();

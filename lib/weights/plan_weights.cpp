@@ -49,12 +49,13 @@ Job plan_weights(const Source& source, const WeightsOptions& options) {
   set_plan(job, plan);
 
   job.left_out = left_out(checkpoint, incomplete);
-  for (const std::string& name : choose_valueless(checkpoint, options)) {
+  std::vector<std::string> valueless = choose_valueless(checkpoint, options);
+  for (const std::string& name : valueless) {
     job.left_out.push_back("no values\t" + printable(name));
   }
   job.what = summary_of(split) + (has_masters ? "" : " (weights without fp32 masters)");
   auto report = std::make_shared<WeightsReport>(std::move(split), std::move(states));
-  report->add_facts(has_masters, choose_valueless(checkpoint, options));
+  report->add_facts(has_masters, std::move(valueless));
   if (source->options.allow_missing) report->add_salvage(checkpoint, incomplete);
   job.report = std::move(report);
   return Job(std::move(job));

@@ -147,6 +147,11 @@ class OracleTest(unittest.TestCase):
         """Runs to-universal and returns `output`."""
         return self.run_well("to-universal", output, "--input_folder", source, "--output_folder", output, *options)
 
+    def assert_whole_and_harmless(self, checkpoint):
+        for command in ("verify", "scan"):
+            done = run_tool("ckpt-inspect", command, checkpoint)
+            self.assertEqual(done.returncode, 0, f"{command}: {done.stdout}{done.stderr}")
+
     def run_well(self, tool, output, *arguments):
         done = run_tool(tool, *arguments)
         self.assertEqual(done.returncode, 0, f"{tool} {arguments}: {done.stderr}")
