@@ -41,6 +41,17 @@ constexpr std::array<Row, kDTypeCount> kRows{{
     {"complex32", "", "", 4, false},
     {"complex64", "ComplexFloatStorage", "C64", 8, false},
     {"complex128", "ComplexDoubleStorage", "", 16, false},
+    {"float4_e2m1fn_x2", "", "F4", 1, true},
+    {"bits8", "", "", 1, false},
+    {"bits16", "", "", 2, false},
+    {"bits1x8", "", "", 1, false},
+    {"bits2x4", "", "", 1, false},
+    {"bits4x2", "", "", 1, false},
+    {"qint8", "QInt8Storage", "", 1, false},
+    {"quint8", "QUInt8Storage", "", 1, false},
+    {"qint32", "QInt32Storage", "", 4, false},
+    {"quint4x2", "QUInt4x2Storage", "", 1, false},
+    {"quint2x4", "QUInt2x4Storage", "", 1, false},
 }};
 
 const Row& row(DType dtype) {
@@ -71,6 +82,13 @@ std::string_view safetensors_name(DType dtype) {
 }
 bool is_floating_point(DType dtype) {
   return row(dtype).floating;
+}
+
+bool is_quantised(DType dtype) {
+  return dtype >= DType::qint8;
+}
+bool is_opaque(DType dtype) {
+  return dtype >= DType::float4_e2m1fn_x2;
 }
 
 std::optional<DType> dtype_from_torch_name(std::string_view name) {

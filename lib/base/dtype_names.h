@@ -22,6 +22,12 @@ std::optional<DType> dtype_from_torch_name(std::string_view name);
 std::optional<DType> dtype_from_storage_class(std::string_view name);
 std::optional<DType> dtype_from_safetensors_name(std::string_view name);
 
+// Types of storages that torch keeps a scale beside (torch._utils._rebuild_qtensor).
+bool is_quantised(DType dtype);
+// Whether an element is bytes that stand for no number of their own, or for several: bits,
+// quantised types, and float4_e2m1fn_x2.
+bool is_opaque(DType dtype);
+
 // Row-major (contiguous) strides of `shape`, as torch gives them.
 Strides contiguous_strides(const Shape& shape);
 

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "base/bytes.h"
+#include "base/dtype_names.h"
 #include "dsckpt/error.h"
 
 #if defined(__x86_64__)
@@ -301,6 +302,7 @@ size_t convert_fast(DType, DType, const std::byte*, std::byte*, size_t) {
 }  // namespace
 
 bool can_convert(DType from, DType to) {
+  if (is_opaque(from)) return false;
   if (is_floating_point(from)) {
     return to == DType::float32 || to == DType::float16 || to == DType::bfloat16;
   }

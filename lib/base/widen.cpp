@@ -4,6 +4,7 @@
 #include <array>
 
 #include "base/bytes.h"
+#include "base/dtype_names.h"
 #include "base/kernels.h"
 
 namespace dsckpt {
@@ -27,7 +28,16 @@ DType real_part(DType dtype) {
     case DType::complex128:
       return DType::float64;
     default:
-      return dtype;
+      break;
+  }
+  if (!is_opaque(dtype)) return dtype;
+  switch (size_of(dtype)) {
+    case 1:
+      return DType::uint8;
+    case 2:
+      return DType::uint16;
+    default:
+      return DType::uint32;
   }
 }
 

@@ -9,7 +9,8 @@
 namespace dsckpt {
 
 // Of a complex type, the type of the real and of the imaginary part, which follow each other in
-// memory; any other type is itself.
+// memory. Opaque elements count as the unsigned integers that their bytes are. Any other type is
+// itself.
 DType real_part(DType dtype);
 
 // Whether float32 has every value of `dtype`, which is not complex; convert() makes it then.

@@ -274,8 +274,8 @@ class Checkpoint {
   // Patterns of universal_checkpoint_info that fit no parameter. Only with
   // OpenOptions::optimizer_states.
   const std::vector<std::string>& unused_patterns() const;
-  // Parameters of the model that no file has values of: stage 3 of old releases loses those that
-  // are frozen. There is a note on each.
+  // Tensors of the model that cannot be had: stage 3 of old releases loses frozen parameters, and
+  // quantised and sparse tensors are not read. There is a note on each.
   const std::vector<std::string>& valueless() const;
   // Things a user should know that are no errors.
   const std::vector<std::string>& notes() const;

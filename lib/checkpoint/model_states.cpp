@@ -4,6 +4,7 @@
 #include <map>
 #include <tuple>
 
+#include "checkpoint/layout.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/release.h"
 #include "deepspeed/run_config.h"
@@ -11,6 +12,20 @@
 
 namespace dsckpt {
 using pickle::Value;
+
+namespace {
+
+// The function of torch._utils that makes a tensor of `value`: quantised and sparse ones are not
+// read; "" of what is none.
+std::string_view rebuilt_by(const Value& value) {
+  if (!value.is(pickle::Kind::object)) return "";
+  const pickle::ObjectNode& object = value.as_object();
+  if (!object.callable.is(pickle::Kind::global)) return "";
+  const auto [module, name] = object.callable.as_global();
+  return module == "torch._utils" && name.starts_with("_rebuild_") ? name : std::string_view();
+}
+
+}  // namespace
 
 ModelStates::ModelStates(const Shard& shard) : fields(shard, shard.archive.root()) {
   const auto module_value = shard.archive.root().find(keys::kModule);
@@ -30,7 +45,7 @@ ModelStates::ModelStates(const Shard& shard) : fields(shard, shard.archive.root(
       stripped.emplace(name, in_context(fields.where(keys::kModule),
                                         [&meta = value] { return meta_tensor(meta).shape; }));
     } else {
-      not_tensors.push_back(name);
+      not_tensors.emplace_back(name, value);
     }
   }
   for (const auto& [name, value] : module) by_name.emplace(name, value);
@@ -78,9 +93,15 @@ void ModelStates::drop_false_aliases() {
   });
 }
 
-void ModelStates::note_not_tensors(std::vector<std::string>& notes) const {
-  for (const std::string& name : not_tensors) {
-    notes.push_back("'" + name + "' of the model's state is not a tensor; left out");
+void ModelStates::note_not_tensors(CheckpointDraft& draft) const {
+  for (const auto& [name, value] : not_tensors) {
+    const std::string_view rebuilt = rebuilt_by(value);
+    draft.notes.push_back(
+        "'" + name + "' of the model's state is " +
+        (rebuilt.empty() ? std::string("not a tensor")
+                         : "a tensor of a kind that is not read (" + std::string(rebuilt) + ")") +
+        "; left out of weights");
+    if (!rebuilt.empty() || buffer_names.contains(name)) draft.valueless.push_back(name);
   }
 }
 

@@ -14,6 +14,8 @@
 
 namespace dsckpt {
 
+struct CheckpointDraft;
+
 // One model-states file: engine.py save_checkpoint, `state = dict(module=..., ...)`. Borrows the
 // shard. A pipeline's files have None for `module`: its layers are in files of their own.
 struct ModelStates {
@@ -21,9 +23,9 @@ struct ModelStates {
   ModelStates(ModelStates&&) = default;
 
   Fields fields;
-  // `module` in order; entries that are no tensors are left out and named in `not_tensors`.
+  // `module` in order, and its entries that are no tensors, or of kinds that are not read.
   std::vector<std::pair<std::string, pickle::Value>> module;
-  std::vector<std::string> not_tensors;
+  std::vector<std::pair<std::string, pickle::Value>> not_tensors;
   // Entries without their values, which are those of the masters (CheckpointFacts::stripped), and
   // their shapes.
   std::unordered_map<std::string, Shape> stripped;
@@ -37,8 +39,8 @@ struct ModelStates {
   std::optional<pickle::Value> frozen_param_fragments;
 
   const Shard& shard() const { return fields.shard(); }
-  // A note for each of `not_tensors`.
-  void note_not_tensors(std::vector<std::string>& notes) const;
+  // A note for each of `not_tensors`. Those that should be tensors are without a value.
+  void note_not_tensors(CheckpointDraft& draft) const;
   // The names that shared_params has as aliases.
   std::unordered_set<std::string> aliases() const;
   // Whether the optimizer owns it.

@@ -97,7 +97,7 @@ class UniversalReader {
     worlds.push_back(std::move(world));
     assemble(draft_, worlds);
     if (stage_ == 3) find_valueless(worlds.front(), draft_);
-    model().note_not_tensors(draft_.notes);
+    model().note_not_tensors(draft_);
   }
 
  private:

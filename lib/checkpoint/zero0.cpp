@@ -217,7 +217,7 @@ class Zero0Reader {
     }
     find_whether_masters();
     assemble(draft_, worlds_, layers_);
-    for (const ModelStates& model : models_) model.note_not_tensors(draft_.notes);
+    for (const ModelStates& model : models_) model.note_not_tensors(draft_);
   }
 
  private:

@@ -611,7 +611,7 @@ void read_zero12(CheckpointDraft& draft) {
   std::vector<PipelineLayer> layers;
   if (!draft.mp_rank) layers = open_pipeline_layers(draft, names_in(worlds));
   assemble(draft, worlds, layers);
-  for (const ModelStates& model : models) model.note_not_tensors(draft.notes);
+  for (const ModelStates& model : models) model.note_not_tensors(draft);
 }
 
 }  // namespace

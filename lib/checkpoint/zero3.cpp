@@ -480,7 +480,7 @@ void read_zero3(CheckpointDraft& draft) {
   if (!draft.mp_rank) note_unreferenced(draft);
   assemble(draft, worlds);
   find_valueless(worlds.front(), draft);
-  models.front().states->note_not_tensors(draft.notes);
+  models.front().states->note_not_tensors(draft);
 }
 
 }  // namespace

@@ -11,7 +11,9 @@
 
 namespace dsckpt {
 
-// Every element type torch can store in a checkpoint. `boolean` is torch.bool.
+// Every element type torch can store in a checkpoint. `boolean` is torch.bool. From
+// float4_e2m1fn_x2 on an element is opaque: bytes that are passed on, and never converted. The
+// quantised types are those of storages: no tensor of them is read.
 enum class DType : uint8_t {
   float64,
   float32,
@@ -34,8 +36,19 @@ enum class DType : uint8_t {
   complex32,
   complex64,
   complex128,
+  float4_e2m1fn_x2,
+  bits8,
+  bits16,
+  bits1x8,
+  bits2x4,
+  bits4x2,
+  qint8,
+  quint8,
+  qint32,
+  quint4x2,
+  quint2x4,
 };
-inline constexpr size_t kDTypeCount = 21;
+inline constexpr size_t kDTypeCount = 32;
 
 // Sizes of the dimensions, as torch counts them: all >= 0, empty for a 0-dim tensor.
 using Shape = std::vector<int64_t>;
@@ -44,7 +57,8 @@ using Shape = std::vector<int64_t>;
 DSCKPT_EXPORT size_t size_of(DType dtype);
 // torch's name without "torch.": "float32", "bool", ...
 DSCKPT_EXPORT std::string_view torch_name(DType dtype);
-// torch.Tensor.is_floating_point: true for the float types, false for integers, bool and complex.
+// torch.Tensor.is_floating_point: true for the float types (two float4 in a byte too),
+// false for integers, bool, complex, bits and quantised types.
 DSCKPT_EXPORT bool is_floating_point(DType dtype);
 // Number of elements. Throws CorruptError on a negative dimension or if the count does not fit.
 DSCKPT_EXPORT int64_t numel(const Shape& shape);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <unordered_set>
@@ -20,12 +21,25 @@ constexpr std::string_view kMetadataKey = "__metadata__";
 // The order in which tensor.rs writes tensors: its Dtype enum backwards, so that the alignment
 // falls.
 constexpr std::array kWriteOrder = {
-    DType::uint64,          DType::int64,          DType::float64,
-    DType::complex64,       DType::float32,        DType::uint32,
-    DType::int32,           DType::bfloat16,       DType::float16,
-    DType::uint16,          DType::int16,          DType::float8_e5m2fnuz,
-    DType::float8_e4m3fnuz, DType::float8_e8m0fnu, DType::float8_e4m3fn,
-    DType::float8_e5m2,     DType::int8,           DType::uint8,
+    DType::uint64,
+    DType::int64,
+    DType::float64,
+    DType::complex64,
+    DType::float32,
+    DType::uint32,
+    DType::int32,
+    DType::bfloat16,
+    DType::float16,
+    DType::uint16,
+    DType::int16,
+    DType::float8_e5m2fnuz,
+    DType::float8_e4m3fnuz,
+    DType::float8_e8m0fnu,
+    DType::float8_e4m3fn,
+    DType::float8_e5m2,
+    DType::int8,
+    DType::uint8,
+    DType::float4_e2m1fn_x2,
     DType::boolean,
 };
 
@@ -193,9 +207,30 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
   std::unordered_set<std::string, KeyedHash> names_;
 };
 
-// Sub-byte types of tensor.rs 0.8.
-bool is_sub_byte(std::string_view dtype) {
-  return dtype == "F4" || dtype == "F6_E2M3" || dtype == "F6_E3M2";
+// Types of tensor.rs 0.8 whose elements torch has no tensors of.
+bool is_six_bits(std::string_view dtype) {
+  return dtype == "F6_E2M3" || dtype == "F6_E3M2";
+}
+
+// The header counts elements of F4, torch the bytes of two. safetensors/torch.py stretches the last
+// dimension.
+Shape shape_in_header(DType dtype, Shape shape) {
+  if (dtype != DType::float4_e2m1fn_x2) return shape;
+  if (shape.empty() || shape.back() > std::numeric_limits<int64_t>::max() / 2) {
+    throw UnsupportedError({},
+                           "safetensors cannot hold a float4_e2m1fn_x2 of shape " + to_text(shape));
+  }
+  shape.back() *= 2;
+  return shape;
+}
+
+Shape shape_of_header(DType dtype, Shape shape) {
+  if (dtype != DType::float4_e2m1fn_x2) return shape;
+  if (shape.empty() || shape.back() % 2 != 0) {
+    throw UnsupportedError({}, "F4 elements that do not fill bytes");
+  }
+  shape.back() /= 2;
+  return shape;
 }
 
 SafetensorsEntry check_entry(Described&& tensor, FileId file, uint64_t data, uint64_t data_size) {
@@ -204,8 +239,8 @@ SafetensorsEntry check_entry(Described&& tensor, FileId file, uint64_t data, uin
       throw CorruptError({}, "dtype, shape or data_offsets are missing in the header");
     }
     const std::optional<DType> dtype = dtype_from_safetensors_name(*tensor.dtype);
-    if (!dtype && is_sub_byte(*tensor.dtype)) {
-      throw UnsupportedError({}, "elements of less than a byte (" + *tensor.dtype + ")");
+    if (!dtype && is_six_bits(*tensor.dtype)) {
+      throw UnsupportedError({}, "elements of six bits (" + *tensor.dtype + ")");
     }
     if (!dtype) {
       throw CorruptError({}, "unknown dtype \"" + tensor.dtype->substr(0, 40) + "\"");
@@ -217,13 +252,13 @@ SafetensorsEntry check_entry(Described&& tensor, FileId file, uint64_t data, uin
                                  ") do not lie in the " + std::to_string(data_size) +
                                  " bytes after the header");
     }
-    const uint64_t needed =
-        checked_mul(static_cast<uint64_t>(numel(*tensor.shape)), size_of(*dtype));
+    Shape shape = shape_of_header(*dtype, std::move(*tensor.shape));
+    const uint64_t needed = checked_mul(static_cast<uint64_t>(numel(shape)), size_of(*dtype));
     if (needed != end - begin) {
       throw CorruptError({}, "its shape needs " + std::to_string(needed) +
                                  " bytes, its data_offsets give " + std::to_string(end - begin));
     }
-    return {std::move(tensor.name), *dtype, std::move(*tensor.shape),
+    return {std::move(tensor.name), *dtype, std::move(shape),
             Extent{file, data + begin, end - begin}};
   });
 }
@@ -349,7 +384,10 @@ OutputId lay_out_safetensors(PlanBuilder& plan, std::string path, std::vector<Na
     if (header.size() > 1) header += ',';
     header += quoted(tensor.name, path) + ":{\"dtype\":\"" +
               std::string(safetensors_name(tensor.source.dtype())) + "\",\"shape\":[";
-    for (const int64_t size : tensor.source.shape()) {
+    const Shape shape = in_context({.file = path, .tensor = tensor.name}, [&] {
+      return shape_in_header(tensor.source.dtype(), tensor.source.shape());
+    });
+    for (const int64_t size : shape) {
       if (header.back() != '[') header += ',';
       header += std::to_string(size);
     }

@@ -297,6 +297,9 @@ struct TorchArchive::Impl {
       tensor.entry = checked_storage(storage, where.member);
       TensorInfo& info = tensor.info;
       info.dtype = parts.dtype.value_or(storage.dtype);
+      if (is_quantised(info.dtype)) {
+        throw UnsupportedError({}, "a tensor of type " + std::string(torch_name(info.dtype)));
+      }
       info.storage_key = storage.key;
       info.requires_grad = parts.requires_grad;
       info.attributes = parts.attributes;

@@ -62,9 +62,7 @@ Value dims(Document& document, const std::vector<int64_t>& values) {
 }  // namespace
 
 TorchArchiveWriter::StorageId TorchArchiveWriter::storage(TensorSource data) {
-  if (data.dtype() == DType::complex32) {
-    throw UnsupportedError({}, "torch.save has no storage for complex32");
-  }
+  if (is_quantised(data.dtype())) throw std::logic_error("a quantised type without its scale");
   storages_.push_back({std::move(data), {}});
   return storages_.size() - 1;
 }

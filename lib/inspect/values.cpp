@@ -270,8 +270,9 @@ std::string element_text(DType dtype, const std::byte* at) {
       return complex_text(load_le<float>(at), load_le<float>(at + sizeof(float)));
     case DType::complex128:
       return complex_text(load_le<double>(at), load_le<double>(at + sizeof(double)));
+    default:
+      return element_text(real_part(dtype), at);
   }
-  return "";
 }
 
 void write_values(const InputFiles& inputs, const TensorSource& tensor, int64_t edge,

@@ -33,7 +33,18 @@ at::ScalarType scalar_type(DType dtype) {
                                                            at::ScalarType::Bool,
                                                            at::ScalarType::ComplexHalf,
                                                            at::ScalarType::ComplexFloat,
-                                                           at::ScalarType::ComplexDouble};
+                                                           at::ScalarType::ComplexDouble,
+                                                           at::ScalarType::Float4_e2m1fn_x2,
+                                                           at::ScalarType::Bits8,
+                                                           at::ScalarType::Bits16,
+                                                           at::ScalarType::Bits1x8,
+                                                           at::ScalarType::Bits2x4,
+                                                           at::ScalarType::Bits4x2,
+                                                           at::ScalarType::QInt8,
+                                                           at::ScalarType::QUInt8,
+                                                           at::ScalarType::QInt32,
+                                                           at::ScalarType::QUInt4x2,
+                                                           at::ScalarType::QUInt2x4};
   return kTypes[static_cast<size_t>(dtype)];
 }
 

@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "base/dtype_names.h"
 #include "base/kernels.h"
 #include "base/patterns.h"
 #include "dsckpt/error.h"
@@ -28,13 +29,18 @@ class Selection {
     return !exclude_.find_in(name);
   }
 
-  TensorSource cast(const Param& param) const {
+  // With a note where fp32 is asked for, as it is unless something else is, of what has no fp32.
+  TensorSource cast(const Param& param, std::vector<std::string>& notes) const {
     const DType stored = param.weight.dtype();
     const TensorSource weight = without_padding(param, param.weight);
     if (!is_floating_point(stored)) return weight;
     const std::optional<DType> target =
         keep_fp32_.find_in(param.name) ? DType::float32 : options_.dtype;
     if (!target || *target == stored) return weight;
+    if (is_opaque(stored) && *target == DType::float32) {
+      notes.push_back("'" + param.name + "' stays " + std::string(torch_name(stored)));
+      return weight;
+    }
     if (!can_convert(stored, *target)) {
       throw UnsupportedError({.tensor = param.name}, "cannot convert " +
                                                          std::string(torch_name(stored)) + " to " +
@@ -73,7 +79,7 @@ std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
   for (const Param& param : checkpoint.params()) {
     if (!selection.wants(param.name, param.kind)) continue;
     OutputTensor tensor{key_map.rename(without_prefix(param.name, options.strip_prefix)),
-                        selection.cast(param),
+                        selection.cast(param, notes),
                         {}};
     if (tensor.name.empty() && !param.name.empty()) {
       throw UsageError("'" + param.name + "' is left without a name");

@@ -16,7 +16,7 @@ import zipfile
 import torch
 from safetensors.torch import save_file
 
-TYPES = ("float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz "
+TYPES = ("float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float4_e2m1fn_x2 "
          "float8_e8m0fnu int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool complex64").split()
 
 

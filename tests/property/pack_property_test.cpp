@@ -75,7 +75,10 @@ class Archives {
                                 {static_cast<int64_t>(count)});
   }
 
-  DType dtype() { return static_cast<DType>(below(kDTypeCount)); }
+  DType dtype() {
+    const auto type = static_cast<DType>(below(kDTypeCount));
+    return is_quantised(type) ? DType::uint8 : type;
+  }
 
   void add_torch(PlanBuilder& plan, const std::string& path) {
     TorchArchiveWriter writer;
@@ -83,8 +86,7 @@ class Archives {
     const pickle::Value dict = document.dict();
     for (uint64_t i = below(6); i > 0; --i) {
       const std::string key = "layers." + std::to_string(i) + ".weight";
-      DType type = dtype();
-      if (type == DType::complex32) type = DType::bfloat16;  // torch.save refuses it
+      const DType type = dtype();
       const uint64_t numel = count();
       const auto storage = writer.storage(data(type, numel));
       const uint64_t begin = below(numel + 1);

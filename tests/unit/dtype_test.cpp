@@ -43,6 +43,17 @@ constexpr Fact kFacts[] = {
     {DType::complex32, "complex32", 4, false, "", ""},
     {DType::complex64, "complex64", 8, false, "ComplexFloatStorage", "C64"},
     {DType::complex128, "complex128", 16, false, "ComplexDoubleStorage", ""},
+    {DType::float4_e2m1fn_x2, "float4_e2m1fn_x2", 1, true, "", "F4"},
+    {DType::bits8, "bits8", 1, false, "", ""},
+    {DType::bits16, "bits16", 2, false, "", ""},
+    {DType::bits1x8, "bits1x8", 1, false, "", ""},
+    {DType::bits2x4, "bits2x4", 1, false, "", ""},
+    {DType::bits4x2, "bits4x2", 1, false, "", ""},
+    {DType::qint8, "qint8", 1, false, "QInt8Storage", ""},
+    {DType::quint8, "quint8", 1, false, "QUInt8Storage", ""},
+    {DType::qint32, "qint32", 4, false, "QInt32Storage", ""},
+    {DType::quint4x2, "quint4x2", 1, false, "QUInt4x2Storage", ""},
+    {DType::quint2x4, "quint2x4", 1, false, "QUInt2x4Storage", ""},
 };
 static_assert(std::size(kFacts) == kDTypeCount);
 

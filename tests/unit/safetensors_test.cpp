@@ -96,6 +96,9 @@ TEST(SafetensorsLayout, RefusesWhatTheFormatCannotHold) {
   };
   EXPECT_THROW(lay_out({{"a", tensor(DType::complex128)}}), UnsupportedError);
   EXPECT_THROW(lay_out({{"a", tensor(DType::complex32)}}), UnsupportedError);
+  EXPECT_THROW(lay_out({{"a", tensor(DType::bits8)}}), UnsupportedError);
+  EXPECT_THROW(lay_out({{"a", tensor(DType::float4_e2m1fn_x2)}}),
+               UnsupportedError);  // no dimension
   EXPECT_THROW(lay_out({{"\xff", tensor(DType::int8)}}), UnsupportedError);
   EXPECT_THROW(lay_out({{"__metadata__", tensor(DType::int8)}}), InconsistentError);
   EXPECT_THROW(lay_out({{"a", tensor(DType::int8)}, {"a", tensor(DType::int64)}}),

@@ -297,7 +297,8 @@ def open(path, *, tag=None, roots=(), tp_rules=(), check=True, mmap=False, frame
 
 _SIZES = {**{name: int(code[1:] or 1) for name, code in _NUMPY.items() if code != "?"}, "bool": 1, "bfloat16": 2,
           "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
-          "complex32": 4}  # fmt: skip
+          "complex32": 4, "float4_e2m1fn_x2": 1, "bits8": 1, "bits16": 2, "bits1x8": 1, "bits2x4": 1,
+          "bits4x2": 1}  # fmt: skip
 
 
 def _torch(data, dtype, shape, strides):
