@@ -90,10 +90,7 @@ class ByteReader {
   bool at_end() const { return remaining() == 0; }
 
   ByteSpan take(uint64_t count) {
-    if (count > remaining()) {
-      throw CorruptError({.offset = offset()}, std::to_string(count) + " bytes expected, " +
-                                                   std::to_string(remaining()) + " left");
-    }
+    if (count > remaining()) fail(count);
     ByteSpan out = bytes_.subspan(position_, static_cast<size_t>(count));
     position_ += static_cast<size_t>(count);
     return out;
@@ -118,6 +115,12 @@ class ByteReader {
   }
 
  private:
+  // Apart, so that take() is inlined.
+  [[noreturn, gnu::cold, gnu::noinline]] void fail(uint64_t count) const {
+    throw CorruptError({.offset = offset()}, std::to_string(count) + " bytes expected, " +
+                                                 std::to_string(remaining()) + " left");
+  }
+
   ByteSpan bytes_;
   uint64_t base_;
   size_t position_ = 0;

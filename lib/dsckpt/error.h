@@ -5,6 +5,7 @@
 // key?") are return values, never exceptions.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
@@ -121,6 +122,16 @@ auto in_context(const Where& where, Body&& body) {
     return std::forward<Body>(body)();
   } catch (const Error& error) {
     error.within(where).raise();
+  }
+}
+
+// The same with `where` called for the place, once there is an error.
+template <std::invocable MakeWhere, typename Body>
+auto in_context(const MakeWhere& where, Body&& body) {
+  try {
+    return std::forward<Body>(body)();
+  } catch (const Error& error) {
+    error.within(where()).raise();
   }
 }
 

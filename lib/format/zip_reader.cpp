@@ -208,7 +208,8 @@ ZipEntry read_entry(ByteReader& reader) {
   if (entry.name.empty() || entry.name.find('\0') != std::string::npos) {
     throw CorruptError({.offset = at}, "a record's name is empty or has a NUL byte");
   }
-  in_context({.member = entry.name, .offset = at}, [&] {
+  const auto where = [&] { return Where{.member = entry.name, .offset = at}; };
+  in_context(where, [&] {
     apply_zip64_extra(ByteReader(extra, extra_offset), &entry.size, &csize, &entry.header_offset);
     if (disk != 0) throw UnsupportedError({}, "a zip split over several files");
     if ((entry.flags & zip::kEncryptionFlags) != 0) throw UnsupportedError({}, "is encrypted");
@@ -254,27 +255,6 @@ void set_limits(std::vector<ZipEntry>& entries, uint64_t directory_offset) {
   }
 }
 
-// As miniz compares names (mz_zip_filename_compare): torch asks for records without minding case.
-std::string lower(std::string name) {
-  for (char& c : name) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return name;
-}
-
-void check_names_differ(const std::vector<ZipEntry>& entries) {
-  std::unordered_map<std::string, const ZipEntry*, KeyedHash> seen;
-  seen.reserve(entries.size());
-  for (const ZipEntry& entry : entries) {
-    const auto [other, is_new] = seen.emplace(lower(entry.name), &entry);
-    if (is_new) continue;
-    throw CorruptError({.member = entry.name}, other->second->name == entry.name
-                                                   ? "two records have this name"
-                                                   : "torch takes this name and '" +
-                                                         other->second->name + "' for the same");
-  }
-}
-
 // The indices of `entries` in the order of their names.
 std::vector<uint32_t> sorted_by_name(const std::vector<ZipEntry>& entries) {
   std::vector<uint32_t> order(entries.size());
@@ -283,6 +263,39 @@ std::vector<uint32_t> sorted_by_name(const std::vector<ZipEntry>& entries) {
     return std::tie(entries[a].name, a) < std::tie(entries[b].name, b);
   });
   return order;
+}
+
+// As miniz compares names (mz_zip_filename_compare): torch asks for records without minding case.
+std::string lower(std::string name) {
+  for (char& c : name) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return name;
+}
+
+// `by_name`: sorted_by_name().
+void check_names_differ(const std::vector<ZipEntry>& entries,
+                        const std::vector<uint32_t>& by_name) {
+  const auto same = std::adjacent_find(by_name.begin(), by_name.end(), [&](uint32_t a, uint32_t b) {
+    return entries[a].name == entries[b].name;
+  });
+  if (same != by_name.end()) {
+    throw CorruptError({.member = entries[*same].name}, "two records have this name");
+  }
+  const auto has_capitals = [](const ZipEntry& entry) {
+    return std::any_of(entry.name.begin(), entry.name.end(),
+                       [](char c) { return c >= 'A' && c <= 'Z'; });
+  };
+  // Names of torch.save differ in more than case.
+  if (std::none_of(entries.begin(), entries.end(), has_capitals)) return;
+  std::unordered_map<std::string, const ZipEntry*, KeyedHash> seen;
+  seen.reserve(entries.size());
+  for (const ZipEntry& entry : entries) {
+    const auto [other, is_new] = seen.emplace(lower(entry.name), &entry);
+    if (is_new) continue;
+    throw CorruptError({.member = entry.name},
+                       "torch takes this name and '" + other->second->name + "' for the same");
+  }
 }
 
 }  // namespace
@@ -322,8 +335,8 @@ ZipReader ZipReader::open(const InputFile& file, FileId id) {
     set_limits(zip.entries_, directory.offset);
     zip.has_checksums_ = std::any_of(zip.entries_.begin(), zip.entries_.end(),
                                      [](const ZipEntry& entry) { return entry.crc32 != 0; });
-    check_names_differ(zip.entries_);
     zip.by_name_ = sorted_by_name(zip.entries_);
+    check_names_differ(zip.entries_, zip.by_name_);
     return zip;
   });
 }
