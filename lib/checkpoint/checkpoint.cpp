@@ -119,6 +119,7 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder, const O
   CheckpointDraft& draft = impl->draft;
   draft.folder = folder;
   draft.facts.tag = draft.folder.tag;
+  if (!folder.note.empty()) draft.notes.push_back(folder.note);
   draft.optimizer_states = options.optimizer_states;
   draft.tp_rules = options.tp_rules;
   draft.allow_missing = options.allow_missing;
@@ -171,6 +172,9 @@ const RunConfig& Checkpoint::run_config() const {
 }
 const fs::path& Checkpoint::tag_folder() const {
   return impl_->draft.folder.path;
+}
+const fs::path& Checkpoint::named() const {
+  return impl_->draft.folder.named;
 }
 const std::vector<fs::path>& Checkpoint::other_roots() const {
   return impl_->draft.folder.other_roots;

@@ -243,6 +243,8 @@ class Checkpoint {
   const RunConfig& run_config() const;
   // The folder that holds the shards.
   const std::filesystem::path& tag_folder() const;
+  // What open() was given, or the folder that was meant by it (TagFolder::named).
+  const std::filesystem::path& named() const;
   // Further folders of the same tag (OpenOptions::roots).
   const std::vector<std::filesystem::path>& other_roots() const;
   // In the order of DeepSpeed's zero_to_fp32: buffers, frozen, trainable by group, aliases.

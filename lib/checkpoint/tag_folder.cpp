@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "base/bytes.h"
+#include "checkpoint/nearest_checkpoint.h"
 #include "dsckpt/error.h"
 #include "format/zip.h"
 #include "io/input_file.h"
@@ -54,26 +55,6 @@ std::vector<ShardFile> list_shards(const fs::path& folder) {
   return shards;
 }
 
-// The tag that `latest` names, checked to be a plain relative path.
-std::string read_latest(const fs::path& path) {
-  const InputFile file(path);
-  if (file.size() > kMaxTagBytes) {
-    throw CorruptError({.file = path.string()}, "is too long to be the name of a tag");
-  }
-  const std::vector<std::byte> bytes = file.read(0, file.size());
-  std::string_view text = as_text(bytes);
-  const auto is_space = [](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); };
-  if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);  // of an editor
-  while (!text.empty() && (is_space(text.back()) || text.back() == '/')) text.remove_suffix(1);
-  while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
-  const fs::path tag(text);
-  const bool leaves = std::any_of(tag.begin(), tag.end(), [](const auto& p) { return p == ".."; });
-  if (text.empty() || text.find('\0') != text.npos || tag.is_absolute() || leaves) {
-    throw CorruptError({.file = path.string()}, "does not hold the name of a tag");
-  }
-  return std::string(text);
-}
-
 // " (there are: a, b)", for a folder that is not what was hoped.
 std::string whats_there(const fs::path& folder) {
   std::vector<std::string> names;
@@ -96,13 +77,6 @@ fs::path with_name(const fs::path& path) {
   if (named.filename() != "." && named.filename() != "..") return named;
   named = fs::absolute(named).lexically_normal();
   return named.has_filename() ? named : named.parent_path();
-}
-
-std::optional<fs::path> latest_in(const fs::path& folder) {
-  for (const char* name : {"latest", "latest_universal"}) {
-    if (is_stored(folder / name)) return folder / name;
-  }
-  return std::nullopt;
 }
 
 // The records of a zip with their CRC32s; nullopt for what is no zip with checksums.
@@ -143,7 +117,7 @@ fs::path find_in_root(const fs::path& root, const std::string& tag, bool tag_was
     throw UsageError(root.string() + ": there is no such folder");
   const auto latest = latest_in(root);
   if (!tag_was_given && latest) {
-    if (const std::string named = read_latest(*latest); named != tag) {
+    if (const std::string named = tag_named_by(*latest); named != tag) {
       throw InconsistentError(
           {.file = latest->string()},
           "names the tag '" + named + "', in the first root it is '" + tag + "'")
@@ -185,6 +159,25 @@ void add_root(TagFolder& folder, const fs::path& other) {
 
 }  // namespace
 
+std::string tag_named_by(const fs::path& path) {
+  const InputFile file(path);
+  if (file.size() > kMaxTagBytes) {
+    throw CorruptError({.file = path.string()}, "is too long to be the name of a tag");
+  }
+  const std::vector<std::byte> bytes = file.read(0, file.size());
+  std::string_view text = as_text(bytes);
+  const auto is_space = [](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); };
+  if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);  // of an editor
+  while (!text.empty() && (is_space(text.back()) || text.back() == '/')) text.remove_suffix(1);
+  while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
+  const fs::path tag(text);
+  const bool leaves = std::any_of(tag.begin(), tag.end(), [](const auto& p) { return p == ".."; });
+  if (text.empty() || text.find('\0') != text.npos || tag.is_absolute() || leaves) {
+    throw CorruptError({.file = path.string()}, "does not hold the name of a tag");
+  }
+  return std::string(text);
+}
+
 fs::path TagFolder::display_root() const {
   return other_roots.empty() ? path.parent_path() : fs::path();
 }
@@ -216,8 +209,11 @@ void refuse_other_roots(const TagFolder& universal) {
                          "is a universal checkpoint, which is one folder: it has no other roots");
 }
 
-TagFolder find_tag_folder(const fs::path& given, const std::string& tag,
-                          const std::vector<fs::path>& roots) {
+namespace {
+
+// Where `path` is the one that a user means.
+TagFolder find_exactly(const fs::path& given, const std::string& tag,
+                       const std::vector<fs::path>& roots) {
   std::error_code failed;
   const fs::file_status status = fs::status(given, failed);
   if (status.type() == fs::file_type::not_found) {
@@ -234,7 +230,7 @@ TagFolder find_tag_folder(const fs::path& given, const std::string& tag,
   if (!tag.empty()) {
     folder = {path / tag, tag, {}};
   } else if (latest) {
-    const std::string named = read_latest(*latest);
+    const std::string named = tag_named_by(*latest);
     folder = {path / named, named, {}};
     if (!fs::is_directory(folder.path, failed)) {
       throw InconsistentError(
@@ -260,6 +256,20 @@ TagFolder find_tag_folder(const fs::path& given, const std::string& tag,
     add_root(folder, find_in_root(root, folder.tag, !tag.empty()));
   }
   sort_shards(folder.shards);
+  return folder;
+}
+
+}  // namespace
+
+TagFolder find_tag_folder(const fs::path& path, const std::string& tag,
+                          const std::vector<fs::path>& roots) {
+  std::error_code failed;
+  const bool exists = fs::exists(path, failed);
+  const auto nearest = exists ? nearest_checkpoint(with_name(path), tag) : std::nullopt;
+  const fs::path& named = nearest ? nearest->path : path;
+  TagFolder folder = find_exactly(named, nearest ? nearest->tag : tag, roots);
+  folder.named = named;
+  if (nearest) folder.note = nearest->note;
   return folder;
 }
 

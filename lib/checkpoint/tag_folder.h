@@ -21,6 +21,10 @@ struct TagFolder {
   std::vector<ShardFile> shards;
   // Further folders of the same tag, on other disks, whose shards are listed too.
   std::vector<std::filesystem::path> other_roots = {};
+  // What find_tag_folder() was given, or the folder that was meant by it.
+  std::filesystem::path named = {};
+  // Why it is this one, where the path left a choice (NearestCheckpoint::note); else "".
+  std::string note = {};
 
   // What messages name files relative to: the folder above `path`. Nothing, so that paths stay
   // whole, if there are other roots.
@@ -35,10 +39,13 @@ struct TagFolder {
 // Whether `folder` itself has files with shards' names; false if it cannot be listed.
 bool has_shards(const std::filesystem::path& folder);
 
+// The tag that the file `latest` names: a plain relative path. Throws CorruptError.
+std::string tag_named_by(const std::filesystem::path& latest);
+
 // Resolves what a user calls a checkpoint: a folder with `tag` in it; else one with the file
-// `latest`, or else `latest_universal`; else a folder that holds shards itself. zero_to_fp32.py
-// get_fp32_state_dict_from_zero_checkpoint. Throws IoError or InconsistentError that says what is
-// there instead.
+// `latest`, or else `latest_universal`; else a folder that holds shards itself (zero_to_fp32.py
+// get_fp32_state_dict_from_zero_checkpoint); else what nearest_checkpoint() finds. Throws IoError
+// or InconsistentError that says what is there instead.
 //
 // `roots` are further folders, each with the same tag's folder in it or such a folder itself: what
 // every node kept on a disk of its own (checkpoint.use_node_local_storage). A file that is in

@@ -83,6 +83,7 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
                        {.strip_prefix = options.strip_prefix, .add_prefix = options.add_prefix},
                        impl->like.get())
                  : Checkpoint::open(*impl->inputs, path, open));
+  if (!is_weights) impl->path = impl->checkpoint->named();
   return Source(std::move(impl));
 }
 

@@ -505,8 +505,12 @@ class CheckpointPlaceTest(CliTest):
 
     def test_a_file_or_a_folder_without_shards_is_refused(self):
         scratch = self.scratch(SMALL)
-        self.assert_refused(self.tmp, 3, "holds no DeepSpeed shards")
-        done = self.zero_to_fp32(scratch.model(), self.new_path(), "--json")
+        empty = self.tmp / "empty"
+        empty.mkdir()
+        self.assert_refused(empty, 3, "holds no DeepSpeed shards")
+        notes = self.tmp / "notes.txt"
+        notes.write_text("no checkpoint")
+        done = self.zero_to_fp32(notes, self.new_path(), "--json")
         self.assertIn("is a file", self.error_of(done, 3)["message"])
 
     def test_old_file_names_are_read_and_the_records_prefix_still_tells_the_rank(self):

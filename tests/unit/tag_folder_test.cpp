@@ -86,11 +86,53 @@ TEST_F(TagFolders, LieInsideOfTheFolderThatLatestIsIn) {
 TEST_F(TagFolders, ThatAreMissingAreToldFromThoseThatAreThere) {
   write("step1/mp_rank_00_model_states.pt");
   EXPECT_ERROR(find("step2"), InconsistentError, "(folders there: step1)");
-  EXPECT_ERROR(find(), InconsistentError, "holds no DeepSpeed shards");
   write("latest", "step3");
   EXPECT_ERROR(find(), InconsistentError, "names the tag 'step3', which is not there");
   EXPECT_ERROR(find_tag_folder(folder_.path() / "nowhere", ""), UsageError, "no such folder");
-  EXPECT_ERROR(find_tag_folder(folder_.path() / "latest", ""), InconsistentError, "is a file");
+  write("notes.txt");
+  EXPECT_ERROR(find_tag_folder(folder_.path() / "notes.txt", ""), InconsistentError, "is a file");
+}
+
+// What a user may mean who does not give the folder with `latest`.
+TEST_F(TagFolders, AreFoundByAFileOfTheirs) {
+  write("step1/mp_rank_00_model_states.pt");
+  write("step2/mp_rank_00_model_states.pt");
+  write("latest", "step1");
+  write("latest_universal", "step2");
+  const auto found = [&](const char* path) { return find_tag_folder(folder_.path() / path, ""); };
+  EXPECT_EQ(found("latest").tag, "step1");
+  EXPECT_EQ(found("latest_universal").tag, "step2");
+  EXPECT_EQ(found("step2/mp_rank_00_model_states.pt").tag, "step2");
+  EXPECT_EQ(find_tag_folder(folder_.path() / "step2", "step2").tag, "step2");
+  EXPECT_EQ(found("latest").note, "");
+}
+
+TEST_F(TagFolders, BelowAreFoundByTheirNumbers) {
+  for (const char* name : {"checkpoint-9", "checkpoint-10", "checkpoint-2"}) {
+    write(std::string(name) + "/step/mp_rank_00_model_states.pt");
+    write(std::string(name) + "/latest", "step");
+  }
+  write("runs/events.1");
+  write(".git/step/mp_rank_00_model_states.pt");
+  const TagFolder newest = find();
+  EXPECT_EQ(newest.path, folder_.path() / "checkpoint-10" / "step");
+  EXPECT_EQ(newest.named, folder_.path() / "checkpoint-10");
+  EXPECT_NE(newest.note.find("checkpoint-10, the newest of 3 checkpoints"), std::string::npos);
+  EXPECT_EQ(find("checkpoint-9").path, folder_.path() / "checkpoint-9" / "step");
+  EXPECT_ERROR(find("step"), InconsistentError, "several checkpoints of the tag 'step'");
+  // Whoever has `latest` has said which.
+  write("step/mp_rank_00_model_states.pt");
+  write("latest", "step");
+  EXPECT_EQ(find().path, folder_.path() / "step");
+}
+
+TEST_F(TagFolders, BelowOfSeveralRunsAreListed) {
+  write("a/epoch=0-step=9.ckpt/step/mp_rank_00_model_states.pt");
+  write("a/epoch=0-step=9.ckpt/latest", "step");
+  EXPECT_EQ(find().path, folder_.path() / "a" / "epoch=0-step=9.ckpt" / "step");
+  write("b/step/mp_rank_00_model_states.pt");
+  EXPECT_ERROR(find(), InconsistentError,
+               "holds checkpoints in several folders: a/epoch=0-step=9.ckpt, b/step");
 }
 
 class Roots : public TagFolders {

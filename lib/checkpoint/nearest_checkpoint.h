@@ -1,0 +1,33 @@
+// What a path means that is no checkpoint's own folder.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace dsckpt {
+
+struct NearestCheckpoint {
+  std::filesystem::path path;  // a folder with `latest`, or a tag's own
+  std::string tag;             // or "": what `latest` names
+  std::string note;            // what was chosen among what; "" where the path leaves no choice
+};
+
+// `path`, which exists, is one of these:
+//  * a shard or the file `latest` (`latest_universal`) of a checkpoint: the folder it is in;
+//  * a folder without both, a Trainer's or Lightning's output: the newest of the checkpoints at
+//    most three levels below it. That is the one with the highest numbers in its name, or else
+//    which was changed last;
+//  * with `tag`: a folder that has it some levels below, the tag's own folder, or one whose `tag`
+//  is
+//    itself a folder with `latest`.
+// nullopt where `path` needs no help, or where nothing is near. Throws InconsistentError, with a
+// list, if checkpoints in several folders come into question, and IoError.
+std::optional<NearestCheckpoint> nearest_checkpoint(const std::filesystem::path& path,
+                                                    const std::string& tag);
+
+// `latest` of a folder, or else `latest_universal`; stored in any form.
+std::optional<std::filesystem::path> latest_in(const std::filesystem::path& folder);
+
+}  // namespace dsckpt
