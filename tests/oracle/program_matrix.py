@@ -1,0 +1,319 @@
+#!/usr/bin/env python3
+"""Every program of make_programs.py through every tool: what the tools write, the program itself must load.
+
+    program_matrix.py                              all cases
+    program_matrix.py --case 'trainer_.*_z3' --seed 7 --world 3 --to 2 --hidden 32
+    program_matrix.py --keep FOLDER --results FILE
+
+Each case is made anew. Then:
+
+    weights     zero-to-fp32: each name, and each value, of the live model
+    loaded      the program's own loader takes them, without missing or unexpected names: from_pretrained, peft's,
+                Accelerate's load_checkpoint_in_model, Lightning's load_from_checkpoint, load_state_dict
+    whole       ckpt-inspect verify and scan find nothing
+    resumed     reshard to another number of ranks, where the program goes on: the same masters and states bit for
+                bit, the same next losses
+    universal   to-universal, from which the program goes on with load_universal
+
+What cannot be is in EXPECTED with its reason; everything else is a failure, and so is what is expected and does not
+happen. Needs what testdata/makers/make_programs.txt lists; no part of CI.
+"""
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / folder) for folder in ("testdata/makers", "tests/support", "lib/python")]
+os.environ.setdefault("DSCKPT_BIN", str(ROOT / "build" / "release" / "bin"))
+os.environ["PATH"] = f"{os.environ['DSCKPT_BIN']}:{os.environ['PATH']}"  # where lib/python finds the program
+
+import make_programs  # noqa: E402  it sets the environment, so it comes first
+from make_checkpoints import run_forked  # noqa: E402
+from make_programs import CASES, Run, execute, make_case  # noqa: E402
+
+import common  # noqa: E402
+import torch  # noqa: E402
+from safetensors import safe_open  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
+STEPS = ("weights", "loaded", "whole", "resumed", "universal")
+LOSS_TOLERANCE = {"bf16": 2e-2, "fp32": 1e-3}  # another number of ranks adds in another order
+
+# (cases, step): what the answer must have in it, and why. Regular expressions.
+EXPECTED = [
+]
+
+
+class Wrong(Exception):
+    """What a step found."""
+
+
+def tool(name, *arguments):
+    done = common.run_tool(name, *arguments)
+    if done.returncode:
+        raise Wrong(f"{name} exits with {done.returncode}: {(done.stdout + done.stderr).strip()[-400:]}")
+    return done
+
+
+def differences(found, truth, names):
+    """Names that are missing or have other values. Values that fewer bits were made of are compared in these."""
+    missing = [name for name in names if name not in found]
+    other = []
+    for name in names:
+        if name in found:
+            a, b = found[name], truth[name]
+            same = a.shape == b.shape and torch.equal(a.double() if a.is_floating_point() else a,
+                                                      b.double() if b.is_floating_point() else b)
+            if not same:
+                other.append(name)
+    return [f"{len(list_)} {what}, such as {list_[0]}" for what, list_ in (("missing", missing), ("differ", other))
+            if list_]
+
+
+def demand(problems):
+    if problems:
+        raise Wrong("; ".join(problems))
+
+
+class Made:
+    """A case that was made, and where its results go."""
+
+    def __init__(self, case, folder, options):
+        self.case, self.folder, self.options = case, folder, options
+        self.ckpt = folder / "ckpt"
+        self.facts = json.loads((folder / "case.json").read_text())
+        self.truth = load_file(folder / "expected" / "truth.safetensors")
+        self.states = load_file(folder / "expected" / "states.safetensors")
+        self.trained = [name for name in self.facts["param_shapes"] if name not in self.facts["frozen"]]
+        self.tag = (self.ckpt / "latest").read_text().strip()
+        self.logs = folder / "logs"
+
+    def child(self, function, *arguments):
+        """Runs it in a process of its own, where libraries may be patched."""
+        error = run_forked(function, self.logs, [(self, *arguments)])
+        if error:
+            raise Wrong(error.strip()[-600:])
+
+
+def read_weights(folder):
+    """name -> tensor, aliases included."""
+    found, aliases = {}, {}
+    for path in sorted(folder.glob("*.safetensors")):
+        found |= load_file(path)
+        with safe_open(path, "pt") as file:
+            aliases |= file.metadata() or {}
+    return found | {alias: found[owner] for alias, owner in aliases.items() if owner in found}
+
+
+def weights(made):
+    out = made.folder / "weights"
+    config = ["--hf-config", made.ckpt] if (made.ckpt / "config.json").exists() else []
+    tool("zero-to-fp32", made.ckpt, out, "--safe-serialization", *config)
+    found = read_weights(out)
+    # The Trainer saves what is frozen beside an adapter in no file.
+    saved = made.trained if made.case.adapter and made.case.program in ("trainer", "sft") else list(made.truth)
+    demand(differences(found, made.truth, saved) +
+           [f"{name} is too much" for name in found if name not in made.truth][:1])
+
+
+def build(made):
+    torch.manual_seed(99)
+    return make_programs.MODELS[made.case.model](made.options.hidden)
+
+
+def check_loaded(made, model):
+    demand(differences(model.state_dict(), {name: value.float() if value.is_floating_point() else value
+                                            for name, value in made.truth.items()}, list(made.truth)))
+
+
+def load_pretrained(made):
+    model, info = type(build(made)).from_pretrained(made.folder / "weights", output_loading_info=True,
+                                                    dtype=torch.float32)
+    demand([f"{key}: {sorted(map(str, value))[:2]}" for key, value in info.items() if value])
+    check_loaded(made, model)
+
+
+def load_accelerate(made):
+    import accelerate
+    model = build(made)
+    accelerate.load_checkpoint_in_model(model, made.folder / "weights", strict=True)
+    check_loaded(made, model)
+
+
+def load_lightning(made):
+    import dsckpt
+    from lightning.pytorch.utilities import deepspeed as utilities
+    dsckpt.patch_deepspeed()
+    utilities.convert_zero_checkpoint_to_fp32_state_dict(str(made.ckpt), str(made.folder / "whole.ckpt"))
+    os.environ["RANK"] = "1"
+    run = Run(made.folder, 1, 99, made.options.hidden)
+    module = make_programs.lightning_module(made.case, run)
+    loaded = type(module).load_from_checkpoint(made.folder / "whole.ckpt", strict=True, weights_only=False)
+    check_loaded(made, loaded)
+
+
+def load_strictly(made):
+    model = build(made)
+    if made.case.arguments.get("compile") == "module":
+        model = torch.compile(model, backend="eager")
+    tool("zero-to-fp32", made.ckpt, made.folder / "bin")
+    model.load_state_dict(common.load_bin(made.folder / "bin" / "pytorch_model.bin"), strict=True)
+    check_loaded(made, model.float())
+
+
+def load_adapter(made):
+    """peft's loader takes the adapter, which is the one that peft saved."""
+    import peft
+    configured = list(made.ckpt.rglob("adapter_config.json"))
+    tool("zero-to-fp32", made.ckpt, "--peft", made.folder / "adapter", *([] if configured else ["--lora-alpha", 8]))
+    for saved in made.ckpt.rglob("adapter_model.safetensors"):
+        ours = made.folder / "adapter" / saved.relative_to(made.ckpt)
+        if ours.parent.name == "second" or (ours.parent.name == "first" and not ours.exists()):
+            ours = made.folder / "adapter" / saved.name
+        theirs = load_file(saved)
+        if ours.exists() and not saved.parent.name == "second":
+            written = load_file(ours)
+            demand(differences({name: value.to(theirs[name].dtype) if name in theirs else value
+                                for name, value in written.items()}, theirs, list(theirs)) +
+                   [f"{name} is too much" for name in written if name not in theirs][:1])
+    os.environ["RANK"] = "1"
+    torch.manual_seed(made.options.seed)
+    base = make_programs.MODELS[made.case.model](made.options.hidden)
+    base = type(base).from_pretrained(made.folder / "base")
+    name = "first" if made.case.adapter == "twoadapters" else "default"
+    model = peft.PeftModel.from_pretrained(base, made.folder / "adapter", adapter_name=name)
+    result = model.load_adapter(made.folder / "adapter", adapter_name=name)
+    mine = [key for key in result.missing_keys if name in key]
+    demand([f"{key} is unexpected" for key in result.unexpected_keys][:1] + [f"{key} is missing" for key in mine][:1])
+    demand(differences(model.state_dict(), made.truth, made.trained))
+
+
+def loaded(made):
+    if made.case.adapter:
+        return made.child(load_adapter)
+    loaders = {"accelerate": load_accelerate, "lightning": load_lightning, "deepspeed": load_strictly}
+    if made.case.program in ("accelerate", "lightning", "deepspeed") or not (made.ckpt / "config.json").exists():
+        return made.child(loaders.get(made.case.program, load_strictly))
+    return made.child(load_pretrained)
+
+
+def whole(made):
+    for command in ("verify", "scan"):
+        tool("ckpt-inspect", command, made.ckpt)
+
+
+def go_on(made, where, world, universal=False):
+    """The program resumes there; what it has then, and how it goes on."""
+    out = made.folder / f"resumed_{where.name}_{world}"
+    run = Run(made.folder, world, made.options.seed, made.options.hidden, where, universal)
+    try:
+        execute(made.case, run, out, made.logs)
+    except RuntimeError as error:
+        raise Wrong(str(error).strip()[-700:]) from None
+    facts = json.loads((out / "seen.json").read_text())
+    found = load_file(out / "truth.safetensors")
+    # Buffers and what is frozen come from no universal checkpoint.
+    names = made.trained if universal else list(made.truth)
+    problems = differences(found, made.truth, names)
+    problems += differences(load_file(out / "states.safetensors"), made.states, list(made.states))
+    if facts["step"] != made.facts["step"]:
+        problems.append(f"goes on at step {facts['step']}")
+    pairs = list(zip(facts["losses_after_save"], made.facts["losses_after_save"], strict=True))
+    if not pairs or any(abs(a - b) > LOSS_TOLERANCE[made.case.dtype] for a, b in pairs):
+        problems.append(f"losses {pairs}")
+    demand(problems)
+
+
+def resumed(made):
+    out = made.folder / "resharded"
+    tool("reshard", made.ckpt, out, "--dp", made.options.to)
+    tool("ckpt-inspect", "verify", out)
+    try:
+        go_on(made, out, made.options.to)
+    except Wrong as here:
+        try:  # does the program resume its own?
+            go_on(made, made.ckpt, made.options.world)
+        except Wrong as there:
+            raise Wrong(f"{here}\nBut so is its own: {there}") from None
+        raise
+
+
+def universal(made):
+    out = made.folder / "universal"
+    tag = made.tag if made.case.program in ("accelerate", "lightning") else f"{made.tag}_universal"
+    shutil.copytree(made.ckpt, out, ignore=shutil.ignore_patterns(made.tag))
+    tool("to-universal", "--input_folder", made.ckpt / made.tag, "--output_folder", out / tag)
+    (out / "latest").write_text(tag)
+    if made.case.stage:
+        world = 2 if made.case.program == "ulysses" else 1
+        go_on(made, out, world, universal=True)
+
+
+def try_case(case, folder, options):
+    """step -> "ok", or what was wrong."""
+    try:
+        made = Made(case, make_case(case, folder, folder / "logs" / case.name, options.world, options.seed,
+                                    options.hidden), options)
+    except Exception as error:  # the program's own
+        return {"made": str(error).strip()[-1500:]}
+    answers = {}
+    for step in STEPS:
+        try:
+            globals()[step](made)
+            answers[step] = "ok"
+        except Wrong as wrong:
+            answers[step] = str(wrong)
+    return answers
+
+
+def reason(name, step, answer):
+    """Why that answer was to be expected; None where it was not."""
+    for cases, steps, text, why in EXPECTED:
+        if re.fullmatch(cases, name) and re.fullmatch(steps, step) and re.search(text, answer):
+            return why
+    return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--case", default="", metavar="REGEX")
+    parser.add_argument("--seed", type=int, default=make_programs.DEFAULT_SEED)
+    parser.add_argument("--world", type=int, default=2, help="ranks that save")
+    parser.add_argument("--to", type=int, default=3, help="ranks that go on")
+    parser.add_argument("--hidden", type=int, default=16)
+    parser.add_argument("--keep", type=pathlib.Path, help="keep everything in this folder")
+    parser.add_argument("--results", type=pathlib.Path, help="append the answers to this file, a JSON a line")
+    options = parser.parse_args()
+    make_programs.preload()
+    counts = {"ok": 0, "expected": 0, "wrong": 0}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (options.keep or pathlib.Path(temporary)).resolve()
+        for case in CASES:
+            if not re.search(options.case, case.name):
+                continue
+            started = time.monotonic()
+            answers = try_case(case, folder, options)
+            if not options.keep:
+                shutil.rmtree(folder / case.name, ignore_errors=True)
+            line = []
+            for step, answer in answers.items():
+                why = None if answer == "ok" else reason(case.name, step, answer)
+                kind = "ok" if answer == "ok" else "expected" if why else "wrong"
+                counts[kind] += 1
+                line.append(step if kind == "ok" else f"{step}: {why or 'WRONG: ' + answer}")
+            print(f"{case.name} ({time.monotonic() - started:.0f} s): {', '.join(line)}", flush=True)
+            if options.results:
+                with options.results.open("a") as file:
+                    file.write(json.dumps({"name": case.name, **answers}) + "\n")
+    print(", ".join(f"{count} {kind}" for kind, count in counts.items()))
+    return 1 if counts["wrong"] or not counts["ok"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
