@@ -194,7 +194,10 @@ void find_degrees(CheckpointDraft& draft, uint32_t mp) {
     }
     const Fields dimensions = fields.in(keys::kCheckpointParallelDimensions);
     const int64_t pp = dimensions.integer("pp_degree");
-    const int64_t tp = dimensions.integer("tp_degree");
+    int64_t tp = dimensions.integer("tp_degree");
+    // parallel_state_sp of Ulysses calls its sequence-parallel ranks model-parallel ones, too. They
+    // share every parameter, and DeepSpeed's engine counts them as data-parallel.
+    if (pp == 1 && fields.integer_if_any(keys::kMpWorldSize) == 1) tp = 1;
     if (pp < 1 || tp < 1 || pp > mp || tp > mp || pp * tp != mp) {
       throw InconsistentError(where, "says " + std::to_string(pp) + " x " + std::to_string(tp) +
                                          ", but there are " + std::to_string(mp) + " mp ranks");

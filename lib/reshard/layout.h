@@ -28,6 +28,9 @@ struct LayoutSource {
   // Whether frozen_param_shapes, if there, lists everything that is not trained. Else so does the
   // model.
   bool lists_all_frozen = false;
+  // Whether the run left frozen parameters out (exclude_frozen_parameters). What `module` has of
+  // them then is a second name of one, which no loader may be told to look for.
+  bool leaves_out_frozen = false;
   // Whether its optimizer keeps states of whole parameters, in their shapes, as without ZeRO.
   bool has_whole_states = false;
 

@@ -39,6 +39,8 @@ LayoutSource::LayoutSource(const Checkpoint& checkpoint)
   const Value root = checkpoint.model_files().front().archive->root();
   module = root.find_or_none(keys::kModule);
   frozen_param_shapes = root.find_or_none(keys::kFrozenParamShapes);
+  leaves_out_frozen = checkpoint.facts().zero_stage >= 2 && frozen_param_shapes.is_none() &&
+                      root.find(keys::kFrozenParamShapes);
 }
 
 class ReshardLayout::Builder {
@@ -132,6 +134,7 @@ class ReshardLayout::Builder {
   // What the optimizer has not, or has and does not train any more; frozen_param_shapes lists the
   // latter.
   void find_frozen() {
+    if (source_.leaves_out_frozen) return;
     std::unordered_set<std::string_view> names;
     const auto add = [&](const Param* param) {
       if (param == nullptr || param->kind == ParamKind::buffer || !param->alias_of.empty()) return;

@@ -43,10 +43,16 @@ from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 STEPS = ("weights", "loaded", "whole", "resumed", "universal")
+# Their loss is one of all rows that a rank has (contrastive, BatchNorm), so it depends on how many have them.
+LOSS_OF_A_RANK = ("clip", "resnet")
 LOSS_TOLERANCE = {"bf16": 2e-2, "fp32": 1e-3}  # another number of ranks adds in another order
 
 # (cases, step): what the answer must have in it, and why. Regular expressions.
 EXPECTED = [
+    (".*_ptuning_.*", "loaded", "only the model can compute that", "a network makes the prompt"),
+    ("trainer_llama_adafactor_z3", "universal", "exp_avg.pt", "DeepSpeed's stage 3 loads Adam's states alone"),
+    ("ulysses_.*_z2", "universal", "parallel_state_sp' has no attribute 'get_tensor_model_parallel_world_size",
+     "DeepSpeed's loader of stages 1 and 2 asks Ulysses' mpu for what it lacks"),
 ]
 
 
@@ -93,6 +99,7 @@ class Made:
         self.trained = [name for name in self.facts["param_shapes"] if name not in self.facts["frozen"]]
         self.tag = (self.ckpt / "latest").read_text().strip()
         self.logs = folder / "logs"
+        self.own = None  # losses, or what is wrong
 
     def child(self, function, *arguments):
         """Runs it in a process of its own, where libraries may be patched."""
@@ -124,7 +131,7 @@ def weights(made):
 
 def build(made):
     torch.manual_seed(99)
-    return make_programs.MODELS[made.case.model](made.options.hidden)
+    return make_programs.MODELS[made.case.model](made.options.hidden).float()
 
 
 def check_loaded(made, model):
@@ -164,7 +171,7 @@ def load_strictly(made):
         model = torch.compile(model, backend="eager")
     tool("zero-to-fp32", made.ckpt, made.folder / "bin")
     model.load_state_dict(common.load_bin(made.folder / "bin" / "pytorch_model.bin"), strict=True)
-    check_loaded(made, model.float())
+    check_loaded(made, model)
 
 
 def load_adapter(made):
@@ -179,8 +186,10 @@ def load_adapter(made):
         theirs = load_file(saved)
         if ours.exists() and not saved.parent.name == "second":
             written = load_file(ours)
+            # peft also saves an embedding under its adapter, which is frozen and in no file.
+            wanted = [name for name in theirs if not name.endswith("base_layer.weight")]
             demand(differences({name: value.to(theirs[name].dtype) if name in theirs else value
-                                for name, value in written.items()}, theirs, list(theirs)) +
+                                for name, value in written.items()}, theirs, wanted) +
                    [f"{name} is too much" for name in written if name not in theirs][:1])
     os.environ["RANK"] = "1"
     torch.manual_seed(made.options.seed)
@@ -190,7 +199,9 @@ def load_adapter(made):
     model = peft.PeftModel.from_pretrained(base, made.folder / "adapter", adapter_name=name)
     result = model.load_adapter(made.folder / "adapter", adapter_name=name)
     mine = [key for key in result.missing_keys if name in key]
-    demand([f"{key} is unexpected" for key in result.unexpected_keys][:1] + [f"{key} is missing" for key in mine][:1])
+    # Prompts are not loaded by the model's load_state_dict, which is what this result is of.
+    demand([f"{key} is unexpected" for key in result.unexpected_keys if key != "prompt_embeddings"][:1] +
+           [f"{key} is missing" for key in mine][:1])
     demand(differences(model.state_dict(), made.truth, made.trained))
 
 
@@ -218,30 +229,48 @@ def go_on(made, where, world, universal=False):
         raise Wrong(str(error).strip()[-700:]) from None
     facts = json.loads((out / "seen.json").read_text())
     found = load_file(out / "truth.safetensors")
-    # Buffers and what is frozen come from no universal checkpoint.
-    names = made.trained if universal else list(made.truth)
+    # Buffers and what is frozen come from no universal checkpoint, and from no Trainer's with an adapter.
+    names = made.trained if universal or made.case.adapter else list(made.truth)
     problems = differences(found, made.truth, names)
     problems += differences(load_file(out / "states.safetensors"), made.states, list(made.states))
     if facts["step"] != made.facts["step"]:
         problems.append(f"goes on at step {facts['step']}")
-    pairs = list(zip(facts["losses_after_save"], made.facts["losses_after_save"], strict=True))
-    if not pairs or any(abs(a - b) > LOSS_TOLERANCE[made.case.dtype] for a, b in pairs):
-        problems.append(f"losses {pairs}")
     demand(problems)
+    return facts["losses_after_save"]
+
+
+def own(made):
+    """The losses of the program that resumes what it saved itself, which need not be those of the run that went on:
+    Lightning begins an epoch's data again."""
+    if made.own is None:
+        try:
+            made.own = go_on(made, made.ckpt, made.options.world)
+        except Wrong as wrong:
+            made.own = wrong
+    if isinstance(made.own, Wrong):
+        raise Wrong(f"its own: {made.own}")
+    return made.own
+
+
+def goes_on_as_its_own(made, where, world, universal=False):
+    try:
+        losses = go_on(made, where, world, universal)
+    except Wrong as here:
+        own(made)
+        raise here from None
+    pairs = list(zip(losses, own(made), strict=True))
+    if made.case.model in LOSS_OF_A_RANK and world != made.options.world:
+        return
+    if not pairs or any(abs(a - b) > LOSS_TOLERANCE[made.case.dtype] for a, b in pairs):
+        raise Wrong(f"losses {pairs}")
 
 
 def resumed(made):
     out = made.folder / "resharded"
-    tool("reshard", made.ckpt, out, "--dp", made.options.to)
+    world = {"ulysses": 4}.get(made.case.program, made.options.to)  # each sequence has two
+    tool("reshard", made.ckpt, out, "--dp", world)
     tool("ckpt-inspect", "verify", out)
-    try:
-        go_on(made, out, made.options.to)
-    except Wrong as here:
-        try:  # does the program resume its own?
-            go_on(made, made.ckpt, made.options.world)
-        except Wrong as there:
-            raise Wrong(f"{here}\nBut so is its own: {there}") from None
-        raise
+    goes_on_as_its_own(made, out, world)
 
 
 def universal(made):
@@ -252,7 +281,7 @@ def universal(made):
     (out / "latest").write_text(tag)
     if made.case.stage:
         world = 2 if made.case.program == "ulysses" else 1
-        go_on(made, out, world, universal=True)
+        goes_on_as_its_own(made, out, world, universal=True)
 
 
 def try_case(case, folder, options):
