@@ -34,12 +34,22 @@ constexpr std::string_view kPromptEncoder = "prompt_encoder.";
 constexpr std::string_view kDefaultAdapter = "default";
 constexpr uint64_t kMaxConfigBytes = 16 << 20;
 
-// What the names of a tuner's parameters begin with: prefix_tuner_mapping of peft's tuners that
-// keep a dict of adapters in each layer.
-constexpr std::array<std::string_view, 11> kTuners{
-    "lora_",       "ia3_", "hada_", "lokr_", "oft_",
-    "boft_",       "hra_", "bone_", "c3a_",  "trainable_tokens_",
-    "vera_lambda_"};
+// What the names of a tuner's parameters begin with: `prefix` of peft's tuners that keep a dict of
+// adapters in each layer, and save it as BaseTuner does.
+// clang-format off
+constexpr std::array<std::string_view, 24> kTuners{
+    "lora_", "ia3_", "hada_", "lokr_", "oft_", "boft_", "hra_", "bone_", "miss_", "c3a_", "road_",
+    "fourierft_", "waveft_", "ln_tuning_", "beft_", "deft_", "delora_", "glora_", "gralora_",
+    "hira_", "lily_", "psoft_", "trainable_tokens_", "vera_lambda_"};
+// clang-format on
+
+// Of those that save something else (_get_adapter_state_dict, _remove_adapter_name_from_key), or
+// were not tried.
+// clang-format off
+constexpr std::array<std::string_view, 13> kOtherTuners{
+    "adamss_", "vblora_", "unilora_", "tinylora_", "randlora_", "frod_", "shira_", "peanut_",
+    "xlora_", "supertuning_", "adaption_prompt_", "poly_", "pvera_lambda_"};
+// clang-format on
 
 std::vector<std::string> split(const std::string& name) {
   std::vector<std::string> parts;
@@ -61,6 +71,14 @@ std::string join(const std::vector<std::string>& parts) {
 bool is_tuner(std::string_view part) {
   return std::any_of(kTuners.begin(), kTuners.end(),
                      [&](std::string_view prefix) { return part.starts_with(prefix); });
+}
+
+bool is_of_other_tuner(const std::string& name) {
+  const std::vector<std::string> parts = split(name);
+  return std::any_of(parts.begin(), parts.end(), [](std::string_view part) {
+    return std::any_of(kOtherTuners.begin(), kOtherTuners.end(),
+                       [&](std::string_view prefix) { return part.starts_with(prefix); });
+  });
 }
 
 // What an adapter has once for the whole model: its prompt, and the projections that all layers of
@@ -96,6 +114,11 @@ std::set<std::string> adapters_of(const Checkpoint& checkpoint,
     if (name && may_be_trained(checkpoint, *param)) names.insert(name->adapter);
   }
   if (names.empty()) {
+    for (const auto& [param, tensor] : chosen) {
+      if (!is_of_other_tuner(tensor.name) || !may_be_trained(checkpoint, *param)) continue;
+      throw UnsupportedError({.tensor = tensor.name},
+                             "is of a method of PEFT that saves something else than its tensors");
+    }
     throw UsageError("--peft: no trained parameter is part of a PEFT adapter");
   }
   return names;
