@@ -19,6 +19,12 @@ namespace {
 
 using pickle::Value;
 
+// States of the optimizers of one bit (runtime/fp16/onebit): what a rank still owes to the others
+// since it sent signs only. One rank's is saved, in a length that depends on their number.
+bool is_of_the_rank(std::string_view state) {
+  return state == "worker_error" || state == "server_error";
+}
+
 class PlainReader {
  public:
   PlainReader(CheckpointDraft& draft, const Shard& shard,
@@ -124,8 +130,10 @@ class PlainReader {
     std::optional<Shape> found;
     if (!state.is_mapping()) return found;
     for (const auto& [key, value] : state.as_dict().items) {
-      const bool is_step = key.is(pickle::Kind::string) && key.as_string() == "step";
-      if (is_step) continue;
+      if (key.is(pickle::Kind::string) &&
+          (key.as_string() == "step" || is_of_the_rank(key.as_string()))) {
+        continue;
+      }
       std::optional<Shape> shape = shape_with_or_without_values(archive_, value);
       if (!shape) continue;
       if (!shape->empty()) return shape;
@@ -189,6 +197,12 @@ class PlainReader {
         if (value.is_none()) continue;
         if (!archive_.scalar(value)) throw CorruptError({}, "'step' is not a number");
         candidate.step = {&archive_, value};
+        continue;
+      }
+      if (is_of_the_rank(key)) {
+        note_once(draft_.notes, "the optimizer's '" + key +
+                                    "' is what one rank lost to compression, and no state of a "
+                                    "parameter: DeepSpeed drops it when it loads");
         continue;
       }
       if (!TorchArchive::is_tensor(value) ||
