@@ -47,6 +47,18 @@ FrozenParams whole_frozen(const ModelStates& model) {
   return frozen;
 }
 
+namespace {
+
+// zero_quantized_nontrainable_weights: a rank keeps int8 of a parameter, and DeepSpeed saves these
+// without their scales.
+bool is_quantized(const ModelStates& model, const std::string& name, DType saved) {
+  const auto found = model.by_name.find(name);
+  if (found == model.by_name.end() || is_floating_point(saved)) return false;
+  return is_floating_point(model.shard().archive.info(found->second).dtype);
+}
+
+}  // namespace
+
 FrozenParams cut_frozen(const std::vector<RankModel>& models) {
   FrozenParams frozen;
   const ModelStates& reference = *models.front().states;
@@ -70,6 +82,7 @@ FrozenParams cut_frozen(const std::vector<RankModel>& models) {
       }
       pieces.push_back(std::move(fragment));
     }
+    if (is_quantized(reference, name, pieces.front().dtype())) continue;
     frozen.add(name,
                TensorSource::cat(0, std::move(pieces)).narrow(0, 0, numel(shape)).view(shape));
   }

@@ -40,7 +40,7 @@ FrozenParams whole_frozen(const ModelStates& model);
 // Those of stage 3, put together from the fragments of all ranks, and what is whole in `module`
 // though no buffer: a module's _extra_state, a buffer's second name. Throws InconsistentError for a
 // fragment that is not a rank's piece (ceil(numel / ranks) elements), CorruptError for one that is
-// missing.
+// missing. Quantized ones are left out: what undoes that is in no file.
 FrozenParams cut_frozen(const std::vector<RankModel>& models);
 
 }  // namespace dsckpt

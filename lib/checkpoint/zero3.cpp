@@ -21,6 +21,7 @@
 #include "checkpoint/optim_states.h"
 #include "checkpoint/zero_world.h"
 #include "deepspeed/keys.h"
+#include "deepspeed/run_config.h"
 #include "deepspeed/zero_layout.h"
 #include "dsckpt/error.h"
 
@@ -171,7 +172,9 @@ class Zero3WorldReader {
       }
       check_same_save(model, reference);
       const auto dp = model.fields.integer_if_any(keys::kDpWorldSize);
-      if (dp && *dp != static_cast<int64_t>(optim_.size())) {
+      const Value config = model.fields.get(keys::kDsConfig).value_or(Value());
+      const auto files = static_cast<int64_t>(optim_.size());
+      if (dp && *dp != files && saving_ranks(config, *dp) != files) {
         throw InconsistentError(model.fields.where(keys::kDpWorldSize),
                                 "is " + std::to_string(*dp) + ", the optimizer files are of " +
                                     std::to_string(optim_.size()) + " ranks");
@@ -527,8 +530,14 @@ void find_valueless(const World& world, CheckpointDraft& draft) {
   for (const auto& entry : world.model->rest_of_module()) {
     if (found.contains(entry.first)) continue;
     draft.valueless.push_back(entry.first);
+    const NamedShapes& saved = world.model->frozen_param_shapes;
+    const bool quantized = std::any_of(saved.begin(), saved.end(), [&](const auto& frozen) {
+      return frozen.first == entry.first;
+    });
     draft.notes.push_back("'" + entry.first +
-                          "' is a parameter of the model, but no file holds its values; left out");
+                          (quantized ? "' is quantized, and its scales are in no file; left out"
+                                     : "' is a parameter of the model, but no file holds its "
+                                       "values; left out"));
   }
 }
 

@@ -79,4 +79,12 @@ RunConfig run_config(const Value& model_states, const Value& optim_states) {
   return result;
 }
 
+int64_t saving_ranks(const pickle::Value& ds_config, int64_t dp_world_size) {
+  // zero/mics.py: groups of mics_shard_size ranks have the same shards, of which the first saves.
+  const pickle::Value size =
+      ds_config.find_or_none("zero_optimization").find_or_none("mics_shard_size");
+  const bool mics = size.is(pickle::Kind::integer) && size.as_int() > 0;
+  return mics && dp_world_size % size.as_int() == 0 ? size.as_int() : dp_world_size;
+}
+
 }  // namespace dsckpt

@@ -55,4 +55,8 @@ struct RunConfig {
 // Throws nothing but std::bad_alloc.
 RunConfig run_config(const pickle::Value& model_states, const pickle::Value& optim_states);
 
+// Of how many ranks the files of a world of `dp_world_size` are, by the ds_config of one: all, but
+// under MiCS.
+int64_t saving_ranks(const pickle::Value& ds_config, int64_t dp_world_size);
+
 }  // namespace dsckpt

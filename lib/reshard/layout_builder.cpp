@@ -143,7 +143,14 @@ class ReshardLayout::Builder {
     const Value& saved = source_.frozen_param_shapes;
     if (saved.is_mapping()) {
       for (const auto& entry : saved.as_dict().items) {
-        if (entry.first.is(Kind::string)) add(params_.find(entry.first.as_string()));
+        if (!entry.first.is(Kind::string)) continue;
+        const Param* param = params_.find(entry.first.as_string());
+        if (param == nullptr) {
+          throw UnsupportedError(
+              {.file = source_.file, .tensor = std::string(entry.first.as_string())},
+              "is a frozen parameter of the model whose values are in no file");
+        }
+        add(param);
       }
     }
     // AutoEP's router has an alias in `module` that neither shared_params nor this list knows.

@@ -87,7 +87,10 @@ class Grid {
           const Fields fields(shard, shard.archive.root());
           add_word(file, mp_words_, file.name->mp_rank, fields.integer_if_any(keys::kMpWorldSize));
           const uint32_t rank = kind == Kind::zero_model_states ? file.name->dp_rank : 0;
-          add_word(file, dp_words_, rank, fields.integer_if_any(keys::kDpWorldSize));
+          const auto dp = fields.integer_if_any(keys::kDpWorldSize);
+          const auto config = fields.get(keys::kDsConfig).value_or(pickle::Value());
+          // Under MiCS fewer save.
+          if (dp && saving_ranks(config, *dp) == *dp) add_word(file, dp_words_, rank, dp);
         });
       } else if (kind == Kind::optim_states) {
         v_.attempt(Check::layout, file, [&] {
