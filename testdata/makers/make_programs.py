@@ -325,6 +325,14 @@ ADAPTERS = {
     "oft": lambda peft: peft.OFTConfig(r=0, oft_block_size=4, target_modules=["q_proj"]),
     "layernorm": lambda peft: peft.LNTuningConfig(target_modules=["input_layernorm"]),
     "fourier": lambda peft: peft.FourierFTConfig(n_frequency=20, target_modules=["q_proj"]),
+    **{name.lower(): (lambda peft, name=name, options=options: getattr(peft, f"{name}Config")(
+        target_modules=["q_proj"], **options))
+       for name, options in (("BOFT", {"boft_block_size": 4}), ("HRA", {"r": 4}), ("Miss", {"r": 4}),
+                             ("C3A", {"block_size": 8}), ("Road", {"group_size": 8}),
+                             ("WaveFT", {"n_frequency": 20}), ("Deft", {}), ("Delora", {}),
+                             ("Glora", {}), ("Gralora", {}), ("Hira", {}), ("Lily", {}), ("Psoft", {"r": 4}), ("Beft", {}),
+                             ("RandLora", {}), ("VBLoRA", {"vector_length": 8, "num_vectors": 16, "topk": 2}),
+                             ("Pvera", {}), ("TinyLora", {}), ("UniLora", {}))},
 }
 
 
@@ -699,30 +707,33 @@ def both(*arguments, **options):
 
 
 KEPT = ("accelerate_resnet_fp32_z2", "lightning_plain_z2", "sft_llama_z2", "trainer_llama_prefix_z2",
-        "trainer_llama_vera_fp32_z2", "trainer_t5_z3", "ulysses_llama_z2")
+        "trainer_llama_vera_fp32_z2", "trainer_t5_z2", "ulysses_llama_z2")
 
 CASES = [
     *(case for model in ("llama", "llamatied", "gpt2", "t5", "bart", "bert", "bertcls", "mixtral", "qwen3moe", "gptoss",
                          "deepseek", "gemma3", "mamba", "whisper", "wav2vec2")
       for case in both("trainer", model)),
-    # Some of their parameters stay float32, which DeepSpeed's stage 3 refuses beside bf16.
-    *(case for model in ("clip", "llava") for case in (Case("trainer", model, 2), Case("trainer", model, 3, dtype="fp32"))),
+    # DeepSpeed's stage 3 cannot send CLIP's 0-dim parameter, and refuses LLaVA's float32 ones beside bf16.
+    Case("trainer", "clip", 2), Case("trainer", "llava", 2), Case("trainer", "llava", 3, dtype="fp32"),
     *both("trainer", "resnet", dtype="fp32"),  # torch has no BatchNorm of 16-bit weights for CPUs
     Case("trainer", "llama", 0), Case("trainer", "llama", 1), Case("trainer", "llama", 0, dtype="fp32"),
     Case("trainer", "llama", 2, dtype="fp32"), Case("trainer", "llama", 3, dtype="fp32"),
     *both("trainer", "llama", traits="compile", arguments=COMPILE),
     *both("trainer", "llama", traits="adafactor", arguments={"optim": "adafactor"}),
-    *(case for adapter in ("lora", "dora", "rslora", "lorasave", "loraembed", "twoadapters", "ia3", "tokens", "loha",
+    *(case for adapter in ("lora", "dora", "rslora", "lorasave", "loraembed", "twoadapters", "ia3", "loha",
                            "lokr", "adalora", "oft", "layernorm", "fourier")
       for case in both("trainer", "llama", adapter=adapter)),
+    *(Case("trainer", "llama", 2, adapter, dtype="fp32")
+      for adapter in ("boft", "hra", "miss", "c3a", "road", "waveft", "beft", "deft", "delora", "glora", "gralora",
+                      "hira", "lily", "psoft", "randlora", "vblora", "pvera", "tinylora", "unilora")),
     # At stage 3 peft's saving of prompts waits for ranks that do not come, and tokens in LoRA ask for CUDA.
-    *(Case("trainer", "llama", 2, adapter) for adapter in ("loratokens", "prompt", "prefix", "ptuning")),
+    *(Case("trainer", "llama", 2, adapter) for adapter in ("loratokens", "tokens", "prompt", "prefix", "ptuning")),
     *both("trainer", "llama", adapter="vera", dtype="fp32"),  # peft computes with it in fp32 only
     *both("trainer", "llamatied", adapter="loratied"), *both("trainer", "mixtral", adapter="loraexperts"),
-    *both("trainer", "gptoss", adapter="loraexperts"), *both("trainer", "llamacls", adapter="loraclass"),
+    *both("trainer", "gptoss", adapter="loraexperts"), Case("trainer", "llamacls", 2, "loraclass"),
     *both("trainer", "bertcls", adapter="lorabert"), *both("trainer", "t5", adapter="lorat5"),
     *both("trainer", "resnet", adapter="loraconv", dtype="fp32"),
-    *both("sft", "llama"), *both("sft", "llama", adapter="lora"), *both("dpo", "llama"),
+    *both("sft", "llama"), *both("sft", "llama", adapter="lora"), Case("dpo", "llama", 2, "lora"),
     *both("accelerate", "bert"), *both("accelerate", "resnet", dtype="fp32"), *both("accelerate", "t5"),
     *both("accelerate", "llama", adapter="lora"), Case("accelerate", "llama", 1), Case("accelerate", "plain", 0),
     *both("accelerate", "plain", dtype="fp32"),

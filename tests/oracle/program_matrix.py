@@ -42,14 +42,17 @@ import torch  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
+TRAINERS = ("trainer", "sft", "dpo")
 STEPS = ("weights", "loaded", "whole", "resumed", "universal")
 # Their loss is one of all rows that a rank has (contrastive, BatchNorm), so it depends on how many have them.
 LOSS_OF_A_RANK = ("clip", "resnet")
-LOSS_TOLERANCE = {"bf16": 2e-2, "fp32": 1e-3}  # another number of ranks adds in another order
+LOSS_TOLERANCE = {"bf16": 5e-2, "fp32": 1e-3}  # a bf16 loss has steps of 1/32; another number of ranks adds in another order
 
 # (cases, step): what the answer must have in it, and why. Regular expressions.
 EXPECTED = [
     (".*_ptuning_.*", "loaded", "only the model can compute that", "a network makes the prompt"),
+    (".*_(randlora|vblora|pvera|tinylora|unilora)_.*", "loaded", "saves something else than its tensors",
+     "peft saves projections, indices or sums besides"),
     ("trainer_llama_adafactor_z3", "universal", "exp_avg.pt", "DeepSpeed's stage 3 loads Adam's states alone"),
     ("ulysses_.*_z2", "universal", "parallel_state_sp' has no attribute 'get_tensor_model_parallel_world_size",
      "DeepSpeed's loader of stages 1 and 2 asks Ulysses' mpu for what it lacks"),
@@ -124,7 +127,7 @@ def weights(made):
     tool("zero-to-fp32", made.ckpt, out, "--safe-serialization", *config)
     found = read_weights(out)
     # The Trainer saves what is frozen beside an adapter in no file.
-    saved = made.trained if made.case.adapter and made.case.program in ("trainer", "sft") else list(made.truth)
+    saved = made.trained if made.case.adapter and made.case.program in TRAINERS else list(made.truth)
     demand(differences(found, made.truth, saved) +
            [f"{name} is too much" for name in found if name not in made.truth][:1])
 

@@ -20,23 +20,26 @@ class Program:
         model = torch.load(min(tag.glob("*model_states.pt")), weights_only=False)
         # With exclude_frozen_parameters they are in no file.
         self.saved = set(model["module"])
-        self.trained = {name for group in model["param_shapes"] for name in group}
-        self.leaves_out_frozen = model["frozen_param_shapes"] is None and model["ds_config"][
-            "zero_optimization"]["stage"] >= 2
+        self.trained = {name for group in model["param_shapes"] or () for name in group}
+        stage = model["ds_config"]["zero_optimization"]["stage"]
+        self.leaves_out_frozen = stage >= 2 and model["frozen_param_shapes"] is None
 
     @property
     def adapters(self):
         return sorted(self.checkpoint.rglob("adapter_model.safetensors"))
 
 
+ROOT = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "programs"
+LACKS_VALUES = "quantized_frozen_z3"
+
+
 def programs():
-    root = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "programs"
-    return [Program(folder) for folder in sorted(root.iterdir()) if (folder / "ckpt").is_dir()]
+    return [Program(folder) for folder in sorted(ROOT.iterdir())
+            if (folder / "ckpt").is_dir() and folder.name != LACKS_VALUES]
 
 
 def named(name):
-    program, = (each for each in programs() if each.name == name)
-    return program
+    return Program(ROOT / name)
 
 
 class ProgramsTest(OracleTest):
@@ -85,6 +88,31 @@ class ProgramsTest(OracleTest):
                 self.run_well("reshard", folder, program.checkpoint, folder / "out", "--dp", 3)
                 done = run_tool("ckpt-inspect", "diff", program.checkpoint, folder / "out")
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_what_is_quantized_without_scales_is_no_weight(self):
+        """zero_quantized_nontrainable_weights: int8 in frozen_param_fragments, and DeepSpeed saves no scales."""
+        program = named(LACKS_VALUES)
+        with self.each_case(program) as folder:
+            done = run_tool("zero-to-fp32", program.checkpoint, folder)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertEqual(done.stdout, "no values\tstill.weight\nno values\tstill.bias\n")
+            self.assertIn("'still.weight' is quantized, and its scales are in no file", done.stderr)
+            written = common.load_bin(folder / "pytorch_model.bin")
+            self.assertEqual(set(program.truth) - set(written), {"still.weight", "still.bias"})
+            for name, value in written.items():
+                self.assertTrue(torch.equal(value, program.truth[name].float()), name)
+            done = run_tool("reshard", program.checkpoint, folder / "out", "--dp", 3)
+            self.assertEqual(done.returncode, 3)
+            self.assertIn("still.weight: is a frozen parameter of the model whose values are in no file", done.stderr)
+
+    def test_what_one_rank_lost_to_compression_is_no_state(self):
+        program = named("onebit_adam_z0")
+        with self.each_case(program) as folder:
+            done = run_tool("zero-to-fp32", program.checkpoint, folder, "--states")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("'worker_error' is what one rank lost to compression", done.stderr)
+            written = {path.stem for path in (folder / "optimizer_states").iterdir()}
+            self.assertEqual(written, {"exp_avg", "exp_avg_sq"})
 
     def test_what_a_run_left_out_is_not_asked_for(self):
         """DeepSpeed's loader would look for every frozen parameter where there are fragments of one."""
