@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <string>
 
 #include "base/bytes.h"
@@ -33,6 +34,24 @@ std::string quote_start(std::string_view head) {
 }
 
 }  // namespace
+
+std::vector<uint64_t> datastates_pickles(const InputFile& file) {
+  constexpr std::string_view kKey = "\"datastates_metadata\"";
+  std::vector<uint64_t> offsets;
+  if (!SafetensorsFile::probe(file)) return offsets;
+  const auto size = load_le<uint64_t>(file.read(0, 8).data());
+  const std::vector<std::byte> bytes = file.read(8, size);
+  const std::string_view header = as_text(bytes);
+  for (size_t at = header.find(kKey); at != header.npos; at = header.find(kKey, at + 1)) {
+    const size_t bracket = header.find('[', at);
+    uint64_t offset = 0;
+    if (bracket == header.npos) break;
+    const char* digits = header.data() + bracket + 1;
+    if (std::from_chars(digits, header.data() + header.size(), offset).ec != std::errc()) continue;
+    if (offset < file.size() - 8 - size) offsets.push_back(8 + size + offset);
+  }
+  return offsets;
+}
 
 Error foreign_file(const InputFile& file, std::string_view expected) {
   const Where where{.file = file.display()};
@@ -75,6 +94,10 @@ Error foreign_file(const InputFile& file, std::string_view expected) {
   if (head.starts_with("\x89HDF\r\n\x1A\n")) return corrupt("an HDF5 file");
   if (head.starts_with("\x93NUMPY")) return corrupt("a NumPy array");
   if (head.starts_with("GGUF")) return corrupt("a GGUF file");
+  if (!datastates_pickles(file).empty()) {
+    return UnsupportedError(where, "written by DataStates, in a form of its own")
+        .with_hint("load it with DataStates, and save it without datastates_ckpt");
+  }
   if (SafetensorsFile::probe(file)) return corrupt("a safetensors file");
   if (head.size() >= 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5) {
     return corrupt("a plain pickle");

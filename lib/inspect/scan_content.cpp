@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "dsckpt/error.h"
+#include "format/foreign_file.h"
 #include "format/torch_form.h"
 #include "format/zip.h"
 #include "format/zip_records.h"
@@ -470,6 +471,9 @@ void scan_content(const InputFile& file, ScanResult& result) {
   ContentScanner scanner(file, result);
   scanner.scan(source, "");
   scanner.scan_hidden_zip(source);
+  for (const uint64_t at : datastates_pickles(file)) {
+    scanner.scan(source.from(at), "datastates_metadata.pkl");
+  }
   if (result.pickles == 0 && result.unreadable.empty()) result.not_examined = {file.display()};
 }
 

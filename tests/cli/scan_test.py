@@ -573,6 +573,23 @@ class ScanTest(CliTest):
         data = self.scanned(folder)
         self.assertEqual(data["files"], MUTATIONS)
 
+    def test_datastates_pickle_behind_its_tensors_is_found(self):
+        """As datastates/llm/checkpointing.py writes it: a size, a header, tensors, and the rest pickled."""
+        for state, code in (({"a": "TENSOR|a"}, 0), ({"a": Payload()}, 1)):
+            tensor, rest = b"\0" * 16, pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
+            header = json.dumps({"a": {"dtype": "torch.float32", "shape": [4], "data_offsets": [0, 16]},
+                                 "datastates_metadata": {"data_offsets": [16, 16 + len(rest)]}}).encode()
+            folder = self.new_path(f"datastates{code}")
+            folder.mkdir()
+            path = folder / "mp_rank_00_model_states.pt"
+            path.write_bytes(struct.pack("<Q", len(header)) + header + tensor + rest)
+            data = self.scanned(folder, code=code)
+            self.assertEqual(data["pickles"], 1)
+            self.assertEqual([finding["record"] for finding in data["findings"]], ["datastates_metadata.pkl"] * code)
+            done = common.run_tool("zero-to-fp32", folder.parent, self.new_path("out"), "-t", folder.name)
+            self.assertEqual(done.returncode, 3)
+            self.assertIn("written by DataStates", done.stderr)
+
     def test_what_stands_before_any_cut_is_found(self):
         source = (ZOO / "opcode-protocol4-frame.pkl").read_bytes()
         folder = self.new_path("cut")
