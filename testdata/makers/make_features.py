@@ -53,13 +53,10 @@ CASES = [
     Case("onebit_lamb_z0", 0, one_bit("OneBitLamb", freeze_step=2), "fp16", release="0.18.2"),
     Case("lamb_z0", 0, {"type": "Lamb", "params": {"lr": 3e-3}}, "fp16"),
     Case("lamb_z2", 2, {"type": "Lamb", "params": {"lr": 3e-3}}),
+    Case("hpz_z3", 3, ADAM, world=4, zero={"zero_hpz_partition_size": 2}),
     Case("quantized_weights_z3", 3, ADAM, zero={"zero_quantized_weights": True}),
     Case("quantized_frozen_z3", 3, ADAM, zero={"zero_quantized_nontrainable_weights": True}, frozen=True,
          steps=0),
-    Case("zenflow_z3", 3, {"type": "AdamW", "params": {"lr": 3e-3}}, zero={
-        "offload_optimizer": {"device": "cpu", "pin_memory": False}, "overlap_comm": False,
-        "zenflow": {"topk_ratio": .2, "select_strategy": "step", "select_interval": 2, "update_interval": 2,
-                    "full_warm_up_rounds": 0, "overlap_step": False}}),
     Case("mics_z3", 3, ADAM, world=4, zero={"mics_shard_size": 2}, init="MiCS_Init", release="0.18.2"),
 ]
 
@@ -195,8 +192,9 @@ def work(rank, world, port, case, folder, seed):
         truth = {name: masters.get(f"{name}|fp32", value) for name, value in module.items()}
         os.makedirs("expected")
         save_file({name: value.contiguous() for name, value in truth.items()}, "expected/truth.safetensors")
-        save_file({key: value.contiguous() for key, value in masters.items() if not key.endswith("|fp32")},
-                  "expected/states.safetensors")
+        # What one rank lost to compression is the optimizer's, but no state of a parameter.
+        states = {key: value for key, value in masters.items() if not key.endswith(("|fp32", "_error"))}
+        save_file({key: value.contiguous() for key, value in states.items()}, "expected/states.safetensors")
     torch.distributed.barrier()
 
 
@@ -232,6 +230,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as logs:
         for case in CASES:
             if arguments.case != "all" and case.name not in wanted:
+                continue
+            if case.release not in ("", versions()["deepspeed"]):
+                print(f"{case.name}: needs DeepSpeed {case.release}", file=sys.stderr)
                 continue
             try:
                 folder = make_case(case, arguments.out.resolve(), pathlib.Path(logs) / case.name, arguments.seed)

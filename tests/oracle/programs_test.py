@@ -1,7 +1,11 @@
-"""Checkpoints of real programs (testdata/programs) through every tool, against what the programs held."""
+"""Checkpoints of real programs (testdata/programs) through every tool, against what the programs held.
+
+DSCKPT_PROGRAMS names another folder of such cases: those of testdata/makers/make_features.py, or of make_programs.py.
+"""
 import json
 import os
 import pathlib
+import unittest
 
 import common
 import torch
@@ -29,7 +33,8 @@ class Program:
         return sorted(self.checkpoint.rglob("adapter_model.safetensors"))
 
 
-ROOT = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "programs"
+OTHERS = os.environ.get("DSCKPT_PROGRAMS")
+ROOT = pathlib.Path(OTHERS or pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "programs")
 LACKS_VALUES = "quantized_frozen_z3"
 
 
@@ -39,6 +44,8 @@ def programs():
 
 
 def named(name):
+    if OTHERS and not (ROOT / name).exists():
+        raise unittest.SkipTest(f"{name} is not there")
     return Program(ROOT / name)
 
 
@@ -127,7 +134,7 @@ class ProgramsTest(OracleTest):
                     self.assertIsNone(model["frozen_param_shapes"])
                     self.assertIsNone(model["frozen_param_fragments"])
                     compared += 1
-        self.assertGreaterEqual(compared, 4)
+        self.assertGreaterEqual(compared, 0 if OTHERS else 4)
 
     def test_states_are_what_the_program_held(self):
         compared = 0
@@ -142,7 +149,7 @@ class ProgramsTest(OracleTest):
                     written = load_file(folder / "optimizer_states" / f"{state}.safetensors")
                     self.assertTrue(torch.equal(written[name].float(), value), key)
                     compared += 1
-        self.assertGreaterEqual(compared, 100)
+        self.assertGreaterEqual(compared, 0 if OTHERS else 100)
 
     def test_universal_checkpoints_are_made_of_them(self):
         for program in programs():
@@ -174,7 +181,7 @@ class ProgramsTest(OracleTest):
                     self.assertEqual(json.loads((folder / "adapter" / "adapter_config.json").read_text()),
                                      json.loads((saved.parent / "adapter_config.json").read_text()))
                     compared += 1
-        self.assertGreaterEqual(compared, 4)
+        self.assertGreaterEqual(compared, 0 if OTHERS else 4)
 
 
 if __name__ == "__main__":
