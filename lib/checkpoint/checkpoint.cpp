@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "checkpoint/layout.h"
@@ -54,6 +56,37 @@ void find_stripped(CheckpointDraft& draft) {
   draft.facts.states_assigned = false;
   draft.notes.emplace_back(
       "was stripped to its weights by ckpt-pack strip: without optimizer states");
+}
+
+// DeepSpeed's OptimizedLinear may cut its frozen weight over the ranks (base_weight_sharding): each
+// has a vector as a parameter of its own, and the file that one rank writes has one of them.
+void drop_base_weight_shards(CheckpointDraft& draft) {
+  constexpr std::string_view kWeight = "weight";
+  constexpr std::string_view kDown = "lora_weight_1.weight";
+  if (std::none_of(draft.params.begin(), draft.params.end(),
+                   [&](const Param& param) { return param.name.ends_with(kDown); })) {
+    return;
+  }
+  std::unordered_map<std::string_view, const Shape*> shapes;
+  for (const Param& param : draft.params) shapes.emplace(param.name, &param.weight.shape());
+  const auto matrix = [&](const std::string& name) {
+    const auto found = shapes.find(name);
+    return found == shapes.end() || found->second->size() != 2 ? nullptr : found->second;
+  };
+  std::unordered_set<std::string> shards;
+  for (const Param& param : draft.params) {
+    if (!param.name.ends_with(".weight") || param.weight.shape().size() != 1) continue;
+    const std::string layer = param.name.substr(0, param.name.size() - kWeight.size());
+    const Shape* down = matrix(layer + std::string(kDown));
+    const Shape* up = matrix(layer + "lora_weight_2.weight");
+    if (down == nullptr || up == nullptr) continue;
+    shards.insert(param.name);
+    draft.valueless.push_back(param.name);
+    draft.notes.push_back("'" + param.name +
+                          "' is cut over the ranks (base_weight_sharding), and one rank's part "
+                          "alone is in the files; left out");
+  }
+  std::erase_if(draft.params, [&](const Param& param) { return shards.contains(param.name); });
 }
 
 }  // namespace
@@ -130,6 +163,7 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder, const O
     layout->read(draft);
     draft.pickles.reset();
     drop_incomplete(draft);
+    drop_base_weight_shards(draft);
     if (draft.facts.layout.empty()) draft.facts.layout = layout->name;
     find_save(draft);
     find_stripped(draft);

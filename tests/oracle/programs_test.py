@@ -35,12 +35,12 @@ class Program:
 
 OTHERS = os.environ.get("DSCKPT_PROGRAMS")
 ROOT = pathlib.Path(OTHERS or pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "programs")
-LACKS_VALUES = "quantized_frozen_z3"
+LACK_VALUES = ("deepspeed_optlinearsharded_z2", "quantized_frozen_z3")
 
 
 def programs():
     return [Program(folder) for folder in sorted(ROOT.iterdir())
-            if (folder / "ckpt").is_dir() and folder.name != LACKS_VALUES]
+            if (folder / "ckpt").is_dir() and folder.name not in LACK_VALUES]
 
 
 def named(name):
@@ -96,21 +96,30 @@ class ProgramsTest(OracleTest):
                 done = run_tool("ckpt-inspect", "diff", program.checkpoint, folder / "out")
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
-    def test_what_is_quantized_without_scales_is_no_weight(self):
-        """zero_quantized_nontrainable_weights: int8 in frozen_param_fragments, and DeepSpeed saves no scales."""
-        program = named(LACKS_VALUES)
+    def lacks(self, program, names, reason):
+        """Only these are left out, named, and refused where they are needed."""
         with self.each_case(program) as folder:
             done = run_tool("zero-to-fp32", program.checkpoint, folder)
             self.assertEqual(done.returncode, 1, done.stderr)
-            self.assertEqual(done.stdout, "no values\tstill.weight\nno values\tstill.bias\n")
-            self.assertIn("'still.weight' is quantized, and its scales are in no file", done.stderr)
+            self.assertEqual(done.stdout, "".join(f"no values\t{name}\n" for name in names))
+            self.assertIn(f"'{names[0]}' {reason}", done.stderr)
             written = common.load_bin(folder / "pytorch_model.bin")
-            self.assertEqual(set(program.truth) - set(written), {"still.weight", "still.bias"})
+            self.assertEqual(set(program.truth) - set(written), set(names))
             for name, value in written.items():
                 self.assertTrue(torch.equal(value, program.truth[name].float()), name)
             done = run_tool("reshard", program.checkpoint, folder / "out", "--dp", 3)
             self.assertEqual(done.returncode, 3)
-            self.assertIn("still.weight: is a frozen parameter of the model whose values are in no file", done.stderr)
+            self.assertIn(f"{names[0]}: is a frozen parameter of the model whose values are in no file", done.stderr)
+
+    def test_what_is_quantized_without_scales_is_no_weight(self):
+        """zero_quantized_nontrainable_weights: int8 in frozen_param_fragments, and DeepSpeed saves no scales."""
+        self.lacks(named("quantized_frozen_z3"), ["still.weight", "still.bias"],
+                   "is quantized, and its scales are in no file")
+
+    def test_one_ranks_part_of_a_base_weight_is_no_weight(self):
+        """OptimizedLinear with base_weight_sharding: every rank has a vector, one rank writes."""
+        self.lacks(named("deepspeed_optlinearsharded_z2"), ["body.weight"],
+                   "is cut over the ranks (base_weight_sharding), and one rank's part alone is in the files")
 
     def test_what_one_rank_lost_to_compression_is_no_state(self):
         program = named("onebit_adam_z0")
@@ -149,7 +158,7 @@ class ProgramsTest(OracleTest):
                     written = load_file(folder / "optimizer_states" / f"{state}.safetensors")
                     self.assertTrue(torch.equal(written[name].float(), value), key)
                     compared += 1
-        self.assertGreaterEqual(compared, 0 if OTHERS else 100)
+        self.assertGreaterEqual(compared, 0 if OTHERS else 40)
 
     def test_universal_checkpoints_are_made_of_them(self):
         for program in programs():
