@@ -112,6 +112,11 @@ def case_named(name):
     return case
 
 
+def case_of_release(name):
+    case, = (each for each in every_case("releases") if each.name == name)
+    return case
+
+
 def bits(tensor):
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
