@@ -54,6 +54,9 @@ void add_options(CLI::App& app, Arguments& args) {
                  "The new run's DeepSpeed configuration: stage, precision, optimizer wrapper,\n"
                  "round_robin_gradients and parameter_alignment are taken from it")
       ->type_name("FILE");
+  app.add_option("--ds-version", args.reshard.ds_version,
+                 "The release of DeepSpeed that is to load it; default: the one that saved it")
+      ->type_name("X.Y.Z");
   app.add_option("--like", args.source.like,
                  "A checkpoint that the new run has saved: parameter groups, their order and the\n"
                  "layout are taken from it. Needed where the input is weights to start from, a\n"

@@ -4,10 +4,12 @@
 #include <map>
 #include <tuple>
 
+#include "base/bytes.h"
 #include "checkpoint/layout.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/release.h"
 #include "deepspeed/run_config.h"
+#include "deepspeed/zero_layout.h"
 #include "format/meta_tensor.h"
 
 namespace dsckpt {
@@ -54,17 +56,7 @@ ModelStates::ModelStates(const Shard& shard) : fields(shard, shard.archive.root(
     buffer_names.emplace(
         in_context(fields.where(keys::kBufferNames), [&] { return name.as_string(); }));
   }
-  // Releases before 0.5 wrote one dict where there are lists of them now.
-  if (const auto shapes = fields.get(keys::kParamShapes); shapes && shapes->is_mapping()) {
-    param_shapes.push_back(named_shapes(shard, *shapes, keys::kParamShapes));
-  } else if (shapes) {
-    for (const Value& group : fields.sequence(keys::kParamShapes)) {
-      param_shapes.push_back(named_shapes(shard, group, keys::kParamShapes));
-    }
-  }
-  for (const NamedShapes& group : param_shapes) {
-    for (const auto& entry : group) trainable_names.insert(entry.first);
-  }
+  read_param_shapes(fields);
   if (const auto shapes = fields.get(keys::kFrozenParamShapes)) {
     frozen_param_shapes = named_shapes(shard, *shapes, keys::kFrozenParamShapes);
   }
@@ -76,6 +68,41 @@ ModelStates::ModelStates(const Shard& shard) : fields(shard, shard.archive.root(
       }
     });
   }
+}
+
+void ModelStates::read_param_shapes(const Fields& from) {
+  const Shard& holder = from.shard();
+  // Releases before 0.5.4 wrote one dict where there are lists of them now.
+  if (const auto shapes = from.get(keys::kParamShapes); shapes && shapes->is_mapping()) {
+    param_shapes.push_back(named_shapes(holder, *shapes, keys::kParamShapes));
+  } else if (shapes) {
+    for (const Value& group : from.sequence(keys::kParamShapes)) {
+      param_shapes.push_back(named_shapes(holder, group, keys::kParamShapes));
+    }
+  }
+  for (const NamedShapes& group : param_shapes) {
+    for (const auto& entry : group) trainable_names.insert(entry.first);
+  }
+}
+
+void ModelStates::take_param_shapes(const Shard& optim) {
+  if (!fields.has(keys::kParamShapes)) read_param_shapes(Fields(optim, optim.archive.root()));
+}
+
+void ModelStates::split_param_shapes(const std::vector<uint64_t>& group_numels, uint64_t ranks) {
+  if (param_shapes.size() != 1 || group_numels.size() < 2) return;
+  std::vector<NamedShapes> groups(group_numels.size());
+  size_t group = 0;
+  uint64_t used = 0;
+  for (const auto& entry : param_shapes.front()) {
+    while (used == group_numels[group] && group + 1 < groups.size()) {
+      ++group;
+      used = 0;
+    }
+    used = checked_add(used, piece_of(static_cast<uint64_t>(numel(entry.second)), ranks));
+    groups[group].push_back(entry);
+  }
+  if (group + 1 == groups.size() && used == group_numels[group]) param_shapes = std::move(groups);
 }
 
 std::unordered_set<std::string> ModelStates::aliases() const {

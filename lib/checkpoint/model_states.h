@@ -39,6 +39,13 @@ struct ModelStates {
   std::optional<pickle::Value> frozen_param_fragments;
 
   const Shard& shard() const { return fields.shard(); }
+  // Takes param_shapes from an optimizer-states file of the same ranks, where releases before 0.6
+  // have it, unless the model-states file has it.
+  void take_param_shapes(const Shard& optim);
+  // Cuts a param_shapes of all parameters, which releases before 0.5.4 wrote, into groups of so
+  // many elements, where a parameter counts as its piece of `ranks`. Does nothing if the
+  // sums do not tell.
+  void split_param_shapes(const std::vector<uint64_t>& group_numels, uint64_t ranks);
   // A note for each of `not_tensors`. Those that should be tensors are without a value.
   void note_not_tensors(CheckpointDraft& draft) const;
   // The names that shared_params has as aliases.
@@ -60,6 +67,9 @@ struct ModelStates {
   void drop_false_aliases();
   // Entries of `module` that are neither buffer, nor alias, nor trainable.
   std::vector<std::pair<std::string, pickle::Value>> rest_of_module() const;
+
+ private:
+  void read_param_shapes(const Fields& from);
 };
 
 // One rank's model-states file. `states` may be those of another rank whose file has the same

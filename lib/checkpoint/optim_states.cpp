@@ -389,6 +389,16 @@ void check_same_step(CheckpointDraft& draft, std::string_view state_key) {
   }
 }
 
+namespace {
+
+// Flat tensors of a rank at stage 3; 1 at other stages.
+int64_t sub_groups_of(const Shard& optim) {
+  const auto flat = optimizer_state(optim).sequence(keys::kFp32FlatGroups);
+  return std::max<int64_t>(1, static_cast<int64_t>(flat.size()));
+}
+
+}  // namespace
+
 void note_other_step(CheckpointDraft& draft, std::string_view state_key) {
   const Shard& optim = draft.optim_shards.front();
   const Shard& model = draft.model_shards.front();
@@ -399,7 +409,8 @@ void note_other_step(CheckpointDraft& draft, std::string_view state_key) {
   if (draft.run_config.zenflow) return;
   const int64_t expected = *global - fields.integer_if_any(keys::kSkippedSteps).value_or(0);
   const auto release = release_of(fields.text(keys::kDsVersion));
-  const int64_t most = expected + (release && *release < kNoStepAtStart ? 1 : 0);
+  const int64_t most = (expected + (is_before(release, kNoStepAtStart) ? 1 : 0)) *
+                       (is_before(release, kStepOfGroup) ? sub_groups_of(optim) : 1);
   for (const Evidence& fact : evidence(optim, state_key)) {
     if (!fact.is_step() || *fact.number == static_cast<double>(expected) ||
         *fact.number == static_cast<double>(most)) {

@@ -562,6 +562,20 @@ class Zero12WorldReader {
   bool optimizer_states_;
 };
 
+// Elements of each group on all ranks, as far as files have them.
+std::vector<uint64_t> group_numels(const std::vector<const Shard*>& optim) {
+  std::vector<uint64_t> numels;
+  for (const Shard* shard : optim) {
+    const auto groups = optimizer_state(*shard).sequence(keys::kSingleFp32Partition);
+    numels.resize(std::max(numels.size(), groups.size()));
+    for (size_t g = 0; g < groups.size(); ++g) {
+      numels[g] = checked_add(numels[g], static_cast<uint64_t>(
+                                             numel(shard->archive.info(groups[g]).shape)));
+    }
+  }
+  return numels;
+}
+
 bool probe_zero12(CheckpointDraft& draft) {
   return draft.folder.has(ShardName::Kind::optim_states);
 }
@@ -583,6 +597,10 @@ void read_zero12(CheckpointDraft& draft) {
   models.reserve(draft.model_shards.size());
   for (const Shard& shard : draft.model_shards) {
     models.emplace_back(shard);
+    const auto optim = optim_shards_of(draft, shard.name.mp_rank);
+    models.back().take_param_shapes(*optim.front());
+    in_context(optim.front()->where(),
+               [&] { models.back().split_param_shapes(group_numels(optim), 1); });
     models.back().drop_false_aliases();
     models.back().find_tied_views();
     add_router_aliases(models.back(), draft.inputs);

@@ -434,6 +434,15 @@ void find_expert_groups(std::vector<ParamGroup>& groups, const std::vector<Share
   }
 }
 
+// Elements of a rank's sub-groups.
+std::vector<uint64_t> sub_group_numels(const Shard& optim) {
+  std::vector<uint64_t> numels;
+  for (const Value& flat : optimizer_state(optim).sequence(keys::kFp32FlatGroups)) {
+    numels.push_back(static_cast<uint64_t>(numel(optim.archive.info(flat).shape)));
+  }
+  return numels;
+}
+
 bool probe_zero3(CheckpointDraft& draft) {
   return draft.folder.has(ShardName::Kind::zero_model_states);
 }
@@ -457,6 +466,10 @@ void read_zero3(CheckpointDraft& draft) {
   RankModels all(draft.model_shards);
   const std::vector<RankModel>& models = all.ranks();
   for (ModelStates& each : all.distinct()) {
+    const Shard& optim = *optim_shards_of(draft, each.shard().name.mp_rank).front();
+    each.take_param_shapes(optim);
+    in_context(optim.where(),
+               [&] { each.split_param_shapes(sub_group_numels(optim), draft.facts.mesh.dp); });
     each.find_tied_placeholders();
     if (each.shard().name.dp_rank == 0) add_router_aliases(each, draft.inputs);
   }

@@ -19,6 +19,48 @@ struct Release {
 // a number.
 std::optional<Release> release_of(std::string_view ds_version);
 
+// Whether it is known to be before `since`.
+constexpr bool is_before(const std::optional<Release>& release, const Release& since) {
+  return release && *release < since;
+}
+
+// --- what is saved, and where
+
+// param_shapes has a dict of each group; before, it is one of all parameters.
+inline constexpr Release kParamShapesOfGroups{{0, 5, 4}};
+// Optimizer states with hyper-parameters at stages 1 and 2 (unless elastic_checkpoint is set);
+// before, they are without. stage_1_and_2.py ckpt_is_rigid.
+inline constexpr Release kRigidStates{{0, 5, 10}};
+// param_shapes lies in model-states files; before, in those of the optimizer. engine.py
+// _save_checkpoint.
+inline constexpr Release kParamShapesOfModel{{0, 6, 0}};
+// group_paddings. stage_1_and_2.py state_dict.
+inline constexpr Release kGroupPaddingsSaved{{0, 7, 0}};
+// fragment_address has a module of its own, utils/tensor_fragment.py; before, it is in
+// bf16_optimizer.py.
+inline constexpr Release kTensorFragment{{0, 7, 3}};
+// param_slice_mappings of DeepSpeedZeroOptimizer. stage_1_and_2.py state_dict.
+inline constexpr Release kSliceMappingsSaved{{0, 7, 4}};
+// frozen_param_shapes and frozen_param_fragments. engine.py _save_checkpoint.
+inline constexpr Release kFrozenSaved{{0, 9, 1}};
+// shared_params. engine.py _save_checkpoint.
+inline constexpr Release kSharedSaved{{0, 9, 2}};
+
+// param_alignment_paddings. stage_1_and_2.py state_dict.
+inline constexpr Release kParameterAlignment{{0, 19, 6}};
+// The optimizer of stage 0 in bf16, which 0.17.0 to 0.18.4 do not save. engine.py
+// _save_checkpoint.
+inline constexpr Release kBf16StatesAtStage0{{0, 18, 5}};
+// AutoEP.
+inline constexpr Release kAutoEp{{0, 19, 2}};
+// The first one whose sources and files have been looked at.
+inline constexpr Release kFirstKnown{{0, 4, 0}};
+
+// --- what it means
+
+// FusedAdam counts a step once for each group; before, at stage 3 once for each sub-group that is
+// stepped. ops/adam/fused_adam.py step.
+inline constexpr Release kStepOfGroup{{0, 6, 5}};
 // The first one whose optimizers are not stepped once with zero gradients before the training:
 // until then they count a step more than the engine. stage_1_and_2.py, stage3.py, bf16_optimizer.py
 // initialize_optimizer_states.
@@ -28,5 +70,8 @@ inline constexpr Release kNoStepAtStart{{0, 13, 2}};
 inline constexpr Release kEmptyPlaceholders{{0, 6, 0}};
 // The first one that has ZeroStageEnum; before, zero_stage is a number. zero/config.py.
 inline constexpr Release kZeroStageEnum{{0, 7, 1}};
+// Stage 0 in bf16 has no BF16_Optimizer any more, which saved as stage 1 does. engine.py
+// _do_optimizer_sanity_check.
+inline constexpr Release kNoBf16OptimizerAtStage0{{0, 17, 0}};
 
 }  // namespace dsckpt

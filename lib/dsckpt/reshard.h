@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
 
 #include "dsckpt/checkpoint.h"
 #include "dsckpt/export.h"
@@ -24,6 +25,9 @@ struct ReshardOptions {
   std::optional<int> stage = {};
   // zero_optimization.sub_group_size of the new run, elements, not 0. Default likewise.
   std::optional<uint64_t> sub_group_size = {};
+  // The release of DeepSpeed that is to load it, "0.16.4". Empty: the one that saved the
+  // checkpoint.
+  std::string ds_version = {};
   // The new run's DeepSpeed configuration, a JSON file. Empty: none.
   std::filesystem::path ds_config = {};
   // Find the batch settings that keep the global batch on the new ranks, and write

@@ -17,6 +17,7 @@ namespace dsckpt {
 // What is decided, in this order; each may need what comes before.
 enum class Step : uint8_t {
   source,     // nothing: what can be said of the checkpoint and the options alone
+  release,    // the release of DeepSpeed that is to load it
   config,     // the configuration that says what the new engine is like
   engine,     // what it makes of an engine
   stage,      // the ZeRO stage

@@ -14,7 +14,9 @@ Value saved_scaler(const RankFile& file) {
 }
 
 bool keeps_scaler(const RankFile& file) {
-  return !file.target().new_loss_scaler && !saved_scaler(file).is_none();
+  // A scaler is pickled with its attributes, and those of another release are others.
+  return !file.target().new_loss_scaler && !saved_scaler(file).is_none() &&
+         file.target().ds_version.empty();
 }
 
 // One that is not copied as it is.

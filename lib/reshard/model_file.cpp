@@ -36,6 +36,11 @@ Value ds_config(ModelFile& file, const Value&) {
   return *ds_config_value(file);
 }
 
+Value ds_version(ModelFile& file, const Value& saved) {
+  return file.target().ds_version.empty() ? file.copy.of(saved)
+                                          : file.document().string(file.target().ds_version);
+}
+
 Value autoep_layers(ModelFile& file, const Value& saved) {
   const ReshardTarget& target = file.target();
   return autoep_layers_value(file.copy, saved, {target.dp, target.ep, target.data_before_experts},
@@ -55,18 +60,20 @@ struct ModelKey {
   std::string_view key;
   bool always;  // also where the checkpoint's file does not have it
   Value (*make)(ModelFile& file, const Value& saved);
+  Release since = {};  // the first release that has it
 };
 
 // What is made anew.
 constexpr std::array kMade{
     ModelKey{keys::kModule, false, module_value},
     ModelKey{keys::kOptimizer, true, optimizer_value},
-    ModelKey{keys::kParamShapes, true, param_shapes},
-    ModelKey{keys::kFrozenParamShapes, true, frozen_param_shapes},
-    ModelKey{keys::kSharedParams, true, shared_params},
-    ModelKey{keys::kFrozenParamFragments, true, frozen_param_fragments},
+    ModelKey{keys::kParamShapes, true, param_shapes, kParamShapesOfModel},
+    ModelKey{keys::kFrozenParamShapes, true, frozen_param_shapes, kFrozenSaved},
+    ModelKey{keys::kSharedParams, true, shared_params, kSharedSaved},
+    ModelKey{keys::kFrozenParamFragments, true, frozen_param_fragments, kFrozenSaved},
     ModelKey{keys::kDpWorldSize, true, dp_world_size},
     ModelKey{keys::kDsConfig, true, ds_config},
+    ModelKey{keys::kDsVersion, false, ds_version},
     ModelKey{keys::kAutoEpLayers, false, autoep_layers},
     ModelKey{keys::kAutoEpLayersLegacy, false, autoep_layers},
     ModelKey{keys::kUniversalCheckpointInfo, false, universal_info},
@@ -113,7 +120,10 @@ const ModelKey* row_of(std::span<const ModelKey> table, std::string_view key) {
 
 // nullopt for what is left out.
 std::optional<Value> value_of(ModelFile& file, std::string_view key, const Value& saved) {
-  if (const ModelKey* row = row_of(kMade, key)) return row->make(file, saved);
+  if (const ModelKey* row = row_of(kMade, key)) {
+    if (is_before(file.target().release, row->since)) return std::nullopt;
+    return row->make(file, saved);
+  }
   if (!file.from.offer.starts) return file.copy.of(saved);
   const ModelKey* row = row_of(kAtStart, key);
   return row != nullptr ? std::optional(row->make(file, saved)) : std::nullopt;
@@ -134,6 +144,7 @@ TorchArchiveWriter::Written write_model_file(const ShardSource& from, uint32_t r
   const Value dict = copy.dict_of(
       root, [&](std::string_view key, const Value& saved) { return value_of(file, key, saved); });
   for (const ModelKey& row : kMade) {
+    if (is_before(from.target.release, row.since)) continue;
     if (row.always && !root.find(row.key)) copy.set(dict, row.key, row.make(file, {}));
   }
   return copy.write(dict);

@@ -32,18 +32,13 @@ Value module_entry(ModelFile& file, const std::string& name, const Value& value)
   }
   const DType saved = file.copy.from().info(value).dtype;
   const DType dtype = file.target().param_dtype.value_or(saved);
-  if (file.target().stage == 3) return writer.tensor(TensorSource::zeros(dtype, {0}));
+  if (file.target().stage == 3) {
+    const int64_t elements = is_before(file.target().release, kEmptyPlaceholders) ? 1 : 0;
+    return writer.tensor(TensorSource::zeros(dtype, {elements}));
+  }
   const auto [found, is_new] = file.storages.try_emplace(owner.name, 0);
   if (is_new) found->second = writer.storage(owner.weight.to(dtype));
   return writer.tensor(found->second, owner.weight.shape());
-}
-
-// A torch.Size, or what the checkpoint has in its place.
-Value shape_value(const RankFile& file, const Shape& shape) {
-  if (!file.from.has_tuple_shapes) return torch_size(file.document(), shape);
-  std::vector<Value> dims;
-  for (const int64_t dim : shape) dims.push_back(Document::integer(dim));
-  return file.document().tuple(std::move(dims));
 }
 
 // Stages 2 and 3 keep frozen parameters apart; None if the run chose not to save them, which loads
@@ -98,18 +93,7 @@ Value module_value(ModelFile& file, const Value& saved) {
 }
 
 Value param_shapes(ModelFile& file, const Value&) {
-  if (file.target().stage == 0) return {};
-  Document& document = file.document();
-  std::vector<Value> all;
-  for (const ReshardLayout::Run& run : file.layout().runs()) {
-    const Value shapes = ordered_dict(document);
-    for (const Param* param : file.layout().params_of(run, 0)) {
-      document.set_item(shapes, document.intern(param->name),
-                        shape_value(file, param->weight.shape()));
-    }
-    all.push_back(shapes);
-  }
-  return document.list(std::move(all));
+  return param_shapes_value(file);
 }
 
 Value frozen_param_shapes(ModelFile& file, const Value& saved) {

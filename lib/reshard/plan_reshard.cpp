@@ -194,6 +194,7 @@ TargetOptions target_options(const Source& source, const ReshardOptions& options
                        .ep = options.ep,
                        .stage = options.stage,
                        .sub_group_size = options.sub_group_size,
+                       .ds_version = options.ds_version,
                        .ds_config = {}};
   if (!options.ds_config.empty()) target.ds_config = load_ds_config(options.ds_config);
   // Weights have become one with what they are like.

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "deepspeed/release.h"
 #include "dsckpt/error.h"
 #include "format/archive_copy.h"
 #include "reshard/layout.h"
@@ -28,6 +29,8 @@ struct ShardSource {
   ReshardLayout layout;
   SourceOffer offer;
   ShardValue wrapper;  // Checkpoint::wrapper_state
+  // The ds_version of the new files; "" if none is known.
+  std::string ds_version;
   // Whether shapes are tuples: DeepSpeed saves models with experts through a helper that makes them
   // of torch.Size.
   bool has_tuple_shapes;
@@ -48,6 +51,7 @@ struct RankFile {
 struct DictKey {
   std::string_view key;
   std::optional<pickle::Value> (*make)(const RankFile&);
+  Release since = {};  // the first release that has it
 };
 
 // The dict of `keys`, in their order.
@@ -60,9 +64,13 @@ std::optional<pickle::Value> carried(const RankFile& file, std::string_view key)
 std::optional<pickle::Value> ds_config_value(const RankFile& file);
 // Stages 1 and 2 load nothing without it: UnsupportedError if they would have none.
 std::optional<pickle::Value> ds_version_value(const RankFile& file);
-// zero/config.py ZeroStageEnum, or a number where the release of the source writes one.
+// zero/config.py ZeroStageEnum, or a number for releases without it.
 std::optional<pickle::Value> zero_stage_value(const RankFile& file);
 std::optional<pickle::Value> clip_grad_value(const RankFile& file);
+// A torch.Size, or what the checkpoint has in its place.
+pickle::Value shape_value(const RankFile& file, const Shape& shape);
+// param_shapes of the target's groups: one dict of each, or of all for old releases.
+pickle::Value param_shapes_value(const RankFile& file);
 
 // A tensor with a storage of its own that requires gradients.
 pickle::Value masters(const RankFile& file, TensorSource values);

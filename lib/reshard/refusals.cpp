@@ -90,7 +90,33 @@ bool changes_precision(const Choice& choice) {
   return choice.target.precision != choice.source.precision;
 }
 
+// The configuration says stage 0; the files are those of stage 1.
+bool has_bf16_optimizer_at_stage_0(const Choice& choice) {
+  return choice.target.wrapper == EngineWrapper::bf16_optimizer && choice.engine &&
+         choice.engine->zero_stage == 0;
+}
+
 constexpr Refusal kRefusals[] = {
+    // --- the release
+    {Step::release, ErrorKind::usage, Place::nowhere,
+     [](const Choice& c) {
+       return !c.options.ds_version.empty() && !release_of(c.options.ds_version);
+     },
+     [](const Choice& c) {
+       return "--ds-version '" + c.options.ds_version + "' is no release of DeepSpeed, like 0.16.4";
+     }},
+    {Step::release, ErrorKind::unsupported, Place::nowhere,
+     [](const Choice& c) {
+       return !c.options.ds_version.empty() && is_before(c.target.release, kFirstKnown);
+     },
+     "no release before 0.4 is written for"},
+    {Step::config, ErrorKind::unsupported, Place::source_folder,
+     [](const Choice& c) {
+       return !c.options.ds_version.empty() && is_before(c.target.release, kAutoEp) && c.config &&
+              c.config->is_object() && c.config->contains("expert_parallel");
+     },
+     "has experts of AutoEP, which that release does not have"},
+
     // --- the checkpoint and the options
     {Step::source, ErrorKind::unsupported, Place::source_folder,
      [](const Choice& c) {
@@ -223,12 +249,36 @@ constexpr Refusal kRefusals[] = {
      "is elastic and has no hyper-parameters, which only stages 1 and 2 can do without",
      kSettingsHint},
     {Step::wrapper, ErrorKind::unsupported, Place::source_folder,
-     [](const Choice& c) { return c.target.elastic && !c.source.has_base_step; },
+     [](const Choice& c) {
+       return c.target.elastic && !c.source.has_base_step &&
+              !is_before(c.target.release, kRigidStates);
+     },
      "is elastic and has no base_optimizer_state_step, without which DeepSpeed does not load it, "
      "not even at its own number of ranks",
      kSettingsHint},
 
+    {Step::wrapper, ErrorKind::unsupported, Place::source_folder,
+     [](const Choice& c) {
+       return !c.options.ds_version.empty() && has_bf16_optimizer_at_stage_0(c) &&
+              !is_before(c.target.release, kNoBf16OptimizerAtStage0);
+     },
+     "is of BF16_Optimizer without ZeRO, which DeepSpeed does not have since 0.17",
+     "--stage 1 makes it a checkpoint of ZeRO"},
+    {Step::wrapper, ErrorKind::unsupported, Place::source_folder,
+     [](const Choice& c) {
+       return !c.options.ds_version.empty() && c.target.stage == 0 &&
+              c.target.precision == Precision::bf16 &&
+              is_before(c.target.release, kBf16StatesAtStage0);
+     },
+     "is of stage 0 in bf16, for which that release has another optimizer, or saves none",
+     "--stage 1 makes it a checkpoint of ZeRO"},
+
     // --- the layout
+    {Step::layout, ErrorKind::unsupported, Place::source_folder,
+     [](const Choice& c) {
+       return c.target.parameter_alignment && is_before(c.target.release, kParameterAlignment);
+     },
+     "has parameters that are aligned in the flat vectors, which that release does not know"},
     // Nothing but the configuration tells round_robin_gradients; where DeepSpeed's own files lack
     // it, their wrong param_slice_mappings do, but ours are right.
     {Step::layout, ErrorKind::unsupported, Place::reference_config,

@@ -16,6 +16,13 @@ Value root_of(const Checkpoint& world) {
   return world.model_files().front().archive->root();
 }
 
+Value saved_param_shapes(const Checkpoint& world) {
+  const Value shapes = root_of(world).find_or_none(keys::kParamShapes);
+  const ShardValue wrapper = world.wrapper_state();
+  if (!shapes.is_none() || wrapper.archive == nullptr) return shapes;
+  return wrapper.archive->root().find_or_none(keys::kParamShapes);
+}
+
 namespace {
 
 GroupSettings settings_of(const ShardValue& value) {
@@ -43,12 +50,11 @@ std::vector<std::string> state_keys_of(const Checkpoint& checkpoint) {
   return {keys.begin(), keys.end()};
 }
 
-std::vector<size_t> sub_groups_of(const Value& root) {
-  const Value shapes = root.find_or_none(keys::kParamShapes);
+std::vector<size_t> sub_groups_of(const Value& shapes) {
   const auto size = [](const Value& group) {
     return group.is_mapping() ? group.as_dict().items.size() : 0;
   };
-  if (shapes.is_mapping()) return {size(shapes)};  // releases before 0.5 have one dict
+  if (shapes.is_mapping()) return {size(shapes)};  // releases before 0.5.4 have one dict
   std::vector<size_t> sizes;
   for (const Value& group : shapes.sequence_or_empty()) sizes.push_back(size(group));
   return sizes;
@@ -131,7 +137,7 @@ RunFacts run_facts(const Checkpoint& checkpoint) {
   const auto& path = checkpoint.model_files().front().path;
   facts.file = path.string();
   if (const auto name = parse_shard_name(path.filename().string())) facts.mp_rank = name->mp_rank;
-  facts.sub_groups = sub_groups_of(root_of(checkpoint));
+  facts.sub_groups = sub_groups_of(saved_param_shapes(checkpoint));
   facts.param_dtype = param_dtype_of(checkpoint);
   read_config(checkpoint, facts);
   facts.precision = precision_of(checkpoint, facts);

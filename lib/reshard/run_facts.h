@@ -22,6 +22,10 @@ namespace dsckpt {
 // What the first of a checkpoint's model-states files holds.
 pickle::Value root_of(const Checkpoint& world);
 
+// Its param_shapes, or, of releases before 0.6, those in its first optimizer-states file. None of
+// weights alone.
+pickle::Value saved_param_shapes(const Checkpoint& world);
+
 // The hyper-parameters of a parameter group: its entry of param_groups.
 struct GroupSettings {
   ShardValue value = {};  // handed on as it is

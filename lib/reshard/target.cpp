@@ -41,6 +41,13 @@ void choose_engine(Choice& choice) {
   choice.target.engine = choice.engine.value_or(EngineConfig{});
 }
 
+void choose_release(Choice& choice) {
+  const std::string& asked = choice.options.ds_version;
+  const std::string& version = asked.empty() ? choice.reference().checkpoint.ds_version : asked;
+  choice.target.release = release_of(version);
+  if (version != choice.source.checkpoint.ds_version) choice.target.ds_version = version;
+}
+
 void choose_stage(Choice& choice) {
   choice.target.stage = choice.options.stage.value_or(choice.configured_stage());
   choice.target.engine.zero_stage = choice.target.stage;
@@ -110,6 +117,7 @@ void choose_wrapper(Choice& choice) {
   ReshardTarget& target = choice.target;
   const CheckpointFacts& known = choice.reference().checkpoint;
   target.elastic = choice.source.checkpoint.elastic && choice.like == nullptr;
+  if (target.is_zero12() && is_before(target.release, kRigidStates)) target.elastic = true;
   if (!choice.options.ds_config && target.stage == known.zero_stage && !known.universal) {
     target.wrapper = known.optimizer_wrapper;
   } else if (choice.engine) {
@@ -175,7 +183,7 @@ struct Decision {
 };
 
 constexpr std::array kDecisions{
-    Decision{Step::config, choose_config},       Decision{Step::engine, choose_engine},
+    Decision{Step::release, choose_release},     Decision{Step::config, choose_config},       Decision{Step::engine, choose_engine},
     Decision{Step::stage, choose_stage},         Decision{Step::groups, choose_groups},
     Decision{Step::experts, choose_experts},     Decision{Step::members, choose_members},
     Decision{Step::precision, choose_precision}, Decision{Step::wrapper, choose_wrapper},

@@ -10,6 +10,7 @@
 #include "checkpoint/checkpoint.h"
 #include "deepspeed/ds_config.h"
 #include "deepspeed/engine_config.h"
+#include "deepspeed/release.h"
 #include "dsckpt/dtype.h"
 #include "reshard/run_facts.h"
 
@@ -23,6 +24,8 @@ struct TargetOptions {
   std::optional<int> stage = {};
   // zero_optimization.sub_group_size of the new run, elements. Default likewise.
   std::optional<uint64_t> sub_group_size = {};
+  // The release that is to load it. Default: the one that `like` says, else the checkpoint.
+  std::string ds_version = {};
   // The new run's configuration.
   std::optional<nlohmann::ordered_json> ds_config = {};
   // A checkpoint that the new run has saved, open with optimizer states: it has the parameter
@@ -54,6 +57,10 @@ struct ReshardTarget {
   std::vector<RunGroup> groups = {};
   // ds_config of the new files; nullopt: as in the old ones.
   std::optional<nlohmann::ordered_json> ds_config = {};
+  // The release that is to load it; nullopt: not known, and as of today. `ds_version` is what the
+  // files are to say, "" what the old ones do.
+  std::optional<Release> release = {};
+  std::string ds_version = {};
   // The new run's configuration as far as it is known.
   EngineConfig engine = {};
 

@@ -49,6 +49,25 @@ std::optional<Value> real_masters(const RankFile& file) {
   });
 }
 
+// Before group_paddings was saved only the last rank's padding to a multiple of the ranks was cut
+// off, and a vector is padded to twice as many.
+std::optional<Value> masters_before_paddings(const RankFile& file) {
+  return of_groups(file, [&](const Group& group) {
+    TensorSource values = file.layout().partition(group, file.rank, true, master_of);
+    const uint64_t ranks = group.mesh.edp();
+    if (group.mesh.edp_rank(file.rank) + 1 == ranks) {
+      const uint64_t cut = (ranks - group.flat.used % ranks) % ranks;
+      values = values.narrow(0, 0, values.numel() - static_cast<int64_t>(cut));
+    }
+    return masters(file, std::move(values));
+  });
+}
+
+std::optional<Value> masters_of_zero12(const RankFile& file) {
+  const bool before = is_before(file.target().release, kGroupPaddingsSaved);
+  return before && !file.target().elastic ? masters_before_paddings(file) : real_masters(file);
+}
+
 std::optional<Value> padded_masters(const RankFile& file) {
   return of_groups(file, [&](const Group& group) {
     return masters(file, file.layout().partition(group, file.rank, true, master_of));
@@ -79,14 +98,18 @@ std::optional<Value> partition_count(const RankFile& file) {
   return of_groups(file, [](const Group& group) { return number(group.mesh.edp()); });
 }
 
-// utils/tensor_fragment.py fragment_address.
-Value fragment_address(Document& document, const ReshardLayout::Slice& slice) {
+// fragment_address, by its module in the release.
+Value fragment_address(const RankFile& file, const ReshardLayout::Slice& slice) {
+  Document& document = file.document();
+  const char* module = is_before(file.target().release, kTensorFragment)
+                           ? "deepspeed.runtime.bf16_optimizer"
+                           : "deepspeed.utils.tensor_fragment";
   const Value state = document.dict();
   document.set_item(state, document.intern("numel"), number(slice.numel));
   document.set_item(state, document.intern("start"), number(slice.start));
-  const Value address = document.object(
-      ObjectNode::Made::newobj,
-      document.global("deepspeed.utils.tensor_fragment", "fragment_address"), document.tuple({}));
+  const Value address =
+      document.object(ObjectNode::Made::newobj, document.global(module, "fragment_address"),
+                      document.tuple({}));
   document.set_state(address, state);
   return address;
 }
@@ -98,7 +121,7 @@ std::optional<Value> param_slice_mappings(const RankFile& file) {
     const Value mapping = ordered_dict(document);
     for (const ReshardLayout::Slice& slice : file.layout().slices(group, file.rank)) {
       document.set_item(mapping, document.intern(slice.param->name),
-                        fragment_address(document, slice));
+                        fragment_address(file, slice));
     }
     return mapping;
   });
@@ -111,13 +134,13 @@ constexpr std::array kZero12Keys{
     DictKey{keys::kClipGrad, clip_grad_value},
     DictKey{keys::kBaseOptimizerState, base_optimizer_state},
     DictKey{keys::kBaseOptimizerStateStep, base_optimizer_state_step},
-    DictKey{keys::kSingleFp32Partition, real_masters},
+    DictKey{keys::kSingleFp32Partition, masters_of_zero12},
     DictKey{keys::kZeroStage, zero_stage_value},
-    DictKey{keys::kGroupPaddings, group_paddings},
-    DictKey{keys::kParamAlignmentPaddings, param_alignment_paddings},
+    DictKey{keys::kGroupPaddings, group_paddings, kGroupPaddingsSaved},
+    DictKey{keys::kParamAlignmentPaddings, param_alignment_paddings, kParameterAlignment},
     DictKey{keys::kPartitionCount, partition_count},
     DictKey{keys::kDsVersion, ds_version_value},
-    DictKey{keys::kParamSliceMappings, param_slice_mappings},
+    DictKey{keys::kParamSliceMappings, param_slice_mappings, kSliceMappingsSaved},
 };
 
 constexpr std::array kBf16Optimizer{

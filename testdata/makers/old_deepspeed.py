@@ -8,6 +8,7 @@ after. Nothing that decides what a checkpoint holds is touched: what is replaced
 streams and devices of CUDA, names that torch and numpy have dropped, and the backend, which is gloo.
 """
 import argparse
+import collections.abc
 import contextlib
 import importlib.util
 import inspect
@@ -75,18 +76,23 @@ def add_missing(owner, **values):
             setattr(owner, name, value)
 
 
+def add_module(name, **values):
+    if importlib.util.find_spec(name) is None:
+        sys.modules[name] = types.SimpleNamespace(**values)
+
+
 def keep_old_names():
-    """Of numpy and torch, which have dropped them."""
+    """Of Python, numpy and torch, which have dropped them."""
     import numpy
     import torch
     import torch.distributed as dist
     import torch.distributed.elastic.agent.server.api as agent
+    add_missing(collections, Mapping=collections.abc.Mapping, Sequence=collections.abc.Sequence)
     add_missing(numpy, float=float, int=int, bool=bool, object=object, BUFSIZE=8192)
     add_missing(agent, log=agent.logger, _get_socket_with_port=lambda: None)
     add_missing(dist, _all_gather_base=dist.all_gather_into_tensor, _reduce_scatter_base=dist.reduce_scatter_tensor)
-    if importlib.util.find_spec("torch._six") is None:
-        sys.modules["torch._six"] = types.SimpleNamespace(inf=float("inf"), string_classes=(str, bytes),
-                                                          container_abcs=importlib.import_module("collections.abc"))
+    add_module("torch._six", inf=float("inf"), string_classes=(str, bytes))
+    add_module("tensorboardX", SummaryWriter=None)
 
 
 def detached(tensor):
@@ -131,10 +137,6 @@ class Idle:
         return 1.0
 
 
-def no_bytes(*args, **options):
-    return 0
-
-
 def without_device(place):
     """The CPU in place of a CUDA device, however it is named."""
     import torch
@@ -171,13 +173,13 @@ def be_cuda():
     for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
                  "max_memory_cached", "reset_max_memory_cached", "reset_max_memory_allocated", "empty_cache",
                  "reset_peak_memory_stats", "synchronize", "set_device", "manual_seed", "manual_seed_all"):
-        setattr(cuda, name, no_bytes)
+        setattr(cuda, name, lambda *args, **options: 0)
     cuda.memory_stats = lambda *args: {"num_alloc_retries": 0}
     cuda.get_rng_state = lambda *args: torch.get_rng_state()
     cuda.get_device_capability = lambda *args: (8, 0)
     cuda.get_device_name = lambda *args: "cpu"
     cuda.get_device_properties = lambda *args: types.SimpleNamespace(total_memory=1 << 34, name="cpu", major=8, minor=0)
-    cuda.nvtx.range_push = cuda.nvtx.range_pop = no_bytes
+    cuda.nvtx.range_push = cuda.nvtx.range_pop = lambda *args: 0
     for name in ("Float", "Half", "BFloat16", "Byte", "Int", "Long", "Double"):
         setattr(cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor"))
     torch.Tensor.cuda = torch.Tensor.pin_memory = torch.nn.Module.cuda = lambda self, *args, **options: self
@@ -249,6 +251,7 @@ def adapt_accelerator(version):
     create, get = kind.create_op_builder, getattr(kind, "get_op_builder", None)
     kind.create_op_builder = lambda self, name: Builder() if name in BUILDERS else create(self, name)
     kind.get_op_builder = lambda self, name: Builder if name in BUILDERS else get(self, name)
+    kind.memory_stats = lambda self, *args: {"num_alloc_retries": 0}
     kind.is_fp16_supported = kind.is_bf16_supported = lambda self: True
     get_accelerator()._communication_backend_name = "gloo"
     cuda_alone = number(version) < (0, 9, 3)

@@ -99,11 +99,14 @@ void compare_ranks(Verification& v, const std::vector<CheckedFile*>& files) {
   std::map<std::string, std::vector<Copy>> copies;
   for (CheckedFile* file : files) {
     v.attempt(Check::layout, *file, [&] {
-      for (const auto& [name, value] : ModelStates(*file->shard).module) {
+      const ModelStates model(*file->shard);
+      for (const auto& [name, value] : model.module) {
         if (is_running_statistic(name)) continue;
         const auto stored =
             if_supported([&, &tensor = value] { return file->shard->archive.tensor(tensor); });
-        if (stored && stored->numel() > 0) copies[name].push_back({file, *stored});
+        if (!stored) continue;
+        if (!model.buffer_names.contains(name) && model.is_placeholder(stored->shape())) continue;
+        if (stored->numel() > 0) copies[name].push_back({file, *stored});
       }
     });
   }
