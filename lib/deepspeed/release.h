@@ -26,6 +26,9 @@ constexpr bool is_before(const std::optional<Release>& release, const Release& s
 
 // --- what is saved, and where
 
+// Flat vectors are padded to two elements a rank; before, to one. stage_1_and_2.py
+// nccl_start_alignment_factor.
+inline constexpr Release kTwoElementsARank{{0, 5, 2}};
 // param_shapes has a dict of each group; before, it is one of all parameters.
 inline constexpr Release kParamShapesOfGroups{{0, 5, 4}};
 // Optimizer states with hyper-parameters at stages 1 and 2 (unless elastic_checkpoint is set);

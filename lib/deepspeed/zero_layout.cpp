@@ -14,7 +14,8 @@ std::vector<size_t> round_robin_order(size_t count, uint32_t ranks) {
   return order;
 }
 
-FlatLayout flat_layout(std::span<const uint64_t> numels, uint32_t ranks, uint64_t alignment) {
+FlatLayout flat_layout(std::span<const uint64_t> numels, uint32_t ranks, uint64_t alignment,
+                       uint64_t unit) {
   FlatLayout layout;
   for (size_t i = 0; i < numels.size(); ++i) {
     layout.begins.push_back(layout.used);
@@ -23,7 +24,7 @@ FlatLayout flat_layout(std::span<const uint64_t> numels, uint32_t ranks, uint64_
     layout.paddings.push_back(last ? 0 : round_up(layout.used, alignment) - layout.used);
     layout.used = checked_add(layout.used, layout.paddings.back());
   }
-  layout.partition = round_up(layout.used, uint64_t{2} * ranks) / ranks;
+  layout.partition = round_up(layout.used, unit * ranks) / ranks;
   return layout;
 }
 

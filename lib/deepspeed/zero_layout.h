@@ -23,10 +23,11 @@ struct FlatLayout {
 };
 
 // Lays out parameters of `numels` elements for `ranks` ranks, each parameter but the first at a
-// multiple of `alignment` (1: end to end). The length is rounded up to two elements a rank.
+// multiple of `alignment` (1: end to end). The length is rounded up to `unit` elements a rank.
 // stage_1_and_2.py DeepSpeedZeroOptimizer.__init__, nccl_start_alignment_factor. Throws
 // InconsistentError if the sizes overflow.
-FlatLayout flat_layout(std::span<const uint64_t> numels, uint32_t ranks, uint64_t alignment = 1);
+FlatLayout flat_layout(std::span<const uint64_t> numels, uint32_t ranks, uint64_t alignment = 1,
+                       uint64_t unit = 2);
 
 // Elements of a parameter of `numel` elements that each of `ranks` ranks has at stage 3, the
 // padding of the last ones included. partition_parameters.py _aligned_size.

@@ -72,7 +72,8 @@ class ReshardLayout::Builder {
       made.parts.push_back(in_order(params_of(group, ep_rank), made.mesh.edp()));
     }
     if (target_.is_zero12()) {
-      made.flat = flat_layout(numels_of(made.params()), made.mesh.edp(), alignment());
+      const uint64_t unit = is_before(target_.release, kTwoElementsARank) ? 1 : 2;
+      made.flat = flat_layout(numels_of(made.params()), made.mesh.edp(), alignment(), unit);
     }
     return made;
   }

@@ -7,6 +7,7 @@
 #include "deepspeed/config_pickle.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
+#include "deepspeed/zero_layout.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -50,11 +51,31 @@ std::vector<std::string> state_keys_of(const Checkpoint& checkpoint) {
   return {keys.begin(), keys.end()};
 }
 
-std::vector<size_t> sub_groups_of(const Value& shapes) {
+// Where param_shapes is one dict, the flat tensors tell.
+std::vector<size_t> sub_groups_by_size(const Checkpoint& checkpoint, const Value& shapes) {
+  const ShardValue wrapper = checkpoint.wrapper_state();
+  const auto& names = shapes.as_dict().items;
+  std::vector<size_t> sizes;
+  size_t at = 0;
+  for (const Value& flat : wrapper.value.find_or_none(keys::kFp32FlatGroups).sequence_or_empty()) {
+    uint64_t left = static_cast<uint64_t>(numel(wrapper.archive->info(flat).shape));
+    const size_t begin = at;
+    for (; at < names.size() && left > 0; ++at) {
+      const Param* param = checkpoint.find(std::string(names[at].first.as_string()));
+      const auto count = param == nullptr ? 0 : static_cast<uint64_t>(param->weight.numel());
+      left -= std::min(left, piece_of(count, checkpoint.facts().mesh.dp));
+    }
+    sizes.push_back(at - begin);
+  }
+  return sizes;
+}
+
+std::vector<size_t> sub_groups_of(const Checkpoint& checkpoint) {
+  const Value shapes = saved_param_shapes(checkpoint);
   const auto size = [](const Value& group) {
     return group.is_mapping() ? group.as_dict().items.size() : 0;
   };
-  if (shapes.is_mapping()) return {size(shapes)};  // releases before 0.5.4 have one dict
+  if (shapes.is_mapping()) return sub_groups_by_size(checkpoint, shapes);
   std::vector<size_t> sizes;
   for (const Value& group : shapes.sequence_or_empty()) sizes.push_back(size(group));
   return sizes;
@@ -137,7 +158,7 @@ RunFacts run_facts(const Checkpoint& checkpoint) {
   const auto& path = checkpoint.model_files().front().path;
   facts.file = path.string();
   if (const auto name = parse_shard_name(path.filename().string())) facts.mp_rank = name->mp_rank;
-  facts.sub_groups = sub_groups_of(saved_param_shapes(checkpoint));
+  facts.sub_groups = sub_groups_of(checkpoint);
   facts.param_dtype = param_dtype_of(checkpoint);
   read_config(checkpoint, facts);
   facts.precision = precision_of(checkpoint, facts);

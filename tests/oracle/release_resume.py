@@ -70,7 +70,8 @@ def converted(resume, folder):
 
 def partly(resume, case):
     """Universal checkpoints restore what the optimizer owns; before 0.9.1 stage 3 does not save the rest."""
-    return resume.universal or (case.stage == 3 and number(case.facts["version"]) < (0, 9, 1))
+    oldest = min(number(case.facts["version"]), number(resume.release))
+    return resume.universal or (case.stage == 3 and oldest < (0, 9, 1))
 
 
 def differences(case, resume, engine, client_state):
@@ -81,17 +82,23 @@ def differences(case, resume, engine, client_state):
     if set(masters) != set(truth):
         found.append(f"states of {sorted(set(masters) ^ set(truth))[:4]}")
     found += [key for key in truth if key in masters and not same_bits(masters[key], truth[key])]
-    found += [f"step of {name}: {steps.get(name)}, not {step}" for name, step in case.facts["steps"].items()
+    # Before 0.5.10 stages 1 and 2 do not save FusedAdam's.
+    counted = case.facts["steps"] if case.stage == 3 or number(resume.release) >= (0, 5, 10) else {}
+    found += [f"step of {name}: {steps.get(name)}, not {step}" for name, step in counted.items()
               if steps.get(name) != step]
     skipped = {*case.facts["frozen"], *case.facts["buffers"]} if partly(resume, case) else set()
-    found += [f"module's {name}" for name, value in make_releases.live_module(engine).items()
-              if name not in skipped and not same_bits(value, case.module[name])]
+    wrong = set(case.module) - skipped
+    for _ in range(3):  # what gloo gathers for an old release is not always there when it is read
+        module = make_releases.live_module(engine)
+        # Since 0.19 buffers keep their type.
+        wrong = {name for name in wrong if not same_bits(module[name], case.module[name].to(module[name].dtype))}
+    found += [f"module's {name}" for name in sorted(wrong)]
     if engine.global_steps != make_releases.STEPS_BEFORE:
         found.append(f"global_steps {engine.global_steps}")
     if {key: client_state.get(key) for key in make_releases.CLIENT_STATE} != make_releases.CLIENT_STATE:
         found.append(f"client_state {sorted(client_state)}")
     # What a release does not know would come to the program, and overwrite what it saves next.
-    strange = {"param_shapes", "frozen_param_shapes", "frozen_param_fragments", "shared_params"} & set(client_state)
+    strange = {"frozen_param_shapes", "frozen_param_fragments", "shared_params"} & set(client_state)
     if strange and number(resume.release) < (0, 9, 1):
         found.append(f"client_state has {sorted(strange)}")
     return found
@@ -143,7 +150,8 @@ def matrix():
     resumes = []
     for case in cases_in("releases"):
         version = case.facts["version"]
-        if case.stage == 0:
+        # Of what 0.5.10 saves in bf16 it loads nothing itself: it has no _restore_from_fp16_weights.
+        if case.stage == 0 or case.name == "ds0.5.10_z2_bf16_w2":
             continue
         resumes += [Resume(case.name, dp, version) for dp in RANKS]
         if loads_universal(version, case.stage):
