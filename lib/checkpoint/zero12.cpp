@@ -569,8 +569,8 @@ std::vector<uint64_t> group_numels(const std::vector<const Shard*>& optim) {
     const auto groups = optimizer_state(*shard).sequence(keys::kSingleFp32Partition);
     numels.resize(std::max(numels.size(), groups.size()));
     for (size_t g = 0; g < groups.size(); ++g) {
-      numels[g] = checked_add(numels[g], static_cast<uint64_t>(
-                                             numel(shard->archive.info(groups[g]).shape)));
+      numels[g] = checked_add(numels[g],
+                              static_cast<uint64_t>(numel(shard->archive.info(groups[g]).shape)));
     }
   }
   return numels;

@@ -183,11 +183,11 @@ struct Decision {
 };
 
 constexpr std::array kDecisions{
-    Decision{Step::release, choose_release},     Decision{Step::config, choose_config},       Decision{Step::engine, choose_engine},
-    Decision{Step::stage, choose_stage},         Decision{Step::groups, choose_groups},
-    Decision{Step::experts, choose_experts},     Decision{Step::members, choose_members},
-    Decision{Step::precision, choose_precision}, Decision{Step::wrapper, choose_wrapper},
-    Decision{Step::layout, choose_layout},
+    Decision{Step::release, choose_release}, Decision{Step::config, choose_config},
+    Decision{Step::engine, choose_engine},   Decision{Step::stage, choose_stage},
+    Decision{Step::groups, choose_groups},   Decision{Step::experts, choose_experts},
+    Decision{Step::members, choose_members}, Decision{Step::precision, choose_precision},
+    Decision{Step::wrapper, choose_wrapper}, Decision{Step::layout, choose_layout},
 };
 
 }  // namespace

@@ -107,9 +107,8 @@ Value fragment_address(const RankFile& file, const ReshardLayout::Slice& slice) 
   const Value state = document.dict();
   document.set_item(state, document.intern("numel"), number(slice.numel));
   document.set_item(state, document.intern("start"), number(slice.start));
-  const Value address =
-      document.object(ObjectNode::Made::newobj, document.global(module, "fragment_address"),
-                      document.tuple({}));
+  const Value address = document.object(
+      ObjectNode::Made::newobj, document.global(module, "fragment_address"), document.tuple({}));
   document.set_state(address, state);
   return address;
 }
@@ -120,8 +119,7 @@ std::optional<Value> param_slice_mappings(const RankFile& file) {
   return of_groups(file, [&](const Group& group) {
     const Value mapping = ordered_dict(document);
     for (const ReshardLayout::Slice& slice : file.layout().slices(group, file.rank)) {
-      document.set_item(mapping, document.intern(slice.param->name),
-                        fragment_address(file, slice));
+      document.set_item(mapping, document.intern(slice.param->name), fragment_address(file, slice));
     }
     return mapping;
   });

@@ -33,6 +33,11 @@ def told_apart(case):
     return case.stage != 0 or "bf16" in case.facts["config"] or "fp16" in case.facts["config"]
 
 
+# Keys that not all releases have.
+CHANGING = {"param_shapes", "frozen_param_shapes", "frozen_param_fragments", "shared_params", "group_paddings",
+            "param_slice_mappings", "param_alignment_paddings", "zero_stage", "ds_version", "partition_count"}
+
+
 class ReleasesTest(OracleTest):
 
     def truth(self, case):
@@ -135,6 +140,33 @@ class ReleasesTest(OracleTest):
                 self.assertEqual(enum, number(case.facts["version"]) >= (0, 7, 1))
                 compared += 1
         self.require(compared, "checkpoints of stage 3")
+
+    def keys_of(self, folder):
+        """Of the first files of a tag: of the model's, of the optimizer's, of its optimizer_state_dict."""
+        model, optim = (torch.load(min(folder.glob(f"*/*{kind}_states.pt")), weights_only=False)
+                        for kind in ("model", "optim"))
+        return set(model), set(optim), set(optim["optimizer_state_dict"])
+
+    def test_files_for_another_release_have_its_keys(self):
+        """What a release itself has written says which keys it has."""
+        for source, other in (("0.19.8", "0.16.4"), ("0.19.8", "0.9.5"), ("0.14.5", "0.8.3"), ("0.10.3", "0.6.7"),
+                              ("0.6.7", "0.18.2"), ("0.8.3", "0.12.6")):
+            for stage in (2, 3):
+                saved, known = (common.case_of_release(f"ds{version}_z{stage}_bf16_w2") for version in (source, other))
+                with self.each_case(saved) as folder:
+                    self.run_well("reshard", folder, saved.load_dir, folder / "out", "--dp", 2, "--ds-version", other)
+                    for found, expected in zip(self.keys_of(folder / "out"), self.keys_of(known.load_dir)):
+                        # What a source before 0.9.1 has not saved, and keys that releases do not look for.
+                        self.assertEqual(found & CHANGING, expected & CHANGING)
+
+    def test_what_a_release_does_not_have_is_refused(self):
+        case = common.case_of_release("ds0.19.8_z0_bf16_w2")
+        for version, status, words in (("0.17.6", 3, "stage 0 in bf16"), ("soon", 2, "no release of DeepSpeed"),
+                                       ("0.3.1", 3, "before 0.4")):
+            with self.each_case(case) as folder:
+                done = run_tool("reshard", case.load_dir, folder / "out", "--dp", 1, "--ds-version", version)
+                self.assertEqual(done.returncode, status, done.stderr)
+                self.assertIn(words, done.stderr)
 
     def test_weights_without_masters_are_called_that(self):
         compared = 0
