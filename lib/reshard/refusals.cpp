@@ -97,26 +97,6 @@ bool has_bf16_optimizer_at_stage_0(const Choice& choice) {
 }
 
 constexpr Refusal kRefusals[] = {
-    // --- the release
-    {Step::release, ErrorKind::usage, Place::nowhere,
-     [](const Choice& c) {
-       return !c.options.ds_version.empty() && !release_of(c.options.ds_version);
-     },
-     [](const Choice& c) {
-       return "--ds-version '" + c.options.ds_version + "' is no release of DeepSpeed, like 0.16.4";
-     }},
-    {Step::release, ErrorKind::unsupported, Place::nowhere,
-     [](const Choice& c) {
-       return !c.options.ds_version.empty() && is_before(c.target.release, kFirstKnown);
-     },
-     "no release before 0.4 is written for"},
-    {Step::config, ErrorKind::unsupported, Place::source_folder,
-     [](const Choice& c) {
-       return !c.options.ds_version.empty() && is_before(c.target.release, kAutoEp) && c.config &&
-              c.config->is_object() && c.config->contains("expert_parallel");
-     },
-     "has experts of AutoEP, which that release does not have"},
-
     // --- the checkpoint and the options
     {Step::source, ErrorKind::unsupported, Place::source_folder,
      [](const Choice& c) {
@@ -144,6 +124,26 @@ constexpr Refusal kRefusals[] = {
     {Step::source, ErrorKind::unsupported, Place::source_file,
      [](const Choice& c) { return !c.source.has_optimizer; },
      "has no optimizer state: there is no training to go on with"},
+
+    // --- the release
+    {Step::release, ErrorKind::usage, Place::nowhere,
+     [](const Choice& c) {
+       return !c.options.ds_version.empty() && !release_of(c.options.ds_version);
+     },
+     [](const Choice& c) {
+       return "--ds-version '" + c.options.ds_version + "' is no release of DeepSpeed, like 0.16.4";
+     }},
+    {Step::release, ErrorKind::unsupported, Place::nowhere,
+     [](const Choice& c) {
+       return !c.options.ds_version.empty() && is_before(c.target.release, kFirstKnown);
+     },
+     "no release before 0.4 is written for"},
+    {Step::config, ErrorKind::unsupported, Place::source_folder,
+     [](const Choice& c) {
+       return !c.options.ds_version.empty() && is_before(c.target.release, kAutoEp) && c.config &&
+              c.config->is_object() && c.config->contains("expert_parallel");
+     },
+     "has experts of AutoEP, which that release does not have"},
 
     // --- the configuration
     {Step::config, ErrorKind::usage, Place::nowhere, unknown_auto, kSaidByCondition},

@@ -78,7 +78,7 @@ TEST(StateDictKeys, OfAPlainOptimizerAreTorchs) {
 
 // engine.py _save_zero_checkpoint.
 TEST(StateDictKeys, OfAnOptimizerStatesFile) {
-  EXPECT_EQ(keys_of(optim_file_keys()), (Keys{"optimizer_state_dict", "ds_config", "ds_version"}));
+  EXPECT_EQ(keys_of(optim_file_keys()), (Keys{"optimizer_state_dict", "param_shapes", "ds_config", "ds_version"}));
 }
 
 Keys keys_of(const pickle::Value& dict) {
@@ -118,7 +118,7 @@ TEST(StateDictKeys, AreThoseOfTheFilesThatDeepSpeedWrote) {
       for (const CheckpointFile& file : checkpoint.optim_files()) {
         Keys root = keys_of(file.archive->root());
         std::erase(root, "folding");
-        EXPECT_EQ(keys_of(optim_file_keys()), root);
+        EXPECT_EQ(present(keys_of(optim_file_keys()), root), root);
       }
     }
   }

@@ -528,6 +528,14 @@ std::vector<RefusedCase> refused_cases() {
        "old/model.pt: is elastic and has no hyper-parameters to start with"},
       {[](Request& r) { r.source.facts.has_optimizer = false; },
        "old/model.pt: has no optimizer state: there is no training to go on with"},
+      {[](Request& r) { r.options.ds_version = "soon"; },
+       "--ds-version 'soon' is no release of DeepSpeed, like 0.16.4"},
+      {[](Request& r) { r.options.ds_version = "0.3.1"; }, "no release before 0.4 is written for"},
+      {[](Request& r) {
+         r.source.set_config({{"expert_parallel", {{"autoep_size", 2}}}});
+         r.options.ds_version = "0.18.2";
+       },
+       "old: has experts of AutoEP, which that release does not have"},
       {[](Request& r) {
          configure(r, {{"bf16", {{"enabled", "auto"}}}});
        },
@@ -660,6 +668,27 @@ std::vector<RefusedCase> refused_cases() {
        "old: is elastic and has no base_optimizer_state_step, without which DeepSpeed does not "
        "load it, not even at its own number of ranks",
        kSettingsOfLike},
+      {[](Request& r) {
+         r.source.set_config({{"zero_optimization", {{"stage", 0}}}});
+         r.source.facts.checkpoint.zero_stage = 1;
+         r.source.facts.checkpoint.optimizer_wrapper = EngineWrapper::bf16_optimizer;
+         r.options.ds_version = "0.18.5";
+       },
+       "old: is of BF16_Optimizer without ZeRO, which DeepSpeed does not have since 0.17",
+       "--stage 1 makes it a checkpoint of ZeRO"},
+      {[](Request& r) {
+         r.source.facts.checkpoint.zero_stage = 0;
+         r.source.facts.checkpoint.optimizer_wrapper = EngineWrapper::fp16_fused;
+         r.source.facts.precision = Precision::bf16;
+         r.options.ds_version = "0.17.6";
+       },
+       "old: is of stage 0 in bf16, for which that release has another optimizer, or saves none",
+       "--stage 1 makes it a checkpoint of ZeRO"},
+      {[](Request& r) {
+         r.source.facts.checkpoint.parameter_alignment = true;
+         r.options.ds_version = "0.18.2";
+       },
+       "old: has parameters that are aligned in the flat vectors, which that release does not know"},
       {[](Request& r) {
          r.source.without_config();
          r.source.facts.checkpoint.round_robin = true;
