@@ -39,7 +39,7 @@ MetaTensor meta_tensor(const Value& value) {
   }
   const auto [module, name] = arguments[0].as_global();
   const auto dtype = module == "torch" ? dtype_from_torch_name(name) : std::nullopt;
-  if (!dtype) {
+  if (!dtype || is_quantised(*dtype)) {
     throw UnsupportedError({}, "a tensor of type " + std::string(module) + "." + std::string(name));
   }
   MetaTensor tensor{.dtype = *dtype,

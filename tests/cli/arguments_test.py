@@ -505,10 +505,10 @@ class CheckpointPlaceTest(CliTest):
 
     def test_a_file_or_a_folder_without_shards_is_refused(self):
         scratch = self.scratch(SMALL)
-        empty = self.tmp / "empty"
+        empty = self.new_path()
         empty.mkdir()
         self.assert_refused(empty, 3, "holds no DeepSpeed shards")
-        notes = self.tmp / "notes.txt"
+        notes = self.new_path()
         notes.write_text("no checkpoint")
         done = self.zero_to_fp32(notes, self.new_path(), "--json")
         self.assertIn("is a file", self.error_of(done, 3)["message"])

@@ -78,7 +78,8 @@ TEST(StateDictKeys, OfAPlainOptimizerAreTorchs) {
 
 // engine.py _save_zero_checkpoint.
 TEST(StateDictKeys, OfAnOptimizerStatesFile) {
-  EXPECT_EQ(keys_of(optim_file_keys()), (Keys{"optimizer_state_dict", "param_shapes", "ds_config", "ds_version"}));
+  EXPECT_EQ(keys_of(optim_file_keys()),
+            (Keys{"optimizer_state_dict", "param_shapes", "ds_config", "ds_version"}));
 }
 
 Keys keys_of(const pickle::Value& dict) {

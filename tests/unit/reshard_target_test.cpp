@@ -688,7 +688,8 @@ std::vector<RefusedCase> refused_cases() {
          r.source.facts.checkpoint.parameter_alignment = true;
          r.options.ds_version = "0.18.2";
        },
-       "old: has parameters that are aligned in the flat vectors, which that release does not know"},
+       "old: has parameters that are aligned in the flat vectors, which that release does not "
+       "know"},
       {[](Request& r) {
          r.source.without_config();
          r.source.facts.checkpoint.round_robin = true;

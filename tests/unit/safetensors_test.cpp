@@ -38,6 +38,8 @@ TEST(SafetensorsFile, ReadsEveryDtypeOfPython) {
   for (size_t i = 0; i < kDTypeCount; ++i) {
     const auto dtype = static_cast<DType>(i);
     if (safetensors_name(dtype).empty()) continue;
+    if (is_opaque(dtype))
+      continue;  // oracle/element_types_test.py: Python writes F4 and cannot read it
     const SafetensorsEntry& e = entry(file, std::string(torch_name(dtype)) + ".1");
     EXPECT_EQ(e.dtype, dtype);
     EXPECT_EQ(e.shape, Shape{3});
