@@ -117,6 +117,42 @@ std::vector<std::string> likely(const std::vector<std::string>& names, const std
   return found;
 }
 
+// What other programs call an option, and what it is called here.
+struct Synonym {
+  std::string_view theirs;
+  std::string_view ours;
+};
+constexpr Synonym kSynonyms[] = {
+    {"--world-size", "--dp"},
+    {"--num-gpus", "--dp"},
+    {"--gpus", "--dp"},
+    {"--nproc-per-node", "--dp"},
+    {"--target-dp", "--dp"},
+    {"--torch-dtype", "--dtype"},
+    {"--precision", "--dtype"},
+    {"--num-workers", "--threads"},
+    {"--jobs", "--threads"},
+    {"--overwrite", "--force"},
+    {"--exist-ok", "--force"},
+    {"--safetensors", "--safe-serialization"},
+    {"--filter", "--match"},
+    {"--grep", "--match"},
+    {"--pattern", "--match"},
+    {"--step", "--tag"},
+    {"--checkpoint-name", "--tag"},
+};
+
+// `word` under the name it has here, if one of `names` is that; else those that it is like.
+std::vector<std::string> meant_by(const std::vector<std::string>& names, const std::string& word) {
+  for (const Synonym& synonym : kSynonyms) {
+    if (synonym.theirs != word) continue;
+    if (std::find(names.begin(), names.end(), synonym.ours) != names.end()) {
+      return {std::string(synonym.ours)};
+    }
+  }
+  return likely(names, word);
+}
+
 std::string question(const std::vector<std::string>& names) {
   std::string out;
   for (size_t i = 0; i < names.size(); ++i) {
@@ -133,6 +169,12 @@ std::vector<std::string> canonical_arguments(const CLI::App& app,
   if (!arguments.empty() && arguments.front() == "help" && !app.get_subcommands({}).empty()) {
     arguments.erase(arguments.begin());
     arguments.insert(arguments.begin() + (arguments.empty() ? 0 : 1), "--help");
+  }
+  // "CHECKPOINT verify": the other way round, unless there is a file of that name.
+  std::error_code unreadable;
+  if (arguments.size() > 1 && !arguments[0].starts_with("-") && !subcommand(app, arguments[0]) &&
+      subcommand(app, arguments[1]) && !std::filesystem::exists(arguments[1], unreadable)) {
+    std::swap(arguments[0], arguments[1]);
   }
   const CLI::App* command = &app;
   for (std::string& argument : arguments) {
@@ -157,7 +199,7 @@ std::string did_you_mean(const CLI::App& app, const std::vector<std::string>& ar
       const std::string name = name_part(argument);
       const std::vector<std::string> known = long_names(*command);
       if (std::find(known.begin(), known.end(), name) != known.end()) continue;
-      return question(likely(shown_names(*command), name));
+      return question(meant_by(shown_names(*command), name));
     }
     if (!first || subcommands.empty() || argument.starts_with("-")) continue;
     first = false;

@@ -9,7 +9,8 @@ namespace dsckpt::cli {
 
 // `arguments` with option names as `app`, or the subcommand that they name, has them: underscores
 // become hyphens ("--safe_serialization") and unambiguous beginnings whole names ("--safe"). What
-// follows "--" stays as it is. `help` before or instead of a subcommand becomes --help.
+// follows "--" stays as it is. `help` before or instead of a subcommand becomes --help, and a
+// subcommand behind its path goes before it.
 std::vector<std::string> canonical_arguments(const CLI::App& app,
                                              std::vector<std::string> arguments);
 

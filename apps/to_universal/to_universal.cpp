@@ -5,13 +5,16 @@
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 #include <algorithm>
+#include <array>
 #include <string>
+#include <utility>
 
 #include "cli/carry_out.h"
 #include "cli/cli.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/tools.h"
+#include "dsckpt/error.h"
 #include "dsckpt/universal.h"
 
 namespace dsckpt {
@@ -20,6 +23,7 @@ namespace {
 struct Arguments {
   std::string input;
   std::string output;
+  std::array<std::string, 2> folders;  // without an option's name
   SourceOptions source;
   UniversalOptions universal;
   cli::RunArguments run;
@@ -35,12 +39,12 @@ void add_options(CLI::App& app, Arguments& args) {
   app.add_option("--input-folder", args.input,
                  "Checkpoint: the folder that has the file `latest`, or one tag's own folder;\n"
                  "or weights to start from: a Hugging Face folder, a .safetensors or .bin file")
-      ->type_name("DIR")
-      ->required();
+      ->type_name("DIR");
   app.add_option("--output-folder", args.output,
                  "Folder for the universal checkpoint; `latest_universal` beside it will name it")
-      ->type_name("DIR")
-      ->required();
+      ->type_name("DIR");
+  app.add_option("checkpoint", args.folders[0], "In place of --input-folder")->type_name("DIR");
+  app.add_option("output", args.folders[1], "In place of --output-folder")->type_name("DIR");
   app.add_option("-t,--tag", args.source.tag, "Which checkpoint; default: what `latest` says")
       ->type_name("TAG");
   cli::add_roots(app, args.source.roots);
@@ -70,6 +74,7 @@ void add_options(CLI::App& app, Arguments& args) {
   cli::set_examples(
       app,
       {.commands = {"to-universal --input_folder ckpt/global_step5 --output_folder ckpt/universal5",
+                    "to-universal ckpt ckpt/universal",
                     "to-universal --input-folder ckpt --output-folder ckpt/universal --dry-run",
                     "to-universal --input-folder Llama-3-8B --output-folder start/universal"},
        .remarks = {
@@ -77,7 +82,21 @@ void add_options(CLI::App& app, Arguments& args) {
            "and load ckpt."}});
 }
 
+// Gives each of the two that has no option what stands for it.
+void fill_folders(Arguments& args) {
+  auto next = args.folders.begin();
+  for (std::string* folder : {&args.input, &args.output}) {
+    if (folder->empty() && next != args.folders.end()) *folder = std::move(*next++);
+  }
+  if (next != args.folders.end() && !next->empty()) {
+    throw UsageError("'" + *next + "' is one folder too many");
+  }
+  if (args.input.empty()) throw UsageError("--input-folder is required");
+  if (args.output.empty()) throw UsageError("--output-folder is required");
+}
+
 int convert(const CLI::App& app, Arguments& args) {
+  fill_folders(args);
   args.source.optimizer_states = true;
   args.universal.strict = !args.no_strict;
   if (args.common.threads == 0) {

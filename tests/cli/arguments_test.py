@@ -503,6 +503,46 @@ class CheckpointPlaceTest(CliTest):
         self.assert_refused(scratch.folder, 3, f"no such tag.*{tag}, other", "--tag=nope", inspect=False)
         self.assert_refused(scratch.folder, 3, "holds no DeepSpeed shards", "--tag=other", inspect=False)
 
+    def test_a_trainers_folder_stands_for_its_newest_checkpoint(self):
+        scratch = self.scratch(SMALL)
+        output = self.new_path()
+        for name in ("checkpoint-9", "checkpoint-10"):
+            shutil.copytree(scratch.folder, output / name)
+            (output / name / "trainer_state.json").write_text("{}")
+        (output / "checkpoint-10" / "latest").unlink()
+        (output / "checkpoint-10" / "latest").write_text(scratch.tag.name)
+        newest = self.new_path()
+        done = self.zero_to_fp32(output, newest)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"note: reading checkpoint-10, the newest of 2 checkpoints in {output}", done.stderr)
+        self.assertEqual(self.zero_to_fp32("-q", output, self.new_path()).stderr, "")
+        resharded = self.new_path()
+        done = self.tool("reshard", output, resharded, "--dp", "3")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual((resharded / "trainer_state.json").read_text(), "{}")
+        for path in (output / "checkpoint-9" / "latest", next((output / "checkpoint-9").glob("*/*model_states.pt"))):
+            done = self.zero_to_fp32(path, self.new_path())
+            self.assertEqual((done.returncode, "note: reading" in done.stderr), (0, False), done.stderr)
+
+    def test_words_of_other_programs_and_another_order_are_understood_or_answered(self):
+        scratch = self.scratch(SMALL)
+        done = self.tool("reshard", scratch.folder, self.new_path(), "--world-size", "6")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("did you mean '--dp'?", done.stderr)
+        done = self.tool("ckpt-inspect", scratch.folder, "verify")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("whole:", done.stdout + done.stderr)
+        for arguments in ([scratch.folder, self.new_path()],
+                          [scratch.folder, "--output_folder", self.new_path()],
+                          ["--input-folder", scratch.folder, self.new_path()]):
+            done = self.tool("to-universal", *arguments)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        for arguments, words in (([scratch.folder], "--output-folder is required"), ([], "--input-folder is required"),
+                                 ([scratch.folder, self.new_path(), "--input-folder", scratch.folder], "one folder too")):
+            done = self.tool("to-universal", *arguments)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(words, done.stderr)
+
     def test_a_file_or_a_folder_without_shards_is_refused(self):
         scratch = self.scratch(SMALL)
         empty = self.new_path()
