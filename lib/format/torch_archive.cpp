@@ -298,7 +298,7 @@ struct TorchArchive::Impl {
       TensorInfo& info = tensor.info;
       info.dtype = parts.dtype.value_or(storage.dtype);
       if (is_quantised(info.dtype)) {
-        throw UnsupportedError({}, "a tensor of type " + std::string(torch_name(info.dtype)));
+        throw UnsupportedError({}, "a tensor of type torch." + std::string(torch_name(info.dtype)));
       }
       info.storage_key = storage.key;
       info.requires_grad = parts.requires_grad;

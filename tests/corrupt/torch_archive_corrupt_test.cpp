@@ -187,7 +187,7 @@ std::vector<Defect> defects() {
       {"huge numel", with(tensor_pickle(four, "9223372036854775807", "0", "I4\n", "I1\n")), corrupt,
        "overflow"},
       {"quantised", with(tensor_pickle("torch\nQInt8Storage", "16", "0", "I4\n", "I1\n")),
-       unsupported, "torch.QInt8Storage"},
+       unsupported, "torch.qint8"},
       {"foreign class", with(tensor_pickle("os\nsystem", "16", "0", "I4\n", "I1\n")), unsupported,
        "os.system"},
       {"no persistent id",

@@ -77,7 +77,7 @@ class Archives {
 
   DType dtype() {
     const auto type = static_cast<DType>(below(kDTypeCount));
-    return is_quantised(type) ? DType::uint8 : type;
+    return is_quantised(type) ? DType::float32 : type;
   }
 
   void add_torch(PlanBuilder& plan, const std::string& path) {
