@@ -122,6 +122,7 @@ void ModelStates::drop_false_aliases() {
 
 void ModelStates::note_not_tensors(CheckpointDraft& draft) const {
   for (const auto& [name, value] : not_tensors) {
+    if (is_trainable(name)) continue;  // its values are those of the master
     const std::string_view rebuilt = rebuilt_by(value);
     draft.notes.push_back(
         "'" + name + "' of the model's state is " +

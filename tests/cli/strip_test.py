@@ -132,19 +132,21 @@ class StripTest(CliTest):
             for arguments in [("zero-to-fp32", stripped, self.new_path()),
                               ("ckpt-pack", "strip", stripped, self.new_path(), "--keep", "resume")]:
                 done = self.tool(*arguments)
-                self.assertIn(done.returncode, (0, 3), done.stderr)
+                self.assertIn(done.returncode, (0, 1, 3), done.stderr)  # 1: a buffer that is no tensor now
                 codes.add(done.returncode)
-        self.assertEqual(codes, {0, 3})
+        self.assertEqual(codes, {0, 1, 3})
 
-    def test_quantized_tensors_of_a_client_stop_only_what_would_lose_something(self):
+    def test_quantized_tensors_of_a_client_come_along(self):
         scratch = self.scratch("z2_bf16_w2")
+        codes = torch.quantize_per_tensor(torch.arange(900.0), 0.1, 3, torch.quint8)[100:200]
         with edited(scratch.model()) as state:
-            state["codes"] = torch.quantize_per_tensor(torch.ones(5), 0.1, 3, torch.quint8)
-        output = self.new_path()
-        done = self.strip(scratch.folder, output, "--keep", "resume")
-        self.assertIn("the file is copied as it is", done.stderr)
-        self.assertEqual((output / "global_step3" / scratch.model().name).read_bytes(), scratch.model().read_bytes())
-        self.strip(scratch.folder, self.new_path(), "--keep", "weights", code=3)
+            state["codes"] = codes
+        for keep in ("weights", "resume"):
+            output = self.new_path()
+            self.strip(scratch.folder, output, "--keep", keep)
+            kept = torch.load(output / "global_step3" / scratch.model().name, weights_only=False)["codes"]
+            self.assertTrue(torch.equal(kept.int_repr(), codes.int_repr()))
+            self.assertEqual((kept.q_scale(), kept.q_zero_point()), (codes.q_scale(), codes.q_zero_point()))
 
     def test_the_random_numbers_of_all_ranks_come_along(self):
         scratch = self.scratch("z2_bf16_w2")
