@@ -2,9 +2,13 @@
 
 #include <CLI/App.hpp>
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "base/patterns.h"
+#include "base/text.h"
+#include "cli/messages.h"
 #include "cli/option_facts.h"
+#include "job/job_impl.h"
 #include "report/report.h"
 
 namespace dsckpt::inspect {
@@ -66,6 +70,35 @@ std::vector<std::string> tensor_cells(const NamedTensor& tensor) {
   const std::string kind = tensor.kind ? to_string(*tensor.kind) : "tensor";
   return {printable(tensor.name), tensor.state.empty() ? kind : printable(tensor.state),
           std::string(torch_name(tensor.value.dtype())), to_text(tensor.value.shape())};
+}
+
+int say_damage(const CLI::App& app, const cli::Common& common, const Contents& contents) {
+  const Error* damage = contents.damage();
+  if (damage == nullptr) return cli::kDone;
+  const Checkpoint& checkpoint = *contents.checkpoint();
+  std::string text = "damaged: " + std::string(damage->what());
+  if (!checkpoint.incomplete().empty()) {
+    const size_t lost = checkpoint.incomplete().size();
+    text += "\nlost in part: " + std::to_string(lost) + " of " +
+            counted(lost + checkpoint.params().size(), "tensor");
+  }
+  cli::note(app, common, text);
+  cli::hint(common, damage->hint());
+  return cli::kCheckFailed;
+}
+
+nlohmann::json damage_json(const Contents& contents) {
+  const Checkpoint& checkpoint = *contents.checkpoint();
+  nlohmann::json out = salvage_json(checkpoint, checkpoint.incomplete());
+  out["error"] = error_json(*contents.damage());
+  return out;
+}
+
+std::string lost_text(const Contents& contents, const NamedTensor& tensor) {
+  if (tensor.lost.empty()) return "";
+  const std::vector<LostFile>& files = contents.checkpoint()->lost_files();
+  return "lost in part: " + printable(files[tensor.lost.front()].name.file_name()) +
+         (tensor.lost.size() > 1 ? " and " + std::to_string(tensor.lost.size() - 1) + " more" : "");
 }
 
 void require_match(const Selection& selection, bool found) {

@@ -3,6 +3,7 @@
 
 #include <CLI/App.hpp>
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -55,6 +56,15 @@ void add_tensor_arguments(CLI::App& app, TensorArguments& args);
 // there.
 std::vector<cli::Table::Column> tensor_columns();
 std::vector<std::string> tensor_cells(const NamedTensor& tensor);
+
+// Of a checkpoint that was opened with ContentsOptions::damaged: says why it is not whole, what is
+// lost and what to do, on stderr. The exit code: kCheckFailed if it is damaged.
+int say_damage(const CLI::App& app, const cli::Common& common, const Contents& contents);
+// For --json, of a checkpoint with damage(): {"error", "lost_files", "incomplete"}.
+nlohmann::json damage_json(const Contents& contents);
+// "lost in part: zero_pp_rank_1_mp_rank_00_optim_states.pt" of one of its tensors; "" if it is
+// whole.
+std::string lost_text(const Contents& contents, const NamedTensor& tensor);
 
 // For commands whose answer about nothing would pass for one about something. Throws UsageError if
 // there is a --match and it found nothing.

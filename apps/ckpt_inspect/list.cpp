@@ -30,6 +30,7 @@ std::string ranges_text(const std::set<uint32_t>& numbers) {
 // "4 files, dp 0-3"
 std::string holders_text(const InputFiles& inputs, const Contents& contents,
                          const NamedTensor& tensor) {
+  if (!tensor.lost.empty()) return lost_text(contents, tensor);
   if (!tensor.alias_of.empty()) return "= " + printable(tensor.alias_of);
   const std::vector<FileId> files = files_with(tensor.value);
   if (files.size() == 1) return printable(inputs[files.front()].display());
@@ -45,7 +46,7 @@ std::string holders_text(const InputFiles& inputs, const Contents& contents,
   return text;
 }
 
-int list(const cli::Common& common, const TensorArguments& args) {
+int list(const CLI::App& app, const cli::Common& common, const TensorArguments& args) {
   InputFiles inputs;
   const Contents contents = Contents::open(inputs, args.path, args.contents);
   const std::vector<NamedTensor> tensors = selected(contents, args.selection);
@@ -57,8 +58,9 @@ int list(const cli::Common& common, const TensorArguments& args) {
     for (const NamedTensor& tensor : tensors) {
       data["tensors"].push_back(tensor_json(inputs, contents, tensor));
     }
+    if (contents.damage() != nullptr) data["damage"] = damage_json(contents);
     cli::print_json("list", std::move(data));
-    return cli::kDone;
+    return say_damage(app, common, contents);
   }
   std::vector<cli::Table::Column> columns = tensor_columns();
   columns.push_back({"bytes", cli::Table::Align::right});
@@ -71,7 +73,7 @@ int list(const cli::Common& common, const TensorArguments& args) {
     table.add(std::move(cells));
   }
   std::cout << table.text(cli::Terminal::of_stdout());
-  return cli::kDone;
+  return say_damage(app, common, contents);
 }
 
 }  // namespace
@@ -81,7 +83,8 @@ Command add_list(CLI::App& app, cli::Common& common) {
       *app.add_subcommand("list", "One line a tensor: name, kind, type, shape, bytes, files");
   const auto args = std::make_shared<TensorArguments>();
   add_tensor_arguments(sub, *args);
-  return {&sub, [&common, args] { return list(common, *args); }};
+  args->contents.damaged = true;
+  return {&sub, [&app, &common, args] { return list(app, common, *args); }};
 }
 
 }  // namespace dsckpt::inspect

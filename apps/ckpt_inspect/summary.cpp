@@ -16,6 +16,7 @@
 #include "cli/option_facts.h"
 #include "cli/terminal.h"
 #include "deepspeed/shard_name.h"
+#include "inspect/shard_list.h"
 #include "job/source.h"
 #include "report/conversions.h"
 #include "report/report.h"
@@ -28,7 +29,7 @@ constexpr size_t kMostRanksShown = 16;
 
 struct SummaryArguments {
   std::string path;
-  ContentsOptions contents{.tag = {}, .states = true};
+  ContentsOptions contents{.tag = {}, .states = true, .damaged = true};
   uint64_t gpus = 0;  // 0: as many as there were
   uint64_t gpus_per_node = 0;
   HtmlOptions html;
@@ -151,6 +152,16 @@ std::vector<std::pair<std::string, std::string>> facts_of(const Contents& conten
   return all;
 }
 
+void show_damage(Page& page, const Contents& contents) {
+  if (contents.damage() == nullptr) return;
+  page.heading("Lost");
+  cli::Table table({{"file", cli::Table::Align::left, true}, {"why"}});
+  for (const LostFile& file : contents.checkpoint()->lost_files()) {
+    table.add({printable(file.display), printable(file.why)}, cli::Style::bad);
+  }
+  page.table(table);
+}
+
 void show_kinds(Page& page, const Summary& summary) {
   using Align = cli::Table::Align;
   page.heading("Bytes by kind");
@@ -237,6 +248,7 @@ nlohmann::json summary_json(const Contents& contents, const Summary& summary,
   data["form"] = contents.form();
   data["notes"] = contents.notes();
   if (contents.checkpoint()) data["checkpoint"] = facts_json(*contents.checkpoint());
+  if (contents.damage() != nullptr) data["damage"] = damage_json(contents);
   data["memory"] = memory_json(hardware, estimates);
   data["conversions"] = nlohmann::json::array();
   for (const Conversion& conversion : conversions) {
@@ -247,10 +259,43 @@ nlohmann::json summary_json(const Contents& contents, const Summary& summary,
   return data;
 }
 
+// What there is of a checkpoint that does not even open without the files that are damaged.
+void show_files(const SummaryArguments& args) {
+  const std::vector<ListedShard> files = listed_shards(args.path, args.contents);
+  Page page;
+  page.fact("layout", "not read: files are missing or damaged");
+  page.heading("Files");
+  cli::Table table(
+      {{"file", cli::Table::Align::left, true}, {"bytes", cli::Table::Align::right}, {"state"}});
+  for (const ListedShard& file : files) {
+    const bool opens = file.why.empty();
+    table.add(
+        {printable(file.display), human_bytes(file.bytes), opens ? "opens" : printable(file.why)},
+        opens ? cli::Style::plain : cli::Style::bad);
+  }
+  page.table(table);
+  std::cout << page.text();
+}
+
+Contents open_or_show_files(InputFiles& inputs, const cli::Common& common,
+                            const SummaryArguments& args) {
+  try {
+    return Contents::open(inputs, args.path, args.contents);
+  } catch (const Error& error) {
+    if (!error.is_damage() || common.json) throw;
+    try {
+      show_files(args);
+    } catch (const Error&) {
+      error.raise();  // there is not even a folder of files
+    }
+    throw;
+  }
+}
+
 int summary(const CLI::App& app, const cli::Common& common, const SummaryArguments& args) {
   const auto opened = std::make_shared<InputFiles>();
   InputFiles& inputs = *opened;
-  const Contents contents = Contents::open(inputs, args.path, args.contents);
+  const Contents contents = open_or_show_files(inputs, common, args);
   const Hardware hardware = hardware_of(contents, args);
   const Summary summary = summarize(inputs, contents);
   // One shard alone does not tell how large the model is.
@@ -270,17 +315,18 @@ int summary(const CLI::App& app, const cli::Common& common, const SummaryArgumen
   }
   if (common.json) {
     cli::print_json("summary", summary_json(contents, summary, hardware, estimates, possible));
-    return cli::kDone;
+    return say_damage(app, common, contents);
   }
   Page page;
   for (const auto& [label, text] : facts) page.fact(label, text);
+  show_damage(page, contents);
   show_kinds(page, summary);
   show_ranks(page, summary);
   show_estimates(page, hardware, estimates);
   show_conversions(page, possible);
   std::cout << page.text();
   for (const std::string& note : contents.notes()) cli::note(app, common, note);
-  return cli::kDone;
+  return say_damage(app, common, contents);
 }
 
 }  // namespace

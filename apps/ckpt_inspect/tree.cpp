@@ -32,6 +32,7 @@ nlohmann::json node_json(const TreeNode& node) {
     out["dtype"] = torch_name(node.tensor->value.dtype());
     out["shape"] = node.tensor->value.shape();
     if (!node.tensor->alias_of.empty()) out["alias_of"] = node.tensor->alias_of;
+    if (!node.tensor->lost.empty()) out["lost_in_part"] = true;
   }
   if (node.children.empty()) return out;
   out["children"] = nlohmann::json::array();
@@ -44,7 +45,8 @@ std::string what(const TreeNode& node) {
   if (!node.tensor->alias_of.empty()) return "= " + printable(node.tensor->alias_of);
   return std::string(torch_name(node.tensor->value.dtype())) + " " +
          to_text(node.tensor->value.shape()) +
-         (node.folded > 1 ? " x " + std::to_string(node.folded) : "");
+         (node.folded > 1 ? " x " + std::to_string(node.folded) : "") +
+         (node.tensor->lost.empty() ? "" : " lost in part");
 }
 
 class Printer {
@@ -78,17 +80,19 @@ class Printer {
                      {"bytes", cli::Table::Align::right}}};
 };
 
-int tree(const cli::Common& common, const TreeArguments& args) {
+int tree(const CLI::App& app, const cli::Common& common, const TreeArguments& args) {
   InputFiles inputs;
   const Contents contents = Contents::open(inputs, args.path, args.contents);
   const std::vector<NamedTensor> tensors = selected(contents, args.selection);
   const TreeNode root = tree_of(tensors, !args.every_layer);
   if (common.json) {
-    cli::print_json("tree", node_json(root));
+    nlohmann::json data = node_json(root);
+    if (contents.damage() != nullptr) data["damage"] = damage_json(contents);
+    cli::print_json("tree", std::move(data));
   } else {
     std::cout << Printer(cli::Terminal::of_stdout(), args.depth).text(root);
   }
-  return cli::kDone;
+  return say_damage(app, common, contents);
 }
 
 }  // namespace
@@ -98,9 +102,10 @@ Command add_tree(CLI::App& app, cli::Common& common) {
       *app.add_subcommand("tree", "The names as a tree of modules, with counts and sizes");
   const auto args = std::make_shared<TreeArguments>();
   add_tensor_arguments(sub, *args);
+  args->contents.damaged = true;
   sub.add_flag("--no-fold", args->every_layer, "Layers that are alike one by one, not as one");
   cli::positive(sub.add_option("--depth", args->depth, "No deeper than N levels"))->type_name("N");
-  return {&sub, [&common, args] { return tree(common, *args); }};
+  return {&sub, [&app, &common, args] { return tree(app, common, *args); }};
 }
 
 }  // namespace dsckpt::inspect

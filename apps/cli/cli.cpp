@@ -64,8 +64,14 @@ bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
   }
 }
 
+nlohmann::json with_status(const Error& error) {
+  nlohmann::json data = error_json(error);
+  data["status"] = exit_code(error.kind());
+  return data;
+}
+
 int report_error(const CLI::App& app, bool as_json, const Error& error) {
-  if (as_json) print_json("error", error_json(error));
+  if (as_json) print_json("error", with_status(error));
   const Terminal terminal = Terminal::of_stderr();
   std::cerr << app.get_name() << ": " << styled(terminal, Style::bad, "error:") << " "
             << printable(error.what(), Newlines::keep) << "\n";
@@ -91,7 +97,7 @@ void say_when_interrupted(const CLI::App& app, bool as_json) {
   static std::string on_stdout;
   const InterruptedError error;
   on_stderr = app.get_name() + ": error: " + error.what() + "\n";
-  if (as_json) on_stdout = json_line("error", error_json(error));
+  if (as_json) on_stdout = json_line("error", with_status(error));
   set_last_words(on_stderr, on_stdout);
 }
 

@@ -17,10 +17,16 @@ void print_json(const std::string& type, nlohmann::json data) {
   std::cout << json_line(type, std::move(data));
 }
 
+void hint(const Common& common, const std::string& text) {
+  if (common.quiet || text.empty()) return;
+  std::cerr << styled(Terminal::of_stderr(), Style::bold, "hint:") << " " << printable(text)
+            << "\n";
+}
+
 void note(const CLI::App& app, const Common& common, const std::string& text) {
   if (common.quiet) return;
   std::cerr << app.get_name() << ": " << styled(Terminal::of_stderr(), Style::warning, "note:")
-            << " " << printable(text) << "\n";
+            << " " << printable(text, Newlines::keep) << "\n";
 }
 
 }  // namespace dsckpt::cli

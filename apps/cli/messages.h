@@ -14,6 +14,8 @@ std::string json_line(const std::string& type, nlohmann::json data);
 // Prints that on stdout.
 void print_json(const std::string& type, nlohmann::json data);
 // "TOOL: note: text" on stderr, unless --quiet.
+// A next step, on stderr, unless it is "" or messages are not wanted.
+void hint(const Common& common, const std::string& text);
 void note(const CLI::App& app, const Common& common, const std::string& text);
 
 }  // namespace dsckpt::cli

@@ -55,6 +55,16 @@ Error Error::within(const Where& outer) const {
   return copy;
 }
 
+bool Error::is_damage() const {
+  return kind_ == ErrorKind::corrupt || kind_ == ErrorKind::inconsistent || kind_ == ErrorKind::io;
+}
+
+Error Error::hinted(const std::string& hint) const {
+  Error copy = *this;
+  if (copy.hint_.empty()) copy.hint_ = hint;
+  return copy;
+}
+
 void Error::raise() const {
   switch (kind_) {
     case ErrorKind::usage:

@@ -34,6 +34,8 @@ enum class Newlines : uint8_t { escape, keep };
 // `text` with control characters, bytes that are no UTF-8 and what turns the direction of text as
 // "\\n", "\\x1b", "\\u{202e}", so that it stays on its line and does nothing to a terminal.
 std::string printable(const std::string& text, Newlines newlines = Newlines::escape);
+// `text` as one word of a POSIX shell, quoted if it has to be: "'my run/ckpt'".
+std::string shell_word(const std::string& text);
 // The decimal number that all of `text` is, whatever the locale. libc++ has no std::from_chars for
 // it.
 std::optional<double> real_of(std::string_view text);

@@ -138,7 +138,14 @@ Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
 Checkpoint Checkpoint::open(InputFiles& inputs, const fs::path& path, const OpenOptions& options) {
-  return open(inputs, find_tag_folder(path, options.tag, options.roots), options);
+  const TagFolder folder = find_tag_folder(path, options.tag, options.roots);
+  try {
+    return open(inputs, folder, options);
+  } catch (const Error& error) {
+    if (!error.is_damage()) throw;
+    const fs::path file = error.where().file;
+    error.hinted(cure_of(folder, parse_shard_name(file.filename().string()), false)).raise();
+  }
 }
 
 Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder,

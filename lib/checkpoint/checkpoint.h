@@ -177,6 +177,7 @@ struct LostFile {
 struct IncompleteParam {
   std::string name;
   ParamKind kind = ParamKind::trainable;
+  DType dtype = DType::float32;
   Shape shape;
   std::vector<size_t> lost;  // indices of lost_files(), rising
 };

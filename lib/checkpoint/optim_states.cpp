@@ -59,7 +59,8 @@ std::vector<ShardName> check_ranks(const std::vector<ShardFile>& found, ShardNam
   if (missing_count > kMaxListed || (missing_count > 0 && !draft.allow_missing)) {
     throw InconsistentError({.file = folder.path.string()},
                             std::to_string(missing_count) + " of " + std::to_string(count) +
-                                " files are missing" + from_roots(folder) + ":" + listed);
+                                " files are missing" + from_roots(folder) + ":" + listed)
+        .with_hint(cure_of(folder, expected, true));
   }
   for (const auto& [rank, names] : by_rank) {
     if (rank.first < mp && rank.second < dp) continue;

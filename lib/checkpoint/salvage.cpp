@@ -93,8 +93,11 @@ void drop_incomplete(CheckpointDraft& draft) {
     if (lost.empty()) {
       complete.push_back(std::move(param));
     } else {
-      draft.incomplete.push_back(
-          {param.name, param.kind, param.weight.shape(), {lost.begin(), lost.end()}});
+      draft.incomplete.push_back({param.name,
+                                  param.kind,
+                                  param.weight.dtype(),
+                                  param.weight.shape(),
+                                  {lost.begin(), lost.end()}});
     }
   }
   draft.params = std::move(complete);

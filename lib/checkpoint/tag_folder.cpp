@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "base/bytes.h"
+#include "base/text.h"
 #include "checkpoint/nearest_checkpoint.h"
 #include "dsckpt/error.h"
 #include "format/zip.h"
@@ -192,6 +193,37 @@ std::vector<ShardFile> TagFolder::of_kind(ShardName::Kind kind) const {
     if (shard.name.kind == kind) out.push_back(shard);
   }
   return out;
+}
+
+namespace {
+
+// Whether the file `latest` names the tag.
+bool is_tag_of(const fs::path& latest, const std::string& tag) {
+  try {
+    return tag_named_by(latest) == tag;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+std::string cure_of(const TagFolder& folder, const std::optional<ShardName>& lost, bool missing) {
+  std::string path = shell_word((folder.named.empty() ? folder.path : folder.named).string());
+  const auto latest = latest_in(folder.named);
+  if (folder.path == folder.named / folder.tag && !(latest && is_tag_of(*latest, folder.tag))) {
+    path += " --tag " + shell_word(folder.tag);
+  }
+  std::string text = "`ckpt-inspect verify " + path + "` lists everything that is wrong";
+  const bool has_others = lost &&
+                          (lost->kind == ShardName::Kind::optim_states ||
+                           lost->kind == ShardName::Kind::zero_model_states) &&
+                          folder.has(ShardName::Kind::optim_states);
+  if (has_others) {
+    text += "; `zero-to-fp32 " + path + " OUT --allow-missing` writes the tensors that are whole";
+  }
+  if (missing) text += "; --root DIR reads the files that another node has kept, too";
+  return text;
 }
 
 bool has_shards(const fs::path& folder) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,10 @@ struct TagFolder {
   std::vector<ShardFile> of_kind(ShardName::Kind kind) const;
   bool has(ShardName::Kind kind) const { return !of_kind(kind).empty(); }
 };
+
+// A hint: the next commands where files of `folder` are damaged. `lost` is the file of a rank that
+// is, if one is named; others may tell what it held. `missing`: it may be elsewhere.
+std::string cure_of(const TagFolder& folder, const std::optional<ShardName>& lost, bool missing);
 
 // Whether `folder` itself has files with shards' names; false if it cannot be listed.
 bool has_shards(const std::filesystem::path& folder);

@@ -51,6 +51,8 @@ class DSCKPT_EXPORT Error : public std::runtime_error {
   Error(const Error& error, std::string message);
 
   ErrorKind kind() const { return kind_; }
+  // The files are at fault: corrupt, inconsistent or io.
+  bool is_damage() const;
   const Where& where() const { return where_; }
   const std::string& message() const { return message_; }  // what() without the place
   int errno_value() const { return errno_value_; }         // 0 unless kind() is io
@@ -59,6 +61,8 @@ class DSCKPT_EXPORT Error : public std::runtime_error {
 
   // The same error with the empty fields of its Where taken from `outer`.
   [[nodiscard]] Error within(const Where& outer) const;
+  // The same error with `hint`, if it has none.
+  [[nodiscard]] Error hinted(const std::string& hint) const;
   // Throws it as the class below that its kind has.
   [[noreturn]] void raise() const;
 

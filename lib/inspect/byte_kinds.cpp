@@ -28,13 +28,15 @@ constexpr std::string_view kTensors = "tensors (";
 constexpr std::string_view kFrozen = "frozen parameters";
 constexpr std::string_view kBuffers = "buffers";
 constexpr std::string_view kPadding = "padding and copies";
+constexpr std::string_view kLeft = "left of lost tensors";
 constexpr std::string_view kOther = "other tensors";
 constexpr std::string_view kUnreachable = "unreachable";
 constexpr std::string_view kRest = "pickles and headers";
 
 // The order of the header; states come after the masters, in theirs.
 size_t rank_of(std::string_view kind) {
-  constexpr std::array kAfterStates = {kFrozen, kBuffers, kPadding, kOther, kUnreachable, kRest};
+  constexpr std::array kAfterStates = {kFrozen, kBuffers,     kPadding, kLeft,
+                                       kOther,  kUnreachable, kRest};
   if (kind == kMasters) return 0;
   if (kind.starts_with(kWeights) || kind.starts_with(kTensors)) return 2;
   const auto found = std::find(kAfterStates.begin(), kAfterStates.end(), kind);
@@ -275,10 +277,16 @@ std::vector<FileBytes> byte_kinds(const InputFiles& inputs, const Contents& cont
   }
 
   const std::vector<CheckpointFile>& archives = contents.archives();
+  const bool damaged =
+      contents.checkpoint() != nullptr && !contents.checkpoint()->incomplete().empty();
   std::vector<FileBytes> files(archives.size());
   tbb::parallel_for(size_t{0}, archives.size(), [&](size_t i) {
     const TorchArchive& archive = *archives[i].archive;
     files[i] = account(inputs, archive, pieces[archive.file()], kinds);
+    if (!damaged) return;
+    for (BytesOfKind& kind : files[i].kinds) {
+      if (kind.kind == kPadding) kind.kind = kLeft;
+    }
   });
   if (contents.checkpoint() != nullptr) {
     for (const SwapFile& file : contents.checkpoint()->swap_files()) {

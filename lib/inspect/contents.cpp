@@ -29,13 +29,25 @@ Contents Contents::open(InputFiles& inputs, const fs::path& path, const Contents
     return contents;
   }
 
-  std::vector<TpRule> rules;
-  for (const std::string& rule : options.tp_rules) rules.push_back(TpRule::parse(rule));
-  return of(std::make_shared<const Checkpoint>(Checkpoint::open(inputs, path,
-                                                                {.tag = options.tag,
-                                                                 .roots = options.roots,
-                                                                 .optimizer_states = options.states,
-                                                                 .tp_rules = std::move(rules)})));
+  OpenOptions open{.tag = options.tag, .roots = options.roots, .optimizer_states = options.states};
+  for (const std::string& rule : options.tp_rules) open.tp_rules.push_back(TpRule::parse(rule));
+  const auto opened = [&] {
+    return of(std::make_shared<const Checkpoint>(Checkpoint::open(inputs, path, open)));
+  };
+  if (!options.damaged) return opened();
+  try {
+    return opened();
+  } catch (const Error& error) {
+    if (!error.is_damage()) throw;
+    open.allow_missing = true;
+    try {
+      Contents contents = opened();
+      contents.damage_ = error;
+      return contents;
+    } catch (const Error&) {
+      error.raise();  // what is left does not tell what the lost files held
+    }
+  }
 }
 
 Contents Contents::of(std::shared_ptr<const Checkpoint> opened) {
@@ -54,6 +66,10 @@ Contents Contents::of(std::shared_ptr<const Checkpoint> opened) {
       contents.tensors_.push_back(
           {param.name, state.key, param.kind, without_padding(param, state.value), param.alias_of});
     }
+  }
+  for (const IncompleteParam& param : checkpoint.incomplete()) {
+    contents.tensors_.push_back({param.name, "", param.kind,
+                                 TensorSource::zeros(param.dtype, param.shape), "", param.lost});
   }
   return contents;
 }

@@ -10,6 +10,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/weights.h"
+#include "dsckpt/error.h"
 #include "io/input_file.h"
 #include "plan/tensor_source.h"
 
@@ -25,6 +26,9 @@ struct NamedTensor {
   TensorSource value;
   // For a tied tensor, and for its states, the name it is the same tensor as; else "".
   std::string alias_of;
+  // Of a damaged checkpoint, the files it has elements in that are lost (indices of
+  // Checkpoint::lost_files()). `value` has its type and shape, and lies nowhere.
+  std::vector<size_t> lost = {};
 
   // "layers.0.weight", or of a state "layers.0.weight exp_avg".
   std::string label() const { return state.empty() ? name : name + " " + state; }
@@ -35,6 +39,8 @@ struct ContentsOptions {
   bool states = false;                            // the optimizer's states too
   std::vector<std::filesystem::path> roots = {};  // as OpenOptions::roots
   std::vector<std::string> tp_rules = {};         // as SourceOptions::tp_rules
+  // A checkpoint that is damaged is opened without the files that are missing or cannot be read.
+  bool damaged = false;
 };
 
 // For --root with weights.
@@ -63,6 +69,9 @@ class Contents {
   const std::vector<CheckpointFile>& archives() const { return archives_; }
   const std::vector<WeightsFile>& weights_files() const;
   const std::vector<std::string>& notes() const;
+  // Why the checkpoint cannot be opened as a whole, with what to do next as its hint; nullptr if it
+  // can. Only with ContentsOptions::damaged.
+  const Error* damage() const { return damage_ ? &*damage_ : nullptr; }
 
   // The rank that wrote `file`, one of `inputs`; nullopt where nothing tells.
   std::optional<ShardName> writer_of(const InputFiles& inputs, FileId file) const;
@@ -75,6 +84,7 @@ class Contents {
   std::unique_ptr<Weights> weights_;
   std::vector<CheckpointFile> archives_;
   std::vector<NamedTensor> tensors_;
+  std::optional<Error> damage_;
 };
 
 }  // namespace dsckpt

@@ -41,7 +41,8 @@ bool same_below(const TreeNode& a, const TreeNode& b) {
   if (a.tensor &&
       (a.tensor->value.shape() != b.tensor->value.shape() ||
        a.tensor->value.dtype() != b.tensor->value.dtype() || a.tensor->kind != b.tensor->kind ||
-       a.tensor->alias_of.empty() != b.tensor->alias_of.empty())) {
+       a.tensor->alias_of.empty() != b.tensor->alias_of.empty() ||
+       a.tensor->lost.empty() != b.tensor->lost.empty())) {
     return false;
   }
   return std::equal(

@@ -104,6 +104,27 @@ nlohmann::json facts_json(const Checkpoint& checkpoint) {
   return out;
 }
 
+nlohmann::json salvage_json(const Checkpoint& checkpoint,
+                            const std::vector<IncompleteParam>& incomplete) {
+  nlohmann::json out = {{"lost_files", nlohmann::json::array()},
+                        {"incomplete", nlohmann::json::array()}};
+  for (const LostFile& file : checkpoint.lost_files()) {
+    out["lost_files"].push_back({{"file", file.display},
+                                 {"dp_rank", file.name.dp_rank},
+                                 {"mp_rank", file.name.mp_rank},
+                                 {"why", file.why}});
+  }
+  for (const IncompleteParam& param : incomplete) {
+    nlohmann::json files = nlohmann::json::array();
+    for (const size_t file : param.lost) files.push_back(checkpoint.lost_files()[file].display);
+    out["incomplete"].push_back({{"name", param.name},
+                                 {"kind", to_string(param.kind)},
+                                 {"shape", param.shape},
+                                 {"files", std::move(files)}});
+  }
+  return out;
+}
+
 nlohmann::json job_json(const Job::Impl& job) {
   nlohmann::json data = job.report->json(job);
   if (job.checkpoint != nullptr) data["checkpoint"] = facts_json(*job.checkpoint);

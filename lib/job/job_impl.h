@@ -79,6 +79,10 @@ std::string plan_totals(const CopyPlan& plan);
 
 // {"layout", "zero_stage", "dp", ...}
 nlohmann::json facts_json(const Checkpoint& checkpoint);
+// {"lost_files": [{"file", "dp_rank", "mp_rank", "why"}], "incomplete": [{"name", "kind", "shape",
+// "files"}]} of those of `incomplete`, which `checkpoint` has.
+nlohmann::json salvage_json(const Checkpoint& checkpoint,
+                            const std::vector<IncompleteParam>& incomplete);
 // JobReport::json() with the checkpoint's facts.
 nlohmann::json job_json(const Job::Impl& job);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "dsckpt/reshard.h"
 #include "dsckpt/universal.h"
@@ -32,7 +33,17 @@ uint32_t ranks_to_try(const Mesh& mesh) {
 }  // namespace
 
 std::vector<Conversion> conversions(const Source& source) {
-  const ReshardOptions some_ranks{.dp = ranks_to_try(source->checkpoint->facts().mesh)};
+  const Checkpoint& checkpoint = *source->checkpoint;
+  if (!checkpoint.lost_files().empty()) {
+    const LostFile& lost = checkpoint.lost_files().front();
+    const std::string why = lost.display + ": " + lost.why;
+    return {{"zero-to-fp32", "fp32 weights",
+             why + "; with --allow-missing " + std::to_string(checkpoint.params().size()) + " of " +
+                 counted(checkpoint.params().size() + checkpoint.incomplete().size(), "tensor")},
+            {"to-universal", "a universal checkpoint", why},
+            {"reshard", "shards for another number of GPUs", why}};
+  }
+  const ReshardOptions some_ranks{.dp = ranks_to_try(checkpoint.facts().mesh)};
   return {
       {"zero-to-fp32", "fp32 weights", refusal_of([&] { plan_weights(source); })},
       {"to-universal", "a universal checkpoint", refusal_of([&] { plan_universal(source); })},

@@ -30,6 +30,7 @@ json tensor_json(const InputFiles& inputs, const Contents& contents, const Named
   if (!tensor.state.empty()) out["state"] = tensor.state;
   if (tensor.kind) out["kind"] = to_string(*tensor.kind);
   if (!tensor.alias_of.empty()) out["alias_of"] = tensor.alias_of;
+  if (!tensor.lost.empty()) out["lost_in_part"] = true;
   return out;
 }
 

@@ -38,7 +38,7 @@ void WeightsReport::add_facts(bool has_masters, std::vector<std::string> valuele
 
 void WeightsReport::add_salvage(const Checkpoint& checkpoint,
                                 const std::vector<IncompleteParam>& incomplete) {
-  salvage_ = {checkpoint.lost_files(), incomplete};
+  salvage_ = salvage_json(checkpoint, incomplete);
 }
 
 nlohmann::json WeightsReport::json(const Job::Impl& job) const {
@@ -63,24 +63,7 @@ nlohmann::json WeightsReport::json(const Job::Impl& job) const {
   out["masters"] = has_masters_;
   out["valueless"] = valueless_;
   if (!salvage_) return out;
-  nlohmann::json lost = nlohmann::json::array();
-  for (const LostFile& file : salvage_->lost) {
-    lost.push_back({{"file", file.display},
-                    {"dp_rank", file.name.dp_rank},
-                    {"mp_rank", file.name.mp_rank},
-                    {"why", file.why}});
-  }
-  nlohmann::json incomplete = nlohmann::json::array();
-  for (const IncompleteParam& param : salvage_->incomplete) {
-    nlohmann::json files = nlohmann::json::array();
-    for (const size_t file : param.lost) files.push_back(salvage_->lost[file].display);
-    incomplete.push_back({{"name", param.name},
-                          {"kind", to_string(param.kind)},
-                          {"shape", param.shape},
-                          {"files", std::move(files)}});
-  }
-  out["lost_files"] = std::move(lost);
-  out["incomplete"] = std::move(incomplete);
+  out.update(*salvage_);
   return out;
 }
 

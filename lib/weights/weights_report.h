@@ -1,6 +1,8 @@
 // What a job of weights says of itself.
 #pragma once
 
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,15 +41,11 @@ class WeightsReport : public JobReport {
                                        const std::filesystem::path& output) const override;
 
  private:
-  struct Salvage {
-    std::vector<LostFile> lost;
-    std::vector<IncompleteParam> incomplete;
-  };
   WeightsSplit split_;
   std::vector<StateFiles> states_;
   bool has_masters_ = true;
   std::vector<std::string> valueless_;
-  std::optional<Salvage> salvage_;
+  std::optional<nlohmann::json> salvage_;  // salvage_json()
 };
 
 // "12 tensors in 1 file"

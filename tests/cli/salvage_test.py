@@ -1,5 +1,8 @@
 """--allow-missing: what is complete is written and right, what is not is listed, and never filled up."""
+import json
 import math
+import re
+import shlex
 
 import torch
 
@@ -180,6 +183,91 @@ class SalvageTest(CliTest):
         for rank in range(3):
             scratch.optim(rank).write_bytes(b"")
         self.assert_refused(scratch.folder, 3, "optim_states.pt", "--allow-missing", inspect=False)
+
+
+class DamagedLookTest(CliTest):
+    """ckpt-inspect of a damaged checkpoint: what is there, what is lost, and commands that go on from there."""
+
+    def lose(self, name, *files):
+        scratch = self.scratch(name)
+        for file in files:
+            (scratch.tag / file).unlink()
+        return scratch
+
+    def commands_in(self, hint):
+        return [shlex.split(command) for command in re.findall("`([^`]*)`", hint)]
+
+    def test_a_lost_rank_costs_what_lies_in_it(self):
+        for name, rank in [("z3_bf16_full_w6", 4), ("z2_fp32_full_w3", 1), ("z1_fp32_full_w6", 5)]:
+            with self.subTest(case=name):
+                scratch = self.scratch(name)
+                gone = scratch.optim(rank).name
+                scratch.optim(rank).unlink()
+                whole = self.zero_to_fp32(scratch.folder, self.new_path(), "--allow-missing", "--json")
+                facts = json.loads(whole.stdout)["data"]
+                lost = {each["name"] for each in facts["incomplete"]}
+                listed = self.tool("ckpt-inspect", "list", scratch.folder, "--json")
+                self.assertEqual(listed.returncode, 1)
+                data = json.loads(listed.stdout)["data"]
+                self.assertEqual({each["name"] for each in data["tensors"] if each.get("lost_in_part")}, lost)
+                self.assertEqual(data["damage"]["incomplete"], facts["incomplete"])
+                self.assertEqual(data["damage"]["lost_files"], facts["lost_files"])
+                self.assertIn("files are missing", data["damage"]["error"]["message"])
+                total = len({each["name"] for each in data["tensors"]})
+                for command in ([], ["tree"], ["list"]):
+                    done = self.tool("ckpt-inspect", *command, scratch.folder)
+                    self.assertEqual(done.returncode, 1)
+                    self.assertIn(gone, done.stderr)
+                    self.assertIn(f"lost in part: {len(lost)} of {total} tensors", done.stderr)
+                    if command != ["tree"]:
+                        self.assertIn(gone, done.stdout)
+                summary = json.loads(self.tool("ckpt-inspect", scratch.folder, "--json").stdout)["data"]
+                self.assertEqual([each["possible"] for each in summary["conversions"]], [False] * 3)
+
+    def test_the_commands_of_the_hint_do_what_it_says(self):
+        for name in ("z3_bf16_full_w6", "z2_fp32_full_w3"):
+            with self.subTest(case=name):
+                scratch = self.scratch(name)
+                scratch.optim(1).unlink()
+                moved = scratch.folder.rename(scratch.folder.with_name(f"{scratch.folder.name}: it's mine"))
+                error = self.tool("reshard", moved, self.new_path(), "--dp", 1)
+                self.assertEqual(error.returncode, 3)
+                self.assertIn("--root DIR", error.stderr)
+                verify, salvage = self.commands_in(error.stderr)
+                self.assertEqual(self.tool(*verify).returncode, 1)
+                output = self.new_path()
+                salvage[salvage.index("OUT")] = output
+                self.assertIn(self.tool(*salvage).returncode, (0, 1))
+                self.assertTrue(list(output.iterdir()))
+
+    def test_a_tag_that_latest_does_not_name_is_in_the_hint(self):
+        scratch = self.scratch("z3_bf16_w2")
+        scratch.optim(1).unlink()
+        (scratch.folder / "latest").write_text("global_step9")
+        error = self.tool("reshard", scratch.folder, self.new_path(), "--dp", 1, "--tag", "global_step3")
+        for command in self.commands_in(error.stderr):
+            self.assertEqual(command[command.index("--tag") + 1], "global_step3")
+
+    def test_without_the_only_file_of_the_model_files_are_listed_one_by_one(self):
+        scratch = self.scratch("z2_bf16_w2")
+        scratch.model().write_bytes(scratch.model().read_bytes()[:5000])
+        done = self.tool("ckpt-inspect", scratch.folder)
+        self.assertEqual(done.returncode, 3)
+        rows = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line]
+        self.assertEqual({row[0].split("/")[-1] for row in rows}, {path.name for path in scratch.shards()})
+        self.assertEqual([row[2] for row in rows].count("opens"), len(rows) - 1)
+        self.assertIn("truncated", done.stderr)
+        self.assertEqual(len(self.commands_in(done.stderr)), 1)  # --allow-missing would not help
+
+    def test_damaged_bytes_of_one_rank_are_lost_as_a_missing_file_is(self):
+        scratch = self.scratch("z3_bf16_w2")
+        scratch.optim(1).write_bytes(scratch.optim(1).read_bytes()[:-700])
+        done = self.tool("ckpt-inspect", "tree", scratch.folder)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("lost in part", done.stdout)
+        verify, salvage = self.commands_in(done.stderr)
+        self.assertEqual(self.tool(*verify).returncode, 1)
+        self.assertIn("--allow-missing", salvage)
 
 
 if __name__ == "__main__":

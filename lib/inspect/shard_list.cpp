@@ -1,0 +1,31 @@
+#include "inspect/shard_list.h"
+
+#include <system_error>
+#include <unordered_map>
+
+#include "checkpoint/shard.h"
+#include "checkpoint/tag_folder.h"
+#include "io/input_file.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+
+std::vector<ListedShard> listed_shards(const fs::path& path, const ContentsOptions& options) {
+  const TagFolder folder = find_tag_folder(path, options.tag, options.roots);
+  InputFiles inputs;
+  std::vector<UnreadableShard> unreadable;
+  open_shards(inputs, folder.shards, folder.display_root(), &unreadable);
+  std::unordered_map<std::string, std::string> why;
+  for (const UnreadableShard& shard : unreadable) why.emplace(shard.file.path, shard.why);
+  std::vector<ListedShard> listed;
+  for (const ShardFile& shard : folder.shards) {
+    std::error_code failed;
+    const uintmax_t size = fs::file_size(shard.path, failed);
+    const auto found = why.find(shard.path);
+    listed.push_back({shard.path, folder.display(shard.path), failed ? 0 : size,
+                      found == why.end() ? "" : found->second});
+  }
+  return listed;
+}
+
+}  // namespace dsckpt

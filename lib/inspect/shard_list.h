@@ -1,0 +1,24 @@
+// The files of a checkpoint one by one, for one that cannot be read as a whole.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "inspect/contents.h"
+
+namespace dsckpt {
+
+struct ListedShard {
+  std::filesystem::path path;
+  std::string display;  // as messages call it
+  uint64_t bytes = 0;   // on the disk
+  std::string why;      // it cannot be opened; "" if it can
+};
+
+// In the order of TagFolder::shards. Opens each by itself. Throws what find_tag_folder() throws.
+std::vector<ListedShard> listed_shards(const std::filesystem::path& path,
+                                       const ContentsOptions& options);
+
+}  // namespace dsckpt
