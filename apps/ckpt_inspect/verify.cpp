@@ -33,7 +33,7 @@ std::string place_of(const Finding& finding) {
     if (!part.empty()) place += (place.empty() ? "" : ": ") + part;
   };
   add(printable(finding.member));
-  add(printable(finding.tensor));
+  add(printable(finding.tensor + (finding.state.empty() ? "" : " " + finding.state)));
   if (finding.offset) add("at " + std::to_string(*finding.offset));
   return place;
 }
@@ -43,7 +43,9 @@ void print_text(const cli::Common& common, const VerifyReport& report) {
   for (const Finding& finding : report.findings) {
     const std::string place = place_of(finding);
     std::cout << cli::styled(terminal, cli::Style::bad, to_string(finding.check)) << "  " << place
-              << (place.empty() ? "" : ": ") << printable(finding.message) << "\n";
+              << (place.empty() ? "" : ": ") << printable(finding.message)
+              << (finding.tensors.empty() ? "" : "; in it " + printable(some_of(finding.tensors)))
+              << "\n";
   }
   if (common.quiet) return;
   const std::string looked_at = counted(report.files, "file") + ", " +

@@ -22,9 +22,10 @@ import cli_common
 import common
 import defects
 import plant
+import salvage_test
 from cli_common import snapshot
 
-FINDING_KEYS = {"check", "message", "file", "rank", "member", "tensor", "offset", "size"}
+FINDING_KEYS = {"check", "message", "file", "rank", "member", "tensor", "state", "tensors", "offset", "size"}
 HANDFUL = 6
 
 
@@ -228,6 +229,51 @@ class VerifyTest(cli_common.CliTest):
         for expected in wanted:
             self.assertTrue(any(meets(finding, expected) for finding in findings), (expected, findings))
         self.assertLessEqual(len(findings), 2 * len(wanted))
+
+    def test_a_damaged_record_is_named_by_all_that_lies_in_it(self):
+        sources = Sources(self.root)
+        flat = ["z2_fp32_full_w3", "z1_fp32_full_w6"]
+        for name in [*flat, "z3_fp32_w3", "z3_fp32_full_w8"]:
+            case = cases()[name]
+            for rank in range(case.facts["world_size"]):
+                scratch = cli_common.Scratch(case, self.root / f"{name}-{rank}")
+                lost = salvage_test.lost_of_flat_groups(scratch, [rank]) if name in flat else \
+                    salvage_test.lost_of_pieces(scratch, [rank], [])
+                names = {each for each, ranks in lost.items() if ranks}
+                flats = "single_partition_of_fp32_groups" if name in flat else "fp32_flat_groups"
+                saved = scratch.optim(rank).read_bytes()
+                groups = len(cli_common.load_shard(scratch.optim(rank))["optimizer_state_dict"][flats])
+                found = {"weight": set(), "exp_avg": set()}
+                for group in range(groups):
+                    picks = {"weight": lambda s: s["optimizer_state_dict"][flats][group],
+                             "exp_avg": lambda s: self.base_state(s)[group]["exp_avg"]}
+                    for what, pick in picks.items():
+                        plant.flip_bit(scratch.optim(rank), pick)
+                        finding, = verify(scratch.folder)["findings"]
+                        scratch.optim(rank).write_bytes(saved)
+                        found[what].update(finding["tensors"])
+                with self.subTest(case=name, rank=rank):
+                    self.assertEqual(found["weight"], names)
+                    self.assertEqual(found["exp_avg"], {f"{each} exp_avg" for each in names})
+
+    def base_state(self, shard):
+        state = shard["optimizer_state_dict"]
+        return (state.get("base_optimizer_state") or state["optimizer_state_dict"])["state"]
+
+    def test_a_damaged_header_does_not_hide_a_damaged_record_of_the_same_file(self):
+        sources = Sources(self.root)
+        folder = sources.copy("z3_bf16_full_subgroups_w4", None, "both")
+        bad = plant.find(folder, "bf16_zero_pp_rank_2_mp_rank_00_optim_states.pt")
+        data, _ = cli_common.record_extent(bad, "data/1")
+        cli_common.flip(bad, data + 5)
+        with zipfile.ZipFile(bad) as archive:
+            header = next(e.header_offset for e in archive.infolist() if e.filename.endswith("/data/4"))
+        cli_common.flip(bad, header + 30)  # the first letter of its name
+        findings = verify(folder)["findings"]
+        self.assertEqual({(f["check"], f["member"].split("/", 1)[1]) for f in findings},
+                         {("crc", "data/1"), ("unreadable", "data/4")})
+        keys = {key for f in findings for key in f["tensors"]}
+        self.assertTrue(keys and all(key.endswith("exp_avg") or "flat" in key for key in keys), keys)
 
     def test_any_flipped_bit_of_any_record_is_found_in_its_record(self):
         sources = Sources(self.root)

@@ -32,11 +32,20 @@ std::filesystem::path root_of(const Verification& v) {
                                                                  : v.report.folder;
 }
 
-// Whether a record of the zip has other bytes than were saved, which explains why a file cannot be
-// read.
-bool has_damaged_record(const Verification& v, FileId id) {
-  return std::any_of(v.damaged.begin(), v.damaged.end(),
-                     [&](const Extent& extent) { return extent.file == id; });
+using RecordNames = std::set<std::pair<std::string, std::string>>;  // of file and record
+
+// Whether a file cannot be read because a record of its zip, one of `damaged`, has other bytes than
+// were saved: not if the finding names another record.
+bool is_explained(const RecordNames& damaged, const CheckedFile& file, const Finding& finding) {
+  const auto is_named = [&](const ZipEntry& entry) {
+    return !finding.member.empty() &&
+           (entry.name == finding.member || entry.name.ends_with("/" + finding.member));
+  };
+  const auto& entries = file.zip->entries();
+  const auto named = std::find_if(entries.begin(), entries.end(), is_named);
+  if (named != entries.end()) return damaged.contains({file.display, named->name});
+  const auto first = damaged.lower_bound({file.display, ""});
+  return first != damaged.end() && first->first == file.display;
 }
 
 struct Record {
@@ -215,6 +224,7 @@ void check_records(Verification& v) {
     v.progress.bytes_done += units[i].extent.size;
   });
 
+  RecordNames damaged;
   auto unit = units.begin();
   for (size_t r = 0; r < records.size(); ++r) {
     uint32_t crc = 0;
@@ -229,6 +239,7 @@ void check_records(Verification& v) {
     ++v.report.records;
     if (crc == entry->crc32) continue;
     v.damaged.push_back(extent);
+    damaged.emplace(file->display, entry->name);
     v.add({.check = Check::crc,
            .message = "CRC32 mismatch: the data has changed since it was saved",
            .file = file->display,
@@ -241,7 +252,7 @@ void check_records(Verification& v) {
   std::erase_if(v.report.findings, [&](const Finding& finding) {
     if (finding.check != Check::unreadable) return false;
     return std::any_of(v.files.begin(), v.files.end(), [&](const CheckedFile& file) {
-      return file.display == finding.file && file.zip && has_damaged_record(v, file.id);
+      return file.display == finding.file && file.zip && is_explained(damaged, file, finding);
     });
   });
 }
@@ -254,7 +265,7 @@ void check_saved_names(Verification& v) {
     }
   }
   for (CheckedFile& file : v.files) {
-    if (!file.usable() || !file.shard) continue;
+    if (!file.whole() || file.left_out || !file.shard) continue;
     const std::string prefix(file.shard->archive.prefix());
     if (file.name->kind == ShardName::Kind::universal) {
       if (prefix == file.path.stem() || !stems.contains(prefix)) continue;
@@ -270,9 +281,11 @@ void check_saved_names(Verification& v) {
 
 void check_tensors_in_files(Verification& v) {
   std::vector<std::vector<std::string>> unsupported(v.files.size());  // of each file
+  RecordNames reported;
+  for (const Finding& finding : v.report.findings) reported.emplace(finding.file, finding.member);
   for_each_index(v.files.size(), [&](size_t i) {
     CheckedFile& file = v.files[i];
-    if (!file.usable() || !file.shard) return;
+    if (!file.whole() || file.left_out || !file.shard) return;
     std::set<std::string> storages;
     for (const FoundTensor& found : tensors_in(file.shard->archive.root())) {
       try {
@@ -285,7 +298,8 @@ void check_tensors_in_files(Verification& v) {
         }
         Finding finding = finding_of(file, found, error);
         const bool is_new =
-            finding.check == Check::layout || storages.insert(finding.member).second;
+            finding.check == Check::layout || (!reported.contains({file.display, finding.member}) &&
+                                               storages.insert(finding.member).second);
         if (is_new) v.add(std::move(finding));
         file.suspect = true;
       }

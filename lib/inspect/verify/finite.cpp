@@ -32,6 +32,7 @@ struct Count {
 
 struct Named {
   std::string name;
+  std::string state;  // of it, or ""
   TensorSource value;
   bool may_be_infinite = false;  // masks among buffers are
 };
@@ -66,20 +67,21 @@ Count count_nonfinite(const Named& tensor, int64_t at, std::span<const std::byte
 }
 
 // Every copy that a source is made of, so that none is left out.
-void add_parts(std::vector<Named>& out, const std::string& name, const TensorSource& source,
-               bool may_be_infinite = false) {
+void add_parts(std::vector<Named>& out, const std::string& name, const std::string& state,
+               const TensorSource& source, bool may_be_infinite = false) {
   bool plain = true;
   source.lower([&](const SourceRun& run) {
     plain = plain && run.combine != Combine::same && run.combine != Combine::mean &&
             run.stored == run.result;
   });
-  if (plain) return out.push_back({name, source, may_be_infinite});
+  if (plain) return out.push_back({name, state, source, may_be_infinite});
   source.lower([&](const SourceRun& run) {
     for (const Rows& rows : run.sources()) {
       const auto count = static_cast<int64_t>(rows.row_bytes / size_of(run.stored));
       for (uint64_t row = 0; row < run.rows; ++row) {
         const Extent extent{rows.file, rows.begin_of(row), rows.row_bytes};
-        out.push_back({name, TensorSource::stored(extent, run.stored, {count}), may_be_infinite});
+        out.push_back(
+            {name, state, TensorSource::stored(extent, run.stored, {count}), may_be_infinite});
       }
     }
   });
@@ -89,7 +91,7 @@ void add_parts(std::vector<Named>& out, const std::string& name, const TensorSou
 void add_stored(std::vector<Named>& out, const std::string& name, const CheckedFile& file,
                 const pickle::Value& value) {
   const auto tensor = if_supported([&] { return file.shard->archive.tensor(value); });
-  if (tensor) out.push_back({name, *tensor});
+  if (tensor) out.push_back({name, "", *tensor});
 }
 
 // Weights, 16-bit weights, states and buffers.
@@ -97,8 +99,9 @@ std::vector<Named> finite_tensors(Verification& v) {
   std::vector<Named> tensors;
   for (const Param& param : v.checkpoint->params()) {
     if (!param.alias_of.empty()) continue;
-    add_parts(tensors, param.name, param.weight, param.kind == ParamKind::buffer);
-    for (const ParamState& state : param.states) add_parts(tensors, param.name, state.value);
+    add_parts(tensors, param.name, "", param.weight, param.kind == ParamKind::buffer);
+    for (const ParamState& state : param.states)
+      add_parts(tensors, param.name, state.key, state.value);
   }
   for (CheckedFile* file : v.of_kind(Kind::model_states)) {
     v.attempt(Check::layout, *file, [&] {
@@ -135,6 +138,7 @@ void report_nonfinite(Verification& v, const Named& tensor, const Count& count) 
   Finding finding{.check = Check::nonfinite, .message = {}, .file = {}};
   v.set_place(finding, place_of(tensor.value, *count.first));
   finding.tensor = tensor.name;
+  finding.state = tensor.state;
   finding.message = std::to_string(count.nan) + " NaN and " + std::to_string(count.inf) +
                     " Inf among " + std::to_string(tensor.value.numel()) + " elements";
   v.add(std::move(finding));
@@ -149,7 +153,7 @@ void check_finite(Verification& v) {
     if (file.name) continue;
     if (file.safetensors) {
       for (const SafetensorsEntry& entry : file.safetensors->entries()) {
-        tensors.push_back({entry.name, file.safetensors->tensor(entry)});
+        tensors.push_back({entry.name, "", file.safetensors->tensor(entry)});
       }
     }
     if (!file.usable() || !file.shard) continue;

@@ -196,6 +196,10 @@ void check_same_tensors(Verification& v);
 // verify_finite.cpp
 void check_finite(Verification& v);
 
+// verify_touched.cpp
+// Fills in Finding::tensors of what was found of records.
+void name_touched(Verification& v);
+
 // verify_universal.cpp
 void check_universal(Verification& v);
 

@@ -195,8 +195,8 @@ void sort_findings(Verification& v) {
     return std::tie(a.check, a.file, a.offset) < std::tie(b.check, b.file, b.offset);
   });
   const auto same = [](const Finding& a, const Finding& b) {
-    return std::tie(a.check, a.file, a.offset, a.member, a.tensor, a.message) ==
-           std::tie(b.check, b.file, b.offset, b.member, b.tensor, b.message);
+    return std::tie(a.check, a.file, a.offset, a.member, a.tensor, a.state, a.message) ==
+           std::tie(b.check, b.file, b.offset, b.member, b.tensor, b.state, b.message);
   };
   findings.erase(std::unique(findings.begin(), findings.end(), same), findings.end());
 }
@@ -236,6 +236,7 @@ void run_steps(Verification& v, const fs::path& path) {
     if (!check.done && check.why.empty()) check.why = "has no meaning here";
   }
   sort_findings(v);
+  name_touched(v);
 }
 
 }  // namespace
@@ -254,6 +255,8 @@ nlohmann::json verify_json(const VerifyReport& report) {
     if (finding.rank) entry["rank"] = {{"dp", finding.rank->dp}, {"mp", finding.rank->mp}};
     if (!finding.member.empty()) entry["member"] = finding.member;
     if (!finding.tensor.empty()) entry["tensor"] = finding.tensor;
+    if (!finding.state.empty()) entry["state"] = finding.state;
+    if (!finding.tensors.empty()) entry["tensors"] = finding.tensors;
     if (finding.offset) entry["offset"] = *finding.offset;
     if (finding.size) entry["size"] = *finding.size;
   }

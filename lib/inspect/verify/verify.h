@@ -53,6 +53,10 @@ struct Finding {
   std::optional<FindingRank> rank = {};
   std::string member = {};  // a record of the zip, or a key of the pickle
   std::string tensor = {};
+  std::string state = {};  // of `tensor`, that the optimizer keeps; "" of the tensor itself
+  // Of a record that is damaged: the parameters and states that lie in it ("w", "w exp_avg"), or
+  // else the keys of its tensors in the pickle.
+  std::vector<std::string> tensors = {};
   // Bytes from the start of the file, or elements of the flat tensor that `member` names.
   std::optional<uint64_t> offset = {};
   std::optional<uint64_t> size = {};  // in bytes
@@ -95,8 +99,8 @@ VerifyReport verify(InputFiles& inputs, const std::filesystem::path& path,
                     const VerifyOptions& options, Progress& progress);
 
 // {"form", "folder", "ok", "findings": [{"check", "message", "file"?, "rank"?: {"dp", "mp"},
-// "member"?, "tensor"?, "offset"?, "size"?}], "files", "records", "bytes", "checks": [{"check",
-// "done", "why"?}]}
+// "member"?, "tensor"?, "state"?, "tensors"?, "offset"?, "size"?}], "files", "records", "bytes",
+// "checks": [{"check", "done", "why"?}]}
 nlohmann::json verify_json(const VerifyReport& report);
 
 }  // namespace dsckpt
