@@ -137,12 +137,36 @@ Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
 
+namespace {
+
+// Of those that are older than the newest, which is `damaged` by `error`.
+std::optional<Checkpoint> first_whole(InputFiles& inputs, const TagFolder& damaged,
+                                      const OpenOptions& options, const Error& error) {
+  for (const fs::path& path : damaged.older) {
+    try {
+      TagFolder folder = find_tag_folder(path, "", options.roots);
+      folder.note = "reading " + path.string() + ", the newest that is whole: " + error.what();
+      return Checkpoint::open(inputs, folder, options);
+    } catch (const Error& of_older) {
+      if (!of_older.is_damage()) throw;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 Checkpoint Checkpoint::open(InputFiles& inputs, const fs::path& path, const OpenOptions& options) {
-  const TagFolder folder = find_tag_folder(path, options.tag, options.roots);
+  TagFolder folder = find_tag_folder(path, options.tag, options.roots);
   try {
     return open(inputs, folder, options);
   } catch (const Error& error) {
     if (!error.is_damage()) throw;
+    // Nothing names the newest one, so that a whole one is meant rather than a damaged one.
+    if (!folder.older.empty() && !options.allow_missing) {
+      std::optional<Checkpoint> whole = first_whole(inputs, folder, options, error);
+      if (whole) return std::move(*whole);
+    }
     const fs::path file = error.where().file;
     error.hinted(cure_of(folder, parse_shard_name(file.filename().string()), false)).raise();
   }

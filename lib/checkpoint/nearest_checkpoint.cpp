@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <system_error>
 #include <tuple>
 #include <utility>
@@ -113,7 +114,8 @@ std::optional<NearestCheckpoint> newest_below(const fs::path& path) {
   } else {
     note += "the newest of " + std::to_string(found.size()) + " checkpoints in " + path.string();
   }
-  return NearestCheckpoint{found.back(), "", std::move(note)};
+  return NearestCheckpoint{
+      found.back(), "", std::move(note), {std::next(found.rbegin()), found.rend()}};
 }
 
 std::optional<NearestCheckpoint> tag_below(const fs::path& path, const std::string& tag) {
@@ -139,6 +141,16 @@ std::optional<NearestCheckpoint> tag_below(const fs::path& path, const std::stri
 }
 
 }  // namespace
+
+std::vector<fs::path> other_tags(const fs::path& tag_folder) {
+  std::vector<fs::path> others;
+  for (const fs::path& folder : folders_in(tag_folder.parent_path())) {
+    if (folder.filename() != tag_folder.filename() && has_shards(folder)) others.push_back(folder);
+  }
+  if (!others.empty()) sort_by_age(others);
+  std::reverse(others.begin(), others.end());
+  return others;
+}
 
 std::optional<fs::path> latest_in(const fs::path& folder) {
   for (const char* name : {"latest", "latest_universal"}) {

@@ -12,6 +12,8 @@ struct NearestCheckpoint {
   std::filesystem::path path;  // a folder with `latest`, or a tag's own
   std::string tag;             // or "": what `latest` names
   std::string note;            // what was chosen among what; "" where the path leaves no choice
+  // Where it is the newest of several: the others, the newest first.
+  std::vector<std::filesystem::path> older = {};
 };
 
 // `path`, which exists, is one of these:
@@ -26,6 +28,9 @@ struct NearestCheckpoint {
 // list, if checkpoints in several folders come into question, and IoError.
 std::optional<NearestCheckpoint> nearest_checkpoint(const std::filesystem::path& path,
                                                     const std::string& tag);
+
+// The folders of other tags beside `tag_folder`, the newest first.
+std::vector<std::filesystem::path> other_tags(const std::filesystem::path& tag_folder);
 
 // `latest` of a folder, or else `latest_universal`; stored in any form.
 std::optional<std::filesystem::path> latest_in(const std::filesystem::path& folder);

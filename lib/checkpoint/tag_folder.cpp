@@ -222,6 +222,17 @@ std::string cure_of(const TagFolder& folder, const std::optional<ShardName>& los
   if (has_others) {
     text += "; `zero-to-fp32 " + path + " OUT --allow-missing` writes the tensors that are whole";
   }
+  if (folder.path.parent_path() == folder.named) {
+    std::string tags;
+    constexpr size_t kShown = 4;
+    const std::vector<fs::path> others = other_tags(folder.path);
+    for (size_t i = 0; i < std::min(others.size(), kShown); ++i) {
+      tags += (i == 0 ? "" : ", ") + shell_word(others[i].filename().string());
+    }
+    if (!others.empty()) {
+      text += "; other tags there, for --tag: " + tags + (others.size() > kShown ? ", ..." : "");
+    }
+  }
   if (missing) text += "; --root DIR reads the files that another node has kept, too";
   return text;
 }
@@ -302,6 +313,7 @@ TagFolder find_tag_folder(const fs::path& path, const std::string& tag,
   TagFolder folder = find_exactly(named, nearest ? nearest->tag : tag, roots);
   folder.named = named;
   if (nearest) folder.note = nearest->note;
+  if (nearest) folder.older = nearest->older;
   return folder;
 }
 

@@ -26,6 +26,8 @@ struct TagFolder {
   std::filesystem::path named = {};
   // Why it is this one, where the path left a choice (NearestCheckpoint::note); else "".
   std::string note = {};
+  // Those that were meant as well, should it be damaged (NearestCheckpoint::older).
+  std::vector<std::filesystem::path> older = {};
 
   // What messages name files relative to: the folder above `path`. Nothing, so that paths stay
   // whole, if there are other roots.

@@ -503,6 +503,40 @@ class CheckpointPlaceTest(CliTest):
         self.assert_refused(scratch.folder, 3, f"no such tag.*{tag}, other", "--tag=nope", inspect=False)
         self.assert_refused(scratch.folder, 3, "holds no DeepSpeed shards", "--tag=other", inspect=False)
 
+    def trainers_output(self, *names):
+        """A Trainer's folder with checkpoints of these names."""
+        scratch = self.scratch(SMALL)
+        output = self.new_path()
+        for name in names:
+            shutil.copytree(scratch.folder, output / name)
+        return scratch, output
+
+    def break_one(self, folder):
+        sorted(folder.rglob("*optim_states.pt"))[-1].unlink()
+
+    def test_a_damaged_newest_one_that_nothing_names_is_passed_over(self):
+        scratch, output = self.trainers_output("checkpoint-1", "checkpoint-2", "checkpoint-3")
+        self.break_one(output / "checkpoint-3")
+        self.break_one(output / "checkpoint-2")
+        done = self.zero_to_fp32(output, self.new_path())
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"reading {output}/checkpoint-1, the newest that is whole", done.stderr)
+        self.assertIn("checkpoint-3", done.stderr)
+        self.break_one(output / "checkpoint-1")
+        done = self.zero_to_fp32(output, self.new_path())
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("checkpoint-3", done.stderr.splitlines()[0])
+
+    def test_what_latest_names_is_never_passed_over_but_the_others_are_listed(self):
+        scratch = self.scratch(SMALL)
+        for name in ("global_step1", "global_step2"):
+            shutil.copytree(scratch.tag, scratch.folder / name)
+        self.break_one(scratch.tag)
+        done = self.zero_to_fp32(scratch.folder, self.new_path())
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("other tags there, for --tag: global_step2, global_step1", done.stderr)
+        self.assertEqual(self.zero_to_fp32(scratch.folder, self.new_path(), "--tag", "global_step2").returncode, 0)
+
     def test_a_trainers_folder_stands_for_its_newest_checkpoint(self):
         scratch = self.scratch(SMALL)
         output = self.new_path()
