@@ -3,6 +3,7 @@
 #include <CLI/App.hpp>
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <filesystem>
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -27,6 +28,9 @@ struct Arguments {
   cli::Common common;
   std::string checkpoint_dir;
   std::string output_dir;
+  std::vector<std::string> more;  // positionals after these
+  bool average = false;
+  AverageOptions averaged;
   std::string max_shard_size = "5GB";
   bool safe_serialization = false;
   SourceOptions source;
@@ -51,6 +55,30 @@ void add_options(CLI::App& app, Arguments& args) {
   cli::add_checkpoint_options(app, "checkpoint_dir", args.checkpoint_dir, args.source);
   app.add_option("output_dir", args.output_dir,
                  "Folder for the weights; made if it is missing. Not with --peft");
+  app.add_option(
+         "more", args.more,
+         "With --average: all are checkpoints or weights, but the last, which is the folder "
+         "for\nthe weights")
+      ->type_name("DIR");
+  app.add_flag(
+      "--average", args.average,
+      "Average several checkpoints of one model: sum(w * x) / sum(w) in double precision,\n"
+      "rounded once to --dtype. Buffers are those of the newest, by its step, or else the\n"
+      "last given");
+  cli::positive(app.add_option("--last", args.averaged.last,
+                               "With --average: of one folder, its N newest complete tags"))
+      ->type_name("N");
+  app.add_option(
+         "--weights", args.averaged.weights,
+         "With --average: w, one number above 0 a checkpoint in the order given (of --last\n"
+         "the oldest first), divided by their sum; default: all alike")
+      ->type_name("W,W,...")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  app.add_option("--ema", args.averaged.ema,
+                 "With --average: the exponential moving average over the checkpoints by their "
+                 "steps:\nA = the oldest, then A = DECAY * A + (1 - DECAY) * the next")
+      ->type_name("DECAY");
   app.add_flag("--safe-serialization", args.safe_serialization,
                "Write safetensors instead of .bin files");
   app.add_option("--max-shard-size", args.max_shard_size,
@@ -110,11 +138,39 @@ void add_options(CLI::App& app, Arguments& args) {
       {.commands = {"zero-to-fp32 . weights/ --safe-serialization",
                     "zero-to-fp32 checkpoint-50 out -t global_step50 --dtype bf16 --keep-fp32 norm",
                     "zero-to-fp32 . weights/ --safe-serialization --hf-config .",
-                    "zero-to-fp32 checkpoint-50 --peft adapter/"},
+                    "zero-to-fp32 checkpoint-50 --peft adapter/",
+                    "zero-to-fp32 . averaged/ --average --last 5 --safe-serialization"},
        .remarks = {}});
 }
 
+// What is given after the first checkpoint, in its place.
+std::vector<std::filesystem::path> take_averaged(Arguments& args) {
+  std::vector<std::filesystem::path> paths{args.checkpoint_dir};
+  if (!args.output_dir.empty()) paths.emplace_back(args.output_dir);
+  paths.insert(paths.end(), args.more.begin(), args.more.end());
+  if (args.peft.empty() && paths.size() > 1) {
+    args.output_dir = paths.back().string();
+    paths.pop_back();
+  } else {
+    args.output_dir.clear();
+  }
+  if (args.weights.states) {
+    throw UsageError("--states and --average are both given")
+        .with_hint("optimizer states are not averaged");
+  }
+  return paths;
+}
+
 void check_combinations(const Arguments& args) {
+  if (!args.average) {
+    if (!args.more.empty()) {
+      throw UsageError("'" + args.more.front() + "': there is one checkpoint and one output_dir")
+          .with_hint("--average takes several checkpoints");
+    }
+    if (args.averaged.last != 0 || !args.averaged.weights.empty() || args.averaged.ema) {
+      throw UsageError("--last, --weights and --ema go with --average");
+    }
+  }
   if (args.peft.empty()) {
     if (args.output_dir.empty()) {
       throw UsageError("output_dir is required").with_hint("--help lists the options");
@@ -134,6 +190,8 @@ void check_combinations(const Arguments& args) {
 }
 
 int convert(const CLI::App& app, Arguments& args) {
+  std::vector<std::filesystem::path> averaged;
+  if (args.average) averaged = take_averaged(args);
   check_combinations(args);
   args.source.optimizer_states = args.weights.states;
   args.weights.format = args.safe_serialization ? &kSafetensors : &kTorchBin;
@@ -143,7 +201,8 @@ int convert(const CLI::App& app, Arguments& args) {
 
   Progress progress;
   const cli::InterruptGuard guard(progress);
-  const Source source = Source::open(args.checkpoint_dir, args.source);
+  const Source source = args.average ? Source::open_average(averaged, args.source, args.averaged)
+                                     : Source::open(args.checkpoint_dir, args.source);
   if (args.debug) std::cerr << dump(facts_json(*source->checkpoint)) << "\n";
   const bool adapter = !args.peft.empty();
   const Job job = adapter ? plan_adapter(source, args.weights, args.adapter)

@@ -332,6 +332,53 @@ void add_float32(std::byte* sum, const std::byte* term, size_t count) {
   }
 }
 
+void add_weighted(double* sum, DType dtype, const std::byte* terms, double weight, size_t count) {
+  constexpr size_t kAtOnce = 1024;
+  std::array<float, kAtOnce> wide;
+  for (size_t done = 0; done < count;) {
+    const size_t n = std::min(kAtOnce, count - done);
+    auto* bytes = reinterpret_cast<std::byte*>(wide.data());
+    const std::byte* from = terms + done * size_of(dtype);
+    if (dtype == DType::float32) {
+      std::memcpy(bytes, from, n * sizeof(float));
+    } else {
+      convert(dtype, DType::float32, from, bytes, n);
+    }
+    for (size_t i = 0; i < n; ++i) sum[done + i] += weight * static_cast<double>(wide[i]);
+    done += n;
+  }
+}
+
+void divide_float64(double* values, double divisor, size_t count) {
+  for (size_t i = 0; i < count; ++i) values[i] /= divisor;
+}
+
+namespace {
+
+// To odd: what is not exact gets an odd last bit, so that rounding to fewer bits after it is as if
+// of `value` itself (Boldo and Melquiond, When double rounding is odd).
+float odd_float32(double value) {
+  const auto nearest = static_cast<float>(value);
+  const auto back = static_cast<double>(nearest);
+  if (back == value || std::isnan(value)) return nearest;
+  auto bits = std::bit_cast<uint32_t>(nearest);
+  if (std::abs(back) > std::abs(value)) --bits;
+  return std::bit_cast<float>(bits | 1);
+}
+
+}  // namespace
+
+void round_float64(double* values, DType to, std::byte* target, size_t count) {
+  auto* narrow_values = reinterpret_cast<std::byte*>(values);
+  for (size_t i = 0; i < count; ++i) {
+    const float value =
+        to == DType::float32 ? static_cast<float>(values[i]) : odd_float32(values[i]);
+    std::memcpy((to == DType::float32 ? target : narrow_values) + i * sizeof value, &value,
+                sizeof value);
+  }
+  if (to != DType::float32) convert(DType::float32, to, narrow_values, target, count);
+}
+
 void divide_float32(std::byte* values, float divisor, size_t count) {
   for (size_t i = 0; i < count * sizeof(float); i += sizeof(float)) {
     store_le(values + i, load_le<float>(values + i) / divisor);

@@ -24,6 +24,14 @@ void convert(DType from, DType to, const std::byte* source, std::byte* target, s
 void add_float32(std::byte* sum, const std::byte* term, size_t count);
 void divide_float32(std::byte* values, float divisor, size_t count);
 
+// sum[i] += weight * term[i] and values[i] /= divisor in float64; `terms` are float32, bfloat16 or
+// float16, which widen exactly. Products and sums are rounded one by one. Any alignment.
+void add_weighted(double* sum, DType dtype, const std::byte* terms, double weight, size_t count);
+void divide_float64(double* values, double divisor, size_t count);
+// `values` as float32, bfloat16 or float16, each rounded once, to nearest even; convert() goes to
+// 16 bit through float32 as torch does, and so rounds twice. Makes another use of `values`.
+void round_float64(double* values, DType to, std::byte* target, size_t count);
+
 // CRC-32 as in zip (polynomial 0xEDB88320), continuing from `crc`; start with 0.
 uint32_t crc32(uint32_t crc, std::span<const std::byte> bytes);
 // The CRC-32 of A followed by B, from theirs and the length of B.

@@ -127,6 +127,8 @@ struct Checkpoint::Impl {
   std::optional<Weights> weights;  // what the values are of, if it was opened from weights
   std::vector<CheckpointFile> weights_files;
 
+  std::vector<AveragedCheckpoint> averaged;
+
   void index_params() {
     for (size_t i = 0; i < draft.params.size(); ++i) by_name.emplace(draft.params[i].name, i);
   }
@@ -229,6 +231,18 @@ Checkpoint Checkpoint::from_weights(InputFiles& inputs, const fs::path& path,
   return Checkpoint(std::move(impl));
 }
 
+Checkpoint Checkpoint::average(InputFiles& inputs, std::vector<AveragedCheckpoint> parts) {
+  auto impl = std::make_unique<Impl>(inputs);
+  impl->averaged = std::move(parts);
+  read_average(impl->draft, impl->averaged);
+  for (const AveragedCheckpoint& part : impl->averaged) {
+    const std::vector<CheckpointFile> files = part.checkpoint->files();
+    impl->model_files.insert(impl->model_files.end(), files.begin(), files.end());
+  }
+  impl->index_params();
+  return Checkpoint(std::move(impl));
+}
+
 const CheckpointFacts& Checkpoint::facts() const {
   return impl_->draft.facts;
 }
@@ -282,6 +296,9 @@ const std::vector<std::string>& Checkpoint::unused_patterns() const {
 
 const std::vector<std::string>& Checkpoint::valueless() const {
   return impl_->draft.valueless;
+}
+const std::vector<AveragedCheckpoint>& Checkpoint::averaged() const {
+  return impl_->averaged;
 }
 const std::vector<std::string>& Checkpoint::notes() const {
   return impl_->draft.notes;

@@ -203,6 +203,14 @@ struct SwapFile {
   ShardName owner;  // the optimizer-states file that refers to it
 };
 
+class Checkpoint;
+
+// A checkpoint that an average is of.
+struct AveragedCheckpoint {
+  std::shared_ptr<const Checkpoint> checkpoint;
+  double weight = 1;
+};
+
 // Immutable; any thread.
 class Checkpoint {
  public:
@@ -233,6 +241,14 @@ class Checkpoint {
   // `like` has to outlive the result.
   static Checkpoint from_weights(InputFiles& inputs, const std::filesystem::path& path,
                                  const WeightNames& names = {}, const Checkpoint* like = nullptr);
+
+  // The weighted mean (TensorSource::weighted_mean) of one or more checkpoints of the same inputs,
+  // the oldest first: it is the newest with other values. Parameters, frozen ones too, are
+  // averaged: masters where there are any. Buffers, and what is no floating type, are the newest's.
+  // There are neither states nor groups. Numbers of ranks and stages may differ. Throws
+  // InconsistentError for names, ties, shapes and types that do not fit, and where some have
+  // masters only; UnsupportedError for other floating types than float32, bfloat16 and float16.
+  static Checkpoint average(InputFiles& inputs, std::vector<AveragedCheckpoint> parts);
 
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;
@@ -280,6 +296,8 @@ class Checkpoint {
   // Tensors of the model that cannot be had: stage 3 of old releases loses frozen parameters, and
   // quantised and sparse tensors are not read. There is a note on each.
   const std::vector<std::string>& valueless() const;
+  // What it is the average of, the oldest first; empty if it is none.
+  const std::vector<AveragedCheckpoint>& averaged() const;
   // Things a user should know that are no errors.
   const std::vector<std::string>& notes() const;
   // Only with OpenOptions::allow_missing. incomplete() is in the order of params(), which does not

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -64,6 +65,9 @@ class Weights;
 // The reader of Checkpoint::from_weights; borrows `weights` and `like`.
 void read_weights(CheckpointDraft& draft, const Weights& weights, const WeightNames& names,
                   const Checkpoint* like);
+
+// The reader of Checkpoint::average.
+void read_average(CheckpointDraft& draft, std::span<const AveragedCheckpoint> parts);
 
 // One reader a file.
 extern const Layout kZero0;

@@ -44,6 +44,19 @@ struct SourceOptions {
   bool weights = true;
 };
 
+// How the checkpoints of an average are weighted.
+struct AverageOptions {
+  // One a checkpoint, in the order they are given in, above 0; only their ratio counts. Empty: all
+  // alike.
+  std::vector<double> weights = {};
+  // D, above 0 and below 1, of the exponential moving average over the checkpoints from the oldest
+  // on: A = the oldest, then A = D * A + (1 - D) * next. Not with weights.
+  std::optional<double> ema = {};
+  // If not 0: the one path given has tags, of which the so many newest are averaged that are
+  // complete; the oldest of them comes first.
+  size_t last = 0;
+};
+
 // What is known of the run that wrote the checkpoint. Empty where the files do not say.
 struct SourceFacts {
   std::string layout;  // "zero-1/2", "universal", ...
@@ -76,6 +89,15 @@ class DSCKPT_EXPORT Source {
   // for missing shards and shards that disagree; UnsupportedError for layouts that have no reader;
   // UsageError for options that do not fit what is there.
   static Source open(const std::filesystem::path& path, const SourceOptions& options = {});
+
+  // The weighted mean of checkpoints of one model, element by element: sum(w * x) / sum(w) in
+  // float64, rounded once to the type that is written. Of trained and frozen parameters, of masters
+  // where there are any; buffers and whole numbers are the newest's, which is the one of the
+  // highest step, or else the last given. It has no optimizer states. Throws as open() and, for
+  // checkpoints that do not fit each other, InconsistentError; UsageError for options that do not
+  // fit.
+  static Source open_average(const std::vector<std::filesystem::path>& paths,
+                             const SourceOptions& options, const AverageOptions& average);
 
   SourceFacts facts() const;
   const std::vector<std::string>& notes() const;

@@ -12,6 +12,10 @@ namespace {
 // Rows that lie closer together than this are read in one go and picked from memory.
 constexpr uint64_t kDenseStride = 4096;
 
+double* doubles(std::span<std::byte> bytes) {
+  return reinterpret_cast<double*>(bytes.data());
+}
+
 }  // namespace
 
 // Where the bytes of a column go: rows of `pitch` bytes laid end to end, of which the column
@@ -43,7 +47,7 @@ uint64_t ItemReader::read(size_t index, uint64_t skip, std::span<std::byte> targ
   const uint32_t record = checks_.record_of_item(index);
   const bool checked = record != RecordChecks::kNone;
   const bool converts = item.from != item.to;
-  const bool combines = item.op == Op::mean || item.op == Op::same;
+  const bool combines = item.op == Op::mean || item.op == Op::same || item.op == Op::weighted;
   const uint64_t in_size = size_of(item.from);
   const uint64_t out_size = size_of(item.to);
   const uint64_t begin = skip / out_size * in_size;
@@ -61,7 +65,11 @@ uint64_t ItemReader::read(size_t index, uint64_t skip, std::span<std::byte> targ
     const std::span<std::byte> value = converts ? unconverted().first(size) : out;
     read_piece(item, begin + done, value);
     if (checked) source_crc = crc32(source_crc, value);
-    if (converts) convert(item.from, item.to, value.data(), out.data(), size / in_size);
+    if (item.op == Op::weighted) {
+      round_float64(doubles(value), item.to, out.data(), size / in_size);
+    } else if (converts) {
+      convert(item.from, item.to, value.data(), out.data(), size / in_size);
+    }
     if (crc != nullptr && (converts || !checked)) target_crc = crc32(target_crc, out);
     done += size;
   }
@@ -70,7 +78,7 @@ uint64_t ItemReader::read(size_t index, uint64_t skip, std::span<std::byte> targ
     checks_.report(record, {source.file, source.offset + begin, total}, source_crc);
   }
   if (crc != nullptr) *crc = converts || !checked ? target_crc : source_crc;
-  return total * item.reads_of_a_byte();
+  return total / in_size * plan_.bytes_read_an_element(item);
 }
 
 // Fills `target` with the bytes from `from` on as they are before they are converted.
@@ -80,6 +88,8 @@ void ItemReader::read_piece(const CopyItem& item, uint64_t from, std::span<std::
       return average(item, from, target);
     case Op::same:
       return compare(item, from, target);
+    case Op::weighted:
+      return average_weighted(item, from, target);
     case Op::interleave:
       return weave(item, from, target);
     default:
@@ -107,15 +117,65 @@ void ItemReader::compare(const CopyItem& item, uint64_t from, std::span<std::byt
   inputs_[operands[0].file].read_at(operands[0].offset + from, target);
   const std::span<std::byte> other = scratch().first(target.size());
   for (const Rows& operand : operands.subspan(1)) {
-    const InputFile& file = inputs_[operand.file];
-    file.read_at(operand.offset + from, other);
-    if (std::memcmp(target.data(), other.data(), target.size()) == 0) continue;
-    const auto at = std::mismatch(target.begin(), target.end(), other.begin()).first;
-    throw InconsistentError(
-        {.file = file.display(),
-         .offset = operand.offset + from + static_cast<uint64_t>(at - target.begin())},
-        plan_.texts()[item.what] + " are not the same");
+    inputs_[operand.file].read_at(operand.offset + from, other);
+    check_same(operand, from, target, other, item.what);
   }
+}
+
+// The weighted mean of elements [from, from + target.size()), counted in bytes of float64, of the
+// item's terms. Reports what belongs to a record. Uses the first half of the chunk buffer: a
+// quarter for what a term is, a quarter for what is added to it or compared with it.
+void ItemReader::average_weighted(const CopyItem& item, uint64_t from,
+                                  std::span<std::byte> target) {
+  const size_t count = target.size() / sizeof(double);
+  const uint64_t first = from / sizeof(double);
+  std::fill(target.begin(), target.end(), std::byte{0});
+  size_t index = item.operand_begin;
+  double weights = 0;
+  for (const PlannedTerm& term : plan_.terms()[item.what]) {
+    const uint64_t size = count * size_of(term.stored);
+    const std::span<std::byte> value = scratch().first(size);
+    const std::span<std::byte> other = scratch().subspan(kPieceBytes / 4, size);
+    const uint64_t skip = first * size_of(term.stored);
+    const size_t begin = index;
+    if (term.op == Op::mean) std::fill(value.begin(), value.end(), std::byte{0});
+    for (; index < begin + term.operands; ++index) {
+      const bool whole = term.op != Op::mean && index == begin;
+      read_operand(index, skip, whole ? value : other);
+      if (whole) continue;
+      if (term.op == Op::mean) {
+        add_float32(value.data(), other.data(), count);
+      } else {
+        check_same(plan_.operands()[index], skip, value, other, term.what);
+      }
+    }
+    if (term.op == Op::mean) {
+      divide_float32(value.data(), static_cast<float>(term.operands), count);
+    }
+    add_weighted(doubles(target), term.stored, value.data(), term.weight, count);
+    weights += term.weight;
+  }
+  divide_float64(doubles(target), weights, count);
+}
+
+// Bytes of the operand `index` from `skip` on.
+void ItemReader::read_operand(size_t index, uint64_t skip, std::span<std::byte> bytes) {
+  const Rows& operand = plan_.operands()[index];
+  inputs_[operand.file].read_at(operand.offset + skip, bytes);
+  const uint32_t record = checks_.record_of_operand(index);
+  if (record == RecordChecks::kNone) return;
+  checks_.report(record, {operand.file, operand.offset + skip, bytes.size()}, crc32(0, bytes));
+}
+
+// Throws unless what was read of an operand from `skip` on, `other`, is `value`.
+void ItemReader::check_same(const Rows& operand, uint64_t skip, std::span<const std::byte> value,
+                            std::span<const std::byte> other, uint32_t what) {
+  if (std::memcmp(value.data(), other.data(), value.size()) == 0) return;
+  const auto at = std::mismatch(value.begin(), value.end(), other.begin()).first;
+  throw InconsistentError(
+      {.file = inputs_[operand.file].display(),
+       .offset = operand.offset + skip + static_cast<uint64_t>(at - value.begin())},
+      plan_.texts()[what] + " are not the same");
 }
 
 // Reads source bytes [from, from + target.size()) of the item's rows laid end to end. Uses the

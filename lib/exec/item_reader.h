@@ -34,7 +34,11 @@ class ItemReader {
   void average(const CopyItem& item, uint64_t from, std::span<std::byte> target);
   void compare(const CopyItem& item, uint64_t from, std::span<std::byte> target);
   void gather(const CopyItem& item, uint64_t from, std::span<std::byte> target);
+  void average_weighted(const CopyItem& item, uint64_t from, std::span<std::byte> target);
   void weave(const CopyItem& item, uint64_t from, std::span<std::byte> target);
+  void read_operand(size_t index, uint64_t skip, std::span<std::byte> bytes);
+  void check_same(const Rows& operand, uint64_t skip, std::span<const std::byte> value,
+                  std::span<const std::byte> other, uint32_t what);
   void gather_rows(const Rows& rows, uint64_t from, uint64_t to, const Target& target);
   uint32_t read_window(const Rows& rows, uint64_t from, uint64_t to, const Target& target,
                        bool checked);

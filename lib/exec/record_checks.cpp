@@ -89,6 +89,8 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
         const size_t operand = item.operand_begin + k;
         return plan.operands()[operand].contiguous() ? &record_of_operand_[operand] : nullptr;
       }
+      case Op::weighted:
+        return &record_of_operand_[item.operand_begin + k];
       default:
         return nullptr;
     }

@@ -49,7 +49,8 @@ class RecordChecks {
   // The record whose checksum the bytes of item `index`, which is no interleave, belong to, or
   // kNone; of a same those of its first operand.
   uint32_t record_of_item(size_t index) const { return record_of_item_[index]; }
-  // The same of a column of an interleave, given its index in the plan's operands.
+  // The same of a column of an interleave and of an operand of a weighted mean, given its index in
+  // the plan's operands.
   uint32_t record_of_operand(size_t index) const { return record_of_operand_[index]; }
   const std::vector<ExtraRead>& extra_reads() const { return extra_reads_; }
   uint64_t checked() const { return checked_; }

@@ -50,6 +50,7 @@ Job::Impl job_of(const Source& source) {
   for (const LostFile& file : checkpoint.lost_files()) {
     job.notes.push_back(file.display + ": " + file.why);
   }
+  job.notes.insert(job.notes.end(), source->notes.begin(), source->notes.end());
   job.notes.insert(job.notes.end(), checkpoint.notes().begin(), checkpoint.notes().end());
   return job;
 }
@@ -100,6 +101,14 @@ nlohmann::json facts_json(const Checkpoint& checkpoint) {
                           {"tp", facts.mesh.tp},
                           {"dp", facts.mesh.dp},
                           {"ep", facts.mesh.ep}}}};
+  for (const AveragedCheckpoint& part : checkpoint.averaged()) {
+    const CheckpointFacts& its = part.checkpoint->facts();
+    out["averaged"].push_back(
+        {{"folder", part.checkpoint->tag_folder().string()},
+         {"tag", its.tag},
+         {"global_steps", its.global_steps ? nlohmann::json(*its.global_steps) : nlohmann::json()},
+         {"weight", part.weight}});
+  }
   out["global_steps"] = facts.global_steps ? nlohmann::json(*facts.global_steps) : nlohmann::json();
   return out;
 }

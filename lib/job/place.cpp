@@ -82,6 +82,9 @@ Place place_beside(const Checkpoint& checkpoint) {
   place.inputs = {checkpoint.tag_folder()};
   place.inputs.insert(place.inputs.end(), checkpoint.other_roots().begin(),
                       checkpoint.other_roots().end());
+  for (const AveragedCheckpoint& part : checkpoint.averaged()) {
+    place.inputs.push_back(part.checkpoint->tag_folder());
+  }
   return place;
 }
 

@@ -3,8 +3,13 @@
 #include <tbb/parallel_for.h>
 
 #include <algorithm>
+#include <cmath>
+#include <set>
+#include <system_error>
 #include <utility>
 
+#include "base/text.h"
+#include "checkpoint/tag_folder.h"
 #include "checkpoint/weights.h"
 #include "dsckpt/error.h"
 #include "format/read_tensor.h"
@@ -84,6 +89,140 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
                        impl->like.get())
                  : Checkpoint::open(*impl->inputs, path, open));
   if (!is_weights) impl->path = impl->checkpoint->named();
+  return Source(std::move(impl));
+}
+
+namespace {
+
+// The tags in `folder` that are complete, by their steps; notes on those that are not.
+std::vector<fs::path> complete_tags(const fs::path& folder, const SourceOptions& options,
+                                    std::vector<std::string>& notes) {
+  std::error_code failed;
+  fs::directory_iterator it(folder, failed);
+  if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
+  std::vector<std::pair<int64_t, fs::path>> tags;
+  for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
+    if (!it->is_directory() || !has_shards(it->path())) continue;
+    const std::string name = it->path().filename().string();
+    try {
+      InputFiles inputs;
+      OpenOptions open = open_options(options);
+      open.tag = name;
+      const Checkpoint checkpoint = Checkpoint::open(inputs, folder, open);
+      if (!checkpoint.facts().global_steps) throw InconsistentError({}, "does not tell its step");
+      tags.emplace_back(*checkpoint.facts().global_steps, it->path());
+    } catch (const Error& error) {
+      notes.push_back(name + " is left out, it cannot be read: " + error.what());
+    }
+  }
+  if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
+  std::sort(tags.begin(), tags.end());
+  std::vector<fs::path> paths;
+  for (auto& [step, path] : tags) paths.push_back(std::move(path));
+  return paths;
+}
+
+std::vector<fs::path> averaged_paths(const std::vector<fs::path>& paths,
+                                     const SourceOptions& options, const AverageOptions& average,
+                                     std::vector<std::string>& notes) {
+  if (average.last == 0) return paths;
+  if (paths.size() != 1 || !options.tag.empty()) {
+    throw UsageError("--last takes the newest tags of one folder, and no --tag");
+  }
+  std::vector<fs::path> tags = complete_tags(paths.front(), options, notes);
+  if (tags.size() < average.last) {
+    throw UsageError("--last " + std::to_string(average.last) + ": " + paths.front().string() +
+                     " has " + counted(tags.size(), "complete tag"));
+  }
+  tags.erase(tags.begin(), tags.end() - static_cast<ptrdiff_t>(average.last));
+  return tags;
+}
+
+void check_average(const AverageOptions& average, const SourceOptions& options, size_t count) {
+  if (options.optimizer_states || options.allow_missing) {
+    throw UsageError("an average is of complete checkpoints, and of weights without states");
+  }
+  if (!options.roots.empty()) throw UsageError("--root goes with one checkpoint, not an average");
+  if (count == 0) throw UsageError("an average of no checkpoints");
+  if (!average.weights.empty() && average.ema) {
+    throw UsageError("--weights and --ema are both given");
+  }
+  if (!average.weights.empty() && average.weights.size() != count) {
+    throw UsageError(counted(average.weights.size(), "weight") + " for " +
+                     counted(count, "checkpoint"));
+  }
+  for (const double weight : average.weights) {
+    if (std::isfinite(weight) && weight > 0) continue;
+    throw UsageError("weights are numbers above 0").with_hint("leave the checkpoint out instead");
+  }
+  if (average.ema && !(*average.ema > 0 && *average.ema < 1)) {
+    throw UsageError("--ema takes a number above 0 and below 1");
+  }
+}
+
+// The oldest first where all tell their steps.
+void sort_by_step(std::vector<AveragedCheckpoint>& parts) {
+  const auto step = [](const AveragedCheckpoint& part) {
+    return part.checkpoint->facts().global_steps;
+  };
+  if (!std::all_of(parts.begin(), parts.end(), step)) return;
+  std::stable_sort(parts.begin(), parts.end(),
+                   [&](const auto& a, const auto& b) { return step(a) < step(b); });
+}
+
+// A = the oldest, then A = decay * A + (1 - decay) * next.
+void weigh_by_age(std::vector<AveragedCheckpoint>& parts, double decay) {
+  double weight = 1;
+  for (size_t i = parts.size(); i-- > 0; weight *= decay) {
+    parts[i].weight = i == 0 ? weight : (1 - decay) * weight;
+    if (parts[i].weight > 0) continue;
+    throw UsageError("--ema " + std::to_string(decay) + ": nothing is left of the oldest of " +
+                     counted(parts.size(), "checkpoint"));
+  }
+}
+
+std::string averaged_text(const std::vector<AveragedCheckpoint>& parts) {
+  double sum = 0;
+  for (const AveragedCheckpoint& part : parts) sum += part.weight;
+  std::string text = "averages " + counted(parts.size(), "checkpoint") + ":";
+  for (size_t i = 0; i < parts.size(); ++i) {
+    text += std::string(i == 0 ? " " : ", ") +
+            parts[i].checkpoint->tag_folder().filename().string() + " (" +
+            human_percent(parts[i].weight / sum) + ")";
+  }
+  return text + "; buffers of the last";
+}
+
+}  // namespace
+
+Source Source::open_average(const std::vector<fs::path>& paths, const SourceOptions& options,
+                            const AverageOptions& average) {
+  std::vector<std::string> notes;
+  const std::vector<fs::path> all = averaged_paths(paths, options, average, notes);
+  check_average(average, options, all.size());
+  auto impl = std::make_shared<Impl>();
+  impl->options = options;
+  impl->inputs = std::make_shared<InputFiles>();
+  std::vector<AveragedCheckpoint> parts;
+  std::set<fs::path> folders;
+  for (size_t i = 0; i < all.size(); ++i) {
+    auto checkpoint = std::make_shared<const Checkpoint>(
+        is_weights_input(all[i], options.tag)
+            ? Checkpoint::from_weights(*impl->inputs, all[i])
+            : Checkpoint::open(*impl->inputs, all[i], open_options(options)));
+    if (!folders.insert(fs::weakly_canonical(checkpoint->tag_folder())).second) {
+      throw UsageError(checkpoint->tag_folder().string() + ": is given twice")
+          .with_hint("--weights makes a checkpoint count more");
+    }
+    parts.push_back({std::move(checkpoint), average.weights.empty() ? 1 : average.weights[i]});
+  }
+  sort_by_step(parts);
+  if (average.ema) weigh_by_age(parts, *average.ema);
+  impl->path = parts.back().checkpoint->tag_folder();
+  notes.push_back(averaged_text(parts));
+  impl->checkpoint =
+      std::make_shared<const Checkpoint>(Checkpoint::average(*impl->inputs, std::move(parts)));
+  impl->notes = std::move(notes);
   return Source(std::move(impl));
 }
 

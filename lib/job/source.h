@@ -25,6 +25,7 @@ struct Source::Impl {
   std::shared_ptr<const Checkpoint> checkpoint = {};
   // For Source::view. Any thread.
   std::shared_ptr<MappedFile> mapping_of(FileId file);
+  std::vector<std::string> notes = {};  // on the inputs, besides the checkpoint's
   CheckedRecords checked = {};
 
  private:

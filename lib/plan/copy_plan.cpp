@@ -23,12 +23,54 @@ uint64_t CopyPlan::bytes_written() const {
 uint64_t CopyPlan::bytes_read() const {
   uint64_t sum = 0;
   for (const CopyItem& item : items_) {
-    sum += item.rows * item.source.row_bytes * item.reads_of_a_byte();
+    sum += item.rows * (item.source.row_bytes / size_of(item.from)) * bytes_read_an_element(item);
   }
   return sum;
 }
 
+uint64_t CopyPlan::bytes_read_an_element(const CopyItem& item) const {
+  switch (item.op) {
+    case Op::literal:
+    case Op::zeros:
+      return 0;
+    case Op::mean:
+    case Op::same:
+      return item.operand_count * size_of(item.from);
+    case Op::weighted: {
+      uint64_t sum = 0;
+      for (const PlannedTerm& term : terms_[item.what]) sum += term.operands * size_of(term.stored);
+      return sum;
+    }
+    default:
+      return size_of(item.from);
+  }
+}
+
 namespace {
+
+// Calls `take` with each operand of a weighted item and the type of its elements.
+template <typename F>
+void for_each_operand(std::span<const Rows> operands, const std::vector<PlannedTerm>& terms,
+                      F&& take) {
+  size_t i = 0;
+  for (const PlannedTerm& term : terms) {
+    for (uint32_t k = 0; k < term.operands; ++k) take(operands[i++], term.stored);
+  }
+}
+
+bool are_well_formed(const std::vector<PlannedTerm>& terms, size_t texts, size_t operands) {
+  size_t sum = 0;
+  for (const PlannedTerm& term : terms) {
+    const bool good = (term.op == Op::copy && term.operands == 1) ||
+                      (term.op == Op::mean && term.stored == DType::float32 && term.operands > 0) ||
+                      (term.op == Op::same && term.operands > 1 && term.what < texts);
+    const bool widens = term.stored == DType::float32 || term.stored == DType::bfloat16 ||
+                        term.stored == DType::float16;
+    if (!good || !widens || !(term.weight > 0)) return false;
+    sum += term.operands;
+  }
+  return !terms.empty() && sum == operands;
+}
 
 void check_paths(const std::vector<PlannedFile>& outputs) {
   std::unordered_set<std::string_view> seen;
@@ -75,6 +117,10 @@ void check_rows(const std::string& name, uint64_t size, const Rows& rows, uint64
   }
 }
 
+bool is_rounded_to(DType dtype) {
+  return dtype == DType::float32 || dtype == DType::bfloat16 || dtype == DType::float16;
+}
+
 // What an item of each kind may be, but for the rows it reads.
 bool is_well_formed(const CopyPlan& plan, const CopyItem& item) {
   const bool within = item.operand_begin <= plan.operands().size() &&
@@ -89,6 +135,17 @@ bool is_well_formed(const CopyPlan& plan, const CopyItem& item) {
     uint64_t sum = 0;
     for (const Rows& column : plan.sources_of(item)) sum = checked_add(sum, column.row_bytes);
     return sum == item.source.row_bytes;
+  };
+  const auto operands_are_terms = [&] {
+    if (!within || item.what >= plan.terms().size()) return false;
+    const std::vector<PlannedTerm>& terms = plan.terms()[item.what];
+    if (!are_well_formed(terms, plan.texts().size(), item.operand_count)) return false;
+    const uint64_t elements = item.source.row_bytes / size_of(DType::float64);
+    bool good = item.source.row_bytes % size_of(DType::float64) == 0;
+    for_each_operand(plan.sources_of(item), terms, [&](const Rows& operand, DType stored) {
+      good = good && operand.row_bytes == elements * size_of(stored);
+    });
+    return good;
   };
   switch (item.op) {
     case Op::copy:
@@ -106,6 +163,9 @@ bool is_well_formed(const CopyPlan& plan, const CopyItem& item) {
              item.what < plan.texts().size() && operands_are_rows();
     case Op::interleave:
       return within && item.operand_count >= 2 && operands_fill_row();
+    case Op::weighted:
+      return item.rows == 1 && item.from == DType::float64 && is_rounded_to(item.to) &&
+             operands_are_terms();
   }
   return false;
 }
@@ -120,12 +180,17 @@ void check_item(const CopyPlan& plan, const CopyItem& item, const std::string& o
   } else if (item.op == Op::zeros) {
     check_rows(output, item.source.row_bytes, {.row_bytes = item.source.row_bytes}, 1, item.from);
   }
-  for (const Rows& rows : plan.sources_of(item)) {
+  const auto check_read = [&](const Rows& rows, DType stored) {
     if (rows.file >= inputs.size()) {
       throw InconsistentError({.file = output, .offset = item.dst}, "reads an unknown file");
     }
     const PlannedInput& input = inputs[rows.file];
-    check_rows(input.display, input.size, rows, item.rows, item.from);
+    check_rows(input.display, input.size, rows, item.rows, stored);
+  };
+  if (item.op == Op::weighted) {
+    for_each_operand(plan.sources_of(item), plan.terms()[item.what], check_read);
+  } else {
+    for (const Rows& rows : plan.sources_of(item)) check_read(rows, item.from);
   }
 }
 
@@ -208,10 +273,21 @@ Op op_of(const SourceRun& run) {
       return Op::interleave;
     case Combine::zeros:
       return Op::zeros;
+    case Combine::weighted:
+      return Op::weighted;
     case Combine::none:
       break;
   }
   return run.stored == run.result ? Op::copy : Op::cast;
+}
+
+}  // namespace
+
+namespace {
+
+Op op_of(const WeightedTerm& term) {
+  if (term.combine == Combine::none) return Op::copy;
+  return term.combine == Combine::mean ? Op::mean : Op::same;
 }
 
 }  // namespace
@@ -222,15 +298,35 @@ bool PlanBuilder::continues(const CopyItem& item, const SourceRun& run) const {
     return false;
   }
   if (run.combine == Combine::same && plan_.texts_[item.what] != *run.what) return false;
+  if (run.combine == Combine::weighted && !has_terms(item, run)) return false;
   const std::span<const Rows> ends = plan_.sources_of(item);
   const std::span<const Rows> begins = run.sources();
   return std::equal(ends.begin(), ends.end(), begins.begin(), begins.end(),
                     [](const Rows& end, const Rows& begin) { return end.is_continued_by(begin); });
 }
 
+bool PlanBuilder::has_terms(const CopyItem& item, const SourceRun& run) const {
+  const std::vector<PlannedTerm>& terms = plan_.terms_[item.what];
+  return std::equal(terms.begin(), terms.end(), run.terms.begin(), run.terms.end(),
+                    [&](const PlannedTerm& a, const WeightedTerm& b) {
+                      return a.weight == b.weight && a.stored == b.stored && a.op == op_of(b) &&
+                             a.operands == b.operands &&
+                             (a.op != Op::same || plan_.texts_[a.what] == *b.what);
+                    });
+}
+
 // Makes the only row of `item`, the newest, longer.
 void PlanBuilder::extend(CopyItem& item, uint64_t bytes) {
   item.source.row_bytes += bytes;
+  if (item.op == Op::weighted) {
+    size_t i = item.operand_begin;
+    for (const PlannedTerm& term : plan_.terms_[item.what]) {
+      for (uint32_t k = 0; k < term.operands; ++k) {
+        plan_.operands_[i++].row_bytes += bytes / size_of(item.from) * size_of(term.stored);
+      }
+    }
+    return;
+  }
   for (uint32_t i = 0; i < item.operand_count; ++i) {
     plan_.operands_[item.operand_begin + i].row_bytes += bytes;
   }
@@ -249,6 +345,22 @@ uint32_t PlanBuilder::index_of(const std::string& text) {
   const auto [known, is_new] = texts_.try_emplace(text, static_cast<uint32_t>(plan_.texts_.size()));
   if (is_new) plan_.texts_.push_back(text);
   return known->second;
+}
+
+// Neighbours mostly have the same.
+uint32_t PlanBuilder::index_of_terms(const SourceRun& run) {
+  std::vector<PlannedTerm> terms;
+  for (const WeightedTerm& term : run.terms) {
+    terms.push_back({.weight = term.weight,
+                     .stored = term.stored,
+                     .op = op_of(term),
+                     .operands = term.operands,
+                     .what = term.combine == Combine::same ? index_of(*term.what) : 0});
+  }
+  if (plan_.terms_.empty() || plan_.terms_.back() != terms) {
+    plan_.terms_.push_back(std::move(terms));
+  }
+  return static_cast<uint32_t>(plan_.terms_.size() - 1);
 }
 
 void PlanBuilder::put(OutputId out, uint64_t dst, const TensorSource& source) {
@@ -270,6 +382,7 @@ void PlanBuilder::put(OutputId out, uint64_t dst, const TensorSource& source) {
                          .source = run.source};
       if (!run.operands.empty()) add_operands(*pending, run.operands);
       if (run.combine == Combine::same) pending->what = index_of(*run.what);
+      if (run.combine == Combine::weighted) pending->what = index_of_terms(run);
     }
     dst += run.result_bytes();
   });

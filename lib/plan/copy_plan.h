@@ -29,6 +29,7 @@ enum class Op : uint8_t {
   mean,        // the mean of float32 elements of the operands, converted if `to` is another type
   same,        // bytes that all operands have in common; converted like a mean
   interleave,  // row after row of every operand, its columns; converted like a mean
+  weighted,    // the weighted mean of elements of the operands in float64, rounded once to `to`
 };
 
 // One line of the plan: `rows` rows, laid one after the other into [dst, dst + dst_size). Plans
@@ -45,21 +46,28 @@ struct CopyItem {
   // operands are one row of that length each; of interleave the sum of its columns, which are as
   // many rows as the item.
   Rows source;
-  // All that mean, same and interleave read: a range of CopyPlan::operands(). At least two, but for
-  // a mean.
+  // All that mean, same, interleave and weighted read: a range of CopyPlan::operands(). At least
+  // two, but for a mean and a weighted one.
   uint32_t operand_begin = 0;
   uint32_t operand_count = 0;
-  uint32_t what = 0;  // of same: index into CopyPlan::texts
+  // Of same: index into CopyPlan::texts; of weighted: index into CopyPlan::terms.
+  uint32_t what = 0;
 
   uint64_t dst_row_bytes() const { return source.row_bytes / size_of(from) * size_of(to); }
   uint64_t dst_size() const { return rows * dst_row_bytes(); }
   uint64_t dst_end() const { return dst + dst_size(); }
   bool reads_input() const { return op != Op::literal && op != Op::zeros; }
-  // How many bytes are read for one of the result before it is converted.
-  uint64_t reads_of_a_byte() const {
-    if (!reads_input()) return 0;
-    return op == Op::mean || op == Op::same ? operand_count : 1;
-  }
+};
+
+// One of the tensors that a weighted item is the mean of (WeightedTerm).
+struct PlannedTerm {
+  double weight = 1;
+  DType stored = DType::float32;
+  Op op = Op::copy;       // copy, mean or same: what is made of its operands
+  uint32_t operands = 1;  // that many of the item's, after those of the terms before
+  uint32_t what = 0;      // of same: index into CopyPlan::texts
+
+  bool operator==(const PlannedTerm&) const = default;
 };
 
 // An output file: its path relative to the output folder, and its exact size.
@@ -109,9 +117,13 @@ class CopyPlan {
   }
   // What the operands of items `same` are, for their error.
   const std::vector<std::string>& texts() const { return texts_; }
+  // The terms of weighted items, which share them.
+  const std::vector<std::vector<PlannedTerm>>& terms() const { return terms_; }
 
   uint64_t bytes_written() const;
   uint64_t bytes_read() const;  // a byte that two items read counts twice
+  // What is read for one element of an item before it is converted.
+  uint64_t bytes_read_an_element(const CopyItem& item) const;
 
   // Every output byte written exactly once, every read inside its file (`inputs` indexed by
   // FileId), operands and literals inside the plan, digests and patches inside their file and
@@ -127,6 +139,7 @@ class CopyPlan {
   std::string literals_;
   std::vector<Rows> operands_;
   std::vector<std::string> texts_;
+  std::vector<std::vector<PlannedTerm>> terms_;
 };
 
 // Collects a plan. One thread. Offsets are absolute; order does not matter.
@@ -141,9 +154,11 @@ class PlanBuilder {
 
  private:
   bool continues(const CopyItem& item, const SourceRun& run) const;
+  bool has_terms(const CopyItem& item, const SourceRun& run) const;
   void extend(CopyItem& item, uint64_t bytes);
   void add_operands(CopyItem& item, const std::vector<Rows>& operands);
   uint32_t index_of(const std::string& text);
+  uint32_t index_of_terms(const SourceRun& run);
 
   CopyPlan plan_;
   std::unordered_map<std::string, uint32_t> texts_;  // of plan_.texts_, to their indices

@@ -1,6 +1,7 @@
 #include "plan/plan_digest.h"
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <string_view>
 #include <vector>
@@ -81,6 +82,17 @@ Sha256Digest digest_of(const CopyPlan& plan) {
   for (const Rows& rows : plan.operands()) digester.add(rows);
   digester.add(plan.texts().size());
   for (const std::string& text : plan.texts()) digester.add(text);
+  digester.add(plan.terms().size());
+  for (const std::vector<PlannedTerm>& terms : plan.terms()) {
+    digester.add(terms.size());
+    for (const PlannedTerm& term : terms) {
+      digester.add(std::bit_cast<uint64_t>(term.weight));
+      digester.add(static_cast<uint64_t>(term.stored));
+      digester.add(static_cast<uint64_t>(term.op));
+      digester.add(term.operands);
+      digester.add(term.what);
+    }
+  }
   return digester.digest();
 }
 

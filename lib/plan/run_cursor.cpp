@@ -25,6 +25,21 @@ Rows RunCursor::piece(uint64_t count) const {
   return {at.rows->file, at.rows->begin_of(at.row) + at.byte, count * size_of(stored())};
 }
 
+Combine RunCursor::combine() const {
+  const Combine how = runs_[run_].combine;
+  return how == Combine::interleave ? Combine::none : how;
+}
+
+std::vector<Rows> RunCursor::pieces(uint64_t count) const {
+  if (combine() == Combine::none) return {piece(count)};
+  std::vector<Rows> pieces;
+  const uint64_t size = size_of(stored());
+  for (const Rows& operand : runs_[run_].operands) {
+    pieces.push_back({operand.file, operand.offset + taken_ * size, count * size});
+  }
+  return pieces;
+}
+
 // Whether blocks are the rows of the run.
 bool RunCursor::is_row_by_row(uint64_t block) const {
   return runs_[run_].rows > 1 && row_elements() == block;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,12 +19,18 @@ class RunCursor {
   bool done() const { return run_ == runs_.size(); }
   // The functions below want a next element.
   DType stored() const { return runs_[run_].stored; }
+  // How its operands make it, and what those of same are: none where it lies in one place, also as
+  // a column of an interleave.
+  Combine combine() const;
+  const std::string* what() const { return runs_[run_].what; }
 
   // To the end of its row, or of a column's part of it. Not where nothing is stored
   // (Combine::zeros).
   uint64_t left_in_row() const;
   // The next `count`, which lie in one row.
   Rows piece(uint64_t count) const;
+  // They in all operands of a mean or same, which are in one row; of others piece() alone.
+  std::vector<Rows> pieces(uint64_t count) const;
 
   // How many of the next blocks of `block` lie one as far behind the other as the next: the rows of
   // a run, or parts of one row. None in runs of no source or of several.

@@ -1,6 +1,7 @@
 #include "plan/tensor_source.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <limits>
 #include <set>
@@ -74,17 +75,23 @@ struct TensorSource::Node {
     std::vector<TensorSource> parts;
     std::string what;
   };
+  struct Weighted {
+    std::vector<TensorSource> parts;
+    std::vector<double> weights;
+  };
 
   // What there is anywhere in the expression.
   struct Holds {
     bool cast = false;
     bool combined = false;
     bool zeros = false;
+    bool weighted = false;  // combined, too
 
     void add(const Holds& other) {
       cast |= other.cast;
       combined |= other.combined;
       zeros |= other.zeros;
+      weighted |= other.weighted;
     }
   };
 
@@ -92,7 +99,7 @@ struct TensorSource::Node {
   Shape shape;
   int64_t count;
   Holds holds;
-  std::variant<Stored, Zeros, Cat, CatNarrowed, Narrow, View, Cast, Combined> what;
+  std::variant<Stored, Zeros, Cat, CatNarrowed, Narrow, View, Cast, Combined, Weighted> what;
 
   // Elements [first, first + length), which are to become of type `result`.
   void lower(int64_t first, int64_t length, DType result, const Emit& emit) const;
@@ -111,6 +118,8 @@ struct TensorSource::Node {
   void lower_kind(const Cast& node, int64_t first, int64_t length, DType result,
                   const Emit& emit) const;
   void lower_kind(const Combined& node, int64_t first, int64_t length, DType result,
+                  const Emit& emit) const;
+  void lower_kind(const Weighted& node, int64_t first, int64_t length, DType result,
                   const Emit& emit) const;
   void lower_pieces(const Cat& node, int64_t first, int64_t length, DType result,
                     const Emit& emit) const;
@@ -333,6 +342,41 @@ TensorSource TensorSource::mean(std::vector<TensorSource> parts) {
   return Node::combine(Combine::mean, std::move(parts), {});
 }
 
+TensorSource TensorSource::weighted_mean(std::vector<TensorSource> parts,
+                                         std::vector<double> weights) {
+  if (parts.empty() || parts.size() != weights.size()) {
+    throw InconsistentError({}, std::to_string(parts.size()) + " tensors with " +
+                                    std::to_string(weights.size()) + " weights");
+  }
+  for (const double weight : weights) {
+    if (std::isfinite(weight) && weight > 0) continue;
+    throw InconsistentError({}, "a weight of " + std::to_string(weight));
+  }
+  const Node& back = *parts.back().node_;
+  for (const TensorSource& part : parts) {
+    const DType type = part.dtype();
+    if (type != DType::float32 && type != DType::bfloat16 && type != DType::float16) {
+      throw UnsupportedError({}, "the weighted mean of " + std::string(torch_name(type)));
+    }
+    if (part.shape() != back.shape) {
+      throw InconsistentError({}, "the weighted mean of tensors of shapes " +
+                                      to_text(part.shape()) + " and " + to_text(back.shape));
+    }
+    const Node::Holds& holds = part.node_->holds;
+    if (holds.cast || holds.zeros || holds.weighted) {
+      throw UnsupportedError({},
+                             "the weighted mean of tensors that are cast, lie in no file or "
+                             "are such a mean");
+    }
+  }
+  return TensorSource(
+      std::make_shared<const Node>(Node{back.dtype,
+                                        back.shape,
+                                        back.count,
+                                        {.combined = true, .weighted = true},
+                                        Node::Weighted{std::move(parts), std::move(weights)}}));
+}
+
 TensorSource TensorSource::same(std::vector<TensorSource> parts, std::string what) {
   if (parts.empty()) throw InconsistentError({}, "nothing to compare");
   if (parts.size() == 1) return std::move(parts.front());
@@ -438,6 +482,9 @@ TensorSource TensorSource::without_copies_in(const std::vector<FileId>& files) c
             std::copy_if(combined.parts.begin(), combined.parts.end(), std::back_inserter(whole),
                          is_whole);
             return whole.empty() ? *this : TensorSource::same(std::move(whole), combined.what);
+          },
+          [&](const Node::Weighted& mean) {
+            return weighted_mean(without(mean.parts), mean.weights);
           }},
       node_->what);
 }
@@ -615,6 +662,37 @@ void TensorSource::Node::lower_kind(const Combined& node, int64_t first, int64_t
     for (RunCursor& cursor : cursors) {
       run.operands.push_back(cursor.piece(step));
       cursor.advance(step);
+    }
+    emit(run);
+  }
+}
+
+// The parts may be cut and combined differently; what is emitted is in one piece in all of them.
+void TensorSource::Node::lower_kind(const Weighted& node, int64_t first, int64_t length,
+                                    DType result, const Emit& emit) const {
+  std::vector<RunCursor> cursors;
+  for (const TensorSource& part : node.parts) {
+    std::vector<SourceRun> runs;
+    part.node_->lower(first, length, part.dtype(),
+                      [&](const SourceRun& run) { append(runs, run); });
+    cursors.emplace_back(std::move(runs));
+  }
+  while (!cursors.front().done()) {
+    uint64_t step = cursors.front().left_in_row();
+    for (const RunCursor& cursor : cursors) step = std::min(step, cursor.left_in_row());
+    SourceRun run{.source = {.row_bytes = step * size_of(DType::float64)},
+                  .stored = DType::float64,
+                  .result = result,
+                  .combine = Combine::weighted};
+    for (size_t i = 0; i < cursors.size(); ++i) {
+      const std::vector<Rows> pieces = cursors[i].pieces(step);
+      run.terms.push_back({.weight = node.weights[i],
+                           .stored = cursors[i].stored(),
+                           .combine = cursors[i].combine(),
+                           .operands = static_cast<uint32_t>(pieces.size()),
+                           .what = cursors[i].what()});
+      run.operands.insert(run.operands.end(), pieces.begin(), pieces.end());
+      cursors[i].advance(step);
     }
     emit(run);
   }

@@ -26,6 +26,16 @@ enum class Combine : uint8_t {
   same,        // they are equal
   interleave,  // each row is a row of the first, then one of the second, ...
   zeros,       // there is no place: they are zero
+  weighted,    // the weighted mean of their elements, see TensorSource::weighted_mean
+};
+
+// One of the tensors that a weighted mean is of, as it lies in a run.
+struct WeightedTerm {
+  double weight = 1;
+  DType stored = DType::float32;      // float32, bfloat16 or float16
+  Combine combine = Combine::none;    // none, mean or same: how its own operands make one value
+  uint32_t operands = 1;              // how many of the run's are its own
+  const std::string* what = nullptr;  // of same
 };
 
 // `rows` equally long rows of bytes that follow each other in the result: what lower() emits.
@@ -38,9 +48,12 @@ struct SourceRun {
   Combine combine = Combine::none;
   // Of mean, same and interleave all places. Those of mean and same are single rows, as long as the
   // run's, and rows is 1. Those of interleave are its columns, two or more: as many rows as in the
-  // run, whose length is the sum of theirs. zeros has none, one row, and stored is result.
+  // run, whose length is the sum of theirs. zeros has none, one row, and stored is result. Those of
+  // weighted are single rows, term by term, of as many elements as the run's; stored is float64,
+  // which the mean has before it is rounded, and rows is 1.
   std::vector<Rows> operands = {};
-  const std::string* what = nullptr;  // of same: what its operands are; the TensorSource's own
+  std::vector<WeightedTerm> terms = {};  // of weighted
+  const std::string* what = nullptr;     // of same: what its operands are; the TensorSource's own
 
   // Everything that it reads, in order; of none the rows themselves.
   std::span<const Rows> sources() const {
@@ -82,6 +95,13 @@ class TensorSource {
   // UnsupportedError for another element type and for parts that are cast or hold zeros(),
   // InconsistentError for a mean or same() within a part.
   static TensorSource mean(std::vector<TensorSource> parts);
+  // (w[0]*parts[0] + w[1]*parts[1] + ...) / (w[0] + w[1] + ...) of float32, bfloat16 and float16
+  // tensors of one shape, in that order in float64, rounded once, to nearest even, to the type that
+  // a later to() asks for; without one, to that of the last part. Products, sums and the quotient
+  // are rounded one by one; sums begin with 0. Weights are finite and above 0. Parts may hold a
+  // mean() or same(). At least one part; throws UnsupportedError for other element types and for
+  // parts that are cast, hold zeros() or a weighted mean, InconsistentError for what does not fit.
+  static TensorSource weighted_mean(std::vector<TensorSource> parts, std::vector<double> weights);
   // Tensors that must be equal bit for bit (NaNs that differ in bits differ): the value is
   // parts.front(); whoever runs the plan reads all of them and compares what is stored. `what` says
   // in the error what they are: "'embed.weight' on tensor-parallel ranks 0 and 1". At least one

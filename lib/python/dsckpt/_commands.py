@@ -10,9 +10,11 @@ def convert(checkpoint, output, *, progress=None, **options):
     progress: called as progress(bytes_done, bytes_total); None shows a bar of tqdm on a terminal, False nothing.
 
     Returns what was written: ``{"files": [{"path", "bytes"}, ...], "seconds", "records_checked", ...}``. With
-    ``peft=FOLDER`` the adapter is written there and `output` is None.
+    ``peft=FOLDER`` the adapter is written there and `output` is None. With ``average=True`` `checkpoint` may be a list.
     """
-    paths = [checkpoint] if output is None else [checkpoint, output]
+    paths = list(checkpoint) if isinstance(checkpoint, (list, tuple)) else [checkpoint]
+    if output is not None:
+        paths.append(output)
     return run(["zero-to-fp32"], paths, options, progress)
 
 

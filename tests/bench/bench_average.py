@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""How fast zero-to-fp32 --average is, against reading what it needs and copying what it writes.
+
+    scripts/python tests/bench/bench_average.py --params 100M --checkpoints 5 --out tests/bench/runs/NAME
+
+The programs take turns, with the inputs in the page cache; medians and ranges. The masters of all checkpoints lie in
+files of their own for `cat`, which reads what an average needs and nothing else. All checkpoints are equal, and so must
+their average be.
+"""
+import argparse
+import datetime
+import json
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import numpy
+import torch
+from safetensors import safe_open
+
+import bench_report
+from bench_checkpoint import Writer, decoder_shapes
+from bench_count import parse_count, positive
+from bench_files import files_of, make_warm, remove, size_of
+from measure import BenchError, ROOT, git_commit, machine, measure, say
+
+OUTPUT = "model.safetensors"
+
+
+class Programs:
+    def __init__(self, bin_folder, params, ranks, count, work):
+        self.tool, self.work = bin_folder / "zero-to-fp32", work
+        shapes = decoder_shapes(params)
+        torch.set_num_threads(1)
+        self.checkpoints = [work / f"checkpoint-{i}" for i in range(count)]
+        Writer(self.checkpoints[0], shapes, 3, ranks, None, False).write()
+        for path in self.checkpoints[1:]:
+            shutil.copytree(self.checkpoints[0], path)
+        self.masters = []
+        for path in self.checkpoints:
+            weights = path.with_suffix(".masters")
+            subprocess.run([self.tool, path, weights, "--safe-serialization", "--max-shard-size", "none", "-q"], check=True)
+            self.masters.append(weights / OUTPUT)
+        self.average = work / "average"
+        self.output = work / "output"
+        subprocess.run(self.command(self.average), check=True)
+        self.check()
+
+    def command(self, output):
+        return [self.tool, *self.checkpoints, output, "--average", "--safe-serialization", "--max-shard-size", "none", "-q"]
+
+    def check(self):
+        """The mean of equal checkpoints is the checkpoint."""
+        with safe_open(self.average / OUTPUT, "np") as got, safe_open(self.masters[0], "np") as want:
+            if set(got.keys()) != set(want.keys()):
+                raise BenchError("the average has other tensors")
+            for name in got.keys():
+                if not numpy.array_equal(got.get_tensor(name), want.get_tensor(name)):
+                    raise BenchError(f"the average of '{name}' is wrong")
+
+    def run(self, name):
+        self.output.mkdir()
+        if name == "cat":
+            make_warm(self.masters)
+            result = measure(["sh", "-c", 'cat "$@" > /dev/null', "cat", *self.masters])
+        elif name == "cp":
+            make_warm([self.average / OUTPUT])
+            result = measure(["cp", self.average / OUTPUT, self.output])
+        else:
+            for path in self.checkpoints:
+                make_warm(files_of(path))
+            result = measure(self.command(self.output / "average"), memory=True)
+        remove(self.output)
+        return result
+
+
+def compare(programs, rounds):
+    runs = {name: [] for name in ("cat", "cp", "zero-to-fp32 --average")}
+    for i in range(rounds):
+        names = list(runs)
+        for name in names if i % 2 == 0 else reversed(names):
+            runs[name].append(programs.run(name))
+        say(f"round {i + 1}: " + ", ".join(f"{name} {run[i]['seconds']:.2f} s" for name, run in runs.items()))
+    return runs
+
+
+def report_text(report):
+    rows = []
+    for name, runs in report["runs"].items():
+        cpu = statistics.median(run["user_seconds"] + run["system_seconds"] for run in runs)
+        anonymous = max(run.get("peak_anonymous_rss", 0) for run in runs)
+        rows.append((f"`{name}`", bench_report.median_range([run["seconds"] for run in runs]), f"{cpu:.2f}",
+                     bench_report.mebibytes(anonymous) if anonymous else ""))
+    ratios = [tool["seconds"] / (cat["seconds"] + cp["seconds"]) for cat, cp, tool in zip(*report["runs"].values())]
+    return "\n".join([f"`tests/bench/bench_average.py` {report['parameters']}", "", bench_report.host(report), "",
+                      *bench_report.table(["program", "median s (min..max)", "CPU s", "anonymous MiB"], rows), "",
+                      f"`--average` to `cat` and `cp` together: {bench_report.median_range(ratios)}."]) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--params", type=parse_count, default=100_000_000)
+    parser.add_argument("--ranks", type=positive, default=4)
+    parser.add_argument("--checkpoints", type=positive, default=5)
+    parser.add_argument("--runs", type=positive, default=7)
+    parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/release/bin")
+    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build", help="for the large files")
+    parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="write README.md and results.json there")
+    options = parser.parse_args()
+    try:
+        with tempfile.TemporaryDirectory(prefix="bench-average-", dir=options.work) as folder:
+            programs = Programs(options.bin.resolve(), options.params, options.ranks, options.checkpoints,
+                                pathlib.Path(folder))
+            report = {"schema": 1, "type": "average", "date": datetime.date.today().isoformat(), "commit": git_commit(),
+                      "machine": machine(pathlib.Path(folder)),
+                      "parameters": f"of {options.checkpoints} checkpoints of "
+                                    f"{bench_report.gigabytes(size_of([programs.masters[0]]))} of masters on "
+                                    f"{options.ranks} ranks",
+                      "runs": compare(programs, options.runs)}
+    except (BenchError, OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"bench_average.py: {error}")
+    text = report_text(report)
+    print(text, end="")
+    if options.out:
+        bench_report.keep(options.out, text, json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
