@@ -74,6 +74,18 @@ class HelpFormatter : public CLI::Formatter {
     return out;
   }
 
+  // Further lines under the first word of the arguments.
+  std::string make_usage(const CLI::App* app, std::string name) const override {
+    const std::string text = Formatter::make_usage(app, std::move(name));
+    const size_t begin = text.find_first_not_of('\n');
+    if (begin == std::string::npos) return text;
+    const size_t end = text.find('\n', begin);
+    std::string out = text.substr(0, begin);
+    const auto lines = wrapped(text.substr(begin, end - begin), width_);
+    for (size_t i = 0; i < lines.size(); ++i) out += (i == 0 ? "" : "\n  ") + lines[i];
+    return out + (end == std::string::npos ? "" : text.substr(end));
+  }
+
   std::string make_option(const CLI::Option* option, bool is_positional) const override {
     if (is_positional) return entry(option->get_name(true), option->get_description(), width_);
     // Long names stand below the long names that have a short one.

@@ -139,7 +139,7 @@ void add_options(CLI::App& app, Arguments& args) {
                     "zero-to-fp32 checkpoint-50 out -t global_step50 --dtype bf16 --keep-fp32 norm",
                     "zero-to-fp32 . weights/ --safe-serialization --hf-config .",
                     "zero-to-fp32 checkpoint-50 --peft adapter/",
-                    "zero-to-fp32 . averaged/ --average --last 5 --safe-serialization"},
+                    "zero-to-fp32 . averaged/ --average --last 5"},
        .remarks = {}});
 }
 
