@@ -63,7 +63,10 @@ void add_tensor_arguments(CLI::App& app, TensorArguments& args) {
 }
 
 std::vector<cli::Table::Column> tensor_columns() {
-  return {{"name", cli::Table::Align::left, true}, {"kind"}, {"type"}, {"shape"}};
+  return {{"name", cli::Table::Align::left, true},
+          {"kind", cli::Table::Align::left, false, 3},
+          {"type", cli::Table::Align::left, false, 2},
+          {"shape", cli::Table::Align::left, false, 1}};
 }
 
 std::vector<std::string> tensor_cells(const NamedTensor& tensor) {

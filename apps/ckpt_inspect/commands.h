@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cli/cli.h"
-#include "cli/terminal.h"
+#include "cli/table.h"
 #include "inspect/contents.h"
 
 namespace dsckpt::inspect {

@@ -15,6 +15,7 @@
 #include "ckpt_inspect/commands.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
+#include "cli/table.h"
 #include "cli/terminal.h"
 #include "report/report.h"
 #include "report/values.h"
@@ -82,11 +83,19 @@ cli::Style style_of(Verdict verdict) {
 
 void print_table(const Diff& diff, bool all) {
   using Align = cli::Table::Align;
-  std::vector<cli::Table::Column> columns{
-      {"name", Align::left, true}, {"state"}, {"differs"}, {"type and shape"}};
-  for (const char* heading :
-       {"elements", "max abs", "max rel", "max ulp", "at element", "a", "b"}) {
-    columns.push_back({heading, Align::right});
+  std::vector<cli::Table::Column> columns{{"name", Align::left, true},
+                                          {"state"},
+                                          {"differs"},
+                                          {"type and shape", Align::left, false, 2}};
+  using Ranked = std::pair<const char*, uint8_t>;
+  for (const auto& [heading, rank] : {Ranked{"elements", 1},
+                                      {"max abs", 0},
+                                      {"max rel", 1},
+                                      {"max ulp", 2},
+                                      {"at element", 3},
+                                      {"a", 3},
+                                      {"b", 3}}) {
+    columns.push_back({heading, Align::right, false, rank});
   }
   cli::Table table(std::move(columns));
   for (const TensorDiff& tensor : diff.tensors) {

@@ -7,6 +7,7 @@
 
 #include "ckpt_inspect/commands.h"
 #include "cli/messages.h"
+#include "cli/table.h"
 #include "cli/terminal.h"
 #include "inspect/extents.h"
 #include "report/report.h"
@@ -64,7 +65,7 @@ int list(const CLI::App& app, const cli::Common& common, const TensorArguments& 
   }
   std::vector<cli::Table::Column> columns = tensor_columns();
   columns.push_back({"bytes", cli::Table::Align::right});
-  columns.push_back({"files"});
+  columns.push_back({"files", cli::Table::Align::left, false, 4});
   cli::Table table(std::move(columns));
   for (const NamedTensor& tensor : tensors) {
     std::vector<std::string> cells = tensor_cells(tensor);

@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
 #include "cli/messages.h"
+#include "cli/table.h"
 #include "cli/terminal.h"
 #include "report/report.h"
 

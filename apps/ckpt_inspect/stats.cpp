@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
 #include "cli/messages.h"
+#include "cli/table.h"
 #include "cli/terminal.h"
 #include "inspect/tensor_stats.h"
 #include "report/report.h"
@@ -33,8 +34,16 @@ void add_row(cli::Table& table, std::vector<std::string> cells, const Statistics
 
 void print_table(const std::vector<NamedTensor>& tensors, const TensorStats& stats) {
   std::vector<cli::Table::Column> columns = tensor_columns();
-  for (const char* heading : {"min", "max", "mean", "std", "norm", "zeros", "nan", "inf"}) {
-    columns.push_back({heading, cli::Table::Align::right});
+  using Ranked = std::pair<const char*, uint8_t>;
+  for (const auto& [heading, rank] : {Ranked{"min", 0},
+                                      {"max", 0},
+                                      {"mean", 0},
+                                      {"std", 3},
+                                      {"norm", 3},
+                                      {"zeros", 3},
+                                      {"nan", 0},
+                                      {"inf", 0}}) {
+    columns.push_back({heading, cli::Table::Align::right, false, rank});
   }
   cli::Table table(std::move(columns));
   for (size_t i = 0; i < tensors.size(); ++i) {

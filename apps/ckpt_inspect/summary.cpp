@@ -14,6 +14,7 @@
 #include "ckpt_inspect/html.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
+#include "cli/table.h"
 #include "cli/terminal.h"
 #include "deepspeed/shard_name.h"
 #include "inspect/shard_list.h"
@@ -62,7 +63,11 @@ class Page {
 
   void heading(const std::string& text) {
     flush_facts();
-    out_ += "\n" + styled(terminal_, cli::Style::bold, text) + "\n";
+    out_ += "\n";
+    const size_t width = terminal_.tables ? terminal_.width : std::string::npos;
+    for (const std::string& line : cli::wrapped(text, width)) {
+      out_ += styled(terminal_, cli::Style::bold, line) + "\n";
+    }
   }
 
   void table(const cli::Table& table) {
@@ -155,7 +160,8 @@ std::vector<std::pair<std::string, std::string>> facts_of(const Contents& conten
 void show_damage(Page& page, const Contents& contents) {
   if (contents.damage() == nullptr) return;
   page.heading("Lost");
-  cli::Table table({{"file", cli::Table::Align::left, true}, {"why"}});
+  cli::Table table(
+      {{"file", cli::Table::Align::left, true}, {"why", cli::Table::Align::left, false, 0, true}});
   for (const LostFile& file : contents.checkpoint()->lost_files()) {
     table.add({printable(file.display), printable(file.why)}, cli::Style::bad);
   }
@@ -216,9 +222,9 @@ void show_estimates(Page& page, const Hardware& hardware,
   cli::Table table({{"stage"},
                     {"offload"},
                     {"a GPU", Align::right},
-                    {"formula"},
+                    {"formula", Align::left, false, 1},
                     {"a node's CPU", Align::right},
-                    {"formula"}});
+                    {"formula", Align::left, false, 1}});
   for (const MemoryEstimate& estimate : estimates) {
     const bool cpu = !estimate.cpu_formula.empty();
     table.add({std::to_string(estimate.stage), estimate.offload, human_bytes(estimate.gpu_bytes),
@@ -231,7 +237,7 @@ void show_estimates(Page& page, const Hardware& hardware,
 void show_conversions(Page& page, const std::vector<Conversion>& conversions) {
   if (conversions.empty()) return;
   page.heading("Can be made into");
-  cli::Table table({{"what"}, {"by"}, {""}});
+  cli::Table table({{"what"}, {"by"}, {"", cli::Table::Align::left, false, 0, true}});
   for (const Conversion& conversion : conversions) {
     const bool refused = !conversion.refusal.empty();
     table.add({conversion.what, conversion.tool,
@@ -265,8 +271,9 @@ void show_files(const SummaryArguments& args) {
   Page page;
   page.fact("layout", "not read: files are missing or damaged");
   page.heading("Files");
-  cli::Table table(
-      {{"file", cli::Table::Align::left, true}, {"bytes", cli::Table::Align::right}, {"state"}});
+  cli::Table table({{"file", cli::Table::Align::left, true},
+                    {"bytes", cli::Table::Align::right},
+                    {"state", cli::Table::Align::left, false, 0, true}});
   for (const ListedShard& file : files) {
     const bool opens = file.why.empty();
     table.add(

@@ -11,6 +11,7 @@
 #include "ckpt_inspect/commands.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
+#include "cli/table.h"
 #include "cli/terminal.h"
 #include "report/report.h"
 
@@ -65,18 +66,22 @@ class Printer {
     if (depth_ > 0 && depth > depth_) return;
     for (const TreeNode& child : node.children) {
       const bool last = &child == &node.children.back();
-      const char* branch = !terminal_.tables ? "" : last ? "└─ " : "├─ ";
+      const char* branch = !terminal_.tables ? "" : last ? last_branch_ : branch_;
       table_.add({indent + branch + printable(child.name), what(child),
                   std::to_string(child.elements), human_bytes(child.bytes)});
-      add_children(child, indent + (!terminal_.tables ? "  " : last ? "   " : "│  "), depth + 1);
+      add_children(child, indent + (!terminal_.tables ? "  " : last ? "   " : trunk_), depth + 1);
     }
   }
 
+  const bool ascii_ = cli::wants_ascii();
+  const char* const branch_ = ascii_ ? "|- " : "├─ ";
+  const char* const last_branch_ = ascii_ ? "`- " : "└─ ";
+  const char* const trunk_ = ascii_ ? "|  " : "│  ";
   cli::Terminal terminal_;
   int depth_;
   cli::Table table_{{{"name", cli::Table::Align::left, true},
-                     {"what"},
-                     {"elements", cli::Table::Align::right},
+                     {"what", cli::Table::Align::left, false, 1},
+                     {"elements", cli::Table::Align::right, false, 2},
                      {"bytes", cli::Table::Align::right}}};
 };
 

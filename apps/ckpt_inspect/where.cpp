@@ -6,6 +6,7 @@
 
 #include "ckpt_inspect/commands.h"
 #include "cli/messages.h"
+#include "cli/table.h"
 #include "cli/terminal.h"
 #include "inspect/extents.h"
 #include "report/report.h"
@@ -44,11 +45,11 @@ void print(const InputFiles& inputs, const std::vector<TensorExtent>& extents) {
   using Align = cli::Table::Align;
   cli::Table table({{"file", Align::left, true},
                     {"rank"},
-                    {"record"},
+                    {"record", Align::left, false, 2},
                     {"offset", Align::right},
                     {"bytes", Align::right},
-                    {"elements"},
-                    {"note"}});
+                    {"elements", Align::left, false, 1},
+                    {"note", Align::left, false, 2}});
   for (const TensorExtent& extent : extents) {
     const std::string note = extent.mean       ? "one of a mean"
                              : extent.copy > 0 ? "copy " + std::to_string(extent.copy)

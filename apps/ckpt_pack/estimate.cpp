@@ -12,6 +12,7 @@
 #include "ckpt_pack/commands.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
+#include "cli/table.h"
 #include "cli/terminal.h"
 #include "codec/frame.h"
 

@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "cli/messages.h"
+#include "cli/table.h"
 #include "cli/terminal.h"
 #include "job/job_impl.h"
 #include "job/run_job.h"

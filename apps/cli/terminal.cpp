@@ -15,10 +15,6 @@
 namespace dsckpt::cli {
 namespace {
 
-constexpr size_t kGap = 2;
-constexpr size_t kLeastNamed = 16;
-constexpr size_t kLeastText = 8;
-
 ColourMode colour_mode = ColourMode::automatic;
 
 std::string_view variable(const char* name) {
@@ -99,6 +95,14 @@ void set_colour_mode(ColourMode mode) {
   colour_mode = mode;
 }
 
+bool wants_ascii() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    const std::string_view locale = variable(name);
+    if (!locale.empty()) return locale == "C" || locale == "POSIX";
+  }
+  return false;
+}
+
 Terminal Terminal::of_stdout() {
   return terminal_of(STDOUT_FILENO);
 }
@@ -136,10 +140,11 @@ size_t columns_of(const std::string& text) {
 std::string shortened(const std::string& text, size_t columns) {
   if (columns_of(text) <= columns) return text;
   const std::vector<Character> characters = characters_of(text);
-  const size_t front = (columns - 1) / 2;
-  const size_t head = bytes_that_fit(characters.begin(), characters.end(), front);
-  const size_t tail = bytes_that_fit(characters.rbegin(), characters.rend(), columns - 1 - front);
-  return text.substr(0, head) + "…" + text.substr(text.size() - tail);
+  const std::string mark = wants_ascii() ? std::string(std::min<size_t>(columns, 3), '.') : "…";
+  const size_t left = columns - columns_of(mark);
+  const size_t head = bytes_that_fit(characters.begin(), characters.end(), left / 2);
+  const size_t tail = bytes_that_fit(characters.rbegin(), characters.rend(), left - left / 2);
+  return text.substr(0, head) + mark + text.substr(text.size() - tail);
 }
 
 std::vector<std::string> wrapped(const std::string& text, size_t width) {
@@ -155,78 +160,6 @@ std::vector<std::string> wrapped(const std::string& text, size_t width) {
     lines.back() += (lines.back().empty() ? "" : " ") + word;
   }
   return lines;
-}
-
-void Table::add(std::vector<std::string> cells, Style style) {
-  cells.resize(columns_.size());
-  rows_.push_back({std::move(cells), style});
-}
-
-std::string Table::text(const Terminal& terminal) const {
-  if (!terminal.tables) return tabs(terminal);
-  const std::vector<size_t> wide = widths(terminal.width);
-  std::vector<std::string> headings;
-  for (const Column& column : columns_) headings.push_back(column.heading);
-  const auto one = [&](Style style, const std::vector<std::string>& cells) {
-    return styled(terminal, style, shortened(line(cells, wide), terminal.width)) + "\n";
-  };
-  std::string out = one(Style::bold, headings);
-  for (const Row& row : rows_) out += one(row.style, row.cells);
-  return out;
-}
-
-std::string Table::tabs(const Terminal& terminal) const {
-  std::string out;
-  for (const Row& row : rows_) {
-    std::string fields;
-    for (size_t i = 0; i < row.cells.size(); ++i) fields += (i == 0 ? "" : "\t") + row.cells[i];
-    out += styled(terminal, row.style, fields) + "\n";
-  }
-  return out;
-}
-
-std::vector<size_t> Table::widths(size_t width) const {
-  std::vector<size_t> wide;
-  for (size_t i = 0; i < columns_.size(); ++i) {
-    size_t widest = columns_of(columns_[i].heading);
-    for (const Row& row : rows_) widest = std::max(widest, columns_of(row.cells[i]));
-    wide.push_back(widest);
-  }
-  if (wide.empty()) return wide;
-  const size_t gaps = kGap * (wide.size() - 1);
-  size_t total = std::accumulate(wide.begin(), wide.end(), gaps);
-
-  // Takes what is too much from the widest of some columns, none of them below `least`.
-  const auto shrink = [&](size_t least, const auto& may) {
-    while (total > width) {
-      size_t widest = wide.size();
-      for (size_t i = 0; i < wide.size(); ++i) {
-        if (!may(columns_[i]) || wide[i] <= least) continue;
-        if (widest == wide.size() || wide[i] > wide[widest]) widest = i;
-      }
-      if (widest == wide.size()) return;
-      --wide[widest];
-      --total;
-    }
-  };
-  shrink(kLeastNamed, [](const Column& column) { return column.shrinks; });
-  shrink(kLeastText,
-         [](const Column& column) { return column.align == Align::left && !column.shrinks; });
-  shrink(1, [](const Column&) { return true; });
-  return wide;
-}
-
-std::string Table::line(const std::vector<std::string>& cells,
-                        const std::vector<size_t>& widths) const {
-  std::string text;
-  for (size_t i = 0; i < cells.size(); ++i) {
-    const std::string cell = shortened(cells[i], widths[i]);
-    const std::string fill(widths[i] - std::min(widths[i], columns_of(cell)), ' ');
-    text += i == 0 ? "" : std::string(kGap, ' ');
-    text += columns_[i].align == Align::left ? cell + fill : fill + cell;
-  }
-  text.erase(text.find_last_not_of(' ') + 1);
-  return text;
 }
 
 }  // namespace dsckpt::cli

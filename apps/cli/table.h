@@ -1,0 +1,55 @@
+// Rows under headings.
+//
+// On a terminal the columns line up, and no line is wider than the terminal. Numbers are never cut.
+// Where not all fits, in this order:
+//   1. what all names begin with goes ("model.layers."), and a line below says it;
+//   2. the column that wraps goes on in further lines;
+//   3. columns that may be left out go, those of the highest `rank` first, and a line says which,
+//      until names have what they need, or three fifths of the line;
+//   4. the parts of names are abbreviated ("l.11.attn.weight" for "layers.11.attn.weight"), as long
+//      as names stay different;
+//   5. the last columns go, and names are cut in the middle.
+// Elsewhere rows are lines of fields with tabs between them, without headings, which `cut` and
+// `awk` take.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/terminal.h"
+
+namespace dsckpt::cli {
+
+class Table {
+ public:
+  enum class Align { left, right };
+  struct Column {
+    std::string heading;
+    Align align = Align::left;
+    bool named = false;  // holds the rows' names; one column at most
+    uint8_t rank = 0;    // 0: shown as long as possible
+    bool wraps = false;  // text, in the last column
+  };
+
+  explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+  // One cell a column.
+  void add(std::vector<std::string> cells, Style style = Style::plain);
+  bool empty() const { return rows_.empty(); }
+  std::string text(const Terminal& terminal) const;
+
+ private:
+  struct Row {
+    std::vector<std::string> cells;
+    Style style;
+  };
+  class Fitting;
+
+  std::string tabs(const Terminal& terminal) const;
+
+  std::vector<Column> columns_;
+  std::vector<Row> rows_;
+};
+
+}  // namespace dsckpt::cli
