@@ -97,10 +97,10 @@ void add_common(CLI::App& app, Common& common) {
         ->group(kCommonGroup);
     one_of(app.add_option_function<std::string>(
                "--generate", [&app](const std::string& what) { generate(app, what); },
-               "Shell completion or man page on stdout"),
+               "Print the completion for bash, zsh or fish, or the man page"),
            {"bash", "zsh", "fish", "man"})
         ->type_name("WHAT")
-        ->group("");
+        ->group(kCommonGroup);
     const size_t width = Terminal::of_stdout().width;
     app.formatter(help_formatter(std::clamp<size_t>(width, 60, 100)));
   }

@@ -73,6 +73,19 @@ std::string canonical_option(const CLI::App& app, const std::string& argument) {
   return name + value;
 }
 
+// "--flag True" and "--flag False", as Python's programs write flags: the flag, and nothing.
+void take_boolean(const CLI::App& app, std::vector<std::string>& arguments, size_t& at) {
+  const CLI::Option* option = app.get_option_no_throw(arguments[at]);
+  if (option == nullptr || option->get_expected_max() != 0) return;
+  if (at + 1 == arguments.size()) return;
+  const std::string& next = arguments[at + 1];
+  const bool is_false = next == "False" || next == "false";
+  if (!is_false && next != "True" && next != "true") return;
+  const auto flag = arguments.begin() + static_cast<std::ptrdiff_t>(at);
+  arguments.erase(is_false ? flag : flag + 1, flag + 2);
+  if (is_false) --at;
+}
+
 // The letters to insert, delete, replace or swap with their neighbours to make `b`, or a beginning
 // of it, of `a`.
 struct Distance {
@@ -177,10 +190,12 @@ std::vector<std::string> canonical_arguments(const CLI::App& app,
     std::swap(arguments[0], arguments[1]);
   }
   const CLI::App* command = &app;
-  for (std::string& argument : arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    std::string& argument = arguments[i];
     if (argument == "--") break;
     if (is_long_option(argument)) {
       argument = canonical_option(*command, argument);
+      take_boolean(*command, arguments, i);
     } else if (const CLI::App* sub = command == &app ? subcommand(app, argument) : nullptr) {
       command = sub;
     }

@@ -20,6 +20,8 @@
 namespace dsckpt {
 namespace {
 
+constexpr const char* kFolders = "to-universal INPUT OUTPUT, or --input-folder and --output-folder";
+
 struct Arguments {
   std::string input;
   std::string output;
@@ -91,8 +93,8 @@ void fill_folders(Arguments& args) {
   if (next != args.folders.end() && !next->empty()) {
     throw UsageError("'" + *next + "' is one folder too many");
   }
-  if (args.input.empty()) throw UsageError("--input-folder is required");
-  if (args.output.empty()) throw UsageError("--output-folder is required");
+  if (args.input.empty()) throw UsageError("--input-folder is required").with_hint(kFolders);
+  if (args.output.empty()) throw UsageError("--output-folder is required").with_hint(kFolders);
 }
 
 int convert(const CLI::App& app, Arguments& args) {

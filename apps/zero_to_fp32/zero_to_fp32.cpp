@@ -165,7 +165,7 @@ void check_combinations(const Arguments& args) {
   if (!args.average) {
     if (!args.more.empty()) {
       throw UsageError("'" + args.more.front() + "': there is one checkpoint and one output_dir")
-          .with_hint("--average takes several checkpoints");
+          .with_hint("--average takes several checkpoints; --root DIR reads other nodes' folders");
     }
     if (args.averaged.last != 0 || !args.averaged.weights.empty() || args.averaged.ema) {
       throw UsageError("--last, --weights and --ema go with --average");

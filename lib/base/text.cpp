@@ -90,19 +90,28 @@ std::string human_seconds(double seconds) {
 }
 
 uint64_t parse_size(std::string_view text, const std::string& what) {
-  constexpr std::array<std::pair<std::string_view, double>, 4> kUnits{
-      {{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}}};
+  constexpr std::array<std::pair<std::string_view, double>, 8> kUnits{{{"KB", 1e3},
+                                                                       {"MB", 1e6},
+                                                                       {"GB", 1e9},
+                                                                       {"TB", 1e12},
+                                                                       {"KIB", 0x1p10},
+                                                                       {"MIB", 0x1p20},
+                                                                       {"GIB", 0x1p30},
+                                                                       {"TIB", 0x1p40}}};
   const auto bad = [&] {
     return UsageError("'" + std::string(text) + "' is not a " + what +
-                      ": digits and KB, MB, GB or TB");
+                      ": digits and KB, MB, GB or TB, as in 5GB");
   };
   std::string_view rest = text;
   while (!rest.empty() && rest.front() == ' ') rest.remove_prefix(1);
   while (!rest.empty() && rest.back() == ' ') rest.remove_suffix(1);
   if (rest.size() < 3) throw bad();
-  std::string unit(rest.substr(rest.size() - 2));
+  const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
+  size_t letters = 0;
+  while (letters < rest.size() && is_letter(rest[rest.size() - 1 - letters])) ++letters;
+  std::string unit(rest.substr(rest.size() - letters));
   for (char& c : unit) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
-  rest.remove_suffix(2);
+  rest.remove_suffix(letters);
   while (!rest.empty() && rest.back() == ' ') rest.remove_suffix(1);
   const std::optional<double> value = real_of(rest);
   for (const auto& [name, multiplier] : kUnits) {

@@ -12,6 +12,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "exec/commit.h"
 #include "exec/journal.h"
@@ -169,10 +170,10 @@ void StagedOutput::check_space() const {
   }
   const uint64_t free = free_space(existing_part(staging_->target));
   if (needed <= free) return;
-  throw IoError({.file = staging_->target.string()},
-                "needs " + std::to_string(needed) + " bytes, the file system has " +
-                    std::to_string(free) + " left",
-                ENOSPC);
+  throw IoError(
+      {.file = staging_->target.string()},
+      "needs " + human_bytes(needed) + ", the file system has " + human_bytes(free) + " left",
+      ENOSPC);
 }
 
 void StagedOutput::make_staging_folder() {

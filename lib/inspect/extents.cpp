@@ -31,8 +31,11 @@ std::string nearest_name(const Contents& contents, const std::string& name) {
   size_t fewest = name.size() / 2 + 1;
   for (const NamedTensor& tensor : contents.tensors()) {
     if (std::max(tensor.name.size(), name.size()) > kMaxCompared) continue;
-    // "q_proj.weight" is meant as an ending more often than as a misspelling.
-    const size_t distance = tensor.name.ends_with(name) ? 0 : edits(tensor.name, name);
+    // "q_proj.weight" is meant as an ending, and "q_proj" as a part, more often than misspelled.
+    const bool is_part = tensor.name.find(name) != std::string::npos;
+    const size_t distance = tensor.name.ends_with(name) ? 0
+                            : is_part                   ? 1
+                                                        : edits(tensor.name, name);
     if (distance >= fewest) continue;
     fewest = distance;
     best = tensor.name;

@@ -203,6 +203,10 @@ Job plan_copies(const fs::path& input, bool packs, ContentHash hash, bool follow
     stored += file.stored_size();
   }
   set_plan(job, plan);
+  const auto is_plain = [&](FileId id) { return (*inputs)[id].encoding() == Encoding::plain; };
+  if (!packs && std::all_of(job.copied.begin(), job.copied.end(), is_plain)) {
+    job.notes.emplace_back("nothing in it is packed: its files are copied as they are");
+  }
   job.what = counted(found.size(), "file") + (packs ? "" : " of " + human_bytes(stored));
   job.report = std::make_shared<CopyReport>(packs);
   return Job(std::move(job));

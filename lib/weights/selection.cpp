@@ -9,6 +9,7 @@
 #include "base/dtype_names.h"
 #include "base/kernels.h"
 #include "base/patterns.h"
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "weights/key_map.h"
 
@@ -56,6 +57,40 @@ class Selection {
   Patterns keep_fp32_;
 };
 
+UsageError nothing_left(const Checkpoint& checkpoint) {
+  UsageError error("no tensor is left to write");
+  if (checkpoint.params().empty()) return error;
+  std::vector<std::string> names;
+  for (const Param& param : checkpoint.params()) names.push_back(param.name);
+  return std::move(error).with_hint("the names are " + some_of(names) + "; `ckpt-inspect list " +
+                                    shell_word(checkpoint.tag_folder().string()) +
+                                    "` shows them all");
+}
+
+void note_options_without_effect(const Checkpoint& checkpoint, const WeightsOptions& options,
+                                 std::vector<std::string>& notes) {
+  const auto any_name = [&](const auto& fits) {
+    return std::any_of(checkpoint.params().begin(), checkpoint.params().end(),
+                       [&](const Param& param) { return fits(param.name); });
+  };
+  for (const auto& [option, patterns] : {std::pair("--include", &options.include),
+                                         {"--exclude", &options.exclude},
+                                         {"--keep-fp32", &options.keep_fp32}}) {
+    for (const std::string& pattern : *patterns) {
+      const Patterns one({pattern}, option);
+      if (any_name([&](const std::string& name) { return one.find_in(name); })) continue;
+      notes.push_back(std::string(option) + " '" + pattern + "': no tensor's name matches");
+    }
+  }
+  for (const std::string& prefix : options.strip_prefix) {
+    if (any_name([&](const std::string& name) { return name.starts_with(prefix); })) continue;
+    notes.push_back("--strip-prefix '" + prefix + "': no tensor's name begins with it");
+  }
+  if (!options.keep_fp32.empty() && options.dtype == DType::float32) {
+    notes.emplace_back("--keep-fp32 changes nothing: --dtype is float32 for all");
+  }
+}
+
 }  // namespace
 
 std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
@@ -101,7 +136,8 @@ std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
     throw InconsistentError({.file = checkpoint.tag_folder().string()},
                             "no parameter is complete without the files that are lost");
   }
-  if (tensors.empty()) throw UsageError("no tensor is left to write");
+  if (tensors.empty()) throw nothing_left(checkpoint);
+  note_options_without_effect(checkpoint, options, notes);
   for (const std::string& rule : key_map.unused()) notes.push_back(rule + ": renames nothing");
   return tensors;
 }
