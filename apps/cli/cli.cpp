@@ -49,6 +49,27 @@ void raise_descriptor_limit() {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+// "reshard [OPTIONS] input output --dp N; --help lists the options"
+std::string usage_of(const CLI::App& app) {
+  const CLI::App* command = &app;
+  std::string text = app.get_name();
+  for (const CLI::App* sub : app.get_subcommands()) {
+    command = sub;
+    text += " " + sub->get_name();
+  }
+  text += " [OPTIONS]";
+  for (const CLI::Option* option : command->get_options()) {
+    if (!option->get_positional()) continue;
+    const std::string name = option->get_name(true);
+    text += option->get_required() ? " " + name : " [" + name + "]";
+  }
+  for (const CLI::Option* option : command->get_options()) {
+    if (option->get_positional() || !option->get_required()) continue;
+    text += " --" + option->get_lnames().front() + " " + option->get_type_name();
+  }
+  return text + "; --help lists the options";
+}
+
 // Whether there is something to run: --help and the like have said what they had to say.
 bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
   try {
@@ -57,6 +78,10 @@ bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
   } catch (const CLI::Success& success) {
     app.exit(success, std::cout, std::cerr);
     return false;
+  } catch (const CLI::RequiredError& error) {
+    const std::string meant = did_you_mean(app, arguments);
+    throw UsageError(error.what())
+        .with_hint(meant.empty() ? usage_of(app) : meant + " --help lists the options");
   } catch (const CLI::ParseError& error) {
     const std::string meant = did_you_mean(app, arguments);
     throw UsageError(error.what())

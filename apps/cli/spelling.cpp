@@ -148,6 +148,8 @@ constexpr Synonym kSynonyms[] = {
     {"--overwrite", "--force"},
     {"--exist-ok", "--force"},
     {"--safetensors", "--safe-serialization"},
+    {"--safetensor", "--safe-serialization"},
+    {"--safe-tensors", "--safe-serialization"},
     {"--filter", "--match"},
     {"--grep", "--match"},
     {"--pattern", "--match"},
@@ -166,13 +168,18 @@ std::vector<std::string> meant_by(const std::vector<std::string>& names, const s
   return likely(names, word);
 }
 
-std::string question(const std::vector<std::string>& names) {
+// "'a', 'b' or 'c'"
+std::string listed_words(const std::vector<std::string>& names) {
   std::string out;
   for (size_t i = 0; i < names.size(); ++i) {
     out += i == 0 ? "" : i + 1 == names.size() ? " or " : ", ";
     out += "'" + names[i] + "'";
   }
-  return out.empty() ? "" : "did you mean " + out + "?";
+  return out;
+}
+
+std::string question(const std::vector<std::string>& names) {
+  return names.empty() ? "" : "did you mean " + listed_words(names) + "?";
 }
 
 }  // namespace
@@ -205,7 +212,7 @@ std::vector<std::string> canonical_arguments(const CLI::App& app,
 
 std::string did_you_mean(const CLI::App& app, const std::vector<std::string>& arguments) {
   const CLI::App* command = &app;
-  bool first = true;  // among the words that are no options
+  int words = 0;  // that are no options
   std::vector<std::string> subcommands;
   for (const CLI::App* sub : app.get_subcommands({})) subcommands.push_back(sub->get_name());
   for (const std::string& argument : arguments) {
@@ -216,8 +223,9 @@ std::string did_you_mean(const CLI::App& app, const std::vector<std::string>& ar
       if (std::find(known.begin(), known.end(), name) != known.end()) continue;
       return question(meant_by(shown_names(*command), name));
     }
-    if (!first || subcommands.empty() || argument.starts_with("-")) continue;
-    first = false;
+    // "PATH verfy" has its command behind the path.
+    if (subcommands.empty() || command != &app || argument.starts_with("-") || ++words > 2)
+      continue;
     std::error_code unreadable;
     if (const CLI::App* sub = subcommand(app, argument)) {
       command = sub;
@@ -225,6 +233,9 @@ std::string did_you_mean(const CLI::App& app, const std::vector<std::string>& ar
       const std::string meant = question(likely(subcommands, argument));
       if (!meant.empty()) return meant;
     }
+  }
+  if (app.get_require_subcommand_min() > 0 && command == &app) {
+    return "the commands are " + listed_words(subcommands) + ".";
   }
   return "";
 }

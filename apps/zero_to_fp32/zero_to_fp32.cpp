@@ -173,7 +173,8 @@ void check_combinations(const Arguments& args) {
   }
   if (args.peft.empty()) {
     if (args.output_dir.empty()) {
-      throw UsageError("output_dir is required").with_hint("--help lists the options");
+      throw UsageError("output_dir is required")
+          .with_hint("zero-to-fp32 CHECKPOINT OUTPUT_DIR; --help lists the options");
     }
     if (!args.adapter.config.empty() || args.adapter.lora_alpha) {
       throw UsageError("--peft-config and --lora-alpha go with --peft");

@@ -254,6 +254,14 @@ void refuse_other_roots(const TagFolder& universal) {
 
 namespace {
 
+// Of one that is not there.
+std::string tags_hint(const fs::path& tag_folder) {
+  const std::vector<fs::path> tags = other_tags(tag_folder);
+  if (tags.empty()) return "no folder there holds DeepSpeed's shards";
+  return "--tag " + shell_word(tags.front().filename().string()) +
+         " reads the newest that is there";
+}
+
 // Where `path` is the one that a user means.
 TagFolder find_exactly(const fs::path& given, const std::string& tag,
                        const std::vector<fs::path>& roots) {
@@ -265,7 +273,8 @@ TagFolder find_exactly(const fs::path& given, const std::string& tag,
   const fs::path path = with_name(given);
   if (failed) throw IoError({.file = path.string()}, "cannot open", failed.value());
   if (!fs::is_directory(status)) {
-    throw InconsistentError({.file = path.string()}, "is a file; a checkpoint is a folder");
+    throw InconsistentError({.file = path.string()}, "is a file; a checkpoint is a folder")
+        .with_hint("give the folder that has the file `latest`");
   }
 
   const std::optional<fs::path> latest = latest_in(path);
@@ -278,7 +287,8 @@ TagFolder find_exactly(const fs::path& given, const std::string& tag,
     if (!fs::is_directory(folder.path, failed)) {
       throw InconsistentError(
           {.file = latest->string()},
-          "names the tag '" + named + "', which is not there" + whats_there(path));
+          "names the tag '" + named + "', which is not there" + whats_there(path))
+          .with_hint(tags_hint(folder.path));
     }
   } else {
     fs::path named = fs::absolute(path).lexically_normal();
@@ -287,7 +297,8 @@ TagFolder find_exactly(const fs::path& given, const std::string& tag,
   }
   if (!fs::is_directory(folder.path, failed)) {
     throw InconsistentError({.file = folder.path.string()},
-                            "there is no such tag" + whats_there(path));
+                            "there is no such tag" + whats_there(path))
+        .with_hint(tags_hint(folder.path));
   }
   folder.shards = list_shards(folder.path);
   if (folder.shards.empty()) {

@@ -86,7 +86,7 @@ class SpellingTest(CliTest):
             ([source, output, "--exclude", ""], "no tensor is left"),
             ([str(self.root / "nowhere"), output], "nowhere"),
         ]
-        for size in ["", "5", "GB", "5XB", "5GiB", "-1GB", "0GB", "nanGB", "infGB", "1e99TB", "5 G B", "5GB5"]:
+        for size in ["", "5", "GB", "5XB", "5IB", "-1GB", "0GB", "nanGB", "infGB", "1e99TB", "5 G B", "5GB5"]:
             cases.append(([source, output, f"--max_shard_size={size}"], "max-shard-size|shard size"))
         before = snapshot(self.root)
         for arguments, pattern in cases:
@@ -502,6 +502,23 @@ class CheckpointPlaceTest(CliTest):
         latest.write_text(tag)
         self.assert_refused(scratch.folder, 3, f"no such tag.*{tag}, other", "--tag=nope", inspect=False)
         self.assert_refused(scratch.folder, 3, "holds no DeepSpeed shards", "--tag=other", inspect=False)
+
+    def test_sizes_may_be_in_powers_of_1024(self):
+        scratch = self.scratch(SMALL)
+        for size, files in [("6KiB", None), ("1GiB", 1), ("1gib", 1)]:
+            output = self.new_path()
+            done = self.zero_to_fp32(scratch.folder, output, "--safe-serialization", "--max-shard-size", size)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            shards = list(output.glob("*.safetensors"))
+            self.assertEqual(len(shards) if files else len(shards) > 1, files or True)
+
+    def test_flags_may_have_pythons_booleans_behind_them(self):
+        scratch = self.scratch(SMALL)
+        for value, name in [("True", "model.safetensors"), ("true", "model.safetensors"), ("False", "pytorch_model.bin")]:
+            output = self.new_path()
+            done = self.zero_to_fp32("--safe_serialization", value, scratch.folder, output)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual([path.name for path in output.iterdir()], [name])
 
     def trainers_output(self, *names):
         """A Trainer's folder with checkpoints of these names."""
