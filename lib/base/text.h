@@ -47,7 +47,8 @@ std::string human_percent(double part);
 std::string human_seconds(double seconds);
 
 // "5GB", "500mb": digits, a decimal point perhaps, and KB, MB, GB or TB, which are powers of 1000,
-// or KiB, MiB, GiB or TiB, which are powers of 1024; one byte at least. huggingface_hub parse_size_to_int. Throws UsageError: "is not a `what`".
+// or KiB, MiB, GiB or TiB, which are powers of 1024; one byte at least. huggingface_hub
+// parse_size_to_int. Throws UsageError: "is not a `what`".
 uint64_t parse_size(std::string_view text, const std::string& what);
 
 // JSON text of one line; text that is not UTF-8 is written with replacement characters.
