@@ -29,11 +29,13 @@ void add_match(CLI::App& app, Selection& selection) {
   app.add_option("--match", selection.match, "Only tensors whose name matches")->type_name("REGEX");
 }
 
-void add_selection(CLI::App& app, Selection& selection) {
+void add_selection(CLI::App& app, Selection& selection, const std::vector<std::string>& columns) {
   add_match(app, selection);
-  cli::one_of(
-      app.add_option("--sort", selection.sort, "By order (of the checkpoint), name or size"),
-      {"order", "name", "size"})
+  std::vector<std::string> keys{"order", "name", "kind", "type", "shape", "size"};
+  keys.insert(keys.end(), columns.begin(), columns.end());
+  cli::one_of(app.add_option("--sort", selection.sort,
+                             "By order (of the checkpoint) or a column; the largest first"),
+              keys)
       ->type_name("KEY")
       ->default_str("order");
 }
@@ -44,22 +46,29 @@ std::vector<NamedTensor> selected(const Contents& contents, const Selection& sel
   for (const NamedTensor& tensor : contents.tensors()) {
     if (match.find_in(tensor.name)) tensors.push_back(tensor);
   }
+  const auto sort = [&](const auto& key) {
+    std::stable_sort(tensors.begin(), tensors.end(),
+                     [&](const NamedTensor& x, const NamedTensor& y) { return key(x) < key(y); });
+  };
   if (selection.sort == "name") {
-    std::stable_sort(tensors.begin(), tensors.end(),
-                     [](const NamedTensor& a, const NamedTensor& b) { return a.name < b.name; });
+    sort([](const NamedTensor& tensor) { return tensor.name; });
+  } else if (selection.sort == "kind") {
+    sort([](const NamedTensor& tensor) { return tensor_cells(tensor)[1]; });
+  } else if (selection.sort == "type") {
+    sort([](const NamedTensor& tensor) { return torch_name(tensor.value.dtype()); });
+  } else if (selection.sort == "shape") {
+    sort([](const NamedTensor& tensor) { return tensor.value.shape(); });
   } else if (selection.sort == "size") {
-    std::stable_sort(tensors.begin(), tensors.end(),
-                     [](const NamedTensor& a, const NamedTensor& b) {
-                       return a.value.nbytes() > b.value.nbytes();
-                     });
+    sort([](const NamedTensor& tensor) { return ~tensor.value.nbytes(); });
   }
   return tensors;
 }
 
-void add_tensor_arguments(CLI::App& app, TensorArguments& args) {
+void add_tensor_arguments(CLI::App& app, TensorArguments& args,
+                          const std::vector<std::string>& columns) {
   add_contents_options(app, "path", args.path, args.contents);
   app.add_flag("--states", args.contents.states, "The optimizer's states too");
-  add_selection(app, args.selection);
+  add_selection(app, args.selection, columns);
 }
 
 std::vector<cli::Table::Column> tensor_columns() {

@@ -35,13 +35,15 @@ void add_contents_options(CLI::App& app, const std::string& name, std::string& p
 
 // Which tensors, and in what order.
 struct Selection {
-  std::string match;           // an RE2 pattern, searched in names
-  std::string sort = "order";  // of the contents, or "name", "size"
+  std::string match;  // an RE2 pattern, searched in names
+  // "order", of the contents, or a column of the table; numbers fall.
+  std::string sort = "order";
 };
 // Adds --match.
 void add_match(CLI::App& app, Selection& selection);
-// Adds --match and --sort.
-void add_selection(CLI::App& app, Selection& selection);
+// Adds --match and --sort, which takes `columns`, too, that selected() does not know.
+void add_selection(CLI::App& app, Selection& selection,
+                   const std::vector<std::string>& columns = {});
 // Throws UsageError for a bad pattern.
 std::vector<NamedTensor> selected(const Contents& contents, const Selection& selection);
 // What commands about the tensors of one path have in common.
@@ -50,8 +52,9 @@ struct TensorArguments {
   ContentsOptions contents;
   Selection selection;
 };
-// Adds the positional "path", --tag, --states, --match and --sort.
-void add_tensor_arguments(CLI::App& app, TensorArguments& args);
+// Adds the positional "path", --tag, --states, --match and --sort (add_selection).
+void add_tensor_arguments(CLI::App& app, TensorArguments& args,
+                          const std::vector<std::string>& columns = {});
 // The first columns of their tables, name, kind or state, type and shape, and a tensor's cells
 // there.
 std::vector<cli::Table::Column> tensor_columns();

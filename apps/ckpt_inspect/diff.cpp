@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <tuple>
 #include <unordered_set>
 
 #include "base/patterns.h"
@@ -81,6 +82,67 @@ cli::Style style_of(Verdict verdict) {
   return verdict == Verdict::within ? cli::Style::plain : cli::Style::bad;
 }
 
+constexpr size_t kMostAlike = 8;  // rows of a terminal's table
+
+// What differs in the same way: without values, of the same types and, if shapes differ, shapes.
+using Way =
+    std::tuple<Verdict, std::string, std::optional<DType>, std::optional<DType>, Shape, Shape>;
+std::optional<Way> way_of(const TensorDiff& tensor) {
+  if (tensor.verdict == Verdict::equal || tensor.verdict == Verdict::within ||
+      tensor.values.differing > 0) {
+    return std::nullopt;
+  }
+  const bool shapes = tensor.verdict == Verdict::shape;
+  return Way{tensor.verdict,
+             tensor.state,
+             tensor.dtype_a,
+             tensor.dtype_b,
+             shapes ? *tensor.shape_a : Shape(),
+             shapes ? *tensor.shape_b : Shape()};
+}
+
+// The ways that so many tensors differ in that a terminal gets one line for all of them.
+std::map<Way, std::vector<const TensorDiff*>> folded_ways(const Diff& diff) {
+  std::map<Way, std::vector<const TensorDiff*>> ways;
+  for (const TensorDiff& tensor : diff.tensors) {
+    if (const auto way = way_of(tensor)) ways[*way].push_back(&tensor);
+  }
+  std::erase_if(ways, [](const auto& way) { return way.second.size() <= kMostAlike; });
+  return ways;
+}
+
+std::string way_text(const std::vector<const TensorDiff*>& tensors) {
+  const TensorDiff& first = *tensors.front();
+  if (first.verdict == Verdict::shape) return types_of(first);
+  const auto text = [](const std::optional<DType>& dtype) {
+    return dtype ? std::string(torch_name(*dtype)) : std::string();
+  };
+  const std::string a = text(first.dtype_a);
+  const std::string b = text(first.dtype_b);
+  return a.empty() || b.empty() || a == b ? (a.empty() ? b : a) : a + " -> " + b;
+}
+
+// How to compare the values where types are all that is known to differ.
+std::string types_hint(const Diff& diff, const DiffArguments& args) {
+  if (args.as) return "";
+  const TensorDiff* other = nullptr;
+  for (const TensorDiff& tensor : diff.tensors) {
+    if (tensor.verdict == Verdict::dtype) {
+      other = &tensor;
+    } else if (tensor.verdict != Verdict::equal) {
+      return "";
+    }
+  }
+  if (other == nullptr || !is_floating_point(*other->dtype_a) ||
+      !is_floating_point(*other->dtype_b)) {
+    return "";
+  }
+  const DType narrow =
+      size_of(*other->dtype_a) < size_of(*other->dtype_b) ? *other->dtype_a : *other->dtype_b;
+  return "only types differ; --as " + std::string(torch_name(narrow)) +
+         " compares the values, rounded to it";
+}
+
 void print_table(const Diff& diff, bool all) {
   using Align = cli::Table::Align;
   std::vector<cli::Table::Column> columns{{"name", Align::left, true},
@@ -98,8 +160,21 @@ void print_table(const Diff& diff, bool all) {
     columns.push_back({heading, Align::right, false, rank});
   }
   cli::Table table(std::move(columns));
+  const cli::Terminal terminal = cli::Terminal::of_stdout();
+  std::map<Way, std::vector<const TensorDiff*>> folded;
+  if (terminal.tables && !all) folded = folded_ways(diff);
   for (const TensorDiff& tensor : diff.tensors) {
     if (!all && tensor.verdict == Verdict::equal) continue;
+    const auto way = way_of(tensor);
+    const auto fold = way ? folded.find(*way) : folded.end();
+    if (fold != folded.end()) {
+      if (fold->second.front() != &tensor) continue;
+      table.add(
+          {printable(tensor.name) + " and " + std::to_string(fold->second.size() - 1) + " more",
+           printable(tensor.state), std::string(to_string(tensor.verdict)), way_text(fold->second)},
+          style_of(tensor.verdict));
+      continue;
+    }
     std::vector<std::string> cells{printable(tensor.name), printable(tensor.state),
                                    std::string(to_string(tensor.verdict)), types_of(tensor)};
     const Difference& values = tensor.values;
@@ -114,7 +189,8 @@ void print_table(const Diff& diff, bool all) {
     }
     table.add(std::move(cells), style_of(tensor.verdict));
   }
-  std::cout << table.text(cli::Terminal::of_stdout());
+  std::cout << table.text(terminal);
+  if (!folded.empty()) std::cout << "--all lists each tensor\n";
 }
 
 // "29 tensors, bit-equal", or how many differ in what and by how much.
@@ -165,6 +241,7 @@ int diff(const CLI::App& app, const cli::Common& common, const DiffArguments& ar
     print_table(result, args.all);
     for (const std::string& note : result.notes) cli::note(app, common, note);
     std::cout << summary(result) << "\n";
+    cli::hint(common, types_hint(result, args));
   }
   return result.same() ? cli::kDone : cli::kCheckFailed;
 }

@@ -1,9 +1,12 @@
 // ckpt-inspect stats: extremes, mean, deviation and what is no number, of every tensor.
 
 #include <algorithm>
+#include <cmath>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
@@ -30,6 +33,46 @@ void add_row(cli::Table& table, std::vector<std::string> cells, const Statistics
     cells.push_back(std::to_string(count));
   }
   table.add(std::move(cells), is_bad(values) ? cli::Style::bad : cli::Style::plain);
+}
+
+// What --sort takes besides the columns of `list`.
+using Number = double (*)(const Statistics&);
+const std::vector<std::pair<std::string, Number>>& sortable() {
+  static const std::vector<std::pair<std::string, Number>> kNumbers = {
+      {"min", [](const Statistics& s) { return s.min; }},
+      {"max", [](const Statistics& s) { return s.max; }},
+      {"mean", [](const Statistics& s) { return s.mean; }},
+      {"std", [](const Statistics& s) { return s.standard_deviation(); }},
+      {"norm", [](const Statistics& s) { return s.norm(); }},
+      {"zeros", [](const Statistics& s) { return static_cast<double>(s.zeros); }},
+      {"nan", [](const Statistics& s) { return static_cast<double>(s.nans); }},
+      {"inf", [](const Statistics& s) { return static_cast<double>(s.infinities()); }},
+  };
+  return kNumbers;
+}
+
+// By a number of theirs, the largest first; what has none, of only NaN, comes last.
+void sort_by_number(const std::string& key, std::vector<NamedTensor>& tensors,
+                    std::vector<Statistics>& stats) {
+  const auto found = std::find_if(sortable().begin(), sortable().end(),
+                                  [&](const auto& number) { return number.first == key; });
+  if (found == sortable().end()) return;
+  std::vector<size_t> order(tensors.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto value = [&](size_t i) {
+    const double number = found->second(stats[i]);
+    return std::isnan(number) ? -std::numeric_limits<double>::infinity() : number;
+  };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return value(a) > value(b); });
+  std::vector<NamedTensor> sorted;
+  std::vector<Statistics> theirs;
+  for (const size_t i : order) {
+    sorted.push_back(std::move(tensors[i]));
+    theirs.push_back(std::move(stats[i]));
+  }
+  tensors = std::move(sorted);
+  stats = std::move(theirs);
 }
 
 void print_table(const std::vector<NamedTensor>& tensors, const TensorStats& stats) {
@@ -61,7 +104,7 @@ void print_table(const std::vector<NamedTensor>& tensors, const TensorStats& sta
 int stats(const CLI::App& app, const cli::Common& common, const TensorArguments& args) {
   InputFiles inputs;
   const Contents contents = Contents::open(inputs, args.path, args.contents);
-  const std::vector<NamedTensor> tensors = selected(contents, args.selection);
+  std::vector<NamedTensor> tensors = selected(contents, args.selection);
   require_match(args.selection, !tensors.empty());
   Progress progress;
   TensorStats result;
@@ -70,6 +113,7 @@ int stats(const CLI::App& app, const cli::Common& common, const TensorArguments&
     const cli::ProgressDisplay display(progress, common);
     result = tensor_stats(inputs, tensors, {.threads = common.threads}, progress);
   }
+  sort_by_number(args.selection.sort, tensors, result.tensors);
   const auto bad = std::count_if(result.tensors.begin(), result.tensors.end(), is_bad);
   if (common.json) {
     nlohmann::json data = stats_json(inputs, contents, tensors, result);
@@ -94,7 +138,9 @@ Command add_stats(CLI::App& app, cli::Common& common) {
   CLI::App& sub = *app.add_subcommand(
       "stats", "Extremes, mean, deviation, norm, zeros, NaN and infinity of each tensor");
   const auto args = std::make_shared<TensorArguments>();
-  add_tensor_arguments(sub, *args);
+  std::vector<std::string> numbers;
+  for (const auto& [key, number] : sortable()) numbers.push_back(key);
+  add_tensor_arguments(sub, *args, numbers);
   cli::add_pass_options(sub, common);
   return {&sub, [&app, &common, args] { return stats(app, common, *args); }};
 }

@@ -84,8 +84,9 @@ class Table::Fitting {
   Fitting(const Table& table, size_t width) : columns_(table.columns_), width_(width) {
     for (const Row& row : table.rows_) rows_.push_back(row.cells);
     for (size_t c = 0; c < columns_.size(); ++c) {
-      shown_.push_back(c);
       if (columns_[c].named) named_ = c;
+      const auto is_empty = [&](const auto& cells) { return cells[c].empty(); };
+      if (c == 0 || !std::all_of(rows_.begin(), rows_.end(), is_empty)) shown_.push_back(c);
     }
     fit();
   }
@@ -241,7 +242,7 @@ void Table::add(std::vector<std::string> cells, Style style) {
 }
 
 std::string Table::text(const Terminal& terminal) const {
-  if (!terminal.tables) return tabs(terminal);
+  if (!terminal.tables || rows_.empty()) return tabs(terminal);
   const Fitting fitting(*this, terminal.width);
   std::string out = styled(terminal, Style::bold, fitting.headings()) + "\n";
   for (size_t r = 0; r < rows_.size(); ++r) {

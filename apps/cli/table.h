@@ -1,6 +1,7 @@
 // Rows under headings.
 //
-// On a terminal the columns line up, and no line is wider than the terminal. Numbers are never cut.
+// On a terminal the columns line up, those without anything in them are left out, and no line is
+// wider than the terminal. Numbers are never cut.
 // Where not all fits, in this order:
 //   1. what all names begin with goes ("model.layers."), and a line below says it;
 //   2. the column that wraps goes on in further lines;

@@ -73,10 +73,12 @@ class GeneratedTest(ManualTest):
         self.assertEqual((done.returncode, done.stdout), (2, ""))
         self.assertIn("tcsh", done.stderr)
 
-    def test_generate_itself_is_not_shown(self):
+    def test_generate_is_shown_with_what_it_takes(self):
         for tool in TOOLS:
-            for _, text in self.helps(tool):
-                self.assertNotIn("--generate", text)
+            self.assertRegex(self.tool(tool, "--help").stdout, r"--generate WHAT +Print the completion")
+            done = self.tool(tool, "--generate", "foo")
+            self.assertEqual(done.returncode, 2)
+            self.assertIn("--generate: foo not in {bash,zsh,fish,man}", done.stderr)
 
 
 class ManPageTest(ManualTest):
@@ -143,7 +145,7 @@ class BashTest(ManualTest):
             self.assertEqual(set(self.complete(tool, *words, "-")), names)
 
     def test_values_follow_their_options(self):
-        sort = ["order", "name", "size"]
+        sort = ["order", "name", "kind", "type", "shape", "size"]
         for words, expected in [
             (["list", "--sort", ""], sort),
             (["list", "x", "--sort", "n"], ["name"]),
@@ -251,7 +253,7 @@ class FishTest(ManualTest):
         (self.root / "file").write_text("")
         for line, expected in [
             ("ckpt-inspect lis", ["list"]),
-            ("ckpt-inspect list --sort ", ["name", "order", "size"]),
+            ("ckpt-inspect list --sort ", ["kind", "name", "order", "shape", "size", "type"]),
             ("ckpt-inspect list --sort=n", ["--sort=name"]),
             ("ckpt-inspect list f", ["file", "folder/"]),
             ("zero-to-fp32 --progress j", ["json"]),

@@ -1,6 +1,8 @@
 """ckpt-inspect diff: conversions change nothing, and what does change is found, with torch's numbers."""
 import json
 import math
+import os
+import pathlib
 from fractions import Fraction
 
 import cli_common
@@ -9,6 +11,7 @@ import numpy
 import safetensors.torch
 import torch
 from cli_common import CliTest
+from pseudo_terminal import Terminal
 
 ORDERED = {torch.float64: numpy.int64, torch.float32: numpy.int32, torch.float16: numpy.int16,
            torch.bfloat16: numpy.int16}
@@ -368,6 +371,39 @@ class DiffTest(CliTest):
         for code, arguments in [(2, [good]), (2, [good, self.root / "nowhere"]), (2, [good, good, "--as=int8"]),
                                 (2, [good, good, "--atol=-1"]), (2, [good, good, "--match=("]), (3, [good, self.tmp])]:
             self.error_of(self.tool("ckpt-inspect", "diff", "--json", *arguments), code)
+
+
+class DiffForPeopleTest(CliTest):
+
+    def on_terminal(self, *arguments, code):
+        command = [str(pathlib.Path(os.environ["DSCKPT_BIN"]) / "ckpt-inspect"), "diff", *map(str, arguments)]
+        with Terminal(command, 120, {**self.environment, "TERM": "dumb"}, [1, 2]) as terminal:
+            text, status = terminal.rest()
+        self.assertEqual(status, code, text)
+        return text.replace("\r\n", "\n")
+
+    def test_what_differs_in_types_alone_is_folded_and_the_next_command_is_named(self):
+        case = common.case_named("hf_trainer_gpt2_z2_bf16_w2")
+        narrow = self.convert(case.load_dir, "--dtype", "bf16", "--safe-serialization")
+        text = self.on_terminal(case.load_dir, narrow, code=1)
+        rows = [line for line in text.splitlines() if " dtype " in line]
+        self.assertEqual(len(rows), 1, text)
+        self.assertRegex(rows[0], r"transformer.wte.weight and 27 more +dtype +float32 -> bfloat16")
+        self.assertIn("hint: only types differ; --as bfloat16", text)
+        self.assertIn("bit-equal", self.on_terminal(case.load_dir, narrow, "--as", "bfloat16", code=0))
+        every = self.on_terminal(case.load_dir, narrow, "--all", code=1)
+        self.assertEqual(sum(" dtype " in line for line in every.splitlines()), 28)
+        piped = self.tool("ckpt-inspect", "diff", case.load_dir, narrow)
+        self.assertEqual(piped.stdout.count("\tdtype\t"), 28)
+
+    def test_types_are_not_said_to_be_all_where_values_differ_too(self):
+        case = common.case_named("hf_trainer_gpt2_z2_bf16_w2")
+        narrow = self.convert(case.load_dir, "--dtype", "bf16", "--safe-serialization", "--keep-fp32", "wte")
+        path = narrow / "model.safetensors"
+        tensors = safetensors.torch.load_file(path)
+        tensors["transformer.wte.weight"][0, 0] += 1
+        safetensors.torch.save_file(tensors, path)
+        self.assertNotIn("only types differ", self.on_terminal(case.load_dir, narrow, code=1))
 
 
 if __name__ == "__main__":
