@@ -22,8 +22,7 @@ struct NearestCheckpoint {
 //    most three levels below it. That is the one with the highest numbers in its name, or else
 //    which was changed last;
 //  * with `tag`: a folder that has it some levels below, the tag's own folder, or one whose `tag`
-//  is
-//    itself a folder with `latest`.
+//    is itself a folder with `latest`.
 // nullopt where `path` needs no help, or where nothing is near. Throws InconsistentError, with a
 // list, if checkpoints in several folders come into question, and IoError.
 std::optional<NearestCheckpoint> nearest_checkpoint(const std::filesystem::path& path,

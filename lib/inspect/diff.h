@@ -66,8 +66,7 @@ struct DiffSide {
 // * A tied name that a side has under another of its names only is not missing.
 // * If only one side has optimizer states, weights are compared.
 // * Of a checkpoint and weights: what has no fp32 master (frozen parameters, buffers) and is
-// float32
-//   in the weights is compared as float32. That is what a conversion to fp32 makes of it.
+//   float32 in the weights is compared as float32. That is what a conversion to fp32 makes of it.
 // Throws as read_blocks does.
 Diff diff_tensors(const DiffSide& a, const DiffSide& b, const DiffOptions& options,
                   Progress& progress);

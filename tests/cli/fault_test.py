@@ -89,7 +89,7 @@ class SpaceTest(FaultTest):
     def test_space_is_checked_before_anything_is_written(self):
         scratch = self.scratch("z2_fp32_full_w3")
         with self.small_file_system("16k") as folder:
-            error = self.assert_io_error(folder / "out", r"needs \d+ bytes.*No space left", source=scratch.folder)
+            error = self.assert_io_error(folder / "out", r"needs [\d.]+ KB, .*No space left", source=scratch.folder)
             self.assertEqual(error["file"], str(folder / "out"))
             self.assertEqual(list(folder.iterdir()), [])
 
