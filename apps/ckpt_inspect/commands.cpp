@@ -6,8 +6,10 @@
 
 #include "base/patterns.h"
 #include "base/text.h"
+#include "cli/interrupt.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
+#include "cli/progress_display.h"
 #include "job/job_impl.h"
 #include "report/report.h"
 
@@ -23,6 +25,17 @@ void add_contents_options(CLI::App& app, const std::string& name, std::string& p
       ->type_name("TAG");
   cli::add_roots(app, options.roots);
   cli::add_tp_rules(app, options.tp_rules);
+}
+
+Contents open_contents(InputFiles& inputs, const cli::Common& common, const std::string& path,
+                       const ContentsOptions& options) {
+  Progress progress;
+  const cli::InterruptGuard guard(progress);
+  inputs.watch(&progress);
+  Contents contents =
+      cli::while_shown(progress, common, [&] { return Contents::open(inputs, path, options); });
+  inputs.watch(nullptr);
+  return contents;
 }
 
 void add_match(CLI::App& app, Selection& selection) {

@@ -33,6 +33,10 @@ AddCommand add_scan;
 void add_contents_options(CLI::App& app, const std::string& name, std::string& path,
                           ContentsOptions& options);
 
+// Contents::open(), with the files counted on stderr where that takes long.
+Contents open_contents(InputFiles& inputs, const cli::Common& common, const std::string& path,
+                       const ContentsOptions& options);
+
 // Which tensors, and in what order.
 struct Selection {
   std::string match;  // an RE2 pattern, searched in names

@@ -41,8 +41,9 @@ struct DiffArguments {
 // One side, opened.
 class Side {
  public:
-  Side(const DiffArguments& args, const std::string& path, const std::string& tag)
-      : contents_(Contents::open(inputs_, path, {.tag = tag, .states = args.states})),
+  Side(const DiffArguments& args, const cli::Common& common, const std::string& path,
+       const std::string& tag)
+      : contents_(open_contents(inputs_, common, path, {.tag = tag, .states = args.states})),
         tensors_(selected(contents_, args.selection)) {
     std::unordered_set<std::string> labels;
     for (NamedTensor& tensor : tensors_) {
@@ -218,8 +219,8 @@ std::string summary(const Diff& diff) {
 }
 
 int diff(const CLI::App& app, const cli::Common& common, const DiffArguments& args) {
-  const Side a(args, args.path_a, args.tag_a);
-  const Side b(args, args.path_b, args.tag_b);
+  const Side a(args, common, args.path_a, args.tag_a);
+  const Side b(args, common, args.path_b, args.tag_b);
   require_match(args.selection, !a.empty() || !b.empty());
   DiffOptions options{.as = args.as, .tolerance = {}, .threads = common.threads};
   if (args.atol || args.rtol) {

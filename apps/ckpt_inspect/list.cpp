@@ -49,7 +49,7 @@ std::string holders_text(const InputFiles& inputs, const Contents& contents,
 
 int list(const CLI::App& app, const cli::Common& common, const TensorArguments& args) {
   InputFiles inputs;
-  const Contents contents = Contents::open(inputs, args.path, args.contents);
+  const Contents contents = open_contents(inputs, common, args.path, args.contents);
   const std::vector<NamedTensor> tensors = selected(contents, args.selection);
   if (common.json) {
     nlohmann::json data = {{"form", contents.form()},

@@ -79,7 +79,7 @@ void print_bytes(const InputFiles& inputs, const TensorSource& tensor) {
 
 int print(const cli::Common& common, const PrintArguments& args) {
   InputFiles inputs;
-  const Contents contents = Contents::open(inputs, args.path, args.contents);
+  const Contents contents = open_contents(inputs, common, args.path, args.contents);
   const NamedTensor& tensor = tensor_named(contents, args.name, args.state);
   const TensorSource part = sliced(tensor.value, args.slice);
   return in_context({.tensor = tensor.label()}, [&] {

@@ -12,7 +12,9 @@
 #include "base/patterns.h"
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
+#include "cli/interrupt.h"
 #include "cli/messages.h"
+#include "cli/progress_display.h"
 #include "cli/table.h"
 #include "cli/terminal.h"
 #include "report/report.h"
@@ -114,7 +116,10 @@ std::string summary_of(const ScanResult& result) {
 
 int scan_path(const CLI::App& app, const cli::Common& common, const ScanArguments& args) {
   const Patterns allowed(args.allowed, "--allow");
-  ScanResult result = scan(args.path);
+  Progress progress;
+  const cli::InterruptGuard guard(progress);
+  ScanResult result =
+      cli::while_shown(progress, common, [&] { return scan(args.path, &progress); });
   result.allow(allowed);
   if (common.json) {
     cli::print_json("scan", json_of(result));

@@ -103,7 +103,7 @@ void print_table(const std::vector<NamedTensor>& tensors, const TensorStats& sta
 
 int stats(const CLI::App& app, const cli::Common& common, const TensorArguments& args) {
   InputFiles inputs;
-  const Contents contents = Contents::open(inputs, args.path, args.contents);
+  const Contents contents = open_contents(inputs, common, args.path, args.contents);
   std::vector<NamedTensor> tensors = selected(contents, args.selection);
   require_match(args.selection, !tensors.empty());
   Progress progress;

@@ -287,7 +287,7 @@ void show_files(const SummaryArguments& args) {
 Contents open_or_show_files(InputFiles& inputs, const cli::Common& common,
                             const SummaryArguments& args) {
   try {
-    return Contents::open(inputs, args.path, args.contents);
+    return open_contents(inputs, common, args.path, args.contents);
   } catch (const Error& error) {
     if (!error.is_damage() || common.json) throw;
     try {

@@ -87,7 +87,7 @@ class Printer {
 
 int tree(const CLI::App& app, const cli::Common& common, const TreeArguments& args) {
   InputFiles inputs;
-  const Contents contents = Contents::open(inputs, args.path, args.contents);
+  const Contents contents = open_contents(inputs, common, args.path, args.contents);
   const std::vector<NamedTensor> tensors = selected(contents, args.selection);
   const TreeNode root = tree_of(tensors, !args.every_layer);
   if (common.json) {

@@ -63,7 +63,7 @@ void print(const InputFiles& inputs, const std::vector<TensorExtent>& extents) {
 
 int where(const cli::Common& common, const WhereArguments& args) {
   InputFiles inputs;
-  const Contents contents = Contents::open(inputs, args.path, args.contents);
+  const Contents contents = open_contents(inputs, common, args.path, args.contents);
   const NamedTensor& tensor = tensor_named(contents, args.name, args.state);
   const std::vector<TensorExtent> extents = extents_of(inputs, contents, tensor.value);
   if (common.json) {

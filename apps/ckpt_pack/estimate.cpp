@@ -44,7 +44,8 @@ nlohmann::json json_of(const PackEstimate& estimate) {
 int estimate(const cli::Common& common, const EstimateArguments& args) {
   Progress progress;
   const cli::InterruptGuard guard(progress);
-  const Job job = plan_pack(args.input, false, true);
+  const Job job = cli::while_shown(progress, common,
+                                   [&] { return plan_pack(args.input, false, true, &progress); });
   const PackEstimate estimate = [&] {
     const cli::ProgressDisplay display(progress, common);
     return estimate_pack(job, args.level, parse_size(args.sample, "size"), progress,

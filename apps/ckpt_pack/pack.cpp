@@ -26,7 +26,9 @@ struct PackArguments {
 int run(const CLI::App& app, const cli::Common& common, PackArguments& args, bool packs) {
   Progress progress;
   const cli::InterruptGuard guard(progress);
-  const Job job = (packs ? plan_pack : plan_unpack)(args.input, args.sha256, args.follow_links);
+  const Job job = cli::while_shown(progress, common, [&] {
+    return (packs ? plan_pack : plan_unpack)(args.input, args.sha256, args.follow_links, &progress);
+  });
   if (packs) args.run.options.pack = args.level;
   return cli::carry_out(app, common, job, args.output, args.run, progress);
 }

@@ -26,8 +26,9 @@ int strip(const CLI::App& app, const cli::Common& common, StripArguments& args) 
   args.source.weights = false;
   Progress progress;
   const cli::InterruptGuard guard(progress);
-  const Source source = Source::open(args.input, args.source);
-  const Job job = plan_strip(source, keep);
+  args.source.progress = &progress;
+  const Job job = cli::while_shown(
+      progress, common, [&] { return plan_strip(Source::open(args.input, args.source), keep); });
   return cli::carry_out(app, common, job, args.output, args.run, progress);
 }
 

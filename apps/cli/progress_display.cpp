@@ -21,6 +21,7 @@ struct ProgressDisplay::Impl {
   using Clock = std::chrono::steady_clock;
   static constexpr size_t kBar = 30;
   static constexpr size_t kLeastBar = 5;
+  static constexpr double kQuietSeconds = 0.5;  // most checkpoints are opened in less
 
   Impl(const Progress& of, ProgressMode mode, bool is_shown)
       : progress(of),
@@ -47,8 +48,16 @@ struct ProgressDisplay::Impl {
       if (requests.take()) answer();
     }
     if (!shown) return;
+    if (progress.bytes_total == 0) return wipe();
     if (as_json || always || drawn > 0) show();
     if (drawn > 0) std::fputs("\n", stderr);
+  }
+
+  void wipe() {
+    if (drawn == 0) return;
+    std::fputs(("\r" + std::string(drawn, ' ') + "\r").c_str(), stderr);
+    std::fflush(stderr);
+    drawn = 0;
   }
 
   // A line that stays.
@@ -57,7 +66,10 @@ struct ProgressDisplay::Impl {
     if (drawn > 0) std::fputs("\n", stderr);
     drawn = 0;
     const Facts now = facts();
-    std::fputs(now.total == 0 ? "nothing is written yet\n" : (now.text() + "\n").c_str(), stderr);
+    const std::string text = now.total > 0              ? now.text()
+                             : progress.files_total > 0 ? opening().text()
+                                                        : "nothing is written yet";
+    std::fputs((text + "\n").c_str(), stderr);
     std::fflush(stderr);
   }
 
@@ -75,18 +87,57 @@ struct ProgressDisplay::Impl {
     }
   };
 
+  // Files, before there are bytes.
+  struct Opening {
+    uint64_t done;
+    uint64_t total;
+    double seconds;
+    bool is_done() const { return done >= total; }
+    double left() const {
+      return done == 0 ? 0
+                       : seconds / static_cast<double>(done) * static_cast<double>(total - done);
+    }
+    std::string text() const {
+      if (is_done()) return "planning, " + grouped(total) + (total == 1 ? " file" : " files");
+      return grouped(done) + " of " + grouped(total) + " files opened" +
+             (done == 0 ? "" : "  " + whole(left()) + " s left");
+    }
+  };
+
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+  Opening opening() const {
+    const uint64_t done = progress.files_done;
+    return {done, std::max<uint64_t>(progress.files_total, done), seconds()};
+  }
+
+  void show_opening() {
+    if (progress.files_total == 0 || seconds() < kQuietSeconds) return;
+    const Opening now = opening();
+    if (!as_json) {
+      return draw(static_cast<double>(now.done) / static_cast<double>(now.total), now.text());
+    }
+    std::cerr << dump({{"schema", kJsonSchema},
+                       {"type", "opening"},
+                       {"data",
+                        {{"files_done", now.done},
+                         {"files_total", now.total},
+                         {"seconds_left", now.left()}}}})
+              << "\n";
+  }
+
   Facts facts() const {
     const uint64_t total = progress.bytes_total;
     const uint64_t done = progress.bytes_done;
-    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-    const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
+    const double passed = seconds();
+    const double rate = passed > 0 ? static_cast<double>(done) / passed : 0;
     const double left = rate > 0 ? static_cast<double>(total - done) / rate : 0;
     return {done, total, rate, left};
   }
 
   void show() {
     const Facts now = facts();
-    if (now.total == 0) return;
+    if (now.total == 0) return show_opening();
     if (!as_json) return draw(now.fraction(), now.text());
     std::cerr << dump({{"schema", kJsonSchema},
                        {"type", "progress"},

@@ -10,7 +10,8 @@ namespace dsckpt::cli {
 
 // Shows a Progress on stderr, at most six times a second, until it is destroyed: a line with bar,
 // rate and time left, no wider than the terminal, on one (or with --progress=always), JSON lines
-// with --progress=json. For each SIGUSR1 there is a line in any case.
+// with --progress=json. For each SIGUSR1 there is a line in any case. While files are opened it
+// counts these, from half a second on, and that line goes away again.
 class ProgressDisplay {
  public:
   ProgressDisplay(const Progress& progress, const Common& common);
@@ -22,5 +23,12 @@ class ProgressDisplay {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+// What `work` returns, shown meanwhile.
+template <typename F>
+auto while_shown(const Progress& progress, const Common& common, F&& work) {
+  const ProgressDisplay display(progress, common);
+  return work();
+}
 
 }  // namespace dsckpt::cli

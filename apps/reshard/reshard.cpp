@@ -84,8 +84,10 @@ int convert(const CLI::App& app, Arguments& args) {
   args.source.optimizer_states = true;
   Progress progress;
   const cli::InterruptGuard guard(progress);
-  const Source source = Source::open(args.input, args.source);
-  const Job job = plan_reshard(source, args.reshard);
+  args.source.progress = &progress;
+  const Job job = cli::while_shown(progress, args.common, [&] {
+    return plan_reshard(Source::open(args.input, args.source), args.reshard);
+  });
   return cli::carry_out(app, args.common, job, args.output, args.run, progress);
 }
 

@@ -108,8 +108,10 @@ int convert(const CLI::App& app, Arguments& args) {
 
   Progress progress;
   const cli::InterruptGuard guard(progress);
-  const Source source = Source::open(args.input, args.source);
-  const Job job = plan_universal(source, args.universal);
+  args.source.progress = &progress;
+  const Job job = cli::while_shown(progress, args.common, [&] {
+    return plan_universal(Source::open(args.input, args.source), args.universal);
+  });
   return cli::carry_out(app, args.common, job, args.output, args.run, progress);
 }
 

@@ -67,6 +67,12 @@ std::optional<double> real_of(std::string_view text) {
   return !stream.fail() && stream.peek() == EOF ? std::optional(value) : std::nullopt;
 }
 
+std::string grouped(uint64_t value) {
+  std::string digits = std::to_string(value);
+  for (size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, ",");
+  return digits;
+}
+
 std::string human_bytes(uint64_t bytes) {
   constexpr std::array kUnits{"B", "KB", "MB", "GB", "TB", "PB"};
   double value = static_cast<double>(bytes);

@@ -39,6 +39,8 @@ std::string shell_word(const std::string& text);
 // The decimal number that all of `text` is, whatever the locale. libc++ has no std::from_chars for
 // it.
 std::optional<double> real_of(std::string_view text);
+// "1,234,567"
+std::string grouped(uint64_t value);
 // "1.5 GB", in powers of 1000 as disks are sold and shard sizes are given.
 std::string human_bytes(uint64_t bytes);
 // "83.4 %" of 0.834.

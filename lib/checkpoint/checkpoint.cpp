@@ -13,6 +13,7 @@
 #include "checkpoint/weights.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
+#include "io/opening_files.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -184,6 +185,7 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder, const O
   auto impl = std::make_unique<Impl>(inputs);
   CheckpointDraft& draft = impl->draft;
   draft.folder = folder;
+  const OpeningFiles all(inputs.progress(), folder.shards.size());
   draft.facts.tag = draft.folder.tag;
   if (!folder.note.empty()) draft.notes.push_back(folder.note);
   draft.optimizer_states = options.optimizer_states;

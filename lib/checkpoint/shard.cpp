@@ -4,6 +4,8 @@
 
 #include <exception>
 
+#include "io/opening_files.h"
+
 namespace dsckpt {
 using pickle::Kind;
 using pickle::Value;
@@ -95,6 +97,7 @@ std::vector<Shard> open_shards(InputFiles& inputs, const std::vector<ShardFile>&
   std::vector<std::optional<Shard>> opened(files.size());
   std::vector<std::exception_ptr> failures(files.size());
   std::vector<FileId> ids(files.size());
+  const OpeningFiles opening(inputs.progress(), files.size());
   for (size_t i = 0; i < files.size(); ++i) {
     try {
       ids[i] = inputs.add(files[i].path, root);
@@ -106,7 +109,7 @@ std::vector<Shard> open_shards(InputFiles& inputs, const std::vector<ShardFile>&
   SharedPickles of_these;
   if (pickles == nullptr) pickles = &of_these;
   tbb::parallel_for(size_t{0}, files.size(), [&](size_t i) {
-    if (failures[i]) return;
+    if (failures[i] || opening.is_cancelled()) return;
     try {
       const std::string& display = inputs[ids[i]].display();
       in_context({.file = display}, [&] {
@@ -117,7 +120,9 @@ std::vector<Shard> open_shards(InputFiles& inputs, const std::vector<ShardFile>&
     } catch (...) {
       failures[i] = std::current_exception();
     }
+    opening.opened_one();
   });
+  opening.throw_if_cancelled();
 
   std::vector<Shard> shards;
   for (size_t i = 0; i < files.size(); ++i) {

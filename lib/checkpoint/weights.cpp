@@ -17,6 +17,7 @@
 #include "dsckpt/error.h"
 #include "format/tensors_in.h"
 #include "io/content_name.h"
+#include "io/opening_files.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -128,7 +129,9 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
   }
 
   std::unordered_map<std::string, std::string> file_of;
+  const OpeningFiles opening(inputs.progress(), paths.size());
   for (const fs::path& file_path : paths) {
+    opening.throw_if_cancelled();
     if (!root.empty()) refuse_two_forms(file_path);
     WeightsFile file{file_path, inputs.add(file_path, root), nullptr, nullptr};
     const std::string display = inputs[file.id].display();
@@ -166,6 +169,7 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
       }
     }
     weights.files_.push_back(std::move(file));
+    opening.opened_one();
   }
 
   if (index) {

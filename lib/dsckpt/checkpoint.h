@@ -17,6 +17,8 @@
 
 namespace dsckpt {
 
+struct Progress;
+
 struct SourceOptions {
   // The tag's folder name. Default: what the file `latest` says, or else `latest_universal`; the
   // folder itself if it holds shards.
@@ -42,6 +44,9 @@ struct SourceOptions {
   bool follow_links = false;
   // A folder or file of weights is an input too. Without, a checkpoint has to be there.
   bool weights = true;
+  // Counts the files that are opened, and stops it: InterruptedError. Has to live until the plans
+  // of the source are made. nullptr: nobody looks.
+  Progress* progress = nullptr;
 };
 
 // How the checkpoints of an average are weighted.

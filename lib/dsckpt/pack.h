@@ -17,15 +17,16 @@ namespace dsckpt {
 // Torch archives and safetensors are planned tensor by tensor, so that packing sees types; what
 // cannot be read as either is planned as bytes, with a note. Run it with RunOptions::pack. With
 // `sha256` the SHA-256 of each content is kept, which takes a pass of its own. Throws UsageError if
-// there is nothing, IoError, InconsistentError for a content that is there in two forms.
+// there is nothing, IoError, InconsistentError for a content that is there in two forms. `progress`
+// as SourceOptions::progress.
 DSCKPT_EXPORT Job plan_pack(const std::filesystem::path& input, bool sha256 = false,
-                            bool follow_links = false);
+                            bool follow_links = false, Progress* progress = nullptr);
 
 // The same files as bytes. With `sha256` they are compared with those that were kept, before
 // anything is written: then the run throws CorruptError that names the first that differs, and
 // UsageError if none was kept.
 DSCKPT_EXPORT Job plan_unpack(const std::filesystem::path& input, bool sha256 = false,
-                              bool follow_links = false);
+                              bool follow_links = false, Progress* progress = nullptr);
 
 // What a checkpoint is stripped to.
 enum class Keep : uint8_t {

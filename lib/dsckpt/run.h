@@ -50,6 +50,9 @@ struct Progress {
   std::atomic<uint64_t> bytes_done{0};   // written, or read only to be checked; read back, too
   std::atomic<uint64_t> bytes_total{0};  // set when the run begins
   std::atomic<bool> cancelled{false};    // set it to stop: the run throws InterruptedError
+  // While a source is opened and planned: files whose metadata was read, of those known so far.
+  std::atomic<uint64_t> files_done{0};
+  std::atomic<uint64_t> files_total{0};
 };
 
 struct RunStats {

@@ -9,6 +9,7 @@
 #include "dsckpt/error.h"
 #include "inspect/scan_content.h"
 #include "io/input_file.h"
+#include "io/opening_files.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -96,7 +97,7 @@ void ScanResult::allow(const Patterns& names) {
   }
 }
 
-ScanResult scan(const fs::path& path) {
+ScanResult scan(const fs::path& path, Progress* progress) {
   std::error_code failed;
   const fs::file_status status = fs::status(path, failed);
   if (status.type() == fs::file_type::not_found || status.type() == fs::file_type::none) {
@@ -109,7 +110,12 @@ ScanResult scan(const fs::path& path) {
     files.push_back({path, path.filename().string(), refusal_of(fs::directory_entry(path))});
   }
   std::vector<ScanResult> results(files.size());
-  tbb::parallel_for(size_t{0}, files.size(), [&](size_t i) { results[i] = scan_file(files[i]); });
+  const OpeningFiles opening(progress, files.size());
+  tbb::parallel_for(size_t{0}, files.size(), [&](size_t i) {
+    opening.throw_if_cancelled();
+    results[i] = scan_file(files[i]);
+    opening.opened_one();
+  });
 
   ScanResult all;
   for (ScanResult& result : results) {

@@ -14,6 +14,8 @@
 
 namespace dsckpt {
 
+struct Progress;
+
 // A global in one pickle.
 struct ScanFinding {
   GlobalClass danger = GlobalClass::unknown;
@@ -55,6 +57,7 @@ struct ScanResult {
 // Scans a file, or all files below a folder, several at a time. Links to files are read, links to
 // folders below `path` are unreadable. Memory: a window of each pickle, never a tensor. Throws
 // IoError if there is no `path`; files that cannot be read are in the result.
-ScanResult scan(const std::filesystem::path& path);
+// `progress` as SourceOptions::progress.
+ScanResult scan(const std::filesystem::path& path, Progress* progress = nullptr);
 
 }  // namespace dsckpt

@@ -19,6 +19,7 @@ namespace dsckpt {
 
 class ContentReader;
 class StoredFile;
+struct Progress;
 
 // One file of fixed size, stored as it is or held by another one (content_name.h). All methods may
 // be called from any thread. Descriptors are opened on demand and may be closed in between, so that
@@ -89,9 +90,14 @@ class InputFiles {
   const InputFile& operator[](FileId id) const { return *files_[id]; }
   size_t size() const { return files_.size(); }
 
+  // Who is told of files that are opened, and may stop it; nullptr for nobody, as at first.
+  void watch(Progress* progress) { progress_ = progress; }
+  Progress* progress() const { return progress_; }
+
  private:
   std::vector<std::unique_ptr<InputFile>> files_;
   std::unordered_map<std::string, FileId> ids_;  // by path, as it was given
+  Progress* progress_ = nullptr;
 };
 
 }  // namespace dsckpt

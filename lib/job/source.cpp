@@ -75,6 +75,7 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
   impl->path = path;
   impl->options = options;
   impl->inputs = std::make_shared<InputFiles>();
+  impl->inputs->watch(options.progress);
   const OpenOptions open = open_options(options);
   const bool is_weights = options.weights && is_weights_input(path, options.tag);
   if (!is_weights) refuse_weights_options(options);
@@ -106,11 +107,14 @@ std::vector<fs::path> complete_tags(const fs::path& folder, const SourceOptions&
     const std::string name = it->path().filename().string();
     try {
       InputFiles inputs;
+      inputs.watch(options.progress);
       OpenOptions open = open_options(options);
       open.tag = name;
       const Checkpoint checkpoint = Checkpoint::open(inputs, folder, open);
       if (!checkpoint.facts().global_steps) throw InconsistentError({}, "does not tell its step");
       tags.emplace_back(*checkpoint.facts().global_steps, it->path());
+    } catch (const InterruptedError&) {
+      throw;
     } catch (const Error& error) {
       notes.push_back(name + " is left out, it cannot be read: " + error.what());
     }
@@ -203,6 +207,7 @@ Source Source::open_average(const std::vector<fs::path>& paths, const SourceOpti
   auto impl = std::make_shared<Impl>();
   impl->options = options;
   impl->inputs = std::make_shared<InputFiles>();
+  impl->inputs->watch(options.progress);
   std::vector<AveragedCheckpoint> parts;
   std::set<fs::path> folders;
   for (size_t i = 0; i < all.size(); ++i) {

@@ -13,6 +13,7 @@
 #include "format/checked_records.h"
 #include "format/typed_extents.h"
 #include "io/content_name.h"
+#include "io/opening_files.h"
 #include "job/job_impl.h"
 #include "job/links.h"
 
@@ -154,7 +155,9 @@ Types types_of(const InputFiles& inputs, const std::vector<FoundFile>& found,
   Types types{std::vector<std::vector<TypedExtent>>(found.size()),
               std::vector<std::string>(found.size())};
   SharedPickles pickles;
+  const OpeningFiles opening(inputs.progress(), found.size());
   tbb::parallel_for(size_t{0}, found.size(), [&](size_t i) {
+    opening.throw_if_cancelled();
     try {
       if (is_packable(found[i].name)) {
         types.tensors[i] = typed_extents(inputs, ids[i], &pickles);
@@ -171,6 +174,7 @@ Types types_of(const InputFiles& inputs, const std::vector<FoundFile>& found,
         types.notes[i] = found[i].name + " is packed as plain bytes: " + error.message();
       }
     }
+    opening.opened_one();
   });
   return types;
 }
@@ -182,8 +186,10 @@ Place place_apart_from(const fs::path& input) {
           .whole = true};
 }
 
-Job plan_copies(const fs::path& input, bool packs, ContentHash hash, bool follow_links) {
+Job plan_copies(const fs::path& input, bool packs, ContentHash hash, bool follow_links,
+                Progress* progress) {
   auto inputs = std::make_shared<InputFiles>();
+  inputs->watch(progress);
   Job::Impl job{.inputs = inputs, .plan = {}, .place = place_apart_from(input), .hash = hash};
   const std::vector<FoundFile> found = find_all(input, follow_links, job.notes);
   std::error_code failed;
@@ -214,12 +220,14 @@ Job plan_copies(const fs::path& input, bool packs, ContentHash hash, bool follow
 
 }  // namespace
 
-Job plan_pack(const fs::path& input, bool sha256, bool follow_links) {
-  return plan_copies(input, true, sha256 ? ContentHash::keep : ContentHash::none, follow_links);
+Job plan_pack(const fs::path& input, bool sha256, bool follow_links, Progress* progress) {
+  return plan_copies(input, true, sha256 ? ContentHash::keep : ContentHash::none, follow_links,
+                     progress);
 }
 
-Job plan_unpack(const fs::path& input, bool sha256, bool follow_links) {
-  return plan_copies(input, false, sha256 ? ContentHash::check : ContentHash::none, follow_links);
+Job plan_unpack(const fs::path& input, bool sha256, bool follow_links, Progress* progress) {
+  return plan_copies(input, false, sha256 ? ContentHash::check : ContentHash::none, follow_links,
+                     progress);
 }
 
 }  // namespace dsckpt

@@ -4,7 +4,8 @@
 //                opendir; each stands for all of its kind (pread, renameat2, syncfs, ...)
 //   FAIL_AT      the how manieth of that kind, from 1
 //   FAIL_ERRNO   what it says; 0: it does less than was asked for (read, write); -1: the process is
-//                killed instead (SIGKILL); -2: it is stopped (SIGSTOP), and the call works
+//                killed instead (SIGKILL); -2: it is stopped (SIGSTOP), and the call works; -3: the
+//                call takes a second longer
 //   FAIL_COUNTS  a file that gets the number of calls of each kind at the end: "open 17"
 //
 // A call that fails does nothing, but close, which always closes.
@@ -76,6 +77,10 @@ bool fails(const char* kind) {
   if (s.reason == -1) ::kill(::getpid(), SIGKILL);
   if (s.reason == -2) {
     ::kill(::getpid(), SIGSTOP);
+    return false;
+  }
+  if (s.reason == -3) {
+    ::sleep(1);
     return false;
   }
   errno = s.reason;

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "base/text.h"
 #include "report/html/page.h"
 #include "report/html/text.h"
 

@@ -9,6 +9,7 @@
 #include "base/kernels.h"
 #include "format/tensors_in.h"
 #include "inspect/verify/verification.h"
+#include "io/opening_files.h"
 
 namespace dsckpt {
 namespace {
@@ -196,11 +197,13 @@ void open_files(Verification& v) {
     }
   }
   v.report.files = v.files.size();
+  const OpeningFiles opening(&v.progress, v.files.size());
   for_each_index(v.files.size(), [&](size_t i) {
     CheckedFile& file = v.files[i];
     if (file.suspect) return;
     v.stop_if_cancelled();
     v.attempt(Check::unreadable, file, [&] { open_file(v, file); });
+    opening.opened_one();
   });
 }
 

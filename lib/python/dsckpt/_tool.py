@@ -136,8 +136,9 @@ def _carry_out(command, progress, printed):
     try:
         for line in process.stderr:
             if progress and line.startswith(b"{"):
-                now = json.loads(line)["data"]
-                progress(now["bytes_done"], now["bytes_total"])
+                now = json.loads(line)
+                if now["type"] == "progress":
+                    progress(now["data"]["bytes_done"], now["data"]["bytes_total"])
             else:
                 said = [*said[-20:], line.decode(errors="replace")]
         process.wait()

@@ -89,12 +89,6 @@ size_t character_count(std::string_view utf8) {
   return count;
 }
 
-std::string grouped(uint64_t value) {
-  std::string digits = std::to_string(value);
-  for (size_t i = digits.size(); i > 3; i -= 3) digits.insert(i - 3, ",");
-  return digits;
-}
-
 std::string decimal(double value, int digits) {
   std::array<char, 400> text{};  // the largest double has 309 digits
   const auto end =

@@ -17,8 +17,6 @@ std::string html_text(std::string_view text, size_t max = 200);
 // How many characters, not bytes, are in UTF-8.
 size_t character_count(std::string_view utf8);
 
-// "1,234,567"
-std::string grouped(uint64_t value);
 // A value with `digits` digits after the point, without zeros at the end: "12.5".
 std::string decimal(double value, int digits);
 // The share of `part` in `whole`: "12.5 %", "< 0.1 %"; "0.0 %" if `whole` is 0.

@@ -1,0 +1,33 @@
+// Files that are opened many at a time, for who watches (InputFiles::watch).
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "dsckpt/error.h"
+#include "dsckpt/run.h"
+
+namespace dsckpt {
+
+// Tells `progress`, if there is one, of `files` that are going to be opened now; of those it may
+// know already. Any thread.
+class OpeningFiles {
+ public:
+  OpeningFiles(Progress* progress, size_t files) : progress_(progress) {
+    if (progress_ == nullptr) return;
+    progress_->files_total = std::max(progress_->files_total.load(), progress_->files_done + files);
+  }
+
+  void opened_one() const {
+    if (progress_ != nullptr) ++progress_->files_done;
+  }
+  bool is_cancelled() const { return progress_ != nullptr && progress_->cancelled; }
+  void throw_if_cancelled() const {
+    if (is_cancelled()) throw InterruptedError();
+  }
+
+ private:
+  Progress* progress_;
+};
+
+}  // namespace dsckpt
