@@ -37,6 +37,7 @@ struct Arguments {
   WeightsOptions weights;
   cli::RunArguments run;
   std::string dtype = "float32";
+  std::string hf_config;
   std::string peft;
   AdapterOptions adapter;
   bool debug = false;
@@ -49,6 +50,14 @@ std::optional<DType> parse_dtype(const std::string& name) {
       {"fp16", DType::float16},    {"bfloat16", DType::bfloat16}, {"bf16", DType::bfloat16},
       {"keep", std::nullopt}};
   return kNames.at(name);
+}
+
+// What --dtype auto stands for.
+DType type_in_config(const Source& source, const WeightsOptions& weights) {
+  const std::optional<DType> dtype = configured_dtype(source, weights);
+  if (dtype) return *dtype;
+  throw UsageError("--dtype auto: no config.json with a dtype lies beside the checkpoint")
+      .with_hint("--hf-config DIR names the folder of one; or give the type, as --dtype bf16");
 }
 
 void add_options(CLI::App& app, Arguments& args) {
@@ -90,8 +99,9 @@ void add_options(CLI::App& app, Arguments& args) {
   cli::one_of(
       app.add_option("--dtype", args.dtype,
                      "Floating tensors become float32, float16 or bfloat16 (fp32, fp16, bf16);\n"
-                     "keep: as stored (masters are float32)"),
-      {"float32", "float16", "bfloat16", "fp32", "fp16", "bf16", "keep"}, cli::Case::ignored)
+                     "keep: as stored (masters are float32); auto: what config.json says"),
+      {"float32", "float16", "bfloat16", "fp32", "fp16", "bf16", "keep", "auto"},
+      cli::Case::ignored)
       ->type_name("TYPE")
       ->capture_default_str();
   app.add_option("--keep-fp32", args.weights.keep_fp32, "These stay float32 whatever --dtype says")
@@ -110,9 +120,11 @@ void add_options(CLI::App& app, Arguments& args) {
   app.add_option("--key-map", args.weights.key_map,
                  "Rename tensors by the rules in this file, lines of 'REGEX => REPLACEMENT'")
       ->type_name("FILE");
-  app.add_option("--hf-config", args.weights.hf_config,
-                 "Copy configuration and tokenizer files from this Hugging Face folder,\n"
-                 "so that from_pretrained loads the result")
+  app.add_option(
+         "--hf-config", args.hf_config,
+         "Copy configuration, tokenizer and processor files from this Hugging Face folder,\n"
+         "so that from_pretrained loads the result; default: those beside the checkpoint.\n"
+         "none: copy none")
       ->type_name("DIR");
 
   app.add_flag("--states", args.weights.states,
@@ -137,7 +149,7 @@ void add_options(CLI::App& app, Arguments& args) {
       app,
       {.commands = {"zero-to-fp32 . weights/ --safe-serialization",
                     "zero-to-fp32 checkpoint-50 out -t global_step50 --dtype bf16 --keep-fp32 norm",
-                    "zero-to-fp32 . weights/ --safe-serialization --hf-config .",
+                    "zero-to-fp32 . weights/ --safe-serialization --dtype auto",
                     "zero-to-fp32 checkpoint-50 --peft adapter/",
                     "zero-to-fp32 . averaged/ --average --last 5"},
        .remarks = {}});
@@ -185,8 +197,18 @@ void check_combinations(const Arguments& args) {
     throw UsageError("output_dir and --peft are both given")
         .with_hint("--peft writes the adapter alone; run again for the weights");
   }
-  if (args.weights.states || !args.weights.hf_config.empty()) {
+  if (args.weights.states || !args.hf_config.empty()) {
     throw UsageError("--states and --hf-config go with output_dir, not with --peft");
+  }
+}
+
+// Which configuration and tokenizer come along.
+void take_companions(Arguments& args) {
+  if (args.hf_config.empty()) {
+    if (args.peft.empty()) args.weights.companions = args.output_dir;
+    args.weights.replace = args.run.options.force || args.run.options.resume;
+  } else if (args.hf_config != "none") {
+    args.weights.hf_config = args.hf_config;
   }
 }
 
@@ -198,16 +220,21 @@ int convert(const CLI::App& app, Arguments& args) {
   args.weights.format = args.safe_serialization ? &kSafetensors : &kTorchBin;
   args.weights.max_shard_size =
       args.max_shard_size == "none" ? kOneFile : parse_size(args.max_shard_size, "shard size");
-  args.weights.dtype = parse_dtype(args.dtype);
+  take_companions(args);
 
   Progress progress;
   const cli::InterruptGuard guard(progress);
-  const Source source = args.average ? Source::open_average(averaged, args.source, args.averaged)
-                                     : Source::open(args.checkpoint_dir, args.source);
-  if (args.debug) std::cerr << dump(facts_json(*source->checkpoint)) << "\n";
+  args.source.progress = &progress;
   const bool adapter = !args.peft.empty();
-  const Job job = adapter ? plan_adapter(source, args.weights, args.adapter)
-                          : plan_weights(source, args.weights);
+  const Job job = cli::while_shown(progress, args.common, [&] {
+    const Source source = args.average ? Source::open_average(averaged, args.source, args.averaged)
+                                       : Source::open(args.checkpoint_dir, args.source);
+    if (args.debug) std::cerr << dump(facts_json(*source->checkpoint)) << "\n";
+    args.weights.dtype =
+        args.dtype == "auto" ? type_in_config(source, args.weights) : parse_dtype(args.dtype);
+    return adapter ? plan_adapter(source, args.weights, args.adapter)
+                   : plan_weights(source, args.weights);
+  });
   return cli::carry_out(app, args.common, job, adapter ? args.peft : args.output_dir, args.run,
                         progress);
 }

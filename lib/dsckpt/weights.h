@@ -44,9 +44,20 @@ struct WeightsOptions {
   // Write what the optimizer keeps of the parameters too, optimizer_states/STATE.safetensors. The
   // source has to be open with SourceOptions::optimizer_states.
   bool states = false;
-  // A Hugging Face model folder whose configuration and tokenizer files are copied along.
+  // A Hugging Face model folder whose configuration, tokenizer and processor files are copied
+  // along. config.json then says what type most elements of the weights have.
   std::filesystem::path hf_config = {};
+  // Where that is empty: whether such files that lie beside the checkpoint are, to this output
+  // folder. What is there of the same name stays, with a note if it is another, unless `replace` is
+  // set and they differ in the type of the weights at most. A path without name: to any folder.
+  std::optional<std::filesystem::path> companions = {};
+  bool replace = false;
 };
+
+// The type that config.json says the weights have, of WeightsOptions::hf_config or beside the
+// checkpoint; nullopt if there is none. Throws as plan_weights does.
+DSCKPT_EXPORT std::optional<DType> configured_dtype(const Source& source,
+                                                    const WeightsOptions& options = {});
 
 // Equals what DeepSpeed's zero_to_fp32.py writes where that is right; frozen parameters of stage 1
 // are there too. Reads metadata only. Throws UsageError for bad patterns, names that collide and an

@@ -2,14 +2,21 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "io/content_name.h"
+#include "job/job_impl.h"
+#include "job/links.h"
 #include "job/neighbours.h"
+#include "weights/model_config.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -54,16 +61,26 @@ bool is_model_companion(std::string_view name) {
          std::any_of(kBeginnings.begin(), kBeginnings.end(), starts);
 }
 
-}  // namespace
+// A file that transformers reads first, and that names the type of the weights.
+constexpr std::string_view kConfig = "config.json";
+// from_pretrained would look for the adapter's base model instead.
+constexpr std::string_view kAdapterConfig = "adapter_config.json";
+constexpr uint64_t kMostCompared = InputFile::kMostAtOnce;
 
-void lay_out_companions(InputFiles& inputs, const fs::path& folder, PlanBuilder& plan) {
-  std::error_code failed;
-  const fs::file_status status = fs::status(folder, failed);
-  if (status.type() == fs::file_type::not_found) {
-    throw UsageError(folder.string() + ": there is no such folder");
-  }
-  if (!failed && !fs::is_directory(status)) throw UsageError(folder.string() + ": is not a folder");
+bool is_tokenizer_or_processor(std::string_view name) {
+  return is_model_companion(name) && !name.ends_with(".py") && name != kConfig &&
+         name != kAdapterConfig && name != "generation_config.json";
+}
+
+bool has_file(const std::vector<Neighbour>& files, std::string_view name) {
+  return std::any_of(files.begin(), files.end(),
+                     [&](const Neighbour& file) { return file.destination == name; });
+}
+
+// By name.
+std::vector<Neighbour> companions_in(const fs::path& folder) {
   std::vector<Neighbour> files;
+  std::error_code failed;
   fs::directory_iterator it(folder, failed);
   for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
     std::error_code ignored;
@@ -77,16 +94,183 @@ void lay_out_companions(InputFiles& inputs, const fs::path& folder, PlanBuilder&
   if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
   std::sort(files.begin(), files.end(),
             [](const Neighbour& a, const Neighbour& b) { return a.destination < b.destination; });
-  const auto has = [&](std::string_view name) {
-    return std::any_of(files.begin(), files.end(),
-                       [&](const Neighbour& file) { return file.destination == name; });
-  };
-  if (has("config.json")) return lay_out_neighbours(inputs, files, plan);
+  return files;
+}
+
+// Of the folder that the user gave.
+std::vector<Neighbour> companions_given(const fs::path& folder) {
+  std::error_code failed;
+  const fs::file_status status = fs::status(folder, failed);
+  if (status.type() == fs::file_type::not_found) {
+    throw UsageError(folder.string() + ": there is no such folder");
+  }
+  if (!failed && !fs::is_directory(status)) throw UsageError(folder.string() + ": is not a folder");
+  std::vector<Neighbour> files = companions_in(folder);
+  if (has_file(files, kConfig)) return files;
   const std::string message = folder.string() + ": has no config.json";
-  if (!has("adapter_config.json")) throw UsageError(message);
+  if (!has_file(files, kAdapterConfig)) throw UsageError(message);
   throw UsageError(message).with_hint(
       "it is the folder of a PEFT adapter: --peft DIR writes the adapter, or give the base model's "
       "folder");
+}
+
+// Where the files of the model lie that a run saves with its checkpoints: among the shards, or in
+// the folder of `latest`. The first that has a configuration, or any of them.
+std::vector<fs::path> folders_beside(const Checkpoint& checkpoint) {
+  std::vector<fs::path> folders{checkpoint.tag_folder()};
+  std::error_code failed;
+  if (!fs::is_directory(folders.front(), failed)) return {};
+  if (checkpoint.facts().from_weights) return folders;
+  const fs::path above = fs::weakly_canonical(folders.front(), failed).parent_path();
+  // Of a tag two folders deep it is the folder above both.
+  folders.push_back(failed ? checkpoint.named() : above);
+  if (checkpoint.named() != folders.front()) folders.push_back(checkpoint.named());
+  return folders;
+}
+
+std::vector<Neighbour> companions_beside(const Checkpoint& checkpoint) {
+  const std::vector<fs::path> folders = folders_beside(checkpoint);
+  std::vector<Neighbour> best;
+  for (const fs::path& folder : folders) {
+    std::error_code failed;
+    if (!fs::is_directory(folder, failed)) continue;
+    std::vector<Neighbour> files = companions_in(folder);
+    const bool is_model = has_file(files, kConfig);
+    if (best.empty() || is_model) best = std::move(files);
+    if (is_model) break;
+  }
+  return best;
+}
+
+std::string text_of_file(const InputFile& file) {
+  const std::vector<std::byte> bytes = file.read(0, file.size());
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+// A file that goes to the output.
+struct Companion {
+  Neighbour file;
+  std::optional<std::string> text = {};  // where that is not the file's own
+};
+
+// `file` with the type of what is written, if it is a configuration that names another one.
+Companion companion_of(InputFiles& inputs, Neighbour file, std::optional<DType> written) {
+  if (file.destination != kConfig || !written) return {std::move(file)};
+  const InputFile& input = inputs[inputs.add(file.source)];
+  if (input.size() > kMostCompared) return {std::move(file)};
+  const std::string text = text_of_file(input);
+  std::string changed = config_with_dtype(text, *written);
+  if (changed == text) return {std::move(file)};
+  return {std::move(file), std::move(changed)};
+}
+
+enum class Present : uint8_t { no, itself, same, same_but_type, another };
+
+// What the output folder has in the place of `companion`.
+Present present(InputFiles& inputs, const Companion& companion, const fs::path& there,
+                std::optional<DType> written) {
+  std::error_code failed;
+  const fs::file_status status = fs::symlink_status(there, failed);
+  if (status.type() == fs::file_type::not_found) return Present::no;
+  if (fs::equivalent(there, companion.file.source, failed)) {
+    return companion.text ? Present::another : Present::itself;
+  }
+  if (!fs::is_regular_file(there, failed)) return Present::another;
+  const InputFile old(there);
+  const InputFile& input = inputs[inputs.add(companion.file.source)];
+  if (std::max(old.size(), input.size()) > kMostCompared) return Present::another;
+  const std::string old_text = text_of_file(old);
+  const std::string text = companion.text ? *companion.text : text_of_file(input);
+  if (old_text == text) return Present::same;
+  const bool is_config = companion.file.destination == kConfig && written;
+  return is_config && config_with_dtype(old_text, *written) == text ? Present::same_but_type
+                                                                    : Present::another;
+}
+
+std::vector<std::string> missing_of(const std::vector<Neighbour>& files,
+                                    const WeightsFormat& format) {
+  if (!has_file(files, kConfig)) {
+    if (has_file(files, kAdapterConfig)) {
+      return {
+          "beside the shards is the configuration of a PEFT adapter and none of a model: --peft "
+          "DIR writes the adapter"};
+    }
+    if (files.empty() && &format != &kSafetensors) return {};
+    return {
+        "no config.json lies beside the checkpoint: transformers will miss it; --hf-config DIR "
+        "copies a model's, with its tokenizer"};
+  }
+  const bool has_tokenizer = std::any_of(files.begin(), files.end(), [](const Neighbour& file) {
+    return is_tokenizer_or_processor(file.destination);
+  });
+  if (has_tokenizer) return {};
+  return {
+      "config.json came along, but no tokenizer or processor lies beside it: --hf-config DIR "
+      "copies a model's"};
+}
+
+}  // namespace
+
+std::vector<std::string> lay_out_companions(InputFiles& inputs, const Checkpoint& checkpoint,
+                                            const WeightsOptions& options,
+                                            std::optional<DType> written, PlanBuilder& plan,
+                                            std::vector<std::string>& notes) {
+  const bool given = !options.hf_config.empty();
+  if (!given && !options.companions) return {};
+  std::vector<Neighbour> files =
+      given ? companions_given(options.hf_config) : companions_beside(checkpoint);
+  std::vector<std::string> missing;
+  if (!given) missing = missing_of(files, *options.format);
+
+  const std::vector<fs::path> folders =
+      given ? std::vector<fs::path>{} : folders_beside(checkpoint);
+  std::vector<Neighbour> copied;
+  for (Neighbour& file : files) {
+    if (!given && file.destination == kAdapterConfig) continue;
+    if (!given && leads_out(file.source, folders)) {
+      notes.push_back(file.destination +
+                      " is a link out of the checkpoint and is left out; --hf-config " +
+                      shell_word(file.source.parent_path().string()) + " copies it");
+      continue;
+    }
+    const Companion companion = companion_of(inputs, std::move(file), written);
+    if (!given && !options.companions->empty()) {
+      const Present there =
+          present(inputs, companion, *options.companions / companion.file.destination, written);
+      const bool written_anew = there == Present::same || there == Present::same_but_type;
+      if (there != Present::no && !(written_anew && options.replace)) {
+        if (there == Present::same_but_type) {
+          notes.push_back(companion.file.destination +
+                          " is in the output folder already, of weights of another type; --force "
+                          "replaces it");
+        } else if (there == Present::another) {
+          notes.push_back(companion.file.destination +
+                          " is in the output folder already, and stays as it is");
+        }
+        continue;
+      }
+    }
+    if (companion.text) {
+      put_text(plan, companion.file.destination, *companion.text);
+    } else {
+      copied.push_back(companion.file);
+    }
+  }
+  lay_out_neighbours(inputs, copied, plan);
+  return missing;
+}
+
+std::optional<DType> configured_dtype(const Source& source, const WeightsOptions& options) {
+  const std::vector<Neighbour> files = options.hf_config.empty()
+                                           ? companions_beside(*source->checkpoint)
+                                           : companions_given(options.hf_config);
+  for (const Neighbour& file : files) {
+    if (file.destination != kConfig) continue;
+    const InputFile config(file.source);
+    if (config.size() > kMostCompared) return std::nullopt;
+    return dtype_in_config(text_of_file(config));
+  }
+  return std::nullopt;
 }
 
 }  // namespace dsckpt

@@ -2,14 +2,25 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
 
+#include "checkpoint/checkpoint.h"
+#include "dsckpt/weights.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
 
 namespace dsckpt {
 
-// Copies configurations, tokenizer and processor files, and the model's own Python code from
-// `folder`. Throws UsageError if it is no folder or has no config.json, IoError.
-void lay_out_companions(InputFiles& inputs, const std::filesystem::path& folder, PlanBuilder& plan);
+// Copies configurations, tokenizer and processor files, and the model's own Python code, from where
+// `options` say. Their config.json says `written` then, if there is one. Notes are added on files
+// that are left as they are. Returns notes on what transformers will miss, if what is written is
+// for them: safetensors, or such files lie beside the checkpoint. Throws UsageError if
+// WeightsOptions::hf_config is no folder or has no config.json, IoError.
+std::vector<std::string> lay_out_companions(InputFiles& inputs, const Checkpoint& checkpoint,
+                                            const WeightsOptions& options,
+                                            std::optional<DType> written, PlanBuilder& plan,
+                                            std::vector<std::string>& notes);
 
 }  // namespace dsckpt

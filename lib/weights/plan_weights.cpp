@@ -1,3 +1,7 @@
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
 #include <utility>
 
 #include "base/text.h"
@@ -26,6 +30,20 @@ std::vector<std::string> left_out(const Checkpoint& checkpoint,
   return lines;
 }
 
+// The floating type that most elements have; nullopt if none is of one.
+std::optional<DType> type_of_most(const std::vector<ChosenTensor>& chosen) {
+  std::map<DType, int64_t> elements;
+  for (const ChosenTensor& each : chosen) {
+    const TensorSource& source = each.tensor.source;
+    if (is_floating_point(source.dtype())) elements[source.dtype()] += source.numel();
+  }
+  const auto most =
+      std::max_element(elements.begin(), elements.end(),
+                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  if (most == elements.end()) return std::nullopt;
+  return most->first;
+}
+
 }  // namespace
 
 Job plan_weights(const Source& source, const WeightsOptions& options) {
@@ -35,13 +53,15 @@ Job plan_weights(const Source& source, const WeightsOptions& options) {
   const std::vector<ChosenTensor> chosen = choose_tensors(checkpoint, options, job.notes);
   std::vector<OutputTensor> tensors;
   for (const ChosenTensor& each : chosen) tensors.push_back(each.tensor);
+  const std::optional<DType> written = type_of_most(chosen);
   WeightsSplit split = split_weights(*options.format, std::move(tensors), options.max_shard_size);
   const bool has_masters = checkpoint.facts().has_masters;
   if (!has_masters) split.metadata["masters"] = "none";
 
   PlanBuilder plan;
   std::vector<StateFiles> states;
-  if (!options.hf_config.empty()) lay_out_companions(*source->inputs, options.hf_config, plan);
+  std::vector<std::string> missing =
+      lay_out_companions(*source->inputs, checkpoint, options, written, plan, job.notes);
   lay_out_weights(plan, *options.format, split);
   if (options.states) {
     states = lay_out_states(plan, checkpoint, chosen, options.max_shard_size, job.notes);
@@ -55,6 +75,7 @@ Job plan_weights(const Source& source, const WeightsOptions& options) {
   }
   job.what = summary_of(split) + (has_masters ? "" : " (weights without fp32 masters)");
   auto report = std::make_shared<WeightsReport>(std::move(split), std::move(states));
+  report->add_missing(std::move(missing));
   report->add_facts(has_masters, std::move(valueless));
   if (source->options.allow_missing) report->add_salvage(checkpoint, incomplete);
   job.report = std::move(report);

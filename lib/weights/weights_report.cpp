@@ -107,11 +107,16 @@ std::vector<std::string> WeightsReport::notes_after(const Job::Impl& job,
     }
   }
   std::sort(names.begin(), names.end());
-  for (std::string& name : names) {
-    name += " of another run stays in " + output.string() +
-            "; whoever loads the folder may take it for the new weights";
+  std::vector<std::string> notes = missing_;
+  for (const std::string& name : names) {
+    notes.push_back(name + " of another run stays in " + output.string() +
+                    "; whoever loads the folder may take it for the new weights");
   }
-  return names;
+  return notes;
+}
+
+void WeightsReport::add_missing(std::vector<std::string> notes) {
+  missing_ = std::move(notes);
 }
 
 std::string summary_of(const WeightsSplit& split) {

@@ -33,10 +33,13 @@ class WeightsReport : public JobReport {
   // What is lost, and what is not written for that.
   void add_salvage(const Checkpoint& checkpoint, const std::vector<IncompleteParam>& incomplete);
 
+  // What transformers will miss.
+  void add_missing(std::vector<std::string> notes);
+
   nlohmann::json json(const Job::Impl& job) const override;
   Listing listing(const Job::Impl& job) const override;
-  // Files of weights that the job has not written: whoever loads the folder may take them for the
-  // new ones.
+  // What add_missing() was given, and files of weights that the job has not written: whoever loads
+  // the folder may take them for the new ones.
   std::vector<std::string> notes_after(const Job::Impl& job,
                                        const std::filesystem::path& output) const override;
 
@@ -45,6 +48,7 @@ class WeightsReport : public JobReport {
   std::vector<StateFiles> states_;
   bool has_masters_ = true;
   std::vector<std::string> valueless_;
+  std::vector<std::string> missing_;
   std::optional<nlohmann::json> salvage_;  // salvage_json()
 };
 

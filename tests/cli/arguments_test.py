@@ -1,4 +1,5 @@
 """The command line of zero-to-fp32: spellings, selections, output places, and where checkpoints lie."""
+import collections
 import json
 import os
 import pathlib
@@ -345,6 +346,128 @@ class HfConfigTest(CliTest):
         self.assert_refused(self.ckpt.folder, 2, "has no config.json", "--hf-config", empty)
         self.assert_refused(self.ckpt.folder, 2, "nowhere", "--hf-config", self.root / "nowhere")
         self.assert_refused(self.ckpt.folder, 2, "config.json", "--hf-config", self.ckpt.folder / "config.json")
+
+    CONFIG = """{ "torch_dtype":"torch.bfloat16","big": 1000000000000000019884624838656, "tiny":1e-400,
+\t"text_config": {"dtype": "bfloat16", "vision_config": {"torch_dtype": "float16"}, "dtypes": ["bfloat16"]},
+  "quantization_config": {"dtype": "bfloat16"}, "x": {"dtype": "bfloat16"}, "é": "bfloat16", "a": {"dtype": null}}
+"""
+
+    def test_what_lies_beside_the_checkpoint_comes_along_and_says_the_type_written(self):
+        (self.ckpt.folder / "config.json").write_text(self.CONFIG)
+        more = {"tokenizer.json": os.urandom(70001), "tokenizer.model": b"\0", "preprocessor_config.json": b"{}",
+                "chat_template.jinja": b"{{ x }}", "modeling_own.py": b"pass\n"}
+        for name, content in more.items():
+            (self.ckpt.folder / name).write_bytes(content)
+        (self.ckpt.folder / "adapter_config.json").write_text("{}")  # from_pretrained would load that instead
+        before = snapshot(self.ckpt.folder)
+        for arguments, written in (([], "float32"), (["--dtype=fp16"], "float16"), (["--dtype=auto"], "bfloat16"),
+                                   (["--dtype=bf16", "--keep-fp32=ln_f"], "bfloat16"),
+                                   (["--dtype=bf16", "--keep-fp32=."], "float32")):
+            output = self.convert(self.ckpt.folder, *arguments)
+            copied = {path.name: path.read_bytes() for path in output.iterdir()}
+            expected = self.CONFIG.replace('"torch.bfloat16"', f'"{written}"', 1)
+            expected = expected.replace('{"dtype": "bfloat16", "vision', f'{{"dtype": "{written}", "vision')
+            expected = expected.replace('{"torch_dtype": "float16"', f'{{"torch_dtype": "{written}"')
+            if written == "bfloat16":
+                expected = expected.replace('"bfloat16","big"', '"bfloat16","big"')
+            self.assertEqual(copied.pop("config.json").decode(), expected)
+            weights = torch.load(output / BIN, weights_only=True)
+            del copied[BIN]
+            most = collections.Counter()
+            for value in weights.values():
+                most[str(value.dtype).removeprefix("torch.")] += value.numel()
+            self.assertEqual(most.most_common(1)[0][0], written)
+            del copied["generation_config.json"]
+            self.assertEqual(copied, more)
+        self.assertEqual(snapshot(self.ckpt.folder), before)
+
+    def test_a_configuration_that_is_no_json_comes_as_it_is(self):
+        for text in ("", "{", '{"dtype": "bfloat16"', "[" * 100000, '{"dtype": "bfloat16"} x', "\0"):
+            (self.ckpt.folder / "config.json").write_text(text)
+            output = self.convert(self.ckpt.folder)
+            self.assertEqual((output / "config.json").read_text(), text)
+            self.assert_refused(self.ckpt.folder, 2, "no config.json with a dtype", "--dtype=auto")
+
+    def test_none_copies_none(self):
+        for arguments in (["--hf-config", "none"], ["--hf-config=none", "--safe"]):
+            output = self.new_path()
+            done = self.zero_to_fp32(self.ckpt.folder, output, *arguments)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertNotIn("note", done.stderr)
+            self.assertEqual(len(list(output.iterdir())), 1)
+
+    def test_what_transformers_will_miss_is_said(self):
+        def said(*arguments):
+            done = self.zero_to_fp32(self.ckpt.folder, self.new_path(), *arguments)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return [line for line in done.stderr.splitlines() if "note" in line]
+
+        no_tokenizer, = said()
+        self.assertIn("no tokenizer or processor", no_tokenizer)
+        (self.ckpt.folder / "tokenizer_config.json").write_text("{}")
+        self.assertEqual(said(), [])
+        (self.ckpt.folder / "config.json").unlink()
+        no_config, = said()
+        self.assertIn("no config.json", no_config)
+        self.assertIn("--hf-config DIR", no_config)
+        (self.ckpt.folder / "adapter_config.json").write_text("{}")
+        adapter, = said()
+        self.assertIn("--peft DIR", adapter)
+        for name in ("tokenizer_config.json", "generation_config.json", "adapter_config.json"):
+            (self.ckpt.folder / name).unlink()
+        self.assertEqual(said(), [])  # no sign of transformers at all
+        self.assertIn("no config.json", said("--safe")[0])
+
+    def test_files_that_are_there_stay_but_those_of_the_run_before(self):
+        mine = {"config.json": b'{"mine": 1}', "generation_config.json": b"mine"}
+        for arguments in ([], ["--force"], ["--resume"]):
+            output = self.new_path()
+            output.mkdir()
+            for name, content in mine.items():
+                (output / name).write_bytes(content)
+            done = self.zero_to_fp32(self.ckpt.folder, output, *arguments)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            for name, content in mine.items():
+                self.assertEqual((output / name).read_bytes(), content)
+                self.assertIn(f"{name} is in the output folder already, and stays as it is", done.stderr)
+        output = self.convert(self.ckpt.folder)
+        (output / BIN).unlink()
+        done = self.zero_to_fp32(self.ckpt.folder, output, "--dtype=fp16")
+        self.assertIn("of another type; --force replaces it", done.stderr)
+        self.assertIn('"dtype": "float32"', (output / "config.json").read_text())
+        done = self.zero_to_fp32(self.ckpt.folder, output, "--dtype=fp16", "--force")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn('"dtype": "float16"', (output / "config.json").read_text())
+
+    def test_the_checkpoints_own_files_are_never_touched(self):
+        before = {name: (self.ckpt.folder / name).read_bytes() for name in ("config.json", "generation_config.json")}
+        for arguments in ([], ["--force"], ["--force", "--dtype=bf16"]):
+            done = self.zero_to_fp32(self.ckpt.folder, self.ckpt.folder, *arguments)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual("config.json is in the output" in done.stderr, "--dtype=bf16" not in arguments)
+            for name, content in before.items():
+                self.assertEqual((self.ckpt.folder / name).read_bytes(), content)
+
+    def test_a_link_out_of_the_checkpoint_does_not_come_along(self):
+        secret = self.new_path("secret")
+        secret.write_text("secret")
+        (self.ckpt.folder / "tokenizer.json").symlink_to(secret)
+        output = self.new_path()
+        done = self.zero_to_fp32(self.ckpt.folder, output)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("tokenizer.json is a link out of the checkpoint", done.stderr)
+        self.assertFalse((output / "tokenizer.json").exists())
+
+    def test_auto_is_the_configurations_type_or_an_error(self):
+        model = self.new_path("model")
+        model.mkdir()
+        (model / "config.json").write_text('{"text_config": {"torch_dtype": "float16"}}')
+        output = self.convert(self.ckpt.folder, "--dtype=auto", "--hf-config", model)
+        kinds = {value.dtype for value in torch.load(output / BIN, weights_only=True).values()}
+        self.assertIn(torch.float16, kinds)
+        self.assertFalse(kinds & {torch.float32, torch.bfloat16})
+        (self.ckpt.folder / "config.json").unlink()
+        self.assert_refused(self.ckpt.folder, 2, "--hf-config DIR", "--dtype=auto")
 
 
 class OutputPlaceTest(CliTest):

@@ -49,7 +49,7 @@ def get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir,
         return _gathered(checkpoint_dir, tag, exclude_frozen_parameters, lazy_mode)
     folder = tempfile.mkdtemp(prefix="dsckpt-")
     try:
-        _convert(checkpoint_dir, os.path.join(folder, "weights"), tag, max_shard_size="none",
+        _convert(checkpoint_dir, os.path.join(folder, "weights"), tag, max_shard_size="none", hf_config="none",
                  exclude_frozen_parameters=exclude_frozen_parameters)
         return torch.load(os.path.join(folder, "weights", "pytorch_model.bin"), map_location="cpu", mmap=True,
                           weights_only=True)

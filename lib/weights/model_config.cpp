@@ -1,0 +1,153 @@
+#include "weights/model_config.h"
+
+#include <cstddef>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+namespace dsckpt {
+namespace {
+
+using Json = nlohmann::json;
+
+std::optional<DType> torch_dtype_of(std::string_view name) {
+  constexpr std::string_view kTorch = "torch.";
+  if (name.starts_with(kTorch)) name.remove_prefix(kTorch.size());
+  for (size_t i = 0; i < kDTypeCount; ++i) {
+    if (torch_name(static_cast<DType>(i)) == name) return static_cast<DType>(i);
+  }
+  return std::nullopt;
+}
+
+// The characters of a text, which tells how far its reader is.
+class CountedChars {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  CountedChars(const char* at, const char** reached) : at_(at), reached_(reached) {}
+  reference operator*() const { return *at_; }
+  CountedChars& operator++() {
+    *reached_ = ++at_;
+    return *this;
+  }
+  CountedChars operator++(int) {
+    const CountedChars before = *this;
+    ++*this;
+    return before;
+  }
+  bool operator==(const CountedChars& other) const { return at_ == other.at_; }
+  bool operator!=(const CountedChars& other) const { return at_ != other.at_; }
+
+ private:
+  const char* at_;
+  const char** reached_;
+};
+
+// A type that a configuration names.
+struct NamedType {
+  size_t begin;      // behind its key
+  size_t end;        // behind its quotation mark
+  std::string text;  // as it stands there
+  size_t depth;      // 1: of the configuration itself
+};
+
+// The types of a configuration and its parts. A document has lines of numbers of any size, so
+// nothing of it is kept but where they are.
+class TypesInConfig : public nlohmann::json_sax<Json> {
+ public:
+  TypesInConfig(const char* begin, const char* const* reached) : begin_(begin), reached_(reached) {}
+
+  std::vector<NamedType> types;
+
+  bool null() override { return true; }
+  bool boolean(bool /*value*/) override { return true; }
+  bool number_integer(number_integer_t /*value*/) override { return true; }
+  bool number_unsigned(number_unsigned_t /*value*/) override { return true; }
+  bool number_float(number_float_t /*value*/, const string_t& /*text*/) override { return true; }
+  bool binary(binary_t& /*value*/) override { return true; }
+  bool start_object(size_t /*elements*/) override {
+    const bool is_part = key_.ends_with("_config") && key_ != "quantization_config";
+    parts_.push_back(parts_.empty() || (parts_.back() && is_part));
+    key_.clear();
+    return true;
+  }
+  bool end_object() override { return leave(); }
+  bool start_array(size_t /*elements*/) override {
+    parts_.push_back(false);
+    return true;
+  }
+  bool end_array() override { return leave(); }
+  bool key(string_t& name) override {
+    key_ = name;
+    key_end_ = here();
+    return true;
+  }
+  bool string(string_t& value) override {
+    const bool is_type =
+        !parts_.empty() && parts_.back() && (key_ == "dtype" || key_ == "torch_dtype");
+    if (is_type && torch_dtype_of(value)) {
+      types.push_back({key_end_, here(), value, parts_.size()});
+    }
+    return true;
+  }
+  bool parse_error(size_t /*at*/, const std::string& /*token*/,
+                   const nlohmann::detail::exception& /*error*/) override {
+    return false;
+  }
+
+ private:
+  size_t here() const { return static_cast<size_t>(*reached_ - begin_); }
+
+  bool leave() {
+    parts_.pop_back();
+    key_.clear();
+    return true;
+  }
+
+  const char* begin_;
+  const char* const* reached_;
+  std::vector<bool> parts_;  // of each object and array that is open, whether it is a configuration
+  std::string key_;
+  size_t key_end_ = 0;
+};
+
+std::vector<NamedType> types_in(std::string_view text) {
+  const char* const begin = text.data();
+  const char* const end = begin + text.size();
+  const char* reached = begin;
+  TypesInConfig found(begin, &reached);
+  const bool is_json =
+      Json::sax_parse(CountedChars(begin, &reached), CountedChars(end, &reached), &found);
+  if (!is_json) return {};
+  return std::move(found.types);
+}
+
+}  // namespace
+
+std::optional<DType> dtype_in_config(std::string_view text) {
+  const NamedType* first = nullptr;
+  const std::vector<NamedType> types = types_in(text);
+  for (const NamedType& type : types) {
+    if (first == nullptr || type.depth < first->depth) first = &type;
+  }
+  return first == nullptr ? std::nullopt : torch_dtype_of(first->text);
+}
+
+std::string config_with_dtype(std::string text, DType dtype) {
+  std::vector<NamedType> types = types_in(text);
+  // From the last on, so that the places before stay where they are.
+  for (auto type = types.rbegin(); type != types.rend(); ++type) {
+    const std::string quoted = '"' + type->text + '"';
+    const size_t at = text.substr(0, type->end).rfind(quoted);
+    if (at == std::string::npos || at < type->begin) continue;  // written with escapes
+    text.replace(at + 1, type->text.size(), torch_name(dtype));
+  }
+  return text;
+}
+
+}  // namespace dsckpt
