@@ -115,6 +115,8 @@ int carry_out(const CLI::App& app, const Common& common, const Job& job,
   say_before(app, common, job);
   if (run.dry_run) {
     show(common, job);
+    const std::string lack = check_run(job, output, run.options);
+    if (!lack.empty()) note(app, common, "the run would be refused: " + lack);
   } else {
     RunOptions options = run.options;
     if (options.threads == 0) options.threads = common.threads;

@@ -114,9 +114,24 @@ void StagedOutput::prepare() {
   commit_->check();
   // The folder that is gone on with is alive again.
   notes_ = clear_left_overs(commit_->place());
-  check_space();
+  if (const auto lack = lack_of_space()) throw *lack;
   if (!goes_on_) make_staging_folder();
   if (!is_written()) make_folders_of_files();
+}
+
+std::string StagedOutput::check() {
+  commit_ = choose_commit(*staging_);
+  commit_->check();
+  const fs::path there = existing_part(commit_->place());
+  std::error_code failed;
+  if (!fs::is_directory(there, failed)) {
+    throw IoError({.file = there.string()}, "is not a folder", ENOTDIR);
+  }
+  if (::faccessat(AT_FDCWD, there.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
+    throw IoError({.file = there.string()}, "cannot write into the folder", errno);
+  }
+  const auto lack = lack_of_space();
+  return lack ? lack->what() : "";
 }
 
 // True if the run before has left something to go on with.
@@ -158,8 +173,8 @@ bool StagedOutput::is_written() const {
 }
 
 // How small packed files become is seen when they are written.
-void StagedOutput::check_space() const {
-  if (is_written()) return;
+std::optional<IoError> StagedOutput::lack_of_space() const {
+  if (is_written()) return std::nullopt;
   uint64_t needed = 0;
   for (OutputId out = 0; out < plan_.outputs().size(); ++out) {
     const uint64_t size = staging_->is_packed(out) ? 0 : plan_.outputs()[out].size;
@@ -169,8 +184,8 @@ void StagedOutput::check_space() const {
     needed += size - std::min(size, taken);
   }
   const uint64_t free = free_space(existing_part(staging_->target));
-  if (needed <= free) return;
-  throw IoError(
+  if (needed <= free) return std::nullopt;
+  return IoError(
       {.file = staging_->target.string()},
       "needs " + human_bytes(needed) + ", the file system has " + human_bytes(free) + " left",
       ENOSPC);

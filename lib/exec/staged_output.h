@@ -77,6 +77,10 @@ class StagedOutput : public Sink {
   // in the folder of the run before, if there is one; throws UsageError if that is of another job
   // or still runs.
   void prepare();
+  // Instead of prepare(), for who writes nothing: throws what it would for what is in the way and
+  // for a folder that cannot be written into. Returns what it would say of the space; "" if that
+  // suffices. Not with StageOptions::job.
+  std::string check();
   // Since prepare(): the staging folder.
   const std::filesystem::path& folder() const;
   // Whether a run before had written everything there, so that only the commit is left.
@@ -111,7 +115,7 @@ class StagedOutput : public Sink {
     std::once_flag created;
     std::unique_ptr<OutputFile> file;
   };
-  void check_space() const;
+  std::optional<IoError> lack_of_space() const;
   bool take_up();
   void make_staging_folder();
   void set_folder(const std::filesystem::path& folder);

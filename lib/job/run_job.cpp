@@ -191,7 +191,20 @@ class Watch {
   std::thread thread_;
 };
 
+fs::path target_of(const Job::Impl& job, const fs::path& output) {
+  return job.place.whole ? fs::weakly_canonical(fs::absolute(output)) : output;
+}
+
 }  // namespace
+
+std::string check_run(const Job& job, const fs::path& output, const RunOptions& options) {
+  if (options.resume) return "";
+  return StagedOutput(job->plan, target_of(*job, output),
+                      {.force = options.force,
+                       .whole_folder = job->place.whole,
+                       .packed = options.pack.has_value()})
+      .check();
+}
 
 RunStats run(const Job& job, const fs::path& output, const RunOptions& options,
              Progress& progress) {
@@ -203,9 +216,7 @@ RunStats run(const Job& job, const fs::path& output, const RunOptions& options,
                                 options.pack.has_value(), options.threads);
   std::optional<JobIdentity> identity;
   if (options.resume) identity = identity_of(job->plan, *job->inputs, deciding(options));
-  const fs::path target =
-      job->place.whole ? fs::weakly_canonical(fs::absolute(output)) : fs::path(output);
-  StagedOutput staged(job->plan, target,
+  StagedOutput staged(job->plan, target_of(*job, output),
                       {.force = options.force,
                        .durable = options.durable,
                        .whole_folder = job->place.whole,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 
 #include "dsckpt/run.h"
 #include "job/job_impl.h"
@@ -12,5 +13,11 @@ namespace dsckpt {
 // check_place().
 RunStats run(const Job& job, const std::filesystem::path& output, const RunOptions& options,
              Progress& progress);
+
+// Whether that could begin, without a byte written: throws what it would for the place. Returns
+// what it would say of the space; "" if that suffices. With RunOptions::resume nothing is looked
+// at.
+std::string check_run(const Job& job, const std::filesystem::path& output,
+                      const RunOptions& options);
 
 }  // namespace dsckpt

@@ -145,6 +145,26 @@ class ReportTest(CliTest):
         done = self.zero_to_fp32(self.ckpt.folder, self.new_path(), "--dry-run", "--quiet")
         self.assertEqual(done.stderr, "")
 
+    def test_a_dry_run_fails_as_the_run_would(self):
+        taken = self.convert(self.ckpt.folder)
+        before = snapshot(self.root)
+        file = next(taken.iterdir()) / "below"
+        for output, status, said in ((taken, 2, "exists already"), (file, 4, "is not a folder")):
+            for arguments in ([], ["--json"]):
+                done = self.zero_to_fp32(self.ckpt.folder, output, "--dry-run", *arguments)
+                self.assertEqual(done.returncode, status, done.stderr)
+                self.assertIn(said, done.stderr)
+                self.assertIn("writes", done.stdout.replace("bytes_written", "writes"))  # the plan is shown all the same
+                if arguments:
+                    lines = self.json_lines(done.stdout)
+                    self.assertEqual([line["type"] for line in lines], ["plan", "error"])
+                    self.assertEqual(lines[1]["data"]["status"], status)
+        self.assertEqual(self.zero_to_fp32(self.ckpt.folder, taken, "--dry-run", "--force").returncode, 0)
+        for tool, arguments in (("to-universal", []), ("reshard", ["--dp=1"])):
+            done = self.tool(tool, self.ckpt.folder, file, "--dry-run", *arguments)
+            self.assertNotEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(snapshot(self.root), before)
+
     def test_a_dry_run_writes_nothing_and_tells_what_the_run_does(self):
         for arguments in [["--safe"], [], ["--max-shard-size", "9KB"], ["--max-shard-size", "9KB", "--safe"]]:
             with self.subTest(arguments=arguments):

@@ -101,6 +101,18 @@ class SmallDiskTest(CliTest):
                 self.assertRegex(done.stderr, "No space left on device|bytes free")
             self.outcomes[done.returncode] += 1
 
+    def test_a_dry_run_says_that_the_disk_is_too_small(self):
+        self.mount("-t", "tmpfs", "-o", "size=8k", "tmpfs")
+        for command in COMMANDS:
+            if command[0] == "ckpt-pack":
+                continue  # how much it takes is seen when it is written
+            place = [str(self.disk / "out") if part == "place/out" else part for part in command]
+            done = self.tool(*place, "--dry-run", cwd=self.work)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(done.stderr, r"note: the run would be refused: .*needs .* left")
+            self.assertEqual(self.tool(*place, cwd=self.work).returncode, 4)
+            self.assertEqual(list(self.disk.iterdir()), [])
+
     def check_all(self):
         for command in COMMANDS:
             expected = self.expected(command)
