@@ -136,7 +136,7 @@ Command add_raw(CLI::App& app, cli::Common& common) {
   const auto args = std::make_shared<RawArguments>();
   sub.add_option("file", args->path, "A file of torch.save, a zip, or a plain pickle")->required();
   sub.add_option("--record", args->record, "The pickle in this record of a zip (default: data.pkl)")
-      ->type_name("NAME");
+      ->type_name("RECORD");
   sub.add_option("--offset", args->offset,
                  "The pickle that starts at this byte of the file or record")
       ->type_name("N");

@@ -17,6 +17,8 @@ ValueKind kind_of(const CLI::Option& option, const OptionFacts& facts) {
   if (facts.value.empty()) return ValueKind::none;
   if (!facts.choices.empty()) return ValueKind::choice;
   if (facts.value == "DIR" || facts.value == "CHECKPOINT") return ValueKind::folder;
+  if (facts.value == "TAG") return ValueKind::tag;
+  if (facts.value == "NAME") return ValueKind::tensor;
   // A positional that was not said to be something else is a path.
   const bool is_path = option.get_positional() && facts.value == "TEXT";
   return is_path || facts.value == "FILE" ? ValueKind::file : ValueKind::text;

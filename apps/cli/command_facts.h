@@ -14,8 +14,10 @@ enum class ValueKind {
   none,    // a flag
   choice,  // one of `choices`
   folder,
-  file,  // or a folder
-  text,  // what a shell cannot guess
+  file,    // or a folder
+  tag,     // of the checkpoint that is named on the line
+  tensor,  // of what is
+  text,    // what a shell cannot guess
 };
 
 struct OptionFacts {

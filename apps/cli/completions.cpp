@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace dsckpt::cli {
@@ -72,10 +73,20 @@ std::string bash_kind(const OptionFacts& option) {
       return "kind=folder";
     case ValueKind::file:
       return "kind=file";
+    case ValueKind::tag:
+      return "kind=tag";
+    case ValueKind::tensor:
+      return "kind=tensor";
     case ValueKind::text:
       return "kind=text";
   }
   return "";
+}
+
+bool has_tensor(const CommandFacts& command) {
+  return std::any_of(
+      command.positionals.begin(), command.positionals.end(),
+      [](const OptionFacts& positional) { return positional.kind == ValueKind::tensor; });
 }
 
 std::string bash_command(const CommandFacts& command, const std::string& pattern) {
@@ -89,18 +100,25 @@ std::string bash_command(const CommandFacts& command, const std::string& pattern
   OptionFacts path;
   path.kind = positional_kind(command);
   return "    " + pattern + ")\n      options=" + quoted(joined(names, " ")) + "\n      " +
-         bash_kind(path) + "\n" + "      case $option in\n" + cases + "      esac\n      ;;\n";
+         bash_kind(path) + "\n" +
+         (has_tensor(command) ? "      [[ -z $path ]] || kind=tensor\n" : "") +
+         "      case $option in\n" + cases + "      esac\n      ;;\n";
 }
 
 constexpr const char* kBashStart =
     R"(  local current=${COMP_WORDS[COMP_CWORD]} option='' assigned='' command='' ended='' i
-  local kind=none words='' options=''
+  local kind=none words='' options='' path='' word found
   for ((i = 1; i < COMP_CWORD; ++i)); do
     case ${COMP_WORDS[i]} in
       --) ended=yes && break ;;
 )";
 
-constexpr const char* kBashStartEnd = R"(    esac
+constexpr const char* kBashStartEnd = R"(      -*) ;;
+      *)
+        word=${COMP_WORDS[i]/#\~\//$HOME/}
+        [[ -n $path || ! -e $word ]] || path=$word
+        ;;
+    esac
   done
 )";
 
@@ -122,7 +140,7 @@ constexpr const char* kBashOption = R"(  if [[ -z $ended ]]; then
 
 constexpr const char* kBashEnd = R"(  esac
   COMPREPLY=()
-  if [[ -z $ended && $current == -* && $kind != words && $kind != text ]]; then
+  if [[ -z $ended && $current == -* && $kind != words && $kind != text && $kind != tag ]]; then
     [[ $current != --* ]] || current=${current//_/-}
     kind=words words=$options
   fi
@@ -130,6 +148,18 @@ constexpr const char* kBashEnd = R"(  esac
     words) mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current") ;;
     folder) mapfile -t COMPREPLY < <(compgen -d -- "$current") ;;
     file) mapfile -t COMPREPLY < <(compgen -f -- "$current") ;;
+    tag)
+      for word in "${path:-.}"/*/; do
+        word=${word%/} found=("${word%/}"/*_states.pt*) word=${word##*/}
+        [[ ! -e ${found[0]} || $word != "$current"* || $word == *[!a-zA-Z0-9._+-]* ]] || COMPREPLY+=("$word")
+      done
+      ;;
+    tensor)
+      # Whatever a file calls its tensors, a shell takes these characters as they are.
+      while IFS=$'\t' read -r word _; do
+        [[ $word != "$current"* || $word == *[!a-zA-Z0-9._/+-]* ]] || COMPREPLY+=("$word")
+      done < <("${COMP_WORDS[0]}" list "$path" 2>/dev/null || true)
+      ;;
   esac
   [[ $kind != folder && $kind != file ]] || compopt -o filenames 2>/dev/null || true
 )";
@@ -150,7 +180,77 @@ constexpr const char* kBashProgram = R"(  if [[ -n $command ]]; then
   fi
 )";
 
-std::string zsh_action(const OptionFacts& option) {
+// What looks at the checkpoint that is named on the line.
+constexpr const char* kZshFunctions = R"zsh(TOOL_path() {
+  local word
+  for word in "${(@Q)words[2,CURRENT-1]}"; do
+    word=${word/#\~\//$HOME/}
+    [[ $word == -* || ! -e $word ]] || { REPLY=$word; return 0 }
+  done
+  return 1
+}
+TOOL_tags() {
+  local REPLY=. folder
+  local -a found
+  TOOL_path
+  for folder in $REPLY/*(/N); do
+    found=($folder/*_states.pt*(N))
+    (($#found == 0)) || compadd -- ${folder:t}
+  done
+}
+TOOL_tensors() {
+  local REPLY
+  local -a names
+  TOOL_path || return 1
+  names=(${(f)"$(NAME list $REPLY 2>/dev/null | cut -f1)"})
+  compadd -a names
+}
+)zsh";
+
+constexpr const char* kFishFunctions = R"fish(function _TOOL_path
+  for word in (commandline -opc)[2..-1]
+    set word (string replace -r '^~/' "$HOME/" -- $word)
+    if not string match -q -- '-*' $word; and test -e $word
+      echo $word
+      return
+    end
+  end
+  return 1
+end
+function _TOOL_tags
+  set -l folder (_TOOL_path; or echo .)
+  for tag in $folder/*/
+    set -l found $tag*_states.pt*
+    test -n "$found"; and string replace -r '.*/([^/]+)/$' '$1' -- $tag
+  end
+end
+function _TOOL_tensors
+  NAME list (_TOOL_path) 2>/dev/null | string replace -r '\t.*' ''
+end
+)fish";
+
+bool looks_at_checkpoint(const CommandFacts& command) {
+  const auto looks = [](const OptionFacts& option) {
+    return option.kind == ValueKind::tag || option.kind == ValueKind::tensor;
+  };
+  return std::any_of(command.options.begin(), command.options.end(), looks) ||
+         std::any_of(command.subcommands.begin(), command.subcommands.end(), looks_at_checkpoint);
+}
+
+// `text` with the names of the tool's functions and of the tool itself.
+std::string of_tool(const CommandFacts& tool, std::string text) {
+  if (!looks_at_checkpoint(tool)) return "";
+  const std::pair<std::string, std::string> names[] = {{"TOOL", function_name(tool.name)},
+                                                       {"NAME", tool.name}};
+  for (const auto& [name, value] : names) {
+    for (size_t at = 0; (at = text.find(name, at)) != std::string::npos; at += value.size()) {
+      text.replace(at, name.size(), value);
+    }
+  }
+  return text;
+}
+
+std::string zsh_action(const std::string& tool, const OptionFacts& option) {
   switch (option.kind) {
     case ValueKind::choice:
       return "(" + joined(option.choices, " ") + ")";
@@ -158,6 +258,10 @@ std::string zsh_action(const OptionFacts& option) {
       return "_files -/";
     case ValueKind::file:
       return "_files";
+    case ValueKind::tag:
+      return function_name(tool) + "_tags";
+    case ValueKind::tensor:
+      return function_name(tool) + "_tensors";
     case ValueKind::none:
     case ValueKind::text:
       break;
@@ -165,11 +269,11 @@ std::string zsh_action(const OptionFacts& option) {
   return " ";  // nothing that could be completed
 }
 
-std::string zsh_option(const OptionFacts& option) {
+std::string zsh_option(const std::string& tool, const OptionFacts& option) {
   const std::string what = "[" + escaped(option.description, "[]:\\") + "]" +
-                           (option.kind == ValueKind::none
-                                ? ""
-                                : ":" + escaped(option.value, ":\\") + ":" + zsh_action(option));
+                           (option.kind == ValueKind::none ? ""
+                                                           : ":" + escaped(option.value, ":\\") +
+                                                                 ":" + zsh_action(tool, option));
   std::vector<std::string> names;
   for (const std::string& name : option.names) {
     const bool is_long = name.starts_with("--");
@@ -185,20 +289,23 @@ std::string zsh_option(const OptionFacts& option) {
          quoted(what);
 }
 
-std::string zsh_options(const CommandFacts& command, const std::string& indent) {
+std::string zsh_options(const std::string& tool, const CommandFacts& command,
+                        const std::string& indent) {
   std::string out;
-  for (const OptionFacts& option : command.options) out += " \\\n" + indent + zsh_option(option);
+  for (const OptionFacts& option : command.options)
+    out += " \\\n" + indent + zsh_option(tool, option);
   return out;
 }
 
-std::string zsh_positionals(const CommandFacts& command, const std::string& indent) {
+std::string zsh_positionals(const std::string& tool, const CommandFacts& command,
+                            const std::string& indent) {
   std::string out;
   size_t number = 0;
   for (const OptionFacts& positional : command.positionals) {
     const std::string place = positional.repeated ? "*" : std::to_string(++number);
     out += " \\\n" + indent +
            quoted(place + ":" + escaped(positional.names.front(), ":\\") + ":" +
-                  zsh_action(positional));
+                  zsh_action(tool, positional));
   }
   return out;
 }
@@ -217,12 +324,13 @@ std::string zsh_subcommands(const CommandFacts& tool) {
       out += "        " + sub.name + ")\n          _normal && ret=0\n          ;;\n";
       continue;
     }
-    out += "        " + sub.name + ")\n          _arguments -s -S" + zsh_options(sub, indent) +
-           zsh_positionals(sub, indent) + " && ret=0\n          ;;\n";
+    out += "        " + sub.name + ")\n          _arguments -s -S" +
+           zsh_options(tool.name, sub, indent) + zsh_positionals(tool.name, sub, indent) +
+           " && ret=0\n          ;;\n";
   }
   if (!tool.positionals.empty()) {
-    out += "        *)\n          _arguments -s -S" + zsh_options(tool, indent) +
-           zsh_positionals(tool, indent) + " && ret=0\n          ;;\n";
+    out += "        *)\n          _arguments -s -S" + zsh_options(tool.name, tool, indent) +
+           zsh_positionals(tool.name, tool, indent) + " && ret=0\n          ;;\n";
   }
   return out + "      esac\n      ;;\n  esac\n";
 }
@@ -232,7 +340,8 @@ std::string fish_quoted(const std::string& text) {
   return "'" + escaped(text, "'\\") + "'";
 }
 
-std::string fish_option(const std::string& start, const OptionFacts& option) {
+std::string fish_option(const CommandFacts& tool, const std::string& start,
+                        const OptionFacts& option) {
   std::string out = start;
   for (const std::string& name : option.names) {
     out += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
@@ -248,6 +357,12 @@ std::string fish_option(const std::string& start, const OptionFacts& option) {
       break;
     case ValueKind::file:
       out += " -r -F";
+      break;
+    case ValueKind::tag:
+      out += " -x -a '(_" + function_name(tool.name) + "_tags)'";
+      break;
+    case ValueKind::tensor:
+      out += " -x -a '(_" + function_name(tool.name) + "_tensors)'";
       break;
     case ValueKind::text:
       out += " -x";
@@ -283,15 +398,18 @@ std::string bash_completion(const CommandFacts& tool) {
 
 std::string zsh_completion(const CommandFacts& tool) {
   const std::string function = function_name(tool.name);
-  std::string out = "#compdef " + tool.name + "\n" + heading("zsh", tool) + function + "() {\n";
+  std::string out = "#compdef " + tool.name + "\n" + heading("zsh", tool) +
+                    of_tool(tool, kZshFunctions) + function + "() {\n";
   if (tool.subcommands.empty()) {
-    out += "  _arguments -s -S" + zsh_options(tool, "    ") + zsh_positionals(tool, "    ") + "\n";
+    out += "  _arguments -s -S" + zsh_options(tool.name, tool, "    ") +
+           zsh_positionals(tool.name, tool, "    ") + "\n";
   } else {
     out +=
         "  local curcontext=$curcontext state line ret=1\n  local -a commands\n"
         "  typeset -A opt_args\n  _arguments -C -s -S" +
-        zsh_options(tool, "    ") + " \\\n    '1: :->first' \\\n    '*:: :->rest' && ret=0\n" +
-        zsh_subcommands(tool) + "  return ret\n";
+        zsh_options(tool.name, tool, "    ") +
+        " \\\n    '1: :->first' \\\n    '*:: :->rest' && ret=0\n" + zsh_subcommands(tool) +
+        "  return ret\n";
   }
   return out + "}\nif [[ $funcstack[1] == _" + tool.name + " ]]; then\n  " + function +
          " \"$@\"\nelse\n  compdef " + function + " " + tool.name + "\nfi\n";
@@ -299,10 +417,10 @@ std::string zsh_completion(const CommandFacts& tool) {
 
 std::string fish_completion(const CommandFacts& tool) {
   const std::string start = "complete -c " + tool.name;
-  std::string out = heading("fish", tool);
+  std::string out = heading("fish", tool) + of_tool(tool, kFishFunctions);
   if (tool.subcommands.empty()) {
     if (positional_kind(tool) == ValueKind::none) out += start + " -f\n";
-    for (const OptionFacts& option : tool.options) out += fish_option(start, option);
+    for (const OptionFacts& option : tool.options) out += fish_option(tool, start, option);
     return out;
   }
   const std::string none = start + " -n 'not __fish_seen_subcommand_from " +
@@ -312,7 +430,7 @@ std::string fish_completion(const CommandFacts& tool) {
            fish_quoted(sub.description) + "\n";
   }
   if (positional_kind(tool) == ValueKind::none) out += none + " -f\n";
-  for (const OptionFacts& option : tool.options) out += fish_option(none, option);
+  for (const OptionFacts& option : tool.options) out += fish_option(tool, none, option);
   if (has_programs(tool)) {
     out += start + " -n 'not __fish_use_subcommand' -x -a '(__fish_complete_subcommand)'\n";
   }
@@ -320,7 +438,12 @@ std::string fish_completion(const CommandFacts& tool) {
     if (sub.is_program) continue;
     const std::string here = start + " -n '__fish_seen_subcommand_from " + sub.name + "'";
     if (positional_kind(sub) == ValueKind::none) out += here + " -f\n";
-    for (const OptionFacts& option : sub.options) out += fish_option(here, option);
+    if (has_tensor(sub)) {
+      out += start + " -n '__fish_seen_subcommand_from " + sub.name + "; and _" +
+             function_name(tool.name) + "_path >/dev/null' -f -a '(_" + function_name(tool.name) +
+             "_tensors)'\n";
+    }
+    for (const OptionFacts& option : sub.options) out += fish_option(tool, here, option);
   }
   return out;
 }

@@ -2,11 +2,14 @@
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 
 import cli_common
+import torch
 from cli_common import CliTest
 from pseudo_terminal import Terminal
+from safetensors.torch import save_file
 
 TOOLS = ["ckpt-inspect", "ckpt-pack", "reshard", "to-universal", "zero-to-fp32"]
 BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
@@ -121,6 +124,16 @@ class ManPageTest(ManualTest):
                 self.assertIn(f"       {line}\n", rendered)
 
 
+def checkpoint_to_complete(test):
+    """A folder with tags and other folders, of which one tensor has a name that a shell would run; and its tags."""
+    ckpt = test.scratch("z2_fp32_full_w3").folder
+    tag = next(path.name for path in ckpt.iterdir() if path.is_dir())
+    shutil.copytree(ckpt / tag, ckpt / "global_step99")
+    (ckpt / "global_notes").mkdir()
+    ckpt = ckpt.rename(test.root / "ckpt")
+    return ckpt, {tag, "global_step99"}
+
+
 class BashTest(ManualTest):
 
     def complete(self, tool, *words, breaks="="):
@@ -165,6 +178,33 @@ class BashTest(ManualTest):
         self.assertEqual(self.complete("zero-to-fp32", "--dtype=b"), ["bfloat16", "bf16"])
         self.assertEqual(self.complete("zero-to-fp32", "--max_sh"), ["--max-shard-size"])
         self.assertEqual(self.complete("zero-to-fp32", "--progress", "j"), ["json"])
+
+    def test_tags_and_tensors_of_the_checkpoint_that_is_named(self):
+        ckpt, tags = checkpoint_to_complete(self)
+        for tool, words in [("zero-to-fp32", ["ckpt", "out", "--tag", ""]), ("zero-to-fp32", ["ckpt", "-t", "glob"]),
+                            ("ckpt-inspect", ["list", "ckpt", "--tag=g"]), ("ckpt-inspect", ["ckpt", "-t", ""]),
+                            ("reshard", ["--dp", "2", str(ckpt), "--tag", "global_"])]:
+            self.assertEqual(set(self.complete(tool, *words)), tags, words)
+        self.assertEqual(self.complete("zero-to-fp32", "ckpt", "--tag", "global_step9"), ["global_step99"])
+        self.assertEqual(self.complete("zero-to-fp32", "nowhere", "--tag", ""), [])
+        names = {line.split("\t")[0] for line in self.output("ckpt-inspect", "list", ckpt).splitlines()}
+        self.assertGreater(len(names), 9)
+        for command in ("where", "print"):
+            self.assertEqual(set(self.complete("ckpt-inspect", command, "ckpt", "")), names)
+            self.assertEqual(set(self.complete("ckpt-inspect", command, "ckpt", "tok")),
+                             {name for name in names if name.startswith("tok")})
+            self.assertIn("ckpt", self.complete("ckpt-inspect", command, "ckp"))
+        self.assertEqual(self.complete("ckpt-inspect", "list", "ckpt", "tok"), [])
+
+    def test_no_name_in_a_file_is_run_by_the_shell(self):
+        bad = self.root / "bad.safetensors"
+        save_file({name: torch.zeros(1) for name in ("good", "g$(touch ran)", "g`touch ran`", "g;touch ran", "g a")}, bad)
+        self.assertEqual(self.complete("ckpt-inspect", "where", bad.name, "g"), ["good"])
+        for name in ("$(touch ran)", "a b"):
+            (self.root / name).mkdir()
+            (self.root / name / "mp_rank_00_model_states.pt").write_text("")
+        self.assertEqual(self.complete("ckpt-inspect", "list", ".", "--tag", ""), [])
+        self.assertFalse((self.root / "ran").exists())
 
     def test_paths_are_completed_where_paths_belong(self):
         (self.root / "folder one").mkdir()
@@ -226,6 +266,19 @@ class ZshTest(ManualTest):
             ]:
                 self.assertEqual(self.complete(shell, line), expected)
 
+    def test_tags_and_tensors_of_the_checkpoint_that_is_named(self):
+        ckpt, tags = checkpoint_to_complete(self)
+        other = next(tag for tag in tags if tag != "global_step99")
+        with self.shell() as shell:
+            for line, expected in [
+                ("zero-to-fp32 ckpt out --tag global_step9", "zero-to-fp32 ckpt out --tag global_step99 "),
+                (f"ckpt-inspect list ckpt --tag={other}", f"ckpt-inspect list ckpt --tag={other} "),
+                ("ckpt-inspect where ckpt tok_emb", "ckpt-inspect where ckpt tok_emb.weight "),
+                (f"ckpt-inspect print {ckpt} tok_emb", f"ckpt-inspect print {ckpt} tok_emb.weight "),
+                ("reshard --tag glob", "reshard --tag glob"),
+            ]:
+                self.assertEqual(self.complete(shell, line), expected)
+
     def test_options_are_those_of_help(self):
         with self.shell() as shell:
             for tool, sub, names in self.shown():
@@ -247,6 +300,13 @@ class FishTest(ManualTest):
         for tool, sub, names in self.shown():
             offered = self.complete(tool, f"{tool} {sub or ''} --")
             self.assertEqual(set(offered), {n for n in names if n.startswith("--")}, (tool, sub))
+
+    def test_tags_and_tensors_of_the_checkpoint_that_is_named(self):
+        ckpt, tags = checkpoint_to_complete(self)
+        self.assertEqual(set(self.complete("zero-to-fp32", "zero-to-fp32 ckpt --tag ")), tags)
+        self.assertEqual(self.complete("ckpt-inspect", "ckpt-inspect list ckpt -t global_step9"), ["global_step99"])
+        self.assertEqual(self.complete("ckpt-inspect", "ckpt-inspect where ckpt tok_emb"), ["tok_emb.weight"])
+        self.assertEqual(self.complete("ckpt-inspect", f"ckpt-inspect print {ckpt} tok_emb"), ["tok_emb.weight"])
 
     def test_subcommands_and_values(self):
         (self.root / "folder").mkdir()
