@@ -67,13 +67,14 @@ int list(const CLI::App& app, const cli::Common& common, const TensorArguments& 
   columns.push_back({"bytes", cli::Table::Align::right});
   columns.push_back({"files", cli::Table::Align::left, false, 4});
   cli::Table table(std::move(columns));
+  const cli::Terminal terminal = cli::Terminal::of_stdout();
   for (const NamedTensor& tensor : tensors) {
     std::vector<std::string> cells = tensor_cells(tensor);
-    cells.push_back(human_bytes(tensor.value.nbytes()));
+    cells.push_back(cli::bytes_cell(terminal, tensor.value.nbytes()));
     cells.push_back(holders_text(inputs, contents, tensor));
     table.add(std::move(cells));
   }
-  std::cout << table.text(cli::Terminal::of_stdout());
+  std::cout << table.text(terminal);
   return say_damage(app, common, contents);
 }
 

@@ -56,7 +56,8 @@ class Printer {
 
   std::string text(const TreeNode& root) {
     add_children(root, "", 1);
-    table_.add({"", what(root), std::to_string(root.elements), human_bytes(root.bytes)},
+    table_.add({"", what(root), cli::count_cell(terminal_, static_cast<uint64_t>(root.elements)),
+                cli::bytes_cell(terminal_, root.bytes)},
                cli::Style::bold);
     return table_.text(terminal_);
   }
@@ -68,7 +69,8 @@ class Printer {
       const bool last = &child == &node.children.back();
       const char* branch = !terminal_.tables ? "" : last ? last_branch_ : branch_;
       table_.add({indent + branch + printable(child.name), what(child),
-                  std::to_string(child.elements), human_bytes(child.bytes)});
+                  cli::count_cell(terminal_, static_cast<uint64_t>(child.elements)),
+                  cli::bytes_cell(terminal_, child.bytes)});
       add_children(child, indent + (!terminal_.tables ? "  " : last ? "   " : trunk_), depth + 1);
     }
   }

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <utility>
 
+#include "base/text.h"
+
 namespace dsckpt::cli {
 namespace {
 
@@ -256,6 +258,14 @@ std::string Table::text(const Terminal& terminal) const {
     }
   }
   return out;
+}
+
+std::string bytes_cell(const Terminal& terminal, uint64_t bytes) {
+  return terminal.tables ? human_bytes(bytes) : std::to_string(bytes);
+}
+
+std::string count_cell(const Terminal& terminal, uint64_t count) {
+  return terminal.tables ? grouped(count) : std::to_string(count);
 }
 
 std::string Table::tabs(const Terminal& terminal) const {

@@ -53,4 +53,8 @@ class Table {
   std::vector<Row> rows_;
 };
 
+// A cell: "1.50 GB" and "1,234" on a terminal, digits where programs read it.
+std::string bytes_cell(const Terminal& terminal, uint64_t bytes);
+std::string count_cell(const Terminal& terminal, uint64_t count);
+
 }  // namespace dsckpt::cli
