@@ -6,6 +6,7 @@
 
 #include "ckpt_pack/commands.h"
 #include "cli/carry_out.h"
+#include "cli/every_tag.h"
 #include "cli/option_facts.h"
 #include "dsckpt/pack.h"
 
@@ -20,16 +21,21 @@ struct StripArguments {
   cli::RunArguments run;
 };
 
-int strip(const CLI::App& app, const cli::Common& common, StripArguments& args) {
-  const Keep keep = args.keep == to_string(Keep::weights) ? Keep::weights : Keep::resume;
-  args.source.optimizer_states = keep == Keep::resume;
-  args.source.weights = false;
+int strip_one(const CLI::App& app, const cli::Common& common, StripArguments& args, Keep keep) {
   Progress progress;
   const cli::InterruptGuard guard(progress);
   args.source.progress = &progress;
   const Job job = cli::while_shown(
       progress, common, [&] { return plan_strip(Source::open(args.input, args.source), keep); });
   return cli::carry_out(app, common, job, args.output, args.run, progress);
+}
+
+int strip(const CLI::App& app, const cli::Common& common, StripArguments& args) {
+  const Keep keep = args.keep == to_string(Keep::weights) ? Keep::weights : Keep::resume;
+  args.source.optimizer_states = keep == Keep::resume;
+  args.source.weights = false;
+  return cli::for_each_tag(app, common, args.input, args.source, args.output,
+                           [&] { return strip_one(app, common, args, keep); });
 }
 
 }  // namespace

@@ -110,7 +110,9 @@ void add_common(CLI::App& app, Common& common) {
 void add_checkpoint_options(CLI::App& app, const std::string& name, std::string& path,
                             SourceOptions& source) {
   app.add_option(name, path, "Folder with `latest` (or --tag), or a tag's own folder")->required();
-  app.add_option("-t,--tag", source.tag, "Tag to read (default: what `latest` says)")
+  app.add_option("-t,--tag", source.tag,
+                 "Tag to read (default: what `latest` says);\n"
+                 "all: each of them, into a folder of its name")
       ->type_name("TAG");
   add_tp_rules(app, source.tp_rules);
   add_roots(app, source.roots);

@@ -9,6 +9,7 @@
 
 #include "cli/carry_out.h"
 #include "cli/cli.h"
+#include "cli/every_tag.h"
 #include "cli/option_facts.h"
 #include "cli/tools.h"
 
@@ -80,8 +81,7 @@ void add_options(CLI::App& app, Arguments& args) {
                    "load_universal."}});
 }
 
-int convert(const CLI::App& app, Arguments& args) {
-  args.source.optimizer_states = true;
+int convert_one(const CLI::App& app, Arguments& args) {
   Progress progress;
   const cli::InterruptGuard guard(progress);
   args.source.progress = &progress;
@@ -89,6 +89,12 @@ int convert(const CLI::App& app, Arguments& args) {
     return plan_reshard(Source::open(args.input, args.source), args.reshard);
   });
   return cli::carry_out(app, args.common, job, args.output, args.run, progress);
+}
+
+int convert(const CLI::App& app, Arguments& args) {
+  args.source.optimizer_states = true;
+  return cli::for_each_tag(app, args.common, args.input, args.source, args.output,
+                           [&] { return convert_one(app, args); });
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "cli/carry_out.h"
 #include "cli/cli.h"
+#include "cli/every_tag.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/tools.h"
@@ -47,7 +48,9 @@ void add_options(CLI::App& app, Arguments& args) {
       ->type_name("DIR");
   app.add_option("checkpoint", args.folders[0], "In place of --input-folder")->type_name("DIR");
   app.add_option("output", args.folders[1], "In place of --output-folder")->type_name("DIR");
-  app.add_option("-t,--tag", args.source.tag, "Which checkpoint; default: what `latest` says")
+  app.add_option("-t,--tag", args.source.tag,
+                 "Which checkpoint; default: what `latest` says;\n"
+                 "all: each of them, into a folder of its name")
       ->type_name("TAG");
   cli::add_roots(app, args.source.roots);
   app.add_flag("--no-strict", args.no_strict,
@@ -97,6 +100,16 @@ void fill_folders(Arguments& args) {
   if (args.output.empty()) throw UsageError("--output-folder is required").with_hint(kFolders);
 }
 
+int convert_one(const CLI::App& app, Arguments& args) {
+  Progress progress;
+  const cli::InterruptGuard guard(progress);
+  args.source.progress = &progress;
+  const Job job = cli::while_shown(progress, args.common, [&] {
+    return plan_universal(Source::open(args.input, args.source), args.universal);
+  });
+  return cli::carry_out(app, args.common, job, args.output, args.run, progress);
+}
+
 int convert(const CLI::App& app, Arguments& args) {
   fill_folders(args);
   args.source.optimizer_states = true;
@@ -106,13 +119,8 @@ int convert(const CLI::App& app, Arguments& args) {
   }
   if (args.keep_temp_folder) cli::note(app, args.common, "there is no temporary folder to keep");
 
-  Progress progress;
-  const cli::InterruptGuard guard(progress);
-  args.source.progress = &progress;
-  const Job job = cli::while_shown(progress, args.common, [&] {
-    return plan_universal(Source::open(args.input, args.source), args.universal);
-  });
-  return cli::carry_out(app, args.common, job, args.output, args.run, progress);
+  return cli::for_each_tag(app, args.common, args.input, args.source, args.output,
+                           [&] { return convert_one(app, args); });
 }
 
 }  // namespace

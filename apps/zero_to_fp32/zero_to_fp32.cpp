@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "cli/carry_out.h"
 #include "cli/cli.h"
+#include "cli/every_tag.h"
 #include "cli/option_facts.h"
 #include "cli/tools.h"
 #include "dsckpt/error.h"
@@ -212,16 +213,9 @@ void take_companions(Arguments& args) {
   }
 }
 
-int convert(const CLI::App& app, Arguments& args) {
-  std::vector<std::filesystem::path> averaged;
-  if (args.average) averaged = take_averaged(args);
-  check_combinations(args);
-  args.source.optimizer_states = args.weights.states;
-  args.weights.format = args.safe_serialization ? &kSafetensors : &kTorchBin;
-  args.weights.max_shard_size =
-      args.max_shard_size == "none" ? kOneFile : parse_size(args.max_shard_size, "shard size");
+int convert_one(const CLI::App& app, Arguments& args,
+                const std::vector<std::filesystem::path>& averaged) {
   take_companions(args);
-
   Progress progress;
   const cli::InterruptGuard guard(progress);
   args.source.progress = &progress;
@@ -237,6 +231,20 @@ int convert(const CLI::App& app, Arguments& args) {
   });
   return cli::carry_out(app, args.common, job, adapter ? args.peft : args.output_dir, args.run,
                         progress);
+}
+
+int convert(const CLI::App& app, Arguments& args) {
+  std::vector<std::filesystem::path> averaged;
+  if (args.average) averaged = take_averaged(args);
+  check_combinations(args);
+  args.source.optimizer_states = args.weights.states;
+  args.weights.format = args.safe_serialization ? &kSafetensors : &kTorchBin;
+  args.weights.max_shard_size =
+      args.max_shard_size == "none" ? kOneFile : parse_size(args.max_shard_size, "shard size");
+  if (args.average) return convert_one(app, args, averaged);
+  return cli::for_each_tag(app, args.common, args.checkpoint_dir, args.source,
+                           args.peft.empty() ? args.output_dir : args.peft,
+                           [&] { return convert_one(app, args, averaged); });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "checkpoint/nearest_checkpoint.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <iterator>
 #include <system_error>
@@ -95,9 +96,10 @@ std::string listed_paths(const std::vector<fs::path>& paths, const fs::path& abo
   return text + (paths.size() > kShown ? ", ..." : "");
 }
 
-std::optional<NearestCheckpoint> newest_below(const fs::path& path) {
+// Those below `path`, the newest last.
+std::vector<fs::path> siblings_below(const fs::path& path) {
   std::vector<fs::path> found = Search().below(path, kLevels);
-  if (found.empty()) return std::nullopt;
+  if (found.empty()) return found;
   const bool are_siblings = std::all_of(found.begin(), found.end(), [&](const fs::path& each) {
     return each.parent_path() == found.front().parent_path();
   });
@@ -107,6 +109,12 @@ std::optional<NearestCheckpoint> newest_below(const fs::path& path) {
         .with_hint("give one of them: " + found.back().string());
   }
   sort_by_age(found);
+  return found;
+}
+
+std::optional<NearestCheckpoint> newest_below(const fs::path& path) {
+  std::vector<fs::path> found = siblings_below(path);
+  if (found.empty()) return std::nullopt;
   const std::string name = found.back().lexically_relative(path).string();
   std::string note = "reading " + name + ", ";
   if (found.size() == 1) {
@@ -141,6 +149,31 @@ std::optional<NearestCheckpoint> tag_below(const fs::path& path, const std::stri
 }
 
 }  // namespace
+
+std::vector<NamedCheckpoint> all_checkpoints(const fs::path& path) {
+  std::error_code failed;
+  if (!fs::exists(path, failed)) throw IoError({.file = path.string()}, "cannot open", ENOENT);
+  std::vector<fs::path> tags;
+  for (const fs::path& folder : folders_in(path)) {
+    if (has_shards(folder)) tags.push_back(folder);
+  }
+  std::vector<NamedCheckpoint> all;
+  if (!tags.empty()) {
+    sort_by_age(tags);
+    for (const fs::path& tag : tags) {
+      const std::string name = tag.filename().string();
+      all.push_back({path, name, name});
+    }
+    return all;
+  }
+  for (const fs::path& folder : siblings_below(path)) {
+    all.push_back({folder, "", folder.filename().string()});
+  }
+  if (all.empty())
+    throw InconsistentError({.file = path.string()}, "holds no checkpoints")
+        .with_hint("give the folder that holds the tags");
+  return all;
+}
 
 std::vector<fs::path> other_tags(const fs::path& tag_folder) {
   std::vector<fs::path> others;

@@ -28,6 +28,18 @@ struct NearestCheckpoint {
 std::optional<NearestCheckpoint> nearest_checkpoint(const std::filesystem::path& path,
                                                     const std::string& tag);
 
+// One of several checkpoints, as OpenOptions take it.
+struct NamedCheckpoint {
+  std::filesystem::path path;
+  std::string tag;   // or "": what `path` is, or its `latest` names
+  std::string name;  // of the folder that tells it from the others
+};
+
+// All that `path` holds, a folder with tags or a training's output, the newest last (as
+// nearest_checkpoint() has it). Throws InconsistentError if there is none, or if they are in
+// several folders.
+std::vector<NamedCheckpoint> all_checkpoints(const std::filesystem::path& path);
+
 // The folders of other tags beside `tag_folder`, the newest first.
 std::vector<std::filesystem::path> other_tags(const std::filesystem::path& tag_folder);
 

@@ -490,6 +490,68 @@ class HfConfigTest(CliTest):
         self.assert_refused(self.ckpt.folder, 2, "--hf-config DIR", "--dtype=auto")
 
 
+class EveryTagTest(CliTest):
+    """--tag all."""
+
+    def setUp(self):
+        super().setUp()
+        self.ckpt = self.scratch(SMALL)
+        self.tag = self.ckpt.case.facts["tag"]
+        for number in (9, 20):
+            shutil.copytree(self.ckpt.folder / self.tag, self.ckpt.folder / f"global_step{number}")
+        (self.ckpt.folder / "notes").mkdir()
+        self.tags = sorted([self.tag, "global_step9", "global_step20"])
+
+    def test_each_tag_gets_what_it_gets_by_itself(self):
+        for tool, arguments in (("zero-to-fp32", ["--safe"]), ("to-universal", []), ("reshard", ["--dp=3"])):
+            output = self.new_path()
+            done = self.tool(tool, self.ckpt.folder, output, "--tag", "all", *arguments)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(sorted(path.name for path in output.iterdir() if path.is_dir()), self.tags)
+            for tag in self.tags:
+                single = self.new_path() / tag
+                single.parent.mkdir()
+                done = self.tool(tool, self.ckpt.folder, single, "--tag", tag, *arguments)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(cli_common.tree(output / tag), cli_common.tree(single))
+            if tool == "to-universal":
+                self.assertEqual((output / "latest_universal").read_text(), "global_step20")
+
+    def test_a_trainers_output_has_a_folder_a_checkpoint(self):
+        trainer = self.new_path("trainer")
+        for step in (5, 10):
+            shutil.copytree(self.ckpt.folder, trainer / f"checkpoint-{step}")
+        output = self.new_path()
+        done = self.zero_to_fp32(trainer, output, "--tag=all", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual([line["data"]["output"] for line in self.json_lines(done.stdout)],
+                         [str(output / "checkpoint-5"), str(output / "checkpoint-10")])
+
+    def test_a_damaged_tag_is_named_and_the_others_are_converted(self):
+        next((self.ckpt.folder / "global_step9").glob("*optim_states.pt")).write_bytes(b"x")
+        output = self.new_path()
+        done = self.zero_to_fp32(self.ckpt.folder, output, "--tag", "all")
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("global_step9 is not converted", done.stderr)
+        self.assertIn("1 of 3 checkpoints not converted", done.stderr)
+        self.assertEqual(sorted(path.name for path in output.iterdir()), sorted({*self.tags} - {"global_step9"}))
+
+    def test_a_tag_that_is_called_all_is_meant(self):
+        (self.ckpt.folder / "global_step20").rename(self.ckpt.folder / "all")
+        output = self.convert(self.ckpt.folder, "--tag", "all")
+        self.assertEqual([path.name for path in output.iterdir()], [BIN])
+
+    def test_a_folder_without_checkpoints_is_an_error(self):
+        (self.root / "empty").mkdir()
+        for path, status, said in ((self.root / "nothing", 4, "cannot open"), (self.root / "empty", 3, "holds no checkpoints"),
+                                   (self.ckpt.folder / self.tag, 3, "give the folder that holds the tags")):
+            done = self.zero_to_fp32(path, self.new_path(), "--tag=all")
+            self.assertEqual(done.returncode, status, done.stderr)
+            self.assertIn(said, done.stderr)
+        done = self.zero_to_fp32(self.ckpt.folder, self.new_path(), "--tag=all", "--average", "--last=2")
+        self.assertEqual(done.returncode, 2, done.stderr)
+
+
 class OutputPlaceTest(CliTest):
 
     def setUp(self):

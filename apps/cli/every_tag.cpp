@@ -1,0 +1,57 @@
+#include "cli/every_tag.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+
+#include "base/text.h"
+#include "checkpoint/nearest_checkpoint.h"
+#include "checkpoint/tag_folder.h"
+#include "cli/cli.h"
+#include "cli/messages.h"
+#include "dsckpt/error.h"
+
+namespace dsckpt::cli {
+namespace {
+
+constexpr const char* kAll = "all";
+
+// Whether the next checkpoint may do better.
+bool is_of_checkpoint(ErrorKind kind) {
+  return kind == ErrorKind::corrupt || kind == ErrorKind::inconsistent ||
+         kind == ErrorKind::unsupported;
+}
+
+}  // namespace
+
+int for_each_tag(const CLI::App& app, const Common& common, std::string& input,
+                 SourceOptions& source, std::string& output, const std::function<int()>& convert) {
+  namespace fs = std::filesystem;
+  std::error_code failed;
+  if (source.tag != kAll || fs::is_directory(fs::path(input) / kAll, failed)) return convert();
+  if (output.empty()) throw UsageError("--tag all needs a folder for the output");
+  const fs::path folder = output;
+  const std::vector<NamedCheckpoint> all = all_checkpoints(input);
+  int status = kDone;
+  size_t bad = 0;
+  std::optional<Error> first;
+  for (const NamedCheckpoint& each : all) {
+    input = each.path.string();
+    source.tag = each.tag;
+    output = (folder / each.name).string();
+    try {
+      status = std::max(status, convert());
+    } catch (const Error& error) {
+      if (!is_of_checkpoint(error.kind())) throw;
+      note(app, common, each.name + " is not converted: " + error.what());
+      if (!first) first = error;
+      ++bad;
+    }
+  }
+  if (!first) return status;
+  Error(*first, first->message() + " (" + std::to_string(bad) + " of " +
+                    counted(all.size(), "checkpoint") + " not converted)")
+      .raise();
+}
+
+}  // namespace dsckpt::cli
