@@ -138,11 +138,15 @@ class PermissionTest(FaultTest):
             self.assertIn(str(locked), error["file"])
         locked.chmod(0o755)
 
-    def test_a_dry_run_needs_no_permission_to_write(self):
+    def test_a_dry_run_says_that_the_folder_cannot_be_written_into(self):
         locked = self.new_path("locked")
         locked.mkdir()
         locked.chmod(0o555)
-        self.assertEqual(self.zero_to_fp32(self.ckpt.folder, locked, "--dry-run", **self.as_user).returncode, 0)
+        for output in (locked, locked / "new"):
+            done = self.zero_to_fp32(self.ckpt.folder, output, "--dry-run", **self.as_user)
+            self.assertEqual(done.returncode, 4, done.stderr)
+            self.assertIn(f"{locked}: cannot write into the folder: Permission denied", done.stderr)
+            self.assertIn("writes", done.stdout)
         locked.chmod(0o755)
 
 
