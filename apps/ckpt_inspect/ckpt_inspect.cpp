@@ -16,9 +16,9 @@ namespace {
 
 // In the order in which --help has them.
 constexpr std::array kCommands = {
-    &inspect::add_tree,   &inspect::add_list, &inspect::add_where,
-    &inspect::add_print,  &inspect::add_raw,  &inspect::add_stats,
-    &inspect::add_verify, &inspect::add_diff, &inspect::add_scan,
+    &inspect::add_browse, &inspect::add_tree, &inspect::add_list,  &inspect::add_where,
+    &inspect::add_print,  &inspect::add_raw,  &inspect::add_stats, &inspect::add_verify,
+    &inspect::add_diff,   &inspect::add_scan,
 };
 
 int run(CLI::App& app, int argc, char** argv) {

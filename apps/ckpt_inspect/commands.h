@@ -18,6 +18,7 @@ using cli::Command;
 
 // What the tool does without a subcommand: its options are those of `app` itself.
 AddCommand add_summary;
+AddCommand add_browse;
 AddCommand add_tree;
 AddCommand add_list;
 AddCommand add_where;

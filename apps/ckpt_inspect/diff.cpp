@@ -14,6 +14,7 @@
 #include "base/patterns.h"
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
+#include "ckpt_inspect/shown.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/table.h"
@@ -77,6 +78,33 @@ std::string types_of(const TensorDiff& tensor) {
   if (a.empty() || b.empty() || a == b) return a.empty() ? b : a;
   return a + " -> " + b;
 }
+
+}  // namespace
+
+Cells difference_cells(const TensorDiff& tensor) {
+  const Difference& values = tensor.values;
+  Cells cells{{"differs", std::string(to_string(tensor.verdict))},
+              {"type and shape", types_of(tensor)},
+              {"elements", ""},
+              {"max abs", ""},
+              {"max rel", ""},
+              {"max ulp", ""},
+              {"at element", ""},
+              {"a", ""},
+              {"b", ""}};
+  if (values.differing == 0) return cells;
+  const auto number = [&](Exact value) { return difference_number(value, *tensor.as); };
+  cells[2].second = std::to_string(values.differing);
+  cells[3].second = number(values.max_absolute);
+  cells[4].second = short_number(values.max_relative);
+  if (is_floating_point(*tensor.as)) cells[5].second = std::to_string(values.max_ulps);
+  cells[6].second = std::to_string(values.index);
+  cells[7].second = number(values.a);
+  cells[8].second = number(values.b);
+  return cells;
+}
+
+namespace {
 
 cli::Style style_of(Verdict verdict) {
   if (verdict == Verdict::equal) return cli::Style::dim;
@@ -176,18 +204,8 @@ void print_table(const Diff& diff, bool all) {
           style_of(tensor.verdict));
       continue;
     }
-    std::vector<std::string> cells{printable(tensor.name), printable(tensor.state),
-                                   std::string(to_string(tensor.verdict)), types_of(tensor)};
-    const Difference& values = tensor.values;
-    if (values.differing > 0) {
-      const std::string ulps = is_floating_point(*tensor.as) ? std::to_string(values.max_ulps) : "";
-      const auto number = [&](Exact value) { return difference_number(value, *tensor.as); };
-      cells.insert(cells.end(), {std::to_string(values.differing), number(values.max_absolute),
-                                 short_number(values.max_relative), ulps,
-                                 std::to_string(values.index), number(values.a), number(values.b)});
-    } else {
-      cells.resize(cells.size() + 7);
-    }
+    std::vector<std::string> cells{printable(tensor.name), printable(tensor.state)};
+    for (auto& [heading, cell] : difference_cells(tensor)) cells.push_back(std::move(cell));
     table.add(std::move(cells), style_of(tensor.verdict));
   }
   std::cout << table.text(terminal);

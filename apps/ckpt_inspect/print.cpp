@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "ckpt_inspect/commands.h"
+#include "ckpt_inspect/shown.h"
 #include "cli/messages.h"
 #include "cli/terminal.h"
 #include "dsckpt/error.h"
@@ -77,6 +78,19 @@ void print_bytes(const InputFiles& inputs, const TensorSource& tensor) {
   }
 }
 
+}  // namespace
+
+void write_named_values(const InputFiles& inputs, const std::string& label,
+                        const TensorSource& tensor, bool full,
+                        const std::function<void(std::string_view)>& write) {
+  const int64_t edge = full || tensor.numel() <= kMaxShown ? 0 : kEdge;
+  write(printable(label) + " " + std::string(torch_name(tensor.dtype())) + " " +
+        to_text(tensor.shape()) + "\n");
+  write_values(inputs, tensor, edge, write);
+}
+
+namespace {
+
 int print(const cli::Common& common, const PrintArguments& args) {
   InputFiles inputs;
   const Contents contents = open_contents(inputs, common, args.path, args.contents);
@@ -96,10 +110,8 @@ int print(const cli::Common& common, const PrintArguments& args) {
       cli::print_json("print", std::move(data));
       return cli::kDone;
     }
-    const int64_t edge = args.full || part.numel() <= kMaxShown ? 0 : kEdge;
-    std::cout << printable(tensor.label()) << " " << torch_name(part.dtype()) << " "
-              << to_text(part.shape()) << "\n";
-    write_values(inputs, part, edge, [](std::string_view text) { std::cout << text; });
+    write_named_values(inputs, tensor.label(), part, args.full,
+                       [](std::string_view text) { std::cout << text; });
     return cli::kDone;
   });
 }

@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
+#include "ckpt_inspect/shown.h"
 #include "cli/messages.h"
 #include "cli/table.h"
 #include "cli/terminal.h"
@@ -25,15 +26,20 @@ bool is_bad(const Statistics& values) {
 }
 
 void add_row(cli::Table& table, std::vector<std::string> cells, const Statistics& values) {
-  for (const double number :
-       {values.min, values.max, values.mean, values.standard_deviation(), values.norm()}) {
-    cells.push_back(short_number(number));
-  }
-  for (const uint64_t count : {values.zeros, values.nans, values.infinities()}) {
-    cells.push_back(std::to_string(count));
-  }
+  for (auto& [heading, cell] : statistics_cells(values)) cells.push_back(std::move(cell));
   table.add(std::move(cells), is_bad(values) ? cli::Style::bad : cli::Style::plain);
 }
+
+}  // namespace
+
+Cells statistics_cells(const Statistics& values) {
+  return {{"min", short_number(values.min)},     {"max", short_number(values.max)},
+          {"mean", short_number(values.mean)},   {"std", short_number(values.standard_deviation())},
+          {"norm", short_number(values.norm())}, {"zeros", std::to_string(values.zeros)},
+          {"nan", std::to_string(values.nans)},  {"inf", std::to_string(values.infinities())}};
+}
+
+namespace {
 
 // What --sort takes besides the columns of `list`.
 using Number = double (*)(const Statistics&);

@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
 #include "ckpt_inspect/html.h"
+#include "ckpt_inspect/shown.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/table.h"
@@ -168,9 +169,10 @@ void show_damage(Page& page, const Contents& contents) {
   page.table(table);
 }
 
-void show_kinds(Page& page, const Summary& summary) {
+}  // namespace
+
+cli::Table kinds_table(const Summary& summary) {
   using Align = cli::Table::Align;
-  page.heading("Bytes by kind");
   std::vector<cli::Table::Column> columns{
       {"kind"}, {"bytes", Align::right}, {"share", Align::right}};
   if (is_compressed(summary)) {
@@ -187,7 +189,14 @@ void show_kinds(Page& page, const Summary& summary) {
     }
     table.add(std::move(cells));
   }
-  page.table(table);
+  return table;
+}
+
+namespace {
+
+void show_kinds(Page& page, const Summary& summary) {
+  page.heading("Bytes by kind");
+  page.table(kinds_table(summary));
 }
 
 void show_ranks(Page& page, const Summary& summary) {

@@ -9,6 +9,7 @@
 
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
+#include "ckpt_inspect/shown.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/table.h"
@@ -41,7 +42,9 @@ nlohmann::json node_json(const TreeNode& node) {
   return out;
 }
 
-std::string what(const TreeNode& node) {
+}  // namespace
+
+std::string what_text(const TreeNode& node) {
   if (!node.tensor) return counted(node.tensors, "tensor");
   if (!node.tensor->alias_of.empty()) return "= " + printable(node.tensor->alias_of);
   return std::string(torch_name(node.tensor->value.dtype())) + " " +
@@ -50,15 +53,18 @@ std::string what(const TreeNode& node) {
          (node.tensor->lost.empty() ? "" : " lost in part");
 }
 
+namespace {
+
 class Printer {
  public:
   Printer(const cli::Terminal& terminal, int depth) : terminal_(terminal), depth_(depth) {}
 
   std::string text(const TreeNode& root) {
     add_children(root, "", 1);
-    table_.add({"", what(root), cli::count_cell(terminal_, static_cast<uint64_t>(root.elements)),
-                cli::bytes_cell(terminal_, root.bytes)},
-               cli::Style::bold);
+    table_.add(
+        {"", what_text(root), cli::count_cell(terminal_, static_cast<uint64_t>(root.elements)),
+         cli::bytes_cell(terminal_, root.bytes)},
+        cli::Style::bold);
     return table_.text(terminal_);
   }
 
@@ -68,7 +74,7 @@ class Printer {
     for (const TreeNode& child : node.children) {
       const bool last = &child == &node.children.back();
       const char* branch = !terminal_.tables ? "" : last ? last_branch_ : branch_;
-      table_.add({indent + branch + printable(child.name), what(child),
+      table_.add({indent + branch + printable(child.name), what_text(child),
                   cli::count_cell(terminal_, static_cast<uint64_t>(child.elements)),
                   cli::bytes_cell(terminal_, child.bytes)});
       add_children(child, indent + (!terminal_.tables ? "  " : last ? "   " : trunk_), depth + 1);

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ckpt_inspect/commands.h"
+#include "ckpt_inspect/shown.h"
 #include "cli/messages.h"
 #include "cli/table.h"
 #include "cli/terminal.h"
@@ -41,7 +42,9 @@ std::string bytes_text(const TensorExtent& extent) {
          std::to_string(extent.stride);
 }
 
-void print(const InputFiles& inputs, const std::vector<TensorExtent>& extents) {
+}  // namespace
+
+cli::Table extents_table(const InputFiles& inputs, const std::vector<TensorExtent>& extents) {
   using Align = cli::Table::Align;
   cli::Table table({{"file", Align::left, true},
                     {"rank"},
@@ -58,8 +61,10 @@ void print(const InputFiles& inputs, const std::vector<TensorExtent>& extents) {
                printable(extent.record), std::to_string(extent.offset), bytes_text(extent),
                elements_text(extent), note});
   }
-  std::cout << table.text(cli::Terminal::of_stdout());
+  return table;
 }
+
+namespace {
 
 int where(const cli::Common& common, const WhereArguments& args) {
   InputFiles inputs;
@@ -75,7 +80,7 @@ int where(const cli::Common& common, const WhereArguments& args) {
     cli::print_json("where", std::move(data));
     return cli::kDone;
   }
-  print(inputs, extents);
+  std::cout << extents_table(inputs, extents).text(cli::Terminal::of_stdout());
   return cli::kDone;
 }
 

@@ -88,8 +88,8 @@ endif()
 
 # What is linked in goes with its licence: Debian's files of its own packages.
 if(DSCKPT_INSTALL)
-  foreach(package IN ITEMS libc6-dev libcli11-dev libdeflate-dev libre2-dev libutf8proc-dev libxxhash-dev
-      libzstd-dev nettle-dev nlohmann-json3-dev zlib1g-dev)
+  foreach(package IN ITEMS libc6-dev libcli11-dev libdeflate-dev libncurses-dev libre2-dev libutf8proc-dev
+      libxxhash-dev libzstd-dev nettle-dev nlohmann-json3-dev zlib1g-dev)
     if(EXISTS "/usr/share/doc/${package}/copyright")
       install(FILES "/usr/share/doc/${package}/copyright"
         DESTINATION "${CMAKE_INSTALL_DOCDIR}/licences" RENAME ${package} COMPONENT tools)

@@ -33,19 +33,9 @@ constexpr std::string_view kOther = "other tensors";
 constexpr std::string_view kUnreachable = "unreachable";
 constexpr std::string_view kRest = "pickles and headers";
 
-// The order of the header; states come after the masters, in theirs.
-size_t rank_of(std::string_view kind) {
-  constexpr std::array kAfterStates = {kFrozen, kBuffers,     kPadding, kLeft,
-                                       kOther,  kUnreachable, kRest};
-  if (kind == kMasters) return 0;
-  if (kind.starts_with(kWeights) || kind.starts_with(kTensors)) return 2;
-  const auto found = std::find(kAfterStates.begin(), kAfterStates.end(), kind);
-  return found == kAfterStates.end() ? 1 : 3 + static_cast<size_t>(found - kAfterStates.begin());
-}
-
 std::vector<BytesOfKind> sorted_kinds(std::vector<BytesOfKind> kinds) {
   std::stable_sort(kinds.begin(), kinds.end(), [](const BytesOfKind& a, const BytesOfKind& b) {
-    return rank_of(a.kind) < rank_of(b.kind);
+    return kind_rank(a.kind) < kind_rank(b.kind);
   });
   return kinds;
 }
@@ -233,7 +223,18 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
   return sums.total(archive.file(), kRest);
 }
 
-std::string kind_of(const Contents& contents, const NamedTensor& tensor) {
+}  // namespace
+
+size_t kind_rank(std::string_view kind) {
+  constexpr std::array kAfterStates = {kFrozen, kBuffers,     kPadding, kLeft,
+                                       kOther,  kUnreachable, kRest};
+  if (kind == kMasters) return 0;
+  if (kind.starts_with(kWeights) || kind.starts_with(kTensors)) return 2;
+  const auto found = std::find(kAfterStates.begin(), kAfterStates.end(), kind);
+  return found == kAfterStates.end() ? 1 : 3 + static_cast<size_t>(found - kAfterStates.begin());
+}
+
+std::string kind_of_bytes(const Contents& contents, const NamedTensor& tensor) {
   if (!tensor.kind) {
     return std::string(kTensors) + std::string(torch_name(tensor.value.dtype())) + ")";
   }
@@ -255,8 +256,6 @@ std::string kind_of(const Contents& contents, const NamedTensor& tensor) {
   return std::string(kOther);
 }
 
-}  // namespace
-
 std::vector<FileBytes> byte_kinds(const InputFiles& inputs, const Contents& contents) {
   std::unordered_map<std::string_view, ParamKind> kinds;
   std::vector<std::string> names;
@@ -265,8 +264,8 @@ std::vector<FileBytes> byte_kinds(const InputFiles& inputs, const Contents& cont
   for (const NamedTensor& tensor : contents.tensors()) {
     if (tensor.kind) kinds.emplace(tensor.name, *tensor.kind);
     if (!tensor.alias_of.empty()) continue;
-    names.push_back(kind_of(contents, tensor));
-    const size_t rank = rank_of(names.back());
+    names.push_back(kind_of_bytes(contents, tensor));
+    const size_t rank = kind_rank(names.back());
     each_range(tensor.value, [&](FileId file, uint64_t begin, uint64_t end) {
       pieces[file].push_back({begin, end, &names.back(), rank});
     });

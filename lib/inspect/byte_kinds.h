@@ -1,8 +1,10 @@
 // What the bytes on disk are for.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "inspect/contents.h"
@@ -44,6 +46,12 @@ struct FileBytes {
 // Of every file of `contents`, which is open with its states. Throws what reading the archives'
 // headers throws.
 std::vector<FileBytes> byte_kinds(const InputFiles& inputs, const Contents& contents);
+
+// The kind of `tensor`'s own bytes, one of `contents`.
+std::string kind_of_bytes(const Contents& contents, const NamedTensor& tensor);
+
+// Kinds in the order above have ranks that do not fall; states share one, and so do types.
+size_t kind_rank(std::string_view kind);
 
 // The sums over `files`, in the order above.
 std::vector<BytesOfKind> total_kinds(const std::vector<FileBytes>& files);

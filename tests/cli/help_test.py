@@ -8,7 +8,7 @@ from cli_common import CliTest
 from pseudo_terminal import Terminal
 
 SUBCOMMANDS = {
-    "ckpt-inspect": ["tree", "list", "where", "print", "raw", "stats", "verify", "diff", "scan"],
+    "ckpt-inspect": ["browse", "tree", "list", "where", "print", "raw", "stats", "verify", "diff", "scan"],
     "ckpt-pack": ["pack", "unpack", "strip", "estimate"],
 }
 TOOLS = ["ckpt-inspect", "ckpt-pack", "reshard", "to-universal", "zero-to-fp32"]

@@ -9,7 +9,8 @@ Each .txt file below this folder is a transcript:
     exit status N                      if it is not 0
 
 The commands of a file run one after the other, by bash, in an empty folder that has `checkpoints`,
-`model_parallel` and `peft` of testdata/. `at_width COLUMNS COMMAND` runs one on a terminal of that width. Times, and sizes that depend on the version of zstd, are masked with N.
+`model_parallel` and `peft` of testdata/. `at_width COLUMNS COMMAND` runs one on a terminal of that
+width, and `after_keys COLUMNS KEYS COMMAND` shows the screen of one after these keys. Times, and sizes that depend on the version of zstd, are masked with N.
 
     scripts/python tests/golden/golden_test.py               compares
     scripts/python tests/golden/golden_test.py --approve     writes what is printed now into all files
@@ -28,6 +29,7 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 BIN = pathlib.Path(os.environ["DSCKPT_BIN"]).resolve()
 TESTDATA = pathlib.Path(os.environ["DSCKPT_TESTDATA"]).resolve()
+PYTHON = pathlib.Path(sys.executable).parent  # the Python that has what after_keys imports
 MASKS = [(re.compile(r"\b\d+\.\d\d s\b"), "N s"),
          (re.compile(r"packed to [\d.]+ \w+ \([\d.]+ %\)"), "packed to N"),
          (re.compile(r"(\d+ files?) of [\d.]+ \w+,"), r"\1 of N,")]
@@ -42,7 +44,7 @@ def masked(text):
 
 def run(command, folder):
     """The lines that a command leaves in the transcript."""
-    environment = {"PATH": f"{BIN}:{HERE.parent / 'support'}:{os.environ['PATH']}", "HOME": str(folder), "LC_ALL": "C.UTF-8"}
+    environment = {"PATH": f"{BIN}:{HERE.parent / 'support'}:{PYTHON}:{os.environ['PATH']}", "HOME": str(folder), "LC_ALL": "C.UTF-8"}
     done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
                           capture_output=True, text=True, timeout=120)
     lines = masked(done.stdout).splitlines() + ["stderr: " + line for line in masked(done.stderr).splitlines()]

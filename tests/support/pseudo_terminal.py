@@ -12,14 +12,17 @@ import time
 
 class Terminal:
     """A process whose standard input, output and error are a terminal; use it in a with statement. `descriptors` says which
-    of 0, 1 and 2 are the terminal; the others are /dev/null."""
+    of 0, 1 and 2 are the terminal; the others are /dev/null. With `controls` its Ctrl-C
+    is a signal."""
 
-    def __init__(self, command, columns, environment, descriptors=(0, 1, 2), cwd=None):
+    def __init__(self, command, columns, environment, descriptors=(0, 1, 2), cwd=None, rows=50,
+                 controls=False):
         self.ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         streams = [theirs if number in descriptors else subprocess.DEVNULL for number in range(3)]
         self.process = subprocess.Popen(command, stdin=streams[0], stdout=streams[1], stderr=streams[2],
-                                        env=environment, cwd=cwd, start_new_session=True)
+                                        env=environment, cwd=cwd, start_new_session=True,
+                                        preexec_fn=(lambda: fcntl.ioctl(1, termios.TIOCSCTTY, 0)) if controls else None)
         os.close(theirs)
         self.seen = ""
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read can end inside a character

@@ -1,0 +1,94 @@
+"""What a program shows that takes the whole terminal, by the terminal emulator pyte."""
+import fcntl
+import pathlib
+import re
+import struct
+import termios
+import time
+
+import pyte
+from pseudo_terminal import Terminal
+
+# The keys that are no characters, as TERM=linux has them.
+KEYS = {"UP": "\x1b[A", "DOWN": "\x1b[B", "RIGHT": "\x1b[C", "LEFT": "\x1b[D", "HOME": "\x1b[1~", "END": "\x1b[4~",
+        "PAGEUP": "\x1b[5~", "PAGEDOWN": "\x1b[6~", "ENTER": "\r", "TAB": "\t", "ESC": "\x1b", "BACKSPACE": "\x7f",
+        "SPACE": " "}
+
+
+class TerminalScreen(Terminal):
+    """Keys are typed one by one: the next when the program waits for it."""
+
+    def __init__(self, command, columns, environment, rows=24, **options):
+        self.screen = pyte.Screen(columns, rows)
+        self.stream = pyte.Stream(self.screen)
+        self.raw = ""
+        super().__init__(command, columns, {**environment, "TERM": environment.get("TERM", "linux")}, rows=rows,
+                         controls=True, **options)
+
+    def _feed(self, seconds):
+        """Whether something came; None when the other end is closed."""
+        more = self._read(seconds)
+        if more is None:
+            return None
+        self.raw += more
+        self.stream.feed(more)
+        return more != ""
+
+    def _asleep(self):
+        try:
+            return all(re.sub(r".*\) ", "", (task / "stat").read_text(), flags=re.S).startswith("S")
+                       for task in pathlib.Path(f"/proc/{self.process.pid}/task").iterdir())
+        except OSError:  # it has just ended
+            return False
+
+    def settle(self, seconds=120):
+        """Until nothing more comes, and the program waits for keys and reads nothing. The rows."""
+        end = time.monotonic() + seconds
+        quiet = 0
+        while quiet < 2:
+            if time.monotonic() > end:
+                raise AssertionError(f"never still: {self.rows()!r}")
+            fed = self._feed(0.02)
+            if fed is None:
+                break
+            waits = not fed and self._asleep() and self.screen.display[-1].strip() not in ("", "Esc stops")
+            quiet = quiet + 1 if waits else 0
+        return self.rows()
+
+    def wait_until(self, seen, seconds=120):
+        """Until `seen`, a function of the rows, is true. The rows."""
+        end = time.monotonic() + seconds
+        while not seen(self.rows()):
+            if self._feed(0.05) is None or time.monotonic() > end:
+                raise AssertionError(f"not seen: {self.rows()!r}")
+        return self.rows()
+
+    def press(self, *keys):
+        """Types keys, names in KEYS or else characters, all of one argument at once. The rows after them."""
+        rows = self.rows()
+        for key in keys:
+            self.type(KEYS.get(key, key))
+            rows = self.settle()
+        return rows
+
+    def write(self, text):
+        """Types a text and ENTER."""
+        return self.press(text, "ENTER")
+
+    def rows(self):
+        return [row.rstrip() for row in self.screen.display]
+
+    def highlighted(self):
+        """The numbers of the rows that stand out from their first column on."""
+        return [i for i in range(self.screen.lines) if self.screen.buffer[i][0].reverse]
+
+    def resize(self, columns, rows):
+        self.screen.resize(rows, columns)
+        fcntl.ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        return self.settle()
+
+    def quit(self, key="q"):
+        """The exit code, and what came on the terminal since the start."""
+        self.type(KEYS.get(key, key))
+        text, code = self.rest()
+        return code, self.raw + text
