@@ -19,6 +19,11 @@ def split_safetensors(data):
     return json.loads(data[8:8 + length], object_pairs_hook=lambda pairs: pairs), data[8 + length:]
 
 
+def companions(case):
+    """What comes along, and DeepSpeed leaves to the user to copy."""
+    return [name for name in ("config.json", "generation_config.json") if (case.load_dir / name).exists()]
+
+
 class IdentityTest(common.OracleTest):
 
     def assert_file_equals_save_file(self, case, path, tensors, aliases):
@@ -70,7 +75,7 @@ class IdentityTest(common.OracleTest):
             text = json.dumps(index, indent=2, sort_keys=True) + "\n"
             self.assertEqual((out / f"{weights}.index.json").read_text(), text)
             files.add(f"{weights}.index.json")
-        self.assertEqual({path.name for path in out.iterdir()}, files)
+        self.assertEqual({path.name for path in out.iterdir()}, files | set(companions(case)))
         for name, members in split.filename_to_tensors.items():
             tensors = {member: truth[member] for member in members}
             if weights == "model.safetensors":
@@ -110,9 +115,7 @@ class IdentityTest(common.OracleTest):
 
     def compare_folders(self, case, ours, theirs):
         names = sorted(path.name for path in theirs.iterdir())
-        # What DeepSpeed leaves to the user to copy.
-        beside = [name for name in ("config.json", "generation_config.json") if (case.load_dir / name).exists()]
-        self.assertEqual(sorted(path.name for path in ours.iterdir()), sorted(names + beside))
+        self.assertEqual(sorted(path.name for path in ours.iterdir()), sorted(names + companions(case)))
         for name in names:
             if name.endswith(".bin"):
                 a, b = common.load_bin(ours / name), common.load_bin(theirs / name)
