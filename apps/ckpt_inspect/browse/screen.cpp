@@ -21,6 +21,7 @@
 
 #include "base/text.h"
 #include "base/unicode.h"
+#include "ckpt_inspect/browse/known_terminal.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt::inspect {
@@ -131,6 +132,7 @@ SCREEN* open_screen() {
     ::setenv("TERMINFO", kDescription, 1);
     terminal = "xterm";
   }
+  if (!is_known_terminal(terminal.c_str())) throw no_screen(terminal);
   SCREEN* screen = ::newterm(terminal.c_str(), stdout, stdin);
   if (screen == nullptr) throw no_screen(terminal);
   return screen;

@@ -1,5 +1,5 @@
-// A whole terminal as rows of text, and the keys that are typed there. Only screen.cpp knows of
-// ncurses.
+// A whole terminal as rows of text, and the keys that are typed there. Only screen.cpp and
+// known_terminal.cpp know of ncurses.
 #pragma once
 
 #include <cstddef>
