@@ -10,7 +10,8 @@ Each .txt file below this folder is a transcript:
 
 The commands of a file run one after the other, by bash, in an empty folder that has `checkpoints`,
 `model_parallel` and `peft` of testdata/. `at_width COLUMNS COMMAND` runs one on a terminal of that
-width, and `after_keys COLUMNS KEYS COMMAND` shows the screen of one after these keys. Times, and sizes that depend on the version of zstd, are masked with N.
+width, and `after_keys COLUMNS KEYS COMMAND` shows the screen of one after these keys. Times, and sizes that
+depend on the version of zstd, are masked with N.
 
     scripts/python tests/golden/golden_test.py               compares
     scripts/python tests/golden/golden_test.py --approve     writes what is printed now into all files
@@ -44,7 +45,8 @@ def masked(text):
 
 def run(command, folder):
     """The lines that a command leaves in the transcript."""
-    environment = {"PATH": f"{BIN}:{HERE.parent / 'support'}:{PYTHON}:{os.environ['PATH']}", "HOME": str(folder), "LC_ALL": "C.UTF-8"}
+    path = f"{BIN}:{HERE.parent / 'support'}:{PYTHON}:{os.environ['PATH']}"
+    environment = {"PATH": path, "HOME": str(folder), "LC_ALL": "C.UTF-8"}
     done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
                           capture_output=True, text=True, timeout=120)
     lines = masked(done.stdout).splitlines() + ["stderr: " + line for line in masked(done.stderr).splitlines()]
