@@ -277,12 +277,13 @@ class TensorTest(BrowseTest):
             file.truncate(8 + len(header) + elements * 4)
         screen = self.browse(path)
         screen.type("t")
-        rows = screen.wait_until(lambda rows: re.search(r"reading: [\d.]+ [KMG]B of 1\.00 TB", text_of(rows)))
-        self.assertEqual(rows[-1], "Esc stops")
+        # rows come one after the other
+        reads = lambda rows: re.search(r"reading: [\d.]+ [KMG]B of 1\.00 TB", text_of(rows)) and rows[-1] == "Esc stops"
+        screen.wait_until(reads)
         screen.type("\x1b")
-        screen.wait_until(lambda rows: "stopped" in rows)
+        screen.wait_until(lambda rows: "stopped" in rows and rows[-1] != "Esc stops")
         screen.type("t")
-        screen.wait_until(lambda rows: "reading" in text_of(rows))
+        screen.wait_until(reads)
         screen.type("q")  # back, and what was being read is not
         self.assertIn("q quit", screen.settle()[-1])
         self.assertIn("...", text_of(screen.press("p")))
