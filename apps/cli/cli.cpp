@@ -23,7 +23,6 @@
 #include "report/report.h"
 
 namespace dsckpt::cli {
-namespace {
 
 int exit_code(ErrorKind kind) {
   switch (kind) {
@@ -40,6 +39,8 @@ int exit_code(ErrorKind kind) {
   }
   return kBug;
 }
+
+namespace {
 
 // Shards are opened by the hundred.
 void raise_descriptor_limit() {

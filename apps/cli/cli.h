@@ -7,10 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "cli/group.h"
 #include "cli/help.h"
 #include "cli/interrupt.h"
 #include "cli/options.h"
 #include "cli/progress_display.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt::cli {
 
@@ -24,6 +26,9 @@ enum ExitCode : int {
   kBug = 70,
   kInterrupted = 130,
 };
+
+// Of an error of that kind.
+int exit_code(ErrorKind kind);
 
 // A subcommand that was added to a tool.
 struct Command {
@@ -47,7 +52,9 @@ template <typename Arguments, void (*add_options)(CLI::App&, Arguments&),
 int run_tool(CLI::App& app, int argc, char** argv) {
   Arguments arguments;
   add_options(app, arguments);
-  return run(app, arguments.common, argc, argv, [&] { return work(app, arguments); });
+  return run(app, arguments.common, argc, argv, [&] {
+    return in_group(arguments.common, [&] { return work(app, arguments); });
+  });
 }
 
 // Throws IoError if what was printed does not get there; not for a pipe that its reader has closed,

@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "cli/command_facts.h"
 #include "cli/completions.h"
+#include "cli/group.h"
 #include "cli/help.h"
 #include "cli/man_page.h"
 #include "cli/option_facts.h"
@@ -164,6 +165,7 @@ void add_pass_options(CLI::App& app, Common& common) {
        {"json", ProgressMode::json}},
       [&](ProgressMode mode) { common.progress = mode; },
       "auto (if stderr is a terminal), always, never, or json");
+  add_group_options(app, common);
 }
 
 void add_output_options(CLI::App& app, RunArguments& run, const std::string& force) {

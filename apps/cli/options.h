@@ -8,6 +8,7 @@
 
 #include "dsckpt/checkpoint.h"
 #include "dsckpt/run.h"
+#include "group/join.h"
 
 namespace dsckpt::cli {
 
@@ -21,6 +22,8 @@ struct Common {
   unsigned threads = 0;
   uint64_t max_memory = 0;  // bytes; 0: what there is
   ProgressMode progress = ProgressMode::automatic;
+  GroupOptions group_options = {};
+  Group* group = nullptr;  // of which this is rank 0; nullptr: alone (in_group())
 };
 
 // Adds --json, --quiet, --color, --max-memory and --help to a tool or a subcommand, and to a tool
@@ -38,7 +41,8 @@ void add_checkpoint_options(CLI::App& app, const std::string& name, std::string&
 void add_weights_options(CLI::App& app, SourceOptions& source);
 // For commands that copy files. Adds --follow-links.
 void add_follow_links(CLI::App& app, bool& follow_links);
-// For commands that read tensors. Adds --threads, --io-class and --progress.
+// For commands that read tensors. Adds --threads, --io-class, --progress, and what
+// add_group_options() adds.
 void add_pass_options(CLI::App& app, Common& common);
 
 // How the output is written, and whether at all.

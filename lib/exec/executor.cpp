@@ -22,52 +22,21 @@
 namespace dsckpt {
 namespace {
 
-// Outputs up to this size are written by one thread each.
-constexpr uint64_t kBatchBytes = 16 << 20;
 constexpr uint64_t kPage = OutputFile::kDirectBlock;
-
-// A contiguous range of one output: bytes [begin, end), from `skip` bytes into item `item` on. For
-// an extra read `out` is kNoOutput and `item` is its index.
-struct Unit {
-  static constexpr OutputId kNoOutput = ~OutputId{0};
-  OutputId out;
-  size_t item;
-  uint64_t skip;
-  uint64_t begin;
-  uint64_t end;
-};
 
 // One output on its way: how many units are left, and what its digests are made of.
 struct OutputState {
   std::atomic<uint64_t> units_left{0};
+  bool is_whole = true;         // all of it is in this run
   std::vector<size_t> digests;  // indices into the plan's, in the order of their ranges
-  using Piece = RunState::DigestPiece;
   std::mutex mutex;
-  std::vector<Piece> pieces;
-
-  // Those of one digest that follow each other become one. Not while any are added.
-  void join_pieces() {
-    std::sort(pieces.begin(), pieces.end(),
-              [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
-    size_t joined = 0;
-    for (const Piece& piece : pieces) {
-      Piece* last = joined == 0 ? nullptr : &pieces[joined - 1];
-      if (last != nullptr && last->digest == piece.digest &&
-          last->begin + last->size == piece.begin) {
-        last->crc = crc32_combine(last->crc, piece.crc, piece.size);
-        last->size += piece.size;
-      } else {
-        pieces[joined++] = piece;
-      }
-    }
-    pieces.resize(joined);
-  }
+  std::vector<DigestPiece> pieces;
 };
 
 class Run {
  public:
-  Run(const CopyPlan& plan, const InputFiles& inputs, Sink& sink, Progress& progress,
-      const ExecOptions& options)
+  Run(const CopyPlan& plan, const OutputCut& cut, RecordChecks& checks, const InputFiles& inputs,
+      Sink& sink, Progress& progress, const ExecOptions& options)
       : plan_(plan),
         inputs_(inputs),
         sink_(sink),
@@ -75,10 +44,8 @@ class Run {
         options_(options),
         unit_bytes_(options.unit_bytes),
         limit_(options.limit_rate, progress.cancelled),
-        checks_(plan, options.records, options.check_all_records) {
-    uint64_t total = plan.bytes_written();
-    for (const RecordChecks::ExtraRead& extra : checks_.extra_reads()) total += extra.extent.size;
-    progress_.bytes_total = total;
+        checks_(checks),
+        units_(plan, checks.extra_reads(), options.unit_bytes, cut) {
     for (size_t i = 0; i < plan.outputs().size(); ++i) outputs_.emplace_back();
     for (size_t i = 0; i < plan.digests().size(); ++i) {
       outputs_[plan.digests()[i].out].digests.push_back(i);
@@ -90,29 +57,44 @@ class Run {
         return std::pair(x.begin, x.end) < std::pair(y.begin, y.end);
       });
     }
-    cut_into_units();
-    batch_units();
+    for (const PlanUnit& unit : units_.all()) {
+      if (unit.out != PlanUnit::kNoOutput) ++outputs_[unit.out].units_left;
+    }
+    if (!plan.outputs().empty()) {
+      outputs_.front().is_whole = cut.begin == 0;
+      outputs_.back().is_whole =
+          outputs_.back().is_whole && cut.end >= plan.outputs().back().size;
+    }
     if (options.from != nullptr) go_on_from(*options.from);
   }
 
-  RunStats operator()(unsigned threads) {
-    const auto start = std::chrono::steady_clock::now();
-    for (OutputId out = 0; options_.from == nullptr && out < outputs_.size(); ++out) {
-      if (plan_.outputs()[out].size == 0) sink_.finish(out);
+  uint64_t bytes() const {
+    uint64_t sum = 0;
+    for (const PlanUnit& unit : units_.all()) sum += unit.end - unit.begin;
+    return sum;
+  }
+
+  void operator()(unsigned threads) {
+    for (OutputId out = 0; out < outputs_.size(); ++out) {
+      if (options_.from == nullptr && plan_.outputs()[out].size == 0) sink_.finish(out);
+      // Several ranks have written all of it, and were stopped before one had all checksums.
+      const OutputState& output = outputs_[out];
+      if (output.units_left == 0 && !output.pieces.empty()) finish(out);
     }
     // The units are taken in order, so that outputs grow from front to back whatever the threads
     // do.
     run_workers(threads, [&] { work(); });
-    checks_.verify(inputs_);
+  }
 
-    RunStats stats;
-    stats.bytes_written = plan_.bytes_written();
-    stats.bytes_stored = stats.bytes_written;
-    stats.bytes_read = bytes_read_;
-    stats.records_checked = checks_.checked();
-    stats.records_unchecked = checks_.unchecked();
-    stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    return stats;
+  // After that.
+  uint64_t bytes_read() const { return bytes_read_; }
+  std::vector<DigestPiece> unfinished_digests() {
+    std::vector<DigestPiece> all;
+    for (OutputState& output : outputs_) {
+      join_pieces(output.pieces);
+      all.insert(all.end(), output.pieces.begin(), output.pieces.end());
+    }
+    return all;
   }
 
  private:
@@ -127,65 +109,24 @@ class Run {
     uint64_t bytes_read = 0;
   };
 
-  void cut_into_units() {
-    const std::vector<CopyItem>& items = plan_.items();
-    for (size_t i = 0; i < items.size();) {
-      const OutputId out = items[i].out;
-      Unit unit{out, i, 0, 0, 0};
-      uint64_t room = unit_bytes_;  // where the unit should end
-      for (; i < items.size() && items[i].out == out; ++i) {
-        const CopyItem& item = items[i];
-        // It ends between two elements, never within one.
-        const uint64_t element = size_of(item.to);
-        for (; item.dst_end() > room; room += unit_bytes_) {
-          const uint64_t cut = item.dst + (room - item.dst) / element * element;
-          unit.end = cut;
-          add(unit);
-          unit = {out, i, cut - item.dst, cut, cut};
-        }
-        unit.end = item.dst_end();
-      }
-      if (unit.end > unit.begin) add(unit);
-    }
-    constexpr uint64_t kPiece = ItemReader::kPieceBytes;
-    for (size_t i = 0; i < checks_.extra_reads().size(); ++i) {
-      const Extent& extent = checks_.extra_reads()[i].extent;
-      for (uint64_t at = 0; at < extent.size; at += kPiece) {
-        units_.push_back({Unit::kNoOutput, i, at, 0, std::min(kPiece, extent.size - at)});
-      }
-    }
-  }
-
-  // Units of one small output are one thread's: two would wait for each other's writes. A large
-  // output is everybody's.
-  void batch_units() {
-    for (size_t i = 0; i < units_.size(); ++i) {
-      const OutputId out = units_[i].out;
-      const bool alone = out != Unit::kNoOutput && plan_.outputs()[out].size <= kBatchBytes;
-      if (i == 0 || !alone || units_[i - 1].out != out) batches_.push_back(i);
-    }
-  }
-
-  void add(const Unit& unit) {
-    units_.push_back(unit);
-    ++outputs_[unit.out].units_left;
-  }
-
-  size_t end_of(size_t batch) const {
-    return batch + 1 < batches_.size() ? batches_[batch + 1] : units_.size();
-  }
-
   void go_on_from(const RunState& state) {
-    if (state.batches > batches_.size() || state.unit_bytes != unit_bytes_) {
-      throw CorruptError({}, "more than the plan has");
+    uint64_t reached = 0;
+    for (const BatchRange& range : state.done) {
+      if (range.first < reached || range.last < range.first || range.last > units_.batches() ||
+          state.unit_bytes != unit_bytes_) {
+        throw CorruptError({}, "more than the plan has");
+      }
+      reached = range.last;
+      for (uint64_t batch = range.first; batch < range.last; ++batch) {
+        for (const PlanUnit& unit : units_.batch(batch)) {
+          if (unit.out != PlanUnit::kNoOutput) --outputs_[unit.out].units_left;
+          progress_.bytes_done += unit.end - unit.begin;
+        }
+      }
     }
-    next_ = saved_ = state.batches;
-    const size_t end = next_ < batches_.size() ? batches_[next_] : units_.size();
-    for (size_t i = 0; i < end; ++i) {
-      if (units_[i].out != Unit::kNoOutput) --outputs_[units_[i].out].units_left;
-      progress_.bytes_done += units_[i].end - units_[i].begin;
-    }
-    for (const RunState::DigestPiece& piece : state.digests) {
+    done_ = state.done;
+    next_ = saved_ = skip_done(0);
+    for (const DigestPiece& piece : state.digests) {
       if (piece.digest >= plan_.digests().size()) throw CorruptError({}, "an unknown digest");
       outputs_[plan_.digests()[piece.digest].out].pieces.push_back(piece);
     }
@@ -193,13 +134,24 @@ class Run {
     bytes_read_ = state.bytes_read;
   }
 
+  // The first batch from `batch` on that no run before has done.
+  uint64_t skip_done(uint64_t batch) const {
+    for (const BatchRange& range : done_) {
+      if (range.first <= batch && batch < range.last) batch = range.last;
+    }
+    return batch;
+  }
+
   // Of a run that nothing is under way of.
   RunState state() {
-    RunState state{.unit_bytes = unit_bytes_, .batches = next_, .bytes_read = bytes_read_};
-    for (OutputState& output : outputs_) {
-      output.join_pieces();
-      state.digests.insert(state.digests.end(), output.pieces.begin(), output.pieces.end());
+    RunState state{.unit_bytes = unit_bytes_, .bytes_read = bytes_read_};
+    // Batches are taken in their order: all before the next one are done, and what another run has
+    // done behind it.
+    if (next_ > 0) state.done.push_back({0, next_});
+    for (const BatchRange& range : done_) {
+      if (range.first > next_) state.done.push_back(range);
     }
+    state.digests = unfinished_digests();
     state.records = checks_.reported();
     return state;
   }
@@ -208,8 +160,8 @@ class Run {
     if (!options_.save || next_ == saved_ || std::chrono::steady_clock::now() < next_save_)
       return false;
     if (!options_.save_between_outputs) return true;
-    const OutputId out = units_[batches_[next_]].out;
-    return out == Unit::kNoOutput || out != units_[batches_[next_ - 1]].out;
+    const OutputId out = units_.batch(next_).front().out;
+    return next_ == 0 || out == PlanUnit::kNoOutput || out != units_.batch(next_ - 1).front().out;
   }
 
   void save() {
@@ -224,16 +176,16 @@ class Run {
   // The next batch; nothing if there is none, or another thread has failed.
   std::optional<size_t> begin_batch() {
     std::unique_lock lock(mutex_);
-    while (!failed_ && next_ < batches_.size() && is_time_to_save()) {
+    while (!failed_ && next_ < units_.batches() && is_time_to_save()) {
       if (under_way_ == 0) {
         save();
       } else {
         changed_.wait(lock);
       }
     }
-    if (failed_ || next_ == batches_.size()) return std::nullopt;
+    if (failed_ || next_ == units_.batches()) return std::nullopt;
     ++under_way_;
-    return next_++;
+    return std::exchange(next_, skip_done(next_ + 1));
   }
 
   void end_batch(uint64_t bytes_read) {
@@ -257,14 +209,14 @@ class Run {
     try {
       Worker worker(*this);
       while (const std::optional<size_t> batch = begin_batch()) {
-        for (size_t i = batches_[*batch]; i < end_of(*batch); ++i) {
+        for (const PlanUnit& unit : units_.batch(*batch)) {
           if (progress_.cancelled) throw InterruptedError();
           if (failed_) return;
-          limit_.take(units_[i].end - units_[i].begin);
-          if (units_[i].out == Unit::kNoOutput) {
-            read_extra(units_[i], worker);
+          limit_.take(unit.end - unit.begin);
+          if (unit.out == PlanUnit::kNoOutput) {
+            read_extra(unit, worker);
           } else {
-            write(units_[i], worker);
+            write(unit, worker);
           }
         }
         end_batch(std::exchange(worker.bytes_read, 0));
@@ -275,7 +227,7 @@ class Run {
     }
   }
 
-  void read_extra(const Unit& unit, Worker& worker) {
+  void read_extra(const PlanUnit& unit, Worker& worker) {
     const RecordChecks::ExtraRead& extra = checks_.extra_reads()[unit.item];
     const Extent extent{extra.extent.file, extra.extent.offset + unit.skip, unit.end};
     const std::span<std::byte> bytes = worker.buffer.bytes().first(extent.size);
@@ -285,11 +237,11 @@ class Run {
     worker.bytes_read += extent.size;
   }
 
-  void write(const Unit& unit, Worker& worker) {
+  void write(const PlanUnit& unit, Worker& worker) {
     OutputState& output = outputs_[unit.out];
     const std::span<std::byte> bytes =
         worker.buffer.bytes().subspan(unit.begin % kPage, unit.end - unit.begin);
-    std::vector<OutputState::Piece> pieces;
+    std::vector<DigestPiece> pieces;
     uint64_t skip = unit.skip;
     size_t digest = first_digest(output, unit.begin);
     size_t index = unit.item;
@@ -306,7 +258,7 @@ class Run {
       if (digested) {
         const size_t which = output.digests[digest];
         if (!pieces.empty() && pieces.back().digest == which) {
-          OutputState::Piece& last = pieces.back();
+          DigestPiece& last = pieces.back();
           last.crc = crc32_combine(last.crc, crc, size);
           last.size += size;
         } else {
@@ -334,7 +286,9 @@ class Run {
 
   void finish(OutputId out) {
     OutputState& output = outputs_[out];
-    output.join_pieces();
+    // The checksums of one that others write, too, are patched by whoever has all of them.
+    if (!output.is_whole) return sink_.finish(out);
+    join_pieces(output.pieces);
     auto piece = output.pieces.begin();
     for (const size_t which : output.digests) {
       const Digest& digest = plan_.digests()[which];
@@ -355,16 +309,16 @@ class Run {
   const ExecOptions& options_;
   const uint64_t unit_bytes_;
   RateLimit limit_;
-  RecordChecks checks_;
+  RecordChecks& checks_;
+  const Units units_;
   std::deque<OutputState> outputs_;  // deque: the states cannot move
-  std::vector<Unit> units_;
-  std::vector<size_t> batches_;  // the first unit of each
+  std::vector<BatchRange> done_;     // by the run that this one goes on with
   std::atomic<bool> failed_{false};
 
   std::mutex mutex_;                 // of what follows
   std::condition_variable changed_;  // a batch is done, or the run has failed
-  size_t next_ = 0;                  // batch
-  size_t saved_ = 0;                 // next_ when `save` was called last
+  uint64_t next_ = 0;                // batch
+  uint64_t saved_ = 0;               // next_ when `save` was called last
   size_t under_way_ = 0;             // batches
   uint64_t bytes_read_ = 0;          // by batches that are done
   std::chrono::steady_clock::time_point next_save_ =
@@ -373,9 +327,49 @@ class Run {
 
 }  // namespace
 
+void join_pieces(std::vector<DigestPiece>& pieces) {
+  std::sort(pieces.begin(), pieces.end(), [](const DigestPiece& a, const DigestPiece& b) {
+    return std::pair(a.digest, a.begin) < std::pair(b.digest, b.begin);
+  });
+  size_t joined = 0;
+  for (const DigestPiece& piece : pieces) {
+    DigestPiece* last = joined == 0 ? nullptr : &pieces[joined - 1];
+    if (last != nullptr && last->digest == piece.digest &&
+        last->begin + last->size == piece.begin) {
+      last->crc = crc32_combine(last->crc, piece.crc, piece.size);
+      last->size += piece.size;
+    } else {
+      pieces[joined++] = piece;
+    }
+  }
+  pieces.resize(joined);
+}
+
 RunStats execute(const CopyPlan& plan, const InputFiles& inputs, Sink& sink, Progress& progress,
                  const ExecOptions& options) {
-  return Run(plan, inputs, sink, progress, options)(options.threads);
+  const auto start = std::chrono::steady_clock::now();
+  RecordChecks checks(plan, options.records, options.check_all_records);
+  Run run(plan, {}, checks, inputs, sink, progress, options);
+  progress.bytes_total = run.bytes();
+  run(options.threads);
+  checks.verify(inputs);
+
+  RunStats stats;
+  stats.bytes_written = plan.bytes_written();
+  stats.bytes_stored = stats.bytes_written;
+  stats.bytes_read = run.bytes_read();
+  stats.records_checked = checks.checked();
+  stats.records_unchecked = checks.unchecked();
+  stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return stats;
+}
+
+PartSums execute_part(const CopyPlan& plan, const OutputCut& cut, RecordChecks& checks,
+                      const InputFiles& inputs, Sink& sink, Progress& progress,
+                      const ExecOptions& options) {
+  Run run(plan, cut, checks, inputs, sink, progress, options);
+  run(options.threads);
+  return {run.unfinished_digests(), checks.reported(), run.bytes_read()};
 }
 
 }  // namespace dsckpt

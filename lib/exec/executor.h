@@ -17,6 +17,7 @@
 
 #include "dsckpt/run.h"
 #include "exec/record_checks.h"
+#include "exec/units.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
 
@@ -32,19 +33,28 @@ class Sink {
   virtual void finish(OutputId out) = 0;
 };
 
-// How far a run has come, so that another one can go on from there. Batches are units that one
-// thread takes at once, in the order of the plan.
+// The CRC32 of a part of an output, for the plan's digest of that number.
+struct DigestPiece {
+  uint64_t digest = 0;
+  uint64_t begin = 0;  // in the output
+  uint64_t size = 0;
+  uint32_t crc = 0;
+};
+// Puts them in order; those of one digest that follow each other become one.
+void join_pieces(std::vector<DigestPiece>& pieces);
+
+// Batches [first, last) of a plan (units.h).
+struct BatchRange {
+  uint64_t first = 0;
+  uint64_t last = 0;
+};
+
+// How far a run has come, so that another one can go on from there.
 struct RunState {
-  // The CRC32 of a part of an output, for the plan's digest of that number.
-  struct DigestPiece {
-    uint64_t digest = 0;
-    uint64_t begin = 0;  // in the output
-    uint64_t size = 0;
-    uint32_t crc = 0;
-  };
+  using DigestPiece = dsckpt::DigestPiece;
   uint64_t unit_bytes = 0;  // ExecOptions::unit_bytes, by which the plan was cut
-  uint64_t batches =
-      0;  // the first so many are done, with the outputs that end there, and no other
+  // Those that are done, rising and apart, with the outputs that they complete, and no other.
+  std::vector<BatchRange> done = {};
   uint64_t bytes_read = 0;
   std::vector<DigestPiece> digests = {};  // of outputs that are not finished
   std::vector<RecordPiece> records = {};
@@ -69,6 +79,20 @@ struct ExecOptions {
   // Call it only where every output is finished or has not begun.
   bool save_between_outputs = false;
 };
+
+// What the run of a part of a plan leaves to whoever runs the whole: checksums of outputs that are
+// not all in it, and of records. Numbered as in the part.
+struct PartSums {
+  std::vector<DigestPiece> digests = {};
+  std::vector<RecordPiece> records = {};
+  uint64_t bytes_read = 0;
+};
+// Runs a part of a plan (PlanPart), which `cut` says the ends of, reporting to `checks`. The sink's
+// finish() is called for every output of the part, also where more of it is written by others.
+// Throws what execute() throws.
+PartSums execute_part(const CopyPlan& plan, const OutputCut& cut, RecordChecks& checks,
+                      const InputFiles& inputs, Sink& sink, Progress& progress,
+                      const ExecOptions& options);
 
 // Runs `plan`, which must have passed validate(). Inputs are indexed by FileId. Throws what
 // reading, writing and converting throw, CorruptError for a record whose CRC32 is wrong,

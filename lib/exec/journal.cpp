@@ -24,7 +24,7 @@ using nlohmann::json;
 
 constexpr const char* kJob = "job";
 constexpr const char* kJournal = "journal";
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 
 // Nothing if there is no such file.
 std::optional<std::string> content_of(const fs::path& path) {
@@ -115,7 +115,6 @@ std::vector<Row> rows_from(const json& all, Members... members) {
   return rows;
 }
 
-using DigestPiece = RunState::DigestPiece;
 using Written = OutputSums::State::Written;
 using Patched = OutputSums::State::Patched;
 
@@ -124,7 +123,7 @@ json json_of(const Reached& reached) {
   return {
       {"version", kVersion},
       {"unit_bytes", run.unit_bytes},
-      {"batches", run.batches},
+      {"done", columns(run.done, &BatchRange::first, &BatchRange::last)},
       {"bytes_read", run.bytes_read},
       {"bytes_stored", reached.bytes_stored},
       {"digests", columns(run.digests, &DigestPiece::digest, &DigestPiece::begin,
@@ -139,7 +138,7 @@ json json_of(const Reached& reached) {
 Reached reached_of(const json& saved) {
   Reached reached;
   saved.at("unit_bytes").get_to(reached.run.unit_bytes);
-  saved.at("batches").get_to(reached.run.batches);
+  reached.run.done = rows_from<BatchRange>(saved.at("done"), &BatchRange::first, &BatchRange::last);
   saved.at("bytes_read").get_to(reached.run.bytes_read);
   saved.at("bytes_stored").get_to(reached.bytes_stored);
   reached.run.digests =

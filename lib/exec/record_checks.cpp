@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <tuple>
+#include <utility>
 
 #include "base/kernels.h"
 #include "dsckpt/error.h"
@@ -49,8 +50,8 @@ class Gaps {
 
 RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> records, bool all)
     : records_(std::move(records)),
-      record_of_item_(plan.items().size(), kNone),
-      record_of_operand_(plan.operands().size(), kNone) {
+      use_{std::vector<uint32_t>(plan.items().size(), kNone),
+           std::vector<uint32_t>(plan.operands().size(), kNone)} {
   std::erase_if(records_, [](const InputRecord& record) { return record.extent.size == 0; });
   std::sort(records_.begin(), records_.end(), [](const InputRecord& a, const InputRecord& b) {
     return std::tie(a.extent.file, a.extent.offset) < std::tie(b.extent.file, b.extent.offset);
@@ -82,15 +83,15 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
     switch (item.op) {
       case Op::copy:
       case Op::cast:
-        return &record_of_item_[i];
+        return &use_.of_item[i];
       case Op::same:
-        return k == 0 ? &record_of_item_[i] : nullptr;
+        return k == 0 ? &use_.of_item[i] : nullptr;
       case Op::interleave: {
         const size_t operand = item.operand_begin + k;
-        return plan.operands()[operand].contiguous() ? &record_of_operand_[operand] : nullptr;
+        return plan.operands()[operand].contiguous() ? &use_.of_operand[operand] : nullptr;
       }
       case Op::weighted:
-        return &record_of_operand_[item.operand_begin + k];
+        return &use_.of_operand[item.operand_begin + k];
       default:
         return nullptr;
     }
@@ -151,15 +152,18 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
       unreported.add(read->begin, read->end);
     }
     if (!linear) {
-      extra_reads_.push_back({r, extent});
+      use_.extra_reads.push_back({r, extent});
       continue;
     }
     for (auto read = uses[r].first; read != uses[r].last; ++read) {
       if (read->reported != nullptr) *read->reported = r;
     }
-    for (const Extent& gap : unreported.finish()) extra_reads_.push_back({r, gap});
+    for (const Extent& gap : unreported.finish()) use_.extra_reads.push_back({r, gap});
   }
 }
+
+RecordChecks::RecordChecks(RecordUse use, size_t records)
+    : use_(std::move(use)), pieces_(records) {}
 
 void RecordChecks::report(uint32_t record, Extent extent, uint32_t crc) {
   const std::lock_guard lock(mutex_);

@@ -28,15 +28,23 @@ struct RecordPiece {
   uint32_t crc = 0;
 };
 
-class RecordChecks {
- public:
+// Which records the bytes that a plan reads belong to.
+struct RecordUse {
   static constexpr uint32_t kNone = ~uint32_t{0};
-
   // A range of a record that the plan itself does not read in a way that can be checked.
   struct ExtraRead {
-    uint32_t record;
-    Extent extent;
+    uint32_t record = 0;
+    Extent extent = {};
   };
+  std::vector<uint32_t> of_item = {};     // of each item of the plan
+  std::vector<uint32_t> of_operand = {};  // of each of its operands
+  std::vector<ExtraRead> extra_reads = {};
+};
+
+class RecordChecks {
+ public:
+  static constexpr uint32_t kNone = RecordUse::kNone;
+  using ExtraRead = RecordUse::ExtraRead;
 
   // What may be read besides: kMostBesides, or a share of what the plan reads, if that is more; and
   // of each record 64 KiB, or a 64th, without asking.
@@ -45,14 +53,18 @@ class RecordChecks {
 
   // Of `records`, those that the plan reads any byte of are checked; with `all`, every one.
   RecordChecks(const CopyPlan& plan, std::vector<InputRecord> records, bool all);
+  // What another process has decided for a part of its plan, that has `records` of them: this one
+  // only collects what is reported.
+  RecordChecks(RecordUse use, size_t records);
 
   // The record whose checksum the bytes of item `index`, which is no interleave, belong to, or
   // kNone; of a same those of its first operand.
-  uint32_t record_of_item(size_t index) const { return record_of_item_[index]; }
+  uint32_t record_of_item(size_t index) const { return use_.of_item[index]; }
   // The same of a column of an interleave and of an operand of a weighted mean, given its index in
   // the plan's operands.
-  uint32_t record_of_operand(size_t index) const { return record_of_operand_[index]; }
-  const std::vector<ExtraRead>& extra_reads() const { return extra_reads_; }
+  uint32_t record_of_operand(size_t index) const { return use_.of_operand[index]; }
+  const std::vector<ExtraRead>& extra_reads() const { return use_.extra_reads; }
+  const RecordUse& use() const { return use_; }
   uint64_t checked() const { return checked_; }
   uint64_t unchecked() const { return unchecked_; }
 
@@ -72,9 +84,7 @@ class RecordChecks {
     uint32_t crc;
   };
   std::vector<InputRecord> records_;
-  std::vector<uint32_t> record_of_item_;
-  std::vector<uint32_t> record_of_operand_;
-  std::vector<ExtraRead> extra_reads_;
+  RecordUse use_;
   uint64_t checked_ = 0;
   uint64_t unchecked_ = 0;
   std::mutex mutex_;

@@ -21,9 +21,6 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
-// Files up to this size are one write: it reserves its blocks itself, and there are too many of
-// them for the disk to be asked about each.
-constexpr uint64_t kSmallFile = 256 << 10;
 // An fsync is a commit of the file system's journal; more files than this share one.
 constexpr size_t kSyncedOneByOne = 16;
 
@@ -107,8 +104,6 @@ StagedOutput::~StagedOutput() {
 }
 
 void StagedOutput::prepare() {
-  for (size_t i = 0; i < plan_.outputs().size(); ++i) files_.emplace_back();
-  patches_ = patches_of(plan_, [this](OutputId out) { return is_direct(out); });
   goes_on_ = staging_->is_kept() && take_up();
   if (!goes_on_) commit_ = choose_commit(*staging_);
   commit_->check();
@@ -117,6 +112,16 @@ void StagedOutput::prepare() {
   if (const auto lack = lack_of_space()) throw *lack;
   if (!goes_on_) make_staging_folder();
   if (!is_written()) make_folders_of_files();
+  files_ = std::make_unique<StagedFiles>(plan_, place());
+}
+
+StagingPlace StagedOutput::place() const {
+  return {.files_in = staging_->files_in,
+          .target = staging_->target,
+          .packed = options_.packed,
+          .direct = options_.direct,
+          .durable = options_.durable && !staging_->all_at_once,
+          .are_there = goes_on_ || options_.shared};
 }
 
 std::string StagedOutput::check() {
@@ -232,7 +237,7 @@ void StagedOutput::make_folders_of_files() const {
 void StagedOutput::remove_staging() {
   // Where files are on a server, open ones cannot be removed.
   owner_.reset();
-  files_.clear();
+  files_.reset();
   std::error_code failed;
   const fs::path folder = std::exchange(staging_->folder, {});
   if (staging_->is_kept() && !folder.empty()) {
@@ -246,7 +251,7 @@ void StagedOutput::remove_staging() {
 void StagedOutput::give_up(bool forever) {
   if (staging_->is_kept() && !forever && has_job(staging_->folder)) {
     owner_.reset();
-    files_.clear();
+    files_.reset();
     notes_.push_back("what is done is kept in " + staging_->folder.string() +
                      ": the same command goes on");
     staging_->folder.clear();
@@ -259,42 +264,12 @@ void StagedOutput::give_up(bool forever) {
   for (auto folder = made.rbegin(); folder != made.rend(); ++folder) fs::remove(*folder, ignored);
 }
 
-OutputFile& StagedOutput::file(OutputId out) {
-  File& entry = files_[out];
-  // Created at the first write, closed by finish(): only files in progress hold a descriptor.
-  std::call_once(entry.created, [&] { entry.file = create(out); });
-  return *entry.file;
-}
-
-bool StagedOutput::is_direct(OutputId out) const {
-  return options_.direct && !staging_->is_packed(out) && plan_.outputs()[out].size > kSmallFile;
-}
-
-std::unique_ptr<OutputFile> StagedOutput::create(OutputId out) const {
-  const uint64_t size = plan_.outputs()[out].size;
-  OutputOptions options;
-  if (size > kSmallFile && !staging_->is_packed(out)) options.size = size;
-  options.direct = is_direct(out);
-  if (goes_on_) {
-    using Existing = OutputOptions::Existing;
-    options.existing = staging_->is_packed(out) ? Existing::emptied : Existing::kept;
-  }
-  if (const auto places = patches_.find(out); places != patches_.end()) {
-    options.rewritten = places->second;
-  }
-  return std::make_unique<OutputFile>(staging_->staged(out), staging_->final_path(out).string(),
-                                      std::move(options));
-}
-
 void StagedOutput::write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {
-  file(out).write_at(offset, bytes);
+  files_->write_at(out, offset, bytes);
 }
 
 void StagedOutput::finish(OutputId out) {
-  OutputFile& done = file(out);
-  if (options_.durable && !staging_->all_at_once) done.sync();
-  done.close();
-  files_[out].file.reset();
+  files_->finish(out);
 }
 
 void StagedOutput::sync() {

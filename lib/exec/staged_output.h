@@ -16,19 +16,16 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "dsckpt/error.h"
 #include "exec/executor.h"
-#include "exec/patches.h"
+#include "exec/staged_files.h"
 #include "exec/staging_owner.h"
-#include "io/output_file.h"
 #include "plan/copy_plan.h"
 
 namespace dsckpt {
@@ -47,6 +44,8 @@ struct StageOptions {
   bool whole_folder = false;
   // Write large files past the page cache (OutputOptions::direct).
   bool direct = false;
+  // Other processes write into the staging folder as well (place()).
+  bool shared = false;
   // The outputs that are packable (frame_cuts.h) are called PATH.dspack, and their sizes are not
   // those of the plan: a PackedOutput writes them.
   bool packed = false;
@@ -81,8 +80,9 @@ class StagedOutput : public Sink {
   // for a folder that cannot be written into. Returns what it would say of the space; "" if that
   // suffices. Not with StageOptions::job.
   std::string check();
-  // Since prepare(): the staging folder.
+  // Since prepare(): the staging folder, and how files are staged in it.
   const std::filesystem::path& folder() const;
+  StagingPlace place() const;
   // Whether a run before had written everything there, so that only the commit is left.
   bool is_written() const;
 
@@ -111,18 +111,11 @@ class StagedOutput : public Sink {
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
-  struct File {
-    std::once_flag created;
-    std::unique_ptr<OutputFile> file;
-  };
   std::optional<IoError> lack_of_space() const;
   bool take_up();
   void make_staging_folder();
   void set_folder(const std::filesystem::path& folder);
   void make_folders_of_files() const;
-  OutputFile& file(OutputId out);
-  bool is_direct(OutputId out) const;
-  std::unique_ptr<OutputFile> create(OutputId out) const;
   [[noreturn]] void take_back(const Error& error);
   void remove_staging();
 
@@ -132,8 +125,7 @@ class StagedOutput : public Sink {
   std::unique_ptr<Commit> commit_;     // since prepare()
   std::optional<StagingOwner> owner_;  // as long as there is a staging folder
   std::vector<std::string> notes_ = {};
-  std::deque<File> files_;
-  Patches patches_;  // of what is written directly
+  std::unique_ptr<StagedFiles> files_;  // since prepare()
   bool goes_on_ = false;
 };
 

@@ -9,6 +9,7 @@
 #include "exec/executor.h"
 #include "exec/io_choice.h"
 #include "exec/journal.h"
+#include "exec/leader.h"
 #include "exec/output_sums.h"
 #include "exec/packed_output.h"
 #include "exec/staged_output.h"
@@ -67,13 +68,13 @@ void check_unchanged(const InputFiles& inputs) {
 class Writing {
  public:
   Writing(const Job::Impl& job, const RunOptions& options, const IoChoice& io,
-          const ContentHashes& hashes, StagedOutput& staged)
-      : job_(job), options_(options), io_(io), staged_(staged) {
+          const ContentHashes& hashes, StagedOutput& staged, Group* group)
+      : job_(job), options_(options), io_(io), hashes_(hashes), staged_(staged), group_(group) {
     if (options.verify_output || options.resume) {
       sums_.emplace(job.plan, staged, [&](OutputId out) { return staged.is_patched(out); });
     }
     Sink& written = sums_ ? static_cast<Sink&>(*sums_) : staged;
-    if (options.pack) packed_.emplace(job.plan, written, *options.pack, hashes);
+    if (options.pack && group == nullptr) packed_.emplace(job.plan, written, *options.pack, hashes);
     sink_ = packed_ ? &*packed_ : &written;
     if (options.resume) before_ = load_reached(staged.folder());
   }
@@ -92,7 +93,10 @@ class Writing {
       execution.save_every = options_.save_every;
       execution.save_between_outputs = packed_.has_value();
     }
-    RunStats stats = execute(job_.plan, *job_.inputs, *sink_, progress, execution);
+    RunStats stats = group_ == nullptr
+                         ? execute(job_.plan, *job_.inputs, *sink_, progress, execution)
+                         : execute_in_group(*group_, job_.plan, *job_.inputs, group_work(),
+                                            progress, execution);
     stats.has_checksums = has_checksums(job_, stats);
     stats.bytes_kept = bytes_kept_;
     if (packed_) stats.bytes_stored = bytes_stored();
@@ -125,6 +129,15 @@ class Writing {
     save_reached(staged_.folder(), {reached, sums_->state(), bytes_stored()});
   }
 
+  GroupWork group_work() {
+    return {.staged = staged_,
+            .sums = sums_ ? &*sums_ : nullptr,
+            .pack = options_.pack,
+            .sha256 = hashes_,
+            .sync_slices = options_.resume,
+            .sync_last = options_.durable || options_.verify_output};
+  }
+
   uint64_t bytes_stored() const {
     return (before_ ? before_->bytes_stored : 0) + (packed_ ? packed_->bytes_stored() : 0);
   }
@@ -132,7 +145,9 @@ class Writing {
   const Job::Impl& job_;
   const RunOptions& options_;
   const IoChoice& io_;
+  const ContentHashes& hashes_;
   StagedOutput& staged_;
+  Group* const group_;
   std::optional<OutputSums> sums_;
   std::optional<PackedOutput> packed_;
   Sink* sink_ = nullptr;  // the first of these
@@ -207,7 +222,7 @@ std::string check_run(const Job& job, const fs::path& output, const RunOptions& 
 }
 
 RunStats run(const Job& job, const fs::path& output, const RunOptions& options,
-             Progress& progress) {
+             Progress& progress, Group* group) {
   ContentHashes hashes;
   if (job->hash != ContentHash::none) hashes = content_hashes(*job, progress, options.threads);
   if (job->hash == ContentHash::check) check_content_hashes(*job, std::exchange(hashes, {}));
@@ -221,13 +236,14 @@ RunStats run(const Job& job, const fs::path& output, const RunOptions& options,
                        .durable = options.durable,
                        .whole_folder = job->place.whole,
                        .direct = io.direct,
+                       .shared = group != nullptr,
                        .packed = options.pack.has_value(),
                        .job = identity ? &*identity : nullptr});
   RunStats stats;
   try {
     staged.prepare();
     stats = staged.is_written() ? nothing_to_write(*job)
-                                : Writing(*job, options, io, hashes, staged)(progress);
+                                : Writing(*job, options, io, hashes, staged, group)(progress);
     staged.commit(pointer_of(job->place, output));
   } catch (const Error& error) {
     fail_with_notes(error, staged);

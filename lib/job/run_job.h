@@ -5,14 +5,15 @@
 #include <string>
 
 #include "dsckpt/run.h"
+#include "group/group.h"
 #include "job/job_impl.h"
 
 namespace dsckpt {
 
 // run() of dsckpt/run.h, watched and stopped through `progress`, into an `output` that has passed
-// check_place().
+// check_place(). With a group, of which this is rank 0, all its ranks read and write.
 RunStats run(const Job& job, const std::filesystem::path& output, const RunOptions& options,
-             Progress& progress);
+             Progress& progress, Group* group = nullptr);
 
 // Whether that could begin, without a byte written: throws what it would for the place. Returns
 // what it would say of the space; "" if that suffices. With RunOptions::resume nothing is looked

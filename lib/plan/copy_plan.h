@@ -133,6 +133,7 @@ class CopyPlan {
 
  private:
   friend class PlanBuilder;
+  friend class PlanParts;
   std::vector<PlannedFile> outputs_;
   std::vector<CopyItem> items_;
   std::vector<Digest> digests_;

@@ -23,6 +23,7 @@
 #include "support/expect_error.h"
 #include "support/plan_runner.h"
 #include "support/plan_tools.h"
+#include "support/slice_runner.h"
 #include "support/temp_file.h"
 
 namespace dsckpt {
@@ -80,6 +81,10 @@ class ExecutorTest : public testing::Test {
       EXPECT_EQ(stats_.bytes_written, plan.bytes_written());
       if (first.empty()) first = sink.outputs();
       EXPECT_TRUE(first == sink.outputs()) << threads << " threads, units of " << unit_bytes;
+      for (const int ranks : {1, 3}) {
+        EXPECT_TRUE(first == test::run_in_slices(plan, inputs_, varied, ranks, unit_bytes))
+            << ranks << " ranks, units of " << unit_bytes;
+      }
     }
     return first;
   }

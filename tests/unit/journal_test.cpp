@@ -23,7 +23,7 @@ using test::TempFolder;
 Reached sample() {
   Reached reached;
   reached.run = {.unit_bytes = 4096,
-                 .batches = 17,
+                 .done = {{0, 17}, {20, 31}},
                  .bytes_read = uint64_t{1} << 60,
                  .digests = {{3, 5, 7, 0xffffffff}, {4, 0, 1, 0}},
                  .records = {{2, 64, 128, 9}}};
@@ -36,11 +36,14 @@ TEST(Journal, GivesBackWhatWasSaved) {
   const TempFolder folder;
   EXPECT_FALSE(load_reached(folder.path()));
   save_reached(folder.path(), {});
-  EXPECT_EQ(load_reached(folder.path())->run.batches, 0u);
+  EXPECT_TRUE(load_reached(folder.path())->run.done.empty());
   save_reached(folder.path(), sample());
   const Reached got = load_reached(folder.path()).value();
   EXPECT_EQ(got.run.unit_bytes, 4096u);
-  EXPECT_EQ(got.run.batches, 17u);
+  ASSERT_EQ(got.run.done.size(), 2u);
+  EXPECT_EQ(got.run.done[0].last, 17u);
+  EXPECT_EQ(got.run.done[1].first, 20u);
+  EXPECT_EQ(got.run.done[1].last, 31u);
   EXPECT_EQ(got.run.bytes_read, uint64_t{1} << 60);
   EXPECT_EQ(got.bytes_stored, 12u);
   ASSERT_EQ(got.run.digests.size(), 2u);

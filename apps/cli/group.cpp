@@ -1,0 +1,92 @@
+#include "cli/group.h"
+
+#include <cstdlib>
+#include <memory>
+
+#include "cli/cli.h"
+#include "cli/interrupt.h"
+#include "cli/option_facts.h"
+#include "cli/version.h"
+#include "dsckpt/error.h"
+#include "exec/follower.h"
+#include "exec/rank_words.h"
+#include "group/join.h"
+
+namespace dsckpt::cli {
+namespace {
+
+int follow_first(Group& group, const Common& common, Progress& progress) {
+  // Whoever stops this process stops all: rank 0 says when.
+  const Writing writing;
+  try {
+    const int status = follow(group, common.threads, progress);
+    group.close();
+    return status;
+  } catch (const IoError&) {
+    // Rank 0 is lost, and one of the others says so.
+    if (group.rank() == 1) throw;
+    return kIo;
+  }
+}
+
+// The others end as this rank does.
+void end_all(Group& group, int status) {
+  for (int rank = 1; rank < group.size(); ++rank) {
+    group.send(rank, static_cast<uint32_t>(Word::end),
+               encode_number(static_cast<uint64_t>(status)));
+  }
+  group.close();
+}
+
+}  // namespace
+
+void add_group_options(CLI::App& app, Common& common) {
+  one_of(app.add_option_function<std::string>(
+             "--group",
+             [&](const std::string& word) {
+               common.group_options.engine = word == "none"  ? GroupEngine::none
+                                             : word == "mpi" ? GroupEngine::mpi
+                                             : word == "tcp" ? GroupEngine::tcp
+                                                             : GroupEngine::automatic;
+             },
+             "How ranks that a launcher (mpirun, srun, torchrun) has started find each other:\n"
+             "by mpi, by tcp, or auto; none: this process runs alone"),
+         {"auto", "none", "mpi", "tcp"})
+      ->type_name("HOW")
+      ->default_str("auto");
+  in_range(app.add_option_function<int64_t>(
+               "--rank-timeout",
+               [&](int64_t seconds) {
+                 common.group_options.silence = std::chrono::seconds(seconds);
+               },
+               "With several ranks: one that is silent for so many seconds is lost (default: 600)"),
+           2, 7 * 24 * 3600)
+      ->type_name("SECONDS");
+}
+
+int in_group(Common& common, const std::function<int()>& body) {
+  common.group_options.program = std::string("dsckpt ") + kVersion + " (" + kCommit + ")";
+  std::unique_ptr<Group> group;
+  {
+    Progress progress;
+    const InterruptGuard guard(progress);
+    group = join_group(common.group_options, ::getenv, progress.cancelled);
+    if (group && group->rank() != 0) return follow_first(*group, common, progress);
+  }
+  if (!group) return body();
+  common.group = group.get();
+  int status = kBug;
+  try {
+    status = body();
+  } catch (const Error& error) {
+    end_all(*group, exit_code(error.kind()));
+    throw;
+  } catch (...) {
+    end_all(*group, kBug);
+    throw;
+  }
+  end_all(*group, status);
+  return status;
+}
+
+}  // namespace dsckpt::cli

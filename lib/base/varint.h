@@ -1,0 +1,72 @@
+// Numbers and texts in few bytes, for what one process of this program tells another.
+//
+// Numbers are LEB128: seven bits a byte, the low ones first. Differences, which may be negative,
+// are zigzag-coded before. Texts are their length and their bytes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/bytes.h"
+
+namespace dsckpt {
+
+class VarintWriter {
+ public:
+  void number(uint64_t value) {
+    for (; value >= 0x80; value >>= 7) bytes_.push_back(static_cast<char>(value | 0x80));
+    bytes_.push_back(static_cast<char>(value));
+  }
+  void difference(uint64_t from, uint64_t to) {
+    const auto by = static_cast<int64_t>(to - from);
+    number((static_cast<uint64_t>(by) << 1) ^ static_cast<uint64_t>(by >> 63));
+  }
+  void real(double value) { append_le(bytes_, value); }
+  void text(std::string_view text) {
+    number(text.size());
+    bytes_ += text;
+  }
+
+  std::string take() { return std::move(bytes_); }
+
+ private:
+  std::string bytes_;
+};
+
+// Throws CorruptError where the bytes end early or a number does not end.
+class VarintReader {
+ public:
+  explicit VarintReader(std::string_view bytes) : reader_(as_byte_span(bytes)) {}
+
+  uint64_t number() {
+    uint64_t value = 0;
+    for (int shift = 0; shift < 64; shift += 7) {
+      const auto byte = reader_.read<uint8_t>();
+      value |= uint64_t{byte & 0x7fu} << shift;
+      if (byte < 0x80) return value;
+    }
+    throw CorruptError({.offset = reader_.offset()}, "a number without an end");
+  }
+  // Of something that takes a byte at least.
+  size_t count() {
+    const uint64_t count = number();
+    if (count > reader_.remaining()) {
+      throw CorruptError({.offset = reader_.offset()}, "more than there is");
+    }
+    return static_cast<size_t>(count);
+  }
+  uint64_t difference(uint64_t from) {
+    const uint64_t coded = number();
+    return from + ((coded >> 1) ^ (~(coded & 1) + 1));
+  }
+  double real() { return reader_.read<double>(); }
+  std::string text() { return std::string(reader_.text(number())); }
+  bool at_end() const { return reader_.at_end(); }
+
+ private:
+  ByteReader reader_;
+};
+
+}  // namespace dsckpt

@@ -1,0 +1,206 @@
+#include "exec/follower.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "dsckpt/error.h"
+#include "exec/rank_words.h"
+#include "exec/slice.h"
+#include "exec/staged_files.h"
+#include "io/input_file.h"
+#include "io/output_file.h"
+
+namespace dsckpt {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kListening{200};
+// The next slice is there before one is done.
+constexpr int kAhead = 2;
+
+void say(Group& group, Word word, std::string bytes = {}) {
+  group.send(0, static_cast<uint32_t>(word), std::move(bytes));
+}
+
+// What is read of a run's inputs, opened as it is needed.
+class RankInputs {
+ public:
+  explicit RankInputs(const RankJob& job) : job_(job) {}
+
+  // The numbers here of files of the run. Throws IoError for one that is another file here.
+  std::vector<FileId> open(const std::vector<FileId>& files) {
+    std::vector<FileId> ids;
+    for (const FileId file : files) ids.push_back(open(file));
+    return ids;
+  }
+  const InputFiles& files() const { return files_; }
+  void check_unchanged() const {
+    for (FileId file = 0; file < files_.size(); ++file) files_[file].check_unchanged();
+  }
+
+ private:
+  FileId open(FileId file) {
+    if (const auto known = ids_.find(file); known != ids_.end()) return known->second;
+    const RankJob::Input& wanted = job_.inputs.at(file);
+    const FileId id = files_.add_again(wanted.path, wanted.display);
+    const InputFile& input = files_[id];
+    if (input.stored_size() != wanted.stored_size || input.modified() != wanted.modified) {
+      throw IoError({.file = wanted.display},
+                    "is another file here than on rank 0: " +
+                        std::to_string(input.stored_size()) + " bytes instead of " +
+                        std::to_string(wanted.stored_size) +
+                        (input.stored_size() == wanted.stored_size ? ", written at another time"
+                                                                   : ""),
+                    0)
+          .with_hint("all ranks must see the same files");
+    }
+    ids_.emplace(file, id);
+    return id;
+  }
+
+  const RankJob& job_;
+  InputFiles files_;
+  std::map<FileId, FileId> ids_;
+};
+
+// One run: a thread that does slices as they come.
+class RankRun {
+ public:
+  RankRun(Group& group, RankJob job, unsigned threads)
+      : group_(group), job_(std::move(job)), threads_(threads), inputs_(job_) {
+    for (int i = 0; i < kAhead; ++i) say(group_, Word::want);
+    thread_ = std::thread([this] { work(); });
+  }
+  ~RankRun() { stop(); }
+  RankRun(const RankRun&) = delete;
+  RankRun& operator=(const RankRun&) = delete;
+
+  void take(std::optional<Slice> slice) {
+    const std::lock_guard lock(mutex_);
+    if (slice) {
+      slices_.push_back(std::move(*slice));
+    } else {
+      no_more_ = true;
+    }
+    changed_.notify_all();
+  }
+  void cancel() {
+    progress_.cancelled = true;
+    const std::lock_guard lock(mutex_);
+    changed_.notify_all();
+  }
+  // Returns when nothing is under way.
+  void stop() {
+    cancel();
+    if (thread_.joinable()) thread_.join();
+  }
+  uint64_t bytes_done() const { return progress_.bytes_done; }
+
+ private:
+  void work() {
+    try {
+      while (std::optional<Slice> slice = next()) {
+        do_slice(*slice);
+        say(group_, Word::want);
+      }
+      if (progress_.cancelled) throw InterruptedError();
+      inputs_.check_unchanged();
+      if (job_.sync_last) sync();
+      say(group_, Word::left);
+    } catch (const std::exception& failure) {
+      say(group_, Word::failed, encode_failure(failure));
+    }
+  }
+
+  std::optional<Slice> next() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return progress_.cancelled || no_more_ || !slices_.empty(); });
+    if (progress_.cancelled || slices_.empty()) return std::nullopt;
+    Slice slice = std::move(slices_.front());
+    slices_.pop_front();
+    return slice;
+  }
+
+  void do_slice(Slice& slice) {
+    slice.set_files(inputs_.open(slice.part.files));
+    SliceOptions options = job_.options;
+    options.threads = threads_;
+    if (!options.sha256.empty()) {
+      options.sha256.clear();
+      for (const OutputId out : slice.part.outputs) {
+        options.sha256.push_back(job_.options.sha256.at(out));
+      }
+    }
+    StagedFiles files(slice.part.plan, job_.place);
+    const SliceResult result = run_slice(slice, inputs_.files(), files, progress_, options);
+    if (job_.sync_slices) sync();
+    say(group_, Word::done, result.encode());
+  }
+
+  void sync() const { FileSystem(job_.place.files_in).sync(); }
+
+  Group& group_;
+  const RankJob job_;
+  const unsigned threads_;
+  RankInputs inputs_;
+  Progress progress_;
+
+  std::mutex mutex_;  // of what follows
+  std::condition_variable changed_;
+  std::deque<Slice> slices_;
+  bool no_more_ = false;
+  std::thread thread_;
+};
+
+}  // namespace
+
+int follow(Group& group, unsigned threads, Progress& progress) {
+  std::unique_ptr<RankRun> run;
+  uint64_t said = 0;  // bytes done
+  bool interrupted = false;
+  for (;;) {
+    const std::optional<Message> message = group.receive(kListening);
+    if (progress.cancelled && !interrupted) {
+      interrupted = true;
+      if (run) run->cancel();
+      say(group, Word::failed, encode_failure(InterruptedError()));
+    }
+    if (run && run->bytes_done() != said) {
+      said = run->bytes_done();
+      say(group, Word::progress, encode_number(said));
+    }
+    if (!message) continue;
+    switch (static_cast<Word>(message->kind)) {
+      case Word::job:
+        said = 0;
+        run.reset();
+        run = std::make_unique<RankRun>(group, RankJob::decode(message->bytes), threads);
+        break;
+      case Word::slice:
+        if (run) run->take(Slice::decode(message->bytes));
+        break;
+      case Word::no_slice:
+        if (run) run->take(std::nullopt);
+        break;
+      case Word::stop:
+        run.reset();
+        say(group, Word::stopped);
+        break;
+      case Word::end:
+        return static_cast<int>(decode_number(message->bytes));
+      default:
+        throw CorruptError({}, "rank 0 said what nobody expects");
+    }
+  }
+}
+
+}  // namespace dsckpt

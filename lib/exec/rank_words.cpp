@@ -1,0 +1,132 @@
+#include "exec/rank_words.h"
+
+#include <algorithm>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+
+#include "base/varint.h"
+
+namespace dsckpt {
+namespace {
+
+constexpr uint64_t kBug = 255;  // in the place of an ErrorKind
+
+void write_sha256(VarintWriter& writer, const std::vector<std::optional<Sha256Digest>>& all) {
+  writer.number(all.size());
+  for (const std::optional<Sha256Digest>& one : all) {
+    writer.text(one ? as_text(ByteSpan(*one)) : std::string_view());
+  }
+}
+
+std::vector<std::optional<Sha256Digest>> read_sha256(VarintReader& reader) {
+  std::vector<std::optional<Sha256Digest>> all(reader.count());
+  for (std::optional<Sha256Digest>& one : all) {
+    const std::string bytes = reader.text();
+    if (bytes.empty()) continue;
+    const ByteSpan digest = as_byte_span(bytes);
+    if (digest.size() != Sha256Digest().size()) throw CorruptError({}, "no SHA-256");
+    one.emplace();
+    std::copy(digest.begin(), digest.end(), one->begin());
+  }
+  return all;
+}
+
+}  // namespace
+
+std::string RankJob::encode() const {
+  VarintWriter writer;
+  writer.number(inputs.size());
+  for (const Input& input : inputs) {
+    writer.text(input.path);
+    writer.text(input.display);
+    writer.number(input.stored_size);
+    writer.number(static_cast<uint64_t>(input.modified));
+  }
+  writer.text(place.files_in.native());
+  writer.text(place.target.native());
+  for (const bool flag : {place.packed, place.direct, place.durable, place.are_there,
+                          options.keep_sums, sync_slices, sync_last}) {
+    writer.number(flag ? 1 : 0);
+  }
+  writer.number(options.limit_rate);
+  writer.number(options.pack ? static_cast<uint64_t>(*options.pack) + 1 : 0);
+  write_sha256(writer, options.sha256);
+  return writer.take();
+}
+
+RankJob RankJob::decode(std::string_view bytes) {
+  VarintReader reader(bytes);
+  RankJob job;
+  job.inputs.resize(reader.count());
+  for (Input& input : job.inputs) {
+    input.path = reader.text();
+    input.display = reader.text();
+    input.stored_size = reader.number();
+    input.modified = static_cast<int64_t>(reader.number());
+  }
+  job.place.files_in = reader.text();
+  job.place.target = reader.text();
+  for (bool* flag : {&job.place.packed, &job.place.direct, &job.place.durable,
+                     &job.place.are_there, &job.options.keep_sums, &job.sync_slices,
+                     &job.sync_last}) {
+    *flag = reader.number() != 0;
+  }
+  job.options.limit_rate = reader.number();
+  if (const uint64_t level = reader.number()) job.options.pack = static_cast<int>(level - 1);
+  job.options.sha256 = read_sha256(reader);
+  return job;
+}
+
+std::string encode_number(uint64_t number) {
+  VarintWriter writer;
+  writer.number(number);
+  return writer.take();
+}
+
+uint64_t decode_number(std::string_view bytes) {
+  return VarintReader(bytes).number();
+}
+
+std::string encode_failure(const std::exception& failure) {
+  VarintWriter writer;
+  const auto* error = dynamic_cast<const Error*>(&failure);
+  if (error == nullptr) {
+    const bool memory = dynamic_cast<const std::bad_alloc*>(&failure) != nullptr;
+    writer.number(memory ? static_cast<uint64_t>(ErrorKind::io) : kBug);
+    writer.text(memory ? "out of memory" : failure.what());
+    return writer.take();
+  }
+  writer.number(static_cast<uint64_t>(error->kind()));
+  writer.text(error->message());
+  writer.text(error->hint());
+  writer.text(error->where().file);
+  writer.text(error->where().member);
+  writer.text(error->where().tensor);
+  writer.number(error->where().offset ? 1 : 0);
+  writer.number(error->where().offset.value_or(0));
+  writer.number(static_cast<uint64_t>(error->errno_value()));
+  return writer.take();
+}
+
+void throw_failure(std::string_view bytes, const std::string& who) {
+  VarintReader reader(bytes);
+  const uint64_t kind = reader.number();
+  const std::string message = who + ": " + reader.text();
+  if (kind == kBug) throw std::runtime_error(message);
+  if (reader.at_end()) throw IoError({}, message, 0);
+  const std::string hint = reader.text();
+  Where where{.file = reader.text(), .member = reader.text(), .tensor = reader.text()};
+  const bool has_offset = reader.number() != 0;
+  const uint64_t offset = reader.number();
+  if (has_offset) where.offset = offset;
+  const auto errno_value = static_cast<int>(reader.number());
+  if (static_cast<ErrorKind>(kind) == ErrorKind::io) {
+    // The text of errno is part of the message already.
+    Error(IoError(std::move(where), "", errno_value), message).hinted(hint).raise();
+  }
+  Error(static_cast<ErrorKind>(kind), std::move(where), message).hinted(hint).raise();
+}
+
+}  // namespace dsckpt

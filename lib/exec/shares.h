@@ -1,0 +1,54 @@
+// Shares: which rank of a group does what of a run.
+//
+// Every rank has a contiguous share of the batches, all of the same bytes but for a cut, and takes
+// it slice by slice from its front. A rank that has nothing left takes the last slice of the one
+// that has most: so a slow node is relieved. Which rank writes a byte does not decide what it is.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "exec/executor.h"
+#include "exec/units.h"
+
+namespace dsckpt {
+
+struct ShareOptions {
+  int ranks = 1;
+  // Outputs are cut at multiples of it, or as near before as a unit ends there; a multiple of the
+  // units' size. The pages of a network's file system must not be two ranks'.
+  uint64_t cut_bytes = 1 << 20;
+  // Outputs are never cut: they are packed.
+  bool whole_outputs = false;
+};
+
+// One thread at a time.
+class Shares {
+ public:
+  // A share is taken in so many slices, or more, so that none is longer than kLongest.
+  static constexpr uint64_t kSlices = 16;
+  static constexpr uint64_t kLongest = uint64_t{4} << 30;
+
+  // `done`: batches that nobody needs to do any more, rising.
+  Shares(const Units& units, std::span<const BatchRange> done, const ShareOptions& options);
+
+  // What `rank` is to do next; nothing if all is taken.
+  std::optional<BatchRange> take(int rank);
+  // Of all ranks.
+  size_t slices_left() const;
+  // That were never taken by its owner, of `rank`.
+  uint64_t bytes_left(int rank) const { return left_[static_cast<size_t>(rank)]; }
+
+ private:
+  struct Piece {
+    BatchRange batches;
+    uint64_t bytes = 0;
+  };
+  std::vector<std::deque<Piece>> pieces_;  // by rank
+  std::vector<uint64_t> left_;             // bytes of these
+};
+
+}  // namespace dsckpt

@@ -1,0 +1,283 @@
+#include "exec/slice.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "exec/frame_cuts.h"
+#include "exec/packed_output.h"
+
+namespace dsckpt {
+namespace {
+
+template <typename Number>
+void write_numbers(VarintWriter& writer, const std::vector<Number>& numbers) {
+  writer.number(numbers.size());
+  uint64_t before = 0;
+  for (const Number number : numbers) {
+    writer.difference(before, number);
+    before = number;
+  }
+}
+
+template <typename Number>
+std::vector<Number> read_numbers(VarintReader& reader) {
+  std::vector<Number> numbers(reader.count());
+  uint64_t before = 0;
+  for (Number& number : numbers) {
+    before = reader.difference(before);
+    number = static_cast<Number>(before);
+  }
+  return numbers;
+}
+
+}  // namespace
+
+Slicer::Slicer(const CopyPlan& plan, const Units& units, const RecordUse& use, uint64_t unit_bytes)
+    : plan_(plan), units_(units), use_(use), unit_bytes_(unit_bytes) {
+  digests_.resize(plan.digests().size());
+  std::iota(digests_.begin(), digests_.end(), uint64_t{0});
+  std::stable_sort(digests_.begin(), digests_.end(), [&](uint64_t a, uint64_t b) {
+    return plan.digests()[a].out < plan.digests()[b].out;
+  });
+}
+
+Slice Slicer::slice(const BatchRange& batches) const {
+  Slice slice{.batches = batches, .unit_bytes = unit_bytes_};
+  size_t first_item = plan_.items().size();
+  size_t last_item = 0;
+  const PlanUnit* first = nullptr;
+  const PlanUnit* last = nullptr;
+  for (uint64_t batch = batches.first; batch < batches.last; ++batch) {
+    for (const PlanUnit& unit : units_.batch(batch)) {
+      slice.bytes += unit.end - unit.begin;
+      if (unit.out == PlanUnit::kNoOutput) {
+        // Pieces of one range follow each other.
+        const RecordUse::ExtraRead& extra = use_.extra_reads[unit.item];
+        const Extent piece{extra.extent.file, extra.extent.offset + unit.skip, unit.end};
+        std::vector<RecordUse::ExtraRead>& reads = slice.use.extra_reads;
+        if (!reads.empty() && reads.back().record == extra.record &&
+            reads.back().extent.file == piece.file && reads.back().extent.end() == piece.offset) {
+          reads.back().extent.size += piece.size;
+        } else {
+          reads.push_back({extra.record, piece});
+        }
+        continue;
+      }
+      if (first == nullptr) first = &unit;
+      last = &unit;
+      first_item = std::min(first_item, unit.item);
+    }
+  }
+  if (first != nullptr) {
+    slice.cut = {first->begin, last->end};
+    last_item = last->item;
+    while (last_item < plan_.items().size() && plan_.items()[last_item].out == last->out &&
+           plan_.items()[last_item].dst < last->end) {
+      ++last_item;
+    }
+    add_outputs(slice, first_item, last_item);
+  }
+  add_records(slice, first_item);
+  return slice;
+}
+
+void Slicer::add_outputs(Slice& slice, size_t first_item, size_t last_item) const {
+  const OutputId first = plan_.items()[first_item].out;
+  const OutputId last = plan_.items()[last_item - 1].out;
+  const auto of = [&](uint64_t digest) { return plan_.digests()[digest].out; };
+  const auto begin = std::partition_point(digests_.begin(), digests_.end(),
+                                          [&](uint64_t digest) { return of(digest) < first; });
+  std::vector<uint64_t> digests;
+  for (auto at = begin; at != digests_.end() && of(*at) <= last; ++at) {
+    const Digest& digest = plan_.digests()[*at];
+    // Of the outputs at the ends only what lies in the slice.
+    const uint64_t from = digest.out == first ? slice.cut.begin : 0;
+    const uint64_t to = digest.out == last ? slice.cut.end : ~uint64_t{0};
+    const auto inside = [&](uint64_t place) { return from <= place && place < to; };
+    if ((digest.begin < to && from < digest.end) || digest.begin == digest.end ||
+        std::any_of(digest.patches.begin(), digest.patches.end(), inside)) {
+      digests.push_back(*at);
+    }
+  }
+  slice.part = part_of(plan_, first_item, last_item, digests);
+}
+
+void Slicer::add_records(Slice& slice, size_t first_item) const {
+  Renumbering<uint32_t> renumbered(slice.records);
+  const auto number = [&](uint32_t record) {
+    return record == RecordUse::kNone ? record : renumbered(record);
+  };
+  for (size_t i = 0; i < slice.part.plan.items().size(); ++i) {
+    slice.use.of_item.push_back(number(use_.of_item[first_item + i]));
+  }
+  for (const uint32_t operand : slice.part.operands) {
+    slice.use.of_operand.push_back(number(use_.of_operand[operand]));
+  }
+  Renumbering<FileId> file(slice.part.files);
+  for (RecordUse::ExtraRead& read : slice.use.extra_reads) {
+    read.record = number(read.record);
+    read.extent.file = file(read.extent.file);
+  }
+}
+
+void Slice::set_files(std::span<const FileId> files) {
+  dsckpt::set_files(part.plan, files);
+  for (RecordUse::ExtraRead& read : use.extra_reads) read.extent.file = files[read.extent.file];
+}
+
+std::string Slice::encode() const {
+  VarintWriter writer;
+  writer.number(batches.first);
+  writer.number(batches.last);
+  writer.number(unit_bytes);
+  writer.number(bytes);
+  writer.number(cut.begin);
+  writer.number(cut.end);
+  write_plan(writer, part.plan);
+  write_numbers(writer, part.outputs);
+  write_numbers(writer, part.files);
+  write_numbers(writer, part.digests);
+  write_numbers(writer, use.of_item);
+  write_numbers(writer, use.of_operand);
+  write_numbers(writer, records);
+  writer.number(use.extra_reads.size());
+  for (const RecordUse::ExtraRead& read : use.extra_reads) {
+    writer.number(read.record);
+    writer.number(read.extent.file);
+    writer.number(read.extent.offset);
+    writer.number(read.extent.size);
+  }
+  return writer.take();
+}
+
+Slice Slice::decode(std::string_view bytes) {
+  VarintReader reader(bytes);
+  Slice slice;
+  slice.batches.first = reader.number();
+  slice.batches.last = reader.number();
+  slice.unit_bytes = reader.number();
+  slice.bytes = reader.number();
+  slice.cut.begin = reader.number();
+  slice.cut.end = reader.number();
+  slice.part.plan = read_plan(reader);
+  slice.part.outputs = read_numbers<OutputId>(reader);
+  slice.part.files = read_numbers<FileId>(reader);
+  slice.part.digests = read_numbers<uint64_t>(reader);
+  slice.use.of_item = read_numbers<uint32_t>(reader);
+  slice.use.of_operand = read_numbers<uint32_t>(reader);
+  slice.records = read_numbers<uint32_t>(reader);
+  slice.use.extra_reads.resize(reader.count());
+  for (RecordUse::ExtraRead& read : slice.use.extra_reads) {
+    read.record = static_cast<uint32_t>(reader.number());
+    read.extent.file = static_cast<FileId>(reader.number());
+    read.extent.offset = reader.number();
+    read.extent.size = reader.number();
+  }
+  return slice;
+}
+
+void write_state(VarintWriter& writer, const OutputSums::State& state) {
+  writer.number(state.written.size());
+  for (const OutputSums::State::Written& piece : state.written) {
+    writer.number(piece.out);
+    writer.number(piece.offset);
+    writer.number(piece.size);
+    writer.number(piece.crc);
+  }
+  writer.number(state.patched.size());
+  for (const OutputSums::State::Patched& patch : state.patched) {
+    writer.number(patch.out);
+    writer.number(patch.offset);
+    writer.number(patch.value);
+  }
+}
+
+OutputSums::State read_state(VarintReader& reader) {
+  const auto number32 = [&] { return static_cast<uint32_t>(reader.number()); };
+  OutputSums::State state;
+  state.written.resize(reader.count());
+  for (OutputSums::State::Written& piece : state.written) {
+    piece = {number32(), reader.number(), reader.number(), number32()};
+  }
+  state.patched.resize(reader.count());
+  for (OutputSums::State::Patched& patch : state.patched) {
+    patch = {number32(), reader.number(), number32()};
+  }
+  return state;
+}
+
+std::string SliceResult::encode() const {
+  VarintWriter writer;
+  writer.number(batches.first);
+  writer.number(batches.last);
+  writer.number(sums.bytes_read);
+  writer.number(bytes_stored);
+  writer.number(sums.digests.size());
+  for (const DigestPiece& piece : sums.digests) {
+    writer.number(piece.digest);
+    writer.number(piece.begin);
+    writer.number(piece.size);
+    writer.number(piece.crc);
+  }
+  writer.number(sums.records.size());
+  for (const RecordPiece& piece : sums.records) {
+    writer.number(piece.record);
+    writer.number(piece.offset);
+    writer.number(piece.size);
+    writer.number(piece.crc);
+  }
+  write_state(writer, written);
+  return writer.take();
+}
+
+SliceResult SliceResult::decode(std::string_view bytes) {
+  VarintReader reader(bytes);
+  const auto number32 = [&] { return static_cast<uint32_t>(reader.number()); };
+  SliceResult result;
+  result.batches.first = reader.number();
+  result.batches.last = reader.number();
+  result.sums.bytes_read = reader.number();
+  result.bytes_stored = reader.number();
+  result.sums.digests.resize(reader.count());
+  for (DigestPiece& piece : result.sums.digests) {
+    piece = {reader.number(), reader.number(), reader.number(), number32()};
+  }
+  result.sums.records.resize(reader.count());
+  for (RecordPiece& piece : result.sums.records) {
+    piece = {number32(), reader.number(), reader.number(), number32()};
+  }
+  result.written = read_state(reader);
+  return result;
+}
+
+SliceResult run_slice(const Slice& slice, const InputFiles& inputs, Sink& sink, Progress& progress,
+                      const SliceOptions& options) {
+  const CopyPlan& plan = slice.part.plan;
+  std::optional<OutputSums> sums;
+  Sink* front = &sink;
+  if (options.keep_sums) {
+    const bool packs = options.pack.has_value();
+    front = &sums.emplace(plan, *front, [&](OutputId out) {
+      return !packs || !is_packable(plan.outputs()[out].path);
+    });
+  }
+  std::optional<PackedOutput> packed;
+  if (options.pack) front = &packed.emplace(plan, *front, *options.pack, options.sha256);
+  RecordChecks checks(slice.use, slice.records.size());
+  SliceResult result{.batches = slice.batches};
+  result.sums = execute_part(plan, slice.cut, checks, inputs, *front, progress,
+                             {.threads = options.threads,
+                              .unit_bytes = slice.unit_bytes,
+                              .limit_rate = options.limit_rate});
+  if (sums) result.written = sums->state();
+  if (packed) result.bytes_stored = packed->bytes_stored();
+
+  for (DigestPiece& piece : result.sums.digests) piece.digest = slice.part.digests[piece.digest];
+  for (RecordPiece& piece : result.sums.records) piece.record = slice.records[piece.record];
+  for (auto& piece : result.written.written) piece.out = slice.part.outputs[piece.out];
+  for (auto& patch : result.written.patched) patch.out = slice.part.outputs[patch.out];
+  return result;
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,85 @@
+// Slice: batches of a plan that follow each other, as work for any rank of a group.
+//
+// A rank that does a slice needs nothing else of the plan, and no file's metadata: where every byte
+// comes from is in it. A slice is cut between batches (units.h); the outputs at its ends may be
+// others' as well.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "exec/executor.h"
+#include "exec/output_sums.h"
+#include "exec/record_checks.h"
+#include "exec/units.h"
+#include "plan/plan_part.h"
+
+namespace dsckpt {
+
+struct Slice {
+  BatchRange batches = {};
+  uint64_t unit_bytes = 0;
+  PlanPart part = {};
+  OutputCut cut = {};
+  RecordUse use = {};                  // by the numbers of `records`
+  std::vector<uint32_t> records = {};  // of each: its number in the whole run
+  uint64_t bytes = 0;                  // that it writes, or reads only to check them
+
+  // Has it read files[i] where it reads part.files[i].
+  void set_files(std::span<const FileId> files);
+
+  std::string encode() const;
+  // Throws CorruptError.
+  static Slice decode(std::string_view bytes);
+};
+
+void write_state(VarintWriter& writer, const OutputSums::State& state);
+OutputSums::State read_state(VarintReader& reader);
+
+// What came of a slice, numbered as in the whole plan.
+struct SliceResult {
+  BatchRange batches = {};
+  PartSums sums = {};
+  OutputSums::State written = {};  // where what was written is read back, or kept for another run
+  uint64_t bytes_stored = 0;       // of packed outputs
+
+  std::string encode() const;
+  static SliceResult decode(std::string_view bytes);
+};
+
+// Cuts slices out of a run. All it is given must outlive it. Any thread.
+class Slicer {
+ public:
+  Slicer(const CopyPlan& plan, const Units& units, const RecordUse& use, uint64_t unit_bytes);
+
+  Slice slice(const BatchRange& batches) const;
+
+ private:
+  void add_outputs(Slice& slice, size_t first_item, size_t last_item) const;
+  void add_records(Slice& slice, size_t first_item) const;
+
+  const CopyPlan& plan_;
+  const Units& units_;
+  const RecordUse& use_;
+  const uint64_t unit_bytes_;
+  std::vector<uint64_t> digests_;  // all of the plan's, in the order of their outputs
+};
+
+struct SliceOptions {
+  unsigned threads = 0;
+  uint64_t limit_rate = 0;
+  std::optional<int> pack = {};  // PackedOutput's level
+  // Of the part's outputs, for PackedOutput; or empty.
+  std::vector<std::optional<Sha256Digest>> sha256 = {};
+  bool keep_sums = false;  // fill in SliceResult::written
+};
+// Runs a slice of which set_files() has set the numbers in `inputs`. `sink` has the outputs of the
+// part. Throws what execute() throws.
+SliceResult run_slice(const Slice& slice, const InputFiles& inputs, Sink& sink, Progress& progress,
+                      const SliceOptions& options);
+
+}  // namespace dsckpt

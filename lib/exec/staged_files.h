@@ -1,0 +1,60 @@
+// StagedFiles: the files that outputs are written to before they get their final names.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "exec/executor.h"
+#include "exec/patches.h"
+#include "io/output_file.h"
+#include "plan/copy_plan.h"
+
+namespace dsckpt {
+
+// How the outputs of a run are staged: what all of its ranks must know.
+struct StagingPlace {
+  std::filesystem::path files_in = {};  // the folder
+  std::filesystem::path target = {};    // where they will be, for messages
+  // The outputs that are packable (frame_cuts.h) are called PATH.dspack, and their sizes are not
+  // those of the plan.
+  bool packed = false;
+  bool direct = false;   // large files are written past the page cache (OutputOptions::direct)
+  bool durable = false;  // each is synced (fsync) before it is closed
+  // Files may be there already: others write them, too, or a run before has.
+  bool are_there = false;
+
+  bool is_packed(const PlannedFile& file) const;
+  // Whether its bytes are written past the page cache.
+  bool is_direct(const PlannedFile& file) const;
+  // What a file is called in either folder.
+  std::string name_of(const PlannedFile& file) const;
+};
+
+// The outputs of `plan`, which must outlive this. A file is made at its first write and closed by
+// finish(); after that it may be written to again if `place.are_there`.
+class StagedFiles : public Sink {
+ public:
+  StagedFiles(const CopyPlan& plan, StagingPlace place);
+
+  void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
+  void finish(OutputId out) override;
+
+ private:
+  struct File {
+    std::mutex mutex;
+    std::shared_ptr<OutputFile> open;  // only files in progress hold a descriptor
+  };
+  std::shared_ptr<OutputFile> file(OutputId out);
+  std::shared_ptr<OutputFile> create(OutputId out) const;
+
+  const CopyPlan& plan_;
+  const StagingPlace place_;
+  const Patches patches_;  // of what is written directly
+  std::deque<File> files_;
+};
+
+}  // namespace dsckpt

@@ -1,0 +1,70 @@
+#include "exec/units.h"
+
+#include <algorithm>
+
+#include "exec/item_reader.h"
+
+namespace dsckpt {
+namespace {
+
+// Outputs up to this size are written by one thread each.
+constexpr uint64_t kBatchBytes = 16 << 20;
+
+}  // namespace
+
+Units::Units(const CopyPlan& plan, std::span<const RecordUse::ExtraRead> extra_reads,
+             uint64_t unit_bytes, const OutputCut& cut) {
+  cut_outputs(plan, unit_bytes, cut);
+  constexpr uint64_t kPiece = ItemReader::kPieceBytes;
+  for (size_t i = 0; i < extra_reads.size(); ++i) {
+    const Extent& extent = extra_reads[i].extent;
+    for (uint64_t at = 0; at < extent.size; at += kPiece) {
+      units_.push_back({PlanUnit::kNoOutput, i, at, 0, std::min(kPiece, extent.size - at)});
+    }
+  }
+  // Units of one small output are one thread's: two would wait for each other's writes. A large
+  // output is everybody's.
+  for (size_t i = 0; i < units_.size(); ++i) {
+    const OutputId out = units_[i].out;
+    const bool alone = out != PlanUnit::kNoOutput && plan.outputs()[out].size <= kBatchBytes;
+    if (i == 0 || !alone || units_[i - 1].out != out) batches_.push_back(i);
+  }
+}
+
+void Units::cut_outputs(const CopyPlan& plan, uint64_t unit_bytes, const OutputCut& cut) {
+  const std::vector<CopyItem>& items = plan.items();
+  for (size_t i = 0; i < items.size();) {
+    const OutputId out = items[i].out;
+    const uint64_t begin = i == 0 ? cut.begin : 0;
+    const uint64_t end = out == items.back().out ? cut.end : ~uint64_t{0};
+    PlanUnit unit{out, i, begin - items[i].dst, begin, begin};
+    uint64_t room = begin / unit_bytes * unit_bytes + unit_bytes;  // where the unit should end
+    for (; i < items.size() && items[i].out == out; ++i) {
+      const CopyItem& item = items[i];
+      const uint64_t item_end = std::min(item.dst_end(), end);
+      // It ends between two elements, never within one.
+      const uint64_t element = size_of(item.to);
+      for (; item_end > room; room += unit_bytes) {
+        const uint64_t at = item.dst + (room - item.dst) / element * element;
+        if (at <= unit.begin) continue;
+        unit.end = at;
+        add(unit);
+        unit = {out, i, at - item.dst, at, at};
+      }
+      unit.end = item_end;
+    }
+    add(unit);
+  }
+}
+
+void Units::add(const PlanUnit& unit) {
+  if (unit.end > unit.begin) units_.push_back(unit);
+}
+
+uint64_t Units::bytes_of(size_t index) const {
+  uint64_t sum = 0;
+  for (const PlanUnit& unit : batch(index)) sum += unit.end - unit.begin;
+  return sum;
+}
+
+}  // namespace dsckpt

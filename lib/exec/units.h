@@ -1,0 +1,58 @@
+// Units: a plan, cut into what one thread reads and writes at once.
+//
+// A unit is a contiguous range of one output, or of a record that is read only to be checked. It
+// ends between two elements, at a multiple of the units' size or as near before it as elements let
+// it. Batches are units that one thread takes at once, in the order of the plan, the extra reads
+// last.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "exec/record_checks.h"
+#include "plan/copy_plan.h"
+
+namespace dsckpt {
+
+// Bytes [begin, end) of an output, from `skip` bytes into item `item` on. For an extra read `out`
+// is kNoOutput, `item` is its index, and it begins `skip` bytes into it.
+struct PlanUnit {
+  static constexpr OutputId kNoOutput = ~OutputId{0};
+  OutputId out;
+  size_t item;
+  uint64_t skip;
+  uint64_t begin;
+  uint64_t end;
+};
+
+// Where a part of a plan begins in its first output, and ends in its last.
+struct OutputCut {
+  uint64_t begin = 0;
+  uint64_t end = ~uint64_t{0};
+};
+
+class Units {
+ public:
+  // `unit_bytes`: a power of two, at least a page.
+  Units(const CopyPlan& plan, std::span<const RecordUse::ExtraRead> extra_reads,
+        uint64_t unit_bytes, const OutputCut& cut = {});
+
+  size_t batches() const { return batches_.size(); }
+  std::span<const PlanUnit> batch(size_t index) const {
+    const size_t end = index + 1 < batches_.size() ? batches_[index + 1] : units_.size();
+    return std::span(units_).subspan(batches_[index], end - batches_[index]);
+  }
+  uint64_t bytes_of(size_t batch) const;
+  std::span<const PlanUnit> all() const { return units_; }
+
+ private:
+  void cut_outputs(const CopyPlan& plan, uint64_t unit_bytes, const OutputCut& cut);
+  void add(const PlanUnit& unit);
+
+  std::vector<PlanUnit> units_;
+  std::vector<size_t> batches_;  // the first unit of each
+};
+
+}  // namespace dsckpt

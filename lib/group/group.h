@@ -1,0 +1,84 @@
+// Group: the processes, called ranks, that run one conversion together on several nodes.
+//
+// Rank 0 is connected with every other rank and they with nobody else: it decides, they do what
+// they are told, so all that is said goes to it or comes from it. A message is a kind and some
+// bytes, arrives whole and in order, and is compared with its CRC32. A thread of each process moves
+// the messages and shows every second that it lives, whatever the others are busy with.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace dsckpt {
+
+struct Message {
+  int from = 0;
+  uint32_t kind = 0;  // whoever uses the group decides what it means; not 0
+  std::string bytes = {};
+};
+
+// A rank as the others know it.
+struct Member {
+  int rank = 0;
+  std::string host = {};
+  // "rank 3 on n4"
+  std::string name() const { return "rank " + std::to_string(rank) + " on " + host; }
+};
+
+// What went over this process's connections, heartbeats included.
+struct Traffic {
+  uint64_t messages_sent = 0;
+  uint64_t messages_received = 0;
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
+};
+
+// send() and receive() from any thread.
+class Group {
+ public:
+  // A connected socket (which the group then owns) and who is at its other end.
+  struct Peer {
+    int socket;
+    Member member;
+  };
+  // Rank 0 has all others as its peers, in the order of their ranks; they have rank 0 alone. A peer
+  // that is not heard of for `silence` is lost. `at_end` is called once, at the end of close().
+  Group(Member self, int size, std::vector<Peer> peers, std::chrono::milliseconds silence,
+        std::function<void()> at_end = {});
+  // Leaves without a word: the others find this rank lost, unless they have left before.
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  int rank() const;
+  int size() const;
+  // Of this rank and, at rank 0, of all; others know rank 0.
+  const Member& member(int rank) const;
+
+  // Queues a message to a peer; what is sent to a lost one is dropped. `bytes` at most kLargest.
+  static constexpr uint64_t kLargest = uint64_t{1} << 30;
+  void send(int to, uint32_t kind, std::string bytes = {});
+  // The next message; nothing if none has come within `wait`. Throws IoError that names the peer
+  // once one is lost, after all messages that it had sent before.
+  std::optional<Message> receive(std::chrono::milliseconds wait);
+  // The lost peer of the lowest rank, and why; "" while all are there.
+  std::string lost() const;
+
+  // Waits until what was queued is sent, two seconds at most, and leaves the group: to be called
+  // when nobody waits for this rank any more.
+  void close();
+
+  Traffic traffic() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dsckpt

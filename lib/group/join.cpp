@@ -1,0 +1,408 @@
+#include "group/join.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cerrno>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <future>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "base/sha256.h"
+#include "base/text.h"
+#include "dsckpt/error.h"
+#include "group/handshake.h"
+#include "group/mpi_plugin.h"
+#include "group/rendezvous.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLongestHandshake{5000};
+constexpr milliseconds kLongestFinalize{10'000};
+constexpr milliseconds kPause{50};
+constexpr const char* kAloneHint =
+    "a tool that was started by one rank of another program inherits what its launcher says: "
+    "--group none runs it alone";
+
+class Socket {
+ public:
+  explicit Socket(int fd = -1) : fd_(fd) {}
+  ~Socket() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  Socket(Socket&& other) noexcept : fd_(other.release()) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+// What the ranks of one launch have to know to find each other.
+struct Gathering {
+  const GroupOptions& options;
+  const Launch& launch;
+  const std::atomic<bool>& cancelled;
+  Member self;
+  Clock::time_point deadline;
+
+  GroupIdentity identity() const { return {launch.size, options.program}; }
+  void check_cancelled() const {
+    if (cancelled) throw InterruptedError();
+  }
+  bool is_late() const { return Clock::now() > deadline; }
+  std::string seconds() const { return std::to_string(options.gathering.count()) + " s"; }
+};
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unnamed host";
+}
+
+void set_up(int socket) {
+  const int on = 1;
+  ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+}
+
+uint16_t port_of(int socket) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size);
+  return ntohs(address.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                   : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+// On all interfaces; `port` 0: one that is free.
+Socket listen_on(uint16_t port) {
+  for (const int family : {AF_INET6, AF_INET}) {
+    Socket socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (socket.get() < 0) continue;
+    const int on = 1;
+    const int off = 0;
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    sockaddr_in6 any6{};
+    sockaddr_in any4{};
+    sockaddr* address = reinterpret_cast<sockaddr*>(&any4);
+    socklen_t size = sizeof any4;
+    if (family == AF_INET6) {
+      ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+      any6.sin6_family = AF_INET6;
+      any6.sin6_port = htons(port);
+      address = reinterpret_cast<sockaddr*>(&any6);
+      size = sizeof any6;
+    } else {
+      any4.sin_family = AF_INET;
+      any4.sin_port = htons(port);
+    }
+    if (::bind(socket.get(), address, size) == 0 && ::listen(socket.get(), SOMAXCONN) == 0) {
+      return socket;
+    }
+  }
+  throw IoError({}, "cannot listen for the other ranks" +
+                        (port == 0 ? std::string() : " on port " + std::to_string(port)),
+                errno);
+}
+
+// Invalid if nobody answers there in time.
+Socket connect_to(const std::string& host, uint16_t port, milliseconds longest) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* first = nullptr;
+  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &first) != 0) {
+    return Socket();
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> all(first, ::freeaddrinfo);
+  for (const addrinfo* entry = first; entry != nullptr; entry = entry->ai_next) {
+    Socket socket(::socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (socket.get() < 0) continue;
+    if (::connect(socket.get(), entry->ai_addr, entry->ai_addrlen) != 0 && errno != EINPROGRESS) {
+      continue;
+    }
+    pollfd polled{socket.get(), POLLOUT, 0};
+    int failed = 0;
+    socklen_t size = sizeof failed;
+    if (::poll(&polled, 1, static_cast<int>(longest.count())) == 1 &&
+        ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &failed, &size) == 0 && failed == 0) {
+      return socket;
+    }
+  }
+  return Socket();
+}
+
+// Of rank 0: waits until all others have come.
+std::vector<Group::Peer> welcome_all(const Gathering& gathering, const Socket& listening,
+                                     const Rendezvous::Token& token) {
+  std::map<int, std::pair<Socket, Member>> come;
+  const auto others = static_cast<size_t>(gathering.launch.size) - 1;
+  while (come.size() < others) {
+    gathering.check_cancelled();
+    if (gathering.is_late()) {
+      int missing = 1;
+      while (come.contains(missing)) ++missing;
+      throw IoError({},
+                    "of " + std::to_string(gathering.launch.size) + " ranks that " +
+                        gathering.launch.by + " has started, " + std::to_string(come.size() + 1) +
+                        " have come within " + gathering.seconds() + "; rank " +
+                        std::to_string(missing) + " has not",
+                    0)
+          .with_hint(kAloneHint);
+    }
+    pollfd polled{listening.get(), POLLIN, 0};
+    if (::poll(&polled, 1, static_cast<int>(kPause.count())) != 1) continue;
+    Socket socket(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (socket.get() < 0) continue;
+    set_up(socket.get());
+    const std::optional<Member> member = welcome(socket.get(), token, gathering.identity(),
+                                                 gathering.self, kLongestHandshake);
+    if (!member || member->rank < 1 || member->rank >= gathering.launch.size) continue;
+    if (come.contains(member->rank)) {
+      throw UsageError("two processes are " + member->name());
+    }
+    come.emplace(member->rank, std::pair(std::move(socket), *member));
+  }
+  std::vector<Group::Peer> peers;
+  for (auto& [rank, peer] : come) peers.push_back({peer.first.release(), peer.second});
+  return peers;
+}
+
+// Of the others: `find` says where rank 0 is, and may say something else the next time.
+std::vector<Group::Peer> go_to_first(const Gathering& gathering,
+                                     const std::function<std::optional<Rendezvous>()>& find) {
+  std::string why = "nothing says where it is";
+  for (;; std::this_thread::sleep_for(kPause)) {
+    gathering.check_cancelled();
+    if (gathering.is_late()) {
+      throw IoError({},
+                    gathering.self.name() + " of " + std::to_string(gathering.launch.size) +
+                        ", as " + gathering.launch.by + " says, has not found rank 0 within " +
+                        gathering.seconds() + ": " + why,
+                    0)
+          .with_hint(kAloneHint);
+    }
+    const std::optional<Rendezvous> rendezvous = find();
+    if (!rendezvous) continue;
+    for (const std::string& address : rendezvous->addresses) {
+      Socket socket = connect_to(address, rendezvous->port, std::chrono::seconds(2));
+      if (socket.get() < 0) {
+        why = "nobody answers at " + address + ", port " + std::to_string(rendezvous->port);
+        continue;
+      }
+      set_up(socket.get());
+      const std::optional<Member> first =
+          introduce(socket.get(), rendezvous->token, gathering.identity(), gathering.self,
+                    kLongestHandshake);
+      if (!first) {
+        why = "whoever answers at " + address + " is of another group";
+        continue;
+      }
+      return {{socket.release(), *first}};
+    }
+  }
+}
+
+// TCP, where neither MPI nor the user says where rank 0 is.
+fs::path rendezvous_path(const Launch& launch, const Environment& environment) {
+  const char* folder = environment("DSCKPT_GROUP_DIR");
+  if (launch.name.empty() && folder == nullptr) {
+    throw UsageError(launch.by + " gives its runs no name by which the ranks could find each other")
+        .with_hint("DSCKPT_GROUP_DIR names a new folder that all ranks see; or build the plug-in: " +
+                   how_to_get_mpi());
+  }
+  if (folder == nullptr) folder = environment("HOME");
+  std::string name = ".dsckpt-group-";
+  for (const char c : launch.name) name += std::isalnum(static_cast<unsigned char>(c)) ? c : '-';
+  return fs::path(folder == nullptr ? "." : folder) / name;
+}
+
+// "n1:4000" in DSCKPT_GROUP_ADDRESS, and the token as any text.
+std::optional<Rendezvous> given_rendezvous(const Environment& environment) {
+  const char* address = environment("DSCKPT_GROUP_ADDRESS");
+  const char* secret = environment("DSCKPT_GROUP_TOKEN");
+  if (address == nullptr && secret == nullptr) return std::nullopt;
+  if (address == nullptr || secret == nullptr || *secret == '\0') {
+    throw UsageError("DSCKPT_GROUP_ADDRESS and DSCKPT_GROUP_TOKEN go together");
+  }
+  const std::string text = address;
+  const size_t colon = text.rfind(':');
+  const int port = colon == std::string::npos ? 0 : std::atoi(text.c_str() + colon + 1);
+  if (port < 1 || port > 0xffff) {
+    throw UsageError("DSCKPT_GROUP_ADDRESS is HOST:PORT, and not '" + text + "'");
+  }
+  Sha256 sha256;
+  sha256.update(std::as_bytes(std::span(std::string_view(secret))));
+  return Rendezvous{{text.substr(0, colon)}, static_cast<uint16_t>(port), sha256.digest()};
+}
+
+std::vector<Group::Peer> meet_by_tcp(const Gathering& gathering, const Environment& environment) {
+  const std::optional<Rendezvous> given = given_rendezvous(environment);
+  if (given) {
+    if (gathering.self.rank != 0) return go_to_first(gathering, [&] { return given; });
+    return welcome_all(gathering, listen_on(given->port), given->token);
+  }
+  const fs::path path = rendezvous_path(gathering.launch, environment);
+  if (gathering.self.rank != 0) {
+    return go_to_first(gathering, [&] { return read_rendezvous(path); });
+  }
+  const Socket listening = listen_on(0);
+  const Rendezvous rendezvous{own_addresses(), port_of(listening.get()), new_token()};
+  const RendezvousFile file(path, rendezvous);
+  return welcome_all(gathering, listening, rendezvous.token);
+}
+
+// MPI is called by one thread, as MPI_THREAD_FUNNELED wants it; and a call that never returns, of an
+// installation that does not fit its launcher, does not keep the tool from saying so.
+class MpiThread {
+ public:
+  using Call = std::function<const char*()>;  // returns an error, or nullptr
+
+  MpiThread() : state_(std::make_shared<State>()) {
+    std::thread([state = state_] {
+      std::unique_lock lock(state->mutex);
+      while (!state->over) {
+        state->changed.wait(lock, [&] { return state->over || state->next != nullptr; });
+        const auto next = std::exchange(state->next, nullptr);
+        lock.unlock();
+        if (next) (*next)();
+        lock.lock();
+      }
+    }).detach();
+  }
+  ~MpiThread() {
+    const std::lock_guard lock(state_->mutex);
+    state_->over = true;
+    state_->changed.notify_all();
+  }
+  MpiThread(const MpiThread&) = delete;
+  MpiThread& operator=(const MpiThread&) = delete;
+
+  // Throws IoError, also after `longest`: nobody waits for the thread then.
+  void call(const std::string& what, milliseconds longest, Call call) {
+    auto task = std::make_shared<std::packaged_task<const char*()>>(std::move(call));
+    std::future<const char*> result = task->get_future();
+    {
+      const std::lock_guard lock(state_->mutex);
+      state_->next = task;
+    }
+    state_->changed.notify_all();
+    if (result.wait_for(longest) != std::future_status::ready) {
+      throw IoError({}, what + " has not returned within " + std::to_string(longest.count() / 1000) +
+                            " s", 0)
+          .with_hint(kAloneHint);
+    }
+    if (const char* error = result.get()) throw IoError({}, what + ": " + error, 0);
+  }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::shared_ptr<std::packaged_task<const char*()>> next;
+    bool over = false;
+  };
+  std::shared_ptr<State> state_;
+};
+
+constexpr size_t kRendezvousBytes = 4096;
+
+std::vector<Group::Peer> meet_by_mpi(const Gathering& gathering, const MpiFunctions& mpi,
+                                     MpiThread& thread) {
+  // It outlives a call that does not return.
+  struct State {
+    int rank = 0;
+    int size = 0;
+    std::array<char, kRendezvousBytes> text{};
+  };
+  const auto state = std::make_shared<State>();
+  const auto left = [&] {
+    return std::max(milliseconds(1),
+                    std::chrono::duration_cast<milliseconds>(gathering.deadline - Clock::now()));
+  };
+  thread.call("MPI_Init", left(), [state, &mpi] { return mpi.start(&state->rank, &state->size); });
+  if (state->size != gathering.launch.size || state->rank != gathering.launch.rank) {
+    throw UsageError(gathering.launch.by + " says rank " + std::to_string(gathering.launch.rank) +
+                     " of " + std::to_string(gathering.launch.size) + ", and MPI (" +
+                     mpi.library() + ") rank " + std::to_string(state->rank) + " of " +
+                     std::to_string(state->size))
+        .with_hint("the plug-in was built for another MPI than the launcher's; --group tcp needs "
+                   "none");
+  }
+  Socket listening;
+  Rendezvous rendezvous;
+  if (state->rank == 0) {
+    listening = listen_on(0);
+    rendezvous = {own_addresses(), port_of(listening.get()), new_token()};
+    const std::string text = rendezvous.text();
+    std::copy_n(text.begin(), std::min(text.size(), kRendezvousBytes - 1), state->text.begin());
+  }
+  thread.call("MPI_Bcast", left(),
+              [state, &mpi] { return mpi.from_first(state->text.data(), kRendezvousBytes); });
+  if (state->rank == 0) return welcome_all(gathering, listening, rendezvous.token);
+  return go_to_first(gathering, [state] { return Rendezvous::parse(state->text.data()); });
+}
+
+const MpiFunctions* choose_mpi(const GroupOptions& options, const Launch& launch,
+                               const Environment& environment) {
+  if (options.engine == GroupEngine::tcp) return nullptr;
+  if (options.engine == GroupEngine::automatic && !launch.has_mpi) return nullptr;
+  const MpiFunctions* mpi = load_mpi(environment);
+  if (mpi == nullptr && options.engine == GroupEngine::mpi) {
+    throw UsageError("--group mpi: there is no MPI plug-in").with_hint(how_to_get_mpi());
+  }
+  return mpi;
+}
+
+}  // namespace
+
+std::unique_ptr<Group> join_group(const GroupOptions& options, const Environment& environment,
+                                  const std::atomic<bool>& cancelled) {
+  if (options.engine == GroupEngine::none) return nullptr;
+  const std::optional<Launch> launch = find_launch(environment);
+  if (!launch) {
+    if (options.engine == GroupEngine::automatic) return nullptr;
+    throw UsageError("--group: no launcher has started several ranks of this");
+  }
+  const Gathering gathering{options, *launch, cancelled, {launch->rank, host_name()},
+                            Clock::now() + options.gathering};
+  const MpiFunctions* mpi = choose_mpi(options, *launch, environment);
+  std::vector<Group::Peer> peers;
+  std::function<void()> at_end;
+  if (mpi != nullptr) {
+    const auto thread = std::make_shared<MpiThread>();
+    peers = meet_by_mpi(gathering, *mpi, *thread);
+    at_end = [thread, mpi] { thread->call("MPI_Finalize", kLongestFinalize, mpi->finish); };
+  } else {
+    peers = meet_by_tcp(gathering, environment);
+  }
+  return std::make_unique<Group>(gathering.self, launch->size, std::move(peers), options.silence,
+                                 std::move(at_end));
+}
+
+}  // namespace dsckpt

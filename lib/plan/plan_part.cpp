@@ -1,0 +1,223 @@
+#include "plan/plan_part.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "dsckpt/error.h"
+
+namespace dsckpt {
+// What both functions below need of the inside of a plan.
+class PlanParts {
+ public:
+  static PlanPart part_of(const CopyPlan& plan, size_t first, size_t last,
+                          std::span<const uint64_t> digests);
+  static CopyPlan read(VarintReader& reader);
+  static void set_files(CopyPlan& plan, std::span<const FileId> files);
+
+ private:
+  static CopyItem read_item(VarintReader& reader, const CopyItem& before, CopyPlan& plan);
+};
+
+PlanPart PlanParts::part_of(const CopyPlan& plan, size_t first, size_t last,
+                            std::span<const uint64_t> digests) {
+  PlanPart part;
+  Renumbering<FileId> file_of(part.files);
+  std::vector<uint32_t> texts;
+  Renumbering<uint32_t> text_of(texts);
+  std::vector<uint32_t> terms;
+  Renumbering<uint32_t> terms_of(terms);
+  part.plan.items_.reserve(last - first);
+  for (size_t i = first; i < last; ++i) {
+    CopyItem item = plan.items_[i];
+    if (part.outputs.empty() || part.outputs.back() != item.out) {
+      part.outputs.push_back(item.out);
+      part.plan.outputs_.push_back(plan.outputs_[item.out]);
+    }
+    item.out = static_cast<OutputId>(part.outputs.size() - 1);
+    if (item.op == Op::copy || item.op == Op::cast) item.source.file = file_of(item.source.file);
+    if (item.op == Op::literal) {
+      const Extent extent = item.source.span(item.rows);
+      item.source.offset = part.plan.literals_.size();
+      part.plan.literals_.append(plan.literals_, extent.offset, extent.size);
+    }
+    if (item.op == Op::same) item.what = text_of(item.what);
+    if (item.op == Op::weighted) item.what = terms_of(item.what);
+    if (item.operand_count > 0) {
+      const uint32_t begin = item.operand_begin;
+      item.operand_begin = static_cast<uint32_t>(part.plan.operands_.size());
+      for (uint32_t k = begin; k < begin + item.operand_count; ++k) {
+        Rows rows = plan.operands_[k];
+        rows.file = file_of(rows.file);
+        part.plan.operands_.push_back(rows);
+        part.operands.push_back(k);
+      }
+    }
+    part.plan.items_.push_back(item);
+  }
+  for (const uint32_t which : terms) {
+    part.plan.terms_.push_back(plan.terms_[which]);
+    for (PlannedTerm& term : part.plan.terms_.back()) {
+      if (term.op == Op::same) term.what = text_of(term.what);
+    }
+  }
+  for (const uint32_t text : texts) part.plan.texts_.push_back(plan.texts_[text]);
+  for (const uint64_t which : digests) {
+    Digest digest = plan.digests_[which];
+    // Outputs come in rising order.
+    const auto out = std::lower_bound(part.outputs.begin(), part.outputs.end(), digest.out);
+    digest.out = static_cast<OutputId>(out - part.outputs.begin());
+    part.plan.digests_.push_back(std::move(digest));
+    part.digests.push_back(which);
+  }
+  return part;
+}
+
+PlanPart part_of(const CopyPlan& plan, size_t first, size_t last,
+                 std::span<const uint64_t> digests) {
+  return PlanParts::part_of(plan, first, last, digests);
+}
+
+void PlanParts::set_files(CopyPlan& plan, std::span<const FileId> files) {
+  for (CopyItem& item : plan.items_) {
+    if (item.op == Op::copy || item.op == Op::cast) item.source.file = files[item.source.file];
+  }
+  for (Rows& rows : plan.operands_) rows.file = files[rows.file];
+}
+
+void set_files(CopyPlan& plan, std::span<const FileId> files) {
+  PlanParts::set_files(plan, files);
+}
+
+namespace {
+
+void write_rows(VarintWriter& writer, const Rows& rows, const Rows& before) {
+  writer.difference(before.file, rows.file);
+  writer.difference(before.offset + before.row_bytes, rows.offset);
+  writer.difference(before.row_bytes, rows.row_bytes);
+  writer.difference(rows.row_bytes, static_cast<uint64_t>(rows.stride));
+}
+
+Rows read_rows(VarintReader& reader, const Rows& before) {
+  Rows rows;
+  rows.file = static_cast<FileId>(reader.difference(before.file));
+  rows.offset = reader.difference(before.offset + before.row_bytes);
+  rows.row_bytes = reader.difference(before.row_bytes);
+  rows.stride = static_cast<int64_t>(reader.difference(rows.row_bytes));
+  return rows;
+}
+
+}  // namespace
+
+void write_plan(VarintWriter& writer, const CopyPlan& plan) {
+  writer.number(plan.outputs().size());
+  for (const PlannedFile& file : plan.outputs()) {
+    writer.text(file.path);
+    writer.number(file.size);
+  }
+  writer.text(plan.literals());
+  writer.number(plan.texts().size());
+  for (const std::string& text : plan.texts()) writer.text(text);
+  writer.number(plan.terms().size());
+  for (const std::vector<PlannedTerm>& terms : plan.terms()) {
+    writer.number(terms.size());
+    for (const PlannedTerm& term : terms) {
+      writer.real(term.weight);
+      writer.number(static_cast<uint64_t>(term.stored));
+      writer.number(static_cast<uint64_t>(term.op));
+      writer.number(term.operands);
+      writer.number(term.what);
+    }
+  }
+  writer.number(plan.digests().size());
+  for (const Digest& digest : plan.digests()) {
+    writer.number(digest.out);
+    writer.number(digest.begin);
+    writer.number(digest.end);
+    writer.number(digest.patches.size());
+    for (const uint64_t patch : digest.patches) writer.number(patch);
+  }
+  writer.number(plan.items().size());
+  CopyItem before;
+  Rows operand;
+  for (const CopyItem& item : plan.items()) {
+    writer.number(static_cast<uint64_t>(item.op));
+    writer.number(static_cast<uint64_t>(item.from));
+    writer.number(static_cast<uint64_t>(item.to));
+    writer.number(item.out - before.out);
+    writer.difference(item.out == before.out ? before.dst_end() : 0, item.dst);
+    writer.number(item.rows);
+    write_rows(writer, item.source, before.source);
+    writer.number(item.what);
+    writer.number(item.operand_count);
+    for (uint32_t k = 0; k < item.operand_count; ++k) {
+      const Rows& rows = plan.operands()[item.operand_begin + k];
+      write_rows(writer, rows, operand);
+      operand = rows;
+    }
+    before = item;
+  }
+}
+
+CopyItem PlanParts::read_item(VarintReader& reader, const CopyItem& before, CopyPlan& plan) {
+  CopyItem item;
+  item.op = static_cast<Op>(reader.number());
+  item.from = static_cast<DType>(reader.number());
+  item.to = static_cast<DType>(reader.number());
+  item.out = before.out + static_cast<OutputId>(reader.number());
+  item.dst = reader.difference(item.out == before.out ? before.dst_end() : 0);
+  item.rows = reader.number();
+  item.source = read_rows(reader, before.source);
+  item.what = static_cast<uint32_t>(reader.number());
+  item.operand_begin = static_cast<uint32_t>(plan.operands_.size());
+  item.operand_count = static_cast<uint32_t>(reader.number());
+  for (uint32_t k = 0; k < item.operand_count; ++k) {
+    const Rows last = plan.operands_.empty() ? Rows{} : plan.operands_.back();
+    plan.operands_.push_back(read_rows(reader, last));
+  }
+  return item;
+}
+
+CopyPlan PlanParts::read(VarintReader& reader) {
+  CopyPlan plan;
+  plan.outputs_.resize(reader.count());
+  for (PlannedFile& file : plan.outputs_) {
+    file.path = reader.text();
+    file.size = reader.number();
+  }
+  plan.literals_ = reader.text();
+  plan.texts_.resize(reader.count());
+  for (std::string& text : plan.texts_) text = reader.text();
+  plan.terms_.resize(reader.count());
+  for (std::vector<PlannedTerm>& terms : plan.terms_) {
+    terms.resize(reader.count());
+    for (PlannedTerm& term : terms) {
+      term.weight = reader.real();
+      term.stored = static_cast<DType>(reader.number());
+      term.op = static_cast<Op>(reader.number());
+      term.operands = static_cast<uint32_t>(reader.number());
+      term.what = static_cast<uint32_t>(reader.number());
+    }
+  }
+  plan.digests_.resize(reader.count());
+  for (Digest& digest : plan.digests_) {
+    digest.out = static_cast<OutputId>(reader.number());
+    digest.begin = reader.number();
+    digest.end = reader.number();
+    digest.patches.resize(reader.count());
+    for (uint64_t& patch : digest.patches) patch = reader.number();
+  }
+  const size_t items = reader.count();
+  plan.items_.reserve(items);
+  CopyItem before;
+  for (size_t i = 0; i < items; ++i) {
+    before = read_item(reader, before, plan);
+    plan.items_.push_back(before);
+  }
+  return plan;
+}
+
+CopyPlan read_plan(VarintReader& reader) {
+  return PlanParts::read(reader);
+}
+
+}  // namespace dsckpt

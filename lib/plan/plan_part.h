@@ -1,0 +1,57 @@
+// PlanPart: neighbouring items of a plan as a plan of their own, and plans as bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "base/varint.h"
+#include "plan/copy_plan.h"
+
+namespace dsckpt {
+
+// Gives numbers in the order in which they are asked for, from `old.size()` on; `old` gets what each
+// of them was before.
+template <typename Number>
+class Renumbering {
+ public:
+  explicit Renumbering(std::vector<Number>& old) : old_(old) {
+    for (size_t i = 0; i < old.size(); ++i) new_.emplace(old[i], static_cast<Number>(i));
+  }
+  Number operator()(Number number) {
+    const auto [at, added] = new_.emplace(number, static_cast<Number>(old_.size()));
+    if (added) old_.push_back(number);
+    return at->second;
+  }
+
+ private:
+  std::vector<Number>& old_;
+  std::unordered_map<Number, Number> new_ = {};
+};
+
+// A plan that has only what some items need. Its outputs, files and digests are numbered anew. It
+// need not fill its first and last output, so validate() is not for it.
+struct PlanPart {
+  CopyPlan plan;
+  std::vector<OutputId> outputs = {};   // of each of the part's: its number in the whole plan
+  std::vector<FileId> files = {};       // the same
+  std::vector<uint64_t> digests = {};   // the same
+  std::vector<uint32_t> operands = {};  // the same
+};
+
+// Items [first, last) of `plan`, at least one. `digests`: the numbers of those that the part has,
+// of outputs that it has.
+PlanPart part_of(const CopyPlan& plan, size_t first, size_t last,
+                 std::span<const uint64_t> digests);
+
+// Has it read files[i] wherever it reads file i.
+void set_files(CopyPlan& plan, std::span<const FileId> files);
+
+// The plan as bytes, and back. A part of a million items takes some ten bytes each. Throws
+// CorruptError for what write_plan() has not written.
+void write_plan(VarintWriter& writer, const CopyPlan& plan);
+CopyPlan read_plan(VarintReader& reader);
+
+}  // namespace dsckpt

@@ -1,0 +1,74 @@
+// A plan, run as a group of ranks would run it: in slices that go through bytes, each with nothing
+// else of the plan.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "exec/executor.h"
+#include "exec/shares.h"
+#include "exec/slice.h"
+#include "support/plan_tools.h"
+
+namespace dsckpt::test {
+
+// The outputs of a slice, in those of the whole plan. An output may be finished by many slices.
+class SlicedSink : public Sink {
+ public:
+  SlicedSink(const std::vector<OutputId>& outputs, std::vector<std::string>& all)
+      : outputs_(outputs), all_(all) {}
+  void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override {
+    std::string& output = all_.at(outputs_.at(out));
+    if (offset + bytes.size() > output.size()) throw std::logic_error("written beyond the end");
+    std::memcpy(output.data() + offset, bytes.data(), bytes.size());
+  }
+  void finish(OutputId) override {}
+
+ private:
+  const std::vector<OutputId>& outputs_;
+  std::vector<std::string>& all_;
+};
+
+// Of `ranks`, which take turns. Checks all records that it knows.
+inline std::vector<std::string> run_in_slices(const CopyPlan& plan, const InputFiles& inputs,
+                                              const ExecOptions& options, int ranks,
+                                              uint64_t cut_bytes) {
+  RecordChecks checks(plan, options.records, options.check_all_records);
+  const Units units(plan, checks.extra_reads(), options.unit_bytes);
+  const Slicer slicer(plan, units, checks.use(), options.unit_bytes);
+  Shares shares(units, {}, {.ranks = ranks, .cut_bytes = cut_bytes});
+  std::vector<std::string> outputs;
+  for (const PlannedFile& file : plan.outputs()) outputs.emplace_back(file.size, '\xcd');
+  std::vector<DigestPiece> digests;
+  for (int turn = 0;; ++turn) {
+    const auto batches = shares.take(turn % ranks);
+    if (!batches) break;
+    Slice slice = Slice::decode(slicer.slice(*batches).encode());
+    slice.set_files(slice.part.files);
+    SlicedSink sink(slice.part.outputs, outputs);
+    Progress progress;
+    const SliceResult result = SliceResult::decode(
+        run_slice(slice, inputs, sink, progress, {.threads = options.threads}).encode());
+    if (progress.bytes_done != slice.bytes) throw std::logic_error("another number of bytes");
+    digests.insert(digests.end(), result.sums.digests.begin(), result.sums.digests.end());
+    checks.restore(result.sums.records);
+  }
+  checks.verify(inputs);
+  join_pieces(digests);
+  for (const DigestPiece& piece : digests) {
+    const Digest& digest = plan.digests()[piece.digest];
+    if (piece.begin != digest.begin || piece.size != digest.end - digest.begin) {
+      throw std::logic_error("a digest lacks a part");
+    }
+    for (const uint64_t patch : digest.patches) {
+      store_le(reinterpret_cast<std::byte*>(outputs[digest.out].data() + patch), piece.crc);
+    }
+  }
+  return outputs;
+}
+
+}  // namespace dsckpt::test

@@ -1,0 +1,209 @@
+#include "exec/leader.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <atomic>
+#include <future>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "base/kernels.h"
+#include "dsckpt/error.h"
+#include "exec/follower.h"
+#include "exec/rank_words.h"
+#include "support/expect_error.h"
+#include "support/plan_tools.h"
+#include "support/temp_file.h"
+
+namespace dsckpt {
+namespace {
+
+using enum DType;
+using namespace std::chrono_literals;
+using test::kMiB;
+
+// A run of several ranks, each a thread of this process.
+class LeaderTest : public testing::Test {
+ protected:
+  LeaderTest() {
+    for (size_t i = 0; i < 3; ++i) {
+      contents_.push_back(test::random_bytes(24 * kMiB, i));
+      inputs_.add(folder_.write("input" + std::to_string(i), contents_.back()));
+    }
+    PlanBuilder builder;
+    builder.put(builder.add_output("small", 3000), 0, flat(0, 0, 3000));
+    builder.add_output("empty", 0);
+    // All ranks write it, and a digest lies over several shares.
+    const OutputId large = builder.add_output("large", 40 * kMiB + 4);
+    builder.put(large, 0, flat(1, 0, 20 * kMiB));
+    builder.put(large, 20 * kMiB, flat(2, 0, 20 * kMiB));
+    builder.put_literal(large, 40 * kMiB, std::string_view("\0\0\0\0", 4));
+    builder.add_digest({large, 0, 40 * kMiB, {40 * kMiB}});
+    for (uint64_t i = 0; i < 5; ++i) {
+      builder.put(builder.add_output("file" + std::to_string(i), 500'000), 0,
+                  flat(0, 10'000 * i, 500'000));
+    }
+    plan_ = builder.finish();
+    plan_.validate(test::planned(inputs_));
+    options_.records = {record(0, 0, kMiB), record(1, 0, 20 * kMiB), record(2, 0, 24 * kMiB)};
+  }
+
+  static TensorSource flat(FileId file, uint64_t offset, uint64_t count) {
+    return TensorSource::stored({file, offset, count}, uint8, {static_cast<int64_t>(count)});
+  }
+  InputRecord record(FileId file, uint64_t offset, uint64_t size) const {
+    return {{file, offset, size},
+            crc32(0, as_byte_span(contents_[file]).subspan(offset, size)),
+            "record" + std::to_string(file)};
+  }
+
+  // Returns what the others returned.
+  std::vector<int> run(int ranks, const std::function<void(Group&)>& lead) {
+    std::vector<Group::Peer> peers;
+    std::vector<std::future<int>> others;
+    for (int rank = 1; rank < ranks; ++rank) {
+      std::array<int, 2> ends{};
+      if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) std::abort();
+      const Member member{rank, "n" + std::to_string(rank)};
+      peers.push_back({ends[0], member});
+      others.push_back(std::async(std::launch::async, [=, this] {
+        Group group(member, ranks, {{ends[1], {0, "n0"}}}, 60s);
+        return follow(group, 2, other_progress_);
+      }));
+    }
+    {
+      Group group({0, "n0"}, ranks, std::move(peers), 60s);
+      lead(group);
+      for (int rank = 1; rank < ranks; ++rank) {
+        group.send(rank, static_cast<uint32_t>(Word::end), encode_number(5));
+      }
+      group.close();
+    }
+    std::vector<int> statuses;
+    for (auto& other : others) statuses.push_back(other.get());
+    return statuses;
+  }
+
+  RunStats write(Group& group, const std::filesystem::path& target) {
+    StagedOutput staged(plan_, target, {.shared = true});
+    staged.prepare();
+    Progress progress;
+    const RunStats stats =
+        execute_in_group(group, plan_, inputs_, {.staged = staged}, progress, options_);
+    EXPECT_EQ(progress.bytes_total, progress.bytes_total);
+    staged.commit();
+    return stats;
+  }
+
+  std::string expected_large() const {
+    std::string bytes = contents_[1].substr(0, 20 * kMiB) + contents_[2].substr(0, 20 * kMiB);
+    const uint32_t crc = crc32(0, as_byte_span(bytes));
+    append_le<uint32_t>(bytes, crc);
+    return bytes;
+  }
+
+  test::TempFolder folder_;
+  std::vector<std::string> contents_;
+  InputFiles inputs_;
+  CopyPlan plan_;
+  ExecOptions options_ = {};
+  Progress other_progress_;
+};
+
+TEST_F(LeaderTest, WritesTheSameBytesWithAnyNumberOfRanks) {
+  for (const int ranks : {2, 3, 7}) {
+    const auto target = folder_.path() / ("out" + std::to_string(ranks));
+    const auto statuses = run(ranks, [&](Group& group) {
+      const RunStats stats = write(group, target);
+      EXPECT_EQ(stats.records_checked, 3u);
+      EXPECT_EQ(stats.bytes_written, plan_.bytes_written());
+      EXPECT_EQ(stats.bytes_stored, plan_.bytes_written());
+    });
+    EXPECT_EQ(statuses, std::vector<int>(static_cast<size_t>(ranks) - 1, 5));
+    EXPECT_TRUE(test::read_all(target / "large") == expected_large());
+    EXPECT_TRUE(test::read_all(target / "small") == contents_[0].substr(0, 3000));
+    EXPECT_EQ(test::read_all(target / "empty"), "");
+    for (size_t i = 0; i < 5; ++i) {
+      EXPECT_TRUE(test::read_all(target / ("file" + std::to_string(i))) ==
+                  contents_[0].substr(10'000 * i, 500'000));
+    }
+  }
+}
+
+TEST_F(LeaderTest, SeveralRunsFollowEachOther) {
+  run(3, [&](Group& group) {
+    write(group, folder_.path() / "one");
+    write(group, folder_.path() / "two");
+  });
+  EXPECT_TRUE(test::read_all(folder_.path() / "two" / "large") == expected_large());
+}
+
+TEST_F(LeaderTest, ARecordThatIsDamagedIsRefusedThoughSeveralRanksReadIt) {
+  options_.records[1].crc32 ^= 1;
+  run(3, [&](Group& group) {
+    EXPECT_ERROR(write(group, folder_.path() / "out"), CorruptError, "record1");
+  });
+  EXPECT_FALSE(std::filesystem::exists(folder_.path() / "out"));
+}
+
+TEST_F(LeaderTest, WhatFailsOnOneRankEndsAll) {
+  // Rank 0 has it open still; the others find another file there.
+  const auto path = inputs_[1].path();
+  std::filesystem::rename(path, path.string() + ".old");
+  folder_.write("input1", contents_[0] + "x");
+  run(3, [&](Group& group) {
+    try {
+      write(group, folder_.path() / "out");
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const IoError& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find("rank "), std::string::npos) << text;
+      EXPECT_NE(text.find("is another file here than on rank 0"), std::string::npos) << text;
+    }
+  });
+  EXPECT_FALSE(std::filesystem::exists(folder_.path() / "out"));
+}
+
+TEST_F(LeaderTest, ARankThatIsStoppedStopsAll) {
+  options_.limit_rate = 3 * kMiB;
+  std::thread stopper([&] {
+    std::this_thread::sleep_for(300ms);
+    other_progress_.cancelled = true;
+  });
+  run(2, [&](Group& group) {
+    EXPECT_ERROR(write(group, folder_.path() / "out"), InterruptedError, "rank 1 on n1");
+  });
+  stopper.join();
+  EXPECT_FALSE(std::filesystem::exists(folder_.path() / "out"));
+}
+
+TEST(RankWords, CarryErrorsWhole) {
+  const auto again = [](const std::exception& error) {
+    throw_failure(encode_failure(error), "rank 1 on n1");
+  };
+  try {
+    again(CorruptError({.file = "f", .member = "m", .tensor = "t", .offset = 9}, "bad")
+              .with_hint("try this"));
+    ADD_FAILURE();
+  } catch (const CorruptError& error) {
+    EXPECT_EQ(std::string(error.what()), "f: m: t: at 9: rank 1 on n1: bad");
+    EXPECT_EQ(error.hint(), "try this");
+  }
+  try {
+    again(IoError({.file = "f"}, "cannot write", ENOSPC));
+    ADD_FAILURE();
+  } catch (const IoError& error) {
+    EXPECT_EQ(error.errno_value(), ENOSPC);
+    EXPECT_EQ(std::string(error.what()),
+              "f: rank 1 on n1: cannot write: No space left on device");
+    EXPECT_FALSE(error.where().offset);
+  }
+  EXPECT_ERROR(again(std::bad_alloc()), IoError, "out of memory");
+  EXPECT_ERROR(again(std::logic_error("oops")), std::runtime_error, "rank 1 on n1: oops");
+}
+
+}  // namespace
+}  // namespace dsckpt
