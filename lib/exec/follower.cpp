@@ -116,6 +116,7 @@ class RankRun {
       inputs_.check_unchanged();
       if (job_.sync_last) sync();
       say(group_, Word::left);
+    } catch (const InterruptedError&) {  // by whoever knows why
     } catch (const std::exception& failure) {
       say(group_, Word::failed, encode_failure(failure));
     }

@@ -142,6 +142,10 @@ class Leader {
         PartSink sink(slice.part.outputs, work_.staged);
         absorb(run_slice(slice, inputs_, sink, own_, options));
       }
+    } catch (const InterruptedError&) {
+      // Because of another's failure, mostly.
+      const std::lock_guard lock(mutex_);
+      if (failures_.empty()) failures_.emplace(0, std::current_exception());
     } catch (...) {
       fail(0, std::current_exception());
     }
@@ -264,11 +268,16 @@ class Leader {
   [[noreturn]] void stop_and_throw() {
     say_to_all(Word::stop);
     const Clock::time_point deadline = Clock::now() + kLongestStop;
-    const auto others = static_cast<size_t>(group_.size()) - 1;
-    while (stopped_.size() < others && Clock::now() < deadline) {
+    const auto is_waited_for = [&] {
+      for (int rank = 1; rank < group_.size(); ++rank) {
+        if (!stopped_.contains(rank) && !group_.is_lost(rank)) return true;
+      }
+      return false;
+    };
+    while (is_waited_for() && Clock::now() < deadline) {
       try {
         if (const std::optional<Message> message = group_.receive(kPause)) {
-          // Of the others that have failed meanwhile the first one is named.
+          // Of several that have failed meanwhile the first one is named.
           if (static_cast<Word>(message->kind) != Word::want) take_message(*message);
         }
       } catch (...) {  // one is lost; the rest may still answer

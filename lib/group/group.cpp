@@ -48,6 +48,10 @@ std::string seconds_text(milliseconds time) {
   return std::to_string((time.count() + 500) / 1000) + " s";
 }
 
+std::string gone(int reason) {
+  return std::string("is gone: it was killed, or its node is lost (") + std::strerror(reason) + ")";
+}
+
 // One connection. The group's thread's alone, but for the queue.
 struct Connection {
   Connection(int fd, Member other) : socket(fd), member(std::move(other)) {}
@@ -145,9 +149,9 @@ struct Group::Impl {
       if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
       if (got == 0) {
         take_messages(c);
-        return lose(c, "is gone: its connection was closed");
+        return lose(c, "is gone: it was killed, or its node is lost");
       }
-      if (got < 0) return lose(c, std::string("is gone: ") + std::strerror(errno));
+      if (got < 0) return lose(c, gone(errno));
       c.heard = now;
       c.in.append(small.data(), static_cast<size_t>(got));
       read_now += static_cast<size_t>(got);
@@ -208,7 +212,7 @@ struct Group::Impl {
         lock.unlock();
         // What it has said before it left is still there to be read.
         read_from(c, now);
-        return lose(c, std::string("is gone: ") + std::strerror(failed));
+        return lose(c, gone(failed));
       }
       c.spoken = now;
       c.out_begin += static_cast<size_t>(put);
@@ -281,10 +285,9 @@ std::optional<Message> Group::receive(milliseconds wait) {
   return std::nullopt;
 }
 
-std::string Group::lost() const {
+bool Group::is_lost(int rank) const {
   const std::lock_guard lock(impl_->mutex);
-  const Connection* lost = impl_->first_lost();
-  return lost == nullptr ? "" : lost->member.name() + " " + lost->lost;
+  return !impl_->connection(rank).lost.empty();
 }
 
 void Group::close() {

@@ -67,8 +67,7 @@ class Group {
   // The next message; nothing if none has come within `wait`. Throws IoError that names the peer
   // once one is lost, after all messages that it had sent before.
   std::optional<Message> receive(std::chrono::milliseconds wait);
-  // The lost peer of the lowest rank, and why; "" while all are there.
-  std::string lost() const;
+  bool is_lost(int rank) const;
 
   // Waits until what was queued is sent, two seconds at most, and leaves the group: to be called
   // when nobody waits for this rank any more.

@@ -90,7 +90,7 @@ TEST(Group, MovesMessagesWholeAndInOrder) {
   EXPECT_EQ(ranks[0].member(2).name(), "rank 2 on n2");
   EXPECT_EQ(ranks[1].member(0).name(), "rank 0 on n0");
   EXPECT_GE(ranks[0].traffic().bytes_received, large.size());
-  EXPECT_EQ(ranks[0].lost(), "");
+  EXPECT_FALSE(ranks[0].is_lost(1));
 }
 
 TEST(Group, ALostRankIsNamedAfterItsLastMessage) {
@@ -99,9 +99,10 @@ TEST(Group, ALostRankIsNamedAfterItsLastMessage) {
   ranks[1].close();
   ranks.leave(1);
   EXPECT_EQ(next(ranks[0]).bytes, "last words");
-  EXPECT_ERROR(ranks[0].receive(20s), IoError, "rank 1 on n1 is gone: its connection was closed");
+  EXPECT_ERROR(ranks[0].receive(20s), IoError, "rank 1 on n1 is gone: it was killed, or its node is lost");
   EXPECT_ERROR(ranks[0].receive(20s), IoError, "rank 1 on n1 is gone");
-  EXPECT_EQ(ranks[0].lost(), "rank 1 on n1 is gone: its connection was closed");
+  EXPECT_TRUE(ranks[0].is_lost(1));
+  EXPECT_FALSE(ranks[0].is_lost(2));
   // The others can still be spoken to.
   ranks[0].send(1, 1, "into the void");
   ranks[0].send(2, 1, "stop");
