@@ -31,8 +31,10 @@ ALLOWED = {
     "format": {"base", "io", "plan", "pickle"},
     "deepspeed": {"base", "io", "pickle"},
     "checkpoint": LOWER,
-    "exec": {"base", "codec", "io", "plan"},
-    "job": USE_CASE | {"codec"},
+    "group": {"base"},
+    "group/mpi": {"group"},
+    "exec": {"base", "codec", "io", "plan", "group"},
+    "job": USE_CASE | {"codec", "group"},
     "inspect": LOWER | {"checkpoint", "exec"},
     "inspect/verify": LOWER | {"checkpoint", "exec", "inspect"},
     # The use cases do not know each other.

@@ -54,13 +54,12 @@ void add_group_options(CLI::App& app, Common& common) {
          {"auto", "none", "mpi", "tcp"})
       ->type_name("HOW")
       ->default_str("auto");
-  in_range(app.add_option_function<int64_t>(
-               "--rank-timeout",
-               [&](int64_t seconds) {
-                 common.group_options.silence = std::chrono::seconds(seconds);
-               },
-               "With several ranks: one that is silent for so many seconds is lost (default: 600)"),
-           2, 7 * 24 * 3600)
+  in_range(
+      app.add_option_function<int64_t>(
+          "--rank-timeout",
+          [&](int64_t seconds) { common.group_options.silence = std::chrono::seconds(seconds); },
+          "With several ranks: one that is silent for so many seconds is lost (default: 600)"),
+      2, 7 * 24 * 3600)
       ->type_name("SECONDS");
 }
 

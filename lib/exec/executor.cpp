@@ -62,8 +62,7 @@ class Run {
     }
     if (!plan.outputs().empty()) {
       outputs_.front().is_whole = cut.begin == 0;
-      outputs_.back().is_whole =
-          outputs_.back().is_whole && cut.end >= plan.outputs().back().size;
+      outputs_.back().is_whole = outputs_.back().is_whole && cut.end >= plan.outputs().back().size;
     }
     if (options.from != nullptr) go_on_from(*options.from);
   }

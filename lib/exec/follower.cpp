@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "dsckpt/error.h"
+#include "exec/portion.h"
 #include "exec/rank_words.h"
-#include "exec/slice.h"
 #include "exec/staged_files.h"
 #include "io/input_file.h"
 #include "io/output_file.h"
@@ -24,7 +24,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kListening{200};
-// The next slice is there before one is done.
+// The next portion is there before one is done.
 constexpr int kAhead = 2;
 
 void say(Group& group, Word word, std::string bytes = {}) {
@@ -54,13 +54,12 @@ class RankInputs {
     const FileId id = files_.add_again(wanted.path, wanted.display);
     const InputFile& input = files_[id];
     if (input.stored_size() != wanted.stored_size || input.modified() != wanted.modified) {
-      throw IoError({.file = wanted.display},
-                    "is another file here than on rank 0: " +
-                        std::to_string(input.stored_size()) + " bytes instead of " +
-                        std::to_string(wanted.stored_size) +
-                        (input.stored_size() == wanted.stored_size ? ", written at another time"
-                                                                   : ""),
-                    0)
+      throw IoError(
+          {.file = wanted.display},
+          "is another file here than on rank 0: " + std::to_string(input.stored_size()) +
+              " bytes instead of " + std::to_string(wanted.stored_size) +
+              (input.stored_size() == wanted.stored_size ? ", written at another time" : ""),
+          0)
           .with_hint("all ranks must see the same files");
     }
     ids_.emplace(file, id);
@@ -72,7 +71,7 @@ class RankInputs {
   std::map<FileId, FileId> ids_;
 };
 
-// One run: a thread that does slices as they come.
+// One run: a thread that does portions as they come.
 class RankRun {
  public:
   RankRun(Group& group, RankJob job, unsigned threads)
@@ -84,10 +83,10 @@ class RankRun {
   RankRun(const RankRun&) = delete;
   RankRun& operator=(const RankRun&) = delete;
 
-  void take(std::optional<Slice> slice) {
+  void take(std::optional<Portion> portion) {
     const std::lock_guard lock(mutex_);
-    if (slice) {
-      slices_.push_back(std::move(*slice));
+    if (portion) {
+      portions_.push_back(std::move(*portion));
     } else {
       no_more_ = true;
     }
@@ -108,8 +107,8 @@ class RankRun {
  private:
   void work() {
     try {
-      while (std::optional<Slice> slice = next()) {
-        do_slice(*slice);
+      while (std::optional<Portion> portion = next()) {
+        do_portion(*portion);
         say(group_, Word::want);
       }
       if (progress_.cancelled) throw InterruptedError();
@@ -122,28 +121,28 @@ class RankRun {
     }
   }
 
-  std::optional<Slice> next() {
+  std::optional<Portion> next() {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return progress_.cancelled || no_more_ || !slices_.empty(); });
-    if (progress_.cancelled || slices_.empty()) return std::nullopt;
-    Slice slice = std::move(slices_.front());
-    slices_.pop_front();
-    return slice;
+    changed_.wait(lock, [&] { return progress_.cancelled || no_more_ || !portions_.empty(); });
+    if (progress_.cancelled || portions_.empty()) return std::nullopt;
+    Portion portion = std::move(portions_.front());
+    portions_.pop_front();
+    return portion;
   }
 
-  void do_slice(Slice& slice) {
-    slice.set_files(inputs_.open(slice.part.files));
-    SliceOptions options = job_.options;
+  void do_portion(Portion& portion) {
+    portion.set_files(inputs_.open(portion.part.files));
+    PortionOptions options = job_.options;
     options.threads = threads_;
     if (!options.sha256.empty()) {
       options.sha256.clear();
-      for (const OutputId out : slice.part.outputs) {
+      for (const OutputId out : portion.part.outputs) {
         options.sha256.push_back(job_.options.sha256.at(out));
       }
     }
-    StagedFiles files(slice.part.plan, job_.place);
-    const SliceResult result = run_slice(slice, inputs_.files(), files, progress_, options);
-    if (job_.sync_slices) sync();
+    StagedFiles files(portion.part.plan, job_.place);
+    const PortionResult result = run_portion(portion, inputs_.files(), files, progress_, options);
+    if (job_.sync_portions) sync();
     say(group_, Word::done, result.encode());
   }
 
@@ -157,7 +156,7 @@ class RankRun {
 
   std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
-  std::deque<Slice> slices_;
+  std::deque<Portion> portions_;
   bool no_more_ = false;
   std::thread thread_;
 };
@@ -186,10 +185,10 @@ int follow(Group& group, unsigned threads, Progress& progress) {
         run.reset();
         run = std::make_unique<RankRun>(group, RankJob::decode(message->bytes), threads);
         break;
-      case Word::slice:
-        if (run) run->take(Slice::decode(message->bytes));
+      case Word::portion:
+        if (run) run->take(Portion::decode(message->bytes));
         break;
-      case Word::no_slice:
+      case Word::no_portion:
         if (run) run->take(std::nullopt);
         break;
       case Word::stop:

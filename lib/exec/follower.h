@@ -6,7 +6,7 @@
 
 namespace dsckpt {
 
-// Does slices until rank 0 ends the group; returns the exit status that it gives. `threads` as
+// Does portions until rank 0 ends the group; returns the exit status that it gives. `threads` as
 // ExecOptions'. Throws IoError if rank 0 is lost; all that was under way has stopped then.
 // `progress.cancelled` stops the whole group.
 int follow(Group& group, unsigned threads, Progress& progress);

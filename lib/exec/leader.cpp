@@ -53,8 +53,9 @@ class Leader {
         options_(options),
         checks_(plan, options.records, options.check_all_records),
         units_(plan, checks_.extra_reads(), options.unit_bytes),
-        slicer_(plan, units_, checks_.use(), options.unit_bytes),
-        shares_(units_, options.from == nullptr ? std::span<const BatchRange>() : options.from->done,
+        cutter_(plan, units_, checks_.use(), options.unit_bytes),
+        shares_(units_,
+                options.from == nullptr ? std::span<const BatchRange>() : options.from->done,
                 {.ranks = group.size(), .whole_outputs = work.pack.has_value()}) {
     for (size_t batch = 0; batch < units_.batches(); ++batch) total_ += units_.bytes_of(batch);
     progress_.bytes_total = total_;
@@ -66,7 +67,7 @@ class Leader {
     const Clock::time_point start = Clock::now();
     tell_job();
     std::thread service([this] { serve(); });
-    work_on_slices();
+    work_on_portions();
     service.join();
     if (!failures_.empty()) stop_and_throw();
     finish_outputs();
@@ -92,8 +93,8 @@ class Leader {
 
   void tell_job() {
     RankJob job{.place = work_.staged.place(),
-                .options = slice_options(),
-                .sync_slices = work_.sync_slices,
+                .options = portion_options(),
+                .sync_portions = work_.sync_portions,
                 .sync_last = work_.sync_last};
     job.options.sha256 = work_.sha256;
     job.place.files_in = std::filesystem::absolute(job.place.files_in);
@@ -105,12 +106,11 @@ class Leader {
     say_to_all(Word::job, job.encode());
   }
 
-  SliceOptions slice_options() const {
+  PortionOptions portion_options() const {
     const auto ranks = static_cast<uint64_t>(group_.size());
     return {.threads = options_.threads,
-            .limit_rate = options_.limit_rate == 0
-                              ? 0
-                              : std::max<uint64_t>(options_.limit_rate / ranks, 1),
+            .limit_rate =
+                options_.limit_rate == 0 ? 0 : std::max<uint64_t>(options_.limit_rate / ranks, 1),
             .pack = work_.pack,
             .keep_sums = work_.sums != nullptr};
   }
@@ -131,16 +131,16 @@ class Leader {
     bytes_read_ = state.bytes_read;
   }
 
-  // Rank 0's own slices.
-  void work_on_slices() {
+  // Rank 0's own portions.
+  void work_on_portions() {
     try {
       while (const std::optional<BatchRange> batches = take(0)) {
-        Slice slice = slicer_.slice(*batches);
-        slice.set_files(slice.part.files);
-        SliceOptions options = slice_options();
-        options.sha256 = sha256_of(slice);
-        PartSink sink(slice.part.outputs, work_.staged);
-        absorb(run_slice(slice, inputs_, sink, own_, options));
+        Portion portion = cutter_.cut(*batches);
+        portion.set_files(portion.part.files);
+        PortionOptions options = portion_options();
+        options.sha256 = sha256_of(portion);
+        PartSink sink(portion.part.outputs, work_.staged);
+        absorb(run_portion(portion, inputs_, sink, own_, options));
       }
     } catch (const InterruptedError&) {
       // Because of another's failure, mostly.
@@ -151,10 +151,10 @@ class Leader {
     }
   }
 
-  std::vector<std::optional<Sha256Digest>> sha256_of(const Slice& slice) const {
+  std::vector<std::optional<Sha256Digest>> sha256_of(const Portion& portion) const {
     std::vector<std::optional<Sha256Digest>> sha256;
     if (work_.sha256.empty()) return sha256;
-    for (const OutputId out : slice.part.outputs) sha256.push_back(work_.sha256[out]);
+    for (const OutputId out : portion.part.outputs) sha256.push_back(work_.sha256[out]);
     return sha256;
   }
 
@@ -166,7 +166,7 @@ class Leader {
     return batches;
   }
 
-  void absorb(const SliceResult& result) {
+  void absorb(const PortionResult& result) {
     const std::lock_guard lock(mutex_);
     --under_way_;
     const auto at = std::lower_bound(
@@ -197,8 +197,8 @@ class Leader {
     state.records = checks_.reported();
     options_.save(state);
     const Clock::time_point end = Clock::now();
-    next_save_ = end + std::max<Clock::duration>(options_.save_every,
-                                                 options_.save_pause * (end - begin));
+    next_save_ =
+        end + std::max<Clock::duration>(options_.save_every, options_.save_pause * (end - begin));
   }
 
   void fail(int rank, std::exception_ptr failure) {
@@ -209,9 +209,8 @@ class Leader {
 
   bool is_over() {
     const std::lock_guard lock(mutex_);
-    return !failures_.empty() ||
-           (under_way_ == 0 && shares_.slices_left() == 0 &&
-            left_.size() == static_cast<size_t>(group_.size()) - 1);
+    return !failures_.empty() || (under_way_ == 0 && shares_.portions_left() == 0 &&
+                                  left_.size() == static_cast<size_t>(group_.size()) - 1);
   }
 
   // Answers the others until all is done, or somebody has failed.
@@ -237,13 +236,13 @@ class Leader {
     switch (static_cast<Word>(message.kind)) {
       case Word::want:
         if (const std::optional<BatchRange> batches = take(message.from)) {
-          say(message.from, Word::slice, slicer_.slice(*batches).encode());
+          say(message.from, Word::portion, cutter_.cut(*batches).encode());
         } else {
-          say(message.from, Word::no_slice);
+          say(message.from, Word::no_portion);
         }
         return;
       case Word::done:
-        return absorb(SliceResult::decode(message.bytes));
+        return absorb(PortionResult::decode(message.bytes));
       case Word::progress:
         reached_by_[static_cast<size_t>(message.from)] = decode_number(message.bytes);
         return;
@@ -314,10 +313,10 @@ class Leader {
   const GroupWork& work_;
   Progress& progress_;
   const ExecOptions& options_;
-  Progress own_;  // of this rank's slices
+  Progress own_;  // of this rank's portions
   RecordChecks checks_;
   const Units units_;
-  const Slicer slicer_;
+  const PortionCutter cutter_;
   uint64_t total_ = 0;
   uint64_t done_before_ = 0;  // bytes, by the run that this one goes on with
 
@@ -328,7 +327,7 @@ class Leader {
 
   std::mutex mutex_;  // of what follows
   Shares shares_;
-  size_t under_way_ = 0;  // slices
+  size_t under_way_ = 0;  // portions
   std::vector<BatchRange> done_;
   std::vector<DigestPiece> digests_;
   uint64_t bytes_read_ = 0;

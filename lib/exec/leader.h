@@ -1,11 +1,11 @@
-// Leader: rank 0 of a group that runs a plan. It hands out slices, does some of them itself, and
+// Leader: rank 0 of a group that runs a plan. It hands out portions, does some of them itself, and
 // has the last word on checksums.
 #pragma once
 
 #include "dsckpt/run.h"
 #include "exec/executor.h"
 #include "exec/output_sums.h"
-#include "exec/slice.h"
+#include "exec/portion.h"
 #include "exec/staged_output.h"
 #include "group/group.h"
 #include "io/input_file.h"
@@ -20,10 +20,11 @@ struct GroupWork {
   // In front of it, if what is written is to be read back or kept; else nullptr. It is given what
   // all ranks have written.
   OutputSums* sums = nullptr;
-  std::optional<int> pack = {};                         // PackedOutput's level
-  std::vector<std::optional<Sha256Digest>> sha256 = {}; // PackedOutput's
-  // With sums, wait after each slice until it is on the disk: what ExecOptions::save is told of is.
-  bool sync_slices = false;
+  std::optional<int> pack = {};                          // PackedOutput's level
+  std::vector<std::optional<Sha256Digest>> sha256 = {};  // PackedOutput's
+  // With sums, wait after each portion until it is on the disk: what ExecOptions::save is told of
+  // is.
+  bool sync_portions = false;
   // Wait for the disk before a rank says that it has nothing left to do.
   bool sync_last = false;
 };

@@ -47,7 +47,7 @@ std::string RankJob::encode() const {
   writer.text(place.files_in.native());
   writer.text(place.target.native());
   for (const bool flag : {place.packed, place.direct, place.durable, place.are_there,
-                          options.keep_sums, sync_slices, sync_last}) {
+                          options.keep_sums, sync_portions, sync_last}) {
     writer.number(flag ? 1 : 0);
   }
   writer.number(options.limit_rate);
@@ -68,9 +68,8 @@ RankJob RankJob::decode(std::string_view bytes) {
   }
   job.place.files_in = reader.text();
   job.place.target = reader.text();
-  for (bool* flag : {&job.place.packed, &job.place.direct, &job.place.durable,
-                     &job.place.are_there, &job.options.keep_sums, &job.sync_slices,
-                     &job.sync_last}) {
+  for (bool* flag : {&job.place.packed, &job.place.direct, &job.place.durable, &job.place.are_there,
+                     &job.options.keep_sums, &job.sync_portions, &job.sync_last}) {
     *flag = reader.number() != 0;
   }
   job.options.limit_rate = reader.number();

@@ -1,8 +1,8 @@
 // What the ranks of a group say to each other during a run (group/group.h), and how it is written.
 //
 // Rank 0 has the plan. It tells the others where inputs and outputs are (`job`), and gives them
-// slices as they `want` them; of each they say what came of it (`done`). When no slice is left they
-// say so (`left`). A rank that fails says why (`failed`), and rank 0 has all stop.
+// portions as they `want` them; of each they say what came of it (`done`). When no portion is left
+// they say so (`left`). A rank that fails says why (`failed`), and rank 0 has all stop.
 #pragma once
 
 #include <cstdint>
@@ -12,28 +12,28 @@
 
 #include "dsckpt/error.h"
 #include "exec/output_sums.h"
-#include "exec/slice.h"
+#include "exec/portion.h"
 #include "exec/staged_files.h"
 
 namespace dsckpt {
 
 enum class Word : uint32_t {
   // From rank 0.
-  job = 1,    // RankJob
-  slice,      // Slice
-  no_slice,   // in place of one: all are taken
-  stop,       // what you are at; the answer is `stopped`
-  end,        // number: the exit status; nothing comes after it
+  job = 1,     // RankJob
+  portion,     // Portion
+  no_portion,  // in place of one: all are taken
+  stop,        // what you are at; the answer is `stopped`
+  end,         // number: the exit status; nothing comes after it
   // From the others.
-  want,      // a slice
-  done,      // SliceResult
+  want,      // a portion
+  done,      // PortionResult
   left,      // nothing is under way any more, and all files are closed
   progress,  // number: bytes done since the job began
   failed,    // an error
   stopped,
 };
 
-// What a rank must know of a run besides its slices.
+// What a rank must know of a run besides its portions.
 struct RankJob {
   // An input as rank 0 sees it: `path` as it was opened, absolute.
   struct Input {
@@ -44,9 +44,9 @@ struct RankJob {
   };
   std::vector<Input> inputs = {};
   StagingPlace place = {};
-  SliceOptions options = {};  // `sha256` of all outputs of the whole run, or empty
-  // Wait after each slice until it is on the disk, or after the last one.
-  bool sync_slices = false;
+  PortionOptions options = {};  // `sha256` of all outputs of the whole run, or empty
+  // Wait after each portion until it is on the disk, or after the last one.
+  bool sync_portions = false;
   bool sync_last = false;
 
   std::string encode() const;

@@ -5,7 +5,7 @@
 namespace dsckpt {
 namespace {
 
-// Whether a slice may begin with a unit.
+// Whether a portion may begin with a unit.
 bool may_begin(const PlanUnit& unit, const PlanUnit* before, const ShareOptions& options) {
   if (before == nullptr || unit.out == PlanUnit::kNoOutput || unit.out != before->out) return true;
   // Elements may lie across the multiple that it was to begin at.
@@ -40,14 +40,14 @@ Shares::Shares(const Units& units, std::span<const BatchRange> done, const Share
 
   const auto ranks = static_cast<uint64_t>(options.ranks);
   const uint64_t share = std::max<uint64_t>(total / ranks, 1);
-  const uint64_t slice = std::clamp<uint64_t>(share / kSlices, 1, kLongest);
+  const uint64_t portion = std::clamp<uint64_t>(share / kPortions, 1, kLongest);
   uint64_t begin = 0;  // bytes before
   for (const Piece& piece : whole) {
     // Whose share its middle lies in.
     const uint64_t rank = std::min((begin + piece.bytes / 2) / share, ranks - 1);
     std::deque<Piece>& of_rank = pieces_[rank];
     Piece* last = of_rank.empty() ? nullptr : &of_rank.back();
-    if (last != nullptr && last->batches.last == piece.batches.first && last->bytes < slice &&
+    if (last != nullptr && last->batches.last == piece.batches.first && last->bytes < portion &&
         last->bytes + piece.bytes <= kLongest) {
       last->batches.last = piece.batches.last;
       last->bytes += piece.bytes;
@@ -77,7 +77,7 @@ std::optional<BatchRange> Shares::take(int rank) {
   return piece.batches;
 }
 
-size_t Shares::slices_left() const {
+size_t Shares::portions_left() const {
   size_t sum = 0;
   for (const std::deque<Piece>& pieces : pieces_) sum += pieces.size();
   return sum;

@@ -1,8 +1,9 @@
 // Shares: which rank of a group does what of a run.
 //
 // Every rank has a contiguous share of the batches, all of the same bytes but for a cut, and takes
-// it slice by slice from its front. A rank that has nothing left takes the last slice of the one
-// that has most: so a slow node is relieved. Which rank writes a byte does not decide what it is.
+// it portion by portion from its front. A rank that has nothing left takes the last portion of the
+// one that has most: so a slow node is relieved. Which rank writes a byte does not decide what it
+// is.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +29,8 @@ struct ShareOptions {
 // One thread at a time.
 class Shares {
  public:
-  // A share is taken in so many slices, or more, so that none is longer than kLongest.
-  static constexpr uint64_t kSlices = 16;
+  // A share is taken in so many portions, or more, so that none is longer than kLongest.
+  static constexpr uint64_t kPortions = 16;
   static constexpr uint64_t kLongest = uint64_t{4} << 30;
 
   // `done`: batches that nobody needs to do any more, rising.
@@ -38,7 +39,7 @@ class Shares {
   // What `rank` is to do next; nothing if all is taken.
   std::optional<BatchRange> take(int rank);
   // Of all ranks.
-  size_t slices_left() const;
+  size_t portions_left() const;
   // That were never taken by its owner, of `rank`.
   uint64_t bytes_left(int rank) const { return left_[static_cast<size_t>(rank)]; }
 

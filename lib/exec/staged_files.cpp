@@ -27,10 +27,9 @@ std::string StagingPlace::name_of(const PlannedFile& file) const {
 }
 
 StagedFiles::StagedFiles(const CopyPlan& plan, StagingPlace place)
-    : plan_(plan),
-      place_(std::move(place)),
-      patches_(patches_of(
-          plan, [this](OutputId out) { return place_.is_direct(plan_.outputs()[out]); })) {
+    : plan_(plan), place_(std::move(place)), patches_(patches_of(plan, [this](OutputId out) {
+        return place_.is_direct(plan_.outputs()[out]);
+      })) {
   for (size_t i = 0; i < plan.outputs().size(); ++i) files_.emplace_back();
 }
 

@@ -58,9 +58,9 @@ struct Connection {
 
   int socket;
   Member member;
-  std::string in = {};            // what has come of the next message
+  std::string in = {};               // what has come of the next message
   std::deque<std::string> out = {};  // under the group's mutex
-  size_t out_begin = 0;           // sent of the first of them
+  size_t out_begin = 0;              // sent of the first of them
   Clock::time_point heard = Clock::now();
   Clock::time_point spoken = Clock::now();
   std::string lost = {};  // why; under the group's mutex
@@ -271,9 +271,8 @@ void Group::send(int to, uint32_t kind, std::string bytes) {
 
 std::optional<Message> Group::receive(milliseconds wait) {
   std::unique_lock lock(impl_->mutex);
-  impl_->arrived.wait_for(lock, wait, [this] {
-    return !impl_->inbox.empty() || impl_->first_lost() != nullptr;
-  });
+  impl_->arrived.wait_for(
+      lock, wait, [this] { return !impl_->inbox.empty() || impl_->first_lost() != nullptr; });
   if (!impl_->inbox.empty()) {
     Message message = std::move(impl_->inbox.front());
     impl_->inbox.pop_front();

@@ -126,8 +126,9 @@ Socket listen_on(uint16_t port) {
       return socket;
     }
   }
-  throw IoError({}, "cannot listen for the other ranks" +
-                        (port == 0 ? std::string() : " on port " + std::to_string(port)),
+  throw IoError({},
+                "cannot listen for the other ranks" +
+                    (port == 0 ? std::string() : " on port " + std::to_string(port)),
                 errno);
 }
 
@@ -180,8 +181,8 @@ std::vector<Group::Peer> welcome_all(const Gathering& gathering, const Socket& l
     Socket socket(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (socket.get() < 0) continue;
     set_up(socket.get());
-    const std::optional<Member> member = welcome(socket.get(), token, gathering.identity(),
-                                                 gathering.self, kLongestHandshake);
+    const std::optional<Member> member =
+        welcome(socket.get(), token, gathering.identity(), gathering.self, kLongestHandshake);
     if (!member || member->rank < 1 || member->rank >= gathering.launch.size) continue;
     if (come.contains(member->rank)) {
       throw UsageError("two processes are " + member->name());
@@ -216,9 +217,8 @@ std::vector<Group::Peer> go_to_first(const Gathering& gathering,
         continue;
       }
       set_up(socket.get());
-      const std::optional<Member> first =
-          introduce(socket.get(), rendezvous->token, gathering.identity(), gathering.self,
-                    kLongestHandshake);
+      const std::optional<Member> first = introduce(
+          socket.get(), rendezvous->token, gathering.identity(), gathering.self, kLongestHandshake);
       if (!first) {
         why = "whoever answers at " + address + " is of another group";
         continue;
@@ -233,8 +233,9 @@ fs::path rendezvous_path(const Launch& launch, const Environment& environment) {
   const char* folder = environment("DSCKPT_GROUP_DIR");
   if (launch.name.empty() && folder == nullptr) {
     throw UsageError(launch.by + " gives its runs no name by which the ranks could find each other")
-        .with_hint("DSCKPT_GROUP_DIR names a new folder that all ranks see; or build the plug-in: " +
-                   how_to_get_mpi());
+        .with_hint(
+            "DSCKPT_GROUP_DIR names a new folder that all ranks see; or build the plug-in: " +
+            how_to_get_mpi());
   }
   if (folder == nullptr) folder = environment("HOME");
   std::string name = ".dsckpt-group-";
@@ -277,8 +278,8 @@ std::vector<Group::Peer> meet_by_tcp(const Gathering& gathering, const Environme
   return welcome_all(gathering, listening, rendezvous.token);
 }
 
-// MPI is called by one thread, as MPI_THREAD_FUNNELED wants it; and a call that never returns, of an
-// installation that does not fit its launcher, does not keep the tool from saying so.
+// MPI is called by one thread, as MPI_THREAD_FUNNELED wants it; and a call that never returns, of
+// an installation that does not fit its launcher, does not keep the tool from saying so.
 class MpiThread {
  public:
   using Call = std::function<const char*()>;  // returns an error, or nullptr
@@ -313,8 +314,8 @@ class MpiThread {
     }
     state_->changed.notify_all();
     if (result.wait_for(longest) != std::future_status::ready) {
-      throw IoError({}, what + " has not returned within " + std::to_string(longest.count() / 1000) +
-                            " s", 0)
+      throw IoError(
+          {}, what + " has not returned within " + std::to_string(longest.count() / 1000) + " s", 0)
           .with_hint(kAloneHint);
     }
     if (const char* error = result.get()) throw IoError({}, what + ": " + error, 0);
@@ -351,8 +352,9 @@ std::vector<Group::Peer> meet_by_mpi(const Gathering& gathering, const MpiFuncti
                      " of " + std::to_string(gathering.launch.size) + ", and MPI (" +
                      mpi.library() + ") rank " + std::to_string(state->rank) + " of " +
                      std::to_string(state->size))
-        .with_hint("the plug-in was built for another MPI than the launcher's; --group tcp needs "
-                   "none");
+        .with_hint(
+            "the plug-in was built for another MPI than the launcher's; --group tcp needs "
+            "none");
   }
   Socket listening;
   Rendezvous rendezvous;
@@ -389,8 +391,8 @@ std::unique_ptr<Group> join_group(const GroupOptions& options, const Environment
     if (options.engine == GroupEngine::automatic) return nullptr;
     throw UsageError("--group: no launcher has started several ranks of this");
   }
-  const Gathering gathering{options, *launch, cancelled, {launch->rank, host_name()},
-                            Clock::now() + options.gathering};
+  const Gathering gathering{
+      options, *launch, cancelled, {launch->rank, host_name()}, Clock::now() + options.gathering};
   const MpiFunctions* mpi = choose_mpi(options, *launch, environment);
   std::vector<Group::Peer> peers;
   std::function<void()> at_end;

@@ -28,17 +28,32 @@ constexpr std::array<const char*, 3> kAlways{nullptr};
 constexpr std::array<const char*, 3> kNever{""};
 constexpr std::array kLaunchers{
     // By hand, and for Kubernetes, pdsh and the like.
-    Launcher{"DSCKPT_GROUP_RANK", "DSCKPT_GROUP_RANK", "DSCKPT_GROUP_SIZE", nullptr, kNever,
+    Launcher{"DSCKPT_GROUP_RANK",
+             "DSCKPT_GROUP_RANK",
+             "DSCKPT_GROUP_SIZE",
+             nullptr,
+             kNever,
              {"DSCKPT_GROUP_NAME"}},
-    Launcher{"mpirun (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", nullptr, kAlways,
+    Launcher{"mpirun (Open MPI)",
+             "OMPI_COMM_WORLD_RANK",
+             "OMPI_COMM_WORLD_SIZE",
+             nullptr,
+             kAlways,
              {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
     // A step: SLURM_PROCID is also set in a batch script, which runs once.
-    Launcher{"srun (Slurm)", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID",
+    Launcher{"srun (Slurm)",
+             "SLURM_PROCID",
+             "SLURM_STEP_NUM_TASKS",
+             "SLURM_STEP_ID",
              {"PMIX_RANK", "PMI_RANK", "PMI_FD"},
              {"SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID"}},
     Launcher{"mpiexec (Hydra)", "PMI_RANK", "PMI_SIZE", nullptr, kAlways, {"PMI_PORT"}},
     Launcher{"mpiexec (PALS)", "PALS_RANKID", "PALS_SIZE", nullptr, kAlways, {"PALS_APID"}},
-    Launcher{"torchrun", "RANK", "WORLD_SIZE", "MASTER_ADDR", kNever,
+    Launcher{"torchrun",
+             "RANK",
+             "WORLD_SIZE",
+             "MASTER_ADDR",
+             kNever,
              {"TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"}},
 };
 

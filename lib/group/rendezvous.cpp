@@ -105,8 +105,8 @@ RendezvousFile::RendezvousFile(fs::path path, const Rendezvous& rendezvous)
     : path_(std::move(path)) {
   std::string beside = path_.string() + "-XXXXXX";
   const int fd = ::mkostemp(beside.data(), O_CLOEXEC);  // for its owner alone
-  const bool good = fd >= 0 && write_whole(fd, rendezvous.text()) &&
-                    ::rename(beside.c_str(), path_.c_str()) == 0;
+  const bool good =
+      fd >= 0 && write_whole(fd, rendezvous.text()) && ::rename(beside.c_str(), path_.c_str()) == 0;
   const int failed = errno;
   if (fd >= 0) ::close(fd);
   if (good) return;

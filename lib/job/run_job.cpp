@@ -93,10 +93,10 @@ class Writing {
       execution.save_every = options_.save_every;
       execution.save_between_outputs = packed_.has_value();
     }
-    RunStats stats = group_ == nullptr
-                         ? execute(job_.plan, *job_.inputs, *sink_, progress, execution)
-                         : execute_in_group(*group_, job_.plan, *job_.inputs, group_work(),
-                                            progress, execution);
+    RunStats stats =
+        group_ == nullptr
+            ? execute(job_.plan, *job_.inputs, *sink_, progress, execution)
+            : execute_in_group(*group_, job_.plan, *job_.inputs, group_work(), progress, execution);
     stats.has_checksums = has_checksums(job_, stats);
     stats.bytes_kept = bytes_kept_;
     if (packed_) stats.bytes_stored = bytes_stored();
@@ -134,7 +134,7 @@ class Writing {
             .sums = sums_ ? &*sums_ : nullptr,
             .pack = options_.pack,
             .sha256 = hashes_,
-            .sync_slices = options_.resume,
+            .sync_portions = options_.resume,
             .sync_last = options_.durable || options_.verify_output};
   }
 
@@ -221,8 +221,8 @@ std::string check_run(const Job& job, const fs::path& output, const RunOptions& 
       .check();
 }
 
-RunStats run(const Job& job, const fs::path& output, const RunOptions& options,
-             Progress& progress, Group* group) {
+RunStats run(const Job& job, const fs::path& output, const RunOptions& options, Progress& progress,
+             Group* group) {
   ContentHashes hashes;
   if (job->hash != ContentHash::none) hashes = content_hashes(*job, progress, options.threads);
   if (job->hash == ContentHash::check) check_content_hashes(*job, std::exchange(hashes, {}));

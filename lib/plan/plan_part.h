@@ -12,8 +12,8 @@
 
 namespace dsckpt {
 
-// Gives numbers in the order in which they are asked for, from `old.size()` on; `old` gets what each
-// of them was before.
+// Gives numbers in the order in which they are asked for, from `old.size()` on; `old` gets what
+// each of them was before.
 template <typename Number>
 class Renumbering {
  public:

@@ -23,7 +23,7 @@
 #include "support/expect_error.h"
 #include "support/plan_runner.h"
 #include "support/plan_tools.h"
-#include "support/slice_runner.h"
+#include "support/portion_runner.h"
 #include "support/temp_file.h"
 
 namespace dsckpt {
@@ -82,7 +82,7 @@ class ExecutorTest : public testing::Test {
       if (first.empty()) first = sink.outputs();
       EXPECT_TRUE(first == sink.outputs()) << threads << " threads, units of " << unit_bytes;
       for (const int ranks : {1, 3}) {
-        EXPECT_TRUE(first == test::run_in_slices(plan, inputs_, varied, ranks, unit_bytes))
+        EXPECT_TRUE(first == test::run_in_portions(plan, inputs_, varied, ranks, unit_bytes))
             << ranks << " ranks, units of " << unit_bytes;
       }
     }
@@ -642,10 +642,11 @@ TEST_F(ExecutorCombined, RecordsOfOperandsAreChecked) {
 
 class ExecutorInterleaves : public ExecutorTest {
  protected:
-  // `rows` rows of a slice of every width (in elements), one behind the other in files 0, 1, 2, 0,
+  // `rows` rows of a portion of every width (in elements), one behind the other in files 0, 1, 2,
+  // 0,
   // ...; each row `apart` elements from the end of the one before it.
-  static TensorSource slices(DType dtype, int64_t rows, const std::vector<int64_t>& widths,
-                             int64_t apart = 0) {
+  static TensorSource portions(DType dtype, int64_t rows, const std::vector<int64_t>& widths,
+                               int64_t apart = 0) {
     std::vector<TensorSource> parts;
     std::array<uint64_t, 3> at{3, 7, 12};
     for (size_t i = 0; i < widths.size(); ++i) {
@@ -681,20 +682,20 @@ TEST_F(ExecutorInterleaves, RowsOfAnyLength) {
                                                              {11, {131'072, 131'071, 131'073}},
                                                              {4, {600'000, 200'000, 262'144}}}) {
     SCOPED_TRACE(testing::PrintToString(widths));
-    expect_interleaved_like_naive(slices(uint8, rows, widths));
+    expect_interleaved_like_naive(portions(uint8, rows, widths));
   }
 }
 
 TEST_F(ExecutorInterleaves, ElementsThatAUnitMayNotCut) {
-  expect_interleaved_like_naive(slices(float32, 7001, {21, 40, 33}));
-  expect_interleaved_like_naive(slices(complex128, 2001, {21, 40, 33}));
-  expect_interleaved_like_naive(slices(complex128, 5, {9001, 20'000, 10'000}));
+  expect_interleaved_like_naive(portions(float32, 7001, {21, 40, 33}));
+  expect_interleaved_like_naive(portions(complex128, 2001, {21, 40, 33}));
+  expect_interleaved_like_naive(portions(complex128, 5, {9001, 20'000, 10'000}));
 }
 
 TEST_F(ExecutorInterleaves, RowsThatLieApart) {
-  expect_interleaved_like_naive(slices(uint8, 9001, {30, 40, 50}, 19));
-  expect_interleaved_like_naive(slices(float32, 700, {1024, 900, 300}, 100));
-  expect_interleaved_like_naive(slices(uint8, 11, {131'072, 131'071, 4096}, 40'000));
+  expect_interleaved_like_naive(portions(uint8, 9001, {30, 40, 50}, 19));
+  expect_interleaved_like_naive(portions(float32, 700, {1024, 900, 300}, 100));
+  expect_interleaved_like_naive(portions(uint8, 11, {131'072, 131'071, 4096}, 40'000));
   // The same row again and again, beside rows that follow each other.
   expect_interleaved_like_naive(
       TensorSource::cat(1, {TensorSource::stored({0, 5, 70}, uint8, {9000, 70}, {0, 1}),
@@ -703,9 +704,9 @@ TEST_F(ExecutorInterleaves, RowsThatLieApart) {
 
 TEST_F(ExecutorInterleaves, CastsThemAsItCopiesThem) {
   for (const int64_t apart : {0, 5}) {
-    for (const TensorSource& whole : {slices(bfloat16, 9000, {30, 40, 50}, apart),
-                                      slices(bfloat16, 30, {9000, 1, 30'001}, apart),
-                                      slices(bfloat16, 3, {100'000, 200'000, 150'000}, apart)}) {
+    for (const TensorSource& whole : {portions(bfloat16, 9000, {30, 40, 50}, apart),
+                                      portions(bfloat16, 30, {9000, 1, 30'001}, apart),
+                                      portions(bfloat16, 3, {100'000, 200'000, 150'000}, apart)}) {
       const TensorSource source = whole.flatten().narrow(0, 31, whole.numel() - 31);
       const std::string copied = test::run_plan(plan_of(source), inputs_).at(0);
       std::string expected = "abc";
@@ -721,7 +722,7 @@ TEST_F(ExecutorInterleaves, CastsThemAsItCopiesThem) {
 
 TEST_F(ExecutorInterleaves, ReadElementsGivesWhatIsExecuted) {
   for (const int64_t apart : {0, 5}) {
-    const TensorSource source = slices(bfloat16, 500, {30, 40, 50}, apart);
+    const TensorSource source = portions(bfloat16, 500, {30, 40, 50}, apart);
     std::string bytes(source.nbytes(), '\0');
     read_elements(inputs_, source, 0, source.numel(),
                   std::as_writable_bytes(std::span(bytes.data(), bytes.size())));
@@ -731,7 +732,7 @@ TEST_F(ExecutorInterleaves, ReadElementsGivesWhatIsExecuted) {
 }
 
 TEST_F(ExecutorInterleaves, DigestsCoverThem) {
-  const TensorSource source = slices(float32, 3000, {70, 70, 70});
+  const TensorSource source = portions(float32, 3000, {70, 70, 70});
   PlanBuilder builder;
   const OutputId out = builder.add_output("out", 3 + source.nbytes() + 4);
   builder.put_literal(out, 0, "abc");
@@ -742,7 +743,7 @@ TEST_F(ExecutorInterleaves, DigestsCoverThem) {
 }
 
 TEST_F(ExecutorInterleaves, RecordsAreCheckedOnTheWay) {
-  // Three ranks' slices of 4000 rows, each in two records, cut in the middle of a row.
+  // Three ranks' portions of 4000 rows, each in two records, cut in the middle of a row.
   constexpr int64_t kWidth = 101;
   constexpr int64_t kCut = 1000 * kWidth + 37;
   constexpr int64_t kCount = 4000 * kWidth;
@@ -781,7 +782,7 @@ TEST_F(ExecutorInterleaves, RecordsAreCheckedOnTheWay) {
 }
 
 TEST_F(ExecutorInterleaves, RecordsOfRowsThatLieApartAreReadOnceMore) {
-  // Of file 0 all but the last column, of file 1 slices without gaps.
+  // Of file 0 all but the last column, of file 1 portions without gaps.
   const TensorSource source = TensorSource::cat(
       1, {TensorSource::stored({0, 64, 400 * 1000 - 1}, uint8, {1000, 399}, {400, 1}),
           TensorSource::stored({1, 64, 300 * 1000}, uint8, {1000, 300})});

@@ -48,9 +48,8 @@ TEST(Launch, IsFoundByWhatLaunchersSet) {
 }
 
 TEST(Launch, UnderSlurmIsAStepOfSeveralTasks) {
-  std::map<std::string, std::string> batch{{"SLURM_PROCID", "0"},
-                                           {"SLURM_NTASKS", "4"},
-                                           {"SLURM_JOB_ID", "17"}};
+  std::map<std::string, std::string> batch{
+      {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "17"}};
   EXPECT_FALSE(launch_in(batch));
   batch["SLURM_STEP_ID"] = "0";
   batch["SLURM_STEP_NUM_TASKS"] = "1";

@@ -197,8 +197,7 @@ TEST(RankWords, CarryErrorsWhole) {
     ADD_FAILURE();
   } catch (const IoError& error) {
     EXPECT_EQ(error.errno_value(), ENOSPC);
-    EXPECT_EQ(std::string(error.what()),
-              "f: rank 1 on n1: cannot write: No space left on device");
+    EXPECT_EQ(std::string(error.what()), "f: rank 1 on n1: cannot write: No space left on device");
     EXPECT_FALSE(error.where().offset);
   }
   EXPECT_ERROR(again(std::bad_alloc()), IoError, "out of memory");

@@ -43,7 +43,7 @@ class SharesTest : public testing::Test {
       taken[static_cast<size_t>(rank)].push_back(*batches);
       for (uint64_t batch = batches->first; batch < batches->last; ++batch) ++times.at(batch);
     }
-    EXPECT_EQ(shares.slices_left(), 0u);
+    EXPECT_EQ(shares.portions_left(), 0u);
     EXPECT_TRUE(std::all_of(times.begin(), times.end(), [](int n) { return n == 1; }));
     return taken;
   }
@@ -51,7 +51,8 @@ class SharesTest : public testing::Test {
   uint64_t bytes(const std::vector<BatchRange>& ranges) const {
     uint64_t sum = 0;
     for (const BatchRange& range : ranges) {
-      for (uint64_t batch = range.first; batch < range.last; ++batch) sum += units_->bytes_of(batch);
+      for (uint64_t batch = range.first; batch < range.last; ++batch)
+        sum += units_->bytes_of(batch);
     }
     return sum;
   }
@@ -61,20 +62,26 @@ class SharesTest : public testing::Test {
 
 TEST_F(SharesTest, AreContiguousAndOfTheSameBytes) {
   const CopyPlan plan = zeros({100 * kMiB + 17, 3, 0, 60 * kMiB, 40 * kMiB + 5});
+  const Units units(plan, std::span<const RecordUse::ExtraRead>(), kMiB / 4);
   for (const int ranks : {1, 2, 3, 4, 7}) {
     SCOPED_TRACE(ranks);
-    const auto taken = take_all(plan, {.ranks = ranks});
+    Shares shares(units, {}, {.ranks = ranks});
     const uint64_t share = plan.bytes_written() / static_cast<uint64_t>(ranks);
     uint64_t next = 0;
-    for (const std::vector<BatchRange>& ranges : taken) {
+    for (int rank = 0; rank < ranks; ++rank) {
       // Within a cut of 1 MiB at either end.
-      EXPECT_NEAR(static_cast<double>(bytes(ranges)), static_cast<double>(share), 2.0 * kMiB);
-      for (const BatchRange& range : ranges) {
-        EXPECT_EQ(range.first, next);
-        next = range.last;
+      EXPECT_NEAR(static_cast<double>(shares.bytes_left(rank)), static_cast<double>(share),
+                  2.0 * kMiB);
+      while (shares.bytes_left(rank) > 0) {
+        const BatchRange batches = shares.take(rank).value();
+        EXPECT_EQ(batches.first, next);
+        next = batches.last;
       }
     }
-    EXPECT_EQ(next, units_->batches());
+    EXPECT_EQ(next, units.batches());
+    // Whoever comes next has nothing to do.
+    EXPECT_FALSE(shares.take(0));
+    take_all(plan, {.ranks = ranks});
   }
 }
 
@@ -86,15 +93,15 @@ TEST_F(SharesTest, AreCutAtMultiplesInFilesAndWhereElementsEnd) {
   builder.put(out, 3, TensorSource::zeros(float32, {16 * kMiB}));
   const CopyPlan plan = builder.finish();
   const auto taken = take_all(plan, {.ranks = 4, .cut_bytes = kMiB});
-  size_t slices = 0;
+  size_t portions = 0;
   for (const std::vector<BatchRange>& ranges : taken) {
-    slices += ranges.size();
+    portions += ranges.size();
     for (const BatchRange& range : ranges) {
       const uint64_t begin = units_->batch(range.first).front().begin;
       EXPECT_LT((begin + 4) % kMiB, 5u) << begin;
     }
   }
-  EXPECT_EQ(slices, 64u);  // of 1 MiB each: a sixteenth of a share
+  EXPECT_EQ(portions, 64u);  // of 1 MiB each: a sixteenth of a share
 }
 
 TEST_F(SharesTest, NeverCutOutputsThatMustBeWhole) {
@@ -130,7 +137,7 @@ TEST_F(SharesTest, OfASlowRankAreTakenByTheOthersFromTheEnd) {
     if (batches->last <= units.batches() / 2) helped.push_back(*batches);
   }
   // All of rank 0's but what it has, the last first.
-  ASSERT_EQ(helped.size(), Shares::kSlices - 1);
+  ASSERT_EQ(helped.size(), Shares::kPortions - 1);
   last = units.batches() / 2;
   for (const BatchRange& range : helped) {
     EXPECT_EQ(range.last, last);

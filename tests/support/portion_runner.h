@@ -1,5 +1,5 @@
-// A plan, run as a group of ranks would run it: in slices that go through bytes, each with nothing
-// else of the plan.
+// A plan, run as a group of ranks would run it: in portions that go through bytes, each with
+// nothing else of the plan.
 #pragma once
 
 #include <algorithm>
@@ -10,16 +10,16 @@
 
 #include "base/bytes.h"
 #include "exec/executor.h"
+#include "exec/portion.h"
 #include "exec/shares.h"
-#include "exec/slice.h"
 #include "support/plan_tools.h"
 
 namespace dsckpt::test {
 
-// The outputs of a slice, in those of the whole plan. An output may be finished by many slices.
-class SlicedSink : public Sink {
+// The outputs of a portion, in those of the whole plan. An output may be finished by many portions.
+class PortionSink : public Sink {
  public:
-  SlicedSink(const std::vector<OutputId>& outputs, std::vector<std::string>& all)
+  PortionSink(const std::vector<OutputId>& outputs, std::vector<std::string>& all)
       : outputs_(outputs), all_(all) {}
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override {
     std::string& output = all_.at(outputs_.at(out));
@@ -34,12 +34,12 @@ class SlicedSink : public Sink {
 };
 
 // Of `ranks`, which take turns. Checks all records that it knows.
-inline std::vector<std::string> run_in_slices(const CopyPlan& plan, const InputFiles& inputs,
-                                              const ExecOptions& options, int ranks,
-                                              uint64_t cut_bytes) {
+inline std::vector<std::string> run_in_portions(const CopyPlan& plan, const InputFiles& inputs,
+                                                const ExecOptions& options, int ranks,
+                                                uint64_t cut_bytes) {
   RecordChecks checks(plan, options.records, options.check_all_records);
   const Units units(plan, checks.extra_reads(), options.unit_bytes);
-  const Slicer slicer(plan, units, checks.use(), options.unit_bytes);
+  const PortionCutter cutter(plan, units, checks.use(), options.unit_bytes);
   Shares shares(units, {}, {.ranks = ranks, .cut_bytes = cut_bytes});
   std::vector<std::string> outputs;
   for (const PlannedFile& file : plan.outputs()) outputs.emplace_back(file.size, '\xcd');
@@ -47,13 +47,13 @@ inline std::vector<std::string> run_in_slices(const CopyPlan& plan, const InputF
   for (int turn = 0;; ++turn) {
     const auto batches = shares.take(turn % ranks);
     if (!batches) break;
-    Slice slice = Slice::decode(slicer.slice(*batches).encode());
-    slice.set_files(slice.part.files);
-    SlicedSink sink(slice.part.outputs, outputs);
+    Portion portion = Portion::decode(cutter.cut(*batches).encode());
+    portion.set_files(portion.part.files);
+    PortionSink sink(portion.part.outputs, outputs);
     Progress progress;
-    const SliceResult result = SliceResult::decode(
-        run_slice(slice, inputs, sink, progress, {.threads = options.threads}).encode());
-    if (progress.bytes_done != slice.bytes) throw std::logic_error("another number of bytes");
+    const PortionResult result = PortionResult::decode(
+        run_portion(portion, inputs, sink, progress, {.threads = options.threads}).encode());
+    if (progress.bytes_done != portion.bytes) throw std::logic_error("another number of bytes");
     digests.insert(digests.end(), result.sums.digests.begin(), result.sums.digests.end());
     checks.restore(result.sums.records);
   }

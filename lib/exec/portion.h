@@ -1,8 +1,8 @@
-// Slice: batches of a plan that follow each other, as work for any rank of a group.
+// Portion: batches of a plan that follow each other, as work for any rank of a group.
 //
-// A rank that does a slice needs nothing else of the plan, and no file's metadata: where every byte
-// comes from is in it. A slice is cut between batches (units.h); the outputs at its ends may be
-// others' as well.
+// A rank that does a portion needs nothing else of the plan, and no file's metadata: where every
+// byte comes from is in it. A portion is cut between batches (units.h); the outputs at its ends may
+// be others' as well.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace dsckpt {
 
-struct Slice {
+struct Portion {
   BatchRange batches = {};
   uint64_t unit_bytes = 0;
   PlanPart part = {};
@@ -34,33 +34,34 @@ struct Slice {
 
   std::string encode() const;
   // Throws CorruptError.
-  static Slice decode(std::string_view bytes);
+  static Portion decode(std::string_view bytes);
 };
 
 void write_state(VarintWriter& writer, const OutputSums::State& state);
 OutputSums::State read_state(VarintReader& reader);
 
-// What came of a slice, numbered as in the whole plan.
-struct SliceResult {
+// What came of a portion, numbered as in the whole plan.
+struct PortionResult {
   BatchRange batches = {};
   PartSums sums = {};
   OutputSums::State written = {};  // where what was written is read back, or kept for another run
   uint64_t bytes_stored = 0;       // of packed outputs
 
   std::string encode() const;
-  static SliceResult decode(std::string_view bytes);
+  static PortionResult decode(std::string_view bytes);
 };
 
-// Cuts slices out of a run. All it is given must outlive it. Any thread.
-class Slicer {
+// Cuts portions out of a run. All it is given must outlive it. Any thread.
+class PortionCutter {
  public:
-  Slicer(const CopyPlan& plan, const Units& units, const RecordUse& use, uint64_t unit_bytes);
+  PortionCutter(const CopyPlan& plan, const Units& units, const RecordUse& use,
+                uint64_t unit_bytes);
 
-  Slice slice(const BatchRange& batches) const;
+  Portion cut(const BatchRange& batches) const;
 
  private:
-  void add_outputs(Slice& slice, size_t first_item, size_t last_item) const;
-  void add_records(Slice& slice, size_t first_item) const;
+  void add_outputs(Portion& portion, size_t first_item, size_t last_item) const;
+  void add_records(Portion& portion, size_t first_item) const;
 
   const CopyPlan& plan_;
   const Units& units_;
@@ -69,17 +70,17 @@ class Slicer {
   std::vector<uint64_t> digests_;  // all of the plan's, in the order of their outputs
 };
 
-struct SliceOptions {
+struct PortionOptions {
   unsigned threads = 0;
   uint64_t limit_rate = 0;
   std::optional<int> pack = {};  // PackedOutput's level
   // Of the part's outputs, for PackedOutput; or empty.
   std::vector<std::optional<Sha256Digest>> sha256 = {};
-  bool keep_sums = false;  // fill in SliceResult::written
+  bool keep_sums = false;  // fill in PortionResult::written
 };
-// Runs a slice of which set_files() has set the numbers in `inputs`. `sink` has the outputs of the
-// part. Throws what execute() throws.
-SliceResult run_slice(const Slice& slice, const InputFiles& inputs, Sink& sink, Progress& progress,
-                      const SliceOptions& options);
+// Runs a portion of which set_files() has set the numbers in `inputs`. `sink` has the outputs of
+// the part. Throws what execute() throws.
+PortionResult run_portion(const Portion& portion, const InputFiles& inputs, Sink& sink,
+                          Progress& progress, const PortionOptions& options);
 
 }  // namespace dsckpt

@@ -1,4 +1,4 @@
-#include "exec/slice.h"
+#include "exec/portion.h"
 
 #include <algorithm>
 #include <numeric>
@@ -33,7 +33,8 @@ std::vector<Number> read_numbers(VarintReader& reader) {
 
 }  // namespace
 
-Slicer::Slicer(const CopyPlan& plan, const Units& units, const RecordUse& use, uint64_t unit_bytes)
+PortionCutter::PortionCutter(const CopyPlan& plan, const Units& units, const RecordUse& use,
+                             uint64_t unit_bytes)
     : plan_(plan), units_(units), use_(use), unit_bytes_(unit_bytes) {
   digests_.resize(plan.digests().size());
   std::iota(digests_.begin(), digests_.end(), uint64_t{0});
@@ -42,20 +43,20 @@ Slicer::Slicer(const CopyPlan& plan, const Units& units, const RecordUse& use, u
   });
 }
 
-Slice Slicer::slice(const BatchRange& batches) const {
-  Slice slice{.batches = batches, .unit_bytes = unit_bytes_};
+Portion PortionCutter::cut(const BatchRange& batches) const {
+  Portion portion{.batches = batches, .unit_bytes = unit_bytes_};
   size_t first_item = plan_.items().size();
   size_t last_item = 0;
   const PlanUnit* first = nullptr;
   const PlanUnit* last = nullptr;
   for (uint64_t batch = batches.first; batch < batches.last; ++batch) {
     for (const PlanUnit& unit : units_.batch(batch)) {
-      slice.bytes += unit.end - unit.begin;
+      portion.bytes += unit.end - unit.begin;
       if (unit.out == PlanUnit::kNoOutput) {
         // Pieces of one range follow each other.
         const RecordUse::ExtraRead& extra = use_.extra_reads[unit.item];
         const Extent piece{extra.extent.file, extra.extent.offset + unit.skip, unit.end};
-        std::vector<RecordUse::ExtraRead>& reads = slice.use.extra_reads;
+        std::vector<RecordUse::ExtraRead>& reads = portion.use.extra_reads;
         if (!reads.empty() && reads.back().record == extra.record &&
             reads.back().extent.file == piece.file && reads.back().extent.end() == piece.offset) {
           reads.back().extent.size += piece.size;
@@ -70,19 +71,19 @@ Slice Slicer::slice(const BatchRange& batches) const {
     }
   }
   if (first != nullptr) {
-    slice.cut = {first->begin, last->end};
+    portion.cut = {first->begin, last->end};
     last_item = last->item;
     while (last_item < plan_.items().size() && plan_.items()[last_item].out == last->out &&
            plan_.items()[last_item].dst < last->end) {
       ++last_item;
     }
-    add_outputs(slice, first_item, last_item);
+    add_outputs(portion, first_item, last_item);
   }
-  add_records(slice, first_item);
-  return slice;
+  add_records(portion, first_item);
+  return portion;
 }
 
-void Slicer::add_outputs(Slice& slice, size_t first_item, size_t last_item) const {
+void PortionCutter::add_outputs(Portion& portion, size_t first_item, size_t last_item) const {
   const OutputId first = plan_.items()[first_item].out;
   const OutputId last = plan_.items()[last_item - 1].out;
   const auto of = [&](uint64_t digest) { return plan_.digests()[digest].out; };
@@ -91,42 +92,42 @@ void Slicer::add_outputs(Slice& slice, size_t first_item, size_t last_item) cons
   std::vector<uint64_t> digests;
   for (auto at = begin; at != digests_.end() && of(*at) <= last; ++at) {
     const Digest& digest = plan_.digests()[*at];
-    // Of the outputs at the ends only what lies in the slice.
-    const uint64_t from = digest.out == first ? slice.cut.begin : 0;
-    const uint64_t to = digest.out == last ? slice.cut.end : ~uint64_t{0};
+    // Of the outputs at the ends only what lies in the portion.
+    const uint64_t from = digest.out == first ? portion.cut.begin : 0;
+    const uint64_t to = digest.out == last ? portion.cut.end : ~uint64_t{0};
     const auto inside = [&](uint64_t place) { return from <= place && place < to; };
     if ((digest.begin < to && from < digest.end) || digest.begin == digest.end ||
         std::any_of(digest.patches.begin(), digest.patches.end(), inside)) {
       digests.push_back(*at);
     }
   }
-  slice.part = part_of(plan_, first_item, last_item, digests);
+  portion.part = part_of(plan_, first_item, last_item, digests);
 }
 
-void Slicer::add_records(Slice& slice, size_t first_item) const {
-  Renumbering<uint32_t> renumbered(slice.records);
+void PortionCutter::add_records(Portion& portion, size_t first_item) const {
+  Renumbering<uint32_t> renumbered(portion.records);
   const auto number = [&](uint32_t record) {
     return record == RecordUse::kNone ? record : renumbered(record);
   };
-  for (size_t i = 0; i < slice.part.plan.items().size(); ++i) {
-    slice.use.of_item.push_back(number(use_.of_item[first_item + i]));
+  for (size_t i = 0; i < portion.part.plan.items().size(); ++i) {
+    portion.use.of_item.push_back(number(use_.of_item[first_item + i]));
   }
-  for (const uint32_t operand : slice.part.operands) {
-    slice.use.of_operand.push_back(number(use_.of_operand[operand]));
+  for (const uint32_t operand : portion.part.operands) {
+    portion.use.of_operand.push_back(number(use_.of_operand[operand]));
   }
-  Renumbering<FileId> file(slice.part.files);
-  for (RecordUse::ExtraRead& read : slice.use.extra_reads) {
+  Renumbering<FileId> file(portion.part.files);
+  for (RecordUse::ExtraRead& read : portion.use.extra_reads) {
     read.record = number(read.record);
     read.extent.file = file(read.extent.file);
   }
 }
 
-void Slice::set_files(std::span<const FileId> files) {
+void Portion::set_files(std::span<const FileId> files) {
   dsckpt::set_files(part.plan, files);
   for (RecordUse::ExtraRead& read : use.extra_reads) read.extent.file = files[read.extent.file];
 }
 
-std::string Slice::encode() const {
+std::string Portion::encode() const {
   VarintWriter writer;
   writer.number(batches.first);
   writer.number(batches.last);
@@ -151,30 +152,30 @@ std::string Slice::encode() const {
   return writer.take();
 }
 
-Slice Slice::decode(std::string_view bytes) {
+Portion Portion::decode(std::string_view bytes) {
   VarintReader reader(bytes);
-  Slice slice;
-  slice.batches.first = reader.number();
-  slice.batches.last = reader.number();
-  slice.unit_bytes = reader.number();
-  slice.bytes = reader.number();
-  slice.cut.begin = reader.number();
-  slice.cut.end = reader.number();
-  slice.part.plan = read_plan(reader);
-  slice.part.outputs = read_numbers<OutputId>(reader);
-  slice.part.files = read_numbers<FileId>(reader);
-  slice.part.digests = read_numbers<uint64_t>(reader);
-  slice.use.of_item = read_numbers<uint32_t>(reader);
-  slice.use.of_operand = read_numbers<uint32_t>(reader);
-  slice.records = read_numbers<uint32_t>(reader);
-  slice.use.extra_reads.resize(reader.count());
-  for (RecordUse::ExtraRead& read : slice.use.extra_reads) {
+  Portion portion;
+  portion.batches.first = reader.number();
+  portion.batches.last = reader.number();
+  portion.unit_bytes = reader.number();
+  portion.bytes = reader.number();
+  portion.cut.begin = reader.number();
+  portion.cut.end = reader.number();
+  portion.part.plan = read_plan(reader);
+  portion.part.outputs = read_numbers<OutputId>(reader);
+  portion.part.files = read_numbers<FileId>(reader);
+  portion.part.digests = read_numbers<uint64_t>(reader);
+  portion.use.of_item = read_numbers<uint32_t>(reader);
+  portion.use.of_operand = read_numbers<uint32_t>(reader);
+  portion.records = read_numbers<uint32_t>(reader);
+  portion.use.extra_reads.resize(reader.count());
+  for (RecordUse::ExtraRead& read : portion.use.extra_reads) {
     read.record = static_cast<uint32_t>(reader.number());
     read.extent.file = static_cast<FileId>(reader.number());
     read.extent.offset = reader.number();
     read.extent.size = reader.number();
   }
-  return slice;
+  return portion;
 }
 
 void write_state(VarintWriter& writer, const OutputSums::State& state) {
@@ -207,7 +208,7 @@ OutputSums::State read_state(VarintReader& reader) {
   return state;
 }
 
-std::string SliceResult::encode() const {
+std::string PortionResult::encode() const {
   VarintWriter writer;
   writer.number(batches.first);
   writer.number(batches.last);
@@ -231,10 +232,10 @@ std::string SliceResult::encode() const {
   return writer.take();
 }
 
-SliceResult SliceResult::decode(std::string_view bytes) {
+PortionResult PortionResult::decode(std::string_view bytes) {
   VarintReader reader(bytes);
   const auto number32 = [&] { return static_cast<uint32_t>(reader.number()); };
-  SliceResult result;
+  PortionResult result;
   result.batches.first = reader.number();
   result.batches.last = reader.number();
   result.sums.bytes_read = reader.number();
@@ -251,9 +252,9 @@ SliceResult SliceResult::decode(std::string_view bytes) {
   return result;
 }
 
-SliceResult run_slice(const Slice& slice, const InputFiles& inputs, Sink& sink, Progress& progress,
-                      const SliceOptions& options) {
-  const CopyPlan& plan = slice.part.plan;
+PortionResult run_portion(const Portion& portion, const InputFiles& inputs, Sink& sink,
+                          Progress& progress, const PortionOptions& options) {
+  const CopyPlan& plan = portion.part.plan;
   std::optional<OutputSums> sums;
   Sink* front = &sink;
   if (options.keep_sums) {
@@ -264,19 +265,19 @@ SliceResult run_slice(const Slice& slice, const InputFiles& inputs, Sink& sink, 
   }
   std::optional<PackedOutput> packed;
   if (options.pack) front = &packed.emplace(plan, *front, *options.pack, options.sha256);
-  RecordChecks checks(slice.use, slice.records.size());
-  SliceResult result{.batches = slice.batches};
-  result.sums = execute_part(plan, slice.cut, checks, inputs, *front, progress,
+  RecordChecks checks(portion.use, portion.records.size());
+  PortionResult result{.batches = portion.batches};
+  result.sums = execute_part(plan, portion.cut, checks, inputs, *front, progress,
                              {.threads = options.threads,
-                              .unit_bytes = slice.unit_bytes,
+                              .unit_bytes = portion.unit_bytes,
                               .limit_rate = options.limit_rate});
   if (sums) result.written = sums->state();
   if (packed) result.bytes_stored = packed->bytes_stored();
 
-  for (DigestPiece& piece : result.sums.digests) piece.digest = slice.part.digests[piece.digest];
-  for (RecordPiece& piece : result.sums.records) piece.record = slice.records[piece.record];
-  for (auto& piece : result.written.written) piece.out = slice.part.outputs[piece.out];
-  for (auto& patch : result.written.patched) patch.out = slice.part.outputs[patch.out];
+  for (DigestPiece& piece : result.sums.digests) piece.digest = portion.part.digests[piece.digest];
+  for (RecordPiece& piece : result.sums.records) piece.record = portion.records[piece.record];
+  for (auto& piece : result.written.written) piece.out = portion.part.outputs[piece.out];
+  for (auto& patch : result.written.patched) patch.out = portion.part.outputs[patch.out];
   return result;
 }
 

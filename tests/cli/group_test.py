@@ -1,0 +1,255 @@
+"""Several processes run one conversion: the bytes of one process, one message, and one end.
+
+GROUPS=all takes every checkpoint, more numbers of ranks and every launcher that is there; else some.
+"""
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import unittest
+
+import common
+import fault_test
+import ranks
+from cli_common import STAGING, CliTest, tree
+from ranks import Ranks
+
+ALL = os.environ.get("GROUPS") == "all"
+# Each with IN for the input and OUT for the output.
+COMMANDS = [
+    ["zero-to-fp32", "IN", "OUT"],
+    ["zero-to-fp32", "IN", "OUT", "--safe-serialization", "--max-shard-size", "20KB", "--dtype", "bf16"],
+    ["zero-to-fp32", "IN", "OUT", "--zstd", "--max-shard-size", "20KB", "--verify-output"],
+    ["to-universal", "IN", "OUT"],
+    ["to-universal", "IN", "OUT", "--resume", "--verify"],
+    ["reshard", "IN", "OUT", "--dp", "3"],
+    ["ckpt-pack", "pack", "IN", "OUT", "--sha256"],
+    ["ckpt-pack", "strip", "IN", "OUT", "--keep", "weights", "--fsync"],
+]
+
+
+def filled(command, source, output):
+    return [{"IN": str(source), "OUT": str(output)}.get(word, word) for word in command]
+
+
+class GroupTest(CliTest):
+
+    def large(self, elements=6 << 20):
+        folder = self.new_path("ckpt")
+        fault_test.write_checkpoint(folder, elements)
+        return folder
+
+    def assert_same(self, command, source, alone, size, launcher):
+        out = self.new_path("out")
+        done = ranks.launchers()[launcher](size, filled(command, source, out), self.root)
+        self.assertEqual((done.returncode, tree(out) if out.exists() else None), alone,
+                         f"{size} ranks by {launcher}: {done.stderr}")
+
+    def test_the_bytes_are_those_of_one_process(self):
+        cases = [*common.all_cases(), *common.model_parallel_cases()]
+        sizes = [2, 3, 4, 7] if ALL else [3]
+        compared = 0
+        for number, case in enumerate(cases if ALL else cases[::16]):
+            for index, command in enumerate(COMMANDS):
+                if not ALL and (number + index) % 3:
+                    continue
+                with self.subTest(case=case.name, command=command):
+                    out = self.new_path("alone")
+                    done = common.run_tool(*filled(command, case.load_dir, out))
+                    alone = (done.returncode, tree(out) if out.exists() else None)
+                    compared += done.returncode == 0
+                    for size in sizes:
+                        for launcher in ranks.launchers() if ALL else ["tcp"]:
+                            self.assert_same(command, case.load_dir, alone, size, launcher)
+            if ALL:
+                print(case.name, file=sys.stderr)
+        self.assertGreater(compared, 10)
+
+    def test_packed_files_are_unpacked_by_several(self):
+        case = common.case_named("z2_bf16_w2")
+        packed = self.new_path("packed")
+        self.assertEqual(common.run_tool("ckpt-pack", "pack", case.load_dir, packed).returncode, 0)
+        out = self.new_path("out")
+        done = ranks.run_by_tcp(3, ["ckpt-pack", "unpack", packed, out], self.root)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(tree(out), tree(case.load_dir))
+
+    def test_one_file_is_written_by_all(self):
+        source = self.large()
+        alone = self.new_path("alone")
+        self.assertEqual(common.run_tool("zero-to-fp32", source, alone).returncode, 0)
+        for launcher, run in ranks.launchers().items():
+            out = self.new_path("out")
+            done = run(4, ["zero-to-fp32", source, out, "--json", "--verify-output"], self.root)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(tree(out), tree(alone), launcher)
+            report = json.loads(done.stdout)["data"]
+            self.assertEqual(report["bytes_verified"], sum(len(content) for content in tree(out).values()))
+            self.assertGreater(report["records_checked"], 0)
+
+    def test_a_damaged_record_is_refused_whoever_reads_it(self):
+        source = self.large()
+        shard = next(source.rglob("*optim_states.pt"))
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+        out = self.new_path("out")
+        done = ranks.run_by_tcp(3, ["zero-to-fp32", source, out], self.root)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("CRC32 mismatch", done.stderr)
+        self.assertFalse(out.exists())
+
+    def begun(self, size, *options, **more):
+        """Ranks in the middle of a slow run, and the folder of its output."""
+        place = self.new_path("place")
+        place.mkdir()
+        group = Ranks(size, ["zero-to-fp32", self.source, place / "out", "--limit-rate", "12MB", *options], self.root,
+                      **more)
+        deadline = time.monotonic() + 60
+        while not any(path.stat().st_blocks for path in place.rglob("*.bin")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return group, place
+
+    def test_all_end_where_one_is_lost(self):
+        self.source = self.large()
+        for victim in range(3):
+            group, place = self.begun(3)
+            begin = time.monotonic()
+            group.processes[victim].send_signal(signal.SIGKILL)
+            results = group.wait()
+            self.assertLess(time.monotonic() - begin, 10)
+            said = [errors for rank, (_, _, errors) in enumerate(results) if rank != victim and errors]
+            self.assertEqual(len(said), 1, results)
+            self.assertRegex(said[0], rf"error: rank {victim} on \S+ is gone: it was killed, or its node is lost")
+            self.assertEqual({status for rank, (status, _, _) in enumerate(results) if rank != victim}, {4})
+            self.assertFalse((place / "out").exists())
+            left = [path.name for path in place.iterdir()]
+            if victim:
+                self.assertEqual(left, [])
+            else:  # by the one that could have removed it; the next run does
+                self.assertRegex(" ".join(left), rf"^{STAGING}\w+$")
+                done = ranks.run_by_tcp(2, ["zero-to-fp32", self.source, place / "out"], self.root)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual([path.name for path in place.iterdir()], ["out"])
+
+    def test_a_signal_to_one_ends_all(self):
+        self.source = self.large()
+        for victim in range(3):
+            group, place = self.begun(3)
+            group.processes[victim].send_signal(signal.SIGTERM)
+            results = group.wait()
+            self.assertEqual([status for status, _, _ in results], [130] * 3, results)
+            self.assertEqual(list(place.iterdir()), [])
+            self.assertIn("interrupted", results[0][2])
+
+    def test_a_silent_rank_is_given_up(self):
+        self.source = self.large()
+        for victim in (0, 2):
+            group, place = self.begun(3, "--rank-timeout", "2")
+            group.processes[victim].send_signal(signal.SIGSTOP)
+            results = group.wait(without=[victim])
+            said = [result[2] for result in results if result and result[2]]
+            self.assertEqual(len(said), 1, results)
+            self.assertRegex(said[0], rf"rank {victim} on \S+ has been silent for \d+ s")
+            self.assertFalse((place / "out").exists())
+
+    def test_what_fails_on_one_rank_is_said_once(self):
+        self.source = self.large()
+
+        def short_files():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+
+        place = self.new_path("place")
+        place.mkdir()
+        results = Ranks(3, ["zero-to-fp32", self.source, place / "out", "--json"], self.root,
+                        limits={2: short_files}).wait()
+        self.assertEqual([status for status, _, _ in results], [4] * 3, results)
+        self.assertRegex(results[0][2], r"pytorch_model.bin: .*rank 2 on \S+: cannot \w+.*: File too large")
+        self.assertEqual([out + errors for _, out, errors in results[1:]], ["", ""])
+        self.assertEqual(json.loads(results[0][1])["data"]["errno"], 27)
+        self.assertEqual(list(place.iterdir()), [])
+
+    def test_goes_on_with_any_number_of_ranks(self):
+        self.source = self.large()
+        alone = self.new_path("alone")
+        self.assertEqual(common.run_tool("zero-to-fp32", self.source, alone).returncode, 0)
+        for first, second in ((3, 2), (2, 1), (1, 3)):
+            with self.subTest(first=first, second=second):
+                self.go_on(first, second, tree(alone))
+
+    def go_on(self, first, second, expected):
+        options = ["--resume", "--save-every", "0"]
+        group, place = self.begun(first, *options)
+        journal = place / f"{STAGING}resume-out" / "journal"
+        deadline = time.monotonic() + 60
+        while not journal.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        group.processes[first - 1].send_signal(signal.SIGKILL if first > 1 else signal.SIGTERM)
+        group.wait()
+        self.assertTrue(journal.exists())
+        done = ranks.run_by_tcp(second, ["zero-to-fp32", self.source, place / "out", *options, "--json"], self.root)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertGreater(json.loads(done.stdout)["data"]["bytes_kept"], 0)
+        self.assertEqual(tree(place / "out"), expected)
+        self.assertEqual([path.name for path in place.iterdir()], ["out"])
+
+    def test_errors_before_the_run_are_said_once(self):
+        empty = self.new_path("empty")
+        empty.mkdir()
+        for command, status in ((["zero-to-fp32", empty, "/tmp/nothing"], 3),
+                                (["zero-to-fp32", "/no/such/folder", "/tmp/nothing"], 2),
+                                (["reshard", common.all_cases()[0].load_dir, self.root, "--dp", "2"], 2)):
+            results = Ranks(3, command, self.root).wait()
+            self.assertEqual([result[0] for result in results], [status] * 3, results)
+            self.assertEqual([bool(errors) for _, _, errors in results], [True, False, False], results)
+
+    def test_a_dry_run_is_shown_once(self):
+        done = ranks.run_by_tcp(2, ["zero-to-fp32", common.all_cases()[0].load_dir, self.new_path("out"), "--dry-run"],
+                                self.root)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        alone = common.run_tool("zero-to-fp32", common.all_cases()[0].load_dir, self.new_path("out"), "--dry-run")
+        self.assertEqual(done.stdout, alone.stdout)
+
+    def test_every_tag_is_converted_by_all(self):
+        source = self.new_path("tags")
+        source.mkdir()
+        case = common.case_named("z2_bf16_w2")
+        for tag in ("global_step1", "global_step2"):
+            (source / tag).symlink_to(case.tag_folder)
+        alone = self.new_path("alone")
+        self.assertEqual(common.run_tool("zero-to-fp32", source, alone, "--tag", "all").returncode, 0)
+        out = self.new_path("out")
+        done = ranks.run_by_tcp(3, ["zero-to-fp32", source, out, "--tag", "all"], self.root)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(tree(out), tree(alone))
+
+    def test_none_is_for_what_one_rank_starts(self):
+        case = common.all_cases()[0]
+        environment = dict(os.environ, OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="8")
+        out = self.new_path("out")
+        done = common.run_tool("zero-to-fp32", case.load_dir, out, "--group", "none", env=environment)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(out.exists())
+
+    def test_a_group_that_cannot_be_is_refused_before_anything_is_read(self):
+        environment = dict(os.environ, DSCKPT_GROUP_RANK="9", DSCKPT_GROUP_SIZE="3")
+        done = common.run_tool("zero-to-fp32", "/no/such/folder", "/tmp/nothing", env=environment)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("rank '9' of '3' makes no sense", done.stderr)
+        done = common.run_tool("zero-to-fp32", "/no/such/folder", "/tmp/nothing", "--group", "tcp")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("no launcher has started several ranks", done.stderr)
+
+    @unittest.skipUnless(ranks.has_open_mpi(), "needs Open MPI and the plug-in")
+    def test_mpi_that_disagrees_with_its_launcher_is_refused(self):
+        # The plug-in's MPI was not started by this launcher, so that it believes to be alone.
+        environment = dict(os.environ, PMI_RANK="0", PMI_SIZE="3", HOME=str(self.root))
+        done = common.run_tool("zero-to-fp32", "/no/such/folder", "/tmp/nothing", env=environment)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertRegex(done.stderr, r"says rank 0 of 3, and MPI \(Open MPI .*\) rank 0 of 1")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,78 @@
+"""Tools that several processes run together: the ways to start them."""
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import types
+
+TIMEOUT = 120
+
+
+def binary(name):
+    return str(pathlib.Path(os.environ["DSCKPT_BIN"]) / name)
+
+
+class Ranks:
+    """Processes that were started as the ranks of one group, by TCP. `limits` of a rank are called in it first."""
+
+    def __init__(self, size, command, folder, environment=None, limits=None):
+        self.place = tempfile.mkdtemp(prefix="group-", dir=folder)
+        self.processes = []
+        for rank in range(size):
+            variables = dict(environment or os.environ, DSCKPT_GROUP_RANK=str(rank), DSCKPT_GROUP_SIZE=str(size),
+                             DSCKPT_GROUP_DIR=self.place)
+            self.processes.append(subprocess.Popen(
+                [binary(command[0]), *map(str, command[1:])], env=variables, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True, errors="replace", preexec_fn=(limits or {}).get(rank)))
+
+    def wait(self, without=()):
+        """[(status, stdout, stderr)] by rank; None of those in `without`."""
+        results = []
+        try:
+            for rank, process in enumerate(self.processes):
+                if rank in without:
+                    results.append(None)
+                    continue
+                out, errors = process.communicate(timeout=TIMEOUT)
+                results.append((process.returncode, out, errors))
+        finally:
+            for process in self.processes:
+                if process.poll() is None:
+                    process.kill()
+                    process.communicate()
+            shutil.rmtree(self.place)
+        return results
+
+
+def run_by_tcp(size, command, folder):
+    """The result of rank 0, as of one process; the others have its status and say nothing."""
+    results = Ranks(size, command, folder).wait()
+    status, out, errors = results[0]
+    for rank, other in enumerate(results[1:], 1):
+        if other != (status, "", ""):
+            errors += f"\nrank {rank}: {other}"
+    return types.SimpleNamespace(returncode=status, stdout=out, stderr=errors)
+
+
+def run_by_mpirun(size, command, folder):
+    del folder
+    variables = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                     OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_btl_base_warn_component_unused="0")
+    return subprocess.run(["mpirun.openmpi", "-n", str(size), binary(command[0]), *map(str, command[1:])],
+                          env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                          timeout=TIMEOUT)
+
+
+def has_open_mpi():
+    """Whether mpirun is there and the plug-in was built for it."""
+    plugin = pathlib.Path(os.environ["DSCKPT_BIN"]).parent / "lib" / "libdsckpt_mpi.so"
+    return plugin.exists() and shutil.which("mpirun.openmpi") is not None
+
+
+def launchers():
+    """name -> function that runs a command with so many ranks."""
+    found = {"tcp": run_by_tcp}
+    if has_open_mpi():
+        found["Open MPI"] = run_by_mpirun
+    return found
