@@ -63,6 +63,7 @@ Command add(CLI::App& app, cli::Common& common, bool packs) {
                  "Check the CRC32 of every record, also of those that hold no tensor");
   }
   cli::add_pass_options(sub, common);
+  cli::add_group_options(sub, common);
   return {&sub, [&app, &common, args, packs] {
             return cli::in_group(common, [&] { return run(app, common, *args, packs); });
           }};

@@ -62,6 +62,7 @@ Command add_strip(CLI::App& app, cli::Common& common) {
   cli::add_pack_flag(sub, "--pack", args->run,
                      "Pack the result, too (see ckpt-pack pack); --pack=LEVEL is its --level");
   cli::add_pass_options(sub, common);
+  cli::add_group_options(sub, common);
   return {&sub, [&app, &common, args] {
             return cli::in_group(common, [&] { return strip(app, common, *args); });
           }};

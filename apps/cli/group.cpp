@@ -53,7 +53,8 @@ void add_group_options(CLI::App& app, Common& common) {
              "by mpi, by tcp, or auto; none: this process runs alone"),
          {"auto", "none", "mpi", "tcp"})
       ->type_name("HOW")
-      ->default_str("auto");
+      ->default_str("auto")
+      ->envname("DSCKPT_GROUP");
   in_range(
       app.add_option_function<int64_t>(
           "--rank-timeout",

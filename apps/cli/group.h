@@ -8,7 +8,7 @@
 
 namespace dsckpt::cli {
 
-// Adds --group and --rank-timeout.
+// For commands that run in_group(). Adds --group and --rank-timeout.
 void add_group_options(CLI::App& app, Common& common);
 
 // What `body` returns, if this process was started alone. If a launcher has started several, rank 0

@@ -165,7 +165,6 @@ void add_pass_options(CLI::App& app, Common& common) {
        {"json", ProgressMode::json}},
       [&](ProgressMode mode) { common.progress = mode; },
       "auto (if stderr is a terminal), always, never, or json");
-  add_group_options(app, common);
 }
 
 void add_output_options(CLI::App& app, RunArguments& run, const std::string& force) {
@@ -215,6 +214,7 @@ void add_run_options(CLI::App& app, Common& common, RunArguments& run, const std
       "Write packed files, NAME.dspack, which all tools here read and ckpt-pack unpacks;\n"
       "--zstd=LEVEL, 1 to 19, compresses harder what repeats");
   add_pass_options(app, common);
+  add_group_options(app, common);
 }
 
 }  // namespace dsckpt::cli

@@ -41,8 +41,7 @@ void add_checkpoint_options(CLI::App& app, const std::string& name, std::string&
 void add_weights_options(CLI::App& app, SourceOptions& source);
 // For commands that copy files. Adds --follow-links.
 void add_follow_links(CLI::App& app, bool& follow_links);
-// For commands that read tensors. Adds --threads, --io-class, --progress, and what
-// add_group_options() adds.
+// For commands that read tensors. Adds --threads, --io-class and --progress.
 void add_pass_options(CLI::App& app, Common& common);
 
 // How the output is written, and whether at all.
@@ -57,7 +56,7 @@ void add_output_options(CLI::App& app, RunArguments& run, const std::string& for
 void add_pack_flag(CLI::App& app, const std::string& name, RunArguments& run,
                    const std::string& text);
 // For tools that run a plan of their own making. Adds these, --verify, --zstd and what
-// add_pass_options adds.
+// add_pass_options and add_group_options add.
 void add_run_options(CLI::App& app, Common& common, RunArguments& run, const std::string& force);
 
 }  // namespace dsckpt::cli

@@ -129,10 +129,12 @@ def shown(title, progress):
 def _carry_out(command, progress, printed):
     """Runs `command`, stdout into the file `printed`: (exit status, the last of stderr without the progress)."""
     said = []
+    # A process that is one of several, of a training, is alone all the same.
+    environment = {**os.environ, "DSCKPT_GROUP": "none"}
     # In a session of its own, so that a terminal's Ctrl-C reaches it once, from here: a second one would
     # end it before it has tidied up.
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=printed, stderr=subprocess.PIPE,
-                               start_new_session=True)
+                               start_new_session=True, env=environment)
     try:
         for line in process.stderr:
             if progress and line.startswith(b"{"):
