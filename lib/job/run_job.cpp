@@ -51,10 +51,11 @@ uint64_t read_back(const OutputSums& sums, StagedOutput& staged, unsigned thread
 }
 
 // What decides, besides the plan, what is written and checked.
-std::string deciding(const RunOptions& options) {
+std::string deciding(const Job::Impl& job, const RunOptions& options) {
   std::string text = options.verify ? "--verify" : "";
-  if (options.pack)
-    text += (text.empty() ? "packed, level " : ", packed, level ") + std::to_string(*options.pack);
+  const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
+  if (options.pack) add("packed, level " + std::to_string(*options.pack));
+  if (job.hash != ContentHash::none) add("--sha256");
   return text;
 }
 
@@ -66,21 +67,18 @@ void check_unchanged(const InputFiles& inputs) {
 // The outputs of a job on their way into the staging folder.
 class Writing {
  public:
-  Writing(const Job::Impl& job, const RunOptions& options, const IoChoice& io,
-          const ContentHashes& hashes, StagedOutput& staged)
+  Writing(const Job::Impl& job, const RunOptions& options, const IoChoice& io, StagedOutput& staged)
       : job_(job), options_(options), io_(io), staged_(staged) {
     if (options.verify_output || options.resume) {
       sums_.emplace(job.plan, staged, [&](OutputId out) { return staged.is_patched(out); });
     }
-    Sink& written = sums_ ? static_cast<Sink&>(*sums_) : staged;
-    if (options.pack) packed_.emplace(job.plan, written, *options.pack, hashes);
-    sink_ = packed_ ? &*packed_ : &written;
     if (options.resume) before_ = load_reached(staged.folder());
   }
 
   // Everything but the commit.
   RunStats operator()(Progress& progress) {
     if (before_) take_over();
+    set_sink(hashes(progress));
     ExecOptions execution{.threads = io_.threads,
                           .unit_bytes = before_ ? before_->run.unit_bytes : io_.unit_bytes,
                           .records = records_to_check(job_, options_.verify),
@@ -118,6 +116,26 @@ class Writing {
       Error(error, error.message() + "; to begin anew, remove " + folder).raise();
     }
     bytes_kept_ = sums_->bytes();
+  }
+
+  // Those to be kept in packed files. What the run before has written was hashed by it, and before
+  // it wrote anything it had compared all of them.
+  ContentHashes hashes(Progress& progress) const {
+    if (job_.hash == ContentHash::none) return {};
+    if (job_.hash == ContentHash::check && before_) return {};
+    std::vector<bool> done(before_ ? job_.plan.outputs().size() : 0);
+    if (before_) {
+      for (const OutputSums::State::Written& piece : before_->sums.written) done[piece.out] = true;
+    }
+    ContentHashes hashes = content_hashes(job_, done, progress, options_.threads);
+    if (job_.hash == ContentHash::check) check_content_hashes(job_, std::exchange(hashes, {}));
+    return hashes;
+  }
+
+  void set_sink(ContentHashes hashes) {
+    Sink& written = sums_ ? static_cast<Sink&>(*sums_) : staged_;
+    if (options_.pack) packed_.emplace(job_.plan, written, *options_.pack, std::move(hashes));
+    sink_ = packed_ ? &*packed_ : &written;
   }
 
   void save(const RunState& reached) {
@@ -208,14 +226,11 @@ std::string check_run(const Job& job, const fs::path& output, const RunOptions& 
 
 RunStats run(const Job& job, const fs::path& output, const RunOptions& options,
              Progress& progress) {
-  ContentHashes hashes;
-  if (job->hash != ContentHash::none) hashes = content_hashes(*job, progress, options.threads);
-  if (job->hash == ContentHash::check) check_content_hashes(*job, std::exchange(hashes, {}));
-
+  if (job->hash == ContentHash::check) check_has_content_hashes(*job);
   const IoChoice io = choose_io(options.io, job->plan, *job->inputs, options.durable,
                                 options.pack.has_value(), options.threads);
   std::optional<JobIdentity> identity;
-  if (options.resume) identity = identity_of(job->plan, *job->inputs, deciding(options));
+  if (options.resume) identity = identity_of(job->plan, *job->inputs, deciding(*job, options));
   StagedOutput staged(job->plan, target_of(*job, output),
                       {.force = options.force,
                        .durable = options.durable,
@@ -226,8 +241,8 @@ RunStats run(const Job& job, const fs::path& output, const RunOptions& options,
   RunStats stats;
   try {
     staged.prepare();
-    stats = staged.is_written() ? nothing_to_write(*job)
-                                : Writing(*job, options, io, hashes, staged)(progress);
+    stats =
+        staged.is_written() ? nothing_to_write(*job) : Writing(*job, options, io, staged)(progress);
     staged.commit(pointer_of(job->place, output));
   } catch (const Error& error) {
     fail_with_notes(error, staged);
