@@ -48,23 +48,40 @@ const ZipEntry& record_of(const ZipReader& zip, const std::string& name) {
   throw UsageError("there is no record '" + name + "' in the zip");
 }
 
+Opened open_record(const InputFile& file, const ZipReader& zip, const std::string& record,
+                   uint64_t offset) {
+  Opened opened;
+  const ZipEntry& entry = record_of(zip, record);
+  const std::vector<std::byte> bytes = zip.read(entry);
+  const size_t begin = std::min<uint64_t>(offset, bytes.size());
+  size_t end = 0;
+  opened.record = std::string(entry.name);
+  opened.own = in_context({.file = file.display(), .member = opened.record}, [&] {
+    return pickle::Document::parse(ByteSpan(bytes).subspan(begin), begin, &end);
+  });
+  return opened;
+}
+
+// torch.distributed.checkpoint writes a zip for each value, one after the other.
+Opened open_value(const InputFile& file, FileId id, const RawArguments& args) {
+  const std::vector<Extent> zips = zips_in_a_row(file, id);
+  const auto zip = std::find_if(zips.begin(), zips.end(), [&](const Extent& each) {
+    return each.offset == args.offset.value_or(0);
+  });
+  if (zip == zips.end()) throw UsageError("no value begins at --offset");
+  return open_record(file, ZipReader::open(file, *zip),
+                     args.record.empty() ? "data.pkl" : args.record, 0);
+}
+
 Opened open(const InputFiles& inputs, FileId id, const RawArguments& args) {
   const InputFile& file = inputs[id];
-  Opened opened;
   const bool is_zip = ZipReader::probe(file);
+  if (is_zip && file.display().ends_with(".distcp")) return open_value(file, id, args);
   if (!args.record.empty()) {
     if (!is_zip) throw UsageError("--record is for zips");
-    const ZipReader zip = ZipReader::open(file, id);
-    const ZipEntry& entry = record_of(zip, args.record);
-    const std::vector<std::byte> bytes = zip.read(entry);
-    const size_t begin = std::min<uint64_t>(args.offset.value_or(0), bytes.size());
-    size_t end = 0;
-    opened.record = entry.name;
-    opened.own = in_context({.file = file.display(), .member = entry.name}, [&] {
-      return pickle::Document::parse(ByteSpan(bytes).subspan(begin), begin, &end);
-    });
-    return opened;
+    return open_record(file, ZipReader::open(file, id), args.record, args.offset.value_or(0));
   }
+  Opened opened;
   if (!args.offset && (is_zip || torch_form(file) == TorchForm::pickles)) {
     opened.archive = TorchArchive::open(inputs, id);
     if (is_zip) {
@@ -137,8 +154,10 @@ Command add_raw(CLI::App& app, cli::Common& common) {
   sub.add_option("file", args->path, "A file of torch.save, a zip, or a plain pickle")->required();
   sub.add_option("--record", args->record, "The pickle in this record of a zip (default: data.pkl)")
       ->type_name("RECORD");
-  sub.add_option("--offset", args->offset,
-                 "The pickle that starts at this byte of the file or record")
+  sub.add_option(
+         "--offset", args->offset,
+         "The pickle that starts at this byte of the file or record; of a .distcp the value\n"
+         "that does (default: the first)")
       ->type_name("N");
   sub.add_option("--key", args->key,
                  "Only the value there: keys and indices with dots between them")

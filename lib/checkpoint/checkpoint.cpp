@@ -125,7 +125,7 @@ struct Checkpoint::Impl {
   std::vector<CheckpointFile> optim_files;
   std::vector<CheckpointFile> module_files;
   std::vector<CheckpointFile> param_files;
-  std::optional<Weights> weights;  // what the values are of, if it was opened from weights
+  std::vector<WeightsFile> weights;  // those with pickles, if it was opened from weights
   std::vector<CheckpointFile> weights_files;
 
   std::vector<AveragedCheckpoint> averaged;
@@ -220,11 +220,13 @@ Checkpoint Checkpoint::from_weights(InputFiles& inputs, const fs::path& path,
                                     const WeightNames& names, const Checkpoint* like) {
   auto impl = std::make_unique<Impl>(inputs);
   impl->draft.folder.path = path;
-  impl->weights = Weights::open(inputs, path);
-  for (const WeightsFile& file : impl->weights->files()) {
-    if (file.archive) impl->weights_files.push_back({file.path, file.archive.get()});
+  Weights weights = Weights::open(inputs, path);
+  read_weights(impl->draft, weights, names, like);
+  for (WeightsFile& file : std::move(weights).take_files()) {
+    if (!file.archive) continue;
+    impl->weights_files.push_back({file.path, file.archive.get()});
+    impl->weights.push_back(std::move(file));
   }
-  read_weights(impl->draft, *impl->weights, names, like);
   if (like != nullptr) {
     impl->model_files = like->model_files();
     impl->optim_files = like->optim_files();

@@ -128,21 +128,25 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
     }
   }
 
-  std::unordered_map<std::string, std::string> file_of;
+  std::unordered_map<std::string, size_t> file_of;  // by the tensors' names, of weights.files_
+  std::vector<FileId> ids;
+  const auto display_of = [&](size_t file) { return inputs[ids[file]].display(); };
   const OpeningFiles opening(inputs.progress(), paths.size());
   for (const fs::path& file_path : paths) {
     opening.throw_if_cancelled();
     if (!root.empty()) refuse_two_forms(file_path);
     WeightsFile file{file_path, inputs.add(file_path, root), nullptr, nullptr};
-    const std::string display = inputs[file.id].display();
+    ids.push_back(file.id);
+    const std::string& display = inputs[file.id].display();
     std::unordered_map<std::string, uint64_t> in_file;  // how often each path came
     const auto add = [&](std::string name, TensorSource value, std::string alias_of) {
       // {"a": {"b": x}, "a.b": y} is a whole file, though both are a.b.
       const uint64_t times = ++in_file[name];
       if (times > 1) name += " #" + std::to_string(times);
-      const auto [at, is_new] = file_of.emplace(name, display);
+      const auto [at, is_new] = file_of.emplace(name, ids.size() - 1);
       if (!is_new) {
-        throw InconsistentError({.file = display, .tensor = name}, "is in " + at->second + " too");
+        throw InconsistentError({.file = display, .tensor = name},
+                                "is in " + display_of(at->second) + " too");
       }
       weights.tensors_.push_back({std::move(name), std::move(value), std::move(alias_of)});
     };
@@ -179,8 +183,8 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
         throw InconsistentError({.file = file, .tensor = tensor},
                                 "is not in the file that the index says it is in");
       }
-      if (at->second != file) {
-        throw InconsistentError({.file = at->second, .tensor = tensor},
+      if (display_of(at->second) != file) {
+        throw InconsistentError({.file = display_of(at->second), .tensor = tensor},
                                 "is in " + file + " by the index");
       }
     }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "format/safetensors.h"
@@ -72,6 +73,8 @@ class Weights {
   const std::vector<WeightsFile>& files() const { return files_; }
   // File by file, in the order of each.
   const std::vector<WeightsTensor>& tensors() const { return tensors_; }
+  // Only the files, which the tensors' sources do not need.
+  std::vector<WeightsFile> take_files() && { return std::move(files_); }
 
  private:
   std::vector<WeightsFile> files_;

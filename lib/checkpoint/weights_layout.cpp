@@ -41,6 +41,7 @@ class WeightsReader {
     facts.global_steps = 0;
     facts.from_weights = true;
     facts.frozen_known = false;
+    draft_.params.reserve(weights_.tensors().size());
     for (const WeightsTensor& tensor : weights_.tensors()) {
       const bool trained = can_be_trained(tensor.value.dtype());
       if (trained && size_of(tensor.value.dtype()) < 4) facts.has_masters = false;

@@ -56,6 +56,7 @@ struct RunState {
   // Those that are done, rising and apart, with the outputs that they complete, and no other.
   std::vector<BatchRange> done = {};
   uint64_t bytes_read = 0;
+  uint64_t bytes_stored = 0;              // of packed outputs, by all ranks of a group
   std::vector<DigestPiece> digests = {};  // of outputs that are not finished
   std::vector<RecordPiece> records = {};
 };

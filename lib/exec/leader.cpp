@@ -184,7 +184,9 @@ class Leader {
   // Under the mutex.
   void save() {
     const Clock::time_point begin = Clock::now();
-    RunState state{.unit_bytes = options_.unit_bytes, .bytes_read = bytes_read_};
+    RunState state{.unit_bytes = options_.unit_bytes,
+                   .bytes_read = bytes_read_,
+                   .bytes_stored = bytes_stored_};
     for (const BatchRange& range : done_) {
       if (!state.done.empty() && state.done.back().last == range.first) {
         state.done.back().last = range.last;

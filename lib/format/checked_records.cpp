@@ -97,7 +97,7 @@ std::vector<InputRecord> records_in(const InputFile& file, FileId id,
     const bool has_sum = entry.size > 0 && zip->has_checksums();
     if (read == Read::nothing || (read == Read::data && !has_sum)) continue;
     const Extent data = read == Read::all ? zip->check_frame(entry) : zip->data(entry);
-    if (has_sum) records.push_back({data, entry.crc32, entry.name});
+    if (has_sum) records.push_back({data, entry.crc32, std::string(entry.name)});
   }
   return records;
 }

@@ -144,9 +144,9 @@ Rebuilt take_apart(const Value& callable, const Value& arguments) {
 // torch takes the top folder of the first record for the archive's name.
 std::string prefix_of(const ZipReader& zip) {
   if (zip.entries().empty()) throw CorruptError({}, "a zip file without records");
-  const std::string& first = zip.entries().front().name;
+  const std::string_view first = zip.entries().front().name;
   const size_t slash = first.find('/');
-  return slash == std::string::npos ? "" : first.substr(0, slash);
+  return slash == std::string_view::npos ? "" : std::string(first.substr(0, slash));
 }
 
 // What files may have in common is worth no more memory than this.
@@ -199,31 +199,33 @@ struct TorchArchive::Impl {
     const std::string folder = prefix + "/";
     for (const ZipEntry& entry : zip->entries()) {
       if (!entry.name.starts_with(folder)) {
-        throw CorruptError({.member = entry.name},
+        throw CorruptError({.member = std::string(entry.name)},
                            "lies outside of the folder '" + prefix + "' of the first record");
       }
     }
     if (const ZipEntry* order = zip->find(prefix + "/byteorder"); order != nullptr) {
       const std::string text = small_record(*order);
       if (text == "big") {
-        throw UnsupportedError({.member = order->name}, "written on a big-endian machine");
+        throw UnsupportedError({.member = std::string(order->name)},
+                               "written on a big-endian machine");
       }
-      if (text != "little") throw CorruptError({.member = order->name}, "neither little nor big");
+      if (text != "little")
+        throw CorruptError({.member = std::string(order->name)}, "neither little nor big");
     }
     if (const ZipEntry* version = zip->find(prefix + "/version"); version != nullptr) {
       const std::string text = small_record(*version);
       const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
       if (digits == 0 || digits > 4) {
-        throw CorruptError({.member = version->name}, "not a number");
+        throw CorruptError({.member = std::string(version->name)}, "not a number");
       }
       const int number = std::stoi(text.substr(0, digits));
       if (number > kMaxFormatVersion) {
-        throw UnsupportedError({.member = version->name},
+        throw UnsupportedError({.member = std::string(version->name)},
                                "format version " + std::to_string(number) + " is newer than " +
                                    std::to_string(kMaxFormatVersion));
       }
     }
-    in_context({.member = data->name}, [&] {
+    in_context({.member = std::string(data->name)}, [&] {
       const pickle::Limits limits;
       if (data->size > limits.max_bytes) {
         throw UnsupportedError({}, "a pickle of " + std::to_string(data->size) + " bytes");
@@ -235,7 +237,7 @@ struct TorchArchive::Impl {
   }
 
   std::string small_record(const ZipEntry& entry) const {
-    if (entry.size > 64) throw CorruptError({.member = entry.name}, "is too long");
+    if (entry.size > 64) throw CorruptError({.member = std::string(entry.name)}, "is too long");
     const std::vector<std::byte> bytes = zip->read(entry);
     return std::string(as_text(bytes));
   }
@@ -546,7 +548,7 @@ std::string TorchArchive::record_at(uint64_t offset) const {
     return "";
   }
   for (const ZipEntry& entry : impl_->zip->entries()) {
-    if (offset >= entry.header_offset && offset < entry.limit) return entry.name;
+    if (offset >= entry.header_offset && offset < entry.limit) return std::string(entry.name);
   }
   return "";
 }

@@ -48,6 +48,8 @@ class Fnv1a {
   uint64_t state_ = 0xcbf29ce484222325;
 };
 
+constexpr uint32_t kMaxDepth = 1000;
+
 std::string data_name(size_t key) {
   return "data/" + std::to_string(key);
 }
@@ -194,19 +196,20 @@ Value TorchArchiveWriter::import(const TorchArchive& from, const Value& value,
 
 TorchArchiveWriter::Written TorchArchiveWriter::write() && {
   size_t next = 0;
-  for (const Value& value : persistent_values(document_.root())) {
-    const auto id = value.persistent_id().as_sequence();
-    const size_t key = std::stoul(std::string(id[2].as_string()));
+  const auto check_order = [&](const Value& value) {
+    const size_t key = std::stoul(key_of(value));
     if (key > next) throw std::logic_error("tensors were not made in the order of the root");
     if (key == next) ++next;
-  }
+  };
+  Written archive{.pickle = pickle::write_protocol2(document_.root(), kMaxDepth, check_order),
+                  .data = {},
+                  .serialization_id = {}};
+  document_ = {};
   if (next != storages_.size()) throw std::logic_error("a storage that the root does not use");
-
-  Written archive{
-      .pickle = pickle::write_protocol2(document_.root()), .data = {}, .serialization_id = {}};
   Fnv1a names;
   Fnv1a contents;
   contents.add(archive.pickle);
+  archive.data.reserve(order_.size());
   for (size_t key = 0; key < order_.size(); ++key) {
     archive.data.push_back(std::move(storages_[order_[key]].data));
     names.add(data_name(key));

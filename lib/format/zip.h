@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,7 +21,7 @@ namespace dsckpt {
 
 // One record of the central directory (APPNOTE 4.3.12).
 struct ZipEntry {
-  std::string name;
+  std::string_view name;  // as long as its reader lives
   uint32_t crc32 = 0;
   uint64_t size = 0;           // bytes of data; compressed and uncompressed size are equal
   uint64_t header_offset = 0;  // of the local header
@@ -43,6 +44,9 @@ class ZipReader {
  public:
   // `file` must outlive the reader.
   static ZipReader open(const InputFile& file, FileId id);
+  // A zip that is `part` of the file, as one of torch.distributed.checkpoint's is. All offsets are
+  // counted from the start of the file.
+  static ZipReader open(const InputFile& file, const Extent& part);
   ZipReader(ZipReader&&) noexcept = default;
   ZipReader& operator=(ZipReader&&) noexcept = default;
   // True if the file starts with a local header or is an empty zip.
@@ -72,6 +76,7 @@ class ZipReader {
 
  private:
   struct LocalHeader;
+  void keep_names();
   LocalHeader read_header(const ZipEntry& entry) const;
   void check_descriptor(const ZipEntry& entry, uint64_t begin) const;
   void compare(const ZipEntry& entry, const Extent& extent, uint32_t crc) const;
@@ -79,9 +84,14 @@ class ZipReader {
   const InputFile* file_;
   FileId id_;
   bool has_checksums_ = true;
+  std::unique_ptr<char[]> names_;  // of the entries, one after the other
   std::vector<ZipEntry> entries_;
   std::vector<uint32_t> by_name_;  // indices of entries_, in the order of their names
 };
+
+// The zips that a file consists of, if it is nothing but whole ones, each where the one before
+// ends: what torch.distributed.checkpoint writes. Else none. Reads the file from end to end.
+std::vector<Extent> zips_in_a_row(const InputFile& file, FileId id);
 
 // Lays out a zip file in a plan, the way torch's writer would have written it: local headers with
 // flags 0x0808 and CRC and sizes 0, data at multiples of 64 ("FB" extra field of 'Z' bytes), a data
@@ -101,11 +111,16 @@ class ZipLayout {
 
  private:
   struct Record {
-    std::string name;
+    std::string name;   // below the prefix
     std::string bytes;  // if there is no source
     std::optional<TensorSource> source;
     uint64_t size = 0;
   };
+  struct Placed;
+  // Where each record goes; `end` becomes the end of the directory.
+  std::vector<Placed> place(const std::string& path, uint64_t& end) const;
+  std::string full_name(const Record& record) const { return prefix_ + "/" + record.name; }
+
   std::string prefix_;
   std::vector<Record> records_;
 };

@@ -121,85 +121,124 @@ std::string end_records(uint64_t entries, uint64_t directory_offset, uint64_t di
 
 void ZipLayout::add(std::string_view name, std::string bytes) {
   const uint64_t size = bytes.size();
-  records_.push_back({prefix_ + "/" + std::string(name), std::move(bytes), std::nullopt, size});
+  records_.push_back({std::string(name), std::move(bytes), std::nullopt, size});
 }
 
 void ZipLayout::add(std::string_view name, TensorSource data) {
   const uint64_t size = data.nbytes();
-  records_.push_back({prefix_ + "/" + std::string(name), {}, std::move(data), size});
+  records_.push_back({std::string(name), {}, std::move(data), size});
+}
+
+namespace {
+
+// What lies between the data of two sources, collected into few items of the plan.
+class Literals {
+ public:
+  Literals(PlanBuilder& plan, OutputId out) : plan_(plan), out_(out) {}
+
+  void add(std::string_view bytes) {
+    bytes_ += bytes;
+    if (bytes_.size() >= kAtOnce) flush();
+  }
+  void skip(uint64_t size) {
+    flush();
+    at_ += size;
+  }
+  void flush() {
+    plan_.put_literal(out_, at_, bytes_);
+    at_ += bytes_.size();
+    bytes_.clear();
+  }
+
+ private:
+  static constexpr size_t kAtOnce = size_t{1} << 20;
+  PlanBuilder& plan_;
+  OutputId out_;
+  uint64_t at_ = 0;
+  std::string bytes_;
+};
+
+}  // namespace
+
+// Where everything goes has to be known first: the output has its size from the start.
+struct ZipLayout::Placed {
+  uint64_t header_offset = 0;
+  uint64_t data_offset = 0;
+  uint64_t descriptor_offset = 0;  // and where that ends, if there is none
+  uint64_t entry_offset = 0;       // in the directory
+};
+
+std::vector<ZipLayout::Placed> ZipLayout::place(const std::string& path, uint64_t& end) const {
+  std::vector<Placed> placed(records_.size());
+  uint64_t offset = 0;
+  for (size_t i = 0; i < records_.size(); ++i) {
+    const std::string name = full_name(records_[i]);
+    if (name.size() > zip::kMax16) {
+      throw UnsupportedError({.file = path, .member = name.substr(0, 80) + "..."},
+                             "the name is too long for a zip record");
+    }
+    placed[i].header_offset = offset;
+    placed[i].data_offset = offset + local_header(name, 0, records_[i].size, offset).size();
+    placed[i].descriptor_offset = checked_add(placed[i].data_offset, records_[i].size);
+    offset = placed[i].descriptor_offset;
+    if (records_[i].size > 0) {
+      offset += descriptor(0, records_[i].size, placed[i].header_offset).size();
+    }
+  }
+  for (size_t i = 0; i < records_.size(); ++i) {
+    placed[i].entry_offset = offset;
+    offset += central_entry(full_name(records_[i]), 0, 0, records_[i].size, placed[i].header_offset)
+                  .size();
+  }
+  end = offset;
+  return placed;
 }
 
 OutputId ZipLayout::lay_out(PlanBuilder& plan, std::string path) && {
-  struct Placed {
-    uint16_t flags = 0;
-    uint64_t header_offset = 0;
-    uint64_t data_offset = 0;
-    uint32_t crc32 = 0;  // 0 where a digest will fill it in
-    std::vector<uint64_t> crc_places;
-  };
-  // Everything between the data of two sources is one literal.
-  std::vector<std::pair<uint64_t, std::string>> literals{{0, ""}};
-  std::vector<Placed> placed;
-  uint64_t offset = 0;
-  const auto literal = [&](std::string_view bytes) {
-    literals.back().second += bytes;
-    offset += bytes.size();
-  };
+  uint64_t directory_end = 0;
+  const std::vector<Placed> placed = place(path, directory_end);
+  const uint64_t directory = placed.empty() ? 0 : placed.front().entry_offset;
+  const std::string end = end_records(records_.size(), directory, directory_end - directory);
+  const OutputId out = plan.add_output(std::move(path), directory_end + end.size());
 
-  for (const Record& record : records_) {
-    if (record.name.size() > zip::kMax16) {
-      throw UnsupportedError({.file = path, .member = record.name.substr(0, 80) + "..."},
-                             "the name is too long for a zip record");
-    }
-    Placed& place = placed.emplace_back();
-    place.flags = zip::kUtf8Flag;
-    if (record.size > 0) place.flags |= zip::kDescriptorFlag;
-    place.header_offset = offset;
-    literal(local_header(record.name, place.flags, record.size, offset));
-    place.data_offset = offset;
-    if (record.source) {
-      if (record.size > 0) {
-        offset = checked_add(offset, record.size);
-        literals.push_back({offset, ""});
-      }
-    } else {
-      place.crc32 = libdeflate_crc32(0, record.bytes.data(), record.bytes.size());
-      literal(record.bytes);
-    }
-    if (record.size > 0) {
-      place.crc_places.push_back(offset + 4);
-      literal(descriptor(place.crc32, record.size, place.header_offset));
-    }
-  }
-
-  const uint64_t directory_offset = offset;
-  for (size_t i = 0; i < records_.size(); ++i) {
-    Placed& place = placed[i];
-    place.crc_places.push_back(offset + 16);
-    literal(central_entry(records_[i].name, place.flags, place.crc32, records_[i].size,
-                          place.header_offset));
-  }
-  literal(end_records(records_.size(), directory_offset, offset - directory_offset));
-
-  const OutputId out = plan.add_output(std::move(path), offset);
+  uint64_t literal_bytes = directory_end + end.size();
+  for (const Record& record : records_) literal_bytes -= record.source ? record.size : 0;
+  plan.expect_literals(literal_bytes);
   // In the order of the offsets, so that the plan has nothing to sort.
-  auto literal_at = literals.begin();
-  const auto put_literal = [&] {
-    plan.put_literal(out, literal_at->first, literal_at->second);
-    ++literal_at;
+  Literals literals(plan, out);
+  const auto flags_of = [](const Record& record) {
+    return static_cast<uint16_t>(zip::kUtf8Flag | (record.size > 0 ? zip::kDescriptorFlag : 0));
   };
-  put_literal();
+  // 0 where a digest will fill it in.
+  const auto crc_of = [](const Record& record) {
+    return record.source ? 0 : libdeflate_crc32(0, record.bytes.data(), record.bytes.size());
+  };
   for (size_t i = 0; i < records_.size(); ++i) {
     const Record& record = records_[i];
-    if (!record.source || record.size == 0) continue;
-    const uint64_t begin = placed[i].data_offset;
-    plan.put(out, begin, *record.source);
-    put_literal();
-    plan.add_digest({.out = out,
-                     .begin = begin,
-                     .end = begin + record.size,
-                     .patches = std::move(placed[i].crc_places)});
+    const Placed& at = placed[i];
+    literals.add(local_header(full_name(record), flags_of(record), record.size, at.header_offset));
+    if (record.source && record.size > 0) {
+      literals.skip(record.size);
+      plan.put(out, at.data_offset, *record.source);
+      // The CRC32 comes second in a descriptor, and behind 16 bytes in the directory.
+      plan.add_digest({.out = out,
+                       .begin = at.data_offset,
+                       .end = at.descriptor_offset,
+                       .patches = {at.descriptor_offset + 4, at.entry_offset + 16}});
+    } else {
+      literals.add(record.bytes);
+    }
+    if (record.size > 0) {
+      literals.add(descriptor(crc_of(record), record.size, at.header_offset));
+    }
   }
+  for (size_t i = 0; i < records_.size(); ++i) {
+    const Record& record = records_[i];
+    literals.add(central_entry(full_name(record), flags_of(record), crc_of(record), record.size,
+                               placed[i].header_offset));
+  }
+  literals.add(end);
+  literals.flush();
   return out;
 }
 

@@ -24,7 +24,7 @@ struct Directory {
   uint64_t entries = 0;
 };
 
-// The last bytes of the file: whatever the end records can occupy.
+// The last bytes of the archive: whatever the end records can occupy.
 struct Tail {
   std::vector<std::byte> bytes;
   uint64_t offset = 0;
@@ -34,16 +34,16 @@ struct Tail {
   }
 };
 
-Tail read_tail(const InputFile& file) {
+Tail read_tail(const InputFile& file, const Extent& part) {
   constexpr uint64_t kReach = zip::kEndSize + 0xFFFF + zip::kLocatorSize + zip::kEnd64Size;
-  const uint64_t size = std::min(file.size(), kReach);
-  return {file.read(file.size() - size, size), file.size() - size};
+  const uint64_t size = std::min(part.size, kReach);
+  return {file.read(part.end() - size, size), part.end() - size};
 }
 
 // APPNOTE 4.3.16. What torch and Python's zipfile take is the last signature, whatever comes behind
 // it (miniz mz_zip_reader_locate_header_sig, zipfile _EndRecData): where that is more or less than
 // its comment, readers that look for a comment of the right length would take another directory.
-uint64_t find_end_record(const InputFile& file, const Tail& tail) {
+uint64_t find_end_record(const Tail& tail) {
   for (size_t left = tail.bytes.size(); left >= zip::kEndSize; --left) {
     const size_t at = left - zip::kEndSize;
     const std::byte* record = tail.bytes.data() + at;
@@ -57,7 +57,7 @@ uint64_t find_end_record(const InputFile& file, const Tail& tail) {
             std::to_string(comment) +
             (behind < comment ? ": the file is truncated" : ": readers could take another one"));
   }
-  throw CorruptError({.offset = file.size()},
+  throw CorruptError({.offset = tail.offset + tail.bytes.size()},
                      "no end of central directory: the file is truncated or still being written");
 }
 
@@ -69,8 +69,9 @@ void check_agrees(Narrow narrow, uint64_t wide, uint64_t where, const char* what
   }
 }
 
-Directory read_end_records(const InputFile& file, const Tail& tail) {
-  const uint64_t end = find_end_record(file, tail);
+// The places that they say count from `begin`; those in the result from the start of the file.
+Directory read_end_records(const InputFile& file, const Tail& tail, uint64_t begin) {
+  const uint64_t end = find_end_record(tail);
   ByteReader record = tail.at(end);
   record.take(4);
   const auto disk = record.read<uint16_t>();
@@ -91,7 +92,7 @@ Directory read_end_records(const InputFile& file, const Tail& tail) {
     ByteReader locator = tail.at(locator_offset);
     locator.take(4);
     const auto end64_disk = locator.read<uint32_t>();
-    const auto end64_offset = locator.read<uint64_t>();
+    const uint64_t end64_offset = checked_add(locator.read<uint64_t>(), begin);
     const auto disks = locator.read<uint32_t>();
     if (end64_disk != 0 || disks > 1) {
       throw UnsupportedError({.offset = locator_offset}, "a zip split over several files");
@@ -128,6 +129,7 @@ Directory read_end_records(const InputFile& file, const Tail& tail) {
   if (!one_disk) {
     throw UnsupportedError({.offset = end}, "a zip split over several files");
   }
+  directory.offset = checked_add(directory.offset, begin);
   if (directory.offset > directory_end || directory.size != directory_end - directory.offset) {
     throw CorruptError({.offset = end},
                        "the central directory does not lie where the end record says: bytes are "
@@ -200,15 +202,15 @@ ZipEntry read_entry(ByteReader& reader) {
   reader.take(2);  // internal attributes
   const auto attributes = reader.read<uint32_t>();
   entry.header_offset = reader.read<uint32_t>();
-  entry.name = reader.text(name_size);
+  entry.name = as_text(reader.take(name_size));
   const ByteSpan extra = reader.take(extra_size);
   const uint64_t extra_offset = reader.offset() - extra_size;
   reader.take(comment_size);
 
-  if (entry.name.empty() || entry.name.find('\0') != std::string::npos) {
+  if (entry.name.empty() || entry.name.find('\0') != std::string_view::npos) {
     throw CorruptError({.offset = at}, "a record's name is empty or has a NUL byte");
   }
-  const auto where = [&] { return Where{.member = entry.name, .offset = at}; };
+  const auto where = [&] { return Where{.member = std::string(entry.name), .offset = at}; };
   in_context(where, [&] {
     apply_zip64_extra(ByteReader(extra, extra_offset), &entry.size, &csize, &entry.header_offset);
     if (disk != 0) throw UnsupportedError({}, "a zip split over several files");
@@ -230,8 +232,9 @@ ZipEntry read_entry(ByteReader& reader) {
   return entry;
 }
 
-// Gives every entry its limit and checks that no two records share bytes.
-void set_limits(std::vector<ZipEntry>& entries, uint64_t directory_offset) {
+// Gives every entry its limit and checks that no two records share bytes, and that the first one
+// begins at `begin`.
+void set_limits(std::vector<ZipEntry>& entries, uint64_t begin, uint64_t directory_offset) {
   std::vector<size_t> order(entries.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
@@ -244,14 +247,15 @@ void set_limits(std::vector<ZipEntry>& entries, uint64_t directory_offset) {
     const uint64_t least = checked_add(
         checked_add(entry.header_offset, zip::kLocalSize + entry.name.size()), entry.size);
     if (least > limit) {
-      throw CorruptError({.member = entry.name, .offset = entry.header_offset},
+      throw CorruptError({.member = std::string(entry.name), .offset = entry.header_offset},
                          "the record reaches byte " + std::to_string(least) + ", beyond byte " +
                              std::to_string(limit) + " where the next one or the directory begins");
     }
     limit = entry.header_offset;
   }
-  if (limit != 0) {
-    throw CorruptError({.offset = 0}, std::to_string(limit) + " bytes before the first record");
+  if (limit != begin) {
+    throw CorruptError({.offset = begin},
+                       std::to_string(limit - begin) + " bytes before the first record");
   }
 }
 
@@ -266,7 +270,8 @@ std::vector<uint32_t> sorted_by_name(const std::vector<ZipEntry>& entries) {
 }
 
 // As miniz compares names (mz_zip_filename_compare): torch asks for records without minding case.
-std::string lower(std::string name) {
+std::string lower(std::string_view text) {
+  std::string name(text);
   for (char& c : name) {
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   }
@@ -280,7 +285,7 @@ void check_names_differ(const std::vector<ZipEntry>& entries,
     return entries[a].name == entries[b].name;
   });
   if (same != by_name.end()) {
-    throw CorruptError({.member = entries[*same].name}, "two records have this name");
+    throw CorruptError({.member = std::string(entries[*same].name)}, "two records have this name");
   }
   const auto has_capitals = [](const ZipEntry& entry) {
     return std::any_of(entry.name.begin(), entry.name.end(),
@@ -293,8 +298,9 @@ void check_names_differ(const std::vector<ZipEntry>& entries,
   for (const ZipEntry& entry : entries) {
     const auto [other, is_new] = seen.emplace(lower(entry.name), &entry);
     if (is_new) continue;
-    throw CorruptError({.member = entry.name},
-                       "torch takes this name and '" + other->second->name + "' for the same");
+    throw CorruptError(
+        {.member = std::string(entry.name)},
+        "torch takes this name and '" + std::string(other->second->name) + "' for the same");
   }
 }
 
@@ -309,9 +315,13 @@ bool ZipReader::probe(const InputFile& file) {
 }
 
 ZipReader ZipReader::open(const InputFile& file, FileId id) {
+  return open(file, {id, 0, file.size()});
+}
+
+ZipReader ZipReader::open(const InputFile& file, const Extent& part) {
   return in_context({.file = file.display()}, [&] {
-    const Tail tail = read_tail(file);
-    const Directory directory = read_end_records(file, tail);
+    const Tail tail = read_tail(file, part);
+    const Directory directory = read_end_records(file, tail, part.offset);
     std::vector<std::byte> own;
     ByteSpan bytes;
     if (directory.offset >= tail.offset) {
@@ -323,22 +333,71 @@ ZipReader ZipReader::open(const InputFile& file, FileId id) {
       bytes = own;
     }
 
-    ZipReader zip(file, id);
+    ZipReader zip(file, part.file);
     ByteReader reader(bytes, directory.offset);
     zip.entries_.reserve(static_cast<size_t>(directory.entries));
-    for (uint64_t i = 0; i < directory.entries; ++i) zip.entries_.push_back(read_entry(reader));
+    for (uint64_t i = 0; i < directory.entries; ++i) {
+      ZipEntry& entry = zip.entries_.emplace_back(read_entry(reader));
+      entry.header_offset = checked_add(entry.header_offset, part.offset);
+    }
     if (!reader.at_end()) {
       throw CorruptError({.offset = reader.offset()}, "the central directory lists more than the " +
                                                           std::to_string(directory.entries) +
                                                           " records of the end record");
     }
-    set_limits(zip.entries_, directory.offset);
+    zip.keep_names();
+    set_limits(zip.entries_, part.offset, directory.offset);
     zip.has_checksums_ = std::any_of(zip.entries_.begin(), zip.entries_.end(),
                                      [](const ZipEntry& entry) { return entry.crc32 != 0; });
     zip.by_name_ = sorted_by_name(zip.entries_);
     check_names_differ(zip.entries_, zip.by_name_);
     return zip;
   });
+}
+
+std::vector<Extent> zips_in_a_row(const InputFile& file, FileId id) {
+  constexpr int kMaxTries = 1000;  // ends that are none, such as those in tensors
+  constexpr uint64_t kWindow = 1 << 20;
+  constexpr std::string_view kEnd = "PK\5\6";
+  std::vector<Extent> zips;
+  uint64_t begin = 0;
+  int tries = 0;
+  for (uint64_t at = 0; at < file.size(); at += kWindow) {
+    const std::vector<std::byte> window =
+        file.read(at, std::min(kWindow + zip::kEndSize - 1, file.size() - at));
+    const std::string_view text = as_text(window);
+    for (size_t hit = text.find(kEnd); hit < kWindow; hit = text.find(kEnd, hit + 1)) {
+      if (hit + zip::kEndSize > text.size()) break;
+      const uint64_t end = at + hit + zip::kEndSize + load_le<uint16_t>(window.data() + hit + 20);
+      if (at + hit < begin || end > file.size()) continue;
+      try {
+        const Extent zip{id, begin, end - begin};
+        ZipReader::open(file, zip);
+        zips.push_back(zip);
+        begin = end;
+      } catch (const CorruptError&) {
+        if (++tries == kMaxTries) return {};
+      } catch (const UnsupportedError&) {
+        return {};
+      }
+    }
+  }
+  if (begin != file.size()) zips.clear();
+  return zips;
+}
+
+// They lie in the directory, which goes. In one piece they take a third of what a string each
+// would.
+void ZipReader::keep_names() {
+  size_t size = 0;
+  for (const ZipEntry& entry : entries_) size += entry.name.size();
+  names_ = std::make_unique_for_overwrite<char[]>(size);
+  char* at = names_.get();
+  for (ZipEntry& entry : entries_) {
+    std::copy(entry.name.begin(), entry.name.end(), at);
+    entry.name = {at, entry.name.size()};
+    at += entry.name.size();
+  }
 }
 
 const ZipEntry* ZipReader::find(std::string_view name) const {
@@ -361,7 +420,8 @@ Extent ZipReader::data(const ZipEntry& entry) const {
 }
 
 ZipReader::LocalHeader ZipReader::read_header(const ZipEntry& entry) const {
-  const Where where{.file = file_->display(), .member = entry.name, .offset = entry.header_offset};
+  const Where where{
+      .file = file_->display(), .member = std::string(entry.name), .offset = entry.header_offset};
   return in_context(where, [&]() -> LocalHeader {
     // One read that usually covers torch's padding too; only the extra field can be longer.
     const uint64_t fixed = zip::kLocalSize + entry.name.size();
@@ -438,13 +498,14 @@ void ZipReader::check_descriptor(const ZipEntry& entry, uint64_t begin) const {
       whole == entry.size) {
     return;
   }
-  throw CorruptError({.file = file_->display(), .member = entry.name, .offset = begin},
+  throw CorruptError({.file = file_->display(), .member = std::string(entry.name), .offset = begin},
                      "what stands behind the record has another CRC32 or size than the directory");
 }
 
 Extent ZipReader::check_frame(const ZipEntry& entry) const {
   const LocalHeader header = read_header(entry);
-  const Where where{.file = file_->display(), .member = entry.name, .offset = entry.header_offset};
+  const Where where{
+      .file = file_->display(), .member = std::string(entry.name), .offset = entry.header_offset};
   if (header.modified != entry.modified) {
     throw CorruptError(where, "the local header and the directory disagree about the time");
   }
@@ -475,7 +536,7 @@ void ZipReader::check(const ZipEntry& entry) const {
 void ZipReader::compare(const ZipEntry& entry, const Extent& extent, uint32_t crc) const {
   if (!has_checksums_ || crc == entry.crc32) return;
   throw CorruptError(
-      {.file = file_->display(), .member = entry.name, .offset = extent.offset},
+      {.file = file_->display(), .member = std::string(entry.name), .offset = extent.offset},
       "the data does not match its CRC32: the file was damaged after it was written");
 }
 

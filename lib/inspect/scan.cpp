@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <system_error>
 
 #include "dsckpt/error.h"
+#include "inspect/dcp_items.h"
 #include "inspect/scan_content.h"
 #include "io/input_file.h"
 #include "io/opening_files.h"
@@ -18,7 +20,8 @@ namespace {
 struct FoundFile {
   fs::path path;
   std::string display;
-  std::string refused;  // why it is not read, or ""
+  std::string refused;              // why it is not read, or ""
+  std::vector<DcpItem> items = {};  // that DCP loads of it
 };
 
 std::string refusal_of(const fs::directory_entry& entry) {
@@ -28,6 +31,11 @@ std::string refusal_of(const fs::directory_entry& entry) {
   if (fs::is_directory(target)) return "a link to a folder, which is not followed";
   if (target.type() == fs::file_type::not_found) return "a link to nothing";
   return "not a regular file";
+}
+
+void sort_by_name(std::vector<FoundFile>& files) {
+  std::sort(files.begin(), files.end(),
+            [](const FoundFile& a, const FoundFile& b) { return a.display < b.display; });
 }
 
 // Files below `root`, sorted.
@@ -58,8 +66,7 @@ std::vector<FoundFile> files_below(const fs::path& root) {
     }
     if (failed) give_up();
   }
-  std::sort(files.begin(), files.end(),
-            [](const FoundFile& a, const FoundFile& b) { return a.display < b.display; });
+  sort_by_name(files);
   return files;
 }
 
@@ -68,12 +75,62 @@ ScanResult scan_file(const FoundFile& found) {
   result.files = 1;
   try {
     if (!found.refused.empty()) throw IoError({}, found.refused, 0);
-    scan_content(InputFile(found.path, found.display), result);
+    scan_content(InputFile(found.path, found.display), found.items, result);
   } catch (const Error& error) {
     result.unreadable.push_back({found.display, "", error.message()});
   }
   return result;
 }
+
+// The files of DCP checkpoints, with what a `.metadata` says is in them: those that were found, and
+// where only the `.metadata` was scanned, those beside it. What cannot be followed is unreadable.
+class DcpFiles {
+ public:
+  DcpFiles(std::vector<FoundFile>& files, ScanResult& result) : files_(files), result_(result) {
+    for (size_t i = 0; i < files.size(); ++i) known_.emplace(files[i].path.lexically_normal(), i);
+  }
+
+  void follow(const FoundFile& metadata) {
+    // Others have files of this name too, which are texts.
+    if (!metadata.refused.empty() || scan_file(metadata).pickles == 0) return;
+    try {
+      for (DcpFile& part : dcp_items(InputFile(metadata.path, metadata.display))) {
+        add(metadata, std::move(part));
+      }
+    } catch (const Error& error) {
+      give_up(metadata, "what is loaded by it cannot be told: " + error.message());
+    }
+  }
+
+ private:
+  void give_up(const FoundFile& metadata, const std::string& reason) {
+    result_.unreadable.push_back({metadata.display, "", reason});
+  }
+
+  void add(const FoundFile& metadata, DcpFile part) {
+    const fs::path folder = metadata.path.parent_path();
+    const fs::path name = fs::path(part.name).lexically_normal();
+    if (name.empty() || name.is_absolute() || *name.begin() == "..") {
+      return give_up(metadata, "it leads out of its folder, to " + part.name);
+    }
+    const fs::path path = (folder / name).lexically_normal();
+    const auto [at, is_new] = known_.emplace(path, files_.size());
+    if (is_new) {
+      const std::string display =
+          (fs::path(metadata.display).parent_path() / name).lexically_normal().string();
+      std::error_code failed;
+      const bool is_there = fs::exists(path, failed);
+      files_.push_back({path, display,
+                        is_there ? refusal_of(fs::directory_entry(path))
+                                 : "is not there, but '" + metadata.display + "' names it"});
+    }
+    merge_items(files_[at->second].items, std::move(part.items));
+  }
+
+  std::vector<FoundFile>& files_;
+  ScanResult& result_;
+  std::map<fs::path, size_t> known_;
+};
 
 template <typename T>
 void append(std::vector<T>& to, std::vector<T>& from) {
@@ -109,6 +166,12 @@ ScanResult scan(const fs::path& path, Progress* progress) {
   } else {
     files.push_back({path, path.filename().string(), refusal_of(fs::directory_entry(path))});
   }
+  ScanResult all;
+  DcpFiles dcp(files, all);
+  for (size_t i = 0, count = files.size(); i < count; ++i) {
+    if (is_dcp_metadata(files[i].path.filename().string())) dcp.follow(FoundFile(files[i]));
+  }
+  sort_by_name(files);
   std::vector<ScanResult> results(files.size());
   const OpeningFiles opening(progress, files.size());
   tbb::parallel_for(size_t{0}, files.size(), [&](size_t i) {
@@ -117,7 +180,6 @@ ScanResult scan(const fs::path& path, Progress* progress) {
     opening.opened_one();
   });
 
-  ScanResult all;
   for (ScanResult& result : results) {
     all.files += result.files;
     all.pickles += result.pickles;

@@ -3,9 +3,10 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <array>
-#include <cctype>
+#include <iterator>
+#include <map>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "format/torch_form.h"
 #include "format/zip.h"
 #include "format/zip_records.h"
+#include "inspect/scan_forms.h"
 #include "io/file_source.h"
 #include "pickle/trace.h"
 
@@ -36,104 +38,6 @@ constexpr uint64_t kMaxWork = uint64_t{1} << 30;
 constexpr uint64_t kMaxWorkRatio = 4;
 constexpr uint64_t kSearchWindow = uint64_t{1} << 20;
 constexpr size_t kMaxRecordName = 4096;
-
-struct Signature {
-  std::string_view name;
-  size_t offset;
-  std::string_view bytes;
-};
-
-// What pickles are wrapped in and is not unwrapped here.
-constexpr Signature kContainers[] = {
-    {"7z archive", 0, "7z\xBC\xAF\x27\x1C"sv},
-    {"gzip file", 0, "\x1F\x8B\x08"sv},
-    {"xz file", 0,
-     "\xFD"
-     "7zXZ\0"sv},
-    {"bzip2 file", 0, "BZh"sv},
-    {"zstd file", 0, "\x28\xB5\x2F\xFD"sv},
-    {"lz4 file", 0, "\x04\x22\x4D\x18"sv},
-    {"lz4 file", 0, "\x02\x21\x4C\x18"sv},  // the legacy form
-    {"RAR archive", 0, "Rar!\x1A\x07"sv},
-    {"tar archive", 257, "ustar"sv},
-};
-// Names of files that are pickles, or zips or legacy torch files with pickles in them.
-constexpr std::array kPickleNames = {".pkl"sv,  ".pickle"sv, ".pt"sv,     ".pth"sv, ".bin"sv,
-                                     ".ckpt"sv, ".joblib"sv, ".distcp"sv, ".p"sv,   ".dat"sv};
-
-template <size_t N>
-std::optional<std::string_view> match(const Signature (&table)[N], std::string_view head) {
-  for (const Signature& signature : table) {
-    if (head.size() > signature.offset &&
-        head.substr(signature.offset).starts_with(signature.bytes)) {
-      return signature.name;
-    }
-  }
-  return std::nullopt;
-}
-
-// RFC 1950: a header that fits, and a beginning that can be inflated.
-bool is_zlib(std::string_view head) {
-  if (head.size() < 2 || (head[0] & 0x0F) != Z_DEFLATED) return false;
-  z_stream stream{};
-  if (inflateInit(&stream) != Z_OK) return false;
-  std::array<Bytef, kHead> out{};
-  std::string in(head);
-  stream.next_in = reinterpret_cast<Bytef*>(in.data());
-  stream.avail_in = static_cast<uInt>(in.size());
-  stream.next_out = out.data();
-  stream.avail_out = static_cast<uInt>(out.size());
-  const int status = ::inflate(&stream, Z_SYNC_FLUSH);
-  ::inflateEnd(&stream);
-  return status == Z_STREAM_END || (status == Z_OK && stream.total_out > 0);
-}
-
-// The form before xz: properties, the dictionary's size, the content's size (lzma.FORMAT_ALONE).
-bool is_lzma(std::string_view head) {
-  constexpr uint64_t kMostContent = uint64_t{1} << 40;
-  if (head.size() < 13 || static_cast<unsigned char>(head[0]) >= 9 * 5 * 5) return false;
-  const auto* bytes = reinterpret_cast<const std::byte*>(head.data());
-  const auto dictionary = load_le<uint32_t>(bytes + 1);
-  const auto content = load_le<uint64_t>(bytes + 5);
-  // 2^n or 2^n + 2^(n-1), as liblzma takes it (lzma_alone_decoder).
-  const uint32_t rest = dictionary & (dictionary - 1);
-  const bool is_size = dictionary == ~uint32_t{0} ||
-                       (dictionary >= 1 << 12 && (rest == 0 || (dictionary ^ rest) == rest >> 1));
-  return is_size && (content == ~uint64_t{0} || content < kMostContent);
-}
-
-std::optional<std::string_view> container_of(std::string_view head) {
-  if (is_tar(head)) return "tar archive";
-  if (is_zlib(head)) return "zlib stream";
-  if (is_lzma(head)) return "lzma file";
-  return std::nullopt;
-}
-
-bool is_named_as_pickle(std::string_view name) {
-  std::string lower(name);
-  std::transform(lower.begin(), lower.end(), lower.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return std::any_of(kPickleNames.begin(), kPickleNames.end(),
-                     [&](std::string_view ending) { return lower.ends_with(ending); });
-}
-
-bool is_text(std::string_view head) {
-  return std::all_of(head.begin(), head.end(), [](char c) {
-    const auto byte = static_cast<unsigned char>(c);
-    return byte >= 0x80 || std::isprint(byte) != 0 || std::isspace(byte) != 0;
-  });
-}
-
-// PROTO and a number that a protocol may have.
-bool has_pickle_header(std::string_view head) {
-  return head.size() >= 2 && head[0] == '\x80' && static_cast<unsigned char>(head[1]) <= 8;
-}
-
-// A length, and a JSON object that it is the length of.
-bool is_like_safetensors(const ByteSource& source, std::string_view head) {
-  return head.size() > 8 && head[8] == '{' &&
-         load_le<uint64_t>(reinterpret_cast<const std::byte*>(head.data())) <= source.size() - 8;
-}
 
 std::string display_of(const NamedGlobal& global) {
   switch (global.form) {
@@ -228,24 +132,34 @@ class ContentScanner {
         result_(result),
         budget_(kMaxWork + kMaxWorkRatio * file.size()) {}
 
-  // Scans `source`, which is called `record` in the file ("": it is the file). `in_search`: its end
-  // is not known.
-  void scan(const ByteSource& source, const std::string& record, bool in_search = false) {
+  // True if there is nothing in the file but `items`, each a whole zip, and no reader that takes it
+  // for one zip finds another directory in it. What all of them name alike is kept once.
+  bool scan_items(const std::vector<DcpItem>& items) {
+    in_items_ = true;
+    uint64_t end = 0;
+    bool is_whole = true;
+    for (const DcpItem& item : items) {
+      const bool is_zip = scan_item(item);
+      is_whole = is_whole && is_zip && item.offset == end;
+      end = item.offset + item.size;
+    }
+    in_items_ = false;
+    return is_whole && end == input_.size() && !has_other_directory();
+  }
+
+  // Scans `source`, which is called `record` in the file ("": it is the file) and is `expected` to
+  // be a pickle. `in_search`: its end is not known.
+  void scan(const ByteSource& source, const std::string& record, bool expected,
+            bool in_search = false) {
     const std::vector<std::byte> bytes = source.read(0, kHead);
     const std::string_view head = as_text(bytes);
-    const bool expected = is_named_as_pickle(record.empty() ? file_ : record);
     if (head.starts_with("PK\3\4"sv) || head.starts_with("PK\5\6"sv)) {
       return scan_zip(source, record);
     }
     if (head.starts_with("\x93NUMPY"sv)) return scan_numpy(source, record, head);
-    if (const auto container = match(kContainers, head)) {
+    // Of storages and texts some begin like the less certain ones by chance.
+    if (const auto container = container_of(head, record.empty() || expected)) {
       return add_unreadable(record, std::string(*container));
-    }
-    // Of storages and texts some begin like these by chance.
-    if (record.empty() || expected) {
-      if (const auto container = container_of(head)) {
-        return add_unreadable(record, std::string(*container));
-      }
     }
     if (scan_pickles(source, record, head, expected, in_search)) return;
     if (expected && !in_search && !head.empty() && !is_text(head) &&
@@ -292,8 +206,13 @@ class ContentScanner {
   void add_findings(const Trace& trace, const std::string& record, uint64_t base) {
     ++result_.pickles;
     for (const NamedGlobal& global : trace.globals) {
-      result_.findings.push_back({classify(global), display_of(global), uses_of(global), file_,
-                                  record, base + global.offset, global.form});
+      ScanFinding finding{classify(global), display_of(global),   uses_of(global), file_,
+                          record,           base + global.offset, global.form};
+      if (in_items_ && finding.danger == GlobalClass::harmless &&
+          !known_.emplace(finding.global, finding.uses).second) {
+        continue;
+      }
+      result_.findings.push_back(std::move(finding));
     }
   }
 
@@ -383,7 +302,8 @@ class ContentScanner {
       const ZipReader zip = ZipReader::open(input_, 0);
       for (const ZipEntry& entry : zip.entries()) {
         const Extent data = zip.data(entry);
-        scan(source.part(data.offset, data.size), entry.name);
+        scan(source.part(data.offset, data.size), std::string(entry.name),
+             is_named_as_pickle(entry.name));
       }
     } catch (const IoError&) {
       throw;
@@ -393,6 +313,55 @@ class ContentScanner {
       restart(source);
       add_unreadable("", "a broken zip: " + error.message());
     }
+  }
+
+  // What torch.load makes of a part of the file. True if that is a whole zip.
+  bool scan_item(const DcpItem& item) {
+    if (item.offset > input_.size() || item.size > input_.size() - item.offset) {
+      add_unreadable(item.name, "lies beyond the end of the file");
+      return false;
+    }
+    const ByteSource source = source_of(input_).part(item.offset, item.size);
+    const std::vector<std::byte> head = source.read(0, kHead);
+    if (torch_form(as_text(head)) == TorchForm::zip) {
+      try {
+        scan_part({0, item.offset, item.size}, item.name);
+        return true;
+      } catch (const IoError&) {
+        throw;
+      } catch (const Error& error) {
+        search_zip(source, item.name);
+        add_unreadable(item.name, "a broken zip: " + error.message());
+        return false;
+      }
+    }
+    scan(source, item.name, true);
+    return false;
+  }
+
+  // A zip that is a part of the file.
+  void scan_part(const Extent& part, const std::string& name) {
+    constexpr uint64_t kTail = zip::kEndSize + 0xFFFF;
+    if (!spend(name, std::min(part.size, kTail))) return;
+    const ZipReader zip = ZipReader::open(input_, part);
+    if (!spend(name, zip.entries().size() * zip::kCentralSize)) return;
+    uint64_t directory = part.offset;  // it begins where the last record ends
+    for (const ZipEntry& entry : zip.entries()) {
+      const Extent data = zip.data(entry);
+      scan(source_of(input_).part(data.offset, data.size), inside(name, std::string(entry.name)),
+           is_named_as_pickle(entry.name));
+      directory = std::max(directory, entry.limit);
+    }
+    directories_[directory] = part.offset;
+  }
+
+  // torch counts the place of a directory from the start of a file, even if other bytes were put
+  // before its zip: whether that leads to one that is not of the zips that were scanned.
+  bool has_other_directory() const {
+    if (directories_.empty()) return false;
+    const auto& [last, begin] = *directories_.rbegin();
+    const uint64_t place = last - begin;
+    return !directories_.contains(place) && as_text(source_of(input_).read(place, 4)) == "PK\1\2"sv;
   }
 
   void restart(const ByteSource& source) {
@@ -440,12 +409,12 @@ class ContentScanner {
         add_unreadable(record, "a compressed record that is broken or too large");
       }
       if (!bytes || !spend(record, bytes->size())) return;
-      return scan(ByteSource(ByteSpan(*bytes)), record, is_cut);
+      return scan(ByteSource(ByteSpan(*bytes)), record, is_expected, is_cut);
     }
     const std::vector<std::byte> start = data.read(0, 4);
     if (as_text(start) == "PK\3\4"sv) return;  // the search comes by it
     const bool is_size_known = size != 0 && size != zip::kMax32;
-    scan(data, record, true);
+    scan(data, record, is_expected, true);
     if (result_.pickles > found || (is_size_known && size < 2)) return;
     // Of what is found inside other bytes, the name of the record may be anything.
     if (!is_expected && (name.empty() || !is_text(as_text(name)))) return;
@@ -462,18 +431,47 @@ class ContentScanner {
   bool is_spent_ = false;
   bool is_zip_ = false;
   int nesting_ = 0;
+  bool in_items_ = false;
+  std::set<std::pair<std::string, std::vector<std::string>>> known_;  // harmless, of items
+  // Of zips that are parts of the file: where their directories begin, and they themselves.
+  std::map<uint64_t, uint64_t> directories_;
 };
+
+// Those of a file that nothing but its name tells: one zip after the other.
+std::vector<DcpItem> items_in_a_row(const InputFile& file) {
+  std::vector<DcpItem> items;
+  for (const Extent& zip : zips_in_a_row(file, 0)) {
+    items.push_back({"at " + std::to_string(zip.offset), zip.offset, zip.size});
+  }
+  return items;
+}
+
+// Part by part, and where that does not account for all of the file, as a whole.
+void scan_parts_and_all(const InputFile& file, const std::vector<DcpItem>& items,
+                        ScanResult& result) {
+  const bool is_dcp = file.display().ends_with(".distcp");
+  if (!items.empty() || is_dcp) {
+    ContentScanner scanner(file, result);
+    if (scanner.scan_items(items.empty() ? items_in_a_row(file) : items)) return;
+  }
+  ScanResult whole;
+  ContentScanner scanner(file, whole);
+  const ByteSource source = source_of(file);
+  scanner.scan(source, "", is_named_as_pickle(file.display()));
+  scanner.scan_hidden_zip(source);
+  for (const uint64_t at : datastates_pickles(file)) {
+    scanner.scan(source.from(at), "datastates_metadata.pkl", true);
+  }
+  result.pickles += whole.pickles;
+  std::move(whole.findings.begin(), whole.findings.end(), std::back_inserter(result.findings));
+  std::move(whole.unreadable.begin(), whole.unreadable.end(),
+            std::back_inserter(result.unreadable));
+}
 
 }  // namespace
 
-void scan_content(const InputFile& file, ScanResult& result) {
-  const ByteSource source = source_of(file);
-  ContentScanner scanner(file, result);
-  scanner.scan(source, "");
-  scanner.scan_hidden_zip(source);
-  for (const uint64_t at : datastates_pickles(file)) {
-    scanner.scan(source.from(at), "datastates_metadata.pkl");
-  }
+void scan_content(const InputFile& file, const std::vector<DcpItem>& items, ScanResult& result) {
+  scan_parts_and_all(file, items, result);
   if (result.pickles == 0 && result.unreadable.empty()) result.not_examined = {file.display()};
 }
 

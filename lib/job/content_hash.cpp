@@ -15,15 +15,22 @@ constexpr uint64_t kHashedAtOnce = 1 << 20;
 
 }  // namespace
 
-ContentHashes content_hashes(const Job::Impl& job, Progress& progress, unsigned threads) {
+ContentHashes content_hashes(const Job::Impl& job, const std::vector<bool>& done,
+                             Progress& progress, unsigned threads) {
   ContentHashes digests(job.copied.size());
+  const auto is_wanted = [&](size_t output) {
+    return is_packable(job.plan.outputs()[output].path) && (done.empty() || !done[output]);
+  };
   progress.bytes_done = 0;
-  progress.bytes_total = bytes_packable(job.plan);
+  progress.bytes_total = 0;
+  for (size_t i = 0; i < digests.size(); ++i) {
+    if (is_wanted(i)) progress.bytes_total += (*job.inputs)[job.copied[i]].size();
+  }
   std::atomic<size_t> next{0};
   run_workers(threads, [&] {
     std::vector<std::byte> buffer(kHashedAtOnce);
     for (size_t i; (i = next++) < digests.size();) {
-      if (!is_packable(job.plan.outputs()[i].path)) continue;
+      if (!is_wanted(i)) continue;
       const InputFile& file = (*job.inputs)[job.copied[i]];
       Sha256 hash;
       for (uint64_t at = 0; at < file.size();) {
@@ -41,21 +48,24 @@ ContentHashes content_hashes(const Job::Impl& job, Progress& progress, unsigned 
   return digests;
 }
 
+void check_has_content_hashes(const Job::Impl& job) {
+  const bool has_any = std::any_of(job.copied.begin(), job.copied.end(), [&](FileId input) {
+    return (*job.inputs)[input].sha256().has_value();
+  });
+  if (!has_any) {
+    throw UsageError("--sha256: no file was packed with --sha256, so there is nothing to compare");
+  }
+}
+
 void check_content_hashes(const Job::Impl& job, const ContentHashes& digests) {
-  bool any = false;
   for (size_t i = 0; i < digests.size(); ++i) {
     const InputFile& file = (*job.inputs)[job.copied[i]];
     const auto expected = file.sha256();
-    if (!expected || !digests[i]) continue;
-    any = true;
-    if (*expected != *digests[i]) {
+    if (expected && digests[i] && *expected != *digests[i]) {
       throw CorruptError({.file = file.display()}, "has the SHA-256 " + hex_digits(*digests[i]) +
                                                        ", was packed with " +
                                                        hex_digits(*expected));
     }
-  }
-  if (!any) {
-    throw UsageError("--sha256: no file was packed with --sha256, so there is nothing to compare");
   }
 }
 

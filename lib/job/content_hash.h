@@ -13,12 +13,14 @@ namespace dsckpt {
 // By output; nullopt of files that are not packable.
 using ContentHashes = std::vector<std::optional<Sha256Digest>>;
 
-// Reads all packable inputs of a job that copies files. Throws InterruptedError and what reading
-// throws.
-ContentHashes content_hashes(const Job::Impl& job, Progress& progress, unsigned threads);
+// Reads the packable inputs of a job that copies files, but for those of outputs that are `done`:
+// by output, or empty for none. Throws InterruptedError and what reading throws.
+ContentHashes content_hashes(const Job::Impl& job, const std::vector<bool>& done,
+                             Progress& progress, unsigned threads);
 
-// Throws CorruptError that names the first file that is not what its packed file says, and
-// UsageError if none of them says anything.
+// Throws UsageError if no packed file has a hash to compare with.
+void check_has_content_hashes(const Job::Impl& job);
+// Throws CorruptError that names the first file that is not what its packed file says.
 void check_content_hashes(const Job::Impl& job, const ContentHashes& hashes);
 
 // Bytes of the outputs that are packable.

@@ -52,10 +52,11 @@ uint64_t read_back(const OutputSums& sums, StagedOutput& staged, unsigned thread
 }
 
 // What decides, besides the plan, what is written and checked.
-std::string deciding(const RunOptions& options) {
+std::string deciding(const Job::Impl& job, const RunOptions& options) {
   std::string text = options.verify ? "--verify" : "";
-  if (options.pack)
-    text += (text.empty() ? "packed, level " : ", packed, level ") + std::to_string(*options.pack);
+  const auto add = [&](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
+  if (options.pack) add("packed, level " + std::to_string(*options.pack));
+  if (job.hash != ContentHash::none) add("--sha256");
   return text;
 }
 
@@ -67,21 +68,20 @@ void check_unchanged(const InputFiles& inputs) {
 // The outputs of a job on their way into the staging folder.
 class Writing {
  public:
-  Writing(const Job::Impl& job, const RunOptions& options, const IoChoice& io,
-          const ContentHashes& hashes, StagedOutput& staged, Group* group)
-      : job_(job), options_(options), io_(io), hashes_(hashes), staged_(staged), group_(group) {
+  Writing(const Job::Impl& job, const RunOptions& options, const IoChoice& io, StagedOutput& staged,
+          Group* group)
+      : job_(job), options_(options), io_(io), staged_(staged), group_(group) {
     if (options.verify_output || options.resume) {
       sums_.emplace(job.plan, staged, [&](OutputId out) { return staged.is_patched(out); });
     }
-    Sink& written = sums_ ? static_cast<Sink&>(*sums_) : staged;
-    if (options.pack && group == nullptr) packed_.emplace(job.plan, written, *options.pack, hashes);
-    sink_ = packed_ ? &*packed_ : &written;
     if (options.resume) before_ = load_reached(staged.folder());
   }
 
   // Everything but the commit.
   RunStats operator()(Progress& progress) {
     if (before_) take_over();
+    const ContentHashes kept = hashes(progress);
+    if (group_ == nullptr) set_sink(kept);
     ExecOptions execution{.threads = io_.threads,
                           .unit_bytes = before_ ? before_->run.unit_bytes : io_.unit_bytes,
                           .records = records_to_check(job_, options_.verify),
@@ -93,13 +93,14 @@ class Writing {
       execution.save_every = options_.save_every;
       execution.save_between_outputs = packed_.has_value();
     }
-    RunStats stats =
-        group_ == nullptr
-            ? execute(job_.plan, *job_.inputs, *sink_, progress, execution)
-            : execute_in_group(*group_, job_.plan, *job_.inputs, group_work(), progress, execution);
+    RunStats stats = group_ == nullptr
+                         ? execute(job_.plan, *job_.inputs, *sink_, progress, execution)
+                         : execute_in_group(*group_, job_.plan, *job_.inputs, group_work(kept),
+                                            progress, execution);
     stats.has_checksums = has_checksums(job_, stats);
     stats.bytes_kept = bytes_kept_;
     if (packed_) stats.bytes_stored = bytes_stored();
+    if (group_ != nullptr && options_.pack && before_) stats.bytes_stored += before_->bytes_stored;
     if (options_.verify_output) {
       stats.bytes_verified = read_back(*sums_, staged_, io_.threads, options_, progress);
     }
@@ -124,16 +125,37 @@ class Writing {
     bytes_kept_ = sums_->bytes();
   }
 
-  void save(const RunState& reached) {
-    staged_.sync();
-    save_reached(staged_.folder(), {reached, sums_->state(), bytes_stored()});
+  // Those to be kept in packed files. What the run before has written was hashed by it, and before
+  // it wrote anything it had compared all of them.
+  ContentHashes hashes(Progress& progress) const {
+    if (job_.hash == ContentHash::none) return {};
+    if (job_.hash == ContentHash::check && before_) return {};
+    std::vector<bool> done(before_ ? job_.plan.outputs().size() : 0);
+    if (before_) {
+      for (const OutputSums::State::Written& piece : before_->sums.written) done[piece.out] = true;
+    }
+    ContentHashes hashes = content_hashes(job_, done, progress, options_.threads);
+    if (job_.hash == ContentHash::check) check_content_hashes(job_, std::exchange(hashes, {}));
+    return hashes;
   }
 
-  GroupWork group_work() {
+  void set_sink(const ContentHashes& hashes) {
+    Sink& written = sums_ ? static_cast<Sink&>(*sums_) : staged_;
+    if (options_.pack) packed_.emplace(job_.plan, written, *options_.pack, hashes);
+    sink_ = packed_ ? &*packed_ : &written;
+  }
+
+  void save(const RunState& reached) {
+    staged_.sync();
+    save_reached(staged_.folder(),
+                 {reached, sums_->state(), bytes_stored() + reached.bytes_stored});
+  }
+
+  GroupWork group_work(const ContentHashes& hashes) {
     return {.staged = staged_,
             .sums = sums_ ? &*sums_ : nullptr,
             .pack = options_.pack,
-            .sha256 = hashes_,
+            .sha256 = hashes,
             .sync_portions = options_.resume,
             .sync_last = options_.durable || options_.verify_output};
   }
@@ -145,7 +167,6 @@ class Writing {
   const Job::Impl& job_;
   const RunOptions& options_;
   const IoChoice& io_;
-  const ContentHashes& hashes_;
   StagedOutput& staged_;
   Group* const group_;
   std::optional<OutputSums> sums_;
@@ -223,14 +244,11 @@ std::string check_run(const Job& job, const fs::path& output, const RunOptions& 
 
 RunStats run(const Job& job, const fs::path& output, const RunOptions& options, Progress& progress,
              Group* group) {
-  ContentHashes hashes;
-  if (job->hash != ContentHash::none) hashes = content_hashes(*job, progress, options.threads);
-  if (job->hash == ContentHash::check) check_content_hashes(*job, std::exchange(hashes, {}));
-
+  if (job->hash == ContentHash::check) check_has_content_hashes(*job);
   const IoChoice io = choose_io(options.io, job->plan, *job->inputs, options.durable,
                                 options.pack.has_value(), options.threads);
   std::optional<JobIdentity> identity;
-  if (options.resume) identity = identity_of(job->plan, *job->inputs, deciding(options));
+  if (options.resume) identity = identity_of(job->plan, *job->inputs, deciding(*job, options));
   StagedOutput staged(job->plan, target_of(*job, output),
                       {.force = options.force,
                        .durable = options.durable,
@@ -243,7 +261,7 @@ RunStats run(const Job& job, const fs::path& output, const RunOptions& options, 
   try {
     staged.prepare();
     stats = staged.is_written() ? nothing_to_write(*job)
-                                : Writing(*job, options, io, hashes, staged, group)(progress);
+                                : Writing(*job, options, io, staged, group)(progress);
     staged.commit(pointer_of(job->place, output));
   } catch (const Error& error) {
     fail_with_notes(error, staged);

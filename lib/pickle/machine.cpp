@@ -142,7 +142,7 @@ class Document::Machine {
       if (path.size() >= max_depth) {
         cursor_.fail("values nest deeper than " + std::to_string(max_depth));
       }
-      node->visit = kOpen;
+      node->mark = kOpen;
       path.push_back({node, 0, 0});
     };
     if (is_container(document_.root_.kind())) enter(Access::node(document_.root_));
@@ -152,14 +152,14 @@ class Document::Machine {
       const bool done = for_each_child(*top.node, top.index, [&](const Value& value) {
         if (!is_container(value.kind())) return true;
         Node* node = Access::node(value);
-        if (node->visit == 0) {
+        if (node->mark == 0) {
           child = node;
           return false;
         }
-        if (node->visit == kOpen) {
+        if (node->mark == kOpen) {
           document_.cyclic_ = true;
         } else {
-          top.below = std::max(top.below, node->visit - kOpen);
+          top.below = std::max(top.below, node->mark - kOpen);
         }
         return true;
       });
@@ -171,7 +171,7 @@ class Document::Machine {
       if (height > max_depth - (path.size() - 1)) {
         cursor_.fail("values nest deeper than " + std::to_string(max_depth));
       }
-      top.node->visit = height + kOpen;
+      top.node->mark = height + kOpen;
       path.pop_back();
       if (!path.empty()) path.back().below = std::max(path.back().below, height);
     }

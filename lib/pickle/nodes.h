@@ -27,8 +27,10 @@ struct Node {
   Kind kind;
   bool called = false;  // a CalledBytesNode
   bool helper = false;  // made by the writer to spell another value
-  // 0: not visited; 1: open; otherwise height + 2. Used while parsing only.
-  uint32_t visit = 0;
+  // While it is written only, by one writer at a time: `mark` is its number in the memo.
+  mutable bool memoised = false;
+  // While parsing 0: not visited; 1: open; otherwise height + 2.
+  mutable uint32_t mark = 0;
 };
 
 // string, bytes, byte_array, big_integer

@@ -235,6 +235,9 @@ class Document {
 // (_codecs.encode, __builtin__...). Cycles through lists, dicts and objects are written as such.
 // Throws UnsupportedError for values nested deeper than `max_depth` (cycles through tuples alone
 // included), for texts of 4 GiB and more and for global names that protocol 2 cannot spell.
-std::string write_protocol2(const Value& root, uint32_t max_depth = 1000);
+// `persistent` is told of each persistent value as often as it is written. A document is written by
+// one thread at a time, and not while others read it.
+std::string write_protocol2(const Value& root, uint32_t max_depth = 1000,
+                            const std::function<void(const Value&)>& persistent = {});
 
 }  // namespace dsckpt::pickle

@@ -37,50 +37,34 @@ class Batches {
   char many_;
 };
 
-// Node -> memo index, open addressing: most of the time spent on writing goes here.
-class MemoTable {
+// Which values were given a number, and which: in the nodes themselves, since a pickle of many
+// tensors has millions of them.
+class NodeMemo {
  public:
-  // nullptr if there is none.
-  const uint32_t* find(const Node* node) const {
-    const Slot& slot = slots_[place(node)];
-    return slot.node == nullptr ? nullptr : &slot.index;
+  NodeMemo() = default;
+  ~NodeMemo() {
+    for (const Node* node : nodes_) node->memoised = false;
   }
-  void insert(const Node* node, uint32_t index) {
-    if (2 * (count_ + 1) > slots_.size()) grow();
-    Slot& slot = slots_[place(node)];
-    if (slot.node != nullptr) return;
-    slot = {node, index};
-    ++count_;
+  NodeMemo(const NodeMemo&) = delete;
+  NodeMemo& operator=(const NodeMemo&) = delete;
+
+  static bool has(const Node& node) { return node.memoised; }
+  static uint32_t number(const Node& node) { return node.mark; }
+  void insert(const Node& node, uint32_t number) {
+    if (node.memoised) return;
+    nodes_.push_back(&node);
+    node.memoised = true;
+    node.mark = number;
   }
 
  private:
-  struct Slot {
-    const Node* node = nullptr;
-    uint32_t index = 0;
-  };
-
-  // The slot of `node`, or the empty one where it belongs.
-  size_t place(const Node* node) const {
-    const size_t mask = slots_.size() - 1;
-    size_t at = (reinterpret_cast<uintptr_t>(node) * 0x9e3779b97f4a7c15u) >> 32 & mask;
-    while (slots_[at].node != nullptr && slots_[at].node != node) at = (at + 1) & mask;
-    return at;
-  }
-  void grow() {
-    std::vector<Slot> old(2 * slots_.size());
-    old.swap(slots_);
-    for (const Slot& slot : old) {
-      if (slot.node != nullptr) slots_[place(slot.node)] = slot;
-    }
-  }
-
-  std::vector<Slot> slots_ = std::vector<Slot>(64);
-  size_t count_ = 0;
+  std::vector<const Node*> nodes_;
 };
 
 class Writer {
  public:
-  explicit Writer(uint32_t max_depth) : max_depth_(max_depth) {}
+  Writer(uint32_t max_depth, const std::function<void(const Value&)>& persistent)
+      : max_depth_(max_depth), persistent_(persistent) {}
 
   std::string write(const Value& root) {
     out_ = "\x80\x02";
@@ -186,7 +170,10 @@ class Writer {
     } else if (node.kind == Kind::dict) {
       opened = step_pairs(frame.index, 0, static_cast<DictHolder&>(node).dict.items, true);
     } else {
-      if (frame.index++ == 0) opened = save(static_cast<PersistentNode&>(node).id);
+      if (frame.index++ == 0) {
+        if (persistent_) persistent_(Access::make(node));
+        opened = save(static_cast<PersistentNode&>(node).id);
+      }
       if (!opened) out_.push_back('Q');
     }
     if (!opened) path_.pop_back();
@@ -239,7 +226,7 @@ class Writer {
     while (frame.index < size) {
       if (save(node.items[frame.index++])) return true;
     }
-    if (memo_.find(&node) != nullptr) {
+    if (NodeMemo::has(node)) {
       // The tuple contains itself, and the inner one is written already.
       if (size <= 3) {
         out_.append(size, '0');
@@ -271,7 +258,7 @@ class Writer {
           object.made == ObjectNode::Made::newobj || object.made == ObjectNode::Made::newobj_ex ||
           (object.made == ObjectNode::Made::inst && object.arguments.as_sequence().empty());
       out_.push_back(is_new ? '\x81' : 'R');
-      if (memo_.find(frame.node) != nullptr) {
+      if (NodeMemo::has(*frame.node)) {
         // Its arguments contained it.
         out_.push_back('0');
         get(*frame.node);
@@ -342,7 +329,7 @@ class Writer {
     // A name the writer itself needs is one object with the document's own.
     if (const auto found = names_.find(name_key(node)); found != names_.end()) {
       if (node.helper || found->second.helper) {
-        memo_.insert(&node, found->second.index);
+        memo_.insert(node, found->second.index);
         write_get(found->second.index);
         return false;
       }
@@ -449,7 +436,7 @@ class Writer {
     return &shaped;
   }
 
-  // Memo.
+  // NodeMemo.
 
   static std::string name_key(const GlobalNode& node) {
     const auto [module, name] =
@@ -458,9 +445,8 @@ class Writer {
   }
 
   bool get(const Node& node) {
-    const uint32_t* found = memo_.find(&node);
-    if (found == nullptr) return false;
-    write_get(*found);
+    if (!NodeMemo::has(node)) return false;
+    write_get(NodeMemo::number(node));
     return true;
   }
 
@@ -469,7 +455,7 @@ class Writer {
   void put(const Node& node) {
     if (puts_ > UINT32_MAX) throw UnsupportedError({}, "too many values for one pickle");
     const auto index = static_cast<uint32_t>(puts_++);
-    memo_.insert(&node, index);
+    memo_.insert(node, index);
     if (node.kind == Kind::global) {
       names_.try_emplace(name_key(static_cast<const GlobalNode&>(node)), Named{index, node.helper});
     }
@@ -492,20 +478,22 @@ class Writer {
   };
 
   uint32_t max_depth_;
+  const std::function<void(const Value&)>& persistent_;
   std::string out_;
   std::vector<Frame> path_;
-  MemoTable memo_;
   uint64_t puts_ = 0;
   std::unordered_map<std::string, Named> names_;
   Document scratch_;
   std::unordered_map<char, Value> single_bytes_;
   std::unordered_map<const void*, Value> new_methods_;
+  NodeMemo memo_;  // before the nodes of scratch_ go
 };
 
 }  // namespace
 
-std::string write_protocol2(const Value& root, uint32_t max_depth) {
-  return Writer(max_depth).write(root);
+std::string write_protocol2(const Value& root, uint32_t max_depth,
+                            const std::function<void(const Value&)>& persistent) {
+  return Writer(max_depth, persistent).write(root);
 }
 
 }  // namespace dsckpt::pickle

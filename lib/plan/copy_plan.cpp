@@ -398,6 +398,14 @@ void PlanBuilder::put_literal(OutputId out, uint64_t dst, std::string_view bytes
   plan_.literals_ += bytes;
 }
 
+void PlanBuilder::expect_literals(uint64_t bytes) {
+  std::string& literals = plan_.literals_;
+  const size_t wanted = literals.size() + static_cast<size_t>(bytes);
+  if (wanted > literals.capacity()) {
+    literals.reserve(std::max(wanted, literals.capacity() + literals.capacity() / 2));
+  }
+}
+
 void PlanBuilder::add_digest(Digest digest) {
   plan_.digests_.push_back(std::move(digest));
 }

@@ -149,6 +149,8 @@ class PlanBuilder {
   OutputId add_output(std::string path, uint64_t size);
   void put(OutputId out, uint64_t dst, const TensorSource& source);
   void put_literal(OutputId out, uint64_t dst, std::string_view bytes);
+  // So many bytes of literals will come: then they take no more memory than that.
+  void expect_literals(uint64_t bytes);
   void add_digest(Digest digest);
   // Sorts the items. The builder is empty afterwards.
   CopyPlan finish();

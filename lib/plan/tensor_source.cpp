@@ -40,13 +40,16 @@ size_t checked_dim(int64_t dim, const Shape& shape) {
 }  // namespace
 
 struct TensorSource::Node {
-  struct Stored {
-    Extent extent;
+  struct Strided {
     Strides strides;
     // The shape and strides with neighbouring dimensions merged where they are one run; the last
     // dimension has stride 1.
     Shape merged_shape;
     Strides merged_strides;
+  };
+  struct Stored {
+    Extent extent;
+    std::unique_ptr<const Strided> strided;  // nullptr: contiguous
   };
   struct Zeros {};
   struct Cat {
@@ -125,6 +128,7 @@ struct TensorSource::Node {
                     const Emit& emit) const;
   void lower_blocks(const Cat& node, int64_t begin, int64_t end, DType result,
                     const Emit& emit) const;
+  static std::unique_ptr<const Strided> merged(const Shape& shape, Strides strides, bool is_empty);
   static TensorSource combine(Combine how, std::vector<TensorSource> parts, std::string what);
 };
 
@@ -222,23 +226,34 @@ TensorSource TensorSource::stored(Extent extent, DType dtype, Shape shape, Strid
     extent.size = 0;
   }
 
-  Node::Stored node{extent, strides, {}, {}};
-  for (size_t i = 0; i < shape.size(); ++i) {
-    if (shape[i] == 1 || count == 0) continue;
-    if (!node.merged_shape.empty() && node.merged_strides.back() == shape[i] * strides[i]) {
-      node.merged_shape.back() *= shape[i];
-      node.merged_strides.back() = strides[i];
-    } else {
-      node.merged_shape.push_back(shape[i]);
-      node.merged_strides.push_back(strides[i]);
-    }
-  }
-  if (node.merged_shape.empty() || node.merged_strides.back() != 1) {
-    node.merged_shape.push_back(1);
-    node.merged_strides.push_back(1);
+  Node::Stored node{extent, nullptr};
+  if (strides != contiguous_strides(shape)) {
+    node.strided = Node::merged(shape, std::move(strides), count == 0);
   }
   return TensorSource(
       std::make_shared<const Node>(Node{dtype, std::move(shape), count, {}, std::move(node)}));
+}
+
+std::unique_ptr<const TensorSource::Node::Strided> TensorSource::Node::merged(const Shape& shape,
+                                                                              Strides strides,
+                                                                              bool is_empty) {
+  auto node = std::make_unique<Strided>();
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] == 1 || is_empty) continue;
+    if (!node->merged_shape.empty() && node->merged_strides.back() == shape[i] * strides[i]) {
+      node->merged_shape.back() *= shape[i];
+      node->merged_strides.back() = strides[i];
+    } else {
+      node->merged_shape.push_back(shape[i]);
+      node->merged_strides.push_back(strides[i]);
+    }
+  }
+  if (node->merged_shape.empty() || node->merged_strides.back() != 1) {
+    node->merged_shape.push_back(1);
+    node->merged_strides.push_back(1);
+  }
+  node->strides = std::move(strides);
+  return node;
 }
 
 TensorSource TensorSource::stored(Extent extent, DType dtype, Shape shape) {
@@ -551,10 +566,19 @@ void TensorSource::Node::lower_blocks(const Cat& node, int64_t begin, int64_t en
 // As many whole rows at a time as there are in the last two dimensions.
 void TensorSource::Node::lower_kind(const Stored& node, int64_t first, int64_t length, DType result,
                                     const Emit& emit) const {
-  const Shape& sizes = node.merged_shape;
-  const Strides& steps = node.merged_strides;
-  const size_t rank = sizes.size();
   const uint64_t element = size_of(dtype);
+  if (!node.strided) {
+    if (length == 0) return;
+    const uint64_t row_bytes = static_cast<uint64_t>(length) * element;
+    return emit({.source = {.file = node.extent.file,
+                            .offset = node.extent.offset + static_cast<uint64_t>(first) * element,
+                            .row_bytes = row_bytes},
+                 .stored = dtype,
+                 .result = result});
+  }
+  const Shape& sizes = node.strided->merged_shape;
+  const Strides& steps = node.strided->merged_strides;
+  const size_t rank = sizes.size();
   const int64_t row = sizes[rank - 1];
   const int64_t rows = rank >= 2 ? sizes[rank - 2] : 1;
   const int64_t row_step = rank >= 2 ? steps[rank - 2] : 0;
@@ -712,7 +736,8 @@ void TensorSource::lower(int64_t first, int64_t count, const Emit& emit) const {
 
 std::optional<StridedView> TensorSource::as_strided() const {
   if (const auto* stored = std::get_if<Node::Stored>(&node_->what)) {
-    return StridedView{stored->extent, dtype(), shape(), stored->strides};
+    return StridedView{stored->extent, dtype(), shape(),
+                       stored->strided ? stored->strided->strides : contiguous_strides(shape())};
   }
   if (node_->holds.cast || numel() == 0) return std::nullopt;
   std::optional<SourceRun> whole;

@@ -50,10 +50,14 @@ Job plan_weights(const Source& source, const WeightsOptions& options) {
   const Checkpoint& checkpoint = *source->checkpoint;
   Job::Impl job = job_of(source);
   const std::vector<IncompleteParam> incomplete = choose_incomplete(checkpoint, options);
-  const std::vector<ChosenTensor> chosen = choose_tensors(checkpoint, options, job.notes);
-  std::vector<OutputTensor> tensors;
-  for (const ChosenTensor& each : chosen) tensors.push_back(each.tensor);
+  std::vector<ChosenTensor> chosen = choose_tensors(checkpoint, options, job.notes);
   const std::optional<DType> written = type_of_most(chosen);
+  std::vector<OutputTensor> tensors;
+  tensors.reserve(chosen.size());
+  for (ChosenTensor& each : chosen) {
+    tensors.push_back(options.states ? each.tensor : std::move(each.tensor));
+  }
+  if (!options.states) chosen = std::vector<ChosenTensor>();  // with its memory
   WeightsSplit split = split_weights(*options.format, std::move(tensors), options.max_shard_size);
   const bool has_masters = checkpoint.facts().has_masters;
   if (!has_masters) split.metadata["masters"] = "none";

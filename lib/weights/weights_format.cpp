@@ -102,6 +102,7 @@ WeightsSplit split_weights(const WeightsFormat& format, std::vector<OutputTensor
 
   for (size_t n = 0; n < order.size(); ++n) {
     WeightsSplit::File file{file_name(format, n, order.size()), {}};
+    file.tensors.reserve(members[order[n]].size());
     for (const size_t i : members[order[n]]) file.tensors.push_back(std::move(tensors[i]));
     split.files.push_back(std::move(file));
   }

@@ -8,6 +8,7 @@
     scripts/bench --tool verify --params 400M --runs 15
     scripts/bench --memory-at 400M 4B
     scripts/bench suite --out tests/bench/runs/NAME [--rows REGEX]
+    scripts/bench pairs --against OTHER/bin [--rows REGEX]
 
 A checkpoint is written (bench_checkpoint.py). Then the programs take turns: in each round cp -r of the folder
 that the tool writes, the tool and, in the first rounds, DeepSpeed, every second round with cp and the tool in
@@ -16,7 +17,8 @@ deleted and the disk synced before the next one starts. Subcommands of ckpt-insp
 and verify, take turns with cat of the same files. tests/bench/README.md says what the columns mean.
 
 --memory-at measures nothing but the memory of one run, on a sparse checkpoint of zeros: its weights are written
-to the disk. `suite` makes all comparisons of one table: bench_suite.py.
+to the disk. `suite` makes all comparisons of one table: bench_suite.py. `pairs` compares two builds:
+bench_pairs.py.
 
 Needs torch in the Python that runs it.
 """
@@ -28,6 +30,7 @@ import shutil
 import sys
 import tempfile
 
+import bench_pairs
 import bench_report
 import bench_suite
 from bench_count import count, positive
@@ -35,13 +38,17 @@ from measure import BenchError, ROOT
 from bench_run import READERS, SYNCS, TOOLS, Bench, program_of
 
 
+def add_bin(parser):
+    parser.add_argument("--bin", type=pathlib.Path, metavar="DIR", default=ROOT / "build/release/bin",
+                        help="where the tool is (default: build/release/bin)")
+
+
 def add_folders(parser):
     """And what else the suite has as well."""
     parser.add_argument("--io", metavar="MODE", help="how the tool writes, for its option of that name")
     parser.add_argument("--work", type=pathlib.Path, metavar="DIR",
                         help="for the large files (default: a temporary folder in build/)")
-    parser.add_argument("--bin", type=pathlib.Path, metavar="DIR", default=ROOT / "build/release/bin",
-                        help="where the tool is (default: build/release/bin)")
+    add_bin(parser)
     parser.add_argument("--deepspeed", metavar="PYTHON", default="none",
                         help="a Python that has DeepSpeed, or none (the default)")
     parser.add_argument("--deepspeed-runs", type=positive, metavar="N", default=2)
@@ -50,7 +57,8 @@ def add_folders(parser):
 
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0],
-                                     epilog="scripts/bench suite --help: all comparisons of one table")
+                                     epilog="scripts/bench suite --help: all comparisons of one table; pairs --help: "
+                                            "two builds")
     parser.add_argument("--tool", choices=TOOLS, default=TOOLS[0], help=f"(default {TOOLS[0]})")
     parser.add_argument("--params", type=count, default="400M", help="about this many (default 400M)")
     parser.add_argument("--ranks", type=positive, default=4)
@@ -143,9 +151,18 @@ def run_suite(arguments):
     return 1 if failed else 0
 
 
+def run_pairs(arguments):
+    options = bench_pairs.make_parser(add_bin).parse_args(arguments)
+    with work_folder(options) as work:
+        bench_pairs.run(options, work, parse_options)
+    return 0
+
+
 def main():
     if sys.argv[1:2] == ["suite"]:
         return run_suite(sys.argv[2:])
+    if sys.argv[1:2] == ["pairs"]:
+        return run_pairs(sys.argv[2:])
     options = parse_options(sys.argv[1:])
     with work_folder(options) as work:
         report, table = run_one(options, work)

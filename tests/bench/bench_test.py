@@ -357,5 +357,30 @@ class Suite(Folder):
         self.assertEqual(len(kept["warm-reshard-100k-stage3"]["programs"]["cp"]["runs"]), 1)
 
 
+class Pairs(Folder):
+    where = IN_MEMORY
+
+    def test_two_builds_take_turns(self):
+        slower = self.folder / "bin"
+        slower.mkdir()
+        for tool in ("zero-to-fp32", "ckpt-inspect"):
+            (slower / tool).write_text(f"#!/bin/sh\nsleep 0.3\nexec {shlex.quote(str(BIN / tool))} \"$@\"\n")
+            (slower / tool).chmod(0o755)
+        done = subprocess.run([sys.executable, ROOT / "tests/bench/bench.py", "pairs", "--against", slower, "--bin", BIN,
+                               "--quick", "--runs", "2", "--work", self.folder / "work", "--out", self.folder / "out",
+                               "--rows", "^(warm-verify-400k-stage3|plan-weights)"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        report = json.loads((self.folder / "out/results.json").read_text())
+        self.assertEqual([row["name"] for row in report["rows"]], ["warm-verify-400k-stage3", "plan-weights"])
+        for row in report["rows"]:
+            self.assertEqual([len(runs) for runs in row["runs"].values()], [2, 2])
+            for ratio in row["seconds_ratios"]:
+                self.assertLess(ratio, 0.9)
+            for memory in row["memory_runs"].values():
+                self.assertGreater(memory["peak_anonymous_rss"], 0)
+        self.assertNotIn(str(self.folder), (self.folder / "out/README.md").read_text())
+        self.assertEqual(list((self.folder / "work").iterdir()), [])
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -15,7 +15,9 @@ import time
 
 import cli_common
 import fault_test
+import safetensors.torch
 import stored_forms
+import torch
 from cli_common import STAGING, CliTest, fill_place, snapshot, tree
 
 KINDS = ["write", "fsync", "rename", "open", "mkdir", "link", "unlink", "close", "fallocate"]
@@ -122,9 +124,37 @@ class KilledTest(ResumeTest):
         self.assertGreater(self.check(self.large(), {}, ["ckpt-pack", "pack", "in", "place/out"]), 0)
         self.check(self.large(), {}, ["zero-to-fp32", "in", "place/out", "--zstd", "--max-shard-size=20MB"])
 
+    def test_packed_with_hashes(self):
+        self.assertGreater(self.check(self.large(2 << 20), {}, ["ckpt-pack", "pack", "in", "place/out", "--sha256"]), 0)
+
+    def reads_when_killed(self, source, *options):
+        """Of an undisturbed run, and of those that go on after a kill at each rename but the commit's."""
+        command = ["ckpt-pack", "pack", "in", "place/out", "--resume", "--save-every=0", "--threads=1", *options]
+        self.assertEqual(self.call(self.fresh(source, {}), command, counts=self.counts).returncode, 0)
+        clean = self.calls_made(self.counts)
+        reads = [clean["read"]]
+        for at in range(1, clean["rename"]):
+            folder = self.fresh(source, {})
+            self.assertEqual(self.call(folder, command, call="rename", at=at, errno=-1).returncode, -signal.SIGKILL)
+            self.assertEqual(self.call(folder, command, counts=self.counts).returncode, 0)
+            reads.append(self.calls_made(self.counts)["read"])
+        return reads
+
+    def test_what_is_packed_already_is_not_hashed_again(self):
+        source = self.new_path("two")
+        source.mkdir()
+        for name in ("a", "b"):
+            safetensors.torch.save_file({"w": torch.zeros(8 << 20, dtype=torch.uint8)}, source / f"{name}.safetensors")
+        pairs = zip(self.reads_when_killed(source, "--sha256"), self.reads_when_killed(source), strict=True)
+        whole, *gone_on = [hashed - plain for hashed, plain in pairs]
+        self.assertGreaterEqual(whole, 16)  # of a MiB each
+        self.assertEqual((max(gone_on), min(gone_on)), (whole, whole // 2))
+
     def test_unpacked_and_stripped(self):
         packed = stored_forms.pack(self.large(), self.new_path())
         self.check(packed, {}, ["ckpt-pack", "unpack", "in", "place/out"])
+        packed = stored_forms.pack(self.small(), self.new_path(), "--sha256")
+        self.check(packed, {}, ["ckpt-pack", "unpack", "in", "place/out", "--sha256"])
         self.check(self.small(), {}, ["ckpt-pack", "strip", "in", "place/out", "--keep=weights"])
 
 
@@ -261,6 +291,11 @@ class StoppedTest(ResumeTest):
             self.assertEqual(done.returncode, 2, done.stderr)
             self.assertRegex(done.stderr, difference)
             self.assertIn("hint:", done.stderr)
+        packing = self.fresh(source, {})
+        self.stopped(packing, ["ckpt-pack", "pack", "in", "place/out", "--sha256"], signal.SIGKILL)
+        done = self.call(packing, ["ckpt-pack", "pack", "in", "place/out", "--resume"])
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("its options are 'packed, level 1', and not 'packed, level 1, --sha256'", done.stderr)
         shard = next(source.rglob("*optim_states.pt"))
         times = shard.stat()
         os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns + 1))

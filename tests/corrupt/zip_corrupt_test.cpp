@@ -28,7 +28,7 @@ std::map<std::string, std::string> read_zip(const std::string& bytes) {
   std::map<std::string, std::string> records;
   for (const ZipEntry& entry : zip.entries()) {
     const auto data = zip.read(entry);
-    records[entry.name] = as_text(data);
+    records[std::string(entry.name)] = as_text(data);
   }
   return records;
 }

@@ -66,11 +66,11 @@ std::string with_pickle(const fs::path& path, std::string pickle) {
   InputFiles files;
   const FileId id = files.add(path);
   const ZipReader zip = ZipReader::open(files[id], id);
-  const std::string& first = zip.entries().front().name;
-  const std::string prefix = first.substr(0, first.find('/'));
+  const std::string_view first = zip.entries().front().name;
+  const std::string prefix(first.substr(0, first.find('/')));
   ZipLayout changed(prefix);
   for (const ZipEntry& entry : zip.entries()) {
-    const std::string name = entry.name.substr(prefix.size() + 1);
+    const std::string name(entry.name.substr(prefix.size() + 1));
     if (name == "data.pkl") {
       changed.add(name, std::move(pickle));
     } else {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "dsckpt/error.h"
+#include "support/plan_runner.h"
 #include "support/temp_file.h"
 
 namespace dsckpt {
@@ -38,7 +39,7 @@ TEST(ZipReader, ReadsRecordsOfTorchInOrder) {
   const InputFile file(testdata("small.pt"));
   const ZipReader zip = ZipReader::open(file, 0);
   std::vector<std::string> names;
-  for (const ZipEntry& entry : zip.entries()) names.push_back(entry.name);
+  for (const ZipEntry& entry : zip.entries()) names.emplace_back(entry.name);
   EXPECT_EQ(names,
             (std::vector<std::string>{"small/data.pkl", "small/.format_version",
                                       "small/.storage_alignment", "small/byteorder", "small/data/0",
@@ -53,6 +54,50 @@ TEST(ZipReader, StaysValidWhenMoved) {
   ZipReader first = ZipReader::open(file, 0);
   const ZipReader zip = std::move(first);
   EXPECT_EQ(content(zip, "small/.storage_alignment"), "64");
+}
+
+TEST(ZipReader, ReadsWhatIsAPartOfAFile) {
+  const test::TempFolder folder;
+  const std::string small = test::read_all(testdata("small.pt"));
+  const std::string stored = test::read_all(testdata("stored.zip"));
+  const InputFile file(folder.write("row", small + stored + small));
+  const std::vector<Extent> zips = zips_in_a_row(file, 5);
+  const uint64_t begin = small.size() + stored.size();
+  ASSERT_EQ(zips,
+            (std::vector<Extent>{
+                {5, 0, small.size()}, {5, small.size(), stored.size()}, {5, begin, small.size()}}));
+  const InputFile alone(testdata("small.pt"));
+  const ZipReader expected = ZipReader::open(alone, 0);
+  const ZipReader zip = ZipReader::open(file, zips[2]);
+  ASSERT_EQ(zip.entries().size(), expected.entries().size());
+  for (const ZipEntry& entry : expected.entries()) {
+    const ZipEntry* found = zip.find(entry.name);
+    ASSERT_NE(found, nullptr) << entry.name;
+    const Extent data = expected.data(entry);
+    EXPECT_EQ(zip.check_frame(*found), (Extent{5, begin + data.offset, data.size}));
+    EXPECT_EQ(zip.read(*found), expected.read(entry));
+  }
+}
+
+TEST(ZipReader, FindsZipsInARowOnlyWhereNothingElseIs) {
+  const test::TempFolder folder;
+  const std::string small = test::read_all(testdata("small.pt"));
+  const auto count = [&](const std::string& content) {
+    return zips_in_a_row(InputFile(folder.write("row", content)), 0).size();
+  };
+  EXPECT_EQ(count(small), 1U);
+  EXPECT_EQ(count(small + small), 2U);
+  for (const std::string& content : {small + "x", "x" + small, small + "x" + small,
+                                     small.substr(1) + small, small + small.substr(0, 100)}) {
+    EXPECT_EQ(count(content), 0U);
+  }
+  // The end of a zip that is the data of another one ends nothing.
+  ZipLayout outer("outer");
+  outer.add("data/0", small);
+  PlanBuilder plan;
+  std::move(outer).lay_out(plan, "outer.pt");
+  const std::string nested = test::run_plan(plan.finish(), InputFiles()).front();
+  EXPECT_EQ(count(nested + small), 2U);
 }
 
 TEST(ZipReader, ProbeIsFalseForOtherFiles) {

@@ -44,7 +44,7 @@ bool is_explained(const RecordNames& damaged, const CheckedFile& file, const Fin
   };
   const auto& entries = file.zip->entries();
   const auto named = std::find_if(entries.begin(), entries.end(), is_named);
-  if (named != entries.end()) return damaged.contains({file.display, named->name});
+  if (named != entries.end()) return damaged.contains({file.display, std::string(named->name)});
   const auto first = damaged.lower_bound({file.display, ""});
   return first != damaged.end() && first->first == file.display;
 }
@@ -70,7 +70,7 @@ void check_frame(Verification& v, const CheckedFile& file, const ZipEntry& entry
            .message = error.message(),
            .file = file.display,
            .rank = file.rank(),
-           .member = entry.name,
+           .member = std::string(entry.name),
            .offset = error.where().offset});
   }
 }
@@ -221,7 +221,7 @@ void check_records(Verification& v) {
       crcs[i] = crc_of(v, units[i].extent);
     } catch (const Error& error) {
       v.add(Check::unreadable, file,
-            error.within({.member = records[units[i].record].entry->name}));
+            error.within({.member = std::string(records[units[i].record].entry->name)}));
       unread[units[i].record] = 1;
     }
     v.progress.bytes_done += units[i].extent.size;
@@ -242,12 +242,12 @@ void check_records(Verification& v) {
     ++v.report.records;
     if (crc == entry->crc32) continue;
     v.damaged.push_back(extent);
-    damaged.emplace(file->display, entry->name);
+    damaged.emplace(file->display, std::string(entry->name));
     v.add({.check = Check::crc,
            .message = "CRC32 mismatch: the data has changed since it was saved",
            .file = file->display,
            .rank = file->rank(),
-           .member = entry->name,
+           .member = std::string(entry->name),
            .offset = extent.offset,
            .size = extent.size});
   }
