@@ -127,8 +127,15 @@ struct Checkpoint::Impl {
   std::vector<CheckpointFile> param_files;
   std::optional<Weights> weights;  // what the values are of, if it was opened from weights
   std::vector<CheckpointFile> weights_files;
-
+  std::shared_ptr<const Checkpoint> base;  // that the weights are given to
   std::vector<AveragedCheckpoint> averaged;
+
+  void open_weights(InputFiles& inputs, const fs::path& path) {
+    weights = Weights::open(inputs, path);
+    for (const WeightsFile& file : weights->files()) {
+      if (file.archive) weights_files.push_back({file.path, file.archive.get()});
+    }
+  }
 
   void index_params() {
     for (size_t i = 0; i < draft.params.size(); ++i) by_name.emplace(draft.params[i].name, i);
@@ -220,15 +227,62 @@ Checkpoint Checkpoint::from_weights(InputFiles& inputs, const fs::path& path,
                                     const WeightNames& names, const Checkpoint* like) {
   auto impl = std::make_unique<Impl>(inputs);
   impl->draft.folder.path = path;
-  impl->weights = Weights::open(inputs, path);
-  for (const WeightsFile& file : impl->weights->files()) {
-    if (file.archive) impl->weights_files.push_back({file.path, file.archive.get()});
-  }
+  impl->open_weights(inputs, path);
   read_weights(impl->draft, *impl->weights, names, like);
   if (like != nullptr) {
     impl->model_files = like->model_files();
     impl->optim_files = like->optim_files();
   }
+  impl->index_params();
+  return Checkpoint(std::move(impl));
+}
+
+namespace {
+
+// Parameters of one rank alone are not what files of weights have.
+void refuse_weights_into(const Checkpoint& base) {
+  const CheckpointFacts& facts = base.facts();
+  const Where where{.file = base.tag_folder().string()};
+  if (facts.model_parallel && !facts.universal) {
+    throw UnsupportedError(where,
+                           "is of a model that is split over ranks; only one that data-parallel "
+                           "ranks have whole, or a universal checkpoint, is given other weights");
+  }
+  if (facts.stripped) {
+    throw UnsupportedError(where, "was stripped to its weights by ckpt-pack strip: there is no "
+                                  "training to go on with");
+  }
+  if (!facts.has_masters) {
+    throw UnsupportedError(where, "has no fp32 masters, which are what training goes on with");
+  }
+}
+
+}  // namespace
+
+Checkpoint Checkpoint::with_weights(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
+                                    const fs::path& path, const WeightNames& names) {
+  refuse_weights_into(*base);
+  auto impl = std::make_unique<Impl>(inputs);
+  impl->open_weights(inputs, path);
+  const Impl& from = *base->impl_;
+  CheckpointDraft& draft = impl->draft;
+  draft.folder = from.draft.folder;
+  draft.facts = from.draft.facts;
+  draft.facts.has_given_weights = true;
+  draft.run_config = from.draft.run_config;
+  draft.optimizer_states = from.draft.optimizer_states;
+  draft.groups = from.draft.groups;
+  draft.wrapper_state = from.draft.wrapper_state;
+  draft.valueless = from.draft.valueless;
+  draft.notes = from.draft.notes;
+  draft.unused_patterns = from.draft.unused_patterns;
+  draft.swap_files = from.draft.swap_files;
+  impl->model_files = from.model_files;
+  impl->optim_files = from.optim_files;
+  impl->module_files = from.module_files;
+  impl->param_files = from.param_files;
+  read_other_weights(draft, *impl->weights, path.string(), names, *base);
+  impl->base = std::move(base);
   impl->index_params();
   return Checkpoint(std::move(impl));
 }
