@@ -70,6 +70,19 @@ std::string usage_of(const CLI::App& app) {
   return text + "; --help lists the options";
 }
 
+// What to do about arguments that were not understood.
+std::string usage_hint(const CLI::App& app, const std::vector<std::string>& arguments,
+                       bool something_is_missing) {
+  const std::string unknown = unknown_option(app, arguments);
+  if (is_option_of_a_path(unknown)) return "paths stand without an option: " + usage_of(app);
+  const std::string meant = did_you_mean(app, arguments);
+  if (something_is_missing && !unknown.empty()) {
+    return "there is no " + unknown + (meant.empty() ? ": " + usage_of(app) : "; " + meant);
+  }
+  if (meant.empty()) return something_is_missing ? usage_of(app) : "--help lists the options";
+  return meant + " --help lists the options";
+}
+
 // Whether there is something to run: --help and the like have said what they had to say.
 bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
   try {
@@ -78,14 +91,9 @@ bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
   } catch (const CLI::Success& success) {
     app.exit(success, std::cout, std::cerr);
     return false;
-  } catch (const CLI::RequiredError& error) {
-    const std::string meant = did_you_mean(app, arguments);
-    throw UsageError(error.what())
-        .with_hint(meant.empty() ? usage_of(app) : meant + " --help lists the options");
   } catch (const CLI::ParseError& error) {
-    const std::string meant = did_you_mean(app, arguments);
-    throw UsageError(error.what())
-        .with_hint((meant.empty() ? "" : meant + " ") + "--help lists the options");
+    const bool missing = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
+    throw UsageError(error.what()).with_hint(usage_hint(app, arguments, missing));
   }
 }
 
