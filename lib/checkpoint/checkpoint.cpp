@@ -164,6 +164,33 @@ std::optional<Checkpoint> first_whole(InputFiles& inputs, const TagFolder& damag
   return std::nullopt;
 }
 
+// Whether `error` is of a shard that was not known to be damaged; then it is now.
+bool mark_damaged(TagFolder& folder, const Error& error) {
+  if (error.kind() != ErrorKind::corrupt) return false;
+  const auto name = parse_shard_name(fs::path(error.where().file).filename().string());
+  const auto shard = std::find_if(folder.shards.begin(), folder.shards.end(),
+                                  [&](const ShardFile& each) { return name == each.name; });
+  if (!name || shard == folder.shards.end() || !shard->damage.empty()) return false;
+  shard->damage = error.message();
+  return true;
+}
+
+// Without the files that open, but turn out to be damaged when they are read.
+std::optional<Checkpoint> without_damaged(InputFiles& inputs, TagFolder folder,
+                                          const OpenOptions& options, const Error& first) {
+  constexpr int kMost = 16;
+  bool marked = mark_damaged(folder, first);
+  for (int i = 0; marked && i < kMost; ++i) {
+    try {
+      return Checkpoint::open(inputs, folder, options);
+    } catch (const Error& error) {
+      if (!error.is_damage()) throw;
+      marked = mark_damaged(folder, error);
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Checkpoint Checkpoint::open(InputFiles& inputs, const fs::path& path, const OpenOptions& options) {
@@ -172,6 +199,9 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const fs::path& path, const Open
     return open(inputs, folder, options);
   } catch (const Error& error) {
     if (!error.is_damage()) throw;
+    if (options.allow_missing) {
+      if (auto left = without_damaged(inputs, folder, options, error)) return std::move(*left);
+    }
     // Nothing names the newest one, so that a whole one is meant rather than a damaged one.
     if (!folder.older.empty() && !options.allow_missing) {
       std::optional<Checkpoint> whole = first_whole(inputs, folder, options, error);

@@ -14,6 +14,8 @@ namespace dsckpt {
 struct ShardFile {
   ShardName name;
   std::filesystem::path path;
+  // Why it cannot be read, if that is known before it is opened.
+  std::string damage = {};
 };
 
 struct TagFolder {

@@ -1,9 +1,12 @@
 #include "inspect/diff_tree.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <string_view>
+#include <system_error>
 #include <tuple>
 #include <unordered_map>
 #include <unordered_set>
@@ -13,6 +16,7 @@ namespace dsckpt {
 namespace {
 
 constexpr size_t kDeepest = 12;  // modules in modules; below them names have dots
+constexpr size_t kFlat = 12;     // tensors that are shown of a module without modules in it
 
 bool is_same(Verdict verdict) {
   return verdict == Verdict::equal || verdict == Verdict::within;
@@ -55,13 +59,44 @@ void put(Module& module, const TensorDiff& tensor, std::string_view rest, bool s
   put(module.children[found->second], tensor, rest.substr(dot + 1), shown, is_largest, depth + 1);
 }
 
-// Modules without anything to show count in the one above; one with a single child is one with it.
+size_t shown_below(const DiffNode& node) {
+  size_t shown = node.tensors.size();
+  for (const DiffNode& child : node.children) shown += shown_below(child);
+  return shown;
+}
+
+// The tensors of `child` become those of `node` itself.
+void take_tensors(DiffNode& node, const DiffNode& child) {
+  node.tensors.insert(node.tensors.end(), child.tensors.begin(), child.tensors.end());
+  node.left_out += child.left_out;
+  for (const DiffNode& below : child.children) take_tensors(node, below);
+}
+
+std::optional<uint64_t> number_of(const DiffNode& node) {
+  uint64_t number = 0;
+  const char* end = node.name.data() + node.name.size();
+  const auto [stop, failed] = std::from_chars(node.name.data(), end, number);
+  return failed == std::errc() && stop == end ? std::optional(number) : std::nullopt;
+}
+
+// Layers by their numbers, whatever order a file has them in.
+void sort_layers(std::vector<DiffNode>& nodes) {
+  if (!std::all_of(nodes.begin(), nodes.end(), number_of)) return;
+  std::stable_sort(nodes.begin(), nodes.end(), [](const DiffNode& a, const DiffNode& b) {
+    return *number_of(a) < *number_of(b);
+  });
+}
+
+// Modules without anything to show count in the one above, and so do those of a single tensor; one
+// with a single child is one with it, and one with little to show is a list.
 DiffNode finished(Module&& module, bool is_root) {
   DiffNode node = std::move(module.node);
   for (Module& child : module.children) {
     DiffNode done = finished(std::move(child), false);
     if (done.tensors.empty() && done.children.empty()) {
       node.left_out += done.count();
+    } else if (done.count() == 1) {
+      take_tensors(node, done);
     } else {
       node.children.push_back(std::move(done));
     }
@@ -73,6 +108,11 @@ DiffNode finished(Module&& module, bool is_root) {
     only.name = node.name + "." + only.name;
     return only;
   }
+  if (!is_root && shown_below(node) <= kFlat) {
+    const std::vector<DiffNode> children = std::exchange(node.children, {});
+    for (const DiffNode& child : children) take_tensors(node, child);
+  }
+  sort_layers(node.children);
   std::stable_sort(node.tensors.begin(), node.tensors.end(),
                    [](const TensorDiff* a, const TensorDiff* b) {
                      return std::pair(a->verdict, distance_of(*a)) >

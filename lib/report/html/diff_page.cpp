@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kTensors = 300;  // in the tree
 constexpr size_t kFurthest = 12;  // in the table above it
-constexpr size_t kAllOpen = 40;   // a tree of so many tensors is open from the start
+constexpr size_t kAllOpen = 16;   // a tree of so many tensors is open from the start
 
 struct Words {
   const char* what;
@@ -122,12 +122,12 @@ std::string tensor_row(const TensorDiff& tensor, const std::string& name) {
              side_cell(tensor, false) + value_cells(tensor));
 }
 
-std::string tensors_table(const std::string& rows) {
+std::string tensor_headings() {
   std::string headings = heading("tensor") + heading("A") + heading("B");
   for (const char* name : {"elements", "max |a − b|", "max relative", "max ulp"}) {
     headings += heading(name, true);
   }
-  return table(headings, rows, "dense sides-table");
+  return headings;
 }
 
 std::string furthest(const Diff& diff) {
@@ -141,7 +141,7 @@ std::string furthest(const Diff& diff) {
   return section("furthest", "Furthest apart",
                  paragraph("The values below A’s and B’s type are those of the element that "
                            "differs most; elements are how many differ in at least a bit.") +
-                     tensors_table(rows));
+                     table(tensor_headings(), rows, "dense pairs"));
 }
 
 // What is left of a tensor's name below the module that `above` is the path of.
@@ -164,6 +164,19 @@ std::string node_summary(const DiffNode& node) {
          most + "</span></span>";
 }
 
+// "4 more are the same.", "12 more, 7 of them differ by less."
+std::string left_out_text(const DiffNode& node) {
+  uint64_t differing = node.differing();
+  for (const DiffNode& child : node.children) differing -= child.differing();
+  for (const TensorDiff* tensor : node.tensors) {
+    if (tensor->verdict != Verdict::equal && tensor->verdict != Verdict::within) --differing;
+  }
+  const std::string more = grouped(node.left_out) + " more";
+  if (differing == 0) return more + (node.left_out == 1 ? " is the same." : " are the same.");
+  if (differing == node.left_out) return more + ", not shown, differ by less.";
+  return more + ", not shown; " + grouped(differing) + " of them differ by less.";
+}
+
 std::string node_content(const DiffNode& node, const std::string& path, bool all_open) {
   std::string rows;
   for (const TensorDiff* tensor : node.tensors) {
@@ -175,11 +188,8 @@ std::string node_content(const DiffNode& node, const std::string& path, bool all
     out += details(node_summary(child), node_content(child, below, all_open),
                    all_open || child.holds_largest);
   }
-  if (!rows.empty()) out += tensors_table(rows);
-  if (node.left_out > 0) {
-    out += paragraph("And " + counted(node.left_out, "tensor") +
-                     (rows.empty() && node.children.empty() ? "." : " more, not shown."));
-  }
+  if (!rows.empty()) out += table("", rows, "dense pairs");
+  if (node.left_out > 0) out += paragraph(left_out_text(node));
   return out;
 }
 
@@ -193,7 +203,7 @@ std::string where(const DiffPage& page, const DiffNode& root) {
   return section("where", "Where in the model",
                  paragraph("Modules open with a click; the one with the largest difference is open." +
                            bounded) +
-                     "<div class=\"tree\">\n" + node_content(root, "", shown <= kAllOpen) +
+                     "<div class=\"tree\">\n" + table(tensor_headings(), "", "dense pairs head") + node_content(root, "", shown <= kAllOpen) +
                      "</div>\n");
 }
 

@@ -114,6 +114,9 @@ std::string balance_text(const std::vector<RankShare>& ranks, const Usual& usual
       ranks.begin(), ranks.end(), [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
   const std::string count = grouped(ranks.size()) + " ranks";
   if (least->bytes == most->bytes) return count + ", all with " + human_bytes(most->bytes) + ".";
+  if (most->bytes - least->bytes <= usual.median / 1000) {
+    return count + ", all with " + human_bytes(usual.median) + " but for less than 0.1 %.";
+  }
   std::string text = count + ", half of them with " + human_bytes(usual.median) + " or more. Least: " +
                      rank_name(*least) + " with " + human_bytes(least->bytes) + ". Most: " +
                      rank_name(*most) + " with " + human_bytes(most->bytes) + ".";

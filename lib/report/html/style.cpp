@@ -38,7 +38,7 @@ section {
 .headline div { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 12px 16px; }
 .headline dt { color: var(--soft); font-size: 13px; }
 .headline dd { margin: 0; font-size: 22px; font-weight: 600; line-height: 1.3; }
-.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px 24px; margin: 12px 0 0; }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(210px, 1fr)); gap: 12px 24px; margin: 12px 0 0; }
 .facts dt { color: var(--soft); font-size: 13px; }
 .facts dd { margin: 0; }
 .notes { margin: 16px 0 0; padding: 8px 0 8px 14px; border-left: 3px solid var(--warn); list-style: none; }
@@ -65,9 +65,10 @@ svg .part { stroke-width: 1px; }
 .bar, .treemap { border-radius: 4px; overflow: hidden; }
 .bar { margin-top: 12px; }
 td .bar { margin: 0; border-radius: 2px; }
+.columns rect, .strip rect { shape-rendering: crispEdges; }
 .columns { margin-top: 8px; border-bottom: 1px solid var(--line); overflow: hidden; }
 .cap { fill: var(--warn); }
-.ranks th, .ranks td, .parts th, .parts td { white-space: nowrap; }
+.ranks th, .ranks td, .parts th, .parts td, #memory th, #memory td, code { white-space: nowrap; }
 .ranks .wide { width: 60%; min-width: 90px; }
 details { margin-top: 10px; }
 summary { cursor: pointer; color: var(--soft); }
@@ -76,7 +77,14 @@ summary:hover { color: var(--ink); }
 .tree > details:first-child { border-top: 0; }
 .tree summary { padding: 6px 0; color: var(--ink); list-style-position: outside; margin-left: 16px; }
 .tree details > :not(summary) { margin-left: 20px; }
-.tree details p { margin: 6px 0 10px 20px; }
+.pairs td { white-space: nowrap; }
+.tree p { margin: 4px 0 10px; font-size: 13px; }
+.tree table { table-layout: fixed; margin-top: 0; }
+.tree tr > * { width: 112px; }
+.tree tr > :nth-child(2), .tree tr > :nth-child(3) { width: 150px; }
+.tree tr > :nth-child(4) { width: 76px; }
+.tree tr > :first-child { width: auto; min-width: 0; }
+.tree .head th { border-bottom: 1px solid var(--line); }
 .node { display: inline-grid; width: calc(100% - 6px); vertical-align: top; gap: 2px 16px; align-items: center;
   grid-template-columns: minmax(0, 1fr) 130px 170px 150px; }
 .node .bar { margin: 0; }
@@ -121,6 +129,8 @@ summary:hover { color: var(--ink); }
   .node .bar { grid-column: 1 / -1; grid-row: 2; }
   .node .n + .n { display: none; }
   .tree details > :not(summary) { margin-left: 8px; }
+  .pairs tr > :nth-child(2), .pairs tr > :nth-child(3), .pairs tr > :nth-child(n + 6) { display: none; }
+  .dense.pairs th.mono { min-width: 0; }
 }
 @media print { section { break-inside: avoid; } }
 )";
