@@ -233,8 +233,8 @@ std::string summary(const Diff& diff) {
     }
   }
   if (diff.total.differing == 0) return text;
-  return text + "; " + std::to_string(diff.total.differing) + " of " +
-         counted(diff.total.count, "element") +
+  return text + "; " + grouped(diff.total.differing) + " of " + grouped(diff.total.count) +
+         (diff.total.count == 1 ? " element" : " elements") +
          (diff.total.differing == 1 ? " differs" : " differ") + ", by at most " +
          short_number(static_cast<double>(diff.total.max_absolute)) + " in '" +
          printable(diff.largest_in) + "'";
