@@ -77,7 +77,8 @@ int verify_path(const CLI::App& app, const cli::Common& common, const VerifyArgu
   }
   if (!args.manifest.empty() && !std::filesystem::exists(args.manifest, failed)) {
     throw UsageError("--manifest: " + args.manifest + " is not there")
-        .with_hint("--write-manifest " + shell_word(args.manifest) + " makes it, of a whole checkpoint");
+        .with_hint("--write-manifest " + shell_word(args.manifest) +
+                   " makes it, of a whole checkpoint");
   }
   if (!args.contents.roots.empty() && !(args.manifest + args.new_manifest).empty()) {
     throw UsageError("a manifest is of one folder, not of several roots")

@@ -14,7 +14,8 @@ namespace dsckpt::cli {
 std::vector<std::string> canonical_arguments(const CLI::App& app,
                                              std::vector<std::string> arguments);
 
-// The first of the canonical `arguments` that is an option's name that the command does not have, or
+// The first of the canonical `arguments` that is an option's name that the command does not have,
+// or
 // "".
 std::string unknown_option(const CLI::App& app, const std::vector<std::string>& arguments);
 

@@ -279,8 +279,9 @@ void refuse_weights_into(const Checkpoint& base) {
                            "ranks have whole, or a universal checkpoint, is given other weights");
   }
   if (facts.stripped) {
-    throw UnsupportedError(where, "was stripped to its weights by ckpt-pack strip: there is no "
-                                  "training to go on with");
+    throw UnsupportedError(where,
+                           "was stripped to its weights by ckpt-pack strip: there is no "
+                           "training to go on with");
   }
   if (!facts.has_masters) {
     throw UnsupportedError(where, "has no fp32 masters, which are what training goes on with");

@@ -184,7 +184,7 @@ struct IncompleteParam {
   ParamKind kind = ParamKind::trainable;
   DType dtype = DType::float32;
   Shape shape;
-  std::vector<size_t> lost;    // indices of lost_files(), rising
+  std::vector<size_t> lost;   // indices of lost_files(), rising
   std::string alias_of = {};  // Param::alias_of
 };
 

@@ -343,7 +343,7 @@ UsageError no_such_folder(const fs::path& path) {
   const std::string names = names_of_folders(listed);
   const std::string where = above.empty() ? "here" : "in " + above.string();
   return std::move(error).with_hint(names.empty() ? "there are no folders " + where
-                                       : "folders " + where + ": " + names);
+                                                  : "folders " + where + ": " + names);
 }
 
 }  // namespace dsckpt

@@ -32,8 +32,8 @@ struct SourceOptions {
   std::vector<std::string> tp_rules = {};
   // Go on without the files of ranks that are missing or cannot be read.
   bool allow_missing = false;
-  // Of weights, `weights_from` too: from the names in the files to the engine's. `strip_prefix` goes from the front of
-  // those that have it, then `add_prefix` comes to the front of all.
+  // Of weights, `weights_from` too: from the names in the files to the engine's. `strip_prefix`
+  // goes from the front of those that have it, then `add_prefix` comes to the front of all.
   std::string strip_prefix = {};
   std::string add_prefix = {};
   // A checkpoint of the run that is to start, or that saved files are for; it is read with its

@@ -113,11 +113,10 @@ DiffNode finished(Module&& module, bool is_root) {
     for (const DiffNode& child : children) take_tensors(node, child);
   }
   sort_layers(node.children);
-  std::stable_sort(node.tensors.begin(), node.tensors.end(),
-                   [](const TensorDiff* a, const TensorDiff* b) {
-                     return std::pair(a->verdict, distance_of(*a)) >
-                            std::pair(b->verdict, distance_of(*b));
-                   });
+  std::stable_sort(
+      node.tensors.begin(), node.tensors.end(), [](const TensorDiff* a, const TensorDiff* b) {
+        return std::pair(a->verdict, distance_of(*a)) > std::pair(b->verdict, distance_of(*b));
+      });
   return node;
 }
 

@@ -110,8 +110,8 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
                  : Checkpoint::open(*impl->inputs, path, open));
   if (!is_weights) impl->path = impl->checkpoint->named();
   if (!options.weights_from.empty()) {
-    impl->checkpoint = std::make_shared<const Checkpoint>(Checkpoint::with_weights(
-        *impl->inputs, impl->checkpoint, options.weights_from, names));
+    impl->checkpoint = std::make_shared<const Checkpoint>(
+        Checkpoint::with_weights(*impl->inputs, impl->checkpoint, options.weights_from, names));
   }
   return Source(std::move(impl));
 }

@@ -73,7 +73,7 @@ Value frozen_fragment(ModelFile& file, const Param& param, const Value& module) 
   if (found != file.storages.end()) return writer.tensor(found->second, param.weight.shape());
   const Value in_module = module.find_or_none(param.name);
   return in_module.is_none() || file.from.offer.new_values ? writer.tensor(value)
-                                                       : file.copy.of(in_module);
+                                                           : file.copy.of(in_module);
 }
 
 }  // namespace

@@ -55,9 +55,9 @@ void add_groups(const std::vector<ReshardedGroup>& groups, std::vector<std::stri
   }
 }
 
-// {"dp", "ep", "zero_stage", "optimizer_wrapper", "tag", "weights_from"?, "groups": [{"mp_rank", "ep", "params",
-// "numel", "partition", "sub_groups"}], "batch"?, "files": [{"path", "bytes"}], "bytes_read",
-// "bytes_written"}
+// {"dp", "ep", "zero_stage", "optimizer_wrapper", "tag", "weights_from"?, "groups": [{"mp_rank",
+// "ep", "params", "numel", "partition", "sub_groups"}], "batch"?, "files": [{"path", "bytes"}],
+// "bytes_read", "bytes_written"}
 class ReshardReport : public JobReport {
  public:
   ReshardTarget target;

@@ -307,15 +307,16 @@ std::string shard_strip(const HtmlReport::ShardMap& map, const std::vector<size_
   size_t before = 0;
   const auto add = [&](size_t first, size_t end, const std::vector<size_t>& parts) {
     const size_t middle = parts.empty() ? before : parts[parts.size() / 2];
-    const std::string names =
-        parts.size() < 2 ? html_text(map.extents[middle].file)
-                         : grouped(parts.size()) + " parts, from " +
-                               html_text(map.extents[parts.front()].file) + " to " +
-                               html_text(map.extents[parts.back()].file);
-    content += "<g>" + title(names) +
-               column(static_cast<double>(first) / kSteps, static_cast<double>(end - first) / kSteps,
-                      kHeight, kHeight, shade_class(file_of[middle], files)) +
-               "</g>";
+    const std::string names = parts.size() < 2
+                                  ? html_text(map.extents[middle].file)
+                                  : grouped(parts.size()) + " parts, from " +
+                                        html_text(map.extents[parts.front()].file) + " to " +
+                                        html_text(map.extents[parts.back()].file);
+    content +=
+        "<g>" + title(names) +
+        column(static_cast<double>(first) / kSteps, static_cast<double>(end - first) / kSteps,
+               kHeight, kHeight, shade_class(file_of[middle], files)) +
+        "</g>";
     if (!parts.empty()) before = parts.back();
   };
   for (size_t first = 0; first < kSteps;) {

@@ -61,7 +61,8 @@ std::vector<HtmlReport::Fact> headline(const Diff& diff, const DiffNode& root) {
     facts.push_back({"Elements that differ", part_of(diff.total.differing, diff.total.count)});
   }
   if (diff.total.differing > 0) {
-    facts.push_back({"Largest |a − b|", short_number(static_cast<double>(diff.total.max_absolute))});
+    facts.push_back(
+        {"Largest |a − b|", short_number(static_cast<double>(diff.total.max_absolute))});
   }
   return facts;
 }
@@ -79,14 +80,14 @@ std::string verdicts(const DiffNode& root) {
   std::string rows;
   for (size_t i = 0; i < kVerdicts; ++i) {
     if (root.verdicts[i] == 0) continue;
-    rows += row(row_name(key(kWords[i].colour) + kWords[i].what) +
-                number(grouped(root.verdicts[i])) +
-                number(part_of(root.verdicts[i], root.count())));
+    rows +=
+        row(row_name(key(kWords[i].colour) + kWords[i].what) + number(grouped(root.verdicts[i])) +
+            number(part_of(root.verdicts[i], root.count())));
   }
-  return section("verdicts", "How they differ",
-                 verdict_bar(root, kHeight) +
-                     table(heading("tensors") + heading("count", true) + heading("share", true),
-                           rows));
+  return section(
+      "verdicts", "How they differ",
+      verdict_bar(root, kHeight) +
+          table(heading("tensors") + heading("count", true) + heading("share", true), rows));
 }
 
 std::string type_text(const std::optional<DType>& dtype, const std::optional<Shape>& shape) {
@@ -95,8 +96,8 @@ std::string type_text(const std::optional<DType>& dtype, const std::optional<Sha
 
 // A side's type and shape, and the value where they are furthest apart.
 std::string side_cell(const TensorDiff& tensor, bool is_a) {
-  const std::string type = is_a ? type_text(tensor.dtype_a, tensor.shape_a)
-                                : type_text(tensor.dtype_b, tensor.shape_b);
+  const std::string type =
+      is_a ? type_text(tensor.dtype_a, tensor.shape_a) : type_text(tensor.dtype_b, tensor.shape_b);
   if (tensor.values.differing == 0) return cell(html_text(type));
   return cell(html_text(type) + "<br><span class=\"mono\">" +
               difference_number(is_a ? tensor.values.a : tensor.values.b, *tensor.as) + "</span>");
@@ -152,9 +153,9 @@ std::string name_below(const TensorDiff& tensor, const std::string& above) {
 std::string node_summary(const DiffNode& node) {
   constexpr double kHeight = 10;
   const uint64_t differing = node.differing();
-  const std::string text =
-      differing == 0 ? "all " + grouped(node.count()) + " the same"
-                     : grouped(differing) + " of " + grouped(node.count()) + " differ";
+  const std::string text = differing == 0
+                               ? "all " + grouped(node.count()) + " the same"
+                               : grouped(differing) + " of " + grouped(node.count()) + " differ";
   const std::string most =
       node.total.differing == 0
           ? ""
@@ -200,11 +201,12 @@ std::string where(const DiffPage& page, const DiffNode& root) {
   const std::string bounded =
       shown > kTensors ? " The " + grouped(kTensors) + " tensors that are furthest apart are in it."
                        : "";
-  return section("where", "Where in the model",
-                 paragraph("Modules open with a click; the one with the largest difference is open." +
-                           bounded) +
-                     "<div class=\"tree\">\n" + table(tensor_headings(), "", "dense pairs head") + node_content(root, "", shown <= kAllOpen) +
-                     "</div>\n");
+  return section(
+      "where", "Where in the model",
+      paragraph("Modules open with a click; the one with the largest difference is open." +
+                bounded) +
+          "<div class=\"tree\">\n" + table(tensor_headings(), "", "dense pairs head") +
+          node_content(root, "", shown <= kAllOpen) + "</div>\n");
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // DiffPage: what differs between two checkpoints, as one page for a browser, as page.h says of an
-// HtmlReport: it holds everything that it shows, its size is bounded, the same gives the same bytes.
+// HtmlReport: it holds everything that it shows, its size is bounded, the same gives the same
+// bytes.
 #pragma once
 
 #include <string>

@@ -82,7 +82,8 @@ std::string text_list(const std::string& classes, const std::vector<std::string>
 }
 
 std::string details(const std::string& summary, const std::string& html, bool open) {
-  return std::string(open ? "<details open>" : "<details>") + "\n<summary>" + summary + "</summary>\n" + html + "</details>\n";
+  return std::string(open ? "<details open>" : "<details>") + "\n<summary>" + summary +
+         "</summary>\n" + html + "</details>\n";
 }
 
 std::string document(const std::string& title, const std::string& body) {

@@ -156,14 +156,13 @@ std::string conversions(const std::vector<Conversion>& conversions) {
 std::string html_of(const HtmlReport& report) {
   const KindColours colours(report.kinds);
   // What is asked first comes first; single tensors and values, which are long, come last.
-  return document(report.title,
-                  "<header>\n<h1>" + html_text(report.title) + "</h1>\n" +
-                      paragraph(html_text(report.subtitle)) +
-                      facts_list("headline", report.headline) + "</header>\n" + about(report) +
-                      kinds(report.kinds, colours) + ranks_section(report.ranks, colours) +
-                      modules(report.modules) + estimates(report) +
-                      conversions(report.conversions) + distributions(report) +
-                      shards_section(report.maps));
+  return document(report.title, "<header>\n<h1>" + html_text(report.title) + "</h1>\n" +
+                                    paragraph(html_text(report.subtitle)) +
+                                    facts_list("headline", report.headline) + "</header>\n" +
+                                    about(report) + kinds(report.kinds, colours) +
+                                    ranks_section(report.ranks, colours) + modules(report.modules) +
+                                    estimates(report) + conversions(report.conversions) +
+                                    distributions(report) + shards_section(report.maps));
 }
 
 }  // namespace dsckpt

@@ -99,10 +99,10 @@ std::string columns(const std::vector<RankShare>& ranks, const Usual& usual,
     if (usual.has(rank)) top = std::max(top, rank.bytes);
   }
   const size_t each = ranks_a_column(ranks.size());
-  const std::string what =
-      each == 1 ? "a column is a rank"
-                : "a column is " + grouped(each) + " ranks: the least of them, pale what the most "
-                                                   "has more";
+  const std::string what = each == 1 ? "a column is a rank"
+                                     : "a column is " + grouped(each) +
+                                           " ranks: the least of them, pale what the most "
+                                           "has more";
   return paragraph("All in their order; " + what + ". The chart is " + human_bytes(top) +
                    " high, and what is higher has a cap.") +
          columns_chart(ranks, top, colours) + "<p class=\"ends\"><span>" +
@@ -117,9 +117,10 @@ std::string balance_text(const std::vector<RankShare>& ranks, const Usual& usual
   if (most->bytes - least->bytes <= usual.median / 1000) {
     return count + ", all with " + human_bytes(usual.median) + " but for less than 0.1 %.";
   }
-  std::string text = count + ", half of them with " + human_bytes(usual.median) + " or more. Least: " +
-                     rank_name(*least) + " with " + human_bytes(least->bytes) + ". Most: " +
-                     rank_name(*most) + " with " + human_bytes(most->bytes) + ".";
+  std::string text = count + ", half of them with " + human_bytes(usual.median) +
+                     " or more. Least: " + rank_name(*least) + " with " +
+                     human_bytes(least->bytes) + ". Most: " + rank_name(*most) + " with " +
+                     human_bytes(most->bytes) + ".";
   const auto usually = static_cast<size_t>(
       std::count_if(ranks.begin(), ranks.end(), [&](const RankShare& r) { return usual.has(r); }));
   if (ranks.size() <= kRankRows || usually == ranks.size()) return text;
@@ -132,9 +133,9 @@ std::string balance_text(const std::vector<RankShare>& ranks, const Usual& usual
 std::string ranks_section(const std::vector<RankShare>& ranks, const KindColours& colours) {
   if (ranks.empty()) return "";
   const Usual usual = usual_of(ranks);
-  const std::string shown =
-      ranks.size() <= kRankRows ? all_rows(ranks, colours)
-                            : outliers(ranks, usual, colours) + columns(ranks, usual, colours);
+  const std::string shown = ranks.size() <= kRankRows
+                                ? all_rows(ranks, colours)
+                                : outliers(ranks, usual, colours) + columns(ranks, usual, colours);
   return section("ranks", "Balance over ranks", paragraph(balance_text(ranks, usual)) + shown);
 }
 

@@ -58,9 +58,8 @@ std::string parts_table(const std::vector<const Extent*>& parts,
 std::pair<int64_t, size_t> usual_size(const std::vector<Extent>& parts) {
   std::map<int64_t, size_t> sizes;
   for (const Extent& part : parts) ++sizes[elements_of(part)];
-  const auto most = std::max_element(sizes.begin(), sizes.end(), [](const auto& a, const auto& b) {
-    return a.second < b.second;
-  });
+  const auto most = std::max_element(
+      sizes.begin(), sizes.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
   return *most;
 }
 
@@ -76,14 +75,14 @@ std::string many_parts(const std::vector<Extent>& parts,
     if (is_usual && first.size() < kFirstRows) first.push_back(&part);
   }
   const size_t different = parts.size() - count;
-  std::string out = paragraph(
-      grouped(count) + " of " + grouped(parts.size()) + " parts have " +
-      grouped(static_cast<uint64_t>(size)) + " elements each" +
-      (different == 0    ? "."
-       : different == 1  ? "; this one has not:"
-       : others.size() < different
-           ? "; " + grouped(different) + " have not, of which these are the first:"
-           : "; these " + grouped(different) + " have not:"));
+  std::string out =
+      paragraph(grouped(count) + " of " + grouped(parts.size()) + " parts have " +
+                grouped(static_cast<uint64_t>(size)) + " elements each" +
+                (different == 0   ? "."
+                 : different == 1 ? "; this one has not:"
+                 : others.size() < different
+                     ? "; " + grouped(different) + " have not, of which these are the first:"
+                     : "; these " + grouped(different) + " have not:"));
   if (!others.empty()) out += parts_table(others, colours);
   return out + details(first.size() < count ? "the first " + grouped(first.size()) + " of the " +
                                                   grouped(count) + " that are alike"
@@ -108,8 +107,7 @@ std::string shard_map(const HtmlReport::ShardMap& map, bool with_table) {
   std::string out =
       "<h3>" + html_text(map.tensor) + "</h3>\n" +
       paragraph(html_text(map.type) + ", " + grouped(static_cast<uint64_t>(map.elements)) +
-                " elements in " + grouped(files.size()) +
-                (files.size() == 1 ? " file" : " files"));
+                " elements in " + grouped(files.size()) + (files.size() == 1 ? " file" : " files"));
   if (!many) return out + shard_bar(map, file_of) + (with_table ? parts_table(all, colours) : "");
   out += shard_strip(map, file_of, files.size()) + "<p class=\"ends\"><span>" +
          html_text(map.extents.front().file) + "</span><span>" +
@@ -121,9 +119,8 @@ std::string shard_map(const HtmlReport::ShardMap& map, bool with_table) {
 
 std::string shards_section(const std::vector<HtmlReport::ShardMap>& maps) {
   if (maps.empty()) return "";
-  const bool any_many = std::any_of(maps.begin(), maps.end(), [](const auto& map) {
-    return map.extents.size() > kAllRows;
-  });
+  const bool any_many = std::any_of(maps.begin(), maps.end(),
+                                    [](const auto& map) { return map.extents.size() > kAllRows; });
   std::string content = paragraph(
       std::string("The elements of a tensor from first to last, each in the colour of its file") +
       (any_many ? "; of many files the first are pale and the last are dark." : "."));
