@@ -114,7 +114,7 @@ summary:hover { color: var(--ink); }
 @media (min-width: 1500px) {
   main { max-width: 1840px; display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 20px; align-items: start; }
   main > * { grid-column: 1 / -1; margin-top: 0; }
-  #kinds, #ranks, #memory, #conversions { grid-column: auto; height: 100%; }
+  #kinds, #ranks, #memory, #conversions, #sides, #verdicts { grid-column: auto; height: 100%; }
   #kinds:has(+ #modules), #conversions:not(#memory + *) { grid-column: 1 / -1; }
 }
 @media (max-width: 1059px) { .treemap .l { display: none; } }
@@ -125,6 +125,10 @@ summary:hover { color: var(--ink); }
   h1 { font-size: 19px; }
   .headline { grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); }
   .facts { grid-template-columns: repeat(auto-fit, minmax(120px, 1fr)); }
+  th, td { padding-right: 10px; }
+  #memory tr > * { white-space: normal; }
+  #memory tr > :nth-child(4), #memory tr > :nth-child(6) { display: none; }
+  #memory tr > :first-child, #memory .n { white-space: nowrap; }
   .node { grid-template-columns: minmax(0, 1fr) auto; }
   .node .bar { grid-column: 1 / -1; grid-row: 2; }
   .node .n + .n { display: none; }
