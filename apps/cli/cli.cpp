@@ -174,9 +174,10 @@ int run(CLI::App& app, const Common& common, int argc, char** argv,
   } catch (const UsageError& error) {
     // What should have been a subcommand may have been taken for a path.
     const bool other = !app.get_subcommands({}).empty() && app.get_subcommands().empty();
-    const std::string meant = other && error.hint().empty() ? did_you_mean(app, arguments) : "";
-    return report_error(app, as_json || common.json,
-                        meant.empty() ? error : UsageError(error).with_hint(meant));
+    const std::string meant = other ? did_you_mean(app, arguments) : "";
+    if (meant.empty()) return report_error(app, as_json || common.json, error);
+    const std::string hint = error.hint().empty() ? meant : meant + " " + error.hint();
+    return report_error(app, as_json || common.json, UsageError(error).with_hint(hint));
   } catch (const Error& error) {
     return report_error(app, as_json || common.json, error);
   } catch (const std::filesystem::filesystem_error& error) {

@@ -170,6 +170,22 @@ class HtmlRanksTest(BrowserTest):
         self.assertEqual(len(usual), 1)
         self.assertEqual(counts & usual, set())
 
+    def test_many_tensors_of_many_ranks_are_one_small_page(self):
+        self.checkpoint(3, 1024)
+        chosen = [f"model.layers.{layer}.mlp.{part}.weight" for layer in range(10) for part in ("up_proj", "down_proj")]
+        page = self.page_of("chosen", "llama-8b-z3-1024", *(word for name in chosen for word in ("--param", name)),
+                            folder=self.shared)
+        shown = [title.text() for title in Page(page.read_text()).section("shards").all("h3")]
+        self.assertEqual(shown, chosen)
+
+    def test_values_that_are_no_numbers_come_first(self):
+        values = {f"a{i:04}": torch.ones(4) for i in range(1000)}
+        values["z"] = torch.tensor([1.0, float("nan")])
+        save_file(values, self.root / "values.safetensors")
+        page = self.page_of("values", "values.safetensors", "--values")
+        table = Page(page.read_text()).section("values").one("table")
+        self.assertIn("z", rows_of(table)[0][0].text())
+
     # --- diff
 
     def two(self):

@@ -293,15 +293,15 @@ std::string shade_class(size_t index, size_t count) {
 }
 
 std::string shard_strip(const HtmlReport::ShardMap& map, const std::vector<size_t>& file_of,
-                        size_t files) {
+                        size_t files, size_t count) {
   constexpr double kHeight = 44;
-  constexpr size_t kSteps = 128;
   // The parts that begin in each step; those that began before go on where none does.
-  std::vector<std::vector<size_t>> steps(kSteps);
+  std::vector<std::vector<size_t>> steps(count);
+  const auto whole = static_cast<double>(count);
   const auto elements = static_cast<double>(std::max<int64_t>(map.elements, 1));
   for (size_t i = 0; i < map.extents.size(); ++i) {
     const double at = static_cast<double>(map.extents[i].extent.first) / elements;
-    steps[std::min(static_cast<size_t>(at * kSteps), kSteps - 1)].push_back(i);
+    steps[std::min(static_cast<size_t>(at * whole), count - 1)].push_back(i);
   }
   std::string content;
   size_t before = 0;
@@ -312,16 +312,15 @@ std::string shard_strip(const HtmlReport::ShardMap& map, const std::vector<size_
                                   : grouped(parts.size()) + " parts, from " +
                                         html_text(map.extents[parts.front()].file) + " to " +
                                         html_text(map.extents[parts.back()].file);
-    content +=
-        "<g>" + title(names) +
-        column(static_cast<double>(first) / kSteps, static_cast<double>(end - first) / kSteps,
-               kHeight, kHeight, shade_class(file_of[middle], files)) +
-        "</g>";
+    content += "<g>" + title(names) +
+               column(static_cast<double>(first) / whole, static_cast<double>(end - first) / whole,
+                      kHeight, kHeight, shade_class(file_of[middle], files)) +
+               "</g>";
     if (!parts.empty()) before = parts.back();
   };
-  for (size_t first = 0; first < kSteps;) {
+  for (size_t first = 0; first < count;) {
     size_t end = first + 1;
-    while (end < kSteps && steps[end].empty()) ++end;
+    while (end < count && steps[end].empty()) ++end;
     add(first, end, steps[first]);
     first = end;
   }

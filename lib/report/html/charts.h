@@ -69,11 +69,11 @@ std::string histogram_chart(const Statistics& values, const Octaves& octaves, bo
 // of their own. `colours` has that of each extent.
 std::string shard_bar(const HtmlReport::ShardMap& map, const std::vector<size_t>& colours);
 
-// The same of many parts, as a strip of equal steps: each as dark as its file is late among
+// The same of many parts, as a strip of `count` equal steps: each as dark as its file is late among
 // `files`, so that what is not in order, or not even, shows. `file_of` has the number of the file
 // of each extent.
 std::string shard_strip(const HtmlReport::ShardMap& map, const std::vector<size_t>& file_of,
-                        size_t files);
+                        size_t files, size_t count);
 // "d3": one of ten shades, for number `index` of `count`.
 std::string shade_class(size_t index, size_t count);
 

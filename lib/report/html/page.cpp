@@ -88,9 +88,15 @@ std::string distribution_row(const Distribution& distribution, const Octaves& oc
 std::string distribution_table(const std::vector<Distribution>& tensors) {
   constexpr size_t kRows = 200;
   const Octaves octaves = octaves_of(tensors);
+  // What is no number is what one looks for.
+  std::vector<const Distribution*> shown;
+  for (const Distribution& each : tensors) shown.push_back(&each);
+  std::stable_partition(shown.begin(), shown.end(), [](const Distribution* each) {
+    return each->values.nans > 0 || each->values.infinities() > 0;
+  });
   std::string rows;
-  for (size_t i = 0; i < tensors.size() && i < kRows; ++i) {
-    rows += distribution_row(tensors[i], octaves);
+  for (size_t i = 0; i < shown.size() && i < kRows; ++i) {
+    rows += distribution_row(*shown[i], octaves);
   }
   std::string headings = heading("tensor") + heading("sizes");
   for (const char* name : {"min", "max", "mean", "std", "norm", "zeros", "NaN", "Inf"}) {

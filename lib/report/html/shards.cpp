@@ -15,7 +15,7 @@ using Extent = HtmlReport::Extent;
 
 constexpr size_t kAllRows = 24;    // of parts, that are all shown
 constexpr size_t kOtherRows = 16;  // of parts that are not as most are
-constexpr size_t kFirstRows = 64;  // of the others, behind a click
+constexpr size_t kFirstRows = 64;  // of the others, behind a click, of all tensors together
 constexpr size_t kMaps = 8;        // with tables
 
 int64_t elements_of(const Extent& part) {
@@ -65,14 +65,14 @@ std::pair<int64_t, size_t> usual_size(const std::vector<Extent>& parts) {
 
 // Many parts: those of another size than most come first, and the rest is behind a click.
 std::string many_parts(const std::vector<Extent>& parts,
-                       const std::map<const Extent*, std::string>& colours) {
+                       const std::map<const Extent*, std::string>& colours, size_t rows) {
   const auto [size, count] = usual_size(parts);
   std::vector<const Extent*> others;
   std::vector<const Extent*> first;
   for (const Extent& part : parts) {
     const bool is_usual = elements_of(part) == size;
     if (!is_usual && others.size() < kOtherRows) others.push_back(&part);
-    if (is_usual && first.size() < kFirstRows) first.push_back(&part);
+    if (is_usual && first.size() < rows) first.push_back(&part);
   }
   const size_t different = parts.size() - count;
   std::string out =
@@ -90,7 +90,8 @@ std::string many_parts(const std::vector<Extent>& parts,
                        parts_table(first, colours));
 }
 
-std::string shard_map(const HtmlReport::ShardMap& map, bool with_table) {
+// `rows`: of a table of parts that are alike; 0: no table.
+std::string shard_map(const HtmlReport::ShardMap& map, size_t steps, size_t rows) {
   std::map<std::string, size_t> files;
   std::vector<size_t> file_of;
   for (const Extent& part : map.extents) {
@@ -108,11 +109,11 @@ std::string shard_map(const HtmlReport::ShardMap& map, bool with_table) {
       "<h3>" + html_text(map.tensor) + "</h3>\n" +
       paragraph(html_text(map.type) + ", " + grouped(static_cast<uint64_t>(map.elements)) +
                 " elements in " + grouped(files.size()) + (files.size() == 1 ? " file" : " files"));
-  if (!many) return out + shard_bar(map, file_of) + (with_table ? parts_table(all, colours) : "");
-  out += shard_strip(map, file_of, files.size()) + "<p class=\"ends\"><span>" +
+  if (!many) return out + shard_bar(map, file_of) + (rows > 0 ? parts_table(all, colours) : "");
+  out += shard_strip(map, file_of, files.size(), steps) + "<p class=\"ends\"><span>" +
          html_text(map.extents.front().file) + "</span><span>" +
          html_text(map.extents.back().file) + "</span></p>\n";
-  return out + (with_table ? many_parts(map.extents, colours) : "");
+  return out + (rows > 0 ? many_parts(map.extents, colours, rows) : "");
 }
 
 }  // namespace
@@ -124,8 +125,11 @@ std::string shards_section(const std::vector<HtmlReport::ShardMap>& maps) {
   std::string content = paragraph(
       std::string("The elements of a tensor from first to last, each in the colour of its file") +
       (any_many ? "; of many files the first are pale and the last are dark." : "."));
+  // All of them together stay small.
+  const size_t steps = maps.size() <= 2 ? 128 : 32;
+  const size_t rows = std::max<size_t>(kFirstRows / maps.size(), 4);
   for (size_t i = 0; i < maps.size() && i < 4 * kMaps; ++i) {
-    content += shard_map(maps[i], i < kMaps);
+    content += shard_map(maps[i], steps, i < kMaps ? rows : 0);
   }
   if (maps.size() > 4 * kMaps) {
     content += paragraph("And " + grouped(maps.size() - 4 * kMaps) + " more tensors.");
