@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "ckpt_inspect/commands.h"
 #include "exec/staged_output.h"
 #include "inspect/tensor_stats.h"
 #include "report/html/page.h"
@@ -135,7 +136,16 @@ void write_html(const Findings& findings, const HtmlOptions& options, const cli:
       findings.contents.form() + (findings.contents.checkpoint() ? " checkpoint" : " weights");
   report.headline = headline(findings);
   for (const auto& [label, text] : findings.facts) report.facts.push_back({label, text});
-  report.notes = findings.contents.notes();
+  if (findings.contents.damage() != nullptr) {
+    report.subtitle += ", damaged";
+    report.notes = damage_lines(findings.contents);
+    for (const LostFile& lost : findings.contents.checkpoint()->lost_files()) {
+      report.notes.push_back("lost: " + lost.display + ": " + lost.why);
+    }
+    report.notes.push_back(findings.contents.damage()->hint());
+  }
+  for (const std::string& note : findings.contents.notes()) report.notes.push_back(note);
+  for (std::string& note : report.notes) std::replace(note.begin(), note.end(), '\n', ' ');
   report.kinds = findings.summary.kinds;
   report.ranks = findings.summary.ranks;
   const std::vector<NamedTensor> tensors = by_size(findings.contents);
