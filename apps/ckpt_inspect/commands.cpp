@@ -97,16 +97,22 @@ std::vector<std::string> tensor_cells(const NamedTensor& tensor) {
           std::string(torch_name(tensor.value.dtype())), to_text(tensor.value.shape())};
 }
 
+std::vector<std::string> damage_lines(const Contents& contents) {
+  const Checkpoint& checkpoint = *contents.checkpoint();
+  std::vector<std::string> lines{"damaged: " + std::string(contents.damage()->what())};
+  if (!checkpoint.incomplete().empty()) {
+    const size_t lost = checkpoint.incomplete().size();
+    lines.push_back("lost in part: " + std::to_string(lost) + " of " +
+                    counted(lost + checkpoint.params().size(), "tensor"));
+  }
+  return lines;
+}
+
 int say_damage(const CLI::App& app, const cli::Common& common, const Contents& contents) {
   const Error* damage = contents.damage();
   if (damage == nullptr) return cli::kDone;
-  const Checkpoint& checkpoint = *contents.checkpoint();
-  std::string text = "damaged: " + std::string(damage->what());
-  if (!checkpoint.incomplete().empty()) {
-    const size_t lost = checkpoint.incomplete().size();
-    text += "\nlost in part: " + std::to_string(lost) + " of " +
-            counted(lost + checkpoint.params().size(), "tensor");
-  }
+  std::string text;
+  for (const std::string& line : damage_lines(contents)) text += (text.empty() ? "" : "\n") + line;
   cli::note(app, common, text);
   cli::hint(common, damage->hint());
   return cli::kCheckFailed;

@@ -65,6 +65,8 @@ void add_tensor_arguments(CLI::App& app, TensorArguments& args,
 std::vector<cli::Table::Column> tensor_columns();
 std::vector<std::string> tensor_cells(const NamedTensor& tensor);
 
+// Why a checkpoint with damage() is not whole, and how many tensors are lost in part.
+std::vector<std::string> damage_lines(const Contents& contents);
 // Of a checkpoint that was opened with ContentsOptions::damaged: says why it is not whole, what is
 // lost and what to do, on stderr. The exit code: kCheckFailed if it is damaged.
 int say_damage(const CLI::App& app, const cli::Common& common, const Contents& contents);

@@ -14,11 +14,13 @@
 #include "base/patterns.h"
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
+#include "ckpt_inspect/html.h"
 #include "ckpt_inspect/shown.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/table.h"
 #include "cli/terminal.h"
+#include "report/html/diff_page.h"
 #include "report/report.h"
 #include "report/values.h"
 
@@ -37,6 +39,8 @@ struct DiffArguments {
   std::optional<double> atol;
   std::optional<double> rtol;
   bool all = false;
+  std::string html;  // "": no page
+  bool force = false;
 };
 
 // One side, opened.
@@ -229,14 +233,28 @@ std::string summary(const Diff& diff) {
     }
   }
   if (diff.total.differing == 0) return text;
-  return text + "; " + std::to_string(diff.total.differing) + " of " +
-         counted(diff.total.count, "element") +
+  return text + "; " + grouped(diff.total.differing) + " of " + grouped(diff.total.count) +
+         (diff.total.count == 1 ? " element" : " elements") +
          (diff.total.differing == 1 ? " differs" : " differ") + ", by at most " +
          short_number(static_cast<double>(diff.total.max_absolute)) + " in '" +
          printable(diff.largest_in) + "'";
 }
 
+DiffPage::Side page_side(const std::string& path, const Contents& contents) {
+  DiffPage::Side side{.path = path, .form = contents.form(), .facts = {}};
+  const Checkpoint* checkpoint = contents.checkpoint();
+  if (checkpoint == nullptr) return side;
+  const CheckpointFacts& facts = checkpoint->facts();
+  side.form += " checkpoint";
+  side.facts.emplace_back("tag", facts.tag);
+  if (facts.global_steps) side.facts.emplace_back("step", std::to_string(*facts.global_steps));
+  side.facts.emplace_back("data-parallel ranks", std::to_string(facts.mesh.dp));
+  if (!facts.ds_version.empty()) side.facts.emplace_back("DeepSpeed", facts.ds_version);
+  return side;
+}
+
 int diff(const CLI::App& app, const cli::Common& common, const DiffArguments& args) {
+  if (!args.html.empty()) check_page(args.html, args.force);
   const Side a(args, common, args.path_a, args.tag_a);
   const Side b(args, common, args.path_b, args.tag_b);
   require_match(args.selection, !a.empty() || !b.empty());
@@ -250,6 +268,14 @@ int diff(const CLI::App& app, const cli::Common& common, const DiffArguments& ar
     const cli::InterruptGuard guard(progress);
     const cli::ProgressDisplay display(progress, common);
     result = diff_tensors(a.side(), b.side(), options, progress);
+  }
+  if (!args.html.empty()) {
+    write_page(args.html, html_of(DiffPage{.a = page_side(args.path_a, a.contents()),
+                                           .b = page_side(args.path_b, b.contents()),
+                                           .diff = &result,
+                                           .verdict = summary(result),
+                                           .advice = types_hint(result, args),
+                                           .all = args.all}));
   }
   if (common.json) {
     nlohmann::json data = diff_json(result, args.all);
@@ -309,6 +335,10 @@ Command add_diff(CLI::App& app, cli::Common& common) {
       ->default_str("0");
   add_tolerance(sub, "--rtol", args->rtol, "See --atol")->type_name("RTOL")->default_str("0");
   sub.add_flag("--all", args->all, "List every tensor, also those that are equal");
+  CLI::Option* html =
+      sub.add_option("--html", args->html, "Write it as a page for a browser, too, in one file")
+          ->type_name("REPORT");
+  sub.add_flag("--force", args->force, "Replace REPORT if it exists")->needs(html);
   cli::add_pass_options(sub, common);
   return {&sub, [&app, &common, args] { return diff(app, common, *args); }};
 }

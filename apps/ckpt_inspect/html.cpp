@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "ckpt_inspect/commands.h"
 #include "exec/staged_output.h"
 #include "inspect/tensor_stats.h"
 #include "report/html/page.h"
@@ -113,22 +114,38 @@ void add_html_options(CLI::App& app, HtmlOptions& options) {
       ->type_name("NAME");
 }
 
-void write_html(const Findings& findings, const HtmlOptions& options, const cli::Common& common) {
-  const std::filesystem::path file = options.file;
+void check_page(const std::string& file, bool force) {
   std::error_code ignored;
   const auto status = std::filesystem::symlink_status(file, ignored);
-  if (std::filesystem::is_directory(file, ignored))
-    throw UsageError(options.file + ": is a folder");
-  if (std::filesystem::exists(status) && !options.force) {
-    throw UsageError(options.file + ": exists already").with_hint("--force replaces it");
+  if (std::filesystem::is_directory(file, ignored)) throw UsageError(file + ": is a folder");
+  if (std::filesystem::exists(status) && !force) {
+    throw UsageError(file + ": exists already").with_hint("--force replaces it");
   }
+}
+
+void write_page(const std::string& file, const std::string& text) {
+  const cli::Writing writing;
+  replace_text_file(file, text, false);
+}
+
+void write_html(const Findings& findings, const HtmlOptions& options, const cli::Common& common) {
+  check_page(options.file, options.force);
   HtmlReport report;
   report.title = findings.path;
   report.subtitle =
       findings.contents.form() + (findings.contents.checkpoint() ? " checkpoint" : " weights");
   report.headline = headline(findings);
   for (const auto& [label, text] : findings.facts) report.facts.push_back({label, text});
-  report.notes = findings.contents.notes();
+  if (findings.contents.damage() != nullptr) {
+    report.subtitle += ", damaged";
+    report.notes = damage_lines(findings.contents);
+    for (const LostFile& lost : findings.contents.checkpoint()->lost_files()) {
+      report.notes.push_back("lost: " + lost.display + ": " + lost.why);
+    }
+    report.notes.push_back(findings.contents.damage()->hint());
+  }
+  for (const std::string& note : findings.contents.notes()) report.notes.push_back(note);
+  for (std::string& note : report.notes) std::replace(note.begin(), note.end(), '\n', ' ');
   report.kinds = findings.summary.kinds;
   report.ranks = findings.summary.ranks;
   const std::vector<NamedTensor> tensors = by_size(findings.contents);
@@ -138,9 +155,7 @@ void write_html(const Findings& findings, const HtmlOptions& options, const cli:
   report.conversions = findings.conversions;
   add_maps(report, findings, options);
   if (options.values) add_values(report, findings, options, common);
-  const std::string text = html_of(report);
-  const cli::Writing writing;
-  replace_text_file(file, text, false);
+  write_page(options.file, html_of(report));
 }
 
 }  // namespace dsckpt::inspect

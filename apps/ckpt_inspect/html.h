@@ -35,6 +35,12 @@ struct Findings {
   const std::vector<Conversion>& conversions;
 };
 
+// Throws UsageError for a page that cannot be written: a folder, or a file that exists and is not
+// to be replaced.
+void check_page(const std::string& file, bool force);
+// Writes a page; a reader sees nothing or all of it. IoError.
+void write_page(const std::string& file, const std::string& text);
+
 // Writes the page; a reader sees nothing or all of it. Throws UsageError for a file that exists,
 // unless it is to be replaced, and for a --param that is not there; IoError; with values, what
 // reading them throws.

@@ -2,11 +2,13 @@
 
 #include <CLI/App.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/text.h"
 #include "ckpt_inspect/commands.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
@@ -127,7 +129,23 @@ void print_json(const Opened& opened, const pickle::Value& value, const std::str
   std::cout << ",\"globals\":" << dump(globals) << "}}\n";
 }
 
+// Of a folder, whose files are meant.
+void refuse_folder(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code failed;
+  if (!fs::is_directory(path, failed)) return;
+  std::optional<fs::path> first;
+  for (fs::recursive_directory_iterator it(path, failed), end; !failed && it != end;
+       it.increment(failed)) {
+    if (it->path().extension() == ".pt" && (!first || it->path() < *first)) first = it->path();
+  }
+  throw UsageError(path + ": is a folder; raw shows one file")
+      .with_hint(first ? "`ckpt-inspect raw " + shell_word(first->string()) + "`"
+                       : "`ckpt-inspect list " + shell_word(path) + "` shows its tensors");
+}
+
 int raw(const cli::Common& common, const RawArguments& args) {
+  refuse_folder(args.path);
   InputFiles inputs;
   const FileId id = inputs.add(args.path);
   const Opened opened = open(inputs, id, args);

@@ -117,7 +117,7 @@ std::string counts_text(const Summary& summary) {
     const auto found = summary.counts.find(kind);
     if (found == summary.counts.end()) continue;
     const bool told = std::string(kind) != "tensor";
-    text += (text.empty() ? "" : ", ") + std::to_string(found->second.elements) +
+    text += (text.empty() ? "" : ", ") + grouped(static_cast<uint64_t>(found->second.elements)) +
             (told ? " " + std::string(kind) : "") + " in " +
             counted(found->second.tensors, "tensor");
   }

@@ -75,6 +75,11 @@ int verify_path(const CLI::App& app, const cli::Common& common, const VerifyArgu
       std::filesystem::exists(args.new_manifest, failed)) {
     throw UsageError(args.new_manifest + ": is there already; --force replaces it");
   }
+  if (!args.manifest.empty() && !std::filesystem::exists(args.manifest, failed)) {
+    throw UsageError("--manifest: " + args.manifest + " is not there")
+        .with_hint("--write-manifest " + shell_word(args.manifest) +
+                   " makes it, of a whole checkpoint");
+  }
   if (!args.contents.roots.empty() && !(args.manifest + args.new_manifest).empty()) {
     throw UsageError("a manifest is of one folder, not of several roots")
         .with_hint("make or check one for each root");

@@ -71,6 +71,19 @@ std::string usage_of(const CLI::App& app) {
   return text + "; --help lists the options";
 }
 
+// What to do about arguments that were not understood.
+std::string usage_hint(const CLI::App& app, const std::vector<std::string>& arguments,
+                       bool something_is_missing) {
+  const std::string unknown = unknown_option(app, arguments);
+  if (is_option_of_a_path(unknown)) return "paths stand without an option: " + usage_of(app);
+  const std::string meant = did_you_mean(app, arguments);
+  if (something_is_missing && !unknown.empty()) {
+    return "there is no " + unknown + (meant.empty() ? ": " + usage_of(app) : "; " + meant);
+  }
+  if (meant.empty()) return something_is_missing ? usage_of(app) : "--help lists the options";
+  return meant + " --help lists the options";
+}
+
 // Whether there is something to run: --help and the like have said what they had to say.
 bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
   try {
@@ -79,14 +92,9 @@ bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
   } catch (const CLI::Success& success) {
     app.exit(success, std::cout, std::cerr);
     return false;
-  } catch (const CLI::RequiredError& error) {
-    const std::string meant = did_you_mean(app, arguments);
-    throw UsageError(error.what())
-        .with_hint(meant.empty() ? usage_of(app) : meant + " --help lists the options");
   } catch (const CLI::ParseError& error) {
-    const std::string meant = did_you_mean(app, arguments);
-    throw UsageError(error.what())
-        .with_hint((meant.empty() ? "" : meant + " ") + "--help lists the options");
+    const bool missing = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
+    throw UsageError(error.what()).with_hint(usage_hint(app, arguments, missing));
   }
 }
 
@@ -167,9 +175,10 @@ int run(CLI::App& app, const Common& common, int argc, char** argv,
   } catch (const UsageError& error) {
     // What should have been a subcommand may have been taken for a path.
     const bool other = !app.get_subcommands({}).empty() && app.get_subcommands().empty();
-    const std::string meant = other && error.hint().empty() ? did_you_mean(app, arguments) : "";
-    return report_error(app, as_json || common.json,
-                        meant.empty() ? error : UsageError(error).with_hint(meant));
+    const std::string meant = other ? did_you_mean(app, arguments) : "";
+    if (meant.empty()) return report_error(app, as_json || common.json, error);
+    const std::string hint = error.hint().empty() ? meant : meant + " " + error.hint();
+    return report_error(app, as_json || common.json, UsageError(error).with_hint(hint));
   } catch (const Error& error) {
     return report_error(app, as_json || common.json, error);
   } catch (const std::filesystem::filesystem_error& error) {

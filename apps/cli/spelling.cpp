@@ -141,6 +141,15 @@ constexpr Synonym kSynonyms[] = {
     {"--gpus", "--dp"},
     {"--nproc-per-node", "--dp"},
     {"--target-dp", "--dp"},
+    {"--data-parallel-size", "--dp"},
+    {"--dp-world-size", "--dp"},
+    {"--num-processes", "--dp"},
+    {"--zero-stage", "--stage"},
+    {"--deepspeed-config", "--ds-config"},
+    {"--deepspeed", "--ds-config"},
+    {"--average-with", "--average"},
+    {"--weights", "--weights-from"},
+    {"--init-from", "--weights-from"},
     {"--torch-dtype", "--dtype"},
     {"--precision", "--dtype"},
     {"--num-workers", "--threads"},
@@ -156,6 +165,10 @@ constexpr Synonym kSynonyms[] = {
     {"--step", "--tag"},
     {"--checkpoint-name", "--tag"},
 };
+
+constexpr std::string_view kPaths[] = {"--checkpoint-dir", "--checkpoint", "--output-dir",
+                                       "--output-file",    "--output",     "--input-folder",
+                                       "--output-folder",  "--input",      "--path"};
 
 // `word` under the name it has here, if one of `names` is that; else those that it is like.
 std::vector<std::string> meant_by(const std::vector<std::string>& names, const std::string& word) {
@@ -208,6 +221,26 @@ std::vector<std::string> canonical_arguments(const CLI::App& app,
     }
   }
   return arguments;
+}
+
+std::string unknown_option(const CLI::App& app, const std::vector<std::string>& arguments) {
+  const CLI::App* command = &app;
+  for (const std::string& argument : arguments) {
+    if (argument == "--") break;
+    if (!is_long_option(argument)) {
+      const CLI::App* sub = command == &app ? subcommand(app, argument) : nullptr;
+      if (sub != nullptr) command = sub;
+      continue;
+    }
+    const std::string name = name_part(argument);
+    const std::vector<std::string> known = long_names(*command);
+    if (std::find(known.begin(), known.end(), name) == known.end()) return name;
+  }
+  return "";
+}
+
+bool is_option_of_a_path(const std::string& name) {
+  return std::find(std::begin(kPaths), std::end(kPaths), name) != std::end(kPaths);
 }
 
 std::string did_you_mean(const CLI::App& app, const std::vector<std::string>& arguments) {

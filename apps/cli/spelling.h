@@ -14,6 +14,14 @@ namespace dsckpt::cli {
 std::vector<std::string> canonical_arguments(const CLI::App& app,
                                              std::vector<std::string> arguments);
 
+// The first of the canonical `arguments` that is an option's name that the command does not have,
+// or
+// "".
+std::string unknown_option(const CLI::App& app, const std::vector<std::string>& arguments);
+
+// Whether an option is one that other programs have for a path, which has no option here.
+bool is_option_of_a_path(const std::string& name);
+
 // "did you mean '--sort'?" for the first of the canonical `arguments` that is no option of the
 // command, or no subcommand of a tool that has some; empty if nothing is like it.
 std::string did_you_mean(const CLI::App& app, const std::vector<std::string>& arguments);

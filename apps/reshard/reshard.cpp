@@ -12,6 +12,7 @@
 #include "cli/every_tag.h"
 #include "cli/option_facts.h"
 #include "cli/tools.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {
@@ -63,6 +64,11 @@ void add_options(CLI::App& app, Arguments& args) {
                  "layout are taken from it. Needed where the input is weights to start from, a\n"
                  "Hugging Face folder, a .safetensors or .bin file: then it has all but the values")
       ->type_name("CHECKPOINT");
+  app.add_option("--weights-from", args.source.weights_from,
+                 "Weights that the checkpoint gets instead of its own, such as the average that\n"
+                 "zero-to-fp32 --average wrote: masters and 16-bit copies. Optimizer states and\n"
+                 "steps stay, and training goes on from there")
+      ->type_name("WEIGHTS");
   cli::add_weights_options(app, args.source);
   app.add_flag("--plan-batch", args.reshard.plan_batch,
                "Show the batch settings that keep the global batch on the new ranks, and write\n"
@@ -76,7 +82,8 @@ void add_options(CLI::App& app, Arguments& args) {
       {.commands = {"reshard ckpt ckpt_on_6 --dp 6",
                     "reshard ckpt ckpt_z3 --dp 16 --stage 3 --sub-group-size 1000000000",
                     "reshard ckpt ckpt_new --dp 4 --ds-config new_run.json --plan-batch --dry-run",
-                    "reshard Llama-3-8B start --dp 8 --like first_steps"},
+                    "reshard Llama-3-8B start --dp 8 --like first_steps",
+                    "reshard ckpt ckpt_mean --dp 8 --weights-from mean"},
        .remarks = {"Then load the new folder as any checkpoint of DeepSpeed's, without",
                    "load_universal."}});
 }
@@ -93,6 +100,9 @@ int convert_one(const CLI::App& app, Arguments& args) {
 
 int convert(const CLI::App& app, Arguments& args) {
   args.source.optimizer_states = true;
+  if (!args.source.weights_from.empty() && args.source.tag == "all") {
+    throw UsageError("--weights-from goes with one checkpoint, not with --tag all");
+  }
   return cli::for_each_tag(app, args.common, args.input, args.source, args.output,
                            [&] { return convert_one(app, args); });
 }

@@ -181,7 +181,8 @@ void check_combinations(const Arguments& args) {
           .with_hint("--average takes several checkpoints; --root DIR reads other nodes' folders");
     }
     if (args.averaged.last != 0 || !args.averaged.weights.empty() || args.averaged.ema) {
-      throw UsageError("--last, --weights and --ema go with --average");
+      throw UsageError("--last, --weights and --ema go with --average")
+          .with_hint("add --average: zero-to-fp32 CHECKPOINT OUTPUT_DIR --average --last 2");
     }
   }
   if (args.peft.empty()) {

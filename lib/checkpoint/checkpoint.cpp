@@ -127,8 +127,17 @@ struct Checkpoint::Impl {
   std::vector<CheckpointFile> param_files;
   std::vector<WeightsFile> weights;  // those with pickles, if it was opened from weights
   std::vector<CheckpointFile> weights_files;
-
+  std::shared_ptr<const Checkpoint> base;  // that the weights are given to
   std::vector<AveragedCheckpoint> averaged;
+
+  // Of weights that were read: their tensors need no more.
+  void keep_files(Weights read) {
+    for (WeightsFile& file : std::move(read).take_files()) {
+      if (!file.archive) continue;
+      weights_files.push_back({file.path, file.archive.get()});
+      weights.push_back(std::move(file));
+    }
+  }
 
   void index_params() {
     for (size_t i = 0; i < draft.params.size(); ++i) by_name.emplace(draft.params[i].name, i);
@@ -157,6 +166,33 @@ std::optional<Checkpoint> first_whole(InputFiles& inputs, const TagFolder& damag
   return std::nullopt;
 }
 
+// Whether `error` is of a shard that was not known to be damaged; then it is now.
+bool mark_damaged(TagFolder& folder, const Error& error) {
+  if (error.kind() != ErrorKind::corrupt) return false;
+  const auto name = parse_shard_name(fs::path(error.where().file).filename().string());
+  const auto shard = std::find_if(folder.shards.begin(), folder.shards.end(),
+                                  [&](const ShardFile& each) { return name == each.name; });
+  if (!name || shard == folder.shards.end() || !shard->damage.empty()) return false;
+  shard->damage = error.message();
+  return true;
+}
+
+// Without the files that open, but turn out to be damaged when they are read.
+std::optional<Checkpoint> without_damaged(InputFiles& inputs, TagFolder folder,
+                                          const OpenOptions& options, const Error& first) {
+  constexpr int kMost = 16;
+  bool marked = mark_damaged(folder, first);
+  for (int i = 0; marked && i < kMost; ++i) {
+    try {
+      return Checkpoint::open(inputs, folder, options);
+    } catch (const Error& error) {
+      if (!error.is_damage()) throw;
+      marked = mark_damaged(folder, error);
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 Checkpoint Checkpoint::open(InputFiles& inputs, const fs::path& path, const OpenOptions& options) {
@@ -165,6 +201,9 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const fs::path& path, const Open
     return open(inputs, folder, options);
   } catch (const Error& error) {
     if (!error.is_damage()) throw;
+    if (options.allow_missing) {
+      if (auto left = without_damaged(inputs, folder, options, error)) return std::move(*left);
+    }
     // Nothing names the newest one, so that a whole one is meant rather than a damaged one.
     if (!folder.older.empty() && !options.allow_missing) {
       std::optional<Checkpoint> whole = first_whole(inputs, folder, options, error);
@@ -222,15 +261,63 @@ Checkpoint Checkpoint::from_weights(InputFiles& inputs, const fs::path& path,
   impl->draft.folder.path = path;
   Weights weights = Weights::open(inputs, path);
   read_weights(impl->draft, weights, names, like);
-  for (WeightsFile& file : std::move(weights).take_files()) {
-    if (!file.archive) continue;
-    impl->weights_files.push_back({file.path, file.archive.get()});
-    impl->weights.push_back(std::move(file));
-  }
+  impl->keep_files(std::move(weights));
   if (like != nullptr) {
     impl->model_files = like->model_files();
     impl->optim_files = like->optim_files();
   }
+  impl->index_params();
+  return Checkpoint(std::move(impl));
+}
+
+namespace {
+
+// Parameters of one rank alone are not what files of weights have.
+void refuse_weights_into(const Checkpoint& base) {
+  const CheckpointFacts& facts = base.facts();
+  const Where where{.file = base.tag_folder().string()};
+  if (facts.model_parallel && !facts.universal) {
+    throw UnsupportedError(where,
+                           "is of a model that is split over ranks; only one that data-parallel "
+                           "ranks have whole, or a universal checkpoint, is given other weights");
+  }
+  if (facts.stripped) {
+    throw UnsupportedError(where,
+                           "was stripped to its weights by ckpt-pack strip: there is no "
+                           "training to go on with");
+  }
+  if (!facts.has_masters) {
+    throw UnsupportedError(where, "has no fp32 masters, which are what training goes on with");
+  }
+}
+
+}  // namespace
+
+Checkpoint Checkpoint::with_weights(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
+                                    const fs::path& path, const WeightNames& names) {
+  refuse_weights_into(*base);
+  auto impl = std::make_unique<Impl>(inputs);
+  Weights weights = Weights::open(inputs, path);
+  const Impl& from = *base->impl_;
+  CheckpointDraft& draft = impl->draft;
+  draft.folder = from.draft.folder;
+  draft.facts = from.draft.facts;
+  draft.facts.has_given_weights = true;
+  draft.run_config = from.draft.run_config;
+  draft.optimizer_states = from.draft.optimizer_states;
+  draft.groups = from.draft.groups;
+  draft.wrapper_state = from.draft.wrapper_state;
+  draft.valueless = from.draft.valueless;
+  draft.notes = from.draft.notes;
+  draft.unused_patterns = from.draft.unused_patterns;
+  draft.swap_files = from.draft.swap_files;
+  impl->model_files = from.model_files;
+  impl->optim_files = from.optim_files;
+  impl->module_files = from.module_files;
+  impl->param_files = from.param_files;
+  read_other_weights(draft, weights, path.string(), names, *base);
+  impl->keep_files(std::move(weights));
+  impl->base = std::move(base);
   impl->index_params();
   return Checkpoint(std::move(impl));
 }

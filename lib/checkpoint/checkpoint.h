@@ -89,6 +89,8 @@ struct Param {
   UniversalForm form = {};
   // torch's flag of the master.
   bool requires_grad = false;
+  // The weight is not the checkpoint's but that of Checkpoint::with_weights.
+  bool given = false;
 };
 
 // Owned by an optimizer under this name.
@@ -144,6 +146,9 @@ struct CheckpointFacts {
   bool has_masters = true;
   // The values are those of files of weights: no step was taken yet, and there are no states.
   bool from_weights = false;
+  // The parameters have the values of files of weights, with the states and counters of this run
+  // (Checkpoint::with_weights). Copies of them that the shards have are others.
+  bool has_given_weights = false;
 };
 
 struct OpenOptions {
@@ -179,7 +184,8 @@ struct IncompleteParam {
   ParamKind kind = ParamKind::trainable;
   DType dtype = DType::float32;
   Shape shape;
-  std::vector<size_t> lost;  // indices of lost_files(), rising
+  std::vector<size_t> lost;   // indices of lost_files(), rising
+  std::string alias_of = {};  // Param::alias_of
 };
 
 // From the names in files of weights to the engine's: `strip_prefix` goes from the front of those
@@ -241,6 +247,15 @@ class Checkpoint {
   // `like` has to outlive the result.
   static Checkpoint from_weights(InputFiles& inputs, const std::filesystem::path& path,
                                  const WeightNames& names = {}, const Checkpoint* like = nullptr);
+
+  // `base` with the values of files of weights: parameters, frozen ones too, and the buffers that
+  // the files have, of the types that they have in `base`; a vocabulary's padding stays. All else
+  // is that of `base`: optimizer states, steps, counters, groups, files. Tied parameters and
+  // missing buffers as from_weights(). Throws as from_weights() with `like`; UnsupportedError for a
+  // `base` that is split over ranks but is no universal checkpoint, was stripped, or has no
+  // masters.
+  static Checkpoint with_weights(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
+                                 const std::filesystem::path& path, const WeightNames& names = {});
 
   // The weighted mean (TensorSource::weighted_mean) of one or more checkpoints of the same inputs,
   // the oldest first: it is the newest with other values. Parameters, frozen ones too, are

@@ -66,6 +66,10 @@ class Weights;
 void read_weights(CheckpointDraft& draft, const Weights& weights, const WeightNames& names,
                   const Checkpoint* like);
 
+// The reader of Checkpoint::with_weights: params and notes. `where` is the path of `weights`.
+void read_other_weights(CheckpointDraft& draft, const Weights& weights, const std::string& where,
+                        const WeightNames& names, const Checkpoint& base);
+
 // The reader of Checkpoint::average.
 void read_average(CheckpointDraft& draft, std::span<const AveragedCheckpoint> parts);
 

@@ -178,7 +178,10 @@ std::vector<NamedCheckpoint> all_checkpoints(const fs::path& path) {
 std::vector<fs::path> other_tags(const fs::path& tag_folder) {
   std::vector<fs::path> others;
   for (const fs::path& folder : folders_in(tag_folder.parent_path())) {
-    if (folder.filename() != tag_folder.filename() && has_shards(folder)) others.push_back(folder);
+    // What the Trainer calls a checkpoint has the tag's folder in it.
+    if (folder.filename() != tag_folder.filename() && (has_shards(folder) || latest_in(folder))) {
+      others.push_back(folder);
+    }
   }
   if (!others.empty()) sort_by_age(others);
   std::reverse(others.begin(), others.end());

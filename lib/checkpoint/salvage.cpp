@@ -97,7 +97,8 @@ void drop_incomplete(CheckpointDraft& draft) {
                                   param.kind,
                                   param.weight.dtype(),
                                   param.weight.shape(),
-                                  {lost.begin(), lost.end()}});
+                                  {lost.begin(), lost.end()},
+                                  param.alias_of});
     }
   }
   draft.params = std::move(complete);

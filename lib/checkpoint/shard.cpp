@@ -100,6 +100,9 @@ std::vector<Shard> open_shards(InputFiles& inputs, const std::vector<ShardFile>&
   const OpeningFiles opening(inputs.progress(), files.size());
   for (size_t i = 0; i < files.size(); ++i) {
     try {
+      if (!files[i].damage.empty()) {
+        throw CorruptError({.file = files[i].path.string()}, files[i].damage);
+      }
       ids[i] = inputs.add(files[i].path, root);
     } catch (const Error&) {
       failures[i] = std::current_exception();

@@ -56,18 +56,23 @@ std::vector<ShardFile> list_shards(const fs::path& folder) {
   return shards;
 }
 
-// " (there are: a, b)", for a folder that is not what was hoped.
-std::string whats_there(const fs::path& folder) {
+// "a, b, c", of the folders in one; "" if there are none.
+std::string names_of_folders(const fs::path& folder) {
   std::vector<std::string> names;
   for (const fs::directory_entry& entry : list(folder)) {
     std::error_code ignored;
     if (entry.is_directory(ignored)) names.push_back(entry.path().filename().string());
   }
   std::sort(names.begin(), names.end());
-  if (names.empty()) return " (it has no folders)";
-  std::string text = " (folders there: ";
+  std::string text;
   for (size_t i = 0; i < names.size() && i < 8; ++i) text += (i == 0 ? "" : ", ") + names[i];
-  return text + (names.size() > 8 ? ", ...)" : ")");
+  return text + (names.size() > 8 ? ", ..." : "");
+}
+
+// " (folders there: a, b)", for a folder that is not what was hoped.
+std::string whats_there(const fs::path& folder) {
+  const std::string names = names_of_folders(folder);
+  return names.empty() ? " (it has no folders)" : " (folders there: " + names + ")";
 }
 
 // Files are named relative to the folder above the tag's, so that one has to have a name: not
@@ -114,8 +119,7 @@ bool are_copies(const fs::path& path_a, const fs::path& path_b) {
 // The tag's folder in another root.
 fs::path find_in_root(const fs::path& root, const std::string& tag, bool tag_was_given) {
   std::error_code failed;
-  if (!fs::is_directory(root, failed))
-    throw UsageError(root.string() + ": there is no such folder");
+  if (!fs::is_directory(root, failed)) throw no_such_folder(root);
   const auto latest = latest_in(root);
   if (!tag_was_given && latest) {
     if (const std::string named = tag_named_by(*latest); named != tag) {
@@ -268,7 +272,7 @@ TagFolder find_exactly(const fs::path& given, const std::string& tag,
   std::error_code failed;
   const fs::file_status status = fs::status(given, failed);
   if (status.type() == fs::file_type::not_found) {
-    throw UsageError(given.string() + ": there is no such folder");
+    throw no_such_folder(given);
   }
   const fs::path path = with_name(given);
   if (failed) throw IoError({.file = path.string()}, "cannot open", failed.value());
@@ -326,6 +330,20 @@ TagFolder find_tag_folder(const fs::path& path, const std::string& tag,
   if (nearest) folder.note = nearest->note;
   if (nearest) folder.older = nearest->older;
   return folder;
+}
+
+UsageError no_such_folder(const fs::path& path) {
+  UsageError error(path.string() + ": there is no such folder");
+  fs::path above = fs::path(path).parent_path();
+  std::error_code failed;
+  while (!above.empty() && !fs::is_directory(above, failed)) above = above.parent_path();
+  const fs::path listed = above.empty() ? fs::path(".") : above;
+  fs::directory_iterator(listed, failed);
+  if (failed) return error;
+  const std::string names = names_of_folders(listed);
+  const std::string where = above.empty() ? "here" : "in " + above.string();
+  return std::move(error).with_hint(names.empty() ? "there are no folders " + where
+                                                  : "folders " + where + ": " + names);
 }
 
 }  // namespace dsckpt

@@ -7,12 +7,15 @@
 #include <vector>
 
 #include "deepspeed/shard_name.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 
 struct ShardFile {
   ShardName name;
   std::filesystem::path path;
+  // Why it cannot be read, if that is known before it is opened.
+  std::string damage = {};
 };
 
 struct TagFolder {
@@ -42,6 +45,9 @@ struct TagFolder {
 // A hint: the next commands where files of `folder` are damaged. `lost` is the file of a rank that
 // is, if one is named; others may tell what it held. `missing`: it may be elsewhere.
 std::string cure_of(const TagFolder& folder, const std::optional<ShardName>& lost, bool missing);
+
+// For a path that a user gave; says which folders there are.
+UsageError no_such_folder(const std::filesystem::path& path);
 
 // Whether `folder` itself has files with shards' names; false if it cannot be listed.
 bool has_shards(const std::filesystem::path& folder);

@@ -66,6 +66,15 @@ bool is_weights_index(const fs::path& path) {
   return path.string().ends_with(kIndexSuffix);
 }
 
+bool is_weights_name(const fs::path& path) {
+  const std::string name = content_path(path).filename().string();
+  const auto starts = [&](const char* stem) { return name.starts_with(stem); };
+  const auto ends = [&](const char* suffix) { return name.ends_with(suffix); };
+  return is_weights_index(name) || name.ends_with(kSuffixes.front()) ||
+         (std::any_of(kStems.begin(), kStems.end(), starts) &&
+          std::any_of(kSuffixes.begin(), kSuffixes.end(), ends));
+}
+
 WeightsIndex read_weights_index(const fs::path& path) {
   const InputFile file(path);
   return in_context({.file = path.string()}, [&] {

@@ -28,6 +28,8 @@ struct WeightsIndex {
 // themselves. Empty if there are none.
 std::vector<std::filesystem::path> find_weights(const std::filesystem::path& folder);
 bool is_weights_index(const std::filesystem::path& path);
+// Whether a file is called as frameworks call their weights, or the index of them.
+bool is_weights_name(const std::filesystem::path& path);
 // Throws IoError, and CorruptError for what is no index.
 WeightsIndex read_weights_index(const std::filesystem::path& path);
 

@@ -1,5 +1,6 @@
-// Weights as a checkpoint: the values of files of weights, alone or under the names, in the order
-// and with everything else of a checkpoint of the run that is to start from them.
+// Weights as a checkpoint: the values of files of weights, alone; or under the names, in the order
+// and with everything else of a checkpoint of the run that is to start from them; or as the values
+// of a checkpoint whose training goes on.
 
 #include <algorithm>
 #include <map>
@@ -23,12 +24,13 @@ constexpr const char* kTag = "global_step0";
 
 class WeightsReader {
  public:
-  WeightsReader(CheckpointDraft& draft, const Weights& weights, const WeightNames& names)
-      : draft_(draft), weights_(weights), names_(names) {
+  WeightsReader(CheckpointDraft& draft, const Weights& weights, std::string where,
+                const WeightNames& names)
+      : draft_(draft), weights_(weights), where_(std::move(where)), names_(names) {
     for (const WeightsTensor& tensor : weights.tensors()) {
       const std::string name = engine_name(tensor.name);
       if (!by_name_.emplace(name, &tensor).second) {
-        throw InconsistentError({.file = where_from(), .tensor = name},
+        throw InconsistentError({.file = where_, .tensor = name},
                                 "is what two tensors would be called");
       }
     }
@@ -73,17 +75,27 @@ class WeightsReader {
     draft_.facts.states_assigned = true;
     draft_.groups = like.groups();
     draft_.wrapper_state = like.wrapper_state();
+    take_values(like);
+    for (const Param& param : like.params()) add_at_start(param);
+    note_kept();
+  }
+
+  void read_into(const Checkpoint& base) {
+    goes_on_ = true;
+    take_values(base);
+    for (const Param& param : base.params()) add_going_on(param);
+    note_kept();
+    note_widened(base);
+  }
+
+ private:
+  void take_values(const Checkpoint& like) {
     find_aliases(like);
     for (const Param& param : like.params()) {
       if (param.alias_of.empty()) take_value(param, like);
     }
     check_names(like);
-    for (const Param& param : like.params()) add(param);
-    note_kept();
   }
-
- private:
-  std::string where_from() const { return draft_.folder.path.string(); }
 
   std::string engine_name(const std::string& name) const {
     const std::string& strip = names_.strip_prefix;
@@ -123,28 +135,44 @@ class WeightsReader {
       // What the model computes itself is often left out of files of weights.
       if (param.kind == ParamKind::buffer) {
         kept_.push_back(param.name);
-        values_.emplace(param.name, param.weight);
       } else {
         missing_.push_back(param.name);
       }
       return;
     }
-    const TensorSource value = in_context({.file = where_from(), .tensor = param.name}, [&] {
+    TensorSource value = in_context({.file = where_, .tensor = param.name}, [&] {
       return TensorSource::same(std::move(copies), "copies of the tied '" + param.name + "'");
     });
-    values_.emplace(param.name, value.to(param.weight.dtype()));
+    if (is_trained(param)) ++given_as_[value.dtype()];
+    value = value.to(param.weight.dtype());
+    values_.emplace(param.name, padded(param, std::move(value)));
+  }
+
+  // Files of weights have a vocabulary without the rows that only fill it up; these stay.
+  static TensorSource padded(const Param& param, TensorSource value) {
+    const Shape& whole = param.weight.shape();
+    if (value.shape() == whole) return value;
+    const int64_t rows = value.shape().front();
+    return TensorSource::cat(0, {value, param.weight.narrow(0, rows, whole.front() - rows)});
   }
 
   void check_fits(const std::string& name, const TensorSource& value, const Param& param,
                   const Checkpoint& like) const {
-    const Where where{.file = where_from(), .tensor = name};
+    const Where where{.file = where_, .tensor = name};
     const std::string there = ", in " + like.tag_folder().string() + " ";
-    if (value.shape() != param.weight.shape()) {
-      throw InconsistentError(
-          where, "has shape " + to_text(value.shape()) + there + to_text(param.weight.shape()));
+    const Shape wanted = without_padding(param, param.weight).shape();
+    if (value.shape() != wanted) {
+      throw InconsistentError(where,
+                              "has shape " + to_text(value.shape()) + there + to_text(wanted));
     }
     const DType from = value.dtype();
     const DType to = param.weight.dtype();
+    // Masters would be rounded, and 16-bit copies rounded from these once more.
+    if (goes_on_ && from == DType::float64 && to != from) {
+      throw UnsupportedError(where, "is float64" + there + std::string(torch_name(to)) +
+                                        ": it would be rounded more than once")
+          .with_hint("torch: save it with .float()");
+    }
     if (from == to || (can_be_trained(from) && can_be_trained(to) && can_convert(from, to))) return;
     throw InconsistentError(
         where, "is of type " + std::string(torch_name(from)) + there + std::string(torch_name(to)));
@@ -167,7 +195,7 @@ class WeightsReader {
               " that " + there + " does not have:" + listed(extra);
     }
     throw InconsistentError(
-        {.file = where_from(), .tensor = missing_.empty() ? extra.front() : missing_.front()}, text)
+        {.file = where_, .tensor = missing_.empty() ? extra.front() : missing_.front()}, text)
         .with_hint(hint(extra));
   }
 
@@ -188,14 +216,28 @@ class WeightsReader {
     return "zero-to-fp32 --include and --exclude write a part of the weights";
   }
 
-  void add(const Param& param) {
-    const std::string& owner = param.alias_of.empty() ? param.name : param.alias_of;
+  // What the files have of it; nullptr of a buffer that they do not have.
+  const TensorSource* given(const Param& param) const {
+    const auto found = values_.find(param.alias_of.empty() ? param.name : param.alias_of);
+    return found == values_.end() ? nullptr : &found->second;
+  }
+
+  void add_at_start(const Param& param) {
+    const TensorSource* value = given(param);
     draft_.params.push_back({.name = param.name,
                              .kind = param.kind,
-                             .weight = values_.at(owner),
+                             .weight = value == nullptr ? param.weight : *value,
                              .alias_of = param.alias_of,
                              .form = param.form,
                              .requires_grad = param.requires_grad});
+  }
+
+  void add_going_on(Param param) {
+    if (const TensorSource* value = given(param)) {
+      param.weight = *value;
+      param.given = true;
+    }
+    draft_.params.push_back(std::move(param));
   }
 
   void note_kept() {
@@ -204,12 +246,26 @@ class WeightsReader {
                            listed(kept_));
   }
 
+  void note_widened(const Checkpoint& base) {
+    for (const auto& [dtype, count] : given_as_) {
+      if (size_of(dtype) >= size_of(DType::float32)) continue;
+      draft_.notes.push_back("the weights are " + std::string(torch_name(dtype)) + " of " +
+                             counted(count, "trained parameter") + " of " +
+                             base.tag_folder().string() +
+                             ": the masters are these very numbers, with the places below zero; "
+                             "zero-to-fp32 without --dtype keeps them");
+    }
+  }
+
   CheckpointDraft& draft_;
   const Weights& weights_;
+  const std::string where_;  // what the files lie in, for messages
+  bool goes_on_ = false;     // the training of the checkpoint that gets the weights
   const WeightNames& names_;
   std::map<std::string, const WeightsTensor*> by_name_;                // by the engine's names
   std::unordered_map<std::string, std::vector<std::string>> aliases_;  // by owner
   std::unordered_map<std::string, TensorSource> values_;               // by owner
+  std::map<DType, size_t> given_as_;  // trained parameters by their type in the files
   std::unordered_set<std::string> used_;
   std::vector<std::string> missing_;
   std::vector<std::string> kept_;
@@ -219,12 +275,17 @@ class WeightsReader {
 
 void read_weights(CheckpointDraft& draft, const Weights& weights, const WeightNames& names,
                   const Checkpoint* like) {
-  WeightsReader reader(draft, weights, names);
+  WeightsReader reader(draft, weights, draft.folder.path.string(), names);
   if (like != nullptr) {
     reader.read_like(*like);
   } else {
     reader.read_alone();
   }
+}
+
+void read_other_weights(CheckpointDraft& draft, const Weights& weights, const std::string& where,
+                        const WeightNames& names, const Checkpoint& base) {
+  WeightsReader(draft, weights, where, names).read_into(base);
 }
 
 }  // namespace dsckpt

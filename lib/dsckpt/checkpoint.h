@@ -32,13 +32,19 @@ struct SourceOptions {
   std::vector<std::string> tp_rules = {};
   // Go on without the files of ranks that are missing or cannot be read.
   bool allow_missing = false;
-  // Of weights: from the names in the files to the engine's. `strip_prefix` goes from the front of
-  // those that have it, then `add_prefix` comes to the front of all.
+  // Of weights, `weights_from` too: from the names in the files to the engine's. `strip_prefix`
+  // goes from the front of those that have it, then `add_prefix` comes to the front of all.
   std::string strip_prefix = {};
   std::string add_prefix = {};
   // A checkpoint of the run that is to start, or that saved files are for; it is read with its
   // optimizer states. Empty: none.
   std::filesystem::path like = {};
+  // Weights, a folder of Hugging Face, a .safetensors or a .bin file, that the checkpoint's
+  // parameters have instead of their own: fp32 masters exactly these numbers, 16-bit copies and
+  // frozen parameters rounded from them once, and the buffers that are there. Optimizer states,
+  // steps and all else stay. Names go through strip_prefix and add_prefix. Empty: none. For
+  // reshard.
+  std::filesystem::path weights_from = {};
   // Where files beside the shards are copied: those, too, that links in the checkpoint's folders
   // lead to outside of them.
   bool follow_links = false;

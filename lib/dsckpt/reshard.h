@@ -37,7 +37,9 @@ struct ReshardOptions {
 
 // OUTPUT/TAG/ with the shards, OUTPUT/latest, and copies of the files that lie beside the shards.
 // `source` has to be open with SourceOptions::optimizer_states, or of weights with
-// SourceOptions::like, of whose training nothing is kept. SourceOptions::like of a checkpoint says
+// SourceOptions::like, of whose training nothing is kept. With SourceOptions::weights_from the
+// checkpoint has these weights and goes on; weights beside its shards are left out then.
+// SourceOptions::like of a checkpoint says
 // what the new run is like: parameter groups, their order and the layout. Throws UsageError for
 // options out of their ranges, or that contradict each other or the checkpoint, UnsupportedError
 // for what cannot be cut anew or DeepSpeed could not load, InconsistentError for parameters that

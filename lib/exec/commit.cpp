@@ -366,7 +366,8 @@ std::unique_ptr<Commit> choose_commit(Staging& staging) {
   std::error_code ignored;
   const fs::file_status status = fs::status(target, ignored);
   if (fs::exists(status) && !fs::is_directory(status)) {
-    throw UsageError(target.string() + ": is not a folder");
+    throw UsageError(target.string() + ": is not a folder")
+        .with_hint("the output is a folder that is made; give another name");
   }
   if (!fs::exists(status) && fs::exists(fs::symlink_status(target, ignored))) {
     throw UsageError(target.string() + ": is a link to nothing");

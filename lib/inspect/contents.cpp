@@ -69,7 +69,8 @@ Contents Contents::of(std::shared_ptr<const Checkpoint> opened) {
   }
   for (const IncompleteParam& param : checkpoint.incomplete()) {
     contents.tensors_.push_back({param.name, "", param.kind,
-                                 TensorSource::zeros(param.dtype, param.shape), "", param.lost});
+                                 TensorSource::zeros(param.dtype, param.shape), param.alias_of,
+                                 param.lost});
   }
   return contents;
 }

@@ -66,7 +66,10 @@ void check_only_ours(const Place& place, const fs::path& output, bool resume) {
 void check_replaceable(const Place& place, const fs::path& output, bool force, bool resume) {
   std::error_code failed;
   if (!fs::exists(output, failed)) return;
-  if (!fs::is_directory(output, failed)) throw UsageError(output.string() + ": is not a folder");
+  if (!fs::is_directory(output, failed)) {
+    throw UsageError(output.string() + ": is not a folder")
+        .with_hint("the output is a folder that is made; give another name");
+  }
   if (fs::is_empty(output, failed)) return;
   if (!force && !(resume && can_go_on(fs::weakly_canonical(fs::absolute(output))))) {
     throw UsageError(output.string() + ": exists already")

@@ -13,6 +13,7 @@
 #include "checkpoint/weights.h"
 #include "dsckpt/error.h"
 #include "format/read_tensor.h"
+#include "io/content_name.h"
 #include "io/mapped_file.h"
 
 namespace dsckpt {
@@ -36,6 +37,25 @@ OpenOptions open_options(const SourceOptions& options) {
                    .allow_missing = options.allow_missing};
   for (const std::string& rule : options.tp_rules) open.tp_rules.push_back(TpRule::parse(rule));
   return open;
+}
+
+// Weights to give to the checkpoint at `path`.
+void check_weights_from(const SourceOptions& options, const fs::path& path, bool is_weights) {
+  if (options.weights_from.empty()) return;
+  if (is_weights) {
+    throw UsageError("--weights-from gives weights to a checkpoint, and " + path.string() +
+                     " is weights itself")
+        .with_hint("the checkpoint whose training goes on comes first");
+  }
+  if (options.allow_missing) throw UsageError("--weights-from takes complete checkpoints");
+  std::error_code failed;
+  if (!fs::exists(stored_path(options.weights_from).value_or(options.weights_from), failed)) {
+    throw UsageError("--weights-from: " + options.weights_from.string() + " is not there");
+  }
+  if (is_weights_input(options.weights_from, "")) return;
+  throw UsageError("--weights-from: " + options.weights_from.string() +
+                   " holds no weights, a folder of Hugging Face, a .safetensors or a .bin file")
+      .with_hint("of checkpoints, zero-to-fp32 makes weights, with --average the mean of several");
 }
 
 // A parameter or one of its states.
@@ -78,18 +98,21 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
   impl->inputs->watch(options.progress);
   const OpenOptions open = open_options(options);
   const bool is_weights = options.weights && is_weights_input(path, options.tag);
-  if (!is_weights) refuse_weights_options(options);
+  check_weights_from(options, path, is_weights);
+  if (!is_weights && options.weights_from.empty()) refuse_weights_options(options);
   if (!options.like.empty()) {
     impl->like = std::make_shared<const Checkpoint>(
         Checkpoint::open(*impl->inputs, options.like, {.tag = {}, .optimizer_states = true}));
   }
+  const WeightNames names{.strip_prefix = options.strip_prefix, .add_prefix = options.add_prefix};
   impl->checkpoint = std::make_shared<const Checkpoint>(
-      is_weights ? Checkpoint::from_weights(
-                       *impl->inputs, path,
-                       {.strip_prefix = options.strip_prefix, .add_prefix = options.add_prefix},
-                       impl->like.get())
+      is_weights ? Checkpoint::from_weights(*impl->inputs, path, names, impl->like.get())
                  : Checkpoint::open(*impl->inputs, path, open));
   if (!is_weights) impl->path = impl->checkpoint->named();
+  if (!options.weights_from.empty()) {
+    impl->checkpoint = std::make_shared<const Checkpoint>(
+        Checkpoint::with_weights(*impl->inputs, impl->checkpoint, options.weights_from, names));
+  }
   return Source(std::move(impl));
 }
 

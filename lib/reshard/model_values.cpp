@@ -28,7 +28,8 @@ Value module_entry(ModelFile& file, const std::string& name, const Value& value)
   TorchArchiveWriter& writer = file.copy.writer();
   const Param& owner = owner_of(file, *param);
   if (owner.kind == ParamKind::buffer) {
-    return file.from.offer.starts ? writer.tensor(param->weight) : file.copy.of(value);
+    return file.from.offer.starts || param->given ? writer.tensor(param->weight)
+                                                  : file.copy.of(value);
   }
   const DType saved = file.copy.from().info(value).dtype;
   const DType dtype = file.target().param_dtype.value_or(saved);
@@ -71,8 +72,8 @@ Value frozen_fragment(ModelFile& file, const Param& param, const Value& module) 
   const auto found = file.storages.find(param.name);
   if (found != file.storages.end()) return writer.tensor(found->second, param.weight.shape());
   const Value in_module = module.find_or_none(param.name);
-  return in_module.is_none() || file.from.offer.starts ? writer.tensor(value)
-                                                       : file.copy.of(in_module);
+  return in_module.is_none() || file.from.offer.new_values ? writer.tensor(value)
+                                                           : file.copy.of(in_module);
 }
 
 }  // namespace

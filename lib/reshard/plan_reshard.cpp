@@ -6,6 +6,7 @@
 
 #include "base/text.h"
 #include "checkpoint/tag_folder.h"
+#include "checkpoint/weights.h"
 #include "deepspeed/ds_config.h"
 #include "deepspeed/engine_config.h"
 #include "deepspeed/keys.h"
@@ -54,14 +55,15 @@ void add_groups(const std::vector<ReshardedGroup>& groups, std::vector<std::stri
   }
 }
 
-// {"dp", "ep", "zero_stage", "optimizer_wrapper", "tag", "groups": [{"mp_rank", "ep", "params",
-// "numel", "partition", "sub_groups"}], "batch"?, "files": [{"path", "bytes"}], "bytes_read",
-// "bytes_written"}
+// {"dp", "ep", "zero_stage", "optimizer_wrapper", "tag", "weights_from"?, "groups": [{"mp_rank",
+// "ep", "params", "numel", "partition", "sub_groups"}], "batch"?, "files": [{"path", "bytes"}],
+// "bytes_read", "bytes_written"}
 class ReshardReport : public JobReport {
  public:
   ReshardTarget target;
   std::vector<ReshardedGroup> groups;
   std::string tag;
+  std::string weights_from;        // SourceOptions::weights_from
   std::optional<BatchPlan> batch;  // only if it was asked for
 
   nlohmann::json json(const Job::Impl& job) const override {
@@ -80,6 +82,7 @@ class ReshardReport : public JobReport {
     out["zero_stage"] = target.stage;
     out["optimizer_wrapper"] = std::string(to_string(target.wrapper));
     out["tag"] = tag;
+    if (!weights_from.empty()) out["weights_from"] = weights_from;
     out["groups"] = std::move(described);
     if (batch) out["batch"] = json_of(*batch);
     return out;
@@ -202,6 +205,19 @@ TargetOptions target_options(const Source& source, const ReshardOptions& options
   return target;
 }
 
+// What frameworks keep of the model beside the shards has the values that it had.
+void leave_out_weights(std::vector<Neighbour>& files, std::vector<std::string>& notes) {
+  std::vector<std::string> names;
+  std::erase_if(files, [&](const Neighbour& file) {
+    if (!is_weights_name(file.destination)) return false;
+    names.push_back(file.destination);
+    return true;
+  });
+  if (names.empty()) return;
+  notes.push_back("weights beside the shards are left out, they are not those given:" +
+                  listed(names));
+}
+
 // The files beside the shards. What lies where the suggested configuration goes is left out.
 void lay_out_beside(const Source& source, const ReshardReport& report,
                     const std::string& config_path, PlanBuilder& plan, Job::Impl& job) {
@@ -220,12 +236,16 @@ void lay_out_beside(const Source& source, const ReshardReport& report,
     return !config_path.empty() && fs::path(file.destination).begin()->string() == config_path;
   });
   if (left_out > 0) job.notes.push_back(config_path + " beside the shards is left out");
+  if (checkpoint.facts().has_given_weights) leave_out_weights(beside.files, job.notes);
   lay_out_neighbours(*source->inputs, beside.files, plan);
   job.notes.insert(job.notes.end(), beside.notes.begin(), beside.notes.end());
 }
 
-std::string summary_of(const Checkpoint& source, const ReshardTarget& target) {
-  return "stage " + std::to_string(source.facts().zero_stage) + " of " +
+std::string summary_of(const Source& opened, const ReshardTarget& target) {
+  const Checkpoint& source = *opened->checkpoint;
+  const bool given = source.facts().has_given_weights;
+  return (given ? "the weights of " + opened->options.weights_from.string() + " in " : "") +
+         "stage " + std::to_string(source.facts().zero_stage) + " of " +
          std::to_string(source.facts().mesh.dp) + " ranks as stage " +
          std::to_string(target.stage) + " of " + std::to_string(target.dp);
 }
@@ -244,6 +264,7 @@ Job plan_reshard(const Source& source, const ReshardOptions& options) {
   Job::Impl job = job_of(source);
   auto report = std::make_shared<ReshardReport>();
   report->tag = tag_of(checkpoint);
+  report->weights_from = source->options.weights_from.string();
   PlanBuilder plan;
   if (checkpoint.facts().model_parallel && checkpoint.facts().layout != "universal") {
     lay_out_worlds(source, target, plan, *report, job);
@@ -256,7 +277,7 @@ Job plan_reshard(const Source& source, const ReshardOptions& options) {
   put_text(plan, std::string(kLatest), report->tag);
   set_plan(job, plan);
   job.place = place_of(checkpoint, job.plan, report->tag);
-  job.what = summary_of(checkpoint, report->target);
+  job.what = summary_of(source, report->target);
   job.report = std::move(report);
   return Job(std::move(job));
 }

@@ -193,8 +193,11 @@ constexpr std::array kDecisions{
 }  // namespace
 
 bool Choice::keeps_plain_optimizer() const {
-  return target.stage == 0 && source.checkpoint.zero_stage == 0 && !is_other_run() &&
-         !source.checkpoint.universal && !source.checkpoint.from_weights;
+  // A 16-bit wrapper's state has masters, and given weights would have to go among them.
+  const bool has_old_masters = source.checkpoint.has_given_weights &&
+                               source.checkpoint.optimizer_wrapper != EngineWrapper::plain;
+  return !has_old_masters && target.stage == 0 && source.checkpoint.zero_stage == 0 &&
+         !is_other_run() && !source.checkpoint.universal && !source.checkpoint.from_weights;
 }
 
 bool Choice::layout_is_in_files() const {

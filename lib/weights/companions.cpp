@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "checkpoint/tag_folder.h"
 #include "dsckpt/error.h"
 #include "io/content_name.h"
 #include "job/job_impl.h"
@@ -102,7 +103,7 @@ std::vector<Neighbour> companions_given(const fs::path& folder) {
   std::error_code failed;
   const fs::file_status status = fs::status(folder, failed);
   if (status.type() == fs::file_type::not_found) {
-    throw UsageError(folder.string() + ": there is no such folder");
+    throw no_such_folder(folder);
   }
   if (!failed && !fs::is_directory(status)) throw UsageError(folder.string() + ": is not a folder");
   std::vector<Neighbour> files = companions_in(folder);

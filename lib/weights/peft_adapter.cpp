@@ -119,7 +119,8 @@ std::set<std::string> adapters_of(const Checkpoint& checkpoint,
       throw UnsupportedError({.tensor = tensor.name},
                              "is of a method of PEFT that saves something else than its tensors");
     }
-    throw UsageError("--peft: no trained parameter is part of a PEFT adapter");
+    throw UsageError("--peft: no trained parameter is part of a PEFT adapter")
+        .with_hint("zero-to-fp32 CHECKPOINT OUTPUT_DIR writes all of the weights");
   }
   return names;
 }

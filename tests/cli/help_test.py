@@ -64,6 +64,7 @@ class SlipTest(CliTest):
             ("reshard", ["a", "b", "--dp=2", "--stgae", "1"], "'--stage'"),
             ("ckpt-inspect", ["lsit", "a"], "'list'"),
             ("ckpt-inspect", ["lis", "a"], "'list'"),
+            ("ckpt-inspect", ["verfy"], "'verify'"),
             ("ckpt-inspect", ["list", "a", "--srot=name"], "'--sort'"),
             ("ckpt-inspect", ["--jsno"], "'--json'"),
         ]:

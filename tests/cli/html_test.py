@@ -248,6 +248,21 @@ class HtmlTest(CliTest):
                           r"\u{202e}right-to-left", r"\u{0085}\u{fffe}", "bad\ufffd", "x…x", "<svg/onload=1>.<b>"):
                 self.assertIn(shown, everything)
 
+    def test_of_a_damaged_checkpoint_it_says_so_and_what_is_lost(self):
+        scratch = self.scratch("z3_bf16_full_w6")
+        gone = scratch.optim(4).name
+        scratch.optim(4).unlink()
+        path = self.new_path("report")
+        done = self.tool("ckpt-inspect", scratch.folder, "--html", path)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        page = Page(path.read_text())
+        self.assertEqual(page.root.one("header").one("p").text(), "zero-3 checkpoint, damaged")
+        notes = page.section("facts").one("ul", "notes").text()
+        for words in ("damaged: ", f"lost: {scratch.tag.name}/{gone}: is missing", "lost in part: ",
+                      f"ckpt-inspect verify {scratch.folder}", "--allow-missing"):
+            self.assertIn(words, notes)
+        self.assertNotIn("\\n", notes)
+
     def test_the_same_checkpoint_gives_the_same_bytes(self):
         case = case_named("z3_bf16_full_w6")
         plain = self.report(case.load_dir)

@@ -52,6 +52,12 @@ def lost_of_pieces(scratch, optims, models):
     return found
 
 
+def with_other_name(data):
+    """A file that opens, but one of whose tensors has another name in front of it than the directory says."""
+    at = data.index(b"PK\x03\x04", data.index(b"/data/1") - 200) + 30
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1:]
+
+
 class SalvageTest(CliTest):
 
     def salvage(self, scratch, files, *options):
@@ -116,6 +122,7 @@ class SalvageTest(CliTest):
 
     def test_damaged_files_are_lost_too(self):
         for name, damage in (("z2_bf16_w4", lambda data: data[:len(data) // 2]), ("z2_bf16_w4", lambda data: b""),
+                             ("z2_bf16_w4", with_other_name), ("z3_fp32_full_w8", with_other_name),
                              ("z3_fp32_full_w8", lambda data: b"<html>" + data[6:])):
             with self.subTest(name):
                 scratch = self.scratch(name)
@@ -247,6 +254,17 @@ class DamagedLookTest(CliTest):
         error = self.tool("reshard", scratch.folder, self.new_path(), "--dp", 1, "--tag", "global_step3")
         for command in self.commands_in(error.stderr):
             self.assertEqual(command[command.index("--tag") + 1], "global_step3")
+
+    def test_a_file_that_opens_but_is_damaged_is_lost_and_named(self):
+        scratch = self.scratch("z3_bf16_full_subgroups_w4")
+        scratch.optim(2).write_bytes(with_other_name(scratch.optim(2).read_bytes()))
+        done = self.tool("ckpt-inspect", scratch.folder)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        rows = [line.split("\t") for line in done.stdout.splitlines()]
+        self.assertIn(f"{scratch.tag.name}/{scratch.optim(2).name}", [row[0] for row in rows if "another name" in row[-1]])
+        # Tied parameters that are lost count once.
+        self.assertIn("3,577 trainable in 21 tensors", done.stdout)
+        self.assertIn("1 tied", done.stdout)
 
     def test_without_the_only_file_of_the_model_files_are_listed_one_by_one(self):
         scratch = self.scratch("z2_bf16_w2")

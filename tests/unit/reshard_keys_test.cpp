@@ -193,7 +193,23 @@ TEST(SourceOffer, TheOptimizerOfStage0IsCopiedWithItsLossScale) {
 TEST(SourceOffer, ARunFromWeightsKeepsNothingOfATraining) {
   CheckpointFacts facts = facts_of(2, EngineWrapper::zero12);
   facts.from_weights = true;
-  EXPECT_EQ(source_offer(facts, target_of(2, EngineWrapper::zero12)), SourceOffer{.starts = true});
+  EXPECT_EQ(source_offer(facts, target_of(2, EngineWrapper::zero12)),
+            (SourceOffer{.starts = true, .new_values = true}));
+}
+
+// Everything goes on but the copies of the parameters, which a 16-bit wrapper of stage 0 has too.
+TEST(SourceOffer, GivenWeightsAreNoReasonToStartAnew) {
+  CheckpointFacts facts = facts_of(2, EngineWrapper::zero12);
+  facts.has_given_weights = true;
+  EXPECT_EQ(source_offer(facts, target_of(2, EngineWrapper::zero12)),
+            (SourceOffer{
+                .new_values = true, .keeps_unknown_state = true, .optimizer_is_programs = true}));
+  for (const auto& [wrapper, copied] :
+       {std::pair(EngineWrapper::plain, true), std::pair(EngineWrapper::fp16_fused, false)}) {
+    facts = facts_of(0, wrapper);
+    facts.has_given_weights = true;
+    EXPECT_EQ(source_offer(facts, target_of(0, wrapper)).optimizer_as_it_is, copied);
+  }
 }
 
 // engine.py save_checkpoint: what is the model's, the counters and the schedule are written, the

@@ -84,9 +84,27 @@ std::string stacked_bar(const std::vector<BytesOfKind>& amounts, uint64_t whole,
   return svg("bar", height, "bytes by kind", content);
 }
 
+std::string counted_bar(const std::vector<ColouredPart>& parts, const std::string& label,
+                        double height) {
+  uint64_t whole = 0;
+  for (const ColouredPart& each : parts) whole += each.count;
+  std::string content;
+  uint64_t before = 0;
+  for (const ColouredPart& each : parts) {
+    if (each.count == 0) continue;
+    content += "<g>" + title(html_text(each.what) + ": " + grouped(each.count)) +
+               column(share_of(before, whole), share_of(each.count, whole), height, height,
+                      "part " + each.colour) +
+               "</g>";
+    before += each.count;
+  }
+  return svg("bar", height, label, content);
+}
+
 namespace {
 
-constexpr double kColumnsHeight = 160;
+constexpr double kColumnsHeight = 120;
+constexpr double kCapHeight = 6;
 
 std::string column_title(std::span<const RankShare> ranks, uint64_t least, uint64_t most) {
   const std::string first = rank_name(ranks.front());
@@ -101,33 +119,42 @@ std::string ranks_column(std::span<const RankShare> ranks, double x, double widt
                          const KindColours& colours) {
   const auto [least, most] = std::minmax_element(
       ranks.begin(), ranks.end(), [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
-  const auto height = [&](uint64_t bytes) { return share_of(bytes, top) * kColumnsHeight; };
+  const auto height = [&](uint64_t bytes) {
+    return std::min(share_of(bytes, top), 1.0) * kColumnsHeight;
+  };
   std::string out = "<g>" + column_title(ranks, least->bytes, most->bytes);
   uint64_t below = 0;
-  for (const BytesOfKind& amount : least->kinds) {
-    out += column(x, width, kColumnsHeight - height(below), height(amount.bytes),
-                  colours.of(amount.kind));
-    below += amount.bytes;
-  }
-  if (most->bytes > below) {
-    out += column(x, width, kColumnsHeight - height(below), height(most->bytes - below), "c0 pale");
-  }
+  const auto add = [&](uint64_t bytes, const std::string& classes) {
+    const double from = height(below);
+    below += bytes;
+    if (height(below) > from) {
+      out += column(x, width, kColumnsHeight - from, height(below) - from, classes);
+    }
+  };
+  for (const BytesOfKind& amount : least->kinds) add(amount.bytes, colours.of(amount.kind));
+  if (most->bytes > below) add(most->bytes - below, "c0 pale");
+  if (most->bytes > top) out += column(x, width, kCapHeight, kCapHeight, "cap");
   return out + "</g>";
 }
 
 }  // namespace
 
-std::string columns_chart(const std::vector<RankShare>& ranks, const KindColours& colours) {
+size_t ranks_a_column(size_t ranks) {
   constexpr size_t kMaxColumns = 96;
-  const size_t each = (ranks.size() + kMaxColumns - 1) / kMaxColumns;
+  return (ranks + kMaxColumns - 1) / kMaxColumns;
+}
+
+std::string columns_chart(const std::vector<RankShare>& ranks, uint64_t top,
+                          const KindColours& colours) {
+  constexpr size_t kWithGaps = 48;  // columns; between more there is no room
+  const size_t each = ranks_a_column(ranks.size());
   const double slot = static_cast<double>(each) / static_cast<double>(ranks.size());
-  uint64_t top = 0;
-  for (const RankShare& rank : ranks) top = std::max(top, rank.bytes);
+  const double part_of_slot = ranks.size() / each > kWithGaps ? 1 : 0.8;
   std::string content;
   for (size_t begin = 0; begin < ranks.size(); begin += each) {
     const std::span<const RankShare> some(&ranks[begin], std::min(each, ranks.size() - begin));
-    content += ranks_column(some, static_cast<double>(begin) / static_cast<double>(ranks.size()),
-                            0.8 * slot, top, colours);
+    const double x = static_cast<double>(begin) / static_cast<double>(ranks.size());
+    content += ranks_column(some, x, std::min(part_of_slot * slot, 1 - x), top, colours);
   }
   return svg("columns", kColumnsHeight, "bytes of each rank", content);
 }
@@ -213,7 +240,6 @@ std::string histogram_chart(const Statistics& values, const Octaves& octaves, bo
 
 namespace {
 
-constexpr size_t kMaxParts = 1000;
 constexpr uint32_t kMaxCopies = 8;
 
 std::string extent_title(const HtmlReport::Extent& part) {
@@ -234,7 +260,7 @@ std::string shard_bar(const HtmlReport::ShardMap& map, const std::vector<size_t>
   std::string content;
   int64_t turn_first = 0;  // of the parts that lie in turns with the current one
   int64_t turn_step = 0;
-  for (size_t i = 0; i < map.extents.size() && i < kMaxParts; ++i) {
+  for (size_t i = 0; i < map.extents.size(); ++i) {
     const TensorExtent& extent = map.extents[i].extent;
     if (extent.copy >= kMaxCopies) continue;
     copies = std::max(copies, extent.copy);
@@ -259,6 +285,46 @@ std::string shard_bar(const HtmlReport::ShardMap& map, const std::vector<size_t>
   }
   const double height = kHeight + copies * (kHeight + kGap);
   return svg("bar", height, "which file holds which elements", content);
+}
+
+std::string shade_class(size_t index, size_t count) {
+  constexpr size_t kShades = 10;
+  return "d" + std::to_string(count == 0 ? 0 : index * kShades / count);
+}
+
+std::string shard_strip(const HtmlReport::ShardMap& map, const std::vector<size_t>& file_of,
+                        size_t files, size_t count) {
+  constexpr double kHeight = 44;
+  // The parts that begin in each step; those that began before go on where none does.
+  std::vector<std::vector<size_t>> steps(count);
+  const auto whole = static_cast<double>(count);
+  const auto elements = static_cast<double>(std::max<int64_t>(map.elements, 1));
+  for (size_t i = 0; i < map.extents.size(); ++i) {
+    const double at = static_cast<double>(map.extents[i].extent.first) / elements;
+    steps[std::min(static_cast<size_t>(at * whole), count - 1)].push_back(i);
+  }
+  std::string content;
+  size_t before = 0;
+  const auto add = [&](size_t first, size_t end, const std::vector<size_t>& parts) {
+    const size_t middle = parts.empty() ? before : parts[parts.size() / 2];
+    const std::string names = parts.size() < 2
+                                  ? html_text(map.extents[middle].file)
+                                  : grouped(parts.size()) + " parts, from " +
+                                        html_text(map.extents[parts.front()].file) + " to " +
+                                        html_text(map.extents[parts.back()].file);
+    content += "<g>" + title(names) +
+               column(static_cast<double>(first) / whole, static_cast<double>(end - first) / whole,
+                      kHeight, kHeight, shade_class(file_of[middle], files)) +
+               "</g>";
+    if (!parts.empty()) before = parts.back();
+  };
+  for (size_t first = 0; first < count;) {
+    size_t end = first + 1;
+    while (end < count && steps[end].empty()) ++end;
+    add(first, end, steps[first]);
+    first = end;
+  }
+  return svg("bar strip", kHeight, "which file holds which elements", content);
 }
 
 }  // namespace dsckpt

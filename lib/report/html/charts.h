@@ -34,9 +34,22 @@ class KindColours {
 std::string stacked_bar(const std::vector<BytesOfKind>& amounts, uint64_t whole,
                         const KindColours& colours, double height);
 
-// A column for each rank, from 0. If they are many, one for several neighbours: that of the least
-// of them, and pale on top what the largest has more.
-std::string columns_chart(const std::vector<RankShare>& ranks, const KindColours& colours);
+// Some things of one sort.
+struct ColouredPart {
+  std::string what;  // text
+  std::string colour;
+  uint64_t count = 0;
+};
+// One bar, cut in proportion to the counts; `label` says what of.
+std::string counted_bar(const std::vector<ColouredPart>& parts, const std::string& label,
+                        double height);
+
+// A column for each rank, from 0 to `top` bytes; what is higher is cut off under a cap. If they are
+// many, one for ranks_a_column() neighbours: that of the least of them, and pale on top what the
+// largest has more.
+std::string columns_chart(const std::vector<RankShare>& ranks, uint64_t top,
+                          const KindColours& colours);
+size_t ranks_a_column(size_t ranks);
 
 std::string treemap_chart(const Treemap& map);
 
@@ -55,5 +68,13 @@ std::string histogram_chart(const Statistics& values, const Octaves& octaves, bo
 // turns, such as the columns of a matrix that ranks share, are above each other; copies have a bar
 // of their own. `colours` has that of each extent.
 std::string shard_bar(const HtmlReport::ShardMap& map, const std::vector<size_t>& colours);
+
+// The same of many parts, as a strip of `count` equal steps: each as dark as its file is late among
+// `files`, so that what is not in order, or not even, shows. `file_of` has the number of the file
+// of each extent.
+std::string shard_strip(const HtmlReport::ShardMap& map, const std::vector<size_t>& file_of,
+                        size_t files, size_t count);
+// "d3": one of ten shades, for number `index` of `count`.
+std::string shade_class(size_t index, size_t count);
 
 }  // namespace dsckpt
