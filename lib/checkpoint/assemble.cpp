@@ -306,7 +306,7 @@ class Assembler {
 
   static UnsupportedError no_rule(const std::string& what) {
     return std::move(UnsupportedError({}, what + ", and nothing says how they go together"))
-        .with_hint("--tp-rule says it: REGEX=cat:0, cat:1, replicated or average");
+        .with_hint("--tp-rule says it: REGEX=cat:0, cat:1, replicated, average or sum");
   }
 
   // --- what no optimizer owns

@@ -28,7 +28,7 @@ struct SourceOptions {
   // Read the optimizer's states too. to-universal, reshard and strip to a resume need them.
   bool optimizer_states = false;
   // How slices of tensor-parallel ranks go together where the checkpoint does not say it:
-  // "REGEX=cat:0", "=cat:1", "=replicated" or "=average".
+  // "REGEX=cat:0", "=cat:1", "=replicated", "=average" or "=sum".
   std::vector<std::string> tp_rules = {};
   // Go on without the files of ranks that are missing or cannot be read.
   bool allow_missing = false;

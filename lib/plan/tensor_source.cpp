@@ -78,6 +78,7 @@ struct TensorSource::Node {
   struct Weighted {
     std::vector<TensorSource> parts;
     std::vector<double> weights;
+    std::vector<double> shares;  // WeightedTerm::share
   };
 
   // What there is anywhere in the expression.
@@ -126,6 +127,8 @@ struct TensorSource::Node {
   void lower_blocks(const Cat& node, int64_t begin, int64_t end, DType result,
                     const Emit& emit) const;
   static TensorSource combine(Combine how, std::vector<TensorSource> parts, std::string what);
+  static TensorSource weigh(std::vector<TensorSource> parts, std::vector<double> weights,
+                            std::vector<double> shares);
 };
 
 namespace {
@@ -344,6 +347,19 @@ TensorSource TensorSource::mean(std::vector<TensorSource> parts) {
 
 TensorSource TensorSource::weighted_mean(std::vector<TensorSource> parts,
                                          std::vector<double> weights) {
+  std::vector<double> shares = weights;
+  return Node::weigh(std::move(parts), std::move(weights), std::move(shares));
+}
+
+TensorSource TensorSource::sum(std::vector<TensorSource> parts) {
+  std::vector<double> shares(parts.size());
+  if (!shares.empty()) shares.front() = 1;
+  const std::vector<double> weights(parts.size(), 1.0);
+  return Node::weigh(std::move(parts), weights, std::move(shares));
+}
+
+TensorSource TensorSource::Node::weigh(std::vector<TensorSource> parts, std::vector<double> weights,
+                                       std::vector<double> shares) {
   if (parts.empty() || parts.size() != weights.size()) {
     throw InconsistentError({}, std::to_string(parts.size()) + " tensors with " +
                                     std::to_string(weights.size()) + " weights");
@@ -369,12 +385,12 @@ TensorSource TensorSource::weighted_mean(std::vector<TensorSource> parts,
                              "are such a mean");
     }
   }
-  return TensorSource(
-      std::make_shared<const Node>(Node{back.dtype,
-                                        back.shape,
-                                        back.count,
-                                        {.combined = true, .weighted = true},
-                                        Node::Weighted{std::move(parts), std::move(weights)}}));
+  return TensorSource(std::make_shared<const Node>(
+      Node{back.dtype,
+           back.shape,
+           back.count,
+           {.combined = true, .weighted = true},
+           Node::Weighted{std::move(parts), std::move(weights), std::move(shares)}}));
 }
 
 TensorSource TensorSource::same(std::vector<TensorSource> parts, std::string what) {
@@ -484,7 +500,7 @@ TensorSource TensorSource::without_copies_in(const std::vector<FileId>& files) c
             return whole.empty() ? *this : TensorSource::same(std::move(whole), combined.what);
           },
           [&](const Node::Weighted& mean) {
-            return weighted_mean(without(mean.parts), mean.weights);
+            return Node::weigh(without(mean.parts), mean.weights, mean.shares);
           }},
       node_->what);
 }
@@ -687,6 +703,7 @@ void TensorSource::Node::lower_kind(const Weighted& node, int64_t first, int64_t
     for (size_t i = 0; i < cursors.size(); ++i) {
       const std::vector<Rows> pieces = cursors[i].pieces(step);
       run.terms.push_back({.weight = node.weights[i],
+                           .share = node.shares[i],
                            .stored = cursors[i].stored(),
                            .combine = cursors[i].combine(),
                            .operands = static_cast<uint32_t>(pieces.size()),

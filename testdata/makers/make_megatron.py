@@ -2,7 +2,7 @@
 """Make small checkpoints with Megatron-DeepSpeed's and GPT-NeoX's own training programs, and the truth about them.
 
     make_megatron.py --list
-    make_megatron.py --megatron SOURCE --neox SOURCE --out testdata/model_parallel --case all --seed 7
+    make_megatron.py --megatron SOURCE --neox SOURCE --out testdata/megatron --case all --seed 7
 
 SOURCE is a checkout of github.com/deepspeedai/Megatron-DeepSpeed or github.com/EleutherAI/gpt-neox. The programs run
 as they are, on the CPU over gloo: their own pretrain() builds the model, trains three steps, saves, and loads again.
@@ -19,7 +19,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import re
 import shutil
 import sys
 import tempfile
@@ -48,7 +47,8 @@ class Case:
     note: str = ""
     program: str = "megatron"
     release: str = "0.16.9"  # of DeepSpeed
-    ep: int = 1
+
+    has_masters: bool = True
 
     @property
     def world(self):
@@ -62,8 +62,8 @@ CASES = [
     Case("megatron_gpt_tp2_dp2_z2_fp16", 2, "fp16", tp=2, dp=2, pipe=False),
     Case("megatron_swiglu_tp2_dp2_z1_fp32", 1, "fp32", tp=2, dp=2, options=SWIGLU),
     Case("megatron_gpt_dp2_z3_bf16", 3, dp=2, pipe=False),
-    Case("megatron_gpt_pp2_tp2_dp1_z1_weights", 1, pp=2, tp=2, release="0.17.6",
-         note="from 0.17.0 to 0.18.4 DeepSpeed saves no masters of bf16 with fp32 gradients"),
+    Case("megatron_gpt_pp2_tp2_dp1_z1_weights", 1, pp=2, tp=2, release="0.17.6", has_masters=False,
+         note="what DeepSpeed 0.17.6 to 0.18.4 saves of bf16 with gradients in fp32"),
     Case("neox_pp1_tp2_dp1_z1_fp16", 1, "fp16", tp=2, program="neox"),
     Case("neox_pp2_tp1_dp2_z1_bf16", 1, pp=2, dp=2, program="neox", options=(("no_weight_tying", False), )),
     Case("neox_dp2_z2_fp32", 2, "fp32", dp=2, pipe=False, program="neox"),
@@ -72,13 +72,13 @@ CASES = [
 
 # --- Megatron-DeepSpeed
 
-def megatron_arguments(case, folder, seed, places):
+def megatron_arguments(case, seed, places):
     config = {"train_batch_size": 2 * case.dp, "train_micro_batch_size_per_gpu": 1, "steps_per_print": 100,
               "gradient_clipping": 1.0, "zero_optimization": {"stage": case.stage},
               "bf16": {"enabled": case.dtype == "bf16"}, "data_types": {"grad_accum_dtype": "fp32"}}
     if case.dtype == "fp16":
         config["fp16"] = {"enabled": True, "loss_scale": 0, "initial_scale_power": 8}
-    (folder / "ds_config.json").write_text(json.dumps(config))
+    pathlib.Path("ds_config.json").write_text(json.dumps(config))
     arguments = {
         "tensor-model-parallel-size": case.tp, "pipeline-model-parallel-size": case.pp, "num-layers": 2,
         "hidden-size": 16, "ffn-hidden-size": 24, "hidden-dropout": 0, "attention-dropout": 0, "num-attention-heads": 4, "seq-length": SEQUENCE, "max-position-embeddings": SEQUENCE,
@@ -86,14 +86,14 @@ def megatron_arguments(case, folder, seed, places):
         "lr-decay-style": "cosine", "lr-decay-iters": 10, "lr-warmup-iters": 1, "log-interval": 1, "eval-iters": 0,
         "eval-interval": 1000, "save-interval": 1000, "weight-decay": 0.1, "clip-grad": 1.0, "init-method-std": 0.1,
         "tokenizer-type": "NullTokenizer", "vocab-size": VOCABULARY, "make-vocab-size-divisible-by": 16,
-        "dataloader-type": "single", "num-workers": 0, "seed": seed, "deepspeed_config": folder / "ds_config.json",
+        "dataloader-type": "single", "num-workers": 0, "seed": seed, "deepspeed_config": "ds_config.json",
         "zero-stage": case.stage, "distributed-backend": "gloo"}
     flags = ["deepspeed", "no-gradient-accumulation-fusion", "no-bias-gelu-fusion", "no-bias-dropout-fusion",
              "no-masked-softmax-fusion", "no-async-tensor-model-parallel-allreduce"]
     flags += [case.dtype] if case.dtype != "fp32" else []
     flags += [] if case.pipe else ["no-pipeline-parallel"]
-    return [text for name, value in arguments.items() for text in (f"--{name}", str(value))] + \
-        [f"--{flag}" for flag in flags] + list(case.options) + [text for name, value in places.items() for text in (f"--{name}", str(value))]
+    return [text for name, value in {**arguments, **places}.items() for text in (f"--{name}", str(value))] + \
+        [f"--{flag}" for flag in flags] + list(case.options)
 
 
 def made_up_tokens(seed):
@@ -111,10 +111,10 @@ def made_up_tokens(seed):
     return Tokens()
 
 
-def run_megatron(source, case, folder, seed, model_seed, places):
+def run_megatron(source, case, seed, model_seed, places):
     """pretrain() of pretrain_gpt.py; returns the engine."""
     sys.path.insert(0, str(source))
-    sys.argv = ["pretrain_gpt.py", *megatron_arguments(case, folder, model_seed, places)]
+    sys.argv = ["pretrain_gpt.py", *megatron_arguments(case, model_seed, places)]
     # Only vision models use it, and it wants torchvision.
     sys.modules["megatron.model.vision.knn_monitor"] = types.SimpleNamespace(compute_feature_bank=None)
     import megatron.data.dataset_utils
@@ -137,10 +137,9 @@ def place_in_megatron(engine):
                   dp=mpu.get_data_parallel_rank())
 
 
-
 # --- GPT-NeoX
 
-def neox_arguments(case, folder, seed, extra):
+def neox_arguments(case, seed, places):
     """What a configuration file would have; it is saved with the checkpoint."""
     config = {
         "pipe_parallel_size": case.pp if case.pipe else 0, "model_parallel_size": case.tp, "num_layers": 2,
@@ -162,10 +161,10 @@ def neox_arguments(case, folder, seed, extra):
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     if case.dtype == "fp16":
         config["fp16"] = {"enabled": True, "loss_scale": 0, "initial_scale_power": 8, "loss_scale_window": 1000}
-    return {**config, "config_files": {"tiny.yml": json.dumps(config)}, **extra}
+    return {**config, "config_files": {"tiny.yml": json.dumps(config)}, **places}
 
 
-def run_neox(source, case, folder, seed, model_seed, places):
+def run_neox(source, case, seed, model_seed, places):
     """pretrain() of train.py; returns the engine."""
     import packaging.version
     import torch
@@ -178,7 +177,7 @@ def run_neox(source, case, folder, seed, model_seed, places):
     from megatron import training
     from megatron.neox_arguments import NeoXArgs
     from megatron.tokenizer.tokenizer import _vocab_size_with_padding
-    arguments = NeoXArgs.from_dict(neox_arguments(case, folder, model_seed, places))
+    arguments = NeoXArgs.from_dict(neox_arguments(case, model_seed, places))
     arguments.configure_distributed_args()
     arguments.tokenizer = types.SimpleNamespace(eod=VOCABULARY, vocab_size=VOCABULARY + 1)
     arguments.padded_vocab_size = _vocab_size_with_padding(VOCABULARY + 1, arguments)
@@ -222,15 +221,15 @@ def start(rank, case, port):
 def train_worker(rank, port, case, source, folder, seed):
     import torch
     from safetensors.torch import save_file
+    os.chdir(folder)  # so that paths in the files are relative
     start(rank, case, port)
     run_program, place = PROGRAMS[case.program]
-    engine = run_program(source, case, folder, seed, seed, {"save": str(folder / "ckpt")})
+    engine = run_program(source, case, seed, seed, {"save": "ckpt"})
     run = place(engine)
-    masters = mp.gathered_by_place(run, mp.live_masters(engine, case.stage))
+    stage = case.stage if case.has_masters else 0
+    masters = mp.gathered_by_place(run, mp.live_masters(engine, stage))
     module = mp.gathered_by_place(run, live_module(engine))
-    experts = mp.expert_names(engine)
-    mine = {"rank": rank, "pp": run.pp, "tp": run.tp, "dp": run.dp, "ep": max(experts.values(), default=0),
-            **engine_facts(engine), "experts": sorted(experts)}
+    mine = {"rank": rank, "pp": run.pp, "tp": run.tp, "dp": run.dp, "ep": 0, **engine_facts(engine), "experts": []}
     classes = mine.pop("optimizer_classes")
     ranks = [None] * case.world
     torch.distributed.all_gather_object(ranks, mine)
@@ -240,54 +239,104 @@ def train_worker(rank, port, case, source, folder, seed):
         save_file(whole(module), folder / "expected" / "module.safetensors")
         (folder / "case.json").write_text(json.dumps({
             "optimizer_classes": classes, "optimizer_step": step, "skipped_steps": engine.skipped_steps,
-            "lr_at_save": engine.get_lr(), "ranks": ranks}, default=str))
+            "lr_at_save": engine.get_lr(), "ranks": ranks,
+            "universal_info": getattr(engine.module, "universal_checkpoint_info", dict)()}, default=str))
     torch.distributed.barrier()
 
 
-def load_worker(rank, port, case, source, folder, checkpoint, seed):
-    """The program loads a checkpoint into a model of another seed."""
+def load_worker(rank, port, case, source, folder, checkpoint, seed, more=None):
+    """The program loads a checkpoint into a model of another seed; the state must be that of the run that saved."""
+    import torch
     from safetensors.torch import load_file
-    start(rank, case, port)
-    run_program, place = PROGRAMS[case.program]
-    engine = run_program(source, case, folder, seed, seed + 1, {"load": str(checkpoint)})
+    with tempfile.TemporaryDirectory() as scratch:
+        os.chdir(scratch)
+        start(rank, case, port)
+        run_program, place = PROGRAMS[case.program]
+        engine = run_program(source, case, seed, seed + 1, {"load": str(checkpoint), **(more or {})})
     run = place(engine)
-    for truth, tensors in (("live", mp.live_masters(engine, case.stage)), ("module", live_module(engine))):
+    truths = {"module": live_module(engine)}
+    if case.has_masters:
+        truths["live"] = mp.live_masters(engine, case.stage)
+    for truth, tensors in truths.items():
         again = mp.gathered_by_place(run, tensors)
         saved = load_file(folder / "expected" / f"{truth}.safetensors")
         ignored = mp.stale_copies(saved) if truth == "module" else set()
-        import torch
         different = [key for key in (saved.keys() | again.keys()) - ignored
                      if key not in saved or key not in again or not torch.equal(saved[key], again[key])]
-        if rank == 0 and different:
+        if different:
             raise AssertionError(f"loading does not rebuild {truth}: {sorted(different)[:5]}")
 
 
+def run_ranks(worker, case, logs, *arguments):
+    port = free_port()
+    error = run_forked(worker, logs, [(rank, port, case, *arguments) for rank in range(case.world)])
+    if error:
+        raise RuntimeError(error)
+
+
+def neox_rule(name):
+    """How tools/ckpts/convert_neox_to_hf.py puts the slices of a parameter together."""
+    if name.endswith(("attention.dense.weight", "mlp.linear2.weight")):
+        return "cat_dim_1"
+    if name.endswith(("query_key_value.weight", "query_key_value.bias", "mlp.linear1.weight", "mlp.linear1.bias",
+                      "word_embeddings.weight", "final_linear.weight")):
+        return "cat_dim_0"
+    return "of_each_rank" if name.endswith(("attention.dense.bias", "mlp.linear2.bias")) else "average"
+
+
+def rules_of(case, info, ranks):
+    rules = mp.merge_rules(case, info, ranks)
+    if case.program == "neox" and case.tp > 1:
+        rules = {}
+        for name in sorted({name for rank in ranks for name in rank["param_shapes"]}):
+            rules.setdefault(neox_rule(name), []).append(name)
+    return rules
+
+
+def leave_out(checkpoint):
+    """What no tool reads and would only be copied."""
+    for path in checkpoint.rglob("zero_to_fp32.py"):
+        path.unlink()
+
+
 def make_case(case, out, sources, seed, logs):
-    folder = out / case.name
+    """Makes one case below `out`, replacing it; returns a line about it. Raises when it fails."""
+    import torch
+    from safetensors.torch import load_file
+    folder, source = out / case.name, sources[case.program]
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "expected").mkdir(parents=True)
-    source = sources[case.program]
-    port = free_port()
-    error = run_forked(train_worker, logs, [(rank, port, case, source, folder, seed) for rank in range(case.world)])
-    if error:
-        raise RuntimeError(error)
-    port = free_port()
-    error = run_forked(load_worker, logs, [(rank, port, case, source, folder, folder / "ckpt", seed)
-                                           for rank in range(case.world)])
-    if error:
-        raise RuntimeError(error)
-    from safetensors.torch import load_file
-    live, module = [load_file(folder / "expected" / f"{source}.safetensors") for source in ("live", "module")]
-    if case.stage:
+    started = time.monotonic()
+    try:
+        run_ranks(train_worker, case, logs, source, folder, seed)
+        if case.has_masters:  # without, DeepSpeed does not load what it has saved
+            run_ranks(load_worker, case, logs, source, folder, folder / "ckpt", seed)
+        (folder / "ds_config.json").unlink(missing_ok=True)
+        leave_out(folder / "ckpt")
+        live, module = (load_file(folder / "expected" / f"{each}.safetensors") for each in ("live", "module"))
         mp.check_rounding(live, module, [])
-    return "ok"
+        load_dir, tag = find_checkpoint(folder / "ckpt")
+        facts = json.loads((folder / "case.json").read_text())
+        facts = {
+            "name": case.name, "note": case.note, "kind": case.program, "release": case.release,
+            "topology": {"pp": case.pp, "tp": case.tp, "dp": case.dp, "ep": 1}, "stage": case.stage,
+            "num_experts": 0, "world_size": case.world, "precision": case.dtype, "seed": seed,
+            "has_masters": case.has_masters, "vocabulary": VOCABULARY + 1, "torch_version": torch.__version__,
+            "load_dir": str(load_dir.relative_to(folder)), "tag": tag,
+            "rules": rules_of(case, facts["universal_info"], facts["ranks"]), **facts}
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    (folder / "case.json").write_text(mp.compact_json(facts))
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return f"{size >> 10} KiB, {time.monotonic() - started:.0f} s"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megatron", type=pathlib.Path)
     parser.add_argument("--neox", type=pathlib.Path)
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "testdata" / "model_parallel")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "testdata" / "megatron")
     parser.add_argument("--case", default="all", metavar="NAMES")
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED)
     parser.add_argument("--logs", type=pathlib.Path)

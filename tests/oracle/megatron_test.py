@@ -1,0 +1,213 @@
+"""Checkpoints that Megatron-DeepSpeed and GPT-NeoX saved (testdata/megatron), through every tool, against what their
+live engines held. That the programs load what reshard and to-universal make of them is what megatron_resume.py checks.
+"""
+import json
+import re
+import shutil
+
+import common
+import model_parallel_truth as mp
+import torch
+from common import OracleTest, run_tool
+from safetensors.torch import load_file
+
+# How GPT-NeoX's slices go together, which its files do not say; after tools/ckpts/convert_neox_to_hf.py.
+NEOX_RULES = (r".*(attention\.dense|mlp\.linear2)\.weight=cat:1",
+              r".*(query_key_value|mlp\.linear1)\.(weight|bias)=cat:0", r".*(word_embeddings|final_linear)\.weight=cat:0",
+              r".*(norm|layernorm)\.(weight|bias)=average")
+# Of these each rank adds its own where gpt_j_residual is set, and no slice is of another.
+ROW_BIASES = r".*(attention\.dense|mlp\.linear2)\.bias"
+
+
+def cases():
+    return common.cases_in("megatron")
+
+
+def named(name):
+    case, = (each for each in common.every_case("megatron") if each.name == name)
+    return case
+
+
+def needs_rules(case):
+    return case.facts["kind"] == "neox" and case.facts["topology"]["tp"] > 1
+
+
+def tied_names(case):
+    return {alias: owner for rank in case.facts["ranks"] for alias, owner in rank["tied"].items()}
+
+
+def trained(case):
+    """(name, state) -> what the live engines held, whole. What each rank has for itself is left out."""
+    each = set(case.facts["rules"].get("of_each_rank", ()))
+    case.facts["rules"] = {rule: names for rule, names in case.facts["rules"].items() if rule != "of_each_rank"}
+    if not each:
+        return {key: value for key, (value, _) in mp.model_parallel_truth(case).items()}
+    slices = {}
+    for key, value in case.expected("live").items():
+        name, state, _, tp, _ = key.split("|")
+        if name not in each:
+            slices.setdefault((name, state), {})[tp] = value
+    return {(name, state): mp.merge(case, name, [parts[tp] for tp in sorted(parts)])[0]
+            for (name, state), parts in slices.items()}
+
+
+class MegatronTest(OracleTest):
+
+    def cases(self, wanted=lambda case: True):
+        found = [case for case in cases() if wanted(case)]
+        self.require(found, "checkpoint of Megatron's or GPT-NeoX's")
+        return found
+
+    def options(self, case):
+        return [part for rule in NEOX_RULES for part in ("--tp-rule", rule)] if needs_rules(case) else []
+
+    def test_weights_are_what_the_engines_held(self):
+        for case in self.cases(lambda case: not needs_rules(case)):
+            with self.each_case(case) as folder:
+                done = run_tool("zero-to-fp32", case.load_dir, folder)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertNotIn("not a tensor", done.stderr)
+                written = common.load_bin(folder / "pytorch_model.bin")
+                expected = {name: value for (name, state), value in trained(case).items() if state == "fp32"}
+                if not case.facts["has_masters"]:
+                    self.assertIn("weights without fp32 masters", done.stderr)
+                    expected = {name: value.to(torch.bfloat16).float() for name, value in expected.items()}
+                for name, value in expected.items():
+                    self.assertTrue(common.same_bits(written[name], value.contiguous()), name)
+                self.assertEqual(set(written) - set(expected), set(tied_names(case)) & set(written))
+
+    def test_states_are_the_optimizers(self):
+        for case in self.cases(lambda case: case.facts["has_masters"] and not needs_rules(case)):
+            with self.each_case(case) as folder:
+                self.convert(case.load_dir, folder, "--states", "--safe-serialization")
+                for (name, state), value in trained(case).items():
+                    if state != "fp32":
+                        written = load_file(folder / "optimizer_states" / f"{state}.safetensors")[name]
+                        self.assertTrue(common.same_bits(written, value.contiguous()), f"{name} {state}")
+
+    def test_neox_slices_need_rules_and_go_together_by_them(self):
+        for case in self.cases(needs_rules):
+            with self.each_case(case) as folder:
+                done = run_tool("zero-to-fp32", case.load_dir, folder / "none")
+                self.assertEqual(done.returncode, 3)
+                self.assertRegex(done.stderr, "slices of the tensor-parallel ranks differ, and nothing says how")
+                done = run_tool("zero-to-fp32", case.load_dir, folder / "some", *self.options(case))
+                self.assertEqual(done.returncode, 3)
+                self.assertRegex(done.stderr, ROW_BIASES)
+                self.convert(case.load_dir, folder, *self.options(case), "--tp-rule", f"{ROW_BIASES}=average")
+                written = common.load_bin(folder / "pytorch_model.bin")
+                for (name, state), value in trained(case).items():
+                    if state == "fp32":
+                        self.assertTrue(common.same_bits(written[name], value.contiguous()), name)
+
+    def test_universal_checkpoints_hold_the_same(self):
+        for case in self.cases():
+            with self.each_case(case) as folder:
+                rules = [*self.options(case), *(["--tp-rule", f"{ROW_BIASES}=average"] if needs_rules(case) else [])]
+                done = run_tool("to-universal", "--input_folder", case.load_dir, "--output_folder", folder / "out", *rules)
+                if not case.facts["has_masters"]:
+                    self.assertEqual(done.returncode, 3)
+                    self.assertIn("weights alone", done.stderr)
+                    continue
+                self.assertEqual(done.returncode, 0, done.stderr)
+                for (name, state), value in trained(case).items():
+                    found = torch.load(folder / "out" / "zero" / name / f"{state}.pt", weights_only=False)
+                    found = found["param"] if isinstance(found, dict) else found
+                    self.assertTrue(torch.equal(found.detach().reshape(-1), value.reshape(-1)), f"{name} {state}")
+
+    def test_vocabularies_lose_their_padding(self):
+        """62 words, padded to 64 rows of which nothing is learned."""
+        compared = 0
+        for case in self.cases(lambda case: "vocabulary" in case.facts["rules"]):
+            with self.each_case(case) as folder:
+                written = self.convert(case.load_dir, folder)
+                for name in case.facts["rules"]["vocabulary"]:
+                    rows = common.load_bin(written / "pytorch_model.bin")[name].shape[0]
+                    self.assertEqual(rows, case.facts["vocabulary"])
+                    compared += 1
+        self.require(compared, "vocabularies")
+
+    def test_they_are_whole_and_harmless(self):
+        for case in self.cases():
+            with self.subTest(case=case.name):
+                done = run_tool("ckpt-inspect", "scan", case.load_dir)
+                self.assertEqual(done.returncode, 0, done.stdout)
+                kinds = dict(line.split("\t")[1::-1] for line in done.stdout.splitlines())
+                self.assertEqual(set(kinds.values()), {"harmless"})
+                if case.facts["kind"] == "megatron":
+                    self.assertIn("argparse.Namespace", kinds)
+                    self.assertIn("megatron.core.enums.ModelType", kinds)
+                done = run_tool("ckpt-inspect", "verify", case.load_dir, *self.options(case))
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_the_summary_says_what_it_is(self):
+        for case in self.cases():
+            with self.subTest(case=case.name):
+                done = run_tool("ckpt-inspect", "--json", case.load_dir, *self.options(case),
+                                *(["--tp-rule", f"{ROW_BIASES}=average"] if needs_rules(case) else []))
+                self.assertEqual(done.returncode, 0, done.stderr)
+                text = done.stdout
+                self.assertIn(case.facts["release"], text)
+
+    def test_resharded_they_hold_the_same(self):
+        for case in self.cases():
+            with self.each_case(case) as folder:
+                for ranks in (1, 3):
+                    done = run_tool("reshard", case.load_dir, folder / str(ranks), "--dp", ranks)
+                    if not case.facts["has_masters"]:
+                        self.assertEqual(done.returncode, 3, done.stderr)
+                        self.assertIn("neither fp32 masters nor optimizer states", done.stderr)
+                        continue
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    if not needs_rules(case):
+                        done = run_tool("ckpt-inspect", "diff", case.load_dir, folder / str(ranks))
+                        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                    done = run_tool("ckpt-inspect", "verify", folder / str(ranks), *self.options(case))
+                    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_what_megatron_keeps_beside_the_tag_comes_along(self):
+        case = named("megatron_gpt_tp2_dp2_z2_fp16")
+        with self.each_case(case) as folder:
+            self.run_well("reshard", folder, case.load_dir, folder / "out", "--dp", 1)
+            name = "latest_checkpointed_iteration.txt"
+            self.assertEqual((folder / "out" / name).read_text(), (case.load_dir / name).read_text())
+        case = named("neox_dp2_z2_fp32")
+        with self.each_case(case) as folder:
+            self.run_well("reshard", folder, case.load_dir, folder / "out", "--dp", 1)
+            saved = json.loads((folder / "out" / case.facts["tag"] / "configs" / "tiny.yml").read_text())
+            self.assertEqual(saved["num_layers"], 2)
+
+    def test_module_stays_nested(self):
+        """Megatron's own load_state_dict asks for the dicts that its state_dict had."""
+        case = named("megatron_gpt_tp2_dp2_z2_fp16")
+        with self.each_case(case) as folder:
+            self.run_well("reshard", folder, case.load_dir, folder / "out", "--dp", 1)
+            listed = []
+            for where in (case.load_dir, folder / "out"):
+                done = run_tool("ckpt-inspect", "print", where / case.facts["tag"] / "mp_rank_00_model_states.pt")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                listed.append(re.findall(r"'(language_model|embedding|encoder|word_embeddings)':", done.stdout))
+            self.assertGreaterEqual(len(listed[0]), 4)
+            self.assertEqual(listed[0], listed[1])
+
+    def test_stripped_they_have_the_same_weights(self):
+        for case in self.cases(lambda case: case.facts["has_masters"] and not needs_rules(case)):
+            with self.each_case(case) as folder:
+                self.run_well("ckpt-pack", folder, "strip", case.load_dir, folder / "out", "--keep", "weights")
+                for source, out in ((case.load_dir, "before"), (folder / "out", "after")):
+                    self.convert(source, folder / out)
+                before, after = (common.load_bin(folder / out / "pytorch_model.bin") for out in ("before", "after"))
+                self.assert_same_tensors(after, before)
+
+    def test_a_lost_layer_is_named(self):
+        case = named("neox_pp1_tp2_dp1_z1_fp16")
+        with self.each_case(case) as folder:
+            shutil.copytree(case.load_dir, folder / "ckpt")
+            (folder / "ckpt" / case.facts["tag"] / "layer_03-model_01-model_states.pt").unlink()
+            done = run_tool("zero-to-fp32", folder / "ckpt", folder / "out", *self.options(case))
+            self.assertEqual(done.returncode, 3)
+            self.assertIn("layer_03-model_01-model_states.pt", done.stderr)
+
+
+if __name__ == "__main__":
+    common.main()
