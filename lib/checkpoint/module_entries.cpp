@@ -21,7 +21,10 @@ class NestedDicts {
  private:
   // Whether it holds nothing else. Every mapping is looked into once.
   bool look_into(const Value& mapping) {
-    if (!seen_.insert(mapping.identity()).second) return false;
+    if (!seen_.insert(mapping.identity()).second) {
+      nested_.erase(mapping.identity());  // a small pickle could name many tensors without end
+      return false;
+    }
     bool pure = true;
     for (const auto& [key, value] : mapping.as_dict().items) {
       if (TorchArchive::is_tensor(value) || is_meta_tensor(value)) {

@@ -27,7 +27,8 @@ import types
 
 import make_model_parallel as mp
 import old_deepspeed
-from make_checkpoints import DEFAULT_SEED, ROOT, engine_facts, find_checkpoint, free_port, live_module, run_forked, whole
+from make_checkpoints import (DEFAULT_SEED, ROOT, engine_facts, find_checkpoint, free_port, live_module, run_forked,
+                              whole)
 
 STEPS = 3
 SEQUENCE = 8
@@ -78,21 +79,24 @@ def megatron_arguments(case, seed, places):
               "bf16": {"enabled": case.dtype == "bf16"}, "data_types": {"grad_accum_dtype": "fp32"}}
     if case.dtype == "fp16":
         config["fp16"] = {"enabled": True, "loss_scale": 0, "initial_scale_power": 8}
-    pathlib.Path("ds_config.json").write_text(json.dumps(config))
+    file = f"ds_config_{os.environ['RANK']}.json"
+    pathlib.Path(file).write_text(json.dumps(config))
     arguments = {
         "tensor-model-parallel-size": case.tp, "pipeline-model-parallel-size": case.pp, "num-layers": 2,
-        "hidden-size": 16, "ffn-hidden-size": 24, "hidden-dropout": 0, "attention-dropout": 0, "num-attention-heads": 4, "seq-length": SEQUENCE, "max-position-embeddings": SEQUENCE,
+        "hidden-size": 16, "ffn-hidden-size": 24, "hidden-dropout": 0, "attention-dropout": 0,
+        "num-attention-heads": 4, "seq-length": SEQUENCE, "max-position-embeddings": SEQUENCE,
         "micro-batch-size": 1, "global-batch-size": 2 * case.dp, "train-iters": STEPS, "lr": 1e-2, "min-lr": 1e-3,
         "lr-decay-style": "cosine", "lr-decay-iters": 10, "lr-warmup-iters": 1, "log-interval": 1, "eval-iters": 0,
         "eval-interval": 1000, "save-interval": 1000, "weight-decay": 0.1, "clip-grad": 1.0, "init-method-std": 0.1,
         "tokenizer-type": "NullTokenizer", "vocab-size": VOCABULARY, "make-vocab-size-divisible-by": 16,
-        "dataloader-type": "single", "num-workers": 0, "seed": seed, "deepspeed_config": "ds_config.json",
+        "dataloader-type": "single", "num-workers": 0, "seed": seed, "deepspeed_config": file,
         "zero-stage": case.stage, "distributed-backend": "gloo"}
     flags = ["deepspeed", "no-gradient-accumulation-fusion", "no-bias-gelu-fusion", "no-bias-dropout-fusion",
              "no-masked-softmax-fusion", "no-async-tensor-model-parallel-allreduce"]
     flags += [case.dtype] if case.dtype != "fp32" else []
     flags += [] if case.pipe else ["no-pipeline-parallel"]
-    return [text for name, value in {**arguments, **places}.items() for text in (f"--{name}", str(value))] + \
+    return [text for name, value in {**arguments, **places}.items()
+            for text in (f"--{name}", *([] if value is None else [str(value)]))] + \
         [f"--{flag}" for flag in flags] + list(case.options)
 
 
@@ -281,7 +285,7 @@ def neox_rule(name):
     if name.endswith(("query_key_value.weight", "query_key_value.bias", "mlp.linear1.weight", "mlp.linear1.bias",
                       "word_embeddings.weight", "final_linear.weight")):
         return "cat_dim_0"
-    return "of_each_rank" if name.endswith(("attention.dense.bias", "mlp.linear2.bias")) else "average"
+    return "sum" if name.endswith(("attention.dense.bias", "mlp.linear2.bias")) else "average"
 
 
 def rules_of(case, info, ranks):
@@ -311,7 +315,8 @@ def make_case(case, out, sources, seed, logs):
         run_ranks(train_worker, case, logs, source, folder, seed)
         if case.has_masters:  # without, DeepSpeed does not load what it has saved
             run_ranks(load_worker, case, logs, source, folder, folder / "ckpt", seed)
-        (folder / "ds_config.json").unlink(missing_ok=True)
+        for path in folder.glob("ds_config_*.json"):
+            path.unlink()
         leave_out(folder / "ckpt")
         live, module = (load_file(folder / "expected" / f"{each}.safetensors") for each in ("live", "module"))
         mp.check_rounding(live, module, [])
@@ -339,12 +344,18 @@ def main() -> int:
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "testdata" / "megatron")
     parser.add_argument("--case", default="all", metavar="NAMES")
     parser.add_argument("--seed", type=int, default=DEFAULT_SEED)
-    parser.add_argument("--logs", type=pathlib.Path)
+    parser.add_argument("--logs", type=pathlib.Path, help="keep the ranks' logs in this folder")
+    parser.add_argument("--list", action="store_true", help="print the cases and stop")
     parser.add_argument("--under", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     sources = {"megatron": arguments.megatron, "neox": arguments.neox}
+    sources = {name: path.resolve() for name, path in sources.items() if path}
     by_name = {case.name: case for case in CASES}
     names = list(by_name) if arguments.case == "all" else arguments.case.split(",")
+    if arguments.list:
+        for case in CASES:
+            print(f"{case.name:38} {case.program}, DeepSpeed {case.release}" + (f": {case.note}" if case.note else ""))
+        return 0
     if not arguments.under:
         releases = sorted({by_name[name].release for name in names})
         return max(old_deepspeed.start(release, __file__, *sys.argv[1:], "--under", release).returncode
@@ -353,13 +364,13 @@ def main() -> int:
     old_deepspeed.prepare(arguments.under)
     import deepspeed  # noqa: F401
     old_deepspeed.adapt(arguments.under)
-    failed = 0
+    failed, out = 0, arguments.out.resolve()
     with tempfile.TemporaryDirectory() as temporary:
         logs = (arguments.logs or pathlib.Path(temporary)).resolve()
         for name in names:
             try:
-                print(f"{name}: {make_case(by_name[name], arguments.out.resolve(), sources, arguments.seed, logs / name)}",
-                      flush=True)
+                what = make_case(by_name[name], out, sources, arguments.seed, logs / name)
+                print(f"{name}: {what}", flush=True)
             except Exception as error:
                 failed += 1
                 print(f"{name}: FAILED\n{str(error)[-3000:]}", file=sys.stderr, flush=True)

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 # How GPT-NeoX's slices go together, which its files do not say; after tools/ckpts/convert_neox_to_hf.py.
 NEOX_RULES = (r".*(attention\.dense|mlp\.linear2)\.weight=cat:1",
-              r".*(query_key_value|mlp\.linear1)\.(weight|bias)=cat:0", r".*(word_embeddings|final_linear)\.weight=cat:0",
-              r".*(norm|layernorm)\.(weight|bias)=average")
-# Of these each rank adds its own where gpt_j_residual is set, and no slice is of another.
-ROW_BIASES = r".*(attention\.dense|mlp\.linear2)\.bias"
+              r".*(query_key_value|mlp\.linear1)\.(weight|bias)=cat:0",
+              r".*(word_embeddings|final_linear)\.weight=cat:0",
+              r".*(norm|layernorm)\.(weight|bias)=average",
+              r".*(attention\.dense|mlp\.linear2)\.bias=sum")  # each rank adds its own, under gpt_j_residual
 
 
 def cases():
@@ -37,18 +37,23 @@ def tied_names(case):
 
 
 def trained(case):
-    """(name, state) -> what the live engines held, whole. What each rank has for itself is left out."""
-    each = set(case.facts["rules"].get("of_each_rank", ()))
-    case.facts["rules"] = {rule: names for rule, names in case.facts["rules"].items() if rule != "of_each_rank"}
-    if not each:
-        return {key: value for key, (value, _) in mp.model_parallel_truth(case).items()}
+    """(name, state) -> what the live engines held, whole. Sums have no states."""
+    rules, summed = case.facts["rules"], set(case.facts["rules"].get("sum", ()))
     slices = {}
     for key, value in case.expected("live").items():
-        name, state, _, tp, _ = key.split("|")
-        if name not in each:
-            slices.setdefault((name, state), {})[tp] = value
-    return {(name, state): mp.merge(case, name, [parts[tp] for tp in sorted(parts)])[0]
-            for (name, state), parts in slices.items()}
+        name, state, pp, tp, _ = key.split("|")
+        slices.setdefault((name, state), {}).setdefault(pp, {})[tp] = value
+    result = {}
+    for (name, state), stages in slices.items():
+        ranks = stages[min(stages)]
+        parts = [ranks[tp] for tp in sorted(ranks)]
+        if name not in summed:
+            result[name, state] = mp.merge(case, name, parts)[0]
+        elif state == "fp32":
+            result[name, state] = sum(part.double() for part in parts).float()
+    assert set(rules) <= {"whole", "cat_dim_0", "cat_dim_1", "replicated", "average", "two_sub_params", "sum",
+                          "vocabulary", "on_several_stages"}
+    return result
 
 
 class MegatronTest(OracleTest):
@@ -62,9 +67,9 @@ class MegatronTest(OracleTest):
         return [part for rule in NEOX_RULES for part in ("--tp-rule", rule)] if needs_rules(case) else []
 
     def test_weights_are_what_the_engines_held(self):
-        for case in self.cases(lambda case: not needs_rules(case)):
+        for case in self.cases():
             with self.each_case(case) as folder:
-                done = run_tool("zero-to-fp32", case.load_dir, folder)
+                done = run_tool("zero-to-fp32", case.load_dir, folder, *self.options(case))
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assertNotIn("not a tensor", done.stderr)
                 written = common.load_bin(folder / "pytorch_model.bin")
@@ -85,26 +90,28 @@ class MegatronTest(OracleTest):
                         written = load_file(folder / "optimizer_states" / f"{state}.safetensors")[name]
                         self.assertTrue(common.same_bits(written, value.contiguous()), f"{name} {state}")
 
-    def test_neox_slices_need_rules_and_go_together_by_them(self):
+    def test_slices_that_no_rule_is_for_are_refused(self):
         for case in self.cases(needs_rules):
             with self.each_case(case) as folder:
                 done = run_tool("zero-to-fp32", case.load_dir, folder / "none")
                 self.assertEqual(done.returncode, 3)
                 self.assertRegex(done.stderr, "slices of the tensor-parallel ranks differ, and nothing says how")
-                done = run_tool("zero-to-fp32", case.load_dir, folder / "some", *self.options(case))
-                self.assertEqual(done.returncode, 3)
-                self.assertRegex(done.stderr, ROW_BIASES)
-                self.convert(case.load_dir, folder, *self.options(case), "--tp-rule", f"{ROW_BIASES}=average")
-                written = common.load_bin(folder / "pytorch_model.bin")
-                for (name, state), value in trained(case).items():
-                    if state == "fp32":
-                        self.assertTrue(common.same_bits(written[name], value.contiguous()), name)
+                self.assertIn("average or sum", done.stderr)
+
+    def test_sums_have_no_states(self):
+        for case in self.cases(needs_rules):
+            with self.each_case(case) as folder:
+                for arguments in (("zero-to-fp32", case.load_dir, folder / "out", "--states"),
+                                  ("to-universal", "--input_folder", case.load_dir, "--output_folder", folder / "out")):
+                    done = run_tool(*arguments, *self.options(case))
+                    self.assertEqual(done.returncode, 3)
+                    self.assertIn("exp_avg of a sum is no state of an optimizer", done.stderr)
+                    self.assertIn("reshard needs no rule", done.stderr)
 
     def test_universal_checkpoints_hold_the_same(self):
-        for case in self.cases():
+        for case in self.cases(lambda case: not needs_rules(case)):
             with self.each_case(case) as folder:
-                rules = [*self.options(case), *(["--tp-rule", f"{ROW_BIASES}=average"] if needs_rules(case) else [])]
-                done = run_tool("to-universal", "--input_folder", case.load_dir, "--output_folder", folder / "out", *rules)
+                done = run_tool("to-universal", "--input_folder", case.load_dir, "--output_folder", folder / "out")
                 if not case.facts["has_masters"]:
                     self.assertEqual(done.returncode, 3)
                     self.assertIn("weights alone", done.stderr)
@@ -143,11 +150,10 @@ class MegatronTest(OracleTest):
     def test_the_summary_says_what_it_is(self):
         for case in self.cases():
             with self.subTest(case=case.name):
-                done = run_tool("ckpt-inspect", "--json", case.load_dir, *self.options(case),
-                                *(["--tp-rule", f"{ROW_BIASES}=average"] if needs_rules(case) else []))
+                done = run_tool("ckpt-inspect", "--json", case.load_dir, *self.options(case))
                 self.assertEqual(done.returncode, 0, done.stderr)
-                text = done.stdout
-                self.assertIn(case.facts["release"], text)
+                self.assertIn(f'"{case.facts["release"]}"', done.stdout)
+                self.assertNotIn("not a tensor", done.stderr)
 
     def test_resharded_they_hold_the_same(self):
         for case in self.cases():
