@@ -93,6 +93,7 @@ int convert_one(const CLI::App& app, Arguments& args) {
 
 int convert(const CLI::App& app, Arguments& args) {
   args.source.optimizer_states = true;
+  args.source.slices_apart = true;
   return cli::for_each_tag(app, args.common, args.input, args.source, args.output,
                            [&] { return convert_one(app, args); });
 }

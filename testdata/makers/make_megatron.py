@@ -135,6 +135,12 @@ def run_megatron(source, case, seed, model_seed, places):
     return model[0]
 
 
+def info_of_megatron(engine):
+    """What it saves as universal_checkpoint_info."""
+    from megatron.checkpointing import _universal_checkpoint_info
+    return _universal_checkpoint_info([engine])
+
+
 def place_in_megatron(engine):
     from megatron.core import mpu
     return mp.Run(engine, None, pp=mpu.get_pipeline_model_parallel_rank(), tp=mpu.get_tensor_model_parallel_rank(),
@@ -211,7 +217,8 @@ def place_in_neox(engine):
                   dp=mpu.get_data_parallel_rank())
 
 
-PROGRAMS = {"megatron": (run_megatron, place_in_megatron), "neox": (run_neox, place_in_neox)}
+PROGRAMS = {"megatron": (run_megatron, place_in_megatron, info_of_megatron),
+            "neox": (run_neox, place_in_neox, lambda engine: {})}
 
 
 # --- both
@@ -227,7 +234,7 @@ def train_worker(rank, port, case, source, folder, seed):
     from safetensors.torch import save_file
     os.chdir(folder)  # so that paths in the files are relative
     start(rank, case, port)
-    run_program, place = PROGRAMS[case.program]
+    run_program, place, info = PROGRAMS[case.program]
     engine = run_program(source, case, seed, seed, {"save": "ckpt"})
     run = place(engine)
     stage = case.stage if case.has_masters else 0
@@ -244,7 +251,7 @@ def train_worker(rank, port, case, source, folder, seed):
         (folder / "case.json").write_text(json.dumps({
             "optimizer_classes": classes, "optimizer_step": step, "skipped_steps": engine.skipped_steps,
             "lr_at_save": engine.get_lr(), "ranks": ranks,
-            "universal_info": getattr(engine.module, "universal_checkpoint_info", dict)()}, default=str))
+            "universal_info": info(engine)}, default=str))
     torch.distributed.barrier()
 
 
@@ -255,7 +262,7 @@ def load_worker(rank, port, case, source, folder, checkpoint, seed, more=None):
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)
         start(rank, case, port)
-        run_program, place = PROGRAMS[case.program]
+        run_program, place, _ = PROGRAMS[case.program]
         engine = run_program(source, case, seed, seed + 1, {"load": str(checkpoint), **(more or {})})
     run = place(engine)
     truths = {"module": live_module(engine)}
@@ -294,6 +301,11 @@ def rules_of(case, info, ranks):
         rules = {}
         for name in sorted({name for rank in ranks for name in rank["param_shapes"]}):
             rules.setdefault(neox_rule(name), []).append(name)
+    # Megatron-DeepSpeed's pattern for them is that of a tied embedding; all ranks have the same all the same.
+    untied = [name for name in rules.get("cat_dim_0", ()) if name.endswith("position_embeddings.weight")]
+    for name in untied:
+        rules["cat_dim_0"].remove(name)
+        rules["replicated"].append(name)
     return rules
 
 
