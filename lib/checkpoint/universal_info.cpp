@@ -730,14 +730,9 @@ TensorSource UniversalInfo::Rule::merge(std::vector<TensorSource> slices,
       return (*assembly)->merge(slices, what);
     }
     if (std::holds_alternative<Averaged>(how_)) return TensorSource::mean(std::move(slices));
-    if (std::holds_alternative<Summed>(how_)) {
-      if (state == "fp32") return TensorSource::sum(std::move(slices));
-      throw std::move(
-          UnsupportedError({}, "is the sum of what the tensor-parallel ranks have, and " +
-                                   std::string(state) + " of a sum is no state of an optimizer"))
-          .with_hint("weights can be had: zero-to-fp32 without --states; reshard needs no rule");
-    }
-    if (std::holds_alternative<Replicated>(how_)) {
+    const bool is_sum = std::holds_alternative<Summed>(how_);
+    if (is_sum && state == "fp32") return TensorSource::sum(std::move(slices));
+    if (is_sum || std::holds_alternative<Replicated>(how_)) {
       const std::string last = std::to_string(slices.size() - 1);
       return TensorSource::same(std::move(slices),
                                 what + " ranks 0 " + (last == "1" ? "and " : "to ") + last);

@@ -83,8 +83,8 @@ class UniversalInfo::Rule {
   // Of what merge() returns.
   const Shape& shape() const { return shape_; }
   // `slices` in rank order, shaped as rule_for() was told, else InconsistentError. `state` is
-  // "fp32", "exp_avg" ...: it is named in the error of copies that turn out to differ. A sum has no
-  // states: UnsupportedError for any but "fp32".
+  // "fp32", "exp_avg" ...: it is named in the error of copies that turn out to differ. States of
+  // what is summed are copies: each rank's part has the gradient of the sum.
   TensorSource merge(std::vector<TensorSource> slices, std::string_view state) const;
 
  private:

@@ -134,6 +134,10 @@ def same(found, expected, what):
         require(common.same_bits(found[name], value.contiguous()), f"{what}: {name} differs")
 
 
+# What reshard refuses because DeepSpeed does not load it either, or not at that stage.
+REFUSED = ("has no base_optimizer_state_step, without which DeepSpeed does not load it", )
+
+
 def tells_states_apart(case):
     return case.stage != 0 or case.facts["precision"] != "fp32"
 
@@ -169,7 +173,10 @@ def check(kind, case, folder):
     if case.stage or kind == DATA_PARALLEL:
         for ranks in (1, 5) if kind == DATA_PARALLEL else (4, ):
             out = folder / f"on{ranks}"
-            run_well("reshard", case.load_dir, out, "--dp", ranks)
+            done = run_tool("reshard", case.load_dir, out, "--dp", ranks)
+            if done.returncode == 3 and any(reason in done.stderr for reason in REFUSED):
+                break
+            require(done.returncode == 0, f"reshard: {done.stderr[-800:]}")
             run_well("ckpt-inspect", "diff", case.load_dir, out)
             run_well("ckpt-inspect", "verify", out)
             run_well("zero-to-fp32", out, folder / f"bin{ranks}")
