@@ -122,7 +122,7 @@ void add_checkpoint_options(CLI::App& app, const std::string& name, std::string&
 void add_tp_rules(CLI::App& app, std::vector<std::string>& rules) {
   app.add_option("--tp-rule", rules,
                  "How tensor-parallel slices go together where the checkpoint does not say it:\n"
-                 "REGEX=cat:0, cat:1, replicated or average")
+                 "REGEX=cat:0, cat:1, replicated, average or sum")
       ->type_name("RULE")
       ->allow_extra_args(false);
 }

@@ -103,6 +103,7 @@ int convert(const CLI::App& app, Arguments& args) {
   if (!args.source.weights_from.empty() && args.source.tag == "all") {
     throw UsageError("--weights-from goes with one checkpoint, not with --tag all");
   }
+  args.source.slices_apart = true;
   return cli::for_each_tag(app, args.common, args.input, args.source, args.output,
                            [&] { return convert_one(app, args); });
 }

@@ -263,6 +263,12 @@ class Assembler {
     return shapes;
   }
 
+  static bool have_one_shape(const std::vector<TensorSource>& slices) {
+    return std::all_of(slices.begin(), slices.end(), [&](const TensorSource& slice) {
+      return slice.shape() == slices.front().shape();
+    });
+  }
+
   bool are_same(const std::vector<TensorSource>& slices) const {
     return std::all_of(slices.begin() + 1, slices.end(), [&](const TensorSource& slice) {
       return same_values(draft_.inputs, slices.front(), slice);
@@ -276,6 +282,9 @@ class Assembler {
   UniversalInfo::Rule rule_for(const std::string& name, const std::vector<TensorSource>& slices,
                                bool is_frozen = false) {
     if (mesh_.tp == 1) return info_.rule_for(name, shapes_of(slices));
+    if (draft_.slices_apart && !info_.has_rule(name) && have_one_shape(slices)) {
+      return UniversalInfo::replicated(name, shapes_of(slices));
+    }
     if (info_.has_rule(name) || (draft_.facts.has_universal_info && !is_frozen)) {
       UniversalInfo::Rule rule = info_.rule_for(name, shapes_of(slices));
       check_is_cut(rule, slices);
@@ -306,7 +315,7 @@ class Assembler {
 
   static UnsupportedError no_rule(const std::string& what) {
     return std::move(UnsupportedError({}, what + ", and nothing says how they go together"))
-        .with_hint("--tp-rule says it: REGEX=cat:0, cat:1, replicated or average");
+        .with_hint("--tp-rule says it: REGEX=cat:0, cat:1, replicated, average or sum");
   }
 
   // --- what no optimizer owns

@@ -229,6 +229,7 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder, const O
   if (!folder.note.empty()) draft.notes.push_back(folder.note);
   draft.optimizer_states = options.optimizer_states;
   draft.tp_rules = options.tp_rules;
+  draft.slices_apart = options.slices_apart;
   draft.allow_missing = options.allow_missing;
   draft.mp_rank = options.mp_rank;
   for (const Layout* layout : layouts) {

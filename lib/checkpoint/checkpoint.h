@@ -162,6 +162,8 @@ struct OpenOptions {
   // How slices of tensor-parallel ranks go together where the checkpoint does not say it, or not
   // rightly. UsageError for a rule that fits no parameter.
   std::vector<TpRule> tp_rules = {};
+  // Slices of one shape that no rule is for count as copies, which whoever reads them compares.
+  bool slices_apart = false;
   // Go on without the files of ranks that are missing or cannot be read: parameters that have
   // elements there are not among params(), but incomplete().
   bool allow_missing = false;

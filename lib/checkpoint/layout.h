@@ -26,6 +26,7 @@ struct CheckpointDraft {
   RunConfig run_config = {};          // as open_model_shards() found it
   bool optimizer_states = false;      // whether they are asked for
   std::vector<TpRule> tp_rules = {};  // the user's
+  bool slices_apart = false;          // OpenOptions::slices_apart
   bool allow_missing = false;         // OpenOptions::allow_missing
   std::vector<LostFile> lost_files = {};
   std::vector<FileId> lost_ids = {};  // the ids of their stand-ins, likewise

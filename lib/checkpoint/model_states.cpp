@@ -6,6 +6,7 @@
 
 #include "base/bytes.h"
 #include "checkpoint/layout.h"
+#include "checkpoint/module_entries.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/release.h"
 #include "deepspeed/run_config.h"
@@ -27,6 +28,17 @@ std::string_view rebuilt_by(const Value& value) {
   return module == "torch._utils" && name.starts_with("_rebuild_") ? name : std::string_view();
 }
 
+// Stage 1 in bf16 with gradients in fp32, whose BF16_Optimizer these releases do not make: the
+// engine takes an optimizer without ZeRO for it and saves none.
+bool saves_weights_alone(const RunConfig& config, const std::optional<Release>& release) {
+  if (!release || !config.engine) return false;
+  if (*release < kNoBf16OptimizerAtStage0 || *release >= kBf16StatesAtStage0) return false;
+  const EngineConfig& engine = *config.engine;
+  return engine.zero_stage == 1 && engine.precision == Precision::bf16 &&
+         engine.grad_accum_dtype == Precision::fp32 &&
+         engine.offload_optimizer != OffloadDevice::cpu;
+}
+
 }  // namespace
 
 ModelStates::ModelStates(const Shard& shard) : fields(shard, shard.archive.root()) {
@@ -36,11 +48,13 @@ ModelStates::ModelStates(const Shard& shard) : fields(shard, shard.archive.root(
     throw CorruptError(fields.where(keys::kModule),
                        "is not a state_dict, but " + describe(*module_value));
   }
-  const pickle::DictNode none;
-  for (const auto& [key, value] :
-       module_value->is_none() ? none.items : module_value->as_dict().items) {
-    const std::string name(
-        in_context(fields.where(keys::kModule), [&text = key] { return text.as_string(); }));
+  if (module_value->is_mapping()) {
+    in_context(fields.where(keys::kModule), [&] {
+      for (const auto& entry : module_value->as_dict().items) entry.first.as_string();
+    });
+  }
+  const ModuleEntries entries(*module_value);
+  for (const auto& [name, value] : entries.all()) {
     if (TorchArchive::is_tensor(value)) {
       module.emplace_back(name, value);
     } else if (is_meta_tensor(value) && fields.has(keys::kStripped)) {
@@ -231,7 +245,10 @@ bool has_optimizer_elsewhere(const Shard& shard) {
   if (!root.find_or_none(keys::kOptimizer).is_none()) return false;
   if (root.find_or_none(keys::kParamShapes).is_none()) return false;
   const RunConfig config = run_config(root.find_or_none(keys::kDsConfig), {});
-  return !config.saved || config.zero_stage.value_or(1) != 0;
+  const Value version = root.find_or_none(keys::kDsVersion);
+  if (config.saved && config.zero_stage.value_or(1) == 0) return false;
+  return !saves_weights_alone(
+      config, release_of(version.is(pickle::Kind::string) ? version.as_string() : ""));
 }
 
 void ParamList::add(Param param) {

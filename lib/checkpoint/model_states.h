@@ -23,7 +23,8 @@ struct ModelStates {
   ModelStates(ModelStates&&) = default;
 
   Fields fields;
-  // `module` in order, and its entries that are no tensors, or of kinds that are not read.
+  // `module` in order (ModuleEntries), and its entries that are no tensors, or of kinds that are
+  // not read.
   std::vector<std::pair<std::string, pickle::Value>> module;
   std::vector<std::pair<std::string, pickle::Value>> not_tensors;
   // Entries without their values, which are those of the masters (CheckpointFacts::stripped), and

@@ -8,10 +8,11 @@
 namespace dsckpt {
 
 TpRule TpRule::parse(std::string_view text) {
-  constexpr std::array<std::pair<std::string_view, How>, 4> kHows{{{"cat:0", How::cat_0},
+  constexpr std::array<std::pair<std::string_view, How>, 5> kHows{{{"cat:0", How::cat_0},
                                                                    {"cat:1", How::cat_1},
                                                                    {"replicated", How::replicated},
-                                                                   {"average", How::average}}};
+                                                                   {"average", How::average},
+                                                                   {"sum", How::sum}}};
   const size_t equals = text.rfind('=');
   if (equals != text.npos && equals > 0) {
     for (const auto& [name, how] : kHows) {
@@ -19,7 +20,7 @@ TpRule TpRule::parse(std::string_view text) {
     }
   }
   throw UsageError("'" + std::string(text) + "' is no rule for tensor-parallel slices")
-      .with_hint("REGEX=cat:0, REGEX=cat:1, REGEX=replicated or REGEX=average");
+      .with_hint("REGEX=cat:0, REGEX=cat:1, REGEX=replicated, REGEX=average or REGEX=sum");
 }
 
 }  // namespace dsckpt

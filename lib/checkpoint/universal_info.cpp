@@ -191,7 +191,7 @@ struct UniversalInfo::Impl {
 
   void add_user_rules(const std::vector<TpRule>& rules);
   bool use_user_rule(Rule& rule, bool has_map);
-  void be_same(Rule& rule, bool is_average);
+  void be_same(Rule& rule, TpRule::How how);
 
   void read(const Fields& info);
   void read_affine_map(const Fields& map);
@@ -427,17 +427,24 @@ bool UniversalInfo::Impl::use_user_rule(Rule& rule, bool has_map) {
     }
     case TpRule::How::replicated:
     case TpRule::How::average:
-      be_same(rule, user_hows[found[0]] == TpRule::How::average);
+    case TpRule::How::sum:
+      be_same(rule, user_hows[found[0]]);
       break;
   }
   return true;
 }
 
-void UniversalInfo::Impl::be_same(Rule& rule, bool is_average) {
-  check_equal(rule.slice_shapes_, is_average ? "is averaged" : "is replicated");
+void UniversalInfo::Impl::be_same(Rule& rule, TpRule::How how) {
+  const bool is_average = how == TpRule::How::average;
+  const bool is_sum = how == TpRule::How::sum;
+  check_equal(rule.slice_shapes_, is_average ? "is averaged"
+                                  : is_sum   ? "is summed"
+                                             : "is replicated");
   rule.shape_ = rule.slice_shapes_.front();
   if (is_average) {
     rule.how_ = Rule::Averaged{};
+  } else if (is_sum) {
+    rule.how_ = Rule::Summed{};
   } else {
     rule.how_ = Rule::Replicated{};
   }
@@ -469,9 +476,9 @@ void UniversalInfo::Impl::decide(Rule& rule) {
     rule.shape_ = assembly->shape();
     rule.how_ = std::move(assembly);
   } else if (use(tp_replicated, name)) {
-    be_same(rule, false);
+    be_same(rule, TpRule::How::replicated);
   } else if (use(averaged, name)) {
-    be_same(rule, true);
+    be_same(rule, TpRule::How::average);
   } else if (use(two_sub_params, name)) {
     cut_in_two(rule);
   } else if (sub_param_pattern) {
@@ -723,7 +730,9 @@ TensorSource UniversalInfo::Rule::merge(std::vector<TensorSource> slices,
       return (*assembly)->merge(slices, what);
     }
     if (std::holds_alternative<Averaged>(how_)) return TensorSource::mean(std::move(slices));
-    if (std::holds_alternative<Replicated>(how_)) {
+    const bool is_sum = std::holds_alternative<Summed>(how_);
+    if (is_sum && state == "fp32") return TensorSource::sum(std::move(slices));
+    if (is_sum || std::holds_alternative<Replicated>(how_)) {
       const std::string last = std::to_string(slices.size() - 1);
       return TensorSource::same(std::move(slices),
                                 what + " ranks 0 " + (last == "1" ? "and " : "to ") + last);

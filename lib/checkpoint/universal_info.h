@@ -83,13 +83,15 @@ class UniversalInfo::Rule {
   // Of what merge() returns.
   const Shape& shape() const { return shape_; }
   // `slices` in rank order, shaped as rule_for() was told, else InconsistentError. `state` is
-  // "fp32", "exp_avg" ...: it is named in the error of copies that turn out to differ.
+  // "fp32", "exp_avg" ...: it is named in the error of copies that turn out to differ. States of
+  // what is summed are copies: each rank's part has the gradient of the sum.
   TensorSource merge(std::vector<TensorSource> slices, std::string_view state) const;
 
  private:
   friend class UniversalInfo;
   struct Replicated {};
   struct Averaged {};
+  struct Summed {};
   // Each slice viewed as its entry of `views`; `parts` of them, in the order of the result.
   struct Concatenated {
     struct Part {
@@ -108,7 +110,7 @@ class UniversalInfo::Rule {
   std::vector<Shape> slice_shapes_;
   UniversalForm form_;
   Shape shape_;
-  std::variant<Replicated, Averaged, Concatenated, Assembled> how_;
+  std::variant<Replicated, Averaged, Summed, Concatenated, Assembled> how_;
 };
 
 }  // namespace dsckpt

@@ -207,7 +207,12 @@ class Zero0Reader {
     }
     for (const ModelStates& model : models_) check_same_save(model, first);
     if (draft_.folder.has(ShardName::Kind::layer)) {
-      read_pipeline();
+      for (const ModelStates& model : models_) worlds_.push_back({&model, {}, {}});
+      if (are_stages_named()) {
+        read_named_stages();
+      } else {
+        read_pipeline();
+      }
     } else {
       open_experts();
       for (const ModelStates& model : models_) read_rank(model);
@@ -291,10 +296,43 @@ class Zero0Reader {
     worlds_.push_back(std::move(world));
   }
 
+  // Engines that save the weights alone say by param_shapes which of them each stage has.
+  bool are_stages_named() const {
+    return std::all_of(models_.begin(), models_.end(), [](const ModelStates& model) {
+      return !model.trainable_names.empty() && !optimizer_of(model.shard());
+    });
+  }
+
+  void read_named_stages() {
+    std::vector<std::string> names = names_in(worlds_);
+    for (const ModelStates& model : models_) {
+      for (const NamedShapes& group : model.param_shapes) {
+        for (const auto& entry : group) names.push_back(entry.first);
+      }
+    }
+    layers_ = open_pipeline_layers(draft_, names);
+    std::unordered_map<std::string, const PipelineTensor*> by_name;
+    for (const PipelineLayer& layer : layers_) {
+      for (const PipelineTensor& tensor : layer.tensors) by_name.emplace(tensor.name, &tensor);
+    }
+    for (uint32_t w = 0; w < models_.size(); ++w) {
+      for (const NamedShapes& group : models_[w].param_shapes) {
+        for (const auto& [name, shape] : group) {
+          const TensorSource& slice = by_name.at(name)->slices[w % draft_.facts.mesh.tp];
+          if (slice.shape() != shape) {
+            throw InconsistentError({.file = models_[w].shard().display, .tensor = name},
+                                    "is " + to_text(shape) + ", but " + to_text(slice.shape()) +
+                                        " in its layer's file");
+          }
+          worlds_[w].owned.push_back({.name = name, .shape = shape, .master = slice});
+        }
+      }
+    }
+  }
+
   // Nothing says which layers are of which stage, nor which are tied: what their optimizers hold
   // does.
   void read_pipeline() {
-    for (const ModelStates& model : models_) worlds_.push_back({&model, {}, {}});
     layers_ = open_pipeline_layers(draft_, names_in(worlds_));
     const Mesh& mesh = draft_.facts.mesh;
     std::vector<std::optional<Fields>> optimizers;

@@ -51,7 +51,7 @@ inline constexpr Release kSharedSaved{{0, 9, 2}};
 
 // param_alignment_paddings. stage_1_and_2.py state_dict.
 inline constexpr Release kParameterAlignment{{0, 19, 6}};
-// The optimizer of stage 0 in bf16, which 0.17.0 to 0.18.4 do not save. engine.py
+// The optimizer of stage 0 in bf16, which 0.17.6 to 0.18.4 do not save. engine.py
 // _save_checkpoint.
 inline constexpr Release kBf16StatesAtStage0{{0, 18, 5}};
 // AutoEP.
@@ -73,8 +73,9 @@ inline constexpr Release kNoStepAtStart{{0, 13, 2}};
 inline constexpr Release kEmptyPlaceholders{{0, 6, 0}};
 // The first one that has ZeroStageEnum; before, zero_stage is a number. zero/config.py.
 inline constexpr Release kZeroStageEnum{{0, 7, 1}};
-// Stage 0 in bf16 has no BF16_Optimizer any more, which saved as stage 1 does. engine.py
-// _do_optimizer_sanity_check.
-inline constexpr Release kNoBf16OptimizerAtStage0{{0, 17, 0}};
+// Stage 0 in bf16 has no BF16_Optimizer any more, which saved as stage 1 does. Until
+// kBf16StatesAtStage0 stage 1 with gradients in fp32 has none either. engine.py
+// _do_optimizer_sanity_check, DDP_BFLOAT16 of constants.py.
+inline constexpr Release kNoBf16OptimizerAtStage0{{0, 17, 6}};
 
 }  // namespace dsckpt

@@ -28,8 +28,11 @@ struct SourceOptions {
   // Read the optimizer's states too. to-universal, reshard and strip to a resume need them.
   bool optimizer_states = false;
   // How slices of tensor-parallel ranks go together where the checkpoint does not say it:
-  // "REGEX=cat:0", "=cat:1", "=replicated" or "=average".
+  // "REGEX=cat:0", "=cat:1", "=replicated", "=average" or "=sum".
   std::vector<std::string> tp_rules = {};
+  // For plan_reshard, which leaves slices apart: where nothing says how those of a parameter go
+  // together, it is no error. Other plans then stop when they meet slices that differ.
+  bool slices_apart = false;
   // Go on without the files of ranks that are missing or cannot be read.
   bool allow_missing = false;
   // Of weights, `weights_from` too: from the names in the files to the engine's. `strip_prefix`

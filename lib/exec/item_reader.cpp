@@ -131,7 +131,7 @@ void ItemReader::average_weighted(const CopyItem& item, uint64_t from,
   const uint64_t first = from / sizeof(double);
   std::fill(target.begin(), target.end(), std::byte{0});
   size_t index = item.operand_begin;
-  double weights = 0;
+  double shares = 0;
   for (const PlannedTerm& term : plan_.terms()[item.what]) {
     const uint64_t size = count * size_of(term.stored);
     const std::span<std::byte> value = scratch().first(size);
@@ -153,9 +153,9 @@ void ItemReader::average_weighted(const CopyItem& item, uint64_t from,
       divide_float32(value.data(), static_cast<float>(term.operands), count);
     }
     add_weighted(doubles(target), term.stored, value.data(), term.weight, count);
-    weights += term.weight;
+    shares += term.share;
   }
-  divide_float64(doubles(target), weights, count);
+  divide_float64(doubles(target), shares, count);
 }
 
 // Bytes of the operand `index` from `skip` on.

@@ -13,6 +13,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "checkpoint/module_entries.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
 #include "format/tensors_in.h"
@@ -177,17 +178,15 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
   };
 
   // What a rank has of the module beside what was taken for the contents: copies, 16-bit weights.
-  const Value module = archive.root().find_or_none(keys::kModule);
-  if (module.is_mapping()) {
-    for (const auto& [key, value] : module.as_dict().items) {
-      if (!TorchArchive::is_tensor(value)) continue;
-      const TensorInfo info = archive.info(value);
-      if (numel(info.shape) == 0) continue;  // a placeholder of stage 3
-      const auto kind = key.is(pickle::Kind::string) ? kinds.find(key.as_string()) : kinds.end();
-      const bool is_weight = kind == kinds.end() || kind->second == ParamKind::trainable;
-      claim(value, is_weight ? weights_of(info.dtype)
-                             : std::string(kind->second == ParamKind::frozen ? kFrozen : kBuffers));
-    }
+  const ModuleEntries module(archive.root().find_or_none(keys::kModule));
+  for (const auto& [entry, value] : module.all()) {
+    if (!TorchArchive::is_tensor(value)) continue;
+    const TensorInfo info = archive.info(value);
+    if (numel(info.shape) == 0) continue;  // a placeholder of stage 3
+    const auto kind = kinds.find(entry);
+    const bool is_weight = kind == kinds.end() || kind->second == ParamKind::trainable;
+    claim(value, is_weight ? weights_of(info.dtype)
+                           : std::string(kind->second == ParamKind::frozen ? kFrozen : kBuffers));
   }
 
   Covered reachable = covered;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "checkpoint/module_entries.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/run_config.h"
 #include "deepspeed/shard_name.h"
@@ -36,11 +37,10 @@ std::string precision_of(const Contents& contents) {
   }
   const Checkpoint& checkpoint = *contents.checkpoint();
   for (const CheckpointFile& file : checkpoint.model_files()) {
-    const Value module = file.archive->root().find_or_none(keys::kModule);
-    if (!module.is_mapping()) continue;
-    for (const auto& [key, value] : module.as_dict().items) {
-      if (!TorchArchive::is_tensor(value) || !key.is(pickle::Kind::string)) continue;
-      const Param* param = checkpoint.find(key.as_string());
+    const ModuleEntries module(file.archive->root().find_or_none(keys::kModule));
+    for (const auto& [name, value] : module.all()) {
+      if (!TorchArchive::is_tensor(value)) continue;
+      const Param* param = checkpoint.find(name);
       if (param && param->kind == ParamKind::trainable) {
         types.insert(std::string(torch_name(file.archive->info(value).dtype)));
       }

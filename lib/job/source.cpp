@@ -34,6 +34,7 @@ OpenOptions open_options(const SourceOptions& options) {
   OpenOptions open{.tag = options.tag,
                    .roots = options.roots,
                    .optimizer_states = options.optimizer_states,
+                   .slices_apart = options.slices_apart,
                    .allow_missing = options.allow_missing};
   for (const std::string& rule : options.tp_rules) open.tp_rules.push_back(TpRule::parse(rule));
   return open;

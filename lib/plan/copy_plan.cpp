@@ -66,7 +66,7 @@ bool are_well_formed(const std::vector<PlannedTerm>& terms, size_t texts, size_t
                       (term.op == Op::same && term.operands > 1 && term.what < texts);
     const bool widens = term.stored == DType::float32 || term.stored == DType::bfloat16 ||
                         term.stored == DType::float16;
-    if (!good || !widens || !(term.weight > 0)) return false;
+    if (!good || !widens || !(term.weight > 0) || !(term.share >= 0)) return false;
     sum += term.operands;
   }
   return !terms.empty() && sum == operands;
@@ -309,8 +309,8 @@ bool PlanBuilder::has_terms(const CopyItem& item, const SourceRun& run) const {
   const std::vector<PlannedTerm>& terms = plan_.terms_[item.what];
   return std::equal(terms.begin(), terms.end(), run.terms.begin(), run.terms.end(),
                     [&](const PlannedTerm& a, const WeightedTerm& b) {
-                      return a.weight == b.weight && a.stored == b.stored && a.op == op_of(b) &&
-                             a.operands == b.operands &&
+                      return a.weight == b.weight && a.share == b.share && a.stored == b.stored &&
+                             a.op == op_of(b) && a.operands == b.operands &&
                              (a.op != Op::same || plan_.texts_[a.what] == *b.what);
                     });
 }
@@ -352,6 +352,7 @@ uint32_t PlanBuilder::index_of_terms(const SourceRun& run) {
   std::vector<PlannedTerm> terms;
   for (const WeightedTerm& term : run.terms) {
     terms.push_back({.weight = term.weight,
+                     .share = term.share,
                      .stored = term.stored,
                      .op = op_of(term),
                      .operands = term.operands,

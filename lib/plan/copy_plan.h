@@ -62,6 +62,7 @@ struct CopyItem {
 // One of the tensors that a weighted item is the mean of (WeightedTerm).
 struct PlannedTerm {
   double weight = 1;
+  double share = 1;
   DType stored = DType::float32;
   Op op = Op::copy;       // copy, mean or same: what is made of its operands
   uint32_t operands = 1;  // that many of the item's, after those of the terms before

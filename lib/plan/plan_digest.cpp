@@ -87,6 +87,7 @@ Sha256Digest digest_of(const CopyPlan& plan) {
     digester.add(terms.size());
     for (const PlannedTerm& term : terms) {
       digester.add(std::bit_cast<uint64_t>(term.weight));
+      digester.add(std::bit_cast<uint64_t>(term.share));
       digester.add(static_cast<uint64_t>(term.stored));
       digester.add(static_cast<uint64_t>(term.op));
       digester.add(term.operands);

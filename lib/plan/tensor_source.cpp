@@ -81,6 +81,7 @@ struct TensorSource::Node {
   struct Weighted {
     std::vector<TensorSource> parts;
     std::vector<double> weights;
+    std::vector<double> shares;  // WeightedTerm::share
   };
 
   // What there is anywhere in the expression.
@@ -130,6 +131,8 @@ struct TensorSource::Node {
                     const Emit& emit) const;
   static std::unique_ptr<const Strided> merged(const Shape& shape, Strides strides, bool is_empty);
   static TensorSource combine(Combine how, std::vector<TensorSource> parts, std::string what);
+  static TensorSource weigh(std::vector<TensorSource> parts, std::vector<double> weights,
+                            std::vector<double> shares);
 };
 
 namespace {
@@ -359,6 +362,19 @@ TensorSource TensorSource::mean(std::vector<TensorSource> parts) {
 
 TensorSource TensorSource::weighted_mean(std::vector<TensorSource> parts,
                                          std::vector<double> weights) {
+  std::vector<double> shares = weights;
+  return Node::weigh(std::move(parts), std::move(weights), std::move(shares));
+}
+
+TensorSource TensorSource::sum(std::vector<TensorSource> parts) {
+  std::vector<double> shares(parts.size());
+  if (!shares.empty()) shares.front() = 1;
+  const std::vector<double> weights(parts.size(), 1.0);
+  return Node::weigh(std::move(parts), weights, std::move(shares));
+}
+
+TensorSource TensorSource::Node::weigh(std::vector<TensorSource> parts, std::vector<double> weights,
+                                       std::vector<double> shares) {
   if (parts.empty() || parts.size() != weights.size()) {
     throw InconsistentError({}, std::to_string(parts.size()) + " tensors with " +
                                     std::to_string(weights.size()) + " weights");
@@ -384,12 +400,12 @@ TensorSource TensorSource::weighted_mean(std::vector<TensorSource> parts,
                              "are such a mean");
     }
   }
-  return TensorSource(
-      std::make_shared<const Node>(Node{back.dtype,
-                                        back.shape,
-                                        back.count,
-                                        {.combined = true, .weighted = true},
-                                        Node::Weighted{std::move(parts), std::move(weights)}}));
+  return TensorSource(std::make_shared<const Node>(
+      Node{back.dtype,
+           back.shape,
+           back.count,
+           {.combined = true, .weighted = true},
+           Node::Weighted{std::move(parts), std::move(weights), std::move(shares)}}));
 }
 
 TensorSource TensorSource::same(std::vector<TensorSource> parts, std::string what) {
@@ -499,7 +515,7 @@ TensorSource TensorSource::without_copies_in(const std::vector<FileId>& files) c
             return whole.empty() ? *this : TensorSource::same(std::move(whole), combined.what);
           },
           [&](const Node::Weighted& mean) {
-            return weighted_mean(without(mean.parts), mean.weights);
+            return Node::weigh(without(mean.parts), mean.weights, mean.shares);
           }},
       node_->what);
 }
@@ -711,6 +727,7 @@ void TensorSource::Node::lower_kind(const Weighted& node, int64_t first, int64_t
     for (size_t i = 0; i < cursors.size(); ++i) {
       const std::vector<Rows> pieces = cursors[i].pieces(step);
       run.terms.push_back({.weight = node.weights[i],
+                           .share = node.shares[i],
                            .stored = cursors[i].stored(),
                            .combine = cursors[i].combine(),
                            .operands = static_cast<uint32_t>(pieces.size()),

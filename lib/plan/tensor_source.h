@@ -26,12 +26,13 @@ enum class Combine : uint8_t {
   same,        // they are equal
   interleave,  // each row is a row of the first, then one of the second, ...
   zeros,       // there is no place: they are zero
-  weighted,    // the weighted mean of their elements, see TensorSource::weighted_mean
+  weighted,    // the weighted mean of their elements or their sum, see TensorSource::weighted_mean
 };
 
 // One of the tensors that a weighted mean is of, as it lies in a run.
 struct WeightedTerm {
   double weight = 1;
+  double share = 1;  // what it adds to what the sum is divided by: its weight, or of a sum 1 or 0
   DType stored = DType::float32;      // float32, bfloat16 or float16
   Combine combine = Combine::none;    // none, mean or same: how its own operands make one value
   uint32_t operands = 1;              // how many of the run's are its own
@@ -102,6 +103,8 @@ class TensorSource {
   // mean() or same(). At least one part; throws UnsupportedError for other element types and for
   // parts that are cast, hold zeros() or a weighted mean, InconsistentError for what does not fit.
   static TensorSource weighted_mean(std::vector<TensorSource> parts, std::vector<double> weights);
+  // parts[0] + parts[1] + ..., likewise.
+  static TensorSource sum(std::vector<TensorSource> parts);
   // Tensors that must be equal bit for bit (NaNs that differ in bits differ): the value is
   // parts.front(); whoever runs the plan reads all of them and compares what is stored. `what` says
   // in the error what they are: "'embed.weight' on tensor-parallel ranks 0 and 1". At least one

@@ -5,6 +5,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "checkpoint/module_entries.h"
 #include "checkpoint/shard.h"
 #include "deepspeed/keys.h"
 #include "reshard/model_file.h"
@@ -54,11 +55,15 @@ void add_keys_that_differ(const Checkpoint& checkpoint, std::vector<std::string>
 
 void add_buffers_that_differ(const Checkpoint& checkpoint, std::vector<std::string>& names) {
   const auto& files = checkpoint.model_files();
+  std::vector<ModuleEntries> modules;
+  for (const CheckpointFile& file : files) {
+    modules.emplace_back(file.archive->root().find_or_none(keys::kModule));
+  }
   for (const Param& param : checkpoint.params()) {
     if (param.kind != ParamKind::buffer) continue;
     const auto sums = [&](const CheckpointFile& file) {
-      const Value module = file.archive->root().find_or_none(keys::kModule);
-      return file.archive->checksums(module.find_or_none(param.name));
+      const auto index = static_cast<size_t>(&file - files.data());
+      return file.archive->checksums(modules[index].find(param.name));
     };
     const std::vector<uint32_t> first = sums(files.front());
     if (any_other(files, [&](const CheckpointFile& file) { return sums(file) != first; })) {

@@ -3,6 +3,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "checkpoint/module_entries.h"
 #include "checkpoint/shard.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
@@ -180,10 +181,11 @@ class ReshardLayout::Builder {
   // of their own.
   void check_module() const {
     if (source_.module.is_none()) return;
+    const ModuleEntries module(source_.module);
     for (const Group& group : layout_.groups_) {
       if (group.experts) continue;
       for (const Param* param : group.params()) {
-        if (TorchArchive::is_tensor(source_.module.find_or_none(param->name))) continue;
+        if (TorchArchive::is_tensor(module.find(param->name))) continue;
         throw InconsistentError(
             {.file = source_.file, .member = std::string(keys::kModule), .tensor = param->name},
             "is missing or no tensor");

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/module_entries.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
 #include "pickle/python_objects.h"
@@ -62,7 +63,7 @@ Value of_frozen(const RankFile& file, F&& make) {
 
 // Stage 2 keeps a whole copy, of the storage that `module` has where there is one; stage 3 the
 // rank's piece.
-Value frozen_fragment(ModelFile& file, const Param& param, const Value& module) {
+Value frozen_fragment(ModelFile& file, const Param& param, const ModuleEntries& module) {
   TorchArchiveWriter& writer = file.copy.writer();
   const ReshardTarget& target = file.target();
   const DType stored =
@@ -71,26 +72,34 @@ Value frozen_fragment(ModelFile& file, const Param& param, const Value& module) 
   if (target.stage == 3) return writer.tensor(ReshardLayout::piece(value, file.rank, target.dp));
   const auto found = file.storages.find(param.name);
   if (found != file.storages.end()) return writer.tensor(found->second, param.weight.shape());
-  const Value in_module = module.find_or_none(param.name);
+  const Value in_module = module.find(param.name);
   return in_module.is_none() || file.from.offer.new_values ? writer.tensor(value)
                                                            : file.copy.of(in_module);
+}
+
+// `saved`, of which the entries' names begin with `front`, in the target's form: nested as it was.
+Value module_dict(ModelFile& file, const Value& saved, const ModuleEntries& entries,
+                  const std::string& front) {
+  Document& document = file.document();
+  const Value dict = ordered_dict(document);
+  for (const auto& [key, value] : saved.as_dict().items) {
+    const Value copied = file.copy.of(key);
+    const std::string name = key.is(Kind::string) ? front + std::string(key.as_string()) : "";
+    document.set_item(dict, copied,
+                      entries.is_nested(value) ? module_dict(file, value, entries, name + ".")
+                                               : module_entry(file, name, value));
+  }
+  if (saved.is(Kind::object) && saved.as_object().has_state) {
+    document.set_state(dict, file.copy.of(saved.as_object().state));
+  }
+  return dict;
 }
 
 }  // namespace
 
 Value module_value(ModelFile& file, const Value& saved) {
   if (file.from.offer.module_as_it_is) return file.copy.of(saved);
-  Document& document = file.document();
-  const Value dict = ordered_dict(document);
-  for (const auto& [key, value] : saved.as_dict().items) {
-    const Value copied = file.copy.of(key);
-    const std::string name = key.is(Kind::string) ? std::string(key.as_string()) : "";
-    document.set_item(dict, copied, module_entry(file, name, value));
-  }
-  if (saved.is(Kind::object) && saved.as_object().has_state) {
-    document.set_state(dict, file.copy.of(saved.as_object().state));
-  }
-  return dict;
+  return module_dict(file, saved, ModuleEntries(saved), "");
 }
 
 Value param_shapes(ModelFile& file, const Value&) {
@@ -109,7 +118,7 @@ Value frozen_param_fragments(ModelFile& file, const Value& saved) {
       saved.as_dict().items.size() == file.layout().frozen().size()) {
     return file.copy.of(saved);
   }
-  const Value module = file.copy.from().root().find_or_none(keys::kModule);
+  const ModuleEntries module(file.copy.from().root().find_or_none(keys::kModule));
   return of_frozen(file, [&](const Param& param) { return frozen_fragment(file, param, module); });
 }
 

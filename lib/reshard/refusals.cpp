@@ -262,7 +262,7 @@ constexpr Refusal kRefusals[] = {
        return !c.options.ds_version.empty() && has_bf16_optimizer_at_stage_0(c) &&
               !is_before(c.target.release, kNoBf16OptimizerAtStage0);
      },
-     "is of BF16_Optimizer without ZeRO, which DeepSpeed does not have since 0.17",
+     "is of BF16_Optimizer without ZeRO, which DeepSpeed does not have since 0.17.6",
      "--stage 1 makes it a checkpoint of ZeRO"},
     {Step::wrapper, ErrorKind::unsupported, Place::source_folder,
      [](const Choice& c) {

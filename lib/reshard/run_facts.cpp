@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/module_entries.h"
 #include "deepspeed/config_pickle.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
@@ -86,7 +87,8 @@ DType param_dtype_of(const Checkpoint& checkpoint) {
   const auto param = std::find_if(params.begin(), params.end(), is_trained);
   if (param == params.end()) return DType::float32;
   const CheckpointFile& file = checkpoint.model_files().front();
-  const Value value = file.archive->root().find_or_none(keys::kModule).find_or_none(param->name);
+  const ModuleEntries module(file.archive->root().find_or_none(keys::kModule));
+  const Value value = module.find(param->name);
   if (!TorchArchive::is_tensor(value)) return param->weight.dtype();
   return in_context({.file = file.path.string(), .tensor = param->name},
                     [&] { return file.archive->info(value).dtype; });

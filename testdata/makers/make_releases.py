@@ -8,7 +8,7 @@
 
 Each release is installed in build/releases first (old_deepspeed.py). A recipe is STAGE-PRECISION[-torch][+FLAG...]:
 torch is torch's AdamW, else DeepSpeed's FusedAdam with its kernel in Python; `sub` small sub-groups, `rr` round-robin
-gradients, `elastic` elastic_checkpoint, `untied` and `thawed` a model without tied or frozen parameters.
+gradients, `elastic` elastic_checkpoint, `grads32` gradients in fp32, `untied` and `thawed` a model without tied or frozen parameters.
 
 A case is a folder as make_checkpoints.py makes it: ckpt/, case.json, expected/master.safetensors and
 expected/module.safetensors. The masters are read from the engine's flat buffers at the address at which the live
@@ -87,8 +87,8 @@ CASES = [
     *cases_of("0.15.4", "1-bf16 2-bf16 2-fp32-torch 3-bf16"),
     *cases_of("0.16.1", EVERY),
     *cases_of("0.16.4", "2-bf16 3-bf16"),
-    *cases_of("0.16.9", "1-bf16 1-fp32 2-bf16 2-fp16 2-fp32-torch 3-bf16 3-fp16-torch 3-fp32+sub"),
-    *cases_of("0.17.6", EVERY),
+    *cases_of("0.16.9", "1-bf16 1-bf16+grads32 1-fp32 2-bf16 2-fp16 2-fp32-torch 3-bf16 3-fp16-torch 3-fp32+sub"),
+    *cases_of("0.17.6", EVERY + " 1-bf16+grads32"),
     *cases_of("0.18.2", "0-bf16 1-bf16 2-bf16 3-bf16"),
     *cases_of("0.19.8", "0-bf16 1-bf16 2-bf16 3-bf16"),
 ]
@@ -170,6 +170,8 @@ def config_of(recipe, ranks):
         config["fp16"] = {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 2}
     if recipe.precision == "bf16":
         config["bf16"] = {"enabled": True}
+    if "grads32" in recipe.flags:
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
     zero = {"stage": recipe.stage}
     if recipe.stage == 3:
         zero.update(stage3_param_persistence_threshold=0, stage3_max_live_parameters=10**9,
@@ -248,11 +250,14 @@ def stepped_at_stage_3(optimizer):
         yield Stepped(flat, optimizer.sub_group_to_group_id[sub_group], True, params)
 
 
+PARTITIONS = ("fp32_groups_flat_partition", "single_partition_of_fp32_groups")
+
+
 def stepped_in_partitions(optimizer):
     """Stages 1 and 2, and BF16_Optimizer at stage 0."""
     groups = first_of(optimizer, "bf16_groups", "bit16_groups", "fp16_groups")
     flats = first_of(optimizer, "bf16_groups_flat", "bit16_groups_flat", "fp16_groups_flat")
-    parts = first_of(optimizer, "fp32_groups_flat_partition", "single_partition_of_fp32_groups")
+    parts = first_of(optimizer, *PARTITIONS)
     for index, (members, flat, part) in enumerate(zip(groups, flats, parts)):
         yield Stepped(part, index, True, [
             (param, of_flat((param.data_ptr() - flat.data_ptr()) // flat.element_size(), param.numel(), param.shape))
@@ -278,9 +283,9 @@ def stepped_at_stage_0(optimizer):
 def stepped(optimizer, stage):
     if stage == 3:
         return stepped_at_stage_3(optimizer)
-    if stage in (1, 2) or hasattr(optimizer, "fp32_groups_flat_partition"):
-        return stepped_in_partitions(optimizer)
-    return stepped_at_stage_0(optimizer)
+    # From 0.17.6 to 0.18.4 an optimizer of stage 0 is made at stage 1 too, with gradients in fp32.
+    is_cut = any(hasattr(optimizer, name) for name in PARTITIONS)
+    return stepped_in_partitions(optimizer) if is_cut else stepped_at_stage_0(optimizer)
 
 
 def parts_of_ranks(tensor):

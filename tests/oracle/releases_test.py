@@ -18,9 +18,10 @@ def release_cases():
 
 
 def has_masters(case):
-    """bf16 at stage 0 saves the weights alone from 0.17 to 0.18.4."""
-    saves_none = (0, 17) <= number(case.facts["version"]) < (0, 18, 5)
-    return not (case.stage == 0 and "bf16" in case.facts["config"] and saves_none)
+    """bf16 saves the weights alone from 0.17.6 to 0.18.4 at stage 0, and at stage 1 where gradients are in fp32."""
+    saves_none = (0, 17, 6) <= number(case.facts["version"]) < (0, 18, 5)
+    at_stage = case.stage == 0 or (case.stage == 1 and "data_types" in case.facts["config"])
+    return not (at_stage and "bf16" in case.facts["config"] and saves_none)
 
 
 def lost(case):

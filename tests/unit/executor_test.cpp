@@ -500,6 +500,32 @@ TEST_F(ExecutorCombined, MeansAreTorchs) {
   }
 }
 
+// As float64 adds them, rounded once: 1 + 2^-24 + 2^-24 is more than 1 in float32, too.
+TEST_F(ExecutorCombined, SumsAreRoundedOnce) {
+  struct Case {
+    std::vector<uint32_t> parts;
+    uint32_t sum;
+  };
+  const std::vector<Case> cases = {
+      {{0x3f800000}, 0x3f800000},
+      {{0x3f800000, 0x40000000, 0x40400000}, 0x40c00000},
+      {{0x3f800000, 0x33800000, 0x33800000}, 0x3f800001},
+      {{0x00000001, 0x00000001, 0x00000002}, 0x4},
+      {{0x3dcccccd, 0xbdcccccd}, 0x0},
+      {std::vector<uint32_t>(10, 0x3f800000), 0x41200000},
+  };
+  constexpr uint64_t kCount = 33'003;
+  for (const Case& one : cases) {
+    SCOPED_TRACE(testing::PrintToString(one.parts));
+    std::vector<TensorSource> parts;
+    for (const uint32_t bits : one.parts) parts.push_back(filled(bits, kCount, parts.size()));
+    std::string expected = "abc";
+    for (uint64_t i = 0; i < kCount; ++i) append_le(expected, one.sum);
+    EXPECT_TRUE(outputs_of(plan_of(TensorSource::sum(parts), "abc")).at(0) == expected);
+  }
+  EXPECT_ERROR(TensorSource::sum({}), InconsistentError, "0 tensors");
+}
+
 TEST_F(ExecutorCombined, MeansOfPartsCutDifferently) {
   const FileId a = add(numbers(1'200'000, 1));
   const FileId b = add(numbers(1'200'000, 2));

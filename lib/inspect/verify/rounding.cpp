@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/kernels.h"
+#include "checkpoint/module_entries.h"
 #include "checkpoint/optim_states.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/run_config.h"
@@ -75,17 +76,13 @@ std::optional<int64_t> first_not_rounded(const InputFiles& inputs, const Weight&
 // pipeline, in the file of its layer.
 class ModuleFiles {
  public:
-  ModuleFiles(Verification& v, const Shard& model) : v_(v), model_(model) {
-    const Value dimensions = model.archive.root().find_or_none(keys::kCheckpointParallelDimensions);
-    const Value tp = dimensions.find_or_none("tp_degree");
-    if (tp.is(pickle::Kind::integer) && tp.as_int() > 0) {
-      slice_ = model.name.mp_rank % static_cast<uint32_t>(std::min<int64_t>(tp.as_int(), 1 << 20));
-    }
+  ModuleFiles(Verification& v, const Shard& model)
+      : v_(v), model_(model), module_(model.archive.root().find_or_none(keys::kModule)) {
+    slice_ = model.name.mp_rank % tensor_parallel_ranks();
   }
 
   std::optional<TensorSource> find(const std::string& name) {
-    const Value module = model_.archive.root().find_or_none(keys::kModule);
-    if (module.is_mapping()) return tensor_of(model_, module.find_or_none(name));
+    if (!is_of_pipeline(model_)) return tensor_of(model_, module_.find(name));
     const size_t dot = name.find('.');
     if (dot == 0 || dot > 6 || name.find_first_not_of("0123456789") != dot) return std::nullopt;
     const auto layer = static_cast<uint32_t>(std::stoul(name));
@@ -98,6 +95,21 @@ class ModuleFiles {
   }
 
  private:
+  // Of a pipeline, whose layers have a file for each.
+  uint32_t tensor_parallel_ranks() const {
+    const Value dimensions =
+        model_.archive.root().find_or_none(keys::kCheckpointParallelDimensions);
+    const Value tp = dimensions.find_or_none("tp_degree");
+    if (tp.is(pickle::Kind::integer) && tp.as_int() > 0) {
+      return static_cast<uint32_t>(std::min<int64_t>(tp.as_int(), 1 << 20));
+    }
+    uint32_t last = 0;  // older releases note no dimensions
+    for (const CheckedFile& file : v_.files) {
+      if (file.name && file.name->kind == Kind::layer) last = std::max(last, file.name->mp_rank);
+    }
+    return last + 1;
+  }
+
   static std::optional<TensorSource> tensor_of(const Shard& shard, const Value& value) {
     if (!TorchArchive::is_tensor(value)) return std::nullopt;
     return if_supported([&] { return shard.archive.tensor(value); });
@@ -105,6 +117,7 @@ class ModuleFiles {
 
   Verification& v_;
   const Shard& model_;
+  ModuleEntries module_;
   uint32_t slice_ = 0;
 };
 

@@ -1,0 +1,42 @@
+// The entries of `module`, the state_dict of a model.
+//
+// torch's is flat. Megatron's state_dict_for_save_checkpoint nests dicts, whose keys, joined by
+// dots, are the names that the parameters have elsewhere: {"language_model": {"encoder":
+// {"layers.0.weight": ...}}}.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "pickle/pickle.h"
+
+namespace dsckpt {
+
+// Borrows the value's document. Read by many threads once it is made.
+class ModuleEntries {
+ public:
+  // Of what is no mapping there are none. A mapping in it counts as entries if all that it holds
+  // are tensors and such mappings, and as one entry otherwise, or if it is an `_extra_state` or
+  // comes twice. Keys that are no strings are left out. Linear in the value's size, also where it
+  // contains itself.
+  explicit ModuleEntries(const pickle::Value& module);
+  ModuleEntries(ModuleEntries&&) = default;
+
+  // In the order of the file.
+  const std::vector<std::pair<std::string, pickle::Value>>& all() const { return all_; }
+  // None if there is none. Of entries of one name the first.
+  pickle::Value find(std::string_view name) const;
+  // Whether `value` is a mapping in `module` that counts as entries.
+  bool is_nested(const pickle::Value& value) const { return nested_.contains(value.identity()); }
+
+ private:
+  std::vector<std::pair<std::string, pickle::Value>> all_;
+  std::unordered_map<std::string_view, size_t> by_name_;  // views into `all_`
+  std::unordered_set<const void*> nested_;
+};
+
+}  // namespace dsckpt
