@@ -55,6 +55,13 @@ struct Progress {
   std::atomic<uint64_t> files_total{0};
 };
 
+// What one of several processes that ran a job together has done of it.
+struct RankStats {
+  std::string host = {};
+  uint64_t bytes_read = 0;
+  uint64_t bytes_done = 0;  // written, or read only to be checked
+};
+
 struct RunStats {
   uint64_t bytes_read = 0;
   uint64_t bytes_written = 0;
@@ -67,6 +74,7 @@ struct RunStats {
   uint64_t bytes_verified = 0;  // read back from the output
   uint64_t bytes_kept = 0;      // of bytes_written: by the run that this one has gone on with
   double seconds = 0;
+  std::vector<RankStats> ranks = {};  // by number; empty of a run by one process
   // What a user should know of the place: left-overs of other runs there, what could not be
   // removed, and what may not be on the disk yet.
   std::vector<std::string> notes = {};

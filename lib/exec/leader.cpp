@@ -61,6 +61,9 @@ class Leader {
     progress_.bytes_total = total_;
     if (options.from != nullptr) go_on_from(*options.from);
     reached_by_.resize(static_cast<size_t>(group.size()), 0);
+    for (int rank = 0; rank < group.size(); ++rank) {
+      ranks_.push_back({.host = group.member(rank).host});
+    }
   }
 
   RunStats operator()() {
@@ -80,6 +83,7 @@ class Leader {
     stats.records_checked = checks_.checked();
     stats.records_unchecked = checks_.unchecked();
     stats.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    stats.ranks = ranks_;
     return stats;
   }
 
@@ -140,7 +144,7 @@ class Leader {
         PortionOptions options = portion_options();
         options.sha256 = sha256_of(portion);
         PartSink sink(portion.part.outputs, work_.staged);
-        absorb(run_portion(portion, inputs_, sink, own_, options));
+        absorb(0, run_portion(portion, inputs_, sink, own_, options));
       }
     } catch (const InterruptedError&) {
       // Because of another's failure, mostly.
@@ -166,9 +170,14 @@ class Leader {
     return batches;
   }
 
-  void absorb(const PortionResult& result) {
+  void absorb(int rank, const PortionResult& result) {
     const std::lock_guard lock(mutex_);
     --under_way_;
+    RankStats& of_rank = ranks_[static_cast<size_t>(rank)];
+    of_rank.bytes_read += result.sums.bytes_read;
+    for (uint64_t batch = result.batches.first; batch < result.batches.last; ++batch) {
+      of_rank.bytes_done += units_.bytes_of(batch);
+    }
     const auto at = std::lower_bound(
         done_.begin(), done_.end(), result.batches,
         [](const BatchRange& a, const BatchRange& b) { return a.first < b.first; });
@@ -244,7 +253,7 @@ class Leader {
         }
         return;
       case Word::done:
-        return absorb(PortionResult::decode(message.bytes));
+        return absorb(message.from, PortionResult::decode(message.bytes));
       case Word::progress:
         reached_by_[static_cast<size_t>(message.from)] = decode_number(message.bytes);
         return;
@@ -330,6 +339,7 @@ class Leader {
   std::mutex mutex_;  // of what follows
   Shares shares_;
   size_t under_way_ = 0;  // portions
+  std::vector<RankStats> ranks_;
   std::vector<BatchRange> done_;
   std::vector<DigestPiece> digests_;
   uint64_t bytes_read_ = 0;

@@ -111,6 +111,11 @@ json done_json(json plan, const std::string& output, const RunStats& stats) {
   plan["bytes_kept"] = stats.bytes_kept;
   plan["records_checked"] = stats.records_checked;
   plan["records_unchecked"] = stats.records_unchecked;
+  for (const RankStats& rank : stats.ranks) {
+    plan["ranks"].push_back({{"host", rank.host},
+                             {"bytes_read", rank.bytes_read},
+                             {"bytes_done", rank.bytes_done}});
+  }
   return plan;
 }
 

@@ -88,6 +88,9 @@ class GroupTest(CliTest):
             report = json.loads(done.stdout)["data"]
             self.assertEqual(report["bytes_verified"], sum(len(content) for content in tree(out).values()))
             self.assertGreater(report["records_checked"], 0)
+            self.assertEqual(sum(rank["bytes_read"] for rank in report["ranks"]), report["bytes_read"])
+            self.assertEqual(len(report["ranks"]), 4)
+            self.assertGreaterEqual(sum(rank["bytes_done"] for rank in report["ranks"]), report["bytes_written"])
 
     def test_a_damaged_record_is_refused_whoever_reads_it(self):
         source = self.large()

@@ -55,13 +55,33 @@ def run_by_tcp(size, command, folder):
     return types.SimpleNamespace(returncode=status, stdout=out, stderr=errors)
 
 
+def run_launcher(launcher, command, **variables):
+    return subprocess.run([*launcher, binary(command[0]), *map(str, command[1:])], env={**os.environ, **variables},
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
+
+
 def run_by_mpirun(size, command, folder):
     del folder
-    variables = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                     OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_btl_base_warn_component_unused="0")
-    return subprocess.run(["mpirun.openmpi", "-n", str(size), binary(command[0]), *map(str, command[1:])],
-                          env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-                          timeout=TIMEOUT)
+    return run_launcher(["mpirun.openmpi", "-n", str(size)], command, OMPI_ALLOW_RUN_AS_ROOT="1",
+                        OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1")
+
+
+def run_by_srun(size, command, folder):
+    """One rank a node as long as there are nodes; no MPI."""
+    return run_launcher(["srun", "--overcommit", "--kill-on-bad-exit", "-N", str(min(size, 4)), "-n", str(size)],
+                        command, DSCKPT_GROUP_DIR=str(folder))
+
+
+def run_by_srun_pmix(size, command, folder):
+    del folder
+    return run_launcher(["srun", "--overcommit", "--kill-on-bad-exit", "--mpi=pmix", "-N", str(min(size, 4)), "-n",
+                         str(size)], command)
+
+
+def run_by_mpich(size, command, folder):
+    del folder
+    return run_launcher([os.environ["MPICH_MPIEXEC"], "-n", str(size)], command,
+                        DSCKPT_MPI=os.environ["MPICH_PLUGIN"])
 
 
 def has_open_mpi():
@@ -71,8 +91,18 @@ def has_open_mpi():
 
 
 def launchers():
-    """name -> function that runs a command with so many ranks."""
+    """name -> function that runs a command with so many ranks.
+
+    Slurm where SLURM_CONF names a cluster (slurm_cluster.py). MPICH where MPICH_MPIEXEC is its launcher and
+    MPICH_PLUGIN what its compiler has made of lib/group/mpi/plugin.cpp.
+    """
     found = {"tcp": run_by_tcp}
     if has_open_mpi():
         found["Open MPI"] = run_by_mpirun
+    if "SLURM_CONF" in os.environ:
+        found["srun"] = run_by_srun
+        if has_open_mpi():
+            found["srun --mpi=pmix"] = run_by_srun_pmix
+    if "MPICH_MPIEXEC" in os.environ:
+        found["MPICH"] = run_by_mpich
     return found
