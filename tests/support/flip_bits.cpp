@@ -100,10 +100,17 @@ Outcome outcome_of(const Conversion& conversion, const fs::path& input, const fs
   return outcome;
 }
 
+struct Record {
+  std::string name;
+  uint64_t size = 0;
+};
+
 // By where their data begins.
-std::map<uint64_t, ZipEntry> records_of(const ZipReader& zip) {
-  std::map<uint64_t, ZipEntry> records;
-  for (const ZipEntry& entry : zip.entries()) records.emplace(zip.data(entry).offset, entry);
+std::map<uint64_t, Record> records_of(const ZipReader& zip) {
+  std::map<uint64_t, Record> records;
+  for (const ZipEntry& entry : zip.entries()) {
+    records.emplace(zip.data(entry).offset, Record{std::string(entry.name), entry.size});
+  }
   return records;
 }
 
@@ -172,7 +179,7 @@ class Campaign {
   struct File {
     fs::path path;
     std::string bytes;
-    std::map<uint64_t, ZipEntry> records;
+    std::map<uint64_t, Record> records;
     std::set<uint64_t> unused;
   };
 

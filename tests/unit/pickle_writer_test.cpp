@@ -188,6 +188,35 @@ TEST(PickleWriter, WritesPersistentIds) {
             "0q\x01\x86q\x02Q."sv);
 }
 
+TEST(PickleWriter, WritesTheSameAgainAndTellsOfPersistentIds) {
+  const std::string_view written =
+      "\x80\x02]q\x00(X\x01\x00\x00\x00"
+      "aq\x01Qh\x01Qe."sv;
+  const Document read = parsed(written);
+  Document document;
+  const Value id = document.string("a");
+  const Value built = document.list({document.persistent(id), document.persistent(id)});
+  for (const Value& list : {read.root(), built}) {
+    EXPECT_EQ(write_protocol2(list), written);
+    EXPECT_EQ(write_protocol2(list.as_sequence()[1]),
+              "\x80\x02X\x01\x00\x00\x00"
+              "aq\x00Q."sv);
+    std::string told;
+    EXPECT_EQ(
+        write_protocol2(list, 1000,
+                        [&](const Value& value) { told += value.persistent_id().as_string(); }),
+        written);
+    EXPECT_EQ(told, "aa");
+  }
+  // A writer that gives up leaves nothing behind either.
+  const Value deep = document.list({id, document.list({document.list()})});
+  EXPECT_THROW(write_protocol2(deep, 2), UnsupportedError);
+  EXPECT_EQ(write_protocol2(deep),
+            "\x80\x02]q\x00(X\x01\x00\x00\x00"
+            "aq\x01]q\x02]q\x03"
+            "ae."sv);
+}
+
 TEST(PickleWriter, MemoIndicesGrowBeyondAByte) {
   Document document;
   std::vector<Value> items;
