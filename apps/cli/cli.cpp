@@ -176,7 +176,8 @@ int run(CLI::App& app, const Common& common, int argc, char** argv,
     // What should have been a subcommand may have been taken for a path.
     const bool other = !app.get_subcommands({}).empty() && app.get_subcommands().empty();
     const std::string meant = other ? did_you_mean(app, arguments) : "";
-    if (meant.empty()) return report_error(app, as_json || common.json, error);
+    const bool is_said = error.hint().find(meant) != std::string::npos;
+    if (meant.empty() || is_said) return report_error(app, as_json || common.json, error);
     const std::string hint = error.hint().empty() ? meant : meant + " " + error.hint();
     return report_error(app, as_json || common.json, UsageError(error).with_hint(hint));
   } catch (const Error& error) {

@@ -59,11 +59,15 @@ class CommandsTest(CliTest):
             self.retagged(source, place / name, f"global_step{step}")
             if "--peft" in words:
                 shutil.copy(self.adapter.parent / "expected/adapter/adapter_config.json", place / name)
+        if "--last" in words:
+            for step in range(6, 10):
+                shutil.copytree(place / "ckpt/global_step5", place / f"ckpt/global_step{step}")
         if "unpack" in words:
             shutil.rmtree(place / words[-1])  # what is to come back
         self.split_over_nodes(place)
-        for name, arguments in (("converted", ["--safe-serialization"]), ("Llama-3-8B", ["--safe-serialization"])):
-            self.done("zero-to-fp32", place / "ckpt", place / name, *arguments)
+        weights = ["converted", "Llama-3-8B", *(["mean"] if "--weights-from" in words else [])]
+        for name in weights:
+            self.done("zero-to-fp32", place / "ckpt", place / name, "--safe-serialization")
         if "pack" not in words:
             self.done("ckpt-pack", "pack", place / "first_steps", place / "checkpoint-500-packed")
         (place / "new_run.json").write_text(json.dumps({

@@ -13,6 +13,7 @@ TensorDiff tensor(const std::string& name, Verdict verdict, double distance = 0)
   diff.values.count = 10;
   if (distance > 0) {
     diff.values.differing = 1;
+    diff.values.index = 0;
     diff.values.max_absolute = distance;
   }
   return diff;
