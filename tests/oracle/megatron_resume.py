@@ -55,7 +55,9 @@ def try_resume(stored, case, form, sources, folder):
     done = converted(stored, case.dp, form, out)
     if done.returncode:
         return done.stderr
-    more = {"universal-checkpoint": None} if form == "universal" else {}
+    # The global batch is another, in samples of which Megatron-DeepSpeed's schedule counts.
+    more = {"override-opt_param-scheduler": None} if case.program == "megatron" else {}
+    more |= {"universal-checkpoint": None} if form == "universal" else {}
     try:
         make_megatron.run_ranks(make_megatron.load_worker, case, folder / "logs", sources[case.program], stored.folder,
                                 out, stored.facts["seed"], more)

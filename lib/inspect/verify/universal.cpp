@@ -155,6 +155,17 @@ class Universal {
     }
   }
 
+  // Of a fused parameter of experts, of which `shape` has those of one rank.
+  static bool holds_all_experts(const Shard& file, const Shape& found, const Shape& shape) {
+    const Value count = file.archive.root().find_or_none("ep_num_experts");
+    if (!count.is(pickle::Kind::integer) || found.empty() || found.size() != shape.size()) {
+      return false;
+    }
+    return found.front() == count.as_int() && shape.front() > 0 &&
+           count.as_int() % shape.front() == 0 &&
+           std::equal(found.begin() + 1, found.end(), shape.begin() + 1);
+  }
+
   void check_shape(const std::string& name, const Shape& shape, CheckedFile& file) {
     if (!file.usable() || is_stripped(file)) return;
     v_.attempt(Check::layout, file, [&] {
@@ -166,6 +177,7 @@ class Universal {
       if (sliced_) return;
       if (found == shape || (shape.empty() && found == Shape{1})) return;
       if (flat_ && found.size() == 1 && found[0] == numel(shape)) return;
+      if (holds_all_experts(*file.shard, found, shape)) return;
       v_.add({.check = Check::shape,
               .message = "is " + to_text(found) + ", but " + to_text(shape) + " in param_shapes",
               .file = file.display,
