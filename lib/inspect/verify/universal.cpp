@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "checkpoint/experts.h"
 #include "checkpoint/model_states.h"
 #include "deepspeed/keys.h"
 #include "format/meta_tensor.h"
@@ -102,10 +103,18 @@ class Universal {
     });
   }
 
+  // DeepSpeed's own experts are numbered through the model here, and on each rank from 0 in its
+  // file. How many there have to be the reader checks.
+  bool is_known(const std::string& name) const {
+    if (known_.contains(name)) return true;
+    const auto expert = parse_expert_name(name);
+    return expert && known_.contains(expert->with(0));
+  }
+
   void check_unknown() {
     if (!has_shapes_) return;
     for (auto& [name, states] : params_) {
-      if (known_.contains(name) || known_.empty()) continue;
+      if (is_known(name) || known_.empty()) continue;
       for (auto& [key, file] : states) {
         v_.add({.check = Check::extra,
                 .message = "the model has no such parameter",
