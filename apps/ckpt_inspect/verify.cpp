@@ -87,6 +87,7 @@ int verify_path(const CLI::App& app, const cli::Common& common, const VerifyArgu
   VerifyOptions options = args.verify;
   options.roots = args.contents.roots;
   options.tag = args.contents.tag;
+  options.tp_rules = args.contents.tp_rules;
   options.threads = common.threads;
   options.manifest = args.manifest;
   options.new_manifest = args.new_manifest;

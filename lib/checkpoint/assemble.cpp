@@ -310,12 +310,14 @@ class Assembler {
     throw InconsistentError(world(0, 0).model->fields.where(keys::kUniversalCheckpointInfo),
                             "says that the tensor-parallel ranks have parts of it, but "
                             "they all have the same")
-        .with_hint("--tp-rule 'REGEX=replicated' says otherwise");
+        .with_hint("--tp-rule 'REGEX=replicated' says otherwise, in tools that have it");
   }
 
   static UnsupportedError no_rule(const std::string& what) {
     return std::move(UnsupportedError({}, what + ", and nothing says how they go together"))
-        .with_hint("--tp-rule says it: REGEX=cat:0, cat:1, replicated, average or sum");
+        .with_hint(
+            "--tp-rule, in tools that have it, says it: REGEX=cat:0, cat:1, replicated, average or "
+            "sum");
   }
 
   // --- what no optimizer owns

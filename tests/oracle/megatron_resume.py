@@ -22,8 +22,8 @@ import old_deepspeed
 from common import every_case, run_tool
 
 RANKS = (1, 2, 3)
-# Megatron-DeepSpeed loads universal checkpoints; GPT-NeoX's configuration has no key for that.
-UNIVERSAL = ("megatron_gpt_pp2_tp2_dp1_z1_bf16", "megatron_gpt_tp2_dp2_z2_fp16", "megatron_swiglu_tp2_dp2_z1_fp32")
+# Megatron-DeepSpeed loads universal checkpoints of stages 1 and 2; GPT-NeoX's configuration has no key for that.
+UNIVERSAL = ("megatron_gpt_pp2_tp2_dp1_z1_bf16", "megatron_gpt_tp2_dp2_z2_fp16")
 
 
 def resumes(only):
@@ -55,7 +55,9 @@ def try_resume(stored, case, form, sources, folder):
     done = converted(stored, case.dp, form, out)
     if done.returncode:
         return done.stderr
-    more = {"universal-checkpoint": None} if form == "universal" else {}
+    # The global batch is another, in samples of which Megatron-DeepSpeed's schedule counts.
+    more = {"override-opt_param-scheduler": None} if case.program == "megatron" else {}
+    more |= {"universal-checkpoint": None} if form == "universal" else {}
     try:
         make_megatron.run_ranks(make_megatron.load_worker, case, folder / "logs", sources[case.program], stored.folder,
                                 out, stored.facts["seed"], more)

@@ -345,11 +345,11 @@ void open_checkpoint(Verification& v) {
     return;
   }
   try {
-    v.checkpoint = std::make_unique<Checkpoint>(
-        Checkpoint::open(v.inputs, v.folder, {.tag = {}, .optimizer_states = true}));
+    v.checkpoint =
+        std::make_unique<Checkpoint>(Checkpoint::open(v.inputs, v.folder, checkpoint_options(v)));
     return;
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::interrupted) throw;
+    if (error.kind() == ErrorKind::interrupted || error.kind() == ErrorKind::usage) throw;
     for (const Check check : {Check::layout, Check::replica, Check::nonfinite}) {
       v.skip(check, std::string("not all of it: ") + error.what(), true);
     }

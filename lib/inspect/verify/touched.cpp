@@ -40,7 +40,7 @@ std::unique_ptr<Checkpoint> opened_for_names(Verification& v) {
   if (v.report.form != "zero" && v.report.form != "universal") return nullptr;
   try {
     return std::make_unique<Checkpoint>(
-        Checkpoint::open(v.inputs, v.folder, {.tag = {}, .optimizer_states = true}));
+        Checkpoint::open(v.inputs, v.folder, checkpoint_options(v)));
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::interrupted) throw;
     return nullptr;

@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "checkpoint/experts.h"
 #include "checkpoint/model_states.h"
 #include "deepspeed/keys.h"
 #include "format/meta_tensor.h"
@@ -102,10 +103,18 @@ class Universal {
     });
   }
 
+  // DeepSpeed's own experts are numbered through the model here, and on each rank from 0 in its
+  // file. How many there have to be the reader checks.
+  bool is_known(const std::string& name) const {
+    if (known_.contains(name)) return true;
+    const auto expert = parse_expert_name(name);
+    return expert && known_.contains(expert->with(0));
+  }
+
   void check_unknown() {
     if (!has_shapes_) return;
     for (auto& [name, states] : params_) {
-      if (known_.contains(name) || known_.empty()) continue;
+      if (is_known(name) || known_.empty()) continue;
       for (auto& [key, file] : states) {
         v_.add({.check = Check::extra,
                 .message = "the model has no such parameter",
@@ -155,6 +164,17 @@ class Universal {
     }
   }
 
+  // Of a fused parameter of experts, of which `shape` has those of one rank.
+  static bool holds_all_experts(const Shard& file, const Shape& found, const Shape& shape) {
+    const Value count = file.archive.root().find_or_none("ep_num_experts");
+    if (!count.is(pickle::Kind::integer) || found.empty() || found.size() != shape.size()) {
+      return false;
+    }
+    return found.front() == count.as_int() && shape.front() > 0 &&
+           count.as_int() % shape.front() == 0 &&
+           std::equal(found.begin() + 1, found.end(), shape.begin() + 1);
+  }
+
   void check_shape(const std::string& name, const Shape& shape, CheckedFile& file) {
     if (!file.usable() || is_stripped(file)) return;
     v_.attempt(Check::layout, file, [&] {
@@ -166,6 +186,7 @@ class Universal {
       if (sliced_) return;
       if (found == shape || (shape.empty() && found == Shape{1})) return;
       if (flat_ && found.size() == 1 && found[0] == numel(shape)) return;
+      if (holds_all_experts(*file.shard, found, shape)) return;
       v_.add({.check = Check::shape,
               .message = "is " + to_text(found) + ", but " + to_text(shape) + " in param_shapes",
               .file = file.display,

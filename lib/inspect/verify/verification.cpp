@@ -137,6 +137,12 @@ std::string Verification::record_at(FileId id, uint64_t offset) {
   return "";
 }
 
+OpenOptions checkpoint_options(const Verification& v) {
+  OpenOptions open{.tag = {}, .optimizer_states = true};
+  for (const std::string& rule : v.options.tp_rules) open.tp_rules.push_back(TpRule::parse(rule));
+  return open;
+}
+
 bool is_of_pipeline(const Shard& model) {
   const auto module = model.archive.root().find(keys::kModule);
   return module && module->is_none();

@@ -123,6 +123,9 @@ inline constexpr size_t kMaxMissing = 4096;
 // Whether a model-states file has None for `module`, because its layers have files of their own.
 bool is_of_pipeline(const Shard& model);
 
+// How the readers open the checkpoint. Throws UsageError for a rule of the user that is none.
+OpenOptions checkpoint_options(const Verification& v);
+
 // Where element `at` of a tensor lies: the file and the byte, of the first of several copies.
 std::optional<Extent> place_of(const TensorSource& source, int64_t at);
 

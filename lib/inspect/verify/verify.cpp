@@ -214,7 +214,8 @@ void run_step(Verification& v, const Step& step) {
   try {
     step.run(v);
   } catch (const Error& error) {
-    const bool of_options = step.checks.front() == Check::manifest;
+    const bool of_options =
+        step.checks.front() == Check::manifest || error.kind() == ErrorKind::usage;
     if (of_options || error.kind() == ErrorKind::interrupted) throw;
     report_failed(v, step, error);
   }
