@@ -280,7 +280,7 @@ void refuse_weights_into(const Checkpoint& base) {
   if (facts.model_parallel && !facts.universal) {
     throw UnsupportedError(where,
                            "is of a model that is split over ranks; only one that data-parallel "
-                           "ranks have whole, or a universal checkpoint, is given other weights");
+                           "ranks have whole is given other weights");
   }
   if (facts.stripped) {
     throw UnsupportedError(where,

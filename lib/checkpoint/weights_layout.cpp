@@ -252,8 +252,8 @@ class WeightsReader {
       draft_.notes.push_back("the weights are " + std::string(torch_name(dtype)) + " of " +
                              counted(count, "trained parameter") + " of " +
                              base.tag_folder().string() +
-                             ": the masters are these very numbers, with the places below zero; "
-                             "zero-to-fp32 without --dtype keeps them");
+                             ": the masters get these numbers, upcast; float32 weights, as "
+                             "zero-to-fp32 writes them without --dtype, lose nothing");
     }
   }
 

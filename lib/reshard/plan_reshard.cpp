@@ -116,9 +116,21 @@ std::optional<BatchPlan> batch_plan(const Checkpoint& source, const ReshardTarge
   return batch;
 }
 
+// Frozen parameters have been rounded to their type once.
+void refuse_another_precision(const Checkpoint& source, const ReshardTarget& target) {
+  if (!source.facts().has_given_weights || !target.param_dtype) return;
+  for (const Param& param : source.params()) {
+    if (param.kind != ParamKind::frozen || size_of(param.weight.dtype()) >= 4) continue;
+    throw UsageError("--weights-from with another precision: the frozen '" + param.name +
+                     "' would be rounded twice")
+        .with_hint("reshard to the other precision first, then give it the weights");
+  }
+}
+
 void lay_out_world(const Checkpoint& world, const TargetOptions& options, PlanBuilder& plan,
                    ReshardReport& report, std::vector<std::string>& notes) {
   report.target = reshard_target(world, options, notes);
+  refuse_another_precision(world, report.target);
   const auto groups = lay_out_shards(plan, world, report.target, report.tag, notes);
   report.groups.insert(report.groups.end(), groups.begin(), groups.end());
   report.target.groups.clear();  // they belong to `world`

@@ -205,6 +205,9 @@ Job plan_universal(const Source& source, const UniversalOptions& options) {
   if (source->like && !checkpoint.facts().from_weights) {
     throw UsageError("--like is for weights, and the input is a checkpoint");
   }
+  if (checkpoint.facts().has_given_weights) {
+    throw UsageError("other weights are given to native checkpoints: reshard");
+  }
   if (!checkpoint.param_files().empty()) {
     throw UsageError(checkpoint.tag_folder().string() + ": is a universal checkpoint already");
   }

@@ -3,6 +3,7 @@
 What is written is taken apart with native_checkpoint.py, which reads DeepSpeed's files by its own rules: masters are
 the given numbers bit for bit, 16-bit copies these rounded once by torch, and all else is the source's.
 """
+import json
 import os
 import pathlib
 import shutil
@@ -214,6 +215,20 @@ class RefusalTest(common.OracleTest):
             self.assertIn("split over ranks", self.refused(
                 3, split.load_dir, out, "--dp", 2, "--weights-from", folder / "w"))
             self.assertFalse(out.exists())
+
+    def test_frozen_parameters_are_not_rounded_twice(self):
+        case = common.case_named("z2_bf16_full_w8")
+        with tempfile.TemporaryDirectory() as folder:
+            folder = pathlib.Path(folder)
+            self.run_well("zero-to-fp32", folder / "w", case.load_dir, folder / "w", "--safe-serialization")
+            (folder / "fp16.json").write_text(json.dumps({
+                "train_batch_size": 12, "fp16": {"enabled": True}, "zero_optimization": {"stage": 2}}))
+            change = ["--dp", 2, "--ds-config", folder / "fp16.json"]
+            self.assertIn("would be rounded twice", self.refused(
+                2, case.load_dir, folder / "out", *change, "--weights-from", folder / "w"))
+            self.run_well("reshard", folder / "fp16", case.load_dir, folder / "fp16", *change)
+            self.run_well("reshard", folder / "out", folder / "fp16", folder / "out", "--dp", 2, "--weights-from",
+                          folder / "w")
 
     def test_weights_beside_the_shards_are_not_carried_along(self):
         case = common.case_named("hf_trainer_llama_z3_bf16_w2")

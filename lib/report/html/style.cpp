@@ -126,7 +126,7 @@ summary:hover { color: var(--ink); }
   .headline { grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); }
   .facts { grid-template-columns: repeat(auto-fit, minmax(120px, 1fr)); }
   th, td { padding-right: 10px; }
-  #memory tr > * { white-space: normal; }
+  #memory tr > * { white-space: normal; overflow-wrap: normal; font-size: 13px; }
   #memory tr > :nth-child(4), #memory tr > :nth-child(6) { display: none; }
   #memory tr > :first-child, #memory .n { white-space: nowrap; }
   .node { grid-template-columns: minmax(0, 1fr) auto; }
