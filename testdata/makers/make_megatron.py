@@ -48,7 +48,6 @@ class Case:
     note: str = ""
     program: str = "megatron"
     release: str = "0.16.9"  # of DeepSpeed
-
     has_masters: bool = True
 
     @property
