@@ -48,7 +48,6 @@ class Case:
     note: str = ""
     program: str = "megatron"
     release: str = "0.16.9"  # of DeepSpeed
-
     has_masters: bool = True
 
     @property
@@ -284,7 +283,8 @@ def load_worker(rank, port, case, source, folder, checkpoint, seed, more=None):
         ignored = mp.stale_copies(saved) if truth == "module" else set()
         if is_universal:
             ignored |= {key for key in saved if "position_embeddings" in key and "|pp0|" not in key}
-            saved, again = ({key: without_padding(key, value) for key, value in each.items()} for each in (saved, again))
+            saved, again = ({key: without_padding(key, value) for key, value in each.items()}
+                            for each in (saved, again))
         different = [key for key in (saved.keys() | again.keys()) - ignored
                      if key not in saved or key not in again or not torch.equal(saved[key], again[key])]
         if different:

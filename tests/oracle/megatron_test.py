@@ -1,9 +1,12 @@
 """Checkpoints that Megatron-DeepSpeed and GPT-NeoX saved (testdata/megatron), through every tool, against what their
 live engines held. That the programs load what reshard and to-universal make of them is what megatron_resume.py checks.
 """
+import argparse
 import json
+import pathlib
 import re
 import shutil
+import tempfile
 
 import common
 import model_parallel_truth as mp
@@ -216,6 +219,23 @@ class MegatronTest(OracleTest):
                     self.convert(source, folder / out, *rules)
                 before, after = (common.load_bin(folder / out / "pytorch_model.bin") for out in ("before", "after"))
                 self.assert_same_tensors(after, before)
+
+    def test_megatrons_own_iterations_are_files_of_tensors(self):
+        """What Megatron-LM saves without DeepSpeed, built as its save_checkpoint does."""
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = pathlib.Path(scratch)
+            file = folder / "iter_0000010" / "mp_rank_00" / "model_optim_rng.pt"
+            file.parent.mkdir(parents=True)
+            (folder / "latest_checkpointed_iteration.txt").write_text("10")
+            torch.save({"args": argparse.Namespace(hidden_size=4), "checkpoint_version": 3.0, "iteration": 10,
+                        "model": {"language_model": {"encoder": {"weight": torch.ones(2, 3)}}}}, file)
+            done = run_tool("ckpt-inspect", "list", file)
+            self.assertIn("model.language_model.encoder.weight\ttensor\tfloat32\t[2, 3]", done.stdout)
+            self.assertEqual(run_tool("ckpt-inspect", "scan", folder).returncode, 0)
+            for arguments in (("zero-to-fp32", folder, folder / "out"), ("reshard", folder, folder / "out", "--dp", 1)):
+                done = run_tool(*arguments)
+                self.assertEqual(done.returncode, 3)
+                self.assertIn("holds no DeepSpeed shards", done.stderr)
 
     def test_a_lost_layer_is_named(self):
         case = named("neox_pp1_tp2_dp1_z1_fp16")
