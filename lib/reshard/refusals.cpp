@@ -266,6 +266,13 @@ constexpr Refusal kRefusals[] = {
      "--stage 1 makes it a checkpoint of ZeRO"},
     {Step::wrapper, ErrorKind::unsupported, Place::source_folder,
      [](const Choice& c) {
+       return !c.options.ds_version.empty() && c.target.wrapper == EngineWrapper::bf16_optimizer &&
+              !is_before(c.target.release, kNoBf16OptimizerAtStage0) &&
+              is_before(c.target.release, kBf16StatesAtStage0);
+     },
+     "is of BF16_Optimizer, which DeepSpeed 0.17.6 to 0.18.4 does not make"},
+    {Step::wrapper, ErrorKind::unsupported, Place::source_folder,
+     [](const Choice& c) {
        return !c.options.ds_version.empty() && c.target.stage == 0 &&
               c.target.precision == Precision::bf16 &&
               is_before(c.target.release, kBf16StatesAtStage0);

@@ -674,8 +674,14 @@ std::vector<RefusedCase> refused_cases() {
          r.source.facts.checkpoint.optimizer_wrapper = EngineWrapper::bf16_optimizer;
          r.options.ds_version = "0.18.5";
        },
-       "old: is of BF16_Optimizer without ZeRO, which DeepSpeed does not have since 0.17",
+       "old: is of BF16_Optimizer without ZeRO, which DeepSpeed does not have since 0.17.6",
        "--stage 1 makes it a checkpoint of ZeRO"},
+      {[](Request& r) {
+         r.source.facts.checkpoint.zero_stage = 1;
+         r.source.facts.checkpoint.optimizer_wrapper = EngineWrapper::bf16_optimizer;
+         r.options.ds_version = "0.18.2";
+       },
+       "old: is of BF16_Optimizer, which DeepSpeed 0.17.6 to 0.18.4 does not make"},
       {[](Request& r) {
          r.source.facts.checkpoint.zero_stage = 0;
          r.source.facts.checkpoint.optimizer_wrapper = EngineWrapper::fp16_fused;
