@@ -15,27 +15,35 @@
 namespace dsckpt::cli {
 namespace {
 
+// What fails when all is over is nobody's concern any more.
+void leave(Group& group) {
+  try {
+    group.close();
+  } catch (const Error&) {
+  }
+}
+
+// The others end as this rank, the first one, does.
+void end_all(Group& group, int status) {
+  for (int rank = 1; rank < group.size(); ++rank) {
+    group.send(rank, static_cast<uint32_t>(Word::end),
+               encode_number(static_cast<uint64_t>(status)));
+  }
+  leave(group);
+}
+
 int follow_first(Group& group, const Common& common, Progress& progress) {
   // Whoever stops this process stops all: rank 0 says when.
   const Writing writing;
   try {
     const int status = follow(group, common.threads, progress);
-    group.close();
+    leave(group);
     return status;
   } catch (const IoError&) {
     // Rank 0 is lost, and one of the others says so.
     if (group.rank() == 1) throw;
     return kIo;
   }
-}
-
-// The others end as this rank does.
-void end_all(Group& group, int status) {
-  for (int rank = 1; rank < group.size(); ++rank) {
-    group.send(rank, static_cast<uint32_t>(Word::end),
-               encode_number(static_cast<uint64_t>(status)));
-  }
-  group.close();
 }
 
 }  // namespace

@@ -297,7 +297,12 @@ void Group::close() {
                          [](const Connection& c) { return c.out.empty(); });
     });
   }
-  if (impl_->at_end) std::exchange(impl_->at_end, {})();
+  const auto at_end = std::exchange(impl_->at_end, {});
+  {
+    const std::lock_guard lock(impl_->mutex);
+    if (!at_end || impl_->first_lost() != nullptr) return;
+  }
+  at_end();
 }
 
 Traffic Group::traffic() const {

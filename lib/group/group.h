@@ -48,7 +48,8 @@ class Group {
     Member member;
   };
   // Rank 0 has all others as its peers, in the order of their ranks; they have rank 0 alone. A peer
-  // that is not heard of for `silence` is lost. `at_end` is called once, at the end of close().
+  // that is not heard of for `silence` is lost. `at_end` is called at the end of close(), unless a
+  // peer is lost: it may wait for all of them.
   Group(Member self, int size, std::vector<Peer> peers, std::chrono::milliseconds silence,
         std::function<void()> at_end = {});
   // Leaves without a word: the others find this rank lost, unless they have left before.
@@ -70,7 +71,7 @@ class Group {
   bool is_lost(int rank) const;
 
   // Waits until what was queued is sent, two seconds at most, and leaves the group: to be called
-  // when nobody waits for this rank any more.
+  // when nobody waits for this rank any more. Throws what `at_end` throws.
   void close();
 
   Traffic traffic() const;

@@ -52,7 +52,7 @@ constexpr std::array kLaunchers{
     Launcher{"torchrun",
              "RANK",
              "WORLD_SIZE",
-             "MASTER_ADDR",
+             "TORCHELASTIC_RUN_ID",
              kNever,
              {"TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"}},
 };

@@ -113,6 +113,21 @@ TEST(Group, ALostRankIsNamedAfterItsLastMessage) {
   EXPECT_ERROR(ranks[2].receive(20s), IoError, "rank 0 on n0 is gone");
 }
 
+TEST(Group, TheEndIsNotWaitedForWhereARankIsLost) {
+  for (const bool is_lost : {false, true}) {
+    const auto ends = socket_pair();
+    bool ended = false;
+    Group first({0, "n0"}, 2, {{ends[0], {1, "n1"}}}, 60s, [&] { ended = true; });
+    if (is_lost) {
+      ::close(ends[1]);
+      EXPECT_ERROR(first.receive(20s), IoError, "rank 1 on n1 is gone");
+    }
+    first.close();
+    EXPECT_EQ(ended, !is_lost);
+    if (!is_lost) ::close(ends[1]);
+  }
+}
+
 TEST(Group, ASilentRankIsLost) {
   const auto ends = socket_pair();
   Group first({0, "n0"}, 2, {{ends[0], {1, "n1"}}}, 2500ms);
