@@ -288,11 +288,13 @@ class Run {
     // The checksums of one that others write, too, are patched by whoever has all of them.
     if (!output.is_whole) return sink_.finish(out);
     join_pieces(output.pieces);
-    auto piece = output.pieces.begin();
     for (const size_t which : output.digests) {
       const Digest& digest = plan_.digests()[which];
+      const auto piece = std::lower_bound(
+          output.pieces.begin(), output.pieces.end(), which,
+          [](const DigestPiece& one, size_t number) { return one.digest < number; });
       const bool has_bytes = piece != output.pieces.end() && piece->digest == which;
-      const uint32_t crc = has_bytes ? (piece++)->crc : 0;
+      const uint32_t crc = has_bytes ? piece->crc : 0;
       std::byte bytes[sizeof crc];
       store_le(bytes, crc);
       for (const uint64_t patch : digest.patches) sink_.write_at(out, patch, bytes);

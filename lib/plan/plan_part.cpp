@@ -122,6 +122,7 @@ void write_plan(VarintWriter& writer, const CopyPlan& plan) {
     writer.number(terms.size());
     for (const PlannedTerm& term : terms) {
       writer.real(term.weight);
+      writer.real(term.share);
       writer.number(static_cast<uint64_t>(term.stored));
       writer.number(static_cast<uint64_t>(term.op));
       writer.number(term.operands);
@@ -192,6 +193,7 @@ CopyPlan PlanParts::read(VarintReader& reader) {
     terms.resize(reader.count());
     for (PlannedTerm& term : terms) {
       term.weight = reader.real();
+      term.share = reader.real();
       term.stored = static_cast<DType>(reader.number());
       term.op = static_cast<Op>(reader.number());
       term.operands = static_cast<uint32_t>(reader.number());
