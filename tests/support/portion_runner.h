@@ -12,6 +12,7 @@
 #include "exec/executor.h"
 #include "exec/portion.h"
 #include "exec/shares.h"
+#include "plan/plan_digest.h"
 #include "support/plan_tools.h"
 
 namespace dsckpt::test {
@@ -47,7 +48,11 @@ inline std::vector<std::string> run_in_portions(const CopyPlan& plan, const Inpu
   for (int turn = 0;; ++turn) {
     const auto batches = shares.take(turn % ranks);
     if (!batches) break;
-    Portion portion = Portion::decode(cutter.cut(*batches).encode());
+    const Portion cut = cutter.cut(*batches);
+    Portion portion = Portion::decode(cut.encode());
+    if (digest_of(portion.part.plan) != digest_of(cut.part.plan)) {
+      throw std::logic_error("another plan arrives");
+    }
     portion.set_files(portion.part.files);
     PortionSink sink(portion.part.outputs, outputs);
     Progress progress;
