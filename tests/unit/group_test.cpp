@@ -2,7 +2,9 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -294,14 +296,27 @@ TEST_F(Join, ByAPrivateFile) {
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
 }
 
+// One that was free a moment ago.
+std::string free_port() {
+  const int probe = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  socklen_t size = sizeof address;
+  if (::bind(probe, reinterpret_cast<sockaddr*>(&address), size) != 0 ||
+      ::getsockname(probe, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+    std::abort();
+  }
+  ::close(probe);
+  return std::to_string(ntohs(address.sin_port));
+}
+
 TEST_F(Join, ByAnAddressThatIsGiven) {
-  // A port that was free a moment ago.
+  const std::string address = "localhost:" + free_port();
   const auto ranks =
-      join_all(3, {{"DSCKPT_GROUP_ADDRESS", "localhost:45713"}, {"DSCKPT_GROUP_TOKEN", "secret"}});
+      join_all(3, {{"DSCKPT_GROUP_ADDRESS", address}, {"DSCKPT_GROUP_TOKEN", "secret"}});
   ranks[2]->send(0, 1, "here");
   EXPECT_EQ(next(*ranks[0]).from, 2);
-  EXPECT_ERROR(join(1, 3, {{"DSCKPT_GROUP_ADDRESS", "localhost:45713"}}), UsageError,
-               "go together");
+  EXPECT_ERROR(join(1, 3, {{"DSCKPT_GROUP_ADDRESS", address}}), UsageError, "go together");
   EXPECT_ERROR(
       join(1, 3, {{"DSCKPT_GROUP_ADDRESS", "localhost"}, {"DSCKPT_GROUP_TOKEN", "secret"}}),
       UsageError, "HOST:PORT");
