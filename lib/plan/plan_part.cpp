@@ -42,8 +42,9 @@ PlanPart PlanParts::part_of(const CopyPlan& plan, size_t first, size_t last,
     }
     if (item.op == Op::same) item.what = text_of(item.what);
     if (item.op == Op::weighted) item.what = terms_of(item.what);
+    const uint32_t begin = item.operand_begin;
+    item.operand_begin = 0;
     if (item.operand_count > 0) {
-      const uint32_t begin = item.operand_begin;
       item.operand_begin = static_cast<uint32_t>(part.plan.operands_.size());
       for (uint32_t k = begin; k < begin + item.operand_count; ++k) {
         Rows rows = plan.operands_[k];
@@ -169,8 +170,8 @@ CopyItem PlanParts::read_item(VarintReader& reader, const CopyItem& before, Copy
   item.rows = reader.number();
   item.source = read_rows(reader, before.source);
   item.what = static_cast<uint32_t>(reader.number());
-  item.operand_begin = static_cast<uint32_t>(plan.operands_.size());
   item.operand_count = static_cast<uint32_t>(reader.number());
+  if (item.operand_count > 0) item.operand_begin = static_cast<uint32_t>(plan.operands_.size());
   for (uint32_t k = 0; k < item.operand_count; ++k) {
     const Rows last = plan.operands_.empty() ? Rows{} : plan.operands_.back();
     plan.operands_.push_back(read_rows(reader, last));
