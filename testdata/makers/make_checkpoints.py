@@ -970,6 +970,23 @@ def make_case(case: Case, out: pathlib.Path, seed: int, logs: pathlib.Path) -> s
     return f"{size >> 10} KiB, {time.monotonic() - started:.0f} s, {answers}"
 
 
+def make_each(names, logs, make):
+    """Calls make(name, folder for its logs) for each and prints what it returns; the exit status, 1 if any failed.
+
+    The logs are kept in `logs`, or nowhere if that is None.
+    """
+    failed = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (logs or pathlib.Path(temporary)).resolve()
+        for name in names:
+            try:
+                print(f"{name}: {make(name, folder / name)}", flush=True)
+            except Exception as error:
+                failed += 1
+                print(f"{name}: FAILED\n{str(error)[-3000:]}", file=sys.stderr, flush=True)
+    return 1 if failed else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "testdata" / "checkpoints")
@@ -991,16 +1008,8 @@ def main() -> int:
         parser.error(f"no such case: {', '.join(unknown)}")
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    failed = 0
-    with tempfile.TemporaryDirectory() as temporary:
-        logs = (arguments.logs or pathlib.Path(temporary)).resolve()
-        for name in names:
-            try:
-                print(f"{name}: {make_case(by_name[name], out, arguments.seed, logs / name)}", flush=True)
-            except Exception as error:
-                failed += 1
-                print(f"{name}: FAILED\n{str(error)[-3000:]}", file=sys.stderr, flush=True)
-    return 1 if failed else 0
+    return make_each(names, arguments.logs,
+                     lambda name, logs: make_case(by_name[name], out, arguments.seed, logs))
 
 
 if __name__ == "__main__":

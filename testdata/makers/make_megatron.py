@@ -27,8 +27,8 @@ import types
 
 import make_model_parallel as mp
 import old_deepspeed
-from make_checkpoints import (DEFAULT_SEED, ROOT, engine_facts, find_checkpoint, free_port, live_module, run_forked,
-                              whole)
+from make_checkpoints import (DEFAULT_SEED, ROOT, engine_facts, find_checkpoint, free_port, live_module, make_each,
+                              run_forked, whole)
 
 STEPS = 3
 SEQUENCE = 8
@@ -389,17 +389,9 @@ def main() -> int:
     old_deepspeed.prepare(arguments.under)
     import deepspeed  # noqa: F401
     old_deepspeed.adapt(arguments.under)
-    failed, out = 0, arguments.out.resolve()
-    with tempfile.TemporaryDirectory() as temporary:
-        logs = (arguments.logs or pathlib.Path(temporary)).resolve()
-        for name in names:
-            try:
-                what = make_case(by_name[name], out, sources, arguments.seed, logs / name)
-                print(f"{name}: {what}", flush=True)
-            except Exception as error:
-                failed += 1
-                print(f"{name}: FAILED\n{str(error)[-3000:]}", file=sys.stderr, flush=True)
-    return 1 if failed else 0
+    out = arguments.out.resolve()
+    return make_each(names, arguments.logs,
+                     lambda name, logs: make_case(by_name[name], out, sources, arguments.seed, logs))
 
 
 if __name__ == "__main__":

@@ -46,9 +46,9 @@ import types
 
 import make_checkpoints
 from make_checkpoints import (DEFAULT_SEED, FP32_GRADS, GLOBAL_BATCH, ROOT, SEQUENCE, STEPS_AFTER, STEPS_BEFORE,
-                           VOCABULARY, WHOLE, ask_api, batch, element_offset, engine_facts, find_checkpoint,
-                           free_port, last_line, live_module, masters_stage0, masters_stage3, run_forked,
-                           start_distributed, whole)
+                              VOCABULARY, WHOLE, ask_api, batch, element_offset, engine_facts, find_checkpoint,
+                              free_port, last_line, live_module, make_each, masters_stage0, masters_stage3, run_forked,
+                              start_distributed, whole)
 
 MICRO_BATCH = 4  # rows of a micro-batch in a pipeline
 EXPERTS = 4  # of every mixture-of-experts layer
@@ -1221,16 +1221,8 @@ def main() -> int:
         parser.error(f"no such case: {', '.join(unknown)}")
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    failed = 0
-    with tempfile.TemporaryDirectory() as temporary:
-        logs = (arguments.logs or pathlib.Path(temporary)).resolve()
-        for name in names:
-            try:
-                print(f"{name}: {make_case(by_name[name], out, arguments.seed, logs / name)}", flush=True)
-            except Exception as error:
-                failed += 1
-                print(f"{name}: FAILED\n{str(error)[-3000:]}", file=sys.stderr, flush=True)
-    return 1 if failed else 0
+    return make_each(names, arguments.logs,
+                     lambda name, logs: make_case(by_name[name], out, arguments.seed, logs))
 
 
 if __name__ == "__main__":

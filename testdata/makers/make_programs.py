@@ -32,12 +32,12 @@ import os
 import pathlib
 import shutil
 import sys
-import tempfile
 import time
 
 import make_checkpoints  # noqa: F401  it sets the environment, so it comes first
 from make_checkpoints import (DEFAULT_SEED, STEPS_AFTER, STEPS_BEFORE, engine_facts, free_port, live_masters,
-                              live_module, relax_deepspeed, run_forked, start_distributed, use_gloo_in_accelerate, whole)
+                              live_module, make_each, relax_deepspeed, run_forked, start_distributed,
+                              use_gloo_in_accelerate, whole)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 VOCABULARY = 64
@@ -848,22 +848,17 @@ def main() -> int:
     if unknown:
         parser.error(f"no such case: {', '.join(unknown)}")
     preload()
-    failed = 0
-    with tempfile.TemporaryDirectory() as temporary:
-        logs = (arguments.logs or pathlib.Path(temporary)).resolve()
-        for name in names:
-            started = time.monotonic()
-            try:
-                folder = make_case(by_name[name], arguments.out.resolve(), logs / name, arguments.world,
-                                   arguments.seed, arguments.hidden)
-                if by_name[name].kept:
-                    trim(folder)
-                size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-                print(f"{name}: {size >> 10} KiB, {time.monotonic() - started:.0f} s", flush=True)
-            except Exception as error:
-                failed += 1
-                print(f"{name}: FAILED\n{str(error)[-3000:]}", file=sys.stderr, flush=True)
-    return 1 if failed else 0
+
+    def make(name, logs):
+        started = time.monotonic()
+        folder = make_case(by_name[name], arguments.out.resolve(), logs, arguments.world, arguments.seed,
+                           arguments.hidden)
+        if by_name[name].kept:
+            trim(folder)
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        return f"{size >> 10} KiB, {time.monotonic() - started:.0f} s"
+
+    return make_each(names, arguments.logs, make)
 
 
 if __name__ == "__main__":
