@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "base/host.h"
 #include "base/text.h"
 #include "dsckpt/error.h"
 #include "exec/journal.h"
@@ -37,12 +38,6 @@ std::string first_line(const fs::path& file) {
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
-}
-
-std::string host_name() {
-  std::string name(256, '\0');
-  if (::gethostname(name.data(), name.size() - 1) != 0) return "";
-  return name.c_str();
 }
 
 // proc(5): field 22 of stat, in clock ticks since the kernel's start; "" if there is no such

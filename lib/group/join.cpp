@@ -25,8 +25,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/host.h"
 #include "base/sha256.h"
-#include "base/text.h"
 #include "dsckpt/error.h"
 #include "group/handshake.h"
 #include "group/mpi_plugin.h"
@@ -80,11 +80,6 @@ struct Gathering {
   std::string seconds() const { return std::to_string(options.gathering.count()) + " s"; }
 };
 
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unnamed host";
-}
-
 void set_up(int socket) {
   const int on = 1;
   ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -130,6 +125,10 @@ Socket listen_on(uint16_t port) {
                 "cannot listen for the other ranks" +
                     (port == 0 ? std::string() : " on port " + std::to_string(port)),
                 errno);
+}
+
+Rendezvous rendezvous_at(const Socket& listening) {
+  return {own_addresses(), port_of(listening.get()), new_token()};
 }
 
 // Invalid if nobody answers there in time.
@@ -273,7 +272,7 @@ std::vector<Group::Peer> meet_by_tcp(const Gathering& gathering, const Environme
     return go_to_first(gathering, [&] { return read_rendezvous(path); });
   }
   const Socket listening = listen_on(0);
-  const Rendezvous rendezvous{own_addresses(), port_of(listening.get()), new_token()};
+  const Rendezvous rendezvous = rendezvous_at(listening);
   const RendezvousFile file(path, rendezvous);
   return welcome_all(gathering, listening, rendezvous.token);
 }
@@ -360,7 +359,7 @@ std::vector<Group::Peer> meet_by_mpi(const Gathering& gathering, const MpiFuncti
   Rendezvous rendezvous;
   if (state->rank == 0) {
     listening = listen_on(0);
-    rendezvous = {own_addresses(), port_of(listening.get()), new_token()};
+    rendezvous = rendezvous_at(listening);
     const std::string text = rendezvous.text();
     std::copy_n(text.begin(), std::min(text.size(), kRendezvousBytes - 1), state->text.begin());
   }
