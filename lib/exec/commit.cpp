@@ -13,25 +13,18 @@
 #include <utility>
 
 #include "dsckpt/error.h"
-#include "exec/frame_cuts.h"
 #include "exec/journal.h"
+#include "exec/staged_files.h"
 #include "io/content_name.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
 
 bool Staging::is_packed(OutputId out) const {
-  return options.packed && is_packable(plan.outputs()[out].path);
+  return is_stored_packed(plan.outputs()[out], options.packed);
 }
 
 namespace {
-
-// The name that `out` is stored under, relative to the folder.
-fs::path stored_name(const Staging& staging, OutputId out) {
-  fs::path name = staging.plan.outputs()[out].path;
-  if (staging.is_packed(out)) name += kPackedSuffix;
-  return name;
-}
 
 UsageError exists_already(const fs::path& path) {
   return UsageError(path.string() + ": exists already").with_hint("--force replaces it");
@@ -349,10 +342,10 @@ class FileByFile final : public Commit {
 }  // namespace
 
 fs::path Staging::staged(OutputId out) const {
-  return files_in / stored_name(*this, out);
+  return files_in / stored_name(plan.outputs()[out], options.packed);
 }
 fs::path Staging::final_path(OutputId out) const {
-  return target / stored_name(*this, out);
+  return target / stored_name(plan.outputs()[out], options.packed);
 }
 std::vector<fs::path> Staging::forms(OutputId out) const {
   std::vector<fs::path> forms(3, target / plan.outputs()[out].path);

@@ -14,16 +14,16 @@ constexpr uint64_t kSmallFile = 256 << 10;
 
 }  // namespace
 
-bool StagingPlace::is_packed(const PlannedFile& file) const {
+bool is_stored_packed(const PlannedFile& file, bool packed) {
   return packed && is_packable(file.path);
 }
 
-bool StagingPlace::is_direct(const PlannedFile& file) const {
-  return direct && !is_packed(file) && file.size > kSmallFile;
+std::string stored_name(const PlannedFile& file, bool packed) {
+  return is_stored_packed(file, packed) ? file.path + std::string(kPackedSuffix) : file.path;
 }
 
-std::string StagingPlace::name_of(const PlannedFile& file) const {
-  return is_packed(file) ? file.path + std::string(kPackedSuffix) : file.path;
+bool StagingPlace::is_direct(const PlannedFile& file) const {
+  return direct && !is_stored_packed(file, packed) && file.size > kSmallFile;
 }
 
 StagedFiles::StagedFiles(const CopyPlan& plan, StagingPlace place)
@@ -42,13 +42,14 @@ std::shared_ptr<OutputFile> StagedFiles::file(OutputId out) {
 
 std::shared_ptr<OutputFile> StagedFiles::create(OutputId out) const {
   const PlannedFile& file = plan_.outputs()[out];
-  const std::string name = place_.name_of(file);
+  const std::string name = stored_name(file, place_.packed);
+  const bool is_packed = is_stored_packed(file, place_.packed);
   OutputOptions options;
-  if (file.size > kSmallFile && !place_.is_packed(file)) options.size = file.size;
+  if (file.size > kSmallFile && !is_packed) options.size = file.size;
   options.direct = place_.is_direct(file);
   if (place_.are_there) {
     using Existing = OutputOptions::Existing;
-    options.existing = place_.is_packed(file) ? Existing::emptied : Existing::kept;
+    options.existing = is_packed ? Existing::emptied : Existing::kept;
   }
   if (const auto places = patches_.find(out); places != patches_.end()) {
     options.rewritten = places->second;

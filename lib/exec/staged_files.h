@@ -15,23 +15,24 @@
 
 namespace dsckpt {
 
+// Of a run whose outputs are packed: whether this one is (frame_cuts.h). Its size is not the
+// plan's.
+bool is_stored_packed(const PlannedFile& file, bool packed);
+// What a file is called below the output folder: PATH, or PATH.dspack if it is packed.
+std::string stored_name(const PlannedFile& file, bool packed);
+
 // How the outputs of a run are staged: what all of its ranks must know.
 struct StagingPlace {
   std::filesystem::path files_in = {};  // the folder
   std::filesystem::path target = {};    // where they will be, for messages
-  // The outputs that are packable (frame_cuts.h) are called PATH.dspack, and their sizes are not
-  // those of the plan.
-  bool packed = false;
+  bool packed = false;                  // is_stored_packed()
   bool direct = false;   // large files are written past the page cache (OutputOptions::direct)
   bool durable = false;  // each is synced (fsync) before it is closed
   // Files may be there already: others write them, too, or a run before has.
   bool are_there = false;
 
-  bool is_packed(const PlannedFile& file) const;
   // Whether its bytes are written past the page cache.
   bool is_direct(const PlannedFile& file) const;
-  // What a file is called in either folder.
-  std::string name_of(const PlannedFile& file) const;
 };
 
 // The outputs of `plan`, which must outlive this. A file is made at its first write and closed by
