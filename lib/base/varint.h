@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "base/bytes.h"
 
@@ -27,6 +29,12 @@ class VarintWriter {
   void text(std::string_view text) {
     number(text.size());
     bytes_ += text;
+  }
+  // Of each row the numbers that `members` name, such as &Row::size.
+  template <typename Row, typename... Members>
+  void rows(const std::vector<Row>& rows, Members... members) {
+    number(rows.size());
+    for (const Row& row : rows) (number(row.*members), ...);
   }
 
   std::string take() { return std::move(bytes_); }
@@ -63,6 +71,16 @@ class VarintReader {
   }
   double real() { return reader_.read<double>(); }
   std::string text() { return std::string(reader_.text(number())); }
+  // What VarintWriter::rows() has written of the same members.
+  template <typename Row, typename... Members>
+  std::vector<Row> rows(Members... members) {
+    std::vector<Row> rows(count());
+    const auto take = [&](auto& member) {
+      member = static_cast<std::remove_reference_t<decltype(member)>>(number());
+    };
+    for (Row& row : rows) (take(row.*members), ...);
+    return rows;
+  }
   bool at_end() const { return reader_.at_end(); }
 
  private:

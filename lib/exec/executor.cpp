@@ -67,11 +67,7 @@ class Run {
     if (options.from != nullptr) go_on_from(*options.from);
   }
 
-  uint64_t bytes() const {
-    uint64_t sum = 0;
-    for (const PlanUnit& unit : units_.all()) sum += unit.end - unit.begin;
-    return sum;
-  }
+  uint64_t bytes() const { return units_.bytes(); }
 
   void operator()(unsigned threads) {
     for (OutputId out = 0; out < outputs_.size(); ++out) {
@@ -109,19 +105,14 @@ class Run {
   };
 
   void go_on_from(const RunState& state) {
-    uint64_t reached = 0;
+    check_reached(state, units_, unit_bytes_);
     for (const BatchRange& range : state.done) {
-      if (range.first < reached || range.last < range.first || range.last > units_.batches() ||
-          state.unit_bytes != unit_bytes_) {
-        throw CorruptError({}, "more than the plan has");
-      }
-      reached = range.last;
       for (uint64_t batch = range.first; batch < range.last; ++batch) {
         for (const PlanUnit& unit : units_.batch(batch)) {
           if (unit.out != PlanUnit::kNoOutput) --outputs_[unit.out].units_left;
-          progress_.bytes_done += unit.end - unit.begin;
         }
       }
+      progress_.bytes_done += units_.bytes_of(range);
     }
     done_ = state.done;
     next_ = saved_ = skip_done(0);
@@ -327,6 +318,17 @@ class Run {
 };
 
 }  // namespace
+
+void check_reached(const RunState& state, const Units& units, uint64_t unit_bytes) {
+  uint64_t reached = 0;
+  for (const BatchRange& range : state.done) {
+    if (range.first < reached || range.last < range.first || range.last > units.batches() ||
+        state.unit_bytes != unit_bytes) {
+      throw CorruptError({}, "more than the plan has");
+    }
+    reached = range.last;
+  }
+}
 
 void join_pieces(std::vector<DigestPiece>& pieces) {
   std::sort(pieces.begin(), pieces.end(), [](const DigestPiece& a, const DigestPiece& b) {

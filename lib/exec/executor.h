@@ -43,15 +43,8 @@ struct DigestPiece {
 // Puts them in order; those of one digest that follow each other become one.
 void join_pieces(std::vector<DigestPiece>& pieces);
 
-// Batches [first, last) of a plan (units.h).
-struct BatchRange {
-  uint64_t first = 0;
-  uint64_t last = 0;
-};
-
 // How far a run has come, so that another one can go on from there.
 struct RunState {
-  using DigestPiece = dsckpt::DigestPiece;
   uint64_t unit_bytes = 0;  // ExecOptions::unit_bytes, by which the plan was cut
   // Those that are done, rising and apart, with the outputs that they complete, and no other.
   std::vector<BatchRange> done = {};
@@ -80,6 +73,9 @@ struct ExecOptions {
   // Call it only where every output is finished or has not begun.
   bool save_between_outputs = false;
 };
+
+// Throws CorruptError for batches that `units`, each of `unit_bytes`, cannot have.
+void check_reached(const RunState& state, const Units& units, uint64_t unit_bytes);
 
 // What the run of a part of a plan leaves to whoever runs the whole: checksums of outputs that are
 // not all in it, and of records. Numbered as in the part.

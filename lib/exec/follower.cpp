@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -29,6 +30,13 @@ constexpr int kAhead = 2;
 
 void say(Group& group, Word word, std::string bytes = {}) {
   group.send(0, static_cast<uint32_t>(word), std::move(bytes));
+}
+
+// The number of threads is this rank's own.
+RankJob job_of(std::string_view bytes, unsigned threads) {
+  RankJob job = RankJob::decode(bytes);
+  job.options.threads = threads;
+  return job;
 }
 
 // What is read of a run's inputs, opened as it is needed.
@@ -74,8 +82,7 @@ class RankInputs {
 // One run: a thread that does portions as they come.
 class RankRun {
  public:
-  RankRun(Group& group, RankJob job, unsigned threads)
-      : group_(group), job_(std::move(job)), threads_(threads), inputs_(job_) {
+  RankRun(Group& group, RankJob job) : group_(group), job_(std::move(job)), inputs_(job_) {
     for (int i = 0; i < kAhead; ++i) say(group_, Word::want);
     thread_ = std::thread([this] { work(); });
   }
@@ -132,16 +139,9 @@ class RankRun {
 
   void do_portion(Portion& portion) {
     portion.set_files(inputs_.open(portion.part.files));
-    PortionOptions options = job_.options;
-    options.threads = threads_;
-    if (!options.sha256.empty()) {
-      options.sha256.clear();
-      for (const OutputId out : portion.part.outputs) {
-        options.sha256.push_back(job_.options.sha256.at(out));
-      }
-    }
     StagedFiles files(portion.part.plan, job_.place);
-    const PortionResult result = run_portion(portion, inputs_.files(), files, progress_, options);
+    const PortionResult result =
+        run_portion(portion, inputs_.files(), files, progress_, job_.options);
     if (job_.sync_portions) sync();
     say(group_, Word::done, result.encode());
   }
@@ -150,7 +150,6 @@ class RankRun {
 
   Group& group_;
   const RankJob job_;
-  const unsigned threads_;
   RankInputs inputs_;
   Progress progress_;
 
@@ -183,7 +182,7 @@ int follow(Group& group, unsigned threads, Progress& progress) {
       case Word::job:
         said = 0;
         run.reset();
-        run = std::make_unique<RankRun>(group, RankJob::decode(message->bytes), threads);
+        run = std::make_unique<RankRun>(group, job_of(message->bytes, threads));
         break;
       case Word::portion:
         if (run) run->take(Portion::decode(message->bytes));

@@ -57,8 +57,7 @@ class Leader {
         shares_(units_,
                 options.from == nullptr ? std::span<const BatchRange>() : options.from->done,
                 {.ranks = group.size(), .whole_outputs = work.pack.has_value()}) {
-    for (size_t batch = 0; batch < units_.batches(); ++batch) total_ += units_.bytes_of(batch);
-    progress_.bytes_total = total_;
+    progress_.bytes_total = units_.bytes();
     if (options.from != nullptr) go_on_from(*options.from);
     reached_by_.resize(static_cast<size_t>(group.size()), 0);
     for (int rank = 0; rank < group.size(); ++rank) {
@@ -100,7 +99,6 @@ class Leader {
                 .options = portion_options(),
                 .sync_portions = work_.sync_portions,
                 .sync_last = work_.sync_last};
-    job.options.sha256 = work_.sha256;
     job.place.files_in = std::filesystem::absolute(job.place.files_in);
     for (FileId file = 0; file < inputs_.size(); ++file) {
       const InputFile& input = inputs_[file];
@@ -116,20 +114,14 @@ class Leader {
             .limit_rate =
                 options_.limit_rate == 0 ? 0 : std::max<uint64_t>(options_.limit_rate / ranks, 1),
             .pack = work_.pack,
+            .sha256 = work_.sha256,
             .keep_sums = work_.sums != nullptr};
   }
 
   void go_on_from(const RunState& state) {
-    if (state.unit_bytes != options_.unit_bytes) throw CorruptError({}, "is cut in another way");
+    check_reached(state, units_, options_.unit_bytes);
     done_ = state.done;
-    for (const BatchRange& range : done_) {
-      if (range.first > range.last || range.last > units_.batches()) {
-        throw CorruptError({}, "more than the plan has");
-      }
-      for (uint64_t batch = range.first; batch < range.last; ++batch) {
-        done_before_ += units_.bytes_of(batch);
-      }
-    }
+    for (const BatchRange& range : done_) done_before_ += units_.bytes_of(range);
     digests_ = state.digests;
     checks_.restore(state.records);
     bytes_read_ = state.bytes_read;
@@ -138,11 +130,10 @@ class Leader {
   // Rank 0's own portions.
   void work_on_portions() {
     try {
+      const PortionOptions options = portion_options();
       while (const std::optional<BatchRange> batches = take(0)) {
         Portion portion = cutter_.cut(*batches);
         portion.set_files(portion.part.files);
-        PortionOptions options = portion_options();
-        options.sha256 = sha256_of(portion);
         PartSink sink(portion.part.outputs, work_.staged);
         absorb(0, run_portion(portion, inputs_, sink, own_, options));
       }
@@ -153,13 +144,6 @@ class Leader {
     } catch (...) {
       fail(0, std::current_exception());
     }
-  }
-
-  std::vector<std::optional<Sha256Digest>> sha256_of(const Portion& portion) const {
-    std::vector<std::optional<Sha256Digest>> sha256;
-    if (work_.sha256.empty()) return sha256;
-    for (const OutputId out : portion.part.outputs) sha256.push_back(work_.sha256[out]);
-    return sha256;
   }
 
   std::optional<BatchRange> take(int rank) {
@@ -175,9 +159,7 @@ class Leader {
     --under_way_;
     RankStats& of_rank = ranks_[static_cast<size_t>(rank)];
     of_rank.bytes_read += result.sums.bytes_read;
-    for (uint64_t batch = result.batches.first; batch < result.batches.last; ++batch) {
-      of_rank.bytes_done += units_.bytes_of(batch);
-    }
+    of_rank.bytes_done += units_.bytes_of(result.batches);
     const auto at = std::lower_bound(
         done_.begin(), done_.end(), result.batches,
         [](const BatchRange& a, const BatchRange& b) { return a.first < b.first; });
@@ -328,7 +310,6 @@ class Leader {
   RecordChecks checks_;
   const Units units_;
   const PortionCutter cutter_;
-  uint64_t total_ = 0;
   uint64_t done_before_ = 0;  // bytes, by the run that this one goes on with
 
   // The service's.

@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <utility>
 
-#include "exec/frame_cuts.h"
 #include "exec/packed_output.h"
+#include "exec/staged_files.h"
 
 namespace dsckpt {
 namespace {
+
+using Written = OutputSums::State::Written;
+using Patched = OutputSums::State::Patched;
 
 template <typename Number>
 void write_numbers(VarintWriter& writer, const std::vector<Number>& numbers) {
@@ -51,7 +55,6 @@ Portion PortionCutter::cut(const BatchRange& batches) const {
   const PlanUnit* last = nullptr;
   for (uint64_t batch = batches.first; batch < batches.last; ++batch) {
     for (const PlanUnit& unit : units_.batch(batch)) {
-      portion.bytes += unit.end - unit.begin;
       if (unit.out == PlanUnit::kNoOutput) {
         // Pieces of one range follow each other.
         const RecordUse::ExtraRead& extra = use_.extra_reads[unit.item];
@@ -132,7 +135,6 @@ std::string Portion::encode() const {
   writer.number(batches.first);
   writer.number(batches.last);
   writer.number(unit_bytes);
-  writer.number(bytes);
   writer.number(cut.begin);
   writer.number(cut.end);
   write_plan(writer, part.plan);
@@ -158,7 +160,6 @@ Portion Portion::decode(std::string_view bytes) {
   portion.batches.first = reader.number();
   portion.batches.last = reader.number();
   portion.unit_bytes = reader.number();
-  portion.bytes = reader.number();
   portion.cut.begin = reader.number();
   portion.cut.end = reader.number();
   portion.part.plan = read_plan(reader);
@@ -178,77 +179,35 @@ Portion Portion::decode(std::string_view bytes) {
   return portion;
 }
 
-void write_state(VarintWriter& writer, const OutputSums::State& state) {
-  writer.number(state.written.size());
-  for (const OutputSums::State::Written& piece : state.written) {
-    writer.number(piece.out);
-    writer.number(piece.offset);
-    writer.number(piece.size);
-    writer.number(piece.crc);
-  }
-  writer.number(state.patched.size());
-  for (const OutputSums::State::Patched& patch : state.patched) {
-    writer.number(patch.out);
-    writer.number(patch.offset);
-    writer.number(patch.value);
-  }
-}
-
-OutputSums::State read_state(VarintReader& reader) {
-  const auto number32 = [&] { return static_cast<uint32_t>(reader.number()); };
-  OutputSums::State state;
-  state.written.resize(reader.count());
-  for (OutputSums::State::Written& piece : state.written) {
-    piece = {number32(), reader.number(), reader.number(), number32()};
-  }
-  state.patched.resize(reader.count());
-  for (OutputSums::State::Patched& patch : state.patched) {
-    patch = {number32(), reader.number(), number32()};
-  }
-  return state;
-}
-
 std::string PortionResult::encode() const {
   VarintWriter writer;
   writer.number(batches.first);
   writer.number(batches.last);
   writer.number(sums.bytes_read);
   writer.number(bytes_stored);
-  writer.number(sums.digests.size());
-  for (const DigestPiece& piece : sums.digests) {
-    writer.number(piece.digest);
-    writer.number(piece.begin);
-    writer.number(piece.size);
-    writer.number(piece.crc);
-  }
-  writer.number(sums.records.size());
-  for (const RecordPiece& piece : sums.records) {
-    writer.number(piece.record);
-    writer.number(piece.offset);
-    writer.number(piece.size);
-    writer.number(piece.crc);
-  }
-  write_state(writer, written);
+  writer.rows(sums.digests, &DigestPiece::digest, &DigestPiece::begin, &DigestPiece::size,
+              &DigestPiece::crc);
+  writer.rows(sums.records, &RecordPiece::record, &RecordPiece::offset, &RecordPiece::size,
+              &RecordPiece::crc);
+  writer.rows(written.written, &Written::out, &Written::offset, &Written::size, &Written::crc);
+  writer.rows(written.patched, &Patched::out, &Patched::offset, &Patched::value);
   return writer.take();
 }
 
 PortionResult PortionResult::decode(std::string_view bytes) {
   VarintReader reader(bytes);
-  const auto number32 = [&] { return static_cast<uint32_t>(reader.number()); };
   PortionResult result;
   result.batches.first = reader.number();
   result.batches.last = reader.number();
   result.sums.bytes_read = reader.number();
   result.bytes_stored = reader.number();
-  result.sums.digests.resize(reader.count());
-  for (DigestPiece& piece : result.sums.digests) {
-    piece = {reader.number(), reader.number(), reader.number(), number32()};
-  }
-  result.sums.records.resize(reader.count());
-  for (RecordPiece& piece : result.sums.records) {
-    piece = {number32(), reader.number(), reader.number(), number32()};
-  }
-  result.written = read_state(reader);
+  result.sums.digests = reader.rows<DigestPiece>(&DigestPiece::digest, &DigestPiece::begin,
+                                                 &DigestPiece::size, &DigestPiece::crc);
+  result.sums.records = reader.rows<RecordPiece>(&RecordPiece::record, &RecordPiece::offset,
+                                                 &RecordPiece::size, &RecordPiece::crc);
+  result.written.written =
+      reader.rows<Written>(&Written::out, &Written::offset, &Written::size, &Written::crc);
+  result.written.patched = reader.rows<Patched>(&Patched::out, &Patched::offset, &Patched::value);
   return result;
 }
 
@@ -258,13 +217,18 @@ PortionResult run_portion(const Portion& portion, const InputFiles& inputs, Sink
   std::optional<OutputSums> sums;
   Sink* front = &sink;
   if (options.keep_sums) {
-    const bool packs = options.pack.has_value();
     front = &sums.emplace(plan, *front, [&](OutputId out) {
-      return !packs || !is_packable(plan.outputs()[out].path);
+      return !is_stored_packed(plan.outputs()[out], options.pack.has_value());
     });
   }
   std::optional<PackedOutput> packed;
-  if (options.pack) front = &packed.emplace(plan, *front, *options.pack, options.sha256);
+  if (options.pack) {
+    std::vector<std::optional<Sha256Digest>> sha256;
+    for (const OutputId out : portion.part.outputs) {
+      if (!options.sha256.empty()) sha256.push_back(options.sha256.at(out));
+    }
+    front = &packed.emplace(plan, *front, *options.pack, std::move(sha256));
+  }
   RecordChecks checks(portion.use, portion.records.size());
   PortionResult result{.batches = portion.batches};
   result.sums = execute_part(plan, portion.cut, checks, inputs, *front, progress,

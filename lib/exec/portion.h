@@ -27,7 +27,6 @@ struct Portion {
   OutputCut cut = {};
   RecordUse use = {};                  // by the numbers of `records`
   std::vector<uint32_t> records = {};  // of each: its number in the whole run
-  uint64_t bytes = 0;                  // that it writes, or reads only to check them
 
   // Has it read files[i] where it reads part.files[i].
   void set_files(std::span<const FileId> files);
@@ -36,9 +35,6 @@ struct Portion {
   // Throws CorruptError.
   static Portion decode(std::string_view bytes);
 };
-
-void write_state(VarintWriter& writer, const OutputSums::State& state);
-OutputSums::State read_state(VarintReader& reader);
 
 // What came of a portion, numbered as in the whole plan.
 struct PortionResult {
@@ -74,7 +70,7 @@ struct PortionOptions {
   unsigned threads = 0;
   uint64_t limit_rate = 0;
   std::optional<int> pack = {};  // PackedOutput's level
-  // Of the part's outputs, for PackedOutput; or empty.
+  // Of all outputs of the whole run, for PackedOutput; or empty.
   std::vector<std::optional<Sha256Digest>> sha256 = {};
   bool keep_sums = false;  // fill in PortionResult::written
 };

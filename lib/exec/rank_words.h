@@ -44,7 +44,7 @@ struct RankJob {
   };
   std::vector<Input> inputs = {};
   StagingPlace place = {};
-  PortionOptions options = {};  // `sha256` of all outputs of the whole run, or empty
+  PortionOptions options = {};
   // Wait after each portion until it is on the disk, or after the last one.
   bool sync_portions = false;
   bool sync_last = false;

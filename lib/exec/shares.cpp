@@ -28,7 +28,7 @@ Shares::Shares(const Units& units, std::span<const BatchRange> done, const Share
     while (skipped != done.end() && skipped->last <= batch) ++skipped;
     const bool is_done = skipped != done.end() && skipped->first <= batch;
     if (!is_done) {
-      const uint64_t bytes = units.bytes_of(batch);
+      const uint64_t bytes = units.bytes_of({batch, batch + 1});
       const bool follows = !whole.empty() && whole.back().batches.last == batch;
       if (!follows || may_begin(first, before, options)) whole.push_back({{batch, batch}, 0});
       whole.back().batches.last = batch + 1;

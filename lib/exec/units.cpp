@@ -61,9 +61,11 @@ void Units::add(const PlanUnit& unit) {
   if (unit.end > unit.begin) units_.push_back(unit);
 }
 
-uint64_t Units::bytes_of(size_t index) const {
+uint64_t Units::bytes_of(const BatchRange& batches) const {
   uint64_t sum = 0;
-  for (const PlanUnit& unit : batch(index)) sum += unit.end - unit.begin;
+  for (uint64_t index = batches.first; index < batches.last; ++index) {
+    for (const PlanUnit& unit : batch(index)) sum += unit.end - unit.begin;
+  }
   return sum;
 }
 

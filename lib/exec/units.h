@@ -27,6 +27,12 @@ struct PlanUnit {
   uint64_t end;
 };
 
+// Batches [first, last).
+struct BatchRange {
+  uint64_t first = 0;
+  uint64_t last = 0;
+};
+
 // Where a part of a plan begins in its first output, and ends in its last.
 struct OutputCut {
   uint64_t begin = 0;
@@ -44,7 +50,9 @@ class Units {
     const size_t end = index + 1 < batches_.size() ? batches_[index + 1] : units_.size();
     return std::span(units_).subspan(batches_[index], end - batches_[index]);
   }
-  uint64_t bytes_of(size_t batch) const;
+  // That they write, or read only to check them.
+  uint64_t bytes_of(const BatchRange& batches) const;
+  uint64_t bytes() const { return bytes_of({0, batches()}); }
   std::span<const PlanUnit> all() const { return units_; }
 
  private:

@@ -58,7 +58,8 @@ inline std::vector<std::string> run_in_portions(const CopyPlan& plan, const Inpu
     Progress progress;
     const PortionResult result = PortionResult::decode(
         run_portion(portion, inputs, sink, progress, {.threads = options.threads}).encode());
-    if (progress.bytes_done != portion.bytes) throw std::logic_error("another number of bytes");
+    if (progress.bytes_done != units.bytes_of(*batches))
+      throw std::logic_error("another number of bytes");
     digests.insert(digests.end(), result.sums.digests.begin(), result.sums.digests.end());
     checks.restore(result.sums.records);
   }

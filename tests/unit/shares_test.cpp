@@ -50,10 +50,7 @@ class SharesTest : public testing::Test {
 
   uint64_t bytes(const std::vector<BatchRange>& ranges) const {
     uint64_t sum = 0;
-    for (const BatchRange& range : ranges) {
-      for (uint64_t batch = range.first; batch < range.last; ++batch)
-        sum += units_->bytes_of(batch);
-    }
+    for (const BatchRange& range : ranges) sum += units_->bytes_of(range);
     return sum;
   }
 
