@@ -5,7 +5,9 @@ RANKS=all takes every checkpoint, more numbers of ranks and every launcher that 
 import json
 import os
 import resource
+import shutil
 import signal
+import subprocess
 import sys
 import time
 import unittest
@@ -244,6 +246,18 @@ class GroupTest(CliTest):
         done = common.run_tool("zero-to-fp32", "/no/such/folder", "/tmp/nothing", "--group", "tcp")
         self.assertEqual(done.returncode, 2)
         self.assertIn("no launcher has started several ranks", done.stderr)
+
+    def test_mpi_without_a_plug_in_is_refused(self):
+        # Beside no lib/ in which it could be.
+        tool = self.new_path("elsewhere") / "bin" / "zero-to-fp32"
+        tool.parent.mkdir(parents=True)
+        shutil.copy(os.path.realpath(ranks.binary("zero-to-fp32")), tool)
+        environment = dict(os.environ, OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="2")
+        done = subprocess.run([tool, "/no/such/folder", "/tmp/nothing", "--group", "mpi"], capture_output=True, text=True,
+                              env=environment, timeout=60)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("--group mpi: there is no MPI plug-in", done.stderr)
+        self.assertIn("-DDSCKPT_MPI=ON", done.stderr)
 
     @unittest.skipUnless(ranks.has_open_mpi(), "needs Open MPI and the plug-in")
     def test_mpi_that_disagrees_with_its_launcher_is_refused(self):

@@ -330,12 +330,24 @@ TEST_F(Join, WhoWaitsInVainSaysForWhom) {
   EXPECT_ERROR(join(0, 3), InterruptedError, "interrupted");
 }
 
+TEST_F(Join, TwoProcessesOfOneRankAreRefused) {
+  std::vector<std::future<std::unique_ptr<Group>>> same;
+  for (int i = 0; i < 2; ++i) {
+    same.push_back(std::async(std::launch::async, [&] { return join(1, 3); }));
+  }
+  EXPECT_ERROR(join(0, 3), UsageError, "two processes are rank 1");
+  // Each has met rank 0, which is gone by now.
+  for (auto& one : same) EXPECT_ERROR(one.get()->receive(20s), IoError, "rank 0");
+}
+
 TEST_F(Join, AloneWhereNothingElseIsSaid) {
   EXPECT_EQ(join(0, 1), nullptr);
   EXPECT_EQ(join(1, 3, {}, GroupEngine::none), nullptr);
   EXPECT_ERROR(join(0, 1, {}, GroupEngine::tcp), UsageError, "no launcher");
   EXPECT_ERROR(join(0, 2, {{"DSCKPT_MPI", "/no/such.so"}}, GroupEngine::mpi), UsageError,
                "cannot be loaded");
+  EXPECT_ERROR(join(0, 2, {{"DSCKPT_MPI", "libc.so.6"}}, GroupEngine::mpi), UsageError,
+               "is no MPI plug-in of this release");
 }
 
 }  // namespace
