@@ -64,14 +64,19 @@ struct Connection {
   Clock::time_point heard = Clock::now();
   Clock::time_point spoken = Clock::now();
   std::string lost = {};  // why; under the group's mutex
+  Traffic traffic = {};   // under the group's mutex
 };
 
 }  // namespace
 
 struct Group::Impl {
   Impl(Member me, int ranks, std::vector<Peer> peers, milliseconds longest,
-       std::function<void()> last)
-      : self(std::move(me)), size(ranks), silence(longest), at_end(std::move(last)) {
+       std::function<void()> last, GroupSecret proof)
+      : self(std::move(me)),
+        size(ranks),
+        silence(longest),
+        at_end(std::move(last)),
+        secret(std::move(proof)) {
     for (Peer& peer : peers) connections.emplace_back(peer.socket, std::move(peer.member));
     wake = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (wake < 0) throw IoError({}, "cannot wait for the other ranks", errno);
@@ -179,8 +184,8 @@ struct Group::Impl {
         return false;
       }
       const std::lock_guard lock(mutex);
-      ++traffic.messages_received;
-      traffic.bytes_received += kHeaderBytes + bytes;
+      ++c.traffic.messages_received;
+      c.traffic.bytes_received += kHeaderBytes + bytes;
       if (kind == kHeartbeat) continue;
       inbox.push_back(std::move(message));
       arrived.notify_all();
@@ -193,8 +198,8 @@ struct Group::Impl {
     std::string header = header_of(kind, bytes);
     const std::lock_guard lock(mutex);
     if (!c.lost.empty()) return;
-    ++traffic.messages_sent;
-    traffic.bytes_sent += header.size() + bytes.size();
+    ++c.traffic.messages_sent;
+    c.traffic.bytes_sent += header.size() + bytes.size();
     c.out.push_back(std::move(header));
     if (!bytes.empty()) c.out.push_back(std::move(bytes));
   }
@@ -235,20 +240,21 @@ struct Group::Impl {
   const int size;
   const milliseconds silence;
   std::function<void()> at_end;
+  const GroupSecret secret;
   std::deque<Connection> connections;
   int wake = -1;
   std::atomic<bool> stop{false};
   mutable std::mutex mutex;  // of what follows, and of the connections' queues
   std::condition_variable arrived;
   std::deque<Message> inbox;
-  Traffic traffic;
+  std::shared_ptr<FileClient> files;
   std::thread thread;
 };
 
 Group::Group(Member self, int size, std::vector<Peer> peers, milliseconds silence,
-             std::function<void()> at_end)
+             std::function<void()> at_end, GroupSecret secret)
     : impl_(std::make_unique<Impl>(std::move(self), size, std::move(peers), silence,
-                                   std::move(at_end))) {}
+                                   std::move(at_end), std::move(secret))) {}
 
 Group::~Group() = default;
 
@@ -262,6 +268,24 @@ int Group::size() const {
 
 const Member& Group::member(int rank) const {
   return rank == impl_->self.rank ? impl_->self : impl_->connection(rank).member;
+}
+
+const GroupSecret& Group::secret() const {
+  return impl_->secret;
+}
+
+milliseconds Group::silence() const {
+  return impl_->silence;
+}
+
+void Group::set_files(std::shared_ptr<FileClient> files) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->files = std::move(files);
+}
+
+std::shared_ptr<FileClient> Group::files() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->files;
 }
 
 void Group::send(int to, uint32_t kind, std::string bytes) {
@@ -305,9 +329,9 @@ void Group::close() {
   at_end();
 }
 
-Traffic Group::traffic() const {
+Traffic Group::traffic(int rank) const {
   const std::lock_guard lock(impl_->mutex);
-  return impl_->traffic;
+  return impl_->connection(rank).traffic;
 }
 
 }  // namespace dsckpt

@@ -6,7 +6,9 @@
 // the messages and shows every second that it lives, whatever the others are busy with.
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -31,12 +33,20 @@ struct Member {
   std::string name() const { return "rank " + std::to_string(rank) + " on " + host; }
 };
 
-// What went over this process's connections, heartbeats included.
+// What went over a connection, heartbeats included, as this process counts.
 struct Traffic {
   uint64_t messages_sent = 0;
   uint64_t messages_received = 0;
   uint64_t bytes_sent = 0;
   uint64_t bytes_received = 0;
+};
+
+class FileClient;
+
+// What proves to others that a process is of the group (handshake.h).
+struct GroupSecret {
+  std::array<std::byte, 32> token{};
+  std::string program = {};  // name and version: that of all ranks
 };
 
 // send() and receive() from any thread.
@@ -51,7 +61,7 @@ class Group {
   // that is not heard of for `silence` is lost. `at_end` is called at the end of close(), unless a
   // peer is lost: it may wait for all of them.
   Group(Member self, int size, std::vector<Peer> peers, std::chrono::milliseconds silence,
-        std::function<void()> at_end = {});
+        std::function<void()> at_end = {}, GroupSecret secret = {});
   // Leaves without a word: the others find this rank lost, unless they have left before.
   ~Group();
   Group(const Group&) = delete;
@@ -61,6 +71,12 @@ class Group {
   int size() const;
   // Of this rank and, at rank 0, of all; others know rank 0.
   const Member& member(int rank) const;
+  const GroupSecret& secret() const;
+  std::chrono::milliseconds silence() const;
+
+  // How this rank reads files that only others have; nullptr: all ranks see the same files.
+  void set_files(std::shared_ptr<FileClient> files);
+  std::shared_ptr<FileClient> files() const;
 
   // Queues a message to a peer; what is sent to a lost one is dropped. `bytes` at most kLargest.
   static constexpr uint64_t kLargest = uint64_t{1} << 30;
@@ -74,7 +90,8 @@ class Group {
   // when nobody waits for this rank any more. Throws what `at_end` throws.
   void close();
 
-  Traffic traffic() const;
+  // Of the connection with that rank.
+  Traffic traffic(int rank) const;
 
  private:
   struct Impl;

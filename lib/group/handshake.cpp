@@ -2,80 +2,20 @@
 
 #include <nettle/hmac.h>
 #include <nettle/memops.h>
-#include <poll.h>
-#include <sys/socket.h>
 
 #include <array>
-#include <cerrno>
 #include <cstdint>
 #include <span>
 
 #include "base/bytes.h"
 #include "dsckpt/error.h"
+#include "group/sockets.h"
 
 namespace dsckpt {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using Challenge = Rendezvous::Token;  // as many random bytes
 using Answer = std::array<std::byte, SHA256_DIGEST_SIZE>;
-
-constexpr size_t kLongestText = 4096;
-
-// A socket that is given up on after a time. Members return false then, and for what fails.
-class Talk {
- public:
-  Talk(int socket, std::chrono::milliseconds longest)
-      : socket_(socket), deadline_(Clock::now() + longest) {}
-
-  bool say(std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      if (!wait(POLLOUT)) return false;
-      const ssize_t put = ::send(socket_, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-      if (put < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-      if (put < 0) return false;
-      bytes = bytes.subspan(static_cast<size_t>(put));
-    }
-    return true;
-  }
-
-  bool hear(std::span<std::byte> bytes) {
-    while (!bytes.empty()) {
-      if (!wait(POLLIN)) return false;
-      const ssize_t got = ::recv(socket_, bytes.data(), bytes.size(), MSG_DONTWAIT);
-      if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-      if (got <= 0) return false;
-      bytes = bytes.subspan(static_cast<size_t>(got));
-    }
-    return true;
-  }
-
-  bool say_text(const std::string& text) {
-    std::string all;
-    append_le<uint32_t>(all, static_cast<uint32_t>(text.size()));
-    return say(as_byte_span(all + text));
-  }
-
-  bool hear_text(std::string& text) {
-    std::array<std::byte, sizeof(uint32_t)> size;
-    if (!hear(size)) return false;
-    const auto bytes = load_le<uint32_t>(size.data());
-    if (bytes > kLongestText) return false;
-    text.resize(bytes);
-    return hear(std::as_writable_bytes(std::span(text)));
-  }
-
- private:
-  bool wait(short event) const {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now());
-    pollfd polled{socket_, event, 0};
-    return left.count() > 0 && ::poll(&polled, 1, static_cast<int>(left.count())) == 1;
-  }
-
-  int socket_;
-  Clock::time_point deadline_;
-};
 
 // `who` keeps an answer of one end from being one of the other.
 Answer answer_to(const Challenge& challenge, const Rendezvous::Token& token, uint8_t who) {

@@ -1,16 +1,8 @@
 #include "group/join.h"
 
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cerrno>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -31,6 +23,7 @@
 #include "group/handshake.h"
 #include "group/mpi_plugin.h"
 #include "group/rendezvous.h"
+#include "group/sockets.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -45,24 +38,6 @@ constexpr milliseconds kPause{50};
 constexpr const char* kAloneHint =
     "a tool that was started by one rank of another program inherits what its launcher says: "
     "--group none runs it alone";
-
-class Socket {
- public:
-  explicit Socket(int fd = -1) : fd_(fd) {}
-  ~Socket() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Socket(Socket&& other) noexcept : fd_(other.release()) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-
- private:
-  int fd_;
-};
 
 // What the ranks of one launch have to know to find each other.
 struct Gathering {
@@ -80,86 +55,19 @@ struct Gathering {
   std::string seconds() const { return std::to_string(options.gathering.count()) + " s"; }
 };
 
-void set_up(int socket) {
-  const int on = 1;
-  ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-}
-
-uint16_t port_of(int socket) {
-  sockaddr_storage address{};
-  socklen_t size = sizeof address;
-  ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size);
-  return ntohs(address.ss_family == AF_INET6
-                   ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
-                   : reinterpret_cast<const sockaddr_in&>(address).sin_port);
-}
-
-// On all interfaces; `port` 0: one that is free.
-Socket listen_on(uint16_t port) {
-  for (const int family : {AF_INET6, AF_INET}) {
-    Socket socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (socket.get() < 0) continue;
-    const int on = 1;
-    const int off = 0;
-    ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    sockaddr_in6 any6{};
-    sockaddr_in any4{};
-    sockaddr* address = reinterpret_cast<sockaddr*>(&any4);
-    socklen_t size = sizeof any4;
-    if (family == AF_INET6) {
-      ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-      any6.sin6_family = AF_INET6;
-      any6.sin6_port = htons(port);
-      address = reinterpret_cast<sockaddr*>(&any6);
-      size = sizeof any6;
-    } else {
-      any4.sin_family = AF_INET;
-      any4.sin_port = htons(port);
-    }
-    if (::bind(socket.get(), address, size) == 0 && ::listen(socket.get(), SOMAXCONN) == 0) {
-      return socket;
-    }
-  }
-  throw IoError({},
-                "cannot listen for the other ranks" +
-                    (port == 0 ? std::string() : " on port " + std::to_string(port)),
-                errno);
-}
-
 Rendezvous rendezvous_at(const Socket& listening) {
   return {own_addresses(), port_of(listening.get()), new_token()};
 }
 
-// Invalid if nobody answers there in time.
-Socket connect_to(const std::string& host, uint16_t port, milliseconds longest) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* first = nullptr;
-  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &first) != 0) {
-    return Socket();
-  }
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> all(first, ::freeaddrinfo);
-  for (const addrinfo* entry = first; entry != nullptr; entry = entry->ai_next) {
-    Socket socket(::socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (socket.get() < 0) continue;
-    if (::connect(socket.get(), entry->ai_addr, entry->ai_addrlen) != 0 && errno != EINPROGRESS) {
-      continue;
-    }
-    pollfd polled{socket.get(), POLLOUT, 0};
-    int failed = 0;
-    socklen_t size = sizeof failed;
-    if (::poll(&polled, 1, static_cast<int>(longest.count())) == 1 &&
-        ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &failed, &size) == 0 && failed == 0) {
-      return socket;
-    }
-  }
-  return Socket();
-}
+// Those that this rank is connected with, and the token that all have shown.
+struct Met {
+  std::vector<Group::Peer> peers;
+  Rendezvous::Token token;
+};
 
 // Of rank 0: waits until all others have come.
-std::vector<Group::Peer> welcome_all(const Gathering& gathering, const Socket& listening,
-                                     const Rendezvous::Token& token) {
+Met welcome_all(const Gathering& gathering, const Socket& listening,
+                const Rendezvous::Token& token) {
   std::map<int, std::pair<Socket, Member>> come;
   const auto others = static_cast<size_t>(gathering.launch.size) - 1;
   while (come.size() < others) {
@@ -175,11 +83,8 @@ std::vector<Group::Peer> welcome_all(const Gathering& gathering, const Socket& l
                     0)
           .with_hint(kAloneHint);
     }
-    pollfd polled{listening.get(), POLLIN, 0};
-    if (::poll(&polled, 1, static_cast<int>(kPause.count())) != 1) continue;
-    Socket socket(::accept4(listening.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    Socket socket = accept_from(listening, kPause);
     if (socket.get() < 0) continue;
-    set_up(socket.get());
     const std::optional<Member> member =
         welcome(socket.get(), token, gathering.identity(), gathering.self, kLongestHandshake);
     if (!member || member->rank < 1 || member->rank >= gathering.launch.size) continue;
@@ -190,12 +95,12 @@ std::vector<Group::Peer> welcome_all(const Gathering& gathering, const Socket& l
   }
   std::vector<Group::Peer> peers;
   for (auto& [rank, peer] : come) peers.push_back({peer.first.release(), peer.second});
-  return peers;
+  return {std::move(peers), token};
 }
 
 // Of the others: `find` says where rank 0 is, and may say something else the next time.
-std::vector<Group::Peer> go_to_first(const Gathering& gathering,
-                                     const std::function<std::optional<Rendezvous>()>& find) {
+Met go_to_first(const Gathering& gathering,
+                const std::function<std::optional<Rendezvous>()>& find) {
   std::string why = "nothing says where it is";
   for (;; std::this_thread::sleep_for(kPause)) {
     gathering.check_cancelled();
@@ -215,14 +120,13 @@ std::vector<Group::Peer> go_to_first(const Gathering& gathering,
         why = "nobody answers at " + address + ", port " + std::to_string(rendezvous->port);
         continue;
       }
-      set_up(socket.get());
       const std::optional<Member> first = introduce(
           socket.get(), rendezvous->token, gathering.identity(), gathering.self, kLongestHandshake);
       if (!first) {
         why = "whoever answers at " + address + " is of another group";
         continue;
       }
-      return {{socket.release(), *first}};
+      return {{{socket.release(), *first}}, rendezvous->token};
     }
   }
 }
@@ -261,7 +165,7 @@ std::optional<Rendezvous> given_rendezvous(const Environment& environment) {
   return Rendezvous{{text.substr(0, colon)}, static_cast<uint16_t>(port), sha256.digest()};
 }
 
-std::vector<Group::Peer> meet_by_tcp(const Gathering& gathering, const Environment& environment) {
+Met meet_by_tcp(const Gathering& gathering, const Environment& environment) {
   const std::optional<Rendezvous> given = given_rendezvous(environment);
   if (given) {
     if (gathering.self.rank != 0) return go_to_first(gathering, [&] { return given; });
@@ -332,8 +236,7 @@ class MpiThread {
 
 constexpr size_t kRendezvousBytes = 4096;
 
-std::vector<Group::Peer> meet_by_mpi(const Gathering& gathering, const MpiFunctions& mpi,
-                                     MpiThread& thread) {
+Met meet_by_mpi(const Gathering& gathering, const MpiFunctions& mpi, MpiThread& thread) {
   // It outlives a call that does not return.
   struct State {
     int rank = 0;
@@ -393,17 +296,18 @@ std::unique_ptr<Group> join_group(const GroupOptions& options, const Environment
   const Gathering gathering{
       options, *launch, cancelled, {launch->rank, host_name()}, Clock::now() + options.gathering};
   const MpiFunctions* mpi = choose_mpi(options, *launch, environment);
-  std::vector<Group::Peer> peers;
+  Met met;
   std::function<void()> at_end;
   if (mpi != nullptr) {
     const auto thread = std::make_shared<MpiThread>();
-    peers = meet_by_mpi(gathering, *mpi, *thread);
+    met = meet_by_mpi(gathering, *mpi, *thread);
     at_end = [thread, mpi] { thread->call("MPI_Finalize", kLongestFinalize, mpi->finish); };
   } else {
-    peers = meet_by_tcp(gathering, environment);
+    met = meet_by_tcp(gathering, environment);
   }
-  return std::make_unique<Group>(gathering.self, launch->size, std::move(peers), options.silence,
-                                 std::move(at_end));
+  return std::make_unique<Group>(gathering.self, launch->size, std::move(met.peers),
+                                 options.silence, std::move(at_end),
+                                 GroupSecret{met.token, options.program});
 }
 
 }  // namespace dsckpt
