@@ -8,6 +8,7 @@
 #include "checkpoint/nearest_checkpoint.h"
 #include "checkpoint/tag_folder.h"
 #include "cli/cli.h"
+#include "cli/group.h"
 #include "cli/messages.h"
 #include "dsckpt/error.h"
 
@@ -27,6 +28,7 @@ bool is_of_checkpoint(ErrorKind kind) {
 int for_each_tag(const CLI::App& app, const Common& common, std::string& input,
                  SourceOptions& source, std::string& output, const std::function<int()>& convert) {
   namespace fs = std::filesystem;
+  const NodeFolders folders(common, input, source.roots);
   std::error_code failed;
   if (source.tag != kAll || fs::is_directory(fs::path(input) / kAll, failed)) return convert();
   if (output.empty()) throw UsageError("--tag all needs a folder for the output");

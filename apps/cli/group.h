@@ -2,9 +2,17 @@
 #pragma once
 
 #include <CLI/App.hpp>
+#include <filesystem>
 #include <functional>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "cli/options.h"
+
+namespace dsckpt {
+class NodeFiles;
+}
 
 namespace dsckpt::cli {
 
@@ -16,5 +24,20 @@ void add_group_options(CLI::App& app, Common& common);
 // is that of rank 0. Only rank 0 prints, or rank 1 where rank 0 is lost. Throws what `body` and
 // join_group() throw.
 int in_group(Common& common, const std::function<int()>& body);
+
+// Of a command that reads a checkpoint, in the `body` of in_group(). Where the nodes have folders
+// of their own at `path` or `roots`, `roots` gets those of the other nodes too, and `path`, if
+// there is nothing on rank 0's node, becomes one of them. They can be read as long as it is there.
+// Throws what NodeFiles throws.
+class NodeFolders {
+ public:
+  NodeFolders(const Common& common, std::string& path, std::vector<std::filesystem::path>& roots);
+  ~NodeFolders();
+  NodeFolders(const NodeFolders&) = delete;
+  NodeFolders& operator=(const NodeFolders&) = delete;
+
+ private:
+  std::unique_ptr<NodeFiles> files_;
+};
 
 }  // namespace dsckpt::cli

@@ -9,6 +9,7 @@
 #include "checkpoint/salvage.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/release.h"
+#include "io/far_files.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -19,9 +20,10 @@ namespace {
 // " from A and B", where there are several roots.
 std::string from_roots(const TagFolder& folder) {
   if (folder.other_roots.empty()) return "";
-  std::string text = " from " + folder.path.string();
+  std::string text = " from " + shown_path(folder.path);
   for (size_t i = 0; i < folder.other_roots.size(); ++i) {
-    text += (i + 1 == folder.other_roots.size() ? " and " : ", ") + folder.other_roots[i].string();
+    text +=
+        (i + 1 == folder.other_roots.size() ? " and " : ", ") + shown_path(folder.other_roots[i]);
   }
   return text;
 }
@@ -35,11 +37,11 @@ std::vector<ShardName> check_ranks(const std::vector<ShardFile>& found, ShardNam
   std::map<Rank, std::vector<std::string>> by_rank;
   for (const ShardFile& shard : found) {
     by_rank[{shard.name.mp_rank, shard.name.dp_rank}].push_back(
-        folder.other_roots.empty() ? shard.path.filename().string() : shard.path.string());
+        folder.other_roots.empty() ? shard.path.filename().string() : shown_path(shard.path));
   }
   for (const auto& [rank, names] : by_rank) {
     if (names.size() > 1) {
-      throw InconsistentError({.file = folder.path.string()},
+      throw InconsistentError({.file = shown_path(folder.path)},
                               "two files of the same rank: " + names[0] + " and " + names[1]);
     }
   }
@@ -57,14 +59,14 @@ std::vector<ShardName> check_ranks(const std::vector<ShardFile>& found, ShardNam
   }
   if (missing_count > kMaxListed) listed += "\n  ...";
   if (missing_count > kMaxListed || (missing_count > 0 && !draft.allow_missing)) {
-    throw InconsistentError({.file = folder.path.string()},
+    throw InconsistentError({.file = shown_path(folder.path)},
                             std::to_string(missing_count) + " of " + std::to_string(count) +
                                 " files are missing" + from_roots(folder) + ":" + listed)
         .with_hint(cure_of(folder, expected, true));
   }
   for (const auto& [rank, names] : by_rank) {
     if (rank.first < mp && rank.second < dp) continue;
-    throw InconsistentError({.file = folder.path.string()},
+    throw InconsistentError({.file = shown_path(folder.path)},
                             names.front() + " is one too many: the checkpoint is of " +
                                 std::to_string(count) +
                                 " ranks; perhaps an older checkpoint of the same tag was larger");
@@ -224,7 +226,7 @@ void find_degrees(CheckpointDraft& draft, uint32_t mp) {
   for (const auto& layer : files_of_layer) tp = std::max(tp, layer.second);
   if (mp % tp != 0) {
     throw InconsistentError(
-        {.file = draft.folder.path.string()},
+        {.file = shown_path(draft.folder.path)},
         std::to_string(mp) + " mp ranks, but " + std::to_string(tp) + " files of one layer");
   }
   mesh.tp = tp;

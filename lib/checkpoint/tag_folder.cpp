@@ -11,6 +11,7 @@
 #include "checkpoint/nearest_checkpoint.h"
 #include "dsckpt/error.h"
 #include "format/zip.h"
+#include "io/far_files.h"
 #include "io/input_file.h"
 
 namespace dsckpt {
@@ -131,8 +132,16 @@ fs::path find_in_root(const fs::path& root, const std::string& tag, bool tag_was
   }
   if (fs::is_directory(root / tag, failed)) return with_name(root / tag);
   if (has_shards(root)) return with_name(root);
-  throw InconsistentError({.file = root.string()},
+  throw InconsistentError({.file = shown_path(root)},
                           "has no folder of the tag '" + tag + "'" + whats_there(root));
+}
+
+// Whether it is another node's folder in which no rank of that tag has left a file. (Nobody has
+// asked for it by name.)
+bool is_of_nobody(const fs::path& root, const std::string& tag) {
+  std::error_code failed;
+  if (!is_far(root)) return false;
+  return !has_shards(fs::is_directory(root / tag, failed) ? root / tag : root);
 }
 
 void add_root(TagFolder& folder, const fs::path& other) {
@@ -145,7 +154,7 @@ void add_root(TagFolder& folder, const fs::path& other) {
   folder.other_roots.push_back(other);
   const std::vector<ShardFile> shards = list_shards(other);
   if (shards.empty()) {
-    throw InconsistentError({.file = other.string()},
+    throw InconsistentError({.file = shown_path(other)},
                             "holds no DeepSpeed shards" + whats_there(other));
   }
   std::map<std::string, fs::path> known;
@@ -155,8 +164,8 @@ void add_root(TagFolder& folder, const fs::path& other) {
     if (found == known.end()) {
       folder.shards.push_back(shard);
     } else if (!are_copies(found->second, shard.path)) {
-      throw InconsistentError({.file = shard.path.string()},
-                              "is not the same as " + found->second.string() +
+      throw InconsistentError({.file = shown_path(shard.path)},
+                              "is not the same as " + shown_path(found->second) +
                                   ": two files of one rank, perhaps of two saves");
     }
   }
@@ -167,7 +176,7 @@ void add_root(TagFolder& folder, const fs::path& other) {
 std::string tag_named_by(const fs::path& path) {
   const InputFile file(path);
   if (file.size() > kMaxTagBytes) {
-    throw CorruptError({.file = path.string()}, "is too long to be the name of a tag");
+    throw CorruptError({.file = shown_path(path)}, "is too long to be the name of a tag");
   }
   const std::vector<std::byte> bytes = file.read(0, file.size());
   std::string_view text = as_text(bytes);
@@ -178,7 +187,7 @@ std::string tag_named_by(const fs::path& path) {
   const fs::path tag(text);
   const bool leaves = std::any_of(tag.begin(), tag.end(), [](const auto& p) { return p == ".."; });
   if (text.empty() || text.find('\0') != text.npos || tag.is_absolute() || leaves) {
-    throw CorruptError({.file = path.string()}, "does not hold the name of a tag");
+    throw CorruptError({.file = shown_path(path)}, "does not hold the name of a tag");
   }
   return std::string(text);
 }
@@ -188,7 +197,7 @@ fs::path TagFolder::display_root() const {
 }
 
 std::string TagFolder::display(const fs::path& file) const {
-  return other_roots.empty() ? file.lexically_relative(display_root()).string() : file.string();
+  return other_roots.empty() ? file.lexically_relative(display_root()).string() : shown_path(file);
 }
 
 std::vector<ShardFile> TagFolder::of_kind(ShardName::Kind kind) const {
@@ -252,7 +261,7 @@ bool has_shards(const fs::path& folder) {
 
 void refuse_other_roots(const TagFolder& universal) {
   if (universal.other_roots.empty()) return;
-  throw UnsupportedError({.file = universal.path.string()},
+  throw UnsupportedError({.file = shown_path(universal.path)},
                          "is a universal checkpoint, which is one folder: it has no other roots");
 }
 
@@ -275,9 +284,9 @@ TagFolder find_exactly(const fs::path& given, const std::string& tag,
     throw no_such_folder(given);
   }
   const fs::path path = with_name(given);
-  if (failed) throw IoError({.file = path.string()}, "cannot open", failed.value());
+  if (failed) throw IoError({.file = shown_path(path)}, "cannot open", failed.value());
   if (!fs::is_directory(status)) {
-    throw InconsistentError({.file = path.string()}, "is a file; a checkpoint is a folder")
+    throw InconsistentError({.file = shown_path(path)}, "is a file; a checkpoint is a folder")
         .with_hint("give the folder that has the file `latest`");
   }
 
@@ -300,17 +309,18 @@ TagFolder find_exactly(const fs::path& given, const std::string& tag,
     folder = {path, named.filename().string(), {}};
   }
   if (!fs::is_directory(folder.path, failed)) {
-    throw InconsistentError({.file = folder.path.string()},
+    throw InconsistentError({.file = shown_path(folder.path)},
                             "there is no such tag" + whats_there(path))
         .with_hint(tags_hint(folder.path));
   }
   folder.shards = list_shards(folder.path);
   if (folder.shards.empty()) {
-    throw InconsistentError({.file = folder.path.string()},
+    throw InconsistentError({.file = shown_path(folder.path)},
                             "holds no DeepSpeed shards" + whats_there(folder.path))
         .with_hint("give the folder that has the file `latest`, or --tag");
   }
   for (const fs::path& root : roots) {
+    if (is_of_nobody(root, folder.tag)) continue;
     add_root(folder, find_in_root(root, folder.tag, !tag.empty()));
   }
   sort_shards(folder.shards);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dsckpt/error.h"
+#include "io/far_files.h"
 #include "io/packed_file.h"
 #include "io/stored_file.h"
 #include "io/zstd_file.h"
@@ -11,19 +12,32 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 
 InputFile::InputFile(const fs::path& path, std::string display) : path_(content_path(path)) {
-  const fs::path stored = stored_path(path).value_or(path);
-  encoding_ = encoding_of(stored);
-  if (display.empty()) display = path.string();
+  const fs::path stored = dsckpt::stored_path(path).value_or(path);
+  if (display.empty()) display = shown_path(path);
   display_ = content_path(display).string();
+  open(stored, far_file(stored));
+}
+
+InputFile::InputFile(const fs::path& path, std::string display, const FarFile& stored)
+    : path_(path), display_(std::move(display)) {
+  open(stored.path, stored);
+}
+
+void InputFile::open(const fs::path& stored, const std::optional<FarFile>& far) {
+  encoding_ = encoding_of(stored);
   std::string stored_display = display_;
   if (encoding_ != Encoding::plain) stored_display += stored.extension().string();
-  stored_ = std::make_unique<StoredFile>(stored, std::move(stored_display));
+  stored_ = std::make_unique<StoredFile>(stored, std::move(stored_display), far);
   if (encoding_ == Encoding::packed) content_ = std::make_unique<PackedFile>(*stored_);
   if (encoding_ == Encoding::zstd) content_ = std::make_unique<ZstdFile>(*stored_);
   size_ = content_ ? content_->size() : stored_->size();
 }
 
 InputFile::~InputFile() = default;
+
+const fs::path& InputFile::stored_path() const {
+  return stored_->path();
+}
 
 uint64_t InputFile::stored_size() const {
   return stored_->size();
@@ -76,7 +90,7 @@ std::vector<std::byte> InputFile::read(uint64_t offset, uint64_t size) const {
 
 FileId InputFiles::add(const fs::path& path, const fs::path& root) {
   if (const auto known = ids_.find(path.native()); known != ids_.end()) return known->second;
-  std::string display = path.string();
+  std::string display = shown_path(path);
   if (!root.empty()) {
     const fs::path relative = path.lexically_relative(root);
     if (!relative.empty() && *relative.begin() != "..") display = relative.string();
@@ -88,6 +102,11 @@ FileId InputFiles::add(const fs::path& path, const fs::path& root) {
 
 FileId InputFiles::add_again(const fs::path& path, std::string display) {
   files_.push_back(std::make_unique<InputFile>(path, std::move(display)));
+  return static_cast<FileId>(files_.size() - 1);
+}
+
+FileId InputFiles::add_far(const fs::path& path, std::string display, const FarFile& stored) {
+  files_.push_back(std::make_unique<InputFile>(path, std::move(display), stored));
   return static_cast<FileId>(files_.size() - 1);
 }
 

@@ -19,6 +19,7 @@ namespace dsckpt {
 
 class ContentReader;
 class StoredFile;
+struct FarFile;
 struct Progress;
 
 // One file of fixed size, stored as it is or held by another one (content_name.h). All methods may
@@ -35,6 +36,8 @@ class InputFile {
   // is none, or it cannot be opened or is not a regular file; for a compressed one also what
   // PackedFile and ZstdFile throw.
   explicit InputFile(const std::filesystem::path& path, std::string display = {});
+  // A far file (far_files.h): `stored` is what it is called where it is, compressed or not.
+  InputFile(const std::filesystem::path& path, std::string display, const FarFile& stored);
   ~InputFile();
   InputFile(const InputFile&) = delete;
   InputFile& operator=(const InputFile&) = delete;
@@ -45,6 +48,8 @@ class InputFile {
   uint64_t size() const { return size_; }
 
   Encoding encoding() const { return encoding_; }
+  // What it is stored in: with .dspack or .zst.
+  const std::filesystem::path& stored_path() const;
   // Bytes on the disk.
   uint64_t stored_size() const;
   // When that was last written, nanoseconds since the epoch.
@@ -68,6 +73,8 @@ class InputFile {
   std::vector<std::byte> read(uint64_t offset, uint64_t size) const;
 
  private:
+  void open(const std::filesystem::path& stored, const std::optional<FarFile>& far);
+
   std::filesystem::path path_;
   std::string display_;
   Encoding encoding_ = Encoding::plain;
@@ -86,6 +93,7 @@ class InputFiles {
 
   // Opens `path` once more, always with an id of its own, and calls it `display`.
   FileId add_again(const std::filesystem::path& path, std::string display);
+  FileId add_far(const std::filesystem::path& path, std::string display, const FarFile& stored);
 
   const InputFile& operator[](FileId id) const { return *files_[id]; }
   size_t size() const { return files_.size(); }

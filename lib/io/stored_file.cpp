@@ -73,6 +73,7 @@ struct StoredFile::Impl {
   fs::path path;
   std::string display;
   Identity identity;
+  std::optional<FarFile> far;
 
   // Open descriptors of the process, the most recently used first; `lease` is set exactly while the
   // Impl is listed.
@@ -111,9 +112,16 @@ struct StoredFile::Impl {
   }
 };
 
-StoredFile::StoredFile(fs::path path, std::string display) : impl_(std::make_unique<Impl>()) {
+StoredFile::StoredFile(fs::path path, std::string display, std::optional<FarFile> far)
+    : impl_(std::make_unique<Impl>()) {
   impl_->path = std::move(path);
   impl_->display = std::move(display);
+  impl_->far = std::move(far);
+  if (impl_->far) {
+    impl_->identity.size = static_cast<off_t>(impl_->far->size);
+    impl_->identity.modified_ns = impl_->far->modified;
+    return;
+  }
   auto [lease, identity] = open_regular(impl_->path, impl_->display);
   impl_->identity = identity;
   const std::lock_guard lock(Impl::mutex);
@@ -132,6 +140,11 @@ int64_t StoredFile::modified() const {
   return impl_->identity.modified_ns;
 }
 void StoredFile::check_unchanged() const {
+  if (impl_->far) {  // whoever reads it looks each time
+    std::byte first;
+    if (size() > 0) read_at(0, std::span(&first, 1));
+    return;
+  }
   struct stat now {};
   if (::stat(impl_->path.c_str(), &now) != 0) {
     throw IoError({.file = impl_->display}, "cannot stat", errno);
@@ -143,6 +156,16 @@ uint64_t StoredFile::size() const {
 }
 
 void StoredFile::read_at(uint64_t offset, std::span<std::byte> out) const {
+  if (impl_->far) {
+    return in_context({.file = display(), .offset = offset}, [&] {
+      const FarFile& far = *impl_->far;
+      if (offset > far.size || out.size() > far.size - offset) {
+        throw IoError(
+            {}, "file ends " + std::to_string(offset + out.size() - far.size) + " bytes early", 0);
+      }
+      far.reader->read_at(far.path, far.size, far.modified, offset, out);
+    });
+  }
   const Lease lease = impl_->borrow();
   while (!out.empty()) {
     const ssize_t got = ::pread(lease->get(), out.data(), out.size(), static_cast<off_t>(offset));
@@ -158,6 +181,7 @@ void StoredFile::read_at(uint64_t offset, std::span<std::byte> out) const {
 }
 
 bool StoredFile::is_cached(uint64_t offset) const {
+  if (impl_->far) return false;
   const Lease lease = impl_->borrow();
   std::byte byte;
   const iovec into{&byte, 1};

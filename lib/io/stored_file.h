@@ -7,8 +7,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+
+#include "io/far_files.h"
 
 namespace dsckpt {
 
@@ -18,8 +21,8 @@ namespace dsckpt {
 class StoredFile {
  public:
   // Throws IoError if `path` cannot be opened or is not a regular file. `display` is the name used
-  // in messages.
-  StoredFile(std::filesystem::path path, std::string display);
+  // in messages. A far file (far_files.h) is opened where it is; `path` is then only a name.
+  StoredFile(std::filesystem::path path, std::string display, std::optional<FarFile> far = {});
   ~StoredFile();
   StoredFile(const StoredFile&) = delete;
   StoredFile& operator=(const StoredFile&) = delete;

@@ -1,8 +1,11 @@
 """Tools that several processes run together: the ways to start them."""
+import ctypes
 import os
 import pathlib
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import types
 
@@ -43,6 +46,47 @@ class Ranks:
                     process.communicate()
             shutil.rmtree(self.place)
         return results
+
+
+CLONE_NEWNS = 0x20000
+MS_REC_PRIVATE = 0x4000 | 0x40000
+
+
+def libc_call(name, *args):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*args) != 0:
+        raise OSError(ctypes.get_errno(), name)
+
+
+def own_mounts():
+    """What this process mounts from now on is its own."""
+    libc_call("unshare", CLONE_NEWNS)
+    libc_call("mount", None, b"/", None, ctypes.c_ulong(MS_REC_PRIVATE), None)
+
+
+def can_mount():
+    """Whether a process here may have mounts of its own."""
+    code = "import ranks; ranks.own_mounts()"
+    return subprocess.run([sys.executable, "-c", code], cwd=pathlib.Path(__file__).parent,
+                          capture_output=True).returncode == 0
+
+
+def mount_own_disk(node, source, rank, size):
+    """A disk at `node` that only this process sees, with what the ranks of one node have written of `source`.
+
+    The shards of data-parallel rank D are on node D % `size`. Files that are no rank's are on all, as
+    DeepSpeed's local rank 0 of each node writes them.
+    """
+    own_mounts()
+    libc_call("mount", b"disk", os.fsencode(node), b"tmpfs", ctypes.c_ulong(0), b"mode=0755")
+    for path in sorted(pathlib.Path(source).rglob("*")):
+        target = pathlib.Path(node) / path.relative_to(source)
+        found = re.search(r"zero_pp_rank_(\d+)_|expp_rank_(\d+)_|/rank(\d+)/", str(path))
+        owner = int(next(filter(None, found.groups()))) % size if found else rank
+        if path.is_dir():
+            target.mkdir()
+        elif owner == rank:
+            shutil.copy(path, target)
 
 
 def run_by_tcp(size, command, folder):

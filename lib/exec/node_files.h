@@ -1,0 +1,74 @@
+// NodeFiles: input folders that every node has on a disk of its own, seen from rank 0.
+//
+// DeepSpeed writes such checkpoints with checkpoint.use_node_local_storage: a folder of one name
+// on each node, with the files of that node's ranks. Rank 0 sees all of them: its own, and
+// stand-ins (io/far_files.h) of what lies elsewhere. Whoever reads them asks the rank that has the
+// file.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "dsckpt/run.h"
+#include "group/file_service.h"
+#include "group/group.h"
+#include "io/far_files.h"
+
+namespace dsckpt {
+
+// The files of one rank.
+class RankReader : public FarReader {
+ public:
+  RankReader(std::shared_ptr<FileClient> client, int rank)
+      : client_(std::move(client)), rank_(rank) {}
+  void read_at(const std::filesystem::path& path, uint64_t size, int64_t modified, uint64_t offset,
+               std::span<std::byte> out) override;
+
+ private:
+  std::shared_ptr<FileClient> client_;
+  const int rank_;
+};
+
+// Of rank 0. The stand-ins are there as long as it is.
+class NodeFiles {
+ public:
+  // Asks all ranks what they see in `folders`. Nothing more is done where that is what rank 0 sees.
+  // Throws IoError, InterruptedError.
+  NodeFiles(Group& group, const std::vector<std::filesystem::path>& folders, Progress& progress);
+  ~NodeFiles();
+  NodeFiles(const NodeFiles&) = delete;
+  NodeFiles& operator=(const NodeFiles&) = delete;
+
+  // Folders of stand-ins, one for each folder that a node has for itself, by rank.
+  const std::vector<std::filesystem::path>& roots() const { return roots_; }
+
+ private:
+  void open_service();
+  void stand_in(int rank, const std::filesystem::path& folder,
+                const std::vector<ListedFile>& files);
+
+  Group& group_;
+  Progress& progress_;
+  std::unique_ptr<FileServer> server_;
+  std::filesystem::path folder_;  // of all stand-ins
+  std::vector<std::filesystem::path> roots_;
+  std::vector<std::filesystem::path> mounted_;
+};
+
+// Of the other ranks: what rank 0's NodeFiles asks them for.
+class NodeFilesThere {
+ public:
+  explicit NodeFilesThere(Group& group) : group_(group) {}
+
+  // Answers a message if it is of NodeFiles; else returns false.
+  bool answer(const Message& message);
+
+ private:
+  Group& group_;
+  std::unique_ptr<FileServer> server_;
+};
+
+}  // namespace dsckpt

@@ -1,0 +1,115 @@
+// FileService: the ranks of a group read files of each other's disks.
+//
+// Each rank listens on a port of its own. Whoever has the group's token may list folders and read
+// regular files there, with the rights of that rank's process; nothing can be written. One
+// connection serves one reader, request by request: what is asked for and its answer are texts with
+// a CRC32. So all bytes go from the rank that has them to the rank that needs them.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "group/handshake.h"
+#include "group/sockets.h"
+
+namespace dsckpt {
+
+// What must be the same of a file or folder for two ranks to see the same one.
+struct FileLook {
+  bool is_there = false;
+  bool is_folder = false;
+  uint64_t size = 0;
+  uint64_t inode = 0;
+  int64_t modified = 0;  // nanoseconds since the epoch
+
+  bool operator==(const FileLook&) const = default;
+};
+// Follows links.
+FileLook look_at(const std::filesystem::path& path);
+
+// A file or folder below one that was listed.
+struct ListedFile {
+  std::string path = {};  // relative to it
+  FileLook look = {};
+};
+// All below `folder`, folders before what is in them. Throws IoError.
+std::vector<ListedFile> list_below(const std::filesystem::path& folder);
+
+// Of one rank: answers until it goes.
+class FileServer {
+ public:
+  // Throws IoError.
+  FileServer(const Rendezvous::Token& token, GroupIdentity identity, Member self);
+  ~FileServer();
+  FileServer(const FileServer&) = delete;
+  FileServer& operator=(const FileServer&) = delete;
+
+  uint16_t port() const { return port_of(listening_.get()); }
+
+ private:
+  void accept_all();
+  void serve(Socket socket) const;
+
+  const Rendezvous::Token token_;
+  const GroupIdentity identity_;
+  const Member self_;
+  const Socket listening_;
+  std::atomic<bool> stop_{false};
+  std::vector<std::thread> readers_;  // the accepting thread's
+  std::thread accepting_;
+};
+
+// Where a rank's server is.
+struct FileServerPlace {
+  Member member = {};
+  std::vector<std::string> addresses = {};  // numeric, as Rendezvous'
+  uint16_t port = 0;
+};
+
+// Reads files of other ranks. Any thread, several at a time: each has a connection of its own then.
+class FileClient {
+ public:
+  // `silence`: a server that does not answer for so long is lost.
+  FileClient(const Rendezvous::Token& token, GroupIdentity identity, Member self,
+             std::vector<FileServerPlace> places, std::chrono::milliseconds silence);
+
+  // Throw IoError that names the rank if it is lost, and for what fails there.
+  std::vector<ListedFile> list(int rank, const std::filesystem::path& folder);
+  // Fills `out`, of a file of that size that was last written then: it is another one otherwise.
+  void read(int rank, const std::filesystem::path& path, uint64_t size, int64_t modified,
+            uint64_t offset, std::span<std::byte> out);
+
+  // Has what is under way fail, and all that comes, until it is called with false.
+  void stop(bool stopped);
+
+ private:
+  struct Server {
+    FileServerPlace place;
+    std::vector<Socket> idle;  // connections that nobody uses
+  };
+  std::string ask(int rank, const std::string& request, size_t longest);
+  Socket connection(int rank);
+  Socket connect(const FileServerPlace& place) const;
+  Server& server(int rank);
+
+  const Rendezvous::Token token_;
+  const GroupIdentity identity_;
+  const Member self_;
+  const std::chrono::milliseconds silence_;
+  std::mutex mutex_;  // of what follows
+  std::map<int, Server> servers_;
+  std::vector<int> busy_;  // descriptors that are being waited for
+  bool stopped_ = false;
+};
+
+}  // namespace dsckpt

@@ -1,0 +1,50 @@
+// Far files: files on disks of other machines, as if they lay in a folder here.
+//
+// The folder has stand-ins: files of the same names, sizes and times, so that whoever lists it sees
+// what is there. What they hold is read by a FarReader, wherever a StoredFile is opened.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+namespace dsckpt {
+
+class FarReader {
+ public:
+  virtual ~FarReader() = default;
+  // Fills `out` from `offset` of the file that is called `path` there. Any thread. Throws IoError,
+  // also for a file of another size or time.
+  virtual void read_at(const std::filesystem::path& path, uint64_t size, int64_t modified,
+                       uint64_t offset, std::span<std::byte> out) = 0;
+};
+
+// One of them.
+struct FarFile {
+  std::shared_ptr<FarReader> reader = {};
+  int machine = 0;                  // whoever mounted it decides what it means
+  std::filesystem::path path = {};  // there
+  uint64_t size = 0;
+  int64_t modified = 0;  // nanoseconds since the epoch
+};
+
+// Folders whose files are far ones, of this process. Any thread.
+//
+// From now on what lies in `folder`, which is absolute, are the files of `machine` below /, and
+// messages call them "NAME:/path".
+void mount_far(std::filesystem::path folder, int machine, std::string name,
+               std::shared_ptr<FarReader> reader);
+void unmount_far(const std::filesystem::path& folder);
+bool has_far_files();
+
+// Of a stand-in what it stands for; nothing of any other path.
+std::optional<FarFile> far_file(const std::filesystem::path& path);
+// Whether it lies in such a folder.
+bool is_far(const std::filesystem::path& path);
+// What messages call a path: "n2:/local/ckpt" of a stand-in, else the path itself.
+std::string shown_path(const std::filesystem::path& path);
+
+}  // namespace dsckpt
