@@ -35,8 +35,8 @@ ALLOWED = {
     "group/mpi": {"group"},
     "exec": {"base", "codec", "io", "plan", "group"},
     "job": USE_CASE | {"codec", "group"},
-    "inspect": LOWER | {"checkpoint", "exec"},
-    "inspect/verify": LOWER | {"checkpoint", "exec", "inspect"},
+    "inspect": LOWER | {"checkpoint", "exec", "group"},
+    "inspect/verify": LOWER | {"checkpoint", "exec", "group", "inspect"},
     # The use cases do not know each other.
     "weights": USE_CASE,
     "universal": USE_CASE,

@@ -16,6 +16,7 @@
 #include "ckpt_inspect/commands.h"
 #include "ckpt_inspect/html.h"
 #include "ckpt_inspect/shown.h"
+#include "cli/group.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/table.h"
@@ -258,7 +259,7 @@ int diff(const CLI::App& app, const cli::Common& common, const DiffArguments& ar
   const Side a(args, common, args.path_a, args.tag_a);
   const Side b(args, common, args.path_b, args.tag_b);
   require_match(args.selection, !a.empty() || !b.empty());
-  DiffOptions options{.as = args.as, .tolerance = {}, .threads = common.threads};
+  DiffOptions options{.as = args.as, .tolerance = {}};
   if (args.atol || args.rtol) {
     options.tolerance = Tolerance{args.atol.value_or(0), args.rtol.value_or(0)};
   }
@@ -267,7 +268,7 @@ int diff(const CLI::App& app, const cli::Common& common, const DiffArguments& ar
   {
     const cli::InterruptGuard guard(progress);
     const cli::ProgressDisplay display(progress, common);
-    result = diff_tensors(a.side(), b.side(), options, progress);
+    result = diff_tensors(a.side(), b.side(), options, {common.threads, progress, common.group});
   }
   if (!args.html.empty()) {
     write_page(args.html, html_of(DiffPage{.a = page_side(args.path_a, a.contents()),
@@ -340,7 +341,10 @@ Command add_diff(CLI::App& app, cli::Common& common) {
           ->type_name("REPORT");
   sub.add_flag("--force", args->force, "Replace REPORT if it exists")->needs(html);
   cli::add_pass_options(sub, common);
-  return {&sub, [&app, &common, args] { return diff(app, common, *args); }};
+  cli::add_group_options(sub, common);
+  return {&sub, [&app, &common, args] {
+            return cli::in_group(common, [&] { return diff(app, common, *args); });
+          }};
 }
 
 }  // namespace dsckpt::inspect

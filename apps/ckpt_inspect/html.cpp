@@ -58,8 +58,8 @@ void add_values(HtmlReport& report, const Findings& findings, const HtmlOptions&
   Progress progress;
   const cli::InterruptGuard guard(progress);
   const cli::ProgressDisplay display(progress, common);
-  const TensorStats stats = tensor_stats(findings.inputs, tensors,
-                                         {.threads = common.threads, .histogram = true}, progress);
+  const TensorStats stats =
+      tensor_stats(findings.inputs, tensors, {.histogram = true}, {common.threads, progress});
   for (const TensorStats::Total& total : stats.totals) {
     report.totals.push_back({total.state.empty() ? "weights" : total.state,
                              grouped(total.values.count) + " values in " + grouped(total.tensors) +

@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
 #include "ckpt_inspect/shown.h"
+#include "cli/group.h"
 #include "cli/messages.h"
 #include "cli/table.h"
 #include "cli/terminal.h"
@@ -107,7 +108,8 @@ void print_table(const std::vector<NamedTensor>& tensors, const TensorStats& sta
   std::cout << table.text(cli::Terminal::of_stdout());
 }
 
-int stats(const CLI::App& app, const cli::Common& common, const TensorArguments& args) {
+int stats(const CLI::App& app, const cli::Common& common, TensorArguments& args) {
+  const cli::NodeFolders folders(common, args.path, args.contents.roots);
   InputFiles inputs;
   const Contents contents = open_contents(inputs, common, args.path, args.contents);
   std::vector<NamedTensor> tensors = selected(contents, args.selection);
@@ -117,7 +119,7 @@ int stats(const CLI::App& app, const cli::Common& common, const TensorArguments&
   {
     const cli::InterruptGuard guard(progress);
     const cli::ProgressDisplay display(progress, common);
-    result = tensor_stats(inputs, tensors, {.threads = common.threads}, progress);
+    result = tensor_stats(inputs, tensors, {}, {common.threads, progress, common.group});
   }
   sort_by_number(args.selection.sort, tensors, result.tensors);
   const auto bad = std::count_if(result.tensors.begin(), result.tensors.end(), is_bad);
@@ -148,7 +150,10 @@ Command add_stats(CLI::App& app, cli::Common& common) {
   for (const auto& [key, number] : sortable()) numbers.push_back(key);
   add_tensor_arguments(sub, *args, numbers);
   cli::add_pass_options(sub, common);
-  return {&sub, [&app, &common, args] { return stats(app, common, *args); }};
+  cli::add_group_options(sub, common);
+  return {&sub, [&app, &common, args] {
+            return cli::in_group(common, [&] { return stats(app, common, *args); });
+          }};
 }
 
 }  // namespace dsckpt::inspect

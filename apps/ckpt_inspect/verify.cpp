@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
+#include "cli/group.h"
 #include "cli/messages.h"
 #include "cli/terminal.h"
 #include "report/report.h"
@@ -69,7 +70,8 @@ void write(const cli::Common& common, const CLI::App& app, const VerifyArguments
   cli::note(app, common, "no manifest is written of what is not whole");
 }
 
-int verify_path(const CLI::App& app, const cli::Common& common, const VerifyArguments& args) {
+int verify_path(const CLI::App& app, const cli::Common& common, VerifyArguments& args) {
+  const cli::NodeFolders folders(common, args.path, args.contents.roots);
   std::error_code failed;
   if (!args.force && !args.new_manifest.empty() &&
       std::filesystem::exists(args.new_manifest, failed)) {
@@ -89,6 +91,7 @@ int verify_path(const CLI::App& app, const cli::Common& common, const VerifyArgu
   options.tag = args.contents.tag;
   options.tp_rules = args.contents.tp_rules;
   options.threads = common.threads;
+  options.group = common.group;
   options.manifest = args.manifest;
   options.new_manifest = args.new_manifest;
   InputFiles inputs;
@@ -129,7 +132,10 @@ Command add_verify(CLI::App& app, cli::Common& common) {
       ->type_name("FILE");
   sub.add_flag("--force", args->force, "Replace the manifest that is there");
   cli::add_pass_options(sub, common);
-  return {&sub, [&app, &common, args] { return verify_path(app, common, *args); }};
+  cli::add_group_options(sub, common);
+  return {&sub, [&app, &common, args] {
+            return cli::in_group(common, [&] { return verify_path(app, common, *args); });
+          }};
 }
 
 }  // namespace dsckpt::inspect

@@ -1,7 +1,10 @@
 #include "cli/group.h"
 
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
+#include <new>
+#include <system_error>
 
 #include "cli/cli.h"
 #include "cli/interrupt.h"
@@ -9,8 +12,10 @@
 #include "cli/version.h"
 #include "dsckpt/error.h"
 #include "exec/follower.h"
+#include "exec/node_files.h"
 #include "exec/rank_words.h"
 #include "group/join.h"
+#include "inspect/questions.h"
 
 namespace dsckpt::cli {
 namespace {
@@ -36,7 +41,7 @@ int follow_first(Group& group, const Common& common, Progress& progress) {
   // Whoever stops this process stops all: rank 0 says when.
   const Writing writing;
   try {
-    const int status = follow(group, common.threads, progress);
+    const int status = follow(group, common.threads, progress, answer_question);
     leave(group);
     return status;
   } catch (const IoError&) {
@@ -89,6 +94,12 @@ int in_group(Common& common, const std::function<int()>& body) {
   } catch (const Error& error) {
     end_all(*group, exit_code(error.kind()));
     throw;
+  } catch (const std::filesystem::filesystem_error&) {  // as run() has it
+    end_all(*group, kIo);
+    throw;
+  } catch (const std::bad_alloc&) {
+    end_all(*group, kIo);
+    throw;
   } catch (...) {
     end_all(*group, kBug);
     throw;
@@ -96,5 +107,27 @@ int in_group(Common& common, const std::function<int()>& body) {
   end_all(*group, status);
   return status;
 }
+
+NodeFolders::NodeFolders(const Common& common, std::string& path,
+                         std::vector<std::filesystem::path>& roots) {
+  if (common.group == nullptr) return;
+  std::vector<std::filesystem::path> folders{path};
+  folders.insert(folders.end(), roots.begin(), roots.end());
+  Progress progress;
+  const InterruptGuard guard(progress);
+  files_ = std::make_unique<NodeFiles>(*common.group, folders, progress);
+  const std::vector<std::filesystem::path>& others = files_->roots();
+  if (others.empty()) return;
+  std::error_code failed;
+  std::erase_if(roots, [&](const std::filesystem::path& root) {
+    return !std::filesystem::exists(root, failed);
+  });
+  roots.insert(roots.end(), others.begin(), others.end());
+  if (std::filesystem::exists(path, failed)) return;
+  path = roots.front().string();
+  roots.erase(roots.begin());
+}
+
+NodeFolders::~NodeFolders() = default;
 
 }  // namespace dsckpt::cli

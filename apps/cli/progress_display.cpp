@@ -8,7 +8,9 @@
 #include <iostream>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
+#include <utility>
 
 #include "cli/cli.h"
 #include "cli/interrupt.h"
@@ -23,14 +25,16 @@ struct ProgressDisplay::Impl {
   static constexpr size_t kLeastBar = 5;
   static constexpr double kQuietSeconds = 0.5;  // most checkpoints are opened in less
 
-  Impl(const Progress& of, ProgressMode mode, bool is_shown)
+  Impl(const Progress& of, const Group* ranks, ProgressMode mode, bool is_shown)
       : progress(of),
+        group(ranks),
         shown(is_shown),
         as_json(mode == ProgressMode::json),
         always(mode == ProgressMode::always) {}
 
   const Progress& progress;
-  const bool shown;  // otherwise only when somebody asks
+  const Group* const group;  // nullptr: this process runs alone
+  const bool shown;          // otherwise only when somebody asks
   const bool as_json;
   const bool always;
   Clock::time_point start = Clock::now();
@@ -78,12 +82,14 @@ struct ProgressDisplay::Impl {
     uint64_t total;
     double rate;  // bytes a second
     double left;  // seconds
+    std::optional<Member> slowest;
     double fraction() const { return static_cast<double>(done) / static_cast<double>(total); }
     std::string text() const {
       std::string percent = whole(fraction() * 100);
       percent.insert(0, 3 - std::min<size_t>(3, percent.size()), ' ');
       return percent + " %  " + human_bytes(done) + " of " + human_bytes(total) + "  " +
-             human_bytes(static_cast<uint64_t>(rate)) + "/s  " + whole(left) + " s left";
+             human_bytes(static_cast<uint64_t>(rate)) + "/s  " + whole(left) + " s left" +
+             (slowest ? "  " + slowest->name() + " is slowest" : "");
     }
   };
 
@@ -132,20 +138,24 @@ struct ProgressDisplay::Impl {
     const double passed = seconds();
     const double rate = passed > 0 ? static_cast<double>(done) / passed : 0;
     const double left = rate > 0 ? static_cast<double>(total - done) / rate : 0;
-    return {done, total, rate, left};
+    const int slowest = progress.slowest_rank;
+    return {
+        done, total, rate, left,
+        group != nullptr && slowest >= 0 ? std::optional(group->member(slowest)) : std::nullopt};
   }
 
   void show() {
     const Facts now = facts();
     if (now.total == 0) return show_opening();
     if (!as_json) return draw(now.fraction(), now.text());
-    std::cerr << dump({{"schema", kJsonSchema},
-                       {"type", "progress"},
-                       {"data",
-                        {{"bytes_done", now.done},
-                         {"bytes_total", now.total},
-                         {"bytes_per_second", static_cast<uint64_t>(now.rate)},
-                         {"seconds_left", now.left}}}})
+    nlohmann::json data{{"bytes_done", now.done},
+                        {"bytes_total", now.total},
+                        {"bytes_per_second", static_cast<uint64_t>(now.rate)},
+                        {"seconds_left", now.left}};
+    if (now.slowest) {
+      data["slowest_rank"] = {{"rank", now.slowest->rank}, {"host", now.slowest->host}};
+    }
+    std::cerr << dump({{"schema", kJsonSchema}, {"type", "progress"}, {"data", std::move(data)}})
               << "\n";
   }
 
@@ -174,7 +184,7 @@ ProgressDisplay::ProgressDisplay(const Progress& progress, const Common& common)
   const bool terminal = ::isatty(STDERR_FILENO) == 1 && !common.quiet;
   const bool shown = common.progress != ProgressMode::never &&
                      (common.progress != ProgressMode::automatic || terminal);
-  impl_ = std::make_unique<Impl>(progress, common.progress, shown);
+  impl_ = std::make_unique<Impl>(progress, common.group, common.progress, shown);
   impl_->thread = std::thread([impl = impl_.get()] { impl->loop(); });
 }
 

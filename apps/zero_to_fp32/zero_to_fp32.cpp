@@ -27,7 +27,7 @@ namespace {
 
 struct Arguments {
   cli::Common common;
-  std::string checkpoint_dir;
+  std::string input;
   std::string output_dir;
   std::vector<std::string> more;  // positionals after these
   bool average = false;
@@ -62,7 +62,7 @@ DType type_in_config(const Source& source, const WeightsOptions& weights) {
 }
 
 void add_options(CLI::App& app, Arguments& args) {
-  cli::add_checkpoint_options(app, "checkpoint_dir", args.checkpoint_dir, args.source);
+  cli::add_checkpoint_options(app, "checkpoint_dir", args.input, args.source);
   app.add_option("output_dir", args.output_dir,
                  "Folder for the weights; made if it is missing. Not with --peft");
   app.add_option(
@@ -158,7 +158,7 @@ void add_options(CLI::App& app, Arguments& args) {
 
 // What is given after the first checkpoint, in its place.
 std::vector<std::filesystem::path> take_averaged(Arguments& args) {
-  std::vector<std::filesystem::path> paths{args.checkpoint_dir};
+  std::vector<std::filesystem::path> paths{args.input};
   if (!args.output_dir.empty()) paths.emplace_back(args.output_dir);
   paths.insert(paths.end(), args.more.begin(), args.more.end());
   if (args.peft.empty() && paths.size() > 1) {
@@ -223,7 +223,7 @@ int convert_one(const CLI::App& app, Arguments& args,
   const bool adapter = !args.peft.empty();
   const Job job = cli::while_shown(progress, args.common, [&] {
     const Source source = args.average ? Source::open_average(averaged, args.source, args.averaged)
-                                       : Source::open(args.checkpoint_dir, args.source);
+                                       : Source::open(args.input, args.source);
     if (args.debug) std::cerr << dump(facts_json(*source->checkpoint)) << "\n";
     args.weights.dtype =
         args.dtype == "auto" ? type_in_config(source, args.weights) : parse_dtype(args.dtype);
@@ -243,7 +243,7 @@ int convert(const CLI::App& app, Arguments& args) {
   args.weights.max_shard_size =
       args.max_shard_size == "none" ? kOneFile : parse_size(args.max_shard_size, "shard size");
   if (args.average) return convert_one(app, args, averaged);
-  return cli::for_each_tag(app, args.common, args.checkpoint_dir, args.source,
+  return cli::for_each_tag(app, args.common, args.input, args.source,
                            args.peft.empty() ? args.output_dir : args.peft,
                            [&] { return convert_one(app, args, averaged); });
 }

@@ -53,6 +53,8 @@ struct Progress {
   // While a source is opened and planned: files whose metadata was read, of those known so far.
   std::atomic<uint64_t> files_done{0};
   std::atomic<uint64_t> files_total{0};
+  // Of a run by several processes: the one that the others are ahead of, or wait for; -1: none.
+  std::atomic<int> slowest_rank{-1};
 };
 
 // What one of several processes that ran a job together has done of it.
@@ -60,6 +62,11 @@ struct RankStats {
   std::string host = {};
   uint64_t bytes_read = 0;
   uint64_t bytes_done = 0;  // written, or read only to be checked
+  // Between it and rank 0, as it has sent and received them; of rank 0 itself 0.
+  uint64_t messages_sent = 0;
+  uint64_t messages_received = 0;
+  uint64_t bytes_sent = 0;
+  uint64_t bytes_received = 0;
 };
 
 struct RunStats {

@@ -4,19 +4,20 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
 
 #include "dsckpt/error.h"
+#include "exec/node_files.h"
 #include "exec/portion.h"
+#include "exec/rank_inputs.h"
 #include "exec/rank_words.h"
 #include "exec/staged_files.h"
-#include "io/input_file.h"
 #include "io/output_file.h"
 
 namespace dsckpt {
@@ -25,7 +26,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kListening{200};
-// The next portion is there before one is done.
+// The next task is there before one is done.
 constexpr int kAhead = 2;
 
 void say(Group& group, Word word, std::string bytes = {}) {
@@ -39,50 +40,12 @@ RankJob job_of(std::string_view bytes, unsigned threads) {
   return job;
 }
 
-// What is read of a run's inputs, opened as it is needed.
-class RankInputs {
- public:
-  explicit RankInputs(const RankJob& job) : job_(job) {}
-
-  // The numbers here of files of the run. Throws IoError for one that is another file here.
-  std::vector<FileId> open(const std::vector<FileId>& files) {
-    std::vector<FileId> ids;
-    for (const FileId file : files) ids.push_back(open(file));
-    return ids;
-  }
-  const InputFiles& files() const { return files_; }
-  void check_unchanged() const {
-    for (FileId file = 0; file < files_.size(); ++file) files_[file].check_unchanged();
-  }
-
- private:
-  FileId open(FileId file) {
-    if (const auto known = ids_.find(file); known != ids_.end()) return known->second;
-    const RankJob::Input& wanted = job_.inputs.at(file);
-    const FileId id = files_.add_again(wanted.path, wanted.display);
-    const InputFile& input = files_[id];
-    if (input.stored_size() != wanted.stored_size || input.modified() != wanted.modified) {
-      throw IoError(
-          {.file = wanted.display},
-          "is another file here than on rank 0: " + std::to_string(input.stored_size()) +
-              " bytes instead of " + std::to_string(wanted.stored_size) +
-              (input.stored_size() == wanted.stored_size ? ", written at another time" : ""),
-          0)
-          .with_hint("all ranks must see the same files");
-    }
-    ids_.emplace(file, id);
-    return id;
-  }
-
-  const RankJob& job_;
-  InputFiles files_;
-  std::map<FileId, FileId> ids_;
-};
-
-// One run: a thread that does portions as they come.
+// One run: a thread that does tasks as they come.
 class RankRun {
  public:
-  RankRun(Group& group, RankJob job) : group_(group), job_(std::move(job)), inputs_(job_) {
+  RankRun(Group& group, RankJob job, const Answer& answer)
+      : group_(group), job_(std::move(job)), answer_(answer), inputs_(job_, group) {
+    if (const auto files = group_.files()) files->stop(false);
     for (int i = 0; i < kAhead; ++i) say(group_, Word::want);
     thread_ = std::thread([this] { work(); });
   }
@@ -90,10 +53,10 @@ class RankRun {
   RankRun(const RankRun&) = delete;
   RankRun& operator=(const RankRun&) = delete;
 
-  void take(std::optional<Portion> portion) {
+  void take(std::optional<std::string> task) {
     const std::lock_guard lock(mutex_);
-    if (portion) {
-      portions_.push_back(std::move(*portion));
+    if (task) {
+      tasks_.push_back(std::move(*task));
     } else {
       no_more_ = true;
     }
@@ -101,6 +64,7 @@ class RankRun {
   }
   void cancel() {
     progress_.cancelled = true;
+    if (const auto files = group_.files()) files->stop(true);
     const std::lock_guard lock(mutex_);
     changed_.notify_all();
   }
@@ -114,8 +78,10 @@ class RankRun {
  private:
   void work() {
     try {
-      while (std::optional<Portion> portion = next()) {
-        do_portion(*portion);
+      while (const std::optional<std::string> task = next()) {
+        say(group_, Word::done,
+            job_.questions ? answer_(*task, inputs_, job_.options.threads, progress_)
+                           : do_portion(*task));
         say(group_, Word::want);
       }
       if (progress_.cancelled) throw InterruptedError();
@@ -128,41 +94,44 @@ class RankRun {
     }
   }
 
-  std::optional<Portion> next() {
+  std::optional<std::string> next() {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return progress_.cancelled || no_more_ || !portions_.empty(); });
-    if (progress_.cancelled || portions_.empty()) return std::nullopt;
-    Portion portion = std::move(portions_.front());
-    portions_.pop_front();
-    return portion;
+    changed_.wait(lock, [&] { return progress_.cancelled || no_more_ || !tasks_.empty(); });
+    if (progress_.cancelled || tasks_.empty()) return std::nullopt;
+    std::string task = std::move(tasks_.front());
+    tasks_.pop_front();
+    return task;
   }
 
-  void do_portion(Portion& portion) {
+  std::string do_portion(std::string_view task) {
+    Portion portion = Portion::decode(task);
     portion.set_files(inputs_.open(portion.part.files));
     StagedFiles files(portion.part.plan, job_.place);
     const PortionResult result =
         run_portion(portion, inputs_.files(), files, progress_, job_.options);
     if (job_.sync_portions) sync();
-    say(group_, Word::done, result.encode());
+    return result.encode();
   }
 
   void sync() const { FileSystem(job_.place.files_in).sync(); }
 
   Group& group_;
   const RankJob job_;
+  const Answer& answer_;
   RankInputs inputs_;
   Progress progress_;
 
   std::mutex mutex_;  // of what follows
   std::condition_variable changed_;
-  std::deque<Portion> portions_;
+  std::deque<std::string> tasks_;
   bool no_more_ = false;
   std::thread thread_;
 };
 
 }  // namespace
 
-int follow(Group& group, unsigned threads, Progress& progress) {
+int follow(Group& group, unsigned threads, Progress& progress, const Answer& answer) {
+  NodeFilesThere files(group);
   std::unique_ptr<RankRun> run;
   uint64_t said = 0;  // bytes done
   bool interrupted = false;
@@ -177,17 +146,17 @@ int follow(Group& group, unsigned threads, Progress& progress) {
       said = run->bytes_done();
       say(group, Word::progress, encode_number(said));
     }
-    if (!message) continue;
+    if (!message || files.answer(*message)) continue;
     switch (static_cast<Word>(message->kind)) {
       case Word::job:
         said = 0;
         run.reset();
-        run = std::make_unique<RankRun>(group, job_of(message->bytes, threads));
+        run = std::make_unique<RankRun>(group, job_of(message->bytes, threads), answer);
         break;
-      case Word::portion:
-        if (run) run->take(Portion::decode(message->bytes));
+      case Word::task:
+        if (run) run->take(message->bytes);
         break;
-      case Word::no_portion:
+      case Word::no_task:
         if (run) run->take(std::nullopt);
         break;
       case Word::stop:

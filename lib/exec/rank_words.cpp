@@ -1,12 +1,14 @@
 #include "exec/rank_words.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <new>
 #include <optional>
 #include <stdexcept>
 #include <utility>
 
 #include "base/varint.h"
+#include "io/far_files.h"
 
 namespace dsckpt {
 namespace {
@@ -35,6 +37,19 @@ std::vector<std::optional<Sha256Digest>> read_sha256(VarintReader& reader) {
 
 }  // namespace
 
+void RankJob::add_inputs(const InputFiles& files) {
+  for (FileId file = 0; file < files.size(); ++file) {
+    const InputFile& input = files[file];
+    inputs.push_back({std::filesystem::absolute(input.path()).string(), input.display(),
+                      input.stored_size(), input.modified()});
+    if (!has_far_files()) continue;
+    const std::optional<FarFile> far = far_file(input.stored_path());
+    inputs.back().owner = far ? far->machine : 0;
+    inputs.back().path_there =
+        (far ? far->path : std::filesystem::absolute(input.stored_path())).string();
+  }
+}
+
 std::string RankJob::encode() const {
   VarintWriter writer;
   writer.number(inputs.size());
@@ -43,7 +58,10 @@ std::string RankJob::encode() const {
     writer.text(input.display);
     writer.number(input.stored_size);
     writer.number(static_cast<uint64_t>(input.modified));
+    writer.number(static_cast<uint64_t>(input.owner + 1));
+    writer.text(input.path_there);
   }
+  writer.number(questions ? 1 : 0);
   writer.text(place.files_in.native());
   writer.text(place.target.native());
   for (const bool flag : {place.packed, place.direct, place.durable, place.are_there,
@@ -65,7 +83,10 @@ RankJob RankJob::decode(std::string_view bytes) {
     input.display = reader.text();
     input.stored_size = reader.number();
     input.modified = static_cast<int64_t>(reader.number());
+    input.owner = static_cast<int>(reader.number()) - 1;
+    input.path_there = reader.text();
   }
+  job.questions = reader.number() != 0;
   job.place.files_in = reader.text();
   job.place.target = reader.text();
   for (bool* flag : {&job.place.packed, &job.place.direct, &job.place.durable, &job.place.are_there,
@@ -109,10 +130,15 @@ std::string encode_failure(const std::exception& failure) {
   return writer.take();
 }
 
+bool is_of_rank(std::string_view failure) {
+  const uint64_t kind = VarintReader(failure).number();
+  return kind == kBug || static_cast<ErrorKind>(kind) == ErrorKind::io;
+}
+
 void throw_failure(std::string_view bytes, const std::string& who) {
   VarintReader reader(bytes);
   const uint64_t kind = reader.number();
-  const std::string message = who + ": " + reader.text();
+  const std::string message = (who.empty() ? "" : who + ": ") + reader.text();
   if (kind == kBug) throw std::runtime_error(message);
   if (reader.at_end()) throw IoError({}, message, 0);
   const std::string hint = reader.text();

@@ -1,8 +1,9 @@
 // What the ranks of a group say to each other during a run (group/group.h), and how it is written.
 //
 // Rank 0 has the plan. It tells the others where inputs and outputs are (`job`), and gives them
-// portions as they `want` them; of each they say what came of it (`done`). When no portion is left
-// they say so (`left`). A rank that fails says why (`failed`), and rank 0 has all stop.
+// tasks as they `want` them: portions of the plan, or questions about what is in the files. Of each
+// they say what came of it (`done`). When no task is left they say so (`left`). A rank that fails
+// says why (`failed`), and rank 0 has all stop.
 #pragma once
 
 #include <cstdint>
@@ -14,26 +15,32 @@
 #include "exec/output_sums.h"
 #include "exec/portion.h"
 #include "exec/staged_files.h"
+#include "io/input_file.h"
 
 namespace dsckpt {
 
 enum class Word : uint32_t {
   // From rank 0.
-  job = 1,     // RankJob
-  portion,     // Portion
-  no_portion,  // in place of one: all are taken
-  stop,        // what you are at; the answer is `stopped`
-  end,         // number: the exit status; nothing comes after it
+  job = 1,  // RankJob
+  task,     // Portion, or what RankJob::questions says
+  no_task,  // in place of one: all are taken
+  stop,     // what you are at; the answer is `stopped`
+  end,      // number: the exit status; nothing comes after it
+  look,     // at folders; the answer is `seen` (node_files.h)
+  serve,    // your files; the answer is `serving`
+  servers,  // where all of them are
   // From the others.
-  want,      // a portion
-  done,      // PortionResult
+  want,      // a task
+  done,      // what came of one: PortionResult, or an answer
   left,      // nothing is under way any more, and all files are closed
   progress,  // number: bytes done since the job began
   failed,    // an error
   stopped,
+  seen,
+  serving,
 };
 
-// What a rank must know of a run besides its portions.
+// What a rank must know of a run besides its tasks.
 struct RankJob {
   // An input as rank 0 sees it: `path` as it was opened, absolute.
   struct Input {
@@ -41,13 +48,23 @@ struct RankJob {
     std::string display = {};
     uint64_t stored_size = 0;
     int64_t modified = 0;
+    // Where nodes have files of their own (node_files.h): the rank that has it, and what it is
+    // stored in there. -1: all see it at `path`.
+    int owner = -1;
+    std::string path_there = {};
   };
   std::vector<Input> inputs = {};
+  // The tasks are questions, which the Answer that follow() was given knows: nothing is written,
+  // and what follows is empty.
+  bool questions = false;
   StagingPlace place = {};
   PortionOptions options = {};
   // Wait after each portion until it is on the disk, or after the last one.
   bool sync_portions = false;
   bool sync_last = false;
+
+  // All of them, after those that are there, in their order.
+  void add_inputs(const InputFiles& files);
 
   std::string encode() const;
   static RankJob decode(std::string_view bytes);
@@ -59,7 +76,9 @@ uint64_t decode_number(std::string_view bytes);
 // Any exception, as the error that another process is to report; not an Error is a bug, and stays
 // one.
 std::string encode_failure(const std::exception& failure);
-// Throws it there, with `who` in front.
+// Throws it there, with `who` in front, unless that is empty.
 [[noreturn]] void throw_failure(std::string_view bytes, const std::string& who);
+// Whether it is the failure of that rank, rather than what any rank would have found in the files.
+bool is_of_rank(std::string_view failure);
 
 }  // namespace dsckpt

@@ -20,7 +20,6 @@ Shares::Shares(const Units& units, std::span<const BatchRange> done, const Share
     : pieces_(static_cast<size_t>(options.ranks)), left_(static_cast<size_t>(options.ranks), 0) {
   // Runs of batches that are not to be cut.
   std::vector<Piece> whole;
-  uint64_t total = 0;
   const PlanUnit* before = nullptr;
   auto skipped = done.begin();
   for (uint64_t batch = 0; batch < units.batches(); ++batch) {
@@ -30,25 +29,37 @@ Shares::Shares(const Units& units, std::span<const BatchRange> done, const Share
     if (!is_done) {
       const uint64_t bytes = units.bytes_of({batch, batch + 1});
       const bool follows = !whole.empty() && whole.back().batches.last == batch;
-      if (!follows || may_begin(first, before, options)) whole.push_back({{batch, batch}, 0});
+      if (!follows || may_begin(first, before, options)) {
+        whole.push_back({{batch, batch}, 0, options.owner ? options.owner(batch) : -1});
+      }
       whole.back().batches.last = batch + 1;
       whole.back().bytes += bytes;
-      total += bytes;
     }
     before = &units.batch(batch).back();
   }
+  give_out(whole, kLongest);
+}
 
-  const auto ranks = static_cast<uint64_t>(options.ranks);
+Shares::Shares(std::span<const Piece> pieces, int ranks, uint64_t longest)
+    : pieces_(static_cast<size_t>(ranks)), left_(static_cast<size_t>(ranks), 0) {
+  give_out(pieces, longest);
+}
+
+void Shares::give_out(std::span<const Piece> pieces, uint64_t longest) {
+  const uint64_t ranks = pieces_.size();
+  uint64_t total = 0;
+  for (const Piece& piece : pieces) total += piece.bytes;
   const uint64_t share = std::max<uint64_t>(total / ranks, 1);
-  const uint64_t portion = std::clamp<uint64_t>(share / kPortions, 1, kLongest);
+  const uint64_t portion = std::clamp<uint64_t>(share / kPortions, 1, longest);
   uint64_t begin = 0;  // bytes before
-  for (const Piece& piece : whole) {
+  for (const Piece& piece : pieces) {
     // Whose share its middle lies in.
-    const uint64_t rank = std::min((begin + piece.bytes / 2) / share, ranks - 1);
+    const uint64_t rank = piece.owner >= 0 ? static_cast<uint64_t>(piece.owner)
+                                           : std::min((begin + piece.bytes / 2) / share, ranks - 1);
     std::deque<Piece>& of_rank = pieces_[rank];
     Piece* last = of_rank.empty() ? nullptr : &of_rank.back();
     if (last != nullptr && last->batches.last == piece.batches.first && last->bytes < portion &&
-        last->bytes + piece.bytes <= kLongest) {
+        last->bytes + piece.bytes <= longest) {
       last->batches.last = piece.batches.last;
       last->bytes += piece.bytes;
     } else {

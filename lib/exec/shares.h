@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -24,6 +25,8 @@ struct ShareOptions {
   uint64_t cut_bytes = 1 << 20;
   // Outputs are never cut: they are packed.
   bool whole_outputs = false;
+  // The rank that has most of what a batch reads; not set: all see all files.
+  std::function<int(uint64_t batch)> owner = {};
 };
 
 // One thread at a time.
@@ -36,6 +39,16 @@ class Shares {
   // `done`: batches that nobody needs to do any more, rising.
   Shares(const Units& units, std::span<const BatchRange> done, const ShareOptions& options);
 
+  // Batches that are one rank's.
+  struct Piece {
+    BatchRange batches;
+    uint64_t bytes = 0;
+    int owner = -1;  // the rank whose share it is, since it has what is read; -1: by the bytes
+  };
+  // Of pieces in the order of their batches. What is given out as a whole is `longest` bytes at
+  // most, or one piece.
+  Shares(std::span<const Piece> pieces, int ranks, uint64_t longest = kLongest);
+
   // What `rank` is to do next; nothing if all is taken.
   std::optional<BatchRange> take(int rank);
   // Of all ranks.
@@ -44,10 +57,8 @@ class Shares {
   uint64_t bytes_left(int rank) const { return left_[static_cast<size_t>(rank)]; }
 
  private:
-  struct Piece {
-    BatchRange batches;
-    uint64_t bytes = 0;
-  };
+  void give_out(std::span<const Piece> pieces, uint64_t longest);
+
   std::vector<std::deque<Piece>> pieces_;  // by rank
   std::vector<uint64_t> left_;             // bytes of these
 };

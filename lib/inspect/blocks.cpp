@@ -16,15 +16,6 @@ namespace {
 // With a second source it still stays in the second-level cache between read and use.
 constexpr uint64_t kBlockBytes = 256 << 10;
 
-// Elements of a whole block: by the largest element, a power of two.
-int64_t block_elements(const PassItem& item) {
-  size_t largest = 1;
-  for (const PassSource& source : item.sources) {
-    largest = std::max(largest, size_of(source.value.dtype()));
-  }
-  return static_cast<int64_t>(kBlockBytes / largest);
-}
-
 // Where the first element lies.
 std::tuple<FileId, uint64_t> place_of(const PassItem& item) {
   std::tuple<FileId, uint64_t> place;
@@ -39,17 +30,10 @@ std::tuple<FileId, uint64_t> place_of(const PassItem& item) {
 class Pass {
  public:
   Pass(const std::vector<PassItem>& items, Progress& progress, const OnBlock& on_block)
-      : items_(items), progress_(progress), on_block_(on_block), order_(items.size()) {
-    std::vector<std::tuple<FileId, uint64_t>> places;
+      : items_(items), progress_(progress), on_block_(on_block), order_(reading_order(items)) {
     uint64_t total = 0;
-    for (const PassItem& item : items) {
-      places.push_back(place_of(item));
-      for (const PassSource& source : item.sources) total += source.value.nbytes();
-    }
+    for (const PassItem& item : items) total += bytes_of(item);
     progress.bytes_total += total;
-    std::iota(order_.begin(), order_.end(), size_t{0});
-    std::stable_sort(order_.begin(), order_.end(),
-                     [&](size_t a, size_t b) { return places[a] < places[b]; });
   }
 
   void work() {
@@ -70,9 +54,12 @@ class Pass {
     for (; at_ < order_.size(); ++at_, number_ = 0) {
       const PassItem& item = items_[order_[at_]];
       const int64_t whole = block_elements(item);
+      const auto before = static_cast<int64_t>(item.first_block) * whole;
       const int64_t first = static_cast<int64_t>(number_) * whole;
-      const int64_t left = item.sources.front().value.numel() - first;
-      if (left > 0) return Block{order_[at_], number_++, first, std::min(left, whole)};
+      const int64_t left = elements_of(item) - first;
+      if (left <= 0) continue;
+      return Block{order_[at_], item.first_block + number_++, before + first,
+                   std::min(left, whole)};
     }
     return std::nullopt;
   }
@@ -81,6 +68,7 @@ class Pass {
     const PassItem& item = items_[block.item];
     buffers.resize(std::max(buffers.size(), item.sources.size()));
     std::vector<std::span<const std::byte>> bytes;
+    const int64_t before = static_cast<int64_t>(item.first_block) * block_elements(item);
     in_context({.tensor = item.label}, [&] {
       for (size_t i = 0; i < item.sources.size(); ++i) {
         const PassSource& source = item.sources[i];
@@ -88,7 +76,7 @@ class Pass {
         const std::span<std::byte> target =
             std::span(buffers[i])
                 .first(static_cast<size_t>(block.count) * size_of(source.value.dtype()));
-        read_elements(*source.inputs, source.value, block.first, block.count, target);
+        read_elements(*source.inputs, source.value, block.first - before, block.count, target);
         bytes.push_back(target);
         progress_.bytes_done += target.size();
       }
@@ -103,10 +91,39 @@ class Pass {
   std::atomic<bool> failed_{false};
   std::mutex mutex_;
   size_t at_ = 0;      // in the order
-  size_t number_ = 0;  // of the next block
+  size_t number_ = 0;  // of the next block within its item's sources
 };
 
 }  // namespace
+
+int64_t elements_of(const PassItem& item) {
+  return item.sources.front().value.numel();
+}
+
+// By the largest element; a power of two.
+int64_t block_elements(const PassItem& item) {
+  size_t largest = 1;
+  for (const PassSource& source : item.sources) {
+    largest = std::max(largest, size_of(source.value.dtype()));
+  }
+  return static_cast<int64_t>(kBlockBytes / largest);
+}
+
+uint64_t bytes_of(const PassItem& item) {
+  uint64_t bytes = 0;
+  for (const PassSource& source : item.sources) bytes += source.value.nbytes();
+  return bytes;
+}
+
+std::vector<size_t> reading_order(const std::vector<PassItem>& items) {
+  std::vector<std::tuple<FileId, uint64_t>> places;
+  for (const PassItem& item : items) places.push_back(place_of(item));
+  std::vector<size_t> order(items.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return places[a] < places[b]; });
+  return order;
+}
 
 void read_blocks(const std::vector<PassItem>& items, unsigned threads, Progress& progress,
                  const OnBlock& on_block) {

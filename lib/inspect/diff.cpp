@@ -7,7 +7,6 @@
 
 #include "base/kernels.h"
 #include "base/text.h"
-#include "inspect/blocks.h"
 
 namespace dsckpt {
 namespace {
@@ -63,7 +62,7 @@ class Comparison {
   Comparison(const Side& a, const Side& b, const DiffOptions& options)
       : a_(a), b_(b), options_(options) {}
 
-  Diff run(Progress& progress) {
+  Diff run(const Reading& reading) {
     for (const NamedTensor* tensor : a_.tensors) {
       if (const NamedTensor* other = b_.find(*tensor)) {
         pair(*tensor, *other);
@@ -74,7 +73,7 @@ class Comparison {
     for (const NamedTensor* tensor : b_.tensors) {
       if (a_.find(*tensor) == nullptr) lone(*tensor, b_, a_, "B", Verdict::only_in_b);
     }
-    compare_values(progress);
+    compare_values(reading);
     total();
     if (widened_ > 0) {
       diff_.notes.push_back(counted(widened_, "tensor") +
@@ -116,8 +115,8 @@ class Comparison {
       const auto [known, is_new] =
           compared_.emplace(std::tuple(owner_of(a), owner_of(b), *as), items_.size());
       if (is_new) {
-        items_.push_back({a.label(), {{a_.inputs, a.value}, {b_.inputs, b.value}}});
-        types_.push_back(*as);
+        items_.push_back(
+            {a.label(), {{a_.inputs, a.value}, {b_.inputs, b.value}}, static_cast<uint64_t>(*as)});
       }
       item_of_.emplace(index, known->second);
     }
@@ -149,16 +148,9 @@ class Comparison {
            is_floating_point(type) && other.value.dtype() == DType::float32;
   }
 
-  void compare_values(Progress& progress) {
-    InOrder<Difference> folded(items_.size());
-    read_blocks(items_, options_.threads, progress, [&](const Block& block, const auto& bytes) {
-      const std::vector<PassSource>& sources = items_[block.item].sources;
-      folded.add(block, difference_of({sources[0].value.dtype(), bytes[0]},
-                                      {sources[1].value.dtype(), bytes[1]}, types_[block.item],
-                                      block.first, options_.tolerance));
-    });
-    std::vector<Difference> differences;
-    for (size_t i = 0; i < items_.size(); ++i) differences.push_back(folded.take(i));
+  void compare_values(const Reading& reading) {
+    const std::vector<Difference> differences =
+        ask(items_, DifferenceQuestion{.tolerance = options_.tolerance}, reading);
     for (const auto& [index, item] : item_of_) {
       TensorDiff& entry = diff_.tensors[index];
       entry.values = differences[item];
@@ -186,7 +178,6 @@ class Comparison {
   Diff diff_;
   size_t widened_ = 0;
   std::vector<PassItem> items_;
-  std::vector<DType> types_;                                // what each item is compared as
   std::map<std::tuple<Key, Key, DType>, size_t> compared_;  // by owners
   std::map<size_t, size_t> item_of_;                        // by index in the diff's tensors
 };
@@ -224,11 +215,11 @@ bool Diff::same() const {
 }
 
 Diff diff_tensors(const DiffSide& a, const DiffSide& b, const DiffOptions& options,
-                  Progress& progress) {
+                  const Reading& reading) {
   const bool states_a = has_states(a);
   const bool states_b = has_states(b);
   const bool both = states_a && states_b;
-  Diff diff = Comparison(Side(a, both), Side(b, both), options).run(progress);
+  Diff diff = Comparison(Side(a, both), Side(b, both), options).run(reading);
   if (states_a != states_b) {
     diff.notes.insert(diff.notes.begin(), std::string("only ") + (states_a ? "A" : "B") +
                                               " has optimizer states: weights are compared");

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/difference.h"
-#include "exec/executor.h"
 #include "inspect/contents.h"
+#include "inspect/questions.h"
 #include "io/input_file.h"
 
 namespace dsckpt {
@@ -19,7 +19,6 @@ struct DiffOptions {
   std::optional<DType> as;
   // What is within it is as good as equal. nullopt: every bit counts.
   std::optional<Tolerance> tolerance;
-  unsigned threads = 0;  // 0: default_threads()
 };
 
 // In the order of how much can still be compared.
@@ -67,8 +66,8 @@ struct DiffSide {
 // * If only one side has optimizer states, weights are compared.
 // * Of a checkpoint and weights: what has no fp32 master (frozen parameters, buffers) and is
 //   float32 in the weights is compared as float32. That is what a conversion to fp32 makes of it.
-// Throws as read_blocks does.
+// Throws as ask() does.
 Diff diff_tensors(const DiffSide& a, const DiffSide& b, const DiffOptions& options,
-                  Progress& progress);
+                  const Reading& reading);
 
 }  // namespace dsckpt

@@ -4,8 +4,6 @@
 #include <map>
 #include <utility>
 
-#include "inspect/blocks.h"
-
 namespace dsckpt {
 namespace {
 
@@ -40,7 +38,7 @@ void add_to_totals(std::vector<TensorStats::Total>& totals, const std::string& s
 }  // namespace
 
 TensorStats tensor_stats(const InputFiles& inputs, const std::vector<NamedTensor>& tensors,
-                         const StatsOptions& options, Progress& progress) {
+                         const StatisticsQuestion& question, const Reading& reading) {
   const std::vector<size_t> owners = owners_of(tensors);
   std::vector<PassItem> items;
   std::vector<size_t> item_of(tensors.size());
@@ -49,14 +47,7 @@ TensorStats tensor_stats(const InputFiles& inputs, const std::vector<NamedTensor
     item_of[i] = items.size();
     items.push_back({tensors[i].label(), {{&inputs, tensors[i].value}}});
   }
-  InOrder<Statistics> folded(items.size());
-  read_blocks(items, options.threads, progress, [&](const Block& block, const auto& bytes) {
-    const DType dtype = items[block.item].sources.front().value.dtype();
-    folded.add(block, statistics_of(dtype, bytes.front(), options.histogram));
-  });
-
-  std::vector<Statistics> read;
-  for (size_t i = 0; i < items.size(); ++i) read.push_back(folded.take(i));
+  const std::vector<Statistics> read = ask(items, question, reading);
   TensorStats result;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const Statistics& values = read[item_of[owners[i]]];

@@ -5,16 +5,11 @@
 #include <vector>
 
 #include "base/statistics.h"
-#include "exec/executor.h"
 #include "inspect/contents.h"
+#include "inspect/questions.h"
 #include "io/input_file.h"
 
 namespace dsckpt {
-
-struct StatsOptions {
-  unsigned threads = 0;    // 0: default_threads()
-  bool histogram = false;  // Statistics::histogram too
-};
 
 struct TensorStats {
   // Of each tensor, in the order in which they were given. A tied tensor has its owner's; it is
@@ -31,9 +26,9 @@ struct TensorStats {
   std::vector<Total> totals;
 };
 
-// One pass over `tensors`, whose bytes are in `inputs`. Does not depend on the number of threads.
-// Throws as read_blocks does.
+// One pass over `tensors`, whose bytes are in `inputs`. Does not depend on who reads. Throws as
+// ask() does.
 TensorStats tensor_stats(const InputFiles& inputs, const std::vector<NamedTensor>& tensors,
-                         const StatsOptions& options, Progress& progress);
+                         const StatisticsQuestion& question, const Reading& reading);
 
 }  // namespace dsckpt

@@ -112,8 +112,13 @@ json done_json(json plan, const std::string& output, const RunStats& stats) {
   plan["records_checked"] = stats.records_checked;
   plan["records_unchecked"] = stats.records_unchecked;
   for (const RankStats& rank : stats.ranks) {
-    plan["ranks"].push_back(
-        {{"host", rank.host}, {"bytes_read", rank.bytes_read}, {"bytes_done", rank.bytes_done}});
+    plan["ranks"].push_back({{"host", rank.host},
+                             {"bytes_read", rank.bytes_read},
+                             {"bytes_done", rank.bytes_done},
+                             {"messages_sent", rank.messages_sent},
+                             {"messages_received", rank.messages_received},
+                             {"bytes_sent", rank.bytes_sent},
+                             {"bytes_received", rank.bytes_received}});
   }
   return plan;
 }

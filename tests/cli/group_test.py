@@ -30,6 +30,13 @@ COMMANDS = [
     ["ckpt-pack", "pack", "IN", "OUT", "--sha256"],
     ["ckpt-pack", "strip", "IN", "OUT", "--keep", "weights", "--fsync"],
 ]
+# What only reads: its report is one process's.
+LOOKS = [
+    ["ckpt-inspect", "verify", "IN", "--json", "--finite"],
+    ["ckpt-inspect", "verify", "IN", "--json", "--write-manifest", "OUT"],
+    ["ckpt-inspect", "stats", "IN", "--json", "--states"],
+    ["ckpt-inspect", "diff", "IN", "IN", "--json", "--states", "--all"],
+]
 
 
 def filled(command, source, output):
@@ -68,6 +75,49 @@ class GroupTest(CliTest):
             if ALL:
                 print(case.name, file=sys.stderr)
         self.assertGreater(compared, 0)
+
+    def assert_reports_the_same(self, command, source, size, launcher):
+        results = []
+        for run in [lambda words: common.run_tool(*words),
+                    lambda words: ranks.launchers()[launcher](size, words, self.root)]:
+            out = self.new_path("out")
+            done = run(filled(command, source, out))
+            results.append((done.returncode, done.stdout, out.read_bytes() if out.is_file() else None))
+        self.assertEqual(results[1], results[0], f"{size} ranks by {launcher}: {done.stderr}")
+        return results[0][0]
+
+    def test_the_reports_are_those_of_one_process(self):
+        cases = [*common.all_cases(), *common.model_parallel_cases()]
+        for number, case in enumerate(cases if ALL else cases[::16]):
+            for index, command in enumerate(LOOKS):
+                if not ALL and (number + index) % 2:
+                    continue
+                with self.subTest(case=case.name, command=command):
+                    for size in [2, 3, 4, 7] if ALL else [3]:
+                        for launcher in ranks.launchers() if ALL else ["tcp"]:
+                            status = self.assert_reports_the_same(command, case.load_dir, size, launcher)
+                            self.assertIn(status, (0, 1))
+
+    def test_what_is_wrong_is_reported_whoever_reads_it(self):
+        source = self.large()
+        shard = next(source.rglob("*optim_states.pt"))
+        content = bytearray(shard.read_bytes())
+        for at in range(1 << 20, len(content), 5 << 20):
+            content[at:at + 4] = b"\0\0\xc0\x7f"  # NaN
+        shard.write_bytes(content)
+        for command in LOOKS:
+            with self.subTest(command=command):
+                status = self.assert_reports_the_same(command, source, 3, "tcp")
+                self.assertEqual(status, 0 if command[1] == "diff" else 1)
+
+    def test_two_that_differ_are_compared_by_several(self):
+        source = self.large()
+        other = self.new_path("other")
+        done = common.run_tool("zero-to-fp32", source, other, "--dtype", "bf16", "--safe-serialization")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for options in [[], ["--as", "bfloat16"], ["--as", "float16", "--rtol", "1e-3"]]:
+            command = ["ckpt-inspect", "diff", source, other, "--json", *options]
+            self.assert_reports_the_same(command, source, 3, "tcp")
 
     def test_packed_files_are_unpacked_by_several(self):
         case = common.case_named("z2_bf16_w2")
@@ -116,6 +166,67 @@ class GroupTest(CliTest):
         while not any(path.stat().st_blocks for path in place.rglob("*.bin")) and time.monotonic() < deadline:
             time.sleep(0.02)
         return group, place
+
+    def assert_reads_its_own_disks(self, command, case, size):
+        """Each rank has a part of the files at the same path, as use_node_local_storage leaves them."""
+        alone, out = self.new_path("alone"), self.new_path("out")
+        done = common.run_tool(*filled(command, case.load_dir, alone))
+        node = self.new_path("node")
+        node.mkdir()
+        disks = {rank: lambda rank=rank: ranks.mount_own_disk(node, case.load_dir, rank, size)
+                 for rank in range(size)}
+        results = Ranks(size, filled(command, node, out), self.root, limits=disks).wait()
+        self.assertEqual({result[0] for result in results}, {done.returncode}, (done.stderr, results))
+        self.assertEqual(sum(bool(result[2]) for result in results), 1 if done.stderr else 0, results)
+        if done.returncode == 0:
+            self.assertEqual(tree(out) if out.exists() else None, tree(alone) if alone.exists() else None)
+        self.assertEqual(list(node.iterdir()), [])
+        return done.returncode
+
+    @unittest.skipUnless(ranks.can_mount(), "needs the right to mount")
+    def test_every_node_reads_its_own_disk(self):
+        cases = [*common.all_cases(), *common.model_parallel_cases()]
+        commands = [command for command in COMMANDS if "pack" not in command] + [LOOKS[2]]
+        done = set()
+        for number, case in enumerate(cases if ALL else cases[3::16]):
+            for index, command in enumerate(commands):
+                if not ALL and (number + index) % 4:
+                    continue
+                with self.subTest(case=case.name, command=command):
+                    for size in [2, 3, 4] if ALL else [3]:
+                        done.add((command[0], self.assert_reads_its_own_disks(command, case, size)))
+        self.assertIn(("zero-to-fp32", 0), done)
+
+    @unittest.skipUnless(ranks.can_mount(), "needs the right to mount")
+    def test_a_node_that_is_lost_takes_its_files_along(self):
+        self.source = self.large()
+        node = self.new_path("node")
+        node.mkdir()
+        disks = {rank: lambda rank=rank: ranks.mount_own_disk(node, self.source, rank, 2) for rank in range(2)}
+        source, self.source = self.source, node
+        group, place = self.begun(2, limits=disks)
+        group.processes[1].send_signal(signal.SIGKILL)
+        begin = time.monotonic()
+        (status, _, errors), _ = group.wait()
+        self.assertLess(time.monotonic() - begin, 10)
+        self.assertEqual(status, 4)
+        self.assertRegex(errors, "error: .*rank 1 on ")
+        self.assertEqual(list(place.iterdir()), [])
+        self.assertTrue(source.exists())
+
+    def test_the_slowest_rank_is_named(self):
+        self.source = self.large()
+        group, _ = self.begun(3, "--progress", "json")
+        time.sleep(0.5)
+        group.processes[2].send_signal(signal.SIGSTOP)
+        time.sleep(4)
+        group.processes[2].send_signal(signal.SIGCONT)
+        status, _, errors = group.wait()[0]
+        self.assertEqual(status, 0, errors)
+        lines = [json.loads(line)["data"] for line in errors.splitlines()]
+        slowest = {line["slowest_rank"]["rank"] for line in lines if "slowest_rank" in line}
+        self.assertIn(2, slowest)
+        self.assertEqual(lines[-1]["bytes_done"], lines[-1]["bytes_total"])
 
     def test_all_end_where_one_is_lost(self):
         self.source = self.large()

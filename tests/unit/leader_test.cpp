@@ -1,22 +1,18 @@
 #include "exec/leader.h"
 
 #include <gtest/gtest.h>
-#include <sys/socket.h>
 
-#include <array>
 #include <atomic>
-#include <future>
-#include <memory>
 #include <thread>
 #include <vector>
 
 #include "base/kernels.h"
 #include "dsckpt/error.h"
-#include "exec/follower.h"
 #include "exec/rank_words.h"
 #include "support/expect_error.h"
 #include "support/plan_tools.h"
 #include "support/temp_file.h"
+#include "support/thread_ranks.h"
 
 namespace dsckpt {
 namespace {
@@ -62,29 +58,7 @@ class LeaderTest : public testing::Test {
 
   // Returns what the others returned.
   std::vector<int> run(int ranks, const std::function<void(Group&)>& lead) {
-    std::vector<Group::Peer> peers;
-    std::vector<std::future<int>> others;
-    for (int rank = 1; rank < ranks; ++rank) {
-      std::array<int, 2> ends{};
-      if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) std::abort();
-      const Member member{rank, "n" + std::to_string(rank)};
-      peers.push_back({ends[0], member});
-      others.push_back(std::async(std::launch::async, [=, this] {
-        Group group(member, ranks, {{ends[1], {0, "n0"}}}, 60s);
-        return follow(group, 2, other_progress_);
-      }));
-    }
-    {
-      Group group({0, "n0"}, ranks, std::move(peers), 60s);
-      lead(group);
-      for (int rank = 1; rank < ranks; ++rank) {
-        group.send(rank, static_cast<uint32_t>(Word::end), encode_number(5));
-      }
-      group.close();
-    }
-    std::vector<int> statuses;
-    for (auto& other : others) statuses.push_back(other.get());
-    return statuses;
+    return test::run_ranks(ranks, other_progress_, {}, lead);
   }
 
   RunStats write(Group& group, const std::filesystem::path& target) {
@@ -122,7 +96,7 @@ TEST_F(LeaderTest, WritesTheSameBytesWithAnyNumberOfRanks) {
       EXPECT_EQ(stats.bytes_written, plan_.bytes_written());
       EXPECT_EQ(stats.bytes_stored, plan_.bytes_written());
     });
-    EXPECT_EQ(statuses, std::vector<int>(static_cast<size_t>(ranks) - 1, 5));
+    EXPECT_EQ(statuses, std::vector<int>(static_cast<size_t>(ranks) - 1, test::kEndStatus));
     EXPECT_TRUE(test::read_all(target / "large") == expected_large());
     EXPECT_TRUE(test::read_all(target / "small") == contents_[0].substr(0, 3000));
     EXPECT_EQ(test::read_all(target / "empty"), "");

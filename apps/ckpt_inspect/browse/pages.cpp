@@ -123,7 +123,7 @@ PageWork statistics_page(const Opened& opened, const NamedTensor& tensor) {
     if (std::string lost = why_no_values(opened, tensor); !lost.empty()) {
       return text_lines({std::move(lost)});
     }
-    const TensorStats stats = tensor_stats(opened.inputs, {tensor}, {}, progress);
+    const TensorStats stats = tensor_stats(opened.inputs, {tensor}, {}, {0, progress});
     const Statistics& values = stats.tensors.front();
     Cells cells = statistics_cells(values);
     cells.insert(cells.begin(), {"elements", std::to_string(tensor.value.numel())});
@@ -148,7 +148,7 @@ PageWork difference_page(const Opened& opened, const NamedTensor& a, const Named
     }
     const bool is_checkpoint = opened.contents.checkpoint() != nullptr;
     const Diff diff = diff_tensors({&opened.inputs, &first, is_checkpoint},
-                                   {&opened.inputs, &second, is_checkpoint}, {}, progress);
+                                   {&opened.inputs, &second, is_checkpoint}, {}, {0, progress});
     Cells cells{{"A", printable(a.label())}, {"B", printable(b.label())}};
     for (auto& cell : difference_cells(diff.tensors.front())) cells.push_back(std::move(cell));
     return cells_lines(cells);

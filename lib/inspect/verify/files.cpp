@@ -14,7 +14,7 @@
 namespace dsckpt {
 namespace {
 
-constexpr uint64_t kUnitBytes = 4 << 20;
+constexpr uint64_t kPieceBytes = 4 << 20;
 
 // Opens what can be opened of `file`, which has been added to the inputs. Throws as the readers do.
 void open_file(Verification& v, CheckedFile& file) {
@@ -55,12 +55,6 @@ struct Record {
   Extent extent;
 };
 
-// Up to kUnitBytes of a record.
-struct Unit {
-  size_t record;
-  Extent extent;
-};
-
 // Of a record whose header can be read: what else stands around its data.
 void check_frame(Verification& v, const CheckedFile& file, const ZipEntry& entry) {
   try {
@@ -93,28 +87,23 @@ std::vector<Record> find_records(Verification& v) {
   return records;
 }
 
-std::vector<Unit> cut(const std::vector<Record>& records) {
-  std::vector<Unit> units;
+// The records' bytes in pieces, and of each piece its record.
+struct Pieces {
+  std::vector<Extent> extents;
+  std::vector<size_t> records;
+};
+
+Pieces cut(const std::vector<Record>& records) {
+  Pieces pieces;
   for (size_t r = 0; r < records.size(); ++r) {
     const Extent& extent = records[r].extent;
-    for (uint64_t at = 0; at < extent.size; at += kUnitBytes) {
-      const uint64_t size = std::min(kUnitBytes, extent.size - at);
-      units.push_back({r, {extent.file, extent.offset + at, size}});
+    for (uint64_t at = 0; at < extent.size; at += kPieceBytes) {
+      const uint64_t size = std::min(kPieceBytes, extent.size - at);
+      pieces.extents.push_back({extent.file, extent.offset + at, size});
+      pieces.records.push_back(r);
     }
   }
-  return units;
-}
-
-uint32_t crc_of(const Verification& v, const Extent& extent) {
-  thread_local std::vector<std::byte> buffer(kBufferBytes);
-  uint32_t crc = 0;
-  for (uint64_t at = 0; at < extent.size; at += kBufferBytes) {
-    const std::span<std::byte> piece =
-        std::span(buffer).first(std::min<uint64_t>(kBufferBytes, extent.size - at));
-    v.inputs[extent.file].read_at(extent.offset + at, piece);
-    crc = crc32(crc, piece);
-  }
-  return crc;
+  return pieces;
 }
 
 // "a.pt" or "a.pt and 383 more"
@@ -210,29 +199,27 @@ void open_files(Verification& v) {
 void check_records(Verification& v) {
   note_unchecked(v);
   const std::vector<Record> records = find_records(v);
-  const std::vector<Unit> units = cut(records);
-  for (const Unit& unit : units) v.progress.bytes_total += unit.extent.size;
-  std::vector<uint32_t> crcs(units.size());
+  const Pieces pieces = cut(records);
+  std::vector<uint32_t> crcs(pieces.extents.size());
   std::vector<char> unread(records.size());
-  for_each_index(units.size(), [&](size_t i) {
-    v.stop_if_cancelled();
-    CheckedFile& file = *records[units[i].record].file;
-    try {
-      crcs[i] = crc_of(v, units[i].extent);
-    } catch (const Error& error) {
-      v.add(Check::unreadable, file,
-            error.within({.member = std::string(records[units[i].record].entry->name)}));
-      unread[units[i].record] = 1;
-    }
-    v.progress.bytes_done += units[i].extent.size;
-  });
+  sum_extents(v.inputs, pieces.extents, QuestionKind::crc32, v.reading(),
+              [&](size_t i, std::string_view sum, const Error* failure) {
+                const size_t record = pieces.records[i];
+                if (failure == nullptr) {
+                  crcs[i] = load_le<uint32_t>(as_byte_span(sum).data());
+                  return;
+                }
+                v.add(Check::unreadable, *records[record].file,
+                      failure->within({.member = std::string(records[record].entry->name)}));
+                unread[record] = 1;
+              });
 
   RecordNames damaged;
-  auto unit = units.begin();
+  size_t piece = 0;
   for (size_t r = 0; r < records.size(); ++r) {
     uint32_t crc = 0;
-    for (; unit != units.end() && unit->record == r; ++unit) {
-      crc = crc32_combine(crc, crcs[static_cast<size_t>(unit - units.begin())], unit->extent.size);
+    for (; piece < crcs.size() && pieces.records[piece] == r; ++piece) {
+      crc = crc32_combine(crc, crcs[piece], pieces.extents[piece].size);
     }
     const auto& [file, entry, extent] = records[r];
     if (unread[r] != 0) {

@@ -1,34 +1,18 @@
 // NaN and Inf.
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 
-#include "base/statistics.h"
 #include "base/widen.h"
 #include "checkpoint/model_states.h"
 #include "format/tensors_in.h"
-#include "inspect/blocks.h"
+#include "inspect/questions.h"
 #include "inspect/verify/verification.h"
 
 namespace dsckpt {
 namespace {
 
 using Kind = ShardName::Kind;
-
-// How many NaN and Inf there are, and where the first one is.
-struct Count {
-  uint64_t nan = 0;
-  uint64_t inf = 0;
-  std::optional<int64_t> first;
-
-  // Of elements that come later.
-  void add(const Count& other) {
-    nan += other.nan;
-    inf += other.inf;
-    if (!first) first = other.first;
-  }
-};
 
 struct Named {
   std::string name;
@@ -40,30 +24,6 @@ struct Named {
 // Types that have NaN: floating and complex ones.
 bool can_be_nan(DType dtype) {
   return is_floating_point(real_part(dtype));
-}
-
-Count count_nonfinite(const Named& tensor, int64_t at, std::span<const std::byte> bytes) {
-  const DType stored = tensor.value.dtype();
-  const Statistics statistics = statistics_of(stored, bytes);
-  const bool infinite = statistics.infinities() > 0 && !tensor.may_be_infinite;
-  Count count;
-  if (statistics.nans == 0 && !infinite) return count;
-  const DType part = real_part(stored);
-  const size_t parts = size_of(stored) / size_of(part);
-  std::vector<double> values(bytes.size() / size_of(part));
-  to_float64(part, bytes.data(), values.data(), values.size());
-  for (size_t i = 0; i < values.size(); i += parts) {
-    const std::span<const double> element(values.data() + i, parts);
-    const auto has = [&](bool (*is)(double)) {
-      return std::any_of(element.begin(), element.end(), is);
-    };
-    const bool nan = has([](double x) { return std::isnan(x); });
-    const bool inf = !nan && !tensor.may_be_infinite && has([](double x) { return std::isinf(x); });
-    if (!nan && !inf) continue;
-    ++(nan ? count.nan : count.inf);
-    if (!count.first) count.first = at + static_cast<int64_t>(i / parts);
-  }
-  return count;
 }
 
 // Every copy that a source is made of, so that none is left out.
@@ -122,19 +82,16 @@ std::vector<Named> finite_tensors(Verification& v) {
   return tensors;
 }
 
-std::vector<Count> count_all(Verification& v, const std::vector<Named>& tensors) {
+std::vector<Nonfinite> count_all(Verification& v, const std::vector<Named>& tensors) {
   std::vector<PassItem> items;
-  for (const Named& tensor : tensors) items.push_back({tensor.name, {{&v.inputs, tensor.value}}});
-  InOrder<Count> counts(tensors.size());
-  read_blocks(items, v.options.threads, v.progress, [&](const Block& block, const auto& bytes) {
-    counts.add(block, count_nonfinite(tensors[block.item], block.first, bytes.front()));
-  });
-  std::vector<Count> all;
-  for (size_t i = 0; i < tensors.size(); ++i) all.push_back(counts.take(i));
-  return all;
+  for (const Named& tensor : tensors) {
+    items.push_back(
+        {tensor.name, {{&v.inputs, tensor.value}}, uint64_t{tensor.may_be_infinite ? 1u : 0u}});
+  }
+  return ask(items, NonfiniteQuestion(), v.reading());
 }
 
-void report_nonfinite(Verification& v, const Named& tensor, const Count& count) {
+void report_nonfinite(Verification& v, const Named& tensor, const Nonfinite& count) {
   Finding finding{.check = Check::nonfinite, .message = {}, .file = {}};
   v.set_place(finding, place_of(tensor.value, *count.first));
   finding.tensor = tensor.name;
@@ -164,7 +121,7 @@ void check_finite(Verification& v) {
   std::erase_if(tensors, [&](const Named& tensor) {
     return !can_be_nan(tensor.value.dtype()) || v.is_doubtful(tensor.value);
   });
-  const std::vector<Count> counts = count_all(v, tensors);
+  const std::vector<Nonfinite> counts = count_all(v, tensors);
   std::set<std::pair<FileId, uint64_t>> reported;  // some tensors are views of one another
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!counts[i].first) continue;

@@ -24,20 +24,6 @@ namespace {
 constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
 constexpr size_t kDigits = 64;
 
-std::string hash_of(const Verification& v, const Extent& extent) {
-  thread_local std::vector<std::byte> buffer(kBufferBytes);
-  Sha256 hash;
-  for (uint64_t at = 0; at < extent.size; at += kBufferBytes) {
-    v.stop_if_cancelled();
-    const std::span<std::byte> piece =
-        std::span(buffer).first(std::min<uint64_t>(kBufferBytes, extent.size - at));
-    v.inputs[extent.file].read_at(extent.offset + at, piece);
-    hash.update(piece);
-    v.progress.bytes_done += piece.size();
-  }
-  return hex_digits(hash.digest());
-}
-
 // All files there are, but the manifest.
 std::vector<fs::path> list_files(const Verification& v) {
   std::vector<fs::path> paths;
@@ -280,22 +266,25 @@ Manifest make_manifest(Verification& v) {
                         v.inputs[ids.back()].size(),
                         {},
                         records_of(v, path)});
-    v.progress.bytes_total += manifest.back().size;
-    for (const ManifestRecord& record : manifest.back().records) {
-      v.progress.bytes_total += record.size;
-    }
   }
   // Whole files and their records apart, so that one large file keeps two threads busy.
-  for_each_index(2 * paths.size(), [&](size_t task) {
-    const size_t i = task / 2;
-    if (task % 2 == 0) {
-      manifest[i].sha256 = hash_of(v, {ids[i], 0, manifest[i].size});
-      return;
-    }
+  std::vector<Extent> extents;
+  std::vector<std::string*> hashes;
+  for (size_t i = 0; i < manifest.size(); ++i) {
+    extents.push_back({ids[i], 0, manifest[i].size});
+    hashes.push_back(&manifest[i].sha256);
     for (ManifestRecord& record : manifest[i].records) {
-      record.sha256 = hash_of(v, {ids[i], record.offset, record.size});
+      extents.push_back({ids[i], record.offset, record.size});
+      hashes.push_back(&record.sha256);
     }
-  });
+  }
+  sum_extents(v.inputs, extents, QuestionKind::sha256, v.reading(),
+              [&](size_t i, std::string_view sum, const Error* failure) {
+                if (failure != nullptr) failure->raise();
+                Sha256Digest digest;
+                std::copy_n(as_byte_span(sum).begin(), digest.size(), digest.begin());
+                *hashes[i] = hex_digits(digest);
+              });
   return manifest;
 }
 

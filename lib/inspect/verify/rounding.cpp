@@ -1,7 +1,6 @@
 // Weights that must be the roundings of their masters.
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <map>
 #include <set>
@@ -13,6 +12,7 @@
 #include "deepspeed/keys.h"
 #include "deepspeed/run_config.h"
 #include "format/read_tensor.h"
+#include "inspect/questions.h"
 #include "inspect/verify/flat_files.h"
 #include "inspect/verify/verification.h"
 
@@ -22,55 +22,12 @@ namespace {
 using Kind = ShardName::Kind;
 using pickle::Value;
 
-// What one task looks at.
-constexpr int64_t kTaskElements = 4 << 20;
-
 // A 16-bit weight and the master that it was rounded from.
 struct Weight {
   std::string name;
   TensorSource stored;
   TensorSource master;
 };
-
-bool is_nan(DType dtype, const std::byte* at) {
-  float value = 0;
-  if (!can_convert(dtype, DType::float32)) return false;
-  convert(dtype, DType::float32, at, reinterpret_cast<std::byte*>(&value), 1);
-  return std::isnan(value);
-}
-
-// The first element of [first, last) that is not the rounding of the master's.
-std::optional<int64_t> first_not_rounded(const InputFiles& inputs, const Weight& weight,
-                                         int64_t first, int64_t last) {
-  thread_local std::vector<std::byte> stored;
-  thread_local std::vector<std::byte> master;
-  thread_local std::vector<std::byte> rounded;
-  const DType to = weight.stored.dtype();
-  const DType from = weight.master.dtype();
-  const size_t to_size = size_of(to);
-  for (int64_t at = first; at < last; at += kPieceElements) {
-    const int64_t count = std::min(kPieceElements, last - at);
-    const auto n = static_cast<size_t>(count);
-    stored.resize(n * to_size);
-    master.resize(n * size_of(from));
-    rounded.resize(n * to_size);
-    read_elements(inputs, weight.stored, at, count, stored);
-    read_elements(inputs, weight.master, at, count, master);
-    if (from == to) {
-      std::swap(master, rounded);
-    } else {
-      convert(from, to, master.data(), rounded.data(), n);
-    }
-    if (std::memcmp(stored.data(), rounded.data(), n * to_size) == 0) continue;
-    for (size_t i = 0; i < n; ++i) {
-      const std::byte* a = stored.data() + i * to_size;
-      const std::byte* b = rounded.data() + i * to_size;
-      if (std::memcmp(a, b, to_size) == 0 || (is_nan(to, a) && is_nan(to, b))) continue;
-      return at + static_cast<int64_t>(i);
-    }
-  }
-  return std::nullopt;
-}
 
 // Where a weight of world `mp_rank` stands in 16 bit: in the world's model-states file or, of a
 // pipeline, in the file of its layer.
@@ -162,38 +119,12 @@ std::vector<Weight> weights_of_world(Verification& v, CheckedFile& model_file) {
 }
 
 // What is not as it should be of a list of weights: the first element of each.
-std::vector<std::optional<int64_t>> not_rounded(Verification& v,
-                                                const std::vector<Weight>& weights) {
-  struct Task {
-    size_t weight;
-    int64_t first;
-    int64_t last;
-  };
-  std::vector<Task> tasks;
-  for (size_t i = 0; i < weights.size(); ++i) {
-    const int64_t count = weights[i].stored.numel();
-    for (int64_t at = 0; at < count; at += kTaskElements) {
-      tasks.push_back({i, at, std::min(count, at + kTaskElements)});
-    }
+std::vector<NotRounded> not_rounded(Verification& v, const std::vector<Weight>& weights) {
+  std::vector<PassItem> items;
+  for (const Weight& weight : weights) {
+    items.push_back({weight.name, {{&v.inputs, weight.stored}, {&v.inputs, weight.master}}});
   }
-  for (const Task& task : tasks) {
-    v.progress.bytes_total += static_cast<uint64_t>(task.last - task.first) *
-                              size_of(weights[task.weight].stored.dtype());
-  }
-  std::vector<std::optional<int64_t>> of_task(tasks.size());
-  for_each_index(tasks.size(), [&](size_t i) {
-    v.stop_if_cancelled();
-    const Task& task = tasks[i];
-    of_task[i] = first_not_rounded(v.inputs, weights[task.weight], task.first, task.last);
-    v.progress.bytes_done += static_cast<uint64_t>(task.last - task.first) *
-                             size_of(weights[task.weight].stored.dtype());
-  });
-  std::vector<std::optional<int64_t>> first(weights.size());
-  for (size_t i = 0; i < tasks.size(); ++i) {
-    std::optional<int64_t>& known = first[tasks[i].weight];
-    if (of_task[i] && !known) known = of_task[i];
-  }
-  return first;
+  return ask(items, NotRoundedQuestion(), v.reading());
 }
 
 std::string text_of(Verification& v, const TensorSource& source, int64_t at) {
@@ -233,7 +164,7 @@ struct Tally {
 
 // A file of another save differs almost everywhere: one finding then says so.
 std::set<size_t> report_stale_files(Verification& v, const std::vector<Weight>& weights,
-                                    const std::vector<std::optional<int64_t>>& first) {
+                                    const std::vector<NotRounded>& found) {
   // By file, of the parts of masters that lie in it.
   std::map<FileId, Tally> tallies;
   Tally all;
@@ -244,9 +175,9 @@ std::set<size_t> report_stale_files(Verification& v, const std::vector<Weight>& 
     });
     for (const FileId id : files) ++tallies[id].all;
     ++all.all;
-    if (!first[i]) continue;
+    if (!found[i].first) continue;
     all.wrong.push_back(i);
-    if (const auto place = place_of(weights[i].master, *first[i])) {
+    if (const auto place = place_of(weights[i].master, *found[i].first)) {
       tallies[place->file].wrong.push_back(i);
     }
   }
@@ -284,10 +215,10 @@ void check_weights_of(Verification& v, std::vector<Weight> weights) {
   std::erase_if(weights, [&](const Weight& weight) {
     return v.is_doubtful(weight.stored) || v.is_doubtful(weight.master);
   });
-  const std::vector<std::optional<int64_t>> first = not_rounded(v, weights);
-  const std::set<size_t> explained = report_stale_files(v, weights, first);
+  const std::vector<NotRounded> found = not_rounded(v, weights);
+  const std::set<size_t> explained = report_stale_files(v, weights, found);
   for (size_t i = 0; i < weights.size(); ++i) {
-    if (first[i] && !explained.contains(i)) report_weight(v, weights[i], *first[i]);
+    if (found[i].first && !explained.contains(i)) report_weight(v, weights[i], *found[i].first);
   }
 }
 

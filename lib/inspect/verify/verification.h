@@ -20,6 +20,7 @@
 #include "dsckpt/error.h"
 #include "format/safetensors.h"
 #include "format/zip.h"
+#include "inspect/questions.h"
 #include "inspect/verify/verify.h"
 
 namespace dsckpt {
@@ -45,7 +46,6 @@ struct CheckedFile {
 };
 
 // Of one read: as many as fit the caches of a core.
-inline constexpr size_t kBufferBytes = 256 << 10;
 inline constexpr int64_t kPieceElements = 16 << 10;
 
 class Verification {
@@ -63,6 +63,8 @@ class Verification {
   std::vector<CheckedFile> files;
   // After open_checkpoint, if it could be opened.
   std::unique_ptr<Checkpoint> checkpoint;
+
+  Reading reading() const { return {options.threads, progress, options.group}; }
 
   // Any thread.
   void add(Finding finding);

@@ -14,7 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "exec/executor.h"
+#include "dsckpt/run.h"
+#include "group/group.h"
 #include "inspect/verify/manifest.h"
 #include "io/input_file.h"
 
@@ -89,6 +90,8 @@ struct VerifyOptions {
   // Make a manifest; this file, where it is to be written, is not in it. None is made if empty.
   std::filesystem::path new_manifest;
   unsigned threads = 0;  // 0: as many as there are cores
+  // Of which this is rank 0: all its ranks read what is read of every element. nullptr: alone.
+  Group* group = nullptr;
 };
 
 // Looks at `path`: a folder with `latest` or the tag, a tag's own folder, a universal checkpoint, a
