@@ -28,7 +28,7 @@ import common
 import fault_test
 import ranks
 from cli_common import snapshot, tree
-from rank_jobs import Job, state_of
+from rank_jobs import Job, is_alive, state_of
 
 ELEMENTS = 6 << 20
 RANK_TIMEOUT = 5
@@ -75,10 +75,10 @@ def commands(folder):
             Command(small, "150KB", "ckpt-pack", "pack", "IN", "OUT")]
 
 
-def said_by_tools(results):
-    """The messages in all that was printed, without what launchers say."""
-    return [line for _, _, errors in results for line in errors.splitlines()
-            if re.match(r"\d+: (zero-to-fp32|to-universal|reshard|ckpt-pack): error: ", line)]
+def errors_in(said):
+    """[(rank, its message)] of all that the ranks have printed."""
+    return [(rank, line) for rank, (_, errors) in said.items() for line in errors.splitlines()
+            if re.match(r"(zero-to-fp32|to-universal|reshard|ckpt-pack): error: ", line)]
 
 
 class Campaign:
@@ -112,7 +112,7 @@ class Campaign:
             job = Job("tcp", 2, [*command.filled(home / "out"), "--resume", "--save-every", "0"], home, rank,
                       self.shim(counts=home / "counts"))
             job.wait(60)
-            assert [status for status, _, _ in job.end()] == [0, 0]
+            assert job.end()[0] == [0, 0]
             counts.append({kind: int(count) for kind, count in
                            map(str.split, (home / "counts").read_text().splitlines())})
             shutil.rmtree(home)
@@ -156,9 +156,7 @@ class Campaign:
         if run.call:
             while state_of(pid) not in ("T", "t", "Z", "X", ""):
                 time.sleep(0.002)
-            struck = time.monotonic()
-            time.sleep(0.05)  # one that has come to its end leaves others that do so as well
-            return None if job.is_over() else struck
+            return time.monotonic()
         time.sleep(run.moment * self.seconds_of(run.launcher, run.index))
         job.look()
         if state_of(pid) in ("Z", "X", "") or job.is_over():
@@ -192,14 +190,17 @@ class Campaign:
         out = home / "place" / "out"
         run.committed = out.exists()
         if ended is None and not is_left:
-            run.wrong.append("has not ended")
-        run.results = job.end()
-        run.said = said_by_tools(run.results)
+            alive = sorted(rank for rank, pid in job.look().items() if is_alive(pid))
+            run.wrong.append(f"ranks {alive} have not ended" if alive else "the launcher has not ended")
+        run.statuses, run.said = job.end()
+        run.errors = errors_in(run.said)
+        if run.call and not any(run.statuses):
+            struck = None  # the call was never made
         if run.committed and tree(out) != expected:
             run.wrong.append("what is under the final name is not whole")
         if struck is None:
             run.outcome = "over before"
-            if not run.committed or any(status for status, _, _ in run.results):
+            if not run.committed or any(run.statuses):
                 run.wrong.append("failed without a signal")
         else:
             self.judge(run, longest)
@@ -210,7 +211,7 @@ class Campaign:
         return run
 
     def judge(self, run, longest):
-        if any(NOT_JOINED.search(message) for message in run.said):
+        if any(NOT_JOINED.search(message) for _, message in run.errors):
             run.outcome = "before all were there"
             longest += GATHERING
         else:
@@ -219,12 +220,12 @@ class Campaign:
             run.wrong.append(f"took {run.seconds:.1f} s to end")
         if run.committed:
             return  # what came after concerns nobody
-        if len(run.said) != 1:
-            run.wrong.append(f"{len(run.said)} messages")
+        if len(run.errors) != 1:
+            run.wrong.append(f"{len(run.errors)} messages")
         elif not re.search(rf"rank {run.victim}\b" if run.outcome == "before all were there" else
-                           rf"rank {run.victim} on \S+", run.said[0]):
+                           rf"rank {run.victim} on \S+", run.errors[0][1]):
             # What stops rank 0 stops the run, as of one process.
-            if not (run.signal == signal.SIGTERM and run.victim == 0 and "interrupted" in run.said[0]):
+            if not (run.signal == signal.SIGTERM and run.victim == 0 and "interrupted" in run.errors[0][1]):
                 run.wrong.append("the message does not name the rank")
 
     def go_on(self, run, home, command, expected):
@@ -232,16 +233,16 @@ class Campaign:
         words = [*command.filled(home / "place" / "out"), "--resume", *(["--force"] if run.committed else [])]
         if run.next_size == 1:
             done = common.run_tool(*words)
-            results = [(done.returncode, done.stdout, done.stderr)]
+            statuses, said = [done.returncode], {"0": (done.stdout, done.stderr)}
         else:
             job = Job(run.launcher, run.next_size, words, home)
             if job.wait(60) is None:
                 run.wrong.append("the next start does not end")
-            results = job.end()
-        if any(status for status, _, _ in results):
-            run.wrong.append(f"the next start failed: {results}")
+            statuses, said = job.end()
+        if any(statuses):
+            run.wrong.append(f"the next start failed: {statuses}, {errors_in(said) or said}")
             return
-        run.went_on = any("by the run before" in errors for _, _, errors in results)
+        run.went_on = any("by the run before" in errors for _, errors in said.values())
         left = sorted(path.name for path in (home / "place").iterdir())
         if left != self.names[run.index]:
             run.wrong.append(f"left after the next start: {left}")
@@ -269,9 +270,9 @@ def describe(run):
     lines = [f"{run.launcher}, run {run.number}: {'; '.join(run.wrong)}",
              f"    command {run.index}, {signal.Signals(run.signal).name} to rank {run.victim} of {run.size} at {moment}, "
              f"{'with' if run.resume else 'without'} --resume, then {run.next_size}; {run.outcome}, {run.seconds} s"]
-    for status, _, errors in getattr(run, "results", []):
-        lines += [f"    {line}" for line in errors.splitlines() if line.strip("-")] + [f"    status {status}"]
-    return "\n".join(lines)
+    for rank, (_, errors) in getattr(run, "said", {}).items():
+        lines += [f"    {rank}: {line}" for line in errors.splitlines() if line.strip("-") and ": note: " not in line]
+    return "\n".join([*lines, f"    statuses {getattr(run, 'statuses', None)}"])
 
 
 def table(runs):
@@ -297,6 +298,7 @@ def main():
     parser.add_argument("--runs", type=int, default=200, help="for each launcher")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="this run alone")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time of each launcher")
     parser.add_argument("--launchers", nargs="+", choices=list(ranks.launchers()), default=list(ranks.launchers()))
     options = parser.parse_args()
     numbers = range(options.runs) if options.only is None else [options.only]
@@ -306,8 +308,9 @@ def main():
 
     with tempfile.TemporaryDirectory(prefix="group-kills-") as folder:
         campaign = Campaign(pathlib.Path(folder), options.seed)
-        with concurrent.futures.ThreadPoolExecutor(len(options.launchers)) as pool:
-            runs = sum(pool.map(lambda launcher: campaign.all_of(launcher, numbers, report), options.launchers), [])
+        parts = [(launcher, numbers[job::options.jobs]) for launcher in options.launchers for job in range(options.jobs)]
+        with concurrent.futures.ThreadPoolExecutor(len(parts)) as pool:
+            runs = sum(pool.map(lambda part: campaign.all_of(*part, report), parts), [])
     print("\n".join(table(runs)))
     sys.exit(1 if any(run.wrong for run in runs) else 0)
 

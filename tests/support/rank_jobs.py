@@ -3,6 +3,7 @@ import itertools
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -13,14 +14,12 @@ MARK = "DSCKPT_TEST_JOB"
 # The first that is there says which rank a process is.
 RANK_VARIABLES = ("DSCKPT_GROUP_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK")
 NUMBERS = itertools.count()
-# Runs the rest of its arguments; first, in the rank that DSCKPT_TEST_VICTIM names, what DSCKPT_TEST_FIRST says.
-# Have launchers say which rank prints a line, and how they do.
-LABELS = {"Open MPI": ["--tag-output"], "srun": ["--label"], "srun --mpi=pmix": ["--label"], "MPICH": ["-l"]}
-LABEL = re.compile(r"^(?:\[\d+,(\d+)\]<\w+>:|\[?(\d+)\]?: ?)(.*)$")
+# Runs the rest of its arguments; first, in the rank that DSCKPT_TEST_VICTIM names, what DSCKPT_TEST_FIRST says. What a
+# rank prints goes to files: srun drops the last lines of steps that it ends.
 WRAPPER = """
 rank=${DSCKPT_GROUP_RANK-${OMPI_COMM_WORLD_RANK-${SLURM_PROCID-$PMI_RANK}}}
 if [ "$rank" = "$DSCKPT_TEST_VICTIM" ]; then eval "$DSCKPT_TEST_FIRST"; fi
-exec "$@"
+exec "$@" > "$DSCKPT_TEST_LOGS/$rank.out" 2> "$DSCKPT_TEST_LOGS/$rank.err"
 """
 
 
@@ -65,22 +64,22 @@ class Job:
         self.mark = f"{os.getpid()}-{next(NUMBERS)}"
         self.logs = place / f"logs-{self.mark}"
         self.logs.mkdir()
-        environment = {**os.environ, **variables, MARK: self.mark, "DSCKPT_TEST_VICTIM": str(victim),
-                       "DSCKPT_TEST_FIRST": first}
+        environment = {**os.environ, **variables, MARK: self.mark, "DSCKPT_TEST_LOGS": str(self.logs),
+                       "DSCKPT_TEST_VICTIM": str(victim), "DSCKPT_TEST_FIRST": first}
         words = ["sh", "-c", WRAPPER, "sh", ranks.binary(command[0]), *map(str, command[1:])]
         self.seen = {}
         if launcher == "tcp":
             environment = {"DSCKPT_GROUP_DIR": str(place), "DSCKPT_GROUP_SIZE": str(size), **environment}
-            self.processes = [self.start(words, dict(environment, DSCKPT_GROUP_RANK=str(rank)), rank)
-                              for rank in range(size) if rank not in absent]
+            self.processes = {rank: self.start(words, dict(environment, DSCKPT_GROUP_RANK=str(rank)))
+                              for rank in range(size) if rank not in absent}
         else:
             before, of_launcher = ranks.programs()[launcher](size, place)
-            words = [before[0], *LABELS[launcher], *options, *before[1:], *words]
-            self.processes = [self.start(words, {**environment, **of_launcher}, 0)]
+            words = [before[0], *options, *before[1:], *words]
+            self.processes = {"launcher": self.start(words, {**environment, **of_launcher})}
 
-    def start(self, words, environment, number):
-        with open(self.logs / f"{number}.out", "w") as out, open(self.logs / f"{number}.err", "w") as errors:
-            return subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=errors,
+    def start(self, words, environment):
+        with open(self.logs / "launcher.err", "a") as log:
+            return subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                     start_new_session=True)
 
     def look(self):
@@ -104,15 +103,15 @@ class Job:
         """Its number, as soon as it runs the tool; None if the job ends before."""
         deadline = time.monotonic() + longest
         while rank not in self.look():
-            if time.monotonic() > deadline or all(process.poll() is not None for process in self.processes):
+            if time.monotonic() > deadline or all(process.poll() is not None for process in self.processes.values()):
                 return None
             time.sleep(0.002)
         return self.seen[rank]
 
     def is_over(self, without=()):
         """Whether the launcher and all ranks have ended, but those in `without`."""
-        for number, process in enumerate(self.processes):
-            if not (self.launcher == "tcp" and number in without) and process.poll() is None:
+        for rank, process in self.processes.items():
+            if rank not in without and process.poll() is None:
                 return False
         return not any(is_alive(pid) for rank, pid in self.look().items() if rank not in without)
 
@@ -130,26 +129,18 @@ class Job:
         return time.monotonic() - begin
 
     def end(self):
-        """Kills what is left: [(status of the launcher or, by TCP, of each rank, stdout, stderr)].
-
-        Lines of ranks begin with "2: ", say, those of launchers do not.
-        """
-        for pid in [*self.look().values(), *(process.pid for process in self.processes if process.poll() is None)]:
+        """Kills what is left: ([status of the launcher or of the ranks], {rank or "launcher": (stdout, stderr)})."""
+        for pid in [*self.look().values(), *(process.pid for process in self.processes.values())]:
             if is_alive(pid):
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     pass
-        results = []
-        for process, errors in zip(self.processes, sorted(self.logs.glob("*.err"), key=lambda path: int(path.stem))):
-            results.append((process.wait(), self.labelled(errors.with_suffix(".out")), self.labelled(errors)))
-        for path in self.logs.iterdir():
-            path.unlink()
-        self.logs.rmdir()
-        return results
-
-    def labelled(self, log):
-        lines = log.read_text(errors="replace").splitlines()
-        if self.launcher == "tcp":
-            return "".join(f"{log.stem}: {line}\n" for line in lines)
-        return "".join(LABEL.sub(lambda match: f"{match[1] or match[2]}: {match[3]}", line) + "\n" for line in lines)
+        statuses = [process.wait() for process in self.processes.values()]
+        said = {}
+        for errors in sorted(self.logs.glob("*.err")):
+            out = errors.with_suffix(".out")
+            said[errors.stem] = (out.read_text(errors="replace") if out.exists() else "",
+                                 errors.read_text(errors="replace"))
+        shutil.rmtree(self.logs)
+        return statuses, said
