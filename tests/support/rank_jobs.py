@@ -56,10 +56,11 @@ class Job:
     """A command as `size` ranks by `launcher` (a name of ranks.launchers()), in `place`, which holds its outputs.
 
     `first`: what the shell of the rank `victim` does before it becomes the tool. `absent`: ranks that are not
-    started (by TCP alone).
+    started, and `before` what comes before the command of a rank (by TCP alone).
     """
 
-    def __init__(self, launcher, size, command, place, victim=None, first=":", absent=(), options=(), **variables):
+    def __init__(self, launcher, size, command, place, victim=None, first=":", absent=(),
+                 before=lambda rank: [], options=(), **variables):
         self.launcher, self.size, self.victim = launcher, size, victim
         self.mark = f"{os.getpid()}-{next(NUMBERS)}"
         self.logs = place / f"logs-{self.mark}"
@@ -70,11 +71,11 @@ class Job:
         self.seen = {}
         if launcher == "tcp":
             environment = {"DSCKPT_GROUP_DIR": str(place), "DSCKPT_GROUP_SIZE": str(size), **environment}
-            self.processes = {rank: self.start(words, dict(environment, DSCKPT_GROUP_RANK=str(rank)))
+            self.processes = {rank: self.start([*before(rank), *words], dict(environment, DSCKPT_GROUP_RANK=str(rank)))
                               for rank in range(size) if rank not in absent}
         else:
-            before, of_launcher = ranks.programs()[launcher](size, place)
-            words = [before[0], *options, *before[1:], *words]
+            (program, *arguments), of_launcher = ranks.programs()[launcher](size, place)
+            words = [program, *options, *arguments, *words]
             self.processes = {"launcher": self.start(words, {**environment, **of_launcher})}
 
     def start(self, words, environment):
