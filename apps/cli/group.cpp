@@ -2,6 +2,8 @@
 
 #include <cstdlib>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "cli/cli.h"
 #include "cli/interrupt.h"
@@ -41,9 +43,17 @@ int follow_first(Group& group, const Common& common, Progress& progress) {
     return status;
   } catch (const IoError&) {
     // Rank 0 is lost, and one of the others says so.
-    if (group.rank() == 1) throw;
+    if (group.rank() == 1 && !group.is_given_up()) throw;
     return kIo;
   }
+}
+
+// Rank 0 has the last word when all are interrupted.
+void speak_for_first_alone(const GroupOptions& options) {
+  static const std::string nothing;
+  if (options.engine == GroupEngine::none) return;
+  const std::optional<Launch> launch = find_launch(::getenv);
+  if (launch && launch->rank != 0) set_last_words(nothing, nothing);
 }
 
 }  // namespace
@@ -74,12 +84,15 @@ void add_group_options(CLI::App& app, Common& common) {
 
 int in_group(Common& common, const std::function<int()>& body) {
   common.group_options.program = std::string("dsckpt ") + kVersion + " (" + kCommit + ")";
+  speak_for_first_alone(common.group_options);
   std::unique_ptr<Group> group;
-  {
+  try {
     Progress progress;
     const InterruptGuard guard(progress);
     group = join_group(common.group_options, ::getenv, progress.cancelled);
     if (group && group->rank() != 0) return follow_first(*group, common, progress);
+  } catch (const GroupRefused& refused) {
+    return exit_code(refused.kind());
   }
   if (!group) return body();
   common.group = group.get();
@@ -88,6 +101,7 @@ int in_group(Common& common, const std::function<int()>& body) {
     status = body();
   } catch (const Error& error) {
     end_all(*group, exit_code(error.kind()));
+    if (group->is_given_up()) return exit_code(error.kind());
     throw;
   } catch (...) {
     end_all(*group, kBug);

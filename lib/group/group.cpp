@@ -123,6 +123,7 @@ struct Group::Impl {
       // A process that was stopped has heard nobody: that is not their silence.
       const auto pause = now - last > 2 * kLongestPoll ? now - last : Clock::duration(0);
       last = now;
+      if (pause > silence) was_away = true;
       uint64_t woken = 0;
       [[maybe_unused]] const ssize_t got = ::read(wake, &woken, sizeof woken);
       for (size_t i = 0; i < connections.size(); ++i) {
@@ -238,7 +239,8 @@ struct Group::Impl {
   std::deque<Connection> connections;
   int wake = -1;
   std::atomic<bool> stop{false};
-  mutable std::mutex mutex;  // of what follows, and of the connections' queues
+  std::atomic<bool> was_away{false};  // longer than `silence`
+  mutable std::mutex mutex;           // of what follows, and of the connections' queues
   std::condition_variable arrived;
   std::deque<Message> inbox;
   Traffic traffic;
@@ -287,6 +289,11 @@ std::optional<Message> Group::receive(milliseconds wait) {
 bool Group::is_lost(int rank) const {
   const std::lock_guard lock(impl_->mutex);
   return !impl_->connection(rank).lost.empty();
+}
+
+bool Group::is_given_up() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->was_away && impl_->first_lost() != nullptr;
 }
 
 void Group::close() {
