@@ -123,7 +123,8 @@ struct Group::Impl {
       // A process that was stopped has heard nobody: that is not their silence.
       const auto pause = now - last > 2 * kLongestPoll ? now - last : Clock::duration(0);
       last = now;
-      if (pause > silence) was_away = true;
+      // Long enough for one who has last heard of it a heartbeat before.
+      if (pause + kHeartbeatEvery + 2 * kLongestPoll > silence) was_away = true;
       uint64_t woken = 0;
       [[maybe_unused]] const ssize_t got = ::read(wake, &woken, sizeof woken);
       for (size_t i = 0; i < connections.size(); ++i) {
@@ -239,7 +240,7 @@ struct Group::Impl {
   std::deque<Connection> connections;
   int wake = -1;
   std::atomic<bool> stop{false};
-  std::atomic<bool> was_away{false};  // longer than `silence`
+  std::atomic<bool> was_away{false};  // so long that a peer may have taken it for lost
   mutable std::mutex mutex;           // of what follows, and of the connections' queues
   std::condition_variable arrived;
   std::deque<Message> inbox;

@@ -152,7 +152,7 @@ class Campaign:
         """Lets the signal come: when it did, or None if the job was over before."""
         pid = job.process_of(run.victim)
         if pid is None:
-            return None
+            return time.monotonic() if run.call else None
         if run.call:
             while state_of(pid) not in ("T", "t", "Z", "X", ""):
                 time.sleep(0.002)
