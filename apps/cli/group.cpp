@@ -1,9 +1,11 @@
 #include "cli/group.h"
 
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "cli/cli.h"
 #include "cli/interrupt.h"
@@ -16,6 +18,9 @@
 
 namespace dsckpt::cli {
 namespace {
+
+// In which rank 1 finds that rank 0 is lost, if another rank has: a heartbeat and a bit.
+constexpr std::chrono::milliseconds kLongestWord{1500};
 
 // What fails when all is over is nobody's concern any more.
 void leave(Group& group) {
@@ -44,6 +49,8 @@ int follow_first(Group& group, const Common& common, Progress& progress) {
   } catch (const IoError&) {
     // Rank 0 is lost, and one of the others says so.
     if (group.rank() == 1 && !group.is_given_up()) throw;
+    // Not before it: launchers end all when one has ended.
+    if (!group.is_given_up()) std::this_thread::sleep_for(kLongestWord);
     return kIo;
   }
 }
