@@ -221,7 +221,7 @@ class GroupTest(CliTest):
                 # Some of the first calls are of the group's own, which goes on without; what comes before has no group.
                 for at in (3, 5, 8, 12, 16) if kind in ("read", "write") else (1,):
                     with self.subTest(kind=kind, reason=errno.errorcode[reason], victim=victim, at=at):
-                        result = self.fault_on(victim, *options, first=(
+                        result = self.fault_on(victim, "--limit-rate", "100MB", *options, first=(
                             f"export LD_PRELOAD={shim} FAIL_CALL={kind} FAIL_AT={at} FAIL_ERRNO={reason}"))
                         if any(result[0]):
                             failed += 1
@@ -236,7 +236,9 @@ class GroupTest(CliTest):
         for size, said in ((shard.stat().st_size, "written at another time"), (1 << 20, "1048576 bytes instead of")):
             content = shard.read_bytes()[:size]
             other.write_bytes(content)
-            result = self.fault_on(2, before=lambda rank: ["unshare", "--mount"] if rank == 2 else [],
+            # Slow enough for rank 2 to have a share.
+            result = self.fault_on(2, "--limit-rate", "12MB",
+                                   before=lambda rank: ["unshare", "--mount"] if rank == 2 else [],
                                    first=f"mount --bind {other} {shard}")
             self.assert_said_once(result, 4, f"{shard.name}: rank 2 on \\S+: is another file here than on rank 0: .*{said}")
 
@@ -249,7 +251,8 @@ class GroupTest(CliTest):
         self.assertIn(b"\0" + commit + b"\0", content)
         tool.write_bytes(content.replace(b"\0" + commit + b"\0", b"\0" + b"x" * len(commit) + b"\0"))
         tool.chmod(0o755)
-        result = self.fault_on(2, first=f'shift; set -- {tool} "$@"')
+        # When the others have come: who comes later finds nobody.
+        result = self.fault_on(2, first=f'sleep 1; shift; set -- {tool} "$@"')
         self.assert_said_once(result, 2, r"rank 2 on \S+ runs dsckpt \S+ \(x+\), and rank 0 on \S+ runs dsckpt")
 
     def test_goes_on_with_any_number_of_ranks(self):
