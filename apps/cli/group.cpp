@@ -1,10 +1,14 @@
 #include "cli/group.h"
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <new>
+#include <optional>
+#include <string>
 #include <system_error>
+#include <thread>
 
 #include "cli/cli.h"
 #include "cli/interrupt.h"
@@ -19,6 +23,9 @@
 
 namespace dsckpt::cli {
 namespace {
+
+// In which rank 1 finds that rank 0 is lost, if another rank has: a heartbeat and a bit.
+constexpr std::chrono::milliseconds kLongestWord{1500};
 
 // What fails when all is over is nobody's concern any more.
 void leave(Group& group) {
@@ -46,9 +53,19 @@ int follow_first(Group& group, const Common& common, Progress& progress) {
     return status;
   } catch (const IoError&) {
     // Rank 0 is lost, and one of the others says so.
-    if (group.rank() == 1) throw;
+    if (group.rank() == 1 && !group.is_given_up()) throw;
+    // Not before it: launchers end all when one has ended.
+    if (!group.is_given_up()) std::this_thread::sleep_for(kLongestWord);
     return kIo;
   }
+}
+
+// Rank 0 has the last word when all are interrupted.
+void speak_for_first_alone(const GroupOptions& options) {
+  static const std::string nothing;
+  if (options.engine == GroupEngine::none) return;
+  const std::optional<Launch> launch = find_launch(::getenv);
+  if (launch && launch->rank != 0) set_last_words(nothing, nothing);
 }
 
 }  // namespace
@@ -79,12 +96,15 @@ void add_group_options(CLI::App& app, Common& common) {
 
 int in_group(Common& common, const std::function<int()>& body) {
   common.group_options.program = std::string("dsckpt ") + kVersion + " (" + kCommit + ")";
+  speak_for_first_alone(common.group_options);
   std::unique_ptr<Group> group;
-  {
+  try {
     Progress progress;
     const InterruptGuard guard(progress);
     group = join_group(common.group_options, ::getenv, progress.cancelled);
     if (group && group->rank() != 0) return follow_first(*group, common, progress);
+  } catch (const GroupRefused& refused) {
+    return exit_code(refused.kind());
   }
   if (!group) return body();
   common.group = group.get();
@@ -93,6 +113,7 @@ int in_group(Common& common, const std::function<int()>& body) {
     status = body();
   } catch (const Error& error) {
     end_all(*group, exit_code(error.kind()));
+    if (group->is_given_up()) return exit_code(error.kind());
     throw;
   } catch (const std::filesystem::filesystem_error&) {  // as run() has it
     end_all(*group, kIo);

@@ -41,10 +41,12 @@ std::string environment(const char* name) {
 }
 
 // proc(5): field 22 of stat, in clock ticks since the kernel's start; "" if there is no such
-// process. The second field may hold blanks and parentheses.
+// process, or it has ended and nobody asks how: the first process of a container may never do so.
+// The second field may hold blanks and parentheses; the third one is the state.
 std::string start_of(int64_t process) {
   const std::string line = first_line("/proc/" + std::to_string(process) + "/stat");
   size_t at = line.rfind(')');
+  if (at != std::string::npos && line.substr(at, 3) == ") Z") return "";
   for (int field = 2; field < 22 && at != std::string::npos; ++field) at = line.find(' ', at + 1);
   if (at == std::string::npos) return "";
   return line.substr(at + 1, line.find(' ', at + 1) - at - 1);

@@ -128,6 +128,8 @@ struct Group::Impl {
       // A process that was stopped has heard nobody: that is not their silence.
       const auto pause = now - last > 2 * kLongestPoll ? now - last : Clock::duration(0);
       last = now;
+      // Long enough for one who has last heard of it a heartbeat before.
+      if (pause + kHeartbeatEvery + 2 * kLongestPoll > silence) was_away = true;
       uint64_t woken = 0;
       [[maybe_unused]] const ssize_t got = ::read(wake, &woken, sizeof woken);
       for (size_t i = 0; i < connections.size(); ++i) {
@@ -244,7 +246,8 @@ struct Group::Impl {
   std::deque<Connection> connections;
   int wake = -1;
   std::atomic<bool> stop{false};
-  mutable std::mutex mutex;  // of what follows, and of the connections' queues
+  std::atomic<bool> was_away{false};  // so long that a peer may have taken it for lost
+  mutable std::mutex mutex;           // of what follows, and of the connections' queues
   std::condition_variable arrived;
   std::deque<Message> inbox;
   std::shared_ptr<FileClient> files;
@@ -311,6 +314,11 @@ std::optional<Message> Group::receive(milliseconds wait) {
 bool Group::is_lost(int rank) const {
   const std::lock_guard lock(impl_->mutex);
   return !impl_->connection(rank).lost.empty();
+}
+
+bool Group::is_given_up() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->was_away && impl_->first_lost() != nullptr;
 }
 
 void Group::close() {

@@ -85,6 +85,9 @@ class Group {
   // once one is lost, after all messages that it had sent before.
   std::optional<Message> receive(std::chrono::milliseconds wait);
   bool is_lost(int rank) const;
+  // This process was stopped for so long that others took it for lost, and one of them has left.
+  // They have said so.
+  bool is_given_up() const;
 
   // Waits until what was queued is sent, two seconds at most, and leaves the group: to be called
   // when nobody waits for this rank any more. Throws what `at_end` throws.

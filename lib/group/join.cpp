@@ -1,8 +1,12 @@
 #include "group/join.h"
 
+#include <poll.h>
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cerrno>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -35,6 +39,13 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLongestHandshake{5000};
 constexpr milliseconds kLongestFinalize{10'000};
 constexpr milliseconds kPause{50};
+// In which the others hear of rank 0 that all have come, when the time for it is over.
+constexpr milliseconds kLongestWord{5000};
+// Ranks that wait for the same thing in vain do not say so at the same time: the next one is ended
+// meanwhile.
+constexpr milliseconds kNextSpeaker{2000};
+// What rank 0 says then: a byte, else 1 and the kind of its error.
+constexpr uint8_t kAllHaveCome = 0;
 constexpr const char* kAloneHint =
     "a tool that was started by one rank of another program inherits what its launcher says: "
     "--group none runs it alone";
@@ -48,8 +59,11 @@ struct Gathering {
   Clock::time_point deadline;
 
   GroupIdentity identity() const { return {launch.size, options.program}; }
+  // A launcher that ends all ranks interrupts all of them; rank 0 says so.
   void check_cancelled() const {
-    if (cancelled) throw InterruptedError();
+    if (!cancelled) return;
+    if (self.rank != 0) throw GroupRefused(ErrorKind::interrupted);
+    throw InterruptedError();
   }
   bool is_late() const { return Clock::now() > deadline; }
   std::string seconds() const { return std::to_string(options.gathering.count()) + " s"; }
@@ -65,10 +79,16 @@ struct Met {
   Rendezvous::Token token;
 };
 
-// Of rank 0: waits until all others have come.
-Met welcome_all(const Gathering& gathering, const Socket& listening,
-                const Rendezvous::Token& token) {
-  std::map<int, std::pair<Socket, Member>> come;
+using Guests = std::map<int, std::pair<Socket, Member>>;
+
+void say_byte(const Socket& socket, uint8_t byte) {
+  [[maybe_unused]] const ssize_t put =
+      ::send(socket.get(), &byte, sizeof byte, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+// Waits until all others are in `come`.
+void wait_for_all(const Gathering& gathering, const Socket& listening,
+                  const Rendezvous::Token& token, Guests& come) {
   const auto others = static_cast<size_t>(gathering.launch.size) - 1;
   while (come.size() < others) {
     gathering.check_cancelled();
@@ -89,13 +109,64 @@ Met welcome_all(const Gathering& gathering, const Socket& listening,
         welcome(socket.get(), token, gathering.identity(), gathering.self, kLongestHandshake);
     if (!member || member->rank < 1 || member->rank >= gathering.launch.size) continue;
     if (come.contains(member->rank)) {
-      throw UsageError("two processes are " + member->name());
+      const UsageError error("two processes are " + member->name());
+      say_byte(socket, 1 + static_cast<uint8_t>(error.kind()));
+      throw error;
     }
     come.emplace(member->rank, std::pair(std::move(socket), *member));
   }
+}
+
+// Of rank 0: the others, which hear whether all have come.
+Met welcome_all(const Gathering& gathering, const Socket& listening,
+                const Rendezvous::Token& token) {
+  Guests come;
+  const auto say_to_all = [&](uint8_t byte) {
+    for (const auto& [rank, guest] : come) say_byte(guest.first, byte);
+  };
+  try {
+    wait_for_all(gathering, listening, token, come);
+  } catch (const Error& error) {
+    say_to_all(1 + static_cast<uint8_t>(error.kind()));
+    throw;
+  }
+  say_to_all(kAllHaveCome);
   std::vector<Group::Peer> peers;
   for (auto& [rank, peer] : come) peers.push_back({peer.first.release(), peer.second});
   return {std::move(peers), token};
+}
+
+// Of the others: returns when rank 0 says that all have come. Where it is lost rank 1 says so, as
+// it does later.
+void wait_for_word(const Gathering& gathering, const Socket& socket, const Member& first) {
+  const auto lost = [&](const std::string& how) {
+    if (gathering.self.rank != 1) throw GroupRefused(ErrorKind::io);
+    throw IoError({}, first.name() + " " + how, 0);
+  };
+  for (;;) {
+    gathering.check_cancelled();
+    if (Clock::now() > gathering.deadline + kLongestWord) {
+      lost("has not said within " + gathering.seconds() + " whether all ranks have come");
+    }
+    pollfd polled{socket.get(), POLLIN, 0};
+    if (::poll(&polled, 1, static_cast<int>(kPause.count())) != 1) continue;
+    uint8_t byte = 0;
+    const ssize_t got = ::recv(socket.get(), &byte, sizeof byte, MSG_DONTWAIT);
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (got <= 0) lost("is gone: it was killed, or its node is lost");
+    if (byte == kAllHaveCome) return;
+    throw GroupRefused(static_cast<ErrorKind>(byte - 1));
+  }
+}
+
+// What introduce() does; rank 0 finds the same differences, and says which.
+std::optional<Member> introduce_oneself(const Gathering& gathering, const Socket& socket,
+                                        const Rendezvous::Token& token) {
+  try {
+    return introduce(socket.get(), token, gathering.identity(), gathering.self, kLongestHandshake);
+  } catch (const UsageError& error) {
+    throw GroupRefused(error.kind());
+  }
 }
 
 // Of the others: `find` says where rank 0 is, and may say something else the next time.
@@ -120,12 +191,12 @@ Met go_to_first(const Gathering& gathering,
         why = "nobody answers at " + address + ", port " + std::to_string(rendezvous->port);
         continue;
       }
-      const std::optional<Member> first = introduce(
-          socket.get(), rendezvous->token, gathering.identity(), gathering.self, kLongestHandshake);
+      const std::optional<Member> first = introduce_oneself(gathering, socket, rendezvous->token);
       if (!first) {
         why = "whoever answers at " + address + " is of another group";
         continue;
       }
+      wait_for_word(gathering, socket, *first);
       return {{{socket.release(), *first}}, rendezvous->token};
     }
   }
@@ -207,8 +278,8 @@ class MpiThread {
   MpiThread(const MpiThread&) = delete;
   MpiThread& operator=(const MpiThread&) = delete;
 
-  // Throws IoError, also after `longest`: nobody waits for the thread then.
-  void call(const std::string& what, milliseconds longest, Call call) {
+  // False after `longest`: nobody waits for the thread then. Throws IoError for what MPI says.
+  bool call(const std::string& what, milliseconds longest, Call call) {
     auto task = std::make_shared<std::packaged_task<const char*()>>(std::move(call));
     std::future<const char*> result = task->get_future();
     {
@@ -216,12 +287,9 @@ class MpiThread {
       state_->next = task;
     }
     state_->changed.notify_all();
-    if (result.wait_for(longest) != std::future_status::ready) {
-      throw IoError(
-          {}, what + " has not returned within " + std::to_string(longest.count() / 1000) + " s", 0)
-          .with_hint(kAloneHint);
-    }
+    if (result.wait_for(longest) != std::future_status::ready) return false;
     if (const char* error = result.get()) throw IoError({}, what + ": " + error, 0);
+    return true;
   }
 
  private:
@@ -244,11 +312,17 @@ Met meet_by_mpi(const Gathering& gathering, const MpiFunctions& mpi, MpiThread& 
     std::array<char, kRendezvousBytes> text{};
   };
   const auto state = std::make_shared<State>();
-  const auto left = [&] {
-    return std::max(milliseconds(1),
-                    std::chrono::duration_cast<milliseconds>(gathering.deadline - Clock::now()));
+  // Where it is in vain rank 0 says so, and if it is the reason rank 1.
+  const auto call = [&](const std::string& what, MpiThread::Call function) {
+    const int rank = gathering.self.rank;
+    const auto left = std::chrono::duration_cast<milliseconds>(gathering.deadline - Clock::now()) +
+                      (rank == 0 ? milliseconds(0) : kNextSpeaker);
+    if (thread.call(what, std::max(milliseconds(1), left), std::move(function))) return;
+    if (rank > 1) throw GroupRefused(ErrorKind::io);
+    throw IoError({}, what + " has not returned within " + gathering.seconds(), 0)
+        .with_hint(kAloneHint);
   };
-  thread.call("MPI_Init", left(), [state, &mpi] { return mpi.start(&state->rank, &state->size); });
+  call("MPI_Init", [state, &mpi] { return mpi.start(&state->rank, &state->size); });
   if (state->size != gathering.launch.size || state->rank != gathering.launch.rank) {
     throw UsageError(gathering.launch.by + " says rank " + std::to_string(gathering.launch.rank) +
                      " of " + std::to_string(gathering.launch.size) + ", and MPI (" +
@@ -266,8 +340,7 @@ Met meet_by_mpi(const Gathering& gathering, const MpiFunctions& mpi, MpiThread& 
     const std::string text = rendezvous.text();
     std::copy_n(text.begin(), std::min(text.size(), kRendezvousBytes - 1), state->text.begin());
   }
-  thread.call("MPI_Bcast", left(),
-              [state, &mpi] { return mpi.from_first(state->text.data(), kRendezvousBytes); });
+  call("MPI_Bcast", [state, &mpi] { return mpi.from_first(state->text.data(), kRendezvousBytes); });
   if (state->rank == 0) return welcome_all(gathering, listening, rendezvous.token);
   return go_to_first(gathering, [state] { return Rendezvous::parse(state->text.data()); });
 }

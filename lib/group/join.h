@@ -3,9 +3,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <string>
 
+#include "dsckpt/error.h"
 #include "group/group.h"
 #include "group/launch.h"
 
@@ -27,9 +29,20 @@ struct GroupOptions {
   std::string program = {};  // name and version: that of all ranks
 };
 
+// Of ranks other than 0 whose group does not come about: another one says why.
+class GroupRefused : public std::exception {
+ public:
+  explicit GroupRefused(ErrorKind kind) : kind_(kind) {}
+  ErrorKind kind() const { return kind_; }
+  const char* what() const noexcept override { return "the group has not come about"; }
+
+ private:
+  ErrorKind kind_;
+};
+
 // The group that this process was started as a rank of, once all its ranks have come; nullptr if it
 // was started alone. Throws UsageError for what does not go together, IoError if ranks do not come,
-// InterruptedError.
+// InterruptedError; and GroupRefused.
 std::unique_ptr<Group> join_group(const GroupOptions& options, const Environment& environment,
                                   const std::atomic<bool>& cancelled);
 

@@ -1,6 +1,7 @@
 #include "io/output_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -43,7 +44,13 @@ OutputFile::OutputFile(fs::path path, std::string display, OutputOptions options
   direct_ = direct_fd_ >= 0;
   // Writes into reserved blocks are a quarter faster (exec/README.md), and a full disk shows here.
   const uint64_t size = options.size;
-  if (size == 0 || ::fallocate(fd_, 0, 0, static_cast<off_t>(size)) == 0) return;
+  // What is reserved already, by another rank of a group or by a run before, is not asked for
+  // again: ext4 would wait for all direct writes to the file.
+  struct stat about {};
+  const bool is_reserved = ::fstat(fd_, &about) == 0 &&
+                           std::cmp_greater_equal(about.st_size, size) &&
+                           std::cmp_greater_equal(about.st_blocks, (size + 511) / 512);
+  if (size == 0 || is_reserved || ::fallocate(fd_, 0, 0, static_cast<off_t>(size)) == 0) return;
   const int failed = errno;
   if (failed == EOPNOTSUPP || failed == ENOSYS || failed == EINTR) return;
   if (direct_fd_ >= 0) ::close(std::exchange(direct_fd_, -1));

@@ -2,8 +2,10 @@
 
 RANKS=all takes every checkpoint, more numbers of ranks and every launcher that is there; else some.
 """
+import errno
 import json
 import os
+import pathlib
 import resource
 import shutil
 import signal
@@ -16,6 +18,7 @@ import common
 import fault_test
 import ranks
 from cli_common import STAGING, CliTest, tree
+from rank_jobs import Job
 from ranks import Ranks
 
 ALL = os.environ.get("RANKS") == "all"
@@ -286,6 +289,82 @@ class GroupTest(CliTest):
         self.assertEqual([out + errors for _, out, errors in results[1:]], ["", ""])
         self.assertEqual(json.loads(results[0][1])["data"]["errno"], 27)
         self.assertEqual(list(place.iterdir()), [])
+
+    def fault_on(self, rank, *options, **more):
+        """What three ranks end with where one does something of its own first: (statuses, {rank: (stdout, stderr)})."""
+        home = self.new_path("home")
+        (home / "place").mkdir(parents=True)
+        job = Job("tcp", 3, ["zero-to-fp32", self.source, home / "place" / "out", *options], home, rank, **more)
+        self.assertIsNotNone(job.wait(60), "has not ended")
+        statuses, said = job.end()
+        if any(statuses):
+            self.assertEqual(list((home / "place").iterdir()), [], said)
+        else:
+            self.assertEqual(tree(home / "place" / "out"), self.expected)
+        return statuses, said
+
+    def assert_said_once(self, result, status, pattern):
+        statuses, said = result
+        self.assertEqual(statuses, [status] * 3, said)
+        self.assertRegex(said["0"][1], pattern)
+        self.assertEqual([said["1"], said["2"]], [("", "")] * 2, said)
+
+    def prepare(self):
+        self.source = self.large()
+        alone = self.new_path("alone")
+        self.assertEqual(common.run_tool("zero-to-fp32", self.source, alone).returncode, 0)
+        self.expected = tree(alone)
+
+    def test_a_call_that_fails_on_one_rank_ends_all(self):
+        self.prepare()
+        shim = os.path.join(os.path.dirname(os.environ["DSCKPT_BIN"]), "lib", "libfail_call.so")
+        if not os.path.exists(shim):
+            self.skipTest("this build has no shim")
+        for kind, reason, said, options, victims in (
+                # The first rank that writes to a file reserves its bytes.
+                ("fallocate", errno.ENOSPC, "cannot reserve .*: No space left", [], [0]),
+                ("write", errno.ENOSPC, "cannot write.*: No space left", [], [0, 2]),
+                ("write", errno.EIO, "cannot write.*: Input/output error", [], [0, 2]),
+                ("read", errno.EIO, "cannot read.*: Input/output error", [], [0, 2]),
+                ("fsync", errno.EIO, "cannot .*: Input/output error", ["--fsync"], [0, 2])):
+            for victim in victims:
+                failed = 0
+                # Some of the first calls are of the group's own, which goes on without; what comes before has no group.
+                for at in (3, 5, 8, 12, 16) if kind in ("read", "write") else (1,):
+                    with self.subTest(kind=kind, reason=errno.errorcode[reason], victim=victim, at=at):
+                        result = self.fault_on(victim, "--limit-rate", "100MB", *options, first=(
+                            f"export LD_PRELOAD={shim} FAIL_CALL={kind} FAIL_AT={at} FAIL_ERRNO={reason}"))
+                        if any(result[0]):
+                            failed += 1
+                            self.assert_said_once(result, 4, (f"rank {victim} on .*" if victim else "") + said)
+                self.assertGreater(failed, 0, (kind, victim))
+
+    @unittest.skipUnless(os.geteuid() == 0, "needs root, to mount")
+    def test_another_view_of_the_input_is_refused(self):
+        self.prepare()
+        shard = next(self.source.rglob("*optim_states.pt"))
+        other = self.new_path("other")
+        for size, said in ((shard.stat().st_size, "written at another time"), (1 << 20, "1048576 bytes instead of")):
+            content = shard.read_bytes()[:size]
+            other.write_bytes(content)
+            # Slow enough for rank 2 to have a share.
+            result = self.fault_on(2, "--limit-rate", "12MB",
+                                   before=lambda rank: ["unshare", "--mount"] if rank == 2 else [],
+                                   first=f"mount --bind {other} {shard}")
+            self.assert_said_once(result, 4, f"{shard.name}: rank 2 on \\S+: is another file here than on rank 0: .*{said}")
+
+    def test_another_program_is_refused(self):
+        self.prepare()
+        tool = self.new_path("another") / "zero-to-fp32"
+        tool.parent.mkdir()
+        content = pathlib.Path(ranks.binary("dsckpt")).read_bytes()
+        commit = subprocess.run([ranks.binary("dsckpt"), "--version"], capture_output=True).stdout.split(b"(")[1].split(b",")[0]
+        self.assertIn(b"\0" + commit + b"\0", content)
+        tool.write_bytes(content.replace(b"\0" + commit + b"\0", b"\0" + b"x" * len(commit) + b"\0"))
+        tool.chmod(0o755)
+        # When the others have come: who comes later finds nobody.
+        result = self.fault_on(2, first=f'sleep 1; shift; set -- {tool} "$@"')
+        self.assert_said_once(result, 2, r"rank 2 on \S+ runs dsckpt \S+ \(x+\), and rank 0 on \S+ runs dsckpt")
 
     def test_goes_on_with_any_number_of_ranks(self):
         self.source = self.large()

@@ -99,34 +99,38 @@ def run_by_tcp(size, command, folder):
     return types.SimpleNamespace(returncode=status, stdout=out, stderr=errors)
 
 
-def run_launcher(launcher, command, **variables):
-    return subprocess.run([*launcher, binary(command[0]), *map(str, command[1:])], env={**os.environ, **variables},
-                          stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
+# How each launcher starts so many ranks: the words before the command, and variables.
 
-
-def run_by_mpirun(size, command, folder):
+def by_mpirun(size, folder):
     del folder
-    return run_launcher(["mpirun.openmpi", "-n", str(size)], command, OMPI_ALLOW_RUN_AS_ROOT="1",
-                        OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1")
+    return ["mpirun.openmpi", "-n", str(size)], {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                                                 "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
 
-def run_by_srun(size, command, folder):
+def by_srun(size, folder, *options):
     """One rank a node as long as there are nodes; no MPI."""
-    return run_launcher(["srun", "--overcommit", "--kill-on-bad-exit", "-N", str(min(size, 4)), "-n", str(size)],
-                        command, DSCKPT_GROUP_DIR=str(folder))
+    words = ["srun", "--overcommit", "--kill-on-bad-exit", *options, "-N", str(min(size, 4)), "-n", str(size)]
+    return words, {"DSCKPT_GROUP_DIR": str(folder)}
 
 
-def run_by_srun_pmix(size, command, folder):
-    del folder
+def by_srun_pmix(size, folder):
     # The nodes are one machine, in which Open MPI would take ranks of several nodes for neighbours in memory.
-    return run_launcher(["srun", "--overcommit", "--kill-on-bad-exit", "--mpi=pmix", "-N", str(min(size, 4)), "-n",
-                         str(size)], command, OMPI_MCA_btl="self,tcp")
+    return by_srun(size, folder, "--mpi=pmix")[0], {"OMPI_MCA_btl": "self,tcp"}
 
 
-def run_by_mpich(size, command, folder):
+def by_mpich(size, folder):
     del folder
-    return run_launcher([os.environ["MPICH_MPIEXEC"], "-n", str(size)], command,
-                        DSCKPT_MPI=os.environ["MPICH_PLUGIN"])
+    return [os.environ["MPICH_MPIEXEC"], "-n", str(size)], {"DSCKPT_MPI": os.environ["MPICH_PLUGIN"]}
+
+
+def runner(launcher):
+    """A function that runs a command with so many ranks."""
+    def run(size, command, folder):
+        words, variables = launcher(size, folder)
+        return subprocess.run([*words, binary(command[0]), *map(str, command[1:])], env={**os.environ, **variables},
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                              timeout=TIMEOUT)
+    return run
 
 
 def has_open_mpi():
@@ -135,19 +139,24 @@ def has_open_mpi():
     return plugin.exists() and shutil.which("mpirun.openmpi") is not None
 
 
-def launchers():
-    """name -> function that runs a command with so many ranks.
+def programs():
+    """name -> how it starts ranks, as by_mpirun(), of the launchers that are there.
 
     Slurm where SLURM_CONF names a cluster (slurm_cluster.py). MPICH where MPICH_MPIEXEC is its launcher and
     MPICH_PLUGIN what its compiler has made of lib/group/mpi/plugin.cpp.
     """
-    found = {"tcp": run_by_tcp}
+    found = {}
     if has_open_mpi():
-        found["Open MPI"] = run_by_mpirun
+        found["Open MPI"] = by_mpirun
     if "SLURM_CONF" in os.environ:
-        found["srun"] = run_by_srun
+        found["srun"] = by_srun
         if has_open_mpi():
-            found["srun --mpi=pmix"] = run_by_srun_pmix
+            found["srun --mpi=pmix"] = by_srun_pmix
     if "MPICH_MPIEXEC" in os.environ:
-        found["MPICH"] = run_by_mpich
+        found["MPICH"] = by_mpich
     return found
+
+
+def launchers():
+    """name -> function that runs a command with so many ranks; TCP by the environment is always there."""
+    return {"tcp": run_by_tcp, **{name: runner(launcher) for name, launcher in programs().items()}}

@@ -13,6 +13,7 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -282,6 +283,17 @@ class Join : public testing::Test {
   std::chrono::seconds gathering_{20};
 };
 
+// The kind of the error that another rank says.
+template <typename Function>
+std::optional<ErrorKind> refused(Function&& join) {
+  try {
+    join();
+  } catch (const GroupRefused& refused) {
+    return refused.kind();
+  }
+  return std::nullopt;
+}
+
 TEST_F(Join, ByAPrivateFile) {
   const auto ranks = join_all(5, {});
   for (int rank = 1; rank < 5; ++rank) {
@@ -328,6 +340,14 @@ TEST_F(Join, WhoWaitsInVainSaysForWhom) {
   EXPECT_ERROR(join(2, 3), IoError, "has not found rank 0 within 1 s");
   cancelled_ = true;
   EXPECT_ERROR(join(0, 3), InterruptedError, "interrupted");
+  EXPECT_EQ(refused([&] { join(1, 3); }), ErrorKind::interrupted);
+}
+
+TEST_F(Join, ThoseThatHaveComeHearOfTheFirstThatOthersHaveNot) {
+  gathering_ = std::chrono::seconds(1);
+  auto first = std::async(std::launch::async, [&] { return join(0, 3); });
+  EXPECT_EQ(refused([&] { join(1, 3); }), ErrorKind::io);
+  EXPECT_ERROR(first.get(), IoError, "2 have come within 1 s; rank 2 has not");
 }
 
 TEST_F(Join, TwoProcessesOfOneRankAreRefused) {
@@ -336,8 +356,7 @@ TEST_F(Join, TwoProcessesOfOneRankAreRefused) {
     same.push_back(std::async(std::launch::async, [&] { return join(1, 3); }));
   }
   EXPECT_ERROR(join(0, 3), UsageError, "two processes are rank 1");
-  // Each has met rank 0, which is gone by now.
-  for (auto& one : same) EXPECT_ERROR(one.get()->receive(20s), IoError, "rank 0");
+  for (auto& one : same) EXPECT_EQ(refused([&] { one.get(); }), ErrorKind::usage);
 }
 
 TEST_F(Join, AloneWhereNothingElseIsSaid) {
