@@ -286,8 +286,8 @@ def describe(run):
 
 def table(runs):
     """Rows of Markdown: what came of the runs, by launcher and signal."""
-    lines = ["| launcher | signal | runs | before all were there | nothing there | committed | over before | seconds, "
-             "median and most | went on | named by the launcher alone | wrong |", "|---|---|---|---|---|---|---|---|---|---|---|"]
+    lines = ["| launcher | signal | runs | early | nothing | all | over | seconds | went on | launcher's word | wrong |",
+             "|---|---|---|---|---|---|---|---|---|---|---|"]
     for launcher in dict.fromkeys(run.launcher for run in runs):
         for number in SIGNALS:
             mine = [run for run in runs if (run.launcher, run.signal) == (launcher, number)]
