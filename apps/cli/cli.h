@@ -52,10 +52,8 @@ template <typename Arguments, void (*add_options)(CLI::App&, Arguments&),
 int run_tool(CLI::App& app, int argc, char** argv) {
   Arguments arguments;
   add_options(app, arguments);
-  return run(app, arguments.common, argc, argv, [&] {
-    return in_group(arguments.common, arguments.input, arguments.source.roots,
-                    [&] { return work(app, arguments); });
-  });
+  return run(app, arguments.common, argc, argv,
+             [&] { return in_group(arguments.common, [&] { return work(app, arguments); }); });
 }
 
 // Throws IoError if what was printed does not get there; not for a pipe that its reader has closed,

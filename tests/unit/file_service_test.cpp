@@ -17,7 +17,6 @@ namespace dsckpt {
 namespace {
 
 using namespace std::chrono_literals;
-using test::kMiB;
 
 class FileServiceTest : public testing::Test {
  protected:
@@ -46,7 +45,7 @@ class FileServiceTest : public testing::Test {
   }
 
   test::TempFolder folder_;
-  const std::string large_ = test::random_bytes(3 * kMiB + 5, 1);
+  const std::string large_ = test::random_bytes(3 * test::kMiB + 5, 1);
   const Rendezvous::Token token_ = new_token();
   std::unique_ptr<FileServer> server_ =
       std::make_unique<FileServer>(token_, GroupIdentity{2, "dsckpt 1"}, Member{1, "n1"});
@@ -64,7 +63,7 @@ TEST_F(FileServiceTest, ListsAndReadsWhatIsThere) {
                                              "tag/large"}));
   EXPECT_EQ(read(*files, "latest", 0, 3), "tag");
   EXPECT_EQ(read(*files, "tag/large", 0, large_.size()), large_);
-  EXPECT_EQ(read(*files, "tag/large", 77, 2 * kMiB), large_.substr(77, 2 * kMiB));
+  EXPECT_EQ(read(*files, "tag/large", 77, 2 * test::kMiB), large_.substr(77, 2 * test::kMiB));
 }
 
 TEST_F(FileServiceTest, ManyThreadsReadAtOnce) {
