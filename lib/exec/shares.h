@@ -29,9 +29,11 @@ struct ShareOptions {
 // One thread at a time.
 class Shares {
  public:
-  // A share is taken in so many portions, or more, so that none is longer than kLongest.
+  // A share is taken in so many portions, or more, so that none is longer than kLongest, and no
+  // more of the plan's literals than kMostLiterals begin in it, unless it must not be cut.
   static constexpr uint64_t kPortions = 16;
   static constexpr uint64_t kLongest = uint64_t{4} << 30;
+  static constexpr uint64_t kMostLiterals = uint64_t{16} << 20;
 
   // `done`: batches that nobody needs to do any more, rising.
   Shares(const Units& units, std::span<const BatchRange> done, const ShareOptions& options);
@@ -47,7 +49,10 @@ class Shares {
   struct Piece {
     BatchRange batches;
     uint64_t bytes = 0;
+    uint64_t literals = 0;  // bytes
   };
+  void add(const Piece& piece, size_t rank, uint64_t portion);
+
   std::vector<std::deque<Piece>> pieces_;  // by rank
   std::vector<uint64_t> left_;             // bytes of these
 };
