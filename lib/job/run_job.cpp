@@ -24,13 +24,14 @@ constexpr std::chrono::milliseconds kCallbackInterval{100};
 
 // Every record that the plan reads any byte of, whatever made the plan; with `all`, every one of
 // the checkpoint.
-std::vector<InputRecord> records_to_check(const Job::Impl& job, bool all) {
-  std::vector<InputRecord> records = records_read(job.plan, *job.inputs, job.as_they_are);
+std::vector<InputRecord> records_to_check(const Job::Impl& job, bool all,
+                                          Frames frames = Frames::checked) {
+  std::vector<InputRecord> records = records_read(job.plan, *job.inputs, job.as_they_are, frames);
   if (!all || !job.checkpoint) return records;
   std::vector<FileId> files;
   for (const CheckpointFile& file : job.checkpoint->files()) files.push_back(file.archive->file());
   for (const InputRecord& record : records) files.push_back(record.extent.file);
-  return all_records(*job.inputs, std::move(files));
+  return all_records(*job.inputs, std::move(files), frames);
 }
 
 bool has_checksums(const Job::Impl& job, const RunStats& stats) {
@@ -227,6 +228,11 @@ class Watch {
   std::thread thread_;
 };
 
+IoChoice io_of(const Job::Impl& job, const RunOptions& options) {
+  return choose_io(options.io, job.plan, *job.inputs, options.durable, options.pack.has_value(),
+                   options.threads);
+}
+
 fs::path target_of(const Job::Impl& job, const fs::path& output) {
   return job.place.whole ? fs::weakly_canonical(fs::absolute(output)) : output;
 }
@@ -242,11 +248,18 @@ std::string check_run(const Job& job, const fs::path& output, const RunOptions& 
       .check();
 }
 
+ShareForecast forecast(const Job& job, const RunOptions& options, int ranks) {
+  // A million empty records may be copied: what is around them changes no share.
+  const RecordChecks checks(job->plan, records_to_check(*job, options.verify, Frames::unchecked),
+                            options.verify);
+  return forecast_shares(job->plan, checks.use(), io_of(*job, options).unit_bytes,
+                         {.ranks = ranks, .whole_outputs = options.pack.has_value()});
+}
+
 RunStats run(const Job& job, const fs::path& output, const RunOptions& options, Progress& progress,
              Group* group) {
   if (job->hash == ContentHash::check) check_has_content_hashes(*job);
-  const IoChoice io = choose_io(options.io, job->plan, *job->inputs, options.durable,
-                                options.pack.has_value(), options.threads);
+  const IoChoice io = io_of(*job, options);
   std::optional<JobIdentity> identity;
   if (options.resume) identity = identity_of(job->plan, *job->inputs, deciding(*job, options));
   StagedOutput staged(job->plan, target_of(*job, output),
