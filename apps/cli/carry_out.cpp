@@ -80,11 +80,11 @@ std::string shown(const Listing& listing) {
   return text;
 }
 
-void show(const Common& common, const Job& job, const RunArguments& run,
-          const RunOptions& options) {
+void show(const Common& common, const Job& job, const std::filesystem::path& output,
+          const RunArguments& run, const RunOptions& options) {
   std::optional<ShareForecast> shares;
   if (run.ranks > 0) {
-    shares = forecast(job, options, run.ranks);
+    shares = forecast(job, output, options, run.ranks);
     shares->rates = run.rates;
   }
   if (common.json) {
@@ -131,7 +131,7 @@ int carry_out(const CLI::App& app, const Common& common, const Job& job,
   RunOptions options = run.options;
   if (options.threads == 0) options.threads = common.threads;
   if (run.dry_run) {
-    show(common, job, run, options);
+    show(common, job, output, run, options);
     const std::string lack = check_run(job, output, options);
     if (!lack.empty()) note(app, common, "the run would be refused: " + lack);
   } else {

@@ -56,7 +56,9 @@ class Leader {
         cutter_(plan, units_, checks_.use(), options.unit_bytes),
         shares_(units_,
                 options.from == nullptr ? std::span<const BatchRange>() : options.from->done,
-                {.ranks = group.size(), .whole_outputs = work.pack.has_value()}) {
+                {.ranks = group.size(),
+                 .cut_bytes = work.cut_bytes,
+                 .whole_outputs = work.pack.has_value()}) {
     progress_.bytes_total = units_.bytes();
     if (options.from != nullptr) go_on_from(*options.from);
     reached_by_.resize(static_cast<size_t>(group.size()), 0);

@@ -16,6 +16,7 @@
 #include "dsckpt/error.h"
 #include "exec/commit.h"
 #include "exec/journal.h"
+#include "io/file_system.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -23,14 +24,6 @@ namespace {
 
 // An fsync is a commit of the file system's journal; more files than this share one.
 constexpr size_t kSyncedOneByOne = 16;
-
-// Nearest existing ancestor, for asking about its file system.
-fs::path existing_part(fs::path path) {
-  path = fs::absolute(path).lexically_normal();
-  std::error_code ignored;
-  while (!fs::exists(path, ignored) && path.has_relative_path()) path = path.parent_path();
-  return path;
-}
 
 // A file that gets its name when it is whole.
 class TextFile {
@@ -120,6 +113,7 @@ StagingPlace StagedOutput::place() const {
           .target = staging_->target,
           .packed = options_.packed,
           .direct = options_.direct,
+          .write_bytes = options_.write_bytes,
           .durable = options_.durable && !staging_->all_at_once,
           .are_there = goes_on_ || options_.shared};
 }

@@ -44,6 +44,8 @@ struct StageOptions {
   bool whole_folder = false;
   // Write large files past the page cache (OutputOptions::direct).
   bool direct = false;
+  // The longest write through the page cache (OutputOptions::write_bytes).
+  uint64_t write_bytes = OutputOptions().write_bytes;
   // Other processes write into the staging folder as well (place()).
   bool shared = false;
   // The outputs that are packable (frame_cuts.h) are called PATH.dspack, and their sizes are not

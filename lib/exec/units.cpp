@@ -18,7 +18,7 @@ size_t pieces(uint64_t bytes, uint64_t longest) {
 
 Units::Units(const CopyPlan& plan, std::span<const RecordUse::ExtraRead> extra_reads,
              uint64_t unit_bytes, const OutputCut& cut) {
-  constexpr uint64_t piece = ItemReader::kPieceBytes;
+  const uint64_t piece = ItemReader::piece_bytes(unit_bytes);
   size_t expected = 0;
   for (const PlannedFile& file : plan.outputs()) expected += pieces(file.size, unit_bytes);
   for (const auto& extra : extra_reads) expected += pieces(extra.extent.size, piece);

@@ -158,7 +158,8 @@ class Writing {
             .pack = options_.pack,
             .sha256 = hashes,
             .sync_portions = options_.resume,
-            .sync_last = options_.durable || options_.verify_output};
+            .sync_last = options_.durable || options_.verify_output,
+            .cut_bytes = io_.cut_bytes};
   }
 
   uint64_t bytes_stored() const {
@@ -228,13 +229,14 @@ class Watch {
   std::thread thread_;
 };
 
-IoChoice io_of(const Job::Impl& job, const RunOptions& options) {
-  return choose_io(options.io, job.plan, *job.inputs, options.durable, options.pack.has_value(),
-                   options.threads);
-}
-
 fs::path target_of(const Job::Impl& job, const fs::path& output) {
   return job.place.whole ? fs::weakly_canonical(fs::absolute(output)) : output;
+}
+
+IoChoice io_of(const Job::Impl& job, const fs::path& output, const RunOptions& options) {
+  return choose_io(options.io, job.plan, *job.inputs,
+                   file_systems(*job.inputs, target_of(job, output)), options.durable,
+                   options.pack.has_value(), options.threads);
 }
 
 }  // namespace
@@ -248,18 +250,21 @@ std::string check_run(const Job& job, const fs::path& output, const RunOptions& 
       .check();
 }
 
-ShareForecast forecast(const Job& job, const RunOptions& options, int ranks) {
+ShareForecast forecast(const Job& job, const fs::path& output, const RunOptions& options,
+                       int ranks) {
   // A million empty records may be copied: what is around them changes no share.
   const RecordChecks checks(job->plan, records_to_check(*job, options.verify, Frames::unchecked),
                             options.verify);
-  return forecast_shares(job->plan, checks.use(), io_of(*job, options).unit_bytes,
-                         {.ranks = ranks, .whole_outputs = options.pack.has_value()});
+  const IoChoice io = io_of(*job, output, options);
+  return forecast_shares(
+      job->plan, checks.use(), io.unit_bytes,
+      {.ranks = ranks, .cut_bytes = io.cut_bytes, .whole_outputs = options.pack.has_value()});
 }
 
 RunStats run(const Job& job, const fs::path& output, const RunOptions& options, Progress& progress,
              Group* group) {
   if (job->hash == ContentHash::check) check_has_content_hashes(*job);
-  const IoChoice io = io_of(*job, options);
+  const IoChoice io = io_of(*job, output, options);
   std::optional<JobIdentity> identity;
   if (options.resume) identity = identity_of(job->plan, *job->inputs, deciding(*job, options));
   StagedOutput staged(job->plan, target_of(*job, output),
@@ -267,6 +272,7 @@ RunStats run(const Job& job, const fs::path& output, const RunOptions& options, 
                        .durable = options.durable,
                        .whole_folder = job->place.whole,
                        .direct = io.direct,
+                       .write_bytes = io.write_bytes,
                        .shared = group != nullptr,
                        .packed = options.pack.has_value(),
                        .job = identity ? &*identity : nullptr});

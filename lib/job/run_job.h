@@ -24,6 +24,7 @@ std::string check_run(const Job& job, const std::filesystem::path& output,
 
 // How so many ranks would share that run. Reads which records the inputs have, and throws what that
 // throws.
-ShareForecast forecast(const Job& job, const RunOptions& options, int ranks);
+ShareForecast forecast(const Job& job, const std::filesystem::path& output,
+                       const RunOptions& options, int ranks);
 
 }  // namespace dsckpt
