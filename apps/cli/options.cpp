@@ -7,7 +7,9 @@
 
 #include <CLI/App.hpp>
 #include <algorithm>
+#include <bit>
 #include <cerrno>
+#include <charconv>
 #include <iostream>
 #include <map>
 
@@ -102,6 +104,35 @@ void add_forecast_options(CLI::App& app, RunArguments& run) {
                      std::to_string(run.ranks) + ", srun or torchrun");
     }
   });
+}
+
+// "auto", "8", "8,16MiB" or "all,16MiB".
+Striping parse_striping(const std::string& text) {
+  constexpr int kMostOsts = 2000;
+  constexpr uint64_t kSmallest = 64 << 10;
+  constexpr uint64_t kLargest = uint64_t{2} << 30;
+  Striping striping;
+  if (text == "auto") return striping;
+  const size_t comma = text.find(',');
+  const std::string count = text.substr(0, comma);
+  if (count != "all") {
+    const auto [end, failed] =
+        std::from_chars(count.data(), count.data() + count.size(), striping.count);
+    if (failed != std::errc() || end != count.data() + count.size() || striping.count < 1 ||
+        striping.count > kMostOsts) {
+      throw UsageError("--stripe " + text + ": '" + count + "' is no number of OSTs, 1 to " +
+                       std::to_string(kMostOsts))
+          .with_hint("--stripe auto, --stripe 8, --stripe 8,16MiB or --stripe all,16MiB");
+    }
+  }
+  if (comma == text.npos) return striping;
+  striping.bytes = parse_size(text.substr(comma + 1), "stripe size");
+  if (!std::has_single_bit(striping.bytes) || striping.bytes < kSmallest ||
+      striping.bytes > kLargest) {
+    throw UsageError("--stripe " + text + ": stripes are 64 KiB to 2 GiB long, in powers of two")
+        .with_hint("4MiB is such a size, 4MB is not");
+  }
+  return striping;
 }
 
 }  // namespace
@@ -215,6 +246,11 @@ void add_output_options(CLI::App& app, RunArguments& run, const std::string& for
                "Read everything back from the disk before it gets its final name, and compare");
   add_rate(app, "--limit-rate", run.options.limit_rate,
            "Write at most so many bytes a second: digits and KB, MB, GB or TB");
+  app.add_option_function<std::string>(
+         "--stripe", [&](const std::string& text) { run.options.stripe = parse_striping(text); },
+         "On Lustre: stripe the output over COUNT OSTs, or all, in stripes of SIZE (lfs\n"
+         "setstripe); auto: all, in stripes of 4MiB")
+      ->type_name("COUNT[,SIZE]");
   CLI::Option* resume =
       app.add_flag("--resume", run.options.resume,
                    "Keep what is done if the run stops, and go on with what was kept");

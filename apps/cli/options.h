@@ -53,8 +53,8 @@ struct RunArguments {
   StatedRates rates = {};
 };
 // For what runs a job, also in a group. Adds --dry-run, --ranks, --disk-rate and --network-rate,
-// --force, which is explained by `force`, --fsync, --io, --verify-output, --limit-rate, --resume
-// and --save-every.
+// --force, which is explained by `force`, --fsync, --io, --verify-output, --limit-rate,
+// --stripe, --resume and --save-every.
 void add_output_options(CLI::App& app, RunArguments& run, const std::string& force);
 // Adds a flag that takes a level, for packed output.
 void add_pack_flag(CLI::App& app, const std::string& name, RunArguments& run,

@@ -17,6 +17,7 @@
 #include "exec/commit.h"
 #include "exec/journal.h"
 #include "io/file_system.h"
+#include "io/striping.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -100,6 +101,7 @@ void StagedOutput::prepare() {
   goes_on_ = staging_->is_kept() && take_up();
   if (!goes_on_) commit_ = choose_commit(*staging_);
   commit_->check();
+  if (options_.stripe && !goes_on_) check_can_stripe(commit_->place());
   // The folder that is gone on with is alive again.
   notes_ = clear_left_overs(commit_->place());
   if (const auto lack = lack_of_space()) throw *lack;
@@ -129,6 +131,7 @@ std::string StagedOutput::check() {
   if (::faccessat(AT_FDCWD, there.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
     throw IoError({.file = there.string()}, "cannot write into the folder", errno);
   }
+  if (options_.stripe) check_can_stripe(there);
   const auto lack = lack_of_space();
   return lack ? lack->what() : "";
 }
@@ -204,6 +207,7 @@ void StagedOutput::make_staging_folder() {
   if (!made) throw IoError({.file = place.string()}, "cannot write into the folder", errno);
   owner_.emplace(name);
   set_folder(name);
+  if (options_.stripe) set_striping(name, *options_.stripe);
   if (staging_->is_kept()) save_job(name, *options_.job);
 }
 

@@ -1,5 +1,6 @@
 #include "job/run_job.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -234,9 +235,17 @@ fs::path target_of(const Job::Impl& job, const fs::path& output) {
 }
 
 IoChoice io_of(const Job::Impl& job, const fs::path& output, const RunOptions& options) {
-  return choose_io(options.io, job.plan, *job.inputs,
-                   file_systems(*job.inputs, target_of(job, output)), options.durable,
-                   options.pack.has_value(), options.threads);
+  IoChoice io = choose_io(options.io, job.plan, *job.inputs,
+                          file_systems(*job.inputs, target_of(job, output)), options.durable,
+                          options.pack.has_value(), options.threads);
+  if (options.stripe) io.cut_bytes = std::max(io.cut_bytes, options.stripe->bytes);
+  return io;
+}
+
+std::optional<Striping> striping_of(const RunOptions& options, const IoChoice& io) {
+  std::optional<Striping> striping = options.stripe;
+  if (striping && striping->bytes == 0) striping->bytes = io.cut_bytes;
+  return striping;
 }
 
 }  // namespace
@@ -246,6 +255,7 @@ std::string check_run(const Job& job, const fs::path& output, const RunOptions& 
   return StagedOutput(job->plan, target_of(*job, output),
                       {.force = options.force,
                        .whole_folder = job->place.whole,
+                       .stripe = options.stripe,
                        .packed = options.pack.has_value()})
       .check();
 }
@@ -273,6 +283,7 @@ RunStats run(const Job& job, const fs::path& output, const RunOptions& options, 
                        .whole_folder = job->place.whole,
                        .direct = io.direct,
                        .write_bytes = io.write_bytes,
+                       .stripe = striping_of(options, io),
                        .shared = group != nullptr,
                        .packed = options.pack.has_value(),
                        .job = identity ? &*identity : nullptr});
