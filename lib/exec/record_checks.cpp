@@ -64,24 +64,31 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
 
   pieces_.resize(records_.size());
 
-  // The records of a file, by its number.
+  // Where records are, close together in memory, and the first one of each file.
+  std::vector<Extent> extents;
   std::vector<uint32_t> first_of;
-  for (uint32_t r = 0; r < records_.size(); ++r) {
-    while (first_of.size() <= records_[r].extent.file) first_of.push_back(r);
+  for (const InputRecord& record : records_) {
+    const auto number = static_cast<uint32_t>(extents.size());
+    while (first_of.size() <= record.extent.file) first_of.push_back(number);
+    extents.push_back(record.extent);
   }
-  first_of.push_back(static_cast<uint32_t>(records_.size()));
-  // Calls `take` with each record that `read` has a byte of.
-  const auto for_each_record = [&](const Extent& read, auto&& take) {
-    if (read.file + 1 >= first_of.size()) return;
-    const auto end = records_.begin() + first_of[read.file + 1];
-    const auto begin = records_.begin() + first_of[read.file];
-    auto record = std::upper_bound(
-        begin, end, read.offset,
-        [](uint64_t offset, const InputRecord& each) { return offset < each.extent.offset; });
-    if (record != begin && std::prev(record)->extent.end() > read.offset) --record;
-    for (; record != end && record->extent.offset < read.end(); ++record) {
-      take(static_cast<uint32_t>(record - records_.begin()));
+  first_of.push_back(static_cast<uint32_t>(extents.size()));
+  // The first record that `read` has a byte of, and the one behind the last.
+  const auto first_record = [&](const Extent& read) {
+    if (read.file + 1 >= first_of.size()) return static_cast<uint32_t>(extents.size());
+    const auto begin = extents.begin() + first_of[read.file];
+    auto record =
+        std::upper_bound(begin, extents.begin() + first_of[read.file + 1], read.offset,
+                         [](uint64_t offset, const Extent& each) { return offset < each.offset; });
+    if (record != begin && std::prev(record)->end() > read.offset) --record;
+    return static_cast<uint32_t>(record - extents.begin());
+  };
+  const auto last_record = [&](const Extent& read, uint32_t record) {
+    while (record < extents.size() && extents[record].file == read.file &&
+           extents[record].offset < read.end()) {
+      ++record;
     }
+    return record;
   };
   // Whether whoever reads the source number `k` of an item checksums it.
   const auto is_checksummed = [&](const CopyItem& item, size_t k) {
@@ -119,20 +126,28 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
   // The reads of each record side by side: counted, and then put where they belong. Sorting them
   // all took three times as long.
   std::vector<size_t> last_of(records_.size() + 1, 0);
+  std::vector<uint32_t> found;  // the first record of each source
+  found.reserve(plan.items().size() + plan.operands().size());
   for_each_source([&](const Extent& extent, const Read&) {
-    for_each_record(extent, [&](uint32_t record) { ++last_of[record + 1]; });
+    found.push_back(first_record(extent));
+    const uint32_t last = last_record(extent, found.back());
+    for (uint32_t record = found.back(); record < last; ++record) ++last_of[record + 1];
   });
   std::partial_sum(last_of.begin(), last_of.end(), last_of.begin());
   std::vector<Read> reads(last_of.back());
+  auto first = found.begin();
   for_each_source([&](const Extent& extent, const Read& read) {
-    for_each_record(extent, [&](uint32_t record) {
-      const Extent& whole = records_[record].extent;
+    const uint32_t last = last_record(extent, *first);
+    for (uint32_t record = *first; record < last; ++record) {
+      const Extent& whole = extents[record];
       Read& part = reads[last_of[record]++] = read;
       if (read.begin < whole.offset || read.end > whole.end()) part.reader = kNone;
       part.begin = std::max(read.begin, whole.offset);
       part.end = std::min(read.end, whole.end());
-    });
+    }
+    ++first;
   });
+  found = {};
 
   // What the plan reads of each record, and what it leaves out.
   struct Use {
