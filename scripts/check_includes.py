@@ -42,7 +42,7 @@ ALLOWED = {
     "universal": USE_CASE,
     "reshard": USE_CASE,
     "pack": USE_CASE | {"codec"},
-    "report": LOWER | {"checkpoint", "job", "inspect"},
+    "report": LOWER | {"checkpoint", "exec", "job", "inspect"},
     "report/html": {"base", "inspect", "report"},
     # What users of the library have, and no more.
     "libtorch": set(),

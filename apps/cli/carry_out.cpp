@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "base/text.h"
 #include "cli/messages.h"
@@ -10,6 +12,7 @@
 #include "cli/terminal.h"
 #include "job/job_impl.h"
 #include "job/run_job.h"
+#include "report/forecast.h"
 #include "report/report.h"
 
 namespace dsckpt::cli {
@@ -71,12 +74,27 @@ void say_before(const CLI::App& app, const Common& common, const Job& job) {
   for (const std::string& line : job.left_out()) std::cout << line << "\n";
 }
 
-void show(const Common& common, const Job& job) {
-  if (common.json) {
-    print_json("plan", job_json(*job));
-  } else {
-    std::cout << text_of(job);
+std::string shown(const Listing& listing) {
+  std::string text = listing.columns.empty() ? lines_of(listing) : table_of(listing);
+  for (const std::string& line : listing.below) text += line + "\n";
+  return text;
+}
+
+void show(const Common& common, const Job& job, const std::filesystem::path& output,
+          const RunArguments& run, const RunOptions& options) {
+  std::optional<ShareForecast> shares;
+  if (run.ranks > 0) {
+    shares = forecast(job, output, options, run.ranks);
+    shares->rates = run.rates;
   }
+  if (common.json) {
+    nlohmann::json data = job_json(*job);
+    if (shares) data["forecast"] = forecast_json(*shares);
+    print_json("plan", std::move(data));
+    return;
+  }
+  std::cout << text_of(job);
+  if (shares) std::cout << "\n" << shown(forecast_listing(*shares));
 }
 
 void say_after(const CLI::App& app, const Common& common, const Job& job,
@@ -103,23 +121,20 @@ void say_after(const CLI::App& app, const Common& common, const Job& job,
 }  // namespace
 
 std::string text_of(const Job& job) {
-  const Listing listing = job->report->listing(*job);
-  std::string text = listing.columns.empty() ? lines_of(listing) : table_of(listing);
-  for (const std::string& line : listing.below) text += line + "\n";
-  return text;
+  return shown(job->report->listing(*job));
 }
 
 int carry_out(const CLI::App& app, const Common& common, const Job& job,
               const std::filesystem::path& output, const RunArguments& run, Progress& progress) {
   check_place(job->place, output, run.options.force, run.options.resume);
   say_before(app, common, job);
+  RunOptions options = run.options;
+  if (options.threads == 0) options.threads = common.threads;
   if (run.dry_run) {
-    show(common, job);
-    const std::string lack = check_run(job, output, run.options);
+    show(common, job, output, run, options);
+    const std::string lack = check_run(job, output, options);
     if (!lack.empty()) note(app, common, "the run would be refused: " + lack);
   } else {
-    RunOptions options = run.options;
-    if (options.threads == 0) options.threads = common.threads;
     const RunStats stats = [&] {
       const ProgressDisplay display(progress, common);
       const Writing writing;

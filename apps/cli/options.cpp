@@ -7,7 +7,9 @@
 
 #include <CLI/App.hpp>
 #include <algorithm>
+#include <bit>
 #include <cerrno>
+#include <charconv>
 #include <iostream>
 #include <map>
 
@@ -42,6 +44,8 @@ void generate(const CLI::App& app, const std::string& what) {
   throw CLI::Success();
 }
 
+constexpr int kMostRanks = 65536;
+
 enum class IoClass { none, idle };
 
 // Of this thread and all that it will start. ioprio_set(2), which has no wrapper.
@@ -70,6 +74,65 @@ CLI::Option* add_choice(CLI::App& app, const std::string& name, const std::strin
   return one_of(app.add_option_function<std::string>(name, take_meaning, text), words)
       ->type_name(metavar)
       ->default_str(words.front());
+}
+
+CLI::Option* add_rate(CLI::App& app, const std::string& name, uint64_t& rate,
+                      const std::string& text) {
+  return app
+      .add_option_function<std::string>(
+          name, [&rate](const std::string& given) { rate = parse_size(given, "rate"); }, text)
+      ->type_name("RATE");
+}
+
+void add_forecast_options(CLI::App& app, RunArguments& run) {
+  in_range(app.add_option("--ranks", run.ranks,
+                          "With --dry-run: show also what each of N ranks (mpirun -n N) would do"),
+           1, kMostRanks)
+      ->type_name("N");
+  add_rate(app, "--disk-rate", run.rates.disk,
+           "With --ranks: and how long it takes if each reads and writes so many bytes a second");
+  add_rate(app, "--network-rate", run.rates.network,
+           "With --ranks: the same, if rank 0 sends so many bytes a second");
+  app.parse_complete_callback([&run] {
+    if (run.ranks == 0 && (run.rates.disk != 0 || run.rates.network != 0)) {
+      throw UsageError("--disk-rate and --network-rate go with --dry-run --ranks N")
+          .with_hint("to write more slowly: --limit-rate RATE");
+    }
+    if (run.ranks != 0 && !run.dry_run) {
+      throw UsageError("--ranks goes with --dry-run")
+          .with_hint("to run on several ranks, start the tool with mpirun -n " +
+                     std::to_string(run.ranks) + ", srun or torchrun");
+    }
+  });
+}
+
+// "auto", "8", "8,16MiB" or "all,16MiB".
+Striping parse_striping(const std::string& text) {
+  constexpr int kMostOsts = 2000;
+  constexpr uint64_t kSmallest = 64 << 10;
+  constexpr uint64_t kLargest = uint64_t{2} << 30;
+  Striping striping;
+  if (text == "auto") return striping;
+  const size_t comma = text.find(',');
+  const std::string count = text.substr(0, comma);
+  if (count != "all") {
+    const auto [end, failed] =
+        std::from_chars(count.data(), count.data() + count.size(), striping.count);
+    if (failed != std::errc() || end != count.data() + count.size() || striping.count < 1 ||
+        striping.count > kMostOsts) {
+      throw UsageError("--stripe " + text + ": '" + count + "' is no number of OSTs, 1 to " +
+                       std::to_string(kMostOsts))
+          .with_hint("--stripe auto, --stripe 8, --stripe 8,16MiB or --stripe all,16MiB");
+    }
+  }
+  if (comma == text.npos) return striping;
+  striping.bytes = parse_size(text.substr(comma + 1), "stripe size");
+  if (!std::has_single_bit(striping.bytes) || striping.bytes < kSmallest ||
+      striping.bytes > kLargest) {
+    throw UsageError("--stripe " + text + ": stripes are 64 KiB to 2 GiB long, in powers of two")
+        .with_hint("4MiB is such a size, 4MB is not");
+  }
+  return striping;
 }
 
 }  // namespace
@@ -169,6 +232,7 @@ void add_pass_options(CLI::App& app, Common& common) {
 
 void add_output_options(CLI::App& app, RunArguments& run, const std::string& force) {
   app.add_flag("--dry-run", run.dry_run, "Show what would be written; write nothing");
+  add_forecast_options(app, run);
   app.add_flag("--force", run.options.force, force);
   app.add_flag("--fsync", run.options.durable,
                "Wait until the data is on the disk before it gets its final name");
@@ -180,11 +244,13 @@ void add_output_options(CLI::App& app, RunArguments& run, const std::string& for
       "more than the page cache takes at once)");
   app.add_flag("--verify-output", run.options.verify_output,
                "Read everything back from the disk before it gets its final name, and compare");
+  add_rate(app, "--limit-rate", run.options.limit_rate,
+           "Write at most so many bytes a second: digits and KB, MB, GB or TB");
   app.add_option_function<std::string>(
-         "--limit-rate",
-         [&](const std::string& text) { run.options.limit_rate = parse_size(text, "rate"); },
-         "Write at most so many bytes a second: digits and KB, MB, GB or TB")
-      ->type_name("RATE");
+         "--stripe", [&](const std::string& text) { run.options.stripe = parse_striping(text); },
+         "On Lustre: stripe the output over COUNT OSTs, or all, in stripes of SIZE (lfs\n"
+         "setstripe); auto: all, in stripes of 4MiB")
+      ->type_name("COUNT[,SIZE]");
   CLI::Option* resume =
       app.add_flag("--resume", run.options.resume,
                    "Keep what is done if the run stops, and go on with what was kept");

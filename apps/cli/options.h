@@ -8,6 +8,7 @@
 
 #include "dsckpt/checkpoint.h"
 #include "dsckpt/run.h"
+#include "exec/share_forecast.h"
 #include "group/join.h"
 
 namespace dsckpt::cli {
@@ -48,9 +49,12 @@ void add_pass_options(CLI::App& app, Common& common);
 struct RunArguments {
   RunOptions options;
   bool dry_run = false;
+  int ranks = 0;  // that a dry run tells the shares of; 0: tells none
+  StatedRates rates = {};
 };
-// For whatever writes. Adds --dry-run, --force, which is explained by `force`, --fsync, --io,
-// --verify-output and --limit-rate.
+// For what runs a job, also in a group. Adds --dry-run, --ranks, --disk-rate and --network-rate,
+// --force, which is explained by `force`, --fsync, --io, --verify-output, --limit-rate,
+// --stripe, --resume and --save-every.
 void add_output_options(CLI::App& app, RunArguments& run, const std::string& force);
 // Adds a flag that takes a level, for packed output.
 void add_pack_flag(CLI::App& app, const std::string& name, RunArguments& run,

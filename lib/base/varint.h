@@ -18,8 +18,12 @@ namespace dsckpt {
 class VarintWriter {
  public:
   void number(uint64_t value) {
-    for (; value >= 0x80; value >>= 7) bytes_.push_back(static_cast<char>(value | 0x80));
-    bytes_.push_back(static_cast<char>(value));
+    if (value < 0x80) return bytes_.push_back(static_cast<char>(value));
+    char bytes[10];
+    size_t size = 0;
+    for (; value >= 0x80; value >>= 7) bytes[size++] = static_cast<char>(value | 0x80);
+    bytes[size++] = static_cast<char>(value);
+    bytes_.append(bytes, size);
   }
   void difference(uint64_t from, uint64_t to) {
     const auto by = static_cast<int64_t>(to - from);

@@ -22,6 +22,12 @@ enum class IoMode : uint8_t {
   direct,     // past it: at the speed of the disk, and nothing is left to be written back
 };
 
+// How files on Lustre are spread over its disks.
+struct Striping {
+  int count = -1;      // disks (OSTs); -1: all
+  uint64_t bytes = 0;  // of a stripe: a power of two, 64 KiB at least; 0: as long as suits the run
+};
+
 struct RunOptions {
   unsigned threads = 0;  // 0: one a core, and as many more as keep a disk busy
   IoMode io = IoMode::automatic;
@@ -42,6 +48,8 @@ struct RunOptions {
   // a run of the same job has kept there: its inputs must be as they were. What is done is made
   // sure of (synced) every `save_every`, and at most a tenth of the time.
   bool resume = false;
+  // Of the output, which must be on Lustre, and only where `lfs` is in PATH.
+  std::optional<Striping> stripe = {};
   std::chrono::milliseconds save_every{10'000};
 };
 

@@ -96,9 +96,10 @@ class Run {
   // What one thread works with.
   struct Worker {
     // An element that lies across the end of a unit may move both its ends.
-    explicit Worker(Run& run)
-        : buffer(std::max(run.unit_bytes_ + 2 * kPage, ItemReader::kPieceBytes)),
-          reader(run.plan_, run.inputs_, run.checks_) {}
+    explicit Worker(Run& run) : Worker(run, ItemReader::piece_bytes(run.unit_bytes_)) {}
+    Worker(Run& run, uint64_t piece_bytes)
+        : buffer(std::max(run.unit_bytes_ + 2 * kPage, piece_bytes)),
+          reader(run.plan_, run.inputs_, run.checks_, piece_bytes) {}
     PageBuffer buffer;
     ItemReader reader;
     uint64_t bytes_read = 0;

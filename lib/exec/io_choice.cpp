@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "exec/item_reader.h"
 #include "exec/workers.h"
 
 namespace dsckpt {
@@ -21,6 +22,13 @@ constexpr uint64_t kDirectMemory = 16 << 20;
 constexpr unsigned kInFlight = 8;
 // Whole frames of packed files, two of them, so that threads seldom need the same one.
 constexpr uint64_t kUnitOfFrames = 2 << 20;
+// A request to a server takes its time however short it is, and Lustre's and GPFS's move 4 MiB at
+// once. Of all workers' units together kNetworkMemory, as long as they stay long.
+constexpr uint64_t kLongestNetworkUnit = 8 << 20;
+constexpr uint64_t kNetworkMemory = 256 << 20;
+// Pages, locks and stripes of such file systems are a client's at a time: two ranks that write
+// within one take them from each other. Stripes of less than this end there, too.
+constexpr uint64_t kNetworkCut = 4 << 20;
 // Less than this is on the disk sooner through the page cache and fsync.
 constexpr uint64_t kDurableDirect = 64 << 20;
 
@@ -71,10 +79,27 @@ bool is_cached(const CopyPlan& plan, const InputFiles& inputs) {
   return true;
 }
 
+IoChoice choose_local_io(bool direct, bool whole_frames, unsigned threads) {
+  if (!direct) return {false, whole_frames ? kUnitOfFrames : kBufferedUnit, threads};
+  const uint64_t share = std::bit_floor(std::max<uint64_t>(kDirectMemory / threads, 1));
+  return {true, std::clamp(share, kSmallestDirectUnit, kLargestDirectUnit), threads};
+}
+
 }  // namespace
 
-IoChoice choose_io(IoMode mode, const CopyPlan& plan, const InputFiles& inputs, bool durable,
-                   bool packs, unsigned threads) {
+FileSystems file_systems(const InputFiles& inputs, const std::filesystem::path& output) {
+  constexpr size_t kPlaces = 8;
+  FileSystems systems{.output = file_system_kind(output)};
+  const size_t step = inputs.size() / kPlaces + 1;
+  for (size_t file = 0; file < inputs.size() && systems.input == FileSystemKind::local;
+       file += step) {
+    systems.input = file_system_kind(inputs[static_cast<FileId>(file)].path());
+  }
+  return systems;
+}
+
+IoChoice choose_io(IoMode mode, const CopyPlan& plan, const InputFiles& inputs,
+                   const FileSystems& systems, bool durable, bool packs, unsigned threads) {
   const uint64_t bytes = plan.bytes_written();
   const bool direct =
       !packs && (mode == IoMode::direct ||
@@ -84,11 +109,17 @@ IoChoice choose_io(IoMode mode, const CopyPlan& plan, const InputFiles& inputs, 
     const bool waits_for_disk = direct || !is_cached(plan, inputs);
     threads = waits_for_disk ? std::max(cores(), kInFlight) : cores();
   }
-  if (!direct) {
-    return {false, packs || any_compressed(inputs) ? kUnitOfFrames : kBufferedUnit, threads};
+  IoChoice io = choose_local_io(direct, packs || any_compressed(inputs), threads);
+  const bool writes_far = systems.output != FileSystemKind::local;
+  if (writes_far || systems.input != FileSystemKind::local) {
+    const uint64_t share = std::bit_floor(std::max<uint64_t>(kNetworkMemory / threads, 1));
+    io.unit_bytes = std::clamp(share, ItemReader::kLongUnit, kLongestNetworkUnit);
   }
-  const uint64_t share = std::bit_floor(std::max<uint64_t>(kDirectMemory / threads, 1));
-  return {true, std::clamp(share, kSmallestDirectUnit, kLargestDirectUnit), threads};
+  if (writes_far) {
+    io.write_bytes = io.unit_bytes;
+    io.cut_bytes = kNetworkCut;
+  }
+  return io;
 }
 
 }  // namespace dsckpt

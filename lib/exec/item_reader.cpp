@@ -54,9 +54,9 @@ uint64_t ItemReader::read(size_t index, uint64_t skip, std::span<std::byte> targ
   const uint64_t total = target.size() / out_size * in_size;
   // What is only moved needs no cache, and compressed input is read in whole frames then.
   const bool only_moves = item.op == Op::copy && item.rows == 1 && !checked && crc == nullptr;
-  const uint64_t step = converts || combines ? kPieceBytes / 2
-                        : only_moves         ? std::max(total, kPieceBytes)
-                                             : kPieceBytes;
+  const uint64_t step = converts || combines ? piece_bytes_ / 2
+                        : only_moves         ? std::max(total, piece_bytes_)
+                                             : piece_bytes_;
   uint32_t source_crc = 0;
   uint32_t target_crc = 0;
   for (uint64_t done = 0; done < total;) {
@@ -135,7 +135,7 @@ void ItemReader::average_weighted(const CopyItem& item, uint64_t from,
   for (const PlannedTerm& term : plan_.terms()[item.what]) {
     const uint64_t size = count * size_of(term.stored);
     const std::span<std::byte> value = scratch().first(size);
-    const std::span<std::byte> other = scratch().subspan(kPieceBytes / 4, size);
+    const std::span<std::byte> other = scratch().subspan(piece_bytes_ / 4, size);
     const uint64_t skip = first * size_of(term.stored);
     const size_t begin = index;
     if (term.op == Op::mean) std::fill(value.begin(), value.end(), std::byte{0});
@@ -231,7 +231,7 @@ void ItemReader::gather_rows(const Rows& rows, uint64_t from, uint64_t to, const
       from += size;
       continue;
     }
-    const uint64_t fit = (kPieceBytes / 2 - row_bytes) / std::max<uint64_t>(stride, 1) + 1;
+    const uint64_t fit = (piece_bytes_ / 2 - row_bytes) / std::max<uint64_t>(stride, 1) + 1;
     const uint64_t count = std::min(fit, (to - from) / row_bytes);
     const std::span<std::byte> window = scratch().first((count - 1) * stride + row_bytes);
     file.read_at(start, window);
@@ -251,8 +251,8 @@ uint32_t ItemReader::read_window(const Rows& rows, uint64_t from, uint64_t to, c
   uint32_t crc = 0;
   while (from < to) {
     const uint64_t in_row = std::min(rows.row_bytes - from % rows.row_bytes, to - from);
-    const bool direct = in_row >= kPieceBytes / 2;
-    const uint64_t size = direct ? in_row : std::min(to - from, kPieceBytes / 2);
+    const bool direct = in_row >= piece_bytes_ / 2;
+    const uint64_t size = direct ? in_row : std::min(to - from, piece_bytes_ / 2);
     const std::span<std::byte> window =
         direct ? target.place(from / rows.row_bytes, from % rows.row_bytes, in_row)
                : scratch().first(size);

@@ -19,9 +19,20 @@ class ItemReader {
   // Bytes that are read, checksummed and converted before the next ones are: with the chunk they
   // stay in the second-level cache (exec/README.md).
   static constexpr uint64_t kPieceBytes = 256 << 10;
+  // The same where units are so long: those of a network's file system (io_choice.h) are read in
+  // two, since a request takes its time there however short it is.
+  static constexpr uint64_t piece_bytes(uint64_t unit_bytes) {
+    return unit_bytes >= kLongUnit ? unit_bytes / 2 : kPieceBytes;
+  }
+  static constexpr uint64_t kLongUnit = 4 << 20;
 
-  ItemReader(const CopyPlan& plan, const InputFiles& inputs, RecordChecks& checks)
-      : plan_(plan), inputs_(inputs), checks_(checks), chunk_(kPieceBytes) {}
+  ItemReader(const CopyPlan& plan, const InputFiles& inputs, RecordChecks& checks,
+             uint64_t piece_bytes = kPieceBytes)
+      : plan_(plan),
+        inputs_(inputs),
+        checks_(checks),
+        piece_bytes_(piece_bytes),
+        chunk_(piece_bytes) {}
 
   // Fills `target` with the bytes of item `index` from `skip` on; both end between two elements.
   // With `crc`, *crc becomes the CRC32 of `target`. Returns the bytes read. Throws what reading and
@@ -43,12 +54,13 @@ class ItemReader {
   uint32_t read_window(const Rows& rows, uint64_t from, uint64_t to, const Target& target,
                        bool checked);
   // The halves of the chunk: what several reads are put together from, and what is to be converted.
-  std::span<std::byte> scratch() { return std::span(chunk_).first(kPieceBytes / 2); }
-  std::span<std::byte> unconverted() { return std::span(chunk_).last(kPieceBytes / 2); }
+  std::span<std::byte> scratch() { return std::span(chunk_).first(piece_bytes_ / 2); }
+  std::span<std::byte> unconverted() { return std::span(chunk_).last(piece_bytes_ / 2); }
 
   const CopyPlan& plan_;
   const InputFiles& inputs_;
   RecordChecks& checks_;
+  const uint64_t piece_bytes_;
   std::vector<std::byte> chunk_;
 };
 

@@ -55,7 +55,9 @@ class Leader : public SharedWork {
   RunStats operator()() {
     const Clock::time_point start = Clock::now();
     const RankJob job = this->job();
-    ShareOptions options{.ranks = group_.size(), .whole_outputs = work_.pack.has_value()};
+    ShareOptions options{.ranks = group_.size(),
+                         .cut_bytes = work_.cut_bytes,
+                         .whole_outputs = work_.pack.has_value()};
     if (group_.files()) options.owner = [&](uint64_t batch) { return owner_of(job, batch); };
     Shares shares(units_, done_, options);
     RunStats stats;

@@ -6,6 +6,7 @@
 #include "exec/executor.h"
 #include "exec/output_sums.h"
 #include "exec/portion.h"
+#include "exec/shares.h"
 #include "exec/staged_output.h"
 #include "group/group.h"
 #include "io/input_file.h"
@@ -27,6 +28,7 @@ struct GroupWork {
   bool sync_portions = false;
   // Wait for the disk before a rank says that it has nothing left to do.
   bool sync_last = false;
+  uint64_t cut_bytes = ShareOptions().cut_bytes;  // ShareOptions::cut_bytes
 };
 
 // execute(), by all ranks of `group`: the same bytes and the same errors, which name the rank. On

@@ -68,6 +68,7 @@ std::string RankJob::encode() const {
                           options.keep_sums, sync_portions, sync_last}) {
     writer.number(flag ? 1 : 0);
   }
+  writer.number(place.write_bytes);
   writer.number(options.limit_rate);
   writer.number(options.pack ? static_cast<uint64_t>(*options.pack) + 1 : 0);
   write_sha256(writer, options.sha256);
@@ -93,6 +94,7 @@ RankJob RankJob::decode(std::string_view bytes) {
                      &job.options.keep_sums, &job.sync_portions, &job.sync_last}) {
     *flag = reader.number() != 0;
   }
+  job.place.write_bytes = reader.number();
   job.options.limit_rate = reader.number();
   if (const uint64_t level = reader.number()) job.options.pack = static_cast<int>(level - 1);
   job.options.sha256 = read_sha256(reader);

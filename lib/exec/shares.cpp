@@ -1,6 +1,7 @@
 #include "exec/shares.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace dsckpt {
 namespace {
@@ -14,60 +15,78 @@ bool may_begin(const PlanUnit& unit, const PlanUnit* before, const ShareOptions&
          (unit.begin + kLongestElement - 1) % options.cut_bytes < kLongestElement;
 }
 
+// Its owner, or whose share its middle lies in; `begin` bytes come before it.
+size_t rank_of(const Shares::Piece& piece, uint64_t begin, uint64_t share, uint64_t ranks) {
+  if (piece.owner >= 0) return static_cast<size_t>(piece.owner);
+  return static_cast<size_t>(std::min((begin + piece.bytes / 2) / share, ranks - 1));
+}
+
 }  // namespace
 
 Shares::Shares(const Units& units, std::span<const BatchRange> done, const ShareOptions& options)
     : pieces_(static_cast<size_t>(options.ranks)), left_(static_cast<size_t>(options.ranks), 0) {
-  // Runs of batches that are not to be cut.
-  std::vector<Piece> whole;
+  uint64_t total = units.bytes();
+  for (const BatchRange& range : done) total -= units.bytes_of(range);
+  const auto ranks = static_cast<uint64_t>(options.ranks);
+  const uint64_t share = std::max<uint64_t>(total / ranks, 1);
+  const uint64_t portion = std::clamp<uint64_t>(share / kPortions, 1, kLongest);
+
+  Piece whole;         // batches that are not to be cut
+  uint64_t begin = 0;  // bytes before it
+  const auto finish = [&] {
+    if (whole.bytes == 0) return;
+    add(whole, rank_of(whole, begin, share, ranks), portion, kLongest);
+    begin += std::exchange(whole, {}).bytes;
+  };
   const PlanUnit* before = nullptr;
   auto skipped = done.begin();
+  auto literals = units.literals().begin();
   for (uint64_t batch = 0; batch < units.batches(); ++batch) {
-    const PlanUnit& first = units.batch(batch).front();
+    const std::span<const PlanUnit> batch_units = units.batch(batch);
     while (skipped != done.end() && skipped->last <= batch) ++skipped;
+    while (literals != units.literals().end() && literals->batch < batch) ++literals;
     const bool is_done = skipped != done.end() && skipped->first <= batch;
+    if (is_done || may_begin(batch_units.front(), before, options)) finish();
     if (!is_done) {
-      const uint64_t bytes = units.bytes_of({batch, batch + 1});
-      const bool follows = !whole.empty() && whole.back().batches.last == batch;
-      if (!follows || may_begin(first, before, options)) {
-        whole.push_back({{batch, batch}, 0, options.owner ? options.owner(batch) : -1});
+      if (whole.bytes == 0) {
+        whole.batches.first = batch;
+        whole.owner = options.owner ? options.owner(batch) : -1;
       }
-      whole.back().batches.last = batch + 1;
-      whole.back().bytes += bytes;
+      whole.batches.last = batch + 1;
+      whole.bytes += units.bytes_of({batch, batch + 1});
+      const bool has_literals = literals != units.literals().end() && literals->batch == batch;
+      if (has_literals) whole.literals += literals->bytes;
     }
-    before = &units.batch(batch).back();
+    before = &batch_units.back();
   }
-  give_out(whole, kLongest);
+  finish();
 }
 
 Shares::Shares(std::span<const Piece> pieces, int ranks, uint64_t longest)
     : pieces_(static_cast<size_t>(ranks)), left_(static_cast<size_t>(ranks), 0) {
-  give_out(pieces, longest);
-}
-
-void Shares::give_out(std::span<const Piece> pieces, uint64_t longest) {
-  const uint64_t ranks = pieces_.size();
   uint64_t total = 0;
   for (const Piece& piece : pieces) total += piece.bytes;
-  const uint64_t share = std::max<uint64_t>(total / ranks, 1);
+  const uint64_t share = std::max<uint64_t>(total / pieces_.size(), 1);
   const uint64_t portion = std::clamp<uint64_t>(share / kPortions, 1, longest);
   uint64_t begin = 0;  // bytes before
   for (const Piece& piece : pieces) {
-    // Whose share its middle lies in.
-    const uint64_t rank = piece.owner >= 0 ? static_cast<uint64_t>(piece.owner)
-                                           : std::min((begin + piece.bytes / 2) / share, ranks - 1);
-    std::deque<Piece>& of_rank = pieces_[rank];
-    Piece* last = of_rank.empty() ? nullptr : &of_rank.back();
-    if (last != nullptr && last->batches.last == piece.batches.first && last->bytes < portion &&
-        last->bytes + piece.bytes <= longest) {
-      last->batches.last = piece.batches.last;
-      last->bytes += piece.bytes;
-    } else {
-      of_rank.push_back(piece);
-    }
-    left_[rank] += piece.bytes;
+    add(piece, rank_of(piece, begin, share, pieces_.size()), portion, longest);
     begin += piece.bytes;
   }
+}
+
+void Shares::add(const Piece& piece, size_t rank, uint64_t portion, uint64_t longest) {
+  std::deque<Piece>& of_rank = pieces_[rank];
+  Piece* last = of_rank.empty() ? nullptr : &of_rank.back();
+  if (last != nullptr && last->batches.last == piece.batches.first && last->bytes < portion &&
+      last->bytes + piece.bytes <= longest && last->literals + piece.literals <= kMostLiterals) {
+    last->batches.last = piece.batches.last;
+    last->bytes += piece.bytes;
+    last->literals += piece.literals;
+  } else {
+    of_rank.push_back(piece);
+  }
+  left_[rank] += piece.bytes;
 }
 
 std::optional<BatchRange> Shares::take(int rank) {

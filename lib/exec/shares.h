@@ -32,9 +32,11 @@ struct ShareOptions {
 // One thread at a time.
 class Shares {
  public:
-  // A share is taken in so many portions, or more, so that none is longer than kLongest.
+  // A share is taken in so many portions, or more, so that none is longer than kLongest, and no
+  // more of the plan's literals than kMostLiterals begin in it, unless it must not be cut.
   static constexpr uint64_t kPortions = 16;
   static constexpr uint64_t kLongest = uint64_t{4} << 30;
+  static constexpr uint64_t kMostLiterals = uint64_t{16} << 20;
 
   // `done`: batches that nobody needs to do any more, rising.
   Shares(const Units& units, std::span<const BatchRange> done, const ShareOptions& options);
@@ -44,6 +46,7 @@ class Shares {
     BatchRange batches;
     uint64_t bytes = 0;
     int owner = -1;  // the rank whose share it is, since it has what is read; -1: by the bytes
+    uint64_t literals = 0;  // bytes that are sent along
   };
   // Of pieces in the order of their batches. What is given out as a whole is `longest` bytes at
   // most, or one piece.
@@ -57,7 +60,8 @@ class Shares {
   uint64_t bytes_left(int rank) const { return left_[static_cast<size_t>(rank)]; }
 
  private:
-  void give_out(std::span<const Piece> pieces, uint64_t longest);
+  // `portion`: bytes, from which on it begins another one.
+  void add(const Piece& piece, size_t rank, uint64_t portion, uint64_t longest);
 
   std::vector<std::deque<Piece>> pieces_;  // by rank
   std::vector<uint64_t> left_;             // bytes of these

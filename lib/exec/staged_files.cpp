@@ -47,6 +47,7 @@ std::shared_ptr<OutputFile> StagedFiles::create(OutputId out) const {
   OutputOptions options;
   if (file.size > kSmallFile && !is_packed) options.size = file.size;
   options.direct = place_.is_direct(file);
+  options.write_bytes = place_.write_bytes;
   if (place_.are_there) {
     using Existing = OutputOptions::Existing;
     options.existing = is_packed ? Existing::emptied : Existing::kept;

@@ -26,7 +26,9 @@ struct StagingPlace {
   std::filesystem::path files_in = {};  // the folder
   std::filesystem::path target = {};    // where they will be, for messages
   bool packed = false;                  // is_stored_packed()
-  bool direct = false;   // large files are written past the page cache (OutputOptions::direct)
+  bool direct = false;  // large files are written past the page cache (OutputOptions::direct)
+  // The longest write through the page cache.
+  uint64_t write_bytes = OutputOptions().write_bytes;
   bool durable = false;  // each is synced (fsync) before it is closed
   // Files may be there already: others write them, too, or a run before has.
   bool are_there = false;

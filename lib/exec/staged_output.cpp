@@ -16,6 +16,8 @@
 #include "dsckpt/error.h"
 #include "exec/commit.h"
 #include "exec/journal.h"
+#include "io/file_system.h"
+#include "io/striping.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -23,14 +25,6 @@ namespace {
 
 // An fsync is a commit of the file system's journal; more files than this share one.
 constexpr size_t kSyncedOneByOne = 16;
-
-// Nearest existing ancestor, for asking about its file system.
-fs::path existing_part(fs::path path) {
-  path = fs::absolute(path).lexically_normal();
-  std::error_code ignored;
-  while (!fs::exists(path, ignored) && path.has_relative_path()) path = path.parent_path();
-  return path;
-}
 
 // A file that gets its name when it is whole.
 class TextFile {
@@ -107,6 +101,7 @@ void StagedOutput::prepare() {
   goes_on_ = staging_->is_kept() && take_up();
   if (!goes_on_) commit_ = choose_commit(*staging_);
   commit_->check();
+  if (options_.stripe && !goes_on_) check_can_stripe(commit_->place());
   // The folder that is gone on with is alive again.
   notes_ = clear_left_overs(commit_->place());
   if (const auto lack = lack_of_space()) throw *lack;
@@ -120,6 +115,7 @@ StagingPlace StagedOutput::place() const {
           .target = staging_->target,
           .packed = options_.packed,
           .direct = options_.direct,
+          .write_bytes = options_.write_bytes,
           .durable = options_.durable && !staging_->all_at_once,
           .are_there = goes_on_ || options_.shared};
 }
@@ -135,6 +131,7 @@ std::string StagedOutput::check() {
   if (::faccessat(AT_FDCWD, there.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
     throw IoError({.file = there.string()}, "cannot write into the folder", errno);
   }
+  if (options_.stripe) check_can_stripe(there);
   const auto lack = lack_of_space();
   return lack ? lack->what() : "";
 }
@@ -210,6 +207,7 @@ void StagedOutput::make_staging_folder() {
   if (!made) throw IoError({.file = place.string()}, "cannot write into the folder", errno);
   owner_.emplace(name);
   set_folder(name);
+  if (options_.stripe) set_striping(name, *options_.stripe);
   if (staging_->is_kept()) save_job(name, *options_.job);
 }
 

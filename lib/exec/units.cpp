@@ -10,29 +10,43 @@ namespace {
 // Outputs up to this size are written by one thread each.
 constexpr uint64_t kBatchBytes = 16 << 20;
 
+size_t pieces(uint64_t bytes, uint64_t longest) {
+  return static_cast<size_t>((bytes + longest - 1) / longest);
+}
+
 }  // namespace
 
 Units::Units(const CopyPlan& plan, std::span<const RecordUse::ExtraRead> extra_reads,
              uint64_t unit_bytes, const OutputCut& cut) {
-  cut_outputs(plan, unit_bytes, cut);
-  constexpr uint64_t kPiece = ItemReader::kPieceBytes;
+  const uint64_t piece = ItemReader::piece_bytes(unit_bytes);
+  size_t expected = 0;
+  for (const PlannedFile& file : plan.outputs()) expected += pieces(file.size, unit_bytes);
+  for (const auto& extra : extra_reads) expected += pieces(extra.extent.size, piece);
+  // Of part of a plan they are not all.
+  if (cut.begin == 0 && cut.end == OutputCut().end) units_.reserve(expected);
+
+  const std::vector<size_t> literals = cut_outputs(plan, unit_bytes, cut);
   for (size_t i = 0; i < extra_reads.size(); ++i) {
     const Extent& extent = extra_reads[i].extent;
-    for (uint64_t at = 0; at < extent.size; at += kPiece) {
-      units_.push_back({PlanUnit::kNoOutput, i, at, 0, std::min(kPiece, extent.size - at)});
+    for (uint64_t at = 0; at < extent.size; at += piece) {
+      units_.push_back({PlanUnit::kNoOutput, i, at, 0, std::min(piece, extent.size - at)});
     }
   }
   // Units of one small output are one thread's: two would wait for each other's writes. A large
   // output is everybody's.
+  batches_.reserve(units_.size());
   for (size_t i = 0; i < units_.size(); ++i) {
     const OutputId out = units_[i].out;
     const bool alone = out != PlanUnit::kNoOutput && plan.outputs()[out].size <= kBatchBytes;
     if (i == 0 || !alone || units_[i - 1].out != out) batches_.push_back(i);
   }
+  find_literals(plan, literals);
 }
 
-void Units::cut_outputs(const CopyPlan& plan, uint64_t unit_bytes, const OutputCut& cut) {
+std::vector<size_t> Units::cut_outputs(const CopyPlan& plan, uint64_t unit_bytes,
+                                       const OutputCut& cut) {
   const std::vector<CopyItem>& items = plan.items();
+  std::vector<size_t> literals;
   for (size_t i = 0; i < items.size();) {
     const OutputId out = items[i].out;
     const uint64_t begin = i == 0 ? cut.begin : 0;
@@ -41,6 +55,7 @@ void Units::cut_outputs(const CopyPlan& plan, uint64_t unit_bytes, const OutputC
     uint64_t room = begin / unit_bytes * unit_bytes + unit_bytes;  // where the unit should end
     for (; i < items.size() && items[i].out == out; ++i) {
       const CopyItem& item = items[i];
+      if (item.op == Op::literal) literals.push_back(i);
       const uint64_t item_end = std::min(item.dst_end(), end);
       // It ends between two elements, never within one.
       const uint64_t element = size_of(item.to);
@@ -54,6 +69,22 @@ void Units::cut_outputs(const CopyPlan& plan, uint64_t unit_bytes, const OutputC
       unit.end = item_end;
     }
     add(unit);
+  }
+  return literals;
+}
+
+void Units::find_literals(const CopyPlan& plan, const std::vector<size_t>& items) {
+  // Whether the batch begins behind the begin of an item.
+  const auto begins_behind = [&](size_t batch, size_t item) {
+    const PlanUnit& first = units_[batches_[batch]];
+    return first.out == PlanUnit::kNoOutput || first.item > item ||
+           (first.item == item && first.skip > 0);
+  };
+  size_t batch = 0;
+  for (const size_t item : items) {
+    while (batch + 1 < batches_.size() && !begins_behind(batch + 1, item)) ++batch;
+    if (literals_.empty() || literals_.back().batch != batch) literals_.push_back({batch, 0});
+    literals_.back().bytes += plan.items()[item].dst_size();
   }
 }
 

@@ -55,12 +55,23 @@ class Units {
   uint64_t bytes() const { return bytes_of({0, batches()}); }
   std::span<const PlanUnit> all() const { return units_; }
 
+  // Bytes of the plan's literals that begin in a batch.
+  struct Literals {
+    uint64_t batch;
+    uint64_t bytes;
+  };
+  // Of the batches that need any, in their order.
+  std::span<const Literals> literals() const { return literals_; }
+
  private:
-  void cut_outputs(const CopyPlan& plan, uint64_t unit_bytes, const OutputCut& cut);
+  // Returns the items that are literals.
+  std::vector<size_t> cut_outputs(const CopyPlan& plan, uint64_t unit_bytes, const OutputCut& cut);
+  void find_literals(const CopyPlan& plan, const std::vector<size_t>& items);
   void add(const PlanUnit& unit);
 
   std::vector<PlanUnit> units_;
   std::vector<size_t> batches_;  // the first unit of each
+  std::vector<Literals> literals_;
 };
 
 }  // namespace dsckpt

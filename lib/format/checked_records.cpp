@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <map>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -88,27 +87,29 @@ Read read_of(const ZipEntry& entry, const std::vector<Range>& ranges) {
 }
 
 std::vector<InputRecord> records_in(const InputFile& file, FileId id,
-                                    const std::vector<Range>& ranges) {
+                                    const std::vector<Range>& ranges, Frames frames) {
   std::vector<InputRecord> records;
   const std::optional<ZipReader> zip = open_zip(file, id);
   if (!zip) return records;
   for (const ZipEntry& entry : zip->entries()) {
     const Read read = read_of(entry, ranges);
     const bool has_sum = entry.size > 0 && zip->has_checksums();
-    if (read == Read::nothing || (read == Read::data && !has_sum)) continue;
-    const Extent data = read == Read::all ? zip->check_frame(entry) : zip->data(entry);
+    const bool is_checked = read == Read::all && frames == Frames::checked;
+    if (read == Read::nothing || (!is_checked && !has_sum)) continue;
+    const Extent data = is_checked ? zip->check_frame(entry) : zip->data(entry);
     if (has_sum) records.push_back({data, entry.crc32, std::string(entry.name)});
   }
   return records;
 }
 
+// `ranges`: of each file, by its number; where there are none it is not looked at.
 std::vector<InputRecord> records_in(const InputFiles& inputs,
-                                    const std::map<FileId, std::vector<Range>>& ranges) {
-  const std::vector<std::pair<FileId, std::vector<Range>>> files(ranges.begin(), ranges.end());
-  std::vector<std::vector<InputRecord>> found(files.size());
-  tbb::parallel_for(size_t{0}, files.size(), [&](size_t i) {
-    const auto& [id, read] = files[i];
-    found[i] = records_in(inputs[id], id, read);
+                                    const std::vector<std::vector<Range>>& ranges, Frames frames) {
+  std::vector<std::vector<InputRecord>> found(ranges.size());
+  tbb::parallel_for(size_t{0}, ranges.size(), [&](size_t file) {
+    if (ranges[file].empty()) return;
+    const auto id = static_cast<FileId>(file);
+    found[file] = records_in(inputs[id], id, ranges[file], frames);
   });
   std::vector<InputRecord> records;
   for (auto& some : found) {
@@ -120,22 +121,23 @@ std::vector<InputRecord> records_in(const InputFiles& inputs,
 }  // namespace
 
 std::vector<InputRecord> records_read(const CopyPlan& plan, const InputFiles& inputs,
-                                      const std::set<FileId>& but) {
-  std::map<FileId, std::vector<Range>> ranges;
+                                      const std::set<FileId>& but, Frames frames) {
+  std::vector<std::vector<Range>> ranges(inputs.size());
   for (const CopyItem& item : plan.items()) {
     for (const Rows& source : plan.sources_of(item)) {
       add(ranges[source.file], source.span(item.rows));
     }
   }
-  for (const FileId file : but) ranges.erase(file);
-  for (auto& [file, read] : ranges) join(read);
-  return records_in(inputs, ranges);
+  for (const FileId file : but) ranges[file].clear();
+  tbb::parallel_for(size_t{0}, ranges.size(), [&](size_t file) { join(ranges[file]); });
+  return records_in(inputs, ranges, frames);
 }
 
-std::vector<InputRecord> all_records(const InputFiles& inputs, std::vector<FileId> files) {
-  std::map<FileId, std::vector<Range>> ranges;
+std::vector<InputRecord> all_records(const InputFiles& inputs, std::vector<FileId> files,
+                                     Frames frames) {
+  std::vector<std::vector<Range>> ranges(inputs.size());
   for (const FileId file : files) ranges[file] = {{0, inputs[file].size()}};
-  return records_in(inputs, ranges);
+  return records_in(inputs, ranges, frames);
 }
 
 void put_file(PlanBuilder& plan, OutputId out, const InputFiles& inputs, FileId file) {

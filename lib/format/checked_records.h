@@ -4,6 +4,7 @@
 // zips without checksums, have no records here.
 #pragma once
 
+#include <cstdint>
 #include <set>
 #include <vector>
 
@@ -12,16 +13,21 @@
 
 namespace dsckpt {
 
+// Of records that are copied with all that is around them: whether that is checked, too
+// (ZipReader::check_frame), also of those without any data.
+enum class Frames : uint8_t { checked, unchecked };
+
 // All records that any item of `plan` reads a byte of, without those of the files `but`. Reads the
 // directory of each file, and the local header of each of these records. Throws IoError, and
 // CorruptError for a zip whose directory is damaged and for a record whose header and directory
-// disagree; of records that are copied with all that is around them, that is checked too
-// (ZipReader::check_frame). UnsupportedError for what torch wrote and seems to be compressed.
+// disagree. UnsupportedError for what torch wrote and seems to be compressed.
 std::vector<InputRecord> records_read(const CopyPlan& plan, const InputFiles& inputs,
-                                      const std::set<FileId>& but = {});
+                                      const std::set<FileId>& but = {},
+                                      Frames frames = Frames::checked);
 
 // All records of these files, each file once. Throws likewise.
-std::vector<InputRecord> all_records(const InputFiles& inputs, std::vector<FileId> files);
+std::vector<InputRecord> all_records(const InputFiles& inputs, std::vector<FileId> files,
+                                     Frames frames = Frames::checked);
 
 // The whole of a file as the content of `out`, in pieces that end where records do.
 void put_file(PlanBuilder& plan, OutputId out, const InputFiles& inputs, FileId file);

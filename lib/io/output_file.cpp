@@ -18,9 +18,6 @@ namespace {
 
 // A piece shorter than this is copied into the page cache sooner than a device takes it.
 constexpr uint64_t kShortestDirect = 128 << 10;
-// The page cache takes a block of memory as large as a write, and large ones may have to be fetched
-// from a virtual machine's host first: 256 KiB at a time took up to three times as long.
-constexpr size_t kBufferedWrite = 64 << 10;
 constexpr uint64_t kBlock = OutputFile::kDirectBlock;
 
 uint64_t next_block(uint64_t offset) {
@@ -32,7 +29,8 @@ uint64_t next_block(uint64_t offset) {
 OutputFile::OutputFile(fs::path path, std::string display, OutputOptions options)
     : path_(std::move(path)),
       display_(display.empty() ? path_.string() : std::move(display)),
-      rewritten_(std::move(options.rewritten)) {
+      rewritten_(std::move(options.rewritten)),
+      write_bytes_(options.write_bytes) {
   using Existing = OutputOptions::Existing;
   const int existing = options.existing == Existing::none      ? O_EXCL
                        : options.existing == Existing::emptied ? O_TRUNC
@@ -98,7 +96,7 @@ void OutputFile::write_buffered(uint64_t offset, std::span<const std::byte> byte
   // ext4).
   const std::lock_guard lock(writing_);
   while (!bytes.empty()) {
-    const size_t size = std::min(bytes.size(), kBufferedWrite);
+    const size_t size = std::min<size_t>(bytes.size(), write_bytes_);
     const ssize_t put = ::pwrite(fd_, bytes.data(), size, static_cast<off_t>(offset));
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) fail_to_write(offset, errno);

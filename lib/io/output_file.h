@@ -20,6 +20,10 @@ struct OutputOptions {
   // lies as far behind a multiple of kDirectBlock as their offset does. The rest of such writes,
   // short ones, and those of other memory go through the page cache.
   bool direct = false;
+  // The longest write through the page cache. That takes a block of memory as large as a write, and
+  // large ones may have to be fetched from a virtual machine's host first: 256 KiB at a time took
+  // up to three times as long.
+  uint64_t write_bytes = 64 << 10;
   // A file that is there already, from a run that goes on: none, one that keeps what it has, or one
   // that is emptied. In either case it is made if it is not there.
   enum class Existing : uint8_t { none, kept, emptied } existing = Existing::none;
@@ -60,6 +64,7 @@ class OutputFile {
   std::filesystem::path path_;
   std::string display_;
   std::vector<uint64_t> rewritten_;
+  const uint64_t write_bytes_;
   int fd_ = -1;
   int direct_fd_ = -1;  // the same file, opened with O_DIRECT
   std::atomic<bool> direct_;

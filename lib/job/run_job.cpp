@@ -1,5 +1,6 @@
 #include "job/run_job.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -24,13 +25,14 @@ constexpr std::chrono::milliseconds kCallbackInterval{100};
 
 // Every record that the plan reads any byte of, whatever made the plan; with `all`, every one of
 // the checkpoint.
-std::vector<InputRecord> records_to_check(const Job::Impl& job, bool all) {
-  std::vector<InputRecord> records = records_read(job.plan, *job.inputs, job.as_they_are);
+std::vector<InputRecord> records_to_check(const Job::Impl& job, bool all,
+                                          Frames frames = Frames::checked) {
+  std::vector<InputRecord> records = records_read(job.plan, *job.inputs, job.as_they_are, frames);
   if (!all || !job.checkpoint) return records;
   std::vector<FileId> files;
   for (const CheckpointFile& file : job.checkpoint->files()) files.push_back(file.archive->file());
   for (const InputRecord& record : records) files.push_back(record.extent.file);
-  return all_records(*job.inputs, std::move(files));
+  return all_records(*job.inputs, std::move(files), frames);
 }
 
 bool has_checksums(const Job::Impl& job, const RunStats& stats) {
@@ -157,7 +159,8 @@ class Writing {
             .pack = options_.pack,
             .sha256 = hashes,
             .sync_portions = options_.resume,
-            .sync_last = options_.durable || options_.verify_output};
+            .sync_last = options_.durable || options_.verify_output,
+            .cut_bytes = io_.cut_bytes};
   }
 
   uint64_t bytes_stored() const {
@@ -231,6 +234,20 @@ fs::path target_of(const Job::Impl& job, const fs::path& output) {
   return job.place.whole ? fs::weakly_canonical(fs::absolute(output)) : output;
 }
 
+IoChoice io_of(const Job::Impl& job, const fs::path& output, const RunOptions& options) {
+  IoChoice io = choose_io(options.io, job.plan, *job.inputs,
+                          file_systems(*job.inputs, target_of(job, output)), options.durable,
+                          options.pack.has_value(), options.threads);
+  if (options.stripe) io.cut_bytes = std::max(io.cut_bytes, options.stripe->bytes);
+  return io;
+}
+
+std::optional<Striping> striping_of(const RunOptions& options, const IoChoice& io) {
+  std::optional<Striping> striping = options.stripe;
+  if (striping && striping->bytes == 0) striping->bytes = io.cut_bytes;
+  return striping;
+}
+
 }  // namespace
 
 std::string check_run(const Job& job, const fs::path& output, const RunOptions& options) {
@@ -238,15 +255,26 @@ std::string check_run(const Job& job, const fs::path& output, const RunOptions& 
   return StagedOutput(job->plan, target_of(*job, output),
                       {.force = options.force,
                        .whole_folder = job->place.whole,
+                       .stripe = options.stripe,
                        .packed = options.pack.has_value()})
       .check();
+}
+
+ShareForecast forecast(const Job& job, const fs::path& output, const RunOptions& options,
+                       int ranks) {
+  // A million empty records may be copied: what is around them changes no share.
+  const RecordChecks checks(job->plan, records_to_check(*job, options.verify, Frames::unchecked),
+                            options.verify);
+  const IoChoice io = io_of(*job, output, options);
+  return forecast_shares(
+      job->plan, checks.use(), io.unit_bytes,
+      {.ranks = ranks, .cut_bytes = io.cut_bytes, .whole_outputs = options.pack.has_value()});
 }
 
 RunStats run(const Job& job, const fs::path& output, const RunOptions& options, Progress& progress,
              Group* group) {
   if (job->hash == ContentHash::check) check_has_content_hashes(*job);
-  const IoChoice io = choose_io(options.io, job->plan, *job->inputs, options.durable,
-                                options.pack.has_value(), options.threads);
+  const IoChoice io = io_of(*job, output, options);
   std::optional<JobIdentity> identity;
   if (options.resume) identity = identity_of(job->plan, *job->inputs, deciding(*job, options));
   StagedOutput staged(job->plan, target_of(*job, output),
@@ -254,6 +282,8 @@ RunStats run(const Job& job, const fs::path& output, const RunOptions& options, 
                        .durable = options.durable,
                        .whole_folder = job->place.whole,
                        .direct = io.direct,
+                       .write_bytes = io.write_bytes,
+                       .stripe = striping_of(options, io),
                        .shared = group != nullptr,
                        .packed = options.pack.has_value(),
                        .job = identity ? &*identity : nullptr});

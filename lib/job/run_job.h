@@ -5,6 +5,7 @@
 #include <string>
 
 #include "dsckpt/run.h"
+#include "exec/share_forecast.h"
 #include "group/group.h"
 #include "job/job_impl.h"
 
@@ -20,5 +21,10 @@ RunStats run(const Job& job, const std::filesystem::path& output, const RunOptio
 // at.
 std::string check_run(const Job& job, const std::filesystem::path& output,
                       const RunOptions& options);
+
+// How so many ranks would share that run. Reads which records the inputs have, and throws what that
+// throws.
+ShareForecast forecast(const Job& job, const std::filesystem::path& output,
+                       const RunOptions& options, int ranks);
 
 }  // namespace dsckpt

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <unordered_map>
 #include <vector>
 
 #include "base/varint.h"
@@ -13,22 +12,31 @@
 namespace dsckpt {
 
 // Gives numbers in the order in which they are asked for, from `old.size()` on; `old` gets what
-// each of them was before.
+// each of them was before. Takes memory for the largest that is asked for.
 template <typename Number>
 class Renumbering {
  public:
   explicit Renumbering(std::vector<Number>& old) : old_(old) {
-    for (size_t i = 0; i < old.size(); ++i) new_.emplace(old[i], static_cast<Number>(i));
+    for (size_t i = 0; i < old.size(); ++i) place_of(old[i]) = static_cast<Number>(i);
   }
   Number operator()(Number number) {
-    const auto [at, added] = new_.emplace(number, static_cast<Number>(old_.size()));
-    if (added) old_.push_back(number);
-    return at->second;
+    Number& given = place_of(number);
+    if (given == kNone) {
+      given = static_cast<Number>(old_.size());
+      old_.push_back(number);
+    }
+    return given;
   }
 
  private:
+  static constexpr Number kNone = static_cast<Number>(~Number{0});
+  Number& place_of(Number number) {
+    if (number >= new_.size()) new_.resize(number + size_t{1}, kNone);
+    return new_[number];
+  }
+
   std::vector<Number>& old_;
-  std::unordered_map<Number, Number> new_ = {};
+  std::vector<Number> new_ = {};
 };
 
 // A plan that has only what some items need. Its outputs, files and digests are numbered anew. It

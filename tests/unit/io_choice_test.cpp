@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <string>
 
+#include "exec/item_reader.h"
 #include "exec/workers.h"
 #include "support/plan_tools.h"
 #include "support/temp_file.h"
@@ -31,11 +32,12 @@ class IoChoiceTest : public testing::Test {
                   bool packs = false) const {
     PlanBuilder builder;
     builder.add_output("out", bytes);
-    return choose_io(mode, builder.finish(), inputs_, durable, packs, threads);
+    return choose_io(mode, builder.finish(), inputs_, systems_, durable, packs, threads);
   }
 
   test::TempFolder folder_;
   InputFiles inputs_;
+  FileSystems systems_ = {};
 };
 
 TEST_F(IoChoiceTest, IsDirectWhereThePageCacheCannotTakeTheOutput) {
@@ -80,6 +82,56 @@ TEST_F(IoChoiceTest, BoundsTheMemoryOfAllThreads) {
   EXPECT_EQ(choose(IoMode::direct, kTiB, false, 4096).unit_bytes, kMiB / 2);
 }
 
+TEST_F(IoChoiceTest, ReadsAndWritesMoreAtOnceOverANetwork) {
+  using enum FileSystemKind;
+  for (const FileSystemKind kind : {lustre, gpfs, nfs, fuse}) {
+    for (const IoMode mode : {IoMode::buffered, IoMode::direct}) {
+      systems_ = {.output = kind};
+      const IoChoice out = choose(mode, kTiB, false, 8);
+      EXPECT_EQ(out.direct, mode == IoMode::direct);
+      EXPECT_EQ(out.unit_bytes, 8 * kMiB);
+      EXPECT_EQ(out.write_bytes, 8 * kMiB);
+      EXPECT_EQ(out.cut_bytes, 4 * kMiB);
+      EXPECT_EQ(ItemReader::piece_bytes(out.unit_bytes), 4 * kMiB);
+
+      // What is written beside the processor is cut as ever.
+      systems_ = {.input = kind};
+      const IoChoice in = choose(mode, kTiB, false, 8);
+      EXPECT_EQ(in.unit_bytes, 8 * kMiB);
+      EXPECT_EQ(in.write_bytes, kMiB / 16);
+      EXPECT_EQ(in.cut_bytes, kMiB);
+    }
+  }
+  systems_ = {};
+  EXPECT_EQ(choose(IoMode::buffered, kMiB, false, 8).unit_bytes, kMiB / 4);
+  EXPECT_EQ(ItemReader::piece_bytes(kMiB / 4), kMiB / 4);
+  EXPECT_EQ(ItemReader::piece_bytes(2 * kMiB), kMiB / 4);
+}
+
+TEST_F(IoChoiceTest, BoundsTheMemoryOfAllThreadsOverANetwork) {
+  systems_ = {FileSystemKind::lustre, FileSystemKind::lustre};
+  for (const unsigned threads : {1u, 8u, 32u, 48u, 64u}) {
+    const IoChoice io = choose(IoMode::direct, kTiB, false, threads);
+    EXPECT_LE(io.unit_bytes * io.threads, 256 * kMiB);
+    EXPECT_EQ(io.unit_bytes & (io.unit_bytes - 1), 0u);
+  }
+  EXPECT_EQ(choose(IoMode::buffered, kTiB, false, 4096).unit_bytes, 4 * kMiB);
+  // Frames are whole still.
+  EXPECT_EQ(choose(IoMode::automatic, kTiB, false, 8, true).unit_bytes, 8 * kMiB);
+}
+
+TEST(FileSystemTest, IsKnownByItsNumber) {
+  EXPECT_EQ(kind_of(0x0BD00BD0), FileSystemKind::lustre);
+  EXPECT_EQ(kind_of(0x47504653), FileSystemKind::gpfs);
+  EXPECT_EQ(kind_of(0x6969), FileSystemKind::nfs);
+  EXPECT_EQ(kind_of(0x65735546), FileSystemKind::fuse);
+  EXPECT_EQ(kind_of(0xEF53), FileSystemKind::local);  // ext4
+  // What is not there yet lies where the nearest folder does.
+  test::TempFolder folder;
+  EXPECT_EQ(existing_part(folder.path() / "no" / "such"), folder.path());
+  EXPECT_EQ(file_system_kind(folder.path() / "no" / "such"), file_system_kind(folder.path()));
+}
+
 TEST_F(IoChoiceTest, HasMoreThreadsThanCoresOnlyForInputThatIsNotInThePageCache) {
   const auto path = folder_.write("in", test::random_bytes(4 * kMiB, 1));
   const FileId in = inputs_.add(path);
@@ -88,7 +140,7 @@ TEST_F(IoChoiceTest, HasMoreThreadsThanCoresOnlyForInputThatIsNotInThePageCache)
   builder.put(0, 0, TensorSource::stored({in, 0, 4 * kMiB}, DType::uint8, {4 * kMiB}));
   const CopyPlan plan = builder.finish();
   const auto threads = [&] {
-    return choose_io(IoMode::automatic, plan, inputs_, false, false, 0).threads;
+    return choose_io(IoMode::automatic, plan, inputs_, {}, false, false, 0).threads;
   };
   EXPECT_EQ(threads(), cores());
   drop_from_cache(path);

@@ -144,5 +144,40 @@ TEST_F(SharesTest, OfASlowRankAreTakenByTheOthersFromTheEnd) {
   EXPECT_FALSE(shares.take(0));
 }
 
+TEST_F(SharesTest, OfMuchTextAreTakenInMorePortions) {
+  // Two files of 40 MiB each that are in the plan itself, and one that is not.
+  PlanBuilder builder;
+  const std::string text(40 * kMiB, 'x');
+  for (const char* name : {"one", "two"}) {
+    const OutputId out = builder.add_output(name, 2 * text.size());
+    builder.put_literal(out, 0, text);
+    builder.put(out, text.size(), TensorSource::zeros(uint8, {static_cast<int64_t>(text.size())}));
+  }
+  for (int i = 0; i < 40; ++i) {
+    const OutputId out = builder.add_output("small" + std::to_string(i), kMiB);
+    builder.put_literal(out, 0, text.substr(0, kMiB));
+  }
+  builder.put(builder.add_output("zeros", 640 * kMiB), 0,
+              TensorSource::zeros(uint8, {640 * int64_t{kMiB}}));
+  const CopyPlan plan = builder.finish();
+  const Units units(plan, std::span<const RecordUse::ExtraRead>(), kMiB);
+  uint64_t literals = 0;
+  for (const Units::Literals& each : units.literals()) literals += each.bytes;
+  EXPECT_EQ(literals, plan.literals().size());
+
+  Shares shares(units, {}, {.ranks = 1});
+  size_t small = 0;
+  while (const auto batches = shares.take(0)) {
+    uint64_t bytes = 0;
+    for (uint64_t batch = batches->first; batch < batches->last; ++batch) {
+      const PlanUnit& unit = units.batch(batch).front();
+      if (unit.out >= 2 && unit.out < 42) bytes += kMiB;
+    }
+    EXPECT_LE(bytes, Shares::kMostLiterals);
+    small += bytes > 0 ? 1 : 0;
+  }
+  EXPECT_GE(small, 40 / 16 + 1u);
+}
+
 }  // namespace
 }  // namespace dsckpt
