@@ -221,6 +221,8 @@ class Dispatch {
         std::this_thread::sleep_for(kPause);
       }
     }
+    // Whoever goes on around the failure reads the others' files again.
+    if (const auto files = group_.files()) files->stop(false);
     std::rethrow_exception(failures_.begin()->second);
   }
 

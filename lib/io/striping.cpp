@@ -38,7 +38,7 @@ bool is_in_path(const std::string& program) {
 
 // What a program says until it ends.
 std::string read_all(int fd) {
-  constexpr size_t kMostTargets = 4096;
+  constexpr size_t kMostText = 4096;
   std::string text;
   std::array<char, 512> buffer{};
   for (;;) {
@@ -46,7 +46,7 @@ std::string read_all(int fd) {
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) break;
     text.append(buffer.data(), static_cast<size_t>(got));
-    if (text.size() > kMostTargets) text.resize(kMostTargets);
+    if (text.size() > kMostText) text.resize(kMostText);
   }
   while (text.ends_with('\n')) text.pop_back();
   return text;
