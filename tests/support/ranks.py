@@ -79,10 +79,15 @@ def mount_own_disk(node, source, rank, size):
     """
     own_mounts()
     libc_call("mount", b"disk", os.fsencode(node), b"tmpfs", ctypes.c_ulong(0), b"mode=0755")
-    for path in sorted(pathlib.Path(source).rglob("*")):
+    files = sorted(pathlib.Path(source).rglob("*"))
+    slices = 1 + max((int(found[1]) for path in files if (found := re.search(r"mp_rank_(\d+)", path.name))), default=0)
+    for path in files:
         target = pathlib.Path(node) / path.relative_to(source)
-        found = re.search(r"zero_pp_rank_(\d+)_|expp_rank_(\d+)_|/rank(\d+)/", str(path))
-        owner = int(next(filter(None, found.groups()))) % size if found else rank
+        owner = rank
+        if found := re.search(r"zero_pp_rank_(\d+)_|expp_rank_(\d+)_", path.name):
+            owner = int(found[1] or found[2]) % size
+        elif found := re.search(r"/offloaded_tensors/rank(\d+)/", str(path)):  # by the number of all ranks
+            owner = int(found[1]) // slices % size
         if path.is_dir():
             target.mkdir()
         elif owner == rank:
