@@ -8,14 +8,10 @@ files of their own for `cat`, which reads what an average needs and nothing else
 their average be.
 """
 import argparse
-import datetime
-import json
 import pathlib
 import shutil
 import statistics
 import subprocess
-import sys
-import tempfile
 
 import numpy
 import torch
@@ -25,7 +21,7 @@ import bench_report
 from bench_checkpoint import Writer, decoder_shapes
 from bench_count import parse_count, positive
 from bench_files import files_of, make_warm, remove, size_of
-from measure import BenchError, ROOT, git_commit, machine, measure, say
+from measure import BenchError, ROOT, measure, say
 
 OUTPUT = "model.safetensors"
 
@@ -110,22 +106,15 @@ def main():
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build", help="for the large files")
     parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="write README.md and results.json there")
     options = parser.parse_args()
-    try:
-        with tempfile.TemporaryDirectory(prefix="bench-average-", dir=options.work) as folder:
-            programs = Programs(options.bin.resolve(), options.params, options.ranks, options.checkpoints,
-                                pathlib.Path(folder))
-            report = {"schema": 1, "type": "average", "date": datetime.date.today().isoformat(), "commit": git_commit(),
-                      "machine": machine(pathlib.Path(folder)),
-                      "parameters": f"of {options.checkpoints} checkpoints of "
-                                    f"{bench_report.gigabytes(size_of([programs.masters[0]]))} of masters on "
-                                    f"{options.ranks} ranks",
-                      "runs": compare(programs, options.runs)}
-    except (BenchError, OSError, subprocess.CalledProcessError) as error:
-        sys.exit(f"bench_average.py: {error}")
-    text = report_text(report)
-    print(text, end="")
-    if options.out:
-        bench_report.keep(options.out, text, json.dumps(report, indent=1) + "\n")
+
+    def measure_all(folder):
+        programs = Programs(options.bin.resolve(), options.params, options.ranks, options.checkpoints, folder)
+        return {"parameters": f"of {options.checkpoints} checkpoints of "
+                              f"{bench_report.gigabytes(size_of([programs.masters[0]]))} of masters on "
+                              f"{options.ranks} ranks",
+                "runs": compare(programs, options.runs)}
+
+    bench_report.run("average", options, measure_all, report_text)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,12 @@ counters: messages and bytes of every rank, as --json has them.
 """
 import argparse
 import contextlib
-import datetime
 import json
 import os
 import pathlib
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 
@@ -28,7 +26,7 @@ import ranks
 from bench_checkpoint import Writer, decoder_shapes
 from bench_count import parse_count, positive
 from bench_files import files_of, make_cold, make_warm, remove, size_of
-from measure import BenchError, ROOT, git_commit, machine, say
+from measure import BenchError, ROOT, say
 
 BLKIO = pathlib.Path("/sys/fs/cgroup/blkio")
 RATE = 10_000_000
@@ -274,18 +272,12 @@ def main():
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build", help="for the large files")
     parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="write README.md and results.json there")
     options = parser.parse_args()
-    try:
-        with tempfile.TemporaryDirectory(prefix="bench-group-", dir=options.work) as folder:
-            bench = Bench(options, pathlib.Path(folder))
-            report = {"schema": 1, "type": "group", "date": datetime.date.today().isoformat(), "commit": git_commit(),
-                      "machine": machine(pathlib.Path(folder)),
-                      "runs": {part: getattr(bench, part)() for part in PARTS if part in options.parts}}
-    except (BenchError, OSError, subprocess.CalledProcessError) as error:
-        sys.exit(f"bench_group.py: {error}")
-    text = report_text(report)
-    print(text, end="")
-    if options.out:
-        bench_report.keep(options.out, text, json.dumps(report, indent=1) + "\n")
+
+    def measure_all(folder):
+        bench = Bench(options, folder)
+        return {"runs": {part: getattr(bench, part)() for part in PARTS if part in options.parts}}
+
+    bench_report.run("group", options, measure_all, report_text)
 
 
 if __name__ == "__main__":

@@ -8,21 +8,18 @@ The programs take turns, with the input in the page cache; medians and ranges. S
 of byte planes can reach at best (their order-0 entropy). Needs torch, and the program zstd to compare with.
 """
 import argparse
-import datetime
 import json
 import pathlib
 import shutil
 import statistics
 import subprocess
-import sys
-import tempfile
 
 import numpy
 import torch
 
 import bench_report
 from bench_files import files_of, make_warm, remove, size_of
-from measure import BenchError, ROOT, git_commit, machine, measure, output_of, say
+from measure import ROOT, measure, output_of, say
 
 ROTATED = {torch.float32: "u4", torch.bfloat16: "u2"}
 
@@ -158,21 +155,16 @@ def main():
     parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build", help="for the large files")
     parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="write README.md and results.json there")
     options = parser.parse_args()
-    try:
-        with tempfile.TemporaryDirectory(prefix="bench-pack-", dir=options.work) as folder:
-            programs = Programs(options.bin.resolve(), options.checkpoint, options.copies, pathlib.Path(folder))
-            files = programs.files
-            report = {"schema": 1, "type": "pack", "date": datetime.date.today().isoformat(), "commit": git_commit(),
-                      "machine": machine(pathlib.Path(folder)), "bytes": size_of(files),
-                      "parameters": f"on {bench_report.gigabytes(size_of(files))} in {len(files)} files",
-                      "kinds": sizes(options.bin / "ckpt-inspect", options.checkpoint, programs.work / "packed/copy_0"),
-                      "runs": compare(programs, options.runs)}
-    except (BenchError, OSError, subprocess.CalledProcessError) as error:
-        sys.exit(f"bench_pack.py: {error}")
-    text = report_text(report)
-    print(text, end="")
-    if options.out:
-        bench_report.keep(options.out, text, json.dumps(report, indent=1) + "\n")
+
+    def measure_all(folder):
+        programs = Programs(options.bin.resolve(), options.checkpoint, options.copies, folder)
+        files = programs.files
+        return {"bytes": size_of(files),
+                "parameters": f"on {bench_report.gigabytes(size_of(files))} in {len(files)} files",
+                "kinds": sizes(options.bin / "ckpt-inspect", options.checkpoint, programs.work / "packed/copy_0"),
+                "runs": compare(programs, options.runs)}
+
+    bench_report.run("pack", options, measure_all, report_text)
 
 
 if __name__ == "__main__":

@@ -13,20 +13,18 @@ before the call. `first tensor` is lazy_mode=True and one `.contiguous()`. `dsck
 Needs torch and DeepSpeed in the Python that runs it, and dsckpt_native.
 """
 import argparse
-import datetime
 import json
 import os
 import pathlib
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 
 import bench_report
 from bench_count import count, parse_count, positive
 from bench_files import files_of, make_warm
-from measure import BenchError, ROOT, anonymous_memory, git_commit, machine, say, watch_memory
+from measure import BenchError, ROOT, anonymous_memory, say, watch_memory
 
 STAGES = (2, 3)
 WHAT = {"deepspeed": "DeepSpeed", "dsckpt": "dsckpt", "deepspeed-lazy": "DeepSpeed, first tensor",
@@ -164,20 +162,14 @@ def main():
         return compare(path) if what == "compare" else one_run(what, path, parse_count(options.params))
     if not options.native:
         parser.error("--native is needed")
-    try:
-        with tempfile.TemporaryDirectory(prefix="bench-python-", dir=options.work) as folder:
-            bench = Bench(options, pathlib.Path(folder))
-            arguments = f"--params {options.params} --ranks {options.ranks} --runs {options.runs}"
-            report = {"schema": 1, "type": "python", "date": datetime.date.today().isoformat(), "commit": git_commit(),
-                      "machine": machine(pathlib.Path(folder)), "arguments": arguments,
-                      "model": f"{options.model}, {options.dp} ranks",
-                      "stages": {stage: bench.stage(stage) for stage in STAGES}, "open": bench.open_simulated()}
-    except BenchError as error:
-        sys.exit(f"bench_python.py: {error}")
-    text = report_text(report)
-    print(text, end="")
-    if options.out:
-        bench_report.keep(options.out, text, json.dumps(report, indent=1) + "\n")
+
+    def measure_all(folder):
+        bench = Bench(options, folder)
+        return {"arguments": f"--params {options.params} --ranks {options.ranks} --runs {options.runs}",
+                "model": f"{options.model}, {options.dp} ranks",
+                "stages": {stage: bench.stage(stage) for stage in STAGES}, "open": bench.open_simulated()}
+
+    bench_report.run("python", options, measure_all, report_text)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,13 @@
-"""Tables of results, as Markdown."""
+"""Tables of results, as Markdown, and the runs that they are of."""
+import datetime
+import json
+import pathlib
 import statistics
+import subprocess
+import sys
+import tempfile
+
+from measure import BenchError, git_commit, machine
 
 
 def gigabytes(size):
@@ -127,6 +135,24 @@ def suite(reports, memory_reports):
     lines += ["", "Start-up:", "", *table(("program", "runs", "median ms", "min ms", "max ms"), start_ups(reports))]
     text = "\n".join(lines) + "\n"
     return text + (f"\nMemory with sparse checkpoints:\n\n{memory(memory_reports)}" if memory_reports else "")
+
+
+def run(kind, options, measure, report_text):
+    """Prints what `measure(folder)`, a dict, has found, as `report_text` puts it, and keeps it in options.out.
+
+    The folder is new, in options.work. What fails ends the program with its message.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix=f"bench-{kind}-", dir=options.work) as name:
+            folder = pathlib.Path(name)
+            report = {"schema": 1, "type": kind, "date": datetime.date.today().isoformat(), "commit": git_commit(),
+                      "machine": machine(folder), **measure(folder)}
+    except (BenchError, OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"bench_{kind}.py: {error}")
+    text = report_text(report)
+    print(text, end="")
+    if options.out:
+        keep(options.out, text, json.dumps(report, indent=1) + "\n")
 
 
 def keep(folder, text, results):
