@@ -16,7 +16,6 @@
 #include "ckpt_inspect/commands.h"
 #include "ckpt_inspect/html.h"
 #include "ckpt_inspect/shown.h"
-#include "cli/group.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/table.h"
@@ -340,11 +339,8 @@ Command add_diff(CLI::App& app, cli::Common& common) {
       sub.add_option("--html", args->html, "Write it as a page for a browser, too, in one file")
           ->type_name("REPORT");
   sub.add_flag("--force", args->force, "Replace REPORT if it exists")->needs(html);
-  cli::add_pass_options(sub, common);
-  cli::add_group_options(sub, common);
-  return {&sub, [&app, &common, args] {
-            return cli::in_group(common, [&] { return diff(app, common, *args); });
-          }};
+  return cli::command_in_group(sub, common,
+                               [&app, &common, args] { return diff(app, common, *args); });
 }
 
 }  // namespace dsckpt::inspect

@@ -149,11 +149,8 @@ Command add_stats(CLI::App& app, cli::Common& common) {
   std::vector<std::string> numbers;
   for (const auto& [key, number] : sortable()) numbers.push_back(key);
   add_tensor_arguments(sub, *args, numbers);
-  cli::add_pass_options(sub, common);
-  cli::add_group_options(sub, common);
-  return {&sub, [&app, &common, args] {
-            return cli::in_group(common, [&] { return stats(app, common, *args); });
-          }};
+  return cli::command_in_group(sub, common,
+                               [&app, &common, args] { return stats(app, common, *args); });
 }
 
 }  // namespace dsckpt::inspect

@@ -131,11 +131,8 @@ Command add_verify(CLI::App& app, cli::Common& common) {
                  "Write SHA-256 of all records and files, if nothing is wrong")
       ->type_name("FILE");
   sub.add_flag("--force", args->force, "Replace the manifest that is there");
-  cli::add_pass_options(sub, common);
-  cli::add_group_options(sub, common);
-  return {&sub, [&app, &common, args] {
-            return cli::in_group(common, [&] { return verify_path(app, common, *args); });
-          }};
+  return cli::command_in_group(sub, common,
+                               [&app, &common, args] { return verify_path(app, common, *args); });
 }
 
 }  // namespace dsckpt::inspect

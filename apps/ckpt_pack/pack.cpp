@@ -62,11 +62,8 @@ Command add(CLI::App& app, cli::Common& common, bool packs) {
     sub.add_flag("--verify", args->run.options.verify,
                  "Check the CRC32 of every record, also of those that hold no tensor");
   }
-  cli::add_pass_options(sub, common);
-  cli::add_group_options(sub, common);
-  return {&sub, [&app, &common, args, packs] {
-            return cli::in_group(common, [&] { return run(app, common, *args, packs); });
-          }};
+  return cli::command_in_group(
+      sub, common, [&app, &common, args, packs] { return run(app, common, *args, packs); });
 }
 
 }  // namespace

@@ -61,11 +61,8 @@ Command add_strip(CLI::App& app, cli::Common& common) {
                "Check the CRC32 of every record, also of those that are left out");
   cli::add_pack_flag(sub, "--pack", args->run,
                      "Pack the result, too (see ckpt-pack pack); --pack=LEVEL is its --level");
-  cli::add_pass_options(sub, common);
-  cli::add_group_options(sub, common);
-  return {&sub, [&app, &common, args] {
-            return cli::in_group(common, [&] { return strip(app, common, *args); });
-          }};
+  return cli::command_in_group(sub, common,
+                               [&app, &common, args] { return strip(app, common, *args); });
 }
 
 }  // namespace dsckpt::pack

@@ -203,4 +203,10 @@ int run(CLI::App& app, const Common& common, int argc, char** argv,
   }
 }
 
+Command command_in_group(CLI::App& sub, Common& common, std::function<int()> body) {
+  add_pass_options(sub, common);
+  add_group_options(sub, common);
+  return {&sub, [&common, body = std::move(body)] { return in_group(common, body); }};
+}
+
 }  // namespace dsckpt::cli

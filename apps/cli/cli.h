@@ -37,6 +37,9 @@ struct Command {
 };
 // Adds a subcommand, with its options, to `app`. What it keeps lives as long as the Command.
 using AddCommand = Command(CLI::App& app, Common& common);
+// The command of `sub` whose `body` runs in_group(). Adds what add_pass_options and
+// add_group_options add.
+Command command_in_group(CLI::App& sub, Common& common, std::function<int()> body);
 
 // Parses `argv` into `app` and runs `body`, whose result is the exit code. Python's argparse
 // spellings are understood (spelling.h). Errors become a message on stderr (and a JSON object on
