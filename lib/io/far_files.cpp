@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/file_time.h"
+
 namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
@@ -67,7 +69,7 @@ std::optional<FarFile> far_file(const fs::path& path) {
   if (::stat(path.c_str(), &stand_in) != 0) return std::nullopt;
   const auto& [mount, there] = *found;
   return FarFile{mount.reader, mount.machine, there, static_cast<uint64_t>(stand_in.st_size),
-                 stand_in.st_mtim.tv_sec * 1'000'000'000 + stand_in.st_mtim.tv_nsec};
+                 modified_ns(stand_in)};
 }
 
 bool is_far(const fs::path& path) {

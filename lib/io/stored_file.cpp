@@ -11,6 +11,7 @@
 #include <list>
 #include <mutex>
 
+#include "base/file_time.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -43,7 +44,7 @@ struct Identity {
 };
 
 Identity identity_of(const struct stat& s) {
-  return {s.st_dev, s.st_ino, s.st_size, s.st_mtim.tv_sec * 1'000'000'000 + s.st_mtim.tv_nsec};
+  return {s.st_dev, s.st_ino, s.st_size, modified_ns(s)};
 }
 
 std::pair<Lease, Identity> open_regular(const fs::path& path, const std::string& display) {
