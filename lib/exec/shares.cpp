@@ -15,28 +15,17 @@ bool may_begin(const PlanUnit& unit, const PlanUnit* before, const ShareOptions&
          (unit.begin + kLongestElement - 1) % options.cut_bytes < kLongestElement;
 }
 
-// Its owner, or whose share its middle lies in; `begin` bytes come before it.
-size_t rank_of(const Shares::Piece& piece, uint64_t begin, uint64_t share, uint64_t ranks) {
-  if (piece.owner >= 0) return static_cast<size_t>(piece.owner);
-  return static_cast<size_t>(std::min((begin + piece.bytes / 2) / share, ranks - 1));
-}
-
 }  // namespace
 
 Shares::Shares(const Units& units, std::span<const BatchRange> done, const ShareOptions& options)
     : pieces_(static_cast<size_t>(options.ranks)), left_(static_cast<size_t>(options.ranks), 0) {
   uint64_t total = units.bytes();
   for (const BatchRange& range : done) total -= units.bytes_of(range);
-  const auto ranks = static_cast<uint64_t>(options.ranks);
-  const uint64_t share = std::max<uint64_t>(total / ranks, 1);
-  const uint64_t portion = std::clamp<uint64_t>(share / kPortions, 1, kLongest);
+  Dealing dealing(total, pieces_.size(), kLongest);
 
-  Piece whole;         // batches that are not to be cut
-  uint64_t begin = 0;  // bytes before it
+  Piece whole;  // batches that are not to be cut
   const auto finish = [&] {
-    if (whole.bytes == 0) return;
-    add(whole, rank_of(whole, begin, share, ranks), portion, kLongest);
-    begin += std::exchange(whole, {}).bytes;
+    if (whole.bytes > 0) add(std::exchange(whole, {}), dealing);
   };
   const PlanUnit* before = nullptr;
   auto skipped = done.begin();
@@ -66,20 +55,26 @@ Shares::Shares(std::span<const Piece> pieces, int ranks, uint64_t longest)
     : pieces_(static_cast<size_t>(ranks)), left_(static_cast<size_t>(ranks), 0) {
   uint64_t total = 0;
   for (const Piece& piece : pieces) total += piece.bytes;
-  const uint64_t share = std::max<uint64_t>(total / pieces_.size(), 1);
-  const uint64_t portion = std::clamp<uint64_t>(share / kPortions, 1, longest);
-  uint64_t begin = 0;  // bytes before
-  for (const Piece& piece : pieces) {
-    add(piece, rank_of(piece, begin, share, pieces_.size()), portion, longest);
-    begin += piece.bytes;
-  }
+  Dealing dealing(total, pieces_.size(), longest);
+  for (const Piece& piece : pieces) add(piece, dealing);
 }
 
-void Shares::add(const Piece& piece, size_t rank, uint64_t portion, uint64_t longest) {
+Shares::Dealing::Dealing(uint64_t total, size_t ranks, uint64_t most)
+    : share(std::max<uint64_t>(total / ranks, 1)),
+      portion(std::clamp<uint64_t>(share / kPortions, 1, most)),
+      longest(most) {}
+
+void Shares::add(const Piece& piece, Dealing& dealing) {
+  // Its owner, or whose share its middle lies in.
+  const uint64_t middle = dealing.dealt + piece.bytes / 2;
+  const size_t rank = piece.owner >= 0 ? static_cast<size_t>(piece.owner)
+                                       : std::min(middle / dealing.share, pieces_.size() - 1);
+  dealing.dealt += piece.bytes;
   std::deque<Piece>& of_rank = pieces_[rank];
   Piece* last = of_rank.empty() ? nullptr : &of_rank.back();
-  if (last != nullptr && last->batches.last == piece.batches.first && last->bytes < portion &&
-      last->bytes + piece.bytes <= longest && last->literals + piece.literals <= kMostLiterals) {
+  if (last != nullptr && last->batches.last == piece.batches.first &&
+      last->bytes < dealing.portion && last->bytes + piece.bytes <= dealing.longest &&
+      last->literals + piece.literals <= kMostLiterals) {
     last->batches.last = piece.batches.last;
     last->bytes += piece.bytes;
     last->literals += piece.literals;

@@ -60,8 +60,15 @@ class Shares {
   uint64_t bytes_left(int rank) const { return left_[static_cast<size_t>(rank)]; }
 
  private:
-  // `portion`: bytes, from which on it begins another one.
-  void add(const Piece& piece, size_t rank, uint64_t portion, uint64_t longest);
+  // How `total` bytes are dealt out, and how many have been.
+  struct Dealing {
+    Dealing(uint64_t total, size_t ranks, uint64_t most);
+    uint64_t share;
+    uint64_t portion;  // from so many bytes on another one begins
+    uint64_t longest;
+    uint64_t dealt = 0;
+  };
+  void add(const Piece& piece, Dealing& dealing);
 
   std::vector<std::deque<Piece>> pieces_;  // by rank
   std::vector<uint64_t> left_;             // bytes of these
