@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/difference.h"
+#include "inspect/ask.h"
 #include "inspect/contents.h"
-#include "inspect/questions.h"
 #include "io/input_file.h"
 
 namespace dsckpt {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "base/statistics.h"
+#include "inspect/ask.h"
 #include "inspect/contents.h"
-#include "inspect/questions.h"
 #include "io/input_file.h"
 
 namespace dsckpt {

@@ -1,5 +1,3 @@
-#include "inspect/questions.h"
-
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -11,6 +9,7 @@
 #include "base/bytes.h"
 #include "base/kernels.h"
 #include "base/sha256.h"
+#include "inspect/ask.h"
 #include "support/expect_error.h"
 #include "support/plan_tools.h"
 #include "support/temp_file.h"

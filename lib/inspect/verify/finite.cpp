@@ -6,7 +6,7 @@
 #include "base/widen.h"
 #include "checkpoint/model_states.h"
 #include "format/tensors_in.h"
-#include "inspect/questions.h"
+#include "inspect/ask.h"
 #include "inspect/verify/verification.h"
 
 namespace dsckpt {

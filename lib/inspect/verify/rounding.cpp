@@ -12,7 +12,7 @@
 #include "deepspeed/keys.h"
 #include "deepspeed/run_config.h"
 #include "format/read_tensor.h"
-#include "inspect/questions.h"
+#include "inspect/ask.h"
 #include "inspect/verify/flat_files.h"
 #include "inspect/verify/verification.h"
 

@@ -20,7 +20,7 @@
 #include "dsckpt/error.h"
 #include "format/safetensors.h"
 #include "format/zip.h"
-#include "inspect/questions.h"
+#include "inspect/ask.h"
 #include "inspect/verify/verify.h"
 
 namespace dsckpt {
