@@ -19,7 +19,7 @@
 #include "exec/node_files.h"
 #include "exec/rank_words.h"
 #include "group/join.h"
-#include "inspect/questions.h"
+#include "inspect/ask.h"
 
 namespace dsckpt::cli {
 namespace {
@@ -37,10 +37,7 @@ void leave(Group& group) {
 
 // The others end as this rank, the first one, does.
 void end_all(Group& group, int status) {
-  for (int rank = 1; rank < group.size(); ++rank) {
-    group.send(rank, static_cast<uint32_t>(Word::end),
-               encode_number(static_cast<uint64_t>(status)));
-  }
+  group.send_to_all(static_cast<uint32_t>(Word::end), encode_number(static_cast<uint64_t>(status)));
   leave(group);
 }
 

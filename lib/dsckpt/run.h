@@ -70,7 +70,7 @@ struct RankStats {
   std::string host = {};
   uint64_t bytes_read = 0;
   uint64_t bytes_done = 0;  // written, or read only to be checked
-  // Between it and rank 0, as it has sent and received them; of rank 0 itself 0.
+  // Between it and rank 0, as it has sent and received them; of rank 0 with all others.
   uint64_t messages_sent = 0;
   uint64_t messages_received = 0;
   uint64_t bytes_sent = 0;

@@ -27,8 +27,9 @@ constexpr milliseconds kFirstLook{2000};
 
 class Dispatch {
  public:
-  Dispatch(Group& group, Shares& shares, SharedWork& work, Progress& progress)
+  Dispatch(Group& group, const RankJob& job, Shares& shares, SharedWork& work, Progress& progress)
       : group_(group),
+        job_(job),
         work_(work),
         progress_(progress),
         done_before_(progress.bytes_done),
@@ -41,10 +42,9 @@ class Dispatch {
     }
   }
 
-  std::vector<RankStats> operator()(const RankJob& job) {
-    questions_ = job.questions;
+  std::vector<RankStats> operator()() {
     if (const auto files = group_.files()) files->stop(false);
-    say_to_all(Word::job, job.encode());
+    group_.send_to_all(static_cast<uint32_t>(Word::job), job_.encode());
     std::thread service([this] { serve(); });
     work_here();
     service.join();
@@ -61,9 +61,14 @@ class Dispatch {
  private:
   // Rank 0 receives what the others send.
   void count_messages() {
+    RankStats& first = ranks_.front();
     for (int rank = 1; rank < group_.size(); ++rank) {
       const Traffic traffic = group_.traffic(rank);
       RankStats& stats = ranks_[static_cast<size_t>(rank)];
+      first.messages_sent += traffic.messages_sent;
+      first.messages_received += traffic.messages_received;
+      first.bytes_sent += traffic.bytes_sent;
+      first.bytes_received += traffic.bytes_received;
       stats.messages_sent = traffic.messages_received;
       stats.messages_received = traffic.messages_sent;
       stats.bytes_sent = traffic.bytes_received;
@@ -73,9 +78,6 @@ class Dispatch {
 
   void say(int rank, Word word, std::string bytes = {}) {
     group_.send(rank, static_cast<uint32_t>(word), std::move(bytes));
-  }
-  void say_to_all(Word word, const std::string& bytes = {}) {
-    for (int rank = 1; rank < group_.size(); ++rank) say(rank, word, bytes);
   }
 
   // Rank 0's own tasks.
@@ -191,7 +193,7 @@ class Dispatch {
       case Word::failed:
         try {
           // What is found in files reads the same whoever has found it.
-          const bool named = !questions_ || is_of_rank(message.bytes);
+          const bool named = !job_.questions || is_of_rank(message.bytes);
           throw_failure(message.bytes, named ? group_.member(message.from).name() : "");
         } catch (...) {
           fail(message.from, std::current_exception());
@@ -203,7 +205,7 @@ class Dispatch {
   }
 
   [[noreturn]] void stop_and_throw() {
-    say_to_all(Word::stop);
+    group_.send_to_all(static_cast<uint32_t>(Word::stop));
     const Clock::time_point deadline = Clock::now() + kLongestStop;
     const auto is_waited_for = [&] {
       for (int rank = 1; rank < group_.size(); ++rank) {
@@ -227,11 +229,11 @@ class Dispatch {
   }
 
   Group& group_;
+  const RankJob& job_;
   SharedWork& work_;
   Progress& progress_;
   Progress own_;  // of this rank's tasks
   const uint64_t done_before_;
-  bool questions_ = false;
   const Clock::time_point start_ = Clock::now();
 
   // The service's.
@@ -250,7 +252,7 @@ class Dispatch {
 
 std::vector<RankStats> dispatch(Group& group, const RankJob& job, Shares& shares, SharedWork& work,
                                 Progress& progress) {
-  return Dispatch(group, shares, work, progress)(job);
+  return Dispatch(group, job, shares, work, progress)();
 }
 
 }  // namespace dsckpt

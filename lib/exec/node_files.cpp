@@ -32,9 +32,7 @@ GroupIdentity identity_of(const Group& group) {
 // What comes back for `said` from each rank but 0, by rank.
 std::map<int, std::string> answers_of_all(Group& group, Word said, const std::string& bytes,
                                           Word expected, const Progress& progress) {
-  for (int rank = 1; rank < group.size(); ++rank) {
-    group.send(rank, static_cast<uint32_t>(said), bytes);
-  }
+  group.send_to_all(static_cast<uint32_t>(said), bytes);
   std::map<int, std::string> answers;
   while (answers.size() + 1 < static_cast<size_t>(group.size())) {
     if (progress.cancelled) throw InterruptedError();
@@ -122,11 +120,7 @@ NodeFiles::NodeFiles(Group& group, const std::vector<fs::path>& folders, Progres
   for (const auto& [rank, bytes] : answers) {
     VarintReader reader(bytes);
     for (size_t i = 0; i < folders.size(); ++i) {
-      FileLook look;
-      look.is_there = reader.number() != 0;
-      look.is_folder = reader.number() != 0;
-      look.inode = reader.number();
-      look.modified = static_cast<int64_t>(reader.number());
+      const FileLook look = read_look(reader);
       const bool same = look.inode == own[i].inode && look.modified == own[i].modified;
       if (!look.is_there || !look.is_folder || (same && own[i].is_there)) continue;
       if (known.emplace(group.member(rank).host, i, look.inode, look.modified).second) {
@@ -165,10 +159,7 @@ void NodeFiles::open_service() {
   VarintWriter writer;
   writer.number(places.size());
   for (const FileServerPlace& place : places) write_place(writer, place);
-  const std::string told = writer.take();
-  for (int rank = 1; rank < group_.size(); ++rank) {
-    group_.send(rank, static_cast<uint32_t>(Word::servers), told);
-  }
+  group_.send_to_all(static_cast<uint32_t>(Word::servers), writer.take());
   group_.set_files(std::make_shared<FileClient>(group_.secret().token, identity_of(group_),
                                                 group_.member(0), std::move(places),
                                                 group_.silence()));
@@ -211,11 +202,7 @@ bool NodeFilesThere::answer(const Message& message) {
     case Word::look: {
       VarintWriter writer;
       for (size_t left = reader.count(); left > 0; --left) {
-        const FileLook look = look_at(reader.text());
-        writer.number(look.is_there ? 1 : 0);
-        writer.number(look.is_folder ? 1 : 0);
-        writer.number(look.inode);
-        writer.number(static_cast<uint64_t>(look.modified));
+        write_look(writer, look_at(reader.text()));
       }
       say(Word::seen, writer.take());
       return true;

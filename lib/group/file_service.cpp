@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/file_time.h"
 #include "base/kernels.h"
 #include "base/varint.h"
 #include "dsckpt/error.h"
@@ -41,22 +42,7 @@ FileLook look_of(const struct stat& s) {
           .is_folder = S_ISDIR(s.st_mode),
           .size = static_cast<uint64_t>(s.st_size),
           .inode = s.st_ino,
-          .modified = s.st_mtim.tv_sec * 1'000'000'000 + s.st_mtim.tv_nsec};
-}
-
-void write_look(VarintWriter& writer, const FileLook& look) {
-  writer.number(look.is_folder ? 1 : 0);
-  writer.number(look.size);
-  writer.number(look.inode);
-  writer.number(static_cast<uint64_t>(look.modified));
-}
-
-FileLook read_look(VarintReader& reader) {
-  FileLook look{.is_there = true, .is_folder = reader.number() != 0};
-  look.size = reader.number();
-  look.inode = reader.number();
-  look.modified = static_cast<int64_t>(reader.number());
-  return look;
+          .modified = modified_ns(s)};
 }
 
 // A text behind its CRC32.
@@ -157,6 +143,22 @@ std::string what_is_asked(const std::string& request, OpenFile& file) {
 FileLook look_at(const fs::path& path) {
   struct stat found {};
   return ::stat(path.c_str(), &found) == 0 ? look_of(found) : FileLook{};
+}
+
+void write_look(VarintWriter& writer, const FileLook& look) {
+  writer.number((look.is_there ? 1 : 0) + (look.is_folder ? 2 : 0));
+  writer.number(look.size);
+  writer.number(look.inode);
+  writer.number(static_cast<uint64_t>(look.modified));
+}
+
+FileLook read_look(VarintReader& reader) {
+  const uint64_t flags = reader.number();
+  FileLook look{.is_there = (flags & 1) != 0, .is_folder = (flags & 2) != 0};
+  look.size = reader.number();
+  look.inode = reader.number();
+  look.modified = static_cast<int64_t>(reader.number());
+  return look;
 }
 
 std::vector<ListedFile> list_below(const fs::path& folder) {

@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/varint.h"
 #include "group/handshake.h"
 #include "group/sockets.h"
 
@@ -36,6 +37,9 @@ struct FileLook {
 };
 // Follows links.
 FileLook look_at(const std::filesystem::path& path);
+
+void write_look(VarintWriter& writer, const FileLook& look);
+FileLook read_look(VarintReader& reader);
 
 // A file or folder below one that was listed.
 struct ListedFile {

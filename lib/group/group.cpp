@@ -296,6 +296,11 @@ void Group::send(int to, uint32_t kind, std::string bytes) {
   impl_->wake_up();
 }
 
+void Group::send_to_all(uint32_t kind, const std::string& bytes) {
+  for (Connection& connection : impl_->connections) impl_->queue(connection, kind, bytes);
+  impl_->wake_up();
+}
+
 std::optional<Message> Group::receive(milliseconds wait) {
   std::unique_lock lock(impl_->mutex);
   impl_->arrived.wait_for(

@@ -81,6 +81,8 @@ class Group {
   // Queues a message to a peer; what is sent to a lost one is dropped. `bytes` at most kLargest.
   static constexpr uint64_t kLargest = uint64_t{1} << 30;
   void send(int to, uint32_t kind, std::string bytes = {});
+  // Of rank 0: the same to each of its peers.
+  void send_to_all(uint32_t kind, const std::string& bytes = {});
   // The next message; nothing if none has come within `wait`. Throws IoError that names the peer
   // once one is lost, after all messages that it had sent before.
   std::optional<Message> receive(std::chrono::milliseconds wait);

@@ -40,9 +40,7 @@ inline std::vector<int> run_ranks(int ranks, Progress& progress, const Answer& a
   {
     Group group({0, "n0"}, ranks, std::move(peers), kSilence);
     lead(group);
-    for (int rank = 1; rank < ranks; ++rank) {
-      group.send(rank, static_cast<uint32_t>(Word::end), encode_number(kEndStatus));
-    }
+    group.send_to_all(static_cast<uint32_t>(Word::end), encode_number(kEndStatus));
     group.close();
   }
   std::vector<int> statuses;
