@@ -11,12 +11,14 @@
 #include "exec/executor.h"
 #include "support/expect_error.h"
 #include "support/plan_tools.h"
+#include "support/random_inputs.h"
 #include "support/temp_file.h"
 
 namespace dsckpt {
 namespace {
 
 using enum DType;
+using test::flat;
 using test::MemorySink;
 
 using test::kMiB;
@@ -54,11 +56,6 @@ class ExecutorResume : public testing::Test {
     plan_.validate(test::planned(inputs_));
     options_.records = {record(0, 0, kMiB), record(1, 0, 9 * kMiB), record(1, 9 * kMiB, 11 * kMiB),
                         record(2, 0, 18 * kMiB + 4)};
-  }
-
-  static TensorSource flat(FileId file, uint64_t offset, DType dtype, uint64_t count) {
-    return TensorSource::stored({file, offset, count * size_of(dtype)}, dtype,
-                                {static_cast<int64_t>(count)});
   }
 
   InputRecord record(FileId file, uint64_t offset, uint64_t size) const {

@@ -24,12 +24,14 @@
 #include "support/plan_runner.h"
 #include "support/plan_tools.h"
 #include "support/portion_runner.h"
+#include "support/random_inputs.h"
 #include "support/temp_file.h"
 
 namespace dsckpt {
 namespace {
 
 using enum DType;
+using test::flat;
 using test::MemorySink;
 using test::random_bytes;
 
@@ -53,11 +55,6 @@ class ExecutorTest : public testing::Test {
       contents_.push_back(random_bytes(5 * kMiB + 13 * i, i));
       inputs_.add(folder_.write(std::to_string(i) + ".pt", contents_.back()));
     }
-  }
-
-  static TensorSource flat(FileId file, uint64_t offset, DType dtype, uint64_t count) {
-    return TensorSource::stored({file, offset, count * size_of(dtype)}, dtype,
-                                {static_cast<int64_t>(count)});
   }
 
   // What `plan` gives on any number of threads and in units of any size; they must agree.

@@ -11,7 +11,7 @@
 #include "exec/rank_words.h"
 #include "support/expect_error.h"
 #include "support/plan_tools.h"
-#include "support/temp_file.h"
+#include "support/random_inputs.h"
 #include "support/thread_ranks.h"
 
 namespace dsckpt {
@@ -22,38 +22,25 @@ using namespace std::chrono_literals;
 using test::kMiB;
 
 // A run of several ranks, each a thread of this process.
-class LeaderTest : public testing::Test {
+class LeaderTest : public test::RandomInputsTest {
  protected:
-  LeaderTest() {
-    for (size_t i = 0; i < 3; ++i) {
-      contents_.push_back(test::random_bytes(24 * kMiB, i));
-      inputs_.add(folder_.write("input" + std::to_string(i), contents_.back()));
-    }
+  LeaderTest() : RandomInputsTest(24 * kMiB) {
     PlanBuilder builder;
-    builder.put(builder.add_output("small", 3000), 0, flat(0, 0, 3000));
+    builder.put(builder.add_output("small", 3000), 0, test::flat(0, 0, uint8, 3000));
     builder.add_output("empty", 0);
     // All ranks write it, and a digest lies over several shares.
     const OutputId large = builder.add_output("large", 40 * kMiB + 4);
-    builder.put(large, 0, flat(1, 0, 20 * kMiB));
-    builder.put(large, 20 * kMiB, flat(2, 0, 20 * kMiB));
+    builder.put(large, 0, test::flat(1, 0, uint8, 20 * kMiB));
+    builder.put(large, 20 * kMiB, test::flat(2, 0, uint8, 20 * kMiB));
     builder.put_literal(large, 40 * kMiB, std::string_view("\0\0\0\0", 4));
     builder.add_digest({large, 0, 40 * kMiB, {40 * kMiB}});
     for (uint64_t i = 0; i < 5; ++i) {
       builder.put(builder.add_output("file" + std::to_string(i), 500'000), 0,
-                  flat(0, 10'000 * i, 500'000));
+                  test::flat(0, 10'000 * i, uint8, 500'000));
     }
     plan_ = builder.finish();
     plan_.validate(test::planned(inputs_));
     options_.records = {record(0, 0, kMiB), record(1, 0, 20 * kMiB), record(2, 0, 24 * kMiB)};
-  }
-
-  static TensorSource flat(FileId file, uint64_t offset, uint64_t count) {
-    return TensorSource::stored({file, offset, count}, uint8, {static_cast<int64_t>(count)});
-  }
-  InputRecord record(FileId file, uint64_t offset, uint64_t size) const {
-    return {{file, offset, size},
-            crc32(0, as_byte_span(contents_[file]).subspan(offset, size)),
-            "record" + std::to_string(file)};
   }
 
   // Returns what the others returned.
@@ -79,9 +66,6 @@ class LeaderTest : public testing::Test {
     return bytes;
   }
 
-  test::TempFolder folder_;
-  std::vector<std::string> contents_;
-  InputFiles inputs_;
   CopyPlan plan_;
   ExecOptions options_ = {};
   Progress other_progress_;

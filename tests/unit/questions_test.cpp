@@ -12,7 +12,7 @@
 #include "inspect/ask.h"
 #include "support/expect_error.h"
 #include "support/plan_tools.h"
-#include "support/temp_file.h"
+#include "support/random_inputs.h"
 #include "support/thread_ranks.h"
 
 namespace dsckpt {
@@ -21,17 +21,12 @@ namespace {
 using enum DType;
 using test::kMiB;
 
-class QuestionsTest : public testing::Test {
+class QuestionsTest : public test::RandomInputsTest {
  protected:
-  QuestionsTest() {
-    for (uint64_t i = 0; i < 3; ++i) {
-      contents_.push_back(test::random_bytes(5 * kMiB + 24, i));
-      inputs_.add(folder_.write("input" + std::to_string(i), contents_.back()));
-    }
+  QuestionsTest() : RandomInputsTest(5 * kMiB + 24) {
     other_.add(folder_.write("other", contents_[0].substr(0, 4 * kMiB) + std::string(kMiB, '\0')));
-    const auto flat = [](FileId file, uint64_t offset, int64_t count) {
-      return TensorSource::stored({file, offset, static_cast<uint64_t>(count) * 4}, float32,
-                                  {count});
+    const auto flat = [](FileId file, uint64_t offset, uint64_t count) {
+      return test::flat(file, offset, float32, count);
     };
     // Larger than a task, of blocks that are not whole, of two files, tiny, and empty.
     items_ = {item("whole", flat(0, 0, 5 << 18)), item("part", flat(1, 8, 100'001)),
@@ -90,9 +85,6 @@ class QuestionsTest : public testing::Test {
     return pairs;
   }
 
-  test::TempFolder folder_;
-  std::vector<std::string> contents_;
-  InputFiles inputs_;
   InputFiles other_;
   std::vector<PassItem> items_;
 };

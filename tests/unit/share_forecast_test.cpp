@@ -9,7 +9,7 @@
 #include "exec/executor.h"
 #include "exec/portion.h"
 #include "support/plan_tools.h"
-#include "support/temp_file.h"
+#include "support/random_inputs.h"
 
 namespace dsckpt {
 namespace {
@@ -17,21 +17,17 @@ namespace {
 using enum DType;
 using test::kMiB;
 
-class ShareForecastTest : public testing::Test {
+class ShareForecastTest : public test::RandomInputsTest {
  protected:
   static constexpr uint64_t kUnit = kMiB / 4;
 
-  ShareForecastTest() {
-    for (size_t i = 0; i < 3; ++i) {
-      contents_.push_back(test::random_bytes(24 * kMiB, i));
-      inputs_.add(folder_.write("input" + std::to_string(i), contents_.back()));
-    }
+  ShareForecastTest() : RandomInputsTest(24 * kMiB) {
     PlanBuilder builder;
-    builder.put(builder.add_output("small", 3000), 0, flat(0, 0, 3000));
+    builder.put(builder.add_output("small", 3000), 0, test::flat(0, 0, uint8, 3000));
     builder.add_output("empty", 0);
     const OutputId large = builder.add_output("large", 40 * kMiB);
-    builder.put(large, 0, flat(1, 0, 20 * kMiB));
-    builder.put(large, 20 * kMiB, flat(2, 0, 20 * kMiB));
+    builder.put(large, 0, test::flat(1, 0, uint8, 20 * kMiB));
+    builder.put(large, 20 * kMiB, test::flat(2, 0, uint8, 20 * kMiB));
     // Half as long as what is read for it.
     const OutputId cast = builder.add_output("cast", 2 * kMiB);
     builder.put(
@@ -46,17 +42,11 @@ class ShareForecastTest : public testing::Test {
     }
   }
 
-  static TensorSource flat(FileId file, uint64_t offset, uint64_t count) {
-    return TensorSource::stored({file, offset, count}, uint8, {static_cast<int64_t>(count)});
-  }
   ShareForecast forecast(const ShareOptions& options) const {
     const RecordChecks checks(plan_, records_, false);
     return forecast_shares(plan_, checks.use(), kUnit, options);
   }
 
-  test::TempFolder folder_;
-  std::vector<std::string> contents_;
-  InputFiles inputs_;
   CopyPlan plan_;
   std::vector<InputRecord> records_;
 };
