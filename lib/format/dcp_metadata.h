@@ -1,0 +1,62 @@
+// The `.metadata` of a checkpoint of torch.distributed.checkpoint (DCP): which values there are,
+// and where in the files beside it each lies.
+//
+// torch/distributed/checkpoint/metadata.py (Metadata, TensorStorageMetadata, ChunkStorageMetadata,
+// MetadataIndex) and filesystem.py (_StorageInfo). FORMATS.md has the pickle, class by class.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "dsckpt/dtype.h"
+#include "io/input_file.h"
+
+namespace dsckpt {
+
+// A range of a file beside the `.metadata`: one whole archive as torch.save writes it.
+struct DcpPlace {
+  std::string file;  // relative to the folder, as it is written there
+  uint64_t offset = 0;
+  uint64_t size = 0;
+};
+
+// A box of a tensor's elements, which one rank had.
+struct DcpChunk {
+  Shape offsets = {};  // of its first element, a number for each dimension
+  Shape sizes = {};
+  DcpPlace place = {};  // of an archive of a tensor of these sizes
+};
+
+struct DcpTensor {
+  DType dtype = DType::float32;
+  Shape shape = {};
+  bool requires_grad = false;
+  std::vector<DcpChunk> chunks = {};  // in their order in the file
+};
+
+// A step on the way to a value in the state_dict as it was before it was flattened.
+using DcpStep = std::variant<std::string, int64_t>;
+
+struct DcpValue {
+  std::string name;                      // the key of the flat state_dict, "optim.state.w.exp_avg"
+  std::optional<DcpTensor> tensor = {};  // else it is a pickle
+  DcpPlace pickle = {};                  // of an archive that has any other value
+  std::vector<DcpStep> path = {};        // `planner_data`; empty where it has none
+};
+
+struct DcpMetadata {
+  std::vector<DcpValue> values = {};  // in their order in the file; names are different
+};
+
+// Reads it as data. Throws CorruptError for what is no pickle or not put together as torch does it,
+// for a value without a place, a place without a value, and chunks with other dimensions than their
+// tensor; UnsupportedError for values that are compressed or encrypted; IoError.
+DcpMetadata read_dcp_metadata(const InputFile& file);
+
+// The pickle that torch reads as `metadata`: equal strings, classes and shapes are pickled once.
+std::string dcp_metadata_pickle(const DcpMetadata& metadata);
+
+}  // namespace dsckpt
