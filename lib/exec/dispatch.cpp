@@ -193,7 +193,7 @@ class Dispatch {
       case Word::failed:
         try {
           // What is found in files reads the same whoever has found it.
-          const bool named = !job_.questions || is_of_rank(message.bytes);
+          const bool named = job_.tasks == Tasks::portions || is_of_rank(message.bytes);
           throw_failure(message.bytes, named ? group_.member(message.from).name() : "");
         } catch (...) {
           fail(message.from, std::current_exception());

@@ -13,10 +13,12 @@
 #include <utility>
 
 #include "dsckpt/error.h"
+#include "exec/extent_sums.h"
 #include "exec/node_files.h"
 #include "exec/portion.h"
 #include "exec/rank_inputs.h"
 #include "exec/rank_words.h"
+#include "exec/read_back.h"
 #include "exec/staged_files.h"
 #include "io/output_file.h"
 
@@ -79,9 +81,7 @@ class RankRun {
   void work() {
     try {
       while (const std::optional<std::string> task = next()) {
-        say(group_, Word::done,
-            job_.questions ? answer_(*task, inputs_, job_.options.threads, progress_)
-                           : do_portion(*task));
+        say(group_, Word::done, work_on(*task));
         say(group_, Word::want);
       }
       if (progress_.cancelled) throw InterruptedError();
@@ -101,6 +101,21 @@ class RankRun {
     std::string task = std::move(tasks_.front());
     tasks_.pop_front();
     return task;
+  }
+
+  std::string work_on(std::string_view task) {
+    const unsigned threads = job_.options.threads;
+    switch (job_.tasks) {
+      case Tasks::portions:
+        return do_portion(task);
+      case Tasks::extent_sums:
+        return sum_for_group(task, inputs_, threads, progress_);
+      case Tasks::read_back:
+        return read_back_for_group(task, job_.options.limit_rate, threads, progress_);
+      case Tasks::questions:
+        return answer_(task, inputs_, threads, progress_);
+    }
+    throw CorruptError({}, "rank 0 wants what nobody knows");
   }
 
   std::string do_portion(std::string_view task) {

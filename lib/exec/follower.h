@@ -11,7 +11,7 @@
 
 namespace dsckpt {
 
-// Answers a question about what is in the files of a job (RankJob::questions). Throws what reading
+// Answers a question about what is in the files of a job (Tasks::questions). Throws what reading
 // throws. One question at a time.
 using Answer = std::function<std::string(std::string_view question, RankInputs& inputs,
                                          unsigned threads, Progress& progress)>;

@@ -135,10 +135,8 @@ class Leader : public SharedWork {
   }
 
   PortionOptions portion_options() const {
-    const auto ranks = static_cast<uint64_t>(group_.size());
     return {.threads = options_.threads,
-            .limit_rate =
-                options_.limit_rate == 0 ? 0 : std::max<uint64_t>(options_.limit_rate / ranks, 1),
+            .limit_rate = rate_of_rank(options_.limit_rate, group_.size()),
             .pack = work_.pack,
             .sha256 = work_.sha256,
             .keep_sums = work_.sums != nullptr};

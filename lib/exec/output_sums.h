@@ -17,7 +17,7 @@
 
 #include "dsckpt/run.h"
 #include "exec/executor.h"
-#include "exec/rate_limit.h"
+#include "exec/read_back.h"
 #include "plan/copy_plan.h"
 
 namespace dsckpt {
@@ -33,14 +33,15 @@ class OutputSums : public Sink {
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
   void finish(OutputId out) override;
 
-  // Reads what was written back, after the last finish(): from the disk where the file system lets
-  // it, and not from the page cache. The files must have been synced. `path` says where an output
-  // is now, `display` what an error calls it. Bytes are added to `progress.bytes_done`. Returns how
-  // many were read. Throws IoError for what is not as it was meant, and InterruptedError.
-  uint64_t read_back(const std::function<std::filesystem::path(OutputId)>& path,
-                     const std::function<std::string(OutputId)>& display, unsigned threads,
-                     RateLimit& limit, Progress& progress) const;
-  // What it will read.
+  // What is meant to be in the files of all outputs that were written, after the last finish().
+  // `path` says where an output is now, `display` what an error calls it.
+  std::vector<MeantFile> meant(const std::function<std::filesystem::path(OutputId)>& path,
+                               const std::function<std::string(OutputId)>& display) const;
+  // Of it about the last `bytes` that were written.
+  std::vector<MeantFile> last_meant(uint64_t bytes,
+                                    const std::function<std::filesystem::path(OutputId)>& path,
+                                    const std::function<std::string(OutputId)>& display) const;
+  // That were written.
   uint64_t bytes() const;
 
   // What has been written so far; not while anything is.
@@ -63,29 +64,20 @@ class OutputSums : public Sink {
   // Before anything is written: what another object for the same plan was given. Throws
   // CorruptError for what cannot be of that plan.
   void restore(const State& state);
-  // read_back() of about the last `bytes` that were written.
-  void check_last(uint64_t bytes, const std::function<std::filesystem::path(OutputId)>& path,
-                  const std::function<std::string(OutputId)>& display) const;
 
  private:
   struct Piece {
     uint64_t size;
-    uint32_t crc;  // with zeros where patches are
+    uint32_t crc;  // crc32_unpatched()
   };
-  class WrittenFile;
   struct Output {
     std::vector<uint64_t> patches;  // offsets, rising
-    mutable std::mutex mutex = {};
+    std::mutex mutex = {};
     uint64_t written = 0;
     std::map<uint64_t, Piece> pieces = {};  // by offset; neighbours in a chunk are one
     std::map<uint64_t, uint32_t> patched = {};
   };
   void add(OutputId out, uint64_t offset, std::span<const std::byte> bytes);
-  static void compare(const Output& output, uint64_t begin, const Piece& piece,
-                      const WrittenFile& file, std::byte* buffer, RateLimit& limit);
-  static void check_patches(const Output& output, uint64_t offset, std::span<const std::byte> bytes,
-                            const WrittenFile& file);
-  static uint32_t sum_of(const Output& output, uint64_t offset, std::span<const std::byte> bytes);
 
   const CopyPlan& plan_;
   Sink& target_;

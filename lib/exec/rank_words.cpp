@@ -61,7 +61,7 @@ std::string RankJob::encode() const {
     writer.number(static_cast<uint64_t>(input.owner + 1));
     writer.text(input.path_there);
   }
-  writer.number(questions ? 1 : 0);
+  writer.number(static_cast<uint64_t>(tasks));
   writer.text(place.files_in.native());
   writer.text(place.target.native());
   for (const bool flag : {place.packed, place.direct, place.durable, place.are_there,
@@ -87,7 +87,7 @@ RankJob RankJob::decode(std::string_view bytes) {
     input.owner = static_cast<int>(reader.number()) - 1;
     input.path_there = reader.text();
   }
-  job.questions = reader.number() != 0;
+  job.tasks = static_cast<Tasks>(reader.number());
   job.place.files_in = reader.text();
   job.place.target = reader.text();
   for (bool* flag : {&job.place.packed, &job.place.direct, &job.place.durable, &job.place.are_there,
@@ -99,6 +99,11 @@ RankJob RankJob::decode(std::string_view bytes) {
   if (const uint64_t level = reader.number()) job.options.pack = static_cast<int>(level - 1);
   job.options.sha256 = read_sha256(reader);
   return job;
+}
+
+uint64_t rate_of_rank(uint64_t bytes_per_second, int ranks) {
+  if (bytes_per_second == 0) return 0;
+  return std::max<uint64_t>(bytes_per_second / static_cast<uint64_t>(ranks), 1);
 }
 
 std::string encode_number(uint64_t number) {

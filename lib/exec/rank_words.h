@@ -1,7 +1,7 @@
 // What the ranks of a group say to each other during a run (group/group.h), and how it is written.
 //
 // Rank 0 has the plan. It tells the others where inputs and outputs are (`job`), and gives them
-// tasks as they `want` them: portions of the plan, or questions about what is in the files. Of each
+// tasks as they `want` them: portions of the plan, or something to read and look at. Of each
 // they say what came of it (`done`). When no task is left they say so (`left`). A rank that fails
 // says why (`failed`), and rank 0 has all stop.
 #pragma once
@@ -22,7 +22,7 @@ namespace dsckpt {
 enum class Word : uint32_t {
   // From rank 0.
   job = 1,  // RankJob
-  task,     // Portion, or what RankJob::questions says
+  task,     // what RankJob::tasks says
   no_task,  // in place of one: all are taken
   stop,     // what you are at; the answer is `stopped`
   end,      // number: the exit status; nothing comes after it
@@ -31,13 +31,21 @@ enum class Word : uint32_t {
   servers,  // where all of them are
   // From the others.
   want,      // a task
-  done,      // what came of one: PortionResult, or an answer
+  done,      // what came of one
   left,      // nothing is under way any more, and all files are closed
   progress,  // number: bytes done since the job began
   failed,    // an error
   stopped,
   seen,
   serving,
+};
+
+// What the tasks of a job are.
+enum class Tasks : uint8_t {
+  portions,     // Portion; what comes of one is a PortionResult
+  extent_sums,  // extent_sums.h
+  read_back,    // read_back.h
+  questions,    // which the Answer that follow() was given knows
 };
 
 // What a rank must know of a run besides its tasks.
@@ -54,9 +62,8 @@ struct RankJob {
     std::string path_there = {};
   };
   std::vector<Input> inputs = {};
-  // The tasks are questions, which the Answer that follow() was given knows: nothing is written,
-  // and what follows is empty.
-  bool questions = false;
+  Tasks tasks = Tasks::portions;
+  // Of portions; of what is read back `options.limit_rate`.
   StagingPlace place = {};
   PortionOptions options = {};
   // Wait after each portion until it is on the disk, or after the last one.
@@ -69,6 +76,9 @@ struct RankJob {
   std::string encode() const;
   static RankJob decode(std::string_view bytes);
 };
+
+// Of `bytes_per_second` by all ranks; 0: no limit.
+uint64_t rate_of_rank(uint64_t bytes_per_second, int ranks);
 
 std::string encode_number(uint64_t number);
 uint64_t decode_number(std::string_view bytes);

@@ -1,23 +1,14 @@
 #include "inspect/ask.h"
 
 #include <algorithm>
-#include <atomic>
 #include <map>
 #include <utility>
 
-#include "base/bytes.h"
-#include "base/kernels.h"
-#include "base/sha256.h"
-#include "exec/dispatch.h"
-#include "exec/workers.h"
+#include "exec/piece_work.h"
 #include "plan/source_part.h"
 
 namespace dsckpt {
 namespace {
-
-// What one rank reads at once, and what is given out as a whole: some seconds of a slow disk's.
-constexpr uint64_t kPieceBytes = 16 << 20;
-constexpr uint64_t kLongestTask = 512 << 20;
 
 // All files of all items as the inputs of one job.
 class JobInputs {
@@ -30,64 +21,8 @@ class JobInputs {
   const RankJob& job() const { return job_; }
 
  private:
-  RankJob job_{.questions = true};
+  RankJob job_{.tasks = Tasks::questions};
   std::map<const InputFiles*, FileId> begins_;
-};
-
-// Has a group answer questions, of which rank 0 answers its own as the others do.
-//
-// A task is its batches, the kind of the question, and what it is about; its answer the batches and
-// what came of each.
-class Questions : public SharedWork {
- public:
-  Questions(const JobInputs& inputs, QuestionKind kind, const Reading& reading)
-      : inputs_(inputs), kind_(kind), reading_(reading), files_(inputs.job(), *reading.group) {}
-
-  void run() {
-    for (const Shares::Piece& piece : pieces_) reading_.progress.bytes_total += piece.bytes;
-    Shares shares(pieces_, reading_.group->size(), kLongestTask);
-    dispatch(*reading_.group, inputs_.job(), shares, *this, reading_.progress);
-  }
-
-  std::string task(const BatchRange& batches) const override {
-    VarintWriter writer;
-    writer.number(batches.first);
-    writer.number(batches.last);
-    writer.number(static_cast<uint64_t>(kind_));
-    write_batches(writer, batches);
-    return writer.take();
-  }
-  std::string work_on(const BatchRange& batches, Progress& progress) override {
-    return answer_question(task(batches), files_, reading_.threads, progress);
-  }
-  Done absorb(std::string_view answer) override {
-    VarintReader reader(answer);
-    BatchRange batches{.first = reader.number()};
-    batches.last = reader.number();
-    take(batches, reader);
-    Done done;
-    for (uint64_t i = batches.first; i < batches.last; ++i) done.bytes_done += pieces_.at(i).bytes;
-    done.bytes_read = done.bytes_done;
-    return done;
-  }
-
- protected:
-  // In the order in which they are read.
-  // `file`: the number of one that it reads, of the job's.
-  void add_batch(uint64_t bytes, std::optional<FileId> file) {
-    const uint64_t number = pieces_.size();
-    pieces_.push_back({{number, number + 1}, bytes, file ? inputs_.job().inputs[*file].owner : -1});
-  }
-  virtual void write_batches(VarintWriter& writer, const BatchRange& batches) const = 0;
-  virtual void take(const BatchRange& batches, VarintReader& answer) = 0;
-
-  const JobInputs& inputs_;
-
- private:
-  const QuestionKind kind_;
-  const Reading& reading_;
-  RankInputs files_;
-  std::vector<Shares::Piece> pieces_;
 };
 
 // Files as a task numbers them, and what a rank opens of them.
@@ -95,12 +30,16 @@ std::function<FileId(FileId)> opening(RankInputs& inputs) {
   return [&inputs](FileId file) { return inputs.open(file); };
 }
 
-class BlockQuestions : public Questions {
+// Blocks of the items, some at once.
+class BlockQuestions : public PieceWork {
  public:
   BlockQuestions(const JobInputs& inputs, const std::vector<PassItem>& items, QuestionKind kind,
                  std::string_view question, const Reading& reading, const OnAnswer& on_answer)
-      : Questions(inputs, kind, reading),
+      : PieceWork(inputs.job(), reading),
+        inputs_(inputs),
         items_(items),
+        kind_(kind),
+        threads_(reading.threads),
         question_(question),
         on_answer_(on_answer) {
     for (const size_t item : reading_order(items)) {
@@ -114,7 +53,7 @@ class BlockQuestions : public Questions {
         const uint64_t count = std::min(at_once, blocks - first);
         runs_.push_back({item, first, count});
         const uint64_t end = std::min((first + count) * whole, elements);
-        add_batch((end - first * whole) * element_bytes,
+        add_piece((end - first * whole) * element_bytes,
                   file_of(items[item].sources.front(), static_cast<int64_t>(first * whole)));
       }
     }
@@ -139,9 +78,10 @@ class BlockQuestions : public Questions {
     size_t count;
   };
 
-  void write_batches(VarintWriter& writer, const BatchRange& batches) const override {
+  void write_task(VarintWriter& writer, const BatchRange& pieces) const override {
+    writer.number(static_cast<uint64_t>(kind_));
     std::vector<Run> runs;
-    for (uint64_t i = batches.first; i < batches.last; ++i) {
+    for (uint64_t i = pieces.first; i < pieces.last; ++i) {
       if (!runs.empty() && runs.back().item == runs_[i].item) {
         runs.back().count += runs_[i].count;
       } else {
@@ -168,6 +108,10 @@ class BlockQuestions : public Questions {
     }
   }
 
+  std::string answer(std::string_view task, RankInputs& inputs, Progress& progress) override {
+    return answer_question(task, inputs, threads_, progress);
+  }
+
   void take(const BatchRange&, VarintReader& answer) override {
     while (!answer.at_end()) {
       const size_t item = answer.number();
@@ -178,10 +122,13 @@ class BlockQuestions : public Questions {
     }
   }
 
+  const JobInputs& inputs_;
   const std::vector<PassItem>& items_;
+  const QuestionKind kind_;
+  const unsigned threads_;
   const std::string question_;
   const OnAnswer& on_answer_;
-  std::vector<Run> runs_;  // of each batch
+  std::vector<Run> runs_;  // of each piece
 };
 
 template <typename Question>
@@ -228,124 +175,6 @@ void answer_about_blocks(VarintReader& reader, RankInputs& inputs, unsigned thre
   }
 }
 
-std::string crc32_of(uint32_t crc) {
-  std::string bytes;
-  append_le<uint32_t>(bytes, crc);
-  return bytes;
-}
-
-// Of one extent, piece by piece.
-std::string sum_of(const InputFile& file, const Extent& extent, QuestionKind kind,
-                   Progress& progress) {
-  constexpr uint64_t kBufferBytes = 256 << 10;  // as many as fit the caches of a core
-  thread_local std::vector<std::byte> buffer(kBufferBytes);
-  uint32_t crc = 0;
-  Sha256 sha256;
-  for (uint64_t at = 0; at < extent.size; at += kBufferBytes) {
-    if (progress.cancelled) throw InterruptedError();
-    const std::span<std::byte> piece =
-        std::span(buffer).first(std::min<uint64_t>(kBufferBytes, extent.size - at));
-    file.read_at(extent.offset + at, piece);
-    if (kind == QuestionKind::crc32) {
-      crc = crc32(crc, piece);
-    } else {
-      sha256.update(piece);
-    }
-    progress.bytes_done += piece.size();
-  }
-  if (kind == QuestionKind::crc32) return crc32_of(crc);
-  const Sha256Digest digest = sha256.digest();
-  return std::string(as_text(ByteSpan(digest)));
-}
-
-void sum_here(const InputFiles& inputs, std::span<const Extent> extents, QuestionKind kind,
-              unsigned threads, Progress& progress, const OnSum& on_sum) {
-  std::atomic<size_t> next{0};
-  std::atomic<bool> failed{false};
-  run_workers(threads, [&] {
-    try {
-      for (size_t i = next++; i < extents.size() && !failed; i = next++) {
-        std::string sum;
-        try {
-          sum = sum_of(inputs[extents[i].file], extents[i], kind, progress);
-        } catch (const Error& error) {
-          if (error.kind() == ErrorKind::interrupted) throw;
-          on_sum(i, {}, &error);
-          continue;
-        }
-        on_sum(i, sum, nullptr);
-      }
-    } catch (...) {
-      failed = true;
-      throw;
-    }
-  });
-}
-
-class ExtentQuestions : public Questions {
- public:
-  ExtentQuestions(const JobInputs& inputs, const InputFiles& files, std::span<const Extent> extents,
-                  QuestionKind kind, const Reading& reading, const OnSum& on_sum)
-      : Questions(inputs, kind, reading), files_(files), extents_(extents), on_sum_(on_sum) {
-    for (const Extent& extent : extents) {
-      add_batch(extent.size, inputs.number_of(files, extent.file));
-    }
-  }
-
- private:
-  void write_batches(VarintWriter& writer, const BatchRange& batches) const override {
-    for (uint64_t i = batches.first; i < batches.last; ++i) {
-      writer.number(inputs_.number_of(files_, extents_[i].file));
-      writer.number(extents_[i].offset);
-      writer.number(extents_[i].size);
-    }
-  }
-
-  void take(const BatchRange& batches, VarintReader& answer) override {
-    if (batches.last > extents_.size()) throw CorruptError({}, "an answer about nothing");
-    for (uint64_t i = batches.first; i < batches.last; ++i) {
-      const bool failed = answer.number() != 0;
-      const std::string text = answer.text();
-      if (!failed) {
-        on_sum_(i, text, nullptr);
-        continue;
-      }
-      try {
-        throw_failure(text, {});
-      } catch (const Error& error) {
-        on_sum_(i, {}, &error);
-      }
-    }
-  }
-
-  const InputFiles& files_;
-  const std::span<const Extent> extents_;
-  const OnSum& on_sum_;
-};
-
-void answer_about_extents(const BatchRange& batches, QuestionKind kind, VarintReader& reader,
-                          RankInputs& inputs, unsigned threads, Progress& progress,
-                          VarintWriter& answer) {
-  std::vector<Extent> extents;
-  const auto open = opening(inputs);
-  for (uint64_t i = batches.first; i < batches.last; ++i) {
-    Extent extent{.file = open(static_cast<FileId>(reader.number()))};
-    extent.offset = reader.number();
-    extent.size = reader.number();
-    extents.push_back(extent);
-  }
-  std::vector<std::pair<bool, std::string>> sums(extents.size());
-  sum_here(inputs.files(), extents, kind, threads, progress,
-           [&](size_t i, std::string_view sum, const Error* failure) {
-             sums[i] = failure == nullptr ? std::pair(false, std::string(sum))
-                                          : std::pair(true, encode_failure(*failure));
-           });
-  for (const auto& [failed, text] : sums) {
-    answer.number(failed ? 1 : 0);
-    answer.text(text);
-  }
-}
-
 }  // namespace
 
 void ask_group(const std::vector<PassItem>& items, QuestionKind kind, std::string_view question,
@@ -357,26 +186,13 @@ void ask_group(const std::vector<PassItem>& items, QuestionKind kind, std::strin
   BlockQuestions(inputs, items, kind, question, reading, on_answer).run();
 }
 
-void sum_extents(const InputFiles& inputs, std::span<const Extent> extents, QuestionKind kind,
-                 const Reading& reading, const OnSum& on_sum) {
-  if (reading.group == nullptr) {
-    for (const Extent& extent : extents) reading.progress.bytes_total += extent.size;
-    return sum_here(inputs, extents, kind, reading.threads, reading.progress, on_sum);
-  }
-  JobInputs of_job;
-  of_job.add(inputs);
-  ExtentQuestions(of_job, inputs, extents, kind, reading, on_sum).run();
-}
-
 std::string answer_question(std::string_view question, RankInputs& inputs, unsigned threads,
                             Progress& progress) {
   VarintReader reader(question);
-  BatchRange batches{.first = reader.number()};
-  batches.last = reader.number();
+  const BatchRange pieces = read_range(reader);
   const auto kind = static_cast<QuestionKind>(reader.number());
   VarintWriter answer;
-  answer.number(batches.first);
-  answer.number(batches.last);
+  write_range(answer, pieces);
   switch (kind) {
     case QuestionKind::statistics:
       answer_about_blocks<StatisticsQuestion>(reader, inputs, threads, progress, answer);
@@ -389,10 +205,6 @@ std::string answer_question(std::string_view question, RankInputs& inputs, unsig
       break;
     case QuestionKind::not_rounded:
       answer_about_blocks<NotRoundedQuestion>(reader, inputs, threads, progress, answer);
-      break;
-    case QuestionKind::crc32:
-    case QuestionKind::sha256:
-      answer_about_extents(batches, kind, reader, inputs, threads, progress, answer);
       break;
     default:
       throw CorruptError({}, "a question that nobody knows");

@@ -10,21 +10,13 @@
 #include <vector>
 
 #include "base/varint.h"
-#include "dsckpt/error.h"
 #include "dsckpt/run.h"
 #include "exec/rank_inputs.h"
-#include "group/group.h"
+#include "exec/reading.h"
 #include "inspect/blocks.h"
 #include "inspect/questions.h"
 
 namespace dsckpt {
-
-// Who reads.
-struct Reading {
-  unsigned threads = 0;  // 0: default_threads()
-  Progress& progress;
-  Group* group = nullptr;  // of which this is rank 0: all its ranks read
-};
 
 // Answers by items and blocks: blocks [first, first + count) of an item, and the reader of a part.
 using OnAnswer = std::function<void(size_t item, size_t first, size_t count, VarintReader& part)>;
@@ -54,12 +46,6 @@ std::vector<typename Question::Part> ask(const std::vector<PassItem>& items,
   for (size_t i = 0; i < items.size(); ++i) parts.push_back(folded.take(i));
   return parts;
 }
-
-// The CRC32 (four bytes, little endian) or the SHA-256 of each extent, or why it cannot be read.
-// `on_sum`: any thread, several at a time. Adds to progress.bytes_total.
-using OnSum = std::function<void(size_t extent, std::string_view sum, const Error* failure)>;
-void sum_extents(const InputFiles& inputs, std::span<const Extent> extents, QuestionKind kind,
-                 const Reading& reading, const OnSum& on_sum);
 
 // What follow() needs to answer any of them.
 std::string answer_question(std::string_view question, RankInputs& inputs, unsigned threads,

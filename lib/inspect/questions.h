@@ -27,8 +27,6 @@ enum class QuestionKind : uint8_t {
   difference,
   nonfinite,
   not_rounded,
-  crc32,   // of extents
-  sha256,  // of extents
 };
 
 using BlockBytes = std::vector<std::span<const std::byte>>;

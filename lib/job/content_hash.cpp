@@ -1,51 +1,34 @@
 #include "job/content_hash.h"
 
 #include <algorithm>
-#include <atomic>
-#include <span>
+#include <string_view>
 
+#include "base/bytes.h"
 #include "dsckpt/error.h"
+#include "exec/extent_sums.h"
 #include "exec/frame_cuts.h"
-#include "exec/workers.h"
 
 namespace dsckpt {
-namespace {
-
-constexpr uint64_t kHashedAtOnce = 1 << 20;
-
-}  // namespace
 
 ContentHashes content_hashes(const Job::Impl& job, const std::vector<bool>& done,
-                             Progress& progress, unsigned threads) {
-  ContentHashes digests(job.copied.size());
-  const auto is_wanted = [&](size_t output) {
-    return is_packable(job.plan.outputs()[output].path) && (done.empty() || !done[output]);
-  };
-  progress.bytes_done = 0;
-  progress.bytes_total = 0;
-  for (size_t i = 0; i < digests.size(); ++i) {
-    if (is_wanted(i)) progress.bytes_total += (*job.inputs)[job.copied[i]].size();
+                             const Reading& reading) {
+  std::vector<Extent> contents;
+  std::vector<size_t> outputs;  // of each
+  for (size_t i = 0; i < job.copied.size(); ++i) {
+    if (!is_packable(job.plan.outputs()[i].path) || (!done.empty() && done[i])) continue;
+    contents.push_back({job.copied[i], 0, (*job.inputs)[job.copied[i]].size()});
+    outputs.push_back(i);
   }
-  std::atomic<size_t> next{0};
-  run_workers(threads, [&] {
-    std::vector<std::byte> buffer(kHashedAtOnce);
-    for (size_t i; (i = next++) < digests.size();) {
-      if (!is_wanted(i)) continue;
-      const InputFile& file = (*job.inputs)[job.copied[i]];
-      Sha256 hash;
-      for (uint64_t at = 0; at < file.size();) {
-        if (progress.cancelled) throw InterruptedError();
-        const auto piece =
-            std::span(buffer).first(std::min<uint64_t>(buffer.size(), file.size() - at));
-        file.read_at(at, piece);
-        hash.update(piece);
-        at += piece.size();
-        progress.bytes_done += piece.size();
-      }
-      digests[i] = hash.digest();
-    }
-  });
-  return digests;
+  reading.progress.bytes_done = 0;
+  reading.progress.bytes_total = 0;
+  ContentHashes hashes(job.copied.size());
+  sum_extents(*job.inputs, contents, SumKind::sha256, reading,
+              [&](size_t content, std::string_view sum, const Error* failure) {
+                if (failure != nullptr) failure->raise();
+                Sha256Digest& hash = hashes[outputs[content]].emplace();
+                std::ranges::copy(as_byte_span(sum), hash.begin());
+              });
+  return hashes;
 }
 
 void check_has_content_hashes(const Job::Impl& job) {

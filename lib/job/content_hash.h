@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/sha256.h"
-#include "dsckpt/run.h"
+#include "exec/reading.h"
 #include "job/job_impl.h"
 
 namespace dsckpt {
@@ -14,9 +14,10 @@ namespace dsckpt {
 using ContentHashes = std::vector<std::optional<Sha256Digest>>;
 
 // Reads the packable inputs of a job that copies files, but for those of outputs that are `done`:
-// by output, or empty for none. Throws InterruptedError and what reading throws.
+// by output. All ranks of a group read. Sets progress.bytes_done and bytes_total. Throws
+// InterruptedError and what reading throws.
 ContentHashes content_hashes(const Job::Impl& job, const std::vector<bool>& done,
-                             Progress& progress, unsigned threads);
+                             const Reading& reading);
 
 // Throws UsageError if no packed file has a hash to compare with.
 void check_has_content_hashes(const Job::Impl& job);

@@ -13,6 +13,7 @@
 #include "exec/leader.h"
 #include "exec/output_sums.h"
 #include "exec/packed_output.h"
+#include "exec/read_back.h"
 #include "exec/staged_output.h"
 #include "format/checked_records.h"
 #include "job/content_hash.h"
@@ -41,16 +42,6 @@ bool has_checksums(const Job::Impl& job, const RunStats& stats) {
     if ((*job.inputs)[file].encoding() == Encoding::packed) return true;
   }
   return false;
-}
-
-uint64_t read_back(const OutputSums& sums, StagedOutput& staged, unsigned threads,
-                   const RunOptions& options, Progress& progress) {
-  staged.sync();
-  progress.bytes_total += sums.bytes();
-  RateLimit limit(options.limit_rate, progress.cancelled);
-  return sums.read_back([&](OutputId out) { return staged.staged_path(out); },
-                        [&](OutputId out) { return staged.final_path(out).string(); }, threads,
-                        limit, progress);
 }
 
 // What decides, besides the plan, what is written and checked.
@@ -104,7 +95,11 @@ class Writing {
     if (packed_) stats.bytes_stored = bytes_stored();
     if (group_ != nullptr && options_.pack && before_) stats.bytes_stored += before_->bytes_stored;
     if (options_.verify_output) {
-      stats.bytes_verified = read_back(*sums_, staged_, io_.threads, options_, progress);
+      staged_.sync();
+      const std::vector<MeantFile> meant =
+          sums_->meant([&](OutputId out) { return staged_.staged_path(out); },
+                       [&](OutputId out) { return staged_.final_path(out).string(); });
+      stats.bytes_verified = read_back(meant, options_.limit_rate, {io_.threads, progress, group_});
     }
     check_unchanged(*job_.inputs);
     return stats;
@@ -118,9 +113,11 @@ class Writing {
     const std::string folder = staged_.folder().string();
     try {
       in_context({.file = folder}, [&] { sums_->restore(before_->sums); });
-      sums_->check_last(
-          kCheckedAgain, [&](OutputId out) { return staged_.staged_path(out); },
-          [&](OutputId out) { return staged_.staged_path(out).string(); });
+      Progress unseen;
+      read_back(sums_->last_meant(
+                    kCheckedAgain, [&](OutputId out) { return staged_.staged_path(out); },
+                    [&](OutputId out) { return staged_.staged_path(out).string(); }),
+                0, {1, unseen});
     } catch (const Error& error) {
       Error(error, error.message() + "; to begin anew, remove " + folder).raise();
     }
@@ -136,7 +133,7 @@ class Writing {
     if (before_) {
       for (const OutputSums::State::Written& piece : before_->sums.written) done[piece.out] = true;
     }
-    ContentHashes hashes = content_hashes(job_, done, progress, options_.threads);
+    ContentHashes hashes = content_hashes(job_, done, {options_.threads, progress, group_});
     if (job_.hash == ContentHash::check) check_content_hashes(job_, std::exchange(hashes, {}));
     return hashes;
   }

@@ -6,10 +6,12 @@
 #include <fstream>
 #include <string>
 
+#include "exec/rate_limit.h"
 #include "exec/staged_output.h"
 #include "support/expect_error.h"
 #include "support/plan_tools.h"
 #include "support/temp_file.h"
+#include "support/thread_ranks.h"
 
 namespace dsckpt {
 namespace {
@@ -42,7 +44,7 @@ class OutputSumsTest : public testing::Test {
 
   // Runs the plan, has `damage` done to what was written, and reads it back.
   uint64_t written_and_read_back(const std::function<void(const fs::path&)>& damage,
-                                 unsigned threads = 3) {
+                                 unsigned threads = 3, int ranks = 1) {
     StagedOutput staged(plan_, folder_.path() / "out");
     staged.prepare();
     OutputSums sums(plan_, staged, [](OutputId) { return true; });
@@ -53,11 +55,25 @@ class OutputSumsTest : public testing::Test {
     staged.sync();
     damage(staged.staged_path(0).parent_path());
     EXPECT_EQ(sums.bytes(), kSize + 5);
-    RateLimit limit(0, progress.cancelled);
     const uint64_t before = progress.bytes_done;
-    const uint64_t read = sums.read_back([&](OutputId out) { return staged.staged_path(out); },
-                                         [&](OutputId out) { return plan_.outputs()[out].path; },
-                                         threads, limit, progress);
+    const std::vector<MeantFile> meant =
+        sums.meant([&](OutputId out) { return staged.staged_path(out); },
+                   [&](OutputId out) { return plan_.outputs()[out].path; });
+    uint64_t read = 0;
+    if (ranks == 1) {
+      read = read_back(meant, 0, {threads, progress});
+    } else {
+      Progress others;
+      std::optional<Error> failure;
+      test::run_ranks(ranks, others, {}, [&](Group& group) {
+        try {
+          read = read_back(meant, 0, {threads, progress, &group});
+        } catch (const Error& error) {
+          failure = error;
+        }
+      });
+      if (failure) failure->raise();
+    }
     EXPECT_EQ(progress.bytes_done, before + read);
     return read;
   }
@@ -113,6 +129,23 @@ TEST_F(OutputSumsTest, NoticesAFileThatIsShorter) {
   }
   EXPECT_ERROR(written_and_read_back([](const fs::path& at) { fs::remove(at / "small"); }), IoError,
                "small: cannot read back");
+}
+
+// Whoever reads a piece.
+TEST_F(OutputSumsTest, AllRanksReadBack) {
+  for (const int ranks : {2, 3, 5}) {
+    EXPECT_EQ(written_and_read_back([](const fs::path&) {}, 2, ranks), kSize + 5);
+    for (const uint64_t offset : {uint64_t{99}, OutputSums::kChunk + 70, kSize - 1}) {
+      EXPECT_ERROR(written_and_read_back(
+                       [&](const fs::path& at) { flip_bit(at / "large", offset); }, 2, ranks),
+                   IoError, "the disk does not give back the");
+    }
+    for (const uint64_t patch : {uint64_t{4}, OutputSums::kChunk - 2, 100 + kRecord + 50}) {
+      EXPECT_ERROR(written_and_read_back(
+                       [&](const fs::path& at) { flip_bit(at / "large", patch + 3); }, 2, ranks),
+                   IoError, "the disk does not give back the check");
+    }
+  }
 }
 
 TEST(RateLimit, LetsNoMoreThanTheRatePass) {

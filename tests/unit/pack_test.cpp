@@ -195,11 +195,11 @@ TEST_F(PackTest, ComparesTheDigestsOfWholeFiles) {
   pack(in_, packed_, true);
   const Job job = plan_unpack(packed_);
   Progress progress;
-  auto digests = content_hashes(*job, {}, progress, 2);
+  auto digests = content_hashes(*job, {}, {2, progress});
   EXPECT_NO_THROW(check_content_hashes(*job, digests));
   const auto is_known = [](const auto& digest) { return digest.has_value(); };
   EXPECT_TRUE(std::any_of(digests.begin(), digests.end(), is_known));
-  const auto of_none = content_hashes(*job, std::vector<bool>(digests.size(), true), progress, 2);
+  const auto of_none = content_hashes(*job, std::vector<bool>(digests.size(), true), {2, progress});
   EXPECT_TRUE(std::none_of(of_none.begin(), of_none.end(), is_known));
   for (auto& digest : digests) {
     if (digest) digest->at(0) ^= std::byte{1};

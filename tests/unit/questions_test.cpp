@@ -9,6 +9,7 @@
 #include "base/bytes.h"
 #include "base/kernels.h"
 #include "base/sha256.h"
+#include "exec/extent_sums.h"
 #include "inspect/ask.h"
 #include "support/expect_error.h"
 #include "support/plan_tools.h"
@@ -159,7 +160,7 @@ TEST_F(QuestionsTest, SumsOfExtentsAreThoseOfTheirBytes) {
     extents.push_back({file, 5 * kMiB, 4096});  // beyond the end
   }
   for (const int ranks : {1, 2, 3}) {
-    for (const QuestionKind kind : {QuestionKind::crc32, QuestionKind::sha256}) {
+    for (const SumKind kind : {SumKind::crc32, SumKind::sha256}) {
       std::mutex mutex;
       std::vector<std::string> sums(extents.size());
       const auto on_sum = [&](size_t i, std::string_view sum, const Error* failure) {
@@ -184,7 +185,7 @@ TEST_F(QuestionsTest, SumsOfExtentsAreThoseOfTheirBytes) {
         }
         const ByteSpan bytes =
             as_byte_span(contents_[extents[i].file]).subspan(extents[i].offset, extents[i].size);
-        if (kind == QuestionKind::crc32) {
+        if (kind == SumKind::crc32) {
           EXPECT_EQ(load_le<uint32_t>(as_byte_span(sums[i]).data()), crc32(0, bytes));
         } else {
           Sha256 hash;
@@ -211,7 +212,7 @@ TEST_F(QuestionsTest, AFileThatIsAnotherOneElsewhereEndsAll) {
 }
 
 TEST_F(QuestionsTest, WhatNobodyKnowsIsRefused) {
-  RankJob job{.questions = true};
+  RankJob job{.tasks = Tasks::questions};
   job.add_inputs(inputs_);
   const Group group({0, "n0"}, 1, {}, std::chrono::seconds(60));
   RankInputs inputs(job, group);

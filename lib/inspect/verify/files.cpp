@@ -7,6 +7,7 @@
 
 #include "base/bytes.h"
 #include "base/kernels.h"
+#include "exec/extent_sums.h"
 #include "format/tensors_in.h"
 #include "inspect/verify/verification.h"
 #include "io/opening_files.h"
@@ -202,7 +203,7 @@ void check_records(Verification& v) {
   const Pieces pieces = cut(records);
   std::vector<uint32_t> crcs(pieces.extents.size());
   std::vector<char> unread(records.size());
-  sum_extents(v.inputs, pieces.extents, QuestionKind::crc32, v.reading(),
+  sum_extents(v.inputs, pieces.extents, SumKind::crc32, v.reading(),
               [&](size_t i, std::string_view sum, const Error* failure) {
                 const size_t record = pieces.records[i];
                 if (failure == nullptr) {

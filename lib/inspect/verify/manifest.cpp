@@ -13,6 +13,7 @@
 #include "base/bytes.h"
 #include "base/sha256.h"
 #include "dsckpt/error.h"
+#include "exec/extent_sums.h"
 #include "inspect/verify/verification.h"
 #include "io/output_file.h"
 
@@ -278,7 +279,7 @@ Manifest make_manifest(Verification& v) {
       hashes.push_back(&record.sha256);
     }
   }
-  sum_extents(v.inputs, extents, QuestionKind::sha256, v.reading(),
+  sum_extents(v.inputs, extents, SumKind::sha256, v.reading(),
               [&](size_t i, std::string_view sum, const Error* failure) {
                 if (failure != nullptr) failure->raise();
                 Sha256Digest digest;

@@ -1,0 +1,34 @@
+// Extent sums: checksums of ranges of files, taken by this process or by all ranks of its group.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/extent.h"
+#include "dsckpt/error.h"
+#include "exec/rank_inputs.h"
+#include "exec/reading.h"
+#include "io/input_file.h"
+
+namespace dsckpt {
+
+enum class SumKind : uint8_t {
+  crc32 = 1,  // four bytes, little endian
+  sha256,
+};
+
+// The sum of each extent, or why it cannot be read. `on_sum`: any thread, several at a time. Adds
+// to progress.bytes_total. Throws InterruptedError, and what dispatch() throws of lost ranks.
+using OnSum = std::function<void(size_t extent, std::string_view sum, const Error* failure)>;
+void sum_extents(const InputFiles& inputs, std::span<const Extent> extents, SumKind kind,
+                 const Reading& reading, const OnSum& on_sum);
+
+// A rank's part of it: what comes of a task.
+std::string sum_for_group(std::string_view task, RankInputs& inputs, unsigned threads,
+                          Progress& progress);
+
+}  // namespace dsckpt
