@@ -83,9 +83,8 @@ class Dispatch {
   // Rank 0's own tasks.
   void work_here() {
     try {
-      while (const std::optional<BatchRange> batches = take(0)) {
-        absorb(0, work_.work_on(*batches, own_));
-      }
+      work_.work_here([&] { return take(0); }, [&](std::string_view result) { absorb(0, result); },
+                      own_);
     } catch (const InterruptedError&) {
       // Because of another's failure, mostly.
       const std::lock_guard lock(mutex_);

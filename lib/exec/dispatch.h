@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,9 +26,12 @@ class SharedWork {
 
   // A task for another rank, as its follower understands it. Any thread.
   virtual std::string task(const BatchRange& batches) const = 0;
-  // Does a task on this rank and returns what another one would answer. `progress` counts what this
-  // rank does; it is cancelled when all are to stop.
-  virtual std::string work_on(const BatchRange& batches, Progress& progress) = 0;
+  // Does this rank's own tasks until `take` gives none; `done` is told what another rank would
+  // answer. Both may be called by any thread. `progress` counts what this rank does; it is
+  // cancelled when all are to stop.
+  using Take = std::function<std::optional<BatchRange>()>;
+  using OnDone = std::function<void(std::string_view)>;
+  virtual void work_here(const Take& take, const OnDone& done, Progress& progress) = 0;
 
   struct Done {
     uint64_t bytes_done = 0;

@@ -24,26 +24,21 @@ namespace {
 
 constexpr uint64_t kPage = OutputFile::kDirectBlock;
 
-// One output on its way: how many units are left, and what its digests are made of.
-struct OutputState {
-  std::atomic<uint64_t> units_left{0};
-  bool is_whole = true;         // all of it is in this run
-  std::vector<size_t> digests;  // indices into the plan's, in the order of their ranges
-  std::mutex mutex;
-  std::vector<DigestPiece> pieces;
-};
+}  // namespace
 
-class Run {
+// Of a part, or of the whole.
+class PlanRun {
  public:
-  Run(const CopyPlan& plan, const OutputCut& cut, RecordChecks& checks, const InputFiles& inputs,
-      Sink& sink, Progress& progress, const ExecOptions& options)
+  PlanRun(const CopyPlan& plan, const OutputCut& cut, RecordChecks& checks,
+          const InputFiles& inputs, Sink& sink, RateLimit& limit, Progress& progress,
+          const ExecOptions& options)
       : plan_(plan),
         inputs_(inputs),
         sink_(sink),
         progress_(progress),
         options_(options),
         unit_bytes_(options.unit_bytes),
-        limit_(options.limit_rate, progress.cancelled),
+        limit_(limit),
         checks_(checks),
         units_(plan, checks.extra_reads(), options.unit_bytes, cut) {
     for (size_t i = 0; i < plan.outputs().size(); ++i) outputs_.emplace_back();
@@ -69,16 +64,45 @@ class Run {
 
   uint64_t bytes() const { return units_.bytes(); }
 
-  void operator()(unsigned threads) {
+  // Before work().
+  void begin() {
     for (OutputId out = 0; out < outputs_.size(); ++out) {
       if (options_.from == nullptr && plan_.outputs()[out].size == 0) sink_.finish(out);
       // Several ranks have written all of it, and were stopped before one had all checksums.
       const OutputState& output = outputs_[out];
       if (output.units_left == 0 && !output.pieces.empty()) finish(out);
     }
-    // The units are taken in order, so that outputs grow from front to back whatever the threads
-    // do.
-    run_workers(threads, [&] { work(); });
+  }
+
+  // The units are taken in order, so that outputs grow from front to back whatever the threads do.
+  void work() {
+    try {
+      Worker worker(*this);
+      while (const std::optional<size_t> batch = begin_batch()) {
+        for (const PlanUnit& unit : units_.batch(*batch)) {
+          if (progress_.cancelled) throw InterruptedError();
+          if (failed_) return;
+          limit_.take(unit.end - unit.begin);
+          if (unit.out == PlanUnit::kNoOutput) {
+            read_extra(unit, worker);
+          } else {
+            write(unit, worker);
+          }
+        }
+        end_batch(std::exchange(worker.bytes_read, 0));
+      }
+    } catch (...) {
+      fail();
+      throw;
+    }
+  }
+
+  void fail() {
+    {
+      const std::lock_guard lock(mutex_);
+      failed_ = true;
+    }
+    changed_.notify_all();
   }
 
   // After that.
@@ -93,11 +117,20 @@ class Run {
   }
 
  private:
+  // One output on its way: how many units are left, and what its digests are made of.
+  struct OutputState {
+    std::atomic<uint64_t> units_left{0};
+    bool is_whole = true;         // all of it is in this run
+    std::vector<size_t> digests;  // indices into the plan's, in the order of their ranges
+    std::mutex mutex;
+    std::vector<DigestPiece> pieces;
+  };
+
   // What one thread works with.
   struct Worker {
     // An element that lies across the end of a unit may move both its ends.
-    explicit Worker(Run& run) : Worker(run, ItemReader::piece_bytes(run.unit_bytes_)) {}
-    Worker(Run& run, uint64_t piece_bytes)
+    explicit Worker(PlanRun& run) : Worker(run, ItemReader::piece_bytes(run.unit_bytes_)) {}
+    Worker(PlanRun& run, uint64_t piece_bytes)
         : buffer(std::max(run.unit_bytes_ + 2 * kPage, piece_bytes)),
           reader(run.plan_, run.inputs_, run.checks_, piece_bytes) {}
     PageBuffer buffer;
@@ -188,36 +221,6 @@ class Run {
     changed_.notify_all();
   }
 
-  void fail() {
-    {
-      const std::lock_guard lock(mutex_);
-      failed_ = true;
-    }
-    changed_.notify_all();
-  }
-
-  void work() {
-    try {
-      Worker worker(*this);
-      while (const std::optional<size_t> batch = begin_batch()) {
-        for (const PlanUnit& unit : units_.batch(*batch)) {
-          if (progress_.cancelled) throw InterruptedError();
-          if (failed_) return;
-          limit_.take(unit.end - unit.begin);
-          if (unit.out == PlanUnit::kNoOutput) {
-            read_extra(unit, worker);
-          } else {
-            write(unit, worker);
-          }
-        }
-        end_batch(std::exchange(worker.bytes_read, 0));
-      }
-    } catch (...) {
-      fail();
-      throw;
-    }
-  }
-
   void read_extra(const PlanUnit& unit, Worker& worker) {
     const RecordChecks::ExtraRead& extra = checks_.extra_reads()[unit.item];
     const Extent extent{extra.extent.file, extra.extent.offset + unit.skip, unit.end};
@@ -301,7 +304,7 @@ class Run {
   Progress& progress_;
   const ExecOptions& options_;
   const uint64_t unit_bytes_;
-  RateLimit limit_;
+  RateLimit& limit_;
   RecordChecks& checks_;
   const Units units_;
   std::deque<OutputState> outputs_;  // deque: the states cannot move
@@ -317,8 +320,6 @@ class Run {
   std::chrono::steady_clock::time_point next_save_ =
       std::chrono::steady_clock::now() + options_.save_every;
 };
-
-}  // namespace
 
 void check_reached(const RunState& state, const Units& units, uint64_t unit_bytes) {
   uint64_t reached = 0;
@@ -353,9 +354,11 @@ RunStats execute(const CopyPlan& plan, const InputFiles& inputs, Sink& sink, Pro
                  const ExecOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   RecordChecks checks(plan, options.records, options.check_all_records);
-  Run run(plan, {}, checks, inputs, sink, progress, options);
+  RateLimit limit(options.limit_rate, progress.cancelled);
+  PlanRun run(plan, {}, checks, inputs, sink, limit, progress, options);
   progress.bytes_total = run.bytes();
-  run(options.threads);
+  run.begin();
+  run_workers(options.threads, [&] { run.work(); });
   checks.verify(inputs);
 
   RunStats stats;
@@ -368,12 +371,24 @@ RunStats execute(const CopyPlan& plan, const InputFiles& inputs, Sink& sink, Pro
   return stats;
 }
 
-PartSums execute_part(const CopyPlan& plan, const OutputCut& cut, RecordChecks& checks,
-                      const InputFiles& inputs, Sink& sink, Progress& progress,
-                      const ExecOptions& options) {
-  Run run(plan, cut, checks, inputs, sink, progress, options);
-  run(options.threads);
-  return {run.unfinished_digests(), checks.reported(), run.bytes_read()};
+PartRun::PartRun(const CopyPlan& plan, const OutputCut& cut, uint64_t unit_bytes,
+                 RecordChecks& checks, const InputFiles& inputs, Sink& sink, RateLimit& limit,
+                 Progress& progress)
+    : options_{.unit_bytes = unit_bytes},
+      checks_(checks),
+      run_(std::make_unique<PlanRun>(plan, cut, checks, inputs, sink, limit, progress, options_)) {
+  run_->begin();
+}
+PartRun::~PartRun() = default;
+
+void PartRun::work() {
+  run_->work();
+}
+void PartRun::stop() {
+  run_->fail();
+}
+PartSums PartRun::sums() {
+  return {run_->unfinished_digests(), checks_.reported(), run_->bytes_read()};
 }
 
 }  // namespace dsckpt

@@ -12,10 +12,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "dsckpt/run.h"
+#include "exec/rate_limit.h"
 #include "exec/record_checks.h"
 #include "exec/units.h"
 #include "io/input_file.h"
@@ -77,6 +79,8 @@ struct ExecOptions {
 // Throws CorruptError for batches that `units`, each of `unit_bytes`, cannot have.
 void check_reached(const RunState& state, const Units& units, uint64_t unit_bytes);
 
+class PlanRun;
+
 // What the run of a part of a plan leaves to whoever runs the whole: checksums of outputs that are
 // not all in it, and of records. Numbered as in the part.
 struct PartSums {
@@ -84,12 +88,28 @@ struct PartSums {
   std::vector<RecordPiece> records = {};
   uint64_t bytes_read = 0;
 };
-// Runs a part of a plan (PlanPart), which `cut` says the ends of, reporting to `checks`. The sink's
-// finish() is called for every output of the part, also where more of it is written by others.
-// Throws what execute() throws.
-PartSums execute_part(const CopyPlan& plan, const OutputCut& cut, RecordChecks& checks,
-                      const InputFiles& inputs, Sink& sink, Progress& progress,
-                      const ExecOptions& options);
+// The run of a part of a plan (PlanPart), which `cut` says the ends of, reporting to `checks`. The
+// sink's finish() is called for every output of the part, also where more of it is written by
+// others. All that it is given must outlive it.
+class PartRun {
+ public:
+  PartRun(const CopyPlan& plan, const OutputCut& cut, uint64_t unit_bytes, RecordChecks& checks,
+          const InputFiles& inputs, Sink& sink, RateLimit& limit, Progress& progress);
+  ~PartRun();
+
+  // Any thread, several at once: returns when nothing is left to begin. Throws what execute()
+  // throws.
+  void work();
+  // Has work() return soon, with what is left undone. Any thread.
+  void stop();
+  // When all calls of work() have returned.
+  PartSums sums();
+
+ private:
+  const ExecOptions options_;
+  RecordChecks& checks_;
+  std::unique_ptr<PlanRun> run_;
+};
 
 // Runs `plan`, which must have passed validate(). Inputs are indexed by FileId. Throws what
 // reading, writing and converting throw, CorruptError for a record whose CRC32 is wrong,

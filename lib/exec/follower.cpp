@@ -28,8 +28,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kListening{200};
-// The next task is there before one is done.
-constexpr int kAhead = 2;
 
 void say(Group& group, Word word, std::string bytes = {}) {
   group.send(0, static_cast<uint32_t>(word), std::move(bytes));
@@ -48,7 +46,7 @@ class RankRun {
   RankRun(Group& group, RankJob job, const Answer& answer)
       : group_(group), job_(std::move(job)), answer_(answer), inputs_(job_, group) {
     if (const auto files = group_.files()) files->stop(false);
-    for (int i = 0; i < kAhead; ++i) say(group_, Word::want);
+    say(group_, Word::want);
     thread_ = std::thread([this] { work(); });
   }
   ~RankRun() { stop(); }
@@ -80,9 +78,12 @@ class RankRun {
  private:
   void work() {
     try {
-      while (const std::optional<std::string> task = next()) {
-        say(group_, Word::done, work_on(*task));
-        say(group_, Word::want);
+      if (job_.tasks == Tasks::portions) {
+        do_portions();
+      } else {
+        while (const std::optional<std::string> task = next()) {
+          say(group_, Word::done, answer_to(*task));
+        }
       }
       if (progress_.cancelled) throw InterruptedError();
       inputs_.check_unchanged();
@@ -94,20 +95,23 @@ class RankRun {
     }
   }
 
+  // The one after it is asked for at once, so that it is there before this one is done.
   std::optional<std::string> next() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return progress_.cancelled || no_more_ || !tasks_.empty(); });
     if (progress_.cancelled || tasks_.empty()) return std::nullopt;
     std::string task = std::move(tasks_.front());
     tasks_.pop_front();
+    lock.unlock();
+    say(group_, Word::want);
     return task;
   }
 
-  std::string work_on(std::string_view task) {
+  std::string answer_to(std::string_view task) {
     const unsigned threads = job_.options.threads;
     switch (job_.tasks) {
       case Tasks::portions:
-        return do_portion(task);
+        break;
       case Tasks::extent_sums:
         return sum_for_group(task, inputs_, threads, progress_);
       case Tasks::read_back:
@@ -118,14 +122,23 @@ class RankRun {
     throw CorruptError({}, "rank 0 wants what nobody knows");
   }
 
-  std::string do_portion(std::string_view task) {
-    Portion portion = Portion::decode(task);
-    portion.set_files(inputs_.open(portion.part.files));
-    StagedFiles files(portion.part.plan, job_.place);
-    const PortionResult result =
-        run_portion(portion, inputs_.files(), files, progress_, job_.options);
-    if (job_.sync_portions) sync();
-    return result.encode();
+  void do_portions() {
+    RateLimit limit(job_.options.limit_rate, progress_.cancelled);
+    const auto make_sink = [&](const PlanPart& part) {
+      return std::make_unique<StagedFiles>(part.plan, job_.place);
+    };
+    const auto next = [&]() -> std::unique_ptr<PortionRun> {
+      const std::optional<std::string> task = this->next();
+      if (!task) return nullptr;
+      Portion portion = Portion::decode(*task);
+      InputFiles inputs = inputs_.files().selected(inputs_.open(portion.part.files));
+      return std::make_unique<PortionRun>(std::move(portion), std::move(inputs), make_sink, limit,
+                                          progress_, job_.options);
+    };
+    run_portions(job_.options.threads, next, [&](const PortionResult& result) {
+      if (job_.sync_portions) sync();
+      say(group_, Word::done, result.encode());
+    });
   }
 
   void sync() const { FileSystem(job_.place.files_in).sync(); }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -19,21 +20,6 @@ namespace dsckpt {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// The outputs of a part, as those of the whole plan.
-class PartSink : public Sink {
- public:
-  PartSink(const std::vector<OutputId>& outputs, Sink& target)
-      : outputs_(outputs), target_(target) {}
-  void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override {
-    target_.write_at(outputs_[out], offset, bytes);
-  }
-  void finish(OutputId out) override { target_.finish(outputs_[out]); }
-
- private:
-  const std::vector<OutputId>& outputs_;
-  Sink& target_;
-};
 
 class Leader : public SharedWork {
  public:
@@ -78,11 +64,22 @@ class Leader : public SharedWork {
     return cutter_.cut(batches).encode();
   }
 
-  std::string work_on(const BatchRange& batches, Progress& progress) override {
-    Portion portion = cutter_.cut(batches);
-    portion.set_files(portion.part.files);
-    PartSink sink(portion.part.outputs, work_.staged);
-    return run_portion(portion, inputs_, sink, progress, portion_options()).encode();
+  void work_here(const Take& take, const OnDone& done, Progress& progress) override {
+    const PortionOptions options = portion_options();
+    RateLimit limit(options.limit_rate, progress.cancelled);
+    const auto make_sink = [&](const PlanPart& part) {
+      return std::make_unique<StagedFiles>(part.plan, work_.staged.place());
+    };
+    const auto next = [&]() -> std::unique_ptr<PortionRun> {
+      const std::optional<BatchRange> batches = take();
+      if (!batches) return nullptr;
+      Portion portion = cutter_.cut(*batches);
+      InputFiles inputs = inputs_.selected(portion.part.files);
+      return std::make_unique<PortionRun>(std::move(portion), std::move(inputs), make_sink, limit,
+                                          progress, options);
+    };
+    run_portions(options.threads, next,
+                 [&](const PortionResult& result) { done(result.encode()); });
   }
 
   Done absorb(std::string_view bytes) override {

@@ -40,8 +40,10 @@ std::string PieceWork::task(const BatchRange& batches) const {
   return writer.take();
 }
 
-std::string PieceWork::work_on(const BatchRange& batches, Progress& progress) {
-  return answer(task(batches), inputs_, progress);
+void PieceWork::work_here(const Take& take, const OnDone& done, Progress& progress) {
+  while (const std::optional<BatchRange> batches = take()) {
+    done(answer(task(*batches), inputs_, progress));
+  }
 }
 
 PieceWork::Done PieceWork::absorb(std::string_view answer) {

@@ -29,7 +29,7 @@ class PieceWork : public SharedWork {
   void run();
 
   std::string task(const BatchRange& batches) const final;
-  std::string work_on(const BatchRange& batches, Progress& progress) final;
+  void work_here(const Take& take, const OnDone& done, Progress& progress) final;
   Done absorb(std::string_view answer) final;
 
  protected:

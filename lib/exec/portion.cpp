@@ -1,12 +1,13 @@
 #include "exec/portion.h"
 
 #include <algorithm>
+#include <condition_variable>
+#include <mutex>
 #include <numeric>
-#include <optional>
 #include <utility>
 
-#include "exec/packed_output.h"
 #include "exec/staged_files.h"
+#include "exec/workers.h"
 
 namespace dsckpt {
 namespace {
@@ -125,11 +126,6 @@ void PortionCutter::add_records(Portion& portion, size_t first_item) const {
   }
 }
 
-void Portion::set_files(std::span<const FileId> files) {
-  dsckpt::set_files(part.plan, files);
-  for (RecordUse::ExtraRead& read : use.extra_reads) read.extent.file = files[read.extent.file];
-}
-
 std::string Portion::encode() const {
   VarintWriter writer;
   writer.number(batches.first);
@@ -211,38 +207,133 @@ PortionResult PortionResult::decode(std::string_view bytes) {
   return result;
 }
 
-PortionResult run_portion(const Portion& portion, const InputFiles& inputs, Sink& sink,
-                          Progress& progress, const PortionOptions& options) {
-  const CopyPlan& plan = portion.part.plan;
-  std::optional<OutputSums> sums;
-  Sink* front = &sink;
+PortionRun::PortionRun(Portion portion, InputFiles inputs,
+                       const std::function<std::unique_ptr<Sink>(const PlanPart&)>& make_sink,
+                       RateLimit& limit, Progress& progress, const PortionOptions& options)
+    : portion_(std::move(portion)),
+      inputs_(std::move(inputs)),
+      sink_(make_sink(portion_.part)),
+      checks_(portion_.use, portion_.records.size()) {
+  const CopyPlan& plan = portion_.part.plan;
+  Sink* front = sink_.get();
   if (options.keep_sums) {
-    front = &sums.emplace(plan, *front, [&](OutputId out) {
+    front = &sums_.emplace(plan, *front, [&](OutputId out) {
       return !is_stored_packed(plan.outputs()[out], options.pack.has_value());
     });
   }
-  std::optional<PackedOutput> packed;
   if (options.pack) {
     std::vector<std::optional<Sha256Digest>> sha256;
-    for (const OutputId out : portion.part.outputs) {
+    for (const OutputId out : portion_.part.outputs) {
       if (!options.sha256.empty()) sha256.push_back(options.sha256.at(out));
     }
-    front = &packed.emplace(plan, *front, *options.pack, std::move(sha256));
+    front = &packed_.emplace(plan, *front, *options.pack, std::move(sha256));
   }
-  RecordChecks checks(portion.use, portion.records.size());
-  PortionResult result{.batches = portion.batches};
-  result.sums = execute_part(plan, portion.cut, checks, inputs, *front, progress,
-                             {.threads = options.threads,
-                              .unit_bytes = portion.unit_bytes,
-                              .limit_rate = options.limit_rate});
-  if (sums) result.written = sums->state();
-  if (packed) result.bytes_stored = packed->bytes_stored();
+  run_.emplace(plan, portion_.cut, portion_.unit_bytes, checks_, inputs_, *front, limit, progress);
+}
 
-  for (DigestPiece& piece : result.sums.digests) piece.digest = portion.part.digests[piece.digest];
-  for (RecordPiece& piece : result.sums.records) piece.record = portion.records[piece.record];
-  for (auto& piece : result.written.written) piece.out = portion.part.outputs[piece.out];
-  for (auto& patch : result.written.patched) patch.out = portion.part.outputs[patch.out];
+void PortionRun::work() {
+  run_->work();
+}
+void PortionRun::stop() {
+  run_->stop();
+}
+
+PortionResult PortionRun::result() {
+  PortionResult result{.batches = portion_.batches, .sums = run_->sums()};
+  if (sums_) result.written = sums_->state();
+  if (packed_) result.bytes_stored = packed_->bytes_stored();
+
+  const PlanPart& part = portion_.part;
+  for (DigestPiece& piece : result.sums.digests) piece.digest = part.digests[piece.digest];
+  for (RecordPiece& piece : result.sums.records) piece.record = portion_.records[piece.record];
+  for (auto& piece : result.written.written) piece.out = part.outputs[piece.out];
+  for (auto& patch : result.written.patched) patch.out = part.outputs[patch.out];
   return result;
+}
+
+namespace {
+
+class PortionFlow {
+ public:
+  PortionFlow(const std::function<std::unique_ptr<PortionRun>()>& next,
+              const std::function<void(PortionResult)>& done)
+      : next_(next), done_(done) {}
+
+  // By every thread.
+  void work() {
+    try {
+      while (const std::shared_ptr<Active> active = enter()) {
+        active->run->work();
+        if (leave(active)) done_(active->run->result());
+      }
+    } catch (...) {
+      stop();
+      throw;
+    }
+  }
+
+ private:
+  struct Active {
+    std::unique_ptr<PortionRun> run;
+    size_t threads = 0;  // that work on it
+  };
+
+  // What there is to work on; nullptr if there is nothing any more.
+  std::shared_ptr<Active> enter() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return stopped_ || is_over_ || current_ || !is_next_wanted_; });
+    if (!stopped_ && !is_over_ && !current_) {
+      is_next_wanted_ = true;
+      lock.unlock();
+      std::unique_ptr<PortionRun> run = next_();
+      lock.lock();
+      is_next_wanted_ = false;
+      if (run) {
+        current_ = active_.emplace_back(std::make_shared<Active>(std::move(run)));
+      } else {
+        is_over_ = true;
+      }
+      changed_.notify_all();
+    }
+    if (stopped_ || !current_) return nullptr;
+    ++current_->threads;
+    return current_;
+  }
+
+  // Whether that was the last one.
+  bool leave(const std::shared_ptr<Active>& active) {
+    const std::lock_guard lock(mutex_);
+    if (current_ == active) current_.reset();
+    if (--active->threads > 0 || stopped_) return false;
+    std::erase(active_, active);
+    return true;
+  }
+
+  void stop() {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+    for (const auto& active : active_) active->run->stop();
+    changed_.notify_all();
+  }
+
+  const std::function<std::unique_ptr<PortionRun>()>& next_;
+  const std::function<void(PortionResult)>& done_;
+
+  std::mutex mutex_;  // of what follows
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<Active>> active_;
+  std::shared_ptr<Active> current_;  // which may have something left to begin
+  bool is_next_wanted_ = false;      // a thread waits for it
+  bool is_over_ = false;
+  bool stopped_ = false;
+};
+
+}  // namespace
+
+void run_portions(unsigned threads, const std::function<std::unique_ptr<PortionRun>()>& next,
+                  const std::function<void(PortionResult)>& done) {
+  PortionFlow flow(next, done);
+  run_workers(threads, [&] { flow.work(); });
 }
 
 }  // namespace dsckpt

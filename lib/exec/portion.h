@@ -6,16 +6,20 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "exec/executor.h"
 #include "exec/output_sums.h"
+#include "exec/packed_output.h"
+#include "exec/rate_limit.h"
 #include "exec/record_checks.h"
 #include "exec/units.h"
+#include "io/input_file.h"
 #include "plan/plan_part.h"
 
 namespace dsckpt {
@@ -27,9 +31,6 @@ struct Portion {
   OutputCut cut = {};
   RecordUse use = {};                  // by the numbers of `records`
   std::vector<uint32_t> records = {};  // of each: its number in the whole run
-
-  // Has it read files[i] where it reads part.files[i].
-  void set_files(std::span<const FileId> files);
 
   std::string encode() const;
   // Throws CorruptError.
@@ -66,6 +67,7 @@ class PortionCutter {
   std::vector<uint64_t> digests_;  // all of the plan's, in the order of their outputs
 };
 
+// How portions are run.
 struct PortionOptions {
   unsigned threads = 0;
   uint64_t limit_rate = 0;
@@ -74,9 +76,38 @@ struct PortionOptions {
   std::vector<std::optional<Sha256Digest>> sha256 = {};
   bool keep_sums = false;  // fill in PortionResult::written
 };
-// Runs a portion of which set_files() has set the numbers in `inputs`. `sink` has the outputs of
-// the part. Throws what execute() throws.
-PortionResult run_portion(const Portion& portion, const InputFiles& inputs, Sink& sink,
-                          Progress& progress, const PortionOptions& options);
+
+// A portion on its way.
+class PortionRun {
+ public:
+  // `inputs`: of the portion, in the order of `part.files`. `make_sink` gives the sink of the
+  // part's outputs, which may borrow the part. `limit` and `progress` must outlive this.
+  PortionRun(Portion portion, InputFiles inputs,
+             const std::function<std::unique_ptr<Sink>(const PlanPart&)>& make_sink,
+             RateLimit& limit, Progress& progress, const PortionOptions& options);
+
+  // PartRun's.
+  void work();
+  void stop();
+  // Once, when all calls of work() have returned.
+  PortionResult result();
+
+ private:
+  Portion portion_;
+  const InputFiles inputs_;
+  const std::unique_ptr<Sink> sink_;
+  std::optional<OutputSums> sums_;
+  std::optional<PackedOutput> packed_;
+  RecordChecks checks_;
+  std::optional<PartRun> run_;
+};
+
+// Runs portions on `threads` (0: default_threads()), all of them on one; when it has nothing left
+// to begin they go on with the next one, while the last of them end it. So the disk is not left
+// idle between two. `next` may wait, and gives nullptr when there are none any more; `done` is told
+// of each. Both are called by any thread, `next` by one at a time. Throws what they and work()
+// throw.
+void run_portions(unsigned threads, const std::function<std::unique_ptr<PortionRun>()>& next,
+                  const std::function<void(PortionResult)>& done);
 
 }  // namespace dsckpt

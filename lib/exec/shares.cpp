@@ -61,8 +61,14 @@ Shares::Shares(std::span<const Piece> pieces, int ranks, uint64_t longest)
 
 Shares::Dealing::Dealing(uint64_t total, size_t ranks, uint64_t most)
     : share(std::max<uint64_t>(total / ranks, 1)),
-      portion(std::clamp<uint64_t>(share / kPortions, 1, most)),
+      shortest(std::min(std::max(share / 64, kShortest), std::max<uint64_t>(share / 16, 1))),
       longest(most) {}
+
+uint64_t Shares::Dealing::portion_at(uint64_t begin, const Piece& piece) const {
+  // A share that goes by where the input is has no end that is known here.
+  const uint64_t left = piece.owner >= 0 ? share / 2 : share - begin % share;
+  return std::clamp(left / 8, std::min(shortest, longest), longest);
+}
 
 void Shares::add(const Piece& piece, Dealing& dealing) {
   // Its owner, or whose share its middle lies in.
@@ -73,7 +79,8 @@ void Shares::add(const Piece& piece, Dealing& dealing) {
   std::deque<Piece>& of_rank = pieces_[rank];
   Piece* last = of_rank.empty() ? nullptr : &of_rank.back();
   if (last != nullptr && last->batches.last == piece.batches.first &&
-      last->bytes < dealing.portion && last->bytes + piece.bytes <= dealing.longest &&
+      last->bytes < dealing.portion_at(dealing.dealt - piece.bytes - last->bytes, piece) &&
+      last->bytes + piece.bytes <= dealing.longest &&
       last->literals + piece.literals <= kMostLiterals) {
     last->batches.last = piece.batches.last;
     last->bytes += piece.bytes;

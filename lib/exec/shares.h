@@ -32,9 +32,11 @@ struct ShareOptions {
 // One thread at a time.
 class Shares {
  public:
-  // A share is taken in so many portions, or more, so that none is longer than kLongest, and no
-  // more of the plan's literals than kMostLiterals begin in it, unless it must not be cut.
-  static constexpr uint64_t kPortions = 16;
+  // A portion is an eighth of what is left of its share, but not shorter than a 64th of the share
+  // or kShortest (a 16th of the share, if that is shorter): so ranks that are not equally fast end
+  // at about the same time. None is longer than kLongest, and no more of the plan's literals than
+  // kMostLiterals begin in it, unless it must not be cut.
+  static constexpr uint64_t kShortest = 1 << 20;
   static constexpr uint64_t kLongest = uint64_t{4} << 30;
   static constexpr uint64_t kMostLiterals = uint64_t{16} << 20;
 
@@ -63,8 +65,11 @@ class Shares {
   // How `total` bytes are dealt out, and how many have been.
   struct Dealing {
     Dealing(uint64_t total, size_t ranks, uint64_t most);
+    // How many bytes of a portion are enough, which begins where `begin` bytes have been dealt.
+    uint64_t portion_at(uint64_t begin, const Piece& piece) const;
+
     uint64_t share;
-    uint64_t portion;  // from so many bytes on another one begins
+    uint64_t shortest;
     uint64_t longest;
     uint64_t dealt = 0;
   };

@@ -101,13 +101,19 @@ FileId InputFiles::add(const fs::path& path, const fs::path& root) {
 }
 
 FileId InputFiles::add_again(const fs::path& path, std::string display) {
-  files_.push_back(std::make_unique<InputFile>(path, std::move(display)));
+  files_.push_back(std::make_shared<InputFile>(path, std::move(display)));
   return static_cast<FileId>(files_.size() - 1);
 }
 
 FileId InputFiles::add_far(const fs::path& path, std::string display, const FarFile& stored) {
-  files_.push_back(std::make_unique<InputFile>(path, std::move(display), stored));
+  files_.push_back(std::make_shared<InputFile>(path, std::move(display), stored));
   return static_cast<FileId>(files_.size() - 1);
+}
+
+InputFiles InputFiles::selected(std::span<const FileId> ids) const {
+  InputFiles some;
+  for (const FileId id : ids) some.files_.push_back(files_.at(id));
+  return some;
 }
 
 }  // namespace dsckpt

@@ -95,6 +95,9 @@ class InputFiles {
   FileId add_again(const std::filesystem::path& path, std::string display);
   FileId add_far(const std::filesystem::path& path, std::string display, const FarFile& stored);
 
+  // A table of some of the files, which both then have; the first of `ids` is number 0 there.
+  InputFiles selected(std::span<const FileId> ids) const;
+
   const InputFile& operator[](FileId id) const { return *files_[id]; }
   size_t size() const { return files_.size(); }
 
@@ -103,7 +106,7 @@ class InputFiles {
   Progress* progress() const { return progress_; }
 
  private:
-  std::vector<std::unique_ptr<InputFile>> files_;
+  std::vector<std::shared_ptr<InputFile>> files_;
   std::unordered_map<std::string, FileId> ids_;  // by path, as it was given
   Progress* progress_ = nullptr;
 };

@@ -12,7 +12,6 @@ class PlanParts {
   static PlanPart part_of(const CopyPlan& plan, size_t first, size_t last,
                           std::span<const uint64_t> digests);
   static CopyPlan read(VarintReader& reader);
-  static void set_files(CopyPlan& plan, std::span<const FileId> files);
 
  private:
   static CopyItem read_item(VarintReader& reader, const CopyItem& before, CopyPlan& plan);
@@ -76,17 +75,6 @@ PlanPart PlanParts::part_of(const CopyPlan& plan, size_t first, size_t last,
 PlanPart part_of(const CopyPlan& plan, size_t first, size_t last,
                  std::span<const uint64_t> digests) {
   return PlanParts::part_of(plan, first, last, digests);
-}
-
-void PlanParts::set_files(CopyPlan& plan, std::span<const FileId> files) {
-  for (CopyItem& item : plan.items_) {
-    if (item.op == Op::copy || item.op == Op::cast) item.source.file = files[item.source.file];
-  }
-  for (Rows& rows : plan.operands_) rows.file = files[rows.file];
-}
-
-void set_files(CopyPlan& plan, std::span<const FileId> files) {
-  PlanParts::set_files(plan, files);
 }
 
 namespace {

@@ -54,9 +54,6 @@ struct PlanPart {
 PlanPart part_of(const CopyPlan& plan, size_t first, size_t last,
                  std::span<const uint64_t> digests);
 
-// Has it read files[i] wherever it reads file i.
-void set_files(CopyPlan& plan, std::span<const FileId> files);
-
 // The plan as bytes, and back. A part of a million items takes some ten bytes each. Throws
 // CorruptError for what write_plan() has not written.
 void write_plan(VarintWriter& writer, const CopyPlan& plan);

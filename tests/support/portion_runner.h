@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -53,11 +54,18 @@ inline std::vector<std::string> run_in_portions(const CopyPlan& plan, const Inpu
     if (digest_of(portion.part.plan) != digest_of(cut.part.plan)) {
       throw std::logic_error("another plan arrives");
     }
-    portion.set_files(portion.part.files);
-    PortionSink sink(portion.part.outputs, outputs);
+    InputFiles files = inputs.selected(portion.part.files);
     Progress progress;
-    const PortionResult result = PortionResult::decode(
-        run_portion(portion, inputs, sink, progress, {.threads = options.threads}).encode());
+    RateLimit unlimited(0, progress.cancelled);
+    auto run = std::make_unique<PortionRun>(
+        std::move(portion), std::move(files),
+        [&](const PlanPart& part) { return std::make_unique<PortionSink>(part.outputs, outputs); },
+        unlimited, progress, PortionOptions{});
+    std::string bytes;
+    run_portions(
+        options.threads, [&] { return std::move(run); },
+        [&](const PortionResult& done) { bytes = done.encode(); });
+    const PortionResult result = PortionResult::decode(bytes);
     if (progress.bytes_done != units.bytes_of(*batches))
       throw std::logic_error("another number of bytes");
     digests.insert(digests.end(), result.sums.digests.begin(), result.sums.digests.end());

@@ -98,7 +98,8 @@ TEST_F(SharesTest, AreCutAtMultiplesInFilesAndWhereElementsEnd) {
       EXPECT_LT((begin + 4) % kMiB, 5u) << begin;
     }
   }
-  EXPECT_EQ(portions, 64u);  // of 1 MiB each: a sixteenth of a share
+  // Of a share of 16 MiB: four of 2 MiB, an eighth of what is left rounded up, and eight of 1 MiB.
+  EXPECT_EQ(portions, 4 * 12u);
 }
 
 TEST_F(SharesTest, NeverCutOutputsThatMustBeWhole) {
@@ -133,11 +134,17 @@ TEST_F(SharesTest, OfASlowRankAreTakenByTheOthersFromTheEnd) {
   while (const auto batches = shares.take(1)) {
     if (batches->last <= units.batches() / 2) helped.push_back(*batches);
   }
-  // All of rank 0's but what it has, the last first.
-  ASSERT_EQ(helped.size(), Shares::kPortions - 1);
+  // An eighth of its share of 128 MiB. The others take all but that, the last first: they are a
+  // 64th of it, and longer towards the front.
+  EXPECT_EQ(slow.last, 64u);
   last = units.batches() / 2;
+  ASSERT_FALSE(helped.empty());
+  EXPECT_EQ(helped.front().last - helped.front().first, 8u);
+  uint64_t size = 8;
   for (const BatchRange& range : helped) {
     EXPECT_EQ(range.last, last);
+    EXPECT_GE(range.last - range.first, size);
+    size = range.last - range.first;
     last = range.first;
   }
   EXPECT_EQ(last, slow.last);
