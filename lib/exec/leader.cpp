@@ -35,6 +35,7 @@ class Leader : public SharedWork {
         units_(plan, checks_.extra_reads(), options.unit_bytes),
         cutter_(plan, units_, checks_.use(), options.unit_bytes) {
     progress_.bytes_total = units_.bytes();
+    for (FileId file = 0; file < inputs_.size(); ++file) inputs_[file].read_exactly();
     if (options.from != nullptr) go_on_from(*options.from);
   }
 

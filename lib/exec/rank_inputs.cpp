@@ -52,6 +52,7 @@ FileId RankInputs::open(FileId input) {
                   0)
         .with_hint("all ranks must see the same files");
   }
+  file.read_exactly();
   ids_.emplace(input, id);
   return id;
 }

@@ -59,6 +59,10 @@ std::optional<Sha256Digest> InputFile::sha256() const {
   return content_ ? content_->sha256() : std::nullopt;
 }
 
+void InputFile::read_exactly() const {
+  stored_->read_exactly();
+}
+
 void InputFile::read_at(uint64_t offset, std::span<std::byte> out) const {
   if (!content_) return stored_->read_at(offset, out);
   if (offset > size_ || out.size() > size_ - offset) {

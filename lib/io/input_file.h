@@ -61,6 +61,8 @@ class InputFile {
   // Of the content, where a packed file says it.
   std::optional<Sha256Digest> sha256() const;
 
+  // From now on the system reads nothing ahead of what is asked for: others read the rest.
+  void read_exactly() const;
   // Fills `out` from `offset`. Throws IoError if the file cannot give all of it, CorruptError where
   // what is stored cannot be decompressed or does not match its checksum.
   void read_at(uint64_t offset, std::span<std::byte> out) const;

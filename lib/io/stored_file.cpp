@@ -25,6 +25,8 @@ class Descriptor {
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   int get() const { return fd_; }
+  // Of the system's readahead; a file system that has none may refuse.
+  void read_exactly() const { ::posix_fadvise(fd_, 0, 0, POSIX_FADV_RANDOM); }
 
  private:
   int fd_;
@@ -82,6 +84,7 @@ struct StoredFile::Impl {
   inline static std::list<Impl*> open_files;
   Lease lease;
   std::list<Impl*>::iterator listed_at;
+  bool exactly = false;
 
   // Call with the mutex held.
   void keep(Lease fresh) {
@@ -103,6 +106,7 @@ struct StoredFile::Impl {
     }
     auto [fresh, now] = open_regular(path, display);
     if (now != identity) throw has_changed(display);
+    if (exactly) fresh->read_exactly();
     keep(fresh);
     return fresh;
   }
@@ -154,6 +158,12 @@ void StoredFile::check_unchanged() const {
 }
 uint64_t StoredFile::size() const {
   return static_cast<uint64_t>(impl_->identity.size);
+}
+
+void StoredFile::read_exactly() const {
+  const std::lock_guard lock(Impl::mutex);
+  impl_->exactly = true;
+  if (impl_->lease) impl_->lease->read_exactly();
 }
 
 void StoredFile::read_at(uint64_t offset, std::span<std::byte> out) const {

@@ -35,6 +35,8 @@ class StoredFile {
   // Throws IoError if another file is there now, or if it was written to since it was opened.
   void check_unchanged() const;
 
+  // From now on the system reads nothing ahead of what is asked for.
+  void read_exactly() const;
   // Fills `out` from `offset`. Throws IoError if the file cannot give all of it.
   void read_at(uint64_t offset, std::span<std::byte> out) const;
   // Whether the byte at `offset` could be read without waiting for the disk, as far as the system
