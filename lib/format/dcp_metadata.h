@@ -48,7 +48,9 @@ struct DcpValue {
 };
 
 struct DcpMetadata {
-  std::vector<DcpValue> values = {};  // in their order in the file; names are different
+  // In the order of the state_dict, which `planner_data` has; behind them, in their order in the
+  // file, those that it lacks. Names are different.
+  std::vector<DcpValue> values = {};
 };
 
 // Reads it as data. Throws CorruptError for what is no pickle or not put together as torch does it,
