@@ -111,6 +111,9 @@ void list_other_files(const Contents& contents, Summary& summary) {
   for (const SwapFile& file : contents.checkpoint()->swap_files()) {
     read.insert(file.path.lexically_normal().string());
   }
+  for (const DataFile& file : contents.checkpoint()->data_files()) {
+    read.insert(file.path.lexically_normal().string());
+  }
   std::vector<fs::path> folders = contents.checkpoint()->other_roots();
   folders.push_back(contents.checkpoint()->tag_folder());
   for (const fs::path& folder : folders) {
