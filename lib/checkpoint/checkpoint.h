@@ -213,7 +213,7 @@ struct SwapFile {
   ShardName owner;  // the optimizer-states file that refers to it
 };
 
-// A file with an archive for each of its values.
+// A file with an archive for each of its values, or one that says which these are.
 struct DataFile {
   std::filesystem::path path;
   FileId id;
@@ -324,8 +324,8 @@ class Checkpoint {
   // The files below offloaded_tensors that tensors lie in; those of states only with
   // OpenOptions::optimizer_states.
   const std::vector<SwapFile>& swap_files() const;
-  // Of torch.distributed.checkpoint: all that its tensors may lie in, also those of states that were
-  // not asked for. None of others.
+  // Of torch.distributed.checkpoint: `.metadata`, and all that tensors may lie in, also those of
+  // states that were not asked for. None of others.
   const std::vector<DataFile>& data_files() const;
   // Patterns of universal_checkpoint_info that fit no parameter. Only with
   // OpenOptions::optimizer_states.

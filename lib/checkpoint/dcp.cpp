@@ -86,6 +86,7 @@ class DcpFiles {
       folder.path = path.parent_path();
       folder.metadata_file = draft.inputs.add(path, draft.folder.display_root());
       folder.metadata = read_dcp_metadata(draft.inputs[folder.metadata_file]);
+      draft.data_files.push_back({path, folder.metadata_file});
     }
     open_files();
     set_parts();

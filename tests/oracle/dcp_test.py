@@ -13,6 +13,7 @@ import dcp_writer
 import torch
 import torch.distributed.checkpoint as dcp
 from common import OracleTest, run_tool
+from native_checkpoint import NativeCheckpoint
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -330,6 +331,68 @@ class DcpTest(OracleTest):
             done = run_tool("reshard", self.root / "2" / "nested", self.scratch / "resharded", "--dp", "2")
             self.assertNotEqual(done.returncode, 0)
             self.assertRegex(done.stderr, "torch.distributed.checkpoint.*\n.*--like")
+
+
+# Runs that go on with other values: their checkpoint, on how many ranks, and the form of the optimizer.
+RUNS = (("z1_fp32_full_b120_w3", 2, False), ("z1_fp16_full_b120_w2", 3, False), ("z1_bf16opt_full_b120_w4", 1, True),
+        ("z2_bf16_full_b120_w3", 4, False), ("z2_fp32_full_w3", 3, True), ("z3_fp32_full_b120_w2", 3, True),
+        ("z3_bf16_full_b120_w4", 1, False), ("z0_bf16_full_w2", 2, False), ("z0_fp32_w2", 3, False))
+
+
+class DcpIntoDeepSpeedTest(OracleTest):
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.scratch = pathlib.Path(scratch.name)
+
+    def other_values(self, case, flat):
+        """A folder of torch with the names of a DeepSpeed run, other values and other hyper-parameters."""
+        torch.manual_seed(11)
+        model = {name: torch.randn_like(value) if value.is_floating_point() else value.clone()
+                 for name, value in case.module.items()}
+        model.update({name: torch.randn_like(value) for name, value in case.masters.items()})
+        for alias, owner in case.tied.items():
+            model[alias] = model[owner]
+        states = {name: {"step": torch.tensor(9.0), "exp_avg": torch.randn_like(value),
+                         "exp_avg_sq": torch.rand_like(value)} for name, value in case.masters.items()}
+        groups = [{"lr": 0.25 + number, "betas": (0.5, 0.75), "eps": 1e-5, "weight_decay": 0.125 * number,
+                   "amsgrad": False, "params": list(group["names"])}
+                  for number, group in enumerate(case.facts["param_groups"])]
+        optim = {"state": states, "param_groups": groups}
+        if flat:
+            optim = {f"state.{name}.{key}": value for name, state in states.items() for key, value in state.items()}
+            optim.update({f"param_groups.{name}.{key}": value for group in groups for name in group["params"]
+                          for key, value in group.items() if key != "params"})
+        folder = self.scratch / f"{case.name}-{flat}"
+        dcp.save({"model": model, "optim": optim}, checkpoint_id=folder, no_dist=True)
+        return folder, model, states, groups
+
+    def test_a_run_of_deepspeed_goes_on_with_it(self):
+        for name, ranks, flat in RUNS:
+            case = common.case_named(name)
+            with self.subTest(case=name):
+                folder, model, states, groups = self.other_values(case, flat)
+                out = self.scratch / f"{name}-out"
+                self.run_well("reshard", out, folder, out, "--like", case.load_dir, "--dp", str(ranks))
+                self.assertEqual((out / "latest").read_text(), "global_step9")
+                native = NativeCheckpoint(out / "global_step9", groups=case.facts["param_groups"])
+                expected = {f"{name}|fp32": model[name] for name in case.masters}
+                for name, state in states.items():
+                    expected.update({f"{name}|{key}": value for key, value in state.items() if key != "step"})
+                self.assert_same_tensors(native.tensors(), expected)
+                self.assertEqual({int(scalars["step"]) for scalars in native.scalars().values()}, {9})
+                for group in groups:
+                    for name in group["params"]:
+                        hyper = native.hyper()[name]
+                        self.assertEqual([hyper[key] for key in ("lr", "eps", "weight_decay")],
+                                         [group[key] for key in ("lr", "eps", "weight_decay")])
+                        self.assertEqual(tuple(hyper["betas"]), group["betas"])
+                weights = self.convert(out, self.scratch / f"{case.name}-weights", "--safe_serialization",
+                                       "--dtype", "keep")
+                tensors = load_file(weights / "model.safetensors")
+                self.assert_same_tensors(tensors, {name: model[name] for name in tensors})
+                self.assert_whole_and_harmless(out)
 
 
 def _view(content, info):
