@@ -362,12 +362,6 @@ class DcpKeys {
   const std::vector<Named>& flat_settings() const { return flat_settings_; }
   // `param_groups` as torch 2.3 saves them: a list as one value.
   const DcpEntry* whole_groups() const { return whole_groups_ ? &*whole_groups_ : nullptr; }
-  // Parameters have numbers instead of names: optimizer.state_dict() as it is.
-  bool is_numbered() const {
-    return !states_.empty() && std::all_of(states_.begin(), states_.end(), [](const Named& state) {
-             return is_digits(state.name);
-           });
-  }
 
  private:
   // What stands before "state" or "param_groups": "optim.", "optimizer_0.", "".
@@ -469,6 +463,13 @@ class DcpKeys {
         left_out_.push_back(entry);
       }
     }
+  }
+
+  // Whether parameters have numbers instead of names.
+  bool is_numbered() const {
+    return !states_.empty() && std::all_of(states_.begin(), states_.end(), [](const Named& state) {
+             return is_digits(state.name);
+           });
   }
 
   // The model's among several; nullptr where nothing tells.
@@ -742,14 +743,15 @@ class DcpReader {
   void read() {
     draft_.facts.mesh.dp = files_.ranks();
     check_optimizers();
-    const bool numbered = keys_.is_numbered();
-    const bool states = draft_.optimizer_states && !numbered;
     DcpGroups groups(draft_, files_, keys_);
-    find_trained(groups.read(states));
+    find_trained(groups.read(draft_.optimizer_states));
+    const bool numbered = numbered_;
+    const bool states = draft_.optimizer_states && !numbered;
     for (const DcpKeys::Named& each : keys_.model()) tensors_.want(each.entry);
     if (states) want_states();
     tensors_.open();
     add_params();
+    if (!numbered) open_steps();
     if (states) {
       add_states();
       groups.put();
@@ -779,23 +781,25 @@ class DcpReader {
   }
 
   void find_trained(const std::vector<std::vector<std::string>>& groups) {
-    if (keys_.is_numbered()) return;
     for (const DcpKeys::Named& state : keys_.states()) trained_.insert(state.name);
     for (const auto& group : groups) trained_.insert(group.begin(), group.end());
     std::unordered_set<std::string_view> known;
     for (const DcpKeys::Named& each : keys_.model()) known.insert(each.name);
     std::vector<std::string> unknown;
     for (const std::string& name : trained_) {
-      if (!known.contains(name) && !is_digits(name)) unknown.push_back(name);
+      if (!known.contains(name)) unknown.push_back(name);
     }
     if (unknown.empty()) return;
+    // optimizer.state_dict() as it is.
+    numbered_ = std::all_of(trained_.begin(), trained_.end(), is_digits);
+    if (numbered_) return trained_.clear();
     throw InconsistentError(
         {.file = draft_.folder.path.string(), .tensor = unknown.front()},
         "is one of " + counted(unknown.size(), "parameter") +
             " that the optimizer has and the model has not:" + listed(unknown));
   }
 
-  // Values of one number, and those that are no tensors, are opened one by one.
+  // Values that are no tensors are opened one by one, and so are steps.
   static bool is_of_elements(const DcpKeys::Named& state) {
     return state.entry.is_tensor() && state.key != kStepKey;
   }
@@ -804,9 +808,34 @@ class DcpReader {
     for (const DcpKeys::Named& state : keys_.states()) {
       if (is_of_elements(state)) {
         tensors_.want(state.entry);
-      } else {
+      } else if (state.key != kStepKey) {
         whole_.push_back(&state);
       }
+    }
+  }
+
+  // The run has made as many steps as the parameter that was stepped most often.
+  void open_steps() {
+    for (const DcpKeys::Named& state : keys_.states()) {
+      if (state.key == kStepKey) steps_.push_back({&state, nullptr});
+    }
+    std::vector<double> numbers(steps_.size());
+    tbb::parallel_for(size_t{0}, steps_.size(), [&](size_t i) {
+      Step& step = steps_[i];
+      step.archive = std::make_unique<TorchArchive>(files_.open_value(step.state->entry));
+      const Where where{.file = draft_.inputs[step.archive->file()].display(),
+                        .tensor = step.state->entry.name()};
+      in_context(where, [&] {
+        const std::optional<double> number = step.archive->scalar(step.archive->root());
+        if (!number) throw CorruptError({}, "is not a number");
+        numbers[i] = *number;
+      });
+    });
+    constexpr double kMostSteps = 1e15;
+    auto& steps = draft_.facts.global_steps;
+    for (const double number : numbers) {
+      if (!(number >= 0 && number < kMostSteps)) continue;
+      steps = std::max(steps.value_or(0), static_cast<int64_t>(number));
     }
   }
 
@@ -894,41 +923,20 @@ class DcpReader {
         whole_.push_back(&state);
       }
     }
-    std::vector<std::unique_ptr<TorchArchive>> archives(whole_.size());
-    std::vector<std::optional<double>> numbers(whole_.size());
-    tbb::parallel_for(size_t{0}, whole_.size(), [&](size_t i) {
-      archives[i] = std::make_unique<TorchArchive>(files_.open_value(whole_[i]->entry));
-      if (whole_[i]->key != kStepKey) return;
-      in_context({.tensor = whole_[i]->entry.name()},
-                 [&] { numbers[i] = archives[i]->scalar(archives[i]->root()); });
-    });
-    for (size_t i = 0; i < whole_.size(); ++i) {
-      Param& param = *params.at(whole_[i]->name);
-      const ShardValue value{archives[i].get(), archives[i]->root()};
-      if (whole_[i]->key != kStepKey) {
-        param.others.push_back({.key = whole_[i]->key, .value = value});
-        continue;
-      }
-      if (!numbers[i]) {
-        throw CorruptError({.file = draft_.inputs[archives[i]->file()].display(),
-                            .tensor = whole_[i]->entry.name()},
-                           "is not a number");
-      }
-      param.step = value;
-      add_step(*numbers[i]);
+    for (Step& step : steps_) {
+      params.at(step.state->name)->step = {step.archive.get(), step.archive->root()};
+      draft_.item_archives.push_back(std::move(step.archive));
     }
-    for (auto& archive : archives) draft_.item_archives.push_back(std::move(archive));
+    for (const DcpKeys::Named* other : whole_) {
+      draft_.item_archives.push_back(
+          std::make_unique<TorchArchive>(files_.open_value(other->entry)));
+      const TorchArchive& archive = *draft_.item_archives.back();
+      params.at(other->name)->others.push_back(
+          {.key = other->key, .value = {&archive, archive.root()}});
+    }
     for (Param& param : draft_.params) {
       std::stable_sort(param.states.begin(), param.states.end(), is_before_in_adam);
     }
-  }
-
-  // The run has made as many steps as the parameter that was stepped most often.
-  void add_step(double number) {
-    constexpr double kMostSteps = 1e15;
-    if (!(number >= 0 && number < kMostSteps)) return;
-    auto& steps = draft_.facts.global_steps;
-    steps = std::max(steps.value_or(0), static_cast<int64_t>(number));
   }
 
   void note_left_out() {
@@ -944,7 +952,13 @@ class DcpReader {
   DcpKeys keys_;
   DcpTensors tensors_;
   std::set<std::string> trained_;
-  std::vector<const DcpKeys::Named*> whole_;
+  bool numbered_ = false;  // parameters have numbers instead of names
+  struct Step {
+    const DcpKeys::Named* state;
+    std::unique_ptr<TorchArchive> archive;
+  };
+  std::vector<Step> steps_;
+  std::vector<const DcpKeys::Named*> whole_;  // what else is not one value an element
 };
 
 bool probe_dcp(CheckpointDraft& draft) {

@@ -256,8 +256,13 @@ void lay_out_beside(const Source& source, const ReshardReport& report,
 
 std::string summary_of(const Source& opened, const ReshardTarget& target) {
   const Checkpoint& source = *opened->checkpoint;
-  const bool given = source.facts().has_given_weights;
-  return (given ? "the weights of " + opened->options.weights_from.string() + " in " : "") +
+  std::string given;
+  if (source.facts().has_given_states) {
+    given = "the values of " + opened->path.string() + " in ";
+  } else if (source.facts().has_given_weights) {
+    given = "the weights of " + opened->options.weights_from.string() + " in ";
+  }
+  return given +
          "stage " + std::to_string(source.facts().zero_stage) + " of " +
          std::to_string(source.facts().mesh.dp) + " ranks as stage " +
          std::to_string(target.stage) + " of " + std::to_string(target.dp);

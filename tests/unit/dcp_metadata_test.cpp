@@ -61,7 +61,7 @@ TEST(DcpMetadata, IsWhatTorchWrote) {
 }
 
 TEST(DcpMetadata, OtherPicklesAreRefused) {
-  const TempFolder folder;
+  const test::TempFolder folder;
   const auto refuse = [&](const std::string& bytes, const std::string& text) {
     const InputFile file(folder.write("metadata", bytes));
     EXPECT_ERROR(read_dcp_metadata(file), CorruptError, text);
