@@ -67,9 +67,8 @@ class BoxJoiner {
     }
     std::sort(cuts.begin(), cuts.end());
     cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-    std::sort(parts.begin(), parts.end(), [&](const Part& a, const Part& b) {
-      return begin_of(a, dim) < begin_of(b, dim);
-    });
+    std::sort(parts.begin(), parts.end(),
+              [&](const Part& a, const Part& b) { return begin_of(a, dim) < begin_of(b, dim); });
     std::vector<TensorSource> slabs;
     std::vector<Part> open;  // those that reach into the slab
     size_t next = 0;
@@ -92,10 +91,10 @@ class BoxJoiner {
     std::vector<Part> parts;
     for (const Part& part : open) {
       const bool is_whole = begin_of(part, dim) == begin && end_of(part, dim) == end;
-      parts.push_back({part.box, is_whole ? part.value
-                                          : part.value.narrow(static_cast<int64_t>(dim),
-                                                              begin - begin_of(part, dim),
-                                                              end - begin)});
+      parts.push_back(
+          {part.box, is_whole ? part.value
+                              : part.value.narrow(static_cast<int64_t>(dim),
+                                                  begin - begin_of(part, dim), end - begin)});
       if (++parts_ > kMostParts) {
         throw UnsupportedError({}, "its chunks lie so that no grid of at most " +
                                        std::to_string(kMostParts) + " parts has them");

@@ -127,7 +127,7 @@ struct Checkpoint::Impl {
   std::vector<CheckpointFile> param_files;
   std::vector<WeightsFile> weights;  // those with pickles, if it was opened from weights
   std::vector<CheckpointFile> weights_files;
-  std::shared_ptr<const Checkpoint> base;  // that the weights are given to
+  std::shared_ptr<const Checkpoint> base;    // that the weights are given to
   std::shared_ptr<const Checkpoint> values;  // that it has, with those of states
   std::vector<AveragedCheckpoint> averaged;
 

@@ -98,8 +98,9 @@ class DcpFiles {
     for (size_t i = 0; i < folders_.size(); ++i) {
       for (const DcpValue& value : folders_[i].metadata.values) {
         if (!names.insert(value.name).second) {
-          throw InconsistentError({.file = display(folders_[i].metadata_file), .tensor = value.name},
-                                  "is in " + display(folders_[0].metadata_file) + " too");
+          throw InconsistentError(
+              {.file = display(folders_[i].metadata_file), .tensor = value.name},
+              "is in " + display(folders_[0].metadata_file) + " too");
         }
         entries.push_back({&value, i});
       }
@@ -128,9 +129,8 @@ class DcpFiles {
       }
       place = &whole->place;
     }
-    return in_context({.tensor = entry.name()}, [&] {
-      return TorchArchive::open(draft_.inputs, extent_of(entry, *place));
-    });
+    return in_context({.tensor = entry.name()},
+                      [&] { return TorchArchive::open(draft_.inputs, extent_of(entry, *place)); });
   }
 
   // How many ranks have written, by the names of their files ("__RANK_NUMBER.distcp").
@@ -222,7 +222,8 @@ class DcpFiles {
         const InputFile& file = draft_.inputs[id];
         if (place.offset > file.size() || place.size > file.size() - place.offset) {
           throw CorruptError({.file = file.display(), .tensor = name, .offset = place.offset},
-                             std::to_string(place.size) + " bytes from there on, but the file has " +
+                             std::to_string(place.size) +
+                                 " bytes from there on, but the file has " +
                                  std::to_string(file.size()) + ": it is truncated");
         }
         parts[id].push_back({{id, place.offset, place.size}, name});
@@ -233,11 +234,10 @@ class DcpFiles {
         return std::pair(a.extent.offset, a.extent.size) <
                std::pair(b.extent.offset, b.extent.size);
       });
-      some.erase(std::unique(some.begin(), some.end(),
-                             [](const FilePart& a, const FilePart& b) {
-                               return a.extent == b.extent;
-                             }),
-                 some.end());
+      some.erase(
+          std::unique(some.begin(), some.end(),
+                      [](const FilePart& a, const FilePart& b) { return a.extent == b.extent; }),
+          some.end());
       for (size_t i = 1; i < some.size(); ++i) {
         const FilePart& before = some[i - 1];
         if (before.extent.end() <= some[i].extent.offset) continue;
@@ -296,9 +296,8 @@ class DcpTensors {
       if (!is_new && *same->second == chunk.sizes) continue;
       boxes.push_back({chunk.offsets, value_of(entry, chunk)});
     }
-    return in_context({.file = files_.metadata_name(entry), .tensor = entry.name()}, [&] {
-      return join_boxes(tensor.dtype, tensor.shape, std::move(boxes));
-    });
+    return in_context({.file = files_.metadata_name(entry), .tensor = entry.name()},
+                      [&] { return join_boxes(tensor.dtype, tensor.shape, std::move(boxes)); });
   }
 
  private:
@@ -468,8 +467,8 @@ class DcpKeys {
   // Whether parameters have numbers instead of names.
   bool is_numbered() const {
     return !states_.empty() && std::all_of(states_.begin(), states_.end(), [](const Named& state) {
-             return is_digits(state.name);
-           });
+      return is_digits(state.name);
+    });
   }
 
   // The model's among several; nullptr where nothing tells.
@@ -590,8 +589,8 @@ class DcpGroups {
       ParamGroup& made = draft_.groups.emplace_back();
       made.params = std::move(group.params);
       if (!group.document) continue;
-      draft_.item_archives.push_back(std::make_unique<TorchArchive>(TorchArchive::of_values(
-          draft_.inputs, {group.file, i, 0}, std::move(*group.document))));
+      draft_.item_archives.push_back(std::make_unique<TorchArchive>(
+          TorchArchive::of_values(draft_.inputs, {group.file, i, 0}, std::move(*group.document))));
       const TorchArchive& archive = *draft_.item_archives.back();
       made.settings = {&archive, archive.root()};
     }
@@ -770,9 +769,10 @@ class DcpReader {
  private:
   void check_optimizers() {
     if (keys_.model().empty()) {
-      throw InconsistentError({.file = draft_.folder.path.string()},
-                              "has no tensors of a model" +
-                                  std::string(keys_.optimizers().empty() ? "" : ", but an optimizer"));
+      throw InconsistentError(
+          {.file = draft_.folder.path.string()},
+          "has no tensors of a model" +
+              std::string(keys_.optimizers().empty() ? "" : ", but an optimizer"));
     }
     if (!draft_.optimizer_states || keys_.optimizers().size() < 2) return;
     throw UnsupportedError({.file = draft_.folder.path.string()},
@@ -793,10 +793,9 @@ class DcpReader {
     // optimizer.state_dict() as it is.
     numbered_ = std::all_of(trained_.begin(), trained_.end(), is_digits);
     if (numbered_) return trained_.clear();
-    throw InconsistentError(
-        {.file = draft_.folder.path.string(), .tensor = unknown.front()},
-        "is one of " + counted(unknown.size(), "parameter") +
-            " that the optimizer has and the model has not:" + listed(unknown));
+    throw InconsistentError({.file = draft_.folder.path.string(), .tensor = unknown.front()},
+                            "is one of " + counted(unknown.size(), "parameter") +
+                                " that the optimizer has and the model has not:" + listed(unknown));
   }
 
   // Values that are no tensors are opened one by one, and so are steps.
@@ -931,8 +930,8 @@ class DcpReader {
       draft_.item_archives.push_back(
           std::make_unique<TorchArchive>(files_.open_value(other->entry)));
       const TorchArchive& archive = *draft_.item_archives.back();
-      params.at(other->name)->others.push_back(
-          {.key = other->key, .value = {&archive, archive.root()}});
+      params.at(other->name)
+          ->others.push_back({.key = other->key, .value = {&archive, archive.root()}});
     }
     for (Param& param : draft_.params) {
       std::stable_sort(param.states.begin(), param.states.end(), is_before_in_adam);
@@ -967,8 +966,9 @@ bool probe_dcp(CheckpointDraft& draft) {
 
 void read_dcp(CheckpointDraft& draft) {
   if (draft.mp_rank) {
-    throw UnsupportedError({.file = draft.folder.path.string()},
-                           "is of torch.distributed.checkpoint: it has no ranks to read one by one");
+    throw UnsupportedError(
+        {.file = draft.folder.path.string()},
+        "is of torch.distributed.checkpoint: it has no ranks to read one by one");
   }
   DcpReader(draft).read();
 }

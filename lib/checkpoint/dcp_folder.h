@@ -13,8 +13,8 @@ struct DcpFolder {
   std::vector<std::filesystem::path> metadata = {};
 };
 
-// What `folder` is: one with a `.metadata` that is a pickle (others have texts of that name); or the
-// one above Accelerate's `pytorch_model_fsdp_0`, with the optimizer in `optimizer_0` beside it.
+// What `folder` is: one with a `.metadata` that is a pickle (others have texts of that name); or
+// the one above Accelerate's `pytorch_model_fsdp_0`, with the optimizer in `optimizer_0` beside it.
 // Of either of these two it is the one above, too. Throws InconsistentError where several models
 // are there.
 DcpFolder dcp_folder(const std::filesystem::path& folder);

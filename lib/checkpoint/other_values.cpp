@@ -83,9 +83,10 @@ class OtherValues {
     for (ParamGroup& group : draft_.groups) take_settings(group);
     take_steps();
     draft_.notes.insert(draft_.notes.end(), values_.notes().begin(), values_.notes().end());
-    draft_.notes.push_back("the learning rate schedule, the counters and what the program saved are "
-                           "those of " +
-                           base_.tag_folder().string());
+    draft_.notes.push_back(
+        "the learning rate schedule, the counters and what the program saved are "
+        "those of " +
+        base_.tag_folder().string());
   }
 
  private:
@@ -105,15 +106,15 @@ class OtherValues {
   void take_states(Param& param) {
     const Param* other = found(param);
     if (other == nullptr) {
-      throw InconsistentError({.file = where_, .tensor = param.name},
-                              "has no optimizer states, but is trained in " +
-                                  base_.tag_folder().string());
+      throw InconsistentError(
+          {.file = where_, .tensor = param.name},
+          "has no optimizer states, but is trained in " + base_.tag_folder().string());
     }
     const auto same_keys = [](const ParamState& a, const ParamState& b) { return a.key == b.key; };
-    const bool alike = param.states.empty() ||
-                       (param.states.size() == other->states.size() &&
-                        std::is_permutation(param.states.begin(), param.states.end(),
-                                            other->states.begin(), same_keys));
+    const bool alike =
+        param.states.empty() || (param.states.size() == other->states.size() &&
+                                 std::is_permutation(param.states.begin(), param.states.end(),
+                                                     other->states.begin(), same_keys));
     if (!alike) {
       throw InconsistentError({.file = where_, .tensor = param.name},
                               "has the states " + keys_text(other->states) + ", in " +

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <map>
-#include <span>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>

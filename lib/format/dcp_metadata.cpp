@@ -45,7 +45,8 @@ std::span<const Value> properties_of(const Value& value) {
 }
 
 DType dtype_of(const Value& value) {
-  if (!value.is(Kind::global)) throw CorruptError({}, describe(value) + " where a dtype was expected");
+  if (!value.is(Kind::global))
+    throw CorruptError({}, describe(value) + " where a dtype was expected");
   const auto [module, name] = value.as_global();
   const auto dtype = module == "torch" ? dtype_from_torch_name(name) : std::nullopt;
   if (dtype) return *dtype;
@@ -226,9 +227,8 @@ class MetadataReader {
       const auto found = places.find(value.name);
       return found == places.end() ? places.size() : found->second;
     };
-    std::stable_sort(
-        metadata_.values.begin(), metadata_.values.end(),
-        [&](const DcpValue& a, const DcpValue& b) { return place(a) < place(b); });
+    std::stable_sort(metadata_.values.begin(), metadata_.values.end(),
+                     [&](const DcpValue& a, const DcpValue& b) { return place(a) < place(b); });
   }
 
   DcpMetadata metadata_;

@@ -70,8 +70,8 @@ class TorchArchive {
   // A zip that is `part` of a file, as each of torch.distributed.checkpoint's is. CorruptError if
   // the file ends before it; UnsupportedError if it is safetensors.
   static TorchArchive open(const InputFiles& files, const Extent& part);
-  // Values without any tensor, that no file has as they are. `place` is what they are made of: other
-  // values of the same file have another.
+  // Values without any tensor, that no file has as they are. `place` is what they are made of:
+  // other values of the same file have another.
   static TorchArchive of_values(const InputFiles& files, const Extent& place,
                                 pickle::Document values);
   TorchArchive(TorchArchive&&) noexcept;
@@ -209,7 +209,7 @@ class TorchArchiveWriter {
 
   pickle::Document document_;
   std::vector<Storage> storages_;
-  std::vector<StorageId> order_;                       // by key
+  std::vector<StorageId> order_;  // by key
   // Of an archive: its file, and where it begins there.
   using ArchiveId = std::pair<FileId, uint64_t>;
   static ArchiveId archive_id(const TorchArchive& archive) {

@@ -104,7 +104,8 @@ class InputFiles {
 
   const InputFile& operator[](FileId id) const { return *files_[id]; }
 
-  // Says that a file is not one archive but many, by their offsets: nothing in the file itself does.
+  // Says that a file is not one archive but many, by their offsets: nothing in the file itself
+  // does.
   void set_parts(FileId id, std::vector<FilePart> parts) { parts_[id] = std::move(parts); }
   // nullptr of a file that is one.
   const std::vector<FilePart>* parts(FileId id) const {

@@ -262,8 +262,7 @@ std::string summary_of(const Source& opened, const ReshardTarget& target) {
   } else if (source.facts().has_given_weights) {
     given = "the weights of " + opened->options.weights_from.string() + " in ";
   }
-  return given +
-         "stage " + std::to_string(source.facts().zero_stage) + " of " +
+  return given + "stage " + std::to_string(source.facts().zero_stage) + " of " +
          std::to_string(source.facts().mesh.dp) + " ranks as stage " +
          std::to_string(target.stage) + " of " + std::to_string(target.dp);
 }

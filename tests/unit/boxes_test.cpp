@@ -25,8 +25,8 @@ class Boxes : public testing::Test {
  protected:
   // A tensor of 0, 1, 2, ...
   TensorSource whole(const Shape& shape) {
-    const FileId file = inputs_.add(
-        made_.write_raw("numbers" + std::to_string(files_++), bytes_of(numel(shape))));
+    const FileId file =
+        inputs_.add(made_.write_raw("numbers" + std::to_string(files_++), bytes_of(numel(shape))));
     return TensorSource::stored({file, 0, static_cast<uint64_t>(numel(shape)) * 4}, DType::float32,
                                 shape);
   }
@@ -72,7 +72,8 @@ TEST_F(Boxes, OfGridsInTwoAndThreeDimensions) {
   std::vector<Box> boxes;
   for (const int64_t a : {0, 1}) {
     for (const int64_t b : {0, 2}) {
-      for (const int64_t c : {0, 3}) boxes.push_back({{a, b, c}, {1, b == 0 ? 2 : 1, c == 0 ? 3 : 2}});
+      for (const int64_t c : {0, 3})
+        boxes.push_back({{a, b, c}, {1, b == 0 ? 2 : 1, c == 0 ? 3 : 2}});
     }
   }
   expect_whole({2, 3, 5}, boxes);
@@ -81,8 +82,9 @@ TEST_F(Boxes, OfGridsInTwoAndThreeDimensions) {
 TEST_F(Boxes, OfBricksAndOfAPinwheelThatNoCutGoesThrough) {
   expect_whole({4, 5}, {{{0, 0}, {2, 3}}, {{0, 3}, {2, 2}}, {{2, 0}, {2, 1}}, {{2, 1}, {2, 4}}});
   expect_whole({5, 4}, {{{0, 0}, {3, 2}}, {{0, 2}, {2, 2}}, {{3, 0}, {2, 2}}, {{2, 2}, {3, 2}}});
-  expect_whole({3, 3},
-               {{{0, 0}, {1, 2}}, {{0, 2}, {2, 1}}, {{2, 1}, {1, 2}}, {{1, 0}, {2, 1}}, {{1, 1}, {1, 1}}});
+  expect_whole(
+      {3, 3},
+      {{{0, 0}, {1, 2}}, {{0, 2}, {2, 1}}, {{2, 1}, {1, 2}}, {{1, 0}, {2, 1}}, {{1, 1}, {1, 1}}});
 }
 
 TEST_F(Boxes, EmptyOnesCountForNothing) {

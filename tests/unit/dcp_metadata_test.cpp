@@ -1,4 +1,5 @@
-// What `.metadata` of torch.distributed.checkpoint says: of files that torch wrote, and changed ones.
+// What `.metadata` of torch.distributed.checkpoint says: of files that torch wrote, and changed
+// ones.
 #include "format/dcp_metadata.h"
 
 #include <gtest/gtest.h>

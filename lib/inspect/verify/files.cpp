@@ -210,9 +210,10 @@ void check_records(Verification& v) {
                   crcs[i] = load_le<uint32_t>(as_byte_span(sum).data());
                   return;
                 }
-                v.add(Check::unreadable, *records[record].file,
-                      failure->within({.member = records[record].file->member(*records[record].entry),
-                                       .tensor = records[record].file->part}));
+                v.add(
+                    Check::unreadable, *records[record].file,
+                    failure->within({.member = records[record].file->member(*records[record].entry),
+                                     .tensor = records[record].file->part}));
                 unread[record] = 1;
               });
 
