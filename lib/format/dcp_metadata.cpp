@@ -203,17 +203,20 @@ class MetadataReader {
   void read_paths(const pickle::DictNode& paths) {
     for (DcpValue& value : metadata_.values) {
       const Value* path = paths.find(value.name);
-      if (path == nullptr) continue;
+      if (path == nullptr || (!path->is(Kind::tuple) && !path->is(Kind::list))) continue;
+      std::string name;
       for (const Value& step : path->sequence_or_empty()) {
+        if (!name.empty() || !value.path.empty()) name += '.';
         if (step.is(Kind::string)) {
           value.path.emplace_back(std::string(step.as_string()));
-        } else if (step.is(Kind::integer)) {
+          name += step.as_string();
+        } else {
           value.path.emplace_back(step.as_int());
-        } else {  // a key of a dict that is neither
-          value.path.clear();
-          break;
+          name += std::to_string(step.as_int());
         }
       }
+      if (name == value.name) continue;
+      throw CorruptError({.tensor = value.name}, "has the path '" + name + "' in 'planner_data'");
     }
   }
 

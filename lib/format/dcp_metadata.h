@@ -54,8 +54,9 @@ struct DcpMetadata {
 };
 
 // Reads it as data. Throws CorruptError for what is no pickle or not put together as torch does it,
-// for a value without a place, a place without a value, and chunks with other dimensions than their
-// tensor; UnsupportedError for values that are compressed or encrypted; IoError.
+// for a value without a place, a place without a value, a path that does not make its name, and
+// chunks with other dimensions than their tensor; UnsupportedError for values that are compressed
+// or encrypted; IoError.
 DcpMetadata read_dcp_metadata(const InputFile& file);
 
 // The pickle that torch reads as `metadata`: equal strings, classes and shapes are pickled once.

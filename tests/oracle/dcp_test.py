@@ -1,5 +1,4 @@
 """Folders of torch.distributed.checkpoint as input of the tools, against what torch itself reads of them."""
-import copyreg
 import json
 import os
 import pathlib
@@ -7,6 +6,7 @@ import pickle
 import shutil
 import tempfile
 import unittest
+import unittest.mock
 
 import common
 import dcp_writer
@@ -17,7 +17,9 @@ from native_checkpoint import NativeCheckpoint
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint import _version
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
 # Where in a folder its model is, and its optimizer, with the keys that torch reads them under.
 FORMS = {
@@ -110,7 +112,8 @@ class DcpTest(OracleTest):
         compared = 0
         for folder, scratch, expected, _ in self.folders():
             with self.subTest(folder=folder.relative_to(self.root)):
-                expected = {name: value.float() if value.is_floating_point() else value for name, value in expected.items()}
+                expected = {name: value.float() if value.is_floating_point() else value
+                            for name, value in expected.items()}
                 self.convert(folder, scratch / "bin")
                 self.assert_same_tensors(torch.load(scratch / "bin" / "pytorch_model.bin"), expected)
                 self.convert(folder, scratch / "safe", "--safe_serialization")
@@ -144,6 +147,37 @@ class DcpTest(OracleTest):
             out = self.convert(given, self.scratch / str(number), "--states")
             for file in ("pytorch_model.bin", "optimizer_states/exp_avg.safetensors"):
                 self.assertEqual((out / file).read_bytes(), (both / file).read_bytes())
+
+    def test_forms_of_older_releases(self):
+        net = dcp_writer.Net()
+        optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=0.5)
+        net(torch.arange(6)).backward()
+        optimizer.step()
+        state = {"model": get_model_state_dict(net), "optim": get_optimizer_state_dict(net, optimizer)}
+        now = self.scratch / "now"
+        dcp.save(state, checkpoint_id=now, no_dist=True)
+        # Until 2.3 a list of dicts without tensors was one value.
+        old = self.scratch / "old"
+        with unittest.mock.patch.object(_version, "_derived_version", "2_3"):
+            dcp.save(state, checkpoint_id=old, no_dist=True)
+        self.assertIn("optim.param_groups", self.metadata(old).state_dict_metadata)
+        self.assertNotIn("optim.param_groups", self.metadata(now).state_dict_metadata)
+        # Until 2.2 the properties of tensors were of another module, and what is newer was not there.
+        older = self.scratch / "older"
+        shutil.copytree(old, older)
+        metadata = self.metadata(older)
+        for attribute in ("storage_meta", "version"):
+            vars(metadata).pop(attribute)
+        content = pickle.dumps(metadata, 2)
+        for name in (b"TensorProperties", b"_MEM_FORMAT_ENCODING"):
+            content = content.replace(b"ctorch.distributed.checkpoint.metadata\n" + name,
+                                      b"ctorch.distributed._shard.sharded_tensor.metadata\n" + name)
+        (older / ".metadata").write_bytes(content)
+        written = [self.convert(folder, self.scratch / f"of-{folder.name}", "--states")
+                   for folder in (now, old, older)]
+        for file in ("pytorch_model.bin", "optimizer_states/exp_avg.safetensors"):
+            self.assertEqual({(out / file).read_bytes() for out in written}, {(written[0] / file).read_bytes()})
+        self.assert_same_tensors(torch.load(written[0] / "pytorch_model.bin"), state["model"])
 
     # --- what else the tools make of it
 

@@ -61,20 +61,33 @@ def build(mesh, tp=None, dtype=torch.float32):
     for block in net.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(net, mesh=mesh, ignored_params=ignored)
-    groups = [{"params": [p for n, p in net.named_parameters() if p.requires_grad and p.dim() > 1], "lr": 0.01},
-              {"params": [p for n, p in net.named_parameters() if p.requires_grad and p.dim() < 2],
-               "lr": 0.02, "weight_decay": 0.0}]
-    return net, torch.optim.AdamW(groups, betas=(0.8, 0.95), eps=1e-7)
+    return net, torch.optim.AdamW(groups_of(net), betas=(0.8, 0.95), eps=1e-7)
 
 
-def train(net, optimizer):
-    for step in range(STEPS):
-        torch.manual_seed(100 * step + dist.get_rank())
-        net(torch.randint(0, 13, (4, 3))).backward()
-        if net.scale.grad is not None:  # no FSDP for it
+def batch(step):
+    torch.manual_seed(100 * step + dist.get_rank())
+    return torch.randint(0, 13, (4, 3))
+
+
+def train(net, optimizer, first=0):
+    """The losses of each step on this rank."""
+    losses = []
+    for step in range(first, first + STEPS):
+        loss = net(batch(step))
+        losses.append(loss.item())
+        loss.backward()
+        if net.scale.grad is not None:  # FSDP has not averaged it
             dist.all_reduce(net.scale.grad)
+            net.scale.grad /= dist.get_world_size()
         optimizer.step()
         optimizer.zero_grad()
+    return losses
+
+
+def groups_of(net):
+    named = [(name, param) for name, param in net.named_parameters() if param.requires_grad]
+    return [{"params": [param for _, param in named if param.dim() > 1], "lr": 0.01},
+            {"params": [param for _, param in named if param.dim() < 2], "lr": 0.02, "weight_decay": 0.0}]
 
 
 def save_forms(folder, net, optimizer):
