@@ -33,14 +33,14 @@ class Block(torch.nn.Module):
 class Net(torch.nn.Module):
     """Rows that no number of ranks divides, fewer rows than ranks, frozen parameters and buffers."""
 
-    def __init__(self):
+    def __init__(self, scale_shape=()):
         super().__init__()
         self.embed = torch.nn.Embedding(13, 6)
         self.blocks = torch.nn.ModuleList([Block(), Block()])
         self.narrow = torch.nn.Linear(6, 1)
         self.frozen = torch.nn.Linear(6, 5)
         self.frozen.requires_grad_(False)
-        self.scale = torch.nn.Parameter(torch.tensor(1.5))
+        self.scale = torch.nn.Parameter(torch.full(scale_shape, 1.5))
         self.register_buffer("counts", torch.arange(7))
         self.register_buffer("table", torch.linspace(0, 1, 5))
 
@@ -51,9 +51,9 @@ class Net(torch.nn.Module):
         return (self.narrow(x) * self.scale).sum() + self.frozen(x).sum()
 
 
-def build(mesh, tp=None, dtype=torch.float32):
+def build(mesh, tp=None, dtype=torch.float32, scale_shape=()):
     torch.manual_seed(5)
-    net = Net().to(dtype)
+    net = Net(scale_shape).to(dtype)
     if tp is not None:
         for block in net.blocks:
             parallelize_module(block, tp, {"up": ColwiseParallel(), "down": RowwiseParallel()})
