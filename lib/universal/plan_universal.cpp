@@ -96,9 +96,7 @@ class Planner {
     } else if (is_dcp_) {
       check_steps();
       lay_out_start(plan_, checkpoint_, InitialStates::Step::tensor);
-      note(
-          "hyper-parameters, the loss scale, the learning rate schedule and the counters are those "
-          "of the new run, but for the steps");
+      add_notes(going_on_notes(checkpoint_));
     } else {
       lay_out_optimizer_state(plan_, checkpoint_);
       for (const CheckpointFile& file : checkpoint_.model_files()) {
