@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 namespace {
 
 // The layouts, probed in this order.
-constexpr std::array<const Layout*, 4> kLayouts{&kUniversal, &kZero3, &kZero12, &kZero0};
+constexpr std::array<const Layout*, 5> kLayouts{&kDcp, &kUniversal, &kZero3, &kZero12, &kZero0};
 
 // Layers and experts with files of their own.
 bool has_split_files(const TagFolder& folder) {
@@ -127,7 +127,8 @@ struct Checkpoint::Impl {
   std::vector<CheckpointFile> param_files;
   std::vector<WeightsFile> weights;  // those with pickles, if it was opened from weights
   std::vector<CheckpointFile> weights_files;
-  std::shared_ptr<const Checkpoint> base;  // that the weights are given to
+  std::shared_ptr<const Checkpoint> base;    // that the weights are given to
+  std::shared_ptr<const Checkpoint> values;  // that it has, with those of states
   std::vector<AveragedCheckpoint> averaged;
 
   // Of weights that were read: their tensors need no more.
@@ -137,6 +138,25 @@ struct Checkpoint::Impl {
       weights_files.push_back({file.path, file.archive.get()});
       weights.push_back(std::move(file));
     }
+  }
+
+  // All of a checkpoint but its parameters, which are to get other weights.
+  void take_run(const Impl& from) {
+    draft.folder = from.draft.folder;
+    draft.facts = from.draft.facts;
+    draft.facts.has_given_weights = true;
+    draft.run_config = from.draft.run_config;
+    draft.optimizer_states = from.draft.optimizer_states;
+    draft.groups = from.draft.groups;
+    draft.wrapper_state = from.draft.wrapper_state;
+    draft.valueless = from.draft.valueless;
+    draft.notes = from.draft.notes;
+    draft.unused_patterns = from.draft.unused_patterns;
+    draft.swap_files = from.draft.swap_files;
+    model_files = from.model_files;
+    optim_files = from.optim_files;
+    module_files = from.module_files;
+    param_files = from.param_files;
   }
 
   void index_params() {
@@ -299,26 +319,24 @@ Checkpoint Checkpoint::with_weights(InputFiles& inputs, std::shared_ptr<const Ch
   refuse_weights_into(*base);
   auto impl = std::make_unique<Impl>(inputs);
   Weights weights = Weights::open(inputs, path);
-  const Impl& from = *base->impl_;
+  impl->take_run(*base->impl_);
   CheckpointDraft& draft = impl->draft;
-  draft.folder = from.draft.folder;
-  draft.facts = from.draft.facts;
-  draft.facts.has_given_weights = true;
-  draft.run_config = from.draft.run_config;
-  draft.optimizer_states = from.draft.optimizer_states;
-  draft.groups = from.draft.groups;
-  draft.wrapper_state = from.draft.wrapper_state;
-  draft.valueless = from.draft.valueless;
-  draft.notes = from.draft.notes;
-  draft.unused_patterns = from.draft.unused_patterns;
-  draft.swap_files = from.draft.swap_files;
-  impl->model_files = from.model_files;
-  impl->optim_files = from.optim_files;
-  impl->module_files = from.module_files;
-  impl->param_files = from.param_files;
-  read_other_weights(draft, weights, path.string(), names, *base);
+  read_other_weights(draft, weights.tensors(), path.string(), names, *base);
   impl->keep_files(std::move(weights));
   impl->base = std::move(base);
+  impl->index_params();
+  return Checkpoint(std::move(impl));
+}
+
+Checkpoint Checkpoint::with_values(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
+                                   std::shared_ptr<const Checkpoint> values) {
+  refuse_weights_into(*base);
+  auto impl = std::make_unique<Impl>(inputs);
+  impl->take_run(*base->impl_);
+  impl->draft.facts.has_given_states = true;
+  read_other_values(impl->draft, *values, *base);
+  impl->base = std::move(base);
+  impl->values = std::move(values);
   impl->index_params();
   return Checkpoint(std::move(impl));
 }
@@ -381,6 +399,9 @@ const std::vector<CheckpointFile>& Checkpoint::param_files() const {
 }
 const std::vector<SwapFile>& Checkpoint::swap_files() const {
   return impl_->draft.swap_files;
+}
+const std::vector<DataFile>& Checkpoint::data_files() const {
+  return impl_->draft.data_files;
 }
 const std::vector<std::string>& Checkpoint::unused_patterns() const {
   return impl_->draft.unused_patterns;

@@ -149,6 +149,8 @@ struct CheckpointFacts {
   // The parameters have the values of files of weights, with the states and counters of this run
   // (Checkpoint::with_weights). Copies of them that the shards have are others.
   bool has_given_weights = false;
+  // So have the states and steps (Checkpoint::with_values).
+  bool has_given_states = false;
 };
 
 struct OpenOptions {
@@ -211,6 +213,12 @@ struct SwapFile {
   ShardName owner;  // the optimizer-states file that refers to it
 };
 
+// A file with an archive for each of its values, or one that says which these are.
+struct DataFile {
+  std::filesystem::path path;
+  FileId id;
+};
+
 class Checkpoint;
 
 // A checkpoint that an average is of.
@@ -258,6 +266,15 @@ class Checkpoint {
   // masters.
   static Checkpoint with_weights(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
                                  const std::filesystem::path& path, const WeightNames& names = {});
+
+  // `base` with the weights, the states, the steps and, as far as both know them, the
+  // hyper-parameters of `values`, a checkpoint of another framework with names instead of an order:
+  // the types are those of `base`, the tag is that of the steps. All else is that of `base`: the
+  // order, ties, groups, counters, files. Both are open with optimizer states. Throws as
+  // with_weights() does; InconsistentError for a parameter whose states are missing or other ones,
+  // and for groups that were stepped unlike.
+  static Checkpoint with_values(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
+                                std::shared_ptr<const Checkpoint> values);
 
   // The weighted mean (TensorSource::weighted_mean) of one or more checkpoints of the same inputs,
   // the oldest first: it is the newest with other values. Parameters, frozen ones too, are
@@ -307,6 +324,9 @@ class Checkpoint {
   // The files below offloaded_tensors that tensors lie in; those of states only with
   // OpenOptions::optimizer_states.
   const std::vector<SwapFile>& swap_files() const;
+  // Of torch.distributed.checkpoint: `.metadata`, and all that tensors may lie in, also those of
+  // states that were not asked for. None of others.
+  const std::vector<DataFile>& data_files() const;
   // Patterns of universal_checkpoint_info that fit no parameter. Only with
   // OpenOptions::optimizer_states.
   const std::vector<std::string>& unused_patterns() const;
@@ -322,7 +342,7 @@ class Checkpoint {
   const std::vector<LostFile>& lost_files() const;
   const std::vector<IncompleteParam>& incomplete() const;
 
-  // All these files but the swap files, and those of weights.
+  // All these files but the swap files and data files, and those of weights.
   std::vector<CheckpointFile> files() const;
 
  private:

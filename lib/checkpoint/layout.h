@@ -44,9 +44,12 @@ struct CheckpointDraft {
   // Opened shards stay: TensorSources and `records` need nothing else of them, but readers borrow.
   std::vector<Shard> model_shards = {};
   std::vector<Shard> optim_shards = {};
-  std::vector<Shard> module_shards = {};            // Checkpoint::module_files
-  std::vector<Shard> param_shards = {};             // of universal checkpoints: zero/NAME/*.pt
-  std::vector<SwapFile> swap_files = {};            // of optimizers on NVMe
+  std::vector<Shard> module_shards = {};  // Checkpoint::module_files
+  std::vector<Shard> param_shards = {};   // of universal checkpoints: zero/NAME/*.pt
+  std::vector<SwapFile> swap_files = {};  // of optimizers on NVMe
+  std::vector<DataFile> data_files = {};  // Checkpoint::data_files
+  // Of values that lie in `data_files`, and of what was put together of such.
+  std::vector<std::unique_ptr<TorchArchive>> item_archives = {};
   std::set<std::filesystem::path> swap_paths = {};  // of all, also those that are not opened
 };
 
@@ -62,19 +65,24 @@ struct Layout {
 };
 
 class Weights;
+struct WeightsTensor;
 
 // The reader of Checkpoint::from_weights; borrows `weights` and `like`.
 void read_weights(CheckpointDraft& draft, const Weights& weights, const WeightNames& names,
                   const Checkpoint* like);
 
 // The reader of Checkpoint::with_weights: params and notes. `where` is the path of `weights`.
-void read_other_weights(CheckpointDraft& draft, const Weights& weights, const std::string& where,
-                        const WeightNames& names, const Checkpoint& base);
+void read_other_weights(CheckpointDraft& draft, std::span<const WeightsTensor> weights,
+                        const std::string& where, const WeightNames& names, const Checkpoint& base);
+
+// The reader of Checkpoint::with_values: params, groups and notes.
+void read_other_values(CheckpointDraft& draft, const Checkpoint& values, const Checkpoint& base);
 
 // The reader of Checkpoint::average.
 void read_average(CheckpointDraft& draft, std::span<const AveragedCheckpoint> parts);
 
 // One reader a file.
+extern const Layout kDcp;
 extern const Layout kZero0;
 extern const Layout kZero12;
 extern const Layout kZero3;

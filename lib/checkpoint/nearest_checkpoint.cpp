@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "checkpoint/dcp_folder.h"
 #include "checkpoint/tag_folder.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
@@ -201,7 +202,7 @@ std::optional<NearestCheckpoint> nearest_checkpoint(const fs::path& path, const 
     const std::string name = content_path(path).filename().string();
     fs::path folder = path.parent_path();
     if (folder.empty()) folder = ".";
-    if (parse_shard_name(name)) return NearestCheckpoint{folder, tag, ""};
+    if (parse_shard_name(name) || is_dcp_name(name)) return NearestCheckpoint{folder, tag, ""};
     const bool names_tag = name == "latest" || name == "latest_universal";
     if (!names_tag) return std::nullopt;
     return NearestCheckpoint{folder, tag.empty() ? tag_named_by(path) : tag, ""};

@@ -17,7 +17,8 @@ struct NearestCheckpoint {
 };
 
 // `path`, which exists, is one of these:
-//  * a shard or the file `latest` (`latest_universal`) of a checkpoint: the folder it is in;
+//  * a shard or the file `latest` (`latest_universal`) of a checkpoint, or a file of
+//    torch.distributed.checkpoint: the folder it is in;
 //  * a folder without both, a Trainer's or Lightning's output: the newest of the checkpoints at
 //    most three levels below it. That is the one with the highest numbers in its name, or else
 //    which was changed last;

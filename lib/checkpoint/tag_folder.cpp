@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/text.h"
+#include "checkpoint/dcp_folder.h"
 #include "checkpoint/nearest_checkpoint.h"
 #include "dsckpt/error.h"
 #include "format/zip.h"
@@ -256,7 +257,7 @@ bool has_shards(const fs::path& folder) {
   for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
     if (parse_shard_name(content_path(it->path()).filename().string())) return true;
   }
-  return false;
+  return is_dcp_folder(folder);
 }
 
 void refuse_other_roots(const TagFolder& universal) {
@@ -273,6 +274,21 @@ std::string tags_hint(const fs::path& tag_folder) {
   if (tags.empty()) return "no folder there holds DeepSpeed's shards";
   return "--tag " + shell_word(tags.front().filename().string()) +
          " reads the newest that is there";
+}
+
+TagFolder dcp_tag_folder(TagFolder folder, const std::vector<fs::path>& roots) {
+  if (!roots.empty()) {
+    throw UnsupportedError({.file = shown_path(folder.path)},
+                           "is of torch.distributed.checkpoint, which is one folder: it has no "
+                           "other roots");
+  }
+  DcpFolder found = dcp_folder(folder.path);
+  if (found.path != folder.path) {  // the model's own within it was given
+    folder.path = with_name(found.path);
+    folder.tag = folder.path.filename().string();
+  }
+  folder.dcp_metadata = std::move(found.metadata);
+  return folder;
 }
 
 // Where `path` is the one that a user means.
@@ -314,6 +330,9 @@ TagFolder find_exactly(const fs::path& given, const std::string& tag,
         .with_hint(tags_hint(folder.path));
   }
   folder.shards = list_shards(folder.path);
+  if (folder.shards.empty() && is_dcp_folder(folder.path)) {
+    return dcp_tag_folder(std::move(folder), roots);
+  }
   if (folder.shards.empty()) {
     throw InconsistentError({.file = shown_path(folder.path)},
                             "holds no DeepSpeed shards" + whats_there(folder.path))

@@ -23,6 +23,8 @@ struct TagFolder {
   std::string tag;
   // Sorted by kind, mp rank, dp rank; files that are not shards are left out.
   std::vector<ShardFile> shards;
+  // Instead of shards: the files that say what torch.distributed.checkpoint wrote (DcpFolder).
+  std::vector<std::filesystem::path> dcp_metadata = {};
   // Further folders of the same tag, on other disks, whose shards are listed too.
   std::vector<std::filesystem::path> other_roots = {};
   // What find_tag_folder() was given, or the folder that was meant by it.
@@ -49,7 +51,8 @@ std::string cure_of(const TagFolder& folder, const std::optional<ShardName>& los
 // For a path that a user gave; says which folders there are.
 UsageError no_such_folder(const std::filesystem::path& path);
 
-// Whether `folder` itself has files with shards' names; false if it cannot be listed.
+// Whether `folder` itself has files with shards' names, or is one that torch.distributed.checkpoint
+// wrote; false if it cannot be listed.
 bool has_shards(const std::filesystem::path& folder);
 
 // The tag that the file `latest` names: a plain relative path. Throws CorruptError.
@@ -57,8 +60,8 @@ std::string tag_named_by(const std::filesystem::path& latest);
 
 // Resolves what a user calls a checkpoint: a folder with `tag` in it; else one with the file
 // `latest`, or else `latest_universal`; else a folder that holds shards itself (zero_to_fp32.py
-// get_fp32_state_dict_from_zero_checkpoint); else what nearest_checkpoint() finds. Throws IoError
-// or InconsistentError that says what is there instead.
+// get_fp32_state_dict_from_zero_checkpoint) or that dcp_folder() takes; else what
+// nearest_checkpoint() finds. Throws IoError or InconsistentError that says what is there instead.
 //
 // `roots` are further folders, each with the same tag's folder in it or such a folder itself: what
 // every node kept on a disk of its own (checkpoint.use_node_local_storage). A file that is in

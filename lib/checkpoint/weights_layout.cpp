@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -24,10 +25,10 @@ constexpr const char* kTag = "global_step0";
 
 class WeightsReader {
  public:
-  WeightsReader(CheckpointDraft& draft, const Weights& weights, std::string where,
+  WeightsReader(CheckpointDraft& draft, std::span<const WeightsTensor> weights, std::string where,
                 const WeightNames& names)
       : draft_(draft), weights_(weights), where_(std::move(where)), names_(names) {
-    for (const WeightsTensor& tensor : weights.tensors()) {
+    for (const WeightsTensor& tensor : weights) {
       const std::string name = engine_name(tensor.name);
       if (!by_name_.emplace(name, &tensor).second) {
         throw InconsistentError({.file = where_, .tensor = name},
@@ -43,8 +44,8 @@ class WeightsReader {
     facts.global_steps = 0;
     facts.from_weights = true;
     facts.frozen_known = false;
-    draft_.params.reserve(weights_.tensors().size());
-    for (const WeightsTensor& tensor : weights_.tensors()) {
+    draft_.params.reserve(weights_.size());
+    for (const WeightsTensor& tensor : weights_) {
       const bool trained = can_be_trained(tensor.value.dtype());
       if (trained && size_of(tensor.value.dtype()) < 4) facts.has_masters = false;
       Param param{.name = engine_name(tensor.name),
@@ -258,7 +259,7 @@ class WeightsReader {
   }
 
   CheckpointDraft& draft_;
-  const Weights& weights_;
+  std::span<const WeightsTensor> weights_;
   const std::string where_;  // what the files lie in, for messages
   bool goes_on_ = false;     // the training of the checkpoint that gets the weights
   const WeightNames& names_;
@@ -275,7 +276,7 @@ class WeightsReader {
 
 void read_weights(CheckpointDraft& draft, const Weights& weights, const WeightNames& names,
                   const Checkpoint* like) {
-  WeightsReader reader(draft, weights, draft.folder.path.string(), names);
+  WeightsReader reader(draft, weights.tensors(), draft.folder.path.string(), names);
   if (like != nullptr) {
     reader.read_like(*like);
   } else {
@@ -283,8 +284,9 @@ void read_weights(CheckpointDraft& draft, const Weights& weights, const WeightNa
   }
 }
 
-void read_other_weights(CheckpointDraft& draft, const Weights& weights, const std::string& where,
-                        const WeightNames& names, const Checkpoint& base) {
+void read_other_weights(CheckpointDraft& draft, std::span<const WeightsTensor> weights,
+                        const std::string& where, const WeightNames& names,
+                        const Checkpoint& base) {
   WeightsReader(draft, weights, where, names).read_into(base);
 }
 

@@ -86,18 +86,42 @@ Read read_of(const ZipEntry& entry, const std::vector<Range>& ranges) {
   return range->begin <= entry.header_offset ? Read::all : Read::data;
 }
 
-std::vector<InputRecord> records_in(const InputFile& file, FileId id,
-                                    const std::vector<Range>& ranges, Frames frames) {
-  std::vector<InputRecord> records;
-  const std::optional<ZipReader> zip = open_zip(file, id);
-  if (!zip) return records;
-  for (const ZipEntry& entry : zip->entries()) {
+// Adds those of one zip. `name` is what it holds, if it is one of many in its file.
+void add_records(const ZipReader& zip, const std::string& name, const std::vector<Range>& ranges,
+                 Frames frames, std::vector<InputRecord>& records) {
+  for (const ZipEntry& entry : zip.entries()) {
     const Read read = read_of(entry, ranges);
-    const bool has_sum = entry.size > 0 && zip->has_checksums();
+    const bool has_sum = entry.size > 0 && zip.has_checksums();
     const bool is_checked = read == Read::all && frames == Frames::checked;
     if (read == Read::nothing || (!is_checked && !has_sum)) continue;
-    const Extent data = is_checked ? zip->check_frame(entry) : zip->data(entry);
-    if (has_sum) records.push_back({data, entry.crc32, std::string(entry.name)});
+    const Extent data = is_checked ? zip.check_frame(entry) : zip.data(entry);
+    if (!has_sum) continue;
+    std::string member(entry.name);
+    if (!name.empty()) member = name + " (" + member + ")";
+    records.push_back({data, entry.crc32, std::move(member)});
+  }
+}
+
+bool is_read(const Extent& part, const std::vector<Range>& ranges) {
+  const auto range =
+      std::upper_bound(ranges.begin(), ranges.end(), part.offset,
+                       [](uint64_t offset, const Range& each) { return offset < each.end; });
+  return range != ranges.end() && range->begin < part.end();
+}
+
+std::vector<InputRecord> records_in(const InputFiles& inputs, FileId id,
+                                    const std::vector<Range>& ranges, Frames frames) {
+  std::vector<InputRecord> records;
+  const InputFile& file = inputs[id];
+  if (const std::vector<FilePart>* parts = inputs.parts(id)) {
+    for (const FilePart& part : *parts) {
+      if (!is_read(part.extent, ranges)) continue;
+      in_context({.file = file.display(), .tensor = part.name}, [&] {
+        add_records(ZipReader::open(file, part.extent), part.name, ranges, frames, records);
+      });
+    }
+  } else if (const std::optional<ZipReader> zip = open_zip(file, id)) {
+    add_records(*zip, "", ranges, frames, records);
   }
   return records;
 }
@@ -109,7 +133,7 @@ std::vector<InputRecord> records_in(const InputFiles& inputs,
   tbb::parallel_for(size_t{0}, ranges.size(), [&](size_t file) {
     if (ranges[file].empty()) return;
     const auto id = static_cast<FileId>(file);
-    found[file] = records_in(inputs[id], id, ranges[file], frames);
+    found[file] = records_in(inputs, id, ranges[file], frames);
   });
   std::vector<InputRecord> records;
   for (auto& some : found) {

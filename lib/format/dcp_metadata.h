@@ -48,12 +48,15 @@ struct DcpValue {
 };
 
 struct DcpMetadata {
-  std::vector<DcpValue> values = {};  // in their order in the file; names are different
+  // In the order of the state_dict, which `planner_data` has; behind them, in their order in the
+  // file, those that it lacks. Names are different.
+  std::vector<DcpValue> values = {};
 };
 
 // Reads it as data. Throws CorruptError for what is no pickle or not put together as torch does it,
-// for a value without a place, a place without a value, and chunks with other dimensions than their
-// tensor; UnsupportedError for values that are compressed or encrypted; IoError.
+// for a value without a place, a place without a value, a path that does not make its name, and
+// chunks with other dimensions than their tensor; UnsupportedError for values that are compressed
+// or encrypted; IoError.
 DcpMetadata read_dcp_metadata(const InputFile& file);
 
 // The pickle that torch reads as `metadata`: equal strings, classes and shapes are pickled once.

@@ -169,7 +169,7 @@ struct Checked {
 
 struct TorchArchive::Impl {
   const InputFile* file = nullptr;
-  FileId id = 0;
+  Extent part;  // of the file
   std::optional<ZipReader> zip;
   std::string prefix;
   std::shared_ptr<const pickle::Document> document;
@@ -186,7 +186,7 @@ struct TorchArchive::Impl {
   }
 
   void open_zip(SharedPickles* shared) {
-    zip = ZipReader::open(*file, id);
+    zip = ZipReader::open(*file, part);
     prefix = prefix_of(*zip);
     if (zip->find(prefix + "/constants.pkl") != nullptr) {
       throw UnsupportedError({}, "a TorchScript archive (torch.jit.save), not a checkpoint");
@@ -266,7 +266,7 @@ struct TorchArchive::Impl {
     const auto index = static_cast<size_t>(&entry - zip->entries().data());
     {
       const std::lock_guard lock(mutex);
-      if (!found.empty() && found[index] != 0) return {id, found[index], entry.size};
+      if (!found.empty() && found[index] != 0) return {part.file, found[index], entry.size};
     }
     const Extent extent = zip->data(entry);
     const std::lock_guard lock(mutex);
@@ -341,7 +341,7 @@ struct TorchArchive::Impl {
   Extent extent(const Checked& tensor) const {
     // Files of stage 3 have an empty tensor for every parameter: reading where they lie would be
     // most of the work.
-    if (tensor.size == 0) return {id, 0, 0};
+    if (tensor.size == 0) return {part.file, 0, 0};
     const Extent storage = storage_extent(tensor.info.storage_key, tensor.entry);
     return {storage.file, storage.offset + tensor.begin, tensor.size};
   }
@@ -380,7 +380,7 @@ TorchArchive::~TorchArchive() = default;
 TorchArchive TorchArchive::open(const InputFiles& files, FileId id, SharedPickles* shared) {
   auto impl = std::make_unique<Impl>();
   impl->file = &files[id];
-  impl->id = id;
+  impl->part = {id, 0, impl->file->size()};
   in_context({.file = impl->file->display()}, [&] {
     const TorchForm form = torch_form(*impl->file);
     if (form == TorchForm::zip || ZipReader::probe(*impl->file)) {
@@ -396,8 +396,56 @@ TorchArchive TorchArchive::open(const InputFiles& files, FileId id, SharedPickle
   return TorchArchive(std::move(impl));
 }
 
+namespace {
+
+void check_is_zip(const InputFile& file, const Extent& part) {
+  if (part.offset > file.size() || part.size > file.size() - part.offset) {
+    throw CorruptError({.offset = part.offset},
+                       std::to_string(part.size) + " bytes from there on, but the file ends at " +
+                           std::to_string(file.size()) + ": it is truncated");
+  }
+  constexpr size_t kLocalHeader = 4;
+  constexpr size_t kHeaderSize = 8;  // of safetensors, before its JSON
+  const std::vector<std::byte> head =
+      file.read(part.offset, std::min<uint64_t>(part.size, kHeaderSize + 1));
+  const std::string_view text = as_text(head);
+  if (text.substr(0, kLocalHeader) == "PK\3\4") return;
+  if (text.size() > kHeaderSize && text[kHeaderSize] == '{' &&
+      load_le<uint64_t>(head.data()) < part.size) {
+    throw UnsupportedError({.offset = part.offset},
+                           "is safetensors (SerializationFormat.SAFETENSORS), which is not read "
+                           "there");
+  }
+  throw CorruptError({.offset = part.offset}, "no archive of torch.save begins there");
+}
+
+}  // namespace
+
+TorchArchive TorchArchive::open(const InputFiles& files, const Extent& part) {
+  auto impl = std::make_unique<Impl>();
+  impl->file = &files[part.file];
+  impl->part = part;
+  in_context({.file = impl->file->display(), .offset = part.offset}, [&] {
+    check_is_zip(*impl->file, part);
+    impl->open_zip(nullptr);
+  });
+  return TorchArchive(std::move(impl));
+}
+
+TorchArchive TorchArchive::of_values(const InputFiles& files, const Extent& place,
+                                     pickle::Document values) {
+  auto impl = std::make_unique<Impl>();
+  impl->file = &files[place.file];
+  impl->part = place;
+  impl->document = std::make_shared<const pickle::Document>(std::move(values));
+  return TorchArchive(std::move(impl));
+}
+
 FileId TorchArchive::file() const {
-  return impl_->id;
+  return impl_->part.file;
+}
+const Extent& TorchArchive::extent() const {
+  return impl_->part;
 }
 bool TorchArchive::is_zip() const {
   return impl_->zip.has_value();

@@ -67,11 +67,20 @@ class TorchArchive {
  public:
   // With `shared`, files with equal pickles have one document.
   static TorchArchive open(const InputFiles& files, FileId id, SharedPickles* shared = nullptr);
+  // A zip that is `part` of a file, as each of torch.distributed.checkpoint's is. CorruptError if
+  // the file ends before it; UnsupportedError if it is safetensors.
+  static TorchArchive open(const InputFiles& files, const Extent& part);
+  // Values without any tensor, that no file has as they are. `place` is what they are made of:
+  // other values of the same file have another.
+  static TorchArchive of_values(const InputFiles& files, const Extent& place,
+                                pickle::Document values);
   TorchArchive(TorchArchive&&) noexcept;
   TorchArchive& operator=(TorchArchive&&) noexcept;
   ~TorchArchive();
 
   FileId file() const;
+  // The bytes of the file that it is: all of them, but of a part.
+  const Extent& extent() const;
   bool is_zip() const;
   // The zip's top folder, which torch derives from the file name it saved to ("archive" when it
   // saved to a stream); "" for the legacy form.
@@ -200,9 +209,14 @@ class TorchArchiveWriter {
 
   pickle::Document document_;
   std::vector<Storage> storages_;
-  std::vector<StorageId> order_;                       // by key
-  std::map<FileId, pickle::Document::Copies> copies_;  // archives may share their pickles
-  std::map<std::pair<FileId, std::string>, StorageId> imported_;  // by their keys there
+  std::vector<StorageId> order_;  // by key
+  // Of an archive: its file, and where it begins there.
+  using ArchiveId = std::pair<FileId, uint64_t>;
+  static ArchiveId archive_id(const TorchArchive& archive) {
+    return {archive.file(), archive.extent().offset};
+  }
+  std::map<ArchiveId, pickle::Document::Copies> copies_;  // archives may share their pickles
+  std::map<std::pair<ArchiveId, std::string>, StorageId> imported_;  // by their keys there
 };
 
 }  // namespace dsckpt

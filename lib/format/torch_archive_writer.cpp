@@ -140,7 +140,7 @@ void TorchArchiveWriter::import_storages(const TorchArchive& from, const Value& 
       throw UnsupportedError({.member = "storage " + key},
                              "a view of a storage, as the legacy form may hold");
     }
-    const auto [found, is_new] = imported_.try_emplace({from.file(), key}, storages_.size());
+    const auto [found, is_new] = imported_.try_emplace({archive_id(from), key}, storages_.size());
     if (!is_new) continue;
     const auto changed = changes.storages.find(key);
     storages_.push_back({changed == changes.storages.end() ? data : changed->second,
@@ -152,11 +152,11 @@ void TorchArchiveWriter::import_storages(const TorchArchive& from, const Value& 
 Value TorchArchiveWriter::import(const TorchArchive& from, const Value& value,
                                  const ImportChanges& changes) {
   import_storages(from, value, changes);
-  Document::Copies& copies = copies_[from.file()];
+  Document::Copies& copies = copies_[archive_id(from)];
   const auto renumbered = [&](const Value& persistent) {
     const auto id = id_of(persistent);
     const std::string key = key_of(persistent);
-    const Storage& storage = storages_[imported_.at({from.file(), key})];
+    const Storage& storage = storages_[imported_.at({archive_id(from), key})];
     const Value count =
         changes.storages.contains(key) ? Document::integer(storage.data.numel()) : id[4];
     const auto leaf = [&](const Value& field) {

@@ -36,8 +36,18 @@ struct Tail {
 
 Tail read_tail(const InputFile& file, const Extent& part) {
   constexpr uint64_t kReach = zip::kEndSize + 0xFFFF + zip::kLocatorSize + zip::kEnd64Size;
-  const uint64_t size = std::min(part.size, kReach);
-  return {file.read(part.end() - size, size), part.end() - size};
+  // Without a comment, as torch writes them, a directory of a few records is in here too: a part of
+  // a file may be one of a million.
+  constexpr uint64_t kFirst = 1024;
+  for (const uint64_t reach : {kFirst, kReach}) {
+    const uint64_t size = std::min(part.size, reach);
+    Tail tail{file.read(part.end() - size, size), part.end() - size};
+    const bool ends_with_record =
+        size >= zip::kEndSize &&
+        load_le<uint32_t>(tail.bytes.data() + size - zip::kEndSize) == zip::kEndSignature;
+    if (ends_with_record || size == part.size || reach == kReach) return tail;
+  }
+  return {};
 }
 
 // APPNOTE 4.3.16. What torch and Python's zipfile take is the last signature, whatever comes behind

@@ -222,6 +222,25 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
   return sums.total(archive.file(), kRest);
 }
 
+// A file with an archive for each value. What is not among the contents counts as other tensors and
+// values: states that were not asked for, settings.
+FileBytes account_items(const InputFiles& inputs, FileId id, const std::vector<Piece>& pieces) {
+  Sums sums(inputs[id]);
+  Covered covered;
+  for (const Piece& piece : pieces) {
+    sums.add(*piece.kind, piece.begin, piece.end, covered.add(piece.begin, piece.end));
+  }
+  if (const std::vector<FilePart>* parts = inputs.parts(id)) {
+    for (const FilePart& part : *parts) {
+      const TorchArchive archive = TorchArchive::open(inputs, part.extent);
+      for (const Extent& storage : archive.storages()) {
+        sums.add(kOther, storage.offset, storage.end(), covered.add(storage.offset, storage.end()));
+      }
+    }
+  }
+  return sums.total(id, kRest);
+}
+
 }  // namespace
 
 size_t kind_rank(std::string_view kind) {
@@ -294,6 +313,9 @@ std::vector<FileBytes> byte_kinds(const InputFiles& inputs, const Contents& cont
         sums.add(*piece.kind, piece.begin, piece.end, covered.add(piece.begin, piece.end));
       }
       files.push_back(sums.total(file.id, kPadding));
+    }
+    for (const DataFile& file : contents.checkpoint()->data_files()) {
+      files.push_back(account_items(inputs, file.id, pieces[file.id]));
     }
   }
   for (const WeightsFile& file : contents.weights_files()) {

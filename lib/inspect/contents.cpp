@@ -1,11 +1,26 @@
 #include "inspect/contents.h"
 
+#include <charconv>
+#include <system_error>
 #include <utility>
 
 #include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
+
+namespace {
+
+// "__RANK_NUMBER.distcp"
+std::optional<ShardName> dcp_writer(std::string_view name) {
+  uint32_t rank = 0;
+  if (!name.starts_with("__")) return std::nullopt;
+  const auto [end, error] = std::from_chars(name.data() + 2, name.data() + name.size(), rank);
+  if (error != std::errc() || end == name.data() + name.size() || *end != '_') return std::nullopt;
+  return ShardName{.kind = ShardName::Kind::zero_model_states, .dp_rank = rank};
+}
+
+}  // namespace
 
 UsageError no_roots_of_weights(const fs::path& path) {
   return UsageError(path.string() + ": is no checkpoint, so there are no other roots");
@@ -91,7 +106,9 @@ std::optional<ShardName> Contents::writer_of(const InputFiles& inputs, FileId fi
       if (swap.id == file) return swap.owner;
     }
   }
-  return parse_shard_name(inputs[file].path().filename().string());
+  const std::string name = inputs[file].path().filename().string();
+  if (checkpoint_ && !checkpoint_->data_files().empty()) return dcp_writer(name);
+  return parse_shard_name(name);
 }
 
 std::string Contents::record_at(FileId file, uint64_t offset) const {

@@ -6,60 +6,26 @@
 #include <tuple>
 
 #include "dsckpt/error.h"
+#include "format/dcp_objects.h"
 #include "pickle/pickle.h"
 
 namespace dsckpt {
 namespace {
 
 using pickle::Kind;
-using pickle::ObjectNode;
 using pickle::Value;
 
-constexpr std::string_view kMetadata = "torch.distributed.checkpoint.metadata";
-constexpr std::string_view kFilesystem = "torch.distributed.checkpoint.filesystem";
-
-// The attributes of an object made as pickle makes those of plain classes: nothing else can have
-// given it any.
-Value attributes_of(const Value& value, std::string_view module, std::string_view name) {
-  const bool is_it = value.is(Kind::object) && value.as_object().is_a(module, name);
-  if (is_it) {
-    const ObjectNode& object = value.as_object();
-    if (object.made == ObjectNode::Made::newobj && object.arguments.as_sequence().empty() &&
-        object.has_state && object.state.is(Kind::dict) && object.items.empty() &&
-        object.mapping.items.empty()) {
-      return object.state;
-    }
-  }
-  throw CorruptError(
-      {}, describe(value) + " where torch.distributed.checkpoint has its " + std::string(name));
-}
-
-uint64_t unsigned_of(const Value& attributes, std::string_view key) {
-  const Value value = attributes.at(key);
-  if (!value.is(Kind::integer) || value.as_int() < 0) {
-    throw CorruptError({}, "'" + std::string(key) + "' of a value is no size");
-  }
-  return static_cast<uint64_t>(value.as_int());
-}
-
-std::string file_of(const Value& info) {
-  const Value transforms = info.find_or_none("transform_descriptors");
-  if (!transforms.is_none() && (!transforms.is(Kind::list) || !transforms.as_sequence().empty())) {
-    throw UnsupportedError({}, "values are compressed or encrypted");
-  }
-  return std::string(info.at("relative_path").as_string());
-}
-
 std::vector<DcpFile> items_of(const Value& root) {
-  const Value storage_data = attributes_of(root, kMetadata, "Metadata").at("storage_data");
+  const Value storage_data =
+      dcp::attributes_of(root, dcp::kMetadata, "Metadata").at("storage_data");
   if (!storage_data.is(Kind::dict)) throw CorruptError({}, "'storage_data' is no dict");
   std::map<std::string, std::vector<DcpItem>> files;
   for (const auto& [key, value] : storage_data.as_dict().items) {
-    const Value index = attributes_of(key, kMetadata, "MetadataIndex");
-    const Value info = attributes_of(value, kFilesystem, "_StorageInfo");
-    files[file_of(info)].push_back({.name = std::string(index.at("fqn").as_string()),
-                                    .offset = unsigned_of(info, "offset"),
-                                    .size = unsigned_of(info, "length")});
+    const Value index = dcp::attributes_of(key, dcp::kMetadata, "MetadataIndex");
+    const DcpPlace place = dcp::place_of(value);
+    files[place.file].push_back({.name = std::string(index.at("fqn").as_string()),
+                                 .offset = place.offset,
+                                 .size = place.size});
   }
   std::vector<DcpFile> result;
   for (auto& [name, items] : files) {

@@ -1,6 +1,7 @@
 #include "inspect/extents.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <numeric>
 #include <utility>
@@ -73,7 +74,7 @@ class Collector {
     }
     TensorExtent extent;
     extent.file = rows.file;
-    extent.record = contents_->record_at(rows.file, rows.offset);
+    extent.record = record_of(rows);
     extent.offset = rows.offset;
     extent.row_bytes = rows.row_bytes;
     extent.rows = run.rows;
@@ -87,6 +88,15 @@ class Collector {
     extent.mean = run.combine == Combine::mean;
     extent.rank = contents_->writer_of(*inputs_, rows.file);
     out_.push_back(std::move(extent));
+  }
+
+  std::string record_of(const Rows& rows) const {
+    const std::vector<FilePart>* parts = inputs_->parts(rows.file);
+    if (parts == nullptr) return contents_->record_at(rows.file, rows.offset);
+    const auto behind = std::upper_bound(
+        parts->begin(), parts->end(), rows.offset,
+        [](uint64_t offset, const FilePart& part) { return offset < part.extent.offset; });
+    return behind == parts->begin() ? "" : std::prev(behind)->name;
   }
 
   const InputFiles* inputs_;

@@ -36,6 +36,11 @@ std::string precision_of(const Contents& contents) {
     return joined(types);
   }
   const Checkpoint& checkpoint = *contents.checkpoint();
+  if (checkpoint.model_files().empty()) {  // of another framework: there are no copies
+    for (const Param& param : checkpoint.params()) {
+      if (is_trained(param)) types.insert(std::string(torch_name(param.weight.dtype())));
+    }
+  }
   for (const CheckpointFile& file : checkpoint.model_files()) {
     const ModuleEntries module(file.archive->root().find_or_none(keys::kModule));
     for (const auto& [name, value] : module.all()) {
@@ -52,7 +57,7 @@ std::string precision_of(const Contents& contents) {
 
 std::string optimizer_of(const Contents& contents) {
   const Checkpoint* checkpoint = contents.checkpoint();
-  if (!checkpoint || checkpoint->model_files().empty()) return "";
+  if (!checkpoint || checkpoint->facts().from_weights) return "";
   const std::optional<std::string>& type = checkpoint->run_config().optimizer_type;
   if (type) return *type;
   std::set<std::string> states;
@@ -109,6 +114,9 @@ void list_other_files(const Contents& contents, Summary& summary) {
     read.insert(file.path.lexically_normal().string());
   }
   for (const SwapFile& file : contents.checkpoint()->swap_files()) {
+    read.insert(file.path.lexically_normal().string());
+  }
+  for (const DataFile& file : contents.checkpoint()->data_files()) {
     read.insert(file.path.lexically_normal().string());
   }
   std::vector<fs::path> folders = contents.checkpoint()->other_roots();

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/extent.h"
@@ -85,6 +86,12 @@ class InputFile {
   uint64_t size_ = 0;
 };
 
+// An archive within a file of many.
+struct FilePart {
+  Extent extent = {};
+  std::string name = {};  // of what it holds, for messages
+};
+
 // The table of all inputs of one run. add() from one thread at a time; the rest from any thread.
 // Files stay until the table goes, so references are stable.
 class InputFiles {
@@ -101,6 +108,15 @@ class InputFiles {
   InputFiles selected(std::span<const FileId> ids) const;
 
   const InputFile& operator[](FileId id) const { return *files_[id]; }
+
+  // Says that a file is not one archive but many, by their offsets: nothing in the file itself
+  // does.
+  void set_parts(FileId id, std::vector<FilePart> parts) { parts_[id] = std::move(parts); }
+  // nullptr of a file that is one.
+  const std::vector<FilePart>* parts(FileId id) const {
+    const auto found = parts_.find(id);
+    return found == parts_.end() ? nullptr : &found->second;
+  }
   size_t size() const { return files_.size(); }
 
   // Who is told of files that are opened, and may stop it; nullptr for nobody, as at first.
@@ -110,6 +126,7 @@ class InputFiles {
  private:
   std::vector<std::shared_ptr<InputFile>> files_;
   std::unordered_map<std::string, FileId> ids_;  // by path, as it was given
+  std::unordered_map<FileId, std::vector<FilePart>> parts_;
   Progress* progress_ = nullptr;
 };
 

@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "checkpoint/dcp_folder.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/dtype.h"
 #include "dsckpt/error.h"
@@ -40,7 +41,8 @@ bool is_folder(const fs::path& path) {
 }
 
 bool is_shard(const fs::path& path) {
-  return parse_shard_name(path.filename().string()).has_value();
+  const std::string name = path.filename().string();
+  return parse_shard_name(name) || (is_dcp_name(name) && is_dcp_folder(path.parent_path()));
 }
 
 bool is_tag(const fs::path& folder) {

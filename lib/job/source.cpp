@@ -21,6 +21,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kGatheredAtOnce = 1 << 20;  // elements
+constexpr std::string_view kDcpLayout = "dcp";
 
 void refuse_weights_options(const SourceOptions& options) {
   for (const auto& [option, value] : {std::pair("--strip-prefix", &options.strip_prefix),
@@ -110,6 +111,11 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
       is_weights ? Checkpoint::from_weights(*impl->inputs, path, names, impl->like.get())
                  : Checkpoint::open(*impl->inputs, path, open));
   if (!is_weights) impl->path = impl->checkpoint->named();
+  // What another framework has trained has no groups and no files of DeepSpeed: those of `like`.
+  if (impl->like && impl->checkpoint->facts().layout == kDcpLayout && options.optimizer_states) {
+    impl->checkpoint = std::make_shared<const Checkpoint>(
+        Checkpoint::with_values(*impl->inputs, impl->like, impl->checkpoint));
+  }
   if (!options.weights_from.empty()) {
     impl->checkpoint = std::make_shared<const Checkpoint>(
         Checkpoint::with_weights(*impl->inputs, impl->checkpoint, options.weights_from, names));
@@ -369,6 +375,10 @@ UnsupportedError unassigned_states(const Checkpoint& checkpoint) {
     return UnsupportedError({.file = checkpoint.tag_folder().string()},
                             "was stripped to its weights by ckpt-pack strip: it has no optimizer "
                             "states");
+  }
+  if (checkpoint.model_files().empty()) {
+    return UnsupportedError({.file = checkpoint.tag_folder().string()},
+                            "has optimizer states by the numbers of parameters, not their names");
   }
   if (!checkpoint.facts().has_masters) {
     return UnsupportedError({.file = checkpoint.tag_folder().string()},

@@ -341,6 +341,12 @@ const char* to_string(Keep keep) {
 }
 
 Job plan_strip(const Source& source, Keep keep) {
+  const Checkpoint& checkpoint = *source->checkpoint;
+  if (!checkpoint.data_files().empty()) {
+    throw UnsupportedError({.file = checkpoint.tag_folder().string()},
+                           "is of torch.distributed.checkpoint, which is not stripped")
+        .with_hint("zero-to-fp32 writes its weights");
+  }
   return Stripper(source, keep).plan();
 }
 

@@ -212,8 +212,9 @@ TargetOptions target_options(const Source& source, const ReshardOptions& options
                        .ds_version = options.ds_version,
                        .ds_config = {}};
   if (!options.ds_config.empty()) target.ds_config = load_ds_config(options.ds_config);
-  // Weights have become one with what they are like.
-  if (!source->checkpoint->facts().from_weights) target.like = source->like.get();
+  // Weights have become one with what they are like, and so have values of other frameworks.
+  const CheckpointFacts& facts = source->checkpoint->facts();
+  if (!facts.from_weights && !facts.has_given_states) target.like = source->like.get();
   return target;
 }
 
@@ -235,8 +236,8 @@ void lay_out_beside(const Source& source, const ReshardReport& report,
                     const std::string& config_path, PlanBuilder& plan, Job::Impl& job) {
   const Checkpoint& checkpoint = *source->checkpoint;
   Neighbours beside;
-  // What lies beside weights is of no training.
-  if (!checkpoint.facts().from_weights) {
+  // What lies beside weights is of no training, and beside another framework's files of another.
+  if (!checkpoint.facts().from_weights && !checkpoint.facts().has_given_states) {
     beside = find_neighbours({.named = source->path,
                               .tag_folder = checkpoint.tag_folder(),
                               .tag = report.tag,
@@ -255,9 +256,13 @@ void lay_out_beside(const Source& source, const ReshardReport& report,
 
 std::string summary_of(const Source& opened, const ReshardTarget& target) {
   const Checkpoint& source = *opened->checkpoint;
-  const bool given = source.facts().has_given_weights;
-  return (given ? "the weights of " + opened->options.weights_from.string() + " in " : "") +
-         "stage " + std::to_string(source.facts().zero_stage) + " of " +
+  std::string given;
+  if (source.facts().has_given_states) {
+    given = "the values of " + opened->path.string() + " in ";
+  } else if (source.facts().has_given_weights) {
+    given = "the weights of " + opened->options.weights_from.string() + " in ";
+  }
+  return given + "stage " + std::to_string(source.facts().zero_stage) + " of " +
          std::to_string(source.facts().mesh.dp) + " ranks as stage " +
          std::to_string(target.stage) + " of " + std::to_string(target.dp);
 }
@@ -270,6 +275,12 @@ Job plan_reshard(const Source& source, const ReshardOptions& options) {
   for (const Checkpoint* each : {&checkpoint, target.like}) {
     if (each == nullptr) continue;
     const CheckpointFacts& facts = each->facts();
+    if (facts.layout == "dcp") {
+      throw UnsupportedError({.file = each->tag_folder().string()},
+                             "is of torch.distributed.checkpoint: it does not tell the engine of "
+                             "DeepSpeed and its parameter groups")
+          .with_hint("--like CHECKPOINT takes them from a checkpoint of the new run");
+    }
     if (facts.stripped || (!facts.has_masters && !facts.from_weights))
       throw unassigned_states(*each);
   }
@@ -289,6 +300,7 @@ Job plan_reshard(const Source& source, const ReshardOptions& options) {
   put_text(plan, std::string(kLatest), report->tag);
   set_plan(job, plan);
   job.place = place_of(checkpoint, job.plan, report->tag);
+  job.place.inputs.push_back(source->path);
   job.what = summary_of(source, report->target);
   job.report = std::move(report);
   return Job(std::move(job));

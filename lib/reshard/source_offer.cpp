@@ -15,7 +15,7 @@ SourceOffer source_offer(const CheckpointFacts& source, const ReshardTarget& tar
       .new_values = new_values,
       .keeps_unknown_state = same_wrapper && !source.from_weights,
       .optimizer_as_it_is = same_wrapper && source.zero_stage == 0 && !target.new_loss_scaler &&
-                            !(source.has_given_weights && has_masters),
+                            !(source.has_given_weights && has_masters) && !source.has_given_states,
       .optimizer_is_programs = source.zero_stage != 0 && !source.from_weights,
       .module_as_it_is = both_or_no_placeholders && same_values,
       .fragments_as_they_are = source.zero_stage == 2 && target.stage == 2 && same_values,

@@ -73,6 +73,15 @@ class LoaderNotes {
     return std::move(notes_);
   }
 
+  std::vector<std::string> of_other_framework() {
+    note(
+        "for a run at stage 1, 2 or 3 that goes on from here: hyper-parameters, loss scale and "
+        "schedule are the new run's own");
+    note_not_restored();
+    note(kSharedStep);
+    return std::move(notes_);
+  }
+
  private:
   // engine.py load_checkpoint
   void add_note_on_nvme() {
@@ -236,6 +245,10 @@ class LoaderNotes {
 
 std::vector<std::string> loader_notes(const Checkpoint& checkpoint) {
   return LoaderNotes(checkpoint).of_checkpoint();
+}
+
+std::vector<std::string> going_on_notes(const Checkpoint& checkpoint) {
+  return LoaderNotes(checkpoint).of_other_framework();
 }
 
 std::vector<std::string> start_notes(const Checkpoint& weights, const InitialStates& initial) {

@@ -15,6 +15,9 @@ namespace dsckpt {
 // load_hp_checkpoint_state_from_checkpoint_dir_stage3, engine.py load_checkpoint.
 std::vector<std::string> loader_notes(const Checkpoint& checkpoint);
 
+// Of the one that a checkpoint of another framework becomes.
+std::vector<std::string> going_on_notes(const Checkpoint& checkpoint);
+
 // Of the one that a run starts from with `weights`.
 std::vector<std::string> start_notes(const Checkpoint& weights, const InitialStates& initial);
 

@@ -72,6 +72,7 @@ class Planner {
         checkpoint_(*source->checkpoint),
         job_(job_of(source)),
         starts_(checkpoint_.facts().from_weights),
+        is_dcp_(checkpoint_.facts().layout == "dcp"),
         stage_(starts_ ? 0 : checkpoint_.facts().zero_stage),
         // Plain stage 3 has vectors without shapes; where the loader has to cut slices out, it
         // needs shapes.
@@ -92,6 +93,10 @@ class Planner {
     if (starts_) {
       lay_out_start(plan_, checkpoint_, initial_.step);
       add_notes(start_notes(checkpoint_, initial_));
+    } else if (is_dcp_) {
+      check_steps();
+      lay_out_start(plan_, checkpoint_, InitialStates::Step::tensor);
+      add_notes(going_on_notes(checkpoint_));
     } else {
       lay_out_optimizer_state(plan_, checkpoint_);
       for (const CheckpointFile& file : checkpoint_.model_files()) {
@@ -128,6 +133,17 @@ class Planner {
     note("patterns of universal_checkpoint_info that fit no parameter: " + some_of(unused));
   }
 
+  // What stage 3 reads is one step for all; and there is no training to go on with without any.
+  void check_steps() const {
+    for (const Param& param : checkpoint_.params()) {
+      if (!is_trained(param) || !param.states.empty()) continue;
+      throw UnsupportedError({.file = checkpoint_.tag_folder().string(), .tensor = param.name},
+                             "has no optimizer states: a universal checkpoint is for going on with "
+                             "the training")
+          .with_hint("zero-to-fp32 makes weights of it, from which to-universal makes a start");
+    }
+  }
+
   static Shape saved_shape(const Param& param, bool flat) {
     Shape shape = param.weight.shape();
     if (flat) return {param.weight.numel()};
@@ -161,8 +177,12 @@ class Planner {
       report_.add(std::move(entry));
       return;
     }
-    add("fp32", param.weight, param.requires_grad);
-    for (const ParamState& state : param.states) add(state.key, state.value, false);
+    // Other frameworks may have trained in 16 bit; the loader wants masters of 32.
+    const bool widens = is_dcp_ && param.weight.dtype() != DType::float32;
+    add("fp32", widens ? param.weight.to(DType::float32) : param.weight, param.requires_grad);
+    for (const ParamState& state : param.states) {
+      add(state.key, is_dcp_ ? state.value.to(DType::float32) : state.value, false);
+    }
     if (stage_ != 3 && param.step.archive != nullptr) {
       lay_out_universal_step(plan_, param.name, *param.step.archive, param.step.value);
       entry.files.push_back("step");
@@ -191,6 +211,7 @@ class Planner {
   const Checkpoint& checkpoint_;
   Job::Impl job_;
   bool starts_;  // from weights
+  bool is_dcp_;  // of another framework: there are no files of DeepSpeed
   int stage_;
   bool flat_;
   InitialStates initial_ = {};

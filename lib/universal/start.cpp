@@ -24,6 +24,16 @@ Value initial_step(TorchArchiveWriter& writer, InitialStates::Step step) {
   return writer.tensor(TensorSource::zeros(DType::float32, {}));
 }
 
+// The steps that the first parameter was made, or that no step was made.
+Value steps_made(TorchArchiveWriter& writer, const Checkpoint& checkpoint,
+                 InitialStates::Step step) {
+  for (const Param& param : checkpoint.params()) {
+    if (!is_trained(param) || param.step.archive == nullptr) continue;
+    return writer.import(*param.step.archive, param.step.value);
+  }
+  return initial_step(writer, step);
+}
+
 // An archive whose root is a dict, in the making.
 class DictFile {
  public:
@@ -66,7 +76,7 @@ void lay_out_optimizer_state(PlanBuilder& plan, const Checkpoint& weights,
 
   // What stage 3 reads.
   const Value first = document.dict();
-  file.set(first, "step", initial_step(file.writer(), step));
+  file.set(first, "step", steps_made(file.writer(), weights, step));
   const Value states = document.dict();
   document.set_item(states, Document::integer(0), first);
   const Value optimizer = document.dict();
@@ -92,10 +102,9 @@ class ModelFile {
     file_.set(keys::kFrozenParamFragments, {});
     file_.set(keys::kLrScheduler, first_lr_scheduler(document));
     for (const std::string_view key : {keys::kDataSampler, keys::kRandomLtd}) file_.set(key, {});
-    for (const std::string_view key :
-         {keys::kSkippedSteps, keys::kGlobalSteps, keys::kGlobalSamples}) {
-      file_.set(key, Document::integer(0));
-    }
+    file_.set(keys::kSkippedSteps, Document::integer(0));
+    file_.set(keys::kGlobalSteps, Document::integer(weights_.facts().global_steps.value_or(0)));
+    file_.set(keys::kGlobalSamples, Document::integer(0));
     for (const std::string_view key : {keys::kDpWorldSize, keys::kMpWorldSize}) {
       file_.set(key, Document::integer(1));
     }

@@ -31,8 +31,9 @@ InitialStates initial_states_like(const Checkpoint& like);
 // zero/PARAM/step.pt; nothing if there is no step count.
 void lay_out_initial_step(PlanBuilder& plan, const std::string& param, InitialStates::Step step);
 
-// zero/optimizer_state.pt and the model-states files: of stages 1 and 2 with everything that
-// `weights` has, for whoever reads the folder but DeepSpeed, and of stage 3 without tensors.
+// zero/optimizer_state.pt and the model-states files, with as many steps as `weights` was made, if
+// it is a checkpoint that was made any: of stages 1 and 2 with everything that `weights` has, for
+// whoever reads the folder but DeepSpeed, and of stage 3 without tensors.
 void lay_out_start(PlanBuilder& plan, const Checkpoint& weights, InitialStates::Step step);
 
 }  // namespace dsckpt

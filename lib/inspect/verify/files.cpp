@@ -45,7 +45,7 @@ bool is_explained(const RecordNames& damaged, const CheckedFile& file, const Fin
   };
   const auto& entries = file.zip->entries();
   const auto named = std::find_if(entries.begin(), entries.end(), is_named);
-  if (named != entries.end()) return damaged.contains({file.display, std::string(named->name)});
+  if (named != entries.end()) return damaged.contains({file.display, file.member(*named)});
   const auto first = damaged.lower_bound({file.display, ""});
   return first != damaged.end() && first->first == file.display;
 }
@@ -65,7 +65,8 @@ void check_frame(Verification& v, const CheckedFile& file, const ZipEntry& entry
            .message = error.message(),
            .file = file.display,
            .rank = file.rank(),
-           .member = std::string(entry.name),
+           .member = file.member(entry),
+           .tensor = file.part,
            .offset = error.where().offset});
   }
 }
@@ -210,8 +211,10 @@ void check_records(Verification& v) {
                   crcs[i] = load_le<uint32_t>(as_byte_span(sum).data());
                   return;
                 }
-                v.add(Check::unreadable, *records[record].file,
-                      failure->within({.member = std::string(records[record].entry->name)}));
+                v.add(
+                    Check::unreadable, *records[record].file,
+                    failure->within({.member = records[record].file->member(*records[record].entry),
+                                     .tensor = records[record].file->part}));
                 unread[record] = 1;
               });
 
@@ -230,12 +233,13 @@ void check_records(Verification& v) {
     ++v.report.records;
     if (crc == entry->crc32) continue;
     v.damaged.push_back(extent);
-    damaged.emplace(file->display, std::string(entry->name));
+    damaged.emplace(file->display, file->member(*entry));
     v.add({.check = Check::crc,
            .message = "CRC32 mismatch: the data has changed since it was saved",
            .file = file->display,
            .rank = file->rank(),
-           .member = std::string(entry->name),
+           .member = file->member(*entry),
+           .tensor = file->part,
            .offset = extent.offset,
            .size = extent.size});
   }

@@ -68,7 +68,7 @@ std::vector<ManifestRecord> records_of(Verification& v, const fs::path& path) {
       try {
         for (const ZipEntry& entry : file.zip->entries()) {
           const Extent extent = file.zip->data(entry);
-          records.push_back({std::string(entry.name), extent.offset, extent.size, {}});
+          records.push_back({file.member(entry), extent.offset, extent.size, {}});
         }
       } catch (const CorruptError&) {
         return {};  // check_records has said so

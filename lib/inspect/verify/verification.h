@@ -34,12 +34,22 @@ struct CheckedFile {
   std::optional<ZipReader> zip;
   std::optional<Shard> shard;  // a file of torch.save that is whole
   std::optional<SafetensorsFile> safetensors;
+  // Of a file of torch.distributed.checkpoint this is one of its archives: the value that it is of,
+  // and where it lies. `zip` is all that is opened of it.
+  std::string part;
+  Extent extent = {};
   // Files that are no part of the checkpoint: those of a rank that cannot be.
   bool left_out = false;
   // Something was reported that makes whatever else it says doubtful.
   bool suspect = false;
 
-  bool whole() const { return shard.has_value() || safetensors.has_value(); }
+  bool whole() const {
+    return shard.has_value() || safetensors.has_value() || (!part.empty() && zip.has_value());
+  }
+  // What findings call a record of it.
+  std::string member(const ZipEntry& entry) const {
+    return part.empty() ? std::string(entry.name) : part + " (" + std::string(entry.name) + ")";
+  }
   // Fit to be compared with others.
   bool usable() const { return whole() && !left_out && !suspect; }
   std::optional<FindingRank> rank() const;
@@ -207,6 +217,9 @@ void name_touched(Verification& v);
 
 // verify_universal.cpp
 void check_universal(Verification& v);
+
+// verify_dcp.cpp
+void open_dcp_files(Verification& v);
 
 // verify_weights.cpp
 void check_weights(Verification& v);

@@ -20,7 +20,15 @@ constexpr std::array<const char*, kCheckCount> kNames = {
     "shape",   "replica", "rounding",   "nonfinite", "latest",     "index", "manifest"};
 
 // What of a path a step is for.
-enum Form : unsigned { kZero = 1, kUniversal = 2, kWeights = 4, kCheckpoint = 3, kAll = 7 };
+enum Form : unsigned {
+  kZero = 1,
+  kUniversal = 2,
+  kWeights = 4,
+  kDcp = 8,
+  kCheckpoint = 3,
+  kOfArchives = 7,
+  kAll = 15
+};
 
 // A row of the table of steps: whom it is for, and the checks that it makes.
 struct Step {
@@ -44,10 +52,11 @@ void check_manifest_if_given(Verification& v) {
 const std::vector<Step>& steps() {
   using enum Check;
   static const std::vector<Step> kSteps = {
-      {open_files, kAll, {unreadable}},
+      {open_files, kOfArchives, {unreadable}},
+      {open_dcp_files, kDcp, {missing, unreadable}},
       {check_records, kAll, {crc}},
       {check_saved_names, kCheckpoint, {wrong_rank}},
-      {check_tensors_in_files, kAll, {layout}},
+      {check_tensors_in_files, kOfArchives, {layout}},
       {check_weights, kWeights, {missing, index}},
       {check_ranks, kCheckpoint, {missing, extra, latest}},
       {check_layer_files, kZero, {missing, extra}},
@@ -58,7 +67,7 @@ const std::vector<Step>& steps() {
       {check_flat_groups, kZero, {layout}},
       {check_padding, kZero, {layout}},
       {check_swap_files, kZero, {missing, extra, layout}},
-      {open_checkpoint, kCheckpoint, {layout}},
+      {open_checkpoint, kCheckpoint | kDcp, {layout}},
       {check_rounding, kCheckpoint, {rounding}},
       {check_module_replicas, kZero, {replica}},
       {check_same_tensors, kCheckpoint, {replica}},
@@ -176,6 +185,10 @@ unsigned find_files(Verification& v, const fs::path& path) {
   v.report.form = "zero";
   if (!find_folder(v, path)) return 0;
   v.report.folder = v.folder.path;
+  if (!v.folder.dcp_metadata.empty()) {
+    v.report.form = "dcp";
+    return kDcp;
+  }
   for (const ShardFile& shard : v.folder.shards) add_file(v, shard.path, shard.name);
   if (v.folder.has(ShardName::Kind::optim_states) ||
       !fs::is_directory(v.folder.path / "zero", failed)) {
@@ -232,7 +245,7 @@ void run_steps(Verification& v, const fs::path& path) {
     }
     run_step(v, step);
   }
-  v.report.checks[static_cast<size_t>(Check::latest)].done = form != kWeights;
+  v.report.checks[static_cast<size_t>(Check::latest)].done = (form & kCheckpoint) != 0;
   for (CheckDone& check : v.report.checks) {
     if (!check.done && check.why.empty()) check.why = "has no meaning here";
   }

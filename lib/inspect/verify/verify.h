@@ -69,7 +69,7 @@ struct CheckDone {
 };
 
 struct VerifyReport {
-  std::string form;  // "zero", "universal", "weights" or "file"
+  std::string form;  // "zero", "universal", "dcp", "weights" or "file"
   std::filesystem::path folder;
   std::vector<Finding> findings;  // in the order of the checks, then of the files
   uint64_t files = 0;

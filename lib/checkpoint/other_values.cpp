@@ -1,0 +1,255 @@
+// A run of DeepSpeed that goes on with what another framework has trained: Checkpoint::with_values.
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/text.h"
+#include "checkpoint/layout.h"
+#include "checkpoint/weights.h"
+#include "dsckpt/error.h"
+
+namespace dsckpt {
+namespace {
+
+using pickle::Document;
+using pickle::Kind;
+using pickle::Value;
+
+std::vector<WeightsTensor> weights_in(const Checkpoint& values) {
+  std::vector<WeightsTensor> tensors;
+  for (const Param& param : values.params()) {
+    tensors.push_back({param.name, param.weight, param.alias_of});
+  }
+  return tensors;
+}
+
+std::string keys_text(const std::vector<ParamState>& states) {
+  std::vector<std::string> keys;
+  for (const ParamState& state : states) keys.push_back(state.key);
+  return keys.empty() ? "none" : some_of(keys);
+}
+
+// Numbers, texts, None, and tuples and lists of such, as settings of optimizers are.
+std::optional<Value> plain_copy(Document& document, const Value& value, int depth = 0) {
+  constexpr int kDepth = 4;
+  switch (value.kind()) {
+    case Kind::none:
+    case Kind::boolean:
+    case Kind::integer:
+    case Kind::real:
+      return value;
+    case Kind::string:
+      return document.string(value.as_string());
+    case Kind::tuple:
+    case Kind::list: {
+      if (depth == kDepth) return std::nullopt;
+      std::vector<Value> items;
+      for (const Value& item : value.as_sequence()) {
+        const auto copy = plain_copy(document, item, depth + 1);
+        if (!copy) return std::nullopt;
+        items.push_back(*copy);
+      }
+      return value.is(Kind::tuple) ? document.tuple(std::move(items))
+                                   : document.list(std::move(items));
+    }
+    default:
+      return std::nullopt;
+  }
+}
+
+class OtherValues {
+ public:
+  OtherValues(CheckpointDraft& draft, const Checkpoint& values, const Checkpoint& base)
+      : draft_(draft), values_(values), base_(base), where_(values.tag_folder().string()) {}
+
+  void read() {
+    read_other_weights(draft_, weights_in(values_), where_, {}, base_);
+    for (const Param& param : values_.params()) {
+      if (!param.states.empty() || param.step.archive != nullptr) {
+        stepped_.emplace(param.name, &param);
+      }
+    }
+    for (const Param& param : draft_.params) {
+      if (!param.alias_of.empty()) aliases_[param.alias_of].push_back(param.name);
+    }
+    for (Param& param : draft_.params) {
+      if (is_trained(param)) take_states(param);
+    }
+    for (ParamGroup& group : draft_.groups) take_settings(group);
+    take_steps();
+    draft_.notes.insert(draft_.notes.end(), values_.notes().begin(), values_.notes().end());
+    draft_.notes.push_back(
+        "the learning rate schedule, the counters and what the program saved are "
+        "those of " +
+        base_.tag_folder().string());
+  }
+
+ private:
+  // The other checkpoint may have the states under another name of a tied parameter.
+  const Param* found(const Param& param) const {
+    const auto own = stepped_.find(param.name);
+    if (own != stepped_.end()) return own->second;
+    const auto tied = aliases_.find(param.name);
+    if (tied == aliases_.end()) return nullptr;
+    for (const std::string& name : tied->second) {
+      const auto other = stepped_.find(name);
+      if (other != stepped_.end()) return other->second;
+    }
+    return nullptr;
+  }
+
+  void take_states(Param& param) {
+    const Param* other = found(param);
+    if (other == nullptr) {
+      throw InconsistentError(
+          {.file = where_, .tensor = param.name},
+          "has no optimizer states, but is trained in " + base_.tag_folder().string());
+    }
+    const auto same_keys = [](const ParamState& a, const ParamState& b) { return a.key == b.key; };
+    const bool alike =
+        param.states.empty() || (param.states.size() == other->states.size() &&
+                                 std::is_permutation(param.states.begin(), param.states.end(),
+                                                     other->states.begin(), same_keys));
+    if (!alike) {
+      throw InconsistentError({.file = where_, .tensor = param.name},
+                              "has the states " + keys_text(other->states) + ", in " +
+                                  base_.tag_folder().string() + " " + keys_text(param.states));
+    }
+    std::vector<ParamState> states;
+    for (const ParamState& state : other->states) {
+      const auto old = std::find_if(param.states.begin(), param.states.end(),
+                                    [&](const ParamState& each) { return each.key == state.key; });
+      const DType dtype = old == param.states.end() ? DType::float32 : old->value.dtype();
+      states.push_back({state.key, state.value.to(dtype)});
+    }
+    if (!param.states.empty()) {  // in the order of `base`
+      std::vector<ParamState> sorted;
+      for (const ParamState& old : param.states) {
+        sorted.push_back(*std::find_if(states.begin(), states.end(), [&](const ParamState& each) {
+          return each.key == old.key;
+        }));
+      }
+      states = std::move(sorted);
+    }
+    param.states = std::move(states);
+    param.others = other->others;
+    take_step(param, *other);
+  }
+
+  // A number stays a number: DeepSpeed's own Adam has one, torch's a tensor.
+  void take_step(Param& param, const Param& other) {
+    if (other.step.archive == nullptr) return;
+    const std::optional<double> number = other.step.archive->scalar(other.step.value);
+    if (!number) return;
+    const auto count = static_cast<int64_t>(*number);
+    steps_.emplace(param.name, count);
+    most_steps_ = std::max(most_steps_, count);
+    if (param.step.archive == nullptr || !param.step.value.is(Kind::integer)) {
+      param.step = other.step;
+      return;
+    }
+    Document document;
+    document.set_root(Document::integer(count));
+    param.step = keep(std::move(document), *other.step.archive);
+  }
+
+  // Values that are put together; those of the same file have different places.
+  ShardValue keep(Document document, const TorchArchive& made_of) {
+    // Behind all archives of the file.
+    const Extent place{made_of.file(), ~uint64_t{0} - draft_.item_archives.size(), 0};
+    draft_.item_archives.push_back(std::make_unique<TorchArchive>(
+        TorchArchive::of_values(draft_.inputs, place, std::move(document))));
+    return {draft_.item_archives.back().get(), draft_.item_archives.back()->root()};
+  }
+
+  // ZeRO counts the steps of a flat group once.
+  void take_steps() {
+    for (const ParamGroup& group : draft_.groups) {
+      const std::string* first = nullptr;
+      for (const std::string& name : group.params) {
+        const auto step = steps_.find(name);
+        if (step == steps_.end()) continue;
+        if (first == nullptr) first = &name;
+        if (step->second == steps_.at(*first)) continue;
+        throw InconsistentError({.file = where_, .tensor = name},
+                                "was stepped " + std::to_string(step->second) + " times, '" +
+                                    *first + "' of the same group " +
+                                    std::to_string(steps_.at(*first)));
+      }
+    }
+    if (steps_.empty()) return;
+    draft_.facts.global_steps = most_steps_;
+    draft_.facts.tag = "global_step" + std::to_string(most_steps_);
+  }
+
+  // The settings of the group in the other checkpoint that has all of its parameters.
+  const ParamGroup* group_like(const ParamGroup& group) const {
+    for (const ParamGroup& other : values_.groups()) {
+      const auto has = [&](const std::string& name) {
+        const auto names = aliases_.find(name);
+        const auto in = [&](const std::string& one) {
+          return std::find(other.params.begin(), other.params.end(), one) != other.params.end();
+        };
+        return in(name) || (names != aliases_.end() &&
+                            std::any_of(names->second.begin(), names->second.end(), in));
+      };
+      if (std::all_of(group.params.begin(), group.params.end(), has)) return &other;
+    }
+    return nullptr;
+  }
+
+  void take_settings(ParamGroup& group) {
+    if (group.settings.archive == nullptr || group.params.empty()) return;
+    const std::string named = "the group of '" + group.params.front() + "'";
+    const ParamGroup* other = group_like(group);
+    if (other == nullptr || other->settings.archive == nullptr) {
+      draft_.notes.push_back("the hyper-parameters of " + named + " are those of " +
+                             base_.tag_folder().string());
+      return;
+    }
+    Document document;
+    const Value dict = document.dict();
+    for (const auto& [key, value] : group.settings.value.as_dict().items) {
+      if (!key.is(Kind::string)) return;
+      const std::string_view name = key.as_string();
+      if (name == "params") continue;
+      const auto given = other->settings.value.find(name);
+      const auto copy = plain_copy(document, given ? *given : value);
+      if (!copy) {
+        draft_.notes.push_back("'" + std::string(name) + "' of " + named +
+                               " is no number: its hyper-parameters are those of " +
+                               base_.tag_folder().string());
+        return;
+      }
+      document.set_item(dict, document.string(name), *copy);
+    }
+    document.set_root(dict);
+    group.settings = keep(std::move(document), *other->settings.archive);
+  }
+
+  CheckpointDraft& draft_;
+  const Checkpoint& values_;
+  const Checkpoint& base_;
+  const std::string where_;
+  std::unordered_map<std::string_view, const Param*> stepped_;
+  std::unordered_map<std::string, std::vector<std::string>> aliases_;  // by owner
+  std::unordered_map<std::string, int64_t> steps_;
+  int64_t most_steps_ = 0;
+};
+
+}  // namespace
+
+void read_other_values(CheckpointDraft& draft, const Checkpoint& values, const Checkpoint& base) {
+  if (!values.facts().states_assigned) {
+    throw UnsupportedError({.file = values.tag_folder().string()},
+                           "numbers the parameters of its optimizer instead of naming them");
+  }
+  OtherValues(draft, values, base).read();
+}
+
+}  // namespace dsckpt

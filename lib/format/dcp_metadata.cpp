@@ -1,0 +1,249 @@
+#include "format/dcp_metadata.h"
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "base/dtype_names.h"
+#include "base/keyed_hash.h"
+#include "dsckpt/error.h"
+#include "format/dcp_objects.h"
+#include "format/torch_archive.h"
+#include "pickle/pickle.h"
+
+namespace dsckpt {
+namespace {
+
+using pickle::Kind;
+using pickle::ObjectNode;
+using pickle::Value;
+
+// Until torch 2.2 the class lay here.
+constexpr std::string_view kOldProperties = "torch.distributed._shard.sharded_tensor.metadata";
+constexpr size_t kProperties = 5;  // dtype, layout, requires_grad, memory format, pin_memory
+
+const pickle::DictNode& dict_in(const Value& attributes, std::string_view key) {
+  const Value value = attributes.at(key);
+  if (!value.is(Kind::dict)) throw CorruptError({}, "'" + std::string(key) + "' is no dict");
+  return value.as_dict();
+}
+
+// TensorProperties.__getstate__
+std::span<const Value> properties_of(const Value& value) {
+  if (value.is(Kind::object)) {
+    const ObjectNode& object = value.as_object();
+    const bool is_it = object.is_a(dcp::kMetadata, "TensorProperties") ||
+                       object.is_a(kOldProperties, "TensorProperties");
+    if (is_it && object.made == ObjectNode::Made::newobj && object.has_state &&
+        object.state.sequence_or_empty().size() == kProperties) {
+      return object.state.as_sequence();
+    }
+  }
+  throw CorruptError({},
+                     describe(value) + " where torch.distributed.checkpoint has TensorProperties");
+}
+
+DType dtype_of(const Value& value) {
+  if (!value.is(Kind::global))
+    throw CorruptError({}, describe(value) + " where a dtype was expected");
+  const auto [module, name] = value.as_global();
+  const auto dtype = module == "torch" ? dtype_from_torch_name(name) : std::nullopt;
+  if (dtype) return *dtype;
+  throw UnsupportedError({}, "is of type " + std::string(module) + "." + std::string(name));
+}
+
+// torch.serialization._get_layout("torch.strided")
+void check_strided(const Value& value) {
+  if (value.is(Kind::object)) {
+    const ObjectNode& object = value.as_object();
+    const auto arguments = object.arguments.sequence_or_empty();
+    if (object.is_a("torch.serialization", "_get_layout") && arguments.size() == 1 &&
+        arguments[0].is(Kind::string)) {
+      const std::string layout(arguments[0].as_string());
+      if (layout == "torch.strided") return;
+      throw UnsupportedError({}, "has the layout " + layout);
+    }
+  }
+  throw CorruptError({}, describe(value) + " where a layout was expected");
+}
+
+DcpChunk chunk_of(const Value& value, const Shape& shape) {
+  const Value attributes = dcp::attributes_of(value, dcp::kMetadata, "ChunkStorageMetadata");
+  DcpChunk chunk{.offsets = shape_from_pickle(attributes.at("offsets")),
+                 .sizes = shape_from_pickle(attributes.at("sizes"))};
+  if (chunk.offsets.size() == shape.size() && chunk.sizes.size() == shape.size()) return chunk;
+  throw CorruptError({}, "a chunk at " + to_text(chunk.offsets) + " of sizes " +
+                             to_text(chunk.sizes) + " in a tensor of shape " + to_text(shape));
+}
+
+DcpTensor tensor_of(const Value& value) {
+  const Value attributes = dcp::attributes_of(value, dcp::kMetadata, "TensorStorageMetadata");
+  const auto properties = properties_of(attributes.at("properties"));
+  check_strided(properties[1]);
+  DcpTensor tensor{.dtype = dtype_of(properties[0]),
+                   .shape = shape_from_pickle(attributes.at("size")),
+                   .requires_grad = properties[2].is_true()};
+  numel(tensor.shape);
+  const auto chunks = attributes.at("chunks").as_sequence();
+  tensor.chunks.reserve(chunks.size());
+  for (const Value& chunk : chunks) tensor.chunks.push_back(chunk_of(chunk, tensor.shape));
+  return tensor;
+}
+
+bool is_bytes(const Value& value) {
+  if (!value.is(Kind::object)) return false;
+  const ObjectNode& object = value.as_object();
+  return object.is_a(dcp::kMetadata, "BytesStorageMetadata") &&
+         object.made == ObjectNode::Made::newobj;
+}
+
+// Where one chunk lies, or a whole value that is no tensor.
+struct PlacedChunk {
+  Shape offsets;
+  DcpPlace place;
+};
+
+bool is_same(const DcpPlace& a, const DcpPlace& b) {
+  return a.file == b.file && a.offset == b.offset && a.size == b.size;
+}
+
+class MetadataReader {
+ public:
+  DcpMetadata read(const Value& root) {
+    const Value attributes = dcp::attributes_of(root, dcp::kMetadata, "Metadata");
+    for (const auto& [key, value] : dict_in(attributes, "state_dict_metadata").items) {
+      read_value(std::string(key.as_string()), value);
+    }
+    read_places(dict_in(attributes, "storage_data"));
+    // Savers of other planners may have anything here.
+    const Value paths = attributes.find_or_none("planner_data");
+    if (paths.is(Kind::dict)) {
+      read_paths(paths.as_dict());
+      sort_by(paths.as_dict());
+    }
+    return std::move(metadata_);
+  }
+
+ private:
+  void read_value(std::string name, const Value& value) {
+    DcpValue& made = metadata_.values.emplace_back(DcpValue{.name = std::move(name)});
+    in_context({.tensor = made.name}, [&] {
+      if (!is_bytes(value)) made.tensor = tensor_of(value);
+    });
+  }
+
+  void read_places(const pickle::DictNode& storage_data) {
+    std::unordered_map<std::string_view, size_t, KeyedHash> numbers;
+    for (size_t i = 0; i < metadata_.values.size(); ++i) {
+      numbers.emplace(metadata_.values[i].name, i);
+    }
+    std::vector<std::vector<PlacedChunk>> placed(metadata_.values.size());
+    for (const auto& [key, info] : storage_data.items) {
+      const Value index = dcp::attributes_of(key, dcp::kMetadata, "MetadataIndex");
+      const std::string_view name = index.at("fqn").as_string();
+      const auto number = numbers.find(name);
+      if (number == numbers.end()) {
+        throw CorruptError({.tensor = std::string(name)},
+                           "has a place in the files, but is not among the values");
+      }
+      in_context({.tensor = std::string(name)}, [&, &the_info = info] {
+        const Value offset = index.find_or_none("offset");
+        placed[number->second].push_back(
+            {offset.is_none() ? Shape() : shape_from_pickle(offset), dcp::place_of(the_info)});
+      });
+    }
+    for (size_t i = 0; i < placed.size(); ++i) {
+      DcpValue& value = metadata_.values[i];
+      in_context({.tensor = value.name}, [&] { put(value, std::move(placed[i])); });
+    }
+  }
+
+  static void put(DcpValue& value, std::vector<PlacedChunk> placed) {
+    std::sort(placed.begin(), placed.end(),
+              [](const PlacedChunk& a, const PlacedChunk& b) { return a.offsets < b.offsets; });
+    for (size_t i = 1; i < placed.size(); ++i) {
+      if (placed[i].offsets != placed[i - 1].offsets ||
+          is_same(placed[i].place, placed[i - 1].place)) {
+        continue;
+      }
+      throw CorruptError({}, "has two places for what begins at " + to_text(placed[i].offsets));
+    }
+    if (!value.tensor) {
+      if (placed.empty()) throw CorruptError({}, "has no place in the files");
+      if (!placed.back().offsets.empty()) {
+        throw CorruptError({}, "is no tensor, but has a place for what begins at " +
+                                   to_text(placed.back().offsets));
+      }
+      value.pickle = std::move(placed.front().place);
+      return;
+    }
+    std::vector<bool> used(placed.size());
+    for (DcpChunk& chunk : value.tensor->chunks) {
+      const auto found = std::lower_bound(
+          placed.begin(), placed.end(), chunk.offsets,
+          [](const PlacedChunk& a, const Shape& offsets) { return a.offsets < offsets; });
+      if (found != placed.end() && found->offsets == chunk.offsets) {
+        chunk.place = found->place;
+        used[static_cast<size_t>(found - placed.begin())] = true;
+      } else if (numel(chunk.sizes) != 0) {
+        throw CorruptError({}, "the chunk at " + to_text(chunk.offsets) + " of sizes " +
+                                   to_text(chunk.sizes) + " has no place in the files");
+      }
+    }
+    for (size_t i = 0; i < placed.size(); ++i) {
+      // The same place again stands beside the one that was found.
+      const bool again = i > 0 && placed[i].offsets == placed[i - 1].offsets;
+      if (used[i] || again) continue;
+      throw CorruptError(
+          {}, "has a place for a chunk at " + to_text(placed[i].offsets) + ", but no such chunk");
+    }
+  }
+
+  void read_paths(const pickle::DictNode& paths) {
+    for (DcpValue& value : metadata_.values) {
+      const Value* path = paths.find(value.name);
+      if (path == nullptr || (!path->is(Kind::tuple) && !path->is(Kind::list))) continue;
+      std::string name;
+      for (const Value& step : path->sequence_or_empty()) {
+        if (!name.empty() || !value.path.empty()) name += '.';
+        if (step.is(Kind::string)) {
+          value.path.emplace_back(std::string(step.as_string()));
+          name += step.as_string();
+        } else {
+          value.path.emplace_back(step.as_int());
+          name += std::to_string(step.as_int());
+        }
+      }
+      if (name == value.name) continue;
+      throw CorruptError({.tensor = value.name}, "has the path '" + name + "' in 'planner_data'");
+    }
+  }
+
+  // `state_dict_metadata` has what rank 0 wrote before what the others did.
+  void sort_by(const pickle::DictNode& paths) {
+    std::unordered_map<std::string_view, size_t, KeyedHash> places;
+    for (const auto& [key, path] : paths.items) {
+      if (key.is(Kind::string)) places.emplace(key.as_string(), places.size());
+    }
+    const auto place = [&](const DcpValue& value) {
+      const auto found = places.find(value.name);
+      return found == places.end() ? places.size() : found->second;
+    };
+    std::stable_sort(metadata_.values.begin(), metadata_.values.end(),
+                     [&](const DcpValue& a, const DcpValue& b) { return place(a) < place(b); });
+  }
+
+  DcpMetadata metadata_;
+};
+
+}  // namespace
+
+DcpMetadata read_dcp_metadata(const InputFile& file) {
+  return in_context({.file = file.display()}, [&] {
+    const std::vector<std::byte> bytes = file.read(0, file.size());
+    return MetadataReader().read(pickle::Document::parse(bytes).root());
+  });
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,48 @@
+#include "format/dcp_objects.h"
+
+#include <string>
+
+#include "dsckpt/error.h"
+
+namespace dsckpt::dcp {
+using pickle::Kind;
+using pickle::ObjectNode;
+using pickle::Value;
+namespace {
+
+uint64_t size_in(const Value& attributes, std::string_view key) {
+  const Value value = attributes.at(key);
+  if (!value.is(Kind::integer) || value.as_int() < 0) {
+    throw CorruptError({}, "'" + std::string(key) + "' of a value is no size");
+  }
+  return static_cast<uint64_t>(value.as_int());
+}
+
+}  // namespace
+
+Value attributes_of(const Value& value, std::string_view module, std::string_view name) {
+  const bool is_it = value.is(Kind::object) && value.as_object().is_a(module, name);
+  if (is_it) {
+    const ObjectNode& object = value.as_object();
+    if (object.made == ObjectNode::Made::newobj && object.arguments.as_sequence().empty() &&
+        object.has_state && object.state.is(Kind::dict) && object.items.empty() &&
+        object.mapping.items.empty()) {
+      return object.state;
+    }
+  }
+  throw CorruptError(
+      {}, describe(value) + " where torch.distributed.checkpoint has its " + std::string(name));
+}
+
+DcpPlace place_of(const Value& info) {
+  const Value attributes = attributes_of(info, kFilesystem, "_StorageInfo");
+  const Value transforms = attributes.find_or_none("transform_descriptors");
+  if (!transforms.is_none() && (!transforms.is(Kind::list) || !transforms.as_sequence().empty())) {
+    throw UnsupportedError({}, "values are compressed or encrypted");
+  }
+  return {.file = std::string(attributes.at("relative_path").as_string()),
+          .offset = size_in(attributes, "offset"),
+          .size = size_in(attributes, "length")};
+}
+
+}  // namespace dsckpt::dcp

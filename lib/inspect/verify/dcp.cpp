@@ -1,0 +1,125 @@
+// What torch.distributed.checkpoint wrote: its `.metadata`, and the archives that it names in the
+// files beside.
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "base/text.h"
+#include "format/dcp_metadata.h"
+#include "inspect/verify/verification.h"
+#include "io/content_name.h"
+#include "io/opening_files.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+// A file beside a `.metadata`, by what that says.
+struct NamedFile {
+  std::map<std::pair<uint64_t, uint64_t>, std::string> parts;  // by offset and size: a value there
+};
+
+std::map<std::string, NamedFile> files_named_by(const DcpMetadata& metadata) {
+  std::map<std::string, NamedFile> files;
+  const auto add = [&](const std::string& name, const DcpPlace& place) {
+    files[place.file].parts.emplace(std::pair(place.offset, place.size), name);
+  };
+  for (const DcpValue& value : metadata.values) {
+    if (!value.tensor) add(value.name, value.pickle);
+    if (!value.tensor) continue;
+    for (const DcpChunk& chunk : value.tensor->chunks) {
+      if (numel(chunk.sizes) != 0) add(value.name, chunk.place);
+    }
+  }
+  return files;
+}
+
+// Adds what lies in one file. What it is said to have beyond its end is a finding.
+void add_parts_of(Verification& v, const fs::path& path, FileId id, const NamedFile& named) {
+  const InputFile& input = v.inputs[id];
+  for (const auto& [place, name] : named.parts) {
+    const auto& [offset, size] = place;
+    CheckedFile& file = v.files.emplace_back();
+    file.path = path;
+    file.display = input.display();
+    file.id = id;
+    file.part = name;
+    file.extent = {id, offset, size};
+    if (offset <= input.size() && size <= input.size() - offset) continue;
+    file.suspect = true;
+    v.add({.check = Check::unreadable,
+           .message = std::to_string(size) + " bytes from there on, but the file has " +
+                      std::to_string(input.size()) + ": it is truncated",
+           .file = file.display,
+           .tensor = name,
+           .offset = offset});
+  }
+}
+
+bool leads_out_of_folder(const fs::path& relative) {
+  return relative.empty() || relative.is_absolute() || *relative.begin() == "..";
+}
+
+// Opens the files that one `.metadata` names, which are not opened yet.
+void add_named_files(Verification& v, const fs::path& metadata_path, const DcpMetadata& metadata) {
+  const fs::path root = v.folder.display_root();
+  for (const auto& [name, named] : files_named_by(metadata)) {
+    const fs::path relative = fs::path(name).lexically_normal();
+    const fs::path path = metadata_path.parent_path() / relative;
+    const std::string& first = named.parts.begin()->second;
+    if (leads_out_of_folder(relative)) {
+      v.add({.check = Check::layout,
+             .message = "lies out of the folder, in " + printable(name),
+             .file = v.folder.display(metadata_path),
+             .tensor = first});
+      continue;
+    }
+    if (!is_stored(path)) {
+      v.add({.check = Check::missing,
+             .message = "is missing, with " + counted(named.parts.size(), "value") + " such as '" +
+                        first + "'",
+             .file = v.folder.display(path)});
+      continue;
+    }
+    try {
+      const FileId id = v.inputs.add(path, root);
+      ++v.report.files;
+      v.report.bytes += v.inputs[id].size();
+      add_parts_of(v, path, id, named);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::interrupted) throw;
+      v.add(Check::unreadable, error);
+    }
+  }
+}
+
+}  // namespace
+
+void open_dcp_files(Verification& v) {
+  const fs::path root = v.folder.display_root();
+  for (const fs::path& path : v.folder.dcp_metadata) {
+    try {
+      const FileId id = v.inputs.add(path, root);
+      ++v.report.files;
+      v.report.bytes += v.inputs[id].size();
+      add_named_files(v, path, read_dcp_metadata(v.inputs[id]));
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::interrupted) throw;
+      v.add(Check::unreadable, error);
+    }
+  }
+  v.skip(Check::crc, "`.metadata` has no CRC32", true);
+  for_each_index(v.files.size(), [&](size_t i) {
+    CheckedFile& file = v.files[i];
+    if (file.suspect) return;
+    v.stop_if_cancelled();
+    v.attempt(Check::unreadable, file, [&] {
+      in_context({.tensor = file.part, .offset = file.extent.offset},
+                 [&] { file.zip = ZipReader::open(v.inputs[file.id], file.extent); });
+    });
+  });
+}
+
+}  // namespace dsckpt

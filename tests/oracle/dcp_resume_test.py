@@ -1,0 +1,153 @@
+"""FSDP2 trains and saves with torch.distributed.checkpoint; DeepSpeed goes on, from the shards of reshard and from the
+universal checkpoint of to-universal: with the same masters and states, and the losses that FSDP2 has when it goes on.
+"""
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import tempfile
+import unittest
+
+import dcp_writer
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+
+WORLD = 2
+SCALE = (1,)  # DeepSpeed does not take parameters without dimensions
+
+
+def other_net(seed):
+    """With trained parameters of its own: all of them have to come from the checkpoint."""
+    torch.manual_seed(5)
+    net = dcp_writer.Net(SCALE)
+    torch.manual_seed(seed)
+    for param in net.parameters():
+        if param.requires_grad:
+            param.data.normal_()
+    return net
+
+
+def tool(name, *arguments):
+    done = subprocess.run([pathlib.Path(os.environ["DSCKPT_BIN"]) / name, *map(str, arguments)], capture_output=True,
+                          text=True, check=False)
+    assert done.returncode == 0, f"{name}: {done.stderr}"
+
+
+class Run:
+
+    def __init__(self, folder, stage):
+        self.folder = folder
+        self.stage = stage
+        self.found = {}
+
+    def engine(self, seed, universal=False):
+        import deepspeed
+        net = other_net(seed)
+        groups = dcp_writer.groups_of(net)
+        if universal:  # hyper-parameters are those of the new run
+            optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.95), eps=1e-7)
+        else:
+            optimizer = torch.optim.AdamW([{**group, "lr": 0.5, "weight_decay": 0.25} for group in groups])
+        config = {"train_micro_batch_size_per_gpu": 4, "zero_allow_untested_optimizer": True,
+                  "gradient_clipping": 0.0, "zero_optimization": {"stage": self.stage},
+                  "checkpoint": {"load_universal": universal}}
+        return deepspeed.initialize(model=net, optimizer=optimizer, config=config)[0]
+
+    def train(self, engine, first):
+        losses = []
+        for step in range(first, first + dcp_writer.STEPS):
+            loss = engine(dcp_writer.batch(step))
+            losses.append(loss.item())
+            engine.backward(loss)
+            engine.step()
+        return losses
+
+    def fsdp(self):
+        """Trains and saves. What it has then, and its losses when it goes on."""
+        net, optimizer = dcp_writer.build(init_device_mesh("cpu", (WORLD,)), scale_shape=SCALE)
+        dcp_writer.train(net, optimizer)
+        state = {"model": get_model_state_dict(net), "optim": get_optimizer_state_dict(net, optimizer)}
+        dcp.save(state, checkpoint_id=self.folder / "fsdp")
+        whole = {f"{name} fp32": value for name, value in state["model"].items()}
+        for name, states in state["optim"]["state"].items():
+            whole.update({f"{name} {key}": value for key, value in states.items() if key != "step"})
+        whole = {key: value.full_tensor() if hasattr(value, "full_tensor") else value for key, value in whole.items()}
+        return ({key: value.detach().clone() for key, value in whole.items()},
+                dcp_writer.train(net, optimizer, dcp_writer.STEPS))
+
+    def held(self, engine):
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+        held = {}
+        for name, param in engine.module.named_parameters():
+            if not param.requires_grad:
+                continue
+            held[f"{name} fp32"] = safe_get_full_fp32_param(param)
+            for key in ("exp_avg", "exp_avg_sq"):
+                held[f"{name} {key}"] = safe_get_full_optimizer_state(param, key)
+        return held
+
+    def run(self):
+        expected, losses = self.fsdp()
+        like = self.engine(6)
+        self.train(like, 0)
+        like.save_checkpoint(str(self.folder / "like"), tag="like")
+        dist.barrier()
+        if dist.get_rank() == 0:
+            tool("reshard", self.folder / "fsdp", self.folder / "native", "--like", self.folder / "like", "--dp", WORLD)
+            (self.folder / "universal").mkdir()
+            tool("to-universal", self.folder / "fsdp", self.folder / "universal" / "start")
+        dist.barrier()
+        for name in ("native", "universal"):
+            engine = self.engine(7, name == "universal")
+            path, _ = engine.load_checkpoint(str(self.folder / name))
+            assert path, name
+            if self.stage < 3:  # the states are linked to parameters in the first step
+                engine.optimizer._lazy_init_hp_params_optimizer_state()
+            held = self.held(engine)
+            wrong = [key for key, value in held.items() if not torch.equal(value.reshape(expected[key].shape),
+                                                                           expected[key])]
+            self.found[name] = {"compared": len(held), "wrong": wrong, "expected": losses,
+                                "losses": self.train(engine, dcp_writer.STEPS)}
+
+
+def worker(rank, port, folder, stage):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank),
+                      WORLD_SIZE=str(WORLD))
+    torch.set_num_threads(1)
+    import deepspeed
+    deepspeed.init_distributed(dist_backend="gloo")
+    run = Run(folder, stage)
+    run.run()
+    (folder / f"found{rank}.json").write_text(json.dumps(run.found))
+    dist.barrier()
+    os._exit(0)
+
+
+class DcpResumeTest(unittest.TestCase):
+
+    def test_deepspeed_goes_on_where_fsdp2_stopped(self):
+        for stage in (1, 2, 3):
+            with self.subTest(stage=stage), tempfile.TemporaryDirectory() as name, socket.socket() as free:
+                folder = pathlib.Path(name)
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+                free.close()
+                mp.spawn(worker, (port, folder, stage), nprocs=WORLD)
+                for rank in range(WORLD):
+                    for way, found in json.loads((folder / f"found{rank}.json").read_text()).items():
+                        with self.subTest(way=way, rank=rank):
+                            self.assertEqual((found["compared"], found["wrong"]), (36, []))
+                            losses = list(zip(found["losses"], found["expected"]))
+                            # DeepSpeed's loader gives all sub-groups of stage 3 one tensor of steps, which each of
+                            # them then counts (load_hp_checkpoint_state_from_checkpoint_dir_stage3).
+                            for loss, expected in losses[:1] if (way, stage) == ("universal", 3) else losses:
+                                self.assertLess(abs(loss - expected), 1e-5 * max(1, abs(expected)))
+
+
+if __name__ == "__main__":
+    unittest.main()

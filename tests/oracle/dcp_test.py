@@ -1,0 +1,438 @@
+"""Folders of torch.distributed.checkpoint as input of the tools, against what torch itself reads of them."""
+import json
+import os
+import pathlib
+import pickle
+import shutil
+import tempfile
+import unittest
+import unittest.mock
+
+import common
+import dcp_writer
+import torch
+import torch.distributed.checkpoint as dcp
+from common import OracleTest, run_tool
+from native_checkpoint import NativeCheckpoint
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint import _version
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+# Where in a folder its model is, and its optimizer, with the keys that torch reads them under.
+FORMS = {
+    "nested": ("model", "optim"),
+    "flat": ("model", "optim"),
+    "torchtitan/step-2": ("", "optimizer"),
+    "weights": ("", None),
+    "accelerate/checkpoint-2": ("model", "optimizer"),
+    "lightning.ckpt": ("net", "optimizer_0"),
+    "app": ("app.model", "app.optim"),
+    "bf16": ("model", "optim"),
+    "hsdp": ("model", "optim"),
+    "tp": ("model", "optim"),
+}
+
+
+def read_by_torch(folder, scratch):
+    dcp_to_torch_save(folder, scratch / "whole.pt")
+    return torch.load(scratch / "whole.pt", weights_only=False)
+
+
+def at(tree, path):
+    for key in filter(None, path.split(".")):
+        tree = tree[key]
+    return tree
+
+
+def states_of(optimizer):
+    """{parameter: {state: tensor}} of both forms."""
+    if "state" in optimizer:
+        return optimizer["state"]
+    states = {}
+    for key, value in optimizer.items():
+        if key.startswith("state."):
+            name, state = key[len("state."):].rsplit(".", 1)
+            states.setdefault(name, {})[state] = value
+    return states
+
+
+class DcpTest(OracleTest):
+
+    @classmethod
+    def setUpClass(cls):
+        scratch = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(scratch.cleanup)
+        cls.root = pathlib.Path(scratch.name)
+        for world in (2, 3, 4):
+            dcp_writer.write(cls.root / str(world), world)
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.scratch = pathlib.Path(scratch.name)
+
+    def folders(self):
+        """Of each: its path, and what torch reads: the model's tensors and the optimizer."""
+        for world in (2, 3, 4):
+            for form, (model, optimizer) in FORMS.items():
+                folder = self.root / str(world) / form
+                if not folder.exists():
+                    continue
+                scratch = pathlib.Path(tempfile.mkdtemp(dir=self.scratch))
+                if form.startswith("accelerate"):
+                    whole = read_by_torch(folder / "pytorch_model_fsdp_0", scratch)
+                    whole.update(read_by_torch(folder / "optimizer_0", scratch))
+                else:
+                    whole = read_by_torch(folder, scratch)
+                tensors = {key: value for key, value in at(whole, model).items() if torch.is_tensor(value)}
+                yield folder, scratch, tensors, at(whole, optimizer) if optimizer else None
+
+    def copy(self, name="nested", world=3):
+        folder = self.scratch / "damaged"
+        shutil.copytree(self.root / str(world) / name, folder)
+        return folder
+
+    def refused(self, folder, *patterns, code=None):
+        """By zero-to-fp32, which writes nothing."""
+        done = run_tool("zero-to-fp32", folder, self.scratch / "out", "--states")
+        self.assertNotEqual(done.returncode, 0, done.stdout)
+        for pattern in patterns:
+            self.assertRegex(done.stderr, pattern)
+        if code is not None:
+            self.assertEqual(done.returncode, code, done.stderr)
+        self.assertFalse((self.scratch / "out").exists())
+        return done.stderr
+
+    # --- the values
+
+    def test_weights_are_what_torch_reads(self):
+        compared = 0
+        for folder, scratch, expected, _ in self.folders():
+            with self.subTest(folder=folder.relative_to(self.root)):
+                expected = {name: value.float() if value.is_floating_point() else value
+                            for name, value in expected.items()}
+                self.convert(folder, scratch / "bin")
+                self.assert_same_tensors(torch.load(scratch / "bin" / "pytorch_model.bin"), expected)
+                self.convert(folder, scratch / "safe", "--safe_serialization")
+                self.assert_same_tensors(load_file(scratch / "safe" / "model.safetensors"), expected)
+                compared += 1
+        self.assertEqual(compared, 18)
+
+    def test_states_and_steps_are_what_torch_reads(self):
+        compared = 0
+        for folder, scratch, _, optimizer in self.folders():
+            with self.subTest(folder=folder.relative_to(self.root)):
+                if optimizer is None:
+                    self.refused(folder, "no optimizer states")
+                    continue
+                expected = states_of(optimizer)
+                out = self.convert(folder, scratch / "out", "--states") / "optimizer_states"
+                for key in ("exp_avg", "exp_avg_sq"):
+                    self.assert_same_tensors(load_file(out / f"{key}.safetensors"),
+                                             {name: state[key] for name, state in expected.items()})
+                    with safe_open(out / f"{key}.safetensors", "pt") as file:
+                        for name, state in expected.items():
+                            self.assertEqual(file.metadata()[f"step.{name}"], str(int(state["step"])))
+                compared += 1
+        self.assertEqual(compared, 16)
+
+    def test_an_index_of_accelerates_folders_is_enough(self):
+        folder = self.root / "2" / "accelerate"
+        both = self.convert(folder / "checkpoint-2", self.scratch / "both", "--states")
+        for number, given in enumerate((folder, folder / "checkpoint-2" / "pytorch_model_fsdp_0",
+                                        folder / "checkpoint-2" / "pytorch_model_fsdp_0" / ".metadata")):
+            out = self.convert(given, self.scratch / str(number), "--states")
+            for file in ("pytorch_model.bin", "optimizer_states/exp_avg.safetensors"):
+                self.assertEqual((out / file).read_bytes(), (both / file).read_bytes())
+
+    def test_forms_of_older_releases(self):
+        net = dcp_writer.Net()
+        optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=0.5)
+        net(torch.arange(6)).backward()
+        optimizer.step()
+        state = {"model": get_model_state_dict(net), "optim": get_optimizer_state_dict(net, optimizer)}
+        now = self.scratch / "now"
+        dcp.save(state, checkpoint_id=now, no_dist=True)
+        # Until 2.3 a list of dicts without tensors was one value.
+        old = self.scratch / "old"
+        with unittest.mock.patch.object(_version, "_derived_version", "2_3"):
+            dcp.save(state, checkpoint_id=old, no_dist=True)
+        self.assertIn("optim.param_groups", self.metadata(old).state_dict_metadata)
+        self.assertNotIn("optim.param_groups", self.metadata(now).state_dict_metadata)
+        # Until 2.2 the properties of tensors were of another module, and what is newer was not there.
+        older = self.scratch / "older"
+        shutil.copytree(old, older)
+        metadata = self.metadata(older)
+        for attribute in ("storage_meta", "version"):
+            vars(metadata).pop(attribute)
+        content = pickle.dumps(metadata, 2)
+        for name in (b"TensorProperties", b"_MEM_FORMAT_ENCODING"):
+            content = content.replace(b"ctorch.distributed.checkpoint.metadata\n" + name,
+                                      b"ctorch.distributed._shard.sharded_tensor.metadata\n" + name)
+        (older / ".metadata").write_bytes(content)
+        written = [self.convert(folder, self.scratch / f"of-{folder.name}", "--states")
+                   for folder in (now, old, older)]
+        for file in ("pytorch_model.bin", "optimizer_states/exp_avg.safetensors"):
+            self.assertEqual({(out / file).read_bytes() for out in written}, {(written[0] / file).read_bytes()})
+        self.assert_same_tensors(torch.load(written[0] / "pytorch_model.bin"), state["model"])
+
+    # --- what else the tools make of it
+
+    def test_inspect_verify_stats_diff_and_pack(self):
+        for folder, scratch, expected, optimizer in self.folders():
+            with self.subTest(folder=folder.relative_to(self.root)):
+                listed = json.loads(self.inspected("list", folder, "--json"))["data"]
+                names = {entry["name"] for entry in listed["tensors"]}
+                self.assertEqual(names, set(expected))
+                self.inspected(folder)
+                self.inspected("stats", folder)
+                report = json.loads(self.inspected("verify", folder, "--json"))["data"]
+                self.assertEqual((report["form"], report["findings"]), ("dcp", []))
+                self.assertGreater(report["records"], len(expected))
+                run = self.convert(folder, scratch / "weights", "--safe_serialization")
+                if "bf16" not in folder.name:
+                    self.inspected("diff", folder, run / "model.safetensors")
+                done = run_tool("ckpt-pack", "pack", folder, scratch / "packed")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                again = self.convert(scratch / "packed", scratch / "of-packed", "--safe_serialization")
+                self.assertEqual((again / "model.safetensors").read_bytes(), (run / "model.safetensors").read_bytes())
+
+    def inspected(self, *arguments):
+        done = run_tool("ckpt-inspect", *arguments)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout
+
+    def test_a_universal_checkpoint_has_all_of_it(self):
+        for folder, scratch, expected, optimizer in self.folders():
+            with self.subTest(folder=folder.relative_to(self.root)):
+                done = run_tool("to-universal", "--input_folder", folder, "--output_folder", scratch / "universal")
+                if optimizer is None:
+                    self.assertNotEqual(done.returncode, 0)
+                    self.assertRegex(done.stderr, "has no optimizer states")
+                    continue
+                self.assertEqual(done.returncode, 0, done.stderr)
+                for name, states in states_of(optimizer).items():
+                    zero = scratch / "universal" / "zero" / name
+                    values = {"fp32": expected[name], **states}
+                    for key, value in values.items():
+                        got = torch.load(zero / f"{key}.pt", weights_only=False)
+                        got = got["param"] if isinstance(got, dict) else got
+                        self.assertTrue(torch.equal(got.reshape(value.shape), value.float()), f"{name} {key}")
+                self.inspected("scan", scratch / "universal")
+
+    # --- damage
+
+    def test_files_that_are_missing_or_cut_off(self):
+        folder = self.copy()
+        (folder / "__1_0.distcp").unlink()
+        self.refused(folder, "1 data file is missing", "__1_0.distcp")
+        report = self.verified(folder)
+        self.assertEqual([(f["check"], f["file"]) for f in report["findings"]],
+                         [("missing", "damaged/__1_0.distcp")])
+        shutil.copy(self.root / "3" / "nested" / "__1_0.distcp", folder)
+        os.truncate(folder / "__1_0.distcp", 4000)
+        self.refused(folder, r"__1_0.distcp: .*: at \d+: .* truncated")
+        self.assertEqual({f["file"] for f in self.verified(folder)["findings"]}, {"damaged/__1_0.distcp"})
+
+    def verified(self, folder):
+        done = run_tool("ckpt-inspect", "verify", folder, "--json")
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        return json.loads(done.stdout)["data"]
+
+    def metadata(self, folder):
+        return pickle.loads((folder / ".metadata").read_bytes())
+
+    def set_metadata(self, folder, metadata):
+        (folder / ".metadata").write_bytes(pickle.dumps(metadata, 4))
+
+    def place(self, metadata, name, index=0):
+        return next(info for key, info in metadata.storage_data.items()
+                    if key.fqn == name and (key.index or 0) == index)
+
+    def test_a_flipped_bit_is_named(self):
+        folder = self.copy()
+        info = self.place(self.metadata(folder), "model.embed.weight", 1)
+        path = folder / info.relative_path
+        content = bytearray(path.read_bytes())
+        stored = content.index(b"archive/data/0", info.offset)
+        begin = (stored + 63) // 64 * 64  # of the data, as torch aligns it in the archive
+        whole = torch.load(_view(content, info), weights_only=True)
+        data = whole.numpy().tobytes()
+        begin = content.index(data, info.offset)
+        content[begin + 5] ^= 4
+        path.write_bytes(content)
+        self.refused(folder, f"{info.relative_path}: model.embed.weight .*CRC32")
+        finding, = self.verified(folder)["findings"]
+        self.assertEqual((finding["check"], finding["tensor"]), ("crc", "model.embed.weight"))
+
+    def test_holes_and_overlaps_are_named(self):
+        name = "model.embed.weight"  # [13, 6] in 5, 5 and 3 rows
+        for edit, pattern in ((self.drop_chunk, r"no chunk has the elements \[5, 6\] at \[5, 0\]"),
+                              (self.shift_chunk, r"chunks of \[5, 6\] at \[0, 0\] and \[5, 6\] at \[4, 0\] overlap"),
+                              (self.push_out, r"chunk of \[3, 6\] at \[11, 0\] reaches out of the tensor")):
+            with self.subTest(edit=edit.__name__):
+                folder = self.copy()
+                metadata = self.metadata(folder)
+                edit(metadata, name)
+                self.set_metadata(folder, metadata)
+                self.refused(folder, r"\.metadata: " + name + ": .*" + pattern)
+                self.assertEqual({f["check"] for f in self.verified(folder)["findings"]}, {"layout"})
+                shutil.rmtree(folder)
+
+    def move(self, metadata, name, index, offsets):
+        chunks = metadata.state_dict_metadata[name].chunks
+        old = next(key for key in metadata.storage_data if key.fqn == name and key.offset == chunks[index].offsets)
+        info = metadata.storage_data.pop(old)
+        chunks[index] = ChunkStorageMetadata(torch.Size(offsets), chunks[index].sizes)
+        metadata.storage_data[type(old)(name, torch.Size(offsets), index)] = info
+
+    def drop_chunk(self, metadata, name):
+        chunk = metadata.state_dict_metadata[name].chunks.pop(1)
+        for key in [key for key in metadata.storage_data if key.fqn == name and key.offset == chunk.offsets]:
+            del metadata.storage_data[key]
+
+    def shift_chunk(self, metadata, name):
+        self.move(metadata, name, 1, (4, 0))
+
+    def push_out(self, metadata, name):
+        self.move(metadata, name, 2, (11, 0))
+
+    def test_a_chunk_that_holds_another_tensor(self):
+        folder = self.copy()
+        metadata = self.metadata(folder)
+        here = self.place(metadata, "model.embed.weight", 2)
+        there = self.place(metadata, "model.embed.weight", 0)
+        vars(here).update(relative_path=there.relative_path, offset=there.offset, length=there.length)
+        self.set_metadata(folder, metadata)
+        self.refused(folder, r"model.embed.weight: at \d+: holds float32 \[5, 6\], but .* \[3, 6\]")
+
+    def test_places_outside_the_folder_and_over_each_other(self):
+        for change, pattern in ((dict(relative_path="../x.distcp"), "lies out of the folder"),
+                                (dict(relative_path="/etc/passwd"), "lies out of the folder"),
+                                (dict(offset=1), r"lies within what|no archive of torch.save|end of central directory"),
+                                (dict(offset=1 << 62), "truncated"), (dict(length=1 << 62), "truncated"),
+                                (dict(length=0), r"no archive of torch.save begins there"),
+                                (dict(transform_descriptors=["zstd"]), "compressed or encrypted")):
+            with self.subTest(change=change):
+                folder = self.copy()
+                metadata = self.metadata(folder)
+                vars(self.place(metadata, "model.embed.weight")).update(change)
+                self.set_metadata(folder, metadata)
+                self.refused(folder, pattern)
+                shutil.rmtree(folder)
+
+    def test_a_payload_is_refused_and_does_not_run(self):
+        marker = self.scratch / "ran"
+
+        class Payload:
+
+            def __reduce__(self):
+                return os.system, (f"touch {marker}",)
+
+        for field in ("state_dict_metadata", "storage_data"):
+            folder = self.copy()
+            metadata = self.metadata(folder)
+            setattr(metadata, field, Payload())
+            self.set_metadata(folder, metadata)
+            self.refused(folder, r"\.metadata: ")
+            shutil.rmtree(folder)
+        folder = self.copy()
+        metadata = self.metadata(folder)
+        metadata.state_dict_metadata["model.embed.weight"] = Payload()
+        self.set_metadata(folder, metadata)
+        self.refused(folder, r"model.embed.weight: .*posix.system")
+        self.assertFalse(marker.exists())
+
+    def test_other_folders_are_named_for_what_they_are(self):
+        folder = self.copy("weights")
+        for name in ("common.pt", "metadata.json"):
+            (folder / name).write_text("{}")
+        self.refused(folder, "Megatron's torch_dist")
+        with self.subTest("numbers instead of names"):
+            model = torch.nn.Linear(3, 2)
+            optimizer = torch.optim.AdamW(model.parameters())
+            model(torch.ones(3)).sum().backward()
+            optimizer.step()
+            raw = self.scratch / "raw"
+            dcp.save({"model": model.state_dict(), "optim": optimizer.state_dict()}, checkpoint_id=raw, no_dist=True)
+            out = self.convert(raw, self.scratch / "weights-of-raw", "--safe_serialization")
+            self.assert_same_tensors(load_file(out / "model.safetensors"), model.state_dict())
+            self.refused(raw, "numbers of parameters")
+        with self.subTest("reshard without a run of DeepSpeed"):
+            done = run_tool("reshard", self.root / "2" / "nested", self.scratch / "resharded", "--dp", "2")
+            self.assertNotEqual(done.returncode, 0)
+            self.assertRegex(done.stderr, "torch.distributed.checkpoint.*\n.*--like")
+
+
+# Runs that go on with other values: their checkpoint, on how many ranks, and the form of the optimizer.
+RUNS = (("z1_fp32_full_b120_w3", 2, False), ("z1_fp16_full_b120_w2", 3, False), ("z1_bf16opt_full_b120_w4", 1, True),
+        ("z2_bf16_full_b120_w3", 4, False), ("z2_fp32_full_w3", 3, True), ("z3_fp32_full_b120_w2", 2, True),
+        ("z3_bf16_full_b120_w4", 1, False), ("z0_bf16_full_w2", 2, False), ("z0_fp32_w2", 2, False))
+
+
+class DcpIntoDeepSpeedTest(OracleTest):
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.scratch = pathlib.Path(scratch.name)
+
+    def other_values(self, case, flat):
+        """A folder of torch with the names of a DeepSpeed run, other values and other hyper-parameters."""
+        torch.manual_seed(11)
+        model = {name: torch.randn_like(value) if value.is_floating_point() else value.clone()
+                 for name, value in case.module.items()}
+        model.update({name: torch.randn_like(value) for name, value in case.masters.items()})
+        for alias, owner in case.tied.items():
+            model[alias] = model[owner]
+        states = {name: {"step": torch.tensor(9.0), "exp_avg": torch.randn_like(value),
+                         "exp_avg_sq": torch.rand_like(value)} for name, value in case.masters.items()}
+        groups = [{"lr": 0.25 + number, "betas": (0.5, 0.75), "eps": 1e-5, "weight_decay": 0.125 * number,
+                   "amsgrad": False, "params": list(group["names"])}
+                  for number, group in enumerate(case.facts["param_groups"])]
+        optim = {"state": states, "param_groups": groups}
+        if flat:
+            optim = {f"state.{name}.{key}": value for name, state in states.items() for key, value in state.items()}
+            optim.update({f"param_groups.{name}.{key}": value for group in groups for name in group["params"]
+                          for key, value in group.items() if key != "params"})
+        folder = self.scratch / f"{case.name}-{flat}"
+        dcp.save({"model": model, "optim": optim}, checkpoint_id=folder, no_dist=True)
+        return folder, model, states, groups
+
+    def test_a_run_of_deepspeed_goes_on_with_it(self):
+        for name, ranks, flat in RUNS:
+            case = common.case_named(name)
+            with self.subTest(case=name):
+                folder, model, states, groups = self.other_values(case, flat)
+                out = self.scratch / f"{name}-out"
+                self.run_well("reshard", out, folder, out, "--like", case.load_dir, "--dp", str(ranks))
+                self.assertEqual((out / "latest").read_text(), "global_step9")
+                native = NativeCheckpoint(out / "global_step9", groups=case.facts["param_groups"])
+                expected = {f"{name}|fp32": model[name] for name in case.masters}
+                for name, state in states.items():
+                    expected.update({f"{name}|{key}": value for key, value in state.items() if key != "step"})
+                self.assert_same_tensors(native.tensors(), expected)
+                self.assertEqual({int(scalars["step"]) for scalars in native.scalars().values()}, {9})
+                for group in groups:
+                    for name in group["params"]:
+                        hyper = native.hyper()[name]
+                        self.assertEqual([hyper[key] for key in ("lr", "eps", "weight_decay")],
+                                         [group[key] for key in ("lr", "eps", "weight_decay")])
+                        self.assertEqual(tuple(hyper["betas"]), group["betas"])
+                weights = self.convert(out, self.scratch / f"{case.name}-weights", "--safe_serialization",
+                                       "--dtype", "keep")
+                tensors = load_file(weights / "model.safetensors")
+                self.assert_same_tensors(tensors, {name: model[name] for name in tensors})
+                self.assert_whole_and_harmless(out)
+
+
+def _view(content, info):
+    import io
+    return io.BytesIO(bytes(content[info.offset:info.offset + info.length]))
+
+
+if __name__ == "__main__":
+    unittest.main()
