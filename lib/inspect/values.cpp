@@ -11,6 +11,7 @@
 #include "base/bytes.h"
 #include "base/kernels.h"
 #include "base/text.h"
+#include "base/widen.h"
 #include "dsckpt/error.h"
 #include "format/read_tensor.h"
 
