@@ -44,7 +44,9 @@ def states_of(case):
 
 
 def steps_of(case):
-    return make_checkpoints.STEPS_BEFORE - case.facts.get("skipped_steps", 0)
+    """FP16_Optimizer makes a step of zeros first."""
+    first = case.stage == 0 and case.facts["precision"] != "fp32"
+    return make_checkpoints.STEPS_BEFORE - case.facts.get("skipped_steps", 0) + first
 
 
 class ToDcp(OracleTest):
@@ -63,10 +65,13 @@ class ToDcp(OracleTest):
                 states = {(name, key): value for name, of_name in state["optim"]["state"].items()
                           for key, value in of_name.items()}
                 expected = states_of(case)
-                self.assertEqual({key for key, value in states.items() if value.dim() or key in expected},
+                unknown = {"momentum_buffer"} if "muon" in case.name else set()  # which the live engine did not show
+                self.assertEqual({key for key, value in states.items()
+                                  if key[1] != "step" and (key in expected or key[1] not in unknown)},
                                  set(expected))
                 for key, value in expected.items():
-                    self.assertTrue(same_bits(states[key], value), key)
+                    got = states[key].float() if key[1] in unknown else states[key]
+                    self.assertTrue(same_bits(got, value), key)
                 for (name, key), value in states.items():
                     if key == "step":
                         self.assertEqual((value.dtype, value.shape), (torch.float32, ()))
@@ -81,16 +86,17 @@ class ToDcp(OracleTest):
         if case.facts["kind"] == "plain":
             named = case.facts["param_groups"]
             if len(groups) == len(named):  # Muon's are split by DeepSpeed
-                self.assertEqual([group["params"] for group in groups], [group["names"] for group in named])
+                # DeepSpeed counts what has no elements among the frozen ones.
+                owned = [[name for name in group["names"] if name not in case.frozen] for group in named]
+                self.assertEqual([group["params"] for group in groups], owned)
                 lrs = case.facts["lr_at_save"]
                 if "elastic" not in case.name:
                     self.assertEqual([group["lr"] for group in groups], lrs)
                     for group, options in zip(groups, named):
                         for key in {"weight_decay"} & set(options):
                             self.assertEqual(group[key], options[key])
-        states = {key for of_name in optim["state"].values() for key in of_name}
-        if "exp_avg_sq" in states and "elastic" not in case.name:
-            for group in groups:
+        for group in groups:
+            if {"exp_avg", "exp_avg_sq"} <= set(optim["state"][group["params"][0]]) and "elastic" not in case.name:
                 self.assertLessEqual(ADAM_OPTIONS, set(group))
                 self.assertIs(type(group["betas"]), tuple)
         # The flattened form says the same.
@@ -236,7 +242,7 @@ class Resume(OracleTest):
     def sizes(case):
         if "DSCKPT_CASES" not in os.environ:
             return [RESUMED[case.name]]
-        return [(world, flattened) for world in (1, 2, 3, 4) for flattened in (False, True)]
+        return [(1, False), (2, True), (3, False), (4, True)]
 
     @staticmethod
     def can_be_resumed(case):
