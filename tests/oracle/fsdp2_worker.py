@@ -28,6 +28,14 @@ def case_named(name):
     return case
 
 
+def other_model(case):
+    """The case's model with other weights; FSDP2 takes row-major parameters only."""
+    model = make_checkpoints.build_model(case, seed=99999)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.contiguous()
+    return model
+
+
 def parameter_groups(facts):
     """The run's groups by name, with options that must not survive."""
     groups = facts["param_groups"]
@@ -67,8 +75,7 @@ def work(rank, world, port, name, testdata, folder, flattened, out):
     torch.distributed.device_mesh.init_device_mesh("cpu", (world,))
     case = case_named(name)
     facts = json.loads((pathlib.Path(testdata) / "checkpoints" / name / "case.json").read_text())
-    names = {"build_model": lambda: make_checkpoints.build_model(case, seed=99999),
-             "parameter_groups": parameter_groups(facts)}
+    names = {"build_model": lambda: other_model(case), "parameter_groups": parameter_groups(facts)}
     exec(guide(folder, flattened), names)  # noqa: S102: the guide itself
     model, optimizer = names["model"], names["optimizer"]
     held = {f"model|{key}": whole(value) for key, value in model.state_dict().items()}
