@@ -1,12 +1,14 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "base/kernels.h"
 #include "base/text.h"
@@ -228,7 +230,15 @@ class DcpPlanner {
     for (const Param& param : checkpoint_.params()) {
       if (is_trained(param)) add_states(param);
     }
-    for (size_t g = 0; g < checkpoint_.groups().size(); ++g) add_group(g);
+    std::vector<std::string> without_options;
+    for (size_t g = 0; g < checkpoint_.groups().size(); ++g) {
+      if (!add_group(g)) without_options.push_back(std::to_string(g));
+    }
+    if (!without_options.empty()) {
+      note("the files have no hyper-parameters of the optimizer's groups " +
+           some_of(without_options) +
+           ": the run that loads the folder keeps its own (allow_partial_load)");
+    }
   }
 
   DcpPath state_path(const Param& param, const std::string& key) const {
@@ -285,16 +295,14 @@ class DcpPlanner {
   }
 
   // An option has a key in the nested form, and in the flattened one a key for each parameter.
-  void add_group(size_t index) {
+  // False if the files have no options.
+  bool add_group(size_t index) {
     const ParamGroup& group = checkpoint_.groups()[index];
     const DcpPath groups = keys_.optimizer + "param_groups" + static_cast<int64_t>(index);
     const Param* first = group.params.empty() ? nullptr : checkpoint_.find(group.params.front());
     std::vector<HyperParameter> options = hyper_parameters(
         checkpoint_, group, first != nullptr && is_adam(first->states), job_.notes);
-    if (options.empty()) {
-      note("the files have no hyper-parameters of the optimizer's group " + std::to_string(index) +
-           ": the run that loads the folder keeps its own (allow_partial_load)");
-    }
+    const bool has_options = !options.empty();
     for (HyperParameter& option : options) {
       std::vector<DcpPath> keys{groups + option.key};
       for (const std::string& name : group.params) {
@@ -307,6 +315,7 @@ class DcpPlanner {
     for (const std::string& name : group.params) names.push_back(writer.document().string(name));
     writer.document().set_root(writer.document().list(std::move(names)));
     optimizer_folder().add_value({groups + "params"}, std::move(writer).write());
+    return has_options;
   }
 
   // Counters, the scheduler and what else the program saved, where it is plain data: nobody asks
@@ -315,15 +324,20 @@ class DcpPlanner {
     if (checkpoint_.model_files().empty()) return;
     const TorchArchive& archive = *checkpoint_.model_files().front().archive;
     if (!archive.root().is_mapping()) return;
+    std::vector<std::string> left_out;
     for (const auto& [key, value] : archive.root().as_dict().items) {
       if (!key.is(Kind::string) || is_of_the_engine(key.as_string()) || value.is_none()) continue;
-      const std::string name(key.as_string());
+      std::string name(key.as_string());
       if (is_plain_data(value)) {
         add_plain({DcpPath{"deepspeed", name}}, archive, value, model_);
-        run_.emplace_back(name, value);
+        run_.emplace_back(std::move(name), value);
       } else {
-        note("'" + printable(name) + "' of the model-states file is no plain data; it is left out");
+        left_out.push_back(std::move(name));
       }
+    }
+    if (!left_out.empty()) {
+      note("the model-states file has what is no plain data, and is left out: " +
+           some_of(left_out));
     }
     add_loss_scale();
   }
