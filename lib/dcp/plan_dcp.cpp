@@ -18,6 +18,7 @@
 #include "dsckpt/dcp.h"
 #include "dsckpt/error.h"
 #include "job/job_impl.h"
+#include "job/key_map.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -152,6 +153,7 @@ class DcpPlanner {
         one_folder_(keys_.model_folder == keys_.optimizer_folder) {}
 
   Job plan() {
+    rename();
     add_weights();
     if (!options_.weights_only) {
       add_optimizer();
@@ -174,6 +176,27 @@ class DcpPlanner {
   }
 
  private:
+  void rename() {
+    KeyMap rules = options_.key_map.empty() ? KeyMap() : KeyMap::read(options_.key_map);
+    std::unordered_map<std::string, std::string_view> taken;
+    for (const Param& param : checkpoint_.params()) {
+      std::string name = rules.rename(param.name);
+      if (name.empty() && !param.name.empty()) {
+        throw UsageError("'" + param.name + "' is left without a name");
+      }
+      if (!taken.emplace(name, param.name).second) {
+        throw UsageError("'" + param.name + "' gets the name '" + name +
+                         "' of another tensor by --key-map");
+      }
+      names_.emplace(param.name, std::move(name));
+    }
+    for (const std::string& rule : rules.unused()) note(rule + ": renames nothing");
+  }
+  const std::string& name_of(const std::string& param) const {
+    const auto found = names_.find(param);
+    return found == names_.end() ? param : found->second;
+  }
+
   void note(std::string text) { job_.notes.push_back(std::move(text)); }
   DcpFolder& optimizer_folder() { return one_folder_ ? model_ : optimizer_; }
 
@@ -199,7 +222,7 @@ class DcpPlanner {
     std::unordered_map<std::string_view, std::vector<DcpPath>> names;
     for (const Param& param : checkpoint_.params()) {
       names[param.alias_of.empty() ? param.name : param.alias_of].push_back(keys_.model +
-                                                                            param.name);
+                                                                            name_of(param.name));
     }
     if (names.empty()) throw UsageError("there is no tensor to write");
     for (const Param& param : checkpoint_.params()) {
@@ -222,8 +245,10 @@ class DcpPlanner {
     }
     if (!checkpoint_.facts().states_assigned) throw unassigned_states(checkpoint_);
     if (checkpoint_.groups().empty()) {
-      throw UnsupportedError({.file = checkpoint_.tag_folder().string()},
-                             "does not tell the optimizer's groups: the model is split over ranks")
+      throw UnsupportedError(
+          {.file = checkpoint_.tag_folder().string()},
+          std::string("does not tell the optimizer's groups") +
+              (checkpoint_.facts().model_parallel ? ": the model is split over ranks" : ""))
           .with_hint("--weights-only leaves the optimizer out");
     }
     has_optimizer_ = true;
@@ -242,7 +267,7 @@ class DcpPlanner {
   }
 
   DcpPath state_path(const Param& param, const std::string& key) const {
-    return keys_.optimizer + "state" + param.name + key;
+    return keys_.optimizer + "state" + name_of(param.name) + key;
   }
 
   void add_states(const Param& param) {
@@ -306,13 +331,14 @@ class DcpPlanner {
     for (HyperParameter& option : options) {
       std::vector<DcpPath> keys{groups + option.key};
       for (const std::string& name : group.params) {
-        keys.push_back(keys_.optimizer + ("param_groups." + name + "." + option.key));
+        keys.push_back(keys_.optimizer + ("param_groups." + name_of(name) + "." + option.key));
       }
       optimizer_folder().add_value(std::move(keys), std::move(option.value));
     }
     TorchArchiveWriter writer;
     std::vector<Value> names;
-    for (const std::string& name : group.params) names.push_back(writer.document().string(name));
+    for (const std::string& name : group.params)
+      names.push_back(writer.document().string(name_of(name)));
     writer.document().set_root(writer.document().list(std::move(names)));
     optimizer_folder().add_value({groups + "params"}, std::move(writer).write());
     return has_options;
@@ -335,6 +361,7 @@ class DcpPlanner {
         left_out.push_back(std::move(name));
       }
     }
+    for (std::string& name : left_out) name = printable(name);
     if (!left_out.empty()) {
       note("the model-states file has what is no plain data, and is left out: " +
            some_of(left_out));
@@ -370,6 +397,7 @@ class DcpPlanner {
   const DcpOptions& options_;
   PresetKeys keys_;
   Job::Impl job_;
+  std::unordered_map<std::string, std::string> names_;  // the checkpoint's to the folder's
   DcpFolder model_;
   DcpFolder optimizer_;  // unless one_folder_
   bool one_folder_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 
 #include "dsckpt/checkpoint.h"
@@ -27,6 +28,8 @@ struct DcpOptions {
   // What the model's floating tensors become; nullopt leaves each as it is stored. Optimizer states
   // keep their types.
   std::optional<DType> dtype = DType::float32;
+  // A file of rules that rename parameters and buffers, lines of "REGEX => REPLACEMENT".
+  std::filesystem::path key_map = {};
   // Without the optimizer and what else a run goes on with.
   bool weights_only = false;
 };
@@ -40,8 +43,9 @@ inline constexpr uint32_t kMostDcpRanks = 1 << 16;
 // share their bytes. A chunk is what one rank of FSDP2 has of a tensor, or where there would be
 // more than kMostChunks (dcp/chunk_cut.h), what several neighbours have. `source` has to be open
 // with SourceOptions::optimizer_states, but for `weights_only`. Throws UsageError for numbers that
-// make no sense; UnsupportedError for groups that nobody knows, for states that differ between
-// ranks, and for elements that cannot become `dtype`; InconsistentError for keys that come twice.
+// make no sense, bad rules and names that become one; UnsupportedError for groups that nobody
+// knows, for states that differ between ranks, and for elements that cannot become `dtype`;
+// InconsistentError for keys that come twice.
 DSCKPT_EXPORT Job plan_dcp(const Source& source, const DcpOptions& options = {});
 
 }  // namespace dsckpt

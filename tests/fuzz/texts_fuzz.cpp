@@ -18,7 +18,7 @@
 #include "fuzz/refuse_as.h"
 #include "inspect/verify/manifest.h"
 #include "support/temp_file.h"
-#include "weights/key_map.h"
+#include "job/key_map.h"
 
 namespace dsckpt {
 namespace {
