@@ -17,8 +17,8 @@
 #include "fuzz/memory_file.h"
 #include "fuzz/refuse_as.h"
 #include "inspect/verify/manifest.h"
-#include "support/temp_file.h"
 #include "job/key_map.h"
+#include "support/temp_file.h"
 
 namespace dsckpt {
 namespace {
