@@ -20,9 +20,10 @@ SAMPLE = {"z0_fp32_w2", "z0_bf16_fusedadam_w2", "z1_fp32_full_w4", "z1_fp32_zero
           "z2_bf16_muon_w2", "z2_fp32_amsgrad_w2", "z2_fp32_emptyparam_w2", "z2_fp32_oddbuffers_w2",
           "z2_fp32_radam_w2", "z3_bf16_nvme_w2", "z3_fp16_full_b120_w3", "z3_fp32_full_b120_w2", "z3_fp32_sgd_w2",
           "hf_trainer_llama_z3_bf16_w2"}
-# Of Adam's, in every stage; the number of ranks and the optimizer's form.
-RESUMED = {"z0_fp32_w2": (2, False), "z2_fp32_full_w3": (1, True), "z3_fp32_full_b120_w2": (3, False),
-           "z1_fp32_full_b120_w3": (2, True), "z2_bf16_full_b120_w3": (2, False)}
+# Of Adam's, in every stage; the number of ranks and who loads it how.
+RESUMED = {"z0_fp32_w2": [(2, "nested")], "z1_fp32_full_b120_w3": [(2, "flattened")],
+           "z2_fp32_full_w3": [(1, "flattened")], "z2_bf16_full_b120_w3": [(2, "nested")],
+           "z3_fp32_full_b120_w2": [(3, "nested"), (2, "accelerate"), (2, "lightning")]}
 ADAM_OPTIONS = {"lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "capturable", "differentiable",
                 "fused", "decoupled_weight_decay"}
 LEAST_CHUNK = 512  # bytes
@@ -59,6 +60,7 @@ class ToDcp(OracleTest):
         for number, case in enumerate(chosen(SAMPLE)):
             with self.each_case(case) as scratch:
                 folder = self.to_dcp(case, scratch / "dcp", "--dp", 1 + number % 4)
+                self.assertEqual(run_tool("ckpt-inspect", "scan", folder).returncode, 0)
                 dcp_to_torch_save(folder, scratch / "whole.pt")
                 state = torch.load(scratch / "whole.pt", weights_only=False)
                 self.assert_same_tensors(state["model"], case.truth())
@@ -199,13 +201,14 @@ class ToDcp(OracleTest):
 
 class Resume(OracleTest):
 
-    def resume(self, case, world, flattened):
+    def resume(self, case, world, how):
         with self.each_case(case) as scratch:
             folder = self.run_well("to-dcp", scratch / "dcp", case.load_dir, scratch / "dcp", "-t",
-                                   case.facts["tag"], "--dp", world)
+                                   case.facts["tag"], "--dp", world, "--preset",
+                                   how if how in fsdp2_worker.OTHER_LOADERS else "torch")
             port, out = make_checkpoints.free_port(), scratch / "held.pt"
             failed = make_checkpoints.run_forked(fsdp2_worker.work, scratch / "logs", [
-                (rank, world, port, case.name, os.environ["DSCKPT_TESTDATA"], folder, flattened, out)
+                (rank, world, port, case.name, os.environ["DSCKPT_TESTDATA"], folder, how, out)
                 for rank in range(world)])
             self.assertIsNone(failed, failed)
             held = torch.load(out, weights_only=False)
@@ -214,7 +217,7 @@ class Resume(OracleTest):
             if held["losses"]:
                 for mine, theirs in zip(held["losses"], case.facts["losses_after_save"], strict=True):
                     self.assertAlmostEqual(mine, theirs, delta=1e-5)
-            if not flattened:
+            if how == "nested":
                 self.check_chunks(metadata_of(folder), metadata_of(str(out) + "_own"))
 
     def check_held(self, case, held):
@@ -254,16 +257,16 @@ class Resume(OracleTest):
         for case in chosen(RESUMED):
             if "DSCKPT_CASES" in os.environ and not self.can_be_resumed(case):
                 continue
-            for world, flattened in self.sizes(case):
-                self.resume(case, world, flattened)
+            for world, how in self.sizes(case):
+                self.resume(case, world, how)
                 resumed += 1
         self.require(resumed, "cases that FSDP2 can go on with")
 
     @staticmethod
     def sizes(case):
         if "DSCKPT_CASES" not in os.environ:
-            return [RESUMED[case.name]]
-        return [(1, False), (2, True), (3, False), (4, True)]
+            return RESUMED[case.name]
+        return [(1, "nested"), (2, "flattened"), (3, "nested"), (4, "flattened"), (2, "accelerate"), (2, "lightning")]
 
     @staticmethod
     def can_be_resumed(case):
