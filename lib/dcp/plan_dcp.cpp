@@ -12,7 +12,7 @@
 
 #include "base/kernels.h"
 #include "base/text.h"
-#include "dcp/dcp_folder.h"
+#include "dcp/dcp_writer.h"
 #include "dcp/hyper_parameters.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/dcp.h"
@@ -89,7 +89,7 @@ bool is_of_the_engine(std::string_view key) {
 // "metadata_bytes", "files": [...], "bytes_read", "bytes_written"}
 class DcpReport : public JobReport {
  public:
-  void add(DcpFolder::Contents contents) {
+  void add(DcpWriter::Contents contents) {
     tensors_.insert(tensors_.end(), contents.tensors.begin(), contents.tensors.end());
     keys_ += contents.keys;
     chunks_ += contents.chunks;
@@ -100,7 +100,7 @@ class DcpReport : public JobReport {
 
   nlohmann::json json(const Job::Impl& job) const override {
     nlohmann::json tensors = nlohmann::json::array();
-    for (const DcpFolder::Tensor& tensor : tensors_) {
+    for (const DcpWriter::Tensor& tensor : tensors_) {
       tensors.push_back({{"key", tensor.key},
                          {"dtype", torch_name(tensor.dtype)},
                          {"shape", tensor.shape},
@@ -117,7 +117,7 @@ class DcpReport : public JobReport {
 
   Listing listing(const Job::Impl& job) const override {
     Listing listing;
-    for (const DcpFolder::Tensor& tensor : tensors_) {
+    for (const DcpWriter::Tensor& tensor : tensors_) {
       listing.rows.push_back({printable(tensor.key), std::string(torch_name(tensor.dtype)),
                               to_text(tensor.shape), counted(tensor.chunks, "chunk")});
     }
@@ -129,7 +129,7 @@ class DcpReport : public JobReport {
   }
 
  private:
-  std::vector<DcpFolder::Tensor> tensors_;
+  std::vector<DcpWriter::Tensor> tensors_;
   uint64_t keys_ = 0;
   uint64_t chunks_ = 0;
   uint64_t metadata_bytes_ = 0;
@@ -198,7 +198,7 @@ class DcpPlanner {
   }
 
   void note(std::string text) { job_.notes.push_back(std::move(text)); }
-  DcpFolder& optimizer_folder() { return one_folder_ ? model_ : optimizer_; }
+  DcpWriter& optimizer_folder() { return one_folder_ ? model_ : optimizer_; }
 
   TensorSource cast(const Param& param) {
     const DType stored = param.weight.dtype();
@@ -230,7 +230,7 @@ class DcpPlanner {
       if (found == names.end()) continue;  // with a name before
       model_.add_tensor(
           std::move(found->second), cast(param),
-          param.kind == ParamKind::buffer ? DcpFolder::Cut::whole : DcpFolder::Cut::rows);
+          param.kind == ParamKind::buffer ? DcpWriter::Cut::whole : DcpWriter::Cut::rows);
       names.erase(found);
     }
     if (!checkpoint_.facts().has_masters && !checkpoint_.facts().from_weights) {
@@ -278,7 +278,7 @@ class DcpPlanner {
     }
     for (const ParamState& state : param.states) {
       optimizer_folder().add_tensor({state_path(param, state.key)},
-                                    without_padding(param, state.value), DcpFolder::Cut::rows);
+                                    without_padding(param, state.value), DcpWriter::Cut::rows);
     }
     for (const WholeState& other : param.others) add_whole_state(param, other);
   }
@@ -313,7 +313,7 @@ class DcpPlanner {
   }
 
   static void add_plain(std::vector<DcpPath> keys, const TorchArchive& archive, const Value& value,
-                        DcpFolder& folder) {
+                        DcpWriter& folder) {
     TorchArchiveWriter writer;
     writer.document().set_root(writer.import(archive, value));
     folder.add_value(std::move(keys), std::move(writer).write());
@@ -398,8 +398,8 @@ class DcpPlanner {
   PresetKeys keys_;
   Job::Impl job_;
   std::unordered_map<std::string, std::string> names_;  // the checkpoint's to the folder's
-  DcpFolder model_;
-  DcpFolder optimizer_;  // unless one_folder_
+  DcpWriter model_;
+  DcpWriter optimizer_;  // unless one_folder_
   bool one_folder_;
   bool has_optimizer_ = false;
   std::vector<std::pair<std::string, Value>> run_;  // what add_run() has added

@@ -1,4 +1,4 @@
-// DcpFolder: the files of one checkpoint of torch.distributed.checkpoint, as part of a plan.
+// DcpWriter: the files of one checkpoint of torch.distributed.checkpoint, as part of a plan.
 //
 //   __RANK_0.distcp   archives as torch.save writes them, one after the other: a chunk of a tensor
 //                     or a value each
@@ -22,10 +22,10 @@ namespace dsckpt {
 using DcpPath = std::vector<DcpStep>;
 std::string dcp_key(const DcpPath& path);
 
-class DcpFolder {
+class DcpWriter {
  public:
   // `folder` is relative to the output, "" the output itself. `ranks` is above 0.
-  DcpFolder(std::string folder, uint32_t ranks);
+  DcpWriter(std::string folder, uint32_t ranks);
 
   enum class Cut : uint8_t {
     rows,   // over the ranks

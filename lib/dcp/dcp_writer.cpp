@@ -1,4 +1,4 @@
-#include "dcp/dcp_folder.h"
+#include "dcp/dcp_writer.h"
 
 #include <algorithm>
 #include <map>
@@ -49,10 +49,10 @@ std::string dcp_key(const DcpPath& path) {
   return key;
 }
 
-DcpFolder::DcpFolder(std::string folder, uint32_t ranks)
+DcpWriter::DcpWriter(std::string folder, uint32_t ranks)
     : folder_(std::move(folder)), ranks_(ranks) {}
 
-void DcpFolder::add_tensor(std::vector<DcpPath> keys, TensorSource tensor, Cut cut) {
+void DcpWriter::add_tensor(std::vector<DcpPath> keys, TensorSource tensor, Cut cut) {
   const bool has_rows = !tensor.shape().empty() && tensor.numel() > 0;
   entries_.push_back({.keys = std::move(keys),
                       .tensor = {.dtype = tensor.dtype(), .shape = tensor.shape()},
@@ -61,7 +61,7 @@ void DcpFolder::add_tensor(std::vector<DcpPath> keys, TensorSource tensor, Cut c
                       .is_tensor = true});
 }
 
-void DcpFolder::add_float(std::vector<DcpPath> keys, float number) {
+void DcpWriter::add_float(std::vector<DcpPath> keys, float number) {
   std::string elements;
   append_le(elements, number);
   entries_.push_back({.keys = std::move(keys),
@@ -70,14 +70,14 @@ void DcpFolder::add_float(std::vector<DcpPath> keys, float number) {
                       .archive = filled(frame_of(DType::float32, {}), elements)});
 }
 
-void DcpFolder::add_value(std::vector<DcpPath> keys, TorchArchiveWriter::Written value) {
+void DcpWriter::add_value(std::vector<DcpPath> keys, TorchArchiveWriter::Written value) {
   entries_.push_back(
       {.keys = std::move(keys),
        .archive = TorchArchiveWriter::zip_of(std::move(value), kArchive).frame().head});
 }
 
 // Where everything goes has to be known first: outputs have their sizes from the start.
-class DcpFolder::Layout {
+class DcpWriter::Layout {
  public:
   Layout(const std::string& folder, uint32_t ranks, std::vector<Entry> entries)
       : prefix_(folder.empty() ? "" : folder + "/"),
@@ -244,7 +244,7 @@ class DcpFolder::Layout {
   Contents contents_;
 };
 
-DcpFolder::Contents DcpFolder::lay_out(PlanBuilder& plan) && {
+DcpWriter::Contents DcpWriter::lay_out(PlanBuilder& plan) && {
   return Layout(folder_, ranks_, std::move(entries_)).lay_out(plan);
 }
 
