@@ -15,6 +15,8 @@ using pickle::Kind;
 using pickle::Value;
 namespace {
 
+constexpr std::string_view kDecoupled = "decoupled_weight_decay";
+
 class PlainWalk {
  public:
   bool is_plain(const Value& value) {
@@ -74,13 +76,14 @@ std::optional<TorchArchiveWriter::Written> option_of(const TorchArchive& archive
   return std::move(writer).write();
 }
 
-// engine.py _configure_basic_optimizer: Adam is AdamW unless adam_w_mode says otherwise.
-bool is_decoupled(const Checkpoint& checkpoint) {
-  if (checkpoint.model_files().empty()) return true;
+// What the configuration says; nullopt if it names no optimizer. engine.py
+// _configure_basic_optimizer: Adam is AdamW unless adam_w_mode says otherwise.
+std::optional<bool> is_decoupled(const Checkpoint& checkpoint) {
+  if (checkpoint.model_files().empty()) return std::nullopt;
   const Value root = checkpoint.model_files().front().archive->root();
   const Value optimizer = root.find_or_none(keys::kDsConfig).find_or_none("optimizer");
   const Value type = optimizer.find_or_none("type");
-  if (!type.is(Kind::string)) return true;
+  if (!type.is(Kind::string)) return std::nullopt;
   std::string name(type.as_string());
   std::transform(name.begin(), name.end(), name.begin(), [](char c) {
     return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
@@ -123,14 +126,21 @@ std::vector<HyperParameter> hyper_parameters(const Checkpoint& checkpoint, const
       note("'" + printable(name) + "' of the optimizer's groups is no plain data; it is left out");
     }
   }
+  const auto has = [&](std::string_view key) {
+    return std::any_of(options.begin(), options.end(),
+                       [&](const HyperParameter& option) { return option.key == key; });
+  };
   const auto add = [&](std::string_view key, Value value) {
-    const bool known = std::any_of(options.begin(), options.end(),
-                                   [&](const HyperParameter& each) { return each.key == key; });
-    if (!known) options.push_back({std::string(key), written(value)});
+    if (!has(key)) options.push_back({std::string(key), written(value)});
   };
   if (adam) {
     add("amsgrad", Document::boolean(false));
-    add("decoupled_weight_decay", Document::boolean(is_decoupled(checkpoint)));
+    const std::optional<bool> decoupled = is_decoupled(checkpoint);
+    if (!decoupled && !has(kDecoupled)) {
+      note("'" + std::string(kDecoupled) +
+           "' is true, as of AdamW: nothing tells what this run's Adam did");
+    }
+    add(kDecoupled, Document::boolean(decoupled.value_or(true)));
     const Value corrected = settings.value.find_or_none("bias_correction");
     if (corrected.is(Kind::boolean) && !corrected.as_bool()) {
       note("this run's Adam did not correct its moments' bias; torch's always does");

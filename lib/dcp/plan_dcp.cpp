@@ -53,6 +53,8 @@ PresetKeys keys_of(DcpPreset preset) {
 }
 
 constexpr std::string_view kLightningFile = "meta.pt";
+// Below `deepspeed`, unless the program has saved something of that name.
+constexpr std::string_view kLossScale = "loss_scale";
 
 // Of the output folder, whether an earlier run may have written it.
 bool belongs_to_dcp(const fs::path& file) {
@@ -287,6 +289,9 @@ class DcpPlanner {
     if (param.step.archive == nullptr) return std::nullopt;
     const std::optional<double> step = param.step.archive->scalar(param.step.value);
     if (!step) throw UnsupportedError({.tensor = param.name}, "has a step that is no number");
+    if (static_cast<float>(*step) != *step) {
+      throw UnsupportedError({.tensor = param.name}, "has a step that is no float32");
+    }
     return step;
   }
 
@@ -337,8 +342,9 @@ class DcpPlanner {
     }
     TorchArchiveWriter writer;
     std::vector<Value> names;
-    for (const std::string& name : group.params)
+    for (const std::string& name : group.params) {
       names.push_back(writer.document().string(name_of(name)));
+    }
     writer.document().set_root(writer.document().list(std::move(names)));
     optimizer_folder().add_value({groups + "params"}, std::move(writer).write());
     return has_options;
@@ -366,7 +372,7 @@ class DcpPlanner {
       note("the model-states file has what is no plain data, and is left out: " +
            some_of(left_out));
     }
-    add_loss_scale();
+    if (!archive.root().find(kLossScale)) add_loss_scale();
   }
 
   void add_loss_scale() {
@@ -377,7 +383,7 @@ class DcpPlanner {
     Value scale = scaler.find_or_none("cur_scale");
     if (scale.is_none()) scale = wrapper.value.find_or_none("cur_scale");
     if (!scale.is(Kind::real) && !scale.is(Kind::integer)) return;
-    add_plain({DcpPath{"deepspeed", "loss_scale"}}, *wrapper.archive, scale, model_);
+    add_plain({DcpPath{"deepspeed", std::string(kLossScale)}}, *wrapper.archive, scale, model_);
   }
 
   // Fabric takes a folder for a checkpoint of its own if this is there.
