@@ -53,6 +53,7 @@ PresetKeys keys_of(DcpPreset preset) {
 }
 
 constexpr std::string_view kLightningFile = "meta.pt";
+constexpr const char* kWithoutOptimizer = "--weights-only leaves the optimizer out";
 // Below `deepspeed`, unless the program has saved something of that name.
 constexpr std::string_view kLossScale = "loss_scale";
 
@@ -251,7 +252,7 @@ class DcpPlanner {
           {.file = checkpoint_.tag_folder().string()},
           std::string("does not tell the optimizer's groups") +
               (checkpoint_.facts().model_parallel ? ": the model is split over ranks" : ""))
-          .with_hint("--weights-only leaves the optimizer out");
+          .with_hint(kWithoutOptimizer);
     }
     has_optimizer_ = true;
     for (const Param& param : checkpoint_.params()) {
@@ -276,7 +277,9 @@ class DcpPlanner {
     if (const std::optional<double> step = step_of(param)) {
       optimizer_folder().add_float({state_path(param, "step")}, static_cast<float>(*step));
     } else if (is_adam(param.states)) {
-      throw UnsupportedError({.tensor = param.name}, "has moments, and no step");
+      // Old releases counted for a whole group, at stage 3 once more for each sub-group.
+      throw UnsupportedError({.tensor = param.name}, "has moments, and no step of its own")
+          .with_hint(kWithoutOptimizer);
     }
     for (const ParamState& state : param.states) {
       optimizer_folder().add_tensor({state_path(param, state.key)},
@@ -300,7 +303,7 @@ class DcpPlanner {
     const auto refuse = [&](const char* why) {
       throw UnsupportedError({.tensor = param.name},
                              "the optimizer's state '" + printable(other.key) + "' " + why)
-          .with_hint("--weights-only leaves the optimizer out");
+          .with_hint(kWithoutOptimizer);
     };
     const ShardValue& value = other.value;
     if (!other.same_on_all_ranks) refuse("is not the same on all ranks");
