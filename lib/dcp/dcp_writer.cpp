@@ -146,7 +146,8 @@ class DcpWriter::Layout {
     } else {
       const CutTensor tensor = cut_of(entry);
       const int64_t step = rows_of_chunk(tensor, ranks_, contents_.least_chunk_bytes);
-      const auto of_rank = static_cast<int64_t>(div_ceil(tensor.rows, ranks_));
+      const auto of_rank =
+          static_cast<int64_t>(div_ceil(static_cast<uint64_t>(tensor.rows), ranks_));
       for (int64_t row = 0; row < tensor.rows; row += step) {
         Shape sizes = entry.tensor.shape;
         sizes[0] = std::min(step, tensor.rows - row);
