@@ -40,6 +40,7 @@ ALLOWED = {
     # The use cases do not know each other.
     "weights": USE_CASE,
     "universal": USE_CASE,
+    "dcp": USE_CASE,
     "reshard": USE_CASE,
     "pack": USE_CASE | {"codec"},
     "report": LOWER | {"checkpoint", "exec", "job", "inspect"},

@@ -10,7 +10,7 @@ highest room that it includes. An arrow is an include; those that follow from ot
 wide as it has lines, in steps of 500, so that not every change of a line changes the picture.
 
 The house is in order if no rooms, and no folders of a room, include each other in a circle, nothing in lib/
-includes apps/, and lib/ has at most 20 rooms, all on at most 10 floors.
+includes apps/, and lib/ has at most 21 rooms, all on at most 10 floors.
 
 The same sources always give the same bytes.
 """
@@ -25,7 +25,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PICTURE = pathlib.Path("lib/floors.svg")
 TOPS = ("lib", "apps")
-MAX_ROOMS = 20  # of the library
+MAX_ROOMS = 21  # of the library
 MAX_FLOORS = 10
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 

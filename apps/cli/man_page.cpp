@@ -166,8 +166,8 @@ std::string environment() {
 
 std::string see_also(const CommandFacts& tool) {
   std::string out;
-  for (const char* name :
-       {"ckpt-inspect", "ckpt-pack", "dsckpt", "reshard", "to-universal", "zero-to-fp32"}) {
+  for (const char* name : {"ckpt-inspect", "ckpt-pack", "dsckpt", "reshard", "to-dcp",
+                           "to-universal", "zero-to-fp32"}) {
     if (name == tool.name) continue;
     out += (out.empty() ? ".SH SEE ALSO\n" : ",\n") + bold(name) + "(1)";
   }

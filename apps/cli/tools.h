@@ -18,6 +18,7 @@ struct Tool {
 // A folder of apps/ each; main.cpp lists them.
 extern const cli::Tool kZeroToFp32;
 extern const cli::Tool kToUniversal;
+extern const cli::Tool kToDcp;
 extern const cli::Tool kReshard;
 extern const cli::Tool kCkptInspect;
 extern const cli::Tool kCkptPack;

@@ -23,6 +23,8 @@
 
 namespace dsckpt {
 
+class ZipLayout;
+
 // A tensor as its pickle describes it.
 struct TensorInfo {
   DType dtype = DType::float32;
@@ -193,6 +195,8 @@ class TorchArchiveWriter {
   // CRCs, is one of the names, sizes and the pickle; readers only log or compare it. Throws
   // std::logic_error if the root does not meet every storage in the order of the tensor() calls.
   Written write() &&;
+  // Its records, in the folder `name`.
+  static ZipLayout zip_of(Written archive, std::string name);
   // Adds the output `path` to the plan. Records are named after the file's stem, as torch does.
   static OutputId lay_out(Written archive, PlanBuilder& plan, std::string path);
   OutputId lay_out(PlanBuilder& plan, std::string path) && {

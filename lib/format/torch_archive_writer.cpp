@@ -219,8 +219,8 @@ TorchArchiveWriter::Written TorchArchiveWriter::write() && {
   return archive;
 }
 
-OutputId TorchArchiveWriter::lay_out(Written archive, PlanBuilder& plan, std::string path) {
-  ZipLayout zip(archive_name(path));
+ZipLayout TorchArchiveWriter::zip_of(Written archive, std::string name) {
+  ZipLayout zip(std::move(name));
   zip.add("data.pkl", std::move(archive.pickle));
   zip.add(".format_version", std::string("1"));
   zip.add(".storage_alignment", std::string("64"));
@@ -230,7 +230,11 @@ OutputId TorchArchiveWriter::lay_out(Written archive, PlanBuilder& plan, std::st
   }
   zip.add("version", std::string("3\n"));
   zip.add(".data/serialization_id", std::move(archive.serialization_id));
-  return std::move(zip).lay_out(plan, std::move(path));
+  return zip;
+}
+
+OutputId TorchArchiveWriter::lay_out(Written archive, PlanBuilder& plan, std::string path) {
+  return zip_of(std::move(archive), archive_name(path)).lay_out(plan, std::move(path));
 }
 
 }  // namespace dsckpt

@@ -109,6 +109,19 @@ class ZipLayout {
   // Adds the output `path` to the plan, with every byte of it.
   OutputId lay_out(PlanBuilder& plan, std::string path) &&;
 
+  // All of a zip but the elements of its one record from a source: it is the same for all sources
+  // of that size, wherever in a file the zip lies.
+  struct Frame {
+    std::string head;               // what comes before the elements; all if there are none
+    uint64_t elements = 0;          // bytes of them
+    std::string tail;               // what comes behind them
+    std::vector<uint64_t> patches;  // where their CRC32 belongs, counted from the start of the zip
+
+    uint64_t size() const { return head.size() + elements + tail.size(); }
+  };
+  // Throws std::logic_error if several records come from sources.
+  Frame frame() const;
+
  private:
   struct Record {
     std::string name;   // below the prefix
@@ -119,6 +132,10 @@ class ZipLayout {
   struct Placed;
   // Where each record goes; `end` becomes the end of the directory.
   std::vector<Placed> place(const std::string& path, uint64_t& end) const;
+  // What comes behind the directory.
+  std::string end_of(const std::vector<Placed>& placed, uint64_t directory_end) const;
+  template <typename Sink>
+  void write(const std::vector<Placed>& placed, std::string_view end, Sink& sink) const;
   std::string full_name(const Record& record) const { return prefix_ + "/" + record.name; }
 
   std::string prefix_;

@@ -1,6 +1,7 @@
 #include <libdeflate.h>
 
 #include <algorithm>
+#include <stdexcept>
 #include <utility>
 
 #include "base/bytes.h"
@@ -131,18 +132,21 @@ void ZipLayout::add(std::string_view name, TensorSource data) {
 
 namespace {
 
-// What lies between the data of two sources, collected into few items of the plan.
-class Literals {
+// Into a plan: what lies between the data of two sources is collected into few items.
+class PlanSink {
  public:
-  Literals(PlanBuilder& plan, OutputId out) : plan_(plan), out_(out) {}
+  PlanSink(PlanBuilder& plan, OutputId out) : plan_(plan), out_(out) {}
 
-  void add(std::string_view bytes) {
+  void literal(std::string_view bytes) {
     bytes_ += bytes;
     if (bytes_.size() >= kAtOnce) flush();
   }
-  void skip(uint64_t size) {
+  void source(const TensorSource& data, std::vector<uint64_t> patches) {
     flush();
-    at_ += size;
+    plan_.put(out_, at_, data);
+    const uint64_t end = at_ + data.nbytes();
+    plan_.add_digest({.out = out_, .begin = at_, .end = end, .patches = std::move(patches)});
+    at_ = end;
   }
   void flush() {
     plan_.put_literal(out_, at_, bytes_);
@@ -156,6 +160,23 @@ class Literals {
   OutputId out_;
   uint64_t at_ = 0;
   std::string bytes_;
+};
+
+class FrameSink {
+ public:
+  explicit FrameSink(ZipLayout::Frame& frame) : frame_(frame) {}
+
+  void literal(std::string_view bytes) {
+    (frame_.elements == 0 ? frame_.head : frame_.tail) += bytes;
+  }
+  void source(const TensorSource& data, std::vector<uint64_t> patches) {
+    if (frame_.elements != 0) throw std::logic_error("a frame around several records");
+    frame_.elements = data.nbytes();
+    frame_.patches = std::move(patches);
+  }
+
+ private:
+  ZipLayout::Frame& frame_;
 };
 
 }  // namespace
@@ -194,18 +215,9 @@ std::vector<ZipLayout::Placed> ZipLayout::place(const std::string& path, uint64_
   return placed;
 }
 
-OutputId ZipLayout::lay_out(PlanBuilder& plan, std::string path) && {
-  uint64_t directory_end = 0;
-  const std::vector<Placed> placed = place(path, directory_end);
-  const uint64_t directory = placed.empty() ? 0 : placed.front().entry_offset;
-  const std::string end = end_records(records_.size(), directory, directory_end - directory);
-  const OutputId out = plan.add_output(std::move(path), directory_end + end.size());
-
-  uint64_t literal_bytes = directory_end + end.size();
-  for (const Record& record : records_) literal_bytes -= record.source ? record.size : 0;
-  plan.expect_literals(literal_bytes);
-  // In the order of the offsets, so that the plan has nothing to sort.
-  Literals literals(plan, out);
+// In the order of the offsets, so that a plan has nothing to sort.
+template <typename Sink>
+void ZipLayout::write(const std::vector<Placed>& placed, std::string_view end, Sink& sink) const {
   const auto flags_of = [](const Record& record) {
     return static_cast<uint16_t>(zip::kUtf8Flag | (record.size > 0 ? zip::kDescriptorFlag : 0));
   };
@@ -216,30 +228,52 @@ OutputId ZipLayout::lay_out(PlanBuilder& plan, std::string path) && {
   for (size_t i = 0; i < records_.size(); ++i) {
     const Record& record = records_[i];
     const Placed& at = placed[i];
-    literals.add(local_header(full_name(record), flags_of(record), record.size, at.header_offset));
+    sink.literal(local_header(full_name(record), flags_of(record), record.size, at.header_offset));
     if (record.source && record.size > 0) {
-      literals.skip(record.size);
-      plan.put(out, at.data_offset, *record.source);
       // The CRC32 comes second in a descriptor, and behind 16 bytes in the directory.
-      plan.add_digest({.out = out,
-                       .begin = at.data_offset,
-                       .end = at.descriptor_offset,
-                       .patches = {at.descriptor_offset + 4, at.entry_offset + 16}});
+      sink.source(*record.source, {at.descriptor_offset + 4, at.entry_offset + 16});
     } else {
-      literals.add(record.bytes);
+      sink.literal(record.bytes);
     }
     if (record.size > 0) {
-      literals.add(descriptor(crc_of(record), record.size, at.header_offset));
+      sink.literal(descriptor(crc_of(record), record.size, at.header_offset));
     }
   }
   for (size_t i = 0; i < records_.size(); ++i) {
     const Record& record = records_[i];
-    literals.add(central_entry(full_name(record), flags_of(record), crc_of(record), record.size,
+    sink.literal(central_entry(full_name(record), flags_of(record), crc_of(record), record.size,
                                placed[i].header_offset));
   }
-  literals.add(end);
-  literals.flush();
+  sink.literal(end);
+}
+
+OutputId ZipLayout::lay_out(PlanBuilder& plan, std::string path) && {
+  uint64_t directory_end = 0;
+  const std::vector<Placed> placed = place(path, directory_end);
+  const std::string end = end_of(placed, directory_end);
+  const OutputId out = plan.add_output(std::move(path), directory_end + end.size());
+
+  uint64_t literal_bytes = directory_end + end.size();
+  for (const Record& record : records_) literal_bytes -= record.source ? record.size : 0;
+  plan.expect_literals(literal_bytes);
+  PlanSink sink(plan, out);
+  write(placed, end, sink);
+  sink.flush();
   return out;
+}
+
+ZipLayout::Frame ZipLayout::frame() const {
+  uint64_t directory_end = 0;
+  const std::vector<Placed> placed = place(prefix_, directory_end);
+  Frame frame;
+  FrameSink sink(frame);
+  write(placed, end_of(placed, directory_end), sink);
+  return frame;
+}
+
+std::string ZipLayout::end_of(const std::vector<Placed>& placed, uint64_t directory_end) const {
+  const uint64_t directory = placed.empty() ? 0 : placed.front().entry_offset;
+  return end_records(records_.size(), directory, directory_end - directory);
 }
 
 }  // namespace dsckpt

@@ -1,5 +1,6 @@
 // The opcodes of pickles: what they are called, and how their arguments lie in the bytes. For the
-// pickle sources only. Source of truth: CPython's Lib/pickletools.py.
+// pickle sources, and for who writes millions of values without a Document. Source of truth:
+// CPython's Lib/pickletools.py.
 #pragma once
 
 #include <array>

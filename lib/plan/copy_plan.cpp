@@ -391,12 +391,21 @@ void PlanBuilder::put(OutputId out, uint64_t dst, const TensorSource& source) {
 }
 
 void PlanBuilder::put_literal(OutputId out, uint64_t dst, std::string_view bytes) {
-  if (bytes.empty()) return;
+  put_kept_literal(out, dst, keep_literal(bytes));
+}
+
+Extent PlanBuilder::keep_literal(std::string_view bytes) {
+  const Extent kept{.offset = plan_.literals_.size(), .size = bytes.size()};
+  plan_.literals_ += bytes;
+  return kept;
+}
+
+void PlanBuilder::put_kept_literal(OutputId out, uint64_t dst, const Extent& kept) {
+  if (kept.size == 0) return;
   plan_.items_.push_back({.op = Op::literal,
                           .out = out,
                           .dst = dst,
-                          .source = {.offset = plan_.literals_.size(), .row_bytes = bytes.size()}});
-  plan_.literals_ += bytes;
+                          .source = {.offset = kept.offset, .row_bytes = kept.size}});
 }
 
 void PlanBuilder::expect_literals(uint64_t bytes) {

@@ -150,6 +150,9 @@ class PlanBuilder {
   OutputId add_output(std::string path, uint64_t size);
   void put(OutputId out, uint64_t dst, const TensorSource& source);
   void put_literal(OutputId out, uint64_t dst, std::string_view bytes);
+  // Bytes that are put several times, in memory once: where they lie among the literals.
+  Extent keep_literal(std::string_view bytes);
+  void put_kept_literal(OutputId out, uint64_t dst, const Extent& kept);
   // So many bytes of literals will come: then they take no more memory than that.
   void expect_literals(uint64_t bytes);
   void add_digest(Digest digest);

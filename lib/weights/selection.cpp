@@ -11,7 +11,7 @@
 #include "base/patterns.h"
 #include "base/text.h"
 #include "dsckpt/error.h"
-#include "weights/key_map.h"
+#include "job/key_map.h"
 
 namespace dsckpt {
 namespace {

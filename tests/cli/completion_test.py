@@ -11,7 +11,7 @@ from cli_common import CliTest
 from pseudo_terminal import Terminal
 from safetensors.torch import save_file
 
-TOOLS = ["ckpt-inspect", "ckpt-pack", "reshard", "to-universal", "zero-to-fp32"]
+TOOLS = ["ckpt-inspect", "ckpt-pack", "reshard", "to-dcp", "to-universal", "zero-to-fp32"]
 BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
 FILES = {"man": "man/man1/{}.1", "bash": "bash-completion/completions/{}", "zsh": "zsh/site-functions/_{}",
          "fish": "fish/vendor_completions.d/{}.fish"}

@@ -30,6 +30,7 @@ COMMANDS = [
     ["to-universal", "IN", "OUT"],
     ["to-universal", "IN", "OUT", "--resume", "--verify"],
     ["reshard", "IN", "OUT", "--dp", "3"],
+    ["to-dcp", "IN", "OUT", "--dp", "3"],
     ["ckpt-pack", "pack", "IN", "OUT", "--sha256"],
     ["ckpt-pack", "strip", "IN", "OUT", "--keep", "weights", "--fsync"],
 ]

@@ -11,7 +11,7 @@ SUBCOMMANDS = {
     "ckpt-inspect": ["browse", "tree", "list", "where", "print", "raw", "stats", "verify", "diff", "scan"],
     "ckpt-pack": ["pack", "unpack", "strip", "estimate"],
 }
-TOOLS = ["ckpt-inspect", "ckpt-pack", "reshard", "to-universal", "zero-to-fp32"]
+TOOLS = ["ckpt-inspect", "ckpt-pack", "reshard", "to-dcp", "to-universal", "zero-to-fp32"]
 
 
 class HelpTest(CliTest):

@@ -81,6 +81,9 @@ class CommandsTest(PackageTest):
         dsckpt.convert(str(self.checkpoint), str(paths["weights"]))
         dsckpt.to_universal(self.checkpoint, paths["universal"])
         dsckpt.reshard(self.checkpoint, paths["on3"], dp=3)
+        dcp = self.new_path("dcp")
+        self.assertEqual({file["path"] for file in dsckpt.to_dcp(self.checkpoint, dcp, dp=2)["files"]},
+                         {path.name for path in dcp.iterdir()})
         dsckpt.pack(self.checkpoint, paths["packed"])
         dsckpt.unpack(paths["packed"], paths["unpacked"])
         dsckpt.strip(self.checkpoint, paths["stripped"], keep="weights")

@@ -13,8 +13,9 @@ from cli_common import CliTest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "lib/python/README.md",
-         *(f"apps/{tool}/README.md" for tool in ("zero_to_fp32", "to_universal", "reshard", "ckpt_inspect", "ckpt_pack"))]
-TOOLS = ("zero-to-fp32", "to-universal", "reshard", "ckpt-inspect", "ckpt-pack")
+         *(f"apps/{tool}/README.md" for tool in ("zero_to_fp32", "to_universal", "reshard", "to_dcp", "ckpt_inspect",
+                                                 "ckpt_pack"))]
+TOOLS = ("zero-to-fp32", "to-universal", "reshard", "to-dcp", "ckpt-inspect", "ckpt-pack")
 # What stands for something else: PATH, "tree|list", [options].
 PLACEHOLDER = re.compile(r"\b[A-Z][A-Z_]+\b|\b[A-Z]\b|\w\|\w|\[options\]|\.\.\.|<")
 

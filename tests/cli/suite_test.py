@@ -10,7 +10,7 @@ from cli_common import CliTest
 from pseudo_terminal import Terminal
 
 BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
-TOOLS = ["zero-to-fp32", "to-universal", "reshard", "ckpt-inspect", "ckpt-pack"]
+TOOLS = ["zero-to-fp32", "to-universal", "reshard", "to-dcp", "ckpt-inspect", "ckpt-pack"]
 
 
 class SuiteTest(CliTest):

@@ -17,8 +17,8 @@
 #include "fuzz/memory_file.h"
 #include "fuzz/refuse_as.h"
 #include "inspect/verify/manifest.h"
+#include "job/key_map.h"
 #include "support/temp_file.h"
-#include "weights/key_map.h"
 
 namespace dsckpt {
 namespace {

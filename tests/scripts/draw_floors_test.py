@@ -100,10 +100,10 @@ class House(unittest.TestCase):
         self.refused({"lib/io/bad.h": '#include "../apps/cli/cli.h"\n'}, "an arrow up: lib/io/bad.h includes")
 
     def test_too_many_rooms_are_refused(self):
-        self.refused({f"lib/room{i}/a.h": "" for i in range(18)}, "21 rooms in lib/; 20 are allowed")
+        self.refused({f"lib/room{i}/a.h": "" for i in range(19)}, "22 rooms in lib/; 21 are allowed")
 
-    def test_twenty_rooms_are_not(self):
-        self.write({f"lib/room{i}/a.h": "" for i in range(16)})
+    def test_twenty_one_rooms_are_not(self):
+        self.write({f"lib/room{i}/a.h": "" for i in range(18)})
         self.assertEqual(self.run_script().returncode, 0)
 
     def test_rooms_of_a_floor_have_room(self):

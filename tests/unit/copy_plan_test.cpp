@@ -43,6 +43,18 @@ TEST(CopyPlan, AcceptsATilingWhateverTheOrderOfItsPieces) {
   EXPECT_EQ(plan.literals().substr(plan.items()[0].source.offset, 5), "head:");
 }
 
+TEST(CopyPlan, HasBytesOnceThatArePutTwice) {
+  const CopyPlan plan = plan_of(10, [](PlanBuilder& b) {
+    const Extent kept = b.keep_literal("twice");
+    b.put_kept_literal(0, 0, kept);
+    b.put_kept_literal(0, 5, kept);
+    b.put_kept_literal(0, 10, b.keep_literal(""));
+  });
+  EXPECT_NO_THROW(plan.validate(kInputs));
+  EXPECT_EQ(plan.literals(), "twice");
+  EXPECT_EQ(plan.items().size(), 2u);
+}
+
 TEST(CopyPlan, AcceptsEmptyOutputsAndAnEmptyPlan) {
   PlanBuilder builder;
   EXPECT_NO_THROW(builder.finish().validate({}));

@@ -1,4 +1,4 @@
-#include "weights/key_map.h"
+#include "job/key_map.h"
 
 #include <gtest/gtest.h>
 

@@ -192,6 +192,52 @@ TEST(ZipLayout, BeyondFourGiBAsTorch) {
       "0000ffffffff0000"));
 }
 
+TEST(ZipLayout, HasAFrameThatIsTheSameWhereverTheZipLies) {
+  const test::TempFolder folder;
+  InputFiles inputs;
+  const std::string bytes = "0123456789abcdef";
+  const FileId id = inputs.add(folder.write("data", bytes));
+  const TensorSource source = TensorSource::stored({id, 0, bytes.size()}, DType::float32, {4});
+  const auto layout = [&] {
+    ZipLayout zip("archive");
+    zip.add("data.pkl", std::string("pickle"));
+    zip.add("data/0", source);
+    zip.add("version", std::string("3\n"));
+    return zip;
+  };
+  PlanBuilder alone;
+  layout().lay_out(alone, "archive.pt");
+  const std::string expected = test::run_plan(alone.finish(), inputs).front();
+
+  const ZipLayout::Frame frame = layout().frame();
+  ASSERT_EQ(frame.size(), expected.size());
+  PlanBuilder plan;
+  constexpr uint64_t kBegin = 5;
+  const OutputId out = plan.add_output("row", kBegin + frame.size());
+  plan.put_literal(out, 0, "front");
+  plan.put_literal(out, kBegin, frame.head);
+  const uint64_t begin = kBegin + frame.head.size();
+  plan.put(out, begin, source);
+  plan.put_literal(out, begin + frame.elements, frame.tail);
+  plan.add_digest({.out = out,
+                   .begin = begin,
+                   .end = begin + frame.elements,
+                   .patches = {kBegin + frame.patches.at(0), kBegin + frame.patches.at(1)}});
+  EXPECT_EQ(test::run_plan(plan.finish(), inputs).front(), "front" + expected);
+}
+
+TEST(ZipLayout, HasAFrameOfOneSourceAtMost) {
+  ZipLayout zip("archive");
+  zip.add("a", std::string("bytes"));
+  const ZipLayout::Frame whole = zip.frame();
+  EXPECT_EQ(whole.elements, 0U);
+  EXPECT_EQ(whole.tail, "");
+  EXPECT_TRUE(whole.patches.empty());
+  zip.add("b", TensorSource::zeros(DType::float32, {1}));
+  zip.add("c", TensorSource::zeros(DType::float32, {1}));
+  EXPECT_THROW(zip.frame(), std::logic_error);
+}
+
 TEST(ZipLayout, RefusesNamesThatDoNotFit) {
   ZipLayout layout("p");
   layout.add(std::string(65534, 'n'), std::string("x"));

@@ -26,7 +26,7 @@ from ._errors import CorruptError, Error, InconsistentError, IoError, Unsupporte
 __all__ = [
     "Checkpoint", "CorruptError", "Error", "InconsistentError", "IoError", "Tensor", "UnsupportedError", "UsageError",
     "convert", "diff", "inspect", "list_tensors", "open", "pack", "patch_deepspeed", "reshard", "scan", "stats",
-    "strip", "to_universal", "unpack", "verify",
+    "strip", "to_dcp", "to_universal", "unpack", "verify",
 ]
 
 _COMMANDS = set(__all__[__all__.index("convert"):]) - {"open", "patch_deepspeed"}

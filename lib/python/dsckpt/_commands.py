@@ -26,6 +26,14 @@ def to_universal(checkpoint, output, *, progress=None, **options):
     return run(["to-universal"], [], {"input_folder": checkpoint, "output_folder": output, **options}, progress)
 
 
+def to_dcp(checkpoint, output, *, dp=None, progress=None, **options):
+    """A checkpoint for torch.distributed.checkpoint.load on `dp` ranks of FSDP2 in the folder `output`.
+
+    options: of `to-dcp --help`: ``preset="accelerate"``, ``weights_only=True``, ... Returns as convert() does.
+    """
+    return run(["to-dcp"], [checkpoint, output], {"dp": dp, **options}, progress)
+
+
 def reshard(checkpoint, output, *, dp=None, progress=None, **options):
     """A checkpoint for `dp` data-parallel ranks in the folder `output`, which DeepSpeed loads as its own.
 

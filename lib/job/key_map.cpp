@@ -1,4 +1,4 @@
-#include "weights/key_map.h"
+#include "job/key_map.h"
 
 #include <re2/re2.h>
 

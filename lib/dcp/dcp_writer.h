@@ -1,0 +1,74 @@
+// DcpWriter: the files of one checkpoint of torch.distributed.checkpoint, as part of a plan.
+//
+//   __RANK_0.distcp   archives as torch.save writes them, one after the other: a chunk of a tensor
+//                     or a value each
+//   .metadata         which keys there are, and where each lies (format/dcp_metadata.h)
+//
+// Source: torch/distributed/checkpoint/filesystem.py (FileSystemWriter), default_planner.py.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "format/dcp_metadata.h"
+#include "format/torch_archive.h"
+#include "plan/copy_plan.h"
+#include "plan/tensor_source.h"
+
+namespace dsckpt {
+
+// A key, as the steps on the way to its value in the nested state_dict: torch joins them by dots.
+using DcpPath = std::vector<DcpStep>;
+std::string dcp_key(const DcpPath& path);
+
+class DcpWriter {
+ public:
+  // `folder` is relative to the output, "" the output itself. `ranks` is above 0.
+  DcpWriter(std::string folder, uint32_t ranks);
+
+  enum class Cut : uint8_t {
+    rows,   // over the ranks
+    whole,  // into rank 0's file
+  };
+  // In the order in which they are to be in the files. What has several keys is there once.
+  void add_tensor(std::vector<DcpPath> keys, TensorSource tensor, Cut cut);
+  // torch.tensor(number, dtype=torch.float32)
+  void add_float(std::vector<DcpPath> keys, float number);
+  // Any other value, as it is pickled.
+  void add_value(std::vector<DcpPath> keys, TorchArchiveWriter::Written value);
+
+  // One line for each tensor.
+  struct Tensor {
+    std::string key;
+    DType dtype;
+    Shape shape;
+    size_t chunks = 0;
+  };
+  struct Contents {
+    std::vector<Tensor> tensors;
+    uint64_t keys = 0;
+    uint64_t chunks = 0;  // values count too
+    uint64_t metadata_bytes = 0;
+    uint64_t least_chunk_bytes = 0;
+  };
+  // Adds the outputs, `.metadata` last. Throws InconsistentError for a key that comes twice.
+  Contents lay_out(PlanBuilder& plan) &&;
+
+ private:
+  struct Entry {
+    std::vector<DcpPath> keys;
+    DcpTensor tensor = {};                  // of what is one; its chunks come with the layout
+    std::vector<TensorSource> source = {};  // none or one: its elements
+    Cut cut = Cut::whole;
+    bool is_tensor = false;
+    std::string archive = {};  // of what has no source, whole
+  };
+  class Layout;
+
+  std::string folder_;
+  uint32_t ranks_;
+  std::vector<Entry> entries_;
+};
+
+}  // namespace dsckpt

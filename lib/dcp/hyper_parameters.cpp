@@ -1,0 +1,157 @@
+#include "dcp/hyper_parameters.h"
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+#include "base/text.h"
+#include "deepspeed/keys.h"
+
+namespace dsckpt {
+using pickle::Document;
+using pickle::Kind;
+using pickle::Value;
+namespace {
+
+constexpr std::string_view kDecoupled = "decoupled_weight_decay";
+
+class PlainWalk {
+ public:
+  bool is_plain(const Value& value) {
+    switch (value.kind()) {
+      case Kind::none:
+      case Kind::boolean:
+      case Kind::integer:
+      case Kind::big_integer:
+      case Kind::real:
+      case Kind::string:
+      case Kind::bytes:
+        return true;
+      case Kind::tuple:
+      case Kind::list:
+        return !is_new(value) || std::all_of(value.as_sequence().begin(), value.as_sequence().end(),
+                                             [&](const Value& item) { return is_plain(item); });
+      case Kind::dict: {
+        const auto& items = value.as_dict().items;
+        return !is_new(value) || std::all_of(items.begin(), items.end(), [&](const auto& item) {
+          return is_plain(item.first) && is_plain(item.second);
+        });
+      }
+      default:
+        return false;
+    }
+  }
+
+ private:
+  // Values may be shared as often as one likes.
+  bool is_new(const Value& value) { return seen_.insert(value.identity()).second; }
+  std::unordered_set<const void*> seen_;
+};
+
+TorchArchiveWriter::Written written(Value value) {
+  TorchArchiveWriter writer;
+  writer.document().set_root(value);
+  return std::move(writer).write();
+}
+
+// `value` as torch's optimizer has it; nullopt if it is no plain data.
+std::optional<TorchArchiveWriter::Written> option_of(const TorchArchive& archive,
+                                                     std::string_view key, const Value& value) {
+  if (TorchArchive::is_tensor(value)) {
+    const std::optional<double> number = archive.scalar(value);
+    if (!number) return std::nullopt;
+    return written(Document::real(*number));
+  }
+  if (!is_plain_data(value)) return std::nullopt;
+  TorchArchiveWriter writer;
+  Value root = writer.import(archive, value);
+  // DeepSpeed's optimizers keep the list that the configuration has.
+  if (key == "betas" && root.is(Kind::list)) {
+    const auto betas = root.as_sequence();
+    root = writer.document().tuple({betas.begin(), betas.end()});
+  }
+  writer.document().set_root(root);
+  return std::move(writer).write();
+}
+
+// What the configuration says; nullopt if it names no optimizer. engine.py
+// _configure_basic_optimizer: Adam is AdamW unless adam_w_mode says otherwise.
+std::optional<bool> is_decoupled(const Checkpoint& checkpoint) {
+  if (checkpoint.model_files().empty()) return std::nullopt;
+  const Value root = checkpoint.model_files().front().archive->root();
+  const Value optimizer = root.find_or_none(keys::kDsConfig).find_or_none("optimizer");
+  const Value type = optimizer.find_or_none("type");
+  if (!type.is(Kind::string)) return std::nullopt;
+  std::string name(type.as_string());
+  std::transform(name.begin(), name.end(), name.begin(), [](char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  });
+  const Value mode = optimizer.find_or_none("params").find_or_none("adam_w_mode");
+  return name != "adam" || !mode.is(Kind::boolean) || mode.as_bool();
+}
+
+}  // namespace
+
+bool is_plain_data(const Value& value) {
+  return PlainWalk().is_plain(value);
+}
+
+bool is_adam(const std::vector<ParamState>& states) {
+  const auto has = [&](std::string_view key) {
+    return std::any_of(states.begin(), states.end(),
+                       [&](const ParamState& state) { return state.key == key; });
+  };
+  return has("exp_avg") && has("exp_avg_sq");
+}
+
+std::vector<HyperParameter> hyper_parameters(const Checkpoint& checkpoint, const ParamGroup& group,
+                                             bool adam, std::vector<std::string>& notes) {
+  std::vector<HyperParameter> options;
+  const ShardValue& settings = group.settings;
+  if (settings.archive == nullptr || !settings.value.is_mapping()) return options;
+  const auto note = [&](std::string text) {
+    if (std::find(notes.begin(), notes.end(), text) == notes.end()) {
+      notes.push_back(std::move(text));
+    }
+  };
+  for (const auto& [key, value] : settings.value.as_dict().items) {
+    if (!key.is(Kind::string) || key.as_string() == "params") continue;
+    std::string name(key.as_string());
+    std::optional<TorchArchiveWriter::Written> option = option_of(*settings.archive, name, value);
+    if (option) {
+      options.push_back({std::move(name), std::move(*option)});
+    } else {
+      note("'" + printable(name) + "' of the optimizer's groups is no plain data; it is left out");
+    }
+  }
+  const auto has = [&](std::string_view key) {
+    return std::any_of(options.begin(), options.end(),
+                       [&](const HyperParameter& option) { return option.key == key; });
+  };
+  const auto add = [&](std::string_view key, Value value) {
+    if (!has(key)) options.push_back({std::string(key), written(value)});
+  };
+  if (adam) {
+    add("amsgrad", Document::boolean(false));
+    const std::optional<bool> decoupled = is_decoupled(checkpoint);
+    if (!decoupled && !has(kDecoupled)) {
+      note("'" + std::string(kDecoupled) +
+           "' is true, as of AdamW: nothing tells what this run's Adam did");
+    }
+    add(kDecoupled, Document::boolean(decoupled.value_or(true)));
+    const Value corrected = settings.value.find_or_none("bias_correction");
+    if (corrected.is(Kind::boolean) && !corrected.as_bool()) {
+      note("this run's Adam did not correct its moments' bias; torch's always does");
+    }
+  }
+  add("maximize", Document::boolean(false));
+  add("foreach", {});
+  add("capturable", Document::boolean(false));
+  add("differentiable", Document::boolean(false));
+  add("fused", {});
+  return options;
+}
+
+}  // namespace dsckpt

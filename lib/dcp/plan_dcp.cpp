@@ -1,0 +1,427 @@
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/kernels.h"
+#include "base/text.h"
+#include "dcp/dcp_writer.h"
+#include "dcp/hyper_parameters.h"
+#include "deepspeed/keys.h"
+#include "dsckpt/dcp.h"
+#include "dsckpt/error.h"
+#include "job/job_impl.h"
+#include "job/key_map.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+using pickle::Document;
+using pickle::Kind;
+using pickle::Value;
+namespace {
+
+// Folders below the output, and the first steps of all keys.
+struct PresetKeys {
+  std::string model_folder = {};
+  std::string optimizer_folder = {};
+  DcpPath model = {};
+  DcpPath optimizer = {};
+};
+
+PresetKeys keys_of(DcpPreset preset) {
+  switch (preset) {
+    case DcpPreset::torch:
+      return {.model = {"model"}, .optimizer = {"optim"}};
+    case DcpPreset::accelerate:  // accelerate/utils/fsdp_utils.py, constants.py
+      return {.model_folder = "pytorch_model_fsdp_0",
+              .optimizer_folder = "optimizer_0",
+              .model = {"model"},
+              .optimizer = {"optimizer"}};
+    case DcpPreset::torchtitan:
+      return {.model = {}, .optimizer = {"optimizer"}};
+    case DcpPreset::lightning:  // lightning/fabric/strategies/model_parallel.py
+      return {.model = {"model"}, .optimizer = {"optimizer"}};
+  }
+  return {};
+}
+
+constexpr std::string_view kLightningFile = "meta.pt";
+constexpr const char* kWithoutOptimizer = "--weights-only leaves the optimizer out";
+// Below `deepspeed`, unless the program has saved something of that name.
+constexpr std::string_view kLossScale = "loss_scale";
+
+// Of the output folder, whether an earlier run may have written it.
+bool belongs_to_dcp(const fs::path& file) {
+  const std::string name = file.filename().string();
+  return name == ".metadata" || name.ends_with(".distcp") || file.native() == kLightningFile;
+}
+
+// What the engine writes into model-states files that is of how it works, and means nothing to
+// another: engine.py _save_checkpoint, and what clients add for its converters.
+bool is_of_the_engine(std::string_view key) {
+  constexpr std::array kEngine = {keys::kModule,
+                                  keys::kBufferNames,
+                                  keys::kOptimizer,
+                                  keys::kParamShapes,
+                                  keys::kSharedParams,
+                                  keys::kFrozenParamShapes,
+                                  keys::kDpWorldSize,
+                                  keys::kFrozenParamFragments,
+                                  keys::kMpWorldSize,
+                                  keys::kSparseTensorNames,
+                                  keys::kDsConfig,
+                                  keys::kDsVersion,
+                                  keys::kAutoEpLayers,
+                                  keys::kCheckpointParallelDimensions,
+                                  keys::kFolding,
+                                  keys::kUniversalCheckpointInfo,
+                                  keys::kStripped,
+                                  keys::kAutoEpLayersLegacy,
+                                  keys::kOptimizerStateDict};
+  return std::find(kEngine.begin(), kEngine.end(), key) != kEngine.end();
+}
+
+// {"tensors": [{"key", "dtype", "shape", "chunks"}], "keys", "chunks", "least_chunk_bytes",
+// "metadata_bytes", "files": [...], "bytes_read", "bytes_written"}
+class DcpReport : public JobReport {
+ public:
+  void add(DcpWriter::Contents contents) {
+    tensors_.insert(tensors_.end(), contents.tensors.begin(), contents.tensors.end());
+    keys_ += contents.keys;
+    chunks_ += contents.chunks;
+    metadata_bytes_ += contents.metadata_bytes;
+    least_ = std::max(least_, contents.least_chunk_bytes);
+  }
+  size_t tensors() const { return tensors_.size(); }
+
+  nlohmann::json json(const Job::Impl& job) const override {
+    nlohmann::json tensors = nlohmann::json::array();
+    for (const DcpWriter::Tensor& tensor : tensors_) {
+      tensors.push_back({{"key", tensor.key},
+                         {"dtype", torch_name(tensor.dtype)},
+                         {"shape", tensor.shape},
+                         {"chunks", tensor.chunks}});
+    }
+    nlohmann::json out = plan_json(job.plan);
+    out["tensors"] = std::move(tensors);
+    out["keys"] = keys_;
+    out["chunks"] = chunks_;
+    out["metadata_bytes"] = metadata_bytes_;
+    out["least_chunk_bytes"] = least_;
+    return out;
+  }
+
+  Listing listing(const Job::Impl& job) const override {
+    Listing listing;
+    for (const DcpWriter::Tensor& tensor : tensors_) {
+      listing.rows.push_back({printable(tensor.key), std::string(torch_name(tensor.dtype)),
+                              to_text(tensor.shape), counted(tensor.chunks, "chunk")});
+    }
+    listing.below.push_back(counted(keys_, "key") + ", " + counted(chunks_, "chunk") + " of " +
+                            human_bytes(least_) + " or a rank's shard at least, metadata of " +
+                            human_bytes(metadata_bytes_));
+    listing.below.push_back(plan_totals(job.plan));
+    return listing;
+  }
+
+ private:
+  std::vector<DcpWriter::Tensor> tensors_;
+  uint64_t keys_ = 0;
+  uint64_t chunks_ = 0;
+  uint64_t metadata_bytes_ = 0;
+  uint64_t least_ = 0;
+};
+
+DcpPath operator+(DcpPath path, DcpStep step) {
+  path.push_back(std::move(step));
+  return path;
+}
+
+class DcpPlanner {
+ public:
+  DcpPlanner(const Source& source, const DcpOptions& options)
+      : checkpoint_(*source->checkpoint),
+        options_(options),
+        keys_(keys_of(options.preset)),
+        job_(job_of(source)),
+        model_(keys_.model_folder, options.dp),
+        optimizer_(keys_.optimizer_folder, options.dp),
+        one_folder_(keys_.model_folder == keys_.optimizer_folder) {}
+
+  Job plan() {
+    rename();
+    add_weights();
+    if (!options_.weights_only) {
+      add_optimizer();
+      add_run();
+    }
+    DcpReport report;
+    report.add(std::move(model_).lay_out(plan_));
+    if (!one_folder_ && has_optimizer_) report.add(std::move(optimizer_).lay_out(plan_));
+    if (options_.preset == DcpPreset::lightning) lay_out_lightning_file();
+    set_plan(job_, plan_);
+    job_.place.whole = true;
+    job_.place.is_ours = belongs_to_dcp;
+    job_.place.replaced = "a checkpoint of torch.distributed.checkpoint";
+    job_.place.foreign = "does not belong to a checkpoint of torch.distributed.checkpoint";
+    job_.what = counted(report.tensors(), "tensor") + " in " +
+                counted(job_.plan.outputs().size(), "file") + " for " +
+                counted(options_.dp, "rank");
+    job_.report = std::make_shared<const DcpReport>(std::move(report));
+    return Job(std::move(job_));
+  }
+
+ private:
+  void rename() {
+    KeyMap rules = options_.key_map.empty() ? KeyMap() : KeyMap::read(options_.key_map);
+    std::unordered_map<std::string, std::string_view> taken;
+    for (const Param& param : checkpoint_.params()) {
+      std::string name = rules.rename(param.name);
+      if (name.empty() && !param.name.empty()) {
+        throw UsageError("'" + param.name + "' is left without a name");
+      }
+      if (!taken.emplace(name, param.name).second) {
+        throw UsageError("'" + param.name + "' gets the name '" + name +
+                         "' of another tensor by --key-map");
+      }
+      names_.emplace(param.name, std::move(name));
+    }
+    for (const std::string& rule : rules.unused()) note(rule + ": renames nothing");
+  }
+  const std::string& name_of(const std::string& param) const {
+    const auto found = names_.find(param);
+    return found == names_.end() ? param : found->second;
+  }
+
+  void note(std::string text) { job_.notes.push_back(std::move(text)); }
+  DcpWriter& optimizer_folder() { return one_folder_ ? model_ : optimizer_; }
+
+  TensorSource cast(const Param& param) {
+    const DType stored = param.weight.dtype();
+    const TensorSource weight = without_padding(param, param.weight);
+    const std::optional<DType>& target = options_.dtype;
+    if (!is_floating_point(stored) || !target || *target == stored) return weight;
+    if (is_opaque(stored) && *target == DType::float32) {
+      note("'" + param.name + "' stays " + std::string(torch_name(stored)));
+      return weight;
+    }
+    if (!can_convert(stored, *target)) {
+      throw UnsupportedError({.tensor = param.name}, "cannot convert " +
+                                                         std::string(torch_name(stored)) + " to " +
+                                                         std::string(torch_name(*target)));
+    }
+    return weight.to(*target);
+  }
+
+  // FSDP2 shards parameters, frozen ones too, and leaves buffers whole on every rank.
+  void add_weights() {
+    std::unordered_map<std::string_view, std::vector<DcpPath>> names;
+    for (const Param& param : checkpoint_.params()) {
+      names[param.alias_of.empty() ? param.name : param.alias_of].push_back(keys_.model +
+                                                                            name_of(param.name));
+    }
+    if (names.empty()) throw UsageError("there is no tensor to write");
+    for (const Param& param : checkpoint_.params()) {
+      const auto found = names.find(param.alias_of.empty() ? param.name : param.alias_of);
+      if (found == names.end()) continue;  // with a name before
+      model_.add_tensor(
+          std::move(found->second), cast(param),
+          param.kind == ParamKind::buffer ? DcpWriter::Cut::whole : DcpWriter::Cut::rows);
+      names.erase(found);
+    }
+    if (!checkpoint_.facts().has_masters && !checkpoint_.facts().from_weights) {
+      note("the weights are the model's own of 16 bit: no file has fp32 masters of them");
+    }
+  }
+
+  void add_optimizer() {
+    if (checkpoint_.facts().from_weights || !checkpoint_.averaged().empty()) {
+      note("there are weights alone: the folder has no optimizer");
+      return;
+    }
+    if (!checkpoint_.facts().states_assigned) throw unassigned_states(checkpoint_);
+    if (checkpoint_.groups().empty()) {
+      throw UnsupportedError(
+          {.file = checkpoint_.tag_folder().string()},
+          std::string("does not tell the optimizer's groups") +
+              (checkpoint_.facts().model_parallel ? ": the model is split over ranks" : ""))
+          .with_hint(kWithoutOptimizer);
+    }
+    has_optimizer_ = true;
+    for (const Param& param : checkpoint_.params()) {
+      if (is_trained(param)) add_states(param);
+    }
+    std::vector<std::string> without_options;
+    for (size_t g = 0; g < checkpoint_.groups().size(); ++g) {
+      if (!add_group(g)) without_options.push_back(std::to_string(g));
+    }
+    if (!without_options.empty()) {
+      note("the files have no hyper-parameters of the optimizer's groups " +
+           some_of(without_options) +
+           ": the run that loads the folder keeps its own (allow_partial_load)");
+    }
+  }
+
+  DcpPath state_path(const Param& param, const std::string& key) const {
+    return keys_.optimizer + "state" + name_of(param.name) + key;
+  }
+
+  void add_states(const Param& param) {
+    if (const std::optional<double> step = step_of(param)) {
+      optimizer_folder().add_float({state_path(param, "step")}, static_cast<float>(*step));
+    } else if (is_adam(param.states)) {
+      // Old releases counted for a whole group, at stage 3 once more for each sub-group.
+      throw UnsupportedError({.tensor = param.name}, "has moments, and no step of its own")
+          .with_hint(kWithoutOptimizer);
+    }
+    for (const ParamState& state : param.states) {
+      optimizer_folder().add_tensor({state_path(param, state.key)},
+                                    without_padding(param, state.value), DcpWriter::Cut::rows);
+    }
+    for (const WholeState& other : param.others) add_whole_state(param, other);
+  }
+
+  static std::optional<double> step_of(const Param& param) {
+    if (param.step.archive == nullptr) return std::nullopt;
+    const std::optional<double> step = param.step.archive->scalar(param.step.value);
+    if (!step) throw UnsupportedError({.tensor = param.name}, "has a step that is no number");
+    if (static_cast<float>(*step) != *step) {
+      throw UnsupportedError({.tensor = param.name}, "has a step that is no float32");
+    }
+    return step;
+  }
+
+  void add_whole_state(const Param& param, const WholeState& other) {
+    if (is_computed_anew(other)) return;
+    const auto refuse = [&](const char* why) {
+      throw UnsupportedError({.tensor = param.name},
+                             "the optimizer's state '" + printable(other.key) + "' " + why)
+          .with_hint(kWithoutOptimizer);
+    };
+    const ShardValue& value = other.value;
+    if (!other.same_on_all_ranks) refuse("is not the same on all ranks");
+    if (TorchArchive::is_tensor(value.value)) {
+      const TensorInfo info = value.archive->info(value.value);
+      const std::optional<double> number = value.archive->scalar(value.value);
+      if (!number || !info.shape.empty() || info.dtype != DType::float32) {
+        refuse("is not one value an element");
+      }
+      optimizer_folder().add_float({state_path(param, other.key)}, static_cast<float>(*number));
+      return;
+    }
+    if (!is_plain_data(value.value)) refuse("is no plain data");
+    add_plain({state_path(param, other.key)}, *value.archive, value.value, optimizer_folder());
+  }
+
+  static void add_plain(std::vector<DcpPath> keys, const TorchArchive& archive, const Value& value,
+                        DcpWriter& folder) {
+    TorchArchiveWriter writer;
+    writer.document().set_root(writer.import(archive, value));
+    folder.add_value(std::move(keys), std::move(writer).write());
+  }
+
+  // An option has a key in the nested form, and in the flattened one a key for each parameter.
+  // False if the files have no options.
+  bool add_group(size_t index) {
+    const ParamGroup& group = checkpoint_.groups()[index];
+    const DcpPath groups = keys_.optimizer + "param_groups" + static_cast<int64_t>(index);
+    const Param* first = group.params.empty() ? nullptr : checkpoint_.find(group.params.front());
+    std::vector<HyperParameter> options = hyper_parameters(
+        checkpoint_, group, first != nullptr && is_adam(first->states), job_.notes);
+    const bool has_options = !options.empty();
+    for (HyperParameter& option : options) {
+      std::vector<DcpPath> keys{groups + option.key};
+      for (const std::string& name : group.params) {
+        keys.push_back(keys_.optimizer + ("param_groups." + name_of(name) + "." + option.key));
+      }
+      optimizer_folder().add_value(std::move(keys), std::move(option.value));
+    }
+    TorchArchiveWriter writer;
+    std::vector<Value> names;
+    for (const std::string& name : group.params) {
+      names.push_back(writer.document().string(name_of(name)));
+    }
+    writer.document().set_root(writer.document().list(std::move(names)));
+    optimizer_folder().add_value({groups + "params"}, std::move(writer).write());
+    return has_options;
+  }
+
+  // Counters, the scheduler and what else the program saved, where it is plain data: nobody asks
+  // for these keys, whoever wants them does.
+  void add_run() {
+    if (checkpoint_.model_files().empty()) return;
+    const TorchArchive& archive = *checkpoint_.model_files().front().archive;
+    if (!archive.root().is_mapping()) return;
+    std::vector<std::string> left_out;
+    for (const auto& [key, value] : archive.root().as_dict().items) {
+      if (!key.is(Kind::string) || is_of_the_engine(key.as_string()) || value.is_none()) continue;
+      std::string name(key.as_string());
+      if (is_plain_data(value)) {
+        add_plain({DcpPath{"deepspeed", name}}, archive, value, model_);
+        run_.emplace_back(std::move(name), value);
+      } else {
+        left_out.push_back(std::move(name));
+      }
+    }
+    for (std::string& name : left_out) name = printable(name);
+    if (!left_out.empty()) {
+      note("the model-states file has what is no plain data, and is left out: " +
+           some_of(left_out));
+    }
+    if (!archive.root().find(kLossScale)) add_loss_scale();
+  }
+
+  void add_loss_scale() {
+    const ShardValue wrapper = checkpoint_.wrapper_state();
+    if (wrapper.archive == nullptr) return;
+    Value scaler = wrapper.value.find_or_none(keys::kLossScaler);
+    if (scaler.is(Kind::object)) scaler = scaler.as_object().state;
+    Value scale = scaler.find_or_none("cur_scale");
+    if (scale.is_none()) scale = wrapper.value.find_or_none("cur_scale");
+    if (!scale.is(Kind::real) && !scale.is(Kind::integer)) return;
+    add_plain({DcpPath{"deepspeed", std::string(kLossScale)}}, *wrapper.archive, scale, model_);
+  }
+
+  // Fabric takes a folder for a checkpoint of its own if this is there.
+  void lay_out_lightning_file() {
+    TorchArchiveWriter writer;
+    const Value root = writer.document().dict();
+    for (const auto& [name, value] : run_) {
+      const TorchArchive& archive = *checkpoint_.model_files().front().archive;
+      writer.document().set_item(root, writer.document().intern(name),
+                                 writer.import(archive, value));
+    }
+    writer.document().set_root(root);
+    std::move(writer).lay_out(plan_, std::string(kLightningFile));
+  }
+
+  const Checkpoint& checkpoint_;
+  const DcpOptions& options_;
+  PresetKeys keys_;
+  Job::Impl job_;
+  std::unordered_map<std::string, std::string> names_;  // the checkpoint's to the folder's
+  DcpWriter model_;
+  DcpWriter optimizer_;  // unless one_folder_
+  bool one_folder_;
+  bool has_optimizer_ = false;
+  std::vector<std::pair<std::string, Value>> run_;  // what add_run() has added
+  PlanBuilder plan_;
+};
+
+}  // namespace
+
+Job plan_dcp(const Source& source, const DcpOptions& options) {
+  if (options.dp == 0 || options.dp > kMostDcpRanks) {
+    throw UsageError("--dp is a number from 1 to " + std::to_string(kMostDcpRanks));
+  }
+  return DcpPlanner(source, options).plan();
+}
+
+}  // namespace dsckpt

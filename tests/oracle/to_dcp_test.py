@@ -1,0 +1,284 @@
+"""torch reads what to-dcp writes: whole, key by key, and as FSDP2 on several ranks, which then goes on training.
+
+By default some cases; DSCKPT_CASES, a regular expression, chooses others, and an empty one takes all.
+"""
+import math
+import os
+import pathlib
+import pickle
+import re
+import unittest
+
+import fsdp2_worker
+import make_checkpoints
+import torch
+import torch.distributed.checkpoint as dcp
+from common import OracleTest, all_cases, bits, case_named, run_tool, same_bits
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+SAMPLE = {"z0_fp32_w2", "z0_bf16_fusedadam_w2", "z1_fp32_full_w4", "z1_fp32_zerodim_w2", "z1_bf16opt_full_w3",
+          "z2_bf16_muon_w2", "z2_fp32_amsgrad_w2", "z2_fp32_emptyparam_w2", "z2_fp32_oddbuffers_w2",
+          "z2_fp32_radam_w2", "z3_bf16_nvme_w2", "z3_fp16_full_b120_w3", "z3_fp32_full_b120_w2", "z3_fp32_sgd_w2",
+          "hf_trainer_llama_z3_bf16_w2"}
+# Of Adam's, in every stage; the number of ranks and who loads it how.
+RESUMED = {"z0_fp32_w2": [(2, "nested")], "z1_fp32_full_b120_w3": [(2, "flattened")],
+           "z2_fp32_full_w3": [(1, "flattened")], "z2_bf16_full_b120_w3": [(2, "nested")],
+           "z3_fp32_full_b120_w2": [(3, "nested"), (2, "accelerate"), (2, "lightning")]}
+ADAM_OPTIONS = {"lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "capturable", "differentiable",
+                "fused", "decoupled_weight_decay"}
+LEAST_CHUNK = 512  # bytes
+
+
+def chosen(names):
+    every = all_cases()
+    return every if "DSCKPT_CASES" in os.environ else [case for case in every if case.name in names]
+
+
+def metadata_of(folder):
+    return pickle.loads((pathlib.Path(folder) / ".metadata").read_bytes())
+
+
+def states_of(case):
+    """(name, state) -> tensor of the live engine."""
+    return {tuple(key.split("|")): value for key, value in case.expected("master").items()
+            if not key.endswith("|fp32")}
+
+
+def steps_of(case):
+    """FP16_Optimizer makes a step of zeros first."""
+    first = case.stage == 0 and case.facts["precision"] != "fp32"
+    return make_checkpoints.STEPS_BEFORE - case.facts.get("skipped_steps", 0) + first
+
+
+class ToDcp(OracleTest):
+
+    def to_dcp(self, case, output, *options):
+        return self.run_well("to-dcp", output, case.load_dir, output, "-t", case.facts["tag"], *options)
+
+    def test_torch_puts_together_what_the_engine_held(self):
+        compared = 0
+        for number, case in enumerate(chosen(SAMPLE)):
+            with self.each_case(case) as scratch:
+                folder = self.to_dcp(case, scratch / "dcp", "--dp", 1 + number % 4)
+                self.assertEqual(run_tool("ckpt-inspect", "scan", folder).returncode, 0)
+                dcp_to_torch_save(folder, scratch / "whole.pt")
+                state = torch.load(scratch / "whole.pt", weights_only=False)
+                self.assert_same_tensors(state["model"], case.truth())
+                states = {(name, key): value for name, of_name in state["optim"]["state"].items()
+                          for key, value in of_name.items()}
+                expected = states_of(case)
+                unknown = {"momentum_buffer"} if "muon" in case.name else set()  # which the live engine did not show
+                self.assertEqual({key for key, value in states.items()
+                                  if key[1] != "step" and (key in expected or key[1] not in unknown)},
+                                 set(expected))
+                for key, value in expected.items():
+                    got = states[key].float() if key[1] in unknown else states[key]
+                    self.assertTrue(same_bits(got, value), key)
+                for (name, key), value in states.items():
+                    if key == "step":
+                        self.assertEqual((value.dtype, value.shape), (torch.float32, ()))
+                        if case.facts["kind"] == "plain":
+                            self.assertEqual(value.item(), steps_of(case), name)
+                self.check_options(case, state["optim"])
+                compared += 1
+        self.require(compared, "cases")
+
+    def check_options(self, case, optim, check_names=True):
+        groups = optim["param_groups"]
+        if case.facts["kind"] == "plain":
+            named = case.facts["param_groups"]
+            if len(groups) == len(named):  # Muon's are split by DeepSpeed
+                # DeepSpeed counts what has no elements among the frozen ones.
+                owned = [[name for name in group["names"] if name not in case.frozen] for group in named]
+                if check_names:
+                    self.assertEqual([group["params"] for group in groups], owned)
+                lrs = case.facts["lr_at_save"]
+                if "elastic" not in case.name:
+                    self.assertEqual([group["lr"] for group in groups], lrs)
+                    for group, options in zip(groups, named):
+                        for key in {"weight_decay"} & set(options):
+                            self.assertEqual(group[key], options[key])
+        for group in groups:
+            if {"exp_avg", "exp_avg_sq"} <= set(optim["state"][group["params"][0]]) and "elastic" not in case.name:
+                self.assertLessEqual(ADAM_OPTIONS, set(group))
+                self.assertIs(type(group["betas"]), tuple)
+        # The flattened form says the same.
+        for group in groups:
+            for name in group["params"]:
+                for key in set(group) - {"params"}:
+                    self.assertEqual(optim[f"param_groups.{name}.{key}"], group[key])
+
+    def test_one_tensor_can_be_asked_for(self):
+        with self.each_case(case_named("z3_fp32_full_b120_w2")) as scratch:
+            folder = self.to_dcp(case_named("z3_fp32_full_b120_w2"), scratch / "dcp", "--dp", "3")
+            expected = case_named("z3_fp32_full_b120_w2").truth()["wide.weight"]
+            state = {"model": {"wide.weight": torch.zeros_like(expected)},
+                     "deepspeed": {"global_steps": 0, "skipped_steps": 7}}
+            dcp.load(state, checkpoint_id=str(folder), no_dist=True)
+            self.assertTrue(same_bits(state["model"]["wide.weight"], expected))
+            self.assertEqual(state["deepspeed"], {"global_steps": 3, "skipped_steps": 0})
+
+    def test_what_has_several_names_is_there_once(self):
+        with self.each_case(case_named("z3_fp32_full_b120_w2")) as scratch:
+            folder = self.to_dcp(case_named("z3_fp32_full_b120_w2"), scratch / "dcp", "--dp", "2")
+            metadata = metadata_of(folder)
+            places = {(index.fqn, index.offset): vars(place) for index, place in metadata.storage_data.items()}
+            for (name, offset), place in places.items():
+                if name == "model.head.weight":
+                    self.assertEqual(place, places["model.tok_emb.weight", offset])
+            self.assertEqual(places["optim.param_groups.0.lr", None],
+                             places["optim.param_groups.tok_emb.weight.lr", None])
+            self.assertNotIn("optim.param_groups", metadata.state_dict_metadata)
+            ends = {}
+            for place in {(p["relative_path"], p["offset"], p["length"]) for p in places.values()}:
+                ends.setdefault(place[0], []).append(place[1:])
+            for name, ranges in ends.items():
+                at = 0
+                for offset, length in sorted(ranges):
+                    self.assertEqual(offset, at)
+                    at += length
+                self.assertEqual((folder / name).stat().st_size, at)
+
+    def test_types_of_the_weights(self):
+        case = case_named("z2_bf16_w2")
+        for option, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
+            with self.each_case(case) as scratch:
+                folder = self.to_dcp(case, scratch / "dcp", "--dp", "2", "--dtype", option, "--weights-only")
+                dcp_to_torch_save(folder, scratch / "whole.pt")
+                state = torch.load(scratch / "whole.pt", weights_only=False)
+                self.assertEqual(list(state), ["model"])
+                self.assert_same_tensors(state["model"], case.truth(dtype=dtype))
+
+    def test_names_by_rules(self):
+        case = case_named("z3_fp32_full_b120_w2")
+        with self.each_case(case) as scratch:
+            (scratch / "rules").write_text("^blocks\\.(\\d+) => layers.{\\1+1}\n^nothing => else\n")
+            folder = self.to_dcp(case, scratch / "dcp", "--dp", "2", "--key-map", scratch / "rules")
+            dcp_to_torch_save(folder, scratch / "whole.pt")
+            state = torch.load(scratch / "whole.pt", weights_only=False)
+
+            def renamed(name):
+                return re.sub(r"^blocks\.(\d+)", lambda found: f"layers.{int(found[1]) + 1}", name)
+            self.assert_same_tensors(state["model"], {renamed(name): value for name, value in case.truth().items()})
+            trained = [[renamed(name) for name in group["names"]] for group in case.facts["param_groups"]]
+            self.assertEqual([group["params"] for group in state["optim"]["param_groups"]], trained)
+            self.assertEqual(set(state["optim"]["state"]), {name for names in trained for name in names})
+            self.check_options(case, state["optim"], check_names=False)
+            (scratch / "rules").write_text("weight => bias\n")
+            done = run_tool("to-dcp", case.load_dir, scratch / "other", "--dp", "2", "--key-map", scratch / "rules")
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn("of another tensor by --key-map", done.stderr)
+
+    def test_presets(self):
+        case = case_named("z3_fp32_full_b120_w2")
+        name = "blocks.0.ln_1.weight"
+        nested = {f"optimizer.state.{name}.exp_avg", "optimizer.param_groups.0.lr",
+                  f"optimizer.param_groups.{name}.lr"}
+        expected = {"accelerate": {"pytorch_model_fsdp_0": {f"model.{name}"}, "optimizer_0": nested},
+                    "torchtitan": {"": {name, *nested}}, "lightning": {"": {f"model.{name}", *nested}}}
+        for preset, folders in expected.items():
+            with self.each_case(case) as scratch:
+                folder = self.to_dcp(case, scratch / "dcp", "--dp", "2", "--preset", preset)
+                self.assertEqual((folder / "meta.pt").exists(), preset == "lightning")
+                for below, keys in folders.items():
+                    metadata = metadata_of(folder / below)
+                    self.assertLessEqual(keys, set(metadata.state_dict_metadata))
+                    wanted = {key: torch.zeros_like(case.truth()[name]) for key in keys if not key.endswith(".lr")}
+                    dcp.load(wanted, checkpoint_id=str(folder / below), no_dist=True)
+                    for key, value in wanted.items():
+                        truth = states_of(case)[name, "exp_avg"] if key.endswith("exp_avg") else case.truth()[name]
+                        self.assertTrue(same_bits(value, truth), (preset, key))
+
+    def test_a_run_that_is_split_is_refused_with_a_way_out(self):
+        folder = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "model_parallel/pp2_dp2_z1_bf16"
+        with self.each_case(case_named("pp2_dp2_z1_bf16")) as scratch:
+            done = run_tool("to-dcp", folder / "ckpt", scratch / "dcp", "--dp", "2")
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn("--weights-only", done.stderr)
+            self.assertFalse((scratch / "dcp").exists())
+            self.run_well("to-dcp", scratch / "dcp", folder / "ckpt", scratch / "dcp", "--dp", "2", "--weights-only")
+
+
+class Resume(OracleTest):
+
+    def resume(self, case, world, how):
+        with self.each_case(case) as scratch:
+            folder = self.run_well("to-dcp", scratch / "dcp", case.load_dir, scratch / "dcp", "-t",
+                                   case.facts["tag"], "--dp", world, "--preset",
+                                   how if how in fsdp2_worker.OTHER_LOADERS else "torch")
+            port, out = make_checkpoints.free_port(), scratch / "held.pt"
+            failed = make_checkpoints.run_forked(fsdp2_worker.work, scratch / "logs", [
+                (rank, world, port, case.name, os.environ["DSCKPT_TESTDATA"], folder, how, out)
+                for rank in range(world)])
+            self.assertIsNone(failed, failed)
+            held = torch.load(out, weights_only=False)
+            self.check_held(case, held["held"])
+            self.check_options(case, held["options"])
+            if held["losses"]:
+                for mine, theirs in zip(held["losses"], case.facts["losses_after_save"], strict=True):
+                    self.assertAlmostEqual(mine, theirs, delta=1e-5)
+            if how == "nested":
+                self.check_chunks(metadata_of(folder), metadata_of(str(out) + "_own"))
+
+    def check_held(self, case, held):
+        expected = {f"model|{name}": value for name, value in case.truth().items()}
+        expected |= {f"{state}|{name}": value for (name, state), value in states_of(case).items()
+                     if name not in case.tied}
+        for key, value in expected.items():
+            self.assertTrue(same_bits(held[key], value), key)
+        for key, value in held.items():
+            if key.startswith("step|"):
+                self.assertEqual(value.item(), steps_of(case), key)
+
+    def check_options(self, case, options):
+        params = case.facts["ds_config"]["optimizer"]["params"]
+        for mine, group, lr in zip(options, case.facts["param_groups"], case.facts["lr_at_save"], strict=True):
+            self.assertEqual(mine["lr"], lr)
+            self.assertEqual(mine["weight_decay"], group.get("weight_decay", params["weight_decay"]))
+            self.assertEqual((tuple(mine["betas"]), mine["eps"]), (tuple(params["betas"]), params["eps"]))
+            self.assertTrue(mine["decoupled_weight_decay"])
+
+    def check_chunks(self, ours, theirs):
+        """A chunk is what a rank of FSDP2 saves, unless that is small."""
+        compared = 0
+        for key, mine in ours.state_dict_metadata.items():
+            other = theirs.state_dict_metadata.get(key)
+            if not hasattr(other, "chunks"):
+                continue
+            self.assertEqual((mine.size, mine.properties.dtype), (other.size, other.properties.dtype), key)
+            boxes = [(chunk.offsets, chunk.sizes) for chunk in other.chunks if math.prod(chunk.sizes)]
+            if boxes and math.prod(boxes[0][1]) * 4 >= LEAST_CHUNK:
+                self.assertEqual([(chunk.offsets, chunk.sizes) for chunk in mine.chunks], boxes, key)
+                compared += len(boxes) > 1
+        self.assertTrue(compared or len({p.relative_path for p in theirs.storage_data.values()}) == 1)
+
+    def test_fsdp2_goes_on(self):
+        resumed = 0
+        for case in chosen(RESUMED):
+            if "DSCKPT_CASES" in os.environ and not self.can_be_resumed(case):
+                continue
+            for world, how in self.sizes(case):
+                self.resume(case, world, how)
+                resumed += 1
+        self.require(resumed, "cases that FSDP2 can go on with")
+
+    @staticmethod
+    def sizes(case):
+        if "DSCKPT_CASES" not in os.environ:
+            return RESUMED[case.name]
+        return [(1, "nested"), (2, "flattened"), (3, "nested"), (4, "flattened"), (2, "accelerate"), (2, "lightning")]
+
+    @staticmethod
+    def can_be_resumed(case):
+        """Adam's, with all parameters: FSDP2 shards none without dimensions, and wants states of empty ones."""
+        facts = case.facts
+        states = {state for _, state in states_of(case)}
+        return (facts["kind"] == "plain" and states == {"exp_avg", "exp_avg_sq"}
+                and "optimizer" in facts["ds_config"] and not facts["exclude_frozen_parameters"]
+                and not re.search("elastic|zerodim|emptyparam|oddbuffers|muon", case.name)
+                and all(math.prod(shape) for shape in facts["param_shapes"].values())
+                and all(facts["param_shapes"][name] for group in facts["param_groups"] for name in group["names"]))
+
+
+if __name__ == "__main__":
+    unittest.main()
