@@ -267,7 +267,8 @@ int diff(const CLI::App& app, const cli::Common& common, const DiffArguments& ar
   {
     const cli::InterruptGuard guard(progress);
     const cli::ProgressDisplay display(progress, common);
-    result = diff_tensors(a.side(), b.side(), options, {common.threads, progress, common.group});
+    result =
+        diff_tensors(a.side(), b.side(), options, {common.threads, progress, common.group.get()});
   }
   if (!args.html.empty()) {
     write_page(args.html, html_of(DiffPage{.a = page_side(args.path_a, a.contents()),

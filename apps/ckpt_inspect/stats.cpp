@@ -119,7 +119,7 @@ int stats(const CLI::App& app, const cli::Common& common, TensorArguments& args)
   {
     const cli::InterruptGuard guard(progress);
     const cli::ProgressDisplay display(progress, common);
-    result = tensor_stats(inputs, tensors, {}, {common.threads, progress, common.group});
+    result = tensor_stats(inputs, tensors, {}, {common.threads, progress, common.group.get()});
   }
   sort_by_number(args.selection.sort, tensors, result.tensors);
   const auto bad = std::count_if(result.tensors.begin(), result.tensors.end(), is_bad);

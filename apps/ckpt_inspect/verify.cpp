@@ -91,7 +91,7 @@ int verify_path(const CLI::App& app, const cli::Common& common, VerifyArguments&
   options.tag = args.contents.tag;
   options.tp_rules = args.contents.tp_rules;
   options.threads = common.threads;
-  options.group = common.group;
+  options.group = common.group.get();
   options.manifest = args.manifest;
   options.new_manifest = args.new_manifest;
   InputFiles inputs;

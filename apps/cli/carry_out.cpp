@@ -139,7 +139,7 @@ int carry_out(const CLI::App& app, const Common& common, const Job& job,
       const ProgressDisplay display(progress, common);
       const Writing writing;
       if (progress.cancelled) throw InterruptedError();
-      return dsckpt::run(job, output, options, progress, common.group);
+      return dsckpt::run(job, output, options, progress, common.group.get());
     }();
     say_after(app, common, job, output, stats);
   }

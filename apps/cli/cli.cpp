@@ -152,8 +152,11 @@ void forget_stdout() {
   std::cout.clear();
 }
 
-int run(CLI::App& app, const Common& common, int argc, char** argv,
-        const std::function<int()>& body) {
+namespace {
+
+// The exit code, when everything has been said.
+int run_and_report(CLI::App& app, const Common& common, int argc, char** argv,
+                   const std::function<int()>& body) {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an I/O error, not a death
   raise_descriptor_limit();
@@ -201,6 +204,15 @@ int run(CLI::App& app, const Common& common, int argc, char** argv,
     }
     return report_bug(app, error);
   }
+}
+
+}  // namespace
+
+int run(CLI::App& app, const Common& common, int argc, char** argv,
+        const std::function<int()>& body) {
+  const int status = run_and_report(app, common, argc, argv, body);
+  end_group(common, status);
+  return status;
 }
 
 Command command_in_group(CLI::App& sub, Common& common, std::function<int()> body) {

@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string>
 #include <system_error>
@@ -33,12 +32,6 @@ void leave(Group& group) {
     group.close();
   } catch (const Error&) {
   }
-}
-
-// The others end as this rank, the first one, does.
-void end_all(Group& group, int status) {
-  group.send_to_all(static_cast<uint32_t>(Word::end), encode_number(static_cast<uint64_t>(status)));
-  leave(group);
 }
 
 int follow_first(Group& group, const Common& common, Progress& progress) {
@@ -94,7 +87,7 @@ void add_group_options(CLI::App& app, Common& common) {
 int in_group(Common& common, const std::function<int()>& body) {
   common.group_options.program = std::string("dsckpt ") + kVersion + " (" + kCommit + ")";
   speak_for_first_alone(common.group_options);
-  std::unique_ptr<Group> group;
+  std::shared_ptr<Group> group;
   try {
     Progress progress;
     const InterruptGuard guard(progress);
@@ -103,27 +96,20 @@ int in_group(Common& common, const std::function<int()>& body) {
   } catch (const GroupRefused& refused) {
     return exit_code(refused.kind());
   }
-  if (!group) return body();
-  common.group = group.get();
-  int status = kBug;
+  common.group = group;
   try {
-    status = body();
+    return body();
   } catch (const Error& error) {
-    end_all(*group, exit_code(error.kind()));
-    if (group->is_given_up()) return exit_code(error.kind());
-    throw;
-  } catch (const std::filesystem::filesystem_error&) {  // as run() has it
-    end_all(*group, kIo);
-    throw;
-  } catch (const std::bad_alloc&) {
-    end_all(*group, kIo);
-    throw;
-  } catch (...) {
-    end_all(*group, kBug);
+    if (group && group->is_given_up()) return exit_code(error.kind());  // another speaks
     throw;
   }
-  end_all(*group, status);
-  return status;
+}
+
+void end_group(const Common& common, int status) {
+  if (!common.group) return;
+  common.group->send_to_all(static_cast<uint32_t>(Word::end),
+                            encode_number(static_cast<uint64_t>(status)));
+  leave(*common.group);
 }
 
 NodeFolders::NodeFolders(const Common& common, std::string& path,

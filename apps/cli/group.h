@@ -20,10 +20,13 @@ namespace dsckpt::cli {
 void add_group_options(CLI::App& app, Common& common);
 
 // What `body` returns, if this process was started alone. If a launcher has started several, rank 0
-// runs `body` with `common.group` set, and the others do what it tells them; the exit code of all
-// is that of rank 0. Only rank 0 prints, or rank 1 where rank 0 is lost. Throws what `body` and
+// runs `body` with `common.group` set, and the others do what it tells them until it calls
+// end_group(). Only rank 0 prints, or rank 1 where rank 0 is lost. Throws what `body` and
 // join_group() throw.
 int in_group(Common& common, const std::function<int()>& body);
+// Has the others, if there are any, end with `status`. When all is said: launchers may end this
+// process once another one has ended.
+void end_group(const Common& common, int status);
 
 // Of a command that reads a checkpoint, in the `body` of in_group(). Where the nodes have folders
 // of their own at `path` or `roots`, `roots` gets those of the other nodes too, and `path`, if

@@ -3,6 +3,7 @@
 
 #include <CLI/App.hpp>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,7 @@ struct Common {
   uint64_t max_memory = 0;  // bytes; 0: what there is
   ProgressMode progress = ProgressMode::automatic;
   GroupOptions group_options = {};
-  Group* group = nullptr;  // of which this is rank 0; nullptr: alone (in_group())
+  std::shared_ptr<Group> group = {};  // of which this is rank 0; nullptr: alone (in_group())
 };
 
 // Adds --json, --quiet, --color, --max-memory and --help to a tool or a subcommand, and to a tool

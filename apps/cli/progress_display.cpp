@@ -184,7 +184,7 @@ ProgressDisplay::ProgressDisplay(const Progress& progress, const Common& common)
   const bool terminal = ::isatty(STDERR_FILENO) == 1 && !common.quiet;
   const bool shown = common.progress != ProgressMode::never &&
                      (common.progress != ProgressMode::automatic || terminal);
-  impl_ = std::make_unique<Impl>(progress, common.group, common.progress, shown);
+  impl_ = std::make_unique<Impl>(progress, common.group.get(), common.progress, shown);
   impl_->thread = std::thread([impl = impl_.get()] { impl->loop(); });
 }
 
