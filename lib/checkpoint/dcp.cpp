@@ -970,6 +970,11 @@ void read_dcp(CheckpointDraft& draft) {
         {.file = draft.folder.path.string()},
         "is of torch.distributed.checkpoint: it has no ranks to read one by one");
   }
+  if (!draft.tp_rules.empty()) {
+    throw UsageError(
+        "--tp-rule is for slices that no file tells how to put together; chunks of "
+        "torch.distributed.checkpoint say where they belong");
+  }
   DcpReader(draft).read();
 }
 
