@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "checkpoint/layout.h"
+#include "checkpoint/settings.h"
 #include "checkpoint/weights.h"
 #include "dsckpt/error.h"
 
@@ -32,34 +33,6 @@ std::string keys_text(const std::vector<ParamState>& states) {
   std::vector<std::string> keys;
   for (const ParamState& state : states) keys.push_back(state.key);
   return keys.empty() ? "none" : some_of(keys);
-}
-
-// Numbers, texts, None, and tuples and lists of such, as settings of optimizers are.
-std::optional<Value> plain_copy(Document& document, const Value& value, int depth = 0) {
-  constexpr int kDepth = 4;
-  switch (value.kind()) {
-    case Kind::none:
-    case Kind::boolean:
-    case Kind::integer:
-    case Kind::real:
-      return value;
-    case Kind::string:
-      return document.string(value.as_string());
-    case Kind::tuple:
-    case Kind::list: {
-      if (depth == kDepth) return std::nullopt;
-      std::vector<Value> items;
-      for (const Value& item : value.as_sequence()) {
-        const auto copy = plain_copy(document, item, depth + 1);
-        if (!copy) return std::nullopt;
-        items.push_back(*copy);
-      }
-      return value.is(Kind::tuple) ? document.tuple(std::move(items))
-                                   : document.list(std::move(items));
-    }
-    default:
-      return std::nullopt;
-  }
 }
 
 class OtherValues {
@@ -219,7 +192,8 @@ class OtherValues {
       const std::string_view name = key.as_string();
       if (name == "params") continue;
       const auto given = other->settings.value.find(name);
-      const auto copy = plain_copy(document, given ? *given : value);
+      const ShardValue& from = given ? other->settings : group.settings;
+      const auto copy = copy_setting(document, *from.archive, given ? *given : value);
       if (!copy) {
         draft_.notes.push_back("'" + std::string(name) + "' of " + named +
                                " is no number: its hyper-parameters are those of " +

@@ -7,8 +7,10 @@
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "dsckpt/error.h"
+#include "format/dcp_metadata.h"
 #include "support/defects.h"
 #include "support/expect_error.h"
 #include "support/hand_made.h"
@@ -246,6 +248,56 @@ TEST(TorchArchiveWriter, ImportsFromSeveralArchivesWithTheSameKeys) {
     }
   }
   EXPECT_GE(tensors, 20U);
+}
+
+// A file of torch.distributed.checkpoint is many archives, whose storages are all called "0".
+TEST(TorchArchiveWriter, ImportsFromSeveralArchivesOfOneFile) {
+  const test::TempFolder folder;
+  InputFiles files;
+  const std::string path = std::string(DSCKPT_TESTDATA) + "/dcp/nested";
+  const InputFile metadata(path + "/.metadata");
+  const FileId data = files.add(path + "/__0_0.distcp");
+  std::vector<TorchArchive> archives;
+  TorchArchiveWriter writer;
+  const Value root = writer.document().list();
+  for (const DcpValue& value : read_dcp_metadata(metadata).values) {
+    if (!value.tensor) continue;
+    for (const DcpChunk& chunk : value.tensor->chunks) {
+      const DcpPlace& place = chunk.place;
+      if (place.file != "__0_0.distcp") continue;
+      archives.push_back(TorchArchive::open(files, {data, place.offset, place.size}));
+      const TorchArchive& archive = archives.back();
+      EXPECT_EQ(archive.extent(), (Extent{data, place.offset, place.size}));
+      EXPECT_EQ(archive.info(archive.root()).storage_key, "0");
+      EXPECT_EQ(archive.info(archive.root()).shape, chunk.sizes);
+      writer.document().append(root, writer.import(archive, archive.root()));
+    }
+  }
+  ASSERT_GE(archives.size(), 6U);
+  writer.document().set_root(root);
+  const TorchArchive copy = written(std::move(writer), files, folder);
+  std::set<std::vector<float>> different;
+  for (size_t i = 0; i < archives.size(); ++i) {
+    const auto values = test::floats_of(files, archives[i].tensor(archives[i].root()));
+    EXPECT_EQ(test::floats_of(files, copy.tensor(copy.root().as_sequence()[i])), values);
+    different.insert(values);
+  }
+  EXPECT_GE(different.size(), 6U);
+}
+
+TEST(TorchArchive, PartsOfAFileThatAreNoArchives) {
+  const test::TempFolder folder;
+  InputFiles files;
+  const FileId id = files.add(
+      folder.write("data", std::string("\x10\0\0\0\0\0\0\0{\"a\":1}", 15) + std::string(100, 'x')));
+  EXPECT_ERROR(TorchArchive::open(files, Extent{id, 0, 115}), UnsupportedError, "is safetensors");
+  EXPECT_ERROR(TorchArchive::open(files, Extent{id, 20, 40}), CorruptError,
+               "data: at 20: no archive of torch.save begins there");
+  EXPECT_ERROR(TorchArchive::open(files, Extent{id, 20, 0}), CorruptError, "no archive");
+  EXPECT_ERROR(TorchArchive::open(files, Extent{id, 20, 96}), CorruptError, "it is truncated");
+  EXPECT_ERROR(TorchArchive::open(files, Extent{id, 116, 1}), CorruptError, "it is truncated");
+  EXPECT_ERROR(TorchArchive::open(files, Extent{id, ~uint64_t{0}, ~uint64_t{0}}), CorruptError,
+               "it is truncated");
 }
 
 TEST(TorchArchiveWriter, RefusesToImportAStorageThatIsNotThere) {

@@ -1,0 +1,230 @@
+#include "checkpoint/dcp_files.h"
+
+#include <tbb/parallel_for.h>
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <unordered_set>
+
+#include "base/keyed_hash.h"
+#include "base/text.h"
+#include "checkpoint/boxes.h"
+#include "dsckpt/error.h"
+#include "io/content_name.h"
+#include "io/opening_files.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+void refuse_megatron(const fs::path& folder) {
+  if (!is_stored(folder / "common.pt") || !is_stored(folder / "metadata.json")) return;
+  throw UnsupportedError({.file = folder.string()},
+                         "is of Megatron's torch_dist: its tensors are of Megatron's layout, not "
+                         "the model's")
+      .with_hint("Megatron Bridge's export of a checkpoint makes weights of Hugging Face");
+}
+
+// Calls `take` with each place and what lies there.
+template <typename Take>
+void each_place(const DcpMetadata& metadata, const Take& take) {
+  for (const DcpValue& value : metadata.values) {
+    if (!value.tensor) {
+      take(value.name, value.pickle);
+      continue;
+    }
+    for (const DcpChunk& chunk : value.tensor->chunks) {
+      if (numel(chunk.sizes) != 0) take(value.name, chunk.place);
+    }
+  }
+}
+
+}  // namespace
+
+DcpFiles::DcpFiles(CheckpointDraft& draft) : draft_(draft) {
+  for (const fs::path& path : draft.folder.dcp_metadata) {
+    refuse_megatron(path.parent_path());
+    Folder& folder = folders_.emplace_back();
+    folder.path = path.parent_path();
+    folder.metadata_file = draft.inputs.add(path, draft.folder.display_root());
+    folder.metadata = read_dcp_metadata(draft.inputs[folder.metadata_file]);
+    draft.data_files.push_back({path, folder.metadata_file});
+  }
+  open_files();
+  set_parts();
+}
+
+std::vector<DcpEntry> DcpFiles::entries() const {
+  std::vector<DcpEntry> entries;
+  std::unordered_set<std::string_view, KeyedHash> names;
+  for (size_t i = 0; i < folders_.size(); ++i) {
+    for (const DcpValue& value : folders_[i].metadata.values) {
+      if (!names.insert(value.name).second) {
+        throw InconsistentError({.file = display(folders_[i].metadata_file), .tensor = value.name},
+                                "is in " + display(folders_[0].metadata_file) + " too");
+      }
+      entries.push_back({&value, i});
+    }
+  }
+  return entries;
+}
+
+Extent DcpFiles::extent_of(const DcpEntry& entry, const DcpPlace& place) const {
+  return {folders_[entry.folder].files.at(place.file), place.offset, place.size};
+}
+
+TorchArchive DcpFiles::open_value(const DcpEntry& entry) const {
+  const DcpPlace* place = &entry.value->pickle;
+  if (entry.is_tensor()) {
+    const auto& chunks = entry.value->tensor->chunks;
+    const auto whole = std::find_if(chunks.begin(), chunks.end(), [&](const DcpChunk& chunk) {
+      return chunk.sizes == entry.value->tensor->shape;
+    });
+    if (whole == chunks.end()) {
+      throw UnsupportedError({.file = metadata_name(entry), .tensor = entry.name()},
+                             "is cut into chunks, where one number was expected");
+    }
+    place = &whole->place;
+  }
+  return in_context({.tensor = entry.name()},
+                    [&] { return TorchArchive::open(draft_.inputs, extent_of(entry, *place)); });
+}
+
+uint32_t DcpFiles::ranks() const {
+  std::set<std::string> ranks;
+  for (const Folder& folder : folders_) {
+    for (const auto& [name, id] : folder.files) {
+      const std::string file = fs::path(name).filename().string();
+      if (!file.starts_with("__")) continue;
+      const std::string rank = file.substr(2, file.find('_', 2) - 2);
+      if (rank.find_first_not_of("0123456789") == rank.npos) ranks.insert(rank);
+    }
+  }
+  return static_cast<uint32_t>(std::max<size_t>(1, ranks.size()));
+}
+
+void DcpFiles::open_files() {
+  std::vector<std::string> missing;
+  for (Folder& folder : folders_) {
+    const std::string shown = display(folder.metadata_file);
+    std::map<std::string, std::string> first;  // of each file, a value in it
+    each_place(folder.metadata, [&](const std::string& name, const DcpPlace& place) {
+      first.emplace(place.file, name);
+    });
+    const OpeningFiles opening(draft_.inputs.progress(), first.size());
+    for (const auto& [file, value] : first) {
+      const fs::path relative = fs::path(file).lexically_normal();
+      if (relative.empty() || relative.is_absolute() || *relative.begin() == ".." ||
+          file.find('\0') != file.npos) {
+        throw CorruptError({.file = shown, .tensor = value},
+                           "lies out of the folder, in " + printable(file));
+      }
+      const fs::path path = folder.path / relative;
+      if (!is_stored(path)) {
+        missing.push_back(draft_.folder.display(path) + ", with '" + value + "'");
+        continue;
+      }
+      const FileId id = draft_.inputs.add(path, draft_.folder.display_root());
+      folder.files.emplace(file, id);
+      draft_.data_files.push_back({path, id});
+      opening.throw_if_cancelled();
+      opening.opened_one();
+    }
+  }
+  if (missing.empty()) return;
+  throw InconsistentError({.file = draft_.folder.path.string()},
+                          std::to_string(missing.size()) +
+                              (missing.size() == 1 ? " data file is" : " data files are") +
+                              " missing:" + listed(missing));
+}
+
+void DcpFiles::set_parts() {
+  std::map<FileId, std::vector<FilePart>> parts;
+  for (const Folder& folder : folders_) {
+    each_place(folder.metadata, [&](const std::string& name, const DcpPlace& place) {
+      const FileId id = folder.files.at(place.file);
+      const InputFile& file = draft_.inputs[id];
+      if (place.offset > file.size() || place.size > file.size() - place.offset) {
+        throw CorruptError({.file = file.display(), .tensor = name, .offset = place.offset},
+                           std::to_string(place.size) + " bytes from there on, but the file has " +
+                               std::to_string(file.size()) + ": it is truncated");
+      }
+      parts[id].push_back({{id, place.offset, place.size}, name});
+    });
+  }
+  for (auto& [id, some] : parts) {
+    std::stable_sort(some.begin(), some.end(), [](const FilePart& a, const FilePart& b) {
+      return std::pair(a.extent.offset, a.extent.size) < std::pair(b.extent.offset, b.extent.size);
+    });
+    some.erase(
+        std::unique(some.begin(), some.end(),
+                    [](const FilePart& a, const FilePart& b) { return a.extent == b.extent; }),
+        some.end());
+    for (size_t i = 1; i < some.size(); ++i) {
+      const FilePart& before = some[i - 1];
+      if (before.extent.end() <= some[i].extent.offset) continue;
+      throw CorruptError(
+          {.file = display(id), .tensor = some[i].name, .offset = some[i].extent.offset},
+          "lies within what '" + before.name + "' has, which begins at " +
+              std::to_string(before.extent.offset) + " and ends at " +
+              std::to_string(before.extent.end()));
+    }
+    draft_.inputs.set_parts(id, std::move(some));
+  }
+}
+
+void DcpTensors::want(const DcpEntry& entry) {
+  for (const DcpChunk& chunk : entry.value->tensor->chunks) {
+    if (numel(chunk.sizes) == 0) continue;
+    const Extent extent = files_.extent_of(entry, chunk.place);
+    if (numbers_.emplace(std::pair(extent.file, extent.offset), items_.size()).second) {
+      items_.push_back({extent, &entry.name(), std::nullopt});
+    }
+  }
+}
+
+void DcpTensors::open() {
+  const OpeningFiles opening(draft_.inputs.progress(), 0);
+  tbb::parallel_for(size_t{0}, items_.size(), [&](size_t i) {
+    opening.throw_if_cancelled();
+    Item& item = items_[i];
+    in_context({.file = draft_.inputs[item.extent.file].display(),
+                .tensor = *item.name,
+                .offset = item.extent.offset},
+               [&] {
+                 const TorchArchive archive = TorchArchive::open(draft_.inputs, item.extent);
+                 item.value = archive.tensor(archive.root());
+               });
+  });
+}
+
+TensorSource DcpTensors::whole(const DcpEntry& entry) const {
+  const DcpTensor& tensor = *entry.value->tensor;
+  std::vector<TensorBox> boxes;
+  std::map<Shape, const Shape*> known;  // sizes by offsets: replicated chunks come again
+  for (const DcpChunk& chunk : tensor.chunks) {
+    if (numel(chunk.sizes) == 0) continue;
+    const auto [same, is_new] = known.emplace(chunk.offsets, &chunk.sizes);
+    if (!is_new && *same->second == chunk.sizes) continue;
+    boxes.push_back({chunk.offsets, value_of(entry, chunk)});
+  }
+  return in_context({.file = files_.metadata_name(entry), .tensor = entry.name()},
+                    [&] { return join_boxes(tensor.dtype, tensor.shape, std::move(boxes)); });
+}
+
+const TensorSource& DcpTensors::value_of(const DcpEntry& entry, const DcpChunk& chunk) const {
+  const Extent extent = files_.extent_of(entry, chunk.place);
+  const TensorSource& value = *items_[numbers_.at(std::pair(extent.file, extent.offset))].value;
+  const DType dtype = entry.value->tensor->dtype;
+  if (value.shape() == chunk.sizes && value.dtype() == dtype) return value;
+  throw CorruptError({.file = draft_.inputs[extent.file].display(),
+                      .tensor = entry.name(),
+                      .offset = extent.offset},
+                     "holds " + std::string(torch_name(value.dtype())) + " " +
+                         to_text(value.shape()) + ", but its chunk at " + to_text(chunk.offsets) +
+                         " is " + std::string(torch_name(dtype)) + " " + to_text(chunk.sizes) +
+                         " by " + files_.metadata_name(entry));
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,102 @@
+// The files of a checkpoint of torch.distributed.checkpoint, and the tensors in them.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/layout.h"
+#include "format/dcp_metadata.h"
+#include "format/torch_archive.h"
+#include "plan/tensor_source.h"
+
+namespace dsckpt {
+
+// A value of one of the folders.
+struct DcpEntry {
+  const DcpValue* value = nullptr;
+  size_t folder = 0;
+
+  const std::string& name() const { return value->name; }
+  bool is_tensor() const { return value->tensor.has_value(); }
+};
+
+// The values of the folders that draft.folder.dcp_metadata lists, and the files that they lie in.
+class DcpFiles {
+ public:
+  // Opens all files, into draft.data_files, and says of each which parts it has
+  // (InputFiles::set_parts). Throws InconsistentError for those that are missing, all of them in
+  // one message; CorruptError for places outside the folder, beyond a file's end and over each
+  // other; UnsupportedError for Megatron's torch_dist; what read_dcp_metadata() throws. `draft`
+  // must outlive it.
+  explicit DcpFiles(CheckpointDraft& draft);
+
+  // Of all folders, in their order. Throws InconsistentError for a name that comes twice.
+  std::vector<DcpEntry> entries() const;
+
+  // The `.metadata` that a value is of.
+  FileId metadata_file(const DcpEntry& entry) const { return folders_[entry.folder].metadata_file; }
+  std::string metadata_name(const DcpEntry& entry) const { return display(metadata_file(entry)); }
+
+  Extent extent_of(const DcpEntry& entry, const DcpPlace& place) const;
+
+  // The archive of a value that is no tensor, or of a tensor in one chunk. Throws as
+  // TorchArchive::open, and UnsupportedError for a tensor in several.
+  TorchArchive open_value(const DcpEntry& entry) const;
+
+  // How many ranks have written, by the names of their files ("__RANK_NUMBER.distcp").
+  uint32_t ranks() const;
+
+ private:
+  struct Folder {
+    std::filesystem::path path;
+    FileId metadata_file = 0;
+    DcpMetadata metadata = {};
+    std::map<std::string, FileId> files = {};  // by their names there
+  };
+
+  std::string display(FileId file) const { return draft_.inputs[file].display(); }
+
+  void open_files();
+
+  void set_parts();
+
+  CheckpointDraft& draft_;
+  std::vector<Folder> folders_;
+};
+
+// Tensors put together from their chunks: those that are wanted, opened all at once.
+class DcpTensors {
+ public:
+  // Both must outlive it.
+  DcpTensors(const CheckpointDraft& draft, const DcpFiles& files) : draft_(draft), files_(files) {}
+
+  void want(const DcpEntry& entry);
+
+  // Opens all chunks that are wanted. Throws as TorchArchive::open and tensor().
+  void open();
+
+  // Of a tensor that was wanted, after open(). Throws CorruptError for a chunk of another type or
+  // other sizes than its archive has; what join_boxes() throws.
+  TensorSource whole(const DcpEntry& entry) const;
+
+ private:
+  struct Item {
+    Extent extent;
+    const std::string* name;  // of a tensor whose chunk it is
+    std::optional<TensorSource> value;
+  };
+
+  const TensorSource& value_of(const DcpEntry& entry, const DcpChunk& chunk) const;
+
+  const CheckpointDraft& draft_;
+  const DcpFiles& files_;
+  std::vector<Item> items_;
+  std::map<std::pair<FileId, uint64_t>, size_t> numbers_;  // of items, by file and offset
+};
+
+}  // namespace dsckpt

@@ -1,0 +1,16 @@
+// The settings of an optimizer's groups, which are put together anew.
+#pragma once
+
+#include <optional>
+
+#include "format/torch_archive.h"
+#include "pickle/pickle.h"
+
+namespace dsckpt {
+
+// A copy of a setting of `archive`: a number, a text, None, a tensor of one element as a number,
+// and tuples and lists of such, as far as optimizers nest them. nullopt for anything else.
+std::optional<pickle::Value> copy_setting(pickle::Document& document, const TorchArchive& archive,
+                                          const pickle::Value& value);
+
+}  // namespace dsckpt
