@@ -465,11 +465,11 @@ bool probe_universal(CheckpointDraft& draft) {
 }
 
 void read_universal(CheckpointDraft& draft) {
-  using Kind = ShardName::Kind;
   // What a run starts from weights with has both kinds: any stage can load it.
-  const bool of_ranks =
-      draft.folder.has(Kind::zero_model_states) && !draft.folder.has(Kind::model_states);
-  const Kind kind = of_ranks ? Kind::zero_model_states : Kind::model_states;
+  const bool of_ranks = draft.folder.has(ShardName::Kind::zero_model_states) &&
+                        !draft.folder.has(ShardName::Kind::model_states);
+  const ShardName::Kind kind =
+      of_ranks ? ShardName::Kind::zero_model_states : ShardName::Kind::model_states;
   const std::vector<ShardFile> files = draft.folder.of_kind(kind);
   if (files.empty()) {
     throw InconsistentError({.file = draft.folder.path.string()},
