@@ -149,6 +149,26 @@ class ToDcp(OracleTest):
                 self.assertEqual(list(state), ["model"])
                 self.assert_same_tensors(state["model"], case.truth(dtype=dtype))
 
+    def test_other_inputs(self):
+        """A universal checkpoint has all of it; a file of weights, the weights."""
+        case = case_named("z3_fp32_full_b120_w2")
+        with self.each_case(case) as scratch:
+            self.convert_to_universal(case.load_dir, scratch / "ckpt/universal")
+            self.convert(case.load_dir, scratch / "weights", "--safe-serialization")
+            for source, keys in (("ckpt", {"model", "optim", "deepspeed"}), ("weights", {"model"})):
+                folder = self.run_well("to-dcp", scratch / f"{source}_dcp", scratch / source, scratch / f"{source}_dcp",
+                                       "--dp", "3")
+                dcp_to_torch_save(folder, scratch / "whole.pt")
+                state = torch.load(scratch / "whole.pt", weights_only=False)
+                self.assertEqual(set(state), keys)
+                self.assert_same_tensors(state["model"], case.truth() if source == "ckpt" else
+                                         case.without_aliases(case.truth()))
+                if source == "ckpt":
+                    for (name, key), value in states_of(case).items():
+                        if name not in case.tied:
+                            self.assertTrue(same_bits(state["optim"]["state"][name][key], value), (name, key))
+                    self.check_options(case, state["optim"])
+
     def test_names_by_rules(self):
         case = case_named("z3_fp32_full_b120_w2")
         with self.each_case(case) as scratch:
