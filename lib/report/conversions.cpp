@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "dsckpt/dcp.h"
 #include "dsckpt/error.h"
 #include "dsckpt/reshard.h"
 #include "dsckpt/universal.h"
@@ -41,7 +42,8 @@ std::vector<Conversion> conversions(const Source& source) {
              why + "; with --allow-missing " + std::to_string(checkpoint.params().size()) + " of " +
                  counted(checkpoint.params().size() + checkpoint.incomplete().size(), "tensor")},
             {"to-universal", "a universal checkpoint", why},
-            {"reshard", "shards for another number of GPUs", why}};
+            {"reshard", "shards for another number of GPUs", why},
+            {"to-dcp", "a checkpoint for FSDP2", why}};
   }
   const ReshardOptions some_ranks{.dp = ranks_to_try(checkpoint.facts().mesh)};
   return {
@@ -49,6 +51,7 @@ std::vector<Conversion> conversions(const Source& source) {
       {"to-universal", "a universal checkpoint", refusal_of([&] { plan_universal(source); })},
       {"reshard", "shards for another number of GPUs",
        refusal_of([&] { plan_reshard(source, some_ranks); })},
+      {"to-dcp", "a checkpoint for FSDP2", refusal_of([&] { plan_dcp(source); })},
   };
 }
 
