@@ -61,17 +61,15 @@ DcpKeys::DcpKeys(std::vector<DcpEntry> entries) : entries_(std::move(entries)) {
 
 void DcpKeys::find_optimizers() {
   std::set<std::string> fronts;
-  const std::string states = std::string(kStateKey);
-  for (const DcpEntry& entry : entries_) {
-    const std::string& key = entry.name();
-    if (const size_t at = find_part(key, kGroupsKey); at != key.npos) {
-      fronts.insert(key.substr(0, at));
-    } else if (key.ends_with(".exp_avg")) {
-      if (const size_t begin = find_part(key, states); begin != key.npos) {
-        fronts.insert(key.substr(0, begin));
-      }
+  const auto find = [&](std::string_view part, std::string_view end) {
+    for (const DcpEntry& entry : entries_) {
+      const std::string& key = entry.name();
+      const size_t at = key.ends_with(end) ? find_part(key, part) : key.npos;
+      if (at != key.npos) fronts.insert(key.substr(0, at));
     }
-  }
+  };
+  find(kGroupsKey, "");
+  if (fronts.empty()) find(kStateKey, ".exp_avg");
   optimizers_.assign(fronts.begin(), fronts.end());
 }
 

@@ -11,10 +11,11 @@ using pickle::Kind;
 using pickle::Value;
 
 constexpr int kSettingDepth = 4;
+// In all: a pickle can refer to one list again and again.
 constexpr size_t kSettingItems = 1024;
 
 std::optional<Value> nested_copy(Document& document, const TorchArchive& archive,
-                                 const Value& value, int depth) {
+                                 const Value& value, int depth, size_t& left) {
   switch (value.kind()) {
     case Kind::none:
     case Kind::boolean:
@@ -26,10 +27,11 @@ std::optional<Value> nested_copy(Document& document, const TorchArchive& archive
     case Kind::tuple:
     case Kind::list: {
       const auto items = value.as_sequence();
-      if (depth == kSettingDepth || items.size() > kSettingItems) return std::nullopt;
+      if (depth == kSettingDepth || items.size() > left) return std::nullopt;
+      left -= items.size();
       std::vector<Value> copies;
       for (const Value& item : items) {
-        const auto copy = nested_copy(document, archive, item, depth + 1);
+        const auto copy = nested_copy(document, archive, item, depth + 1, left);
         if (!copy) return std::nullopt;
         copies.push_back(*copy);
       }
@@ -48,7 +50,8 @@ std::optional<Value> nested_copy(Document& document, const TorchArchive& archive
 
 std::optional<Value> copy_setting(Document& document, const TorchArchive& archive,
                                   const Value& value) {
-  return nested_copy(document, archive, value, 0);
+  size_t left = kSettingItems;
+  return nested_copy(document, archive, value, 0, left);
 }
 
 }  // namespace dsckpt

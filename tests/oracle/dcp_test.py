@@ -179,6 +179,42 @@ class DcpTest(OracleTest):
             self.assertEqual({(out / file).read_bytes() for out in written}, {(written[0] / file).read_bytes()})
         self.assert_same_tensors(torch.load(written[0] / "pytorch_model.bin"), state["model"])
 
+    def test_the_model_is_found_among_other_dicts(self):
+        net = dcp_writer.Net()
+        optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=0.5)
+        net(torch.arange(6)).backward()
+        optimizer.step()
+        model = get_model_state_dict(net)
+        optim = get_optimizer_state_dict(net, optimizer)
+        other = {name: torch.zeros_like(value) for name, value in model.items()}
+        for number, (state, left_out) in enumerate((
+                ({"state": {"model": model, "optim": optim}}, False),
+                ({"model": model, "optim": optim, "ema": other, "rng": torch.arange(3)}, True),
+                ({"a": {"net": model, "optim": optim}, "b": {"scale": torch.ones(2)}}, True),
+                ({"optimizer": optim, "state_dict": model, "averaged": other}, True),
+                (model | {f"param_groups.{name}.lr": 0.5 for name, _ in net.named_parameters()}, False))):
+            with self.subTest(keys=sorted(state)[:3]):
+                folder = self.scratch / f"dicts{number}"
+                dcp.save(state, checkpoint_id=folder, no_dist=True)
+                done = run_tool("zero-to-fp32", folder, self.scratch / f"out{number}")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assert_same_tensors(torch.load(self.scratch / f"out{number}" / "pytorch_model.bin"), model)
+                self.assertEqual("beside the model" in done.stderr, left_out, done.stderr)
+
+    def test_the_newest_and_the_mean_of_several(self):
+        for step, world in ((1, 2), (20, 3)):
+            shutil.copytree(self.root / str(world) / "torchtitan" / "step-2", self.scratch / "run" / f"step-{step}")
+        newest = self.convert(self.scratch / "run", self.scratch / "newest")
+        alone = self.convert(self.root / "3" / "nested", self.scratch / "alone")
+        first = self.convert(self.scratch / "run", self.scratch / "first", "--tag", "step-1")
+        mean = self.convert(self.scratch / "run", self.scratch / "mean", "--average", "--last", "2")
+        newest, alone, first, mean = (torch.load(out / "pytorch_model.bin") for out in (newest, alone, first, mean))
+        self.assert_same_tensors(newest, alone)
+        for name, value in mean.items():
+            if value.is_floating_point():
+                expected = ((first[name].double() + newest[name].double()) / 2).float()
+                self.assertTrue(torch.equal(value, expected), name)
+
     # --- what else the tools make of it
 
     def test_inspect_verify_stats_diff_and_pack(self):
@@ -361,6 +397,10 @@ class DcpTest(OracleTest):
             out = self.convert(raw, self.scratch / "weights-of-raw", "--safe_serialization")
             self.assert_same_tensors(load_file(out / "model.safetensors"), model.state_dict())
             self.refused(raw, "numbers of parameters")
+        with self.subTest("strip"):
+            done = run_tool("ckpt-pack", "strip", "--keep", "weights", self.root / "2" / "nested", self.scratch / "out")
+            self.assertNotEqual(done.returncode, 0)
+            self.assertRegex(done.stderr, "is not stripped")
         with self.subTest("reshard without a run of DeepSpeed"):
             done = run_tool("reshard", self.root / "2" / "nested", self.scratch / "resharded", "--dp", "2")
             self.assertNotEqual(done.returncode, 0)

@@ -65,7 +65,7 @@ void check_frame(Verification& v, const CheckedFile& file, const ZipEntry& entry
            .message = error.message(),
            .file = file.display,
            .rank = file.rank(),
-           .member = file.member(entry),
+           .member = std::string(entry.name),
            .tensor = file.part,
            .offset = error.where().offset});
   }
@@ -211,10 +211,9 @@ void check_records(Verification& v) {
                   crcs[i] = load_le<uint32_t>(as_byte_span(sum).data());
                   return;
                 }
-                v.add(
-                    Check::unreadable, *records[record].file,
-                    failure->within({.member = records[record].file->member(*records[record].entry),
-                                     .tensor = records[record].file->part}));
+                v.add(Check::unreadable, *records[record].file,
+                      failure->within({.member = std::string(records[record].entry->name),
+                                       .tensor = records[record].file->part}));
                 unread[record] = 1;
               });
 
@@ -238,7 +237,7 @@ void check_records(Verification& v) {
            .message = "CRC32 mismatch: the data has changed since it was saved",
            .file = file->display,
            .rank = file->rank(),
-           .member = file->member(*entry),
+           .member = std::string(entry->name),
            .tensor = file->part,
            .offset = extent.offset,
            .size = extent.size});

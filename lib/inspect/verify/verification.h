@@ -46,7 +46,7 @@ struct CheckedFile {
   bool whole() const {
     return shard.has_value() || safetensors.has_value() || (!part.empty() && zip.has_value());
   }
-  // What findings call a record of it.
+  // A record of it, by a name that no other record of the file has.
   std::string member(const ZipEntry& entry) const {
     return part.empty() ? std::string(entry.name) : part + " (" + std::string(entry.name) + ")";
   }
