@@ -52,6 +52,18 @@ class VerifyHealthyTest(CliTest):
                 for arguments in [["--safe-serialization", "--max-shard-size=5KB"], ["--max-shard-size=5KB"]]:
                     self.assertEqual(self.verified(self.convert(case.load_dir, *arguments))["form"], "weights")
 
+    def test_universal_checkpoints_of_weights_are_whole(self):
+        """They are for any stage, with model files of both kinds."""
+        case = common.case_named("z2_bf16_w2")
+        weights, universal = self.convert(case.load_dir), self.new_path("universal")
+        self.run_tool("to-universal", weights, universal)
+        self.assertEqual(self.verified(universal)["form"], "universal")
+        # Without the one that has the tensors it is not whole.
+        (universal / "mp_rank_00_model_states.pt").unlink()
+        done = self.tool("ckpt-inspect", "verify", universal)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("is in param_shapes, but not in `module`", done.stdout)
+
     def test_universal_checkpoints_of_split_models_are_whole(self):
         for case in common.model_parallel_cases():
             if case.name in MODEL_PARALLEL:

@@ -70,7 +70,7 @@ class Grid {
     dp_ = dp.value_or(1);
     find_stage();
     const bool universal = v_.report.form == "universal";
-    check_kind(Kind::model_states, stage_3_ ? 0 : 1);
+    check_kind(Kind::model_states, stage_3_ && !is_for_any_stage(v_) ? 0 : 1);
     check_kind(Kind::zero_model_states, stage_3_ ? dp_ : 0);
     if (!universal) check_kind(Kind::optim_states, zero_ ? dp_ : 0);
     leave_out();

@@ -134,6 +134,9 @@ inline constexpr size_t kMaxMissing = 4096;
 
 // Whether a model-states file has None for `module`, because its layers have files of their own.
 bool is_of_pipeline(const Shard& model);
+// Whether it is a universal checkpoint for any stage, of weights that a run starts from
+// (universal/start.h): one model-states file has the tensors, and those of stage 3 none.
+bool is_for_any_stage(Verification& v);
 
 // How the readers open the checkpoint. Throws UsageError for a rule of the user that is none.
 OpenOptions checkpoint_options(const Verification& v);
