@@ -44,6 +44,8 @@ constexpr milliseconds kLongestWord{5000};
 // Ranks that wait for the same thing in vain do not say so at the same time: the next one is ended
 // meanwhile.
 constexpr milliseconds kNextSpeaker{2000};
+// A pause that took so long: the process was stopped meanwhile, by a scheduler or a hand.
+constexpr milliseconds kLongestPause{3000};
 // What rank 0 says then: a byte, else 1 and the kind of its error.
 constexpr uint8_t kAllHaveCome = 0;
 constexpr const char* kAloneHint =
@@ -173,9 +175,17 @@ std::optional<Member> introduce_oneself(const Gathering& gathering, const Socket
 Met go_to_first(const Gathering& gathering,
                 const std::function<std::optional<Rendezvous>()>& find) {
   std::string why = "nothing says where it is";
-  for (;; std::this_thread::sleep_for(kPause)) {
+  bool was_stopped = false;
+  const auto pause = [&] {
+    const Clock::time_point begin = Clock::now();
+    std::this_thread::sleep_for(kPause);
+    was_stopped |= Clock::now() - begin > kLongestPause;
+  };
+  for (;; pause()) {
     gathering.check_cancelled();
     if (gathering.is_late()) {
+      // Rank 0 has said that this one did not come.
+      if (was_stopped) throw GroupRefused(ErrorKind::io);
       throw IoError({},
                     gathering.self.name() + " of " + std::to_string(gathering.launch.size) +
                         ", as " + gathering.launch.by + " says, has not found rank 0 within " +

@@ -257,7 +257,7 @@ class DcpTest(OracleTest):
                         got = torch.load(zero / f"{key}.pt", weights_only=False)
                         got = got["param"] if isinstance(got, dict) else got
                         self.assertTrue(torch.equal(got.reshape(value.shape), value.float()), f"{name} {key}")
-                self.inspected("scan", scratch / "universal")
+                self.inspected("verify", scratch / "universal")
 
     # --- damage
 

@@ -5,11 +5,13 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <future>
 #include <map>
 #include <memory>
@@ -348,6 +350,32 @@ TEST_F(Join, ThoseThatHaveComeHearOfTheFirstThatOthersHaveNot) {
   auto first = std::async(std::launch::async, [&] { return join(0, 3); });
   EXPECT_EQ(refused([&] { join(1, 3); }), ErrorKind::io);
   EXPECT_ERROR(first.get(), IoError, "2 have come within 1 s; rank 2 has not");
+}
+
+// Launchers wake what they end.
+TEST_F(Join, OneThatWasStoppedMeanwhileSaysNothing) {
+  gathering_ = std::chrono::seconds(1);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int status = 0;
+    try {
+      join(1, 2);
+    } catch (const GroupRefused& refused) {
+      status = refused.kind() == ErrorKind::io ? 1 : 2;
+    } catch (...) {
+      status = 3;
+    }
+    ::_exit(status);
+  }
+  ASSERT_GT(child, 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  ASSERT_EQ(::kill(child, SIGSTOP), 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(4000));
+  ASSERT_EQ(::kill(child, SIGCONT), 0);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 1);
 }
 
 TEST_F(Join, TwoProcessesOfOneRankAreRefused) {
