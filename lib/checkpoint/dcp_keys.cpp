@@ -163,9 +163,10 @@ const std::string* DcpKeys::chosen_front(
     const std::map<std::string, std::set<std::string_view>>& names) const {
   std::vector<const std::string*> fitting;
   for (const auto& [front, some] : names) {
-    const bool has_all = !states_.empty() && !is_numbered() &&
-                         std::all_of(states_.begin(), states_.end(),
-                                     [&](const Named& state) { return some.contains(state.name); });
+    const bool has_all =
+        !states_.empty() && !is_numbered() &&
+        std::all_of(states_.begin(), states_.end(),
+                    [&, &own = some](const Named& state) { return own.contains(state.name); });
     if (has_all) fitting.push_back(&front);
   }
   if (fitting.size() == 1) return fitting.front();

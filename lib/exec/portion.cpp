@@ -274,6 +274,7 @@ class PortionFlow {
 
  private:
   struct Active {
+    explicit Active(std::unique_ptr<PortionRun> portion) : run(std::move(portion)) {}
     std::unique_ptr<PortionRun> run;
     size_t threads = 0;  // that work on it
   };
