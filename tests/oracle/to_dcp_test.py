@@ -14,6 +14,7 @@ import make_checkpoints
 import torch
 import torch.distributed.checkpoint as dcp
 from common import OracleTest, all_cases, bits, case_named, run_tool, same_bits
+from native_checkpoint import NativeCheckpoint, differences
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 SAMPLE = {"z0_fp32_w2", "z0_bf16_fusedadam_w2", "z1_fp32_full_w4", "z1_fp32_zerodim_w2", "z1_bf16opt_full_w3",
@@ -27,6 +28,8 @@ RESUMED = {"z0_fp32_w2": [(2, "nested")], "z1_fp32_full_b120_w3": [(2, "flattene
 ADAM_OPTIONS = {"lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "foreach", "capturable", "differentiable",
                 "fused", "decoupled_weight_decay"}
 LEAST_CHUNK = 512  # bytes
+# DeepSpeed itself cannot load these again.
+NOT_LOADED = {"z1_fp32_elastic_torchadam_w2", "z3_fp32_adagrad_w2"}
 
 
 def chosen(names):
@@ -107,6 +110,31 @@ class ToDcp(OracleTest):
             for name in group["params"]:
                 for key in set(group) - {"params"}:
                     self.assertEqual(optim[f"param_groups.{name}.{key}"], group[key])
+
+    def test_there_and_back_again_nothing_has_changed(self):
+        """To DCP, and from that to as many ranks as there were: what torch reads from the files of both."""
+        compared = 0
+        for number, case in enumerate(chosen(SAMPLE)):
+            with self.each_case(case) as scratch:
+                folder = self.to_dcp(case, scratch / "dcp", "--dp", 1 + number % 4, "--dtype", "keep")
+                before = NativeCheckpoint(case.load_dir / case.facts["tag"], case.facts.get("param_groups", ()))
+                command = ["reshard", folder, scratch / "back", "--like", case.load_dir, "--dp", before.world]
+                if case.name in NOT_LOADED:
+                    self.assertRegex(run_tool(*command).stderr, "DeepSpeed does not load")
+                    continue
+                self.run_well(command[0], scratch / "back", *command[1:])
+                tag, = (path for path in (scratch / "back").iterdir() if path.is_dir())
+                after = NativeCheckpoint(tag, case.facts.get("param_groups", ()))
+                for of_rank in range(before.world if before.stage else 1):
+                    self.assertEqual(differences(after.scalars(of_rank), before.scalars(of_rank)), [])
+                self.assertEqual(differences(after.tensors(), before.tensors()), [])
+                self.assertEqual(differences(after.model["module"], before.model["module"]), [])
+                # torch's betas are a tuple.
+                hyper = {name: {key: tuple(value) if key == "betas" else value for key, value in options.items()}
+                         for name, options in (before.hyper() or {}).items()}
+                self.assertEqual(differences(after.hyper() or {}, hyper), [])
+                compared += 1
+        self.require(compared, "cases")
 
     def test_one_tensor_can_be_asked_for(self):
         with self.each_case(case_named("z3_fp32_full_b120_w2")) as scratch:
