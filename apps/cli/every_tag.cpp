@@ -7,9 +7,12 @@
 #include "base/text.h"
 #include "checkpoint/nearest_checkpoint.h"
 #include "checkpoint/tag_folder.h"
+#include "cli/carry_out.h"
 #include "cli/cli.h"
 #include "cli/group.h"
+#include "cli/interrupt.h"
 #include "cli/messages.h"
+#include "cli/progress_display.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt::cli {
@@ -54,6 +57,19 @@ int for_each_tag(const CLI::App& app, const Common& common, std::string& input,
   Error(*first, first->message() + " (" + std::to_string(bad) + " of " +
                     counted(all.size(), "checkpoint") + " not converted)")
       .raise();
+}
+
+int convert_each_tag(const CLI::App& app, const Common& common, std::string& input,
+                     SourceOptions& source, std::string& output, const RunArguments& run,
+                     const std::function<Job(const Source&)>& plan) {
+  return for_each_tag(app, common, input, source, output, [&] {
+    Progress progress;
+    const InterruptGuard guard(progress);
+    source.progress = &progress;
+    const Job job =
+        while_shown(progress, common, [&] { return plan(Source::open(input, source)); });
+    return carry_out(app, common, job, output, run, progress);
+  });
 }
 
 }  // namespace dsckpt::cli

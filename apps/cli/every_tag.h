@@ -7,6 +7,7 @@
 
 #include "cli/options.h"
 #include "dsckpt/checkpoint.h"
+#include "dsckpt/job.h"
 
 namespace dsckpt::cli {
 
@@ -18,5 +19,10 @@ namespace dsckpt::cli {
 // or of the system, and at the end the first error of a checkpoint.
 int for_each_tag(const CLI::App& app, const Common& common, std::string& input,
                  SourceOptions& source, std::string& output, const std::function<int()>& convert);
+
+// The same of a tool that opens a source, plans a job of it and carries that out.
+int convert_each_tag(const CLI::App& app, const Common& common, std::string& input,
+                     SourceOptions& source, std::string& output, const RunArguments& run,
+                     const std::function<Job(const Source&)>& plan);
 
 }  // namespace dsckpt::cli

@@ -7,7 +7,6 @@
 #include <CLI/Formatter.hpp>
 #include <string>
 
-#include "cli/carry_out.h"
 #include "cli/cli.h"
 #include "cli/every_tag.h"
 #include "cli/option_facts.h"
@@ -88,24 +87,15 @@ void add_options(CLI::App& app, Arguments& args) {
                    "load_universal."}});
 }
 
-int convert_one(const CLI::App& app, Arguments& args) {
-  Progress progress;
-  const cli::InterruptGuard guard(progress);
-  args.source.progress = &progress;
-  const Job job = cli::while_shown(progress, args.common, [&] {
-    return plan_reshard(Source::open(args.input, args.source), args.reshard);
-  });
-  return cli::carry_out(app, args.common, job, args.output, args.run, progress);
-}
-
 int convert(const CLI::App& app, Arguments& args) {
   args.source.optimizer_states = true;
   if (!args.source.weights_from.empty() && args.source.tag == "all") {
     throw UsageError("--weights-from goes with one checkpoint, not with --tag all");
   }
   args.source.slices_apart = true;
-  return cli::for_each_tag(app, args.common, args.input, args.source, args.output,
-                           [&] { return convert_one(app, args); });
+  return cli::convert_each_tag(
+      app, args.common, args.input, args.source, args.output, args.run,
+      [&](const Source& source) { return plan_reshard(source, args.reshard); });
 }
 
 }  // namespace

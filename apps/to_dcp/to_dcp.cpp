@@ -7,7 +7,6 @@
 #include <optional>
 #include <string>
 
-#include "cli/carry_out.h"
 #include "cli/cli.h"
 #include "cli/every_tag.h"
 #include "cli/option_facts.h"
@@ -85,22 +84,12 @@ void add_options(CLI::App& app, Arguments& args) {
                                  "set_state_dict."}});
 }
 
-int convert_one(const CLI::App& app, Arguments& args) {
-  Progress progress;
-  const cli::InterruptGuard guard(progress);
-  args.source.progress = &progress;
-  const Job job = cli::while_shown(progress, args.common, [&] {
-    return plan_dcp(Source::open(args.input, args.source), args.dcp);
-  });
-  return cli::carry_out(app, args.common, job, args.output, args.run, progress);
-}
-
 int convert(const CLI::App& app, Arguments& args) {
   args.dcp.preset = preset_called(args.preset);
   args.dcp.dtype = type_called(args.dtype);
   args.source.optimizer_states = !args.dcp.weights_only;
-  return cli::for_each_tag(app, args.common, args.input, args.source, args.output,
-                           [&] { return convert_one(app, args); });
+  return cli::convert_each_tag(app, args.common, args.input, args.source, args.output, args.run,
+                               [&](const Source& source) { return plan_dcp(source, args.dcp); });
 }
 
 }  // namespace

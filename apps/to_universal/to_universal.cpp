@@ -9,7 +9,6 @@
 #include <string>
 #include <utility>
 
-#include "cli/carry_out.h"
 #include "cli/cli.h"
 #include "cli/every_tag.h"
 #include "cli/messages.h"
@@ -100,16 +99,6 @@ void fill_folders(Arguments& args) {
   if (args.output.empty()) throw UsageError("--output-folder is required").with_hint(kFolders);
 }
 
-int convert_one(const CLI::App& app, Arguments& args) {
-  Progress progress;
-  const cli::InterruptGuard guard(progress);
-  args.source.progress = &progress;
-  const Job job = cli::while_shown(progress, args.common, [&] {
-    return plan_universal(Source::open(args.input, args.source), args.universal);
-  });
-  return cli::carry_out(app, args.common, job, args.output, args.run, progress);
-}
-
 int convert(const CLI::App& app, Arguments& args) {
   fill_folders(args);
   args.source.optimizer_states = true;
@@ -119,8 +108,9 @@ int convert(const CLI::App& app, Arguments& args) {
   }
   if (args.keep_temp_folder) cli::note(app, args.common, "there is no temporary folder to keep");
 
-  return cli::for_each_tag(app, args.common, args.input, args.source, args.output,
-                           [&] { return convert_one(app, args); });
+  return cli::convert_each_tag(
+      app, args.common, args.input, args.source, args.output, args.run,
+      [&](const Source& source) { return plan_universal(source, args.universal); });
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "deepspeed/keys.h"
 #include "dsckpt/dcp.h"
 #include "dsckpt/error.h"
+#include "job/cast.h"
 #include "job/job_impl.h"
 #include "job/key_map.h"
 
@@ -203,23 +204,6 @@ class DcpPlanner {
   void note(std::string text) { job_.notes.push_back(std::move(text)); }
   DcpWriter& optimizer_folder() { return one_folder_ ? model_ : optimizer_; }
 
-  TensorSource cast(const Param& param) {
-    const DType stored = param.weight.dtype();
-    const TensorSource weight = without_padding(param, param.weight);
-    const std::optional<DType>& target = options_.dtype;
-    if (!is_floating_point(stored) || !target || *target == stored) return weight;
-    if (is_opaque(stored) && *target == DType::float32) {
-      note("'" + param.name + "' stays " + std::string(torch_name(stored)));
-      return weight;
-    }
-    if (!can_convert(stored, *target)) {
-      throw UnsupportedError({.tensor = param.name}, "cannot convert " +
-                                                         std::string(torch_name(stored)) + " to " +
-                                                         std::string(torch_name(*target)));
-    }
-    return weight.to(*target);
-  }
-
   // FSDP2 shards parameters, frozen ones too, and leaves buffers whole on every rank.
   void add_weights() {
     std::unordered_map<std::string_view, std::vector<DcpPath>> names;
@@ -232,7 +216,7 @@ class DcpPlanner {
       const auto found = names.find(param.alias_of.empty() ? param.name : param.alias_of);
       if (found == names.end()) continue;  // with a name before
       model_.add_tensor(
-          std::move(found->second), cast(param),
+          std::move(found->second), cast(param, options_.dtype, job_.notes),
           param.kind == ParamKind::buffer ? DcpWriter::Cut::whole : DcpWriter::Cut::rows);
       names.erase(found);
     }

@@ -11,6 +11,7 @@
 #include "base/patterns.h"
 #include "base/text.h"
 #include "dsckpt/error.h"
+#include "job/cast.h"
 #include "job/key_map.h"
 
 namespace dsckpt {
@@ -30,24 +31,9 @@ class Selection {
     return !exclude_.find_in(name);
   }
 
-  // With a note where fp32 is asked for, as it is unless something else is, of what has no fp32.
   TensorSource cast(const Param& param, std::vector<std::string>& notes) const {
-    const DType stored = param.weight.dtype();
-    const TensorSource weight = without_padding(param, param.weight);
-    if (!is_floating_point(stored)) return weight;
-    const std::optional<DType> target =
-        keep_fp32_.find_in(param.name) ? DType::float32 : options_.dtype;
-    if (!target || *target == stored) return weight;
-    if (is_opaque(stored) && *target == DType::float32) {
-      notes.push_back("'" + param.name + "' stays " + std::string(torch_name(stored)));
-      return weight;
-    }
-    if (!can_convert(stored, *target)) {
-      throw UnsupportedError({.tensor = param.name}, "cannot convert " +
-                                                         std::string(torch_name(stored)) + " to " +
-                                                         std::string(torch_name(*target)));
-    }
-    return weight.to(*target);
+    const bool keeps_fp32 = keep_fp32_.find_in(param.name);
+    return dsckpt::cast(param, keeps_fp32 ? DType::float32 : options_.dtype, notes);
   }
 
  private:
