@@ -84,15 +84,9 @@ def compare(programs, rounds):
 
 
 def report_text(report):
-    rows = []
-    for name, runs in report["runs"].items():
-        cpu = statistics.median(run["user_seconds"] + run["system_seconds"] for run in runs)
-        anonymous = max(run.get("peak_anonymous_rss", 0) for run in runs)
-        rows.append((f"`{name}`", bench_report.median_range([run["seconds"] for run in runs]), f"{cpu:.2f}",
-                     bench_report.mebibytes(anonymous) if anonymous else ""))
     ratios = [tool["seconds"] / (cat["seconds"] + cp["seconds"]) for cat, cp, tool in zip(*report["runs"].values())]
     return "\n".join([f"`tests/bench/bench_average.py` {report['parameters']}", "", bench_report.host(report), "",
-                      *bench_report.table(["program", "median s (min..max)", "CPU s", "anonymous MiB"], rows), "",
+                      *bench_report.programs(report["runs"]), "",
                       f"`--average` to `cat` and `cp` together: {bench_report.median_range(ratios)}."]) + "\n"
 
 

@@ -115,19 +115,13 @@ def compare(programs, rounds):
 
 
 def report_text(report):
-    rows = []
-    for name, runs in report["runs"].items():
-        cpu = statistics.median(run["user_seconds"] + run["system_seconds"] for run in runs)
-        anonymous = max(run.get("peak_anonymous_rss", 0) for run in runs)
-        rows.append((f"`{name}`", bench_report.median_range([run["seconds"] for run in runs]), f"{cpu:.2f}",
-                     bench_report.mebibytes(anonymous) if anonymous else ""))
     seconds = {name: [run["seconds"] for run in runs] for name, runs in report["runs"].items()}
 
     def ratios(one, other):
         return bench_report.median_range([a / b for a, b in zip(seconds[one], seconds[other])])
 
     return "\n".join([f"`tests/bench/bench_dcp.py` {report['parameters']}", "", bench_report.host(report), "",
-                      *bench_report.table(["program", "median s (min..max)", "CPU s", "anonymous MiB"], rows), "",
+                      *bench_report.programs(report["runs"]), "",
                       f"`zero-to-fp32` of DCP to `cp` of its result: {ratios('zero-to-fp32', 'cp of the result')}; "
                       f"`dcp_to_torch_save` to `zero-to-fp32`: {ratios('dcp_to_torch_save', 'zero-to-fp32')}; "
                       f"`to-dcp` to `cp` of its result: {ratios('to-dcp', 'cp of the folder')}."]) + "\n"

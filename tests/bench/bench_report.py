@@ -40,6 +40,17 @@ def table(columns, rows):
             *("| " + " | ".join(map(str, row)) + " |" for row in rows)]
 
 
+def programs(runs):
+    """A table of what takes turns: name -> its runs."""
+    rows = []
+    for name, of_name in runs.items():
+        cpu = statistics.median(run["user_seconds"] + run["system_seconds"] for run in of_name)
+        anonymous = max(run.get("peak_anonymous_rss", 0) for run in of_name)
+        rows.append((f"`{name}`", median_range([run["seconds"] for run in of_name]), f"{cpu:.2f}",
+                     mebibytes(anonymous) if anonymous else ""))
+    return table(["program", "median s (min..max)", "CPU s", "anonymous MiB"], rows)
+
+
 def host(report):
     machine = report["machine"]
     return (f"Commit {report['commit'] or 'unknown'}, {report['date']}. {machine['cpu']}, {machine['cores']} cores, "
