@@ -21,7 +21,8 @@ from cli_common import STAGING, CliTest, tree
 from rank_jobs import Job
 from ranks import Ranks
 
-ALL = os.environ.get("RANKS") == "all"
+RANKS = os.environ.get("RANKS")
+ALL = RANKS in ("all", "turns")  # cases and commands
 # Each with IN for the input and OUT for the output.
 COMMANDS = [
     ["zero-to-fp32", "IN", "OUT"],
@@ -43,6 +44,14 @@ LOOKS = [
 ]
 
 
+def ways(number):
+    """[(launcher, ranks)] of a run: one in CI; with RANKS=all all, and with RANKS=turns the next one of them."""
+    if not ALL:
+        return [("tcp", 3)]
+    every = [(launcher, size) for size in (2, 3, 4, 7) for launcher in ranks.launchers()]
+    return every if RANKS == "all" else [every[number % len(every)]]
+
+
 def filled(command, source, output):
     return [{"IN": str(source), "OUT": str(output)}.get(word, word) for word in command]
 
@@ -62,7 +71,6 @@ class GroupTest(CliTest):
 
     def test_the_bytes_are_those_of_one_process(self):
         cases = [*common.all_cases(), *common.model_parallel_cases()]
-        sizes = [2, 3, 4, 7] if ALL else [3]
         compared = 0
         for number, case in enumerate(cases if ALL else cases[::16]):
             for index, command in enumerate(COMMANDS):
@@ -73,9 +81,8 @@ class GroupTest(CliTest):
                     done = common.run_tool(*filled(command, case.load_dir, out))
                     alone = (done.returncode, tree(out) if out.exists() else None)
                     compared += done.returncode == 0
-                    for size in sizes:
-                        for launcher in ranks.launchers() if ALL else ["tcp"]:
-                            self.assert_same(command, case.load_dir, alone, size, launcher)
+                    for launcher, size in ways(number * len(COMMANDS) + index):
+                        self.assert_same(command, case.load_dir, alone, size, launcher)
             if ALL:
                 print(case.name, file=sys.stderr)
         self.assertGreater(compared, 0)
@@ -97,10 +104,9 @@ class GroupTest(CliTest):
                 if not ALL and (number + index) % 2:
                     continue
                 with self.subTest(case=case.name, command=command):
-                    for size in [2, 3, 4, 7] if ALL else [3]:
-                        for launcher in ranks.launchers() if ALL else ["tcp"]:
-                            status = self.assert_reports_the_same(command, case.load_dir, size, launcher)
-                            self.assertIn(status, (0, 1))
+                    for launcher, size in ways(number * len(LOOKS) + index):
+                        status = self.assert_reports_the_same(command, case.load_dir, size, launcher)
+                        self.assertIn(status, (0, 1))
 
     def test_what_is_wrong_is_reported_whoever_reads_it(self):
         source = self.large()
