@@ -403,6 +403,7 @@ class SummaryTest(OracleTest):
                         "zero-to-fp32": (case.load_dir, out, "--dry-run"),
                         "to-universal": ("--input_folder", case.load_dir, "--output_folder", out, "--dry-run"),
                         "reshard": (case.load_dir, out, "--dp", str(dp), "--dry-run"),
+                        "to-dcp": (case.load_dir, out, "--dp", str(dp), "--dry-run"),
                     }
                     self.assertEqual({tool: run_tool(tool, *call).returncode == 0 for tool, call in calls.items()}, possible)
 
