@@ -66,7 +66,8 @@ class HtmlBrowserTest(BrowserTest):
         colours = variables(page.root.one("style").text(), False)
         picture = self.screenshot(path, 400, 4000, "--blink-settings=preferredColorScheme=1")
         self.assertEqual(picture.width, 400)
-        for x in (*range(0, 12), *range(388, 400)):
+        # Letters may hang over the edge of the text by a pixel.
+        for x in (*range(0, 11), *range(389, 400)):
             self.assertEqual(picture.column(x), {colours["--page"]}, x)
         # The cards end where they should, and the map fills them.
         self.assertIn(colours["--line"], picture.column(12))
