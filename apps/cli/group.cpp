@@ -1,6 +1,7 @@
 #include "cli/group.h"
 
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
@@ -25,6 +26,12 @@ namespace {
 
 // In which rank 1 finds that rank 0 is lost, if another rank has: a heartbeat and a bit.
 constexpr std::chrono::milliseconds kLongestWord{1500};
+
+// The exit status is known, and this process is about to end. Launchers end all when one has ended
+// with another status than 0; then theirs would be that of the signal.
+void outlive_launcher() {
+  std::signal(SIGTERM, SIG_IGN);
+}
 
 // What fails when all is over is nobody's concern any more.
 void leave(Group& group) {
@@ -88,13 +95,18 @@ int in_group(Common& common, const std::function<int()>& body) {
   common.group_options.program = std::string("dsckpt ") + kVersion + " (" + kCommit + ")";
   speak_for_first_alone(common.group_options);
   std::shared_ptr<Group> group;
+  std::optional<int> status_of_first;
   try {
     Progress progress;
     const InterruptGuard guard(progress);
     group = join_group(common.group_options, ::getenv, progress.cancelled);
-    if (group && group->rank() != 0) return follow_first(*group, common, progress);
+    if (group && group->rank() != 0) status_of_first = follow_first(*group, common, progress);
   } catch (const GroupRefused& refused) {
     return exit_code(refused.kind());
+  }
+  if (status_of_first) {
+    outlive_launcher();
+    return *status_of_first;
   }
   common.group = group;
   try {
@@ -107,6 +119,7 @@ int in_group(Common& common, const std::function<int()>& body) {
 
 void end_group(const Common& common, int status) {
   if (!common.group) return;
+  outlive_launcher();
   common.group->send_to_all(static_cast<uint32_t>(Word::end),
                             encode_number(static_cast<uint64_t>(status)));
   leave(*common.group);
