@@ -182,4 +182,21 @@ std::vector<std::string> KeyMap::unused() const {
   return origins;
 }
 
+NewNames::NewNames(const std::filesystem::path& file, std::string options)
+    : rules_(file.empty() ? KeyMap() : KeyMap::read(file)), options_(std::move(options)) {}
+
+std::string NewNames::add(const std::string& name, const std::string& stripped) {
+  std::string given = rules_.rename(stripped);
+  if (given.empty() && !name.empty()) throw UsageError("'" + name + "' is left without a name");
+  if (!taken_.insert(given).second) {
+    throw UsageError("'" + name + "' gets the name '" + given + "' of another tensor by " +
+                     options_);
+  }
+  return given;
+}
+
+void NewNames::note_unused(std::vector<std::string>& notes) const {
+  for (const std::string& rule : rules_.unused()) notes.push_back(rule + ": renames nothing");
+}
+
 }  // namespace dsckpt

@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 namespace dsckpt {
@@ -38,6 +39,24 @@ class KeyMap {
  private:
   struct Rule;
   std::vector<Rule> rules_;
+};
+
+// Names that tensors get, each one only once.
+class NewNames {
+ public:
+  // `file` of rules, none if empty. `options`: what an error says has renamed.
+  NewNames(const std::filesystem::path& file, std::string options);
+
+  // Of a tensor called `name`; `stripped` is what the rules are given of that. Throws as
+  // KeyMap::rename, and UsageError for no name and for that of another tensor.
+  std::string add(const std::string& name, const std::string& stripped);
+  // Adds a note for each rule that has renamed nothing.
+  void note_unused(std::vector<std::string>& notes) const;
+
+ private:
+  KeyMap rules_;
+  std::string options_;
+  std::unordered_set<std::string> taken_;
 };
 
 }  // namespace dsckpt

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <optional>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "base/dtype_names.h"
@@ -91,25 +90,17 @@ std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
         .with_hint("name them with --exclude");
   }
   const Selection selection(options);
-  KeyMap key_map = options.key_map.empty() ? KeyMap() : KeyMap::read(options.key_map);
+  NewNames names(options.key_map,
+                 options.key_map.empty() ? "--strip-prefix" : "--strip-prefix or --key-map");
   std::vector<ChosenTensor> tensors;
-  std::unordered_set<std::string> names;
   // From what owns the data in the checkpoint, and the type it is written as, to what owns it here:
   // an alias stands alone when its owner is left out or becomes another type.
   std::unordered_map<std::string, std::pair<DType, std::string>> written;
   for (const Param& param : checkpoint.params()) {
     if (!selection.wants(param.name, param.kind)) continue;
-    OutputTensor tensor{key_map.rename(without_prefix(param.name, options.strip_prefix)),
+    OutputTensor tensor{names.add(param.name, without_prefix(param.name, options.strip_prefix)),
                         selection.cast(param, notes),
                         {}};
-    if (tensor.name.empty() && !param.name.empty()) {
-      throw UsageError("'" + param.name + "' is left without a name");
-    }
-    if (!names.insert(tensor.name).second) {
-      throw UsageError(
-          "'" + param.name + "' gets the name '" + tensor.name + "' of another tensor by " +
-          (options.key_map.empty() ? "--strip-prefix" : "--strip-prefix or --key-map"));
-    }
     const std::string& owner = param.alias_of.empty() ? param.name : param.alias_of;
     const auto [first, is_first] =
         written.emplace(owner, std::pair(tensor.source.dtype(), tensor.name));
@@ -124,7 +115,7 @@ std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
   }
   if (tensors.empty()) throw nothing_left(checkpoint);
   note_options_without_effect(checkpoint, options, notes);
-  for (const std::string& rule : key_map.unused()) notes.push_back(rule + ": renames nothing");
+  names.note_unused(notes);
   return tensors;
 }
 
