@@ -7,8 +7,6 @@ A folder of weights is written by torch's own dcp.save on so many ranks, each wi
 programs take turns, with what they read in the page cache; medians and ranges. What zero-to-fp32 writes is compared
 with what dcp_to_torch_save does.
 """
-import argparse
-import pathlib
 import statistics
 import subprocess
 import sys
@@ -18,9 +16,8 @@ from safetensors import safe_open
 
 import bench_report
 from bench_checkpoint import Writer, decoder_shapes
-from bench_count import parse_count, positive
 from bench_files import files_of, make_warm, remove, size_of
-from measure import BenchError, ROOT, measure, say
+from measure import BenchError, measure, say
 
 OUTPUT = "model.safetensors"
 TORCH_CODE = """
@@ -30,6 +27,7 @@ dcp_to_torch_save(sys.argv[1], sys.argv[2])
 """
 # One of the ranks that save.
 SAVE_CODE = """
+import os
 import sys
 import torch
 import torch.distributed as dist
@@ -44,7 +42,8 @@ mesh = init_device_mesh("cpu", (ranks,))
 with safe_open(weights, "pt") as whole:
     dcp.save({"model": {name: distribute_tensor(whole.get_tensor(name), mesh, [Shard(0)], src_data_rank=None)
                         for name in whole.keys()}}, checkpoint_id=folder)
-dist.destroy_process_group()
+dist.barrier()
+os._exit(0)  # gloo's threads may abort a process that takes itself apart
 """
 PROGRAMS = ("cp of the result", "zero-to-fp32", "dcp_to_torch_save", "cp of the folder", "to-dcp")
 
@@ -128,13 +127,7 @@ def report_text(report):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--params", type=parse_count, default=400_000_000)
-    parser.add_argument("--ranks", type=positive, default=4)
-    parser.add_argument("--runs", type=positive, default=7)
-    parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/release/bin")
-    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build", help="for the large files")
-    parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="write README.md and results.json there")
+    parser = bench_report.parser(__doc__.splitlines()[0], 400_000_000)
     options = parser.parse_args()
 
     def measure_all(folder):
