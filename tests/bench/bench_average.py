@@ -7,8 +7,6 @@ The programs take turns, with the inputs in the page cache; medians and ranges. 
 files of their own for `cat`, which reads what an average needs and nothing else. All checkpoints are equal, and so must
 their average be.
 """
-import argparse
-import pathlib
 import shutil
 import statistics
 import subprocess
@@ -19,9 +17,9 @@ from safetensors import safe_open
 
 import bench_report
 from bench_checkpoint import Writer, decoder_shapes
-from bench_count import parse_count, positive
+from bench_count import positive
 from bench_files import files_of, make_warm, remove, size_of
-from measure import BenchError, ROOT, measure, say
+from measure import BenchError, measure, say
 
 OUTPUT = "model.safetensors"
 
@@ -91,14 +89,8 @@ def report_text(report):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--params", type=parse_count, default=100_000_000)
-    parser.add_argument("--ranks", type=positive, default=4)
+    parser = bench_report.parser(__doc__.splitlines()[0], 100_000_000)
     parser.add_argument("--checkpoints", type=positive, default=5)
-    parser.add_argument("--runs", type=positive, default=7)
-    parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/release/bin")
-    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build", help="for the large files")
-    parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="write README.md and results.json there")
     options = parser.parse_args()
 
     def measure_all(folder):

@@ -19,7 +19,7 @@ import torch
 
 import bench_report
 from bench_files import files_of, make_warm, remove, size_of
-from measure import ROOT, measure, output_of, say
+from measure import measure, output_of, say
 
 ROTATED = {torch.float32: "u4", torch.bfloat16: "u2"}
 
@@ -151,9 +151,7 @@ def main():
     parser.add_argument("checkpoint", type=pathlib.Path, help="of ZeRO stage 2, bfloat16 and Adam")
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--copies", type=int, default=8, help="of the checkpoint, to be timed (default 8)")
-    parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/release/bin")
-    parser.add_argument("--work", type=pathlib.Path, default=ROOT / "build", help="for the large files")
-    parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="write README.md and results.json there")
+    bench_report.add_places(parser)
     options = parser.parse_args()
 
     def measure_all(folder):

@@ -1,4 +1,5 @@
 """Tables of results, as Markdown, and the runs that they are of."""
+import argparse
 import datetime
 import json
 import pathlib
@@ -7,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 
-from measure import BenchError, git_commit, machine
+from bench_count import parse_count, positive
+from measure import BenchError, ROOT, git_commit, machine
 
 
 def gigabytes(size):
@@ -146,6 +148,22 @@ def suite(reports, memory_reports):
     lines += ["", "Start-up:", "", *table(("program", "runs", "median ms", "min ms", "max ms"), start_ups(reports))]
     text = "\n".join(lines) + "\n"
     return text + (f"\nMemory with sparse checkpoints:\n\n{memory(memory_reports)}" if memory_reports else "")
+
+
+def parser(description, params):
+    """For what run() is given; `params`: of the model, if --params is not."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--params", type=parse_count, default=params)
+    options.add_argument("--ranks", type=positive, default=4)
+    options.add_argument("--runs", type=positive, default=7)
+    add_places(options)
+    return options
+
+
+def add_places(options):
+    options.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/release/bin")
+    options.add_argument("--work", type=pathlib.Path, default=ROOT / "build", help="for the large files")
+    options.add_argument("--out", type=pathlib.Path, metavar="DIR", help="write README.md and results.json there")
 
 
 def run(kind, options, measure, report_text):
