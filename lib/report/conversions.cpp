@@ -1,6 +1,8 @@
 #include "report/conversions.h"
 
 #include <algorithm>
+#include <array>
+#include <functional>
 
 #include "base/text.h"
 #include "dsckpt/dcp.h"
@@ -13,8 +15,7 @@
 namespace dsckpt {
 namespace {
 
-template <typename Plan>
-std::string refusal_of(const Plan& plan) {
+std::string refusal_of(const std::function<void()>& plan) {
   try {
     plan();
   } catch (const Error& error) {
@@ -35,24 +36,29 @@ uint32_t ranks_to_try(const Mesh& mesh) {
 
 std::vector<Conversion> conversions(const Source& source) {
   const Checkpoint& checkpoint = *source->checkpoint;
-  if (!checkpoint.lost_files().empty()) {
-    const LostFile& lost = checkpoint.lost_files().front();
-    const std::string why = lost.display + ": " + lost.why;
-    return {{"zero-to-fp32", "fp32 weights",
-             why + "; with --allow-missing " + std::to_string(checkpoint.params().size()) + " of " +
-                 counted(checkpoint.params().size() + checkpoint.incomplete().size(), "tensor")},
-            {"to-universal", "a universal checkpoint", why},
-            {"reshard", "shards for another number of GPUs", why},
-            {"to-dcp", "a checkpoint for FSDP2", why}};
-  }
   const ReshardOptions some_ranks{.dp = ranks_to_try(checkpoint.facts().mesh)};
-  return {
-      {"zero-to-fp32", "fp32 weights", refusal_of([&] { plan_weights(source); })},
-      {"to-universal", "a universal checkpoint", refusal_of([&] { plan_universal(source); })},
-      {"reshard", "shards for another number of GPUs",
-       refusal_of([&] { plan_reshard(source, some_ranks); })},
-      {"to-dcp", "a checkpoint for FSDP2", refusal_of([&] { plan_dcp(source); })},
+  struct Way {
+    const char* tool;
+    const char* result;
+    std::function<void()> plan;
   };
+  const std::array<Way, 4> ways{
+      {{"zero-to-fp32", "fp32 weights", [&] { plan_weights(source); }},
+       {"to-universal", "a universal checkpoint", [&] { plan_universal(source); }},
+       {"reshard", "shards for another number of GPUs", [&] { plan_reshard(source, some_ranks); }},
+       {"to-dcp", "a checkpoint for FSDP2", [&] { plan_dcp(source); }}}};
+  std::vector<Conversion> found;
+  if (checkpoint.lost_files().empty()) {
+    for (const Way& way : ways) found.push_back({way.tool, way.result, refusal_of(way.plan)});
+    return found;
+  }
+  const LostFile& lost = checkpoint.lost_files().front();
+  const std::string why = lost.display + ": " + lost.why;
+  for (const Way& way : ways) found.push_back({way.tool, way.result, why});
+  found.front().refusal +=
+      "; with --allow-missing " + std::to_string(checkpoint.params().size()) + " of " +
+      counted(checkpoint.params().size() + checkpoint.incomplete().size(), "tensor");
+  return found;
 }
 
 }  // namespace dsckpt
