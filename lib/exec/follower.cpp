@@ -19,7 +19,6 @@
 #include "exec/rank_inputs.h"
 #include "exec/rank_words.h"
 #include "exec/read_back.h"
-#include "exec/staged_files.h"
 #include "io/output_file.h"
 
 namespace dsckpt {
@@ -123,22 +122,18 @@ class RankRun {
   }
 
   void do_portions() {
-    RateLimit limit(job_.options.limit_rate, progress_.cancelled);
-    const auto make_sink = [&](const PlanPart& part) {
-      return std::make_unique<StagedFiles>(part.plan, job_.place);
-    };
-    const auto next = [&]() -> std::unique_ptr<PortionRun> {
-      const std::optional<std::string> task = this->next();
-      if (!task) return nullptr;
+    const auto next_task = [&]() -> std::optional<PortionTask> {
+      const std::optional<std::string> task = next();
+      if (!task) return std::nullopt;
       Portion portion = Portion::decode(*task);
       InputFiles inputs = inputs_.files().selected(inputs_.open(portion.part.files));
-      return std::make_unique<PortionRun>(std::move(portion), std::move(inputs), make_sink, limit,
-                                          progress_, job_.options);
+      return PortionTask{std::move(portion), std::move(inputs)};
     };
-    run_portions(job_.options.threads, next, [&](const PortionResult& result) {
-      if (job_.sync_portions) sync();
-      say(group_, Word::done, result.encode());
-    });
+    run_staged_portions(job_.place, job_.options, progress_, next_task,
+                        [&](const PortionResult& result) {
+                          if (job_.sync_portions) sync();
+                          say(group_, Word::done, result.encode());
+                        });
   }
 
   void sync() const { FileSystem(job_.place.files_in).sync(); }

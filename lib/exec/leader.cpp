@@ -4,7 +4,7 @@
 #include <chrono>
 #include <filesystem>
 #include <map>
-#include <memory>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -66,21 +66,15 @@ class Leader : public SharedWork {
   }
 
   void work_here(const Take& take, const OnDone& done, Progress& progress) override {
-    const PortionOptions options = portion_options();
-    RateLimit limit(options.limit_rate, progress.cancelled);
-    const auto make_sink = [&](const PlanPart& part) {
-      return std::make_unique<StagedFiles>(part.plan, work_.staged.place());
-    };
-    const auto next = [&]() -> std::unique_ptr<PortionRun> {
+    const auto next = [&]() -> std::optional<PortionTask> {
       const std::optional<BatchRange> batches = take();
-      if (!batches) return nullptr;
+      if (!batches) return std::nullopt;
       Portion portion = cutter_.cut(*batches);
       InputFiles inputs = inputs_.selected(portion.part.files);
-      return std::make_unique<PortionRun>(std::move(portion), std::move(inputs), make_sink, limit,
-                                          progress, options);
+      return PortionTask{std::move(portion), std::move(inputs)};
     };
-    run_portions(options.threads, next,
-                 [&](const PortionResult& result) { done(result.encode()); });
+    run_staged_portions(work_.staged.place(), portion_options(), progress, next,
+                        [&](const PortionResult& result) { done(result.encode()); });
   }
 
   Done absorb(std::string_view bytes) override {

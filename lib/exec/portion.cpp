@@ -6,7 +6,6 @@
 #include <numeric>
 #include <utility>
 
-#include "exec/staged_files.h"
 #include "exec/workers.h"
 
 namespace dsckpt {
@@ -335,6 +334,23 @@ void run_portions(unsigned threads, const std::function<std::unique_ptr<PortionR
                   const std::function<void(PortionResult)>& done) {
   PortionFlow flow(next, done);
   run_workers(threads, [&] { flow.work(); });
+}
+
+void run_staged_portions(const StagingPlace& place, const PortionOptions& options,
+                         Progress& progress,
+                         const std::function<std::optional<PortionTask>()>& next,
+                         const std::function<void(PortionResult)>& done) {
+  RateLimit limit(options.limit_rate, progress.cancelled);
+  const auto make_sink = [&](const PlanPart& part) {
+    return std::make_unique<StagedFiles>(part.plan, place);
+  };
+  const auto next_run = [&]() -> std::unique_ptr<PortionRun> {
+    std::optional<PortionTask> task = next();
+    if (!task) return nullptr;
+    return std::make_unique<PortionRun>(std::move(task->portion), std::move(task->inputs),
+                                        make_sink, limit, progress, options);
+  };
+  run_portions(options.threads, next_run, done);
 }
 
 }  // namespace dsckpt

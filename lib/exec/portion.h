@@ -18,6 +18,7 @@
 #include "exec/packed_output.h"
 #include "exec/rate_limit.h"
 #include "exec/record_checks.h"
+#include "exec/staged_files.h"
 #include "exec/units.h"
 #include "io/input_file.h"
 #include "plan/plan_part.h"
@@ -109,5 +110,16 @@ class PortionRun {
 // throw.
 void run_portions(unsigned threads, const std::function<std::unique_ptr<PortionRun>()>& next,
                   const std::function<void(PortionResult)>& done);
+
+// A portion, and its inputs in the order of `part.files`.
+struct PortionTask {
+  Portion portion;
+  InputFiles inputs;
+};
+// The same of portions whose outputs are staged at `place`; nullopt: there are none any more.
+void run_staged_portions(const StagingPlace& place, const PortionOptions& options,
+                         Progress& progress,
+                         const std::function<std::optional<PortionTask>()>& next,
+                         const std::function<void(PortionResult)>& done);
 
 }  // namespace dsckpt
