@@ -135,12 +135,12 @@ std::vector<std::pair<std::string, std::string>> facts_of(const Contents& conten
   fact("layout", contents.form());
   if (const Checkpoint* checkpoint = contents.checkpoint()) {
     const CheckpointFacts& facts = checkpoint->facts();
-    const bool is_dcp = facts.layout == "dcp";  // which has no stage, and may be of any mesh
-    if (!is_dcp) fact("ZeRO stage", std::to_string(facts.zero_stage));
+    // Of another framework it may be any mesh.
+    if (!facts.foreign) fact("ZeRO stage", std::to_string(facts.zero_stage));
     fact("tag", printable(facts.tag));
     fact("step", facts.global_steps ? std::to_string(*facts.global_steps) : "");
-    fact(is_dcp ? "written by" : "mesh",
-         is_dcp ? counted(facts.mesh.dp, "rank") : mesh_text(facts.mesh));
+    fact(facts.foreign ? "written by" : "mesh",
+         facts.foreign ? counted(facts.mesh.dp, "rank") : mesh_text(facts.mesh));
     fact("DeepSpeed", printable(facts.ds_version));
     fact("wrapper", std::string(to_string(facts.optimizer_wrapper)));
   }

@@ -36,6 +36,10 @@ enum class Newlines : uint8_t { escape, keep };
 std::string printable(const std::string& text, Newlines newlines = Newlines::escape);
 // `text` as one word of a POSIX shell, quoted if it has to be: "'my run/ckpt'".
 std::string shell_word(const std::string& text);
+// Whether it is nothing but decimal digits, and not empty.
+inline bool is_digits(std::string_view text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
+}
 // The decimal number that all of `text` is, whatever the locale. libc++ has no std::from_chars for
 // it.
 std::optional<double> real_of(std::string_view text);

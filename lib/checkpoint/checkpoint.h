@@ -109,6 +109,9 @@ struct CheckpointFacts {
   std::string layout;  // row of the table: "zero-2"
   // Whether it is a Universal Checkpoint, which has no files of data-parallel ranks.
   bool universal = false;
+  // Whether another framework trained it: then there are no groups, no stage and no files of
+  // DeepSpeed.
+  bool foreign = false;
   int zero_stage = 0;  // 0 to 3
   // plain where nothing wraps the optimizer, or there is none.
   EngineWrapper optimizer_wrapper = EngineWrapper::plain;

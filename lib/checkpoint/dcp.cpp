@@ -235,25 +235,25 @@ class DcpReader {
       : draft_(draft), files_(draft), keys_(files_.entries()), tensors_(draft, files_) {}
 
   void read() {
+    draft_.facts.foreign = true;
     draft_.facts.mesh.dp = files_.ranks();
     check_optimizers();
     DcpGroups groups(draft_, files_, keys_);
     find_trained(groups.read(draft_.optimizer_states));
-    const bool numbered = numbered_;
-    const bool states = draft_.optimizer_states && !numbered;
+    const bool states = draft_.optimizer_states && !numbered_;
     for (const DcpKeys::Named& each : keys_.model()) tensors_.want(each.entry);
     if (states) want_states();
     tensors_.open();
     add_params();
-    if (!numbered) open_steps();
+    if (!numbered_) open_steps();
     if (states) {
       add_states();
       groups.put();
     }
     note_left_out();
     if (!draft_.optimizer_states) return;
-    draft_.facts.states_assigned = !numbered;
-    if (numbered) {
+    draft_.facts.states_assigned = !numbered_;
+    if (numbered_) {
       draft_.notes.emplace_back(
           "the optimizer numbers its parameters (optimizer.state_dict() as it is), so its states "
           "are left out; get_optimizer_state_dict of torch.distributed.checkpoint.state_dict "

@@ -26,20 +26,6 @@ void refuse_megatron(const fs::path& folder) {
       .with_hint("Megatron Bridge's export of a checkpoint makes weights of Hugging Face");
 }
 
-// Calls `take` with each place and what lies there.
-template <typename Take>
-void each_place(const DcpMetadata& metadata, const Take& take) {
-  for (const DcpValue& value : metadata.values) {
-    if (!value.tensor) {
-      take(value.name, value.pickle);
-      continue;
-    }
-    for (const DcpChunk& chunk : value.tensor->chunks) {
-      if (numel(chunk.sizes) != 0) take(value.name, chunk.place);
-    }
-  }
-}
-
 }  // namespace
 
 DcpFiles::DcpFiles(CheckpointDraft& draft) : draft_(draft) {
@@ -98,7 +84,7 @@ uint32_t DcpFiles::ranks() const {
       const std::string file = fs::path(name).filename().string();
       if (!file.starts_with("__")) continue;
       const std::string rank = file.substr(2, file.find('_', 2) - 2);
-      if (rank.find_first_not_of("0123456789") == rank.npos) ranks.insert(rank);
+      if (is_digits(rank)) ranks.insert(rank);
     }
   }
   return static_cast<uint32_t>(std::max<size_t>(1, ranks.size()));
@@ -109,25 +95,23 @@ void DcpFiles::open_files() {
   for (Folder& folder : folders_) {
     const std::string shown = display(folder.metadata_file);
     std::map<std::string, std::string> first;  // of each file, a value in it
-    each_place(folder.metadata, [&](const std::string& name, const DcpPlace& place) {
+    for_each_place(folder.metadata, [&](const std::string& name, const DcpPlace& place) {
       first.emplace(place.file, name);
     });
     const OpeningFiles opening(draft_.inputs.progress(), first.size());
     for (const auto& [file, value] : first) {
-      const fs::path relative = fs::path(file).lexically_normal();
-      if (relative.empty() || relative.is_absolute() || *relative.begin() == ".." ||
-          file.find('\0') != file.npos) {
+      const std::optional<fs::path> path = dcp_file_path(folder.path, file);
+      if (!path) {
         throw CorruptError({.file = shown, .tensor = value},
                            "lies out of the folder, in " + printable(file));
       }
-      const fs::path path = folder.path / relative;
-      if (!is_stored(path)) {
-        missing.push_back(draft_.folder.display(path) + ", with '" + value + "'");
+      if (!is_stored(*path)) {
+        missing.push_back(draft_.folder.display(*path) + ", with '" + value + "'");
         continue;
       }
-      const FileId id = draft_.inputs.add(path, draft_.folder.display_root());
+      const FileId id = draft_.inputs.add(*path, draft_.folder.display_root());
       folder.files.emplace(file, id);
-      draft_.data_files.push_back({path, id});
+      draft_.data_files.push_back({*path, id});
       opening.throw_if_cancelled();
       opening.opened_one();
     }
@@ -142,7 +126,7 @@ void DcpFiles::open_files() {
 void DcpFiles::set_parts() {
   std::map<FileId, std::vector<FilePart>> parts;
   for (const Folder& folder : folders_) {
-    each_place(folder.metadata, [&](const std::string& name, const DcpPlace& place) {
+    for_each_place(folder.metadata, [&](const std::string& name, const DcpPlace& place) {
       const FileId id = folder.files.at(place.file);
       const InputFile& file = draft_.inputs[id];
       if (place.offset > file.size() || place.size > file.size() - place.offset) {

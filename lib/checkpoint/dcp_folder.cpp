@@ -4,7 +4,9 @@
 #include <string>
 #include <system_error>
 
+#include "base/text.h"
 #include "dsckpt/error.h"
+#include "format/dcp_metadata.h"
 #include "io/content_name.h"
 #include "io/input_file.h"
 
@@ -12,13 +14,8 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::string_view kMetadataName = ".metadata";
-// accelerate/utils/constants.py FSDP_MODEL_NAME, OPTIMIZER_NAME
-constexpr std::string_view kModelFolder = "pytorch_model_fsdp_";
-constexpr std::string_view kOptimizerFolder = "optimizer_";
-
 bool has_metadata(const fs::path& folder) {
-  const fs::path path = folder / kMetadataName;
+  const fs::path path = folder / kDcpMetadataName;
   try {
     if (!is_stored(path)) return false;
     constexpr std::byte kProto{0x80};  // protocol 2 and above begin with it
@@ -34,7 +31,7 @@ std::string number_behind(std::string_view front, const fs::path& folder) {
   const std::string name = folder.filename().string();
   if (!name.starts_with(front)) return "";
   std::string number = name.substr(front.size());
-  return number.find_first_not_of("0123456789") == number.npos ? number : "";
+  return is_digits(number) ? number : "";
 }
 
 // The models in folders of their own below `folder`, by their numbers.
@@ -43,7 +40,7 @@ std::vector<std::string> models_below(const fs::path& folder) {
   std::error_code failed;
   fs::directory_iterator it(folder, failed);
   for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
-    const std::string number = number_behind(kModelFolder, it->path());
+    const std::string number = number_behind(kAccelerateModel, it->path());
     if (!number.empty() && has_metadata(it->path())) numbers.push_back(number);
   }
   std::sort(numbers.begin(), numbers.end());
@@ -51,9 +48,9 @@ std::vector<std::string> models_below(const fs::path& folder) {
 }
 
 DcpFolder of_model(const fs::path& folder, const std::string& number) {
-  DcpFolder found{folder, {folder / (std::string(kModelFolder) + number) / kMetadataName}};
-  const fs::path optimizer = folder / (std::string(kOptimizerFolder) + number);
-  if (has_metadata(optimizer)) found.metadata.push_back(optimizer / kMetadataName);
+  DcpFolder found{folder, {folder / (std::string(kAccelerateModel) + number) / kDcpMetadataName}};
+  const fs::path optimizer = folder / (std::string(kAccelerateOptimizer) + number);
+  if (has_metadata(optimizer)) found.metadata.push_back(optimizer / kDcpMetadataName);
   return found;
 }
 
@@ -62,13 +59,14 @@ DcpFolder of_model(const fs::path& folder, const std::string& number) {
 DcpFolder dcp_folder(const fs::path& folder) {
   if (has_metadata(folder)) {
     const fs::path named = folder.has_filename() ? folder : folder.parent_path();
-    for (const std::string_view front : {kModelFolder, kOptimizerFolder}) {
+    for (const std::string_view front : {kAccelerateModel, kAccelerateOptimizer}) {
       const std::string number = number_behind(front, named);
       const fs::path above = named.has_parent_path() ? named.parent_path() : fs::path(".");
-      if (number.empty() || !has_metadata(above / (std::string(kModelFolder) + number))) continue;
+      if (number.empty() || !has_metadata(above / (std::string(kAccelerateModel) + number)))
+        continue;
       return of_model(above, number);
     }
-    return {folder, {folder / kMetadataName}};
+    return {folder, {folder / kDcpMetadataName}};
   }
   const std::vector<std::string> models = models_below(folder);
   if (models.empty()) return {folder};
@@ -76,7 +74,7 @@ DcpFolder dcp_folder(const fs::path& folder) {
   throw InconsistentError({.file = folder.string()},
                           "holds " + std::to_string(models.size()) + " models")
       .with_hint("give the folder of one: " +
-                 (folder / (std::string(kModelFolder) + models.front())).string());
+                 (folder / (std::string(kAccelerateModel) + models.front())).string());
 }
 
 bool is_dcp_folder(const fs::path& folder) {
@@ -84,7 +82,7 @@ bool is_dcp_folder(const fs::path& folder) {
 }
 
 bool is_dcp_name(std::string_view file_name) {
-  return file_name == kMetadataName || file_name.ends_with(".distcp");
+  return file_name == kDcpMetadataName || file_name.ends_with(kDcpDataSuffix);
 }
 
 }  // namespace dsckpt

@@ -7,6 +7,11 @@
 
 namespace dsckpt {
 
+// Accelerate's folders are called that, and a number: accelerate/utils/constants.py
+// FSDP_MODEL_NAME, OPTIMIZER_NAME.
+inline constexpr std::string_view kAccelerateModel = "pytorch_model_fsdp_";
+inline constexpr std::string_view kAccelerateOptimizer = "optimizer_";
+
 struct DcpFolder {
   std::filesystem::path path;
   // The files that say what there is, the model's first; empty if this is no such folder.

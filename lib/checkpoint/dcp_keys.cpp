@@ -1,8 +1,11 @@
 #include "checkpoint/dcp_keys.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 #include <variant>
+
+#include "base/text.h"
 
 namespace dsckpt {
 namespace {
@@ -10,22 +13,11 @@ namespace {
 constexpr std::string_view kStateKey = "state";
 constexpr std::string_view kGroupsKey = "param_groups";
 
-std::string path_text(const std::vector<DcpStep>& path, size_t begin, size_t end) {
-  std::string text;
-  for (size_t i = begin; i < end; ++i) {
-    if (i > begin) text += '.';
-    const auto* name = std::get_if<std::string>(&path[i]);
-    text += name != nullptr ? *name : std::to_string(std::get<int64_t>(path[i]));
-  }
-  return text;
-}
-
 // The step of the path that is called `part` and stands behind `front` characters of the name.
-std::optional<size_t> step_at(const std::vector<DcpStep>& path, size_t front,
-                              std::string_view part) {
+std::optional<size_t> step_at(const DcpPath& path, size_t front, std::string_view part) {
   size_t at = 0;
   for (size_t i = 0; i < path.size() && at <= front; ++i) {
-    const std::string step = path_text(path, i, i + 1);
+    const std::string step = dcp_key(std::span(&path[i], 1));
     if (at == front) return step == part ? std::optional(i) : std::nullopt;
     at += step.size() + 1;
   }
@@ -42,10 +34,6 @@ size_t find_part(std::string_view key, std::string_view part) {
 }
 
 }  // namespace
-
-bool is_digits(std::string_view text) {
-  return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
-}
 
 DcpKeys::DcpKeys(std::vector<DcpEntry> entries) : entries_(std::move(entries)) {
   find_optimizers();
@@ -95,13 +83,13 @@ void DcpKeys::add_optimizer_entry(const DcpEntry& entry) {
     return;
   }
   const std::string_view inner = rest.substr(part.size() + 1);
-  const std::vector<DcpStep>& path = entry.value->path;
+  const DcpPath& path = entry.value->path;
   const size_t front = entry.name().size() - rest.size();
   const std::optional<size_t> index = step_at(path, front, part);
   if (index && path.size() == *index + 2) return;  // a dict without tensors, as one value
   if (index && path.size() > *index + 2) {
-    std::string name = path_text(path, *index + 1, *index + 2);
-    std::string key = path_text(path, *index + 2, path.size());
+    std::string name = dcp_key(std::span(path).subspan(*index + 1, 1));
+    std::string key = dcp_key(std::span(path).subspan(*index + 2));
     if (is_state) {
       states_.push_back({std::move(name), std::move(key), entry});
     } else if (const auto* group = std::get_if<int64_t>(&path[*index + 1])) {
@@ -123,9 +111,9 @@ void DcpKeys::add_optimizer_entry(const DcpEntry& entry) {
 }
 
 std::string DcpKeys::front_of(const DcpEntry& entry) {
-  const std::vector<DcpStep>& path = entry.value->path;
+  const DcpPath& path = entry.value->path;
   if (path.empty()) return entry.name().starts_with("model.") ? "model." : "";
-  std::string front = path_text(path, 0, path.size() - 1);
+  std::string front = dcp_key(std::span(path).first(path.size() - 1));
   return front.empty() ? front : front + ".";
 }
 

@@ -13,9 +13,6 @@
 
 namespace dsckpt {
 
-// Whether it is a number, as optimizer.state_dict() has them instead of names.
-bool is_digits(std::string_view text);
-
 // Which values are the model's and which an optimizer's, by their keys (LAYOUTS.md).
 class DcpKeys {
  public:

@@ -36,19 +36,6 @@ std::string filled(const ZipLayout::Frame& frame, std::string_view elements) {
 
 }  // namespace
 
-std::string dcp_key(const DcpPath& path) {
-  std::string key;
-  for (const DcpStep& step : path) {
-    if (!key.empty()) key += '.';
-    if (const auto* name = std::get_if<std::string>(&step)) {
-      key += *name;
-    } else {
-      key += std::to_string(std::get<int64_t>(step));
-    }
-  }
-  return key;
-}
-
 DcpWriter::DcpWriter(std::string folder, uint32_t ranks)
     : folder_(std::move(folder)), ranks_(ranks) {}
 
@@ -114,7 +101,9 @@ class DcpWriter::Layout {
     uint64_t size = 0;
   };
 
-  static std::string file_name(uint32_t rank) { return "__" + std::to_string(rank) + "_0.distcp"; }
+  static std::string file_name(uint32_t rank) {
+    return "__" + std::to_string(rank) + "_0" + std::string(kDcpDataSuffix);
+  }
 
   void check_keys() {
     std::unordered_set<std::string> seen;
@@ -234,7 +223,8 @@ class DcpWriter::Layout {
     }
     const std::string bytes = dcp_metadata_pickle(metadata);
     contents_.metadata_bytes = bytes.size();
-    plan.put_literal(plan.add_output(prefix_ + ".metadata", bytes.size()), 0, bytes);
+    plan.put_literal(plan.add_output(prefix_ + std::string(kDcpMetadataName), bytes.size()), 0,
+                     bytes);
   }
 
   std::string prefix_;

@@ -18,10 +18,6 @@
 
 namespace dsckpt {
 
-// A key, as the steps on the way to its value in the nested state_dict: torch joins them by dots.
-using DcpPath = std::vector<DcpStep>;
-std::string dcp_key(const DcpPath& path);
-
 class DcpWriter {
  public:
   // `folder` is relative to the output, "" the output itself. `ranks` is above 0.

@@ -12,6 +12,7 @@
 
 #include "base/kernels.h"
 #include "base/text.h"
+#include "checkpoint/dcp_folder.h"
 #include "dcp/dcp_writer.h"
 #include "dcp/hyper_parameters.h"
 #include "deepspeed/keys.h"
@@ -41,8 +42,8 @@ PresetKeys keys_of(DcpPreset preset) {
     case DcpPreset::torch:
       return {.model = {"model"}, .optimizer = {"optim"}};
     case DcpPreset::accelerate:  // accelerate/utils/fsdp_utils.py, constants.py
-      return {.model_folder = "pytorch_model_fsdp_0",
-              .optimizer_folder = "optimizer_0",
+      return {.model_folder = std::string(kAccelerateModel) + "0",
+              .optimizer_folder = std::string(kAccelerateOptimizer) + "0",
               .model = {"model"},
               .optimizer = {"optimizer"}};
     case DcpPreset::torchtitan:
@@ -60,8 +61,7 @@ constexpr std::string_view kLossScale = "loss_scale";
 
 // Of the output folder, whether an earlier run may have written it.
 bool belongs_to_dcp(const fs::path& file) {
-  const std::string name = file.filename().string();
-  return name == ".metadata" || name.ends_with(".distcp") || file.native() == kLightningFile;
+  return is_dcp_name(file.filename().string()) || file.native() == kLightningFile;
 }
 
 // What the engine writes into model-states files that is of how it works, and means nothing to
@@ -181,20 +181,11 @@ class DcpPlanner {
 
  private:
   void rename() {
-    KeyMap rules = options_.key_map.empty() ? KeyMap() : KeyMap::read(options_.key_map);
-    std::unordered_map<std::string, std::string_view> taken;
+    NewNames names(options_.key_map, "--key-map");
     for (const Param& param : checkpoint_.params()) {
-      std::string name = rules.rename(param.name);
-      if (name.empty() && !param.name.empty()) {
-        throw UsageError("'" + param.name + "' is left without a name");
-      }
-      if (!taken.emplace(name, param.name).second) {
-        throw UsageError("'" + param.name + "' gets the name '" + name +
-                         "' of another tensor by --key-map");
-      }
-      names_.emplace(param.name, std::move(name));
+      names_.emplace(param.name, names.add(param.name, param.name));
     }
-    for (const std::string& rule : rules.unused()) note(rule + ": renames nothing");
+    names.note_unused(job_.notes);
   }
   const std::string& name_of(const std::string& param) const {
     const auto found = names_.find(param);

@@ -204,17 +204,14 @@ class MetadataReader {
     for (DcpValue& value : metadata_.values) {
       const Value* path = paths.find(value.name);
       if (path == nullptr || (!path->is(Kind::tuple) && !path->is(Kind::list))) continue;
-      std::string name;
       for (const Value& step : path->sequence_or_empty()) {
-        if (!name.empty() || !value.path.empty()) name += '.';
         if (step.is(Kind::string)) {
           value.path.emplace_back(std::string(step.as_string()));
-          name += step.as_string();
         } else {
           value.path.emplace_back(step.as_int());
-          name += std::to_string(step.as_int());
         }
       }
+      const std::string name = dcp_key(value.path);
       if (name == value.name) continue;
       throw CorruptError({.tensor = value.name}, "has the path '" + name + "' in 'planner_data'");
     }
@@ -238,6 +235,24 @@ class MetadataReader {
 };
 
 }  // namespace
+
+std::string dcp_key(std::span<const DcpStep> path) {
+  std::string key;
+  for (size_t i = 0; i < path.size(); ++i) {
+    if (i > 0) key += '.';
+    const auto* name = std::get_if<std::string>(&path[i]);
+    key += name != nullptr ? *name : std::to_string(std::get<int64_t>(path[i]));
+  }
+  return key;
+}
+
+std::optional<std::filesystem::path> dcp_file_path(const std::filesystem::path& folder,
+                                                   const std::string& file) {
+  const std::filesystem::path relative = std::filesystem::path(file).lexically_normal();
+  const bool leads_out = relative.empty() || relative.is_absolute() || *relative.begin() == ".." ||
+                         file.find('\0') != file.npos;
+  return leads_out ? std::nullopt : std::optional(folder / relative);
+}
 
 DcpMetadata read_dcp_metadata(const InputFile& file) {
   return in_context({.file = file.display()}, [&] {

@@ -6,8 +6,11 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -15,6 +18,9 @@
 #include "io/input_file.h"
 
 namespace dsckpt {
+
+inline constexpr std::string_view kDcpMetadataName = ".metadata";
+inline constexpr std::string_view kDcpDataSuffix = ".distcp";
 
 // A range of a file beside the `.metadata`: one whole archive as torch.save writes it.
 struct DcpPlace {
@@ -39,12 +45,15 @@ struct DcpTensor {
 
 // A step on the way to a value in the state_dict as it was before it was flattened.
 using DcpStep = std::variant<std::string, int64_t>;
+using DcpPath = std::vector<DcpStep>;
+// torch joins the steps by dots.
+std::string dcp_key(std::span<const DcpStep> path);
 
 struct DcpValue {
   std::string name;                      // the key of the flat state_dict, "optim.state.w.exp_avg"
   std::optional<DcpTensor> tensor = {};  // else it is a pickle
   DcpPlace pickle = {};                  // of an archive that has any other value
-  std::vector<DcpStep> path = {};        // `planner_data`; empty where it has none
+  DcpPath path = {};                     // `planner_data`; empty where it has none
 };
 
 struct DcpMetadata {
@@ -52,6 +61,24 @@ struct DcpMetadata {
   // file, those that it lacks. Names are different.
   std::vector<DcpValue> values = {};
 };
+
+// Calls `take` with the name of each value and each place that it has in the files.
+template <typename Take>
+void for_each_place(const DcpMetadata& metadata, const Take& take) {
+  for (const DcpValue& value : metadata.values) {
+    if (!value.tensor) {
+      take(value.name, value.pickle);
+      continue;
+    }
+    for (const DcpChunk& chunk : value.tensor->chunks) {
+      if (numel(chunk.sizes) != 0) take(value.name, chunk.place);
+    }
+  }
+}
+
+// Where DcpPlace::file is, of a `.metadata` in `folder`; nullopt if that leads out of it.
+std::optional<std::filesystem::path> dcp_file_path(const std::filesystem::path& folder,
+                                                   const std::string& file);
 
 // Reads it as data. Throws CorruptError for what is no pickle or not put together as torch does it,
 // for a value without a place, a place without a value, a path that does not make its name, and

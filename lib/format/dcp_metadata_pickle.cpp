@@ -12,13 +12,11 @@
 #include "base/dtype_names.h"
 #include "dsckpt/error.h"
 #include "format/dcp_metadata.h"
+#include "format/dcp_objects.h"
 #include "pickle/opcodes.h"
 
 namespace dsckpt {
 namespace {
-
-constexpr std::string_view kMetadataModule = "torch.distributed.checkpoint.metadata";
-constexpr std::string_view kFileSystemModule = "torch.distributed.checkpoint.filesystem";
 
 // A new dict takes its items in batches, so that a reader's stack stays small.
 constexpr size_t kItemsAtOnce = 1000;
@@ -44,7 +42,7 @@ class MetadataPickle {
     find_shared_places(metadata);
     op(kProto);
     out_.push_back(4);
-    object(kMetadataModule, "Metadata");
+    object(dcp::kMetadata, "Metadata");
     // First, since the names in its many items get small numbers then.
     string("storage_data");
     storage_data(metadata);
@@ -205,7 +203,7 @@ class MetadataPickle {
     const auto shared = shared_places_.find({place.file, place.offset});
     const bool is_shared = shared != shared_places_.end();
     if (is_shared && shared->second) return get(*shared->second);
-    object(kFileSystemModule, "_StorageInfo");
+    object(dcp::kFilesystem, "_StorageInfo");
     string("relative_path");
     string(place.file);
     string("offset");
@@ -218,7 +216,7 @@ class MetadataPickle {
 
   // Hashed by its attributes: it has them before it becomes a key.
   void index(std::string_view name, const DcpChunk* chunk, size_t number) {
-    object(kMetadataModule, "MetadataIndex");
+    object(dcp::kMetadata, "MetadataIndex");
     string("fqn");
     string(name);
     string("index");
@@ -261,7 +259,7 @@ class MetadataPickle {
       } else if (bytes_) {
         get(*bytes_);
       } else {
-        bare_object(kMetadataModule, "BytesStorageMetadata");
+        bare_object(dcp::kMetadata, "BytesStorageMetadata");
         bytes_ = memoize();
       }
     }
@@ -269,7 +267,7 @@ class MetadataPickle {
   }
 
   void tensor(const DcpTensor& tensor) {
-    object(kMetadataModule, "TensorStorageMetadata");
+    object(dcp::kMetadata, "TensorStorageMetadata");
     string("properties");
     properties(tensor.dtype, tensor.requires_grad);
     string("size");
@@ -282,7 +280,7 @@ class MetadataPickle {
   void properties(DType dtype, bool requires_grad) {
     const auto [known, is_new] = properties_.try_emplace({dtype, requires_grad}, next_);
     if (!is_new) return get(known->second);
-    bare_object(kMetadataModule, "TensorProperties");
+    bare_object(dcp::kMetadata, "TensorProperties");
     op(kMark);
     global("torch", torch_name(dtype));
     global("torch.serialization", "_get_layout");
@@ -290,7 +288,7 @@ class MetadataPickle {
     op(kTuple1);
     op(kReduce);
     op(requires_grad ? kNewTrue : kNewFalse);
-    global(kMetadataModule, "_MEM_FORMAT_ENCODING");
+    global(dcp::kMetadata, "_MEM_FORMAT_ENCODING");
     integer(0);  // TORCH_CONTIGUOUS_FORMAT
     op(kTuple1);
     op(kReduce);
@@ -313,7 +311,7 @@ class MetadataPickle {
     op(kEmptyList);
     for (size_t i = 0; i < chunks.size(); ++i) {
       if (i % kItemsAtOnce == 0) op(kMark);
-      object(kMetadataModule, "ChunkStorageMetadata");
+      object(dcp::kMetadata, "ChunkStorageMetadata");
       string("offsets");
       torch_size(chunks[i].offsets);
       string("sizes");

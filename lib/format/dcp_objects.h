@@ -1,5 +1,5 @@
 // The objects that the `.metadata` of torch.distributed.checkpoint (DCP) is made of, as a pickle
-// has them. For what reads them only; dcp_metadata.h is for all others.
+// has them. For what reads and writes them only; dcp_metadata.h is for all others.
 #pragma once
 
 #include <cstdint>

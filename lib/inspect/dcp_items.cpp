@@ -5,6 +5,7 @@
 #include <map>
 #include <tuple>
 
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "format/dcp_objects.h"
 #include "pickle/pickle.h"
@@ -38,13 +39,11 @@ std::vector<DcpFile> items_of(const Value& root) {
 }  // namespace
 
 bool is_dcp_metadata(std::string_view filename) {
-  constexpr std::string_view kName = ".metadata";
-  if (!filename.ends_with(kName)) return false;
-  filename.remove_suffix(kName.size());
+  if (!filename.ends_with(kDcpMetadataName)) return false;
+  filename.remove_suffix(kDcpMetadataName.size());
   if (filename.empty()) return true;
   // "__RANK.metadata", of one rank.
-  return filename.size() > 2 && filename.starts_with("__") &&
-         filename.find_first_not_of("0123456789", 2) == std::string_view::npos;
+  return filename.starts_with("__") && is_digits(filename.substr(2));
 }
 
 std::vector<DcpFile> dcp_items(const InputFile& metadata) {

@@ -12,6 +12,7 @@
 
 #include "base/bytes.h"
 #include "dsckpt/error.h"
+#include "format/dcp_metadata.h"
 #include "format/foreign_file.h"
 #include "format/torch_form.h"
 #include "format/zip.h"
@@ -449,7 +450,7 @@ std::vector<DcpItem> items_in_a_row(const InputFile& file) {
 // Part by part, and where that does not account for all of the file, as a whole.
 void scan_parts_and_all(const InputFile& file, const std::vector<DcpItem>& items,
                         ScanResult& result) {
-  const bool is_dcp = file.display().ends_with(".distcp");
+  const bool is_dcp = file.display().ends_with(kDcpDataSuffix);
   if (!items.empty() || is_dcp) {
     ContentScanner scanner(file, result);
     if (scanner.scan_items(items.empty() ? items_in_a_row(file) : items)) return;

@@ -21,7 +21,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kGatheredAtOnce = 1 << 20;  // elements
-constexpr std::string_view kDcpLayout = "dcp";
 
 void refuse_weights_options(const SourceOptions& options) {
   for (const auto& [option, value] : {std::pair("--strip-prefix", &options.strip_prefix),
@@ -111,8 +110,8 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
       is_weights ? Checkpoint::from_weights(*impl->inputs, path, names, impl->like.get())
                  : Checkpoint::open(*impl->inputs, path, open));
   if (!is_weights) impl->path = impl->checkpoint->named();
-  // What another framework has trained has no groups and no files of DeepSpeed: those of `like`.
-  if (impl->like && impl->checkpoint->facts().layout == kDcpLayout && options.optimizer_states) {
+  // It gets the groups and files of `like`.
+  if (impl->like && impl->checkpoint->facts().foreign && options.optimizer_states) {
     impl->checkpoint = std::make_shared<const Checkpoint>(
         Checkpoint::with_values(*impl->inputs, impl->like, impl->checkpoint));
   }

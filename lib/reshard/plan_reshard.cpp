@@ -275,7 +275,7 @@ Job plan_reshard(const Source& source, const ReshardOptions& options) {
   for (const Checkpoint* each : {&checkpoint, target.like}) {
     if (each == nullptr) continue;
     const CheckpointFacts& facts = each->facts();
-    if (facts.layout == "dcp") {
+    if (facts.foreign) {
       throw UnsupportedError({.file = each->tag_folder().string()},
                              "is of torch.distributed.checkpoint: it does not tell the engine of "
                              "DeepSpeed and its parameter groups")

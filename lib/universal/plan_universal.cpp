@@ -72,7 +72,7 @@ class Planner {
         checkpoint_(*source->checkpoint),
         job_(job_of(source)),
         starts_(checkpoint_.facts().from_weights),
-        is_dcp_(checkpoint_.facts().layout == "dcp"),
+        is_foreign_(checkpoint_.facts().foreign),
         stage_(starts_ ? 0 : checkpoint_.facts().zero_stage),
         // Plain stage 3 has vectors without shapes; where the loader has to cut slices out, it
         // needs shapes.
@@ -93,7 +93,7 @@ class Planner {
     if (starts_) {
       lay_out_start(plan_, checkpoint_, initial_.step);
       add_notes(start_notes(checkpoint_, initial_));
-    } else if (is_dcp_) {
+    } else if (is_foreign_) {
       check_steps();
       lay_out_start(plan_, checkpoint_, InitialStates::Step::tensor);
       add_notes(going_on_notes(checkpoint_));
@@ -178,10 +178,10 @@ class Planner {
       return;
     }
     // Other frameworks may have trained in 16 bit; the loader wants masters of 32.
-    const bool widens = is_dcp_ && param.weight.dtype() != DType::float32;
+    const bool widens = is_foreign_ && param.weight.dtype() != DType::float32;
     add("fp32", widens ? param.weight.to(DType::float32) : param.weight, param.requires_grad);
     for (const ParamState& state : param.states) {
-      add(state.key, is_dcp_ ? state.value.to(DType::float32) : state.value, false);
+      add(state.key, is_foreign_ ? state.value.to(DType::float32) : state.value, false);
     }
     if (stage_ != 3 && param.step.archive != nullptr) {
       lay_out_universal_step(plan_, param.name, *param.step.archive, param.step.value);
@@ -211,7 +211,7 @@ class Planner {
   const Checkpoint& checkpoint_;
   Job::Impl job_;
   bool starts_;  // from weights
-  bool is_dcp_;  // of another framework: there are no files of DeepSpeed
+  bool is_foreign_;
   int stage_;
   bool flat_;
   InitialStates initial_ = {};

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
+#include <optional>
 #include <utility>
 
 #include "base/text.h"
@@ -23,16 +23,9 @@ struct NamedFile {
 
 std::map<std::string, NamedFile> files_named_by(const DcpMetadata& metadata) {
   std::map<std::string, NamedFile> files;
-  const auto add = [&](const std::string& name, const DcpPlace& place) {
+  for_each_place(metadata, [&](const std::string& name, const DcpPlace& place) {
     files[place.file].parts.emplace(std::pair(place.offset, place.size), name);
-  };
-  for (const DcpValue& value : metadata.values) {
-    if (!value.tensor) add(value.name, value.pickle);
-    if (!value.tensor) continue;
-    for (const DcpChunk& chunk : value.tensor->chunks) {
-      if (numel(chunk.sizes) != 0) add(value.name, chunk.place);
-    }
-  }
+  });
   return files;
 }
 
@@ -58,36 +51,31 @@ void add_parts_of(Verification& v, const fs::path& path, FileId id, const NamedF
   }
 }
 
-bool leads_out_of_folder(const fs::path& relative) {
-  return relative.empty() || relative.is_absolute() || *relative.begin() == "..";
-}
-
 // Opens the files that one `.metadata` names, which are not opened yet.
 void add_named_files(Verification& v, const fs::path& metadata_path, const DcpMetadata& metadata) {
   const fs::path root = v.folder.display_root();
   for (const auto& [name, named] : files_named_by(metadata)) {
-    const fs::path relative = fs::path(name).lexically_normal();
-    const fs::path path = metadata_path.parent_path() / relative;
+    const std::optional<fs::path> path = dcp_file_path(metadata_path.parent_path(), name);
     const std::string& first = named.parts.begin()->second;
-    if (leads_out_of_folder(relative)) {
+    if (!path) {
       v.add({.check = Check::layout,
              .message = "lies out of the folder, in " + printable(name),
              .file = v.folder.display(metadata_path),
              .tensor = first});
       continue;
     }
-    if (!is_stored(path)) {
+    if (!is_stored(*path)) {
       v.add({.check = Check::missing,
              .message = "is missing, with " + counted(named.parts.size(), "value") + " such as '" +
                         first + "'",
-             .file = v.folder.display(path)});
+             .file = v.folder.display(*path)});
       continue;
     }
     try {
-      const FileId id = v.inputs.add(path, root);
+      const FileId id = v.inputs.add(*path, root);
       ++v.report.files;
       v.report.bytes += v.inputs[id].size();
-      add_parts_of(v, path, id, named);
+      add_parts_of(v, *path, id, named);
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::interrupted) throw;
       v.add(Check::unreadable, error);
