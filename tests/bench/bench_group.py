@@ -171,18 +171,22 @@ class Bench:
         empty_mpi = self.empty_mpi()
         runs = []
         for launcher in self.launchers:
-            for number in range(self.options.runs):
-                run = {"launcher": launcher.name}
-                steps = [("alone", 1, None), ("two", 2, None), ("start", 2, ["true"])]
-                if empty_mpi and launcher.name in ("Open MPI", "srun --mpi=pmix"):
-                    steps.append(("mpi_start", 2, [empty_mpi]))
-                for name, size, command in steps if number % 2 == 0 else reversed(steps):
+            starts = {"start": ["true"]}
+            if empty_mpi and launcher.name in ("Open MPI", "srun --mpi=pmix"):
+                starts["mpi_start"] = [empty_mpi]
+            mine = [{"launcher": launcher.name,
+                     **{name: launcher.seconds(2, command)[0] for name, command in starts.items()}}
+                    for _ in range(self.options.runs)]
+            # Right after each other: memory that has been free for a while is slower where a host takes it back.
+            for number, run in enumerate(mine):
+                for name, size in (("alone", 1), ("two", 2)) if number % 2 == 0 else (("two", 2), ("alone", 1)):
                     make_warm(files_of(source))
                     self.output.mkdir()
-                    run[name], _ = launcher.seconds(size, command or self.command(source))
+                    run[name], _ = launcher.seconds(size, self.command(source))
                     remove(self.output)
-                runs.append(run)
-                say(f"overhead, {launcher.name}: " + ", ".join(f"{name} {run[name]:.3f} s" for name, _, _ in steps))
+                say(f"overhead, {launcher.name}: " +
+                    ", ".join(f"{name} {run[name]:.3f} s" for name in ("alone", "two", *starts)))
+            runs += mine
         remove(source)
         return runs
 
