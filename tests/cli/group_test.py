@@ -1,6 +1,7 @@
 """Several processes run one conversion: the bytes of one process, one message, and one end.
 
-RANKS=all takes every checkpoint, more numbers of ranks and every launcher that is there; else some.
+RANKS=all takes every checkpoint, more numbers of ranks and every launcher that is there; RANKS=turns the same, the
+launchers and numbers taking turns; RANKS="Open MPI:2,7; srun:4" every checkpoint with these. Without it, some.
 """
 import errno
 import json
@@ -22,7 +23,7 @@ from rank_jobs import Job
 from ranks import Ranks
 
 RANKS = os.environ.get("RANKS")
-ALL = RANKS in ("all", "turns")  # cases and commands
+ALL = bool(RANKS)  # cases and commands
 # Each with IN for the input and OUT for the output.
 COMMANDS = [
     ["zero-to-fp32", "IN", "OUT"],
@@ -45,9 +46,12 @@ LOOKS = [
 
 
 def ways(number):
-    """[(launcher, ranks)] of a run: one in CI; with RANKS=all all, and with RANKS=turns the next one of them."""
+    """[(launcher, ranks)] of a run."""
     if not ALL:
         return [("tcp", 3)]
+    if ":" in RANKS:
+        return [(name.strip(), int(size)) for name, sizes in (part.split(":") for part in RANKS.split(";"))
+                for size in sizes.split(",")]
     every = [(launcher, size) for size in (2, 3, 4, 7) for launcher in ranks.launchers()]
     return every if RANKS == "all" else [every[number % len(every)]]
 
