@@ -333,6 +333,39 @@ class DcpTest(OracleTest):
     def shift_chunk(self, metadata, name):
         self.move(metadata, name, 1, (4, 0))
 
+    def test_what_is_whole_without_a_lost_file_is_written(self):
+        whole = load_file(self.convert(self.root / "3" / "nested", self.scratch / "whole", "--safe_serialization") /
+                          "model.safetensors")
+        for damage, why in ((lambda path: path.unlink(), "is missing"),
+                            (lambda path: os.truncate(path, 4000), "is truncated")):
+            for rank in range(3):
+                with self.subTest(why=why, rank=rank):
+                    shutil.rmtree(self.scratch / "damaged", ignore_errors=True)
+                    folder = self.copy()
+                    metadata = self.metadata(folder)
+                    damage(folder / f"__{rank}_0.distcp")
+                    lost = {key.fqn.removeprefix("model.") for key, info in metadata.storage_data.items()
+                            if key.fqn.startswith("model.") and info.relative_path == f"__{rank}_0.distcp" and
+                            0 not in metadata.state_dict_metadata[key.fqn].chunks[key.index or 0].sizes}
+                    out = self.scratch / f"out{rank}{why}"
+                    done = run_tool("zero-to-fp32", folder, out, "--allow-missing", "--safe_serialization")
+                    self.assertEqual(done.returncode, 1, done.stderr)
+                    self.assertIn(f"__{rank}_0.distcp: {why}", done.stderr)
+                    named = {line.split("\t")[1] for line in done.stdout.splitlines() if line.startswith("incomplete")}
+                    self.assertEqual(named, lost)
+                    left = {name: value for name, value in whole.items() if name not in lost}
+                    self.assertTrue(left)
+                    self.assert_same_tensors(load_file(out / "model.safetensors"), left)
+                    done = run_tool("ckpt-inspect", "list", folder)
+                    self.assertIn(f"lost in part: __{rank}_0.distcp", done.stdout)
+        shutil.rmtree(folder)
+        folder = self.copy()
+        for path in folder.glob("*.distcp"):
+            path.unlink()
+        done = run_tool("zero-to-fp32", folder, self.scratch / "none", "--allow-missing")
+        self.assertRegex(done.stderr, "3 data files are missing")
+        self.assertFalse((self.scratch / "none").exists())
+
     def push_out(self, metadata, name):
         self.move(metadata, name, 2, (11, 0))
 
