@@ -282,6 +282,8 @@ Checkpoint Checkpoint::from_weights(InputFiles& inputs, const fs::path& path,
   impl->draft.folder.path = path;
   Weights weights = Weights::open(inputs, path);
   read_weights(impl->draft, weights, names, like);
+  const std::vector<std::string>& notes = weights.notes();
+  impl->draft.notes.insert(impl->draft.notes.end(), notes.begin(), notes.end());
   impl->keep_files(std::move(weights));
   if (like != nullptr) {
     impl->model_files = like->model_files();
@@ -322,6 +324,7 @@ Checkpoint Checkpoint::with_weights(InputFiles& inputs, std::shared_ptr<const Ch
   impl->take_run(*base->impl_);
   CheckpointDraft& draft = impl->draft;
   read_other_weights(draft, weights.tensors(), path.string(), names, *base);
+  draft.notes.insert(draft.notes.end(), weights.notes().begin(), weights.notes().end());
   impl->keep_files(std::move(weights));
   impl->base = std::move(base);
   impl->index_params();
