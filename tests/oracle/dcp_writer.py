@@ -32,29 +32,33 @@ class Block(torch.nn.Module):
 
 
 class Net(torch.nn.Module):
-    """Rows that no number of ranks divides, fewer rows than ranks, frozen parameters and buffers."""
+    """Rows that no number of ranks divides, fewer rows than ranks, frozen parameters and buffers; without `frozen`
+    everything but whole numbers is trained."""
 
-    def __init__(self, scale_shape=()):
+    def __init__(self, scale_shape=(), frozen=True):
         super().__init__()
         self.embed = torch.nn.Embedding(13, 6)
         self.blocks = torch.nn.ModuleList([Block(), Block()])
         self.narrow = torch.nn.Linear(6, 1)
-        self.frozen = torch.nn.Linear(6, 5)
-        self.frozen.requires_grad_(False)
+        self.frozen = torch.nn.Linear(6, 5) if frozen else None
+        if frozen:
+            self.frozen.requires_grad_(False)
         self.scale = torch.nn.Parameter(torch.full(scale_shape, 1.5))
         self.register_buffer("counts", torch.arange(7))
-        self.register_buffer("table", torch.linspace(0, 1, 5))
+        if frozen:
+            self.register_buffer("table", torch.linspace(0, 1, 5))
 
     def forward(self, tokens):
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
-        return (self.narrow(x) * self.scale).sum() + self.frozen(x).sum()
+        loss = (self.narrow(x) * self.scale).sum()
+        return loss if self.frozen is None else loss + self.frozen(x).sum()
 
 
-def build(mesh, tp=None, dtype=torch.float32, scale_shape=()):
+def build(mesh, tp=None, dtype=torch.float32, scale_shape=(), frozen=True):
     torch.manual_seed(5)
-    net = Net(scale_shape).to(dtype)
+    net = Net(scale_shape, frozen).to(dtype)
     if tp is not None:
         for block in net.blocks:
             parallelize_module(block, tp, {"up": ColwiseParallel(), "down": RowwiseParallel()})
