@@ -2,6 +2,7 @@
 
 #include <CLI/App.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/patterns.h"
@@ -128,7 +129,8 @@ nlohmann::json damage_json(const Contents& contents) {
 std::string lost_text(const Contents& contents, const NamedTensor& tensor) {
   if (tensor.lost.empty()) return "";
   const std::vector<LostFile>& files = contents.checkpoint()->lost_files();
-  return "lost in part: " + printable(files[tensor.lost.front()].name.file_name()) +
+  return "lost in part: " +
+         printable(std::filesystem::path(files[tensor.lost.front()].display).filename().string()) +
          (tensor.lost.size() > 1 ? " and " + std::to_string(tensor.lost.size() - 1) + " more" : "");
 }
 

@@ -12,6 +12,7 @@
 #include "checkpoint/tag_folder.h"
 #include "checkpoint/weights.h"
 #include "deepspeed/keys.h"
+#include "deepspeed/release.h"
 #include "dsckpt/error.h"
 #include "io/opening_files.h"
 
@@ -153,6 +154,7 @@ struct Checkpoint::Impl {
     draft.notes = from.draft.notes;
     draft.unused_patterns = from.draft.unused_patterns;
     draft.swap_files = from.draft.swap_files;
+    draft.data_files = from.draft.data_files;
     model_files = from.model_files;
     optim_files = from.optim_files;
     module_files = from.module_files;
@@ -282,6 +284,8 @@ Checkpoint Checkpoint::from_weights(InputFiles& inputs, const fs::path& path,
   impl->draft.folder.path = path;
   Weights weights = Weights::open(inputs, path);
   read_weights(impl->draft, weights, names, like);
+  const std::vector<std::string>& notes = weights.notes();
+  impl->draft.notes.insert(impl->draft.notes.end(), notes.begin(), notes.end());
   impl->keep_files(std::move(weights));
   if (like != nullptr) {
     impl->model_files = like->model_files();
@@ -322,6 +326,7 @@ Checkpoint Checkpoint::with_weights(InputFiles& inputs, std::shared_ptr<const Ch
   impl->take_run(*base->impl_);
   CheckpointDraft& draft = impl->draft;
   read_other_weights(draft, weights.tensors(), path.string(), names, *base);
+  draft.notes.insert(draft.notes.end(), weights.notes().begin(), weights.notes().end());
   impl->keep_files(std::move(weights));
   impl->base = std::move(base);
   impl->index_params();
@@ -336,6 +341,27 @@ Checkpoint Checkpoint::with_values(InputFiles& inputs, std::shared_ptr<const Che
   impl->draft.facts.has_given_states = true;
   read_other_values(impl->draft, *values, *base);
   impl->base = std::move(base);
+  impl->values = std::move(values);
+  impl->index_params();
+  return Checkpoint(std::move(impl));
+}
+
+Checkpoint Checkpoint::for_deepspeed(InputFiles& inputs, std::shared_ptr<const Checkpoint> values) {
+  auto impl = std::make_unique<Impl>(inputs);
+  CheckpointDraft& draft = impl->draft;
+  draft.folder = values->impl_->draft.folder;
+  draft.facts = values->facts();
+  draft.facts.universal = true;
+  draft.facts.has_masters = true;
+  draft.facts.has_given_weights = true;
+  draft.facts.has_given_states = true;
+  draft.facts.ds_version = kNewestKnown;
+  draft.facts.tag = "global_step" + std::to_string(draft.facts.global_steps.value_or(0));
+  draft.optimizer_states = true;
+  draft.notes = values->notes();
+  read_for_deepspeed(draft, *values);
+  draft.data_files = values->data_files();
+  impl->model_files = files_of(draft.model_shards);
   impl->values = std::move(values);
   impl->index_params();
   return Checkpoint(std::move(impl));

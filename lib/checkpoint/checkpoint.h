@@ -109,8 +109,7 @@ struct CheckpointFacts {
   std::string layout;  // row of the table: "zero-2"
   // Whether it is a Universal Checkpoint, which has no files of data-parallel ranks.
   bool universal = false;
-  // Whether another framework trained it: then there are no groups, no stage and no files of
-  // DeepSpeed.
+  // Whether another framework trained it: then there are no stage and no files of DeepSpeed.
   bool foreign = false;
   int zero_stage = 0;  // 0 to 3
   // plain where nothing wraps the optimizer, or there is none.
@@ -152,7 +151,7 @@ struct CheckpointFacts {
   // The parameters have the values of files of weights, with the states and counters of this run
   // (Checkpoint::with_weights). Copies of them that the shards have are others.
   bool has_given_weights = false;
-  // So have the states and steps (Checkpoint::with_values).
+  // So have the states and steps (Checkpoint::with_values, for_deepspeed).
   bool has_given_states = false;
 };
 
@@ -278,6 +277,14 @@ class Checkpoint {
   // and for groups that were stepped unlike.
   static Checkpoint with_values(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
                                 std::shared_ptr<const Checkpoint> values);
+
+  // `values`, a checkpoint of another framework open with optimizer states, as a run of DeepSpeed
+  // would have it that nothing is known of but its configuration: as a universal checkpoint, whose
+  // one model-states file is put together, with meta tensors (meta_tensor.h) in `module`, as many
+  // steps as were made and schedules that are there. Groups, their order and their hyper-parameters
+  // are those of `values`; masters and states are float32. Throws UnsupportedError for parameters
+  // without names, and for trained ones that float32 does not hold.
+  static Checkpoint for_deepspeed(InputFiles& inputs, std::shared_ptr<const Checkpoint> values);
 
   // The weighted mean (TensorSource::weighted_mean) of one or more checkpoints of the same inputs,
   // the oldest first: it is the newest with other values. Parameters, frozen ones too, are

@@ -239,7 +239,9 @@ class DcpReader {
     draft_.facts.mesh.dp = files_.ranks();
     check_optimizers();
     DcpGroups groups(draft_, files_, keys_);
-    find_trained(groups.read(draft_.optimizer_states));
+    const bool lacks_values = files_.lacks_values();
+    find_trained(lacks_values ? std::vector<std::vector<std::string>>()
+                              : groups.read(draft_.optimizer_states));
     const bool states = draft_.optimizer_states && !numbered_;
     for (const DcpKeys::Named& each : keys_.model()) tensors_.want(each.entry);
     if (states) want_states();
@@ -249,6 +251,9 @@ class DcpReader {
     if (states) {
       add_states();
       groups.put();
+      if (lacks_values) {
+        draft_.notes.emplace_back("settings of the optimizer lie in lost files; all are left out");
+      }
     }
     note_left_out();
     if (!draft_.optimizer_states) return;
@@ -302,7 +307,7 @@ class DcpReader {
     for (const DcpKeys::Named& state : keys_.states()) {
       if (is_of_elements(state)) {
         tensors_.want(state.entry);
-      } else if (state.key != kStepKey) {
+      } else if (state.key != kStepKey && !files_.is_lost(state.entry)) {
         whole_.push_back(&state);
       }
     }
@@ -311,7 +316,8 @@ class DcpReader {
   // The run has made as many steps as the parameter that was stepped most often.
   void open_steps() {
     for (const DcpKeys::Named& state : keys_.states()) {
-      if (state.key == kStepKey) steps_.push_back({&state, nullptr});
+      if (state.key == kStepKey && !files_.is_lost(state.entry))
+        steps_.push_back({&state, nullptr});
     }
     std::vector<double> numbers(steps_.size());
     tbb::parallel_for(size_t{0}, steps_.size(), [&](size_t i) {
@@ -413,7 +419,7 @@ class DcpReader {
       TensorSource value = tensors_.whole(state.entry);
       if (value.shape() == param.weight.shape()) {
         param.states.push_back({state.key, std::move(value)});
-      } else {
+      } else if (!files_.is_lost(state.entry)) {
         whole_.push_back(&state);
       }
     }

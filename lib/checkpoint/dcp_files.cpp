@@ -7,6 +7,7 @@
 #include <string_view>
 #include <unordered_set>
 
+#include "base/bytes.h"
 #include "base/keyed_hash.h"
 #include "base/text.h"
 #include "checkpoint/boxes.h"
@@ -26,6 +27,14 @@ void refuse_megatron(const fs::path& folder) {
       .with_hint("Megatron Bridge's export of a checkpoint makes weights of Hugging Face");
 }
 
+// The number of the rank in the name of its file; "" if there is none.
+std::string rank_in(const std::string& path) {
+  const std::string file = fs::path(path).filename().string();
+  if (!file.starts_with("__")) return "";
+  std::string rank = file.substr(2, file.find('_', 2) - 2);
+  return is_digits(rank) ? rank : "";
+}
+
 }  // namespace
 
 DcpFiles::DcpFiles(CheckpointDraft& draft) : draft_(draft) {
@@ -38,7 +47,30 @@ DcpFiles::DcpFiles(CheckpointDraft& draft) : draft_(draft) {
     draft.data_files.push_back({path, folder.metadata_file});
   }
   open_files();
+  if (draft.allow_missing) lose_cut_off();
   set_parts();
+}
+
+bool DcpFiles::is_lost(FileId file) const {
+  return std::find(draft_.lost_ids.begin(), draft_.lost_ids.end(), file) != draft_.lost_ids.end();
+}
+
+bool DcpFiles::is_lost(const DcpEntry& entry) const {
+  if (draft_.lost_ids.empty()) return false;
+  if (!entry.is_tensor()) return is_lost(extent_of(entry, entry.value->pickle).file);
+  const auto& chunks = entry.value->tensor->chunks;
+  return std::any_of(chunks.begin(), chunks.end(), [&](const DcpChunk& chunk) {
+    return numel(chunk.sizes) != 0 && is_lost(extent_of(entry, chunk.place).file);
+  });
+}
+
+bool DcpFiles::lacks_values() const {
+  for (size_t i = 0; i < folders_.size(); ++i) {
+    for (const DcpValue& value : folders_[i].metadata.values) {
+      if (!value.tensor && is_lost(DcpEntry{&value, i})) return true;
+    }
+  }
+  return false;
 }
 
 std::vector<DcpEntry> DcpFiles::entries() const {
@@ -50,7 +82,8 @@ std::vector<DcpEntry> DcpFiles::entries() const {
         throw InconsistentError({.file = display(folders_[i].metadata_file), .tensor = value.name},
                                 "is in " + display(folders_[0].metadata_file) + " too");
       }
-      entries.push_back({&value, i});
+      const DcpEntry entry{&value, i};
+      if (entry.is_tensor() || !is_lost(entry)) entries.push_back(entry);
     }
   }
   return entries;
@@ -81,13 +114,46 @@ uint32_t DcpFiles::ranks() const {
   std::set<std::string> ranks;
   for (const Folder& folder : folders_) {
     for (const auto& [name, id] : folder.files) {
-      const std::string file = fs::path(name).filename().string();
-      if (!file.starts_with("__")) continue;
-      const std::string rank = file.substr(2, file.find('_', 2) - 2);
-      if (is_digits(rank)) ranks.insert(rank);
+      const std::string rank = rank_in(name);
+      if (!rank.empty()) ranks.insert(rank);
     }
   }
   return static_cast<uint32_t>(std::max<size_t>(1, ranks.size()));
+}
+
+// What is left of the others is the same without it: nothing is read of the stand-in.
+void DcpFiles::lose(Folder& folder, const std::string& file, std::string why) {
+  const fs::path path = folder.path / file;
+  const std::string shown = draft_.folder.display(path);
+  const FileId id = draft_.inputs.add_again(folder.path / kDcpMetadataName, shown);
+  ShardName name;
+  const std::string number = rank_in(file);
+  if (number.size() < 10 && !number.empty()) {
+    name.dp_rank = static_cast<uint32_t>(std::stoul(number));
+  }
+  draft_.lost_files.push_back({name, shown, std::move(why)});
+  draft_.lost_ids.push_back(id);
+  folder.files[file] = id;
+}
+
+void DcpFiles::lose_cut_off() {
+  for (Folder& folder : folders_) {
+    std::map<std::string, uint64_t> ends;
+    for_each_place(folder.metadata, [&](const std::string&, const DcpPlace& place) {
+      const uint64_t end = place.size > ~place.offset ? ~uint64_t{0} : place.offset + place.size;
+      ends[place.file] = std::max(ends[place.file], end);
+    });
+    for (const auto& [file, end] : ends) {
+      const FileId id = folder.files.at(file);
+      const uint64_t size = draft_.inputs[id].size();
+      if (is_lost(id) || end <= size) continue;
+      std::erase_if(draft_.data_files,
+                    [&, cut_off = id](const DataFile& each) { return each.id == cut_off; });
+      lose(folder, file,
+           "is truncated: it has " + std::to_string(size) + " bytes of at least " +
+               std::to_string(end));
+    }
+  }
 }
 
 void DcpFiles::open_files() {
@@ -107,6 +173,7 @@ void DcpFiles::open_files() {
       }
       if (!is_stored(*path)) {
         missing.push_back(draft_.folder.display(*path) + ", with '" + value + "'");
+        if (draft_.allow_missing) lose(folder, file, "is missing");
         continue;
       }
       const FileId id = draft_.inputs.add(*path, draft_.folder.display_root());
@@ -116,7 +183,8 @@ void DcpFiles::open_files() {
       opening.opened_one();
     }
   }
-  if (missing.empty()) return;
+  const bool some_left = draft_.data_files.size() > folders_.size();
+  if (missing.empty() || (draft_.allow_missing && some_left)) return;
   throw InconsistentError({.file = draft_.folder.path.string()},
                           std::to_string(missing.size()) +
                               (missing.size() == 1 ? " data file is" : " data files are") +
@@ -128,6 +196,7 @@ void DcpFiles::set_parts() {
   for (const Folder& folder : folders_) {
     for_each_place(folder.metadata, [&](const std::string& name, const DcpPlace& place) {
       const FileId id = folder.files.at(place.file);
+      if (is_lost(id)) return;
       const InputFile& file = draft_.inputs[id];
       if (place.offset > file.size() || place.size > file.size() - place.offset) {
         throw CorruptError({.file = file.display(), .tensor = name, .offset = place.offset},
@@ -158,10 +227,20 @@ void DcpFiles::set_parts() {
   }
 }
 
+namespace {
+
+TensorSource lost_chunk(FileId file, DType dtype, const DcpChunk& chunk) {
+  const auto count = static_cast<uint64_t>(numel(chunk.sizes));
+  return TensorSource::stored({file, 0, checked_mul(count, size_of(dtype))}, dtype, chunk.sizes);
+}
+
+}  // namespace
+
 void DcpTensors::want(const DcpEntry& entry) {
   for (const DcpChunk& chunk : entry.value->tensor->chunks) {
     if (numel(chunk.sizes) == 0) continue;
     const Extent extent = files_.extent_of(entry, chunk.place);
+    if (files_.is_lost(extent.file)) continue;
     if (numbers_.emplace(std::pair(extent.file, extent.offset), items_.size()).second) {
       items_.push_back({extent, &entry.name(), std::nullopt});
     }
@@ -191,7 +270,9 @@ TensorSource DcpTensors::whole(const DcpEntry& entry) const {
     if (numel(chunk.sizes) == 0) continue;
     const auto [same, is_new] = known.emplace(chunk.offsets, &chunk.sizes);
     if (!is_new && *same->second == chunk.sizes) continue;
-    boxes.push_back({chunk.offsets, value_of(entry, chunk)});
+    const FileId file = files_.extent_of(entry, chunk.place).file;
+    boxes.push_back({chunk.offsets, files_.is_lost(file) ? lost_chunk(file, tensor.dtype, chunk)
+                                                         : value_of(entry, chunk)});
   }
   return in_context({.file = files_.metadata_name(entry), .tensor = entry.name()},
                     [&] { return join_boxes(tensor.dtype, tensor.shape, std::move(boxes)); });

@@ -32,11 +32,19 @@ class DcpFiles {
   // (InputFiles::set_parts). Throws InconsistentError for those that are missing, all of them in
   // one message; CorruptError for places outside the folder, beyond a file's end and over each
   // other; UnsupportedError for Megatron's torch_dist; what read_dcp_metadata() throws. `draft`
-  // must outlive it.
+  // must outlive it. With draft.allow_missing, data files that are missing, or shorter than what
+  // they are said to hold, are lost (salvage.h), unless all are.
   explicit DcpFiles(CheckpointDraft& draft);
 
-  // Of all folders, in their order. Throws InconsistentError for a name that comes twice.
+  // Of all folders, in their order, but for values that are no tensors and lie in lost files.
+  // Throws InconsistentError for a name that comes twice.
   std::vector<DcpEntry> entries() const;
+
+  // Whether any of them lies in a lost file.
+  bool is_lost(const DcpEntry& entry) const;
+  bool is_lost(FileId file) const;
+  // Whether entries() leaves any out.
+  bool lacks_values() const;
 
   // The `.metadata` that a value is of.
   FileId metadata_file(const DcpEntry& entry) const { return folders_[entry.folder].metadata_file; }
@@ -62,6 +70,10 @@ class DcpFiles {
   std::string display(FileId file) const { return draft_.inputs[file].display(); }
 
   void open_files();
+
+  // Has a stand-in for a file of the folder.
+  void lose(Folder& folder, const std::string& file, std::string why);
+  void lose_cut_off();
 
   void set_parts();
 

@@ -78,6 +78,10 @@ void read_other_weights(CheckpointDraft& draft, std::span<const WeightsTensor> w
 // The reader of Checkpoint::with_values: params, groups and notes.
 void read_other_values(CheckpointDraft& draft, const Checkpoint& values, const Checkpoint& base);
 
+// The reader of Checkpoint::for_deepspeed: params, groups, wrapper_state, a model-states file and
+// notes.
+void read_for_deepspeed(CheckpointDraft& draft, const Checkpoint& values);
+
 // The reader of Checkpoint::average.
 void read_average(CheckpointDraft& draft, std::span<const AveragedCheckpoint> parts);
 

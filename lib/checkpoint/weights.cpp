@@ -12,7 +12,9 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/text.h"
 #include "checkpoint/tag_folder.h"
+#include "checkpoint/weights_chunks.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
 #include "format/tensors_in.h"
@@ -30,6 +32,8 @@ constexpr uint64_t kMaxIndexBytes = 256 << 20;
 constexpr std::array kStems = {"model", "pytorch_model", "adapter_model",
                                "diffusion_pytorch_model"};
 constexpr std::array kSuffixes = {".safetensors", ".bin"};
+// torch/distributed/checkpoint/_hf_utils.py SHARDED_FILE_NAME
+constexpr std::string_view kShardFront = "shard-";
 
 std::vector<fs::path> ending_with(const fs::path& folder, std::string_view suffix) {
   std::vector<fs::path> found;
@@ -140,6 +144,9 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
   std::unordered_map<std::string, size_t> file_of;  // by the tensors' names, of weights.files_
   std::vector<FileId> ids;
   const auto display_of = [&](size_t file) { return inputs[ids[file]].display(); };
+  WeightsChunks chunks;
+  std::unordered_map<std::string, size_t> of_chunks;  // the first file of each
+  size_t shards = 0;
   const OpeningFiles opening(inputs.progress(), paths.size());
   for (const fs::path& file_path : paths) {
     opening.throw_if_cancelled();
@@ -161,8 +168,16 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
     };
     if (SafetensorsFile::probe(inputs[file.id])) {
       file.safetensors = std::make_unique<SafetensorsFile>(SafetensorsFile::open(inputs, file.id));
-      for (const SafetensorsEntry& entry : file.safetensors->entries()) {
-        add(entry.name, file.safetensors->tensor(entry), "");
+      if (has_chunks(*file.safetensors)) {
+        chunks.add(inputs[file.id], *file.safetensors);
+        for (const SafetensorsEntry& entry : file.safetensors->entries()) {
+          of_chunks.emplace(entry.name, ids.size() - 1);
+        }
+        if (file_path.filename().string().starts_with(kShardFront)) ++shards;
+      } else {
+        for (const SafetensorsEntry& entry : file.safetensors->entries()) {
+          add(entry.name, file.safetensors->tensor(entry), "");
+        }
       }
     } else {
       file.archive = std::make_unique<TorchArchive>(TorchArchive::open(inputs, file.id));
@@ -183,6 +198,21 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
     }
     weights.files_.push_back(std::move(file));
     opening.opened_one();
+  }
+
+  for (WeightsChunks::Whole& whole : std::move(chunks).take()) {
+    const size_t first = of_chunks.at(whole.name);
+    const auto [at, is_new] = file_of.emplace(whole.name, first);
+    if (!is_new) {
+      throw InconsistentError({.file = display_of(first), .tensor = whole.name},
+                              "is a chunk, but in " + display_of(at->second) + " whole");
+    }
+    weights.tensors_.push_back({std::move(whole.name), std::move(whole.value), ""});
+  }
+  if (shards > 0) {
+    weights.notes_.push_back("the tensors are put together from what is in " +
+                             counted(shards, "shard") +
+                             "; nothing in the files tells whether another follows the last");
   }
 
   if (index) {

@@ -69,18 +69,22 @@ class Weights {
   // *.index.json, or else all its *.safetensors. Throws IoError; what opening the files throws;
   // CorruptError for an index that is none; InconsistentError for files that an index names and
   // that are not there (all of them in one message), for tensors that it says are elsewhere, and
-  // for names that are in two files.
+  // for names that are in two files. Files whose headers say so have chunks of tensors, which are
+  // put together (weights_chunks.h, with what it throws).
   static Weights open(InputFiles& inputs, const std::filesystem::path& path);
 
   const std::vector<WeightsFile>& files() const { return files_; }
   // File by file, in the order of each.
   const std::vector<WeightsTensor>& tensors() const { return tensors_; }
+  // Things a user should know that are no errors.
+  const std::vector<std::string>& notes() const { return notes_; }
   // Only the files, which the tensors' sources do not need.
   std::vector<WeightsFile> take_files() && { return std::move(files_); }
 
  private:
   std::vector<WeightsFile> files_;
   std::vector<WeightsTensor> tensors_;
+  std::vector<std::string> notes_;
 };
 
 }  // namespace dsckpt

@@ -58,6 +58,8 @@ inline constexpr Release kBf16StatesAtStage0{{0, 18, 5}};
 inline constexpr Release kAutoEp{{0, 19, 2}};
 // The first one whose sources and files have been looked at.
 inline constexpr Release kFirstKnown{{0, 4, 0}};
+// The last one, as a ds_version: what files say where no run of DeepSpeed has saved any.
+inline constexpr std::string_view kNewestKnown = "0.19.8";
 
 // --- what it means
 

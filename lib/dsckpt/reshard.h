@@ -39,11 +39,12 @@ struct ReshardOptions {
 // `source` has to be open with SourceOptions::optimizer_states, or of weights with
 // SourceOptions::like, of whose training nothing is kept. With SourceOptions::weights_from the
 // checkpoint has these weights and goes on; weights beside its shards are left out then.
-// SourceOptions::like of a checkpoint says
-// what the new run is like: parameter groups, their order and the layout. Throws UsageError for
-// options out of their ranges, or that contradict each other or the checkpoint, UnsupportedError
-// for what cannot be cut anew or DeepSpeed could not load, InconsistentError for parameters that
-// `like` has and the source has not, or the other way round.
+// SourceOptions::like of a checkpoint says what the new run is like: parameter groups, their order
+// and the layout. What torch.distributed.checkpoint wrote needs it or `ds_config`, whose run has
+// the groups in their order there. Throws UsageError for options out of their ranges, or that
+// contradict each other or the checkpoint, UnsupportedError for what cannot be cut anew or
+// DeepSpeed could not load, InconsistentError for parameters that `like` has and the source has
+// not, or the other way round.
 DSCKPT_EXPORT Job plan_reshard(const Source& source, const ReshardOptions& options);
 
 }  // namespace dsckpt

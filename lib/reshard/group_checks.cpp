@@ -107,6 +107,16 @@ std::optional<Found> empty_group(const Choice& choice) {
   return std::nullopt;
 }
 
+std::optional<Found> frozen_or_buffer(const Choice& choice) {
+  if (choice.target.stage != 3 || !choice.source.checkpoint.foreign) return std::nullopt;
+  for (const Param& param : choice.source.params.all()) {
+    if (param.kind == ParamKind::frozen && param.alias_of.empty()) {
+      return Found{.tensor = param.name};
+    }
+  }
+  return std::nullopt;
+}
+
 std::optional<Found> frozen_without_elements(const Choice& choice) {
   if (choice.target.stage != 0 || choice.source.checkpoint.zero_stage == 0 ||
       choice.like != nullptr) {

@@ -22,6 +22,10 @@ std::optional<Found> stateless_member(const Choice& choice);
 // as torch does.
 std::optional<Found> empty_group(const Choice& choice);
 
+// To stage 3 of another framework's checkpoint, where every tensor that is not trained and could
+// be a parameter counts as one.
+std::optional<Found> frozen_or_buffer(const Choice& choice);
+
 // To stage 0: what ZeRO left out, and torch's own optimizer may have had.
 std::optional<Found> frozen_without_elements(const Choice& choice);
 

@@ -7,6 +7,7 @@
 #include "checkpoint/shard.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
+#include "format/meta_tensor.h"
 #include "reshard/layout.h"
 
 namespace dsckpt {
@@ -185,7 +186,8 @@ class ReshardLayout::Builder {
     for (const Group& group : layout_.groups_) {
       if (group.experts) continue;
       for (const Param* param : group.params()) {
-        if (TorchArchive::is_tensor(module.find(param->name))) continue;
+        const Value entry = module.find(param->name);
+        if (TorchArchive::is_tensor(entry) || is_meta_tensor(entry)) continue;
         throw InconsistentError(
             {.file = source_.file, .member = std::string(keys::kModule), .tensor = param->name},
             "is missing or no tensor");

@@ -6,6 +6,7 @@
 #include "checkpoint/module_entries.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
+#include "format/meta_tensor.h"
 #include "pickle/python_objects.h"
 
 namespace dsckpt {
@@ -20,7 +21,8 @@ const Param& owner_of(const RankFile& file, const Param& param) {
 
 // An entry of `module` in the target's form.
 Value module_entry(ModelFile& file, const std::string& name, const Value& value) {
-  if (!TorchArchive::is_tensor(value)) return file.copy.of(value);
+  const bool meta = is_meta_tensor(value);
+  if (!meta && !TorchArchive::is_tensor(value)) return file.copy.of(value);
   const Param* param = file.from.checkpoint.find(name);
   if (param == nullptr) {
     throw UnsupportedError({.file = file.from.where().file, .tensor = name},
@@ -32,7 +34,7 @@ Value module_entry(ModelFile& file, const std::string& name, const Value& value)
     return file.from.offer.starts || param->given ? writer.tensor(param->weight)
                                                   : file.copy.of(value);
   }
-  const DType saved = file.copy.from().info(value).dtype;
+  const DType saved = meta ? meta_tensor(value).dtype : file.copy.from().info(value).dtype;
   const DType dtype = file.target().param_dtype.value_or(saved);
   if (file.target().stage == 3) {
     const int64_t elements = is_before(file.target().release, kEmptyPlaceholders) ? 1 : 0;

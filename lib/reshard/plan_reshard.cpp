@@ -116,9 +116,10 @@ std::optional<BatchPlan> batch_plan(const Checkpoint& source, const ReshardTarge
   return batch;
 }
 
-// Frozen parameters have been rounded to their type once.
+// Frozen parameters have been rounded to their type once; those of another framework are as it had
+// them.
 void refuse_another_precision(const Checkpoint& source, const ReshardTarget& target) {
-  if (!source.facts().has_given_weights || !target.param_dtype) return;
+  if (!source.facts().has_given_weights || source.facts().foreign || !target.param_dtype) return;
   for (const Param& param : source.params()) {
     if (param.kind != ParamKind::frozen || size_of(param.weight.dtype()) >= 4) continue;
     throw UsageError("--weights-from with another precision: the frozen '" + param.name +
@@ -257,6 +258,12 @@ void lay_out_beside(const Source& source, const ReshardReport& report,
 std::string summary_of(const Source& opened, const ReshardTarget& target) {
   const Checkpoint& source = *opened->checkpoint;
   std::string given;
+  if (source.facts().foreign) {
+    return "what " + std::to_string(source.facts().mesh.dp) +
+           " ranks of another framework had as "
+           "stage " +
+           std::to_string(target.stage) + " of " + std::to_string(target.dp);
+  }
   if (source.facts().has_given_states) {
     given = "the values of " + opened->path.string() + " in ";
   } else if (source.facts().has_given_weights) {
@@ -267,19 +274,32 @@ std::string summary_of(const Source& opened, const ReshardTarget& target) {
          std::to_string(target.stage) + " of " + std::to_string(target.dp);
 }
 
+// Of another framework's checkpoint, with the configuration alone.
+Source for_deepspeed(const Source& source) {
+  Source made = source_of(source->path, source->inputs,
+                          std::make_shared<const Checkpoint>(
+                              Checkpoint::for_deepspeed(*source->inputs, source->checkpoint)));
+  made->options = source->options;
+  return made;
+}
+
 }  // namespace
 
 Job plan_reshard(const Source& source, const ReshardOptions& options) {
+  const CheckpointFacts& known = source->checkpoint->facts();
+  if (known.foreign && !known.has_given_states && !options.ds_config.empty()) {
+    return plan_reshard(for_deepspeed(source), options);
+  }
   const Checkpoint& checkpoint = *source->checkpoint;
   const TargetOptions target = target_options(source, options);
   for (const Checkpoint* each : {&checkpoint, target.like}) {
     if (each == nullptr) continue;
     const CheckpointFacts& facts = each->facts();
-    if (facts.foreign) {
+    if (facts.foreign && !facts.has_given_states) {
       throw UnsupportedError({.file = each->tag_folder().string()},
                              "is of torch.distributed.checkpoint: it does not tell the engine of "
-                             "DeepSpeed and its parameter groups")
-          .with_hint("--like CHECKPOINT takes them from a checkpoint of the new run");
+                             "DeepSpeed")
+          .with_hint("--ds-config FILE says it, or --like CHECKPOINT of the new run");
     }
     if (facts.stripped || (!facts.has_masters && !facts.from_weights))
       throw unassigned_states(*each);

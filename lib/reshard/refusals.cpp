@@ -175,6 +175,11 @@ constexpr Refusal kRefusals[] = {
      "is of stage 0, where a run does not start from shards as it would from the weights",
      "give the weights to the model before deepspeed.initialize"},
 
+    {Step::stage, ErrorKind::unsupported, Place::source_folder, frozen_or_buffer,
+     "is not trained, and nothing tells whether it is a frozen parameter, which stage 3 cuts, or a "
+     "buffer",
+     "--like CHECKPOINT takes it from a checkpoint of the new run"},
+
     // --- the groups there are
     {Step::stage, ErrorKind::unsupported, Place::source_states,
      [](const Choice& c) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "deepspeed/keys.h"
+#include "deepspeed/release.h"
 #include "deepspeed/shard_name.h"
 #include "format/torch_archive.h"
 #include "pickle/python_objects.h"
@@ -15,9 +16,6 @@ namespace dsckpt {
 using pickle::Document;
 using pickle::Value;
 namespace {
-
-// The release whose form the files have.
-constexpr std::string_view kDsVersion = "0.19.8";
 
 Value initial_step(TorchArchiveWriter& writer, InitialStates::Step step) {
   if (step != InitialStates::Step::tensor) return Document::integer(0);
@@ -69,7 +67,7 @@ void lay_out_optimizer_state(PlanBuilder& plan, const Checkpoint& weights,
   DictFile file;
   Document& document = file.document();
   file.set(keys::kZeroStage, Document::integer(1));
-  file.set(keys::kDsVersion, document.string(kDsVersion));
+  file.set(keys::kDsVersion, document.string(kNewestKnown));
   std::vector<Value> groups;
   for (int64_t g = 0; g < count; ++g) groups.push_back(bare_group(file, {Document::integer(g)}));
   file.set(keys::kParamGroups, document.list(std::move(groups)));
@@ -109,7 +107,7 @@ class ModelFile {
       file_.set(key, Document::integer(1));
     }
     file_.set(keys::kDsConfig, {});
-    file_.set(keys::kDsVersion, document.string(kDsVersion));
+    file_.set(keys::kDsVersion, document.string(kNewestKnown));
     std::move(file_).lay_out(plan, name.file_name());
   }
 

@@ -1,5 +1,6 @@
-"""FSDP2 trains and saves with torch.distributed.checkpoint; DeepSpeed goes on, from the shards of reshard and from the
-universal checkpoint of to-universal: with the same masters and states, and the losses that FSDP2 has when it goes on.
+"""FSDP2 trains and saves with torch.distributed.checkpoint; DeepSpeed goes on, from the shards of reshard, made with an
+example or with the configuration alone, and from the universal checkpoint of to-universal: with the same masters and
+states, and the losses that FSDP2 has when it goes on.
 """
 import json
 import os
@@ -21,10 +22,10 @@ WORLD = 2
 SCALE = (1,)  # DeepSpeed does not take parameters without dimensions
 
 
-def other_net(seed):
+def other_net(seed, frozen):
     """With trained parameters of its own: all of them have to come from the checkpoint."""
     torch.manual_seed(5)
-    net = dcp_writer.Net(SCALE)
+    net = dcp_writer.Net(SCALE, frozen)
     torch.manual_seed(seed)
     for param in net.parameters():
         if param.requires_grad:
@@ -32,31 +33,57 @@ def other_net(seed):
     return net
 
 
-def tool(name, *arguments):
-    done = subprocess.run([pathlib.Path(os.environ["DSCKPT_BIN"]) / name, *map(str, arguments)], capture_output=True,
+def run_tool(name, *arguments):
+    return subprocess.run([pathlib.Path(os.environ["DSCKPT_BIN"]) / name, *map(str, arguments)], capture_output=True,
                           text=True, check=False)
+
+
+def tool(name, *arguments):
+    done = run_tool(name, *arguments)
     assert done.returncode == 0, f"{name}: {done.stderr}"
+
+
+def check_schedules(state):
+    """The learning rate schedules of both frameworks take it, and are where they were after so many steps."""
+    from deepspeed.runtime.lr_schedules import WarmupLR
+    param = torch.nn.Parameter(torch.zeros(1))
+    for made in (lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (step + 1)),
+                 lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 10), lambda o: WarmupLR(o, 0.0, 1.0, 10)):
+        expected, loaded = made(torch.optim.SGD([param], lr=1.0)), made(torch.optim.SGD([param], lr=1.0))
+        for _ in range(dcp_writer.STEPS):
+            expected.step()
+        loaded.load_state_dict(dict(state))
+        if isinstance(expected, torch.optim.lr_scheduler.CosineAnnealingLR):  # goes on from the optimizer's own
+            for group, other in zip(loaded.optimizer.param_groups, expected.optimizer.param_groups):
+                group["lr"] = other["lr"]
+        expected.step()
+        loaded.step()
+        rates = [[group["lr"] for group in each.optimizer.param_groups] for each in (loaded, expected)]
+        assert rates[0] == rates[1], (type(expected), rates)
 
 
 class Run:
 
-    def __init__(self, folder, stage):
+    def __init__(self, folder, stage, frozen):
         self.folder = folder
         self.stage = stage
+        self.frozen = frozen
         self.found = {}
 
     def engine(self, seed, universal=False):
         import deepspeed
-        net = other_net(seed)
+        net = other_net(seed, self.frozen)
         groups = dcp_writer.groups_of(net)
         if universal:  # hyper-parameters are those of the new run
             optimizer = torch.optim.AdamW(groups, betas=(0.8, 0.95), eps=1e-7)
         else:
             optimizer = torch.optim.AdamW([{**group, "lr": 0.5, "weight_decay": 0.25} for group in groups])
-        config = {"train_micro_batch_size_per_gpu": 4, "zero_allow_untested_optimizer": True,
-                  "gradient_clipping": 0.0, "zero_optimization": {"stage": self.stage},
-                  "checkpoint": {"load_universal": universal}}
+        config = {**self.config(), "checkpoint": {"load_universal": universal}}
         return deepspeed.initialize(model=net, optimizer=optimizer, config=config)[0]
+
+    def config(self):
+        return {"train_micro_batch_size_per_gpu": 4, "zero_allow_untested_optimizer": True, "gradient_clipping": 0.0,
+                "zero_optimization": {"stage": self.stage}}
 
     def train(self, engine, first):
         losses = []
@@ -69,10 +96,13 @@ class Run:
 
     def fsdp(self):
         """Trains and saves. What it has then, and its losses when it goes on."""
-        net, optimizer = dcp_writer.build(init_device_mesh("cpu", (WORLD,)), scale_shape=SCALE)
+        net, optimizer = dcp_writer.build(init_device_mesh("cpu", (WORLD,)), scale_shape=SCALE,
+                                          frozen=self.frozen)
         dcp_writer.train(net, optimizer)
         state = {"model": get_model_state_dict(net), "optim": get_optimizer_state_dict(net, optimizer)}
         dcp.save(state, checkpoint_id=self.folder / "fsdp")
+        flat = get_optimizer_state_dict(net, optimizer, options=dcp_writer.FLAT)
+        dcp.save({**state["model"], "optimizer": flat}, checkpoint_id=self.folder / "flat")
         whole = {f"{name} fp32": value for name, value in state["model"].items()}
         for name, states in state["optim"]["state"].items():
             whole.update({f"{name} {key}": value for key, value in states.items() if key != "step"})
@@ -101,8 +131,11 @@ class Run:
             tool("reshard", self.folder / "fsdp", self.folder / "native", "--like", self.folder / "like", "--dp", WORLD)
             (self.folder / "universal").mkdir()
             tool("to-universal", self.folder / "fsdp", self.folder / "universal" / "start")
+            self.reshard_by_config()
         dist.barrier()
-        for name in ("native", "universal"):
+        # Of a model with frozen parameters stage 3 is refused.
+        configured = () if self.stage == 3 and self.frozen else ("configured", "flattened")
+        for name in ("native", "universal", *configured):
             engine = self.engine(7, name == "universal")
             path, _ = engine.load_checkpoint(str(self.folder / name))
             assert path, name
@@ -115,13 +148,33 @@ class Run:
                                 "losses": self.train(engine, dcp_writer.STEPS)}
 
 
-def worker(rank, port, folder, stage):
+    def reshard_by_config(self):
+        path = self.folder / "ds_config.json"
+        path.write_text(json.dumps(self.config()))
+        for source, name in (("fsdp", "configured"), ("flat", "flattened")):
+            out = self.folder / name
+            options = self.folder / source, out, "--ds-config", path, "--dp", WORLD
+            if self.stage == 3 and self.frozen:
+                done = run_tool("reshard", *options)
+                assert done.returncode != 0, done.stdout
+                assert "fsdp: table: is not trained" in done.stderr or "flat: table" in done.stderr, done.stderr
+                assert "--like CHECKPOINT" in done.stderr, done.stderr
+                assert not out.exists()
+                continue
+            tool("reshard", *options)
+            tag = (out / "latest").read_text()
+            assert tag == f"global_step{dcp_writer.STEPS}", tag
+            saved = torch.load(next((out / tag).glob("*model_states.pt")), weights_only=True)
+            check_schedules(saved["lr_scheduler"])
+
+
+def worker(rank, port, folder, stage, frozen):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank),
                       WORLD_SIZE=str(WORLD))
     torch.set_num_threads(1)
     import deepspeed
     deepspeed.init_distributed(dist_backend="gloo")
-    run = Run(folder, stage)
+    run = Run(folder, stage, frozen)
     run.run()
     (folder / f"found{rank}.json").write_text(json.dumps(run.found))
     dist.barrier()
@@ -131,13 +184,14 @@ def worker(rank, port, folder, stage):
 class DcpResumeTest(unittest.TestCase):
 
     def test_deepspeed_goes_on_where_fsdp2_stopped(self):
-        for stage in (1, 2, 3):
-            with self.subTest(stage=stage), tempfile.TemporaryDirectory() as name, socket.socket() as free:
+        for stage, frozen in ((1, True), (2, True), (3, True), (3, False)):
+            with (self.subTest(stage=stage, frozen=frozen), tempfile.TemporaryDirectory() as name,
+                  socket.socket() as free):
                 folder = pathlib.Path(name)
                 free.bind(("127.0.0.1", 0))
                 port = free.getsockname()[1]
                 free.close()
-                mp.spawn(worker, (port, folder, stage), nprocs=WORLD)
+                mp.spawn(worker, (port, folder, stage, frozen), nprocs=WORLD)
                 for rank in range(WORLD):
                     for way, found in json.loads((folder / f"found{rank}.json").read_text()).items():
                         with self.subTest(way=way, rank=rank):

@@ -15,7 +15,9 @@ import torch.distributed.checkpoint as dcp
 from common import OracleTest, run_tool
 from native_checkpoint import NativeCheckpoint
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint import _version
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
@@ -259,7 +261,110 @@ class DcpTest(OracleTest):
                         self.assertTrue(torch.equal(got.reshape(value.shape), value.float()), f"{name} {key}")
                 self.inspected("verify", scratch / "universal")
 
+    # --- safetensors that each rank has written a part of
+
+    def shards(self):
+        for world, front in ((2, ""), (3, ""), (4, "hsdp_safetensors"), (4, "tp_safetensors")):
+            for name in ("hf", "hf_two"):
+                yield self.root / str(world) / front / name
+
+    def test_safetensors_of_ranks_are_what_torch_makes_of_them(self):
+        for number, folder in enumerate(self.shards()):
+            with self.subTest(folder=folder.relative_to(self.root)):
+                scratch = self.scratch / str(number)
+                reader = HuggingFaceStorageReader(str(folder))
+                expected = {name: torch.empty(info.size, dtype=info.properties.dtype)
+                            for name, info in reader.read_metadata().state_dict_metadata.items()}
+                dcp.load(expected, storage_reader=reader, no_dist=True)
+                if folder.name == "hf_two":
+                    (scratch / "torch").mkdir(parents=True)
+                    consolidate_safetensors_files(folder, scratch / "torch", dict.fromkeys(expected, 1))
+                    self.assert_same_tensors(load_file(*(scratch / "torch").glob("*.safetensors")), expected)
+                done = run_tool("zero-to-fp32", folder, scratch / "ours", "--safe_serialization")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertRegex(done.stderr, f"in {len(list(folder.iterdir()))} shards; nothing in the files tells")
+                self.assert_same_tensors(load_file(scratch / "ours" / "model.safetensors"), expected)
+                listed = json.loads(self.inspected("list", folder, "--json"))["data"]["tensors"]
+                self.assertEqual({each["name"]: each["shape"] for each in listed},
+                                 {name: list(value.shape) for name, value in expected.items()})
+
+    def damaged_shards(self, change):
+        """What zero-to-fp32 says of three ranks' shards, where `change` gets tensors and offsets of the second."""
+        folder = self.scratch / "shards"
+        shutil.copytree(self.root / "3" / "hf", folder, dirs_exist_ok=True)
+        path, = folder.glob("shard-00002*")
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata()
+        tensors, info = load_file(path), json.loads(metadata["DCP_SHARDING_INFO"])
+        change(tensors, info)
+        save_file(tensors, path, {**metadata, "DCP_SHARDING_INFO": json.dumps(info)})
+        return self.refused(folder)
+
+    def test_shards_that_do_not_tile_are_named(self):
+        name = "blocks.0.up.weight"
+
+        def move(to):
+            def change(_, info):
+                info[name]["saved_offsets"][0] = to
+            return change
+
+        def drop(tensors, info):
+            del tensors[name], info[name]
+
+        def retype(tensors, _):
+            tensors[name] = tensors[name].half()
+
+        def forget(_, info):
+            del info[name]
+
+        for change, pattern in ((move(4), "no chunk"), (move(2), "overlap"), (drop, "no chunk"),
+                                (move(-1), "begins at -1"), (move(2**63 - 1), "begins at 9223372036854775807"),
+                                (move(2**62), "overflows"), (move(1.5), "begins at 1.5"),
+                                (retype, "float16"), (forget, "does not say where it begins")):
+            with self.subTest(pattern=pattern):
+                said = self.damaged_shards(change)
+                self.assertIn(name, said)
+                self.assertRegex(said, pattern)
+        with self.subTest("a file that is missing"):
+            folder = self.scratch / "two"
+            shutil.copytree(self.root / "3" / "hf", folder)
+            next(folder.glob("shard-00002*")).unlink()
+            self.refused(folder, "no chunk")
+
     # --- damage
+
+    def test_what_is_whole_without_a_lost_file_is_written(self):
+        whole = load_file(self.convert(self.root / "3" / "nested", self.scratch / "whole", "--safe_serialization") /
+                          "model.safetensors")
+        for damage, why in ((lambda path: path.unlink(), "is missing"),
+                            (lambda path: os.truncate(path, 4000), "is truncated")):
+            for rank in range(3):
+                with self.subTest(why=why, rank=rank):
+                    shutil.rmtree(self.scratch / "damaged", ignore_errors=True)
+                    folder = self.copy()
+                    metadata = self.metadata(folder)
+                    damage(folder / f"__{rank}_0.distcp")
+                    lost = {key.fqn.removeprefix("model.") for key, info in metadata.storage_data.items()
+                            if key.fqn.startswith("model.") and info.relative_path == f"__{rank}_0.distcp" and
+                            0 not in metadata.state_dict_metadata[key.fqn].chunks[key.index or 0].sizes}
+                    out = self.scratch / f"out{rank}{why}"
+                    done = run_tool("zero-to-fp32", folder, out, "--allow-missing", "--safe_serialization")
+                    self.assertEqual(done.returncode, 1, done.stderr)
+                    self.assertIn(f"__{rank}_0.distcp: {why}", done.stderr)
+                    named = {line.split("\t")[1] for line in done.stdout.splitlines() if line.startswith("incomplete")}
+                    self.assertEqual(named, lost)
+                    left = {name: value for name, value in whole.items() if name not in lost}
+                    self.assertTrue(left)
+                    self.assert_same_tensors(load_file(out / "model.safetensors"), left)
+                    done = run_tool("ckpt-inspect", "list", folder)
+                    self.assertIn(f"lost in part: __{rank}_0.distcp", done.stdout)
+        shutil.rmtree(folder)
+        folder = self.copy()
+        for path in folder.glob("*.distcp"):
+            path.unlink()
+        done = run_tool("zero-to-fp32", folder, self.scratch / "none", "--allow-missing")
+        self.assertRegex(done.stderr, "3 data files are missing")
+        self.assertFalse((self.scratch / "none").exists())
 
     def test_files_that_are_missing_or_cut_off(self):
         folder = self.copy()

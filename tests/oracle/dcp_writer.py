@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -31,29 +32,33 @@ class Block(torch.nn.Module):
 
 
 class Net(torch.nn.Module):
-    """Rows that no number of ranks divides, fewer rows than ranks, frozen parameters and buffers."""
+    """Rows that no number of ranks divides, fewer rows than ranks, frozen parameters and buffers; without `frozen`
+    everything but whole numbers is trained."""
 
-    def __init__(self, scale_shape=()):
+    def __init__(self, scale_shape=(), frozen=True):
         super().__init__()
         self.embed = torch.nn.Embedding(13, 6)
         self.blocks = torch.nn.ModuleList([Block(), Block()])
         self.narrow = torch.nn.Linear(6, 1)
-        self.frozen = torch.nn.Linear(6, 5)
-        self.frozen.requires_grad_(False)
+        self.frozen = torch.nn.Linear(6, 5) if frozen else None
+        if frozen:
+            self.frozen.requires_grad_(False)
         self.scale = torch.nn.Parameter(torch.full(scale_shape, 1.5))
         self.register_buffer("counts", torch.arange(7))
-        self.register_buffer("table", torch.linspace(0, 1, 5))
+        if frozen:
+            self.register_buffer("table", torch.linspace(0, 1, 5))
 
     def forward(self, tokens):
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
-        return (self.narrow(x) * self.scale).sum() + self.frozen(x).sum()
+        loss = (self.narrow(x) * self.scale).sum()
+        return loss if self.frozen is None else loss + self.frozen(x).sum()
 
 
-def build(mesh, tp=None, dtype=torch.float32, scale_shape=()):
+def build(mesh, tp=None, dtype=torch.float32, scale_shape=(), frozen=True):
     torch.manual_seed(5)
-    net = Net(scale_shape).to(dtype)
+    net = Net(scale_shape, frozen).to(dtype)
     if tp is not None:
         for block in net.blocks:
             parallelize_module(block, tp, {"up": ColwiseParallel(), "down": RowwiseParallel()})
@@ -106,6 +111,16 @@ def save_forms(folder, net, optimizer):
     dcp.save({"app": {"model": model, "optim": nested}}, checkpoint_id=folder / "app")
 
 
+def save_safetensors(folder, model):
+    """A part of each tensor a rank: all in one file of it; and in two, without those that torch does not consolidate,
+    whole numbers and (it writes zeros) tensors of no dimension."""
+    names = sorted(name for name, value in model.items() if value.is_floating_point() and value.dim() > 0)
+    halves = {name: 1 + (i >= len(names) // 2) for i, name in enumerate(names)}
+    for name, some, mapping in (("hf", model, None), ("hf_two", {name: model[name] for name in names}, halves)):
+        writer = HuggingFaceStorageWriter(str(folder / name), mapping, save_distributed=True)
+        dcp.save(some, storage_writer=writer)
+
+
 def worker(rank, world, port, folder):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
@@ -114,6 +129,7 @@ def worker(rank, world, port, folder):
         net, optimizer = build(init_device_mesh("cpu", (world,)))
         train(net, optimizer)
         save_forms(folder, net, optimizer)
+        save_safetensors(folder, get_model_state_dict(net))
         net, optimizer = build(init_device_mesh("cpu", (world,)), dtype=torch.bfloat16)
         train(net, optimizer)
         dcp.save({"model": get_model_state_dict(net), "optim": get_optimizer_state_dict(net, optimizer)},
@@ -126,6 +142,7 @@ def worker(rank, world, port, folder):
             train(net, optimizer)
             dcp.save({"model": get_model_state_dict(net), "optim": get_optimizer_state_dict(net, optimizer)},
                      checkpoint_id=folder / name)
+            save_safetensors(folder / f"{name}_safetensors", get_model_state_dict(net))
     dist.barrier()
     dist.destroy_process_group()
     os._exit(0)  # threads of gloo may still be there, which abort a process that ends in order

@@ -560,6 +560,14 @@ std::vector<RefusedCase> refused_cases() {
        "weights",
        "give the weights to the model before deepspeed.initialize"},
       {[](Request& r) {
+         r.source.facts.checkpoint.foreign = true;
+         r.source.add("table", {5}, ParamKind::frozen);
+         r.options.stage = 3;
+       },
+       "old: table: is not trained, and nothing tells whether it is a frozen parameter, which "
+       "stage 3 cuts, or a buffer",
+       "--like CHECKPOINT takes it from a checkpoint of the new run"},
+      {[](Request& r) {
          r.source = KnownRun(0, EngineWrapper::plain);
          r.source.facts.checkpoint.states_assigned = false;
          r.source.facts.groups.clear();
