@@ -1,8 +1,10 @@
-# For DSCKPT_STATIC: archives only. What the distribution has as an archive is taken from it; oneTBB and
-# mimalloc, which Debian has not, are built from its source packages, pinned by their checksums.
+# For DSCKPT_STATIC: archives only. What the distribution has as an archive is taken from it; oneTBB, mimalloc
+# and curl, which Debian has not, are built from its source packages, pinned by their checksums.
 #
 #   TBB::tbb        imported or built target
 #   mimalloc        the same, if DSCKPT_WITH_MIMALLOC
+#   CURL::libcurl, pugixml::pugixml
+#                   the same, where there are archives of mbedTLS, c-ares and pugixml
 #   PkgConfig::re2  the shared one, if DSCKPT_PYTHON_MODULE: Debian's archive is for programs only. auditwheel
 #                   puts it into the wheel.
 include(FetchContent)
@@ -34,6 +36,28 @@ function(_add_source_package name sha256 path)
   set(MI_BUILD_SHARED OFF)
   set(MI_BUILD_OBJECT OFF)
   set(MI_BUILD_TESTS OFF)
+  # HTTP alone, and nothing of this machine: where certificates are is looked for when it runs.
+  set(BUILD_CURL_EXE OFF)
+  set(BUILD_LIBCURL_DOCS OFF)
+  set(BUILD_MISC_DOCS OFF)
+  set(BUILD_TESTING OFF)
+  set(BUILD_STATIC_LIBS ON)
+  set(ENABLE_CURL_MANUAL OFF)
+  set(CURL_DISABLE_INSTALL ON)
+  set(HTTP_ONLY ON)
+  set(ENABLE_ARES ON)
+  set(CURL_USE_OPENSSL OFF)
+  set(CURL_USE_MBEDTLS ON)
+  foreach(unused IN ITEMS CURL_USE_LIBPSL CURL_USE_LIBSSH2 USE_LIBIDN2 USE_NGHTTP2)
+    set(${unused} OFF)
+  endforeach()
+  # Of these its own set(... CACHE) hears.
+  foreach(unused IN ITEMS CURL_BROTLI CURL_ZLIB CURL_ZSTD)
+    set(${unused} OFF CACHE INTERNAL "")
+  endforeach()
+  foreach(unused IN ITEMS CURL_CA_BUNDLE CURL_CA_PATH)
+    set(${unused} none CACHE INTERNAL "")
+  endforeach()
   add_subdirectory("${source}" "${binary}" EXCLUDE_FROM_ALL)
 endfunction()
 
@@ -77,6 +101,22 @@ if(DSCKPT_WITH_MIMALLOC AND NOT DSCKPT_SANITIZE)
   endif()
 endif()
 
+# Names are looked up by c-ares: glibc's own lookup loads shared libraries.
+find_library(DSCKPT_CARES_ARCHIVE cares)
+find_library(DSCKPT_MBEDTLS_ARCHIVE mbedtls)
+find_library(DSCKPT_PUGIXML_ARCHIVE pugixml)
+find_path(DSCKPT_PUGIXML_INCLUDE pugixml.hpp)
+mark_as_advanced(DSCKPT_CARES_ARCHIVE DSCKPT_MBEDTLS_ARCHIVE DSCKPT_PUGIXML_ARCHIVE DSCKPT_PUGIXML_INCLUDE)
+if(DSCKPT_CARES_ARCHIVE AND DSCKPT_MBEDTLS_ARCHIVE AND DSCKPT_PUGIXML_ARCHIVE AND DSCKPT_PUGIXML_INCLUDE)
+  _add_source_package(curl_source
+    6766ada7101d292b42b8b15681120acd68effa4a9660935853cf6d61f0d984d4
+    c/curl/curl_8.14.1.orig.tar.gz)
+  add_library(pugixml::pugixml STATIC IMPORTED GLOBAL)
+  set_target_properties(pugixml::pugixml PROPERTIES
+    IMPORTED_LOCATION "${DSCKPT_PUGIXML_ARCHIVE}"
+    INTERFACE_INCLUDE_DIRECTORIES "${DSCKPT_PUGIXML_INCLUDE}")
+endif()
+
 if(DSCKPT_PYTHON_MODULE)
   set(CMAKE_FIND_LIBRARY_SUFFIXES .so)
   find_library(DSCKPT_RE2_LIBRARY re2 REQUIRED)
@@ -88,15 +128,15 @@ endif()
 
 # What is linked in goes with its licence: Debian's files of its own packages.
 if(DSCKPT_INSTALL)
-  foreach(package IN ITEMS libc6-dev libcli11-dev libdeflate-dev libncurses-dev libre2-dev libutf8proc-dev
-      libxxhash-dev libzstd-dev nettle-dev nlohmann-json3-dev zlib1g-dev)
+  foreach(package IN ITEMS libc-ares-dev libc6-dev libcli11-dev libdeflate-dev libmbedtls-dev libncurses-dev
+      libpugixml-dev libre2-dev libutf8proc-dev libxxhash-dev libzstd-dev nettle-dev nlohmann-json3-dev zlib1g-dev)
     if(EXISTS "/usr/share/doc/${package}/copyright")
       install(FILES "/usr/share/doc/${package}/copyright"
         DESTINATION "${CMAKE_INSTALL_DOCDIR}/licences" RENAME ${package} COMPONENT tools)
     endif()
   endforeach()
-  foreach(source IN ITEMS onetbb mimalloc_source)
-    file(GLOB licence "${${source}_SOURCE_DIR}/LICENSE*")
+  foreach(source IN ITEMS onetbb mimalloc_source curl_source)
+    file(GLOB licence "${${source}_SOURCE_DIR}/LICENSE*" "${${source}_SOURCE_DIR}/COPYING")
     if(licence)
       install(FILES ${licence} DESTINATION "${CMAKE_INSTALL_DOCDIR}/licences" RENAME ${source} COMPONENT tools)
     endif()
