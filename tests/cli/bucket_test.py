@@ -1,6 +1,6 @@
 """s3://: inputs in object stores give what the same inputs on a disk give, whatever the network does.
 
-The stores are object_server's, which checks signatures, and moto's where that is installed.
+The store is object_server's, which checks signatures and misbehaves as it is told.
 """
 import contextlib
 import filecmp
