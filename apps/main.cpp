@@ -40,7 +40,7 @@ int start(const cli::Tool& tool, int argc, char** argv) {
 int run_suite(int argc, char** argv) {
   CLI::App app("What people do with DeepSpeed checkpoints, a tool each.", "dsckpt");
   cli::Common common;
-  cli::add_common(app, common);
+  cli::add_common(app, common, false);
   for (const cli::Tool* tool : kTools) {
     app.add_subcommand(tool->name, tool->description)->prefix_command();
   }

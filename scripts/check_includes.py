@@ -31,6 +31,7 @@ ALLOWED = {
     "format": {"base", "io", "plan", "pickle"},
     "deepspeed": {"base", "io", "pickle"},
     "checkpoint": LOWER,
+    "bucket": {"base", "io"},
     "group": {"base"},
     "group/mpi": {"group"},
     "exec": {"base", "codec", "io", "plan", "group"},

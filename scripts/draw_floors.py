@@ -25,7 +25,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PICTURE = pathlib.Path("lib/floors.svg")
 TOPS = ("lib", "apps")
-MAX_ROOMS = 21  # of the library
+MAX_ROOMS = 22  # of the library
 MAX_FLOORS = 10
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 

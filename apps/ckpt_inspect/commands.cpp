@@ -7,6 +7,7 @@
 
 #include "base/patterns.h"
 #include "base/text.h"
+#include "cli/far_inputs.h"
 #include "cli/interrupt.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
@@ -18,9 +19,11 @@ namespace dsckpt::inspect {
 
 void add_contents_options(CLI::App& app, const std::string& name, std::string& path,
                           ContentsOptions& options) {
-  app.add_option(name, path,
-                 "Checkpoint folder, tag's folder, universal checkpoint, folder of weights, or one "
-                 "file of torch.save or safetensors")
+  cli::input_path(
+      app.add_option(
+          name, path,
+          "Checkpoint folder, tag's folder, universal checkpoint, folder of weights, or one "
+          "file of torch.save or safetensors"))
       ->required();
   app.add_option("-t,--tag", options.tag, "Tag to read (default: what `latest` says)")
       ->type_name("TAG");

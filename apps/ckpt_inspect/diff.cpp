@@ -16,6 +16,7 @@
 #include "ckpt_inspect/commands.h"
 #include "ckpt_inspect/html.h"
 #include "ckpt_inspect/shown.h"
+#include "cli/far_inputs.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/table.h"
@@ -319,9 +320,10 @@ Command add_diff(CLI::App& app, cli::Common& common) {
   CLI::App& sub = *app.add_subcommand(
       "diff", "Names, shapes, types and values that differ between two, whatever their forms");
   const auto args = std::make_shared<DiffArguments>();
-  sub.add_option("a", args->path_a, "Checkpoint, folder of weights or file, as for `list`")
+  cli::input_path(
+      sub.add_option("a", args->path_a, "Checkpoint, folder of weights or file, as for `list`"))
       ->required();
-  sub.add_option("b", args->path_b, "What to compare it with")->required();
+  cli::input_path(sub.add_option("b", args->path_b, "What to compare it with"))->required();
   sub.add_option("--tag-a", args->tag_a, "Tag to read of A (default: what `latest` says)");
   sub.add_option("--tag-b", args->tag_b, "Tag to read of B");
   sub.add_flag("--states", args->states, "The optimizer's states too, if both have them");

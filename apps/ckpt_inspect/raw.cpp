@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
+#include "cli/far_inputs.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "dsckpt/error.h"
@@ -169,7 +170,9 @@ int raw(const cli::Common& common, const RawArguments& args) {
 Command add_raw(CLI::App& app, cli::Common& common) {
   CLI::App& sub = *app.add_subcommand("raw", "A pickle as data, with every class it names");
   const auto args = std::make_shared<RawArguments>();
-  sub.add_option("file", args->path, "A file of torch.save, a zip, or a plain pickle")->required();
+  cli::input_path(
+      sub.add_option("file", args->path, "A file of torch.save, a zip, or a plain pickle"))
+      ->required();
   sub.add_option("--record", args->record, "The pickle in this record of a zip (default: data.pkl)")
       ->type_name("RECORD");
   sub.add_option(

@@ -12,6 +12,7 @@
 #include "base/patterns.h"
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
+#include "cli/far_inputs.h"
 #include "cli/interrupt.h"
 #include "cli/messages.h"
 #include "cli/progress_display.h"
@@ -138,7 +139,8 @@ Command add_scan(CLI::App& app, cli::Common& common) {
   CLI::App& sub = *app.add_subcommand(
       "scan", "What pickles would import and call: harmless, unknown or dangerous");
   const auto args = std::make_shared<ScanArguments>();
-  sub.add_option("path", args->path, "A file, or a folder with all that is in it")->required();
+  cli::input_path(sub.add_option("path", args->path, "A file, or a folder with all that is in it"))
+      ->required();
   sub.add_option("--allow", args->allowed,
                  "Unknown names (MODULE.NAME, in full) that are harmless. What is known to be\n"
                  "dangerous stays so")

@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "ckpt_pack/commands.h"
+#include "cli/far_inputs.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/table.h"
@@ -82,7 +83,7 @@ Command add_estimate(CLI::App& app, cli::Common& common) {
   CLI::App& sub =
       *app.add_subcommand("estimate", "Sizes and time of packing, from a sample; writes nothing");
   const auto args = std::make_shared<EstimateArguments>();
-  sub.add_option("input", args->input, "Checkpoint, or any folder or file")
+  cli::input_path(sub.add_option("input", args->input, "Checkpoint, or any folder or file"))
       ->type_name("PATH")
       ->required();
   cli::in_range(sub.add_option("--level", args->level, "As for pack"), kLowestPackLevel,

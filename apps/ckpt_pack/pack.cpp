@@ -8,6 +8,7 @@
 
 #include "ckpt_pack/commands.h"
 #include "cli/carry_out.h"
+#include "cli/far_inputs.h"
 #include "cli/option_facts.h"
 #include "codec/frame.h"
 
@@ -37,8 +38,9 @@ Command add(CLI::App& app, cli::Common& common, bool packs) {
   CLI::App& sub = packs ? *app.add_subcommand("pack", "Pack the files of tensors, losslessly")
                         : *app.add_subcommand("unpack", "The files as they were, byte for byte");
   const auto args = std::make_shared<PackArguments>();
-  sub.add_option("input", args->input,
-                 packs ? "Checkpoint, or any folder or file" : "What ckpt-pack or zstd has made")
+  cli::input_path(sub.add_option("input", args->input,
+                                 packs ? "Checkpoint, or any folder or file"
+                                       : "What ckpt-pack or zstd has made"))
       ->type_name("PATH")
       ->required();
   sub.add_option("output", args->output, "Folder for the result, which is made as a whole")

@@ -10,6 +10,7 @@
 #include "cli/messages.h"
 #include "cli/table.h"
 #include "cli/terminal.h"
+#include "io/far_files.h"
 #include "job/job_impl.h"
 #include "job/run_job.h"
 #include "report/forecast.h"
@@ -126,6 +127,10 @@ std::string text_of(const Job& job) {
 
 int carry_out(const CLI::App& app, const Common& common, const Job& job,
               const std::filesystem::path& output, const RunArguments& run, Progress& progress) {
+  if (is_far(output)) {
+    throw UsageError(shown_path(output) + ": outputs are written to file systems only")
+        .with_hint("write to a folder, and copy that (aws s3 sync, rclone copy)");
+  }
   check_place(job->place, output, run.options.force, run.options.resume);
   say_before(app, common, job);
   RunOptions options = run.options;

@@ -16,10 +16,12 @@
 #include <string_view>
 #include <system_error>
 
+#include "cli/far_inputs.h"
 #include "cli/messages.h"
 #include "cli/spelling.h"
 #include "cli/terminal.h"
 #include "dsckpt/error.h"
+#include "io/far_files.h"
 #include "report/report.h"
 
 namespace dsckpt::cli {
@@ -108,9 +110,10 @@ int report_error(const CLI::App& app, bool as_json, const Error& error) {
   if (as_json) print_json("error", with_status(error));
   const Terminal terminal = Terminal::of_stderr();
   std::cerr << app.get_name() << ": " << styled(terminal, Style::bad, "error:") << " "
-            << printable(error.what(), Newlines::keep) << "\n";
+            << printable(shown_text(error.what()), Newlines::keep) << "\n";
   if (!error.hint().empty()) {
-    std::cerr << styled(terminal, Style::bold, "hint:") << " " << printable(error.hint()) << "\n";
+    std::cerr << styled(terminal, Style::bold, "hint:") << " "
+              << printable(shown_text(error.hint())) << "\n";
   }
   return exit_code(error.kind());
 }
@@ -160,6 +163,7 @@ int run_and_report(CLI::App& app, const Common& common, int argc, char** argv,
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an I/O error, not a death
   raise_descriptor_limit();
+  FarInputs far;
   bool as_json = false;
   std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
   if (arguments.empty() && !app.get_subcommands({}).empty()) {
@@ -172,7 +176,7 @@ int run_and_report(CLI::App& app, const Common& common, int argc, char** argv,
     const auto options_end = std::find(arguments.begin(), arguments.end(), "--");
     as_json = std::find(arguments.begin(), options_end, "--json") != options_end;
     say_when_interrupted(app, as_json);
-    const int code = parse(app, arguments) ? body() : kDone;
+    const int code = parse(app, arguments) ? far.run(app, common, body) : kDone;
     flush_stdout();
     return code;
   } catch (const UsageError& error) {

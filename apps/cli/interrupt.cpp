@@ -88,6 +88,11 @@ InterruptGuard::~InterruptGuard() {
   cancel_flag = nullptr;
 }
 
+bool is_interrupted() {
+  const std::atomic<bool>* const flag = cancel_flag.load();
+  return flag != nullptr && *flag;
+}
+
 void set_last_words(const std::string& on_stderr, const std::string& on_stdout) {
   words_on_stderr = &on_stderr;
   words_on_stdout = &on_stdout;

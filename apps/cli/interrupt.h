@@ -19,6 +19,9 @@ class InterruptGuard {
   InterruptGuard& operator=(const InterruptGuard&) = delete;
 };
 
+// Whether a guard that lives has heard a signal. Any thread.
+bool is_interrupted();
+
 // What an end by a signal says; both must live as long as the process.
 void set_last_words(const std::string& on_stderr, const std::string& on_stdout);
 

@@ -2,31 +2,39 @@
 
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
+#include "cli/far_inputs.h"
 #include "cli/terminal.h"
+#include "io/far_files.h"
 #include "report/report.h"
 
 namespace dsckpt::cli {
 
 std::string json_line(const std::string& type, nlohmann::json data) {
-  return dump({{"schema", kJsonSchema}, {"type", type}, {"data", std::move(data)}}) + "\n";
+  return shown_text(dump({{"schema", kJsonSchema}, {"type", type}, {"data", std::move(data)}})) +
+         "\n";
 }
 
 void print_json(const std::string& type, nlohmann::json data) {
-  std::cout << json_line(type, std::move(data));
+  nlohmann::json line = {{"schema", kJsonSchema}, {"type", type}, {"data", std::move(data)}};
+  if (const std::optional<nlohmann::json> traffic = far_traffic_json()) {
+    line["object_store"] = *traffic;
+  }
+  std::cout << shown_text(dump(line)) << "\n";
 }
 
 void hint(const Common& common, const std::string& text) {
   if (common.quiet || text.empty()) return;
-  std::cerr << styled(Terminal::of_stderr(), Style::bold, "hint:") << " " << printable(text)
-            << "\n";
+  std::cerr << styled(Terminal::of_stderr(), Style::bold, "hint:") << " "
+            << printable(shown_text(text)) << "\n";
 }
 
 void note(const CLI::App& app, const Common& common, const std::string& text) {
   if (common.quiet) return;
   std::cerr << app.get_name() << ": " << styled(Terminal::of_stderr(), Style::warning, "note:")
-            << " " << printable(text, Newlines::keep) << "\n";
+            << " " << printable(shown_text(text), Newlines::keep) << "\n";
 }
 
 }  // namespace dsckpt::cli

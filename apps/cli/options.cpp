@@ -16,6 +16,7 @@
 #include "base/text.h"
 #include "cli/command_facts.h"
 #include "cli/completions.h"
+#include "cli/far_inputs.h"
 #include "cli/group.h"
 #include "cli/help.h"
 #include "cli/man_page.h"
@@ -137,7 +138,8 @@ Striping parse_striping(const std::string& text) {
 
 }  // namespace
 
-void add_common(CLI::App& app, Common& common) {
+void add_common(CLI::App& app, Common& common, bool reads) {
+  if (reads) add_far_options(app);
   app.add_flag("--json", common.json, "Results as JSON on stdout")->group(kCommonGroup);
   app.add_flag("-q,--quiet", common.quiet, "No notes, no summary")->group(kCommonGroup);
   add_choice<ColourMode>(app, "--color", "WHEN",
@@ -173,7 +175,8 @@ void add_common(CLI::App& app, Common& common) {
 
 void add_checkpoint_options(CLI::App& app, const std::string& name, std::string& path,
                             SourceOptions& source) {
-  app.add_option(name, path, "Folder with `latest` (or --tag), or a tag's own folder")->required();
+  input_path(app.add_option(name, path, "Folder with `latest` (or --tag), or a tag's own folder"))
+      ->required();
   app.add_option("-t,--tag", source.tag,
                  "Tag to read (default: what `latest` says);\n"
                  "all: each of them, into a folder of its name")
@@ -191,9 +194,10 @@ void add_tp_rules(CLI::App& app, std::vector<std::string>& rules) {
 }
 
 void add_roots(CLI::App& app, std::vector<std::filesystem::path>& roots) {
-  app.add_option("--root", roots,
+  input_path(app.add_option(
+                 "--root", roots,
                  "Another folder with shards of the same tag: what another node kept on its own\n"
-                 "disk; once for each")
+                 "disk; once for each"))
       ->type_name("DIR")
       ->allow_extra_args(false);
 }

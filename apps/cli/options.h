@@ -28,10 +28,11 @@ struct Common {
   std::shared_ptr<Group> group = {};  // of which this is rank 0; nullptr: alone (in_group())
 };
 
-// Adds --json, --quiet, --color, --max-memory and --help to a tool or a subcommand, and to a tool
-// also --version and the hidden --generate bash|zsh|fish|man, which prints a shell's completion or
-// the man page. What is added before them comes before them in --help.
-void add_common(CLI::App& app, Common& common);
+// Adds --json, --quiet, --color, --max-memory and --help, and unless it `reads` nothing
+// --s3-endpoint and its like, to a tool or a subcommand, and to a tool also --version and the
+// hidden --generate bash|zsh|fish|man, which prints a shell's completion or the man page. What is
+// added before them comes before them in --help.
+void add_common(CLI::App& app, Common& common, bool reads = true);
 // Adds --root.
 void add_roots(CLI::App& app, std::vector<std::filesystem::path>& roots);
 // Adds --tp-rule.

@@ -9,6 +9,7 @@
 
 #include "cli/cli.h"
 #include "cli/every_tag.h"
+#include "cli/far_inputs.h"
 #include "cli/option_facts.h"
 #include "cli/tools.h"
 #include "dsckpt/error.h"
@@ -58,15 +59,19 @@ void add_options(CLI::App& app, Arguments& args) {
   app.add_option("--ds-version", args.reshard.ds_version,
                  "The release of DeepSpeed that is to load it; default: the one that saved it")
       ->type_name("X.Y.Z");
-  app.add_option("--like", args.source.like,
-                 "A checkpoint that the new run has saved: parameter groups, their order and the\n"
-                 "layout are taken from it. Needed where the input is weights to start from, a\n"
-                 "Hugging Face folder, a .safetensors or .bin file: then it has all but the values")
+  cli::input_path(
+      app.add_option(
+          "--like", args.source.like,
+          "A checkpoint that the new run has saved: parameter groups, their order and the\n"
+          "layout are taken from it. Needed where the input is weights to start from, a\n"
+          "Hugging Face folder, a .safetensors or .bin file: then it has all but the values"))
       ->type_name("CHECKPOINT");
-  app.add_option("--weights-from", args.source.weights_from,
-                 "Weights that the checkpoint gets instead of its own, such as the average that\n"
-                 "zero-to-fp32 --average wrote: masters and 16-bit copies. Optimizer states and\n"
-                 "steps stay, and training goes on from there")
+  cli::input_path(
+      app.add_option(
+          "--weights-from", args.source.weights_from,
+          "Weights that the checkpoint gets instead of its own, such as the average that\n"
+          "zero-to-fp32 --average wrote: masters and 16-bit copies. Optimizer states and\n"
+          "steps stay, and training goes on from there"))
       ->type_name("WEIGHTS");
   cli::add_weights_options(app, args.source);
   app.add_flag("--plan-batch", args.reshard.plan_batch,

@@ -11,6 +11,7 @@
 
 #include "cli/cli.h"
 #include "cli/every_tag.h"
+#include "cli/far_inputs.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/tools.h"
@@ -38,14 +39,17 @@ struct Arguments {
 };
 
 void add_options(CLI::App& app, Arguments& args) {
-  app.add_option("--input-folder", args.input,
-                 "Checkpoint: the folder that has the file `latest`, or one tag's own folder;\n"
-                 "or weights to start from: a Hugging Face folder, a .safetensors or .bin file")
+  cli::input_path(
+      app.add_option(
+          "--input-folder", args.input,
+          "Checkpoint: the folder that has the file `latest`, or one tag's own folder;\n"
+          "or weights to start from: a Hugging Face folder, a .safetensors or .bin file"))
       ->type_name("DIR");
   app.add_option("--output-folder", args.output,
                  "Folder for the universal checkpoint; `latest_universal` beside it will name it")
       ->type_name("DIR");
-  app.add_option("checkpoint", args.folders[0], "In place of --input-folder")->type_name("DIR");
+  cli::input_path(app.add_option("checkpoint", args.folders[0], "In place of --input-folder"))
+      ->type_name("DIR");
   app.add_option("output", args.folders[1], "In place of --output-folder")->type_name("DIR");
   app.add_option("-t,--tag", args.source.tag,
                  "Which checkpoint; default: what `latest` says;\n"
@@ -66,9 +70,11 @@ void add_options(CLI::App& app, Arguments& args) {
       "Accepted and without effect: a universal_checkpoint_info that is not needed is not\n"
       "missed, one that is needed cannot be made up");
 
-  app.add_option("--like", args.source.like,
-                 "Of weights: a checkpoint of the run that starts from them, which tells trained,\n"
-                 "frozen and tied parameters and the optimizer's states")
+  cli::input_path(
+      app.add_option(
+          "--like", args.source.like,
+          "Of weights: a checkpoint of the run that starts from them, which tells trained,\n"
+          "frozen and tied parameters and the optimizer's states"))
       ->type_name("CHECKPOINT");
   cli::add_weights_options(app, args.source);
 

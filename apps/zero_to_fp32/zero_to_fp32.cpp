@@ -15,6 +15,7 @@
 #include "cli/carry_out.h"
 #include "cli/cli.h"
 #include "cli/every_tag.h"
+#include "cli/far_inputs.h"
 #include "cli/option_facts.h"
 #include "cli/tools.h"
 #include "dsckpt/error.h"
@@ -63,12 +64,13 @@ DType type_in_config(const Source& source, const WeightsOptions& weights) {
 
 void add_options(CLI::App& app, Arguments& args) {
   cli::add_checkpoint_options(app, "checkpoint_dir", args.input, args.source);
-  app.add_option("output_dir", args.output_dir,
-                 "Folder for the weights; made if it is missing. Not with --peft");
-  app.add_option(
-         "more", args.more,
-         "With --average: all are checkpoints or weights, but the last, which is the folder "
-         "for\nthe weights")
+  cli::input_path(app.add_option("output_dir", args.output_dir,
+                                 "Folder for the weights; made if it is missing. Not with --peft"));
+  cli::input_path(
+      app.add_option(
+          "more", args.more,
+          "With --average: all are checkpoints or weights, but the last, which is the folder "
+          "for\nthe weights"))
       ->type_name("DIR");
   app.add_flag(
       "--average", args.average,
@@ -121,11 +123,12 @@ void add_options(CLI::App& app, Arguments& args) {
   app.add_option("--key-map", args.weights.key_map,
                  "Rename tensors by the rules in this file, lines of 'REGEX => REPLACEMENT'")
       ->type_name("FILE");
-  app.add_option(
-         "--hf-config", args.hf_config,
-         "Copy configuration, tokenizer and processor files from this Hugging Face folder,\n"
-         "so that from_pretrained loads the result; default: those beside the checkpoint.\n"
-         "none: copy none")
+  cli::input_path(
+      app.add_option(
+          "--hf-config", args.hf_config,
+          "Copy configuration, tokenizer and processor files from this Hugging Face folder,\n"
+          "so that from_pretrained loads the result; default: those beside the checkpoint.\n"
+          "none: copy none"))
       ->type_name("DIR");
 
   app.add_flag("--states", args.weights.states,

@@ -9,6 +9,7 @@
 
 #include "exec/item_reader.h"
 #include "exec/workers.h"
+#include "io/far_files.h"
 
 namespace dsckpt {
 namespace {
@@ -65,6 +66,12 @@ bool any_compressed(const InputFiles& inputs) {
   return false;
 }
 
+FileSystemKind kind_of_input(const InputFile& input) {
+  const std::optional<FarFile> far = far_file(input.stored_path());
+  const bool is_object = far && far->machine == kNoMachine;
+  return is_object ? FileSystemKind::objects : file_system_kind(input.path());
+}
+
 // Judged by some places all over the plan.
 bool is_cached(const CopyPlan& plan, const InputFiles& inputs) {
   constexpr size_t kPlaces = 64;
@@ -93,7 +100,7 @@ FileSystems file_systems(const InputFiles& inputs, const std::filesystem::path& 
   const size_t step = inputs.size() / kPlaces + 1;
   for (size_t file = 0; file < inputs.size() && systems.input == FileSystemKind::local;
        file += step) {
-    systems.input = file_system_kind(inputs[static_cast<FileId>(file)].path());
+    systems.input = kind_of_input(inputs[static_cast<FileId>(file)]);
   }
   return systems;
 }
@@ -107,7 +114,7 @@ IoChoice choose_io(IoMode mode, const CopyPlan& plan, const InputFiles& inputs,
                   (durable ? bytes >= kDurableDirect : bytes > bytes_before_write_back())));
   if (threads == 0) {
     const bool waits_for_disk = direct || !is_cached(plan, inputs);
-    threads = waits_for_disk ? std::max(cores(), kInFlight) : cores();
+    threads = waits_for_disk ? std::max({cores(), kInFlight, far_requests()}) : cores();
   }
   IoChoice io = choose_local_io(direct, packs || any_compressed(inputs), threads);
   const bool writes_far = systems.output != FileSystemKind::local;

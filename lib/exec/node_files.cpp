@@ -1,8 +1,6 @@
 #include "exec/node_files.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -85,18 +83,6 @@ bool are_the_same(const std::vector<ListedFile>& a, const std::vector<ListedFile
   return files(a) == files(b);
 }
 
-void make_stand_in(const fs::path& path, const FileLook& look) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  if (fd < 0) throw IoError({.file = path.string()}, "cannot create", errno);
-  const timespec time{look.modified / 1'000'000'000, look.modified % 1'000'000'000};
-  const timespec times[2] = {time, time};
-  const bool made =
-      ::ftruncate(fd, static_cast<off_t>(look.size)) == 0 && ::futimens(fd, times) == 0;
-  const int reason = errno;
-  ::close(fd);
-  if (!made) throw IoError({.file = path.string()}, "cannot create", reason);
-}
-
 }  // namespace
 
 void RankReader::read_at(const fs::path& path, uint64_t size, int64_t modified, uint64_t offset,
@@ -173,7 +159,7 @@ void NodeFiles::stand_in(int rank, const fs::path& folder, const std::vector<Lis
   }
   const fs::path machine = folder_ / std::to_string(rank);
   if (std::find(mounted_.begin(), mounted_.end(), machine) == mounted_.end()) {
-    mount_far(machine, rank, group_.member(rank).host,
+    mount_far(machine, rank, group_.member(rank).host + ":",
               std::make_shared<RankReader>(group_.files(), rank));
     mounted_.push_back(machine);
   }
@@ -185,7 +171,7 @@ void NodeFiles::stand_in(int rank, const fs::path& folder, const std::vector<Lis
     if (file.look.is_folder) {
       fs::create_directory(path, failed);
     } else {
-      make_stand_in(path, file.look);
+      make_stand_in(path, file.look.size, file.look.modified);
     }
     if (failed) throw IoError({.file = path.string()}, "cannot create", failed.value());
   }

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "io/far_files.h"
+
 namespace dsckpt {
 
 unsigned cores() {
@@ -16,7 +18,7 @@ unsigned cores() {
 }
 
 unsigned default_threads() {
-  return std::max(cores(), 4u);
+  return std::max({cores(), 4u, far_requests()});
 }
 
 void with_threads(unsigned threads, const std::function<void()>& work) {

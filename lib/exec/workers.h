@@ -8,7 +8,8 @@ namespace dsckpt {
 // As many threads as run at once.
 unsigned cores();
 
-// One a core, and four at least: some wait for the disk while others compute.
+// One a core, and four at least: some wait for the disk while others compute. Of far files as many
+// as their readers take requests at once.
 unsigned default_threads();
 
 // Calls `work` once where oneTBB's algorithms have that many threads (0: default_threads()). Of

@@ -29,6 +29,7 @@ struct Blocks {
   std::map<Key, std::list<Entry>::iterator> by_key;
   size_t bytes = 0;
   size_t files = 0;
+  size_t least = kLeast;
   uint64_t next_file = 0;
 
   static Blocks& instance() {
@@ -46,7 +47,7 @@ struct Blocks {
   void set_size(std::list<Entry>::iterator entry, size_t size) {
     entry->size = size;
     bytes += size;
-    const size_t room = std::min(kLeast + files * kForEachFile, kMost);
+    const size_t room = std::min(least + files * kForEachFile, kMost);
     for (auto last = entries.end(); bytes > room && last != entries.begin();) {
       --last;
       // What is being made stays, and so does what has just been made.
@@ -62,6 +63,12 @@ struct Blocks {
 };
 
 }  // namespace
+
+void BlockCache::keep(size_t bytes) {
+  Blocks& blocks = Blocks::instance();
+  const std::lock_guard lock(blocks.mutex);
+  blocks.least = std::max(blocks.least, bytes);
+}
 
 BlockCache::BlockCache() {
   Blocks& blocks = Blocks::instance();

@@ -26,14 +26,17 @@ class Block {
 };
 using SharedBlock = std::shared_ptr<const Block>;
 
-// The blocks of one file in the cache of the process, which has room for 16 MiB and 4 MiB more for
-// each file, up to 256 MiB; what was used last stays. Any thread.
+// The blocks of one file in the cache of the process, which has room for 16 MiB, or what keep() has
+// said, and 4 MiB more for each file, up to 256 MiB; what was used last stays. Any thread.
 class BlockCache {
  public:
   BlockCache();
   ~BlockCache();
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
+
+  // From now on the cache has room for so much at least, of whatever files.
+  static void keep(size_t bytes);
 
   // Block `index`; made by `make` if it is not there. Who wants a block that another thread is just
   // making waits for it. Throws what `make` throws, to all who wait.

@@ -1,12 +1,17 @@
 #include "io/far_files.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "base/file_time.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -34,6 +39,7 @@ std::optional<std::pair<Mount, fs::path>> find(const fs::path& path) {
   Mounts& known = mounts();
   const std::lock_guard lock(known.mutex);
   for (const Mount& mount : known.all) {
+    if (path == mount.folder) return std::pair(mount, fs::path("/"));
     const std::string front = mount.folder.native() + "/";
     if (path.native().starts_with(front)) {
       return std::pair(mount, fs::path("/" + path.native().substr(front.size())));
@@ -62,6 +68,26 @@ bool has_far_files() {
   return !known.all.empty();
 }
 
+unsigned far_requests() {
+  Mounts& known = mounts();
+  const std::lock_guard lock(known.mutex);
+  unsigned most = 0;
+  for (const Mount& mount : known.all) most = std::max(most, mount.reader->requests());
+  return most;
+}
+
+void make_stand_in(const fs::path& path, uint64_t size, int64_t modified) {
+  // Nobody else opens it: what it seems to hold are zeros.
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0200);
+  if (fd < 0) throw IoError({.file = path.string()}, "cannot create", errno);
+  const timespec time{modified / 1'000'000'000, modified % 1'000'000'000};
+  const timespec times[2] = {time, time};
+  const bool made = ::ftruncate(fd, static_cast<off_t>(size)) == 0 && ::futimens(fd, times) == 0;
+  const int reason = errno;
+  ::close(fd);
+  if (!made) throw IoError({.file = path.string()}, "cannot create", reason);
+}
+
 std::optional<FarFile> far_file(const fs::path& path) {
   const auto found = find(path);
   if (!found) return std::nullopt;
@@ -78,7 +104,21 @@ bool is_far(const fs::path& path) {
 
 std::string shown_path(const fs::path& path) {
   const auto found = find(path);
-  return found ? found->first.name + ":" + found->second.string() : path.string();
+  if (!found) return path.string();
+  return found->first.name + (found->second == "/" ? "" : found->second.string());
+}
+
+std::string shown_text(std::string text) {
+  Mounts& known = mounts();
+  const std::lock_guard lock(known.mutex);
+  for (const Mount& mount : known.all) {
+    const std::string& folder = mount.folder.native();
+    for (size_t at = 0; (at = text.find(folder, at)) != text.npos;) {
+      text.replace(at, folder.size(), mount.name);
+      at += mount.name.size();
+    }
+  }
+  return text;
 }
 
 }  // namespace dsckpt

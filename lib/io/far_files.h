@@ -20,7 +20,12 @@ class FarReader {
   // also for a file of another size or time.
   virtual void read_at(const std::filesystem::path& path, uint64_t size, int64_t modified,
                        uint64_t offset, std::span<std::byte> out) = 0;
+  // How many reads at once it takes to keep it busy; 0: as many as a disk.
+  virtual unsigned requests() const { return 0; }
 };
+
+// The machine of what lies on none: of an object store.
+inline constexpr int kNoMachine = -1;
 
 // One of them.
 struct FarFile {
@@ -33,12 +38,17 @@ struct FarFile {
 
 // Folders whose files are far ones, of this process. Any thread.
 //
-// From now on what lies in `folder`, which is absolute, are the files of `machine` below /, and
-// messages call them "NAME:/path".
+// From now on what lies in `folder`, which is absolute and has no links in its path, are the files
+// of `machine` below /, and messages call them "NAME/path".
 void mount_far(std::filesystem::path folder, int machine, std::string name,
                std::shared_ptr<FarReader> reader);
 void unmount_far(const std::filesystem::path& folder);
 bool has_far_files();
+// The most that their readers say; 0 where there are none.
+unsigned far_requests();
+
+// A stand-in: nothing but its size and time, which is nanoseconds since the epoch. Throws IoError.
+void make_stand_in(const std::filesystem::path& path, uint64_t size, int64_t modified);
 
 // Of a stand-in what it stands for; nothing of any other path.
 std::optional<FarFile> far_file(const std::filesystem::path& path);
@@ -46,5 +56,7 @@ std::optional<FarFile> far_file(const std::filesystem::path& path);
 bool is_far(const std::filesystem::path& path);
 // What messages call a path: "n2:/local/ckpt" of a stand-in, else the path itself.
 std::string shown_path(const std::filesystem::path& path);
+// `text` with all of them in it called so.
+std::string shown_text(std::string text);
 
 }  // namespace dsckpt

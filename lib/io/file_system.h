@@ -12,6 +12,7 @@ enum class FileSystemKind : uint8_t {
   gpfs,
   nfs,
   fuse,
+  objects,  // an object store (far_files.h)
 };
 
 // Of what statfs(2) calls f_type.

@@ -1,0 +1,290 @@
+#include "bucket/buckets.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "bucket/bucket_url.h"
+#include "bucket/credentials.h"
+#include "bucket/http_client.h"
+#include "bucket/listing.h"
+#include "bucket/object_reader.h"
+#include "dsckpt/error.h"
+#include "io/far_files.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr uint64_t kMostObjects = 4'000'000;
+constexpr uint64_t kRequestBytes = 8 << 20;
+constexpr const char* kUsualRegion = "us-east-1";
+constexpr const char* kObjectsAPage = "1000";
+
+// A folder that goes away with this process, however that ends: a child waits for it.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (fs::canonical(fs::temp_directory_path()) / "dsckpt-bucket-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw IoError({.file = name}, "cannot create", errno);
+    path_ = name;
+    int ends[2] = {-1, -1};
+    if (::pipe2(ends, O_CLOEXEC) != 0) return;
+    child_ = ::fork();
+    if (child_ == 0) outlive(ends[0]);
+    ::close(ends[0]);
+    alive_ = ends[1];
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+    if (alive_ >= 0) ::close(alive_);
+    if (child_ > 0) ::waitpid(child_, nullptr, 0);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  // In the child. The other end of the pipe closes when the process ends.
+  [[noreturn]] void outlive(int parent) {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::sigprocmask(SIG_BLOCK, &all, nullptr);
+    ::setsid();
+    // Nobody waits for what it might print, and no other pipe stays open for it.
+    const int end = ::dup2(parent, 0) < 0 ? parent : 0;
+    ::close_range(static_cast<unsigned>(end) + 1, ~0U, 0);
+    char byte = 0;
+    while (::read(end, &byte, 1) < 0 && errno == EINTR) {
+    }
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+    ::execl("/bin/true", "true", static_cast<char*>(nullptr));
+    ::kill(::getpid(), SIGKILL);
+    for (;;) ::pause();
+  }
+
+  fs::path path_;
+  pid_t child_ = -1;
+  int alive_ = -1;
+};
+
+// Where messages say it is.
+std::string shown_url(const BucketUrl& url) {
+  return "s3://" + url.bucket + (url.prefix.empty() ? "" : "/" + url.prefix);
+}
+
+// Of an object that no file can stand for.
+void check_key(const ListedObject& object, const BucketUrl& url) {
+  const fs::path path(object.key);
+  const bool is_odd = object.key.front() == '/' || object.key.find('\0') != object.key.npos ||
+                      object.key.find("//") != object.key.npos ||
+                      std::any_of(path.begin(), path.end(),
+                                  [](const fs::path& part) { return part == "." || part == ".."; });
+  if (!is_odd) return;
+  throw UnsupportedError({.file = "s3://" + url.bucket + "/" + object.key},
+                         "is the key of an object, and can be no file's name")
+      .with_hint("a prefix below which there is no such key can be read");
+}
+
+}  // namespace
+
+struct Buckets::Impl {
+  // A bucket that something is read of.
+  struct Mounted {
+    BucketAccess access;
+    std::shared_ptr<ObjectReader> reader;
+  };
+
+  fs::path root_of(const std::string& bucket) const { return folder->path() / bucket; }
+
+  // All objects whose keys begin with `prefix`; with `beside` none that lie deeper, but as objects
+  // of no size the folders that these lie in, whose keys end with a slash.
+  std::vector<ListedObject> list(const BucketAccess& access, const std::string& prefix,
+                                 bool beside) {
+    std::vector<ListedObject> found;
+    std::string next;
+    do {
+      // In the order of their names, as signatures want them.
+      std::string query = "?";
+      if (!next.empty()) query += "continuation-token=" + percent_encoded(next) + "&";
+      if (beside) query += "delimiter=%2F&";
+      query += "encoding-type=url&list-type=2&max-keys=" + std::string(kObjectsAPage) +
+               "&prefix=" + percent_encoded(prefix);
+      const HttpReply reply = access.client->send(request_of(access, "/" + query));
+      if (reply.status != 200) throw_status(access, reply);
+      ListingPage page = parse_listing(reply.text);
+      for (std::string& folder_key : page.prefixes) {
+        page.objects.push_back({.key = std::move(folder_key)});
+      }
+      const auto is_other = [&](const ListedObject& object) {
+        return !object.key.starts_with(prefix);
+      };
+      if (std::any_of(page.objects.begin(), page.objects.end(), is_other) ||
+          (!page.next.empty() && page.next == next)) {
+        throw CorruptError({}, "the listing is not of what was asked for");
+      }
+      found.insert(found.end(), std::make_move_iterator(page.objects.begin()),
+                   std::make_move_iterator(page.objects.end()));
+      if (found.size() > kMostObjects) {
+        throw UnsupportedError({}, "has more than " + std::to_string(kMostObjects) + " objects")
+            .with_hint("give the checkpoint's own prefix: s3://BUCKET/PREFIX");
+      }
+      next = std::move(page.next);
+    } while (!next.empty());
+    return found;
+  }
+
+  void stand_in(const BucketUrl& url, const std::vector<ListedObject>& objects) {
+    ObjectReader& reader = *mounted.at(url.bucket).reader;
+    for (const ListedObject& object : objects) {
+      check_key(object, url);
+      const fs::path path = root_of(url.bucket) / object.key;
+      std::error_code failed;
+      if (object.key.ends_with('/')) {  // an empty folder, as consoles make them
+        fs::create_directories(path, failed);
+      } else {
+        fs::create_directories(path.parent_path(), failed);
+        if (!failed && !fs::exists(path, failed)) {
+          make_stand_in(path, object.size, object.modified);
+          reader.add(object);
+        }
+      }
+      if (failed) {
+        throw IoError({.file = "s3://" + url.bucket + "/" + object.key},
+                      "cannot have a stand-in in " + folder->path().string(), failed.value());
+      }
+    }
+  }
+
+  void open(const BucketUrl& url) {
+    const BucketAccess& access = mounted.at(url.bucket).access;
+    const std::vector<ListedObject> below =
+        list(access, url.prefix.empty() ? "" : url.prefix + "/", false);
+    stand_in(url, below);
+    if (url.prefix.empty()) return;
+    // Configurations lie beside a tag's own folder, and the URL may be an object's.
+    const size_t slash = url.prefix.rfind('/');
+    const std::string above = slash == url.prefix.npos ? "" : url.prefix.substr(0, slash + 1);
+    try {
+      std::vector<ListedObject> beside = list(access, above, true);
+      // Of what is not there, messages say what is.
+      if (!below.empty()) {
+        std::erase_if(beside, [](const ListedObject& object) { return object.key.ends_with('/'); });
+      }
+      stand_in(url, beside);
+    } catch (const IoError&) {
+      if (below.empty()) throw;  // else it may be that only the prefix may be listed
+    }
+  }
+
+  std::optional<TemporaryFolder> folder;
+  std::vector<BucketUrl> urls;
+  std::shared_ptr<HttpClient> client;
+  std::map<std::string, Mounted> mounted;
+};
+
+namespace {
+
+// Of the bucket, without a slash at its end.
+std::string url_of_bucket(const BucketOptions& options, const std::string& endpoint,
+                          const std::string& region, const std::string& bucket) {
+  // Certificates are of one label before the host.
+  const bool has_dots = bucket.find('.') != bucket.npos;
+  const bool in_path = options.path_style.value_or(!endpoint.empty() || has_dots);
+  std::string host = endpoint.empty() ? "https://s3." + region + ".amazonaws.com" : endpoint;
+  while (host.ends_with('/')) host.pop_back();
+  const size_t scheme = host.find("://");
+  if (!host.starts_with("http://") && !host.starts_with("https://")) {
+    throw UsageError("the endpoint '" + host + "' is no URL")
+        .with_hint("--s3-endpoint https://HOST, or http://HOST:PORT");
+  }
+  if (in_path) return host + "/" + bucket;
+  return host.substr(0, scheme + 3) + bucket + "." + host.substr(scheme + 3);
+}
+
+}  // namespace
+
+bool can_read_buckets() {
+  return true;
+}
+
+Buckets::Buckets() : impl_(std::make_unique<Impl>()) {}
+
+Buckets::~Buckets() {
+  for (const auto& [bucket, mounted] : impl_->mounted) unmount_far(impl_->root_of(bucket));
+}
+
+fs::path Buckets::place_of(const std::string& url) {
+  const BucketUrl parsed = parse_bucket_url(url);
+  if (!impl_->folder) impl_->folder.emplace();
+  impl_->urls.push_back(parsed);
+  const fs::path root = impl_->root_of(parsed.bucket);
+  return parsed.prefix.empty() ? root : root / parsed.prefix;
+}
+
+bool Buckets::is_empty() const {
+  return impl_->urls.empty();
+}
+
+void Buckets::open(const BucketOptions& options,
+                   const std::function<const char*(const char*)>& variables,
+                   const std::function<bool()>& cancelled) {
+  const auto first_of = [&](std::initializer_list<std::string> given,
+                            std::initializer_list<const char*> names, const std::string& last) {
+    for (const std::string& text : given) {
+      if (!text.empty()) return text;
+    }
+    for (const char* name : names) {
+      const char* const value = variables(name);
+      if (value != nullptr && *value != '\0') return std::string(value);
+    }
+    return last;
+  };
+  const SharedSettings shared = read_shared_settings(variables);
+  const std::string endpoint =
+      first_of({options.endpoint}, {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"}, shared.endpoint);
+  const std::string region = first_of({options.region}, {"AWS_REGION", "AWS_DEFAULT_REGION"},
+                                      shared.region.empty() ? kUsualRegion : shared.region);
+  unsigned requests = options.requests;
+  if (options.max_memory != 0) {
+    const uint64_t room = std::max<uint64_t>(options.max_memory / 4 / kRequestBytes, 1);
+    requests = static_cast<unsigned>(std::min<uint64_t>(requests, room));
+  }
+  impl_->client = std::make_shared<HttpClient>(requests, cancelled);
+  std::shared_ptr<CredentialSource> credentials;
+  if (!options.is_unsigned) {
+    credentials = std::make_shared<CredentialSource>(variables, shared.credentials, *impl_->client);
+  }
+  for (const BucketUrl& url : impl_->urls) {
+    if (!impl_->mounted.contains(url.bucket)) {
+      const BucketAccess access{.url = url_of_bucket(options, endpoint, region, url.bucket),
+                                .region = region,
+                                .credentials = credentials,
+                                .client = impl_->client,
+                                .requests = requests};
+      auto reader = std::make_shared<ObjectReader>(access);
+      impl_->mounted.emplace(url.bucket, Impl::Mounted{access, reader});
+      mount_far(impl_->root_of(url.bucket), kNoMachine, "s3://" + url.bucket, reader);
+    }
+    in_context({.file = shown_url(url)}, [&] { impl_->open(url); });
+  }
+}
+
+BucketTraffic Buckets::traffic() const {
+  if (impl_->client == nullptr) return {};
+  const Traffic traffic = impl_->client->traffic();
+  return {traffic.requests, traffic.repeated, traffic.bytes};
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,230 @@
+#include "bucket/credentials.h"
+
+#include <string.h>
+#include <time.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "dsckpt/error.h"
+
+namespace dsckpt {
+namespace {
+
+constexpr uintmax_t kMostSettings = 1 << 20;
+constexpr int64_t kBeforeTheEnd = 300;  // seconds
+constexpr int kLocalSeconds = 2;        // for what answers from this machine
+constexpr const char* kContainerHost = "http://169.254.170.2";
+constexpr const char* kInstanceHost = "http://169.254.169.254";
+
+std::string value_of(const Variables& variables, const char* name) {
+  const char* const value = variables(name);
+  return value == nullptr ? "" : value;
+}
+
+std::string_view without_blanks(std::string_view text) {
+  while (!text.empty() && (text.back() == ' ' || text.back() == '\t' || text.back() == '\r')) {
+    text.remove_suffix(1);
+  }
+  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
+  return text;
+}
+
+// One file's settings of `profile`; false if the file has no such profile.
+bool read_profile(const std::filesystem::path& path, const std::string& profile,
+                  std::map<std::string, std::string>& settings) {
+  std::error_code failed;
+  const uintmax_t size = std::filesystem::file_size(path, failed);
+  if (failed == std::errc::no_such_file_or_directory || failed == std::errc::not_a_directory) {
+    return false;
+  }
+  if (failed) throw IoError({.file = path.string()}, "cannot be looked at", failed.value());
+  if (size > kMostSettings) throw IoError({.file = path.string()}, "is too long to be settings", 0);
+  std::ifstream file(path);
+  if (!file) throw IoError({.file = path.string()}, "cannot open", errno);
+  bool is_there = false;
+  bool is_ours = false;
+  for (std::string line; std::getline(file, line);) {
+    const bool is_nested = line.starts_with(' ') || line.starts_with('\t');
+    const std::string_view text = without_blanks(line);
+    if (text.starts_with('[') && text.ends_with(']')) {
+      std::string_view name = without_blanks(text.substr(1, text.size() - 2));
+      if (name.starts_with("profile ")) name = without_blanks(name.substr(8));
+      is_ours = name == profile;
+      is_there |= is_ours;
+    } else if (is_ours && !is_nested && !text.starts_with('#') && !text.starts_with(';')) {
+      const size_t equals = text.find('=');
+      if (equals != text.npos) {
+        settings.emplace(without_blanks(text.substr(0, equals)),
+                         without_blanks(text.substr(equals + 1)));
+      }
+    }
+    ::explicit_bzero(line.data(), line.size());
+  }
+  return is_there;
+}
+
+std::filesystem::path settings_file(const Variables& variables, const char* variable,
+                                    const char* name) {
+  const std::string given = value_of(variables, variable);
+  if (!given.empty()) return given;
+  return std::filesystem::path(value_of(variables, "HOME")) / ".aws" / name;
+}
+
+// "2026-11-25T13:00:00Z"
+int64_t seconds_of(const std::string& text) {
+  tm parts{};
+  if (::strptime(text.c_str(), "%Y-%m-%dT%H:%M:%S", &parts) == nullptr) return 0;
+  return ::timegm(&parts);
+}
+
+// What both endpoints answer with.
+std::shared_ptr<const Credentials> parse_answer(HttpReply& reply, const std::string& who) {
+  auto found = std::make_shared<Credentials>();
+  try {
+    const nlohmann::json answer = nlohmann::json::parse(reply.text);
+    found->key = answer.at("AccessKeyId").get<std::string>();
+    found->secret = answer.at("SecretAccessKey").get<std::string>();
+    found->token = answer.value("Token", "");
+    found->expires = seconds_of(answer.value("Expiration", ""));
+  } catch (const nlohmann::json::exception&) {
+    ::explicit_bzero(reply.text.data(), reply.text.size());
+    throw IoError({}, who + " answers with what are no credentials", 0)
+        .with_hint("keys of your own are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");
+  }
+  ::explicit_bzero(reply.text.data(), reply.text.size());
+  return found;
+}
+
+HttpRequest local_request(std::string url) {
+  HttpRequest request;
+  request.url = std::move(url);
+  request.most = 64 << 10;
+  request.seconds = kLocalSeconds;
+  return request;
+}
+
+bool is_there(const HttpReply& reply) {
+  return reply.status == 200;
+}
+
+}  // namespace
+
+SharedSettings read_shared_settings(const Variables& variables) {
+  const std::string named = value_of(variables, "AWS_PROFILE");
+  const std::string profile = named.empty() ? "default" : named;
+  std::map<std::string, std::string> settings;
+  const bool in_first = read_profile(
+      settings_file(variables, "AWS_SHARED_CREDENTIALS_FILE", "credentials"), profile, settings);
+  const bool in_second =
+      read_profile(settings_file(variables, "AWS_CONFIG_FILE", "config"), profile, settings);
+  if (!named.empty() && !in_first && !in_second) {
+    throw UsageError("AWS_PROFILE: there is no profile '" + named + "'")
+        .with_hint("profiles are in ~/.aws/credentials and ~/.aws/config");
+  }
+  SharedSettings shared;
+  shared.region = settings["region"];
+  shared.endpoint = settings["endpoint_url"];
+  if (!settings["aws_access_key_id"].empty() && !settings["aws_secret_access_key"].empty()) {
+    auto found = std::make_shared<Credentials>();
+    found->key = settings["aws_access_key_id"];
+    found->secret = settings["aws_secret_access_key"];
+    found->token = settings["aws_session_token"];
+    shared.credentials = std::move(found);
+  }
+  for (auto& [name, value] : settings) ::explicit_bzero(value.data(), value.size());
+  return shared;
+}
+
+std::shared_ptr<const Credentials> CredentialSource::get() {
+  const std::lock_guard lock(mutex_);
+  if (known_ == nullptr ||
+      (known_->expires != 0 && ::time(nullptr) > known_->expires - kBeforeTheEnd)) {
+    known_ = find();
+  }
+  return known_;
+}
+
+std::shared_ptr<const Credentials> CredentialSource::find() {
+  auto found = std::make_shared<Credentials>();
+  found->key = value_of(variables_, "AWS_ACCESS_KEY_ID");
+  found->secret = value_of(variables_, "AWS_SECRET_ACCESS_KEY");
+  found->token = value_of(variables_, "AWS_SESSION_TOKEN");
+  if (!found->key.empty() && !found->secret.empty()) return found;
+  if (shared_ != nullptr) return shared_;
+  if (auto of = of_container()) return of;
+  if (auto of = of_instance()) return of;
+  throw IoError({}, "there are no credentials to sign requests with", 0)
+      .with_hint(
+          "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE and ~/.aws, give "
+          "them; `aws configure export-credentials --format env` those of a login; "
+          "--s3-unsigned reads what is public");
+}
+
+std::shared_ptr<const Credentials> CredentialSource::of_container() {
+  const std::string relative = value_of(variables_, "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI");
+  std::string url = value_of(variables_, "AWS_CONTAINER_CREDENTIALS_FULL_URI");
+  if (!relative.empty()) url = kContainerHost + relative;
+  if (url.empty()) return nullptr;
+  HttpRequest request = local_request(url);
+  std::string token = value_of(variables_, "AWS_CONTAINER_AUTHORIZATION_TOKEN");
+  if (const std::string path = value_of(variables_, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE");
+      !path.empty()) {
+    std::ifstream file(path);
+    if (!std::getline(file, token)) {
+      throw IoError({.file = path}, "holds no token (AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE)", 0);
+    }
+  }
+  if (!token.empty()) request.headers.push_back("Authorization: " + token);
+  HttpReply reply = client_.send(request);
+  for (std::string& header : request.headers) ::explicit_bzero(header.data(), header.size());
+  ::explicit_bzero(token.data(), token.size());
+  if (!is_there(reply)) {
+    throw IoError(
+        {}, "the container's credentials cannot be had: status " + std::to_string(reply.status), 0)
+        .with_hint(
+            "AWS_CONTAINER_AUTHORIZATION_TOKEN, or the file of ..._TOKEN_FILE, has to be the "
+            "container's; keys of your own are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");
+  }
+  return parse_answer(reply, "the container's endpoint");
+}
+
+// "Use the Instance Metadata Service to access instance metadata", version 2.
+std::shared_ptr<const Credentials> CredentialSource::of_instance() {
+  if (value_of(variables_, "AWS_EC2_METADATA_DISABLED") == "true") return nullptr;
+  std::string host = value_of(variables_, "AWS_EC2_METADATA_SERVICE_ENDPOINT");
+  if (host.empty()) host = kInstanceHost;
+  while (host.ends_with('/')) host.pop_back();
+  const std::string roles = host + "/latest/meta-data/iam/security-credentials/";
+  HttpReply token;
+  try {
+    HttpRequest request = local_request(host + "/latest/api/token");
+    request.method = "PUT";
+    request.headers = {"X-aws-ec2-metadata-token-ttl-seconds: 300"};
+    token = client_.send(request);
+  } catch (const IoError&) {
+    return nullptr;  // no instance of that kind
+  }
+  if (!is_there(token)) return nullptr;
+  const std::string signs = "X-aws-ec2-metadata-token: " + token.text;
+  HttpRequest request = local_request(roles);
+  request.headers = {signs};
+  const HttpReply role = client_.send(request);
+  if (!is_there(role) || role.text.empty()) return nullptr;  // it has no role
+  HttpRequest wanted =
+      local_request(roles + std::string(without_blanks(role.text.substr(0, role.text.find('\n')))));
+  wanted.headers = {signs};
+  HttpReply reply = client_.send(wanted);
+  if (!is_there(reply)) {
+    throw IoError(
+        {}, "the instance's credentials cannot be had: status " + std::to_string(reply.status), 0)
+        .with_hint("keys of your own are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");
+  }
+  return parse_answer(reply, "the instance's metadata service");
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,53 @@
+// Who signs requests, and where the store is: what the AWS command line and SDKs look at, in their
+// order (AWS SDKs and Tools Reference Guide, "Standardized credential providers").
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "bucket/http_client.h"
+
+namespace dsckpt {
+
+// As getenv(3).
+using Variables = std::function<const char*(const char*)>;
+
+// Settings of one profile in ~/.aws/credentials and ~/.aws/config, or AWS_SHARED_CREDENTIALS_FILE
+// and AWS_CONFIG_FILE. The profile is AWS_PROFILE's, or "default".
+struct SharedSettings {
+  std::shared_ptr<const Credentials> credentials = {};  // nullptr: none there
+  std::string region = {};
+  std::string endpoint = {};  // endpoint_url
+};
+// Throws IoError for a file that is there and cannot be read, or is longer than 1 MiB, UsageError
+// for an AWS_PROFILE that is in none of them.
+SharedSettings read_shared_settings(const Variables& variables);
+
+// Any thread. Credentials that end are fetched again some minutes before.
+class CredentialSource {
+ public:
+  CredentialSource(Variables variables, std::shared_ptr<const Credentials> shared,
+                   HttpClient& client)
+      : variables_(std::move(variables)), shared_(std::move(shared)), client_(client) {}
+
+  // The environment's, the shared files', a container's (AWS_CONTAINER_CREDENTIALS_FULL_URI and
+  // _RELATIVE_URI), or the instance's (IMDSv2). Throws IoError if there are none, or what should
+  // give them does not, InterruptedError.
+  std::shared_ptr<const Credentials> get();
+
+ private:
+  std::shared_ptr<const Credentials> find();
+  std::shared_ptr<const Credentials> of_container();
+  std::shared_ptr<const Credentials> of_instance();
+
+  const Variables variables_;
+  const std::shared_ptr<const Credentials> shared_;
+  HttpClient& client_;
+  std::mutex mutex_;
+  std::shared_ptr<const Credentials> known_;
+};
+
+}  // namespace dsckpt

@@ -1,0 +1,359 @@
+#include "bucket/http_client.h"
+
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <random>
+#include <string_view>
+#include <thread>
+
+#include "base/text.h"
+#include "bucket/curl_library.h"
+#include "bucket/signature.h"
+#include "dsckpt/error.h"
+
+namespace dsckpt {
+namespace {
+
+constexpr int kTries = 6;
+constexpr std::chrono::milliseconds kFirstWait{100};
+constexpr std::chrono::milliseconds kLongestWait{5000};
+constexpr std::chrono::milliseconds kNap{50};  // after which `cancelled` is asked again
+constexpr long kSlowestBytes = 1000;           // a second
+constexpr long kSlowestSeconds = 20;
+constexpr long kConnectSeconds = 15;
+constexpr size_t kMostErrorText = 64 << 10;
+constexpr size_t kMostHeader = 4096;
+
+// Where distributions have the certificates to trust: Debian, Fedora, openSUSE, Alpine.
+constexpr const char* kCertificates[] = {"/etc/ssl/certs/ca-certificates.crt",
+                                         "/etc/pki/tls/certs/ca-bundle.crt",
+                                         "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem"};
+
+// What one thread asks with. A server's connection stays open with `several`.
+struct Connection {
+  CURL* easy = nullptr;
+  CURLM* several = nullptr;
+};
+
+// One request and what comes back.
+struct Exchange {
+  Connection connection;
+  const HttpRequest& request;
+  HttpReply reply = {};
+  bool too_long = false;
+};
+
+bool is_good(long status) {
+  return status >= 200 && status < 300;
+}
+
+extern "C" size_t on_body(char* data, size_t, size_t size, void* user) {
+  auto& exchange = *static_cast<Exchange*>(user);
+  HttpReply& reply = exchange.reply;
+  if (reply.status == 0) {
+    curl().easy_getinfo(exchange.connection.easy, CURLINFO_RESPONSE_CODE, &reply.status);
+  }
+  const std::span<std::byte> into = exchange.request.into;
+  if (!into.empty() && is_good(reply.status)) {
+    if (size > into.size() - reply.received) {
+      exchange.too_long = true;
+      return 0;
+    }
+    std::memcpy(into.data() + reply.received, data, size);
+  } else {
+    const size_t most = is_good(reply.status) ? exchange.request.most : kMostErrorText;
+    if (size > most - reply.text.size()) {
+      exchange.too_long = true;
+      return 0;
+    }
+    reply.text.append(data, size);
+  }
+  reply.received += size;
+  return size;
+}
+
+std::string_view trimmed(std::string_view text) {
+  while (!text.empty() && (text.back() == '\r' || text.back() == '\n' || text.back() == ' ')) {
+    text.remove_suffix(1);
+  }
+  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+  return text;
+}
+
+extern "C" size_t on_header(char* data, size_t, size_t size, void* user) {
+  HttpReply& reply = static_cast<Exchange*>(user)->reply;
+  const std::string_view line(data, size);
+  const size_t colon = line.find(':');
+  if (colon == line.npos || size > kMostHeader) return size;
+  std::string name(line.substr(0, colon));
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+  const std::string_view value = trimmed(line.substr(colon + 1));
+  if (name == "etag") {
+    reply.etag = value;
+    std::erase(reply.etag, '"');
+  } else if (name == "x-amz-bucket-region") {
+    reply.region = value;
+  } else if (name == "content-range") {
+    reply.content_range = value;
+  }
+  return size;
+}
+
+// What may be another way the next time.
+bool may_pass(CURLcode code, long status) {
+  switch (code) {
+    case CURLE_OK:
+      return status == 429 || status == 500 || status == 502 || status == 503 || status == 504;
+    case CURLE_COULDNT_RESOLVE_HOST:
+    case CURLE_COULDNT_CONNECT:
+    case CURLE_OPERATION_TIMEDOUT:
+    case CURLE_GOT_NOTHING:
+    case CURLE_SEND_ERROR:
+    case CURLE_RECV_ERROR:
+    case CURLE_PARTIAL_FILE:
+    case CURLE_SSL_CONNECT_ERROR:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Headers that libcurl has; tokens among them are wiped.
+class HeaderList {
+ public:
+  ~HeaderList() {
+    for (const curl_slist* at = list_; at != nullptr; at = at->next) {
+      ::explicit_bzero(at->data, std::strlen(at->data));
+    }
+    curl().slist_free_all(list_);
+  }
+  void add(const std::string& header) {
+    curl_slist* const longer = curl().slist_append(list_, header.c_str());
+    if (longer == nullptr) throw std::bad_alloc();
+    list_ = longer;
+  }
+  curl_slist* get() const { return list_; }
+
+ private:
+  curl_slist* list_ = nullptr;
+};
+
+template <typename T>
+void set(CURL* handle, CURLoption option, T value) {
+  if (curl().easy_setopt(handle, option, value) != CURLE_OK) {
+    throw IoError({}, "this libcurl lacks an option that is needed", 0)
+        .with_hint("libcurl 7.85 and later have it, built with SSL");
+  }
+}
+
+const char* first_variable(std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const char* const value = ::getenv(name);
+    if (value != nullptr && *value != '\0') return value;
+  }
+  return nullptr;
+}
+
+// Of a libcurl that was built for no machine.
+const char* certificates_here() {
+  const curl_version_info_data* const about = curl().version_info(CURLVERSION_NOW);
+  if (about->cainfo != nullptr || about->capath != nullptr) return nullptr;
+  for (const char* file : kCertificates) {
+    if (::access(file, R_OK) == 0) return file;
+  }
+  return nullptr;
+}
+
+void wipe(std::string& text) {
+  ::explicit_bzero(text.data(), text.size());
+}
+
+}  // namespace
+
+Credentials::~Credentials() {
+  wipe(key);
+  wipe(secret);
+  wipe(token);
+}
+
+struct HttpClient::Impl {
+  Impl(unsigned requests, std::function<bool()> asked)
+      : free_(std::max(requests, 1u)), cancelled(std::move(asked)) {
+    certificates_ = first_variable({"AWS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE"});
+    if (certificates_ == nullptr) certificates_ = certificates_here();
+  }
+  ~Impl() {
+    for (const Connection& connection : idle_) {
+      curl().easy_cleanup(connection.easy);
+      curl().multi_cleanup(connection.several);
+    }
+  }
+
+  // Waits for its turn.
+  Connection take() {
+    std::unique_lock lock(mutex_);
+    while (free_ == 0) {
+      changed_.wait_for(lock, kNap);
+      if (cancelled()) throw InterruptedError();
+    }
+    Connection connection;
+    if (!idle_.empty()) {
+      connection = idle_.back();
+      idle_.pop_back();
+    } else {
+      connection = {curl().easy_init(), curl().multi_init()};
+      if (connection.easy == nullptr || connection.several == nullptr) throw std::bad_alloc();
+    }
+    --free_;
+    return connection;
+  }
+  void give(const Connection& connection) {
+    curl().easy_reset(connection.easy);
+    {
+      const std::lock_guard lock(mutex_);
+      idle_.push_back(connection);
+      ++free_;
+    }
+    changed_.notify_one();
+  }
+
+  // Not curl_easy_perform(), which hears of an interrupt only once a second.
+  CURLcode perform(const Connection& connection) const {
+    if (curl().multi_add_handle(connection.several, connection.easy) != CURLM_OK) {
+      return CURLE_FAILED_INIT;
+    }
+    CURLcode code = CURLE_ABORTED_BY_CALLBACK;
+    int running = 1;
+    while (running > 0 && !cancelled()) {
+      if (curl().multi_perform(connection.several, &running) != CURLM_OK) break;
+      if (running > 0) curl().multi_poll(connection.several, nullptr, 0, kNap.count(), nullptr);
+    }
+    int left = 0;
+    while (const CURLMsg* message = curl().multi_info_read(connection.several, &left)) {
+      if (message->msg == CURLMSG_DONE) code = message->data.result;
+    }
+    curl().multi_remove_handle(connection.several, connection.easy);
+    return code;
+  }
+
+  CURLcode once(Exchange& exchange) {
+    const HttpRequest& request = exchange.request;
+    CURL* const handle = exchange.connection.easy;
+    set(handle, CURLOPT_URL, request.url.c_str());
+    set(handle, CURLOPT_PATH_AS_IS, 1L);
+    set(handle, CURLOPT_NOSIGNAL, 1L);
+    set(handle, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_1_1));
+    set(handle, CURLOPT_PROTOCOLS_STR, "http,https");
+    set(handle, CURLOPT_USERAGENT, "dsckpt");
+    set(handle, CURLOPT_CONNECTTIMEOUT, request.seconds > 0 ? request.seconds : kConnectSeconds);
+    set(handle, CURLOPT_TIMEOUT, static_cast<long>(request.seconds));
+    set(handle, CURLOPT_LOW_SPEED_LIMIT, kSlowestBytes);
+    set(handle, CURLOPT_LOW_SPEED_TIME, kSlowestSeconds);
+    set(handle, CURLOPT_BUFFERSIZE, 256L << 10);
+    if (request.method != "GET") set(handle, CURLOPT_CUSTOMREQUEST, request.method.c_str());
+    set(handle, CURLOPT_WRITEFUNCTION, on_body);
+    set(handle, CURLOPT_WRITEDATA, &exchange);
+    set(handle, CURLOPT_HEADERFUNCTION, on_header);
+    set(handle, CURLOPT_HEADERDATA, &exchange);
+    if (certificates_ != nullptr) set(handle, CURLOPT_CAINFO, certificates_);
+    std::string range;
+    if (!request.into.empty()) {
+      range = std::to_string(request.offset) + "-" +
+              std::to_string(request.offset + request.into.size() - 1);
+      set(handle, CURLOPT_RANGE, range.c_str());
+    }
+    HeaderList headers;
+    for (const std::string& header : request.headers) headers.add(header);
+    if (request.credentials != nullptr) {
+      for (std::string& header : signed_headers(request.method, request.url, *request.credentials,
+                                                request.region, ::time(nullptr))) {
+        headers.add(header);
+        wipe(header);
+      }
+    }
+    set(handle, CURLOPT_HTTPHEADER, headers.get());
+    const CURLcode code = perform(exchange.connection);
+    curl().easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &exchange.reply.status);
+    ++requests_;
+    bytes_ += exchange.reply.received;
+    return code;
+  }
+
+  void wait(int tries) {
+    const auto longest = std::min(kFirstWait * (1 << tries), kLongestWait);
+    thread_local std::minstd_rand random{std::random_device{}()};
+    const auto chosen =
+        std::uniform_int_distribution<int64_t>(longest.count() / 2, longest.count())(random);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(chosen);
+    while (std::chrono::steady_clock::now() < end) {
+      if (cancelled()) throw InterruptedError();
+      std::this_thread::sleep_for(kNap);
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;  // one is free
+  unsigned free_;
+  std::vector<Connection> idle_;
+  const char* certificates_ = nullptr;
+  const std::function<bool()> cancelled;
+  std::atomic<uint64_t> requests_{0};
+  std::atomic<uint64_t> repeated_{0};
+  std::atomic<uint64_t> bytes_{0};
+};
+
+HttpClient::HttpClient(unsigned requests, std::function<bool()> cancelled)
+    : impl_(std::make_unique<Impl>(requests, std::move(cancelled))) {}
+HttpClient::~HttpClient() = default;
+
+HttpReply HttpClient::send(const HttpRequest& request) {
+  for (int tries = 1;; ++tries) {
+    const Connection connection = impl_->take();
+    Exchange exchange{.connection = connection, .request = request};
+    CURLcode code = CURLE_OK;
+    try {
+      code = impl_->once(exchange);
+    } catch (...) {
+      impl_->give(connection);
+      throw;
+    }
+    impl_->give(connection);
+    if (impl_->cancelled()) throw InterruptedError();
+    if (exchange.too_long) {
+      throw IoError({}, "the server sends more than was asked for", 0)
+          .with_hint("a server or proxy that does not honour ranges cannot be read from");
+    }
+    const bool again = may_pass(code, exchange.reply.status);
+    if (again && tries < kTries && request.seconds == 0) {
+      ++impl_->repeated_;
+      impl_->wait(tries - 1);
+      continue;
+    }
+    if (code != CURLE_OK) {
+      throw IoError({},
+                    "cannot be had from the server: " + std::string(curl().easy_strerror(code)) +
+                        (again ? ", " + counted(tries, "time") : ""),
+                    0)
+          .with_hint(code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE
+                         ? "AWS_CA_BUNDLE names a file with the certificates to trust"
+                         : "is the endpoint right (--s3-endpoint), and the network there?");
+    }
+    return std::move(exchange.reply);
+  }
+}
+
+Traffic HttpClient::traffic() const {
+  return {impl_->requests_, impl_->repeated_, impl_->bytes_};
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,82 @@
+// HttpClient: requests to object stores, signed, counted, and sent again where that helps.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace dsckpt {
+
+// What signs. The memory of the secrets is wiped when it goes.
+struct Credentials {
+  Credentials() = default;
+  Credentials(const Credentials&) = delete;
+  Credentials& operator=(const Credentials&) = delete;
+  ~Credentials();
+
+  std::string key = {};
+  std::string secret = {};
+  std::string token = {};  // of a session; "": none
+  int64_t expires = 0;     // seconds since the epoch; 0: never
+};
+
+struct HttpRequest {
+  std::string url;
+  std::string method = "GET";
+  std::vector<std::string> headers = {};  // "Name: value"
+  // The bytes that are wanted; the reply's body is as long as `into`. Else it is text.
+  uint64_t offset = 0;
+  std::span<std::byte> into = {};
+  size_t most = size_t{8} << 20;  // bytes of text that are taken
+  // With these it is signed (Signature Version 4, for S3) for `region`.
+  std::shared_ptr<const Credentials> credentials = {};
+  std::string region = {};
+  // Of credential endpoints, which answer at once or are not there: tries once, for so long.
+  int seconds = 0;
+};
+
+struct HttpReply {
+  long status = 0;
+  std::string text = {};           // the body, unless it is in `into`
+  std::string etag = {};           // without quotes
+  std::string region = {};         // x-amz-bucket-region
+  std::string content_range = {};  // "bytes 0-9/100"
+  size_t received = 0;             // bytes of the body
+};
+
+struct Traffic {
+  uint64_t requests = 0;  // with those that were sent again
+  uint64_t repeated = 0;
+  uint64_t bytes = 0;  // of bodies
+};
+
+// Any thread. Connections are kept for the requests that follow, HTTP/1.1; the proxy is what
+// libcurl's variables say (https_proxy, no_proxy), certificates are checked against the file of
+// AWS_CA_BUNDLE, CURL_CA_BUNDLE or SSL_CERT_FILE, or else the system's.
+class HttpClient {
+ public:
+  // At most `requests` are under way at once; others wait. `cancelled` is asked while one waits.
+  HttpClient(unsigned requests, std::function<bool()> cancelled);
+  ~HttpClient();
+  HttpClient(const HttpClient&) = delete;
+  HttpClient& operator=(const HttpClient&) = delete;
+
+  // The reply, whatever its status. What may pass is tried again, six times in all, after waits
+  // that double, with jitter: 429, 500, 502, 503 and 504, connections that are refused, reset or
+  // cut, and bodies that come at less than 1 KB/s for 20 seconds. Throws IoError when that did not
+  // help, for a body that is longer than was asked for, and InterruptedError.
+  HttpReply send(const HttpRequest& request);
+
+  Traffic traffic() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dsckpt

@@ -1,0 +1,86 @@
+#include "bucket/listing.h"
+
+#include <time.h>
+
+#include <charconv>
+#include <cstring>
+#include <pugixml.hpp>
+
+#include "base/text.h"
+#include "bucket/bucket_url.h"
+#include "dsckpt/error.h"
+
+namespace dsckpt {
+namespace {
+
+constexpr size_t kMostKeyBytes = 8192;  // S3 allows 1024
+constexpr size_t kMostErrorBytes = 300;
+
+// "2026-11-25T12:30:00.250Z"
+int64_t nanoseconds_of(const char* text) {
+  tm parts{};
+  const char* rest = ::strptime(text, "%Y-%m-%dT%H:%M:%S", &parts);
+  if (rest == nullptr) return 0;
+  int64_t fraction = 0;
+  if (*rest == '.') {
+    int64_t unit = 100'000'000;
+    for (++rest; *rest >= '0' && *rest <= '9'; ++rest, unit /= 10) fraction += (*rest - '0') * unit;
+  }
+  return int64_t{::timegm(&parts)} * 1'000'000'000 + fraction;
+}
+
+}  // namespace
+
+ListingPage parse_listing(std::string_view xml) {
+  pugi::xml_document document;
+  const pugi::xml_parse_result parsed = document.load_buffer(xml.data(), xml.size());
+  if (!parsed) {
+    throw CorruptError({.offset = static_cast<uint64_t>(parsed.offset)},
+                       std::string("the listing is no XML: ") + parsed.description());
+  }
+  const pugi::xml_node result = document.child("ListBucketResult");
+  if (!result) {
+    throw CorruptError({}, "the server answers with what is no listing of a bucket")
+        .with_hint("does it speak S3's protocol (ListObjectsV2)?");
+  }
+  const bool is_encoded = std::strcmp(result.child("EncodingType").text().get(), "url") == 0;
+  ListingPage page;
+  for (const pugi::xml_node& entry : result.children("Contents")) {
+    ListedObject object;
+    const char* const key = entry.child("Key").text().get();
+    object.key = is_encoded ? percent_decoded(key) : key;
+    object.etag = entry.child("ETag").text().get();
+    std::erase(object.etag, '"');
+    const std::string_view size = entry.child("Size").text().get();
+    const auto [end, failed] = std::from_chars(size.data(), size.data() + size.size(), object.size);
+    if (object.key.empty() || object.key.size() > kMostKeyBytes || failed != std::errc() ||
+        end != size.data() + size.size() || object.size > INT64_MAX) {
+      throw CorruptError({}, "the listing has an object without a key or a size");
+    }
+    object.modified = nanoseconds_of(entry.child("LastModified").text().get());
+    page.objects.push_back(std::move(object));
+  }
+  for (const pugi::xml_node& entry : result.children("CommonPrefixes")) {
+    const char* const prefix = entry.child("Prefix").text().get();
+    page.prefixes.push_back(is_encoded ? percent_decoded(prefix) : prefix);
+  }
+  if (std::strcmp(result.child("IsTruncated").text().get(), "true") == 0) {
+    page.next = result.child("NextContinuationToken").text().get();
+    if (page.next.empty()) {
+      throw CorruptError({}, "the listing ends in the middle and does not say how it goes on");
+    }
+  }
+  return page;
+}
+
+std::string error_in(std::string_view xml) {
+  pugi::xml_document document;
+  if (!document.load_buffer(xml.data(), xml.size())) return "";
+  const pugi::xml_node error = document.child("Error");
+  std::string text = error.child("Code").text().get();
+  const std::string message = error.child("Message").text().get();
+  if (!message.empty()) text += (text.empty() ? "" : ": ") + message;
+  return printable(text.substr(0, kMostErrorBytes));
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,35 @@
+// In the place of this folder's other files where there is no libcurl.
+#include "bucket/buckets.h"
+#include "dsckpt/error.h"
+
+namespace dsckpt {
+
+struct Buckets::Impl {};
+
+bool can_read_buckets() {
+  return false;
+}
+
+Buckets::Buckets() = default;
+Buckets::~Buckets() = default;
+
+std::filesystem::path Buckets::place_of(const std::string& url) {
+  throw UsageError(url + ": this build reads no object stores")
+      .with_hint(
+          "a build with libcurl does (`--version` says s3): with libcurl4-openssl-dev and "
+          "libpugixml-dev installed, and without -DDSCKPT_STATIC=ON; or mount it (rclone "
+          "mount)");
+}
+
+bool Buckets::is_empty() const {
+  return true;
+}
+
+void Buckets::open(const BucketOptions&, const std::function<const char*(const char*)>&,
+                   const std::function<bool()>&) {}
+
+BucketTraffic Buckets::traffic() const {
+  return {};
+}
+
+}  // namespace dsckpt

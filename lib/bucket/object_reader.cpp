@@ -1,0 +1,190 @@
+#include "bucket/object_reader.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "bucket/bucket_url.h"
+#include "dsckpt/error.h"
+
+namespace dsckpt {
+namespace {
+
+constexpr uint64_t kLongestRequest = 8 << 20;
+// Of this length a read is worth a request of its own.
+constexpr uint64_t kLongRead = 1 << 20;
+constexpr uint64_t kBlockStep = 16 << 10;
+constexpr uint64_t kFirstBlock = 64 << 10;
+constexpr uint64_t kLastBlock = 128 << 10;
+constexpr uint64_t kLongestBlock = 2 << 20;
+// Half of what the cache has room for.
+constexpr uint64_t kBlocksTogether = 128 << 20;
+
+uint64_t rounded_up(uint64_t size) {
+  return (size + kBlockStep - 1) / kBlockStep * kBlockStep;
+}
+
+std::string without_weakness(const std::string& etag) {
+  return etag.starts_with("W/") ? etag.substr(2) : etag;
+}
+
+IoError changed() {
+  return IoError({}, "changed while it was being read", 0)
+      .with_hint("run again once nobody writes to it");
+}
+
+}  // namespace
+
+HttpRequest request_of(const BucketAccess& access, const std::string& path) {
+  HttpRequest request;
+  request.url = access.url + path;
+  request.region = access.region;
+  if (access.credentials != nullptr) request.credentials = access.credentials->get();
+  return request;
+}
+
+void throw_status(const BucketAccess& access, const HttpReply& reply) {
+  const std::string said = error_in(reply.text);
+  const std::string text = "the server answers " + std::to_string(reply.status) +
+                           (said.empty() ? "" : " (" + said + ")");
+  const bool elsewhere = !reply.region.empty() && reply.region != access.region;
+  if (elsewhere &&
+      (reply.status == 301 || reply.status == 307 || reply.status == 400 || reply.status == 403)) {
+    throw IoError({}, text + "; the bucket is in another region", 0)
+        .with_hint("--s3-region " + reply.region);
+  }
+  switch (reply.status) {
+    case 401:
+    case 403:
+      throw IoError({}, text, 0)
+          .with_hint(access.credentials != nullptr
+                         ? "these credentials may not read it: another AWS_PROFILE, a key that has "
+                           "not ended, s3:ListBucket and s3:GetObject are needed; is the region "
+                           "right (--s3-region)?"
+                         : "it is not public: leave out --s3-unsigned");
+    case 404:
+      throw IoError({}, text, 0)
+          .with_hint("is it still there, and are bucket and endpoint right (--s3-endpoint)?");
+    case 412:
+      throw changed();
+    default:
+      throw IoError({}, text, 0)
+          .with_hint(reply.status >= 500 || reply.status == 429
+                         ? "it was asked several times; fewer requests at once: --s3-requests 8"
+                         : "is it a server that speaks S3's protocol (--s3-endpoint)?");
+  }
+}
+
+// A block that a thread waits for must not go before the others of its unit have come.
+ObjectReader::ObjectReader(BucketAccess access) : access_(std::move(access)) {
+  BlockCache::keep(access_.requests * 2 * kLongestBlock);
+}
+
+void ObjectReader::add(const ListedObject& listed) {
+  auto& object = objects_[listed.key];
+  if (object != nullptr) return;
+  object = std::make_unique<Object>();
+  object->key = listed.key;
+  object->etag = listed.etag;
+  object->size = listed.size;
+}
+
+void ObjectReader::fetch(const Object& object, uint64_t offset, std::span<std::byte> out) {
+  HttpRequest request = request_of(access_, "/" + percent_encoded(object.key, "/"));
+  request.offset = offset;
+  request.into = out;
+  if (!object.etag.empty()) request.headers.push_back("If-Match: \"" + object.etag + "\"");
+  const HttpReply reply = access_.client->send(request);
+  if (reply.status == 416) throw changed();
+  if (reply.status < 200 || reply.status >= 300) throw_status(access_, reply);
+  // Not all servers look at If-Match.
+  if (!object.etag.empty() && !reply.etag.empty() &&
+      without_weakness(reply.etag) != without_weakness(object.etag)) {
+    throw changed();
+  }
+  // Some answer with 200 what is the range alone.
+  const std::string range =
+      "bytes " + std::to_string(offset) + "-" + std::to_string(offset + out.size() - 1) + "/";
+  const bool is_another = !reply.content_range.empty() && !reply.content_range.starts_with(range);
+  if (reply.received != out.size() || is_another) {
+    throw IoError({},
+                  "the server sends " + std::to_string(reply.received) + " bytes" +
+                      (is_another ? " of another range" : "") + " where " +
+                      std::to_string(out.size()) + " were asked for",
+                  0)
+        .with_hint("a server or proxy that does not honour ranges cannot be read from");
+  }
+}
+
+// The block that `offset` is in, a new one if it is in none: the pieces of an object stay as they
+// were cut first, so that several threads agree on them.
+ObjectReader::BlockPlace ObjectReader::block_at(Object& object, uint64_t offset,
+                                                uint64_t wanted) const {
+  const std::lock_guard lock(object.mutex);
+  if (object.cache == nullptr) object.cache = std::make_unique<BlockCache>();
+  const auto next = object.blocks.upper_bound(offset);
+  uint64_t before = 0;  // where the block before it ends, and how long that is
+  uint64_t last_size = 0;
+  if (next != object.blocks.begin()) {
+    const auto& [begin, size] = *std::prev(next);
+    if (offset < begin + size) return {begin, size, object.cache.get()};
+    before = begin + size;
+    last_size = size;
+  }
+  const uint64_t limit = next == object.blocks.end() ? object.size : next->first;
+  const uint64_t longest =
+      std::clamp(std::bit_floor(kBlocksTogether / std::max<uint64_t>(objects_.size(), 1)),
+                 kFirstBlock, kLongestBlock);
+  const uint64_t tail = object.size - std::min(object.size, kLastBlock);
+  uint64_t begin = offset;
+  uint64_t size = rounded_up(wanted);
+  if (offset >= tail) {
+    begin = std::max(before, tail);
+    size = object.size - begin;
+  } else if (offset < kBlockStep) {
+    begin = 0;
+    size = std::max(size, kFirstBlock);
+  } else if (last_size != 0 && offset - before < kBlockStep) {
+    begin = before;
+    size = std::max(rounded_up(offset - begin + wanted), std::min(2 * last_size, longest));
+  } else {
+    begin = std::max(before, offset / kBlockStep * kBlockStep);
+    size = rounded_up(offset - begin + wanted);
+  }
+  size = std::min(size, limit - begin);
+  object.blocks.emplace(begin, size);
+  return {begin, size, object.cache.get()};
+}
+
+void ObjectReader::read_at(const std::filesystem::path& path, uint64_t size, int64_t,
+                           uint64_t offset, std::span<std::byte> out) {
+  const std::string key = path.lexically_normal().native().substr(1);
+  const auto found = objects_.find(key);
+  if (found == objects_.end() || found->second->size != size) {
+    throw IoError({}, "is not what was listed in the bucket", 0);
+  }
+  Object& object = *found->second;
+  if (out.size() >= kLongRead) {
+    for (uint64_t done = 0; done < out.size();) {
+      const uint64_t some = std::min<uint64_t>(kLongestRequest, out.size() - done);
+      fetch(object, offset + done, out.subspan(done, some));
+      done += some;
+    }
+    return;
+  }
+  while (!out.empty()) {
+    const BlockPlace place = block_at(object, offset, out.size());
+    const SharedBlock block = place.cache->get(place.begin, [&] {
+      auto made = std::make_shared<Block>(place.size);
+      fetch(object, place.begin, made->bytes());
+      return SharedBlock(made);
+    });
+    const uint64_t skip = offset - place.begin;
+    const uint64_t some = std::min<uint64_t>(place.size - skip, out.size());
+    std::memcpy(out.data(), block->bytes().data() + skip, some);
+    out = out.subspan(some);
+    offset += some;
+  }
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,73 @@
+// ObjectReader: the objects of one bucket, as far files (io/far_files.h).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+
+#include "bucket/credentials.h"
+#include "bucket/http_client.h"
+#include "bucket/listing.h"
+#include "io/block_cache.h"
+#include "io/far_files.h"
+
+namespace dsckpt {
+
+// How a bucket is asked.
+struct BucketAccess {
+  std::string url;  // of the bucket, without a slash at its end
+  std::string region;
+  std::shared_ptr<CredentialSource> credentials = {};  // nullptr: requests are not signed
+  std::shared_ptr<HttpClient> client = {};
+  unsigned requests = 0;  // that may be under way at once
+};
+
+// A request of `path`, percent-encoded, with its query, if it has one.
+HttpRequest request_of(const BucketAccess& access, const std::string& path);
+// Throws what a status that is no success means, with what to do about it.
+[[noreturn]] void throw_status(const BucketAccess& access, const HttpReply& reply);
+
+// Long reads are requests of 8 MiB at most, into the caller's memory. Short ones go through blocks
+// that are kept (BlockCache): at the end of an object 128 KiB, where archives have their
+// directories; elsewhere 16 KiB, and twice as much each time where one follows the other, up to
+// 2 MiB, or less where there are many objects. All requests of an object name the version that was
+// listed.
+class ObjectReader : public FarReader {
+ public:
+  explicit ObjectReader(BucketAccess access);
+
+  // Before any is read. The same key again is the same object.
+  void add(const ListedObject& object);
+  void read_at(const std::filesystem::path& path, uint64_t size, int64_t modified, uint64_t offset,
+               std::span<std::byte> out) override;
+  unsigned requests() const override { return access_.requests; }
+
+ private:
+  struct Object {
+    std::string key;
+    std::string etag;
+    uint64_t size = 0;
+    std::mutex mutex;                     // of `blocks` and `cache`
+    std::map<uint64_t, uint64_t> blocks;  // size by begin, as they were first read
+    std::unique_ptr<BlockCache> cache;
+  };
+  struct BlockPlace {
+    uint64_t begin;
+    uint64_t size;
+    BlockCache* cache;
+  };
+
+  void fetch(const Object& object, uint64_t offset, std::span<std::byte> out);
+  BlockPlace block_at(Object& object, uint64_t offset, uint64_t wanted) const;
+
+  const BucketAccess access_;
+  std::unordered_map<std::string, std::unique_ptr<Object>> objects_;
+};
+
+}  // namespace dsckpt

@@ -1,0 +1,142 @@
+// URLs, listings and settings of object stores, as Amazon's documents have them.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+
+#include "bucket/bucket_url.h"
+#include "bucket/buckets.h"
+#include "bucket/credentials.h"
+#include "bucket/listing.h"
+#include "dsckpt/error.h"
+
+namespace dsckpt {
+namespace {
+
+TEST(BucketUrl, HasABucketAndAPrefix) {
+  EXPECT_TRUE(is_url("s3://a"));
+  EXPECT_FALSE(is_url("s3:/a"));
+  EXPECT_FALSE(is_url("a/b://c"));
+  EXPECT_EQ(parse_bucket_url("s3://models").prefix, "");
+  EXPECT_EQ(parse_bucket_url("s3://models/run 7/ckpt//").bucket, "models");
+  EXPECT_EQ(parse_bucket_url("s3://models/run 7/ckpt//").prefix, "run 7/ckpt");
+  for (const char* odd : {"s3://", "s3:///a", "s3://a/../b", "s3://a//b", "s3://a/./b",
+                          "s3://a@b/c", "s3://../b", "https://a/b", "gs://a/b"}) {
+    EXPECT_THROW(parse_bucket_url(odd), UsageError) << odd;
+  }
+}
+
+TEST(BucketUrl, IsEncodedAsSignaturesWantIt) {
+  EXPECT_EQ(percent_encoded("a b+c/d~e\xc3\xa9*", "/"), "a%20b%2Bc/d~e%C3%A9%2A");
+  EXPECT_EQ(percent_encoded("a/b"), "a%2Fb");
+  EXPECT_EQ(percent_decoded("a+b%2Bc%c3%A9"), "a b+c\xc3\xa9");
+  for (const char* odd : {"%", "%2", "a%zz"}) EXPECT_THROW(percent_decoded(odd), CorruptError);
+}
+
+// The reply of "ListObjectsV2", example "Listing keys", with another page to come.
+TEST(Listing, IsReadAsDocumented) {
+  const ListingPage page = parse_listing(R"(<?xml version="1.0" encoding="UTF-8"?>
+<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">
+  <Name>bucket</Name><Prefix/><KeyCount>205</KeyCount><MaxKeys>1000</MaxKeys>
+  <IsTruncated>true</IsTruncated><NextContinuationToken>1ueGcxLPRx1Tr/XYExHnhbYLgveDs2J/w==</NextContinuationToken>
+  <Contents><Key>my-image+.jpg</Key><LastModified>2009-10-12T17:50:30.250Z</LastModified>
+    <ETag>"fba9dede5f27731c9771645a39863328"</ETag><Size>434234</Size><StorageClass>STANDARD</StorageClass></Contents>
+  <CommonPrefixes><Prefix>photos/</Prefix></CommonPrefixes>
+</ListBucketResult>)");
+  ASSERT_EQ(page.objects.size(), 1u);
+  EXPECT_EQ(page.objects[0].key, "my-image+.jpg");  // EncodingType is not url
+  EXPECT_EQ(page.objects[0].etag, "fba9dede5f27731c9771645a39863328");
+  EXPECT_EQ(page.objects[0].size, 434234u);
+  EXPECT_EQ(page.objects[0].modified, 1255369830'250000000);
+  EXPECT_EQ(page.prefixes, std::vector<std::string>{"photos/"});
+  EXPECT_EQ(page.next, "1ueGcxLPRx1Tr/XYExHnhbYLgveDs2J/w==");
+}
+
+TEST(Listing, RefusesWhatIsNone) {
+  const std::string begin = "<ListBucketResult>";
+  const std::string end = "</ListBucketResult>";
+  for (const std::string& odd :
+       {std::string(), std::string("<html></html>"), std::string("{}"), begin,
+        begin + "<IsTruncated>true</IsTruncated>" + end,
+        begin + "<Contents><Key>a</Key><Size>-1</Size></Contents>" + end,
+        begin + "<Contents><Key>a</Key><Size>99999999999999999999</Size></Contents>" + end,
+        begin + "<Contents><Key>a</Key></Contents>" + end,
+        begin + "<Contents><Size>1</Size></Contents>" + end,
+        begin + "<EncodingType>url</EncodingType><Contents><Key>%</Key><Size>1</Size></Contents>" +
+            end}) {
+    EXPECT_THROW(parse_listing(odd), CorruptError) << odd;
+  }
+}
+
+TEST(Listing, HasNoEntitiesThatGrow) {
+  // Of a document type nothing is expanded.
+  const ListingPage page = parse_listing(
+      "<!DOCTYPE a [<!ENTITY b \"bbbb\">]><ListBucketResult><Contents><Key>&b;</Key>"
+      "<Size>1</Size></Contents></ListBucketResult>");
+  EXPECT_EQ(page.objects.at(0).key, "&b;");
+}
+
+TEST(Listing, SaysWhatAnErrorIs) {
+  EXPECT_EQ(error_in("<Error><Code>NoSuchKey</Code><Message>not\nthere</Message></Error>"),
+            "NoSuchKey: not\\nthere");
+  EXPECT_EQ(error_in("not xml"), "");
+}
+
+class SharedSettingsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (std::filesystem::temp_directory_path() / "bucket-test-XXXXXX").string();
+    ASSERT_NE(::mkdtemp(name.data()), nullptr);
+    folder_ = name;
+    values_ = {{"AWS_SHARED_CREDENTIALS_FILE", (folder_ / "credentials").string()},
+               {"AWS_CONFIG_FILE", (folder_ / "config").string()}};
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  void write(const char* file, const std::string& text) { std::ofstream(folder_ / file) << text; }
+  SharedSettings read() {
+    return read_shared_settings([this](const char* name) -> const char* {
+      const auto found = values_.find(name);
+      return found == values_.end() ? nullptr : found->second.c_str();
+    });
+  }
+
+  std::filesystem::path folder_;
+  std::map<std::string, std::string> values_;
+};
+
+TEST_F(SharedSettingsTest, AreOfOneProfile) {
+  write("credentials",
+        "[default]\naws_access_key_id = A\naws_secret_access_key = B=/+\n# c\n"
+        "[lab]\r\naws_access_key_id=C\r\naws_secret_access_key=D\r\naws_session_token = E\r\n");
+  write("config",
+        "[default]\nregion = eu-west-1\n[profile lab]\nendpoint_url = http://lab:9000\ns3 =\n"
+        "  region = nested\n");
+  const SharedSettings usual = read();
+  ASSERT_NE(usual.credentials, nullptr);
+  EXPECT_EQ(usual.credentials->secret, "B=/+");
+  EXPECT_EQ(usual.region, "eu-west-1");
+  values_["AWS_PROFILE"] = "lab";
+  const SharedSettings lab = read();
+  ASSERT_NE(lab.credentials, nullptr);
+  EXPECT_EQ(lab.credentials->key, "C");
+  EXPECT_EQ(lab.credentials->token, "E");
+  EXPECT_EQ(lab.endpoint, "http://lab:9000");
+  EXPECT_EQ(lab.region, "");
+  values_["AWS_PROFILE"] = "other";
+  EXPECT_THROW(read(), UsageError);
+}
+
+TEST_F(SharedSettingsTest, MayBeAbsent) {
+  EXPECT_EQ(read().credentials, nullptr);
+  write("credentials", "[default]\naws_access_key_id = A\n");
+  EXPECT_EQ(read().credentials, nullptr);
+  write("config", std::string(2 << 20, '#'));
+  EXPECT_THROW(read(), IoError);
+}
+
+}  // namespace
+}  // namespace dsckpt
