@@ -1,0 +1,376 @@
+"""A small object store on the loopback: what of S3's protocol reads, with signatures checked, and faults; and the
+endpoints that give containers and instances their credentials.
+
+Written from Amazon's documents: "ListObjectsV2", "GetObject", "HeadObject", "Signature Version 4 signing process",
+"Container credential provider" and "Use the Instance Metadata Service" (version 2). Objects are the files of a
+folder, whose first level are the buckets.
+"""
+import asyncio
+import contextlib
+import datetime
+import hashlib
+import hmac
+import json
+import os
+import pathlib
+import re
+import socket
+import struct
+import threading
+import urllib.parse
+from xml.sax.saxutils import escape
+
+KEY, SECRET, TOKEN, REGION = "ACCESSKEY123", "SECRETKEY123456", "SESSION/TOKEN+123", "eu-central-1"
+_CHUNK = 128 << 10
+_UNRESERVED = "-_.~"
+_REASONS = {200: "OK", 206: "Partial Content", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden",
+            404: "Not Found", 405: "Method Not Allowed", 412: "Precondition Failed", 416: "Range Not Satisfiable",
+            429: "Too Many Requests", 500: "Internal Server Error", 503: "Service Unavailable"}
+
+
+class Store:
+    """What a server has, and what it is to do.
+
+    `fault(request number, path)` returns None, a status, or a word:
+    "drop" (nothing comes), "reset" (half of the body, and a reset), "cut" (half of it, and an end), "stall" (half of
+    it, and then nothing for `stall_seconds`), "delay" (it comes a second later), "changed" (the object is another
+    one from now on), and what looks complete: "longer", "shorter" and "shifted" (bodies of other lengths, or said to
+    be of another range). Of a listing or an error, "reset" and "stall" are as "cut", and the others are nothing.
+
+    `delay` is waited before each reply, in seconds; `rate` is in bytes a second and connection.
+    """
+
+    def __init__(self, root, signed=True, page=1000, fault=None, answers_200=False, minds_match=True, delay=0.0,
+                 rate=0, stall_seconds=60):
+        self.root = pathlib.Path(root)
+        self.signed, self.page, self.fault = signed, page, fault or (lambda number, path: None)
+        self.answers_200, self.minds_match = answers_200, minds_match
+        self.delay, self.rate, self.stall_seconds = delay, rate, stall_seconds
+        self.lock = threading.Lock()
+        self.requests = []  # (method, path, range)
+        self.sent = 0  # bytes of objects, as they were sent
+        self.at_once = self.most_at_once = 0
+        self.changes = {}  # path -> how often it became another object
+
+    def etag(self, path):
+        stat = path.stat()
+        changes = self.changes.get(path, 0)
+        return hashlib.md5(f"{path} {stat.st_size} {stat.st_mtime_ns} {changes}".encode()).hexdigest()
+
+
+def _hmac(key, text):
+    return hmac.new(key, text.encode(), hashlib.sha256).digest()
+
+
+def _signature(secret, day, region, service, text):
+    key = _hmac(_hmac(_hmac(_hmac(b"AWS4" + secret.encode(), day), region), service), "aws4_request")
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+class _Request:
+
+    def __init__(self, head):
+        first, *lines = head.decode("latin-1").split("\r\n")
+        self.method, self.target, _ = first.split(" ")
+        self.headers = {}
+        for line in filter(None, lines):
+            name, value = line.split(":", 1)
+            self.headers[name.strip().lower()] = value.strip()
+        self.path, _, self.query_text = self.target.partition("?")
+        self.query = dict(urllib.parse.parse_qsl(self.query_text, keep_blank_values=True))
+
+    def problem_with_signature(self):
+        """The code of an error, or None: the Authorization is the one of the canonical request."""
+        given = self.headers.get("authorization", "")
+        if not given:
+            return "AccessDenied"
+        found = re.fullmatch(r"AWS4-HMAC-SHA256 Credential=([^,]+),\s*SignedHeaders=([^,]+),\s*Signature=([0-9a-f]{64})",
+                             given)
+        if not found:
+            return "AuthorizationHeaderMalformed"
+        credential, signed, signature = found.groups()
+        key, day, region, service, end = credential.rsplit("/", 4)
+        stamp = self.headers.get("x-amz-date", "")
+        names = signed.split(";")
+        # What a request must sign: where it goes, and every header of Amazon's own.
+        must = {"host", *(name for name in self.headers if name.startswith("x-amz-"))}
+        if names != sorted(names) or not must <= set(names) or not stamp.startswith(day) or end != "aws4_request":
+            return "AuthorizationHeaderMalformed"
+        if key != KEY:
+            return "InvalidAccessKeyId"
+        if self.headers.get("x-amz-security-token", TOKEN) != TOKEN:
+            return "InvalidToken"
+        if (region, service) != (REGION, "s3"):
+            return "AuthorizationHeaderMalformed"
+        at = datetime.datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.timezone.utc)
+        if abs((datetime.datetime.now(datetime.timezone.utc) - at).total_seconds()) > 900:
+            return "RequestTimeTooSkewed"
+        payload = self.headers.get("x-amz-content-sha256")
+        if payload not in ("UNSIGNED-PAYLOAD", hashlib.sha256(b"").hexdigest()):
+            return "XAmzContentSHA256Mismatch"
+        pairs = sorted((urllib.parse.quote(name, safe=_UNRESERVED), urllib.parse.quote(value, safe=_UNRESERVED))
+                       for name, value in urllib.parse.parse_qsl(self.query_text, keep_blank_values=True))
+        canonical = "\n".join([
+            self.method,
+            urllib.parse.quote(urllib.parse.unquote(self.path), safe="/" + _UNRESERVED),  # S3: encoded once
+            "&".join(f"{name}={value}" for name, value in pairs),
+            *(f"{name}:{' '.join(self.headers.get(name, '').split())}" for name in names),
+            "", signed, payload])
+        text = "\n".join(["AWS4-HMAC-SHA256", stamp, f"{day}/{region}/{service}/{end}",
+                          hashlib.sha256(canonical.encode()).hexdigest()])
+        wanted = _signature(SECRET, day, region, service, text)
+        return None if hmac.compare_digest(wanted, signature) else "SignatureDoesNotMatch"
+
+
+class _Connection:
+
+    def __init__(self, store, reader, writer):
+        self.store, self.reader, self.writer = store, reader, writer
+
+    async def run(self):
+        store = self.store
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError):
+            while True:
+                request = _Request((await self.reader.readuntil(b"\r\n\r\n"))[:-4])
+                with store.lock:
+                    store.requests.append((request.method, request.target, request.headers.get("range")))
+                    number = len(store.requests)
+                    store.at_once += 1
+                    store.most_at_once = max(store.most_at_once, store.at_once)
+                try:
+                    if store.delay:
+                        await asyncio.sleep(store.delay)
+                    goes_on = await self.serve(request, number)
+                finally:
+                    with store.lock:
+                        store.at_once -= 1
+                if not goes_on:
+                    break
+
+    async def head(self, status, length, headers):
+        lines = [f"HTTP/1.1 {status} {_REASONS[status]}", f"Content-Length: {length}",
+                 *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+        self.writer.write("\r\n".join(lines).encode())
+        await self.writer.drain()
+
+    async def answer(self, request, status, body, fault=None, **headers):
+        await self.head(status, len(body), headers)
+        if request.method != "HEAD":
+            is_cut = fault in ("cut", "reset", "stall")
+            self.writer.write(body[:len(body) // 2] if is_cut else body)
+            await self.writer.drain()
+            return not is_cut
+        return True
+
+    async def problem(self, request, status, code, fault=None, **headers):
+        body = f"<Error><Code>{code}</Code><Message>as the test wants it</Message></Error>".encode()
+        return await self.answer(request, status, body, fault, **headers)
+
+    async def serve(self, request, number):
+        """Whether the connection goes on."""
+        store = self.store
+        path = urllib.parse.unquote(request.path)
+        fault = store.fault(number, path)
+        if fault == "drop":
+            return False
+        if fault == "delay":
+            await asyncio.sleep(1)
+        if isinstance(fault, int):
+            return await self.problem(request, fault, {403: "AccessDenied", 412: "PreconditionFailed"}.get(fault, "SlowDown"))
+        if store.signed and (code := request.problem_with_signature()):
+            return await self.problem(request, 400 if code == "AuthorizationHeaderMalformed" else 403, code, fault,
+                                      **({"x-amz-bucket-region": REGION} if code.endswith("Malformed") else {}))
+        if request.method not in ("GET", "HEAD"):
+            return await self.problem(request, 405, "MethodNotAllowed", fault)
+        bucket, _, key = path[1:].partition("/")
+        if not bucket or ".." in path.split("/") or not (store.root / bucket).is_dir():
+            return await self.problem(request, 404, "NoSuchBucket", fault)
+        if not key:
+            return await self.answer(request, 200, self.listing(bucket, request.query), fault,
+                                     **{"Content-Type": "application/xml"})
+        file = store.root / bucket / key
+        if not file.is_file():
+            return await self.problem(request, 404, "NoSuchKey", fault)
+        if fault == "changed":
+            store.changes[file] = store.changes.get(file, 0) + 1
+        return await self.get(request, file, fault)
+
+    def listing(self, bucket, query):
+        store = self.store
+        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        top = store.root / bucket
+        keys = []
+        for folder, _, names in os.walk(top / prefix.rpartition("/")[0]):
+            keys += [os.path.relpath(os.path.join(folder, name), top) for name in names]
+        entries = {}  # keys, or what they begin with: whether it is the latter
+        for key in sorted(keys, key=os.fsencode):
+            if key.startswith(prefix):
+                end = key.find(delimiter, len(prefix)) if delimiter else -1
+                entries[key if end < 0 else key[:end + len(delimiter)]] = end >= 0
+        after = urllib.parse.unquote(query.get("continuation-token", "")[len("token/+"):])
+        rest = [entry for entry in entries.items() if entry[0] > after]
+        size = min(store.page, int(query.get("max-keys", "1000")))
+        encoded = query.get("encoding-type") == "url"
+
+        def text(key):
+            return urllib.parse.quote_plus(key, safe="/") if encoded else escape(key)
+
+        parts = ["<?xml version='1.0' encoding='UTF-8'?>",
+                 "<ListBucketResult xmlns='http://s3.amazonaws.com/doc/2006-03-01/'>",
+                 f"<Name>{bucket}</Name><Prefix>{text(prefix)}</Prefix><MaxKeys>{size}</MaxKeys>",
+                 "<EncodingType>url</EncodingType>" if encoded else "",
+                 f"<KeyCount>{len(rest[:size])}</KeyCount><IsTruncated>{str(len(rest) > size).lower()}</IsTruncated>"]
+        if len(rest) > size:
+            token = "token/+" + urllib.parse.quote(rest[size - 1][0])
+            parts.append(f"<NextContinuationToken>{escape(token)}</NextContinuationToken>")
+        for key, is_prefix in rest[:size]:
+            if is_prefix:
+                parts.append(f"<CommonPrefixes><Prefix>{text(key)}</Prefix></CommonPrefixes>")
+                continue
+            stat = (top / key).stat()
+            when = datetime.datetime.fromtimestamp(int(stat.st_mtime), datetime.timezone.utc)
+            parts.append(f"<Contents><Key>{text(key)}</Key><LastModified>{when:%Y-%m-%dT%H:%M:%S}.000Z</LastModified>"
+                         f"<ETag>&quot;{store.etag(top / key)}&quot;</ETag><Size>{stat.st_size}</Size>"
+                         "<StorageClass>STANDARD</StorageClass></Contents>")
+        return "".join([*parts, "</ListBucketResult>"]).encode()
+
+    async def get(self, request, path, fault):
+        store = self.store
+        etag, size = store.etag(path), path.stat().st_size
+        match = request.headers.get("if-match")
+        if store.minds_match and match not in (None, "*", f'"{etag}"'):
+            return await self.problem(request, 412, "PreconditionFailed")
+        begin, end = 0, size
+        found = re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers.get("range", ""))
+        if found:
+            first, last = found.groups()
+            begin = int(first) if first else max(0, size - int(last))
+            end = min(int(last) + 1, size) if first and last else size
+            if begin >= size or begin >= end:
+                return await self.problem(request, 416, "InvalidRange", **{"Content-Range": f"bytes */{size}"})
+        headers = {"ETag": f'"{etag}"', "Accept-Ranges": "bytes", "Content-Type": "binary/octet-stream"}
+        is_ranged = found and not store.answers_200
+        if is_ranged:
+            shift = 1 if fault == "shifted" else 0
+            headers["Content-Range"] = f"bytes {begin + shift}-{end - 1 + shift}/{size}"
+        more = b"more" if fault == "longer" else b""
+        if fault == "shorter" and end > begin:
+            end -= 1
+        await self.head(206 if is_ranged else 200, end - begin + len(more), headers)
+        if request.method == "HEAD":
+            return True
+        stop = begin + (end - begin) // 2 if fault in ("cut", "stall", "reset") else end
+        await self.body(path, begin, stop)
+        if fault == "stall":
+            await asyncio.sleep(store.stall_seconds)
+        if fault == "reset":
+            self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.write(more)
+        await self.writer.drain()
+        return fault not in ("cut", "stall", "reset")
+
+    async def body(self, path, begin, end):
+        store, loop = self.store, asyncio.get_running_loop()
+        started, first = loop.time(), begin
+        is_changed = store.changes.get(path, 0) % 2 == 1
+        with path.open("rb") as file:
+            while begin < end:
+                size = min(_CHUNK, end - begin) if store.rate or is_changed else end - begin
+                if is_changed:
+                    file.seek(begin)
+                    self.writer.write(bytes(byte ^ 0x55 for byte in file.read(size)))
+                    await self.writer.drain()
+                else:
+                    await loop.sendfile(self.writer.transport, file, begin, size)
+                begin += size
+                with store.lock:
+                    store.sent += size
+                if store.rate:
+                    await asyncio.sleep(max(0.0, started + (begin - first) / store.rate - loop.time()))
+
+
+class CredentialEndpoints:
+    """What a container and an instance ask for their credentials, at /container and /latest/...
+
+    `authorization` is what the container must send. The instance's wants version 2: a token first, that a PUT gives.
+    """
+
+    ROLE, IMDS_TOKEN = "the-role", "IMDS-TOKEN-456"
+
+    def __init__(self, secret=SECRET, authorization="CONTAINER-TOKEN-789", lives=3600, has_role=True):
+        self.secret, self.authorization, self.lives, self.has_role = secret, authorization, lives, has_role
+        self.asked = []  # (method, path, status)
+
+    def answer(self, request):
+        """status, text"""
+        if (request.method, request.path) == ("PUT", "/latest/api/token"):
+            ttl = request.headers.get("x-aws-ec2-metadata-token-ttl-seconds", "")
+            return (200, self.IMDS_TOKEN) if ttl.isdigit() and 1 <= int(ttl) <= 21600 else (400, "")
+        if request.method != "GET":
+            return 405, ""
+        if request.path == "/container":
+            return (200, self.document()) if request.headers.get("authorization") == self.authorization else (401, "")
+        roles = "/latest/meta-data/iam/security-credentials/"
+        if request.headers.get("x-aws-ec2-metadata-token") != self.IMDS_TOKEN:
+            return 401, ""
+        if self.has_role and request.path == roles:
+            return 200, self.ROLE
+        if self.has_role and request.path == roles + self.ROLE:
+            return 200, self.document()
+        return 404, ""
+
+    def document(self):
+        ends = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=self.lives)
+        return json.dumps({"Code": "Success", "Type": "AWS-HMAC", "AccessKeyId": KEY, "SecretAccessKey": self.secret,
+                           "Token": TOKEN, "Expiration": f"{ends:%Y-%m-%dT%H:%M:%SZ}"})
+
+    async def run(self, reader, writer):
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                request = _Request((await reader.readuntil(b"\r\n\r\n"))[:-4])
+                await reader.readexactly(int(request.headers.get("content-length", "0")))
+                status, text = self.answer(request)
+                self.asked.append((request.method, request.path, status))
+                writer.write(f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+                await writer.drain()
+
+
+@contextlib.contextmanager
+def serving(what):
+    """Serves a Store or CredentialEndpoints: gives its URL, and stops at the end of the block."""
+    loop = asyncio.new_event_loop()
+
+    async def connected(reader, writer):
+        with contextlib.suppress(asyncio.CancelledError), contextlib.closing(writer):
+            await (what.run(reader, writer) if isinstance(what, CredentialEndpoints) else
+                   _Connection(what, reader, writer).run())
+
+    async def start():
+        return await asyncio.start_server(connected, "127.0.0.1", 0, backlog=512)
+
+    server = loop.run_until_complete(start())
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def stop():
+        server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # transports close in the turn after
+
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        asyncio.run_coroutine_threadsafe(stop(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def environment(endpoint, **more):
+    """Variables for a program that is to read from it, and from nowhere else."""
+    return {"AWS_ENDPOINT_URL_S3": endpoint, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_REGION": REGION, "AWS_CONFIG_FILE": "/nonexistent", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
+            "AWS_EC2_METADATA_DISABLED": "true", "no_proxy": "127.0.0.1", **more}
