@@ -79,8 +79,9 @@ class Programs:
             return [self.program, "s3://models/large", *weights, "--s3-endpoint", endpoint, "--s3-unsigned",
                     "--s3-requests", self.options.connections]
         if name == "download, zero-to-fp32":
-            return [sys.executable, "-c", DOWNLOAD, endpoint, self.options.connections, self.output / "copy", self.program,
-                    self.output / "copy" / "large", *weights]
+            copy = self.output / "copy"
+            return [sys.executable, "-c", DOWNLOAD, endpoint, self.options.connections, copy, self.program,
+                    copy / "large", *weights]
         return [self.program, self.checkpoint, *weights]
 
     def run(self, name, endpoint):
@@ -119,8 +120,8 @@ def report_text(report):
     return "\n".join([f"`tests/bench/bench_bucket.py` {report['parameters']}; {report['delay']} ms before each reply, "
                       f"{report['connections']} connections of {report['rate']:g} MB/s.", "",
                       bench_report.host(report), "", *bench_report.programs(runs), "",
-                      f"From the bucket {bench_report.gigabytes(moved['zero-to-fp32 s3://'])} in {requests:.0f} requests, "
-                      f"at {bench_report.median_range(shares)} of connections x limit; downloaded "
+                      f"From the bucket {bench_report.gigabytes(moved['zero-to-fp32 s3://'])} in {requests:.0f} "
+                      f"requests, at {bench_report.median_range(shares)} of connections x limit; downloaded "
                       f"{bench_report.gigabytes(moved['download, zero-to-fp32'])}, which takes "
                       f"{bench_report.median_range(gains)} times as long."]) + "\n"
 

@@ -18,8 +18,8 @@ class BenchBucket(unittest.TestCase):
             self.skipTest("this build reads no object stores")
         with tempfile.TemporaryDirectory() as folder:
             results = pathlib.Path(folder, "results")
-            done = subprocess.run([sys.executable, HERE / "bench_bucket.py", "--params", "400k", "--ranks", "2", "--runs",
-                                   "1", "--bin", os.environ["DSCKPT_BIN"], "--work", folder, "--out", results],
+            done = subprocess.run([sys.executable, HERE / "bench_bucket.py", "--params", "400k", "--ranks", "2",
+                                   "--runs", "1", "--bin", os.environ["DSCKPT_BIN"], "--work", folder, "--out", results],
                                   capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertIn("of connections x limit", (results / "README.md").read_text())

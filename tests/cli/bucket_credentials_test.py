@@ -59,7 +59,8 @@ class CredentialsTest(CliTest):
         self.assert_refused(f"--s3-region {REGION}", **keys, AWS_REGION="us-west-2")
 
     def test_options_come_before_the_environment(self):
-        done = self.tool("ckpt-inspect", "list", "s3://models", "--s3-region", REGION, "--s3-endpoint", self.endpoint, env={
+        options = ["--s3-region", REGION, "--s3-endpoint", self.endpoint]
+        done = self.tool("ckpt-inspect", "list", "s3://models", *options, env={
             **self.environment, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_REGION": "us-west-2",
             "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:1"})
         self.assertEqual(done.returncode, 0, done.stderr)

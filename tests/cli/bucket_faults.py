@@ -80,9 +80,10 @@ class Campaign:
         # By the number of the request; a request that is sent again has another number.
         if run.kind == "often":
             run.chance = choose.choice((0.05, 0.3, 1.0)) if run.word not in ("stall", "delay") else 0.05
-            run.at = ()
+            run.at = {}
         else:
-            run.chance, run.at = 0, tuple(sorted({choose.randint(1, choose.choice((6, 12, 40))) for _ in range(choose.choice((1, 1, 3)))}))
+            count = choose.choice((1, 1, 3))
+            run.chance, run.at = 0, {choose.randint(1, choose.choice((6, 12, 40))) for _ in range(count)}
         return run
 
     def one(self, number):
@@ -153,8 +154,8 @@ class Campaign:
 
 def describe(run):
     return "\n".join([f"run {run.number}: {'; '.join(run.wrong)}",
-                      f"    {' '.join(run.command)} of {run.case}, {run.word} ({run.kind}, {run.chance or run.at}) met "
-                      f"{run.met} times in {run.asked} requests, {run.requests} at once, "
+                      f"    {' '.join(run.command)} of {run.case}, {run.word} ({run.kind}, {run.chance or run.at}) "
+                      f"met {run.met} times in {run.asked} requests, {run.requests} at once, "
                       f"{'200 for ranges, ' if run.answers_200 else ''}"
                       f"{'' if run.minds_match else 'no conditions, '}{run.outcome}, {run.seconds:.1f} s",
                       *(f"    {line}" for line in getattr(run, "errors", "").splitlines())])
@@ -162,7 +163,8 @@ def describe(run):
 
 def table(runs):
     """Rows of Markdown: what came of the runs, by fault."""
-    lines = ["| fault | runs | met | done | refused | requests | seconds | wrong |", "|---|---|---|---|---|---|---|---|"]
+    lines = ["| fault | runs | met | done | refused | requests | seconds | wrong |",
+             "|---|---|---|---|---|---|---|---|"]
     for word in PASSING + FINAL:
         mine = [run for run in runs if run.word == word]
         if not mine:

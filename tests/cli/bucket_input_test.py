@@ -157,7 +157,8 @@ class MovedTest(BucketInputTest):
         with self.store(buckets, delay=0.02) as store:
             done = self.zero_to_fp32("s3://models/large", self.new_path(), "--dry-run", "--json")
             self.assertEqual(done.returncode, 0, done.stderr)
-            plan = next(line["data"] for line in map(json.loads, done.stdout.splitlines()) if "bytes_read" in line["data"])
+            lines = [json.loads(line)["data"] for line in done.stdout.splitlines()]
+            plan = next(data for data in lines if "bytes_read" in data)
             metadata, asked = store.sent, len(store.requests)
             # Ends of files and their pickles.
             self.assertLess(metadata, 0.01 * total if ALL else 2_000_000)

@@ -122,7 +122,8 @@ class ServersTest(CliTest):
     def test_moto(self):
         with self.server(PROGRAMS / "moto_server", "-H", "127.0.0.1", "-p", "{port}") as endpoint:
             client = self.client(endpoint)
-            client.create_bucket(Bucket="models", CreateBucketConfiguration={"LocationConstraint": object_server.REGION})
+            client.create_bucket(Bucket="models",
+                                 CreateBucketConfiguration={"LocationConstraint": object_server.REGION})
             for path in self.buckets.rglob("*"):
                 if path.is_file():
                     client.put_object(Bucket="models", Key=str(path.relative_to(self.buckets / "models")),

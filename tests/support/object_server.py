@@ -84,8 +84,8 @@ class _Request:
         given = self.headers.get("authorization", "")
         if not given:
             return "AccessDenied"
-        found = re.fullmatch(r"AWS4-HMAC-SHA256 Credential=([^,]+),\s*SignedHeaders=([^,]+),\s*Signature=([0-9a-f]{64})",
-                             given)
+        found = re.fullmatch(r"AWS4-HMAC-SHA256 Credential=([^,]+),\s*SignedHeaders=([^,]+),\s*"
+                             r"Signature=([0-9a-f]{64})", given)
         if not found:
             return "AuthorizationHeaderMalformed"
         credential, signed, signature = found.groups()
@@ -176,7 +176,8 @@ class _Connection:
         if fault == "delay":
             await asyncio.sleep(1)
         if isinstance(fault, int):
-            return await self.problem(request, fault, {403: "AccessDenied", 412: "PreconditionFailed"}.get(fault, "SlowDown"))
+            code = {403: "AccessDenied", 404: "NoSuchKey", 412: "PreconditionFailed"}.get(fault, "SlowDown")
+            return await self.problem(request, fault, code)
         if store.signed and (code := request.problem_with_signature()):
             return await self.problem(request, 400 if code == "AuthorizationHeaderMalformed" else 403, code, fault,
                                       **({"x-amz-bucket-region": REGION} if code.endswith("Malformed") else {}))
@@ -264,7 +265,8 @@ class _Connection:
         if fault == "stall":
             await asyncio.sleep(store.stall_seconds)
         if fault == "reset":
-            self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            at_once = struct.pack("ii", 1, 0)
+            self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
         self.writer.write(more)
         await self.writer.drain()
         return fault not in ("cut", "stall", "reset")
@@ -331,7 +333,8 @@ class CredentialEndpoints:
                 await reader.readexactly(int(request.headers.get("content-length", "0")))
                 status, text = self.answer(request)
                 self.asked.append((request.method, request.path, status))
-                writer.write(f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode())
+                head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Length: {len(text)}\r\n\r\n"
+                writer.write((head + text).encode())
                 await writer.drain()
 
 
