@@ -1,218 +1,375 @@
-"""A small object store on the loopback: what of S3's protocol reads, with signatures checked, and faults.
+"""A small object store on the loopback: what of S3's protocol reads, with signatures checked, and faults; and the
+endpoints that give containers and instances their credentials.
 
-Written from Amazon's documents: "ListObjectsV2", "GetObject", and "Signature Version 4 signing process". Objects are
-the files of a folder, whose first level are the buckets.
+Written from Amazon's documents: "ListObjectsV2", "GetObject", "HeadObject", "Signature Version 4 signing process",
+"Container credential provider" and "Use the Instance Metadata Service" (version 2). Objects are the files of a
+folder, whose first level are the buckets.
 """
+import asyncio
 import contextlib
+import datetime
 import hashlib
 import hmac
-import http.server
+import json
+import os
 import pathlib
+import re
+import socket
+import struct
 import threading
-import time
 import urllib.parse
 from xml.sax.saxutils import escape
 
 KEY, SECRET, TOKEN, REGION = "ACCESSKEY123", "SECRETKEY123456", "SESSION/TOKEN+123", "eu-central-1"
+_CHUNK = 128 << 10
+_UNRESERVED = "-_.~"
+_REASONS = {200: "OK", 206: "Partial Content", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden",
+            404: "Not Found", 405: "Method Not Allowed", 412: "Precondition Failed", 416: "Range Not Satisfiable",
+            429: "Too Many Requests", 500: "Internal Server Error", 503: "Service Unavailable"}
+
+
+class Store:
+    """What a server has, and what it is to do.
+
+    `fault(request number, path)` returns None, a status, or a word:
+    "drop" (nothing comes), "reset" (half of the body, and a reset), "cut" (half of it, and an end), "stall" (half of
+    it, and then nothing for `stall_seconds`), "delay" (it comes a second later), "changed" (the object is another
+    one from now on), and what looks complete: "longer", "shorter" and "shifted" (bodies of other lengths, or said to
+    be of another range). Of a listing or an error, "reset" and "stall" are as "cut", and the others are nothing.
+
+    `delay` is waited before each reply, in seconds; `rate` is in bytes a second and connection.
+    """
+
+    def __init__(self, root, signed=True, page=1000, fault=None, answers_200=False, minds_match=True, delay=0.0,
+                 rate=0, stall_seconds=60):
+        self.root = pathlib.Path(root)
+        self.signed, self.page, self.fault = signed, page, fault or (lambda number, path: None)
+        self.answers_200, self.minds_match = answers_200, minds_match
+        self.delay, self.rate, self.stall_seconds = delay, rate, stall_seconds
+        self.lock = threading.Lock()
+        self.requests = []  # (method, path, range)
+        self.sent = 0  # bytes of objects, as they were sent
+        self.at_once = self.most_at_once = 0
+        self.changes = {}  # path -> how often it became another object
+
+    def etag(self, path):
+        stat = path.stat()
+        changes = self.changes.get(path, 0)
+        return hashlib.md5(f"{path} {stat.st_size} {stat.st_mtime_ns} {changes}".encode()).hexdigest()
 
 
 def _hmac(key, text):
     return hmac.new(key, text.encode(), hashlib.sha256).digest()
 
 
-class Store:
-    """What a server has, and what it is to do. `fault(request number, path)` returns None, a status, or a word:
-    "drop" (nothing comes), "cut" (half of the body), "stall" (half of it, and then nothing for a while),
-    "longer", "shorter" and "shifted" (bodies of other lengths, or of other bytes, that look complete)."""
-
-    def __init__(self, root, signed=True, page=1000, fault=None, answers_200=False, minds_match=True):
-        self.root = pathlib.Path(root)
-        self.signed, self.page, self.fault = signed, page, fault or (lambda number, path: None)
-        self.answers_200, self.minds_match = answers_200, minds_match
-        self.lock = threading.Lock()
-        self.requests = []  # (method, path, range)
-        self.sent = 0  # bytes of objects
-        self.at_once = self.most_at_once = 0
-        self.delay = 0.0
-
-    def etag(self, path):
-        stat = path.stat()
-        return hashlib.md5(f"{path} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()
+def _signature(secret, day, region, service, text):
+    key = _hmac(_hmac(_hmac(_hmac(b"AWS4" + secret.encode(), day), region), service), "aws4_request")
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    store = None
+class _Request:
 
-    def log_message(self, *arguments):
-        pass
+    def __init__(self, head):
+        first, *lines = head.decode("latin-1").split("\r\n")
+        self.method, self.target, _ = first.split(" ")
+        self.headers = {}
+        for line in filter(None, lines):
+            name, value = line.split(":", 1)
+            self.headers[name.strip().lower()] = value.strip()
+        self.path, _, self.query_text = self.target.partition("?")
+        self.query = dict(urllib.parse.parse_qsl(self.query_text, keep_blank_values=True))
 
-    def problem(self, status, code, message="as asked", **headers):
-        self.answer(status, f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode(), **headers)
+    def problem_with_signature(self):
+        """The code of an error, or None: the Authorization is the one of the canonical request."""
+        given = self.headers.get("authorization", "")
+        if not given:
+            return "AccessDenied"
+        found = re.fullmatch(r"AWS4-HMAC-SHA256 Credential=([^,]+),\s*SignedHeaders=([^,]+),\s*"
+                             r"Signature=([0-9a-f]{64})", given)
+        if not found:
+            return "AuthorizationHeaderMalformed"
+        credential, signed, signature = found.groups()
+        key, day, region, service, end = credential.rsplit("/", 4)
+        stamp = self.headers.get("x-amz-date", "")
+        names = signed.split(";")
+        # What a request must sign: where it goes, and every header of Amazon's own.
+        must = {"host", *(name for name in self.headers if name.startswith("x-amz-"))}
+        if names != sorted(names) or not must <= set(names) or not stamp.startswith(day) or end != "aws4_request":
+            return "AuthorizationHeaderMalformed"
+        if key != KEY:
+            return "InvalidAccessKeyId"
+        if self.headers.get("x-amz-security-token", TOKEN) != TOKEN:
+            return "InvalidToken"
+        if (region, service) != (REGION, "s3"):
+            return "AuthorizationHeaderMalformed"
+        at = datetime.datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=datetime.timezone.utc)
+        if abs((datetime.datetime.now(datetime.timezone.utc) - at).total_seconds()) > 900:
+            return "RequestTimeTooSkewed"
+        payload = self.headers.get("x-amz-content-sha256")
+        if payload not in ("UNSIGNED-PAYLOAD", hashlib.sha256(b"").hexdigest()):
+            return "XAmzContentSHA256Mismatch"
+        pairs = sorted((urllib.parse.quote(name, safe=_UNRESERVED), urllib.parse.quote(value, safe=_UNRESERVED))
+                       for name, value in urllib.parse.parse_qsl(self.query_text, keep_blank_values=True))
+        canonical = "\n".join([
+            self.method,
+            urllib.parse.quote(urllib.parse.unquote(self.path), safe="/" + _UNRESERVED),  # S3: encoded once
+            "&".join(f"{name}={value}" for name, value in pairs),
+            *(f"{name}:{' '.join(self.headers.get(name, '').split())}" for name in names),
+            "", signed, payload])
+        text = "\n".join(["AWS4-HMAC-SHA256", stamp, f"{day}/{region}/{service}/{end}",
+                          hashlib.sha256(canonical.encode()).hexdigest()])
+        wanted = _signature(SECRET, day, region, service, text)
+        return None if hmac.compare_digest(wanted, signature) else "SignatureDoesNotMatch"
 
-    def answer(self, status, body, length=None, **headers):
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.send_header("Content-Length", str(len(body) if length is None else length))
-        self.end_headers()
-        self.wfile.write(body)
 
-    def is_signed(self, url):
-        """Whether the Authorization is the one of the canonical request."""
-        given = self.headers.get("Authorization", "")
-        if not given.startswith("AWS4-HMAC-SHA256 "):
-            return False
-        parts = dict(item.strip().split("=", 1) for item in given.split(" ", 1)[1].split(","))
-        names = parts["SignedHeaders"].split(";")
-        if "host" not in names or (self.headers.get("x-amz-security-token") or TOKEN) != TOKEN:
-            return False
-        headers = "".join(f"{name}:{' '.join(self.headers.get(name, '').split())}\n" for name in names)
-        query = "&".join(sorted(f"{urllib.parse.quote(k, safe='-_.~')}={urllib.parse.quote(v, safe='-_.~')}"
-                                for k, v in urllib.parse.parse_qsl(url.query, keep_blank_values=True)))
-        canonical = "\n".join([self.command, urllib.parse.quote(urllib.parse.unquote(url.path), safe="/-_.~"), query,
-                               headers, parts["SignedHeaders"], self.headers.get("x-amz-content-sha256", "")])
-        key, day, region, service, end = parts["Credential"].split("/")
-        stamp = self.headers["x-amz-date"]
-        scope = f"{day}/{region}/{service}/{end}"
-        text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
-        secret = _hmac(_hmac(_hmac(_hmac(b"AWS4" + SECRET.encode(), day), region), service), end)
-        signature = hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
-        return (key, region, service) == (KEY, REGION, "s3") and signature == parts["Signature"]
+class _Connection:
 
-    def do_GET(self):
+    def __init__(self, store, reader, writer):
+        self.store, self.reader, self.writer = store, reader, writer
+
+    async def run(self):
         store = self.store
-        with store.lock:
-            store.requests.append((self.command, self.path, self.headers.get("Range")))
-            number = len(store.requests)
-            store.at_once += 1
-            store.most_at_once = max(store.most_at_once, store.at_once)
-        try:
-            if store.delay:
-                time.sleep(store.delay)
-            self.serve(number)
-        except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True
-        finally:
-            with store.lock:
-                store.at_once -= 1
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError):
+            while True:
+                request = _Request((await self.reader.readuntil(b"\r\n\r\n"))[:-4])
+                with store.lock:
+                    store.requests.append((request.method, request.target, request.headers.get("range")))
+                    number = len(store.requests)
+                    store.at_once += 1
+                    store.most_at_once = max(store.most_at_once, store.at_once)
+                try:
+                    if store.delay:
+                        await asyncio.sleep(store.delay)
+                    goes_on = await self.serve(request, number)
+                finally:
+                    with store.lock:
+                        store.at_once -= 1
+                if not goes_on:
+                    break
 
-    def serve(self, number):
+    async def head(self, status, length, headers):
+        lines = [f"HTTP/1.1 {status} {_REASONS[status]}", f"Content-Length: {length}",
+                 *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+        self.writer.write("\r\n".join(lines).encode())
+        await self.writer.drain()
+
+    async def answer(self, request, status, body, fault=None, **headers):
+        await self.head(status, len(body), headers)
+        if request.method != "HEAD":
+            is_cut = fault in ("cut", "reset", "stall")
+            self.writer.write(body[:len(body) // 2] if is_cut else body)
+            await self.writer.drain()
+            return not is_cut
+        return True
+
+    async def problem(self, request, status, code, fault=None, **headers):
+        body = f"<Error><Code>{code}</Code><Message>as the test wants it</Message></Error>".encode()
+        return await self.answer(request, status, body, fault, **headers)
+
+    async def serve(self, request, number):
+        """Whether the connection goes on."""
         store = self.store
-        url = urllib.parse.urlsplit(self.path)
-        fault = store.fault(number, urllib.parse.unquote(url.path))
+        path = urllib.parse.unquote(request.path)
+        fault = store.fault(number, path)
         if fault == "drop":
-            self.close_connection = True
-            return None
+            return False
+        if fault == "delay":
+            await asyncio.sleep(1)
         if isinstance(fault, int):
-            return self.problem(fault, "SlowDown")
-        if store.signed and not self.is_signed(url):
-            return self.problem(403, "SignatureDoesNotMatch", "another signature was expected")
-        _, bucket, *rest = urllib.parse.unquote(url.path).split("/", 2)
-        key = rest[0] if rest else ""
-        if not bucket or not (store.root / bucket).is_dir():
-            return self.problem(404, "NoSuchBucket")
+            code = {403: "AccessDenied", 404: "NoSuchKey", 412: "PreconditionFailed"}.get(fault, "SlowDown")
+            return await self.problem(request, fault, code)
+        if store.signed and (code := request.problem_with_signature()):
+            return await self.problem(request, 400 if code == "AuthorizationHeaderMalformed" else 403, code, fault,
+                                      **({"x-amz-bucket-region": REGION} if code.endswith("Malformed") else {}))
+        if request.method not in ("GET", "HEAD"):
+            return await self.problem(request, 405, "MethodNotAllowed", fault)
+        bucket, _, key = path[1:].partition("/")
+        if not bucket or ".." in path.split("/") or not (store.root / bucket).is_dir():
+            return await self.problem(request, 404, "NoSuchBucket", fault)
         if not key:
-            return self.list(bucket, dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True)))
-        path = store.root / bucket / key
-        if not path.is_file():
-            return self.problem(404, "NoSuchKey")
-        return self.get(path, fault)
+            return await self.answer(request, 200, self.listing(bucket, request.query), fault,
+                                     **{"Content-Type": "application/xml"})
+        file = store.root / bucket / key
+        if not file.is_file():
+            return await self.problem(request, 404, "NoSuchKey", fault)
+        if fault == "changed":
+            store.changes[file] = store.changes.get(file, 0) + 1
+        return await self.get(request, file, fault)
 
-    def list(self, bucket, query):
+    def listing(self, bucket, query):
         store = self.store
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        found = store.root / bucket
-        keys = sorted(str(path.relative_to(found)) for path in found.rglob("*") if path.is_file())
-        entries = []  # keys, and what they begin with
-        for key in keys:
+        top = store.root / bucket
+        keys = []
+        for folder, _, names in os.walk(top / prefix.rpartition("/")[0]):
+            keys += [os.path.relpath(os.path.join(folder, name), top) for name in names]
+        entries = {}  # keys, or what they begin with: whether it is the latter
+        for key in sorted(keys, key=os.fsencode):
             if key.startswith(prefix):
                 end = key.find(delimiter, len(prefix)) if delimiter else -1
-                entry = (key[:end + 1], True) if end >= 0 else (key, False)
-                if entry not in entries[-1:]:
-                    entries.append(entry)
-        begin = int(query.get("continuation-token", "token/0+").strip("token/+"))
+                entries[key if end < 0 else key[:end + len(delimiter)]] = end >= 0
+        after = urllib.parse.unquote(query.get("continuation-token", "")[len("token/+"):])
+        rest = [entry for entry in entries.items() if entry[0] > after]
         size = min(store.page, int(query.get("max-keys", "1000")))
-        shown = entries[begin:begin + size]
         encoded = query.get("encoding-type") == "url"
 
         def text(key):
             return urllib.parse.quote_plus(key, safe="/") if encoded else escape(key)
 
-        body = "<?xml version='1.0'?><ListBucketResult xmlns='http://s3.amazonaws.com/doc/2006-03-01/'>"
-        if encoded:
-            body += "<EncodingType>url</EncodingType>"
-        more = begin + size < len(entries)
-        body += f"<IsTruncated>{str(more).lower()}</IsTruncated>"
-        if more:
-            body += f"<NextContinuationToken>token/{begin + size}+</NextContinuationToken>"
-        for key, is_prefix in shown:
+        parts = ["<?xml version='1.0' encoding='UTF-8'?>",
+                 "<ListBucketResult xmlns='http://s3.amazonaws.com/doc/2006-03-01/'>",
+                 f"<Name>{bucket}</Name><Prefix>{text(prefix)}</Prefix><MaxKeys>{size}</MaxKeys>",
+                 "<EncodingType>url</EncodingType>" if encoded else "",
+                 f"<KeyCount>{len(rest[:size])}</KeyCount><IsTruncated>{str(len(rest) > size).lower()}</IsTruncated>"]
+        if len(rest) > size:
+            token = "token/+" + urllib.parse.quote(rest[size - 1][0])
+            parts.append(f"<NextContinuationToken>{escape(token)}</NextContinuationToken>")
+        for key, is_prefix in rest[:size]:
             if is_prefix:
-                body += f"<CommonPrefixes><Prefix>{text(key)}</Prefix></CommonPrefixes>"
+                parts.append(f"<CommonPrefixes><Prefix>{text(key)}</Prefix></CommonPrefixes>")
                 continue
-            stat = (found / key).stat()
-            when = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(stat.st_mtime))
-            body += (f"<Contents><Key>{text(key)}</Key><LastModified>{when}</LastModified>"
-                     f"<ETag>&quot;{store.etag(found / key)}&quot;</ETag><Size>{stat.st_size}</Size></Contents>")
-        self.answer(200, (body + "</ListBucketResult>").encode(), Content_Type="application/xml")
+            stat = (top / key).stat()
+            when = datetime.datetime.fromtimestamp(int(stat.st_mtime), datetime.timezone.utc)
+            parts.append(f"<Contents><Key>{text(key)}</Key><LastModified>{when:%Y-%m-%dT%H:%M:%S}.000Z</LastModified>"
+                         f"<ETag>&quot;{store.etag(top / key)}&quot;</ETag><Size>{stat.st_size}</Size>"
+                         "<StorageClass>STANDARD</StorageClass></Contents>")
+        return "".join([*parts, "</ListBucketResult>"]).encode()
 
-    def get(self, path, fault):
+    async def get(self, request, path, fault):
         store = self.store
         etag, size = store.etag(path), path.stat().st_size
-        match = self.headers.get("If-Match")
-        if store.minds_match and match is not None and match.strip('"') != etag:
-            return self.problem(412, "PreconditionFailed")
-        begin, end = 0, size - 1
-        if (wanted := self.headers.get("Range")) is not None:
-            begin, end = (int(number) for number in wanted.removeprefix("bytes=").split("-"))
-            if begin >= size:
-                return self.problem(416, "InvalidRange")
-            end = min(end, size - 1)
+        match = request.headers.get("if-match")
+        if store.minds_match and match not in (None, "*", f'"{etag}"'):
+            return await self.problem(request, 412, "PreconditionFailed")
+        begin, end = 0, size
+        found = re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers.get("range", ""))
+        if found:
+            first, last = found.groups()
+            begin = int(first) if first else max(0, size - int(last))
+            end = min(int(last) + 1, size) if first and last else size
+            if begin >= size or begin >= end:
+                return await self.problem(request, 416, "InvalidRange", **{"Content-Range": f"bytes */{size}"})
+        headers = {"ETag": f'"{etag}"', "Accept-Ranges": "bytes", "Content-Type": "binary/octet-stream"}
+        is_ranged = found and not store.answers_200
+        if is_ranged:
+            shift = 1 if fault == "shifted" else 0
+            headers["Content-Range"] = f"bytes {begin + shift}-{end - 1 + shift}/{size}"
+        more = b"more" if fault == "longer" else b""
+        if fault == "shorter" and end > begin:
+            end -= 1
+        await self.head(206 if is_ranged else 200, end - begin + len(more), headers)
+        if request.method == "HEAD":
+            return True
+        stop = begin + (end - begin) // 2 if fault in ("cut", "stall", "reset") else end
+        await self.body(path, begin, stop)
+        if fault == "stall":
+            await asyncio.sleep(store.stall_seconds)
+        if fault == "reset":
+            at_once = struct.pack("ii", 1, 0)
+            self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+        self.writer.write(more)
+        await self.writer.drain()
+        return fault not in ("cut", "stall", "reset")
+
+    async def body(self, path, begin, end):
+        store, loop = self.store, asyncio.get_running_loop()
+        started, first = loop.time(), begin
+        is_changed = store.changes.get(path, 0) % 2 == 1
         with path.open("rb") as file:
-            file.seek(begin)
-            body = file.read(end + 1 - begin)
-        with store.lock:
-            store.sent += len(body)
-        headers = {"ETag": f'"{etag}"'}
-        if not store.answers_200:
-            headers["Content_Range"] = f"bytes {begin}-{end}/{size}"
-        status = 200 if store.answers_200 else 206
-        if fault in ("cut", "stall"):
-            self.answer(status, body[:len(body) // 2], len(body), **headers)
-            self.wfile.flush()
-            if fault == "stall":
-                time.sleep(60)
-            self.close_connection = True
-            return None
-        if fault == "longer":
-            body += b"more"
-        elif fault == "shorter":
-            body = body[:-1]
-        elif fault == "shifted":
-            headers["Content_Range"] = f"bytes {begin + 1}-{end + 1}/{size}"
-        return self.answer(status, body, **headers)
+            while begin < end:
+                size = min(_CHUNK, end - begin) if store.rate or is_changed else end - begin
+                if is_changed:
+                    file.seek(begin)
+                    self.writer.write(bytes(byte ^ 0x55 for byte in file.read(size)))
+                    await self.writer.drain()
+                else:
+                    await loop.sendfile(self.writer.transport, file, begin, size)
+                begin += size
+                with store.lock:
+                    store.sent += size
+                if store.rate:
+                    await asyncio.sleep(max(0.0, started + (begin - first) / store.rate - loop.time()))
 
 
-class _Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 256
+class CredentialEndpoints:
+    """What a container and an instance ask for their credentials, at /container and /latest/...
 
-    def handle_error(self, request, client_address):
-        pass
+    `authorization` is what the container must send. The instance's wants version 2: a token first, that a PUT gives.
+    """
+
+    ROLE, IMDS_TOKEN = "the-role", "IMDS-TOKEN-456"
+
+    def __init__(self, secret=SECRET, authorization="CONTAINER-TOKEN-789", lives=3600, has_role=True):
+        self.secret, self.authorization, self.lives, self.has_role = secret, authorization, lives, has_role
+        self.asked = []  # (method, path, status)
+
+    def answer(self, request):
+        """status, text"""
+        if (request.method, request.path) == ("PUT", "/latest/api/token"):
+            ttl = request.headers.get("x-aws-ec2-metadata-token-ttl-seconds", "")
+            return (200, self.IMDS_TOKEN) if ttl.isdigit() and 1 <= int(ttl) <= 21600 else (400, "")
+        if request.method != "GET":
+            return 405, ""
+        if request.path == "/container":
+            return (200, self.document()) if request.headers.get("authorization") == self.authorization else (401, "")
+        roles = "/latest/meta-data/iam/security-credentials/"
+        if request.headers.get("x-aws-ec2-metadata-token") != self.IMDS_TOKEN:
+            return 401, ""
+        if self.has_role and request.path == roles:
+            return 200, self.ROLE
+        if self.has_role and request.path == roles + self.ROLE:
+            return 200, self.document()
+        return 404, ""
+
+    def document(self):
+        ends = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(seconds=self.lives)
+        return json.dumps({"Code": "Success", "Type": "AWS-HMAC", "AccessKeyId": KEY, "SecretAccessKey": self.secret,
+                           "Token": TOKEN, "Expiration": f"{ends:%Y-%m-%dT%H:%M:%SZ}"})
+
+    async def run(self, reader, writer):
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                request = _Request((await reader.readuntil(b"\r\n\r\n"))[:-4])
+                await reader.readexactly(int(request.headers.get("content-length", "0")))
+                status, text = self.answer(request)
+                self.asked.append((request.method, request.path, status))
+                head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Length: {len(text)}\r\n\r\n"
+                writer.write((head + text).encode())
+                await writer.drain()
 
 
 @contextlib.contextmanager
-def serving(store):
-    """Gives the endpoint's URL; the server stops at the end of the block."""
-    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"store": store}))
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+def serving(what):
+    """Serves a Store or CredentialEndpoints: gives its URL, and stops at the end of the block."""
+    loop = asyncio.new_event_loop()
+
+    async def connected(reader, writer):
+        with contextlib.suppress(asyncio.CancelledError), contextlib.closing(writer):
+            await (what.run(reader, writer) if isinstance(what, CredentialEndpoints) else
+                   _Connection(what, reader, writer).run())
+
+    async def start():
+        return await asyncio.start_server(connected, "127.0.0.1", 0, backlog=512)
+
+    server = loop.run_until_complete(start())
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
+
+    async def stop():
+        server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # transports close in the turn after
+
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
-        server.shutdown()
-        server.server_close()
+        asyncio.run_coroutine_threadsafe(stop(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
         thread.join()
+        loop.close()
 
 
 def environment(endpoint, **more):

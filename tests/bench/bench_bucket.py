@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""How fast weights come out of a bucket far away, against a download of everything and a run after it.
+
+    scripts/python tests/bench/bench_bucket.py --params 400M --out tests/bench/runs/NAME
+
+The store is tests/support/object_server.py on the loopback, which waits before each reply and gives each connection
+so many bytes a second. What zero-to-fp32 moves is counted there, and its rate is given beside connections x limit;
+memory is of the program alone. The download takes as many connections, in ranges of 8 MiB, and writes to the same
+disk. The programs take turns; what they write is compared.
+"""
+import filecmp
+import os
+import statistics
+import subprocess
+import sys
+
+import torch
+
+import bench_report
+import object_server
+from bench_checkpoint import Writer, decoder_shapes
+from bench_files import files_of, make_warm, remove, size_of
+from measure import BenchError, measure, say
+from object_server import Store, serving
+
+OUTPUT = "model.safetensors"
+# Arguments: the endpoint, how many at once, where to, and what comes after.
+DOWNLOAD = """
+import concurrent.futures, http.client, os, pathlib, subprocess, sys, threading, urllib.parse
+import xml.etree.ElementTree as xml
+host, jobs, folder, command = urllib.parse.urlsplit(sys.argv[1]).netloc, int(sys.argv[2]), sys.argv[3], sys.argv[4:]
+kept = threading.local()
+def get(path, **headers):
+    if not hasattr(kept, "connection"):
+        kept.connection = http.client.HTTPConnection(host)
+    kept.connection.request("GET", path, headers=headers)
+    reply = kept.connection.getresponse()
+    body = reply.read()
+    assert reply.status in (200, 206), reply.status
+    return body
+name = "{http://s3.amazonaws.com/doc/2006-03-01/}"
+pieces = []
+for entry in xml.fromstring(get("/models?list-type=2&prefix=large/")).iter(name + "Contents"):
+    key, size = entry.find(name + "Key").text, int(entry.find(name + "Size").text)
+    path = pathlib.Path(folder, key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(size)
+    pieces += [(key, path, begin, min(begin + (8 << 20), size)) for begin in range(0, size, 8 << 20)]
+def one(piece):
+    key, path, begin, end = piece
+    body = get("/models/" + urllib.parse.quote(key), Range=f"bytes={begin}-{end - 1}")
+    assert len(body) == end - begin
+    file = os.open(path, os.O_WRONLY)
+    os.pwrite(file, body, begin)
+    os.close(file)
+with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+    list(pool.map(one, pieces))
+sys.exit(subprocess.run(command).returncode)
+"""
+PROGRAMS = ("zero-to-fp32 s3://", "download, zero-to-fp32", "zero-to-fp32 of the disk")
+
+
+class Programs:
+    def __init__(self, options, work):
+        self.options, self.work = options, work
+        buckets = work / "buckets"
+        self.checkpoint = buckets / "models" / "large"
+        self.checkpoint.parent.mkdir(parents=True)
+        torch.set_num_threads(1)
+        Writer(self.checkpoint, decoder_shapes(options.params), 3, options.ranks, None, False).write()
+        self.output, self.kept = work / "output", work / "kept"
+        self.store = Store(buckets, signed=False, delay=options.delay / 1000, rate=options.rate * 1e6)
+        self.program = options.bin.resolve() / "zero-to-fp32"
+
+    def command(self, name, endpoint):
+        weights = [self.output / "weights", "--safe-serialization", "--max-shard-size", "none", "-q"]
+        if name == "zero-to-fp32 s3://":
+            return [self.program, "s3://models/large", *weights, "--s3-endpoint", endpoint, "--s3-unsigned",
+                    "--s3-requests", self.options.connections]
+        if name == "download, zero-to-fp32":
+            copy = self.output / "copy"
+            return [sys.executable, "-c", DOWNLOAD, endpoint, self.options.connections, copy, self.program,
+                    copy / "large", *weights]
+        return [self.program, self.checkpoint, *weights]
+
+    def run(self, name, endpoint):
+        self.output.mkdir()
+        make_warm(files_of(self.checkpoint))
+        self.store.requests.clear()
+        self.store.sent = 0
+        result = measure(self.command(name, endpoint), memory=True)
+        result.update(moved=self.store.sent, requests=len(self.store.requests))
+        if not self.kept.exists():
+            (self.output / "weights").rename(self.kept)
+        elif not filecmp.cmp(self.output / "weights" / OUTPUT, self.kept / OUTPUT, shallow=False):
+            raise BenchError(f"{name} has written other weights")
+        remove(self.output)
+        return result
+
+    def compare(self, rounds):
+        os.environ.update(object_server.environment("http://127.0.0.1:1"))
+        runs = {name: [] for name in PROGRAMS}
+        with serving(self.store) as endpoint:
+            for i in range(rounds):
+                for name in PROGRAMS if i % 2 == 0 else reversed(PROGRAMS):
+                    runs[name].append(self.run(name, endpoint))
+                say(f"round {i + 1}: " + ", ".join(f"{name} {run[i]['seconds']:.2f} s" for name, run in runs.items()))
+        return runs
+
+
+def report_text(report):
+    runs = report["runs"]
+    bucket = runs["zero-to-fp32 s3://"]
+    limit = report["connections"] * report["rate"] * 1e6
+    shares = [run["moved"] / run["seconds"] / limit for run in bucket]
+    moved = {name: statistics.median(run["moved"] for run in of_name) for name, of_name in runs.items()}
+    requests = statistics.median(run["requests"] for run in bucket)
+    gains = [other["seconds"] / run["seconds"] for other, run in zip(runs["download, zero-to-fp32"], bucket)]
+    return "\n".join([f"`tests/bench/bench_bucket.py` {report['parameters']}; {report['delay']} ms before each reply, "
+                      f"{report['connections']} connections of {report['rate']:g} MB/s.", "",
+                      bench_report.host(report), "", *bench_report.programs(runs), "",
+                      f"From the bucket {bench_report.gigabytes(moved['zero-to-fp32 s3://'])} in {requests:.0f} "
+                      f"requests, at {bench_report.median_range(shares)} of connections x limit; downloaded "
+                      f"{bench_report.gigabytes(moved['download, zero-to-fp32'])}, which takes "
+                      f"{bench_report.median_range(gains)} times as long."]) + "\n"
+
+
+def main():
+    parser = bench_report.parser(__doc__.splitlines()[0], 400_000_000)
+    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--delay", type=float, default=20, help="ms before each reply")
+    parser.add_argument("--rate", type=float, default=5, help="MB/s of a connection")
+    options = parser.parse_args()
+    version = subprocess.run([options.bin / "zero-to-fp32", "--version"], capture_output=True, text=True).stdout
+    if " s3" not in version:
+        sys.exit("bench_bucket.py: this build reads no object stores")
+
+    def measure_all(folder):
+        programs = Programs(options, folder)
+        size = bench_report.gigabytes(size_of(files_of(programs.checkpoint)))
+        return {"parameters": f"of {size} of stage 3 on {options.ranks} ranks", "connections": options.connections,
+                "delay": options.delay, "rate": options.rate, "runs": programs.compare(options.runs)}
+
+    bench_report.run("bucket", options, measure_all, report_text)
+
+
+if __name__ == "__main__":
+    main()
