@@ -283,7 +283,7 @@ void Buckets::open(const BucketOptions& options,
 
 BucketTraffic Buckets::traffic() const {
   if (impl_->client == nullptr) return {};
-  const Traffic traffic = impl_->client->traffic();
+  const HttpTraffic traffic = impl_->client->traffic();
   return {traffic.requests, traffic.repeated, traffic.bytes};
 }
 

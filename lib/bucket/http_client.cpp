@@ -352,7 +352,7 @@ HttpReply HttpClient::send(const HttpRequest& request) {
   }
 }
 
-Traffic HttpClient::traffic() const {
+HttpTraffic HttpClient::traffic() const {
   return {impl_->requests_, impl_->repeated_, impl_->bytes_};
 }
 

@@ -49,7 +49,7 @@ struct HttpReply {
   size_t received = 0;             // bytes of the body
 };
 
-struct Traffic {
+struct HttpTraffic {
   uint64_t requests = 0;  // with those that were sent again
   uint64_t repeated = 0;
   uint64_t bytes = 0;  // of bodies
@@ -72,7 +72,7 @@ class HttpClient {
   // help, for a body that is longer than was asked for, and InterruptedError.
   HttpReply send(const HttpRequest& request);
 
-  Traffic traffic() const;
+  HttpTraffic traffic() const;
 
  private:
   struct Impl;
