@@ -134,14 +134,17 @@ class GroupTest(CliTest):
             command = ["ckpt-inspect", "diff", source, other, "--json", *options]
             self.assert_reports_the_same(command, source, 3, "tcp")
 
-    def test_packed_files_are_unpacked_by_several(self):
-        case = common.case_named("z2_bf16_w2")
-        packed = self.new_path("packed")
-        self.assertEqual(common.run_tool("ckpt-pack", "pack", case.load_dir, packed).returncode, 0)
-        out = self.new_path("out")
-        done = ranks.run_by_tcp(3, ["ckpt-pack", "unpack", packed, out], self.root)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(tree(out), tree(case.load_dir))
+    def test_packed_files_are_unpacked_as_by_one_process(self):
+        cases = [*common.all_cases(), *common.model_parallel_cases()]
+        for number, case in enumerate(cases if ALL else [common.case_named("z2_bf16_w2")]):
+            with self.subTest(case=case.name):
+                packed, out = self.new_path("packed"), self.new_path("alone")
+                self.assertEqual(common.run_tool("ckpt-pack", "pack", case.load_dir, packed).returncode, 0)
+                command = ["ckpt-pack", "unpack", "IN", "OUT"]
+                done = common.run_tool(*filled(command, packed, out))
+                self.assertEqual(done.returncode, 0, done.stderr)
+                for launcher, size in ways(number):
+                    self.assert_same(command, packed, (0, tree(out)), size, launcher)
 
     def test_one_file_is_written_by_all(self):
         source = self.large()

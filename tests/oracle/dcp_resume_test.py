@@ -64,10 +64,11 @@ def check_schedules(state):
 
 class Run:
 
-    def __init__(self, folder, stage, frozen):
+    def __init__(self, folder, stage, frozen, precision):
         self.folder = folder
         self.stage = stage
         self.frozen = frozen
+        self.precision = precision
         self.found = {}
 
     def engine(self, seed, universal=False):
@@ -82,8 +83,11 @@ class Run:
         return deepspeed.initialize(model=net, optimizer=optimizer, config=config)[0]
 
     def config(self):
-        return {"train_micro_batch_size_per_gpu": 4, "zero_allow_untested_optimizer": True, "gradient_clipping": 0.0,
-                "zero_optimization": {"stage": self.stage}}
+        config = {"train_micro_batch_size_per_gpu": 4, "zero_allow_untested_optimizer": True, "gradient_clipping": 0.0,
+                  "zero_optimization": {"stage": self.stage}}
+        if self.precision != "fp32":
+            config[self.precision] = {"enabled": True}
+        return config
 
     def train(self, engine, first):
         losses = []
@@ -123,6 +127,13 @@ class Run:
 
     def run(self):
         expected, losses = self.fsdp()
+        if self.precision != "fp32":  # whose losses are other ones
+            if dist.get_rank() == 0:
+                self.reshard_by_config()
+            dist.barrier()
+            for name in ("configured", "flattened"):
+                self.load(name, expected)
+            return
         like = self.engine(6)
         self.train(like, 0)
         like.save_checkpoint(str(self.folder / "like"), tag="like")
@@ -136,17 +147,21 @@ class Run:
         # Of a model with frozen parameters stage 3 is refused.
         configured = () if self.stage == 3 and self.frozen else ("configured", "flattened")
         for name in ("native", "universal", *configured):
-            engine = self.engine(7, name == "universal")
-            path, _ = engine.load_checkpoint(str(self.folder / name))
-            assert path, name
-            if self.stage < 3:  # the states are linked to parameters in the first step
-                engine.optimizer._lazy_init_hp_params_optimizer_state()
-            held = self.held(engine)
-            wrong = [key for key, value in held.items() if not torch.equal(value.reshape(expected[key].shape),
-                                                                           expected[key])]
-            self.found[name] = {"compared": len(held), "wrong": wrong, "expected": losses,
-                                "losses": self.train(engine, dcp_writer.STEPS)}
+            engine = self.load(name, expected)
+            self.found[name].update(expected=losses, losses=self.train(engine, dcp_writer.STEPS))
 
+    def load(self, name, expected):
+        """The engine that goes on, once what it holds has been compared."""
+        engine = self.engine(7, name == "universal")
+        path, _ = engine.load_checkpoint(str(self.folder / name))
+        assert path, name
+        if self.stage < 3:  # the states are linked to parameters in the first step
+            engine.optimizer._lazy_init_hp_params_optimizer_state()
+        held = self.held(engine)
+        wrong = [key for key, value in held.items()
+                 if not torch.equal(value.reshape(expected[key].shape), expected[key])]
+        self.found[name] = {"compared": len(held), "wrong": wrong, "expected": [], "losses": []}
+        return engine
 
     def reshard_by_config(self):
         path = self.folder / "ds_config.json"
@@ -168,13 +183,13 @@ class Run:
             check_schedules(saved["lr_scheduler"])
 
 
-def worker(rank, port, folder, stage, frozen):
+def worker(rank, port, folder, stage, frozen, precision):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank),
                       WORLD_SIZE=str(WORLD))
     torch.set_num_threads(1)
     import deepspeed
     deepspeed.init_distributed(dist_backend="gloo")
-    run = Run(folder, stage, frozen)
+    run = Run(folder, stage, frozen, precision)
     run.run()
     (folder / f"found{rank}.json").write_text(json.dumps(run.found))
     dist.barrier()
@@ -183,24 +198,32 @@ def worker(rank, port, folder, stage, frozen):
 
 class DcpResumeTest(unittest.TestCase):
 
+    def check(self, stage, frozen, precision):
+        with tempfile.TemporaryDirectory() as name, socket.socket() as free:
+            folder = pathlib.Path(name)
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+            free.close()
+            mp.spawn(worker, (port, folder, stage, frozen, precision), nprocs=WORLD)
+            for rank in range(WORLD):
+                for way, found in json.loads((folder / f"found{rank}.json").read_text()).items():
+                    with self.subTest(way=way, rank=rank):
+                        self.assertEqual((found["compared"], found["wrong"]), (36, []))
+                        losses = list(zip(found["losses"], found["expected"]))
+                        # DeepSpeed's loader gives all sub-groups of stage 3 one tensor of steps, which each of
+                        # them then counts (load_hp_checkpoint_state_from_checkpoint_dir_stage3).
+                        for loss, expected in losses[:1] if (way, stage) == ("universal", 3) else losses:
+                            self.assertLess(abs(loss - expected), 1e-5 * max(1, abs(expected)))
+
     def test_deepspeed_goes_on_where_fsdp2_stopped(self):
         for stage, frozen in ((1, True), (2, True), (3, True), (3, False)):
-            with (self.subTest(stage=stage, frozen=frozen), tempfile.TemporaryDirectory() as name,
-                  socket.socket() as free):
-                folder = pathlib.Path(name)
-                free.bind(("127.0.0.1", 0))
-                port = free.getsockname()[1]
-                free.close()
-                mp.spawn(worker, (port, folder, stage, frozen), nprocs=WORLD)
-                for rank in range(WORLD):
-                    for way, found in json.loads((folder / f"found{rank}.json").read_text()).items():
-                        with self.subTest(way=way, rank=rank):
-                            self.assertEqual((found["compared"], found["wrong"]), (36, []))
-                            losses = list(zip(found["losses"], found["expected"]))
-                            # DeepSpeed's loader gives all sub-groups of stage 3 one tensor of steps, which each of
-                            # them then counts (load_hp_checkpoint_state_from_checkpoint_dir_stage3).
-                            for loss, expected in losses[:1] if (way, stage) == ("universal", 3) else losses:
-                                self.assertLess(abs(loss - expected), 1e-5 * max(1, abs(expected)))
+            with self.subTest(stage=stage, frozen=frozen):
+                self.check(stage, frozen, "fp32")
+
+    def test_masters_and_states_of_bf16_are_those_of_fsdp2(self):  # fp16 it does not take on a CPU
+        for stage in (1, 2, 3):
+            with self.subTest(stage=stage):
+                self.check(stage, False, "bf16")
 
 
 if __name__ == "__main__":
