@@ -34,7 +34,13 @@ constexpr const char* kObjectsAPage = "1000";
 class TemporaryFolder {
  public:
   TemporaryFolder() {
-    std::string name = (fs::canonical(fs::temp_directory_path()) / "dsckpt-bucket-XXXXXX").string();
+    std::error_code failed;
+    const fs::path above = fs::canonical(fs::temp_directory_path(failed), failed);
+    if (failed) {
+      throw IoError({}, "there is no folder for temporary files", failed.value())
+          .with_hint("TMPDIR names one; it holds names, sizes and times of what is read");
+    }
+    std::string name = (above / "dsckpt-bucket-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) throw IoError({.file = name}, "cannot create", errno);
     path_ = name;
     int ends[2] = {-1, -1};

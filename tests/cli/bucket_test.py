@@ -236,6 +236,12 @@ class BucketTest(CliTest):
             where, url = self.upload("z2_fp32_full_w3")
             self.assert_same_output("zero-to-fp32", where, url)
 
+    def test_without_a_folder_for_temporary_files(self):
+        done = common.run_tool("ckpt-inspect", "s3://models/x", env={**os.environ, "TMPDIR": "/dev/null/none"})
+        self.assertEqual(done.returncode, 4, done.stderr)
+        self.assertIn("no folder for temporary files", done.stderr)
+        self.assertIn("TMPDIR", done.stderr)
+
     def test_requests_are_counted(self):
         with self.store() as store:
             _, url = self.upload("z3_fp32_full_w2")
