@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "dsckpt/error.h"
 #include "exec/staged_output.h"
+#include "io/far_files.h"
 #include "plan/plan_digest.h"
 
 namespace dsckpt {
@@ -163,7 +164,7 @@ std::span<const std::byte> bytes_of(std::string_view text) {
 JobIdentity identity_of(const CopyPlan& plan, const InputFiles& inputs, std::string options) {
   JobIdentity job{.plan = hex_digits(digest_of(plan)), .options = std::move(options)};
   for (FileId file = 0; file < inputs.size(); ++file) {
-    job.inputs.push_back({printable(inputs[file].path().string()), inputs[file].stored_size(),
+    job.inputs.push_back({printable(shown_path(inputs[file].path())), inputs[file].stored_size(),
                           inputs[file].modified()});
   }
   for (const PlannedFile& file : plan.outputs()) {

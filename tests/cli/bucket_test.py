@@ -242,6 +242,23 @@ class BucketTest(CliTest):
         self.assertIn("no folder for temporary files", done.stderr)
         self.assertIn("TMPDIR", done.stderr)
 
+    def test_a_run_goes_on_after_a_stop(self):
+        where, url = self.upload("z3_fp32_full_w2")
+        alone, out = self.new_path("alone"), self.new_path("out")
+        self.assertEqual(common.run_tool("to-universal", where, alone).returncode, 0)
+        command = ["to-universal", url, out, "--resume", "--save-every=0"]
+        with self.store():
+            first = subprocess.Popen([pathlib.Path(os.environ["DSCKPT_BIN"]) / command[0], *map(str, command[1:]),
+                                      "--limit-rate=1KB"], env=self.environment, stderr=subprocess.PIPE, text=True)
+            kept = out.parent / f".dsckpt-staging-resume-{out.name}"
+            while not kept.exists() and first.poll() is None:
+                time.sleep(0.01)
+            first.send_signal(signal.SIGTERM)
+            self.assertIn("the same command goes on", first.communicate(timeout=60)[1])
+            done = self.tool(*command)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(differences(alone, out), set())
+
     def test_requests_are_counted(self):
         with self.store() as store:
             _, url = self.upload("z3_fp32_full_w2")
