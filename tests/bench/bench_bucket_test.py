@@ -14,8 +14,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 class BenchBucket(unittest.TestCase):
     def test_compares_with_a_download(self):
-        if " s3" not in common.run_tool("dsckpt", "--version").stdout:
-            self.skipTest("this build reads no object stores")
+        common.skip_without_object_stores()
         with tempfile.TemporaryDirectory() as folder:
             results = pathlib.Path(folder, "results")
             done = subprocess.run([sys.executable, HERE / "bench_bucket.py", "--params", "400k", "--ranks", "2",

@@ -1,19 +1,14 @@
 """s3://: keys from each of the places where AWS's own programs look, and in their order."""
 import contextlib
-import unittest
 
 import cli_common
 import common
-import object_server
 from cli_common import CliTest
 from object_server import KEY, REGION, SECRET, TOKEN, CredentialEndpoints, Store, serving
 
 CASE = "z2_fp32_full_w3"
 
-
-def setUpModule():
-    if " s3" not in common.run_tool("dsckpt", "--version").stdout:
-        raise unittest.SkipTest("this build reads no object stores")
+setUpModule = common.skip_without_object_stores
 
 
 class CredentialsTest(CliTest):

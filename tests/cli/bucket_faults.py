@@ -26,6 +26,7 @@ import types
 
 import common
 from cli_common import tree
+from common import filled
 from object_server import KEY, SECRET, Store, environment, serving
 
 # What may pass, and is asked for again.
@@ -40,10 +41,6 @@ COMMANDS = (("zero-to-fp32", "IN", "OUT"), ("zero-to-fp32", "IN", "OUT", "--safe
             ("to-universal", "IN", "OUT"), ("reshard", "IN", "OUT", "--dp", "2"), ("to-dcp", "IN", "OUT", "--dp", "2"),
             ("ckpt-pack", "pack", "IN", "OUT"), ("ckpt-inspect", "verify", "IN"), ("ckpt-inspect", "stats", "IN"))
 MESSAGE = re.compile(r"^[a-z0-9-]+: error: ", re.MULTILINE)
-
-
-def filled(command, source, output):
-    return [{"IN": str(source), "OUT": str(output)}.get(word, word) for word in command]
 
 
 class Campaign:
@@ -184,7 +181,7 @@ def main():
     parser.add_argument("--only", type=int, help="this run alone")
     parser.add_argument("--jobs", type=int, default=4, help="runs at a time")
     options = parser.parse_args()
-    if " s3" not in common.run_tool("dsckpt", "--version").stdout:
+    if not common.reads_object_stores():
         print("skipped: this build reads no object stores", file=sys.stderr)
         return
     numbers = range(options.runs) if options.only is None else [options.only]

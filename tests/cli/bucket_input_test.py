@@ -13,13 +13,13 @@ import subprocess
 import sys
 import threading
 import time
-import unittest
 
 import cli_common
 import common
 import object_server
-from cli_common import CliTest, tree
-from object_server import Store, serving
+from bucket_case import BucketCase
+from cli_common import tree
+from common import filled
 
 sys.path[:0] = [str(pathlib.Path(os.environ["DSCKPT_SOURCE"]) / "tests" / "bench")]
 
@@ -51,10 +51,7 @@ SECONDS = re.compile(r"\b[0-9.]+ s\b(, [0-9.]+ [KMGT]?B/s)?")
 STAND_INS = "dsckpt-bucket"
 PARAMS = 400_000_000 if ALL else 20_000_000
 
-
-def setUpModule():
-    if " s3" not in common.run_tool("dsckpt", "--version").stdout:
-        raise unittest.SkipTest("this build reads no object stores")
+setUpModule = common.skip_without_object_stores
 
 
 def inputs():
@@ -67,23 +64,13 @@ def inputs():
     return [str(path) for path in found] + ["dcp/nested"]
 
 
-class BucketInputTest(CliTest):
-
-    @contextlib.contextmanager
-    def store(self, root, **options):
-        store = Store(root, **options)
-        with serving(store) as endpoint:
-            kept, self.environment = self.environment, {**self.environment, **object_server.environment(endpoint)}
-            try:
-                yield store
-            finally:
-                self.environment = kept
+class BucketInputTest(BucketCase):
 
     def outcome(self, command, source, shown):
         """Status, what was said with IN for `shown`, and what was written."""
         place = self.new_path("place")
         place.mkdir()
-        tool, *words = [{"IN": str(source), "OUT": str(place / "out")}.get(word, word) for word in command]
+        tool, *words = filled(command, source, place / "out")
         done = self.tool(tool, *words)
         said = [SECONDS.sub("N s", TRAFFIC.sub("", text)).replace(str(shown), "IN").replace(str(place), "PLACE")
                 for text in (done.stdout, done.stderr)]
@@ -101,7 +88,7 @@ class SameTest(BucketInputTest):
 
     def test_all_of_testdata(self):
         compared = succeeded = 0
-        with self.store(TESTDATA.parent, page=7):
+        with self.serve(TESTDATA.parent, page=7):
             for number, path in enumerate(inputs()):
                 # Without BUCKETS=all one command each, so that all have had their turn.
                 for command in COMMANDS if ALL else [COMMANDS[number % len(COMMANDS)]]:
@@ -122,7 +109,7 @@ class SameTest(BucketInputTest):
         packed.parent.mkdir(parents=True)
         source = common.case_named("z3_fp32_full_w2").load_dir
         self.assertEqual(self.tool("ckpt-pack", "pack", source, packed).returncode, 0)
-        with self.store(buckets):
+        with self.serve(buckets):
             for command in (["ckpt-pack", "unpack", "IN", "OUT"], ["ckpt-inspect", "verify", "IN"],
                             ["zero-to-fp32", "IN", "OUT"]):
                 here = self.outcome(command, packed, packed)
@@ -134,7 +121,7 @@ class SameTest(BucketInputTest):
     def test_like(self):
         source = common.case_named("z2_bf16_w2").load_dir
         like = common.case_named("z2_bf16_w4").load_dir
-        with self.store(TESTDATA.parent):
+        with self.serve(TESTDATA.parent):
             written = []
             for word in (like, f"s3://{TESTDATA.name}/{like.relative_to(TESTDATA)}"):
                 output = self.new_path() / "out"
@@ -154,7 +141,7 @@ class MovedTest(BucketInputTest):
         Writer(folder, decoder_shapes(PARAMS), 3, 4, None, False).write()
         total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         self.assertGreater(total, 100_000_000)
-        with self.store(buckets, delay=0.02) as store:
+        with self.serve(buckets, delay=0.02) as store:
             done = self.zero_to_fp32("s3://models/large", self.new_path(), "--dry-run", "--json")
             self.assertEqual(done.returncode, 0, done.stderr)
             lines = [json.loads(line)["data"] for line in done.stdout.splitlines()]
@@ -194,7 +181,7 @@ class EndTest(BucketInputTest):
                 return "stall"
             return None
 
-        with self.store(TESTDATA.parent, fault=fault):
+        with self.serve(TESTDATA.parent, fault=fault):
             program = pathlib.Path(os.environ["DSCKPT_BIN"]) / "zero-to-fp32"
             process = subprocess.Popen([program, self.CASE, output, *options], env=self.environment, text=True,
                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -254,7 +241,7 @@ class EndTest(BucketInputTest):
         def without(*names, **more):
             return {**{key: value for key, value in self.environment.items() if key not in names}, **more}
 
-        with self.store(TESTDATA.parent):
+        with self.serve(TESTDATA.parent):
             refusals = [
                 ("a wrong secret", self.CASE, without(AWS_SECRET_ACCESS_KEY="WRONGSECRET999"), 4, "403"),
                 ("an unknown key", self.CASE, without(AWS_ACCESS_KEY_ID="WRONGKEY999"), 4, "403"),
@@ -294,7 +281,7 @@ class EndTest(BucketInputTest):
                     return "changed" if len(numbers) == 4 else None
                 return None
 
-            with self.subTest(minds_match), self.store(TESTDATA.parent, fault=fault, minds_match=minds_match):
+            with self.subTest(minds_match), self.serve(TESTDATA.parent, fault=fault, minds_match=minds_match):
                 output = self.new_path()
                 # Its files are small: verify reads all of each again.
                 done = self.zero_to_fp32(self.CASE, output, "--json", "--s3-requests", "1")

@@ -2,7 +2,6 @@
 
 The store is object_server's, which checks signatures and misbehaves as it is told.
 """
-import contextlib
 import filecmp
 import json
 import os
@@ -15,10 +14,11 @@ import time
 import cli_common
 import common
 import object_server
-from cli_common import CliTest
-from object_server import Store, serving
+from bucket_case import BucketCase
 
 CASES = ["z2_fp32_full_w3", "z3_fp32_full_w2", "hf_trainer_llama_z3_bf16_w2"]
+
+setUpModule = common.skip_without_object_stores
 
 
 def differences(a, b):
@@ -28,12 +28,10 @@ def differences(a, b):
     return (files[0] | files[1]) - same
 
 
-class BucketTest(CliTest):
+class BucketTest(BucketCase):
 
     def setUp(self):
         super().setUp()
-        if " s3" not in common.run_tool("dsckpt", "--version").stdout:
-            self.skipTest("this build reads no object stores")
         self.stores = self.new_path("stores")
         self.bucket = self.stores / "models"
         self.bucket.mkdir(parents=True)
@@ -44,15 +42,8 @@ class BucketTest(CliTest):
         shutil.copytree(common.case_named(name).load_dir, where)
         return where, f"s3://models/runs/{name}"
 
-    @contextlib.contextmanager
     def store(self, **options):
-        store = Store(self.stores, **options)
-        with serving(store) as endpoint:
-            kept, self.environment = self.environment, {**self.environment, **object_server.environment(endpoint)}
-            try:
-                yield store
-            finally:
-                self.environment = kept
+        return self.serve(self.stores, **options)
 
     def assert_same_output(self, tool, local, remote, *options):
         outputs = [self.new_path() / "out", self.new_path() / "out"]  # one name: torch.save writes it

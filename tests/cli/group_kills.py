@@ -51,7 +51,7 @@ class Command:
         self.tool = words[0]
 
     def filled(self, output):
-        return [{"IN": str(self.source), "OUT": str(output)}.get(word, word) for word in self.words]
+        return common.filled(self.words, self.source, output)
 
     def alone(self, folder):
         """What one process writes: the output, and the names that are beside it."""

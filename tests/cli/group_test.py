@@ -19,6 +19,7 @@ import common
 import fault_test
 import ranks
 from cli_common import STAGING, CliTest, tree
+from common import filled
 from rank_jobs import Job
 from ranks import Ranks
 
@@ -54,10 +55,6 @@ def ways(number):
                 for size in sizes.split(",")]
     every = [(launcher, size) for size in (2, 3, 4, 7) for launcher in ranks.launchers()]
     return every if RANKS == "all" else [every[number % len(every)]]
-
-
-def filled(command, source, output):
-    return [{"IN": str(source), "OUT": str(output)}.get(word, word) for word in command]
 
 
 class GroupTest(CliTest):

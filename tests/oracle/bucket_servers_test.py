@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-import unittest
 import urllib.error
 import urllib.request
 
@@ -31,10 +30,7 @@ CONVERSIONS = [["zero-to-fp32", "IN", "OUT", "--safe-serialization"], ["to-unive
 LOOKS = [["ckpt-inspect", command, "IN"] for command in ("list", "verify", "stats", "scan")]
 PROGRAMS = pathlib.Path(sys.executable).parent
 
-
-def setUpModule():
-    if " s3" not in common.run_tool("dsckpt", "--version").stdout:
-        raise unittest.SkipTest("this build reads no object stores")
+setUpModule = common.skip_without_object_stores
 
 
 def free_port():
@@ -88,7 +84,7 @@ class ServersTest(CliTest):
     def outcome(self, command, source):
         place = self.new_path("place")
         place.mkdir()
-        tool, *words = [{"IN": str(source), "OUT": str(place / "out")}.get(word, word) for word in command]
+        tool, *words = common.filled(command, source, place / "out")
         done = self.tool(tool, *words)
         said = done.stdout.replace(str(source), "IN").replace(str(place), "PLACE")
         return (done.returncode, said), tree(place)

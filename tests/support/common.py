@@ -29,6 +29,21 @@ def run_tool(name, *arguments, **options):
     return subprocess.run([str(binary), *map(str, arguments)], **options)
 
 
+def filled(command, source, output):
+    """A command's words, with these for IN and OUT."""
+    return [{"IN": str(source), "OUT": str(output)}.get(word, word) for word in command]
+
+
+def reads_object_stores():
+    return " s3" in run_tool("dsckpt", "--version").stdout
+
+
+def skip_without_object_stores():
+    """A module's setUpModule()."""
+    if not reads_object_stores():
+        raise unittest.SkipTest("this build reads no object stores")
+
+
 class Case:
     """One checkpoint folder and what must come out of it."""
 
