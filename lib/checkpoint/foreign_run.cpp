@@ -9,8 +9,8 @@
 
 #include "base/text.h"
 #include "checkpoint/layout.h"
+#include "checkpoint/made_run.h"
 #include "deepspeed/keys.h"
-#include "deepspeed/release.h"
 #include "dsckpt/error.h"
 #include "format/meta_tensor.h"
 #include "pickle/python_objects.h"
@@ -97,17 +97,9 @@ class ForeignRun {
       document.set_item(dict, document.intern(key), value);
     };
     set(keys::kModule, module(document));
-    set(keys::kBufferNames, buffer_names(document));
+    set(keys::kBufferNames, buffer_names(document, draft_.params));
     set(keys::kLrScheduler, schedule(document));
-    for (const std::string_view key : {keys::kDataSampler, keys::kRandomLtd}) set(key, {});
-    set(keys::kSkippedSteps, Document::integer(0));
-    set(keys::kGlobalSteps, Document::integer(steps()));
-    set(keys::kGlobalSamples, Document::integer(0));
-    for (const std::string_view key : {keys::kDpWorldSize, keys::kMpWorldSize}) {
-      set(key, Document::integer(1));
-    }
-    set(keys::kDsConfig, {});
-    set(keys::kDsVersion, document.string(kNewestKnown));
+    set_counters(document, dict, steps());
     return dict;
   }
 
@@ -122,14 +114,6 @@ class ForeignRun {
       document.set_item(dict, document.intern(param.name), make_meta_tensor(document, tensor));
     }
     return dict;
-  }
-
-  Value buffer_names(Document& document) const {
-    std::vector<Value> names;
-    for (const Param& param : draft_.params) {
-      if (param.kind == ParamKind::buffer) names.push_back(document.intern(param.name));
-    }
-    return document.list(std::move(names));
   }
 
   // Where the schedules of both are after so many steps: DeepSpeed's (lr_schedules.py) count

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "checkpoint/made_run.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/release.h"
 #include "deepspeed/shard_name.h"
@@ -37,6 +38,7 @@ class DictFile {
  public:
   Document& document() { return writer_.document(); }
   TorchArchiveWriter& writer() { return writer_; }
+  const Value& root() const { return root_; }
   void set(std::string_view key, Value value) { set(root_, key, value); }
   void set(const Value& dict, std::string_view key, Value value) {
     document().set_item(dict, document().intern(key), value);
@@ -92,22 +94,14 @@ class ModelFile {
   void lay_out(PlanBuilder& plan, const ShardName& name) && {
     Document& document = file_.document();
     file_.set(keys::kModule, module());
-    file_.set(keys::kBufferNames, buffer_names());
+    file_.set(keys::kBufferNames, buffer_names(document, weights_.params()));
     file_.set(keys::kOptimizer, {});
     file_.set(keys::kParamShapes, document.list({shapes(is_trained)}));
     file_.set(keys::kFrozenParamShapes, shapes(is_frozen));
     file_.set(keys::kSharedParams, shared_params());
     file_.set(keys::kFrozenParamFragments, {});
     file_.set(keys::kLrScheduler, first_lr_scheduler(document));
-    for (const std::string_view key : {keys::kDataSampler, keys::kRandomLtd}) file_.set(key, {});
-    file_.set(keys::kSkippedSteps, Document::integer(0));
-    file_.set(keys::kGlobalSteps, Document::integer(weights_.facts().global_steps.value_or(0)));
-    file_.set(keys::kGlobalSamples, Document::integer(0));
-    for (const std::string_view key : {keys::kDpWorldSize, keys::kMpWorldSize}) {
-      file_.set(key, Document::integer(1));
-    }
-    file_.set(keys::kDsConfig, {});
-    file_.set(keys::kDsVersion, document.string(kNewestKnown));
+    set_counters(document, file_.root(), weights_.facts().global_steps.value_or(0));
     std::move(file_).lay_out(plan, name.file_name());
   }
 
@@ -128,15 +122,6 @@ class ModelFile {
       file_.set(dict, param.name, file_.writer().tensor(found->second, param.weight.shape()));
     }
     return dict;
-  }
-
-  Value buffer_names() {
-    std::vector<Value> names;
-    for (const Param& param : weights_.params()) {
-      if (param.kind != ParamKind::buffer) continue;
-      names.push_back(file_.document().intern(param.name));
-    }
-    return file_.document().list(std::move(names));
   }
 
   Value shapes(bool (*is_wanted)(const Param&)) {
