@@ -58,7 +58,7 @@ void refuse_other_urls(const CLI::App& app) {
   for (const CLI::App* sub : app.get_subcommands()) refuse_other_urls(*sub);
 }
 
-std::string traffic_text(const BucketTraffic& traffic) {
+std::string traffic_text(const HttpTraffic& traffic) {
   std::string text = counted(traffic.requests, "request") + " to the object store, " +
                      human_bytes(traffic.bytes) + " received";
   if (traffic.repeated > 0) text += "; " + grouped(traffic.repeated) + " sent again";
@@ -69,7 +69,7 @@ std::string traffic_text(const BucketTraffic& traffic) {
 
 std::optional<nlohmann::json> far_traffic_json() {
   if (buckets() == nullptr || buckets()->is_empty()) return std::nullopt;
-  const BucketTraffic traffic = buckets()->traffic();
+  const HttpTraffic traffic = buckets()->traffic();
   return nlohmann::json{
       {"requests", traffic.requests}, {"repeated", traffic.repeated}, {"bytes", traffic.bytes}};
 }

@@ -36,6 +36,8 @@ enum class Newlines : uint8_t { escape, keep };
 std::string printable(const std::string& text, Newlines newlines = Newlines::escape);
 // `text` as one word of a POSIX shell, quoted if it has to be: "'my run/ckpt'".
 std::string shell_word(const std::string& text);
+// Without spaces, tabs and ends of lines around it.
+std::string_view without_blanks(std::string_view text);
 // Whether it is nothing but decimal digits, and not empty.
 inline bool is_digits(std::string_view text) {
   return !text.empty() && text.find_first_not_of("0123456789") == text.npos;

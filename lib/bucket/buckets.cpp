@@ -221,10 +221,6 @@ std::string url_of_bucket(const BucketOptions& options, const std::string& endpo
 
 }  // namespace
 
-bool can_read_buckets() {
-  return true;
-}
-
 Buckets::Buckets() : impl_(std::make_unique<Impl>()) {}
 
 Buckets::~Buckets() {
@@ -287,10 +283,8 @@ void Buckets::open(const BucketOptions& options,
   }
 }
 
-BucketTraffic Buckets::traffic() const {
-  if (impl_->client == nullptr) return {};
-  const HttpTraffic traffic = impl_->client->traffic();
-  return {traffic.requests, traffic.repeated, traffic.bytes};
+HttpTraffic Buckets::traffic() const {
+  return impl_->client == nullptr ? HttpTraffic() : impl_->client->traffic();
 }
 
 }  // namespace dsckpt

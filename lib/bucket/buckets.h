@@ -11,6 +11,8 @@
 #include <optional>
 #include <string>
 
+#include "bucket/http_client.h"
+
 namespace dsckpt {
 
 struct BucketOptions {
@@ -24,16 +26,7 @@ struct BucketOptions {
   uint64_t max_memory = 0;  // bytes of the whole process; requests take a quarter at most; 0: any
 };
 
-struct BucketTraffic {
-  uint64_t requests = 0;  // with those that were sent again
-  uint64_t repeated = 0;
-  uint64_t bytes = 0;
-};
-
-// Whether this build can read them. Without, place_of() throws UsageError that says which can.
-bool can_read_buckets();
-
-// One thread.
+// One thread. In a build that cannot read them place_of() throws UsageError that says which can.
 class Buckets {
  public:
   Buckets();
@@ -52,7 +45,7 @@ class Buckets {
   // have, UsageError for an endpoint or profile, InterruptedError.
   void open(const BucketOptions& options, const std::function<const char*(const char*)>& variables,
             const std::function<bool()>& cancelled);
-  BucketTraffic traffic() const;
+  HttpTraffic traffic() const;
 
  private:
   struct Impl;

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "base/text.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -24,14 +25,6 @@ constexpr const char* kInstanceHost = "http://169.254.169.254";
 std::string value_of(const Variables& variables, const char* name) {
   const char* const value = variables(name);
   return value == nullptr ? "" : value;
-}
-
-std::string_view without_blanks(std::string_view text) {
-  while (!text.empty() && (text.back() == ' ' || text.back() == '\t' || text.back() == '\r')) {
-    text.remove_suffix(1);
-  }
-  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
-  return text;
 }
 
 // One file's settings of `profile`; false if the file has no such profile.

@@ -81,14 +81,6 @@ extern "C" size_t on_body(char* data, size_t, size_t size, void* user) {
   return size;
 }
 
-std::string_view trimmed(std::string_view text) {
-  while (!text.empty() && (text.back() == '\r' || text.back() == '\n' || text.back() == ' ')) {
-    text.remove_suffix(1);
-  }
-  while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
-  return text;
-}
-
 extern "C" size_t on_header(char* data, size_t, size_t size, void* user) {
   HttpReply& reply = static_cast<Exchange*>(user)->reply;
   const std::string_view line(data, size);
@@ -97,7 +89,7 @@ extern "C" size_t on_header(char* data, size_t, size_t size, void* user) {
   std::string name(line.substr(0, colon));
   std::transform(name.begin(), name.end(), name.begin(),
                  [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
-  const std::string_view value = trimmed(line.substr(colon + 1));
+  const std::string_view value = without_blanks(line.substr(colon + 1));
   if (name == "etag") {
     reply.etag = value;
     std::erase(reply.etag, '"');

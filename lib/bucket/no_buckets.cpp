@@ -6,10 +6,6 @@ namespace dsckpt {
 
 struct Buckets::Impl {};
 
-bool can_read_buckets() {
-  return false;
-}
-
 Buckets::Buckets() = default;
 Buckets::~Buckets() = default;
 
@@ -28,7 +24,7 @@ bool Buckets::is_empty() const {
 void Buckets::open(const BucketOptions&, const std::function<const char*(const char*)>&,
                    const std::function<bool()>&) {}
 
-BucketTraffic Buckets::traffic() const {
+HttpTraffic Buckets::traffic() const {
   return {};
 }
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/patterns.h"
+#include "base/text.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -28,13 +29,6 @@ struct Part {
   bool is_number = false;
   int64_t plus = 0;  // if it is one
 };
-
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kBlank = " \t\r";
-  const size_t begin = text.find_first_not_of(kBlank);
-  if (begin == text.npos) return {};
-  return text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
-}
 
 // "{\1-2}" at `at`, which is moved behind it; nullopt if that is something else.
 std::optional<Part> number_at(std::string_view text, size_t& at) {
@@ -125,19 +119,19 @@ KeyMap KeyMap::parse(std::string_view text, const std::string& origin) {
   size_t number = 0;
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find('\n', at), text.size());
-    const std::string_view line = trimmed(text.substr(at, end - at));
+    const std::string_view line = without_blanks(text.substr(at, end - at));
     at = end + 1;
     ++number;
     if (line.empty() || line.front() == '#') continue;
     Rule rule{.origin = origin + ":" + std::to_string(number), .pattern = {}, .parts = {}};
     const size_t arrow = line.find(kArrow);
     if (arrow == line.npos) throw UsageError(rule.origin + ": is not 'REGEX => REPLACEMENT'");
-    const std::string pattern(trimmed(line.substr(0, arrow)));
+    const std::string pattern(without_blanks(line.substr(0, arrow)));
     rule.pattern = compile_quietly(pattern);
     if (!rule.pattern->ok()) {
       throw UsageError(rule.origin + ": '" + pattern + "': " + rule.pattern->error());
     }
-    rule.parts = parts_of(trimmed(line.substr(arrow + kArrow.size())));
+    rule.parts = parts_of(without_blanks(line.substr(arrow + kArrow.size())));
     for (const Part& part : rule.parts) {
       const auto groups = static_cast<size_t>(rule.pattern->NumberOfCapturingGroups());
       if (part.group.value_or(0) <= groups) continue;

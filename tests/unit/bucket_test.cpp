@@ -1,9 +1,6 @@
 // URLs, listings and settings of object stores, as Amazon's documents have them.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <string>
 
@@ -12,6 +9,7 @@
 #include "bucket/credentials.h"
 #include "bucket/listing.h"
 #include "dsckpt/error.h"
+#include "support/temp_file.h"
 
 namespace dsckpt {
 namespace {
@@ -87,16 +85,7 @@ TEST(Listing, SaysWhatAnErrorIs) {
 
 class SharedSettingsTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "bucket-test-XXXXXX").string();
-    ASSERT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
-    values_ = {{"AWS_SHARED_CREDENTIALS_FILE", (folder_ / "credentials").string()},
-               {"AWS_CONFIG_FILE", (folder_ / "config").string()}};
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
-  void write(const char* file, const std::string& text) { std::ofstream(folder_ / file) << text; }
+  void write(const char* file, const std::string& text) { folder_.write(file, text); }
   SharedSettings read() {
     return read_shared_settings([this](const char* name) -> const char* {
       const auto found = values_.find(name);
@@ -104,8 +93,10 @@ class SharedSettingsTest : public testing::Test {
     });
   }
 
-  std::filesystem::path folder_;
-  std::map<std::string, std::string> values_;
+  test::TempFolder folder_;
+  std::map<std::string, std::string> values_{
+      {"AWS_SHARED_CREDENTIALS_FILE", (folder_.path() / "credentials").string()},
+      {"AWS_CONFIG_FILE", (folder_.path() / "config").string()}};
 };
 
 TEST_F(SharedSettingsTest, AreOfOneProfile) {
