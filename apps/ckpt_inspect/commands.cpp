@@ -7,7 +7,7 @@
 
 #include "base/patterns.h"
 #include "base/text.h"
-#include "cli/far_inputs.h"
+#include "cli/far_paths.h"
 #include "cli/interrupt.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"

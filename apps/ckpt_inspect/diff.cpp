@@ -16,7 +16,7 @@
 #include "ckpt_inspect/commands.h"
 #include "ckpt_inspect/html.h"
 #include "ckpt_inspect/shown.h"
-#include "cli/far_inputs.h"
+#include "cli/far_paths.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/table.h"

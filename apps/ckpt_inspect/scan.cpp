@@ -12,7 +12,7 @@
 #include "base/patterns.h"
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
-#include "cli/far_inputs.h"
+#include "cli/far_paths.h"
 #include "cli/interrupt.h"
 #include "cli/messages.h"
 #include "cli/progress_display.h"

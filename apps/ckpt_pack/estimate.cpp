@@ -10,7 +10,7 @@
 
 #include "base/text.h"
 #include "ckpt_pack/commands.h"
-#include "cli/far_inputs.h"
+#include "cli/far_paths.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/table.h"

@@ -8,7 +8,7 @@
 
 #include "ckpt_pack/commands.h"
 #include "cli/carry_out.h"
-#include "cli/far_inputs.h"
+#include "cli/far_paths.h"
 #include "cli/option_facts.h"
 #include "codec/frame.h"
 
@@ -43,7 +43,8 @@ Command add(CLI::App& app, cli::Common& common, bool packs) {
                                        : "What ckpt-pack or zstd has made"))
       ->type_name("PATH")
       ->required();
-  sub.add_option("output", args->output, "Folder for the result, which is made as a whole")
+  cli::output_path(
+      sub.add_option("output", args->output, "Folder for the result, which is made as a whole"))
       ->type_name("DIR")
       ->required();
   if (packs) {

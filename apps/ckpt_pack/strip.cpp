@@ -7,6 +7,7 @@
 #include "ckpt_pack/commands.h"
 #include "cli/carry_out.h"
 #include "cli/every_tag.h"
+#include "cli/far_paths.h"
 #include "cli/option_facts.h"
 #include "dsckpt/pack.h"
 
@@ -45,7 +46,8 @@ Command add_strip(CLI::App& app, cli::Common& common) {
       *app.add_subcommand("strip", "Only what holds the weights, or what a resume needs");
   const auto args = std::make_shared<StripArguments>();
   cli::add_checkpoint_options(sub, "input", args->input, args->source);
-  sub.add_option("output", args->output, "Folder for the result, which is made as a whole")
+  cli::output_path(
+      sub.add_option("output", args->output, "Folder for the result, which is made as a whole"))
       ->type_name("DIR")
       ->required();
   cli::one_of(sub.add_option(

@@ -106,7 +106,7 @@ void say_after(const CLI::App& app, const Common& common, const Job& job,
     print_json("done", done_json(job_json(*job), output.string(), stats));
   } else if (!common.quiet) {
     std::cerr << app.get_name() << ": " << job->what << ", " << human_bytes(stats.bytes_written)
-              << packed_text(stats) << " in " << output.string() << kept_text(stats) << ", "
+              << packed_text(stats) << " in " << shown_path(output) << kept_text(stats) << ", "
               << human_seconds(stats.seconds) << ", " << checks_text(stats) << read_back_text(stats)
               << "\n";
   }
@@ -127,10 +127,6 @@ std::string text_of(const Job& job) {
 
 int carry_out(const CLI::App& app, const Common& common, const Job& job,
               const std::filesystem::path& output, const RunArguments& run, Progress& progress) {
-  if (is_far(output)) {
-    throw UsageError(shown_path(output) + ": outputs are written to file systems only")
-        .with_hint("write to a folder, and copy that (aws s3 sync, rclone copy)");
-  }
   check_place(job->place, output, run.options.force, run.options.resume);
   say_before(app, common, job);
   RunOptions options = run.options;

@@ -16,7 +16,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "cli/far_inputs.h"
+#include "cli/far_paths.h"
 #include "cli/messages.h"
 #include "cli/spelling.h"
 #include "cli/terminal.h"
@@ -163,7 +163,7 @@ int run_and_report(CLI::App& app, const Common& common, int argc, char** argv,
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);  // a file-size limit is an I/O error, not a death
   raise_descriptor_limit();
-  FarInputs far;
+  FarPaths far;
   bool as_json = false;
   std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
   if (arguments.empty() && !app.get_subcommands({}).empty()) {

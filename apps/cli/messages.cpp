@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "cli/far_inputs.h"
+#include "cli/far_paths.h"
 #include "cli/terminal.h"
 #include "io/far_files.h"
 #include "report/report.h"

@@ -11,7 +11,7 @@ namespace dsckpt::cli {
 
 // {"schema": 1, "type": type, "data": ...} and the end of the line.
 std::string json_line(const std::string& type, nlohmann::json data);
-// Prints that on stdout, with "object_store" where inputs are read from one (far_inputs.h).
+// Prints that on stdout, with "object_store" where inputs are read from one (far_paths.h).
 void print_json(const std::string& type, nlohmann::json data);
 // "TOOL: note: text" on stderr, unless --quiet.
 // A next step, on stderr, unless it is "" or messages are not wanted.

@@ -16,7 +16,7 @@
 #include "base/text.h"
 #include "cli/command_facts.h"
 #include "cli/completions.h"
-#include "cli/far_inputs.h"
+#include "cli/far_paths.h"
 #include "cli/group.h"
 #include "cli/help.h"
 #include "cli/man_page.h"

@@ -47,7 +47,7 @@ std::vector<std::string> that_begin_with(const std::vector<std::string>& names,
   std::vector<std::string> found;
   std::copy_if(names.begin(), names.end(), std::back_inserter(found),
                [&](const std::string& name) { return name.starts_with(beginning); });
-  // Nobody who types less means those of object stores (far_inputs.h).
+  // Nobody who types less means those of object stores (far_paths.h).
   constexpr std::string_view kFar = "--s3";
   if (!beginning.starts_with(kFar)) {
     std::erase_if(found, [&](const std::string& name) { return name.starts_with(kFar); });

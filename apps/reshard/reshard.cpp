@@ -9,7 +9,7 @@
 
 #include "cli/cli.h"
 #include "cli/every_tag.h"
-#include "cli/far_inputs.h"
+#include "cli/far_paths.h"
 #include "cli/option_facts.h"
 #include "cli/tools.h"
 #include "dsckpt/error.h"
@@ -28,8 +28,8 @@ struct Arguments {
 
 void add_options(CLI::App& app, Arguments& args) {
   cli::add_checkpoint_options(app, "input", args.input, args.source);
-  app.add_option("output", args.output,
-                 "Folder for the new checkpoint, which DeepSpeed is to load from")
+  cli::output_path(app.add_option("output", args.output,
+                                  "Folder for the new checkpoint, which DeepSpeed is to load from"))
       ->type_name("DIR")
       ->required();
   cli::in_range(

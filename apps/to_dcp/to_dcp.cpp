@@ -9,6 +9,7 @@
 
 #include "cli/cli.h"
 #include "cli/every_tag.h"
+#include "cli/far_paths.h"
 #include "cli/option_facts.h"
 #include "cli/tools.h"
 #include "dsckpt/dcp.h"
@@ -46,7 +47,7 @@ std::optional<DType> type_called(const std::string& name) {
 
 void add_options(CLI::App& app, Arguments& args) {
   cli::add_checkpoint_options(app, "checkpoint", args.input, args.source);
-  app.add_option("output", args.output, "Folder for the checkpoint of torch")
+  cli::output_path(app.add_option("output", args.output, "Folder for the checkpoint of torch"))
       ->type_name("DIR")
       ->required();
   cli::in_range(app.add_option("--dp", args.dcp.dp,

@@ -11,7 +11,7 @@
 
 #include "cli/cli.h"
 #include "cli/every_tag.h"
-#include "cli/far_inputs.h"
+#include "cli/far_paths.h"
 #include "cli/messages.h"
 #include "cli/option_facts.h"
 #include "cli/tools.h"
@@ -45,12 +45,15 @@ void add_options(CLI::App& app, Arguments& args) {
           "Checkpoint: the folder that has the file `latest`, or one tag's own folder;\n"
           "or weights to start from: a Hugging Face folder, a .safetensors or .bin file"))
       ->type_name("DIR");
-  app.add_option("--output-folder", args.output,
-                 "Folder for the universal checkpoint; `latest_universal` beside it will name it")
+  cli::output_path(
+      app.add_option(
+          "--output-folder", args.output,
+          "Folder for the universal checkpoint; `latest_universal` beside it will name it"))
       ->type_name("DIR");
   cli::input_path(app.add_option("checkpoint", args.folders[0], "In place of --input-folder"))
       ->type_name("DIR");
-  app.add_option("output", args.folders[1], "In place of --output-folder")->type_name("DIR");
+  cli::output_path(app.add_option("output", args.folders[1], "In place of --output-folder"))
+      ->type_name("DIR");
   app.add_option("-t,--tag", args.source.tag,
                  "Which checkpoint; default: what `latest` says;\n"
                  "all: each of them, into a folder of its name")

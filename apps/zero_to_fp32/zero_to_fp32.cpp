@@ -15,7 +15,7 @@
 #include "cli/carry_out.h"
 #include "cli/cli.h"
 #include "cli/every_tag.h"
-#include "cli/far_inputs.h"
+#include "cli/far_paths.h"
 #include "cli/option_facts.h"
 #include "cli/tools.h"
 #include "dsckpt/error.h"
@@ -133,8 +133,9 @@ void add_options(CLI::App& app, Arguments& args) {
 
   app.add_flag("--states", args.weights.states,
                "Write the optimizer's states too, as optimizer_states/STATE.safetensors");
-  app.add_option("--peft", args.peft,
-                 "Write the PEFT adapter that was trained to this folder, and nothing else")
+  cli::output_path(
+      app.add_option("--peft", args.peft,
+                     "Write the PEFT adapter that was trained to this folder, and nothing else"))
       ->type_name("DIR");
   app.add_option("--peft-config", args.adapter.config,
                  "With --peft: its adapter_config.json; default: the one beside the shards, or\n"

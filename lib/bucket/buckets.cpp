@@ -18,6 +18,7 @@
 #include "bucket/http_client.h"
 #include "bucket/listing.h"
 #include "bucket/object_reader.h"
+#include "bucket/object_writer.h"
 #include "dsckpt/error.h"
 #include "io/far_files.h"
 
@@ -25,10 +26,8 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr uint64_t kMostObjects = 4'000'000;
 constexpr uint64_t kRequestBytes = 8 << 20;
 constexpr const char* kUsualRegion = "us-east-1";
-constexpr const char* kObjectsAPage = "1000";
 
 // A folder that goes away with this process, however that ends: a child waits for it.
 class TemporaryFolder {
@@ -110,46 +109,10 @@ struct Buckets::Impl {
   struct Mounted {
     BucketAccess access;
     std::shared_ptr<ObjectReader> reader;
+    std::shared_ptr<ObjectWriter> writer;
   };
 
   fs::path root_of(const std::string& bucket) const { return folder->path() / bucket; }
-
-  // All objects whose keys begin with `prefix`; with `beside` none that lie deeper, but as objects
-  // of no size the folders that these lie in, whose keys end with a slash.
-  std::vector<ListedObject> list(const BucketAccess& access, const std::string& prefix,
-                                 bool beside) {
-    std::vector<ListedObject> found;
-    std::string next;
-    do {
-      // In the order of their names, as signatures want them.
-      std::string query = "?";
-      if (!next.empty()) query += "continuation-token=" + percent_encoded(next) + "&";
-      if (beside) query += "delimiter=%2F&";
-      query += "encoding-type=url&list-type=2&max-keys=" + std::string(kObjectsAPage) +
-               "&prefix=" + percent_encoded(prefix);
-      const HttpReply reply = access.client->send(request_of(access, "/" + query));
-      if (reply.status != 200) throw_status(access, reply);
-      ListingPage page = parse_listing(reply.text);
-      for (std::string& folder_key : page.prefixes) {
-        page.objects.push_back({.key = std::move(folder_key)});
-      }
-      const auto is_other = [&](const ListedObject& object) {
-        return !object.key.starts_with(prefix);
-      };
-      if (std::any_of(page.objects.begin(), page.objects.end(), is_other) ||
-          (!page.next.empty() && page.next == next)) {
-        throw CorruptError({}, "the listing is not of what was asked for");
-      }
-      found.insert(found.end(), std::make_move_iterator(page.objects.begin()),
-                   std::make_move_iterator(page.objects.end()));
-      if (found.size() > kMostObjects) {
-        throw UnsupportedError({}, "has more than " + std::to_string(kMostObjects) + " objects")
-            .with_hint("give the checkpoint's own prefix: s3://BUCKET/PREFIX");
-      }
-      next = std::move(page.next);
-    } while (!next.empty());
-    return found;
-  }
 
   void stand_in(const BucketUrl& url, const std::vector<ListedObject>& objects) {
     ObjectReader& reader = *mounted.at(url.bucket).reader;
@@ -173,17 +136,26 @@ struct Buckets::Impl {
     }
   }
 
-  void open(const BucketUrl& url) {
+  void stand_in_again(const std::string& bucket, const FarObject& object) {
+    const fs::path path = root_of(bucket) / object.path;
+    std::error_code failed;
+    fs::remove(path, failed);
+    fs::create_directories(path.parent_path(), failed);
+    make_stand_in(path, object.size, object.modified);
+    mounted.at(bucket).reader->replace({object.path, object.etag, object.size, object.modified});
+  }
+
+  void open(const BucketUrl& url, BucketUse use) {
     const BucketAccess& access = mounted.at(url.bucket).access;
     const std::vector<ListedObject> below =
-        list(access, url.prefix.empty() ? "" : url.prefix + "/", false);
+        list_objects(access, url.prefix.empty() ? "" : url.prefix + "/", false);
     stand_in(url, below);
-    if (url.prefix.empty()) return;
+    if (url.prefix.empty() || use == BucketUse::output) return;
     // Configurations lie beside a tag's own folder, and the URL may be an object's.
     const size_t slash = url.prefix.rfind('/');
     const std::string above = slash == url.prefix.npos ? "" : url.prefix.substr(0, slash + 1);
     try {
-      std::vector<ListedObject> beside = list(access, above, true);
+      std::vector<ListedObject> beside = list_objects(access, above, true);
       // Of what is not there, messages say what is.
       if (!below.empty()) {
         std::erase_if(beside, [](const ListedObject& object) { return object.key.ends_with('/'); });
@@ -195,7 +167,11 @@ struct Buckets::Impl {
   }
 
   std::optional<TemporaryFolder> folder;
-  std::vector<BucketUrl> urls;
+  struct Used {
+    BucketUrl url;
+    BucketUse use;
+  };
+  std::vector<Used> urls;
   std::shared_ptr<HttpClient> client;
   std::map<std::string, Mounted> mounted;
 };
@@ -227,10 +203,10 @@ Buckets::~Buckets() {
   for (const auto& [bucket, mounted] : impl_->mounted) unmount_far(impl_->root_of(bucket));
 }
 
-fs::path Buckets::place_of(const std::string& url) {
+fs::path Buckets::place_of(const std::string& url, BucketUse use) {
   const BucketUrl parsed = parse_bucket_url(url);
   if (!impl_->folder) impl_->folder.emplace();
-  impl_->urls.push_back(parsed);
+  impl_->urls.push_back({parsed, use});
   const fs::path root = impl_->root_of(parsed.bucket);
   return parsed.prefix.empty() ? root : root / parsed.prefix;
 }
@@ -268,18 +244,23 @@ void Buckets::open(const BucketOptions& options,
   if (!options.is_unsigned) {
     credentials = std::make_shared<CredentialSource>(variables, shared.credentials, *impl_->client);
   }
-  for (const BucketUrl& url : impl_->urls) {
+  for (const auto& [url, use] : impl_->urls) {
     if (!impl_->mounted.contains(url.bucket)) {
-      const BucketAccess access{.url = url_of_bucket(options, endpoint, region, url.bucket),
+      const BucketAccess access{.name = "s3://" + url.bucket,
+                                .url = url_of_bucket(options, endpoint, region, url.bucket),
                                 .region = region,
                                 .credentials = credentials,
                                 .client = impl_->client,
                                 .requests = requests};
       auto reader = std::make_shared<ObjectReader>(access);
-      impl_->mounted.emplace(url.bucket, Impl::Mounted{access, reader});
-      mount_far(impl_->root_of(url.bucket), kNoMachine, "s3://" + url.bucket, reader);
+      auto writer = std::make_shared<ObjectWriter>(
+          access, [impl = impl_.get(), bucket = url.bucket](const FarObject& object) {
+            impl->stand_in_again(bucket, object);
+          });
+      impl_->mounted.emplace(url.bucket, Impl::Mounted{access, reader, writer});
+      mount_far(impl_->root_of(url.bucket), kNoMachine, access.name, reader, writer);
     }
-    in_context({.file = shown_url(url)}, [&] { impl_->open(url); });
+    in_context({.file = shown_url(url)}, [&, &of = url, how = use] { impl_->open(of, how); });
   }
 }
 

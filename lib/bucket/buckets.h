@@ -1,7 +1,8 @@
 // Buckets: s3:// URLs as folders here (io/far_files.h), for as long as it lives.
 //
 // The folders have stand-ins of all objects below the prefix, and of the files beside it, as they
-// were listed. What these hold is read in ranges, as it is needed.
+// were listed. What these hold is read in ranges, as it is needed. Outputs in the folders go to the
+// bucket (io/far_store.h).
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,9 @@ struct BucketOptions {
   uint64_t max_memory = 0;  // bytes of the whole process; requests take a quarter at most; 0: any
 };
 
+// What lies beside the URL of an input is listed, too.
+enum class BucketUse : uint8_t { input, output };
+
 // One thread. In a build that cannot read them place_of() throws UsageError that says which can.
 class Buckets {
  public:
@@ -36,7 +40,7 @@ class Buckets {
   Buckets& operator=(const Buckets&) = delete;
 
   // The folder, or file, that `url` is going to be. Throws what parse_bucket_url() throws, IoError.
-  std::filesystem::path place_of(const std::string& url);
+  std::filesystem::path place_of(const std::string& url, BucketUse use = BucketUse::input);
   bool is_empty() const;
 
   // Lists them, and has them there. `variables` is as getenv(3), `cancelled` is asked by any thread

@@ -17,6 +17,7 @@
 
 #include "base/text.h"
 #include "bucket/curl_library.h"
+#include "bucket/listing.h"
 #include "bucket/signature.h"
 #include "dsckpt/error.h"
 
@@ -97,8 +98,15 @@ extern "C" size_t on_header(char* data, size_t, size_t size, void* user) {
     reply.region = value;
   } else if (name == "content-range") {
     reply.content_range = value;
+  } else if (name == "x-amz-meta-dsckpt-run") {
+    reply.run = value;
   }
   return size;
+}
+
+// CompleteMultipartUpload is answered before it is done.
+bool is_error_in_text(const HttpRequest& request, const HttpReply& reply) {
+  return request.fails_in_text && is_good(reply.status) && !error_in(reply.text).empty();
 }
 
 // What may be another way the next time.
@@ -191,12 +199,17 @@ struct HttpClient::Impl {
     }
   }
 
+  bool is_cancelled(const HttpRequest& request) const { return !request.cleans_up && cancelled(); }
+  void stop_if_cancelled(const HttpRequest& request) const {
+    if (is_cancelled(request)) throw InterruptedError();
+  }
+
   // Waits for its turn.
-  Connection take() {
+  Connection take(const HttpRequest& request) {
     std::unique_lock lock(mutex_);
     while (free_ == 0) {
       changed_.wait_for(lock, kNap);
-      if (cancelled()) throw InterruptedError();
+      stop_if_cancelled(request);
     }
     Connection connection;
     if (!idle_.empty()) {
@@ -220,13 +233,13 @@ struct HttpClient::Impl {
   }
 
   // Not curl_easy_perform(), which hears of an interrupt only once a second.
-  CURLcode perform(const Connection& connection) const {
+  CURLcode perform(const Connection& connection, const HttpRequest& request) const {
     if (curl().multi_add_handle(connection.several, connection.easy) != CURLM_OK) {
       return CURLE_FAILED_INIT;
     }
     CURLcode code = CURLE_ABORTED_BY_CALLBACK;
     int running = 1;
-    while (running > 0 && !cancelled()) {
+    while (running > 0 && !is_cancelled(request)) {
       if (curl().multi_perform(connection.several, &running) != CURLM_OK) break;
       if (running > 0) curl().multi_poll(connection.several, nullptr, 0, kNap.count(), nullptr);
     }
@@ -252,6 +265,14 @@ struct HttpClient::Impl {
     set(handle, CURLOPT_LOW_SPEED_LIMIT, kSlowestBytes);
     set(handle, CURLOPT_LOW_SPEED_TIME, kSlowestSeconds);
     set(handle, CURLOPT_BUFFERSIZE, 256L << 10);
+    if (request.body) {
+      // Without a place they would be asked for.
+      set(handle, CURLOPT_POSTFIELDS,
+          request.body->empty() ? "" : reinterpret_cast<const char*>(request.body->data()));
+      set(handle, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(request.body->size()));
+      set(handle, CURLOPT_UPLOAD_BUFFERSIZE, 512L << 10);
+    }
+    if (request.method == "HEAD") set(handle, CURLOPT_NOBODY, 1L);
     if (request.method != "GET") set(handle, CURLOPT_CUSTOMREQUEST, request.method.c_str());
     set(handle, CURLOPT_WRITEFUNCTION, on_body);
     set(handle, CURLOPT_WRITEDATA, &exchange);
@@ -266,29 +287,35 @@ struct HttpClient::Impl {
     }
     HeaderList headers;
     for (const std::string& header : request.headers) headers.add(header);
+    if (request.body) {
+      headers.add("Content-Type: application/octet-stream");
+      headers.add("Expect:");  // what is refused is sent in vain, and all else comes sooner
+    }
     if (request.credentials != nullptr) {
-      for (std::string& header : signed_headers(request.method, request.url, *request.credentials,
-                                                request.region, ::time(nullptr))) {
+      for (std::string& header :
+           signed_headers(request.method, request.url, request.headers, *request.credentials,
+                          request.region, ::time(nullptr))) {
         headers.add(header);
         wipe(header);
       }
     }
     set(handle, CURLOPT_HTTPHEADER, headers.get());
-    const CURLcode code = perform(exchange.connection);
+    const CURLcode code = perform(exchange.connection, request);
     curl().easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &exchange.reply.status);
     ++requests_;
     bytes_ += exchange.reply.received;
+    if (request.body) sent_ += request.body->size();
     return code;
   }
 
-  void wait(int tries) {
+  void wait(int tries, const HttpRequest& request) {
     const auto longest = std::min(kFirstWait * (1 << tries), kLongestWait);
     thread_local std::minstd_rand random{std::random_device{}()};
     const auto chosen =
         std::uniform_int_distribution<int64_t>(longest.count() / 2, longest.count())(random);
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(chosen);
     while (std::chrono::steady_clock::now() < end) {
-      if (cancelled()) throw InterruptedError();
+      stop_if_cancelled(request);
       std::this_thread::sleep_for(kNap);
     }
   }
@@ -302,6 +329,7 @@ struct HttpClient::Impl {
   std::atomic<uint64_t> requests_{0};
   std::atomic<uint64_t> repeated_{0};
   std::atomic<uint64_t> bytes_{0};
+  std::atomic<uint64_t> sent_{0};
 };
 
 HttpClient::HttpClient(unsigned requests, std::function<bool()> cancelled)
@@ -310,7 +338,7 @@ HttpClient::~HttpClient() = default;
 
 HttpReply HttpClient::send(const HttpRequest& request) {
   for (int tries = 1;; ++tries) {
-    const Connection connection = impl_->take();
+    const Connection connection = impl_->take(request);
     Exchange exchange{.connection = connection, .request = request};
     CURLcode code = CURLE_OK;
     try {
@@ -320,15 +348,16 @@ HttpReply HttpClient::send(const HttpRequest& request) {
       throw;
     }
     impl_->give(connection);
-    if (impl_->cancelled()) throw InterruptedError();
+    impl_->stop_if_cancelled(request);
     if (exchange.too_long) {
       throw IoError({}, "the server sends more than was asked for", 0)
           .with_hint("a server or proxy that does not honour ranges cannot be read from");
     }
-    const bool again = may_pass(code, exchange.reply.status);
+    const bool again = may_pass(code, exchange.reply.status) ||
+                       (code == CURLE_OK && is_error_in_text(request, exchange.reply));
     if (again && tries < kTries && request.seconds == 0) {
       ++impl_->repeated_;
-      impl_->wait(tries - 1);
+      impl_->wait(tries - 1, request);
       continue;
     }
     if (code != CURLE_OK) {
@@ -340,12 +369,13 @@ HttpReply HttpClient::send(const HttpRequest& request) {
                          ? "AWS_CA_BUNDLE names a file with the certificates to trust"
                          : "is the endpoint right (--s3-endpoint), and the network there?");
     }
+    exchange.reply.tries = tries;
     return std::move(exchange.reply);
   }
 }
 
 HttpTraffic HttpClient::traffic() const {
-  return {impl_->requests_, impl_->repeated_, impl_->bytes_};
+  return {impl_->requests_, impl_->repeated_, impl_->bytes_, impl_->sent_};
 }
 
 }  // namespace dsckpt

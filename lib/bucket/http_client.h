@@ -32,7 +32,12 @@ struct HttpRequest {
   // The bytes that are wanted; the reply's body is as long as `into`. Else it is text.
   uint64_t offset = 0;
   std::span<std::byte> into = {};
-  size_t most = size_t{8} << 20;  // bytes of text that are taken
+  size_t most = size_t{8} << 20;                        // bytes of text that are taken
+  std::optional<std::span<const std::byte>> body = {};  // that is sent
+  // A success whose text is an error is one, and as if it had the status 500
+  // (CompleteMultipartUpload).
+  bool fails_in_text = false;
+  bool cleans_up = false;  // also if `cancelled`
   // With these it is signed (Signature Version 4, for S3) for `region`.
   std::shared_ptr<const Credentials> credentials = {};
   std::string region = {};
@@ -46,13 +51,16 @@ struct HttpReply {
   std::string etag = {};           // without quotes
   std::string region = {};         // x-amz-bucket-region
   std::string content_range = {};  // "bytes 0-9/100"
+  std::string run = {};            // x-amz-meta-dsckpt-run
   size_t received = 0;             // bytes of the body
+  int tries = 0;                   // how often it was asked for
 };
 
 struct HttpTraffic {
   uint64_t requests = 0;  // with those that were sent again
   uint64_t repeated = 0;
-  uint64_t bytes = 0;  // of bodies
+  uint64_t bytes = 0;  // of bodies that were received
+  uint64_t sent = 0;   // of bodies
 };
 
 // Any thread. Connections are kept for the requests that follow, HTTP/1.1; the proxy is what
@@ -68,7 +76,7 @@ class HttpClient {
 
   // The reply, whatever its status. What may pass is tried again, six times in all, after waits
   // that double, with jitter: 429, 500, 502, 503 and 504, connections that are refused, reset or
-  // cut, and bodies that come at less than 1 KB/s for 20 seconds. Throws IoError when that did not
+  // cut, and bodies that move at less than 1 KB/s for 20 seconds. Throws IoError when that did not
   // help, for a body that is longer than was asked for, and InterruptedError.
   HttpReply send(const HttpRequest& request);
 

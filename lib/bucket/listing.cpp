@@ -73,6 +73,69 @@ ListingPage parse_listing(std::string_view xml) {
   return page;
 }
 
+UploadsPage parse_uploads(std::string_view xml) {
+  pugi::xml_document document;
+  const pugi::xml_node result = document.load_buffer(xml.data(), xml.size())
+                                    ? document.child("ListMultipartUploadsResult")
+                                    : pugi::xml_node();
+  if (!result) {
+    throw CorruptError({}, "the server answers with what is no list of uploads")
+        .with_hint("does it speak S3's protocol (ListMultipartUploads)?");
+  }
+  const bool is_encoded = std::strcmp(result.child("EncodingType").text().get(), "url") == 0;
+  const auto key_in = [&](const pugi::xml_node& node, const char* name) {
+    const char* const key = node.child(name).text().get();
+    return is_encoded ? percent_decoded(key) : std::string(key);
+  };
+  UploadsPage page;
+  for (const pugi::xml_node& entry : result.children("Upload")) {
+    ListedUpload upload{.key = key_in(entry, "Key"), .id = entry.child("UploadId").text().get()};
+    if (upload.key.empty() || upload.id.empty()) {
+      throw CorruptError({}, "the list of uploads has one without a key or an id");
+    }
+    upload.begun = nanoseconds_of(entry.child("Initiated").text().get());
+    page.uploads.push_back(std::move(upload));
+  }
+  page.is_cut = std::strcmp(result.child("IsTruncated").text().get(), "true") == 0;
+  page.next_key = key_in(result, "NextKeyMarker");
+  page.next_upload = result.child("NextUploadIdMarker").text().get();
+  return page;
+}
+
+std::string upload_id_in(std::string_view xml) {
+  pugi::xml_document document;
+  if (!document.load_buffer(xml.data(), xml.size())) return "";
+  return document.child("InitiateMultipartUploadResult").child("UploadId").text().get();
+}
+
+std::string etag_in(std::string_view xml) {
+  pugi::xml_document document;
+  if (!document.load_buffer(xml.data(), xml.size())) return "";
+  std::string etag = document.child("CompleteMultipartUploadResult").child("ETag").text().get();
+  std::erase(etag, '"');
+  return etag;
+}
+
+std::string xml_text(std::string_view text) {
+  std::string escaped;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        escaped += "&amp;";
+        break;
+      case '<':
+        escaped += "&lt;";
+        break;
+      case '"':
+        escaped += "&quot;";
+        break;
+      default:
+        escaped += c;
+    }
+  }
+  return escaped;
+}
+
 std::string error_in(std::string_view xml) {
   pugi::xml_document document;
   if (!document.load_buffer(xml.data(), xml.size())) return "";

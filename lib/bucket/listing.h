@@ -25,6 +25,30 @@ struct ListingPage {
 // more but not where.
 ListingPage parse_listing(std::string_view xml);
 
+struct ListedUpload {
+  std::string key;
+  std::string id;
+  int64_t begun = 0;  // nanoseconds since the epoch
+};
+
+// A reply of ListMultipartUploads.
+struct UploadsPage {
+  std::vector<ListedUpload> uploads = {};
+  bool is_cut = false;  // there are more, behind these:
+  std::string next_key = {};
+  std::string next_upload = {};
+};
+
+// Throws as parse_listing().
+UploadsPage parse_uploads(std::string_view xml);
+
+// Of replies of CreateMultipartUpload and CompleteMultipartUpload; "" if it is none. The ETag has
+// no quotes.
+std::string upload_id_in(std::string_view xml);
+std::string etag_in(std::string_view xml);
+// `text` as it stands in XML.
+std::string xml_text(std::string_view text);
+
 // Code and message of an error's body, "AccessDenied: Access Denied"; "" if it has none.
 std::string error_in(std::string_view xml);
 

@@ -9,8 +9,8 @@ struct Buckets::Impl {};
 Buckets::Buckets() = default;
 Buckets::~Buckets() = default;
 
-std::filesystem::path Buckets::place_of(const std::string& url) {
-  throw UsageError(url + ": this build reads no object stores")
+std::filesystem::path Buckets::place_of(const std::string& url, BucketUse) {
+  throw UsageError(url + ": this build has no object stores")
       .with_hint(
           "a build with libcurl does (`--version` says s3): with libcurl4-openssl-dev and "
           "libpugixml-dev installed, and without -DDSCKPT_STATIC=ON; or mount it (rclone "

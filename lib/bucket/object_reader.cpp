@@ -28,52 +28,7 @@ std::string without_weakness(const std::string& etag) {
   return etag.starts_with("W/") ? etag.substr(2) : etag;
 }
 
-IoError changed() {
-  return IoError({}, "changed while it was being read", 0)
-      .with_hint("run again once nobody writes to it");
-}
-
 }  // namespace
-
-HttpRequest request_of(const BucketAccess& access, const std::string& path) {
-  HttpRequest request;
-  request.url = access.url + path;
-  request.region = access.region;
-  if (access.credentials != nullptr) request.credentials = access.credentials->get();
-  return request;
-}
-
-void throw_status(const BucketAccess& access, const HttpReply& reply) {
-  const std::string said = error_in(reply.text);
-  const std::string text = "the server answers " + std::to_string(reply.status) +
-                           (said.empty() ? "" : " (" + said + ")");
-  const bool elsewhere = !reply.region.empty() && reply.region != access.region;
-  if (elsewhere &&
-      (reply.status == 301 || reply.status == 307 || reply.status == 400 || reply.status == 403)) {
-    throw IoError({}, text + "; the bucket is in another region", 0)
-        .with_hint("--s3-region " + reply.region);
-  }
-  switch (reply.status) {
-    case 401:
-    case 403:
-      throw IoError({}, text, 0)
-          .with_hint(access.credentials != nullptr
-                         ? "these credentials may not read it: another AWS_PROFILE, a key that has "
-                           "not ended, s3:ListBucket and s3:GetObject are needed; is the region "
-                           "right (--s3-region)?"
-                         : "it is not public: leave out --s3-unsigned");
-    case 404:
-      throw IoError({}, text, 0)
-          .with_hint("is it still there, and are bucket and endpoint right (--s3-endpoint)?");
-    case 412:
-      throw changed();
-    default:
-      throw IoError({}, text, 0)
-          .with_hint(reply.status >= 500 || reply.status == 429
-                         ? "it was asked several times; fewer requests at once: --s3-requests 8"
-                         : "is it a server that speaks S3's protocol (--s3-endpoint)?");
-  }
-}
 
 // A block that a thread waits for must not go before the others of its unit have come.
 ObjectReader::ObjectReader(BucketAccess access) : access_(std::move(access)) {
@@ -89,18 +44,23 @@ void ObjectReader::add(const ListedObject& listed) {
   object->size = listed.size;
 }
 
+void ObjectReader::replace(const ListedObject& object) {
+  objects_.erase(object.key);
+  add(object);
+}
+
 void ObjectReader::fetch(const Object& object, uint64_t offset, std::span<std::byte> out) {
   HttpRequest request = request_of(access_, "/" + percent_encoded(object.key, "/"));
   request.offset = offset;
   request.into = out;
   if (!object.etag.empty()) request.headers.push_back("If-Match: \"" + object.etag + "\"");
   const HttpReply reply = access_.client->send(request);
-  if (reply.status == 416) throw changed();
+  if (reply.status == 416) throw changed_while_read();
   if (reply.status < 200 || reply.status >= 300) throw_status(access_, reply);
   // Not all servers look at If-Match.
   if (!object.etag.empty() && !reply.etag.empty() &&
       without_weakness(reply.etag) != without_weakness(object.etag)) {
-    throw changed();
+    throw changed_while_read();
   }
   // Some answer with 200 what is the range alone.
   const std::string range =

@@ -11,27 +11,12 @@
 #include <string>
 #include <unordered_map>
 
-#include "bucket/credentials.h"
-#include "bucket/http_client.h"
+#include "bucket/bucket_access.h"
 #include "bucket/listing.h"
 #include "io/block_cache.h"
 #include "io/far_files.h"
 
 namespace dsckpt {
-
-// How a bucket is asked.
-struct BucketAccess {
-  std::string url;  // of the bucket, without a slash at its end
-  std::string region;
-  std::shared_ptr<CredentialSource> credentials = {};  // nullptr: requests are not signed
-  std::shared_ptr<HttpClient> client = {};
-  unsigned requests = 0;  // that may be under way at once
-};
-
-// A request of `path`, percent-encoded, with its query, if it has one.
-HttpRequest request_of(const BucketAccess& access, const std::string& path);
-// Throws what a status that is no success means, with what to do about it.
-[[noreturn]] void throw_status(const BucketAccess& access, const HttpReply& reply);
 
 // Long reads are requests of 8 MiB at most, into the caller's memory. Short ones go through blocks
 // that are kept (BlockCache): at the end of an object 128 KiB, where archives have their
@@ -44,6 +29,8 @@ class ObjectReader : public FarReader {
 
   // Before any is read. The same key again is the same object.
   void add(const ListedObject& object);
+  // The object is another one from now on. While none is read.
+  void replace(const ListedObject& object);
   void read_at(const std::filesystem::path& path, uint64_t size, int64_t modified, uint64_t offset,
                std::span<std::byte> out) override;
   unsigned requests() const override { return access_.requests; }

@@ -41,6 +41,7 @@ std::string time_text(int64_t seconds) {
 }  // namespace
 
 std::vector<std::string> signed_headers(std::string_view method, std::string_view url,
+                                        std::span<const std::string> more,
                                         const Credentials& credentials, std::string_view region,
                                         int64_t now) {
   const size_t host_begin = url.find("://") + 3;
@@ -55,6 +56,12 @@ std::vector<std::string> signed_headers(std::string_view method, std::string_vie
                         "\nx-amz-content-sha256:" + std::string(kPayload) + "\nx-amz-date:" + date +
                         "\n";
   std::string names = "host;x-amz-content-sha256;x-amz-date";
+  for (const std::string& header : more) {
+    if (!header.starts_with("x-amz-meta-")) continue;
+    const size_t colon = header.find(": ");
+    headers += header.substr(0, colon) + ":" + header.substr(colon + 2) + "\n";
+    names += ";" + header.substr(0, colon);
+  }
   if (!credentials.token.empty()) {
     headers += "x-amz-security-token:" + credentials.token + "\n";
     names += ";x-amz-security-token";

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,10 +15,13 @@
 
 namespace dsckpt {
 
-// The headers that sign a request for `url`, Host among them; its payload is not signed. `url` has
+// The headers that sign a request for `url`, Host among them, and those of `headers` ("name:
+// value", the names in small letters and in order) that begin with x-amz-meta-; its payload is not
+// signed. `url` has
 // no fragment; path and query are percent_encoded(), the query's parameters in the order of their
 // names, each with a =. `now` is in seconds since the epoch.
 std::vector<std::string> signed_headers(std::string_view method, std::string_view url,
+                                        std::span<const std::string> headers,
                                         const Credentials& credentials, std::string_view region,
                                         int64_t now);
 

@@ -7,6 +7,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "base/bytes.h"
@@ -124,6 +125,7 @@ class PlanRun {
     std::vector<size_t> digests;  // indices into the plan's, in the order of their ranges
     std::mutex mutex;
     std::vector<DigestPiece> pieces;
+    std::set<size_t> patched;  // of `digests`, those that the sink has; no piece is of them
   };
 
   // What one thread works with.
@@ -263,10 +265,7 @@ class PlanRun {
       skip = 0;
     }
     sink_.write_at(unit.out, unit.begin, bytes);
-    if (!pieces.empty()) {
-      const std::lock_guard lock(output.mutex);
-      output.pieces.insert(output.pieces.end(), pieces.begin(), pieces.end());
-    }
+    if (!pieces.empty()) add(unit.out, pieces);
     if (--output.units_left == 0) finish(unit.out);
     progress_.bytes_done += bytes.size();
   }
@@ -278,23 +277,53 @@ class PlanRun {
     return static_cast<size_t>(found - output.digests.begin());
   }
 
+  static std::vector<DigestPiece>::const_iterator find_piece(const OutputState& output,
+                                                             size_t which) {
+    const auto found =
+        std::lower_bound(output.pieces.begin(), output.pieces.end(), which,
+                         [](const DigestPiece& one, size_t number) { return one.digest < number; });
+    return found != output.pieces.end() && found->digest == which ? found : output.pieces.end();
+  }
+
+  void add(OutputId out, const std::vector<DigestPiece>& pieces) {
+    OutputState& output = outputs_[out];
+    std::vector<DigestPiece> known;  // of which nothing is left
+    {
+      const std::lock_guard lock(output.mutex);
+      output.pieces.insert(output.pieces.end(), pieces.begin(), pieces.end());
+      if (!sink_.takes_patches_early() || !output.is_whole) return;
+      join_pieces(output.pieces);
+      for (const DigestPiece& piece : pieces) {
+        const Digest& digest = plan_.digests()[piece.digest];
+        const auto found = find_piece(output, piece.digest);
+        if (found->size != digest.end - digest.begin) continue;
+        known.push_back(*found);
+        output.pieces.erase(found);
+        output.patched.insert(piece.digest);
+      }
+    }
+    for (const DigestPiece& piece : known) patch(out, plan_.digests()[piece.digest], piece.crc);
+  }
+
+  void patch(OutputId out, const Digest& digest, uint32_t crc) {
+    std::byte bytes[sizeof crc];
+    store_le(bytes, crc);
+    for (const uint64_t at : digest.patches) sink_.patch(out, at, bytes);
+  }
+
   void finish(OutputId out) {
     OutputState& output = outputs_[out];
     // The checksums of one that others write, too, are patched by whoever has all of them.
     if (!output.is_whole) return sink_.finish(out);
     join_pieces(output.pieces);
     for (const size_t which : output.digests) {
-      const Digest& digest = plan_.digests()[which];
-      const auto piece = std::lower_bound(
-          output.pieces.begin(), output.pieces.end(), which,
-          [](const DigestPiece& one, size_t number) { return one.digest < number; });
-      const bool has_bytes = piece != output.pieces.end() && piece->digest == which;
-      const uint32_t crc = has_bytes ? piece->crc : 0;
-      std::byte bytes[sizeof crc];
-      store_le(bytes, crc);
-      for (const uint64_t patch : digest.patches) sink_.write_at(out, patch, bytes);
+      if (output.patched.contains(which)) continue;
+      const auto piece = find_piece(output, which);
+      const uint32_t crc = piece != output.pieces.end() ? piece->crc : 0;
+      patch(out, plan_.digests()[which], crc);
     }
     output.pieces = {};
+    output.patched = {};
     sink_.finish(out);
   }
 
@@ -369,6 +398,18 @@ RunStats execute(const CopyPlan& plan, const InputFiles& inputs, Sink& sink, Pro
   stats.records_unchecked = checks.unchecked();
   stats.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return stats;
+}
+
+void execute_one(const CopyPlan& plan, OutputId out, const InputFiles& inputs, Sink& sink,
+                 Progress& progress, const ExecOptions& options) {
+  const Units units(plan, {}, options.unit_bytes);
+  RunState others{.unit_bytes = options.unit_bytes};
+  for (size_t batch = 0; batch < units.batches(); ++batch) {
+    if (units.batch(batch).front().out != out) others.done.push_back({batch, batch + 1});
+  }
+  ExecOptions only = options;
+  only.from = &others;
+  execute(plan, inputs, sink, progress, only);
 }
 
 PartRun::PartRun(const CopyPlan& plan, const OutputCut& cut, uint64_t unit_bytes,

@@ -31,7 +31,13 @@ class Sink {
   virtual ~Sink() = default;
   // Any thread; ranges never overlap.
   virtual void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) = 0;
-  // Once for each output, by any thread, after its last write_at has returned.
+  // What a digest comes to, over what write_at() gives there. After all write_at() of that output,
+  // unless takes_patches_early(): then as soon as it is known, before or after them.
+  virtual void patch(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {
+    write_at(out, offset, bytes);
+  }
+  virtual bool takes_patches_early() const { return false; }
+  // Once for each output, by any thread, after its last write_at and patch have returned.
   virtual void finish(OutputId out) = 0;
 };
 
@@ -110,6 +116,11 @@ class PartRun {
   RecordChecks& checks_;
   std::unique_ptr<PlanRun> run_;
 };
+
+// Writes one output of `plan` alone, with its digests. No record is checked: whoever asks for it
+// has done so when it was first written, and compares. Throws as execute().
+void execute_one(const CopyPlan& plan, OutputId out, const InputFiles& inputs, Sink& sink,
+                 Progress& progress, const ExecOptions& options);
 
 // Runs `plan`, which must have passed validate(). Inputs are indexed by FileId. Throws what
 // reading, writing and converting throw, CorruptError for a record whose CRC32 is wrong,

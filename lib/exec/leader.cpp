@@ -179,7 +179,7 @@ class Leader : public SharedWork {
       }
       std::byte bytes[sizeof piece.crc];
       store_le(bytes, piece.crc);
-      for (const uint64_t patch : digest.patches) sink.write_at(digest.out, patch, bytes);
+      for (const uint64_t patch : digest.patches) sink.patch(digest.out, patch, bytes);
       patched.insert(digest.out);
     }
     for (const OutputId out : patched) sink.finish(out);

@@ -24,22 +24,22 @@ void OutputSums::write_at(OutputId out, uint64_t offset, std::span<const std::by
   target_.write_at(out, offset, bytes);
 }
 
+void OutputSums::patch(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {
+  {
+    Output& output = outputs_[out];
+    const std::lock_guard lock(output.mutex);
+    output.patched[offset] = load_le<uint32_t>(bytes.data());
+  }
+  target_.patch(out, offset, bytes);
+}
+
 void OutputSums::add(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {
   Output& output = outputs_[out];
-  if (!output.patches.empty() && bytes.size() == kPatchBytes) {
-    const std::lock_guard lock(output.mutex);
-    // Everything is written before anything is written again.
-    if (output.written == plan_.outputs()[out].size) {
-      output.patched[offset] = load_le<uint32_t>(bytes.data());
-      return;
-    }
-  }
   while (!bytes.empty()) {
     const uint64_t room = kChunk - offset % kChunk;
     const auto part = bytes.first(std::min<uint64_t>(room, bytes.size()));
     const uint32_t crc = crc32_unpatched(output.patches, offset, part);
     const std::lock_guard lock(output.mutex);
-    output.written += part.size();
     const auto at = output.pieces.insert({offset, {part.size(), crc}}).first;
     const auto join = [&](auto left, auto right) {
       if (left->first + left->second.size != right->first || right->first % kChunk == 0) return;
@@ -84,7 +84,6 @@ void OutputSums::restore(const State& state) {
     if (piece.out >= outputs_.size()) throw CorruptError({}, "an output that the plan lacks");
     Output& output = outputs_[piece.out];
     output.pieces[piece.offset] = {piece.size, piece.crc};
-    output.written += piece.size;
   }
   for (const State::Patched& patch : state.patched) {
     if (patch.out >= outputs_.size()) throw CorruptError({}, "an output that the plan lacks");
@@ -92,11 +91,11 @@ void OutputSums::restore(const State& state) {
   }
 }
 
-std::vector<MeantFile> OutputSums::meant(
-    const std::function<std::filesystem::path(OutputId)>& path,
-    const std::function<std::string(OutputId)>& display) const {
+std::vector<MeantFile> OutputSums::meant(const std::function<std::filesystem::path(OutputId)>& path,
+                                         const std::function<std::string(OutputId)>& display,
+                                         OutputId first, OutputId last) const {
   std::vector<MeantFile> files;
-  for (OutputId out = 0; out < outputs_.size(); ++out) {
+  for (OutputId out = first; out < std::min<size_t>(outputs_.size(), last); ++out) {
     const Output& output = outputs_[out];
     if (output.pieces.empty()) continue;
     files.push_back({path(out), display(out), {}, output.patches, output.patched});

@@ -31,12 +31,15 @@ class OutputSums : public Sink {
   OutputSums(const CopyPlan& plan, Sink& target, const std::function<bool(OutputId)>& is_rewritten);
 
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
+  void patch(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
+  bool takes_patches_early() const override { return target_.takes_patches_early(); }
   void finish(OutputId out) override;
 
   // What is meant to be in the files of all outputs that were written, after the last finish().
-  // `path` says where an output is now, `display` what an error calls it.
+  // `path` says where an output is now, `display` what an error calls it. Of outputs [first, last).
   std::vector<MeantFile> meant(const std::function<std::filesystem::path(OutputId)>& path,
-                               const std::function<std::string(OutputId)>& display) const;
+                               const std::function<std::string(OutputId)>& display,
+                               OutputId first = 0, OutputId last = ~OutputId{0}) const;
   // Of it about the last `bytes` that were written.
   std::vector<MeantFile> last_meant(uint64_t bytes,
                                     const std::function<std::filesystem::path(OutputId)>& path,
@@ -73,7 +76,6 @@ class OutputSums : public Sink {
   struct Output {
     std::vector<uint64_t> patches;  // offsets, rising
     std::mutex mutex = {};
-    uint64_t written = 0;
     std::map<uint64_t, Piece> pieces = {};  // by offset; neighbours in a chunk are one
     std::map<uint64_t, uint32_t> patched = {};
   };

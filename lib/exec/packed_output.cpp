@@ -170,6 +170,11 @@ void PackedOutput::write_at(OutputId out, uint64_t offset, std::span<const std::
   bytes_stored_ += bytes.size();
 }
 
+void PackedOutput::patch(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {
+  if (is_packable(plan_.outputs()[out].path)) return file(out).write_at(offset, bytes);
+  target_.patch(out, offset, bytes);
+}
+
 void PackedOutput::finish(OutputId out) {
   if (!is_packable(plan_.outputs()[out].path)) return target_.finish(out);
   file(out).finish();

@@ -30,6 +30,7 @@ class PackedOutput : public Sink {
   ~PackedOutput() override;
 
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
+  void patch(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
   void finish(OutputId out) override;
 
   // What `target` was given so far.

@@ -7,6 +7,8 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/bytes.h"
@@ -16,7 +18,9 @@
 #include "exec/piece_work.h"
 #include "exec/rate_limit.h"
 #include "exec/workers.h"
+#include "io/far_files.h"
 #include "io/page_buffer.h"
+#include "io/stored_file.h"
 
 namespace dsckpt {
 namespace {
@@ -24,23 +28,34 @@ namespace {
 // What is read at once.
 constexpr uint64_t kRead = 1 << 20;
 
-// A file that was written, read past the page cache if that can be.
+// A file that was written, read past the page cache if that can be. A far one is read where it is.
 class WrittenFile {
  public:
-  explicit WrittenFile(const MeantFile& file)
-      : display_(file.display), fd_(::open(file.path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  explicit WrittenFile(const MeantFile& file) : display_(file.display) {
+    if (std::optional<FarFile> far = far_file(file.path)) {
+      far_ = std::make_unique<StoredFile>(file.path, file.display, std::move(far));
+      return;
+    }
+    fd_ = ::open(file.path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd_ < 0) throw IoError({.file = display_}, "cannot read back", errno);
     ::posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);
     const int direct = ::open(file.path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
     if (direct >= 0) ::close(std::exchange(fd_, direct));
   }
-  ~WrittenFile() { ::close(fd_); }
+  ~WrittenFile() {
+    if (fd_ >= 0) ::close(fd_);
+  }
   WrittenFile(const WrittenFile&) = delete;
   WrittenFile& operator=(const WrittenFile&) = delete;
 
   // Reads at a multiple of kRead into `buffer`, of kRead bytes and at a page's start. Returns how
   // many bytes there are.
   uint64_t read(uint64_t offset, std::byte* buffer) const {
+    if (far_ != nullptr) {
+      const uint64_t size = std::min(kRead, far_->size() - std::min(offset, far_->size()));
+      far_->read_at(offset, {buffer, size});
+      return size;
+    }
     uint64_t got = 0;
     while (got < kRead) {
       const ssize_t now = ::pread(fd_, buffer + got, kRead - got, static_cast<off_t>(offset + got));
@@ -67,7 +82,8 @@ class WrittenFile {
   }
 
   const std::string& display_;
-  int fd_;
+  std::unique_ptr<StoredFile> far_ = {};
+  int fd_ = -1;
 };
 
 void check_patches(const MeantFile& meant, uint64_t offset, std::span<const std::byte> bytes) {
@@ -79,7 +95,9 @@ void check_patches(const MeantFile& meant, uint64_t offset, std::span<const std:
       const uint64_t at = patch->first + i;
       if (at < offset || at >= offset + bytes.size() || bytes[at - offset] == value[i]) continue;
       throw IoError({.file = meant.display, .offset = patch->first},
-                    "the disk does not give back the checksum that was written", 0);
+                    std::string(is_far(meant.path) ? "the store" : "the disk") +
+                        " does not give back the checksum that was written",
+                    0);
     }
   }
 }
@@ -102,10 +120,11 @@ void read_back_piece(const MeantFile& meant, const MeantFile::Piece& piece, std:
     at += got.size();
   }
   if (crc == piece.crc) return;
-  throw IoError(
-      {.file = meant.display, .offset = piece.begin},
-      "the disk does not give back the " + std::to_string(piece.size) + " bytes that were written",
-      0);
+  throw IoError({.file = meant.display, .offset = piece.begin},
+                std::string(is_far(meant.path) ? "the store" : "the disk") +
+                    " does not give back the " + std::to_string(piece.size) +
+                    " bytes that were written",
+                0);
 }
 
 // A piece of one of several files.

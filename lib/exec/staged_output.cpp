@@ -288,7 +288,7 @@ bool StagedOutput::is_patched(OutputId out) const {
   return !staging_->is_packed(out);
 }
 
-void StagedOutput::commit(const Pointer& pointer) {
+void StagedOutput::commit(const Pointer& pointer, const CommitHelp&) {
   if (staging_->all_at_once) staging_->all_at_once->sync();
   if (staging_->is_kept() && !is_written()) {
     struct stat files {};

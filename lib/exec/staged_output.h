@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "dsckpt/error.h"
-#include "exec/executor.h"
+#include "exec/output.h"
 #include "exec/staged_files.h"
 #include "exec/staging_owner.h"
 #include "plan/copy_plan.h"
@@ -58,32 +58,21 @@ struct StageOptions {
   const JobIdentity* job = nullptr;
 };
 
-// A file beside the output that is to have `text`: last of all, so that it names what is there.
-struct Pointer {
-  std::filesystem::path file = {};  // empty: none
-  std::string text = {};
-};
-
 // A file stands for its content (content_name.h): a new one takes the place of whatever held the
 // same content before, compressed or not.
-//
-// Owned by one thread; write_at and finish come from any. The plan must outlive it.
-class StagedOutput : public Sink {
+class StagedOutput : public Output {
  public:
   // Looks at nothing yet.
   StagedOutput(const CopyPlan& plan, std::filesystem::path target, StageOptions options = {});
   ~StagedOutput() override;
 
-  // Once, before the first write: steps 1 and 2. Throws UsageError if the target is not a folder or
-  // holds one of the plan's files and `force` is not set; IoError if the folder cannot be made or
-  // has not enough space. The destructor removes what it has made. With StageOptions::job: goes on
-  // in the folder of the run before, if there is one; throws UsageError if that is of another job
-  // or still runs.
-  void prepare();
-  // Instead of prepare(), for who writes nothing: throws what it would for what is in the way and
-  // for a folder that cannot be written into. Returns what it would say of the space; "" if that
-  // suffices. Not with StageOptions::job.
-  std::string check();
+  // Steps 1 and 2. Throws UsageError if the target is not a folder or holds one of the plan's files
+  // and `force` is not set; IoError if the folder cannot be made or has not enough space. The
+  // destructor removes what it has made. With StageOptions::job: goes on in the folder of the run
+  // before, if there is one; throws UsageError if that is of another job or still runs.
+  void prepare() override;
+  // Throws also for a folder that cannot be written into. Not with StageOptions::job.
+  std::string check() override;
   // Since prepare(): the staging folder, and how files are staged in it.
   const std::filesystem::path& folder() const;
   StagingPlace place() const;
@@ -93,26 +82,18 @@ class StagedOutput : public Sink {
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
   void finish(OutputId out) override;
 
-  // Once, after execute(), or after one that has written everything. Throws UsageError for a file
-  // that has appeared meanwhile and IoError: then the output is as it was before, or the message
-  // says of each path what is there.
-  void commit(const Pointer& pointer = {});
+  // Also after a run that had written everything. What is read back was so before.
+  void commit(const Pointer& pointer = {}, const CommitHelp& help = {}) override;
   // Waits until everything that was written is on the device; not while anything is. Throws
   // IoError.
   void sync();
   // Where an output is, before and after the commit.
   std::filesystem::path staged_path(OutputId out) const;
   std::filesystem::path final_path(OutputId out) const;
-  // Whether an output's digests are written over what was there.
-  bool is_patched(OutputId out) const;
+  bool is_patched(OutputId out) const override;
 
-  // Instead of commit(): removes what prepare() has made, unless another run can go on with it;
-  // with `forever` that, too. The destructor does so, too, but without a word.
-  void give_up(bool forever = false);
-
-  // What a user should know: left-overs of other runs; what could not be removed; and of a commit
-  // what may not be on the disk yet.
-  const std::vector<std::string>& notes() const { return notes_; }
+  void give_up(bool forever = false) override;
+  const std::vector<std::string>& notes() const override { return notes_; }
 
  private:
   std::optional<IoError> lack_of_space() const;

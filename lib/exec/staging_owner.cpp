@@ -69,18 +69,22 @@ json self() {
           {"job", batch_job()}};
 }
 
-// nullptr if it is not signed.
-json read_owner(int fd) {
-  std::string text(kLongestOwner, '\0');
-  const ssize_t got = ::pread(fd, text.data(), text.size(), 0);
-  if (got <= 0) return nullptr;
-  text.resize(static_cast<size_t>(got));
+// nullptr if it is none.
+json parse_owner(std::string_view text) {
   json owner = json::parse(text, nullptr, false);
   for (const char* key : {"host", "boot", "pid_namespace", "start", "job"}) {
     if (!owner.is_object() || !owner.contains(key) || !owner[key].is_string()) return nullptr;
   }
   if (!owner.contains("pid") || !owner["pid"].is_number_integer()) return nullptr;
   return owner;
+}
+
+// nullptr if it is not signed.
+json read_owner(int fd) {
+  std::string text(kLongestOwner, '\0');
+  const ssize_t got = ::pread(fd, text.data(), text.size(), 0);
+  if (got <= 0) return nullptr;
+  return parse_owner(std::string_view(text).substr(0, static_cast<size_t>(got)));
 }
 
 std::string text_of(const json& owner) {
@@ -136,6 +140,16 @@ SignedBy owner_of(const fs::path& folder) {
   ::close(fd);
   if (locked) return {OwnerState::alive, owner.is_null() ? "" : text_of(owner)};
   if (owner.is_null()) return {is_new(folder) ? OwnerState::alive : OwnerState::unknown};
+  return {state_of(owner), text_of(owner)};
+}
+
+std::string owner_line() {
+  return dump(self());
+}
+
+SignedBy owner_in(std::string_view line) {
+  const json owner = parse_owner(line.substr(0, kLongestOwner));
+  if (owner.is_null()) return {};
   return {state_of(owner), text_of(owner)};
 }
 

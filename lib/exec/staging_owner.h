@@ -43,6 +43,11 @@ struct SignedBy {
 };
 SignedBy owner_of(const std::filesystem::path& folder);
 
+// What a process says of itself where there is no lock, a line of JSON, and what is known of who
+// said that.
+std::string owner_line();
+SignedBy owner_in(std::string_view line);
+
 // Removes the staging folders in `place` whose owners are dead, but for those that a run can go on
 // with (journal.h). Returns a note for each of these, and for those of which nobody knows: not for
 // what somebody still writes. A folder that cannot be listed has none.

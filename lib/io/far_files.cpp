@@ -22,6 +22,7 @@ struct Mount {
   int machine;
   std::string name;
   std::shared_ptr<FarReader> reader;
+  std::shared_ptr<FarStore> store;
 };
 
 struct Mounts {
@@ -50,10 +51,12 @@ std::optional<std::pair<Mount, fs::path>> find(const fs::path& path) {
 
 }  // namespace
 
-void mount_far(fs::path folder, int machine, std::string name, std::shared_ptr<FarReader> reader) {
+void mount_far(fs::path folder, int machine, std::string name, std::shared_ptr<FarReader> reader,
+               std::shared_ptr<FarStore> store) {
   Mounts& known = mounts();
   const std::lock_guard lock(known.mutex);
-  known.all.push_back({std::move(folder), machine, std::move(name), std::move(reader)});
+  known.all.push_back(
+      {std::move(folder), machine, std::move(name), std::move(reader), std::move(store)});
 }
 
 void unmount_far(const fs::path& folder) {
@@ -100,6 +103,14 @@ std::optional<FarFile> far_file(const fs::path& path) {
 
 bool is_far(const fs::path& path) {
   return find(path).has_value();
+}
+
+std::optional<FarPlace> far_place(const fs::path& path) {
+  fs::path normal = fs::absolute(path).lexically_normal();
+  if (!normal.has_filename()) normal = normal.parent_path();
+  const auto found = find(normal);
+  if (!found || found->first.store == nullptr) return std::nullopt;
+  return FarPlace{found->first.store, found->second.relative_path().string(), found->first.name};
 }
 
 std::string shown_path(const fs::path& path) {

@@ -11,6 +11,8 @@
 #include <span>
 #include <string>
 
+#include "io/far_store.h"
+
 namespace dsckpt {
 
 class FarReader {
@@ -39,9 +41,10 @@ struct FarFile {
 // Folders whose files are far ones, of this process. Any thread.
 //
 // From now on what lies in `folder`, which is absolute and has no links in its path, are the files
-// of `machine` below /, and messages call them "NAME/path".
+// of `machine` below /, and messages call them "NAME/path". `store`: where outputs in it are
+// written; nullptr: none are.
 void mount_far(std::filesystem::path folder, int machine, std::string name,
-               std::shared_ptr<FarReader> reader);
+               std::shared_ptr<FarReader> reader, std::shared_ptr<FarStore> store = nullptr);
 void unmount_far(const std::filesystem::path& folder);
 bool has_far_files();
 // The most that their readers say; 0 where there are none.
@@ -54,6 +57,8 @@ void make_stand_in(const std::filesystem::path& path, uint64_t size, int64_t mod
 std::optional<FarFile> far_file(const std::filesystem::path& path);
 // Whether it lies in such a folder.
 bool is_far(const std::filesystem::path& path);
+// Where an output folder is that lies in one; nothing of any other path, or without a store.
+std::optional<FarPlace> far_place(const std::filesystem::path& path);
 // What messages call a path: "n2:/local/ckpt" of a stand-in, else the path itself.
 std::string shown_path(const std::filesystem::path& path);
 // `text` with all of them in it called so.

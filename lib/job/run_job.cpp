@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "exec/executor.h"
+#include "exec/far_output.h"
 #include "exec/io_choice.h"
 #include "exec/journal.h"
 #include "exec/leader.h"
@@ -16,6 +17,7 @@
 #include "exec/read_back.h"
 #include "exec/staged_output.h"
 #include "format/checked_records.h"
+#include "io/far_files.h"
 #include "job/content_hash.h"
 
 namespace dsckpt {
@@ -59,23 +61,31 @@ void check_unchanged(const InputFiles& inputs) {
   for (FileId file = 0; file < inputs.size(); ++file) inputs[file].check_unchanged();
 }
 
-// The outputs of a job on their way into the staging folder.
+// The outputs of a job on their way to their place.
 class Writing {
  public:
-  Writing(const Job::Impl& job, const RunOptions& options, const IoChoice& io, StagedOutput& staged,
-          Group* group)
-      : job_(job), options_(options), io_(io), staged_(staged), group_(group) {
+  // `staged`: `output`, if that is a folder; nullptr: it is in an object store, and all there is is
+  // one process that does not go on. `output_path`: where it is going to be.
+  Writing(const Job::Impl& job, const RunOptions& options, const IoChoice& io, Output& output,
+          StagedOutput* staged, fs::path output_path, Group* group)
+      : job_(job),
+        options_(options),
+        io_(io),
+        output_(output),
+        staged_(staged),
+        output_path_(std::move(output_path)),
+        group_(group) {
     if (options.verify_output || options.resume) {
-      sums_.emplace(job.plan, staged, [&](OutputId out) { return staged.is_patched(out); });
+      sums_.emplace(job.plan, output, [&](OutputId out) { return output.is_patched(out); });
     }
-    if (options.resume) before_ = load_reached(staged.folder());
+    if (options.resume) before_ = load_reached(staged->folder());
   }
 
   // Everything but the commit.
   RunStats operator()(Progress& progress) {
     if (before_) take_over();
-    const ContentHashes kept = hashes(progress);
-    if (group_ == nullptr) set_sink(kept);
+    hashes_ = hashes(progress);
+    if (group_ == nullptr) set_sink();
     ExecOptions execution{.threads = io_.threads,
                           .unit_bytes = before_ ? before_->run.unit_bytes : io_.unit_bytes,
                           .records = records_to_check(job_, options_.verify),
@@ -87,23 +97,43 @@ class Writing {
       execution.save_every = options_.save_every;
       execution.save_between_outputs = packed_.has_value();
     }
-    RunStats stats = group_ == nullptr
-                         ? execute(job_.plan, *job_.inputs, *sink_, progress, execution)
-                         : execute_in_group(*group_, job_.plan, *job_.inputs, group_work(kept),
-                                            progress, execution);
+    RunStats stats =
+        group_ == nullptr
+            ? execute(job_.plan, *job_.inputs, *sink_, progress, execution)
+            : execute_in_group(*group_, job_.plan, *job_.inputs, group_work(), progress, execution);
     stats.has_checksums = has_checksums(job_, stats);
     stats.bytes_kept = bytes_kept_;
     if (packed_) stats.bytes_stored = bytes_stored();
     if (group_ != nullptr && options_.pack && before_) stats.bytes_stored += before_->bytes_stored;
-    if (options_.verify_output) {
-      staged_.sync();
+    if (options_.verify_output && staged_ != nullptr) {
+      staged_->sync();
       const std::vector<MeantFile> meant =
-          sums_->meant([&](OutputId out) { return staged_.staged_path(out); },
-                       [&](OutputId out) { return staged_.final_path(out).string(); });
+          sums_->meant([&](OutputId out) { return staged_->staged_path(out); },
+                       [&](OutputId out) { return staged_->final_path(out).string(); });
       stats.bytes_verified = read_back(meant, options_.limit_rate, {io_.threads, progress, group_});
     }
     check_unchanged(*job_.inputs);
     return stats;
+  }
+
+  // What a commit to an object store may need. `stats` gets what is read back.
+  CommitHelp help(RunStats& stats, Progress& progress) {
+    CommitHelp help;
+    if (options_.verify_output && staged_ == nullptr) {
+      help.read_back = [&](OutputId first, OutputId last) {
+        std::vector<MeantFile> meant = sums_->meant(
+            [&](OutputId out) {
+              return output_path_ /
+                     stored_name(job_.plan.outputs()[out], options_.pack.has_value());
+            },
+            [&](OutputId out) { return shown_path(output_path_ / job_.plan.outputs()[out].path); },
+            first, last);
+        stats.bytes_verified +=
+            read_back(meant, options_.limit_rate, {io_.threads, progress, nullptr});
+      };
+    }
+    help.write_again = [&](OutputId out) { write_again(out); };
+    return help;
   }
 
  private:
@@ -111,13 +141,13 @@ class Writing {
   static constexpr uint64_t kCheckedAgain = uint64_t{256} << 20;
 
   void take_over() {
-    const std::string folder = staged_.folder().string();
+    const std::string folder = staged_->folder().string();
     try {
       in_context({.file = folder}, [&] { sums_->restore(before_->sums); });
       Progress unseen;
       read_back(sums_->last_meant(
-                    kCheckedAgain, [&](OutputId out) { return staged_.staged_path(out); },
-                    [&](OutputId out) { return staged_.staged_path(out).string(); }),
+                    kCheckedAgain, [&](OutputId out) { return staged_->staged_path(out); },
+                    [&](OutputId out) { return staged_->staged_path(out).string(); }),
                 0, {1, unseen});
     } catch (const Error& error) {
       Error(error, error.message() + "; to begin anew, remove " + folder).raise();
@@ -139,23 +169,33 @@ class Writing {
     return hashes;
   }
 
-  void set_sink(const ContentHashes& hashes) {
-    Sink& written = sums_ ? static_cast<Sink&>(*sums_) : staged_;
-    if (options_.pack) packed_.emplace(job_.plan, written, *options_.pack, hashes);
+  // The same bytes as before, of records that were checked then: the output compares them.
+  void write_again(OutputId out) {
+    Progress unseen;
+    std::optional<PackedOutput> packed;
+    if (options_.pack) packed.emplace(job_.plan, output_, *options_.pack, hashes_);
+    Sink& sink = packed ? static_cast<Sink&>(*packed) : output_;
+    execute_one(job_.plan, out, *job_.inputs, sink, unseen,
+                {.threads = 1, .unit_bytes = io_.unit_bytes});
+  }
+
+  void set_sink() {
+    Sink& written = sums_ ? static_cast<Sink&>(*sums_) : output_;
+    if (options_.pack) packed_.emplace(job_.plan, written, *options_.pack, hashes_);
     sink_ = packed_ ? &*packed_ : &written;
   }
 
   void save(const RunState& reached) {
-    staged_.sync();
-    save_reached(staged_.folder(),
+    staged_->sync();
+    save_reached(staged_->folder(),
                  {reached, sums_->state(), bytes_stored() + reached.bytes_stored});
   }
 
-  GroupWork group_work(const ContentHashes& hashes) {
-    return {.staged = staged_,
+  GroupWork group_work() {
+    return {.staged = *staged_,
             .sums = sums_ ? &*sums_ : nullptr,
             .pack = options_.pack,
-            .sha256 = hashes,
+            .sha256 = hashes_,
             .sync_portions = options_.resume,
             .sync_last = options_.durable || options_.verify_output,
             .cut_bytes = io_.cut_bytes};
@@ -168,8 +208,11 @@ class Writing {
   const Job::Impl& job_;
   const RunOptions& options_;
   const IoChoice& io_;
-  StagedOutput& staged_;
+  Output& output_;
+  StagedOutput* const staged_;
+  const fs::path output_path_;
   Group* const group_;
+  ContentHashes hashes_;  // to be kept in packed files
   std::optional<OutputSums> sums_;
   std::optional<PackedOutput> packed_;
   Sink* sink_ = nullptr;  // the first of these
@@ -190,13 +233,13 @@ Pointer pointer_of(const Place& place, const fs::path& output) {
 }
 
 // What could not be removed is said with the error, since nobody else will.
-[[noreturn]] void fail_with_notes(const Error& error, StagedOutput& staged) {
-  const size_t said = staged.notes().size();
+[[noreturn]] void fail_with_notes(const Error& error, Output& output) {
+  const size_t said = output.notes().size();
   // An input that is damaged will be so the next time.
-  staged.give_up(error.kind() == ErrorKind::corrupt);
-  if (staged.notes().size() == said) error.raise();
+  output.give_up(error.kind() == ErrorKind::corrupt);
+  if (output.notes().size() == said) error.raise();
   std::string text = error.message();
-  for (size_t i = said; i < staged.notes().size(); ++i) text += "\n" + staged.notes()[i];
+  for (size_t i = said; i < output.notes().size(); ++i) text += "\n" + output.notes()[i];
   Error(error, text).raise();
 }
 
@@ -246,9 +289,68 @@ std::optional<Striping> striping_of(const RunOptions& options, const IoChoice& i
   return striping;
 }
 
+// Of an output in an object store.
+void check_far(const Job::Impl& job, const FarPlace& place, const RunOptions& options,
+               const Group* group) {
+  const std::string name = place.name + (place.path.empty() ? "" : "/" + place.path);
+  if (options.resume) {
+    throw UsageError(name + ": --resume goes on in folders only")
+        .with_hint("without it a run that stops leaves nothing there");
+  }
+  if (options.stripe) throw UsageError(name + ": --stripe is for folders on Lustre");
+  if (group != nullptr) {
+    throw UsageError(name + ": is written by one process, not by several ranks");
+  }
+  if (!job.place.pointer.empty() && place.path.empty()) {
+    throw UsageError(name + ": is no folder that " + job.place.pointer + " can name")
+        .with_hint("give a prefix: " + name + "/universal");
+  }
+}
+
+FarOptions far_options(const Job::Impl& job, const RunOptions& options) {
+  return {.force = options.force,
+          .whole_folder = job.place.whole,
+          .packed = options.pack.has_value(),
+          .part_bytes = far_part_bytes(job.plan)};
+}
+
+// A unit is a part, and a thread waits for one request.
+IoChoice far_io(const Job::Impl& job, const FarPlace& place, unsigned threads) {
+  IoChoice io;
+  io.unit_bytes = far_part_bytes(job.plan);
+  io.threads = threads != 0 ? threads : std::max(place.store->requests(), far_requests());
+  // Files that nobody splits have long parts.
+  const uint64_t usual = 8 << 20;
+  io.threads = std::max(1U, static_cast<unsigned>(io.threads / (io.unit_bytes / usual)));
+  return io;
+}
+
+RunStats run_far(const Job::Impl& job, const FarPlace& place, const fs::path& output,
+                 const RunOptions& options, Progress& progress, Group* group) {
+  check_far(job, place, options, group);
+  const IoChoice io = far_io(job, place, options.threads);
+  FarOutput far(job.plan, place, far_options(job, options));
+  RunStats stats;
+  try {
+    far.prepare();
+    Writing writing(job, options, io, far, nullptr, output, nullptr);
+    stats = writing(progress);
+    far.commit(pointer_of(job.place, output), writing.help(stats, progress));
+  } catch (const Error& error) {
+    fail_with_notes(error, far);
+  }
+  stats.notes = far.notes();
+  return stats;
+}
+
 }  // namespace
 
 std::string check_run(const Job& job, const fs::path& output, const RunOptions& options) {
+  if (const std::optional<FarPlace> far = far_place(output)) {
+    check_far(*job, *far, options, nullptr);
+    FarOutput to(job->plan, *far, far_options(*job, options));
+    return to.check();
+  }
   if (options.resume) return "";
   return StagedOutput(job->plan, target_of(*job, output),
                       {.force = options.force,
@@ -272,6 +374,9 @@ ShareForecast forecast(const Job& job, const fs::path& output, const RunOptions&
 RunStats run(const Job& job, const fs::path& output, const RunOptions& options, Progress& progress,
              Group* group) {
   if (job->hash == ContentHash::check) check_has_content_hashes(*job);
+  if (const std::optional<FarPlace> far = far_place(output)) {
+    return run_far(*job, *far, output, options, progress, group);
+  }
   const IoChoice io = io_of(*job, output, options);
   std::optional<JobIdentity> identity;
   if (options.resume) identity = identity_of(job->plan, *job->inputs, deciding(*job, options));
@@ -288,8 +393,9 @@ RunStats run(const Job& job, const fs::path& output, const RunOptions& options, 
   RunStats stats;
   try {
     staged.prepare();
-    stats = staged.is_written() ? nothing_to_write(*job)
-                                : Writing(*job, options, io, staged, group)(progress);
+    stats = staged.is_written()
+                ? nothing_to_write(*job)
+                : Writing(*job, options, io, staged, &staged, output, group)(progress);
     staged.commit(pointer_of(job->place, output));
   } catch (const Error& error) {
     fail_with_notes(error, staged);

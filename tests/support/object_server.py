@@ -1,11 +1,13 @@
-"""A small object store on the loopback: what of S3's protocol reads, with signatures checked, and faults; and the
-endpoints that give containers and instances their credentials.
+"""A small object store on the loopback: what of S3's protocol reads and writes, with signatures and checksums checked,
+and faults; and the endpoints that give containers and instances their credentials.
 
-Written from Amazon's documents: "ListObjectsV2", "GetObject", "HeadObject", "Signature Version 4 signing process",
+Written from Amazon's documents: "ListObjectsV2", "GetObject", "HeadObject", "PutObject", "CreateMultipartUpload",
+"UploadPart", "CompleteMultipartUpload", "AbortMultipartUpload", "ListMultipartUploads", "DeleteObject", "Signature Version 4 signing process",
 "Container credential provider" and "Use the Instance Metadata Service" (version 2). Objects are the files of a
 folder, whose first level are the buckets.
 """
 import asyncio
+import base64
 import contextlib
 import datetime
 import hashlib
@@ -18,12 +20,13 @@ import socket
 import struct
 import threading
 import urllib.parse
+import xml.etree.ElementTree
 from xml.sax.saxutils import escape
 
 KEY, SECRET, TOKEN, REGION = "ACCESSKEY123", "SECRETKEY123456", "SESSION/TOKEN+123", "eu-central-1"
 _CHUNK = 128 << 10
 _UNRESERVED = "-_.~"
-_REASONS = {200: "OK", 206: "Partial Content", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden",
+_REASONS = {200: "OK", 204: "No Content", 206: "Partial Content", 409: "Conflict", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden",
             404: "Not Found", 405: "Method Not Allowed", 412: "Precondition Failed", 416: "Range Not Satisfiable",
             429: "Too Many Requests", 500: "Internal Server Error", 503: "Service Unavailable"}
 
@@ -36,6 +39,12 @@ class Store:
     it, and then nothing for `stall_seconds`), "delay" (it comes a second later), "changed" (the object is another
     one from now on), and what looks complete: "longer", "shorter" and "shifted" (bodies of other lengths, or said to
     be of another range). Of a listing or an error, "reset" and "stall" are as "cut", and the others are nothing.
+
+    Of what writes: "lost" (it is done, and nothing comes), "error in 200" (a completion is not done, and the reply is
+    a success that holds an error), "done, error in 200" (it is done, and so is the reply), 409 (it is not done, and
+    the upload is no more).
+
+    `minds_match`: whether conditions count, of reads and writes.
 
     `delay` is waited before each reply, in seconds; `rate` is in bytes a second and connection.
     """
@@ -51,11 +60,27 @@ class Store:
         self.sent = 0  # bytes of objects, as they were sent
         self.at_once = self.most_at_once = 0
         self.changes = {}  # path -> how often it became another object
+        self.writes = []  # (method, path) of what was done, in order
+        self.received = 0  # bytes of objects and parts
+        self.uploads = {}  # id -> _Upload
+        self.runs = {}  # path -> x-amz-meta-dsckpt-run
+        self.smallest_part = 5 << 20  # of all but the last
 
     def etag(self, path):
         stat = path.stat()
         changes = self.changes.get(path, 0)
         return hashlib.md5(f"{path} {stat.st_size} {stat.st_mtime_ns} {changes}".encode()).hexdigest()
+
+
+class _Upload:
+    count = 0
+
+    def __init__(self, key_path, name, run):
+        _Upload.count += 1
+        self.id = f"upload+{_Upload.count}/="
+        self.path, self.name, self.run = key_path, name, run
+        self.begun = datetime.datetime.now(datetime.timezone.utc)
+        self.parts = {}  # number -> bytes
 
 
 def _hmac(key, text):
@@ -65,6 +90,10 @@ def _hmac(key, text):
 def _signature(secret, day, region, service, text):
     key = _hmac(_hmac(_hmac(_hmac(b"AWS4" + secret.encode(), day), region), service), "aws4_request")
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def _error(status, code):
+    return status, f"<Error><Code>{code}</Code><Message>as the test wants it</Message></Error>", {}
 
 
 class _Request:
@@ -132,6 +161,7 @@ class _Connection:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError):
             while True:
                 request = _Request((await self.reader.readuntil(b"\r\n\r\n"))[:-4])
+                request.body = await self.body_of(request)
                 with store.lock:
                     store.requests.append((request.method, request.target, request.headers.get("range")))
                     number = len(store.requests)
@@ -146,6 +176,16 @@ class _Connection:
                         store.at_once -= 1
                 if not goes_on:
                     break
+
+    async def body_of(self, request):
+        size = int(request.headers.get("content-length", "0"))
+        if not self.store.rate or size <= _CHUNK:
+            return await self.reader.readexactly(size)
+        loop, chunks, begun = asyncio.get_running_loop(), [], asyncio.get_running_loop().time()
+        for at in range(0, size, _CHUNK):
+            chunks.append(await self.reader.readexactly(min(_CHUNK, size - at)))
+            await asyncio.sleep(max(0.0, begun + at / self.store.rate - loop.time()))
+        return b"".join(chunks)
 
     async def head(self, status, length, headers):
         lines = [f"HTTP/1.1 {status} {_REASONS[status]}", f"Content-Length: {length}",
@@ -175,26 +215,131 @@ class _Connection:
             return False
         if fault == "delay":
             await asyncio.sleep(1)
-        if isinstance(fault, int):
+        if isinstance(fault, int) and fault != 409:
             code = {403: "AccessDenied", 404: "NoSuchKey", 412: "PreconditionFailed"}.get(fault, "SlowDown")
             return await self.problem(request, fault, code)
         if store.signed and (code := request.problem_with_signature()):
             return await self.problem(request, 400 if code == "AuthorizationHeaderMalformed" else 403, code, fault,
                                       **({"x-amz-bucket-region": REGION} if code.endswith("Malformed") else {}))
-        if request.method not in ("GET", "HEAD"):
-            return await self.problem(request, 405, "MethodNotAllowed", fault)
         bucket, _, key = path[1:].partition("/")
         if not bucket or ".." in path.split("/") or not (store.root / bucket).is_dir():
             return await self.problem(request, 404, "NoSuchBucket", fault)
+        file = store.root / bucket / key
+        if request.method in ("PUT", "POST", "DELETE"):
+            status, text, headers = self.write(request, file, f"/{bucket}/{key}", fault)
+            if fault == "lost":
+                return False
+            return await self.answer(request, status, text.encode(), fault, **headers)
+        if not key and "uploads" in request.query:
+            return await self.answer(request, 200, self.list_of_uploads(bucket, request.query), fault)
         if not key:
             return await self.answer(request, 200, self.listing(bucket, request.query), fault,
                                      **{"Content-Type": "application/xml"})
-        file = store.root / bucket / key
         if not file.is_file():
             return await self.problem(request, 404, "NoSuchKey", fault)
         if fault == "changed":
             store.changes[file] = store.changes.get(file, 0) + 1
         return await self.get(request, file, fault)
+
+    def refusal(self, request, file):
+        """What a condition forbids, or None."""
+        if not self.store.minds_match:
+            return None
+        etag = f'"{self.store.etag(file)}"' if file.is_file() else None
+        if request.headers.get("if-none-match") == "*" and etag:
+            return _error(412, "PreconditionFailed")
+        match = request.headers.get("if-match")
+        if match and etag is None:
+            return _error(404, "NoSuchKey")
+        return _error(412, "PreconditionFailed") if match and match != etag else None
+
+    def make(self, file, data, run):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        made = file.with_name(f".{file.name}.made")
+        made.write_bytes(data)
+        made.replace(file)
+        self.store.runs[file] = run
+        self.store.changes[file] = self.store.changes.get(file, 0) + 2  # another ETag, the same bytes
+
+    def write(self, request, file, name, fault):
+        """status, text, headers"""
+        store, query = self.store, request.query
+        digest = request.headers.get("content-md5")
+        if digest and base64.b64decode(digest) != hashlib.md5(request.body).digest():
+            return _error(400, "BadDigest")
+        if request.method == "PUT" and not digest:
+            return _error(400, "InvalidDigest")
+        with store.lock:
+            store.writes.append((request.method, request.target))
+            store.received += len(request.body) if request.method == "PUT" else 0
+        run = request.headers.get("x-amz-meta-dsckpt-run")
+        if request.method == "POST" and "uploads" in query:
+            upload = _Upload(file, name, run)
+            store.uploads[upload.id] = upload
+            return 200, (f"<InitiateMultipartUploadResult><UploadId>{escape(upload.id)}</UploadId>"
+                         "</InitiateMultipartUploadResult>"), {}
+        upload = store.uploads.get(query.get("uploadId"))
+        if "uploadId" in query and (upload is None or upload.path != file):
+            return _error(404, "NoSuchUpload")
+        if request.method == "DELETE" and upload:
+            del store.uploads[upload.id]
+            return 204, "", {}
+        if request.method == "DELETE":
+            file.unlink(missing_ok=True)
+            return 204, "", {}
+        if request.method == "PUT" and upload:
+            upload.parts[int(query["partNumber"])] = request.body
+            return 200, "", {"ETag": f'"{hashlib.md5(request.body).hexdigest()}"'}
+        if fault == "error in 200":
+            return 200, "<?xml version='1.0'?>\n  <Error><Code>InternalError</Code></Error>", {}
+        if problem := self.refusal(request, file):
+            return problem
+        if request.method == "PUT":
+            self.make(file, request.body, run)
+            return 200, "", {"ETag": f'"{store.etag(file)}"'}
+        if fault == 409:
+            del store.uploads[upload.id]
+            return _error(409, "ConditionalRequestConflict")
+        if problem := self.check_parts(upload, request.body):
+            return problem
+        self.make(file, b"".join(data for _, data in sorted(upload.parts.items())), upload.run)
+        del store.uploads[upload.id]
+        if fault == "done, error in 200":
+            return 200, "<Error><Code>InternalError</Code></Error>", {}
+        return 200, (f"<CompleteMultipartUploadResult><ETag>&quot;{store.etag(file)}&quot;</ETag>"
+                     "</CompleteMultipartUploadResult>"), {}
+
+    def check_parts(self, upload, body):
+        given = []
+        for part in xml.etree.ElementTree.fromstring(body):
+            fields = {field.tag.rpartition("}")[2]: field.text for field in part}
+            given.append((int(fields["PartNumber"]), fields["ETag"].strip('"')))
+        there = [(number, hashlib.md5(data).hexdigest()) for number, data in sorted(upload.parts.items())]
+        if given != there or not there or there[-1][0] > 10000:
+            return _error(400, "InvalidPart")
+        if any(len(upload.parts[number]) < self.store.smallest_part for number, _ in there[:-1]):
+            return _error(400, "EntityTooSmall")
+        return None
+
+    def list_of_uploads(self, bucket, query):
+        known = sorted((upload.name.partition(f"/{bucket}/")[2], upload.id, upload.begun)
+                       for upload in self.store.uploads.values() if upload.name.startswith(f"/{bucket}/"))
+        after = (query.get("key-marker", ""), query.get("upload-id-marker", ""))
+        rest = [one for one in known if one[0].startswith(query.get("prefix", "")) and one[:2] > after]
+        page = rest[:min(self.store.page, int(query.get("max-uploads", "1000")))]
+
+        def text(key):
+            return urllib.parse.quote_plus(key, safe="/") if query.get("encoding-type") == "url" else escape(key)
+
+        parts = ["<ListMultipartUploadsResult xmlns='http://s3.amazonaws.com/doc/2006-03-01/'>",
+                 "<EncodingType>url</EncodingType>" if query.get("encoding-type") == "url" else "",
+                 f"<IsTruncated>{str(len(rest) > len(page)).lower()}</IsTruncated>"]
+        if page:
+            parts.append(f"<NextKeyMarker>{text(page[-1][0])}</NextKeyMarker>"
+                         f"<NextUploadIdMarker>{escape(page[-1][1])}</NextUploadIdMarker>")
+        parts += [f"<Upload><Key>{text(key)}</Key><UploadId>{escape(upload)}</UploadId>"
+                  f"<Initiated>{begun:%Y-%m-%dT%H:%M:%S}.000Z</Initiated></Upload>" for key, upload, begun in page]
+        return "".join([*parts, "</ListMultipartUploadsResult>"]).encode()
 
     def listing(self, bucket, query):
         store = self.store
@@ -249,7 +394,8 @@ class _Connection:
             end = min(int(last) + 1, size) if first and last else size
             if begin >= size or begin >= end:
                 return await self.problem(request, 416, "InvalidRange", **{"Content-Range": f"bytes */{size}"})
-        headers = {"ETag": f'"{etag}"', "Accept-Ranges": "bytes", "Content-Type": "binary/octet-stream"}
+        run = {"x-amz-meta-dsckpt-run": store.runs[path]} if store.runs.get(path) else {}
+        headers = {**run, "ETag": f'"{etag}"', "Accept-Ranges": "bytes", "Content-Type": "binary/octet-stream"}
         is_ranged = found and not store.answers_200
         if is_ranged:
             shift = 1 if fault == "shifted" else 0

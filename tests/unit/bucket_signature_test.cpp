@@ -17,7 +17,7 @@ std::string authorization(const std::string& url, const std::string& token,
   credentials.secret = "SECRETKEY123456";
   credentials.token = token;
   const std::string front = "Authorization: ";
-  for (const std::string& header : signed_headers("GET", url, credentials, region, kNow)) {
+  for (const std::string& header : signed_headers("GET", url, {}, credentials, region, kNow)) {
     if (header.starts_with(front)) return header.substr(front.size());
   }
   return "";

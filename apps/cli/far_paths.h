@@ -1,7 +1,8 @@
-// Inputs that are URLs, s3://BUCKET/PREFIX, as folders of stand-ins (bucket/buckets.h).
+// Inputs and outputs that are URLs, s3://BUCKET/PREFIX, as folders of stand-ins (bucket/buckets.h).
 //
-// An option that takes a path to read is said to be one with input_path(). Its URLs become paths
-// while arguments are parsed, and there is something there once open_far_inputs() has returned.
+// An option that takes a path to read is said to be one with input_path(), and one that takes the
+// folder of an output with output_path(). Their URLs become paths while arguments are parsed, and
+// what is there is there once FarPaths::run() calls its body.
 #pragma once
 
 #include <CLI/App.hpp>
@@ -13,21 +14,23 @@
 
 namespace dsckpt::cli {
 
-// Lets `option` take URLs as well as paths.
+// Let `option` take URLs as well as paths.
 CLI::Option* input_path(CLI::Option* option);
+CLI::Option* output_path(CLI::Option* option);
 // Adds --s3-endpoint and its like, in a group of their own. add_common() does.
 void add_far_options(CLI::App& app);
 
-// {"requests": N, "repeated": N, "bytes": N} until now; nullopt where no input is a URL.
+// {"requests": N, "repeated": N, "bytes": N, "bytes_sent": N} until now; nullopt where no path is a
+// URL.
 std::optional<nlohmann::json> far_traffic_json();
 
 // What the URLs among the arguments stand for, while it lives. One at a time, before any thread.
-class FarInputs {
+class FarPaths {
  public:
-  FarInputs();
-  ~FarInputs();
-  FarInputs(const FarInputs&) = delete;
-  FarInputs& operator=(const FarInputs&) = delete;
+  FarPaths();
+  ~FarPaths();
+  FarPaths(const FarPaths&) = delete;
+  FarPaths& operator=(const FarPaths&) = delete;
 
   // What `body` returns, with all of them there, and as many threads as they take requests at once.
   // Says, as text, how many requests it took. Without URLs it only calls it.

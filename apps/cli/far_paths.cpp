@@ -1,4 +1,4 @@
-#include "cli/far_inputs.h"
+#include "cli/far_paths.h"
 
 #include <cstdlib>
 #include <memory>
@@ -20,7 +20,7 @@
 namespace dsckpt::cli {
 namespace {
 
-constexpr const char* kFarGroup = "Inputs in object stores (s3://BUCKET/PREFIX)";
+constexpr const char* kFarGroup = "Object stores (s3://BUCKET/PREFIX)";
 constexpr int kMostRequests = 256;
 
 BucketOptions& options_given() {
@@ -28,16 +28,19 @@ BucketOptions& options_given() {
   return options;
 }
 
-// Of the FarInputs that lives.
+// Of the FarPaths that lives.
 std::unique_ptr<Buckets>& buckets() {
   static std::unique_ptr<Buckets> buckets;
   return buckets;
 }
 
 // CLI11 gives what was typed, and takes what it is to be.
-std::string to_place(std::string& text) {
-  if (is_url(text) && buckets() != nullptr) text = buckets()->place_of(text).string();
-  return "";
+CLI::Option* take_urls(CLI::Option* option, BucketUse use) {
+  const auto to_place = [use](std::string& text) {
+    if (is_url(text) && buckets() != nullptr) text = buckets()->place_of(text, use).string();
+    return std::string();
+  };
+  return option->transform(CLI::Validator(to_place, "", "far_path"));
 }
 
 bool is_one_of_several(const GroupOptions& group) {
@@ -46,13 +49,13 @@ bool is_one_of_several(const GroupOptions& group) {
   return launch && launch->size > 1;
 }
 
-// Of a URL that no input took.
+// Of a URL that is neither an input nor an output.
 void refuse_other_urls(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
     for (const std::string& value : option->results()) {
       if (!value.starts_with("s3://")) continue;
-      throw UsageError(option->get_name() + ": " + value + " is no path, and no input")
-          .with_hint("write to a folder, and copy that (aws s3 sync, rclone copy)");
+      throw UsageError(option->get_name() + ": " + value + " cannot be in an object store")
+          .with_hint("give a path here; checkpoints and outputs may be there");
     }
   }
   for (const CLI::App* sub : app.get_subcommands()) refuse_other_urls(*sub);
@@ -61,6 +64,7 @@ void refuse_other_urls(const CLI::App& app) {
 std::string traffic_text(const HttpTraffic& traffic) {
   std::string text = counted(traffic.requests, "request") + " to the object store, " +
                      human_bytes(traffic.bytes) + " received";
+  if (traffic.sent > 0) text += ", " + human_bytes(traffic.sent) + " sent";
   if (traffic.repeated > 0) text += "; " + grouped(traffic.repeated) + " sent again";
   return text;
 }
@@ -70,12 +74,18 @@ std::string traffic_text(const HttpTraffic& traffic) {
 std::optional<nlohmann::json> far_traffic_json() {
   if (buckets() == nullptr || buckets()->is_empty()) return std::nullopt;
   const HttpTraffic traffic = buckets()->traffic();
-  return nlohmann::json{
-      {"requests", traffic.requests}, {"repeated", traffic.repeated}, {"bytes", traffic.bytes}};
+  return nlohmann::json{{"requests", traffic.requests},
+                        {"repeated", traffic.repeated},
+                        {"bytes", traffic.bytes},
+                        {"bytes_sent", traffic.sent}};
 }
 
 CLI::Option* input_path(CLI::Option* option) {
-  return option->transform(CLI::Validator(to_place, "", "input_path"));
+  return take_urls(option, BucketUse::input);
+}
+
+CLI::Option* output_path(CLI::Option* option) {
+  return take_urls(option, BucketUse::output);
 }
 
 void add_far_options(CLI::App& app) {
@@ -106,20 +116,20 @@ void add_far_options(CLI::App& app) {
       ->group(kFarGroup);
 }
 
-FarInputs::FarInputs() {
+FarPaths::FarPaths() {
   buckets() = std::make_unique<Buckets>();
 }
 
-FarInputs::~FarInputs() {
+FarPaths::~FarPaths() {
   buckets() = nullptr;
 }
 
-int FarInputs::run(const CLI::App& app, const Common& common, const std::function<int()>& body) {
+int FarPaths::run(const CLI::App& app, const Common& common, const std::function<int()>& body) {
   Buckets& urls = *buckets();
   refuse_other_urls(app);
   if (urls.is_empty()) return body();
   if (is_one_of_several(common.group_options)) {
-    throw UsageError("s3:// is read by one process, not by several ranks")
+    throw UsageError("s3:// is read and written by one process, not by several ranks")
         .with_hint(
             "start it without mpirun, srun or torchrun, or with --group none on one of them; "
             "ranks read a mounted bucket (rclone mount)");

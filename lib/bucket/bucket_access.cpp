@@ -1,0 +1,99 @@
+#include "bucket/bucket_access.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "bucket/bucket_url.h"
+
+namespace dsckpt {
+namespace {
+
+constexpr uint64_t kMostObjects = 4'000'000;
+constexpr const char* kObjectsAPage = "1000";
+
+}  // namespace
+
+HttpRequest request_of(const BucketAccess& access, const std::string& path) {
+  HttpRequest request;
+  request.url = access.url + path;
+  request.region = access.region;
+  if (access.credentials != nullptr) request.credentials = access.credentials->get();
+  return request;
+}
+
+IoError changed_while_read() {
+  return IoError({}, "changed while it was being read", 0)
+      .with_hint("run again once nobody writes to it");
+}
+
+void throw_status(const BucketAccess& access, const HttpReply& reply, const std::string& right) {
+  const std::string said = error_in(reply.text);
+  const std::string text = "the server answers " + std::to_string(reply.status) +
+                           (said.empty() ? "" : " (" + said + ")");
+  const bool elsewhere = !reply.region.empty() && reply.region != access.region;
+  if (elsewhere &&
+      (reply.status == 301 || reply.status == 307 || reply.status == 400 || reply.status == 403)) {
+    throw IoError({}, text + "; the bucket is in another region", 0)
+        .with_hint("--s3-region " + reply.region);
+  }
+  switch (reply.status) {
+    case 401:
+    case 403:
+      throw IoError({}, text, 0)
+          .with_hint(access.credentials != nullptr
+                         ? "these credentials may not do that: another AWS_PROFILE, a key that has "
+                           "not ended, " +
+                               right + " are needed; is the region right (--s3-region)?"
+                         : "it is not public: leave out --s3-unsigned");
+    case 404:
+      throw IoError({}, text, 0)
+          .with_hint("is it still there, and are bucket and endpoint right (--s3-endpoint)?");
+    case 412:
+      throw changed_while_read();
+    default:
+      throw IoError({}, text, 0)
+          .with_hint(reply.status >= 500 || reply.status == 429
+                         ? "it was asked several times; fewer requests at once: --s3-requests 8"
+                         : "is it a server that speaks S3's protocol (--s3-endpoint)?");
+  }
+}
+
+std::vector<ListedObject> list_objects(const BucketAccess& access, const std::string& prefix,
+                                       bool beside, bool cleans_up) {
+  std::vector<ListedObject> found;
+  std::string next;
+  do {
+    // In the order of their names, as signatures want them.
+    std::string query = "?";
+    if (!next.empty()) query += "continuation-token=" + percent_encoded(next) + "&";
+    if (beside) query += "delimiter=%2F&";
+    query += "encoding-type=url&list-type=2&max-keys=" + std::string(kObjectsAPage) +
+             "&prefix=" + percent_encoded(prefix);
+    HttpRequest request = request_of(access, "/" + query);
+    request.cleans_up = cleans_up;
+    const HttpReply reply = access.client->send(request);
+    if (reply.status != 200) throw_status(access, reply);
+    ListingPage page = parse_listing(reply.text);
+    for (std::string& folder_key : page.prefixes) {
+      page.objects.push_back({.key = std::move(folder_key)});
+    }
+    const auto is_other = [&](const ListedObject& object) {
+      return !object.key.starts_with(prefix);
+    };
+    if (std::any_of(page.objects.begin(), page.objects.end(), is_other) ||
+        (!page.next.empty() && page.next == next)) {
+      throw CorruptError({}, "the listing is not of what was asked for");
+    }
+    found.insert(found.end(), std::make_move_iterator(page.objects.begin()),
+                 std::make_move_iterator(page.objects.end()));
+    if (found.size() > kMostObjects) {
+      throw UnsupportedError({}, "has more than " + std::to_string(kMostObjects) + " objects")
+          .with_hint("give the checkpoint's own prefix: s3://BUCKET/PREFIX");
+    }
+    next = std::move(page.next);
+  } while (!next.empty());
+  return found;
+}
+
+}  // namespace dsckpt

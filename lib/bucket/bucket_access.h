@@ -1,0 +1,39 @@
+// How a bucket is asked, and what all who ask share.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bucket/credentials.h"
+#include "bucket/http_client.h"
+#include "bucket/listing.h"
+#include "dsckpt/error.h"
+
+namespace dsckpt {
+
+struct BucketAccess {
+  std::string name;  // "s3://bucket"
+  std::string url;   // of the bucket, without a slash at its end
+  std::string region;
+  std::shared_ptr<CredentialSource> credentials = {};  // nullptr: requests are not signed
+  std::shared_ptr<HttpClient> client = {};
+  unsigned requests = 0;  // that may be under way at once
+};
+
+// A request of `path`, percent-encoded, with its query, if it has one.
+HttpRequest request_of(const BucketAccess& access, const std::string& path);
+// Throws what a status that is no success means, with what to do about it. `right`: what one needs
+// to be allowed to.
+[[noreturn]] void throw_status(const BucketAccess& access, const HttpReply& reply,
+                               const std::string& right = "s3:ListBucket and s3:GetObject");
+// Of an object that is not what it was.
+IoError changed_while_read();
+
+// All objects whose keys begin with `prefix`; with `beside` none that lie deeper, but as objects of
+// no size the folders that these lie in, whose keys end with a slash. Throws IoError, CorruptError,
+// UnsupportedError for more than four million, InterruptedError. `cleans_up`: as of HttpRequest.
+std::vector<ListedObject> list_objects(const BucketAccess& access, const std::string& prefix,
+                                       bool beside, bool cleans_up = false);
+
+}  // namespace dsckpt

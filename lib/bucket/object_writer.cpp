@@ -1,0 +1,241 @@
+#include "bucket/object_writer.h"
+
+#include <nettle/base64.h>
+#include <nettle/md5.h>
+
+#include <array>
+#include <charconv>
+#include <random>
+#include <string_view>
+#include <utility>
+
+#include "base/text.h"
+#include "bucket/bucket_url.h"
+#include "bucket/listing.h"
+#include "dsckpt/error.h"
+
+namespace dsckpt {
+namespace {
+
+constexpr const char* kRunHeader = "x-amz-meta-dsckpt-run: ";
+constexpr const char* kWriteRights =
+    "s3:PutObject, s3:DeleteObject, s3:ListBucket, s3:AbortMultipartUpload and "
+    "s3:ListBucketMultipartUploads";
+constexpr unsigned kMostParts = 10'000;
+
+// Of a run, as good as unique.
+std::string random_name() {
+  std::random_device random;
+  std::string name;
+  for (int i = 0; i < 4; ++i) {
+    std::array<char, 9> digits{};
+    const uint32_t value = random();
+    for (int digit = 0; digit < 8; ++digit)
+      digits[digit] = "0123456789abcdef"[value >> 4 * digit & 15];
+    name += digits.data();
+  }
+  return name;
+}
+
+std::string md5_header(std::span<const std::byte> bytes) {
+  md5_ctx context;
+  ::md5_init(&context);
+  ::md5_update(&context, bytes.size(), reinterpret_cast<const uint8_t*>(bytes.data()));
+  std::array<uint8_t, MD5_DIGEST_SIZE> digest{};
+  ::md5_digest(&context, digest.size(), digest.data());
+  std::array<char, BASE64_ENCODE_RAW_LENGTH(MD5_DIGEST_SIZE)> text{};
+  ::base64_encode_raw(text.data(), digest.size(), digest.data());
+  return "content-md5: " + std::string(text.data(), text.size());
+}
+
+std::span<const std::byte> body_of(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+void add_condition(HttpRequest& request, const std::optional<std::string>& before) {
+  if (!before) return;
+  request.headers.push_back(before->empty() ? "if-none-match: *" : "if-match: \"" + *before + "\"");
+}
+
+}  // namespace
+
+ObjectWriter::ObjectWriter(BucketAccess access, std::function<void(const FarObject&)> stand_in)
+    : access_(std::move(access)), stand_in_(std::move(stand_in)), run_(random_name()) {}
+
+HttpRequest ObjectWriter::request(const char* method, const std::string& path,
+                                  const std::string& query) const {
+  HttpRequest request =
+      request_of(access_, "/" + percent_encoded(path, "/") + (query.empty() ? "" : "?" + query));
+  request.method = method;
+  request.cleans_up = cleans_up_;
+  return request;
+}
+
+std::vector<FarObject> ObjectWriter::list(const std::string& front) {
+  return in_context({.file = access_.name + "/" + front}, [&] {
+    std::vector<FarObject> found;
+    for (ListedObject& object : list_objects(access_, front, false, cleans_up_)) {
+      found.push_back(
+          {std::move(object.key), std::move(object.etag), object.size, object.modified});
+    }
+    return found;
+  });
+}
+
+std::optional<std::string> ObjectWriter::find_etag(const std::string& path) {
+  return in_context({.file = access_.name + "/" + path}, [&]() -> std::optional<std::string> {
+    HttpReply reply = access_.client->send(request("HEAD", path));
+    if (reply.status == 404) return std::nullopt;
+    if (reply.status != 200) throw_status(access_, reply);
+    return std::move(reply.etag);
+  });
+}
+
+std::string ObjectWriter::read(const std::string& path, size_t most) {
+  return in_context({.file = access_.name + "/" + path}, [&] {
+    HttpRequest asked = request("GET", path);
+    asked.most = most;
+    HttpReply reply = access_.client->send(asked);
+    if (reply.status != 200) throw_status(access_, reply);
+    return std::move(reply.text);
+  });
+}
+
+std::optional<std::string> ObjectWriter::ours(const std::string& path) const {
+  const HttpReply reply = access_.client->send(request("HEAD", path));
+  if (reply.status != 200 || reply.run != run_) return std::nullopt;
+  return reply.etag;
+}
+
+FarPublished ObjectWriter::publish(const std::string& path, HttpRequest request,
+                                   const std::optional<std::string>& before) const {
+  add_condition(request, before);
+  HttpReply reply;
+  try {
+    reply = access_.client->send(request);
+  } catch (const IoError&) {
+    // It may have arrived all the same.
+    if (const auto etag = ours(path)) return {FarPublished::What::done, *etag};
+    throw;
+  }
+  const std::string said = error_in(reply.text);
+  if (reply.status == 200 && said.empty()) {
+    std::string etag = request.fails_in_text ? etag_in(reply.text) : reply.etag;
+    if (etag.empty()) {
+      throw IoError({}, "the server answers with what is no reply to that", 0)
+          .with_hint("does it speak S3's protocol?");
+    }
+    return {FarPublished::What::done, std::move(etag)};
+  }
+  // Of a request that was sent again the first one may have done it.
+  if (const auto etag = ours(path)) return {FarPublished::What::done, *etag};
+  if (reply.status == 412) return {FarPublished::What::refused, ""};
+  if (reply.status == 409) return {FarPublished::What::again, ""};
+  throw_status(access_, reply, kWriteRights);
+}
+
+FarPublished ObjectWriter::put(const std::string& path, std::span<const std::byte> bytes,
+                               const std::optional<std::string>& before) {
+  return in_context({.file = access_.name + "/" + path}, [&] {
+    HttpRequest sent = request("PUT", path);
+    sent.body = bytes;
+    sent.headers = {md5_header(bytes), kRunHeader + run_};
+    return publish(path, std::move(sent), before);
+  });
+}
+
+FarStore::Begun ObjectWriter::begin_upload(const std::string& path) {
+  return in_context({.file = access_.name + "/" + path}, [&] {
+    HttpRequest sent = request("POST", path, "uploads=");
+    sent.body.emplace();
+    sent.headers = {kRunHeader + run_};
+    const HttpReply reply = access_.client->send(sent);
+    if (reply.status != 200) throw_status(access_, reply, kWriteRights);
+    std::string id = upload_id_in(reply.text);
+    if (id.empty()) {
+      throw IoError({}, "the server begins no upload", 0)
+          .with_hint("does it speak S3's protocol (CreateMultipartUpload)?");
+    }
+    return Begun{std::move(id), reply.tries > 1};
+  });
+}
+
+std::string ObjectWriter::send_part(const std::string& path, const std::string& upload,
+                                    unsigned number, std::span<const std::byte> bytes) {
+  return in_context({.file = access_.name + "/" + path}, [&] {
+    if (number > kMostParts) throw std::logic_error("an upload of too many parts");
+    HttpRequest sent =
+        request("PUT", path,
+                "partNumber=" + std::to_string(number) + "&uploadId=" + percent_encoded(upload));
+    sent.body = bytes;
+    sent.headers = {md5_header(bytes)};
+    HttpReply reply = access_.client->send(sent);
+    if (reply.status != 200) throw_status(access_, reply, kWriteRights);
+    if (reply.etag.empty()) throw IoError({}, "the server gives a part no ETag", 0);
+    return std::move(reply.etag);
+  });
+}
+
+FarPublished ObjectWriter::complete(const std::string& path, const std::string& upload,
+                                    std::span<const std::string> parts,
+                                    const std::optional<std::string>& before) {
+  return in_context({.file = access_.name + "/" + path}, [&] {
+    std::string text =
+        "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
+    for (size_t i = 0; i < parts.size(); ++i) {
+      text += "<Part><PartNumber>" + std::to_string(i + 1) + "</PartNumber><ETag>&quot;" +
+              xml_text(parts[i]) + "&quot;</ETag></Part>";
+    }
+    text += "</CompleteMultipartUpload>";
+    HttpRequest sent = request("POST", path, "uploadId=" + percent_encoded(upload));
+    sent.body = body_of(text);
+    sent.fails_in_text = true;
+    return publish(path, std::move(sent), before);
+  });
+}
+
+void ObjectWriter::abort_upload(const std::string& path, const std::string& upload) {
+  in_context({.file = access_.name + "/" + path}, [&] {
+    const HttpReply reply =
+        access_.client->send(request("DELETE", path, "uploadId=" + percent_encoded(upload)));
+    if (reply.status != 204 && reply.status != 200 && reply.status != 404) {
+      throw_status(access_, reply, kWriteRights);
+    }
+  });
+}
+
+std::vector<FarUpload> ObjectWriter::uploads(const std::string& front) {
+  return in_context({.file = access_.name + "/" + front}, [&] {
+    std::vector<FarUpload> found;
+    UploadsPage page;
+    do {
+      // In the order of their names, as signatures want them.
+      std::string query = "encoding-type=url";
+      if (page.is_cut) query += "&key-marker=" + percent_encoded(page.next_key);
+      query += "&max-uploads=1000&prefix=" + percent_encoded(front);
+      if (page.is_cut) query += "&upload-id-marker=" + percent_encoded(page.next_upload);
+      const HttpReply reply = access_.client->send(request("GET", "", query + "&uploads="));
+      if (reply.status != 200) throw_status(access_, reply, kWriteRights);
+      const UploadsPage before = std::exchange(page, parse_uploads(reply.text));
+      if (page.is_cut && page.next_key == before.next_key &&
+          page.next_upload == before.next_upload) {
+        throw CorruptError({}, "the list of uploads does not go on");
+      }
+      for (ListedUpload& upload : page.uploads) {
+        found.push_back({std::move(upload.key), std::move(upload.id), upload.begun});
+      }
+    } while (page.is_cut);
+    return found;
+  });
+}
+
+void ObjectWriter::remove(const std::string& path) {
+  in_context({.file = access_.name + "/" + path}, [&] {
+    const HttpReply reply = access_.client->send(request("DELETE", path));
+    if (reply.status != 204 && reply.status != 200 && reply.status != 404) {
+      throw_status(access_, reply, kWriteRights);
+    }
+  });
+}
+
+}  // namespace dsckpt

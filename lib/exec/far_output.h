@@ -1,0 +1,152 @@
+// FarOutput: output files in an object store (io/far_store.h).
+//
+// Protocol. (1) Look whether something is in the way. Make a marker, an object
+// FOLDER/.dsckpt-staging-*, that says which process writes what there; sweep what killed runs have
+// left. (2) Cut every output into parts of one size. A part is sent as soon as all of it is there
+// and its digests are known; small outputs are kept in memory. Nobody sees any of it. (3) commit():
+// if files are replaced, remove the last one first (the index that points at the others); complete
+// all others, on the condition that nobody else has written there meanwhile; remove what they take
+// the place of under another name; read back; complete the last one; then the pointer. An upload
+// that the store wants to have anew is sent anew. (4) Remove the marker. Without a commit, or if it
+// fails, give up all uploads and remove what is new; of an old object that was replaced the message
+// says so, since nothing brings it back.
+//
+// Not atomic as a folder is: who lists it during the commit sees some of it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dsckpt/error.h"
+#include "exec/output.h"
+#include "exec/patches.h"
+#include "io/far_store.h"
+#include "plan/copy_plan.h"
+
+namespace dsckpt {
+
+struct FarOptions {
+  bool force = false;         // replace objects that are there
+  bool whole_folder = false;  // StageOptions::whole_folder
+  bool packed = false;        // StageOptions::packed
+  // Of all parts but the last: far_part_bytes().
+  uint64_t part_bytes = 0;
+  uint64_t held_bytes = 64 << 20;  // of small outputs that are kept in memory, all together
+};
+
+// Of a run of that plan: 8 MiB, or the next power of two with which 10,000 parts suffice.
+uint64_t far_part_bytes(const CopyPlan& plan);
+
+// Memory besides what is held: a part a thread, and parts that lie across what threads write or
+// whose digests are not known yet, another one a thread.
+class FarOutput : public Output {
+ public:
+  // What sending it takes, but for what is sent again.
+  struct Cost {
+    uint64_t requests = 0;
+    uint64_t bytes = 0;
+  };
+
+  // Looks at nothing yet.
+  FarOutput(const CopyPlan& plan, FarPlace target, FarOptions options);
+  ~FarOutput() override;
+
+  void prepare() override;
+  std::string check() override;
+  Cost cost() const;
+
+  void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
+  void patch(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
+  bool takes_patches_early() const override { return true; }
+  void finish(OutputId out) override;
+  bool is_patched(OutputId out) const override;
+
+  // The pointer's file lies in the same bucket as the target.
+  void commit(const Pointer& pointer, const CommitHelp& help) override;
+  void give_up(bool forever = true) override;
+  const std::vector<std::string>& notes() const override { return notes_; }
+
+  // "s3://bucket/folder/file", as messages call it.
+  std::string shown(OutputId out) const;
+
+ private:
+  struct Part {
+    std::vector<std::byte> bytes = {};
+    uint64_t filled = 0;
+    std::vector<std::pair<uint64_t, std::byte>> patched = {};  // by place in the part
+  };
+  struct File {
+    std::mutex mutex;
+    std::string upload = {};                 // "": not begun
+    std::vector<std::string> etags = {};     // of the parts that were sent
+    std::map<uint64_t, uint32_t> crcs = {};  // of these, and of those of the upload before
+    std::map<uint64_t, Part> parts = {};     // that are not complete; of one that is held, all
+    bool is_held = false;
+    bool is_published = false;
+    std::string etag = {};  // then
+    uint64_t size = 0;      // as it was sent
+  };
+
+  std::string path_of(const std::string& file) const;
+  std::string own_path(OutputId out) const;
+  std::string shown_as(const std::string& path) const;
+  std::optional<std::string> before(const std::string& path) const;
+  std::vector<std::string> other_forms(OutputId out) const;
+  OutputId count() const { return static_cast<OutputId>(plan_.outputs().size()); }
+
+  void look();
+  void check_free() const;
+  void write_marker();
+  void sweep_left_overs();
+  void sweep(const std::vector<FarUpload>& uploads, const FarObject& marker,
+             const std::string& text, const std::string& who);
+  void beat();
+
+  uint64_t part_size(OutputId out, uint64_t number) const;
+  uint64_t patch_bytes_in(OutputId out, uint64_t number) const;
+  void add(OutputId out, uint64_t offset, std::span<const std::byte> bytes, bool is_patch);
+  void send(OutputId out, uint64_t number, std::span<const std::byte> bytes);
+  std::string upload_of(OutputId out);
+
+  void publish_all(OutputId last, const CommitHelp& help);
+  void publish(OutputId out, const CommitHelp& help);
+  FarPublished try_to_publish(OutputId out);
+  void remove_old(const std::string& path);
+  void stand_in(OutputId first, OutputId last);
+  void put_pointer(const Pointer& pointer);
+  [[noreturn]] void take_back(const Error& error);
+  void abort_uploads();
+  void remove_marker();
+
+  const CopyPlan& plan_;
+  const FarPlace target_;
+  const FarOptions options_;
+  const Patches patches_;
+  std::deque<File> files_;                          // deque: they cannot move
+  std::map<std::string, FarObject> existing_ = {};  // below the target, since prepare()
+  std::set<std::string> gone_ = {};                 // of these, what commit() has removed
+  std::optional<std::string> pointer_before_ = {};
+
+  std::string marker_ = {};  // its path; "": there is none
+  int64_t since_ = 0;        // when it was made, by the store's clock
+  std::mutex rewriting_;
+  std::mutex beating_;  // of next_beat_
+  std::chrono::steady_clock::time_point next_beat_ = {};
+
+  std::mutex mutex_;                     // of what follows
+  std::set<std::string> doubtful_ = {};  // paths that may have uploads that nobody knows of
+  std::vector<std::string> notes_ = {};
+};
+
+}  // namespace dsckpt
