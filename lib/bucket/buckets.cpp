@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <map>
+#include <set>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -27,6 +28,8 @@ namespace {
 
 constexpr uint64_t kMostObjects = 4'000'000;
 constexpr uint64_t kRequestBytes = 8 << 20;
+// Of what has come and waits for what comes later, beside what is under way.
+constexpr uint64_t kMostSpare = 8;
 constexpr const char* kUsualRegion = "us-east-1";
 constexpr const char* kObjectsAPage = "1000";
 
@@ -260,9 +263,14 @@ void Buckets::open(const BucketOptions& options,
                                       shared.region.empty() ? kUsualRegion : shared.region);
   unsigned requests = options.requests;
   if (options.max_memory != 0) {
-    const uint64_t room = std::max<uint64_t>(options.max_memory / 4 / kRequestBytes, 1);
-    requests = static_cast<unsigned>(std::min<uint64_t>(requests, room));
+    const uint64_t room = options.max_memory / 4 / kRequestBytes;
+    const uint64_t most = room - std::min(room, std::clamp<uint64_t>(room / 5, 1, kMostSpare));
+    requests = static_cast<unsigned>(std::clamp<uint64_t>(most, 1, requests));
   }
+  std::set<std::string> names;
+  for (const BucketUrl& url : impl_->urls) names.insert(url.bucket);
+  const uint64_t spare = std::clamp<uint64_t>(requests / 4, 1, kMostSpare);
+  const auto buffers = static_cast<unsigned>((requests + spare) / names.size());
   impl_->client = std::make_shared<HttpClient>(requests, cancelled);
   std::shared_ptr<CredentialSource> credentials;
   if (!options.is_unsigned) {
@@ -274,7 +282,8 @@ void Buckets::open(const BucketOptions& options,
                                 .region = region,
                                 .credentials = credentials,
                                 .client = impl_->client,
-                                .requests = requests};
+                                .requests = requests,
+                                .buffers = buffers};
       auto reader = std::make_shared<ObjectReader>(access);
       impl_->mounted.emplace(url.bucket, Impl::Mounted{access, reader});
       mount_far(impl_->root_of(url.bucket), kNoMachine, "s3://" + url.bucket, reader);

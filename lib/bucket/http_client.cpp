@@ -191,12 +191,19 @@ struct HttpClient::Impl {
     }
   }
 
+  bool is_cancelled(const HttpRequest& request) const {
+    return cancelled() || (request.given_up != nullptr && *request.given_up);
+  }
+  void stop_if_cancelled(const HttpRequest& request) const {
+    if (is_cancelled(request)) throw InterruptedError();
+  }
+
   // Waits for its turn.
-  Connection take() {
+  Connection take(const HttpRequest& request) {
     std::unique_lock lock(mutex_);
     while (free_ == 0) {
       changed_.wait_for(lock, kNap);
-      if (cancelled()) throw InterruptedError();
+      stop_if_cancelled(request);
     }
     Connection connection;
     if (!idle_.empty()) {
@@ -220,13 +227,13 @@ struct HttpClient::Impl {
   }
 
   // Not curl_easy_perform(), which hears of an interrupt only once a second.
-  CURLcode perform(const Connection& connection) const {
+  CURLcode perform(const Connection& connection, const HttpRequest& request) const {
     if (curl().multi_add_handle(connection.several, connection.easy) != CURLM_OK) {
       return CURLE_FAILED_INIT;
     }
     CURLcode code = CURLE_ABORTED_BY_CALLBACK;
     int running = 1;
-    while (running > 0 && !cancelled()) {
+    while (running > 0 && !is_cancelled(request)) {
       if (curl().multi_perform(connection.several, &running) != CURLM_OK) break;
       if (running > 0) curl().multi_poll(connection.several, nullptr, 0, kNap.count(), nullptr);
     }
@@ -274,21 +281,21 @@ struct HttpClient::Impl {
       }
     }
     set(handle, CURLOPT_HTTPHEADER, headers.get());
-    const CURLcode code = perform(exchange.connection);
+    const CURLcode code = perform(exchange.connection, request);
     curl().easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &exchange.reply.status);
     ++requests_;
     bytes_ += exchange.reply.received;
     return code;
   }
 
-  void wait(int tries) {
+  void wait(int tries, const HttpRequest& request) {
     const auto longest = std::min(kFirstWait * (1 << tries), kLongestWait);
     thread_local std::minstd_rand random{std::random_device{}()};
     const auto chosen =
         std::uniform_int_distribution<int64_t>(longest.count() / 2, longest.count())(random);
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(chosen);
     while (std::chrono::steady_clock::now() < end) {
-      if (cancelled()) throw InterruptedError();
+      stop_if_cancelled(request);
       std::this_thread::sleep_for(kNap);
     }
   }
@@ -310,7 +317,7 @@ HttpClient::~HttpClient() = default;
 
 HttpReply HttpClient::send(const HttpRequest& request) {
   for (int tries = 1;; ++tries) {
-    const Connection connection = impl_->take();
+    const Connection connection = impl_->take(request);
     Exchange exchange{.connection = connection, .request = request};
     CURLcode code = CURLE_OK;
     try {
@@ -320,7 +327,7 @@ HttpReply HttpClient::send(const HttpRequest& request) {
       throw;
     }
     impl_->give(connection);
-    if (impl_->cancelled()) throw InterruptedError();
+    impl_->stop_if_cancelled(request);
     if (exchange.too_long) {
       throw IoError({}, "the server sends more than was asked for", 0)
           .with_hint("a server or proxy that does not honour ranges cannot be read from");
@@ -328,7 +335,7 @@ HttpReply HttpClient::send(const HttpRequest& request) {
     const bool again = may_pass(code, exchange.reply.status);
     if (again && tries < kTries && request.seconds == 0) {
       ++impl_->repeated_;
-      impl_->wait(tries - 1);
+      impl_->wait(tries - 1, request);
       continue;
     }
     if (code != CURLE_OK) {

@@ -10,7 +10,8 @@
 namespace dsckpt {
 namespace {
 
-constexpr uint64_t kLongestRequest = 8 << 20;
+constexpr uint64_t kLongestRequest = ReadAhead::kLongestRequest;
+constexpr uint32_t kNoObject = ~uint32_t{0};
 // Of this length a read is worth a request of its own.
 constexpr uint64_t kLongRead = 1 << 20;
 constexpr uint64_t kBlockStep = 16 << 10;
@@ -76,7 +77,8 @@ void throw_status(const BucketAccess& access, const HttpReply& reply) {
 }
 
 // A block that a thread waits for must not go before the others of its unit have come.
-ObjectReader::ObjectReader(BucketAccess access) : access_(std::move(access)) {
+ObjectReader::ObjectReader(BucketAccess access)
+    : access_(std::move(access)), ahead_(*this, access_.requests, access_.buffers) {
   BlockCache::keep(access_.requests * 2 * kLongestBlock);
 }
 
@@ -84,15 +86,19 @@ void ObjectReader::add(const ListedObject& listed) {
   auto& object = objects_[listed.key];
   if (object != nullptr) return;
   object = std::make_unique<Object>();
+  object->number = static_cast<uint32_t>(numbered_.size());
+  numbered_.push_back(object.get());
   object->key = listed.key;
   object->etag = listed.etag;
   object->size = listed.size;
 }
 
-void ObjectReader::fetch(const Object& object, uint64_t offset, std::span<std::byte> out) {
+void ObjectReader::fetch(const Object& object, uint64_t offset, std::span<std::byte> out,
+                         const std::atomic<bool>* given_up) {
   HttpRequest request = request_of(access_, "/" + percent_encoded(object.key, "/"));
   request.offset = offset;
   request.into = out;
+  request.given_up = given_up;
   if (!object.etag.empty()) request.headers.push_back("If-Match: \"" + object.etag + "\"");
   const HttpReply reply = access_.client->send(request);
   if (reply.status == 416) throw changed();
@@ -164,6 +170,20 @@ void ObjectReader::read_at(const std::filesystem::path& path, uint64_t size, int
     throw IoError({}, "is not what was listed in the bucket", 0);
   }
   Object& object = *found->second;
+  while (!out.empty()) {
+    uint64_t apart = 0;
+    uint64_t some = ahead_.copy(object.number, offset, out, &apart);
+    if (some == 0) {
+      some = apart;
+      read_some(object, offset, out.first(some));
+    }
+    out = out.subspan(some);
+    offset += some;
+  }
+}
+
+// Of what nobody has announced.
+void ObjectReader::read_some(Object& object, uint64_t offset, std::span<std::byte> out) {
   if (out.size() >= kLongRead) {
     for (uint64_t done = 0; done < out.size();) {
       const uint64_t some = std::min<uint64_t>(kLongestRequest, out.size() - done);
@@ -185,6 +205,40 @@ void ObjectReader::read_at(const std::filesystem::path& path, uint64_t size, int
     out = out.subspan(some);
     offset += some;
   }
+}
+
+std::unique_ptr<FarReadAhead> ObjectReader::read_ahead(FarSteps steps) {
+  std::vector<uint32_t> numbers;
+  for (const std::filesystem::path& file : steps.files) {
+    const auto found =
+        file.empty() ? objects_.end() : objects_.find(file.lexically_normal().native().substr(1));
+    numbers.push_back(found == objects_.end() ? kNoObject : found->second->number);
+  }
+  steps.files = {};
+  steps.next = [next = std::move(steps.next), numbers = std::move(numbers)](FarStep& step) {
+    if (!next(step)) return false;
+    for (Extent& extent : step.extents) extent.file = numbers[extent.file];
+    std::erase_if(step.extents, [](const Extent& extent) { return extent.file == kNoObject; });
+    return true;
+  };
+  return ahead_.start(std::move(steps));
+}
+
+void ObjectReader::fetch(uint32_t object, uint64_t offset, std::span<std::byte> out,
+                         const std::atomic<bool>& given_up) {
+  fetch(*numbered_[object], offset, out, &given_up);
+}
+
+ObjectReader::Kept ObjectReader::kept(uint32_t number, uint64_t offset, uint64_t size) {
+  Object& object = *numbered_[number];
+  const std::lock_guard lock(object.mutex);
+  auto next = object.blocks.upper_bound(offset);
+  if (next != object.blocks.begin()) --next;
+  for (; next != object.blocks.end() && next->first < offset + size; ++next) {
+    if (next->first + next->second <= offset) continue;
+    if (SharedBlock block = object.cache->find(next->first)) return {std::move(block), next->first};
+  }
+  return {};
 }
 
 }  // namespace dsckpt

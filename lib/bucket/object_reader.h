@@ -10,10 +10,12 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "bucket/credentials.h"
 #include "bucket/http_client.h"
 #include "bucket/listing.h"
+#include "bucket/read_ahead.h"
 #include "io/block_cache.h"
 #include "io/far_files.h"
 
@@ -26,6 +28,7 @@ struct BucketAccess {
   std::shared_ptr<CredentialSource> credentials = {};  // nullptr: requests are not signed
   std::shared_ptr<HttpClient> client = {};
   unsigned requests = 0;  // that may be under way at once
+  unsigned buffers = 0;   // of 8 MiB, for what is read ahead
 };
 
 // A request of `path`, percent-encoded, with its query, if it has one.
@@ -33,12 +36,13 @@ HttpRequest request_of(const BucketAccess& access, const std::string& path);
 // Throws what a status that is no success means, with what to do about it.
 [[noreturn]] void throw_status(const BucketAccess& access, const HttpReply& reply);
 
-// Long reads are requests of 8 MiB at most, into the caller's memory. Short ones go through blocks
+// What a run has said that it will read is read ahead (ReadAhead). Of all else long reads are
+// requests of 8 MiB at most, into the caller's memory. Short ones go through blocks
 // that are kept (BlockCache): at the end of an object 128 KiB, where archives have their
 // directories; elsewhere 16 KiB, and twice as much each time where one follows the other, up to
 // 2 MiB, or less where there are many objects. All requests of an object name the version that was
 // listed.
-class ObjectReader : public FarReader {
+class ObjectReader : public FarReader, private NumberedObjects {
  public:
   explicit ObjectReader(BucketAccess access);
 
@@ -47,9 +51,11 @@ class ObjectReader : public FarReader {
   void read_at(const std::filesystem::path& path, uint64_t size, int64_t modified, uint64_t offset,
                std::span<std::byte> out) override;
   unsigned requests() const override { return access_.requests; }
+  std::unique_ptr<FarReadAhead> read_ahead(FarSteps steps) override;
 
  private:
   struct Object {
+    uint32_t number = 0;
     std::string key;
     std::string etag;
     uint64_t size = 0;
@@ -63,11 +69,18 @@ class ObjectReader : public FarReader {
     BlockCache* cache;
   };
 
-  void fetch(const Object& object, uint64_t offset, std::span<std::byte> out);
+  void fetch(uint32_t object, uint64_t offset, std::span<std::byte> out,
+             const std::atomic<bool>& given_up) override;
+  Kept kept(uint32_t object, uint64_t offset, uint64_t size) override;
+  void fetch(const Object& object, uint64_t offset, std::span<std::byte> out,
+             const std::atomic<bool>* given_up = nullptr);
+  void read_some(Object& object, uint64_t offset, std::span<std::byte> out);
   BlockPlace block_at(Object& object, uint64_t offset, uint64_t wanted) const;
 
   const BucketAccess access_;
   std::unordered_map<std::string, std::unique_ptr<Object>> objects_;
+  std::vector<Object*> numbered_;
+  ReadAhead ahead_;
 };
 
 }  // namespace dsckpt

@@ -119,4 +119,12 @@ SharedBlock BlockCache::get(uint64_t index, const std::function<SharedBlock()>& 
   }
 }
 
+SharedBlock BlockCache::find(uint64_t index) const {
+  Blocks& blocks = Blocks::instance();
+  const std::lock_guard lock(blocks.mutex);
+  const auto found = blocks.by_key.find({file_, index});
+  return found == blocks.by_key.end() || found->second->size == 0 ? nullptr
+                                                                  : found->second->block.get();
+}
+
 }  // namespace dsckpt

@@ -41,6 +41,8 @@ class BlockCache {
   // Block `index`; made by `make` if it is not there. Who wants a block that another thread is just
   // making waits for it. Throws what `make` throws, to all who wait.
   SharedBlock get(uint64_t index, const std::function<SharedBlock()>& make);
+  // The same if it is there already; else nullptr.
+  SharedBlock find(uint64_t index) const;
 
  private:
   uint64_t file_;
