@@ -315,8 +315,7 @@ std::shared_ptr<ReadAhead::Request> ReadAhead::new_request(Run& run) const {
 }
 
 // Makes one of two that follow each other, if that may be.
-void ReadAhead::join(Run& run, const std::shared_ptr<Request>& first,
-                     const std::shared_ptr<Request>& second) {
+void ReadAhead::join(Run& run, std::shared_ptr<Request> first, std::shared_ptr<Request> second) {
   const uint64_t gap = second->begin - first->end();
   const uint64_t more = gap + second->size;
   if (gap > kLongestGap || !may_grow(run, *first) || !may_grow(run, *second) ||
@@ -350,7 +349,7 @@ void ReadAhead::use(Run& run, uint64_t step, const std::shared_ptr<Request>& req
   ++request->steps;
 }
 
-bool ReadAhead::may_grow(const Run& run, const Request& request) const {
+bool ReadAhead::may_grow(const Run& run, const Request& request) {
   return !run.is_planned && request.state == Request::State::waits &&
          request.size < request.longest && run.position - request.position < run.reach;
 }

@@ -83,11 +83,10 @@ class ReadAhead {
   void plan(Run& run, uint64_t step, uint32_t object, uint64_t offset, uint64_t size);
   void add(Run& run, uint64_t step, uint32_t object, uint64_t offset, uint64_t size);
   std::shared_ptr<Request> new_request(Run& run) const;
-  void join(Run& run, const std::shared_ptr<Request>& first,
-            const std::shared_ptr<Request>& second);
+  static void join(Run& run, std::shared_ptr<Request> first, std::shared_ptr<Request> second);
   static void merge(Request& request, const std::shared_ptr<Request>& into);
   void use(Run& run, uint64_t step, const std::shared_ptr<Request>& request);
-  bool may_grow(const Run& run, const Request& request) const;
+  static bool may_grow(const Run& run, const Request& request);
   void forget(Run& run, Request& request);
   // The first that waits of a run, and will grow no more.
   std::shared_ptr<Request> next_of(Run& run);
