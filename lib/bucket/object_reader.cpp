@@ -15,8 +15,13 @@ constexpr uint32_t kNoObject = ~uint32_t{0};
 // Of this length a read is worth a request of its own.
 constexpr uint64_t kLongRead = 1 << 20;
 constexpr uint64_t kBlockStep = 16 << 10;
-constexpr uint64_t kFirstBlock = 64 << 10;
-constexpr uint64_t kLastBlock = 128 << 10;
+constexpr uint64_t kFirstBlock = 16 << 10;
+constexpr uint64_t kLastBlock = 32 << 10;
+// So short an object is one block: a request takes as long as what else it would take.
+constexpr uint64_t kShortObject = 192 << 10;
+// Pickles and directories of so much are read once, and heads of records again and again.
+constexpr uint64_t kReadOnce = 48 << 10;
+constexpr uint64_t kShortestGrown = 64 << 10;
 constexpr uint64_t kLongestBlock = 2 << 20;
 // Half of what the cache has room for.
 constexpr uint64_t kBlocksTogether = 128 << 20;
@@ -140,8 +145,9 @@ ObjectReader::BlockPlace ObjectReader::block_at(Object& object, uint64_t offset,
   const uint64_t limit = next == object.blocks.end() ? object.size : next->first;
   const uint64_t longest =
       std::clamp(std::bit_floor(kBlocksTogether / std::max<uint64_t>(objects_.size(), 1)),
-                 kFirstBlock, kLongestBlock);
-  const uint64_t tail = object.size - std::min(object.size, kLastBlock);
+                 kShortestGrown, kLongestBlock);
+  const uint64_t tail =
+      object.size <= kShortObject ? 0 : object.size - std::min(object.size, kLastBlock);
   uint64_t begin = offset;
   uint64_t size = rounded_up(wanted);
   if (offset >= tail) {
@@ -194,11 +200,15 @@ void ObjectReader::read_some(Object& object, uint64_t offset, std::span<std::byt
   }
   while (!out.empty()) {
     const BlockPlace place = block_at(object, offset, out.size());
-    const SharedBlock block = place.cache->get(place.begin, [&] {
-      auto made = std::make_shared<Block>(place.size);
-      fetch(object, place.begin, made->bytes());
-      return SharedBlock(made);
-    });
+    const bool is_for_one_read = out.size() >= kReadOnce && place.size < out.size() + kReadOnce;
+    const SharedBlock block = place.cache->get(
+        place.begin,
+        [&] {
+          auto made = std::make_shared<Block>(place.size);
+          fetch(object, place.begin, made->bytes());
+          return SharedBlock(made);
+        },
+        is_for_one_read);
     const uint64_t skip = offset - place.begin;
     const uint64_t some = std::min<uint64_t>(place.size - skip, out.size());
     std::memcpy(out.data(), block->bytes().data() + skip, some);

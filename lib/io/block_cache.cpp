@@ -86,7 +86,7 @@ BlockCache::~BlockCache() {
   for (auto at = begin; at != end;) blocks.erase((at++)->second);
 }
 
-SharedBlock BlockCache::get(uint64_t index, const std::function<SharedBlock()>& make) {
+SharedBlock BlockCache::get(uint64_t index, const std::function<SharedBlock()>& make, bool once) {
   Blocks& blocks = Blocks::instance();
   const Key key{file_, index};
   std::promise<SharedBlock> promise;
@@ -107,6 +107,7 @@ SharedBlock BlockCache::get(uint64_t index, const std::function<SharedBlock()>& 
     const std::lock_guard lock(blocks.mutex);
     if (const auto found = blocks.by_key.find(key); found != blocks.by_key.end()) {
       blocks.set_size(found->second, made->bytes().size());
+      if (once) blocks.entries.splice(blocks.entries.end(), blocks.entries, found->second);
     }
     return made;
   } catch (...) {

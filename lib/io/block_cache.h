@@ -39,8 +39,9 @@ class BlockCache {
   static void keep(size_t bytes);
 
   // Block `index`; made by `make` if it is not there. Who wants a block that another thread is just
-  // making waits for it. Throws what `make` throws, to all who wait.
-  SharedBlock get(uint64_t index, const std::function<SharedBlock()>& make);
+  // making waits for it. Throws what `make` throws, to all who wait. Once it is made, one that is
+  // used `once` goes before all others.
+  SharedBlock get(uint64_t index, const std::function<SharedBlock()>& make, bool once = false);
   // The same if it is there already; else nullptr.
   SharedBlock find(uint64_t index) const;
 
