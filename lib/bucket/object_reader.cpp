@@ -219,10 +219,12 @@ void ObjectReader::read_some(Object& object, uint64_t offset, std::span<std::byt
 
 std::unique_ptr<FarReadAhead> ObjectReader::read_ahead(FarSteps steps) {
   std::vector<uint32_t> numbers;
+  uint64_t count = 0;
   for (const std::filesystem::path& file : steps.files) {
     const auto found =
         file.empty() ? objects_.end() : objects_.find(file.lexically_normal().native().substr(1));
     numbers.push_back(found == objects_.end() ? kNoObject : found->second->number);
+    count += found == objects_.end() ? 0 : 1;
   }
   steps.files = {};
   steps.next = [next = std::move(steps.next), numbers = std::move(numbers)](FarStep& step) {
@@ -231,7 +233,7 @@ std::unique_ptr<FarReadAhead> ObjectReader::read_ahead(FarSteps steps) {
     std::erase_if(step.extents, [](const Extent& extent) { return extent.file == kNoObject; });
     return true;
   };
-  return ahead_.start(std::move(steps));
+  return ahead_.start(std::move(steps), count);
 }
 
 void ObjectReader::fetch(uint32_t object, uint64_t offset, std::span<std::byte> out,

@@ -107,7 +107,7 @@ class ReadAhead::Steps : public FarReadAhead {
 ReadAhead::ReadAhead(NumberedObjects& objects, unsigned requests, unsigned buffers)
     : objects_(objects),
       requests_(std::max(requests, 1u)),
-      room_(std::max(buffers, 1u) * kLongestRequest) {}
+      most_(std::max(buffers, 1u) * kLongestRequest) {}
 
 ReadAhead::~ReadAhead() {
   {
@@ -139,10 +139,13 @@ void ReadAhead::start_threads() {
   if (threads_.empty()) throw IoError({}, "cannot start threads", failed);
 }
 
-std::unique_ptr<FarReadAhead> ReadAhead::start(FarSteps steps) {
+std::unique_ptr<FarReadAhead> ReadAhead::start(FarSteps steps, uint64_t objects) {
   auto run = std::make_shared<Run>();
-  const uint64_t room = steps.most == 0 ? room_ : std::min(steps.most, room_);
-  run->reach = std::max(room / 4, kLeastReach);
+  const uint64_t room = steps.most == 0 ? this->room() : std::min(steps.most, this->room());
+  // The more objects take turns, the shorter is what is needed of each before the next one's: then
+  // it is memory that bounds requests, and those that are under way take little of it.
+  const uint64_t share = room / 4 * 3 * objects / (objects + requests_);
+  run->reach = std::max({room / 4, share, kLeastReach});
   run->longest = std::min(run->reach, kLongestRequest - kLittle);
   run->steps = std::move(steps);
   {
@@ -382,10 +385,15 @@ std::shared_ptr<ReadAhead::Request> ReadAhead::next_of(Run& run) {
   }
 }
 
+// Bytes that may be held.
+uint64_t ReadAhead::room() const {
+  return std::min(most_, kMostMemory - std::min<uint64_t>(BlockCache::held(), kMostMemory / 2));
+}
+
 bool ReadAhead::has_room(const Run& run, const Request& request) const {
   const bool is_much =
       run.steps.most != 0 && *run.held != 0 && *run.held + request.size > run.steps.most;
-  return !is_much && (held_ == 0 || held_ + request.size <= room_);
+  return !is_much && (held_ == 0 || held_ + request.size <= room());
 }
 
 // Whether something waits, but not for its turn.

@@ -5,11 +5,12 @@
 // under way as the store takes at once, and no byte is asked for twice. Threads of its own do it.
 //
 // Memory: what is under way, and what has come and is not yet used, are at most the given number of
-// 8 MiB. A request takes what is needed within a fourth of that, in the order of the run: so what
-// the next step waits for is always there before the room is full, however many objects it is of.
-// If it is not, because steps end out of their order, who waits reads it: 8 MiB more a thread of
-// the run, at worst. Requests become shorter towards the end of a run, so that the last of them end
-// together, and the first ones are short, so that they do not.
+// 8 MiB, and with all blocks of the BlockCache at most kMostMemory. A request takes what is needed
+// within a part of that, in the order of the run: so what the next step waits for is there before
+// the room is full, however many objects it is of. If it is not, because steps end out of their
+// order, say, who waits reads it: 8 MiB more a thread of the run, at worst. Requests become shorter
+// towards the end of a run, so that the last of them end together, and the first ones are short, so
+// that they do not.
 #pragma once
 
 #include <pthread.h>
@@ -50,6 +51,7 @@ class ReadAhead {
   // What is not needed between two ranges, if it is no longer than that, is read with them: a
   // request takes more time than it.
   static constexpr uint64_t kLongestGap = 16 << 10;
+  static constexpr uint64_t kMostMemory = uint64_t{576} << 20;
 
   // With `requests` under way, and room for `buffers` of kLongestRequest. `objects` must outlive
   // it.
@@ -59,8 +61,9 @@ class ReadAhead {
   ReadAhead& operator=(const ReadAhead&) = delete;
 
   // What is read from now on, extents by the numbers of their objects. Of several runs the first
-  // one is read first. What this gives must not outlive it. Throws IoError without threads.
-  std::unique_ptr<FarReadAhead> start(FarSteps steps);
+  // one is read first. `objects`: how many it is of. What this gives must not outlive it. Throws
+  // IoError without threads.
+  std::unique_ptr<FarReadAhead> start(FarSteps steps, uint64_t objects);
 
   // Copies what a run has asked for, once it has come, from `offset` on; returns how many bytes.
   // 0: no run has asked for the first byte, and for none of the first `*apart`. Throws what reading
@@ -90,6 +93,7 @@ class ReadAhead {
   void forget(Run& run, Request& request);
   // The first that waits of a run, and will grow no more.
   std::shared_ptr<Request> next_of(Run& run);
+  uint64_t room() const;
   bool has_room(const Run& run, const Request& request) const;
   bool is_full();
   std::shared_ptr<Request> take_next();
@@ -99,7 +103,7 @@ class ReadAhead {
 
   NumberedObjects& objects_;
   const unsigned requests_;
-  const uint64_t room_;  // bytes
+  const uint64_t most_;  // bytes
 
   mutable std::mutex mutex_;         // of what follows
   std::condition_variable changed_;  // there is something to read, it has come, or there is room

@@ -155,7 +155,7 @@ AnnouncedReads::AnnouncedReads(const CopyPlan& plan, const Units& units,
   for (FileId id = 0; id < inputs.size(); ++id) {
     if (inputs[id].encoding() != Encoding::plain) continue;
     const std::optional<FarFile> far = far_file(inputs[id].stored_path());
-    if (!far) continue;
+    if (!far || far->reader->requests() == 0) continue;
     auto& of_reader = files[far->reader];
     of_reader.resize(inputs.size());
     of_reader[id] = far->path;

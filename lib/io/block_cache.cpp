@@ -70,6 +70,12 @@ void BlockCache::keep(size_t bytes) {
   blocks.least = std::max(blocks.least, bytes);
 }
 
+size_t BlockCache::held() {
+  Blocks& blocks = Blocks::instance();
+  const std::lock_guard lock(blocks.mutex);
+  return blocks.bytes;
+}
+
 BlockCache::BlockCache() {
   Blocks& blocks = Blocks::instance();
   const std::lock_guard lock(blocks.mutex);

@@ -37,6 +37,8 @@ class BlockCache {
 
   // From now on the cache has room for so much at least, of whatever files.
   static void keep(size_t bytes);
+  // Bytes of all blocks that are in it.
+  static size_t held();
 
   // Block `index`; made by `make` if it is not there. Who wants a block that another thread is just
   // making waits for it. Throws what `make` throws, to all who wait. Once it is made, one that is

@@ -38,6 +38,7 @@ class NotingReader : public FarReader {
     const Extent read{file, offset, out.size()};
     if (!is_announced(read)) odd.push_back(read);
   }
+  unsigned requests() const override { return 1; }
   std::unique_ptr<FarReadAhead> read_ahead(FarSteps steps) override {
     const std::lock_guard lock(mutex);
     is_running = true;

@@ -152,7 +152,7 @@ TEST(ReadAhead, JoinsWhatStepsTakeAndReadsItInTheirOrder) {
   Computed objects;
   ReadAhead ahead(objects, 1, 40);
   const auto steps = in_turns(4, kMiB / 2, 96);
-  const auto token = ahead.start(steps_of(steps));
+  const auto token = ahead.start(steps_of(steps), 4);
   run(ahead, *token, steps, 2);
   EXPECT_EQ(ahead.held(), 0u);
   expect_each_once(objects.fetched, steps);
@@ -180,7 +180,7 @@ TEST(ReadAhead, JoinsNeighboursThatAreNeededInAnyOrder) {
   // Little that is not needed is read, too; much is not.
   steps.push_back({{0, 800'000 + ReadAhead::kLongestGap, 10}});
   steps.push_back({{0, 1'000'000, 10}});
-  const auto token = ahead.start(steps_of(steps));
+  const auto token = ahead.start(steps_of(steps), 4);
   run(ahead, *token, steps, 1);
   ASSERT_EQ(objects.fetched.size(), 2u);
   EXPECT_EQ(objects.fetched[0], (Extent{0, 0, 800'010 + ReadAhead::kLongestGap}));
@@ -194,7 +194,7 @@ TEST(ReadAhead, KeepsRequestsAndMemoryBounded) {
     ReadAhead ahead(objects, 6, 4);
     objects.ahead = &ahead;
     const auto steps = in_turns(files, 256 * 1024 / files, 256);
-    const auto token = ahead.start(steps_of(steps));
+    const auto token = ahead.start(steps_of(steps), files);
     run(ahead, *token, steps, 1);
     expect_each_once(objects.fetched, steps);
     EXPECT_LE(objects.most_at_once, 6u + 1);
@@ -207,7 +207,7 @@ TEST(ReadAhead, GoesOnWhereStepsAreTakenOutOfOrder) {
   Computed objects;
   ReadAhead ahead(objects, 2, 1);
   const auto steps = in_turns(2, kMiB, 40);
-  const auto token = ahead.start(steps_of(steps));
+  const auto token = ahead.start(steps_of(steps), 4);
   for (size_t step = 0; step < steps.size(); ++step) token->begin(step);
   for (size_t step = steps.size(); step-- > 0;) {
     for (const Extent& extent : steps[step]) EXPECT_TRUE(read(ahead, extent));
@@ -221,7 +221,7 @@ TEST(ReadAhead, IsNoFurtherAheadThanItMay) {
   Computed objects;
   ReadAhead ahead(objects, 8, 16);
   const auto steps = in_turns(1, kMiB, 64);
-  const auto token = ahead.start(steps_of(steps, 4 * kMiB));
+  const auto token = ahead.start(steps_of(steps, 4 * kMiB), 1);
   token->begin(0);
   EXPECT_TRUE(read(ahead, steps[0][0]));
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -233,7 +233,7 @@ TEST(ReadAhead, FailsWhereTheBytesAreNeeded) {
   objects.bad_byte = 20 * kMiB;
   ReadAhead ahead(objects, 4, 8);
   const auto steps = in_turns(1, kMiB, 40);
-  const auto token = ahead.start(steps_of(steps));
+  const auto token = ahead.start(steps_of(steps), 4);
   size_t failed = 0;
   for (size_t step = 0; step < steps.size(); ++step) {
     token->begin(step);
@@ -254,7 +254,7 @@ TEST(ReadAhead, SaysNothingOfWhatNobodyNeeds) {
   objects.bad_byte = 6 * kMiB;
   ReadAhead ahead(objects, 4, 8);
   const auto steps = in_turns(1, kMiB, 40);
-  auto token = ahead.start(steps_of(steps));
+  auto token = ahead.start(steps_of(steps), 4);
   token->begin(0);
   EXPECT_TRUE(read(ahead, steps[0][0]));
   token->end(0);
@@ -272,7 +272,7 @@ TEST(ReadAhead, GivesUpAtOnce) {
   {
     ReadAhead ahead(objects, 4, 8);
     const auto steps = in_turns(2, kMiB, 40);
-    auto token = ahead.start(steps_of(steps));
+    auto token = ahead.start(steps_of(steps), 4);
     while (true) {
       const std::lock_guard lock(objects.mutex);
       if (objects.at_once == 4) break;
@@ -281,7 +281,7 @@ TEST(ReadAhead, GivesUpAtOnce) {
     // Another run goes on.
     objects.hangs = false;
     const auto others = in_turns(1, kMiB, 3);
-    token = ahead.start(steps_of(others));
+    token = ahead.start(steps_of(others), 1);
     run(ahead, *token, others, 2);
   }
   EXPECT_LT(std::chrono::steady_clock::now() - started, std::chrono::seconds(5));
@@ -295,7 +295,7 @@ TEST(ReadAhead, TakesWhatIsInMemory) {
   objects.block_begin = 5000;
   ReadAhead ahead(objects, 4, 8);
   const std::vector<std::vector<Extent>> steps = {{{0, 0, 5500}}, {{0, 5500, 5000}}};
-  const auto token = ahead.start(steps_of(steps));
+  const auto token = ahead.start(steps_of(steps), 4);
   run(ahead, *token, steps, 1);
   expect_each_once(objects.fetched, {{{0, 0, 5000}}, {{0, 6000, 4500}}});
 }
@@ -303,7 +303,7 @@ TEST(ReadAhead, TakesWhatIsInMemory) {
 TEST(ReadAhead, FindsOutHowFarItIsToWhatItHas) {
   Computed objects;
   ReadAhead ahead(objects, 1, 8);
-  const auto token = ahead.start(steps_of({{{3, 1000, 10}}}));
+  const auto token = ahead.start(steps_of({{{3, 1000, 10}}}), 1);
   token->begin(0);
   std::vector<std::byte> out(100);
   uint64_t apart = 0;
@@ -331,7 +331,7 @@ TEST(ReadAhead, GivesWhatIsThere) {
     Computed objects;
     ReadAhead ahead(objects, static_cast<unsigned>(1 + up_to(7)),
                     static_cast<unsigned>(1 + up_to(3)));
-    const auto token = ahead.start(steps_of(steps, up_to(1) * up_to(4 * kMiB)));
+    const auto token = ahead.start(steps_of(steps, up_to(1) * up_to(4 * kMiB)), 4);
     run(ahead, *token, steps, static_cast<unsigned>(1 + up_to(7)));
     EXPECT_EQ(ahead.held(), 0u);
   }
