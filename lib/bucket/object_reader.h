@@ -37,8 +37,8 @@ HttpRequest request_of(const BucketAccess& access, const std::string& path);
 [[noreturn]] void throw_status(const BucketAccess& access, const HttpReply& reply);
 
 // What a run has said that it will read is read ahead (ReadAhead). Of all else long reads are
-// requests of 8 MiB at most, into the caller's memory. Short ones go through blocks
-// that are kept (BlockCache): at the end of an object 128 KiB, where archives have their
+// requests of 8 MiB at most, into the caller's memory. Short ones go through blocks that are kept
+// (BlockCache): a short object at once; at the end of others 32 KiB, where archives have their
 // directories; elsewhere 16 KiB, and twice as much each time where one follows the other, up to
 // 2 MiB, or less where there are many objects. All requests of an object name the version that was
 // listed.

@@ -163,8 +163,7 @@ uint64_t ReadAhead::held() const {
   return held_;
 }
 
-// What runs later must find out that it is not planned: a step that is read before that would be
-// read twice.
+// What is read before it is planned would be read twice.
 void ReadAhead::begin(Run& run, uint64_t step) {
   const std::lock_guard lock(mutex_);
   while (!run.is_planned && run.next_step <= step) plan_step(run);
