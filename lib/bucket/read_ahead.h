@@ -36,11 +36,10 @@ class NumberedObjects {
   // Fills `out` from `offset`. Throws IoError, and InterruptedError soon after `given_up` is set.
   virtual void fetch(uint32_t object, uint64_t offset, std::span<std::byte> out,
                      const std::atomic<bool>& given_up) = 0;
-  // A block that is in memory already, where it begins, and how many bytes from `offset` on are in
-  // front of it.
+  // The first block that is in memory already and has any of [offset, offset + size).
   struct Kept {
-    SharedBlock block = {};  // nullptr: none of [offset, offset + size)
-    uint64_t begin = 0;
+    SharedBlock block = {};  // nullptr: there is none
+    uint64_t begin = 0;      // in the object
   };
   virtual Kept kept(uint32_t object, uint64_t offset, uint64_t size) = 0;
 };
