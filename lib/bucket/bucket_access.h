@@ -19,6 +19,7 @@ struct BucketAccess {
   std::shared_ptr<CredentialSource> credentials = {};  // nullptr: requests are not signed
   std::shared_ptr<HttpClient> client = {};
   unsigned requests = 0;  // that may be under way at once
+  unsigned buffers = 0;   // of 8 MiB, for what is read ahead
 };
 
 // A request of `path`, percent-encoded, with its query, if it has one.

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <map>
+#include <set>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -27,6 +28,8 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr uint64_t kRequestBytes = 8 << 20;
+// Of what has come and waits for what comes later, beside what is under way.
+constexpr uint64_t kMostSpare = 8;
 constexpr const char* kUsualRegion = "us-east-1";
 
 // A folder that goes away with this process, however that ends: a child waits for it.
@@ -236,22 +239,29 @@ void Buckets::open(const BucketOptions& options,
                                       shared.region.empty() ? kUsualRegion : shared.region);
   unsigned requests = options.requests;
   if (options.max_memory != 0) {
-    const uint64_t room = std::max<uint64_t>(options.max_memory / 4 / kRequestBytes, 1);
-    requests = static_cast<unsigned>(std::min<uint64_t>(requests, room));
+    const uint64_t room = options.max_memory / 4 / kRequestBytes;
+    const uint64_t most = room - std::min(room, std::clamp<uint64_t>(room / 5, 1, kMostSpare));
+    requests = static_cast<unsigned>(std::clamp<uint64_t>(most, 1, requests));
   }
+  std::set<std::string> names;
+  for (const Impl::Used& used : impl_->urls) names.insert(used.url.bucket);
+  const uint64_t spare = std::clamp<uint64_t>(requests / 4, 1, kMostSpare);
+  const auto buffers = static_cast<unsigned>((requests + spare) / names.size());
   impl_->client = std::make_shared<HttpClient>(requests, cancelled);
   std::shared_ptr<CredentialSource> credentials;
   if (!options.is_unsigned) {
     credentials = std::make_shared<CredentialSource>(variables, shared.credentials, *impl_->client);
   }
-  for (const auto& [url, use] : impl_->urls) {
+  for (const Impl::Used& used : impl_->urls) {
+    const BucketUrl& url = used.url;
     if (!impl_->mounted.contains(url.bucket)) {
       const BucketAccess access{.name = "s3://" + url.bucket,
                                 .url = url_of_bucket(options, endpoint, region, url.bucket),
                                 .region = region,
                                 .credentials = credentials,
                                 .client = impl_->client,
-                                .requests = requests};
+                                .requests = requests,
+                                .buffers = buffers};
       auto reader = std::make_shared<ObjectReader>(access);
       auto writer = std::make_shared<ObjectWriter>(
           access, [impl = impl_.get(), bucket = url.bucket](const FarObject& object) {
@@ -260,7 +270,7 @@ void Buckets::open(const BucketOptions& options,
       impl_->mounted.emplace(url.bucket, Impl::Mounted{access, reader, writer});
       mount_far(impl_->root_of(url.bucket), kNoMachine, access.name, reader, writer);
     }
-    in_context({.file = shown_url(url)}, [&, &of = url, how = use] { impl_->open(of, how); });
+    in_context({.file = shown_url(url)}, [&] { impl_->open(url, used.use); });
   }
 }
 

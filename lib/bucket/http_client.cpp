@@ -199,7 +199,10 @@ struct HttpClient::Impl {
     }
   }
 
-  bool is_cancelled(const HttpRequest& request) const { return !request.cleans_up && cancelled(); }
+  bool is_cancelled(const HttpRequest& request) const {
+    return (!request.cleans_up && cancelled()) ||
+           (request.given_up != nullptr && *request.given_up);
+  }
   void stop_if_cancelled(const HttpRequest& request) const {
     if (is_cancelled(request)) throw InterruptedError();
   }

@@ -1,6 +1,7 @@
 // HttpClient: requests to object stores, signed, counted, and sent again where that helps.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -41,6 +42,8 @@ struct HttpRequest {
   // With these it is signed (Signature Version 4, for S3) for `region`.
   std::shared_ptr<const Credentials> credentials = {};
   std::string region = {};
+  // Once it is set, send() throws InterruptedError soon: nobody wants the reply any more.
+  const std::atomic<bool>* given_up = nullptr;
   // Of credential endpoints, which answer at once or are not there: tries once, for so long.
   int seconds = 0;
 };

@@ -10,12 +10,18 @@
 namespace dsckpt {
 namespace {
 
-constexpr uint64_t kLongestRequest = 8 << 20;
+constexpr uint64_t kLongestRequest = ReadAhead::kLongestRequest;
+constexpr uint32_t kNoObject = ~uint32_t{0};
 // Of this length a read is worth a request of its own.
 constexpr uint64_t kLongRead = 1 << 20;
 constexpr uint64_t kBlockStep = 16 << 10;
-constexpr uint64_t kFirstBlock = 64 << 10;
-constexpr uint64_t kLastBlock = 128 << 10;
+constexpr uint64_t kFirstBlock = 16 << 10;
+constexpr uint64_t kLastBlock = 32 << 10;
+// So short an object is one block: a request takes as long as what else it would take.
+constexpr uint64_t kShortObject = 192 << 10;
+// Pickles and directories of so much are read once, and heads of records again and again.
+constexpr uint64_t kReadOnce = 48 << 10;
+constexpr uint64_t kShortestGrown = 64 << 10;
 constexpr uint64_t kLongestBlock = 2 << 20;
 // Half of what the cache has room for.
 constexpr uint64_t kBlocksTogether = 128 << 20;
@@ -31,7 +37,8 @@ std::string without_weakness(const std::string& etag) {
 }  // namespace
 
 // A block that a thread waits for must not go before the others of its unit have come.
-ObjectReader::ObjectReader(BucketAccess access) : access_(std::move(access)) {
+ObjectReader::ObjectReader(BucketAccess access)
+    : access_(std::move(access)), ahead_(*this, access_.requests, access_.buffers) {
   BlockCache::keep(access_.requests * 2 * kLongestBlock);
 }
 
@@ -39,20 +46,29 @@ void ObjectReader::add(const ListedObject& listed) {
   auto& object = objects_[listed.key];
   if (object != nullptr) return;
   object = std::make_unique<Object>();
+  object->number = static_cast<uint32_t>(numbered_.size());
+  numbered_.push_back(object.get());
   object->key = listed.key;
   object->etag = listed.etag;
   object->size = listed.size;
 }
 
-void ObjectReader::replace(const ListedObject& object) {
-  objects_.erase(object.key);
-  add(object);
+void ObjectReader::replace(const ListedObject& listed) {
+  const auto found = objects_.find(listed.key);
+  if (found == objects_.end()) return add(listed);
+  Object& object = *found->second;
+  object.etag = listed.etag;
+  object.size = listed.size;
+  object.blocks.clear();
+  object.cache = nullptr;
 }
 
-void ObjectReader::fetch(const Object& object, uint64_t offset, std::span<std::byte> out) {
+void ObjectReader::fetch(const Object& object, uint64_t offset, std::span<std::byte> out,
+                         const std::atomic<bool>* given_up) {
   HttpRequest request = request_of(access_, "/" + percent_encoded(object.key, "/"));
   request.offset = offset;
   request.into = out;
+  request.given_up = given_up;
   if (!object.etag.empty()) request.headers.push_back("If-Match: \"" + object.etag + "\"");
   const HttpReply reply = access_.client->send(request);
   if (reply.status == 416) throw changed_while_read();
@@ -94,8 +110,9 @@ ObjectReader::BlockPlace ObjectReader::block_at(Object& object, uint64_t offset,
   const uint64_t limit = next == object.blocks.end() ? object.size : next->first;
   const uint64_t longest =
       std::clamp(std::bit_floor(kBlocksTogether / std::max<uint64_t>(objects_.size(), 1)),
-                 kFirstBlock, kLongestBlock);
-  const uint64_t tail = object.size - std::min(object.size, kLastBlock);
+                 kShortestGrown, kLongestBlock);
+  const uint64_t tail =
+      object.size <= kShortObject ? 0 : object.size - std::min(object.size, kLastBlock);
   uint64_t begin = offset;
   uint64_t size = rounded_up(wanted);
   if (offset >= tail) {
@@ -124,6 +141,20 @@ void ObjectReader::read_at(const std::filesystem::path& path, uint64_t size, int
     throw IoError({}, "is not what was listed in the bucket", 0);
   }
   Object& object = *found->second;
+  while (!out.empty()) {
+    uint64_t apart = 0;
+    uint64_t some = ahead_.copy(object.number, offset, out, &apart);
+    if (some == 0) {
+      some = apart;
+      read_some(object, offset, out.first(some));
+    }
+    out = out.subspan(some);
+    offset += some;
+  }
+}
+
+// Of what nobody has announced.
+void ObjectReader::read_some(Object& object, uint64_t offset, std::span<std::byte> out) {
   if (out.size() >= kLongRead) {
     for (uint64_t done = 0; done < out.size();) {
       const uint64_t some = std::min<uint64_t>(kLongestRequest, out.size() - done);
@@ -134,17 +165,57 @@ void ObjectReader::read_at(const std::filesystem::path& path, uint64_t size, int
   }
   while (!out.empty()) {
     const BlockPlace place = block_at(object, offset, out.size());
-    const SharedBlock block = place.cache->get(place.begin, [&] {
-      auto made = std::make_shared<Block>(place.size);
-      fetch(object, place.begin, made->bytes());
-      return SharedBlock(made);
-    });
+    const bool is_for_one_read = out.size() >= kReadOnce && place.size < out.size() + kReadOnce;
+    const SharedBlock block = place.cache->get(
+        place.begin,
+        [&] {
+          auto made = std::make_shared<Block>(place.size);
+          fetch(object, place.begin, made->bytes());
+          return SharedBlock(made);
+        },
+        is_for_one_read);
     const uint64_t skip = offset - place.begin;
     const uint64_t some = std::min<uint64_t>(place.size - skip, out.size());
     std::memcpy(out.data(), block->bytes().data() + skip, some);
     out = out.subspan(some);
     offset += some;
   }
+}
+
+std::unique_ptr<FarReadAhead> ObjectReader::read_ahead(FarSteps steps) {
+  std::vector<uint32_t> numbers;
+  uint64_t count = 0;
+  for (const std::filesystem::path& file : steps.files) {
+    const auto found =
+        file.empty() ? objects_.end() : objects_.find(file.lexically_normal().native().substr(1));
+    numbers.push_back(found == objects_.end() ? kNoObject : found->second->number);
+    count += found == objects_.end() ? 0 : 1;
+  }
+  steps.files = {};
+  steps.next = [next = std::move(steps.next), numbers = std::move(numbers)](FarStep& step) {
+    if (!next(step)) return false;
+    for (Extent& extent : step.extents) extent.file = numbers[extent.file];
+    std::erase_if(step.extents, [](const Extent& extent) { return extent.file == kNoObject; });
+    return true;
+  };
+  return ahead_.start(std::move(steps), count);
+}
+
+void ObjectReader::fetch(uint32_t object, uint64_t offset, std::span<std::byte> out,
+                         const std::atomic<bool>& given_up) {
+  fetch(*numbered_[object], offset, out, &given_up);
+}
+
+ObjectReader::Kept ObjectReader::kept(uint32_t number, uint64_t offset, uint64_t size) {
+  Object& object = *numbered_[number];
+  const std::lock_guard lock(object.mutex);
+  auto next = object.blocks.upper_bound(offset);
+  if (next != object.blocks.begin()) --next;
+  for (; next != object.blocks.end() && next->first < offset + size; ++next) {
+    if (next->first + next->second <= offset) continue;
+    if (SharedBlock block = object.cache->find(next->first)) return {std::move(block), next->first};
+  }
+  return {};
 }
 
 }  // namespace dsckpt

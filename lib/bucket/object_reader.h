@@ -10,20 +10,23 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "bucket/bucket_access.h"
 #include "bucket/listing.h"
+#include "bucket/read_ahead.h"
 #include "io/block_cache.h"
 #include "io/far_files.h"
 
 namespace dsckpt {
 
-// Long reads are requests of 8 MiB at most, into the caller's memory. Short ones go through blocks
-// that are kept (BlockCache): at the end of an object 128 KiB, where archives have their
+// What a run has said that it will read is read ahead (ReadAhead). Of all else long reads are
+// requests of 8 MiB at most, into the caller's memory. Short ones go through blocks that are kept
+// (BlockCache): a short object at once; at the end of others 32 KiB, where archives have their
 // directories; elsewhere 16 KiB, and twice as much each time where one follows the other, up to
 // 2 MiB, or less where there are many objects. All requests of an object name the version that was
 // listed.
-class ObjectReader : public FarReader {
+class ObjectReader : public FarReader, private NumberedObjects {
  public:
   explicit ObjectReader(BucketAccess access);
 
@@ -34,9 +37,11 @@ class ObjectReader : public FarReader {
   void read_at(const std::filesystem::path& path, uint64_t size, int64_t modified, uint64_t offset,
                std::span<std::byte> out) override;
   unsigned requests() const override { return access_.requests; }
+  std::unique_ptr<FarReadAhead> read_ahead(FarSteps steps) override;
 
  private:
   struct Object {
+    uint32_t number = 0;
     std::string key;
     std::string etag;
     uint64_t size = 0;
@@ -50,11 +55,18 @@ class ObjectReader : public FarReader {
     BlockCache* cache;
   };
 
-  void fetch(const Object& object, uint64_t offset, std::span<std::byte> out);
+  void fetch(uint32_t object, uint64_t offset, std::span<std::byte> out,
+             const std::atomic<bool>& given_up) override;
+  Kept kept(uint32_t object, uint64_t offset, uint64_t size) override;
+  void fetch(const Object& object, uint64_t offset, std::span<std::byte> out,
+             const std::atomic<bool>* given_up = nullptr);
+  void read_some(Object& object, uint64_t offset, std::span<std::byte> out);
   BlockPlace block_at(Object& object, uint64_t offset, uint64_t wanted) const;
 
   const BucketAccess access_;
   std::unordered_map<std::string, std::unique_ptr<Object>> objects_;
+  std::vector<Object*> numbered_;
+  ReadAhead ahead_;
 };
 
 }  // namespace dsckpt

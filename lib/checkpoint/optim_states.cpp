@@ -1,5 +1,7 @@
 #include "checkpoint/optim_states.h"
 
+#include <tbb/parallel_for.h>
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -9,6 +11,7 @@
 #include "checkpoint/salvage.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/release.h"
+#include "format/meta_tensor.h"
 #include "io/far_files.h"
 
 namespace dsckpt {
@@ -184,6 +187,31 @@ std::vector<Evidence> evidence(const Shard& shard, std::string_view state_key) {
   return out;
 }
 
+// The flat tensors of a rank, and with `states` what the optimizer keeps of them.
+std::vector<Value> tensors_of(const Shard& shard, std::string_view masters_key,
+                              std::string_view state_key, bool states) {
+  const Fields fields = optimizer_state(shard);
+  std::vector<Value> tensors;
+  const auto add = [&](const Value& value) {
+    if (TorchArchive::is_tensor(value) && !is_meta_tensor(value)) tensors.push_back(value);
+  };
+  const auto add_all = [&](const Value& mapping) {
+    if (!mapping.is_mapping()) return;
+    for (const auto& [key, value] : mapping.as_dict().items) add(value);
+  };
+  if (const auto masters = fields.get(masters_key)) {
+    for (const Value& value : masters->sequence_or_empty()) add(value);
+  }
+  const auto optimizer = states ? fields.get(state_key) : std::nullopt;
+  if (!optimizer) return tensors;
+  for (const Value& group : optimizer->sequence_or_empty()) add_all(group);
+  if (!optimizer->is_mapping()) return tensors;
+  if (const auto state = optimizer->find("state"); state && state->is_mapping()) {
+    for (const auto& [index, entry] : state->as_dict().items) add_all(entry);
+  }
+  return tensors;
+}
+
 // Sets facts.mesh.pp and .tp, whose product is `mp`.
 void find_degrees(CheckpointDraft& draft, uint32_t mp) {
   Mesh& mesh = draft.facts.mesh;
@@ -346,6 +374,27 @@ std::vector<const Shard*> optim_shards_of(const CheckpointDraft& draft, uint32_t
     if (shard.name.mp_rank == mp_rank) shards.push_back(&shard);
   }
   return shards;
+}
+
+void look_up_tensors(const CheckpointDraft& draft, std::string_view masters_key,
+                     std::string_view state_key, bool states) {
+  if (far_requests() == 0) return;
+  const auto quietly = [](const auto& look) {
+    try {
+      look();
+    } catch (const Error&) {
+    }
+  };
+  tbb::parallel_for(size_t{0}, draft.optim_shards.size(), [&](size_t i) {
+    const Shard& shard = draft.optim_shards[i];
+    if (shard.lost) return;
+    quietly([&] {
+      const std::vector<Value> tensors = tensors_of(shard, masters_key, state_key, states);
+      tbb::parallel_for(size_t{0}, tensors.size(),
+                        [&](size_t t) { quietly([&] { shard.archive.tensor(tensors[t]); }); });
+      evidence(shard, state_key);
+    });
+  });
 }
 
 void check_same_step(CheckpointDraft& draft, std::string_view state_key) {

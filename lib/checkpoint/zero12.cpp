@@ -605,6 +605,8 @@ void read_zero12(CheckpointDraft& draft) {
     models.back().find_tied_views();
     add_router_aliases(models.back(), draft.inputs);
   }
+  look_up_tensors(draft, keys::kSingleFp32Partition, keys::kBaseOptimizerState,
+                  draft.optimizer_states);
   check_same_step(draft, keys::kBaseOptimizerState);
   note_other_step(draft, keys::kBaseOptimizerState);
 

@@ -473,6 +473,7 @@ void read_zero3(CheckpointDraft& draft) {
     each.find_tied_placeholders();
     if (each.shard().name.dp_rank == 0) add_router_aliases(each, draft.inputs);
   }
+  look_up_tensors(draft, keys::kFp32FlatGroups, keys::kOptimizerStateDict, true);
   check_same_step(draft, keys::kOptimizerStateDict);
   note_other_step(draft, keys::kOptimizerStateDict);
   std::vector<World> worlds;

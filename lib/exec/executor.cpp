@@ -13,6 +13,7 @@
 #include "base/bytes.h"
 #include "base/kernels.h"
 #include "dsckpt/error.h"
+#include "exec/announced_reads.h"
 #include "exec/item_reader.h"
 #include "exec/rate_limit.h"
 #include "exec/record_checks.h"
@@ -61,6 +62,7 @@ class PlanRun {
       outputs_.back().is_whole = outputs_.back().is_whole && cut.end >= plan.outputs().back().size;
     }
     if (options.from != nullptr) go_on_from(*options.from);
+    ahead_.emplace(plan, units_, checks.extra_reads(), inputs, done_, limit.rate());
   }
 
   uint64_t bytes() const { return units_.bytes(); }
@@ -84,11 +86,13 @@ class PlanRun {
           if (progress_.cancelled) throw InterruptedError();
           if (failed_) return;
           limit_.take(unit.end - unit.begin);
+          ahead_->begin(unit);
           if (unit.out == PlanUnit::kNoOutput) {
             read_extra(unit, worker);
           } else {
             write(unit, worker);
           }
+          ahead_->end(unit);
         }
         end_batch(std::exchange(worker.bytes_read, 0));
       }
@@ -338,6 +342,7 @@ class PlanRun {
   const Units units_;
   std::deque<OutputState> outputs_;  // deque: the states cannot move
   std::vector<BatchRange> done_;     // by the run that this one goes on with
+  std::optional<AnnouncedReads> ahead_;
   std::atomic<bool> failed_{false};
 
   std::mutex mutex_;                 // of what follows

@@ -108,17 +108,22 @@ FileSystems file_systems(const InputFiles& inputs, const std::filesystem::path& 
 IoChoice choose_io(IoMode mode, const CopyPlan& plan, const InputFiles& inputs,
                    const FileSystems& systems, bool durable, bool packs, unsigned threads) {
   const uint64_t bytes = plan.bytes_written();
+  const bool is_compressed = any_compressed(inputs);
   const bool direct =
       !packs && (mode == IoMode::direct ||
                  (mode == IoMode::automatic &&
                   (durable ? bytes >= kDurableDirect : bytes > bytes_before_write_back())));
   if (threads == 0) {
     const bool waits_for_disk = direct || !is_cached(plan, inputs);
-    threads = waits_for_disk ? std::max({cores(), kInFlight, far_requests()}) : cores();
+    threads = waits_for_disk ? std::max(cores(), kInFlight) : cores();
+    if (is_compressed) threads = std::max(threads, far_requests());
   }
-  IoChoice io = choose_local_io(direct, packs || any_compressed(inputs), threads);
+  IoChoice io = choose_local_io(direct, packs || is_compressed, threads);
   const bool writes_far = systems.output != FileSystemKind::local;
-  if (writes_far || systems.input != FileSystemKind::local) {
+  // Of objects that are not compressed all is read ahead (AnnouncedReads).
+  const bool reads_far = systems.input != FileSystemKind::local &&
+                         (systems.input != FileSystemKind::objects || is_compressed);
+  if (writes_far || reads_far) {
     const uint64_t share = std::bit_floor(std::max<uint64_t>(kNetworkMemory / threads, 1));
     io.unit_bytes = std::clamp(share, ItemReader::kLongUnit, kLongestNetworkUnit);
   }

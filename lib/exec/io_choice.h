@@ -32,9 +32,9 @@ struct IoChoice {
 // For a run of `plan`, which then waits for the disk if `durable`, and whose outputs become packed
 // files (PackedOutput) if `packs`: these are never written directly. `threads` 0: as many as there
 // are cores, and as many more as keep a disk busy if writes are direct or some of the input is not
-// in the page cache; of objects, as many as their requests. On a network's file system, of the
-// input or the output, units and requests are longer, and outputs are cut between ranks where its
-// stripes are. Throws IoError.
+// in the page cache; of objects that are compressed, as many as their requests, for others are read
+// ahead (announced_reads.h). On a network's file system, of the input or the output, units and
+// requests are longer, and outputs are cut between ranks where its stripes are. Throws IoError.
 IoChoice choose_io(IoMode mode, const CopyPlan& plan, const InputFiles& inputs,
                    const FileSystems& systems, bool durable, bool packs, unsigned threads);
 

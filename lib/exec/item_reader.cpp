@@ -9,9 +9,6 @@
 namespace dsckpt {
 namespace {
 
-// Rows that lie closer together than this are read in one go and picked from memory.
-constexpr uint64_t kDenseStride = 4096;
-
 double* doubles(std::span<std::byte> bytes) {
   return reinterpret_cast<double*>(bytes.data());
 }
@@ -220,7 +217,7 @@ void ItemReader::gather_rows(const Rows& rows, uint64_t from, uint64_t to, const
   const InputFile& file = inputs_[rows.file];
   const uint64_t stride = static_cast<uint64_t>(rows.stride);
   const uint64_t row_bytes = rows.row_bytes;
-  const bool dense = stride <= kDenseStride && row_bytes <= kDenseStride;
+  const bool dense = is_dense(rows);
   while (from < to) {
     const uint64_t row = from / row_bytes;
     const uint64_t at = from % row_bytes;

@@ -25,6 +25,10 @@ class ItemReader {
     return unit_bytes >= kLongUnit ? unit_bytes / 2 : kPieceBytes;
   }
   static constexpr uint64_t kLongUnit = 4 << 20;
+  // Whether such rows are read in one go, and picked from memory.
+  static constexpr bool is_dense(const Rows& rows) {
+    return static_cast<uint64_t>(rows.stride) <= kDenseStride && rows.row_bytes <= kDenseStride;
+  }
 
   ItemReader(const CopyPlan& plan, const InputFiles& inputs, RecordChecks& checks,
              uint64_t piece_bytes = kPieceBytes)
@@ -40,6 +44,8 @@ class ItemReader {
   uint64_t read(size_t index, uint64_t skip, std::span<std::byte> target, uint32_t* crc);
 
  private:
+  static constexpr uint64_t kDenseStride = 4096;
+
   struct Target;
   void read_piece(const CopyItem& item, uint64_t from, std::span<std::byte> target);
   void average(const CopyItem& item, uint64_t from, std::span<std::byte> target);

@@ -14,6 +14,8 @@ class RateLimit {
   RateLimit(uint64_t bytes_per_second, const std::atomic<bool>& cancelled)
       : rate_(bytes_per_second), cancelled_(cancelled) {}
 
+  uint64_t rate() const { return rate_; }
+
   // Waits for the turn of `bytes`: all together never are ahead of the rate by more than what was
   // taken last. Any thread.
   void take(uint64_t bytes);

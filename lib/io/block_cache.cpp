@@ -70,6 +70,12 @@ void BlockCache::keep(size_t bytes) {
   blocks.least = std::max(blocks.least, bytes);
 }
 
+size_t BlockCache::held() {
+  Blocks& blocks = Blocks::instance();
+  const std::lock_guard lock(blocks.mutex);
+  return blocks.bytes;
+}
+
 BlockCache::BlockCache() {
   Blocks& blocks = Blocks::instance();
   const std::lock_guard lock(blocks.mutex);
@@ -86,7 +92,7 @@ BlockCache::~BlockCache() {
   for (auto at = begin; at != end;) blocks.erase((at++)->second);
 }
 
-SharedBlock BlockCache::get(uint64_t index, const std::function<SharedBlock()>& make) {
+SharedBlock BlockCache::get(uint64_t index, const std::function<SharedBlock()>& make, bool once) {
   Blocks& blocks = Blocks::instance();
   const Key key{file_, index};
   std::promise<SharedBlock> promise;
@@ -107,6 +113,7 @@ SharedBlock BlockCache::get(uint64_t index, const std::function<SharedBlock()>& 
     const std::lock_guard lock(blocks.mutex);
     if (const auto found = blocks.by_key.find(key); found != blocks.by_key.end()) {
       blocks.set_size(found->second, made->bytes().size());
+      if (once) blocks.entries.splice(blocks.entries.end(), blocks.entries, found->second);
     }
     return made;
   } catch (...) {
@@ -117,6 +124,14 @@ SharedBlock BlockCache::get(uint64_t index, const std::function<SharedBlock()>& 
     }
     throw;
   }
+}
+
+SharedBlock BlockCache::find(uint64_t index) const {
+  Blocks& blocks = Blocks::instance();
+  const std::lock_guard lock(blocks.mutex);
+  const auto found = blocks.by_key.find({file_, index});
+  return found == blocks.by_key.end() || found->second->size == 0 ? nullptr
+                                                                  : found->second->block.get();
 }
 
 }  // namespace dsckpt

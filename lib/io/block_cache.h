@@ -37,10 +37,15 @@ class BlockCache {
 
   // From now on the cache has room for so much at least, of whatever files.
   static void keep(size_t bytes);
+  // Bytes of all blocks that are in it.
+  static size_t held();
 
   // Block `index`; made by `make` if it is not there. Who wants a block that another thread is just
-  // making waits for it. Throws what `make` throws, to all who wait.
-  SharedBlock get(uint64_t index, const std::function<SharedBlock()>& make);
+  // making waits for it. Throws what `make` throws, to all who wait. Once it is made, one that is
+  // used `once` goes before all others.
+  SharedBlock get(uint64_t index, const std::function<SharedBlock()>& make, bool once = false);
+  // The same if it is there already; else nullptr.
+  SharedBlock find(uint64_t index) const;
 
  private:
   uint64_t file_;

@@ -6,14 +6,41 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
+
+#include "base/extent.h"
 
 #include "io/far_store.h"
 
 namespace dsckpt {
+
+// What a run reads of a reader's files, in steps.
+struct FarStep {
+  uint64_t number = 0;               // rises from step to step
+  std::vector<Extent> extents = {};  // in the order in which they are read
+};
+struct FarSteps {
+  std::vector<std::filesystem::path> files = {};  // by FileId: what they are called there
+  uint64_t bytes = 0;                             // of all steps, about
+  uint64_t most = 0;  // bytes that are read before they are needed; 0: any
+  // The next step; false: there is none. One thread at a time, as long as the FarReadAhead lives.
+  std::function<bool(FarStep&)> next = {};
+};
+
+// Files that are read before they are needed, as long as it lives. Any thread.
+class FarReadAhead {
+ public:
+  virtual ~FarReadAhead() = default;
+  // Before anything of the step is read.
+  virtual void begin(uint64_t step) = 0;
+  // When nothing more of it will be.
+  virtual void end(uint64_t step) = 0;
+};
 
 class FarReader {
  public:
@@ -24,6 +51,9 @@ class FarReader {
                        uint64_t offset, std::span<std::byte> out) = 0;
   // How many reads at once it takes to keep it busy; 0: as many as a disk.
   virtual unsigned requests() const { return 0; }
+  // From now on reads ahead, in the order of the steps; read_at() then waits for what is on its
+  // way, and throws what came of it. nullptr: it does not.
+  virtual std::unique_ptr<FarReadAhead> read_ahead(FarSteps) { return nullptr; }
 };
 
 // The machine of what lies on none: of an object store.

@@ -134,11 +134,30 @@ class SameTest(BucketInputTest):
 class MovedTest(BucketInputTest):
     """Of a checkpoint that is large beside its metadata."""
 
-    def test_what_is_not_needed_stays(self):
+    def large(self):
+        """The buckets that it is in, and where."""
         buckets = self.new_path("buckets")
         folder = buckets / "models" / "large"
         folder.parent.mkdir(parents=True)
         Writer(folder, decoder_shapes(PARAMS), 3, 4, None, False).write()
+        return buckets, folder
+
+    def bytes_asked_for_twice(self, store):
+        by_path = {}
+        for _, path, header in store.requests:
+            if header:
+                begin, end = map(int, header[len("bytes="):].split("-"))
+                by_path.setdefault(path, []).append((begin, end + 1))
+        twice = 0
+        for ranges in by_path.values():
+            reached = 0
+            for begin, end in sorted(ranges):
+                twice += max(0, min(reached, end) - begin)
+                reached = max(reached, end)
+        return twice
+
+    def test_what_is_not_needed_stays(self):
+        buckets, folder = self.large()
         total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         self.assertGreater(total, 100_000_000)
         with self.serve(buckets, delay=0.02) as store:
@@ -151,17 +170,56 @@ class MovedTest(BucketInputTest):
             self.assertLess(metadata, 0.01 * total if ALL else 2_000_000)
             self.assertLess(asked, 40)
             store.sent = 0
+            store.requests.clear()
             output = self.new_path()
             done = self.zero_to_fp32("s3://models/large", output)
             self.assertEqual(done.returncode, 0, done.stderr)
             print(f"{total:,} bytes, {plan['bytes_read']:,} needed, {metadata:,} of metadata in {asked} requests, "
                   f"{store.sent:,} moved: {store.sent / plan['bytes_read']:.4f}", file=sys.stderr)
             self.assertGreaterEqual(store.sent, plan["bytes_read"])
-            self.assertLessEqual(store.sent, 1.02 * (plan["bytes_read"] + metadata))
+            self.assertLessEqual(store.sent, plan["bytes_read"] + 1.01 * metadata)
+            self.assertEqual(self.bytes_asked_for_twice(store), 0)
+            if PARAMS >= 400_000_000:
+                self.assertLessEqual(store.sent, 1.02 * plan["bytes_read"])
             self.assertLessEqual(store.most_at_once, 32)
         local = self.new_path()
         self.assertEqual(self.zero_to_fp32(folder, local).returncode, 0)
         self.assertTrue(tree(local) == tree(output))
+
+
+    def test_data_that_does_not_come_is_not_waited_for(self):
+        """By who is told to stop, and where other data fails that is needed first."""
+        buckets, _ = self.large()
+
+        def is_long(number):
+            _, _, header = store.requests[number - 1]
+            begin, end = map(int, header[len("bytes="):].split("-")) if header else (0, 0)
+            return end - begin >= 1 << 19
+
+        def stalls(number, path):
+            return "stall" if is_long(number) else None
+
+        def fails(number, path):
+            return (403 if "rank_0" in path else "stall") if is_long(number) else None
+
+        program = pathlib.Path(os.environ["DSCKPT_BIN"]) / "zero-to-fp32"
+        for fault, status, words in ((stalls, 130, ["interrupted"]),
+                                     (fails, 4, ["403", "pp_rank_0_mp_rank_00_optim_states.pt: at "])):
+            output = self.new_path()
+            with self.subTest(status), self.serve(buckets, fault=fault) as store:
+                process = subprocess.Popen([program, "s3://models/large", output], env=self.environment, text=True,
+                                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                while store.at_once < 12 and process.poll() is None:
+                    time.sleep(0.01)
+                begin = time.monotonic()
+                if fault is stalls:
+                    process.send_signal(signal.SIGINT)
+                said = process.communicate(timeout=30)
+                self.assertLess(time.monotonic() - begin, 3)
+                self.assertEqual(process.returncode, status, said)
+                for word in words:
+                    self.assertIn(word, said[1])
+                self.assertFalse(output.exists())
 
 
 class EndTest(BucketInputTest):

@@ -44,6 +44,28 @@ TEST(BlockCache, MakesABlockOnce) {
   EXPECT_NE(cache.get(8, [] { return block_of(100); }), first);
 }
 
+TEST(BlockCache, FindsWhatIsThere) {
+  BlockCache cache;
+  const size_t before = BlockCache::held();
+  EXPECT_EQ(cache.find(7), nullptr);
+  const SharedBlock made = cache.get(7, [&] {
+    EXPECT_EQ(cache.find(7), nullptr);  // not yet
+    return block_of(100);
+  });
+  EXPECT_EQ(cache.find(7), made);
+  EXPECT_EQ(BlockCache::held(), before + 100);
+}
+
+TEST(BlockCache, DropsFirstWhatIsUsedOnce) {
+  BlockCache cache;
+  cache.get(0, [] { return block_of(kMiB); });
+  for (uint64_t i = 1; i < 400; ++i) {
+    cache.get(
+        i, [] { return block_of(kMiB); }, true);
+  }
+  EXPECT_TRUE(is_there(cache, 0));
+}
+
 TEST(BlockCache, KeepsTheBlocksOfFilesApart) {
   BlockCache a;
   BlockCache b;

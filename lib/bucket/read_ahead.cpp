@@ -1,0 +1,489 @@
+#include "bucket/read_ahead.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "dsckpt/error.h"
+#include "io/page_buffer.h"
+
+namespace dsckpt {
+namespace {
+
+// The first and the last requests of a run are no shorter: a request takes its time however short
+// it is.
+constexpr uint64_t kShortestRequest = 1 << 20;
+// So much more a request may take than what it should, where that spares another one.
+constexpr uint64_t kLittle = 64 << 10;
+// Where only little may be read ahead.
+constexpr uint64_t kLeastReach = 256 << 10;
+// Longer buffers are mappings of their own, so that their memory goes when they go.
+constexpr uint64_t kLongestOfHeap = 64 << 10;
+// libcurl and a resolver need some of it; with 8 MiB each, as usual, threads would take as much of
+// --max-memory as what they read.
+constexpr size_t kStack = 1 << 20;
+
+class Buffer {
+ public:
+  explicit Buffer(uint64_t size) {
+    if (size > kLongestOfHeap) {
+      pages_.emplace(size);
+      bytes_ = pages_->bytes().first(size);
+    } else {
+      heap_ = std::make_unique_for_overwrite<std::byte[]>(size);
+      bytes_ = {heap_.get(), size};
+    }
+  }
+  std::span<std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::optional<PageBuffer> pages_;
+  std::unique_ptr<std::byte[]> heap_;
+  std::span<std::byte> bytes_;
+};
+
+}  // namespace
+
+// Waits, is under way, and has come or failed.
+struct ReadAhead::Request {
+  enum class State : uint8_t { waits, under_way, done };
+
+  uint64_t end() const { return begin + size; }
+  // Of `more` bytes, how many it may take.
+  uint64_t room_for(uint64_t more) const {
+    const uint64_t most = longest + (more <= kLittle ? kLittle : 0);
+    return most - std::min(most, size);
+  }
+
+  uint32_t object = 0;
+  uint64_t begin = 0;
+  uint64_t size = 0;      // grows while it waits
+  uint64_t longest = 0;   // that it grows to
+  uint64_t position = 0;  // of its first byte, in the order of the run
+  State state = State::waits;
+  size_t steps = 0;         // that use it and have not ended
+  bool is_dropped = false;  // while it was under way
+  std::shared_ptr<std::atomic<bool>> given_up = {};
+  std::shared_ptr<uint64_t> held = {};  // by the run
+  std::shared_ptr<Request> into = {};   // that has all of this one
+  std::shared_ptr<Buffer> buffer = {};
+  std::exception_ptr error = {};
+};
+
+struct ReadAhead::Run {
+  using Requests = std::map<uint64_t, std::shared_ptr<Request>>;  // by begin; none overlap
+
+  FarSteps steps = {};
+  bool is_planned = false;                            // all of it
+  uint64_t reach = 0;                                 // of a request, in the order of the run
+  uint64_t longest = 0;                               // request
+  uint64_t position = 0;                              // up to which it is planned, in bytes
+  uint64_t made = 0;                                  // requests
+  uint64_t next_step = 0;                             // all before it are planned
+  std::deque<std::shared_ptr<Request>> waiting = {};  // and some that wait no more
+  std::unordered_map<uint32_t, Requests> live = {};   // by object
+  std::unordered_map<uint64_t, std::vector<std::shared_ptr<Request>>> used = {};  // by step
+  std::shared_ptr<std::atomic<bool>> given_up = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<uint64_t> held = std::make_shared<uint64_t>(0);
+};
+
+class ReadAhead::Steps : public FarReadAhead {
+ public:
+  Steps(ReadAhead& ahead, std::shared_ptr<Run> run) : ahead_(ahead), run_(std::move(run)) {}
+  ~Steps() override { ahead_.end(run_); }
+  void begin(uint64_t step) override { ahead_.begin(*run_, step); }
+  void end(uint64_t step) override { ahead_.end(*run_, step); }
+
+ private:
+  ReadAhead& ahead_;
+  const std::shared_ptr<Run> run_;
+};
+
+ReadAhead::ReadAhead(NumberedObjects& objects, unsigned requests, unsigned buffers)
+    : objects_(objects),
+      requests_(std::max(requests, 1u)),
+      most_(std::max(buffers, 1u) * kLongestRequest) {}
+
+ReadAhead::~ReadAhead() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopped_ = true;
+  }
+  changed_.notify_all();
+  for (const pthread_t thread : threads_) ::pthread_join(thread, nullptr);
+}
+
+// Call with the mutex held.
+void ReadAhead::start_threads() {
+  pthread_attr_t attributes;
+  if (::pthread_attr_init(&attributes) != 0) throw std::bad_alloc();
+  ::pthread_attr_setstacksize(&attributes, kStack);
+  int failed = 0;
+  while (threads_.size() < requests_ && failed == 0) {
+    pthread_t thread{};
+    failed = ::pthread_create(
+        &thread, &attributes,
+        [](void* self) -> void* {
+          static_cast<ReadAhead*>(self)->work();
+          return nullptr;
+        },
+        this);
+    if (failed == 0) threads_.push_back(thread);
+  }
+  ::pthread_attr_destroy(&attributes);
+  if (threads_.empty()) throw IoError({}, "cannot start threads", failed);
+}
+
+std::unique_ptr<FarReadAhead> ReadAhead::start(FarSteps steps, uint64_t objects) {
+  auto run = std::make_shared<Run>();
+  const uint64_t room = steps.most == 0 ? this->room() : std::min(steps.most, this->room());
+  // The more objects take turns, the shorter is what is needed of each before the next one's: then
+  // it is memory that bounds requests, and those that are under way take little of it.
+  const uint64_t share = room / 4 * 3 * objects / (objects + requests_);
+  run->reach = std::max({room / 4, share, kLeastReach});
+  run->longest = std::min(run->reach, kLongestRequest - kLittle);
+  run->steps = std::move(steps);
+  {
+    const std::lock_guard lock(mutex_);
+    start_threads();
+    runs_.push_back(run);
+    ++running_;
+  }
+  changed_.notify_all();
+  return std::make_unique<Steps>(*this, std::move(run));
+}
+
+uint64_t ReadAhead::held() const {
+  const std::lock_guard lock(mutex_);
+  return held_;
+}
+
+// What is read before it is planned would be read twice.
+void ReadAhead::begin(Run& run, uint64_t step) {
+  const std::lock_guard lock(mutex_);
+  while (!run.is_planned && run.next_step <= step) plan_step(run);
+}
+
+void ReadAhead::end(Run& run, uint64_t step) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = run.used.find(step);
+    if (found == run.used.end()) return;
+    for (std::shared_ptr<Request>& request : found->second) {
+      while (request->into != nullptr) request = request->into;
+      if (--request->steps == 0) forget(run, *request);
+    }
+    run.used.erase(found);
+  }
+  changed_.notify_all();
+}
+
+void ReadAhead::end(const std::shared_ptr<Run>& run) {
+  *run->given_up = true;
+  {
+    const std::lock_guard lock(mutex_);
+    runs_.remove(run);
+    --running_;
+    run->waiting.clear();
+    run->used.clear();
+    for (auto& [object, requests] : run->live) {
+      while (!requests.empty()) {
+        const std::shared_ptr<Request> request = requests.begin()->second;
+        forget(*run, *request);
+      }
+    }
+    run->steps = {};
+  }
+  changed_.notify_all();
+}
+
+// From here on with the mutex held.
+
+// Plans the next step.
+void ReadAhead::plan_step(Run& run) {
+  FarStep step;
+  try {
+    run.is_planned = !run.steps.next(step);
+    if (!run.is_planned) {
+      run.next_step = step.number + 1;
+      for (const Extent& extent : step.extents) {
+        plan(run, step.number, extent.file, extent.offset, extent.size);
+        run.position += extent.size;
+      }
+    }
+  } catch (...) {  // for want of memory: what is not planned is read when it is needed
+    run.is_planned = true;
+  }
+}
+
+void ReadAhead::plan(Run& run, uint64_t step, uint32_t object, uint64_t offset, uint64_t size) {
+  const uint64_t end = offset + size;
+  while (offset < end) {
+    Run::Requests& live = run.live[object];
+    const auto next = live.upper_bound(offset);
+    if (next != live.begin() && std::prev(next)->second->end() > offset) {
+      const std::shared_ptr<Request> request = std::prev(next)->second;
+      use(run, step, request);
+      offset = request->end();
+      continue;
+    }
+    const uint64_t limit = next == live.end() ? end : std::min(end, next->first);
+    const NumberedObjects::Kept kept = objects_.kept(object, offset, limit - offset);
+    const uint64_t until = kept.block == nullptr ? limit : std::max(offset, kept.begin);
+    if (until > offset) {
+      add(run, step, object, offset, until - offset);
+    } else {
+      const std::span<const std::byte> bytes = kept.block->bytes();
+      auto request = std::make_shared<Request>();
+      request->object = object;
+      request->begin = offset;
+      request->size = std::min(limit, kept.begin + bytes.size()) - offset;
+      request->state = Request::State::done;
+      request->held = run.held;
+      request->buffer = std::make_shared<Buffer>(request->size);
+      std::memcpy(request->buffer->bytes().data(), bytes.data() + (offset - kept.begin),
+                  request->size);
+      held_ += request->size;
+      *run.held += request->size;
+      live[offset] = request;
+      use(run, step, request);
+      offset = request->end();
+      continue;
+    }
+    offset = until;
+  }
+}
+
+// Of a range that nobody has asked for.
+void ReadAhead::add(Run& run, uint64_t step, uint32_t object, uint64_t offset, uint64_t size) {
+  Run::Requests& live = run.live[object];
+  while (size > 0) {
+    const auto after = live.upper_bound(offset);
+    if (after != live.begin()) {
+      const std::shared_ptr<Request> before = std::prev(after)->second;
+      const uint64_t gap = offset - before->end();
+      const uint64_t room = may_grow(run, *before) ? before->room_for(gap + size) : 0;
+      if (gap <= kLongestGap && room > gap) {
+        const uint64_t some = std::min(size, room - gap);
+        before->size += gap + some;
+        use(run, step, before);
+        offset += some;
+        size -= some;
+        if (size == 0 && after != live.end()) join(run, before, after->second);
+        continue;
+      }
+    }
+    if (after != live.end()) {
+      const std::shared_ptr<Request> behind = after->second;
+      const uint64_t more = behind->begin - offset;
+      if (more - size <= kLongestGap && may_grow(run, *behind) && behind->room_for(more) >= more) {
+        live.erase(after);
+        behind->begin = offset;
+        behind->size += more;
+        live[offset] = behind;
+        return use(run, step, behind);
+      }
+    }
+    const std::shared_ptr<Request> request = new_request(run);
+    request->object = object;
+    request->begin = offset;
+    request->size = std::min(size, request->longest);
+    live[offset] = request;
+    run.waiting.push_back(request);
+    use(run, step, request);
+    offset += request->size;
+    size -= request->size;
+  }
+}
+
+std::shared_ptr<ReadAhead::Request> ReadAhead::new_request(Run& run) const {
+  const uint64_t left = run.steps.bytes - std::min(run.steps.bytes, run.position);
+  uint64_t longest = std::min(left / (2 * requests_), run.longest);
+  if (run.made < requests_) {
+    longest = std::min(longest, (run.made + 1) * run.longest / requests_);
+  }
+  ++run.made;
+  auto request = std::make_shared<Request>();
+  request->longest = std::max(longest, std::min(kShortestRequest, run.longest));
+  request->position = run.position;
+  request->given_up = run.given_up;
+  request->held = run.held;
+  return request;
+}
+
+// Makes one of two that follow each other, if that may be.
+void ReadAhead::join(Run& run, std::shared_ptr<Request> first, std::shared_ptr<Request> second) {
+  const uint64_t gap = second->begin - first->end();
+  const uint64_t more = gap + second->size;
+  if (gap > kLongestGap || !may_grow(run, *first) || !may_grow(run, *second) ||
+      first->room_for(more) < more) {
+    return;
+  }
+  Run::Requests& live = run.live[first->object];
+  live.erase(second->begin);
+  if (second->position < first->position) {  // its place is the one that waits
+    live[first->begin] = second;
+    second->begin = first->begin;
+    second->size += gap + first->size;
+    second->longest = first->longest;
+    merge(*first, second);
+  } else {
+    first->size += more;
+    merge(*second, first);
+  }
+}
+
+void ReadAhead::merge(Request& request, const std::shared_ptr<Request>& into) {
+  into->steps += request.steps;
+  request.into = into;
+  request.state = Request::State::done;
+}
+
+void ReadAhead::use(Run& run, uint64_t step, const std::shared_ptr<Request>& request) {
+  std::vector<std::shared_ptr<Request>>& used = run.used[step];
+  if (!used.empty() && used.back() == request) return;
+  used.push_back(request);
+  ++request->steps;
+}
+
+bool ReadAhead::may_grow(const Run& run, const Request& request) {
+  return !run.is_planned && request.state == Request::State::waits &&
+         request.size < request.longest && run.position - request.position < run.reach;
+}
+
+// Nothing more is wanted of it.
+void ReadAhead::forget(Run& run, Request& request) {
+  switch (request.state) {
+    case Request::State::waits:
+      request.state = Request::State::done;
+      break;
+    case Request::State::under_way:
+      request.is_dropped = true;
+      break;
+    case Request::State::done:
+      held_ -= request.size;
+      *request.held -= request.size;
+      break;
+  }
+  run.live[request.object].erase(request.begin);
+}
+
+std::shared_ptr<ReadAhead::Request> ReadAhead::next_of(Run& run) {
+  for (;;) {
+    while (!run.waiting.empty() && run.waiting.front()->state != Request::State::waits) {
+      run.waiting.pop_front();
+    }
+    if (!run.waiting.empty() && !may_grow(run, *run.waiting.front())) return run.waiting.front();
+    if (run.is_planned) return nullptr;
+    plan_step(run);
+  }
+}
+
+// Bytes that may be held.
+uint64_t ReadAhead::room() const {
+  return std::min(most_, kMostMemory - std::min<uint64_t>(BlockCache::held(), kMostMemory / 2));
+}
+
+bool ReadAhead::has_room(const Run& run, const Request& request) const {
+  const bool is_much =
+      run.steps.most != 0 && *run.held != 0 && *run.held + request.size > run.steps.most;
+  return !is_much && (held_ == 0 || held_ + request.size <= room());
+}
+
+// Whether something waits, but not for its turn.
+bool ReadAhead::is_full() {
+  for (const std::shared_ptr<Run>& run : runs_) {
+    if (const std::shared_ptr<Request> next = next_of(*run)) return !has_room(*run, *next);
+  }
+  return false;
+}
+
+std::shared_ptr<ReadAhead::Request> ReadAhead::take_next() {
+  for (const std::shared_ptr<Run>& run : runs_) {
+    const std::shared_ptr<Request> next = next_of(*run);
+    if (next == nullptr) continue;
+    if (!has_room(*run, *next)) return nullptr;
+    run->waiting.pop_front();
+    return next;
+  }
+  return nullptr;
+}
+
+void ReadAhead::read(Request& request, std::unique_lock<std::mutex>& lock) {
+  request.state = Request::State::under_way;
+  held_ += request.size;
+  *request.held += request.size;
+  lock.unlock();
+  std::shared_ptr<Buffer> buffer;
+  std::exception_ptr error;
+  try {
+    buffer = std::make_shared<Buffer>(request.size);
+    objects_.fetch(request.object, request.begin, buffer->bytes(), *request.given_up);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  lock.lock();
+  request.state = Request::State::done;
+  request.error = error;
+  if (request.is_dropped) {
+    held_ -= request.size;
+    *request.held -= request.size;
+  } else {
+    request.buffer = std::move(buffer);
+  }
+  changed_.notify_all();
+}
+
+// Without it.
+
+void ReadAhead::work() {
+  std::unique_lock lock(mutex_);
+  while (!stopped_) {
+    if (const std::shared_ptr<Request> next = take_next()) {
+      read(*next, lock);
+    } else {
+      changed_.wait(lock);
+    }
+  }
+}
+
+uint64_t ReadAhead::copy(uint32_t object, uint64_t offset, std::span<std::byte> out,
+                         uint64_t* apart) {
+  *apart = out.size();
+  if (running_ == 0) return 0;
+  std::unique_lock lock(mutex_);
+  std::shared_ptr<Request> request;
+  for (const std::shared_ptr<Run>& run : runs_) {
+    const auto found = run->live.find(object);
+    if (found == run->live.end()) continue;
+    const auto next = found->second.upper_bound(offset);
+    if (next != found->second.begin() && std::prev(next)->second->end() > offset) {
+      request = std::prev(next)->second;
+      break;
+    }
+    if (next != found->second.end()) *apart = std::min(*apart, next->first - offset);
+  }
+  if (request == nullptr) return 0;
+  while (request->state != Request::State::done) {
+    if (request->state == Request::State::waits && is_full()) {
+      if (request->state == Request::State::waits) read(*request, lock);
+    } else {
+      changed_.wait(lock);
+    }
+  }
+  if (request->is_dropped) return 0;
+  if (request->error) std::rethrow_exception(request->error);
+  const std::shared_ptr<Buffer> buffer = request->buffer;
+  const uint64_t some = std::min<uint64_t>(out.size(), request->end() - offset);
+  lock.unlock();
+  if (buffer == nullptr) return 0;
+  std::memcpy(out.data(), buffer->bytes().data() + (offset - request->begin), some);
+  return some;
+}
+
+}  // namespace dsckpt
