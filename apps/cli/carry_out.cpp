@@ -29,10 +29,13 @@ std::string packed_text(const RunStats& stats) {
 
 std::string checks_text(const RunStats& stats) {
   if (!stats.has_checksums) return "the input has no checksums";
-  if (stats.records_checked + stats.records_unchecked == 0 && stats.bytes_read > 0) {
-    return "the packed input's checksums verified";
-  }
   std::string text = std::to_string(stats.records_checked) + " checksums verified";
+  if (stats.records_checked + stats.records_unchecked == 0 && stats.bytes_read > 0) {
+    text = "the packed input's checksums verified";
+  }
+  if (stats.bytes_without_checksum > 0) {
+    text += ", " + human_bytes(stats.bytes_without_checksum) + " without any";
+  }
   if (stats.records_unchecked == 0) return text;
   return text + ", " + std::to_string(stats.records_unchecked) +
          " not, of which little was read (--verify)";

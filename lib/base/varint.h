@@ -61,6 +61,17 @@ class VarintReader {
     }
     throw CorruptError({.offset = reader_.offset()}, "a number without an end");
   }
+  // A number below `end`, such as an index.
+  uint64_t below(uint64_t end) {
+    const uint64_t value = number();
+    if (value >= end) throw CorruptError({.offset = reader_.offset()}, "a number of nothing");
+    return value;
+  }
+  // One of an enumeration whose last one is `last`.
+  template <typename Enum>
+  Enum choice(Enum last) {
+    return static_cast<Enum>(below(static_cast<uint64_t>(last) + 1));
+  }
   // Of something that takes a byte at least.
   size_t count() {
     const uint64_t count = number();

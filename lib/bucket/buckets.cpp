@@ -243,10 +243,12 @@ void Buckets::open(const BucketOptions& options,
     const uint64_t most = room - std::min(room, std::clamp<uint64_t>(room / 5, 1, kMostSpare));
     requests = static_cast<unsigned>(std::clamp<uint64_t>(most, 1, requests));
   }
-  std::set<std::string> names;
-  for (const Impl::Used& used : impl_->urls) names.insert(used.url.bucket);
+  std::set<std::string> read;  // buckets
+  for (const Impl::Used& used : impl_->urls) {
+    if (used.use != BucketUse::output) read.insert(used.url.bucket);
+  }
   const uint64_t spare = std::clamp<uint64_t>(requests / 4, 1, kMostSpare);
-  const auto buffers = static_cast<unsigned>((requests + spare) / names.size());
+  const auto buffers = static_cast<unsigned>((requests + spare) / std::max<size_t>(read.size(), 1));
   impl_->client = std::make_shared<HttpClient>(requests, cancelled);
   std::shared_ptr<CredentialSource> credentials;
   if (!options.is_unsigned) {

@@ -3,6 +3,8 @@
 #include <time.h>
 
 #include <charconv>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <pugixml.hpp>
 
@@ -16,7 +18,7 @@ namespace {
 constexpr size_t kMostKeyBytes = 8192;  // S3 allows 1024
 constexpr size_t kMostErrorBytes = 300;
 
-// "2026-11-25T12:30:00.250Z"
+// "2026-11-25T12:30:00.250Z". 0 for what is no date, or none of 1678 to 2262.
 int64_t nanoseconds_of(const char* text) {
   tm parts{};
   const char* rest = ::strptime(text, "%Y-%m-%dT%H:%M:%S", &parts);
@@ -26,7 +28,10 @@ int64_t nanoseconds_of(const char* text) {
     int64_t unit = 100'000'000;
     for (++rest; *rest >= '0' && *rest <= '9'; ++rest, unit /= 10) fraction += (*rest - '0') * unit;
   }
-  return int64_t{::timegm(&parts)} * 1'000'000'000 + fraction;
+  constexpr int64_t kSecond = 1'000'000'000;
+  const int64_t seconds = ::timegm(&parts);
+  if (std::abs(seconds) >= INT64_MAX / kSecond) return 0;
+  return seconds * kSecond + fraction;
 }
 
 }  // namespace

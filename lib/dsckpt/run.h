@@ -83,8 +83,10 @@ struct RunStats {
   uint64_t bytes_stored = 0;       // less than were written if the outputs are packed
   uint64_t records_checked = 0;    // whose CRC32 was compared
   uint64_t records_unchecked = 0;  // of which too little was read to read the rest
-  // Whether anything that was read has a checksum: safetensors, swap files and torch's old files
-  // have none, unless they are packed.
+  // Of what the plan reads, in files that have no checksums: safetensors, swap files, torch's old
+  // files and texts, unless they are packed.
+  uint64_t bytes_without_checksum = 0;
+  // Whether anything that was read has a checksum.
   bool has_checksums = true;
   uint64_t bytes_verified = 0;  // read back from the output
   uint64_t bytes_kept = 0;      // of bytes_written: by the run that this one has gone on with

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "dsckpt/error.h"
 #include "exec/workers.h"
 
 namespace dsckpt {
@@ -33,6 +34,31 @@ std::vector<Number> read_numbers(VarintReader& reader) {
     number = static_cast<Number>(before);
   }
   return numbers;
+}
+
+// That all numbers in it are of something that it has.
+void check(const Portion& portion) {
+  const PlanPart& part = portion.part;
+  const RecordUse& use = portion.use;
+  const auto is_record = [&](uint32_t record) { return record < portion.records.size(); };
+  const auto may_be_record = [&](uint32_t record) {
+    return record == RecordUse::kNone || is_record(record);
+  };
+  bool right = part.outputs.size() == part.plan.outputs().size() &&
+               part.digests.size() == part.plan.digests().size() &&
+               use.of_item.size() == part.plan.items().size() &&
+               use.of_operand.size() == part.plan.operands().size() &&
+               std::all_of(use.of_item.begin(), use.of_item.end(), may_be_record) &&
+               std::all_of(use.of_operand.begin(), use.of_operand.end(), may_be_record);
+  for (const RecordUse::ExtraRead& read : use.extra_reads) {
+    right = right && is_record(read.record) && read.extent.file < part.files.size();
+  }
+  for (const CopyItem& item : part.plan.items()) {
+    for (const Rows& rows : part.plan.sources_of(item)) {
+      right = right && rows.file < part.files.size();
+    }
+  }
+  if (!right) throw CorruptError({}, "a portion that names what it does not have");
 }
 
 }  // namespace
@@ -171,6 +197,7 @@ Portion Portion::decode(std::string_view bytes) {
     read.extent.offset = reader.number();
     read.extent.size = reader.number();
   }
+  check(portion);
   return portion;
 }
 

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <numeric>
 #include <span>
+#include <stdexcept>
 #include <tuple>
 #include <utility>
 
@@ -173,7 +174,7 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
   std::stable_sort(order.begin(), order.end(),
                    [&](uint32_t a, uint32_t b) { return uses[a].left_out < uses[b].left_out; });
   uint64_t besides = std::max(kMostBesides, plan.bytes_read() / kShareBesides);
-  std::vector<bool> is_worth(records_.size(), all);
+  to_check_.assign(records_.size(), all);
   for (const uint32_t r : order) {
     const bool is_little = uses[r].left_out <= tolerable_gap(records_[r].extent.size);
     if (!all && !is_little && uses[r].left_out > besides) {
@@ -181,11 +182,11 @@ RecordChecks::RecordChecks(const CopyPlan& plan, std::vector<InputRecord> record
       continue;
     }
     besides -= std::min(besides, uses[r].left_out);
-    is_worth[r] = true;
+    to_check_[r] = true;
   }
 
   for (uint32_t r = 0; r < records_.size(); ++r) {
-    if (!is_worth[r]) continue;
+    if (!to_check_[r]) continue;
     ++checked_;
     const Extent& extent = records_[r].extent;
     bool linear = true;
@@ -249,11 +250,14 @@ void RecordChecks::restore(const std::vector<RecordPiece>& pieces) {
 
 void RecordChecks::verify(const InputFiles& inputs) const {
   for (size_t r = 0; r < records_.size(); ++r) {
-    if (pieces_[r].empty()) continue;
-    uint32_t crc = 0;
-    for (const auto& [offset, piece] : pieces_[r]) crc = crc32_combine(crc, piece.crc, piece.size);
+    if (!to_check_[r]) continue;
     const InputRecord& record = records_[r];
-    if (crc != record.crc32) {
+    const auto whole = pieces_[r].find(record.extent.offset);
+    if (pieces_[r].size() != 1 || whole == pieces_[r].end() ||
+        whole->second.size != record.extent.size) {
+      throw std::logic_error("nobody has checked all of the record " + record.name);
+    }
+    if (whole->second.crc != record.crc32) {
       throw CorruptError({.file = inputs[record.extent.file].display(),
                           .member = record.name,
                           .offset = record.extent.offset},

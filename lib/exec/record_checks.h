@@ -75,7 +75,8 @@ class RecordChecks {
   // Reports what another object of the same plan and records was reported. Throws CorruptError for
   // what no such object can have.
   void restore(const std::vector<RecordPiece>& pieces);
-  // After the last report. Throws CorruptError that names the first record that is wrong.
+  // After the last report. Throws CorruptError that names the first record that is wrong, and
+  // std::logic_error for one that should be checked and was not, wholly: nobody may commit that.
   void verify(const InputFiles& inputs) const;
 
  private:
@@ -84,6 +85,7 @@ class RecordChecks {
     uint32_t crc;
   };
   std::vector<InputRecord> records_;
+  std::vector<bool> to_check_;  // of each of them
   RecordUse use_;
   uint64_t checked_ = 0;
   uint64_t unchecked_ = 0;

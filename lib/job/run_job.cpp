@@ -39,12 +39,21 @@ std::vector<InputRecord> records_to_check(const Job::Impl& job, bool all,
   return all_records(*job.inputs, std::move(files), frames);
 }
 
-bool has_checksums(const Job::Impl& job, const RunStats& stats) {
-  if (stats.records_checked + stats.records_unchecked > 0 || stats.bytes_read == 0) return true;
+// Of what the plan reads: in files none of which has a record among `records`, and that are not
+// packed.
+uint64_t bytes_without_checksum(const Job::Impl& job, const std::vector<InputRecord>& records) {
+  std::vector<bool> has_checksums(job.inputs->size());
   for (FileId file = 0; file < job.inputs->size(); ++file) {
-    if ((*job.inputs)[file].encoding() == Encoding::packed) return true;
+    has_checksums[file] = (*job.inputs)[file].encoding() == Encoding::packed;
   }
-  return false;
+  for (const InputRecord& record : records) has_checksums[record.extent.file] = true;
+  uint64_t bytes = 0;
+  for (const CopyItem& item : job.plan.items()) {
+    for (const Rows& source : job.plan.sources_of(item)) {
+      if (!has_checksums[source.file]) bytes += source.row_bytes * item.rows;
+    }
+  }
+  return bytes;
 }
 
 // What decides, besides the plan, what is written and checked.
@@ -86,9 +95,11 @@ class Writing {
     if (before_) take_over();
     hashes_ = hashes(progress);
     if (group_ == nullptr) set_sink();
+    std::vector<InputRecord> records = records_to_check(job_, options_.verify);
+    const uint64_t without_checksum = bytes_without_checksum(job_, records);
     ExecOptions execution{.threads = io_.threads,
                           .unit_bytes = before_ ? before_->run.unit_bytes : io_.unit_bytes,
-                          .records = records_to_check(job_, options_.verify),
+                          .records = std::move(records),
                           .check_all_records = options_.verify,
                           .limit_rate = options_.limit_rate};
     if (options_.resume) {
@@ -101,7 +112,8 @@ class Writing {
         group_ == nullptr
             ? execute(job_.plan, *job_.inputs, *sink_, progress, execution)
             : execute_in_group(*group_, job_.plan, *job_.inputs, group_work(), progress, execution);
-    stats.has_checksums = has_checksums(job_, stats);
+    stats.bytes_without_checksum = without_checksum;
+    stats.has_checksums = without_checksum == 0 || without_checksum < job_.plan.bytes_read();
     stats.bytes_kept = bytes_kept_;
     if (packed_) stats.bytes_stored = bytes_stored();
     if (group_ != nullptr && options_.pack && before_) stats.bytes_stored += before_->bytes_stored;

@@ -6,6 +6,13 @@
 #include "dsckpt/error.h"
 
 namespace dsckpt {
+namespace {
+
+constexpr Op kLastOp = Op::weighted;
+constexpr DType kLastType = static_cast<DType>(kDTypeCount - 1);
+
+}  // namespace
+
 // What both functions below need of the inside of a plan.
 class PlanParts {
  public:
@@ -15,6 +22,7 @@ class PlanParts {
 
  private:
   static CopyItem read_item(VarintReader& reader, const CopyItem& before, CopyPlan& plan);
+  static void check_item(const CopyItem& item, const CopyPlan& plan);
 };
 
 PlanPart PlanParts::part_of(const CopyPlan& plan, size_t first, size_t last,
@@ -150,9 +158,9 @@ void write_plan(VarintWriter& writer, const CopyPlan& plan) {
 
 CopyItem PlanParts::read_item(VarintReader& reader, const CopyItem& before, CopyPlan& plan) {
   CopyItem item;
-  item.op = static_cast<Op>(reader.number());
-  item.from = static_cast<DType>(reader.number());
-  item.to = static_cast<DType>(reader.number());
+  item.op = reader.choice(kLastOp);
+  item.from = reader.choice(kLastType);
+  item.to = reader.choice(kLastType);
   item.out = before.out + static_cast<OutputId>(reader.number());
   item.dst = reader.difference(item.out == before.out ? before.dst_end() : 0);
   item.rows = reader.number();
@@ -165,6 +173,29 @@ CopyItem PlanParts::read_item(VarintReader& reader, const CopyItem& before, Copy
     plan.operands_.push_back(read_rows(reader, last));
   }
   return item;
+}
+
+// That nothing that the item names is outside of the plan.
+void PlanParts::check_item(const CopyItem& item, const CopyPlan& plan) {
+  const auto is_named = [&](const auto& named, uint64_t which) { return which < named.size(); };
+  bool right = is_named(plan.outputs_, item.out);
+  if (item.op == Op::literal) {
+    const uint64_t size = plan.literals_.size();
+    const Rows& rows = item.source;
+    right = right && item.rows == 1 && rows.offset <= size && rows.row_bytes <= size - rows.offset;
+  } else if (item.op == Op::same) {
+    right = right && is_named(plan.texts_, item.what);
+  } else if (item.op == Op::weighted) {
+    right = right && is_named(plan.terms_, item.what);
+    uint64_t operands = 0;
+    for (size_t i = 0; right && i < plan.terms_[item.what].size(); ++i) {
+      const PlannedTerm& term = plan.terms_[item.what][i];
+      operands += term.operands;
+      right = term.op != Op::same || is_named(plan.texts_, term.what);
+    }
+    right = right && operands == item.operand_count;
+  }
+  if (!right) throw CorruptError({}, "a plan with an item that names what it does not have");
 }
 
 CopyPlan PlanParts::read(VarintReader& reader) {
@@ -183,15 +214,15 @@ CopyPlan PlanParts::read(VarintReader& reader) {
     for (PlannedTerm& term : terms) {
       term.weight = reader.real();
       term.share = reader.real();
-      term.stored = static_cast<DType>(reader.number());
-      term.op = static_cast<Op>(reader.number());
+      term.stored = reader.choice(kLastType);
+      term.op = reader.choice(kLastOp);
       term.operands = static_cast<uint32_t>(reader.number());
       term.what = static_cast<uint32_t>(reader.number());
     }
   }
   plan.digests_.resize(reader.count());
   for (Digest& digest : plan.digests_) {
-    digest.out = static_cast<OutputId>(reader.number());
+    digest.out = static_cast<OutputId>(reader.below(plan.outputs_.size()));
     digest.begin = reader.number();
     digest.end = reader.number();
     digest.patches.resize(reader.count());
@@ -202,6 +233,7 @@ CopyPlan PlanParts::read(VarintReader& reader) {
   CopyItem before;
   for (size_t i = 0; i < items; ++i) {
     before = read_item(reader, before, plan);
+    check_item(before, plan);
     plan.items_.push_back(before);
   }
   return plan;

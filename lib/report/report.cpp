@@ -111,6 +111,7 @@ json done_json(json plan, const std::string& output, const RunStats& stats) {
   plan["bytes_kept"] = stats.bytes_kept;
   plan["records_checked"] = stats.records_checked;
   plan["records_unchecked"] = stats.records_unchecked;
+  plan["bytes_without_checksum"] = stats.bytes_without_checksum;
   for (const RankStats& rank : stats.ranks) {
     plan["ranks"].push_back({{"host", rank.host},
                              {"bytes_read", rank.bytes_read},

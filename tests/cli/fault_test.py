@@ -1,10 +1,14 @@
 """What goes wrong outside of the checkpoint: no space, no permission, signals, too few descriptors."""
 import contextlib
+import json
 import os
 import pathlib
 import resource
 import signal
+import statistics
+import struct
 import subprocess
+import sys
 import time
 
 import cli_common
@@ -318,6 +322,69 @@ class ReadBackTest(FaultTest):
                                   if path.is_file()}, files)
                 if "--zstd" not in arguments:
                     self.assertEqual(data["bytes_verified"], sum(map(len, files.values())))
+
+
+def write_many_tensors(path, count):
+    """Safetensors with `count` tensors without elements: much to open and to plan, and nothing to write."""
+    header = json.dumps({f"layers.{i}.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+                         for i in range(count)}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+class HeardTest(FaultTest):
+    """An interrupt is heard within 0.2 s, whatever the run is at. INTERRUPTS: at how many moments of each command."""
+
+    MOMENTS = int(os.environ.get("INTERRUPTS", 4))
+
+    def check(self, *command):
+        """Interrupts the command at moments that are spread over its time."""
+        def start():
+            out = self.new_path()
+            words = [str(out) if word == "OUT" else word for word in command]
+            return out, subprocess.Popen([self.binary(words[0]), *words[1:]], stdout=subprocess.DEVNULL,
+                                         stderr=subprocess.PIPE, text=True)
+
+        begin = time.monotonic()
+        out, run = start()
+        run.communicate(timeout=60)
+        self.assertIn(run.returncode, (0, 1))
+        whole = time.monotonic() - begin
+        waited = []
+        for i in range(self.MOMENTS):
+            out, run = start()
+            time.sleep(0.02 + whole * i / self.MOMENTS)
+            sent = time.monotonic()
+            run.send_signal(signal.SIGINT)
+            said = run.communicate(timeout=60)[1]
+            if run.returncode == 130:
+                waited.append(time.monotonic() - sent)
+                self.assertIn("interrupted", said)
+                self.assertFalse(out.exists())
+            else:
+                self.assertIn(run.returncode, (0, 1, -signal.SIGINT), said)  # over, or not begun
+        self.assertTrue(waited, command)
+        if "INTERRUPTS" in os.environ:
+            print(f"{' '.join(command[:2])}: {len(waited)} interrupts, heard after {statistics.median(waited):.3f} s "
+                  f"(median) and {max(waited):.3f} s (most)", file=sys.stderr)
+        # Others keep the machine busy at times.
+        self.assertLess(statistics.median(waited), 0.2, (command, waited))
+
+    def test_while_it_reads_writes_and_packs(self):
+        folder = self.root / "large"
+        write_checkpoint(folder, ELEMENTS)
+        folder = str(folder)
+        self.check("zero-to-fp32", folder, "OUT", "--threads=1")
+        self.check("zero-to-fp32", folder, "OUT", "--io=buffered", "--verify-output")
+        self.check("ckpt-pack", "pack", folder, "OUT", "--sha256")
+        self.check("ckpt-inspect", "stats", folder)
+        self.check("ckpt-inspect", "verify", folder)
+
+    def test_while_it_opens_and_plans(self):
+        path = self.root / "model.safetensors"
+        write_many_tensors(path, 200_000)
+        self.check("zero-to-fp32", str(path), "OUT")
+        self.check("zero-to-fp32", str(path), "OUT", "--dry-run")
+        self.check("ckpt-inspect", "list", str(path), "--json")
 
 
 class OpeningTest(FaultTest):

@@ -6,9 +6,11 @@ without starting tools. FLIPS=random has it flip 20,000 bytes of all checkpoints
 five smallest.
 """
 import concurrent.futures
+import io
 import json
 import os
 import pathlib
+import pickle
 import random
 import re
 import shutil
@@ -24,12 +26,11 @@ DATA = pathlib.Path(os.environ["DSCKPT_TESTDATA"])
 CASES = ["checkpoints/z1_fp32_w2", "checkpoints/z3_bf16_w2", "model_parallel/autotp2_dp1_z1_bf16"]
 
 
-def records_of(path):
-    """(name, begin, size) of each record that has any bytes."""
-    with zipfile.ZipFile(path) as zipped, open(path, "rb") as file:
+def records_in(content):
+    """(name, begin, size) of each record of a zip that has any bytes."""
+    with zipfile.ZipFile(io.BytesIO(content)) as zipped:
         for info in zipped.infolist():
-            file.seek(info.header_offset + 26)
-            lengths = file.read(4)
+            lengths = content[info.header_offset + 26:info.header_offset + 30]
             begin = info.header_offset + 30 + sum(int.from_bytes(lengths[i:i + 2], "little") for i in (0, 2))
             if info.file_size:
                 yield info.filename, begin, info.file_size
@@ -46,19 +47,22 @@ class FlippedRecordTest(CliTest):
         yield "bin", ["zero-to-fp32", folder, out]
         yield "universal", ["to-universal", "--input_folder", folder / tag, "--output_folder", out / "universal"]
         yield "reshard", ["reshard", folder, out, "--dp", ranks + 1]
+        yield "dcp", ["to-dcp", folder, out, "--dp", ranks + 1]
         yield "strip", ["ckpt-pack", "strip", folder, out, "--keep", "resume"]
         yield "strip to weights", ["ckpt-pack", "strip", folder, out, "--keep", "weights"]
         # Whatever can be read is checked; of the rest a note says that it is packed as it is.
         yield "pack", ["ckpt-pack", "pack", folder, out]
 
+    def written(self, command):
+        """Exit status, what was said, and what is in the folder `out` then."""
+        done = self.tool(*command)
+        written = contents(self.root / "out") if done.returncode == 0 else None
+        shutil.rmtree(self.root / "out", ignore_errors=True)
+        return done.returncode, done.stderr, written
+
     def results(self, folder, tag, ranks):
-        results = {}
-        for name, command in self.commands(folder, tag, ranks, self.root / "out"):
-            done = self.tool(*command)
-            written = contents(self.root / "out") if done.returncode == 0 else None
-            results[name] = done.returncode, done.stderr, written
-            shutil.rmtree(self.root / "out", ignore_errors=True)
-        return results
+        return {name: self.written(command)
+                for name, command in self.commands(folder, tag, ranks, self.root / "out")}
 
     def check(self, case):
         facts = json.loads((DATA / case / "case.json").read_text())
@@ -73,7 +77,7 @@ class FlippedRecordTest(CliTest):
         for path in sorted((folder / tag).rglob("*.pt")):
             whole = path.read_bytes()
             path.chmod(0o644)
-            for record, begin, size in records_of(path):
+            for record, begin, size in records_in(whole):
                 damaged = bytearray(whole)
                 at = begin + rng.randrange(size)
                 damaged[at] ^= 1 << rng.randrange(8)
@@ -94,6 +98,46 @@ class FlippedRecordTest(CliTest):
             path.write_bytes(whole)
         self.assertGreater(flips, 20)
 
+
+    def test_torch_distributed_checkpoint(self):
+        """One byte of each record of its archives, which lie one behind the other in its files."""
+        folder = self.root / "ckpt"
+        shutil.copytree(DATA / "dcp" / "nested", folder)
+        config = self.root / "config.json"
+        config.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}))
+        out = self.root / "out"
+        commands = {"weights": ["zero-to-fp32", folder, out, "--safe-serialization", "--states"],
+                    "universal": ["to-universal", "--input_folder", folder, "--output_folder", out / "universal"],
+                    "reshard": ["reshard", folder, out, "--dp=2", f"--ds-config={config}"],
+                    "dcp": ["to-dcp", folder, out, "--dp=3"]}
+        places = pickle.loads((folder / ".metadata").read_bytes()).storage_data.values()
+        rng = random.Random(1)
+        clean = {name: self.written(command) for name, command in commands.items()}
+        for name, (code, errors, _) in clean.items():
+            self.assertEqual(code, 0, f"{name}: {errors}")
+        flips = refused = 0
+        for info in sorted(places, key=lambda info: (info.relative_path, info.offset)):
+            path = folder / info.relative_path
+            whole = path.read_bytes()
+            path.chmod(0o644)
+            for record, begin, size in records_in(whole[info.offset:info.offset + info.length]):
+                damaged = bytearray(whole)
+                damaged[info.offset + begin + rng.randrange(size)] ^= 1 << rng.randrange(8)
+                path.write_bytes(damaged)
+                flips += 1
+                for name, command in commands.items():
+                    code, errors, written = self.written(command)
+                    with self.subTest(name, file=path.name, record=record, archive=info.offset):
+                        if code == 0:
+                            self.assertEqual(written, clean[name][2])
+                        else:
+                            refused += 1
+                            self.assertEqual(code, 3, errors)
+                            self.assertIn(path.name, errors)
+                            self.assertIn(record, errors)
+            path.write_bytes(whole)
+        self.assertGreater(flips, 100)
+        self.assertGreater(refused, flips)
 
     def test_any_byte_of_any_zip(self):
         """Also those around the records: headers, paddings, directories."""

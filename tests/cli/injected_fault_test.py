@@ -110,6 +110,15 @@ class InjectedFaultTest(CliTest):
     def test_shards(self):
         self.check(self.source("z2_bf16_w2"), {}, ["reshard", "in", "place/out", "--dp", "1"])
 
+    def test_dcp(self):
+        source = self.source("z2_bf16_w2")
+        command = ["to-dcp", "in", "place/out", "--dp=2", "--preset=accelerate"]
+        self.check(source, {}, [*command, "--fsync"])
+        old = self.root / "old"
+        self.assertEqual(self.call([command[0], source, old, *command[3:]], self.root).returncode, 0)
+        before = {f"out/{path.relative_to(old)}": "old" for path in old.rglob("*") if path.is_file()}
+        self.check(source, before, [*command, "--force"])
+
     def test_what_the_system_lacks_is_no_finding_of_verify(self):
         folder = self.root / "verified"
         folder.mkdir()

@@ -31,6 +31,9 @@ COMMANDS = {
     "universal": ["to-universal", "--input_folder", "in", "--output_folder", "place/out"],
     "reshard": ["reshard", "in", "place/out", "--dp=4"],
     "reshard to stage 3": ["reshard", "in", "place/out", "--dp=2", "--stage=3"],
+    "dcp": ["to-dcp", "in", "place/out", "--dp=3"],
+    "dcp of Accelerate": ["to-dcp", "in", "place/out", "--dp=2", "--preset=accelerate", "--dtype=keep"],
+    "average": ["zero-to-fp32", "--average", "in", "clean", "place/out"],
     "pack": ["ckpt-pack", "pack", "in", "place/out"],
     "estimate": ["ckpt-pack", "estimate", "in"],
     "strip to weights": ["ckpt-pack", "strip", "in", "place/out", "--keep=weights"],
@@ -54,6 +57,16 @@ NAMES = ["zero_pp_rank_9_mp_rank_00_optim_states.pt", "bf16_zero_pp_rank_7_mp_ra
          "expert_9_mp_rank_00_model_states.pt", "zero_pp_rank_00000000000000000000009_mp_rank_00_optim_states.pt"]
 
 
+def checkpoints():
+    """All of testdata, and that of torch.distributed.checkpoint as often as it must not drown among them."""
+    data = pathlib.Path(os.environ["DSCKPT_TESTDATA"])
+    return sorted(data.glob("*/*/ckpt")) + [data / "dcp" / "nested"] * 15
+
+
+def is_shard(path):
+    return path.suffix in (".pt", ".distcp") or path.name == ".metadata"
+
+
 def files_of(folder):
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
@@ -68,11 +81,11 @@ class Mutator:
     def mutate(self, folder):
         """What was done, and to which file."""
         files = files_of(folder)
-        shards = [path for path in files if path.suffix == ".pt"]
+        shards = [path for path in files if is_shard(path)]
         kinds = [name for name in dir(self) if name.startswith("change_")]
         kind = self.random.choice(kinds + ["change_pickle"] * 4 + ["text"])
         if kind == "text" or not shards:
-            path = self.random.choice([path for path in files if path.suffix != ".pt"] or files)
+            path = self.random.choice([path for path in files if not is_shard(path)] or files)
             path.write_bytes(self.random.choice(TEXTS))
             return "text", path
         path = self.random.choice(shards)
@@ -118,7 +131,7 @@ class Mutator:
 
     def change_whole(self, content):
         """A file of another checkpoint."""
-        other = [path for path in files_of(self.random.choice(self.folders)) if path.suffix == ".pt"]
+        other = [path for path in files_of(self.random.choice(self.folders)) if is_shard(path)]
         return self.random.choice(other).read_bytes() if other else b""
 
     def change_pickle(self, content):
@@ -155,7 +168,7 @@ class MutantTest(CliTest):
     def test_each_gives_a_result_or_a_clear_error(self):
         memory = pathlib.Path("/dev/shm")
         parent = memory if memory.is_dir() else self.root
-        folders = [case.load_dir for folder in ("checkpoints", "model_parallel") for case in common.every_case(folder)]
+        folders = checkpoints()
         counts, lock = collections.Counter(), threading.Lock()
         with tempfile.TemporaryDirectory(prefix="dsckpt-mutants-", dir=parent) as scratch:
             def check(seed):

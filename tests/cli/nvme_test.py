@@ -62,6 +62,22 @@ class NvmeTest(CliTest):
                 self.assertEqual(len(swapped) == len(optim["fp32_flat_groups"]), name == WHOLE)
                 self.assertEqual(len(list(self.swap_folder(scratch, rank).iterdir())), 3 * len(swapped))
 
+    def test_it_is_said_how_much_has_no_checksums(self):
+        for name in (MIXED, FULL, WHOLE):
+            scratch = self.scratch(name)
+            swapped = self.swapped(scratch, 0)
+            self.assertEqual(swapped, self.swapped(scratch, 1))
+            shapes = cli_common.load_shard(scratch.model(0))["param_shapes"]
+            expected = 4 * sum(shape.numel() for i in swapped for shape in shapes[i].values())
+            done = self.zero_to_fp32(scratch.folder, self.new_path(), "--json")
+            line, = self.json_lines(done.stdout)
+            self.assertEqual(line["data"]["bytes_without_checksum"], expected)
+            said = self.zero_to_fp32(scratch.folder, self.new_path()).stderr
+            if line["data"]["bytes_read"] == expected:
+                self.assertIn("the input has no checksums", said)
+            else:
+                self.assertIn(f" checksums verified, {expected / 1000:.2f} KB without any\n", said)
+
     def test_all_missing_swap_files_are_listed_at_once(self):
         scratch = self.scratch(MIXED)
         gone = [self.masters(scratch, 0)[0], self.masters(scratch, 1)[1]]

@@ -120,6 +120,9 @@ class KilledTest(ResumeTest):
     def test_shards(self):
         self.check(self.small("z3_bf16_hpz_w4"), {}, ["reshard", "in", "place/out", "--dp=3"])
 
+    def test_dcp(self):
+        self.check(self.small("z3_bf16_hpz_w4"), {}, ["to-dcp", "in", "place/out", "--dp=3", "--preset=accelerate"])
+
     def test_packed(self):
         self.assertGreater(self.check(self.large(), {}, ["ckpt-pack", "pack", "in", "place/out"]), 0)
         self.check(self.large(), {}, ["zero-to-fp32", "in", "place/out", "--zstd", "--max-shard-size=20MB"])

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "dsckpt/checkpoint.h"
+#include "dsckpt/dcp.h"
 #include "dsckpt/error.h"
 #include "dsckpt/pack.h"
 #include "dsckpt/reshard.h"
@@ -73,6 +74,7 @@ std::vector<Conversion> conversions(const std::string& tag, uint32_t ranks) {
        one},
       {"universal", [=](auto& in) { return plan_universal(open(in, true)); }, one},
       {"reshard", [=](auto& in) { return plan_reshard(open(in, true), {.dp = 2 * ranks}); }, one},
+      {"dcp", [=](auto& in) { return plan_dcp(open(in, true), {.dp = ranks + 1}); }, one},
       {"strip", [=](auto& in) { return plan_strip(open(in, true), Keep::resume); }, one},
       {"strip to weights", [=](auto& in) { return plan_strip(open(in, false), Keep::weights); },
        one},

@@ -69,6 +69,20 @@ TEST(Listing, RefusesWhatIsNone) {
   }
 }
 
+TEST(Listing, KnowsNoDatesThatDoNotFit) {
+  const auto modified = [](const std::string& date) {
+    return parse_listing("<ListBucketResult><Contents><Key>a</Key><Size>1</Size><LastModified>" +
+                         date + "</LastModified></Contents></ListBucketResult>")
+        .objects.at(0)
+        .modified;
+  };
+  EXPECT_EQ(modified("2262-04-11T23:47:15Z"), 9223372035'000000000);
+  for (const char* date : {"", "soon", "2263-01-01T00:00:00Z", "9999-12-31T23:59:59.999999999Z",
+                           "0001-01-01T00:00:00Z"}) {
+    EXPECT_EQ(modified(date), 0) << date;
+  }
+}
+
 TEST(Listing, HasNoEntitiesThatGrow) {
   // Of a document type nothing is expanded.
   const ListingPage page = parse_listing(

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <random>
+#include <stdexcept>
 #include <string>
 
 #include "base/bytes.h"
@@ -88,6 +89,19 @@ TEST_F(RecordChecksTest, NamesTheRecordThatIsWrong) {
   RecordChecks checks(plan, {record_}, false);
   run(plan, checks);
   EXPECT_ERROR(checks.verify(inputs_), CorruptError, "data/7: at 1000: CRC32 mismatch");
+}
+
+// Whatever went wrong: what was to be checked and was not is never taken for right.
+TEST_F(RecordChecksTest, IsNotDoneWhileAnyPartIsUnchecked) {
+  const CopyPlan plan = reading({{1000, 901'000}});
+  RecordChecks checks(plan, {record_}, false);
+  EXPECT_THROW(checks.verify(inputs_), std::logic_error);
+  checks.report(0, {file_, 1000, 500'000}, crc_of(1000, 500'000));
+  EXPECT_THROW(checks.verify(inputs_), std::logic_error);
+  checks.report(0, {file_, 501'001, 399'999}, crc_of(501'001, 399'999));
+  EXPECT_THROW(checks.verify(inputs_), std::logic_error);
+  checks.report(0, {file_, 501'000, 1}, crc_of(501'000, 1));
+  EXPECT_NO_THROW(checks.verify(inputs_));
 }
 
 TEST_F(RecordChecksTest, ReadsTheLittleThatThePlanLeavesOut) {
