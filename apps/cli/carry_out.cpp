@@ -94,11 +94,32 @@ void show(const Common& common, const Job& job, const std::filesystem::path& out
   if (common.json) {
     nlohmann::json data = job_json(*job);
     if (shares) data["forecast"] = forecast_json(*shares);
+    if (const auto far = far_forecast(job, output, options)) {
+      data["transfers"] = {{"requests_to_read", far->requests_to_read},
+                           {"bytes_to_read", far->bytes_to_read},
+                           {"requests_to_write", far->requests_to_write},
+                           {"bytes_to_write", far->bytes_to_write}};
+    }
     print_json("plan", std::move(data));
     return;
   }
   std::cout << text_of(job);
   if (shares) std::cout << "\n" << shown(forecast_listing(*shares));
+}
+
+void note_transfers(const CLI::App& app, const Common& common,
+                    const std::optional<FarForecast>& far) {
+  if (!far || common.json) return;
+  std::string text;
+  if (far->requests_to_read > 0) {
+    text = "about " + grouped(far->requests_to_read) + " requests to read " +
+           human_bytes(far->bytes_to_read);
+  }
+  if (far->requests_to_write > 0) {
+    text += (text.empty() ? "" : ", and ") + ("about " + grouped(far->requests_to_write)) +
+            " to write " + human_bytes(far->bytes_to_write);
+  }
+  note(app, common, "the run would take " + text);
 }
 
 void say_after(const CLI::App& app, const Common& common, const Job& job,
@@ -138,6 +159,7 @@ int carry_out(const CLI::App& app, const Common& common, const Job& job,
     show(common, job, output, run, options);
     const std::string lack = check_run(job, output, options);
     if (!lack.empty()) note(app, common, "the run would be refused: " + lack);
+    note_transfers(app, common, far_forecast(job, output, options));
   } else {
     const RunStats stats = [&] {
       const ProgressDisplay display(progress, common);

@@ -372,6 +372,27 @@ std::string check_run(const Job& job, const fs::path& output, const RunOptions& 
       .check();
 }
 
+std::optional<FarForecast> far_forecast(const Job& job, const fs::path& output,
+                                        const RunOptions& options) {
+  constexpr uint64_t kRequest = 8 << 20;
+  FarForecast forecast;
+  for (FileId file = 0; file < job->inputs->size(); ++file) {
+    if (!is_far((*job->inputs)[file].path())) continue;
+    // A plan reads of all its files alike, or nearly.
+    forecast.bytes_to_read = job->plan.bytes_read();
+    ++forecast.requests_to_read;
+  }
+  forecast.requests_to_read += forecast.bytes_to_read / kRequest;
+  const std::optional<FarPlace> far = far_place(output);
+  if (far) {
+    const FarOutput::Cost cost = FarOutput(job->plan, *far, far_options(*job, options)).cost();
+    forecast.requests_to_write = cost.requests;
+    forecast.bytes_to_write = cost.bytes;
+  }
+  if (forecast.requests_to_read == 0 && !far) return std::nullopt;
+  return forecast;
+}
+
 ShareForecast forecast(const Job& job, const fs::path& output, const RunOptions& options,
                        int ranks) {
   // A million empty records may be copied: what is around them changes no share.

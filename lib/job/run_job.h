@@ -1,7 +1,9 @@
 // From a job to files.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "dsckpt/run.h"
@@ -21,6 +23,17 @@ RunStats run(const Job& job, const std::filesystem::path& output, const RunOptio
 // at.
 std::string check_run(const Job& job, const std::filesystem::path& output,
                       const RunOptions& options);
+
+// About what that run would take of object stores.
+struct FarForecast {
+  uint64_t requests_to_read = 0;
+  uint64_t bytes_to_read = 0;
+  uint64_t requests_to_write = 0;
+  uint64_t bytes_to_write = 0;
+};
+// Nothing if neither an input nor the output is in one.
+std::optional<FarForecast> far_forecast(const Job& job, const std::filesystem::path& output,
+                                        const RunOptions& options);
 
 // How so many ranks would share that run. Reads which records the inputs have, and throws what that
 // throws.

@@ -2,7 +2,8 @@
 and faults; and the endpoints that give containers and instances their credentials.
 
 Written from Amazon's documents: "ListObjectsV2", "GetObject", "HeadObject", "PutObject", "CreateMultipartUpload",
-"UploadPart", "CompleteMultipartUpload", "AbortMultipartUpload", "ListMultipartUploads", "DeleteObject", "Signature Version 4 signing process",
+"UploadPart", "CompleteMultipartUpload", "AbortMultipartUpload", "ListMultipartUploads", "DeleteObject",
+"Signature Version 4 signing process",
 "Container credential provider" and "Use the Instance Metadata Service" (version 2). Objects are the files of a
 folder, whose first level are the buckets.
 """
@@ -38,7 +39,7 @@ class Store:
     "drop" (nothing comes), "reset" (half of the body, and a reset), "cut" (half of it, and an end), "stall" (half of
     it, and then nothing for `stall_seconds`), "delay" (it comes a second later), "changed" (the object is another
     one from now on), and what looks complete: "longer", "shorter" and "shifted" (bodies of other lengths, or said to
-    be of another range). Of a listing or an error, "reset" and "stall" are as "cut", and the others are nothing.
+    be of another range), and "other bytes" (under the same ETag). Of a listing or an error, "reset" and "stall" are as "cut", and the others are nothing.
 
     Of what writes: "lost" (it is done, and nothing comes), "error in 200" (a completion is not done, and the reply is
     a success that holds an error), "done, error in 200" (it is done, and so is the reply), 409 (it is not done, and
@@ -62,7 +63,7 @@ class Store:
         self.changes = {}  # path -> how often it became another object
         self.writes = []  # (method, path) of what was done, in order
         self.received = 0  # bytes of objects and parts
-        self.uploads = {}  # id -> _Upload
+        self.uploads = {}  # id -> Upload
         self.runs = {}  # path -> x-amz-meta-dsckpt-run
         self.smallest_part = 5 << 20  # of all but the last
 
@@ -72,12 +73,12 @@ class Store:
         return hashlib.md5(f"{path} {stat.st_size} {stat.st_mtime_ns} {changes}".encode()).hexdigest()
 
 
-class _Upload:
+class Upload:
     count = 0
 
     def __init__(self, key_path, name, run):
-        _Upload.count += 1
-        self.id = f"upload+{_Upload.count}/="
+        Upload.count += 1
+        self.id = f"upload+{Upload.count}/="
         self.path, self.name, self.run = key_path, name, run
         self.begun = datetime.datetime.now(datetime.timezone.utc)
         self.parts = {}  # number -> bytes
@@ -274,7 +275,7 @@ class _Connection:
             store.received += len(request.body) if request.method == "PUT" else 0
         run = request.headers.get("x-amz-meta-dsckpt-run")
         if request.method == "POST" and "uploads" in query:
-            upload = _Upload(file, name, run)
+            upload = Upload(file, name, run)
             store.uploads[upload.id] = upload
             return 200, (f"<InitiateMultipartUploadResult><UploadId>{escape(upload.id)}</UploadId>"
                          "</InitiateMultipartUploadResult>"), {}
@@ -407,7 +408,7 @@ class _Connection:
         if request.method == "HEAD":
             return True
         stop = begin + (end - begin) // 2 if fault in ("cut", "stall", "reset") else end
-        await self.body(path, begin, stop)
+        await self.body(path, begin, stop, fault == "other bytes")
         if fault == "stall":
             await asyncio.sleep(store.stall_seconds)
         if fault == "reset":
@@ -417,10 +418,10 @@ class _Connection:
         await self.writer.drain()
         return fault not in ("cut", "stall", "reset")
 
-    async def body(self, path, begin, end):
+    async def body(self, path, begin, end, is_other):
         store, loop = self.store, asyncio.get_running_loop()
         started, first = loop.time(), begin
-        is_changed = store.changes.get(path, 0) % 2 == 1
+        is_changed = is_other or store.changes.get(path, 0) % 2 == 1
         with path.open("rb") as file:
             while begin < end:
                 size = min(_CHUNK, end - begin) if store.rate or is_changed else end - begin
