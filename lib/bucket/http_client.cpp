@@ -43,6 +43,7 @@ constexpr const char* kCertificates[] = {"/etc/ssl/certs/ca-certificates.crt",
 struct Connection {
   CURL* easy = nullptr;
   CURLM* several = nullptr;
+  bool is_used = false;  // it was connected before
 };
 
 // One request and what comes back.
@@ -230,6 +231,7 @@ struct HttpClient::Impl {
     {
       const std::lock_guard lock(mutex_);
       idle_.push_back(connection);
+      idle_.back().is_used = true;
       ++free_;
     }
     changed_.notify_one();
@@ -305,6 +307,10 @@ struct HttpClient::Impl {
     set(handle, CURLOPT_HTTPHEADER, headers.get());
     const CURLcode code = perform(exchange.connection, request);
     curl().easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &exchange.reply.status);
+    // What comes to nothing on a connection that was kept libcurl itself sends again on a new one.
+    long connects = 0;
+    curl().easy_getinfo(handle, CURLINFO_NUM_CONNECTS, &connects);
+    exchange.reply.maybe_twice = exchange.connection.is_used && connects > 0;
     ++requests_;
     bytes_ += exchange.reply.received;
     if (request.body) sent_ += request.body->size();
@@ -372,7 +378,7 @@ HttpReply HttpClient::send(const HttpRequest& request) {
                          ? "AWS_CA_BUNDLE names a file with the certificates to trust"
                          : "is the endpoint right (--s3-endpoint), and the network there?");
     }
-    exchange.reply.tries = tries;
+    exchange.reply.maybe_twice = exchange.reply.maybe_twice || tries > 1;
     return std::move(exchange.reply);
   }
 }

@@ -56,7 +56,7 @@ struct HttpReply {
   std::string content_range = {};  // "bytes 0-9/100"
   std::string run = {};            // x-amz-meta-dsckpt-run
   size_t received = 0;             // bytes of the body
-  int tries = 0;                   // how often it was asked for
+  bool maybe_twice = false;        // the server may have had the request before this one
 };
 
 struct HttpTraffic {

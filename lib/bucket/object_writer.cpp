@@ -156,7 +156,7 @@ FarStore::Begun ObjectWriter::begin_upload(const std::string& path) {
       throw IoError({}, "the server begins no upload", 0)
           .with_hint("does it speak S3's protocol (CreateMultipartUpload)?");
     }
-    return Begun{std::move(id), reply.tries > 1};
+    return Begun{std::move(id), reply.maybe_twice};
   });
 }
 

@@ -180,12 +180,13 @@ class _Connection:
 
     async def body_of(self, request):
         size = int(request.headers.get("content-length", "0"))
-        if not self.store.rate or size <= _CHUNK:
+        rate = self.store.rate
+        if not rate or size <= _CHUNK:
             return await self.reader.readexactly(size)
         loop, chunks, begun = asyncio.get_running_loop(), [], asyncio.get_running_loop().time()
         for at in range(0, size, _CHUNK):
             chunks.append(await self.reader.readexactly(min(_CHUNK, size - at)))
-            await asyncio.sleep(max(0.0, begun + at / self.store.rate - loop.time()))
+            await asyncio.sleep(max(0.0, begun + at / rate - loop.time()))
         return b"".join(chunks)
 
     async def head(self, status, length, headers):

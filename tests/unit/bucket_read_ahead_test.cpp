@@ -18,7 +18,7 @@
 namespace dsckpt {
 namespace {
 
-constexpr uint64_t kMiB = 1 << 20;
+constexpr uint64_t kReadMiB = 1 << 20;
 
 std::byte byte_at(uint32_t object, uint64_t offset) {
   return static_cast<std::byte>((offset * 2654435761U + object * 40503U) >> 13);
@@ -151,7 +151,7 @@ void expect_each_once(std::vector<Extent> fetched, const std::vector<std::vector
 TEST(ReadAhead, JoinsWhatStepsTakeAndReadsItInTheirOrder) {
   Computed objects;
   ReadAhead ahead(objects, 1, 40);
-  const auto steps = in_turns(4, kMiB / 2, 96);
+  const auto steps = in_turns(4, kReadMiB / 2, 96);
   const auto token = ahead.start(steps_of(steps), 4);
   run(ahead, *token, steps, 2);
   EXPECT_EQ(ahead.held(), 0u);
@@ -160,7 +160,7 @@ TEST(ReadAhead, JoinsWhatStepsTakeAndReadsItInTheirOrder) {
   size_t long_ones = 0;
   for (const Extent& request : objects.fetched) {
     EXPECT_LE(request.size, ReadAhead::kLongestRequest);
-    long_ones += request.size > 7 * kMiB ? 1 : 0;
+    long_ones += request.size > 7 * kReadMiB ? 1 : 0;
     // Of files that are read in turns, none is far ahead of the others.
     EXPECT_LE(last, request.offset + 2 * ReadAhead::kLongestRequest);
     last = request.offset;
@@ -206,7 +206,7 @@ TEST(ReadAhead, KeepsRequestsAndMemoryBounded) {
 TEST(ReadAhead, GoesOnWhereStepsAreTakenOutOfOrder) {
   Computed objects;
   ReadAhead ahead(objects, 2, 1);
-  const auto steps = in_turns(2, kMiB, 40);
+  const auto steps = in_turns(2, kReadMiB, 40);
   const auto token = ahead.start(steps_of(steps), 4);
   for (size_t step = 0; step < steps.size(); ++step) token->begin(step);
   for (size_t step = steps.size(); step-- > 0;) {
@@ -220,19 +220,19 @@ TEST(ReadAhead, GoesOnWhereStepsAreTakenOutOfOrder) {
 TEST(ReadAhead, IsNoFurtherAheadThanItMay) {
   Computed objects;
   ReadAhead ahead(objects, 8, 16);
-  const auto steps = in_turns(1, kMiB, 64);
-  const auto token = ahead.start(steps_of(steps, 4 * kMiB), 1);
+  const auto steps = in_turns(1, kReadMiB, 64);
+  const auto token = ahead.start(steps_of(steps, 4 * kReadMiB), 1);
   token->begin(0);
   EXPECT_TRUE(read(ahead, steps[0][0]));
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  EXPECT_LE(ahead.held(), 4 * kMiB);
+  EXPECT_LE(ahead.held(), 4 * kReadMiB);
 }
 
 TEST(ReadAhead, FailsWhereTheBytesAreNeeded) {
   Computed objects;
-  objects.bad_byte = 20 * kMiB;
+  objects.bad_byte = 20 * kReadMiB;
   ReadAhead ahead(objects, 4, 8);
-  const auto steps = in_turns(1, kMiB, 40);
+  const auto steps = in_turns(1, kReadMiB, 40);
   const auto token = ahead.start(steps_of(steps), 4);
   size_t failed = 0;
   for (size_t step = 0; step < steps.size(); ++step) {
@@ -251,9 +251,9 @@ TEST(ReadAhead, FailsWhereTheBytesAreNeeded) {
 
 TEST(ReadAhead, SaysNothingOfWhatNobodyNeeds) {
   Computed objects;
-  objects.bad_byte = 6 * kMiB;
+  objects.bad_byte = 6 * kReadMiB;
   ReadAhead ahead(objects, 4, 8);
-  const auto steps = in_turns(1, kMiB, 40);
+  const auto steps = in_turns(1, kReadMiB, 40);
   auto token = ahead.start(steps_of(steps), 4);
   token->begin(0);
   EXPECT_TRUE(read(ahead, steps[0][0]));
@@ -261,7 +261,7 @@ TEST(ReadAhead, SaysNothingOfWhatNobodyNeeds) {
   token = nullptr;
   uint64_t apart = 0;
   std::vector<std::byte> out(10);
-  EXPECT_EQ(ahead.copy(0, 6 * kMiB, out, &apart), 0u);
+  EXPECT_EQ(ahead.copy(0, 6 * kReadMiB, out, &apart), 0u);
   EXPECT_EQ(apart, 10u);
 }
 
@@ -271,7 +271,7 @@ TEST(ReadAhead, GivesUpAtOnce) {
   const auto started = std::chrono::steady_clock::now();
   {
     ReadAhead ahead(objects, 4, 8);
-    const auto steps = in_turns(2, kMiB, 40);
+    const auto steps = in_turns(2, kReadMiB, 40);
     auto token = ahead.start(steps_of(steps), 4);
     while (true) {
       const std::lock_guard lock(objects.mutex);
@@ -280,7 +280,7 @@ TEST(ReadAhead, GivesUpAtOnce) {
     token = nullptr;
     // Another run goes on.
     objects.hangs = false;
-    const auto others = in_turns(1, kMiB, 3);
+    const auto others = in_turns(1, kReadMiB, 3);
     token = ahead.start(steps_of(others), 1);
     run(ahead, *token, others, 2);
   }
@@ -325,13 +325,14 @@ TEST(ReadAhead, GivesWhatIsThere) {
     for (auto& step : steps) {
       step.resize(up_to(6));
       for (Extent& extent : step) {
-        extent = {static_cast<uint32_t>(up_to(3)), up_to(3 * kMiB), 1 + up_to(kMiB >> up_to(12))};
+        extent = {static_cast<uint32_t>(up_to(3)), up_to(3 * kReadMiB),
+                  1 + up_to(kReadMiB >> up_to(12))};
       }
     }
     Computed objects;
     ReadAhead ahead(objects, static_cast<unsigned>(1 + up_to(7)),
                     static_cast<unsigned>(1 + up_to(3)));
-    const auto token = ahead.start(steps_of(steps, up_to(1) * up_to(4 * kMiB)), 4);
+    const auto token = ahead.start(steps_of(steps, up_to(1) * up_to(4 * kReadMiB)), 4);
     run(ahead, *token, steps, static_cast<unsigned>(1 + up_to(7)));
     EXPECT_EQ(ahead.held(), 0u);
   }
