@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "base/extent.h"
-
 #include "io/far_store.h"
 
 namespace dsckpt {
