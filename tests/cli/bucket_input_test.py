@@ -46,7 +46,7 @@ LOOKS = [
     ["zero-to-fp32", "IN", "OUT", "--dry-run"],
 ]
 COMMANDS = CONVERSIONS + LOOKS
-TRAFFIC = re.compile(r"^.*requests? to the object store, .*\n", re.MULTILINE)
+TRAFFIC = re.compile(r"^.*(requests? to the object store, |the run would take about ).*\n", re.MULTILINE)
 SECONDS = re.compile(r"\b[0-9.]+ s\b(, [0-9.]+ [KMGT]?B/s)?")
 STAND_INS = "dsckpt-bucket"
 PARAMS = 400_000_000 if ALL else 20_000_000
