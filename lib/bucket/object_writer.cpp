@@ -28,11 +28,8 @@ std::string random_name() {
   std::random_device random;
   std::string name;
   for (int i = 0; i < 4; ++i) {
-    std::array<char, 9> digits{};
-    const uint32_t value = random();
-    for (int digit = 0; digit < 8; ++digit)
-      digits[digit] = "0123456789abcdef"[value >> 4 * digit & 15];
-    name += digits.data();
+    uint32_t value = random();
+    for (int digit = 0; digit < 8; ++digit, value >>= 4U) name += "0123456789abcdef"[value & 15U];
   }
   return name;
 }
