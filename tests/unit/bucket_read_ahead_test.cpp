@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <mutex>
 #include <random>
@@ -174,7 +175,7 @@ TEST(ReadAhead, JoinsNeighboursThatAreNeededInAnyOrder) {
   Computed objects;
   ReadAhead ahead(objects, 1, 40);
   std::vector<std::vector<Extent>> steps;
-  for (const uint64_t place : {5, 2, 3, 0, 4, 1, 6, 7}) {
+  for (const uint64_t place : std::initializer_list<uint64_t>{5, 2, 3, 0, 4, 1, 6, 7}) {
     steps.push_back({{0, place * 100'000, 100'000}});
   }
   // Little that is not needed is read, too; much is not.
