@@ -208,10 +208,12 @@ void FarOutput::prepare() {
     write_marker();
   } catch (const Error&) {
     const std::string maybe_there = std::exchange(marker_, "");
+    target_.store->clean_up(true);
     try {
       target_.store->remove(maybe_there);
     } catch (const Error&) {  // the first one says it
     }
+    target_.store->clean_up(false);
     throw;
   }
   sweep_left_overs();
@@ -537,6 +539,7 @@ void FarOutput::commit(const Pointer& pointer, const CommitHelp& help) {
   } catch (const std::exception& error) {  // memory, mostly
     take_back(IoError({.file = shown_as(target_.path)}, error.what(), 0));
   }
+  target_.store->clean_up(true);
   try {
     abort_uploads();
     remove_marker();
@@ -545,6 +548,7 @@ void FarOutput::commit(const Pointer& pointer, const CommitHelp& help) {
                      "; the output is complete");
     marker_.clear();
   }
+  target_.store->clean_up(false);
 }
 
 void FarOutput::take_back(const Error& error) {
