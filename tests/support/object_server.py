@@ -426,6 +426,8 @@ class _Connection:
         with path.open("rb") as file:
             while begin < end:
                 size = min(_CHUNK, end - begin) if store.rate or is_changed else end - begin
+                with store.lock:  # before who gets the last of it can ask
+                    store.sent += size
                 if is_changed:
                     file.seek(begin)
                     self.writer.write(bytes(byte ^ 0x55 for byte in file.read(size)))
@@ -433,8 +435,6 @@ class _Connection:
                 else:
                     await loop.sendfile(self.writer.transport, file, begin, size)
                 begin += size
-                with store.lock:
-                    store.sent += size
                 if store.rate:
                     await asyncio.sleep(max(0.0, started + (begin - first) / store.rate - loop.time()))
 
