@@ -252,7 +252,7 @@ void Buckets::open(const BucketOptions& options,
   impl_->client = std::make_shared<HttpClient>(requests, cancelled);
   std::shared_ptr<CredentialSource> credentials;
   if (!options.is_unsigned) {
-    credentials = std::make_shared<CredentialSource>(variables, shared.credentials, *impl_->client);
+    credentials = std::make_shared<CredentialSource>(variables, shared, region, *impl_->client);
   }
   for (const Impl::Used& used : impl_->urls) {
     const BucketUrl& url = used.url;

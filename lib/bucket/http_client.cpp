@@ -77,6 +77,8 @@ extern "C" size_t on_body(char* data, size_t, size_t size, void* user) {
       exchange.too_long = true;
       return 0;
     }
+    // Secrets among them are wiped where they are, and are to be nowhere else.
+    if (reply.text.empty()) reply.text.reserve(std::min(most, kMostErrorText));
     reply.text.append(data, size);
   }
   reply.received += size;
@@ -175,11 +177,11 @@ const char* certificates_here() {
   return nullptr;
 }
 
+}  // namespace
+
 void wipe(std::string& text) {
   ::explicit_bzero(text.data(), text.size());
 }
-
-}  // namespace
 
 Credentials::~Credentials() {
   wipe(key);
@@ -291,9 +293,13 @@ struct HttpClient::Impl {
       set(handle, CURLOPT_RANGE, range.c_str());
     }
     HeaderList headers;
-    for (const std::string& header : request.headers) headers.add(header);
+    bool has_type = false;
+    for (const std::string& header : request.headers) {
+      headers.add(header);
+      has_type |= header.starts_with("Content-Type:");
+    }
     if (request.body) {
-      headers.add("Content-Type: application/octet-stream");
+      if (!has_type) headers.add("Content-Type: application/octet-stream");
       headers.add("Expect:");  // what is refused is sent in vain, and all else comes sooner
     }
     if (request.credentials != nullptr) {

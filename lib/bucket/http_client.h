@@ -13,6 +13,9 @@
 
 namespace dsckpt {
 
+// So that nobody finds in memory what it held.
+void wipe(std::string& text);
+
 // What signs. The memory of the secrets is wiped when it goes.
 struct Credentials {
   Credentials() = default;

@@ -440,22 +440,47 @@ class _Connection:
 
 
 class CredentialEndpoints:
-    """What a container and an instance ask for their credentials, at /container and /latest/...
+    """What a container and an instance ask for their credentials, at /container and /latest/..., and the token service
+    (AWS Security Token Service API Reference, AssumeRoleWithWebIdentity), which is asked by a POST to /.
 
     `authorization` is what the container must send. The instance's wants version 2: a token first, that a PUT gives.
     """
 
     ROLE, IMDS_TOKEN = "the-role", "IMDS-TOKEN-456"
+    ROLE_ARN, WEB_TOKEN = "arn:aws:iam::123456789012:role/reads+writes", "eyJhbGciOi.J9/WEB+TOKEN=.xyz"
 
     def __init__(self, secret=SECRET, authorization="CONTAINER-TOKEN-789", lives=3600, has_role=True):
         self.secret, self.authorization, self.lives, self.has_role = secret, authorization, lives, has_role
         self.asked = []  # (method, path, status)
+        self.sessions = []  # RoleSessionName of each
 
-    def answer(self, request):
+    def role_answer(self, request, body):
+        form = urllib.parse.parse_qs(body.decode(), strict_parsing=True)
+        asked = (request.headers.get("content-type"), form.get("Action"), form.get("Version"))
+        if asked != ("application/x-www-form-urlencoded", ["AssumeRoleWithWebIdentity"], ["2011-06-15"]):
+            return 400, self.role_error("InvalidAction", repr(asked))
+        self.sessions += form["RoleSessionName"]
+        if form["RoleArn"] != [self.ROLE_ARN] or form["WebIdentityToken"] != [self.WEB_TOKEN]:
+            return 400, self.role_error("InvalidIdentityToken", "No OpenIDConnect provider found")
+        found = json.loads(self.document())
+        keys = "".join(f"<{name}>{escape(found[of])}</{name}>" for name, of in (
+            ("AccessKeyId", "AccessKeyId"), ("SecretAccessKey", "SecretAccessKey"), ("SessionToken", "Token"),
+            ("Expiration", "Expiration")))
+        return 200, ('<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">'
+                     f"<AssumeRoleWithWebIdentityResult><Credentials>{keys}</Credentials>"
+                     "</AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>")
+
+    def role_error(self, code, message):
+        return (f'<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><Error><Type>Sender</Type>'
+                f"<Code>{code}</Code><Message>{escape(message)}</Message></Error></ErrorResponse>")
+
+    def answer(self, request, body):
         """status, text"""
         if (request.method, request.path) == ("PUT", "/latest/api/token"):
             ttl = request.headers.get("x-aws-ec2-metadata-token-ttl-seconds", "")
             return (200, self.IMDS_TOKEN) if ttl.isdigit() and 1 <= int(ttl) <= 21600 else (400, "")
+        if (request.method, request.path) == ("POST", "/"):
+            return self.role_answer(request, body)
         if request.method != "GET":
             return 405, ""
         if request.path == "/container":
@@ -478,8 +503,8 @@ class CredentialEndpoints:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 request = _Request((await reader.readuntil(b"\r\n\r\n"))[:-4])
-                await reader.readexactly(int(request.headers.get("content-length", "0")))
-                status, text = self.answer(request)
+                body = await reader.readexactly(int(request.headers.get("content-length", "0")))
+                status, text = self.answer(request, body)
                 self.asked.append((request.method, request.path, status))
                 head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Length: {len(text)}\r\n\r\n"
                 writer.write((head + text).encode())
