@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -101,6 +102,16 @@ extern "C" size_t on_header(char* data, size_t, size_t size, void* user) {
     reply.region = value;
   } else if (name == "content-range") {
     reply.content_range = value;
+  } else if (name == "content-length") {
+    uint64_t length = 0;
+    const auto [end, failed] = std::from_chars(value.data(), value.data() + value.size(), length);
+    if (failed == std::errc() && end == value.data() + value.size()) reply.length = length;
+  } else if (name == "last-modified") {
+    tm parts{};
+    const std::string text(value);
+    if (::strptime(text.c_str(), "%a, %d %b %Y %H:%M:%S GMT", &parts) != nullptr) {
+      reply.modified = ::timegm(&parts);
+    }
   } else if (name == "x-amz-meta-dsckpt-run") {
     reply.run = value;
   }
@@ -278,6 +289,9 @@ struct HttpClient::Impl {
           request.body->empty() ? "" : reinterpret_cast<const char*>(request.body->data()));
       set(handle, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(request.body->size()));
       set(handle, CURLOPT_UPLOAD_BUFFERSIZE, 512L << 10);
+    }
+    if (request.uses_netrc) {
+      set(handle, CURLOPT_NETRC, static_cast<long>(CURL_NETRC_OPTIONAL));
     }
     if (request.method == "HEAD") set(handle, CURLOPT_NOBODY, 1L);
     if (request.method != "GET") set(handle, CURLOPT_CUSTOMREQUEST, request.method.c_str());

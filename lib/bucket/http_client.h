@@ -41,7 +41,8 @@ struct HttpRequest {
   // A success whose text is an error is one, and as if it had the status 500
   // (CompleteMultipartUpload).
   bool fails_in_text = false;
-  bool cleans_up = false;  // also if `cancelled`
+  bool cleans_up = false;   // also if `cancelled`
+  bool uses_netrc = false;  // name and password for the server are those of ~/.netrc, if there
   // With these it is signed (Signature Version 4, for S3) for `region`.
   std::shared_ptr<const Credentials> credentials = {};
   std::string region = {};
@@ -53,13 +54,15 @@ struct HttpRequest {
 
 struct HttpReply {
   long status = 0;
-  std::string text = {};           // the body, unless it is in `into`
-  std::string etag = {};           // without quotes
-  std::string region = {};         // x-amz-bucket-region
-  std::string content_range = {};  // "bytes 0-9/100"
-  std::string run = {};            // x-amz-meta-dsckpt-run
-  size_t received = 0;             // bytes of the body
-  bool maybe_twice = false;        // the server may have had the request before this one
+  std::string text = {};                // the body, unless it is in `into`
+  std::string etag = {};                // without quotes
+  std::string region = {};              // x-amz-bucket-region
+  std::string content_range = {};       // "bytes 0-9/100"
+  std::optional<uint64_t> length = {};  // Content-Length
+  int64_t modified = 0;                 // Last-Modified, in seconds since the epoch; 0: not said
+  std::string run = {};                 // x-amz-meta-dsckpt-run
+  size_t received = 0;                  // bytes of the body
+  bool maybe_twice = false;             // the server may have had the request before this one
 };
 
 struct HttpTraffic {

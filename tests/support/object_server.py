@@ -48,6 +48,8 @@ class Store:
     `minds_match`: whether conditions count, of reads and writes.
 
     `delay` is waited before each reply, in seconds; `rate` is in bytes a second and connection.
+
+    `buckets_in_hosts`: "BUCKET.HOST" is asked for what is in a bucket, too.
     """
 
     def __init__(self, root, signed=True, page=1000, fault=None, answers_200=False, minds_match=True, delay=0.0,
@@ -56,6 +58,7 @@ class Store:
         self.signed, self.page, self.fault = signed, page, fault or (lambda number, path: None)
         self.answers_200, self.minds_match = answers_200, minds_match
         self.delay, self.rate, self.stall_seconds = delay, rate, stall_seconds
+        self.buckets_in_hosts, self.hosts = False, set()
         self.lock = threading.Lock()
         self.requests = []  # (method, path, range)
         self.sent = 0  # bytes of objects, as they were sent
@@ -223,6 +226,10 @@ class _Connection:
         if store.signed and (code := request.problem_with_signature()):
             return await self.problem(request, 400 if code == "AuthorizationHeaderMalformed" else 403, code, fault,
                                       **({"x-amz-bucket-region": REGION} if code.endswith("Malformed") else {}))
+        host = request.headers.get("host", "")
+        store.hosts.add(host)
+        if store.buckets_in_hosts and not host.startswith(("127.", "localhost")):
+            path = f"/{host.partition('.')[0]}{path}"
         bucket, _, key = path[1:].partition("/")
         if not bucket or ".." in path.split("/") or not (store.root / bucket).is_dir():
             return await self.problem(request, 404, "NoSuchBucket", fault)
