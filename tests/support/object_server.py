@@ -11,6 +11,7 @@ import asyncio
 import base64
 import contextlib
 import datetime
+import email.utils
 import hashlib
 import hmac
 import json
@@ -73,7 +74,8 @@ class Store:
     def etag(self, path):
         stat = path.stat()
         changes = self.changes.get(path, 0)
-        return hashlib.md5(f"{path} {stat.st_size} {stat.st_mtime_ns} {changes}".encode()).hexdigest()
+        version = hashlib.md5(f"{path} {stat.st_size} {stat.st_mtime_ns} {changes}".encode()).hexdigest()
+        return f"{version}-1"  # as of an upload in parts: not the digest of what it holds
 
 
 class Upload:
@@ -162,7 +164,8 @@ class _Connection:
 
     async def run(self):
         store = self.store
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError):
+        # RuntimeError: sendfile() to a client that has gone.
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError, RuntimeError):
             while True:
                 request = _Request((await self.reader.readuntil(b"\r\n\r\n"))[:-4])
                 request.body = await self.body_of(request)
@@ -404,7 +407,9 @@ class _Connection:
             if begin >= size or begin >= end:
                 return await self.problem(request, 416, "InvalidRange", **{"Content-Range": f"bytes */{size}"})
         run = {"x-amz-meta-dsckpt-run": store.runs[path]} if store.runs.get(path) else {}
-        headers = {**run, "ETag": f'"{etag}"', "Accept-Ranges": "bytes", "Content-Type": "binary/octet-stream"}
+        modified = email.utils.formatdate(int(path.stat().st_mtime), usegmt=True)
+        headers = {**run, "ETag": f'"{etag}"', "Accept-Ranges": "bytes", "Content-Type": "binary/octet-stream",
+                   "Last-Modified": modified}
         is_ranged = found and not store.answers_200
         if is_ranged:
             shift = 1 if fault == "shifted" else 0
