@@ -210,7 +210,7 @@ class NetworkTest(WebCase):
                     done = self.tool("ckpt-inspect", "list", url, env={**self.environment, name: str(certificate)})
                     self.assertEqual(done.returncode, 0, done.stderr)
             # Of another name than the certificate's.
-            done = self.tool("ckpt-inspect", "list", url.replace("127.0.0.1", "localhost"),
+            done = self.tool("ckpt-inspect", "list", url.replace("localhost", "127.0.0.1"),
                              env={**self.environment, "AWS_CA_BUNDLE": str(certificate)})
             self.assertEqual(done.returncode, 4, done.stderr)
 

@@ -11,7 +11,6 @@ import html
 import http.client
 import http.server
 import io
-import ipaddress
 import json
 import os
 import pathlib
@@ -213,7 +212,7 @@ def serving(site, certificate=None):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
     with _running(lambda *args: _Handler(*args, site=site), context) as port:
-        yield f"http{'s' * bool(certificate)}://127.0.0.1:{port}"
+        yield f"https://localhost:{port}" if certificate else f"http://127.0.0.1:{port}"
 
 
 @contextlib.contextmanager
@@ -224,8 +223,11 @@ def proxy():
         yield f"http://127.0.0.1:{port}", seen
 
 
-def make_certificate(folder, name="127.0.0.1"):
-    """A key and a certificate that it signs itself, in one file: a server's, and one to be trusted."""
+def make_certificate(folder, name="localhost"):
+    """A key and a certificate that it signs itself, in one file: a server's, and one to be trusted.
+
+    Of a name, not of an address: mbedTLS compares no addresses.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -235,7 +237,7 @@ def make_certificate(folder, name="127.0.0.1"):
     made = (x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key())
             .serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(hours=1))
             .not_valid_after(now + datetime.timedelta(hours=1))
-            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(name))]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
             .sign(key, hashes.SHA256()))
     file = pathlib.Path(folder) / "certificate.pem"

@@ -43,42 +43,49 @@ TEST(BucketUrl, MayBeAWebServers) {
   }
 }
 
-// Pages of nginx 1.22, Apache 2.4 and Python 3.11, and the JSON of nginx and Caddy 2.
+// Of nginx 1.22, Apache 2.4 and Python 3.11, and the JSON of nginx and Caddy 2.
+constexpr const char* kIndexOfNginx = R"(<html>
+<head><title>Index of /x/</title></head>
+<body>
+<h1>Index of /x/</h1><hr><pre><a href="../">../</a>
+<a href="global_step3/">global_step3/</a>     24-Nov-2026 10:00     -
+<a href="a%20b%26c.pt">a b&amp;c.pt</a>       24-Nov-2026 10:00     9
+<a href="latest">latest</a>                   24-Nov-2026 10:00     9
+</pre><hr></body>
+</html>)";
+constexpr const char* kIndexOfApache = R"(<table><tr><th><a href="?C=N;O=D">Name</a></th></tr>
+<tr><td><a href="/">Parent Directory</a></td></tr>
+<tr><td><a href="a%20b&amp;c.pt">a b&amp;c.pt</a></td></tr>
+<tr><td><A CLASS=x HREF='global_step3/'>global_step3/</A></td></tr>
+<tr><td><a
+href=latest>latest</a></td></tr></table>)";
+constexpr const char* kIndexOfPython = R"(<ul>
+<li><a href="a%20b%26c.pt">a b&amp;c.pt</a></li>
+<li><a href="./global_step3/">global_step3/</a></li>
+<li><a href="/x/latest#top">latest@</a></li>
+<li><a href="http://h/x/latest">latest</a></li></ul>)";
+constexpr const char* kJsonOfNginx = R"([
+{ "name":"global_step3", "type":"directory", "mtime":"Tue, 24 Nov 2026 10:00:00 GMT" },
+{ "name":"a b&c.pt", "type":"file", "mtime":"Tue, 24 Nov 2026 10:00:00 GMT", "size":9 },
+{ "name":"latest", "type":"file", "mtime":"Tue, 24 Nov 2026 10:00:00 GMT", "size":9 }
+])";
+constexpr const char* kJsonOfCaddy =
+    R"([{"name":"global_step3/","is_dir":true},{"name":"a b&c.pt","is_dir":false},{"name":"latest"}])";
+
 TEST(WebIndex, HasWhatLiesInTheFolder) {
   const std::vector<WebEntry> expected{
       {"a b&c.pt", false}, {"global_step3", true}, {"latest", false}};
-  const char* const pages[] = {
-      "<html>\r\n<head><title>Index of /x/</title></head>\r\n<body>\r\n<h1>Index of "
-      "/x/</h1><hr><pre>"
-      "<a href=\"../\">../</a>\r\n<a href=\"global_step3/\">global_step3/</a>  24-Nov-2026 10:00   "
-      " -\r\n"
-      "<a href=\"a%20b%26c.pt\">a b&amp;c.pt</a>  24-Nov-2026 10:00   9\r\n"
-      "<a href=\"latest\">latest</a>  24-Nov-2026 10:00   9\r\n</pre><hr></body>\r\n</html>",
-      "<table><tr><th><a href=\"?C=N;O=D\">Name</a></th></tr><tr><td><a href=\"/\">Parent "
-      "Directory</a></td>"
-      "</tr><tr><td><a href=\"a%20b&amp;c.pt\">a b&amp;c.pt</a></td></tr>"
-      "<tr><td><A CLASS=x HREF='global_step3/'>global_step3/</A></td></tr>"
-      "<tr><td><a\nhref=latest>latest</a></td></tr></table>",
-      "<ul>\n<li><a href=\"a%20b%26c.pt\">a b&amp;c.pt</a></li>\n<li><a "
-      "href=\"./global_step3/\">x</a></li>\n"
-      "<li><a href=\"/x/latest#top\">latest@</a></li>\n<li><a "
-      "href=\"http://h/x/latest\">latest</a></li></ul>",
-      "[\n{ \"name\":\"global_step3\", \"type\":\"directory\", \"mtime\":\"Tue, 24 Nov 2026 "
-      "10:00:00 GMT\" },\n"
-      "{ \"name\":\"a b&c.pt\", \"type\":\"file\", \"size\":9 }, { \"name\":\"latest\", "
-      "\"type\":\"file\" }]",
-      "[{\"name\":\"global_step3/\",\"is_dir\":true},{\"name\":\"a "
-      "b&c.pt\",\"is_dir\":false},{\"name\":\"latest\"}]"};
-  for (const char* page : pages) EXPECT_EQ(parse_web_index(page, "x"), expected) << page;
+  for (const char* page :
+       {kIndexOfNginx, kIndexOfApache, kIndexOfPython, kJsonOfNginx, kJsonOfCaddy}) {
+    EXPECT_EQ(parse_web_index(page, "x"), expected) << page;
+  }
 }
 
 TEST(WebIndex, HasNothingThatLiesElsewhere) {
-  const char* const page =
-      "<a href=\"../a\"><a href=\"/y/a\"><a href=\"//h/x/a\"><a href=\"/x/a/b\"><a "
-      "href=\"mailto:a\"><a href=\"\">"
-      "<a href=\"%2e%2e\"><a href=\"a%2fb\"><a href=\"%00\"><a href=\"%z\"><a href=\".\"><a "
-      "href><a href=><a =b>"
-      "<abbr href=\"b\"><a title='<a href=\"b\">'><b><a href='b";
+  const char* const page = R"(
+<a href="../a"><a href="/y/a"><a href="//h/x/a"><a href="/x/a/b"><a href="mailto:a"><a href="">
+<a href="%2e%2e"><a href="a%2fb"><a href="%00"><a href="%z"><a href="."><a href><a href=><a =b>
+<abbr href="b"><a title='<a href="c">'><b><a href='b)";
   // The last is cut, and names a file all the same; in the one before a tag is text.
   EXPECT_EQ(parse_web_index(page, "x"), (std::vector<WebEntry>{{"b", false}}));
   EXPECT_EQ(parse_web_index("", ""), std::vector<WebEntry>());
