@@ -27,8 +27,7 @@ constexpr uint64_t kHeldFile = 256 << 10;
 constexpr size_t kLongestMarker = size_t{256} << 20;
 constexpr int kMostTimes = 3;  // that an upload is sent anew
 constexpr int64_t kSecond = 1'000'000'000;
-// A run says that it lives once an hour; after a day without a word it does not.
-constexpr std::chrono::hours kBeat{1};
+// A run that has not said for so long that it lives (FarOptions::beat) does not.
 constexpr int64_t kDead = 24 * 3600 * kSecond;
 
 UsageError is_there_already(const std::string& shown) {
@@ -237,7 +236,7 @@ void FarOutput::write_marker() {
       if (object.path == marker_) since_ = object.modified;
     }
   }
-  next_beat_ = std::chrono::steady_clock::now() + kBeat;
+  next_beat_ = std::chrono::steady_clock::now() + options_.beat;
 }
 
 // That the run lives is no reason for it to fail.
@@ -247,7 +246,7 @@ void FarOutput::beat() {
   try {
     write_marker();
   } catch (const IoError&) {
-    next_beat_ = std::chrono::steady_clock::now() + kBeat;
+    next_beat_ = std::chrono::steady_clock::now() + options_.beat;
   }
 }
 

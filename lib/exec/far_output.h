@@ -42,7 +42,8 @@ struct FarOptions {
   bool packed = false;        // StageOptions::packed
   // Of all parts but the last: far_part_bytes().
   uint64_t part_bytes = 0;
-  uint64_t held_bytes = 64 << 20;  // of small outputs that are kept in memory, all together
+  uint64_t held_bytes = 64 << 20;   // of small outputs that are kept in memory, all together
+  std::chrono::seconds beat{3600};  // after which the marker says again that the run lives
 };
 
 // Of a run of that plan: 8 MiB, or the next power of two with which 10,000 parts suffice.
