@@ -55,29 +55,19 @@ void for_each_at_once(unsigned requests, OutputId count, Wanted&& is_wanted, Wor
   });
 }
 
-// What a marker says, besides its first line: the outputs' paths, and since when.
-struct MarkerText {
-  std::set<std::string> paths = {};
-  int64_t since = 0;  // 0: since it was made
-};
-
-MarkerText parse_marker(const std::string& text) {
-  MarkerText marker;
-  size_t at = std::min(text.find('\n'), text.size());
-  const auto owner = nlohmann::json::parse(text.substr(0, at), nullptr, false);
-  if (owner.is_object() && owner.contains("since") && owner["since"].is_number_integer()) {
-    marker.since = owner["since"];
-  }
-  while (at < text.size()) {
-    const size_t end = std::min(text.find('\n', at + 1), text.size());
-    const auto path = nlohmann::json::parse(text.substr(at + 1, end - at - 1), nullptr, false);
-    if (path.is_string()) marker.paths.insert(path.get<std::string>());
-    at = end;
-  }
-  return marker;
-}
-
 }  // namespace
+
+// What a run has said: whose it is, what it writes, and since when.
+struct FarOutput::Marker {
+  FarObject object;
+  SignedBy owner = {};
+  std::set<std::string> paths = {};
+  int64_t since = 0;
+
+  bool may_have_begun(const FarUpload& upload) const {
+    return paths.contains(upload.path) && upload.begun >= since;
+  }
+};
 
 uint64_t far_part_bytes(const CopyPlan& plan) {
   uint64_t largest = 0;
@@ -250,49 +240,106 @@ void FarOutput::beat() {
   }
 }
 
-void FarOutput::sweep_left_overs() {
-  const std::string front = path_of(std::string(kStagingPrefix));
-  std::optional<std::vector<FarUpload>> uploads;
-  for (auto it = existing_.lower_bound(front);
-       it != existing_.end() && it->first.starts_with(front); ++it) {
-    const FarObject& marker = it->second;
-    const std::string name = shown_as(marker.path);
-    try {
-      const std::string text = target_.store->read(marker.path, kLongestMarker);
-      const SignedBy owner = owner_in(std::string_view(text).substr(0, text.find('\n')));
-      if (owner.state == OwnerState::alive) continue;
-      if (owner.state == OwnerState::unknown && since_ - marker.modified < kDead) {
-        notes_.push_back(name + " is of an unfinished output" +
-                         (owner.who.empty() ? "" : " of " + owner.who) +
-                         "; a run that begins a day later removes what it has left");
-        continue;
-      }
-      if (!uploads) uploads = target_.store->uploads(path_of(""));
-      sweep(*uploads, marker, text, owner.who);
-    } catch (const IoError& error) {
-      notes_.push_back(
-          name + ", which a run that was killed had left, cannot be removed: " + error.message());
-    }
+// nullopt: it is gone meanwhile.
+std::optional<FarOutput::Marker> FarOutput::read_marker(const FarObject& object) const {
+  std::string text;
+  try {
+    text = target_.store->read(object.path, kLongestMarker);
+  } catch (const IoError&) {
+    if (!target_.store->find_etag(object.path)) return std::nullopt;
+    throw;
   }
-  std::erase_if(existing_, [&](const auto& entry) { return entry.first.starts_with(front); });
+  size_t at = std::min(text.find('\n'), text.size());
+  const std::string first = text.substr(0, at);
+  Marker marker{.object = object, .owner = owner_in(first), .since = object.modified};
+  const auto owner = nlohmann::json::parse(first, nullptr, false);
+  if (owner.is_object() && owner.contains("since") && owner["since"].is_number_integer()) {
+    marker.since = owner["since"];
+  }
+  // Uploads say when they were begun in seconds.
+  marker.since = marker.since / kSecond * kSecond;
+  while (at < text.size()) {
+    const size_t end = std::min(text.find('\n', at + 1), text.size());
+    const auto path = nlohmann::json::parse(text.substr(at + 1, end - at - 1), nullptr, false);
+    if (path.is_string()) marker.paths.insert(path.get<std::string>());
+    at = end;
+  }
+  return marker;
 }
 
-void FarOutput::sweep(const std::vector<FarUpload>& uploads, const FarObject& marker,
-                      const std::string& text, const std::string& who) {
-  const MarkerText said = parse_marker(text);
-  // Uploads say when they were begun in seconds.
-  const int64_t since = (said.since != 0 ? said.since : marker.modified) / kSecond * kSecond;
-  size_t removed = 0;
-  for (const FarUpload& upload : uploads) {
-    if (!said.paths.contains(upload.path) || upload.begun < since) continue;
-    // A new run's own are not begun yet.
-    target_.store->abort_upload(upload.path, upload.id);
-    ++removed;
+// What others have left is no reason for this run to fail.
+template <typename Work>
+void FarOutput::try_to_sweep(const std::string& marker, Work&& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::interrupted) throw;
+    notes_.push_back(
+        shown_as(marker) +
+        ", which a run that was killed had left, cannot be removed: " + error.message());
   }
-  target_.store->remove(marker.path);
-  notes_.push_back("removed " + shown_as(marker.path) + " and " +
-                   counted(removed, "unfinished upload") + ", which a run that was killed" +
-                   (who.empty() ? "" : " (" + who + ")") + " had left");
+}
+
+void FarOutput::sweep_left_overs() {
+  const std::string front = path_of(std::string(kStagingPrefix));
+  std::vector<Marker> dead;
+  for (auto it = existing_.lower_bound(front);
+       it != existing_.end() && it->first.starts_with(front); it = existing_.erase(it)) {
+    try_to_sweep(it->first, [&] {
+      std::optional<Marker> marker = read_marker(it->second);
+      if (!marker || marker->owner.state == OwnerState::alive) return;
+      if (marker->owner.state == OwnerState::dead || since_ - it->second.modified >= kDead) {
+        dead.push_back(std::move(*marker));
+        return;
+      }
+      notes_.push_back(shown_as(it->first) + " is of an unfinished output" +
+                       (marker->owner.who.empty() ? "" : " of " + marker->owner.who) +
+                       "; a run that begins a day later removes what it has left");
+    });
+  }
+  if (dead.empty()) return;
+  try_to_sweep(dead.front().object.path, [&] { sweep(dead); });
+}
+
+void FarOutput::sweep(const std::vector<Marker>& dead) {
+  const std::vector<FarUpload> uploads = target_.store->uploads(path_of(""));
+  // Whoever has begun one of these has said so before.
+  std::vector<Marker> others;
+  for (const FarObject& object : target_.store->list(path_of(std::string(kStagingPrefix)))) {
+    const bool is_known =
+        object.path == marker_ || std::any_of(dead.begin(), dead.end(), [&](const Marker& marker) {
+          return marker.object.path == object.path;
+        });
+    if (is_known) continue;
+    if (auto marker = read_marker(object)) others.push_back(std::move(*marker));
+  }
+  for (const Marker& marker : dead) {
+    try_to_sweep(marker.object.path, [&] {
+      size_t removed = 0;
+      size_t kept = 0;
+      for (const FarUpload& upload : uploads) {
+        if (!marker.may_have_begun(upload)) continue;
+        if (std::any_of(others.begin(), others.end(),
+                        [&](const Marker& other) { return other.may_have_begun(upload); })) {
+          ++kept;
+          continue;
+        }
+        target_.store->abort_upload(upload.path, upload.id);
+        ++removed;
+      }
+      const std::string what = counted(removed, "unfinished upload");
+      const std::string whose = ", which a run that was killed" +
+                                (marker.owner.who.empty() ? "" : " (" + marker.owner.who + ")") +
+                                " had left";
+      if (kept == 0) {
+        target_.store->remove(marker.object.path);
+        notes_.push_back("removed " + shown_as(marker.object.path) + " and " + what + whose);
+      } else {
+        notes_.push_back("removed " + what + " of " + shown_as(marker.object.path) + whose + "; " +
+                         counted(kept, "other") + " may be of a run that is under way");
+      }
+    });
+  }
 }
 
 uint64_t FarOutput::part_size(OutputId out, uint64_t number) const {

@@ -109,10 +109,13 @@ class FarOutput : public Output {
   void look();
   void check_free() const;
   void write_marker();
-  void sweep_left_overs();
-  void sweep(const std::vector<FarUpload>& uploads, const FarObject& marker,
-             const std::string& text, const std::string& who);
   void beat();
+  struct Marker;
+  std::optional<Marker> read_marker(const FarObject& object) const;
+  template <typename Work>
+  void try_to_sweep(const std::string& marker, Work&& work);
+  void sweep_left_overs();
+  void sweep(const std::vector<Marker>& dead);
 
   uint64_t part_size(OutputId out, uint64_t number) const;
   uint64_t patch_bytes_in(OutputId out, uint64_t number) const;

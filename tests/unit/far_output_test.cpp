@@ -789,6 +789,30 @@ TEST_F(FarLeftOverTest, OfAnotherHostIsNamedAndSweptADayLater) {
   }
 }
 
+// Two runs wrote there at once, and one of them was killed.
+TEST_F(FarLeftOverTest, OfADeadRunIsNotSweptWhereALiveOneWrites) {
+  leave(line_of_a_dead_process(), store_->now - 50 * kSecondOfStore);
+  leave(owner_line(), store_->now - 20 * kSecondOfStore, "run/out/.dsckpt-staging-2");
+  const auto uploads = store_->upload_ids();
+  run(plan_);
+  const auto left = store_->upload_ids();
+  EXPECT_FALSE(left.contains("a.bin of 1"));
+  EXPECT_FALSE(left.contains("old.bin of 1"));
+  EXPECT_TRUE(left.contains("a.bin of 2"));
+  EXPECT_TRUE(left.contains("old.bin of 2"));
+  EXPECT_TRUE(store_->objects.contains("run/out/.dsckpt-staging-2"));
+}
+
+TEST_F(FarLeftOverTest, IsGoneMeanwhile) {
+  leave(line_of_a_dead_process(), store_->now - 5 * kSecondOfStore);
+  store_->fault = [&](const std::string& line) {
+    if (line == std::string("read ") + kMarker) store_->objects.erase(kMarker);
+    return Fault::none;
+  };
+  run(plan_);
+  EXPECT_TRUE(notes_.empty()) << notes_[0];
+}
+
 TEST_F(FarLeftOverTest, IsNoReasonToFail) {
   for (const std::string request : {"read ", "uploads ", "abort ", "remove "}) {
     store_ = std::make_shared<MemoryStore>();
