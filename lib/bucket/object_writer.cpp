@@ -88,6 +88,15 @@ std::optional<std::string> ObjectWriter::find_etag(const std::string& path) {
   });
 }
 
+std::optional<std::string> ObjectWriter::find_own(const std::string& path) {
+  return in_context({.file = access_.name + "/" + path}, [&]() -> std::optional<std::string> {
+    HttpReply reply = access_.client->send(request("HEAD", path));
+    if (reply.status != 200 && reply.status != 404) throw_status(access_, reply);
+    if (reply.status == 404 || reply.run != run_) return std::nullopt;
+    return std::move(reply.etag);
+  });
+}
+
 std::string ObjectWriter::read(const std::string& path, size_t most) {
   return in_context({.file = access_.name + "/" + path}, [&] {
     HttpRequest asked = request("GET", path);

@@ -25,6 +25,7 @@ class ObjectWriter : public FarStore {
   unsigned requests() const override { return access_.requests; }
   std::vector<FarObject> list(const std::string& front) override;
   std::optional<std::string> find_etag(const std::string& path) override;
+  std::optional<std::string> find_own(const std::string& path) override;
   std::string read(const std::string& path, size_t most) override;
   FarPublished put(const std::string& path, std::span<const std::byte> bytes,
                    const std::optional<std::string>& before) override;

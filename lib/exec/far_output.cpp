@@ -200,7 +200,8 @@ void FarOutput::prepare() {
     target_.store->clean_up(true);
     try {
       target_.store->remove(maybe_there);
-    } catch (const Error&) {  // the first one says it
+    } catch (const Error&) {  // the first one says why
+      notes_.push_back(shown_as(maybe_there) + " may be there, and does no harm");
     }
     target_.store->clean_up(false);
     throw;
@@ -492,7 +493,9 @@ FarPublished FarOutput::try_to_publish(OutputId out) {
 void FarOutput::publish(OutputId out, const CommitHelp& help) {
   File& file = files_[out];
   for (int times = 0;; ++times) {
+    file.is_in_doubt = true;
     FarPublished result = try_to_publish(out);
+    file.is_in_doubt = false;
     switch (result.what) {
       case FarPublished::What::done:
         file.etag = std::move(result.etag);
@@ -521,12 +524,19 @@ void FarOutput::publish(OutputId out, const CommitHelp& help) {
   }
 }
 
-void FarOutput::remove_old(const std::string& path) {
-  const auto found = existing_.find(path);
-  if (found == existing_.end()) return;
-  target_.store->remove(path);
-  gone_.insert(path);
-  existing_.erase(found);
+void FarOutput::remove_old(std::vector<std::string> paths) {
+  std::erase_if(paths, [&](const std::string& path) { return !existing_.contains(path); });
+  for_each_at_once(
+      target_.store->requests(), static_cast<OutputId>(paths.size()), [](size_t) { return true; },
+      [&](size_t i) {
+        {
+          const std::lock_guard lock(mutex_);
+          gone_.insert(paths[i]);
+        }
+        target_.store->remove(paths[i]);
+        const std::lock_guard lock(mutex_);
+        existing_.erase(paths[i]);
+      });
 }
 
 void FarOutput::stand_in(OutputId first, OutputId last) {
@@ -538,26 +548,31 @@ void FarOutput::stand_in(OutputId first, OutputId last) {
 }
 
 void FarOutput::publish_all(OutputId last, const CommitHelp& help) {
+  std::set<std::string> ours;
+  for (OutputId out = 0; out < count(); ++out) ours.insert(own_path(out));
+  const auto add_other_forms = [&](OutputId out, std::vector<std::string>& paths) {
+    for (std::string& form : other_forms(out)) {
+      if (!ours.contains(form)) paths.push_back(std::move(form));
+    }
+  };
   if (options_.force && count() > 1) {
-    remove_old(own_path(last));
-    for (const std::string& form : other_forms(last)) remove_old(form);
+    std::vector<std::string> first{own_path(last)};
+    add_other_forms(last, first);
+    remove_old(std::move(first));
   }
   for_each_at_once(
       target_.store->requests(), last, [](OutputId) { return true; },
       [&](OutputId out) { publish(out, help); });
   // What the new ones take the place of.
-  std::set<std::string> ours;
-  for (OutputId out = 0; out < count(); ++out) {
-    ours.insert(own_path(out));
-    if (!options_.force) continue;
-    for (const std::string& form : other_forms(out)) remove_old(form);
+  std::vector<std::string> old;
+  if (options_.whole_folder) {
+    for (const auto& [path, object] : existing_) {
+      if (!ours.contains(path)) old.push_back(path);
+    }
+  } else if (options_.force) {
+    for (OutputId out = 0; out < count(); ++out) add_other_forms(out, old);
   }
-  if (!options_.whole_folder) return;
-  std::vector<std::string> others;
-  for (const auto& [path, object] : existing_) {
-    if (!ours.contains(path)) others.push_back(path);
-  }
-  for (const std::string& path : others) remove_old(path);
+  remove_old(std::move(old));
 }
 
 void FarOutput::put_pointer(const Pointer& pointer) {
@@ -565,10 +580,28 @@ void FarOutput::put_pointer(const Pointer& pointer) {
   const size_t slash = target_.path.rfind('/');
   const std::string path =
       slash == target_.path.npos ? name : target_.path.substr(0, slash + 1) + name;
-  const std::optional<std::string> etag = target_.store->find_etag(path);
-  const FarPublished result =
-      target_.store->put(path, std::as_bytes(std::span(pointer.text)), etag.value_or(""));
-  if (result.what == FarPublished::What::done) return;
+  for (int times = 0; times <= kMostTimes; ++times) {
+    const std::optional<std::string> etag = target_.store->find_etag(path);
+    try {
+      const FarPublished result =
+          target_.store->put(path, std::as_bytes(std::span(pointer.text)), etag.value_or(""));
+      if (result.what == FarPublished::What::done) return;
+      if (result.what == FarPublished::What::refused) break;
+    } catch (const Error& error) {
+      // It may be there all the same: then the output is complete.
+      target_.store->clean_up(true);
+      std::optional<std::string> own;
+      try {
+        own = target_.store->find_own(path);
+      } catch (const Error&) {
+        target_.store->clean_up(false);
+        Error(error, error.message() + "; " + shown_as(path) + " may be the new one").raise();
+      }
+      target_.store->clean_up(false);
+      if (!own || own == etag) throw;
+      return;
+    }
+  }
   throw IoError({.file = shown_as(path)}, "somebody else writes it at the same time", 0)
       .with_hint("run again once nobody writes there");
 }
@@ -609,6 +642,20 @@ void FarOutput::take_back(const Error& error) {
     problems.push_back(std::move(problem));
   };
   for_each_at_once(
+      target_.store->requests(), count(), [&](OutputId out) { return files_[out].is_in_doubt; },
+      [&](OutputId out) {
+        File& file = files_[out];
+        const std::string path = own_path(out);
+        try {
+          // Or else it could still be completed.
+          if (!file.is_held) target_.store->abort_upload(path, file.upload);
+          const std::optional<std::string> etag = target_.store->find_own(path);
+          file.is_published = etag && etag != before(path);
+        } catch (const Error&) {
+          add_problem(shown(out) + " may be the new one");
+        }
+      });
+  for_each_at_once(
       target_.store->requests(), count(), [&](OutputId out) { return files_[out].is_published; },
       [&](OutputId out) {
         const std::string path = own_path(out);
@@ -622,12 +669,22 @@ void FarOutput::take_back(const Error& error) {
         }
         add_problem(shown(out) + " is the new one");
       });
-  target_.store->clean_up(false);
-  std::sort(problems.begin(), problems.end());
   for (OutputId out = 0; out < count(); ++out) {
     if (files_[out].is_published) gone_.erase(own_path(out));
   }
-  for (const std::string& path : gone_) problems.push_back(shown_as(path) + " is gone");
+  for (const std::string& path : gone_) {
+    if (!existing_.contains(path)) {
+      problems.push_back(shown_as(path) + " is gone");
+      continue;
+    }
+    try {
+      if (!target_.store->find_etag(path)) problems.push_back(shown_as(path) + " is gone");
+    } catch (const Error&) {
+      problems.push_back(shown_as(path) + " may be gone");
+    }
+  }
+  target_.store->clean_up(false);
+  std::sort(problems.begin(), problems.end());
   if (problems.empty()) error.raise();
   std::string text = error.message() + "; what was replaced cannot be brought back";
   text += listed(problems);

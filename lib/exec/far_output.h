@@ -94,6 +94,7 @@ class FarOutput : public Output {
     std::map<uint64_t, uint32_t> crcs = {};  // of these, and of those of the upload before
     std::map<uint64_t, Part> parts = {};     // that are not complete; of one that is held, all
     bool is_held = false;
+    bool is_in_doubt = false;  // nobody knows what came of publishing it
     bool is_published = false;
     std::string etag = {};  // then
     uint64_t size = 0;      // as it was sent
@@ -126,7 +127,7 @@ class FarOutput : public Output {
   void publish_all(OutputId last, const CommitHelp& help);
   void publish(OutputId out, const CommitHelp& help);
   FarPublished try_to_publish(OutputId out);
-  void remove_old(const std::string& path);
+  void remove_old(std::vector<std::string> paths);
   void stand_in(OutputId first, OutputId last);
   void put_pointer(const Pointer& pointer);
   [[noreturn]] void take_back(const Error& error);
@@ -139,8 +140,8 @@ class FarOutput : public Output {
   const Patches patches_;
   std::deque<File> files_;                          // deque: they cannot move
   std::map<std::string, FarObject> existing_ = {};  // below the target, since prepare()
-  std::set<std::string> gone_ = {};                 // of these, what commit() has removed
-  std::optional<std::string> pointer_before_ = {};
+  // What commit() has removed; what is among `existing_` as well, perhaps.
+  std::set<std::string> gone_ = {};
 
   std::string marker_ = {};  // its path; "": there is none
   int64_t since_ = 0;        // when it was made, by the store's clock

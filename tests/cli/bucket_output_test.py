@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import cli_common
@@ -348,6 +349,28 @@ class FaultTest(BucketOutputTest):
         self.assert_failed(done, store, 2, f"s3://models/new/{INDEX}: exists already")
         self.assertEqual(list(tree(self.bucket / "new")), [INDEX])
         self.assertEqual((self.bucket / "new" / INDEX).read_text(), "another's")
+
+    def test_stopped_when_it_was_done_and_nobody_had_heard_of_it(self):
+        for name in (INDEX, "00002-of-00005.safetensors"):
+            started, met = threading.Event(), []
+
+            def fault(number, path):
+                if not path.endswith(name) or self.now.requests[-1][0] != "PUT":
+                    return None
+                started.wait()
+                met.append(path)
+                self.process.send_signal(signal.SIGINT)
+                return "lost"
+
+            with self.subTest(name), self.store(fault=fault) as store:
+                self.now = store
+                self.process = self.started(self.source, "s3://models/new", *SHARDED)
+                started.set()
+                said = self.process.communicate(timeout=20)
+                self.assertEqual((self.process.returncode, len(met)), (130, 1), said)
+                self.assertIn("interrupted", said[1])
+                self.assertIn(("PUT", f"/models/new/{met[0].rpartition('/')[2]}"), store.writes)
+                self.assert_nothing_there(store)
 
     def test_a_store_that_gives_back_other_bytes(self):
         for name in (INDEX, ".safetensors"):

@@ -96,6 +96,13 @@ class MemoryStore : public FarStore {
       return found->second.etag;
     });
   }
+  std::optional<std::string> find_own(const std::string& path) override {
+    return request("find own", path, [&](Fault) -> std::optional<std::string> {
+      const auto found = objects.find(path);
+      if (found == objects.end() || !found->second.is_own) return std::nullopt;
+      return found->second.etag;
+    });
+  }
   std::string read(const std::string& path, size_t most) override {
     return request("read", path, [&](Fault) {
       const auto found = objects.find(path);
@@ -503,11 +510,160 @@ TEST_F(FarOutputTest, RefusesWhatAppearsMeanwhile) {
   }
 }
 
+// Runs that fail at one request, in turn at each of those that a run makes.
+class FarFaultTest : public FarOutputTest {
+ protected:
+  using Objects = std::map<std::string, MemoryStore::Object>;
+
+  void begin(const std::set<std::string>& old) {
+    store_ = std::make_shared<MemoryStore>();
+    store_->at_most = at_most_;
+    for (const std::string& path : old) store_->set(path, "old");
+    before_ = store_->objects;
+    asked_ = 0;
+  }
+
+  size_t requests_of_a_run(const CopyPlan& plan, const std::set<std::string>& old) {
+    begin(old);
+    run(plan);
+    return store_->log().size();
+  }
+
+  // All of the plan, and of the old ones those that it does not replace.
+  void expect_done(const CopyPlan& plan) const {
+    auto wanted = expected(plan);
+    if (!options_.whole_folder) {
+      for (const auto& [path, object] : before_) wanted.emplace(path, object.bytes);
+      wanted.erase("run/out/c.json.zst");  // c.json, under another name
+    }
+    auto found = there();
+    for (const std::string& note : notes_) {
+      for (auto it = found.begin(); it != found.end();) {
+        const bool is_marker = it->first.find(".dsckpt-staging-") != it->first.npos;
+        it = is_marker && note.find(it->first) != note.npos ? found.erase(it) : std::next(it);
+      }
+    }
+    EXPECT_TRUE(found == wanted);
+  }
+
+  // Nothing of the run, and of the old ones what is not there any more is named.
+  void expect_undone(const std::string& said, bool may_be_left) const {
+    std::string all = said;
+    for (const std::string& note : notes_) all += "\n" + note;
+    const auto is_named = [&](const std::string& path) {
+      for (const char* what : {" is ", " may be ", " and unfinished uploads stay"}) {
+        if (all.find("s3://models/" + path + what) != all.npos) return true;
+      }
+      return false;
+    };
+    bool has_marker = false;
+    for (const auto& [path, object] : store_->objects) {
+      has_marker = has_marker || path.find(".dsckpt-staging-") != path.npos;
+      const auto old = before_.find(path);
+      if (old == before_.end()) {
+        EXPECT_TRUE(may_be_left && is_named(path)) << path << " is left: " << all;
+      } else if (old->second.etag != object.etag) {
+        EXPECT_TRUE(is_named(path)) << path << " is another one: " << all;
+      }
+    }
+    for (const auto& [path, object] : before_) {
+      EXPECT_TRUE(store_->objects.contains(path) || is_named(path)) << path << ": " << all;
+    }
+    EXPECT_TRUE(store_->upload_ids().empty() || (may_be_left && has_marker)) << all;
+  }
+
+  void fail_at_each(const CopyPlan& plan, const std::set<std::string>& old) {
+    const size_t requests = requests_of_a_run(plan, old);
+    expect_done(plan);
+    for (const Fault fault :
+         {Fault::fails, Fault::lost, Fault::interrupted, Fault::interrupted_after}) {
+      for (size_t at = 1; at <= requests; ++at) {
+        SCOPED_TRACE(testing::Message() << "fault " << static_cast<int>(fault) << " at " << at);
+        begin(old);
+        store_->fault = [&](const std::string&) { return ++asked_ == at ? fault : Fault::none; };
+        try {
+          run(plan);
+          expect_done(plan);
+        } catch (const Error& error) {
+          EXPECT_TRUE(error.kind() == ErrorKind::io || error.kind() == ErrorKind::interrupted);
+          expect_undone(error.what(), false);
+        }
+        if (HasFailure()) return show_log();
+      }
+    }
+  }
+
+  void show_log() const {
+    std::string lines;
+    for (const std::string& line : store_->log()) lines += "\n" + line;
+    ADD_FAILURE() << lines;
+  }
+
+  // From one request on, nothing can be done any more.
+  void lose_at_each(const CopyPlan& plan, const std::set<std::string>& old) {
+    const size_t requests = requests_of_a_run(plan, old);
+    for (const Fault fault : {Fault::fails, Fault::lost}) {
+      for (size_t at = 1; at <= requests; ++at) {
+        SCOPED_TRACE(testing::Message() << "fault " << static_cast<int>(fault) << " from " << at);
+        begin(old);
+        store_->fault = [&](const std::string&) {
+          return ++asked_ == at ? fault : asked_ > at ? Fault::fails : Fault::none;
+        };
+        try {
+          run(plan);
+          expect_done(plan);
+        } catch (const IoError& error) {
+          expect_undone(error.what(), true);
+        }
+        if (HasFailure()) return show_log();
+      }
+    }
+  }
+
+  void in_each_way(const std::function<void(const std::set<std::string>&)>& fail) {
+    const std::set<std::string> old{"run/out/a.bin", "run/out/index.json", "run/out/theirs",
+                                    "run/out/c.json.zst"};
+    for (const uint64_t held : {uint64_t{0}, kPart}) {
+      options_.held_bytes = held;
+      options_.force = options_.whole_folder = false;
+      fail({});
+      options_.force = true;
+      if (!HasFailure()) fail(old);
+      options_.whole_folder = true;
+      if (!HasFailure()) fail(old);
+      if (HasFailure()) return;
+    }
+  }
+
+  unsigned at_most_ = 1;
+  Objects before_;
+  size_t asked_ = 0;
+};
+
+TEST_F(FarFaultTest, LeavesNothingWhicheverRequestFails) {
+  const CopyPlan plan = some_files();
+  execution_.threads = 1;
+  in_each_way([&](const std::set<std::string>& old) { fail_at_each(plan, old); });
+}
+
+TEST_F(FarFaultTest, LeavesNothingWhicheverRequestOfManyAtOnceFails) {
+  const CopyPlan plan = some_files();
+  at_most_ = 8;
+  execution_.threads = 3;
+  in_each_way([&](const std::set<std::string>& old) { fail_at_each(plan, old); });
+}
+
+TEST_F(FarFaultTest, NamesWhatIsLeftWhenTheStoreIsGone) {
+  const CopyPlan plan = some_files();
+  execution_.threads = 1;
+  in_each_way([&](const std::set<std::string>& old) { lose_at_each(plan, old); });
+}
+
 TEST_F(FarOutputTest, SendsAnewWhatTheStoreWantsAnew) {
   const CopyPlan plan = some_files();
   for (const uint64_t held : {uint64_t{0}, kPart}) {
     options_.held_bytes = held;
-    for (const std::string name : {"a.bin", "sub/b.bin", "c.json", "index.json"}) {
+    for (const std::string name : {"a.bin", "sub/b.bin", "c.json", "index.json", "latest"}) {
       for (const int times : {1, 3}) {
         store_ = std::make_shared<MemoryStore>();
         int asked = 0;
