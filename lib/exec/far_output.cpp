@@ -25,6 +25,7 @@ constexpr uint64_t kMostParts = 10'000;
 // What is so small is sent in one request.
 constexpr uint64_t kHeldFile = 256 << 10;
 constexpr size_t kLongestMarker = size_t{256} << 20;
+constexpr size_t kLongestPointer = 64 << 10;
 constexpr int kMostTimes = 3;  // that an upload is sent anew
 constexpr int64_t kSecond = 1'000'000'000;
 // A run that has not said for so long that it lives (FarOptions::beat) does not.
@@ -589,16 +590,18 @@ void FarOutput::put_pointer(const Pointer& pointer) {
       if (result.what == FarPublished::What::refused) break;
     } catch (const Error& error) {
       // It may be there all the same: then the output is complete.
+      bool is_there = false;
       target_.store->clean_up(true);
-      std::optional<std::string> own;
       try {
-        own = target_.store->find_own(path);
+        // What it took the place of may have been this process's own, and may have said the same.
+        is_there = target_.store->find_own(path) &&
+                   target_.store->read(path, kLongestPointer) == pointer.text;
       } catch (const Error&) {
         target_.store->clean_up(false);
         Error(error, error.message() + "; " + shown_as(path) + " may be the new one").raise();
       }
       target_.store->clean_up(false);
-      if (!own || own == etag) throw;
+      if (!is_there) throw;
       return;
     }
   }

@@ -211,6 +211,7 @@ class MemoryStore : public FarStore {
   unsigned at_most = 4;
   uint64_t part_bytes = kPart;
   bool has_etags = true;
+  bool has_equal_etags = false;  // of objects that hold the same
   int64_t now = 1'000'000 * kSecondOfStore + 17;
   std::map<std::string, Object> objects = {};
   std::atomic<uint64_t> bytes_sent{0};  // in parts
@@ -261,7 +262,8 @@ class MemoryStore : public FarStore {
     return (found == objects.end() ? "" : found->second.etag) != *before;
   }
   FarPublished make(const std::string& path, const std::string& bytes) {
-    objects[path] = {bytes, new_name("etag"), now, true};
+    const std::string etag = has_equal_etags ? etag_of_part(bytes) : new_name("etag");
+    objects[path] = {bytes, etag, now, true};
     return {FarPublished::What::done, objects[path].etag};
   }
 
@@ -1027,6 +1029,29 @@ TEST_F(FarOutputTest, SaysThatItLivesWithoutFailingForIt) {
   run(plan);
   EXPECT_GT(beats, 1);
   expect_written(plan);
+}
+
+TEST_F(FarOutputTest, IsCompleteWithAPointerThatNobodyHeardOf) {
+  const CopyPlan plan = some_files();
+  for (const std::string said : {"", "another", "out"}) {
+    for (const Fault fault : {Fault::lost, Fault::interrupted_after, Fault::fails}) {
+      store_ = std::make_shared<MemoryStore>();
+      if (!said.empty()) store_->set("run/latest", said);
+      // As if this process had written it for another output.
+      if (!said.empty()) store_->objects["run/latest"].is_own = true;
+      store_->has_equal_etags = true;
+      store_->fault = [&](const std::string& line) {
+        return line == "put run/latest" ? fault : Fault::none;
+      };
+      if (fault != Fault::fails || said == "out") {
+        run(plan);
+        expect_written(plan);
+      } else {
+        EXPECT_ERROR(run(plan), IoError, "as the test wants it");
+        EXPECT_EQ(store_->objects.size(), said.empty() ? 0u : 1u);
+      }
+    }
+  }
 }
 
 }  // namespace
