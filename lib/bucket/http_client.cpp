@@ -244,7 +244,7 @@ struct HttpClient::Impl {
     }
     CURLcode code = CURLE_ABORTED_BY_CALLBACK;
     int running = 1;
-    while (running > 0 && !is_cancelled(request)) {
+    while (running > 0 && (request.is_awaited || !is_cancelled(request))) {
       if (curl().multi_perform(connection.several, &running) != CURLM_OK) break;
       if (running > 0) curl().multi_poll(connection.several, nullptr, 0, kNap.count(), nullptr);
     }
@@ -347,6 +347,7 @@ HttpClient::~HttpClient() = default;
 
 HttpReply HttpClient::send(const HttpRequest& request) {
   for (int tries = 1;; ++tries) {
+    impl_->stop_if_cancelled(request);
     const Connection connection = impl_->take(request);
     Exchange exchange{.connection = connection, .request = request};
     CURLcode code = CURLE_OK;
@@ -357,7 +358,8 @@ HttpReply HttpClient::send(const HttpRequest& request) {
       throw;
     }
     impl_->give(connection);
-    impl_->stop_if_cancelled(request);
+    const bool has_come = request.is_awaited && code == CURLE_OK;
+    if (!has_come) impl_->stop_if_cancelled(request);
     if (exchange.too_long) {
       throw IoError({}, "the server sends more than was asked for", 0)
           .with_hint("a server or proxy that does not honour ranges cannot be read from");

@@ -39,6 +39,9 @@ struct HttpRequest {
   // (CompleteMultipartUpload).
   bool fails_in_text = false;
   bool cleans_up = false;  // also if `cancelled`
+  // It makes something: once it is under way its reply is waited for also if `cancelled`, since the
+  // server may do it later than anybody could ask what came of it.
+  bool is_awaited = false;
   // With these it is signed (Signature Version 4, for S3) for `region`.
   std::shared_ptr<const Credentials> credentials = {};
   std::string region = {};

@@ -116,6 +116,7 @@ std::optional<std::string> ObjectWriter::ours(const std::string& path) const {
 FarPublished ObjectWriter::publish(const std::string& path, HttpRequest request,
                                    const std::optional<std::string>& before) const {
   add_condition(request, before);
+  request.is_awaited = true;
   HttpReply reply;
   try {
     reply = access_.client->send(request);
@@ -153,6 +154,7 @@ FarPublished ObjectWriter::put(const std::string& path, std::span<const std::byt
 FarStore::Begun ObjectWriter::begin_upload(const std::string& path) {
   return in_context({.file = access_.name + "/" + path}, [&] {
     HttpRequest sent = request("POST", path, "uploads=");
+    sent.is_awaited = true;
     sent.body.emplace();
     sent.headers = {kRunHeader + run_};
     const HttpReply reply = access_.client->send(sent);

@@ -358,8 +358,9 @@ class FaultTest(BucketOutputTest):
                 if not path.endswith(name) or self.now.requests[-1][0] != "PUT":
                     return None
                 started.wait()
+                if not met:
+                    self.process.send_signal(signal.SIGINT)
                 met.append(path)
-                self.process.send_signal(signal.SIGINT)
                 return "lost"
 
             with self.subTest(name), self.store(fault=fault) as store:
@@ -367,10 +368,35 @@ class FaultTest(BucketOutputTest):
                 self.process = self.started(self.source, "s3://models/new", *SHARDED)
                 started.set()
                 said = self.process.communicate(timeout=20)
-                self.assertEqual((self.process.returncode, len(met)), (130, 1), said)
+                self.assertEqual(self.process.returncode, 130, said)
                 self.assertIn("interrupted", said[1])
                 self.assertIn(("PUT", f"/models/new/{met[0].rpartition('/')[2]}"), store.writes)
                 self.assert_nothing_there(store)
+
+    def test_stopped_while_the_store_makes_an_object(self):
+        for name in (INDEX, "00002-of-00005.safetensors"):
+            started = threading.Event()
+
+            def fault(number, path):
+                if not path.endswith(name) or self.now.requests[-1][0] != "PUT":
+                    return None
+                started.wait()
+                self.process.send_signal(signal.SIGINT)
+                return "delay"
+
+            with self.subTest(name), self.store(fault=fault) as store:
+                self.now = store
+                self.process = self.started(self.source, "s3://models/new", *SHARDED)
+                started.set()
+                said = self.process.communicate(timeout=20)
+                self.assertEqual(store.at_once, 0, "the store still does what it was asked for")
+                if name == INDEX:  # with that, all is done
+                    self.assertEqual(self.process.returncode, 0, said)
+                    self.assertEqual(len(tree(self.bucket / "new")), 6)
+                    shutil.rmtree(self.bucket / "new")
+                else:
+                    self.assertEqual(self.process.returncode, 130, said)
+                    self.assert_nothing_there(store)
 
     def test_a_store_that_gives_back_other_bytes(self):
         for name in (INDEX, ".safetensors"):
@@ -407,6 +433,31 @@ class UploadFaultTest(BucketOutputTest):
         with self.store(fault=fault) as store:
             self.now, self.asked = store, asked
             return self.zero_to_fp32(self.large, "s3://models/new", "--s3-requests", "1", *options), store
+
+    def test_stopped_while_the_store_begins_or_completes_an_upload(self):
+        for wanted in ("uploads=", "uploadId="):
+            started = threading.Event()
+
+            def fault(number, path):
+                method, target, _ = self.now.requests[-1]
+                if method != "POST" or wanted not in target:
+                    return None
+                started.wait()
+                self.process.send_signal(signal.SIGINT)
+                return "delay"
+
+            with self.subTest(wanted), self.store(fault=fault) as store:
+                self.now = store
+                self.process = self.started(self.large, "s3://models/new")
+                started.set()
+                said = self.process.communicate(timeout=20)
+                self.assertEqual(store.at_once, 0, "the store still does what it was asked for")
+                if wanted == "uploadId=":  # with that, all is done
+                    self.assertEqual(self.process.returncode, 0, said)
+                    self.assertTrue(tree(self.bucket / "new") == tree(self.expected), "other bytes")
+                else:
+                    self.assertEqual(self.process.returncode, 130, said)
+                    self.assert_nothing_there(store)
 
     def test_replies_that_are_lost_or_lie(self):
         done, store = self.run_with({})
