@@ -22,6 +22,7 @@ constexpr const char* kWriteRights =
     "s3:PutObject, s3:DeleteObject, s3:ListBucket, s3:AbortMultipartUpload and "
     "s3:ListBucketMultipartUploads";
 constexpr unsigned kMostParts = 10'000;
+constexpr size_t kMostUploads = 4'000'000;
 
 // Of a run, as good as unique.
 std::string random_name() {
@@ -231,6 +232,10 @@ std::vector<FarUpload> ObjectWriter::uploads(const std::string& front) {
       }
       for (ListedUpload& upload : page.uploads) {
         found.push_back({std::move(upload.key), std::move(upload.id), upload.begun});
+      }
+      if (found.size() > kMostUploads) {
+        throw UnsupportedError({}, "has more than " + grouped(kMostUploads) + " unfinished uploads")
+            .with_hint("a lifecycle rule of the bucket (AbortIncompleteMultipartUpload) ends them");
       }
     } while (page.is_cut);
     return found;
