@@ -636,6 +636,18 @@ void FarOutput::commit(const Pointer& pointer, const CommitHelp& help) {
   target_.store->clean_up(false);
 }
 
+// Whether what this run has made is what is there; nullopt: the store does not tell.
+std::optional<bool> FarOutput::is_there(OutputId out) const {
+  const std::string path = own_path(out);
+  const std::optional<std::string> old = before(path);
+  if (const auto own = target_.store->find_own(path)) return own != old;
+  const std::optional<std::string> etag = target_.store->find_etag(path);
+  if (!etag || etag == old) return false;
+  // Not every store keeps whose an object is.
+  if (files_[out].is_published && etag == files_[out].etag) return true;
+  return std::nullopt;
+}
+
 void FarOutput::take_back(const Error& error) {
   target_.store->clean_up(true);
   std::vector<std::string> problems;
@@ -645,32 +657,27 @@ void FarOutput::take_back(const Error& error) {
     problems.push_back(std::move(problem));
   };
   for_each_at_once(
-      target_.store->requests(), count(), [&](OutputId out) { return files_[out].is_in_doubt; },
+      target_.store->requests(), count(),
+      [&](OutputId out) { return files_[out].is_in_doubt || files_[out].is_published; },
       [&](OutputId out) {
         File& file = files_[out];
         const std::string path = own_path(out);
         try {
           // Or else it could still be completed.
-          if (!file.is_held) target_.store->abort_upload(path, file.upload);
-          const std::optional<std::string> etag = target_.store->find_own(path);
-          file.is_published = etag && etag != before(path);
+          if (file.is_in_doubt && !file.is_held) target_.store->abort_upload(path, file.upload);
+          const std::optional<bool> is_ours = is_there(out);
+          file.is_published = is_ours.value_or(false);
+          if (!is_ours) add_problem(shown(out) + " may be the new one");
+          if (!file.is_published) return;
+          if (before(path) == "" && !gone_.contains(path)) {
+            target_.store->remove(path);
+            file.is_published = false;
+          } else {
+            add_problem(shown(out) + " is the new one");
+          }
         } catch (const Error&) {
           add_problem(shown(out) + " may be the new one");
         }
-      });
-  for_each_at_once(
-      target_.store->requests(), count(), [&](OutputId out) { return files_[out].is_published; },
-      [&](OutputId out) {
-        const std::string path = own_path(out);
-        if (before(path) == "" && !gone_.contains(path)) {
-          try {
-            target_.store->remove(path);
-            files_[out].is_published = false;
-            return;
-          } catch (const Error&) {
-          }
-        }
-        add_problem(shown(out) + " is the new one");
       });
   for (OutputId out = 0; out < count(); ++out) {
     if (files_[out].is_published) gone_.erase(own_path(out));

@@ -130,6 +130,7 @@ class FarOutput : public Output {
   void remove_old(std::vector<std::string> paths);
   void stand_in(OutputId first, OutputId last);
   void put_pointer(const Pointer& pointer);
+  std::optional<bool> is_there(OutputId out) const;
   [[noreturn]] void take_back(const Error& error);
   void abort_uploads();
   void remove_marker();

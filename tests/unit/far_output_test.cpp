@@ -99,7 +99,7 @@ class MemoryStore : public FarStore {
   std::optional<std::string> find_own(const std::string& path) override {
     return request("find own", path, [&](Fault) -> std::optional<std::string> {
       const auto found = objects.find(path);
-      if (found == objects.end() || !found->second.is_own) return std::nullopt;
+      if (found == objects.end() || !found->second.is_own || !keeps_owners) return std::nullopt;
       return found->second.etag;
     });
   }
@@ -211,6 +211,7 @@ class MemoryStore : public FarStore {
   unsigned at_most = 4;
   uint64_t part_bytes = kPart;
   bool has_etags = true;
+  bool keeps_owners = true;      // find_own()
   bool has_equal_etags = false;  // of objects that hold the same
   int64_t now = 1'000'000 * kSecondOfStore + 17;
   std::map<std::string, Object> objects = {};
@@ -1052,6 +1053,31 @@ TEST_F(FarOutputTest, IsCompleteWithAPointerThatNobodyHeardOf) {
       }
     }
   }
+}
+
+TEST_F(FarOutputTest, TakesBackOnlyWhatIsItsOwn) {
+  const CopyPlan plan = some_files();
+  for (const bool keeps_owners : {true, false}) {
+    store_ = std::make_shared<MemoryStore>();
+    store_->keeps_owners = keeps_owners;
+    store_->fault = [&](const std::string& line) {
+      if (line != "put run/latest") return Fault::none;
+      store_->set("run/out/a.bin", "another's");
+      return Fault::fails;
+    };
+    EXPECT_ERROR(run(plan), IoError, "s3://models/run/out/a.bin may be the new one");
+    EXPECT_EQ(there(), (std::map<std::string, std::string>{{"run/out/a.bin", "another's"}}));
+  }
+}
+
+TEST_F(FarOutputTest, NamesWhatAStoreThatKeepsNoOwnersMayHaveMade) {
+  const CopyPlan plan = some_files();
+  store_->keeps_owners = false;
+  store_->fault = [&](const std::string& line) {
+    return line == "complete run/out/index.json" ? Fault::lost : Fault::none;
+  };
+  EXPECT_ERROR(run(plan), IoError, "s3://models/run/out/index.json may be the new one");
+  EXPECT_EQ(there(), (std::map<std::string, std::string>{{"run/out/index.json", "index"}}));
 }
 
 }  // namespace
