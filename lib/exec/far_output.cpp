@@ -317,19 +317,22 @@ void FarOutput::sweep(const std::vector<Marker>& dead) {
   }
   for (const Marker& marker : dead) {
     try_to_sweep(marker.object.path, [&] {
-      size_t removed = 0;
+      std::vector<FarUpload> its;
       size_t kept = 0;
       for (const FarUpload& upload : uploads) {
         if (!marker.may_have_begun(upload)) continue;
         if (std::any_of(others.begin(), others.end(),
                         [&](const Marker& other) { return other.may_have_begun(upload); })) {
           ++kept;
-          continue;
+        } else {
+          its.push_back(upload);
         }
-        target_.store->abort_upload(upload.path, upload.id);
-        ++removed;
       }
-      const std::string what = counted(removed, "unfinished upload");
+      for_each_at_once(
+          target_.store->requests(), static_cast<OutputId>(its.size()),
+          [](OutputId) { return true; },
+          [&](OutputId i) { target_.store->abort_upload(its[i].path, its[i].id); });
+      const std::string what = counted(its.size(), "unfinished upload");
       const std::string whose = ", which a run that was killed" +
                                 (marker.owner.who.empty() ? "" : " (" + marker.owner.who + ")") +
                                 " had left";

@@ -962,6 +962,17 @@ TEST_F(FarLeftOverTest, OfADeadRunIsNotSweptWhereALiveOneWrites) {
   EXPECT_TRUE(store_->objects.contains("run/out/.dsckpt-staging-2"));
 }
 
+TEST_F(FarLeftOverTest, OfManyUploadsIsSwept) {
+  leave(line_of_a_dead_process(), store_->now - 5 * kSecondOfStore);
+  for (int i = 0; i < 300; ++i) {
+    store_->add_upload("many" + std::to_string(i), "run/out/a.bin", store_->now);
+  }
+  run(plan_);
+  EXPECT_EQ(store_->upload_ids(), kNotSwept);
+  ASSERT_EQ(notes_.size(), 1u);
+  EXPECT_NE(notes_[0].find("302 unfinished uploads"), std::string::npos) << notes_[0];
+}
+
 TEST_F(FarLeftOverTest, IsGoneMeanwhile) {
   leave(line_of_a_dead_process(), store_->now - 5 * kSecondOfStore);
   store_->fault = [&](const std::string& line) {
