@@ -110,11 +110,19 @@ bool is_error_in_text(const HttpRequest& request, const HttpReply& reply) {
   return request.fails_in_text && is_good(reply.status) && !error_in(reply.text).empty();
 }
 
+// "Your socket connection to the server was not read from or written to within the timeout period"
+// (Amazon S3 API Reference, "Error Responses").
+bool is_late(const HttpReply& reply) {
+  const std::string said = reply.status == 400 ? error_in(reply.text) : "";
+  return said == "RequestTimeout" || said.starts_with("RequestTimeout:");
+}
+
 // What may be another way the next time.
 bool may_pass(CURLcode code, long status) {
   switch (code) {
     case CURLE_OK:
-      return status == 429 || status == 500 || status == 502 || status == 503 || status == 504;
+      return status == 408 || status == 429 || status == 500 || status == 502 || status == 503 ||
+             status == 504;
     case CURLE_COULDNT_RESOLVE_HOST:
     case CURLE_COULDNT_CONNECT:
     case CURLE_OPERATION_TIMEDOUT:
@@ -365,7 +373,8 @@ HttpReply HttpClient::send(const HttpRequest& request) {
           .with_hint("a server or proxy that does not honour ranges cannot be read from");
     }
     const bool again = may_pass(code, exchange.reply.status) ||
-                       (code == CURLE_OK && is_error_in_text(request, exchange.reply));
+                       (code == CURLE_OK &&
+                        (is_error_in_text(request, exchange.reply) || is_late(exchange.reply)));
     if (again && tries < kTries && request.seconds == 0) {
       ++impl_->repeated_;
       impl_->wait(tries - 1, request);

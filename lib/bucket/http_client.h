@@ -81,9 +81,10 @@ class HttpClient {
   HttpClient& operator=(const HttpClient&) = delete;
 
   // The reply, whatever its status. What may pass is tried again, six times in all, after waits
-  // that double, with jitter: 429, 500, 502, 503 and 504, connections that are refused, reset or
-  // cut, and bodies that move at less than 1 KB/s for 20 seconds. Throws IoError when that did not
-  // help, for a body that is longer than was asked for, and InterruptedError.
+  // that double, with jitter: 408, 429, 500, 502, 503 and 504, 400 for a body that did not come in
+  // time (RequestTimeout), connections that are refused, reset or cut, and bodies that move at less
+  // than 1 KB/s for 20 seconds. Throws IoError when that did not help, for a body that is longer
+  // than was asked for, and InterruptedError.
   HttpReply send(const HttpRequest& request);
 
   HttpTraffic traffic() const;

@@ -314,7 +314,7 @@ class FaultTest(BucketOutputTest):
 
     def test_what_passes_is_sent_again(self):
         expected = self.written_here(*SHARDED)
-        for word in (503, 500, 429, "drop", "lost", "cut"):
+        for word in (503, 500, 429, 400, "drop", "lost", "cut"):
             for name in (INDEX, "00002-of-00005.safetensors", ".safetensors"):
                 with self.subTest(word=word, name=name):
                     done, store = self.run_with(self.once(word, name, "PUT"), "--force")

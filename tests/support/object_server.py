@@ -218,7 +218,8 @@ class _Connection:
         if fault == "delay":
             await asyncio.sleep(1)
         if isinstance(fault, int) and fault != 409:
-            code = {403: "AccessDenied", 404: "NoSuchKey", 412: "PreconditionFailed"}.get(fault, "SlowDown")
+            code = {400: "RequestTimeout", 403: "AccessDenied", 404: "NoSuchKey",
+                    412: "PreconditionFailed"}.get(fault, "SlowDown")
             return await self.problem(request, fault, code)
         if store.signed and (code := request.problem_with_signature()):
             return await self.problem(request, 400 if code == "AuthorizationHeaderMalformed" else 403, code, fault,
