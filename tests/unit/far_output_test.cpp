@@ -378,7 +378,7 @@ class FarOutputTest : public testing::Test {
 
 TEST_F(FarOutputTest, WritesWhatThePlanSays) {
   PlanBuilder builder;
-  int seed = 0;
+  uint64_t seed = 0;
   for (const uint64_t size : {5 * kPart + 3, kPart, kPart + 1, kPart - 1, 3 * kPart, uint64_t{9},
                               2 * kPart + 2, 40 * kPart + 77}) {
     add_patched_output(builder, "f" + std::to_string(seed), size, seed);
@@ -438,7 +438,7 @@ TEST_F(FarOutputTest, IsMadeOfWhatThePackedOutputGives) {
   PackedOutput here(plan, staged, 3);
   execute(plan, inputs_, here, progress_, execution_);
   staged.commit();
-  for (const uint64_t held : {0, 1 << 20}) {
+  for (const uint64_t held : {uint64_t{0}, uint64_t{1} << 20}) {
     store_ = std::make_shared<MemoryStore>();
     options_.packed = true;
     options_.held_bytes = held;
@@ -693,7 +693,9 @@ TEST_F(FarOutputTest, SendsAnewWhatTheStoreWantsAnew) {
 
 TEST_F(FarOutputTest, SendsManyAnewAtOnce) {
   PlanBuilder builder;
-  for (int i = 0; i < 40; ++i) add_patched_output(builder, "f" + std::to_string(i), kPart + i, i);
+  for (uint64_t i = 0; i < 40; ++i) {
+    add_patched_output(builder, "f" + std::to_string(i), kPart + i, i);
+  }
   const CopyPlan plan = builder.finish();
   std::map<std::string, int> asked;
   store_->fault = [&](const std::string& line) {
