@@ -202,7 +202,8 @@ void FarOutput::prepare() {
     try {
       target_.store->remove(maybe_there);
     } catch (const Error&) {  // the first one says why
-      notes_.push_back(shown_as(maybe_there) + " may be there, and does no harm");
+      notes_.push_back(shown_as(maybe_there) +
+                       " may be there; the next run that writes there removes it");
     }
     target_.store->clean_up(false);
     throw;

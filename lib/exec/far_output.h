@@ -8,8 +8,9 @@
 // all others, on the condition that nobody else has written there meanwhile; remove what they take
 // the place of under another name; read back; complete the last one; then the pointer. An upload
 // that the store wants to have anew is sent anew. (4) Remove the marker. Without a commit, or if it
-// fails, give up all uploads and remove what is new; of an old object that was replaced the message
-// says so, since nothing brings it back.
+// fails, give up all uploads and remove what is new, also what the store has made without anybody
+// hearing of it; of an old object that was replaced the message says so, since nothing brings it
+// back. What another run under way may have begun is left alone.
 //
 // Not atomic as a folder is: who lists it during the commit sees some of it.
 #pragma once
