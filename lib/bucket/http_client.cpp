@@ -51,6 +51,7 @@ struct Exchange {
   Connection connection;
   const HttpRequest& request;
   HttpReply reply = {};
+  bool has_head = false;  // all of it
   bool too_long = false;
 };
 
@@ -84,8 +85,10 @@ extern "C" size_t on_body(char* data, size_t, size_t size, void* user) {
 }
 
 extern "C" size_t on_header(char* data, size_t, size_t size, void* user) {
-  HttpReply& reply = static_cast<Exchange*>(user)->reply;
+  auto& exchange = *static_cast<Exchange*>(user);
+  HttpReply& reply = exchange.reply;
   const std::string_view line(data, size);
+  exchange.has_head = line == "\r\n" || line == "\n";
   const size_t colon = line.find(':');
   if (colon == line.npos || size > kMostHeader) return size;
   std::string name(line.substr(0, colon));
@@ -313,8 +316,10 @@ struct HttpClient::Impl {
       }
     }
     set(handle, CURLOPT_HTTPHEADER, headers.get());
-    const CURLcode code = perform(exchange.connection, request);
+    CURLcode code = perform(exchange.connection, request);
     curl().easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &exchange.reply.status);
+    // libcurl takes a head that is cut for a whole one.
+    if (code == CURLE_OK && !exchange.has_head) code = CURLE_RECV_ERROR;
     // What comes to nothing on a connection that was kept libcurl itself sends again on a new one.
     long connects = 0;
     curl().easy_getinfo(handle, CURLINFO_NUM_CONNECTS, &connects);

@@ -126,17 +126,17 @@ FarPublished ObjectWriter::publish(const std::string& path, HttpRequest request,
     if (const auto etag = ours(path)) return {FarPublished::What::done, *etag};
     throw;
   }
-  const std::string said = error_in(reply.text);
-  if (reply.status == 200 && said.empty()) {
+  const bool is_success = reply.status == 200 && error_in(reply.text).empty();
+  if (is_success) {
     std::string etag = request.fails_in_text ? etag_in(reply.text) : reply.etag;
-    if (etag.empty()) {
-      throw IoError({}, "the server answers with what is no reply to that", 0)
-          .with_hint("does it speak S3's protocol?");
-    }
-    return {FarPublished::What::done, std::move(etag)};
+    if (!etag.empty()) return {FarPublished::What::done, std::move(etag)};
   }
   // Of a request that was sent again the first one may have done it.
   if (const auto etag = ours(path)) return {FarPublished::What::done, *etag};
+  if (is_success) {
+    throw IoError({}, "the server answers with what is no reply to that", 0)
+        .with_hint("does it speak S3's protocol?");
+  }
   if (reply.status == 412) return {FarPublished::What::refused, ""};
   if (reply.status == 409) return {FarPublished::What::again, ""};
   throw_status(access_, reply, kWriteRights);
@@ -225,10 +225,11 @@ std::vector<FarUpload> ObjectWriter::uploads(const std::string& front) {
       if (page.is_cut) query += "&upload-id-marker=" + percent_encoded(page.next_upload);
       const HttpReply reply = access_.client->send(request("GET", "", query + "&uploads="));
       if (reply.status != 200) throw_status(access_, reply, kWriteRights);
-      const UploadsPage before = std::exchange(page, parse_uploads(reply.text));
+      const UploadsPage before =
+          std::exchange(page, of_right_form([&] { return parse_uploads(reply.text); }));
       if (page.is_cut && page.next_key == before.next_key &&
           page.next_upload == before.next_upload) {
-        throw CorruptError({}, "the list of uploads does not go on");
+        throw IoError({}, "the list of uploads does not go on", 0);
       }
       for (ListedUpload& upload : page.uploads) {
         found.push_back({std::move(upload.key), std::move(upload.id), upload.begun});

@@ -324,6 +324,26 @@ class FaultTest(BucketOutputTest):
                                     expected)
         self.assertTrue(self.met)
 
+    def test_replies_of_the_wrong_form(self):
+        expected = self.written_here(*SHARDED)
+        for name in (INDEX, ".safetensors"):
+            done, store = self.run_with(self.always("wrong form", name, "PUT"), "--force")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertTrue({f"out/{path}": data for path, data in tree(self.bucket / "new").items()} == expected)
+        shutil.rmtree(self.bucket / "new")
+        for nth in range(1, 5):
+            lists = []
+
+            def fault(number, path):
+                method, target, _ = self.now.requests[number - 1]
+                if method == "GET" and "list-type" in target:
+                    lists.append(number)
+                return "wrong form" if len(lists) == nth and lists[-1] == number else None
+
+            done, store = self.run_with(fault)
+            self.assert_failed(done, store, 4, "s3://models/new", "listing")
+            self.assert_nothing_there(store)
+
     def test_a_refusal_leaves_nothing(self):
         for name in (INDEX, ".safetensors"):
             for word in (403, 404, 412):
@@ -463,13 +483,27 @@ class UploadFaultTest(BucketOutputTest):
         done, store = self.run_with({})
         self.assertEqual(done.returncode, 0, done.stderr)
         for at in range(1, len(self.asked) + 1):
-            for word in ("lost", "drop", 503, "cut", "error in 200", "done, error in 200"):
+            for word in ("lost", "drop", 503, "cut", "error in 200", "done, error in 200", "reset"):
                 with self.subTest(at=at, word=word):
                     shutil.rmtree(self.bucket / "new")
                     done, store = self.run_with({at: word})
                     self.assertEqual(done.returncode, 0, done.stderr)
                     self.assertEqual(store.uploads, {}, "an upload is left")
                     self.assertTrue(tree(self.bucket / "new") == tree(self.expected), "other bytes")
+
+    def test_replies_of_the_wrong_form(self):
+        done, store = self.run_with({})
+        last = len(self.asked)
+        for at in range(1, last + 1):
+            with self.subTest(at=at):
+                shutil.rmtree(self.bucket / "new", ignore_errors=True)
+                done, store = self.run_with({at: "wrong form"})
+                if at == last:  # it is completed, as the store says when it is asked
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    self.assertTrue(tree(self.bucket / "new") == tree(self.expected), "other bytes")
+                else:
+                    self.assert_failed(done, store, 4, "s3://models/new/pytorch_model.bin: the server")
+                    self.assert_nothing_there(store)
 
 
 if __name__ == "__main__":
