@@ -199,8 +199,24 @@ FarPublished ObjectWriter::complete(const std::string& path, const std::string& 
     HttpRequest sent = request("POST", path, "uploadId=" + percent_encoded(upload));
     sent.body = body_of(text);
     sent.fails_in_text = true;
-    return publish(path, std::move(sent), before);
+    FarPublished result = publish(path, std::move(sent), before);
+    if (result.what == FarPublished::What::done) {
+      result.etag = etag_of_whole(path, std::move(result.etag));
+    }
+    return result;
   });
+}
+
+// With rclone an upload's ETag, `completed`, is not the one that its object has later.
+std::string ObjectWriter::etag_of_whole(const std::string& path, std::string completed) {
+  if (completes_with_etags_) return completed;
+  try {
+    const std::optional<std::string> etag = ours(path);
+    if (etag == completed) completes_with_etags_ = true;
+    return etag.value_or(std::move(completed));
+  } catch (const Error&) {  // it is there all the same
+    return completed;
+  }
 }
 
 void ObjectWriter::abort_upload(const std::string& path, const std::string& upload) {
@@ -224,6 +240,8 @@ std::vector<FarUpload> ObjectWriter::uploads(const std::string& front) {
       query += "&max-uploads=1000&prefix=" + percent_encoded(front);
       if (page.is_cut) query += "&upload-id-marker=" + percent_encoded(page.next_upload);
       const HttpReply reply = access_.client->send(request("GET", "", query + "&uploads="));
+      // So rclone says that there are none.
+      if (reply.status == 404 && error_in(reply.text).starts_with("NoSuchUpload")) break;
       if (reply.status != 200) throw_status(access_, reply, kWriteRights);
       const UploadsPage before =
           std::exchange(page, of_right_form([&] { return parse_uploads(reply.text); }));
