@@ -19,6 +19,7 @@ from bucket_case import BucketCase
 from bucket_input_test import ALL, CONVERSIONS, SECONDS, TESTDATA, TRAFFIC, inputs
 from cli_common import tree as whole_tree
 from common import filled
+from safetensors.torch import load_file
 
 sys.path[:0] = [str(pathlib.Path(os.environ["DSCKPT_SOURCE"]) / "tests" / "bench")]
 
@@ -120,6 +121,19 @@ class SameTest(BucketOutputTest):
         expected = self.written_here("--dp", "2", tool="reshard")
         self.assertTrue(tree(self.bucket / "new") == {path.removeprefix("out/"): data
                                                       for path, data in expected.items()})
+
+    def test_libraries_load_what_is_there(self):
+        case = common.case_named(CASE)
+        with self.store():
+            for folder, *options in (["bin"], ["safetensors", "--safe-serialization"]):
+                done = self.zero_to_fp32(self.source, f"s3://models/{folder}", *options)
+                self.assertEqual(done.returncode, 0, done.stderr)
+        loaded = common.load_bin(self.bucket / "bin" / "pytorch_model.bin")
+        whole = load_file(self.bucket / "safetensors" / "model.safetensors")
+        for tensors, expected in ((loaded, case.truth()), (whole, case.without_aliases(case.truth()))):
+            self.assertEqual(set(tensors), set(expected))
+            for name, value in expected.items():
+                self.assertTrue(common.same_bits(tensors[name], value), name)
 
     def test_one_folder_a_tag(self):
         source = common.case_named("hf_trainer_llama_z3_bf16_w2").load_dir

@@ -28,9 +28,10 @@ KEY, SECRET, TOKEN, REGION = "ACCESSKEY123", "SECRETKEY123456", "SESSION/TOKEN+1
 _CHUNK = 128 << 10
 _UNRESERVED = "-_.~"
 _PAGE = b"<!DOCTYPE html><html><body>Please log in<br></body></html>"
-_REASONS = {200: "OK", 204: "No Content", 206: "Partial Content", 409: "Conflict", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden",
-            404: "Not Found", 405: "Method Not Allowed", 412: "Precondition Failed", 416: "Range Not Satisfiable",
-            429: "Too Many Requests", 500: "Internal Server Error", 503: "Service Unavailable"}
+_REASONS = {200: "OK", 204: "No Content", 206: "Partial Content", 400: "Bad Request", 401: "Unauthorized",
+            403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed", 409: "Conflict", 412: "Precondition Failed",
+            416: "Range Not Satisfiable", 429: "Too Many Requests", 500: "Internal Server Error",
+            503: "Service Unavailable"}
 
 
 class Store:
