@@ -129,7 +129,10 @@ FarPublished ObjectWriter::publish(const std::string& path, HttpRequest request,
   const bool is_success = reply.status == 200 && error_in(reply.text).empty();
   if (is_success) {
     std::string etag = request.fails_in_text ? etag_in(reply.text) : reply.etag;
-    if (!etag.empty()) return {FarPublished::What::done, std::move(etag)};
+    if (!etag.empty()) {
+      if (request.fails_in_text) etag = etag_of_whole(path, std::move(etag));
+      return {FarPublished::What::done, std::move(etag)};
+    }
   }
   // Of a request that was sent again the first one may have done it.
   if (const auto etag = ours(path)) return {FarPublished::What::done, *etag};
@@ -199,16 +202,12 @@ FarPublished ObjectWriter::complete(const std::string& path, const std::string& 
     HttpRequest sent = request("POST", path, "uploadId=" + percent_encoded(upload));
     sent.body = body_of(text);
     sent.fails_in_text = true;
-    FarPublished result = publish(path, std::move(sent), before);
-    if (result.what == FarPublished::What::done) {
-      result.etag = etag_of_whole(path, std::move(result.etag));
-    }
-    return result;
+    return publish(path, std::move(sent), before);
   });
 }
 
 // With rclone an upload's ETag, `completed`, is not the one that its object has later.
-std::string ObjectWriter::etag_of_whole(const std::string& path, std::string completed) {
+std::string ObjectWriter::etag_of_whole(const std::string& path, std::string completed) const {
   if (completes_with_etags_) return completed;
   try {
     const std::optional<std::string> etag = ours(path);

@@ -48,13 +48,15 @@ class ObjectWriter : public FarStore {
                        const std::optional<std::string>& before) const;
   // The ETag of the object, if this run has made it.
   std::optional<std::string> ours(const std::string& path) const;
-  std::string etag_of_whole(const std::string& path, std::string completed);
+  // The ETag of an object that was made of parts; `completed` is the one that this was answered
+  // with.
+  std::string etag_of_whole(const std::string& path, std::string completed) const;
 
   const BucketAccess access_;
   const std::function<void(const FarObject&)> stand_in_;
   const std::string run_;
   std::atomic<bool> cleans_up_{false};
-  std::atomic<bool> completes_with_etags_{false};  // of objects, and not of uploads
+  mutable std::atomic<bool> completes_with_etags_{false};  // of objects, and not of uploads
 };
 
 }  // namespace dsckpt

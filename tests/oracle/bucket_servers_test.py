@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -44,6 +45,58 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def losing(endpoint, method, word):
+    """A proxy of a server that loses its first reply to a request with this in its target: gives its endpoint, and a
+    list of the targets that met it.
+    """
+    met = []
+    port = int(endpoint.rpartition(":")[2])
+
+    def copy(source, target, is_client, lost):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 20):
+                line = data.split(b"\r\n", 1)[0].decode("latin-1") if is_client else ""
+                if not met and line.startswith(f"{method} ") and word in line:
+                    met.append(line)
+                    lost.set()
+                if not is_client and lost.is_set():
+                    break  # it is done, and nobody hears of it
+                target.sendall(data)
+        for one in (source, target):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def serve(listener):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                server, lost = socket.create_connection(("127.0.0.1", port)), threading.Event()
+                pairs = ((client, server, True, lost), (server, client, False, lost))
+                threads.extend(threading.Thread(target=copy, args=pair, daemon=True) for pair in pairs)
+                sockets.extend((client, server))
+                for thread in threads[-2:]:
+                    thread.start()
+
+    sockets, threads = [], []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        accepting = threading.Thread(target=serve, args=(listener,), daemon=True)
+        accepting.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", met
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            accepting.join(10)
+            for thread in threads:
+                thread.join(10)
+            for one in sockets:
+                one.close()
+
+
+class UploadsLeft(AssertionError):
+    pass
 
 
 class ServersTest(CliTest):
@@ -134,7 +187,8 @@ class ServersTest(CliTest):
         done = self.tool(tool, *words, *options)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue(self.stored(client, f"{folder}/") == self.written_here(command, source), "other bytes")
-        self.assertEqual(self.uploads(client), [])
+        if uploads := self.uploads(client):
+            raise UploadsLeft(uploads)
         return done
 
     def check_outputs(self, client, minds_conditions):
@@ -144,9 +198,12 @@ class ServersTest(CliTest):
         self.small = self.buckets / "models" / "runs" / f"{CASES[-1]} +&é"
         for number, (command, source) in enumerate([(command, self.small) for command in CONVERSIONS] +
                                                    [(command, self.large) for command in LARGE]):
+            # rclone 1.75 fails where several files make new folders at the same time, sometimes six times in a row.
+            one = ("--s3-requests", "1") if not minds_conditions and "to-universal" in command else ()
             with self.subTest(command=command, source=source.name):
-                self.assert_written(client, f"outputs/{number} +&é", command, source)
+                self.assert_written(client, f"outputs/{number} +&é", command, source, *one)
         self.check_replacing(client)
+        self.check_lost_replies(client)
         self.check_somebody_else(client, minds_conditions)
         for number in (signal.SIGINT, signal.SIGKILL):
             with self.subTest(number):
@@ -169,11 +226,31 @@ class ServersTest(CliTest):
         for dp, options in (("4", []), ("2", ["--force"])):
             self.assert_written(client, "resharded", ["reshard", "IN", "OUT", "--dp", dp], self.small, *options)
 
+    def check_lost_replies(self, client):
+        shard = "model-00001-of-00003.safetensors"
+        kept = self.environment
+        for number, (method, word) in enumerate((("POST", f"{shard}?uploads="), ("PUT", f"{shard}?partNumber="),
+                                                 ("POST", f"{shard}?uploadId="), ("PUT", INDEX))):
+            with self.subTest(lost=f"{method} {word}"), \
+                    losing(kept["AWS_ENDPOINT_URL_S3"], method, word) as (endpoint, met):
+                self.environment = {**kept, "AWS_ENDPOINT_URL_S3": endpoint}
+                try:
+                    self.assert_written(client, f"lost{number}", LARGE[-1], self.large)
+                except UploadsLeft:
+                    # The one that nobody was told of: to moto it is of 2010, and so not this run's.
+                    upload, = self.uploads(client)
+                    self.assertEqual((number, upload["Initiated"].year), (0, 2010))
+                    client.abort_multipart_upload(Bucket="models", Key=upload["Key"], UploadId=upload["UploadId"])
+                finally:
+                    self.environment = kept
+                self.assertEqual(len(met), 1)
+
     @contextlib.contextmanager
     def under_way(self, client, key):
         """A run that writes the object, slowly."""
         program = pathlib.Path(os.environ["DSCKPT_BIN"]) / "zero-to-fp32"
-        process = subprocess.Popen([program, self.large, f"s3://models/{key.rpartition('/')[0]}", "--limit-rate", "8MB"],
+        url = f"s3://models/{key.rpartition('/')[0]}"
+        process = subprocess.Popen([program, self.large, url, "--limit-rate", "8MB"],
                                    env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
             end = time.monotonic() + 30
@@ -219,8 +296,9 @@ class ServersTest(CliTest):
         self.assertIn(f"{marker} and {is_dated:d} unfinished upload", done.stderr)
 
     def test_rclone(self):
-        with self.server(PROGRAMS / "rclone", "serve", "s3", "--auth-key",
-                         f"{object_server.KEY},{object_server.SECRET}", "--addr", "127.0.0.1:{port}", self.buckets) as endpoint:
+        key = f"{object_server.KEY},{object_server.SECRET}"
+        with self.server(PROGRAMS / "rclone", "serve", "s3", "--auth-key", key, "--addr", "127.0.0.1:{port}",
+                         self.buckets) as endpoint:
             self.check()
             self.check_outputs(self.client(endpoint), minds_conditions=False)
             self.environment["AWS_SECRET_ACCESS_KEY"] = "ANOTHERSECRET999"
