@@ -320,7 +320,7 @@ class _Connection:
         if request.method == "PUT" and upload:
             upload.parts[int(query["partNumber"])] = request.body
             return 200, "", {"ETag": f'"{hashlib.md5(request.body).hexdigest()}"'}
-        if fault == "error in 200":
+        if fault == "error in 200" and upload:
             return 200, "<?xml version='1.0'?>\n  <Error><Code>InternalError</Code></Error>", {}
         if problem := self.refusal(request, file):
             return problem
