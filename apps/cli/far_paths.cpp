@@ -61,8 +61,8 @@ void refuse_other_urls(const CLI::App& app) {
   for (const CLI::App* sub : app.get_subcommands()) refuse_other_urls(*sub);
 }
 
-std::string traffic_text(const HttpTraffic& traffic) {
-  std::string text = counted(traffic.requests, "request") + " to the object store, " +
+std::string traffic_text(const HttpTraffic& traffic, const std::string& whom) {
+  std::string text = counted(traffic.requests, "request") + " to " + whom + ", " +
                      human_bytes(traffic.bytes) + " received";
   if (traffic.sent > 0) text += ", " + human_bytes(traffic.sent) + " sent";
   if (traffic.repeated > 0) text += "; " + grouped(traffic.repeated) + " sent again";
@@ -129,7 +129,7 @@ int FarPaths::run(const CLI::App& app, const Common& common, const std::function
   refuse_other_urls(app);
   if (urls.is_empty()) return body();
   if (is_one_of_several(common.group_options)) {
-    throw UsageError("s3:// is read and written by one process, not by several ranks")
+    throw UsageError("s3:// and https:// are read by one process, not by several ranks")
         .with_hint(
             "start it without mpirun, srun or torchrun, or with --group none on one of them; "
             "ranks read a mounted bucket (rclone mount)");
@@ -143,7 +143,10 @@ int FarPaths::run(const CLI::App& app, const Common& common, const std::function
   }
   int status = kDone;
   with_threads(default_threads(), [&] { status = body(); });
-  if (!common.json) note(app, common, traffic_text(urls.traffic()));
+  if (!common.json) {
+    note(app, common,
+         traffic_text(urls.traffic(), urls.has_stores() ? "the object store" : "the web server"));
+  }
   return status;
 }
 

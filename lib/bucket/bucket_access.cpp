@@ -18,6 +18,7 @@ HttpRequest request_of(const BucketAccess& access, const std::string& path) {
   HttpRequest request;
   request.url = access.url + path;
   request.region = access.region;
+  request.uses_netrc = access.is_web;
   if (access.credentials != nullptr) request.credentials = access.credentials->get();
   return request;
 }
@@ -27,7 +28,31 @@ IoError changed_while_read() {
       .with_hint("run again once nobody writes to it");
 }
 
+namespace {
+
+[[noreturn]] void throw_web_status(const HttpReply& reply) {
+  const std::string text = "the server answers " + std::to_string(reply.status);
+  const char* hint = "can a browser open it?";
+  if (reply.status == 401 || reply.status == 403) {
+    hint =
+        "~/.netrc gives a name and password: machine HOST login NAME password PASSWORD; of a "
+        "folder, the server has to show an index";
+  } else if (reply.status == 404 || reply.status == 410) {
+    hint = "is it still there?";
+  } else if (reply.status >= 301 && reply.status <= 308) {
+    hint = "it leads to another URL: give that one";
+  } else if (reply.status == 412) {
+    throw changed_while_read();
+  } else if (reply.status >= 500 || reply.status == 429) {
+    hint = "it was asked several times; fewer requests at once: --s3-requests 8";
+  }
+  throw IoError({}, text, 0).with_hint(hint);
+}
+
+}  // namespace
+
 void throw_status(const BucketAccess& access, const HttpReply& reply, const std::string& right) {
+  if (access.is_web) throw_web_status(reply);
   const std::string said = error_in(reply.text);
   const std::string text = "the server answers " + std::to_string(reply.status) +
                            (said.empty() ? "" : " (" + said + ")");

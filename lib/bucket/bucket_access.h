@@ -13,8 +13,9 @@
 namespace dsckpt {
 
 struct BucketAccess {
-  std::string name;  // "s3://bucket"
-  std::string url;   // of the bucket, without a slash at its end
+  std::string name;     // "s3://bucket", "https://host"
+  std::string url;      // of the bucket or server, without a slash at its end
+  bool is_web = false;  // a web server, not a store that speaks S3's protocol
   std::string region;
   std::shared_ptr<CredentialSource> credentials = {};  // nullptr: requests are not signed
   std::shared_ptr<HttpClient> client = {};

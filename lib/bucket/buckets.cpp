@@ -20,6 +20,7 @@
 #include "bucket/listing.h"
 #include "bucket/object_reader.h"
 #include "bucket/object_writer.h"
+#include "bucket/web_folder.h"
 #include "dsckpt/error.h"
 #include "io/far_files.h"
 
@@ -89,7 +90,7 @@ class TemporaryFolder {
 
 // Where messages say it is.
 std::string shown_url(const BucketUrl& url) {
-  return "s3://" + url.bucket + (url.prefix.empty() ? "" : "/" + url.prefix);
+  return url.site() + (url.prefix.empty() ? "" : "/" + url.prefix);
 }
 
 // Of an object that no file can stand for.
@@ -100,7 +101,7 @@ void check_key(const ListedObject& object, const BucketUrl& url) {
                       std::any_of(path.begin(), path.end(),
                                   [](const fs::path& part) { return part == "." || part == ".."; });
   if (!is_odd) return;
-  throw UnsupportedError({.file = "s3://" + url.bucket + "/" + object.key},
+  throw UnsupportedError({.file = url.site() + "/" + object.key},
                          "is the key of an object, and can be no file's name")
       .with_hint("a prefix below which there is no such key can be read");
 }
@@ -115,13 +116,17 @@ struct Buckets::Impl {
     std::shared_ptr<ObjectWriter> writer;
   };
 
-  fs::path root_of(const std::string& bucket) const { return folder->path() / bucket; }
+  // `site`: BucketUrl::site().
+  fs::path root_of(const std::string& site) const {
+    const size_t colon = site.find("://");
+    return folder->path() / site.substr(0, colon) / site.substr(colon + 3);
+  }
 
   void stand_in(const BucketUrl& url, const std::vector<ListedObject>& objects) {
-    ObjectReader& reader = *mounted.at(url.bucket).reader;
+    ObjectReader& reader = *mounted.at(url.site()).reader;
     for (const ListedObject& object : objects) {
       check_key(object, url);
-      const fs::path path = root_of(url.bucket) / object.key;
+      const fs::path path = root_of(url.site()) / object.key;
       std::error_code failed;
       if (object.key.ends_with('/')) {  // an empty folder, as consoles make them
         fs::create_directories(path, failed);
@@ -133,39 +138,46 @@ struct Buckets::Impl {
         }
       }
       if (failed) {
-        throw IoError({.file = "s3://" + url.bucket + "/" + object.key},
+        throw IoError({.file = url.site() + "/" + object.key},
                       "cannot have a stand-in in " + folder->path().string(), failed.value());
       }
     }
   }
 
-  void stand_in_again(const std::string& bucket, const FarObject& object) {
-    const fs::path path = root_of(bucket) / object.path;
+  void stand_in_again(const std::string& site, const FarObject& object) {
+    const fs::path path = root_of(site) / object.path;
     std::error_code failed;
     fs::remove(path, failed);
     fs::create_directories(path.parent_path(), failed);
     make_stand_in(path, object.size, object.modified);
-    mounted.at(bucket).reader->replace({object.path, object.etag, object.size, object.modified});
+    mounted.at(site).reader->replace({object.path, object.etag, object.size, object.modified});
+  }
+
+  // What lies below a folder; with `beside` as list_objects() has it.
+  static std::vector<ListedObject> listed(const BucketAccess& access, const std::string& folder,
+                                          bool beside) {
+    if (access.is_web) return list_web_folder(access, folder, beside);
+    return list_objects(access, folder.empty() ? "" : folder + "/", beside);
   }
 
   void open(const BucketUrl& url, BucketUse use) {
-    const BucketAccess& access = mounted.at(url.bucket).access;
-    const std::vector<ListedObject> below =
-        list_objects(access, url.prefix.empty() ? "" : url.prefix + "/", false);
+    const BucketAccess& access = mounted.at(url.site()).access;
+    const std::vector<ListedObject> below = listed(access, url.prefix, false);
     stand_in(url, below);
     if (url.prefix.empty() || use == BucketUse::output) return;
     // Configurations lie beside a tag's own folder, and the URL may be an object's.
     const size_t slash = url.prefix.rfind('/');
-    const std::string above = slash == url.prefix.npos ? "" : url.prefix.substr(0, slash + 1);
+    const std::string above = slash == url.prefix.npos ? "" : url.prefix.substr(0, slash);
     try {
-      std::vector<ListedObject> beside = list_objects(access, above, true);
+      std::vector<ListedObject> beside = listed(access, above, true);
       // Of what is not there, messages say what is.
       if (!below.empty()) {
         std::erase_if(beside, [](const ListedObject& object) { return object.key.ends_with('/'); });
       }
       stand_in(url, beside);
-    } catch (const IoError&) {
-      if (below.empty()) throw;  // else it may be that only the prefix may be listed
+    } catch (const Error& error) {
+      // It may be that only the prefix may be listed.
+      if (below.empty() || error.kind() == ErrorKind::interrupted) throw;
     }
   }
 
@@ -203,19 +215,28 @@ std::string url_of_bucket(const BucketOptions& options, const std::string& endpo
 Buckets::Buckets() : impl_(std::make_unique<Impl>()) {}
 
 Buckets::~Buckets() {
-  for (const auto& [bucket, mounted] : impl_->mounted) unmount_far(impl_->root_of(bucket));
+  for (const auto& [site, mounted] : impl_->mounted) unmount_far(impl_->root_of(site));
 }
 
 fs::path Buckets::place_of(const std::string& url, BucketUse use) {
   const BucketUrl parsed = parse_bucket_url(url);
+  if (parsed.is_web() && use == BucketUse::output) {
+    throw UsageError(shown_url(parsed) + ": nobody can write there")
+        .with_hint("outputs go to a folder, or to s3://BUCKET/PREFIX");
+  }
   if (!impl_->folder) impl_->folder.emplace();
   impl_->urls.push_back({parsed, use});
-  const fs::path root = impl_->root_of(parsed.bucket);
+  const fs::path root = impl_->root_of(parsed.site());
   return parsed.prefix.empty() ? root : root / parsed.prefix;
 }
 
 bool Buckets::is_empty() const {
   return impl_->urls.empty();
+}
+
+bool Buckets::has_stores() const {
+  return std::any_of(impl_->urls.begin(), impl_->urls.end(),
+                     [](const Impl::Used& used) { return !used.url.is_web(); });
 }
 
 void Buckets::open(const BucketOptions& options,
@@ -243,34 +264,40 @@ void Buckets::open(const BucketOptions& options,
     const uint64_t most = room - std::min(room, std::clamp<uint64_t>(room / 5, 1, kMostSpare));
     requests = static_cast<unsigned>(std::clamp<uint64_t>(most, 1, requests));
   }
-  std::set<std::string> read;  // buckets
+  std::set<std::string> read;
   for (const Impl::Used& used : impl_->urls) {
-    if (used.use != BucketUse::output) read.insert(used.url.bucket);
+    if (used.use != BucketUse::output) read.insert(used.url.site());
   }
   const uint64_t spare = std::clamp<uint64_t>(requests / 4, 1, kMostSpare);
   const auto buffers = static_cast<unsigned>((requests + spare) / std::max<size_t>(read.size(), 1));
   impl_->client = std::make_shared<HttpClient>(requests, cancelled);
   std::shared_ptr<CredentialSource> credentials;
-  if (!options.is_unsigned) {
-    credentials = std::make_shared<CredentialSource>(variables, shared.credentials, *impl_->client);
+  if (!options.is_unsigned) {  // asked for nothing until a request is signed
+    credentials = std::make_shared<CredentialSource>(variables, shared, region, *impl_->client);
   }
   for (const Impl::Used& used : impl_->urls) {
     const BucketUrl& url = used.url;
-    if (!impl_->mounted.contains(url.bucket)) {
-      const BucketAccess access{.name = "s3://" + url.bucket,
-                                .url = url_of_bucket(options, endpoint, region, url.bucket),
-                                .region = region,
-                                .credentials = credentials,
-                                .client = impl_->client,
-                                .requests = requests,
-                                .buffers = buffers};
+    const std::string site = url.site();
+    if (!impl_->mounted.contains(site)) {
+      BucketAccess access{.name = site,
+                          .url = site,
+                          .is_web = url.is_web(),
+                          .region = region,
+                          .client = impl_->client,
+                          .requests = requests,
+                          .buffers = buffers};
+      std::shared_ptr<ObjectWriter> writer;
+      if (!url.is_web()) {
+        access.url = url_of_bucket(options, endpoint, region, url.bucket);
+        access.credentials = credentials;
+        writer = std::make_shared<ObjectWriter>(
+            access, [impl = impl_.get(), site](const FarObject& object) {
+              impl->stand_in_again(site, object);
+            });
+      }
       auto reader = std::make_shared<ObjectReader>(access);
-      auto writer = std::make_shared<ObjectWriter>(
-          access, [impl = impl_.get(), bucket = url.bucket](const FarObject& object) {
-            impl->stand_in_again(bucket, object);
-          });
-      impl_->mounted.emplace(url.bucket, Impl::Mounted{access, reader, writer});
-      mount_far(impl_->root_of(url.bucket), kNoMachine, access.name, reader, writer);
+      impl_->mounted.emplace(site, Impl::Mounted{access, reader, writer});
+      mount_far(impl_->root_of(site), kNoMachine, access.name, reader, writer);
     }
     in_context({.file = shown_url(url)}, [&] { impl_->open(url, used.use); });
   }

@@ -1,8 +1,8 @@
-// Buckets: s3:// URLs as folders here (io/far_files.h), for as long as it lives.
+// Buckets: s3:// and https:// URLs as folders here (io/far_files.h), for as long as it lives.
 //
 // The folders have stand-ins of all objects below the prefix, and of the files beside it, as they
 // were listed. What these hold is read in ranges, as it is needed. Outputs in the folders go to the
-// bucket (io/far_store.h).
+// bucket (io/far_store.h); of web servers there are none.
 #pragma once
 
 #include <cstdint>
@@ -39,9 +39,11 @@ class Buckets {
   Buckets(const Buckets&) = delete;
   Buckets& operator=(const Buckets&) = delete;
 
-  // The folder, or file, that `url` is going to be. Throws what parse_bucket_url() throws, IoError.
+  // The folder, or file, that `url` is going to be. Throws what parse_bucket_url() throws, IoError,
+  // UsageError for an output on a web server.
   std::filesystem::path place_of(const std::string& url, BucketUse use = BucketUse::input);
   bool is_empty() const;
+  bool has_stores() const;  // not only web servers
 
   // Lists them, and has them there. `variables` is as getenv(3), `cancelled` is asked by any thread
   // that waits for the network, as long as this lives. Nothing is there of a URL that names

@@ -8,9 +8,12 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <pugixml.hpp>
 #include <string_view>
 
 #include "base/text.h"
+#include "bucket/bucket_url.h"
+#include "bucket/listing.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -19,6 +22,7 @@ namespace {
 constexpr uintmax_t kMostSettings = 1 << 20;
 constexpr int64_t kBeforeTheEnd = 300;  // seconds
 constexpr int kLocalSeconds = 2;        // for what answers from this machine
+constexpr uintmax_t kMostToken = 64 << 10;
 constexpr const char* kContainerHost = "http://169.254.170.2";
 constexpr const char* kInstanceHost = "http://169.254.169.254";
 
@@ -85,12 +89,46 @@ std::shared_ptr<const Credentials> parse_answer(HttpReply& reply, const std::str
     found->token = answer.value("Token", "");
     found->expires = seconds_of(answer.value("Expiration", ""));
   } catch (const nlohmann::json::exception&) {
-    ::explicit_bzero(reply.text.data(), reply.text.size());
+    wipe(reply.text);
     throw IoError({}, who + " answers with what are no credentials", 0)
         .with_hint("keys of your own are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY");
   }
-  ::explicit_bzero(reply.text.data(), reply.text.size());
+  wipe(reply.text);
   return found;
+}
+
+// Of AssumeRoleWithWebIdentity. The text is parsed where it is, so that no copy of it stays.
+std::shared_ptr<const Credentials> parse_role(HttpReply& reply) {
+  auto found = std::make_shared<Credentials>();
+  {
+    pugi::xml_document document;
+    const bool is_xml = bool(document.load_buffer_inplace(reply.text.data(), reply.text.size()));
+    const pugi::xml_node keys = is_xml ? document.child("AssumeRoleWithWebIdentityResponse")
+                                             .child("AssumeRoleWithWebIdentityResult")
+                                             .child("Credentials")
+                                       : pugi::xml_node();
+    found->key = keys.child("AccessKeyId").text().get();
+    found->secret = keys.child("SecretAccessKey").text().get();
+    found->token = keys.child("SessionToken").text().get();
+    found->expires = seconds_of(keys.child("Expiration").text().get());
+  }
+  wipe(reply.text);
+  if (!found->key.empty() && !found->secret.empty()) return found;
+  throw IoError({}, "the token service answers with what are no credentials", 0)
+      .with_hint("is AWS_ENDPOINT_URL_STS right?");
+}
+
+std::string token_in(const std::string& file) {
+  std::error_code failed;
+  const uintmax_t size = std::filesystem::file_size(file, failed);
+  std::string token;
+  std::ifstream stream(file);
+  if (!failed && size <= kMostToken) std::getline(stream, token);
+  while (token.ends_with('\r') || token.ends_with(' ')) token.pop_back();
+  if (!token.empty()) return token;
+  throw IoError({.file = file}, "holds no token", failed.value())
+      .with_hint(
+          "AWS_WEB_IDENTITY_TOKEN_FILE, or web_identity_token_file in the profile, names it");
 }
 
 HttpRequest local_request(std::string url) {
@@ -122,6 +160,9 @@ SharedSettings read_shared_settings(const Variables& variables) {
   SharedSettings shared;
   shared.region = settings["region"];
   shared.endpoint = settings["endpoint_url"];
+  shared.role = settings["role_arn"];
+  shared.session = settings["role_session_name"];
+  shared.identity_file = settings["web_identity_token_file"];
   if (!settings["aws_access_key_id"].empty() && !settings["aws_secret_access_key"].empty()) {
     auto found = std::make_shared<Credentials>();
     found->key = settings["aws_access_key_id"];
@@ -148,7 +189,14 @@ std::shared_ptr<const Credentials> CredentialSource::find() {
   found->secret = value_of(variables_, "AWS_SECRET_ACCESS_KEY");
   found->token = value_of(variables_, "AWS_SESSION_TOKEN");
   if (!found->key.empty() && !found->secret.empty()) return found;
-  if (shared_ != nullptr) return shared_;
+  if (const std::string file = value_of(variables_, "AWS_WEB_IDENTITY_TOKEN_FILE"); !file.empty()) {
+    return of_web_identity(file, value_of(variables_, "AWS_ROLE_ARN"),
+                           value_of(variables_, "AWS_ROLE_SESSION_NAME"));
+  }
+  if (shared_.credentials != nullptr) return shared_.credentials;
+  if (!shared_.identity_file.empty()) {
+    return of_web_identity(shared_.identity_file, shared_.role, shared_.session);
+  }
   if (auto of = of_container()) return of;
   if (auto of = of_instance()) return of;
   throw IoError({}, "there are no credentials to sign requests with", 0)
@@ -156,6 +204,51 @@ std::shared_ptr<const Credentials> CredentialSource::find() {
           "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE and ~/.aws, give "
           "them; `aws configure export-credentials --format env` those of a login; "
           "--s3-unsigned reads what is public");
+}
+
+std::shared_ptr<const Credentials> CredentialSource::of_web_identity(const std::string& file,
+                                                                     const std::string& role,
+                                                                     std::string session) {
+  if (role.empty()) {
+    throw IoError({.file = file}, "is a token of no role", 0)
+        .with_hint("AWS_ROLE_ARN, or role_arn in the profile, names the role to take");
+  }
+  if (session.empty()) session = "dsckpt-" + std::to_string(::time(nullptr));
+  std::string url;
+  for (const char* name : {"AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL"}) {
+    if (url.empty()) url = value_of(variables_, name);
+  }
+  if (url.empty()) url = "https://sts." + region_ + ".amazonaws.com";
+  while (url.ends_with('/')) url.pop_back();
+  std::string token = token_in(file);
+  std::string encoded = percent_encoded(token);
+  std::string form =
+      "Action=AssumeRoleWithWebIdentity&Version=2011-06-15&RoleArn=" + percent_encoded(role) +
+      "&RoleSessionName=" + percent_encoded(session) + "&WebIdentityToken=" + encoded;
+  HttpRequest request;
+  request.url = url + "/";
+  request.method = "POST";
+  request.headers = {"Content-Type: application/x-www-form-urlencoded"};
+  request.body = std::as_bytes(std::span(form));
+  request.most = 64 << 10;
+  HttpReply reply;
+  try {
+    reply = client_.send(request);
+  } catch (const Error& error) {
+    for (std::string* text : {&token, &encoded, &form}) wipe(*text);
+    if (error.kind() != ErrorKind::io) throw;
+    throw IoError({}, "the token service " + url + ": " + error.message(), 0)
+        .with_hint("is AWS_ENDPOINT_URL_STS, or the region, right?");
+  }
+  for (std::string* text : {&token, &encoded, &form}) wipe(*text);
+  if (is_there(reply)) return parse_role(reply);
+  const std::string said = error_in(reply.text);
+  throw IoError({},
+                "the token service " + url + " gives no credentials of " + role + ": status " +
+                    std::to_string(reply.status) + (said.empty() ? "" : " (" + said + ")"),
+                0)
+      .with_hint("the role has to trust who signed the token in " + file +
+                 ", and the token must not have ended");
 }
 
 std::shared_ptr<const Credentials> CredentialSource::of_container() {
@@ -174,8 +267,8 @@ std::shared_ptr<const Credentials> CredentialSource::of_container() {
   }
   if (!token.empty()) request.headers.push_back("Authorization: " + token);
   HttpReply reply = client_.send(request);
-  for (std::string& header : request.headers) ::explicit_bzero(header.data(), header.size());
-  ::explicit_bzero(token.data(), token.size());
+  for (std::string& header : request.headers) wipe(header);
+  wipe(token);
   if (!is_there(reply)) {
     throw IoError(
         {}, "the container's credentials cannot be had: status " + std::to_string(reply.status), 0)

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -78,6 +79,8 @@ extern "C" size_t on_body(char* data, size_t, size_t size, void* user) {
       exchange.too_long = true;
       return 0;
     }
+    // Secrets among them are wiped where they are, and are to be nowhere else.
+    if (reply.text.empty()) reply.text.reserve(std::min(most, kMostErrorText));
     reply.text.append(data, size);
   }
   reply.received += size;
@@ -102,6 +105,16 @@ extern "C" size_t on_header(char* data, size_t, size_t size, void* user) {
     reply.region = value;
   } else if (name == "content-range") {
     reply.content_range = value;
+  } else if (name == "content-length") {
+    uint64_t length = 0;
+    const auto [end, failed] = std::from_chars(value.data(), value.data() + value.size(), length);
+    if (failed == std::errc() && end == value.data() + value.size()) reply.length = length;
+  } else if (name == "last-modified") {
+    tm parts{};
+    const std::string text(value);
+    if (::strptime(text.c_str(), "%a, %d %b %Y %H:%M:%S GMT", &parts) != nullptr) {
+      reply.modified = ::timegm(&parts);
+    }
   } else if (name == "x-amz-meta-dsckpt-run") {
     reply.run = value;
   }
@@ -186,11 +199,11 @@ const char* certificates_here() {
   return nullptr;
 }
 
+}  // namespace
+
 void wipe(std::string& text) {
   ::explicit_bzero(text.data(), text.size());
 }
-
-}  // namespace
 
 Credentials::~Credentials() {
   wipe(key);
@@ -288,6 +301,9 @@ struct HttpClient::Impl {
       set(handle, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(request.body->size()));
       set(handle, CURLOPT_UPLOAD_BUFFERSIZE, 512L << 10);
     }
+    if (request.uses_netrc) {
+      set(handle, CURLOPT_NETRC, static_cast<long>(CURL_NETRC_OPTIONAL));
+    }
     if (request.method == "HEAD") set(handle, CURLOPT_NOBODY, 1L);
     if (request.method != "GET") set(handle, CURLOPT_CUSTOMREQUEST, request.method.c_str());
     set(handle, CURLOPT_WRITEFUNCTION, on_body);
@@ -302,9 +318,13 @@ struct HttpClient::Impl {
       set(handle, CURLOPT_RANGE, range.c_str());
     }
     HeaderList headers;
-    for (const std::string& header : request.headers) headers.add(header);
+    bool has_type = false;
+    for (const std::string& header : request.headers) {
+      headers.add(header);
+      has_type |= header.starts_with("Content-Type:");
+    }
     if (request.body) {
-      headers.add("Content-Type: application/octet-stream");
+      if (!has_type) headers.add("Content-Type: application/octet-stream");
       headers.add("Expect:");  // what is refused is sent in vain, and all else comes sooner
     }
     if (request.credentials != nullptr) {

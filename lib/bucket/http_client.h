@@ -13,6 +13,9 @@
 
 namespace dsckpt {
 
+// So that nobody finds in memory what it held.
+void wipe(std::string& text);
+
 // What signs. The memory of the secrets is wiped when it goes.
 struct Credentials {
   Credentials() = default;
@@ -42,6 +45,7 @@ struct HttpRequest {
   // It makes something: once it is under way its reply is waited for also if `cancelled`, since the
   // server may do it later than anybody could ask what came of it.
   bool is_awaited = false;
+  bool uses_netrc = false;  // name and password for the server are those of ~/.netrc, if there
   // With these it is signed (Signature Version 4, for S3) for `region`.
   std::shared_ptr<const Credentials> credentials = {};
   std::string region = {};
@@ -53,13 +57,15 @@ struct HttpRequest {
 
 struct HttpReply {
   long status = 0;
-  std::string text = {};           // the body, unless it is in `into`
-  std::string etag = {};           // without quotes
-  std::string region = {};         // x-amz-bucket-region
-  std::string content_range = {};  // "bytes 0-9/100"
-  std::string run = {};            // x-amz-meta-dsckpt-run
-  size_t received = 0;             // bytes of the body
-  bool maybe_twice = false;        // the server may have had the request before this one
+  std::string text = {};                // the body, unless it is in `into`
+  std::string etag = {};                // without quotes
+  std::string region = {};              // x-amz-bucket-region
+  std::string content_range = {};       // "bytes 0-9/100"
+  std::optional<uint64_t> length = {};  // Content-Length
+  int64_t modified = 0;                 // Last-Modified, in seconds since the epoch; 0: not said
+  std::string run = {};                 // x-amz-meta-dsckpt-run
+  size_t received = 0;                  // bytes of the body
+  bool maybe_twice = false;             // the server may have had the request before this one
 };
 
 struct HttpTraffic {

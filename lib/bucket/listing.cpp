@@ -144,7 +144,8 @@ std::string xml_text(std::string_view text) {
 std::string error_in(std::string_view xml) {
   pugi::xml_document document;
   if (!document.load_buffer(xml.data(), xml.size())) return "";
-  const pugi::xml_node error = document.child("Error");
+  const pugi::xml_node of_tokens = document.child("ErrorResponse");  // AWS Security Token Service
+  const pugi::xml_node error = (of_tokens ? of_tokens : document).child("Error");
   std::string text = error.child("Code").text().get();
   const std::string message = error.child("Message").text().get();
   if (!message.empty()) text += (text.empty() ? "" : ": ") + message;

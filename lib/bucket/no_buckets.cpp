@@ -10,7 +10,7 @@ Buckets::Buckets() = default;
 Buckets::~Buckets() = default;
 
 std::filesystem::path Buckets::place_of(const std::string& url, BucketUse) {
-  throw UsageError(url + ": this build has no object stores")
+  throw UsageError(url + ": this build reads no URLs")
       .with_hint(
           "a build with libcurl does (`--version` says s3): with libcurl4-openssl-dev and "
           "libpugixml-dev installed, and without -DDSCKPT_STATIC=ON; or mount it (rclone "
@@ -19,6 +19,10 @@ std::filesystem::path Buckets::place_of(const std::string& url, BucketUse) {
 
 bool Buckets::is_empty() const {
   return true;
+}
+
+bool Buckets::has_stores() const {
+  return false;
 }
 
 void Buckets::open(const BucketOptions&, const std::function<const char*(const char*)>&,

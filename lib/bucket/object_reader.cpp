@@ -51,6 +51,7 @@ void ObjectReader::add(const ListedObject& listed) {
   object->key = listed.key;
   object->etag = listed.etag;
   object->size = listed.size;
+  object->modified = listed.modified;
 }
 
 void ObjectReader::replace(const ListedObject& listed) {
@@ -59,6 +60,7 @@ void ObjectReader::replace(const ListedObject& listed) {
   Object& object = *found->second;
   object.etag = listed.etag;
   object.size = listed.size;
+  object.modified = listed.modified;
   object.blocks.clear();
   object.cache = nullptr;
 }
@@ -69,7 +71,10 @@ void ObjectReader::fetch(const Object& object, uint64_t offset, std::span<std::b
   request.offset = offset;
   request.into = out;
   request.given_up = given_up;
-  if (!object.etag.empty()) request.headers.push_back("If-Match: \"" + object.etag + "\"");
+  const bool is_weak = object.etag.starts_with("W/");  // which is never equal to anything
+  if (!object.etag.empty() && !is_weak) {
+    request.headers.push_back("If-Match: \"" + object.etag + "\"");
+  }
   const HttpReply reply = access_.client->send(request);
   if (reply.status == 416) throw changed_while_read();
   if (reply.status < 200 || reply.status >= 300) throw_status(access_, reply);
@@ -78,10 +83,17 @@ void ObjectReader::fetch(const Object& object, uint64_t offset, std::span<std::b
       without_weakness(reply.etag) != without_weakness(object.etag)) {
     throw changed_while_read();
   }
+  const bool has_time = object.etag.empty() && object.modified != 0 && reply.modified != 0;
+  if (has_time && reply.modified != object.modified / 1'000'000'000) throw changed_while_read();
   // Some answer with 200 what is the range alone.
   const std::string range =
       "bytes " + std::to_string(offset) + "-" + std::to_string(offset + out.size() - 1) + "/";
   const bool is_another = !reply.content_range.empty() && !reply.content_range.starts_with(range);
+  const std::string_view whole = std::string_view(reply.content_range)
+                                     .substr(std::min(range.size(), reply.content_range.size()));
+  if (!is_another && !whole.empty() && whole != "*" && whole != std::to_string(object.size)) {
+    throw changed_while_read();
+  }
   if (reply.received != out.size() || is_another) {
     throw IoError({},
                   "the server sends " + std::to_string(reply.received) + " bytes" +

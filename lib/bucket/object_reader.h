@@ -1,4 +1,5 @@
-// ObjectReader: the objects of one bucket, as far files (io/far_files.h).
+// ObjectReader: the objects of one bucket, or the files of one web server, as far files
+// (io/far_files.h).
 #pragma once
 
 #include <cstdint>
@@ -45,6 +46,7 @@ class ObjectReader : public FarReader, private NumberedObjects {
     std::string key;
     std::string etag;
     uint64_t size = 0;
+    int64_t modified = 0;                 // nanoseconds since the epoch
     std::mutex mutex;                     // of `blocks` and `cache`
     std::map<uint64_t, uint64_t> blocks;  // size by begin, as they were first read
     std::unique_ptr<BlockCache> cache;

@@ -1,11 +1,13 @@
 #include "job/place.h"
 
+#include <algorithm>
 #include <system_error>
 
 #include "dsckpt/error.h"
 #include "exec/commit.h"
 #include "exec/staging_owner.h"
 #include "io/content_name.h"
+#include "io/far_files.h"
 #include "job/links.h"
 
 namespace dsckpt {
@@ -45,12 +47,16 @@ void check_pointer(const Place& place, const fs::path& output) {
   }
 }
 
-// Throws for a file in `output` that would be lost.
-void check_only_ours(const Place& place, const fs::path& output, bool resume) {
+bool is_staging(const fs::path& path) {
+  return path.filename().string().starts_with(kStagingPrefix);
+}
+
+// Throws for a file in `output` that would be lost. `staging_too`: what runs before have left is.
+void check_only_ours(const Place& place, const fs::path& output, bool staging_too) {
   std::error_code failed;
   fs::recursive_directory_iterator it(output, failed);
   for (const fs::recursive_directory_iterator end; !failed && it != end; it.increment(failed)) {
-    if (resume && it->path().filename().string().starts_with(kStagingPrefix)) {
+    if (!staging_too && is_staging(it->path())) {
       it.disable_recursion_pending();
       continue;
     }
@@ -70,12 +76,18 @@ void check_replaceable(const Place& place, const fs::path& output, bool force, b
     throw UsageError(output.string() + ": is not a folder")
         .with_hint("the output is a folder that is made; give another name");
   }
-  if (fs::is_empty(output, failed)) return;
+  // In an object store they are in the folder itself.
+  const bool in_store = far_place(fs::absolute(output)).has_value();
+  const fs::directory_iterator entries(output, failed);
+  const bool is_free = std::all_of(begin(entries), end(entries), [&](const auto& entry) {
+    return in_store && is_staging(entry.path());
+  });
+  if (!failed && is_free) return;
   if (!force && !(resume && can_go_on(fs::weakly_canonical(fs::absolute(output))))) {
     throw UsageError(output.string() + ": exists already")
         .with_hint("--force replaces " + place.replaced);
   }
-  check_only_ours(place, output, resume);
+  check_only_ours(place, output, !resume && !in_store);
 }
 
 }  // namespace

@@ -301,6 +301,14 @@ std::optional<Striping> striping_of(const RunOptions& options, const IoChoice& i
   return striping;
 }
 
+// Where an output in an object store is; nothing of one in a folder here.
+std::optional<FarPlace> store_of(const fs::path& output) {
+  std::optional<FarPlace> place = far_place(output);
+  if (place || !is_far(output)) return place;
+  throw UsageError(shown_path(output) + ": nobody can write there")
+      .with_hint("outputs go to a folder, or to s3://BUCKET/PREFIX");
+}
+
 // Of an output in an object store.
 void check_far(const Job::Impl& job, const FarPlace& place, const RunOptions& options,
                const Group* group) {
@@ -358,7 +366,7 @@ RunStats run_far(const Job::Impl& job, const FarPlace& place, const fs::path& ou
 }  // namespace
 
 std::string check_run(const Job& job, const fs::path& output, const RunOptions& options) {
-  if (const std::optional<FarPlace> far = far_place(output)) {
+  if (const std::optional<FarPlace> far = store_of(output)) {
     check_far(*job, *far, options, nullptr);
     FarOutput to(job->plan, *far, far_options(*job, options));
     return to.check();
@@ -383,7 +391,7 @@ std::optional<FarForecast> far_forecast(const Job& job, const fs::path& output,
     ++forecast.requests_to_read;
   }
   forecast.requests_to_read += forecast.bytes_to_read / kRequest;
-  const std::optional<FarPlace> far = far_place(output);
+  const std::optional<FarPlace> far = store_of(output);
   if (far) {
     const FarOutput::Cost cost = FarOutput(job->plan, *far, far_options(*job, options)).cost();
     forecast.requests_to_write = cost.requests;
@@ -407,7 +415,7 @@ ShareForecast forecast(const Job& job, const fs::path& output, const RunOptions&
 RunStats run(const Job& job, const fs::path& output, const RunOptions& options, Progress& progress,
              Group* group) {
   if (job->hash == ContentHash::check) check_has_content_hashes(*job);
-  if (const std::optional<FarPlace> far = far_place(output)) {
+  if (const std::optional<FarPlace> far = store_of(output)) {
     return run_far(*job, *far, output, options, progress, group);
   }
   const IoChoice io = io_of(*job, output, options);

@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""How fast weights come out of a bucket far away, against a download of everything and a run after it.
+"""How fast weights come out of a bucket far away, against a download of everything and a run after it, and a mount.
 
     scripts/python tests/bench/bench_bucket.py --params 400M --out tests/bench/runs/NAME
 
 The store is tests/support/object_server.py on the loopback, which waits before each reply and gives each connection
 so many bytes a second. What zero-to-fp32 moves is counted there, and its rate is given beside connections x limit;
 memory is of the program alone. The download takes as many connections, in ranges of 8 MiB, and writes to the same
-disk. The programs take turns; what they write is compared.
+disk. The mount is rclone's with its cache on that disk, which starts empty: without one it is many times slower; it is left
+out, aloud, where there is no fusermount3 or /dev/fuse. The programs take turns; what they write is compared.
 """
 import filecmp
 import os
+import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -58,7 +61,35 @@ with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
     list(pool.map(one, pieces))
 sys.exit(subprocess.run(command).returncode)
 """
-PROGRAMS = ("zero-to-fp32 s3://", "download, zero-to-fp32", "zero-to-fp32 of the disk")
+# Arguments: rclone's program, the endpoint, where to, and what comes after.
+MOUNT = """
+import pathlib, subprocess, sys, time
+rclone, endpoint, folder, command = sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:]
+pathlib.Path(folder).mkdir()
+remote = f":s3,provider=Other,endpoint='{endpoint}',access_key_id=a,secret_access_key=b:models"
+mount = subprocess.Popen([rclone, "mount", remote, folder, "--read-only", "--vfs-cache-mode", "full", "--cache-dir",
+                          folder + ".cache", "--use-server-modtime", "--config", "", "--log-level", "ERROR"])
+try:
+    while not pathlib.Path(folder, "large").exists():
+        time.sleep(0.05)
+        assert mount.poll() is None
+    status = subprocess.run(command).returncode
+finally:
+    subprocess.run(["fusermount3", "-u", folder])
+    mount.wait()
+sys.exit(status)
+"""
+BUCKET, DOWNLOADED, MOUNTED = "zero-to-fp32 s3://", "download, zero-to-fp32", "rclone mount, zero-to-fp32"
+ON_DISK = "zero-to-fp32 of the disk"
+RCLONE = pathlib.Path(sys.executable).parent / "rclone"
+
+
+def programs():
+    """Those that there are here."""
+    can_mount = RCLONE.exists() and shutil.which("fusermount3") and os.access("/dev/fuse", os.W_OK)
+    if not can_mount:
+        say("without a mount: there is no rclone, no fusermount3 or no /dev/fuse")
+    return [BUCKET, DOWNLOADED, *[MOUNTED] * bool(can_mount), ON_DISK]
 
 
 class Programs:
@@ -75,10 +106,13 @@ class Programs:
 
     def command(self, name, endpoint):
         weights = [self.output / "weights", "--safe-serialization", "--max-shard-size", "none", "-q"]
-        if name == "zero-to-fp32 s3://":
+        if name == BUCKET:
             return [self.program, "s3://models/large", *weights, "--s3-endpoint", endpoint, "--s3-unsigned",
                     "--s3-requests", self.options.connections]
-        if name == "download, zero-to-fp32":
+        if name == MOUNTED:
+            mount = self.output / "mount"
+            return [sys.executable, "-c", MOUNT, RCLONE, endpoint, mount, self.program, mount / "large", *weights]
+        if name == DOWNLOADED:
             copy = self.output / "copy"
             return [sys.executable, "-c", DOWNLOAD, endpoint, self.options.connections, copy, self.program,
                     copy / "large", *weights]
@@ -100,10 +134,10 @@ class Programs:
 
     def compare(self, rounds):
         os.environ.update(object_server.environment("http://127.0.0.1:1"))
-        runs = {name: [] for name in PROGRAMS}
+        runs = {name: [] for name in programs()}
         with serving(self.store) as endpoint:
             for i in range(rounds):
-                for name in PROGRAMS if i % 2 == 0 else reversed(PROGRAMS):
+                for name in runs if i % 2 == 0 else reversed(runs):
                     runs[name].append(self.run(name, endpoint))
                 say(f"round {i + 1}: " + ", ".join(f"{name} {run[i]['seconds']:.2f} s" for name, run in runs.items()))
         return runs
@@ -111,19 +145,24 @@ class Programs:
 
 def report_text(report):
     runs = report["runs"]
-    bucket = runs["zero-to-fp32 s3://"]
+    bucket = runs[BUCKET]
     limit = report["connections"] * report["rate"] * 1e6
     shares = [run["moved"] / run["seconds"] / limit for run in bucket]
     moved = {name: statistics.median(run["moved"] for run in of_name) for name, of_name in runs.items()}
     requests = statistics.median(run["requests"] for run in bucket)
-    gains = [other["seconds"] / run["seconds"] for other, run in zip(runs["download, zero-to-fp32"], bucket)]
+
+    def gains(name):
+        return bench_report.median_range([other["seconds"] / run["seconds"] for other, run in zip(runs[name], bucket)])
+
+    mounted = (f" Through the mount {bench_report.gigabytes(moved[MOUNTED])} were moved, in {gains(MOUNTED)} times the "
+               "time." if MOUNTED in runs else "")
     return "\n".join([f"`tests/bench/bench_bucket.py` {report['parameters']}; {report['delay']} ms before each reply, "
                       f"{report['connections']} connections of {report['rate']:g} MB/s.", "",
                       bench_report.host(report), "", *bench_report.programs(runs), "",
-                      f"From the bucket {bench_report.gigabytes(moved['zero-to-fp32 s3://'])} in {requests:.0f} "
+                      f"From the bucket {bench_report.gigabytes(moved[BUCKET])} in {requests:.0f} "
                       f"requests, at {bench_report.median_range(shares)} of connections x limit; downloaded "
-                      f"{bench_report.gigabytes(moved['download, zero-to-fp32'])}, which takes "
-                      f"{bench_report.median_range(gains)} times as long."]) + "\n"
+                      f"{bench_report.gigabytes(moved[DOWNLOADED])}, which takes {gains(DOWNLOADED)} times as "
+                      f"long.{mounted}"]) + "\n"
 
 
 def main():

@@ -42,7 +42,8 @@ class CredentialsTest(CliTest):
         self.assertIn(done.returncode, (2, 4), done.stderr)
         self.assertIn(word, done.stderr)
         self.assertIn("hint: ", done.stderr)
-        for secret in (KEY, SECRET, TOKEN, CredentialEndpoints.IMDS_TOKEN, "CONTAINER-TOKEN-789"):
+        for secret in (KEY, SECRET, TOKEN, CredentialEndpoints.IMDS_TOKEN, CredentialEndpoints.WEB_TOKEN,
+                       "CONTAINER-TOKEN-789"):
             self.assertNotIn(secret, done.stdout + done.stderr)
 
     def test_environment(self):
@@ -105,6 +106,50 @@ class CredentialsTest(CliTest):
             endpoints.asked.clear()
             self.assert_reads(**place)
             self.assertEqual(endpoints.asked, [])
+
+    def test_web_identity(self):
+        with self.endpoints() as (endpoints, url):
+            file = self.root / "web-token"
+            file.write_text(endpoints.WEB_TOKEN + "\n")
+            place = {"AWS_WEB_IDENTITY_TOKEN_FILE": str(file), "AWS_ROLE_ARN": endpoints.ROLE_ARN,
+                     "AWS_REGION": REGION, "AWS_ENDPOINT_URL_STS": url}
+            self.assert_reads(**place)
+            self.assertEqual(endpoints.asked, [("POST", "/", 200)])
+            self.assert_reads(**place, AWS_ROLE_SESSION_NAME="night run")
+            self.assertEqual(endpoints.sessions[1], "night run")
+            self.assertRegex(endpoints.sessions[0], r"^dsckpt-\d+$")
+            # Where all services are at one place.
+            self.assert_reads(**{**place, "AWS_ENDPOINT_URL_STS": "", "AWS_ENDPOINT_URL": url})
+            # The environment's comes before the shared files, and keys before it.
+            self.write_shared()
+            endpoints.asked.clear()
+            self.assert_reads(**place)
+            self.assertEqual(len(endpoints.asked), 1)
+            self.assert_reads(**place, AWS_ACCESS_KEY_ID=KEY, AWS_SECRET_ACCESS_KEY=SECRET)
+            self.assertEqual(len(endpoints.asked), 1)
+            self.assert_refused("InvalidIdentityToken", **{**place, "AWS_ROLE_ARN": "arn:aws:iam::1:role/another"})
+            self.assert_refused("AWS_ROLE_ARN", **{**place, "AWS_ROLE_ARN": ""})
+            (self.root / "empty").touch()
+            for name in ("empty", "none-such"):
+                self.assert_refused(name, **{**place, "AWS_WEB_IDENTITY_TOKEN_FILE": str(self.root / name)})
+            endpoints.role_answer = lambda request, body: (200, "<html/>")
+            self.assert_refused("no credentials", **place)
+
+    def test_web_identity_of_a_profile(self):
+        with self.endpoints() as (endpoints, url):
+            file = self.root / "web-token"
+            file.write_text(endpoints.WEB_TOKEN)
+            (self.aws / "config").write_text(
+                f"[profile pods]\nregion = {REGION}\nrole_arn = {endpoints.ROLE_ARN}\n"
+                f"web_identity_token_file = {file}\nrole_session_name = ours\n")
+            self.assert_reads(AWS_PROFILE="pods", AWS_ENDPOINT_URL_STS=url)
+            self.assertEqual(endpoints.sessions, ["ours"])
+
+    def test_a_token_service_that_is_not_there(self):
+        file = self.root / "web-token"
+        file.write_text(CredentialEndpoints.WEB_TOKEN)
+        self.assert_refused("the token service http://127.0.0.1:1", AWS_WEB_IDENTITY_TOKEN_FILE=str(file),
+                            AWS_ROLE_ARN="arn:aws:iam::1:role/a", AWS_ENDPOINT_URL_STS="http://127.0.0.1:1")
 
     def test_credentials_that_end_are_fetched_again(self):
         with self.endpoints(lives=1) as (endpoints, url):

@@ -208,16 +208,31 @@ class PartsTest(BucketOutputTest):
                 self.assertNotIn("stay", said[1])
                 self.assert_nothing_there(store)
 
+    def killed(self, store):
+        """The name of the marker that a run has left in s3://models/new."""
+        process = self.started(self.large, "s3://models/new", "--s3-requests", "2")
+        while not any("partNumber" in target for _, target in store.writes) and process.poll() is None:
+            time.sleep(0.01)
+        process.kill()
+        process.communicate()
+        self.assertEqual(len(store.uploads), 1)
+        marker, = tree(self.bucket / "new")
+        self.assertTrue(marker.startswith(".dsckpt-staging-"), marker)
+        return marker
+
+    def test_what_a_killed_run_has_left_is_in_no_ones_way(self):
+        """Also not where a folder is made as a whole."""
+        with self.store(rate=4_000_000) as store:
+            marker = self.killed(store)
+            store.rate = 0
+            done = self.tool("reshard", self.source, "s3://models/new", "--dp", "2")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(f"removed s3://models/new/{marker} and 1 unfinished upload", done.stderr)
+            self.assertEqual(store.uploads, {})
+
     def test_what_a_killed_run_has_left_is_swept(self):
         with self.store(rate=4_000_000) as store:
-            process = self.started(self.large, "s3://models/new", "--s3-requests", "2")
-            while not any("partNumber" in target for _, target in store.writes) and process.poll() is None:
-                time.sleep(0.01)
-            process.kill()
-            process.communicate()
-            self.assertEqual(len(store.uploads), 1)
-            marker, = tree(self.bucket / "new")
-            self.assertTrue(marker.startswith(".dsckpt-staging-"), marker)
+            marker = self.killed(store)
             # Somebody else's are left alone: of another name, and of an older one.
             upload, = store.uploads.values()
             other = object_server.Upload(self.bucket / "new" / "other.bin", "/models/new/other.bin", None)

@@ -166,7 +166,7 @@ class BucketTest(BucketCase):
             self.assert_refused(self.zero_to_fp32("s3://nothing/runs", self.new_path()), 4, "404", "NoSuchBucket")
 
     def test_urls_that_are_none(self):
-        for url in ("s3://", "s3://b/../c", "s3://b//c", "https://host/folder", "gs://b/c"):
+        for url in ("s3://", "s3://b/../c", "s3://b//c", "https://us er/folder", "gs://b/c"):
             self.assertEqual(self.zero_to_fp32(url, self.new_path()).returncode, 2, url)
             self.assertEqual(self.zero_to_fp32(common.case_named("z2_bf16_w2").load_dir, url).returncode, 2, url)
         self.assertFalse(pathlib.Path("s3:").exists())

@@ -5,12 +5,14 @@ DSCKPT_NATIVE is the folder of dsckpt_native, which is in PYTHONPATH too; withou
 import gc
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 import unittest
+from unittest import mock
 
 if not os.environ.get("DSCKPT_NATIVE"):
     sys.modules["dsckpt_native"] = None  # import of it fails
@@ -23,9 +25,11 @@ import cli_common
 import common
 import dsckpt
 import fault_test
+import object_server
 from cli_common import CliTest
 from dsckpt import _tool
 from dsckpt._reader import is_native
+from object_server import Store, serving
 
 os.environ["PATH"] = f"{os.environ['DSCKPT_BIN']}:{os.environ['PATH']}"
 NATIVE = bool(os.environ.get("DSCKPT_NATIVE"))
@@ -158,6 +162,25 @@ class ValuesTest(OpenTest):
             self.addCleanup(sys.modules.pop, "ml_dtypes")
             with self.assertRaisesRegex(dsckpt.UnsupportedError, "no bfloat16"):
                 tensor.numpy()
+
+
+class FarTest(OpenTest):
+
+    @unittest.skipUnless(common.reads_object_stores(), "this build reads no object stores")
+    def test_a_bucket(self):
+        """s3:// is read by the program, also where the compiled module is installed."""
+        buckets = self.new_path("buckets")
+        shutil.copytree(self.case.load_dir, buckets / "models")
+        with serving(Store(buckets)) as endpoint, mock.patch.dict(os.environ, object_server.environment(endpoint)):
+            far = dsckpt.open("s3://models")
+            self.assertEqual(list(far), list(self.ckpt))
+            self.assert_same(far[self.name].torch(), self.expected)
+            self.assert_same(far[self.name][1:3], self.expected[1:3])
+            self.assertTrue(dsckpt.verify("s3://models")["ok"])
+            dsckpt.convert("s3://models", "s3://models/weights", safe_serialization=True)
+            with self.assertRaisesRegex(dsckpt.Error, "s3://models/none"):
+                dsckpt.open("s3://models/none")
+        self.assert_same(safetensors.torch.load_file(buckets / "models" / "weights" / "model.safetensors")[self.name], self.expected)
 
 
 class MemoryTest(OpenTest):

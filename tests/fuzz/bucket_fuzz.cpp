@@ -1,5 +1,6 @@
-// What an object store says, and where it is said who may ask it, each by all of its readers: a
-// listing, an error, a key, the name of a folder, and the files that the AWS command line keeps.
+// What an object store or web server says, and where it is said who may ask it, each by all of its
+// readers: a listing, an index, an error, a key, the name of a folder, and the files that the AWS
+// command line keeps.
 #include <cstdint>
 #include <cstdlib>
 #include <string>
@@ -8,6 +9,7 @@
 #include "bucket/bucket_url.h"
 #include "bucket/credentials.h"
 #include "bucket/listing.h"
+#include "bucket/web_folder.h"
 #include "dsckpt/error.h"
 #include "fuzz/memory_file.h"
 #include "fuzz/refuse_as.h"
@@ -35,6 +37,23 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       std::abort();
     }
   });
+  refuse_or([&] {
+    const BucketUrl url = parse_bucket_url("https://" + text);
+    if (url.bucket.empty() || url.prefix.starts_with('/') || url.prefix.ends_with('/')) {
+      std::abort();
+    }
+  });
+  refuse_or([&] {
+    for (const WebEntry& entry : parse_web_index(text, "a/b")) {
+      if (entry.name.empty() || entry.name == "." || entry.name == ".." ||
+          entry.name.find('/') != entry.name.npos) {
+        std::abort();
+      }
+    }
+  });
+  static_cast<void>(upload_id_in(text));
+  static_cast<void>(etag_in(text));
+  refuse_or([&] { static_cast<void>(parse_uploads(text)); });
   const MemoryFile memory(data, size);
   const std::string path = memory.path();
   refuse_or([&] {

@@ -11,6 +11,7 @@ import asyncio
 import base64
 import contextlib
 import datetime
+import email.utils
 import hashlib
 import hmac
 import json
@@ -52,6 +53,8 @@ class Store:
     `minds_match`: whether conditions count, of reads and writes.
 
     `delay` is waited before each reply, in seconds; `rate` is in bytes a second and connection.
+
+    `buckets_in_hosts`: "BUCKET.HOST" is asked for what is in a bucket, too.
     """
 
     def __init__(self, root, signed=True, page=1000, fault=None, answers_200=False, minds_match=True, delay=0.0,
@@ -60,6 +63,7 @@ class Store:
         self.signed, self.page, self.fault = signed, page, fault or (lambda number, path: None)
         self.answers_200, self.minds_match = answers_200, minds_match
         self.delay, self.rate, self.stall_seconds = delay, rate, stall_seconds
+        self.buckets_in_hosts, self.hosts = False, set()
         self.lock = threading.Lock()
         self.requests = []  # (method, path, range)
         self.sent = 0  # bytes of objects, as they were sent
@@ -74,7 +78,8 @@ class Store:
     def etag(self, path):
         stat = path.stat()
         changes = self.changes.get(path, 0)
-        return hashlib.md5(f"{path} {stat.st_size} {stat.st_mtime_ns} {changes}".encode()).hexdigest()
+        version = hashlib.md5(f"{path} {stat.st_size} {stat.st_mtime_ns} {changes}".encode()).hexdigest()
+        return f"{version}-1"  # as of an upload in parts: not the digest of what it holds
 
 
 class Upload:
@@ -163,7 +168,8 @@ class _Connection:
 
     async def run(self):
         store = self.store
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError):
+        # RuntimeError: sendfile() to a client that has gone.
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError, RuntimeError):
             while True:
                 request = _Request((await self.reader.readuntil(b"\r\n\r\n"))[:-4])
                 with store.lock:
@@ -249,6 +255,10 @@ class _Connection:
         if store.signed and (code := request.problem_with_signature()):
             return await self.problem(request, 400 if code == "AuthorizationHeaderMalformed" else 403, code, fault,
                                       **({"x-amz-bucket-region": REGION} if code.endswith("Malformed") else {}))
+        host = request.headers.get("host", "")
+        store.hosts.add(host)
+        if store.buckets_in_hosts and not host.startswith(("127.", "localhost")):
+            path = f"/{host.partition('.')[0]}{path}"
         bucket, _, key = path[1:].partition("/")
         if not bucket or ".." in path.split("/") or not (store.root / bucket).is_dir():
             return await self.problem(request, 404, "NoSuchBucket", fault)
@@ -425,7 +435,9 @@ class _Connection:
             if begin >= size or begin >= end:
                 return await self.problem(request, 416, "InvalidRange", **{"Content-Range": f"bytes */{size}"})
         run = {"x-amz-meta-dsckpt-run": store.runs[path]} if store.runs.get(path) else {}
-        headers = {**run, "ETag": f'"{etag}"', "Accept-Ranges": "bytes", "Content-Type": "binary/octet-stream"}
+        modified = email.utils.formatdate(int(path.stat().st_mtime), usegmt=True)
+        headers = {**run, "ETag": f'"{etag}"', "Accept-Ranges": "bytes", "Content-Type": "binary/octet-stream",
+                   "Last-Modified": modified}
         is_ranged = found and not store.answers_200
         if is_ranged:
             shift = 1 if fault == "shifted" else 0
@@ -467,22 +479,47 @@ class _Connection:
 
 
 class CredentialEndpoints:
-    """What a container and an instance ask for their credentials, at /container and /latest/...
+    """What a container and an instance ask for their credentials, at /container and /latest/..., and the token service
+    (AWS Security Token Service API Reference, AssumeRoleWithWebIdentity), which is asked by a POST to /.
 
     `authorization` is what the container must send. The instance's wants version 2: a token first, that a PUT gives.
     """
 
     ROLE, IMDS_TOKEN = "the-role", "IMDS-TOKEN-456"
+    ROLE_ARN, WEB_TOKEN = "arn:aws:iam::123456789012:role/reads+writes", "eyJhbGciOi.J9/WEB+TOKEN=.xyz"
 
     def __init__(self, secret=SECRET, authorization="CONTAINER-TOKEN-789", lives=3600, has_role=True):
         self.secret, self.authorization, self.lives, self.has_role = secret, authorization, lives, has_role
         self.asked = []  # (method, path, status)
+        self.sessions = []  # RoleSessionName of each
 
-    def answer(self, request):
+    def role_answer(self, request, body):
+        form = urllib.parse.parse_qs(body.decode(), strict_parsing=True)
+        asked = (request.headers.get("content-type"), form.get("Action"), form.get("Version"))
+        if asked != ("application/x-www-form-urlencoded", ["AssumeRoleWithWebIdentity"], ["2011-06-15"]):
+            return 400, self.role_error("InvalidAction", repr(asked))
+        self.sessions += form["RoleSessionName"]
+        if form["RoleArn"] != [self.ROLE_ARN] or form["WebIdentityToken"] != [self.WEB_TOKEN]:
+            return 400, self.role_error("InvalidIdentityToken", "No OpenIDConnect provider found")
+        found = json.loads(self.document())
+        keys = "".join(f"<{name}>{escape(found[of])}</{name}>" for name, of in (
+            ("AccessKeyId", "AccessKeyId"), ("SecretAccessKey", "SecretAccessKey"), ("SessionToken", "Token"),
+            ("Expiration", "Expiration")))
+        return 200, ('<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">'
+                     f"<AssumeRoleWithWebIdentityResult><Credentials>{keys}</Credentials>"
+                     "</AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>")
+
+    def role_error(self, code, message):
+        return (f'<ErrorResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><Error><Type>Sender</Type>'
+                f"<Code>{code}</Code><Message>{escape(message)}</Message></Error></ErrorResponse>")
+
+    def answer(self, request, body):
         """status, text"""
         if (request.method, request.path) == ("PUT", "/latest/api/token"):
             ttl = request.headers.get("x-aws-ec2-metadata-token-ttl-seconds", "")
             return (200, self.IMDS_TOKEN) if ttl.isdigit() and 1 <= int(ttl) <= 21600 else (400, "")
+        if (request.method, request.path) == ("POST", "/"):
+            return self.role_answer(request, body)
         if request.method != "GET":
             return 405, ""
         if request.path == "/container":
@@ -505,8 +542,8 @@ class CredentialEndpoints:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 request = _Request((await reader.readuntil(b"\r\n\r\n"))[:-4])
-                await reader.readexactly(int(request.headers.get("content-length", "0")))
-                status, text = self.answer(request)
+                body = await reader.readexactly(int(request.headers.get("content-length", "0")))
+                status, text = self.answer(request, body)
                 self.asked.append((request.method, request.path, status))
                 head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Length: {len(text)}\r\n\r\n"
                 writer.write((head + text).encode())

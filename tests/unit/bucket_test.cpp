@@ -8,6 +8,7 @@
 #include "bucket/buckets.h"
 #include "bucket/credentials.h"
 #include "bucket/listing.h"
+#include "bucket/web_folder.h"
 #include "dsckpt/error.h"
 #include "support/temp_file.h"
 
@@ -22,8 +23,76 @@ TEST(BucketUrl, HasABucketAndAPrefix) {
   EXPECT_EQ(parse_bucket_url("s3://models/run 7/ckpt//").bucket, "models");
   EXPECT_EQ(parse_bucket_url("s3://models/run 7/ckpt//").prefix, "run 7/ckpt");
   for (const char* odd : {"s3://", "s3:///a", "s3://a/../b", "s3://a//b", "s3://a/./b",
-                          "s3://a@b/c", "s3://../b", "https://a/b", "gs://a/b"}) {
+                          "s3://a@b/c", "s3://../b", "gs://a/b"}) {
     EXPECT_THROW(parse_bucket_url(odd), UsageError) << odd;
+  }
+}
+
+TEST(BucketUrl, MayBeAWebServers) {
+  const BucketUrl url = parse_bucket_url("https://host.lab:8443/runs/a%20b%2b+%C3%A9/");
+  EXPECT_EQ(url.site(), "https://host.lab:8443");
+  EXPECT_EQ(url.prefix, "runs/a b++\xc3\xa9");
+  EXPECT_TRUE(url.is_web());
+  EXPECT_EQ(parse_bucket_url("http://[::1]:80").bucket, "[::1]:80");
+  EXPECT_EQ(parse_bucket_url("https://host").prefix, "");
+  for (const char* odd :
+       {"https://", "https:///a", "https://a@b/c", "https://a:b@c/d", "https://a/b?c",
+        "https://a/b#c", "https://a/%2e%2e/b", "https://a/%", "https://a:b/c", "https://a:123456/c",
+        "https://../b", "https://[::1/a", "https://[x]/a", "https://[::1]8/a", "https://a b/c"}) {
+    EXPECT_THROW(parse_bucket_url(odd), UsageError) << odd;
+  }
+}
+
+// Of nginx 1.22, Apache 2.4 and Python 3.11, and the JSON of nginx and Caddy 2.
+constexpr const char* kIndexOfNginx = R"(<html>
+<head><title>Index of /x/</title></head>
+<body>
+<h1>Index of /x/</h1><hr><pre><a href="../">../</a>
+<a href="global_step3/">global_step3/</a>     24-Nov-2026 10:00     -
+<a href="a%20b%26c.pt">a b&amp;c.pt</a>       24-Nov-2026 10:00     9
+<a href="latest">latest</a>                   24-Nov-2026 10:00     9
+</pre><hr></body>
+</html>)";
+constexpr const char* kIndexOfApache = R"(<table><tr><th><a href="?C=N;O=D">Name</a></th></tr>
+<tr><td><a href="/">Parent Directory</a></td></tr>
+<tr><td><a href="a%20b&amp;c.pt">a b&amp;c.pt</a></td></tr>
+<tr><td><A CLASS=x HREF='global_step3/'>global_step3/</A></td></tr>
+<tr><td><a
+href=latest>latest</a></td></tr></table>)";
+constexpr const char* kIndexOfPython = R"(<ul>
+<li><a href="a%20b%26c.pt">a b&amp;c.pt</a></li>
+<li><a href="./global_step3/">global_step3/</a></li>
+<li><a href="/x/latest#top">latest@</a></li>
+<li><a href="http://h/x/latest">latest</a></li></ul>)";
+constexpr const char* kJsonOfNginx = R"([
+{ "name":"global_step3", "type":"directory", "mtime":"Tue, 24 Nov 2026 10:00:00 GMT" },
+{ "name":"a b&c.pt", "type":"file", "mtime":"Tue, 24 Nov 2026 10:00:00 GMT", "size":9 },
+{ "name":"latest", "type":"file", "mtime":"Tue, 24 Nov 2026 10:00:00 GMT", "size":9 }
+])";
+constexpr const char* kJsonOfCaddy =
+    R"([{"name":"global_step3/","is_dir":true},{"name":"a b&c.pt","is_dir":false},{"name":"latest"}])";
+
+TEST(WebIndex, HasWhatLiesInTheFolder) {
+  const std::vector<WebEntry> expected{
+      {"a b&c.pt", false}, {"global_step3", true}, {"latest", false}};
+  for (const char* page :
+       {kIndexOfNginx, kIndexOfApache, kIndexOfPython, kJsonOfNginx, kJsonOfCaddy}) {
+    EXPECT_EQ(parse_web_index(page, "x"), expected) << page;
+  }
+}
+
+TEST(WebIndex, HasNothingThatLiesElsewhere) {
+  const char* const page = R"(
+<a href="../a"><a href="/y/a"><a href="//h/x/a"><a href="/x/a/b"><a href="mailto:a"><a href="">
+<a href="%2e%2e"><a href="a%2fb"><a href="%00"><a href="%z"><a href="."><a href><a href=><a =b>
+<abbr href="b"><a title='<a href="c">'><b><a href='b)";
+  // The last is cut, and names a file all the same; in the one before a tag is text.
+  EXPECT_EQ(parse_web_index(page, "x"), (std::vector<WebEntry>{{"b", false}}));
+  EXPECT_EQ(parse_web_index("", ""), std::vector<WebEntry>());
+  EXPECT_EQ(parse_web_index("[]", ""), std::vector<WebEntry>());
+  for (const char* odd :
+       {"[1]", "[{}]", "[{\"name\":1}]", "[{\"name\":\"a/b\"}]", "[{\"name\":\"..\"}]", "["}) {
+    EXPECT_THROW(parse_web_index(odd, ""), CorruptError) << odd;
   }
 }
 
