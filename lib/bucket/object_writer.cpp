@@ -93,6 +93,9 @@ std::optional<std::string> ObjectWriter::find_own(const std::string& path) {
   return in_context({.file = access_.name + "/" + path}, [&]() -> std::optional<std::string> {
     HttpReply reply = access_.client->send(request("HEAD", path));
     if (reply.status != 200 && reply.status != 404) throw_status(access_, reply);
+    if (reply.status == 200 && reply.etag.empty()) {
+      throw IoError({}, "the server does not say what is there", 0);
+    }
     if (reply.status == 404 || reply.run != run_) return std::nullopt;
     return std::move(reply.etag);
   });

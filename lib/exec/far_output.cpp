@@ -646,7 +646,9 @@ std::optional<bool> FarOutput::is_there(OutputId out) const {
   const std::optional<std::string> old = before(path);
   if (const auto own = target_.store->find_own(path)) return own != old;
   const std::optional<std::string> etag = target_.store->find_etag(path);
-  if (!etag || etag == old) return false;
+  // What it has made the store may deny; to remove that does no harm.
+  if (!etag) return files_[out].is_published;
+  if (etag == old) return false;
   // Not every store keeps whose an object is.
   if (files_[out].is_published && etag == files_[out].etag) return true;
   return std::nullopt;

@@ -388,6 +388,23 @@ class FaultTest(BucketOutputTest):
         self.assert_failed(done, store, 4, "cannot be brought back", f"s3://models/new/{INDEX} is gone",
                            "s3://models/new/model-00001-of-00005.safetensors is the new one")
 
+    def test_a_store_that_does_not_say_what_is_there(self):
+        failed = []
+
+        def fault(number, path):
+            method = self.now.requests[number - 1][0]
+            if method == "PUT" and path.endswith(INDEX):
+                failed.append(number)
+                return 403
+            return "wrong form" if failed and method == "HEAD" else None
+
+        done, store = self.run_with(fault)
+        self.assert_failed(done, store, 4, "403")
+        left = tree(self.bucket / "new")
+        self.assertEqual(len(left), 5)
+        for path in left:
+            self.assertIn(f"s3://models/new/{path} may be the new one", done.stderr)
+
     def test_somebody_else_writes_there(self):
         def fault(number, path):
             if path.endswith(INDEX) and self.now.requests[-1][0] == "PUT":
