@@ -99,7 +99,7 @@ std::vector<ListedObject> list_objects(const BucketAccess& access, const std::st
     request.cleans_up = cleans_up;
     const HttpReply reply = access.client->send(request);
     if (reply.status != 200) throw_status(access, reply);
-    ListingPage page = parse_listing(reply.text);
+    ListingPage page = of_right_form([&] { return parse_listing(reply.text); });
     for (std::string& folder_key : page.prefixes) {
       page.objects.push_back({.key = std::move(folder_key)});
     }
@@ -108,7 +108,7 @@ std::vector<ListedObject> list_objects(const BucketAccess& access, const std::st
     };
     if (std::any_of(page.objects.begin(), page.objects.end(), is_other) ||
         (!page.next.empty() && page.next == next)) {
-      throw CorruptError({}, "the listing is not of what was asked for");
+      throw IoError({}, "the listing is not of what was asked for", 0);
     }
     found.insert(found.end(), std::make_move_iterator(page.objects.begin()),
                  std::make_move_iterator(page.objects.end()));

@@ -32,8 +32,20 @@ HttpRequest request_of(const BucketAccess& access, const std::string& path);
 // Of an object that is not what it was.
 IoError changed_while_read();
 
+// What `parse` returns. A reply of the wrong form is the server's fault, and no checkpoint's:
+// throws IoError for CorruptError.
+template <typename Parse>
+auto of_right_form(Parse&& parse) {
+  try {
+    return parse();
+  } catch (const CorruptError& error) {
+    throw IoError(error.where(), error.message(), 0)
+        .with_hint(error.hint().empty() ? "does it speak S3's protocol?" : error.hint());
+  }
+}
+
 // All objects whose keys begin with `prefix`; with `beside` none that lie deeper, but as objects of
-// no size the folders that these lie in, whose keys end with a slash. Throws IoError, CorruptError,
+// no size the folders that these lie in, whose keys end with a slash. Throws IoError,
 // UnsupportedError for more than four million, InterruptedError. `cleans_up`: as of HttpRequest.
 std::vector<ListedObject> list_objects(const BucketAccess& access, const std::string& prefix,
                                        bool beside, bool cleans_up = false);

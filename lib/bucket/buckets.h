@@ -47,8 +47,8 @@ class Buckets {
 
   // Lists them, and has them there. `variables` is as getenv(3), `cancelled` is asked by any thread
   // that waits for the network, as long as this lives. Nothing is there of a URL that names
-  // nothing. Throws IoError, CorruptError for a listing, UnsupportedError for keys that no file can
-  // have, UsageError for an endpoint or profile, InterruptedError.
+  // nothing. Throws IoError, CorruptError for a web server's index, UnsupportedError for keys that
+  // no file can have, UsageError for an endpoint or profile, InterruptedError.
   void open(const BucketOptions& options, const std::function<const char*(const char*)>& variables,
             const std::function<bool()>& cancelled);
   HttpTraffic traffic() const;

@@ -52,6 +52,7 @@ struct Exchange {
   Connection connection;
   const HttpRequest& request;
   HttpReply reply = {};
+  bool has_head = false;  // all of it
   bool too_long = false;
 };
 
@@ -87,8 +88,10 @@ extern "C" size_t on_body(char* data, size_t, size_t size, void* user) {
 }
 
 extern "C" size_t on_header(char* data, size_t, size_t size, void* user) {
-  HttpReply& reply = static_cast<Exchange*>(user)->reply;
+  auto& exchange = *static_cast<Exchange*>(user);
+  HttpReply& reply = exchange.reply;
   const std::string_view line(data, size);
+  exchange.has_head = line == "\r\n" || line == "\n";
   const size_t colon = line.find(':');
   if (colon == line.npos || size > kMostHeader) return size;
   std::string name(line.substr(0, colon));
@@ -123,11 +126,19 @@ bool is_error_in_text(const HttpRequest& request, const HttpReply& reply) {
   return request.fails_in_text && is_good(reply.status) && !error_in(reply.text).empty();
 }
 
+// "Your socket connection to the server was not read from or written to within the timeout period"
+// (Amazon S3 API Reference, "Error Responses").
+bool is_late(const HttpReply& reply) {
+  const std::string said = reply.status == 400 ? error_in(reply.text) : "";
+  return said == "RequestTimeout" || said.starts_with("RequestTimeout:");
+}
+
 // What may be another way the next time.
 bool may_pass(CURLcode code, long status) {
   switch (code) {
     case CURLE_OK:
-      return status == 429 || status == 500 || status == 502 || status == 503 || status == 504;
+      return status == 408 || status == 429 || status == 500 || status == 502 || status == 503 ||
+             status == 504;
     case CURLE_COULDNT_RESOLVE_HOST:
     case CURLE_COULDNT_CONNECT:
     case CURLE_OPERATION_TIMEDOUT:
@@ -257,7 +268,7 @@ struct HttpClient::Impl {
     }
     CURLcode code = CURLE_ABORTED_BY_CALLBACK;
     int running = 1;
-    while (running > 0 && !is_cancelled(request)) {
+    while (running > 0 && (request.is_awaited || !is_cancelled(request))) {
       if (curl().multi_perform(connection.several, &running) != CURLM_OK) break;
       if (running > 0) curl().multi_poll(connection.several, nullptr, 0, kNap.count(), nullptr);
     }
@@ -325,8 +336,10 @@ struct HttpClient::Impl {
       }
     }
     set(handle, CURLOPT_HTTPHEADER, headers.get());
-    const CURLcode code = perform(exchange.connection, request);
+    CURLcode code = perform(exchange.connection, request);
     curl().easy_getinfo(handle, CURLINFO_RESPONSE_CODE, &exchange.reply.status);
+    // libcurl takes a head that is cut for a whole one.
+    if (code == CURLE_OK && !exchange.has_head) code = CURLE_RECV_ERROR;
     // What comes to nothing on a connection that was kept libcurl itself sends again on a new one.
     long connects = 0;
     curl().easy_getinfo(handle, CURLINFO_NUM_CONNECTS, &connects);
@@ -367,6 +380,7 @@ HttpClient::~HttpClient() = default;
 
 HttpReply HttpClient::send(const HttpRequest& request) {
   for (int tries = 1;; ++tries) {
+    impl_->stop_if_cancelled(request);
     const Connection connection = impl_->take(request);
     Exchange exchange{.connection = connection, .request = request};
     CURLcode code = CURLE_OK;
@@ -377,13 +391,15 @@ HttpReply HttpClient::send(const HttpRequest& request) {
       throw;
     }
     impl_->give(connection);
-    impl_->stop_if_cancelled(request);
+    const bool has_come = request.is_awaited && code == CURLE_OK;
+    if (!has_come) impl_->stop_if_cancelled(request);
     if (exchange.too_long) {
       throw IoError({}, "the server sends more than was asked for", 0)
           .with_hint("a server or proxy that does not honour ranges cannot be read from");
     }
     const bool again = may_pass(code, exchange.reply.status) ||
-                       (code == CURLE_OK && is_error_in_text(request, exchange.reply));
+                       (code == CURLE_OK &&
+                        (is_error_in_text(request, exchange.reply) || is_late(exchange.reply)));
     if (again && tries < kTries && request.seconds == 0) {
       ++impl_->repeated_;
       impl_->wait(tries - 1, request);

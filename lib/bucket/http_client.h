@@ -41,7 +41,10 @@ struct HttpRequest {
   // A success whose text is an error is one, and as if it had the status 500
   // (CompleteMultipartUpload).
   bool fails_in_text = false;
-  bool cleans_up = false;   // also if `cancelled`
+  bool cleans_up = false;  // also if `cancelled`
+  // It makes something: once it is under way its reply is waited for also if `cancelled`, since the
+  // server may do it later than anybody could ask what came of it.
+  bool is_awaited = false;
   bool uses_netrc = false;  // name and password for the server are those of ~/.netrc, if there
   // With these it is signed (Signature Version 4, for S3) for `region`.
   std::shared_ptr<const Credentials> credentials = {};
@@ -84,9 +87,10 @@ class HttpClient {
   HttpClient& operator=(const HttpClient&) = delete;
 
   // The reply, whatever its status. What may pass is tried again, six times in all, after waits
-  // that double, with jitter: 429, 500, 502, 503 and 504, connections that are refused, reset or
-  // cut, and bodies that move at less than 1 KB/s for 20 seconds. Throws IoError when that did not
-  // help, for a body that is longer than was asked for, and InterruptedError.
+  // that double, with jitter: 408, 429, 500, 502, 503 and 504, 400 for a body that did not come in
+  // time (RequestTimeout), connections that are refused, reset or cut, and bodies that move at less
+  // than 1 KB/s for 20 seconds. Throws IoError when that did not help, for a body that is longer
+  // than was asked for, and InterruptedError.
   HttpReply send(const HttpRequest& request);
 
   HttpTraffic traffic() const;

@@ -110,13 +110,13 @@ UploadsPage parse_uploads(std::string_view xml) {
 std::string upload_id_in(std::string_view xml) {
   pugi::xml_document document;
   if (!document.load_buffer(xml.data(), xml.size())) return "";
-  return document.child("InitiateMultipartUploadResult").child("UploadId").text().get();
+  return document.document_element().child("UploadId").text().get();
 }
 
 std::string etag_in(std::string_view xml) {
   pugi::xml_document document;
   if (!document.load_buffer(xml.data(), xml.size())) return "";
-  std::string etag = document.child("CompleteMultipartUploadResult").child("ETag").text().get();
+  std::string etag = document.document_element().child("ETag").text().get();
   std::erase(etag, '"');
   return etag;
 }

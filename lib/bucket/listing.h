@@ -42,8 +42,8 @@ struct UploadsPage {
 // Throws as parse_listing().
 UploadsPage parse_uploads(std::string_view xml);
 
-// Of replies of CreateMultipartUpload and CompleteMultipartUpload; "" if it is none. The ETag has
-// no quotes.
+// Of replies of CreateMultipartUpload and CompleteMultipartUpload; "" if it is none. What the
+// outermost element is called not all servers agree on. The ETag has no quotes.
 std::string upload_id_in(std::string_view xml);
 std::string etag_in(std::string_view xml);
 // `text` as it stands in XML.

@@ -22,6 +22,7 @@ constexpr const char* kWriteRights =
     "s3:PutObject, s3:DeleteObject, s3:ListBucket, s3:AbortMultipartUpload and "
     "s3:ListBucketMultipartUploads";
 constexpr unsigned kMostParts = 10'000;
+constexpr size_t kMostUploads = 4'000'000;
 
 // Of a run, as good as unique.
 std::string random_name() {
@@ -88,6 +89,18 @@ std::optional<std::string> ObjectWriter::find_etag(const std::string& path) {
   });
 }
 
+std::optional<std::string> ObjectWriter::find_own(const std::string& path) {
+  return in_context({.file = access_.name + "/" + path}, [&]() -> std::optional<std::string> {
+    HttpReply reply = access_.client->send(request("HEAD", path));
+    if (reply.status != 200 && reply.status != 404) throw_status(access_, reply);
+    if (reply.status == 200 && reply.etag.empty()) {
+      throw IoError({}, "the server does not say what is there", 0);
+    }
+    if (reply.status == 404 || reply.run != run_) return std::nullopt;
+    return std::move(reply.etag);
+  });
+}
+
 std::string ObjectWriter::read(const std::string& path, size_t most) {
   return in_context({.file = access_.name + "/" + path}, [&] {
     HttpRequest asked = request("GET", path);
@@ -107,6 +120,7 @@ std::optional<std::string> ObjectWriter::ours(const std::string& path) const {
 FarPublished ObjectWriter::publish(const std::string& path, HttpRequest request,
                                    const std::optional<std::string>& before) const {
   add_condition(request, before);
+  request.is_awaited = true;
   HttpReply reply;
   try {
     reply = access_.client->send(request);
@@ -115,17 +129,20 @@ FarPublished ObjectWriter::publish(const std::string& path, HttpRequest request,
     if (const auto etag = ours(path)) return {FarPublished::What::done, *etag};
     throw;
   }
-  const std::string said = error_in(reply.text);
-  if (reply.status == 200 && said.empty()) {
+  const bool is_success = reply.status == 200 && error_in(reply.text).empty();
+  if (is_success) {
     std::string etag = request.fails_in_text ? etag_in(reply.text) : reply.etag;
-    if (etag.empty()) {
-      throw IoError({}, "the server answers with what is no reply to that", 0)
-          .with_hint("does it speak S3's protocol?");
+    if (!etag.empty()) {
+      if (request.fails_in_text) etag = etag_of_whole(path, std::move(etag));
+      return {FarPublished::What::done, std::move(etag)};
     }
-    return {FarPublished::What::done, std::move(etag)};
   }
   // Of a request that was sent again the first one may have done it.
   if (const auto etag = ours(path)) return {FarPublished::What::done, *etag};
+  if (is_success) {
+    throw IoError({}, "the server answers with what is no reply to that", 0)
+        .with_hint("does it speak S3's protocol?");
+  }
   if (reply.status == 412) return {FarPublished::What::refused, ""};
   if (reply.status == 409) return {FarPublished::What::again, ""};
   throw_status(access_, reply, kWriteRights);
@@ -144,6 +161,7 @@ FarPublished ObjectWriter::put(const std::string& path, std::span<const std::byt
 FarStore::Begun ObjectWriter::begin_upload(const std::string& path) {
   return in_context({.file = access_.name + "/" + path}, [&] {
     HttpRequest sent = request("POST", path, "uploads=");
+    sent.is_awaited = true;
     sent.body.emplace();
     sent.headers = {kRunHeader + run_};
     const HttpReply reply = access_.client->send(sent);
@@ -191,6 +209,18 @@ FarPublished ObjectWriter::complete(const std::string& path, const std::string& 
   });
 }
 
+// With rclone an upload's ETag, `completed`, is not the one that its object has later.
+std::string ObjectWriter::etag_of_whole(const std::string& path, std::string completed) const {
+  if (completes_with_etags_) return completed;
+  try {
+    const std::optional<std::string> etag = ours(path);
+    if (etag == completed) completes_with_etags_ = true;
+    return etag.value_or(std::move(completed));
+  } catch (const Error&) {  // it is there all the same
+    return completed;
+  }
+}
+
 void ObjectWriter::abort_upload(const std::string& path, const std::string& upload) {
   in_context({.file = access_.name + "/" + path}, [&] {
     const HttpReply reply =
@@ -212,14 +242,21 @@ std::vector<FarUpload> ObjectWriter::uploads(const std::string& front) {
       query += "&max-uploads=1000&prefix=" + percent_encoded(front);
       if (page.is_cut) query += "&upload-id-marker=" + percent_encoded(page.next_upload);
       const HttpReply reply = access_.client->send(request("GET", "", query + "&uploads="));
+      // So rclone says that there are none.
+      if (reply.status == 404 && error_in(reply.text).starts_with("NoSuchUpload")) break;
       if (reply.status != 200) throw_status(access_, reply, kWriteRights);
-      const UploadsPage before = std::exchange(page, parse_uploads(reply.text));
+      const UploadsPage before =
+          std::exchange(page, of_right_form([&] { return parse_uploads(reply.text); }));
       if (page.is_cut && page.next_key == before.next_key &&
           page.next_upload == before.next_upload) {
-        throw CorruptError({}, "the list of uploads does not go on");
+        throw IoError({}, "the list of uploads does not go on", 0);
       }
       for (ListedUpload& upload : page.uploads) {
         found.push_back({std::move(upload.key), std::move(upload.id), upload.begun});
+      }
+      if (found.size() > kMostUploads) {
+        throw UnsupportedError({}, "has more than " + grouped(kMostUploads) + " unfinished uploads")
+            .with_hint("a lifecycle rule of the bucket (AbortIncompleteMultipartUpload) ends them");
       }
     } while (page.is_cut);
     return found;

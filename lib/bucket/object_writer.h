@@ -25,6 +25,7 @@ class ObjectWriter : public FarStore {
   unsigned requests() const override { return access_.requests; }
   std::vector<FarObject> list(const std::string& front) override;
   std::optional<std::string> find_etag(const std::string& path) override;
+  std::optional<std::string> find_own(const std::string& path) override;
   std::string read(const std::string& path, size_t most) override;
   FarPublished put(const std::string& path, std::span<const std::byte> bytes,
                    const std::optional<std::string>& before) override;
@@ -47,11 +48,15 @@ class ObjectWriter : public FarStore {
                        const std::optional<std::string>& before) const;
   // The ETag of the object, if this run has made it.
   std::optional<std::string> ours(const std::string& path) const;
+  // The ETag of an object that was made of parts; `completed` is the one that this was answered
+  // with.
+  std::string etag_of_whole(const std::string& path, std::string completed) const;
 
   const BucketAccess access_;
   const std::function<void(const FarObject&)> stand_in_;
   const std::string run_;
   std::atomic<bool> cleans_up_{false};
+  mutable std::atomic<bool> completes_with_etags_{false};  // of objects, and not of uploads
 };
 
 }  // namespace dsckpt

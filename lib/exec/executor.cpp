@@ -410,7 +410,12 @@ void execute_one(const CopyPlan& plan, OutputId out, const InputFiles& inputs, S
   const Units units(plan, {}, options.unit_bytes);
   RunState others{.unit_bytes = options.unit_bytes};
   for (size_t batch = 0; batch < units.batches(); ++batch) {
-    if (units.batch(batch).front().out != out) others.done.push_back({batch, batch + 1});
+    if (units.batch(batch).front().out == out) continue;
+    // Every batch asks them all.
+    if (others.done.empty() || others.done.back().last < batch) {
+      others.done.push_back({batch, batch});
+    }
+    others.done.back().last = batch + 1;
   }
   ExecOptions only = options;
   only.from = &others;

@@ -25,10 +25,10 @@ constexpr uint64_t kMostParts = 10'000;
 // What is so small is sent in one request.
 constexpr uint64_t kHeldFile = 256 << 10;
 constexpr size_t kLongestMarker = size_t{256} << 20;
+constexpr size_t kLongestPointer = 64 << 10;
 constexpr int kMostTimes = 3;  // that an upload is sent anew
 constexpr int64_t kSecond = 1'000'000'000;
-// A run says that it lives once an hour; after a day without a word it does not.
-constexpr std::chrono::hours kBeat{1};
+// A run that has not said for so long that it lives (FarOptions::beat) does not.
 constexpr int64_t kDead = 24 * 3600 * kSecond;
 
 UsageError is_there_already(const std::string& shown) {
@@ -56,29 +56,19 @@ void for_each_at_once(unsigned requests, OutputId count, Wanted&& is_wanted, Wor
   });
 }
 
-// What a marker says, besides its first line: the outputs' paths, and since when.
-struct MarkerText {
-  std::set<std::string> paths = {};
-  int64_t since = 0;  // 0: since it was made
-};
-
-MarkerText parse_marker(const std::string& text) {
-  MarkerText marker;
-  size_t at = std::min(text.find('\n'), text.size());
-  const auto owner = nlohmann::json::parse(text.substr(0, at), nullptr, false);
-  if (owner.is_object() && owner.contains("since") && owner["since"].is_number_integer()) {
-    marker.since = owner["since"];
-  }
-  while (at < text.size()) {
-    const size_t end = std::min(text.find('\n', at + 1), text.size());
-    const auto path = nlohmann::json::parse(text.substr(at + 1, end - at - 1), nullptr, false);
-    if (path.is_string()) marker.paths.insert(path.get<std::string>());
-    at = end;
-  }
-  return marker;
-}
-
 }  // namespace
+
+// What a run has said: whose it is, what it writes, and since when.
+struct FarOutput::Marker {
+  FarObject object;
+  SignedBy owner = {};
+  std::set<std::string> paths = {};
+  int64_t since = 0;
+
+  bool may_have_begun(const FarUpload& upload) const {
+    return paths.contains(upload.path) && upload.begun >= since;
+  }
+};
 
 uint64_t far_part_bytes(const CopyPlan& plan) {
   uint64_t largest = 0;
@@ -211,7 +201,9 @@ void FarOutput::prepare() {
     target_.store->clean_up(true);
     try {
       target_.store->remove(maybe_there);
-    } catch (const Error&) {  // the first one says it
+    } catch (const Error&) {  // the first one says why
+      notes_.push_back(shown_as(maybe_there) +
+                       " may be there; the next run that writes there removes it");
     }
     target_.store->clean_up(false);
     throw;
@@ -237,7 +229,7 @@ void FarOutput::write_marker() {
       if (object.path == marker_) since_ = object.modified;
     }
   }
-  next_beat_ = std::chrono::steady_clock::now() + kBeat;
+  next_beat_ = std::chrono::steady_clock::now() + options_.beat;
 }
 
 // That the run lives is no reason for it to fail.
@@ -247,53 +239,113 @@ void FarOutput::beat() {
   try {
     write_marker();
   } catch (const IoError&) {
-    next_beat_ = std::chrono::steady_clock::now() + kBeat;
+    next_beat_ = std::chrono::steady_clock::now() + options_.beat;
+  }
+}
+
+// nullopt: it is gone meanwhile.
+std::optional<FarOutput::Marker> FarOutput::read_marker(const FarObject& object) const {
+  std::string text;
+  try {
+    text = target_.store->read(object.path, kLongestMarker);
+  } catch (const IoError&) {
+    if (!target_.store->find_etag(object.path)) return std::nullopt;
+    throw;
+  }
+  size_t at = std::min(text.find('\n'), text.size());
+  const std::string first = text.substr(0, at);
+  Marker marker{.object = object, .owner = owner_in(first), .since = object.modified};
+  const auto owner = nlohmann::json::parse(first, nullptr, false);
+  if (owner.is_object() && owner.contains("since") && owner["since"].is_number_integer()) {
+    marker.since = owner["since"];
+  }
+  // Uploads say when they were begun in seconds.
+  marker.since = marker.since / kSecond * kSecond;
+  while (at < text.size()) {
+    const size_t end = std::min(text.find('\n', at + 1), text.size());
+    const auto path = nlohmann::json::parse(text.substr(at + 1, end - at - 1), nullptr, false);
+    if (path.is_string()) marker.paths.insert(path.get<std::string>());
+    at = end;
+  }
+  return marker;
+}
+
+// What others have left is no reason for this run to fail.
+template <typename Work>
+void FarOutput::try_to_sweep(const std::string& marker, Work&& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::interrupted) throw;
+    notes_.push_back(
+        shown_as(marker) +
+        ", which a run that was killed had left, cannot be removed: " + error.message());
   }
 }
 
 void FarOutput::sweep_left_overs() {
   const std::string front = path_of(std::string(kStagingPrefix));
-  std::optional<std::vector<FarUpload>> uploads;
+  std::vector<Marker> dead;
   for (auto it = existing_.lower_bound(front);
-       it != existing_.end() && it->first.starts_with(front); ++it) {
-    const FarObject& marker = it->second;
-    const std::string name = shown_as(marker.path);
-    try {
-      const std::string text = target_.store->read(marker.path, kLongestMarker);
-      const SignedBy owner = owner_in(std::string_view(text).substr(0, text.find('\n')));
-      if (owner.state == OwnerState::alive) continue;
-      if (owner.state == OwnerState::unknown && since_ - marker.modified < kDead) {
-        notes_.push_back(name + " is of an unfinished output" +
-                         (owner.who.empty() ? "" : " of " + owner.who) +
-                         "; a run that begins a day later removes what it has left");
-        continue;
+       it != existing_.end() && it->first.starts_with(front); it = existing_.erase(it)) {
+    try_to_sweep(it->first, [&] {
+      std::optional<Marker> marker = read_marker(it->second);
+      if (!marker || marker->owner.state == OwnerState::alive) return;
+      if (marker->owner.state == OwnerState::dead || since_ - it->second.modified >= kDead) {
+        dead.push_back(std::move(*marker));
+        return;
       }
-      if (!uploads) uploads = target_.store->uploads(path_of(""));
-      sweep(*uploads, marker, text, owner.who);
-    } catch (const IoError& error) {
-      notes_.push_back(
-          name + ", which a run that was killed had left, cannot be removed: " + error.message());
-    }
+      notes_.push_back(shown_as(it->first) + " is of an unfinished output" +
+                       (marker->owner.who.empty() ? "" : " of " + marker->owner.who) +
+                       "; a run that begins a day later removes what it has left");
+    });
   }
-  std::erase_if(existing_, [&](const auto& entry) { return entry.first.starts_with(front); });
+  if (dead.empty()) return;
+  try_to_sweep(dead.front().object.path, [&] { sweep(dead); });
 }
 
-void FarOutput::sweep(const std::vector<FarUpload>& uploads, const FarObject& marker,
-                      const std::string& text, const std::string& who) {
-  const MarkerText said = parse_marker(text);
-  // Uploads say when they were begun in seconds.
-  const int64_t since = (said.since != 0 ? said.since : marker.modified) / kSecond * kSecond;
-  size_t removed = 0;
-  for (const FarUpload& upload : uploads) {
-    if (!said.paths.contains(upload.path) || upload.begun < since) continue;
-    // A new run's own are not begun yet.
-    target_.store->abort_upload(upload.path, upload.id);
-    ++removed;
+void FarOutput::sweep(const std::vector<Marker>& dead) {
+  const std::vector<FarUpload> uploads = target_.store->uploads(path_of(""));
+  // Whoever has begun one of these has said so before.
+  std::vector<Marker> others;
+  for (const FarObject& object : target_.store->list(path_of(std::string(kStagingPrefix)))) {
+    const bool is_known =
+        object.path == marker_ || std::any_of(dead.begin(), dead.end(), [&](const Marker& marker) {
+          return marker.object.path == object.path;
+        });
+    if (is_known) continue;
+    if (auto marker = read_marker(object)) others.push_back(std::move(*marker));
   }
-  target_.store->remove(marker.path);
-  notes_.push_back("removed " + shown_as(marker.path) + " and " +
-                   counted(removed, "unfinished upload") + ", which a run that was killed" +
-                   (who.empty() ? "" : " (" + who + ")") + " had left");
+  for (const Marker& marker : dead) {
+    try_to_sweep(marker.object.path, [&] {
+      std::vector<FarUpload> its;
+      size_t kept = 0;
+      for (const FarUpload& upload : uploads) {
+        if (!marker.may_have_begun(upload)) continue;
+        if (std::any_of(others.begin(), others.end(),
+                        [&](const Marker& other) { return other.may_have_begun(upload); })) {
+          ++kept;
+        } else {
+          its.push_back(upload);
+        }
+      }
+      for_each_at_once(
+          target_.store->requests(), static_cast<OutputId>(its.size()),
+          [](OutputId) { return true; },
+          [&](OutputId i) { target_.store->abort_upload(its[i].path, its[i].id); });
+      const std::string what = counted(its.size(), "unfinished upload");
+      const std::string whose = ", which a run that was killed" +
+                                (marker.owner.who.empty() ? "" : " (" + marker.owner.who + ")") +
+                                " had left";
+      if (kept == 0) {
+        target_.store->remove(marker.object.path);
+        notes_.push_back("removed " + shown_as(marker.object.path) + " and " + what + whose);
+      } else {
+        notes_.push_back("removed " + what + " of " + shown_as(marker.object.path) + whose + "; " +
+                         counted(kept, "other") + " may be of a run that is under way");
+      }
+    });
+  }
 }
 
 uint64_t FarOutput::part_size(OutputId out, uint64_t number) const {
@@ -308,13 +360,15 @@ uint64_t FarOutput::patch_bytes_in(OutputId out, uint64_t number) const {
   const uint64_t begin = files_[out].is_held ? 0 : number * options_.part_bytes;
   const uint64_t end = begin + part_size(out, number);
   const std::vector<uint64_t>& places = found->second;
-  auto place = std::partition_point(places.begin(), places.end(),
-                                    [&](uint64_t at) { return at + kPatchBytes <= begin; });
-  uint64_t bytes = 0;
-  for (; place != places.end() && *place < end; ++place) {
-    bytes += std::min(*place + kPatchBytes, end) - std::max(*place, begin);
-  }
-  return bytes;
+  // They lie apart, so only the first and the last one may be cut. There may be 100,000.
+  const auto first = std::partition_point(places.begin(), places.end(),
+                                          [&](uint64_t at) { return at + kPatchBytes <= begin; });
+  const auto last =
+      std::partition_point(first, places.end(), [&](uint64_t at) { return at < end; });
+  if (first == last) return 0;
+  const uint64_t before = begin - std::min(begin, *first);
+  const uint64_t behind = std::max(*std::prev(last) + kPatchBytes, end) - end;
+  return static_cast<uint64_t>(last - first) * kPatchBytes - before - behind;
 }
 
 void FarOutput::write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {
@@ -426,7 +480,8 @@ void FarOutput::finish(OutputId out) {
   }
   const bool has_all = std::none_of(file.etags.begin(), file.etags.end(),
                                     [](const std::string& etag) { return etag.empty(); });
-  if (!file.parts.empty() || !has_all) throw std::logic_error("an output with holes");
+  const bool is_whole = !is_patched(out) || file.size == plan_.outputs()[out].size;
+  if (!file.parts.empty() || !has_all || !is_whole) throw std::logic_error("an output with holes");
 }
 
 FarPublished FarOutput::try_to_publish(OutputId out) {
@@ -443,7 +498,9 @@ FarPublished FarOutput::try_to_publish(OutputId out) {
 void FarOutput::publish(OutputId out, const CommitHelp& help) {
   File& file = files_[out];
   for (int times = 0;; ++times) {
+    file.is_in_doubt = true;
     FarPublished result = try_to_publish(out);
+    file.is_in_doubt = false;
     switch (result.what) {
       case FarPublished::What::done:
         file.etag = std::move(result.etag);
@@ -472,12 +529,19 @@ void FarOutput::publish(OutputId out, const CommitHelp& help) {
   }
 }
 
-void FarOutput::remove_old(const std::string& path) {
-  const auto found = existing_.find(path);
-  if (found == existing_.end()) return;
-  target_.store->remove(path);
-  gone_.insert(path);
-  existing_.erase(found);
+void FarOutput::remove_old(std::vector<std::string> paths) {
+  std::erase_if(paths, [&](const std::string& path) { return !existing_.contains(path); });
+  for_each_at_once(
+      target_.store->requests(), static_cast<OutputId>(paths.size()), [](size_t) { return true; },
+      [&](size_t i) {
+        {
+          const std::lock_guard lock(mutex_);
+          gone_.insert(paths[i]);
+        }
+        target_.store->remove(paths[i]);
+        const std::lock_guard lock(mutex_);
+        existing_.erase(paths[i]);
+      });
 }
 
 void FarOutput::stand_in(OutputId first, OutputId last) {
@@ -489,26 +553,31 @@ void FarOutput::stand_in(OutputId first, OutputId last) {
 }
 
 void FarOutput::publish_all(OutputId last, const CommitHelp& help) {
+  std::set<std::string> ours;
+  for (OutputId out = 0; out < count(); ++out) ours.insert(own_path(out));
+  const auto add_other_forms = [&](OutputId out, std::vector<std::string>& paths) {
+    for (std::string& form : other_forms(out)) {
+      if (!ours.contains(form)) paths.push_back(std::move(form));
+    }
+  };
   if (options_.force && count() > 1) {
-    remove_old(own_path(last));
-    for (const std::string& form : other_forms(last)) remove_old(form);
+    std::vector<std::string> first{own_path(last)};
+    add_other_forms(last, first);
+    remove_old(std::move(first));
   }
   for_each_at_once(
       target_.store->requests(), last, [](OutputId) { return true; },
       [&](OutputId out) { publish(out, help); });
   // What the new ones take the place of.
-  std::set<std::string> ours;
-  for (OutputId out = 0; out < count(); ++out) {
-    ours.insert(own_path(out));
-    if (!options_.force) continue;
-    for (const std::string& form : other_forms(out)) remove_old(form);
+  std::vector<std::string> old;
+  if (options_.whole_folder) {
+    for (const auto& [path, object] : existing_) {
+      if (!ours.contains(path)) old.push_back(path);
+    }
+  } else if (options_.force) {
+    for (OutputId out = 0; out < count(); ++out) add_other_forms(out, old);
   }
-  if (!options_.whole_folder) return;
-  std::vector<std::string> others;
-  for (const auto& [path, object] : existing_) {
-    if (!ours.contains(path)) others.push_back(path);
-  }
-  for (const std::string& path : others) remove_old(path);
+  remove_old(std::move(old));
 }
 
 void FarOutput::put_pointer(const Pointer& pointer) {
@@ -516,10 +585,30 @@ void FarOutput::put_pointer(const Pointer& pointer) {
   const size_t slash = target_.path.rfind('/');
   const std::string path =
       slash == target_.path.npos ? name : target_.path.substr(0, slash + 1) + name;
-  const std::optional<std::string> etag = target_.store->find_etag(path);
-  const FarPublished result =
-      target_.store->put(path, std::as_bytes(std::span(pointer.text)), etag.value_or(""));
-  if (result.what == FarPublished::What::done) return;
+  for (int times = 0; times <= kMostTimes; ++times) {
+    const std::optional<std::string> etag = target_.store->find_etag(path);
+    try {
+      const FarPublished result =
+          target_.store->put(path, std::as_bytes(std::span(pointer.text)), etag.value_or(""));
+      if (result.what == FarPublished::What::done) return;
+      if (result.what == FarPublished::What::refused) break;
+    } catch (const Error& error) {
+      // It may be there all the same: then the output is complete.
+      bool is_there = false;
+      target_.store->clean_up(true);
+      try {
+        // What it took the place of may have been this process's own, and may have said the same.
+        is_there = target_.store->find_own(path) &&
+                   target_.store->read(path, kLongestPointer) == pointer.text;
+      } catch (const Error&) {
+        target_.store->clean_up(false);
+        Error(error, error.message() + "; " + shown_as(path) + " may be the new one").raise();
+      }
+      target_.store->clean_up(false);
+      if (!is_there) throw;
+      return;
+    }
+  }
   throw IoError({.file = shown_as(path)}, "somebody else writes it at the same time", 0)
       .with_hint("run again once nobody writes there");
 }
@@ -551,6 +640,20 @@ void FarOutput::commit(const Pointer& pointer, const CommitHelp& help) {
   target_.store->clean_up(false);
 }
 
+// Whether what this run has made is what is there; nullopt: the store does not tell.
+std::optional<bool> FarOutput::is_there(OutputId out) const {
+  const std::string path = own_path(out);
+  const std::optional<std::string> old = before(path);
+  if (const auto own = target_.store->find_own(path)) return own != old;
+  const std::optional<std::string> etag = target_.store->find_etag(path);
+  // What it has made the store may deny; to remove that does no harm.
+  if (!etag) return files_[out].is_published;
+  if (etag == old) return false;
+  // Not every store keeps whose an object is.
+  if (files_[out].is_published && etag == files_[out].etag) return true;
+  return std::nullopt;
+}
+
 void FarOutput::take_back(const Error& error) {
   target_.store->clean_up(true);
   std::vector<std::string> problems;
@@ -560,25 +663,44 @@ void FarOutput::take_back(const Error& error) {
     problems.push_back(std::move(problem));
   };
   for_each_at_once(
-      target_.store->requests(), count(), [&](OutputId out) { return files_[out].is_published; },
+      target_.store->requests(), count(),
+      [&](OutputId out) { return files_[out].is_in_doubt || files_[out].is_published; },
       [&](OutputId out) {
+        File& file = files_[out];
         const std::string path = own_path(out);
-        if (before(path) == "" && !gone_.contains(path)) {
-          try {
+        try {
+          // Or else it could still be completed.
+          if (file.is_in_doubt && !file.is_held) target_.store->abort_upload(path, file.upload);
+          const std::optional<bool> is_ours = is_there(out);
+          file.is_published = is_ours.value_or(false);
+          if (!is_ours) add_problem(shown(out) + " may be the new one");
+          if (!file.is_published) return;
+          if (before(path) == "" && !gone_.contains(path)) {
             target_.store->remove(path);
-            files_[out].is_published = false;
-            return;
-          } catch (const Error&) {
+            file.is_published = false;
+          } else {
+            add_problem(shown(out) + " is the new one");
           }
+        } catch (const Error&) {
+          add_problem(shown(out) + " may be the new one");
         }
-        add_problem(shown(out) + " is the new one");
       });
-  target_.store->clean_up(false);
-  std::sort(problems.begin(), problems.end());
   for (OutputId out = 0; out < count(); ++out) {
     if (files_[out].is_published) gone_.erase(own_path(out));
   }
-  for (const std::string& path : gone_) problems.push_back(shown_as(path) + " is gone");
+  for (const std::string& path : gone_) {
+    if (!existing_.contains(path)) {
+      problems.push_back(shown_as(path) + " is gone");
+      continue;
+    }
+    try {
+      if (!target_.store->find_etag(path)) problems.push_back(shown_as(path) + " is gone");
+    } catch (const Error&) {
+      problems.push_back(shown_as(path) + " may be gone");
+    }
+  }
+  target_.store->clean_up(false);
+  std::sort(problems.begin(), problems.end());
   if (problems.empty()) error.raise();
   std::string text = error.message() + "; what was replaced cannot be brought back";
   text += listed(problems);

@@ -8,8 +8,9 @@
 // all others, on the condition that nobody else has written there meanwhile; remove what they take
 // the place of under another name; read back; complete the last one; then the pointer. An upload
 // that the store wants to have anew is sent anew. (4) Remove the marker. Without a commit, or if it
-// fails, give up all uploads and remove what is new; of an old object that was replaced the message
-// says so, since nothing brings it back.
+// fails, give up all uploads and remove what is new, also what the store has made without anybody
+// hearing of it; of an old object that was replaced the message says so, since nothing brings it
+// back. What another run under way may have begun is left alone.
 //
 // Not atomic as a folder is: who lists it during the commit sees some of it.
 #pragma once
@@ -42,7 +43,8 @@ struct FarOptions {
   bool packed = false;        // StageOptions::packed
   // Of all parts but the last: far_part_bytes().
   uint64_t part_bytes = 0;
-  uint64_t held_bytes = 64 << 20;  // of small outputs that are kept in memory, all together
+  uint64_t held_bytes = 64 << 20;   // of small outputs that are kept in memory, all together
+  std::chrono::seconds beat{3600};  // after which the marker says again that the run lives
 };
 
 // Of a run of that plan: 8 MiB, or the next power of two with which 10,000 parts suffice.
@@ -93,6 +95,7 @@ class FarOutput : public Output {
     std::map<uint64_t, uint32_t> crcs = {};  // of these, and of those of the upload before
     std::map<uint64_t, Part> parts = {};     // that are not complete; of one that is held, all
     bool is_held = false;
+    bool is_in_doubt = false;  // nobody knows what came of publishing it
     bool is_published = false;
     std::string etag = {};  // then
     uint64_t size = 0;      // as it was sent
@@ -108,10 +111,13 @@ class FarOutput : public Output {
   void look();
   void check_free() const;
   void write_marker();
-  void sweep_left_overs();
-  void sweep(const std::vector<FarUpload>& uploads, const FarObject& marker,
-             const std::string& text, const std::string& who);
   void beat();
+  struct Marker;
+  std::optional<Marker> read_marker(const FarObject& object) const;
+  template <typename Work>
+  void try_to_sweep(const std::string& marker, Work&& work);
+  void sweep_left_overs();
+  void sweep(const std::vector<Marker>& dead);
 
   uint64_t part_size(OutputId out, uint64_t number) const;
   uint64_t patch_bytes_in(OutputId out, uint64_t number) const;
@@ -122,9 +128,10 @@ class FarOutput : public Output {
   void publish_all(OutputId last, const CommitHelp& help);
   void publish(OutputId out, const CommitHelp& help);
   FarPublished try_to_publish(OutputId out);
-  void remove_old(const std::string& path);
+  void remove_old(std::vector<std::string> paths);
   void stand_in(OutputId first, OutputId last);
   void put_pointer(const Pointer& pointer);
+  std::optional<bool> is_there(OutputId out) const;
   [[noreturn]] void take_back(const Error& error);
   void abort_uploads();
   void remove_marker();
@@ -135,8 +142,8 @@ class FarOutput : public Output {
   const Patches patches_;
   std::deque<File> files_;                          // deque: they cannot move
   std::map<std::string, FarObject> existing_ = {};  // below the target, since prepare()
-  std::set<std::string> gone_ = {};                 // of these, what commit() has removed
-  std::optional<std::string> pointer_before_ = {};
+  // What commit() has removed; what is among `existing_` as well, perhaps.
+  std::set<std::string> gone_ = {};
 
   std::string marker_ = {};  // its path; "": there is none
   int64_t since_ = 0;        // when it was made, by the store's clock

@@ -53,6 +53,9 @@ class FarStore {
   virtual std::vector<FarObject> list(const std::string& front) = 0;
   // Of the object of that path; nullopt if there is none.
   virtual std::optional<std::string> find_etag(const std::string& path) = 0;
+  // The same of an object that this run has made: so put() and complete() that threw have done it
+  // all the same.
+  virtual std::optional<std::string> find_own(const std::string& path) = 0;
   // All that it holds, `most` bytes at most.
   virtual std::string read(const std::string& path, size_t most) = 0;
 

@@ -158,11 +158,11 @@ def describe(run):
                       *(f"    {line}" for line in getattr(run, "errors", "").splitlines())])
 
 
-def table(runs):
+def table(runs, words):
     """Rows of Markdown: what came of the runs, by fault."""
     lines = ["| fault | runs | met | done | refused | requests | seconds | wrong |",
              "|---|---|---|---|---|---|---|---|"]
-    for word in PASSING + FINAL:
+    for word in words:
         mine = [run for run in runs if run.word == word]
         if not mine:
             continue
@@ -174,8 +174,9 @@ def table(runs):
     return lines
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(description, campaign_of, words, describe):
+    """`campaign_of(folder, seed).one(number)` makes a run; its faults are `words`."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="this run alone")
@@ -186,7 +187,7 @@ def main():
         return
     numbers = range(options.runs) if options.only is None else [options.only]
     with tempfile.TemporaryDirectory(prefix="bucket-faults-") as folder:
-        campaign = Campaign(pathlib.Path(folder), options.seed)
+        campaign = campaign_of(pathlib.Path(folder), options.seed)
 
         def one(number):
             run = campaign.one(number)
@@ -196,9 +197,9 @@ def main():
 
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             runs = list(pool.map(one, numbers))
-    print("\n".join(table(runs)))
+    print("\n".join(table(runs, words)))
     sys.exit(1 if any(run.wrong for run in runs) else 0)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, Campaign, PASSING + FINAL, describe)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import cli_common
@@ -18,6 +19,7 @@ from bucket_case import BucketCase
 from bucket_input_test import ALL, CONVERSIONS, SECONDS, TESTDATA, TRAFFIC, inputs
 from cli_common import tree as whole_tree
 from common import filled
+from safetensors.torch import load_file
 
 sys.path[:0] = [str(pathlib.Path(os.environ["DSCKPT_SOURCE"]) / "tests" / "bench")]
 
@@ -119,6 +121,19 @@ class SameTest(BucketOutputTest):
         expected = self.written_here("--dp", "2", tool="reshard")
         self.assertTrue(tree(self.bucket / "new") == {path.removeprefix("out/"): data
                                                       for path, data in expected.items()})
+
+    def test_libraries_load_what_is_there(self):
+        case = common.case_named(CASE)
+        with self.store():
+            for folder, *options in (["bin"], ["safetensors", "--safe-serialization"]):
+                done = self.zero_to_fp32(self.source, f"s3://models/{folder}", *options)
+                self.assertEqual(done.returncode, 0, done.stderr)
+        loaded = common.load_bin(self.bucket / "bin" / "pytorch_model.bin")
+        whole = load_file(self.bucket / "safetensors" / "model.safetensors")
+        for tensors, expected in ((loaded, case.truth()), (whole, case.without_aliases(case.truth()))):
+            self.assertEqual(set(tensors), set(expected))
+            for name, value in expected.items():
+                self.assertTrue(common.same_bits(tensors[name], value), name)
 
     def test_one_folder_a_tag(self):
         source = common.case_named("hf_trainer_llama_z3_bf16_w2").load_dir
@@ -328,7 +343,7 @@ class FaultTest(BucketOutputTest):
 
     def test_what_passes_is_sent_again(self):
         expected = self.written_here(*SHARDED)
-        for word in (503, 500, 429, "drop", "lost", "cut"):
+        for word in (503, 500, 429, 400, "drop", "lost", "cut"):
             for name in (INDEX, "00002-of-00005.safetensors", ".safetensors"):
                 with self.subTest(word=word, name=name):
                     done, store = self.run_with(self.once(word, name, "PUT"), "--force")
@@ -337,6 +352,26 @@ class FaultTest(BucketOutputTest):
                     self.assertTrue({f"out/{path}": data for path, data in tree(self.bucket / "new").items()} ==
                                     expected)
         self.assertTrue(self.met)
+
+    def test_replies_of_the_wrong_form(self):
+        expected = self.written_here(*SHARDED)
+        for name in (INDEX, ".safetensors"):
+            done, store = self.run_with(self.always("wrong form", name, "PUT"), "--force")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertTrue({f"out/{path}": data for path, data in tree(self.bucket / "new").items()} == expected)
+        shutil.rmtree(self.bucket / "new")
+        for nth in range(1, 5):
+            lists = []
+
+            def fault(number, path):
+                method, target, _ = self.now.requests[number - 1]
+                if method == "GET" and "list-type" in target:
+                    lists.append(number)
+                return "wrong form" if len(lists) == nth and lists[-1] == number else None
+
+            done, store = self.run_with(fault)
+            self.assert_failed(done, store, 4, "s3://models/new", "listing")
+            self.assert_nothing_there(store)
 
     def test_a_refusal_leaves_nothing(self):
         for name in (INDEX, ".safetensors"):
@@ -353,6 +388,23 @@ class FaultTest(BucketOutputTest):
         self.assert_failed(done, store, 4, "cannot be brought back", f"s3://models/new/{INDEX} is gone",
                            "s3://models/new/model-00001-of-00005.safetensors is the new one")
 
+    def test_a_store_that_does_not_say_what_is_there(self):
+        failed = []
+
+        def fault(number, path):
+            method = self.now.requests[number - 1][0]
+            if method == "PUT" and path.endswith(INDEX):
+                failed.append(number)
+                return 403
+            return "wrong form" if failed and method == "HEAD" else None
+
+        done, store = self.run_with(fault)
+        self.assert_failed(done, store, 4, "403")
+        left = tree(self.bucket / "new")
+        self.assertEqual(len(left), 5)
+        for path in left:
+            self.assertIn(f"s3://models/new/{path} may be the new one", done.stderr)
+
     def test_somebody_else_writes_there(self):
         def fault(number, path):
             if path.endswith(INDEX) and self.now.requests[-1][0] == "PUT":
@@ -363,6 +415,54 @@ class FaultTest(BucketOutputTest):
         self.assert_failed(done, store, 2, f"s3://models/new/{INDEX}: exists already")
         self.assertEqual(list(tree(self.bucket / "new")), [INDEX])
         self.assertEqual((self.bucket / "new" / INDEX).read_text(), "another's")
+
+    def test_stopped_when_it_was_done_and_nobody_had_heard_of_it(self):
+        for name in (INDEX, "00002-of-00005.safetensors"):
+            started, met = threading.Event(), []
+
+            def fault(number, path):
+                if not path.endswith(name) or self.now.requests[-1][0] != "PUT":
+                    return None
+                started.wait()
+                if not met:
+                    self.process.send_signal(signal.SIGINT)
+                met.append(path)
+                return "lost"
+
+            with self.subTest(name), self.store(fault=fault) as store:
+                self.now = store
+                self.process = self.started(self.source, "s3://models/new", *SHARDED)
+                started.set()
+                said = self.process.communicate(timeout=20)
+                self.assertEqual(self.process.returncode, 130, said)
+                self.assertIn("interrupted", said[1])
+                self.assertIn(("PUT", f"/models/new/{met[0].rpartition('/')[2]}"), store.writes)
+                self.assert_nothing_there(store)
+
+    def test_stopped_while_the_store_makes_an_object(self):
+        for name in (INDEX, "00002-of-00005.safetensors"):
+            started = threading.Event()
+
+            def fault(number, path):
+                if not path.endswith(name) or self.now.requests[-1][0] != "PUT":
+                    return None
+                started.wait()
+                self.process.send_signal(signal.SIGINT)
+                return "delay"
+
+            with self.subTest(name), self.store(fault=fault) as store:
+                self.now = store
+                self.process = self.started(self.source, "s3://models/new", *SHARDED)
+                started.set()
+                said = self.process.communicate(timeout=20)
+                self.assertEqual(store.at_once, 0, "the store still does what it was asked for")
+                if name == INDEX:  # with that, all is done
+                    self.assertEqual(self.process.returncode, 0, said)
+                    self.assertEqual(len(tree(self.bucket / "new")), 6)
+                    shutil.rmtree(self.bucket / "new")
+                else:
+                    self.assertEqual(self.process.returncode, 130, said)
+                    self.assert_nothing_there(store)
 
     def test_a_store_that_gives_back_other_bytes(self):
         for name in (INDEX, ".safetensors"):
@@ -400,17 +500,56 @@ class UploadFaultTest(BucketOutputTest):
             self.now, self.asked = store, asked
             return self.zero_to_fp32(self.large, "s3://models/new", "--s3-requests", "1", *options), store
 
+    def test_stopped_while_the_store_begins_or_completes_an_upload(self):
+        for wanted in ("uploads=", "uploadId="):
+            started = threading.Event()
+
+            def fault(number, path):
+                method, target, _ = self.now.requests[-1]
+                if method != "POST" or wanted not in target:
+                    return None
+                started.wait()
+                self.process.send_signal(signal.SIGINT)
+                return "delay"
+
+            with self.subTest(wanted), self.store(fault=fault) as store:
+                self.now = store
+                self.process = self.started(self.large, "s3://models/new")
+                started.set()
+                said = self.process.communicate(timeout=20)
+                self.assertEqual(store.at_once, 0, "the store still does what it was asked for")
+                if wanted == "uploadId=":  # with that, all is done
+                    self.assertEqual(self.process.returncode, 0, said)
+                    self.assertTrue(tree(self.bucket / "new") == tree(self.expected), "other bytes")
+                else:
+                    self.assertEqual(self.process.returncode, 130, said)
+                    self.assert_nothing_there(store)
+
     def test_replies_that_are_lost_or_lie(self):
         done, store = self.run_with({})
         self.assertEqual(done.returncode, 0, done.stderr)
         for at in range(1, len(self.asked) + 1):
-            for word in ("lost", "drop", 503, "cut", "error in 200", "done, error in 200"):
+            for word in ("lost", "drop", 503, "cut", "error in 200", "done, error in 200", "reset"):
                 with self.subTest(at=at, word=word):
                     shutil.rmtree(self.bucket / "new")
                     done, store = self.run_with({at: word})
                     self.assertEqual(done.returncode, 0, done.stderr)
                     self.assertEqual(store.uploads, {}, "an upload is left")
                     self.assertTrue(tree(self.bucket / "new") == tree(self.expected), "other bytes")
+
+    def test_replies_of_the_wrong_form(self):
+        done, store = self.run_with({})
+        last = len(self.asked)
+        for at in range(1, last + 1):
+            with self.subTest(at=at):
+                shutil.rmtree(self.bucket / "new", ignore_errors=True)
+                done, store = self.run_with({at: "wrong form"})
+                if at == last:  # it is completed, as the store says when it is asked
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    self.assertTrue(tree(self.bucket / "new") == tree(self.expected), "other bytes")
+                else:
+                    self.assert_failed(done, store, 4, "s3://models/new/pytorch_model.bin: the server")
+                    self.assert_nothing_there(store)
 
 
 if __name__ == "__main__":

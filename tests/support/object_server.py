@@ -28,9 +28,11 @@ from xml.sax.saxutils import escape
 KEY, SECRET, TOKEN, REGION = "ACCESSKEY123", "SECRETKEY123456", "SESSION/TOKEN+123", "eu-central-1"
 _CHUNK = 128 << 10
 _UNRESERVED = "-_.~"
-_REASONS = {200: "OK", 204: "No Content", 206: "Partial Content", 409: "Conflict", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden",
-            404: "Not Found", 405: "Method Not Allowed", 412: "Precondition Failed", 416: "Range Not Satisfiable",
-            429: "Too Many Requests", 500: "Internal Server Error", 503: "Service Unavailable"}
+_PAGE = b"<!DOCTYPE html><html><body>Please log in<br></body></html>"
+_REASONS = {200: "OK", 204: "No Content", 206: "Partial Content", 400: "Bad Request", 401: "Unauthorized",
+            403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed", 409: "Conflict", 412: "Precondition Failed",
+            416: "Range Not Satisfiable", 429: "Too Many Requests", 500: "Internal Server Error",
+            503: "Service Unavailable"}
 
 
 class Store:
@@ -40,11 +42,13 @@ class Store:
     "drop" (nothing comes), "reset" (half of the body, and a reset), "cut" (half of it, and an end), "stall" (half of
     it, and then nothing for `stall_seconds`), "delay" (it comes a second later), "changed" (the object is another
     one from now on), and what looks complete: "longer", "shorter" and "shifted" (bodies of other lengths, or said to
-    be of another range), and "other bytes" (under the same ETag). Of a listing or an error, "reset" and "stall" are as "cut", and the others are nothing.
+    be of another range), and "other bytes" (under the same ETag). Of a listing or an error, "reset" and "stall" are as
+    "cut", and the others are nothing.
 
     Of what writes: "lost" (it is done, and nothing comes), "error in 200" (a completion is not done, and the reply is
     a success that holds an error), "done, error in 200" (it is done, and so is the reply), 409 (it is not done, and
-    the upload is no more).
+    the upload is no more). Of what has a body, "reset" and "stall" take half of it, and do nothing. "wrong form" is
+    done, and the reply a success that holds a page for people, as it is of listings; a HEAD's says nothing.
 
     `minds_match`: whether conditions count, of reads and writes.
 
@@ -168,24 +172,36 @@ class _Connection:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError, RuntimeError):
             while True:
                 request = _Request((await self.reader.readuntil(b"\r\n\r\n"))[:-4])
-                request.body = await self.body_of(request)
                 with store.lock:
                     store.requests.append((request.method, request.target, request.headers.get("range")))
                     number = len(store.requests)
+                fault = store.fault(number, urllib.parse.unquote(request.path))
+                request.body = await self.body_of(request, fault)
+                if request.body is None:
+                    break
+                with store.lock:
                     store.at_once += 1
                     store.most_at_once = max(store.most_at_once, store.at_once)
                 try:
                     if store.delay:
                         await asyncio.sleep(store.delay)
-                    goes_on = await self.serve(request, number)
+                    goes_on = await self.serve(request, fault)
                 finally:
                     with store.lock:
                         store.at_once -= 1
                 if not goes_on:
                     break
 
-    async def body_of(self, request):
+    async def body_of(self, request, fault):
+        """None where it is not taken to its end."""
         size = int(request.headers.get("content-length", "0"))
+        if size and fault in ("reset", "stall"):
+            await self.reader.readexactly(size // 2)
+            if fault == "reset":
+                self.reset()
+            else:
+                await asyncio.sleep(self.store.stall_seconds)
+            return None
         rate = self.store.rate
         if not rate or size <= _CHUNK:
             return await self.reader.readexactly(size)
@@ -201,7 +217,17 @@ class _Connection:
         self.writer.write("\r\n".join(lines).encode())
         await self.writer.drain()
 
+    def reset(self):
+        at_once = struct.pack("ii", 1, 0)
+        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+
     async def answer(self, request, status, body, fault=None, **headers):
+        if fault == "wrong form":
+            status, body, headers = 200, _PAGE, {"Content-Type": "text/html"}
+        if fault == "cut" and not body:
+            self.writer.write(b"HTTP/1.1 200 OK\r\nContent-Le")
+            await self.writer.drain()
+            return False
         await self.head(status, len(body), headers)
         if request.method != "HEAD":
             is_cut = fault in ("cut", "reset", "stall")
@@ -214,17 +240,17 @@ class _Connection:
         body = f"<Error><Code>{code}</Code><Message>as the test wants it</Message></Error>".encode()
         return await self.answer(request, status, body, fault, **headers)
 
-    async def serve(self, request, number):
+    async def serve(self, request, fault):
         """Whether the connection goes on."""
         store = self.store
         path = urllib.parse.unquote(request.path)
-        fault = store.fault(number, path)
         if fault == "drop":
             return False
         if fault == "delay":
             await asyncio.sleep(1)
         if isinstance(fault, int) and fault != 409:
-            code = {403: "AccessDenied", 404: "NoSuchKey", 412: "PreconditionFailed"}.get(fault, "SlowDown")
+            code = {400: "RequestTimeout", 403: "AccessDenied", 404: "NoSuchKey",
+                    412: "PreconditionFailed"}.get(fault, "SlowDown")
             return await self.problem(request, fault, code)
         if store.signed and (code := request.problem_with_signature()):
             return await self.problem(request, 400 if code == "AuthorizationHeaderMalformed" else 403, code, fault,
@@ -249,6 +275,8 @@ class _Connection:
                                      **{"Content-Type": "application/xml"})
         if not file.is_file():
             return await self.problem(request, 404, "NoSuchKey", fault)
+        if fault == "wrong form" and request.method == "HEAD":
+            return await self.answer(request, 200, b"", fault)
         if fault == "changed":
             store.changes[file] = store.changes.get(file, 0) + 1
         return await self.get(request, file, fault)
@@ -302,16 +330,16 @@ class _Connection:
         if request.method == "PUT" and upload:
             upload.parts[int(query["partNumber"])] = request.body
             return 200, "", {"ETag": f'"{hashlib.md5(request.body).hexdigest()}"'}
-        if fault == "error in 200":
+        if fault == "error in 200" and upload:
             return 200, "<?xml version='1.0'?>\n  <Error><Code>InternalError</Code></Error>", {}
         if problem := self.refusal(request, file):
             return problem
+        if fault == 409:
+            store.uploads.pop(query.get("uploadId"), None)
+            return _error(409, "ConditionalRequestConflict")
         if request.method == "PUT":
             self.make(file, request.body, run)
             return 200, "", {"ETag": f'"{store.etag(file)}"'}
-        if fault == 409:
-            del store.uploads[upload.id]
-            return _error(409, "ConditionalRequestConflict")
         if problem := self.check_parts(upload, request.body):
             return problem
         self.make(file, b"".join(data for _, data in sorted(upload.parts.items())), upload.run)
@@ -425,8 +453,7 @@ class _Connection:
         if fault == "stall":
             await asyncio.sleep(store.stall_seconds)
         if fault == "reset":
-            at_once = struct.pack("ii", 1, 0)
-            self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+            self.reset()
         self.writer.write(more)
         await self.writer.drain()
         return fault not in ("cut", "stall", "reset")

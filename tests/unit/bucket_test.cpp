@@ -166,6 +166,26 @@ TEST(Listing, SaysWhatAnErrorIs) {
   EXPECT_EQ(error_in("not xml"), "");
 }
 
+// The first ones as Amazon's documents have them, the last one as rclone 1.75 answers.
+TEST(Listing, TakesUploadsByAnyName) {
+  EXPECT_EQ(upload_id_in("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
+                         "<InitiateMultipartUploadResult "
+                         "xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Bucket>b</Bucket>"
+                         "<UploadId>VXBsb2FkSUQ-</UploadId></InitiateMultipartUploadResult>"),
+            "VXBsb2FkSUQ-");
+  EXPECT_EQ(etag_in("  \n<CompleteMultipartUploadResult><ETag>&quot;3858f6-2&quot;</ETag>"
+                    "</CompleteMultipartUploadResult>"),
+            "3858f6-2");
+  EXPECT_EQ(upload_id_in("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<InitiateMultipartUpload>\n"
+                         "  <Bucket>models</Bucket>\n  <UploadId>f295a94c</UploadId>\n"
+                         "</InitiateMultipartUpload>"),
+            "f295a94c");
+  for (const char* other : {"", "<html><body>Log in<br></body></html>", "<Error/>"}) {
+    EXPECT_EQ(upload_id_in(other), "") << other;
+    EXPECT_EQ(etag_in(other), "") << other;
+  }
+}
+
 class SharedSettingsTest : public testing::Test {
  protected:
   void write(const char* file, const std::string& text) { folder_.write(file, text); }
