@@ -318,6 +318,17 @@ class ServersTest(CliTest):
                                       Body=path.read_bytes())
             self.check()
             self.check_outputs(client, minds_conditions=True)
+            self.check_web_identity(endpoint)
+
+    def check_web_identity(self, endpoint):
+        """Keys of moto's token service, by the same endpoint."""
+        token = self.new_path("token")
+        token.write_text("eyJ.a.token")
+        known = {name: value for name, value in self.environment.items() if not name.startswith("AWS_")}
+        done = self.tool("ckpt-inspect", "verify", f"s3://models/runs/{CASES[0]} +&é", env={
+            **known, "HOME": str(self.root), "AWS_ENDPOINT_URL": endpoint, "AWS_REGION": object_server.REGION,
+            "AWS_WEB_IDENTITY_TOKEN_FILE": str(token), "AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/reads"})
+        self.assertEqual(done.returncode, 0, done.stderr)
 
 
 if __name__ == "__main__":
