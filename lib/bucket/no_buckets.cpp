@@ -12,9 +12,8 @@ Buckets::~Buckets() = default;
 std::filesystem::path Buckets::place_of(const std::string& url, BucketUse) {
   throw UsageError(url + ": this build reads no URLs")
       .with_hint(
-          "a build with libcurl does (`--version` says s3): with libcurl4-openssl-dev and "
-          "libpugixml-dev installed, and without -DDSCKPT_STATIC=ON; or mount it (rclone "
-          "mount)");
+          "one that was built where libcurl4-openssl-dev and libpugixml-dev are does (`--version` "
+          "says s3), and so do the packages; or mount it (rclone mount)");
 }
 
 bool Buckets::is_empty() const {
