@@ -861,8 +861,9 @@ TEST_F(FarOutputTest, KeepsFewPartsAtOnce) {
     execute(plan, inputs_, counting, progress_, execution_);
     output.commit({}, help(plan, output));
     EXPECT_TRUE(store_->objects["run/out/f0"].bytes == test::run_plan(plan, inputs_)[0]);
-    // A part a thread that is on its way, and one whose digest is not known; the file's end.
-    EXPECT_LE(counting.most, (2 * threads + 3) * kPart);
+    // What a thread sends, and what waits for the two records that its unit may have bytes of; the
+    // files' ends.
+    EXPECT_LE(counting.most, (3 * threads + 3) * kPart);
   }
 }
 
