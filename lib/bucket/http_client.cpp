@@ -299,7 +299,7 @@ struct HttpClient::Impl {
       set(handle, CURLOPT_POSTFIELDS,
           request.body->empty() ? "" : reinterpret_cast<const char*>(request.body->data()));
       set(handle, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(request.body->size()));
-      set(handle, CURLOPT_UPLOAD_BUFFERSIZE, 512L << 10);
+      set(handle, CURLOPT_UPLOAD_BUFFERSIZE, 128L << 10);
     }
     if (request.uses_netrc) {
       set(handle, CURLOPT_NETRC, static_cast<long>(CURL_NETRC_OPTIONAL));

@@ -20,7 +20,6 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr uint64_t kUsualPart = 8 << 20;
 constexpr uint64_t kMostParts = 10'000;
 // What is so small is sent in one request.
 constexpr uint64_t kHeldFile = 256 << 10;
@@ -75,7 +74,7 @@ uint64_t far_part_bytes(const CopyPlan& plan) {
   for (const PlannedFile& file : plan.outputs()) largest = std::max(largest, file.size);
   // What is packed may become larger by its index.
   largest += largest / 64;
-  return std::max(kUsualPart, std::bit_ceil(largest / kMostParts + 1));
+  return std::max(kShortestFarPart, std::bit_ceil(largest / kMostParts + 1));
 }
 
 FarOutput::FarOutput(const CopyPlan& plan, FarPlace target, FarOptions options)

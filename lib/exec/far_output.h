@@ -47,7 +47,9 @@ struct FarOptions {
   std::chrono::seconds beat{3600};  // after which the marker says again that the run lives
 };
 
-// Of a run of that plan: 8 MiB, or the next power of two with which 10,000 parts suffice.
+// As short as S3 allows: a thread has one in memory.
+inline constexpr uint64_t kShortestFarPart = 5 << 20;
+// Of a run of that plan: that, or the next power of two with which 10,000 parts suffice.
 uint64_t far_part_bytes(const CopyPlan& plan);
 
 // Memory besides what is held: a part a thread, and parts that lie across what threads write or

@@ -334,14 +334,14 @@ FarOptions far_options(const Job::Impl& job, const RunOptions& options) {
           .part_bytes = far_part_bytes(job.plan)};
 }
 
-// A unit is a part, and a thread waits for one request.
+// A thread waits for one request, which has a part in memory: units are short beside it.
 IoChoice far_io(const Job::Impl& job, const FarPlace& place, unsigned threads) {
   IoChoice io;
-  io.unit_bytes = far_part_bytes(job.plan);
+  io.unit_bytes = 512 << 10;
   io.threads = threads != 0 ? threads : std::max(place.store->requests(), far_requests());
   // Files that nobody splits have long parts.
-  const uint64_t usual = 8 << 20;
-  io.threads = std::max(1U, static_cast<unsigned>(io.threads / (io.unit_bytes / usual)));
+  const uint64_t threads_of_short_parts = io.threads * kShortestFarPart / far_part_bytes(job.plan);
+  io.threads = static_cast<unsigned>(std::max<uint64_t>(threads_of_short_parts, 1));
   return io;
 }
 
