@@ -50,7 +50,7 @@ class ReadAhead {
   // What is not needed between two ranges, if it is no longer than that, is read with them: a
   // request takes more time than it.
   static constexpr uint64_t kLongestGap = 16 << 10;
-  static constexpr uint64_t kMostMemory = uint64_t{576} << 20;
+  static constexpr uint64_t kMostMemory = uint64_t{512} << 20;
 
   // With `requests` under way, and room for `buffers` of kLongestRequest. `objects` must outlive
   // it.
