@@ -84,6 +84,11 @@ void for_each_link(std::string_view html, Take&& take) {
   }
 }
 
+bool is_name(const std::string& text) {
+  return !text.empty() && text != "." && text != ".." && text.find('/') == text.npos &&
+         text.find('\0') == text.npos;
+}
+
 // Of a link in the index of the folder `path` what it names there; nullopt if it leads elsewhere.
 std::optional<WebEntry> entry_of(std::string_view link, const std::string& path) {
   std::string text = without_references(without_blanks(link));
@@ -111,10 +116,7 @@ std::optional<WebEntry> entry_of(std::string_view link, const std::string& path)
   WebEntry entry;
   entry.is_folder = text.ends_with('/');
   if (entry.is_folder) text.pop_back();
-  if (text.empty() || text == "." || text == ".." || text.find('/') != text.npos ||
-      text.find('\0') != text.npos) {
-    return std::nullopt;
-  }
+  if (!is_name(text)) return std::nullopt;
   entry.name = std::move(text);
   return entry;
 }
@@ -142,10 +144,7 @@ std::vector<WebEntry> parse_json_index(std::string_view text) {
                       (item.contains("type") && item["type"] == "directory") ||
                       (item.contains("is_dir") && item["is_dir"] == true);
     if (entry.name.ends_with('/')) entry.name.pop_back();
-    if (entry.name.empty() || entry.name == "." || entry.name == ".." ||
-        entry.name.find('/') != entry.name.npos || entry.name.find('\0') != entry.name.npos) {
-      throw is_other;
-    }
+    if (!is_name(entry.name)) throw is_other;
     entries.push_back(std::move(entry));
   }
   return entries;
