@@ -15,8 +15,8 @@ import time
 import cli_common
 import common
 import object_server
-from bucket_case import BucketCase
-from bucket_input_test import ALL, CONVERSIONS, SECONDS, TESTDATA, TRAFFIC, inputs
+from bucket_case import BucketCase, masked
+from bucket_input_test import ALL, CONVERSIONS, TESTDATA, inputs
 from cli_common import tree as whole_tree
 from common import filled
 from safetensors.torch import load_file
@@ -77,11 +77,11 @@ class BucketOutputTest(BucketCase):
 
 class SameTest(BucketOutputTest):
 
-    def outcome(self, command, source, output, place, shown):
+    def outcome_in(self, command, source, output, place, shown):
         """Status, what was said, and what lies in `place`."""
         tool, *words = filled(command, source, output)
         done = self.tool(tool, *words)
-        said = [SECONDS.sub("N s", TRAFFIC.sub("", text)).replace(shown, "PLACE").replace(str(place), "PLACE")
+        said = [masked(text).replace(shown, "PLACE").replace(str(place), "PLACE")
                 for text in (done.stdout, done.stderr)]
         return done.returncode, said, tree(place)
 
@@ -95,8 +95,8 @@ class SameTest(BucketOutputTest):
                         here.mkdir()
                         there.mkdir()
                         url = f"s3://models/{compared}"
-                        ours = self.outcome(command, TESTDATA / path, f"{url}/out", there, url)
-                        local = self.outcome(command, TESTDATA / path, here / "out", here, str(here))
+                        ours = self.outcome_in(command, TESTDATA / path, f"{url}/out", there, url)
+                        local = self.outcome_in(command, TESTDATA / path, here / "out", here, str(here))
                         self.assertEqual(ours[:2], local[:2])
                         self.assertEqual(set(ours[2]) ^ set(local[2]), set())
                         self.assertTrue(ours[2] == local[2], "other bytes")

@@ -3,8 +3,6 @@
 What a tool says and writes must be what it says and writes of the same folder on a disk. BUCKETS=all takes every
 checkpoint of testdata; without it, a sixth of them.
 """
-import json
-import re
 import shutil
 import urllib.parse
 
@@ -15,19 +13,17 @@ import cli_common
 import common
 import object_server
 import web_server
-from bucket_input_test import ALL, COMMANDS, SECONDS, TESTDATA, inputs
-from cli_common import CliTest, tree
-from common import filled
+from bucket_case import BucketCase
+from bucket_input_test import ALL, COMMANDS, TESTDATA, inputs
 from object_server import Store
 from web_server import FORMS, Site, make_certificate, serving
 
-TRAFFIC = re.compile(r"^.*(requests? to the (web server|object store), |the run would take about ).*\n", re.MULTILINE)
 CASE = "z3_bf16_full_subgroups_w4"
 
 setUpModule = common.skip_without_object_stores
 
 
-class WebCase(CliTest):
+class WebCase(BucketCase):
 
     def setUp(self):
         super().setUp()
@@ -38,16 +34,6 @@ class WebCase(CliTest):
                 and name not in ("CURL_CA_BUNDLE", "SSL_CERT_FILE")}
         self.environment = {**kept, "HOME": str(self.home), "no_proxy": "127.0.0.1,localhost"}
         self.source = common.case_named(CASE).load_dir
-
-    def outcome(self, command, source):
-        place = self.new_path("place")
-        place.mkdir()
-        tool, *words = filled(command, source, place / "out")
-        done = self.tool(tool, *words)
-        said = [SECONDS.sub("N s", TRAFFIC.sub("", text)).replace(str(source), "IN").replace(str(place), "PLACE")
-                for text in (done.stdout, done.stderr)]
-        self.assertNotIn("dsckpt-bucket", "".join(said))
-        return done.returncode, said, tree(place)
 
     def assert_reads(self, url, source=None, command=("ckpt-inspect", "list", "IN"), **variables):
         self.environment.update(variables)
