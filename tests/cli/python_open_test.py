@@ -36,6 +36,21 @@ NATIVE = bool(os.environ.get("DSCKPT_NATIVE"))
 # The program starts anew for every tensor.
 CASES = None if NATIVE else ("z0_bf16_full_w2", "z2_fp32_full_w3", "z3_bf16_hpz")
 
+# Opens a file with one tensor; prints whether it is all 7, and of every 2 MiB whether they are to be huge pages ("hg").
+HUGE_PAGES_OF = """
+import re, sys, dsckpt
+tensor, = (each[...] for each in dsckpt.open(sys.argv[1]).values())
+huge = {}
+for line in open("/proc/self/smaps"):
+    if found := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
+        begin, end = (int(part, 16) for part in found.groups())
+    elif line.startswith("VmFlags:"):
+        huge[begin, end] = "hg" in line.split()
+def is_huge(address):
+    return next(flag for (begin, end), flag in huge.items() if begin <= address < end)
+print(bool((tensor == 7).all()), [is_huge(tensor.data_ptr() + at) for at in range(0, tensor.nbytes, 2 << 20)])
+"""
+
 
 class OpenTest(CliTest):
 
@@ -212,6 +227,17 @@ class MemoryTest(OpenTest):
         del ckpt
         gc.collect()
         self.assertNotIn(scratch.optim(0).name, pathlib.Path("/proc/self/maps").read_text())
+
+    @unittest.skipUnless(NATIVE, "the program writes files")
+    def test_huge_pages_are_asked_for_where_torch_would(self):
+        path = self.root / "large.safetensors"
+        safetensors.torch.save_file({"large": torch.full([5 << 18], 7.0)}, path)  # 5 MiB
+        for value, wanted in (("1", [True, True, False]), ("0", [False] * 3)):
+            with self.subTest(value=value):
+                done = subprocess.run([sys.executable, "-c", HUGE_PAGES_OF, path], capture_output=True, text=True,
+                                      env={**os.environ, "THP_MEM_ALLOC_ENABLE": value})
+                self.assertEqual(done.stderr, "")
+                self.assertEqual(done.stdout, f"True {wanted}\n")
 
     def test_many_threads_may_read(self):
         for check in (True, "later"):

@@ -9,6 +9,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
@@ -37,6 +38,7 @@ using Bytes = nb::ndarray<nb::memview, uint8_t, nb::ndim<1>, nb::c_contig>;
 
 constexpr std::chrono::milliseconds kSignalInterval{50};
 constexpr size_t kAlignment = 64;  // torch's
+constexpr size_t kHugePage = size_t{2} << 20;
 
 // Of names and messages, which may hold any bytes, and of paths.
 nb::str as_str(std::string_view text) {
@@ -55,10 +57,24 @@ struct Free {
 };
 using Memory = std::unique_ptr<std::byte, Free>;
 
-// Uninitialised. Not of huge pages: a virtual machine may have to ask its host for each of them.
+// torch's own choice (c10/core/impl/alloc_cpu.cpp): 1 asks the kernel for huge pages.
+bool wants_huge_pages() {
+  const char* chosen = std::getenv("THP_MEM_ALLOC_ENABLE");
+  return chosen != nullptr && std::string_view(chosen) == "1";
+}
+
+// Uninitialised. Huge pages are filled in a third of the time of small ones; but a virtual machine
+// may have to ask its host for each of them, which takes longer than all else. The last, partial
+// one is of small pages, so that no more memory is taken than the size.
 Memory allocate(size_t size) {
+  static const bool huge = wants_huge_pages();
+  const size_t in_huge_pages = huge ? size / kHugePage * kHugePage : 0;
   void* memory = nullptr;
-  if (posix_memalign(&memory, kAlignment, std::max<size_t>(size, 1)) != 0) throw std::bad_alloc();
+  if (posix_memalign(&memory, in_huge_pages > 0 ? kHugePage : kAlignment,
+                     std::max<size_t>(size, 1)) != 0) {
+    throw std::bad_alloc();
+  }
+  if (in_huge_pages > 0) ::madvise(memory, in_huge_pages, MADV_HUGEPAGE);  // a wish
   return Memory(static_cast<std::byte*>(memory));
 }
 
