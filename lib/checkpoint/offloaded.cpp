@@ -1,8 +1,6 @@
 #include "checkpoint/offloaded.h"
 
 #include <algorithm>
-#include <charconv>
-#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -11,6 +9,7 @@
 #include "checkpoint/flat_states.h"
 #include "checkpoint/optim_states.h"
 #include "deepspeed/keys.h"
+#include "deepspeed/swap_name.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -21,41 +20,11 @@ namespace {
 
 // swap_tensor/utils.py AIO_ALIGNED_BYTES; files are padded to a multiple of it for each thread.
 constexpr uint64_t kAlignment = 1024;
-constexpr std::string_view kSuffix = ".tensor.swp";
-
-// The numbers of the first and the last parameter of a sub-group.
-struct SubGroupId {
-  uint64_t first;
-  uint64_t last;
-};
-
-std::optional<uint64_t> number(std::string_view text) {
-  uint64_t value = 0;
-  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool all = error == std::errc() && rest == text.data() + text.size();
-  return all && std::to_string(value) == text ? std::optional(value) : std::nullopt;
-}
-
-SubGroupId parsed(const std::string& id) {
-  const size_t middle = id.find('_');
-  const auto first = number(std::string_view(id).substr(0, middle));
-  const auto last =
-      middle == id.npos ? std::nullopt : number(std::string_view(id).substr(middle + 1));
-  if (!first || !last) {
-    throw CorruptError({}, "has the ds_id '" + id + "', which is not FIRST_LAST");
-  }
-  return {*first, *last};
-}
 
 // The attribute ds_id of a tensor; "" if there is none.
 std::string ds_id_of(const Shard& shard, const Value& tensor) {
   const Value id = shard.archive.info(tensor).attributes.find_or_none("ds_id");
   return id.is(Kind::string) ? std::string(id.as_string()) : std::string();
-}
-
-std::string rank_folder(uint64_t rank) {
-  const std::string digits = std::to_string(rank);
-  return "rank" + (digits.size() < 2 ? "0" + digits : digits);
 }
 
 std::string master_member(size_t group) {
@@ -67,11 +36,12 @@ class RankReader {
  public:
   RankReader(const Shard& optim, const std::vector<SubGroupSize>& sizes, uint32_t mp_ranks,
              const OffloadConfig& offload)
-      : optim_(optim), sizes_(sizes), offload_(offload), state_(optimizer_state(optim)) {
-    // Tensor-parallel ranks are neighbours; stage 3 has no pipeline.
-    const uint64_t rank = uint64_t{optim.name.dp_rank} * mp_ranks + optim.name.mp_rank;
-    folder_ = offload_folder(optim.path.parent_path()) / rank_folder(rank);
-  }
+      : optim_(optim),
+        sizes_(sizes),
+        offload_(offload),
+        // Tensor-parallel ranks are neighbours; stage 3 has no pipeline.
+        global_rank_(uint64_t{optim.name.dp_rank} * mp_ranks + optim.name.mp_rank),
+        state_(optimizer_state(optim)) {}
 
   std::vector<SwappedTensor> read() {
     const auto masters = state_.sequence(keys::kFp32FlatGroups);
@@ -94,7 +64,6 @@ class RankReader {
     if (ids_[g].empty()) {
       throw CorruptError({}, "is empty and has no ds_id that would name its swap file");
     }
-    parsed(ids_[g]);
     add(master_member(g), ids_[g], sizes_[g].numel, false);
   }
 
@@ -109,10 +78,6 @@ class RankReader {
           throw InconsistentError(
               {}, "has the ds_id '" + id + "', but " + master_member(g) + " has '" + ids_[g] + "'");
         }
-        if (id.find('/') != id.npos || id.find('\0') != id.npos) {
-          throw CorruptError({}, "has a ds_id that is no file name");
-        }
-        parsed(ids_[g]);
         add(member, id, sizes_[g].numel, true);
       });
     }
@@ -121,7 +86,7 @@ class RankReader {
   void add(const std::string& member, const std::string& id, uint64_t numel, bool is_state) {
     SwappedTensor tensor;
     tensor.member = member;
-    tensor.path = folder_ / (id + std::string(kSuffix));
+    tensor.path = offload_folder(optim_.path.parent_path()) / swap_file_name(global_rank_, id);
     const fs::path root = optim_.path.parent_path().parent_path();
     tensor.display = tensor.path.lexically_relative(root).string();
     tensor.numel = numel;
@@ -139,7 +104,7 @@ class RankReader {
     for (size_t g = 0; g < ids_.size(); ++g) {
       if (ids_[g].empty()) continue;
       in_context(optim_.where(master_member(g)), [&] {
-        const SubGroupId id = parsed(ids_[g]);
+        const SubGroupId id = SubGroupId::parse(ids_[g]);
         if ((sizes_[g].params == 1) != (id.first == id.last)) {
           throw InconsistentError({}, "has the ds_id '" + ids_[g] + "', but holds " +
                                           std::to_string(sizes_[g].params) + " parameters");
@@ -158,8 +123,8 @@ class RankReader {
   const Shard& optim_;
   const std::vector<SubGroupSize>& sizes_;
   const OffloadConfig& offload_;
+  const uint64_t global_rank_;
   Fields state_;
-  fs::path folder_;
   std::vector<std::string> ids_;
   std::vector<SwappedTensor> tensors_;
 };
@@ -177,7 +142,7 @@ void note_order(const Shard& optim, const std::vector<std::string>& ids,
     const size_t end = g + group.find_or_none("params").sequence_or_empty().size();
     for (++g; g < end && g < ids.size(); ++g) {
       if (ids[g - 1].empty() || ids[g].empty()) continue;
-      if (parsed(ids[g]).first > parsed(ids[g - 1]).last) continue;
+      if (SubGroupId::parse(ids[g]).first > SubGroupId::parse(ids[g - 1]).last) continue;
       note_once(notes, optim.display + ": " + master_member(g) + " has the ds_id '" + ids[g] +
                            "' after '" + ids[g - 1] +
                            "': right only if the optimizer was not given the parameters in the "

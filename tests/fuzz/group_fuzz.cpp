@@ -5,11 +5,15 @@
 #include <string>
 #include <string_view>
 
+#include "base/varint.h"
 #include "dsckpt/error.h"
+#include "exec/piece_work.h"
 #include "exec/portion.h"
 #include "exec/rank_words.h"
 #include "fuzz/refuse_as.h"
+#include "group/file_service.h"
 #include "group/rendezvous.h"
+#include "inspect/questions.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dsckpt;
@@ -22,9 +26,36 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (read(once).encode() != once) std::abort();
     });
   };
+  const auto read_twice_by = [&](auto read, auto write) {
+    const auto again = [&](std::string_view text) {
+      VarintReader reader(text);
+      VarintWriter writer;
+      write(writer, read(reader));
+      return writer.take();
+    };
+    refuse_or([&] {
+      const std::string once = again(bytes);
+      if (again(once) != once) std::abort();
+    });
+  };
   read_twice([](std::string_view text) { return Portion::decode(text); });
   read_twice([](std::string_view text) { return PortionResult::decode(text); });
   read_twice([](std::string_view text) { return RankJob::decode(text); });
+  // A question, and the answer about one part.
+  const auto ask_twice = [&]<typename Question>(const Question*) {
+    read_twice_by([](VarintReader& reader) { return Question::read(reader); },
+                  [](VarintWriter& writer, const Question& question) { question.write(writer); });
+    read_twice_by([](VarintReader& reader) { return Question::read_part(reader); },
+                  [](VarintWriter& writer, const typename Question::Part& part) {
+                    Question::write_part(writer, part);
+                  });
+  };
+  ask_twice(static_cast<const StatisticsQuestion*>(nullptr));
+  ask_twice(static_cast<const DifferenceQuestion*>(nullptr));
+  ask_twice(static_cast<const NonfiniteQuestion*>(nullptr));
+  ask_twice(static_cast<const NotRoundedQuestion*>(nullptr));
+  read_twice_by([](VarintReader& reader) { return read_look(reader); }, write_look);
+  read_twice_by([](VarintReader& reader) { return read_range(reader); }, write_range);
   refuse_or([&] { static_cast<void>(decode_number(bytes)); });
   static_cast<void>(Rendezvous::parse(std::string(bytes)));
   return 0;

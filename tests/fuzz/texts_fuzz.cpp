@@ -1,6 +1,6 @@
 // What users and other programs write as text, each by all of its readers: a ds_config, a manifest,
-// rules for names, a rule for tensor-parallel slices, the name of a shard, sizes, and the files of
-// an interrupted run.
+// rules for names, a rule for tensor-parallel slices, the names of shards and swap files, sizes,
+// and the files of an interrupted run.
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -11,6 +11,7 @@
 #include "checkpoint/universal_info.h"
 #include "deepspeed/ds_config.h"
 #include "deepspeed/shard_name.h"
+#include "deepspeed/swap_name.h"
 #include "dsckpt/error.h"
 #include "exec/journal.h"
 #include "exec/staging_owner.h"
@@ -63,6 +64,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (const auto name = parse_shard_name(text); name && !name->file_name().empty()) {
     if (parse_shard_name(name->file_name()) != name) std::abort();
   }
+  refuse_or([&] {
+    const SubGroupId id = SubGroupId::parse(text);
+    if (id.to_string() != text) std::abort();
+  });
+  refuse_or([&] {
+    const auto path = swap_file_name(12, text);
+    if (path.parent_path() != "rank12" || path.filename() != text + ".tensor.swp") std::abort();
+  });
   refuse_or([&] { static_cast<void>(parse_size(text, "size")); });
   static_cast<void>(printable(text));
   read_staging(text);
