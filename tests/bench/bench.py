@@ -9,6 +9,7 @@
     scripts/bench --memory-at 400M 4B
     scripts/bench suite --out tests/bench/runs/NAME [--rows REGEX]
     scripts/bench pairs --against OTHER/bin [--rows REGEX]
+    scripts/bench pairs --with=--resume [--rows REGEX]
 
 A checkpoint is written (bench_checkpoint.py). Then the programs take turns: in each round cp -r of the folder
 that the tool writes, the tool and, in the first rounds, DeepSpeed, every second round with cp and the tool in
@@ -17,8 +18,8 @@ deleted and the disk synced before the next one starts. Subcommands of ckpt-insp
 and verify, take turns with cat of the same files. tests/bench/README.md says what the columns mean.
 
 --memory-at measures nothing but the memory of one run, on a sparse checkpoint of zeros: its weights are written
-to the disk. `suite` makes all comparisons of one table: bench_suite.py. `pairs` compares two builds:
-bench_pairs.py.
+to the disk. `suite` makes all comparisons of one table: bench_suite.py. `pairs` compares two builds, or
+one with an option and without: bench_pairs.py.
 
 Needs torch in the Python that runs it.
 """
@@ -152,7 +153,10 @@ def run_suite(arguments):
 
 
 def run_pairs(arguments):
-    options = bench_pairs.make_parser(add_bin).parse_args(arguments)
+    parser = bench_pairs.make_parser(add_bin)
+    options = parser.parse_args(arguments)
+    if not options.against and not getattr(options, "with"):
+        parser.error("--against or --with is needed")
     with work_folder(options) as work:
         bench_pairs.run(options, work, parse_options)
     return 0

@@ -1,6 +1,8 @@
-"""Two builds of the tools against each other, in turn, on the benchmark's rows and on plans of a large model.
+"""Two builds of the tools against each other, in turn, on the benchmark's rows and on plans of a large model; or what
+an option costs.
 
     scripts/bench pairs --against ../old/build/release/bin --rows '^(warm|plan)-' --runs 20
+    scripts/bench pairs --with=--resume --rows '^(warm|durable)-(weights|universal|reshard)'
 
 Each pair is one run of either, the one that comes first taking turns. What counts is the ratio of the two in each
 pair: the machine's speed drifts less between neighbours. Memory is polled in a run of its own, which is not timed.
@@ -35,12 +37,12 @@ BUILDS = ("now", "before")
 class Plan:
     """What is planned, and not run, of a simulated checkpoint."""
 
-    def __init__(self, name, folders, work):
-        self.name, self.folders, self.work = name, folders, work
+    def __init__(self, name, folders, work, besides):
+        self.name, self.folders, self.work, self.besides = name, folders, work, besides
 
     def command(self, build):
         tool, *arguments = PLANS[self.name](self.work / "simulated", self.work / "planned")
-        return [self.folders[build] / tool, *arguments]
+        return [self.folders[build] / tool, *arguments, *(self.besides if build == "now" else [])]
 
     def run(self, build, **settings):
         return measure(self.command(build), **settings)
@@ -53,10 +55,10 @@ class Plan:
 class Conversion:
     """A row of the suite, by both builds."""
 
-    def __init__(self, row, folders, work, parse_options):
+    def __init__(self, row, folders, work, besides, parse_options):
         self.name = row.name
         options = {build: parse_options([*row.arguments, "--bin", str(folders[build])]) for build in BUILDS}
-        self.benches = {build: Bench(options[build], work) for build in BUILDS}
+        self.benches = {build: Bench(options[build], work, besides=besides if build == "now" else ()) for build in BUILDS}
         self.tool = options["now"].tool
 
     def run(self, build, **settings):
@@ -127,7 +129,9 @@ def report_text(report):
 
 def make_parser(add_bin):
     parser = argparse.ArgumentParser(prog="bench.py pairs", description=__doc__.splitlines()[0])
-    parser.add_argument("--against", type=pathlib.Path, required=True, metavar="DIR", help="the other build's bin")
+    parser.add_argument("--against", type=pathlib.Path, metavar="DIR", help="the other build's bin (default: the same)")
+    parser.add_argument("--with", action="append", default=[], metavar="=OPTION",
+                        help="an option of the tools for this build alone, as in --with=--resume (repeatable)")
     add_bin(parser)
     parser.add_argument("--rows", type=bench_suite.regex, metavar="REGEX", default=bench_suite.regex("^(warm|plan)-"),
                         help="those in whose names this is found; suite --list has them, and there are "
@@ -141,19 +145,21 @@ def make_parser(add_bin):
 
 
 def run(options, work, parse_options):
-    folders = {"now": options.bin.resolve(), "before": options.against.resolve()}
-    conversions = [Conversion(row, folders, work, parse_options)
+    folders = {"now": options.bin.resolve(), "before": (options.against or options.bin).resolve()}
+    besides = getattr(options, "with")
+    conversions = [Conversion(row, folders, work, besides, parse_options)
                    for row in bench_suite.matrix(options.quick) if options.rows.search(row.name)]
     results = list(compare_conversions(conversions, options.runs))
     plans = [name for name in PLANS if options.rows.search(name)]
     if plans:
         simulate(work / "simulated", options.quick)
-        results += [compare(Plan(name, folders, work), options.runs) for name in plans]
+        results += [compare(Plan(name, folders, work, besides), options.runs) for name in plans]
         remove(work / "simulated")
     if not results:
         raise BenchError("no such row")
     versions = {build: output_of([folder / "zero-to-fp32", "--version"]).splitlines()[0]
                 for build, folder in folders.items()}
+    versions["now"] = " ".join([versions["now"], *(["with", *besides] if besides else [])])
     report = {"schema": 1, "type": "pairs", "date": datetime.date.today().isoformat(), "commit": git_commit(),
               "machine": machine(work), "versions": versions, "rows": results}
     text = report_text(report)

@@ -49,8 +49,10 @@ def program_of(options):
 class Bench:
     """`options`: those of bench.py. `work` is the folder of all large files."""
 
-    def __init__(self, options, work, *, sparse=False):
+    def __init__(self, options, work, *, sparse=False, besides=()):
+        """`besides`: more options of the tool."""
         self.options = options
+        self.besides = besides
         self.work = work
         self.sparse = sparse
         self.reads = options.tool in READERS
@@ -125,7 +127,7 @@ class Bench:
         if name == "cat":
             return ["sh", "-c", 'cat "$@" > /dev/null', "cat", *self.read_files()]
         if self.reads:
-            return [self.tool, self.options.tool, self.checkpoint, *READERS[self.options.tool][0]]
+            return [self.tool, self.options.tool, self.checkpoint, *READERS[self.options.tool][0], *self.besides]
         if name in ("cp", "deepspeed"):
             command = (["cp", "-r", self.results, output] if name == "cp" else
                        self.converter([self.options.deepspeed], output))
@@ -135,7 +137,7 @@ class Bench:
         command = self.converter([self.tool], output)
         if self.options.durable:
             command.append("--fsync")
-        return command + (["--io", self.options.io] if self.options.io else [])
+        return [*command, *(["--io", self.options.io] if self.options.io else []), *self.besides]
 
     def converter(self, program, output):
         """The tool, or DeepSpeed's converter if the program is a Python."""

@@ -381,6 +381,23 @@ class Pairs(Folder):
         self.assertNotIn(str(self.folder), (self.folder / "out/README.md").read_text())
         self.assertEqual(list((self.folder / "work").iterdir()), [])
 
+    def test_one_build_with_an_option_and_without(self):
+        with_option = self.folder / "bin"
+        with_option.mkdir()
+        (with_option / "zero-to-fp32").write_text(
+            '#!/bin/sh\ncase "$*" in *--resume*) sleep 0.3 ;; esac\n'
+            f'exec {shlex.quote(str(BIN / "zero-to-fp32"))} "$@"\n')
+        (with_option / "zero-to-fp32").chmod(0o755)
+        done = subprocess.run([sys.executable, ROOT / "tests/bench/bench.py", "pairs", "--with=--resume", "--bin",
+                               with_option, "--quick", "--runs", "2", "--work", self.folder / "work", "--out",
+                               self.folder / "out", "--rows", "^warm-weights-bin-float32-400k-stage3"],
+                              capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        row, = json.loads((self.folder / "out/results.json").read_text())["rows"]
+        for ratio in row["seconds_ratios"]:
+            self.assertGreater(ratio, 1.1)
+        self.assertIn("with --resume. Before: ", (self.folder / "out/README.md").read_text())
+
 
 if __name__ == "__main__":
     unittest.main()
