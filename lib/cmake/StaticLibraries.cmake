@@ -5,23 +5,23 @@
 #   mimalloc        the same, if DSCKPT_WITH_MIMALLOC
 #   CURL::libcurl, pugixml::pugixml
 #                   the same, where there are archives of mbedTLS, c-ares and pugixml
-#   PkgConfig::re2  the shared one, if DSCKPT_PYTHON_MODULE: Debian's archive is for programs only. auditwheel
-#                   puts it into the wheel.
+#   PkgConfig::re2  built target, if DSCKPT_PYTHON_MODULE: Debian's archive is for programs only
 include(FetchContent)
 
 set(CMAKE_FIND_LIBRARY_SUFFIXES .a)
 # A day when both were there, for when the first no longer has them.
 set(_debian "http://deb.debian.org/debian" "https://snapshot.debian.org/archive/debian/20250520T000000Z")
 
-# _add_source_package(NAME SHA256 PATH): the CMake project in a package of Debian's pool, of which nothing is
-# installed.
+# _add_source_package(NAME SHA256 PATH [PATCH_COMMAND COMMAND...]): the CMake project in a package of Debian's pool,
+# of which nothing is installed.
 function(_add_source_package name sha256 path)
   list(TRANSFORM _debian APPEND "/pool/main/${path}" OUTPUT_VARIABLE urls)
   if(CMAKE_VERSION VERSION_GREATER_EQUAL 3.24)
     set(timestamps DOWNLOAD_EXTRACT_TIMESTAMP ON)
   endif()
   # There is no such folder in it: unpacked here, added below.
-  FetchContent_Declare(${name} URL ${urls} URL_HASH SHA256=${sha256} SOURCE_SUBDIR nothing ${timestamps})
+  FetchContent_Declare(${name} URL ${urls} URL_HASH SHA256=${sha256} SOURCE_SUBDIR nothing ${timestamps}
+    ${ARGN})
   FetchContent_MakeAvailable(${name})
   FetchContent_GetProperties(${name} SOURCE_DIR source BINARY_DIR binary)
   set(BUILD_SHARED_LIBS OFF)
@@ -33,6 +33,7 @@ function(_add_source_package name sha256 path)
   set(TBB_STRICT OFF)
   set(TBBMALLOC_BUILD OFF)
   set(TBB_DISABLE_HWLOC_AUTOMATIC_SEARCH ON)
+  set(RE2_BUILD_TESTING OFF)
   set(MI_BUILD_SHARED OFF)
   set(MI_BUILD_OBJECT OFF)
   set(MI_BUILD_TESTS OFF)
@@ -118,12 +119,20 @@ if(DSCKPT_CARES_ARCHIVE AND DSCKPT_MBEDTLS_ARCHIVE AND DSCKPT_PUGIXML_ARCHIVE AN
 endif()
 
 if(DSCKPT_PYTHON_MODULE)
-  set(CMAKE_FIND_LIBRARY_SUFFIXES .so)
-  find_library(DSCKPT_RE2_LIBRARY re2 REQUIRED)
-  set(CMAKE_FIND_LIBRARY_SUFFIXES .a)
-  mark_as_advanced(DSCKPT_RE2_LIBRARY)
-  add_library(PkgConfig::re2 SHARED IMPORTED GLOBAL)
-  set_target_properties(PkgConfig::re2 PROPERTIES IMPORTED_LOCATION "${DSCKPT_RE2_LIBRARY}")
+  # Debian leaves out what scripts make of Perl's classes and of Unicode's tables, which it has apart.
+  set(unicode /usr/share/unicode)
+  if(NOT EXISTS "${unicode}/UnicodeData.txt")
+    message(FATAL_ERROR "${unicode}/UnicodeData.txt is missing: install unicode-data")
+  endif()
+  _add_source_package(re2_source
+    3bc61251da3b0b97be40a8a127818c517c62516e4eda11fc901d29496663df54
+    r/re2/re2_20220601%2bdfsg.orig.tar.xz
+    PATCH_COMMAND sed -i -e "/^from six/d" -e "s:^_UNICODE_DIR = .*:_UNICODE_DIR = '${unicode}':" re2/unicode.py
+    COMMAND perl re2/make_perl_groups.pl > re2/perl_groups.cc
+    COMMAND python3 re2/make_unicode_casefold.py > re2/unicode_casefold.cc
+    COMMAND python3 re2/make_unicode_groups.py > re2/unicode_groups.cc)
+  _use_headers_quietly(re2)
+  add_library(PkgConfig::re2 ALIAS re2)
 endif()
 
 # What is linked in goes with its licence: Debian's files of its own packages.
@@ -135,7 +144,7 @@ if(DSCKPT_INSTALL)
         DESTINATION "${CMAKE_INSTALL_DOCDIR}/licences" RENAME ${package} COMPONENT tools)
     endif()
   endforeach()
-  foreach(source IN ITEMS onetbb mimalloc_source curl_source)
+  foreach(source IN ITEMS onetbb mimalloc_source curl_source re2_source)
     file(GLOB licence "${${source}_SOURCE_DIR}/LICENSE*" "${${source}_SOURCE_DIR}/COPYING")
     if(licence)
       install(FILES ${licence} DESTINATION "${CMAKE_INSTALL_DOCDIR}/licences" RENAME ${source} COMPONENT tools)

@@ -1,0 +1,114 @@
+// What glibc 2.28 has under another name or version, or not at all: so the module that is linked
+// with a newer one is loaded by each since 2.28, the oldest that torch's own packages take.
+//
+// All of this object and of the archives beside it are linked with what is defined here. Versions
+// are those of x86-64 (glibc's sysdeps/unix/sysv/linux/x86_64/64/*.abilist).
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <ctime>
+
+// NAME as it was before it was moved into libc.so.6, or was given another version.
+#define DSCKPT_OLD(result, name, parameters, arguments)                      \
+  __asm__(".symver dsckpt_old_" #name "," #name "@GLIBC_2.2.5");             \
+  [[gnu::visibility("default")]] extern result dsckpt_old_##name parameters; \
+  result name parameters {                                                   \
+    return dsckpt_old_##name arguments;                                      \
+  }
+
+#pragma GCC visibility push(hidden)
+extern "C" {
+
+// Of libpthread.so.0 before 2.34, which every Python has loaded.
+using Start = void* (*)(void*);
+using Destroy = void (*)(void*);
+DSCKPT_OLD(int, pthread_create,
+           (pthread_t * thread, const pthread_attr_t* how, Start run, void* of),
+           (thread, how, run, of))
+DSCKPT_OLD(int, pthread_detach, (pthread_t thread), (thread))
+DSCKPT_OLD(int, pthread_join, (pthread_t thread, void** result), (thread, result))
+DSCKPT_OLD(void*, pthread_getspecific, (pthread_key_t key), (key))
+DSCKPT_OLD(int, pthread_setspecific, (pthread_key_t key, const void* value), (key, value))
+DSCKPT_OLD(int, pthread_key_create, (pthread_key_t * key, Destroy destroy), (key, destroy))
+DSCKPT_OLD(int, __pthread_key_create, (pthread_key_t * key, Destroy destroy), (key, destroy))
+DSCKPT_OLD(int, pthread_key_delete, (pthread_key_t key), (key))
+DSCKPT_OLD(int, pthread_mutex_trylock, (pthread_mutex_t * mutex), (mutex))
+DSCKPT_OLD(int, pthread_once, (pthread_once_t * once, void (*run)()), (once, run))
+DSCKPT_OLD(int, pthread_rwlock_init, (pthread_rwlock_t * lock, const pthread_rwlockattr_t* how),
+           (lock, how))
+DSCKPT_OLD(int, pthread_rwlock_destroy, (pthread_rwlock_t * lock), (lock))
+DSCKPT_OLD(int, pthread_rwlock_rdlock, (pthread_rwlock_t * lock), (lock))
+DSCKPT_OLD(int, pthread_rwlock_wrlock, (pthread_rwlock_t * lock), (lock))
+DSCKPT_OLD(int, pthread_rwlock_unlock, (pthread_rwlock_t * lock), (lock))
+DSCKPT_OLD(int, pthread_attr_getstack, (const pthread_attr_t* how, void** begin, size_t* size),
+           (how, begin, size))
+DSCKPT_OLD(int, pthread_attr_setstacksize, (pthread_attr_t * how, size_t size), (how, size))
+DSCKPT_OLD(int, pthread_getattr_np, (pthread_t thread, pthread_attr_t* how), (thread, how))
+
+// Of libdl.so.2 before 2.34.
+DSCKPT_OLD(void*, dlopen, (const char* file, int mode), (file, mode))
+DSCKPT_OLD(void*, dlsym, (void* library, const char* name), (library, name))
+DSCKPT_OLD(int, dlclose, (void* library), (library))
+
+// 2.29 has others, which set no errno.
+DSCKPT_OLD(double, exp2, (double x), (x))
+DSCKPT_OLD(double, log2, (double x), (x))
+
+// Before 2.33 these were functions of each program, which called another one.
+constexpr int kStatVersion = 1;
+DSCKPT_OLD(int, __xstat, (int version, const char* path, struct stat* found),
+           (version, path, found))
+DSCKPT_OLD(int, __lxstat, (int version, const char* path, struct stat* found),
+           (version, path, found))
+DSCKPT_OLD(int, __fxstat, (int version, int file, struct stat* found), (version, file, found))
+int stat(const char* path, struct stat* found) {
+  return __xstat(kStatVersion, path, found);
+}
+int lstat(const char* path, struct stat* found) {
+  return __lxstat(kStatVersion, path, found);
+}
+int fstat(int file, struct stat* found) {
+  return __fxstat(kStatVersion, file, found);
+}
+int fstat64(int file, struct stat64* found) {
+  return __fxstat(kStatVersion, file, reinterpret_cast<struct stat*>(found));
+}
+
+// Of 2.32, for the standard library, which counts references faster where it is not 0.
+char __libc_single_threaded = 0;
+
+// Of 2.36. As there, the process ends if there are no random bytes.
+uint32_t arc4random() {
+  uint32_t value = 0;
+  if (getrandom(&value, sizeof(value), 0) != sizeof(value)) abort();
+  return value;
+}
+
+// Of 2.30. Before, until the time that it is then by the clock that conditions go by: if that clock
+// is set meanwhile, it wakes early, which any wait may, or late.
+int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
+                           const timespec* until) {
+  using Wait = decltype(&pthread_cond_clockwait);
+  static const auto newer = reinterpret_cast<Wait>(dlsym(RTLD_DEFAULT, "pthread_cond_clockwait"));
+  if (newer != nullptr) return newer(condition, mutex, clock, until);
+  constexpr int64_t kSecond = 1'000'000'000;
+  const auto nanoseconds = [](const timespec& time) {
+    return int64_t{time.tv_sec} * kSecond + time.tv_nsec;
+  };
+  timespec now{};
+  if (clock_gettime(clock, &now) != 0) return EINVAL;
+  const int64_t left = nanoseconds(*until) - nanoseconds(now);
+  clock_gettime(CLOCK_REALTIME, &now);
+  const int64_t end = nanoseconds(now) + left;
+  const timespec then{.tv_sec = end / kSecond, .tv_nsec = end % kSecond};
+  return pthread_cond_timedwait(condition, mutex, &then);
+}
+
+}  // extern "C"
+#pragma GCC visibility pop
