@@ -1,7 +1,6 @@
 #include "bucket/web_folder.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cctype>
 #include <exception>
 #include <mutex>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "base/turns.h"
 #include "bucket/bucket_url.h"
 #include "dsckpt/error.h"
 
@@ -190,16 +190,15 @@ std::optional<ListedObject> look_at(const BucketAccess& access, const std::strin
 // throws, after which no other begins.
 template <typename Work>
 void on_threads(unsigned threads, size_t count, Work&& work) {
-  std::atomic<size_t> next{0};
+  Turns turns(count);
   std::exception_ptr thrown;
   std::mutex mutex;
   const auto run = [&] {
     try {
-      for (size_t i; (i = next++) < count;) work(i);
+      turns.take(work);
     } catch (...) {
       const std::lock_guard lock(mutex);
       if (thrown == nullptr) thrown = std::current_exception();
-      next = count;
     }
   };
   std::vector<std::jthread> running;

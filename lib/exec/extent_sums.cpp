@@ -1,7 +1,6 @@
 #include "exec/extent_sums.h"
 
 #include <algorithm>
-#include <atomic>
 #include <utility>
 #include <vector>
 
@@ -46,25 +45,15 @@ std::string sum_of_extent(const InputFile& file, const Extent& extent, SumKind k
 
 void sum_here(const InputFiles& inputs, std::span<const Extent> extents, SumKind kind,
               unsigned threads, Progress& progress, const OnSum& on_sum) {
-  std::atomic<size_t> next{0};
-  std::atomic<bool> failed{false};
-  run_workers(threads, [&] {
+  run_for_each(threads, extents.size(), [&](size_t i) {
+    std::string sum;
     try {
-      for (size_t i = next++; i < extents.size() && !failed; i = next++) {
-        std::string sum;
-        try {
-          sum = sum_of_extent(inputs[extents[i].file], extents[i], kind, progress);
-        } catch (const Error& error) {
-          if (error.kind() == ErrorKind::interrupted) throw;
-          on_sum(i, {}, &error);
-          continue;
-        }
-        on_sum(i, sum, nullptr);
-      }
-    } catch (...) {
-      failed = true;
-      throw;
+      sum = sum_of_extent(inputs[extents[i].file], extents[i], kind, progress);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::interrupted) throw;
+      return on_sum(i, {}, &error);
     }
+    on_sum(i, sum, nullptr);
   });
 }
 

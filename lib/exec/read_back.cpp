@@ -13,6 +13,7 @@
 
 #include "base/bytes.h"
 #include "base/kernels.h"
+#include "base/turns.h"
 #include "dsckpt/error.h"
 #include "exec/patches.h"
 #include "exec/piece_work.h"
@@ -145,23 +146,17 @@ uint64_t read_back_here(std::span<const MeantFile> files, uint64_t limit_rate, u
                         Progress& progress) {
   const std::vector<PieceOf> pieces = pieces_of(files);
   RateLimit limit(limit_rate, progress.cancelled);
-  std::atomic<size_t> next{0};
-  std::atomic<bool> failed{false};
   std::atomic<uint64_t> read{0};
+  Turns turns(pieces.size());
   run_workers(threads, [&] {
-    try {
-      const PageBuffer buffer(kRead);
-      for (size_t i; (i = next++) < pieces.size() && !failed;) {
-        if (progress.cancelled) throw InterruptedError();
-        const auto& [file, piece] = pieces[i];
-        read_back_piece(*file, *piece, buffer.bytes().data(), limit);
-        read += piece->size;
-        progress.bytes_done += piece->size;
-      }
-    } catch (...) {
-      failed = true;
-      throw;
-    }
+    const PageBuffer buffer(kRead);
+    turns.take([&](size_t i) {
+      if (progress.cancelled) throw InterruptedError();
+      const auto& [file, piece] = pieces[i];
+      read_back_piece(*file, *piece, buffer.bytes().data(), limit);
+      read += piece->size;
+      progress.bytes_done += piece->size;
+    });
   });
   return read;
 }

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/turns.h"
 #include "io/far_files.h"
 
 namespace dsckpt {
@@ -36,6 +37,13 @@ void run_workers(unsigned threads, const std::function<void()>& work) {
     tbb::parallel_for(
         0u, threads, [&](unsigned) { work(); }, tbb::simple_partitioner());
   });
+}
+
+void run_for_each(unsigned threads, size_t count, const std::function<void(size_t)>& work) {
+  if (count == 0) return;
+  if (threads == 0) threads = default_threads();
+  Turns turns(count);
+  run_workers(static_cast<unsigned>(std::min<size_t>(threads, count)), [&] { turns.take(work); });
 }
 
 }  // namespace dsckpt

@@ -1,6 +1,7 @@
 // Workers: as many threads as the user asked for, doing the same.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 
 namespace dsckpt {
@@ -20,5 +21,8 @@ void with_threads(unsigned threads, const std::function<void()>& work);
 // Calls `work` on that many threads at once (0: default_threads()) and returns when all are done.
 // Throws what one of them threw; the others should then stop by themselves.
 void run_workers(unsigned threads, const std::function<void()>& work);
+// Calls `work` with each number below `count`, on that many threads at most. Throws what one of
+// them threw, after which no other call began.
+void run_for_each(unsigned threads, size_t count, const std::function<void(size_t)>& work);
 
 }  // namespace dsckpt

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <map>
 
+#include "base/turns.h"
 #include "codec/frame.h"
 #include "dsckpt/error.h"
 #include "exec/frame_cuts.h"
@@ -65,16 +66,16 @@ PackEstimate estimate_pack(const Job& job, int level, uint64_t sample_bytes, Pro
 
   result.threads = threads == 0 ? cores() : threads;
   const auto begin = std::chrono::steady_clock::now();
-  std::atomic<size_t> next{0};
+  Turns turns(samples.size());
   run_workers(result.threads, [&] {
     FrameEncoder encoder(level);
-    for (size_t i; (i = next++) < samples.size();) {
+    turns.take([&](size_t i) {
       if (progress.cancelled) throw InterruptedError();
       Sample& sample = samples[i];
       const auto content = (*job->inputs)[sample.file].read(sample.cut.begin, sample.cut.size);
       sample.stored = encoder.encode(content, sample.cut.layout).size();
       progress.bytes_done += content.size();
-    }
+    });
   });
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   result.seconds = sampled > 0 ? took.count() * static_cast<double>(result.bytes) / sampled : 0;

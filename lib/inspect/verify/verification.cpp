@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/turns.h"
 #include "deepspeed/keys.h"
 #include "io/content_name.h"
 
@@ -155,19 +156,9 @@ size_t largest_kind(const std::vector<size_t>& first_equal) {
 }
 
 void for_each_index(size_t count, const std::function<void(size_t)>& body) {
-  std::atomic<size_t> next{0};
-  std::atomic<bool> failed{false};
+  Turns turns(count);
   const auto workers = static_cast<size_t>(tbb::this_task_arena::max_concurrency());
-  tbb::parallel_for(size_t{0}, std::min(workers, count), [&](size_t) {
-    for (size_t i = next++; i < count && !failed; i = next++) {
-      try {
-        body(i);
-      } catch (...) {
-        failed = true;
-        throw;
-      }
-    }
-  });
+  tbb::parallel_for(size_t{0}, std::min(workers, count), [&](size_t) { turns.take(body); });
 }
 
 void Verification::set_place(Finding& finding, const std::optional<Extent>& place) {

@@ -1,0 +1,33 @@
+// Turns: numbers that several threads take, one after another, until all are taken or a thread
+// fails.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+
+namespace dsckpt {
+
+class Turns {
+ public:
+  // The numbers below `count`.
+  explicit Turns(size_t count) : count_(count) {}
+
+  // Calls `work` with each number that no other thread has taken. What it throws is thrown, and
+  // nobody takes a number after that. Any thread.
+  template <typename Work>
+  void take(Work&& work) {
+    try {
+      for (size_t number; (number = next_++) < count_ && !failed_;) work(number);
+    } catch (...) {
+      failed_ = true;
+      throw;
+    }
+  }
+
+ private:
+  const size_t count_;
+  std::atomic<size_t> next_{0};
+  std::atomic<bool> failed_{false};
+};
+
+}  // namespace dsckpt
