@@ -23,51 +23,14 @@ namespace {
 constexpr uint64_t kMostParts = 10'000;
 // What is so small is sent in one request.
 constexpr uint64_t kHeldFile = 256 << 10;
-constexpr size_t kLongestMarker = size_t{256} << 20;
 constexpr size_t kLongestPointer = 64 << 10;
 constexpr int kMostTimes = 3;  // that an upload is sent anew
-constexpr int64_t kSecond = 1'000'000'000;
-// A run that has not said for so long that it lives (FarOptions::beat) does not.
-constexpr int64_t kDead = 24 * 3600 * kSecond;
 
 UsageError is_there_already(const std::string& shown) {
   return UsageError(shown + ": exists already").with_hint("--force replaces it");
 }
 
-// Calls `work` with each number below `count` that `is_wanted`, as many at once as the store takes.
-// Throws what one of them throws, after which no other begins.
-template <typename Wanted, typename Work>
-void for_each_at_once(unsigned requests, OutputId count, Wanted&& is_wanted, Work&& work) {
-  std::vector<OutputId> wanted;
-  for (OutputId i = 0; i < count; ++i) {
-    if (is_wanted(i)) wanted.push_back(i);
-  }
-  if (wanted.empty()) return;
-  std::atomic<size_t> next{0};
-  std::atomic<bool> failed{false};
-  run_workers(static_cast<unsigned>(std::min<size_t>(requests, wanted.size())), [&] {
-    try {
-      for (size_t i; (i = next++) < wanted.size() && !failed;) work(wanted[i]);
-    } catch (...) {
-      failed = true;
-      throw;
-    }
-  });
-}
-
 }  // namespace
-
-// What a run has said: whose it is, what it writes, and since when.
-struct FarOutput::Marker {
-  FarObject object;
-  SignedBy owner = {};
-  std::set<std::string> paths = {};
-  int64_t since = 0;
-
-  bool may_have_begun(const FarUpload& upload) const {
-    return paths.contains(upload.path) && upload.begun >= since;
-  }
-};
 
 uint64_t far_part_bytes(const CopyPlan& plan) {
   uint64_t largest = 0;
@@ -81,7 +44,8 @@ FarOutput::FarOutput(const CopyPlan& plan, FarPlace target, FarOptions options)
     : plan_(plan),
       target_(std::move(target)),
       options_(options),
-      patches_(patches_of(plan, [this](OutputId out) { return is_patched(out); })) {
+      patches_(patches_of(plan, [this](OutputId out) { return is_patched(out); })),
+      marker_(target_, own_paths(), options.beat, notes_) {
   uint64_t room = options_.held_bytes;
   for (const PlannedFile& file : plan.outputs()) {
     File& entry = files_.emplace_back();
@@ -104,6 +68,12 @@ std::string FarOutput::path_of(const std::string& file) const {
 
 std::string FarOutput::own_path(OutputId out) const {
   return path_of(stored_name(plan_.outputs()[out], options_.packed));
+}
+
+std::vector<std::string> FarOutput::own_paths() const {
+  std::vector<std::string> paths;
+  for (OutputId out = 0; out < count(); ++out) paths.push_back(own_path(out));
+  return paths;
 }
 
 std::string FarOutput::shown_as(const std::string& path) const {
@@ -135,6 +105,10 @@ std::vector<std::string> FarOutput::other_forms(OutputId out) const {
   return forms;
 }
 
+bool FarOutput::is_marker(const std::string& path) const {
+  return path.starts_with(path_of(std::string(kStagingPrefix)));
+}
+
 void FarOutput::look() {
   existing_.clear();
   for (FarObject& object : target_.store->list(path_of(""))) {
@@ -149,11 +123,9 @@ void FarOutput::check_free() const {
     throw UsageError(shown_as(target_.path) + ": is an object, and no folder")
         .with_hint("give another name");
   }
-  const auto is_marker = [&](const auto& entry) {
-    return entry.first.starts_with(path_of(std::string(kStagingPrefix)));
-  };
   if (options_.whole_folder && !options_.force &&
-      !std::all_of(existing_.begin(), existing_.end(), is_marker)) {
+      !std::all_of(existing_.begin(), existing_.end(),
+                   [&](const auto& entry) { return is_marker(entry.first); })) {
     throw is_there_already(shown_as(target_.path));
   }
   for (OutputId out = 0; out < count(); ++out) {
@@ -193,158 +165,17 @@ FarOutput::Cost FarOutput::cost() const {
 
 void FarOutput::prepare() {
   look();
-  try {
-    write_marker();
-  } catch (const Error&) {
-    const std::string maybe_there = std::exchange(marker_, "");
-    target_.store->clean_up(true);
-    try {
-      target_.store->remove(maybe_there);
-    } catch (const Error&) {  // the first one says why
-      notes_.push_back(shown_as(maybe_there) +
-                       " may be there; the next run that writes there removes it");
+  marker_.make();
+  std::vector<FarObject> markers;
+  for (auto it = existing_.begin(); it != existing_.end();) {
+    if (!is_marker(it->first)) {
+      ++it;
+      continue;
     }
-    target_.store->clean_up(false);
-    throw;
+    markers.push_back(std::move(it->second));
+    it = existing_.erase(it);
   }
-  sweep_left_overs();
-}
-
-void FarOutput::write_marker() {
-  nlohmann::json owner = nlohmann::json::parse(owner_line());
-  if (since_ != 0) owner["since"] = since_;
-  std::string text = dump(owner) + "\n";
-  for (const PlannedFile& file : plan_.outputs()) {
-    text += dump(path_of(stored_name(file, options_.packed))) + "\n";
-  }
-  if (marker_.empty()) {
-    std::random_device random;
-    marker_ =
-        path_of(std::string(kStagingPrefix)) + std::to_string(random()) + std::to_string(random());
-  }
-  target_.store->put(marker_, std::as_bytes(std::span(text)), std::nullopt);
-  if (since_ == 0) {
-    for (const FarObject& object : target_.store->list(marker_)) {
-      if (object.path == marker_) since_ = object.modified;
-    }
-  }
-  next_beat_ = std::chrono::steady_clock::now() + options_.beat;
-}
-
-// That the run lives is no reason for it to fail.
-void FarOutput::beat() {
-  const std::unique_lock lock(beating_, std::try_to_lock);
-  if (!lock || std::chrono::steady_clock::now() < next_beat_) return;
-  try {
-    write_marker();
-  } catch (const IoError&) {
-    next_beat_ = std::chrono::steady_clock::now() + options_.beat;
-  }
-}
-
-// nullopt: it is gone meanwhile.
-std::optional<FarOutput::Marker> FarOutput::read_marker(const FarObject& object) const {
-  std::string text;
-  try {
-    text = target_.store->read(object.path, kLongestMarker);
-  } catch (const IoError&) {
-    if (!target_.store->find_etag(object.path)) return std::nullopt;
-    throw;
-  }
-  size_t at = std::min(text.find('\n'), text.size());
-  const std::string first = text.substr(0, at);
-  Marker marker{.object = object, .owner = owner_in(first), .since = object.modified};
-  const auto owner = nlohmann::json::parse(first, nullptr, false);
-  if (owner.is_object() && owner.contains("since") && owner["since"].is_number_integer()) {
-    marker.since = owner["since"];
-  }
-  // Uploads say when they were begun in seconds.
-  marker.since = marker.since / kSecond * kSecond;
-  while (at < text.size()) {
-    const size_t end = std::min(text.find('\n', at + 1), text.size());
-    const auto path = nlohmann::json::parse(text.substr(at + 1, end - at - 1), nullptr, false);
-    if (path.is_string()) marker.paths.insert(path.get<std::string>());
-    at = end;
-  }
-  return marker;
-}
-
-// What others have left is no reason for this run to fail.
-template <typename Work>
-void FarOutput::try_to_sweep(const std::string& marker, Work&& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::interrupted) throw;
-    notes_.push_back(
-        shown_as(marker) +
-        ", which a run that was killed had left, cannot be removed: " + error.message());
-  }
-}
-
-void FarOutput::sweep_left_overs() {
-  const std::string front = path_of(std::string(kStagingPrefix));
-  std::vector<Marker> dead;
-  for (auto it = existing_.lower_bound(front);
-       it != existing_.end() && it->first.starts_with(front); it = existing_.erase(it)) {
-    try_to_sweep(it->first, [&] {
-      std::optional<Marker> marker = read_marker(it->second);
-      if (!marker || marker->owner.state == OwnerState::alive) return;
-      if (marker->owner.state == OwnerState::dead || since_ - it->second.modified >= kDead) {
-        dead.push_back(std::move(*marker));
-        return;
-      }
-      notes_.push_back(shown_as(it->first) + " is of an unfinished output" +
-                       (marker->owner.who.empty() ? "" : " of " + marker->owner.who) +
-                       "; a run that begins a day later removes what it has left");
-    });
-  }
-  if (dead.empty()) return;
-  try_to_sweep(dead.front().object.path, [&] { sweep(dead); });
-}
-
-void FarOutput::sweep(const std::vector<Marker>& dead) {
-  const std::vector<FarUpload> uploads = target_.store->uploads(path_of(""));
-  // Whoever has begun one of these has said so before.
-  std::vector<Marker> others;
-  for (const FarObject& object : target_.store->list(path_of(std::string(kStagingPrefix)))) {
-    const bool is_known =
-        object.path == marker_ || std::any_of(dead.begin(), dead.end(), [&](const Marker& marker) {
-          return marker.object.path == object.path;
-        });
-    if (is_known) continue;
-    if (auto marker = read_marker(object)) others.push_back(std::move(*marker));
-  }
-  for (const Marker& marker : dead) {
-    try_to_sweep(marker.object.path, [&] {
-      std::vector<FarUpload> its;
-      size_t kept = 0;
-      for (const FarUpload& upload : uploads) {
-        if (!marker.may_have_begun(upload)) continue;
-        if (std::any_of(others.begin(), others.end(),
-                        [&](const Marker& other) { return other.may_have_begun(upload); })) {
-          ++kept;
-        } else {
-          its.push_back(upload);
-        }
-      }
-      for_each_at_once(
-          target_.store->requests(), static_cast<OutputId>(its.size()),
-          [](OutputId) { return true; },
-          [&](OutputId i) { target_.store->abort_upload(its[i].path, its[i].id); });
-      const std::string what = counted(its.size(), "unfinished upload");
-      const std::string whose = ", which a run that was killed" +
-                                (marker.owner.who.empty() ? "" : " (" + marker.owner.who + ")") +
-                                " had left";
-      if (kept == 0) {
-        target_.store->remove(marker.object.path);
-        notes_.push_back("removed " + shown_as(marker.object.path) + " and " + what + whose);
-      } else {
-        notes_.push_back("removed " + what + " of " + shown_as(marker.object.path) + whose + "; " +
-                         counted(kept, "other") + " may be of a run that is under way");
-      }
-    });
-  }
+  marker_.sweep(markers);
 }
 
 uint64_t FarOutput::part_size(OutputId out, uint64_t number) const {
@@ -457,7 +288,7 @@ void FarOutput::send(OutputId out, uint64_t number, std::span<const std::byte> b
     file.etags[number] = std::move(etag);
     file.size += bytes.size();
   }
-  beat();
+  marker_.beat();
 }
 
 void FarOutput::finish(OutputId out) {
@@ -530,24 +361,22 @@ void FarOutput::publish(OutputId out, const CommitHelp& help) {
 
 void FarOutput::remove_old(std::vector<std::string> paths) {
   std::erase_if(paths, [&](const std::string& path) { return !existing_.contains(path); });
-  for_each_at_once(
-      target_.store->requests(), static_cast<OutputId>(paths.size()), [](size_t) { return true; },
-      [&](size_t i) {
-        {
-          const std::lock_guard lock(mutex_);
-          gone_.insert(paths[i]);
-        }
-        target_.store->remove(paths[i]);
-        const std::lock_guard lock(mutex_);
-        existing_.erase(paths[i]);
-      });
+  run_for_each(target_.store->requests(), paths.size(), [&](size_t i) {
+    {
+      const std::lock_guard lock(mutex_);
+      gone_.insert(paths[i]);
+    }
+    target_.store->remove(paths[i]);
+    const std::lock_guard lock(mutex_);
+    existing_.erase(paths[i]);
+  });
 }
 
 void FarOutput::stand_in(OutputId first, OutputId last) {
   for (OutputId out = first; out < last; ++out) {
     const File& file = files_[out];
     target_.store->stand_in(
-        {.path = own_path(out), .etag = file.etag, .size = file.size, .modified = since_});
+        {.path = own_path(out), .etag = file.etag, .size = file.size, .modified = marker_.since()});
   }
 }
 
@@ -564,9 +393,8 @@ void FarOutput::publish_all(OutputId last, const CommitHelp& help) {
     add_other_forms(last, first);
     remove_old(std::move(first));
   }
-  for_each_at_once(
-      target_.store->requests(), last, [](OutputId) { return true; },
-      [&](OutputId out) { publish(out, help); });
+  run_for_each(target_.store->requests(), last,
+               [&](size_t out) { publish(static_cast<OutputId>(out), help); });
   // What the new ones take the place of.
   std::vector<std::string> old;
   if (options_.whole_folder) {
@@ -630,13 +458,22 @@ void FarOutput::commit(const Pointer& pointer, const CommitHelp& help) {
   target_.store->clean_up(true);
   try {
     abort_uploads();
-    remove_marker();
+    marker_.remove();
   } catch (const Error& error) {
-    notes_.push_back(shown_as(marker_) + " cannot be removed: " + error.message() +
+    notes_.push_back(marker_.leave() + " cannot be removed: " + error.message() +
                      "; the output is complete");
-    marker_.clear();
   }
   target_.store->clean_up(false);
+}
+
+// As many at once as the store takes.
+template <typename Wanted, typename Work>
+void FarOutput::for_each_output(Wanted&& is_wanted, Work&& work) {
+  std::vector<OutputId> wanted;
+  for (OutputId out = 0; out < count(); ++out) {
+    if (is_wanted(out)) wanted.push_back(out);
+  }
+  run_for_each(target_.store->requests(), wanted.size(), [&](size_t i) { work(wanted[i]); });
 }
 
 // Whether what this run has made is what is there; nullopt: the store does not tell.
@@ -661,29 +498,28 @@ void FarOutput::take_back(const Error& error) {
     const std::lock_guard lock(of_problems);
     problems.push_back(std::move(problem));
   };
-  for_each_at_once(
-      target_.store->requests(), count(),
-      [&](OutputId out) { return files_[out].is_in_doubt || files_[out].is_published; },
-      [&](OutputId out) {
-        File& file = files_[out];
-        const std::string path = own_path(out);
-        try {
-          // Or else it could still be completed.
-          if (file.is_in_doubt && !file.is_held) target_.store->abort_upload(path, file.upload);
-          const std::optional<bool> is_ours = is_there(out);
-          file.is_published = is_ours.value_or(false);
-          if (!is_ours) add_problem(shown(out) + " may be the new one");
-          if (!file.is_published) return;
-          if (before(path) == "" && !gone_.contains(path)) {
-            target_.store->remove(path);
-            file.is_published = false;
-          } else {
-            add_problem(shown(out) + " is the new one");
-          }
-        } catch (const Error&) {
-          add_problem(shown(out) + " may be the new one");
-        }
-      });
+  for_each_output([&](OutputId out) { return files_[out].is_in_doubt || files_[out].is_published; },
+                  [&](OutputId out) {
+                    File& file = files_[out];
+                    const std::string path = own_path(out);
+                    try {
+                      // Or else it could still be completed.
+                      if (file.is_in_doubt && !file.is_held)
+                        target_.store->abort_upload(path, file.upload);
+                      const std::optional<bool> is_ours = is_there(out);
+                      file.is_published = is_ours.value_or(false);
+                      if (!is_ours) add_problem(shown(out) + " may be the new one");
+                      if (!file.is_published) return;
+                      if (before(path) == "" && !gone_.contains(path)) {
+                        target_.store->remove(path);
+                        file.is_published = false;
+                      } else {
+                        add_problem(shown(out) + " is the new one");
+                      }
+                    } catch (const Error&) {
+                      add_problem(shown(out) + " may be the new one");
+                    }
+                  });
   for (OutputId out = 0; out < count(); ++out) {
     if (files_[out].is_published) gone_.erase(own_path(out));
   }
@@ -708,8 +544,7 @@ void FarOutput::take_back(const Error& error) {
 
 // Those that are not completed, also those that nobody was told of.
 void FarOutput::abort_uploads() {
-  for_each_at_once(
-      target_.store->requests(), count(),
+  for_each_output(
       [&](OutputId out) { return !files_[out].upload.empty() && !files_[out].is_published; },
       [&](OutputId out) {
         target_.store->abort_upload(own_path(out), files_[out].upload);
@@ -717,28 +552,21 @@ void FarOutput::abort_uploads() {
       });
   if (doubtful_.empty()) return;
   for (const FarUpload& upload : target_.store->uploads(path_of(""))) {
-    if (!doubtful_.contains(upload.path) || upload.begun < since_ / kSecond * kSecond) continue;
+    if (!doubtful_.contains(upload.path) || !marker_.is_since(upload)) continue;
     target_.store->abort_upload(upload.path, upload.id);
   }
   doubtful_.clear();
 }
 
-void FarOutput::remove_marker() {
-  if (marker_.empty()) return;
-  target_.store->remove(marker_);
-  marker_.clear();
-}
-
 void FarOutput::give_up(bool) {
-  if (marker_.empty()) return;
+  if (!marker_.is_made()) return;
   target_.store->clean_up(true);
   try {
     abort_uploads();
-    remove_marker();
+    marker_.remove();
   } catch (const Error& error) {
-    notes_.push_back(shown_as(marker_) + " and unfinished uploads stay: " + error.message() +
+    notes_.push_back(marker_.leave() + " and unfinished uploads stay: " + error.message() +
                      "; the next run that writes there removes them");
-    marker_.clear();
   }
   target_.store->clean_up(false);
 }

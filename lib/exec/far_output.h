@@ -1,16 +1,16 @@
 // FarOutput: output files in an object store (io/far_store.h).
 //
-// Protocol. (1) Look whether something is in the way. Make a marker, an object
-// FOLDER/.dsckpt-staging-*, that says which process writes what there; sweep what killed runs have
-// left. (2) Cut every output into parts of one size. A part is sent as soon as all of it is there
-// and its digests are known; small outputs are kept in memory. Nobody sees any of it. (3) commit():
-// if files are replaced, remove the last one first (the index that points at the others); complete
-// all others, on the condition that nobody else has written there meanwhile; remove what they take
-// the place of under another name; read back; complete the last one; then the pointer. An upload
-// that the store wants to have anew is sent anew. (4) Remove the marker. Without a commit, or if it
-// fails, give up all uploads and remove what is new, also what the store has made without anybody
-// hearing of it; of an old object that was replaced the message says so, since nothing brings it
-// back. What another run under way may have begun is left alone.
+// Protocol. (1) Look whether something is in the way. Make a marker (far_marker.h) that
+// says which process writes what there; sweep what killed runs have left. (2) Cut every output into
+// parts of one size. A part is sent as soon as all of it is there and its digests are known; small
+// outputs are kept in memory. Nobody sees any of it. (3) commit(): if files are replaced, remove
+// the last one first (the index that points at the others); complete all others, on the condition
+// that nobody else has written there meanwhile; remove what they take the place of under another
+// name; read back; complete the last one; then the pointer. An upload that the store wants to have
+// anew is sent anew. (4) Remove the marker. Without a commit, or if it fails, give up all uploads
+// and remove what is new, also what the store has made without anybody hearing of it; of an old
+// object that was replaced the message says so, since nothing brings it back. What another run
+// under way may have begun is left alone.
 //
 // Not atomic as a folder is: who lists it during the commit sees some of it.
 #pragma once
@@ -30,6 +30,7 @@
 #include <vector>
 
 #include "dsckpt/error.h"
+#include "exec/far_marker.h"
 #include "exec/output.h"
 #include "exec/patches.h"
 #include "io/far_store.h"
@@ -105,6 +106,7 @@ class FarOutput : public Output {
 
   std::string path_of(const std::string& file) const;
   std::string own_path(OutputId out) const;
+  std::vector<std::string> own_paths() const;
   std::string shown_as(const std::string& path) const;
   std::optional<std::string> before(const std::string& path) const;
   std::vector<std::string> other_forms(OutputId out) const;
@@ -112,14 +114,9 @@ class FarOutput : public Output {
 
   void look();
   void check_free() const;
-  void write_marker();
-  void beat();
-  struct Marker;
-  std::optional<Marker> read_marker(const FarObject& object) const;
-  template <typename Work>
-  void try_to_sweep(const std::string& marker, Work&& work);
-  void sweep_left_overs();
-  void sweep(const std::vector<Marker>& dead);
+  bool is_marker(const std::string& path) const;
+  template <typename Wanted, typename Work>
+  void for_each_output(Wanted&& is_wanted, Work&& work);
 
   uint64_t part_size(OutputId out, uint64_t number) const;
   uint64_t patch_bytes_in(OutputId out, uint64_t number) const;
@@ -136,7 +133,6 @@ class FarOutput : public Output {
   std::optional<bool> is_there(OutputId out) const;
   [[noreturn]] void take_back(const Error& error);
   void abort_uploads();
-  void remove_marker();
 
   const CopyPlan& plan_;
   const FarPlace target_;
@@ -147,15 +143,12 @@ class FarOutput : public Output {
   // What commit() has removed; what is among `existing_` as well, perhaps.
   std::set<std::string> gone_ = {};
 
-  std::string marker_ = {};  // its path; "": there is none
-  int64_t since_ = 0;        // when it was made, by the store's clock
   std::mutex rewriting_;
-  std::mutex beating_;  // of next_beat_
-  std::chrono::steady_clock::time_point next_beat_ = {};
 
   std::mutex mutex_;                     // of what follows
   std::set<std::string> doubtful_ = {};  // paths that may have uploads that nobody knows of
   std::vector<std::string> notes_ = {};
+  FarMarker marker_;
 };
 
 }  // namespace dsckpt
