@@ -4,10 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
-#include <random>
 #include <stdexcept>
-#include <string_view>
 
 #include "base/kernels.h"
 #include "base/text.h"
