@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "deepspeed/keys.h"
+#include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
 #include "format/meta_tensor.h"
 
@@ -35,11 +36,7 @@ std::string_view front_of(std::string_view name) {
 using Files = std::map<uint32_t, std::vector<const Shard*>>;
 
 std::string file_name(uint32_t layer, uint32_t tp, uint32_t tp_rank) {
-  const auto digits = [](uint32_t number) {
-    const std::string text = std::to_string(number);
-    return text.size() < 2 ? "0" + text : text;
-  };
-  return "layer_" + digits(layer) + (tp > 1 ? "-model_" + digits(tp_rank) : "") +
+  return "layer_" + two_digits(layer) + (tp > 1 ? "-model_" + two_digits(tp_rank) : "") +
          "-model_states.pt";
 }
 

@@ -32,11 +32,11 @@ class Scanner {
   std::string_view rest_;
 };
 
-std::string two_digits(uint32_t value) {
-  return (value < 10 ? "0" : "") + std::to_string(value);
-}
-
 }  // namespace
+
+std::string two_digits(uint64_t number) {
+  return (number < 10 ? "0" : "") + std::to_string(number);
+}
 
 std::string ShardName::file_name() const {
   const std::string mp = "mp_rank_" + two_digits(mp_rank);

@@ -37,6 +37,9 @@ struct ShardName {
   std::string file_name() const;
 };
 
+// "07": how names have ranks of tensor parallelism and layers.
+std::string two_digits(uint64_t number);
+
 // nullopt if `file_name` (with ".pt") is not the name of a rank's shard.
 std::optional<ShardName> parse_shard_name(std::string_view file_name);
 

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -40,9 +41,7 @@ std::filesystem::path swap_file_name(uint64_t rank, const std::string& ds_id) {
   if (ds_id.find('/') != ds_id.npos || ds_id.find('\0') != ds_id.npos) {
     throw CorruptError({}, "has a ds_id that is no file name");
   }
-  const std::string digits = std::to_string(rank);
-  const std::filesystem::path folder = "rank" + (digits.size() < 2 ? "0" + digits : digits);
-  return folder / (ds_id + std::string(kSwapSuffix));
+  return std::filesystem::path("rank" + two_digits(rank)) / (ds_id + std::string(kSwapSuffix));
 }
 
 }  // namespace dsckpt

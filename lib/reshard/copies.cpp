@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "checkpoint/experts.h"
 #include "deepspeed/keys.h"
+#include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
 #include "job/neighbours.h"
 #include "reshard/run_facts.h"
@@ -21,10 +22,6 @@ using pickle::Value;
 namespace {
 
 using Kinds = ShardName::Kind;
-
-std::string two_digits(uint32_t value) {
-  return (value < 10 ? "0" : "") + std::to_string(value);
-}
 
 // `NUMBER.REST`: a parameter or buffer of a pipeline's layer.
 std::optional<uint32_t> layer_of(std::string_view name) {
