@@ -35,8 +35,8 @@ struct FarMarker::Said {
   }
 };
 
-FarMarker::FarMarker(const FarPlace& target, std::vector<std::string> paths,
-                     std::chrono::seconds beat, std::vector<std::string>& notes)
+FarMarker::FarMarker(const FarPlace& target, Paths paths, std::chrono::seconds beat,
+                     std::vector<std::string>& notes)
     : target_(target),
       paths_(std::move(paths)),
       beat_(beat),
@@ -66,7 +66,7 @@ void FarMarker::write() {
   nlohmann::json owner = nlohmann::json::parse(owner_line());
   if (since_ != 0) owner["since"] = since_;
   std::string text = dump(owner) + "\n";
-  for (const std::string& path : paths_) text += dump(path) + "\n";
+  for (const std::string& path : paths_()) text += dump(path) + "\n";
   target_.store->put(path_, std::as_bytes(std::span(text)), std::nullopt);
   if (since_ == 0) {
     for (const FarObject& object : target_.store->list(path_)) {

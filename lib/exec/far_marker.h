@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -22,10 +23,16 @@ namespace dsckpt {
 
 class FarMarker {
  public:
-  // Nothing is made yet. `paths`: in the store, of all that the run writes. It is written again
-  // after `beat`. What a user should know is added to `notes`. Target and notes must outlive it.
-  FarMarker(const FarPlace& target, std::vector<std::string> paths, std::chrono::seconds beat,
+  // The paths in the store of all that the run writes.
+  using Paths = std::function<std::vector<std::string>()>;
+
+  // Nothing is made yet. It is written again after `beat`. What a user should know is added to
+  // `notes`. Target and notes must outlive it.
+  FarMarker(const FarPlace& target, Paths paths, std::chrono::seconds beat,
             std::vector<std::string>& notes);
+
+  // Whether it is the path of a marker of that folder, this one's or another one's.
+  bool is_marker(const std::string& path) const { return path.starts_with(front_); }
 
   // Throws what FarStore throws; then it is not there, or a note says that it may be.
   void make();
@@ -58,7 +65,7 @@ class FarMarker {
   std::string shown_as(const std::string& path) const { return target_.name + "/" + path; }
 
   const FarPlace& target_;
-  const std::vector<std::string> paths_;
+  const Paths paths_;
   const std::chrono::seconds beat_;
   std::vector<std::string>& notes_;
   const std::string front_;  // of the paths of all markers

@@ -9,7 +9,6 @@
 #include "base/kernels.h"
 #include "base/text.h"
 #include "exec/staged_files.h"
-#include "exec/staging_owner.h"
 #include "exec/workers.h"
 #include "io/content_name.h"
 
@@ -42,7 +41,8 @@ FarOutput::FarOutput(const CopyPlan& plan, FarPlace target, FarOptions options)
       target_(std::move(target)),
       options_(options),
       patches_(patches_of(plan, [this](OutputId out) { return is_patched(out); })),
-      marker_(target_, own_paths(), options.beat, notes_) {
+      marker_(
+          target_, [this] { return own_paths(); }, options.beat, notes_) {
   uint64_t room = options_.held_bytes;
   for (const PlannedFile& file : plan.outputs()) {
     File& entry = files_.emplace_back();
@@ -102,10 +102,6 @@ std::vector<std::string> FarOutput::other_forms(OutputId out) const {
   return forms;
 }
 
-bool FarOutput::is_marker(const std::string& path) const {
-  return path.starts_with(path_of(std::string(kStagingPrefix)));
-}
-
 void FarOutput::look() {
   existing_.clear();
   for (FarObject& object : target_.store->list(path_of(""))) {
@@ -122,7 +118,7 @@ void FarOutput::check_free() const {
   }
   if (options_.whole_folder && !options_.force &&
       !std::all_of(existing_.begin(), existing_.end(),
-                   [&](const auto& entry) { return is_marker(entry.first); })) {
+                   [&](const auto& entry) { return marker_.is_marker(entry.first); })) {
     throw is_there_already(shown_as(target_.path));
   }
   for (OutputId out = 0; out < count(); ++out) {
@@ -165,7 +161,7 @@ void FarOutput::prepare() {
   marker_.make();
   std::vector<FarObject> markers;
   for (auto it = existing_.begin(); it != existing_.end();) {
-    if (!is_marker(it->first)) {
+    if (!marker_.is_marker(it->first)) {
       ++it;
       continue;
     }
@@ -495,28 +491,29 @@ void FarOutput::take_back(const Error& error) {
     const std::lock_guard lock(of_problems);
     problems.push_back(std::move(problem));
   };
-  for_each_output([&](OutputId out) { return files_[out].is_in_doubt || files_[out].is_published; },
-                  [&](OutputId out) {
-                    File& file = files_[out];
-                    const std::string path = own_path(out);
-                    try {
-                      // Or else it could still be completed.
-                      if (file.is_in_doubt && !file.is_held)
-                        target_.store->abort_upload(path, file.upload);
-                      const std::optional<bool> is_ours = is_there(out);
-                      file.is_published = is_ours.value_or(false);
-                      if (!is_ours) add_problem(shown(out) + " may be the new one");
-                      if (!file.is_published) return;
-                      if (before(path) == "" && !gone_.contains(path)) {
-                        target_.store->remove(path);
-                        file.is_published = false;
-                      } else {
-                        add_problem(shown(out) + " is the new one");
-                      }
-                    } catch (const Error&) {
-                      add_problem(shown(out) + " may be the new one");
-                    }
-                  });
+  const auto may_be_there = [&](OutputId out) {
+    return files_[out].is_in_doubt || files_[out].is_published;
+  };
+  for_each_output(may_be_there, [&](OutputId out) {
+    File& file = files_[out];
+    const std::string path = own_path(out);
+    try {
+      // Or else it could still be completed.
+      if (file.is_in_doubt && !file.is_held) target_.store->abort_upload(path, file.upload);
+      const std::optional<bool> is_ours = is_there(out);
+      file.is_published = is_ours.value_or(false);
+      if (!is_ours) add_problem(shown(out) + " may be the new one");
+      if (!file.is_published) return;
+      if (before(path) == "" && !gone_.contains(path)) {
+        target_.store->remove(path);
+        file.is_published = false;
+      } else {
+        add_problem(shown(out) + " is the new one");
+      }
+    } catch (const Error&) {
+      add_problem(shown(out) + " may be the new one");
+    }
+  });
   for (OutputId out = 0; out < count(); ++out) {
     if (files_[out].is_published) gone_.erase(own_path(out));
   }
@@ -541,12 +538,13 @@ void FarOutput::take_back(const Error& error) {
 
 // Those that are not completed, also those that nobody was told of.
 void FarOutput::abort_uploads() {
-  for_each_output(
-      [&](OutputId out) { return !files_[out].upload.empty() && !files_[out].is_published; },
-      [&](OutputId out) {
-        target_.store->abort_upload(own_path(out), files_[out].upload);
-        files_[out].upload.clear();
-      });
+  const auto is_open = [&](OutputId out) {
+    return !files_[out].upload.empty() && !files_[out].is_published;
+  };
+  for_each_output(is_open, [&](OutputId out) {
+    target_.store->abort_upload(own_path(out), files_[out].upload);
+    files_[out].upload.clear();
+  });
   if (doubtful_.empty()) return;
   for (const FarUpload& upload : target_.store->uploads(path_of(""))) {
     if (!doubtful_.contains(upload.path) || !marker_.is_since(upload)) continue;

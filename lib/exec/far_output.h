@@ -1,7 +1,7 @@
 // FarOutput: output files in an object store (io/far_store.h).
 //
-// Protocol. (1) Look whether something is in the way. Make a marker (far_marker.h) that
-// says which process writes what there; sweep what killed runs have left. (2) Cut every output into
+// Protocol. (1) Look whether something is in the way. Make a marker (far_marker.h) that says
+// which process writes what there; sweep what killed runs have left. (2) Cut every output into
 // parts of one size. A part is sent as soon as all of it is there and its digests are known; small
 // outputs are kept in memory. Nobody sees any of it. (3) commit(): if files are replaced, remove
 // the last one first (the index that points at the others); complete all others, on the condition
@@ -114,7 +114,6 @@ class FarOutput : public Output {
 
   void look();
   void check_free() const;
-  bool is_marker(const std::string& path) const;
   template <typename Wanted, typename Work>
   void for_each_output(Wanted&& is_wanted, Work&& work);
 
