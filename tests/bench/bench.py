@@ -155,7 +155,7 @@ def run_suite(arguments):
 def run_pairs(arguments):
     parser = bench_pairs.make_parser(add_bin)
     options = parser.parse_args(arguments)
-    if not options.against and not getattr(options, "with"):
+    if not options.against and not options.besides:
         parser.error("--against or --with is needed")
     with work_folder(options) as work:
         bench_pairs.run(options, work, parse_options)

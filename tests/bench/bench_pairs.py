@@ -130,7 +130,7 @@ def report_text(report):
 def make_parser(add_bin):
     parser = argparse.ArgumentParser(prog="bench.py pairs", description=__doc__.splitlines()[0])
     parser.add_argument("--against", type=pathlib.Path, metavar="DIR", help="the other build's bin (default: the same)")
-    parser.add_argument("--with", action="append", default=[], metavar="=OPTION",
+    parser.add_argument("--with", dest="besides", action="append", default=[], metavar="=OPTION",
                         help="an option of the tools for this build alone, as in --with=--resume (repeatable)")
     add_bin(parser)
     parser.add_argument("--rows", type=bench_suite.regex, metavar="REGEX", default=bench_suite.regex("^(warm|plan)-"),
@@ -146,20 +146,20 @@ def make_parser(add_bin):
 
 def run(options, work, parse_options):
     folders = {"now": options.bin.resolve(), "before": (options.against or options.bin).resolve()}
-    besides = getattr(options, "with")
-    conversions = [Conversion(row, folders, work, besides, parse_options)
+    conversions = [Conversion(row, folders, work, options.besides, parse_options)
                    for row in bench_suite.matrix(options.quick) if options.rows.search(row.name)]
     results = list(compare_conversions(conversions, options.runs))
     plans = [name for name in PLANS if options.rows.search(name)]
     if plans:
         simulate(work / "simulated", options.quick)
-        results += [compare(Plan(name, folders, work, besides), options.runs) for name in plans]
+        results += [compare(Plan(name, folders, work, options.besides), options.runs) for name in plans]
         remove(work / "simulated")
     if not results:
         raise BenchError("no such row")
     versions = {build: output_of([folder / "zero-to-fp32", "--version"]).splitlines()[0]
                 for build, folder in folders.items()}
-    versions["now"] = " ".join([versions["now"], *(["with", *besides] if besides else [])])
+    if options.besides:
+        versions["now"] += " with " + " ".join(options.besides)
     report = {"schema": 1, "type": "pairs", "date": datetime.date.today().isoformat(), "commit": git_commit(),
               "machine": machine(work), "versions": versions, "rows": results}
     text = report_text(report)

@@ -20,27 +20,23 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   const auto refuse_or = [](auto&& read) { refuse_as<ErrorKind::corrupt>(read); };
   // Numbers can be written in several ways, so that only the second time must be like the first.
-  const auto read_twice = [&](auto read) {
-    refuse_or([&] {
-      const std::string once = read(bytes).encode();
-      if (read(once).encode() != once) std::abort();
-    });
-  };
-  const auto read_twice_by = [&](auto read, auto write) {
-    const auto again = [&](std::string_view text) {
-      VarintReader reader(text);
-      VarintWriter writer;
-      write(writer, read(reader));
-      return writer.take();
-    };
+  const auto write_twice = [&](auto&& again) {
     refuse_or([&] {
       const std::string once = again(bytes);
       if (again(once) != once) std::abort();
     });
   };
-  read_twice([](std::string_view text) { return Portion::decode(text); });
-  read_twice([](std::string_view text) { return PortionResult::decode(text); });
-  read_twice([](std::string_view text) { return RankJob::decode(text); });
+  const auto read_twice_by = [&](auto read, auto write) {
+    write_twice([&](std::string_view text) {
+      VarintReader reader(text);
+      VarintWriter writer;
+      write(writer, read(reader));
+      return writer.take();
+    });
+  };
+  write_twice([](std::string_view text) { return Portion::decode(text).encode(); });
+  write_twice([](std::string_view text) { return PortionResult::decode(text).encode(); });
+  write_twice([](std::string_view text) { return RankJob::decode(text).encode(); });
   // A question, and the answer about one part.
   const auto ask_twice = [&]<typename Question>(const Question*) {
     read_twice_by([](VarintReader& reader) { return Question::read(reader); },
