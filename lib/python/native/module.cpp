@@ -63,9 +63,9 @@ bool wants_huge_pages() {
   return chosen != nullptr && std::string_view(chosen) == "1";
 }
 
-// Uninitialised. Huge pages are filled in a third of the time of small ones; but a virtual machine
-// may have to ask its host for each of them, which takes longer than all else. The last, partial
-// one is of small pages, so that no more memory is taken than the size.
+// Uninitialised. Huge pages are filled faster than small ones; but a virtual machine may have to
+// ask its host for each of them, which takes longer than all else. The last, partial one is of
+// small pages, so that no more memory is taken than the size.
 Memory allocate(size_t size) {
   static const bool huge = wants_huge_pages();
   const size_t in_huge_pages = huge ? size / kHugePage * kHugePage : 0;
