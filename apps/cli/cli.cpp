@@ -9,10 +9,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <iostream>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <string_view>
 #include <system_error>
 
@@ -106,15 +109,20 @@ nlohmann::json with_status(const Error& error) {
   return data;
 }
 
+std::string error_text(const CLI::App& app, const Error& error) {
+  const Terminal terminal = Terminal::of_stderr();
+  std::string text = app.get_name() + ": " + styled(terminal, Style::bad, "error:") + " " +
+                     printable(shown_text(error.what()), Newlines::keep) + "\n";
+  if (!error.hint().empty()) {
+    text +=
+        styled(terminal, Style::bold, "hint:") + " " + printable(shown_text(error.hint())) + "\n";
+  }
+  return text;
+}
+
 int report_error(const CLI::App& app, bool as_json, const Error& error) {
   if (as_json) print_json("error", with_status(error));
-  const Terminal terminal = Terminal::of_stderr();
-  std::cerr << app.get_name() << ": " << styled(terminal, Style::bad, "error:") << " "
-            << printable(shown_text(error.what()), Newlines::keep) << "\n";
-  if (!error.hint().empty()) {
-    std::cerr << styled(terminal, Style::bold, "hint:") << " "
-              << printable(shown_text(error.hint())) << "\n";
-  }
+  std::cerr << error_text(app, error);
   return exit_code(error.kind());
 }
 
@@ -127,6 +135,60 @@ IoError out_of_memory(const Common& common) {
   if (common.max_memory == 0) return {{}, "out of memory", 0};
   return IoError({}, "more memory is needed than --max-memory allows", 0)
       .with_hint("fewer --threads take less");
+}
+
+IoError out_of_threads(const Common& common) {
+  if (common.max_memory != 0) return out_of_memory(common);
+  return IoError({}, "cannot start as many threads", EAGAIN)
+      .with_hint("give fewer --threads; 'ulimit -u' and a container's limits bound them");
+}
+
+enum class Want { nothing, memory, threads };
+
+// What cannot be had. Allocates nothing.
+Want want_of(const std::exception& error) {
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return Want::memory;
+  // oneTBB's error of a thread has no type of its own.
+  if (std::string_view(error.what()).starts_with("pthread_create")) return Want::threads;
+  const auto* const system = dynamic_cast<const std::system_error*>(&error);
+  const int code = system == nullptr ? 0 : system->code().value();
+  return code == EAGAIN || code == ENOMEM ? Want::threads : Want::nothing;
+}
+
+// Threads of oneTBB cannot let anybody catch that they have no memory, or cannot start another.
+struct Ending {
+  std::string on_stderr;
+  std::string on_stdout;
+  std::terminate_handler otherwise = nullptr;
+};
+Ending& ending() {
+  static Ending words;
+  return words;
+}
+
+[[noreturn]] void end_for_want() {
+  Want want = Want::nothing;
+  try {
+    if (const std::exception_ptr thrown = std::current_exception()) std::rethrow_exception(thrown);
+  } catch (const std::exception& error) {
+    want = want_of(error);
+  } catch (...) {
+  }
+  if (want == Want::nothing) {
+    ending().otherwise();
+    std::abort();
+  }
+  [[maybe_unused]] ssize_t put =
+      ::write(STDOUT_FILENO, ending().on_stdout.data(), ending().on_stdout.size());
+  put = ::write(STDERR_FILENO, ending().on_stderr.data(), ending().on_stderr.size());
+  ::_exit(kIo);
+}
+
+void say_when_something_is_wanting(const CLI::App& app, const Common& common) {
+  const IoError error = out_of_threads(common);
+  ending() = {.on_stderr = error_text(app, error),
+              .on_stdout = common.json ? json_line("error", with_status(error)) : ""};
+  ending().otherwise = std::set_terminate(end_for_want);
 }
 
 void say_when_interrupted(const CLI::App& app, bool as_json) {
@@ -176,7 +238,11 @@ int run_and_report(CLI::App& app, const Common& common, int argc, char** argv,
     const auto options_end = std::find(arguments.begin(), arguments.end(), "--");
     as_json = std::find(arguments.begin(), options_end, "--json") != options_end;
     say_when_interrupted(app, as_json);
-    const int code = parse(app, arguments) ? far.run(app, common, body) : kDone;
+    int code = kDone;
+    if (parse(app, arguments)) {
+      say_when_something_is_wanting(app, common);
+      code = far.run(app, common, body);
+    }
     flush_stdout();
     return code;
   } catch (const UsageError& error) {
@@ -193,20 +259,11 @@ int run_and_report(CLI::App& app, const Common& common, int argc, char** argv,
     return report_error(
         app, as_json || common.json,
         IoError({.file = error.path1().string()}, "cannot be looked at", error.code().value()));
-  } catch (const std::bad_alloc&) {
-    return report_error(app, as_json || common.json, out_of_memory(common));
-  } catch (const std::system_error& error) {
-    // A thread that cannot be had.
-    if (error.code().value() != EAGAIN && error.code().value() != ENOMEM) {
-      return report_bug(app, error);
-    }
-    return report_error(app, as_json || common.json, out_of_memory(common));
   } catch (const std::exception& error) {
-    // oneTBB's error of a thread that cannot be had has no type of its own.
-    if (std::string_view(error.what()).starts_with("pthread_create")) {
-      return report_error(app, as_json || common.json, out_of_memory(common));
-    }
-    return report_bug(app, error);
+    const Want want = want_of(error);
+    if (want == Want::nothing) return report_bug(app, error);
+    return report_error(app, as_json || common.json,
+                        want == Want::memory ? out_of_memory(common) : out_of_threads(common));
   }
 }
 

@@ -2,7 +2,7 @@
 # and curl, which Debian has not, are built from its source packages, pinned by their checksums.
 #
 #   TBB::tbb        imported or built target
-#   mimalloc        the same, if DSCKPT_WITH_MIMALLOC
+#   mimalloc        built target, if DSCKPT_WITH_MIMALLOC
 #   CURL::libcurl, pugixml::pugixml
 #                   the same, where there are archives of mbedTLS, c-ares and pugixml
 #   PkgConfig::re2  built target, if DSCKPT_PYTHON_MODULE: Debian's archive is for programs only
@@ -37,6 +37,7 @@ function(_add_source_package name sha256 path)
   set(MI_BUILD_SHARED OFF)
   set(MI_BUILD_OBJECT OFF)
   set(MI_BUILD_TESTS OFF)
+  set(MI_USE_CXX ON)                        # its operator new can throw then (apps/new.cpp)
   # HTTP alone, and nothing of this machine: where certificates are is looked for when it runs.
   set(BUILD_CURL_EXE OFF)
   set(BUILD_LIBCURL_DOCS OFF)
@@ -89,17 +90,10 @@ else()
 endif()
 
 if(DSCKPT_WITH_MIMALLOC AND NOT DSCKPT_SANITIZE)
-  find_library(DSCKPT_MIMALLOC_ARCHIVE mimalloc)
-  mark_as_advanced(DSCKPT_MIMALLOC_ARCHIVE)
-  if(DSCKPT_MIMALLOC_ARCHIVE)
-    add_library(mimalloc STATIC IMPORTED GLOBAL)
-    set_target_properties(mimalloc PROPERTIES IMPORTED_LOCATION "${DSCKPT_MIMALLOC_ARCHIVE}")
-  else()
-    _add_source_package(mimalloc_source
-      cbc9d207ff105ad1f0cb739c378076143a6452b8d0624309cea0abfb040e972b
-      m/mimalloc/mimalloc_2.0.9%2bds.orig.tar.xz)
-    add_library(mimalloc ALIAS mimalloc-static)
-  endif()
+  _add_source_package(mimalloc_source
+    cbc9d207ff105ad1f0cb739c378076143a6452b8d0624309cea0abfb040e972b
+    m/mimalloc/mimalloc_2.0.9%2bds.orig.tar.xz)
+  add_library(mimalloc ALIAS mimalloc-static)
 endif()
 
 # Names are looked up by c-ares: glibc's own lookup loads shared libraries.

@@ -2,6 +2,7 @@
 
 #define ZSTD_STATIC_LINKING_ONLY  // ZSTD_c_literalCompressionMode
 #include <zstd.h>
+#include <zstd_errors.h>
 
 #include <algorithm>
 #include <array>
@@ -29,8 +30,13 @@ constexpr double kWorthSearching = 0.97;
 // A plane that does not become smaller than this part of it is kept as it is.
 constexpr double kWorthKeeping = 0.99;
 
+size_t with_memory(size_t result) {
+  if (ZSTD_getErrorCode(result) == ZSTD_error_memory_allocation) throw std::bad_alloc();
+  return result;
+}
+
 size_t checked(size_t result) {
-  if (ZSTD_isError(result)) throw CorruptError({}, ZSTD_getErrorName(result));
+  if (ZSTD_isError(with_memory(result))) throw CorruptError({}, ZSTD_getErrorName(result));
   return result;
 }
 
@@ -73,8 +79,8 @@ class FrameEncoder::Zstd {
 
   // How many bytes `plane` becomes in `out`; more than there is room for: ~0.
   size_t compress(ByteSpan plane, std::span<std::byte> out) {
-    const size_t size =
-        ZSTD_compress2(context_.get(), out.data(), out.size(), plane.data(), plane.size());
+    const size_t size = with_memory(
+        ZSTD_compress2(context_.get(), out.data(), out.size(), plane.data(), plane.size()));
     return ZSTD_isError(size) ? ~size_t{0} : size;
   }
 

@@ -1,5 +1,6 @@
 #include "exec/workers.h"
 
+#include <pthread.h>
 #include <tbb/global_control.h>
 #include <tbb/info.h>
 #include <tbb/parallel_for.h>
@@ -7,12 +8,53 @@
 #include <tbb/task_arena.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <mutex>
 #include <optional>
+#include <system_error>
+#include <vector>
 
 #include "base/turns.h"
 #include "io/far_files.h"
 
 namespace dsckpt {
+namespace {
+
+// Throws std::system_error if that many threads cannot run at once. oneTBB would end the process
+// when one of its threads cannot start the next; what is tried here is left for it, as the C
+// library keeps the stacks.
+void try_threads(unsigned threads) {
+  static std::mutex mutex;
+  static unsigned most = 1;  // this one
+  const std::lock_guard lock(mutex);
+  if (threads <= most) return;
+  using tbb::global_control;
+  pthread_attr_t attributes;
+  if (::pthread_attr_init(&attributes) != 0) throw std::bad_alloc();
+  ::pthread_attr_setstacksize(&attributes,
+                              global_control::active_value(global_control::thread_stack_size));
+  const auto wait = [](void* gate) -> void* {
+    const std::lock_guard passed(*static_cast<std::mutex*>(gate));
+    return nullptr;
+  };
+  std::mutex gate;
+  std::vector<pthread_t> started(threads - most);
+  size_t count = 0;
+  int failed = 0;
+  gate.lock();
+  while (count < started.size() && failed == 0) {
+    failed = ::pthread_create(&started[count], &attributes, wait, &gate);
+    if (failed == 0) ++count;
+  }
+  gate.unlock();
+  started.resize(count);
+  for (const pthread_t thread : started) ::pthread_join(thread, nullptr);
+  ::pthread_attr_destroy(&attributes);
+  if (failed != 0) throw std::system_error(failed, std::generic_category(), "pthread_create");
+  most = threads;
+}
+
+}  // namespace
 
 unsigned cores() {
   return static_cast<unsigned>(tbb::info::default_concurrency());
@@ -24,6 +66,7 @@ unsigned default_threads() {
 
 void with_threads(unsigned threads, const std::function<void()>& work) {
   if (threads == 0) threads = default_threads();
+  try_threads(threads);
   // Without the control an arena of more threads than cores would be cut down silently; with one
   // for fewer, runs at the same time would be.
   std::optional<tbb::global_control> control;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <new>
 #include <span>
 #include <string>
 
@@ -177,6 +178,8 @@ void refuse_zstd(const Where& where, size_t result) {
     case ZSTD_error_frameParameter_windowTooLarge:
       throw UnsupportedError(where, "compressed with a window of more than 128 MiB")
           .with_hint("zstd -d --long=31 decompresses it");
+    case ZSTD_error_memory_allocation:
+      throw std::bad_alloc();
     case ZSTD_error_dictionary_wrong:
       throw UnsupportedError(where, "compressed with a dictionary");
     default:

@@ -27,7 +27,7 @@ struct ZstdFrame {
 std::optional<std::vector<ZstdFrame>> find_zstd_frames(const StoredFile& file);
 
 // `result`: an error of zstd's. Throws UnsupportedError for a dictionary or a window of more than
-// 128 MiB, else CorruptError.
+// 128 MiB, std::bad_alloc where memory has ended, else CorruptError.
 [[noreturn]] void refuse_zstd(const Where& where, size_t result);
 
 }  // namespace dsckpt

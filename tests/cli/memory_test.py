@@ -1,4 +1,5 @@
 """Memory is bounded by what the user allows, and by what the input's size on the disk justifies."""
+import shutil
 import subprocess
 import zipfile
 
@@ -9,19 +10,49 @@ from cli_common import CliTest
 class MemoryTest(CliTest):
 
     def test_a_pickle_that_only_compression_makes_small_is_refused_before_it_takes_memory(self):
+        bomb = self.bomb(600)
+        self.assertLess(bomb.stat().st_size, 1 << 20)
+        for command in (["raw"], ["list"], ["verify"], ["scan"]):
+            done = self.tool("ckpt-inspect", *command, bomb, "--max-memory=400MB")
+            self.assertIn(done.returncode, (1, 3), done.stderr)
+            self.assertNotIn("memory", done.stderr)
+
+    def test_where_memory_ends_a_tool_says_so(self):
+        # Wherever it ends: in zstd, in a thread of oneTBB's, for the stack of one.
+        bomb = self.bomb(100)
+        scratch = self.scratch("z2_bf16_w2")
+        output = self.new_path()
+        commands = [
+            ("ckpt-inspect", "verify", bomb),
+            ("ckpt-inspect", "verify", scratch.folder),
+            ("ckpt-pack", "pack", scratch.folder, output),
+        ]
+        ends = set()
+        for megabytes in [*range(4, 40, 6), *range(40, 160, 5)]:
+            for command in commands:
+                done = self.tool(*command, f"--max-memory={megabytes}MB")
+                with self.subTest(command=command, megabytes=megabytes):
+                    self.assertIn(done.returncode, (0, 1, 4), done.stderr)
+                    if done.returncode == 4:
+                        self.assertRegex(done.stderr, "more memory is needed than --max-memory allows")
+                    ends.add(done.returncode)
+                shutil.rmtree(output, ignore_errors=True)
+        self.assertEqual(ends, {0, 1, 4})
+
+    def test_threads_that_cannot_be_had_are_an_error(self):
+        scratch = self.scratch("z2_bf16_w2")
+        done = self.tool("ckpt-inspect", "verify", scratch.folder, "--threads=1000", "--max-memory=1GB", "--json")
+        self.assertIn("more memory is needed", self.error_of(done, 4)["message"])
+
+    def bomb(self, megabytes):
         path = self.new_path("bomb.pt")
         with zipfile.ZipFile(path, "w") as archive:
             with archive.open("bomb/data.pkl", "w", force_zip64=True) as record:
-                for _ in range(300):
+                for _ in range(megabytes):
                     record.write(bytes(1 << 20))
             archive.writestr("bomb/version", "3\n")
         subprocess.run(["zstd", "-q", "--rm", path], check=True)
-        bomb = path.with_name(path.name + ".zst")
-        self.assertLess(bomb.stat().st_size, 1 << 20)
-        for command in (["raw"], ["list"], ["verify"], ["scan"]):
-            done = self.tool("ckpt-inspect", *command, bomb, "--max-memory=150MB")
-            self.assertIn(done.returncode, (1, 3), done.stderr)
-            self.assertNotIn("memory", done.stderr)
+        return path.with_name(path.name + ".zst")
 
     def test_no_more_memory_is_taken_than_is_allowed(self):
         scratch = self.scratch("z2_bf16_w2")
