@@ -2,7 +2,8 @@
 
 #include <bit>
 #include <cstring>
-#include <random>
+
+#include "base/random.h"
 
 namespace dsckpt {
 namespace {
@@ -13,11 +14,7 @@ struct Key {
 };
 
 const Key& process_key() {
-  static const Key key = [] {
-    std::random_device random;
-    const auto word = [&] { return uint64_t{random()} << 32 | random(); };
-    return Key{word(), word()};
-  }();
+  static const Key key{random_number(), random_number()};
   return key;
 }
 

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <thread>
 
+#include "base/random.h"
 #include "base/text.h"
 #include "bucket/curl_library.h"
 #include "bucket/listing.h"
@@ -352,7 +353,7 @@ struct HttpClient::Impl {
 
   void wait(int tries, const HttpRequest& request) {
     const auto longest = std::min(kFirstWait * (1 << tries), kLongestWait);
-    thread_local std::minstd_rand random{std::random_device{}()};
+    thread_local std::minstd_rand random{static_cast<uint32_t>(random_number())};
     const auto chosen =
         std::uniform_int_distribution<int64_t>(longest.count() / 2, longest.count())(random);
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(chosen);

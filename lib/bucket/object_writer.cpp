@@ -5,10 +5,10 @@
 
 #include <array>
 #include <charconv>
-#include <random>
 #include <string_view>
 #include <utility>
 
+#include "base/random.h"
 #include "base/text.h"
 #include "bucket/bucket_url.h"
 #include "bucket/listing.h"
@@ -26,11 +26,10 @@ constexpr size_t kMostUploads = 4'000'000;
 
 // Of a run, as good as unique.
 std::string random_name() {
-  std::random_device random;
   std::string name;
-  for (int i = 0; i < 4; ++i) {
-    uint32_t value = random();
-    for (int digit = 0; digit < 8; ++digit, value >>= 4U) name += "0123456789abcdef"[value & 15U];
+  for (int i = 0; i < 2; ++i) {
+    uint64_t value = random_number();
+    for (int digit = 0; digit < 16; ++digit, value >>= 4U) name += "0123456789abcdef"[value & 15U];
   }
   return name;
 }

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <utility>
 
+#include "base/random.h"
 #include "base/text.h"
 #include "dsckpt/error.h"
 #include "exec/workers.h"
@@ -44,8 +44,7 @@ FarMarker::FarMarker(const FarPlace& target, Paths paths, std::chrono::seconds b
       front_((target.path.empty() ? "" : target.path + "/") + std::string(kStagingPrefix)) {}
 
 void FarMarker::make() {
-  std::random_device random;
-  path_ = front_ + std::to_string(random()) + std::to_string(random());
+  path_ = front_ + std::to_string(random_number());
   try {
     write();
   } catch (const Error&) {

@@ -5,16 +5,18 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <memory>
 #include <sstream>
 #include <utility>
 
+#include "base/random.h"
 #include "base/sha256.h"
 #include "dsckpt/error.h"
 
@@ -66,11 +68,9 @@ std::optional<Rendezvous> Rendezvous::parse(const std::string& text) {
 }
 
 Rendezvous::Token new_token() {
-  Rendezvous::Token token;
-  if (::getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size())) {
-    throw IoError({}, "the system gives no random numbers", errno);
-  }
-  return token;
+  std::array<uint64_t, sizeof(Rendezvous::Token) / sizeof(uint64_t)> numbers;
+  std::ranges::generate(numbers, random_number);
+  return std::bit_cast<Rendezvous::Token>(numbers);
 }
 
 std::vector<std::string> own_addresses() {

@@ -25,7 +25,7 @@ struct Rendezvous {
   static std::optional<Rendezvous> parse(const std::string& text);
 };
 
-// From the system's random numbers (getrandom(2)). Throws IoError.
+// Of random numbers (base/random.h). Throws IoError.
 Rendezvous::Token new_token();
 // Of all interfaces that are up, the loopback's last. Throws IoError.
 std::vector<std::string> own_addresses();

@@ -5,13 +5,11 @@
 // are those of x86-64 (glibc's sysdeps/unix/sysv/linux/x86_64/64/*.abilist).
 #include <dlfcn.h>
 #include <pthread.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 
 #include <cerrno>
 #include <cstdint>
-#include <cstdlib>
 #include <ctime>
 
 // NAME as it was before it was moved into libc.so.6, or was given another version.
@@ -82,13 +80,6 @@ int fstat64(int file, struct stat64* found) {
 
 // Of 2.32, for the standard library, which counts references faster where it is not 0.
 char __libc_single_threaded = 0;
-
-// Of 2.36. As there, the process ends if there are no random bytes.
-uint32_t arc4random() {
-  uint32_t value = 0;
-  if (getrandom(&value, sizeof(value), 0) != sizeof(value)) abort();
-  return value;
-}
 
 // Of 2.30. Before, until the time that it is then by the clock that conditions go by: if that clock
 // is set meanwhile, it wakes early, which any wait may, or late.

@@ -1,0 +1,11 @@
+// The system's random numbers: getrandom(2).
+#pragma once
+
+#include <cstdint>
+
+namespace dsckpt {
+
+// All of its bits are random. Any thread. Throws IoError.
+uint64_t random_number();
+
+}  // namespace dsckpt
