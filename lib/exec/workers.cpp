@@ -8,21 +8,22 @@
 #include <tbb/task_arena.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <mutex>
+#include <new>
 #include <optional>
-#include <system_error>
+#include <string>
 #include <vector>
 
 #include "base/turns.h"
+#include "dsckpt/error.h"
 #include "io/far_files.h"
 
 namespace dsckpt {
 namespace {
 
-// Throws std::system_error if that many threads cannot run at once. oneTBB would end the process
-// when one of its threads cannot start the next; what is tried here is left for it, as the C
-// library keeps the stacks.
+// Throws IoError if that many threads cannot run at once. oneTBB would end the process when one of
+// its threads cannot start the next; what is tried here is left for it, as the C library keeps the
+// stacks.
 void try_threads(unsigned threads) {
   static std::mutex mutex;
   static unsigned most = 1;  // this one
@@ -50,7 +51,10 @@ void try_threads(unsigned threads) {
   started.resize(count);
   for (const pthread_t thread : started) ::pthread_join(thread, nullptr);
   ::pthread_attr_destroy(&attributes);
-  if (failed != 0) throw std::system_error(failed, std::generic_category(), "pthread_create");
+  if (failed != 0) {
+    throw IoError({}, "cannot start " + std::to_string(threads) + " threads", failed)
+        .with_hint("fewer threads would do, or higher limits of memory and processes");
+  }
   most = threads;
 }
 

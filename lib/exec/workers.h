@@ -15,7 +15,7 @@ unsigned default_threads();
 
 // Calls `work` once where oneTBB's algorithms have that many threads (0: default_threads()). Of
 // several calls at once that ask for more threads than cores each gets as many as the most modest
-// one asks for. Throws std::system_error if that many cannot be had.
+// one asks for. Throws IoError if that many cannot be had.
 void with_threads(unsigned threads, const std::function<void()>& work);
 
 // Calls `work` on that many threads at once (0: default_threads()) and returns when all are done.
