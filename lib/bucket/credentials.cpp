@@ -118,7 +118,8 @@ std::shared_ptr<const Credentials> parse_role(HttpReply& reply) {
       .with_hint("is AWS_ENDPOINT_URL_STS right?");
 }
 
-std::string token_in(const std::string& file) {
+// `named_by`: whose value the file's path is.
+std::string token_in(const std::string& file, const std::string& named_by) {
   std::error_code failed;
   const uintmax_t size = std::filesystem::file_size(file, failed);
   std::string token;
@@ -126,9 +127,7 @@ std::string token_in(const std::string& file) {
   if (!failed && size <= kMostToken) std::getline(stream, token);
   while (token.ends_with('\r') || token.ends_with(' ')) token.pop_back();
   if (!token.empty()) return token;
-  throw IoError({.file = file}, "holds no token", failed.value())
-      .with_hint(
-          "AWS_WEB_IDENTITY_TOKEN_FILE, or web_identity_token_file in the profile, names it");
+  throw IoError({.file = file}, "holds no token", failed.value()).with_hint(named_by + " names it");
 }
 
 HttpRequest local_request(std::string url) {
@@ -220,7 +219,8 @@ std::shared_ptr<const Credentials> CredentialSource::of_web_identity(const std::
   }
   if (url.empty()) url = "https://sts." + region_ + ".amazonaws.com";
   while (url.ends_with('/')) url.pop_back();
-  std::string token = token_in(file);
+  std::string token =
+      token_in(file, "AWS_WEB_IDENTITY_TOKEN_FILE, or web_identity_token_file in the profile,");
   std::string encoded = percent_encoded(token);
   std::string form =
       "Action=AssumeRoleWithWebIdentity&Version=2011-06-15&RoleArn=" + percent_encoded(role) +
@@ -258,12 +258,9 @@ std::shared_ptr<const Credentials> CredentialSource::of_container() {
   if (url.empty()) return nullptr;
   HttpRequest request = local_request(url);
   std::string token = value_of(variables_, "AWS_CONTAINER_AUTHORIZATION_TOKEN");
-  if (const std::string path = value_of(variables_, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE");
-      !path.empty()) {
-    std::ifstream file(path);
-    if (!std::getline(file, token)) {
-      throw IoError({.file = path}, "holds no token (AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE)", 0);
-    }
+  constexpr const char* token_file = "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE";
+  if (const std::string path = value_of(variables_, token_file); !path.empty()) {
+    token = token_in(path, token_file);
   }
   if (!token.empty()) request.headers.push_back("Authorization: " + token);
   HttpReply reply = client_.send(request);

@@ -101,6 +101,8 @@ class CredentialsTest(CliTest):
             file.write_text(endpoints.authorization)
             self.assert_reads(**place, AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE=str(file))
             self.assert_refused("401", **place, AWS_CONTAINER_AUTHORIZATION_TOKEN="another")
+            file.write_text("\n")
+            self.assert_refused("holds no token", **place, AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE=str(file))
             # Shared files come before it.
             self.write_shared()
             endpoints.asked.clear()
