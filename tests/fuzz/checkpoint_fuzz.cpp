@@ -1,20 +1,24 @@
 // A whole checkpoint with one file that is anything: a zip as it is, or a pickle in the file's own
-// zip, with right checksums. It is read and planned for every use, or refused.
+// zip, with right checksums, or edits of the file's own pickle. It is read and planned for every
+// use, or refused.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/bytes.h"
 #include "dsckpt/checkpoint.h"
 #include "dsckpt/error.h"
 #include "dsckpt/reshard.h"
 #include "dsckpt/universal.h"
 #include "dsckpt/weights.h"
 #include "format/zip.h"
+#include "fuzz/edited_pickle.h"
 #include "fuzz/refuse_as.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
@@ -30,7 +34,7 @@ namespace fs = std::filesystem;
 class Checkpoints {
  public:
   Checkpoints() : folder_(make_folder()) {
-    for (const char* name : {"z0_bf16_w2", "z2_bf16_w2", "z3_bf16_full_subgroups_w4"}) {
+    for (const char* name : {"z0_bf16_w2", "z2_bf16_w2", "z3_fp32_small_subgroups_w2"}) {
       const fs::path copy = folder_ / name;
       fs::copy(fs::path(DSCKPT_TESTDATA) / "checkpoints" / name / "ckpt", copy,
                fs::copy_options::recursive);
@@ -61,8 +65,9 @@ class Checkpoints {
   std::vector<std::pair<fs::path, fs::path>> files_;
 };
 
-// The zip at `path` with another data.pkl.
-std::string with_pickle(const fs::path& path, std::string pickle) {
+// The zip at `path` with what `change` makes of its data.pkl.
+template <typename Change>
+std::string with_pickle(const fs::path& path, Change change) {
   InputFiles files;
   const FileId id = files.add(path);
   const ZipReader zip = ZipReader::open(files[id], id);
@@ -71,12 +76,8 @@ std::string with_pickle(const fs::path& path, std::string pickle) {
   ZipLayout changed(prefix);
   for (const ZipEntry& entry : zip.entries()) {
     const std::string name(entry.name.substr(prefix.size() + 1));
-    if (name == "data.pkl") {
-      changed.add(name, std::move(pickle));
-    } else {
-      const std::vector<std::byte> bytes = zip.read(entry);
-      changed.add(name, std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
-    }
+    const std::vector<std::byte> bytes = zip.read(entry);
+    changed.add(name, name == "data.pkl" ? change(as_text(bytes)) : std::string(as_text(bytes)));
   }
   PlanBuilder plan;
   std::move(changed).lay_out(plan, "changed");
@@ -94,33 +95,44 @@ constexpr auto refuse_or = [](auto&& use) {
       use);
 };
 
+void plan_all(const Source& source) {
+  refuse_or([&] { static_cast<void>(plan_weights(source, {.states = true})); });
+  refuse_or([&] { static_cast<void>(plan_universal(source)); });
+  refuse_or([&] { static_cast<void>(plan_reshard(source, {.dp = 3})); });
+}
+
 void use(const fs::path& folder) {
+  bool is_whole = false;
   refuse_or([&] {
     const Source source = Source::open(folder, {.optimizer_states = true});
-    refuse_or([&] { static_cast<void>(plan_weights(source)); });
-    refuse_or([&] { static_cast<void>(plan_universal(source)); });
-    refuse_or([&] { static_cast<void>(plan_reshard(source, {.dp = 3})); });
+    is_whole = true;
+    plan_all(source);
   });
-  refuse_or([&] {
-    const Source source = Source::open(folder, {.optimizer_states = true, .allow_missing = true});
-    static_cast<void>(plan_weights(source, {.states = true}));
-  });
+  if (is_whole) return;
+  refuse_or(
+      [&] { plan_all(Source::open(folder, {.optimizer_states = true, .allow_missing = true})); });
 }
 
 }  // namespace
 }  // namespace dsckpt
 
-// The first byte chooses the file, unless it is a zip's.
+// The first byte chooses the file, unless it is a zip's; what follows is a pickle, or edits if the
+// byte is large.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dsckpt;
   static const Checkpoints checkpoints;
   if (size == 0) return 0;
   const auto& [folder, path] = checkpoints.file(data[0]);
-  const bool is_zip = data[0] == 'P' && size > 1 && data[1] == 'K';
-  const std::string bytes(reinterpret_cast<const char*>(data) + (is_zip ? 0 : 1),
-                          size - (is_zip ? 0 : 1));
+  const std::string_view bytes(reinterpret_cast<const char*>(data), size);
+  const std::string_view rest = bytes.substr(1);
+  const bool is_edits = data[0] >= 0x80;
   const std::string good = test::read_all(path);
-  write(path, is_zip ? bytes : with_pickle(path, bytes));
+  write(path, bytes.starts_with("PK") ? std::string(bytes)
+                                      : with_pickle(path, [&](std::string_view pickle) {
+                                          return is_edits
+                                                     ? edited_pickle(pickle, as_byte_span(rest))
+                                                     : std::string(rest);
+                                        }));
   use(folder);
   write(path, good);
   return 0;
