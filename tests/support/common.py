@@ -17,6 +17,8 @@ import unittest
 import torch
 from safetensors.torch import load_file
 
+from lost_race import without_lost_race
+
 torch.set_num_threads(1)
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -26,16 +28,8 @@ def run_tool(name, *arguments, **options):
     """Runs a tool; returns the finished process, whatever its exit code. `options` go to subprocess.run."""
     binary = pathlib.Path(os.environ["DSCKPT_BIN"]) / name
     options = {"capture_output": True, "text": True, "errors": "replace", "timeout": 120, **options}
-    return without_lost_race(subprocess.run([str(binary), *map(str, arguments)], **options))
-
-
-def without_lost_race(done):
-    """LeakSanitizer of clang 14 looks at threads while they end, behind the end of the tool, and crashes at times. What
-    the tool would have ended with is then lost: it was 0 if it has said no error."""
-    crash = re.compile(r"Tracer caught signal 11: .*\n==\d+==LeakSanitizer has encountered a fatal error.(.*\n)*")
-    if done.returncode == 1 and isinstance(done.stderr, str) and crash.search(done.stderr):
-        done.stderr = crash.sub("", done.stderr)
-        done.returncode = 1 if "error: " in done.stderr else 0
+    done = subprocess.run([str(binary), *map(str, arguments)], **options)
+    done.returncode, done.stderr = without_lost_race(done.returncode, done.stderr)
     return done
 
 

@@ -9,6 +9,7 @@ import subprocess
 import time
 
 import ranks
+from lost_race import without_lost_race
 
 MARK = "DSCKPT_TEST_JOB"
 # The first that is there says which rank a process is.
@@ -137,11 +138,13 @@ class Job:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     pass
-        statuses = [process.wait() for process in self.processes.values()]
+        statuses = {str(rank): process.wait() for rank, process in self.processes.items()}
         said = {}
         for errors in sorted(self.logs.glob("*.err")):
             out = errors.with_suffix(".out")
-            said[errors.stem] = (out.read_text(errors="replace") if out.exists() else "",
-                                 errors.read_text(errors="replace"))
+            status, text = without_lost_race(statuses.get(errors.stem), errors.read_text(errors="replace"))
+            if errors.stem in statuses:
+                statuses[errors.stem] = status
+            said[errors.stem] = (out.read_text(errors="replace") if out.exists() else "", text)
         shutil.rmtree(self.logs)
-        return statuses, said
+        return list(statuses.values()), said

@@ -9,6 +9,8 @@ import sys
 import tempfile
 import types
 
+from lost_race import without_lost_race
+
 TIMEOUT = 120
 
 
@@ -38,7 +40,8 @@ class Ranks:
                     results.append(None)
                     continue
                 out, errors = process.communicate(timeout=TIMEOUT)
-                results.append((process.returncode, out, errors))
+                status, errors = without_lost_race(process.returncode, errors)
+                results.append((status, out, errors))
         finally:
             for process in self.processes:
                 if process.poll() is None:
