@@ -20,6 +20,7 @@
 #include <system_error>
 
 #include "cli/far_paths.h"
+#include "cli/interrupt.h"
 #include "cli/messages.h"
 #include "cli/spelling.h"
 #include "cli/terminal.h"
@@ -156,15 +157,8 @@ Want want_of(const std::exception& error) {
 }
 
 // Threads of oneTBB cannot let anybody catch that they have no memory, or cannot start another.
-struct Ending {
-  std::string on_stderr;
-  std::string on_stdout;
-  std::terminate_handler otherwise = nullptr;
-};
-Ending& ending() {
-  static Ending words;
-  return words;
-}
+LastWords words_of_want;
+std::terminate_handler otherwise = nullptr;
 
 [[noreturn]] void end_for_want() {
   Want want = Want::nothing;
@@ -174,30 +168,24 @@ Ending& ending() {
     want = want_of(error);
   } catch (...) {
   }
-  if (want == Want::nothing) {
-    ending().otherwise();
-    std::abort();
-  }
-  [[maybe_unused]] ssize_t put =
-      ::write(STDOUT_FILENO, ending().on_stdout.data(), ending().on_stdout.size());
-  put = ::write(STDERR_FILENO, ending().on_stderr.data(), ending().on_stderr.size());
-  ::_exit(kIo);
+  if (want != Want::nothing) end_at_once(words_of_want, kIo);
+  otherwise();
+  std::abort();
 }
 
 void say_when_something_is_wanting(const CLI::App& app, const Common& common) {
   const IoError error = out_of_threads(common);
-  ending() = {.on_stderr = error_text(app, error),
-              .on_stdout = common.json ? json_line("error", with_status(error)) : ""};
-  ending().otherwise = std::set_terminate(end_for_want);
+  words_of_want = {.on_stderr = error_text(app, error),
+                   .on_stdout = common.json ? json_line("error", with_status(error)) : ""};
+  otherwise = std::set_terminate(end_for_want);
 }
 
 void say_when_interrupted(const CLI::App& app, bool as_json) {
-  static std::string on_stderr;
-  static std::string on_stdout;
+  static LastWords words;
   const InterruptedError error;
-  on_stderr = app.get_name() + ": error: " + error.what() + "\n";
-  if (as_json) on_stdout = json_line("error", with_status(error));
-  set_last_words(on_stderr, on_stdout);
+  words.on_stderr = app.get_name() + ": error: " + error.what() + "\n";
+  if (as_json) words.on_stdout = json_line("error", with_status(error));
+  set_last_words(words);
 }
 
 }  // namespace

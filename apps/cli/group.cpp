@@ -59,10 +59,10 @@ int follow_first(Group& group, const Common& common, Progress& progress) {
 
 // Rank 0 has the last word when all are interrupted.
 void speak_for_first_alone(const GroupOptions& options) {
-  static const std::string nothing;
+  static const LastWords nothing;
   if (options.engine == GroupEngine::none) return;
   const std::optional<Launch> launch = find_launch(::getenv);
-  if (launch && launch->rank != 0) set_last_words(nothing, nothing);
+  if (launch && launch->rank != 0) set_last_words(nothing);
 }
 
 }  // namespace

@@ -17,18 +17,15 @@ namespace {
 std::atomic<std::atomic<bool>*> cancel_flag{nullptr};
 
 std::atomic<int> writing{0};
-std::atomic<const std::string*> words_on_stderr{nullptr};
-std::atomic<const std::string*> words_on_stdout{nullptr};
+std::atomic<const LastWords*> last_words{nullptr};
 
-void say(int descriptor, const std::string* words) {
-  if (words == nullptr) return;
-  [[maybe_unused]] const ssize_t put = ::write(descriptor, words->data(), words->size());
+void say(int descriptor, const std::string& words) {
+  [[maybe_unused]] const ssize_t put = ::write(descriptor, words.data(), words.size());
 }
 
 extern "C" void on_patience_lost(int) {
   if (writing > 0) return;
-  say(STDOUT_FILENO, words_on_stdout);
-  say(STDERR_FILENO, words_on_stderr);
+  if (const LastWords* words = last_words) end_at_once(*words, kInterrupted);
   ::_exit(kInterrupted);
 }
 
@@ -93,9 +90,14 @@ bool is_interrupted() {
   return flag != nullptr && *flag;
 }
 
-void set_last_words(const std::string& on_stderr, const std::string& on_stdout) {
-  words_on_stderr = &on_stderr;
-  words_on_stdout = &on_stdout;
+void end_at_once(const LastWords& words, int status) {
+  say(STDOUT_FILENO, words.on_stdout);
+  say(STDERR_FILENO, words.on_stderr);
+  ::_exit(status);
+}
+
+void set_last_words(const LastWords& words) {
+  last_words = &words;
 }
 
 Writing::Writing() {

@@ -22,8 +22,16 @@ class InterruptGuard {
 // Whether a guard that lives has heard a signal. Any thread.
 bool is_interrupted();
 
-// What an end by a signal says; both must live as long as the process.
-void set_last_words(const std::string& on_stderr, const std::string& on_stdout);
+struct LastWords {
+  std::string on_stderr;
+  std::string on_stdout;
+};
+
+// Says them and ends the process, whatever its threads do: allocates nothing and takes no lock.
+[[noreturn]] void end_at_once(const LastWords& words, int status);
+
+// What an end by a signal says; they must live as long as the process.
+void set_last_words(const LastWords& words);
 
 // While one lives there are files that must be removed: nothing ends the process at once.
 class Writing {

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/threads.h"
 #include "dsckpt/error.h"
 #include "io/page_buffer.h"
 
@@ -120,22 +121,14 @@ ReadAhead::~ReadAhead() {
 
 // Call with the mutex held.
 void ReadAhead::start_threads() {
-  pthread_attr_t attributes;
-  if (::pthread_attr_init(&attributes) != 0) throw std::bad_alloc();
-  ::pthread_attr_setstacksize(&attributes, kStack);
-  int failed = 0;
-  while (threads_.size() < requests_ && failed == 0) {
-    pthread_t thread{};
-    failed = ::pthread_create(
-        &thread, &attributes,
-        [](void* self) -> void* {
-          static_cast<ReadAhead*>(self)->work();
-          return nullptr;
-        },
-        this);
-    if (failed == 0) threads_.push_back(thread);
-  }
-  ::pthread_attr_destroy(&attributes);
+  const auto work = [](void* self) -> void* {
+    static_cast<ReadAhead*>(self)->work();
+    return nullptr;
+  };
+  threads_.reserve(requests_);
+  const auto [more, failed] =
+      dsckpt::start_threads(requests_ - threads_.size(), kStack, work, this);
+  threads_.insert(threads_.end(), more.begin(), more.end());
   if (threads_.empty()) throw IoError({}, "cannot start threads", failed);
 }
 

@@ -1,6 +1,5 @@
 #include "exec/workers.h"
 
-#include <pthread.h>
 #include <tbb/global_control.h>
 #include <tbb/info.h>
 #include <tbb/parallel_for.h>
@@ -9,11 +8,10 @@
 
 #include <algorithm>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <string>
-#include <vector>
 
+#include "base/threads.h"
 #include "base/turns.h"
 #include "dsckpt/error.h"
 #include "io/far_files.h"
@@ -29,28 +27,17 @@ void try_threads(unsigned threads) {
   static unsigned most = 1;  // this one
   const std::lock_guard lock(mutex);
   if (threads <= most) return;
-  using tbb::global_control;
-  pthread_attr_t attributes;
-  if (::pthread_attr_init(&attributes) != 0) throw std::bad_alloc();
-  ::pthread_attr_setstacksize(&attributes,
-                              global_control::active_value(global_control::thread_stack_size));
   const auto wait = [](void* gate) -> void* {
     const std::lock_guard passed(*static_cast<std::mutex*>(gate));
     return nullptr;
   };
+  using tbb::global_control;
+  const size_t stack = global_control::active_value(global_control::thread_stack_size);
   std::mutex gate;
-  std::vector<pthread_t> started(threads - most);
-  size_t count = 0;
-  int failed = 0;
   gate.lock();
-  while (count < started.size() && failed == 0) {
-    failed = ::pthread_create(&started[count], &attributes, wait, &gate);
-    if (failed == 0) ++count;
-  }
+  const auto [started, failed] = start_threads(threads - most, stack, wait, &gate);
   gate.unlock();
-  started.resize(count);
   for (const pthread_t thread : started) ::pthread_join(thread, nullptr);
-  ::pthread_attr_destroy(&attributes);
   if (failed != 0) {
     throw IoError({}, "cannot start " + std::to_string(threads) + " threads", failed)
         .with_hint("fewer threads would do, or higher limits of memory and processes");
