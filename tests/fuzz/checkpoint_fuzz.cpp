@@ -90,6 +90,17 @@ void write(const fs::path& path, const std::string& bytes) {
   if (!file.flush()) std::abort();
 }
 
+// What an input makes of the file at `path`. Its first byte has chosen the file, unless it is a
+// zip's; what follows is a pickle, or edits if that byte is large.
+std::string changed(const fs::path& path, std::string_view input) {
+  if (input.starts_with("PK")) return std::string(input);
+  const bool is_edits = static_cast<uint8_t>(input[0]) >= 0x80;
+  input.remove_prefix(1);
+  return with_pickle(path, [&](std::string_view pickle) {
+    return is_edits ? edited_pickle(pickle, as_byte_span(input)) : std::string(input);
+  });
+}
+
 constexpr auto refuse_or = [](auto&& use) {
   refuse_as<ErrorKind::usage, ErrorKind::corrupt, ErrorKind::inconsistent, ErrorKind::unsupported>(
       use);
@@ -116,23 +127,13 @@ void use(const fs::path& folder) {
 }  // namespace
 }  // namespace dsckpt
 
-// The first byte chooses the file, unless it is a zip's; what follows is a pickle, or edits if the
-// byte is large.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dsckpt;
   static const Checkpoints checkpoints;
   if (size == 0) return 0;
   const auto& [folder, path] = checkpoints.file(data[0]);
-  const std::string_view bytes(reinterpret_cast<const char*>(data), size);
-  const std::string_view rest = bytes.substr(1);
-  const bool is_edits = data[0] >= 0x80;
   const std::string good = test::read_all(path);
-  write(path, bytes.starts_with("PK") ? std::string(bytes)
-                                      : with_pickle(path, [&](std::string_view pickle) {
-                                          return is_edits
-                                                     ? edited_pickle(pickle, as_byte_span(rest))
-                                                     : std::string(rest);
-                                        }));
+  write(path, changed(path, {reinterpret_cast<const char*>(data), size}));
   use(folder);
   write(path, good);
   return 0;

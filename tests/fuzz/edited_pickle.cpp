@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -35,40 +36,23 @@ Pieces pieces_of(std::string_view pickle) {
   return pieces;
 }
 
+bool is_one_of(const std::string& piece, std::initializer_list<Opcode> opcodes) {
+  return std::ranges::find(opcodes, static_cast<Opcode>(piece[0])) != opcodes.end();
+}
+
 bool is_number(const std::string& piece) {
-  switch (static_cast<uint8_t>(piece[0])) {
-    case kBinInt:
-    case kBinInt1:
-    case kBinInt2:
-    case kLong1:
-      return true;
-    default:
-      return false;
-  }
+  return is_one_of(piece, {kBinInt, kBinInt1, kBinInt2, kLong1});
 }
 
 bool is_text(const std::string& piece) {
-  const auto opcode = static_cast<uint8_t>(piece[0]);
-  return opcode == kBinUnicode || opcode == kShortBinUnicode;
+  return is_one_of(piece, {kBinUnicode, kShortBinUnicode});
 }
 
 // Whether it puts one value on the stack and takes none.
 bool is_value(const std::string& piece) {
-  switch (static_cast<uint8_t>(piece[0])) {
-    case kNone:
-    case kNewTrue:
-    case kNewFalse:
-    case kBinFloat:
-    case kEmptyDict:
-    case kEmptyList:
-    case kEmptyTuple:
-    case kGlobal:
-    case kBinGet:
-    case kLongBinGet:
-      return true;
-    default:
-      return is_number(piece) || is_text(piece);
-  }
+  return is_number(piece) || is_text(piece) ||
+         is_one_of(piece, {kNone, kNewTrue, kNewFalse, kBinFloat, kEmptyDict, kEmptyList,
+                           kEmptyTuple, kGlobal, kBinGet, kLongBinGet});
 }
 
 class Editor {
@@ -109,15 +93,13 @@ class Editor {
         }
         break;
       case 4: {
-        const auto first = place();
-        const auto count = std::min<size_t>(number(1), static_cast<size_t>(pieces_.end() - first));
-        pieces_.erase(first, first + static_cast<std::ptrdiff_t>(count));
+        const auto [first, last] = stretch();
+        pieces_.erase(first, last);
         break;
       }
       case 5: {
-        const auto first = place();
-        const auto count = std::min<size_t>(number(1), static_cast<size_t>(pieces_.end() - first));
-        const Pieces again(first, first + static_cast<std::ptrdiff_t>(count));
+        const auto [first, last] = stretch();
+        const Pieces again(first, last);
         pieces_.insert(place(), again.begin(), again.end());
         break;
       }
@@ -142,6 +124,12 @@ class Editor {
 
   Pieces::iterator place() {
     return pieces_.begin() + static_cast<std::ptrdiff_t>(number(2) % pieces_.size());
+  }
+  // Some that follow each other.
+  std::pair<Pieces::iterator, Pieces::iterator> stretch() {
+    const auto first = place();
+    const auto count = std::min(static_cast<std::ptrdiff_t>(number(1)), pieces_.end() - first);
+    return {first, first + count};
   }
   // One of those that `is_such`; nullptr if there is none.
   template <typename IsSuch>
