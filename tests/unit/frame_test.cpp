@@ -1,7 +1,12 @@
 #include "codec/frame.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <new>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -202,6 +207,37 @@ TEST(FrameDecoder, SurvivesEveryFlippedBit) {
       EXPECT_GT(refused, 8 * 5 * layout.width / 2u);
     }
   }
+}
+
+#if defined(__has_feature)
+constexpr bool kIsSanitized = __has_feature(address_sanitizer);
+#else
+constexpr bool kIsSanitized = false;
+#endif
+
+// Ends the process: 0 if that was thrown.
+[[noreturn]] void encode_without_memory() {
+  const PlaneLayout layout{1, false};
+  std::string even(kMiB, '\0');
+  std::minstd_rand random(1);
+  std::generate(even.begin(), even.end(), [&] { return static_cast<char>(random() >> 8U); });
+  const std::string text(kMiB, 'a');
+  FrameEncoder encoder(kDefaultPackLevel);
+  encoder.encode(as_byte_span(even), layout);  // its own buffers have their size then
+  const rlimit none{0, 0};
+  ::setrlimit(RLIMIT_DATA, &none);
+  try {
+    encoder.encode(as_byte_span(text), layout);
+  } catch (const std::bad_alloc&) {
+    ::_exit(0);
+  }
+  ::_exit(1);
+}
+
+// Not a plane that does not become smaller.
+TEST(Frame, OutOfMemoryIsAnError) {
+  if (kIsSanitized) GTEST_SKIP() << "the sanitizer needs memory, too";
+  EXPECT_EXIT(encode_without_memory(), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

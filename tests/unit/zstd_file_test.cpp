@@ -1,16 +1,19 @@
 #include "io/zstd_file.h"
 
 #include <gtest/gtest.h>
+#include <zstd_errors.h>
 
 #include <atomic>
 #include <map>
 #include <memory>
+#include <new>
 #include <string>
 #include <thread>
 #include <tuple>
 #include <vector>
 
 #include "dsckpt/error.h"
+#include "io/zstd_frames.h"
 #include "support/defects.h"
 #include "support/expect_error.h"
 #include "support/packed_tools.h"
@@ -456,6 +459,10 @@ TEST(ZstdFile, StaysUsableAfterAnError) {
     EXPECT_TRUE(read_content(*file, 0, kMiB) == frames.contents[0]);
     EXPECT_TRUE(read_content(*file, 2 * kMiB, kMiB) == frames.contents[2]);
   }
+}
+
+TEST(ZstdFile, OutOfMemoryIsNotCorruption) {
+  EXPECT_THROW(refuse_zstd({}, static_cast<size_t>(-ZSTD_error_memory_allocation)), std::bad_alloc);
 }
 
 }  // namespace
