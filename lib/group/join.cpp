@@ -39,7 +39,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLongestHandshake{5000};
 constexpr milliseconds kLongestFinalize{10'000};
 constexpr milliseconds kPause{50};
-// In which the others hear of rank 0 that all have come, when the time for it is over.
+// In which the others hear of rank 0 that all have come, when the time for it is over; or come to
+// hear that one was refused.
 constexpr milliseconds kLongestWord{5000};
 // Ranks that wait for the same thing in vain do not say so at the same time: the next one is ended
 // meanwhile.
@@ -61,6 +62,7 @@ struct Gathering {
   Clock::time_point deadline;
 
   GroupIdentity identity() const { return {launch.size, options.program}; }
+  size_t others() const { return static_cast<size_t>(launch.size) - 1; }
   // A launcher that ends all ranks interrupts all of them; rank 0 says so.
   void check_cancelled() const {
     if (!cancelled) return;
@@ -81,41 +83,68 @@ struct Met {
   Rendezvous::Token token;
 };
 
-using Guests = std::map<int, std::pair<Socket, Member>>;
+struct Guests {
+  std::map<int, std::pair<Socket, Member>> welcome;
+  size_t refused = 0;  // that belong to none of them
+};
 
 void say_byte(const Socket& socket, uint8_t byte) {
   [[maybe_unused]] const ssize_t put =
       ::send(socket.get(), &byte, sizeof byte, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-// Waits until all others are in `come`.
+// Waits for somebody to come. Throws UsageError if that is none of the group's.
+void wait_for_one(const Gathering& gathering, const Socket& listening,
+                  const Rendezvous::Token& token, Guests& come) {
+  Socket socket = accept_from(listening, kPause);
+  if (socket.get() < 0) return;
+  std::optional<Member> member;
+  try {
+    member = welcome(socket.get(), token, gathering.identity(), gathering.self, kLongestHandshake);
+  } catch (const UsageError&) {
+    ++come.refused;
+    throw;
+  }
+  if (!member || member->rank < 1 || member->rank >= gathering.launch.size) return;
+  if (come.welcome.contains(member->rank)) {
+    const UsageError error("two processes are " + member->name());
+    say_byte(socket, 1 + static_cast<uint8_t>(error.kind()));
+    throw error;
+  }
+  come.welcome.emplace(member->rank, std::pair(std::move(socket), *member));
+}
+
+// Waits until all others have come.
 void wait_for_all(const Gathering& gathering, const Socket& listening,
                   const Rendezvous::Token& token, Guests& come) {
-  const auto others = static_cast<size_t>(gathering.launch.size) - 1;
-  while (come.size() < others) {
+  while (come.welcome.size() < gathering.others()) {
     gathering.check_cancelled();
     if (gathering.is_late()) {
       int missing = 1;
-      while (come.contains(missing)) ++missing;
+      while (come.welcome.contains(missing)) ++missing;
       throw IoError({},
                     "of " + std::to_string(gathering.launch.size) + " ranks that " +
-                        gathering.launch.by + " has started, " + std::to_string(come.size() + 1) +
-                        " have come within " + gathering.seconds() + "; rank " +
-                        std::to_string(missing) + " has not",
+                        gathering.launch.by + " has started, " +
+                        std::to_string(come.welcome.size() + 1) + " have come within " +
+                        gathering.seconds() + "; rank " + std::to_string(missing) + " has not",
                     0)
           .with_hint(kAloneHint);
     }
-    Socket socket = accept_from(listening, kPause);
-    if (socket.get() < 0) continue;
-    const std::optional<Member> member =
-        welcome(socket.get(), token, gathering.identity(), gathering.self, kLongestHandshake);
-    if (!member || member->rank < 1 || member->rank >= gathering.launch.size) continue;
-    if (come.contains(member->rank)) {
-      const UsageError error("two processes are " + member->name());
-      say_byte(socket, 1 + static_cast<uint8_t>(error.kind()));
-      throw error;
+    wait_for_one(gathering, listening, token, come);
+  }
+}
+
+// Waits for those that come after one was refused: they would look for rank 0 in vain.
+void wait_for_the_late(const Gathering& gathering, const Socket& listening,
+                       const Rendezvous::Token& token, Guests& come) {
+  const auto longest = std::min(gathering.deadline, Clock::now() + kLongestWord);
+  while (come.welcome.size() + come.refused < gathering.others() && Clock::now() < longest &&
+         !gathering.cancelled) {
+    try {
+      wait_for_one(gathering, listening, token, come);
+    } catch (const UsageError&) {
+      // What is wrong with the first one is said.
     }
-    come.emplace(member->rank, std::pair(std::move(socket), *member));
   }
 }
 
@@ -124,17 +153,18 @@ Met welcome_all(const Gathering& gathering, const Socket& listening,
                 const Rendezvous::Token& token) {
   Guests come;
   const auto say_to_all = [&](uint8_t byte) {
-    for (const auto& [rank, guest] : come) say_byte(guest.first, byte);
+    for (const auto& [rank, guest] : come.welcome) say_byte(guest.first, byte);
   };
   try {
     wait_for_all(gathering, listening, token, come);
   } catch (const Error& error) {
+    if (error.kind() == ErrorKind::usage) wait_for_the_late(gathering, listening, token, come);
     say_to_all(1 + static_cast<uint8_t>(error.kind()));
     throw;
   }
   say_to_all(kAllHaveCome);
   std::vector<Group::Peer> peers;
-  for (auto& [rank, peer] : come) peers.push_back({peer.first.release(), peer.second});
+  for (auto& [rank, peer] : come.welcome) peers.push_back({peer.first.release(), peer.second});
   return {std::move(peers), token};
 }
 

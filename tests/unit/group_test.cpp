@@ -252,14 +252,15 @@ class Join : public testing::Test {
   using Variables = std::map<std::string, std::string>;
 
   std::unique_ptr<Group> join(int rank, int size, Variables variables = {},
-                              GroupEngine engine = GroupEngine::automatic) {
+                              GroupEngine engine = GroupEngine::automatic,
+                              const std::string& program = "dsckpt test") {
     variables.insert({{"DSCKPT_GROUP_RANK", std::to_string(rank)},
                       {"DSCKPT_GROUP_SIZE", std::to_string(size)},
                       {"DSCKPT_GROUP_DIR", folder_.path().string()}});
     GroupOptions options;
     options.engine = engine;
     options.gathering = gathering_;
-    options.program = "dsckpt test";
+    options.program = program;
     return join_group(
         options,
         [&](const char* name) -> const char* {
@@ -379,12 +380,23 @@ TEST_F(Join, OneThatWasStoppedMeanwhileSaysNothing) {
 }
 
 TEST_F(Join, TwoProcessesOfOneRankAreRefused) {
+  gathering_ = std::chrono::seconds(2);  // rank 2 does not come
   std::vector<std::future<std::unique_ptr<Group>>> same;
   for (int i = 0; i < 2; ++i) {
     same.push_back(std::async(std::launch::async, [&] { return join(1, 3); }));
   }
   EXPECT_ERROR(join(0, 3), UsageError, "two processes are rank 1");
   for (auto& one : same) EXPECT_EQ(refused([&] { one.get(); }), ErrorKind::usage);
+}
+
+TEST_F(Join, WhoComesAfterOneWasRefusedHearsOfIt) {
+  auto first = std::async(std::launch::async, [&] { return join(0, 4); });
+  const auto join_another = [&] { join(3, 4, {}, GroupEngine::automatic, "dsckpt other"); };
+  EXPECT_EQ(refused(join_another), ErrorKind::usage);
+  auto late = std::async(std::launch::async, [&] { return join(1, 4); });
+  EXPECT_EQ(refused([&] { join(2, 4); }), ErrorKind::usage);
+  EXPECT_EQ(refused([&] { late.get(); }), ErrorKind::usage);
+  EXPECT_ERROR(first.get(), UsageError, " runs dsckpt other, and rank 0 on ");
 }
 
 TEST_F(Join, AloneWhereNothingElseIsSaid) {
