@@ -1,10 +1,10 @@
 #include "fuzz/edited_pickle.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -36,24 +36,25 @@ Pieces pieces_of(std::string_view pickle) {
   return pieces;
 }
 
-bool is_one_of(const std::string& piece, std::initializer_list<Opcode> opcodes) {
-  return std::ranges::find(opcodes, static_cast<Opcode>(piece[0])) != opcodes.end();
-}
+enum Kind : uint8_t {
+  kNumber = 1,
+  kText = 2,
+  kValue = 4,  // puts one value on the stack and takes none
+};
 
-bool is_number(const std::string& piece) {
-  return is_one_of(piece, {kBinInt, kBinInt1, kBinInt2, kLong1});
-}
-
-bool is_text(const std::string& piece) {
-  return is_one_of(piece, {kBinUnicode, kShortBinUnicode});
-}
-
-// Whether it puts one value on the stack and takes none.
-bool is_value(const std::string& piece) {
-  return is_number(piece) || is_text(piece) ||
-         is_one_of(piece, {kNone, kNewTrue, kNewFalse, kBinFloat, kEmptyDict, kEmptyList,
-                           kEmptyTuple, kGlobal, kBinGet, kLongBinGet});
-}
+// What each opcode is of them. A table, since every edit asks it of all.
+constexpr std::array<uint8_t, 256> kKinds = [] {
+  std::array<uint8_t, 256> kinds{};
+  for (const Opcode opcode : {kBinInt, kBinInt1, kBinInt2, kLong1}) {
+    kinds[opcode] = kNumber | kValue;
+  }
+  for (const Opcode opcode : {kBinUnicode, kShortBinUnicode}) kinds[opcode] = kText | kValue;
+  for (const Opcode opcode : {kNone, kNewTrue, kNewFalse, kBinFloat, kEmptyDict, kEmptyList,
+                              kEmptyTuple, kGlobal, kBinGet, kLongBinGet}) {
+    kinds[opcode] = kValue;
+  }
+  return kinds;
+}();
 
 class Editor {
  public:
@@ -70,22 +71,22 @@ class Editor {
   void edit() {
     switch (number(1) % 7) {
       case 0:
-        if (std::string* to = find(is_value)) *to = *find(is_value);
+        if (std::string* to = find(kValue)) *to = *find(kValue);
         break;
       case 1:
-        if (std::string* to = find(is_number)) {
+        if (std::string* to = find(kNumber)) {
           *to = static_cast<char>(kBinInt);
           append_le(*to, int32_t{static_cast<int8_t>(number(1))});
         }
         break;
       case 2:
-        if (std::string* to = find(is_number)) {
+        if (std::string* to = find(kNumber)) {
           *to = {static_cast<char>(kLong1), sizeof(uint64_t)};
           append_le(*to, number(sizeof(uint64_t)));
         }
         break;
       case 3:
-        if (std::string* to = find(is_text)) {
+        if (std::string* to = find(kText)) {
           const std::string text = bytes();
           *to = static_cast<char>(kBinUnicode);
           append_le(*to, static_cast<uint32_t>(text.size()));
@@ -131,14 +132,18 @@ class Editor {
     const auto count = std::min(static_cast<std::ptrdiff_t>(number(1)), pieces_.end() - first);
     return {first, first + count};
   }
-  // One of those that `is_such`; nullptr if there is none.
-  template <typename IsSuch>
-  std::string* find(IsSuch is_such) {
-    std::vector<std::string*> such;
-    for (std::string& piece : pieces_) {
-      if (is_such(piece)) such.push_back(&piece);
-    }
-    return such.empty() ? nullptr : such[number(2) % such.size()];
+  // One of that kind; nullptr if there is none.
+  std::string* find(Kind kind) {
+    const auto is_such = [&](const std::string& piece) {
+      return (kKinds[static_cast<uint8_t>(piece[0])] & kind) != 0;
+    };
+    size_t count = 0;
+    for (const std::string& piece : pieces_) count += is_such(piece) ? 1 : 0;
+    if (count == 0) return nullptr;
+    uint64_t skipped = number(2) % count;
+    auto piece = pieces_.begin();
+    while (!is_such(*piece) || skipped-- > 0) ++piece;
+    return &*piece;
   }
 
   Pieces pieces_;
