@@ -172,7 +172,7 @@ class GroupTest(CliTest):
         self.assertFalse(out.exists())
 
     def begun(self, size, *options, rate="2MB", **more):
-        """Ranks in the middle of a slow run, of 12 s, and the folder of its output."""
+        """Ranks in the middle of a slow run, of 24 MB at `rate`, and the folder of its output."""
         place = self.new_path("place")
         place.mkdir()
         group = Ranks(size, ["zero-to-fp32", self.source, place / "out", "--limit-rate", rate, *options], self.root,
@@ -222,7 +222,9 @@ class GroupTest(CliTest):
         disks = {rank: lambda rank=rank: ranks.mount_own_disk(node, source, 1 - rank, 2) for rank in range(2)}
         group, place = self.begun(2, limits=disks)
         group.processes[1].send_signal(signal.SIGKILL)
+        begin = time.monotonic()
         (status, _, errors), _ = group.wait()
+        self.assertLess(time.monotonic() - begin, 10)
         self.assertEqual(status, 4, errors)
         self.assertRegex(errors, "error: .*rank 1 on ")
         self.assertEqual(list(place.iterdir()), [])
@@ -248,8 +250,10 @@ class GroupTest(CliTest):
         self.source = self.large()
         for victim in range(3):
             group, place = self.begun(3)
+            begin = time.monotonic()
             group.processes[victim].send_signal(signal.SIGKILL)
             results = group.wait()
+            self.assertLess(time.monotonic() - begin, 10)
             said = [errors for rank, (_, _, errors) in enumerate(results) if rank != victim and errors]
             self.assertEqual(len(said), 1, results)
             self.assertRegex(said[0], rf"error: rank {victim} on \S+ is gone: it was killed, or its node is lost")
