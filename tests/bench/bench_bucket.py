@@ -5,9 +5,10 @@
 
 The store is tests/support/object_server.py on the loopback, which waits before each reply and gives each connection
 so many bytes a second. What zero-to-fp32 moves is counted there, and its rate is given beside connections x limit;
-memory is of the program alone. The download takes as many connections, in ranges of 8 MiB, and writes to the same
-disk. The mount is rclone's with its cache on that disk, which starts empty: without one it is many times slower; it is left
-out, aloud, where there is no fusermount3 or /dev/fuse. The programs take turns; what they write is compared.
+memory is of the program alone. One run writes to the disk, another one into the store, over connections as slow. The
+download takes as many connections, in ranges of 8 MiB, and writes to the same disk. The mount is rclone's with its
+cache on that disk, which starts empty: without one it is many times slower; it is left out, aloud, where there is no
+fusermount3 or /dev/fuse. The programs take turns; what they write is compared.
 """
 import filecmp
 import os
@@ -80,6 +81,7 @@ finally:
 sys.exit(status)
 """
 BUCKET, DOWNLOADED, MOUNTED = "zero-to-fp32 s3://", "download, zero-to-fp32", "rclone mount, zero-to-fp32"
+INTO_BUCKET = "zero-to-fp32 s3:// s3://"
 ON_DISK = "zero-to-fp32 of the disk"
 RCLONE = pathlib.Path(sys.executable).parent / "rclone"
 
@@ -89,7 +91,7 @@ def programs():
     can_mount = RCLONE.exists() and shutil.which("fusermount3") and os.access("/dev/fuse", os.W_OK)
     if not can_mount:
         say("without a mount: there is no rclone, no fusermount3 or no /dev/fuse")
-    return [BUCKET, DOWNLOADED, *[MOUNTED] * bool(can_mount), ON_DISK]
+    return [BUCKET, INTO_BUCKET, DOWNLOADED, *[MOUNTED] * bool(can_mount), ON_DISK]
 
 
 class Programs:
@@ -97,6 +99,7 @@ class Programs:
         self.options, self.work = options, work
         buckets = work / "buckets"
         self.checkpoint = buckets / "models" / "large"
+        self.written = buckets / "models" / "written"
         self.checkpoint.parent.mkdir(parents=True)
         torch.set_num_threads(1)
         Writer(self.checkpoint, decoder_shapes(options.params), 3, options.ranks, None, False).write()
@@ -105,9 +108,11 @@ class Programs:
         self.program = options.bin.resolve() / "zero-to-fp32"
 
     def command(self, name, endpoint):
-        weights = [self.output / "weights", "--safe-serialization", "--max-shard-size", "none", "-q"]
-        if name == BUCKET:
-            return [self.program, "s3://models/large", *weights, "--s3-endpoint", endpoint, "--s3-unsigned",
+        options = ["--safe-serialization", "--max-shard-size", "none", "-q"]
+        weights = [self.output / "weights", *options]
+        if name in (BUCKET, INTO_BUCKET):
+            output = "s3://models/written" if name == INTO_BUCKET else self.output / "weights"
+            return [self.program, "s3://models/large", output, *options, "--s3-endpoint", endpoint, "--s3-unsigned",
                     "--s3-requests", self.options.connections]
         if name == MOUNTED:
             mount = self.output / "mount"
@@ -122,13 +127,15 @@ class Programs:
         self.output.mkdir()
         make_warm(files_of(self.checkpoint))
         self.store.requests.clear()
-        self.store.sent = 0
+        self.store.sent = self.store.received = 0
         result = measure(self.command(name, endpoint), memory=True)
-        result.update(moved=self.store.sent, requests=len(self.store.requests))
+        result.update(moved=self.store.sent, written=self.store.received, requests=len(self.store.requests))
+        weights = self.written if name == INTO_BUCKET else self.output / "weights"
         if not self.kept.exists():
-            (self.output / "weights").rename(self.kept)
-        elif not filecmp.cmp(self.output / "weights" / OUTPUT, self.kept / OUTPUT, shallow=False):
+            weights.rename(self.kept)
+        elif not filecmp.cmp(weights / OUTPUT, self.kept / OUTPUT, shallow=False):
             raise BenchError(f"{name} has written other weights")
+        remove(self.written)
         remove(self.output)
         return result
 
@@ -149,7 +156,9 @@ def report_text(report):
     limit = report["connections"] * report["rate"] * 1e6
     shares = [run["moved"] / run["seconds"] / limit for run in bucket]
     moved = {name: statistics.median(run["moved"] for run in of_name) for name, of_name in runs.items()}
-    requests = statistics.median(run["requests"] for run in bucket)
+    requests = {name: statistics.median(run["requests"] for run in of_name) for name, of_name in runs.items()}
+    written = statistics.median(run["written"] for run in runs[INTO_BUCKET])
+    both = [(run["moved"] + run["written"]) / run["seconds"] / limit for run in runs[INTO_BUCKET]]
 
     def gains(name):
         return bench_report.median_range([other["seconds"] / run["seconds"] for other, run in zip(runs[name], bucket)])
@@ -159,10 +168,12 @@ def report_text(report):
     return "\n".join([f"`tests/bench/bench_bucket.py` {report['parameters']}; {report['delay']} ms before each reply, "
                       f"{report['connections']} connections of {report['rate']:g} MB/s.", "",
                       bench_report.host(report), "", *bench_report.programs(runs), "",
-                      f"From the bucket {bench_report.gigabytes(moved[BUCKET])} in {requests:.0f} "
+                      f"From the bucket {bench_report.gigabytes(moved[BUCKET])} in {requests[BUCKET]:.0f} "
                       f"requests, at {bench_report.median_range(shares)} of connections x limit; downloaded "
                       f"{bench_report.gigabytes(moved[DOWNLOADED])}, which takes {gains(DOWNLOADED)} times as "
-                      f"long.{mounted}"]) + "\n"
+                      f"long.{mounted} Into the bucket {bench_report.gigabytes(written)}, with "
+                      f"{requests[INTO_BUCKET]:.0f} requests for both, at {bench_report.median_range(both)} of the "
+                      "same."]) + "\n"
 
 
 def main():

@@ -27,6 +27,10 @@ class BenchBucket(unittest.TestCase):
         bucket, = report["runs"]["zero-to-fp32 s3://"]
         download, = report["runs"]["download, zero-to-fp32"]
         self.assertLess(bucket["moved"], download["moved"])
+        between, = report["runs"]["zero-to-fp32 s3:// s3://"]
+        self.assertEqual(between["moved"], bucket["moved"])
+        self.assertGreater(between["written"], 4 * 400_000)
+        self.assertEqual(bucket["written"], 0)
         self.assertEqual(report["runs"]["zero-to-fp32 of the disk"][0]["requests"], 0)
 
 
