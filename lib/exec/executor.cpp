@@ -89,10 +89,12 @@ class PlanRun {
           ahead_->begin(unit);
           if (unit.out == PlanUnit::kNoOutput) {
             read_extra(unit, worker);
+            ahead_->end(unit);
           } else {
-            write(unit, worker);
+            const std::vector<DigestPiece> pieces = read(unit, worker);
+            ahead_->end(unit);  // a sink may take a second
+            write(unit, worker, pieces);
           }
-          ahead_->end(unit);
         }
         end_batch(std::exchange(worker.bytes_read, 0));
       }
@@ -237,10 +239,14 @@ class PlanRun {
     worker.bytes_read += extent.size;
   }
 
-  void write(const PlanUnit& unit, Worker& worker) {
-    OutputState& output = outputs_[unit.out];
-    const std::span<std::byte> bytes =
-        worker.buffer.bytes().subspan(unit.begin % kPage, unit.end - unit.begin);
+  // Where a unit is in the worker's buffer.
+  static std::span<std::byte> bytes_of(const PlanUnit& unit, Worker& worker) {
+    return worker.buffer.bytes().subspan(unit.begin % kPage, unit.end - unit.begin);
+  }
+
+  std::vector<DigestPiece> read(const PlanUnit& unit, Worker& worker) {
+    const OutputState& output = outputs_[unit.out];
+    const std::span<std::byte> bytes = bytes_of(unit, worker);
     std::vector<DigestPiece> pieces;
     uint64_t skip = unit.skip;
     size_t digest = first_digest(output, unit.begin);
@@ -268,9 +274,14 @@ class PlanRun {
       at += size;
       skip = 0;
     }
+    return pieces;
+  }
+
+  void write(const PlanUnit& unit, Worker& worker, const std::vector<DigestPiece>& pieces) {
+    const std::span<std::byte> bytes = bytes_of(unit, worker);
     sink_.write_at(unit.out, unit.begin, bytes);
     if (!pieces.empty()) add(unit.out, pieces);
-    if (--output.units_left == 0) finish(unit.out);
+    if (--outputs_[unit.out].units_left == 0) finish(unit.out);
     progress_.bytes_done += bytes.size();
   }
 

@@ -108,6 +108,24 @@ class NotingReader : public FarReader {
   }
 };
 
+// Whether steps are under way while it writes.
+class SinkThatLooks : public test::MemorySink {
+ public:
+  SinkThatLooks(const CopyPlan& plan, NotingReader& reader) : MemorySink(plan), reader_(reader) {}
+  void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override {
+    MemorySink::write_at(out, offset, bytes);
+    const std::lock_guard lock(reader_.mutex);
+    ++writes;
+    if (!reader_.under_way.empty()) ++writes_while_read;
+  }
+
+  size_t writes = 0;
+  size_t writes_while_read = 0;
+
+ private:
+  NotingReader& reader_;
+};
+
 class AnnouncedReadsTest : public testing::Test {
  protected:
   AnnouncedReadsTest() : reader_(std::make_shared<NotingReader>()) {
@@ -214,6 +232,16 @@ TEST_F(AnnouncedReadsTest, AreThoseOfRecordsThatAreChecked) {
     options.records.push_back({{file, 100, kMiB}, crc32(0, as_byte_span(bytes)), "record"});
   }
   expect_announced(plan_of(flat(0, 5000, uint8, 50'000)), options);
+}
+
+// A part of an object takes seconds to write; what was read ahead for it would be held as long.
+TEST_F(AnnouncedReadsTest, EndBeforeTheyAreWritten) {
+  const CopyPlan plan = plan_of(flat(0, 0, uint8, 4 * kMiB));
+  SinkThatLooks sink(plan, *reader_);
+  Progress progress;
+  execute(plan, inputs_, sink, progress, {.threads = 1, .unit_bytes = kMiB / 4});
+  EXPECT_EQ(sink.writes, 17u);  // one has 8 bytes
+  EXPECT_EQ(sink.writes_while_read, 0u);
 }
 
 TEST_F(AnnouncedReadsTest, AreOfWhatIsLeftToDo) {
