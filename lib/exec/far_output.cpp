@@ -228,6 +228,7 @@ void FarOutput::add(OutputId out, uint64_t offset, std::span<const std::byte> by
       } else {
         // What becomes of one that is packed may be short.
         const uint64_t end = is_patched(out) ? size : at + some.size();
+        if (part.bytes.empty()) part.bytes.reserve(size);
         if (part.bytes.size() < end) part.bytes.resize(end);
         std::memcpy(part.bytes.data() + at, some.data(), some.size());
         part.filled += some.size();

@@ -34,6 +34,7 @@
 #include "exec/output.h"
 #include "exec/patches.h"
 #include "io/far_store.h"
+#include "io/mapped_bytes.h"
 #include "plan/copy_plan.h"
 
 namespace dsckpt {
@@ -87,7 +88,7 @@ class FarOutput : public Output {
 
  private:
   struct Part {
-    std::vector<std::byte> bytes = {};
+    MappedBytes bytes = {};
     uint64_t filled = 0;
     std::vector<std::pair<uint64_t, std::byte>> patched = {};  // by place in the part
   };
