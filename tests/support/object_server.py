@@ -90,7 +90,7 @@ class Upload:
         self.id = f"upload+{Upload.count}/="
         self.path, self.name, self.run = key_path, name, run
         self.begun = datetime.datetime.now(datetime.timezone.utc)
-        self.parts = {}  # number -> bytes
+        self.parts = {}  # number -> (MD5, bytes)
 
 
 def _hmac(key, text):
@@ -293,10 +293,11 @@ class _Connection:
             return _error(404, "NoSuchKey")
         return _error(412, "PreconditionFailed") if match and match != etag else None
 
-    def make(self, file, data, run):
+    def make(self, file, parts, run):
         file.parent.mkdir(parents=True, exist_ok=True)
         made = file.with_name(f".{file.name}.made")
-        made.write_bytes(data)
+        with made.open("wb") as stream:
+            stream.writelines(parts)
         made.replace(file)
         self.store.runs[file] = run
         self.store.changes[file] = self.store.changes.get(file, 0) + 2  # another ETag, the same bytes
@@ -305,7 +306,8 @@ class _Connection:
         """status, text, headers"""
         store, query = self.store, request.query
         digest = request.headers.get("content-md5")
-        if digest and base64.b64decode(digest) != hashlib.md5(request.body).digest():
+        found = hashlib.md5(request.body)
+        if digest and base64.b64decode(digest) != found.digest():
             return _error(400, "BadDigest")
         if request.method == "PUT" and not digest:
             return _error(400, "InvalidDigest")
@@ -328,8 +330,8 @@ class _Connection:
             file.unlink(missing_ok=True)
             return 204, "", {}
         if request.method == "PUT" and upload:
-            upload.parts[int(query["partNumber"])] = request.body
-            return 200, "", {"ETag": f'"{hashlib.md5(request.body).hexdigest()}"'}
+            upload.parts[int(query["partNumber"])] = found.hexdigest(), request.body
+            return 200, "", {"ETag": f'"{found.hexdigest()}"'}
         if fault == "error in 200" and upload:
             return 200, "<?xml version='1.0'?>\n  <Error><Code>InternalError</Code></Error>", {}
         if problem := self.refusal(request, file):
@@ -338,11 +340,11 @@ class _Connection:
             store.uploads.pop(query.get("uploadId"), None)
             return _error(409, "ConditionalRequestConflict")
         if request.method == "PUT":
-            self.make(file, request.body, run)
+            self.make(file, [request.body], run)
             return 200, "", {"ETag": f'"{store.etag(file)}"'}
         if problem := self.check_parts(upload, request.body):
             return problem
-        self.make(file, b"".join(data for _, data in sorted(upload.parts.items())), upload.run)
+        self.make(file, (data for _, (_, data) in sorted(upload.parts.items())), upload.run)
         del store.uploads[upload.id]
         if fault == "done, error in 200":
             return 200, "<Error><Code>InternalError</Code></Error>", {}
@@ -354,10 +356,10 @@ class _Connection:
         for part in xml.etree.ElementTree.fromstring(body):
             fields = {field.tag.rpartition("}")[2]: field.text for field in part}
             given.append((int(fields["PartNumber"]), fields["ETag"].strip('"')))
-        there = [(number, hashlib.md5(data).hexdigest()) for number, data in sorted(upload.parts.items())]
+        there = [(number, digest) for number, (digest, _) in sorted(upload.parts.items())]
         if given != there or not there or there[-1][0] > 10000:
             return _error(400, "InvalidPart")
-        if any(len(upload.parts[number]) < self.store.smallest_part for number, _ in there[:-1]):
+        if any(len(upload.parts[number][1]) < self.store.smallest_part for number, _ in there[:-1]):
             return _error(400, "EntityTooSmall")
         return None
 
