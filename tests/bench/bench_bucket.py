@@ -43,8 +43,13 @@ def get(path, **headers):
     assert reply.status in (200, 206), reply.status
     return body
 name = "{http://s3.amazonaws.com/doc/2006-03-01/}"
-pieces = []
-for entry in xml.fromstring(get("/models?list-type=2&prefix=large/")).iter(name + "Contents"):
+pieces, entries, more = [], [], "/models?list-type=2&prefix=large/"
+while more:
+    listed = xml.fromstring(get(more))
+    entries += listed.iter(name + "Contents")
+    token = listed.findtext(name + "NextContinuationToken")
+    more = token and "/models?list-type=2&prefix=large/&continuation-token=" + urllib.parse.quote(token, safe="")
+for entry in entries:
     key, size = entry.find(name + "Key").text, int(entry.find(name + "Size").text)
     path = pathlib.Path(folder, key)
     path.parent.mkdir(parents=True, exist_ok=True)
