@@ -76,6 +76,12 @@ size_t BlockCache::held() {
   return blocks.bytes;
 }
 
+size_t BlockCache::files() {
+  Blocks& blocks = Blocks::instance();
+  const std::lock_guard lock(blocks.mutex);
+  return blocks.files;
+}
+
 BlockCache::BlockCache() {
   Blocks& blocks = Blocks::instance();
   const std::lock_guard lock(blocks.mutex);

@@ -39,6 +39,8 @@ class BlockCache {
   static void keep(size_t bytes);
   // Bytes of all blocks that are in it.
   static size_t held();
+  // How many of these objects there are.
+  static size_t files();
 
   // Block `index`; made by `make` if it is not there. Who wants a block that another thread is just
   // making waits for it. Throws what `make` throws, to all who wait. Once it is made, one that is

@@ -16,8 +16,16 @@ constexpr uint64_t kContentBlock = 1 << 20;
 constexpr size_t kInput = 128 << 10;
 constexpr int kLargestWindowLog = 27;
 constexpr size_t kDecompressors = 4;
-// The last blocks are kept: other threads are about to ask for them.
-constexpr uint64_t kKept = 8;
+// The last blocks are kept, whatever else the cache has room for: other threads are about to ask
+// for them, and nothing else makes them but the way from the frame's beginning. Of all files
+// together, as long as that is one of each.
+constexpr uint64_t kMostKept = 8;
+constexpr uint64_t kKeptTogether = 64;
+
+uint64_t kept_of_each() {
+  return std::clamp<uint64_t>(kKeptTogether / std::max<size_t>(BlockCache::files(), 1), 1,
+                              kMostKept);
+}
 
 }  // namespace
 
@@ -154,7 +162,9 @@ void ZstdFile::read_at(uint64_t offset, std::span<std::byte> out) {
 }
 
 SharedBlock ZstdFile::decode(uint64_t index) {
+  ++waiting_;
   const std::lock_guard lock(mutex_);
+  --waiting_;
   for (const auto& [known, block] : passed_) {
     if (known == index) return block;
   }
@@ -169,6 +179,7 @@ SharedBlock ZstdFile::decode(uint64_t index) {
 
 SharedBlock ZstdFile::read_up_to(uint64_t index, Decompressor& from) {
   std::vector<std::byte> skipped;
+  const uint64_t most = kept_of_each();
   while (true) {
     const uint64_t at = from.at();
     const uint64_t block = at / kContentBlock;
@@ -181,7 +192,7 @@ SharedBlock ZstdFile::read_up_to(uint64_t index, Decompressor& from) {
       if (is_frame_end(end)) from.finish_frame();
     };
     // A frame may begin within a block; the rest of that one is not kept.
-    if (at != block * kContentBlock || block + kKept <= index) {
+    if (at != block * kContentBlock || block + most <= index) {
       skipped.resize(end - at);
       read(skipped);
       continue;
@@ -189,9 +200,14 @@ SharedBlock ZstdFile::read_up_to(uint64_t index, Decompressor& from) {
     auto kept = std::make_shared<Block>(end - at);
     read(kept->bytes());
     passed_.emplace_back(block, kept);
-    if (passed_.size() > kKept) passed_.pop_front();
+    while (passed_.size() > most) passed_.pop_front();
     if (block != index) continue;
-    if (end == size()) decompressors_.pop_front();  // its memory: it can do no more
+    // It can do no more, or has done next to nothing: of a thousand files that are opened only the
+    // first bytes are read for now.
+    if (end == size() || index == 0) {
+      decompressors_.pop_front();
+      if (waiting_ == 0) passed_.clear();
+    }
     return kept;
   }
 }

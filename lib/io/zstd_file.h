@@ -5,8 +5,13 @@
 // is asked for, by a few decompressors at a time that each go on where they are, and again from the
 // beginning for what lies before all of them. Files of many frames, with a seek table or without
 // one, are entered at the frame that is asked for.
+//
+// Memory: of a file that is read beyond its first MiB, and not to its end, the last MiB or, where
+// they are few, up to 8 MiB, and zstd's window, 2 MiB at its default level and at most 128 MiB, for
+// each of at most four places.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <list>
 #include <memory>
@@ -45,6 +50,7 @@ class ZstdFile : public ContentReader {
 
   const StoredFile& file_;
   std::vector<ZstdFrame> frames_;                        // and one more: the ends
+  std::atomic<unsigned> waiting_{0};                     // threads, for the mutex
   std::mutex mutex_;                                     // of the next two
   std::list<Decompressor> decompressors_;                // what was used last first
   std::deque<std::pair<uint64_t, SharedBlock>> passed_;  // the last blocks that were made

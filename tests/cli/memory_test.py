@@ -1,5 +1,7 @@
 """Memory is bounded by what the user allows, and by what the input's size on the disk justifies."""
+import json
 import shutil
+import struct
 import subprocess
 import zipfile
 
@@ -49,6 +51,21 @@ class MemoryTest(CliTest):
         scratch = self.scratch("z2_bf16_w2")
         done = self.tool("ckpt-inspect", "verify", scratch.folder, "--threads=1000", "--max-memory=1GB", "--json")
         self.assertIn("cannot start 1000 threads", self.error_of(done, 4)["message"])
+
+    def test_many_compressed_files_that_are_open_take_little(self):
+        folder, nbytes, count = self.new_path("model"), 4 << 20, 400
+        folder.mkdir()
+        files = {f"t{i}": f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)}
+        for name, file in files.items():
+            header = {name: {"dtype": "F32", "shape": [nbytes // 4], "data_offsets": [0, nbytes]}}
+            text = json.dumps(header).encode().ljust(96)
+            (folder / file).write_bytes(struct.pack("<Q", len(text)) + text + bytes(nbytes))
+        index = {"metadata": {"total_size": count * nbytes}, "weight_map": files}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        subprocess.run(["zstd", "-q", "--rm", *(folder / file for file in files.values())], check=True)
+        done = self.tool("ckpt-inspect", "list", folder, "--max-memory=500MB")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(len(done.stdout.splitlines()), count)
 
     def bomb(self, megabytes):
         path = self.new_path("bomb.pt")
