@@ -179,7 +179,8 @@ std::optional<Checkpoint> first_whole(InputFiles& inputs, const TagFolder& damag
   for (const fs::path& path : damaged.older) {
     try {
       TagFolder folder = find_tag_folder(path, "", options.roots);
-      folder.note = "reading " + path.string() + ", the newest that is whole: " + error.what();
+      folder.note = "reading " + path.string() + ", the newest that is whole; of " +
+                    damaged.named.string() + ": " + error.what();
       return Checkpoint::open(inputs, folder, options);
     } catch (const Error& of_older) {
       if (!of_older.is_damage()) throw;

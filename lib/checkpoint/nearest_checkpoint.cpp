@@ -12,6 +12,7 @@
 #include "checkpoint/tag_folder.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
+#include "io/far_files.h"
 #include "io/input_file.h"
 
 namespace dsckpt {
@@ -21,6 +22,7 @@ namespace {
 constexpr int kLevels = 3;          // Lightning: version_0/checkpoints/epoch=0-step=10.ckpt
 constexpr size_t kFolders = 20000;  // of a folder that is no output of a training
 
+// Throws IoError: the newest may be in what cannot be listed.
 std::vector<fs::path> folders_in(const fs::path& folder) {
   std::vector<fs::path> found;
   std::error_code failed;
@@ -29,6 +31,10 @@ std::vector<fs::path> folders_in(const fs::path& folder) {
     std::error_code ignored;
     const std::string name = it->path().filename().string();
     if (!name.starts_with(".") && it->is_directory(ignored)) found.push_back(it->path());
+  }
+  if (failed && failed != std::errc::no_such_file_or_directory) {
+    throw IoError({.file = shown_path(folder)}, "cannot list", failed.value())
+        .with_hint("if it is not the one that is meant, give the folder of the one that is");
   }
   std::sort(found.begin(), found.end());
   return found;
@@ -178,11 +184,14 @@ std::vector<NamedCheckpoint> all_checkpoints(const fs::path& path) {
 
 std::vector<fs::path> other_tags(const fs::path& tag_folder) {
   std::vector<fs::path> others;
-  for (const fs::path& folder : folders_in(tag_folder.parent_path())) {
-    // What the Trainer calls a checkpoint has the tag's folder in it.
-    if (folder.filename() != tag_folder.filename() && (has_shards(folder) || latest_in(folder))) {
-      others.push_back(folder);
+  try {
+    for (const fs::path& folder : folders_in(tag_folder.parent_path())) {
+      // What the Trainer calls a checkpoint has the tag's folder in it.
+      if (folder.filename() != tag_folder.filename() && (has_shards(folder) || latest_in(folder))) {
+        others.push_back(folder);
+      }
     }
+  } catch (const IoError&) {  // a hint is no place for it
   }
   if (!others.empty()) sort_by_age(others);
   std::reverse(others.begin(), others.end());

@@ -25,7 +25,8 @@ struct NearestCheckpoint {
 //  * with `tag`: a folder that has it some levels below, the tag's own folder, or one whose `tag`
 //    is itself a folder with `latest`.
 // nullopt where `path` needs no help, or where nothing is near. Throws InconsistentError, with a
-// list, if checkpoints in several folders come into question, and IoError.
+// list, if checkpoints in several folders come into question, and IoError where a folder cannot be
+// listed that may be one.
 std::optional<NearestCheckpoint> nearest_checkpoint(const std::filesystem::path& path,
                                                     const std::string& tag);
 
@@ -38,10 +39,10 @@ struct NamedCheckpoint {
 
 // All that `path` holds, a folder with tags or a training's output, the newest last (as
 // nearest_checkpoint() has it). Throws InconsistentError if there is none, or if they are in
-// several folders.
+// several folders; IoError.
 std::vector<NamedCheckpoint> all_checkpoints(const std::filesystem::path& path);
 
-// The folders of other tags beside `tag_folder`, the newest first.
+// The folders of other tags beside `tag_folder`, the newest first; none that cannot be listed.
 std::vector<std::filesystem::path> other_tags(const std::filesystem::path& tag_folder);
 
 // `latest` of a folder, or else `latest_universal`; stored in any form.

@@ -21,13 +21,17 @@ namespace {
 
 constexpr uint64_t kMaxTagBytes = 4096;
 
+IoError cannot_list(const fs::path& folder, const std::error_code& failed) {
+  return {{.file = shown_path(folder)}, "cannot list", failed.value()};
+}
+
 std::vector<fs::directory_entry> list(const fs::path& folder) {
   std::error_code failed;
   fs::directory_iterator it(folder, failed);
-  if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
+  if (failed) throw cannot_list(folder, failed);
   std::vector<fs::directory_entry> entries;
   for (const fs::directory_iterator end; it != end; it.increment(failed)) {
-    if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
+    if (failed) throw cannot_list(folder, failed);
     entries.push_back(*it);
   }
   return entries;
@@ -257,6 +261,9 @@ bool has_shards(const fs::path& folder) {
   for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
     if (parse_shard_name(content_path(it->path()).filename().string())) return true;
   }
+  const bool is_none =
+      failed == std::errc::no_such_file_or_directory || failed == std::errc::not_a_directory;
+  if (failed && !is_none) throw cannot_list(folder, failed);
   return is_dcp_folder(folder);
 }
 

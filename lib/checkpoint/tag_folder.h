@@ -52,7 +52,7 @@ std::string cure_of(const TagFolder& folder, const std::optional<ShardName>& los
 UsageError no_such_folder(const std::filesystem::path& path);
 
 // Whether `folder` itself has files with shards' names, or is one that torch.distributed.checkpoint
-// wrote; false if it cannot be listed.
+// wrote; false for what is no folder. Throws IoError if it cannot be listed.
 bool has_shards(const std::filesystem::path& folder);
 
 // The tag that the file `latest` names: a plain relative path. Throws CorruptError.

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/text.h"
-#include "checkpoint/tag_folder.h"
+#include "checkpoint/nearest_checkpoint.h"
 #include "checkpoint/weights.h"
 #include "dsckpt/error.h"
 #include "format/read_tensor.h"
@@ -124,34 +124,29 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
 
 namespace {
 
-// The tags in `folder` that are complete, by their steps; notes on those that are not.
-std::vector<fs::path> complete_tags(const fs::path& folder, const SourceOptions& options,
+// The checkpoints in `folder` that are complete, by their steps; notes on those that are not.
+std::vector<fs::path> complete_ones(const fs::path& folder, const SourceOptions& options,
                                     std::vector<std::string>& notes) {
-  std::error_code failed;
-  fs::directory_iterator it(folder, failed);
-  if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
-  std::vector<std::pair<int64_t, fs::path>> tags;
-  for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
-    if (!it->is_directory() || !has_shards(it->path())) continue;
-    const std::string name = it->path().filename().string();
+  std::vector<std::pair<int64_t, fs::path>> found;
+  for (const NamedCheckpoint& each : all_checkpoints(folder)) {
     try {
       InputFiles inputs;
       inputs.watch(options.progress);
       OpenOptions open = open_options(options);
-      open.tag = name;
-      const Checkpoint checkpoint = Checkpoint::open(inputs, folder, open);
+      open.tag = each.tag;
+      const Checkpoint checkpoint = Checkpoint::open(inputs, each.path, open);
       if (!checkpoint.facts().global_steps) throw InconsistentError({}, "does not tell its step");
-      tags.emplace_back(*checkpoint.facts().global_steps, it->path());
+      found.emplace_back(*checkpoint.facts().global_steps,
+                         each.tag.empty() ? each.path : each.path / each.tag);
     } catch (const InterruptedError&) {
       throw;
     } catch (const Error& error) {
-      notes.push_back(name + " is left out, it cannot be read: " + error.what());
+      notes.push_back(each.name + " is left out, it cannot be read: " + error.what());
     }
   }
-  if (failed) throw IoError({.file = folder.string()}, "cannot list", failed.value());
-  std::sort(tags.begin(), tags.end());
+  std::sort(found.begin(), found.end());
   std::vector<fs::path> paths;
-  for (auto& [step, path] : tags) paths.push_back(std::move(path));
+  for (auto& [step, path] : found) paths.push_back(std::move(path));
   return paths;
 }
 
@@ -162,7 +157,7 @@ std::vector<fs::path> averaged_paths(const std::vector<fs::path>& paths,
   if (paths.size() != 1 || !options.tag.empty()) {
     throw UsageError("--last takes the newest tags of one folder, and no --tag");
   }
-  std::vector<fs::path> tags = complete_tags(paths.front(), options, notes);
+  std::vector<fs::path> tags = complete_ones(paths.front(), options, notes);
   if (tags.size() < average.last) {
     throw UsageError("--last " + std::to_string(average.last) + ": " + paths.front().string() +
                      " has " + counted(tags.size(), "complete tag"));

@@ -1,5 +1,6 @@
 """The command line of zero-to-fp32: spellings, selections, output places, and where checkpoints lie."""
 import collections
+import errno
 import json
 import os
 import pathlib
@@ -10,7 +11,7 @@ import subprocess
 import cli_common
 import common
 import torch
-from cli_common import CliTest, snapshot
+from cli_common import CliTest, snapshot, tree
 from common import load_bin, load_file
 
 FULL = "z2_fp32_full_w3"  # tied and frozen parameters, buffers, two groups
@@ -717,6 +718,21 @@ class CheckpointPlaceTest(CliTest):
             shards = list(output.glob("*.safetensors"))
             self.assertEqual(len(shards) if files else len(shards) > 1, files or True)
 
+    def test_a_path_that_is_not_there_is_a_wrong_argument(self):
+        folder, missing = self.scratch(SMALL).folder, self.new_path("missing")
+        for tool, *arguments in [("ckpt-inspect", "scan", missing), ("ckpt-inspect", "raw", missing),
+                                 ("ckpt-inspect", "verify", missing), ("ckpt-inspect", "list", missing),
+                                 ("ckpt-pack", "pack", missing, self.new_path()),
+                                 ("zero-to-fp32", folder, self.new_path(), "--key-map", missing),
+                                 ("zero-to-fp32", folder, self.new_path(), "--key-map", folder),
+                                 ("zero-to-fp32", folder, self.new_path(), "--hf-config", missing),
+                                 ("reshard", folder, self.new_path(), "--dp=1", "--ds-config", missing),
+                                 ("reshard", folder, self.new_path(), "--dp=1", "--ds-config", folder)]:
+            with self.subTest(tool=tool, arguments=arguments):
+                done = self.tool(tool, *arguments)
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertRegex(done.stderr, "there is no such (file|folder)|is a folder")
+
     def test_flags_may_have_pythons_booleans_behind_them(self):
         scratch = self.scratch(SMALL)
         for value, name in [("True", "model.safetensors"), ("true", "model.safetensors"), ("False", "pytorch_model.bin")]:
@@ -748,6 +764,33 @@ class CheckpointPlaceTest(CliTest):
         done = self.zero_to_fp32(output, self.new_path())
         self.assertEqual(done.returncode, 3)
         self.assertIn("checkpoint-3", done.stderr.splitlines()[0])
+
+    def test_a_folder_that_cannot_be_listed_never_makes_an_older_one_the_newest(self):
+        scratch, output = self.trainers_output("checkpoint-1", "checkpoint-2")
+        tags = self.new_path("tags")
+        for name in ("global_step1", "global_step2"):
+            shutil.copytree(scratch.tag, tags / name)
+        for folder, newest, *options in ((output, "checkpoint-2"), (tags, "global_step2"),
+                                         (tags, "global_step2", "--tag", "all")):
+            expected = self.new_path()
+            whole = self.zero_to_fp32(folder, expected, *options)
+            self.assertEqual(whole.returncode, 0, whole.stderr)
+            statuses = set()
+            for at in range(1, 30):
+                made = self.new_path()
+                fault = self.with_fault(call="opendir", at=at, errno=errno.EACCES)
+                done = self.zero_to_fp32(folder, made, *options, env=fault)
+                statuses.add(done.returncode)
+                with self.subTest(folder=folder.name, options=options, at=at):
+                    if done.returncode == 0:
+                        for left in made.glob(".dsckpt-staging-*"):  # the fault met its removal
+                            shutil.rmtree(left)
+                        self.assertTrue(tree(made) == tree(expected))
+                        self.assertIn(newest, done.stderr)
+                    else:
+                        self.assertEqual(done.returncode, 4, done.stderr)
+                        self.assertIn("Permission denied", done.stderr)
+            self.assertEqual(statuses, {0, 4})
 
     def test_what_latest_names_is_never_passed_over_but_the_others_are_listed(self):
         scratch = self.scratch(SMALL)
