@@ -191,7 +191,12 @@ void FileServer::accept_all() {
   while (!stop_) {
     Socket socket = accept_from(listening_, kLookAgain);
     if (socket.get() < 0) continue;
-    readers_.emplace_back([this, fd = socket.release()] { serve(Socket(fd)); });
+    const int fd = socket.get();
+    try {
+      readers_.emplace_back([this, fd] { serve(Socket(fd)); });
+      socket.release();
+    } catch (const std::system_error&) {  // no thread: it may come again
+    }
   }
 }
 

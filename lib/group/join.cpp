@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <future>
 #include <map>
@@ -48,6 +49,8 @@ constexpr milliseconds kNextSpeaker{2000};
 // A pause that took so long: the process was stopped meanwhile, by a scheduler or a hand.
 constexpr milliseconds kLongestPause{3000};
 // What rank 0 says then: a byte, else 1 and the kind of its error.
+constexpr size_t kMostSilent = 256;
+
 constexpr uint8_t kAllHaveCome = 0;
 constexpr const char* kAloneHint =
     "a tool that was started by one rank of another program inherits what its launcher says: "
@@ -85,8 +88,28 @@ struct Met {
 
 struct Guests {
   std::map<int, std::pair<Socket, Member>> welcome;
-  size_t refused = 0;  // that belong to none of them
+  size_t refused = 0;              // that belong to none of them
+  std::deque<Socket> silent = {};  // that have said nothing yet
 };
+
+// Somebody who has begun to speak. Who belongs to the group does so at once, and who does not, such
+// as one that looks for open ports, must not keep the others waiting.
+Socket next_to_speak(const Socket& listening, Guests& come) {
+  std::vector<pollfd> polled{{listening.get(), POLLIN, 0}};
+  for (const Socket& socket : come.silent) polled.push_back({socket.get(), POLLIN, 0});
+  if (::poll(polled.data(), polled.size(), static_cast<int>(kPause.count())) < 1) return Socket();
+  for (size_t i = 0; i < come.silent.size(); ++i) {
+    if (polled[i + 1].revents == 0) continue;
+    Socket socket = std::move(come.silent[i]);
+    come.silent.erase(come.silent.begin() + static_cast<std::ptrdiff_t>(i));
+    return socket;
+  }
+  if (Socket next = accept_from(listening, {}); next.get() >= 0) {
+    if (come.silent.size() == kMostSilent) come.silent.pop_front();
+    come.silent.push_back(std::move(next));
+  }
+  return Socket();
+}
 
 void say_byte(const Socket& socket, uint8_t byte) {
   [[maybe_unused]] const ssize_t put =
@@ -96,7 +119,7 @@ void say_byte(const Socket& socket, uint8_t byte) {
 // Waits for somebody to come. Throws UsageError if that is none of the group's.
 void wait_for_one(const Gathering& gathering, const Socket& listening,
                   const Rendezvous::Token& token, Guests& come) {
-  Socket socket = accept_from(listening, kPause);
+  Socket socket = next_to_speak(listening, come);
   if (socket.get() < 0) return;
   std::optional<Member> member;
   try {

@@ -25,6 +25,7 @@
 #include "group/handshake.h"
 #include "group/join.h"
 #include "group/rendezvous.h"
+#include "group/sockets.h"
 #include "support/expect_error.h"
 #include "support/temp_file.h"
 
@@ -397,6 +398,25 @@ TEST_F(Join, WhoComesAfterOneWasRefusedHearsOfIt) {
   EXPECT_EQ(refused([&] { join(2, 4); }), ErrorKind::usage);
   EXPECT_EQ(refused([&] { late.get(); }), ErrorKind::usage);
   EXPECT_ERROR(first.get(), UsageError, " runs dsckpt other, and rank 0 on ");
+}
+
+// Such as one that looks for open ports.
+TEST_F(Join, WhoSaysNothingKeepsNobodyWaiting) {
+  const std::string port = free_port();
+  const Variables variables = {{"DSCKPT_GROUP_ADDRESS", "localhost:" + port},
+                               {"DSCKPT_GROUP_TOKEN", "secret"}};
+  gathering_ = std::chrono::seconds(20);
+  auto joining = std::async(std::launch::async, [&] { return join(0, 2, variables); });
+  std::vector<Socket> silent;
+  while (silent.size() < 8) {
+    Socket socket = connect_to("localhost", static_cast<uint16_t>(std::stoi(port)), 1s);
+    if (socket.get() >= 0) silent.push_back(std::move(socket));
+    std::this_thread::sleep_for(10ms);
+  }
+  const auto second = join(1, 2, variables);
+  const auto first = joining.get();
+  first->send(1, 1, "here");
+  EXPECT_EQ(next(*second).bytes, "here");
 }
 
 TEST_F(Join, AloneWhereNothingElseIsSaid) {
