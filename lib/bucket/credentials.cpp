@@ -21,7 +21,9 @@ namespace {
 
 constexpr uintmax_t kMostSettings = 1 << 20;
 constexpr int64_t kBeforeTheEnd = 300;  // seconds
-constexpr int kLocalSeconds = 2;        // for what answers from this machine
+constexpr int64_t kBetweenTries = 20;
+constexpr int kAgainSeconds = 5;
+constexpr int kLocalSeconds = 2;  // for what answers from this machine
 constexpr uintmax_t kMostToken = 64 << 10;
 constexpr const char* kContainerHost = "http://169.254.170.2";
 constexpr const char* kInstanceHost = "http://169.254.169.254";
@@ -175,11 +177,26 @@ SharedSettings read_shared_settings(const Variables& variables) {
 
 std::shared_ptr<const Credentials> CredentialSource::get() {
   const std::lock_guard lock(mutex_);
-  if (known_ == nullptr ||
-      (known_->expires != 0 && ::time(nullptr) > known_->expires - kBeforeTheEnd)) {
+  const int64_t now = ::time(nullptr);
+  if (known_ == nullptr || (known_->expires != 0 && now >= known_->expires)) {
     known_ = find();
+  } else if (known_->expires != 0 && now > known_->expires - kBeforeTheEnd && now >= next_try_) {
+    next_try_ = now + kBetweenTries;
+    try {
+      known_ = find();
+    } catch (const Error&) {  // they still hold
+    }
   }
   return known_;
+}
+
+// Asked again while a run is interrupted, it is asked to clean up, too.
+HttpReply CredentialSource::ask(HttpRequest& request) {
+  if (known_ != nullptr) {
+    request.cleans_up = true;
+    request.seconds = request.seconds == 0 ? kAgainSeconds : request.seconds;
+  }
+  return client_.send(request);
 }
 
 std::shared_ptr<const Credentials> CredentialSource::find() {
@@ -233,7 +250,7 @@ std::shared_ptr<const Credentials> CredentialSource::of_web_identity(const std::
   request.most = 64 << 10;
   HttpReply reply;
   try {
-    reply = client_.send(request);
+    reply = ask(request);
   } catch (const Error& error) {
     for (std::string* text : {&token, &encoded, &form}) wipe(*text);
     if (error.kind() != ErrorKind::io) throw;
@@ -263,7 +280,7 @@ std::shared_ptr<const Credentials> CredentialSource::of_container() {
     token = token_in(path, token_file);
   }
   if (!token.empty()) request.headers.push_back("Authorization: " + token);
-  HttpReply reply = client_.send(request);
+  HttpReply reply = ask(request);
   for (std::string& header : request.headers) wipe(header);
   wipe(token);
   if (!is_there(reply)) {
@@ -288,7 +305,7 @@ std::shared_ptr<const Credentials> CredentialSource::of_instance() {
     HttpRequest request = local_request(host + "/latest/api/token");
     request.method = "PUT";
     request.headers = {"X-aws-ec2-metadata-token-ttl-seconds: 300"};
-    token = client_.send(request);
+    token = ask(request);
   } catch (const IoError&) {
     return nullptr;  // no instance of that kind
   }
@@ -296,12 +313,12 @@ std::shared_ptr<const Credentials> CredentialSource::of_instance() {
   const std::string signs = "X-aws-ec2-metadata-token: " + token.text;
   HttpRequest request = local_request(roles);
   request.headers = {signs};
-  const HttpReply role = client_.send(request);
+  const HttpReply role = ask(request);
   if (!is_there(role) || role.text.empty()) return nullptr;  // it has no role
   HttpRequest wanted =
       local_request(roles + std::string(without_blanks(role.text.substr(0, role.text.find('\n')))));
   wanted.headers = {signs};
-  HttpReply reply = client_.send(wanted);
+  HttpReply reply = ask(wanted);
   if (!is_there(reply)) {
     throw IoError(
         {}, "the instance's credentials cannot be had: status " + std::to_string(reply.status), 0)

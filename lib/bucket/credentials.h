@@ -30,7 +30,8 @@ struct SharedSettings {
 // for an AWS_PROFILE that is in none of them.
 SharedSettings read_shared_settings(const Variables& variables);
 
-// Any thread. Credentials that end are fetched again some minutes before.
+// Any thread. Credentials that end are fetched again some minutes before, and then now and then
+// until they are there; those that are known hold until they end.
 class CredentialSource {
  public:
   // `region`: of the service that gives roles.
@@ -49,6 +50,7 @@ class CredentialSource {
   std::shared_ptr<const Credentials> get();
 
  private:
+  HttpReply ask(HttpRequest& request);
   std::shared_ptr<const Credentials> find();
   std::shared_ptr<const Credentials> of_web_identity(const std::string& file,
                                                      const std::string& role, std::string session);
@@ -61,6 +63,7 @@ class CredentialSource {
   HttpClient& client_;
   std::mutex mutex_;
   std::shared_ptr<const Credentials> known_;
+  int64_t next_try_ = 0;  // seconds since the epoch
 };
 
 }  // namespace dsckpt

@@ -1,5 +1,10 @@
 """s3://: keys from each of the places where AWS's own programs look, and in their order."""
 import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import time
 
 import cli_common
 import common
@@ -158,6 +163,33 @@ class CredentialsTest(CliTest):
             self.assert_reads(AWS_CONTAINER_CREDENTIALS_FULL_URI=f"{url}/container", AWS_REGION=REGION,
                               AWS_CONTAINER_AUTHORIZATION_TOKEN=endpoints.authorization)
             self.assertGreater(len(endpoints.asked), 1)
+
+    def container(self, endpoints, url):
+        return {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{url}/container", "AWS_REGION": REGION,
+                "AWS_CONTAINER_AUTHORIZATION_TOKEN": endpoints.authorization}
+
+    def test_credentials_that_soon_end_hold_until_there_are_others(self):
+        with self.endpoints(lives=240) as (endpoints, url):
+            answer = endpoints.answer
+            endpoints.answer = lambda request, body: (503, "") if endpoints.asked else answer(request, body)
+            self.assert_reads(**self.container(endpoints, url))
+            # Not for every request.
+            self.assertEqual([status for _, _, status in endpoints.asked], [200, 503])
+
+    def test_what_an_interrupted_run_has_made_is_removed_with_credentials_that_soon_end(self):
+        (self.store.root / "out").mkdir()
+        self.store.delay = 0.1
+        with self.endpoints(lives=240) as (endpoints, url):
+            run = subprocess.Popen(
+                [pathlib.Path(os.environ["DSCKPT_BIN"]) / "to-universal", common.case_named(CASE).load_dir,
+                 "s3://out/universal"], env={**self.environment, **self.container(endpoints, url)},
+                stderr=subprocess.PIPE, text=True)
+            while run.poll() is None and sum(method == "PUT" for method, _ in self.store.writes) < 20:
+                time.sleep(0.01)
+            run.send_signal(signal.SIGINT)
+            stderr = run.communicate()[1]
+        self.assertEqual(run.returncode, 130, stderr)
+        self.assertEqual([path for path in (self.store.root / "out").rglob("*") if path.is_file()], [])
 
     def test_instance(self):
         with self.endpoints() as (endpoints, url):
