@@ -1,6 +1,7 @@
 #include "bucket/read_ahead.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -28,6 +29,7 @@ constexpr uint64_t kLongestOfHeap = 64 << 10;
 // libcurl and a resolver need some of it; with 8 MiB each, as usual, threads would take as much of
 // --max-memory as what they read.
 constexpr size_t kStack = 1 << 20;
+constexpr std::chrono::milliseconds kBetweenLooks{100};
 
 class Buffer {
  public:
@@ -439,8 +441,10 @@ void ReadAhead::work() {
   while (!stopped_) {
     if (const std::shared_ptr<Request> next = take_next()) {
       read(*next, lock);
-    } else {
+    } else if (running_ == 0) {
       changed_.wait(lock);
+    } else {
+      changed_.wait_for(lock, kBetweenLooks);  // nobody says when the BlockCache has become smaller
     }
   }
 }
