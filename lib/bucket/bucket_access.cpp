@@ -10,6 +10,7 @@ namespace dsckpt {
 namespace {
 
 constexpr uint64_t kMostObjects = 4'000'000;
+constexpr unsigned kMostEmptyPages = 1000;
 constexpr const char* kObjectsAPage = "1000";
 
 }  // namespace
@@ -88,6 +89,7 @@ std::vector<ListedObject> list_objects(const BucketAccess& access, const std::st
                                        bool beside, bool cleans_up) {
   std::vector<ListedObject> found;
   std::string next;
+  unsigned empty_pages = 0;  // in a row
   do {
     // In the order of their names, as signatures want them.
     std::string query = "?";
@@ -106,8 +108,9 @@ std::vector<ListedObject> list_objects(const BucketAccess& access, const std::st
     const auto is_other = [&](const ListedObject& object) {
       return !object.key.starts_with(prefix);
     };
+    empty_pages = page.objects.empty() ? empty_pages + 1 : 0;
     if (std::any_of(page.objects.begin(), page.objects.end(), is_other) ||
-        (!page.next.empty() && page.next == next)) {
+        (!page.next.empty() && page.next == next) || empty_pages > kMostEmptyPages) {
       throw IoError({}, "the listing is not of what was asked for", 0);
     }
     found.insert(found.end(), std::make_move_iterator(page.objects.begin()),
