@@ -9,6 +9,7 @@
 #include <charconv>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -31,10 +32,11 @@ constexpr std::chrono::milliseconds kFirstWait{100};
 constexpr std::chrono::milliseconds kLongestWait{5000};
 constexpr std::chrono::milliseconds kNap{50};  // after which `cancelled` is asked again
 constexpr long kSlowestBytes = 1000;           // a second
-constexpr long kSlowestSeconds = 20;
+constexpr std::chrono::seconds kAwaited{20};
 constexpr long kConnectSeconds = 15;
 constexpr size_t kMostErrorText = 64 << 10;
 constexpr size_t kMostHeader = 4096;
+constexpr int64_t kLatest = INT64_MAX / 1'000'000'000;  // as nanoseconds
 
 // Where distributions have the certificates to trust: Debian, Fedora, openSUSE, Alpine.
 constexpr const char* kCertificates[] = {"/etc/ssl/certs/ca-certificates.crt",
@@ -92,7 +94,9 @@ extern "C" size_t on_header(char* data, size_t, size_t size, void* user) {
   auto& exchange = *static_cast<Exchange*>(user);
   HttpReply& reply = exchange.reply;
   const std::string_view line(data, size);
-  exchange.has_head = line == "\r\n" || line == "\n";
+  // A chunked body may have lines of that kind behind it.
+  if (line.starts_with("HTTP/")) exchange.has_head = false;
+  if (line == "\r\n" || line == "\n") exchange.has_head = true;
   const size_t colon = line.find(':');
   if (colon == line.npos || size > kMostHeader) return size;
   std::string name(line.substr(0, colon));
@@ -114,7 +118,8 @@ extern "C" size_t on_header(char* data, size_t, size_t size, void* user) {
     tm parts{};
     const std::string text(value);
     if (::strptime(text.c_str(), "%a, %d %b %Y %H:%M:%S GMT", &parts) != nullptr) {
-      reply.modified = ::timegm(&parts);
+      const int64_t seconds = ::timegm(&parts);
+      if (seconds > 0 && seconds <= kLatest) reply.modified = seconds;
     }
   } else if (name == "x-amz-meta-dsckpt-run") {
     reply.run = value;
@@ -269,7 +274,13 @@ struct HttpClient::Impl {
     }
     CURLcode code = CURLE_ABORTED_BY_CALLBACK;
     int running = 1;
-    while (running > 0 && (request.is_awaited || !is_cancelled(request))) {
+    std::optional<std::chrono::steady_clock::time_point> end;
+    while (running > 0) {
+      if (is_cancelled(request)) {
+        const auto now = std::chrono::steady_clock::now();
+        if (!end) end = now + (request.is_awaited ? kAwaited : std::chrono::seconds(0));
+        if (now >= *end) break;
+      }
       if (curl().multi_perform(connection.several, &running) != CURLM_OK) break;
       if (running > 0) curl().multi_poll(connection.several, nullptr, 0, kNap.count(), nullptr);
     }
@@ -293,7 +304,8 @@ struct HttpClient::Impl {
     set(handle, CURLOPT_CONNECTTIMEOUT, request.seconds > 0 ? request.seconds : kConnectSeconds);
     set(handle, CURLOPT_TIMEOUT, static_cast<long>(request.seconds));
     set(handle, CURLOPT_LOW_SPEED_LIMIT, kSlowestBytes);
-    set(handle, CURLOPT_LOW_SPEED_TIME, kSlowestSeconds);
+    set(handle, CURLOPT_LOW_SPEED_TIME, request.quiet_seconds);
+    set(handle, CURLOPT_TCP_KEEPALIVE, 1L);
     set(handle, CURLOPT_BUFFERSIZE, 256L << 10);
     if (request.body) {
       // Without a place they would be asked for.

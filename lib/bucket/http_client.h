@@ -42,8 +42,8 @@ struct HttpRequest {
   // (CompleteMultipartUpload).
   bool fails_in_text = false;
   bool cleans_up = false;  // also if `cancelled`
-  // It makes something: once it is under way its reply is waited for also if `cancelled`, since the
-  // server may do it later than anybody could ask what came of it.
+  // It makes something: once it is under way its reply is waited for also if `cancelled`, 20 s from
+  // then on, since the server may do it later than anybody could ask what came of it.
   bool is_awaited = false;
   bool uses_netrc = false;  // name and password for the server are those of ~/.netrc, if there
   // With these it is signed (Signature Version 4, for S3) for `region`.
@@ -51,6 +51,8 @@ struct HttpRequest {
   std::string region = {};
   // Once it is set, send() throws InterruptedError soon: nobody wants the reply any more.
   const std::atomic<bool>* given_up = nullptr;
+  // For so long the server may say nothing, or next to nothing, before it is asked again.
+  long quiet_seconds = 20;
   // Of credential endpoints, which answer at once or are not there: tries once, for so long.
   int seconds = 0;
 };
@@ -89,8 +91,8 @@ class HttpClient {
   // The reply, whatever its status. What may pass is tried again, six times in all, after waits
   // that double, with jitter: 408, 429, 500, 502, 503 and 504, 400 for a body that did not come in
   // time (RequestTimeout), connections that are refused, reset or cut, and bodies that move at less
-  // than 1 KB/s for 20 seconds. Throws IoError when that did not help, for a body that is longer
-  // than was asked for, and InterruptedError.
+  // than 1 KB/s for `quiet_seconds`. Throws IoError when that did not help, for a body that is
+  // longer than was asked for, and InterruptedError.
   HttpReply send(const HttpRequest& request);
 
   HttpTraffic traffic() const;

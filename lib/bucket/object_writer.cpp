@@ -22,6 +22,9 @@ constexpr const char* kWriteRights =
     "s3:PutObject, s3:DeleteObject, s3:ListBucket, s3:AbortMultipartUpload and "
     "s3:ListBucketMultipartUploads";
 constexpr unsigned kMostParts = 10'000;
+// "Processing of a CompleteMultipartUpload request could take several minutes to finalize", while
+// white space comes now and then (Amazon S3 API Reference, CompleteMultipartUpload).
+constexpr long kCompletionSeconds = 600;
 constexpr size_t kMostUploads = 4'000'000;
 
 // Of a run, as good as unique.
@@ -204,6 +207,7 @@ FarPublished ObjectWriter::complete(const std::string& path, const std::string& 
     HttpRequest sent = request("POST", path, "uploadId=" + percent_encoded(upload));
     sent.body = body_of(text);
     sent.fails_in_text = true;
+    sent.quiet_seconds = kCompletionSeconds;
     return publish(path, std::move(sent), before);
   });
 }
