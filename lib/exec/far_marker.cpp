@@ -146,19 +146,34 @@ void FarMarker::sweep(std::span<const FarObject> found) {
   try_to_sweep(dead.front().object.path, [&] { sweep_dead(dead); });
 }
 
-void FarMarker::sweep_dead(const std::vector<Said>& dead) {
-  const std::vector<FarUpload> uploads =
-      target_.store->uploads(front_.substr(0, front_.size() - kStagingPrefix.size()));
-  // Whoever has begun one of these has said so before.
+// Of all markers but this run's and those of `known`. Whoever has begun an upload has said so
+// before.
+std::vector<FarMarker::Said> FarMarker::others(const std::vector<Said>& known) const {
   std::vector<Said> others;
   for (const FarObject& object : target_.store->list(front_)) {
     const bool is_known =
-        object.path == path_ || std::any_of(dead.begin(), dead.end(), [&](const Said& said) {
+        object.path == path_ || std::any_of(known.begin(), known.end(), [&](const Said& said) {
           return said.object.path == object.path;
         });
     if (is_known) continue;
     if (auto said = read(object)) others.push_back(std::move(*said));
   }
+  return others;
+}
+
+void FarMarker::leave_out_others(std::vector<FarUpload>& uploads) const {
+  if (uploads.empty()) return;
+  const std::vector<Said> others = this->others({});
+  std::erase_if(uploads, [&](const FarUpload& upload) {
+    return std::any_of(others.begin(), others.end(),
+                       [&](const Said& other) { return other.may_have_begun(upload); });
+  });
+}
+
+void FarMarker::sweep_dead(const std::vector<Said>& dead) {
+  const std::vector<FarUpload> uploads =
+      target_.store->uploads(front_.substr(0, front_.size() - kStagingPrefix.size()));
+  const std::vector<Said> others = this->others(dead);
   for (const Said& said : dead) {
     try_to_sweep(said.object.path, [&] {
       std::vector<FarUpload> its;

@@ -48,6 +48,9 @@ class FarMarker {
   // that they alone may have begun, and the marker. A note says what. What cannot be removed is no
   // reason for this run to fail either: throws InterruptedError alone.
   void sweep(std::span<const FarObject> found);
+  // Leaves out of `uploads` what another run that has a marker may have begun. Throws what FarStore
+  // throws.
+  void leave_out_others(std::vector<FarUpload>& uploads) const;
 
   // Throws what FarStore throws.
   void remove();
@@ -58,6 +61,7 @@ class FarMarker {
   // What a run has said.
   struct Said;
   std::optional<Said> read(const FarObject& object) const;
+  std::vector<Said> others(const std::vector<Said>& known) const;
   void write();
   void sweep_dead(const std::vector<Said>& dead);
   template <typename Work>

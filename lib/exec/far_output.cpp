@@ -20,7 +20,8 @@ constexpr uint64_t kMostParts = 10'000;
 // What is so small is sent in one request.
 constexpr uint64_t kHeldFile = 256 << 10;
 constexpr size_t kLongestPointer = 64 << 10;
-constexpr int kMostTimes = 3;  // that an upload is sent anew
+constexpr unsigned kMostFailures = 8;  // in a row, after which the store is not there
+constexpr int kMostTimes = 3;          // that an upload is sent anew
 
 UsageError is_there_already(const std::string& shown) {
   return UsageError(shown + ": exists already").with_hint("--force replaces it");
@@ -345,7 +346,8 @@ void FarOutput::publish(OutputId out, const CommitHelp& help) {
           .with_hint("run again once nobody writes there");
     }
     if (file.is_held) continue;
-    target_.store->abort_upload(own_path(out), std::exchange(file.upload, ""));
+    target_.store->abort_upload(own_path(out), file.upload);
+    file.upload.clear();
     file.etags.clear();
     file.size = 0;
     const std::lock_guard lock(rewriting_);  // one reads the input at a time
@@ -495,13 +497,16 @@ void FarOutput::take_back(const Error& error) {
   const auto may_be_there = [&](OutputId out) {
     return files_[out].is_in_doubt || files_[out].is_published;
   };
+  std::atomic<unsigned> failed_in_a_row{0};
   for_each_output(may_be_there, [&](OutputId out) {
     File& file = files_[out];
     const std::string path = own_path(out);
+    if (failed_in_a_row >= kMostFailures) return add_problem(shown(out) + " may be the new one");
     try {
       // Or else it could still be completed.
       if (file.is_in_doubt && !file.is_held) target_.store->abort_upload(path, file.upload);
       const std::optional<bool> is_ours = is_there(out);
+      failed_in_a_row = 0;
       file.is_published = is_ours.value_or(false);
       if (!is_ours) add_problem(shown(out) + " may be the new one");
       if (!file.is_published) return;
@@ -512,6 +517,7 @@ void FarOutput::take_back(const Error& error) {
         add_problem(shown(out) + " is the new one");
       }
     } catch (const Error&) {
+      ++failed_in_a_row;
       add_problem(shown(out) + " may be the new one");
     }
   });
@@ -547,9 +553,17 @@ void FarOutput::abort_uploads() {
     files_[out].upload.clear();
   });
   if (doubtful_.empty()) return;
-  for (const FarUpload& upload : target_.store->uploads(path_of(""))) {
-    if (!doubtful_.contains(upload.path) || !marker_.is_since(upload)) continue;
+  std::vector<FarUpload> maybe_ours = target_.store->uploads(path_of(""));
+  std::erase_if(maybe_ours, [&](const FarUpload& upload) {
+    return !doubtful_.contains(upload.path) || !marker_.is_since(upload);
+  });
+  const size_t found = maybe_ours.size();
+  marker_.leave_out_others(maybe_ours);
+  for (const FarUpload& upload : maybe_ours) {
     target_.store->abort_upload(upload.path, upload.id);
+  }
+  if (const size_t kept = found - maybe_ours.size(); kept > 0) {
+    throw IoError({}, counted(kept, "unfinished upload") + " may be of another run", 0);
   }
   doubtful_.clear();
 }

@@ -44,7 +44,7 @@ struct SignedBy {
 SignedBy owner_of(const std::filesystem::path& folder);
 
 // What a process says of itself where there is no lock, a line of JSON, and what is known of who
-// said that.
+// said that: surely dead is then only what this start of this kernel has run.
 std::string owner_line();
 SignedBy owner_in(std::string_view line);
 

@@ -691,6 +691,35 @@ TEST_F(FarOutputTest, SendsAnewWhatTheStoreWantsAnew) {
   }
 }
 
+TEST_F(FarOutputTest, GivesUpAgainTheUploadThatWasToBeSentAnew) {
+  int asked = 0;
+  store_->fault = [&](const std::string& line) {
+    if (line == "complete run/out/a.bin") return Fault::again;
+    return line == "abort run/out/a.bin" && ++asked == 1 ? Fault::fails : Fault::none;
+  };
+  EXPECT_ERROR(run(some_files()), IoError, "as the test wants it");
+  EXPECT_EQ(asked, 2);
+}
+
+// Each request would take its time to fail.
+TEST_F(FarOutputTest, AsksAStoreThatIsGoneAFewTimes) {
+  PlanBuilder builder;
+  for (uint64_t i = 0; i < 100; ++i) {
+    add_patched_output(builder, "f" + std::to_string(i), kPart + i, i);
+  }
+  store_->at_most = 1;
+  size_t completed = 0;
+  size_t in_vain = 0;
+  store_->fault = [&](const std::string& line) {
+    completed += line.starts_with("complete ") ? 1 : 0;
+    if (completed < 80) return Fault::none;
+    ++in_vain;
+    return Fault::fails;
+  };
+  EXPECT_ERROR(run(builder.finish()), IoError, "run/out/f5 may be the new one");
+  EXPECT_LT(in_vain, 20u);
+}
+
 TEST_F(FarOutputTest, SendsManyAnewAtOnce) {
   PlanBuilder builder;
   for (uint64_t i = 0; i < 40; ++i) {
@@ -949,6 +978,36 @@ TEST_F(FarLeftOverTest, OfAnotherHostIsNamedAndSweptADayLater) {
       EXPECT_EQ(notes_[0].find("a day later") != std::string::npos, !is_old) << notes_[0];
     }
   }
+}
+
+// Or of another machine that is called as this one.
+TEST_F(FarLeftOverTest, OfThisHostBeforeItsStartIsSweptADayLater) {
+  auto owner = nlohmann::json::parse(owner_line());
+  owner["boot"] = "another";
+  for (const bool is_old : {false, true}) {
+    store_ = std::make_shared<MemoryStore>();
+    leave(owner.dump(), store_->now - kDayOfStore + (is_old ? 0 : kSecondOfStore));
+    const auto uploads = store_->upload_ids();
+    run(plan_);
+    EXPECT_EQ(store_->upload_ids(), is_old ? kNotSwept : uploads);
+  }
+}
+
+// A reply to this run was lost, and whose an upload is no store says.
+TEST_F(FarLeftOverTest, IsLeftAloneWhereTheRunThatFailsIsInDoubt) {
+  leave(of_another_host(owner_line()), store_->now);
+  const auto uploads = store_->upload_ids();
+  store_->fault = [](const std::string& line) {
+    if (line == "begin run/out/a.bin") return Fault::twice;
+    return line == "put run/latest" ? Fault::fails : Fault::none;
+  };
+  EXPECT_ERROR(run(plan_), IoError, "as the test wants it");
+  const auto left = store_->upload_ids();
+  EXPECT_TRUE(std::includes(left.begin(), left.end(), uploads.begin(), uploads.end()));
+  EXPECT_EQ(left.size(), uploads.size() + 1);
+  ASSERT_EQ(notes_.size(), 2u);
+  EXPECT_NE(notes_[1].find("2 unfinished uploads may be of another run"), std::string::npos)
+      << notes_[1];
 }
 
 // Two runs wrote there at once, and one of them was killed.
