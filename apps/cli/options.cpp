@@ -275,14 +275,17 @@ void add_pack_flag(CLI::App& app, const std::string& name, RunArguments& run,
            kLowestPackLevel, kHighestPackLevel);
 }
 
-void add_run_options(CLI::App& app, Common& common, RunArguments& run, const std::string& force) {
+void add_run_options(CLI::App& app, Common& common, RunArguments& run, const std::string& force,
+                     bool packs) {
   add_output_options(app, run, force);
   app.add_flag("--verify", run.options.verify,
                "Check the CRC32 of every record of the checkpoint, also those not needed");
-  add_pack_flag(
-      app, "--zstd", run,
-      "Write packed files, NAME.dspack, which all tools here read and ckpt-pack unpacks;\n"
-      "--zstd=LEVEL, 1 to 19, compresses harder what repeats");
+  if (packs) {
+    add_pack_flag(
+        app, "--zstd", run,
+        "Write packed files, NAME.dspack, which all tools here read and ckpt-pack unpacks;\n"
+        "--zstd=LEVEL, 1 to 19, compresses harder what repeats");
+  }
   add_pass_options(app, common);
   add_group_options(app, common);
 }

@@ -61,8 +61,9 @@ void add_output_options(CLI::App& app, RunArguments& run, const std::string& for
 // Adds a flag that takes a level, for packed output.
 void add_pack_flag(CLI::App& app, const std::string& name, RunArguments& run,
                    const std::string& text);
-// For tools that run a plan of their own making. Adds these, --verify, --zstd and what
-// add_pass_options and add_group_options add.
-void add_run_options(CLI::App& app, Common& common, RunArguments& run, const std::string& force);
+// For tools that run a plan of their own making. Adds these, --verify, --zstd if `packs` (some of
+// what they write can be), and what add_pass_options and add_group_options add.
+void add_run_options(CLI::App& app, Common& common, RunArguments& run, const std::string& force,
+                     bool packs = true);
 
 }  // namespace dsckpt::cli

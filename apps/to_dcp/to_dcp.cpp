@@ -75,7 +75,7 @@ void add_options(CLI::App& app, Arguments& args) {
       ->type_name("FILE");
   app.add_flag("--weights-only", args.dcp.weights_only,
                "Leave out the optimizer, the scheduler and the counters");
-  cli::add_run_options(app, args.common, args.run, "Replace what to-dcp wrote there before");
+  cli::add_run_options(app, args.common, args.run, "Replace what to-dcp wrote there before", false);
   cli::add_common(app, args.common);
   cli::set_examples(app,
                     {.commands = {"to-dcp ckpt ckpt_dcp --dp 8",

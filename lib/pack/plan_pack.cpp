@@ -6,6 +6,8 @@
 #include <system_error>
 
 #include "base/text.h"
+#include "checkpoint/dcp_folder.h"
+#include "checkpoint/nearest_checkpoint.h"
 #include "dsckpt/error.h"
 #include "dsckpt/pack.h"
 #include "exec/frame_cuts.h"
@@ -25,6 +27,11 @@ struct FoundFile {
   fs::path stored;
   std::string name;  // of the content, relative to the output
 };
+
+// torch.distributed.checkpoint's files have their archives in a row: copied as they are.
+bool is_of_dcp(const FoundFile& file) {
+  return is_dcp_name(fs::path(file.name).filename().string());
+}
 
 // Files below a folder.
 class Finder {
@@ -105,6 +112,10 @@ std::vector<FoundFile> find_all(const fs::path& input, bool follow_links,
   if (fs::is_directory(status)) {
     found = Finder(notes, follow_links).below(input);
   } else if (fs::exists(status)) {
+    if (is_latest(input)) {
+      throw UsageError(input.string() + ": names a tag and holds no tensors")
+          .with_hint("give the folder that it is in");
+    }
     found.push_back({input, content_path(input.filename()).string()});
   } else if (failed && status.type() != fs::file_type::not_found) {
     throw IoError({.file = input.string()}, "cannot open", failed.value());
@@ -161,7 +172,7 @@ Types types_of(const InputFiles& inputs, const std::vector<FoundFile>& found,
     try {
       if (is_packable(found[i].name)) {
         types.tensors[i] = typed_extents(inputs, ids[i], &pickles);
-      } else {
+      } else if (!is_of_dcp(found[i])) {
         all_records(inputs, {ids[i]});
       }
     } catch (const IoError&) {
@@ -171,7 +182,10 @@ Types types_of(const InputFiles& inputs, const std::vector<FoundFile>& found,
       if (found[i].name.ends_with(".swp")) {
         types.tensors[i] = {{{ids[i], 0, inputs[ids[i]].size()}, DType::float32}};
       } else {
-        types.notes[i] = found[i].name + " is packed as plain bytes: " + error.message();
+        types.notes[i] =
+            found[i].name +
+            (is_packable(found[i].name) ? " is packed as plain bytes: " : " is copied as it is: ") +
+            error.message();
       }
     }
     opening.opened_one();
@@ -205,7 +219,8 @@ Job plan_copies(const fs::path& input, bool packs, ContentHash hash, bool follow
     const OutputId out = plan.add_output(found[i].name, file.size());
     put_file(plan, out, job.copied[i], file.size(), types.tensors[i]);
     if (packs && !types.notes[i].empty()) job.notes.push_back(types.notes[i]);
-    if (!packs || !types.notes[i].empty()) job.as_they_are.insert(job.copied[i]);
+    if (!packs || !types.notes[i].empty() || is_of_dcp(found[i]))
+      job.as_they_are.insert(job.copied[i]);
     stored += file.stored_size();
   }
   set_plan(job, plan);

@@ -32,6 +32,25 @@ def frames_of(path):
 
 class RoundTripTest(PackCliTest):
 
+    def test_what_torch_distributed_checkpoint_wrote_is_copied_and_nothing_is_said_against_it(self):
+        scratch, folder, packed = self.scratch(STAGE_3), self.new_path(), self.new_path()
+        self.assertEqual(self.tool("to-dcp", scratch.folder, folder, "--dp=2").returncode, 0)
+        done = self.tool("ckpt-pack", "pack", folder, packed)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("bytes are missing", done.stderr)
+        self.assertEqual(contents(packed), contents(folder))
+        (folder / ".metadata").unlink()
+        for tool, *arguments in (("zero-to-fp32", folder, self.new_path()), ("ckpt-inspect", "verify", folder)):
+            done = self.tool(tool, *arguments)
+            self.assertEqual(done.returncode, 3)
+            self.assertIn("no .metadata, which is written last", done.stderr)
+        self.assertEqual(self.tool("to-dcp", scratch.folder, self.new_path(), "--dp=2", "--zstd").returncode, 2)
+
+    def test_the_file_latest_is_no_checkpoint_to_pack(self):
+        done = self.tool("ckpt-pack", "pack", self.scratch(STAGE_3).folder / "latest", self.new_path())
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("give the folder that it is in", done.stderr)
+
     def test_unpacking_gives_every_file_back(self):
         cases = {case.name: case for case in [*common.all_cases(), *common.model_parallel_cases()]}
         for name in CASES:
