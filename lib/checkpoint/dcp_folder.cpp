@@ -81,6 +81,15 @@ bool is_dcp_folder(const fs::path& folder) {
   return has_metadata(folder) || !models_below(folder).empty();
 }
 
+bool has_dcp_data(const fs::path& folder) {
+  std::error_code failed;
+  fs::directory_iterator it(folder, failed);
+  for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
+    if (content_path(it->path()).native().ends_with(kDcpDataSuffix)) return true;
+  }
+  return false;
+}
+
 bool is_dcp_name(std::string_view file_name) {
   return file_name == kDcpMetadataName || file_name.ends_with(kDcpDataSuffix);
 }

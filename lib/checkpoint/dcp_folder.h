@@ -26,6 +26,8 @@ DcpFolder dcp_folder(const std::filesystem::path& folder);
 
 // Whether dcp_folder() finds anything. Nothing is thrown.
 bool is_dcp_folder(const std::filesystem::path& folder);
+// Whether it has files of tensors of that, whatever else it has or lacks. Nothing is thrown.
+bool has_dcp_data(const std::filesystem::path& folder);
 
 // Whether a file of such a folder is called like that: `.metadata`, `__0_0.distcp`.
 bool is_dcp_name(std::string_view file_name);

@@ -340,10 +340,17 @@ TagFolder find_exactly(const fs::path& given, const std::string& tag,
   if (folder.shards.empty() && is_dcp_folder(folder.path)) {
     return dcp_tag_folder(std::move(folder), roots);
   }
+  if (folder.shards.empty() && has_dcp_data(folder.path)) {
+    throw InconsistentError({.file = shown_path(folder.path)},
+                            "has files of torch.distributed.checkpoint and no .metadata, which is "
+                            "written last: the save did not finish, or it was lost")
+        .with_hint("an older save, or a copy of .metadata, is needed");
+  }
   if (folder.shards.empty()) {
     throw InconsistentError({.file = shown_path(folder.path)},
                             "holds no DeepSpeed shards" + whats_there(folder.path))
-        .with_hint("give the folder that has the file `latest`, or --tag");
+        .with_hint(latest ? tags_hint(folder.path)
+                          : "give the folder that has the file `latest`, or --tag");
   }
   for (const fs::path& root : roots) {
     if (is_of_nobody(root, folder.tag)) continue;
