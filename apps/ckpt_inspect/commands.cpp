@@ -32,13 +32,16 @@ void add_contents_options(CLI::App& app, const std::string& name, std::string& p
 }
 
 Contents open_contents(InputFiles& inputs, const cli::Common& common, const std::string& path,
-                       const ContentsOptions& options) {
+                       const ContentsOptions& options, bool says_which) {
   Progress progress;
   const cli::InterruptGuard guard(progress);
   inputs.watch(&progress);
   Contents contents =
       cli::while_shown(progress, common, [&] { return Contents::open(inputs, path, options); });
   inputs.watch(nullptr);
+  if (says_which && contents.checkpoint() != nullptr && !contents.checkpoint()->choice().empty()) {
+    cli::note("ckpt-inspect", common, contents.checkpoint()->choice());
+  }
   return contents;
 }
 

@@ -34,9 +34,10 @@ AddCommand add_scan;
 void add_contents_options(CLI::App& app, const std::string& name, std::string& path,
                           ContentsOptions& options);
 
-// Contents::open(), with the files counted on stderr where that takes long.
+// Contents::open(), with the files counted on stderr where that takes long. Unless others say all
+// notes, a note says which of several it is.
 Contents open_contents(InputFiles& inputs, const cli::Common& common, const std::string& path,
-                       const ContentsOptions& options);
+                       const ContentsOptions& options, bool says_which = true);
 
 // Which tensors, and in what order.
 struct Selection {

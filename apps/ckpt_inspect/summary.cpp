@@ -298,7 +298,7 @@ void show_files(const SummaryArguments& args) {
 Contents open_or_show_files(InputFiles& inputs, const cli::Common& common,
                             const SummaryArguments& args) {
   try {
-    return open_contents(inputs, common, args.path, args.contents);
+    return open_contents(inputs, common, args.path, args.contents, false);
   } catch (const Error& error) {
     if (!error.is_damage() || common.json) throw;
     try {
@@ -324,7 +324,8 @@ int summary(const CLI::App& app, const cli::Common& common, const SummaryArgumen
   }
   std::vector<Conversion> possible;
   if (contents.checkpoint()) {
-    possible = conversions(source_of(args.path, opened, contents.shared_checkpoint()));
+    possible = conversions(
+        source_of(contents.checkpoint()->named(), opened, contents.shared_checkpoint()));
   }
   const auto facts = facts_of(contents, summary);
   if (!args.html.file.empty()) {

@@ -103,6 +103,7 @@ int verify_path(const CLI::App& app, const cli::Common& common, VerifyArguments&
     report = verify(inputs, args.path, options, progress);
   }
   write(common, app, args, report);
+  if (!report.choice.empty()) cli::note(app, common, report.choice);
   if (common.json) {
     cli::print_json("verify", verify_json(report));
   } else {

@@ -32,9 +32,13 @@ void hint(const Common& common, const std::string& text) {
 }
 
 void note(const CLI::App& app, const Common& common, const std::string& text) {
+  note(app.get_name(), common, text);
+}
+
+void note(const std::string& tool, const Common& common, const std::string& text) {
   if (common.quiet) return;
-  std::cerr << app.get_name() << ": " << styled(Terminal::of_stderr(), Style::warning, "note:")
-            << " " << printable(shown_text(text), Newlines::keep) << "\n";
+  std::cerr << tool << ": " << styled(Terminal::of_stderr(), Style::warning, "note:") << " "
+            << printable(shown_text(text), Newlines::keep) << "\n";
 }
 
 }  // namespace dsckpt::cli

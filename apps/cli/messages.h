@@ -13,9 +13,10 @@ namespace dsckpt::cli {
 std::string json_line(const std::string& type, nlohmann::json data);
 // Prints that on stdout, with "object_store" where inputs are read from one (far_paths.h).
 void print_json(const std::string& type, nlohmann::json data);
-// "TOOL: note: text" on stderr, unless --quiet.
 // A next step, on stderr, unless it is "" or messages are not wanted.
 void hint(const Common& common, const std::string& text);
+// "TOOL: note: text" on stderr, unless --quiet.
+void note(const std::string& tool, const Common& common, const std::string& text);
 void note(const CLI::App& app, const Common& common, const std::string& text);
 
 }  // namespace dsckpt::cli

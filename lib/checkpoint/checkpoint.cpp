@@ -389,6 +389,9 @@ const RunConfig& Checkpoint::run_config() const {
 const fs::path& Checkpoint::tag_folder() const {
   return impl_->draft.folder.path;
 }
+const std::string& Checkpoint::choice() const {
+  return impl_->draft.folder.note;
+}
 const fs::path& Checkpoint::named() const {
   return impl_->draft.folder.named;
 }

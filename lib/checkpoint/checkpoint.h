@@ -306,6 +306,8 @@ class Checkpoint {
   const std::filesystem::path& tag_folder() const;
   // What open() was given, or the folder that was meant by it (TagFolder::named).
   const std::filesystem::path& named() const;
+  // Why it is this one, where that left a choice (TagFolder::note); else "". Among the notes, too.
+  const std::string& choice() const;
   // Further folders of the same tag (OpenOptions::roots).
   const std::vector<std::filesystem::path>& other_roots() const;
   // In the order of DeepSpeed's zero_to_fp32: buffers, frozen, trainable by group, aliases.

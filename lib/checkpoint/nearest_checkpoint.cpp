@@ -1,6 +1,7 @@
 #include "checkpoint/nearest_checkpoint.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <iterator>
@@ -19,6 +20,7 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
+constexpr std::array<const char*, 2> kLatest{"latest", "latest_universal"};
 constexpr int kLevels = 3;          // Lightning: version_0/checkpoints/epoch=0-step=10.ckpt
 constexpr size_t kFolders = 20000;  // of a folder that is no output of a training
 
@@ -198,8 +200,15 @@ std::vector<fs::path> other_tags(const fs::path& tag_folder) {
   return others;
 }
 
+bool is_latest(const fs::path& file) {
+  std::error_code failed;
+  const fs::path name = content_path(file).filename();
+  return std::find(kLatest.begin(), kLatest.end(), name) != kLatest.end() &&
+         !fs::is_directory(file, failed);
+}
+
 std::optional<fs::path> latest_in(const fs::path& folder) {
-  for (const char* name : {"latest", "latest_universal"}) {
+  for (const char* name : kLatest) {
     if (is_stored(folder / name)) return folder / name;
   }
   return std::nullopt;
@@ -212,8 +221,7 @@ std::optional<NearestCheckpoint> nearest_checkpoint(const fs::path& path, const 
     fs::path folder = path.parent_path();
     if (folder.empty()) folder = ".";
     if (parse_shard_name(name) || is_dcp_name(name)) return NearestCheckpoint{folder, tag, ""};
-    const bool names_tag = name == "latest" || name == "latest_universal";
-    if (!names_tag) return std::nullopt;
+    if (!is_latest(path)) return std::nullopt;
     return NearestCheckpoint{folder, tag.empty() ? tag_named_by(path) : tag, ""};
   }
   if (!tag.empty()) return tag_below(path, tag);

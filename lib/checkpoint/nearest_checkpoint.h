@@ -45,6 +45,8 @@ std::vector<NamedCheckpoint> all_checkpoints(const std::filesystem::path& path);
 // The folders of other tags beside `tag_folder`, the newest first; none that cannot be listed.
 std::vector<std::filesystem::path> other_tags(const std::filesystem::path& tag_folder);
 
+// Whether `file` is `latest` or `latest_universal` by its name, in any form that is stored.
+bool is_latest(const std::filesystem::path& file);
 // `latest` of a folder, or else `latest_universal`; stored in any form.
 std::optional<std::filesystem::path> latest_in(const std::filesystem::path& folder);
 

@@ -13,6 +13,7 @@
 
 #include "base/bytes.h"
 #include "base/text.h"
+#include "checkpoint/nearest_checkpoint.h"
 #include "checkpoint/tag_folder.h"
 #include "checkpoint/weights_chunks.h"
 #include "deepspeed/shard_name.h"
@@ -232,7 +233,7 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
 }
 
 bool holds_only_weights(const fs::path& path, const std::string& tag) {
-  return tag.empty() && Weights::probe(path) && !is_stored(path / "latest") &&
+  return tag.empty() && !is_latest(path) && Weights::probe(path) && !is_stored(path / "latest") &&
          !is_stored(path / "latest_universal") && !has_shards(path);
 }
 

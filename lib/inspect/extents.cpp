@@ -136,13 +136,18 @@ std::vector<ShardName> ranks_of(const InputFiles& inputs, const Contents& conten
 const NamedTensor& tensor_named(const Contents& contents, const std::string& name,
                                 const std::string& state) {
   std::string states;
+  bool is_there = false;
   for (const NamedTensor& tensor : contents.tensors()) {
     if (tensor.name != name) continue;
+    is_there = true;
     if (tensor.state == state) return tensor;
     if (!tensor.state.empty()) states += (states.empty() ? "" : ", ") + tensor.state;
   }
   if (!states.empty()) {
     throw UsageError("'" + name + "' has no state '" + state + "'; it has " + states);
+  }
+  if (is_there) {
+    throw UsageError("'" + name + "' has no states of an optimizer: it is frozen or a buffer");
   }
   const std::string nearest = nearest_name(contents, name);
   UsageError error("there is no tensor '" + name + "'");

@@ -1,5 +1,6 @@
 """ckpt-inspect list against the facts and the truth of every test checkpoint."""
 import math
+import shutil
 
 import cli_common
 import common
@@ -138,9 +139,31 @@ class InspectTest(CliTest):
         self.assertEqual(self.rows(case.load_dir, "-t", case.facts["tag"]), expected)
         self.assertEqual(self.rows(case.load_dir, f"--tag={case.facts['tag']}"), expected)
         self.assertEqual(self.rows(case.load_dir / case.facts["tag"]), expected)
+        self.assertEqual(self.rows(case.load_dir / "latest"), expected)
+        for command in ([], ["verify"]):
+            of_latest = self.tool("ckpt-inspect", *command, case.load_dir / "latest")
+            self.assertEqual(of_latest.stdout, self.tool("ckpt-inspect", *command, case.load_dir).stdout)
+
+    def test_which_of_several_it_is_is_said(self):
+        output = self.new_path()
+        for name in ("checkpoint-1", "checkpoint-2"):
+            shutil.copytree(self.scratch("z2_bf16_w2").folder, output / name)
+        for command in ([], ["list"], ["tree"], ["stats"], ["verify"], ["where", "temperature"]):
+            place = [*command[:1], output, *command[1:]]
+            done = self.tool("ckpt-inspect", *place)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(done.stderr.count("note: reading checkpoint-2, the newest of 2 checkpoints"), 1, place)
+
+    def test_a_tensor_without_states_is_said_to_have_none(self):
+        folder = common.case_named("z3_bf16_full_subgroups_w4").load_dir
+        done = self.tool("ckpt-inspect", "where", folder, "frozen_scalar", "--state", "exp_avg")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("'frozen_scalar' has no states of an optimizer", done.stderr)
 
     def test_bad_calls_and_bad_input_have_their_exit_codes(self):
         case = common.case_named("z2_bf16_w2")
+        text = self.new_path("text")
+        text.write_text("global_step3")
         for code, arguments, pattern in [
             (2, ["list"], "path"),
             (2, ["lists", case.load_dir], "lists"),
@@ -150,7 +173,7 @@ class InspectTest(CliTest):
             (2, ["list", self.root / "nowhere"], "nowhere"),
             (3, ["list", self.tmp], "no DeepSpeed shards"),
             (3, ["list", case.load_dir, "-t", "nope"], "no such tag"),
-            (3, ["list", case.load_dir / "latest"], "not a file written by torch.save"),
+            (3, ["list", text], "not a file written by torch.save"),
         ]:
             with self.subTest(arguments=arguments):
                 done = self.tool("ckpt-inspect", *arguments)

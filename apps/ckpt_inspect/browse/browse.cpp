@@ -26,7 +26,7 @@ int browse(const CLI::App& app, const cli::Common& common, const BrowseArguments
   }
   Screen::require_terminal();
   InputFiles inputs;
-  const Contents contents = open_contents(inputs, common, args.path, args.contents);
+  const Contents contents = open_contents(inputs, common, args.path, args.contents, false);
   const std::vector<NamedTensor> tensors = selected(contents, args.selection);
   require_match(args.selection, !tensors.empty());
   Browser browser(tensors,

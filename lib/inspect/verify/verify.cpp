@@ -6,6 +6,7 @@
 #include <system_error>
 #include <tuple>
 
+#include "checkpoint/nearest_checkpoint.h"
 #include "checkpoint/weights.h"
 #include "exec/workers.h"
 #include "inspect/contents.h"
@@ -169,7 +170,7 @@ unsigned find_files(Verification& v, const fs::path& path) {
   std::error_code failed;
   if (!is_stored(path)) throw UsageError(path.string() + ": there is no such file");
   v.report.folder = path;
-  if (!fs::is_directory(path, failed)) {
+  if (!fs::is_directory(path, failed) && !is_latest(path)) {
     if (!v.options.roots.empty()) throw no_roots_of_weights(path);
     v.report.form = "file";
     v.report.folder = path.parent_path();
@@ -185,6 +186,7 @@ unsigned find_files(Verification& v, const fs::path& path) {
   v.report.form = "zero";
   if (!find_folder(v, path)) return 0;
   v.report.folder = v.folder.path;
+  v.report.choice = v.folder.note;
   if (!v.folder.dcp_metadata.empty()) {
     v.report.form = "dcp";
     return kDcp;

@@ -71,6 +71,7 @@ struct CheckDone {
 struct VerifyReport {
   std::string form;  // "zero", "universal", "dcp", "weights" or "file"
   std::filesystem::path folder;
+  std::string choice;             // why it is this one, where the path left a choice; else ""
   std::vector<Finding> findings;  // in the order of the checks, then of the files
   uint64_t files = 0;
   uint64_t records = 0;  // whose CRC32 was checked
