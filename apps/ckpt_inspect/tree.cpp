@@ -117,7 +117,8 @@ Command add_tree(CLI::App& app, cli::Common& common) {
   add_tensor_arguments(sub, *args);
   args->contents.damaged = true;
   sub.add_flag("--no-fold", args->every_layer, "Layers that are alike one by one, not as one");
-  cli::positive(sub.add_option("--depth", args->depth, "No deeper than N levels"))->type_name("N");
+  cli::count_from_one(sub.add_option("--depth", args->depth, "No deeper than N levels"))
+      ->type_name("N");
   return {&sub, [&app, &common, args] { return tree(app, common, *args); }};
 }
 

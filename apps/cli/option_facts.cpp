@@ -1,6 +1,10 @@
 #include "cli/option_facts.h"
 
+#include <charconv>
+#include <cmath>
+#include <cstdint>
 #include <map>
+#include <system_error>
 #include <utility>
 
 namespace dsckpt::cli {
@@ -40,8 +44,19 @@ CLI::Option* quiet_check(CLI::Option* option, CLI::Validator validator) {
   return option->check(validator.description(""));
 }
 
-CLI::Option* positive(CLI::Option* option) {
-  return quiet_check(option, CLI::PositiveNumber);
+CLI::Option* count_from_one(CLI::Option* option) {
+  const auto check = [](std::string& text) -> std::string {
+    constexpr double kMost = 9e15;  // all whole numbers up to there are doubles
+    double number = 0;
+    const char* const end = text.data() + text.size();
+    const auto [last, failed] = std::from_chars(text.data(), end, number);
+    const bool is_count = failed == std::errc() && last == end && number >= 1 && number <= kMost &&
+                          std::trunc(number) == number;
+    if (!is_count) return "'" + text + "' is no whole number from 1 on";
+    text = std::to_string(static_cast<int64_t>(number));
+    return "";
+  };
+  return option->transform(CLI::Validator(check, ""));
 }
 
 void set_examples(const CLI::App& app, Examples of_app) {

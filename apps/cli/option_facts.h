@@ -26,8 +26,8 @@ template <typename T>
 CLI::Option* in_range(CLI::Option* option, T low, T high) {
   return quiet_check(option, CLI::Range(low, high));
 }
-// Lets `option` take numbers above 0.
-CLI::Option* positive(CLI::Option* option);
+// Lets `option` take whole numbers from 1 on, as DeepSpeed's JSON has them, too: 1e9.
+CLI::Option* count_from_one(CLI::Option* option);
 
 // How a tool is called, for the end of its --help and its man page.
 struct Examples {

@@ -48,9 +48,10 @@ void add_options(CLI::App& app, Arguments& args) {
                                "ZeRO stage of the new run; default: as it was"),
                 0, 3)
       ->type_name("S");
-  cli::positive(app.add_option(
-                    "--sub-group-size", args.reshard.sub_group_size,
-                    "Stage 3: zero_optimization.sub_group_size of the new run; default: as it was"))
+  cli::count_from_one(
+      app.add_option(
+          "--sub-group-size", args.reshard.sub_group_size,
+          "Stage 3: zero_optimization.sub_group_size of the new run; default: as it was"))
       ->type_name("ELEMENTS");
   app.add_option("--ds-config", args.reshard.ds_config,
                  "The new run's DeepSpeed configuration: stage, precision, optimizer wrapper,\n"

@@ -77,8 +77,8 @@ void add_options(CLI::App& app, Arguments& args) {
       "Average several checkpoints of one model: sum(w * x) / sum(w) in double precision,\n"
       "rounded once to --dtype. Buffers are those of the newest, by its step, or else the\n"
       "last given");
-  cli::positive(app.add_option("--last", args.averaged.last,
-                               "With --average: of one folder, its N newest complete tags"))
+  cli::count_from_one(app.add_option("--last", args.averaged.last,
+                                     "With --average: of one folder, its N newest complete tags"))
       ->type_name("N");
   app.add_option(
          "--weights", args.averaged.weights,
