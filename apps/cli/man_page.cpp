@@ -194,8 +194,8 @@ std::string man_page(const CommandFacts& tool, const std::string& version) {
   for (const std::string& call : calls) out += (&call == &calls.front() ? "" : ".PP\n") + call;
   out += ".SH DESCRIPTION\n" + sentence(tool.description);
   out += ".PP\n" + lines(
-                       "An option may be abbreviated as long as no other begins so, and its "
-                       "hyphens may be underscores.");
+                       "An option may be abbreviated as long as it is clear, and its hyphens "
+                       "may be underscores.");
   out += ".SH OPTIONS\n" + entries(tool);
   if (!tool.subcommands.empty()) out += ".SH SUBCOMMANDS\n";
   for (const CommandFacts& sub : tool.subcommands) out += subsection(tool, sub);

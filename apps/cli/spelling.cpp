@@ -221,6 +221,8 @@ std::vector<std::string> canonical_arguments(const CLI::App& app,
     if (is_long_option(argument)) {
       argument = canonical_option(*command, argument);
       take_boolean(*command, arguments, i);
+    } else if (argument.size() == 2 && argument.front() == '-') {
+      take_boolean(*command, arguments, i);
     } else if (const CLI::App* sub = command == &app ? subcommand(app, argument) : nullptr) {
       command = sub;
     }

@@ -261,7 +261,10 @@ void RecordChecks::verify(const InputFiles& inputs) const {
       throw CorruptError({.file = inputs[record.extent.file].display(),
                           .member = record.name,
                           .offset = record.extent.offset},
-                         "CRC32 mismatch: the data has changed since it was saved");
+                         "CRC32 mismatch: the data has changed since it was saved")
+          .with_hint(
+              "`ckpt-inspect verify` lists everything that is wrong; with the file moved away, "
+              "zero-to-fp32 --allow-missing writes the tensors that are whole without it");
     }
   }
 }

@@ -144,7 +144,7 @@ KeyMap KeyMap::parse(std::string_view text, const std::string& origin) {
 }
 
 KeyMap KeyMap::read(const std::filesystem::path& path) {
-  check_named_file(path);
+  check_named_file(path, "--key-map takes a file with lines of REGEX => REPLACEMENT");
   std::error_code failed;
   const uintmax_t size = std::filesystem::file_size(path, failed);
   if (failed) throw IoError({.file = path.string()}, "cannot open", failed.value());

@@ -740,6 +740,8 @@ class CheckpointPlaceTest(CliTest):
             done = self.zero_to_fp32("--safe_serialization", value, scratch.folder, output)
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual([path.name for path in output.iterdir()], [name])
+        for flag in ("-d", "-q"):
+            self.assertEqual(self.zero_to_fp32(scratch.folder, self.new_path(), flag, "True").returncode, 0)
 
     def trainers_output(self, *names):
         """A Trainer's folder with checkpoints of these names."""
