@@ -19,7 +19,6 @@
 #include "format/zip.h"
 #include "inspect/global_classes.h"
 #include "inspect/pickle_text.h"
-#include "io/content_name.h"
 #include "io/input_file.h"
 #include "pickle/pickle.h"
 #include "report/report.h"
@@ -148,7 +147,6 @@ void refuse_folder(const std::string& path) {
 
 int raw(const cli::Common& common, const RawArguments& args) {
   refuse_folder(args.path);
-  check_named_file(args.path);
   InputFiles inputs;
   const FileId id = inputs.add(args.path);
   const Opened opened = open(inputs, id, args);

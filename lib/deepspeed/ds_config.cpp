@@ -11,7 +11,6 @@
 #include "base/bytes.h"
 #include "deepspeed/config_place.h"
 #include "dsckpt/error.h"
-#include "io/content_name.h"
 #include "io/input_file.h"
 
 namespace dsckpt {
@@ -140,7 +139,6 @@ bool is_auto(const ordered_json& value) {
 }
 
 ordered_json load_ds_config(const fs::path& path) {
-  check_named_file(path);
   const InputFile file(path);
   if (file.size() > kMaxFileBytes) {
     throw UsageError(path.string() + ": is too long for a configuration");

@@ -157,11 +157,8 @@ void ScanResult::allow(const Patterns& names) {
 ScanResult scan(const fs::path& path, Progress* progress) {
   std::error_code failed;
   const fs::file_status status = fs::status(path, failed);
-  if (status.type() == fs::file_type::not_found) {
-    throw UsageError(path.string() + ": there is no such file or folder");
-  }
-  if (status.type() == fs::file_type::none) {
-    throw IoError({.file = path.string()}, "cannot open", failed.value());
+  if (status.type() == fs::file_type::not_found || status.type() == fs::file_type::none) {
+    throw IoError({.file = path.string()}, "cannot open", failed ? failed.value() : ENOENT);
   }
   std::vector<FoundFile> files;
   if (fs::is_directory(status)) {

@@ -43,15 +43,6 @@ bool is_stored(const fs::path& content) {
   return stored_path(content).has_value();
 }
 
-void check_named_file(const fs::path& content, const std::string& hint) {
-  const std::optional<fs::path> stored = stored_path(content);
-  if (!stored) throw UsageError(content.string() + ": there is no such file").with_hint(hint);
-  std::error_code failed;
-  if (fs::is_directory(*stored, failed)) {
-    throw UsageError(content.string() + ": is a folder").with_hint(hint);
-  }
-}
-
 void refuse_two_forms(const fs::path& content) {
   std::error_code failed;
   std::string first;

@@ -28,9 +28,6 @@ std::filesystem::path content_path(const std::filesystem::path& stored);
 std::optional<std::filesystem::path> stored_path(const std::filesystem::path& content);
 // Whether there is one.
 bool is_stored(const std::filesystem::path& content);
-// For a file that a user names. Throws UsageError with that hint if there is none, or it is a
-// folder.
-void check_named_file(const std::filesystem::path& content, const std::string& hint = "");
 // Throws InconsistentError if there is more than one, for who finds files by listing a folder.
 void refuse_two_forms(const std::filesystem::path& content);
 

@@ -14,7 +14,6 @@
 #include "base/patterns.h"
 #include "base/text.h"
 #include "dsckpt/error.h"
-#include "io/content_name.h"
 
 namespace dsckpt {
 namespace {
@@ -144,10 +143,12 @@ KeyMap KeyMap::parse(std::string_view text, const std::string& origin) {
 }
 
 KeyMap KeyMap::read(const std::filesystem::path& path) {
-  check_named_file(path, "--key-map takes a file with lines of REGEX => REPLACEMENT");
   std::error_code failed;
   const uintmax_t size = std::filesystem::file_size(path, failed);
-  if (failed) throw IoError({.file = path.string()}, "cannot open", failed.value());
+  if (failed) {
+    throw IoError({.file = path.string()}, "cannot open", failed.value())
+        .with_hint("--key-map takes a file with lines of REGEX => REPLACEMENT");
+  }
   if (size > kMaxBytes) throw UsageError(path.string() + ": is too large for rules of names");
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};

@@ -182,10 +182,7 @@ Types types_of(const InputFiles& inputs, const std::vector<FoundFile>& found,
       if (found[i].name.ends_with(".swp")) {
         types.tensors[i] = {{{ids[i], 0, inputs[ids[i]].size()}, DType::float32}};
       } else {
-        types.notes[i] =
-            found[i].name +
-            (is_packable(found[i].name) ? " is packed as plain bytes: " : " is copied as it is: ") +
-            error.message();
+        types.notes[i] = found[i].name + " is packed as plain bytes: " + error.message();
       }
     }
     opening.opened_one();

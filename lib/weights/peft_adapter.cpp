@@ -343,7 +343,6 @@ void add_config(InputFiles& inputs, const Checkpoint& checkpoint, const AdapterO
     if (options.lora_alpha) {
       throw UsageError("--lora-alpha: " + path->string() + " says it already");
     }
-    check_named_file(*path);
     check_rank(*path, read_config(*path), adapter);
     return lay_out_neighbours(inputs, {{*path, output}}, plan);
   }

@@ -718,21 +718,6 @@ class CheckpointPlaceTest(CliTest):
             shards = list(output.glob("*.safetensors"))
             self.assertEqual(len(shards) if files else len(shards) > 1, files or True)
 
-    def test_a_path_that_is_not_there_is_a_wrong_argument(self):
-        folder, missing = self.scratch(SMALL).folder, self.new_path("missing")
-        for tool, *arguments in [("ckpt-inspect", "scan", missing), ("ckpt-inspect", "raw", missing),
-                                 ("ckpt-inspect", "verify", missing), ("ckpt-inspect", "list", missing),
-                                 ("ckpt-pack", "pack", missing, self.new_path()),
-                                 ("zero-to-fp32", folder, self.new_path(), "--key-map", missing),
-                                 ("zero-to-fp32", folder, self.new_path(), "--key-map", folder),
-                                 ("zero-to-fp32", folder, self.new_path(), "--hf-config", missing),
-                                 ("reshard", folder, self.new_path(), "--dp=1", "--ds-config", missing),
-                                 ("reshard", folder, self.new_path(), "--dp=1", "--ds-config", folder)]:
-            with self.subTest(tool=tool, arguments=arguments):
-                done = self.tool(tool, *arguments)
-                self.assertEqual(done.returncode, 2, done.stderr)
-                self.assertRegex(done.stderr, "there is no such (file|folder)|is a folder")
-
     def test_flags_may_have_pythons_booleans_behind_them(self):
         scratch = self.scratch(SMALL)
         for value, name in [("True", "model.safetensors"), ("true", "model.safetensors"), ("False", "pytorch_model.bin")]:

@@ -76,7 +76,7 @@ class ArgumentsTest(ReshardTest):
             ([*shared, "--dp", "-2"], 2, "--dp: Value -2 not in range 1 to 65536"),
             ([*shared, "--dp", "two"], 2, "--dp: Value two not in range 1 to 65536"),
             ([*shared, "--dp", "2", "--stage", "4"], 2, "--stage: Value 4 not in range 0 to 3"),
-            ([*shared, "--dp", "2", "--sub-group-size", "0"], 2, "--sub-group-size: Value 0 not in range 0."),
+            ([*shared, "--dp", "2", "--sub-group-size", "0"], 2, "--sub-group-size: '0' is no whole number from 1 on"),
             ([*shared, "--dp", "2", "--ds-config", missing], 4, f"{missing}: cannot open: No such file or directory"),
             ([*shared, "--dp", "2", "--like", missing], 2, f"{missing}: there is no such folder"),
         ]:

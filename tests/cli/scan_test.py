@@ -536,7 +536,7 @@ class ScanTest(CliTest):
         self.assertEqual({part["file"] for part in data["unreadable"]}, {"dangling.pt", "loop", "pipe.pt"})
         self.assertEqual([(f["file"], f["class"]) for f in data["findings"]], [("link.pt", "dangerous")])
         missing = self.tool("ckpt-inspect", "scan", folder / "none", "--json")
-        self.assertEqual(self.error_of(missing, 2)["kind"], "usage")
+        self.assertEqual(self.error_of(missing, 4)["kind"], "io")
 
     def test_text_has_one_line_a_global_the_worst_first(self):
         folder = self.new_path("folder")

@@ -708,6 +708,7 @@ TEST_F(FarOutputTest, AsksAStoreThatIsGoneAFewTimes) {
     add_patched_output(builder, "f" + std::to_string(i), kPart + i, i);
   }
   store_->at_most = 1;
+  execution_.threads = 1;
   size_t completed = 0;
   size_t in_vain = 0;
   store_->fault = [&](const std::string& line) {
