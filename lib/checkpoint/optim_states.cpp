@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdint>
 #include <map>
 #include <string>
 
@@ -443,6 +445,11 @@ void check_same_step(CheckpointDraft& draft, std::string_view state_key) {
 
 namespace {
 
+std::string step_text(double step) {
+  constexpr double kMost = 9e15;  // up to there all whole numbers are doubles
+  return std::abs(step) < kMost ? std::to_string(static_cast<int64_t>(step)) : std::to_string(step);
+}
+
 // Flat tensors of a rank at stage 3; 1 at other stages.
 int64_t sub_groups_of(const Shard& optim) {
   const auto flat = optimizer_state(optim).sequence(keys::kFp32FlatGroups);
@@ -459,18 +466,18 @@ void note_other_step(CheckpointDraft& draft, std::string_view state_key) {
   if (!global) return;
   // ZenFlow steps at intervals of its own.
   if (draft.run_config.zenflow) return;
-  const int64_t expected = *global - fields.integer_if_any(keys::kSkippedSteps).value_or(0);
+  // Doubles: the file may say any number.
+  const double expected =
+      static_cast<double>(*global) -
+      static_cast<double>(fields.integer_if_any(keys::kSkippedSteps).value_or(0));
   const auto release = release_of(fields.text(keys::kDsVersion));
-  const int64_t most = (expected + (is_before(release, kNoStepAtStart) ? 1 : 0)) *
-                       (is_before(release, kStepOfGroup) ? sub_groups_of(optim) : 1);
+  const double most =
+      (expected + (is_before(release, kNoStepAtStart) ? 1 : 0)) *
+      static_cast<double>(is_before(release, kStepOfGroup) ? sub_groups_of(optim) : 1);
   for (const Evidence& fact : evidence(optim, state_key)) {
-    if (!fact.is_step() || *fact.number == static_cast<double>(expected) ||
-        *fact.number == static_cast<double>(most)) {
-      continue;
-    }
-    draft.notes.push_back(model.display + " is of step " + std::to_string(expected) + ", but " +
-                          optim.display + " has " + fact.name + " = " +
-                          std::to_string(static_cast<int64_t>(*fact.number)) +
+    if (!fact.is_step() || *fact.number == expected || *fact.number == most) continue;
+    draft.notes.push_back(model.display + " is of step " + step_text(expected) + ", but " +
+                          optim.display + " has " + fact.name + " = " + step_text(*fact.number) +
                           ": if the optimizer was not started afresh, they are not of one save");
     return;
   }

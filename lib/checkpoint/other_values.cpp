@@ -119,6 +119,10 @@ class OtherValues {
     if (other.step.archive == nullptr) return;
     const std::optional<double> number = other.step.archive->scalar(other.step.value);
     if (!number) return;
+    constexpr double kMost = 9e15;  // up to there all whole numbers are doubles
+    if (!(*number >= 0 && *number < kMost)) {
+      throw CorruptError({.tensor = param.name}, "has a step that is no count");
+    }
     const auto count = static_cast<int64_t>(*number);
     steps_.emplace(param.name, count);
     most_steps_ = std::max(most_steps_, count);

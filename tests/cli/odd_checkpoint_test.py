@@ -221,6 +221,15 @@ class OddCheckpointTest(CliTest):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertRegex(done.stderr, r"note: \S+model_states.pt is of step 5, but \S+optim_states.pt has .* = 3")
 
+    def test_any_number_may_be_a_step(self):
+        for edits, step in ({"skipped_steps": -2**63}, 2**63), ({"global_steps": 2**62}, 2**62):
+            scratch = self.scratch(STAGE_2)
+            with edited(scratch.model()) as state:
+                state.update(edits)
+            done = self.zero_to_fp32(scratch.folder, self.new_path())
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertRegex(done.stderr, rf"note: \S+model_states.pt is of step {step}\b")
+
     def test_no_checkpoint_as_saved_is_noted_to_be_of_two_steps(self):
         for case in cli_common.all_cases():
             with self.subTest(case.name):
