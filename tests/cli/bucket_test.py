@@ -3,6 +3,7 @@
 The store is object_server's, which checks signatures and misbehaves as it is told.
 """
 import filecmp
+import itertools
 import json
 import os
 import pathlib
@@ -10,6 +11,7 @@ import signal
 import shutil
 import subprocess
 import time
+import unittest.mock
 
 import cli_common
 import common
@@ -101,6 +103,18 @@ class BucketTest(BucketCase):
             where, url = self.upload("z2_fp32_full_w3")
             self.assert_same_output("zero-to-fp32", where, url)
             self.assertGreater(sum("list-type=2" in path for _, path, _ in store.requests), 3)
+
+    def test_a_listing_that_only_goes_on_is_given_up(self):
+        tokens = itertools.cycle("ab")
+
+        def listing(connection, bucket, query):
+            return ("<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>"
+                    f"{next(tokens)}</NextContinuationToken></ListBucketResult>").encode()
+
+        with self.store(), unittest.mock.patch.object(object_server._Connection, "listing", listing):
+            done = self.tool("ckpt-inspect", "list", "s3://models/any")
+        self.assertEqual(done.returncode, 4, done.stderr)
+        self.assertIn("the listing is not of what was asked for", done.stderr)
 
     def test_odd_names_are_asked_for_as_they_are(self):
         with self.store():
