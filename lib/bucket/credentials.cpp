@@ -21,9 +21,9 @@ namespace {
 
 constexpr uintmax_t kMostSettings = 1 << 20;
 constexpr int64_t kBeforeTheEnd = 300;  // seconds
-constexpr int64_t kBetweenTries = 20;
-constexpr int kAgainSeconds = 5;
-constexpr int kLocalSeconds = 2;  // for what answers from this machine
+constexpr int64_t kBetweenTries = 20;   // then
+constexpr int kAgainSeconds = 5;        // for each of these
+constexpr int kLocalSeconds = 2;        // for what answers from this machine
 constexpr uintmax_t kMostToken = 64 << 10;
 constexpr const char* kContainerHost = "http://169.254.170.2";
 constexpr const char* kInstanceHost = "http://169.254.169.254";
@@ -190,12 +190,12 @@ std::shared_ptr<const Credentials> CredentialSource::get() {
   return known_;
 }
 
-// Asked again while a run is interrupted, it is asked to clean up, too.
+// Asked again while a run is interrupted, it is asked to clean up, too; as long as the known ones
+// hold, nobody waits long.
 HttpReply CredentialSource::ask(HttpRequest& request) {
-  if (known_ != nullptr) {
-    request.cleans_up = true;
-    request.seconds = request.seconds == 0 ? kAgainSeconds : request.seconds;
-  }
+  request.cleans_up = known_ != nullptr;
+  const bool can_wait = known_ != nullptr && ::time(nullptr) < known_->expires;
+  if (can_wait && request.seconds == 0) request.seconds = kAgainSeconds;
   return client_.send(request);
 }
 
