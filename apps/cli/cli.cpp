@@ -135,7 +135,7 @@ int report_bug(const CLI::App& app, const std::exception& error) {
 IoError out_of_memory(const Common& common) {
   if (common.max_memory == 0) return {{}, "out of memory", 0};
   return IoError({}, "more memory is needed than --max-memory allows", 0)
-      .with_hint("allow more: the program itself takes some 60 MB, and each of its --threads more");
+      .with_hint("allow more: the program itself takes some of it, and each of its --threads more");
 }
 
 IoError out_of_threads(const Common& common) {
