@@ -7,6 +7,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/bytes.h"
+
 namespace dsckpt::cli {
 namespace {
 
@@ -46,12 +48,11 @@ CLI::Option* quiet_check(CLI::Option* option, CLI::Validator validator) {
 
 CLI::Option* count_from_one(CLI::Option* option) {
   const auto check = [](std::string& text) -> std::string {
-    constexpr double kMost = 9e15;  // all whole numbers up to there are doubles
     double number = 0;
     const char* const end = text.data() + text.size();
     const auto [last, failed] = std::from_chars(text.data(), end, number);
-    const bool is_count = failed == std::errc() && last == end && number >= 1 && number <= kMost &&
-                          std::trunc(number) == number;
+    const bool is_count = failed == std::errc() && last == end && number >= 1 &&
+                          number <= kMostWhole && std::trunc(number) == number;
     if (!is_count) return "'" + text + "' is no whole number from 1 on";
     text = std::to_string(static_cast<int64_t>(number));
     return "";

@@ -32,7 +32,7 @@ constexpr std::chrono::milliseconds kFirstWait{100};
 constexpr std::chrono::milliseconds kLongestWait{5000};
 constexpr std::chrono::milliseconds kNap{50};  // after which `cancelled` is asked again
 constexpr long kSlowestBytes = 1000;           // a second
-constexpr std::chrono::seconds kAwaited{20};
+constexpr std::chrono::seconds kAwaited{20};   // for the reply to what makes something
 constexpr long kConnectSeconds = 15;
 constexpr size_t kMostErrorText = 64 << 10;
 constexpr size_t kMostHeader = 4096;

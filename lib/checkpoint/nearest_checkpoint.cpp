@@ -13,7 +13,6 @@
 #include "checkpoint/tag_folder.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
-#include "io/far_files.h"
 #include "io/input_file.h"
 
 namespace dsckpt {
@@ -35,7 +34,7 @@ std::vector<fs::path> folders_in(const fs::path& folder) {
     if (!name.starts_with(".") && it->is_directory(ignored)) found.push_back(it->path());
   }
   if (failed && failed != std::errc::no_such_file_or_directory) {
-    throw IoError({.file = shown_path(folder)}, "cannot list", failed.value())
+    throw cannot_list(folder, failed)
         .with_hint("if it is not the one that is meant, give the folder of the one that is");
   }
   std::sort(found.begin(), found.end());

@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 
+#include "base/bytes.h"
 #include "base/text.h"
 #include "checkpoint/salvage.h"
 #include "deepspeed/keys.h"
@@ -446,8 +447,8 @@ void check_same_step(CheckpointDraft& draft, std::string_view state_key) {
 namespace {
 
 std::string step_text(double step) {
-  constexpr double kMost = 9e15;  // up to there all whole numbers are doubles
-  return std::abs(step) < kMost ? std::to_string(static_cast<int64_t>(step)) : std::to_string(step);
+  if (!(std::abs(step) < kMostWhole)) return std::to_string(step);
+  return std::to_string(static_cast<int64_t>(step));
 }
 
 // Flat tensors of a rank at stage 3; 1 at other stages.

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/text.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/settings.h"
@@ -119,8 +120,7 @@ class OtherValues {
     if (other.step.archive == nullptr) return;
     const std::optional<double> number = other.step.archive->scalar(other.step.value);
     if (!number) return;
-    constexpr double kMost = 9e15;  // up to there all whole numbers are doubles
-    if (!(*number >= 0 && *number < kMost)) {
+    if (!(*number >= 0 && *number < kMostWhole)) {
       throw CorruptError({.tensor = param.name}, "has a step that is no count");
     }
     const auto count = static_cast<int64_t>(*number);

@@ -21,10 +21,6 @@ namespace {
 
 constexpr uint64_t kMaxTagBytes = 4096;
 
-IoError cannot_list(const fs::path& folder, const std::error_code& failed) {
-  return {{.file = shown_path(folder)}, "cannot list", failed.value()};
-}
-
 std::vector<fs::directory_entry> list(const fs::path& folder) {
   std::error_code failed;
   fs::directory_iterator it(folder, failed);
@@ -253,6 +249,10 @@ std::string cure_of(const TagFolder& folder, const std::optional<ShardName>& los
   }
   if (missing) text += "; --root DIR reads the files that another node has kept, too";
   return text;
+}
+
+IoError cannot_list(const fs::path& folder, const std::error_code& failed) {
+  return {{.file = shown_path(folder)}, "cannot list", failed.value()};
 }
 
 bool has_shards(const fs::path& folder) {

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "deepspeed/shard_name.h"
@@ -50,6 +51,9 @@ std::string cure_of(const TagFolder& folder, const std::optional<ShardName>& los
 
 // For a path that a user gave; says which folders there are.
 UsageError no_such_folder(const std::filesystem::path& path);
+
+// `failed`: what listing it gave.
+IoError cannot_list(const std::filesystem::path& folder, const std::error_code& failed);
 
 // Whether `folder` itself has files with shards' names, or is one that torch.distributed.checkpoint
 // wrote; false for what is no folder. Throws IoError if it cannot be listed.

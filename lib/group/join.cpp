@@ -48,9 +48,9 @@ constexpr milliseconds kLongestWord{5000};
 constexpr milliseconds kNextSpeaker{2000};
 // A pause that took so long: the process was stopped meanwhile, by a scheduler or a hand.
 constexpr milliseconds kLongestPause{3000};
-// What rank 0 says then: a byte, else 1 and the kind of its error.
+// Of more, the first that came is let go.
 constexpr size_t kMostSilent = 256;
-
+// What rank 0 says then: a byte, else 1 and the kind of its error.
 constexpr uint8_t kAllHaveCome = 0;
 constexpr const char* kAloneHint =
     "a tool that was started by one rank of another program inherits what its launcher says: "

@@ -202,8 +202,8 @@ SharedBlock ZstdFile::read_up_to(uint64_t index, Decompressor& from) {
     passed_.emplace_back(block, kept);
     while (passed_.size() > most) passed_.pop_front();
     if (block != index) continue;
-    // It can do no more, or has done next to nothing: of a thousand files that are opened only the
-    // first bytes are read for now.
+    // It can do no more, or has done next to nothing: where a thousand files are opened, only the
+    // first bytes of each are read before all are open.
     if (end == size() || index == 0) {
       decompressors_.pop_front();
       if (waiting_ == 0) passed_.clear();

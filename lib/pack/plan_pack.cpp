@@ -216,8 +216,9 @@ Job plan_copies(const fs::path& input, bool packs, ContentHash hash, bool follow
     const OutputId out = plan.add_output(found[i].name, file.size());
     put_file(plan, out, job.copied[i], file.size(), types.tensors[i]);
     if (packs && !types.notes[i].empty()) job.notes.push_back(types.notes[i]);
-    if (!packs || !types.notes[i].empty() || is_of_dcp(found[i]))
+    if (!packs || !types.notes[i].empty() || is_of_dcp(found[i])) {
       job.as_they_are.insert(job.copied[i]);
+    }
     stored += file.stored_size();
   }
   set_plan(job, plan);
