@@ -170,7 +170,7 @@ void ReadAhead::end(Run& run, uint64_t step) {
     const auto found = run.used.find(step);
     if (found == run.used.end()) return;
     for (std::shared_ptr<Request>& request : found->second) {
-      while (request->into != nullptr) request = request->into;
+      request = what_has(request);
       if (--request->steps == 0) forget(run, *request);
     }
     run.used.erase(found);
@@ -339,6 +339,12 @@ void ReadAhead::merge(Request& request, const std::shared_ptr<Request>& into) {
   request.state = Request::State::done;
 }
 
+// The request that it has become a part of, or itself.
+std::shared_ptr<ReadAhead::Request> ReadAhead::what_has(std::shared_ptr<Request> request) {
+  while (request->into != nullptr) request = request->into;
+  return request;
+}
+
 void ReadAhead::use(Run& run, uint64_t step, const std::shared_ptr<Request>& request) {
   std::vector<std::shared_ptr<Request>>& used = run.used[step];
   if (!used.empty() && used.back() == request) return;
@@ -467,11 +473,12 @@ uint64_t ReadAhead::copy(uint32_t object, uint64_t offset, std::span<std::byte> 
   }
   if (request == nullptr) return 0;
   while (request->state != Request::State::done) {
-    if (request->state == Request::State::waits && is_full()) {
-      if (request->state == Request::State::waits) read(*request, lock);
-    } else {
+    if (request->state != Request::State::waits || !is_full()) {
       changed_.wait(lock);
+    } else if (request->state == Request::State::waits) {
+      read(*request, lock);
     }
+    request = what_has(request);
   }
   if (request->is_dropped) return 0;
   if (request->error) std::rethrow_exception(request->error);

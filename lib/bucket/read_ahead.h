@@ -87,6 +87,7 @@ class ReadAhead {
   std::shared_ptr<Request> new_request(Run& run) const;
   static void join(Run& run, std::shared_ptr<Request> first, std::shared_ptr<Request> second);
   static void merge(Request& request, const std::shared_ptr<Request>& into);
+  static std::shared_ptr<Request> what_has(std::shared_ptr<Request> request);
   void use(Run& run, uint64_t step, const std::shared_ptr<Request>& request);
   static bool may_grow(const Run& run, const Request& request);
   void forget(Run& run, Request& request);

@@ -315,6 +315,31 @@ TEST(ReadAhead, FindsOutHowFarItIsToWhatItHas) {
   EXPECT_EQ(apart, 100u);
 }
 
+// Of two requests that become one, the one that is no more may be waited for.
+TEST(ReadAhead, GivesWhatIsJoinedToAnotherWhileItIsWaitedFor) {
+  Computed objects;
+  objects.hangs = true;  // the only thread, with the first request
+  ReadAhead ahead(objects, 1, 2);
+  const std::vector<std::vector<Extent>> steps = {{{1, 0, 13 * kReadMiB}},
+                                                  {{0, 0, 100}},
+                                                  {{0, 40'000, 100}},
+                                                  {{0, 100, 39'900}},
+                                                  {{2, 0, 64 * kReadMiB}}};
+  const auto token = ahead.start(steps_of(steps), 1);
+  token->begin(2);
+  bool is_ahead = false;
+  std::thread waits([&] { is_ahead = read(ahead, steps[2][0]); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  token->begin(3);
+  objects.hangs = false;
+  for (const size_t step : {0u, 1u, 3u}) {
+    for (const Extent& extent : steps[step]) EXPECT_TRUE(read(ahead, extent));
+    token->end(step);
+  }
+  waits.join();
+  EXPECT_TRUE(is_ahead);
+}
+
 // Steps of any shape: ranges that overlap, that are read twice, and in any order.
 TEST(ReadAhead, GivesWhatIsThere) {
   std::mt19937 random(7);
