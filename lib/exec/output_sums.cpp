@@ -12,7 +12,7 @@
 namespace dsckpt {
 OutputSums::OutputSums(const CopyPlan& plan, Sink& target,
                        const std::function<bool(OutputId)>& is_rewritten)
-    : plan_(plan), target_(target) {
+    : target_(target) {
   for (size_t i = 0; i < plan.outputs().size(); ++i) outputs_.emplace_back();
   for (const auto& [out, offsets] : patches_of(plan, is_rewritten)) {
     outputs_[out].patches = offsets;

@@ -26,8 +26,8 @@ class OutputSums : public Sink {
  public:
   static constexpr uint64_t kChunk = 16 << 20;
 
-  // Both must outlive this. `is_rewritten`: of outputs whose digests are patched in `target`; the
-  // others are written once, whatever the plan says of their contents.
+  // `target` must outlive this. `is_rewritten`: of outputs whose digests are patched in `target`;
+  // the others are written once, whatever the plan says of their contents.
   OutputSums(const CopyPlan& plan, Sink& target, const std::function<bool(OutputId)>& is_rewritten);
 
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
@@ -81,7 +81,6 @@ class OutputSums : public Sink {
   };
   void add(OutputId out, uint64_t offset, std::span<const std::byte> bytes);
 
-  const CopyPlan& plan_;
   Sink& target_;
   std::deque<Output> outputs_;  // deque: they cannot move
 };
