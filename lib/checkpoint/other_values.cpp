@@ -121,7 +121,7 @@ class OtherValues {
     const std::optional<double> number = other.step.archive->scalar(other.step.value);
     if (!number) return;
     if (!(*number >= 0 && *number < kMostWhole)) {
-      throw CorruptError({.tensor = param.name}, "has a step that is no count");
+      throw CorruptError({.file = where_, .tensor = param.name}, "has a step that is no count");
     }
     const auto count = static_cast<int64_t>(*number);
     steps_.emplace(param.name, count);

@@ -525,7 +525,7 @@ class DcpIntoDeepSpeedTest(OracleTest):
         self.addCleanup(scratch.cleanup)
         self.scratch = pathlib.Path(scratch.name)
 
-    def other_values(self, case, flat):
+    def other_values(self, case, flat, step=9.0):
         """A folder of torch with the names of a DeepSpeed run, other values and other hyper-parameters."""
         torch.manual_seed(11)
         model = {name: torch.randn_like(value) if value.is_floating_point() else value.clone()
@@ -533,7 +533,7 @@ class DcpIntoDeepSpeedTest(OracleTest):
         model.update({name: torch.randn_like(value) for name, value in case.masters.items()})
         for alias, owner in case.tied.items():
             model[alias] = model[owner]
-        states = {name: {"step": torch.tensor(9.0), "exp_avg": torch.randn_like(value),
+        states = {name: {"step": torch.tensor(step), "exp_avg": torch.randn_like(value),
                          "exp_avg_sq": torch.rand_like(value)} for name, value in case.masters.items()}
         groups = [{"lr": 0.25 + number, "betas": (0.5, 0.75), "eps": 1e-5, "weight_decay": 0.125 * number,
                    "amsgrad": False, "params": list(group["names"])}
@@ -572,6 +572,18 @@ class DcpIntoDeepSpeedTest(OracleTest):
                 tensors = load_file(weights / "model.safetensors")
                 self.assert_same_tensors(tensors, {name: model[name] for name in tensors})
                 self.assert_whole_and_harmless(out)
+
+    def test_a_step_that_is_no_count_is_refused(self):
+        case = common.case_named("z2_fp32_full_w3")
+        for step in -1.0, float("nan"), float("inf"), 1e30:
+            with self.subTest(step=step):
+                folder = self.other_values(case, False, step)[0]
+                out = self.scratch / "out"
+                done = run_tool("reshard", folder, out, "--like", case.load_dir, "--dp", "2")
+                self.assertEqual(done.returncode, 3, done.stderr)
+                self.assertRegex(done.stderr, rf"{folder}: (tok_emb|blocks)\S+: has a step that is no count")
+                self.assertFalse(out.exists())
+                shutil.rmtree(folder)
 
 
 def _view(content, info):
