@@ -30,12 +30,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Copies of small checkpoints, in memory if that can be.
+// Copies of small checkpoints.
 class Checkpoints {
  public:
-  Checkpoints() : folder_(make_folder()) {
+  Checkpoints() {
     for (const char* name : {"z0_bf16_w2", "z2_bf16_w2", "z3_fp32_small_subgroups_w2"}) {
-      const fs::path copy = folder_ / name;
+      const fs::path copy = folder_.path() / name;
       fs::copy(fs::path(DSCKPT_TESTDATA) / "checkpoints" / name / "ckpt", copy,
                fs::copy_options::recursive);
       for (const auto& entry : fs::recursive_directory_iterator(copy)) {
@@ -45,7 +45,6 @@ class Checkpoints {
     }
     std::sort(files_.begin(), files_.end());
   }
-  ~Checkpoints() { fs::remove_all(folder_); }
 
   // The folder and the path of one of the files.
   const std::pair<fs::path, fs::path>& file(size_t which) const {
@@ -53,15 +52,7 @@ class Checkpoints {
   }
 
  private:
-  static fs::path make_folder() {
-    const fs::path memory = "/dev/shm";
-    std::string name =
-        ((fs::exists(memory) ? memory : fs::temp_directory_path()) / "dsckpt_fuzz_XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) std::abort();
-    return name;
-  }
-
-  fs::path folder_;
+  const test::TempFolder folder_{test::memory_path()};
   std::vector<std::pair<fs::path, fs::path>> files_;
 };
 

@@ -31,7 +31,7 @@ constexpr auto refuse_or = [](auto&& read) {
 };
 
 void read_staging(const std::string& text) {
-  static const test::TempFolder folder;
+  static const test::TempFolder folder(test::memory_path());
   for (const char* name : {"job", "journal", "owner"}) folder.write(name, text);
   refuse_or([] { static_cast<void>(difference_from_saved(folder.path(), {})); });
   refuse_or([] { static_cast<void>(load_written(folder.path())); });

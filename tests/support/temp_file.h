@@ -11,10 +11,16 @@
 
 namespace dsckpt::test {
 
+// In memory if that can be: for what writes often.
+inline std::filesystem::path memory_path() {
+  const std::filesystem::path memory = "/dev/shm";
+  return std::filesystem::exists(memory) ? memory : std::filesystem::temp_directory_path();
+}
+
 class TempFolder {
  public:
-  TempFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "dsckpt_test_XXXXXX").string();
+  explicit TempFolder(const std::filesystem::path& in = std::filesystem::temp_directory_path()) {
+    std::string name = (in / "dsckpt_test_XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make a folder");
     path_ = name;
   }
