@@ -1,13 +1,14 @@
-"""Single edits of pickles, each tried once: what chance takes long to find.
+"""Single edits of pickles and texts, each tried once: what chance takes long to find.
 
     scripts/python tests/fuzz/single_edits.py [--every N] [--tree DIR] TARGET
 
 Each value in a pickle becomes each of some others; each opcode is left out, alone or with those behind it, repeated,
-or has another one before it. What reaches an edge that nothing does in the target's corpus goes there
-(build/asan/corpus/TARGET), and scripts/fuzz goes on from it; its --keep makes seeds of what is small. TARGET is one of
-those that read pickles, torch_archive_fuzz (archives with right checksums) or checkpoint_fuzz (edits of the files of
-its checkpoints). scripts/fuzz has built it in build/asan, or it is in DIR. --every N tries each Nth edit only. What
-scripts/fuzz would call a finding, but for time, goes into DIR/findings, and makes the exit status 1.
+or has another one before it. Each word, number, quoted text and sign of a text becomes others or is doubled. What
+reaches an edge that nothing does in the target's corpus goes there (build/asan/corpus/TARGET), and scripts/fuzz goes
+on from it; its --keep makes seeds of what is small. TARGET is one of those that read pickles, torch_archive_fuzz
+(archives with right checksums), checkpoint_fuzz (edits of the files of its checkpoints) or texts_fuzz. scripts/fuzz
+has built it in build/asan, or it is in DIR. --every N tries each Nth edit only. What scripts/fuzz would call a
+finding, but for time, goes into DIR/findings, and makes the exit status 1.
 """
 import argparse
 import contextlib
@@ -31,6 +32,7 @@ CHECKPOINTS = ("z0_bf16_w2", "z2_bf16_w2", "z3_fp32_small_subgroups_w2")  # of c
 AT_ONCE = 20_000
 MOST_OPCODES = 160  # of archives and pickles that are small
 MOST_BYTES = 16_000
+MOST_BYTES_OF_TEXT = 600
 
 
 def long(value):
@@ -49,6 +51,9 @@ VALUES = (b"N", b"\x88", b"\x89", b"K\x00", b"K\x02", b"J\xff\xff\xff\xff", long
           b"cbuiltins\nset\n", b"(t", b"(d", b"(l", b"(K\x02K\x03t", b"(K\x05t", b"(]t", b"(K\x01K\x02l", b"(K\x01Nl",
           b"(" + text(b"a") + b"K\x01d")
 OPCODES = [bytes([opcode]) for opcode in b"012(.Rbsuaet\x85\x86\x87Q\x81\x92\x93\x94o\x90\x91"] + [b"h\x01", b"q\x01"]
+TOKENS = (b"", b"null", b"true", b"-1", b"0", b"1.5", b"1e400", b"18446744073709551616", b"9223372036854775807", b'""',
+          b'"x"', b'"\xff"', rb'"\ud800"', b"{}", b"[]", b"[1]", b'{"a":1}', b",", b":", b"}", b"]", b"\n", b" ", b"x",
+          b"/", b"..", b"\\", b"\0", b"0x10", b"1k")
 IS_VALUE = set(b"N\x88\x89KMJ\x8aX\x8cG}])chj\x8f")
 
 
@@ -141,8 +146,18 @@ def of_checkpoints(_):
             yield bytes([chosen]) + as_edits(edit)
 
 
+def of_texts(seeds):
+    texts = {path.read_bytes() for path in seeds if path.is_file() and path.stat().st_size < MOST_BYTES_OF_TEXT}
+    for whole in sorted(texts, key=lambda text: (len(text), text)):
+        tokens = re.findall(rb'"(?:[^"\\]|\\.)*"|[A-Za-z_]+|[-+.0-9eE]+|\s+|.', whole, re.DOTALL)
+        for at, token in enumerate(tokens):
+            for other in (*TOKENS, 2 * token):
+                yield b"".join([*tokens[:at], other, *tokens[at + 1:]])
+
+
 SOURCES = {"dcp_metadata_fuzz": of_pickles, "pickle_fuzz": of_pickles, "pickle_trace_fuzz": of_pickles,
-           "universal_info_fuzz": of_pickles, "torch_archive_fuzz": of_archives, "checkpoint_fuzz": of_checkpoints}
+           "universal_info_fuzz": of_pickles, "torch_archive_fuzz": of_archives, "checkpoint_fuzz": of_checkpoints,
+           "texts_fuzz": of_texts}
 
 
 def distinct(inputs):
