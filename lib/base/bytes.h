@@ -27,10 +27,10 @@ inline std::string_view as_text(ByteSpan bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// Sum and product that throw CorruptError instead of wrapping around.
 // All whole numbers up to there are doubles.
 inline constexpr double kMostWhole = 9e15;
 
+// Sum and product that throw CorruptError instead of wrapping around.
 inline uint64_t checked_add(uint64_t a, uint64_t b) {
   uint64_t out = 0;
   if (__builtin_add_overflow(a, b, &out)) throw CorruptError({}, "size overflows 64 bits");

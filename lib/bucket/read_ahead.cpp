@@ -473,6 +473,7 @@ uint64_t ReadAhead::copy(uint32_t object, uint64_t offset, std::span<std::byte> 
   }
   if (request == nullptr) return 0;
   while (request->state != Request::State::done) {
+    // is_full() plans, and may join it to another.
     if (request->state != Request::State::waits || !is_full()) {
       changed_.wait(lock);
     } else if (request->state == Request::State::waits) {

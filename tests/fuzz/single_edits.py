@@ -33,6 +33,7 @@ AT_ONCE = 20_000
 MOST_OPCODES = 160  # of archives and pickles that are small
 MOST_BYTES = 16_000
 MOST_BYTES_OF_TEXT = 600
+MOST_BYTES_OF_EDIT = 255  # of edited_pickle.cpp
 
 
 def long(value):
@@ -143,7 +144,8 @@ def of_checkpoints(_):
         with zipfile.ZipFile(path) as file:
             pickle, = (file.read(name) for name in file.namelist() if name.endswith("/data.pkl"))
         for edit in edits(pieces_of(pickle)):
-            yield bytes([chosen]) + as_edits(edit)
+            if len(edit[2]) <= MOST_BYTES_OF_EDIT:
+                yield bytes([chosen]) + as_edits(edit)
 
 
 def of_texts(seeds):
