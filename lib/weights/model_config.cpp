@@ -138,16 +138,20 @@ std::optional<DType> dtype_in_config(std::string_view text) {
   return first == nullptr ? std::nullopt : torch_dtype_of(first->text);
 }
 
-std::string config_with_dtype(std::string text, DType dtype) {
-  std::vector<NamedType> types = types_in(text);
-  // From the last on, so that the places before stay where they are.
-  for (auto type = types.rbegin(); type != types.rend(); ++type) {
-    const std::string quoted = '"' + type->text + '"';
-    const size_t at = text.substr(0, type->end).rfind(quoted);
-    if (at == std::string::npos || at < type->begin) continue;  // written with escapes
-    text.replace(at + 1, type->text.size(), torch_name(dtype));
+std::string config_with_dtype(std::string_view text, DType dtype) {
+  std::string changed;
+  size_t done = 0;
+  for (const NamedType& type : types_in(text)) {
+    const std::string quoted = '"' + type.text + '"';
+    const size_t at = text.substr(type.begin, type.end - type.begin).rfind(quoted);
+    if (at == std::string_view::npos) continue;  // written with escapes
+    const size_t name = type.begin + at + 1;
+    changed += text.substr(done, name - done);
+    changed += torch_name(dtype);
+    done = name + type.text.size();
   }
-  return text;
+  changed += text.substr(done);
+  return changed;
 }
 
 }  // namespace dsckpt

@@ -16,6 +16,6 @@ std::optional<DType> dtype_in_config(std::string_view text);
 
 // `text` with `dtype` in the place of each type that it names, itself and in its parts; not how it
 // is quantized (quantization_config). All other bytes stay. What is no JSON comes back as it is.
-std::string config_with_dtype(std::string text, DType dtype);
+std::string config_with_dtype(std::string_view text, DType dtype);
 
 }  // namespace dsckpt

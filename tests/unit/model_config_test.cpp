@@ -50,5 +50,14 @@ TEST(ModelConfig, LeavesATypeThatIsWrittenWithEscapes) {
   EXPECT_EQ(config_with_dtype(text, DType::bfloat16), text);
 }
 
+TEST(ModelConfig, OfManyPartsIsChangedInOneGo) {
+  const auto config = [](const std::string& type) {
+    std::string text = "{";
+    for (int i = 0; i < 200'000; ++i) text += R"("_config":{"dtype":")" + type + R"("},)";
+    return text + R"("dtype":")" + type + R"("})";
+  };
+  EXPECT_EQ(config_with_dtype(config("float32"), DType::bfloat16), config("bfloat16"));
+}
+
 }  // namespace
 }  // namespace dsckpt
