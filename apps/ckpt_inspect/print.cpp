@@ -7,6 +7,7 @@
 #include <span>
 
 #include "base/bytes.h"
+#include "base/json.h"
 #include "ckpt_inspect/commands.h"
 #include "ckpt_inspect/shown.h"
 #include "cli/messages.h"
@@ -40,7 +41,7 @@ nlohmann::json value_json(DType dtype, const std::byte* at) {
   std::string text = element_text(dtype, at);
   if (dtype == DType::boolean) return text == "True";
   // NaN and infinities are not JSON, nor are complex numbers: these are texts.
-  nlohmann::json number = nlohmann::json::parse(text, nullptr, false);
+  nlohmann::json number = parse_json(text);
   return number.is_number() ? number : nlohmann::json(std::move(text));
 }
 

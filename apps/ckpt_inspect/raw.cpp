@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
 #include "cli/far_paths.h"

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/json.h"
 #include "cli/far_paths.h"
 #include "cli/terminal.h"
 #include "io/far_files.h"

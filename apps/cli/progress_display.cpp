@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/json.h"
 #include "cli/cli.h"
 #include "cli/interrupt.h"
 #include "cli/terminal.h"

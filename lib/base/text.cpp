@@ -4,7 +4,6 @@
 #include <array>
 #include <cstdio>
 #include <locale>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string_view>
 #include <utility>
@@ -134,10 +133,6 @@ uint64_t parse_size(std::string_view text, const std::string& what) {
     return static_cast<uint64_t>(bytes);
   }
   throw bad();
-}
-
-std::string dump(const nlohmann::json& value) {
-  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace dsckpt

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <concepts>
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -58,8 +57,5 @@ std::string human_seconds(double seconds);
 // or KiB, MiB, GiB or TiB, which are powers of 1024; one byte at least. huggingface_hub
 // parse_size_to_int. Throws UsageError: "is not a `what`".
 uint64_t parse_size(std::string_view text, const std::string& what);
-
-// JSON text of one line; text that is not UTF-8 is written with replacement characters.
-std::string dump(const nlohmann::json& value);
 
 }  // namespace dsckpt

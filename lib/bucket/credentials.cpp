@@ -11,6 +11,7 @@
 #include <pugixml.hpp>
 #include <string_view>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "bucket/bucket_url.h"
 #include "bucket/listing.h"
@@ -85,7 +86,7 @@ int64_t seconds_of(const std::string& text) {
 std::shared_ptr<const Credentials> parse_answer(HttpReply& reply, const std::string& who) {
   auto found = std::make_shared<Credentials>();
   try {
-    const nlohmann::json answer = nlohmann::json::parse(reply.text);
+    const nlohmann::json answer = parse_json(reply.text);
     found->key = answer.at("AccessKeyId").get<std::string>();
     found->secret = answer.at("SecretAccessKey").get<std::string>();
     found->token = answer.value("Token", "");

@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/json.h"
 #include "base/text.h"
 #include "base/turns.h"
 #include "bucket/bucket_url.h"
@@ -131,7 +132,7 @@ void sort_by_name(std::vector<WebEntry>& entries) {
 }
 
 std::vector<WebEntry> parse_json_index(std::string_view text) {
-  const nlohmann::json index = nlohmann::json::parse(text, nullptr, false);
+  const nlohmann::json index = parse_json(text);
   std::vector<WebEntry> entries;
   const CorruptError is_other({}, "the folder's index is JSON of a form that is not known");
   if (!index.is_array()) throw is_other;

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "checkpoint/nearest_checkpoint.h"
 #include "checkpoint/tag_folder.h"
@@ -85,7 +86,7 @@ WeightsIndex read_weights_index(const fs::path& path) {
   return in_context({.file = path.string()}, [&] {
     if (file.size() > kMaxIndexBytes) throw CorruptError({}, "is too long to be an index");
     const std::vector<std::byte> bytes = file.read(0, file.size());
-    const json index = json::parse(as_text(bytes), nullptr, false);
+    const json index = parse_json(as_text(bytes));
     if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
       throw CorruptError({}, "is no index: it has no object \"weight_map\"");
     }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/dtype_names.h"
+#include "base/json.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -48,7 +49,7 @@ bool has_chunks(const SafetensorsFile& file) {
 
 void WeightsChunks::add(const InputFile& input, const SafetensorsFile& file) {
   const Where header{.file = input.display(), .member = std::string(kShardingInfo)};
-  const json sharding = json::parse(file.metadata().at(std::string(kShardingInfo)), nullptr, false);
+  const json sharding = parse_json(file.metadata().at(std::string(kShardingInfo)));
   if (!sharding.is_object()) throw CorruptError(header, "is no object of JSON");
   for (const SafetensorsEntry& entry : file.entries()) {
     in_context({.file = input.display(), .tensor = entry.name}, [&] {

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/json.h"
 #include "base/random.h"
 #include "base/text.h"
 #include "dsckpt/error.h"
@@ -62,7 +63,7 @@ void FarMarker::make() {
 }
 
 void FarMarker::write() {
-  nlohmann::json owner = nlohmann::json::parse(owner_line());
+  nlohmann::json owner = parse_json(owner_line());
   if (since_ != 0) owner["since"] = since_;
   std::string text = dump(owner) + "\n";
   for (const std::string& path : paths_()) text += dump(path) + "\n";
@@ -101,14 +102,14 @@ std::optional<FarMarker::Said> FarMarker::read(const FarObject& object) const {
   size_t at = std::min(text.find('\n'), text.size());
   const std::string first = text.substr(0, at);
   Said said{.object = object, .owner = owner_in(first), .since = object.modified};
-  const auto owner = nlohmann::json::parse(first, nullptr, false);
+  const auto owner = parse_json(first);
   if (owner.is_object() && owner.contains("since") && owner["since"].is_number_integer()) {
     said.since = owner["since"];
   }
   said.since = whole_seconds(said.since);
   while (at < text.size()) {
     const size_t end = std::min(text.find('\n', at + 1), text.size());
-    const auto path = nlohmann::json::parse(text.substr(at + 1, end - at - 1), nullptr, false);
+    const auto path = parse_json(std::string_view(text).substr(at + 1, end - at - 1));
     if (path.is_string()) said.paths.insert(path.get<std::string>());
     at = end;
   }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/json.h"
 #include "base/kernels.h"
 #include "base/sha256.h"
 #include "base/text.h"
@@ -55,7 +56,9 @@ auto read_as_written(const fs::path& path, Read&& read) {
 
 json saved_job(const fs::path& folder) {
   const fs::path path = folder / kJob;
-  return read_as_written(path, [&] { return json::parse(content_of(path).value_or("")); });
+  json saved = parse_json(content_of(path).value_or(""));
+  if (!saved.is_object()) throw damaged(path);
+  return saved;
 }
 
 json rows_of(const std::vector<JobIdentity::File>& files) {
@@ -235,7 +238,7 @@ std::optional<Reached> load_reached(const fs::path& folder) {
         load_le<uint32_t>(bytes.data()) != crc32(0, bytes.subspan(sizeof(uint32_t)))) {
       throw damaged(path);
     }
-    return reached_of(json::from_cbor(content->begin() + sizeof(uint32_t), content->end()));
+    return reached_of(parse_cbor(std::string_view(*content).substr(sizeof(uint32_t))));
   });
 }
 

@@ -12,7 +12,7 @@
 #include <system_error>
 
 #include "base/host.h"
-#include "base/text.h"
+#include "base/json.h"
 #include "dsckpt/error.h"
 #include "exec/journal.h"
 #include "io/output_file.h"
@@ -71,7 +71,7 @@ json self() {
 
 // nullptr if it is none.
 json parse_owner(std::string_view text) {
-  json owner = json::parse(text, nullptr, false);
+  json owner = parse_json(text);
   for (const char* key : {"host", "boot", "pid_namespace", "start", "job"}) {
     if (!owner.is_object() || !owner.contains(key) || !owner[key].is_string()) return nullptr;
   }

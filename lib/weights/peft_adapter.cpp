@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/json.h"
 #include "dsckpt/error.h"
 #include "format/safetensors.h"
 #include "io/content_name.h"
@@ -181,7 +182,7 @@ json read_config(const fs::path& path) {
   return in_context({.file = path.string()}, [&] {
     if (file.size() > kMaxConfigBytes) throw CorruptError({}, "is too long for a configuration");
     const std::vector<std::byte> bytes = file.read(0, file.size());
-    json config = json::parse(as_text(bytes), nullptr, false);
+    json config = parse_json(as_text(bytes));
     if (!config.is_object() || !config.contains("peft_type")) {
       throw CorruptError({}, "is no configuration of a PEFT adapter");
     }

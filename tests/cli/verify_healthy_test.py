@@ -109,7 +109,8 @@ class VerifyHealthyTest(CliTest):
         self.assertEqual(self.tool("ckpt-inspect", "verify", self.root / "nowhere").returncode, 2)
         self.assertEqual(self.tool("ckpt-inspect", "verify", self.tmp).returncode, 3)
         bad = self.new_path("bad")
-        for text in ["", "[]", '{"type": "manifest"}', '{"type": "manifest", "schema": 1, "hash": "sha256", "files": 3}']:
+        for text in ["", "[]", '{"type": "manifest"}', '{"type": "manifest", "schema": 1, "hash": "sha256", "files": 3}',
+                     '{"type": %s}' % ("[" * 1_000_000 + "]" * 1_000_000)]:
             bad.write_text(text)
             self.assertEqual(self.tool("ckpt-inspect", "verify", case.load_dir, "--manifest", bad).returncode, 3, text)
 

@@ -239,6 +239,20 @@ class WeightsInputTest(CliTest):
         self.refused(3, "missing: model-00002-of-00002.safetensors", "to-universal", "--input_folder", folder,
                      "--output_folder", self.new_path() / "x")
 
+    def test_json_that_is_nested_deeply_is_refused(self):
+        deep = "[" * 1_000_000 + "]" * 1_000_000
+        folder = self.folder_of({"a": torch.zeros(1)}, "x.safetensors")
+        index = folder / "model.safetensors.index.json"
+        index.write_text('{"weight_map":{"a":"x.safetensors"},"metadata":%s}' % deep)
+        chunks = self.new_path("chunks")
+        chunks.mkdir()
+        save_file({"a": torch.zeros(1)}, chunks / "model.safetensors",
+                  {"DCP_SHARDING_INFO": '{"a":{"saved_offsets":[%s]}}' % deep})
+        for source, error in ((folder, f"{index}: is no index"),
+                              (chunks, "model.safetensors: DCP_SHARDING_INFO: is no object of JSON")):
+            self.refused(3, error, "zero-to-fp32", source, self.new_path("out"))
+            self.refused(3, error, "ckpt-inspect", "list", source)
+
     def test_reshard_needs_like(self):
         self.refused(2, "--like", "reshard", self.folder_of({"w": torch.ones(1)}), self.new_path(), "--dp", "1")
 

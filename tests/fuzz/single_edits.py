@@ -3,12 +3,12 @@
     scripts/python tests/fuzz/single_edits.py [--every N] [--tree DIR] TARGET
 
 Each value in a pickle becomes each of some others; each opcode is left out, alone or with those behind it, repeated,
-or has another one before it. Each word, number, quoted text and sign of a text becomes others or is doubled. What
-reaches an edge that nothing does in the target's corpus goes there (build/asan/corpus/TARGET), and scripts/fuzz goes
-on from it; its --keep makes seeds of what is small. TARGET is one of those that read pickles, torch_archive_fuzz
-(archives with right checksums), checkpoint_fuzz (edits of the files of its checkpoints) or texts_fuzz. scripts/fuzz
-has built it in build/asan, or it is in DIR. --every N tries each Nth edit only. What scripts/fuzz would call a
-finding, but for time, goes into DIR/findings, and makes the exit status 1.
+or has another one before it. Each word, number, quoted text and sign of a text becomes others or is doubled; each byte
+of CBOR becomes each other one, or has it before it. What reaches an edge that nothing does in the target's corpus goes
+there (build/asan/corpus/TARGET), and scripts/fuzz goes on from it; its --keep makes seeds of what is small. TARGET is
+one of those that read pickles, torch_archive_fuzz (archives with right checksums), checkpoint_fuzz (edits of the files
+of its checkpoints) or texts_fuzz. scripts/fuzz has built it in build/asan, or it is in DIR. --every N tries each Nth
+edit only. What scripts/fuzz would call a finding, but for time, goes into DIR/findings, and makes the exit status 1.
 """
 import argparse
 import contextlib
@@ -149,7 +149,12 @@ def of_checkpoints(_):
 
 
 def of_texts(seeds):
-    texts = {path.read_bytes() for path in seeds if path.is_file() and path.stat().st_size < MOST_BYTES_OF_TEXT}
+    files = [path for path in seeds if path.is_file() and path.stat().st_size < MOST_BYTES_OF_TEXT]
+    for whole in [path.read_bytes() for path in files if path.suffix == ".cbor"]:
+        for at, byte in itertools.product(range(len(whole)), range(256)):
+            for count in (0, 1):
+                yield whole[:at] + bytes([byte]) + whole[at + count:]
+    texts = {path.read_bytes() for path in files if path.suffix != ".cbor"}
     for whole in sorted(texts, key=lambda text: (len(text), text)):
         tokens = re.findall(rb'"(?:[^"\\]|\\.)*"|[A-Za-z_]+|[-+.0-9eE]+|\s+|.', whole, re.DOTALL)
         for at, token in enumerate(tokens):

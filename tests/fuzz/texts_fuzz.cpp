@@ -1,17 +1,21 @@
-// What users and other programs write as text, each by all of its readers: a ds_config, a manifest,
-// rules for names, a rule for tensor-parallel slices, the names of shards and swap files, sizes,
-// and the files of an interrupted run.
+// What users and other programs write as text, each by all of its readers: a ds_config, a model's
+// configuration, an index of weights, a manifest, rules for names, a rule for tensor-parallel
+// slices, the names of shards and swap files, sizes, and the files of an interrupted run.
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
 
+#include "base/bytes.h"
+#include "base/kernels.h"
 #include "base/text.h"
 #include "checkpoint/tp_rule.h"
 #include "checkpoint/universal_info.h"
+#include "checkpoint/weights.h"
 #include "deepspeed/ds_config.h"
 #include "deepspeed/shard_name.h"
 #include "deepspeed/swap_name.h"
+#include "dsckpt/dtype.h"
 #include "dsckpt/error.h"
 #include "exec/journal.h"
 #include "exec/staging_owner.h"
@@ -20,6 +24,7 @@
 #include "inspect/verify/manifest.h"
 #include "job/key_map.h"
 #include "support/temp_file.h"
+#include "weights/model_config.h"
 
 namespace dsckpt {
 namespace {
@@ -37,6 +42,10 @@ void read_staging(const std::string& text) {
   refuse_or([] { static_cast<void>(load_written(folder.path())); });
   refuse_or([] { static_cast<void>(load_reached(folder.path())); });
   static_cast<void>(owner_of(folder.path()));
+  std::string checked;  // as a journal is
+  append_le(checked, crc32(0, as_byte_span(text)));
+  folder.write("journal", checked + text);
+  refuse_or([] { static_cast<void>(load_reached(folder.path())); });
 }
 
 }  // namespace
@@ -47,6 +56,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);
   const MemoryFile memory(data, size);
   refuse_or([&] { static_cast<void>(ds_config_text(load_ds_config(memory.path()))); });
+  refuse_or([&] { static_cast<void>(read_weights_index(memory.path())); });
+  static_cast<void>(dtype_in_config(text));
+  const std::string as_float16 = config_with_dtype(text, DType::float16);
+  if (config_with_dtype(as_float16, DType::float16) != as_float16) std::abort();
   refuse_or([&] {
     const Manifest manifest = read_manifest(memory.path());
     const std::string written = manifest_text(manifest);

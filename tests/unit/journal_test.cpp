@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "base/bytes.h"
+#include "base/kernels.h"
 #include "dsckpt/error.h"
 #include "plan/plan_digest.h"
 #include "support/expect_error.h"
@@ -84,6 +86,15 @@ TEST(Journal, RefusesEveryTruncationAndEveryFlippedBit) {
   }
 }
 
+TEST(Journal, RefusesWhatIsNestedTooDeeply) {
+  const TempFolder folder;
+  const std::string nested(1'000'000, '\x81');  // an array of one, in CBOR
+  std::string checked;
+  append_le(checked, crc32(0, as_byte_span(nested)));
+  folder.write("journal", checked + nested);
+  EXPECT_ERROR(load_reached(folder.path()), IoError, "is damaged");
+}
+
 class JobIdentityTest : public testing::Test {
  protected:
   JobIdentityTest() {
@@ -107,6 +118,14 @@ TEST_F(JobIdentityTest, IsTheSameJob) {
   save_reached(moved, sample());
   EXPECT_FALSE(remove_resumable(moved));
   EXPECT_FALSE(fs::exists(moved));
+}
+
+TEST_F(JobIdentityTest, WithMoreThatIsNestedTooDeeplyIsDamaged) {
+  const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  const std::string job = read_all(folder_.path() / "job");
+  folder_.write("job", "{\"more\":" + deep + "," + job.substr(1));
+  EXPECT_ERROR(difference(), IoError, "is damaged");
+  EXPECT_ERROR(save_written(folder_.path(), 1), IoError, "is damaged");
 }
 
 TEST_F(JobIdentityTest, SaysInTheEndThatAllIsWritten) {

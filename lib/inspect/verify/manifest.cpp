@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "base/bytes.h"
+#include "base/json.h"
 #include "base/sha256.h"
 #include "dsckpt/error.h"
 #include "exec/extent_sums.h"
@@ -237,7 +238,7 @@ Manifest read_manifest(const fs::path& path) {
   return in_context({.file = path.string()}, [&] {
     if (file.size() > kMaxManifestBytes) throw CorruptError({}, "is too long to be a manifest");
     const std::vector<std::byte> bytes = file.read(0, file.size());
-    const json root = json::parse(as_text(bytes), nullptr, false);
+    const json root = parse_json(as_text(bytes));
     if (!root.is_object() || root.value("type", json()) != "manifest") {
       throw CorruptError({}, "is no manifest");
     }
