@@ -8,6 +8,7 @@
 // can write it directly.
 #pragma once
 
+#include <bit>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -62,9 +63,15 @@ struct RunState {
   std::vector<RecordPiece> records = {};
 };
 
+// What ExecOptions::unit_bytes may be: a power of two, a page at least, and no more than a
+// gigabyte, since a thread has a unit in memory.
+constexpr bool is_unit_size(uint64_t bytes) {
+  return std::has_single_bit(bytes) && bytes >= 4 << 10 && bytes <= 1 << 30;
+}
+
 struct ExecOptions {
   unsigned threads = 0;             // 0: default_threads()
-  uint64_t unit_bytes = 256 << 10;  // a power of two, at least a page
+  uint64_t unit_bytes = 256 << 10;  // is_unit_size()
   // Records of the inputs with a known CRC32. Those that the plan reads whole are checked.
   std::vector<InputRecord> records = {};
   // Check all of `records`, also those that the plan does not need.

@@ -1,11 +1,13 @@
 #include "exec/journal.h"
 
 #include <cerrno>
+#include <concepts>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <type_traits>
 #include <utility>
 
 #include "base/bytes.h"
@@ -44,6 +46,8 @@ IoError damaged(const fs::path& path) {
                  "is damaged, so that nothing can go on there; remove the folder", 0);
 }
 
+struct NotAsWritten {};
+
 // What only this program writes has the members and types that it gives them, or is damaged.
 template <typename Read>
 auto read_as_written(const fs::path& path, Read&& read) {
@@ -51,7 +55,19 @@ auto read_as_written(const fs::path& path, Read&& read) {
     return read();
   } catch (const json::exception&) {
     throw damaged(path);
+  } catch (const NotAsWritten&) {
+    throw damaged(path);
   }
+}
+
+// nlohmann's get() converts what is another number, and has undefined behaviour for large reals.
+template <std::integral T>
+T whole_number(const json& value) {
+  const bool fits = value.is_number_unsigned()
+                        ? std::in_range<T>(value.get<uint64_t>())
+                        : value.is_number_integer() && std::in_range<T>(value.get<int64_t>());
+  if (!fits) throw NotAsWritten();
+  return value.get<T>();
 }
 
 json saved_job(const fs::path& folder) {
@@ -71,7 +87,10 @@ json rows_of(const std::vector<JobIdentity::File>& files) {
 
 std::vector<JobIdentity::File> files_of(const json& rows) {
   std::vector<JobIdentity::File> files;
-  for (const json& row : rows) files.push_back({row.at(0), row.at(1), row.at(2)});
+  for (const json& row : rows) {
+    files.push_back(
+        {row.at(0), whole_number<uint64_t>(row.at(1)), whole_number<int64_t>(row.at(2))});
+  }
   return files;
 }
 
@@ -113,7 +132,11 @@ std::vector<Row> rows_from(const json& all, Members... members) {
   size_t next = 0;
   const auto take = [&](auto member) {
     const json& column = all.at(next++);
-    for (size_t i = 0; i < rows.size(); ++i) column.at(i).get_to(rows[i].*member);
+    if (column.size() != rows.size()) throw NotAsWritten();
+    for (size_t i = 0; i < rows.size(); ++i) {
+      auto& value = rows[i].*member;
+      value = whole_number<std::decay_t<decltype(value)>>(column.at(i));
+    }
   };
   (take(members), ...);
   return rows;
@@ -141,10 +164,10 @@ json json_of(const Reached& reached) {
 
 Reached reached_of(const json& saved) {
   Reached reached;
-  saved.at("unit_bytes").get_to(reached.run.unit_bytes);
+  reached.run.unit_bytes = whole_number<uint64_t>(saved.at("unit_bytes"));
   reached.run.done = rows_from<BatchRange>(saved.at("done"), &BatchRange::first, &BatchRange::last);
-  saved.at("bytes_read").get_to(reached.run.bytes_read);
-  saved.at("bytes_stored").get_to(reached.bytes_stored);
+  reached.run.bytes_read = whole_number<uint64_t>(saved.at("bytes_read"));
+  reached.bytes_stored = whole_number<uint64_t>(saved.at("bytes_stored"));
   reached.run.digests =
       rows_from<DigestPiece>(saved.at("digests"), &DigestPiece::digest, &DigestPiece::begin,
                              &DigestPiece::size, &DigestPiece::crc);
@@ -251,7 +274,8 @@ void save_written(const fs::path& folder, uint64_t inode) {
 std::optional<uint64_t> load_written(const fs::path& folder) {
   return read_as_written(folder / kJob, [&]() -> std::optional<uint64_t> {
     const json job = saved_job(folder);
-    return job.contains("written") ? std::optional(job["written"].get<uint64_t>()) : std::nullopt;
+    return job.contains("written") ? std::optional(whole_number<uint64_t>(job["written"]))
+                                   : std::nullopt;
   });
 }
 

@@ -155,7 +155,12 @@ class Writing {
   void take_over() {
     const std::string folder = staged_->folder().string();
     try {
-      in_context({.file = folder}, [&] { sums_->restore(before_->sums); });
+      in_context({.file = folder}, [&] {
+        if (const uint64_t unit = before_->run.unit_bytes; !is_unit_size(unit)) {
+          throw IoError({}, "it was begun in units of " + std::to_string(unit) + " bytes", 0);
+        }
+        sums_->restore(before_->sums);
+      });
       Progress unseen;
       read_back(sums_->last_meant(
                     kCheckedAgain, [&](OutputId out) { return staged_->staged_path(out); },

@@ -6,12 +6,14 @@ takes long; else at some.
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import zlib
 
 import cli_common
 import fault_test
@@ -319,6 +321,21 @@ class StoppedTest(ResumeTest):
         done = self.call(folder, [*command, "--resume"])
         self.assertEqual(done.returncode, 4, done.stderr)
         self.assertRegex(done.stderr, "the disk does not give back")
+
+    def test_a_journal_of_units_that_no_run_has_is_refused(self):
+        folder = self.fresh(self.large(), {})
+        command = ["zero-to-fp32", "in", "place/out"]
+        self.stopped(folder, command, signal.SIGKILL)
+        (journal,) = folder.rglob("journal")
+        body = journal.read_bytes()[4:]
+        units = re.compile(rb"junit_bytes\x1a(....)", re.DOTALL)  # CBOR: a text of ten bytes, a number of four
+        self.assertEqual(units.search(body)[1], (256 << 10).to_bytes(4, "big"))
+        for unit in 0, 1, 3000, (256 << 10) + 1, 1 << 31:
+            changed = units.sub(lambda _: b"junit_bytes\x1a" + unit.to_bytes(4, "big"), body)
+            journal.write_bytes(zlib.crc32(changed).to_bytes(4, "little") + changed)
+            done = self.call(folder, [*command, "--resume"])
+            self.assertEqual(done.returncode, 4, done.stderr)
+            self.assertRegex(done.stderr, f"begun in units of {unit} bytes.*to begin anew, remove ")
 
     def test_a_full_disk_keeps_what_is_done(self):
         folder = self.fresh(self.large(), {})

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,7 @@ namespace dsckpt {
 namespace {
 
 namespace fs = std::filesystem;
+using nlohmann::json;
 using test::read_all;
 using test::TempFolder;
 
@@ -95,6 +98,44 @@ TEST(Journal, RefusesWhatIsNestedTooDeeply) {
   EXPECT_ERROR(load_reached(folder.path()), IoError, "is damaged");
 }
 
+// The journal of sample(), with another value for one of its members.
+std::string sample_with(const TempFolder& folder, const std::string& member, const json& value) {
+  save_reached(folder.path(), sample());
+  json saved = json::from_cbor(read_all(folder.path() / "journal").substr(sizeof(uint32_t)));
+  saved[json::json_pointer(member)] = value;
+  std::string body;
+  json::to_cbor(saved, body);
+  std::string checked;
+  append_le(checked, crc32(0, as_byte_span(body)));
+  return checked + body;
+}
+
+TEST(Journal, RefusesNumbersThatItDoesNotWrite) {
+  const TempFolder folder;
+  folder.write("journal", sample_with(folder, "/bytes_read", 5));
+  EXPECT_EQ(load_reached(folder.path())->run.bytes_read, 5u);
+  for (const std::string member :
+       {"/unit_bytes", "/bytes_read", "/bytes_stored", "/done/0/0", "/digests/3/1", "/records/0/0",
+        "/written/1/0", "/patched/2/0"}) {
+    for (const json& value : {json(-1), json(1.5), json(1e300), json(std::nan("")), json(true),
+                              json("1"), json(), json::array({1})}) {
+      folder.write("journal", sample_with(folder, member, value));
+      SCOPED_TRACE(member + value.dump());
+      EXPECT_ERROR(load_reached(folder.path()), IoError, "is damaged");
+    }
+  }
+  for (const char* member : {"/records/0/0", "/records/3/0", "/written/0/0", "/patched/2/0"}) {
+    folder.write("journal", sample_with(folder, member, uint64_t{1} << 32));
+    SCOPED_TRACE(member);
+    EXPECT_ERROR(load_reached(folder.path()), IoError, "is damaged");
+  }
+  for (const char* column : {"/done/1", "/digests/2", "/written/3"}) {
+    folder.write("journal", sample_with(folder, column, json::array({1, 2, 3})));
+    SCOPED_TRACE(column);
+    EXPECT_ERROR(load_reached(folder.path()), IoError, "is damaged");
+  }
+}
+
 class JobIdentityTest : public testing::Test {
  protected:
   JobIdentityTest() {
@@ -126,6 +167,20 @@ TEST_F(JobIdentityTest, WithMoreThatIsNestedTooDeeplyIsDamaged) {
   folder_.write("job", "{\"more\":" + deep + "," + job.substr(1));
   EXPECT_ERROR(difference(), IoError, "is damaged");
   EXPECT_ERROR(save_written(folder_.path(), 1), IoError, "is damaged");
+}
+
+TEST_F(JobIdentityTest, WithNumbersThatNobodyWritesIsDamaged) {
+  json job = json::parse(read_all(folder_.path() / "job"));
+  for (const json& number : {json(18446744073709551616.0), json(1.5), json(-1), json("7")}) {
+    job["written"] = number;
+    folder_.write("job", job.dump());
+    SCOPED_TRACE(number);
+    EXPECT_ERROR(load_written(folder_.path()), IoError, "is damaged");
+  }
+  job["written"] = 7;
+  job["inputs"][0][1] = 1e300;
+  folder_.write("job", job.dump());
+  EXPECT_ERROR(difference(), IoError, "is damaged");
 }
 
 TEST_F(JobIdentityTest, SaysInTheEndThatAllIsWritten) {
