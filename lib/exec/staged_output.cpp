@@ -250,8 +250,10 @@ void StagedOutput::give_up(bool forever) {
   if (staging_->is_kept() && !forever && has_job(staging_->folder)) {
     owner_.reset();
     files_.reset();
-    notes_.push_back("what is done is kept in " + staging_->folder.string() +
-                     ": the same command goes on");
+    if (!leaves_run_before_) {
+      notes_.push_back("what is done is kept in " + staging_->folder.string() +
+                       ": the same command goes on");
+    }
     staging_->folder.clear();
     staging_->made_folders.clear();
     return;

@@ -93,6 +93,9 @@ class StagedOutput : public Output {
   bool is_patched(OutputId out) const override;
 
   void give_up(bool forever = false) override;
+  // What a run before has left is of no use: give_up() leaves it as it is, and does not say that
+  // the same command goes on.
+  void leave_run_before() { leaves_run_before_ = true; }
   const std::vector<std::string>& notes() const override { return notes_; }
 
  private:
@@ -112,6 +115,7 @@ class StagedOutput : public Output {
   std::vector<std::string> notes_ = {};
   std::unique_ptr<StagedFiles> files_;  // since prepare()
   bool goes_on_ = false;
+  bool leaves_run_before_ = false;
 };
 
 // Puts a file with `text` in the place of `path`, or makes it: a reader sees the old one or the new

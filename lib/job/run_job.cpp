@@ -87,7 +87,7 @@ class Writing {
     if (options.verify_output || options.resume) {
       sums_.emplace(job.plan, output, [&](OutputId out) { return output.is_patched(out); });
     }
-    if (options.resume) before_ = load_reached(staged->folder());
+    if (options.resume) load_before();
   }
 
   // Everything but the commit.
@@ -152,6 +152,15 @@ class Writing {
   // Of what the run before wrote last.
   static constexpr uint64_t kCheckedAgain = uint64_t{256} << 20;
 
+  void load_before() {
+    try {
+      before_ = load_reached(staged_->folder());
+    } catch (const Error&) {
+      staged_->leave_run_before();
+      throw;
+    }
+  }
+
   void take_over() {
     const std::string folder = staged_->folder().string();
     try {
@@ -167,6 +176,7 @@ class Writing {
                     [&](OutputId out) { return staged_->staged_path(out).string(); }),
                 0, {1, unseen});
     } catch (const Error& error) {
+      staged_->leave_run_before();
       Error(error, error.message() + "; to begin anew, remove " + folder).raise();
     }
     bytes_kept_ = sums_->bytes();

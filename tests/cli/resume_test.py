@@ -321,6 +321,7 @@ class StoppedTest(ResumeTest):
         done = self.call(folder, [*command, "--resume"])
         self.assertEqual(done.returncode, 4, done.stderr)
         self.assertRegex(done.stderr, "the disk does not give back")
+        self.assertNotIn("the same command goes on", done.stderr)
 
     def test_a_journal_of_units_that_no_run_has_is_refused(self):
         folder = self.fresh(self.large(), {})
@@ -336,6 +337,12 @@ class StoppedTest(ResumeTest):
             done = self.call(folder, [*command, "--resume"])
             self.assertEqual(done.returncode, 4, done.stderr)
             self.assertRegex(done.stderr, f"begun in units of {unit} bytes.*to begin anew, remove ")
+            self.assertNotIn("the same command goes on", done.stderr)
+        journal.write_bytes(b"x" + body)
+        done = self.call(folder, [*command, "--resume"])
+        self.assertEqual(done.returncode, 4, done.stderr)
+        self.assertRegex(done.stderr, "journal: is damaged, so that nothing can go on there; remove the folder")
+        self.assertNotIn("the same command goes on", done.stderr)
 
     def test_a_full_disk_keeps_what_is_done(self):
         folder = self.fresh(self.large(), {})
