@@ -4,7 +4,6 @@
 #include <concepts>
 #include <cstdio>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <system_error>
 #include <type_traits>
@@ -30,20 +29,26 @@ constexpr const char* kJob = "job";
 constexpr const char* kJournal = "journal";
 constexpr int kVersion = 2;
 
-// Nothing if there is no such file.
-std::optional<std::string> content_of(const fs::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream) {
-    std::error_code ignored;
-    if (!fs::exists(fs::symlink_status(path, ignored))) return std::nullopt;
-    throw IoError({.file = path.string()}, "cannot open", errno);
-  }
-  return std::string(std::istreambuf_iterator<char>(stream), {});
-}
-
 IoError damaged(const fs::path& path) {
   return IoError({.file = path.string()},
                  "is damaged, so that nothing can go on there; remove the folder", 0);
+}
+
+// Nothing if there is no such file.
+std::optional<std::string> content_of(const fs::path& path) {
+  std::error_code failed;
+  const fs::file_status status = fs::symlink_status(path, failed);
+  if (!fs::exists(status)) return std::nullopt;
+  if (!fs::is_regular_file(status)) throw damaged(path);
+  const uintmax_t size = fs::file_size(path, failed);
+  if (failed) throw IoError({.file = path.string()}, "cannot be looked at", failed.value());
+  std::string content(size, '\0');
+  std::ifstream stream(path, std::ios::binary);
+  if (!stream) throw IoError({.file = path.string()}, "cannot open", errno);
+  if (!stream.read(content.data(), static_cast<std::streamsize>(content.size()))) {
+    throw IoError({.file = path.string()}, "cannot read", errno);
+  }
+  return content;
 }
 
 struct NotAsWritten {};

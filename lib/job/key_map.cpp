@@ -6,7 +6,6 @@
 #include <array>
 #include <charconv>
 #include <fstream>
-#include <iterator>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -151,8 +150,9 @@ KeyMap KeyMap::read(const std::filesystem::path& path) {
   }
   if (size > kMaxBytes) throw UsageError(path.string() + ": is too large for rules of names");
   std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file) throw IoError({.file = path.string()}, "cannot read", errno);
+  std::string text(size, '\0');
+  if (!file.read(text.data(), static_cast<std::streamsize>(size)))
+    throw IoError({.file = path.string()}, "cannot read", errno);
   return parse(text, path.string());
 }
 

@@ -136,6 +136,12 @@ TEST(Journal, RefusesNumbersThatItDoesNotWrite) {
   }
 }
 
+TEST(Journal, IsNoFolder) {
+  const TempFolder folder;
+  fs::create_directory(folder.path() / "journal");
+  EXPECT_ERROR(load_reached(folder.path()), IoError, "is damaged");
+}
+
 class JobIdentityTest : public testing::Test {
  protected:
   JobIdentityTest() {
