@@ -78,6 +78,9 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
       if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
         return fail("the size " + std::to_string(value));
       }
+      if (tensors.back().shape->size() == kMaxDims) {
+        return fail("a shape of more than " + std::to_string(kMaxDims) + " dimensions");
+      }
       tensors.back().shape->push_back(static_cast<int64_t>(value));
     } else if (state_ == State::offsets && tensors.back().offsets->size() < 2) {
       tensors.back().offsets->push_back(value);

@@ -613,6 +613,11 @@ Shape shape_from_pickle(const Value& value) {
   if (!value.is(Kind::tuple) && !value.is(Kind::list)) {
     throw CorruptError({}, describe(value) + " where a shape was expected");
   }
+  if (value.as_sequence().size() > kMaxDims) {
+    throw UnsupportedError({}, "a shape of " + std::to_string(value.as_sequence().size()) +
+                                   " dimensions; tensors have " + std::to_string(kMaxDims) +
+                                   " at most");
+  }
   Shape shape;
   shape.reserve(value.as_sequence().size());
   for (const Value& size : value.as_sequence()) {
