@@ -1,6 +1,7 @@
 #include "checkpoint/module_entries.h"
 
 #include "format/meta_tensor.h"
+#include "format/tensors_in.h"
 #include "format/torch_archive.h"
 
 namespace dsckpt {
@@ -55,6 +56,7 @@ ModuleEntries::ModuleEntries(const Value& module) {
     for (const auto& [key, value] : mapping.as_dict().items) {
       if (!key.is(Kind::string)) continue;
       std::string name = front + std::string(key.as_string());
+      check_name(name);
       if (is_nested(value)) {
         add_all(add_all, value, name + ".");
       } else {

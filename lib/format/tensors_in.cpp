@@ -3,6 +3,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "base/text.h"
+#include "dsckpt/error.h"
 #include "format/torch_archive.h"
 
 namespace dsckpt {
@@ -39,6 +41,7 @@ class TensorFinder {
   std::vector<FoundTensor> take() { return std::move(found_); }
 
   void visit(const Value& value, const std::string& path) {
+    check_name(path);
     if (TorchArchive::is_tensor(value)) {
       found_.push_back({path, value});
       return;
@@ -87,6 +90,12 @@ class TensorFinder {
 };
 
 }  // namespace
+
+void check_name(std::string_view name) {
+  if (name.size() <= kMaxNameBytes) return;
+  throw UnsupportedError({}, "a name of " + std::to_string(name.size()) + " bytes: '" +
+                                 printable(std::string(name.substr(0, 40))) + "...'");
+}
 
 std::vector<FoundTensor> tensors_in(const Value& root) {
   TensorFinder finder;
