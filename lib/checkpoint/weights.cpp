@@ -157,7 +157,7 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
     ids.push_back(file.id);
     const std::string& display = inputs[file.id].display();
     std::unordered_map<std::string, uint64_t> in_file;  // how often each path came
-    const auto add = [&](std::string name, TensorSource value, std::string alias_of) {
+    const auto add = [&](std::string name, TensorSource value, std::string alias_of) {  // its name
       // {"a": {"b": x}, "a.b": y} is a whole file, though both are a.b.
       const uint64_t times = ++in_file[name];
       if (times > 1) name += " #" + std::to_string(times);
@@ -167,6 +167,7 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
                                 "is in " + display_of(at->second) + " too");
       }
       weights.tensors_.push_back({std::move(name), std::move(value), std::move(alias_of)});
+      return weights.tensors_.back().name;
     };
     if (SafetensorsFile::probe(inputs[file.id])) {
       file.safetensors = std::make_unique<SafetensorsFile>(SafetensorsFile::open(inputs, file.id));
@@ -187,15 +188,15 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
       for (const FoundTensor& found : tensors_in(file.archive->root())) {
         const TensorInfo info =
             in_context({.tensor = found.path}, [&] { return file.archive->info(found.value); });
-        std::string alias_of;
+        std::string* first = nullptr;  // the name of the first such view
         if (numel(info.shape) > 0) {
-          const auto [first, is_new] =
-              views.emplace(std::tuple(info.storage_key, info.storage_offset, info.shape,
-                                       info.strides, info.dtype),
-                            found.path);
-          if (!is_new) alias_of = first->second;
+          first = &views[std::tuple(info.storage_key, info.storage_offset, info.shape, info.strides,
+                                    info.dtype)];
         }
-        add(found.path, file.archive->tensor(found.value), std::move(alias_of));
+        const bool is_alias = first != nullptr && !first->empty();
+        const std::string name =
+            add(found.path, file.archive->tensor(found.value), is_alias ? *first : "");
+        if (first != nullptr && !is_alias) *first = name;
       }
     }
     weights.files_.push_back(std::move(file));
