@@ -75,20 +75,25 @@ void drop_base_weight_shards(CheckpointDraft& draft) {
     const auto found = shapes.find(name);
     return found == shapes.end() || found->second->size() != 2 ? nullptr : found->second;
   };
-  std::unordered_set<std::string> shards;
+  std::set<std::string> shards;
   for (const Param& param : draft.params) {
     if (!param.name.ends_with(".weight") || param.weight.shape().size() != 1) continue;
     const std::string layer = param.name.substr(0, param.name.size() - kWeight.size());
     const Shape* down = matrix(layer + std::string(kDown));
     const Shape* up = matrix(layer + "lora_weight_2.weight");
-    if (down == nullptr || up == nullptr) continue;
-    shards.insert(param.name);
+    if (down != nullptr && up != nullptr) shards.insert(param.name);
+  }
+  const auto is_shard = [&](const Param& param) {
+    return shards.contains(param.name) || shards.contains(param.alias_of);
+  };
+  for (const Param& param : draft.params) {
+    if (!is_shard(param)) continue;
     draft.valueless.push_back(param.name);
     draft.notes.push_back("'" + param.name +
                           "' is cut over the ranks (base_weight_sharding), and one rank's part "
                           "alone is in the files; left out");
   }
-  std::erase_if(draft.params, [&](const Param& param) { return shards.contains(param.name); });
+  std::erase_if(draft.params, is_shard);
 }
 
 }  // namespace
