@@ -141,9 +141,13 @@ void SplitModel::add_params(CheckpointDraft& draft, std::vector<OwnedParam> owne
   }
   for (const auto& [name, files] : folders_) {
     if (!is_new(name)) continue;
+    const auto weight = files.find("fp32");
+    if (weight == files.end()) {
+      throw InconsistentError({.tensor = name}, "has states in the folder, but no fp32.pt");
+    }
     params.add({.name = name,
                 .kind = buffers.contains(name) ? ParamKind::buffer : ParamKind::frozen,
-                .weight = value_of(*files.at("fp32"))});
+                .weight = value_of(*weight->second)});
   }
   for (const std::string& name : lost) {
     draft.notes.push_back("frozen parameter '" + name +
