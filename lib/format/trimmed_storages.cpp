@@ -195,11 +195,15 @@ class DroppedFinder {
 
  private:
   void find_dropped(const std::vector<Value>& dropped) {
+    // A parameter may be made of a tensor that is also found by itself.
+    const auto data_of = [](const Value& tensor) {
+      return TorchArchive::view_arguments(tensor).identity();
+    };
     std::unordered_map<const void*, size_t> elsewhere;
-    for (const FoundTensor& found : tensors_in(root_)) ++elsewhere[found.value.identity()];
-    for (const Value& tensor : dropped) --elsewhere[tensor.identity()];
+    for (const FoundTensor& found : tensors_in(root_)) ++elsewhere[data_of(found.value)];
+    for (const Value& tensor : dropped) --elsewhere[data_of(tensor)];
     for (const Value& tensor : dropped) {
-      if (elsewhere[tensor.identity()] != 0) continue;
+      if (elsewhere[data_of(tensor)] != 0) continue;
       if (without_.insert(tensor.identity()).second) dropped_.push_back(tensor);
     }
   }
