@@ -300,6 +300,7 @@ class Zero3WorldReader {
     std::vector<const Shard*> shards;
     for (const size_t rank : ranks) shards.push_back(optim_[rank]);
     FlatStates all;
+    std::vector<std::vector<std::vector<TensorSource>>> parts;  // by state and rank, of each group
     for (const size_t g : groups) {
       FlatStates states = flat_states(shards, keys::kOptimizerStateDict, g);
       for (FlatStates::State& state : states.states) {
@@ -317,6 +318,10 @@ class Zero3WorldReader {
       }
       if (g == groups.front()) {
         all = std::move(states);
+        for (const FlatStates::State& state : all.states) {
+          parts.emplace_back();
+          for (const TensorSource& piece : state.pieces) parts.back().push_back({piece});
+        }
         continue;
       }
       const size_t count = all.states.size();
@@ -327,9 +332,14 @@ class Zero3WorldReader {
                                       ", and parameters lie across sub-groups");
         }
         for (size_t i = 0; i < ranks.size(); ++i) {
-          TensorSource& pieces = all.states[k].pieces[i];
-          pieces = TensorSource::cat(0, {pieces, states.states[k].pieces[i]});
+          parts[k][i].push_back(states.states[k].pieces[i]);
         }
+      }
+    }
+    for (size_t k = 0; k < parts.size(); ++k) {
+      for (size_t i = 0; i < ranks.size(); ++i) {
+        if (parts[k][i].size() == 1) continue;
+        all.states[k].pieces[i] = TensorSource::cat(0, std::move(parts[k][i]));
       }
     }
     return all;
@@ -541,17 +551,16 @@ std::vector<ParamGroup> sub_group_param_groups(const ModelStates& model, const F
 void find_valueless(const World& world, CheckpointDraft& draft) {
   std::unordered_set<std::string_view> found;
   for (const auto& entry : world.frozen) found.insert(entry.first);
+  std::set<std::string_view> quantized;
+  for (const auto& entry : world.model->frozen_param_shapes) quantized.insert(entry.first);
   for (const auto& entry : world.model->rest_of_module()) {
     if (found.contains(entry.first)) continue;
     draft.valueless.push_back(entry.first);
-    const NamedShapes& saved = world.model->frozen_param_shapes;
-    const bool quantized = std::any_of(saved.begin(), saved.end(), [&](const auto& frozen) {
-      return frozen.first == entry.first;
-    });
     draft.notes.push_back("'" + entry.first +
-                          (quantized ? "' is quantized, and its scales are in no file; left out"
-                                     : "' is a parameter of the model, but no file holds its "
-                                       "values; left out"));
+                          (quantized.contains(entry.first)
+                               ? "' is quantized, and its scales are in no file; left out"
+                               : "' is a parameter of the model, but no file holds its "
+                                 "values; left out"));
   }
 }
 
