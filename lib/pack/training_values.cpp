@@ -1,6 +1,9 @@
 #include "pack/training_values.h"
 
-#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
 
 #include "checkpoint/experts.h"
 #include "checkpoint/optim_states.h"
@@ -56,17 +59,37 @@ Values in_zero_optimizer(const Value& wrapper) {
   return found;
 }
 
-std::string owner_of(const ModelStates& model, const std::string& name) {
-  std::string owner = name;
-  // Each alias has one owner, which may be an alias itself; a circle ends where it began.
-  for (size_t i = 0; i < model.shared_params.size(); ++i) {
-    const auto found = std::find_if(model.shared_params.begin(), model.shared_params.end(),
-                                    [&](const auto& entry) { return entry.first == owner; });
-    if (found == model.shared_params.end()) break;
-    owner = found->second;
+// Which names of a module are trained: each alias is what its owner is.
+class TrainedNames {
+ public:
+  // The model must stay.
+  explicit TrainedNames(const ModelStates& model) : model_(model) {
+    for (const auto& [alias, owner] : model.shared_params) next_.emplace(alias, owner);
   }
-  return owner;
-}
+
+  bool has(const std::string& name) {
+    return !model_.buffer_names.contains(name) && model_.is_trainable(std::string(owner_of(name)));
+  }
+
+ private:
+  // An owner may be an alias itself; a circle ends where it is closed.
+  std::string_view owner_of(std::string_view name) {
+    std::set<std::string_view> passed;
+    std::string_view owner = name;
+    for (auto next = next_.find(owner); next != next_.end() && passed.insert(owner).second;
+         next = next_.find(owner)) {
+      owner = next->second;
+    }
+    // The next one that comes by is there at once.
+    for (const std::string_view alias : passed) {
+      if (alias != owner) next_[alias] = owner;
+    }
+    return owner;
+  }
+
+  const ModelStates& model_;
+  std::map<std::string_view, std::string_view> next_;
+};
 
 }  // namespace
 
@@ -136,16 +159,13 @@ bool TrainingValues::is_trained_expert(const ShardName& file, const std::string&
   return name.ends_with(number) && trained_.contains(name.substr(0, name.size() - number.size()));
 }
 
-bool TrainingValues::is_trained(const ModelStates& model, const std::string& name) const {
-  return !model.buffer_names.contains(name) && model.is_trainable(owner_of(model, name));
-}
-
 Values TrainingValues::in_module(const ModelStates& model) const {
   Values found;
+  TrainedNames trained(model);
   for (const auto& [name, value] : model.module) {
     // Without elements there are no bytes, and the shape tells which of them are tied.
     const bool empty = numel(model.shard().archive.info(value).shape) == 0;
-    if (!empty && is_trained(model, name)) found.push_back(value);
+    if (!empty && trained.has(name)) found.push_back(value);
   }
   return found;
 }
@@ -185,9 +205,10 @@ std::vector<std::pair<std::string, std::string>> TrainingValues::untold_aliases(
   const auto model = models_.find(&shard);
   if (model == models_.end()) return untold;
   const Value told = shard.archive.root().find_or_none(keys::kSharedParams);
+  TrainedNames trained(model->second);
   for (const auto& [alias, owner] : model->second.shared_params) {
     if (told.is_mapping() && told.find(alias)) continue;
-    if (is_trained(model->second, alias)) untold.emplace_back(alias, owner);
+    if (trained.has(alias)) untold.emplace_back(alias, owner);
   }
   return untold;
 }

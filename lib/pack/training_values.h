@@ -39,7 +39,6 @@ class TrainingValues {
  private:
   void find_trained_layers(const std::vector<Shard>& shards);
   bool is_trained_expert(const ShardName& file, const std::string& name) const;
-  bool is_trained(const ModelStates& model, const std::string& name) const;
   std::vector<pickle::Value> in_module(const ModelStates& model) const;
 
   bool without_zero_;
