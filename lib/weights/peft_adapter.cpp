@@ -134,14 +134,35 @@ std::optional<std::string> saved_prompt_part(std::string_view part) {
   return std::nullopt;
 }
 
-Adapter find_adapter(const Checkpoint& checkpoint, const std::vector<ChosenTensor>& chosen,
+// What the adapters are chosen from.
+struct NamedTensors {
+  explicit NamedTensors(const std::vector<ChosenTensor>& chosen) : tensors(chosen) {
+    for (const ChosenTensor& each : chosen) {
+      const std::string& name = each.tensor.name;
+      names.insert(name);
+      in_adapters.push_back(adapter_tensor_name(name));
+      const size_t dot = name.rfind('.');
+      if (in_adapters.back() || dot == name.npos) continue;
+      const std::string module = name.substr(0, dot);
+      modules[module.substr(module.rfind('.') + 1)].insert(module);
+    }
+  }
+
+  const std::vector<ChosenTensor>& tensors;
+  std::vector<std::optional<AdapterTensorName>> in_adapters;  // of each tensor
+  std::set<std::string_view> names;
+  std::map<std::string, std::set<std::string>> modules;  // of no adapter, by their last parts
+};
+
+Adapter find_adapter(const Checkpoint& checkpoint, const NamedTensors& all,
                      const std::string& adapter, std::vector<std::string>& notes) {
   Adapter found{.name = adapter, .folder = {}, .tensors = {}};
-  for (const ChosenTensor& each : chosen) {
-    const auto name = adapter_tensor_name(each.tensor.name);
+  for (size_t i = 0; i < all.tensors.size(); ++i) {
+    const ChosenTensor& each = all.tensors[i];
+    const std::optional<AdapterTensorName>& name = all.in_adapters[i];
+    if (name && name->adapter != adapter) continue;
     std::string saved = name ? name->saved : each.tensor.name;
     if (name) {
-      if (name->adapter != adapter) continue;
       if (name->saved.empty()) {
         throw UnsupportedError({.tensor = each.tensor.name},
                                "makes the adapter's prompt of its embedding, and peft saves what "
@@ -240,8 +261,7 @@ void check_rank(const fs::path& path, const json& config, const Adapter& adapter
 // The configuration of a LoRA adapter, as far as its tensors tell it.
 class Derivation {
  public:
-  Derivation(const std::vector<ChosenTensor>& all, const Adapter& adapter)
-      : all_(all), adapter_(adapter) {}
+  Derivation(const NamedTensors& all, const Adapter& adapter) : all_(all), adapter_(adapter) {}
 
   json config(double lora_alpha) {
     for (const AdapterTensor& tensor : adapter_.tensors) add(tensor);
@@ -292,26 +312,31 @@ class Derivation {
   // Whether what the module wraps has its values under other names than layers have.
   bool is_of_parameters(const std::string& module) const {
     const std::string base = module + ".base_layer.";
-    return std::any_of(all_.begin(), all_.end(), [&](const ChosenTensor& each) {
-      const std::string& name = each.tensor.name;
-      return name.starts_with(base) && name != base + "weight" && name != base + "bias";
-    });
+    for (auto name = all_.names.lower_bound(base);
+         name != all_.names.end() && name->starts_with(base); ++name) {
+      if (*name != base + "weight" && *name != base + "bias") return true;
+    }
+    return false;
   }
 
   // The last parts of the modules' names, as users give them; where other modules end the same,
   // whole names.
   std::set<std::string> targets() const {
-    std::set<std::string> others;
-    for (const auto& [param, tensor] : all_) {
-      const size_t dot = tensor.name.rfind('.');
-      if (dot == tensor.name.npos || adapter_tensor_name(tensor.name)) continue;
-      const std::string module = tensor.name.substr(0, dot);
-      if (!modules_.contains(module)) others.insert(module.substr(module.rfind('.') + 1));
+    std::map<std::string, std::vector<std::string>> by_last;
+    for (const std::string& module : modules_) {
+      by_last[module.substr(module.rfind('.') + 1)].push_back(module);
     }
     std::set<std::string> targets;
-    for (const std::string& module : modules_) {
-      const std::string last = module.substr(module.rfind('.') + 1);
-      targets.insert(others.contains(last) ? module.substr(kPrefix.size()) : last);
+    for (const auto& [last, modules] : by_last) {
+      const auto same_end = all_.modules.find(last);
+      size_t others = same_end == all_.modules.end() ? 0 : same_end->second.size();
+      for (const std::string& module : modules) {
+        if (others > 0 && same_end->second.contains(module)) --others;
+      }
+      if (others == 0) targets.insert(last);
+      for (const std::string& module : modules) {
+        if (others > 0) targets.insert(module.substr(kPrefix.size()));
+      }
     }
     return targets;
   }
@@ -325,7 +350,7 @@ class Derivation {
     return "lora_only";
   }
 
-  const std::vector<ChosenTensor>& all_;
+  const NamedTensors& all_;
   const Adapter& adapter_;
   std::set<std::string> modules_;
   std::set<std::string> to_save_;
@@ -334,7 +359,7 @@ class Derivation {
 };
 
 void add_config(InputFiles& inputs, const Checkpoint& checkpoint, const AdapterOptions& options,
-                const std::vector<ChosenTensor>& chosen, const Adapter& adapter, PlanBuilder& plan,
+                const NamedTensors& all, const Adapter& adapter, PlanBuilder& plan,
                 std::vector<std::string>& notes) {
   const std::optional<fs::path> path = options.config.empty()
                                            ? config_beside(checkpoint, adapter.name)
@@ -352,7 +377,7 @@ void add_config(InputFiles& inputs, const Checkpoint& checkpoint, const AdapterO
                      " beside the shards, and no tensor tells lora_alpha")
         .with_hint("give the file with --peft-config, or the number with --lora-alpha");
   }
-  const std::string text = Derivation(chosen, adapter).config(*options.lora_alpha).dump(2) + "\n";
+  const std::string text = Derivation(all, adapter).config(*options.lora_alpha).dump(2) + "\n";
   plan.put_literal(plan.add_output(output, text.size()), 0, text);
   notes.push_back(output +
                   " is derived from the tensors; use_rslora, fan_in_fan_out and alpha_pattern are "
@@ -409,6 +434,7 @@ Job plan_adapter(const Source& source, const WeightsOptions& weights,
   }
   const std::vector<ChosenTensor> chosen = choose_tensors(checkpoint, weights, job.notes);
   const std::set<std::string> names = adapters_of(checkpoint, chosen);
+  const NamedTensors all(chosen);
   if (names.size() > 1 && !options.config.empty()) {
     throw UsageError("--peft-config: several adapters were trained: '" + *names.begin() +
                      "' and '" + *names.rbegin() + "'")
@@ -417,11 +443,11 @@ Job plan_adapter(const Source& source, const WeightsOptions& weights,
   PlanBuilder plan;
   WeightsSplit split;
   for (const std::string& name : names) {
-    Adapter adapter = find_adapter(checkpoint, chosen, name, job.notes);
+    Adapter adapter = find_adapter(checkpoint, all, name, job.notes);
     // As save_pretrained: the default one at the top, the others in folders of their own.
     if (names.size() > 1 && name != kDefaultAdapter) adapter.folder = name + "/";
     lay_out_adapter(adapter, plan, split);
-    add_config(*source->inputs, checkpoint, options, chosen, adapter, plan, job.notes);
+    add_config(*source->inputs, checkpoint, options, all, adapter, plan, job.notes);
   }
   set_plan(job, plan);
   job.what = summary_of(split);
