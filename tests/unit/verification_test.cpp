@@ -194,13 +194,13 @@ TEST_F(PlacesTest, ATensorIsDoubtfulWhoseRecordIsDamagedOrWhoseFileIsSuspect) {
   const TensorSource same =
       TensorSource::same({stored(second_, 0, 4), stored(first_, 8, 4)}, "copies");
   EXPECT_FALSE(v_.is_doubtful(tensor));
-  v_.damaged = {{second_, 32, 32}, {first_, 24, 8}};
+  v_.set_damaged({{second_, 32, 32}, {first_, 24, 8}});
   EXPECT_FALSE(v_.is_doubtful(tensor));
   EXPECT_FALSE(v_.is_doubtful(same));
-  v_.damaged.push_back({first_, 0, 16});
+  v_.set_damaged({{second_, 32, 32}, {first_, 24, 8}, {first_, 0, 16}});
   EXPECT_TRUE(v_.is_doubtful(tensor));
   EXPECT_TRUE(v_.is_doubtful(same));
-  v_.damaged.clear();
+  v_.set_damaged({});
   EXPECT_FALSE(v_.is_doubtful(tensor));
   v_.files[0].suspect = true;
   EXPECT_TRUE(v_.is_doubtful(tensor));

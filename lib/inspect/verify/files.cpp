@@ -4,9 +4,14 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <span>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "base/bytes.h"
 #include "base/kernels.h"
+#include "base/keyed_hash.h"
 #include "exec/extent_sums.h"
 #include "format/tensors_in.h"
 #include "inspect/verify/verification.h"
@@ -34,20 +39,65 @@ std::filesystem::path root_of(const Verification& v) {
                                                                  : v.report.folder;
 }
 
-using RecordNames = std::set<std::pair<std::string, std::string>>;  // of file and record
+// What the records of all zips in one file have that was changed.
+class DamageOfFile {
+ public:
+  void add(const CheckedFile& file, const std::unordered_set<const ZipEntry*>& damaged) {
+    ++zips_;
+    for (const ZipEntry& entry : file.zip->entries()) {
+      const bool is_damaged = damaged.contains(&entry);
+      is_damaged_ = is_damaged_ || is_damaged;
+      // Messages have names with and without the top folder.
+      add(file, entry.name, is_damaged);
+      const size_t slash = entry.name.find('/');
+      if (slash != entry.name.npos) add(file, entry.name.substr(slash + 1), is_damaged);
+    }
+  }
 
-// Whether a file cannot be read because a record of its zip, one of `damaged`, has other bytes than
-// were saved: not if the finding names another record.
-bool is_explained(const RecordNames& damaged, const CheckedFile& file, const Finding& finding) {
-  const auto is_named = [&](const ZipEntry& entry) {
-    return !finding.member.empty() &&
-           (entry.name == finding.member || entry.name.ends_with("/" + finding.member));
+  // Whether something cannot be read because a record has other bytes than were saved: not if the
+  // finding names another record.
+  bool explains(const Finding& finding) const {
+    const auto named = by_name_.find(finding.member);
+    if (finding.member.empty() || named == by_name_.end()) return is_damaged_;
+    return named->second.is_damaged || (named->second.zips < zips_ && is_damaged_);
+  }
+
+ private:
+  struct Named {
+    const CheckedFile* last = nullptr;
+    size_t zips = 0;  // that have such a record
+    bool is_damaged = false;
   };
-  const auto& entries = file.zip->entries();
-  const auto named = std::find_if(entries.begin(), entries.end(), is_named);
-  if (named != entries.end()) return damaged.contains({file.display, file.member(*named)});
-  const auto first = damaged.lower_bound({file.display, ""});
-  return first != damaged.end() && first->first == file.display;
+
+  void add(const CheckedFile& file, std::string_view name, bool is_damaged) {
+    Named& named = by_name_[name];
+    if (named.last != &file) ++named.zips;
+    named.last = &file;
+    named.is_damaged = named.is_damaged || is_damaged;
+  }
+
+  size_t zips_ = 0;
+  bool is_damaged_ = false;
+  std::unordered_map<std::string_view, Named, KeyedHash> by_name_;
+};
+
+// What cannot be read because its bytes are not those that were saved is reported as that.
+void drop_explained(Verification& v, const std::unordered_set<const ZipEntry*>& damaged) {
+  if (damaged.empty()) return;
+  const auto is_unreadable = [](const Finding& finding) {
+    return finding.check == Check::unreadable;
+  };
+  std::unordered_map<std::string, DamageOfFile, KeyedHash> files;
+  for (const Finding& finding : v.report.findings) {
+    if (is_unreadable(finding)) files.try_emplace(finding.file);
+  }
+  for (const CheckedFile& file : v.files) {
+    const auto found = files.find(file.display);
+    if (found != files.end() && file.zip) found->second.add(file, damaged);
+  }
+  std::erase_if(v.report.findings, [&](const Finding& finding) {
+    return is_unreadable(finding) && files.at(finding.file).explains(finding);
+  });
 }
 
 struct Record {
@@ -141,20 +191,38 @@ void note_unsupported(Verification& v, const std::vector<std::vector<std::string
   if (!all.empty()) v.skip(Check::layout, "not all of it: " + first_of(all), true);
 }
 
-// The persistent value of the storage that a tensor is a view of, or None.
-pickle::Value storage_in(const pickle::Value& value) {
-  if (value.is(pickle::Kind::persistent)) return value;
-  if (value.is(pickle::Kind::object)) return storage_in(value.as_object().arguments);
-  if (!value.is(pickle::Kind::tuple)) return {};
-  for (const pickle::Value& item : value.as_sequence()) {
-    const pickle::Value found = storage_in(item);
-    if (!found.is_none()) return found;
+// The persistent values of the storages that the tensors of one file are views of.
+class StorageFinder {
+ public:
+  // None if there is none.
+  pickle::Value storage_of(const pickle::Value& value) {
+    if (value.is(pickle::Kind::persistent)) return value;
+    if (!value.is(pickle::Kind::object) && !value.is(pickle::Kind::tuple)) return {};
+    // Tuples can hold the same tuple any number of times.
+    const auto [known, is_new] = known_.emplace(value.identity(), pickle::Value());
+    if (!is_new) return known->second;
+    const pickle::Value found = value.is(pickle::Kind::object)
+                                    ? storage_of(value.as_object().arguments)
+                                    : first_in(value.as_sequence());
+    known_[value.identity()] = found;
+    return found;
   }
-  return {};
-}
+
+ private:
+  pickle::Value first_in(std::span<const pickle::Value> items) {
+    for (const pickle::Value& item : items) {
+      const pickle::Value found = storage_of(item);
+      if (!found.is_none()) return found;
+    }
+    return {};
+  }
+
+  std::unordered_map<const void*, pickle::Value> known_;
+};
 
 // Says what is wrong with a tensor: with its storage, or with the view.
-Finding finding_of(const CheckedFile& file, const FoundTensor& found, const Error& error) {
+Finding finding_of(const CheckedFile& file, const FoundTensor& found, const Error& error,
+                   StorageFinder& finder) {
   Finding finding{.check = Check::layout,
                   .message = error.message(),
                   .file = file.display,
@@ -162,7 +230,7 @@ Finding finding_of(const CheckedFile& file, const FoundTensor& found, const Erro
                   .member = found.path,
                   .offset = error.where().offset};
   try {
-    file.shard->archive.storage(storage_in(found.value));
+    file.shard->archive.storage(finder.storage_of(found.value));
   } catch (const Error& of_storage) {
     if (of_storage.where().member.empty()) return finding;
     finding.check = Check::unreadable;
@@ -217,7 +285,8 @@ void check_records(Verification& v) {
                 unread[record] = 1;
               });
 
-  RecordNames damaged;
+  std::unordered_set<const ZipEntry*> damaged;
+  std::vector<Extent> extents;
   size_t piece = 0;
   for (size_t r = 0; r < records.size(); ++r) {
     uint32_t crc = 0;
@@ -231,8 +300,8 @@ void check_records(Verification& v) {
     }
     ++v.report.records;
     if (crc == entry->crc32) continue;
-    v.damaged.push_back(extent);
-    damaged.emplace(file->display, file->member(*entry));
+    extents.push_back(extent);
+    damaged.insert(entry);
     v.add({.check = Check::crc,
            .message = "CRC32 mismatch: the data has changed since it was saved",
            .file = file->display,
@@ -242,13 +311,8 @@ void check_records(Verification& v) {
            .offset = extent.offset,
            .size = extent.size});
   }
-  // What cannot be read because its bytes are not those that were saved is reported as that.
-  std::erase_if(v.report.findings, [&](const Finding& finding) {
-    if (finding.check != Check::unreadable) return false;
-    return std::any_of(v.files.begin(), v.files.end(), [&](const CheckedFile& file) {
-      return file.display == finding.file && file.zip && is_explained(damaged, file, finding);
-    });
-  });
+  v.set_damaged(std::move(extents));
+  drop_explained(v, damaged);
 }
 
 void check_saved_names(Verification& v) {
@@ -275,12 +339,13 @@ void check_saved_names(Verification& v) {
 
 void check_tensors_in_files(Verification& v) {
   std::vector<std::vector<std::string>> unsupported(v.files.size());  // of each file
-  RecordNames reported;
+  std::set<std::pair<std::string, std::string>> reported;             // of file and member
   for (const Finding& finding : v.report.findings) reported.emplace(finding.file, finding.member);
   for_each_index(v.files.size(), [&](size_t i) {
     CheckedFile& file = v.files[i];
     if (!file.whole() || file.left_out || !file.shard) return;
     std::set<std::string> storages;
+    StorageFinder finder;
     for (const FoundTensor& found : tensors_in(file.shard->archive.root())) {
       try {
         file.shard->archive.tensor(found.value);
@@ -290,7 +355,7 @@ void check_tensors_in_files(Verification& v) {
               error.within({.file = file.display, .tensor = found.path}).what());
           continue;
         }
-        Finding finding = finding_of(file, found, error);
+        Finding finding = finding_of(file, found, error, finder);
         const bool is_new =
             finding.check == Check::layout || (!reported.contains({file.display, finding.member}) &&
                                                storages.insert(finding.member).second);

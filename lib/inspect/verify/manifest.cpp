@@ -7,11 +7,14 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <span>
 #include <system_error>
+#include <unordered_map>
 
 #include "base/bytes.h"
 #include "base/json.h"
+#include "base/keyed_hash.h"
 #include "base/sha256.h"
 #include "dsckpt/error.h"
 #include "exec/extent_sums.h"
@@ -56,20 +59,20 @@ std::vector<fs::path> list_files(const Verification& v) {
   return paths;
 }
 
-// Names and places of the records; of files that are not whole, none.
-std::vector<ManifestRecord> records_of(Verification& v, const fs::path& path) {
+// Names and places of the records of one file, which `parts` are all or archives of; of files that
+// are not whole, none.
+std::vector<ManifestRecord> records_of(const std::vector<const CheckedFile*>& parts) {
   std::vector<ManifestRecord> records;
-  for (const CheckedFile& file : v.files) {
-    if (file.path != path) continue;
-    if (file.safetensors) {
-      for (const SafetensorsEntry& entry : file.safetensors->entries()) {
+  for (const CheckedFile* file : parts) {
+    if (file->safetensors) {
+      for (const SafetensorsEntry& entry : file->safetensors->entries()) {
         records.push_back({entry.name, entry.extent.offset, entry.extent.size, {}});
       }
-    } else if (file.zip) {
+    } else if (file->zip) {
       try {
-        for (const ZipEntry& entry : file.zip->entries()) {
-          const Extent extent = file.zip->data(entry);
-          records.push_back({file.member(entry), extent.offset, extent.size, {}});
+        for (const ZipEntry& entry : file->zip->entries()) {
+          const Extent extent = file->zip->data(entry);
+          records.push_back({file->member(entry), extent.offset, extent.size, {}});
         }
       } catch (const CorruptError&) {
         return {};  // check_records has said so
@@ -111,16 +114,36 @@ std::string digits_at(const json& object) {
   return digits;
 }
 
+// What is known of the files before they are compared, by the names that findings have for them.
+struct KnownFile {
+  std::optional<FindingRank> rank;
+  bool is_unreadable = false;
+  bool is_reported = false;       // Verification::is_reported
+  std::set<std::string> damaged;  // records whose CRC32 is wrong
+};
+using KnownFiles = std::unordered_map<std::string, KnownFile, KeyedHash>;
+
+KnownFiles known_files(const Verification& v) {
+  KnownFiles files;
+  for (const CheckedFile& file : v.files) files[file.display].rank = file.rank();
+  for (const Finding& finding : v.report.findings) {
+    KnownFile& file = files[finding.file];
+    file.is_unreadable = file.is_unreadable || finding.check == Check::unreadable;
+    if (finding.check == Check::crc) {
+      file.damaged.insert(finding.member);
+    } else {
+      file.is_reported = true;
+    }
+  }
+  return files;
+}
+
 // Compares one file with its entry.
 class FileComparison {
  public:
-  FileComparison(Verification& v, const ManifestFile& was, const ManifestFile& is,
-                 std::string display)
-      : v_(v), was_(was), is_(is), display_(std::move(display)) {
-    for (const CheckedFile& file : v.files) {
-      if (file.display == display_) rank_ = file.rank();
-    }
-  }
+  FileComparison(Verification& v, const KnownFile& known, const ManifestFile& was,
+                 const ManifestFile& is, std::string display)
+      : v_(v), known_(known), was_(was), is_(is), display_(std::move(display)) {}
 
   void run() {
     if (was_.sha256 == is_.sha256) return;
@@ -150,19 +173,14 @@ class FileComparison {
                 : is_.records.empty() ? std::string("has changed")
                                       : std::string("bytes outside of its records have changed"),
             .file = display_,
-            .rank = rank_,
+            .rank = known_.rank,
             .size = is_.size});
   }
 
  private:
   // Whether something that was reported before says it all.
   bool is_known(const std::string& member) const {
-    return std::any_of(v_.report.findings.begin(), v_.report.findings.end(),
-                       [&](const Finding& finding) {
-                         return finding.file == display_ &&
-                                (finding.check == Check::unreadable ||
-                                 (finding.check == Check::crc && finding.member == member));
-                       });
+    return known_.is_unreadable || known_.damaged.contains(member);
   }
 
   bool add(const ManifestRecord& record, std::string message) {
@@ -170,7 +188,7 @@ class FileComparison {
     v_.add({.check = Check::manifest,
             .message = std::move(message),
             .file = display_,
-            .rank = rank_,
+            .rank = known_.rank,
             .member = record.name,
             .offset = record.offset,
             .size = record.size});
@@ -178,10 +196,10 @@ class FileComparison {
   }
 
   Verification& v_;
+  const KnownFile& known_;
   const ManifestFile& was_;
   const ManifestFile& is_;
   std::string display_;
-  std::optional<FindingRank> rank_;
 };
 
 }  // namespace
@@ -260,6 +278,8 @@ Manifest read_manifest(const fs::path& path) {
 
 Manifest make_manifest(Verification& v) {
   const std::vector<fs::path> paths = list_files(v);
+  std::map<fs::path, std::vector<const CheckedFile*>> files;
+  for (const CheckedFile& file : v.files) files[file.path].push_back(&file);
   Manifest manifest;
   std::vector<FileId> ids;
   for (const fs::path& path : paths) {
@@ -267,7 +287,7 @@ Manifest make_manifest(Verification& v) {
     manifest.push_back({path.lexically_relative(v.report.folder).generic_string(),
                         v.inputs[ids.back()].size(),
                         {},
-                        records_of(v, path)});
+                        records_of(files[path])});
   }
   // Whole files and their records apart, so that one large file keeps two threads busy.
   std::vector<Extent> extents;
@@ -299,12 +319,13 @@ void check_manifest(Verification& v) {
   const fs::path root = v.report.form == "zero" || v.report.form == "universal"
                             ? v.report.folder.lexically_relative(v.report.folder.parent_path())
                             : fs::path();
+  KnownFiles known = known_files(v);
   for (const auto& [path, file] : before) {
     const std::string display = (root / path).string();
     const auto found = after.find(path);
     if (found != after.end()) {
-      FileComparison(v, *file, *found->second, display).run();
-    } else if (!v.is_reported(display)) {
+      FileComparison(v, known[display], *file, *found->second, display).run();
+    } else if (!known[display].is_reported) {
       v.add(
           {.check = Check::manifest, .message = "is missing", .file = display, .size = file->size});
     }

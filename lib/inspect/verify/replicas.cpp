@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <set>
+#include <utility>
 
 #include "base/patterns.h"
 #include "checkpoint/model_states.h"
@@ -128,29 +130,38 @@ void compare_ranks(Verification& v, const std::vector<CheckedFile*>& files) {
   }
 }
 
-// Whether universal_checkpoint_info says that all tensor-parallel ranks have the same. Of AutoEP
-// folded with tensor parallelism it says so of different experts.
-bool is_tp_replicated(const Value& info, const std::string& name) {
-  if (name.find("experts") != name.npos) return false;
-  for (const Value& pattern : info.find_or_none(keys::kTpReplicated).sequence_or_empty()) {
-    if (!pattern.is(pickle::Kind::string)) continue;
-    const auto expression = compile_quietly(std::string(pattern.as_string()));
-    if (expression->ok() &&
-        expression->Match(name, 0, name.size(), RE2::ANCHOR_START, nullptr, 0)) {
-      return true;
+// What universal_checkpoint_info says that all tensor-parallel ranks have the same.
+class TpReplicated {
+ public:
+  explicit TpReplicated(const Value& info) {
+    for (const Value& pattern : info.find_or_none(keys::kTpReplicated).sequence_or_empty()) {
+      if (!pattern.is(pickle::Kind::string)) continue;
+      auto expression = compile_quietly(std::string(pattern.as_string()));
+      if (expression->ok()) patterns_.push_back(std::move(expression));
     }
   }
-  return false;
-}
+
+  // Of AutoEP folded with tensor parallelism it says so of different experts.
+  bool contains(const std::string& name) const {
+    if (name.find("experts") != name.npos) return false;
+    return std::any_of(patterns_.begin(), patterns_.end(), [&](const auto& pattern) {
+      return pattern->Match(name, 0, name.size(), RE2::ANCHOR_START, nullptr, 0);
+    });
+  }
+
+ private:
+  std::vector<std::unique_ptr<RE2>> patterns_;
+};
 
 // Tensor-parallel ranks that are no pipeline's.
 void compare_slices(Verification& v) {
   std::map<std::string, std::vector<Copy>> copies;
   for (CheckedFile* file : v.of_kind(Kind::model_states)) {
     v.attempt(Check::layout, *file, [&] {
-      const Value info = file->shard->archive.root().find_or_none(keys::kUniversalCheckpointInfo);
+      const TpReplicated replicated(
+          file->shard->archive.root().find_or_none(keys::kUniversalCheckpointInfo));
       for (const auto& [name, value] : ModelStates(*file->shard).module) {
-        if (!is_tp_replicated(info, name)) continue;
+        if (!replicated.contains(name)) continue;
         const auto stored =
             if_supported([&, &tensor = value] { return file->shard->archive.tensor(tensor); });
         if (stored) copies[name].push_back({file, *stored});
@@ -257,7 +268,7 @@ void check_same_tensors(Verification& v) {
   }
   for_each_index(tensors.size(), [&](size_t i) {
     v.stop_if_cancelled();
-    if (v.damaged.empty() || !v.is_doubtful(tensors[i].second)) {
+    if (!v.has_damaged() || !v.is_doubtful(tensors[i].second)) {
       check_same(v, tensors[i].first, tensors[i].second);
     }
   });

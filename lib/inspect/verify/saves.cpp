@@ -4,7 +4,10 @@
 #include <array>
 #include <map>
 #include <set>
+#include <string_view>
+#include <unordered_map>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
 #include "deepspeed/keys.h"
@@ -38,10 +41,17 @@ std::string text(const Fact& fact) {
   return number;
 }
 
-const Fact* find(const Facts& facts, const std::string& name) {
-  const auto found =
-      std::find_if(facts.begin(), facts.end(), [&](const Fact& f) { return f.name == name; });
-  return found == facts.end() ? nullptr : &*found;
+using FactsByName = std::unordered_map<std::string_view, const Fact*, KeyedHash>;
+
+FactsByName by_name(const Facts& facts) {
+  FactsByName found;
+  for (const Fact& fact : facts) found.emplace(fact.name, &fact);
+  return found;
+}
+
+const Fact* find(const FactsByName& facts, std::string_view name) {
+  const auto found = facts.find(name);
+  return found == facts.end() ? nullptr : found->second;
 }
 
 bool are_equal(const Fact* a, const Fact* b) {
@@ -50,10 +60,10 @@ bool are_equal(const Fact* a, const Fact* b) {
 
 // Which of `files` has the value of `name` that most have; of as many, the first, but one with
 // `expected` before all others.
-size_t reference_for(const std::vector<Facts>& facts, const std::string& name,
+size_t reference_for(const std::vector<FactsByName>& facts, std::string_view name,
                      std::optional<double> expected) {
   std::vector<const Fact*> found;
-  for (const Facts& some : facts) found.push_back(find(some, name));
+  for (const FactsByName& some : facts) found.push_back(find(some, name));
   const std::vector<size_t> first =
       first_equals(facts.size(), [&](size_t i, size_t j) { return are_equal(found[i], found[j]); });
   std::vector<size_t> votes(facts.size());
@@ -71,10 +81,12 @@ size_t reference_for(const std::vector<Facts>& facts, const std::string& name,
 // One finding for each file that differs from what most files say: of what it differs in first, in
 // the order of the facts. `expected`: the number that facts of check `step` should have.
 void compare(Verification& v, const std::vector<CheckedFile*>& files,
-             const std::vector<Facts>& facts, std::optional<double> expected) {
+             const std::vector<Facts>& facts_of_files, std::optional<double> expected) {
+  std::vector<FactsByName> facts;
   std::vector<std::string> names;
   std::set<std::string> seen;
-  for (const Facts& some : facts) {
+  for (const Facts& some : facts_of_files) {
+    facts.push_back(by_name(some));
     for (const Fact& fact : some) {
       if (seen.insert(fact.name).second) names.push_back(fact.name);
     }

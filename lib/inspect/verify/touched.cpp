@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "format/tensors_in.h"
 #include "inspect/verify/verification.h"
 
@@ -16,6 +18,8 @@ struct TouchedRecord {
   Finding* finding;
   Extent extent;
 };
+// By file. In a file they lie apart, but there can be several findings of one.
+using TouchedRecords = std::unordered_map<FileId, std::vector<TouchedRecord>>;
 
 bool is_of_record(const Finding& finding) {
   const bool of_bytes = finding.check == Check::crc || finding.check == Check::unreadable ||
@@ -47,25 +51,39 @@ std::unique_ptr<Checkpoint> opened_for_names(Verification& v) {
   }
 }
 
-bool meets(const TensorSource& source, const Extent& record) {
-  bool found = false;
+// The findings of the records that hold some of the bytes of `source`.
+std::set<Finding*> findings_of(const TensorSource& source, const TouchedRecords& records) {
+  std::set<Finding*> found;
   source.lower([&](const SourceRun& run) {
     for (const Rows& rows : run.sources()) {
-      if (found || rows.file != record.file) continue;
+      const auto of_file = records.find(rows.file);
+      if (of_file == records.end()) continue;
       const Extent span = rows.span(run.rows);
-      found = span.offset < record.end() && record.offset < span.end();
+      const auto& sorted = of_file->second;
+      auto record = std::partition_point(
+          sorted.begin(), sorted.end(),
+          [&](const TouchedRecord& each) { return each.extent.end() <= span.offset; });
+      for (; record != sorted.end() && record->extent.offset < span.end(); ++record) {
+        found.insert(record->finding);
+      }
     }
   });
   return found;
 }
 
-void name_params(const Checkpoint& checkpoint, std::vector<TouchedRecord>& records) {
+void name_params(const Checkpoint& checkpoint, TouchedRecords& records) {
+  for (auto& [file, some] : records) {
+    std::sort(some.begin(), some.end(), [](const TouchedRecord& a, const TouchedRecord& b) {
+      return a.extent.offset < b.extent.offset;
+    });
+  }
   const auto look = [&](const TensorSource& source, const std::string& label) {
     const std::vector<FileId> files = source.files();
-    for (TouchedRecord& record : records) {
-      if (std::find(files.begin(), files.end(), record.extent.file) == files.end()) continue;
-      if (meets(source, record.extent)) record.finding->tensors.push_back(label);
+    if (std::none_of(files.begin(), files.end(),
+                     [&](FileId file) { return records.contains(file); })) {
+      return;
     }
+    for (Finding* finding : findings_of(source, records)) finding->tensors.push_back(label);
   };
   for (const Param& param : checkpoint.params()) {
     if (!param.alias_of.empty()) continue;
@@ -74,15 +92,29 @@ void name_params(const Checkpoint& checkpoint, std::vector<TouchedRecord>& recor
   }
 }
 
-// By the keys of the pickle, where nothing tells which parameters they are of.
-void name_keys(const CheckedFile& file, Finding& finding) {
-  if (!file.shard) return;
-  for (const FoundTensor& found : tensors_in(file.shard->archive.root())) {
-    const std::string record = "data/" + file.shard->archive.info(found.value).storage_key;
-    if (finding.member.ends_with("/" + record) || finding.member == record) {
-      finding.tensors.push_back(found.path);
+// The keys in the pickle of the tensors that lie in each record of a file, by the record's name
+// without the top folder; where nothing tells which parameters they are of.
+using KeysOfRecords = std::unordered_map<std::string, std::vector<std::string>, KeyedHash>;
+
+KeysOfRecords keys_of_records(const CheckedFile& file) {
+  KeysOfRecords keys;
+  if (!file.shard) return keys;
+  try {
+    for (const FoundTensor& found : tensors_in(file.shard->archive.root())) {
+      keys["data/" + file.shard->archive.info(found.value).storage_key].push_back(found.path);
     }
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::interrupted) throw;  // the pickle is damaged, too
   }
+  return keys;
+}
+
+void name_keys(const KeysOfRecords& keys, Finding& finding) {
+  const std::string& member = finding.member;
+  auto found = keys.find(member);
+  // With the top folder.
+  if (found == keys.end()) found = keys.find(member.substr(member.find('/') + 1));
+  if (found != keys.end()) finding.tensors = found->second;
 }
 
 }  // namespace
@@ -90,25 +122,26 @@ void name_keys(const CheckedFile& file, Finding& finding) {
 void name_touched(Verification& v) {
   std::unordered_map<std::string, const CheckedFile*> by_name;
   for (const CheckedFile& file : v.files) by_name.emplace(file.display, &file);
-  std::vector<TouchedRecord> records;
+  TouchedRecords records;
   for (Finding& finding : v.report.findings) {
     const auto file = by_name.find(finding.file);
     if (!is_of_record(finding) || file == by_name.end()) continue;
-    if (const auto extent = data_of(*file->second, finding)) records.push_back({&finding, *extent});
+    if (const auto extent = data_of(*file->second, finding)) {
+      records[extent->file].push_back({&finding, *extent});
+    }
   }
   if (!records.empty()) {
     const std::unique_ptr<Checkpoint> opened = v.checkpoint ? nullptr : opened_for_names(v);
     const Checkpoint* checkpoint = v.checkpoint ? v.checkpoint.get() : opened.get();
     if (checkpoint != nullptr) name_params(*checkpoint, records);
   }
+  std::unordered_map<const CheckedFile*, KeysOfRecords> keys;
   for (Finding& finding : v.report.findings) {
     const auto file = by_name.find(finding.file);
     if (!is_of_record(finding) || !finding.tensors.empty() || file == by_name.end()) continue;
-    try {
-      name_keys(*file->second, finding);
-    } catch (const Error& error) {
-      if (error.kind() == ErrorKind::interrupted) throw;  // the pickle is damaged, too
-    }
+    const auto [of_file, is_new] = keys.try_emplace(file->second);
+    if (is_new) of_file->second = keys_of_records(*file->second);
+    name_keys(of_file->second, finding);
   }
 }
 

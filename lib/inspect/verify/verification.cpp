@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
+#include <tuple>
 
 #include "base/turns.h"
 #include "deepspeed/keys.h"
@@ -114,16 +116,39 @@ CheckedFile* Verification::file_of(FileId id) {
   return found == files.end() ? nullptr : &*found;
 }
 
+void Verification::set_damaged(std::vector<Extent> records) {
+  std::sort(records.begin(), records.end(), [](const Extent& a, const Extent& b) {
+    return std::tie(a.file, a.offset) < std::tie(b.file, b.offset);
+  });
+  damaged_.clear();
+  for (const Extent& record : records) {
+    if (!damaged_.empty() && damaged_.back().file == record.file &&
+        record.offset <= damaged_.back().end()) {
+      Extent& last = damaged_.back();
+      last.size = std::max(last.end(), record.end()) - last.offset;
+    } else {
+      damaged_.push_back(record);
+    }
+  }
+}
+
+bool Verification::is_damaged(FileId id, uint64_t offset) const {
+  const auto next = std::upper_bound(damaged_.begin(), damaged_.end(), std::pair(id, offset),
+                                     [](const auto& place, const Extent& extent) {
+                                       return place < std::pair(extent.file, extent.offset);
+                                     });
+  if (next == damaged_.begin()) return false;
+  const Extent& extent = *std::prev(next);
+  return extent.file == id && offset < extent.end();
+}
+
 bool Verification::is_doubtful(const TensorSource& source) {
   const auto is_suspect = [](const CheckedFile& file) { return file.suspect; };
-  if (damaged.empty() && std::none_of(files.begin(), files.end(), is_suspect)) return false;
+  if (damaged_.empty() && std::none_of(files.begin(), files.end(), is_suspect)) return false;
   bool doubtful = false;
   const auto look = [&](FileId id, uint64_t offset) {
     const CheckedFile* file = file_of(id);
-    doubtful = doubtful || (file != nullptr && file->suspect) ||
-               std::any_of(damaged.begin(), damaged.end(), [&](const Extent& extent) {
-                 return extent.file == id && offset >= extent.offset && offset < extent.end();
-               });
+    doubtful = doubtful || (file != nullptr && file->suspect) || is_damaged(id, offset);
   };
   source.lower([&](const SourceRun& run) {
     stop_if_cancelled();  // a tensor that is expanded can have any number of runs

@@ -123,10 +123,15 @@ class Verification {
   void set_place(Finding& finding, const std::optional<Extent>& place);
 
   // Records whose CRC32 is wrong.
-  std::vector<Extent> damaged;
+  void set_damaged(std::vector<Extent> records);
+  bool has_damaged() const { return !damaged_.empty(); }
 
  private:
+  bool is_damaged(FileId file, uint64_t offset) const;
+
   std::mutex mutex_;
+  // By file and offset, apart.
+  std::vector<Extent> damaged_;
 };
 
 // Longer lists of missing files help nobody; the count may be made up.
