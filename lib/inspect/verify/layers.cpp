@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "checkpoint/model_states.h"
@@ -76,9 +77,11 @@ void check_layers(Verification& v) {
            .message = "is not there: the model is a pipeline, but there is no file of any layer",
            .file = folder_name(v) + "/layer_00-model_states.pt"});
   }
+  size_t missing = 0;
   for (const auto& [layer, ranks] : found) {
     for (uint32_t rank = 0; rank < tp; ++rank) {
       if (ranks.contains(rank)) continue;
+      if (++missing > kMaxMissing) return;
       v.add({.check = Check::missing,
              .message = "is not there: the pipeline has such a layer",
              .file = folder_name(v) + "/layer_" + number(layer, 2) +
@@ -112,10 +115,12 @@ void check_experts(Verification& v) {
     v.add(Check::extra, file, "", "the model has no such expert");
     file.left_out = true;
   }
+  size_t missing = 0;
   for (uint32_t layer = 0; layer < counts.size(); ++layer) {
     if (counts[layer] > static_cast<int64_t>(kMaxMissing)) continue;
     for (uint32_t expert = 0; expert < counts[layer]; ++expert) {
       if (found.contains({layer, expert})) continue;
+      if (++missing > kMaxMissing) return;
       v.add({.check = Check::missing,
              .message = "is not there: the layer has " + std::to_string(counts[layer]) + " experts",
              .file = folder_name(v) + "/layer_" + std::to_string(layer) + "_expert_" +
@@ -145,12 +150,20 @@ std::optional<uint32_t> expert_parallel_ranks(Verification& v, const CheckedFile
     owned += static_cast<int64_t>(group.find_or_none("params").sequence_or_empty().size());
   }
   const auto dense = static_cast<int64_t>(model.rest_of_module().size());
+  if (dp < 1) return std::nullopt;
+  // Counts can be made up; those that are too large for a sum are.
+  int64_t all = dense;
+  int64_t common = dp;  // what divides it divides all
+  for (size_t i = 0; i < experts.size(); ++i) {
+    if (experts[i] < 0) return std::nullopt;
+    int64_t of_layer = 0;
+    if (__builtin_mul_overflow(experts[i], tensors[i], &of_layer)) return std::nullopt;
+    if (__builtin_add_overflow(all, of_layer, &all)) return std::nullopt;
+    common = std::gcd(common, experts[i]);
+  }
   for (int64_t ranks = 1; ranks <= std::min<int64_t>(dp, kMaxMissing); ++ranks) {
-    int64_t local = 0;
-    for (size_t i = 0; i < experts.size(); ++i) local += experts[i] / ranks * tensors[i];
-    const bool even = dp % ranks == 0 && std::all_of(experts.begin(), experts.end(),
-                                                     [&](int64_t n) { return n % ranks == 0; });
-    if (even && dense + local == owned) return static_cast<uint32_t>(ranks);
+    const bool even = common % ranks == 0;
+    if (even && dense + (all - dense) / ranks == owned) return static_cast<uint32_t>(ranks);
   }
   return std::nullopt;
 }

@@ -177,7 +177,8 @@ class Grid {
     size_t missing = 0;
     for (uint32_t mp = 0; mp < mp_; ++mp) {
       for (uint32_t rank = 0; rank < dp; ++rank) {
-        if (by_rank.contains({mp, rank}) || ++missing > kMaxMissing) continue;
+        if (by_rank.contains({mp, rank})) continue;
+        if (++missing > kMaxMissing) return;
         ShardName name = model;
         name.mp_rank = mp;
         name.dp_rank = rank;
@@ -185,6 +186,8 @@ class Grid {
       }
     }
   }
+
+  uint64_t ranks(uint32_t dp) const { return uint64_t{mp_} * dp; }
 
   ShardName example(Kind kind, const CheckedFile* file) const {
     ShardName name{.kind = kind};
@@ -204,7 +207,7 @@ class Grid {
 
   void report_missing(const ShardName& name) {
     v_.add({.check = Check::missing,
-            .message = "is not there: the checkpoint is of " + counted(mp_ * dp_, "rank"),
+            .message = "is not there: the checkpoint is of " + counted(ranks(dp_), "rank"),
             .file = v_.folder.display(v_.folder.path / name.file_name()),
             .rank = FindingRank{name.dp_rank, name.mp_rank}});
   }
@@ -214,7 +217,7 @@ class Grid {
            dp == 0
                ? std::string("has no place in a checkpoint of this stage; perhaps it is left of "
                              "another one of the same tag")
-               : "is one too many: the checkpoint is of " + std::to_string(mp_ * dp) +
+               : "is one too many: the checkpoint is of " + std::to_string(ranks(dp)) +
                      " ranks; perhaps an older one of the same tag was larger");
     file.left_out = true;
   }
@@ -234,11 +237,12 @@ class Grid {
 
   // The readers take the rest.
   void leave_out() {
+    std::set<std::filesystem::path> paths;
     for (const CheckedFile& file : v_.files) {
-      if (!file.left_out) continue;
-      std::erase_if(v_.folder.shards,
-                    [&](const ShardFile& shard) { return shard.path == file.path; });
+      if (file.left_out) paths.insert(file.path);
     }
+    std::erase_if(v_.folder.shards,
+                  [&](const ShardFile& shard) { return paths.contains(shard.path); });
   }
 
   Verification& v_;
