@@ -4,8 +4,10 @@
 #include <cctype>
 #include <charconv>
 #include <string>
+#include <unordered_set>
 
 #include "base/bytes.h"
+#include "base/keyed_hash.h"
 #include "format/safetensors.h"
 #include "format/torch_form.h"
 
@@ -38,17 +40,22 @@ std::string quote_start(std::string_view head) {
 std::vector<uint64_t> datastates_pickles(const InputFile& file) {
   constexpr std::string_view kKey = "\"datastates_metadata\"";
   std::vector<uint64_t> offsets;
+  std::unordered_set<uint64_t, KeyedHash> seen;
   if (!SafetensorsFile::probe(file)) return offsets;
   const auto size = load_le<uint64_t>(file.read(0, 8).data());
   const std::vector<std::byte> bytes = file.read(8, size);
   const std::string_view header = as_text(bytes);
+  size_t bracket = 0;
   for (size_t at = header.find(kKey); at != header.npos; at = header.find(kKey, at + 1)) {
-    const size_t bracket = header.find('[', at);
+    if (at < bracket) continue;  // several keys before one bracket
+    bracket = header.find('[', at);
     uint64_t offset = 0;
     if (bracket == header.npos) break;
     const char* digits = header.data() + bracket + 1;
     if (std::from_chars(digits, header.data() + header.size(), offset).ec != std::errc()) continue;
-    if (offset < file.size() - 8 - size) offsets.push_back(8 + size + offset);
+    if (offset < file.size() - 8 - size && seen.insert(offset).second) {
+      offsets.push_back(8 + size + offset);
+    }
   }
   return offsets;
 }

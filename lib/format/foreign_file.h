@@ -18,8 +18,9 @@ namespace dsckpt {
 Error foreign_file(const InputFile& file, std::string_view expected);
 
 // Where a file of DataStates' checkpoint engine (DeepSpeed's `datastates_ckpt`) has its pickle:
-// offsets in the file, one for each entry of the header that may say it. None for other files. Such
-// a file begins as a safetensors file does: a size, and a JSON header of names and offsets.
+// offsets in the file, one for each entry of the header that may say it, each once. None for other
+// files. Such a file begins as a safetensors file does: a size, and a JSON header of names and
+// offsets.
 std::vector<uint64_t> datastates_pickles(const InputFile& file);
 
 }  // namespace dsckpt

@@ -337,6 +337,15 @@ void check_names_differ(const std::vector<ZipEntry>& entries,
   }
 }
 
+// Of what is no zip: how many bytes of its directory were read to tell.
+uint64_t directory_size(const InputFile& file, const Extent& part) {
+  try {
+    return read_end_records(file, read_tail(file, part), part.offset).size;
+  } catch (const CorruptError&) {
+    return 0;
+  }
+}
+
 }  // namespace
 
 bool ZipReader::probe(const InputFile& file) {
@@ -394,6 +403,7 @@ std::vector<Extent> zips_in_a_row(const InputFile& file, FileId id) {
   constexpr std::string_view kEnd = "PK\5\6";
   std::vector<Extent> zips;
   uint64_t begin = 0;
+  uint64_t budget = file.size();  // of bytes that are read in vain
   int tries = 0;
   for (uint64_t at = 0; at < file.size(); at += kWindow) {
     const std::vector<std::byte> window =
@@ -403,13 +413,15 @@ std::vector<Extent> zips_in_a_row(const InputFile& file, FileId id) {
       if (hit + zip::kEndSize > text.size()) break;
       const uint64_t end = at + hit + zip::kEndSize + load_le<uint16_t>(window.data() + hit + 20);
       if (at + hit < begin || end > file.size()) continue;
+      const Extent zip{id, begin, end - begin};
       try {
-        const Extent zip{id, begin, end - begin};
         ZipReader::open(file, zip);
         zips.push_back(zip);
         begin = end;
       } catch (const CorruptError&) {
-        if (++tries == kMaxTries) return {};
+        const uint64_t read = directory_size(file, zip);
+        if (++tries == kMaxTries || read > budget) return {};
+        budget -= read;
       } catch (const UnsupportedError&) {
         return {};
       }

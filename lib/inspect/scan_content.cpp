@@ -37,7 +37,14 @@ constexpr uint64_t kMaxInflated = uint64_t{64} << 20;
 // Bytes traced and inflated for one file, beyond some times its size: records can overlap.
 constexpr uint64_t kMaxWork = uint64_t{1} << 30;
 constexpr uint64_t kMaxWorkRatio = 4;
+// Bytes searched for records, beyond some times the file's size and what was inflated.
+constexpr uint64_t kMaxSearch = uint64_t{4} << 20;
+constexpr uint64_t kMaxSearchRatio = 4;
+// What a record that is found is worth of that work, and what looking into it is.
+constexpr uint64_t kWorkOfHeader = 1024;
+constexpr uint64_t kWorkOfRecord = 4096;
 constexpr uint64_t kSearchWindow = uint64_t{1} << 20;
+constexpr uint64_t kFirstWindow = 4096;
 constexpr size_t kMaxRecordName = 4096;
 
 std::string display_of(const NamedGlobal& global) {
@@ -95,32 +102,37 @@ bool is_plausible(const Trace& trace) {
                      [](const NamedGlobal& global) { return is_plausible(global); });
 }
 
-// Inflates a raw deflate stream: as much of it as is whole, and about kMaxInflated at most. nullopt
-// if that is nothing.
-std::optional<std::vector<std::byte>> inflated(const ByteSource& source) {
+// Inflates a raw deflate stream: as much of it as is whole, and kMaxInflated at most. nullopt if
+// that is nothing. `work` becomes the bytes that were read and made.
+std::optional<std::vector<std::byte>> inflated(const ByteSource& source, uint64_t& work) {
   z_stream stream{};
   if (inflateInit2(&stream, -MAX_WBITS) != Z_OK) return std::nullopt;
   std::vector<std::byte> out;
   uint64_t at = 0;
+  uint64_t window = kFirstWindow;  // most of what begins as a record is none
   int status = Z_OK;
   while (status == Z_OK && out.size() < kMaxInflated) {
-    std::vector<std::byte> input = source.read(at, kSearchWindow);
+    std::vector<std::byte> input = source.read(at, window);
     if (input.empty()) break;
     at += input.size();
     stream.next_in = reinterpret_cast<Bytef*>(input.data());
     stream.avail_in = static_cast<uInt>(input.size());
     while (status == Z_OK && out.size() < kMaxInflated) {
       const size_t begin = out.size();
-      out.resize(begin + kSearchWindow);
+      const uint64_t room = std::min(window, kMaxInflated - begin);
+      out.resize(begin + room);
       stream.next_out = reinterpret_cast<Bytef*>(out.data() + begin);
-      stream.avail_out = static_cast<uInt>(kSearchWindow);
+      stream.avail_out = static_cast<uInt>(room);
       status = ::inflate(&stream, Z_NO_FLUSH);
       out.resize(out.size() - stream.avail_out);
       if (stream.avail_out != 0) break;
+      window = std::min(2 * window, kSearchWindow);
     }
+    window = std::min(2 * window, kSearchWindow);
     if (status == Z_BUF_ERROR) status = Z_OK;
   }
   ::inflateEnd(&stream);
+  work = at + out.size();
   if (status != Z_STREAM_END && out.empty()) return std::nullopt;
   return out;
 }
@@ -131,7 +143,8 @@ class ContentScanner {
       : input_(file),
         file_(file.display()),
         result_(result),
-        budget_(kMaxWork + kMaxWorkRatio * file.size()) {}
+        budget_(kMaxWork + kMaxWorkRatio * file.size()),
+        search_budget_(kMaxSearch + kMaxSearchRatio * file.size()) {}
 
   // True if there is nothing in the file but `items`, each a whole zip, and no reader that takes it
   // for one zip finds another directory in it. What all of them name alike is kept once.
@@ -194,14 +207,20 @@ class ContentScanner {
   }
 
   // False, and says so once, if more was done for this file than it is worth.
-  bool spend(const std::string& record, uint64_t bytes) {
-    if (bytes <= budget_) {
-      budget_ -= bytes;
+  bool spend(const std::string& record, uint64_t bytes) { return spend(record, bytes, budget_); }
+
+  bool spend(const std::string& record, uint64_t bytes, uint64_t& budget) {
+    if (bytes <= budget) {
+      budget -= bytes;
       return true;
     }
-    if (!is_spent_) add_unreadable(record, "too much to look through");
+    if (!is_spent_) add_too_much(record);
     is_spent_ = true;
     return false;
+  }
+
+  void add_too_much(const std::string& record) {
+    add_unreadable(record, "too much to look through");
   }
 
   void add_findings(const Trace& trace, const std::string& record, uint64_t base) {
@@ -232,7 +251,7 @@ class ContentScanner {
         return may_go_on;
       }
       const bool is_sure = starts_surely && !(is_torch && count >= kTorchPickles);
-      const Trace trace = pickle::trace(source.from(at), is_expected_call);
+      const Trace trace = pickle::trace(source.from(at), expected_calls());
       if (!spend(record, trace.end)) return true;
       if (!trace.whole()) {
         const bool is_broken = count == 0 && is_sure && has_pickle_header(head) &&
@@ -369,11 +388,13 @@ class ContentScanner {
     result_.findings.clear();
     result_.unreadable.clear();
     result_.pickles = 0;
+    if (is_spent_) add_too_much("");
     search_zip(source, "");
   }
 
   // Finds the records by their local headers alone, wherever they are.
   void search_zip(const ByteSource& source, const std::string& record) {
+    if (!spend(record, source.size(), search_budget_)) return;
     ++nesting_;
     constexpr std::string_view kSignature = "PK\3\4"sv;
     for (uint64_t at = 0; at < source.size(); at += kSearchWindow) {
@@ -389,7 +410,7 @@ class ContentScanner {
 
   // `source` starts with a local header, or what looks like one (APPNOTE 4.3.7).
   void scan_found_record(const ByteSource& source, const std::string& zip) {
-    if (is_spent_) return;
+    if (is_spent_ || !spend(zip, kWorkOfHeader)) return;
     const std::vector<std::byte> header = source.read(0, zip::kLocalSize);
     if (header.size() < zip::kLocalSize) return;
     const auto flags = load_le<uint16_t>(header.data() + 6);
@@ -403,13 +424,16 @@ class ContentScanner {
     const ByteSource data = source.from(zip::kLocalSize + name_size + extra_size);
     const uint64_t found = result_.pickles;
     const bool is_expected = is_named_as_pickle(record);
+    if (!spend(record, kWorkOfRecord)) return;
     if (method == 8) {
-      const auto bytes = inflated(data);
+      uint64_t work = 0;
+      const auto bytes = inflated(data, work);
       const bool is_cut = !bytes || bytes->size() >= kMaxInflated;
       if (is_cut && (is_expected || (bytes && has_pickle_header(as_text(*bytes))))) {
         add_unreadable(record, "a compressed record that is broken or too large");
       }
-      if (!bytes || !spend(record, bytes->size())) return;
+      if (!spend(record, work) || !bytes) return;
+      search_budget_ += bytes->size();
       return scan(ByteSource(ByteSpan(*bytes)), record, is_expected, is_cut);
     }
     const std::vector<std::byte> start = data.read(0, 4);
@@ -429,6 +453,7 @@ class ContentScanner {
   const std::string& file_;
   ScanResult& result_;
   uint64_t budget_;
+  uint64_t search_budget_;
   bool is_spent_ = false;
   bool is_zip_ = false;
   int nesting_ = 0;
