@@ -4,8 +4,10 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
+#include "base/keyed_hash.h"
 #include "pickle/nodes.h"
 
 namespace dsckpt {
@@ -434,17 +436,27 @@ bool is_encoding(const TracedValue& value, const TracedValues& values) {
   return name == "latin1" || name == "latin-1" || name == "ascii";
 }
 
+// Tuples of one trace, and whether all their elements are tensors and what describes these: calls
+// can have the same tuple any number of times.
+using KnownTuples = std::unordered_map<uint64_t, bool, KeyedHash>;
+
 // True if the argument is what the letter stands for.
-bool accepts(char letter, const TracedValue& value, const TracedValues& values) {
+bool accepts(char letter, const TracedValue& value, const TracedValues& values,
+             KnownTuples& known) {
   const auto [module, name] = named_by(value, values);
   const bool is_result = value.kind == TracedValue::result;
   const bool is_plain = value.is_plain || (is_result && lists(kPlainResults, module, name));
-  const auto all_accept = [&values](char of_elements, const TracedValue& tuple) {
+  const auto is_tensor = [&](const TracedValue& element) {
+    return element.kind != TracedValue::tuple ? accepts('t', element, values, known)
+                                              : element.is_plain;
+  };
+  const auto has_only_tensors = [&](const TracedValue& tuple) {
     const Arguments elements = values.elements(tuple);
-    return std::all_of(elements.begin(), elements.end(), [&](const TracedValue& element) {
-      return element.kind != TracedValue::tuple ? accepts(of_elements, element, values)
-                                                : element.is_plain;
-    });
+    // A trace forgets the first element of what copyreg has used.
+    if (!elements.empty() && !is_tensor(elements.front())) return false;
+    const auto [found, is_new] = known.try_emplace(tuple.what);
+    if (is_new) found->second = std::all_of(elements.begin(), elements.end(), is_tensor);
+    return found->second;
   };
   switch (letter) {
     case 'e':  // an encoding's name
@@ -466,7 +478,7 @@ bool accepts(char letter, const TracedValue& value, const TracedValues& values) 
              (is_result && (module == "torch.storage" || name.ends_with("Storage")) &&
               harmless(module, name) != nullptr);
     case 'd': {  // a data type, layout or device, a tuple of what describes a tensor
-      if (value.kind == TracedValue::tuple && !is_plain) return all_accept('t', value);
+      if (value.kind == TracedValue::tuple && !is_plain) return has_only_tensors(value);
       const Harmless* row = harmless(module, name);
       return is_plain ||
              (is_result && (lists(kTypeResults, module, name) ||
@@ -474,11 +486,11 @@ bool accepts(char letter, const TracedValue& value, const TracedValues& values) 
              (value.kind == TracedValue::global && row != nullptr && row->uses == kValue);
     }
     case 't': {  // a tensor or array, a tuple of these and of what describes them
-      if (value.kind == TracedValue::tuple && !is_plain) return all_accept('t', value);
+      if (value.kind == TracedValue::tuple && !is_plain) return has_only_tensors(value);
       const Harmless* row = harmless(module, name);
       const bool is_rebuilt = is_result && row != nullptr && row->module == "torch._utils";
       return is_rebuilt || (is_result && lists(kTensorResults, module, name)) ||
-             accepts('d', value, values);
+             accepts('d', value, values, known);
     }
     case 'r':  // a random generator, its kind or its name
       return is_plain || module.starts_with("numpy.random.");
@@ -487,7 +499,8 @@ bool accepts(char letter, const TracedValue& value, const TracedValues& values) 
   }
 }
 
-bool fits(std::string_view pattern, Arguments arguments, const TracedValues& values) {
+bool fits(std::string_view pattern, Arguments arguments, const TracedValues& values,
+          KnownTuples& known) {
   size_t next = 0;
   bool may_end = false;
   for (const char letter : pattern) {
@@ -497,17 +510,26 @@ bool fits(std::string_view pattern, Arguments arguments, const TracedValues& val
       continue;
     }
     if (next == arguments.size()) return may_end;
-    if (!accepts(letter, arguments[next++], values)) return false;
+    if (!accepts(letter, arguments[next++], values, known)) return false;
   }
   return next == arguments.size();
 }
 
 // _rebuild_from_type_v2: the third argument is the tuple that the first one is called with.
-bool calls_as_expected(Arguments arguments, const TracedValues& values) {
+bool calls_as_expected(Arguments arguments, const TracedValues& values, KnownTuples& known) {
   const auto [module, name] = named_by(arguments[0], values);
   const Harmless* called = harmless(module, name);
   return called != nullptr && arguments[2].kind == TracedValue::tuple &&
-         fits(called->arguments, values.elements(arguments[2]), values);
+         fits(called->arguments, values.elements(arguments[2]), values, known);
+}
+
+bool is_expected_call(const TracedCall& call, KnownTuples& known) {
+  const auto [module, name] = pickle::python3_name(call.callable.module, call.callable.name);
+  const Harmless* row = harmless(module, name);
+  if (row == nullptr || row->arguments == kAnything) return true;
+  return call.arguments && fits(row->arguments, *call.arguments, call.values, known) &&
+         (!row->arguments.starts_with('f') ||
+          calls_as_expected(*call.arguments, call.values, known));
 }
 
 }  // namespace
@@ -532,12 +554,10 @@ GlobalClass classify_name(std::string_view module, std::string_view name) {
   return suspicion(module, name);
 }
 
-bool is_expected_call(const TracedCall& call) {
-  const auto [module, name] = pickle::python3_name(call.callable.module, call.callable.name);
-  const Harmless* row = harmless(module, name);
-  if (row == nullptr || row->arguments == kAnything) return true;
-  return call.arguments && fits(row->arguments, *call.arguments, call.values) &&
-         (!row->arguments.starts_with('f') || calls_as_expected(*call.arguments, call.values));
+pickle::CallCheck expected_calls() {
+  return [known = KnownTuples()](const TracedCall& call) mutable {
+    return is_expected_call(call, known);
+  };
 }
 
 GlobalClass classify(const pickle::NamedGlobal& global) {

@@ -25,10 +25,11 @@ const char* to_string(GlobalClass value);
 // Python 3 makes of them (_compat_pickle.py).
 GlobalClass classify_name(std::string_view module, std::string_view name);
 
-// For pickle::trace: false if a name on the list is called with anything but what the list says.
-bool is_expected_call(const pickle::TracedCall& call);
+// For pickle::trace, one for each: false if a name on the list is called with anything but what the
+// list says.
+pickle::CallCheck expected_calls();
 
-// By name and use, in a trace with is_expected_call. Beyond the name:
+// By name and use, in a trace with expected_calls(). Beyond the name:
 //  * a name on the list that is used otherwise is what it would be if it were not on it;
 //  * builtins.getattr is harmless where it does nothing but take members of harmless enum classes:
 //    Python 3.11.0 to 3.11.3 pickle enums so;

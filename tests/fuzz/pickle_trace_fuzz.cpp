@@ -12,7 +12,7 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dsckpt;
   const ByteSpan bytes(reinterpret_cast<const std::byte*>(data), size);
-  const pickle::Trace trace = pickle::trace(ByteSource(bytes), is_expected_call);
+  const pickle::Trace trace = pickle::trace(ByteSource(bytes), expected_calls());
   try {
     size_t end = 0;
     const auto document = pickle::Document::parse(bytes, 0, &end);

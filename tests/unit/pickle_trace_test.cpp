@@ -206,7 +206,7 @@ TEST(GlobalClasses, OnlyMembersOfEnumsAreTakenHarmlessly) {
 
 TEST(GlobalClasses, NamesOnTheListAreHarmlessOnlyAsTheListSays) {
   const auto class_of = [](const std::string& text) {
-    return classify(trace(ByteSource(as_byte_span(text)), is_expected_call).globals[0]);
+    return classify(trace(ByteSource(as_byte_span(text)), expected_calls()).globals[0]);
   };
   const std::string encode = "c_codecs\nencode\n";
   EXPECT_EQ(class_of(encode + "\x8c\1x\x8c\6latin1\x86R."), GlobalClass::harmless);
