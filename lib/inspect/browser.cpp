@@ -133,11 +133,13 @@ void Browser::sort(Order order) {
 }
 
 uint64_t Browser::bytes_of(size_t line, size_t kind) const {
-  return by_kind_[line * kinds_.size() + kind];
+  const ByKind& mine = by_kind_[line];
+  const auto found = std::lower_bound(mine.begin(), mine.end(), std::pair(kind, uint64_t{0}));
+  return found == mine.end() || found->first != kind ? 0 : found->second;
 }
 
 uint64_t Browser::module_bytes_of(size_t kind) const {
-  return by_kind_[lines_.size() * kinds_.size() + kind];
+  return module_by_kind_[kind];
 }
 
 void Browser::count_next_kind() {
@@ -188,27 +190,27 @@ void Browser::show(const TreeNode* at, bool itself) {
   for (const TreeNode& child : node.children) lines_.push_back({&child});
   module_ = {&node};
   // Summed up in this order, sorted with the lines.
-  std::vector<uint64_t> sums(lines_.size() * kinds_.size());
-  by_kind_.assign(kinds_.size(), 0);
+  std::vector<ByKind> by_kind(lines_.size());
+  Sums sums{std::vector<uint64_t>(kinds_.size()), {}};
+  module_by_kind_.assign(kinds_.size(), 0);
   std::vector<size_t> sorted;
   for (size_t i = 0; i < lines_.size(); ++i) {
     Line& line = lines_[i];
-    uint64_t* const mine = sums.data() + i * kinds_.size();
     if (line.itself) {
-      add(*node.tensor, line, mine);
+      add(*node.tensor, line, sums);
     } else {
-      add(*line.node, line, mine);
+      add(*line.node, line, sums);
     }
+    by_kind[i] = take(sums);
     module_.tensors += line.tensors;
     add_saturating(module_.elements, line.elements);
-    for (size_t kind = 0; kind < kinds_.size(); ++kind) {
-      add_saturating(by_kind_[kind], mine[kind]);
-      if (!counted_ || kind == *counted_) add_saturating(line.bytes, mine[kind]);
+    for (const auto& [kind, bytes] : by_kind[i]) {
+      add_saturating(module_by_kind_[kind], bytes);
+      if (!counted_ || kind == *counted_) add_saturating(line.bytes, bytes);
     }
     add_saturating(module_.bytes, line.bytes);
     if (!counted_ || line.bytes > 0) sorted.push_back(i);
   }
-  const std::vector<uint64_t> whole = std::move(by_kind_);
   std::stable_sort(sorted.begin(), sorted.end(), [&](size_t x, size_t y) {
     const Line& a = lines_[x];
     const Line& b = lines_[y];
@@ -225,30 +227,39 @@ void Browser::show(const TreeNode* at, bool itself) {
     return x < y;
   });
   std::vector<Line> lines;
-  by_kind_ = {};
-  by_kind_.reserve((sorted.size() + 1) * kinds_.size());
+  by_kind_.clear();
   cursor_ = 0;
   for (const size_t i : sorted) {
     if (lines_[i].node == at && lines_[i].itself == itself) cursor_ = lines.size();
     lines.push_back(lines_[i]);
-    const auto mine = sums.begin() + static_cast<ptrdiff_t>(i * kinds_.size());
-    by_kind_.insert(by_kind_.end(), mine, mine + static_cast<ptrdiff_t>(kinds_.size()));
+    by_kind_.push_back(std::move(by_kind[i]));
   }
-  by_kind_.insert(by_kind_.end(), whole.begin(), whole.end());
   lines_ = std::move(lines);
 }
 
-void Browser::add(const TreeNode& node, Line& line, uint64_t* by_kind) const {
-  if (node.tensor != nullptr) add(*node.tensor, line, by_kind);
-  for (const TreeNode& child : node.children) add(child, line, by_kind);
+void Browser::add(const TreeNode& node, Line& line, Sums& sums) const {
+  if (node.tensor != nullptr) add(*node.tensor, line, sums);
+  for (const TreeNode& child : node.children) add(child, line, sums);
 }
 
-void Browser::add(const NamedTensor& tensor, Line& line, uint64_t* by_kind) const {
+void Browser::add(const NamedTensor& tensor, Line& line, Sums& sums) const {
   if (!tensor.alias_of.empty()) return;
-  add_saturating(by_kind[kind_of(tensor)], tensor.value.nbytes());
+  const uint64_t bytes = tensor.value.nbytes();
+  uint64_t& sum = sums.bytes[kind_of(tensor)];
+  if (sum == 0 && bytes > 0) sums.kinds.push_back(kind_of(tensor));
+  add_saturating(sum, bytes);
   if (!tensor.state.empty()) return;
   ++line.tensors;
   add_saturating(line.elements, tensor.value.numel());
+}
+
+Browser::ByKind Browser::take(Sums& sums) {
+  std::sort(sums.kinds.begin(), sums.kinds.end());
+  ByKind taken;
+  taken.reserve(sums.kinds.size());
+  for (const size_t kind : sums.kinds) taken.emplace_back(kind, std::exchange(sums.bytes[kind], 0));
+  sums.kinds.clear();
+  return taken;
 }
 
 size_t Browser::kind_of(const NamedTensor& tensor) const {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/patterns.h"
@@ -92,10 +93,20 @@ class Browser {
     bool itself;
   };
 
+  // Bytes of the kinds that there are, in the order of kinds_: there can be as many kinds as
+  // tensors.
+  using ByKind = std::vector<std::pair<size_t, uint64_t>>;
+  struct Sums {
+    std::vector<uint64_t> bytes;  // kinds_.size()
+    std::vector<size_t> kinds;    // those with any bytes
+  };
+
   void show(const TreeNode* at, bool itself);
   // Adds up what is in `node`.
-  void add(const TreeNode& node, Line& line, uint64_t* by_kind) const;
-  void add(const NamedTensor& tensor, Line& line, uint64_t* by_kind) const;
+  void add(const TreeNode& node, Line& line, Sums& sums) const;
+  void add(const NamedTensor& tensor, Line& line, Sums& sums) const;
+  // What was added up, which is nothing then.
+  static ByKind take(Sums& sums);
   size_t kind_of(const NamedTensor& tensor) const;
   size_t first_tensor(const TreeNode& node) const;
   void go_to(const NamedTensor& tensor);
@@ -107,7 +118,8 @@ class Browser {
   std::vector<Level> levels_;      // from the root to the module
   Line module_;
   std::vector<Line> lines_;
-  std::vector<uint64_t> by_kind_;  // kinds_.size() for each line, and for the module
+  std::vector<ByKind> by_kind_;           // of each line
+  std::vector<uint64_t> module_by_kind_;  // kinds_.size()
   size_t cursor_ = 0;
   Order order_ = Order::bytes;
   std::optional<size_t> counted_;

@@ -126,12 +126,44 @@ struct Piece {
   size_t rank;  // of the kind
 };
 
-// The ranges of bytes of a tensor, by file. A tensor whose rows lie apart has one for each row, as
-// long as there are not too many: beyond that it counts as all that it spans.
+// A tensor whose rows lie apart has a range of bytes for each row, as long as there are not too
+// many: beyond that it counts as all that it spans.
 constexpr uint64_t kMaxRows = 1 << 20;
 
+// The same of all tensors of a file: any number of them can be views of the same bytes.
+class RangeLimits {
+ public:
+  explicit RangeLimits(const InputFiles& inputs) : inputs_(inputs) {}
+
+  // Whether rows of so many elements may be looked at.
+  bool take_elements(FileId file, uint64_t count) { return take(left_in(file).elements, count); }
+  bool take_ranges(FileId file, uint64_t count) { return take(left_in(file).ranges, count); }
+
+ private:
+  struct Left {
+    uint64_t elements;
+    uint64_t ranges;
+  };
+
+  static bool take(uint64_t& left, uint64_t count) {
+    if (count > left) return false;
+    left -= count;
+    return true;
+  }
+
+  Left& left_in(FileId file) {
+    const uint64_t size = inputs_[file].size();
+    return left_.try_emplace(file, Left{kMaxRows + 2 * size, std::min(kMaxRows, size)})
+        .first->second;
+  }
+
+  const InputFiles& inputs_;
+  std::unordered_map<FileId, Left> left_;
+};
+
+// Calls `add` with the ranges of bytes of a tensor, by file.
 template <typename Add>
-void each_range(const TensorSource& tensor, const Add& add) {
+void each_range(const TensorSource& tensor, RangeLimits& limits, const Add& add) {
   const auto add_rows = [&](const Rows& rows, uint64_t count) {
     if (count > kMaxRows || rows.contiguous()) {
       add(rows.file, rows.offset, rows.span(count).end());
@@ -142,16 +174,25 @@ void each_range(const TensorSource& tensor, const Add& add) {
     }
   };
   if (tensor.numel() == 0) return;
-  // Whatever the order of its elements, what has no gaps is one range.
-  if (const auto view = tensor.as_strided()) {
-    if (view->extent.size == tensor.nbytes() || static_cast<uint64_t>(tensor.numel()) > kMaxRows) {
-      add(view->extent.file, view->extent.offset, view->extent.end());
-      return;
-    }
+  bool is_known = true;
+  const auto view = tensor.as_strided();
+  if (view) {
+    const FileId file = view->extent.file;
+    const auto count = static_cast<uint64_t>(tensor.numel());
+    // Whatever the order of its elements, what has no gaps is one range.
+    is_known = view->extent.size != tensor.nbytes() && count <= kMaxRows &&
+               limits.take_elements(file, count);
   }
-  tensor.lower([&](const SourceRun& run) {
-    for (const Rows& rows : run.sources()) add_rows(rows, run.rows);
-  });
+  if (is_known) {
+    tensor.lower([&](const SourceRun& run) {
+      for (const Rows& rows : run.sources()) {
+        const uint64_t count = rows.contiguous() ? 1 : run.rows;
+        is_known = is_known && (!view || limits.take_ranges(rows.file, count));
+        if (is_known) add_rows(rows, run.rows);
+      }
+    });
+  }
+  if (!is_known) add(view->extent.file, view->extent.offset, view->extent.end());
 }
 
 std::string weights_of(DType dtype) {
@@ -172,8 +213,9 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
     sums.add(kind, begin, end, covered.add(begin, end));
   };
   for (const Piece& piece : pieces) add(*piece.kind, piece.begin, piece.end);
+  RangeLimits of_module(inputs);
   const auto claim = [&](const Value& value, const std::string& kind) {
-    each_range(archive.tensor(value),
+    each_range(archive.tensor(value), of_module,
                [&](FileId, uint64_t begin, uint64_t end) { add(kind, begin, end); });
   };
 
@@ -191,6 +233,7 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
 
   Covered reachable = covered;
   Covered flat;
+  RangeLimits of_all(inputs);
   std::unordered_set<std::string> viewed;  // keys of storages
   for (const FoundTensor& found : tensors_in(archive.root())) {
     TensorInfo info = archive.info(found.value);
@@ -198,7 +241,7 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
     viewed.insert(std::move(info.storage_key));
     if (!has_elements) continue;
     const TensorSource tensor = archive.tensor(found.value);
-    each_range(tensor, [&](FileId, uint64_t begin, uint64_t end) {
+    each_range(tensor, of_all, [&](FileId, uint64_t begin, uint64_t end) {
       reachable.add(begin, end);
       if (has_flat_groups && tensor.shape().size() == 1 && tensor.numel() > 1) flat.add(begin, end);
     });
@@ -279,12 +322,13 @@ std::vector<FileBytes> byte_kinds(const InputFiles& inputs, const Contents& cont
   std::vector<std::string> names;
   names.reserve(contents.tensors().size());  // pieces point there
   std::vector<std::vector<Piece>> pieces(inputs.size());
+  RangeLimits limits(inputs);
   for (const NamedTensor& tensor : contents.tensors()) {
     if (tensor.kind) kinds.emplace(tensor.name, *tensor.kind);
     if (!tensor.alias_of.empty()) continue;
     names.push_back(kind_of_bytes(contents, tensor));
     const size_t rank = kind_rank(names.back());
-    each_range(tensor.value, [&](FileId file, uint64_t begin, uint64_t end) {
+    each_range(tensor.value, limits, [&](FileId file, uint64_t begin, uint64_t end) {
       pieces[file].push_back({begin, end, &names.back(), rank});
     });
   }
