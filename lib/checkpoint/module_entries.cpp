@@ -51,15 +51,16 @@ class NestedDicts {
 ModuleEntries::ModuleEntries(const Value& module) {
   if (!module.is_mapping()) return;
   nested_ = NestedDicts(module).take();
-  const auto add = [this](const auto& add_all, const Value& mapping,
+  NamesSize names;
+  const auto add = [this, &names](const auto& add_all, const Value& mapping,
                           const std::string& front) -> void {
     for (const auto& [key, value] : mapping.as_dict().items) {
       if (!key.is(Kind::string)) continue;
       std::string name = front + std::string(key.as_string());
-      check_name(name);
       if (is_nested(value)) {
         add_all(add_all, value, name + ".");
       } else {
+        names.add(name);
         all_.emplace_back(std::move(name), value);
       }
     }

@@ -41,8 +41,8 @@ class TensorFinder {
   std::vector<FoundTensor> take() { return std::move(found_); }
 
   void visit(const Value& value, const std::string& path) {
-    check_name(path);
     if (TorchArchive::is_tensor(value)) {
+      names_.add(path);
       found_.push_back({path, value});
       return;
     }
@@ -87,14 +87,19 @@ class TensorFinder {
 
   std::unordered_set<const void*> entered_;
   std::vector<FoundTensor> found_;
+  NamesSize names_;
 };
 
 }  // namespace
 
-void check_name(std::string_view name) {
-  if (name.size() <= kMaxNameBytes) return;
-  throw UnsupportedError({}, "a name of " + std::to_string(name.size()) + " bytes: '" +
-                                 printable(std::string(name.substr(0, 40))) + "...'");
+void NamesSize::add(std::string_view name) {
+  constexpr uint64_t kMaxSize = uint64_t{16} << 20;
+  bytes_ += name.size();
+  ++names_;
+  if (bytes_ <= kMaxSize || bytes_ / 1024 <= names_) return;
+  throw UnsupportedError({}, "the names of its tensors are too long: '" +
+                                 printable(std::string(name.substr(0, 40))) + "...' has " +
+                                 human_bytes(name.size()));
 }
 
 std::vector<FoundTensor> tensors_in(const Value& root) {

@@ -1,7 +1,7 @@
 // The tensors of a pickle, found wherever they are.
 #pragma once
 
-#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,16 +17,22 @@ struct FoundTensor {
   pickle::Value value;  // TorchArchive::is_tensor
 };
 
-// A pickle has a name once that comes in the paths of many tensors.
-inline constexpr size_t kMaxNameBytes = 4096;
-// Throws UnsupportedError for a longer one.
-void check_name(std::string_view name);
+// How much the names of a file's tensors take: a pickle has a part once that many names begin with.
+class NamesSize {
+ public:
+  // Throws UnsupportedError if they take more than 16 MiB, and than a kilobyte each.
+  void add(std::string_view name);
+
+ private:
+  uint64_t bytes_ = 0;
+  uint64_t names_ = 0;
+};
 
 // Every tensor that `root` holds in dicts, lists, tuples, sets and the state and items of objects,
 // in the order of the pickle. A container that comes again is not entered again, so this ends for
 // any document, in time linear in its size. Keys that are neither text, integers
-// nor tuples of these appear as "<kind>", so paths need not differ. Throws what check_name()
-// throws.
+// nor tuples of these appear as "<kind>", so paths need not differ. Throws what NamesSize
+// does.
 std::vector<FoundTensor> tensors_in(const pickle::Value& root);
 
 }  // namespace dsckpt
