@@ -1,6 +1,7 @@
 #include "checkpoint/dcp_keys.h"
 
 #include <algorithm>
+#include <functional>
 #include <span>
 #include <utility>
 #include <variant>
@@ -58,13 +59,16 @@ void DcpKeys::find_optimizers() {
   };
   find(kGroupsKey, "");
   if (fronts.empty()) find(kStateKey, ".exp_avg");
+  for (const std::string& front : fronts) front_sizes_.insert(front.size());
   optimizers_.assign(fronts.begin(), fronts.end());
 }
 
 std::optional<std::string_view> DcpKeys::behind_front(std::string_view key) const {
-  for (const std::string& front : optimizers_) {
-    if (!key.starts_with(front)) continue;
-    const std::string_view rest = key.substr(front.size());
+  for (const size_t size : front_sizes_) {
+    if (size > key.size()) break;
+    const std::string_view front = key.substr(0, size);
+    if (!std::binary_search(optimizers_.begin(), optimizers_.end(), front, std::less<>())) continue;
+    const std::string_view rest = key.substr(size);
     for (const std::string_view part : {kStateKey, kGroupsKey}) {
       if (rest.starts_with(part) && (rest.size() == part.size() || rest[part.size()] == '.')) {
         return rest;

@@ -1,6 +1,7 @@
 // The keys of a state_dict that torch.distributed.checkpoint saved, taken apart.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -64,8 +65,9 @@ class DcpKeys {
       const std::map<std::string, std::set<std::string_view>>& names) const;
 
   std::vector<DcpEntry> entries_;
-  std::vector<std::string> optimizers_;
-  std::vector<DcpEntry> others_;  // tensors that are no optimizer's
+  std::vector<std::string> optimizers_;  // rising
+  std::set<size_t> front_sizes_;         // how long these are
+  std::vector<DcpEntry> others_;         // tensors that are no optimizer's
   std::vector<Named> model_;
   std::vector<DcpEntry> left_out_;
   std::vector<Named> states_;

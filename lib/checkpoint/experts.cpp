@@ -119,15 +119,25 @@ std::vector<int64_t> Experts::experts_of(const std::string& name, int64_t ep_ran
 
 void add_router_aliases(ModelStates& model, const InputFiles& inputs) {
   const std::string_view key = autoep_layers_key(model.shard().archive.root());
-  for (const Value& layer : model.fields.sequence(key)) {
+  const auto layers = model.fields.sequence(key);
+  if (layers.empty()) return;
+  std::map<std::string_view, Value> by_name;
+  for (const auto& [name, value] : model.module) by_name.emplace(name, value);
+  std::unordered_set<std::string> aliases = model.aliases();
+  std::set<std::string> modules;
+  for (const Value& layer : layers) {
     const Value path = layer.find_or_none("module_path");
     if (!path.is(pickle::Kind::string)) continue;
     const std::string module = std::string(path.as_string()) + ".";
+    if (!modules.insert(module).second) continue;
     std::map<std::string, std::map<std::string, Value>> children;  // child -> rest of the name
-    for (const auto& [name, value] : model.module) {
+    for (auto at = by_name.lower_bound(module);
+         at != by_name.end() && at->first.starts_with(module); ++at) {
+      const std::string name(at->first);
       const size_t dot = name.find('.', module.size());
-      if (!name.starts_with(module) || dot == name.npos) continue;
-      children[name.substr(module.size(), dot - module.size())].emplace(name.substr(dot), value);
+      if (dot == name.npos) continue;
+      children[name.substr(module.size(), dot - module.size())].emplace(name.substr(dot),
+                                                                        at->second);
     }
     const auto router = children.find("router");
     if (router == children.end()) continue;
@@ -152,7 +162,7 @@ void add_router_aliases(ModelStates& model, const InputFiles& inputs) {
       }
       for (const auto& entry : entries) {
         const std::string name = module + child + entry.first;
-        if (model.is_trainable(name) || model.aliases().contains(name)) continue;
+        if (model.is_trainable(name) || !aliases.insert(name).second) continue;
         model.shared_params.emplace_back(name, module + "router" + entry.first);
       }
     }
@@ -160,10 +170,12 @@ void add_router_aliases(ModelStates& model, const InputFiles& inputs) {
 }
 
 void check_expert_files(const CheckpointDraft& draft) {
-  using Place = std::pair<uint32_t, uint32_t>;  // layer, expert
-  std::map<Place, std::set<uint32_t>> found;    // the mp ranks
+  using Numbers = std::set<uint32_t>;
+  std::map<std::pair<uint32_t, uint32_t>, Numbers> of_rank;  // by mp rank and layer
+  std::map<uint32_t, Numbers> of_any;                        // by layer
   for (const ShardFile& file : draft.folder.of_kind(ShardName::Kind::expert)) {
-    found[{file.name.layer, file.name.expert}].insert(file.name.mp_rank);
+    of_rank[{file.name.mp_rank, file.name.layer}].insert(file.name.expert);
+    of_any[file.name.layer].insert(file.name.expert);
   }
   const auto strange = [&](ShardName::Kind kind, const std::string& why) {
     const std::vector<ShardFile> files = draft.folder.of_kind(kind);
@@ -181,10 +193,7 @@ void check_expert_files(const CheckpointDraft& draft) {
   if (!has_experts) strange(ShardName::Kind::expert, "no model_states file speaks of experts");
 
   std::string missing;
-  size_t count = 0;
-  const auto lacks = [&](const ShardName& name) {
-    if (++count <= kMaxListed) missing += "\n  " + name.file_name();
-  };
+  uint64_t count = 0;
   for (const Shard& shard : draft.model_shards) {
     if (shard.name.kind != ShardName::Kind::model_states) continue;
     const Fields fields(shard, shard.archive.root());
@@ -198,15 +207,24 @@ void check_expert_files(const CheckpointDraft& draft) {
         }
         return number;
       });
-      for (uint32_t expert = 0; expert < experts; ++expert) {
-        const auto ranks = found.find({layer, expert});
-        const bool there =
-            ranks != found.end() && (folded || ranks->second.contains(shard.name.mp_rank));
-        if (there || (folded && shard.name.mp_rank > 0)) continue;
-        lacks({.kind = ShardName::Kind::expert,
-               .mp_rank = shard.name.mp_rank,
-               .layer = layer,
-               .expert = expert});
+      if (folded && shard.name.mp_rank > 0) continue;
+      const Numbers& found = folded ? of_any[layer] : of_rank[{shard.name.mp_rank, layer}];
+      // A few bytes may speak of millions of experts: they are counted, not walked.
+      const auto end = found.lower_bound(static_cast<uint32_t>(experts));
+      const uint64_t lacking =
+          static_cast<uint64_t>(experts) - static_cast<uint64_t>(std::distance(found.begin(), end));
+      const uint64_t to_list =
+          std::min(lacking, kMaxListed - std::min<uint64_t>(count, kMaxListed));
+      count += lacking;
+      uint32_t expert = 0;
+      for (uint64_t listed = 0; listed < to_list; ++expert) {
+        if (found.contains(expert)) continue;
+        const ShardName name{.kind = ShardName::Kind::expert,
+                             .mp_rank = shard.name.mp_rank,
+                             .layer = layer,
+                             .expert = expert};
+        missing += "\n  " + name.file_name();
+        ++listed;
       }
     }
   }

@@ -12,36 +12,6 @@ using pickle::Kind;
 using pickle::Value;
 namespace {
 
-// The optimizer's number for its tensor `index`: param_groups list them in order.
-int64_t number_of(const Value& optimizer, size_t index) {
-  size_t at = index;
-  for (const Value& group : optimizer.find_or_none(keys::kParamGroups).sequence_or_empty()) {
-    const auto params = group.find_or_none("params").sequence_or_empty();
-    if (at < params.size()) {
-      return params[at].is(Kind::integer) ? params[at].as_int() : static_cast<int64_t>(index);
-    }
-    at -= params.size();
-  }
-  return static_cast<int64_t>(index);
-}
-
-// The dict of one flat tensor's states in one file; nullopt if there is none.
-std::optional<Value> states_of(const Fields& optimizer, std::string_view state_key, size_t index) {
-  const auto all = optimizer.get(state_key);
-  if (!all) return std::nullopt;
-  return in_context(optimizer.where(state_key), [&]() -> std::optional<Value> {
-    if (all->is(Kind::list)) {
-      const auto groups = all->as_sequence();
-      if (index >= groups.size()) throw CorruptError({}, "does not fit the groups");
-      return groups[index].is_mapping() ? std::optional(groups[index]) : std::nullopt;
-    }
-    const auto state = all->find("state");
-    if (!state || !state->is_mapping()) return std::nullopt;
-    const Value* found = state->as_dict().find(number_of(*all, index));
-    return found != nullptr && found->is_mapping() ? std::optional(*found) : std::nullopt;
-  });
-}
-
 bool is_flat(const Shard& shard, const Value& value) {
   return TorchArchive::is_tensor(value) && shard.archive.info(value).shape.size() == 1;
 }
@@ -57,6 +27,41 @@ bool same_plain(const ShardValue& a, const ShardValue& b) {
 }
 
 }  // namespace
+
+FlatOptimizer::FlatOptimizer(const Fields& optimizer, std::string_view state_key)
+    : fields_(optimizer), state_key_(state_key), all_(optimizer.get(state_key)) {
+  if (!all_) return;
+  size_t end = 0;
+  for (const Value& group : all_->find_or_none(keys::kParamGroups).sequence_or_empty()) {
+    params_.push_back(group.find_or_none("params").sequence_or_empty());
+    end += params_.back().size();
+    ends_.push_back(end);
+  }
+}
+
+// The optimizer's number for its tensor `index`: param_groups list them in order.
+int64_t FlatOptimizer::number_of(size_t index) const {
+  const auto group = std::upper_bound(ends_.begin(), ends_.end(), index);
+  if (group == ends_.end()) return static_cast<int64_t>(index);
+  const auto params = params_[static_cast<size_t>(group - ends_.begin())];
+  const Value& number = params[index - (*group - params.size())];
+  return number.is(Kind::integer) ? number.as_int() : static_cast<int64_t>(index);
+}
+
+std::optional<Value> FlatOptimizer::states_of(size_t index) const {
+  if (!all_) return std::nullopt;
+  return in_context(fields_.where(state_key_), [&]() -> std::optional<Value> {
+    if (all_->is(Kind::list)) {
+      const auto groups = all_->as_sequence();
+      if (index >= groups.size()) throw CorruptError({}, "does not fit the groups");
+      return groups[index].is_mapping() ? std::optional(groups[index]) : std::nullopt;
+    }
+    const auto state = all_->find("state");
+    if (!state || !state->is_mapping()) return std::nullopt;
+    const Value* found = state->as_dict().find(number_of(index));
+    return found != nullptr && found->is_mapping() ? std::optional(*found) : std::nullopt;
+  });
+}
 
 std::string FlatStates::member(std::string_view state_key, size_t index, std::string_view key) {
   return std::string(state_key) + ".state[" + std::to_string(index) + "]." + std::string(key);
@@ -74,15 +79,24 @@ FlatStates flat_states(const std::vector<const Shard*>& ranks, std::string_view 
 }
 
 FlatStates flat_states(const std::vector<Fields>& ranks, std::string_view state_key, size_t index) {
+  std::vector<FlatOptimizer> optimizers;
+  for (const Fields& fields : ranks) optimizers.emplace_back(fields, state_key);
+  std::vector<const FlatOptimizer*> all;
+  for (const FlatOptimizer& optimizer : optimizers) all.push_back(&optimizer);
+  return flat_states(all, index);
+}
+
+FlatStates flat_states(const std::vector<const FlatOptimizer*>& ranks, size_t index) {
   FlatStates result;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const Shard& shard = ranks[rank].shard();
+    const Shard& shard = ranks[rank]->shard();
+    const std::string_view state_key = ranks[rank]->state_key();
     const auto differ = [&](std::string_view key) {
       throw InconsistentError(shard.where(FlatStates::member(state_key, index, key)),
-                              "is not as in " + ranks.front().shard().display);
+                              "is not as in " + ranks.front()->shard().display);
     };
     size_t next = 0;
-    const auto states = states_of(ranks[rank], state_key, index);
+    const auto states = ranks[rank]->states_of(index);
     for (const auto& item : states ? states->as_dict().items : pickle::DictNode().items) {
       if (!item.first.is(Kind::string)) continue;
       const std::string key(item.first.as_string());

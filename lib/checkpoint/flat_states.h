@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,10 +28,33 @@ struct FlatStates {
   static std::string member(std::string_view state_key, size_t index, std::string_view key);
 };
 
-// Reads optimizer_state_dict[state_key] (a torch optimizer's state_dict, or the list of states that
-// elastic ZeRO saves) for flat tensor `index`. What is no tensor of one dimension belongs to the
-// flat tensor as a whole. Nothing at all if the optimizer has not stepped
-// it yet. Throws InconsistentError if the ranks do not have the same states, or of different types.
+// One rank's optimizer_state_dict[state_key]: a torch optimizer's state_dict, or the list of states
+// that elastic ZeRO saves. Made once, it is asked for each of its flat tensors. Borrows the shard.
+class FlatOptimizer {
+ public:
+  FlatOptimizer(const Fields& optimizer, std::string_view state_key);
+
+  const Shard& shard() const { return fields_.shard(); }
+  std::string_view state_key() const { return state_key_; }
+  // The dict of the states of flat tensor `index`; nullopt if there is none.
+  std::optional<pickle::Value> states_of(size_t index) const;
+
+ private:
+  int64_t number_of(size_t index) const;
+
+  Fields fields_;
+  std::string state_key_;
+  std::optional<pickle::Value> all_;
+  std::vector<std::span<const pickle::Value>> params_;  // the numbers that each group lists
+  std::vector<size_t> ends_;  // how many numbers there are up to the end of each group
+};
+
+// Reads what `ranks` have of flat tensor `index`. What is no tensor of one dimension belongs to the
+// flat tensor as a whole. Nothing at all if the optimizer has not stepped it yet. Throws
+// InconsistentError if the ranks do not have the same states, or of different types.
+FlatStates flat_states(const std::vector<const FlatOptimizer*>& ranks, size_t index);
+
+// The same, of one flat tensor alone.
 FlatStates flat_states(const std::vector<const Shard*>& ranks, std::string_view state_key,
                        size_t index);
 

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "base/bytes.h"
+#include "base/keyed_hash.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/module_entries.h"
 #include "deepspeed/keys.h"
@@ -275,21 +277,32 @@ void ParamList::add_buffers(const ModelStates& states) {
 }
 
 void ParamList::add_aliases(const ModelStates& states, std::vector<std::string>& notes) {
-  // An owner may itself be an alias that comes later.
-  std::vector<std::pair<std::string, std::string>> waiting = states.shared_params;
-  for (size_t before = waiting.size() + 1; waiting.size() < before;) {
-    before = waiting.size();
-    std::erase_if(waiting, [&](const auto& entry) {
-      const auto& [alias, owner] = entry;
-      const Param* found = find(owner);
-      if (found == nullptr || has(alias)) return has(alias);
-      Param tied = *found;
-      tied.name = alias;
-      tied.alias_of = found->alias_of.empty() ? owner : found->alias_of;
-      index_.emplace(alias, params_.size());
-      params_.push_back(std::move(tied));
-      return true;
-    });
+  // An owner may itself be an alias that comes later. They are added as by passes over the list
+  // until nothing changes, but only those are visited whose owner is there.
+  const auto& shared = states.shared_params;
+  std::unordered_map<std::string_view, std::vector<size_t>, KeyedHash> by_owner;
+  std::set<std::pair<size_t, size_t>> ready;  // pass, index
+  for (size_t i = 0; i < shared.size(); ++i) {
+    by_owner[shared[i].second].push_back(i);
+    if (has(shared[i].second)) ready.emplace(0, i);
+  }
+  while (!ready.empty()) {
+    const auto [pass, index] = ready.extract(ready.begin()).value();
+    const auto& [alias, owner] = shared[index];
+    if (has(alias)) continue;
+    const Param& found = params_[index_.at(owner)];
+    Param tied = found;
+    tied.name = alias;
+    tied.alias_of = found.alias_of.empty() ? owner : found.alias_of;
+    index_.emplace(alias, params_.size());
+    params_.push_back(std::move(tied));
+    const auto behind = by_owner.find(alias);
+    if (behind == by_owner.end()) continue;
+    for (const size_t next : behind->second) ready.emplace(next > index ? pass : pass + 1, next);
+  }
+  std::vector<std::pair<std::string, std::string>> waiting;
+  for (const auto& entry : shared) {
+    if (!has(entry.first)) waiting.push_back(entry);
   }
   // Where exclude_frozen_parameters left out the first name of a frozen parameter, `module` has it
   // under the others.

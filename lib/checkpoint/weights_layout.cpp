@@ -7,12 +7,14 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "base/kernels.h"
+#include "base/keyed_hash.h"
 #include "base/text.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/weights.h"
@@ -200,19 +202,43 @@ class WeightsReader {
         .with_hint(hint(extra));
   }
 
+  // What is behind the dots of `name`; a prefix of more parts than these is none.
+  static std::vector<std::string_view> ends_of(std::string_view name) {
+    constexpr size_t kMostEnds = 64;
+    std::vector<std::string_view> ends;
+    for (size_t dot = name.find('.'); dot != name.npos && ends.size() < kMostEnds;
+         dot = name.find('.', dot + 1)) {
+      ends.push_back(name.substr(dot + 1));
+    }
+    return ends;
+  }
+
   // A prefix that would make of one of the tensors too many one of those that are missing.
   std::string hint(const std::vector<std::string>& extra) const {
+    // The first of `extra` by its name, and by what is left of it behind each of its dots.
+    using Firsts = std::unordered_map<std::string_view, size_t, KeyedHash>;
+    Firsts by_name;
+    Firsts by_end;
+    for (size_t i = 0; i < extra.size(); ++i) {
+      by_name.emplace(extra[i], i);
+      for (const std::string_view end : ends_of(extra[i])) by_end.emplace(end, i);
+    }
     for (const std::string& wanted : missing_) {
-      for (const std::string& name : extra) {
-        if (wanted.ends_with("." + name)) {
-          return "--add-prefix " + wanted.substr(0, wanted.size() - name.size()) +
-                 " would make them fit";
-        }
-        if (name.ends_with("." + wanted)) {
-          return "--strip-prefix " + name.substr(0, name.size() - wanted.size()) +
-                 " would make them fit";
-        }
+      size_t first = extra.size();
+      const auto find = [&](const Firsts& firsts, std::string_view name) {
+        const auto found = firsts.find(name);
+        if (found != firsts.end()) first = std::min(first, found->second);
+      };
+      find(by_end, wanted);
+      for (const std::string_view end : ends_of(wanted)) find(by_name, end);
+      if (first == extra.size()) continue;
+      const std::string& name = extra[first];
+      if (wanted.size() > name.size()) {
+        return "--add-prefix " + wanted.substr(0, wanted.size() - name.size()) +
+               " would make them fit";
       }
+      return "--strip-prefix " + name.substr(0, name.size() - wanted.size()) +
+             " would make them fit";
     }
     return "zero-to-fp32 --include and --exclude write a part of the weights";
   }

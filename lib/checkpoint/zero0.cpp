@@ -90,12 +90,22 @@ class ExpertFiles {
   NamedTensors with_experts(const NamedTensors& params, uint32_t ep_rank) const {
     std::vector<std::pair<size_t, std::pair<std::string, TensorSource>>> placed;
     for (size_t i = 0; i < params.size(); ++i) placed.emplace_back(i, params[i]);
+    std::vector<std::pair<std::string_view, size_t>> sorted;
+    for (size_t i = 0; i < params.size(); ++i) sorted.emplace_back(params[i].first, i);
+    std::sort(sorted.begin(), sorted.end());
+    std::map<std::string, size_t> last_of;  // by module
     const auto place = [&](const std::string& module, const std::string& name, TensorSource value) {
-      size_t at = params.size();
-      for (size_t i = 0; i < params.size(); ++i) {
-        if (params[i].first.starts_with(module)) at = i;
+      const auto [last, is_new] = last_of.try_emplace(module, 0);
+      auto found = is_new ? std::lower_bound(sorted.begin(), sorted.end(),
+                                             std::pair(std::string_view(module), size_t{0}))
+                          : sorted.end();
+      bool any = false;
+      for (; found != sorted.end() && found->first.starts_with(module); ++found) {
+        last->second = std::max(last->second, found->second);
+        any = true;
       }
-      placed.emplace_back(at, std::pair(name, std::move(value)));
+      if (is_new && !any) last->second = params.size();
+      placed.emplace_back(last->second, std::pair(name, std::move(value)));
     };
     for (const Native& expert : native_) {
       if (expert.number / local_count(expert) == ep_rank) {

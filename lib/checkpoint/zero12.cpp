@@ -124,8 +124,14 @@ class Zero12WorldReader {
         run_config_(run_config),
         optim_(std::move(optim)),
         state_(optimizer_state(*optim_.front())),
+        counts_(partition_counts(state_)),
         padding_kept_(keeps_padding(state_)),
-        optimizer_states_(optimizer_states) {}
+        optimizer_states_(optimizer_states) {
+    if (!optimizer_states) return;
+    for (const Shard* shard : optim_) {
+      optimizers_.try_emplace(shard, optimizer_state(*shard), keys::kBaseOptimizerState);
+    }
+  }
 
   // Accounts for every element of every rank's flat groups.
   FlatWorld read() const {
@@ -180,6 +186,11 @@ class Zero12WorldReader {
     return run_config_.saved ? run_config_.round_robin_gradients : !mappings_fit;
   }
 
+  // Over how many ranks group `g` is cut.
+  int64_t partition_count(size_t g) const {
+    return g < counts_.size() ? counts_[g] : counts_.front();
+  }
+
   // Whether group `g` is of experts.
   bool is_moe_group(size_t g) const {
     const Value base = state_.get(keys::kBaseOptimizerState).value_or(Value());
@@ -202,8 +213,7 @@ class Zero12WorldReader {
       parts.ep_size = static_cast<uint32_t>(ep_size);
       parts.by_rank[static_cast<uint32_t>(ep_rank)].push_back(shard);
     }
-    const std::vector<int64_t> counts = partition_counts(state_);
-    const int64_t count = g < counts.size() ? counts[g] : counts.front();
+    const int64_t count = partition_count(g);
     for (const auto& [ep_rank, ranks] : parts.by_rank) {
       if (static_cast<int64_t>(ranks.size()) == count) continue;
       throw UnsupportedError(state_.where(keys::kPartitionCount),
@@ -221,8 +231,7 @@ class Zero12WorldReader {
         Fields(state_.shard(), state_.shard().archive.root()).has(keys::kFolding)) {
       return folded_parts(g);
     }
-    const std::vector<int64_t> counts = partition_counts(state_);
-    const auto share = static_cast<size_t>(g < counts.size() ? counts[g] : counts.front());
+    const auto share = static_cast<size_t>(partition_count(g));
     if (share == 0 || optim_.size() % share != 0) {
       throw InconsistentError(state_.where(keys::kPartitionCount),
                               "cuts group " + std::to_string(g) + " over " + std::to_string(share) +
@@ -304,7 +313,9 @@ class Zero12WorldReader {
   void add_states(size_t g, const FlatGroup& group, const std::vector<Partition>& partitions,
                   const std::vector<const Shard*>& ranks, uint64_t length,
                   std::span<OwnedParam> params) const {
-    FlatStates all = flat_states(ranks, keys::kBaseOptimizerState, g);
+    std::vector<const FlatOptimizer*> optimizers;
+    for (const Shard* shard : ranks) optimizers.push_back(&optimizers_.at(shard));
+    FlatStates all = flat_states(optimizers, g);
     for (OwnedParam& param : params) {
       param.step = all.step;
       param.others = all.others;
@@ -558,8 +569,10 @@ class Zero12WorldReader {
   const RunConfig& run_config_;
   std::vector<const Shard*> optim_;
   Fields state_;
+  std::vector<int64_t> counts_;
   bool padding_kept_;
   bool optimizer_states_;
+  std::map<const Shard*, FlatOptimizer> optimizers_;  // if states are wanted
 };
 
 // Elements of each group on all ranks, as far as files have them.
