@@ -51,17 +51,22 @@ std::vector<ShardName> check_ranks(const std::vector<ShardFile>& found, ShardNam
                               "two files of the same rank: " + names[0] + " and " + names[1]);
     }
   }
+  // A file may speak of billions of ranks: they are counted, not walked.
   const uint64_t count = uint64_t{mp} * dp;
+  const auto present =
+      static_cast<uint64_t>(std::count_if(by_rank.begin(), by_rank.end(), [&](const auto& entry) {
+        return entry.first.first < mp && entry.first.second < dp;
+      }));
+  const uint64_t missing_count = count - present;
+  const uint64_t to_list = std::min<uint64_t>(missing_count, kMaxListed);
   std::vector<ShardName> missing;
   std::string listed;
-  size_t missing_count = 0;
-  for (expected.mp_rank = 0; expected.mp_rank < mp; ++expected.mp_rank) {
-    for (expected.dp_rank = 0; expected.dp_rank < dp; ++expected.dp_rank) {
-      if (by_rank.contains({expected.mp_rank, expected.dp_rank})) continue;
-      if (++missing_count > kMaxListed) continue;
-      listed += "\n  " + expected.file_name();
-      missing.push_back(expected);
-    }
+  for (uint64_t at = 0; missing.size() < to_list; ++at) {
+    expected.mp_rank = static_cast<uint32_t>(at / dp);
+    expected.dp_rank = static_cast<uint32_t>(at % dp);
+    if (by_rank.contains({expected.mp_rank, expected.dp_rank})) continue;
+    listed += "\n  " + expected.file_name();
+    missing.push_back(expected);
   }
   if (missing_count > kMaxListed) listed += "\n  ...";
   if (missing_count > kMaxListed || (missing_count > 0 && !draft.allow_missing)) {

@@ -33,7 +33,8 @@ std::string_view front_of(std::string_view name) {
 }
 
 // A layer's files by tensor-parallel rank.
-using Files = std::map<uint32_t, std::vector<const Shard*>>;
+using LayerFiles = std::map<uint32_t, const Shard*>;
+using Files = std::map<uint32_t, LayerFiles>;
 
 std::string file_name(uint32_t layer, uint32_t tp, uint32_t tp_rank) {
   return "layer_" + two_digits(layer) + (tp > 1 ? "-model_" + two_digits(tp_rank) : "") +
@@ -56,7 +57,7 @@ class LayersReader {
     std::vector<PipelineLayer> layers;
     for (const auto& [index, shards] : files) {
       PipelineLayer layer{.index = index, .tensors = {}};
-      const std::vector<std::string> keys = names_in_layer(*shards.front());
+      const std::vector<std::string> keys = names_in_layer(*shards.begin()->second);
       const std::string front = fronts_.front_for(index, keys);
       for (const std::string& key : keys) layer.tensors.push_back(tensor(front, key, shards));
       layers.push_back(std::move(layer));
@@ -71,34 +72,35 @@ class LayersReader {
                                        draft_.folder.path.parent_path());
     Files files;
     for (const Shard& shard : draft_.module_shards) {
-      std::vector<const Shard*>& layer = files[shard.name.layer];
-      layer.resize(std::max<size_t>(tp_, shard.name.mp_rank + size_t{1}));
-      layer[shard.name.mp_rank] = &shard;
+      files[shard.name.layer].insert_or_assign(shard.name.mp_rank, &shard);
     }
     for (const auto& [index, layer] : files) {
-      for (uint32_t tp_rank = 0; tp_rank < layer.size(); ++tp_rank) {
-        if (layer[tp_rank] == nullptr || tp_rank >= tp_) missing(index, tp_rank);
+      uint32_t next = 0;
+      for (const auto& [tp_rank, shard] : layer) {
+        if (next < tp_ && tp_rank != next) missing(index, next);
+        if (tp_rank >= tp_) {
+          throw InconsistentError({.file = draft_.folder.path.string()},
+                                  shard->path.filename().string() + " is one too many: there are " +
+                                      std::to_string(tp_) + " tensor-parallel ranks");
+        }
+        ++next;
       }
+      if (next < tp_) missing(index, next);
     }
     return files;
   }
 
   [[noreturn]] void missing(uint32_t layer, uint32_t tp_rank, const std::string& name = {}) const {
-    const std::string file = file_name(layer, tp_, tp_rank);
-    if (tp_rank >= tp_) {
-      throw InconsistentError(
-          {.file = draft_.folder.path.string()},
-          file + " is one too many: there are " + std::to_string(tp_) + " tensor-parallel ranks");
-    }
     throw InconsistentError({.file = draft_.folder.path.string(), .tensor = name},
-                            file + " is missing");
+                            file_name(layer, tp_, tp_rank) + " is missing");
   }
 
   PipelineTensor tensor(const std::string& front, const std::string& key,
-                        const std::vector<const Shard*>& shards) {
+                        const LayerFiles& shards) {
     PipelineTensor tensor{.name = front + key, .slices = {}};
     found_.insert(tensor.name);
-    for (const Shard* shard : shards) {
+    for (const auto& [tp_rank, file] : shards) {
+      const Shard* shard = file;
       in_context({.file = shard->display, .tensor = tensor.name}, [&] {
         const pickle::Value value = shard->archive.root().at(key);
         if (is_meta_tensor(value)) {
