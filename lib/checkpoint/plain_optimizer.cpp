@@ -2,17 +2,25 @@
 #include "checkpoint/plain_optimizer.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <numeric>
 #include <optional>
+#include <set>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "base/kernels.h"
+#include "base/keyed_hash.h"
 #include "checkpoint/flat_states.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
 #include "format/compare_values.h"
 #include "format/meta_tensor.h"
+#include "format/read_tensor.h"
 
 namespace dsckpt {
 namespace {
@@ -272,11 +280,23 @@ class PlainReader {
     // way is as bad as two.
     struct Way {
       bool unique = true;
-      std::vector<std::optional<size_t>> numbers;
+      size_t last;  // of `deals`
+    };
+    // What a candidate got, after what those before it got: ways share their beginnings.
+    struct Deal {
+      std::optional<size_t> number;
+      size_t before;
     };
     constexpr size_t kMaxWays = 4096;
+    constexpr size_t kMaxHeld = 1 << 24;  // numbers in `ways`
+    // Of all ways together. One costs as much as looking at so many groups.
+    constexpr size_t kMaxWork = 1 << 27;
+    constexpr size_t kWorkOfWay = 64;
+    size_t work = 0;
+    bool too_many = false;
+    std::vector<Deal> deals(1);
     std::map<std::vector<size_t>, Way> ways;
-    ways[std::vector<size_t>(groups.size(), 0)] = {};
+    ways[std::vector<size_t>(groups.size(), 0)] = {.unique = true, .last = 0};
     size_t owned_count = 0;
     for (const auto& group : groups) owned_count += group.size();
     size_t candidates_left = candidates_.size();
@@ -285,17 +305,24 @@ class PlainReader {
       std::map<std::vector<size_t>, Way> next;
       const auto reach = [&](std::vector<size_t> at, const Way& from,
                              std::optional<size_t> number) {
+        work += kWorkOfWay + groups.size();
         // Those that are left must be enough for what is left of the groups.
         const size_t dealt = std::accumulate(at.begin(), at.end(), size_t{0});
         if (owned_count - dealt > candidates_left) return;
-        Way way = from;
-        way.numbers.push_back(number);
-        const auto [found, is_new] = next.emplace(std::move(at), way);
-        if (!is_new) found->second.unique = false;
+        const auto [found, is_new] =
+            next.emplace(std::move(at), Way{.unique = from.unique, .last = deals.size()});
+        if (is_new) {
+          deals.push_back({number, from.last});
+        } else {
+          found->second.unique = false;
+        }
+        too_many = too_many || next.size() > kMaxWays || next.size() * groups.size() > kMaxHeld ||
+                   work > kMaxWork;
       };
       for (const auto& [at, way] : ways) {
         reach(at, way, std::nullopt);
-        for (size_t g = 0; g < groups.size(); ++g) {
+        work += groups.size();
+        for (size_t g = 0; g < groups.size() && !too_many; ++g) {
           if (at[g] == groups[g].size()) continue;
           const OwnedIndex& owned = groups[g][at[g]];
           if (owned.shape && *owned.shape != candidate.stored.shape()) continue;
@@ -303,15 +330,21 @@ class PlainReader {
           ++moved[g];
           reach(std::move(moved), way, owned.index);
         }
+        if (too_many) return std::nullopt;
       }
-      if (next.size() > kMaxWays) return std::nullopt;
       ways = std::move(next);
     }
     std::vector<size_t> end;
     for (const auto& group : groups) end.push_back(group.size());
     const auto found = ways.find(end);
     if (found == ways.end() || !found->second.unique) return std::nullopt;
-    return found->second.numbers;
+    std::vector<std::optional<size_t>> numbers(candidates_.size());
+    size_t at = found->second.last;
+    for (size_t i = numbers.size(); i > 0; --i) {
+      numbers[i - 1] = deals[at].number;
+      at = deals[at].before;
+    }
+    return numbers;
   }
 
   void match_groups(const Fields& optimizer) {
@@ -326,7 +359,7 @@ class PlainReader {
         const Where where = optimizer.where(member + "[" + std::to_string(i) + "]");
         in_context(where, [&] {
           const TensorSource master = archive_.tensor(masters[i]);
-          next = match(next,
+          next = match(next, master.flatten(), look_of(master.numel()),
                        [&](const Candidate& candidate) -> std::optional<TensorSource> {
                          if (candidate.stored.shape() != master.shape()) return std::nullopt;
                          return master;
@@ -348,11 +381,13 @@ class PlainReader {
         size_t next = 0;
         for (int64_t at = 0; at < flat.numel();) {
           const size_t found = in_context({.offset = static_cast<uint64_t>(at)}, [&] {
-            return match(next, [&](const Candidate& candidate) -> std::optional<TensorSource> {
-              const int64_t count = candidate.stored.numel();
-              if (count == 0 || count > flat.numel() - at) return std::nullopt;
-              return flat.narrow(0, at, count).view(candidate.stored.shape());
-            });
+            const TensorSource rest = flat.narrow(0, at, flat.numel() - at);
+            return match(next, rest, 1,
+                         [&](const Candidate& candidate) -> std::optional<TensorSource> {
+                           const int64_t count = candidate.stored.numel();
+                           if (count == 0 || count > flat.numel() - at) return std::nullopt;
+                           return flat.narrow(0, at, count).view(candidate.stored.shape());
+                         });
           });
           candidates_[found].index = g;
           candidates_[found].flat_begin = at;
@@ -364,26 +399,83 @@ class PlainReader {
     }
   }
 
+  // How many elements of a tensor are looked at to find it: few different numbers of them.
+  static int64_t look_of(int64_t numel) {
+    constexpr uint64_t kMaxLook = 1024;
+    return static_cast<int64_t>(std::bit_floor(std::min(static_cast<uint64_t>(numel), kMaxLook)));
+  }
+
+  void index_candidates() {
+    if (indexed_) return;
+    indexed_ = true;
+    std::vector<std::byte> bytes;
+    for (size_t i = 0; i < candidates_.size(); ++i) {
+      const TensorSource& stored = candidates_[i].stored;
+      const int64_t look = look_of(stored.numel());
+      bytes.resize(static_cast<size_t>(look) * size_of(stored.dtype()));
+      read_elements(draft_.inputs, stored, 0, look, bytes);
+      unmatched_[{stored.dtype(), look}][hash_of(bytes)].insert(i);
+    }
+  }
+
+  static uint64_t hash_of(const std::vector<std::byte>& bytes) {
+    return keyed_hash(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  }
+
+  // The candidates without a master that begin as the roundings of `values` do, of which `least`
+  // elements or more are looked at: one set for each type and number of elements.
+  std::vector<std::set<size_t>*> beginning_as(const TensorSource& values, int64_t least) {
+    index_candidates();
+    std::vector<std::byte> wide;
+    std::vector<std::byte> rounded;
+    std::vector<std::set<size_t>*> found;
+    for (auto& [kind, by_hash] : unmatched_) {
+      const auto& [dtype, look] = kind;
+      if (look < least || look > values.numel() || !can_convert(values.dtype(), dtype)) continue;
+      wide.resize(static_cast<size_t>(look) * size_of(values.dtype()));
+      read_elements(draft_.inputs, values, 0, look, wide);
+      rounded.resize(static_cast<size_t>(look) * size_of(dtype));
+      convert(values.dtype(), dtype, wide.data(), rounded.data(), static_cast<size_t>(look));
+      const auto same = by_hash.find(hash_of(rounded));
+      if (same != by_hash.end()) found.push_back(&same->second);
+    }
+    return found;
+  }
+
   // Gives the next master to the parameter whose 16-bit copy is its rounding. Users build groups by
   // walking the model, so the first that fits from `next` on is taken, and only then one before it.
-  // `master_for` says what the master would be for a candidate, if it can be one at all.
+  // `master_for` says what the master would be for a candidate, if it can be one at all; it begins
+  // where `values` do.
   template <typename F>
-  size_t match(size_t next, F&& master_for) {
+  size_t match(size_t next, const TensorSource& values, int64_t least, F&& master_for) {
+    const std::vector<std::set<size_t>*> sets = beginning_as(values, least);
     std::vector<size_t> fitting;
-    for (size_t i = 0; i < candidates_.size(); ++i) {
-      const size_t index = (next + i) % candidates_.size();
-      Candidate& candidate = candidates_[index];
-      if (candidate.master) continue;
-      const std::optional<TensorSource> master = master_for(candidate);
-      if (!master || !can_convert(master->dtype(), candidate.stored.dtype())) continue;
-      if (is_rounding_of(draft_.inputs, candidate.stored, *master)) fitting.push_back(index);
-    }
+    // One to take, and one more for the note.
+    const auto look_in = [&](size_t begin, size_t end) {
+      for (size_t at = begin; at < end && fitting.size() < 2;) {
+        size_t index = end;
+        for (const std::set<size_t>* set : sets) {
+          const auto first = set->lower_bound(at);
+          if (first != set->end()) index = std::min(index, *first);
+        }
+        if (index == end) return;
+        at = index + 1;
+        const std::optional<TensorSource> master = master_for(candidates_[index]);
+        if (!master) continue;
+        if (is_rounding_of(draft_.inputs, candidates_[index].stored, *master)) {
+          fitting.push_back(index);
+        }
+      }
+    };
+    look_in(next, candidates_.size());
+    look_in(0, std::min(next, candidates_.size()));
     if (fitting.empty()) {
       archive_.check_records();  // one that is damaged is what has to be said
       throw InconsistentError({}, "no parameter of `module` is the rounding of this fp32 master");
     }
     Candidate& taken = candidates_[fitting.front()];
     taken.master = master_for(taken);
+    for (std::set<size_t>* set : sets) set->erase(fitting.front());
     if (fitting.size() > 1) {
       draft_.notes.push_back("the fp32 master taken for '" + taken.name + "' also rounds to '" +
                              candidates_[fitting[1]].name + "'; they were told apart by order");
@@ -395,6 +487,9 @@ class PlainReader {
   const Shard& shard_;
   const TorchArchive& archive_;
   std::vector<Candidate> candidates_;
+  // Candidates without a master, by type, number of elements that are looked at, and their hash.
+  std::map<std::pair<DType, int64_t>, std::unordered_map<uint64_t, std::set<size_t>>> unmatched_;
+  bool indexed_ = false;
   std::vector<ParamGroup> groups_;
   bool frozen_known_ = true;
   bool states_assigned_ = true;

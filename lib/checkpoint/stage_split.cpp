@@ -107,10 +107,13 @@ class Splitter {
   }
 
  private:
-  static constexpr size_t kMaxSteps = 1 << 20;
+  // Of shapes that are looked at.
+  static constexpr size_t kMaxSteps = 1 << 24;
 
   void search(std::vector<Stage> so_far, size_t begin) {
-    if (found_ > 1 || ++steps_ > kMaxSteps) return;
+    const std::pair at(so_far.size(), begin);
+    const size_t found_before = found_;
+    if (found_ > 1 || dead_ends_.contains(at)) return;
     if (so_far.size() == stages_->size()) {
       if (begin != layers_.size()) return;
       ++found_;
@@ -118,7 +121,10 @@ class Splitter {
       return;
     }
     for (const std::vector<size_t>& shared : choices(begin)) {
-      Shapes rest = (*stages_)[so_far.size()];
+      const Shapes& held = (*stages_)[so_far.size()];
+      steps_ += 1 + held.size();
+      if (found_ > 1 || steps_ > kMaxSteps) break;
+      Shapes rest = held;
       bool fits = true;
       for (const size_t layer : shared) fits = fits && take(rest, layers_[layer].shapes);
       size_t end = begin;
@@ -130,9 +136,11 @@ class Splitter {
           break;
         }
         fits = end < layers_.size() && take(rest, layers_[end].shapes);
+        ++steps_;
       }
     }
     if (steps_ > kMaxSteps) found_ = 2;
+    if (found_ == found_before) dead_ends_.insert(at);
   }
 
   // Removes `shapes` from `rest` if they are all there.
@@ -165,6 +173,8 @@ class Splitter {
   const std::vector<Shapes>* stages_ = nullptr;
   size_t found_ = 0;
   size_t steps_ = 0;
+  // Stages that are dealt and where the next one begins, from where no way goes on to the end.
+  std::set<std::pair<size_t, size_t>> dead_ends_;
   std::vector<Stage> way_;
 };
 
