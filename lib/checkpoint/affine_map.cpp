@@ -59,7 +59,15 @@ std::pair<int64_t, Strides> read_address(const Value& value) {
   return {index_of(parts[0]), shape_from_pickle(parts[1])};
 }
 
-AffinePiece read_piece(const Value& entry, const Where& where) {
+AffineLocations read_locations(const Value& list) {
+  std::vector<int64_t> ranks;
+  for (const Value& rank : list.as_sequence()) ranks.push_back(index_of(rank));
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return AffineLocations(std::move(ranks));
+}
+
+AffinePiece read_piece(const Value& entry, const Where& where, KnownLocations& known) {
   AffinePiece piece;
   piece.shape =
       field(entry, "shape", where, [](const Value& v, const Where&) { return checked_shape(v); });
@@ -74,11 +82,10 @@ AffinePiece read_piece(const Value& entry, const Where& where) {
                                   std::to_string(piece.dest_strides.size()) + " strides");
   }
   field(entry, "locations", where, [&](const Value& v, const Where&) {
-    for (const Value& rank : v.as_sequence()) piece.locations.push_back(index_of(rank));
+    const auto found = known.find(v.identity());
+    piece.locations = found == known.end() ? read_locations(v) : found->second;
+    if (found == known.end()) known.emplace(v.identity(), piece.locations);
   });
-  std::sort(piece.locations.begin(), piece.locations.end());
-  piece.locations.erase(std::unique(piece.locations.begin(), piece.locations.end()),
-                        piece.locations.end());
   if (const auto scale = in_context(where, [&] { return entry.find("scale"); })) {
     in_context(below(where, "scale"), [&] { piece.scale = scale->as_real(); });
     if (piece.scale == 0 || !std::isfinite(piece.scale)) {
@@ -110,7 +117,7 @@ int64_t positive_int(const Value& value) {
 
 }  // namespace
 
-AffineMap AffineMap::read(const Value& entry, const Where& where) {
+AffineMap AffineMap::read(const Value& entry, const Where& where, KnownLocations& known) {
   AffineMap map;
   map.logical_shape = field(entry, "logical_shape", where,
                             [](const Value& v, const Where&) { return checked_shape(v); });
@@ -130,7 +137,7 @@ AffineMap AffineMap::read(const Value& entry, const Where& where) {
       field(value, "pieces", at, [&](const Value& pieces, const Where& pieces_place) {
         for (const Value& piece : list_or_tuple(pieces)) {
           rank.pieces.push_back(read_piece(
-              piece, below(pieces_place, "[" + std::to_string(rank.pieces.size()) + "]")));
+              piece, below(pieces_place, "[" + std::to_string(rank.pieces.size()) + "]"), known));
         }
       });
       found[static_cast<size_t>(number)] = std::move(rank);
@@ -195,7 +202,11 @@ AffineMap AffineMap::from_expert_placement(const Value& placement, const Shape& 
     while (holders.contains(missing)) ++missing;
     throw CorruptError(where, "has no rank for expert " + std::to_string(missing));
   }
-  for (auto& [expert, ranks] : holders) std::sort(ranks.begin(), ranks.end());
+  std::unordered_map<int64_t, AffineLocations> locations;  // by expert
+  for (auto& [expert, ranks] : holders) {
+    std::sort(ranks.begin(), ranks.end());
+    locations.emplace(expert, AffineLocations(ranks));
+  }
 
   if (logical_shape.empty() || logical_shape[0] != num_experts) {
     throw InconsistentError(where, "places " + std::to_string(num_experts) +
@@ -228,7 +239,7 @@ AffineMap AffineMap::from_expert_placement(const Value& placement, const Shape& 
       piece.source_strides = strides;
       piece.dest_offset = static_cast<int64_t>(begin) * per_expert;
       piece.dest_strides = strides;
-      piece.locations = first;
+      piece.locations = locations.at(experts[begin]);
       rank.pieces.push_back(std::move(piece));
     }
     map.ranks.push_back(std::move(rank));
@@ -479,9 +490,14 @@ class AffineAssembler {
       const auto rank = static_cast<int64_t>(pieces_[i].rank);
       if (holders.empty() || holders.back() != rank) holders.push_back(rank);
     }
+    const std::vector<int64_t>* right = nullptr;  // compared before
     for (size_t i = begins_[box]; i < begins_[box + 1]; ++i) {
       const Placed& piece = pieces_[i];
-      if (map_.ranks[piece.rank].pieces[piece.index].locations != holders) {
+      const std::vector<int64_t>& saved =
+          map_.ranks[piece.rank].pieces[piece.index].locations.ranks();
+      if (&saved == right) continue;
+      right = &saved;
+      if (saved != holders) {
         throw CorruptError({}, name_of(piece.rank, piece.index) + " is held by " +
                                    list_of(holders) + ", but its `locations` are others");
       }

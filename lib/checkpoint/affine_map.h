@@ -10,7 +10,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <map>
+#include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/dtype_names.h"
@@ -20,14 +24,35 @@
 
 namespace dsckpt {
 
+// The ranks that hold a block, rising, none twice. Pieces share the list that they share in a file,
+// which is as long as there are ranks.
+class AffineLocations {
+ public:
+  AffineLocations(std::initializer_list<int64_t> ranks = {})
+      : AffineLocations(std::vector<int64_t>(ranks)) {}
+  explicit AffineLocations(std::vector<int64_t> ranks)
+      : ranks_(std::make_shared<const std::vector<int64_t>>(std::move(ranks))) {}
+
+  const std::vector<int64_t>& ranks() const { return *ranks_; }
+  bool operator==(const AffineLocations& other) const {
+    return ranks_ == other.ranks_ || *ranks_ == *other.ranks_;
+  }
+
+ private:
+  std::shared_ptr<const std::vector<int64_t>> ranks_;
+};
+
+// The lists that were read, by their identity in a pickle.
+using KnownLocations = std::map<const void*, AffineLocations>;
+
 struct AffinePiece {
   Shape shape;
   int64_t source_offset = 0;
   Strides source_strides;
   int64_t dest_offset = 0;
   Strides dest_strides;
-  std::vector<int64_t> locations;  // the ranks that hold this block, rising, none twice
-  double scale = 1;                // shard == logical * scale
+  AffineLocations locations;
+  double scale = 1;  // shard == logical * scale
   bool operator==(const AffinePiece&) const = default;
 };
 
@@ -45,8 +70,13 @@ struct AffineMap {
   // ParamAffineMap.from_dict. Throws CorruptError, its place below `where`, for what is missing, of
   // the wrong kind, negative, too large or a scale that is zero or not finite, and for ranks other
   // than 0, 1, 2 ... (ints or their digits). Whether the pieces fit together is AffineAssembly's
-  // business.
-  static AffineMap read(const pickle::Value& entry, const Where& where);
+  // business. `known`: the lists of locations that other maps of the same pickle have, and this
+  // one.
+  static AffineMap read(const pickle::Value& entry, const Where& where, KnownLocations& known);
+  static AffineMap read(const pickle::Value& entry, const Where& where) {
+    KnownLocations known;
+    return read(entry, where, known);
+  }
 
   // autoep_affine.py autoep_placement_to_affine_map: the parameter of `logical_shape` [experts,
   // ...] whose rank r holds the experts that `placement` (AutoEP's expert_placement) gives it, in

@@ -1,18 +1,22 @@
 #include "checkpoint/universal_info.h"
 
 #include <re2/re2.h>
+#include <re2/set.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/keyed_hash.h"
 #include "deepspeed/keys.h"
 #include "pickle/python_objects.h"
 
@@ -53,17 +57,9 @@ class PatternList {
     if (auto text = exact_text(pattern)) {
       exact_.emplace(std::move(*text), texts_.size());
     } else {
-      RE2::Options quiet;
-      quiet.set_log_errors(false);
-      auto compiled = std::make_unique<RE2>(pattern, quiet);
-      if (!compiled->ok()) {
-        throw UnsupportedError({}, "the pattern '" + pattern + "': " + compiled->error());
-      }
-      // Python takes it for {0,n}, RE2 for itself.
-      if (pattern.find("{,") != std::string::npos) {
-        throw UnsupportedError({}, "the pattern '" + pattern + "': '{,' is not read");
-      }
-      compiled_.emplace_back(texts_.size(), std::move(compiled));
+      const auto [known, is_new] = compiled_of_.try_emplace(pattern, compiled_.size());
+      if (is_new) compiled_.push_back({compile(pattern), {}});
+      compiled_[known->second].indices.push_back(texts_.size());
     }
     texts_.push_back(std::move(pattern));
   }
@@ -73,9 +69,16 @@ class PatternList {
     std::vector<size_t> found;
     const auto [begin, end] = exact_.equal_range(name);
     for (auto it = begin; it != end; ++it) found.push_back(it->second);
-    for (const auto& [index, pattern] : compiled_) {
-      if (pattern->Match(name, 0, name.size(), RE2::ANCHOR_START, nullptr, 0)) {
-        found.push_back(index);
+    const auto take = [&](const Compiled& pattern) {
+      found.insert(found.end(), pattern.indices.begin(), pattern.indices.end());
+    };
+    std::vector<int> matching;
+    if (match_together(name, matching)) {
+      for (const int which : matching) take(compiled_[static_cast<size_t>(which)]);
+    } else {
+      for (const Compiled& compiled : compiled_) {
+        const RE2& pattern = *compiled.pattern;
+        if (pattern.Match(name, 0, name.size(), RE2::ANCHOR_START, nullptr, 0)) take(compiled);
       }
     }
     std::sort(found.begin(), found.end());
@@ -85,9 +88,71 @@ class PatternList {
   const std::vector<std::string>& texts() const { return texts_; }
 
  private:
+  struct Compiled {
+    std::unique_ptr<RE2> pattern;
+    std::vector<size_t> indices;  // of all that have this text
+  };
+
+  // A few bytes with counts in them make long programs.
+  static constexpr int kMaxProgram = 1 << 21;
+  // Fewer are tried one after the other.
+  static constexpr size_t kFew = 32;
+  static constexpr int64_t kSetMemory = 64 << 20;
+
+  static RE2::Options quiet() {
+    RE2::Options options;
+    options.set_log_errors(false);
+    return options;
+  }
+
+  std::unique_ptr<RE2> compile(const std::string& pattern) {
+    auto compiled = std::make_unique<RE2>(pattern, quiet());
+    if (!compiled->ok()) {
+      throw UnsupportedError({}, "the pattern '" + pattern + "': " + compiled->error());
+    }
+    // Python takes it for {0,n}, RE2 for itself.
+    if (pattern.find("{,") != std::string::npos) {
+      throw UnsupportedError({}, "the pattern '" + pattern + "': '{,' is not read");
+    }
+    program_ += compiled->ProgramSize();
+    if (program_ > kMaxProgram) {
+      throw UnsupportedError(
+          {}, "the pattern '" + pattern + "': too large, together with those before it");
+    }
+    return compiled;
+  }
+
+  // Finds which of `compiled_` match `name`; false if they have to be tried one by one.
+  bool match_together(const std::string& name, std::vector<int>& matching) const {
+    if (compiled_.size() <= kFew) return false;
+    const RE2::Set* set = all_in_set();
+    if (set == nullptr) return false;
+    RE2::Set::ErrorInfo error{};
+    return set->Match(name, &matching, &error) || error.kind == RE2::Set::kNoError;
+  }
+
+  const RE2::Set* all_in_set() const {
+    const std::lock_guard lock(mutex_);
+    if (compiled_.size() != in_set_) {
+      in_set_ = compiled_.size();
+      RE2::Options options = quiet();
+      options.set_max_mem(kSetMemory);
+      set_ = std::make_unique<RE2::Set>(options, RE2::ANCHOR_START);
+      for (const Compiled& compiled : compiled_) set_->Add(compiled.pattern->pattern(), nullptr);
+      if (!set_->Compile()) set_ = nullptr;
+    }
+    return set_.get();
+  }
+
   std::vector<std::string> texts_;
-  std::unordered_multimap<std::string, size_t> exact_;
-  std::vector<std::pair<size_t, std::unique_ptr<RE2>>> compiled_;
+  std::unordered_multimap<std::string, size_t, KeyedHash> exact_;
+  std::vector<Compiled> compiled_;
+  std::unordered_map<std::string, size_t, KeyedHash> compiled_of_;  // by text
+  int program_ = 0;                                                 // instructions of all
+  // All of `compiled_`, made when they are first tried; nullptr if together they are too large.
+  mutable std::mutex mutex_;
+  mutable std::unique_ptr<RE2::Set> set_;
+  mutable size_t in_set_ = 0;
 };
 
 using Widths = std::vector<std::vector<int64_t>>;  // of each sub-parameter, by rank
@@ -311,11 +376,12 @@ void UniversalInfo::Impl::read_affine_map(const Fields& map) {
   }
   const auto params = map.get("params");
   if (!params) return;
+  KnownLocations known;
   in_context(map.where("params"), [&] {
     for (const auto& [pattern, entry] : params->as_dict().items) {
       const std::string text(pattern.as_string());
       affine.add(text);
-      affine_maps.push_back(AffineMap::read(entry, map.where("params[" + text + "]")));
+      affine_maps.push_back(AffineMap::read(entry, map.where("params[" + text + "]"), known));
     }
   });
 }
