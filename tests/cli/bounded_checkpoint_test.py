@@ -1,0 +1,299 @@
+"""Checkpoints of a few kilobytes, or of very many parameters, that would take time or memory far beyond their size
+if a reader walked all that they claim, or compared everything with everything."""
+import json
+import os
+import pathlib
+import pickle
+import shutil
+import stat
+import struct
+
+import torch
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
+
+import cli_common
+import common
+from cli_common import CliTest, edited
+
+
+def views(count, dtype=torch.float32):
+    """So many tensors of two elements, all different, in one storage: quickly saved."""
+    numbers = torch.arange(count)
+    values = torch.stack([numbers % 128, numbers // 128], dim=1).to(dtype)
+    return list(values.unbind())
+
+
+def alike(count, **group):
+    return [{"lr": 0.1, "params": [index], **group} for index in range(count)]
+
+
+class BoundedTest(CliTest):
+
+    def copy(self, name):
+        """A writable copy of the folder of a case's shards, and the folder that the tools are given."""
+        folder = self.new_path("ckpt")
+        shutil.copytree(common.case_named(name).load_dir, folder)
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(path.stat().st_mode | stat.S_IWUSR)
+        tag, = (path for path in folder.iterdir() if path.is_dir())
+        return folder, tag
+
+    def dry_run(self, tool, source, *arguments):
+        return self.tool(tool, source, self.new_path(), "--dry-run", "--quiet", *arguments)
+
+
+class RanksTest(BoundedTest):
+
+    def test_ranks_that_a_file_claims_are_counted(self):
+        scratch = self.scratch("z2_bf16_w2")
+        with edited(scratch.model()) as state:
+            state["mp_world_size"] = 1 << 16
+        with scratch.optimizer(0) as state:
+            state["partition_count"] = [1 << 20]
+        error = self.assert_refused(scratch.folder, 3, "68719476734 of 68719476736 files are missing")
+        self.assertEqual(error["message"].count("_optim_states.pt"), 1024)
+        self.assertIn("\n  bf16_zero_pp_rank_2_mp_rank_00_optim_states.pt\n", error["message"])
+        self.assertTrue(error["message"].endswith("\n  ..."))
+
+    def test_experts_that_a_file_claims_are_counted(self):
+        folder, tag = self.copy("moe_ep2_dp2_z1_bf16")
+        with edited(tag / "mp_rank_00_model_states.pt") as state:
+            state["num_experts"] = [1 << 24] * 2000
+        count = 2000 * (1 << 24) - 8
+        error = self.assert_refused(folder, 3, f"{count} files of experts are missing", inspect=False)
+        self.assertEqual(error["message"].count("_model_states.pt"), 1024)
+        self.assertIn("\n  layer_0_expert_4_mp_rank_00_model_states.pt\n", error["message"])
+
+    def test_a_layer_file_of_a_rank_far_away_is_named(self):
+        folder, tag = self.copy("pp2_tp2_dp1_z1_bf16")
+        far = tag / "layer_01-model_999999999-model_states.pt"
+        torch.save(cli_common.load_shard(tag / "layer_01-model_01-model_states.pt"), far)
+        self.assert_refused(folder, 3, f"{far.name} is one too many: there are 2 tensor-parallel ranks")
+
+
+class NoNamesTest(BoundedTest):
+    """Stage 0, whose optimizers have no names."""
+
+    def test_stages_are_dealt_layers_in_bounded_time(self):
+        folder, tag = self.copy("pp2_dp1_z0_fp32")
+        state = cli_common.load_shard(tag / "mp_rank_00_model_states.pt")
+        for path in tag.glob("*.pt"):
+            path.unlink()
+        stages = 7
+        patterns = [rf"^tied_modules\.key{i}\..*" for i in range(20)]
+        state["universal_checkpoint_info"] = {"universal_checkpoint_version": 0.2,
+                                              "pipeline_replicated_parameter_patterns": patterns}
+        state["buffer_names"] = []
+        state["mp_world_size"] = stages
+        state["checkpoint_parallel_dimensions"] = {"pp_degree": stages, "tp_degree": 1, "dp_degree": 1}
+        tensor = torch.ones(2)
+        for rank in range(stages):
+            moment = torch.ones(3 if rank + 1 == stages else 2)
+            state["optimizer"] = {"state": {i: {"exp_avg": moment} for i in range(3)},
+                                  "param_groups": [{"lr": 0.1, "params": [0, 1, 2]}]}
+            torch.save(state, tag / f"mp_rank_{rank:02}_model_states.pt")
+        for layer in range(20):
+            torch.save({"weight": tensor}, tag / f"layer_{layer:02}-model_states.pt")
+        done = self.dry_run("zero-to-fp32", folder, "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        done = self.dry_run("to-universal", folder)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("optimizer", done.stderr)
+
+    def plain(self, tensors, optimizer, name="z0_fp32_w2"):
+        """Stage 0 with these parameters and this optimizer."""
+        scratch = self.scratch(name)
+        with edited(scratch.model()) as state:
+            state["module"] = tensors
+            state["optimizer"] = optimizer
+        return scratch.folder
+
+    def test_the_ways_to_deal_states_to_parameters_are_bounded(self):
+        count = 3000
+        tensors = {f"p.{i}": value for i, value in enumerate(views(2 * count))}
+        moment = torch.ones(2)
+        folder = self.plain(tensors, {"state": {i: {"exp_avg": moment} for i in range(count)},
+                                      "param_groups": alike(count)})
+        done = self.dry_run("to-universal", folder)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("optimizer", done.stderr)
+
+    def test_a_master_is_compared_with_few_parameters(self):
+        count = 16000
+        tensors = {f"p.{i}": value for i, value in enumerate(views(count, torch.bfloat16))}
+        masters = views(count)[::-1]
+        optimizer = {"fp32_groups": [masters],
+                     "optimizer_state_dict": {"state": {}, "param_groups": [{"params": list(range(count))}]}}
+        folder = self.plain(tensors, optimizer, "z0_bf16_w2")
+        done = self.dry_run("zero-to-fp32", folder, "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr, "")
+
+    def test_the_place_of_an_expert_is_found_among_many_parameters(self):
+        count = 30000
+        folder, tag = self.copy("moe_ep2_dp2_z0_fp32")
+        for path in tag.glob("layer_*"):
+            path.unlink()
+        with edited(tag / "mp_rank_00_model_states.pt") as state:
+            state["module"] = {f"a.{i}": value for i, value in enumerate(views(count))}
+            state["optimizer"] = None
+            state["num_experts"] = [1]
+        names = [f"m.deepspeed_moe.experts.deepspeed_experts.0.{i}" for i in range(count)]
+        torch.save(dict.fromkeys(names, torch.ones(2)), tag / "layer_0_expert_0_mp_rank_00_model_states.pt")
+        for path in tag.glob("expp_rank_1_*"):
+            path.unlink()
+        done = self.dry_run("zero-to-fp32", folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
+class ManyParametersTest(BoundedTest):
+
+    def test_a_prefix_is_found_or_not_among_many_names(self):
+        for front, count, hint in [("other.blocks.{}.w", 32000, "--include and --exclude"),
+                                   ("layers.{}.w", 3, "--add-prefix model. would make them fit"),
+                                   ("whole.model.layers.{}.w", 3, "--strip-prefix whole. would make them fit")]:
+            scratch = self.scratch("z0_fp32_w2")
+            with edited(scratch.model()) as state:
+                state["module"] = {f"model.layers.{i}.w": value for i, value in enumerate(views(count))}
+                state["optimizer"] = None
+            weights = self.new_path("weights")
+            weights.mkdir()
+            self.write_weights(weights / "model.safetensors", [front.format(i) for i in range(count)])
+            done = self.tool("to-universal", weights, self.new_path(), "--like", scratch.folder)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn(f"lacks {count} parameters of", done.stderr)
+            self.assertIn(hint, done.stderr)
+
+    def write_weights(self, path, names):
+        entries = {name: {"dtype": "F32", "shape": [2], "data_offsets": [8 * i, 8 * i + 8]}
+                   for i, name in enumerate(names)}
+        header = json.dumps(entries).encode()
+        path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(8 * len(names)))
+
+    def test_many_parameter_groups_are_each_found_at_once(self):
+        count = 24000
+        scratch = self.scratch("z2_bf16_w2")
+        scratch.optim(1).unlink()
+        names = [f"p.{i}" for i in range(count)]
+        weight, master, moment = torch.ones(2).bfloat16(), torch.ones(2), torch.zeros(2)
+        with edited(scratch.model()) as state:
+            state["module"] = dict.fromkeys(names, weight)
+            state["param_shapes"] = [{name: master.shape} for name in names]
+            state["shared_params"] = {}
+        with scratch.optimizer(0) as state:
+            for key in ["param_alignment_paddings", "param_slice_mappings"]:
+                del state[key]
+            entry = {"exp_avg": moment, "exp_avg_sq": moment}
+            state["base_optimizer_state"] = {"state": dict.fromkeys(range(count), entry),
+                                             "param_groups": alike(count)}
+            state["single_partition_of_fp32_groups"] = [master] * count
+            state["group_paddings"] = [0] * count
+            state["partition_count"] = [1] * count
+        done = self.dry_run("to-universal", scratch.folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_aliases_of_aliases_are_added_in_any_order(self):
+        count = 80000
+        scratch = self.scratch("z2_bf16_w2")
+        with edited(scratch.model()) as state:
+            owner = next(iter(state["param_shapes"][0]))
+            state["shared_params"] = {f"a.{i}": f"a.{i + 1}" if i + 1 < count else owner for i in range(count)}
+        done = self.tool("zero-to-fp32", scratch.folder, self.new_path(), "--dry-run", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        plan, = self.json_lines(done.stdout)
+        tied = [t["name"] for t in plan["data"]["files"][0]["tensors"] if t.get("alias_of") == owner]
+        self.assertEqual(len(tied), count)
+
+    def test_the_fronts_of_many_optimizers_are_looked_up(self):
+        folder = self.new_path("dcp")
+        shutil.copytree(pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "dcp" / "nested", folder)
+        path = folder / ".metadata"
+        metadata = pickle.loads(path.read_bytes())
+        stored = metadata.storage_data[MetadataIndex("optim.param_groups.0.lr")]
+        kind = BytesStorageMetadata()
+        for i in range(60000):
+            key = f"optimizer_{i}.param_groups"
+            metadata.state_dict_metadata[key] = kind
+            metadata.storage_data[MetadataIndex(key)] = stored
+        path.chmod(0o644)
+        path.write_bytes(pickle.dumps(metadata))
+        done = self.dry_run("to-universal", folder)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("several optimizers, under 'optim.' and 'optimizer_0.'", done.stderr)
+
+    def test_a_layer_of_experts_that_is_listed_often_is_looked_at_once(self):
+        folder, tag = self.copy("autoep2_dp2_z1_bf16")
+        tensor = torch.zeros(1)
+        with edited(tag / "mp_rank_00_model_states.pt") as state:
+            state["module"].update(dict.fromkeys([f"other.{i}.x" for i in range(30000)], tensor))
+            state["ds_autoep_layers"] = [state["ds_autoep_layers"][0]] * 100000
+        self.assert_refused(folder, 3, "a second time", inspect=False)
+
+
+class RulesTest(BoundedTest):
+    """What universal_checkpoint_info says."""
+
+    def with_rules(self, name, edit):
+        folder, tag = self.copy(name)
+        for path in tag.glob("mp_rank_*_model_states.pt"):
+            with edited(path) as state:
+                edit(state["universal_checkpoint_info"])
+        return folder
+
+    def test_a_pattern_that_comes_often_is_compiled_once(self):
+        pattern = "never" + "(a{50}){15}x{500}"
+
+        def edit(info):
+            info["tp_replicated_parameter_patterns"] += [pattern] * 50000
+
+        folder = self.with_rules("mpu_tp2_dp1_z1_bf16", edit)
+        done = self.dry_run("zero-to-fp32", folder)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_patterns_that_are_too_large_together_are_refused(self):
+        def edit(info):
+            info["tp_replicated_parameter_patterns"] += [f"never{i}(a{{50}}){{15}}x{{500}}" for i in range(20000)]
+
+        folder = self.with_rules("mpu_tp2_dp1_z1_bf16", edit)
+        self.assert_refused(folder, 3, "too large, together with those before it", inspect=False)
+
+    def test_many_patterns_are_tried_on_many_names_together(self):
+        count = 10000
+        names = [f"p.{i}.w" for i in range(count)]
+        folder, tag = self.copy("mpu_tp2_dp1_z1_bf16")
+        weight = torch.ones(2).bfloat16()
+        for rank in range(2):
+            with edited(tag / f"mp_rank_{rank:02}_model_states.pt") as state:
+                state["module"] = dict.fromkeys(names, weight)
+                state["param_shapes"] = [dict.fromkeys(names, weight.shape)]
+                state["shared_params"] = {}
+                info = state["universal_checkpoint_info"]
+                info["tp_replicated_parameter_patterns"] = [rf"p\.{i}\.w" for i in range(count)]
+            with edited(tag / f"bf16_zero_pp_rank_0_mp_rank_{rank:02}_optim_states.pt") as state:
+                state = state["optimizer_state_dict"]
+                for key in ["param_alignment_paddings", "param_slice_mappings"]:
+                    state.pop(key, None)
+                state["single_partition_of_fp32_groups"] = [torch.ones(2 * count)]
+                state["base_optimizer_state"] = {"state": {}, "param_groups": alike(1)}
+                state["group_paddings"] = [0]
+                state["partition_count"] = [1]
+        done = self.dry_run("zero-to-fp32", folder)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_ranks_may_share_the_list_of_who_holds_a_block(self):
+        count = 40000
+        locations = list(range(count))
+        piece = {"shape": [2], "source": [0, [1]], "dest": [0, [1]], "locations": locations}
+        rank = {"shard_shape": [2], "pieces": [piece]}
+        entry = {"logical_shape": [2], "ranks": dict.fromkeys(range(count), rank)}
+
+        def edit(info):
+            info["affine_map"]["params"]["^nowhere$"] = entry
+
+        folder = self.with_rules("autotp2_dp2_z1_fp32", edit)
+        done = self.dry_run("zero-to-fp32", folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
+if __name__ == "__main__":
+    cli_common.main()

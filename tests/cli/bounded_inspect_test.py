@@ -1,0 +1,232 @@
+"""What ckpt-inspect takes for files that are made to keep it busy: no more than for others of their size.
+
+Where anything is looked at again and again, each of these inputs takes minutes, or all memory.
+"""
+import collections
+import io
+import json
+import pickle
+import struct
+import zlib
+
+import cli_common
+import torch
+from cli_common import CliTest, Reduced
+
+
+class Storage:
+    """Pickled as torch pickles a storage of floats."""
+
+    def __init__(self, key, numel):
+        self.id = "storage", torch.FloatStorage, key, "cpu", numel
+
+
+class Pickler(pickle.Pickler):
+
+    def persistent_id(self, value):
+        return value.id if isinstance(value, Storage) else None
+
+
+def pickled(value):
+    stream = io.BytesIO()
+    Pickler(stream, 2).dump(value)
+    return stream.getvalue()
+
+
+def tensor(storage, shape=(1, ), stride=(1, ), offset=0):
+    return Reduced(torch._utils._rebuild_tensor_v2, storage, offset, shape, stride, False, collections.OrderedDict())
+
+
+def zip_of(records):
+    """The zip of `records`: name, data, and what is wrong with its CRC32."""
+    out, directory = bytearray(), bytearray()
+    for name, data, wrong in records:
+        crc, size = zlib.crc32(data) ^ wrong, len(data)
+        head = struct.pack("<HHHHHIIIHH", 0, 0, 0, 0, 0x21, crc, size, size, len(name), 0)
+        directory += b"PK\1\2\0\0" + head + struct.pack("<HHHII", 0, 0, 0, 0, len(out)) + name.encode()
+        out += b"PK\3\4" + head + name.encode() + data
+    count = min(len(records), 0xFFFF)
+    return bytes(out + directory + b"PK\5\6" +
+                 struct.pack("<HHHHIIH", 0, 0, count, count, len(directory), len(out), 0))
+
+
+def archive(value, storages=(), wrong=0):
+    """What torch.save writes of `value`, whose storages 0, 1, ... are the bytes `storages`."""
+    records = [("a/data.pkl", pickled(value), 0), ("a/byteorder", b"little", 0), ("a/version", b"3\n", 0)]
+    return zip_of(records + [(f"a/data/{i}", data, wrong) for i, data in enumerate(storages)])
+
+
+def pairs_of_pairs(depth):
+    """A tuple of a tuple twice, and so on: few values, and 2^depth ways through them."""
+    value = ()
+    for _ in range(depth):
+        value = (value, value)
+    return value
+
+
+class BoundedInspectTest(CliTest):
+
+    def written(self, name, content):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return path
+
+    def findings(self, *arguments, count=None):
+        """Those of `verify`, which must find something."""
+        done = self.tool("ckpt-inspect", "verify", *arguments, "--json")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        line, = self.json_lines(done.stdout)
+        found = line["data"]["findings"]
+        if count is not None:
+            self.assertEqual(len(found), count, found[:3])
+        return found
+
+    def test_the_storage_of_a_tensor_is_looked_for_once_in_each_tuple(self):
+        path = self.written("pytorch_model.bin", archive({"w": tensor(pairs_of_pairs(100))}))
+        found, = self.findings(path)
+        self.assertEqual((found["check"], found["member"]), ("layout", "w"))
+
+    MANY = 20000
+
+    def test_many_damaged_records_are_named_with_their_tensors(self):
+        tensors = {f"w{i}": tensor(Storage(str(i), 1)) for i in range(self.MANY)}
+        data = [struct.pack("<f", i) for i in range(self.MANY)]
+        healthy, path = self.root / "manifest", self.written("pytorch_model.bin", archive(tensors, data))
+        done = self.tool("ckpt-inspect", "verify", path, "--write-manifest", healthy)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        path.write_bytes(archive(tensors, [struct.pack("<f", i + 0.5) for i in range(self.MANY)], wrong=1))
+        # What the CRC32s say the manifest does not say again.
+        found = self.findings(path, "--manifest", healthy, count=self.MANY)
+        self.assertEqual([(each["check"], each["tensors"]) for each in found],
+                         [("crc", [f"w{i}"]) for i in range(self.MANY)])
+
+    def test_many_files_are_listed_in_a_manifest(self):
+        folder = self.root / "checkpoint" / "global_step1"
+        shard = self.written("shard", archive({}))
+        folder.mkdir(parents=True)
+        for i in range(self.MANY // 2):
+            (folder / f"layer_0_expert_{i}_mp_rank_00_model_states.pt").hardlink_to(shard)
+        empty = self.written("manifest", json.dumps({"schema": 1, "type": "manifest", "hash": "sha256",
+                                                     "files": []}).encode())
+        found = self.findings(folder.parent, "--tag=global_step1", "--manifest", empty)
+        new = [each for each in found if each["check"] == "manifest"]
+        self.assertEqual(len(new), self.MANY // 2)
+        self.assertEqual({each["message"] for each in new}, {"is new"})
+
+    def test_many_broken_headers_are_found(self):
+        tensors = {f"w{i}": tensor(Storage(str(i), 1)) for i in range(self.MANY)}
+        whole = archive(tensors, [b"\0\0\0\1"] * self.MANY)
+        begin = whole.index(b"a/data/0")
+        end = whole.index(b"PK\1\2")
+        path = self.written("pytorch_model.bin",
+                            whole[:begin] + whole[begin:end].replace(b"PK\3\4", b"PK\3\5") + whole[end:])
+        found = self.findings(path, count=self.MANY - 1)
+        self.assertEqual({each["check"] for each in found}, {"unreadable"})
+
+    def scan(self, name, content):
+        """What `scan` says of a file, and of its parts that it could not look into why."""
+        done = self.tool("ckpt-inspect", "scan", self.written(name, content), "--json")
+        line, = self.json_lines(done.stdout)
+        reasons = {each["reason"] for each in line["data"]["unreadable"]}
+        self.assertEqual(done.returncode, 1 if reasons else 0, line["data"])
+        return line["data"], reasons
+
+    def test_a_file_is_searched_for_records_only_some_times(self):
+        places = range(0, 1 << 20, 16)
+        header = "{" + ",".join(f'"datastates_metadata":[{at}]' for at in places) + "}"
+        content = b"PK\3\4".ljust(16, b"\0") * len(places)
+        data, reasons = self.scan("model.pt", struct.pack("<Q", len(header)) + header.encode() + content)
+        self.assertIn("too much to look through", reasons)
+
+    def test_what_is_no_compressed_record_costs_little(self):
+        record = b"PK\3\4" + struct.pack("<HHHHHIIIHH", 0, 0, 8, 0, 0, 0, 0, 0, 0, 0) + b"\xff" * 2
+        data, reasons = self.scan("model.pt", record * (12 << 20 >> 5))
+        self.assertTrue(reasons)
+
+    def test_no_directory_is_read_for_every_end_of_one(self):
+        size = 48 << 20
+        ends = b"".join(b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, 1, 1, size + 22 * i, 0, 0) for i in range(999))
+        data, reasons = self.scan("__0_0.distcp", b"\1" * size + ends)
+        self.assertEqual((data["class"], data["pickles"], len(reasons)), ("unknown", 0, 1))
+
+    def test_a_bracket_is_looked_for_once(self):
+        header = b"{" + b'"datastates_metadata"' * (1 << 20) + b"["
+        folder = self.written("checkpoint/global_step1/mp_rank_00_model_states.pt",
+                              struct.pack("<Q", len(header)) + header).parent.parent
+        done = self.tool("ckpt-inspect", "list", folder, "--tag=global_step1")
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("a safetensors file", done.stderr)
+
+    def test_a_tuple_is_judged_once_for_all_calls(self):
+        dtype, function = b"ctorch\nfloat32\nq\0", b"ctorch._utils\n_rebuild_nested_tensor\nq\2"
+        tuples = b"(" + b"h\0" * 300000 + b"tq\1"
+        calls = b"h\2(h\1h\1h\1h\1tR0" * 30000
+        data, reasons = self.scan("data.pkl", b"\x80\2" + dtype + tuples + function + calls + b".")
+        self.assertEqual((data["class"], reasons), ("harmless", set()))
+
+    def checkpoint_of(self, files):
+        """A folder with the pickled values `files`, by name without what all names end with."""
+        for name, value in files.items():
+            folder = self.written(f"checkpoint/global_step1/{name}_states.pt", archive(value)).parent.parent
+        return folder
+
+    def missing(self, files):
+        """How many files `verify` says are missing from such a folder."""
+        found = self.findings(self.checkpoint_of(files), "--tag=global_step1")
+        return sum(each["check"] == "missing" for each in found)
+
+    MOST_MISSING = 4096
+
+    def test_ranks_that_are_made_up_are_not_counted_one_by_one(self):
+        ranks = 1 << 20
+        model = {"module": {}, "dp_world_size": ranks, "mp_world_size": ranks}
+        found = self.findings(self.checkpoint_of({"zero_pp_rank_0_mp_rank_00_model": model}), "--tag=global_step1")
+        missing = [each["message"] for each in found if each["check"] == "missing"]
+        self.assertLessEqual(len(missing), 2 * self.MOST_MISSING)
+        self.assertIn(f"is not there: the checkpoint is of {ranks * ranks} ranks", missing)
+
+    def test_slices_of_layers_that_are_made_up_are_not_listed(self):
+        # And so are ranks, of which this is the last.
+        self.assertEqual(self.missing({"mp_rank_00_model": {"module": None}, "layer_00-model_00-model": {},
+                                       "layer_00-model_999999999-model": {}}), 2 * self.MOST_MISSING)
+
+    def test_experts_that_are_made_up_are_not_listed(self):
+        self.assertEqual(self.missing({"mp_rank_00_model": {"module": {}, "num_experts": [4096] * 100000}}),
+                         self.MOST_MISSING)
+
+    def test_many_steps_are_compared(self):
+        states = [{"step": 7} for _ in range(100000)]
+        other = states[:-1] + [{"step": 8}]
+        folder = self.checkpoint_of({
+            f"zero_pp_rank_{rank}_mp_rank_00_optim": {
+                "optimizer_state_dict": {"base_optimizer_state": some, "partition_count": [2]}}
+            for rank, some in enumerate([states, other])})
+        found = [each for each in self.findings(folder, "--tag=global_step1") if each["check"] == "step"]
+        self.assertEqual([each["member"] for each in found], ["base_optimizer_state[99999].step"])
+
+    def test_many_patterns_are_compiled_once(self):
+        patterns = [f"layer{i}[.]weight[ab]+" for i in range(2000)]
+        info = {"tp_replicated_parameter_patterns": patterns}
+        module = {f"w{i}": tensor(Storage("0", 1)) for i in range(2000)}
+        for rank in range(2):
+            folder = self.written(f"checkpoint/global_step1/mp_rank_0{rank}_model_states.pt",
+                                  archive({"module": module, "universal_checkpoint_info": info},
+                                          [b"\0\0\0" + bytes([rank])])).parent.parent
+        # No pattern is of a tensor that differs.
+        self.assertEqual(self.tool("ckpt-inspect", "verify", folder, "--tag=global_step1").returncode, 0)
+
+    def test_views_with_gaps_have_only_so_many_ranges(self):
+        storage = Storage("0", 1 << 21)
+        path = self.written("pytorch_model.bin",
+                            archive({f"w{i}": tensor(storage, ((1 << 20) - i, ), (2, ), i % 2) for i in range(300)},
+                                    [b"\0" * (4 << 21)]))
+        done = self.tool("ckpt-inspect", path, "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        line, = self.json_lines(done.stdout)
+        kinds = {each["kind"]: each["bytes"] for each in line["data"]["kinds"]}
+        self.assertEqual(kinds["tensors (float32)"], (4 << 21) - 4)  # the last one is in no view
+
+
+if __name__ == "__main__":
+    cli_common.main()

@@ -1,0 +1,188 @@
+"""Inputs that are small, and were once the end of a tool: by its stack, its memory, or a state that nobody thought of."""
+import json
+import resource
+import struct
+
+import torch
+from safetensors.torch import save_file
+
+import cli_common
+import common
+from cli_common import CliTest, edited
+
+MOST_DIMS = 64
+
+
+def small_stack():
+    resource.setrlimit(resource.RLIMIT_STACK, (128 << 10, 128 << 10))
+
+
+class BoundedTest(CliTest):
+
+    def weights(self, save, name):
+        folder = self.new_path("weights")
+        folder.mkdir()
+        save(folder / name)
+        return folder
+
+    def refused(self, code, pattern, tool, *arguments, **options):
+        done = self.tool(tool, *arguments, **options)
+        self.assertEqual(done.returncode, code, done.stderr or "no message")
+        self.assertRegex(done.stderr, pattern)
+
+    def ok(self, tool, *arguments, **options):
+        done = self.tool(tool, *arguments, **options)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done
+
+    def safetensors(self, path, dims, chunks=False):
+        header = {"a": {"dtype": "F32", "shape": [1] * dims, "data_offsets": [0, 4]}}
+        if chunks:
+            header["__metadata__"] = {"DCP_SHARDING_INFO": json.dumps({"a": {"saved_offsets": [0] * dims}})}
+        text = json.dumps(header).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + struct.pack("<f", 3))
+
+    def test_many_dimensions(self):
+        for chunks in False, True:
+            def save(path, dims=MOST_DIMS):
+                self.safetensors(path, dims, chunks)
+            folder = self.weights(save, "model.safetensors")
+            self.ok("ckpt-inspect", "list", folder)
+            self.ok("ckpt-inspect", "print", folder, "a")
+            for dims in MOST_DIMS + 1, 20_000:
+                save(folder / "model.safetensors", dims)
+                self.refused(3, "model.safetensors.*more than 64 dimensions", "ckpt-inspect", "list", folder)
+                verified = self.tool("ckpt-inspect", "verify", folder)
+                self.assertEqual(verified.returncode, 1, verified.stderr)
+                self.assertRegex(verified.stdout, "model.safetensors.*more than 64 dimensions")
+        for dims, code in (MOST_DIMS, 0), (MOST_DIMS + 1, 3), (5_000, 3):
+            path = self.new_path() / "a.bin"
+            path.parent.mkdir()
+            torch.save({"a": torch.zeros([1] * dims)}, path)
+            done = self.tool("ckpt-inspect", "list", path)
+            self.assertEqual(done.returncode, code, done.stderr)
+            if code == 3:
+                self.assertRegex(done.stderr, f"a shape of {dims} dimensions; tensors have 64 at most")
+
+    def test_parameters_across_many_sub_groups(self):
+        scratch = self.scratch("z3_fp32_small_subgroups_w2")
+        for rank in range(2):
+            with scratch.optimizer(rank) as optimizer:
+                inner = optimizer["optimizer_state_dict"]
+                groups = [group.detach() for group in optimizer["fp32_flat_groups"]]
+                states = inner["state"]
+                keys = ["exp_avg", "exp_avg_sq"]
+                flat = {key: torch.cat([states[i][key] for i in range(len(groups))]) for key in keys}
+                whole = torch.cat(groups)
+                optimizer["fp32_flat_groups"] = list(whole.split(1))
+                split = {key: value.split(1) for key, value in flat.items()}
+                inner["state"] = {i: {"step": states[0]["step"], **{key: split[key][i] for key in keys}}
+                                  for i in range(whole.numel())}
+                inner["param_groups"][0]["params"] = list(range(whole.numel()))
+        expected, found = self.new_path(), self.new_path()
+        self.ok("to-universal", "--input_folder", scratch.case.load_dir, "--output_folder", expected)
+        self.ok("to-universal", "--input_folder", scratch.folder, "--output_folder", found, preexec_fn=small_stack)
+        for path in sorted(expected.rglob("fp32.pt")) + sorted(expected.rglob("exp_avg*.pt")):
+            one, other = (cli_common.load_shard(each) for each in (path, found / path.relative_to(expected)))
+            self.assertEqual(isinstance(one, dict), isinstance(other, dict))
+            self.assertTrue(torch.equal(one["param"], other["param"]) if isinstance(one, dict) else
+                            torch.equal(one, other), path)
+
+    def test_a_folder_of_states_without_weights(self):
+        universal = self.new_path()
+        source = common.case_named("z1_fp32_w2")
+        self.ok("to-universal", "--input_folder", source.load_dir, "--output_folder", universal)
+        model, = universal.rglob("mp_rank_00_model_states.pt")
+        frozen = universal / "zero" / "more.weight"
+        frozen.mkdir()
+        name = next(path for path in (universal / "zero").iterdir() if (path / "exp_avg.pt").exists())
+        (frozen / "exp_avg.pt").write_bytes((name / "exp_avg.pt").read_bytes())
+        with edited(model) as state:
+            state["module"]["more.weight"] = torch.zeros(2)
+        second = model.with_name("mp_rank_01_model_states.pt")
+        second.write_bytes(model.read_bytes())
+        for path in model, second:
+            with edited(path) as state:
+                state["mp_world_size"] = 2
+                del state["checkpoint_parallel_dimensions"]
+        for command in ["ckpt-inspect", "list"], ["ckpt-inspect", "verify"], ["zero-to-fp32"]:
+            output = [self.new_path()] if command[0] == "zero-to-fp32" else []
+            done = self.tool(*command, universal, *output)
+            self.assertIn(done.returncode, (1, 3), done.stderr)
+            self.assertRegex(done.stderr + done.stdout, "more.weight.*no fp32.pt")
+
+    def test_a_parameter_made_of_an_optimizer_s_tensor(self):
+        scratch = self.scratch("z0_fp32_w2")
+        with edited(scratch.model()) as state:
+            inner = state["optimizer"]["state"][0]
+            name = next(name for name, value in state["module"].items() if value.shape == inner["exp_avg"].shape)
+            state["module"][name] = cli_common.Reduced(
+                torch._utils._rebuild_parameter, inner["exp_avg"], True, {})
+        output = self.new_path()
+        self.ok("ckpt-pack", "strip", scratch.folder, output, "--keep", "weights")
+        self.assertTrue(torch.equal(self.assert_converts(output)[name], self.assert_converts(scratch.folder)[name]))
+
+    def test_what_is_tied_to_a_part_of_a_base_weight(self):
+        scratches = [self.scratch("z0_fp32_w2") for _ in range(2)]
+        for scratch in scratches:
+            with edited(scratch.model()) as state:
+                state["module"].update({"x.weight": torch.ones(4), "x.lora_weight_1.weight": torch.ones(2, 3),
+                                        "x.lora_weight_2.weight": torch.ones(3, 2), "y": torch.ones(4)})
+                state["shared_params"] = {"y": "x.weight"}
+        folders = [scratch.folder for scratch in scratches]
+        for sources in ["--average", *folders], folders[:1]:
+            output = self.new_path()
+            done = self.tool("zero-to-fp32", *sources, output)
+            self.assertEqual(done.returncode, 1, done.stderr)
+            self.assertIn("'y' is cut over the ranks", done.stderr)
+            names = torch.load(output / "pytorch_model.bin")
+            self.assertNotIn("y", names)
+            self.assertNotIn("x.weight", names)
+            self.assertIn("x.lora_weight_1.weight", names)
+
+    def test_two_tensors_of_one_name_and_one_tied_to_the_second(self):
+        x, y = torch.ones(3), torch.zeros(3)
+        path = self.new_path("weights")
+        path.mkdir()
+        torch.save({"a": {"b": x}, "a.b": y, "c": y}, path / "pytorch_model.bin")
+        found = torch.load(self.convert(path) / "pytorch_model.bin")
+        self.assertTrue(torch.equal(found["c"], y))
+        self.assertTrue(torch.equal(found["a.b #2"], y))
+        self.assertTrue(torch.equal(found["a.b"], x))
+
+    def test_a_folder_in_the_place_of_an_interrupted_run_s_files(self):
+        place = self.new_path("place")
+        (place / f"{cli_common.STAGING}resume-out" / "job").mkdir(parents=True)
+        self.refused(4, "job: is damaged, so that nothing can go on there", "zero-to-fp32",
+                     common.case_named("z1_fp32_w2").load_dir, place / "out", "--resume")
+
+    def test_a_long_name_that_all_tensors_share(self):
+        long, value = "n" * 40_000, torch.zeros(1)
+        path = self.new_path() / "a.bin"
+        path.parent.mkdir()
+        torch.save({long: {str(i): value for i in range(20_000)}}, path)
+        self.refused(3, "the names of its tensors are too long: 'nnn.* has 40.00 KB", "ckpt-inspect", "list", path)
+        scratch = self.scratch("z0_fp32_w2")
+        with edited(scratch.model()) as state:
+            state["module"][long] = {str(i): value for i in range(20_000)}
+        self.assert_refused(scratch.folder, 3, "the names of its tensors are too long: 'nnn.* has 40.00 KB")
+
+    def test_a_circle_of_tied_names(self):
+        scratch = self.scratch("z1_fp32_w2")
+        names = [f"tied{i}" for i in range(5_000)]
+        with edited(scratch.model()) as state:
+            state["module"].update({name: torch.ones(1) for name in names})
+            state["shared_params"] = dict(zip(names, [*names[1:], names[0]]))
+        self.tool("ckpt-pack", "strip", scratch.folder, self.new_path(), "--keep", "weights")
+
+    def test_many_adapters_of_peft(self):
+        scratch = self.scratch("z0_fp32_w2")
+        with edited(scratch.model()) as state:
+            state["module"] = {f"base_model.model.l.{half}.a{i}.weight": torch.ones(shape)
+                               for i in range(6_000) for half, shape in (("lora_A", (2, 3)), ("lora_B", (3, 2)))}
+        output = self.new_path()
+        self.ok("zero-to-fp32", scratch.folder, "--peft", output, "--lora-alpha=2", "--dry-run")
+
+
+if __name__ == "__main__":
+    cli_common.main()
