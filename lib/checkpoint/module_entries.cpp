@@ -53,7 +53,7 @@ ModuleEntries::ModuleEntries(const Value& module) {
   nested_ = NestedDicts(module).take();
   NamesSize names;
   const auto add = [this, &names](const auto& add_all, const Value& mapping,
-                          const std::string& front) -> void {
+                                  const std::string& front) -> void {
     for (const auto& [key, value] : mapping.as_dict().items) {
       if (!key.is(Kind::string)) continue;
       std::string name = front + std::string(key.as_string());
