@@ -134,7 +134,8 @@ class TorchArchive {
 };
 
 // The sizes (or strides) a torch.Size object or a plain tuple or list of integers holds. Throws
-// CorruptError if `value` is none of these or a number is negative.
+// CorruptError if `value` is none of these or a number is negative; UnsupportedError for more than
+// kMaxDims.
 Shape shape_from_pickle(const pickle::Value& value);
 
 // What import() changes on the way.
