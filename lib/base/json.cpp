@@ -4,25 +4,16 @@
 #include <utility>
 #include <vector>
 
+#include "base/json_tree.h"
+
 namespace dsckpt {
 
 using nlohmann::json;
 
 namespace {
 
-class BoundedBuilder : public nlohmann::json_sax<json> {
+class BoundedBuilder : public JsonTree<json> {
  public:
-  bool null() override { return add(nullptr); }
-  bool boolean(bool value) override { return add(value); }
-  bool number_integer(number_integer_t value) override { return add(value); }
-  bool number_unsigned(number_unsigned_t value) override { return add(value); }
-  bool number_float(number_float_t value, const string_t&) override { return add(value); }
-  bool string(string_t& value) override { return add(std::move(value)); }
-  bool binary(binary_t& value) override { return add(json::binary(std::move(value))); }
-  bool start_object(size_t) override { return open(json::object()); }
-  bool start_array(size_t) override { return open(json::array()); }
-  bool end_object() override { return close(); }
-  bool end_array() override { return close(); }
   bool key(string_t& name) override {
     member_ = &(*open_.back())[std::move(name)];
     return true;
@@ -45,16 +36,16 @@ class BoundedBuilder : public nlohmann::json_sax<json> {
     *at = std::move(value);
     return *at;
   }
-  bool add(json value) {
+  bool add(json value) override {
     place(std::move(value));
     return true;
   }
-  bool open(json value) {
+  bool open(json value) override {
     if (open_.size() == kMaxJsonDepth) return false;
     open_.push_back(&place(std::move(value)));
     return true;
   }
-  bool close() {
+  bool close() override {
     open_.pop_back();
     return true;
   }

@@ -13,7 +13,7 @@ namespace dsckpt {
 inline constexpr size_t kMaxJsonDepth = 100;
 
 // `discarded` (nlohmann's is_discarded(), of which no member can be asked) if `text` is no JSON, or
-// none that is nested less deeply. Of a key that comes twice the last value counts, as in Python.
+// is nested more deeply. Of a key that comes twice the last value counts, as in Python.
 nlohmann::json parse_json(std::string_view text);
 // The same of CBOR (RFC 8949).
 nlohmann::json parse_cbor(std::string_view bytes);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/json_tree.h"
 #include "deepspeed/config_place.h"
 #include "dsckpt/error.h"
 #include "io/input_file.h"
@@ -22,20 +23,8 @@ constexpr uint64_t kMaxFileBytes = uint64_t{16} << 20;
 
 // Builds the value of a text, minding what nlohmann's own builder does not: keys that come twice
 // and depth. It also looks at all members of an object for each new one.
-class Builder : public nlohmann::json_sax<ordered_json> {
+class Builder : public JsonTree<ordered_json> {
  public:
-  bool null() override { return add(nullptr); }
-  bool boolean(bool value) override { return add(value); }
-  bool number_integer(number_integer_t value) override { return add(value); }
-  bool number_unsigned(number_unsigned_t value) override { return add(value); }
-  bool number_float(number_float_t value, const string_t&) override { return add(value); }
-  bool string(string_t& value) override { return add(std::move(value)); }
-  bool binary(binary_t&) override { return false; }
-  bool start_object(size_t) override { return open(ordered_json::object()); }
-  bool start_array(size_t) override { return open(ordered_json::array()); }
-  bool end_object() override { return close(); }
-  bool end_array() override { return close(); }
-
   bool key(string_t& name) override {
     Level& level = levels_.back();
     if (!level.names.insert(name).second) {
@@ -72,7 +61,7 @@ class Builder : public nlohmann::json_sax<ordered_json> {
     std::unordered_set<std::string> names = {};
   };
 
-  bool add(ordered_json value) {
+  bool add(ordered_json value) override {
     if (levels_.empty()) {
       root_ = std::move(value);
       return true;
@@ -86,14 +75,14 @@ class Builder : public nlohmann::json_sax<ordered_json> {
     return true;
   }
 
-  bool open(ordered_json value) {
+  bool open(ordered_json value) override {
     if (levels_.size() >= kMaxConfigDepth)
       throw UsageError("is nested too deeply for a configuration");
     levels_.push_back({std::move(value)});
     return true;
   }
 
-  bool close() {
+  bool close() override {
     ordered_json value = std::move(levels_.back().value);
     levels_.pop_back();
     return add(std::move(value));
