@@ -71,21 +71,6 @@ void note_once(std::vector<std::string>& notes, std::string note) {
   if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(std::move(note));
 }
 
-FlatStates flat_states(const std::vector<const Shard*>& ranks, std::string_view state_key,
-                       size_t index) {
-  std::vector<Fields> wrappers;
-  for (const Shard* shard : ranks) wrappers.push_back(optimizer_state(*shard));
-  return flat_states(wrappers, state_key, index);
-}
-
-FlatStates flat_states(const std::vector<Fields>& ranks, std::string_view state_key, size_t index) {
-  std::vector<FlatOptimizer> optimizers;
-  for (const Fields& fields : ranks) optimizers.emplace_back(fields, state_key);
-  std::vector<const FlatOptimizer*> all;
-  for (const FlatOptimizer& optimizer : optimizers) all.push_back(&optimizer);
-  return flat_states(all, index);
-}
-
 FlatStates flat_states(const std::vector<const FlatOptimizer*>& ranks, size_t index) {
   FlatStates result;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {

@@ -54,13 +54,6 @@ class FlatOptimizer {
 // InconsistentError if the ranks do not have the same states, or of different types.
 FlatStates flat_states(const std::vector<const FlatOptimizer*>& ranks, size_t index);
 
-// The same, of one flat tensor alone.
-FlatStates flat_states(const std::vector<const Shard*>& ranks, std::string_view state_key,
-                       size_t index);
-
-// The same, given each rank's optimizer_state_dict.
-FlatStates flat_states(const std::vector<Fields>& ranks, std::string_view state_key, size_t index);
-
 // Adds `note` unless it is there.
 void note_once(std::vector<std::string>& notes, std::string note);
 

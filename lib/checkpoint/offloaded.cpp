@@ -41,7 +41,8 @@ class RankReader {
         offload_(offload),
         // Tensor-parallel ranks are neighbours; stage 3 has no pipeline.
         global_rank_(uint64_t{optim.name.dp_rank} * mp_ranks + optim.name.mp_rank),
-        state_(optimizer_state(optim)) {}
+        state_(optimizer_state(optim)),
+        optimizer_(state_, keys::kOptimizerStateDict) {}
 
   std::vector<SwappedTensor> read() {
     const auto masters = state_.sequence(keys::kFp32FlatGroups);
@@ -68,8 +69,7 @@ class RankReader {
   }
 
   void read_states(size_t g) {
-    for (const FlatStates::State& state :
-         flat_states({&optim_}, keys::kOptimizerStateDict, g).states) {
+    for (const FlatStates::State& state : flat_states({&optimizer_}, g).states) {
       if (!is_swapped_out(state.pieces.front(), sizes_[g].numel)) continue;
       const std::string member = FlatStates::member(keys::kOptimizerStateDict, g, state.key);
       in_context(optim_.where(member), [&] {
@@ -125,6 +125,7 @@ class RankReader {
   const OffloadConfig& offload_;
   const uint64_t global_rank_;
   Fields state_;
+  FlatOptimizer optimizer_;
   std::vector<std::string> ids_;
   std::vector<SwappedTensor> tensors_;
 };

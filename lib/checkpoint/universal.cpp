@@ -285,11 +285,10 @@ class UniversalReader {
 
   // What stage 3 keeps of sub-group `g` beside the parameters; the loader reads the first one's
   // only.
-  FlatStates wrapper_states(const Fields& wrapper, size_t g) const {
-    FlatStates states = flat_states(std::vector<Fields>{wrapper}, keys::kOptimizerStateDict, g);
-    if (states.step.archive == nullptr && g > 0) {
-      states = flat_states(std::vector<Fields>{wrapper}, keys::kOptimizerStateDict, 0);
-    }
+  FlatStates wrapper_states(const Fields& wrapper, size_t g) {
+    if (!optimizer_) optimizer_.emplace(wrapper, keys::kOptimizerStateDict);
+    FlatStates states = flat_states({&*optimizer_}, g);
+    if (states.step.archive == nullptr && g > 0) states = flat_states({&*optimizer_}, 0);
     return states;
   }
 
@@ -452,6 +451,7 @@ class UniversalReader {
   bool is_split_;  // over pipeline stages, tensor-parallel or expert-parallel ranks
   RankModels models_;
   int stage_ = 0;
+  std::optional<FlatOptimizer> optimizer_;  // of stage 3, once it was asked
   SplitModel::Folders folders_;
   const SplitModel* split_ = nullptr;  // while it is read
   std::map<std::string, Shape> whole_shapes_;

@@ -295,14 +295,25 @@ class Zero3WorldReader {
     }
   }
 
+  const FlatOptimizer& optimizer_of(size_t rank) {
+    const auto found = optimizers_.find(rank);
+    if (found != optimizers_.end()) return found->second;
+    return optimizers_.try_emplace(rank, optimizer_state(*optim_[rank]), keys::kOptimizerStateDict)
+        .first->second;
+  }
+
   // The optimizer's states of sub-groups `groups` end to end, as `masters` are.
-  FlatStates states_of(const std::vector<size_t>& groups, const std::vector<size_t>& ranks) const {
+  FlatStates states_of(const std::vector<size_t>& groups, const std::vector<size_t>& ranks) {
     std::vector<const Shard*> shards;
-    for (const size_t rank : ranks) shards.push_back(optim_[rank]);
+    std::vector<const FlatOptimizer*> optimizers;
+    for (const size_t rank : ranks) {
+      shards.push_back(optim_[rank]);
+      optimizers.push_back(&optimizer_of(rank));
+    }
     FlatStates all;
     std::vector<std::vector<std::vector<TensorSource>>> parts;  // by state and rank, of each group
     for (const size_t g : groups) {
-      FlatStates states = flat_states(shards, keys::kOptimizerStateDict, g);
+      FlatStates states = flat_states(optimizers, g);
       for (FlatStates::State& state : states.states) {
         for (size_t i = 0; i < ranks.size(); ++i) {
           const std::string member = FlatStates::member(keys::kOptimizerStateDict, g, state.key);
@@ -416,6 +427,7 @@ class Zero3WorldReader {
   SwapFiles swapped_;
   std::vector<std::vector<Share>> shares_;       // by rank, then sub-group
   std::vector<std::vector<TensorSource>> flat_;  // by rank, then sub-group
+  std::map<size_t, FlatOptimizer> optimizers_;   // by rank, of those that were asked
   std::vector<OwnedParam> params_;
 };
 
