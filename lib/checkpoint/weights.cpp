@@ -157,7 +157,8 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
     ids.push_back(file.id);
     const std::string& display = inputs[file.id].display();
     std::unordered_map<std::string, uint64_t> in_file;  // how often each path came
-    const auto add = [&](std::string name, TensorSource value, std::string alias_of) {  // its name
+    const auto add = [&](std::string name, TensorSource value,
+                         std::string alias_of) -> const std::string& {  // its name, until the next
       // {"a": {"b": x}, "a.b": y} is a whole file, though both are a.b.
       const uint64_t times = ++in_file[name];
       if (times > 1) name += " #" + std::to_string(times);
@@ -194,7 +195,7 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
                                     info.dtype)];
         }
         const bool is_alias = first != nullptr && !first->empty();
-        const std::string name =
+        const std::string& name =
             add(found.path, file.archive->tensor(found.value), is_alias ? *first : "");
         if (first != nullptr && !is_alias) *first = name;
       }

@@ -93,19 +93,20 @@ class ExpertFiles {
     std::vector<std::pair<std::string_view, size_t>> sorted;
     for (size_t i = 0; i < params.size(); ++i) sorted.emplace_back(params[i].first, i);
     std::sort(sorted.begin(), sorted.end());
-    std::map<std::string, size_t> last_of;  // by module
-    const auto place = [&](const std::string& module, const std::string& name, TensorSource value) {
-      const auto [last, is_new] = last_of.try_emplace(module, 0);
-      auto found = is_new ? std::lower_bound(sorted.begin(), sorted.end(),
-                                             std::pair(std::string_view(module), size_t{0}))
-                          : sorted.end();
-      bool any = false;
-      for (; found != sorted.end() && found->first.starts_with(module); ++found) {
-        last->second = std::max(last->second, found->second);
-        any = true;
+    const auto last_of = [&](const std::string& module) {
+      std::optional<size_t> last;
+      for (auto found = std::lower_bound(sorted.begin(), sorted.end(),
+                                         std::pair(std::string_view(module), size_t{0}));
+           found != sorted.end() && found->first.starts_with(module); ++found) {
+        last = std::max(last.value_or(0), found->second);
       }
-      if (is_new && !any) last->second = params.size();
-      placed.emplace_back(last->second, std::pair(name, std::move(value)));
+      return last.value_or(params.size());
+    };
+    std::map<std::string, size_t> places;  // by module
+    const auto place = [&](const std::string& module, const std::string& name, TensorSource value) {
+      const auto [at, is_new] = places.try_emplace(module);
+      if (is_new) at->second = last_of(module);
+      placed.emplace_back(at->second, std::pair(name, std::move(value)));
     };
     for (const Native& expert : native_) {
       if (expert.number / local_count(expert) == ep_rank) {

@@ -151,8 +151,9 @@ KeyMap KeyMap::read(const std::filesystem::path& path) {
   if (size > kMaxBytes) throw UsageError(path.string() + ": is too large for rules of names");
   std::ifstream file(path, std::ios::binary);
   std::string text(size, '\0');
-  if (!file.read(text.data(), static_cast<std::streamsize>(size)))
+  if (!file.read(text.data(), static_cast<std::streamsize>(size))) {
     throw IoError({.file = path.string()}, "cannot read", errno);
+  }
   return parse(text, path.string());
 }
 

@@ -333,9 +333,8 @@ class Derivation {
       for (const std::string& module : modules) {
         if (others > 0 && same_end->second.contains(module)) --others;
       }
-      if (others == 0) targets.insert(last);
       for (const std::string& module : modules) {
-        if (others > 0) targets.insert(module.substr(kPrefix.size()));
+        targets.insert(others == 0 ? last : module.substr(kPrefix.size()));
       }
     }
     return targets;
