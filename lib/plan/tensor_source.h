@@ -72,12 +72,12 @@ struct StridedView {
   Strides strides;
 };
 
-// Immutable, cheap to copy, safe to share between threads. Every function that is given a shape or
-// a range that does not fit throws InconsistentError.
 // How many dimensions a tensor of a file may have: torch's operations take no more
 // (ATen/WrapDimUtilsMulti.h, dim_bitset_size). Some here take stack and time for each.
 inline constexpr size_t kMaxDims = 64;
 
+// Immutable, cheap to copy, safe to share between threads. Every function that is given a shape or
+// a range that does not fit throws InconsistentError.
 class TensorSource {
  public:
   // The elements of `shape` that start at `extent.offset` and step by `strides` elements (all >=
