@@ -11,6 +11,8 @@ Prints one line for each broken rule, as `file:line: what`, and exits 1 if there
 * Only lib/libtorch/, its public header and the tests include LibTorch.
 * lib/ never prints to the standard streams and never ends the process: it throws.
 * Only apps/cli/cli.*, interrupt.* there, and a `main` that calls it end a tool.
+* Tables by texts are KeyedMap or KeyedSet (base/keyed_hash.h), or sorted: whoever writes a file may choose texts that
+  std::hash puts into one place.
 """
 
 import os
@@ -63,6 +65,8 @@ PRINTS = re.compile(
     r"std::(cout|cerr|clog)\b|\b(stdout|stderr)\b|(?<![\w.>])(std::)?(printf|puts|putchar|perror)\s*\("
 )
 ENDS = re.compile(r"(?<![\w.>])(::|std::)?(_Exit|_exit|abort|exit|quick_exit|terminate)\s*\(")
+
+HASHES_TEXTS = re.compile(r"std::unordered_\w+<\s*(const\s+)?std::(string|string_view)\b")
 
 
 def blank(match):
@@ -140,6 +144,9 @@ def check_file(root, path, edges):
         for match in ENDS.finditer(code):
             what = f"only apps/cli may end the process ({match.group(0).strip(' (')})"
             yield line_of(code, match.start()), what
+    if path.startswith(("lib/", "apps/")):
+        for match in HASHES_TEXTS.finditer(code):
+            yield line_of(code, match.start()), "KeyedMap and KeyedSet are for texts of files"
     if path.startswith("lib/") and folder_in_lib(path) not in ALLOWED:
         yield 1, f"lib/{folder_in_lib(path)}/ is not a layer"
 

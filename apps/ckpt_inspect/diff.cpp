@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <tuple>
-#include <unordered_set>
 
+#include "base/keyed_hash.h"
 #include "base/patterns.h"
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
@@ -51,7 +51,7 @@ class Side {
        const std::string& tag)
       : contents_(open_contents(inputs_, common, path, {.tag = tag, .states = args.states})),
         tensors_(selected(contents_, args.selection)) {
-    std::unordered_set<std::string> labels;
+    KeyedSet<std::string> labels;
     for (NamedTensor& tensor : tensors_) {
       const std::string full = tensor.name;
       tensor.name = without_prefix(tensor.name, args.strip_prefix);

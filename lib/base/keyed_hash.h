@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 
 namespace dsckpt {
 
@@ -18,9 +20,17 @@ uint64_t keyed_hash(uint64_t number);
 
 // For the tables of the standard library.
 struct KeyedHash {
-  using is_transparent = void;
   size_t operator()(std::string_view bytes) const { return keyed_hash(bytes); }
   size_t operator()(uint64_t number) const { return keyed_hash(number); }
+  size_t operator()(int64_t number) const { return keyed_hash(static_cast<uint64_t>(number)); }
 };
+
+// By texts, views of texts, or numbers.
+template <class Key, class T>
+using KeyedMap = std::unordered_map<Key, T, KeyedHash>;
+template <class Key, class T>
+using KeyedMultimap = std::unordered_multimap<Key, T, KeyedHash>;
+template <class Key>
+using KeyedSet = std::unordered_set<Key, KeyedHash>;
 
 }  // namespace dsckpt

@@ -10,9 +10,9 @@
 #include <mutex>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "bucket/bucket_access.h"
 #include "bucket/listing.h"
 #include "bucket/read_ahead.h"
@@ -66,7 +66,7 @@ class ObjectReader : public FarReader, private NumberedObjects {
   BlockPlace block_at(Object& object, uint64_t offset, uint64_t wanted) const;
 
   const BucketAccess access_;
-  std::unordered_map<std::string, std::unique_ptr<Object>> objects_;
+  KeyedMap<std::string, std::unique_ptr<Object>> objects_;
   std::vector<Object*> numbered_;
   ReadAhead ahead_;
 };

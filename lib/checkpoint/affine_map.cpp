@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "base/bytes.h"
@@ -162,7 +161,7 @@ AffineMap AffineMap::from_expert_placement(const Value& placement, const Shape& 
   const int64_t num_experts = positive("num_experts");
   const int64_t ep_size = positive("ep_size");
 
-  std::unordered_map<int64_t, std::vector<int64_t>> holders;  // expert -> ranks
+  std::map<int64_t, std::vector<int64_t>> holders;  // expert -> ranks
   std::vector<std::optional<std::vector<int64_t>>> experts_of;
   field(placement, "ranks", where, [&](const Value& by_rank, const Where& place) {
     const auto entries = list_or_tuple(by_rank);
@@ -202,7 +201,7 @@ AffineMap AffineMap::from_expert_placement(const Value& placement, const Shape& 
     while (holders.contains(missing)) ++missing;
     throw CorruptError(where, "has no rank for expert " + std::to_string(missing));
   }
-  std::unordered_map<int64_t, AffineLocations> locations;  // by expert
+  std::map<int64_t, AffineLocations> locations;  // by expert
   for (auto& [expert, ranks] : holders) {
     std::sort(ranks.begin(), ranks.end());
     locations.emplace(expert, AffineLocations(ranks));

@@ -4,10 +4,9 @@
 #include <map>
 #include <string>
 #include <string_view>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/experts.h"
 #include "checkpoint/universal_info.h"
 #include "deepspeed/keys.h"
@@ -108,7 +107,7 @@ class Assembler {
   // names.
   std::vector<Parts> collect() {
     std::vector<Parts> all;
-    std::unordered_map<std::string, size_t> index;
+    KeyedMap<std::string, size_t> index;
     uint32_t& ep = draft_.facts.mesh.ep;
     for (World& each : worlds_) {
       for (const OwnedParam& param : each.owned) ep = std::max(ep, param.ep_size);
@@ -325,7 +324,7 @@ class Assembler {
   // Buffers first, as zero_to_fp32 has them.
   void add_loose() {
     std::vector<Loose> all;
-    std::unordered_set<std::string> seen;
+    KeyedSet<std::string> seen;
     // Slices are asked for only where the name is new: every rank has the same names.
     const auto add = [&](const std::string& name, ParamKind kind, const auto& slices) {
       if (seen.insert(name).second) all.push_back({name, kind, slices()});
@@ -464,7 +463,7 @@ class Assembler {
   Experts experts_;
   ParamList params_;
   // What optimizers own, by name: the shapes on the tensor-parallel ranks.
-  std::unordered_map<std::string, std::vector<Shape>> trained_;
+  KeyedMap<std::string, std::vector<Shape>> trained_;
 };
 
 }  // namespace

@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "base/text.h"
 #include "checkpoint/layout.h"
 #include "dsckpt/error.h"
@@ -105,7 +105,7 @@ void read_average(CheckpointDraft& draft, std::span<const AveragedCheckpoint> pa
   draft.facts.states_assigned = false;
   draft.run_config = newest.run_config();
   draft.valueless = newest.valueless();
-  std::unordered_map<std::string, TensorSource> averages;  // by owner
+  KeyedMap<std::string, TensorSource> averages;  // by owner
   for (const Param& param : newest.params()) {
     Param averaged = param;
     averaged.states.clear();

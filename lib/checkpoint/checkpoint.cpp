@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <string>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/salvage.h"
 #include "checkpoint/tag_folder.h"
@@ -69,7 +68,7 @@ void drop_base_weight_shards(CheckpointDraft& draft) {
                    [&](const Param& param) { return param.name.ends_with(kDown); })) {
     return;
   }
-  std::unordered_map<std::string_view, const Shape*> shapes;
+  KeyedMap<std::string_view, const Shape*> shapes;
   for (const Param& param : draft.params) shapes.emplace(param.name, &param.weight.shape());
   const auto matrix = [&](const std::string& name) {
     const auto found = shapes.find(name);
@@ -126,7 +125,7 @@ TensorSource without_padding(const Param& param, const TensorSource& value) {
 struct Checkpoint::Impl {
   explicit Impl(InputFiles& inputs) : draft{.inputs = inputs} {}
   CheckpointDraft draft;
-  std::unordered_map<std::string_view, size_t> by_name;
+  KeyedMap<std::string_view, size_t> by_name;
   std::vector<CheckpointFile> model_files;
   std::vector<CheckpointFile> optim_files;
   std::vector<CheckpointFile> module_files;

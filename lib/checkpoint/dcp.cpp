@@ -12,8 +12,6 @@
 #include <string>
 #include <string_view>
 #include <tuple>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -175,7 +173,7 @@ class DcpGroups {
   // A dict of each parameter's own. Those that are equal were one group, or might have been.
   void read_flat(bool settings) {
     std::vector<std::string> order;
-    std::unordered_map<std::string, std::vector<const DcpKeys::Named*>> by_name;
+    KeyedMap<std::string, std::vector<const DcpKeys::Named*>> by_name;
     for (const DcpKeys::Named& each : keys_.flat_settings()) {
       auto& some = by_name[each.name];
       if (some.empty()) order.push_back(each.name);
@@ -283,7 +281,7 @@ class DcpReader {
   void find_trained(const std::vector<std::vector<std::string>>& groups) {
     for (const DcpKeys::Named& state : keys_.states()) trained_.insert(state.name);
     for (const auto& group : groups) trained_.insert(group.begin(), group.end());
-    std::unordered_set<std::string_view> known;
+    KeyedSet<std::string_view> known;
     for (const DcpKeys::Named& each : keys_.model()) known.insert(each.name);
     std::vector<std::string> unknown;
     for (const std::string& name : trained_) {
@@ -359,7 +357,7 @@ class DcpReader {
 
   void add_params() {
     draft_.facts.frozen_known = !trained_.empty();
-    std::unordered_map<std::string, std::string, KeyedHash> owners;
+    KeyedMap<std::string, std::string> owners;
     size_t told_by_type = 0;
     for (const DcpKeys::Named& each : keys_.model()) {
       const DcpTensor& tensor = *each.entry.value->tensor;
@@ -393,7 +391,7 @@ class DcpReader {
 
   // Of the names of one tensor the optimizer knows one.
   void prefer_trained_owners() {
-    std::unordered_map<std::string, std::string> chosen;
+    KeyedMap<std::string, std::string> chosen;
     for (const Param& param : draft_.params) {
       if (!param.alias_of.empty() && trained_.contains(param.name) &&
           !trained_.contains(param.alias_of)) {
@@ -411,7 +409,7 @@ class DcpReader {
   }
 
   void add_states() {
-    std::unordered_map<std::string_view, Param*> params;
+    KeyedMap<std::string_view, Param*> params;
     for (Param& param : draft_.params) params.emplace(param.name, &param);
     for (const DcpKeys::Named& state : keys_.states()) {
       if (!is_of_elements(state)) continue;

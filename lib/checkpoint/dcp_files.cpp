@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <set>
 #include <string_view>
-#include <unordered_set>
 
 #include "base/bytes.h"
 #include "base/keyed_hash.h"
@@ -75,7 +74,7 @@ bool DcpFiles::lacks_values() const {
 
 std::vector<DcpEntry> DcpFiles::entries() const {
   std::vector<DcpEntry> entries;
-  std::unordered_set<std::string_view, KeyedHash> names;
+  KeyedSet<std::string_view> names;
   for (size_t i = 0; i < folders_.size(); ++i) {
     for (const DcpValue& value : folders_[i].metadata.values) {
       if (!names.insert(value.name).second) {

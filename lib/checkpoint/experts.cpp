@@ -8,6 +8,7 @@
 #include <set>
 #include <string_view>
 
+#include "base/keyed_hash.h"
 #include "base/text.h"
 #include "checkpoint/affine_map.h"
 #include "deepspeed/keys.h"
@@ -123,7 +124,7 @@ void add_router_aliases(ModelStates& model, const InputFiles& inputs) {
   if (layers.empty()) return;
   std::map<std::string_view, Value> by_name;
   for (const auto& [name, value] : model.module) by_name.emplace(name, value);
-  std::unordered_set<std::string> aliases = model.aliases();
+  KeyedSet<std::string> aliases = model.aliases();
   std::set<std::string> modules;
   for (const Value& layer : layers) {
     const Value path = layer.find_or_none("module_path");

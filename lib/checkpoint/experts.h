@@ -10,9 +10,9 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/zero_world.h"
 
 namespace dsckpt {
@@ -64,7 +64,7 @@ class Experts {
     pickle::Value placement;  // None: the same number on each rank, in order
     Where where;
   };
-  std::unordered_map<std::string, Layer> layers_;  // by name of the fused parameter
+  KeyedMap<std::string, Layer> layers_;  // by name of the fused parameter
   std::vector<std::string> fused_;
 };
 

@@ -3,10 +3,10 @@
 
 #include <cstddef>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/model_states.h"
 #include "plan/tensor_source.h"
 
@@ -29,7 +29,7 @@ class FrozenParams {
 
  private:
   std::vector<Entry> entries_;
-  std::unordered_map<std::string, size_t> index_;
+  KeyedMap<std::string, size_t> index_;
 };
 
 // Those of stages 1 and 2, in the model's order: frozen_param_fragments, which stage 2 keeps beside

@@ -121,8 +121,8 @@ void ModelStates::split_param_shapes(const std::vector<uint64_t>& group_numels, 
   if (group + 1 == groups.size() && used == group_numels[group]) param_shapes = std::move(groups);
 }
 
-std::unordered_set<std::string> ModelStates::aliases() const {
-  std::unordered_set<std::string> names;
+KeyedSet<std::string> ModelStates::aliases() const {
+  KeyedSet<std::string> names;
   for (const auto& entry : shared_params) names.insert(entry.first);
   return names;
 }
@@ -160,7 +160,7 @@ void ModelStates::find_tied_views() {
       names_of[{info.storage_key, info.storage_offset, info.shape, info.strides}].push_back(tied);
     });
   }
-  const std::unordered_set<std::string> known = aliases();
+  const KeyedSet<std::string> known = aliases();
   for (const auto& [view, names] : names_of) {
     const auto trained = std::find_if(names.begin(), names.end(),
                                       [&](const std::string& name) { return is_trainable(name); });
@@ -187,9 +187,9 @@ void ModelStates::find_tied_placeholders() {
       if (is_placeholder(info.shape)) names_of[info.storage_key].push_back(tied);
     });
   }
-  std::unordered_set<std::string> has_values = trainable_names;
+  KeyedSet<std::string> has_values = trainable_names;
   for (const auto& entry : frozen_param_shapes) has_values.insert(entry.first);
-  const std::unordered_set<std::string> known = aliases();
+  const KeyedSet<std::string> known = aliases();
   for (const auto& [storage, names] : names_of) {
     const auto is_owner = [&](const std::string& name) { return has_values.contains(name); };
     // Where several that are not tied share a storage it tells nothing.
@@ -202,7 +202,7 @@ void ModelStates::find_tied_placeholders() {
 }
 
 std::vector<std::pair<std::string, Value>> ModelStates::rest_of_module() const {
-  const std::unordered_set<std::string> tied = aliases();
+  const KeyedSet<std::string> tied = aliases();
   std::vector<std::pair<std::string, Value>> rest;
   for (const auto& [name, value] : module) {
     if (buffer_names.contains(name) || is_trainable(name) || tied.contains(name)) continue;
@@ -280,7 +280,7 @@ void ParamList::add_aliases(const ModelStates& states, std::vector<std::string>&
   // An owner may itself be an alias that comes later. They are added as by passes over the list
   // until nothing changes, but only those are visited whose owner is there.
   const auto& shared = states.shared_params;
-  std::unordered_map<std::string_view, std::vector<size_t>, KeyedHash> by_owner;
+  KeyedMap<std::string_view, std::vector<size_t>> by_owner;
   std::set<std::pair<size_t, size_t>> ready;  // pass, index
   for (size_t i = 0; i < shared.size(); ++i) {
     by_owner[shared[i].second].push_back(i);
@@ -306,7 +306,7 @@ void ParamList::add_aliases(const ModelStates& states, std::vector<std::string>&
   }
   // Where exclude_frozen_parameters left out the first name of a frozen parameter, `module` has it
   // under the others.
-  std::unordered_map<std::string, std::string> stands_for;
+  KeyedMap<std::string, std::string> stands_for;
   for (const auto& [alias, owner] : waiting) {
     const auto found = states.by_name.find(alias);
     const std::optional<TensorSource> value =

@@ -3,12 +3,12 @@
 
 #include <deque>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
-#include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/shard.h"
 
@@ -29,12 +29,12 @@ struct ModelStates {
   std::vector<std::pair<std::string, pickle::Value>> not_tensors;
   // Entries without their values, which are those of the masters (CheckpointFacts::stripped), and
   // their shapes.
-  std::unordered_map<std::string, Shape> stripped;
-  std::unordered_map<std::string_view, pickle::Value> by_name;  // views into `module`
-  std::unordered_set<std::string> buffer_names;
+  KeyedMap<std::string, Shape> stripped;
+  KeyedMap<std::string_view, pickle::Value> by_name;  // views into `module`
+  std::set<std::string> buffer_names;
   // One for each parameter group (stages 1 and 2) or sub-group (stage 3). Empty at stage 0.
   std::vector<NamedShapes> param_shapes;
-  std::unordered_set<std::string> trainable_names;  // those of param_shapes
+  KeyedSet<std::string> trainable_names;  // those of param_shapes
   NamedShapes frozen_param_shapes;
   std::vector<std::pair<std::string, std::string>> shared_params;  // alias, owner
   std::optional<pickle::Value> frozen_param_fragments;
@@ -50,7 +50,7 @@ struct ModelStates {
   // A note for each of `not_tensors`. Those that should be tensors are without a value.
   void note_not_tensors(CheckpointDraft& draft) const;
   // The names that shared_params has as aliases.
-  std::unordered_set<std::string> aliases() const;
+  KeyedSet<std::string> aliases() const;
   // Whether the optimizer owns it.
   bool is_trainable(const std::string& name) const { return trainable_names.contains(name); }
   // Adds to shared_params what is tied without being there: entries of `module` that are the same
@@ -127,7 +127,7 @@ class ParamList {
 
  private:
   std::vector<Param> params_;
-  std::unordered_map<std::string, size_t> index_;
+  KeyedMap<std::string, size_t> index_;
 };
 
 }  // namespace dsckpt

@@ -7,11 +7,11 @@
 
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "pickle/pickle.h"
 
 namespace dsckpt {
@@ -35,7 +35,7 @@ class ModuleEntries {
 
  private:
   std::vector<std::pair<std::string, pickle::Value>> all_;
-  std::unordered_map<std::string_view, size_t> by_name_;  // views into `all_`
+  KeyedMap<std::string_view, size_t> by_name_;  // views into `all_`
   std::unordered_set<const void*> nested_;
 };
 

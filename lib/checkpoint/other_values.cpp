@@ -4,11 +4,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/keyed_hash.h"
 #include "base/text.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/settings.h"
@@ -214,9 +214,9 @@ class OtherValues {
   const Checkpoint& values_;
   const Checkpoint& base_;
   const std::string where_;
-  std::unordered_map<std::string_view, const Param*> stepped_;
-  std::unordered_map<std::string, std::vector<std::string>> aliases_;  // by owner
-  std::unordered_map<std::string, int64_t> steps_;
+  KeyedMap<std::string_view, const Param*> stepped_;
+  KeyedMap<std::string, std::vector<std::string>> aliases_;  // by owner
+  KeyedMap<std::string, int64_t> steps_;
   int64_t most_steps_ = 0;
 };
 

@@ -8,7 +8,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "base/keyed_hash.h"
@@ -39,10 +38,10 @@ class PatternList {
   const RE2::Set* all_in_set() const;
 
   std::vector<std::string> texts_;
-  std::unordered_multimap<std::string, size_t, KeyedHash> exact_;
+  KeyedMultimap<std::string, size_t> exact_;
   std::vector<Compiled> compiled_;
-  std::unordered_map<std::string, size_t, KeyedHash> compiled_of_;  // by text
-  int program_ = 0;                                                 // instructions of all
+  KeyedMap<std::string, size_t> compiled_of_;  // by text
+  int program_ = 0;                            // instructions of all
   // All of `compiled_`, made when they are first tried; nullptr if together they are too large.
   mutable std::mutex mutex_;
   mutable std::unique_ptr<RE2::Set> set_;

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/keyed_hash.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
@@ -137,7 +138,7 @@ class LayersReader {
   CheckpointDraft& draft_;
   uint32_t tp_;
   LayerFronts fronts_;
-  std::unordered_set<std::string> found_;
+  KeyedSet<std::string> found_;
 };
 
 }  // namespace

@@ -8,9 +8,9 @@
 
 #include <cstdint>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/shard.h"
 #include "plan/tensor_source.h"
@@ -39,10 +39,10 @@ class LayerFronts {
   // Of the layer that has `keys` in its file. To be asked layer by layer, by rising `index`: where
   // several tied modules fit, they come in the order of the layers.
   std::string front_for(uint32_t index, const std::vector<std::string>& keys);
-  const std::unordered_set<std::string>& names() const { return names_; }
+  const KeyedSet<std::string>& names() const { return names_; }
 
  private:
-  std::unordered_set<std::string> names_;
+  KeyedSet<std::string> names_;
   std::vector<std::string> tied_;  // fronts that no layer has yet, in the order of their names
 };
 

@@ -10,7 +10,6 @@
 #include <optional>
 #include <set>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 
 #include "base/kernels.h"
@@ -488,7 +487,7 @@ class PlainReader {
   const TorchArchive& archive_;
   std::vector<Candidate> candidates_;
   // Candidates without a master, by type, number of elements that are looked at, and their hash.
-  std::map<std::pair<DType, int64_t>, std::unordered_map<uint64_t, std::set<size_t>>> unmatched_;
+  std::map<std::pair<DType, int64_t>, KeyedMap<uint64_t, std::set<size_t>>> unmatched_;
   bool indexed_ = false;
   std::vector<ParamGroup> groups_;
   bool frozen_known_ = true;

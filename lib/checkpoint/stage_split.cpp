@@ -70,7 +70,7 @@ void add_tied_fronts(const std::string& pattern, std::vector<std::string>& front
 
 class Splitter {
  public:
-  Splitter(std::vector<PipelineLayer>& layers, const std::unordered_set<std::string>& buffer_names,
+  Splitter(std::vector<PipelineLayer>& layers, const std::set<std::string>& buffer_names,
            size_t most_tied)
       : most_tied_(most_tied) {
     for (PipelineLayer& layer : layers) {
@@ -179,14 +179,14 @@ class Splitter {
 };
 
 std::vector<std::string> tied_fronts(const CheckpointDraft& draft,
-                                     const std::unordered_set<std::string>& buffer_names) {
+                                     const std::set<std::string>& buffer_names) {
   std::vector<std::string> fronts;
   const Shard& shard = draft.model_shards.front();
   const Value info = shard.archive.root().find_or_none(keys::kUniversalCheckpointInfo);
   for (const Value& pattern : info.find_or_none(keys::kPipelineReplicated).sequence_or_empty()) {
     if (pattern.is(pickle::Kind::string)) add_tied_fronts(std::string(pattern.as_string()), fronts);
   }
-  for (const std::string& name : std::set<std::string>(buffer_names.begin(), buffer_names.end())) {
+  for (const std::string& name : buffer_names) {
     if (name.starts_with("tied_modules.")) add_tied_fronts(name, fronts);
   }
   return fronts;
@@ -197,7 +197,7 @@ std::vector<std::string> tied_fronts(const CheckpointDraft& draft,
 StageSplit split_stages(CheckpointDraft& draft,
                         const std::vector<std::optional<Fields>>& optimizers,
                         std::vector<PipelineLayer>& layers,
-                        const std::unordered_set<std::string>& buffer_names) {
+                        const std::set<std::string>& buffer_names) {
   const std::vector<std::string> fronts = tied_fronts(draft, buffer_names);
   Splitter splitter(layers, buffer_names, std::max<size_t>(1, fronts.size()));
   std::optional<std::vector<Splitter::Stage>> way;

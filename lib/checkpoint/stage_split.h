@@ -3,8 +3,8 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "checkpoint/layout.h"
@@ -29,6 +29,6 @@ struct StageSplit {
 StageSplit split_stages(CheckpointDraft& draft,
                         const std::vector<std::optional<Fields>>& optimizers,
                         std::vector<PipelineLayer>& layers,
-                        const std::unordered_set<std::string>& buffer_names);
+                        const std::set<std::string>& buffer_names);
 
 }  // namespace dsckpt

@@ -9,9 +9,9 @@
 #include <string>
 #include <system_error>
 #include <tuple>
-#include <unordered_set>
 #include <utility>
 
+#include "base/keyed_hash.h"
 #include "base/text.h"
 #include "checkpoint/assemble.h"
 #include "checkpoint/experts.h"
@@ -242,7 +242,7 @@ class UniversalReader {
                                   (missing.size() == 1 ? " file is" : " files are") +
                                   " missing:" + listed(missing));
     }
-    std::unordered_set<std::string> known;
+    KeyedSet<std::string> known;
     for (const NamedShapes& group : groups) {
       for (const auto& entry : group) known.insert(entry.first);
     }

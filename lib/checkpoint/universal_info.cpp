@@ -7,10 +7,10 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <unordered_set>
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/keyed_hash.h"
 #include "checkpoint/pattern_list.h"
 #include "deepspeed/keys.h"
 #include "pickle/python_objects.h"
@@ -119,8 +119,8 @@ struct UniversalInfo::Impl {
   PatternList user;
   std::vector<TpRule::How> user_hows;  // of the patterns in `user`
 
-  std::unordered_set<std::string> used;
-  std::unordered_set<size_t> used_user;
+  KeyedSet<std::string> used;
+  KeyedSet<size_t> used_user;
 
   void add_user_rules(const std::vector<TpRule>& rules);
   bool use_user_rule(Rule& rule, bool has_map);
@@ -311,7 +311,7 @@ std::vector<std::string> UniversalInfo::unused_user_rules() const {
 
 std::vector<std::string> UniversalInfo::unused_patterns() const {
   std::vector<std::string> unused;
-  std::unordered_set<std::string_view> seen;
+  KeyedSet<std::string_view> seen;
   const auto add = [&](const PatternList& list) {
     for (const std::string& text : list.texts()) {
       if (!impl_->used.contains(text) && seen.insert(text).second) unused.push_back(text);

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <set>
-#include <unordered_set>
 #include <utility>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/experts.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
@@ -25,7 +25,7 @@ SplitModel::SplitModel(const CheckpointDraft& draft, const RankModels& models,
 std::vector<NamedShapes> SplitModel::trained() const {
   if (draft_.facts.zero_stage == 0) return trained_at_stage_0();
   std::vector<NamedShapes> groups;
-  std::unordered_set<std::string> seen;
+  KeyedSet<std::string> seen;
   for (const ModelStates* world : worlds_) {
     groups.resize(std::max(groups.size(), world->param_shapes.size()));
     for (size_t g = 0; g < world->param_shapes.size(); ++g) {
@@ -115,9 +115,9 @@ void SplitModel::add_params(CheckpointDraft& draft, std::vector<OwnedParam> owne
                             const std::map<std::string, UniversalForm>& forms,
                             const std::function<TensorSource(const Shard&)>& value_of) const {
   ParamList params;
-  std::unordered_set<std::string> trained;
-  std::unordered_set<std::string> aliases;
-  std::unordered_set<std::string> buffers;
+  KeyedSet<std::string> trained;
+  KeyedSet<std::string> aliases;
+  std::set<std::string> buffers;
   for (const OwnedParam& param : owned) trained.insert(param.name);
   for (const ModelStates* world : worlds_) {
     aliases.merge(world->aliases());

@@ -8,11 +8,11 @@
 #include <set>
 #include <system_error>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/json.h"
+#include "base/keyed_hash.h"
 #include "base/text.h"
 #include "checkpoint/nearest_checkpoint.h"
 #include "checkpoint/tag_folder.h"
@@ -143,11 +143,11 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
     }
   }
 
-  std::unordered_map<std::string, size_t> file_of;  // by the tensors' names, of weights.files_
+  KeyedMap<std::string, size_t> file_of;  // by the tensors' names, of weights.files_
   std::vector<FileId> ids;
   const auto display_of = [&](size_t file) { return inputs[ids[file]].display(); };
   WeightsChunks chunks;
-  std::unordered_map<std::string, size_t> of_chunks;  // the first file of each
+  KeyedMap<std::string, size_t> of_chunks;  // the first file of each
   size_t shards = 0;
   const OpeningFiles opening(inputs.progress(), paths.size());
   for (const fs::path& file_path : paths) {
@@ -156,7 +156,7 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
     WeightsFile file{file_path, inputs.add(file_path, root), nullptr, nullptr};
     ids.push_back(file.id);
     const std::string& display = inputs[file.id].display();
-    std::unordered_map<std::string, uint64_t> in_file;  // how often each path came
+    KeyedMap<std::string, uint64_t> in_file;  // how often each path came
     const auto add = [&](std::string name, TensorSource value,
                          std::string alias_of) -> const std::string& {  // its name, until the next
       // {"a": {"b": x}, "a.b": y} is a whole file, though both are a.b.

@@ -8,8 +8,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -124,7 +122,7 @@ class WeightsReader {
       names.insert(names.end(), tied->second.begin(), tied->second.end());
     }
     std::vector<TensorSource> copies;
-    std::unordered_set<std::string> stored;  // each storage once
+    KeyedSet<std::string> stored;  // each storage once
     for (const std::string& name : names) {
       const auto found = by_name_.find(name);
       if (found == by_name_.end()) continue;
@@ -216,7 +214,7 @@ class WeightsReader {
   // A prefix that would make of one of the tensors too many one of those that are missing.
   std::string hint(const std::vector<std::string>& extra) const {
     // The first of `extra` by its name, and by what is left of it behind each of its dots.
-    using Firsts = std::unordered_map<std::string_view, size_t, KeyedHash>;
+    using Firsts = KeyedMap<std::string_view, size_t>;
     Firsts by_name;
     Firsts by_end;
     for (size_t i = 0; i < extra.size(); ++i) {
@@ -289,11 +287,11 @@ class WeightsReader {
   const std::string where_;  // what the files lie in, for messages
   bool goes_on_ = false;     // the training of the checkpoint that gets the weights
   const WeightNames& names_;
-  std::map<std::string, const WeightsTensor*> by_name_;                // by the engine's names
-  std::unordered_map<std::string, std::vector<std::string>> aliases_;  // by owner
-  std::unordered_map<std::string, TensorSource> values_;               // by owner
+  std::map<std::string, const WeightsTensor*> by_name_;      // by the engine's names
+  KeyedMap<std::string, std::vector<std::string>> aliases_;  // by owner
+  KeyedMap<std::string, TensorSource> values_;               // by owner
   std::map<DType, size_t> given_as_;  // trained parameters by their type in the files
-  std::unordered_set<std::string> used_;
+  KeyedSet<std::string> used_;
   std::vector<std::string> missing_;
   std::vector<std::string> kept_;
 };

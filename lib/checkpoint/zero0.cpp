@@ -7,11 +7,10 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/assemble.h"
 #include "checkpoint/experts.h"
 #include "checkpoint/layout.h"
@@ -31,7 +30,7 @@ using NamedTensors = std::vector<std::pair<std::string, TensorSource>>;
 
 // The model's tensors that are neither buffers nor other names of such.
 NamedTensors params_of(const ModelStates& model) {
-  const std::unordered_set<std::string> aliases = model.aliases();
+  const KeyedSet<std::string> aliases = model.aliases();
   NamedTensors params;
   for (const auto& [name, value] : model.module) {
     if (model.buffer_names.contains(name) || aliases.contains(name)) continue;
@@ -194,8 +193,8 @@ class ExpertFiles {
   std::vector<const Shard*> optimizers_;
   std::map<uint32_t, std::set<uint32_t>> per_layer_;  // the experts of each layer
   std::vector<Native> native_;
-  std::unordered_set<std::string> native_names_;
-  std::unordered_map<std::string, std::map<uint32_t, TensorSource>> fused_;
+  KeyedSet<std::string> native_names_;
+  KeyedMap<std::string, std::map<uint32_t, TensorSource>> fused_;
 };
 
 class Zero0Reader {
@@ -322,7 +321,7 @@ class Zero0Reader {
       }
     }
     layers_ = open_pipeline_layers(draft_, names);
-    std::unordered_map<std::string, const PipelineTensor*> by_name;
+    KeyedMap<std::string, const PipelineTensor*> by_name;
     for (const PipelineLayer& layer : layers_) {
       for (const PipelineTensor& tensor : layer.tensors) by_name.emplace(tensor.name, &tensor);
     }
@@ -370,8 +369,8 @@ class Zero0Reader {
     }
   }
 
-  std::unordered_set<std::string> buffer_names() const {
-    std::unordered_set<std::string> names;
+  std::set<std::string> buffer_names() const {
+    std::set<std::string> names;
     for (const ModelStates& model : models_) {
       names.insert(model.buffer_names.begin(), model.buffer_names.end());
     }

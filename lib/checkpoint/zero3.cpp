@@ -8,10 +8,10 @@
 #include <numeric>
 #include <optional>
 #include <string>
-#include <unordered_set>
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/keyed_hash.h"
 #include "checkpoint/assemble.h"
 #include "checkpoint/experts.h"
 #include "checkpoint/flat_states.h"
@@ -561,7 +561,7 @@ std::vector<ParamGroup> sub_group_param_groups(const ModelStates& model, const F
 }
 
 void find_valueless(const World& world, CheckpointDraft& draft) {
-  std::unordered_set<std::string_view> found;
+  KeyedSet<std::string_view> found;
   for (const auto& entry : world.frozen) found.insert(entry.first);
   std::set<std::string_view> quantized;
   for (const auto& entry : world.model->frozen_param_shapes) quantized.insert(entry.first);

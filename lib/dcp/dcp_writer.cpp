@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <map>
 #include <span>
-#include <unordered_set>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/kernels.h"
+#include "base/keyed_hash.h"
 #include "dcp/chunk_cut.h"
 #include "dsckpt/error.h"
 #include "format/zip.h"
@@ -106,7 +106,7 @@ class DcpWriter::Layout {
   }
 
   void check_keys() {
-    std::unordered_set<std::string> seen;
+    KeyedSet<std::string> seen;
     for (const Entry& entry : entries_) {
       for (const DcpPath& path : entry.keys) {
         const auto [key, is_new] = seen.insert(dcp_key(path));

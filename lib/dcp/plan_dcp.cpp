@@ -6,11 +6,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/kernels.h"
+#include "base/keyed_hash.h"
 #include "base/text.h"
 #include "checkpoint/dcp_folder.h"
 #include "dcp/dcp_writer.h"
@@ -197,7 +197,7 @@ class DcpPlanner {
 
   // FSDP2 shards parameters, frozen ones too, and leaves buffers whole on every rank.
   void add_weights() {
-    std::unordered_map<std::string_view, std::vector<DcpPath>> names;
+    KeyedMap<std::string_view, std::vector<DcpPath>> names;
     for (const Param& param : checkpoint_.params()) {
       names[param.alias_of.empty() ? param.name : param.alias_of].push_back(keys_.model +
                                                                             name_of(param.name));
@@ -381,7 +381,7 @@ class DcpPlanner {
   const DcpOptions& options_;
   PresetKeys keys_;
   Job::Impl job_;
-  std::unordered_map<std::string, std::string> names_;  // the checkpoint's to the folder's
+  KeyedMap<std::string, std::string> names_;  // the checkpoint's to the folder's
   DcpWriter model_;
   DcpWriter optimizer_;  // unless one_folder_
   bool one_folder_;

@@ -4,10 +4,10 @@
 #include <limits>
 #include <string>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "deepspeed/config_place.h"
 
 namespace dsckpt {
@@ -62,7 +62,7 @@ class ToJson {
   ordered_json object(const Value& value, const ConfigPlace& place) {
     ordered_json result = ordered_json::object();
     auto& members = result.get_ref<ordered_json::object_t&>();
-    std::unordered_set<std::string> names;
+    KeyedSet<std::string> names;
     for (const auto& [key, item] : value.as_dict().items) {
       const std::string name = key_text(key, place);
       if (!names.insert(name).second) place.at(name).unsupported("two keys become this one");

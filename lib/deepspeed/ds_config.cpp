@@ -4,12 +4,12 @@
 #include <cmath>
 #include <span>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "base/bytes.h"
 #include "base/json_tree.h"
+#include "base/keyed_hash.h"
 #include "deepspeed/config_place.h"
 #include "dsckpt/error.h"
 #include "io/input_file.h"
@@ -58,7 +58,7 @@ class Builder : public JsonTree<ordered_json> {
   struct Level {
     ordered_json value;
     std::string key = {};  // of the member that comes next
-    std::unordered_set<std::string> names = {};
+    KeyedSet<std::string> names = {};
   };
 
   bool add(ordered_json value) override {

@@ -5,9 +5,9 @@
 #include <ATen/core/TensorBody.h>
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "dsckpt/checkpoint.h"
@@ -36,7 +36,7 @@ class DSCKPT_EXPORT TensorReader {
  private:
   Source source_;
   std::vector<SourceTensor> tensors_;
-  std::unordered_map<std::string, size_t> indices_;  // of "NAME" or "NAME STATE" in tensors_
+  std::map<std::string, size_t> indices_;  // of "NAME" or "NAME STATE" in tensors_
 };
 
 }  // namespace dsckpt

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 
 #include "base/dtype_names.h"
@@ -134,7 +133,7 @@ class MetadataReader {
   }
 
   void read_places(const pickle::DictNode& storage_data) {
-    std::unordered_map<std::string_view, size_t, KeyedHash> numbers;
+    KeyedMap<std::string_view, size_t> numbers;
     for (size_t i = 0; i < metadata_.values.size(); ++i) {
       numbers.emplace(metadata_.values[i].name, i);
     }
@@ -219,7 +218,7 @@ class MetadataReader {
 
   // `state_dict_metadata` has what rank 0 wrote before what the others did.
   void sort_by(const pickle::DictNode& paths) {
-    std::unordered_map<std::string_view, size_t, KeyedHash> places;
+    KeyedMap<std::string_view, size_t> places;
     for (const auto& [key, path] : paths.items) {
       if (key.is(Kind::string)) places.emplace(key.as_string(), places.size());
     }

@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "base/dtype_names.h"
+#include "base/keyed_hash.h"
 #include "dsckpt/error.h"
 #include "format/dcp_metadata.h"
 #include "format/dcp_objects.h"
@@ -344,7 +345,7 @@ class MetadataPickle {
   std::string out_;
   Number next_ = 0;
   // Views into the metadata that is written.
-  std::unordered_map<std::string_view, Number> strings_;
+  KeyedMap<std::string_view, Number> strings_;
   std::map<std::pair<std::string_view, std::string_view>, Number> globals_;
   std::unordered_map<Shape, Number, ShapeHash> shapes_;
   std::unordered_map<Shape, Number, ShapeHash> cuts_;

@@ -4,7 +4,6 @@
 #include <cctype>
 #include <charconv>
 #include <string>
-#include <unordered_set>
 
 #include "base/bytes.h"
 #include "base/keyed_hash.h"
@@ -40,7 +39,7 @@ std::string quote_start(std::string_view head) {
 std::vector<uint64_t> datastates_pickles(const InputFile& file) {
   constexpr std::string_view kKey = "\"datastates_metadata\"";
   std::vector<uint64_t> offsets;
-  std::unordered_set<uint64_t, KeyedHash> seen;
+  KeyedSet<uint64_t> seen;
   if (!SafetensorsFile::probe(file)) return offsets;
   const auto size = load_le<uint64_t>(file.read(0, 8).data());
   const std::vector<std::byte> bytes = file.read(8, size);

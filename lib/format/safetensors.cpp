@@ -5,7 +5,6 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <unordered_set>
 #include <utility>
 
 #include "base/bytes.h"
@@ -207,7 +206,7 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
   State state_ = State::start;
   std::string key_;
   bool have_key_ = false;
-  std::unordered_set<std::string, KeyedHash> names_;
+  KeyedSet<std::string> names_;
 };
 
 // Types of tensor.rs 0.8 whose elements torch has no tensors of.
@@ -365,7 +364,7 @@ OutputId lay_out_safetensors(PlanBuilder& plan, std::string path, std::vector<Na
     const size_t rank_b = write_rank(b.source.dtype());
     return rank_a != rank_b ? rank_a < rank_b : a.name < b.name;
   });
-  std::unordered_set<std::string_view> names;
+  KeyedSet<std::string_view> names;
   for (const NamedSource& tensor : tensors) {
     if (!names.insert(tensor.name).second) {
       throw InconsistentError({.file = path, .tensor = tensor.name}, "two tensors have this name");

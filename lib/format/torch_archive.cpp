@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <unordered_map>
 #include <utility>
 
 #include "base/bytes.h"
@@ -173,7 +172,7 @@ struct TorchArchive::Impl {
   std::optional<ZipReader> zip;
   std::string prefix;
   std::shared_ptr<const pickle::Document> document;
-  std::unordered_map<std::string, Extent, KeyedHash> legacy_storages;
+  KeyedMap<std::string, Extent> legacy_storages;
 
   // Where the data of a zip's storages begins, by the number of the record, found when first asked
   // for: it takes a read of the local header. 0 where it was not; empty if it never was.

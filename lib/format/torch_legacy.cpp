@@ -10,6 +10,7 @@
 
 #include "base/bytes.h"
 #include "base/dtype_names.h"
+#include "base/keyed_hash.h"
 #include "dsckpt/error.h"
 #include "format/torch_form.h"
 
@@ -257,7 +258,7 @@ TorchLegacy TorchLegacy::read(const InputFile& file, FileId id) {
   });
   in_context({.member = "object"}, [&] { legacy.document = read_pickle(file, scanner, offset); });
 
-  std::unordered_map<std::string, StorageId, KeyedHash> known;
+  KeyedMap<std::string, StorageId> known;
   for (const pickle::Value& value : persistent_values(legacy.document.root())) {
     StorageId storage = StorageId::parse(value.persistent_id());
     const auto [found, fresh] = known.try_emplace(storage.key, storage);

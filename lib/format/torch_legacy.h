@@ -44,7 +44,7 @@ std::vector<pickle::Value> persistent_values(
 
 struct TorchLegacy {
   pickle::Document document;
-  std::unordered_map<std::string, Extent, KeyedHash> storages;  // by key
+  KeyedMap<std::string, Extent> storages;  // by key
 
   // A file of TorchForm::pickles. Memory: the pickles, never the storages. Throws as
   // TorchArchive::open.

@@ -2,7 +2,6 @@
 #include <bit>
 #include <numeric>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 
 #include "base/bytes.h"
@@ -326,7 +325,7 @@ void check_names_differ(const std::vector<ZipEntry>& entries,
   };
   // Names of torch.save differ in more than case.
   if (std::none_of(entries.begin(), entries.end(), has_capitals)) return;
-  std::unordered_map<std::string, const ZipEntry*, KeyedHash> seen;
+  KeyedMap<std::string, const ZipEntry*> seen;
   seen.reserve(entries.size());
   for (const ZipEntry& entry : entries) {
     const auto [other, is_new] = seen.emplace(lower(entry.name), &entry);

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <numeric>
-#include <unordered_map>
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/keyed_hash.h"
 #include "inspect/byte_kinds.h"
 
 namespace dsckpt {
@@ -71,7 +71,7 @@ bool natural_less(std::string_view a, std::string_view b) {
 Browser::Browser(const std::vector<NamedTensor>& tensors,
                  const std::function<std::string(const NamedTensor&)>& kind)
     : tensors_(tensors), root_(tree_of(tensors, false)) {
-  std::unordered_map<std::string, uint32_t> known;
+  KeyedMap<std::string, uint32_t> known;
   for (const NamedTensor& tensor : tensors) {
     const auto [at, is_new] = known.emplace(kind(tensor), static_cast<uint32_t>(kinds_.size()));
     if (is_new) kinds_.push_back(at->first);

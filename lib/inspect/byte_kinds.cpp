@@ -10,9 +10,9 @@
 #include <optional>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/module_entries.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
@@ -203,7 +203,7 @@ std::string weights_of(DType dtype) {
 // first.
 FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
                   const std::vector<Piece>& pieces,
-                  const std::unordered_map<std::string_view, ParamKind>& kinds) {
+                  const KeyedMap<std::string_view, ParamKind>& kinds) {
   const InputFile& file = inputs[archive.file()];
   const auto name = parse_shard_name(file.path().filename().string());
   const bool has_flat_groups = name && name->kind == ShardName::Kind::optim_states;
@@ -234,7 +234,7 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
   Covered reachable = covered;
   Covered flat;
   RangeLimits of_all(inputs);
-  std::unordered_set<std::string> viewed;  // keys of storages
+  KeyedSet<std::string> viewed;  // keys of storages
   for (const FoundTensor& found : tensors_in(archive.root())) {
     TensorInfo info = archive.info(found.value);
     const bool has_elements = numel(info.shape) != 0;
@@ -318,7 +318,7 @@ std::string kind_of_bytes(const Contents& contents, const NamedTensor& tensor) {
 }
 
 std::vector<FileBytes> byte_kinds(const InputFiles& inputs, const Contents& contents) {
-  std::unordered_map<std::string_view, ParamKind> kinds;
+  KeyedMap<std::string_view, ParamKind> kinds;
   std::vector<std::string> names;
   names.reserve(contents.tensors().size());  // pieces point there
   std::vector<std::vector<Piece>> pieces(inputs.size());

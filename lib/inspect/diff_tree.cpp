@@ -8,9 +8,10 @@
 #include <string_view>
 #include <system_error>
 #include <tuple>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
+
+#include "base/keyed_hash.h"
 
 namespace dsckpt {
 namespace {
@@ -31,7 +32,7 @@ double distance_of(const TensorDiff& tensor) {
 // A module while tensors are put into it.
 struct Module {
   DiffNode node;
-  std::unordered_map<std::string, size_t> by_name = {};  // of `children`
+  KeyedMap<std::string, size_t> by_name = {};  // of `children`
   std::vector<Module> children = {};
 };
 

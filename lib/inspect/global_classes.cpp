@@ -4,7 +4,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <utility>
 
 #include "base/keyed_hash.h"
@@ -438,7 +437,7 @@ bool is_encoding(const TracedValue& value, const TracedValues& values) {
 
 // Tuples of one trace, and whether all their elements are tensors and what describes these: calls
 // can have the same tuple any number of times.
-using KnownTuples = std::unordered_map<uint64_t, bool, KeyedHash>;
+using KnownTuples = KeyedMap<uint64_t, bool>;
 
 // True if the argument is what the letter stands for.
 bool accepts(char letter, const TracedValue& value, const TracedValues& values,

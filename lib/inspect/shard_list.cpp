@@ -1,8 +1,8 @@
 #include "inspect/shard_list.h"
 
 #include <system_error>
-#include <unordered_map>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/shard.h"
 #include "checkpoint/tag_folder.h"
 #include "io/input_file.h"
@@ -15,7 +15,7 @@ std::vector<ListedShard> listed_shards(const fs::path& path, const ContentsOptio
   InputFiles inputs;
   std::vector<UnreadableShard> unreadable;
   open_shards(inputs, folder.shards, folder.display_root(), &unreadable);
-  std::unordered_map<std::string, std::string> why;
+  KeyedMap<std::string, std::string> why;
   for (const UnreadableShard& shard : unreadable) why.emplace(shard.file.path, shard.why);
   std::vector<ListedShard> listed;
   for (const ShardFile& shard : folder.shards) {

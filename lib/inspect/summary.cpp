@@ -4,10 +4,10 @@
 #include <filesystem>
 #include <set>
 #include <system_error>
-#include <unordered_set>
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/keyed_hash.h"
 #include "checkpoint/module_entries.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/run_config.h"
@@ -109,7 +109,7 @@ void share_bytes(const InputFiles& inputs, const Contents& contents,
 
 void list_other_files(const Contents& contents, Summary& summary) {
   if (!contents.checkpoint()) return;
-  std::unordered_set<std::string> read;
+  KeyedSet<std::string> read;
   for (const CheckpointFile& file : contents.archives()) {
     read.insert(file.path.lexically_normal().string());
   }

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
-#include <unordered_map>
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/keyed_hash.h"
 
 namespace dsckpt {
 namespace {
@@ -18,7 +18,7 @@ constexpr size_t kMaxDepth = 100;
 struct Growing {
   std::string name;
   std::vector<Growing> children;
-  std::unordered_map<std::string, size_t> index;
+  KeyedMap<std::string, size_t> index;
   const NamedTensor* tensor = nullptr;
 
   Growing& child(const std::string& part) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/extent.h"
+#include "base/keyed_hash.h"
 #include "codec/packed_index.h"
 #include "io/content_name.h"
 
@@ -125,7 +126,7 @@ class InputFiles {
 
  private:
   std::vector<std::shared_ptr<InputFile>> files_;
-  std::unordered_map<std::string, FileId> ids_;  // by path, as it was given
+  KeyedMap<std::string, FileId> ids_;  // by path, as it was given
   std::unordered_map<FileId, std::vector<FilePart>> parts_;
   Progress* progress_ = nullptr;
 };

@@ -14,8 +14,9 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <unordered_set>
 #include <vector>
+
+#include "base/keyed_hash.h"
 
 namespace dsckpt {
 
@@ -56,7 +57,7 @@ class NewNames {
  private:
   KeyMap rules_;
   std::string options_;
-  std::unordered_set<std::string> taken_;
+  KeyedSet<std::string> taken_;
 };
 
 }  // namespace dsckpt

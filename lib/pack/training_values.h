@@ -6,10 +6,10 @@
 #include <map>
 #include <set>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/model_states.h"
 #include "checkpoint/shard.h"
 #include "io/input_file.h"
@@ -43,7 +43,7 @@ class TrainingValues {
 
   bool without_zero_;
   std::map<const Shard*, ModelStates> models_;  // but those of stage 3, which have no weights
-  std::unordered_set<std::string> trained_;     // by all of these
+  KeyedSet<std::string> trained_;               // by all of these
   // DeepSpeed's own experts by their names before and after the number, which counts a rank's.
   std::set<std::pair<std::string, std::string>> trained_experts_;
   std::map<uint32_t, std::string> fronts_;  // of the names in a pipeline's layers

@@ -80,7 +80,7 @@ class Memo {
 
  private:
   std::vector<std::optional<Value>> dense_;
-  std::unordered_map<uint64_t, Value, KeyedHash> sparse_;
+  KeyedMap<uint64_t, Value> sparse_;
   uint64_t size_ = 0;
 };
 

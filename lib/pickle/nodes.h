@@ -13,7 +13,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -172,9 +171,8 @@ struct Document::Store {
   std::deque<ObjectHolder> objects;
   std::deque<GlobalNode> globals;
   std::deque<PersistentNode> persistents;
-  std::unordered_map<std::string, Value, KeyedHash>
-      global_names;  // "module\nname" -> its first node
-  std::unordered_map<std::string_view, Value, KeyedHash> interned;
+  KeyedMap<std::string, Value> global_names;  // "module\nname" -> its first node
+  KeyedMap<std::string_view, Value> interned;
 
   Value text(Kind kind, std::string_view text) {
     return Access::make(texts.emplace_back(kind, arena.copy(text)));

@@ -3,7 +3,6 @@
 #include <charconv>
 #include <map>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 
 #include "base/bytes.h"
@@ -395,7 +394,7 @@ class Tracer final : public TracedValues {
   std::vector<Known> stack_;
   std::vector<Known> elements_;  // of all tuples
   std::vector<size_t> marks_;
-  std::unordered_map<uint64_t, Known, KeyedHash> memo_;
+  KeyedMap<uint64_t, Known> memo_;
 };
 
 void Tracer::step(uint8_t opcode) {

@@ -1,6 +1,7 @@
 #include <bit>
 #include <functional>
 
+#include "base/keyed_hash.h"
 #include "pickle/nodes.h"
 #include "pickle/pickle.h"
 
@@ -482,7 +483,7 @@ class Writer {
   std::string out_;
   std::vector<Frame> path_;
   uint64_t puts_ = 0;
-  std::unordered_map<std::string, Named> names_;
+  KeyedMap<std::string, Named> names_;
   Document scratch_;
   std::unordered_map<char, Value> single_bytes_;
   std::unordered_map<const void*, Value> new_methods_;

@@ -4,10 +4,10 @@
 #include <limits>
 #include <optional>
 #include <tuple>
-#include <unordered_set>
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/keyed_hash.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -73,7 +73,7 @@ bool are_well_formed(const std::vector<PlannedTerm>& terms, size_t texts, size_t
 }
 
 void check_paths(const std::vector<PlannedFile>& outputs) {
-  std::unordered_set<std::string_view> seen;
+  KeyedSet<std::string_view> seen;
   for (const PlannedFile& file : outputs) {
     const std::string& path = file.path;
     bool plain = path.find('\0') == std::string::npos;

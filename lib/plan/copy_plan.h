@@ -11,10 +11,10 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "base/extent.h"
+#include "base/keyed_hash.h"
 #include "dsckpt/dtype.h"
 #include "plan/rows.h"
 #include "plan/tensor_source.h"
@@ -168,7 +168,7 @@ class PlanBuilder {
   uint32_t index_of_terms(const SourceRun& run);
 
   CopyPlan plan_;
-  std::unordered_map<std::string, uint32_t> texts_;  // of plan_.texts_, to their indices
+  KeyedMap<std::string, uint32_t> texts_;  // of plan_.texts_, to their indices
 };
 
 }  // namespace dsckpt

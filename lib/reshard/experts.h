@@ -6,9 +6,9 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "reshard/run_facts.h"
 
 namespace dsckpt {
@@ -62,9 +62,9 @@ class ExpertNames {
   const Param* find(const std::string& name) const;
 
   std::string folder_;
-  std::unordered_map<std::string_view, const Param*> experts_;  // by name
+  KeyedMap<std::string_view, const Param*> experts_;  // by name
   // Of DeepSpeed's own, by what precedes the number.
-  std::unordered_map<std::string, int64_t> counts_;
+  KeyedMap<std::string, int64_t> counts_;
 };
 
 }  // namespace dsckpt

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
-#include <unordered_set>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "deepspeed/zero_layout.h"
 #include "reshard/experts.h"
 
@@ -37,7 +37,7 @@ std::optional<Found> difference(const RunFacts& a, const RunFacts& b) {
 std::vector<std::string_view> members_of(const RunGroup& group, const ExpertNames& experts) {
   if (!group.has_experts()) return {group.params.begin(), group.params.end()};
   std::vector<std::string_view> members;
-  std::unordered_set<std::string_view> seen;
+  KeyedSet<std::string_view> seen;
   for (const std::string& name : group.params) {
     for (uint32_t rank = 0; rank < group.ep_size; ++rank) {
       const std::string& global = experts.global(name, rank, group.ep_size).name;
@@ -59,7 +59,7 @@ std::optional<Found> wrong_member(const Choice& choice) {
   if (choice.target.groups.empty()) return std::nullopt;
   const ParamIndex& params = choice.source.params;
   const ExpertNames experts(params.all(), choice.source.folder);
-  std::unordered_set<std::string_view> members;
+  KeyedSet<std::string_view> members;
   for (const RunGroup& group : choice.target.groups) {
     for (const std::string_view name : members_of(group, experts)) {
       const Param* param = params.find(name);

@@ -1,8 +1,8 @@
 // How the groups of a target become tensors, and whether they can.
 #include <algorithm>
-#include <unordered_set>
 #include <utility>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/module_entries.h"
 #include "checkpoint/shard.h"
 #include "deepspeed/keys.h"
@@ -138,7 +138,7 @@ class ReshardLayout::Builder {
   // latter.
   void find_frozen() {
     if (source_.leaves_out_frozen) return;
-    std::unordered_set<std::string_view> names;
+    KeyedSet<std::string_view> names;
     const auto add = [&](const Param* param) {
       if (param == nullptr || param->kind == ParamKind::buffer || !param->alias_of.empty()) return;
       if (names.insert(param->name).second) layout_.frozen_.push_back(param);
@@ -158,15 +158,15 @@ class ReshardLayout::Builder {
     }
     // AutoEP's router has an alias in `module` that neither shared_params nor this list knows.
     if (source_.lists_all_frozen && saved.is_mapping()) return;
-    const std::unordered_set<std::string_view> members = trained_names();
+    const KeyedSet<std::string_view> members = trained_names();
     for (const Param& param : source_.params) {
       if (!members.contains(param.name)) add(&param);
     }
   }
 
   // By their names in the checkpoint.
-  std::unordered_set<std::string_view> trained_names() const {
-    std::unordered_set<std::string_view> names;
+  KeyedSet<std::string_view> trained_names() const {
+    KeyedSet<std::string_view> names;
     for (const RunGroup& group : target_.groups) {
       for (const std::string& name : group.params) {
         for (uint32_t rank = 0; rank < group.ep_size; ++rank) {

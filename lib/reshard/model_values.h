@@ -2,8 +2,8 @@
 #pragma once
 
 #include <string>
-#include <unordered_map>
 
+#include "base/keyed_hash.h"
 #include "format/torch_archive.h"
 #include "pickle/pickle.h"
 #include "reshard/rank_file.h"
@@ -13,7 +13,7 @@ namespace dsckpt {
 // A model-states file in the making.
 struct ModelFile : RankFile {
   // The storages of `module`'s parameters by name, which frozen_param_fragments share.
-  std::unordered_map<std::string, TorchArchiveWriter::StorageId> storages = {};
+  KeyedMap<std::string, TorchArchiveWriter::StorageId> storages = {};
 };
 
 // Each is made of what the checkpoint's file has under the key, None where it has nothing.

@@ -9,9 +9,9 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/checkpoint.h"
 #include "deepspeed/ds_config.h"
 #include "deepspeed/engine_config.h"
@@ -56,7 +56,7 @@ class ParamIndex {
 
  private:
   std::span<const Param> params_;
-  std::unordered_map<std::string_view, const Param*> by_name_;
+  KeyedMap<std::string_view, const Param*> by_name_;
 };
 
 // Whether the optimizer has stepped it, or keeps anything of it.

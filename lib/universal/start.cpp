@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/made_run.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/release.h"
@@ -114,7 +114,7 @@ class ModelFile {
   Value module() {
     const Value dict = ordered_dict(file_.document());
     if (!with_tensors_) return dict;
-    std::unordered_map<std::string, TorchArchiveWriter::StorageId> storages;
+    KeyedMap<std::string, TorchArchiveWriter::StorageId> storages;
     for (const Param& param : weights_.params()) {
       const std::string& owner = param.alias_of.empty() ? param.name : param.alias_of;
       const auto [found, is_new] = storages.try_emplace(owner, 0);

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <optional>
-#include <unordered_map>
 #include <utility>
 
 #include "base/dtype_names.h"
 #include "base/kernels.h"
+#include "base/keyed_hash.h"
 #include "base/patterns.h"
 #include "base/text.h"
 #include "dsckpt/error.h"
@@ -95,7 +95,7 @@ std::vector<ChosenTensor> choose_tensors(const Checkpoint& checkpoint,
   std::vector<ChosenTensor> tensors;
   // From what owns the data in the checkpoint, and the type it is written as, to what owns it here:
   // an alias stands alone when its owner is left out or becomes another type.
-  std::unordered_map<std::string, std::pair<DType, std::string>> written;
+  KeyedMap<std::string, std::pair<DType, std::string>> written;
   for (const Param& param : checkpoint.params()) {
     if (!selection.wants(param.name, param.kind)) continue;
     OutputTensor tensor{names.add(param.name, without_prefix(param.name, options.strip_prefix)),

@@ -1,5 +1,5 @@
-#include <unordered_map>
 
+#include "base/keyed_hash.h"
 #include "format/torch_archive.h"
 #include "weights/weights_format.h"
 
@@ -12,7 +12,7 @@ void lay_out_pytorch_model(PlanBuilder& plan, std::string path,
   TorchArchiveWriter writer;
   pickle::Document& document = writer.document();
   pickle::Value root = document.dict();
-  std::unordered_map<std::string_view, TorchArchiveWriter::StorageId> storages;
+  KeyedMap<std::string_view, TorchArchiveWriter::StorageId> storages;
   for (const OutputTensor& tensor : tensors) {
     const std::string_view owner = tensor.alias_of.empty() ? tensor.name : tensor.alias_of;
     auto storage = storages.find(owner);

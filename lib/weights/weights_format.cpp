@@ -4,8 +4,8 @@
 #include <array>
 #include <cstdio>
 #include <nlohmann/json.hpp>
-#include <unordered_map>
 
+#include "base/keyed_hash.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -52,7 +52,7 @@ WeightsSplit split_weights(const WeightsFormat& format, std::vector<OutputTensor
   }
   // The file of a tensor; of one that follows another, the index of that other.
   std::vector<size_t> file_of(tensors.size());
-  std::unordered_map<std::string, size_t> owner_of_storage;
+  KeyedMap<std::string, size_t> owner_of_storage;
   size_t files = 0;
   constexpr size_t kNone = ~size_t{0};
   size_t open = kNone;  // the file that is being filled

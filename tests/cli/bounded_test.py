@@ -3,6 +3,7 @@ import json
 import resource
 import struct
 
+import numpy
 import torch
 from safetensors.torch import save_file
 
@@ -11,6 +12,28 @@ import common
 from cli_common import CliTest, edited
 
 MOST_DIMS = 64
+
+
+def colliding_names(count):
+    """So many names of 16 characters with one value of std::hash<std::string>, which in libstdc++ is MurmurHash64A with
+    a known seed: the second half takes back what the first one has made of it."""
+    factor, bits = 0xc6a4a7935bd1e995, (1 << 64) - 1
+    mixed, unmixed = numpy.uint64(factor), numpy.uint64(pow(factor, -1, 1 << 64))
+
+    def mix(block, factor):
+        block = block * factor
+        return (block ^ (block >> numpy.uint64(47))) * factor
+
+    start = numpy.uint64((0xc70f6907 ^ (16 * factor)) & bits)
+    names, numbers = [], numpy.arange(1 << 20, dtype=numpy.uint64)
+    while len(names) < count:
+        first = sum((numpy.uint64(ord("a")) + ((numbers >> numpy.uint64(4 * i)) & numpy.uint64(15))) << numpy.uint64(8 * i)
+                    for i in range(8))
+        second = mix((start ^ mix(first, mixed)) * mixed, unmixed)
+        both = numpy.stack([first, second], axis=1).view(numpy.uint8)
+        names += [bytes(name).decode() for name in both[((both > 0) & (both < 0x80)).all(axis=1)]]
+        numbers += numpy.uint64(len(numbers))
+    return names[:count]
 
 
 def small_stack():
@@ -182,6 +205,12 @@ class BoundedTest(CliTest):
                                for i in range(6_000) for half, shape in (("lora_A", (2, 3)), ("lora_B", (3, 2)))}
         output = self.new_path()
         self.ok("zero-to-fp32", scratch.folder, "--peft", output, "--lora-alpha=2", "--dry-run")
+
+    def test_names_that_one_hash_puts_into_one_place(self):
+        header = {name: {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for name in colliding_names(200_000)}
+        text = json.dumps(header).encode()
+        folder = self.weights(lambda path: path.write_bytes(struct.pack("<Q", len(text)) + text), "model.safetensors")
+        self.ok("zero-to-fp32", folder, self.new_path(), "--dry-run", "--quiet")
 
 
 if __name__ == "__main__":

@@ -101,6 +101,14 @@ class CheckIncludes(unittest.TestCase):
             self.refused("lib/io/x.cpp", f"void f() {{ {text} }}\n", "may end the process")
         self.refused("apps/x.cpp", "int main() { exit(1); }\n", "may end the process")
 
+    def test_tables_by_texts(self):
+        for text in ("std::unordered_map<std::string, int> a;", "std::unordered_set<std::string_view> a;",
+                     "std::unordered_multimap<\n    const std::string, int> a;"):
+            self.refused("lib/io/x.cpp", text + "\n", "KeyedMap and KeyedSet are for texts")
+            self.refused("apps/x.cpp", text + "\n", "KeyedMap and KeyedSet are for texts")
+        self.accepted("lib/io/x.cpp", "std::unordered_map<const void*, std::string> a;\n")
+        self.accepted("lib/io/x.cpp", "KeyedMap<std::string, int> a;\nstd::map<std::string, int> b;\n")
+
     def test_what_only_looks_like_it(self):
         self.accepted("lib/io/x.cpp", "// std::cout, exit(1)\n/* abort() */\n"
                       'const char* s = "printf(\\"stdout\\")";\nchar c = \'"\'; int n = 1\'000;\n'

@@ -78,7 +78,7 @@ class DamageOfFile {
 
   size_t zips_ = 0;
   bool is_damaged_ = false;
-  std::unordered_map<std::string_view, Named, KeyedHash> by_name_;
+  KeyedMap<std::string_view, Named> by_name_;
 };
 
 // What cannot be read because its bytes are not those that were saved is reported as that.
@@ -87,7 +87,7 @@ void drop_explained(Verification& v, const std::unordered_set<const ZipEntry*>& 
   const auto is_unreadable = [](const Finding& finding) {
     return finding.check == Check::unreadable;
   };
-  std::unordered_map<std::string, DamageOfFile, KeyedHash> files;
+  KeyedMap<std::string, DamageOfFile> files;
   for (const Finding& finding : v.report.findings) {
     if (is_unreadable(finding)) files.try_emplace(finding.file);
   }

@@ -10,7 +10,6 @@
 #include <set>
 #include <span>
 #include <system_error>
-#include <unordered_map>
 
 #include "base/bytes.h"
 #include "base/json.h"
@@ -121,7 +120,7 @@ struct KnownFile {
   bool is_reported = false;       // Verification::is_reported
   std::set<std::string> damaged;  // records whose CRC32 is wrong
 };
-using KnownFiles = std::unordered_map<std::string, KnownFile, KeyedHash>;
+using KnownFiles = KeyedMap<std::string, KnownFile>;
 
 KnownFiles known_files(const Verification& v) {
   KnownFiles files;

@@ -5,7 +5,6 @@
 #include <map>
 #include <set>
 #include <string_view>
-#include <unordered_map>
 
 #include "base/keyed_hash.h"
 #include "checkpoint/model_states.h"
@@ -41,7 +40,7 @@ std::string text(const Fact& fact) {
   return number;
 }
 
-using FactsByName = std::unordered_map<std::string_view, const Fact*, KeyedHash>;
+using FactsByName = KeyedMap<std::string_view, const Fact*>;
 
 FactsByName by_name(const Facts& facts) {
   FactsByName found;

@@ -94,7 +94,7 @@ void name_params(const Checkpoint& checkpoint, TouchedRecords& records) {
 
 // The keys in the pickle of the tensors that lie in each record of a file, by the record's name
 // without the top folder; where nothing tells which parameters they are of.
-using KeysOfRecords = std::unordered_map<std::string, std::vector<std::string>, KeyedHash>;
+using KeysOfRecords = KeyedMap<std::string, std::vector<std::string>>;
 
 KeysOfRecords keys_of_records(const CheckedFile& file) {
   KeysOfRecords keys;
@@ -120,7 +120,7 @@ void name_keys(const KeysOfRecords& keys, Finding& finding) {
 }  // namespace
 
 void name_touched(Verification& v) {
-  std::unordered_map<std::string, const CheckedFile*> by_name;
+  KeyedMap<std::string, const CheckedFile*> by_name;
   for (const CheckedFile& file : v.files) by_name.emplace(file.display, &file);
   TouchedRecords records;
   for (Finding& finding : v.report.findings) {
