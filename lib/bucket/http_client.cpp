@@ -94,8 +94,8 @@ extern "C" size_t on_header(char* data, size_t, size_t size, void* user) {
   auto& exchange = *static_cast<Exchange*>(user);
   HttpReply& reply = exchange.reply;
   const std::string_view line(data, size);
-  // A chunked body may have lines of that kind behind it.
   if (line.starts_with("HTTP/")) exchange.has_head = false;
+  if (exchange.has_head) return size;  // behind a chunked body
   if (line == "\r\n" || line == "\n") exchange.has_head = true;
   const size_t colon = line.find(':');
   if (colon == line.npos || size > kMostHeader) return size;

@@ -197,6 +197,11 @@ class BucketTest(BucketCase):
             done = self.zero_to_fp32(url, self.new_path())
             self.assertIn("sent again", done.stderr)
 
+    def test_what_comes_behind_a_chunked_body_is_none_of_its_head(self):
+        with self.store(fault=lambda number, path: "trailers"):
+            where, url = self.upload("z3_fp32_full_w2")
+            self.assert_same_output("zero-to-fp32", where, url)
+
     def test_a_store_that_only_fails_is_given_up(self):
         for word, text in ((503, "503"), ("drop", "6 times")):
             with self.subTest(word), self.store(fault=lambda number, path, word=word: word) as store:

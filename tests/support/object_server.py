@@ -212,7 +212,9 @@ class _Connection:
         return b"".join(chunks)
 
     async def head(self, status, length, headers):
-        lines = [f"HTTP/1.1 {status} {_REASONS[status]}", f"Content-Length: {length}",
+        """`length`: None for a body in chunks."""
+        framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+        lines = [f"HTTP/1.1 {status} {_REASONS[status]}", framing,
                  *(f"{name}: {value}" for name, value in headers.items()), "", ""]
         self.writer.write("\r\n".join(lines).encode())
         await self.writer.drain()
@@ -447,9 +449,14 @@ class _Connection:
         more = b"more" if fault == "longer" else b""
         if fault == "shorter" and end > begin:
             end -= 1
-        await self.head(206 if is_ranged else 200, end - begin + len(more), headers)
+        is_chunked = fault == "trailers" and request.method == "GET"
+        await self.head(206 if is_ranged else 200, None if is_chunked else end - begin + len(more), headers)
         if request.method == "HEAD":
             return True
+        if is_chunked:
+            self.writer.write(b"%x\r\n" % (end - begin))
+            more = (b"\r\n0\r\nETag: \"another\"\r\nContent-Range: bytes 1-2/3\r\nContent-Length: 1\r\n"
+                    b"Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\n\r\n")
         stop = begin + (end - begin) // 2 if fault in ("cut", "stall", "reset") else end
         await self.body(path, begin, stop, fault == "other bytes")
         if fault == "stall":
