@@ -93,10 +93,43 @@ class InjectedFaultTest(CliTest):
         self.check(source, {}, ["zero-to-fp32", "in", "place/out", *options])
         self.check(source, {}, ["zero-to-fp32", "in", "place", "--fsync", "--verify-output"])
         self.check(source, {}, ["zero-to-fp32", "in", "place/out", "--resume", "--save-every=0"])
+        rules = self.root / "rules"
+        rules.write_text("^conv => first\n")
+        self.check(source, {}, ["zero-to-fp32", "in", "place/out", "--key-map", rules])
         names = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "mine.txt"]
         self.check(source, {f"out/{name}": "old" for name in names},
                    ["zero-to-fp32", "in", "place/out", "--force", *options])
         self.assertGreater(self.runs, 100)
+
+    def test_a_run_that_goes_on(self):
+        command = ["zero-to-fp32", "in", "place/out", "--resume", "--save-every=0", "--max-shard-size=5KB"]
+        stopped = fill_place(self.root / "stopped", self.source("z2_bf16_w2"), {})
+        self.assertEqual(self.call(command, stopped, counts=self.counts).returncode, 0)
+        expected = tree(stopped / "place")
+        last_write = self.calls_made(self.counts)["write"]
+        shutil.rmtree(stopped)
+        fill_place(stopped, self.source("z2_bf16_w2"), {})
+        self.assertEqual(self.call(command, stopped, call="write", at=last_write, errno=errno.ENOSPC).returncode, 4)
+        self.assertTrue(any(path.endswith("/journal") for path in tree(stopped / "place")))
+
+        def again():
+            shutil.rmtree(self.root / "again", ignore_errors=True)
+            return shutil.copytree(stopped, self.root / "again", symlinks=True)
+
+        self.assertEqual(self.call(command, again(), counts=self.counts).returncode, 0)
+        counts = self.calls_made(self.counts)
+        for kind in "open", "read":
+            for at in self.indices(counts[kind]):
+                with self.subTest(kind=kind, at=at):
+                    folder = again()
+                    done = self.call(command, folder, call=kind, at=at, errno=errno.EIO)
+                    if done.returncode == 0:
+                        self.judge(done, tree(folder / "place"), {}, expected, errno.EIO)
+                    else:
+                        self.assertEqual(done.returncode, 4, done.stderr)
+                        self.assertNotIn("internal error", done.stderr)
+                        self.assertEqual(self.call(command, folder).returncode, 0, done.stderr)
+                        self.assertEqual(tree(folder / "place"), expected)
 
     def test_universal(self):
         source = self.source("z2_bf16_w2")
