@@ -66,7 +66,15 @@ AffineLocations read_locations(const Value& list) {
   return AffineLocations(std::move(ranks));
 }
 
-AffinePiece read_piece(const Value& entry, const Where& where, KnownLocations& known) {
+// What `read` makes of `value`, once.
+template <typename T, typename Read>
+T read_once(std::map<const void*, T>& known, const Value& value, Read&& read) {
+  const auto found = known.find(value.identity());
+  if (found != known.end()) return found->second;
+  return known.emplace(value.identity(), read()).first->second;
+}
+
+AffinePiece read_piece(const Value& entry, const Where& where, KnownAffine& known) {
   AffinePiece piece;
   piece.shape =
       field(entry, "shape", where, [](const Value& v, const Where&) { return checked_shape(v); });
@@ -81,9 +89,7 @@ AffinePiece read_piece(const Value& entry, const Where& where, KnownLocations& k
                                   std::to_string(piece.dest_strides.size()) + " strides");
   }
   field(entry, "locations", where, [&](const Value& v, const Where&) {
-    const auto found = known.find(v.identity());
-    piece.locations = found == known.end() ? read_locations(v) : found->second;
-    if (found == known.end()) known.emplace(v.identity(), piece.locations);
+    piece.locations = read_once(known.locations, v, [&] { return read_locations(v); });
   });
   if (const auto scale = in_context(where, [&] { return entry.find("scale"); })) {
     in_context(below(where, "scale"), [&] { piece.scale = scale->as_real(); });
@@ -114,37 +120,55 @@ int64_t positive_int(const Value& value) {
   return value.as_int();
 }
 
+SharedList<AffinePiece> read_pieces(const Value& pieces, const Where& where, KnownAffine& known) {
+  std::vector<AffinePiece> read;
+  for (const Value& piece : list_or_tuple(pieces)) {
+    read.push_back(read_piece(piece, below(where, "[" + std::to_string(read.size()) + "]"), known));
+  }
+  return read;
+}
+
+SharedList<AffineMap::Rank> read_ranks(const Value& by_rank, const Where& where,
+                                       KnownAffine& known) {
+  const auto& items = by_rank.as_dict().items;
+  std::vector<std::optional<AffineMap::Rank>> found(items.size());
+  for (const auto& [key, value] : items) {
+    const int64_t number = in_context(where, [&, &rank_key = key] { return rank_of(rank_key); });
+    const Where at = below(where, "[" + std::to_string(number) + "]");
+    if (static_cast<uint64_t>(number) >= found.size()) {
+      throw CorruptError(at, "is one of " + std::to_string(items.size()) + " ranks");
+    }
+    if (found[static_cast<size_t>(number)]) throw CorruptError(at, "is there twice");
+    AffineMap::Rank rank;
+    rank.shard_shape = field(value, "shard_shape", at,
+                             [](const Value& v, const Where&) { return checked_shape(v); });
+    field(value, "pieces", at, [&](const Value& pieces, const Where& place) {
+      rank.pieces =
+          read_once(known.pieces, pieces, [&] { return read_pieces(pieces, place, known); });
+    });
+    found[static_cast<size_t>(number)] = std::move(rank);
+  }
+  if (found.empty()) throw CorruptError({}, "is empty");
+  std::vector<AffineMap::Rank> ranks;
+  for (auto& rank : found) ranks.push_back(std::move(*rank));
+  return ranks;
+}
+
 }  // namespace
 
-AffineMap AffineMap::read(const Value& entry, const Where& where, KnownLocations& known) {
+AffineMap AffineMap::read(const Value& entry, const Where& where, KnownAffine& known) {
   AffineMap map;
   map.logical_shape = field(entry, "logical_shape", where,
                             [](const Value& v, const Where&) { return checked_shape(v); });
   field(entry, "ranks", where, [&](const Value& by_rank, const Where& place) {
-    const auto& items = by_rank.as_dict().items;
-    std::vector<std::optional<Rank>> found(items.size());
-    for (const auto& [key, value] : items) {
-      const int64_t number = in_context(place, [&, &rank_key = key] { return rank_of(rank_key); });
-      const Where at = below(place, "[" + std::to_string(number) + "]");
-      if (static_cast<uint64_t>(number) >= found.size()) {
-        throw CorruptError(at, "is one of " + std::to_string(items.size()) + " ranks");
-      }
-      if (found[static_cast<size_t>(number)]) throw CorruptError(at, "is there twice");
-      Rank rank;
-      rank.shard_shape = field(value, "shard_shape", at,
-                               [](const Value& v, const Where&) { return checked_shape(v); });
-      field(value, "pieces", at, [&](const Value& pieces, const Where& pieces_place) {
-        for (const Value& piece : list_or_tuple(pieces)) {
-          rank.pieces.push_back(read_piece(
-              piece, below(pieces_place, "[" + std::to_string(rank.pieces.size()) + "]"), known));
-        }
-      });
-      found[static_cast<size_t>(number)] = std::move(rank);
-    }
-    if (found.empty()) throw CorruptError({}, "is empty");
-    for (auto& rank : found) map.ranks.push_back(std::move(*rank));
+    map.ranks = read_once(known.ranks, by_rank, [&] { return read_ranks(by_rank, place, known); });
   });
   return map;
+}
+
+AffineMap AffineMap::read(const Value& entry, const Where& where) {
+  KnownAffine known;
+  return read(entry, where, known);
 }
 
 AffineMap AffineMap::from_expert_placement(const Value& placement, const Shape& logical_shape,
@@ -219,11 +243,13 @@ AffineMap AffineMap::from_expert_placement(const Value& placement, const Shape& 
 
   AffineMap map;
   map.logical_shape = logical_shape;
+  std::vector<Rank> made;
   for (const auto& held : experts_of) {
     const std::vector<int64_t>& experts = *held;
     Rank rank;
     rank.shard_shape = logical_shape;
     rank.shard_shape[0] = static_cast<int64_t>(experts.size());
+    std::vector<AffinePiece> pieces;
     for (size_t begin = 0, end; begin < experts.size(); begin = end) {
       const std::vector<int64_t>& first = holders[experts[begin]];
       end = begin + 1;
@@ -239,10 +265,12 @@ AffineMap AffineMap::from_expert_placement(const Value& placement, const Shape& 
       piece.dest_offset = static_cast<int64_t>(begin) * per_expert;
       piece.dest_strides = strides;
       piece.locations = locations.at(experts[begin]);
-      rank.pieces.push_back(std::move(piece));
+      pieces.push_back(std::move(piece));
     }
-    map.ranks.push_back(std::move(rank));
+    rank.pieces = std::move(pieces);
+    made.push_back(std::move(rank));
   }
+  map.ranks = std::move(made);
   return map;
 }
 

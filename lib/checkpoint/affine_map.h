@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/dtype_names.h"
+#include "checkpoint/shared_list.h"
 #include "dsckpt/error.h"
 #include "pickle/pickle.h"
 #include "plan/tensor_source.h"
@@ -42,9 +43,6 @@ class AffineLocations {
   std::shared_ptr<const std::vector<int64_t>> ranks_;
 };
 
-// The lists that were read, by their identity in a pickle.
-using KnownLocations = std::map<const void*, AffineLocations>;
-
 struct AffinePiece {
   Shape shape;
   int64_t source_offset = 0;
@@ -56,27 +54,25 @@ struct AffinePiece {
   bool operator==(const AffinePiece&) const = default;
 };
 
+struct KnownAffine;
+
 // ParamAffineMap. Two maps are equal if DeepSpeed's to_dict() of them is.
 struct AffineMap {
   struct Rank {
     Shape shard_shape;
-    std::vector<AffinePiece> pieces;
+    SharedList<AffinePiece> pieces;
     bool operator==(const Rank&) const = default;
   };
   Shape logical_shape;
-  std::vector<Rank> ranks;  // by rank
+  SharedList<Rank> ranks;  // by rank
   bool operator==(const AffineMap&) const = default;
 
   // ParamAffineMap.from_dict. Throws CorruptError, its place below `where`, for what is missing, of
   // the wrong kind, negative, too large or a scale that is zero or not finite, and for ranks other
   // than 0, 1, 2 ... (ints or their digits). Whether the pieces fit together is AffineAssembly's
-  // business. `known`: the lists of locations that other maps of the same pickle have, and this
-  // one.
-  static AffineMap read(const pickle::Value& entry, const Where& where, KnownLocations& known);
-  static AffineMap read(const pickle::Value& entry, const Where& where) {
-    KnownLocations known;
-    return read(entry, where, known);
-  }
+  // business. `known`: what other maps of the same pickle have, and this one.
+  static AffineMap read(const pickle::Value& entry, const Where& where, KnownAffine& known);
+  static AffineMap read(const pickle::Value& entry, const Where& where);
 
   // autoep_affine.py autoep_placement_to_affine_map: the parameter of `logical_shape` [experts,
   // ...] whose rank r holds the experts that `placement` (AutoEP's expert_placement) gives it, in
@@ -84,6 +80,13 @@ struct AffineMap {
   // for another version of it, InconsistentError if the shape is not one of that many experts.
   static AffineMap from_expert_placement(const pickle::Value& placement, const Shape& logical_shape,
                                          const Where& where);
+};
+
+// What was read of a pickle, by its identity there.
+struct KnownAffine {
+  std::map<const void*, AffineLocations> locations;
+  std::map<const void*, SharedList<AffinePiece>> pieces;
+  std::map<const void*, SharedList<AffineMap::Rank>> ranks;
 };
 
 // The way from the shards to the logical tensor, found once and used for each of its states.

@@ -30,14 +30,15 @@ struct Parts {
 // itself.
 bool same_rules(const pickle::Value& a, const pickle::Value& b) {
   if (!a.is_mapping() || !b.is_mapping()) return same_plain_data(a, b);
-  const auto holds = [](const pickle::Value& rules, const pickle::Value& others) {
+  int left = kMaxPlainValues;
+  const auto holds = [&](const pickle::Value& rules, const pickle::Value& others) {
     const auto& items = rules.as_dict().items;
     return std::all_of(items.begin(), items.end(), [&](const auto& item) {
       if (!item.first.is(pickle::Kind::string)) return true;
       const std::string_view key = item.first.as_string();
       if (key == keys::kAutoEpLayers || key == keys::kAutoEpLayersLegacy) return true;
       const auto other = others.find(key);
-      return other && same_plain_data(item.second, *other);
+      return other && same_plain_data(item.second, *other, left);
     });
   };
   return holds(a, b) && holds(b, a);

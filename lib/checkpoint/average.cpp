@@ -1,4 +1,4 @@
-#include <algorithm>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -90,13 +90,12 @@ TensorSource average_of(const Param& param, std::span<const AveragedCheckpoint> 
 
 void read_average(CheckpointDraft& draft, std::span<const AveragedCheckpoint> parts) {
   const Checkpoint& newest = *parts.back().checkpoint;
+  KeyedSet<std::string_view> noted;
   for (const AveragedCheckpoint& part : parts) {
     const Checkpoint& checkpoint = *part.checkpoint;
     if (&checkpoint != &newest) check_fits(newest, checkpoint);
     for (const std::string& note : checkpoint.notes()) {
-      if (std::find(draft.notes.begin(), draft.notes.end(), note) == draft.notes.end()) {
-        draft.notes.push_back(note);
-      }
+      if (noted.insert(note).second) draft.notes.push_back(note);
     }
   }
   draft.folder.path = newest.tag_folder();

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/shared_list.h"
 #include "checkpoint/tp_rule.h"
 #include "deepspeed/engine_wrapper.h"
 #include "deepspeed/shard_name.h"
@@ -84,7 +85,7 @@ struct Param {
   // Of trainable parameters, and only if OpenOptions::optimizer_states was set.
   std::vector<ParamState> states = {};  // in the optimizer's order
   ShardValue step = {};  // how often it was stepped: an int or a tensor of one element
-  std::vector<WholeState> others = {};  // what else is not one value an element
+  SharedList<WholeState> others = {};  // what else is not one value an element
   // How the tensor-parallel ranks cut it.
   UniversalForm form = {};
   // torch's flag of the master.

@@ -22,6 +22,7 @@
 #include "checkpoint/layout.h"
 #include "checkpoint/settings.h"
 #include "dsckpt/error.h"
+#include "format/tensors_in.h"
 
 namespace dsckpt {
 namespace {
@@ -128,6 +129,7 @@ class DcpGroups {
 
   void read_whole(const DcpEntry& entry) {
     const TorchArchive archive = files_.open_value(entry);
+    KeyedSet<std::string> known;  // an optimizer has a parameter once
     in_context({.file = draft_.inputs[archive.file()].display(), .tensor = entry.name()}, [&] {
       for (const Value& group : archive.root().as_sequence()) {
         Made& made = begin(made_.emplace_back(), files_.metadata_file(entry));
@@ -135,6 +137,10 @@ class DcpGroups {
           const std::string name(key.as_string());
           if (name == kParamsKey) {
             made.params = names_in(value);
+            for (const std::string& param : made.params) {
+              if (known.insert(param).second) continue;
+              throw InconsistentError({}, "has '" + param + "' in two places");
+            }
           } else {
             set(made, name, archive, value);
           }
@@ -358,6 +364,7 @@ class DcpReader {
   void add_params() {
     draft_.facts.frozen_known = !trained_.empty();
     KeyedMap<std::string, std::string> owners;
+    NamesSize of_aliases;
     size_t told_by_type = 0;
     for (const DcpKeys::Named& each : keys_.model()) {
       const DcpTensor& tensor = *each.entry.value->tensor;
@@ -366,7 +373,10 @@ class DcpReader {
                   .weight = tensors_.whole(each.entry)};
       if (numel(tensor.shape) != 0) {
         const auto [owner, is_new] = owners.emplace(places_text(each.entry), each.name);
-        if (!is_new) param.alias_of = owner->second;
+        if (!is_new) {
+          of_aliases.add(owner->second);
+          param.alias_of = owner->second;
+        }
       }
       param.requires_grad = param.kind == ParamKind::trainable;
       if (param.kind == ParamKind::frozen) ++told_by_type;
@@ -425,13 +435,15 @@ class DcpReader {
       params.at(step.state->name)->step = {step.archive.get(), step.archive->root()};
       draft_.item_archives.push_back(std::move(step.archive));
     }
+    std::map<Param*, std::vector<WholeState>> others;
     for (const DcpKeys::Named* other : whole_) {
       draft_.item_archives.push_back(
           std::make_unique<TorchArchive>(files_.open_value(other->entry)));
       const TorchArchive& archive = *draft_.item_archives.back();
-      params.at(other->name)
-          ->others.push_back({.key = other->key, .value = {&archive, archive.root()}});
+      others[params.at(other->name)].push_back(
+          {.key = other->key, .value = {&archive, archive.root()}});
     }
+    for (auto& [param, some] : others) param->others = std::move(some);
     for (Param& param : draft_.params) {
       std::stable_sort(param.states.begin(), param.states.end(), is_before_in_adam);
     }

@@ -50,12 +50,8 @@ DcpFiles::DcpFiles(CheckpointDraft& draft) : draft_(draft) {
   set_parts();
 }
 
-bool DcpFiles::is_lost(FileId file) const {
-  return std::find(draft_.lost_ids.begin(), draft_.lost_ids.end(), file) != draft_.lost_ids.end();
-}
-
 bool DcpFiles::is_lost(const DcpEntry& entry) const {
-  if (draft_.lost_ids.empty()) return false;
+  if (lost_.empty()) return false;
   if (!entry.is_tensor()) return is_lost(extent_of(entry, entry.value->pickle).file);
   const auto& chunks = entry.value->tensor->chunks;
   return std::any_of(chunks.begin(), chunks.end(), [&](const DcpChunk& chunk) {
@@ -132,10 +128,12 @@ void DcpFiles::lose(Folder& folder, const std::string& file, std::string why) {
   }
   draft_.lost_files.push_back({name, shown, std::move(why)});
   draft_.lost_ids.push_back(id);
+  lost_.insert(id);
   folder.files[file] = id;
 }
 
 void DcpFiles::lose_cut_off() {
+  std::set<FileId> cut_off;
   for (Folder& folder : folders_) {
     std::map<std::string, uint64_t> ends;
     for_each_place(folder.metadata, [&](const std::string&, const DcpPlace& place) {
@@ -146,13 +144,13 @@ void DcpFiles::lose_cut_off() {
       const FileId id = folder.files.at(file);
       const uint64_t size = draft_.inputs[id].size();
       if (is_lost(id) || end <= size) continue;
-      std::erase_if(draft_.data_files,
-                    [&, cut_off = id](const DataFile& each) { return each.id == cut_off; });
+      cut_off.insert(id);
       lose(folder, file,
            "is truncated: it has " + std::to_string(size) + " bytes of at least " +
                std::to_string(end));
     }
   }
+  std::erase_if(draft_.data_files, [&](const DataFile& each) { return cut_off.contains(each.id); });
 }
 
 void DcpFiles::open_files() {

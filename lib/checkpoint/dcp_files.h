@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,7 +43,7 @@ class DcpFiles {
 
   // Whether any of them lies in a lost file.
   bool is_lost(const DcpEntry& entry) const;
-  bool is_lost(FileId file) const;
+  bool is_lost(FileId file) const { return lost_.contains(file); }
   // Whether entries() leaves any out.
   bool lacks_values() const;
 
@@ -79,6 +80,7 @@ class DcpFiles {
 
   CheckpointDraft& draft_;
   std::vector<Folder> folders_;
+  std::set<FileId> lost_;  // draft.lost_ids
 };
 
 // Tensors put together from their chunks: those that are wanted, opened all at once.

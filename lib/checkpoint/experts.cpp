@@ -111,8 +111,11 @@ std::vector<int64_t> Experts::experts_of(const std::string& name, int64_t ep_ran
     if (static_cast<size_t>(ep_rank) >= ranks.size()) {
       throw CorruptError({}, "places no experts on rank " + std::to_string(ep_rank));
     }
+    KeyedSet<int64_t> known;
     for (const Value& number : ranks[static_cast<size_t>(ep_rank)].at("experts").as_sequence()) {
       numbers.push_back(number.as_int());
+      if (known.insert(numbers.back()).second) continue;
+      throw CorruptError({}, "places an expert twice on rank " + std::to_string(ep_rank));
     }
     return numbers;
   });
@@ -164,7 +167,7 @@ void add_router_aliases(ModelStates& model, const InputFiles& inputs) {
       for (const auto& entry : entries) {
         const std::string name = module + child + entry.first;
         if (model.is_trainable(name) || !aliases.insert(name).second) continue;
-        model.shared_params.emplace_back(name, module + "router" + entry.first);
+        model.tie(name, module + "router" + entry.first);
       }
     }
   }

@@ -12,6 +12,9 @@ using pickle::Kind;
 using pickle::Value;
 namespace {
 
+// Optimizers keep ten at most.
+constexpr size_t kMostStates = 64;
+
 bool is_flat(const Shard& shard, const Value& value) {
   return TorchArchive::is_tensor(value) && shard.archive.info(value).shape.size() == 1;
 }
@@ -67,12 +70,20 @@ std::string FlatStates::member(std::string_view state_key, size_t index, std::st
   return std::string(state_key) + ".state[" + std::to_string(index) + "]." + std::string(key);
 }
 
+void check_count(const pickle::DictNode& states) {
+  if (states.items.size() <= kMostStates) return;
+  throw UnsupportedError({}, "has " + std::to_string(states.items.size()) +
+                                 " states of one tensor; " + std::to_string(kMostStates) +
+                                 " are read");
+}
+
 void note_once(std::vector<std::string>& notes, std::string note) {
   if (std::find(notes.begin(), notes.end(), note) == notes.end()) notes.push_back(std::move(note));
 }
 
 FlatStates flat_states(const std::vector<const FlatOptimizer*>& ranks, size_t index) {
   FlatStates result;
+  std::vector<WholeState> others;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const Shard& shard = ranks[rank]->shard();
     const std::string_view state_key = ranks[rank]->state_key();
@@ -82,6 +93,7 @@ FlatStates flat_states(const std::vector<const FlatOptimizer*>& ranks, size_t in
     };
     size_t next = 0;
     const auto states = ranks[rank]->states_of(index);
+    if (states) in_context(shard.where(state_key), [&] { check_count(states->as_dict()); });
     for (const auto& item : states ? states->as_dict().items : pickle::DictNode().items) {
       if (!item.first.is(Kind::string)) continue;
       const std::string key(item.first.as_string());
@@ -96,13 +108,13 @@ FlatStates flat_states(const std::vector<const FlatOptimizer*>& ranks, size_t in
         }
         if (!is_flat(shard, value)) {
           if (rank == 0) {
-            result.others.push_back({key, {&shard.archive, value}, is_plain(shard, value)});
+            others.push_back({key, {&shard.archive, value}, is_plain(shard, value)});
             return;
           }
           const auto first =
-              std::find_if(result.others.begin(), result.others.end(),
+              std::find_if(others.begin(), others.end(),
                            [&](const WholeState& other) { return other.key == key; });
-          if (first == result.others.end()) differ(key);
+          if (first == others.end()) differ(key);
           first->same_on_all_ranks = first->same_on_all_ranks && is_plain(shard, value) &&
                                      same_plain(first->value, {&shard.archive, value});
           return;
@@ -122,6 +134,7 @@ FlatStates flat_states(const std::vector<const FlatOptimizer*>& ranks, size_t in
     }
     if (next != result.states.size()) differ(result.states[next].key);
   }
+  result.others = std::move(others);
   return result;
 }
 

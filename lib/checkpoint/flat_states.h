@@ -22,7 +22,7 @@ struct FlatStates {
   };
   std::vector<State> states;  // in the optimizer's order
   ShardValue step;
-  std::vector<WholeState> others;  // what is no tensor of one dimension
+  SharedList<WholeState> others;  // what is no tensor of one dimension
 
   // Where state `key` of flat tensor `index` stands in a rank's file.
   static std::string member(std::string_view state_key, size_t index, std::string_view key);
@@ -53,6 +53,10 @@ class FlatOptimizer {
 // flat tensor as a whole. Nothing at all if the optimizer has not stepped it yet. Throws
 // InconsistentError if the ranks do not have the same states, or of different types.
 FlatStates flat_states(const std::vector<const FlatOptimizer*>& ranks, size_t index);
+
+// Throws UnsupportedError for `states`, what an optimizer keeps of one tensor, if they are more
+// than any optimizer keeps: parameters may share them, and each gets its own.
+void check_count(const pickle::DictNode& states);
 
 // Adds `note` unless it is there.
 void note_once(std::vector<std::string>& notes, std::string note);

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <tuple>
+#include <unordered_set>
 
 #include "base/bytes.h"
 #include "base/keyed_hash.h"
@@ -68,7 +69,9 @@ ModelStates::ModelStates(const Shard& shard) : fields(shard, shard.archive.root(
   }
   for (const auto& [name, value] : module) by_name.emplace(name, value);
 
+  std::unordered_set<const void*> known;  // a list may have one text very often
   for (const Value& name : fields.sequence(keys::kBufferNames)) {
+    if (name.is(pickle::Kind::string) && !known.insert(name.identity()).second) continue;
     buffer_names.emplace(
         in_context(fields.where(keys::kBufferNames), [&] { return name.as_string(); }));
   }
@@ -80,7 +83,7 @@ ModelStates::ModelStates(const Shard& shard) : fields(shard, shard.archive.root(
   if (const auto shared = fields.get(keys::kSharedParams)) {
     in_context(fields.where(keys::kSharedParams), [&] {
       for (const auto& [alias, owner] : shared->as_dict().items) {
-        shared_params.emplace_back(alias.as_string(), owner.as_string());
+        tie(std::string(alias.as_string()), std::string(owner.as_string()));
       }
     });
   }
@@ -89,16 +92,23 @@ ModelStates::ModelStates(const Shard& shard) : fields(shard, shard.archive.root(
 void ModelStates::read_param_shapes(const Fields& from) {
   const Shard& holder = from.shard();
   // Releases before 0.5.4 wrote one dict where there are lists of them now.
-  if (const auto shapes = from.get(keys::kParamShapes); shapes && shapes->is_mapping()) {
-    param_shapes.push_back(named_shapes(holder, *shapes, keys::kParamShapes));
-  } else if (shapes) {
-    for (const Value& group : from.sequence(keys::kParamShapes)) {
-      param_shapes.push_back(named_shapes(holder, group, keys::kParamShapes));
+  const auto add = [&](const Value& shapes) {
+    param_shapes.push_back(named_shapes(holder, shapes, keys::kParamShapes));
+    for (const auto& entry : param_shapes.back()) {
+      if (trainable_names.insert(entry.first).second) continue;
+      throw InconsistentError({.file = holder.display, .tensor = entry.first}, "is named twice");
     }
+  };
+  if (const auto shapes = from.get(keys::kParamShapes); shapes && shapes->is_mapping()) {
+    add(*shapes);
+  } else if (shapes) {
+    for (const Value& group : from.sequence(keys::kParamShapes)) add(group);
   }
-  for (const NamedShapes& group : param_shapes) {
-    for (const auto& entry : group) trainable_names.insert(entry.first);
-  }
+}
+
+void ModelStates::tie(std::string alias, std::string owner) {
+  in_context(fields.where(keys::kSharedParams), [&] { owners_.add(owner); });
+  shared_params.emplace_back(std::move(alias), std::move(owner));
 }
 
 void ModelStates::take_param_shapes(const Shard& optim) {
@@ -150,24 +160,25 @@ void ModelStates::note_not_tensors(CheckpointDraft& draft) const {
 }
 
 void ModelStates::find_tied_views() {
-  using View = std::tuple<std::string, int64_t, Shape, Strides>;
-  std::map<View, std::vector<std::string>> names_of;
+  using View = std::tuple<int64_t, Shape, Strides>;
+  std::map<std::string, std::map<View, std::vector<std::string>>> names_of;  // by storage
   for (const auto& [name, value] : module) {
     if (buffer_names.contains(name)) continue;
     in_context({.file = shard().display, .tensor = name}, [&, &tied = name, &tensor = value] {
       const TensorInfo info = shard().archive.info(tensor);
       if (numel(info.shape) == 0) return;
-      names_of[{info.storage_key, info.storage_offset, info.shape, info.strides}].push_back(tied);
+      names_of[info.storage_key][{info.storage_offset, info.shape, info.strides}].push_back(tied);
     });
   }
   const KeyedSet<std::string> known = aliases();
-  for (const auto& [view, names] : names_of) {
-    const auto trained = std::find_if(names.begin(), names.end(),
-                                      [&](const std::string& name) { return is_trainable(name); });
-    const std::string& owner = trained == names.end() ? names.front() : *trained;
-    for (const std::string& name : names) {
-      if (name == owner || is_trainable(name) || known.contains(name)) continue;
-      shared_params.emplace_back(name, owner);
+  for (const auto& [storage, views] : names_of) {
+    for (const auto& [view, names] : views) {
+      const auto trained = std::find_if(
+          names.begin(), names.end(), [&](const std::string& name) { return is_trainable(name); });
+      const std::string& owner = trained == names.end() ? names.front() : *trained;
+      for (const std::string& name : names) {
+        if (name != owner && !is_trainable(name) && !known.contains(name)) tie(name, owner);
+      }
     }
   }
 }
@@ -196,7 +207,7 @@ void ModelStates::find_tied_placeholders() {
     if (std::count_if(names.begin(), names.end(), is_owner) != 1) continue;
     const std::string& owner = *std::find_if(names.begin(), names.end(), is_owner);
     for (const std::string& name : names) {
-      if (name != owner && !known.contains(name)) shared_params.emplace_back(name, owner);
+      if (name != owner && !known.contains(name)) tie(name, owner);
     }
   }
 }
@@ -294,6 +305,7 @@ void ParamList::add_aliases(const ModelStates& states, std::vector<std::string>&
     Param tied = found;
     tied.name = alias;
     tied.alias_of = found.alias_of.empty() ? owner : found.alias_of;
+    in_context({.file = states.shard().display}, [&] { owners_.add(tied.alias_of); });
     index_.emplace(alias, params_.size());
     params_.push_back(std::move(tied));
     const auto behind = by_owner.find(alias);
@@ -317,6 +329,7 @@ void ParamList::add_aliases(const ModelStates& states, std::vector<std::string>&
               });
     if (value && !states.is_placeholder(value->shape())) {
       const std::string& first = stands_for.try_emplace(owner, alias).first->second;
+      in_context({.file = states.shard().display}, [&] { owners_.add(first); });
       add({.name = alias,
            .kind = ParamKind::frozen,
            .weight = *value,

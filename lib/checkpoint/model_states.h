@@ -11,6 +11,7 @@
 #include "base/keyed_hash.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/shard.h"
+#include "format/tensors_in.h"
 
 namespace dsckpt {
 
@@ -49,6 +50,8 @@ struct ModelStates {
   void split_param_shapes(const std::vector<uint64_t>& group_numels, uint64_t ranks);
   // A note for each of `not_tensors`. Those that should be tensors are without a value.
   void note_not_tensors(CheckpointDraft& draft) const;
+  // Adds to shared_params. Throws what NamesSize does.
+  void tie(std::string alias, std::string owner);
   // The names that shared_params has as aliases.
   KeyedSet<std::string> aliases() const;
   // Whether the optimizer owns it.
@@ -71,6 +74,8 @@ struct ModelStates {
 
  private:
   void read_param_shapes(const Fields& from);
+
+  NamesSize owners_;
 };
 
 // One rank's model-states file. `states` may be those of another rank whose file has the same
@@ -128,6 +133,7 @@ class ParamList {
  private:
   std::vector<Param> params_;
   KeyedMap<std::string, size_t> index_;
+  NamesSize owners_;
 };
 
 }  // namespace dsckpt

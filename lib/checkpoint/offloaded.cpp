@@ -144,10 +144,10 @@ void note_order(const Shard& optim, const std::vector<std::string>& ids,
     for (++g; g < end && g < ids.size(); ++g) {
       if (ids[g - 1].empty() || ids[g].empty()) continue;
       if (SubGroupId::parse(ids[g]).first > SubGroupId::parse(ids[g - 1]).last) continue;
-      note_once(notes, optim.display + ": " + master_member(g) + " has the ds_id '" + ids[g] +
-                           "' after '" + ids[g - 1] +
-                           "': right only if the optimizer was not given the parameters in the "
-                           "order of the model");
+      notes.push_back(optim.display + ": " + master_member(g) + " has the ds_id '" + ids[g] +
+                      "' after '" + ids[g - 1] +
+                      "': right only if the optimizer was not given the parameters in the "
+                      "order of the model");
     }
     g = end;
   }

@@ -434,12 +434,13 @@ void check_same_step(CheckpointDraft& draft, std::string_view state_key) {
       has_steps = step(expected) != expected.end();
       continue;
     }
+    int left = kMaxPlainValues;
     for (size_t i = 0; i < std::max(expected.size(), found.size()); ++i) {
       if (i >= expected.size()) differ(found[i].name, "is not");
       if (i >= found.size()) differ(expected[i].name, "is missing here but is");
       if (found[i].name != expected[i].name) differ(found[i].name, "is called otherwise");
       if (found[i].number == expected[i].number &&
-          same_plain_data(found[i].value, expected[i].value)) {
+          same_plain_data(found[i].value, expected[i].value, left)) {
         continue;
       }
       if (!has_steps || !found[i].is_setting()) differ(found[i].name, "differs from that");

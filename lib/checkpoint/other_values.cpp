@@ -48,6 +48,10 @@ class OtherValues {
         stepped_.emplace(param.name, &param);
       }
     }
+    const std::vector<ParamGroup>& groups = values_.groups();
+    for (size_t i = 0; i < groups.size(); ++i) {
+      for (const std::string& name : groups[i].params) group_of_.emplace(name, i);
+    }
     for (const Param& param : draft_.params) {
       if (!param.alias_of.empty()) aliases_[param.alias_of].push_back(param.name);
     }
@@ -166,18 +170,25 @@ class OtherValues {
 
   // The settings of the group in the other checkpoint that has all of its parameters.
   const ParamGroup* group_like(const ParamGroup& group) const {
-    for (const ParamGroup& other : values_.groups()) {
-      const auto has = [&](const std::string& name) {
-        const auto names = aliases_.find(name);
-        const auto in = [&](const std::string& one) {
-          return std::find(other.params.begin(), other.params.end(), one) != other.params.end();
-        };
-        return in(name) || (names != aliases_.end() &&
-                            std::any_of(names->second.begin(), names->second.end(), in));
-      };
-      if (std::all_of(group.params.begin(), group.params.end(), has)) return &other;
+    std::set<size_t> having = groups_with(group.params.front());
+    for (size_t i = 1; i < group.params.size() && !having.empty(); ++i) {
+      const std::set<size_t> with = groups_with(group.params[i]);
+      std::erase_if(having, [&](size_t other) { return !with.contains(other); });
     }
-    return nullptr;
+    return having.empty() ? nullptr : &values_.groups()[*having.begin()];
+  }
+
+  // The numbers of those that have the parameter under any of its names.
+  std::set<size_t> groups_with(const std::string& param) const {
+    std::set<size_t> numbers;
+    const auto add = [&](const std::string& name) {
+      const auto found = group_of_.find(name);
+      if (found != group_of_.end()) numbers.insert(found->second);
+    };
+    add(param);
+    const auto names = aliases_.find(param);
+    if (names != aliases_.end()) std::for_each(names->second.begin(), names->second.end(), add);
+    return numbers;
   }
 
   void take_settings(ParamGroup& group) {
@@ -215,6 +226,7 @@ class OtherValues {
   const Checkpoint& base_;
   const std::string where_;
   KeyedMap<std::string_view, const Param*> stepped_;
+  KeyedMap<std::string_view, size_t> group_of_;              // of the other checkpoint, by name
   KeyedMap<std::string, std::vector<std::string>> aliases_;  // by owner
   KeyedMap<std::string, int64_t> steps_;
   int64_t most_steps_ = 0;

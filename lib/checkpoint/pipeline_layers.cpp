@@ -145,34 +145,50 @@ class LayersReader {
 
 LayerFronts::LayerFronts(const std::vector<std::string>& names)
     : names_(names.begin(), names.end()) {
+  KeyedMap<std::string, size_t> numbers;  // by front
   for (const std::string& name : names) {
     const std::string front(front_of(name));
-    if (front.starts_with(keys::kTiedModules) &&
-        std::find(tied_.begin(), tied_.end(), front) == tied_.end()) {
-      tied_.push_back(front);
-    }
+    if (!front.starts_with(keys::kTiedModules)) continue;
+    const auto [number, is_new] = numbers.emplace(front, tied_.size());
+    if (is_new) tied_.push_back({front, {}});
+    tied_[number->second].rests.push_back(name.substr(front.size()));
+    tied_with_[tied_[number->second].rests.back()].insert(number->second);
   }
 }
 
 // A layer that is tied has none of its names under its number.
 std::string LayerFronts::front_for(uint32_t index, const std::vector<std::string>& keys) {
   std::string plain = std::to_string(index) + ".";
-  const auto fits_partly = [&](const std::string& front) {
-    return std::any_of(keys.begin(), keys.end(),
-                       [&](const auto& key) { return names_.contains(front + key); });
-  };
-  const auto fits = [&](const std::string& front) {
-    return !keys.empty() && std::all_of(keys.begin(), keys.end(), [&](const auto& key) {
-      return names_.contains(front + key);
+  const bool fits = std::any_of(keys.begin(), keys.end(),
+                                [&](const auto& key) { return names_.contains(plain + key); });
+  const std::optional<size_t> found = fits ? std::nullopt : tied_for(keys);
+  if (!found) return plain;
+  for (const std::string& rest : tied_[*found].rests) tied_with_[rest].erase(*found);
+  return tied_[*found].front;
+}
+
+// The first that has all of `keys`, else the first that has any.
+std::optional<size_t> LayerFronts::tied_for(const std::vector<std::string>& keys) const {
+  std::vector<const std::set<size_t>*> having;  // each key
+  for (const std::string& key : keys) {
+    const auto found = tied_with_.find(key);
+    if (found != tied_with_.end() && !found->second.empty()) having.push_back(&found->second);
+  }
+  if (having.empty()) return std::nullopt;
+  if (having.size() == keys.size()) {
+    const std::set<size_t>& fewest =
+        **std::min_element(having.begin(), having.end(),
+                           [](const auto* a, const auto* b) { return a->size() < b->size(); });
+    const auto all = std::find_if(fewest.begin(), fewest.end(), [&](size_t tied) {
+      return std::all_of(having.begin(), having.end(),
+                         [&](const auto* each) { return each->contains(tied); });
     });
-  };
-  if (fits_partly(plain)) return plain;
-  auto found = std::find_if(tied_.begin(), tied_.end(), fits);
-  if (found == tied_.end()) found = std::find_if(tied_.begin(), tied_.end(), fits_partly);
-  if (found == tied_.end()) return plain;
-  std::string front = *found;
-  tied_.erase(found);
-  return front;
+    if (all != fewest.end()) return *all;
+  }
+  const auto first = [](const std::set<size_t>* each) { return *each->begin(); };
+  return first(*std::min_element(having.begin(), having.end(), [&](const auto* a, const auto* b) {
+    return first(a) < first(b);
+  }));
 }
 
 std::vector<std::string> names_in_layer(const Shard& shard) {

@@ -6,7 +6,10 @@
 // ("tied_modules.embed.weight"): such a layer has one file, that of its first place.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -42,8 +45,18 @@ class LayerFronts {
   const KeyedSet<std::string>& names() const { return names_; }
 
  private:
+  // The front of a tied module, and what is behind it in its names.
+  struct Tied {
+    std::string front;
+    std::vector<std::string> rests;
+  };
+
+  std::optional<size_t> tied_for(const std::vector<std::string>& keys) const;
+
   KeyedSet<std::string> names_;
-  std::vector<std::string> tied_;  // fronts that no layer has yet, in the order of their names
+  std::vector<Tied> tied_;  // in the order of their names
+  // By what is behind the front: those of `tied_` that no layer has yet.
+  KeyedMap<std::string, std::set<size_t>> tied_with_;
 };
 
 // The names of the tensors in a layer's file, also of those without values.

@@ -136,6 +136,7 @@ class PlainReader {
   std::optional<Shape> state_shape(const Value& state) const {
     std::optional<Shape> found;
     if (!state.is_mapping()) return found;
+    in_context(shard_.where(), [&] { check_count(state.as_dict()); });
     for (const auto& [key, value] : state.as_dict().items) {
       if (key.is(pickle::Kind::string) &&
           (key.as_string() == "step" || is_of_the_rank(key.as_string()))) {
@@ -189,6 +190,7 @@ class PlainReader {
         const auto found = numbered.find(static_cast<size_t>(number.as_int()));
         if (found == numbered.end()) return;
         for (const Candidate* candidate : found->second) group.params.push_back(candidate->name);
+        numbered.erase(found);  // an optimizer lists each once
       }
       groups.push_back(std::move(group));
     }
@@ -197,6 +199,7 @@ class PlainReader {
 
   void add_states(Candidate& candidate, const Value& states) {
     const Shape& shape = candidate.master->shape();
+    check_count(states.as_dict());
     for (const auto& [name, value] : states.as_dict().items) {
       if (!name.is(pickle::Kind::string) || is_meta_tensor(value)) continue;
       const std::string key(name.as_string());
@@ -207,6 +210,7 @@ class PlainReader {
         continue;
       }
       if (is_of_the_rank(key)) {
+        if (!noted_.insert(key).second) continue;
         note_once(draft_.notes, "the optimizer's '" + key +
                                     "' is what one rank lost to compression, and no state of a "
                                     "parameter: DeepSpeed drops it when it loads");
@@ -241,8 +245,11 @@ class PlainReader {
   // than one way, nobody can tell. What gets no number is frozen.
   bool number_by_order(const Fields& optimizer, const Value& states) {
     std::vector<std::vector<OwnedIndex>> groups;
+    size_t owned_count = 0;
     for (const Value& group : optimizer.sequence(keys::kParamGroups)) {
       const Fields fields(shard_, group, optimizer.where(keys::kParamGroups).member);
+      owned_count += fields.sequence("params").size();
+      if (owned_count > candidates_.size()) return false;
       std::vector<OwnedIndex> indices;
       for (const Value& number : fields.sequence("params")) {
         const int64_t index = in_context(fields.where("params"), [&] { return number.as_int(); });
@@ -490,6 +497,7 @@ class PlainReader {
   std::map<std::pair<DType, int64_t>, KeyedMap<uint64_t, std::set<size_t>>> unmatched_;
   bool indexed_ = false;
   std::vector<ParamGroup> groups_;
+  KeyedSet<std::string> noted_;  // states of the rank
   bool frozen_known_ = true;
   bool states_assigned_ = true;
 };

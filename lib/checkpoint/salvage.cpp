@@ -1,6 +1,7 @@
 #include "checkpoint/salvage.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 #include <tuple>
@@ -21,21 +22,20 @@ Shard stand_in(CheckpointDraft& draft, ShardName name, const Shard& other, std::
   return {name, path, display, TorchArchive::open(draft.inputs, id), true};
 }
 
-std::set<size_t> lost_in(const CheckpointDraft& draft, const TensorSource& source) {
+using LostNumbers = std::map<FileId, size_t>;  // of draft.lost_files
+
+std::set<size_t> lost_in(const LostNumbers& numbers, const TensorSource& source) {
   std::set<size_t> lost;
   for (const FileId file : source.files()) {
-    const auto found = std::find(draft.lost_ids.begin(), draft.lost_ids.end(), file);
-    if (found != draft.lost_ids.end()) {
-      lost.insert(static_cast<size_t>(found - draft.lost_ids.begin()));
-    }
+    if (const auto found = numbers.find(file); found != numbers.end()) lost.insert(found->second);
   }
   return lost;
 }
 
 // The lost files that the parameter and its states have elements in.
-std::set<size_t> lost_of(const CheckpointDraft& draft, const Param& param) {
-  std::set<size_t> lost = lost_in(draft, param.weight);
-  for (const ParamState& state : param.states) lost.merge(lost_in(draft, state.value));
+std::set<size_t> lost_of(const LostNumbers& numbers, const Param& param) {
+  std::set<size_t> lost = lost_in(numbers, param.weight);
+  for (const ParamState& state : param.states) lost.merge(lost_in(numbers, state.value));
   return lost;
 }
 
@@ -83,13 +83,15 @@ TensorSource lost_elements(const Shard& lost, DType dtype, uint64_t count) {
 
 void drop_incomplete(CheckpointDraft& draft) {
   if (draft.lost_ids.empty()) return;
+  LostNumbers numbers;
+  for (size_t i = 0; i < draft.lost_ids.size(); ++i) numbers.emplace(draft.lost_ids[i], i);
   std::vector<Param> complete;
   for (Param& param : draft.params) {
     param.weight = param.weight.without_copies_in(draft.lost_ids);
     for (ParamState& state : param.states) {
       state.value = state.value.without_copies_in(draft.lost_ids);
     }
-    const std::set<size_t> lost = lost_of(draft, param);
+    const std::set<size_t> lost = lost_of(numbers, param);
     if (lost.empty()) {
       complete.push_back(std::move(param));
     } else {

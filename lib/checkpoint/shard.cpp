@@ -11,10 +11,8 @@ using pickle::Kind;
 using pickle::Value;
 namespace {
 
-// Deeper and longer than any optimizer's settings. A pickle can refer to one list again and again,
-// so that walking through it all would never end; what is beyond is not compared.
+// Deeper than any optimizer's settings.
 constexpr int kMaxPlainDepth = 32;
-constexpr int kMaxPlainValues = 1 << 20;
 
 // torch.save names a zip's top folder after the file it writes, so the folder tells under which
 // name, and so by which rank, a shard was saved. Streams are named "archive", and users rename
@@ -30,7 +28,8 @@ void check_saved_name(const Shard& shard) {
 
 // `left_over`: how many values may still be looked at.
 bool same(const Value& a, const Value& b, int depth, int& left_over) {
-  if (depth > kMaxPlainDepth || --left_over < 0) return true;
+  if (depth > kMaxPlainDepth || left_over <= 0) return true;
+  --left_over;
   if (TorchArchive::is_tensor(a) && TorchArchive::is_tensor(b)) return true;
   if (a.kind() != b.kind()) return false;
   switch (a.kind()) {
@@ -208,6 +207,10 @@ int64_t integer_of(const Value& value) {
     }
   }
   return value.as_int();
+}
+
+bool same_plain_data(const Value& a, const Value& b, int& left) {
+  return same(a, b, 0, left);
 }
 
 bool same_plain_data(const Value& a, const Value& b) {

@@ -80,8 +80,13 @@ class Fields {
 int64_t integer_of(const pickle::Value& value);
 
 // True if both are made of equal numbers, texts and containers. Tensors are not compared, nor what
-// lies deeper than a sane setting does.
+// lies deeper than a sane setting does, nor more than `left` values, which are counted down.
+bool same_plain_data(const pickle::Value& a, const pickle::Value& b, int& left);
 bool same_plain_data(const pickle::Value& a, const pickle::Value& b);
+
+// More than any optimizer's settings have. A pickle can refer to one list again and again, so that
+// walking through it all would never end.
+inline constexpr int kMaxPlainValues = 1 << 20;
 
 // A parameter's name and shape.
 using NamedShapes = std::vector<std::pair<std::string, Shape>>;

@@ -4,8 +4,11 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <unordered_set>
 #include <utility>
 
+#include "base/keyed_hash.h"
+#include "checkpoint/flat_states.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
 #include "format/meta_tensor.h"
@@ -18,13 +21,17 @@ using pickle::Value;
 // How many parameters of each shape.
 using Shapes = std::map<Shape, size_t>;
 
-// What an optimizer holds; nullopt if it does not tell the shape of each of its parameters.
-std::optional<Shapes> shapes_of(const Fields& optimizer) {
+// What an optimizer holds; nullopt if it does not tell the shape of each of its parameters, or if
+// they are more than `most`.
+std::optional<Shapes> shapes_of(const Fields& optimizer, size_t most) {
   const TorchArchive& archive = optimizer.shard().archive;
   Shapes shapes;
   if (optimizer.has(keys::kFp32Groups)) {
     for (const Value& group : optimizer.sequence(keys::kFp32Groups)) {
-      for (const Value& master : group.sequence_or_empty()) ++shapes[archive.info(master).shape];
+      const auto masters = group.sequence_or_empty();
+      if (masters.size() > most) return std::nullopt;
+      most -= masters.size();
+      for (const Value& master : masters) ++shapes[archive.info(master).shape];
     }
     return shapes;
   }
@@ -36,6 +43,7 @@ std::optional<Shapes> shapes_of(const Fields& optimizer) {
   }
   for (const auto& [number, state] : states->as_dict().items) {
     if (!state.is_mapping()) return std::nullopt;
+    in_context(optimizer.where("state"), [&, &of_one = state] { check_count(of_one.as_dict()); });
     for (const auto& [key, value] : state.as_dict().items) {
       const bool is_step = key.is(pickle::Kind::string) && key.as_string() == "step";
       const auto shape = shape_with_or_without_values(archive, value);
@@ -51,7 +59,8 @@ std::optional<Shapes> shapes_of(const Fields& optimizer) {
 
 // The keys of tied modules that a pattern or a name spells out: "tied_modules.embed." of
 // R"(^tied_modules\.embed\..*)".
-void add_tied_fronts(const std::string& pattern, std::vector<std::string>& fronts) {
+void add_tied_fronts(const std::string& pattern, KeyedSet<std::string>& known,
+                     std::vector<std::string>& fronts) {
   std::string text;
   for (const char c : pattern) {
     if (c != '\\') text += c;
@@ -63,9 +72,7 @@ void add_tied_fronts(const std::string& pattern, std::vector<std::string>& front
                              begin + keys::kTiedModules.size());
   if (end == text.npos || text[end] != '.' || end == begin + keys::kTiedModules.size()) return;
   std::string front = text.substr(begin, end + 1 - begin);
-  if (std::find(fronts.begin(), fronts.end(), front) == fronts.end()) {
-    fronts.push_back(std::move(front));
-  }
+  if (known.insert(front).second) fronts.push_back(std::move(front));
 }
 
 class Splitter {
@@ -181,13 +188,16 @@ class Splitter {
 std::vector<std::string> tied_fronts(const CheckpointDraft& draft,
                                      const std::set<std::string>& buffer_names) {
   std::vector<std::string> fronts;
+  KeyedSet<std::string> known;
+  std::unordered_set<const void*> seen;  // a list may have one text very often
   const Shard& shard = draft.model_shards.front();
   const Value info = shard.archive.root().find_or_none(keys::kUniversalCheckpointInfo);
   for (const Value& pattern : info.find_or_none(keys::kPipelineReplicated).sequence_or_empty()) {
-    if (pattern.is(pickle::Kind::string)) add_tied_fronts(std::string(pattern.as_string()), fronts);
+    if (!pattern.is(pickle::Kind::string) || !seen.insert(pattern.identity()).second) continue;
+    add_tied_fronts(std::string(pattern.as_string()), known, fronts);
   }
   for (const std::string& name : buffer_names) {
-    if (name.starts_with("tied_modules.")) add_tied_fronts(name, fronts);
+    if (name.starts_with("tied_modules.")) add_tied_fronts(name, known, fronts);
   }
   return fronts;
 }
@@ -202,12 +212,14 @@ StageSplit split_stages(CheckpointDraft& draft,
   Splitter splitter(layers, buffer_names, std::max<size_t>(1, fronts.size()));
   std::optional<std::vector<Splitter::Stage>> way;
   std::vector<Shapes> held;
+  size_t params = 0;
+  for (const Splitter::Layer& layer : splitter.layers()) params += layer.params.size();
   bool has_masters = false;
   for (const auto& optimizer : optimizers) {
     if (!optimizer) continue;
     has_masters =
         has_masters || optimizer->has(keys::kFp32Groups) || optimizer->has(keys::kFp32GroupsFlat);
-    if (auto shapes = shapes_of(*optimizer)) held.push_back(std::move(*shapes));
+    if (auto shapes = shapes_of(*optimizer, params)) held.push_back(std::move(*shapes));
   }
   if (held.size() == optimizers.size()) way = splitter.split(held);
 

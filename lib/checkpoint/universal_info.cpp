@@ -25,6 +25,27 @@ constexpr int64_t kMaxSubParams = 1 << 16;
 
 using Widths = std::vector<std::vector<int64_t>>;  // of each sub-parameter, by rank
 
+// How much is taken from a file: a pickle may name one text or list very often.
+class RulesSize {
+ public:
+  void add(uint64_t bytes) {
+    bytes_ += bytes;
+    if (bytes_ > kMaxSize) throw UnsupportedError({}, "the rules are too long together");
+  }
+  void add_text(std::string_view text) { add(64 + text.size()); }
+
+ private:
+  static constexpr uint64_t kMaxSize = uint64_t{128} << 20;
+  uint64_t bytes_ = 0;
+};
+
+// Patterns that fit a parameter, and what rules cut it into: more than rules have that somebody
+// wrote. Many parameters may share one rule that has more; of these so many together.
+constexpr uint64_t kOrdinaryParts = 64;
+constexpr uint64_t kMostRuleParts = uint64_t{1} << 22;
+// Of what messages list.
+constexpr size_t kMostText = 1 << 20;
+
 int64_t sum_of(const std::vector<int64_t>& numbers) {
   uint64_t sum = 0;
   for (const int64_t number : numbers) sum = checked_add(sum, static_cast<uint64_t>(number));
@@ -34,8 +55,9 @@ int64_t sum_of(const std::vector<int64_t>& numbers) {
   return static_cast<int64_t>(sum);
 }
 
-std::vector<int64_t> read_sizes(const Value& value) {
+std::vector<int64_t> read_sizes(const Value& value, RulesSize& size_read) {
   std::vector<int64_t> sizes;
+  size_read.add(64 + sizeof(int64_t) * list_or_tuple(value).size());
   for (const Value& size : list_or_tuple(value)) {
     sizes.push_back(size.as_int());
     if (sizes.back() < 0) throw CorruptError({}, "is negative: " + std::to_string(sizes.back()));
@@ -43,7 +65,7 @@ std::vector<int64_t> read_sizes(const Value& value) {
   return sizes;
 }
 
-SubparamShape read_sub_params(const Value& entry) {
+SubparamShape read_sub_params(const Value& entry, RulesSize& size_read) {
   SubparamShape made;
   for (const auto& [key, value] : entry.as_dict().items) {
     const std::string_view name = key.as_string();
@@ -52,14 +74,16 @@ SubparamShape read_sub_params(const Value& entry) {
     }
   }
   for (const Value& pattern : list_or_tuple(entry.at("patterns"))) {
+    size_read.add_text(pattern.as_string());
     made.patterns.emplace_back(pattern.as_string());
   }
   const Value shape = entry.at("shape");
   made.shape_is_list = shape.is(Kind::list);
   for (const Value& dim : list_or_tuple(shape)) {
     if (dim.is(Kind::tuple)) {
-      made.shape.push_back({true, read_sizes(dim)});
+      made.shape.push_back({true, read_sizes(dim, size_read)});
     } else {
+      size_read.add(64);
       made.shape.push_back({false, {dim.as_int()}});
     }
   }
@@ -74,8 +98,10 @@ SubparamShape read_sub_params(const Value& entry) {
 
 std::string quoted_list(const PatternList& list, const std::vector<size_t>& indices) {
   std::string text;
-  for (const size_t index : indices)
+  for (const size_t index : indices) {
+    if (text.size() > kMostText) return text + ", ...";
     text += (text.empty() ? "'" : ", '") + list.texts()[index] + "'";
+  }
   return text;
 }
 
@@ -122,6 +148,9 @@ struct UniversalInfo::Impl {
   KeyedSet<std::string> used;
   KeyedSet<size_t> used_user;
 
+  RulesSize size_read;
+  uint64_t parts = 0;
+
   void add_user_rules(const std::vector<TpRule>& rules);
   bool use_user_rule(Rule& rule, bool has_map);
   void be_same(Rule& rule, TpRule::How how);
@@ -139,6 +168,7 @@ struct UniversalInfo::Impl {
   // As get_matched_sub_params_pattern: the first one, and no complaint about more.
   std::optional<size_t> use_sub_params(const std::string& name) {
     const std::vector<size_t> found = sub_params.matches(name);
+    count_parts(found.size());
     if (found.empty()) return std::nullopt;
     used.insert(sub_params.texts()[found[0]]);
     return found[0];
@@ -148,6 +178,13 @@ struct UniversalInfo::Impl {
     if (found.size() > 1) {
       do_not_fit("several patterns of " + std::string(key) + " match: " + quoted_list(list, found));
     }
+  }
+
+  void count_parts(uint64_t of_one, uint64_t times = 1) {
+    if (of_one <= kOrdinaryParts) return;
+    parts += of_one * times;
+    if (parts <= kMostRuleParts) return;
+    throw UnsupportedError({}, "the rules fit too often, or make too many parts");
   }
 
   void decide(Rule& rule);
@@ -176,20 +213,29 @@ void UniversalInfo::Impl::read(const Fields& info) {
   const auto read_list = [&](std::string_view key, PatternList& list) {
     in_context(info.where(key), [&] {
       if (const auto value = info.get(key)) {
-        for (const Value& pattern : list_or_tuple(*value))
-          list.add(std::string(pattern.as_string()));
+        KeyedMap<std::string_view, size_t> times;
+        for (const Value& pattern : list_or_tuple(*value)) {
+          size_read.add_text(pattern.as_string());
+          // That a pattern comes a third time says no more than the second.
+          if (++times[pattern.as_string()] < 3) list.add(std::string(pattern.as_string()));
+        }
       }
     });
   };
   if (const auto value = info.get(keys::kAutoTpUnsupported)) {
     in_context(info.where(keys::kAutoTpUnsupported), [&] {
-      std::map<std::string, std::string> reasons;
+      std::map<std::string_view, std::string_view> reasons;
       for (const auto& [pattern, reason] : value->as_dict().items) {
         reasons.emplace(pattern.as_string(), reason.as_string());
       }
       std::string text;
       for (const auto& [pattern, reason] : reasons) {
-        text += (text.empty() ? "" : ", ") + ("'" + pattern + "': ") + reason;
+        if (text.size() > kMostText) {
+          text += ", ...";
+          break;
+        }
+        text += std::string(text.empty() ? "'" : ", '") + std::string(pattern) +
+                "': " + std::string(reason);
       }
       if (!text.empty()) {
         throw UnsupportedError({}, "DeepSpeed says these cannot be put together: " + text);
@@ -217,7 +263,7 @@ void UniversalInfo::Impl::read(const Fields& info) {
     for (const Value& entry : list_or_tuple(*value)) {
       const std::string at = "[" + std::to_string(sub_param_shapes.size()) + "]";
       in_context(info.where(std::string(keys::kSubParams) + at), [&] {
-        sub_param_shapes.push_back(read_sub_params(entry));
+        sub_param_shapes.push_back(read_sub_params(entry, size_read));
         for (const std::string& pattern : sub_param_shapes.back().patterns) {
           sub_params.add(pattern);
           sub_param_entry.push_back(sub_param_shapes.size() - 1);
@@ -230,7 +276,7 @@ void UniversalInfo::Impl::read(const Fields& info) {
     if (!value) return;
     for (const auto& [pattern, rows] : value->as_dict().items) {
       Widths widths;
-      for (const Value& row : list_or_tuple(rows)) widths.push_back(read_sizes(row));
+      for (const Value& row : list_or_tuple(rows)) widths.push_back(read_sizes(row, size_read));
       shard_widths.insert_or_assign(std::string(pattern.as_string()), std::move(widths));
     }
   });
@@ -244,7 +290,7 @@ void UniversalInfo::Impl::read_affine_map(const Fields& map) {
   }
   const auto params = map.get("params");
   if (!params) return;
-  KnownLocations known;
+  KnownAffine known;
   in_context(map.where("params"), [&] {
     for (const auto& [pattern, entry] : params->as_dict().items) {
       const std::string text(pattern.as_string());
@@ -275,7 +321,9 @@ double UniversalInfo::version() const {
 }
 
 bool UniversalInfo::is_pipeline_replicated(const std::string& name) const {
-  return !impl_->pipeline_replicated.matches(name).empty();
+  const std::vector<size_t> found = impl_->pipeline_replicated.matches(name);
+  impl_->count_parts(found.size());
+  return !found.empty();
 }
 
 bool UniversalInfo::has_rule(const std::string& name) const {
@@ -297,7 +345,9 @@ UniversalInfo::Rule UniversalInfo::replicated(const std::string& name,
 
 void UniversalInfo::pass_over(const std::string& name) {
   for (const PatternList& list : impl_->lists) {
-    for (const size_t i : list.matches(name)) impl_->used.insert(list.texts()[i]);
+    const std::vector<size_t> found = list.matches(name);
+    impl_->count_parts(found.size());
+    for (const size_t i : found) impl_->used.insert(list.texts()[i]);
   }
 }
 
@@ -402,11 +452,15 @@ void UniversalInfo::Impl::decide(Rule& rule) {
     // The lists' patterns count as used: the user's word takes their place.
     for (const List list : {tp_replicated, averaged, row_parallel, two_sub_params}) use(list, name);
   } else if (!maps.empty()) {
-    auto assembly = std::make_shared<const AffineAssembly>(affine_maps[maps[0]]);
-    if (assembly->shard_shapes() != shapes) {
-      do_not_fit("the affine map speaks of shards of the shapes " +
-                 list_of(assembly->shard_shapes()) + ", the ranks' slices have " + list_of(shapes));
+    const AffineMap& map = affine_maps[maps[0]];
+    std::vector<Shape> shard_shapes;
+    for (const AffineMap::Rank& rank : map.ranks) shard_shapes.push_back(rank.shard_shape);
+    if (shard_shapes != shapes) {
+      do_not_fit("the affine map speaks of shards of the shapes " + list_of(shard_shapes) +
+                 ", the ranks' slices have " + list_of(shapes));
     }
+    for (const AffineMap::Rank& rank : map.ranks) count_parts(rank.pieces.size());
+    auto assembly = std::make_shared<const AffineAssembly>(map);
     rule.shape_ = assembly->shape();
     rule.how_ = std::move(assembly);
   } else if (use(tp_replicated, name)) {
@@ -629,8 +683,10 @@ Widths UniversalInfo::Impl::resolve_widths(size_t pattern, SubparamShape& form,
 
 void UniversalInfo::Impl::cut_in_sub_params(Rule& rule, size_t pattern) {
   const std::vector<Shape>& slices = rule.slice_shapes_;
+  count_parts(sub_param_shapes[sub_param_entry[pattern]].patterns.size());
   SubparamShape form = sub_param_shapes[sub_param_entry[pattern]];
   const Widths widths = resolve_widths(pattern, form, slices);
+  count_parts(widths.size(), slices.size());
   const size_t dim = partition_dim_of(form);
   check_widths(widths, form.shape[dim].sizes, slices.size());
   const Shape logical = logical_shape(form, slices);

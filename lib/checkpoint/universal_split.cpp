@@ -1,6 +1,7 @@
 #include "checkpoint/universal_split.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -10,7 +11,14 @@
 #include "dsckpt/error.h"
 
 namespace dsckpt {
-namespace {}  // namespace
+namespace {
+
+// Of parameters' folders, before the rest is not looked for.
+constexpr size_t kMostMissing = 1 << 16;
+// No folder has a longer name.
+constexpr size_t kLongestPath = 4096;
+
+}  // namespace
 
 SplitModel::SplitModel(const CheckpointDraft& draft, const RankModels& models,
                        const Folders& folders)
@@ -20,18 +28,23 @@ SplitModel::SplitModel(const CheckpointDraft& draft, const RankModels& models,
         worlds_.empty() || worlds_.back()->shard().name.mp_rank != model.shard().name.mp_rank;
     if (is_first) worlds_.push_back(&model);
   }
+  num_experts_ = same_num_experts();
 }
 
 std::vector<NamedShapes> SplitModel::trained() const {
   if (draft_.facts.zero_stage == 0) return trained_at_stage_0();
   std::vector<NamedShapes> groups;
   KeyedSet<std::string> seen;
+  // Each has a folder; a few bytes may speak of millions of experts.
+  const size_t most = folders_.size() + kMostMissing;
   for (const ModelStates* world : worlds_) {
     groups.resize(std::max(groups.size(), world->param_shapes.size()));
     for (size_t g = 0; g < world->param_shapes.size(); ++g) {
       for (const auto& entry : world->param_shapes[g]) {
         each_whole_name(entry.first, [&](std::string name) {
+          if (seen.size() > most) return false;
           if (seen.insert(name).second) groups[g].emplace_back(std::move(name), entry.second);
+          return true;
         });
       }
     }
@@ -40,25 +53,18 @@ std::vector<NamedShapes> SplitModel::trained() const {
 }
 
 void SplitModel::each_whole_name(const std::string& name,
-                                 const std::function<void(std::string)>& add) const {
+                                 const std::function<bool(std::string)>& add) const {
   const auto expert = parse_expert_name(name);
-  if (!expert) return add(name);
-  if (expert->number != 0) return;
-  const int64_t count = experts_below(expert->before);
-  for (int64_t e = 0; e < count; ++e) add(expert->before + std::to_string(e) + expert->after);
+  if (!expert) add(name);
+  if (!expert || expert->number != 0) return;
+  const int64_t count = name.size() > kLongestPath ? 1 : experts_below(expert->before);
+  for (int64_t e = 0; e < count && add(expert->with(e)); ++e) continue;
 }
 
 // The model-states file has a number for each layer, in an order that names do not tell; where they
 // differ, the folders count.
 int64_t SplitModel::experts_below(const std::string& before) const {
-  const auto counts = worlds_.front()->fields.sequence("num_experts");
-  const bool are_same =
-      !counts.empty() && std::all_of(counts.begin(), counts.end(), [&](const pickle::Value& count) {
-        return count.is(pickle::Kind::integer) && same_plain_data(count, counts.front());
-      });
-  if (are_same && counts.front().as_int() > 0 && counts.front().as_int() <= kMaxExperts) {
-    return counts.front().as_int();
-  }
+  if (num_experts_) return *num_experts_;
   int64_t count = 0;
   for (auto at = folders_.lower_bound(before);
        at != folders_.end() && at->first.starts_with(before); ++at) {
@@ -67,6 +73,18 @@ int64_t SplitModel::experts_below(const std::string& before) const {
     }
   }
   return count;
+}
+
+std::optional<int64_t> SplitModel::same_num_experts() const {
+  const auto counts = worlds_.front()->fields.sequence("num_experts");
+  const bool are_same =
+      !counts.empty() && std::all_of(counts.begin(), counts.end(), [&](const pickle::Value& count) {
+        return count.is(pickle::Kind::integer) && same_plain_data(count, counts.front());
+      });
+  if (are_same && counts.front().as_int() > 0 && counts.front().as_int() <= kMaxExperts) {
+    return counts.front().as_int();
+  }
+  return std::nullopt;
 }
 
 std::vector<NamedShapes> SplitModel::trained_at_stage_0() const {

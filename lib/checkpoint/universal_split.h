@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,16 +46,19 @@ class SplitModel {
 
  private:
   std::vector<NamedShapes> trained_at_stage_0() const;
-  // Calls `add` with `name`, or, if it is of a rank's first expert, with that of each expert.
-  void each_whole_name(const std::string& name, const std::function<void(std::string)>& add) const;
+  // Calls `add` with `name`, or, if it is of a rank's first expert, with that of each expert until
+  // it returns false.
+  void each_whole_name(const std::string& name, const std::function<bool(std::string)>& add) const;
   FrozenParams frozen_of(const ModelStates& world) const;
   int64_t experts_below(const std::string& before) const;
+  std::optional<int64_t> same_num_experts() const;
   bool is_sliced() const { return draft_.facts.mesh.tp > 1; }
 
   const CheckpointDraft& draft_;
   std::vector<const ModelStates*> worlds_;  // the first rank of each
   const std::vector<RankModel>& ranks_;
   const Folders& folders_;
+  std::optional<int64_t> num_experts_;  // of each layer, where they have the same
 };
 
 }  // namespace dsckpt

@@ -149,6 +149,7 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
   WeightsChunks chunks;
   KeyedMap<std::string, size_t> of_chunks;  // the first file of each
   size_t shards = 0;
+  NamesSize owners;
   const OpeningFiles opening(inputs.progress(), paths.size());
   for (const fs::path& file_path : paths) {
     opening.throw_if_cancelled();
@@ -185,16 +186,18 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
       }
     } else {
       file.archive = std::make_unique<TorchArchive>(TorchArchive::open(inputs, file.id));
-      std::map<std::tuple<std::string, int64_t, Shape, Strides, DType>, std::string> views;
+      using View = std::tuple<int64_t, Shape, Strides, DType>;
+      KeyedMap<std::string, std::map<View, std::string>> views;  // by storage
       for (const FoundTensor& found : tensors_in(file.archive->root())) {
         const TensorInfo info =
             in_context({.tensor = found.path}, [&] { return file.archive->info(found.value); });
         std::string* first = nullptr;  // the name of the first such view
         if (numel(info.shape) > 0) {
-          first = &views[std::tuple(info.storage_key, info.storage_offset, info.shape, info.strides,
-                                    info.dtype)];
+          first =
+              &views[info.storage_key][{info.storage_offset, info.shape, info.strides, info.dtype}];
         }
         const bool is_alias = first != nullptr && !first->empty();
+        if (is_alias) in_context({.file = display}, [&] { owners.add(*first); });
         const std::string& name =
             add(found.path, file.archive->tensor(found.value), is_alias ? *first : "");
         if (first != nullptr && !is_alias) *first = name;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -79,7 +80,9 @@ std::vector<uint64_t> alignment_paddings(const Fields& state, size_t group, size
 // Whether there is padding behind any parameter.
 bool is_aligned(const Fields& state) {
   const auto groups = state.sequence(keys::kParamAlignmentPaddings);
-  return std::any_of(groups.begin(), groups.end(), [](const Value& paddings) {
+  std::unordered_set<const void*> seen;  // groups may share them
+  return std::any_of(groups.begin(), groups.end(), [&](const Value& paddings) {
+    if (!seen.insert(paddings.identity()).second) return false;
     const auto all = paddings.sequence_or_empty();
     return std::any_of(all.begin(), all.end(), [](const Value& padding) {
       return padding.is(pickle::Kind::integer) && padding.as_int() != 0;
@@ -511,6 +514,22 @@ class Zero12WorldReader {
     }
   }
 
+  // Start and numel of a fragment_address.
+  static std::pair<uint64_t, uint64_t> fragment_of(const Value& address) {
+    const Value& fields = address.as_object().state;
+    return {static_cast<uint64_t>(fields.at("start").as_int()),
+            static_cast<uint64_t>(fields.at("numel").as_int())};
+  }
+
+  static uint64_t mapped_numel(const Value& mapping) {
+    uint64_t numel = 0;
+    for (const auto& [name, address] : mapping.as_dict().items) {
+      name.as_string();
+      numel = checked_add(numel, fragment_of(address).second);
+    }
+    return numel;
+  }
+
   // param_slice_mappings[g]: name -> fragment_address(numel, start), the part of each parameter in
   // this rank's partition. Whether it places all of them where they lie; true if there is none.
   bool check_mapping(size_t g, const FlatGroup& group, const Shard& shard, const FlatCut& cut,
@@ -522,17 +541,11 @@ class Zero12WorldReader {
     const uint64_t end = begin + cut.real(rank);
     const Where where =
         shard.where(std::string(keys::kParamSliceMappings) + "[" + std::to_string(g) + "]");
-    std::map<std::string, std::pair<uint64_t, uint64_t>> saved;
-    uint64_t saved_numel = 0;
-    in_context(where, [&] {
+    const uint64_t saved_numel = in_context(where, [&] {
       if (g >= mappings.size()) throw CorruptError({}, "does not fit the groups");
-      for (const auto& [name, address] : mappings[g].as_dict().items) {
-        const Value& fields = address.as_object().state;
-        const auto start = static_cast<uint64_t>(fields.at("start").as_int());
-        const auto count = static_cast<uint64_t>(fields.at("numel").as_int());
-        saved.emplace(name.as_string(), std::pair(start, count));
-        saved_numel = checked_add(saved_numel, count);
-      }
+      const auto [known, is_new] = mapped_.try_emplace(mappings[g].identity());
+      if (is_new) known->second = mapped_numel(mappings[g]);
+      return known->second;
     });
     // Under round-robin gradients DeepSpeed computes the mapping in an order the flat group does
     // not have (stage_1_and_2.py _link_all_hp_params): only the file's rank-wide sum means
@@ -545,8 +558,9 @@ class Zero12WorldReader {
       const uint64_t to = std::min(slice.begin + slice.numel, end);
       if (from >= to) continue;
       numel += to - from;
-      const auto found = saved.find(slice.name);
-      const bool fits = found != saved.end() && found->second == std::pair(from - begin, to - from);
+      const Value* address = mappings[g].as_dict().find(slice.name);
+      const bool fits =
+          address != nullptr && fragment_of(*address) == std::pair(from - begin, to - from);
       all_fit = all_fit && fits;
       if (order_holds && !fits) {
         throw InconsistentError({.file = where.file,
@@ -573,6 +587,8 @@ class Zero12WorldReader {
   bool padding_kept_;
   bool optimizer_states_;
   std::map<const Shard*, FlatOptimizer> optimizers_;  // if states are wanted
+  // The elements that a param_slice_mappings[g] maps, by its identity: groups may share one.
+  mutable std::unordered_map<const void*, uint64_t> mapped_;
 };
 
 // Elements of each group on all ranks, as far as files have them.

@@ -27,7 +27,7 @@ struct OwnedParam {
   bool requires_grad = false;
   std::vector<ParamState> states = {};  // only with OpenOptions::optimizer_states
   ShardValue step = {};
-  std::vector<WholeState> others = {};
+  SharedList<WholeState> others = {};
   // The expert-parallel rank whose local experts it holds, of how many; 0 of 1 for what all ranks
   // share.
   uint32_t ep_rank = 0;

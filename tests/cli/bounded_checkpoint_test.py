@@ -41,6 +41,36 @@ class BoundedTest(CliTest):
     def dry_run(self, tool, source, *arguments):
         return self.tool(tool, source, self.new_path(), "--dry-run", "--quiet", *arguments)
 
+    def refused(self, pattern, tool, source, *arguments):
+        """A run that refuses the checkpoint before it takes much memory."""
+        done = self.dry_run(tool, source, "--max-memory=1GB", *arguments)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertRegex(done.stderr, pattern)
+
+    def flat(self, groups, edit=None):
+        """Stage 2 on one rank, whose optimizer has these groups of names; each parameter has two elements."""
+        scratch = self.scratch("z2_bf16_w2")
+        scratch.optim(1).unlink()
+        weight, master, moment = torch.ones(2).bfloat16(), torch.ones(2), torch.zeros(2)
+        with edited(scratch.model()) as state:
+            state["module"] = {name: weight for names in groups for name in names}
+            state["param_shapes"] = [dict.fromkeys(names, master.shape) for names in groups]
+            state["shared_params"] = {}
+            if edit is not None:
+                edit(state)
+        with scratch.optimizer(0) as state:
+            for key in ["param_alignment_paddings", "param_slice_mappings"]:
+                del state[key]
+            whole = all(len(names) == 1 for names in groups)
+            entry = {"exp_avg": moment, "exp_avg_sq": moment} if whole else {}
+            state["base_optimizer_state"] = {"state": dict.fromkeys(range(len(groups)), entry),
+                                             "param_groups": alike(len(groups))}
+            state["single_partition_of_fp32_groups"] = [master if whole else torch.ones(2 * len(names))
+                                                        for names in groups]
+            state["group_paddings"] = [0] * len(groups)
+            state["partition_count"] = [1] * len(groups)
+        return scratch
+
 
 class RanksTest(BoundedTest):
 
@@ -107,6 +137,31 @@ class NoNamesTest(BoundedTest):
             state["module"] = tensors
             state["optimizer"] = optimizer
         return scratch.folder
+
+    def test_numbers_of_parameters_that_groups_share_are_not_read_again(self):
+        count = 8000
+        tensors = {f"p.{i}": value for i, value in enumerate(views(count))}
+        group = {"lr": 0.1, "params": list(range(count))}
+        folder = self.plain(tensors, {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [group] * count})
+        self.refused("optimizer", "to-universal", folder)
+
+    def test_states_that_parameters_share_are_few(self):
+        count = 8000
+        tensors = {f"p.{i}": value for i, value in enumerate(views(count, torch.bfloat16))}
+        states = dict.fromkeys([f"s{i}" for i in range(count)], 0)
+        optimizer = {"fp32_groups": [views(count)],
+                     "optimizer_state_dict": {"state": dict.fromkeys(range(count), states),
+                                              "param_groups": [{"params": list(range(count))}]}}
+        folder = self.plain(tensors, optimizer, "z0_bf16_w2")
+        self.refused("8000 states of one tensor", "to-universal", folder)
+
+    def test_tied_modules_are_looked_up(self):
+        count = 250000
+        folder, tag = self.copy("pp2_dp1_z0_fp32")
+        for path in tag.glob("mp_rank_*_model_states.pt"):
+            with edited(path) as state:
+                state["buffer_names"] = [f"tied_modules.k{i}.w" for i in range(count)]
+        self.refused("is in no layer's file", "zero-to-fp32", folder)
 
     def test_the_ways_to_deal_states_to_parameters_are_bounded(self):
         count = 3000
@@ -192,6 +247,108 @@ class ManyParametersTest(BoundedTest):
         done = self.dry_run("to-universal", scratch.folder)
         self.assertEqual(done.returncode, 0, done.stderr)
 
+    def test_states_of_a_flat_tensor_are_few(self):
+        count = 20000
+        scratch = self.flat([[f"p.{i}" for i in range(count)]])
+        with scratch.optimizer(0) as state:
+            state["base_optimizer_state"]["state"] = {0: dict.fromkeys([f"s{i}" for i in range(count)], 0)}
+        self.refused("20000 states of one tensor", "to-universal", scratch.folder)
+
+    def test_groups_do_not_share_their_parameters(self):
+        count = 6000
+
+        def edit(state):
+            state["param_shapes"] = state["param_shapes"] * count
+
+        scratch = self.flat([[f"p.{i}" for i in range(count)]], edit)
+        self.refused("is named twice", "zero-to-fp32", scratch.folder)
+
+    def test_a_mapping_that_groups_share_is_read_once(self):
+        count = 24000
+        scratch = self.flat([[f"p.{i}"] for i in range(count)],
+                            lambda state: state["ds_config"]["zero_optimization"].update(round_robin_gradients=True))
+        saved = cli_common.load_shard(self.scratch("z2_bf16_w2").optim(0))["optimizer_state_dict"]
+        kind = type(next(iter(saved["param_slice_mappings"][0].values())))
+
+        def address(numel):
+            made = kind()
+            made.__dict__.update(numel=numel, start=0)
+            return made
+
+        nothing = address(0)
+        with scratch.optimizer(0) as state:
+            mapping = {"p.0": address(2), **{f"q.{i}": nothing for i in range(count)}}
+            state["param_slice_mappings"] = [mapping] * count
+        done = self.dry_run("zero-to-fp32", scratch.folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_paddings_that_groups_share_are_looked_at_once(self):
+        scratch = self.scratch("z2_bf16_w2")
+        for rank in range(2):
+            with scratch.optimizer(rank) as state:
+                state["param_alignment_paddings"] += [[0] * 1000000] * 1000000
+        done = self.dry_run("zero-to-fp32", scratch.folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_a_state_of_the_step_that_is_no_number_is_compared_once(self):
+        count = 60000
+        scratch = self.scratch("z2_bf16_w2")
+        many = 0
+        for _ in range(20):
+            many = [many, many]
+        for rank in range(2):
+            with scratch.optimizer(rank) as state:
+                states = state["base_optimizer_state"]["state"]
+                states.update({i: {"step": many} for i in range(1000, 1000 + count)})
+        done = self.dry_run("zero-to-fp32", scratch.folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_owners_with_long_names_have_few_aliases(self):
+        owner, count = "o" * 100000, 40000
+        names = [f"a.{i}" for i in range(count)]
+        scratch = self.flat([[owner]], lambda state: state.update(shared_params=dict.fromkeys(names, owner)))
+        self.refused("names of its tensors are too long", "zero-to-fp32", scratch.folder)
+        chain = dict(zip(names, [owner, *names]))
+        scratch = self.flat([[owner]], lambda state: state.update(shared_params=chain))
+        self.refused("names of its tensors are too long", "zero-to-fp32", scratch.folder)
+        tensor = torch.ones(2)
+        scratch = self.scratch("z0_fp32_w2")
+        with edited(scratch.model()) as state:
+            state["module"] = dict.fromkeys([owner, *names], tensor)
+            state["optimizer"] = None
+        self.refused("names of its tensors are too long", "zero-to-fp32", scratch.folder)
+        weights = self.new_path("weights")
+        weights.mkdir()
+        torch.save(dict.fromkeys([owner, *names], tensor), weights / "pytorch_model.bin")
+        self.refused("names of its tensors are too long", "to-universal", weights)
+
+    def test_a_name_of_a_buffer_that_comes_often_is_read_once(self):
+        scratch = self.scratch("z0_fp32_w2")
+        with edited(scratch.model()) as state:
+            state["buffer_names"] = [*state["buffer_names"], *["b" * (1 << 20)] * (1 << 21)]
+        done = self.dry_run("zero-to-fp32", scratch.folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_notes_of_an_average_are_looked_up(self):
+        scratch = self.scratch("z0_fp32_w2")
+        with edited(scratch.model()) as state:
+            state["module"].update(dict.fromkeys([f"q.{i}" for i in range(250000)], "none"))
+            state["optimizer"] = None
+        again = self.new_path("ckpt")
+        shutil.copytree(scratch.folder, again)
+        done = self.tool("zero-to-fp32", scratch.folder, again, self.new_path(), "--average", "--dry-run", "--quiet")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_experts_of_a_universal_checkpoint_are_counted(self):
+        folder, tag = self.copy("moe_ep2_dp2_z1_bf16")
+        universal = self.new_path()
+        done = self.tool("to-universal", folder, universal)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for path in universal.rglob("mp_rank_00_model_states.pt"):
+            with edited(path) as state:
+                state["num_experts"] = [1 << 24] * len(state["num_experts"])
+        self.refused(r"\d{5} files are missing", "zero-to-fp32", universal)
+
     def test_aliases_of_aliases_are_added_in_any_order(self):
         count = 80000
         scratch = self.scratch("z2_bf16_w2")
@@ -258,7 +415,21 @@ class RulesTest(BoundedTest):
         self.assert_refused(folder, 3, "too large, together with those before it", inspect=False)
 
     def test_many_patterns_are_tried_on_many_names_together(self):
-        count = 10000
+        folder = self.with_names(10000, lambda info, count: info.update(
+            tp_replicated_parameter_patterns=[rf"p\.{i}\.w" for i in range(count)]))
+        done = self.dry_run("zero-to-fp32", folder)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_patterns_that_fit_all_names_are_refused(self):
+        patterns = [f"p.*(z{i})?" for i in range(32000)]
+        entry = {"patterns": patterns, "shape": (2, ), "partition_dim": 0}
+        folder = self.with_names(100000, lambda info, count: info.update(parameter_with_sub_params=[entry]))
+        done = self.dry_run("zero-to-fp32", folder)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("fit too often", done.stderr)
+
+    def with_names(self, count, edit):
+        """So many parameters of two tensor-parallel ranks, and other rules."""
         names = [f"p.{i}.w" for i in range(count)]
         folder, tag = self.copy("mpu_tp2_dp1_z1_bf16")
         weight = torch.ones(2).bfloat16()
@@ -267,8 +438,7 @@ class RulesTest(BoundedTest):
                 state["module"] = dict.fromkeys(names, weight)
                 state["param_shapes"] = [dict.fromkeys(names, weight.shape)]
                 state["shared_params"] = {}
-                info = state["universal_checkpoint_info"]
-                info["tp_replicated_parameter_patterns"] = [rf"p\.{i}\.w" for i in range(count)]
+                edit(state["universal_checkpoint_info"], count)
             with edited(tag / f"bf16_zero_pp_rank_0_mp_rank_{rank:02}_optim_states.pt") as state:
                 state = state["optimizer_state_dict"]
                 for key in ["param_alignment_paddings", "param_slice_mappings"]:
@@ -277,8 +447,43 @@ class RulesTest(BoundedTest):
                 state["base_optimizer_state"] = {"state": {}, "param_groups": alike(1)}
                 state["group_paddings"] = [0]
                 state["partition_count"] = [1]
-        done = self.dry_run("zero-to-fp32", folder)
-        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return folder
+
+    def test_a_long_pattern_that_comes_often_is_refused(self):
+        def edit(info):
+            info["tp_replicated_parameter_patterns"] += ["^" + "never" * 200000 + "$"] * 5000
+
+        self.refused("too long together", "zero-to-fp32", self.with_rules("mpu_tp2_dp1_z1_bf16", edit))
+
+    def test_sub_parameters_that_are_listed_often_are_refused(self):
+        count = 10000
+        entry = {"patterns": [f"never{i}" for i in range(count)], "shape": (2, 2), "partition_dim": 0}
+
+        def edit(info):
+            info["parameter_with_sub_params"] = [entry] * count
+
+        self.refused("too long together", "zero-to-fp32", self.with_rules("mpu_tp2_dp1_z1_bf16", edit))
+
+    def test_reasons_that_patterns_share_are_shown_in_part(self):
+        def edit(info):
+            info["autotp_unsupported_parameter_patterns"] = dict.fromkeys([f"p{i}" for i in range(20000)], "w" * 100000)
+
+        self.refused(r"cannot be put together: 'p0': w+, 'p1': .*, \.\.\.", "zero-to-fp32",
+                     self.with_rules("mpu_tp2_dp1_z1_bf16", edit))
+
+    def test_ranks_may_share_their_pieces(self):
+        count = 4000
+        piece = {"shape": [2], "source": [0, [1]], "dest": [0, [1]], "locations": [0]}
+        pieces = [piece] * count
+        ranks = {i: {"shard_shape": [2], "pieces": pieces} for i in range(count)}
+        entries = {f"^no{i}where$": {"logical_shape": [2], "ranks": ranks} for i in range(count)}
+
+        def edit(info):
+            info["affine_map"]["params"].update(entries)
+
+        folder = self.with_rules("autotp2_dp2_z1_fp32", edit)
+        done = self.dry_run("zero-to-fp32", folder, "--max-memory=1GB")
+        self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_ranks_may_share_the_list_of_who_holds_a_block(self):
         count = 40000

@@ -69,10 +69,14 @@ TEST(AffineAssembly, RefusesMapsThatContradictThemselvesOrAreNoBoxes) {
   }
 }
 
+std::vector<AffineMap::Rank> one_rank(Shape shape, std::vector<AffinePiece> pieces) {
+  return {{std::move(shape), std::move(pieces)}};
+}
+
 TEST(AffineAssembly, RefusesShardsOfOtherShapes) {
   AffineMap map;
   map.logical_shape = {2, 3};
-  map.ranks.push_back({{2, 3}, {{{2, 3}, 0, {3, 1}, 0, {3, 1}, {0}, 1}}});
+  map.ranks = one_rank({2, 3}, {{{2, 3}, 0, {3, 1}, 0, {3, 1}, {0}, 1}});
   const AffineAssembly assembly(map);
   SliceFiles files;
   const SampleSlice fits{{2, 3}, {1, 2, 3, 4, 5, 6}};
@@ -88,8 +92,9 @@ TEST(AffineAssembly, RefusesShardsOfOtherShapes) {
 TEST(AffineAssembly, TensorsWithoutElementsComeFromShardsWithoutElements) {
   AffineMap map;
   map.logical_shape = {0, 3};
-  map.ranks.push_back({{0, 3}, {}});
-  map.ranks.push_back({{0}, {{{0, 3}, 0, {3, 1}, 0, {3, 1}, {1}, 1}}});
+  std::vector<AffineMap::Rank> ranks = one_rank({0, 3}, {});
+  ranks.push_back(one_rank({0}, {{{0, 3}, 0, {3, 1}, 0, {3, 1}, {1}, 1}}).front());
+  map.ranks = std::move(ranks);
   SliceFiles files;
   const TensorSource merged =
       AffineAssembly(map).merge(files.sources({{{0, 3}, {}}, {{0}, {}}}), "");
@@ -109,32 +114,34 @@ AffineMap dealt_grid(int64_t rows, int64_t columns, uint64_t seed) {
   const int64_t width = std::accumulate(widths.begin(), widths.end(), int64_t{0});
   AffineMap map;
   map.logical_shape = {std::accumulate(heights.begin(), heights.end(), int64_t{0}), width};
-  map.ranks.resize(2);
-  for (AffineMap::Rank& rank : map.ranks) rank.shard_shape = {0};
+  std::vector<Shape> shapes(2, Shape{0});
+  std::vector<std::vector<AffinePiece>> pieces(2);
   int64_t top = 0;
   for (const int64_t height : heights) {
     int64_t left = 0;
     for (const int64_t across : widths) {
       const size_t owner = random() % 2;
-      AffineMap::Rank& rank = map.ranks[owner];
       // A shard is a vector that has the boxes' rows one after the other, a row a piece.
       for (int64_t row = top; row < top + height; ++row) {
-        rank.pieces.push_back({{across},
-                               row * width + left,
-                               {1},
-                               rank.shard_shape[0],
-                               {1},
-                               {static_cast<int64_t>(owner)},
-                               1});
-        rank.shard_shape[0] += across;
+        pieces[owner].push_back({{across},
+                                 row * width + left,
+                                 {1},
+                                 shapes[owner][0],
+                                 {1},
+                                 {static_cast<int64_t>(owner)},
+                                 1});
+        shapes[owner][0] += across;
       }
       left += across;
     }
     top += height;
   }
-  for (AffineMap::Rank& rank : map.ranks) {
-    std::shuffle(rank.pieces.begin(), rank.pieces.end(), random);
+  std::vector<AffineMap::Rank> ranks;
+  for (size_t i = 0; i < 2; ++i) {
+    std::shuffle(pieces[i].begin(), pieces[i].end(), random);
+    ranks.push_back({shapes[i], std::move(pieces[i])});
   }
+  map.ranks = std::move(ranks);
   return map;
 }
 
@@ -179,15 +186,15 @@ TEST(AffineAssembly, RefusesNestsOfCutsThatAreTooDeep) {
   AffineMap map;
   map.logical_shape = {kSide, kSide};
   int64_t offset = 0;
-  AffineMap::Rank rank;
+  std::vector<AffinePiece> pieces;
   const auto add = [&](int64_t row, int64_t column, int64_t rows, int64_t columns) {
-    rank.pieces.push_back({{rows, columns},
-                           row * kSide + column,
-                           {kSide, 1},
-                           row * kSide + column,
-                           {kSide, 1},
-                           {0},
-                           1});
+    pieces.push_back({{rows, columns},
+                      row * kSide + column,
+                      {kSide, 1},
+                      row * kSide + column,
+                      {kSide, 1},
+                      {0},
+                      1});
     offset += rows * columns;
   };
   for (int64_t i = 0; i < kSide; ++i) {
@@ -195,8 +202,7 @@ TEST(AffineAssembly, RefusesNestsOfCutsThatAreTooDeep) {
     if (i + 1 < kSide) add(i + 1, i, kSide - i - 1, 1);
   }
   ASSERT_EQ(offset, kSide * kSide);
-  rank.shard_shape = {kSide, kSide};
-  map.ranks.push_back(rank);
+  map.ranks = one_rank({kSide, kSide}, std::move(pieces));
   expect_error("UnsupportedError", "nested too deeply", [&] { AffineAssembly{map}; });
 }
 
