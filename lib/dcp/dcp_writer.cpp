@@ -8,6 +8,7 @@
 #include "base/bytes.h"
 #include "base/kernels.h"
 #include "base/keyed_hash.h"
+#include "base/text.h"
 #include "dcp/chunk_cut.h"
 #include "dsckpt/error.h"
 #include "format/zip.h"
@@ -17,6 +18,9 @@ namespace {
 
 // What torch.save names the folder of the records when it writes to a stream.
 constexpr const char* kArchive = "archive";
+// What keys and values may take in any case, and what a key takes in the metadata besides its text.
+constexpr uint64_t kLeastLimit = uint64_t{128} << 20;
+constexpr uint64_t kKeyOverhead = 256;
 
 // Of a tensor that lies in its storage row-major.
 ZipLayout::Frame frame_of(DType dtype, const Shape& shape) {
@@ -36,30 +40,42 @@ std::string filled(const ZipLayout::Frame& frame, std::string_view elements) {
 
 }  // namespace
 
-DcpWriter::DcpWriter(std::string folder, uint32_t ranks)
-    : folder_(std::move(folder)), ranks_(ranks) {}
+DcpWriter::DcpWriter(std::string folder, uint32_t ranks, uint64_t input_bytes)
+    : folder_(std::move(folder)),
+      ranks_(ranks),
+      most_bytes_(std::max(kLeastLimit, 2 * input_bytes)) {}
+
+void DcpWriter::add(Entry entry) {
+  bytes_ += entry.archive.size();
+  for (const DcpPath& path : entry.keys) bytes_ += kKeyOverhead + dcp_key(path).size();
+  if (bytes_ > most_bytes_) {
+    throw UnsupportedError({}, "the keys and values of the folder take more than " +
+                                   human_bytes(most_bytes_) + ", far more than the checkpoint")
+        .with_hint("--weights-only leaves the optimizer out");
+  }
+  entries_.push_back(std::move(entry));
+}
 
 void DcpWriter::add_tensor(std::vector<DcpPath> keys, TensorSource tensor, Cut cut) {
   const bool has_rows = !tensor.shape().empty() && tensor.numel() > 0;
-  entries_.push_back({.keys = std::move(keys),
-                      .tensor = {.dtype = tensor.dtype(), .shape = tensor.shape()},
-                      .source = {std::move(tensor)},
-                      .cut = has_rows ? cut : Cut::whole,
-                      .is_tensor = true});
+  add({.keys = std::move(keys),
+       .tensor = {.dtype = tensor.dtype(), .shape = tensor.shape()},
+       .source = {std::move(tensor)},
+       .cut = has_rows ? cut : Cut::whole,
+       .is_tensor = true});
 }
 
 void DcpWriter::add_float(std::vector<DcpPath> keys, float number) {
   std::string elements;
   append_le(elements, number);
-  entries_.push_back({.keys = std::move(keys),
-                      .tensor = {.dtype = DType::float32},
-                      .is_tensor = true,
-                      .archive = filled(frame_of(DType::float32, {}), elements)});
+  add({.keys = std::move(keys),
+       .tensor = {.dtype = DType::float32},
+       .is_tensor = true,
+       .archive = filled(frame_of(DType::float32, {}), elements)});
 }
 
 void DcpWriter::add_value(std::vector<DcpPath> keys, TorchArchiveWriter::Written value) {
-  entries_.push_back(
-      {.keys = std::move(keys),
+  add({.keys = std::move(keys),
        .archive = TorchArchiveWriter::zip_of(std::move(value), kArchive).frame().head});
 }
 
@@ -199,7 +215,9 @@ class DcpWriter::Layout {
     const uint64_t begin = placed.offset + frame.zip.head.size();
     const uint64_t end = begin + frame.zip.elements;
     const bool is_cut = placed.entry->cut == Cut::rows;
-    plan.put(out, begin, is_cut ? whole.narrow(0, placed.first_row, placed.rows) : whole);
+    in_context({.tensor = dcp_key(placed.entry->keys.front())}, [&] {
+      plan.put(out, begin, is_cut ? whole.narrow(0, placed.first_row, placed.rows) : whole);
+    });
     plan.put_kept_literal(out, end, frame.tail);
     std::vector<uint64_t> patches = frame.zip.patches;
     for (uint64_t& patch : patches) patch += placed.offset;
@@ -210,7 +228,8 @@ class DcpWriter::Layout {
     DcpMetadata metadata;
     for (Entry& entry : entries_) {
       for (size_t i = 0; i < entry.keys.size(); ++i) {
-        DcpValue value{.name = dcp_key(entry.keys[i]), .path = entry.keys[i]};
+        DcpValue value{.name = dcp_key(entry.keys[i])};
+        value.path = std::move(entry.keys[i]);
         if (!entry.is_tensor) {
           value.pickle = entry.tensor.chunks.front().place;
         } else if (i + 1 < entry.keys.size()) {

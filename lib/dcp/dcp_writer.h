@@ -20,14 +20,17 @@ namespace dsckpt {
 
 class DcpWriter {
  public:
-  // `folder` is relative to the output, "" the output itself. `ranks` is above 0.
-  DcpWriter(std::string folder, uint32_t ranks);
+  // `folder` is relative to the output, "" the output itself. `ranks` is above 0. `input_bytes`:
+  // what all is made of.
+  DcpWriter(std::string folder, uint32_t ranks, uint64_t input_bytes);
 
   enum class Cut : uint8_t {
     rows,   // over the ranks
     whole,  // into rank 0's file
   };
-  // In the order in which they are to be in the files. What has several keys is there once.
+  // In the order in which they are to be in the files. What has several keys is there once. They
+  // throw UnsupportedError if keys and values become far larger than the input, which parameters
+  // and options can share.
   void add_tensor(std::vector<DcpPath> keys, TensorSource tensor, Cut cut);
   // torch.tensor(number, dtype=torch.float32)
   void add_float(std::vector<DcpPath> keys, float number);
@@ -62,8 +65,12 @@ class DcpWriter {
   };
   class Layout;
 
+  void add(Entry entry);
+
   std::string folder_;
   uint32_t ranks_;
+  uint64_t bytes_ = 0;  // of keys and values, about
+  uint64_t most_bytes_;
   std::vector<Entry> entries_;
 };
 

@@ -1,6 +1,7 @@
 #include "dcp/hyper_parameters.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <string_view>
 #include <unordered_set>
@@ -8,6 +9,7 @@
 
 #include "base/text.h"
 #include "deepspeed/keys.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 using pickle::Document;
@@ -16,6 +18,7 @@ using pickle::Value;
 namespace {
 
 constexpr std::string_view kDecoupled = "decoupled_weight_decay";
+constexpr uint64_t kMostBytes = uint64_t{128} << 20;
 
 class PlainWalk {
  public:
@@ -107,20 +110,22 @@ bool is_adam(const std::vector<ParamState>& states) {
 }
 
 std::vector<HyperParameter> hyper_parameters(const Checkpoint& checkpoint, const ParamGroup& group,
-                                             bool adam, std::vector<std::string>& notes) {
+                                             bool adam,
+                                             const std::function<void(std::string)>& note) {
   std::vector<HyperParameter> options;
   const ShardValue& settings = group.settings;
   if (settings.archive == nullptr || !settings.value.is_mapping()) return options;
-  const auto note = [&](std::string text) {
-    if (std::find(notes.begin(), notes.end(), text) == notes.end()) {
-      notes.push_back(std::move(text));
-    }
-  };
+  uint64_t bytes = 0;  // options can share what they consist of
   for (const auto& [key, value] : settings.value.as_dict().items) {
     if (!key.is(Kind::string) || key.as_string() == "params") continue;
     std::string name(key.as_string());
     std::optional<TorchArchiveWriter::Written> option = option_of(*settings.archive, name, value);
     if (option) {
+      bytes += option->pickle.size();
+      if (bytes > kMostBytes) {
+        throw UnsupportedError({}, "the options of one of the optimizer's groups take more than " +
+                                       human_bytes(kMostBytes));
+      }
       options.push_back({std::move(name), std::move(*option)});
     } else {
       note("'" + printable(name) + "' of the optimizer's groups is no plain data; it is left out");

@@ -152,8 +152,8 @@ class DcpPlanner {
         options_(options),
         keys_(keys_of(options.preset)),
         job_(job_of(source)),
-        model_(keys_.model_folder, options.dp),
-        optimizer_(keys_.optimizer_folder, options.dp),
+        model_(keys_.model_folder, options.dp, input_bytes()),
+        optimizer_(keys_.optimizer_folder, options.dp, input_bytes()),
         one_folder_(keys_.model_folder == keys_.optimizer_folder) {}
 
   Job plan() {
@@ -192,7 +192,15 @@ class DcpPlanner {
     return found == names_.end() ? param : found->second;
   }
 
+  uint64_t input_bytes() const {
+    uint64_t bytes = 0;
+    for (FileId id = 0; id < job_.inputs->size(); ++id) bytes += (*job_.inputs)[id].size();
+    return bytes;
+  }
   void note(std::string text) { job_.notes.push_back(std::move(text)); }
+  void note_once(std::string text) {
+    if (noted_.insert(text).second) note(std::move(text));
+  }
   DcpWriter& optimizer_folder() { return one_folder_ ? model_ : optimizer_; }
 
   // FSDP2 shards parameters, frozen ones too, and leaves buffers whole on every rank.
@@ -308,8 +316,9 @@ class DcpPlanner {
     const ParamGroup& group = checkpoint_.groups()[index];
     const DcpPath groups = keys_.optimizer + "param_groups" + static_cast<int64_t>(index);
     const Param* first = group.params.empty() ? nullptr : checkpoint_.find(group.params.front());
-    std::vector<HyperParameter> options = hyper_parameters(
-        checkpoint_, group, first != nullptr && is_adam(first->states), job_.notes);
+    std::vector<HyperParameter> options =
+        hyper_parameters(checkpoint_, group, first != nullptr && is_adam(first->states),
+                         [&](std::string text) { note_once(std::move(text)); });
     const bool has_options = !options.empty();
     for (HyperParameter& option : options) {
       std::vector<DcpPath> keys{groups + option.key};
@@ -386,6 +395,7 @@ class DcpPlanner {
   DcpWriter optimizer_;  // unless one_folder_
   bool one_folder_;
   bool has_optimizer_ = false;
+  KeyedSet<std::string> noted_;                     // what note_once() was given
   std::vector<std::pair<std::string, Value>> run_;  // what add_run() has added
   PlanBuilder plan_;
 };
