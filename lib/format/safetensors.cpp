@@ -411,7 +411,7 @@ OutputId lay_out_safetensors(PlanBuilder& plan, std::string path, std::vector<Na
   plan.put_literal(out, 0, start);
   uint64_t at = data;
   for (const NamedSource& tensor : tensors) {
-    plan.put(out, at, tensor.source);
+    in_context({.tensor = tensor.name}, [&] { plan.put(out, at, tensor.source); });
     at += tensor.source.nbytes();
   }
   return out;

@@ -231,7 +231,9 @@ void ZipLayout::write(const std::vector<Placed>& placed, std::string_view end, S
     sink.literal(local_header(full_name(record), flags_of(record), record.size, at.header_offset));
     if (record.source && record.size > 0) {
       // The CRC32 comes second in a descriptor, and behind 16 bytes in the directory.
-      sink.source(*record.source, {at.descriptor_offset + 4, at.entry_offset + 16});
+      in_context({.member = full_name(record)}, [&] {
+        sink.source(*record.source, {at.descriptor_offset + 4, at.entry_offset + 16});
+      });
     } else {
       sink.literal(record.bytes);
     }
