@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -24,12 +25,7 @@ constexpr size_t kItemsAtOnce = 1000;
 
 struct ShapeHash {
   size_t operator()(const Shape& shape) const {
-    uint64_t hash = shape.size();
-    for (const int64_t size : shape) {
-      hash = (hash ^ static_cast<uint64_t>(size)) * 0x9e3779b97f4a7c15;
-      hash ^= hash >> 32;
-    }
-    return static_cast<size_t>(hash);
+    return keyed_hash(as_text(std::as_bytes(std::span(shape))));
   }
 };
 

@@ -167,6 +167,13 @@ struct Checked {
 }  // namespace
 
 struct TorchArchive::Impl {
+  // A record of a zip, or a storage of the legacy form.
+  struct Place {
+    uint64_t begin;
+    uint64_t end;
+    std::string_view name;  // of the record or the key
+  };
+
   const InputFile* file = nullptr;
   Extent part;  // of the file
   std::optional<ZipReader> zip;
@@ -179,6 +186,7 @@ struct TorchArchive::Impl {
   mutable std::mutex mutex;
   mutable std::vector<uint64_t> found;
   mutable std::vector<bool> is_checked;  // by the number of the record; empty if none is
+  mutable std::vector<Place> places;     // by offset; empty until they are asked for
 
   std::string member(const std::string& key) const {
     return zip ? prefix + "/data/" + key : "storage " + key;
@@ -233,6 +241,28 @@ struct TorchArchive::Impl {
       document =
           shared != nullptr ? shared->parse(std::move(bytes), limits) : parsed(bytes, limits);
     });
+  }
+
+  // What has byte `offset`; nullptr if nothing does.
+  const Place* place_at(uint64_t offset) const {
+    const std::lock_guard lock(mutex);
+    if (places.empty()) {
+      for (const auto& [key, extent] : legacy_storages) {
+        places.push_back({extent.offset, extent.end(), key});
+      }
+      const size_t records = zip ? zip->entries().size() : 0;
+      for (size_t i = 0; i < records; ++i) {
+        const ZipEntry& entry = zip->entries()[i];
+        places.push_back({entry.header_offset, entry.limit, entry.name});
+      }
+      std::sort(places.begin(), places.end(),
+                [](const Place& a, const Place& b) { return a.begin < b.begin; });
+    }
+    const auto behind =
+        std::upper_bound(places.begin(), places.end(), offset,
+                         [](uint64_t at, const Place& place) { return at < place.begin; });
+    if (behind == places.begin() || offset >= std::prev(behind)->end) return nullptr;
+    return &*std::prev(behind);
   }
 
   std::string small_record(const ZipEntry& entry) const {
@@ -348,11 +378,8 @@ struct TorchArchive::Impl {
 
 std::shared_ptr<const pickle::Document> SharedPickles::find(
     const std::vector<std::byte>& bytes) const {
-  const auto found = std::find_if(parsed_.begin(), parsed_.end(), [&](const Parsed& one) {
-    return one.bytes.size() == bytes.size() &&
-           std::memcmp(one.bytes.data(), bytes.data(), bytes.size()) == 0;
-  });
-  return found == parsed_.end() ? nullptr : found->document;
+  const auto found = parsed_.find(as_text(bytes));
+  return found == parsed_.end() ? nullptr : found->second.document;
 }
 
 std::shared_ptr<const pickle::Document> SharedPickles::parse(std::vector<std::byte> bytes,
@@ -366,7 +393,8 @@ std::shared_ptr<const pickle::Document> SharedPickles::parse(std::vector<std::by
   if (auto known = find(bytes)) return known;
   if (bytes.size() <= kMaxSharedBytes - kept_bytes_) {
     kept_bytes_ += bytes.size();
-    parsed_.push_back({std::move(bytes), document});
+    const std::string_view key = as_text(bytes);  // of bytes that moving leaves where they are
+    parsed_.emplace(key, Parsed{std::move(bytes), document});
   }
   return document;
 }
@@ -511,6 +539,7 @@ TensorSource TorchArchive::storage(const Value& value) const {
 std::optional<Extent> TorchArchive::bytes_of_storage(const Value& value) const {
   const auto id = value.persistent_id().sequence_or_empty();
   if (id.size() < 3 || !id[2].is(Kind::string)) return std::nullopt;
+  if (id[2].as_string().size() > kMaxStorageKey) return std::nullopt;
   const std::string key(id[2].as_string());
   if (!impl_->zip) {
     const auto found = impl_->legacy_storages.find(key);
@@ -581,6 +610,7 @@ std::vector<uint32_t> TorchArchive::checksums(const Value& value) const {
   for (const Value& persistent : persistent_values(value)) {
     const auto id = persistent.persistent_id().sequence_or_empty();
     if (id.size() < 3 || !id[2].is(Kind::string)) continue;
+    if (id[2].as_string().size() > kMaxStorageKey) continue;
     const std::string name = impl_->prefix + "/data/" + std::string(id[2].as_string());
     if (const ZipEntry* entry = impl_->zip->find(name)) found.push_back(entry->crc32);
   }
@@ -588,16 +618,9 @@ std::vector<uint32_t> TorchArchive::checksums(const Value& value) const {
 }
 
 std::string TorchArchive::record_at(uint64_t offset) const {
-  if (!impl_->zip) {
-    for (const auto& [key, extent] : impl_->legacy_storages) {
-      if (offset >= extent.offset && offset < extent.end()) return impl_->member(key);
-    }
-    return "";
-  }
-  for (const ZipEntry& entry : impl_->zip->entries()) {
-    if (offset >= entry.header_offset && offset < entry.limit) return std::string(entry.name);
-  }
-  return "";
+  const Impl::Place* place = impl_->place_at(offset);
+  if (place == nullptr) return "";
+  return impl_->zip ? std::string(place->name) : impl_->member(std::string(place->name));
 }
 
 Shape shape_from_pickle(const Value& value) {

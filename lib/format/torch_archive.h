@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/dtype_names.h"
+#include "base/keyed_hash.h"
 #include "io/input_file.h"
 #include "pickle/pickle.h"
 #include "plan/copy_plan.h"
@@ -55,7 +56,7 @@ class SharedPickles {
   std::shared_ptr<const pickle::Document> find(const std::vector<std::byte>& bytes) const;
 
   mutable std::mutex mutex_;
-  std::vector<Parsed> parsed_;
+  KeyedMap<std::string_view, Parsed> parsed_;  // by their bytes
   size_t kept_bytes_ = 0;
 };
 

@@ -147,6 +147,9 @@ StorageId StorageId::parse(const pickle::Value& id) {
   if ((fields.size() != 5 && fields.size() != 6) || fields[0].as_string() != "storage") {
     throw CorruptError({}, "a persistent id that is not a storage");
   }
+  if (const size_t size = fields[2].as_string().size(); size > kMaxStorageKey) {
+    throw CorruptError({}, "a storage whose key has " + std::to_string(size) + " bytes");
+  }
   StorageId storage;
   storage.key = fields[2].as_string();
   return in_context({.member = "storage " + storage.key}, [&] {

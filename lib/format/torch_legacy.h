@@ -19,6 +19,9 @@ namespace dsckpt {
 
 // What a persistent id of torch says: ("storage", class, key, location, numel), with a sixth value
 // in the legacy form, None or (view_key, offset, numel): a piece of the storage.
+// How long the key of a storage may be: torch's are numbers, and each tensor has a copy of it.
+inline constexpr size_t kMaxStorageKey = 1000;
+
 struct StorageId {
   std::string key;
   DType dtype = DType::uint8;  // uint8 if the storage is untyped
