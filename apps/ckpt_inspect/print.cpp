@@ -25,7 +25,8 @@ namespace {
 constexpr int64_t kEdge = 3;                 // as torch.set_printoptions
 constexpr int64_t kMaxShown = 1000;          // the same
 constexpr int64_t kWrittenAtOnce = 4 << 20;  // elements
-constexpr int64_t kMaxJson = 10'000'000;     // values of a JSON object are kept until it is written
+// Of a JSON object, which keeps them until it is written, and of values that are shortened.
+constexpr int64_t kMaxValues = 10'000'000;
 
 struct PrintArguments {
   std::string path;
@@ -46,7 +47,7 @@ nlohmann::json value_json(DType dtype, const std::byte* at) {
 }
 
 nlohmann::json values_json(const InputFiles& inputs, const TensorSource& tensor) {
-  if (tensor.numel() > kMaxJson) {
+  if (tensor.numel() > kMaxValues) {
     throw UsageError(std::to_string(tensor.numel()) +
                      " values are too many for one JSON object; "
                      "give a slice");
@@ -85,6 +86,11 @@ void write_named_values(const InputFiles& inputs, const std::string& label,
                         const TensorSource& tensor, bool full,
                         const std::function<void(std::string_view)>& write) {
   const int64_t edge = full || tensor.numel() <= kMaxShown ? 0 : kEdge;
+  int64_t shown = 1;
+  for (const int64_t size : tensor.shape()) {
+    if (edge > 0) shown = std::min(shown * std::min(size, 2 * edge), kMaxValues);
+  }
+  if (shown == kMaxValues) throw UsageError("the shortened values are too many; give a slice");
   write(printable(label) + " " + std::string(torch_name(tensor.dtype())) + " " +
         to_text(tensor.shape()) + "\n");
   write_values(inputs, tensor, edge, write);

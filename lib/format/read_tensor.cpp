@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,39 @@ void read_combined(const InputFiles& inputs, const SourceRun& run, std::span<std
   }
 }
 
+// What is in many short pieces is read at once if there is no more from the first to the last.
+constexpr uint64_t kMostAtOnce = 1 << 20;
+
+// From the first byte to the last of elements that lie in several rows of one file.
+std::optional<Extent> span_of_rows(const TensorSource& source, int64_t first, int64_t count) {
+  std::optional<Extent> span;
+  uint64_t rows = 0;
+  bool plain = true;
+  source.lower(first, count, [&](const SourceRun& run) {
+    const Extent part = run.source.span(run.rows);
+    plain = plain && run.combine == Combine::none && run.stored == run.result &&
+            (!span || part.file == span->file);
+    rows += run.rows;
+    if (!span) span = part;
+    const uint64_t end = std::max(span->end(), part.end());
+    span->offset = std::min(span->offset, part.offset);
+    span->size = end - span->offset;
+  });
+  return plain && rows > 1 ? span : std::nullopt;
+}
+
+// Picks elements out of the bytes of span_of_rows().
+void pick_rows(const TensorSource& source, int64_t first, int64_t count, const Extent& span,
+               std::span<const std::byte> bytes, std::span<std::byte> out) {
+  source.lower(first, count, [&](const SourceRun& run) {
+    for (uint64_t row = 0; row < run.rows; ++row) {
+      const std::byte* from = bytes.data() + (run.source.begin_of(row) - span.offset);
+      std::memcpy(out.data(), from, run.source.row_bytes);
+      out = out.subspan(run.source.row_bytes);
+    }
+  });
+}
+
 // Row after row, and within it column after column if there are several.
 void read_rows(const InputFiles& inputs, const SourceRun& run, std::span<std::byte> out) {
   for (uint64_t row = 0; row < run.rows; ++row) {
@@ -67,6 +101,12 @@ void read_elements(const InputFiles& inputs, const TensorSource& source, int64_t
                    int64_t count, std::span<std::byte> out) {
   if (count < 0 || out.size() != static_cast<uint64_t>(count) * size_of(source.dtype())) {
     throw InconsistentError({}, "a buffer of another size than the elements to read");
+  }
+  const std::optional<Extent> span = span_of_rows(source, first, count);
+  if (span && span->size <= kMostAtOnce) {
+    std::vector<std::byte> bytes(span->size);
+    inputs[span->file].read_at(span->offset, bytes);
+    return pick_rows(source, first, count, *span, bytes, out);
   }
   source.lower(first, count, [&](const SourceRun& run) {
     if (run.stored != run.result) throw InconsistentError({}, "a cast tensor cannot be read");

@@ -23,11 +23,13 @@ using OnAnswer = std::function<void(size_t item, size_t first, size_t count, Var
 void ask_group(const std::vector<PassItem>& items, QuestionKind kind, std::string_view question,
                const Reading& reading, const OnAnswer& on_answer);
 
-// The answer for each item; of an item without elements an empty part. Throws as read_blocks does.
+// The answer for each item; of an item without elements an empty part. Throws as read_blocks and
+// check_sizes do.
 template <typename Question>
 std::vector<typename Question::Part> ask(const std::vector<PassItem>& items,
                                          const Question& question, const Reading& reading) {
   using Part = typename Question::Part;
+  check_sizes(items);
   InOrder<Part> folded(items.size());
   if (reading.group == nullptr) {
     read_blocks(

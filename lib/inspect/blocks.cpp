@@ -4,8 +4,11 @@
 #include <atomic>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <tuple>
 
+#include "base/bytes.h"
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "exec/workers.h"
 #include "format/read_tensor.h"
@@ -113,6 +116,27 @@ uint64_t bytes_of(const PassItem& item) {
   uint64_t bytes = 0;
   for (const PassSource& source : item.sources) bytes += source.value.nbytes();
   return bytes;
+}
+
+void check_sizes(const std::vector<PassItem>& items) {
+  constexpr uint64_t kMostBytes = uint64_t{4} << 30;
+  uint64_t bytes = 0;
+  std::set<const InputFiles*> tables;
+  for (const PassItem& item : items) {
+    for (const PassSource& source : item.sources) {
+      bytes = checked_add(bytes, checked_mul(static_cast<uint64_t>(source.value.numel()),
+                                             size_of(source.value.dtype())));
+      tables.insert(source.inputs);
+    }
+  }
+  if (bytes <= kMostBytes) return;
+  uint64_t in_files = 0;
+  for (const InputFiles* inputs : tables) {
+    for (FileId id = 0; id < inputs->size(); ++id) in_files += (*inputs)[id].size();
+  }
+  if (bytes / InputFile::kMostExpansion <= in_files) return;
+  throw UnsupportedError({}, "the tensors have " + human_bytes(bytes) + " in all, their files " +
+                                 human_bytes(in_files));
 }
 
 std::vector<size_t> reading_order(const std::vector<PassItem>& items) {

@@ -38,6 +38,9 @@ int64_t elements_of(const PassItem& item);
 int64_t block_elements(const PassItem& item);
 // Of all sources.
 uint64_t bytes_of(const PassItem& item);
+// Throws UnsupportedError if the items are far larger than their files: views of the same bytes, a
+// bomb.
+void check_sizes(const std::vector<PassItem>& items);
 // Indices of the items, so that each file is read from front to back as far as they allow.
 std::vector<size_t> reading_order(const std::vector<PassItem>& items);
 

@@ -184,7 +184,7 @@ void each_range(const TensorSource& tensor, RangeLimits& limits, const Add& add)
                limits.take_elements(file, count);
   }
   if (is_known) {
-    tensor.lower([&](const SourceRun& run) {
+    tensor.without_repeats().lower([&](const SourceRun& run) {
       for (const Rows& rows : run.sources()) {
         const uint64_t count = rows.contiguous() ? 1 : run.rows;
         is_known = is_known && (!view || limits.take_ranges(rows.file, count));
@@ -249,7 +249,8 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
   // Tensors of kinds that are not read, quantized ones say, have their storages whole.
   for (const Value& value : persistent_values(archive.root())) {
     const auto id = value.persistent_id().sequence_or_empty();
-    const bool has_key = id.size() > 2 && id[2].is(pickle::Kind::string);
+    const bool has_key = id.size() > 2 && id[2].is(pickle::Kind::string) &&
+                         id[2].as_string().size() <= kMaxStorageKey;
     if (!has_key || viewed.contains(std::string(id[2].as_string()))) continue;
     if (const std::optional<Extent> storage = archive.bytes_of_storage(value)) {
       reachable.add(storage->offset, storage->end());

@@ -37,6 +37,7 @@ Contents Contents::open(InputFiles& inputs, const fs::path& path, const Contents
       (file.archive ? torch : safetensors) = true;
       if (file.archive) contents.archives_.push_back({file.path, file.archive.get()});
     }
+    contents.index_files();
     contents.form_ = torch && safetensors ? "weights" : torch ? "torch" : "safetensors";
     for (const WeightsTensor& tensor : contents.weights_->tensors()) {
       contents.tensors_.push_back({tensor.name, "", std::nullopt, tensor.value, tensor.alias_of});
@@ -74,6 +75,7 @@ Contents Contents::of(std::shared_ptr<const Checkpoint> opened) {
                             &checkpoint.module_files(), &checkpoint.param_files()}) {
     contents.archives_.insert(contents.archives_.end(), files->begin(), files->end());
   }
+  contents.index_files();
   for (const Param& param : checkpoint.params()) {
     contents.tensors_.push_back(
         {param.name, "", param.kind, without_padding(param, param.weight), param.alias_of});
@@ -90,6 +92,14 @@ Contents Contents::of(std::shared_ptr<const Checkpoint> opened) {
   return contents;
 }
 
+void Contents::index_files() {
+  for (const CheckpointFile& file : archives_) {
+    by_file_.emplace(file.archive->file(), file.archive);
+  }
+  if (!checkpoint_) return;
+  for (const SwapFile& swap : checkpoint_->swap_files()) swap_owners_.emplace(swap.id, swap.owner);
+}
+
 const std::vector<WeightsFile>& Contents::weights_files() const {
   static const std::vector<WeightsFile> kNone;
   return weights_ ? weights_->files() : kNone;
@@ -101,20 +111,16 @@ const std::vector<std::string>& Contents::notes() const {
 }
 
 std::optional<ShardName> Contents::writer_of(const InputFiles& inputs, FileId file) const {
-  if (checkpoint_) {
-    for (const SwapFile& swap : checkpoint_->swap_files()) {
-      if (swap.id == file) return swap.owner;
-    }
-  }
+  const auto swap = swap_owners_.find(file);
+  if (swap != swap_owners_.end()) return swap->second;
   const std::string name = inputs[file].path().filename().string();
   if (checkpoint_ && !checkpoint_->data_files().empty()) return dcp_writer(name);
   return parse_shard_name(name);
 }
 
 std::string Contents::record_at(FileId file, uint64_t offset) const {
-  for (const CheckpointFile& opened : archives_) {
-    if (opened.archive->file() == file) return opened.archive->record_at(offset);
-  }
+  const auto archive = by_file_.find(file);
+  if (archive != by_file_.end()) return archive->second->record_at(offset);
   for (const WeightsFile& opened : weights_files()) {
     if (opened.id != file || !opened.safetensors) continue;
     for (const SafetensorsEntry& entry : opened.safetensors->entries()) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -79,12 +80,16 @@ class Contents {
   std::string record_at(FileId file, uint64_t offset) const;
 
  private:
+  void index_files();
+
   std::string form_;
   std::shared_ptr<const Checkpoint> checkpoint_;
   std::unique_ptr<Weights> weights_;
   std::vector<CheckpointFile> archives_;
   std::vector<NamedTensor> tensors_;
   std::optional<Error> damage_;
+  std::map<FileId, const TorchArchive*> by_file_;  // of archives_
+  std::map<FileId, ShardName> swap_owners_;
 };
 
 }  // namespace dsckpt

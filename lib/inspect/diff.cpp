@@ -35,12 +35,18 @@ class Side {
     return found == by_key_.end() ? nullptr : found->second;
   }
 
-  // Another name of `tensor`, one of this side, that `other` has as well; else nullptr.
+  // Another name of `tensor`, one of this side, that `other` has as well; else nullptr. `other` is
+  // the same each time.
   const NamedTensor* shared_name(const NamedTensor& tensor, const Side& other) const {
-    for (const NamedTensor* same : names_.at(owner_of(tensor))) {
-      if (other.find(*same) != nullptr) return same;
+    const Key owner = owner_of(tensor);
+    const auto [known, is_new] = shared_.emplace(owner, nullptr);
+    if (!is_new) return known->second;
+    for (const NamedTensor* same : names_.at(owner)) {
+      if (other.find(*same) == nullptr) continue;
+      known->second = same;
+      break;
     }
-    return nullptr;
+    return known->second;
   }
 
   const InputFiles* inputs;
@@ -50,6 +56,7 @@ class Side {
  private:
   std::map<Key, const NamedTensor*> by_key_;
   std::map<Key, std::vector<const NamedTensor*>> names_;  // by owner
+  mutable std::map<Key, const NamedTensor*> shared_;      // what shared_name() has found, by owner
 };
 
 bool has_states(const DiffSide& side) {

@@ -4,6 +4,8 @@
 #include <map>
 #include <utility>
 
+#include "base/keyed_hash.h"
+
 namespace dsckpt {
 namespace {
 
@@ -26,13 +28,25 @@ std::vector<size_t> owners_of(const std::vector<NamedTensor>& tensors) {
   return owners;
 }
 
-void add_to_totals(std::vector<TensorStats::Total>& totals, const std::string& state,
-                   const Statistics& values) {
-  auto total = std::find_if(totals.begin(), totals.end(),
-                            [&](const TensorStats::Total& one) { return one.state == state; });
-  if (total == totals.end()) total = totals.insert(total, {state, 0, {}});
-  ++total->tensors;
-  total->values.add(values);
+// A tensor that repeats its elements is read without them where it is so large that it would take
+// time; only then, since sums differ in their last digits.
+constexpr int64_t kMostRepeated = 16 << 20;
+
+TensorSource read_for(const TensorSource& tensor) {
+  return tensor.numel() > kMostRepeated ? tensor.without_repeats() : tensor;
+}
+
+// Of elements that each come `times` times.
+Statistics repeated(Statistics values, uint64_t times) {
+  for (uint64_t* count : {&values.count, &values.zeros, &values.nans, &values.positive_infinities,
+                          &values.negative_infinities}) {
+    *count *= times;
+  }
+  values.squared_deviations *= static_cast<double>(times);
+  for (auto* bins : {&values.histogram.negative, &values.histogram.positive}) {
+    for (uint64_t& bin : *bins) bin *= times;
+  }
+  return values;
 }
 
 }  // namespace
@@ -45,14 +59,26 @@ TensorStats tensor_stats(const InputFiles& inputs, const std::vector<NamedTensor
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (owners[i] != i) continue;
     item_of[i] = items.size();
-    items.push_back({tensors[i].label(), {{&inputs, tensors[i].value}}});
+    items.push_back({tensors[i].label(), {{&inputs, read_for(tensors[i].value)}}});
   }
-  const std::vector<Statistics> read = ask(items, question, reading);
+  std::vector<Statistics> read = ask(items, question, reading);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const int64_t distinct = elements_of(items[item_of[i]]);
+    if (owners[i] != i || distinct == tensors[i].value.numel()) continue;
+    const auto times = static_cast<uint64_t>(tensors[i].value.numel() / distinct);
+    read[item_of[i]] = repeated(std::move(read[item_of[i]]), times);
+  }
   TensorStats result;
+  KeyedMap<std::string, size_t> totals;  // of result, by state
   for (size_t i = 0; i < tensors.size(); ++i) {
     const Statistics& values = read[item_of[owners[i]]];
     result.tensors.push_back(values);
-    if (owners[i] == i) add_to_totals(result.totals, tensors[i].state, values);
+    if (owners[i] != i) continue;
+    const auto [at, is_new] = totals.emplace(tensors[i].state, result.totals.size());
+    if (is_new) result.totals.push_back({tensors[i].state, 0, {}});
+    TensorStats::Total& total = result.totals[at->second];
+    ++total.tensors;
+    total.values.add(values);
   }
   return result;
 }

@@ -148,6 +148,7 @@ class CopyPlan {
 class PlanBuilder {
  public:
   OutputId add_output(std::string path, uint64_t size);
+  // Throws UnsupportedError if the same few bytes were put in millions of pieces.
   void put(OutputId out, uint64_t dst, const TensorSource& source);
   void put_literal(OutputId out, uint64_t dst, std::string_view bytes);
   // Bytes that are put several times, in memory once: where they lie among the literals.
@@ -163,12 +164,16 @@ class PlanBuilder {
   bool continues(const CopyItem& item, const SourceRun& run) const;
   bool has_terms(const CopyItem& item, const SourceRun& run) const;
   void extend(CopyItem& item, uint64_t bytes);
+  void count_pieces(const SourceRun& run);
   void add_operands(CopyItem& item, const std::vector<Rows>& operands);
   uint32_t index_of(const std::string& text);
   uint32_t index_of_terms(const SourceRun& run);
 
   CopyPlan plan_;
   KeyedMap<std::string, uint32_t> texts_;  // of plan_.texts_, to their indices
+  uint64_t pieces_ = 0;
+  std::vector<uint64_t> reach_;  // how far each file is read
+  uint64_t reached_ = 0;         // the sum
 };
 
 }  // namespace dsckpt

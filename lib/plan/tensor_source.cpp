@@ -29,6 +29,10 @@ void check_range(int64_t start, int64_t length, int64_t size) {
                                   " + " + std::to_string(length) + ") of " + std::to_string(size));
 }
 
+// Runs that a tensor may lie in, however often they repeat its elements. Where none is repeated, a
+// run has two bytes of its own at least, or is the only one.
+constexpr uint64_t kMostRepeatedRuns = 1 << 17;
+
 size_t checked_dim(int64_t dim, const Shape& shape) {
   if (dim < 0 || static_cast<size_t>(dim) >= shape.size()) {
     throw InconsistentError(
@@ -470,6 +474,9 @@ TensorSource TensorSource::to(DType dtype) const {
 }
 
 std::vector<FileId> TensorSource::files() const {
+  if (const auto* stored = std::get_if<Node::Stored>(&node_->what)) {
+    return numel() == 0 ? std::vector<FileId>() : std::vector{stored->extent.file};
+  }
   std::set<FileId> files;
   lower([&](const SourceRun& run) {
     for (const Rows& rows : run.sources()) files.insert(rows.file);
@@ -518,6 +525,16 @@ TensorSource TensorSource::without_copies_in(const std::vector<FileId>& files) c
             return Node::weigh(without(mean.parts), mean.weights, mean.shares);
           }},
       node_->what);
+}
+
+TensorSource TensorSource::without_repeats() const {
+  const auto* node = std::get_if<Node::Stored>(&node_->what);
+  if (node == nullptr || !node->strided || numel() == 0) return *this;
+  Shape shape = this->shape();
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (node->strided->strides[i] == 0) shape[i] = 1;
+  }
+  return stored(node->extent, dtype(), std::move(shape), node->strided->strides);
 }
 
 DType TensorSource::dtype() const {
@@ -598,6 +615,10 @@ void TensorSource::Node::lower_kind(const Stored& node, int64_t first, int64_t l
   const int64_t row = sizes[rank - 1];
   const int64_t rows = rank >= 2 ? sizes[rank - 2] : 1;
   const int64_t row_step = rank >= 2 ? steps[rank - 2] : 0;
+  const uint64_t runs = static_cast<uint64_t>(length / row / rows);
+  if (runs > kMostRepeatedRuns && runs > node.extent.size / 2) {
+    throw UnsupportedError({}, "repeats its elements in " + std::to_string(runs) + " pieces");
+  }
   while (length > 0) {
     const int64_t column = first % row;
     int64_t index = first / row;

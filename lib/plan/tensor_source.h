@@ -131,6 +131,9 @@ class TensorSource {
   // The same tensor; of copies that must be same(), those with elements in `files` are left out
   // where another has none there.
   TensorSource without_copies_in(const std::vector<FileId>& files) const;
+  // Of a stored() tensor with strides of 0: each element once, so these dimensions have size 1.
+  // Any other tensor is returned as it is.
+  TensorSource without_repeats() const;
 
   DType dtype() const;
   const Shape& shape() const;
@@ -139,7 +142,8 @@ class TensorSource {
 
   // Emits, in row-major order, the runs that make up elements [first, first + count). Tensors that
   // are concatenated along an inner dimension are interleaved a block of rows at a time, as far as
-  // their bytes lie evenly in the files.
+  // their bytes lie evenly in the files. Throws UnsupportedError for a stored() tensor that repeats
+  // its elements in very many runs.
   using Emit = std::function<void(const SourceRun&)>;
   void lower(int64_t first, int64_t count, const Emit& emit) const;
   void lower(const Emit& emit) const { lower(0, numel(), emit); }

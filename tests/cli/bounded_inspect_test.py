@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import struct
+import subprocess
 import zlib
 
 import cli_common
@@ -226,6 +227,113 @@ class BoundedInspectTest(CliTest):
         line, = self.json_lines(done.stdout)
         kinds = {each["kind"]: each["bytes"] for each in line["data"]["kinds"]}
         self.assertEqual(kinds["tensors (float32)"], (4 << 21) - 4)  # the last one is in no view
+
+    def weights(self, storages, **tensors):
+        """A file of these tensors, whose storages have so many floats: 0, 1, 2, ... but for the first, a NaN."""
+        data = [struct.pack(f"<f{numel - 1}f", float("nan"), *range(1, numel)) for numel in storages]
+        return self.written("pytorch_model.bin", archive(tensors, data))
+
+    # More than anybody can look at.
+    ROWS = 10**12
+
+    def repeated(self):
+        one, eight = Storage("0", 1), Storage("1", 8)
+        return self.weights([1, 8], one=tensor(one, (self.ROWS, ), (0, )),
+                            rows=tensor(eight, (self.ROWS, 3), (0, 2), 2),
+                            columns=tensor(eight, (4, self.ROWS), (2, 0)))
+
+    def test_statistics_of_repeated_elements_are_those_of_one_of_each(self):
+        done = self.tool("ckpt-inspect", "stats", self.repeated(), "--json")
+        self.assertEqual(done.returncode, 1, done.stderr)  # there are NaNs
+        line, = self.json_lines(done.stdout)
+        one, rows, columns = (each["stats"] for each in line["data"]["tensors"])
+        self.assertEqual((one["count"], one["nans"]), (self.ROWS, self.ROWS))
+        self.assertEqual((rows["count"], rows["nans"], rows["min"], rows["max"], rows["mean"]),
+                         (3 * self.ROWS, 0, 2, 6, 4))
+        self.assertAlmostEqual(rows["std"], (8 / 3)**0.5)
+        self.assertEqual((columns["count"], columns["nans"], columns["mean"]), (4 * self.ROWS, self.ROWS, 4))
+
+    def test_repeated_elements_are_looked_at_once(self):
+        found = {each["tensor"]: each for each in self.findings(self.repeated(), "--finite")}
+        self.assertEqual(found["one"]["message"], f"{self.ROWS} NaN and 0 Inf among {self.ROWS} elements")
+        self.assertEqual(found["columns"]["message"], f"{self.ROWS} NaN and 0 Inf among {4 * self.ROWS} elements")
+        self.assertNotIn("rows", found)
+
+    def test_views_that_overlap_are_not_read_again_and_again(self):
+        many = 1 << 20
+        path = self.weights([2 * many], w=tensor(Storage("0", 2 * many), (many, many), (1, 1)))
+        done = self.tool("ckpt-inspect", "stats", path)
+        self.assertEqual(done.returncode, 3, done.stdout)
+        self.assertIn("the tensors have 4.40 TB in all, their files 8.39 MB", done.stderr)
+        # No check of what cannot be looked at, and no finding.
+        done = self.tool("ckpt-inspect", "verify", path, "--finite")
+        self.assertEqual(done.returncode, 0, done.stdout)
+
+    def test_short_pieces_are_read_at_once(self):
+        rows = 1 << 26
+        path = self.weights([8], w=tensor(Storage("0", 8), (rows, 2), (0, 3), 1))
+        done = self.tool("ckpt-inspect", "diff", path, path, "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_nobody_lists_the_pieces_of_a_tensor_that_repeats_them(self):
+        path = self.weights([8], w=tensor(Storage("0", 8), (1 << 40, 2, 2), (0, 3, 1)))
+        done = self.tool("ckpt-inspect", "where", path, "w", "--max-memory=1GB")
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn(f"repeats its elements in {1 << 40} pieces", done.stderr)
+        for command in ["list"], ["print", "w"], []:
+            done = self.tool("ckpt-inspect", *command[:1], path, *command[1:], "--max-memory=1GB")
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_another_name_of_a_tensor_is_looked_for_once(self):
+        storage, many = Storage("0", 1), 6 * self.MANY
+        path = self.weights([1], **{f"w{i}": tensor(storage) for i in range(many)})
+        other = self.written("other.bin", archive({"x": tensor(storage)}, [b"\0" * 4]))
+        done = self.tool("ckpt-inspect", "diff", path, other, "--json")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        line, = self.json_lines(done.stdout)
+        self.assertEqual(len(line["data"]["tensors"]), many + 1)
+
+    def test_values_of_many_dimensions_are_not_written_for_ever(self):
+        path = self.weights([1], w=tensor(Storage("0", 1), (2, ) * 60, (0, ) * 60))
+        done = self.tool("ckpt-inspect", "print", path, "w", capture_output=False, stdout=subprocess.DEVNULL,
+                         stderr=subprocess.PIPE)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("the shortened values are too many; give a slice", done.stderr)
+
+    def test_the_key_of_a_storage_is_short(self):
+        long = Storage("k" * (1 << 20), 1)
+        path = self.written("pytorch_model.bin", archive({f"w{i}": tensor(long) for i in range(40000)}))
+        found = self.findings(path, "--max-memory=1GB", count=40000)
+        self.assertEqual({each["message"] for each in found}, {"a storage whose key has 1048576 bytes"})
+
+    def ranks(self, values):
+        """A folder of the model-states files of as many ranks at stage 3, of these values and storages of a float."""
+        for rank, (value, floats) in enumerate(values):
+            content = archive(value, [struct.pack("<f", number) for number in floats])
+            name = f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"
+            folder = self.written(f"checkpoint/global_step1/{name}", content).parent.parent
+        return folder
+
+    def test_buffers_that_differ_everywhere_are_compared_with_one(self):
+        ranks, names = 3000, [f"b{i}" for i in range(40)]
+        value = {"module": {name: tensor(Storage(str(i), 1)) for i, name in enumerate(names)}, "buffer_names": names,
+                 "dp_world_size": ranks}
+        folder = self.ranks([(value, [rank] * len(names)) for rank in range(ranks)])
+        found = [each for each in self.findings(folder, "--tag=global_step1") if each["check"] == "replica"]
+        self.assertEqual(len(found), (ranks - 1) * len(names))
+
+    def test_what_only_one_file_has_is_looked_for_there(self):
+        ranks, steps = 4000, 150
+        value = {"optimizer_state_dict": {"base_optimizer_state": {"state": {}}, "partition_count": [ranks]}}
+        states = value["optimizer_state_dict"]["base_optimizer_state"]["state"]
+        for rank in range(ranks):
+            states.clear()
+            states.update((rank * steps + i, {"step": 1}) for i in range(steps))
+            name = f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+            folder = self.written(f"checkpoint/global_step1/{name}", archive(value)).parent.parent
+        found = [each for each in self.findings(folder, "--tag=global_step1") if each["check"] == "step"]
+        self.assertEqual(len(found), ranks)
+        self.assertIn(f"so do {steps - 1} more", found[0]["message"])
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 import cli_common
 import common
+from bounded_inspect_test import Storage, archive, tensor
 from cli_common import CliTest, edited
 
 MOST_DIMS = 64
@@ -211,6 +212,43 @@ class BoundedTest(CliTest):
         text = json.dumps(header).encode()
         folder = self.weights(lambda path: path.write_bytes(struct.pack("<Q", len(text)) + text), "model.safetensors")
         self.ok("zero-to-fp32", folder, self.new_path(), "--dry-run", "--quiet")
+
+    def repeated(self, tensors, rows):
+        """Weights that each repeat the same two rows of two elements, in runs of one element."""
+        folder = self.new_path("weights")
+        folder.mkdir()
+        value = {f"w{i}": tensor(Storage("0", 8), (rows - i, 2, 2), (0, 3, 1)) for i in range(tensors)}
+        (folder / "pytorch_model.bin").write_bytes(archive(value, [struct.pack("<8f", *range(8))]))
+        return folder
+
+    def test_tensors_that_repeat_themselves_in_pieces(self):
+        self.refused(3, "data/0: repeats its elements in 16777216 pieces", "zero-to-fp32", self.repeated(1, 1 << 24),
+                     self.new_path(), "--dry-run", "--max-memory=1GB")
+        self.refused(3, "the tensors lie in too many pieces of the same bytes", "zero-to-fp32",
+                     self.repeated(200, 1 << 17), self.new_path(), "--dry-run", "--max-memory=1GB")
+        found = torch.load(self.convert(self.repeated(1, 1000)) / "pytorch_model.bin")
+        self.assertTrue(torch.equal(found["w0"], torch.tensor([[0., 1], [3, 4]]).expand(1000, 2, 2)))
+
+    def test_many_options_of_many_parameters(self):
+        scratch = self.scratch("z0_fp32_w2")
+        with edited(scratch.model()) as state:
+            inner = state["optimizer"]
+            names = [f"w{i}" for i in range(2000)]
+            state["module"] = {name: torch.ones(2000)[:i + 1] for i, name in enumerate(names)}
+            state["shared_params"] = {}
+            inner["state"] = {i: {**inner["state"][0], "exp_avg": value, "exp_avg_sq": value}
+                              for i, value in enumerate(state["module"].values())}
+            group = {**inner["param_groups"][0], "params": list(range(len(names)))}
+            inner["param_groups"] = [{**group, **{f"option{i}": 0 for i in range(2000)}}]
+        self.refused(3, "the keys and values of the folder take more than 134.22 MB(.|\n)*--weights-only",
+                     "to-dcp", scratch.folder, self.new_path(), "--dp=2", "--dry-run", "--max-memory=1GB")
+
+    def test_many_options_that_are_left_out(self):
+        scratch = self.scratch("z0_fp32_w2")
+        with edited(scratch.model()) as state:
+            group = state["optimizer"]["param_groups"][0]
+            group.update((f"option{i}", cli_common.Reduced(set, (0, ))) for i in range(400_000))
+        self.ok("to-dcp", scratch.folder, self.new_path(), "--dp=2", "--dry-run", "--quiet")
 
 
 if __name__ == "__main__":

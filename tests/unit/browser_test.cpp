@@ -1,6 +1,7 @@
 #include "inspect/browser.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cstdint>
 #include <string>
@@ -75,6 +76,32 @@ TEST(Browser, KnowsBytesOfEachKindInTheirOrder) {
     EXPECT_EQ(browser.bytes_of(0, kind), kind == 0 ? 4000U : 0U);
     EXPECT_EQ(browser.module_bytes_of(kind), layers[kind] + (kind == 0 ? 4000U : 0U));
   }
+}
+
+uint64_t peak_memory() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<uint64_t>(usage.ru_maxrss) * 1024;
+}
+
+// A table of all lines and all kinds would have 3.2 GB.
+TEST(Browser, KeepsOnlyTheKindsThatALineHas) {
+  constexpr size_t kMany = 20'000;
+  std::vector<NamedTensor> tensors;
+  for (size_t i = 0; i < kMany; ++i) {
+    tensors.push_back(browsed("w" + std::to_string(i), 1, "state" + std::to_string(i)));
+  }
+  const uint64_t before = peak_memory();
+  Browser browser(tensors, browsed_kind);
+  browser.sort(Order::contents);
+  ASSERT_EQ(browser.lines().size(), kMany);
+  ASSERT_EQ(browser.kinds().size(), kMany);
+  for (size_t i = 0; i < kMany; ++i) {
+    ASSERT_EQ(browser.bytes_of(i, i), 4U);
+    ASSERT_EQ(browser.bytes_of(i, (i + 1) % kMany), 0U);
+    ASSERT_EQ(browser.module_bytes_of(i), 4U);
+  }
+  EXPECT_LT(peak_memory() - before, uint64_t{1} << 30);
 }
 
 TEST(Browser, GoesInAndOut) {

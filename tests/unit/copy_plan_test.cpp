@@ -439,5 +439,34 @@ TEST(CopyPlan, RefusesOperandsOutsideTheirInput) {
                InconsistentError, "out: at 0: reads an unknown file");
 }
 
+// A matrix again and again, each time as a run of two rows.
+TensorSource repeated(int64_t rows) {
+  return TensorSource::stored({0, 0, 5}, DType::uint8, {rows, 2, 2}, {0, 3, 1});
+}
+
+TEST(PlanBuilder, RefusesTheSameBytesInMillionsOfPieces) {
+  const int64_t kMany = 1 << 17;
+  const CopyPlan plan = plan_of(kMany * 4, [&](PlanBuilder& b) { b.put(0, 0, repeated(kMany)); });
+  EXPECT_EQ(plan.items().size(), static_cast<size_t>(kMany));
+  EXPECT_NO_THROW(plan.validate(kInputs));
+  EXPECT_ERROR(repeated(kMany + 1).lower([](const SourceRun&) {}), UnsupportedError,
+               "repeats its elements in 131073 pieces");
+  PlanBuilder builder;
+  builder.add_output("out", 0);
+  for (int i = 0; i < 16; ++i) builder.put(0, 0, repeated(kMany));
+  EXPECT_ERROR(builder.put(0, 0, repeated(1)), UnsupportedError,
+               "the tensors lie in too many pieces of the same bytes");
+}
+
+TEST(TensorSource, HasEachElementOnceWithoutRepeats) {
+  const TensorSource once = repeated(int64_t{1} << 40).without_repeats();
+  EXPECT_EQ(once.shape(), (Shape{1, 2, 2}));
+  std::vector<Rows> rows;
+  once.lower([&](const SourceRun& run) { rows.push_back(run.source); });
+  EXPECT_EQ(rows, (std::vector<Rows>{{.offset = 0, .row_bytes = 2, .stride = 3}}));
+  EXPECT_EQ(bytes_at(3, 4).without_repeats().shape(), Shape{4});
+  EXPECT_EQ(repeated(3).flatten().without_repeats().shape(), Shape{12});
+}
+
 }  // namespace
 }  // namespace dsckpt

@@ -131,8 +131,12 @@ TEST_F(VerificationTest, AChecksumIsNoReportOfWhatTheFileSays) {
 
 TEST(Voting, FirstEqualsIsTheFirstOfEachKind) {
   const std::vector<int> values = {7, 8, 7, 9, 8};
-  EXPECT_EQ(first_equals(values.size(), [&](size_t i, size_t j) { return values[i] == values[j]; }),
-            (std::vector<size_t>{0, 1, 0, 3, 1}));
+  for (const uint64_t last : {0u, 1u, 8u}) {  // of several kinds, or of one
+    EXPECT_EQ(first_equals(
+                  values.size(), [&](size_t i) { return static_cast<uint64_t>(values[i]) & last; },
+                  [&](size_t i, size_t j) { return values[i] == values[j]; }),
+              (std::vector<size_t>{0, 1, 0, 3, 1}));
+  }
 }
 
 TEST(Voting, TheLargestKindIsTheFirstOfAsMany) {

@@ -19,6 +19,9 @@ struct Named {
   std::string state;  // of it, or ""
   TensorSource value;
   bool may_be_infinite = false;  // masks among buffers are
+
+  // What is read of it.
+  TensorSource distinct() const { return value.without_repeats(); }
 };
 
 // Types that have NaN: floating and complex ones.
@@ -30,7 +33,7 @@ bool can_be_nan(DType dtype) {
 void add_parts(std::vector<Named>& out, const std::string& name, const std::string& state,
                const TensorSource& source, bool may_be_infinite = false) {
   bool plain = true;
-  source.lower([&](const SourceRun& run) {
+  source.without_repeats().lower([&](const SourceRun& run) {
     plain = plain && run.combine != Combine::same && run.combine != Combine::mean &&
             run.stored == run.result;
   });
@@ -85,19 +88,22 @@ std::vector<Named> finite_tensors(Verification& v) {
 std::vector<Nonfinite> count_all(Verification& v, const std::vector<Named>& tensors) {
   std::vector<PassItem> items;
   for (const Named& tensor : tensors) {
-    items.push_back(
-        {tensor.name, {{&v.inputs, tensor.value}}, uint64_t{tensor.may_be_infinite ? 1u : 0u}});
+    items.push_back({tensor.name,
+                     {{&v.inputs, tensor.distinct()}},
+                     uint64_t{tensor.may_be_infinite ? 1u : 0u}});
   }
   return ask(items, NonfiniteQuestion(), v.reading());
 }
 
 void report_nonfinite(Verification& v, const Named& tensor, const Nonfinite& count) {
   Finding finding{.check = Check::nonfinite, .message = {}, .file = {}};
-  v.set_place(finding, place_of(tensor.value, *count.first));
+  v.set_place(finding, place_of(tensor.distinct(), *count.first));
   finding.tensor = tensor.name;
   finding.state = tensor.state;
-  finding.message = std::to_string(count.nan) + " NaN and " + std::to_string(count.inf) +
-                    " Inf among " + std::to_string(tensor.value.numel()) + " elements";
+  const int64_t times = tensor.value.numel() / tensor.distinct().numel();
+  finding.message = std::to_string(count.nan * static_cast<uint64_t>(times)) + " NaN and " +
+                    std::to_string(count.inf * static_cast<uint64_t>(times)) + " Inf among " +
+                    std::to_string(tensor.value.numel()) + " elements";
   v.add(std::move(finding));
 }
 
@@ -125,7 +131,7 @@ void check_finite(Verification& v) {
   std::set<std::pair<FileId, uint64_t>> reported;  // some tensors are views of one another
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!counts[i].first) continue;
-    const auto place = place_of(tensors[i].value, *counts[i].first);
+    const auto place = place_of(tensors[i].distinct(), *counts[i].first);
     if (place && !reported.emplace(place->file, place->offset).second) continue;
     report_nonfinite(v, tensors[i], counts[i]);
   }

@@ -3,6 +3,7 @@
 
 #include "checkpoint/offloaded.h"
 
+#include <map>
 #include <set>
 #include <system_error>
 
@@ -26,6 +27,9 @@ class SwapCheck {
       if (!file.name || file.name->kind != Kind::optim_states || file.left_out) continue;
       worlds_.insert(file.name->mp_rank);
       complete_ = complete_ && file.usable();
+    }
+    for (const CheckedFile* file : v.of_kind(Kind::zero_model_states)) {
+      models_.emplace(std::pair(file->name->mp_rank, file->name->dp_rank), file);
     }
   }
 
@@ -78,10 +82,8 @@ class SwapCheck {
   }
 
   const CheckedFile* model_of(const CheckedFile& optim) {
-    for (const CheckedFile* file : v_.of_kind(Kind::zero_model_states, optim.name->mp_rank)) {
-      if (file->name->dp_rank == optim.name->dp_rank) return file;
-    }
-    return nullptr;
+    const auto found = models_.find({optim.name->mp_rank, optim.name->dp_rank});
+    return found == models_.end() ? nullptr : found->second;
   }
 
   void check(const SwappedTensor& tensor, const CheckedFile& owner) {
@@ -119,6 +121,7 @@ class SwapCheck {
 
   Verification& v_;
   std::set<uint32_t> worlds_;
+  std::map<std::pair<uint32_t, uint32_t>, const CheckedFile*> models_;  // by mp and dp rank
   bool complete_ = true;  // every rank's file tells which swap files it refers to
   std::set<fs::path> known_;
 };

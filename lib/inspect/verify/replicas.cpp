@@ -6,6 +6,8 @@
 #include <set>
 #include <utility>
 
+#include "base/bytes.h"
+#include "base/keyed_hash.h"
 #include "base/patterns.h"
 #include "checkpoint/model_states.h"
 #include "deepspeed/keys.h"
@@ -29,9 +31,14 @@ void count_compared(Verification& v, uint64_t bytes) {
   v.progress.bytes_done += bytes;
 }
 
-// The first byte in which two tensors of one type and shape differ.
-std::optional<uint64_t> first_difference(Verification& v, const TensorSource& a,
-                                         const TensorSource& b) {
+// Where in `whole_a` the first byte is in which two tensors of one type and shape differ.
+std::optional<Extent> first_difference(Verification& v, const TensorSource& whole_a,
+                                       const TensorSource& whole_b) {
+  const TensorSource once_a = whole_a.without_repeats();
+  const TensorSource once_b = whole_b.without_repeats();
+  const bool alike = once_a.shape() == once_b.shape();
+  const TensorSource& a = alike ? once_a : whole_a;
+  const TensorSource& b = alike ? once_b : whole_b;
   std::vector<std::byte> left;
   std::vector<std::byte> right;
   const uint64_t item = size_of(a.dtype());
@@ -47,9 +54,17 @@ std::optional<uint64_t> first_difference(Verification& v, const TensorSource& a,
     if (differs == left.end()) continue;
     const uint64_t begin = static_cast<uint64_t>(at) * item;
     count_compared(v, 2 * (a.nbytes() - begin - left.size()));
-    return begin + static_cast<uint64_t>(differs - left.begin());
+    return place_of(a, at + (differs - left.begin()) / static_cast<int64_t>(item));
   }
   return std::nullopt;
+}
+
+// Of the first elements.
+uint64_t hash_of_start(Verification& v, const TensorSource& tensor) {
+  const int64_t count = std::min(kPieceElements, tensor.numel());
+  std::vector<std::byte> bytes(static_cast<size_t>(count) * size_of(tensor.dtype()));
+  read_elements(v.inputs, tensor, 0, count, bytes);
+  return keyed_hash(as_text(bytes));
 }
 
 struct Copy {
@@ -58,11 +73,10 @@ struct Copy {
 };
 
 void report_copy(Verification& v, const std::string& name, const Copy& copy, const Copy& right,
-                 uint64_t at, const std::string& message) {
-  const auto element = static_cast<int64_t>(at / size_of(copy.value.dtype()));
+                 const std::optional<Extent>& at, const std::string& message) {
   Finding finding{.check = Check::replica, .message = message, .file = copy.file->display};
   finding.rank = copy.file->rank();
-  v.set_place(finding, place_of(copy.value, element));
+  v.set_place(finding, at);
   finding.tensor = name;
   finding.message += right.file->display;
   v.add(std::move(finding));
@@ -71,13 +85,16 @@ void report_copy(Verification& v, const std::string& name, const Copy& copy, con
 // Compares copies of one tensor with the one that most files have.
 void compare_copies(Verification& v, const std::string& name, std::vector<Copy> copies) {
   std::erase_if(copies, [&](const Copy& copy) { return v.is_doubtful(copy.value); });
-  if (copies.empty()) return;
+  if (copies.size() < 2) return;
   const auto alike = [&](const Copy& a, const Copy& b) {
     return a.value.shape() == b.value.shape() && a.value.dtype() == b.value.dtype();
   };
-  const std::vector<size_t> group = first_equals(copies.size(), [&](size_t i, size_t j) {
-    return alike(copies[i], copies[j]) && !first_difference(v, copies[i].value, copies[j].value);
-  });
+  const std::vector<size_t> group = first_equals(
+      copies.size(), [&](size_t i) { return hash_of_start(v, copies[i].value); },
+      [&](size_t i, size_t j) {
+        return alike(copies[i], copies[j]) &&
+               !first_difference(v, copies[i].value, copies[j].value);
+      });
   const size_t best = largest_kind(group);
   for (size_t i = 0; i < copies.size(); ++i) {
     if (group[i] == best) continue;
@@ -92,7 +109,8 @@ void compare_copies(Verification& v, const std::string& name, std::vector<Copy> 
       continue;
     }
     const auto at = first_difference(v, copies[i].value, copies[best].value);
-    report_copy(v, name, copies[i], copies[best], at.value_or(0), "differs from the copy in ");
+    report_copy(v, name, copies[i], copies[best], at ? at : place_of(copies[i].value, 0),
+                "differs from the copy in ");
   }
 }
 
@@ -114,10 +132,10 @@ void compare_ranks(Verification& v, const std::vector<CheckedFile*>& files) {
   }
   for (auto& [name, some] : copies) {
     if (some.size() < files.size()) {
+      std::set<const CheckedFile*> have;
+      for (const Copy& copy : some) have.insert(copy.file);
       for (CheckedFile* file : files) {
-        if (std::any_of(some.begin(), some.end(), [&](const Copy& c) { return c.file == file; })) {
-          continue;
-        }
+        if (have.contains(file)) continue;
         v.add({.check = Check::replica,
                .message = "is not there, but is in " + some.front().file->display,
                .file = file->display,
@@ -188,7 +206,7 @@ void compare_within(Verification& v, CheckedFile& file) {
       return;
     }
     if (const auto at = first_difference(v, mine.value, other.value)) {
-      report_copy(v, name, mine, other, *at, "differs from its other copy in ");
+      report_copy(v, name, mine, other, at, "differs from its other copy in ");
     }
   };
   if (model.frozen_param_fragments && model.frozen_param_fragments->is_mapping()) {
@@ -210,7 +228,7 @@ void compare_within(Verification& v, CheckedFile& file) {
 // Compares the copies of one tensor that several ranks hold.
 void check_same(Verification& v, const std::string& name, const TensorSource& source) {
   std::set<FileId> reported;
-  source.lower([&](const SourceRun& run) {
+  source.without_repeats().lower([&](const SourceRun& run) {
     if (run.combine != Combine::same) return;
     const Rows& first = run.sources().front();
     const std::span<const Rows> others = run.sources().subspan(1);

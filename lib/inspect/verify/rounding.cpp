@@ -36,6 +36,9 @@ class ModuleFiles {
   ModuleFiles(Verification& v, const Shard& model)
       : v_(v), model_(model), module_(model.archive.root().find_or_none(keys::kModule)) {
     slice_ = model.name.mp_rank % tensor_parallel_ranks();
+    for (const CheckedFile* file : v.of_kind(Kind::layer, slice_)) {
+      layers_.emplace(file->name->layer, file);
+    }
   }
 
   std::optional<TensorSource> find(const std::string& name) {
@@ -43,12 +46,10 @@ class ModuleFiles {
     const size_t dot = name.find('.');
     if (dot == 0 || dot > 6 || name.find_first_not_of("0123456789") != dot) return std::nullopt;
     const auto layer = static_cast<uint32_t>(std::stoul(name));
-    for (const CheckedFile* file : v_.of_kind(Kind::layer, slice_)) {
-      if (file->name->layer != layer) continue;
-      return tensor_of(*file->shard,
-                       file->shard->archive.root().find_or_none(name.substr(dot + 1)));
-    }
-    return std::nullopt;
+    const auto found = layers_.find(layer);
+    if (found == layers_.end()) return std::nullopt;
+    const Shard& shard = *found->second->shard;
+    return tensor_of(shard, shard.archive.root().find_or_none(name.substr(dot + 1)));
   }
 
  private:
@@ -76,6 +77,7 @@ class ModuleFiles {
   const Shard& model_;
   ModuleEntries module_;
   uint32_t slice_ = 0;
+  std::map<uint32_t, const CheckedFile*> layers_;  // of the slice
 };
 
 bool can_compare(const TensorSource& stored, const TensorSource& master) {
@@ -170,7 +172,7 @@ std::set<size_t> report_stale_files(Verification& v, const std::vector<Weight>& 
   Tally all;
   for (size_t i = 0; i < weights.size(); ++i) {
     std::set<FileId> files;
-    weights[i].master.lower([&](const SourceRun& run) {
+    weights[i].master.without_repeats().lower([&](const SourceRun& run) {
       if (!run.sources().empty()) files.insert(run.sources().front().file);
     });
     for (const FileId id : files) ++tallies[id].all;

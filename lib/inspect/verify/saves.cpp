@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <map>
 #include <set>
 #include <string_view>
 
+#include "base/bytes.h"
 #include "base/keyed_hash.h"
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
@@ -30,6 +32,50 @@ struct Fact {
   }
 };
 using Facts = std::vector<Fact>;
+
+// The first values of plain data, in the order in which same_plain_data() compares them: the same
+// text for what is the same. `left`: how many more of them.
+void append_start(std::string& text, const Value& value, int& left) {
+  if (--left < 0 || TorchArchive::is_tensor(value)) return;
+  text += static_cast<char>(value.kind());
+  switch (value.kind()) {
+    case pickle::Kind::boolean:
+      text += value.as_bool() ? '1' : '0';
+      break;
+    case pickle::Kind::integer:
+      append_le(text, value.as_int());
+      break;
+    case pickle::Kind::string:
+      text += value.as_string();
+      break;
+    case pickle::Kind::tuple:
+    case pickle::Kind::list:
+      for (const Value& item : value.as_sequence()) {
+        if (left <= 0) break;
+        append_start(text, item, left);
+      }
+      break;
+    case pickle::Kind::dict:
+      for (const auto& [key, item] : value.as_dict().items) {
+        if (left <= 0) break;
+        append_start(text, key, left);
+        append_start(text, item, left);
+      }
+      break;
+    default:
+      break;
+  }
+}
+
+uint64_t hash_of(const Fact* fact) {
+  constexpr int kMostValues = 32;  // and so deep at most
+  if (fact == nullptr) return 0;
+  if (fact->number) return keyed_hash(std::bit_cast<uint64_t>(*fact->number + 0.0));  // no -0.0
+  std::string text;
+  int left = kMostValues;
+  append_start(text, fact->value, left);
+  return keyed_hash(text);
+}
 
 std::string text(const Fact& fact) {
   if (fact.value.is(pickle::Kind::string)) return "'" + std::string(fact.value.as_string()) + "'";
@@ -63,8 +109,9 @@ size_t reference_for(const std::vector<FactsByName>& facts, std::string_view nam
                      std::optional<double> expected) {
   std::vector<const Fact*> found;
   for (const FactsByName& some : facts) found.push_back(find(some, name));
-  const std::vector<size_t> first =
-      first_equals(facts.size(), [&](size_t i, size_t j) { return are_equal(found[i], found[j]); });
+  const std::vector<size_t> first = first_equals(
+      facts.size(), [&](size_t i) { return hash_of(found[i]); },
+      [&](size_t i, size_t j) { return are_equal(found[i], found[j]); });
   std::vector<size_t> votes(facts.size());
   for (const size_t kind : first) ++votes[kind];
   const auto rank = [&](size_t i) {
@@ -77,22 +124,37 @@ size_t reference_for(const std::vector<FactsByName>& facts, std::string_view nam
   return best;
 }
 
+// The first file that is not among `having`.
+size_t first_without(const std::vector<size_t>& having) {
+  size_t i = 0;
+  while (i < having.size() && having[i] == i) ++i;
+  return i;
+}
+
 // One finding for each file that differs from what most files say: of what it differs in first, in
 // the order of the facts. `expected`: the number that facts of check `step` should have.
 void compare(Verification& v, const std::vector<CheckedFile*>& files,
              const std::vector<Facts>& facts_of_files, std::optional<double> expected) {
   std::vector<FactsByName> facts;
   std::vector<std::string> names;
-  std::set<std::string> seen;
+  KeyedMap<std::string_view, std::vector<size_t>> files_with;  // a fact of the name
   for (const Facts& some : facts_of_files) {
-    facts.push_back(by_name(some));
     for (const Fact& fact : some) {
-      if (seen.insert(fact.name).second) names.push_back(fact.name);
+      std::vector<size_t>& having = files_with[fact.name];
+      if (having.empty()) names.push_back(fact.name);
+      if (having.empty() || having.back() != facts.size()) having.push_back(facts.size());
     }
+    facts.push_back(by_name(some));
   }
   std::map<size_t, std::vector<std::pair<std::string, size_t>>>
       differing;  // file -> name, reference
   for (const std::string& name : names) {
+    const std::vector<size_t>& having = files_with.at(name);
+    if (having.size() < files.size() - having.size()) {
+      const size_t reference = first_without(having);
+      for (const size_t i : having) differing[i].emplace_back(name, reference);
+      continue;
+    }
     const size_t reference = reference_for(facts, name, expected);
     const Fact* right = find(facts[reference], name);
     for (size_t i = 0; i < files.size(); ++i) {
@@ -275,6 +337,14 @@ std::string first_difference(const ModelStates& a, const ModelStates& b) {
   return "";
 }
 
+uint64_t hash_of(const std::vector<NamedShapes>& groups) {
+  std::string text;
+  for (const NamedShapes& group : groups) {
+    for (const auto& [name, shape] : group) text += name + to_text(shape);
+  }
+  return keyed_hash(text);
+}
+
 // All ranks of a world have the same shapes, but for experts of their own.
 void compare_shapes(Verification& v, const std::vector<CheckedFile*>& files) {
   std::vector<CheckedFile*> read;
@@ -285,9 +355,9 @@ void compare_shapes(Verification& v, const std::vector<CheckedFile*>& files) {
       read.push_back(file);
     });
   }
-  const std::vector<size_t> first = first_equals(models.size(), [&](size_t i, size_t j) {
-    return models[i].param_shapes == models[j].param_shapes;
-  });
+  const std::vector<size_t> first = first_equals(
+      models.size(), [&](size_t i) { return hash_of(models[i].param_shapes); },
+      [&](size_t i, size_t j) { return models[i].param_shapes == models[j].param_shapes; });
   const size_t best = largest_kind(first);
   for (size_t i = 0; i < models.size(); ++i) {
     if (first[i] == best) continue;

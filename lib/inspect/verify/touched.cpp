@@ -54,7 +54,7 @@ std::unique_ptr<Checkpoint> opened_for_names(Verification& v) {
 // The findings of the records that hold some of the bytes of `source`.
 std::set<Finding*> findings_of(const TensorSource& source, const TouchedRecords& records) {
   std::set<Finding*> found;
-  source.lower([&](const SourceRun& run) {
+  source.without_repeats().lower([&](const SourceRun& run) {
     for (const Rows& rows : run.sources()) {
       const auto of_file = records.find(rows.file);
       if (of_file == records.end()) continue;

@@ -81,7 +81,10 @@ void Verification::skip(Check check, std::string why, bool done) {
   const std::lock_guard lock(mutex_);
   CheckDone& entry = report.checks[static_cast<size_t>(check)];
   entry.done = done;
-  if (entry.why.find(why) != std::string::npos) return;
+  // What another one says too is not repeated, as long as there are not too many to look.
+  constexpr size_t kLooked = 64 << 10;
+  if (!whys_[static_cast<size_t>(check)].insert(why).second) return;
+  if (entry.why.size() <= kLooked && entry.why.find(why) != std::string::npos) return;
   entry.why += (entry.why.empty() ? "" : "; ") + why;
 }
 
@@ -105,15 +108,25 @@ std::vector<CheckedFile*> Verification::of_kind(ShardName::Kind kind) {
 }
 
 std::vector<CheckedFile*> Verification::of_kind(ShardName::Kind kind, uint32_t mp_rank) {
-  std::vector<CheckedFile*> found = of_kind(kind);
-  std::erase_if(found, [&](const CheckedFile* file) { return file->name->mp_rank != mp_rank; });
+  std::vector<CheckedFile*> found;
+  for (CheckedFile& file : files) {
+    const bool is_its = file.name && file.name->kind == kind && file.name->mp_rank == mp_rank;
+    if (is_its && file.usable()) found.push_back(&file);
+  }
   return found;
 }
 
 CheckedFile* Verification::file_of(FileId id) {
-  const auto found = std::find_if(files.begin(), files.end(),
-                                  [&](const CheckedFile& file) { return file.id == id; });
-  return found == files.end() ? nullptr : &*found;
+  const std::lock_guard lock(mutex_);
+  if (indexed_ != files.size()) {
+    by_id_.assign(inputs.size(), files.size());
+    for (size_t i = files.size(); i-- > 0;) {
+      if (files[i].id < by_id_.size()) by_id_[files[i].id] = i;
+    }
+    indexed_ = files.size();
+  }
+  const size_t at = id < by_id_.size() ? by_id_[id] : files.size();
+  return at == files.size() ? nullptr : &files[at];
 }
 
 void Verification::set_damaged(std::vector<Extent> records) {
@@ -150,8 +163,8 @@ bool Verification::is_doubtful(const TensorSource& source) {
     const CheckedFile* file = file_of(id);
     doubtful = doubtful || (file != nullptr && file->suspect) || is_damaged(id, offset);
   };
-  source.lower([&](const SourceRun& run) {
-    stop_if_cancelled();  // a tensor that is expanded can have any number of runs
+  source.without_repeats().lower([&](const SourceRun& run) {
+    stop_if_cancelled();
     for (const Rows& rows : run.sources()) look(rows.file, rows.offset);
   });
   return doubtful;

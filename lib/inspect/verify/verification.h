@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <filesystem>
 #include <functional>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/keyed_hash.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/shard.h"
 #include "checkpoint/tag_folder.h"
@@ -113,6 +115,7 @@ class Verification {
   std::vector<CheckedFile*> of_kind(ShardName::Kind kind);
   // The same of one mp rank.
   std::vector<CheckedFile*> of_kind(ShardName::Kind kind, uint32_t mp_rank);
+  // Once they are opened. Any thread.
   CheckedFile* file_of(FileId id);
   // Whether bytes of `source` lie in records whose CRC32 is wrong, or in suspect files.
   bool is_doubtful(const TensorSource& source);
@@ -130,6 +133,9 @@ class Verification {
   bool is_damaged(FileId file, uint64_t offset) const;
 
   std::mutex mutex_;
+  std::array<KeyedSet<std::string>, kCheckCount> whys_;  // what skip() was given
+  std::vector<size_t> by_id_;                            // indices of files, the first of each id
+  size_t indexed_ = 0;                                   // how many files there were
   // By file and offset, apart.
   std::vector<Extent> damaged_;
 };
@@ -160,16 +166,17 @@ auto if_supported(Read&& read) -> std::optional<decltype(read())> {
 }
 
 // For each of `count` things the index of the first that it equals. Compares with one of each
-// kind only.
-template <typename Equal>
-std::vector<size_t> first_equals(size_t count, Equal&& equal) {
+// kind only, and with those that have the same `hash`: a number, equal of what is equal.
+template <typename Hash, typename Equal>
+std::vector<size_t> first_equals(size_t count, Hash&& hash, Equal&& equal) {
   std::vector<size_t> first(count);
-  std::vector<size_t> kinds;
+  KeyedMap<uint64_t, std::vector<size_t>> kinds;
   for (size_t i = 0; i < count; ++i) {
+    std::vector<size_t>& alike = kinds[hash(i)];
     const auto found =
-        std::find_if(kinds.begin(), kinds.end(), [&](size_t kind) { return equal(i, kind); });
-    first[i] = found == kinds.end() ? i : *found;
-    if (found == kinds.end()) kinds.push_back(i);
+        std::find_if(alike.begin(), alike.end(), [&](size_t kind) { return equal(i, kind); });
+    first[i] = found == alike.end() ? i : *found;
+    if (found == alike.end()) alike.push_back(i);
   }
   return first;
 }

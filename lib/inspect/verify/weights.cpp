@@ -10,6 +10,7 @@
 #include <system_error>
 #include <tuple>
 
+#include "base/keyed_hash.h"
 #include "format/tensors_in.h"
 #include "inspect/verify/verification.h"
 
@@ -68,6 +69,7 @@ class WeightsCheck {
 
   void collect() {
     for (CheckedFile& file : v_.files) {
+      if (file.whole()) readable_.insert(file.display);
       if (file.safetensors) {
         for (const SafetensorsEntry& entry : file.safetensors->entries()) {
           add(file, entry.name, entry.extent.size);
@@ -91,12 +93,6 @@ class WeightsCheck {
       }
     }
     total_once_ = total_once_ == 0 ? total_ : total_once_;
-  }
-
-  bool is_readable(const std::string& file) const {
-    return std::any_of(v_.files.begin(), v_.files.end(), [&](const CheckedFile& other) {
-      return other.display == file && other.whole();
-    });
   }
 
   void check_files(const WeightsIndex& index) {
@@ -133,7 +129,7 @@ class WeightsCheck {
       if (found != tensors_.end() && found->second.file == file) continue;
       if (unsupported_.contains(tensor)) continue;
       std::error_code failed;
-      if (found == tensors_.end() && !is_readable(file)) {
+      if (found == tensors_.end() && !readable_.contains(file)) {
         all_there_ = false;
         continue;
       }
@@ -177,6 +173,7 @@ class WeightsCheck {
   Verification& v_;
   std::map<std::string, Tensor> tensors_;
   std::set<std::string> unsupported_;  // names of tensors
+  KeyedSet<std::string> readable_;     // files
   uint64_t total_ = 0;
   uint64_t total_once_ = 0;  // views of one storage counted once
   bool all_there_ = true;
