@@ -166,13 +166,18 @@ std::string ds_config_text(const ordered_json& config) {
 
 ordered_json with_autos_from(ordered_json config, const ordered_json& source) {
   if (!config.is_object() || !source.is_object()) return config;
+  // An object looks at all its members for each that is to be found.
+  KeyedMap<std::string_view, const ordered_json*> members;
+  for (const auto& [key, value] : source.get_ref<const ordered_json::object_t&>()) {
+    members.emplace(key, &value);
+  }
   for (auto& [key, value] : config.get_ref<ordered_json::object_t&>()) {
-    const auto from = source.find(key);
-    if (from == source.end()) continue;
+    const auto from = members.find(key);
+    if (from == members.end()) continue;
     if (is_auto(value)) {
-      value = *from;
+      value = *from->second;
     } else if (value.is_object()) {
-      value = with_autos_from(std::move(value), *from);
+      value = with_autos_from(std::move(value), *from->second);
     }
   }
   return config;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "base/bytes.h"
@@ -55,7 +56,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace dsckpt;
   const std::string text(reinterpret_cast<const char*>(data), size);
   const MemoryFile memory(data, size);
-  refuse_or([&] { static_cast<void>(ds_config_text(load_ds_config(memory.path()))); });
+  refuse_or([&] {
+    const nlohmann::ordered_json config = load_ds_config(memory.path());
+    static_cast<void>(ds_config_text(with_autos_from(config, config)));
+  });
   refuse_or([&] { static_cast<void>(read_weights_index(memory.path())); });
   static_cast<void>(dtype_in_config(text));
   const std::string as_float16 = config_with_dtype(text, DType::float16);
