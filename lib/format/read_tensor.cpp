@@ -55,22 +55,19 @@ void read_combined(const InputFiles& inputs, const SourceRun& run, std::span<std
 // What is in many short pieces is read at once if there is no more from the first to the last.
 constexpr uint64_t kMostAtOnce = 1 << 20;
 
-// From the first byte to the last of elements that lie in several rows of one file.
+// From the first byte to the last of elements that lie in several rows.
 std::optional<Extent> span_of_rows(const TensorSource& source, int64_t first, int64_t count) {
   std::optional<Extent> span;
   uint64_t rows = 0;
-  bool plain = true;
   source.lower(first, count, [&](const SourceRun& run) {
     const Extent part = run.source.span(run.rows);
-    plain = plain && run.combine == Combine::none && run.stored == run.result &&
-            (!span || part.file == span->file);
     rows += run.rows;
     if (!span) span = part;
     const uint64_t end = std::max(span->end(), part.end());
     span->offset = std::min(span->offset, part.offset);
     span->size = end - span->offset;
   });
-  return plain && rows > 1 ? span : std::nullopt;
+  return rows > 1 ? span : std::nullopt;
 }
 
 // Picks elements out of the bytes of span_of_rows().
@@ -102,7 +99,8 @@ void read_elements(const InputFiles& inputs, const TensorSource& source, int64_t
   if (count < 0 || out.size() != static_cast<uint64_t>(count) * size_of(source.dtype())) {
     throw InconsistentError({}, "a buffer of another size than the elements to read");
   }
-  const std::optional<Extent> span = span_of_rows(source, first, count);
+  const std::optional<Extent> span =
+      source.is_strided() ? span_of_rows(source, first, count) : std::nullopt;
   if (span && span->size <= kMostAtOnce) {
     std::vector<std::byte> bytes(span->size);
     inputs[span->file].read_at(span->offset, bytes);

@@ -528,13 +528,18 @@ TensorSource TensorSource::without_copies_in(const std::vector<FileId>& files) c
 }
 
 TensorSource TensorSource::without_repeats() const {
-  const auto* node = std::get_if<Node::Stored>(&node_->what);
-  if (node == nullptr || !node->strided || numel() == 0) return *this;
+  if (!is_strided() || numel() == 0) return *this;
+  const auto& node = std::get<Node::Stored>(node_->what);
   Shape shape = this->shape();
   for (size_t i = 0; i < shape.size(); ++i) {
-    if (node->strided->strides[i] == 0) shape[i] = 1;
+    if (node.strided->strides[i] == 0) shape[i] = 1;
   }
-  return stored(node->extent, dtype(), std::move(shape), node->strided->strides);
+  return stored(node.extent, dtype(), std::move(shape), node.strided->strides);
+}
+
+bool TensorSource::is_strided() const {
+  const auto* node = std::get_if<Node::Stored>(&node_->what);
+  return node != nullptr && node->strided;
 }
 
 DType TensorSource::dtype() const {

@@ -134,6 +134,8 @@ class TensorSource {
   // Of a stored() tensor with strides of 0: each element once, so these dimensions have size 1.
   // Any other tensor is returned as it is.
   TensorSource without_repeats() const;
+  // Whether it is a stored() tensor that was given strides.
+  bool is_strided() const;
 
   DType dtype() const;
   const Shape& shape() const;
