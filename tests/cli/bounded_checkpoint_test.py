@@ -43,7 +43,7 @@ class BoundedTest(CliTest):
 
     def refused(self, pattern, tool, source, *arguments):
         """A run that refuses the checkpoint before it takes much memory."""
-        done = self.dry_run(tool, source, "--max-memory=1GB", *arguments)
+        done = self.dry_run(tool, source, *cli_common.memory_limit("1GB"), *arguments)
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertRegex(done.stderr, pattern)
 
@@ -482,7 +482,7 @@ class RulesTest(BoundedTest):
             info["affine_map"]["params"].update(entries)
 
         folder = self.with_rules("autotp2_dp2_z1_fp32", edit)
-        done = self.dry_run("zero-to-fp32", folder, "--max-memory=1GB")
+        done = self.dry_run("zero-to-fp32", folder, *cli_common.memory_limit("1GB"))
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_ranks_may_share_the_list_of_who_holds_a_block(self):

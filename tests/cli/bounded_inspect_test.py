@@ -277,11 +277,11 @@ class BoundedInspectTest(CliTest):
 
     def test_nobody_lists_the_pieces_of_a_tensor_that_repeats_them(self):
         path = self.weights([8], w=tensor(Storage("0", 8), (1 << 40, 2, 2), (0, 3, 1)))
-        done = self.tool("ckpt-inspect", "where", path, "w", "--max-memory=1GB")
+        done = self.tool("ckpt-inspect", "where", path, "w", *cli_common.memory_limit("1GB"))
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertIn(f"repeats its elements in {1 << 40} pieces", done.stderr)
         for command in ["list"], ["print", "w"], []:
-            done = self.tool("ckpt-inspect", *command[:1], path, *command[1:], "--max-memory=1GB")
+            done = self.tool("ckpt-inspect", *command[:1], path, *command[1:], *cli_common.memory_limit("1GB"))
             self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_another_name_of_a_tensor_is_looked_for_once(self):
@@ -303,7 +303,7 @@ class BoundedInspectTest(CliTest):
     def test_the_key_of_a_storage_is_short(self):
         long = Storage("k" * (1 << 20), 1)
         path = self.written("pytorch_model.bin", archive({f"w{i}": tensor(long) for i in range(40000)}))
-        found = self.findings(path, "--max-memory=1GB", count=40000)
+        found = self.findings(path, *cli_common.memory_limit("1GB"), count=40000)
         self.assertEqual({each["message"] for each in found}, {"a storage whose key has 1048576 bytes"})
 
     def ranks(self, values):

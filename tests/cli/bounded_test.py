@@ -223,9 +223,9 @@ class BoundedTest(CliTest):
 
     def test_tensors_that_repeat_themselves_in_pieces(self):
         self.refused(3, "data/0: repeats its elements in 16777216 pieces", "zero-to-fp32", self.repeated(1, 1 << 24),
-                     self.new_path(), "--dry-run", "--max-memory=1GB")
+                     self.new_path(), "--dry-run", *cli_common.memory_limit("1GB"))
         self.refused(3, "the tensors lie in too many pieces of the same bytes", "zero-to-fp32",
-                     self.repeated(200, 1 << 17), self.new_path(), "--dry-run", "--max-memory=1GB")
+                     self.repeated(200, 1 << 17), self.new_path(), "--dry-run", *cli_common.memory_limit("1GB"))
         found = torch.load(self.convert(self.repeated(1, 1000)) / "pytorch_model.bin")
         self.assertTrue(torch.equal(found["w0"], torch.tensor([[0., 1], [3, 4]]).expand(1000, 2, 2)))
 
@@ -241,7 +241,7 @@ class BoundedTest(CliTest):
             group = {**inner["param_groups"][0], "params": list(range(len(names)))}
             inner["param_groups"] = [{**group, **{f"option{i}": 0 for i in range(2000)}}]
         self.refused(3, "the keys and values of the folder take more than 134.22 MB(.|\n)*--weights-only",
-                     "to-dcp", scratch.folder, self.new_path(), "--dp=2", "--dry-run", "--max-memory=1GB")
+                     "to-dcp", scratch.folder, self.new_path(), "--dp=2", "--dry-run", *cli_common.memory_limit("1GB"))
 
     def test_many_options_that_are_left_out(self):
         scratch = self.scratch("z0_fp32_w2")
