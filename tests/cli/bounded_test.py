@@ -1,4 +1,4 @@
-"""Inputs that are small, and were once the end of a tool: by its stack, its memory, or a state that nobody thought of."""
+"""Inputs that are small, and were once the end of a tool: by its stack, its memory, or a state nobody thought of."""
 import json
 import resource
 import struct
@@ -28,8 +28,8 @@ def colliding_names(count):
     start = numpy.uint64((0xc70f6907 ^ (16 * factor)) & bits)
     names, numbers = [], numpy.arange(1 << 20, dtype=numpy.uint64)
     while len(names) < count:
-        first = sum((numpy.uint64(ord("a")) + ((numbers >> numpy.uint64(4 * i)) & numpy.uint64(15))) << numpy.uint64(8 * i)
-                    for i in range(8))
+        letters = [numpy.uint64(ord("a")) + ((numbers >> numpy.uint64(4 * i)) & numpy.uint64(15)) for i in range(8)]
+        first = sum(letter << numpy.uint64(8 * i) for i, letter in enumerate(letters))
         second = mix((start ^ mix(first, mixed)) * mixed, unmixed)
         both = numpy.stack([first, second], axis=1).view(numpy.uint8)
         names += [bytes(name).decode() for name in both[((both > 0) & (both < 0x80)).all(axis=1)]]
