@@ -31,16 +31,6 @@ void read(const InputFiles& inputs, const TensorSource& tensor, int64_t first, i
   read_elements(inputs, tensor, first, count, out);
 }
 
-bool same_elements(const InputFiles& inputs, const TensorSource& a, const TensorSource& b) {
-  std::vector<std::byte> of_a;
-  std::vector<std::byte> of_b;
-  return holds_throughout(a.numel(), [&](int64_t first, int64_t count) {
-    read(inputs, a, first, count, of_a);
-    read(inputs, b, first, count, of_b);
-    return of_a == of_b;
-  });
-}
-
 }  // namespace
 
 bool is_rounding_of(const InputFiles& inputs, const TensorSource& low, const TensorSource& master) {
@@ -58,10 +48,22 @@ bool is_rounding_of(const InputFiles& inputs, const TensorSource& low, const Ten
 
 bool same_values(const InputFiles& inputs, const TensorSource& a, const TensorSource& b) {
   if (a.dtype() != b.dtype() || a.shape() != b.shape()) return false;
-  const TensorSource once_a = a.without_repeats();
-  const TensorSource once_b = b.without_repeats();
-  const bool alike = once_a.shape() == once_b.shape();
-  return alike ? same_elements(inputs, once_a, once_b) : same_elements(inputs, a, b);
+  const std::pair<TensorSource, TensorSource> once = without_same_repeats(a, b);
+  std::vector<std::byte> of_a;
+  std::vector<std::byte> of_b;
+  return holds_throughout(once.first.numel(), [&](int64_t first, int64_t count) {
+    read(inputs, once.first, first, count, of_a);
+    read(inputs, once.second, first, count, of_b);
+    return of_a == of_b;
+  });
+}
+
+std::pair<TensorSource, TensorSource> without_same_repeats(const TensorSource& a,
+                                                           const TensorSource& b) {
+  TensorSource once_a = a.without_repeats();
+  TensorSource once_b = b.without_repeats();
+  if (once_a.shape() != once_b.shape()) return {a, b};
+  return {std::move(once_a), std::move(once_b)};
 }
 
 bool is_constant(const InputFiles& inputs, const TensorSource& source) {

@@ -2,6 +2,8 @@
 // that memory does not grow with the tensors.
 #pragma once
 
+#include <utility>
+
 #include "io/input_file.h"
 #include "plan/tensor_source.h"
 
@@ -14,6 +16,11 @@ bool is_rounding_of(const InputFiles& inputs, const TensorSource& low, const Ten
 
 // Whether both have the same type, shape and bytes.
 bool same_values(const InputFiles& inputs, const TensorSource& a, const TensorSource& b);
+
+// Two tensors of one shape, each without its repeats if both have the same: they are equal if these
+// are.
+std::pair<TensorSource, TensorSource> without_same_repeats(const TensorSource& a,
+                                                           const TensorSource& b);
 
 // Whether all elements have the same bytes; so have those of a tensor of one or no element.
 bool is_constant(const InputFiles& inputs, const TensorSource& tensor);

@@ -537,15 +537,13 @@ TensorSource TorchArchive::storage(const Value& value) const {
 }
 
 std::optional<Extent> TorchArchive::bytes_of_storage(const Value& value) const {
-  const auto id = value.persistent_id().sequence_or_empty();
-  if (id.size() < 3 || !id[2].is(Kind::string)) return std::nullopt;
-  if (id[2].as_string().size() > kMaxStorageKey) return std::nullopt;
-  const std::string key(id[2].as_string());
+  const std::optional<std::string> key = storage_key(value);
+  if (!key) return std::nullopt;
   if (!impl_->zip) {
-    const auto found = impl_->legacy_storages.find(key);
+    const auto found = impl_->legacy_storages.find(*key);
     return found == impl_->legacy_storages.end() ? std::nullopt : std::optional(found->second);
   }
-  const ZipEntry* entry = impl_->zip->find(impl_->member(key));
+  const ZipEntry* entry = impl_->zip->find(impl_->member(*key));
   if (entry == nullptr) return std::nullopt;
   return impl_->record_extent(*entry);
 }
@@ -608,11 +606,9 @@ std::vector<uint32_t> TorchArchive::checksums(const Value& value) const {
   std::vector<uint32_t> found;
   if (!impl_->zip || !impl_->zip->has_checksums()) return found;
   for (const Value& persistent : persistent_values(value)) {
-    const auto id = persistent.persistent_id().sequence_or_empty();
-    if (id.size() < 3 || !id[2].is(Kind::string)) continue;
-    if (id[2].as_string().size() > kMaxStorageKey) continue;
-    const std::string name = impl_->prefix + "/data/" + std::string(id[2].as_string());
-    if (const ZipEntry* entry = impl_->zip->find(name)) found.push_back(entry->crc32);
+    const std::optional<std::string> key = storage_key(persistent);
+    const ZipEntry* entry = key ? impl_->zip->find(impl_->member(*key)) : nullptr;
+    if (entry != nullptr) found.push_back(entry->crc32);
   }
   return found;
 }

@@ -140,7 +140,17 @@ uint64_t non_negative(const pickle::Value& value, const char* what) {
   return static_cast<uint64_t>(number);
 }
 
+// Torch's are numbers, and each tensor has a copy of it.
+constexpr size_t kMaxStorageKey = 1000;
+
 }  // namespace
+
+std::optional<std::string> storage_key(const pickle::Value& persistent) {
+  const auto id = persistent.persistent_id().sequence_or_empty();
+  if (id.size() < 3 || !id[2].is(pickle::Kind::string)) return std::nullopt;
+  if (id[2].as_string().size() > kMaxStorageKey) return std::nullopt;
+  return std::string(id[2].as_string());
+}
 
 StorageId StorageId::parse(const pickle::Value& id) {
   const auto fields = id.as_sequence();

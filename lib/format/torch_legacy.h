@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -19,9 +20,6 @@ namespace dsckpt {
 
 // What a persistent id of torch says: ("storage", class, key, location, numel), with a sixth value
 // in the legacy form, None or (view_key, offset, numel): a piece of the storage.
-// How long the key of a storage may be: torch's are numbers, and each tensor has a copy of it.
-inline constexpr size_t kMaxStorageKey = 1000;
-
 struct StorageId {
   std::string key;
   DType dtype = DType::uint8;  // uint8 if the storage is untyped
@@ -30,10 +28,14 @@ struct StorageId {
   uint64_t view_begin = 0;     // bytes; the piece that tensors see
   uint64_t view_end = 0;
 
-  // Throws CorruptError if `id` is not of this form, UnsupportedError for classes of other
-  // libraries and of quantised types.
+  // Throws CorruptError if `id` is not of this form or its key is longer than any of torch's,
+  // UnsupportedError for classes of other libraries and of quantised types.
   static StorageId parse(const pickle::Value& id);
 };
+
+// The key of the storage that a persistent value names, of whatever type; nothing if it names none,
+// or by a key that parse() refuses for its length.
+std::optional<std::string> storage_key(const pickle::Value& persistent);
 
 // Values of one document, by Value::identity().
 using ValueSet = std::unordered_set<const void*>;

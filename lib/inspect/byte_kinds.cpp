@@ -248,10 +248,8 @@ FileBytes account(const InputFiles& inputs, const TorchArchive& archive,
   }
   // Tensors of kinds that are not read, quantized ones say, have their storages whole.
   for (const Value& value : persistent_values(archive.root())) {
-    const auto id = value.persistent_id().sequence_or_empty();
-    const bool has_key = id.size() > 2 && id[2].is(pickle::Kind::string) &&
-                         id[2].as_string().size() <= kMaxStorageKey;
-    if (!has_key || viewed.contains(std::string(id[2].as_string()))) continue;
+    const std::optional<std::string> key = storage_key(value);
+    if (!key || viewed.contains(*key)) continue;
     if (const std::optional<Extent> storage = archive.bytes_of_storage(value)) {
       reachable.add(storage->offset, storage->end());
     }

@@ -11,6 +11,7 @@
 #include "base/patterns.h"
 #include "checkpoint/model_states.h"
 #include "deepspeed/keys.h"
+#include "format/compare_values.h"
 #include "format/read_tensor.h"
 #include "inspect/verify/verification.h"
 
@@ -34,11 +35,9 @@ void count_compared(Verification& v, uint64_t bytes) {
 // Where in `whole_a` the first byte is in which two tensors of one type and shape differ.
 std::optional<Extent> first_difference(Verification& v, const TensorSource& whole_a,
                                        const TensorSource& whole_b) {
-  const TensorSource once_a = whole_a.without_repeats();
-  const TensorSource once_b = whole_b.without_repeats();
-  const bool alike = once_a.shape() == once_b.shape();
-  const TensorSource& a = alike ? once_a : whole_a;
-  const TensorSource& b = alike ? once_b : whole_b;
+  const std::pair<TensorSource, TensorSource> read = without_same_repeats(whole_a, whole_b);
+  const TensorSource& a = read.first;
+  const TensorSource& b = read.second;
   std::vector<std::byte> left;
   std::vector<std::byte> right;
   const uint64_t item = size_of(a.dtype());

@@ -108,11 +108,8 @@ std::vector<CheckedFile*> Verification::of_kind(ShardName::Kind kind) {
 }
 
 std::vector<CheckedFile*> Verification::of_kind(ShardName::Kind kind, uint32_t mp_rank) {
-  std::vector<CheckedFile*> found;
-  for (CheckedFile& file : files) {
-    const bool is_its = file.name && file.name->kind == kind && file.name->mp_rank == mp_rank;
-    if (is_its && file.usable()) found.push_back(&file);
-  }
+  std::vector<CheckedFile*> found = of_kind(kind);
+  std::erase_if(found, [&](const CheckedFile* file) { return file->name->mp_rank != mp_rank; });
   return found;
 }
 
