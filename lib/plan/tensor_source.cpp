@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -152,6 +153,37 @@ Overloaded(F...) -> Overloaded<F...>;
 struct Column {
   RunCursor cursor;
   uint64_t block;  // elements
+};
+
+// Counts the runs of several parts that are looked at together. Each part may repeat some bytes as
+// often as one tensor may, all of them together may not.
+class RunCount {
+ public:
+  void begin_part() { of_part_ = 0; }
+
+  // Throws UnsupportedError if they are too many for the bytes that they lie in.
+  void add(const SourceRun& run) {
+    if (++of_part_ <= kFew) return;
+    for (const Rows& rows : run.sources()) {
+      uint64_t& reach = reach_[rows.file];
+      const uint64_t end = std::max(reach, rows.span(run.rows).end());
+      reached_ += end - reach;
+      reach = end;
+      ++count_;
+    }
+    if (count_ <= kMost || count_ <= reached_ / kLeastRun) return;
+    throw UnsupportedError({}, "the tensors lie in too many pieces of the same bytes");
+  }
+
+ private:
+  static constexpr uint64_t kFew = 64;  // of a part: those of nearly all tensors
+  static constexpr uint64_t kMost = 1 << 20;
+  static constexpr uint64_t kLeastRun = 4;  // bytes of its own, as PlanBuilder wants them
+
+  uint64_t of_part_ = 0;
+  uint64_t count_ = 0;
+  std::map<FileId, uint64_t> reach_;
+  uint64_t reached_ = 0;
 };
 
 // Appends `run` to `runs`, whose newest one may just become longer.
@@ -575,13 +607,17 @@ void TensorSource::Node::lower_pieces(const Cat& node, int64_t first, int64_t le
 void TensorSource::Node::lower_blocks(const Cat& node, int64_t begin, int64_t end, DType result,
                                       const Emit& emit) const {
   std::vector<Column> parts;
+  RunCount count;
   for (const TensorSource& part : node.parts) {
     const Node& child = *part.node_;
     const int64_t block = inner_numel(child.shape, node.dim);
     if (block == 0) continue;
     std::vector<SourceRun> runs;
-    child.lower(begin * block, (end - begin) * block, result,
-                [&](const SourceRun& run) { append(runs, run); });
+    count.begin_part();
+    child.lower(begin * block, (end - begin) * block, result, [&](const SourceRun& run) {
+      count.add(run);
+      append(runs, run);
+    });
     parts.push_back({RunCursor(std::move(runs)), static_cast<uint64_t>(block)});
   }
   while (begin < end) {
@@ -712,9 +748,14 @@ void TensorSource::Node::lower_kind(const Cast& node, int64_t first, int64_t len
 void TensorSource::Node::lower_kind(const Combined& node, int64_t first, int64_t length,
                                     DType result, const Emit& emit) const {
   std::vector<RunCursor> cursors;
+  RunCount count;
   for (const TensorSource& part : node.parts) {
     std::vector<SourceRun> runs;
-    part.node_->lower(first, length, dtype, [&](const SourceRun& run) { runs.push_back(run); });
+    count.begin_part();
+    part.node_->lower(first, length, dtype, [&](const SourceRun& run) {
+      count.add(run);
+      runs.push_back(run);
+    });
     cursors.emplace_back(std::move(runs));
   }
   while (!cursors.front().done()) {
@@ -737,10 +778,14 @@ void TensorSource::Node::lower_kind(const Combined& node, int64_t first, int64_t
 void TensorSource::Node::lower_kind(const Weighted& node, int64_t first, int64_t length,
                                     DType result, const Emit& emit) const {
   std::vector<RunCursor> cursors;
+  RunCount count;
   for (const TensorSource& part : node.parts) {
     std::vector<SourceRun> runs;
-    part.node_->lower(first, length, part.dtype(),
-                      [&](const SourceRun& run) { append(runs, run); });
+    count.begin_part();
+    part.node_->lower(first, length, part.dtype(), [&](const SourceRun& run) {
+      count.add(run);
+      append(runs, run);
+    });
     cursors.emplace_back(std::move(runs));
   }
   while (!cursors.front().done()) {

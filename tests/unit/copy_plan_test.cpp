@@ -458,6 +458,33 @@ TEST(PlanBuilder, RefusesTheSameBytesInMillionsOfPieces) {
                "the tensors lie in too many pieces of the same bytes");
 }
 
+// Each of the parts alone may lie so.
+TEST(TensorSource, RefusesPartsThatTogetherRepeatTheSameBytes) {
+  const auto emit = [](const SourceRun&) {};
+  const auto refused = [&](const TensorSource& tensor) {
+    EXPECT_ERROR(tensor.lower(emit), UnsupportedError,
+                 "the tensors lie in too many pieces of the same bytes");
+  };
+  const std::vector<TensorSource> few(8, repeated(1 << 17));
+  const std::vector<TensorSource> many(9, repeated(1 << 17));
+  EXPECT_NO_THROW(TensorSource::same(few, "parts").lower(emit));
+  refused(TensorSource::same(many, "parts"));
+  EXPECT_NO_THROW(TensorSource::cat(1, few).lower(emit));
+  refused(TensorSource::cat(1, many));
+  refused(TensorSource::same({TensorSource::cat(0, many), TensorSource::cat(0, many)}, "parts"));
+  const TensorSource floats =
+      TensorSource::stored({0, 0, 20}, DType::float32, {1 << 17, 2, 2}, {0, 3, 1});
+  EXPECT_NO_THROW(TensorSource::sum(std::vector<TensorSource>(8, floats)).lower(emit));
+  refused(TensorSource::sum(std::vector<TensorSource>(9, floats)));
+  // Bytes of their own.
+  std::vector<TensorSource> whole;
+  for (uint64_t i = 0; i < 16; ++i) {
+    whole.push_back(
+        TensorSource::stored({0, i << 22, 1 << 22}, DType::uint8, {1 << 17, 4, 2}, {32, 9, 1}));
+  }
+  EXPECT_NO_THROW(TensorSource::same(whole, "parts").lower(emit));
+}
+
 TEST(TensorSource, HasEachElementOnceWithoutRepeats) {
   const TensorSource once = repeated(int64_t{1} << 40).without_repeats();
   EXPECT_EQ(once.shape(), (Shape{1, 2, 2}));
