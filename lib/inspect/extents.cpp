@@ -44,7 +44,7 @@ std::string nearest_name(const Contents& contents, const std::string& name) {
   return best;
 }
 
-constexpr size_t kMaxExtents = 10'000'000;
+constexpr size_t kMaxExtents = 1 << 17;
 
 class Collector {
  public:
