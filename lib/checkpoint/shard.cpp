@@ -13,6 +13,7 @@ namespace {
 
 // Deeper than any optimizer's settings.
 constexpr int kMaxPlainDepth = 32;
+constexpr size_t kBytesOfValue = 64;  // of a text: longer ones count as several
 
 // torch.save names a zip's top folder after the file it writes, so the folder tells under which
 // name, and so by which rank, a shard was saved. Streams are named "archive", and users rename
