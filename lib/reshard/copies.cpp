@@ -71,16 +71,24 @@ RankFreeFiles::RankFreeFiles(InputFiles& inputs, const Checkpoint& source)
     auto opened = open_shards(inputs, folder.of_kind(kind), folder.display_root());
     std::move(opened.begin(), opened.end(), std::back_inserter(shards_));
   }
+  for (const Shard& shard : shards_) {
+    Layers& layers = layers_[shard.name.mp_rank];
+    if (shard.name.kind == Kinds::layer) layers.numbers.insert(shard.name.layer);
+    if (shard.name.kind == Kinds::expert) {
+      layers.experts[shard.name.layer].insert(shard.name.expert);
+    }
+  }
 }
 
-bool RankFreeFiles::has(const ShardName& name) const {
-  return std::any_of(shards_.begin(), shards_.end(),
-                     [&](const Shard& shard) { return shard.name == name; });
+const RankFreeFiles::Layers& RankFreeFiles::layers_of(uint32_t mp_rank) const {
+  static const Layers kNone;
+  const auto found = layers_.find(mp_rank);
+  return found == layers_.end() ? kNone : found->second;
 }
 
-std::vector<std::string> RankFreeFiles::missing_layers(const Checkpoint& world,
-                                                       uint32_t tp_rank) const {
-  if (!root_of(world).find_or_none(keys::kModule).is_none()) return {};
+void RankFreeFiles::find_missing_layers(const Checkpoint& world, uint32_t tp_rank,
+                                        Missing& missing) const {
+  if (!root_of(world).find_or_none(keys::kModule).is_none()) return;
   std::set<uint32_t> layers;
   std::map<std::string, std::set<std::string>> tied;
   for (const std::string& name : names_of(world)) {
@@ -88,29 +96,28 @@ std::vector<std::string> RankFreeFiles::missing_layers(const Checkpoint& world,
     if (auto part = tied_part(name)) tied[part->first].insert(std::move(part->second));
   }
   const std::string slice = mesh_.tp > 1 ? "-model_" + two_digits(tp_rank) : "";
-  std::vector<std::string> missing;
+  const auto lacks = [&](const std::string& layer, const std::string& why) {
+    if (++missing.count > kMaxListed + 1) return;
+    missing.listed.push_back("layer_" + layer + slice + "-model_states.pt" + why);
+  };
+  const std::set<uint32_t>& there = layers_of(tp_rank).numbers;
   for (const uint32_t layer : layers) {
-    if (has({.kind = Kinds::layer, .mp_rank = tp_rank, .layer = layer})) continue;
-    missing.push_back("layer_" + two_digits(layer) + slice + "-model_states.pt");
+    if (!there.contains(layer)) lacks(two_digits(layer), "");
   }
   for (const auto& layer : tied) {
     const bool found = std::any_of(shards_.begin(), shards_.end(), [&](const Shard& shard) {
       return shard.name.kind == Kinds::layer && shard.name.mp_rank == tp_rank &&
              !layers.contains(shard.name.layer) && holds(shard, world, layer.first, layer.second);
     });
-    if (!found) {
-      missing.push_back("layer_*" + slice + "-model_states.pt of the tied layer '" + layer.first +
-                        "'");
-    }
+    if (!found) lacks("*", " of the tied layer '" + layer.first + "'");
   }
-  return missing;
 }
 
 // Stage 3 keeps experts in the optimizer's files only.
-std::vector<std::string> RankFreeFiles::missing_experts(const Checkpoint& world,
-                                                        uint32_t mp_rank) const {
-  std::vector<std::string> missing;
-  if (world.facts().zero_stage == 3) return missing;
+void RankFreeFiles::find_missing_experts(const Checkpoint& world, uint32_t mp_rank,
+                                         Missing& missing) const {
+  if (world.facts().zero_stage == 3) return;
+  const std::map<uint32_t, std::set<uint32_t>>& of_layers = layers_of(mp_rank).experts;
   const auto counts = root_of(world).find_or_none("num_experts").sequence_or_empty();
   for (uint32_t layer = 0; layer < counts.size(); ++layer) {
     const int64_t count = counts[layer].is(Kind::integer) ? counts[layer].as_int() : 0;
@@ -119,24 +126,31 @@ std::vector<std::string> RankFreeFiles::missing_experts(const Checkpoint& world,
           {.file = world.model_files().front().path.string(), .member = "num_experts"},
           "does not say how many experts layer " + std::to_string(layer) + " has");
     }
-    for (uint32_t expert = 0; expert < count; ++expert) {
-      if (has({.kind = Kinds::expert, .mp_rank = mp_rank, .layer = layer, .expert = expert})) {
-        continue;
-      }
-      missing.push_back("layer_" + std::to_string(layer) + "_expert_" + std::to_string(expert) +
-                        "_mp_rank_" + two_digits(mp_rank) + "_model_states.pt");
+    static const std::set<uint32_t> kNone;
+    const auto found = of_layers.find(layer);
+    const std::set<uint32_t>& there = found == of_layers.end() ? kNone : found->second;
+    // A few bytes may speak of millions of experts: they are counted, not walked.
+    const auto end = there.lower_bound(static_cast<uint32_t>(count));
+    uint64_t lacking =
+        static_cast<uint64_t>(count) - static_cast<uint64_t>(std::distance(there.begin(), end));
+    missing.count += lacking;
+    for (uint32_t expert = 0; lacking > 0 && missing.listed.size() <= kMaxListed; ++expert) {
+      if (there.contains(expert)) continue;
+      const ShardName name{
+          .kind = Kinds::expert, .mp_rank = mp_rank, .layer = layer, .expert = expert};
+      missing.listed.push_back(name.file_name());
+      --lacking;
     }
   }
-  return missing;
 }
 
 void RankFreeFiles::check(const Checkpoint& world, uint32_t mp_rank) const {
-  std::vector<std::string> missing = missing_layers(world, mp_rank % mesh_.tp);
-  const std::vector<std::string> experts = missing_experts(world, mp_rank);
-  missing.insert(missing.end(), experts.begin(), experts.end());
-  if (missing.empty()) return;
-  throw InconsistentError({.file = folder_},
-                          std::to_string(missing.size()) + " files are missing:" + listed(missing));
+  Missing missing;
+  find_missing_layers(world, mp_rank % mesh_.tp, missing);
+  find_missing_experts(world, mp_rank, missing);
+  if (missing.count == 0) return;
+  throw InconsistentError({.file = folder_}, std::to_string(missing.count) +
+                                                 " files are missing:" + listed(missing.listed));
 }
 
 void RankFreeFiles::lay_out(PlanBuilder& plan, const std::string& folder) const {

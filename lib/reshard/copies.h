@@ -2,6 +2,9 @@
 // layers and single experts. Resharding copies them byte for byte.
 #pragma once
 
+#include <cstdint>
+#include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,14 +29,25 @@ class RankFreeFiles {
   void lay_out(PlanBuilder& plan, const std::string& folder) const;
 
  private:
-  bool has(const ShardName& name) const;
-  std::vector<std::string> missing_layers(const Checkpoint& world, uint32_t tp_rank) const;
-  std::vector<std::string> missing_experts(const Checkpoint& world, uint32_t mp_rank) const;
+  struct Missing {
+    uint64_t count = 0;
+    std::vector<std::string> listed;  // as many of them as a message lists, and one more
+  };
+  // That there are files of.
+  struct Layers {
+    std::set<uint32_t> numbers;
+    std::map<uint32_t, std::set<uint32_t>> experts;  // by layer
+  };
+
+  void find_missing_layers(const Checkpoint& world, uint32_t tp_rank, Missing& missing) const;
+  void find_missing_experts(const Checkpoint& world, uint32_t mp_rank, Missing& missing) const;
+  const Layers& layers_of(uint32_t mp_rank) const;
 
   InputFiles& inputs_;
   Mesh mesh_;
   std::string folder_;
   std::vector<Shard> shards_;
+  std::map<uint32_t, Layers> layers_;  // by mp rank
 };
 
 }  // namespace dsckpt
