@@ -100,12 +100,14 @@ class DcpGroups {
     FileId file = 0;
   };
 
-  static std::vector<std::string> names_in(const Value& params) {
+  std::vector<std::string> names_in(const Value& params) {
     std::vector<std::string> names;
     for (const Value& name : params.sequence_or_empty()) {
       // Numbers are those of optimizer.state_dict().
       names.push_back(name.is(Kind::string) ? std::string(name.as_string())
                                             : std::to_string(name.as_int()));
+      if (known_.insert(names.back()).second) continue;
+      throw InconsistentError({}, "has '" + names.back() + "' in two places");
     }
     return names;
   }
@@ -129,7 +131,6 @@ class DcpGroups {
 
   void read_whole(const DcpEntry& entry) {
     const TorchArchive archive = files_.open_value(entry);
-    KeyedSet<std::string> known;  // an optimizer has a parameter once
     in_context({.file = draft_.inputs[archive.file()].display(), .tensor = entry.name()}, [&] {
       for (const Value& group : archive.root().as_sequence()) {
         Made& made = begin(made_.emplace_back(), files_.metadata_file(entry));
@@ -137,10 +138,6 @@ class DcpGroups {
           const std::string name(key.as_string());
           if (name == kParamsKey) {
             made.params = names_in(value);
-            for (const std::string& param : made.params) {
-              if (known.insert(param).second) continue;
-              throw InconsistentError({}, "has '" + param + "' in two places");
-            }
           } else {
             set(made, name, archive, value);
           }
@@ -216,6 +213,7 @@ class DcpGroups {
   const DcpFiles& files_;
   const DcpKeys& keys_;
   std::vector<Made> made_;
+  KeyedSet<std::string> known_;  // an optimizer has a parameter once
   std::set<std::string> left_out_;
 };
 

@@ -181,6 +181,24 @@ class DcpTest(OracleTest):
             self.assertEqual({(out / file).read_bytes() for out in written}, {(written[0] / file).read_bytes()})
         self.assert_same_tensors(torch.load(written[0] / "pytorch_model.bin"), state["model"])
 
+    def test_a_parameter_in_two_groups_is_refused(self):
+        net = dcp_writer.Net()
+        params = [p for p in net.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW([{"params": params[:1]}, {"params": params[1:]}], lr=0.5)
+        net(torch.arange(6)).backward()
+        optimizer.step()
+        state = {"model": get_model_state_dict(net), "optim": get_optimizer_state_dict(net, optimizer)}
+        twice, = state["optim"]["param_groups"][0]["params"]
+        state["optim"]["param_groups"][1]["params"].append(twice)
+        for release in ("2_3", _version._derived_version):  # as one value, and as many
+            with self.subTest(release):
+                folder = self.scratch / f"of-{release}"
+                with unittest.mock.patch.object(_version, "_derived_version", release):
+                    dcp.save(state, checkpoint_id=folder, no_dist=True)
+                done = run_tool("to-universal", folder, self.scratch / "universal")
+                self.assertEqual(done.returncode, 3, done.stderr)
+                self.assertRegex(done.stderr, f"{twice}' in two places|{twice}: ")
+
     def test_the_model_is_found_among_other_dicts(self):
         net = dcp_writer.Net()
         optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=0.5)
