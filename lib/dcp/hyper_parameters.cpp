@@ -4,7 +4,6 @@
 #include <functional>
 #include <optional>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 
 #include "base/text.h"
@@ -20,39 +19,6 @@ namespace {
 constexpr std::string_view kDecoupled = "decoupled_weight_decay";
 constexpr uint64_t kMostBytes = uint64_t{128} << 20;
 
-class PlainWalk {
- public:
-  bool is_plain(const Value& value) {
-    switch (value.kind()) {
-      case Kind::none:
-      case Kind::boolean:
-      case Kind::integer:
-      case Kind::big_integer:
-      case Kind::real:
-      case Kind::string:
-      case Kind::bytes:
-        return true;
-      case Kind::tuple:
-      case Kind::list:
-        return !is_new(value) || std::all_of(value.as_sequence().begin(), value.as_sequence().end(),
-                                             [&](const Value& item) { return is_plain(item); });
-      case Kind::dict: {
-        const auto& items = value.as_dict().items;
-        return !is_new(value) || std::all_of(items.begin(), items.end(), [&](const auto& item) {
-          return is_plain(item.first) && is_plain(item.second);
-        });
-      }
-      default:
-        return false;
-    }
-  }
-
- private:
-  // Values may be shared as often as one likes.
-  bool is_new(const Value& value) { return seen_.insert(value.identity()).second; }
-  std::unordered_set<const void*> seen_;
-};
-
 TorchArchiveWriter::Written written(Value value) {
   TorchArchiveWriter writer;
   writer.document().set_root(value);
@@ -61,13 +27,14 @@ TorchArchiveWriter::Written written(Value value) {
 
 // `value` as torch's optimizer has it; nullopt if it is no plain data.
 std::optional<TorchArchiveWriter::Written> option_of(const TorchArchive& archive,
-                                                     std::string_view key, const Value& value) {
+                                                     std::string_view key, const Value& value,
+                                                     PlainData& plain) {
   if (TorchArchive::is_tensor(value)) {
     const std::optional<double> number = archive.scalar(value);
     if (!number) return std::nullopt;
     return written(Document::real(*number));
   }
-  if (!is_plain_data(value)) return std::nullopt;
+  if (!plain.is_plain(value)) return std::nullopt;
   TorchArchiveWriter writer;
   Value root = writer.import(archive, value);
   // DeepSpeed's optimizers keep the list that the configuration has.
@@ -97,8 +64,43 @@ std::optional<bool> is_decoupled(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-bool is_plain_data(const Value& value) {
-  return PlainWalk().is_plain(value);
+bool PlainData::is_plain(const Value& value) {
+  seen_.clear();
+  return walk(value);
+}
+
+bool PlainData::walk(const Value& value) {
+  switch (value.kind()) {
+    case Kind::none:
+    case Kind::boolean:
+    case Kind::integer:
+    case Kind::big_integer:
+    case Kind::real:
+    case Kind::string:
+    case Kind::bytes:
+      return true;
+    case Kind::tuple:
+    case Kind::list:
+    case Kind::dict:
+      break;
+    default:
+      return false;
+  }
+  if (not_plain_.contains(value.identity())) return false;
+  // Values may be shared as often as one likes.
+  if (!seen_.insert(value.identity()).second || walk_all(value)) return true;
+  not_plain_.insert(value.identity());
+  return false;
+}
+
+bool PlainData::walk_all(const Value& container) {
+  if (container.is(Kind::dict)) {
+    const auto& items = container.as_dict().items;
+    return std::all_of(items.begin(), items.end(),
+                       [&](const auto& item) { return walk(item.first) && walk(item.second); });
+  }
+  const auto items = container.as_sequence();
+  return std::all_of(items.begin(), items.end(), [&](const Value& item) { return walk(item); });
 }
 
 bool is_adam(const std::vector<ParamState>& states) {
@@ -110,7 +112,7 @@ bool is_adam(const std::vector<ParamState>& states) {
 }
 
 std::vector<HyperParameter> hyper_parameters(const Checkpoint& checkpoint, const ParamGroup& group,
-                                             bool adam,
+                                             bool adam, PlainData& plain,
                                              const std::function<void(std::string)>& note) {
   std::vector<HyperParameter> options;
   const ShardValue& settings = group.settings;
@@ -119,7 +121,8 @@ std::vector<HyperParameter> hyper_parameters(const Checkpoint& checkpoint, const
   for (const auto& [key, value] : settings.value.as_dict().items) {
     if (!key.is(Kind::string) || key.as_string() == "params") continue;
     std::string name(key.as_string());
-    std::optional<TorchArchiveWriter::Written> option = option_of(*settings.archive, name, value);
+    std::optional<TorchArchiveWriter::Written> option =
+        option_of(*settings.archive, name, value, plain);
     if (option) {
       bytes += option->pickle.size();
       if (bytes > kMostBytes) {

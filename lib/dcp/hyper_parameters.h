@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
@@ -10,9 +11,20 @@
 
 namespace dsckpt {
 
-// True if a value is None, numbers, texts and bytes, and containers of these: then reading it runs
+// Tells plain data: None, numbers, texts and bytes, and containers of these. Reading it runs
 // nothing, and it means the same to whoever reads it.
-bool is_plain_data(const pickle::Value& value);
+class PlainData {
+ public:
+  // Linear in what the value consists of, but what was found not to be plain is known afterwards.
+  bool is_plain(const pickle::Value& value);
+
+ private:
+  bool walk(const pickle::Value& value);
+  bool walk_all(const pickle::Value& container);
+
+  std::unordered_set<const void*> seen_;       // of the value
+  std::unordered_set<const void*> not_plain_;  // of all values
+};
 
 // One option of a group: "lr".
 struct HyperParameter {
@@ -27,9 +39,9 @@ bool is_adam(const std::vector<ParamState>& states);
 // that number. Then, with torch's defaults, what the optimizers of torch 2.13 want besides: of an
 // Adam `amsgrad` and `decoupled_weight_decay` too, which is what the configuration says. None if
 // the files have none. Gives a note of what is no plain data, and of what torch's optimizer does
-// not do as this one did.
+// not do as this one did. `plain`: one for all groups.
 std::vector<HyperParameter> hyper_parameters(const Checkpoint& checkpoint, const ParamGroup& group,
-                                             bool adam,
+                                             bool adam, PlainData& plain,
                                              const std::function<void(std::string)>& note);
 
 }  // namespace dsckpt

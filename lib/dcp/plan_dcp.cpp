@@ -299,7 +299,7 @@ class DcpPlanner {
       optimizer_folder().add_float({state_path(param, other.key)}, static_cast<float>(*number));
       return;
     }
-    if (!is_plain_data(value.value)) refuse("is no plain data");
+    if (!plain_.is_plain(value.value)) refuse("is no plain data");
     add_plain({state_path(param, other.key)}, *value.archive, value.value, optimizer_folder());
   }
 
@@ -310,14 +310,24 @@ class DcpPlanner {
     folder.add_value(std::move(keys), std::move(writer).write());
   }
 
+  // Groups can share their settings, which are looked at for each.
+  void count_options(const ParamGroup& group) {
+    constexpr uint64_t kMostOptions = 1 << 22;
+    if (group.settings.archive == nullptr || !group.settings.value.is_mapping()) return;
+    options_of_groups_ += group.settings.value.as_dict().items.size();
+    if (options_of_groups_ <= kMostOptions) return;
+    throw UnsupportedError({}, "the optimizer's groups have too many options together");
+  }
+
   // An option has a key in the nested form, and in the flattened one a key for each parameter.
   // False if the files have no options.
   bool add_group(size_t index) {
     const ParamGroup& group = checkpoint_.groups()[index];
     const DcpPath groups = keys_.optimizer + "param_groups" + static_cast<int64_t>(index);
     const Param* first = group.params.empty() ? nullptr : checkpoint_.find(group.params.front());
+    count_options(group);
     std::vector<HyperParameter> options =
-        hyper_parameters(checkpoint_, group, first != nullptr && is_adam(first->states),
+        hyper_parameters(checkpoint_, group, first != nullptr && is_adam(first->states), plain_,
                          [&](std::string text) { note_once(std::move(text)); });
     const bool has_options = !options.empty();
     for (HyperParameter& option : options) {
@@ -347,7 +357,7 @@ class DcpPlanner {
     for (const auto& [key, value] : archive.root().as_dict().items) {
       if (!key.is(Kind::string) || is_of_the_engine(key.as_string()) || value.is_none()) continue;
       std::string name(key.as_string());
-      if (is_plain_data(value)) {
+      if (plain_.is_plain(value)) {
         add_plain({DcpPath{"deepspeed", name}}, archive, value, model_);
         run_.emplace_back(std::move(name), value);
       } else {
@@ -395,6 +405,8 @@ class DcpPlanner {
   DcpWriter optimizer_;  // unless one_folder_
   bool one_folder_;
   bool has_optimizer_ = false;
+  PlainData plain_;
+  uint64_t options_of_groups_ = 0;
   KeyedSet<std::string> noted_;                     // what note_once() was given
   std::vector<std::pair<std::string, Value>> run_;  // what add_run() has added
   PlanBuilder plan_;
