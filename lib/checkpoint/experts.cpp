@@ -28,6 +28,15 @@ int64_t count_of(const Fields& layer, std::string_view key) {
   return count;
 }
 
+// Entries of a placement, right or wrong ones.
+size_t placed_experts(const Value& placement) {
+  size_t count = 0;
+  for (const Value& rank : placement.find_or_none("ranks").sequence_or_empty()) {
+    count += rank.find_or_none("experts").sequence_or_empty().size();
+  }
+  return count;
+}
+
 }  // namespace
 
 std::optional<ExpertName> parse_expert_name(const std::string& name) {
@@ -95,7 +104,15 @@ void Experts::number_globally(std::vector<OwnedParam>& params) {
   }
 }
 
-std::vector<int64_t> Experts::experts_of(const std::string& name, int64_t ep_rank) const {
+void Experts::count_experts(const Layer& layer, const std::string& name, size_t experts) {
+  constexpr uint64_t kMostCounted = 1 << 22;
+  counted_ += experts;
+  if (counted_ <= kMostCounted) return;
+  throw UnsupportedError({.file = layer.where.file, .member = layer.where.member, .tensor = name},
+                         "the layers have too many experts together");
+}
+
+std::vector<int64_t> Experts::experts_of(const std::string& name, int64_t ep_rank) {
   const Layer& layer = layers_.at(name);
   std::vector<int64_t> numbers;
   return in_context(layer.where, [&] {
@@ -104,6 +121,7 @@ std::vector<int64_t> Experts::experts_of(const std::string& name, int64_t ep_ran
     }
     if (layer.placement.is_none()) {
       const int64_t count = layer.num_experts / layer.ep_size;
+      count_experts(layer, name, static_cast<size_t>(count));
       for (int64_t i = 0; i < count; ++i) numbers.push_back(ep_rank * count + i);
       return numbers;
     }
@@ -111,8 +129,10 @@ std::vector<int64_t> Experts::experts_of(const std::string& name, int64_t ep_ran
     if (static_cast<size_t>(ep_rank) >= ranks.size()) {
       throw CorruptError({}, "places no experts on rank " + std::to_string(ep_rank));
     }
+    const auto experts = ranks[static_cast<size_t>(ep_rank)].at("experts").as_sequence();
+    count_experts(layer, name, experts.size());
     KeyedSet<int64_t> known;
-    for (const Value& number : ranks[static_cast<size_t>(ep_rank)].at("experts").as_sequence()) {
+    for (const Value& number : experts) {
       numbers.push_back(number.as_int());
       if (known.insert(numbers.back()).second) continue;
       throw CorruptError({}, "places an expert twice on rank " + std::to_string(ep_rank));
@@ -240,7 +260,7 @@ void check_expert_files(const CheckpointDraft& draft) {
 }
 
 TensorSource Experts::merge(const std::string& name, const std::vector<TensorSource>& by_rank,
-                            std::string_view state) const {
+                            std::string_view state) {
   const Layer& layer = layers_.at(name);
   const auto differ = [&](const std::string& what) {
     throw InconsistentError(
@@ -252,6 +272,7 @@ TensorSource Experts::merge(const std::string& name, const std::vector<TensorSou
   }
   if (by_rank.front().shape().empty()) differ("has no dimension for the experts");
   if (!layer.placement.is_none()) {
+    count_experts(layer, name, placed_experts(layer.placement));
     Shape logical = by_rank.front().shape();
     logical[0] = layer.num_experts;
     const AffineAssembly assembly(

@@ -47,15 +47,16 @@ class Experts {
   // The fused parameters, layer by layer: w1, w2, w3.
   const std::vector<std::string>& fused() const { return fused_; }
   // The numbers of the experts that `ep_rank` has of the fused parameter `name`, in its order.
-  // Throws CorruptError for a placement that does not say it.
-  std::vector<int64_t> experts_of(const std::string& name, int64_t ep_rank) const;
+  // Throws CorruptError for a placement that does not say it, UnsupportedError as merge().
+  std::vector<int64_t> experts_of(const std::string& name, int64_t ep_rank);
   bool is_fused(const std::string& name) const { return layers_.contains(name); }
   int64_t num_experts(const std::string& name) const { return layers_.at(name).num_experts; }
   // All experts of the fused parameter `name`, in the order of their numbers; `state` is for
   // messages. `by_rank` holds what each expert-parallel rank has, in rank order. Throws
-  // InconsistentError if they do not fit the layer.
+  // InconsistentError if they do not fit the layer, UnsupportedError if all calls together are of
+  // more than 2^22 experts.
   TensorSource merge(const std::string& name, const std::vector<TensorSource>& by_rank,
-                     std::string_view state) const;
+                     std::string_view state);
 
  private:
   struct Layer {
@@ -64,8 +65,12 @@ class Experts {
     pickle::Value placement;  // None: the same number on each rank, in order
     Where where;
   };
+  // Counts experts that a call goes through: many layers may share one long placement.
+  void count_experts(const Layer& layer, const std::string& name, size_t experts);
+
   KeyedMap<std::string, Layer> layers_;  // by name of the fused parameter
   std::vector<std::string> fused_;
+  uint64_t counted_ = 0;
 };
 
 // Adds to model.shared_params the second name that AutoEP gives a layer's router: the module that

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/keyed_hash.h"
+#include "base/text.h"
 #include "checkpoint/assemble.h"
 #include "checkpoint/experts.h"
 #include "checkpoint/layout.h"
@@ -86,7 +87,7 @@ class ExpertFiles {
 
   // `params` and the experts that `ep_rank` has, each layer's behind the last of `params` of the
   // same module, as torch walks it.
-  NamedTensors with_experts(const NamedTensors& params, uint32_t ep_rank) const {
+  NamedTensors with_experts(const NamedTensors& params, uint32_t ep_rank) {
     std::vector<std::pair<size_t, std::pair<std::string, TensorSource>>> placed;
     for (size_t i = 0; i < params.size(); ++i) placed.emplace_back(i, params[i]);
     std::vector<std::pair<std::string_view, size_t>> sorted;
@@ -169,7 +170,7 @@ class ExpertFiles {
     return count / ep_size();
   }
 
-  TensorSource fused(const std::string& name, uint32_t ep_rank) const {
+  TensorSource fused(const std::string& name, uint32_t ep_rank) {
     const auto experts = fused_.find(name);
     std::vector<TensorSource> parts;
     for (const int64_t number : experts_.experts_of(name, ep_rank)) {
@@ -278,9 +279,16 @@ class Zero0Reader {
 
   // A model-states file, and the experts that belong to it.
   void read_rank(const ModelStates& model) {
-    const ExpertFiles experts(draft_, model);
+    ExpertFiles experts(draft_, model);
     World world{.model = &model, .owned = {}, .frozen = {}};
     const NamedTensors params = params_of(model);
+    // All of them are looked at for each rank, of whose file that tells nothing.
+    constexpr uint64_t kMostOfRanks = 1 << 22;
+    if (experts.ep_size() > 1 && params.size() > kMostOfRanks / experts.ep_size()) {
+      throw UnsupportedError({.file = model.shard().display},
+                             "has " + counted(params.size(), "parameter") + ", of each of " +
+                                 std::to_string(experts.ep_size()) + " expert-parallel ranks");
+    }
     for (uint32_t ep_rank = 0; ep_rank < experts.ep_size(); ++ep_rank) {
       const Shard& shard =
           experts.optimizers().empty() ? model.shard() : *experts.optimizers()[ep_rank];

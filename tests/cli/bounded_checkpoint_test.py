@@ -200,6 +200,17 @@ class NoNamesTest(BoundedTest):
         done = self.dry_run("zero-to-fp32", folder)
         self.assertEqual(done.returncode, 0, done.stderr)
 
+    def test_parameters_times_ranks_of_experts_are_few(self):
+        count, ranks = 20000, 400
+        folder, tag = self.copy("moe_ep2_dp2_z0_fp32")
+        with edited(tag / "mp_rank_00_model_states.pt") as state:
+            state["module"].update((f"a.{i}", value) for i, value in enumerate(views(count)))
+        optimizer = next(tag.glob("expp_rank_1_*"))
+        state = torch.load(optimizer, weights_only=False)
+        for rank in range(2, ranks):
+            torch.save(state, optimizer.with_name(optimizer.name.replace("rank_1", f"rank_{rank}", 1)))
+        self.refused(rf"has \d+ parameters, of each of {ranks} expert-parallel ranks", "zero-to-fp32", folder)
+
 
 class ManyParametersTest(BoundedTest):
 
@@ -253,6 +264,25 @@ class ManyParametersTest(BoundedTest):
         with scratch.optimizer(0) as state:
             state["base_optimizer_state"]["state"] = {0: dict.fromkeys([f"s{i}" for i in range(count)], 0)}
         self.refused("20000 states of one tensor", "to-universal", scratch.folder)
+
+    def options(self, groups, options):
+        """Groups that share their options: each the same long list, which is no plain data by its last entry."""
+        scratch = self.flat([[f"p.{i}"] for i in range(groups)])
+        settings = {"lr": 0.1, "params": [0],
+                    **dict.fromkeys([f"o{i}" for i in range(options)], [0] * 200000 + [torch.ones(2)])}
+        with scratch.optimizer(0) as state:
+            state["base_optimizer_state"]["param_groups"] = [settings] * groups
+            for entry in state["base_optimizer_state"]["state"].values():
+                entry["step"] = 1
+        return scratch.folder
+
+    def test_a_value_that_options_share_is_looked_at_once(self):
+        done = self.dry_run("to-dcp", self.options(100, 2000), "--dp=1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_options_that_groups_share_are_few(self):
+        self.refused("the optimizer's groups have too many options together", "to-dcp", self.options(300, 20000),
+                     "--dp=1")
 
     def test_groups_do_not_share_their_parameters(self):
         count = 6000
@@ -385,6 +415,22 @@ class ManyParametersTest(BoundedTest):
             state["module"].update(dict.fromkeys([f"other.{i}.x" for i in range(30000)], tensor))
             state["ds_autoep_layers"] = [state["ds_autoep_layers"][0]] * 100000
         self.assert_refused(folder, 3, "a second time", inspect=False)
+
+    def test_layers_that_share_a_placement_have_few_experts_together(self):
+        experts, layers = 4000, 1000
+        folder, tag = self.copy("autoep2_dp2_z1_bf16")
+        with edited(tag / "mp_rank_00_model_states.pt") as state:
+            ranks = [{"rank": rank, "experts": list(range(rank, experts, 2))} for rank in range(2)]
+            entry = {**state["ds_autoep_layers"][0], "num_experts": experts,
+                     "expert_placement": {"version": 1, "num_experts": experts, "ep_size": 2, "ranks": ranks}}
+            state["ds_autoep_layers"] += [{**entry, "expert_key_prefix": f"l.{i}.experts"} for i in range(layers)]
+            shape = torch.Size([experts // 2, 0])
+            state["param_shapes"][1].update({f"l.{i}.experts.w{w}": shape for i in range(layers) for w in (1, 2, 3)})
+        for path in tag.glob("*_optim_states.pt"):
+            with edited(path) as state:
+                for key in ["param_alignment_paddings", "param_slice_mappings"]:
+                    del state["optimizer_state_dict"][key]
+        self.refused("the layers have too many experts together", "zero-to-fp32", folder)
 
 
 class RulesTest(BoundedTest):

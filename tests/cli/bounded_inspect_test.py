@@ -12,7 +12,7 @@ import zlib
 
 import cli_common
 import torch
-from cli_common import CliTest, Reduced
+from cli_common import CliTest, Reduced, edited
 
 
 class Storage:
@@ -87,6 +87,34 @@ class BoundedInspectTest(CliTest):
         path = self.written("pytorch_model.bin", archive({"w": tensor(pairs_of_pairs(100))}))
         found, = self.findings(path)
         self.assertEqual((found["check"], found["member"]), ("layout", "w"))
+
+    def test_a_tensor_in_very_many_pieces_is_not_listed(self):
+        rows = (1 << 17) + 1
+        apart = tensor(Storage("0", rows * 12), (rows, 2, 2), (12, 4, 1))
+        path = self.written("pytorch_model.bin", archive({"w": apart}, [bytes(4 * rows * 12)]))
+        for arguments in ([], ["--json"]):
+            done = self.tool("ckpt-inspect", "where", path, "w", *arguments)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn("lies in more than 131072 pieces", done.stderr)
+
+    def test_files_that_differ_in_the_last_of_many_values_are_compared_in_part(self):
+        """In a few hundred kilobytes for each file, which lists of lists make a million values."""
+        scratch = self.scratch("z2_bf16_w2")
+        ranks, numbers = 300, [0] * 900
+        state = torch.load(scratch.optim(0), weights_only=False)
+        wrapper = state["optimizer_state_dict"]
+        wrapper["base_optimizer_state"], wrapper["single_partition_of_fp32_groups"] = {}, []
+        wrapper["partition_count"] = [ranks] * len(wrapper["partition_count"])
+        with edited(scratch.model()) as model:
+            model["dp_world_size"] = ranks
+        for rank in range(ranks):
+            wrapper["clip_grad"] = [numbers] * 899 + [[0] * 899 + [rank]]
+            torch.save(state, scratch.optim(0).with_name(scratch.optim(0).name.replace("rank_0_mp", f"rank_{rank}_mp")))
+        done = self.tool("ckpt-inspect", "verify", scratch.folder, "--json")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        line, = self.json_lines(done.stdout)
+        step, = (each for each in line["data"]["checks"] if each["check"] == "step")
+        self.assertIn(f"'clip_grad' is too long to be compared in all {ranks} files", step["why"])
 
     MANY = 20000
 

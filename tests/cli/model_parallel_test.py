@@ -121,6 +121,16 @@ class ExpertFiles(ModelParallelTest):
                         del expert[f"model.layers.0.mlp.experts.w1.{number}"]
                 self.assert_refused(folder, 3, r"w1: the file of expert \d has no such parameter")
 
+    def test_an_expert_that_comes_twice_on_a_rank_is_refused(self):
+        for name, why in [("autoep2_dp2_z0_fp32", "places an expert twice on rank 1"),
+                          ("autoep2_dp2_z1_bf16", "has expert 3 twice")]:
+            with self.subTest(name):
+                folder = self.copy(name)
+                with edited(next(folder.rglob("mp_rank_00_model_states.pt"))) as state:
+                    for layer in state["ds_autoep_layers"]:
+                        layer["expert_placement"]["ranks"][1]["experts"] = [3, 3]
+                self.assert_refused(folder, 3, why)
+
     def test_a_damaged_copy_of_a_router_is_no_weight_of_its_own(self):
         folder = self.copy("autoep2_dp2_z1_bf16")
         path = next(folder.rglob("mp_rank_00_model_states.pt"))
