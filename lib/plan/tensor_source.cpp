@@ -607,15 +607,15 @@ void TensorSource::Node::lower_pieces(const Cat& node, int64_t first, int64_t le
 void TensorSource::Node::lower_blocks(const Cat& node, int64_t begin, int64_t end, DType result,
                                       const Emit& emit) const {
   std::vector<Column> parts;
-  RunCount count;
+  RunCount held;
   for (const TensorSource& part : node.parts) {
     const Node& child = *part.node_;
     const int64_t block = inner_numel(child.shape, node.dim);
     if (block == 0) continue;
     std::vector<SourceRun> runs;
-    count.begin_part();
+    held.begin_part();
     child.lower(begin * block, (end - begin) * block, result, [&](const SourceRun& run) {
-      count.add(run);
+      held.add(run);
       append(runs, run);
     });
     parts.push_back({RunCursor(std::move(runs)), static_cast<uint64_t>(block)});
@@ -748,12 +748,12 @@ void TensorSource::Node::lower_kind(const Cast& node, int64_t first, int64_t len
 void TensorSource::Node::lower_kind(const Combined& node, int64_t first, int64_t length,
                                     DType result, const Emit& emit) const {
   std::vector<RunCursor> cursors;
-  RunCount count;
+  RunCount held;
   for (const TensorSource& part : node.parts) {
     std::vector<SourceRun> runs;
-    count.begin_part();
+    held.begin_part();
     part.node_->lower(first, length, dtype, [&](const SourceRun& run) {
-      count.add(run);
+      held.add(run);
       runs.push_back(run);
     });
     cursors.emplace_back(std::move(runs));
@@ -778,12 +778,12 @@ void TensorSource::Node::lower_kind(const Combined& node, int64_t first, int64_t
 void TensorSource::Node::lower_kind(const Weighted& node, int64_t first, int64_t length,
                                     DType result, const Emit& emit) const {
   std::vector<RunCursor> cursors;
-  RunCount count;
+  RunCount held;
   for (const TensorSource& part : node.parts) {
     std::vector<SourceRun> runs;
-    count.begin_part();
+    held.begin_part();
     part.node_->lower(first, length, part.dtype(), [&](const SourceRun& run) {
-      count.add(run);
+      held.add(run);
       append(runs, run);
     });
     cursors.emplace_back(std::move(runs));
