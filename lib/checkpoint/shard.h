@@ -80,7 +80,8 @@ class Fields {
 int64_t integer_of(const pickle::Value& value);
 
 // True if both are made of equal numbers, texts and containers. Tensors are not compared, nor what
-// lies deeper than a sane setting does, nor more than `left` values, which are counted down.
+// lies deeper than a sane setting does, nor more than `left` values, which are counted down; a long
+// text counts as several.
 bool same_plain_data(const pickle::Value& a, const pickle::Value& b, int& left);
 bool same_plain_data(const pickle::Value& a, const pickle::Value& b);
 

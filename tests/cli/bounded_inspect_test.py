@@ -97,24 +97,32 @@ class BoundedInspectTest(CliTest):
             self.assertEqual(done.returncode, 3, done.stderr)
             self.assertIn("lies in more than 131072 pieces", done.stderr)
 
-    def test_files_that_differ_in_the_last_of_many_values_are_compared_in_part(self):
-        """In a few hundred kilobytes for each file, which lists of lists make a million values."""
+    def with_clip_grads(self, values):
+        """A checkpoint of as many ranks, whose clip_grad these are."""
         scratch = self.scratch("z2_bf16_w2")
-        ranks, numbers = 300, [0] * 900
         state = torch.load(scratch.optim(0), weights_only=False)
         wrapper = state["optimizer_state_dict"]
         wrapper["base_optimizer_state"], wrapper["single_partition_of_fp32_groups"] = {}, []
-        wrapper["partition_count"] = [ranks] * len(wrapper["partition_count"])
+        wrapper["partition_count"] = [len(values)] * len(wrapper["partition_count"])
         with edited(scratch.model()) as model:
-            model["dp_world_size"] = ranks
-        for rank in range(ranks):
-            wrapper["clip_grad"] = [numbers] * 899 + [[0] * 899 + [rank]]
+            model["dp_world_size"] = len(values)
+        for rank, wrapper["clip_grad"] in enumerate(values):
             torch.save(state, scratch.optim(0).with_name(scratch.optim(0).name.replace("rank_0_mp", f"rank_{rank}_mp")))
-        done = self.tool("ckpt-inspect", "verify", scratch.folder, "--json")
+        return scratch.folder
+
+    def test_files_that_differ_in_the_last_of_many_values_are_compared_in_part(self):
+        """Each takes some kilobytes, of which lists of lists make a million values."""
+        ranks, numbers = 300, [0] * 900
+        folder = self.with_clip_grads([[numbers] * 899 + [[0] * 899 + [rank]] for rank in range(ranks)])
+        done = self.tool("ckpt-inspect", "verify", folder, "--json")
         self.assertEqual(done.returncode, 1, done.stderr)
         line, = self.json_lines(done.stdout)
         step, = (each for each in line["data"]["checks"] if each["check"] == "step")
         self.assertIn(f"'clip_grad' is too long to be compared in all {ranks} files", step["why"])
+
+    def test_a_long_text_that_comes_often_is_compared_in_part(self):
+        text = "x" * 1000000
+        self.findings(self.with_clip_grads([[[text] * 900] * 900] * 3))
 
     MANY = 20000
 
