@@ -14,6 +14,8 @@ KEYS = {"UP": "\x1b[A", "DOWN": "\x1b[B", "RIGHT": "\x1b[C", "LEFT": "\x1b[D", "
         "PAGEUP": "\x1b[5~", "PAGEDOWN": "\x1b[6~", "ENTER": "\r", "TAB": "\t", "ESC": "\x1b", "BACKSPACE": "\x7f",
         "SPACE": " "}
 
+SIGNS = "\x03\x1a\x1c\x11\x13"  # to the terminal: signals, and that it stops and goes on
+
 
 class TerminalScreen(Terminal):
     """Keys are typed one by one: the next when the program waits for it."""
@@ -40,6 +42,27 @@ class TerminalScreen(Terminal):
                        for task in pathlib.Path(f"/proc/{self.process.pid}/task").iterdir())
         except OSError:  # it has just ended
             return False
+
+    def _bytes_read(self):
+        """By the program, since its start; none if nothing tells."""
+        try:
+            content = pathlib.Path(f"/proc/{self.process.pid}/io").read_text()
+            return int(re.search(r"^rchar: (\d+)$", content, re.M)[1])
+        except OSError:
+            return None
+
+    def type(self, text):
+        """What was typed does not lie before a program at once that waits for it, least of all on a busy machine."""
+        before = self._bytes_read()
+        super().type(text)
+        if before is None or any(sign in text for sign in SIGNS):
+            return
+        end = time.monotonic() + 120
+        while (now := self._bytes_read()) is not None and now < before + len(text.encode()):
+            if self._feed(0.002) is None:
+                return
+            if time.monotonic() > end:
+                raise AssertionError(f"{text!r} is not read: {self.rows()!r}")
 
     def settle(self, seconds=120):
         """Until nothing more comes, and the program waits for keys and reads nothing. The rows."""
