@@ -149,9 +149,9 @@ void RankFreeFiles::check(const Checkpoint& world, uint32_t mp_rank) const {
   find_missing_layers(world, mp_rank % mesh_.tp, missing);
   find_missing_experts(world, mp_rank, missing);
   if (missing.count == 0) return;
-  throw InconsistentError({.file = folder_},
-                          counted(missing.count, "file") + (missing.count == 1 ? " is" : " are") +
-                              " missing:" + listed(missing.listed));
+  throw InconsistentError({.file = folder_}, counted(missing.count, "file") +
+                                                 (missing.count == 1 ? " is" : " are") +
+                                                 " missing:" + listed(missing.listed));
 }
 
 void RankFreeFiles::lay_out(PlanBuilder& plan, const std::string& folder) const {
