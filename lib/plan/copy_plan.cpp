@@ -341,23 +341,6 @@ void PlanBuilder::add_operands(CopyItem& item, const std::vector<Rows>& operands
   plan_.operands_.insert(plan_.operands_.end(), operands.begin(), operands.end());
 }
 
-// Where pieces have bytes of their own, they are an element long at least.
-void PlanBuilder::count_pieces(const SourceRun& run) {
-  constexpr uint64_t kMostPieces = 1 << 21;
-  constexpr uint64_t kLeastPiece = 4;
-  for (const Rows& rows : run.sources()) {
-    if (rows.file >= reach_.size()) reach_.resize(rows.file + size_t{1});
-    uint64_t& reach = reach_[rows.file];
-    const uint64_t end = std::max(reach, rows.span(run.rows).end());
-    reached_ += end - reach;
-    reach = end;
-    ++pieces_;
-  }
-  if (pieces_ > kMostPieces && pieces_ > reached_ / kLeastPiece) {
-    throw UnsupportedError({}, "the tensors lie in too many pieces of the same bytes");
-  }
-}
-
 uint32_t PlanBuilder::index_of(const std::string& text) {
   const auto [known, is_new] = texts_.try_emplace(text, static_cast<uint32_t>(plan_.texts_.size()));
   if (is_new) plan_.texts_.push_back(text);
@@ -391,7 +374,7 @@ void PlanBuilder::put(OutputId out, uint64_t dst, const TensorSource& source) {
       extend(*pending, run.source.row_bytes);
     } else {
       flush();
-      count_pieces(run);
+      pieces_.add(run);
       pending = CopyItem{.op = op_of(run),
                          .from = run.stored,
                          .to = run.result,
@@ -446,9 +429,7 @@ CopyPlan PlanBuilder::finish() {
     std::stable_sort(plan_.items_.begin(), plan_.items_.end(), before);
   }
   texts_.clear();
-  pieces_ = 0;
-  reach_.clear();
-  reached_ = 0;
+  pieces_ = PieceCount(kMostPieces);
   return std::exchange(plan_, {});
 }
 

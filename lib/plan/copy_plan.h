@@ -16,6 +16,7 @@
 #include "base/extent.h"
 #include "base/keyed_hash.h"
 #include "dsckpt/dtype.h"
+#include "plan/piece_count.h"
 #include "plan/rows.h"
 #include "plan/tensor_source.h"
 
@@ -164,16 +165,14 @@ class PlanBuilder {
   bool continues(const CopyItem& item, const SourceRun& run) const;
   bool has_terms(const CopyItem& item, const SourceRun& run) const;
   void extend(CopyItem& item, uint64_t bytes);
-  void count_pieces(const SourceRun& run);
   void add_operands(CopyItem& item, const std::vector<Rows>& operands);
   uint32_t index_of(const std::string& text);
   uint32_t index_of_terms(const SourceRun& run);
 
   CopyPlan plan_;
   KeyedMap<std::string, uint32_t> texts_;  // of plan_.texts_, to their indices
-  uint64_t pieces_ = 0;
-  std::vector<uint64_t> reach_;  // how far each file is read
-  uint64_t reached_ = 0;         // the sum
+  static constexpr uint64_t kMostPieces = 1 << 21;
+  PieceCount pieces_{kMostPieces};
 };
 
 }  // namespace dsckpt

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
-#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -12,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "dsckpt/error.h"
+#include "plan/piece_count.h"
 #include "plan/run_cursor.h"
 
 namespace dsckpt {
@@ -161,29 +161,15 @@ class RunCount {
  public:
   void begin_part() { of_part_ = 0; }
 
-  // Throws UnsupportedError if they are too many for the bytes that they lie in.
+  // Throws as PieceCount::add().
   void add(const SourceRun& run) {
-    if (++of_part_ <= kFew) return;
-    for (const Rows& rows : run.sources()) {
-      uint64_t& reach = reach_[rows.file];
-      const uint64_t end = std::max(reach, rows.span(run.rows).end());
-      reached_ += end - reach;
-      reach = end;
-      ++count_;
-    }
-    if (count_ <= kMost || count_ <= reached_ / kLeastRun) return;
-    throw UnsupportedError({}, "the tensors lie in too many pieces of the same bytes");
+    if (++of_part_ > kFew) pieces_.add(run);
   }
 
  private:
-  static constexpr uint64_t kFew = 64;  // of a part: those of nearly all tensors
-  static constexpr uint64_t kMost = 1 << 20;
-  static constexpr uint64_t kLeastRun = 4;  // bytes of its own, as PlanBuilder wants them
-
+  static constexpr uint64_t kFew = 64;  // those of nearly all tensors
   uint64_t of_part_ = 0;
-  uint64_t count_ = 0;
-  std::map<FileId, uint64_t> reach_;
-  uint64_t reached_ = 0;
+  PieceCount pieces_{1 << 20};
 };
 
 // Appends `run` to `runs`, whose newest one may just become longer.
