@@ -193,6 +193,26 @@ void add_router_aliases(ModelStates& model, const InputFiles& inputs) {
   }
 }
 
+void MissingFiles::add(std::string name) {
+  ++count;
+  if (names.size() <= kMaxListed) names.push_back(std::move(name));
+}
+
+void MissingFiles::add_experts(uint32_t mp_rank, uint32_t layer, int64_t experts,
+                               const std::set<uint32_t>& there) {
+  const auto end = there.lower_bound(static_cast<uint32_t>(experts));
+  uint64_t lacking =
+      static_cast<uint64_t>(experts) - static_cast<uint64_t>(std::distance(there.begin(), end));
+  count += lacking;
+  for (uint32_t expert = 0; lacking > 0 && names.size() <= kMaxListed; ++expert) {
+    if (there.contains(expert)) continue;
+    const ShardName name{
+        .kind = ShardName::Kind::expert, .mp_rank = mp_rank, .layer = layer, .expert = expert};
+    names.push_back(name.file_name());
+    --lacking;
+  }
+}
+
 void check_expert_files(const CheckpointDraft& draft) {
   using Numbers = std::set<uint32_t>;
   std::map<std::pair<uint32_t, uint32_t>, Numbers> of_rank;  // by mp rank and layer
@@ -216,8 +236,7 @@ void check_expert_files(const CheckpointDraft& draft) {
       });
   if (!has_experts) strange(ShardName::Kind::expert, "no model_states file speaks of experts");
 
-  std::string missing;
-  uint64_t count = 0;
+  MissingFiles missing;
   for (const Shard& shard : draft.model_shards) {
     if (shard.name.kind != ShardName::Kind::model_states) continue;
     const Fields fields(shard, shard.archive.root());
@@ -233,30 +252,14 @@ void check_expert_files(const CheckpointDraft& draft) {
       });
       if (folded && shard.name.mp_rank > 0) continue;
       const Numbers& found = folded ? of_any[layer] : of_rank[{shard.name.mp_rank, layer}];
-      // A few bytes may speak of millions of experts: they are counted, not walked.
-      const auto end = found.lower_bound(static_cast<uint32_t>(experts));
-      const uint64_t lacking =
-          static_cast<uint64_t>(experts) - static_cast<uint64_t>(std::distance(found.begin(), end));
-      const uint64_t to_list =
-          std::min(lacking, kMaxListed - std::min<uint64_t>(count, kMaxListed));
-      count += lacking;
-      uint32_t expert = 0;
-      for (uint64_t listed = 0; listed < to_list; ++expert) {
-        if (found.contains(expert)) continue;
-        const ShardName name{.kind = ShardName::Kind::expert,
-                             .mp_rank = shard.name.mp_rank,
-                             .layer = layer,
-                             .expert = expert};
-        missing += "\n  " + name.file_name();
-        ++listed;
-      }
+      missing.add_experts(shard.name.mp_rank, layer, experts, found);
     }
   }
-  if (count == 0) return;
-  if (count > kMaxListed) missing += "\n  ...";
+  if (missing.count == 0) return;
   throw InconsistentError({.file = draft.folder.path.string()},
-                          counted(count, "file") + " of experts " + (count == 1 ? "is" : "are") +
-                              " missing:" + missing);
+                          counted(missing.count, "file") + " of experts " +
+                              (missing.count == 1 ? "is" : "are") +
+                              " missing:" + listed(missing.names));
 }
 
 TensorSource Experts::merge(const std::string& name, const std::vector<TensorSource>& by_rank,

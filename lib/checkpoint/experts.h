@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -78,6 +79,18 @@ class Experts {
 // auto_ep_layer.py AutoEPMoELayer, alias_target. At stage 3 `module` has no values, and only the
 // names tell; else both have to be equal.
 void add_router_aliases(ModelStates& model, const InputFiles& inputs);
+
+// Files that are not there: how many, and the names of as many as a message lists, and one more.
+struct MissingFiles {
+  uint64_t count = 0;
+  std::vector<std::string> names;
+
+  void add(std::string name);
+  // Those of the experts below `experts` of a layer that are not `there`. A few bytes may speak of
+  // millions: they are counted, not walked.
+  void add_experts(uint32_t mp_rank, uint32_t layer, int64_t experts,
+                   const std::set<uint32_t>& there);
+};
 
 // Throws InconsistentError that lists the missing files of experts, of those that the model-states
 // files in draft.model_shards speak of. engine.py _save_moe_checkpoint: one for each expert of each

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "base/text.h"
-#include "checkpoint/experts.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
@@ -87,7 +86,7 @@ const RankFreeFiles::Layers& RankFreeFiles::layers_of(uint32_t mp_rank) const {
 }
 
 void RankFreeFiles::find_missing_layers(const Checkpoint& world, uint32_t tp_rank,
-                                        Missing& missing) const {
+                                        MissingFiles& missing) const {
   if (!root_of(world).find_or_none(keys::kModule).is_none()) return;
   std::set<uint32_t> layers;
   std::map<std::string, std::set<std::string>> tied;
@@ -97,8 +96,7 @@ void RankFreeFiles::find_missing_layers(const Checkpoint& world, uint32_t tp_ran
   }
   const std::string slice = mesh_.tp > 1 ? "-model_" + two_digits(tp_rank) : "";
   const auto lacks = [&](const std::string& layer, const std::string& why) {
-    if (++missing.count > kMaxListed + 1) return;
-    missing.listed.push_back("layer_" + layer + slice + "-model_states.pt" + why);
+    missing.add("layer_" + layer + slice + "-model_states.pt" + why);
   };
   const std::set<uint32_t>& there = layers_of(tp_rank).numbers;
   for (const uint32_t layer : layers) {
@@ -115,7 +113,7 @@ void RankFreeFiles::find_missing_layers(const Checkpoint& world, uint32_t tp_ran
 
 // Stage 3 keeps experts in the optimizer's files only.
 void RankFreeFiles::find_missing_experts(const Checkpoint& world, uint32_t mp_rank,
-                                         Missing& missing) const {
+                                         MissingFiles& missing) const {
   if (world.facts().zero_stage == 3) return;
   const std::map<uint32_t, std::set<uint32_t>>& of_layers = layers_of(mp_rank).experts;
   const auto counts = root_of(world).find_or_none("num_experts").sequence_or_empty();
@@ -129,29 +127,18 @@ void RankFreeFiles::find_missing_experts(const Checkpoint& world, uint32_t mp_ra
     static const std::set<uint32_t> kNone;
     const auto found = of_layers.find(layer);
     const std::set<uint32_t>& there = found == of_layers.end() ? kNone : found->second;
-    // A few bytes may speak of millions of experts: they are counted, not walked.
-    const auto end = there.lower_bound(static_cast<uint32_t>(count));
-    uint64_t lacking =
-        static_cast<uint64_t>(count) - static_cast<uint64_t>(std::distance(there.begin(), end));
-    missing.count += lacking;
-    for (uint32_t expert = 0; lacking > 0 && missing.listed.size() <= kMaxListed; ++expert) {
-      if (there.contains(expert)) continue;
-      const ShardName name{
-          .kind = Kinds::expert, .mp_rank = mp_rank, .layer = layer, .expert = expert};
-      missing.listed.push_back(name.file_name());
-      --lacking;
-    }
+    missing.add_experts(mp_rank, layer, count, there);
   }
 }
 
 void RankFreeFiles::check(const Checkpoint& world, uint32_t mp_rank) const {
-  Missing missing;
+  MissingFiles missing;
   find_missing_layers(world, mp_rank % mesh_.tp, missing);
   find_missing_experts(world, mp_rank, missing);
   if (missing.count == 0) return;
   throw InconsistentError({.file = folder_}, counted(missing.count, "file") +
                                                  (missing.count == 1 ? " is" : " are") +
-                                                 " missing:" + listed(missing.listed));
+                                                 " missing:" + listed(missing.names));
 }
 
 void RankFreeFiles::lay_out(PlanBuilder& plan, const std::string& folder) const {

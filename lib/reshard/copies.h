@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/experts.h"
 #include "checkpoint/shard.h"
 #include "plan/copy_plan.h"
 
@@ -29,18 +30,14 @@ class RankFreeFiles {
   void lay_out(PlanBuilder& plan, const std::string& folder) const;
 
  private:
-  struct Missing {
-    uint64_t count = 0;
-    std::vector<std::string> listed;  // as many of them as a message lists, and one more
-  };
   // That there are files of.
   struct Layers {
     std::set<uint32_t> numbers;
     std::map<uint32_t, std::set<uint32_t>> experts;  // by layer
   };
 
-  void find_missing_layers(const Checkpoint& world, uint32_t tp_rank, Missing& missing) const;
-  void find_missing_experts(const Checkpoint& world, uint32_t mp_rank, Missing& missing) const;
+  void find_missing_layers(const Checkpoint& world, uint32_t tp_rank, MissingFiles& missing) const;
+  void find_missing_experts(const Checkpoint& world, uint32_t mp_rank, MissingFiles& missing) const;
   const Layers& layers_of(uint32_t mp_rank) const;
 
   InputFiles& inputs_;
