@@ -2,7 +2,6 @@
 
 #include <tbb/parallel_for.h>
 
-#include <algorithm>
 #include <exception>
 #include <string_view>
 
@@ -15,7 +14,6 @@ namespace {
 
 // Deeper than any optimizer's settings.
 constexpr int kMaxPlainDepth = 32;
-constexpr size_t kBytesOfValue = 64;  // of a text: longer ones count as several
 
 // torch.save names a zip's top folder after the file it writes, so the folder tells under which
 // name, and so by which rank, a shard was saved. Streams are named "archive", and users rename
@@ -31,7 +29,7 @@ void check_saved_name(const Shard& shard) {
 
 // A list can have one long text again and again.
 bool same_texts(std::string_view a, std::string_view b, int& left_over) {
-  left_over -= static_cast<int>(std::min<size_t>(a.size() / kBytesOfValue, kMaxPlainValues));
+  left_over -= further_values_of(a);
   return a == b;
 }
 

@@ -1,6 +1,8 @@
 // Shards: the files of one checkpoint, opened, and how fields are taken from their pickles.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -88,6 +90,12 @@ bool same_plain_data(const pickle::Value& a, const pickle::Value& b);
 // More than any optimizer's settings have. A pickle can refer to one list again and again, so that
 // walking through it all would never end.
 inline constexpr int kMaxPlainValues = 1 << 20;
+
+// As how many of them a text counts, besides one.
+inline int further_values_of(std::string_view text) {
+  constexpr size_t kBytesOfValue = 64;
+  return static_cast<int>(std::min<size_t>(text.size() / kBytesOfValue, kMaxPlainValues));
+}
 
 // A parameter's name and shape.
 using NamedShapes = std::vector<std::pair<std::string, Shape>>;

@@ -33,7 +33,6 @@ using Facts = std::vector<Fact>;
 // text for what is the same. `left`: how many more of them, of which a text is some; none deeper
 // than `levels`.
 void append_start(std::string& text, const Value& value, int levels, int& left) {
-  constexpr size_t kBytesOfValue = 64;
   if (levels == 0 || --left < 0 || TorchArchive::is_tensor(value)) return;
   text += static_cast<char>(value.kind());
   switch (value.kind()) {
@@ -44,8 +43,8 @@ void append_start(std::string& text, const Value& value, int levels, int& left) 
       append_le(text, value.as_int());
       break;
     case pickle::Kind::string:
-      text += value.as_string().substr(0, kBytesOfValue * static_cast<size_t>(left + 1));
-      left -= static_cast<int>(std::min(value.as_string().size() / kBytesOfValue, size_t{1} << 20));
+      left -= further_values_of(value.as_string());
+      if (left >= 0) text += value.as_string();
       break;
     case pickle::Kind::tuple:
     case pickle::Kind::list:
