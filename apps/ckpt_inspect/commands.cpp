@@ -106,7 +106,9 @@ std::vector<std::string> tensor_cells(const NamedTensor& tensor) {
 
 std::vector<std::string> damage_lines(const Contents& contents) {
   const Checkpoint& checkpoint = *contents.checkpoint();
-  std::vector<std::string> lines{"damaged: " + std::string(contents.damage()->what())};
+  const Error& error = *contents.damage();
+  std::vector<std::string> lines{(error.is_damage() ? "damaged: " : "not supported: ") +
+                                 std::string(error.what())};
   if (!checkpoint.incomplete().empty()) {
     const size_t lost = checkpoint.incomplete().size();
     lines.push_back("lost in part: " + std::to_string(lost) + " of " +

@@ -137,7 +137,7 @@ void write_html(const Findings& findings, const HtmlOptions& options, const cli:
   report.headline = headline(findings);
   for (const auto& [label, text] : findings.facts) report.facts.push_back({label, text});
   if (findings.contents.damage() != nullptr) {
-    report.subtitle += ", damaged";
+    report.subtitle += findings.contents.damage()->is_damage() ? ", damaged" : ", read in part";
     report.notes = damage_lines(findings.contents);
     for (const LostFile& lost : findings.contents.checkpoint()->lost_files()) {
       report.notes.push_back("lost: " + lost.display + ": " + lost.why);

@@ -161,7 +161,7 @@ std::vector<std::pair<std::string, std::string>> facts_of(const Contents& conten
 }
 
 void show_damage(Page& page, const Contents& contents) {
-  if (contents.damage() == nullptr) return;
+  if (contents.damage() == nullptr || contents.checkpoint()->lost_files().empty()) return;
   page.heading("Lost");
   cli::Table table(
       {{"file", cli::Table::Align::left, true}, {"why", cli::Table::Align::left, false, 0, true}});
@@ -276,11 +276,12 @@ nlohmann::json summary_json(const Contents& contents, const Summary& summary,
   return data;
 }
 
-// What there is of a checkpoint that does not even open without the files that are damaged.
-void show_files(const SummaryArguments& args) {
+// What there is of a checkpoint that does not even open without the files that are at fault.
+void show_files(const SummaryArguments& args, const Error& error) {
   const std::vector<ListedShard> files = listed_shards(args.path, args.contents);
   Page page;
-  page.fact("layout", "not read: files are missing or damaged");
+  page.fact("layout", error.is_damage() ? "not read: files are missing or damaged"
+                                        : "not read: it is not supported");
   page.heading("Files");
   cli::Table table({{"file", cli::Table::Align::left, true},
                     {"bytes", cli::Table::Align::right},
@@ -300,9 +301,10 @@ Contents open_or_show_files(InputFiles& inputs, const cli::Common& common,
   try {
     return open_contents(inputs, common, args.path, args.contents, false);
   } catch (const Error& error) {
-    if (!error.is_damage() || common.json) throw;
+    const bool has_files = error.is_damage() || error.kind() == ErrorKind::unsupported;
+    if (!has_files || common.json) throw;
     try {
-      show_files(args);
+      show_files(args, error);
     } catch (const Error&) {
       error.raise();  // there is not even a folder of files
     }

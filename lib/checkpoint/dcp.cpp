@@ -245,7 +245,9 @@ class DcpReader {
     find_trained(lacks_values ? std::vector<std::vector<std::string>>()
                               : groups.read(draft_.optimizer_states));
     const bool states = draft_.optimizer_states && !numbered_;
-    for (const DcpKeys::Named& each : keys_.model()) tensors_.want(each.entry);
+    for (const DcpKeys::Named& each : keys_.model()) {
+      if (!files_.is_left_out(each.entry)) tensors_.want(each.entry);
+    }
     if (states) want_states();
     tensors_.open();
     add_params();
@@ -258,6 +260,7 @@ class DcpReader {
       }
     }
     note_left_out();
+    if (draft_.allow_missing) note_unsupported();
     if (!draft_.optimizer_states) return;
     draft_.facts.states_assigned = !numbered_;
     if (numbered_) {
@@ -307,6 +310,7 @@ class DcpReader {
 
   void want_states() {
     for (const DcpKeys::Named& state : keys_.states()) {
+      if (files_.is_left_out(state.entry)) continue;
       if (is_of_elements(state)) {
         tensors_.want(state.entry);
       } else if (state.key != kStepKey && !files_.is_lost(state.entry)) {
@@ -318,8 +322,8 @@ class DcpReader {
   // The run has made as many steps as the parameter that was stepped most often.
   void open_steps() {
     for (const DcpKeys::Named& state : keys_.states()) {
-      if (state.key == kStepKey && !files_.is_lost(state.entry))
-        steps_.push_back({&state, nullptr});
+      if (state.key != kStepKey || files_.is_lost(state.entry)) continue;
+      if (!files_.is_left_out(state.entry)) steps_.push_back({&state, nullptr});
     }
     std::vector<double> numbers(steps_.size());
     tbb::parallel_for(size_t{0}, steps_.size(), [&](size_t i) {
@@ -365,6 +369,7 @@ class DcpReader {
     NamesSize of_aliases;
     size_t told_by_type = 0;
     for (const DcpKeys::Named& each : keys_.model()) {
+      if (files_.is_left_out(each.entry)) continue;
       const DcpTensor& tensor = *each.entry.value->tensor;
       Param param{.name = each.name,
                   .kind = kind_of(each, tensor.dtype),
@@ -420,8 +425,10 @@ class DcpReader {
     KeyedMap<std::string_view, Param*> params;
     for (Param& param : draft_.params) params.emplace(param.name, &param);
     for (const DcpKeys::Named& state : keys_.states()) {
-      if (!is_of_elements(state)) continue;
-      Param& param = *params.at(state.name);
+      if (!is_of_elements(state) || files_.is_left_out(state.entry)) continue;
+      const auto found = params.find(state.name);
+      if (found == params.end()) continue;  // its parameter is left out
+      Param& param = *found->second;
       TensorSource value = tensors_.whole(state.entry);
       if (value.shape() == param.weight.shape()) {
         param.states.push_back({state.key, std::move(value)});
@@ -430,11 +437,14 @@ class DcpReader {
       }
     }
     for (Step& step : steps_) {
-      params.at(step.state->name)->step = {step.archive.get(), step.archive->root()};
+      const auto found = params.find(step.state->name);
+      if (found == params.end()) continue;
+      found->second->step = {step.archive.get(), step.archive->root()};
       draft_.item_archives.push_back(std::move(step.archive));
     }
     std::map<Param*, std::vector<WholeState>> others;
     for (const DcpKeys::Named* other : whole_) {
+      if (!params.contains(other->name)) continue;
       draft_.item_archives.push_back(
           std::make_unique<TorchArchive>(files_.open_value(other->entry)));
       const TorchArchive& archive = *draft_.item_archives.back();
@@ -453,6 +463,14 @@ class DcpReader {
     for (const DcpEntry& entry : keys_.left_out()) names.push_back(entry.name());
     draft_.notes.push_back(counted(names.size(), "tensor") + " beside the model " +
                            (names.size() == 1 ? "is" : "are") + " left out: " + some_of(names));
+  }
+
+  void note_unsupported() {
+    for (const auto& [why, names] : files_.unsupported()) {
+      draft_.valueless.insert(draft_.valueless.end(), names.begin(), names.end());
+      draft_.notes.push_back(counted(names.size(), "value") + (names.size() == 1 ? " is" : " are") +
+                             " left out, " + why + ": " + some_of(names));
+    }
   }
 
   CheckpointDraft& draft_;

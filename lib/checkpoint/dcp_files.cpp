@@ -62,10 +62,27 @@ bool DcpFiles::is_lost(const DcpEntry& entry) const {
 bool DcpFiles::lacks_values() const {
   for (size_t i = 0; i < folders_.size(); ++i) {
     for (const DcpValue& value : folders_[i].metadata.values) {
-      if (!value.tensor && is_lost(DcpEntry{&value, i})) return true;
+      const DcpEntry entry{&value, i};
+      if (!value.tensor && (is_left_out(entry) || is_lost(entry))) return true;
     }
   }
   return false;
+}
+
+std::map<std::string, std::vector<std::string>> DcpFiles::unsupported() const {
+  std::map<std::string, std::vector<std::string>> names;
+  for (const Folder& folder : folders_) {
+    for (const DcpValue& value : folder.metadata.values) {
+      if (!value.unsupported.empty()) names[value.unsupported].push_back(value.name);
+    }
+  }
+  return names;
+}
+
+void DcpFiles::check_supported(const DcpEntry& entry) const {
+  if (entry.value->unsupported.empty()) return;
+  throw UnsupportedError({.file = metadata_name(entry), .tensor = entry.name()},
+                         entry.value->unsupported);
 }
 
 std::vector<DcpEntry> DcpFiles::entries() const {
@@ -89,6 +106,7 @@ Extent DcpFiles::extent_of(const DcpEntry& entry, const DcpPlace& place) const {
 }
 
 TorchArchive DcpFiles::open_value(const DcpEntry& entry) const {
+  check_supported(entry);
   const DcpPlace* place = &entry.value->pickle;
   if (entry.is_tensor()) {
     const auto& chunks = entry.value->tensor->chunks;
@@ -234,6 +252,7 @@ TensorSource lost_chunk(FileId file, DType dtype, const DcpChunk& chunk) {
 }  // namespace
 
 void DcpTensors::want(const DcpEntry& entry) {
+  files_.check_supported(entry);
   for (const DcpChunk& chunk : entry.value->tensor->chunks) {
     if (numel(chunk.sizes) == 0) continue;
     const Extent extent = files_.extent_of(entry, chunk.place);

@@ -41,10 +41,20 @@ class DcpFiles {
   // Throws InconsistentError for a name that comes twice.
   std::vector<DcpEntry> entries() const;
 
-  // Whether any of them lies in a lost file.
+  // The names of values that are not supported, by the reason (DcpValue::unsupported).
+  std::map<std::string, std::vector<std::string>> unsupported() const;
+
+  // Throws UnsupportedError if the bytes of the value may not be what its description says.
+  void check_supported(const DcpEntry& entry) const;
+  // Whether it is not supported and need not be, with draft.allow_missing.
+  bool is_left_out(const DcpEntry& entry) const {
+    return draft_.allow_missing && !entry.value->unsupported.empty();
+  }
+
+  // Whether any part of it lies in a lost file.
   bool is_lost(const DcpEntry& entry) const;
   bool is_lost(FileId file) const { return lost_.contains(file); }
-  // Whether entries() leaves any out.
+  // Whether any value that is no tensor is lost or left out.
   bool lacks_values() const;
 
   // The `.metadata` that a value is of.
@@ -54,7 +64,7 @@ class DcpFiles {
   Extent extent_of(const DcpEntry& entry, const DcpPlace& place) const;
 
   // The archive of a value that is no tensor, or of a tensor in one chunk. Throws as
-  // TorchArchive::open, and UnsupportedError for a tensor in several.
+  // TorchArchive::open and check_supported(), and UnsupportedError for a tensor in several.
   TorchArchive open_value(const DcpEntry& entry) const;
 
   // How many ranks have written, by the names of their files ("__RANK_NUMBER.distcp").
@@ -89,6 +99,7 @@ class DcpTensors {
   // Both must outlive it.
   DcpTensors(const CheckpointDraft& draft, const DcpFiles& files) : draft_(draft), files_(files) {}
 
+  // Throws as DcpFiles::check_supported().
   void want(const DcpEntry& entry);
 
   // Opens all chunks that are wanted. Throws as TorchArchive::open and tensor().

@@ -18,9 +18,17 @@ using pickle::Kind;
 using pickle::ObjectNode;
 using pickle::Value;
 
+constexpr std::string_view kPropertiesClass = "TensorProperties";
+constexpr std::string_view kTensorClass = "TensorStorageMetadata";
+constexpr std::string_view kBytesClass = "BytesStorageMetadata";
+constexpr std::string_view kChunkClass = "ChunkStorageMetadata";
+
 // Until torch 2.2 the class lay here.
 constexpr std::string_view kOldProperties = "torch.distributed._shard.sharded_tensor.metadata";
-constexpr size_t kProperties = 5;  // dtype, layout, requires_grad, memory format, pin_memory
+// dtype, layout, requires_grad, memory format, pin_memory; since torch 2.15 the strides of what was
+// saved, which say nothing of its bytes in the file.
+constexpr size_t kFewestProperties = 5;
+constexpr size_t kMostProperties = 6;
 
 const pickle::DictNode& dict_in(const Value& attributes, std::string_view key) {
   const Value value = attributes.at(key);
@@ -32,10 +40,10 @@ const pickle::DictNode& dict_in(const Value& attributes, std::string_view key) {
 std::span<const Value> properties_of(const Value& value) {
   if (value.is(Kind::object)) {
     const ObjectNode& object = value.as_object();
-    const bool is_it = object.is_a(dcp::kMetadata, "TensorProperties") ||
-                       object.is_a(kOldProperties, "TensorProperties");
+    const bool is_it = object.is_a(dcp::kMetadata, kPropertiesClass) ||
+                       object.is_a(kOldProperties, kPropertiesClass);
     if (is_it && object.made == ObjectNode::Made::newobj && object.has_state &&
-        object.state.sequence_or_empty().size() == kProperties) {
+        object.state.sequence_or_empty().size() >= kFewestProperties) {
       return object.state.as_sequence();
     }
   }
@@ -67,8 +75,19 @@ void check_strided(const Value& value) {
   throw CorruptError({}, describe(value) + " where a layout was expected");
 }
 
+// None, or a number for each dimension.
+void check_strides(const Value& value, const Shape& shape) {
+  if (value.is_none()) return;
+  const auto strides = value.sequence_or_empty();
+  const bool are_numbers = std::all_of(strides.begin(), strides.end(),
+                                       [](const Value& each) { return each.is(Kind::integer); });
+  if (value.is(Kind::tuple) && are_numbers && strides.size() == shape.size()) return;
+  throw CorruptError(
+      {}, describe(value) + " where strides of shape " + to_text(shape) + " were expected");
+}
+
 DcpChunk chunk_of(const Value& value, const Shape& shape) {
-  const Value attributes = dcp::attributes_of(value, dcp::kMetadata, "ChunkStorageMetadata");
+  const Value attributes = dcp::attributes_of(value, dcp::kMetadata, kChunkClass);
   DcpChunk chunk{.offsets = shape_from_pickle(attributes.at("offsets")),
                  .sizes = shape_from_pickle(attributes.at("sizes"))};
   if (chunk.offsets.size() == shape.size() && chunk.sizes.size() == shape.size()) return chunk;
@@ -77,12 +96,8 @@ DcpChunk chunk_of(const Value& value, const Shape& shape) {
 }
 
 DcpTensor tensor_of(const Value& value) {
-  const Value attributes = dcp::attributes_of(value, dcp::kMetadata, "TensorStorageMetadata");
-  const auto properties = properties_of(attributes.at("properties"));
-  check_strided(properties[1]);
-  DcpTensor tensor{.dtype = dtype_of(properties[0]),
-                   .shape = shape_from_pickle(attributes.at("size")),
-                   .requires_grad = properties[2].is_true()};
+  const Value attributes = dcp::attributes_of(value, dcp::kMetadata, kTensorClass);
+  DcpTensor tensor{.shape = shape_from_pickle(attributes.at("size"))};
   numel(tensor.shape);
   const auto chunks = attributes.at("chunks").as_sequence();
   tensor.chunks.reserve(chunks.size());
@@ -90,11 +105,31 @@ DcpTensor tensor_of(const Value& value) {
   return tensor;
 }
 
-bool is_bytes(const Value& value) {
-  if (!value.is(Kind::object)) return false;
+// What is left to say of a tensor_of(value), or throws UnsupportedError.
+void read_properties(const Value& value, DcpTensor& tensor) {
+  const Value attributes = dcp::attributes_of(value, dcp::kMetadata, kTensorClass);
+  const auto properties = properties_of(attributes.at("properties"));
+  tensor.requires_grad = properties[2].is_true();
+  if (properties.size() > kMostProperties) {
+    dcp::refuse_members(kPropertiesClass, properties.size(), kMostProperties);
+  }
+  tensor.dtype = dtype_of(properties[0]);
+  check_strided(properties[1]);
+  if (properties.size() > kFewestProperties) check_strides(properties[5], tensor.shape);
+  dcp::refuse_unknown(attributes, kTensorClass, {"properties", "size", "chunks"});
+  for (const Value& chunk : attributes.at("chunks").as_sequence()) {
+    dcp::refuse_unknown(dcp::attributes_of(chunk, dcp::kMetadata, kChunkClass), kChunkClass,
+                        {"offsets", "sizes"});
+  }
+}
+
+// A class of torch.distributed.checkpoint.metadata, by its name; "" for anything else.
+std::string_view class_of(const Value& value) {
+  if (!value.is(Kind::object)) return "";
   const ObjectNode& object = value.as_object();
-  return object.is_a(dcp::kMetadata, "BytesStorageMetadata") &&
-         object.made == ObjectNode::Made::newobj;
+  if (object.made != ObjectNode::Made::newobj || !object.callable.is(Kind::global)) return "";
+  const auto [module, name] = object.callable.as_global();
+  return module == dcp::kMetadata ? name : "";
 }
 
 // Where one chunk lies, or a whole value that is no tensor.
@@ -111,6 +146,9 @@ class MetadataReader {
  public:
   DcpMetadata read(const Value& root) {
     const Value attributes = dcp::attributes_of(root, dcp::kMetadata, "Metadata");
+    dcp::refuse_unknown(
+        attributes, "Metadata",
+        {"state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version"});
     for (const auto& [key, value] : dict_in(attributes, "state_dict_metadata").items) {
       read_value(std::string(key.as_string()), value);
     }
@@ -128,8 +166,29 @@ class MetadataReader {
   void read_value(std::string name, const Value& value) {
     DcpValue& made = metadata_.values.emplace_back(DcpValue{.name = std::move(name)});
     in_context({.tensor = made.name}, [&] {
-      if (!is_bytes(value)) made.tensor = tensor_of(value);
+      const std::string_view name_of_class = class_of(value);
+      if (name_of_class == kBytesClass) {
+        if (!value.as_object().has_state) return;
+        supports(made, [&] { dcp::refuse_unknown(value.as_object().state, kBytesClass, {}); });
+      } else if (name_of_class.empty() || name_of_class == kTensorClass) {
+        made.tensor = tensor_of(value);
+        supports(made, [&] { read_properties(value, *made.tensor); });
+      } else {
+        made.tensor.emplace();
+        made.unsupported =
+            "written by a newer torch: a value of its class " + std::string(name_of_class);
+      }
     });
+  }
+
+  // Keeps for the value why `look` finds that it is not supported.
+  template <typename Look>
+  static void supports(DcpValue& value, const Look& look) {
+    try {
+      look();
+    } catch (const UnsupportedError& error) {
+      if (value.unsupported.empty()) value.unsupported = error.message();
+    }
   }
 
   void read_places(const pickle::DictNode& storage_data) {
@@ -147,6 +206,10 @@ class MetadataReader {
                            "has a place in the files, but is not among the values");
       }
       in_context({.tensor = std::string(name)}, [&, &the_info = info] {
+        supports(metadata_.values[number->second], [&] {
+          dcp::refuse_unknown(index, "MetadataIndex", {"fqn", "offset", "index"});
+          dcp::check_form(the_info);
+        });
         const Value offset = index.find_or_none("offset");
         placed[number->second].push_back(
             {offset.is_none() ? Shape() : shape_from_pickle(offset), dcp::place_of(the_info)});
@@ -193,7 +256,7 @@ class MetadataReader {
     for (size_t i = 0; i < placed.size(); ++i) {
       // The same place again stands beside the one that was found.
       const bool again = i > 0 && placed[i].offsets == placed[i - 1].offsets;
-      if (used[i] || again) continue;
+      if (used[i] || again || !value.unsupported.empty()) continue;
       throw CorruptError(
           {}, "has a place for a chunk at " + to_text(placed[i].offsets) + ", but no such chunk");
     }

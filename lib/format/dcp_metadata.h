@@ -54,6 +54,9 @@ struct DcpValue {
   std::optional<DcpTensor> tensor = {};  // else it is a pickle
   DcpPlace pickle = {};                  // of an archive that has any other value
   DcpPath path = {};                     // `planner_data`; empty where it has none
+  // Why its bytes may not be what the rest says, such as "written by a newer torch: ..."; or "". A
+  // value of an unknown class counts as a tensor without chunks.
+  std::string unsupported = {};
 };
 
 struct DcpMetadata {
@@ -82,8 +85,8 @@ std::optional<std::filesystem::path> dcp_file_path(const std::filesystem::path& 
 
 // Reads it as data. Throws CorruptError for what is no pickle or not put together as torch does it,
 // for a value without a place, a place without a value, a path that does not make its name, and
-// chunks with other dimensions than their tensor; UnsupportedError for values that are compressed
-// or encrypted; IoError.
+// chunks with other dimensions than their tensor; UnsupportedError where a newer torch has written
+// what concerns all values. What concerns one makes that DcpValue::unsupported. IoError.
 DcpMetadata read_dcp_metadata(const InputFile& file);
 
 // The pickle that torch reads as `metadata`: equal strings, classes and shapes are pickled once.

@@ -1,7 +1,9 @@
 #include "format/dcp_objects.h"
 
+#include <algorithm>
 #include <string>
 
+#include "base/text.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt::dcp {
@@ -9,6 +11,8 @@ using pickle::Kind;
 using pickle::ObjectNode;
 using pickle::Value;
 namespace {
+
+constexpr std::string_view kStorageInfo = "_StorageInfo";
 
 uint64_t size_in(const Value& attributes, std::string_view key) {
   const Value value = attributes.at(key);
@@ -34,12 +38,34 @@ Value attributes_of(const Value& value, std::string_view module, std::string_vie
       {}, describe(value) + " where torch.distributed.checkpoint has its " + std::string(name));
 }
 
-DcpPlace place_of(const Value& info) {
-  const Value attributes = attributes_of(info, kFilesystem, "_StorageInfo");
+void refuse_unknown(const Value& attributes, std::string_view name,
+                    std::initializer_list<std::string_view> known) {
+  for (const auto& [key, value] : attributes.as_dict().items) {
+    const std::string_view text = key.is(Kind::string) ? key.as_string() : "";
+    if (value.is_none() || std::find(known.begin(), known.end(), text) != known.end()) continue;
+    throw UnsupportedError({}, "written by a newer torch: its " + std::string(name) + " has '" +
+                                   printable(std::string(text)) + "'");
+  }
+}
+
+void refuse_members(std::string_view name, size_t count, size_t known) {
+  throw UnsupportedError({}, "written by a newer torch: its " + std::string(name) + " has " +
+                                 counted(count, "member") + ", and " + std::to_string(known) +
+                                 " are known");
+}
+
+void check_form(const Value& info) {
+  const Value attributes = attributes_of(info, kFilesystem, kStorageInfo);
   const Value transforms = attributes.find_or_none("transform_descriptors");
   if (!transforms.is_none() && (!transforms.is(Kind::list) || !transforms.as_sequence().empty())) {
-    throw UnsupportedError({}, "values are compressed or encrypted");
+    throw UnsupportedError({}, "is compressed or encrypted");
   }
+  refuse_unknown(attributes, kStorageInfo,
+                 {"relative_path", "offset", "length", "transform_descriptors"});
+}
+
+DcpPlace place_of(const Value& info) {
+  const Value attributes = attributes_of(info, kFilesystem, kStorageInfo);
   return {.file = std::string(attributes.at("relative_path").as_string()),
           .offset = size_in(attributes, "offset"),
           .size = size_in(attributes, "length")};

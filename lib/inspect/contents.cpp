@@ -54,7 +54,8 @@ Contents Contents::open(InputFiles& inputs, const fs::path& path, const Contents
   try {
     return opened();
   } catch (const Error& error) {
-    if (!error.is_damage()) throw;
+    const bool some_may_open = error.is_damage() || error.kind() == ErrorKind::unsupported;
+    if (!some_may_open) throw;
     open.allow_missing = true;
     try {
       Contents contents = opened();

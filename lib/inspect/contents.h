@@ -40,7 +40,8 @@ struct ContentsOptions {
   bool states = false;                            // the optimizer's states too
   std::vector<std::filesystem::path> roots = {};  // as OpenOptions::roots
   std::vector<std::string> tp_rules = {};         // as SourceOptions::tp_rules
-  // A checkpoint that is damaged is opened without the files that are missing or cannot be read.
+  // A checkpoint that is damaged is opened without the files that are missing or cannot be read;
+  // one of torch.distributed.checkpoint without the values that are not supported.
   bool damaged = false;
 };
 

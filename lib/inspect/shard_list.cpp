@@ -1,10 +1,13 @@
 #include "inspect/shard_list.h"
 
+#include <algorithm>
 #include <system_error>
 
 #include "base/keyed_hash.h"
 #include "checkpoint/shard.h"
 #include "checkpoint/tag_folder.h"
+#include "dsckpt/error.h"
+#include "format/dcp_metadata.h"
 #include "io/input_file.h"
 
 namespace dsckpt {
@@ -24,6 +27,27 @@ std::vector<ListedShard> listed_shards(const fs::path& path, const ContentsOptio
     const auto found = why.find(shard.path);
     listed.push_back({shard.path, folder.display(shard.path), failed ? 0 : size,
                       found == why.end() ? "" : found->second});
+  }
+  // Of torch.distributed.checkpoint: its files are opened by what `.metadata` says of them.
+  for (const fs::path& metadata : folder.dcp_metadata) {
+    std::vector<fs::path> files{metadata};
+    std::error_code unlisted;
+    for (const auto& entry : fs::directory_iterator(metadata.parent_path(), unlisted)) {
+      if (entry.path().extension() == kDcpDataSuffix) files.push_back(entry.path());
+    }
+    std::sort(files.begin(), files.end());
+    for (const fs::path& file : files) {
+      std::string wrong;
+      try {
+        const InputFile input(file.string());
+        if (file == metadata) read_dcp_metadata(input);
+      } catch (const Error& error) {
+        wrong = error.message();
+      }
+      std::error_code failed;
+      const uintmax_t size = fs::file_size(file, failed);
+      listed.push_back({file, folder.display(file), failed ? 0 : size, wrong});
+    }
   }
   return listed;
 }

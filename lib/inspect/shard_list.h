@@ -17,7 +17,8 @@ struct ListedShard {
   std::string why;      // it cannot be opened; "" if it can
 };
 
-// In the order of TagFolder::shards. Opens each by itself. Throws what find_tag_folder() throws.
+// In the order of TagFolder::shards; of torch.distributed.checkpoint, `.metadata` and the data
+// files beside it, by their names. Opens each by itself. Throws what find_tag_folder() throws.
 std::vector<ListedShard> listed_shards(const std::filesystem::path& path,
                                        const ContentsOptions& options);
 

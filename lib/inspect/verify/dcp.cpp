@@ -92,10 +92,17 @@ void open_dcp_files(Verification& v) {
       const FileId id = v.inputs.add(path, root);
       ++v.report.files;
       v.report.bytes += v.inputs[id].size();
-      add_named_files(v, path, read_dcp_metadata(v.inputs[id]));
+      const DcpMetadata metadata = read_dcp_metadata(v.inputs[id]);
+      for (const DcpValue& value : metadata.values) {
+        if (value.unsupported.empty()) continue;
+        const Where where{.file = v.inputs[id].display(), .tensor = value.name};
+        v.skip(Check::layout, "not all of it: " + where.prefix() + value.unsupported, true);
+      }
+      add_named_files(v, path, metadata);
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::interrupted) throw;
-      v.add(Check::unreadable, error);
+      if (error.kind() != ErrorKind::unsupported) v.add(Check::unreadable, error);
+      // Else open_checkpoint() meets it again, and says what could not be checked.
     }
   }
   v.skip(Check::crc, "`.metadata` has no CRC32", true);
