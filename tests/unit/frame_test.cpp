@@ -237,6 +237,8 @@ constexpr bool kIsSanitized = false;
 // Not a plane that does not become smaller.
 TEST(Frame, OutOfMemoryIsAnError) {
   if (kIsSanitized) GTEST_SKIP() << "the sanitizer needs memory, too";
+  GTEST_FLAG_SET(death_test_style,
+                 "threadsafe");  // a new process: this one keeps memory of other tests
   EXPECT_EXIT(encode_without_memory(), testing::ExitedWithCode(0), "");
 }
 
