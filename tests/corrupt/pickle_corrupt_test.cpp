@@ -7,10 +7,12 @@
 
 #include "dsckpt/error.h"
 #include "pickle/pickle.h"
-#include "unit/pickle_samples.h"
+#include "support/samples.h"
 
 namespace dsckpt::pickle {
 namespace {
+
+using namespace std::string_view_literals;
 
 using namespace std::string_literals;
 
@@ -37,7 +39,7 @@ std::string times(size_t count, std::string_view text) {
 }
 
 TEST(PickleCorrupt, TruncatedAnywhere) {
-  for (const Sample& sample : kSamples) {
+  for (const test::PickleSample& sample : test::pickle_samples()) {
     for (const std::string_view pickle : sample.pickles) {
       const size_t step = pickle.size() > 1000 ? 7 : 1;
       for (size_t size = 0; size < pickle.size(); size += step) {
@@ -51,7 +53,7 @@ TEST(PickleCorrupt, TruncatedAnywhere) {
 }
 
 TEST(PickleCorrupt, EveryBitFlipped) {
-  for (const Sample& sample : kSamples) {
+  for (const test::PickleSample& sample : test::pickle_samples()) {
     for (const std::string_view pickle : sample.pickles) {
       if (pickle.size() > 160) continue;
       for (size_t bit = 0; bit < 8 * pickle.size(); ++bit) {
@@ -68,7 +70,8 @@ TEST(PickleCorrupt, RandomMutations) {
   const auto below = [&](size_t limit) { return random() % limit; };
   size_t parsed = 0;
   for (int round = 0; round < 20000; ++round) {
-    const Sample& sample = kSamples[below(std::size(kSamples))];
+    const auto& samples = test::pickle_samples();
+    const test::PickleSample& sample = samples[below(samples.size())];
     std::string pickle(sample.pickles[below(sample.pickles.size())].substr(0, 2000));
     for (size_t edits = 1 + below(4); edits > 0; --edits) {
       const size_t at = below(pickle.size());

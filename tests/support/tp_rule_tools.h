@@ -21,7 +21,7 @@
 #include "plan/tensor_source.h"
 #include "support/plan_runner.h"
 #include "support/temp_file.h"
-#include "unit/tp_rule_samples.h"
+#include "support/samples.h"
 
 namespace dsckpt::test {
 
@@ -42,7 +42,7 @@ inline Shape parse_shape(std::string_view text) {
   return {std::istream_iterator<int64_t>(in), {}};
 }
 
-// The texts of tp_rule_samples.h.
+// The texts of samples.h.
 inline std::vector<SampleSlice> parse_slices(std::string_view text) {
   std::vector<SampleSlice> slices;
   std::istringstream in{std::string(text)};

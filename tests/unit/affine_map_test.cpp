@@ -20,7 +20,7 @@ using test::SampleSlice;
 using test::SliceFiles;
 
 TEST(AffineMap, ExpertPlacementsLowerToDeepSpeedsMaps) {
-  for (const PlacementSample& sample : kPlacementSamples) {
+  for (const test::PlacementSample& sample : test::tp_rule_samples().placements) {
     SCOPED_TRACE(sample.placement);
     const auto placement = pickle::Document::parse(as_byte_span(sample.placement));
     const auto written = pickle::Document::parse(as_byte_span(sample.map));
@@ -37,7 +37,7 @@ TEST(AffineMap, ExpertPlacementsLowerToDeepSpeedsMaps) {
 }
 
 TEST(AffineMap, RefusesExpertPlacementsAsDeepSpeedDoes) {
-  for (const BadSample& sample : kBadPlacements) {
+  for (const test::BadSample& sample : test::tp_rule_samples().bad_placements) {
     SCOPED_TRACE(sample.python);
     const auto placement = pickle::Document::parse(as_byte_span(sample.pickle));
     expect_error(sample.error, sample.error_text, [&] {
@@ -49,7 +49,7 @@ TEST(AffineMap, RefusesExpertPlacementsAsDeepSpeedDoes) {
 
 TEST(AffineMap, ExpertsThatTwoRanksHoldAreCompared) {
   // The third sample: experts [0, 1, 2], [2, 3, 4], [2].
-  const PlacementSample& sample = kPlacementSamples[2];
+  const test::PlacementSample& sample = test::tp_rule_samples().placements[2];
   const auto placement = pickle::Document::parse(as_byte_span(sample.placement));
   const AffineAssembly assembly(AffineMap::from_expert_placement(placement.root(), {5, 2}, {}));
   std::vector<SampleSlice> slices = test::parse_slices(sample.slices);
@@ -61,7 +61,7 @@ TEST(AffineMap, ExpertsThatTwoRanksHoldAreCompared) {
 }
 
 TEST(AffineAssembly, RefusesMapsThatContradictThemselvesOrAreNoBoxes) {
-  for (const BadSample& sample : kBadAssemblies) {
+  for (const test::BadSample& sample : test::tp_rule_samples().bad_assemblies) {
     SCOPED_TRACE(sample.python);
     const auto entry = pickle::Document::parse(as_byte_span(sample.pickle));
     const AffineMap map = AffineMap::read(entry.root(), {});

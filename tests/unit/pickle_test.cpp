@@ -8,10 +8,12 @@
 #include <string>
 
 #include "dsckpt/error.h"
-#include "unit/pickle_samples.h"
+#include "support/samples.h"
 
 namespace dsckpt::pickle {
 namespace {
+
+using namespace std::string_view_literals;
 
 Document parse(std::string_view text) {
   return Document::parse(as_byte_span(text));
@@ -112,7 +114,7 @@ std::string refusal(std::string_view text) {
 }
 
 TEST(Pickle, ReadsWhatPythonWroteInEveryProtocol) {
-  for (const Sample& sample : kSamples) {
+  for (const test::PickleSample& sample : test::pickle_samples()) {
     for (size_t protocol = 0; protocol < sample.pickles.size(); ++protocol) {
       SCOPED_TRACE(std::string(sample.expression) + " in protocol " + std::to_string(protocol));
       const Document document = parse(sample.pickles[protocol]);

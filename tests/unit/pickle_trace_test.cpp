@@ -7,7 +7,7 @@
 #include "inspect/global_classes.h"
 #include "pickle/pickle.h"
 #include "pickle/trace.h"
-#include "unit/pickle_samples.h"
+#include "support/samples.h"
 
 namespace dsckpt::pickle {
 namespace {
@@ -33,7 +33,7 @@ using Lines = std::vector<std::string>;
 
 TEST(PickleTrace, NamesOfWholePicklesAreThoseOfTheDocument) {
   size_t named = 0;
-  for (const Sample& sample : kSamples) {
+  for (const test::PickleSample& sample : test::pickle_samples()) {
     for (const std::string_view pickle : sample.pickles) {
       if (pickle.empty()) continue;
       const Trace trace = trace_of(pickle);

@@ -5,10 +5,12 @@
 
 #include "dsckpt/error.h"
 #include "pickle/pickle.h"
-#include "unit/pickle_samples.h"
+#include "support/samples.h"
 
 namespace dsckpt::pickle {
 namespace {
+
+using namespace std::string_view_literals;
 
 using namespace std::string_literals;
 
@@ -28,7 +30,7 @@ std::string times(size_t count, std::string_view text) {
 }
 
 TEST(PickleWriter, GivesBackPythonsBytes) {
-  for (const Sample& sample : kSamples) {
+  for (const test::PickleSample& sample : test::pickle_samples()) {
     EXPECT_EQ(rewritten(sample.pickles[2]), sample.pickles[2]) << sample.expression;
   }
 }
@@ -37,7 +39,7 @@ TEST(PickleWriter, GivesPythonsBytesForACopyInAnotherDocument) {
   const auto no_persistent = [](const Value& value) -> Value {
     throw UnsupportedError({}, describe(value));
   };
-  for (const Sample& sample : kSamples) {
+  for (const test::PickleSample& sample : test::pickle_samples()) {
     for (const size_t protocol : {2u, 4u}) {
       Document copy;
       Document::Copies copies;
@@ -89,7 +91,7 @@ TEST(PickleWriter, CopiesPersistentValuesAsTold) {
 // Values that reduce alike in every protocol: what was read from another protocol becomes what
 // pickle.dumps(value, 2) gives.
 TEST(PickleWriter, ConvertsOtherProtocolsAsPythonWould) {
-  for (const Sample& sample : kSamples) {
+  for (const test::PickleSample& sample : test::pickle_samples()) {
     // Protocols 0 and 1 have no NEWOBJ and go through copyreg instead.
     const bool has_instances = sample.expression.find("Keywords()") != std::string_view::npos ||
                                sample.expression.find("State()") != std::string_view::npos ||

@@ -88,7 +88,7 @@ std::string form_text(const UniversalForm& form) {
 
 TEST(UniversalInfo, MergesAsDeepSpeedDoes) {
   size_t merged_count = 0;
-  for (const RuleSample& sample : kRuleSamples) {
+  for (const test::RuleSample& sample : test::tp_rule_samples().rules) {
     if (!sample.error.empty()) continue;
     SCOPED_TRACE(sample.title);
     ++merged_count;
@@ -117,7 +117,7 @@ TEST(UniversalInfo, MergesAsDeepSpeedDoes) {
 
 TEST(UniversalInfo, RefusesWhatDeepSpeedRefuses) {
   size_t refused = 0;
-  for (const RuleSample& sample : kRuleSamples) {
+  for (const test::RuleSample& sample : test::tp_rule_samples().rules) {
     if (sample.error.empty() || sample.error == "differ") continue;
     SCOPED_TRACE(sample.title);
     ++refused;
@@ -135,7 +135,7 @@ TEST(UniversalInfo, RefusesWhatDeepSpeedRefuses) {
 
 TEST(UniversalInfo, CopiesThatDifferAreFoundWhenThePlanRuns) {
   size_t differing = 0;
-  for (const RuleSample& sample : kRuleSamples) {
+  for (const test::RuleSample& sample : test::tp_rule_samples().rules) {
     if (sample.error != "differ") continue;
     SCOPED_TRACE(sample.title);
     ++differing;
@@ -150,7 +150,7 @@ TEST(UniversalInfo, CopiesThatDifferAreFoundWhenThePlanRuns) {
 }
 
 TEST(UniversalInfo, NamesTheFieldThatIsMalformed) {
-  for (const BadSample& sample : kMalformedInfos) {
+  for (const test::BadSample& sample : test::tp_rule_samples().malformed_infos) {
     SCOPED_TRACE(sample.python);
     const Info info(sample.pickle);
     expect_error(sample.error, sample.error_text, [&] { info.read(); });
