@@ -283,12 +283,24 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder, const O
                           "there are optimizer files but no model_states file");
 }
 
+// For those who need every value.
+static void refuse_unread(const fs::path& path, const Weights& weights) {
+  if (weights.unread().empty()) return;
+  const OpaqueTensor& first = weights.unread().front();
+  throw UnsupportedError({.file = path.string(), .tensor = printable(first.path)},
+                         "is a tensor of a kind that is not read (" + first.kind + ")");
+}
+
 Checkpoint Checkpoint::from_weights(InputFiles& inputs, const fs::path& path,
                                     const WeightNames& names, const Checkpoint* like) {
   auto impl = std::make_unique<Impl>(inputs);
   impl->draft.folder.path = path;
   Weights weights = Weights::open(inputs, path);
   read_weights(impl->draft, weights, names, like);
+  if (like != nullptr) refuse_unread(path, weights);
+  for (const OpaqueTensor& tensor : weights.unread()) {
+    impl->draft.valueless.push_back(tensor.path);
+  }
   const std::vector<std::string>& notes = weights.notes();
   impl->draft.notes.insert(impl->draft.notes.end(), notes.begin(), notes.end());
   impl->keep_files(std::move(weights));
@@ -328,6 +340,7 @@ Checkpoint Checkpoint::with_weights(InputFiles& inputs, std::shared_ptr<const Ch
   refuse_weights_into(*base);
   auto impl = std::make_unique<Impl>(inputs);
   Weights weights = Weights::open(inputs, path);
+  refuse_unread(path, weights);
   impl->take_run(*base->impl_);
   CheckpointDraft& draft = impl->draft;
   read_other_weights(draft, weights.tensors(), path.string(), names, *base);

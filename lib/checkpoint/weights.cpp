@@ -19,7 +19,6 @@
 #include "checkpoint/weights_chunks.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
-#include "format/tensors_in.h"
 #include "io/content_name.h"
 #include "io/opening_files.h"
 
@@ -188,7 +187,14 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
       file.archive = std::make_unique<TorchArchive>(TorchArchive::open(inputs, file.id));
       using View = std::tuple<int64_t, Shape, Strides, DType>;
       KeyedMap<std::string, std::map<View, std::string>> views;  // by storage
-      for (const FoundTensor& found : tensors_in(file.archive->root())) {
+      FoundTensors all = find_tensors(file.archive->root());
+      for (OpaqueTensor& opaque : all.opaque) {
+        weights.notes_.push_back("'" + printable(opaque.path) + "' is a tensor of a kind that is " +
+                                 "not read (" + opaque.kind + ")");
+        weights.unread_.push_back(std::move(opaque));
+      }
+      for (const FoundTensor& found : all.tensors) {
+        if (found.is_piece) continue;
         const TensorInfo info =
             in_context({.tensor = found.path}, [&] { return file.archive->info(found.value); });
         std::string* first = nullptr;  // the name of the first such view

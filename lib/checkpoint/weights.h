@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "format/safetensors.h"
+#include "format/tensors_in.h"
 #include "format/torch_archive.h"
 #include "io/input_file.h"
 #include "plan/tensor_source.h"
@@ -76,6 +77,8 @@ class Weights {
   const std::vector<WeightsFile>& files() const { return files_; }
   // File by file, in the order of each.
   const std::vector<WeightsTensor>& tensors() const { return tensors_; }
+  // What are tensors, but of kinds that are not read: by name, with the kind.
+  const std::vector<OpaqueTensor>& unread() const { return unread_; }
   // Things a user should know that are no errors.
   const std::vector<std::string>& notes() const { return notes_; }
   // Only the files, which the tensors' sources do not need.
@@ -84,6 +87,7 @@ class Weights {
  private:
   std::vector<WeightsFile> files_;
   std::vector<WeightsTensor> tensors_;
+  std::vector<OpaqueTensor> unread_;
   std::vector<std::string> notes_;
 };
 

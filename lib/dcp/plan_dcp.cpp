@@ -418,6 +418,7 @@ Job plan_dcp(const Source& source, const DcpOptions& options) {
   if (options.dp == 0 || options.dp > kMostDcpRanks) {
     throw UsageError("--dp is a number from 1 to " + std::to_string(kMostDcpRanks));
   }
+  check_weights_are_read(*source->checkpoint);
   return DcpPlanner(source, options).plan();
 }
 

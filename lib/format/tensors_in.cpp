@@ -36,14 +36,40 @@ std::string key_text(const Value& key) {
   }
 }
 
+// torch/_utils.py, torch/_tensor.py _rebuild_from_type_v2(function, type, arguments, state)
+bool is_of_torchs_rebuilders(const Value& callable) {
+  if (!callable.is(Kind::global)) return false;
+  const auto [module, name] = callable.as_global();
+  return (module == "torch._utils" || module == "torch._tensor") && name.starts_with("_rebuild");
+}
+
+// Containers that are made of what they hold, and objects as protocols 0 and 1 make them, of which
+// copyreg._reconstructor(class, object, None) gets the class alone.
+bool makes_no_tensor(const Value& callable) {
+  if (!callable.is(Kind::global)) return false;
+  const std::string_view module = callable.as_global().first;
+  return module == "collections" || module == "builtins" || module == "__builtin__" ||
+         module == "copyreg" || module == "copy_reg";
+}
+
+std::string kind_of(const pickle::ObjectNode& object) {
+  const auto arguments = object.arguments.sequence_or_empty();
+  const bool is_typed = object.is_a("torch._tensor", "_rebuild_from_type_v2") &&
+                        arguments.size() > 1 && arguments[1].is(Kind::global);
+  const Value& made_by = is_typed ? arguments[1] : object.callable;
+  if (!made_by.is(Kind::global)) return describe(made_by);
+  const auto [module, name] = made_by.as_global();
+  return std::string(module) + "." + std::string(name);
+}
+
 class TensorFinder {
  public:
-  std::vector<FoundTensor> take() { return std::move(found_); }
+  FoundTensors take() { return std::move(found_); }
 
   void visit(const Value& value, const std::string& path) {
     if (TorchArchive::is_tensor(value)) {
       names_.add(path);
-      found_.push_back({path, value});
+      found_.tensors.push_back({path, value, in_opaque_});
       return;
     }
     switch (value.kind()) {
@@ -78,6 +104,25 @@ class TensorFinder {
   }
 
   void visit_object(const pickle::ObjectNode& object, const std::string& path) {
+    if (in_opaque_ || object.made != pickle::ObjectNode::Made::reduce ||
+        makes_no_tensor(object.callable)) {
+      return visit_parts(object, path);
+    }
+    const size_t before = found_.tensors.size();
+    const bool is_rebuilt = is_of_torchs_rebuilders(object.callable);
+    in_opaque_ = true;
+    visit(object.arguments, path);
+    visit(object.keywords, path);
+    if (is_rebuilt && object.has_state) visit(object.state, path);
+    in_opaque_ = false;
+    if (is_rebuilt || found_.tensors.size() > before) {
+      names_.add(path);
+      found_.opaque.push_back({path, printable(kind_of(object))});
+    }
+    visit_parts(object, path);  // what is left: arguments are not entered again
+  }
+
+  void visit_parts(const pickle::ObjectNode& object, const std::string& path) {
     visit(object.arguments, path);
     visit(object.keywords, path);
     visit_items(object.items, path);
@@ -86,7 +131,8 @@ class TensorFinder {
   }
 
   std::unordered_set<const void*> entered_;
-  std::vector<FoundTensor> found_;
+  FoundTensors found_;
+  bool in_opaque_ = false;
   NamesSize names_;
 };
 
@@ -102,10 +148,14 @@ void NamesSize::add(std::string_view name) {
                                  human_bytes(name.size()));
 }
 
-std::vector<FoundTensor> tensors_in(const Value& root) {
+FoundTensors find_tensors(const Value& root) {
   TensorFinder finder;
   finder.visit(root, "");
   return finder.take();
+}
+
+std::vector<FoundTensor> tensors_in(const Value& root) {
+  return find_tensors(root).tensors;
 }
 
 }  // namespace dsckpt

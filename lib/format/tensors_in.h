@@ -14,7 +14,22 @@ struct FoundTensor {
   // Keys and indices from the root, with dots between them: "optimizer_state_dict.state.0.exp_avg".
   // "" if the root itself is the tensor.
   std::string path;
-  pickle::Value value;  // TorchArchive::is_tensor
+  pickle::Value value;    // TorchArchive::is_tensor
+  bool is_piece = false;  // a tensor that an OpaqueTensor is made of
+};
+
+// A value that a call makes, of tensors or as torch rebuilds a tensor, but none that is read:
+// quantised, sparse and nested tensors, subclasses such as torchao's, a DTensor or ShardedTensor of
+// one rank. What its values are only that call knows.
+struct OpaqueTensor {
+  std::string path;
+  std::string
+      kind;  // the class, where the pickle has it, or the function: "torch._utils._rebuild_qtensor"
+};
+
+struct FoundTensors {
+  std::vector<FoundTensor> tensors;  // with the pieces of the others
+  std::vector<OpaqueTensor> opaque;
 };
 
 // How much the names of a file's tensors take: a pickle has a part once that many names begin with.
@@ -34,5 +49,8 @@ class NamesSize {
 // nor tuples of these appear as "<kind>", so paths need not differ. Throws what NamesSize
 // does.
 std::vector<FoundTensor> tensors_in(const pickle::Value& root);
+
+// The same, with what is a tensor but not read. A container, or an object with attributes, is none.
+FoundTensors find_tensors(const pickle::Value& root);
 
 }  // namespace dsckpt

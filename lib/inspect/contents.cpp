@@ -108,7 +108,7 @@ const std::vector<WeightsFile>& Contents::weights_files() const {
 
 const std::vector<std::string>& Contents::notes() const {
   static const std::vector<std::string> kNone;
-  return checkpoint_ ? checkpoint_->notes() : kNone;
+  return checkpoint_ ? checkpoint_->notes() : weights_ ? weights_->notes() : kNone;
 }
 
 std::optional<ShardName> Contents::writer_of(const InputFiles& inputs, FileId file) const {

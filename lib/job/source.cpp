@@ -364,6 +364,14 @@ std::shared_ptr<MappedFile> Source::Impl::mapping_of(FileId file) {
   return mapping;
 }
 
+void check_weights_are_read(const Checkpoint& checkpoint) {
+  if (!checkpoint.facts().from_weights || checkpoint.valueless().empty()) return;
+  throw UnsupportedError({.file = checkpoint.tag_folder().string(),
+                          .tensor = printable(checkpoint.valueless().front())},
+                         "is a tensor of a kind that is not read")
+      .with_hint("zero-to-fp32 writes the others, and names it");
+}
+
 UnsupportedError unassigned_states(const Checkpoint& checkpoint) {
   if (checkpoint.facts().stripped) {
     return UnsupportedError({.file = checkpoint.tag_folder().string()},

@@ -41,4 +41,8 @@ Source source_of(std::filesystem::path path, std::shared_ptr<InputFiles> inputs,
 // of what was stripped.
 UnsupportedError unassigned_states(const Checkpoint& checkpoint);
 
+// For plans that need every value of weights. Throws UnsupportedError if some are tensors of kinds
+// that are not read (Checkpoint::valueless).
+void check_weights_are_read(const Checkpoint& checkpoint);
+
 }  // namespace dsckpt

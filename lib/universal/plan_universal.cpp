@@ -229,6 +229,7 @@ Job plan_universal(const Source& source, const UniversalOptions& options) {
   if (checkpoint.facts().has_given_weights) {
     throw UsageError("other weights are given to native checkpoints: reshard");
   }
+  check_weights_are_read(checkpoint);
   if (!checkpoint.param_files().empty()) {
     throw UsageError(checkpoint.tag_folder().string() + ": is a universal checkpoint already");
   }
