@@ -212,14 +212,14 @@ StageSplit split_stages(CheckpointDraft& draft,
   Splitter splitter(layers, buffer_names, std::max<size_t>(1, fronts.size()));
   std::optional<std::vector<Splitter::Stage>> way;
   std::vector<Shapes> held;
-  size_t params = 0;
-  for (const Splitter::Layer& layer : splitter.layers()) params += layer.params.size();
+  size_t param_count = 0;
+  for (const Splitter::Layer& layer : splitter.layers()) param_count += layer.params.size();
   bool has_masters = false;
   for (const auto& optimizer : optimizers) {
     if (!optimizer) continue;
     has_masters =
         has_masters || optimizer->has(keys::kFp32Groups) || optimizer->has(keys::kFp32GroupsFlat);
-    if (auto shapes = shapes_of(*optimizer, params)) held.push_back(std::move(*shapes));
+    if (auto shapes = shapes_of(*optimizer, param_count)) held.push_back(std::move(*shapes));
   }
   if (held.size() == optimizers.size()) way = splitter.split(held);
 
