@@ -21,6 +21,8 @@ struct Staging {
   std::filesystem::path target;         // the output folder
   std::filesystem::path folder = {};    // the staging folder, which is removed in the end
   std::filesystem::path files_in = {};  // where the files are written: a folder in it
+  // The same for packed files that are not whole (StagingPlace::attempts_in).
+  std::filesystem::path attempts_in = {};
   std::vector<std::filesystem::path> made_folders = {};  // outermost first
   std::optional<FileSystem> all_at_once = {};            // kept, or durable and many files
   // Of a run that goes on when all is written: the inode of files_in. Some or all of what is staged

@@ -10,11 +10,11 @@
 #include <set>
 #include <utility>
 
-#include "base/bytes.h"
 #include "base/kernels.h"
 #include "dsckpt/error.h"
 #include "exec/announced_reads.h"
 #include "exec/item_reader.h"
+#include "exec/patches.h"
 #include "exec/rate_limit.h"
 #include "exec/record_checks.h"
 #include "exec/workers.h"
@@ -47,6 +47,13 @@ class PlanRun {
     for (size_t i = 0; i < plan.digests().size(); ++i) {
       outputs_[plan.digests()[i].out].digests.push_back(i);
     }
+    for (const Digest& digest : plan.digests()) {
+      const auto index = static_cast<size_t>(&digest - plan.digests().data());
+      for (const uint64_t offset : digest.patches) places_.push_back({digest.out, offset, index});
+    }
+    std::sort(places_.begin(), places_.end(), [](const Place& a, const Place& b) {
+      return std::pair(a.out, a.offset) < std::pair(b.out, b.offset);
+    });
     for (OutputState& output : outputs_) {
       std::sort(output.digests.begin(), output.digests.end(), [&](size_t a, size_t b) {
         const Digest& x = plan.digests()[a];
@@ -82,6 +89,7 @@ class PlanRun {
     try {
       Worker worker(*this);
       while (const std::optional<size_t> batch = begin_batch()) {
+        worker.pieces.clear();
         for (const PlanUnit& unit : units_.batch(*batch)) {
           if (progress_.cancelled) throw InterruptedError();
           if (failed_) return;
@@ -124,6 +132,13 @@ class PlanRun {
   }
 
  private:
+  // Where a digest of the plan goes.
+  struct Place {
+    OutputId out;
+    uint64_t offset;
+    size_t digest;
+  };
+
   // One output on its way: how many units are left, and what its digests are made of.
   struct OutputState {
     std::atomic<uint64_t> units_left{0};
@@ -131,7 +146,7 @@ class PlanRun {
     std::vector<size_t> digests;  // indices into the plan's, in the order of their ranges
     std::mutex mutex;
     std::vector<DigestPiece> pieces;
-    std::set<size_t> patched;  // of `digests`, those that the sink has; no piece is of them
+    std::set<size_t> given;  // of `digests`, those that the sink has; no piece is of them
   };
 
   // What one thread works with.
@@ -143,6 +158,7 @@ class PlanRun {
           reader(run.plan_, run.inputs_, run.checks_, piece_bytes) {}
     PageBuffer buffer;
     ItemReader reader;
+    std::vector<DigestPiece> pieces;  // of the batch, in the order of the output
     uint64_t bytes_read = 0;
   };
 
@@ -261,16 +277,7 @@ class PlanRun {
       uint32_t crc = 0;
       worker.bytes_read += worker.reader.read(index, skip, bytes.subspan(at - unit.begin, size),
                                               digested ? &crc : nullptr);
-      if (digested) {
-        const size_t which = output.digests[digest];
-        if (!pieces.empty() && pieces.back().digest == which) {
-          DigestPiece& last = pieces.back();
-          last.crc = crc32_combine(last.crc, crc, size);
-          last.size += size;
-        } else {
-          pieces.push_back({which, at, size, crc});
-        }
-      }
+      if (digested) append_piece(pieces, {output.digests[digest], at, size, crc});
       at += size;
       skip = 0;
     }
@@ -279,10 +286,54 @@ class PlanRun {
 
   void write(const PlanUnit& unit, Worker& worker, const std::vector<DigestPiece>& pieces) {
     const std::span<std::byte> bytes = bytes_of(unit, worker);
-    sink_.write_at(unit.out, unit.begin, bytes);
+    for (const DigestPiece& piece : pieces) append_piece(worker.pieces, piece);
+    uint64_t written = unit.begin;
+    const auto write_up_to = [&](uint64_t end) {
+      if (end == written) return;
+      sink_.write_at(unit.out, written, bytes.subspan(written - unit.begin, end - written));
+    };
+    for (auto place = first_place(unit);
+         place != places_.end() && place->out == unit.out && place->offset < unit.end; ++place) {
+      const uint64_t begin = std::max(place->offset, unit.begin);
+      const uint64_t end = std::min(place->offset + kPatchBytes, unit.end);
+      if (is_known(units_, plan_.digests()[place->digest], unit)) {
+        const PatchBytes value = patch_bytes(known_crc(worker, place->digest));
+        std::copy_n(value.data() + (begin - place->offset), end - begin,
+                    bytes.data() + (begin - unit.begin));
+      } else {
+        write_up_to(begin);
+        written = end;
+      }
+    }
+    write_up_to(unit.end);
     if (!pieces.empty()) add(unit.out, pieces);
     if (--outputs_[unit.out].units_left == 0) finish(unit.out);
     progress_.bytes_done += bytes.size();
+  }
+
+  // The first place that ends in `unit` or behind it.
+  std::vector<Place>::const_iterator first_place(const PlanUnit& unit) const {
+    return std::partition_point(places_.begin(), places_.end(), [&](const Place& place) {
+      return place.out < unit.out ||
+             (place.out == unit.out && place.offset + kPatchBytes <= unit.begin);
+    });
+  }
+
+  // Of one that is_known() in the worker's batch.
+  uint32_t known_crc(const Worker& worker, size_t digest) const {
+    const uint64_t begin = plan_.digests()[digest].begin;
+    const auto piece =
+        std::partition_point(worker.pieces.begin(), worker.pieces.end(),
+                             [&](const DigestPiece& one) { return one.begin < begin; });
+    return piece != worker.pieces.end() && piece->digest == digest ? piece->crc : 0;
+  }
+
+  // Which begins where the last one ends, or behind it.
+  static void append_piece(std::vector<DigestPiece>& pieces, const DigestPiece& piece) {
+    if (pieces.empty() || pieces.back().digest != piece.digest) return pieces.push_back(piece);
+    DigestPiece& last = pieces.back();
+    last.crc = crc32_combine(last.crc, piece.crc, piece.size);
+    last.size += piece.size;
   }
 
   // The first digest of `output` that ends after `at`.
@@ -306,7 +357,7 @@ class PlanRun {
     {
       const std::lock_guard lock(output.mutex);
       output.pieces.insert(output.pieces.end(), pieces.begin(), pieces.end());
-      if (!sink_.takes_patches_early() || !output.is_whole) return;
+      if (!sink_.wants_digests_early() || !output.is_whole) return;
       join_pieces(output.pieces);
       for (const DigestPiece& piece : pieces) {
         const Digest& digest = plan_.digests()[piece.digest];
@@ -314,31 +365,27 @@ class PlanRun {
         if (found->size != digest.end - digest.begin) continue;
         known.push_back(*found);
         output.pieces.erase(found);
-        output.patched.insert(piece.digest);
+        output.given.insert(piece.digest);
       }
     }
-    for (const DigestPiece& piece : known) patch(out, plan_.digests()[piece.digest], piece.crc);
-  }
-
-  void patch(OutputId out, const Digest& digest, uint32_t crc) {
-    std::byte bytes[sizeof crc];
-    store_le(bytes, crc);
-    for (const uint64_t at : digest.patches) sink_.patch(out, at, bytes);
+    for (const DigestPiece& piece : known) {
+      write_left_out(units_, plan_.digests()[piece.digest], piece.crc, sink_);
+    }
   }
 
   void finish(OutputId out) {
     OutputState& output = outputs_[out];
-    // The checksums of one that others write, too, are patched by whoever has all of them.
+    // The checksums of one that others write, too, are written by whoever has all of them.
     if (!output.is_whole) return sink_.finish(out);
     join_pieces(output.pieces);
     for (const size_t which : output.digests) {
-      if (output.patched.contains(which)) continue;
+      if (output.given.contains(which)) continue;
       const auto piece = find_piece(output, which);
       const uint32_t crc = piece != output.pieces.end() ? piece->crc : 0;
-      patch(out, plan_.digests()[which], crc);
+      write_left_out(units_, plan_.digests()[which], crc, sink_);
     }
     output.pieces = {};
-    output.patched = {};
+    output.given = {};
     sink_.finish(out);
   }
 
@@ -352,6 +399,7 @@ class PlanRun {
   RecordChecks& checks_;
   const Units units_;
   std::deque<OutputState> outputs_;  // deque: the states cannot move
+  std::vector<Place> places_;        // rising
   std::vector<BatchRange> done_;     // by the run that this one goes on with
   std::optional<AnnouncedReads> ahead_;
   std::atomic<bool> failed_{false};

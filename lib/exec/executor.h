@@ -2,7 +2,7 @@
 //
 // The plan is cut into units, each a contiguous range of one output. A worker gathers a unit into
 // its buffer with positional reads, casts and checksums on the way, and hands it to the Sink as one
-// write. Memory is one buffer a worker, whatever the size of the model. A unit of a large output
+// write, but for places of digests that are not known yet (patches.h). Memory is one buffer a worker, whatever the size of the model. A unit of a large output
 // begins and ends at a multiple of the units' size, unless an element lies across it, and its
 // memory begins as far behind a page as the unit behind a multiple of the page's size: so a sink
 // can write it directly.
@@ -20,27 +20,12 @@
 #include "dsckpt/run.h"
 #include "exec/rate_limit.h"
 #include "exec/record_checks.h"
+#include "exec/sink.h"
 #include "exec/units.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
 
 namespace dsckpt {
-
-// Where the bytes of a plan go.
-class Sink {
- public:
-  virtual ~Sink() = default;
-  // Any thread; ranges never overlap.
-  virtual void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) = 0;
-  // What a digest comes to, over what write_at() gives there. After all write_at() of that output,
-  // unless takes_patches_early(): then as soon as it is known, before or after them.
-  virtual void patch(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {
-    write_at(out, offset, bytes);
-  }
-  virtual bool takes_patches_early() const { return false; }
-  // Once for each output, by any thread, after its last write_at and patch have returned.
-  virtual void finish(OutputId out) = 0;
-};
 
 // The CRC32 of a part of an output, for the plan's digest of that number.
 struct DigestPiece {

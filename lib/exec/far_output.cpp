@@ -41,7 +41,6 @@ FarOutput::FarOutput(const CopyPlan& plan, FarPlace target, FarOptions options)
     : plan_(plan),
       target_(std::move(target)),
       options_(options),
-      patches_(patches_of(plan, [this](OutputId out) { return is_patched(out); })),
       marker_(
           target_, [this] { return own_paths(); }, options.beat, notes_) {
   uint64_t room = options_.held_bytes;
@@ -82,8 +81,8 @@ std::string FarOutput::shown(OutputId out) const {
   return shown_as(own_path(out));
 }
 
-bool FarOutput::is_patched(OutputId out) const {
-  return !is_stored_packed(plan_.outputs()[out], options_.packed);
+bool FarOutput::is_packed(OutputId out) const {
+  return is_stored_packed(plan_.outputs()[out], options_.packed);
 }
 
 std::optional<std::string> FarOutput::before(const std::string& path) const {
@@ -174,49 +173,22 @@ void FarOutput::prepare() {
 
 uint64_t FarOutput::part_size(OutputId out, uint64_t number) const {
   if (files_[out].is_held) return plan_.outputs()[out].size;
-  if (!is_patched(out)) return options_.part_bytes;  // how long it becomes is seen at its end
+  if (is_packed(out)) return options_.part_bytes;  // how long it becomes is seen at its end
   return std::min(options_.part_bytes, plan_.outputs()[out].size - number * options_.part_bytes);
 }
 
-uint64_t FarOutput::patch_bytes_in(OutputId out, uint64_t number) const {
-  const auto found = patches_.find(out);
-  if (found == patches_.end()) return 0;
-  const uint64_t begin = files_[out].is_held ? 0 : number * options_.part_bytes;
-  const uint64_t end = begin + part_size(out, number);
-  const std::vector<uint64_t>& places = found->second;
-  // They lie apart, so only the first and the last one may be cut. There may be 100,000.
-  const auto first = std::partition_point(places.begin(), places.end(),
-                                          [&](uint64_t at) { return at + kPatchBytes <= begin; });
-  const auto last =
-      std::partition_point(first, places.end(), [&](uint64_t at) { return at < end; });
-  if (first == last) return 0;
-  const uint64_t before = begin - std::min(begin, *first);
-  const uint64_t behind = std::max(*std::prev(last) + kPatchBytes, end) - end;
-  return static_cast<uint64_t>(last - first) * kPatchBytes - before - behind;
-}
-
 void FarOutput::write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {
-  add(out, offset, bytes, false);
-}
-
-void FarOutput::patch(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {
-  add(out, offset, bytes, true);
-}
-
-void FarOutput::add(OutputId out, uint64_t offset, std::span<const std::byte> bytes,
-                    bool is_patch) {
   File& file = files_[out];
   while (!bytes.empty()) {
     const uint64_t number = file.is_held ? 0 : offset / options_.part_bytes;
     const uint64_t at = file.is_held ? offset : offset % options_.part_bytes;
     const uint64_t size = part_size(out, number);
-    const bool is_growing = file.is_held && !is_patched(out);
+    const bool is_growing = file.is_held && is_packed(out);
     const std::span<const std::byte> some =
         bytes.first(is_growing ? bytes.size() : std::min<uint64_t>(bytes.size(), size - at));
     offset += some.size();
     bytes = bytes.subspan(some.size());
-    const uint64_t patches = patch_bytes_in(out, number);
-    if (!file.is_held && some.size() == size && patches == 0) {
+    if (!file.is_held && some.size() == size) {
       send(out, number, some);
       continue;
     }
@@ -224,21 +196,16 @@ void FarOutput::add(OutputId out, uint64_t offset, std::span<const std::byte> by
     {
       const std::lock_guard lock(file.mutex);
       Part& part = file.parts[number];
-      if (is_patch) {
-        for (uint64_t i = 0; i < some.size(); ++i) part.patched.emplace_back(at + i, some[i]);
-      } else {
-        // What becomes of one that is packed may be short.
-        const uint64_t end = is_patched(out) ? size : at + some.size();
-        if (part.bytes.empty()) part.bytes.reserve(size);
-        if (part.bytes.size() < end) part.bytes.resize(end);
-        std::memcpy(part.bytes.data() + at, some.data(), some.size());
-        part.filled += some.size();
-      }
-      if (file.is_held || part.filled < size || part.patched.size() < patches) continue;
+      // What becomes of one that is packed may be short.
+      const uint64_t end = is_packed(out) ? at + some.size() : size;
+      if (part.bytes.empty()) part.bytes.reserve(size);
+      if (part.bytes.size() < end) part.bytes.resize(end);
+      std::memcpy(part.bytes.data() + at, some.data(), some.size());
+      part.filled += some.size();
+      if (file.is_held || part.filled < size) continue;
       whole = std::move(part);
       file.parts.erase(number);
     }
-    for (const auto& [place, byte] : whole.patched) whole.bytes[place] = byte;
     send(out, number, whole.bytes);
   }
 }
@@ -290,14 +257,11 @@ void FarOutput::finish(OutputId out) {
   File& file = files_[out];
   if (file.is_held) {
     if (file.parts.empty()) return;
-    Part& part = file.parts.begin()->second;
-    for (const auto& [place, byte] : part.patched) part.bytes[place] = byte;
-    part.patched = {};
-    file.size = part.bytes.size();
+    file.size = file.parts.begin()->second.bytes.size();
     return;
   }
   // Of one that is packed the last part is as long as it has become.
-  if (!is_patched(out) && file.parts.size() == 1 &&
+  if (is_packed(out) && file.parts.size() == 1 &&
       file.parts.begin()->second.filled == file.parts.begin()->second.bytes.size()) {
     const auto [number, part] = std::move(*file.parts.begin());
     file.parts.clear();
@@ -305,7 +269,7 @@ void FarOutput::finish(OutputId out) {
   }
   const bool has_all = std::none_of(file.etags.begin(), file.etags.end(),
                                     [](const std::string& etag) { return etag.empty(); });
-  const bool is_whole = !is_patched(out) || file.size == plan_.outputs()[out].size;
+  const bool is_whole = is_packed(out) || file.size == plan_.outputs()[out].size;
   if (!file.parts.empty() || !has_all || !is_whole) throw std::logic_error("an output with holes");
 }
 

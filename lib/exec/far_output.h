@@ -32,7 +32,6 @@
 #include "dsckpt/error.h"
 #include "exec/far_marker.h"
 #include "exec/output.h"
-#include "exec/patches.h"
 #include "io/far_store.h"
 #include "io/mapped_bytes.h"
 #include "plan/copy_plan.h"
@@ -73,10 +72,8 @@ class FarOutput : public Output {
   Cost cost() const;
 
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
-  void patch(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
-  bool takes_patches_early() const override { return true; }
+  bool wants_digests_early() const override { return true; }
   void finish(OutputId out) override;
-  bool is_patched(OutputId out) const override;
 
   // The pointer's file lies in the same bucket as the target.
   void commit(const Pointer& pointer, const CommitHelp& help) override;
@@ -90,7 +87,6 @@ class FarOutput : public Output {
   struct Part {
     MappedBytes bytes = {};
     uint64_t filled = 0;
-    std::vector<std::pair<uint64_t, std::byte>> patched = {};  // by place in the part
   };
   struct File {
     std::mutex mutex;
@@ -118,9 +114,9 @@ class FarOutput : public Output {
   template <typename Wanted, typename Work>
   void for_each_output(Wanted&& is_wanted, Work&& work);
 
+  // Its size is not the plan's.
+  bool is_packed(OutputId out) const;
   uint64_t part_size(OutputId out, uint64_t number) const;
-  uint64_t patch_bytes_in(OutputId out, uint64_t number) const;
-  void add(OutputId out, uint64_t offset, std::span<const std::byte> bytes, bool is_patch);
   void send(OutputId out, uint64_t number, std::span<const std::byte> bytes);
   std::string upload_of(OutputId out);
 
@@ -137,7 +133,6 @@ class FarOutput : public Output {
   const CopyPlan& plan_;
   const FarPlace target_;
   const FarOptions options_;
-  const Patches patches_;
   std::deque<File> files_;                          // deque: they cannot move
   std::map<std::string, FarObject> existing_ = {};  // below the target, since prepare()
   // What commit() has removed; what is among `existing_` as well, perhaps.

@@ -27,7 +27,7 @@ using nlohmann::json;
 
 constexpr const char* kJob = "job";
 constexpr const char* kJournal = "journal";
-constexpr int kVersion = 2;
+constexpr int kVersion = 3;
 
 IoError damaged(const fs::path& path) {
   return IoError({.file = path.string()},
@@ -148,7 +148,6 @@ std::vector<Row> rows_from(const json& all, Members... members) {
 }
 
 using Written = OutputSums::State::Written;
-using Patched = OutputSums::State::Patched;
 
 json json_of(const Reached& reached) {
   const RunState& run = reached.run;
@@ -163,8 +162,7 @@ json json_of(const Reached& reached) {
       {"records", columns(run.records, &RecordPiece::record, &RecordPiece::offset,
                           &RecordPiece::size, &RecordPiece::crc)},
       {"written", columns(reached.sums.written, &Written::out, &Written::offset, &Written::size,
-                          &Written::crc)},
-      {"patched", columns(reached.sums.patched, &Patched::out, &Patched::offset, &Patched::value)}};
+                          &Written::crc)}};
 }
 
 Reached reached_of(const json& saved) {
@@ -181,8 +179,6 @@ Reached reached_of(const json& saved) {
                              &RecordPiece::size, &RecordPiece::crc);
   reached.sums.written = rows_from<Written>(saved.at("written"), &Written::out, &Written::offset,
                                             &Written::size, &Written::crc);
-  reached.sums.patched =
-      rows_from<Patched>(saved.at("patched"), &Patched::out, &Patched::offset, &Patched::value);
   return reached;
 }
 

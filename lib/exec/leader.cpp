@@ -10,9 +10,9 @@
 #include <string>
 #include <utility>
 
-#include "base/bytes.h"
-#include "base/kernels.h"
 #include "exec/dispatch.h"
+#include "exec/packed_output.h"
+#include "exec/patches.h"
 #include "exec/rank_words.h"
 #include "exec/shares.h"
 
@@ -47,9 +47,10 @@ class Leader : public SharedWork {
                          .whole_outputs = work_.pack.has_value()};
     if (group_.files()) options.owner = [&](uint64_t batch) { return owner_of(job, batch); };
     Shares shares(units_, done_, options);
+    finish_empty_outputs();
     RunStats stats;
     stats.ranks = dispatch(group_, job, shares, *this, progress_);
-    finish_outputs();
+    finish_shared_outputs();
     checks_.verify(inputs_);
 
     stats.bytes_written = plan_.bytes_written();
@@ -99,6 +100,7 @@ class Leader : public SharedWork {
                 .sync_portions = work_.sync_portions,
                 .sync_last = work_.sync_last};
     job.place.files_in = std::filesystem::absolute(job.place.files_in);
+    job.place.attempts_in = std::filesystem::absolute(job.place.attempts_in);
     job.add_inputs(inputs_);
     return job;
   }
@@ -164,25 +166,35 @@ class Leader : public SharedWork {
         end + std::max<Clock::duration>(options_.save_every, options_.save_pause * (end - begin));
   }
 
-  // Checksums of outputs that several ranks have written.
-  void finish_outputs() {
-    Sink& sink = work_.sums != nullptr ? static_cast<Sink&>(*work_.sums) : work_.staged;
+  Sink& sink() const {
+    return work_.sums != nullptr ? static_cast<Sink&>(*work_.sums) : work_.staged;
+  }
+
+  // They are in no portion; a run that goes on has them from the one that began.
+  void finish_empty_outputs() {
+    if (options_.from != nullptr) return;
+    std::optional<PackedOutput> packed;
+    if (work_.pack) packed.emplace(plan_, sink(), *work_.pack, work_.sha256);
+    Sink& front = packed ? static_cast<Sink&>(*packed) : sink();
     for (OutputId out = 0; out < plan_.outputs().size(); ++out) {
-      if (plan_.outputs()[out].size == 0 && options_.from == nullptr) sink.finish(out);
+      if (plan_.outputs()[out].size == 0) front.finish(out);
     }
+    if (packed) bytes_stored_ += packed->bytes_stored();
+  }
+
+  // Checksums of outputs that several ranks have written.
+  void finish_shared_outputs() {
     join_pieces(digests_);
-    std::set<OutputId> patched;
+    std::set<OutputId> shared;
     for (const DigestPiece& piece : digests_) {
       const Digest& digest = plan_.digests()[piece.digest];
       if (piece.begin != digest.begin || piece.size != digest.end - digest.begin) {
         throw std::logic_error("a checksum that lacks a part");
       }
-      std::byte bytes[sizeof piece.crc];
-      store_le(bytes, piece.crc);
-      for (const uint64_t patch : digest.patches) sink.patch(digest.out, patch, bytes);
-      patched.insert(digest.out);
+      write_left_out(units_, digest, piece.crc, sink());
+      shared.insert(digest.out);
     }
-    for (const OutputId out : patched) sink.finish(out);
+    for (const OutputId out : shared) sink().finish(out);
   }
 
   Group& group_;

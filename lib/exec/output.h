@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "exec/executor.h"
+#include "exec/sink.h"
 #include "plan/copy_plan.h"
 
 namespace dsckpt {
@@ -27,7 +27,7 @@ struct CommitHelp {
   std::function<void(OutputId out)> write_again = {};
 };
 
-// Owned by one thread; write_at, patch and finish come from any. The plan must outlive it.
+// Owned by one thread; write_at and finish come from any. The plan must outlive it.
 class Output : public Sink {
  public:
   // Once, before the first write: looks whether something is in the way, removes what killed runs
@@ -37,8 +37,6 @@ class Output : public Sink {
   // Instead of prepare(), for who writes nothing: throws what it would. Returns what it would say
   // of the space; "" if that suffices.
   virtual std::string check() = 0;
-  // Whether an output's digests are written over what was there.
-  virtual bool is_patched(OutputId out) const = 0;
   // Once, after execute(). Throws UsageError for a file that has appeared meanwhile and IoError:
   // then the output is as it was before, or the message says of each path what is there.
   virtual void commit(const Pointer& pointer, const CommitHelp& help) = 0;

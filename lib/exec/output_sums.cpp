@@ -4,54 +4,35 @@
 #include <iterator>
 #include <utility>
 
-#include "base/bytes.h"
 #include "base/kernels.h"
 #include "dsckpt/error.h"
-#include "exec/patches.h"
 
 namespace dsckpt {
-OutputSums::OutputSums(const CopyPlan& plan, Sink& target,
-                       const std::function<bool(OutputId)>& is_rewritten)
-    : target_(target) {
-  for (size_t i = 0; i < plan.outputs().size(); ++i) outputs_.emplace_back();
-  for (const auto& [out, offsets] : patches_of(plan, is_rewritten)) {
-    outputs_[out].patches = offsets;
-  }
-}
+
+OutputSums::OutputSums(const CopyPlan& plan, Sink& target)
+    : target_(target), outputs_(plan.outputs().size()) {}
 
 void OutputSums::write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {
-  add(out, offset, bytes);
+  for (uint64_t done = 0; done < bytes.size();) {
+    const uint64_t at = offset + done;
+    const auto part = bytes.subspan(done, std::min(kChunk - at % kChunk, bytes.size() - done));
+    add(outputs_[out], at, {part.size(), crc32(0, part)});
+    done += part.size();
+  }
   target_.write_at(out, offset, bytes);
 }
 
-void OutputSums::patch(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {
-  {
-    Output& output = outputs_[out];
-    const std::lock_guard lock(output.mutex);
-    output.patched[offset] = load_le<uint32_t>(bytes.data());
-  }
-  target_.patch(out, offset, bytes);
-}
-
-void OutputSums::add(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {
-  Output& output = outputs_[out];
-  while (!bytes.empty()) {
-    const uint64_t room = kChunk - offset % kChunk;
-    const auto part = bytes.first(std::min<uint64_t>(room, bytes.size()));
-    const uint32_t crc = crc32_unpatched(output.patches, offset, part);
-    const std::lock_guard lock(output.mutex);
-    const auto at = output.pieces.insert({offset, {part.size(), crc}}).first;
-    const auto join = [&](auto left, auto right) {
-      if (left->first + left->second.size != right->first || right->first % kChunk == 0) return;
-      left->second.crc = crc32_combine(left->second.crc, right->second.crc, right->second.size);
-      left->second.size += right->second.size;
-      output.pieces.erase(right);
-    };
-    if (const auto next = std::next(at); next != output.pieces.end()) join(at, next);
-    if (at != output.pieces.begin()) join(std::prev(at), at);
-    offset += part.size();
-    bytes = bytes.subspan(part.size());
-  }
+void OutputSums::add(Output& output, uint64_t offset, const Piece& piece) {
+  const std::lock_guard lock(output.mutex);
+  const auto at = output.pieces.insert({offset, piece}).first;
+  const auto join = [&](auto left, auto right) {
+    if (left->first + left->second.size != right->first || right->first % kChunk == 0) return;
+    left->second.crc = crc32_combine(left->second.crc, right->second.crc, right->second.size);
+    left->second.size += right->second.size;
+    output.pieces.erase(right);
+  };
+  if (const auto next = std::next(at); next != output.pieces.end()) join(at, next);
+  if (at != output.pieces.begin()) join(std::prev(at), at);
 }
 
 void OutputSums::finish(OutputId out) {
@@ -72,9 +53,6 @@ OutputSums::State OutputSums::state() const {
     for (const auto& [offset, piece] : outputs_[out].pieces) {
       state.written.push_back({out, offset, piece.size, piece.crc});
     }
-    for (const auto& [offset, value] : outputs_[out].patched) {
-      state.patched.push_back({out, offset, value});
-    }
   }
   return state;
 }
@@ -82,12 +60,7 @@ OutputSums::State OutputSums::state() const {
 void OutputSums::restore(const State& state) {
   for (const State::Written& piece : state.written) {
     if (piece.out >= outputs_.size()) throw CorruptError({}, "an output that the plan lacks");
-    Output& output = outputs_[piece.out];
-    output.pieces[piece.offset] = {piece.size, piece.crc};
-  }
-  for (const State::Patched& patch : state.patched) {
-    if (patch.out >= outputs_.size()) throw CorruptError({}, "an output that the plan lacks");
-    outputs_[patch.out].patched[patch.offset] = patch.value;
+    add(outputs_[piece.out], piece.offset, {piece.size, piece.crc});
   }
 }
 
@@ -98,7 +71,7 @@ std::vector<MeantFile> OutputSums::meant(const std::function<std::filesystem::pa
   for (OutputId out = first; out < std::min<size_t>(outputs_.size(), last); ++out) {
     const Output& output = outputs_[out];
     if (output.pieces.empty()) continue;
-    files.push_back({path(out), display(out), {}, output.patches, output.patched});
+    files.push_back({path(out), display(out), {}});
     for (const auto& [begin, piece] : output.pieces) {
       files.back().pieces.push_back({begin, piece.size, piece.crc});
     }

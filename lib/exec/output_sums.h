@@ -1,7 +1,7 @@
 // OutputSums: what was meant to be written, so that it can be compared with what is there.
 //
-// A sink in front of another one: it keeps the CRC32 of each chunk of each output. What is written
-// again (the patches of digests) is kept apart. Memory: 64 bytes or so a chunk. A run that goes on
+// A sink in front of another one: it keeps the CRC32 of each chunk of each output. Memory: 64 bytes
+// or so a chunk, and as much for each place of a digest that is not written yet. A run that goes on
 // where another one stopped takes over what that one has written.
 #pragma once
 
@@ -15,24 +15,35 @@
 #include <string>
 #include <vector>
 
-#include "dsckpt/run.h"
-#include "exec/executor.h"
-#include "exec/read_back.h"
+#include "exec/sink.h"
 #include "plan/copy_plan.h"
 
 namespace dsckpt {
+
+// What was meant to be in a file.
+struct MeantFile {
+  std::filesystem::path path = {};  // where it is now
+  std::string display = {};         // what an error calls it
+
+  struct Piece {
+    uint64_t begin = 0;
+    uint64_t size = 0;
+    uint32_t crc = 0;
+
+    uint64_t end() const { return begin + size; }
+  };
+  std::vector<Piece> pieces = {};  // rising and apart, each in one chunk (OutputSums::kChunk)
+};
 
 class OutputSums : public Sink {
  public:
   static constexpr uint64_t kChunk = 16 << 20;
 
-  // `target` must outlive this. `is_rewritten`: of outputs whose digests are patched in `target`;
-  // the others are written once, whatever the plan says of their contents.
-  OutputSums(const CopyPlan& plan, Sink& target, const std::function<bool(OutputId)>& is_rewritten);
+  // `target` must outlive this.
+  OutputSums(const CopyPlan& plan, Sink& target);
 
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
-  void patch(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
-  bool takes_patches_early() const override { return target_.takes_patches_early(); }
+  bool wants_digests_early() const override { return target_.wants_digests_early(); }
   void finish(OutputId out) override;
 
   // What is meant to be in the files of all outputs that were written, after the last finish().
@@ -55,31 +66,23 @@ class OutputSums : public Sink {
       uint64_t size = 0;
       uint32_t crc = 0;
     };
-    struct Patched {
-      OutputId out = 0;
-      uint64_t offset = 0;
-      uint32_t value = 0;
-    };
     std::vector<Written> written = {};  // in order
-    std::vector<Patched> patched = {};
   };
   State state() const;
-  // Before anything is written: what another object for the same plan was given. Throws
-  // CorruptError for what cannot be of that plan.
+  // Adds what another object for the same plan was given. Throws CorruptError for what cannot be of
+  // that plan.
   void restore(const State& state);
 
  private:
   struct Piece {
     uint64_t size;
-    uint32_t crc;  // crc32_unpatched()
+    uint32_t crc;
   };
   struct Output {
-    std::vector<uint64_t> patches;  // offsets, rising
     std::mutex mutex = {};
     std::map<uint64_t, Piece> pieces = {};  // by offset; neighbours in a chunk are one
-    std::map<uint64_t, uint32_t> patched = {};
   };
-  void add(OutputId out, uint64_t offset, std::span<const std::byte> bytes);
+  static void add(Output& output, uint64_t offset, const Piece& piece);
 
   Sink& target_;
   std::deque<Output> outputs_;  // deque: they cannot move

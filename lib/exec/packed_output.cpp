@@ -149,7 +149,7 @@ PackedOutput::PackedOutput(const CopyPlan& plan, Sink& target, int level,
       target_(target),
       level_(level),
       sha256_(std::move(sha256)),
-      patches_(patches_of(plan, [](OutputId) { return true; })) {}
+      patches_(patches_of(plan)) {}
 PackedOutput::~PackedOutput() = default;
 
 std::span<const uint64_t> PackedOutput::patches(OutputId out) const {
@@ -168,11 +168,6 @@ void PackedOutput::write_at(OutputId out, uint64_t offset, std::span<const std::
   if (is_packable(plan_.outputs()[out].path)) return file(out).write_at(offset, bytes);
   target_.write_at(out, offset, bytes);
   bytes_stored_ += bytes.size();
-}
-
-void PackedOutput::patch(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {
-  if (is_packable(plan_.outputs()[out].path)) return file(out).write_at(offset, bytes);
-  target_.patch(out, offset, bytes);
 }
 
 void PackedOutput::finish(OutputId out) {

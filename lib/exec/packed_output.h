@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "codec/packed_index.h"
-#include "exec/executor.h"
 #include "exec/patches.h"
+#include "exec/sink.h"
 #include "plan/copy_plan.h"
 
 namespace dsckpt {
@@ -30,7 +30,6 @@ class PackedOutput : public Sink {
   ~PackedOutput() override;
 
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
-  void patch(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
   void finish(OutputId out) override;
 
   // What `target` was given so far.

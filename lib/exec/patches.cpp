@@ -1,16 +1,20 @@
 #include "exec/patches.h"
 
 #include <algorithm>
-#include <array>
 
-#include "base/kernels.h"
+#include "base/bytes.h"
 
 namespace dsckpt {
 
-Patches patches_of(const CopyPlan& plan, const std::function<bool(OutputId)>& are_wanted) {
+PatchBytes patch_bytes(uint32_t crc) {
+  PatchBytes bytes;
+  store_le(bytes.data(), crc);
+  return bytes;
+}
+
+Patches patches_of(const CopyPlan& plan) {
   Patches patches;
   for (const Digest& digest : plan.digests()) {
-    if (!are_wanted(digest.out)) continue;
     std::vector<uint64_t>& places = patches[digest.out];
     places.insert(places.end(), digest.patches.begin(), digest.patches.end());
   }
@@ -18,23 +22,24 @@ Patches patches_of(const CopyPlan& plan, const std::function<bool(OutputId)>& ar
   return patches;
 }
 
-uint32_t crc32_unpatched(std::span<const uint64_t> patches, uint64_t offset,
-                         std::span<const std::byte> bytes) {
-  const uint64_t end = offset + bytes.size();
-  constexpr std::array<std::byte, kPatchBytes> kZeros{};
-  uint32_t crc = 0;
-  uint64_t at = offset;
-  // The first patch that ends behind `offset`.
-  auto patch = std::partition_point(patches.begin(), patches.end(),
-                                    [&](uint64_t begin) { return begin + kPatchBytes <= offset; });
-  for (; patch != patches.end() && *patch < end; ++patch) {
-    const uint64_t begin = std::max(*patch, at);
-    const uint64_t stop = std::min(*patch + kPatchBytes, end);
-    crc = crc32(crc, bytes.subspan(at - offset, begin - at));
-    crc = crc32(crc, std::span(kZeros).first(stop - begin));
-    at = stop;
+bool is_known(const Units& units, const Digest& digest, const PlanUnit& unit) {
+  if (digest.begin == digest.end) return true;
+  return units.first_of_batch(unit).begin <= digest.begin && digest.end <= unit.end;
+}
+
+void write_left_out(const Units& units, const Digest& digest, uint32_t crc, Sink& sink) {
+  const PatchBytes bytes = patch_bytes(crc);
+  for (const uint64_t patch : digest.patches) {
+    // It may lie across the end of a unit.
+    for (uint64_t at = patch; at < patch + kPatchBytes;) {
+      const PlanUnit& unit = units.with(digest.out, at);
+      const uint64_t end = std::min(patch + kPatchBytes, unit.end);
+      if (!is_known(units, digest, unit)) {
+        sink.write_at(digest.out, at, std::span(bytes).subspan(at - patch, end - at));
+      }
+      at = end;
+    }
   }
-  return crc32(crc, bytes.subspan(at - offset));
 }
 
 }  // namespace dsckpt

@@ -7,13 +7,13 @@
 #include <utility>
 
 #include "dsckpt/error.h"
+#include "exec/patches.h"
 #include "exec/workers.h"
 
 namespace dsckpt {
 namespace {
 
 using Written = OutputSums::State::Written;
-using Patched = OutputSums::State::Patched;
 
 template <typename Number>
 void write_numbers(VarintWriter& writer, const std::vector<Number>& numbers) {
@@ -124,7 +124,7 @@ void PortionCutter::add_outputs(Portion& portion, size_t first_item, size_t last
     // Of the outputs at the ends only what lies in the portion.
     const uint64_t from = digest.out == first ? portion.cut.begin : 0;
     const uint64_t to = digest.out == last ? portion.cut.end : ~uint64_t{0};
-    const auto inside = [&](uint64_t place) { return from <= place && place < to; };
+    const auto inside = [&](uint64_t place) { return from < place + kPatchBytes && place < to; };
     if ((digest.begin < to && from < digest.end) || digest.begin == digest.end ||
         std::any_of(digest.patches.begin(), digest.patches.end(), inside)) {
       digests.push_back(*at);
@@ -212,7 +212,6 @@ std::string PortionResult::encode() const {
   writer.rows(sums.records, &RecordPiece::record, &RecordPiece::offset, &RecordPiece::size,
               &RecordPiece::crc);
   writer.rows(written.written, &Written::out, &Written::offset, &Written::size, &Written::crc);
-  writer.rows(written.patched, &Patched::out, &Patched::offset, &Patched::value);
   return writer.take();
 }
 
@@ -229,7 +228,6 @@ PortionResult PortionResult::decode(std::string_view bytes) {
                                                  &RecordPiece::size, &RecordPiece::crc);
   result.written.written =
       reader.rows<Written>(&Written::out, &Written::offset, &Written::size, &Written::crc);
-  result.written.patched = reader.rows<Patched>(&Patched::out, &Patched::offset, &Patched::value);
   return result;
 }
 
@@ -243,9 +241,7 @@ PortionRun::PortionRun(Portion portion, InputFiles inputs,
   const CopyPlan& plan = portion_.part.plan;
   Sink* front = sink_.get();
   if (options.keep_sums) {
-    front = &sums_.emplace(plan, *front, [&](OutputId out) {
-      return !is_stored_packed(plan.outputs()[out], options.pack.has_value());
-    });
+    front = &sums_.emplace(plan, *front);
   }
   if (options.pack) {
     std::vector<std::optional<Sha256Digest>> sha256;
@@ -273,7 +269,6 @@ PortionResult PortionRun::result() {
   for (DigestPiece& piece : result.sums.digests) piece.digest = part.digests[piece.digest];
   for (RecordPiece& piece : result.sums.records) piece.record = portion_.records[piece.record];
   for (auto& piece : result.written.written) piece.out = part.outputs[piece.out];
-  for (auto& patch : result.written.patched) patch.out = part.outputs[patch.out];
   return result;
 }
 

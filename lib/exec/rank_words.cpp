@@ -63,6 +63,7 @@ std::string RankJob::encode() const {
   }
   writer.number(static_cast<uint64_t>(tasks));
   writer.text(place.files_in.native());
+  writer.text(place.attempts_in.native());
   writer.text(place.target.native());
   for (const bool flag : {place.packed, place.direct, place.durable, place.are_there,
                           options.keep_sums, sync_portions, sync_last}) {
@@ -89,6 +90,7 @@ RankJob RankJob::decode(std::string_view bytes) {
   }
   job.tasks = static_cast<Tasks>(reader.number());
   job.place.files_in = reader.text();
+  job.place.attempts_in = reader.text();
   job.place.target = reader.text();
   for (bool* flag : {&job.place.packed, &job.place.direct, &job.place.durable, &job.place.are_there,
                      &job.options.keep_sums, &job.sync_portions, &job.sync_last}) {

@@ -4,18 +4,15 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <memory>
 #include <optional>
 #include <utility>
 
-#include "base/bytes.h"
 #include "base/kernels.h"
 #include "base/turns.h"
 #include "dsckpt/error.h"
-#include "exec/patches.h"
 #include "exec/piece_work.h"
 #include "exec/rate_limit.h"
 #include "exec/workers.h"
@@ -87,108 +84,92 @@ class WrittenFile {
   int fd_ = -1;
 };
 
-void check_patches(const MeantFile& meant, uint64_t offset, std::span<const std::byte> bytes) {
-  auto patch = meant.patched.lower_bound(offset < kPatchBytes ? 0 : offset - kPatchBytes + 1);
-  for (; patch != meant.patched.end() && patch->first < offset + bytes.size(); ++patch) {
-    std::array<std::byte, kPatchBytes> value;
-    store_le(value.data(), patch->second);
-    for (uint64_t i = 0; i < kPatchBytes; ++i) {
-      const uint64_t at = patch->first + i;
-      if (at < offset || at >= offset + bytes.size() || bytes[at - offset] == value[i]) continue;
-      throw IoError({.file = meant.display, .offset = patch->first},
-                    std::string(is_far(meant.path) ? "the store" : "the disk") +
-                        " does not give back the checksum that was written",
-                    0);
+// Pieces of a file that lie in one chunk: what is read together.
+struct Stretch {
+  const MeantFile* file;
+  std::span<const MeantFile::Piece> pieces;
+
+  // What is in them.
+  uint64_t bytes() const {
+    uint64_t sum = 0;
+    for (const MeantFile::Piece& piece : pieces) sum += piece.size;
+    return sum;
+  }
+};
+
+std::vector<Stretch> stretches_of(std::span<const MeantFile> files) {
+  constexpr uint64_t kChunk = OutputSums::kChunk;
+  std::vector<Stretch> stretches;
+  for (const MeantFile& file : files) {
+    const std::span<const MeantFile::Piece> all = file.pieces;
+    for (size_t first = 0, last; first < all.size(); first = last) {
+      last = first + 1;
+      while (last < all.size() && all[last].begin / kChunk == all[first].begin / kChunk) ++last;
+      stretches.push_back({&file, all.subspan(first, last - first)});
     }
   }
+  return stretches;
 }
 
 // `buffer`: of kRead bytes, at a page's start.
-void read_back_piece(const MeantFile& meant, const MeantFile::Piece& piece, std::byte* buffer,
-                     RateLimit& limit) {
+void read_back_stretch(const Stretch& stretch, std::byte* buffer, RateLimit& limit) {
+  const MeantFile& meant = *stretch.file;
   const WrittenFile file(meant);
-  uint32_t crc = 0;
-  for (uint64_t at = piece.begin, end = piece.begin + piece.size; at < end;) {
-    const uint64_t wanted = std::min(kRead, end - at);
-    limit.take(wanted);
-    const auto got = std::span(buffer, std::min(file.read(at, buffer), wanted));
-    if (got.size() < wanted) {
-      throw IoError({.file = meant.display, .offset = at + got.size()},
-                    "is shorter than what was written", 0);
+  const uint64_t end = stretch.pieces.back().end();
+  auto piece = stretch.pieces.begin();
+  uint32_t crc = 0;  // of that piece, as far as it was read
+  for (uint64_t at = piece->begin / kRead * kRead; at < end; at += kRead) {
+    limit.take(std::min(kRead, end - at));
+    const std::span<const std::byte> got(buffer, file.read(at, buffer));
+    while (piece != stretch.pieces.end() && piece->begin < at + kRead) {
+      const uint64_t first = std::max(piece->begin, at);
+      const uint64_t last = std::min(piece->end(), at + kRead);
+      if (last > at + got.size()) {
+        throw IoError({.file = meant.display, .offset = at + got.size()},
+                      "is shorter than what was written", 0);
+      }
+      crc = crc32(crc, got.subspan(first - at, last - first));
+      if (last < piece->end()) break;
+      if (crc != piece->crc) {
+        throw IoError({.file = meant.display, .offset = piece->begin},
+                      std::string(is_far(meant.path) ? "the store" : "the disk") +
+                          " does not give back the " + std::to_string(piece->size) +
+                          " bytes that were written",
+                      0);
+      }
+      crc = 0;
+      ++piece;
     }
-    crc = crc32_combine(crc, crc32_unpatched(meant.patches, at, got), got.size());
-    check_patches(meant, at, got);
-    at += got.size();
   }
-  if (crc == piece.crc) return;
-  throw IoError({.file = meant.display, .offset = piece.begin},
-                std::string(is_far(meant.path) ? "the store" : "the disk") +
-                    " does not give back the " + std::to_string(piece.size) +
-                    " bytes that were written",
-                0);
-}
-
-// A piece of one of several files.
-struct PieceOf {
-  const MeantFile* file;
-  const MeantFile::Piece* piece;
-};
-
-std::vector<PieceOf> pieces_of(std::span<const MeantFile> files) {
-  std::vector<PieceOf> pieces;
-  for (const MeantFile& file : files) {
-    for (const MeantFile::Piece& piece : file.pieces) pieces.push_back({&file, &piece});
-  }
-  return pieces;
 }
 
 uint64_t read_back_here(std::span<const MeantFile> files, uint64_t limit_rate, unsigned threads,
                         Progress& progress) {
-  const std::vector<PieceOf> pieces = pieces_of(files);
+  const std::vector<Stretch> stretches = stretches_of(files);
   RateLimit limit(limit_rate, progress.cancelled);
   std::atomic<uint64_t> read{0};
-  Turns turns(pieces.size());
+  Turns turns(stretches.size());
   run_workers(threads, [&] {
     const PageBuffer buffer(kRead);
     turns.take([&](size_t i) {
       if (progress.cancelled) throw InterruptedError();
-      const auto& [file, piece] = pieces[i];
-      read_back_piece(*file, *piece, buffer.bytes().data(), limit);
-      read += piece->size;
-      progress.bytes_done += piece->size;
+      read_back_stretch(stretches[i], buffer.bytes().data(), limit);
+      const uint64_t bytes = stretches[i].bytes();
+      read += bytes;
+      progress.bytes_done += bytes;
     });
   });
   return read;
 }
 
-// The part of a file that some of its pieces are.
-MeantFile part_of(const MeantFile& file, std::span<const MeantFile::Piece> pieces) {
-  MeantFile part{file.path, file.display, {pieces.begin(), pieces.end()}};
-  const uint64_t begin = pieces.front().begin;
-  const uint64_t end = pieces.back().begin + pieces.back().size;
-  const auto is_in = [&](uint64_t patch) { return patch + kPatchBytes > begin && patch < end; };
-  std::copy_if(file.patches.begin(), file.patches.end(), std::back_inserter(part.patches), is_in);
-  for (const auto& [offset, value] : file.patched) {
-    if (is_in(offset)) part.patched.emplace(offset, value);
-  }
-  return part;
-}
-
-void write_meant(VarintWriter& writer, const MeantFile& file) {
-  writer.text(file.path.native());
-  writer.text(file.display);
-  writer.number(file.pieces.size());
-  for (const MeantFile::Piece& piece : file.pieces) {
+void write_meant(VarintWriter& writer, const Stretch& stretch) {
+  writer.text(stretch.file->path.native());
+  writer.text(stretch.file->display);
+  writer.number(stretch.pieces.size());
+  for (const MeantFile::Piece& piece : stretch.pieces) {
     writer.number(piece.begin);
     writer.number(piece.size);
     writer.number(piece.crc);
-  }
-  writer.number(file.patches.size());
-  for (const uint64_t patch : file.patches) writer.number(patch);
-  writer.number(file.patched.size());
-  for (const auto& [offset, value] : file.patched) {
-    writer.number(offset);
-    writer.number(value);
   }
 }
 
@@ -201,12 +182,7 @@ MeantFile read_meant(VarintReader& reader) {
     piece.size = reader.number();
     piece.crc = static_cast<uint32_t>(reader.number());
   }
-  file.patches.resize(reader.count());
-  for (uint64_t& patch : file.patches) patch = reader.number();
-  for (size_t left = reader.count(); left > 0; --left) {
-    const uint64_t offset = reader.number();
-    file.patched[offset] = static_cast<uint32_t>(reader.number());
-  }
+  if (file.pieces.empty()) throw CorruptError({}, "a file of which nothing is to be read");
   return file;
 }
 
@@ -214,12 +190,12 @@ class ReadBackWork : public PieceWork {
  public:
   ReadBackWork(const RankJob& job, std::span<const MeantFile> files, const Reading& reading)
       : PieceWork(job, reading),
-        pieces_(pieces_of(files)),
+        stretches_(stretches_of(files)),
         limit_rate_(job.options.limit_rate),
         threads_(reading.threads) {
-    for (const PieceOf& each : pieces_) {
-      add_piece(each.piece->size);
-      bytes_ += each.piece->size;
+    for (const Stretch& stretch : stretches_) {
+      add_piece(stretch.bytes());
+      bytes_ += stretch.bytes();
     }
   }
 
@@ -227,15 +203,8 @@ class ReadBackWork : public PieceWork {
 
  private:
   void write_task(VarintWriter& task, const BatchRange& pieces) const override {
-    std::vector<MeantFile> files;
-    for (uint64_t first = pieces.first, last; first < pieces.last; first = last) {
-      const MeantFile& file = *pieces_[first].file;
-      last = first + 1;
-      while (last < pieces.last && pieces_[last].file == &file) ++last;
-      files.push_back(part_of(file, std::span(pieces_[first].piece, last - first)));
-    }
-    task.number(files.size());
-    for (const MeantFile& file : files) write_meant(task, file);
+    task.number(pieces.last - pieces.first);
+    for (uint64_t i = pieces.first; i < pieces.last; ++i) write_meant(task, stretches_[i]);
   }
 
   std::string answer(std::string_view task, RankInputs&, Progress& progress) override {
@@ -244,7 +213,7 @@ class ReadBackWork : public PieceWork {
 
   void take(const BatchRange&, VarintReader&) override {}
 
-  const std::vector<PieceOf> pieces_;
+  const std::vector<Stretch> stretches_;
   const uint64_t limit_rate_;
   const unsigned threads_;
   uint64_t bytes_ = 0;
@@ -254,7 +223,7 @@ class ReadBackWork : public PieceWork {
 
 uint64_t read_back(std::span<const MeantFile> files, uint64_t limit_rate, const Reading& reading) {
   if (reading.group == nullptr) {
-    for (const PieceOf& each : pieces_of(files)) reading.progress.bytes_total += each.piece->size;
+    for (const Stretch& each : stretches_of(files)) reading.progress.bytes_total += each.bytes();
     return read_back_here(files, limit_rate, reading.threads, reading.progress);
   }
   const RankJob job{.tasks = Tasks::read_back,

@@ -1,11 +1,16 @@
 #include "exec/staged_files.h"
 
+#include <cerrno>
+#include <cstdio>
 #include <utility>
 
+#include "base/random.h"
+#include "dsckpt/error.h"
 #include "exec/frame_cuts.h"
 #include "io/content_name.h"
 
 namespace dsckpt {
+namespace fs = std::filesystem;
 namespace {
 
 // Files up to this size are one write: it reserves its blocks itself, and there are too many of
@@ -27,36 +32,38 @@ bool StagingPlace::is_direct(const PlannedFile& file) const {
 }
 
 StagedFiles::StagedFiles(const CopyPlan& plan, StagingPlace place)
-    : plan_(plan), place_(std::move(place)), patches_(patches_of(plan, [this](OutputId out) {
-        return place_.is_direct(plan_.outputs()[out]);
-      })) {
+    : plan_(plan), place_(std::move(place)) {
   for (size_t i = 0; i < plan.outputs().size(); ++i) files_.emplace_back();
+}
+
+fs::path StagedFiles::staged(OutputId out) const {
+  return place_.files_in / stored_name(plan_.outputs()[out], place_.packed);
+}
+
+std::string StagedFiles::shown(OutputId out) const {
+  return (place_.target / stored_name(plan_.outputs()[out], place_.packed)).string();
 }
 
 std::shared_ptr<OutputFile> StagedFiles::file(OutputId out) {
   File& entry = files_[out];
   const std::lock_guard lock(entry.mutex);
-  if (!entry.open) entry.open = create(out);
+  if (!entry.open) create(out, entry);
   return entry.open;
 }
 
-std::shared_ptr<OutputFile> StagedFiles::create(OutputId out) const {
-  const PlannedFile& file = plan_.outputs()[out];
-  const std::string name = stored_name(file, place_.packed);
-  const bool is_packed = is_stored_packed(file, place_.packed);
+void StagedFiles::create(OutputId out, File& file) const {
+  const PlannedFile& planned = plan_.outputs()[out];
+  const bool is_packed = is_stored_packed(planned, place_.packed);
   OutputOptions options;
-  if (file.size > kSmallFile && !is_packed) options.size = file.size;
-  options.direct = place_.is_direct(file);
+  if (planned.size > kSmallFile && !is_packed) options.size = planned.size;
+  options.direct = place_.is_direct(planned);
   options.write_bytes = place_.write_bytes;
-  if (place_.are_there) {
-    using Existing = OutputOptions::Existing;
-    options.existing = is_packed ? Existing::emptied : Existing::kept;
+  options.may_be_there = place_.are_there && !is_packed;
+  if (place_.are_there && is_packed) {
+    file.attempt = place_.attempts_in / std::to_string(random_number());
   }
-  if (const auto places = patches_.find(out); places != patches_.end()) {
-    options.rewritten = places->second;
-  }
-  return std::make_shared<OutputFile>(place_.files_in / name, (place_.target / name).string(),
-                                      std::move(options));
+  file.open = std::make_shared<OutputFile>(file.attempt.empty() ? staged(out) : file.attempt,
+                                           shown(out), options);
 }
 
 void StagedFiles::write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {
@@ -67,7 +74,13 @@ void StagedFiles::finish(OutputId out) {
   const std::shared_ptr<OutputFile> done = file(out);
   if (place_.durable) done->sync();
   done->close();
-  files_[out].open.reset();
+  File& entry = files_[out];
+  entry.open.reset();
+  if (entry.attempt.empty()) return;
+  if (::rename(entry.attempt.c_str(), staged(out).c_str()) != 0) {
+    throw IoError({.file = shown(out)}, "cannot be given its name", errno);
+  }
+  entry.attempt.clear();
 }
 
 }  // namespace dsckpt

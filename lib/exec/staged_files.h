@@ -8,8 +8,7 @@
 #include <mutex>
 #include <string>
 
-#include "exec/executor.h"
-#include "exec/patches.h"
+#include "exec/sink.h"
 #include "io/output_file.h"
 #include "plan/copy_plan.h"
 
@@ -24,7 +23,11 @@ std::string stored_name(const PlannedFile& file, bool packed);
 // How the outputs of a run are staged: what all of its ranks must know.
 struct StagingPlace {
   std::filesystem::path files_in = {};  // the folder
-  std::filesystem::path target = {};    // where they will be, for messages
+  // Another one of the same file system, for packed files that are not whole, if `are_there`: each
+  // attempt at one has a name of its own there, since their bytes come in no order that others
+  // could go on with.
+  std::filesystem::path attempts_in = {};
+  std::filesystem::path target = {};  // where they will be, for messages
   bool packed = false;                  // is_stored_packed()
   bool direct = false;  // large files are written past the page cache (OutputOptions::direct)
   // The longest write through the page cache.
@@ -38,7 +41,7 @@ struct StagingPlace {
 };
 
 // The outputs of `plan`, which must outlive this. A file is made at its first write and closed by
-// finish(); after that it may be written to again if `place.are_there`.
+// finish(); after that one that is not packed may be written to again if `place.are_there`.
 class StagedFiles : public Sink {
  public:
   StagedFiles(const CopyPlan& plan, StagingPlace place);
@@ -49,14 +52,16 @@ class StagedFiles : public Sink {
  private:
   struct File {
     std::mutex mutex;
-    std::shared_ptr<OutputFile> open;  // only files in progress hold a descriptor
+    std::shared_ptr<OutputFile> open;    // only files in progress hold a descriptor
+    std::filesystem::path attempt = {};  // its name until it is whole; "": it has its own
   };
   std::shared_ptr<OutputFile> file(OutputId out);
-  std::shared_ptr<OutputFile> create(OutputId out) const;
+  void create(OutputId out, File& file) const;
+  std::filesystem::path staged(OutputId out) const;
+  std::string shown(OutputId out) const;
 
   const CopyPlan& plan_;
   const StagingPlace place_;
-  const Patches patches_;  // of what is written directly
   std::deque<File> files_;
 };
 

@@ -12,6 +12,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/random.h"
 #include "base/text.h"
 #include "dsckpt/error.h"
 #include "exec/commit.h"
@@ -23,6 +24,8 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 namespace {
 
+// The folder of the files in the staging folder, or what its name begins with.
+constexpr const char* kFiles = "files";
 // An fsync is a commit of the file system's journal; more files than this share one.
 constexpr size_t kSyncedOneByOne = 16;
 
@@ -112,6 +115,7 @@ void StagedOutput::prepare() {
 
 StagingPlace StagedOutput::place() const {
   return {.files_in = staging_->files_in,
+          .attempts_in = staging_->attempts_in,
           .target = staging_->target,
           .packed = options_.packed,
           .direct = options_.direct,
@@ -159,6 +163,7 @@ bool StagedOutput::take_up() {
           .with_hint("the command that it was begun with goes on; else remove that folder");
     }
     set_folder(folder);
+    take_files_from_run_before();
     staging_->written_inode = load_written(folder);
     commit_ = same_commit(*staging_, whole_folder);
     return true;
@@ -214,14 +219,34 @@ void StagedOutput::make_staging_folder() {
 void StagedOutput::set_folder(const fs::path& folder) {
   staging_->folder = folder;
   // The staging folder is its owner's alone; what is to stay is an ordinary one in it.
-  staging_->files_in = folder / "files";
+  staging_->files_in = folder / kFiles;
+  if (staging_->is_kept()) staging_->files_in += "-" + std::to_string(random_number());
+  staging_->attempts_in = folder / "attempts";
   const bool are_many = plan_.outputs().size() > kSyncedOneByOne;
   if (staging_->is_kept() || (options_.durable && are_many)) staging_->all_at_once.emplace(folder);
+}
+
+// There are none if that had published all of them, or had not begun.
+void StagedOutput::take_files_from_run_before() {
+  const fs::path& files_in = staging_->files_in;
+  std::error_code failed;
+  fs::remove_all(staging_->attempts_in, failed);
+  for (fs::directory_iterator entry(staging_->folder, failed), end; !failed && entry != end;
+       entry.increment(failed)) {
+    if (!entry->path().filename().string().starts_with(kFiles)) continue;
+    fs::rename(entry->path(), files_in, failed);
+    break;
+  }
+  if (failed) {
+    throw IoError({.file = staging_->folder.string()}, "cannot take over the files",
+                  failed.value());
+  }
 }
 
 void StagedOutput::make_folders_of_files() const {
   const fs::path& files_in = staging_->files_in;
   std::set<fs::path> parents{files_in};
+  if (options_.packed && place().are_there) parents.insert(staging_->attempts_in);
   for (const PlannedFile& file : plan_.outputs()) {
     parents.insert((files_in / file.path).parent_path());
   }
@@ -284,10 +309,6 @@ fs::path StagedOutput::staged_path(OutputId out) const {
 
 fs::path StagedOutput::final_path(OutputId out) const {
   return staging_->final_path(out);
-}
-
-bool StagedOutput::is_patched(OutputId out) const {
-  return !staging_->is_packed(out);
 }
 
 void StagedOutput::commit(const Pointer& pointer, const CommitHelp&) {

@@ -12,7 +12,10 @@
 // prepare() made. The two ways to commit are in commit.h.
 //
 // With StageOptions::job the staging folder has a name that the next run of the same job finds
-// (resumable_folder()), stays when the run stops, and holds what journal.h describes.
+// (resumable_folder()), stays when the run stops, and holds what journal.h describes. The folder of
+// the files in it has another name in every run: a process of a run before that was suspended, and
+// goes on, finds no file any more, and can make none. What it has open it may write to: it has the
+// same bytes for it (patches.h).
 #pragma once
 
 #include <cstdint>
@@ -23,6 +26,7 @@
 #include <vector>
 
 #include "dsckpt/error.h"
+#include "dsckpt/run.h"
 #include "exec/output.h"
 #include "exec/staged_files.h"
 #include "exec/staging_owner.h"
@@ -90,7 +94,6 @@ class StagedOutput : public Output {
   // Where an output is, before and after the commit.
   std::filesystem::path staged_path(OutputId out) const;
   std::filesystem::path final_path(OutputId out) const;
-  bool is_patched(OutputId out) const override;
 
   void give_up(bool forever = false) override;
   // What a run before has left is of no use: give_up() leaves it as it is, and does not say that
@@ -104,6 +107,7 @@ class StagedOutput : public Output {
   void make_staging_folder();
   void set_folder(const std::filesystem::path& folder);
   void make_folders_of_files() const;
+  void take_files_from_run_before();
   [[noreturn]] void take_back(const Error& error);
   void remove_staging();
 

@@ -1,6 +1,7 @@
 #include "exec/units.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "exec/item_reader.h"
 
@@ -90,6 +91,17 @@ void Units::find_literals(const CopyPlan& plan, const std::vector<size_t>& items
 
 void Units::add(const PlanUnit& unit) {
   if (unit.end > unit.begin) units_.push_back(unit);
+}
+
+const PlanUnit& Units::with(OutputId out, uint64_t offset) const {
+  return *std::partition_point(units_.begin(), units_.end(), [&](const PlanUnit& unit) {
+    return unit.out < out || (unit.out == out && unit.end <= offset);
+  });
+}
+
+const PlanUnit& Units::first_of_batch(const PlanUnit& unit) const {
+  const auto index = static_cast<size_t>(&unit - units_.data());
+  return units_[*std::prev(std::upper_bound(batches_.begin(), batches_.end(), index))];
 }
 
 uint64_t Units::bytes_of(const BatchRange& batches) const {

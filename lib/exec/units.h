@@ -54,6 +54,10 @@ class Units {
   uint64_t bytes_of(const BatchRange& batches) const;
   uint64_t bytes() const { return bytes_of({0, batches()}); }
   std::span<const PlanUnit> all() const { return units_; }
+  // The unit that has the byte at `offset` of an output. There must be one.
+  const PlanUnit& with(OutputId out, uint64_t offset) const;
+  // Of the batch that `unit`, one of all(), is in.
+  const PlanUnit& first_of_batch(const PlanUnit& unit) const;
 
   // Bytes of the plan's literals that begin in a batch.
   struct Literals {

@@ -26,16 +26,12 @@ uint64_t next_block(uint64_t offset) {
 
 }  // namespace
 
-OutputFile::OutputFile(fs::path path, std::string display, OutputOptions options)
+OutputFile::OutputFile(fs::path path, std::string display, const OutputOptions& options)
     : path_(std::move(path)),
       display_(display.empty() ? path_.string() : std::move(display)),
-      rewritten_(std::move(options.rewritten)),
       write_bytes_(options.write_bytes) {
-  using Existing = OutputOptions::Existing;
-  const int existing = options.existing == Existing::none      ? O_EXCL
-                       : options.existing == Existing::emptied ? O_TRUNC
-                                                               : 0;
-  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | existing, 0666);
+  const int exclusive = options.may_be_there ? 0 : O_EXCL;
+  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | exclusive, 0666);
   if (fd_ < 0) throw IoError({.file = display_}, "cannot create", errno);
   // Not every file system has it; then everything goes through the page cache.
   if (options.direct) direct_fd_ = ::open(path_.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC);
@@ -54,7 +50,7 @@ OutputFile::OutputFile(fs::path path, std::string display, OutputOptions options
   if (direct_fd_ >= 0) ::close(std::exchange(direct_fd_, -1));
   ::close(std::exchange(fd_, -1));
   // So that whoever tries again hears the same.
-  if (options.existing == Existing::none) ::unlink(path_.c_str());
+  if (!options.may_be_there) ::unlink(path_.c_str());
   throw IoError({.file = display_}, "cannot reserve " + std::to_string(size) + " bytes", failed);
 }
 
@@ -69,25 +65,12 @@ void OutputFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
     return write_buffered(offset, bytes);
   }
   const uint64_t last = offset + bytes.size();
-  const auto part = [&](uint64_t begin, uint64_t end) {
-    return bytes.subspan(begin - offset, end - begin);
-  };
-  uint64_t written = offset;
-  uint64_t buffered_end = offset;  // what lies before it is not to be written directly
-  const auto write_blocks = [&](uint64_t end) {
-    const uint64_t begin = next_block(buffered_end);
-    if (end < begin + kShortestDirect) return;
-    write_buffered(written, part(written, begin));
-    write_direct(begin, part(begin, end));
-    written = buffered_end = end;
-  };
-  for (auto at = std::lower_bound(rewritten_.begin(), rewritten_.end(), offset);
-       at != rewritten_.end() && *at < last; ++at) {
-    write_blocks(*at / kBlock * kBlock);
-    buffered_end = std::max(buffered_end, *at + 1);
-  }
-  write_blocks(last / kBlock * kBlock);
-  write_buffered(written, part(written, last));
+  const uint64_t begin = next_block(offset);
+  const uint64_t end = last / kBlock * kBlock;
+  if (end < begin + kShortestDirect) return write_buffered(offset, bytes);
+  write_buffered(offset, bytes.first(begin - offset));
+  write_direct(begin, bytes.subspan(begin - offset, end - begin));
+  write_buffered(end, bytes.subspan(end - offset));
 }
 
 void OutputFile::write_buffered(uint64_t offset, std::span<const std::byte> bytes) {

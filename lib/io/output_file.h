@@ -9,7 +9,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace dsckpt {
 
@@ -24,25 +23,20 @@ struct OutputOptions {
   // large ones may have to be fetched from a virtual machine's host first: 256 KiB at a time took
   // up to three times as long.
   uint64_t write_bytes = 64 << 10;
-  // A file that is there already, from a run that goes on: none, one that keeps what it has, or one
-  // that is emptied. In either case it is made if it is not there.
-  enum class Existing : uint8_t { none, kept, emptied } existing = Existing::none;
-  // Offsets that will be written again: their blocks go through the page cache, or the second write
-  // would have to read them first. Rising.
-  std::vector<uint64_t> rewritten = {};
+  // Others may have made it already, and it keeps what they have written.
+  bool may_be_there = false;
 };
 
-// One file that did not exist before, unless a run goes on. Not committed to anything: the owner
-// renames or removes it.
+// One file that did not exist before, unless it may. Not committed to anything: the owner renames
+// or removes it.
 class OutputFile {
  public:
   // No device has larger blocks that direct writes must be multiples of.
   static constexpr uint64_t kDirectBlock = 4096;
 
-  // Creates `path`, which must not exist but as OutputOptions::existing says. Throws IoError, also
-  // when there is no room for `options.size` bytes.
+  // Creates `path`. Throws IoError, also when there is no room for `options.size` bytes.
   explicit OutputFile(std::filesystem::path path, std::string display = {},
-                      OutputOptions options = {});
+                      const OutputOptions& options = {});
   // Closes without a word; call close() to hear of errors.
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
@@ -63,7 +57,6 @@ class OutputFile {
 
   std::filesystem::path path_;
   std::string display_;
-  std::vector<uint64_t> rewritten_;
   const uint64_t write_bytes_;
   int fd_ = -1;
   int direct_fd_ = -1;  // the same file, opened with O_DIRECT

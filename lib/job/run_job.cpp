@@ -85,7 +85,7 @@ class Writing {
         output_path_(std::move(output_path)),
         group_(group) {
     if (options.verify_output || options.resume) {
-      sums_.emplace(job.plan, output, [&](OutputId out) { return output.is_patched(out); });
+      sums_.emplace(job.plan, output);
     }
     if (options.resume) load_before();
   }

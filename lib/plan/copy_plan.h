@@ -80,7 +80,8 @@ struct PlannedFile {
 
 // "The CRC32 of output bytes [begin, end) belongs, little-endian, at `patches`": zip wants the
 // checksum of data it has just been given. Range and items start and end together; the places lie
-// outside all ranges and hold 0 until then; ranges of one output do not overlap.
+// outside all ranges, and what the items give for them means nothing (exec/patches.h); ranges of
+// one output do not overlap.
 struct Digest {
   OutputId out = 0;
   uint64_t begin = 0;

@@ -12,6 +12,7 @@
 #include "plan/copy_plan.h"
 #include "support/plan_runner.h"
 #include "support/plan_tools.h"
+#include "support/portion_runner.h"
 #include "support/temp_file.h"
 
 namespace dsckpt {
@@ -142,6 +143,7 @@ class PlanProperty : public testing::TestWithParam<int> {
       std::vector<Put> puts;
       std::vector<Digest> digests;
       uint64_t size = 0;
+      std::vector<uint64_t> listed;  // digests that go into a directory at the end as well
       for (int64_t n = pick(0, 12); n > 0; --n) {
         const uint64_t begin = size;
         for (int64_t k = pick(0, 3); k > 0; --k) {
@@ -151,10 +153,18 @@ class PlanProperty : public testing::TestWithParam<int> {
         puts.push_back({size, {}, test::random_bytes(static_cast<size_t>(pick_log(3000)), 1)});
         size += puts.back().literal.size();
         if (pick(0, 1) == 0) {
+          if (pick(0, 1) == 0) listed.push_back(digests.size());
           digests.push_back({static_cast<OutputId>(i), begin, size, {size}});
           puts.push_back({size, {}, std::string(4, '\0')});
           size += 4;
         }
+      }
+      std::shuffle(listed.begin(), listed.end(), random_);
+      for (const uint64_t which : listed) {
+        const auto entry = static_cast<uint64_t>(pick_log(6000));
+        digests[which].patches.push_back(size + entry);
+        puts.push_back({size, {}, test::random_bytes(static_cast<size_t>(entry) + 4, 1)});
+        size += entry + 4;
       }
       const OutputId out = builder.add_output(std::to_string(i), size);
       std::shuffle(puts.begin(), puts.end(), random_);
@@ -197,6 +207,9 @@ TEST_P(PlanProperty, IsExecutedAsTheNaiveRunnerDoesIt) {
       ASSERT_TRUE(sink.all_finished());
       ASSERT_TRUE(sink.outputs() == expected) << threads << " threads";
       ASSERT_EQ(stats.bytes_read, plan.bytes_read());
+      const uint64_t cut = options.unit_bytes * static_cast<uint64_t>(pick(1, 4));
+      ASSERT_TRUE(expected == test::run_in_portions(plan, inputs_, options,
+                                                    static_cast<int>(pick(1, 5)), cut));
     }
   }
   EXPECT_TRUE(interleaves);

@@ -7,6 +7,9 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <iterator>
+#include <map>
+#include <mutex>
 #include <random>
 #include <span>
 #include <stdexcept>
@@ -39,10 +42,40 @@ inline std::vector<PlannedInput> planned(const InputFiles& inputs) {
   return known;
 }
 
-// Holds the outputs. A write outside its output or after finish(), and a second finish(), throw.
+// Which bytes of an output a sink was given: none may come twice. Any thread.
+class GivenOnce {
+ public:
+  void add(uint64_t begin, uint64_t end) {
+    if (begin == end) return;
+    const std::lock_guard lock(mutex_);
+    auto next = ranges_.upper_bound(begin);
+    if (next != ranges_.end() && next->first < end) throw std::logic_error("written twice");
+    if (next != ranges_.begin()) {
+      const auto before = std::prev(next);
+      if (before->second > begin) throw std::logic_error("written twice");
+      if (before->second == begin) {
+        begin = before->first;
+        ranges_.erase(before);
+      }
+    }
+    if (next != ranges_.end() && next->first == end) {
+      end = next->second;
+      ranges_.erase(next);
+    }
+    ranges_[begin] = end;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<uint64_t, uint64_t> ranges_;  // to their ends
+};
+
+// Holds the outputs. A write outside its output, of what was written already, or after finish(),
+// and a second finish(), throw.
 class MemorySink : public Sink {
  public:
-  explicit MemorySink(const CopyPlan& plan) : finished_(plan.outputs().size()) {
+  explicit MemorySink(const CopyPlan& plan)
+      : given_(plan.outputs().size()), finished_(plan.outputs().size()) {
     for (const PlannedFile& file : plan.outputs()) outputs_.emplace_back(file.size, '\xcd');
   }
 
@@ -53,6 +86,7 @@ class MemorySink : public Sink {
     if (offset > output.size() || bytes.size() > output.size() - offset) {
       throw std::logic_error("written beyond the end");
     }
+    given_.at(out).add(offset, offset + bytes.size());
     std::memcpy(output.data() + offset, bytes.data(), bytes.size());
   }
   void finish(OutputId out) override {
@@ -70,6 +104,7 @@ class MemorySink : public Sink {
 
  private:
   std::vector<std::string> outputs_;
+  std::deque<GivenOnce> given_;
   std::deque<std::atomic<bool>> finished_;
   std::atomic<int> writes_{0};
 };

@@ -3,14 +3,13 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "base/bytes.h"
 #include "exec/executor.h"
+#include "exec/patches.h"
 #include "exec/portion.h"
 #include "exec/shares.h"
 #include "plan/plan_digest.h"
@@ -21,18 +20,15 @@ namespace dsckpt::test {
 // The outputs of a portion, in those of the whole plan. An output may be finished by many portions.
 class PortionSink : public Sink {
  public:
-  PortionSink(const std::vector<OutputId>& outputs, std::vector<std::string>& all)
-      : outputs_(outputs), all_(all) {}
+  PortionSink(const std::vector<OutputId>& outputs, Sink& all) : outputs_(outputs), all_(all) {}
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override {
-    std::string& output = all_.at(outputs_.at(out));
-    if (offset + bytes.size() > output.size()) throw std::logic_error("written beyond the end");
-    std::memcpy(output.data() + offset, bytes.data(), bytes.size());
+    all_.write_at(outputs_.at(out), offset, bytes);
   }
   void finish(OutputId) override {}
 
  private:
   const std::vector<OutputId>& outputs_;
-  std::vector<std::string>& all_;
+  Sink& all_;
 };
 
 // Of `ranks`, which take turns. Checks all records that it knows.
@@ -43,8 +39,7 @@ inline std::vector<std::string> run_in_portions(const CopyPlan& plan, const Inpu
   const Units units(plan, checks.extra_reads(), options.unit_bytes);
   const PortionCutter cutter(plan, units, checks.use(), options.unit_bytes);
   Shares shares(units, {}, {.ranks = ranks, .cut_bytes = cut_bytes});
-  std::vector<std::string> outputs;
-  for (const PlannedFile& file : plan.outputs()) outputs.emplace_back(file.size, '\xcd');
+  MemorySink outputs(plan);
   std::vector<DigestPiece> digests;
   for (int turn = 0;; ++turn) {
     const auto batches = shares.take(turn % ranks);
@@ -78,11 +73,9 @@ inline std::vector<std::string> run_in_portions(const CopyPlan& plan, const Inpu
     if (piece.begin != digest.begin || piece.size != digest.end - digest.begin) {
       throw std::logic_error("a digest lacks a part");
     }
-    for (const uint64_t patch : digest.patches) {
-      store_le(reinterpret_cast<std::byte*>(outputs[digest.out].data() + patch), piece.crc);
-    }
+    write_left_out(units, digest, piece.crc, outputs);
   }
-  return outputs;
+  return outputs.outputs();
 }
 
 }  // namespace dsckpt::test

@@ -869,10 +869,7 @@ TEST_F(FarOutputTest, KeepsFewPartsAtOnce) {
       for (uint64_t seen = most; seen < kept && !most.compare_exchange_weak(seen, kept);) {
       }
     }
-    void patch(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override {
-      to_.patch(out, offset, bytes);
-    }
-    bool takes_patches_early() const override { return to_.takes_patches_early(); }
+    bool wants_digests_early() const override { return to_.wants_digests_early(); }
     void finish(OutputId out) override { to_.finish(out); }
     std::atomic<uint64_t> most{0};
 

@@ -99,6 +99,57 @@ TEST_F(LeaderTest, SeveralRunsFollowEachOther) {
   EXPECT_TRUE(test::read_all(folder_.path() / "two" / "large") == expected_large());
 }
 
+// Whoever goes on with a run takes it that they are there.
+TEST_F(LeaderTest, EmptyOutputsAreThereBeforeAnythingIsSaved) {
+  run(2, [&](Group& group) {
+    StagedOutput staged(plan_, folder_.path() / "out", {.shared = true});
+    staged.prepare();
+    int saves = 0;
+    options_.save_every = {};
+    options_.save_pause = 0;
+    options_.save = [&](const RunState&) {
+      EXPECT_TRUE(std::filesystem::exists(staged.staged_path(1)));
+      ++saves;
+    };
+    Progress progress;
+    execute_in_group(group, plan_, inputs_, {.staged = staged}, progress, options_);
+    EXPECT_GT(saves, 0);
+  });
+}
+
+TEST_F(LeaderTest, PacksWhatOneProcessPacks) {
+  PlanBuilder builder;
+  builder.add_output("empty.bin", 0);
+  builder.add_output("empty.txt", 0);
+  builder.put(builder.add_output("full.bin", 3 * kMiB), 0, test::flat(0, 0, float32, kMiB * 3 / 4));
+  const CopyPlan plan = builder.finish();
+  const auto alone = folder_.path() / "alone";
+  {
+    StagedOutput staged(plan, alone, {.packed = true});
+    staged.prepare();
+    PackedOutput packed(plan, staged, 1);
+    Progress progress;
+    execute(plan, inputs_, packed, progress);
+    staged.commit();
+  }
+  const auto several = folder_.path() / "several";
+  run(3, [&](Group& group) {
+    StagedOutput staged(plan, several, {.shared = true, .packed = true});
+    staged.prepare();
+    Progress progress;
+    const RunStats stats = execute_in_group(group, plan, inputs_, {.staged = staged, .pack = 1},
+                                            progress, {});
+    staged.commit();
+    uint64_t stored = 0;
+    for (const char* name : {"empty.bin.dspack", "empty.txt", "full.bin.dspack"}) {
+      const std::string bytes = test::read_all(several / name);
+      EXPECT_TRUE(bytes == test::read_all(alone / name)) << name;
+      stored += bytes.size();
+    }
+    EXPECT_EQ(stats.bytes_stored, stored);
+  });
+}
+
 TEST_F(LeaderTest, ARecordThatIsDamagedIsRefusedThoughSeveralRanksReadIt) {
   options_.records[1].crc32 ^= 1;
   run(3, [&](Group& group) {

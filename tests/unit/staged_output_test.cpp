@@ -21,6 +21,7 @@
 #include "base/bytes.h"
 #include "base/text.h"
 #include "dsckpt/error.h"
+#include "exec/journal.h"
 #include "exec/staging_owner.h"
 #include "support/expect_error.h"
 #include "support/plan_runner.h"
@@ -489,6 +490,110 @@ TEST(StagedOutput, WritesThePointerLast) {
   EXPECT_EQ(read_all(folder.path() / "latest"), "out");
   EXPECT_EQ(listing(folder.path()).size(), kCommitted.size() + 2);
 }
+
+// A rank that was suspended has the sink of a run that others have gone on with.
+class SleepingRank : public testing::TestWithParam<bool> {
+ protected:
+  // Runs that commit a whole folder, or file by file.
+  SleepingRank() {
+    if (!GetParam()) fs::create_directory(target_);
+  }
+
+  StageOptions options(bool packed) const {
+    return {.shared = true, .packed = packed, .job = &job_};
+  }
+
+  // Stops as a process that is killed: this one's signature would say that it is at work.
+  void stop(StagedOutput& output) const {
+    const fs::path owner = output.folder() / "owner";
+    output.give_up();
+    fs::remove(owner);
+  }
+
+  const TempFolder folder_;
+  const fs::path target_ = folder_.path() / "out";
+  const JobIdentity job_{.plan = "1"};
+};
+
+TEST_P(SleepingRank, FindsNoFileThatItHasNotOpen) {
+  const CopyPlan plan = four_files();
+  StagedOutput before(plan, target_, options(false));
+  before.prepare();
+  StagedFiles sleeper(plan, before.place());
+  sleeper.write_at(0, 0, as_byte_span("x"));
+  stop(before);
+
+  StagedOutput after(plan, target_, options(false));
+  after.prepare();
+  const auto wake = [&] {
+    // What it has open has, or will have, the same bytes.
+    sleeper.write_at(0, 0, as_byte_span("x"));
+    EXPECT_ERROR(sleeper.write_at(1, 0, as_byte_span("y")), IoError, "cannot create");
+  };
+  wake();
+  run(plan, after);
+  wake();
+  after.commit();
+  const std::set<std::string> committed = listing(folder_.path());
+  wake();
+  sleeper.finish(0);
+  EXPECT_EQ(listing(folder_.path()), committed);
+  EXPECT_EQ(listing(target_), (std::set<std::string>{"a", "b", "c", "index"}));
+  for (const char* name : {"a", "b", "c", "index"}) EXPECT_EQ(read_all(target_ / name), "x");
+}
+
+TEST_P(SleepingRank, CannotTouchAPackedFileThatOthersHaveDone) {
+  PlanBuilder builder;
+  for (const std::string path : {"a.bin", "b.bin"}) {
+    builder.put_literal(builder.add_output(path, 1), 0, "x");
+  }
+  const CopyPlan plan = builder.finish();
+  StagedOutput before(plan, target_, options(true));
+  before.prepare();
+  StagedFiles sleeper(plan, before.place());
+  sleeper.write_at(0, 0, as_byte_span("half of it"));
+  // Whole, before the run has stopped: others write it once more.
+  sleeper.write_at(1, 0, as_byte_span("all of it"));
+  sleeper.finish(1);
+  stop(before);
+
+  StagedOutput after(plan, target_, options(true));
+  after.prepare();
+  for (OutputId out : {0u, 1u}) {
+    after.write_at(out, 0, as_byte_span("packed"));
+    after.finish(out);
+  }
+  sleeper.write_at(0, 0, as_byte_span("late"));
+  EXPECT_ERROR(sleeper.finish(0), IoError, "cannot be given its name");
+  EXPECT_EQ(read_all(after.staged_path(0)), "packed");
+  EXPECT_EQ(read_all(after.staged_path(1)), "packed");
+  after.commit();
+  EXPECT_ERROR(StagedFiles(plan, before.place()).write_at(0, 0, as_byte_span("late")), IoError,
+               "cannot create");
+  EXPECT_EQ(listing(target_), (std::set<std::string>{"a.bin.dspack", "b.bin.dspack"}));
+  for (const char* name : {"a.bin.dspack", "b.bin.dspack"}) {
+    EXPECT_EQ(read_all(target_ / name), "packed");
+  }
+}
+
+// The folder for a run with --resume is called after its output.
+TEST_P(SleepingRank, FindsNothingOfAnotherJobThatWritesToTheSamePlace) {
+  const CopyPlan plan = four_files();
+  StagedOutput before(plan, target_, options(false));
+  before.prepare();
+  StagedFiles sleeper(plan, before.place());
+  before.give_up(true);
+  const JobIdentity other{.plan = "2"};
+  StagedOutput after(plan, target_, {.shared = true, .job = &other});
+  after.prepare();
+  EXPECT_ERROR(sleeper.write_at(0, 0, as_byte_span("y")), IoError, "cannot create");
+  run(plan, after);
+  EXPECT_ERROR(sleeper.write_at(1, 0, as_byte_span("y")), IoError, "cannot create");
+  after.commit();
+  EXPECT_EQ(read_all(target_ / "a"), "x");
+}
+
+INSTANTIATE_TEST_SUITE_P(Commits, SleepingRank, testing::Bool());
 
 // As a process that is killed.
 void sign_and_die(const fs::path& staging) {
