@@ -57,6 +57,7 @@ struct Exchange {
   HttpReply reply = {};
   bool has_head = false;  // all of it
   bool too_long = false;
+  char problem[CURL_ERROR_SIZE] = "";  // what libcurl says of it
 };
 
 bool is_good(long status) {
@@ -146,6 +147,7 @@ bool may_pass(CURLcode code, long status) {
       return status == 408 || status == 429 || status == 500 || status == 502 || status == 503 ||
              status == 504;
     case CURLE_COULDNT_RESOLVE_HOST:
+    case CURLE_COULDNT_RESOLVE_PROXY:
     case CURLE_COULDNT_CONNECT:
     case CURLE_OPERATION_TIMEDOUT:
     case CURLE_GOT_NOTHING:
@@ -157,6 +159,34 @@ bool may_pass(CURLcode code, long status) {
     default:
       return false;
   }
+}
+
+// "HOST" of "https://HOST:443/x", "::1" of "http://[::1]/".
+std::string_view host_of(std::string_view url) {
+  const size_t scheme = url.find("://");
+  if (scheme != url.npos) url.remove_prefix(scheme + 3);
+  url = url.substr(0, url.find_first_of("/?#"));
+  if (url.starts_with('[')) return url.substr(1, url.find(']') - 1);
+  return url.substr(0, url.find(':'));
+}
+
+IoError failure_of(CURLcode code, const Exchange& exchange, const std::string& tries) {
+  if (code == CURLE_COULDNT_RESOLVE_HOST) {
+    return IoError({}, "cannot resolve " + std::string(host_of(exchange.request.url)) + tries, 0)
+        .with_hint("is the name right, and is there a network?");
+  }
+  const char* hint =
+      "is it the right server (--s3-endpoint names that of s3://), and is there a network?";
+  if (code == CURLE_COULDNT_RESOLVE_PROXY) hint = "https_proxy, http_proxy or all_proxy names it";
+  if (code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE) {
+    hint = "AWS_CA_BUNDLE names a file with the certificates to trust";
+  }
+  const char* const said = exchange.problem;
+  return IoError({},
+                 "cannot be had from the server: " +
+                     std::string(*said != '\0' ? said : curl().easy_strerror(code)) + tries,
+                 0)
+      .with_hint(hint);
 }
 
 // Headers that libcurl has; tokens among them are wiped.
@@ -181,9 +211,14 @@ class HeaderList {
 
 template <typename T>
 void set(CURL* handle, CURLoption option, T value) {
-  if (curl().easy_setopt(handle, option, value) != CURLE_OK) {
-    throw IoError({}, "this libcurl lacks an option that is needed", 0)
-        .with_hint("libcurl 7.85 and later have it, built with SSL");
+  const CURLcode code = curl().easy_setopt(handle, option, value);
+  if (code == CURLE_OUT_OF_MEMORY) throw std::bad_alloc();
+  if (code != CURLE_OK) {
+    throw IoError(
+        {},
+        "libcurl refuses its option " + std::to_string(option) + ": " + curl().easy_strerror(code),
+        0)
+        .with_hint("libcurl 7.85 and later take it, built with SSL");
   }
 }
 
@@ -256,12 +291,21 @@ struct HttpClient::Impl {
     --free_;
     return connection;
   }
-  void give(const Connection& connection) {
-    curl().easy_reset(connection.easy);
+  // After `code`. What a transfer that failed has left in its handle is still there after a reset:
+  // where a name was not resolved a buffer, of which older libcurls then refuse to set the size. So
+  // the handle goes; connections are those of `several`, and stay.
+  void give(Connection connection, CURLcode code) {
+    connection.is_used = true;
+    if (code == CURLE_OK) {
+      curl().easy_reset(connection.easy);
+    } else {
+      curl().easy_cleanup(connection.easy);
+      connection.easy = curl().easy_init();
+      if (connection.easy == nullptr) curl().multi_cleanup(connection.several);
+    }
     {
       const std::lock_guard lock(mutex_);
-      idle_.push_back(connection);
-      idle_.back().is_used = true;
+      if (connection.easy != nullptr) idle_.push_back(connection);
       ++free_;
     }
     changed_.notify_one();
@@ -295,6 +339,7 @@ struct HttpClient::Impl {
   CURLcode once(Exchange& exchange) {
     const HttpRequest& request = exchange.request;
     CURL* const handle = exchange.connection.easy;
+    set(handle, CURLOPT_ERRORBUFFER, exchange.problem);
     set(handle, CURLOPT_URL, request.url.c_str());
     set(handle, CURLOPT_PATH_AS_IS, 1L);
     set(handle, CURLOPT_NOSIGNAL, 1L);
@@ -396,14 +441,14 @@ HttpReply HttpClient::send(const HttpRequest& request) {
     impl_->stop_if_cancelled(request);
     const Connection connection = impl_->take(request);
     Exchange exchange{.connection = connection, .request = request};
-    CURLcode code = CURLE_OK;
+    CURLcode code = CURLE_FAILED_INIT;
     try {
       code = impl_->once(exchange);
     } catch (...) {
-      impl_->give(connection);
+      impl_->give(connection, code);
       throw;
     }
-    impl_->give(connection);
+    impl_->give(connection, code);
     const bool has_come = request.is_awaited && code == CURLE_OK;
     if (!has_come) impl_->stop_if_cancelled(request);
     if (exchange.too_long) {
@@ -419,13 +464,7 @@ HttpReply HttpClient::send(const HttpRequest& request) {
       continue;
     }
     if (code != CURLE_OK) {
-      throw IoError({},
-                    "cannot be had from the server: " + std::string(curl().easy_strerror(code)) +
-                        (again ? ", " + counted(tries, "time") : ""),
-                    0)
-          .with_hint(code == CURLE_PEER_FAILED_VERIFICATION || code == CURLE_SSL_CACERT_BADFILE
-                         ? "AWS_CA_BUNDLE names a file with the certificates to trust"
-                         : "is the endpoint right (--s3-endpoint), and the network there?");
+      throw failure_of(code, exchange, again ? ", tried " + counted(tries, "time") : "");
     }
     exchange.reply.maybe_twice = exchange.reply.maybe_twice || tries > 1;
     return std::move(exchange.reply);

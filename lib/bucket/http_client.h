@@ -90,9 +90,9 @@ class HttpClient {
 
   // The reply, whatever its status. What may pass is tried again, six times in all, after waits
   // that double, with jitter: 408, 429, 500, 502, 503 and 504, 400 for a body that did not come in
-  // time (RequestTimeout), connections that are refused, reset or cut, and bodies that move at less
-  // than 1 KB/s for `quiet_seconds`. Throws IoError when that did not help, for a body that is
-  // longer than was asked for, and InterruptedError.
+  // time (RequestTimeout), names that are not resolved, connections that are refused, reset or cut,
+  // and bodies that move at less than 1 KB/s for `quiet_seconds`. Throws IoError when that did not
+  // help, for a body that is longer than was asked for, and InterruptedError.
   HttpReply send(const HttpRequest& request);
 
   HttpTraffic traffic() const;

@@ -207,6 +207,17 @@ class NetworkTest(WebCase):
                              env={**self.environment, "AWS_CA_BUNDLE": str(certificate)})
             self.assertEqual(done.returncode, 4, done.stderr)
 
+    def test_names_that_do_not_resolve(self):
+        """After the tries, of which the second has failed for a reason of its own once."""
+        self.environment.update(object_server.environment("http://store.invalid:99"))
+        for url, name in (("https://nosuch.invalid/x", "nosuch.invalid"), ("s3://models/x", "store.invalid")):
+            with self.subTest(url):
+                self.assert_refused(f"{url}: cannot resolve {name}, tried 6 times", "ckpt-inspect", "list", url)
+        self.environment["https_proxy"] = "http://proxy.invalid:99"
+        done = self.assert_refused("proxy: proxy.invalid", "ckpt-inspect", "list", "https://nosuch.invalid/x")
+        self.assertIn("tried 6 times", done.stderr)
+        self.assertIn("https_proxy", done.stderr)
+
     def test_a_proxy(self):
         store = self.stored()
         with object_server.serving(store) as endpoint, web_server.proxy() as (proxy, seen):
