@@ -66,7 +66,7 @@ class ToolReader:
         sizes = [self._size(*each) for each in ranges]
         gathered = []
         for each, size in zip(ranges, sizes):
-            gathered.append(self._read(*each, size))
+            gathered.append(self._read(*each, size) if size else bytearray())
             if progress:
                 progress(sum(sizes[:len(gathered)]), sum(sizes))
         return gathered

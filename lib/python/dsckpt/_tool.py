@@ -86,9 +86,7 @@ def run(tool, paths, options, progress=False):
 
 
 def run_for_bytes(tool, paths, names, options, size):
-    """The `size` bytes that a command prints, in memory that may be written to. Raises as run() does."""
-    if size == 0:
-        return bytearray()
+    """The `size` bytes, one at least, that a command prints, in memory that may be written to. Raises as run() does."""
     command = [*_command(tool, paths, options), "--", *names]
     with _memory_file() as printed:
         status, said = _carry_out(command, None, printed)
