@@ -3,8 +3,11 @@ import contextlib
 import inspect
 import io
 import os
+import pathlib
+import shutil
 import sys
 import unittest
+from unittest import mock
 
 import torch
 from deepspeed.utils import zero_to_fp32 as theirs
@@ -14,6 +17,8 @@ import cli_common
 import common
 import dsckpt
 import dsckpt.deepspeed as ours
+import object_server
+import web_server
 from cli_common import CliTest
 from dsckpt._reader import is_native
 
@@ -144,6 +149,86 @@ class FunctionsTest(QuietTest):
         owner.register_buffer(leaf, torch.zeros_like(value))
         self.assertIs(ours.load_state_dict_from_zero_checkpoint(model, str(case.load_dir)), model)
         self.assertTrue(torch.equal(model.state_dict()[name], value))
+
+
+class PlacesTest(QuietTest):
+    """A checkpoint is one on a disk, however its path is given, in an object store, and on a web server."""
+
+    def setUp(self):
+        super().setUp()
+        case = common.case_named("z1_fp32_w2")
+        self.tag = case.facts["tag"]
+        self.root = self.new_path("root")
+        self.models = self.root / "models"
+        for name in ("whole", "lost", "stale"):
+            shutil.copytree(case.load_dir, self.models / name)
+        next((self.models / "lost" / self.tag).glob("*_optim_states.pt")).unlink()
+        (self.models / "stale" / "latest").write_text("global_step9")
+        (self.models / "whole" / "empty").mkdir()
+        (self.models / "whole" / "empty" / "notes.txt").write_text("")
+        (self.models / "notes").mkdir()
+        (self.models / "notes" / "notes.txt").write_text("")
+
+    @contextlib.contextmanager
+    def places(self):
+        """What stands before the name of one of them."""
+        with contextlib.ExitStack() as stack:
+            found = {"a disk": f"{self.models}/"}
+            if common.reads_object_stores():
+                endpoint = stack.enter_context(object_server.serving(object_server.Store(self.root)))
+                stack.enter_context(mock.patch.dict(os.environ, object_server.environment(endpoint)))
+                found["a store"] = "s3://models/"
+                url = stack.enter_context(web_server.serving(web_server.Site(self.root)))
+                found["a web server"] = f"{url}/models/"
+            yield found
+
+    def assert_equal_states(self, got, expected):
+        self.assertEqual(set(got), set(expected))
+        for name, tensor in expected.items():
+            self.assertTrue(common.same_bits(got[name], tensor), name)
+
+    def test_tags_and_slashes(self):
+        expected = theirs.get_fp32_state_dict_from_zero_checkpoint(str(self.models / "whole"))
+        with self.places() as places:
+            for place, before in places.items():
+                for path in (f"{before}whole", f"{before}whole/"):
+                    for tag in (None, self.tag, f"{self.tag}/", pathlib.PurePath(self.tag)):
+                        with self.subTest(place, path=path, tag=tag):
+                            self.assert_equal_states(ours.get_fp32_state_dict_from_zero_checkpoint(path, tag), expected)
+                output = self.new_path()
+                ours.convert_zero_checkpoint_to_state_dict(f"{before}whole", output, tag=self.tag,
+                                                           safe_serialization=True)
+                self.assert_equal_states(load_file(output / "model.safetensors"), expected)
+        for path in (self.models / "whole", _PathLike(self.models / "whole")):
+            self.assert_equal_states(ours.get_fp32_state_dict_from_zero_checkpoint(path, self.tag), expected)
+
+    def test_errors_are_deepspeeds(self):
+        cases = [("whole", "none"), ("whole", "latest"), ("whole", "empty"), ("none", "none"), ("none", None),
+                 ("notes", None), ("notes", "none"), ("stale", None)]
+        with self.places() as places:
+            for name, tag in cases:
+                with self.assertRaises((ValueError, FileNotFoundError)) as caught:
+                    theirs.get_fp32_state_dict_from_zero_checkpoint(f"{self.models}/{name}", tag)
+                for place, before in places.items():
+                    with self.subTest(place, name=name, tag=tag), self.assertRaises(type(caught.exception)):
+                        ours.get_fp32_state_dict_from_zero_checkpoint(before + name, tag)
+
+    def test_a_lost_file_is_no_lost_folder(self):
+        with self.places() as places:
+            for place, before in places.items():
+                for path, tag in (("lost", None), ("lost", self.tag), (f"lost/{self.tag}", None)):
+                    with (self.subTest(place, path=path, tag=tag),
+                          self.assertRaisesRegex(dsckpt.InconsistentError, "missing")):
+                        ours.get_fp32_state_dict_from_zero_checkpoint(before + path, tag)
+
+
+class _PathLike:
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __fspath__(self):
+        return self.path
 
 
 class InPlaceTest(QuietTest):

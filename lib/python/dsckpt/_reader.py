@@ -1,6 +1,6 @@
 """What reads a checkpoint's elements: the compiled module where it is installed, else the program.
 
-Object stores (s3://) are read by the program.
+Object stores (s3://) and web servers (https://) are read by the program.
 """
 import math
 import os
@@ -28,15 +28,16 @@ def open_reader(path, *, states=False, **options):
     Of a reader, `tensors()` lists (name, state, kind, dtype, shape, alias_of), a state following its parameter;
     the other methods take the number of one there. Both readers have the same methods; any thread may call them.
     """
-    if not is_native() or _is_far(path) or any(map(_is_far, options["roots"])):
+    if not is_native() or is_far(path) or any(map(is_far, options["roots"])):
         return ToolReader(path, states=states, **options)
     import dsckpt_native
-    tag, roots = options["tag"] or "", [os.fsencode(root) for root in options["roots"]]
+    tag, roots = os.fspath(options["tag"] or ""), [os.fsencode(root) for root in options["roots"]]
     return dsckpt_native.Reader(os.fsencode(path), tag, roots, list(options["tp_rules"]), states)
 
 
-def _is_far(path):
-    return isinstance(path, str) and "://" in path
+def is_far(path):
+    """Whether it is the URL of an object store or a web server."""
+    return "://" in os.fsdecode(path)
 
 
 class ToolReader:

@@ -17,8 +17,8 @@ import tempfile
 import torch
 
 from . import _checkpoint, _commands
-from ._errors import InconsistentError
-from ._reader import is_native
+from ._errors import InconsistentError, UsageError
+from ._reader import is_far, is_native
 
 __all__ = [
     "convert_zero_checkpoint_to_fp32_state_dict", "convert_zero_checkpoint_to_state_dict",
@@ -37,15 +37,15 @@ def get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir,
     All floating tensors are float32, others keep their type. Tied parameters share their memory. The tensors may be
     written to.
 
-    With dsckpt-native the tensors are gathered into memory of their own. Without, they are a private mapping of a
-    file that has no name any more, in Python's folder for temporary files (TMPDIR), which needs 4 bytes a
-    parameter of space.
+    With dsckpt-native the tensors are gathered into memory of their own. Without, and for checkpoints at s3:// and
+    https://, they are a private mapping of a file that has no name any more, in Python's folder for temporary files
+    (TMPDIR), which needs 4 bytes a parameter of space.
 
     lazy_mode: the values are read by `.contiguous()`, as DeepSpeed's are; checksums are compared meanwhile
-    (`dsckpt.open`, ``check="later"``). Without dsckpt-native all is written to that file at once, and the values
-    are tensors.
+    (`dsckpt.open`, ``check="later"``). Where there is that file, all is written to it at once, and the values are
+    tensors.
     """
-    if is_native():
+    if is_native() and not is_far(checkpoint_dir):
         return _gathered(checkpoint_dir, tag, exclude_frozen_parameters, lazy_mode)
     folder = tempfile.mkdtemp(prefix="dsckpt-")
     try:
@@ -120,7 +120,7 @@ def patch_deepspeed():
 
 
 def _gathered(checkpoint_dir, tag, exclude_frozen_parameters, lazy_mode):
-    with _paths_as_deepspeed(checkpoint_dir, tag):
+    with _errors_as_deepspeeds(checkpoint_dir, tag):
         checkpoint = _checkpoint.open(checkpoint_dir, tag=tag, check="later" if lazy_mode else True)
     names = [name for name, tensor in checkpoint.items()
              if not (exclude_frozen_parameters and tensor.kind == "frozen")]
@@ -149,19 +149,25 @@ class _LazyTensor:
 
 
 def _convert(checkpoint_dir, output_dir, tag, **options):
-    with _paths_as_deepspeed(checkpoint_dir, tag):
+    with _errors_as_deepspeeds(checkpoint_dir, tag):
         _commands.convert(checkpoint_dir, output_dir, tag=tag, **options)
 
 
 @contextlib.contextmanager
-def _paths_as_deepspeed(checkpoint_dir, tag):
-    """DeepSpeed's exceptions for paths that are not there."""
-    if tag is not None and not os.path.isdir(os.path.join(checkpoint_dir, tag)):
-        raise FileNotFoundError(f"Directory '{os.path.join(checkpoint_dir, tag)}' doesn't exist")
+def _errors_as_deepspeeds(checkpoint_dir, tag):
+    """DeepSpeed's exceptions for paths that are not there: on a disk, in an object store, or of a web server.
+
+    What is there, only the tool knows: these are its words.
+    """
     try:
         yield
-    except InconsistentError as error:
-        latest = os.path.join(checkpoint_dir, "latest")
-        if tag is not None or os.path.isfile(latest):
+    except (InconsistentError, UsageError) as error:
+        said = str(error).partition("\n")[0]
+        if tag is None and "which is not there" in said:  # of the file latest
+            raise FileNotFoundError(str(error)) from error
+        if not any(words in said for words in ("there is no such", "holds no DeepSpeed shards")):
             raise
+        if tag is not None:
+            raise FileNotFoundError(str(error)) from error
+        latest = os.path.join(checkpoint_dir, "latest")
         raise ValueError(f"Unable to find 'latest' file at {latest}") from error
