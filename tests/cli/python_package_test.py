@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import cli_common
 import common
@@ -201,6 +202,52 @@ class ProgressTest(PackageTest):
         _, said = process.communicate(timeout=60)
         self.assertIn("KeyboardInterrupt", said)
         self.assertEqual(list(place.iterdir()), [])
+
+
+class BarTest(PackageTest):
+    """The bar of tqdm, for which a module stands in that says what it is told."""
+
+    def shown(self, call):
+        """What the stand-in says in a process whose stderr is no terminal."""
+        stands_in = self.new_path("modules") / "tqdm"
+        stands_in.mkdir(parents=True, exist_ok=True)
+        (stands_in / "__init__.py").write_text("")
+        (stands_in / "auto.py").write_text("class tqdm:\n"
+                                           "    n = 0\n"
+                                           "    def __init__(self, **options): print('bar of', options['desc'])\n"
+                                           "    def update(self, more): self.n += more\n"
+                                           "    def close(self): print(self.n, 'of', self.total)\n")
+        path = f"{stands_in.parent}:{pathlib.Path(dsckpt.__file__).parents[1]}"
+        program = f"import dsckpt, sys; checkpoint, output = sys.argv[1:]; {call}"
+        done = subprocess.run([sys.executable, "-c", program, self.checkpoint, self.new_path()], text=True,
+                              capture_output=True, check=True, env={**os.environ, "PYTHONPATH": path})
+        return done.stdout.split("\n")[:-1]
+
+    def test_it_is_shown_where_it_is_wanted(self):
+        for call in ("convert(checkpoint, output", "to_universal(checkpoint, output", "stats(checkpoint",
+                     "verify(checkpoint", "diff(checkpoint, checkpoint",
+                     "open(checkpoint, framework='np').state_dict(['gain']"):
+            with self.subTest(call):
+                begin, end = self.shown(f"dsckpt.{call}, progress=True)")
+                self.assertTrue(begin.startswith("bar of "))
+                done, _, total = end.partition(" of ")
+                self.assertEqual(done, total)
+                for progress in ("None", "False"):
+                    self.assertEqual(self.shown(f"dsckpt.{call}, progress={progress})"), [])
+
+    def test_it_needs_tqdm(self):
+        with mock.patch.dict(sys.modules, {"tqdm": None, "tqdm.auto": None}):
+            error = self.raised(dsckpt.UsageError, dsckpt.verify, self.checkpoint, progress=True)
+            self.assertIn("pip install tqdm", error.hint)
+            self.assertTrue(dsckpt.verify(self.checkpoint, progress=None)["ok"])
+
+    def test_what_is_no_progress_and_no_result(self):
+        for progress in ("bar", 1.5, 7):
+            error = self.raised(dsckpt.UsageError, dsckpt.convert, self.checkpoint, self.new_path(), progress=progress)
+            self.assertIn(repr(progress), str(error))
+        for option in ("help", "version"):
+            error = self.raised(dsckpt.UsageError, dsckpt.convert, self.checkpoint, self.new_path(), **{option: True})
+            self.assertIn("`zero-to-fp32 --help`", error.hint)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """DeepSpeed checkpoints: weights, universal checkpoints, another number of GPUs, and what is inside.
 
 Each function is a tool's command, and takes its options as keywords: ``dtype="bf16"`` is ``--dtype bf16``,
-``force=True`` is ``--force``, ``include=["norm", "head"]`` is ``--include norm --include head``. What is None
-or False is left out. The tools' own pages say what they mean (``zero-to-fp32 --help``).
+``force=True`` is ``--force``, ``include=["norm", "head"]`` is ``--include norm --include head``, and
+``as_="float32"`` is ``--as float32``, since `as` is a word of Python's. What is None or False is left out. The tools'
+own pages say what they mean (``zero-to-fp32 --help``).
 
     >>> import dsckpt
     >>> dsckpt.convert("checkpoint-500", "weights", safe_serialization=True)  # doctest: +SKIP

@@ -55,7 +55,7 @@ class Checkpoint(Mapping):
         """The tensors called `names` (default: all) as a dictionary, read together, on all cores.
 
         Values are torch tensors, with framework="np" arrays. Tied ones are the same object's memory. progress: as
-        convert()'s; None shows a bar on a terminal.
+        convert()'s.
         """
         chosen = {name: self[name] for name in (self if names is None else names)}
         own = {}

@@ -1,5 +1,5 @@
 """The tools' commands as functions. Options are theirs, as keywords."""
-from ._tool import run
+from ._tool import run, several
 
 
 def convert(checkpoint, output, *, progress=None, **options):
@@ -7,12 +7,13 @@ def convert(checkpoint, output, *, progress=None, **options):
 
     options: of `zero-to-fp32 --help`: ``safe_serialization=True``, ``dtype="bf16"``, ``tag="global_step5"``,
     ``max_shard_size="2GB"``, ``include=["norm"]``, ``force=True``, ``dry_run=True``, ...
-    progress: called as progress(bytes_done, bytes_total); None shows a bar of tqdm on a terminal, False nothing.
+    progress: called as progress(bytes_done, bytes_total); True shows a bar of tqdm, None does so on a terminal, False
+        nothing.
 
     Returns what was written: ``{"files": [{"path", "bytes"}, ...], "seconds", "records_checked", ...}``. With
     ``peft=FOLDER`` the adapter is written there and `output` is None. With ``average=True`` `checkpoint` may be a list.
     """
-    paths = list(checkpoint) if isinstance(checkpoint, (list, tuple)) else [checkpoint]
+    paths = several(checkpoint)
     if output is not None:
         paths.append(output)
     return run(["zero-to-fp32"], paths, options, progress)
@@ -88,10 +89,10 @@ def verify(path, *, progress=False, **options):
 
 
 def diff(a, b, *, progress=False, **options):
-    """How two checkpoints differ, tensor by tensor. options: of `ckpt-inspect diff --help`."""
+    """How two checkpoints differ, tensor by tensor. options: of `ckpt-inspect diff --help`: ``as_="float32"``, ..."""
     return run(["ckpt-inspect", "diff"], [a, b], options, progress)
 
 
-def scan(*paths, **options):
-    """What the pickles of files would run if they were loaded. options: of `ckpt-inspect scan --help`."""
-    return run(["ckpt-inspect", "scan"], list(paths), options)
+def scan(path, **options):
+    """What the pickles at `path` would run if they were loaded. options: of `ckpt-inspect scan --help`."""
+    return run(["ckpt-inspect", "scan"], [path], options)

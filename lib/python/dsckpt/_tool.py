@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 
-from ._errors import BY_KIND, Error
+from ._errors import BY_KIND, Error, UsageError
 
 _program = None
 
@@ -48,21 +49,29 @@ def _in_path():
 def arguments_of(options):
     """{'dtype': 'bf16', 'force': True, 'include': ['a']} as a command line.
 
-    >>> arguments_of({"dtype": "bf16", "force": True, "include": ["a", "-b"], "tag": None})
-    ['--dtype=bf16', '--force', '--include=a', '--include=-b']
+    >>> arguments_of({"dtype": "bf16", "force": True, "include": ["a", "-b"], "tag": None, "as_": "float32"})
+    ['--dtype=bf16', '--force', '--include=a', '--include=-b', '--as=float32']
     """
     found = []
     for name, value in options.items():
-        flag = "--" + name.replace("_", "-")
+        flag = "--" + name.rstrip("_").replace("_", "-")  # Python's own words have a line behind them
         if value is None or value is False:
             continue
         if value is True:
             found.append(flag)
-        elif isinstance(value, (list, tuple)):
-            found += [f"{flag}={one}" for one in value]
         else:
-            found.append(f"{flag}={os.fspath(value) if isinstance(value, os.PathLike) else value}")
+            found += [f"{flag}={_text(one)}" for one in several(value)]
     return found
+
+
+def several(value):
+    """The values in a list, a set or the like; of one alone, a list of it."""
+    is_one = isinstance(value, (str, bytes, os.PathLike)) or not isinstance(value, Iterable)
+    return [value] if is_one else list(value)
+
+
+def _text(value):
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def run(tool, paths, options, progress=False):
@@ -70,8 +79,8 @@ def run(tool, paths, options, progress=False):
 
     tool: its name, and that of a command of it: ["ckpt-inspect", "list"].
     progress: called as progress(bytes_done, bytes_total), in this thread, about six times a second; what it
-    raises stops the tool, and leaves this function. None: a bar of tqdm, if there is tqdm and stderr is a
-    terminal. False: nothing, and of tools that have no --progress.
+    raises stops the tool, and leaves this function. True: a bar of tqdm. None: a bar if there is tqdm and stderr is
+    a terminal. False: nothing, and of tools that have no --progress.
 
     Exit statuses 0 and 1 (a check answered no) are results. Raises Error, and KeyboardInterrupt if the tool was
     interrupted.
@@ -115,13 +124,19 @@ def _memory_file():
 
 @contextlib.contextmanager
 def shown(title, progress):
-    """Gives `progress`; or if it is None, a bar of tqdm as long as the block runs, or None where nobody sees it."""
-    bar = _bar(title) if progress is None else None
-    try:
-        yield progress or bar
-    finally:
-        if bar is not None:
-            bar.close()
+    """Gives the function `progress`; or if it is True, or None and somebody sees it, a bar of tqdm as long as the
+    block runs; or else None."""
+    if callable(progress):
+        yield progress
+    elif progress is None or isinstance(progress, bool):
+        bar = _bar(title, progress)
+        try:
+            yield bar
+        finally:
+            if bar is not None:
+                bar.close()
+    else:
+        raise UsageError(f"progress is a function, True, False or None, not {progress!r}")
 
 
 def _carry_out(command, progress, printed):
@@ -159,6 +174,9 @@ def _result(tool, status, printed, said):
         answer = None
     if status in (130, -signal.SIGINT):
         raise KeyboardInterrupt
+    if answer is None and status == 0:  # such as help=True
+        raise UsageError(f"{tool} was asked for a text, not for a result",
+                         hint=f"`{tool} --help` and the like are for a shell")
     if answer is None or (status not in (0, 1) and answer["type"] != "error"):
         raise Error(f"dsckpt ended with status {status}: {said.strip() or 'it said nothing'}")
     data = answer["data"]
@@ -192,24 +210,28 @@ def _in_python(tool, hint):
     return re.sub(r"--([a-z][a-z0-9-]*)", keyword, hint)
 
 
-def _bar(title):
-    """A bar of tqdm as a `progress`, or None where nobody would see it."""
-    if sys.stderr is None or not sys.stderr.isatty():
+def _bar(title, wanted):
+    """A bar of tqdm as a `progress`, if it is `wanted`; None: if there is one, and somebody would see it."""
+    is_seen = sys.stderr is not None and (wanted or sys.stderr.isatty())
+    if wanted is False or not is_seen:
         return None
     try:
         from tqdm.auto import tqdm
     except ImportError:
+        if wanted:
+            raise UsageError("progress=True needs tqdm", hint="pip install tqdm, or give a function") from None
         return None
+    return _Bar(tqdm(desc=title, unit="B", unit_scale=True, leave=False))
 
-    class Bar:
-        def __init__(self):
-            self.shown = tqdm(desc=title, unit="B", unit_scale=True, leave=False)
 
-        def __call__(self, done, total):
-            self.shown.total = total
-            self.shown.update(done - self.shown.n)
+class _Bar:
 
-        def close(self):
-            self.shown.close()
+    def __init__(self, shown):
+        self._shown = shown
 
-    return Bar()
+    def __call__(self, done, total):
+        self._shown.total = total
+        self._shown.update(done - self._shown.n)
+
+    def close(self):
+        self._shown.close()

@@ -1,0 +1,32 @@
+from os import PathLike
+from typing import Any, Callable, Literal, TypeVar, overload
+
+import torch
+
+__all__ = [
+    "convert_zero_checkpoint_to_fp32_state_dict", "convert_zero_checkpoint_to_state_dict",
+    "get_fp32_state_dict_from_zero_checkpoint", "load_state_dict_from_zero_checkpoint", "patch_deepspeed",
+]
+
+_Path = str | PathLike[str]
+_Module = TypeVar("_Module", bound=torch.nn.Module)
+
+@overload
+def get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir: _Path, tag: _Path | None = None,
+                                             exclude_frozen_parameters: bool = False,
+                                             lazy_mode: Literal[False] = False) -> dict[str, torch.Tensor]: ...
+@overload
+def get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir: _Path, tag: _Path | None = None,
+                                             exclude_frozen_parameters: bool = False,
+                                             lazy_mode: bool = False) -> dict[str, Any]: ...
+def convert_zero_checkpoint_to_state_dict(checkpoint_dir: _Path, output_dir: _Path, dtype: torch.dtype | str = ...,
+                                          max_shard_size: int | str | None = "5GB", safe_serialization: bool = False,
+                                          tag: _Path | None = None,
+                                          exclude_frozen_parameters: bool = False) -> None: ...
+def convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir: _Path, output_dir: _Path,
+                                               max_shard_size: int | str | None = "5GB",
+                                               safe_serialization: bool = False, tag: _Path | None = None,
+                                               exclude_frozen_parameters: bool = False) -> None: ...
+def load_state_dict_from_zero_checkpoint(model: _Module, checkpoint_dir: _Path,
+                                         tag: _Path | None = None) -> _Module: ...
+def patch_deepspeed() -> Callable[[], None]: ...
