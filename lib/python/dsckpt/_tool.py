@@ -19,31 +19,59 @@ def program():
     """Where the program `dsckpt` is: what was installed with this package, else the one in PATH."""
     global _program
     if _program is None:
-        _program = _installed() or _in_path()
+        places = dict.fromkeys(os.path.realpath(place) for place in _places())
+        _program = next((place for place in places if os.access(place, os.X_OK)), None) or _unpacked() or _in_path(places)
     return _program
 
 
-def _installed():
-    from importlib.metadata import PackageNotFoundError, files
-    try:
-        mine = files("dsckpt") or []
-    except PackageNotFoundError:
+def _places():
+    """Where the program may be that was installed with this package; each only if something is there."""
+    from importlib.metadata import Distribution
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    # What lies beside this package is its own, whatever else Python finds. An editable one has its record elsewhere.
+    for record in (*Distribution.discover(name="dsckpt", path=[home]), *Distribution.discover(name="dsckpt")):
+        for path in record.files or ():
+            if path.name == "dsckpt" and path.parent.name == "bin":
+                yield from _existing(path.locate())
+        yield from _existing(record.locate_file("bin/dsckpt"))  # pip install --target moves it, and not its record
+    # Where images leave out all records.
+    yield from _existing(os.path.join(home, "bin", "dsckpt"))
+    yield from _existing(os.path.join(sys.prefix, "bin", "dsckpt"))
+
+
+def _existing(place):
+    place = str(place)  # of an archive it is no path
+    return [place] if os.path.isfile(place) else []
+
+
+def _unpacked():
+    """The program of an archive that this package is run out of (zipapp), in a folder that goes with the process."""
+    import zipimport
+    loader = __spec__.loader
+    if not isinstance(loader, zipimport.zipimporter):
         return None
-    for path in mine:
-        if path.name == "dsckpt" and path.parent.name in ("bin", "Scripts"):
-            found = os.path.realpath(path.locate())
-            if os.access(found, os.X_OK):
-                return found
-    return None
+    try:
+        data = loader.get_data(os.path.join(loader.archive, "bin", "dsckpt"))
+    except OSError:
+        return None
+    import atexit
+    import shutil
+    folder = tempfile.mkdtemp(prefix="dsckpt-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    place = os.path.join(folder, "dsckpt")
+    with open(place, "wb", opener=lambda path, flags: os.open(path, flags, 0o700)) as file:
+        file.write(data)
+    return place
 
 
-def _in_path():
+def _in_path(places):
     from shutil import which
     found = which("dsckpt")
-    if found is None:
-        raise Error("the program 'dsckpt' is neither beside this package nor in PATH",
-                    hint="pip install dsckpt brings both")
-    return found
+    if found is not None:
+        return found
+    if places:
+        raise Error(f"{next(iter(places))}: may not be executed", hint="chmod +x makes it a program again")
+    raise Error("the program 'dsckpt' is neither beside this package nor in PATH", hint="pip install dsckpt brings both")
 
 
 def arguments_of(options):
