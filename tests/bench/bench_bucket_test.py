@@ -7,14 +7,14 @@ import sys
 import tempfile
 import unittest
 
-import common
+import tools
 
 HERE = pathlib.Path(__file__).resolve().parent
 
 
 class BenchBucket(unittest.TestCase):
     def test_compares_with_a_download(self):
-        common.skip_without_object_stores()
+        tools.skip_without_object_stores()
         with tempfile.TemporaryDirectory() as folder:
             results = pathlib.Path(folder, "results")
             done = subprocess.run([sys.executable, HERE / "bench_bucket.py", "--params", "400k", "--ranks", "2",

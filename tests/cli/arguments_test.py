@@ -8,10 +8,10 @@ import shutil
 import subprocess
 
 import cli_common
-import common
+import oracle
 import torch
 from cli_common import CliTest, snapshot
-from common import load_bin, load_file
+from oracle import load_bin, load_file
 
 FULL = "z2_fp32_full_w3"  # tied and frozen parameters, buffers, two groups
 SMALL = "z2_bf16_w2"
@@ -284,7 +284,7 @@ class SelectionTest(CliTest):
         tensors = load_bin(output / BIN)
         self.assertEqual(sorted(tensors), sorted(expected))
         for name, value in expected.items():
-            self.assertTrue(common.same_bits(tensors[name], value), name)
+            self.assertTrue(oracle.same_bits(tensors[name], value), name)
         return tensors
 
     def only(self, condition):
@@ -302,15 +302,15 @@ class SelectionTest(CliTest):
         self.assert_tensors(self.only(lambda n: n != "tok_emb.weight"), "--exclude", "tok_emb")
         tensors = self.assert_converts(self.ckpt.folder, "--include", "head.weight")
         self.assertEqual(list(tensors), ["head.weight"])
-        self.assertTrue(common.same_bits(tensors["head.weight"], self.truth["head.weight"]))
+        self.assertTrue(oracle.same_bits(tensors["head.weight"], self.truth["head.weight"]))
 
     def test_an_alias_of_another_type_than_its_owner_is_stored_itself(self):
         tensors = self.assert_converts(self.ckpt.folder, "--dtype=bf16", "--keep-fp32", "^head.weight$",
                                        "--include=tok_emb|head.weight")
         wide = self.truth["tok_emb.weight"]
         self.assertEqual(sorted(tensors), ["head.weight", "tok_emb.weight"])
-        self.assertTrue(common.same_bits(tensors["head.weight"], wide))
-        self.assertTrue(common.same_bits(tensors["tok_emb.weight"], wide.bfloat16()))
+        self.assertTrue(oracle.same_bits(tensors["head.weight"], wide))
+        self.assertTrue(oracle.same_bits(tensors["tok_emb.weight"], wide.bfloat16()))
 
     def test_keep_fp32_leaves_what_it_finds_wide(self):
         expected = self.ckpt.case.truth(dtype="bfloat16", keep_fp32="ln_|bias")

@@ -8,7 +8,7 @@ import shutil
 import zipfile
 
 import cli_common
-import common
+import oracle
 import torch
 from cli_common import (CliTest, Reduced, edited, fake_size, fake_tensor, flip, load_shard, record_extent,
                         replace_record)
@@ -47,7 +47,7 @@ class ControlTest(CliTest):
                 expected = scratch.case.without_aliases(scratch.case.truth())
                 self.assertEqual(sorted(tensors), sorted(expected))
                 for tensor, value in expected.items():
-                    self.assertTrue(common.same_bits(tensors[tensor], value), tensor)
+                    self.assertTrue(oracle.same_bits(tensors[tensor], value), tensor)
 
 
 class MissingFilesTest(CliTest):
@@ -233,7 +233,7 @@ class DamagedFileTest(CliTest):
         expected = self.assert_converts(scratch.folder, "--verify")
         flip(path, begin + size // 3)
         found = self.assert_converts(scratch.folder)
-        self.assertTrue(all(common.same_bits(found[n], v) for n, v in expected.items()))
+        self.assertTrue(all(oracle.same_bits(found[n], v) for n, v in expected.items()))
         self.assert_refused(scratch.folder, 3, "(?i)crc|checksum", "--verify",
                             where={"file": path.name, "member": record}, inspect=False)
 
@@ -706,9 +706,9 @@ class StrangeNamesTest(CliTest):
             with self.subTest(name=name[:20]):
                 scratch = self.rename(name)
                 value = scratch.case.truth()["conv.bias"]
-                self.assertTrue(common.same_bits(self.assert_converts(scratch.folder)[name], value))
+                self.assertTrue(oracle.same_bits(self.assert_converts(scratch.folder)[name], value))
                 output = self.convert(scratch.folder)
-                self.assertTrue(common.same_bits(common.load_bin(output / "pytorch_model.bin")[name], value))
+                self.assertTrue(oracle.same_bits(oracle.load_bin(output / "pytorch_model.bin")[name], value))
                 self.assertEqual(len(list(output.iterdir())), 1)
                 output = self.convert(scratch.folder, "--max-shard-size=5KB")
                 self.assertGreater(len(list(output.iterdir())), 2)
@@ -738,7 +738,7 @@ class StrangeNamesTest(CliTest):
                     self.assertIn("bad ", self.error_of(done, 3)["message"] + self.error_of(done, 3)["tensor"])
                     self.assertFalse(output.exists())
                 else:
-                    tensors = common.load_bin(output / "pytorch_model.bin")
+                    tensors = oracle.load_bin(output / "pytorch_model.bin")
                     self.assertIn("bad \ud800 name", tensors)
         self.assertIn(self.tool("ckpt-inspect", "list", scratch.folder).returncode, (0, 3))
         self.assertIn(self.tool("ckpt-inspect", "list", scratch.folder, "--json").returncode, (0, 3))

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
 
 import cli_common
-import common
+import oracle
 from cli_common import CliTest, edited
 
 
@@ -32,7 +32,7 @@ class BoundedTest(CliTest):
     def copy(self, name):
         """A writable copy of the folder of a case's shards, and the folder that the tools are given."""
         folder = self.new_path("ckpt")
-        shutil.copytree(common.case_named(name).load_dir, folder)
+        shutil.copytree(oracle.case_named(name).load_dir, folder)
         for path in [folder, *folder.rglob("*")]:
             path.chmod(path.stat().st_mode | stat.S_IWUSR)
         tag, = (path for path in folder.iterdir() if path.is_dir())

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 import cli_common
-import common
+import oracle
 from bounded_inspect_test import Storage, archive, tensor
 from cli_common import CliTest, edited
 
@@ -114,7 +114,7 @@ class BoundedTest(CliTest):
 
     def test_a_folder_of_states_without_weights(self):
         universal = self.new_path()
-        source = common.case_named("z1_fp32_w2")
+        source = oracle.case_named("z1_fp32_w2")
         self.ok("to-universal", "--input_folder", source.load_dir, "--output_folder", universal)
         model, = universal.rglob("mp_rank_00_model_states.pt")
         frozen = universal / "zero" / "more.weight"
@@ -178,7 +178,7 @@ class BoundedTest(CliTest):
         place = self.new_path("place")
         (place / f"{cli_common.STAGING}resume-out" / "job").mkdir(parents=True)
         self.refused(4, "job: is damaged, so that nothing can go on there", "zero-to-fp32",
-                     common.case_named("z1_fp32_w2").load_dir, place / "out", "--resume")
+                     oracle.case_named("z1_fp32_w2").load_dir, place / "out", "--resume")
 
     def test_a_long_name_that_all_tensors_share(self):
         long, value = "n" * 40_000, torch.zeros(1)

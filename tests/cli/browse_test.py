@@ -9,7 +9,8 @@ import struct
 import termios
 import unicodedata
 
-import common
+import oracle
+import tools
 import torch
 from cli_common import CliTest
 from safetensors.torch import save_file
@@ -35,7 +36,7 @@ class BrowseTest(CliTest):
         for name in ["NO_COLOR", "CLICOLOR_FORCE", "COLUMNS", "LC_ALL", "LC_CTYPE", "TERM"]:
             self.environment.pop(name, None)
         self.environment["LANG"] = "C.UTF-8"
-        self.case = common.case_named("hf_trainer_gpt2_z2_bf16_w2")
+        self.case = oracle.case_named("hf_trainer_gpt2_z2_bf16_w2")
         self.truth = self.case.without_aliases(self.case.truth(dtype="keep"))
 
     def browse(self, path, *options, width=80, rows=24, settle=True, **variables):
@@ -378,4 +379,4 @@ class EndTest(BrowseTest):
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

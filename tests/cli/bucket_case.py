@@ -4,8 +4,8 @@ import re
 
 import object_server
 from cli_common import CliTest, tree
-from common import filled
 from object_server import Store, serving
+from tools import filled
 
 # What is said of far inputs and of no others.
 TRAFFIC = re.compile(r"^.*(requests? to the (object store|web server), |the run would take about ).*\n", re.MULTILINE)

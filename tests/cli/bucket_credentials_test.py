@@ -7,13 +7,13 @@ import subprocess
 import time
 
 import cli_common
-import common
+import tools
 from cli_common import CliTest
 from object_server import KEY, REGION, SECRET, TOKEN, CredentialEndpoints, Store, serving
 
 CASE = "z2_fp32_full_w3"
 
-setUpModule = common.skip_without_object_stores
+setUpModule = tools.skip_without_object_stores
 
 
 class CredentialsTest(CliTest):
@@ -22,7 +22,7 @@ class CredentialsTest(CliTest):
         super().setUp()
         buckets = self.new_path("buckets")
         buckets.mkdir()
-        (buckets / "models").symlink_to(common.case_named(CASE).load_dir)
+        (buckets / "models").symlink_to(tools.case_named(CASE).load_dir)
         self.store = Store(buckets)
         endpoint = self.enterContext(serving(self.store))
         home = self.new_path("home")
@@ -39,7 +39,7 @@ class CredentialsTest(CliTest):
     def assert_reads(self, **variables):
         done = self.run_with(**variables)
         self.assertEqual(done.returncode, 0, done.stderr)
-        here = self.tool("ckpt-inspect", "list", common.case_named(CASE).load_dir)
+        here = self.tool("ckpt-inspect", "list", tools.case_named(CASE).load_dir)
         self.assertEqual(done.stdout, here.stdout)
 
     def assert_refused(self, word, **variables):
@@ -181,7 +181,7 @@ class CredentialsTest(CliTest):
         self.store.delay = 0.1
         with self.endpoints(lives=240) as (endpoints, url):
             run = subprocess.Popen(
-                [pathlib.Path(os.environ["DSCKPT_BIN"]) / "to-universal", common.case_named(CASE).load_dir,
+                [pathlib.Path(os.environ["DSCKPT_BIN"]) / "to-universal", tools.case_named(CASE).load_dir,
                  "s3://out/universal"], env={**self.environment, **self.container(endpoints, url)},
                 stderr=subprocess.PIPE, text=True)
             while run.poll() is None and sum(method == "PUT" for method, _ in self.store.writes) < 20:

@@ -24,10 +24,10 @@ import tempfile
 import time
 import types
 
-import common
+import tools
 from cli_common import tree
-from common import filled
 from object_server import KEY, SECRET, Store, environment, serving
+from tools import filled
 
 # What may pass, and is asked for again.
 PASSING = ("delay", "drop", "reset", "cut", "stall", 500, 503, 429)
@@ -51,11 +51,11 @@ class Campaign:
         self.buckets = folder / "buckets"
         (self.buckets / "models").mkdir(parents=True)
         for name in CASES:
-            shutil.copytree(common.case_named(name).load_dir, self.buckets / "models" / name)
+            shutil.copytree(tools.case_named(name).load_dir, self.buckets / "models" / name)
             for command in COMMANDS:
                 output = self.place() / "place" / "out"
                 output.parent.mkdir()
-                done = common.run_tool(*filled(command, self.buckets / "models" / name, output))
+                done = tools.run_tool(*filled(command, self.buckets / "models" / name, output))
                 assert done.returncode == 0, done.stderr
                 self.expected[name, command] = self.result(done.stdout, output, self.buckets / "models" / name)
                 shutil.rmtree(output.parent.parent)
@@ -106,7 +106,7 @@ class Campaign:
             variables = {**os.environ, **environment(endpoint), "TMPDIR": str(home / "tmp")}
             begin = time.monotonic()
             try:
-                done = common.run_tool(tool, *words, "--s3-requests", str(run.requests), env=variables, timeout=300)
+                done = tools.run_tool(tool, *words, "--s3-requests", str(run.requests), env=variables, timeout=300)
             except subprocess.TimeoutExpired:
                 run.wrong.append("has not ended")
                 done = None
@@ -182,7 +182,7 @@ def main(description, campaign_of, words, describe):
     parser.add_argument("--only", type=int, help="this run alone")
     parser.add_argument("--jobs", type=int, default=4, help="runs at a time")
     options = parser.parse_args()
-    if not common.reads_object_stores():
+    if not tools.reads_object_stores():
         print("skipped: this build reads no object stores", file=sys.stderr)
         return
     numbers = range(options.runs) if options.only is None else [options.only]

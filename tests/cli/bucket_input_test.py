@@ -14,8 +14,8 @@ import threading
 import time
 
 import cli_common
-import common
 import object_server
+import tools
 from bucket_case import BucketCase
 from cli_common import tree
 
@@ -46,7 +46,7 @@ LOOKS = [
 COMMANDS = CONVERSIONS + LOOKS
 PARAMS = 400_000_000 if ALL else 20_000_000
 
-setUpModule = common.skip_without_object_stores
+setUpModule = tools.skip_without_object_stores
 
 
 def inputs():
@@ -91,7 +91,7 @@ class SameTest(BucketInputTest):
         buckets = self.new_path("buckets")
         packed = buckets / "packs" / "z3"
         packed.parent.mkdir(parents=True)
-        source = common.case_named("z3_fp32_full_w2").load_dir
+        source = tools.case_named("z3_fp32_full_w2").load_dir
         self.assertEqual(self.tool("ckpt-pack", "pack", source, packed).returncode, 0)
         with self.serve(buckets):
             for command in (["ckpt-pack", "unpack", "IN", "OUT"], ["ckpt-inspect", "verify", "IN"],
@@ -103,8 +103,8 @@ class SameTest(BucketInputTest):
                 self.assertTrue(there[2] == here[2])
 
     def test_like(self):
-        source = common.case_named("z2_bf16_w2").load_dir
-        like = common.case_named("z2_bf16_w4").load_dir
+        source = tools.case_named("z2_bf16_w2").load_dir
+        like = tools.case_named("z2_bf16_w4").load_dir
         with self.serve(TESTDATA.parent):
             written = []
             for word in (like, f"s3://{TESTDATA.name}/{like.relative_to(TESTDATA)}"):

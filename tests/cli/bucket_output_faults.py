@@ -25,11 +25,12 @@ import time
 import types
 
 import bucket_faults
-import common
+import oracle
+import tools
 from bucket_faults import MESSAGE
 from cli_common import tree as whole_tree
-from common import filled
 from object_server import KEY, SECRET, Store, environment, serving
+from tools import filled
 
 sys.path[:0] = [str(pathlib.Path(os.environ["DSCKPT_SOURCE"]) / "tests" / "bench")]
 
@@ -87,7 +88,7 @@ class Campaign:
 
     def __init__(self, folder, seed):
         self.folder, self.seed = folder, seed
-        self.sources = {name: common.case_named(name).load_dir for name in CASES}
+        self.sources = {name: oracle.case_named(name).load_dir for name in CASES}
         self.sources[LARGE] = folder / LARGE
         Writer(folder / LARGE, decoder_shapes(5_000_000), 3, 2, None, False).write()
         self.expected, self.counts = {}, {}
@@ -95,7 +96,7 @@ class Campaign:
             for command in COMMANDS:
                 output = self.new_place() / "run" / "out"
                 output.parent.mkdir()
-                done = common.run_tool(*filled(command, source, output))
+                done = tools.run_tool(*filled(command, source, output))
                 assert done.returncode == 0, done.stderr
                 self.expected[name, command] = tree(output.parent)
                 shutil.rmtree(output.parent.parent)

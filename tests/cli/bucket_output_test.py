@@ -13,13 +13,14 @@ import threading
 import time
 
 import cli_common
-import common
 import object_server
+import oracle
+import tools
 from bucket_case import BucketCase, masked
 from bucket_input_test import ALL, CONVERSIONS, TESTDATA, inputs
 from cli_common import tree as whole_tree
-from common import filled
 from safetensors.torch import load_file
+from tools import filled
 
 sys.path[:0] = [str(pathlib.Path(os.environ["DSCKPT_SOURCE"]) / "tests" / "bench")]
 
@@ -31,7 +32,7 @@ INDEX = "model.safetensors.index.json"
 COMMANDS = [*CONVERSIONS, ["zero-to-fp32", "IN", "OUT", "--states", "--max-shard-size", "20KB"],
             ["zero-to-fp32", "IN", "OUT", "--dtype", "bf16", "--verify-output"]]
 
-setUpModule = common.skip_without_object_stores
+setUpModule = tools.skip_without_object_stores
 
 
 def tree(folder):
@@ -46,7 +47,7 @@ class BucketOutputTest(BucketCase):
         self.stores = self.new_path("stores")
         self.bucket = self.stores / "models"
         self.bucket.mkdir(parents=True)
-        self.source = common.case_named(CASE).load_dir
+        self.source = oracle.case_named(CASE).load_dir
 
     def store(self, **options):
         return self.serve(self.stores, **options)
@@ -123,20 +124,20 @@ class SameTest(BucketOutputTest):
                                                       for path, data in expected.items()})
 
     def test_libraries_load_what_is_there(self):
-        case = common.case_named(CASE)
+        case = oracle.case_named(CASE)
         with self.store():
             for folder, *options in (["bin"], ["safetensors", "--safe-serialization"]):
                 done = self.zero_to_fp32(self.source, f"s3://models/{folder}", *options)
                 self.assertEqual(done.returncode, 0, done.stderr)
-        loaded = common.load_bin(self.bucket / "bin" / "pytorch_model.bin")
+        loaded = oracle.load_bin(self.bucket / "bin" / "pytorch_model.bin")
         whole = load_file(self.bucket / "safetensors" / "model.safetensors")
         for tensors, expected in ((loaded, case.truth()), (whole, case.without_aliases(case.truth()))):
             self.assertEqual(set(tensors), set(expected))
             for name, value in expected.items():
-                self.assertTrue(common.same_bits(tensors[name], value), name)
+                self.assertTrue(oracle.same_bits(tensors[name], value), name)
 
     def test_one_folder_a_tag(self):
-        source = common.case_named("hf_trainer_llama_z3_bf16_w2").load_dir
+        source = oracle.case_named("hf_trainer_llama_z3_bf16_w2").load_dir
         with self.store():
             done = self.zero_to_fp32(source, "s3://models/new", "--tag", "all", "--json")
             self.assertEqual(done.returncode, 0, done.stderr)

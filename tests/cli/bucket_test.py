@@ -14,13 +14,14 @@ import time
 import unittest.mock
 
 import cli_common
-import common
 import object_server
+import oracle
+import tools
 from bucket_case import BucketCase
 
 CASES = ["z2_fp32_full_w3", "z3_fp32_full_w2", "hf_trainer_llama_z3_bf16_w2"]
 
-setUpModule = common.skip_without_object_stores
+setUpModule = tools.skip_without_object_stores
 
 
 def differences(a, b):
@@ -41,7 +42,7 @@ class BucketTest(BucketCase):
     def upload(self, name):
         """A case's load folder as s3://models/runs/NAME: (where it lies, its URL)."""
         where = self.bucket / "runs" / name
-        shutil.copytree(common.case_named(name).load_dir, where)
+        shutil.copytree(oracle.case_named(name).load_dir, where)
         return where, f"s3://models/runs/{name}"
 
     def store(self, **options):
@@ -95,7 +96,7 @@ class BucketTest(BucketCase):
     def test_a_tags_folder_and_what_lies_beside_it(self):
         with self.store():
             where, url = self.upload("hf_trainer_llama_z3_bf16_w2")
-            tag = common.case_named("hf_trainer_llama_z3_bf16_w2").facts["tag"]
+            tag = oracle.case_named("hf_trainer_llama_z3_bf16_w2").facts["tag"]
             self.assert_same_output("zero-to-fp32", where / tag, f"{url}/{tag}", "--safe-serialization")
 
     def test_listings_of_many_pages(self):
@@ -129,7 +130,7 @@ class BucketTest(BucketCase):
             done = self.tool("ckpt-pack", "pack", where, packed)
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assert_same_output("zero-to-fp32", where, "s3://models/packed")
-            tag = common.case_named("z2_fp32_full_w3").facts["tag"]
+            tag = oracle.case_named("z2_fp32_full_w3").facts["tag"]
             other = self.bucket / "other" / tag
             other.mkdir(parents=True)
             whole = self.new_path()
@@ -182,7 +183,7 @@ class BucketTest(BucketCase):
     def test_urls_that_are_none(self):
         for url in ("s3://", "s3://b/../c", "s3://b//c", "https://us er/folder", "gs://b/c"):
             self.assertEqual(self.zero_to_fp32(url, self.new_path()).returncode, 2, url)
-            self.assertEqual(self.zero_to_fp32(common.case_named("z2_bf16_w2").load_dir, url).returncode, 2, url)
+            self.assertEqual(self.zero_to_fp32(oracle.case_named("z2_bf16_w2").load_dir, url).returncode, 2, url)
         self.assertFalse(pathlib.Path("s3:").exists())
 
     def test_a_few_faults_change_nothing(self):
@@ -244,7 +245,7 @@ class BucketTest(BucketCase):
             self.assert_same_output("zero-to-fp32", where, url)
 
     def test_without_a_folder_for_temporary_files(self):
-        done = common.run_tool("ckpt-inspect", "s3://models/x", env={**os.environ, "TMPDIR": "/dev/null/none"})
+        done = tools.run_tool("ckpt-inspect", "s3://models/x", env={**os.environ, "TMPDIR": "/dev/null/none"})
         self.assertEqual(done.returncode, 4, done.stderr)
         self.assertIn("no folder for temporary files", done.stderr)
         self.assertIn("TMPDIR", done.stderr)
@@ -252,7 +253,7 @@ class BucketTest(BucketCase):
     def test_a_run_goes_on_after_a_stop(self):
         where, url = self.upload("z3_fp32_full_w2")
         alone, out = self.new_path("alone"), self.new_path("out")
-        self.assertEqual(common.run_tool("to-universal", where, alone).returncode, 0)
+        self.assertEqual(tools.run_tool("to-universal", where, alone).returncode, 0)
         command = ["to-universal", url, out, "--resume", "--save-every=0"]
         with self.store():
             first = subprocess.Popen([pathlib.Path(os.environ["DSCKPT_BIN"]) / command[0], *map(str, command[1:]),

@@ -14,6 +14,7 @@ import sys
 import zipfile
 
 import cli_common
+import tools
 from cli_common import CliTest, tree
 
 COUNT = int(os.environ.get("CHANGES", 200))
@@ -101,7 +102,7 @@ class ChangedInputTest(CliTest):
     def test_never_a_mixture(self):
         chosen, outcomes, clean = random.Random(17), collections.Counter(), {}
         for number in range(COUNT):
-            case = cli_common.common.case_named(chosen.choice(CASES))
+            case = tools.case_named(chosen.choice(CASES))
             command, moment = chosen.choice(COMMANDS), chosen.choice(MOMENTS)
             change = chosen.choice([cut, lengthen, replace, remove, overwrite, overwrite_unseen])
             key = case.name, *command

@@ -4,9 +4,9 @@ import re
 import shutil
 
 import cli_common
-import common
+import oracle
 from cli_common import CliTest, tree
-from common import load_bin
+from oracle import load_bin
 
 SMALL = "z2_bf16_w2"
 BIN = "pytorch_model.bin"
@@ -21,7 +21,7 @@ class CheckpointPlaceTest(CliTest):
                 tensors = load_bin(self.convert(source, *arguments) / BIN)
                 self.assertEqual(list(tensors), list(expected))
                 for name, value in expected.items():
-                    self.assertTrue(common.same_bits(tensors[name], value), name)
+                    self.assertTrue(oracle.same_bits(tensors[name], value), name)
 
     def test_a_folder_with_latest_a_tag_or_the_tag_folder(self):
         for name in [SMALL, "z3_fp32_w3", "z0_bf16_w2"]:

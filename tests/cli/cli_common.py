@@ -20,10 +20,11 @@ import types
 import unittest
 import zipfile
 
-import common
 import lost_race
+import oracle
+import tools
 import torch
-from common import run_tool
+from tools import run_tool
 
 
 class _StandIn:
@@ -214,7 +215,7 @@ class CliTest(unittest.TestCase):
         self.made = 0
 
     def scratch(self, name):
-        case = common.case_named(name)
+        case = oracle.case_named(name)
         self.made += 1
         return Scratch(case, self.root / f"ckpt{self.made}")
 
@@ -254,7 +255,7 @@ class CliTest(unittest.TestCase):
     def assert_converts(self, source, *arguments):
         """A run that must succeed, as safetensors; name -> tensor."""
         output = self.convert(source, "--safe-serialization", *arguments)
-        return common.load_file(output / "model.safetensors")
+        return oracle.load_file(output / "model.safetensors")
 
     def json_lines(self, text):
         lines = [json.loads(line) for line in text.splitlines()]
@@ -303,8 +304,8 @@ class CliTest(unittest.TestCase):
 
 
 def all_cases():
-    return common.all_cases()
+    return oracle.all_cases()
 
 
 def main():
-    common.main()
+    tools.main()

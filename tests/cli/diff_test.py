@@ -6,8 +6,8 @@ import pathlib
 from fractions import Fraction
 
 import cli_common
-import common
 import numpy
+import oracle
 import safetensors.torch
 import torch
 from cli_common import CliTest
@@ -75,7 +75,7 @@ class DiffTest(CliTest):
         return folder
 
     def case(self, name):
-        case = common.case_named(name)
+        case = oracle.case_named(name)
         return case
 
     def assert_values(self, values, a, b, outside=None):
@@ -87,7 +87,7 @@ class DiffTest(CliTest):
         self.assertEqual({key: values[key] for key in expected}, expected)
 
     def test_every_conversion_to_fp32_is_bit_equal(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.subTest(case=case.name):
                 data = self.assert_equal(case.load_dir, self.convert(case.load_dir, "--safe-serialization"))
                 elements = {case.tied.get(name, name): value.numel() for name, value in case.truth().items()}
@@ -126,7 +126,7 @@ class DiffTest(CliTest):
                     self.assertGreaterEqual(data["total"]["count"], values)
 
     def mp_case(self, name):
-        case = common.case_named(name)
+        case = oracle.case_named(name)
         return case
 
     def test_a_pipelines_checkpoint_is_compared_with_weights(self):
@@ -185,7 +185,7 @@ class DiffTest(CliTest):
         b = {name: value + 1e-3 * torch.randn_like(value) if value.is_floating_point() and i % 2 else value
              for i, (name, value) in enumerate(a.items())}
         data = self.diff(self.case("z2_fp32_full_w3").load_dir, self.weights("pytorch_model.bin", **b), code=1)
-        changed = {name for name in a if not common.same_bits(a[name], b[name])}
+        changed = {name for name in a if not oracle.same_bits(a[name], b[name])}
         self.assertGreater(len(changed), 5)
         self.assertEqual({t["name"] for t in data["tensors"]}, changed)
         for tensor in data["tensors"]:
@@ -383,7 +383,7 @@ class DiffForPeopleTest(CliTest):
         return text.replace("\r\n", "\n")
 
     def test_what_differs_in_types_alone_is_folded_and_the_next_command_is_named(self):
-        case = common.case_named("hf_trainer_gpt2_z2_bf16_w2")
+        case = oracle.case_named("hf_trainer_gpt2_z2_bf16_w2")
         narrow = self.convert(case.load_dir, "--dtype", "bf16", "--safe-serialization")
         text = self.on_terminal(case.load_dir, narrow, code=1)
         rows = [line for line in text.splitlines() if " dtype " in line]
@@ -397,7 +397,7 @@ class DiffForPeopleTest(CliTest):
         self.assertEqual(piped.stdout.count("\tdtype\t"), 28)
 
     def test_types_are_not_said_to_be_all_where_values_differ_too(self):
-        case = common.case_named("hf_trainer_gpt2_z2_bf16_w2")
+        case = oracle.case_named("hf_trainer_gpt2_z2_bf16_w2")
         narrow = self.convert(case.load_dir, "--dtype", "bf16", "--safe-serialization", "--keep-fp32", "wte")
         path = narrow / "model.safetensors"
         tensors = safetensors.torch.load_file(path)

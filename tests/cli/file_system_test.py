@@ -8,8 +8,8 @@ import pathlib
 import subprocess
 import unittest
 
-import common
 import fault_test
+import tools
 from cli_common import STAGING, CliTest, tree
 
 MIB = 1 << 20
@@ -107,7 +107,7 @@ class FileSystemTest(CliTest):
                 self.assertEqual(lines[6:], ["in it: 0"])
 
     def test_every_tool_that_writes_has_it(self):
-        source = common.case_named("z3_bf16_w2").load_dir
+        source = tools.case_named("z3_bf16_w2").load_dir
         packed = self.new_path("packed")
         for command in (["to-universal", source, self.new_path()], ["reshard", source, self.new_path(), "--dp", "3"],
                         ["ckpt-pack", "pack", source, packed], ["ckpt-pack", "unpack", packed, self.new_path()],

@@ -18,7 +18,8 @@ import subprocess
 import sys
 import zipfile
 
-import common
+import oracle
+import tools
 from cli_common import CliTest
 
 DATA = pathlib.Path(os.environ["DSCKPT_TESTDATA"])
@@ -143,7 +144,7 @@ class FlippedRecordTest(CliTest):
 
     def test_any_byte_of_any_zip(self):
         """Also those around the records: headers, paddings, directories."""
-        cases = [*common.all_cases(), *common.model_parallel_cases()]
+        cases = [*oracle.all_cases(), *oracle.model_parallel_cases()]
         cases.sort(key=lambda case: sum(path.stat().st_size for path in case.load_dir.rglob("*") if path.is_file()))
         wanted, shares = os.environ.get("FLIPS"), 100
         runs = [(case, 20000 // len(cases) + 1 if wanted else 3, 0, 0) for case in cases]
@@ -178,4 +179,4 @@ for case in CASES:
         setattr(FlippedRecordTest, f"test_{pathlib.Path(case).name}", lambda self, case=case: self.check(case))
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

@@ -2,8 +2,8 @@
 import json
 import unittest
 
-import common
 import ranks
+import tools
 from cli_common import CliTest
 
 
@@ -15,7 +15,7 @@ class ForecastTest(CliTest):
         return json.loads(done.stdout)["data"]
 
     def commands(self):
-        source = common.case_named("z3_bf16_w2").load_dir
+        source = tools.case_named("z3_bf16_w2").load_dir
         packed = self.new_path("packed")
         self.assertEqual(self.tool("ckpt-pack", "pack", source, packed).returncode, 0)
         return [["zero-to-fp32", source, self.new_path(), "--max-shard-size", "10KB"],
@@ -43,12 +43,12 @@ class ForecastTest(CliTest):
                                  sum(rank["bytes_done"] for rank in ran["ranks"]))
 
     def test_packed_files_are_whole(self):
-        source = common.case_named("z3_bf16_w2").load_dir
+        source = tools.case_named("z3_bf16_w2").load_dir
         found = self.forecast("zero-to-fp32", source, self.new_path(), "--zstd", "--ranks", "2")["forecast"]
         self.assertEqual(found["shared_files"], 0)
 
     def test_time_is_what_the_rates_make_of_it(self):
-        source = common.case_named("z3_bf16_w2").load_dir
+        source = tools.case_named("z3_bf16_w2").load_dir
         found = self.forecast("zero-to-fp32", source, self.new_path(), "--ranks", "2", "--disk-rate", "1KB",
                               "--network-rate", "1GB")["forecast"]
         each = [(rank["bytes_read"] + rank["bytes_written"]) / 1000 for rank in found["ranks"]]
@@ -57,7 +57,7 @@ class ForecastTest(CliTest):
         self.assertEqual((found["disk_rate"], found["network_rate"]), (1000, 1000000000))
 
     def test_of_many_ranks_the_first_are_shown_and_json_has_all(self):
-        arguments = ["zero-to-fp32", common.case_named("z3_bf16_w2").load_dir, self.new_path()]
+        arguments = ["zero-to-fp32", tools.case_named("z3_bf16_w2").load_dir, self.new_path()]
         for size, rows in ((20, 20), (21, 19), (64, 19)):
             done = self.tool(*arguments, "--dry-run", "--ranks", str(size))
             lines = [line for line in done.stdout.splitlines() if line.startswith("rank ")]
@@ -66,7 +66,7 @@ class ForecastTest(CliTest):
             self.assertEqual(len(self.forecast(*arguments, "--ranks", str(size))["forecast"]["ranks"]), size)
 
     def test_goes_with_a_dry_run_alone(self):
-        arguments = ["zero-to-fp32", common.case_named("z3_bf16_w2").load_dir, self.new_path()]
+        arguments = ["zero-to-fp32", tools.case_named("z3_bf16_w2").load_dir, self.new_path()]
         for more, message, hint in ((["--ranks", "4"], "--ranks goes with --dry-run", "mpirun -n 4"),
                                     (["--disk-rate", "1GB", "--dry-run"], "go with --dry-run --ranks", "--limit-rate"),
                                     (["--ranks", "0", "--dry-run"], "--ranks", "--help")):

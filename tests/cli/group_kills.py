@@ -24,9 +24,9 @@ import tempfile
 import time
 import types
 
-import common
 import fault_test
 import ranks
+import tools
 from cli_common import snapshot, tree
 from rank_jobs import Job, is_alive, state_of
 
@@ -51,13 +51,13 @@ class Command:
         self.tool = words[0]
 
     def filled(self, output):
-        return common.filled(self.words, self.source, output)
+        return tools.filled(self.words, self.source, output)
 
     def alone(self, folder):
         """What one process writes: the output, and the names that are beside it."""
         place = folder / "alone"
         place.mkdir()
-        done = common.run_tool(*self.filled(place / "out"))
+        done = tools.run_tool(*self.filled(place / "out"))
         assert done.returncode == 0, done.stderr
         written = tree(place / "out"), sorted(path.name for path in place.iterdir())
         shutil.rmtree(place)
@@ -67,7 +67,7 @@ class Command:
 def commands(folder):
     large = folder / "large"
     fault_test.write_checkpoint(large, ELEMENTS)
-    small = common.case_named("z3_fp32_full_w8").load_dir
+    small = tools.case_named("z3_fp32_full_w8").load_dir
     return [Command(large, "16MB", "zero-to-fp32", "IN", "OUT"),
             Command(small, "80KB", "zero-to-fp32", "IN", "OUT", "--safe-serialization", "--max-shard-size", "20KB"),
             Command(small, "150KB", "to-universal", "IN", "OUT"),
@@ -241,7 +241,7 @@ class Campaign:
         """The next start completes, whatever was left."""
         words = [*command.filled(home / "place" / "out"), "--resume", *(["--force"] if run.committed else [])]
         if run.next_size == 1:
-            done = common.run_tool(*words)
+            done = tools.run_tool(*words)
             statuses, said = [done.returncode], {"0": (done.stdout, done.stderr)}
         else:
             job = Job(run.launcher, run.next_size, words, home)

@@ -11,10 +11,10 @@ import subprocess
 import time
 import unittest
 
-import common
 import fault_test
 import group_kills
 import ranks
+import tools
 from cli_common import STAGING, CliTest, tree
 from rank_jobs import Job, environment_of, is_alive, parent_of
 
@@ -58,7 +58,7 @@ class LossTest(CliTest):
         self.source = self.new_path("ckpt")
         fault_test.write_checkpoint(self.source, 6 << 20)
         alone = self.new_path("alone")
-        self.assertEqual(common.run_tool("zero-to-fp32", self.source, alone).returncode, 0)
+        self.assertEqual(tools.run_tool("zero-to-fp32", self.source, alone).returncode, 0)
         self.expected = tree(alone)
 
     def begun(self, launcher, size, **more):

@@ -15,13 +15,14 @@ import sys
 import time
 import unittest
 
-import common
 import fault_test
+import oracle
 import ranks
+import tools
 from cli_common import STAGING, CliTest, tree
-from common import filled
 from rank_jobs import Job
 from ranks import Ranks
+from tools import filled
 
 RANKS = os.environ.get("RANKS")
 ALL = bool(RANKS)  # cases and commands
@@ -72,7 +73,7 @@ class GroupTest(CliTest):
         self.assertTrue(several == alone, f"{size} ranks by {launcher}, status {done.returncode}: {done.stderr}")
 
     def test_the_bytes_are_those_of_one_process(self):
-        cases = [*common.all_cases(), *common.model_parallel_cases()]
+        cases = [*oracle.all_cases(), *oracle.model_parallel_cases()]
         compared = 0
         for number, case in enumerate(cases if ALL else cases[::16]):
             for index, command in enumerate(COMMANDS):
@@ -80,7 +81,7 @@ class GroupTest(CliTest):
                     continue
                 with self.subTest(case=case.name, command=command):
                     out = self.new_path("alone")
-                    done = common.run_tool(*filled(command, case.load_dir, out))
+                    done = tools.run_tool(*filled(command, case.load_dir, out))
                     alone = (done.returncode, tree(out) if out.exists() else None)
                     compared += done.returncode == 0
                     for launcher, size in ways(number * len(COMMANDS) + index):
@@ -91,7 +92,7 @@ class GroupTest(CliTest):
 
     def assert_reports_the_same(self, command, source, size, launcher):
         results = []
-        for run in [lambda words: common.run_tool(*words),
+        for run in [lambda words: tools.run_tool(*words),
                     lambda words: ranks.launchers()[launcher](size, words, self.root)]:
             out = self.new_path("out")
             done = run(filled(command, source, out))
@@ -100,7 +101,7 @@ class GroupTest(CliTest):
         return results[0][0]
 
     def test_the_reports_are_those_of_one_process(self):
-        cases = [*common.all_cases(), *common.model_parallel_cases()]
+        cases = [*oracle.all_cases(), *oracle.model_parallel_cases()]
         for number, case in enumerate(cases if ALL else cases[::16]):
             for index, command in enumerate(LOOKS):
                 if not ALL and (number + index) % 2:
@@ -125,20 +126,20 @@ class GroupTest(CliTest):
     def test_two_that_differ_are_compared_by_several(self):
         source = self.large()
         other = self.new_path("other")
-        done = common.run_tool("zero-to-fp32", source, other, "--dtype", "bf16", "--safe-serialization")
+        done = tools.run_tool("zero-to-fp32", source, other, "--dtype", "bf16", "--safe-serialization")
         self.assertEqual(done.returncode, 0, done.stderr)
         for options in [[], ["--as", "bfloat16"], ["--as", "float16", "--rtol", "1e-3"]]:
             command = ["ckpt-inspect", "diff", source, other, "--json", *options]
             self.assert_reports_the_same(command, source, 3, "tcp")
 
     def test_packed_files_are_unpacked_as_by_one_process(self):
-        cases = [*common.all_cases(), *common.model_parallel_cases()]
-        for number, case in enumerate(cases if ALL else [common.case_named("z2_bf16_w2")]):
+        cases = [*oracle.all_cases(), *oracle.model_parallel_cases()]
+        for number, case in enumerate(cases if ALL else [oracle.case_named("z2_bf16_w2")]):
             with self.subTest(case=case.name):
                 packed, out = self.new_path("packed"), self.new_path("alone")
-                self.assertEqual(common.run_tool("ckpt-pack", "pack", case.load_dir, packed).returncode, 0)
+                self.assertEqual(tools.run_tool("ckpt-pack", "pack", case.load_dir, packed).returncode, 0)
                 command = ["ckpt-pack", "unpack", "IN", "OUT"]
-                done = common.run_tool(*filled(command, packed, out))
+                done = tools.run_tool(*filled(command, packed, out))
                 self.assertEqual(done.returncode, 0, done.stderr)
                 for launcher, size in ways(number):
                     self.assert_same(command, packed, (0, tree(out)), size, launcher)
@@ -146,7 +147,7 @@ class GroupTest(CliTest):
     def test_one_file_is_written_by_all(self):
         source = self.large()
         alone = self.new_path("alone")
-        self.assertEqual(common.run_tool("zero-to-fp32", source, alone).returncode, 0)
+        self.assertEqual(tools.run_tool("zero-to-fp32", source, alone).returncode, 0)
         for launcher, run in ranks.launchers().items():
             out = self.new_path("out")
             done = run(4, ["zero-to-fp32", source, out, "--json", "--verify-output"], self.root)
@@ -185,7 +186,7 @@ class GroupTest(CliTest):
     def assert_reads_its_own_disks(self, command, case, size):
         """Each rank has a part of the files at the same path, as use_node_local_storage leaves them."""
         alone, out = self.new_path("alone"), self.new_path("out")
-        done = common.run_tool(*filled(command, case.load_dir, alone))
+        done = tools.run_tool(*filled(command, case.load_dir, alone))
         node = self.new_path("node")
         node.mkdir()
         disks = {rank: lambda rank=rank: ranks.mount_own_disk(node, case.load_dir, rank, size)
@@ -200,7 +201,7 @@ class GroupTest(CliTest):
 
     @unittest.skipUnless(ranks.can_mount(), "needs the right to mount")
     def test_every_node_reads_its_own_disk(self):
-        cases = [*common.all_cases(), *common.model_parallel_cases()]
+        cases = [*oracle.all_cases(), *oracle.model_parallel_cases()]
         commands = [command for command in COMMANDS if "pack" not in command] + [LOOKS[2]]
         done = set()
         for number, case in enumerate(cases if ALL else cases[3::16]):
@@ -330,7 +331,7 @@ class GroupTest(CliTest):
     def prepare(self):
         self.source = self.large()
         alone = self.new_path("alone")
-        self.assertEqual(common.run_tool("zero-to-fp32", self.source, alone).returncode, 0)
+        self.assertEqual(tools.run_tool("zero-to-fp32", self.source, alone).returncode, 0)
         self.expected = tree(alone)
 
     def test_a_call_that_fails_on_one_rank_ends_all(self):
@@ -389,7 +390,7 @@ class GroupTest(CliTest):
     def test_goes_on_with_any_number_of_ranks(self):
         self.source = self.large()
         alone = self.new_path("alone")
-        self.assertEqual(common.run_tool("zero-to-fp32", self.source, alone).returncode, 0)
+        self.assertEqual(tools.run_tool("zero-to-fp32", self.source, alone).returncode, 0)
         for first, second in ((3, 2), (2, 1), (1, 3)):
             with self.subTest(first=first, second=second):
                 self.go_on(first, second, tree(alone))
@@ -415,45 +416,45 @@ class GroupTest(CliTest):
         empty.mkdir()
         for command, status in ((["zero-to-fp32", empty, "/tmp/nothing"], 3),
                                 (["zero-to-fp32", "/no/such/folder", "/tmp/nothing"], 2),
-                                (["reshard", common.all_cases()[0].load_dir, self.root, "--dp", "2"], 2)):
+                                (["reshard", oracle.all_cases()[0].load_dir, self.root, "--dp", "2"], 2)):
             results = Ranks(3, command, self.root).wait()
             self.assertEqual([result[0] for result in results], [status] * 3, results)
             self.assertEqual([bool(errors) for _, _, errors in results], [True, False, False], results)
 
     def test_a_dry_run_is_shown_once(self):
-        done = ranks.run_by_tcp(2, ["zero-to-fp32", common.all_cases()[0].load_dir, self.new_path("out"), "--dry-run"],
+        done = ranks.run_by_tcp(2, ["zero-to-fp32", oracle.all_cases()[0].load_dir, self.new_path("out"), "--dry-run"],
                                 self.root)
         self.assertEqual(done.returncode, 0, done.stderr)
-        alone = common.run_tool("zero-to-fp32", common.all_cases()[0].load_dir, self.new_path("out"), "--dry-run")
+        alone = tools.run_tool("zero-to-fp32", oracle.all_cases()[0].load_dir, self.new_path("out"), "--dry-run")
         self.assertEqual(done.stdout, alone.stdout)
 
     def test_every_tag_is_converted_by_all(self):
         source = self.new_path("tags")
         source.mkdir()
-        case = common.case_named("z2_bf16_w2")
+        case = oracle.case_named("z2_bf16_w2")
         for tag in ("global_step1", "global_step2"):
             (source / tag).symlink_to(case.tag_folder)
         alone = self.new_path("alone")
-        self.assertEqual(common.run_tool("zero-to-fp32", source, alone, "--tag", "all").returncode, 0)
+        self.assertEqual(tools.run_tool("zero-to-fp32", source, alone, "--tag", "all").returncode, 0)
         out = self.new_path("out")
         done = ranks.run_by_tcp(3, ["zero-to-fp32", source, out, "--tag", "all"], self.root)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(tree(out), tree(alone))
 
     def test_none_is_for_what_one_rank_starts(self):
-        case = common.all_cases()[0]
+        case = oracle.all_cases()[0]
         environment = dict(os.environ, OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="8")
         out = self.new_path("out")
-        done = common.run_tool("zero-to-fp32", case.load_dir, out, "--group", "none", env=environment)
+        done = tools.run_tool("zero-to-fp32", case.load_dir, out, "--group", "none", env=environment)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue(out.exists())
 
     def test_a_group_that_cannot_be_is_refused_before_anything_is_read(self):
         environment = dict(os.environ, DSCKPT_GROUP_RANK="9", DSCKPT_GROUP_SIZE="3")
-        done = common.run_tool("zero-to-fp32", "/no/such/folder", "/tmp/nothing", env=environment)
+        done = tools.run_tool("zero-to-fp32", "/no/such/folder", "/tmp/nothing", env=environment)
         self.assertEqual(done.returncode, 2)
         self.assertIn("rank '9' of '3' makes no sense", done.stderr)
-        done = common.run_tool("zero-to-fp32", "/no/such/folder", "/tmp/nothing", "--group", "tcp")
+        done = tools.run_tool("zero-to-fp32", "/no/such/folder", "/tmp/nothing", "--group", "tcp")
         self.assertEqual(done.returncode, 2)
         self.assertIn("no launcher has started several ranks", done.stderr)
 
@@ -473,7 +474,7 @@ class GroupTest(CliTest):
     def test_mpi_that_disagrees_with_its_launcher_is_refused(self):
         # The plug-in's MPI was not started by this launcher, so that it believes to be alone.
         environment = dict(os.environ, PMI_RANK="0", PMI_SIZE="3", HOME=str(self.root))
-        done = common.run_tool("zero-to-fp32", "/no/such/folder", "/tmp/nothing", env=environment)
+        done = tools.run_tool("zero-to-fp32", "/no/such/folder", "/tmp/nothing", env=environment)
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertRegex(done.stderr, r"says rank 0 of 3, and MPI \(Open MPI .*\) rank 0 of 1")
 

@@ -3,7 +3,7 @@ import os
 import pathlib
 
 import cli_common
-import common
+import tools
 from cli_common import CliTest
 from pseudo_terminal import Terminal
 
@@ -83,7 +83,7 @@ class SlipTest(CliTest):
             self.assertNotIn("did you mean", done.stderr)
 
     def test_spellings_are_understood_in_subcommands_too(self):
-        case = common.case_named("z2_bf16_w2")
+        case = tools.case_named("z2_bf16_w2")
         tag = case.facts["tag"]
         expected = self.tool("ckpt-inspect", "list", case.load_dir, "--sort", "size", "--match", "weight", "--tag", tag)
         self.assertEqual(expected.returncode, 0)

@@ -4,7 +4,7 @@ import collections
 import json
 
 import cli_common
-import common
+import tools
 from browser import BrowserTest, variables
 from html_page import Page, treemap_cells
 
@@ -14,7 +14,7 @@ TREEMAP_HEIGHT = 560
 class HtmlBrowserTest(BrowserTest):
 
     def report(self, name, *arguments):
-        case = common.case_named(name)
+        case = tools.case_named(name)
         path = self.new_path("report").with_suffix(".html")
         done = self.tool("ckpt-inspect", case.load_dir, "--html", path, *arguments)
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import cli_common
-import common
+import oracle
 from browser import BrowserTest, Png, variables
 from html_page import Page, rows_of
 
@@ -258,7 +258,7 @@ class HtmlRanksTest(BrowserTest):
 
     def test_two_checkpoints_and_their_own_weights(self):
         """What is the same, in whatever form, is a page that says so."""
-        case = common.case_named("z2_bf16_full_w8")
+        case = oracle.case_named("z2_bf16_full_w8")
         weights = self.new_path("weights")
         done = self.tool("zero-to-fp32", case.load_dir, weights, "--safe-serialization")
         self.assertEqual(done.returncode, 0, done.stderr)

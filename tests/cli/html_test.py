@@ -4,7 +4,7 @@ import os
 import re
 
 import cli_common
-import common
+import oracle
 import torch
 from cli_common import CliTest
 from html_page import Page, rows_of, treemap_cells
@@ -16,7 +16,7 @@ HOSTILE = ["<script>alert(1)</script>.weight", "\"onload=\"x.'y'&amp;", "a\x00b\
 
 
 def case_named(name):
-    case = common.case_named(name)
+    case = oracle.case_named(name)
     return case
 
 
@@ -52,10 +52,10 @@ class HtmlTest(CliTest):
         self.assertEqual(policy, ["default-src 'none'; style-src 'unsafe-inline'"])
 
     def test_page_of_every_checkpoint_is_whole_and_asks_for_nothing(self):
-        for case in common.all_cases() + common.model_parallel_cases():
+        for case in oracle.all_cases() + oracle.model_parallel_cases():
             with self.subTest(case=case.name):
                 if self.tool("ckpt-inspect", case.load_dir).returncode:
-                    self.assertIn(case, common.model_parallel_cases())  # there is no summary of some
+                    self.assertIn(case, oracle.model_parallel_cases())  # there is no summary of some
                     continue
                 text = self.report(case.load_dir).decode()
                 page = Page(text)

@@ -3,7 +3,7 @@ import math
 import shutil
 
 import cli_common
-import common
+import oracle
 import torch
 from cli_common import CliTest
 
@@ -33,7 +33,7 @@ class InspectTest(CliTest):
         return case.frozen if case.facts["exclude_frozen_parameters"] else set()
 
     def test_names_shapes_types_and_aliases_are_the_live_models(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.subTest(case=case.name):
                 data = self.listed(case.load_dir)
                 truth = {name: case.masters.get(case.tied.get(name, name), stored)
@@ -49,7 +49,7 @@ class InspectTest(CliTest):
                 self.assertEqual({name: t["alias_of"] for name, t in tensors.items() if "alias_of" in t}, case.tied)
 
     def test_kinds_are_the_engines(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.subTest(case=case.name):
                 kinds = {t["name"]: t["kind"] for t in self.listed(case.load_dir)["tensors"]}
                 persistent = {n for n, facts in case.facts["buffers"].items() if facts["persistent"]}
@@ -59,7 +59,7 @@ class InspectTest(CliTest):
                 self.assertEqual(frozen - aliases, case.frozen - self.left_out(case))
 
     def test_facts_are_those_of_the_run(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.subTest(case=case.name):
                 facts = self.listed(case.load_dir)["checkpoint"]
                 self.assertEqual(facts["zero_stage"], case.stage)
@@ -73,7 +73,7 @@ class InspectTest(CliTest):
                                      case.facts["optimizer_classes"]["wrapper"].split(".")[-1])
 
     def test_files_are_those_that_hold_the_bytes(self):
-        case = common.case_named("z2_fp32_full_w3")
+        case = oracle.case_named("z2_fp32_full_w3")
         tag = case.facts["tag"]
         files = {t["name"]: t["files"] for t in self.listed(case.load_dir)["tensors"]}
         held = {}  # parameter -> the ranks whose file maps a part of it
@@ -88,7 +88,7 @@ class InspectTest(CliTest):
             self.assertEqual(files[name], held.get(case.tied.get(name, name), [f"{tag}/mp_rank_00_model_states.pt"]),
                              name)
 
-        case = common.case_named("z3_fp32_w3")
+        case = oracle.case_named("z3_fp32_w3")
         tag = case.facts["tag"]
         for tensor in self.listed(case.load_dir)["tensors"]:
             if tensor["kind"] == "trainable":
@@ -100,7 +100,7 @@ class InspectTest(CliTest):
 
     def test_text_and_json_say_the_same(self):
         for name in ["z2_fp32_full_w3", "z3_bf16_full_w6", "z0_bf16_full_w2"]:
-            case = common.case_named(name)
+            case = oracle.case_named(name)
             tensors = self.listed(case.load_dir)["tensors"]
             rows = self.rows(case.load_dir)
             self.assertEqual(len(rows), len(tensors))
@@ -119,7 +119,7 @@ class InspectTest(CliTest):
                     self.assertEqual(row[5], f"{len(tensor['files'])} files, dp {dp[0]}-{dp[-1]}")
 
     def test_match_searches_and_sort_orders(self):
-        case = common.case_named("z2_fp32_full_w3")
+        case = oracle.case_named("z2_fp32_full_w3")
         everything = [row[0] for row in self.rows(case.load_dir)]
         self.assertEqual(everything, case.facts["command_names"])
         self.assertEqual([row[0] for row in self.rows(case.load_dir, "--match", r"ln_1\.")],
@@ -134,7 +134,7 @@ class InspectTest(CliTest):
         self.assertEqual((nothing.returncode, nothing.stdout), (0, ""))
 
     def test_tags_and_tag_folders_can_be_named(self):
-        case = common.case_named("z2_bf16_w2")
+        case = oracle.case_named("z2_bf16_w2")
         expected = self.rows(case.load_dir)
         self.assertEqual(self.rows(case.load_dir, "-t", case.facts["tag"]), expected)
         self.assertEqual(self.rows(case.load_dir, f"--tag={case.facts['tag']}"), expected)
@@ -155,13 +155,13 @@ class InspectTest(CliTest):
             self.assertEqual(done.stderr.count("note: reading checkpoint-2, the newest of 2 checkpoints"), 1, place)
 
     def test_a_tensor_without_states_is_said_to_have_none(self):
-        folder = common.case_named("z3_bf16_full_subgroups_w4").load_dir
+        folder = oracle.case_named("z3_bf16_full_subgroups_w4").load_dir
         done = self.tool("ckpt-inspect", "where", folder, "frozen_scalar", "--state", "exp_avg")
         self.assertEqual(done.returncode, 2)
         self.assertIn("'frozen_scalar' has no states of an optimizer", done.stderr)
 
     def test_bad_calls_and_bad_input_have_their_exit_codes(self):
-        case = common.case_named("z2_bf16_w2")
+        case = oracle.case_named("z2_bf16_w2")
         text = self.new_path("text")
         text.write_text("global_step3")
         for code, arguments, pattern in [

@@ -8,13 +8,13 @@ import unittest
 import torch
 
 import cli_common
-import common
 import model_parallel_truth as mp
+import oracle
 from cli_common import CliTest, edited
 
 
 def case(name):
-    found, = (each for each in common.model_parallel_cases() if each.name == name)
+    found, = (each for each in oracle.model_parallel_cases() if each.name == name)
     return found
 
 
@@ -82,7 +82,7 @@ class LayerFiles(ModelParallelTest):
                  for name, value in mp.weights(case("pp2_dp1_z0_fp32")).items()}
         self.assertEqual(sorted(written), sorted(truth))
         for name, value in truth.items():
-            self.assertTrue(common.same_bits(written[name], value), name)
+            self.assertTrue(oracle.same_bits(written[name], value), name)
 
 
 class ExpertFiles(ModelParallelTest):
@@ -176,7 +176,7 @@ class TensorParallelRules(ModelParallelTest):
             if name in padded:
                 self.assertTrue(torch.equal(written[name][:len(value)], value), name)
             elif name not in parts:
-                self.assertTrue(common.same_bits(written[name], value), name)
+                self.assertTrue(oracle.same_bits(written[name], value), name)
 
     def test_equal_slices_without_a_rule_are_copies(self):
         folder = self.without_rules(self.NAME)
@@ -187,7 +187,7 @@ class TensorParallelRules(ModelParallelTest):
         written = self.assert_converts(folder, *said)
         truth = mp.weights(case(self.NAME))
         for name in facts["replicated"]:
-            self.assertTrue(common.same_bits(written[name], truth[name]), name)
+            self.assertTrue(oracle.same_bits(written[name], truth[name]), name)
 
     def test_a_rule_that_calls_a_cut_replicated_is_found_out(self):
         name = case(self.NAME).facts["rules"]["cat_dim_1"][0]
@@ -221,7 +221,7 @@ class TensorParallelRules(ModelParallelTest):
         folder = case(self.NAME).load_dir
         for rule in ["x", "x=cat", "x=cat:2", "=cat:0", "(=cat:0", "no_such_parameter=cat:0"]:
             self.assert_refused(folder, 2, "", f"--tp-rule={rule}")
-        plain, = (each for each in common.all_cases() if each.name == "z2_fp32_full_w3")
+        plain, = (each for each in oracle.all_cases() if each.name == "z2_fp32_full_w3")
         self.assert_refused(plain.load_dir, 2, "one tensor-parallel rank", "--tp-rule=.*=cat:0")
 
     def test_buffers_that_differ_are_the_first_ranks_with_a_note(self):
@@ -233,8 +233,8 @@ class TensorParallelRules(ModelParallelTest):
         done = self.zero_to_fp32(folder, output, "--safe-serialization")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(done.stderr, f"note: buffer '{re.escape(name)}' differs")
-        written = common.load_file(output / "model.safetensors")
-        self.assertTrue(common.same_bits(written[name], mp.weights(case(self.NAME))[name]))
+        written = oracle.load_file(output / "model.safetensors")
+        self.assertTrue(oracle.same_bits(written[name], mp.weights(case(self.NAME))[name]))
 
 
 class KeyMaps(ModelParallelTest):
@@ -258,7 +258,7 @@ class KeyMaps(ModelParallelTest):
             layer, rest = name.split(".", 1)
             renamed = {"tied_modules": name.replace("tied_modules.", ""), "5": f"final_norm.{rest}"}.get(layer)
             renamed = renamed or f"blocks.{int(layer) - 1}.{rest}"
-            self.assertTrue(common.same_bits(written.pop(renamed), value), name)
+            self.assertTrue(oracle.same_bits(written.pop(renamed), value), name)
         self.assertEqual(written, {})
 
     def test_rules_that_rename_nothing_are_noted(self):

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import zipfile
 
-import common
+import tools
 from cli_common import STAGING, CliTest
 
 COUNT = int(os.environ.get("MUTANTS", 60))
@@ -222,4 +222,4 @@ class MutantTest(CliTest):
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

@@ -5,7 +5,7 @@ import shutil
 import unittest
 
 import cli_common
-import common
+import oracle
 import torch
 from cli_common import CliTest, edited
 
@@ -43,7 +43,7 @@ class NvmeTest(CliTest):
         expected = scratch.case.without_aliases(scratch.case.truth())
         self.assertEqual(sorted(tensors), sorted(expected))
         for name, value in expected.items():
-            self.assertTrue(common.same_bits(tensors[name], value), name)
+            self.assertTrue(oracle.same_bits(tensors[name], value), name)
 
     def assert_both_refuse(self, scratch, pattern, where):
         """zero-to-fp32 and to-universal."""

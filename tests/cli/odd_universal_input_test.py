@@ -6,7 +6,7 @@ import shutil
 import torch
 
 import cli_common
-import common
+import oracle
 from cli_common import CliTest, edited, record_extent, replace_record
 
 Z0_LOW = "z0_bf16_full_w2"
@@ -20,7 +20,7 @@ class UniversalInputTest(CliTest):
 
     def universal(self, name):
         """(a universal checkpoint that may be edited, its case)"""
-        case = common.case_named(name)
+        case = oracle.case_named(name)
         folder = self.new_path("ckpt") / "universal"
         done = self.tool("to-universal", "--input_folder", case.tag_folder, "--output_folder", folder)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -36,7 +36,7 @@ class UniversalInputTest(CliTest):
         expected = case.without_aliases(case.truth())
         self.assertEqual(sorted(tensors), sorted(expected))
         for name, value in expected.items():
-            self.assertTrue(common.same_bits(tensors[name], value), name)
+            self.assertTrue(oracle.same_bits(tensors[name], value), name)
 
 
 class MissingFilesTest(UniversalInputTest):
@@ -228,8 +228,8 @@ class OtherFormsTest(UniversalInputTest):
                 state = torch.load(path)
                 torch.save({**state, "vocab_tensor": True, "param": state["param"][:-3].clone()}, path)
         tensors = self.assert_converts(folder)
-        self.assertTrue(common.same_bits(tensors[name][:-3], whole[:-3]))
-        self.assertTrue(common.same_bits(tensors[name][-3:], torch.zeros_like(whole[-3:])))
+        self.assertTrue(oracle.same_bits(tensors[name][:-3], whole[:-3]))
+        self.assertTrue(oracle.same_bits(tensors[name][-3:], torch.zeros_like(whole[-3:])))
         done = self.zero_to_fp32(folder, self.new_path())
         self.assertIn(f"the last 3 rows of '{name}' are padding", done.stderr)
 
@@ -251,7 +251,7 @@ class OtherFormsTest(UniversalInputTest):
         done = self.tool("to-universal", "--input_folder", scratch.folder, "--output_folder", folder)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue((folder / "zero" / new / "fp32.pt").exists())
-        self.assertTrue(common.same_bits(self.assert_converts(folder)[new], scratch.case.masters[old]))
+        self.assertTrue(oracle.same_bits(self.assert_converts(folder)[new], scratch.case.masters[old]))
 
 
 if __name__ == "__main__":

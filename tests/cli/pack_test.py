@@ -10,7 +10,7 @@ import subprocess
 import time
 
 import cli_common
-import common
+import oracle
 import stored_forms
 import torch
 from cli_common import snapshot
@@ -52,7 +52,7 @@ class RoundTripTest(PackCliTest):
         self.assertIn("give the folder that it is in", done.stderr)
 
     def test_unpacking_gives_every_file_back(self):
-        cases = {case.name: case for case in [*common.all_cases(), *common.model_parallel_cases()]}
+        cases = {case.name: case for case in [*oracle.all_cases(), *oracle.model_parallel_cases()]}
         for name in CASES:
             expected = contents(cases[name].load_dir)
             packed = self.pack(cases[name].load_dir)

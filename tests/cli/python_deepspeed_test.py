@@ -14,10 +14,11 @@ from deepspeed.utils import zero_to_fp32 as theirs
 from safetensors.torch import load_file
 
 import cli_common
-import common
 import dsckpt
 import dsckpt.deepspeed as ours
 import object_server
+import oracle
+import tools
 import web_server
 from cli_common import CliTest
 from dsckpt._reader import is_native
@@ -40,7 +41,7 @@ def weights_in(folder):
     found = {}
     for path in sorted(folder.iterdir()):
         if path.suffix != ".json":
-            found.update(load_file(path) if path.suffix == ".safetensors" else common.load_bin(path))
+            found.update(load_file(path) if path.suffix == ".safetensors" else oracle.load_bin(path))
     return found
 
 
@@ -65,7 +66,7 @@ class FunctionsTest(QuietTest):
         for name, tensor in expected.items():
             tensor = tensor.contiguous()
             self.assertEqual((got[name].dtype, got[name].shape), (tensor.dtype, tensor.shape), name)
-            self.assertTrue(common.same_bits(got[name], tensor), name)
+            self.assertTrue(oracle.same_bits(got[name], tensor), name)
 
     def test_signatures_are_deepspeeds(self):
         for name in NAMES:
@@ -73,7 +74,7 @@ class FunctionsTest(QuietTest):
 
     def test_state_dicts_are_deepspeeds(self):
         compared = 0
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             try:
                 expected = theirs.get_fp32_state_dict_from_zero_checkpoint(str(case.load_dir))
             except Exception:  # noqa: BLE001: what DeepSpeed cannot read is tested against the engine elsewhere
@@ -81,7 +82,7 @@ class FunctionsTest(QuietTest):
             with self.subTest(case=case.name):
                 got = ours.get_fp32_state_dict_from_zero_checkpoint(str(case.load_dir))
                 truth = case.truth()
-                if expected.keys() != truth.keys() or not all(common.same_bits(expected[n].contiguous(), truth[n])
+                if expected.keys() != truth.keys() or not all(oracle.same_bits(expected[n].contiguous(), truth[n])
                                                               for n in truth):
                     continue  # where DeepSpeed is wrong
                 self.assert_same(got, expected)
@@ -90,7 +91,7 @@ class FunctionsTest(QuietTest):
         self.assertGreater(compared, 40 if not os.environ.get("DSCKPT_CASES") else 0)
 
     def test_arguments_are_heard(self):
-        case = common.case_named("z2_fp32_full_w3")
+        case = oracle.case_named("z2_fp32_full_w3")
         folder = str(case.load_dir)
         whole = ours.get_fp32_state_dict_from_zero_checkpoint(folder)
         tag = case.facts["tag"]
@@ -101,7 +102,7 @@ class FunctionsTest(QuietTest):
         self.assert_same({name: value.contiguous() for name, value in lazy.items()}, whole)
 
     def test_tensors_are_ones_own(self):
-        case = common.case_named("z1_fp32_w2")
+        case = oracle.case_named("z1_fp32_w2")
         before = cli_common.snapshot(case.load_dir)
         state = ours.get_fp32_state_dict_from_zero_checkpoint(str(case.load_dir))
         name = next(name for name, tensor in state.items() if tensor.is_floating_point())
@@ -112,7 +113,7 @@ class FunctionsTest(QuietTest):
 
     def test_files_are_deepspeeds(self):
         # Tied weights as safetensors are beyond DeepSpeed's.
-        cases = {False: common.case_named("z3_bf16_full_w6"), True: common.case_named("z3_bf16_w2")}
+        cases = {False: oracle.case_named("z3_bf16_full_w6"), True: oracle.case_named("z3_bf16_w2")}
         for options in ({}, {"safe_serialization": True}, {"max_shard_size": None}, {"max_shard_size": "3KB"},
                         {"max_shard_size": "3KB", "safe_serialization": True}):
             case = cases["safe_serialization" in options]
@@ -130,14 +131,14 @@ class FunctionsTest(QuietTest):
         ours.convert_zero_checkpoint_to_state_dict(str(case.load_dir), str(outputs[1]), max_shard_size=None)
 
     def test_paths_that_are_not_there_are_errors_as_deepspeeds(self):
-        case = common.case_named("z1_fp32_w2")
+        case = oracle.case_named("z1_fp32_w2")
         for arguments, kind in (((str(self.root),), ValueError), ((str(case.load_dir), "no_tag"), FileNotFoundError)):
             for module in (theirs, ours):
                 with self.assertRaises(kind):
                     module.get_fp32_state_dict_from_zero_checkpoint(*arguments)
 
     def test_a_model_is_loaded(self):
-        case = common.case_named("z2_fp32_full_w3")
+        case = oracle.case_named("z2_fp32_full_w3")
         state = ours.get_fp32_state_dict_from_zero_checkpoint(str(case.load_dir))
         model = torch.nn.Module()
         name, value = next((name, value) for name, value in state.items() if value.numel() > 1)
@@ -156,7 +157,7 @@ class PlacesTest(QuietTest):
 
     def setUp(self):
         super().setUp()
-        case = common.case_named("z1_fp32_w2")
+        case = oracle.case_named("z1_fp32_w2")
         self.tag = case.facts["tag"]
         self.root = self.new_path("root")
         self.models = self.root / "models"
@@ -174,7 +175,7 @@ class PlacesTest(QuietTest):
         """What stands before the name of one of them."""
         with contextlib.ExitStack() as stack:
             found = {"a disk": f"{self.models}/"}
-            if common.reads_object_stores():
+            if tools.reads_object_stores():
                 endpoint = stack.enter_context(object_server.serving(object_server.Store(self.root)))
                 stack.enter_context(mock.patch.dict(os.environ, object_server.environment(endpoint)))
                 found["a store"] = "s3://models/"
@@ -185,7 +186,7 @@ class PlacesTest(QuietTest):
     def assert_equal_states(self, got, expected):
         self.assertEqual(set(got), set(expected))
         for name, tensor in expected.items():
-            self.assertTrue(common.same_bits(got[name], tensor), name)
+            self.assertTrue(oracle.same_bits(got[name], tensor), name)
 
     def test_tags_and_slashes(self):
         expected = theirs.get_fp32_state_dict_from_zero_checkpoint(str(self.models / "whole"))
@@ -256,7 +257,7 @@ class InPlaceTest(QuietTest):
             from lightning.pytorch.utilities.deepspeed import convert_zero_checkpoint_to_fp32_state_dict as lightnings
         except ImportError:
             raise unittest.SkipTest("no Lightning here") from None
-        folder = common.case_named("z2_bf16_w2").load_dir
+        folder = oracle.case_named("z2_bf16_w2").load_dir
         outputs = [self.new_path("theirs.bin"), self.new_path("ours.bin")]
         lightnings(str(folder), str(outputs[0]))
         self.addCleanup(dsckpt.patch_deepspeed())
@@ -267,7 +268,7 @@ class InPlaceTest(QuietTest):
                          {key: b[key] for key in b if key != "state_dict"})
         self.assertEqual(list(a["state_dict"]), list(b["state_dict"]))
         for name, value in a["state_dict"].items():
-            self.assertTrue(common.same_bits(value, b["state_dict"][name]), name)
+            self.assertTrue(oracle.same_bits(value, b["state_dict"][name]), name)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,11 @@ import safetensors.torch
 import torch
 
 import cli_common
-import common
 import dsckpt
 import fault_test
 import object_server
+import oracle
+import tools
 from cli_common import CliTest
 from dsckpt import _tool
 from dsckpt._reader import is_native
@@ -56,14 +57,14 @@ class OpenTest(CliTest):
 
     def setUp(self):
         super().setUp()
-        self.case = common.case_named("z2_fp32_full_w3")
+        self.case = oracle.case_named("z2_fp32_full_w3")
         self.ckpt = dsckpt.open(self.case.load_dir)
         self.name = max(self.ckpt, key=lambda name: self.ckpt[name].numel)
         self.expected = self.case.truth(dtype="keep")[self.name]
 
     def assert_same(self, got, expected):
         self.assertEqual((got.dtype, got.shape), (expected.dtype, expected.shape))
-        self.assertTrue(common.same_bits(got, expected))
+        self.assertTrue(oracle.same_bits(got, expected))
 
     def damaged(self):
         """A checkpoint with a wrong byte in the masters of rank 1, and the name of the record."""
@@ -87,7 +88,7 @@ class ValuesTest(OpenTest):
 
     def test_tensors_are_the_live_engines(self):
         compared = 0
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             if CASES and case.name not in CASES:
                 continue
             with self.subTest(case=case.name):
@@ -116,7 +117,7 @@ class ValuesTest(OpenTest):
     def test_states_are_the_live_optimizers(self):
         compared = 0
         for name in ("z2_fp32_full_w3", "z3_bf16_w2"):
-            case = common.case_named(name)
+            case = oracle.case_named(name)
             ckpt = dsckpt.open(case.load_dir)
             for key, expected in list(case.expected("master").items())[:None if NATIVE else 8]:
                 parameter, state = key.rsplit("|", 1)
@@ -181,7 +182,7 @@ class ValuesTest(OpenTest):
 
 class FarTest(OpenTest):
 
-    @unittest.skipUnless(common.reads_object_stores(), "this build reads no object stores")
+    @unittest.skipUnless(tools.reads_object_stores(), "this build reads no object stores")
     def test_a_bucket(self):
         """s3:// is read by the program, also where the compiled module is installed."""
         buckets = self.new_path("buckets")
@@ -248,7 +249,7 @@ class MemoryTest(OpenTest):
 
         def read(name):
             try:
-                if not common.same_bits(ckpt[name].torch(), truth[name]):
+                if not oracle.same_bits(ckpt[name].torch(), truth[name]):
                     wrong.append(name)
             except Exception as error:  # noqa: BLE001: whatever it is, in this thread nobody else would see it
                 wrong.append(error)

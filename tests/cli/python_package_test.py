@@ -11,10 +11,10 @@ import time
 from unittest import mock
 
 import cli_common
-import common
 import dsckpt
 import dsckpt._tool
 import fault_test
+import oracle
 from cli_common import CliTest
 
 os.environ["PATH"] = f"{os.environ['DSCKPT_BIN']}:{os.environ['PATH']}"
@@ -25,7 +25,7 @@ class PackageTest(CliTest):
 
     def setUp(self):
         super().setUp()
-        self.checkpoint = common.case_named(STAGE_2).load_dir
+        self.checkpoint = oracle.case_named(STAGE_2).load_dir
 
     def raised(self, kind, function, *arguments, **options):
         with self.assertRaises(kind) as caught:

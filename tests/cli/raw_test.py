@@ -9,7 +9,7 @@ import random
 import zipfile
 
 import cli_common
-import common
+import oracle
 import torch
 from cli_common import CliTest
 
@@ -205,9 +205,9 @@ class RawTest(CliTest):
         return path
 
     def test_trees_are_what_python_reads(self):
-        paths = [path for case in common.all_cases()[::4] + common.model_parallel_cases()[::4]
+        paths = [path for case in oracle.all_cases()[::4] + oracle.model_parallel_cases()[::4]
                  for path in sorted(case.load_dir.rglob("*.pt"))[::3]]
-        paths += [path for case in common.all_cases() if "legacyserial" in case.name
+        paths += [path for case in oracle.all_cases() if "legacyserial" in case.name
                   for path in sorted(case.load_dir.rglob("*.pt"))]
         paths += sorted((TESTDATA / "checkpoints").rglob("*.pth")) + sorted((TESTDATA / "checkpoints").rglob("*.pkl"))
         legacy = tensors = 0

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 
 import cli_common
-import common
+import tools
 from cli_common import CliTest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ class CommandsTest(CliTest):
 
     def setUp(self):
         super().setUp()
-        self.model = common.case_named("hf_trainer_llama_z1_bf16_w3").load_dir
+        self.model = tools.case_named("hf_trainer_llama_z1_bf16_w3").load_dir
         self.adapter = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "peft/z3_bias_w3/ckpt"
 
     def retagged(self, source, target, tag):

@@ -7,6 +7,7 @@ import shlex
 import torch
 
 import cli_common
+import oracle
 from cli_common import CliTest, load_shard
 
 STAGE_2 = ["z2_fp32_full_w3", "z2_bf16_full_w8", "z1_fp32_full_w6", "z1_bf16opt_full_w3", "z2_bf16_roundrobin_full_w3",
@@ -69,7 +70,7 @@ class SalvageTest(CliTest):
             return done, {}, line["data"]
         data = line["data"]
         self.assertEqual(sorted(lost["file"].split("/")[-1] for lost in data["lost_files"]), sorted(files))
-        return done, cli_common.common.load_file(output / "model.safetensors"), data
+        return done, oracle.load_file(output / "model.safetensors"), data
 
     def check(self, scratch, lost, files, *options):
         """`lost` is {name: lost ranks}."""
@@ -89,7 +90,7 @@ class SalvageTest(CliTest):
         stored = case.without_aliases(truth)
         self.assertEqual(sorted(written), sorted(stored))
         for name, value in stored.items():
-            self.assertTrue(cli_common.common.same_bits(written[name], value), name)
+            self.assertTrue(oracle.same_bits(written[name], value), name)
         return len(broken)
 
     def test_stages_1_and_2_lose_what_lies_in_the_partitions(self):
@@ -147,7 +148,7 @@ class SalvageTest(CliTest):
                 self.assertEqual(done.returncode, 1, done.stderr)
                 master = scratch.case.expected("master")
                 for file in sorted((output / "optimizer_states").glob("*.safetensors")):
-                    for param, value in cli_common.common.load_file(file).items():
+                    for param, value in oracle.load_file(file).items():
                         self.assertIn(param, complete)
                         live = master.get(f"{param}|{file.stem}")  # a matrix of Muon's has none there
                         self.assertTrue(live is None or torch.equal(value, live), (param, file))

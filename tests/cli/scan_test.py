@@ -20,8 +20,9 @@ import zipfile
 import zlib
 
 import cli_common
-import common
 import numpy
+import oracle
+import tools
 import torch
 from cli_common import CliTest
 
@@ -323,7 +324,7 @@ class ScanTest(CliTest):
         self.assertEqual(data["unreadable"], [])
 
     def test_globals_are_those_that_the_pickles_name(self):
-        case = common.case_named("hf_trainer_llama_z1_bf16_w3")
+        case = oracle.case_named("hf_trainer_llama_z1_bf16_w3")
         expected = set()
         for path in case.load_dir.rglob("*"):
             if not path.is_file() or not zipfile.is_zipfile(path):
@@ -586,7 +587,7 @@ class ScanTest(CliTest):
             data = self.scanned(folder, code=code)
             self.assertEqual(data["pickles"], 1)
             self.assertEqual([finding["record"] for finding in data["findings"]], ["datastates_metadata.pkl"] * code)
-            done = common.run_tool("zero-to-fp32", folder.parent, self.new_path("out"), "-t", folder.name)
+            done = tools.run_tool("zero-to-fp32", folder.parent, self.new_path("out"), "-t", folder.name)
             self.assertEqual(done.returncode, 3)
             self.assertIn("written by DataStates", done.stderr)
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import cli_common
+import oracle
 from cli_common import STAGING, CliTest, tree
 
 COMMANDS = [
@@ -34,7 +35,7 @@ class SmallDiskTest(CliTest):
         super().setUp()
         self.work = self.root / "work"
         self.work.mkdir()
-        (self.work / "in").symlink_to(cli_common.common.case_named("z2_bf16_w2").load_dir.resolve())
+        (self.work / "in").symlink_to(oracle.case_named("z2_bf16_w2").load_dir.resolve())
         self.disk = self.root / "disk"
         self.disk.mkdir()
         self.outcomes = collections.Counter()

@@ -4,8 +4,8 @@ import math
 from fractions import Fraction
 
 import cli_common
-import common
 import numpy
+import oracle
 import safetensors.torch
 import torch
 from cli_common import CliTest
@@ -61,7 +61,7 @@ class StatsTest(CliTest):
         return path / name
 
     def test_every_tensor_of_every_checkpoint_is_as_torch_says(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.subTest(case=case.name):
                 truth = {name: case.masters.get(case.tied.get(name, name), stored)
                          for name, stored in case.module.items()}
@@ -77,7 +77,7 @@ class StatsTest(CliTest):
 
     def test_optimizer_states_are_the_engines(self):
         for name in ["z2_fp32_full_w3", "z3_bf16_full_w6", "z1_bf16_w2"]:
-            case = common.case_named(name)
+            case = oracle.case_named(name)
             data = self.stats(case.load_dir, "--states")
             states = {f"{t['name']}|{t['state']}": t["stats"] for t in data["tensors"]
                       if "state" in t and "alias_of" not in t}
@@ -89,7 +89,7 @@ class StatsTest(CliTest):
             self.assertEqual([total.get("state", "") for total in data["totals"]], ["", "exp_avg", "exp_avg_sq"])
 
     def test_model_parallel_checkpoints_have_the_values_of_their_ranks(self):
-        case = common.case_named("pp2_dp2_z1_fp32")
+        case = oracle.case_named("pp2_dp2_z1_fp32")
         live = {key.split("|")[0]: value for key, value in case.expected("live").items() if "|fp32|" in key}
         seen = 0
         for tensor in self.stats(case.load_dir)["tensors"]:
@@ -178,7 +178,7 @@ class StatsTest(CliTest):
         self.assertEqual(len(outputs), 1)
 
     def test_text_and_json_say_the_same(self):
-        case = common.case_named("z2_fp32_full_w3")
+        case = oracle.case_named("z2_fp32_full_w3")
         data = self.stats(case.load_dir)
         done = self.tool("ckpt-inspect", "stats", case.load_dir)
         rows = [line.split("\t") for line in done.stdout.splitlines()]

@@ -5,7 +5,7 @@ import re
 import subprocess
 
 import cli_common
-import common
+import tools
 from cli_common import CliTest
 from pseudo_terminal import Terminal
 
@@ -25,7 +25,7 @@ class SuiteTest(CliTest):
         self.assertEqual(done.stdout, self.tool("reshard", "--help").stdout)
 
     def test_its_first_argument_names_the_tool(self):
-        folder = common.case_named("z2_bf16_w2").load_dir
+        folder = tools.case_named("z2_bf16_w2").load_dir
         expected = self.tool("ckpt-inspect", "list", folder).stdout
         for name in ("ckpt-inspect", "ckpt_inspect", "inspect"):
             done = self.tool("dsckpt", name, "list", folder)

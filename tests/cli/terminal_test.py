@@ -1,10 +1,11 @@
 """What the tools print on a terminal, and what where none is: tables and progress that fit, colours, plain tabs."""
+import os
 import pathlib
 import re
 import unicodedata
 
 import cli_common
-import common
+import oracle
 import torch
 from cli_common import CliTest
 from pseudo_terminal import Terminal
@@ -31,11 +32,11 @@ class TerminalTest(CliTest):
         for name in ["NO_COLOR", "CLICOLOR_FORCE", "COLUMNS"]:
             self.environment.pop(name, None)
         self.environment["TERM"] = "xterm"
-        self.case = common.case_named("hf_trainer_gpt2_z2_bf16_w2")
+        self.case = oracle.case_named("hf_trainer_gpt2_z2_bf16_w2")
 
     def on_terminal(self, tool, *arguments, width=80, descriptors=(1,), code=0, **variables):
         """What a tool prints on a terminal of that width."""
-        command = [str(pathlib.Path(common.os.environ["DSCKPT_BIN"]) / tool), *map(str, arguments)]
+        command = [str(pathlib.Path(os.environ["DSCKPT_BIN"]) / tool), *map(str, arguments)]
         with Terminal(command, width, {**self.environment, **variables}, descriptors) as terminal:
             seen, status = terminal.rest()
         self.assertEqual(status, code, seen)

@@ -6,7 +6,7 @@ import pathlib
 import zipfile
 
 import cli_common
-import common
+import tools
 from cli_common import CliTest, record_extent
 
 # Cases that the tools convert; one of each family.
@@ -29,7 +29,7 @@ class VerifyHealthyTest(CliTest):
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_what_deepspeed_saved_is_whole(self):
-        for case in [*common.all_cases(), *common.model_parallel_cases()]:
+        for case in [*tools.all_cases(), *tools.model_parallel_cases()]:
             with self.subTest(case=case.name):
                 data = self.verified(case.load_dir)
                 tag = case.load_dir / case.facts["tag"]
@@ -40,7 +40,7 @@ class VerifyHealthyTest(CliTest):
                 self.assertEqual(data["records"], sum(len(zipfile.ZipFile(p).namelist()) for p in zips))
 
     def test_conversions_are_whole(self):
-        for case in common.all_cases():
+        for case in tools.all_cases():
             if case.name not in CONVERTED:
                 continue
             with self.subTest(case=case.name):
@@ -54,7 +54,7 @@ class VerifyHealthyTest(CliTest):
 
     def test_universal_checkpoints_of_weights_are_whole(self):
         """They are for any stage, with model files of both kinds."""
-        case = common.case_named("z2_bf16_w2")
+        case = tools.case_named("z2_bf16_w2")
         weights, universal = self.convert(case.load_dir), self.new_path("universal")
         self.run_tool("to-universal", weights, universal)
         self.assertEqual(self.verified(universal)["form"], "universal")
@@ -65,7 +65,7 @@ class VerifyHealthyTest(CliTest):
         self.assertIn("is in param_shapes, but not in `module`", done.stdout)
 
     def test_universal_checkpoints_of_split_models_are_whole(self):
-        for case in common.model_parallel_cases():
+        for case in tools.model_parallel_cases():
             if case.name in MODEL_PARALLEL:
                 with self.subTest(case=case.name):
                     universal = self.new_path("universal")
@@ -73,7 +73,7 @@ class VerifyHealthyTest(CliTest):
                     self.verified(universal)
 
     def test_a_manifest_has_the_hashes_of_the_bytes(self):
-        case = common.case_named("z2_bf16_w2")
+        case = tools.case_named("z2_bf16_w2")
         path = self.new_path("manifest")
         self.verified(case.load_dir, "--write-manifest", path)
         manifest = json.loads(path.read_text())
@@ -91,7 +91,7 @@ class VerifyHealthyTest(CliTest):
                 self.assertEqual((record["offset"], record["size"]), extent)
 
     def test_a_manifest_is_the_same_every_time_and_is_not_replaced_unasked(self):
-        case = common.case_named("z3_fp32_w3")
+        case = tools.case_named("z3_fp32_w3")
         path, again = self.new_path("manifest"), self.new_path("manifest")
         self.verified(case.load_dir, "--write-manifest", path, "--threads=1")
         self.verified(case.load_dir, "--write-manifest", again, "--threads=2", "--manifest", path)
@@ -105,7 +105,7 @@ class VerifyHealthyTest(CliTest):
         self.assertEqual([p for p in pathlib.Path(self.root).iterdir() if ".tmp" in p.name], [])
 
     def test_what_is_not_there_and_what_is_no_manifest_are_errors(self):
-        case = common.case_named("z3_fp32_w3")
+        case = tools.case_named("z3_fp32_w3")
         self.assertEqual(self.tool("ckpt-inspect", "verify", self.root / "nowhere").returncode, 2)
         self.assertEqual(self.tool("ckpt-inspect", "verify", self.tmp).returncode, 3)
         bad = self.new_path("bad")

@@ -20,10 +20,11 @@ import zipfile
 import torch
 
 import cli_common
-import common
 import defects
+import oracle
 import plant
 import salvage_test
+import tools
 from cli_common import snapshot
 
 FINDING_KEYS = {"check", "message", "file", "rank", "member", "tensor", "state", "tensors", "offset", "size"}
@@ -40,11 +41,11 @@ def require(condition, message):
 
 
 def cases():
-    return {case.name: case for case in [*common.all_cases(), *common.model_parallel_cases()]}
+    return {case.name: case for case in [*oracle.all_cases(), *oracle.model_parallel_cases()]}
 
 
 def verify(path, *arguments):
-    done = common.run_tool("ckpt-inspect", "verify", path, "--json", *arguments)
+    done = tools.run_tool("ckpt-inspect", "verify", path, "--json", *arguments)
     require(done.returncode in (0, 1), f"exit code {done.returncode}: {done.stderr}{done.stdout}")
     line, = done.stdout.splitlines()
     record = json.loads(line)
@@ -73,7 +74,7 @@ class Sources:
                 output = self.root / f"made{len(self.made)}" / "out"
                 places = (["--input_folder", source, "--output_folder", output] if tool == "to-universal" else
                           [source, output])
-                done = common.run_tool(tool, *places, *options)
+                done = tools.run_tool(tool, *places, *options)
                 require(done.returncode == 0, done.stderr)
                 source = output
             self.made[key] = source

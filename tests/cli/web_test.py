@@ -10,8 +10,9 @@ import safetensors.torch
 import torch
 
 import cli_common
-import common
 import object_server
+import oracle
+import tools
 import web_server
 from bucket_case import BucketCase
 from bucket_input_test import ALL, COMMANDS, TESTDATA, inputs
@@ -20,7 +21,7 @@ from web_server import FORMS, Site, make_certificate, serving
 
 CASE = "z3_bf16_full_subgroups_w4"
 
-setUpModule = common.skip_without_object_stores
+setUpModule = tools.skip_without_object_stores
 
 
 class WebCase(BucketCase):
@@ -33,7 +34,7 @@ class WebCase(BucketCase):
                 if not name.startswith("AWS_") and not name.lower().endswith("_proxy")
                 and name not in ("CURL_CA_BUNDLE", "SSL_CERT_FILE")}
         self.environment = {**kept, "HOME": str(self.home), "no_proxy": "127.0.0.1,localhost"}
-        self.source = common.case_named(CASE).load_dir
+        self.source = oracle.case_named(CASE).load_dir
 
     def assert_reads(self, url, source=None, command=("ckpt-inspect", "list", "IN"), **variables):
         self.environment.update(variables)

@@ -3,7 +3,7 @@ import json
 import unittest
 
 import cli_common
-import common
+import oracle
 import torch
 from cli_common import CliTest, load_shard
 from safetensors.torch import save_file
@@ -14,7 +14,7 @@ LIKE = ["z0_bf16_w2", "z0_fp16_fusedadam_full_w1", "z1_fp32_full_w4", "z1_bf16op
 
 
 def case_named(name):
-    case = common.case_named(name)
+    case = oracle.case_named(name)
     return case
 
 
@@ -69,15 +69,15 @@ class WeightsInputTest(CliTest):
             expected = weights[name].float().reshape(weights[name].shape or (1,))
             files = {path.stem: torch.load(path, weights_only=True) for path in (output / "zero" / name).iterdir()}
             self.assertEqual(sorted(files), ["exp_avg", "exp_avg_sq", "fp32", "step"])
-            self.assertTrue(common.same_bits(files["fp32"]["param"], expected))
+            self.assertTrue(oracle.same_bits(files["fp32"]["param"], expected))
             for key in ("exp_avg", "exp_avg_sq"):
-                self.assertTrue(common.same_bits(files[key]["param"], torch.zeros_like(expected)))
-            self.assertTrue(common.same_bits(files["step"], torch.tensor(0.0)))
+                self.assertTrue(oracle.same_bits(files[key]["param"], torch.zeros_like(expected)))
+            self.assertTrue(oracle.same_bits(files["step"], torch.tensor(0.0)))
         self.assertEqual([path.name for path in (output / "zero" / "ids").iterdir()], ["fp32.pt"])
         model = torch.load(output / "mp_rank_00_model_states.pt", weights_only=True)
         self.assertEqual(sorted(model["module"]), sorted(weights))
         for name, value in weights.items():
-            self.assertTrue(common.same_bits(model["module"][name], value), name)
+            self.assertTrue(oracle.same_bits(model["module"][name], value), name)
         self.assertEqual(sorted(model["buffer_names"]), ["ids", "mask"])
         self.assertEqual((model["global_steps"], model["skipped_steps"], model["global_samples"]), (0, 0, 0))
         self.assertIn("ids", done.stderr)
@@ -107,7 +107,7 @@ class WeightsInputTest(CliTest):
                 for key in case.masters:
                     files = {p.stem: torch.load(p, weights_only=True) for p in (output / "zero" / key).iterdir()}
                     self.assertEqual(set(files), {"fp32"} | keys | ({"step"} if step is not None else set()))
-                    self.assertTrue(common.same_bits(files["fp32"]["param"].reshape(weights[key].shape),
+                    self.assertTrue(oracle.same_bits(files["fp32"]["param"].reshape(weights[key].shape),
                                                      weights[key].float()))
                     if step is not None:
                         self.assertEqual(type(files["step"]), type(step))
@@ -138,10 +138,10 @@ class WeightsInputTest(CliTest):
                     self.check_fresh(load_shard(path))
 
     def assert_same(self, folder, expected):
-        found = common.load_file(folder / "model.safetensors")
+        found = oracle.load_file(folder / "model.safetensors")
         self.assertEqual(sorted(found), sorted(expected))
         for name, value in expected.items():
-            self.assertTrue(common.same_bits(found[name], value), name)
+            self.assertTrue(oracle.same_bits(found[name], value), name)
 
     def expected(self, case, weights):
         return {name: value.to(case.masters[name].dtype) if name in case.masters else value
@@ -170,7 +170,7 @@ class WeightsInputTest(CliTest):
             found.update(torch.load(out / name, weights_only=True))
         self.assertEqual(sorted(found), sorted(weights))
         for name, value in weights.items():
-            self.assertTrue(common.same_bits(found[name],
+            self.assertTrue(oracle.same_bits(found[name],
                                              value.bfloat16() if value.is_floating_point() else value), name)
         back = self.convert(out, "--safe-serialization", "--dtype", "keep")
         self.assert_same(back, found)
@@ -263,7 +263,7 @@ class WeightsInputTest(CliTest):
                          self.new_path() / "x", *options)
 
     def test_tied_copies_that_differ_are_refused(self):
-        case = next(c for c in common.all_cases() if c.tied and c.stage == 2 and c.name.startswith("hf_"))
+        case = next(c for c in oracle.all_cases() if c.tied and c.stage == 2 and c.name.startswith("hf_"))
         weights = all_names(case, random_weights(case))
         alias = next(iter(case.tied))
         weights[alias] = weights[alias] + 1

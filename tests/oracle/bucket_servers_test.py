@@ -16,8 +16,9 @@ import urllib.error
 import urllib.request
 
 import boto3
-import common
 import object_server
+import oracle
+import tools
 from botocore.config import Config
 
 sys.path[:0] = [str(pathlib.Path(os.environ["DSCKPT_SOURCE"]) / "tests" / folder) for folder in ("cli", "bench")]
@@ -38,7 +39,7 @@ LARGE = [["zero-to-fp32", "IN", "OUT"], ["to-universal", "IN", "OUT"], ["ckpt-pa
 INDEX = "model.safetensors.index.json"
 PROGRAMS = pathlib.Path(sys.executable).parent
 
-setUpModule = common.skip_without_object_stores
+setUpModule = tools.skip_without_object_stores
 
 
 def free_port():
@@ -105,7 +106,7 @@ class ServersTest(CliTest):
         super().setUp()
         self.buckets = self.new_path("buckets")
         for name in CASES:
-            shutil.copytree(common.case_named(name).load_dir, self.buckets / "models" / "runs" / f"{name} +&é")
+            shutil.copytree(oracle.case_named(name).load_dir, self.buckets / "models" / "runs" / f"{name} +&é")
 
     @contextlib.contextmanager
     def server(self, *command):
@@ -144,7 +145,7 @@ class ServersTest(CliTest):
     def outcome(self, command, source):
         place = self.new_path("place")
         place.mkdir()
-        tool, *words = common.filled(command, source, place / "out")
+        tool, *words = tools.filled(command, source, place / "out")
         done = self.tool(tool, *words)
         said = done.stdout.replace(str(source), "IN").replace(str(place), "PLACE")
         return (done.returncode, said), tree(place)
@@ -183,7 +184,7 @@ class ServersTest(CliTest):
         return {path: data for path, data in written.items() if data is not None}
 
     def assert_written(self, client, folder, command, source, *options):
-        tool, *words = common.filled(command, source, f"s3://models/{folder}/out")
+        tool, *words = tools.filled(command, source, f"s3://models/{folder}/out")
         done = self.tool(tool, *words, *options)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue(self.stored(client, f"{folder}/") == self.written_here(command, source), "other bytes")
@@ -214,13 +215,13 @@ class ServersTest(CliTest):
         self.assert_written(client, "again", sharded, self.small)
         before = self.stored(client, "again/")
         self.assertIn(f"out/{INDEX}", before)
-        done = self.tool(*common.filled(sharded, self.small, "s3://models/again/out"))
+        done = self.tool(*tools.filled(sharded, self.small, "s3://models/again/out"))
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("exists already", done.stderr)
         self.assertTrue(self.stored(client, "again/") == before)
         # As on a disk, shards of other names stay.
         halves = [*sharded, "--dtype", "fp16"]
-        done = self.tool(*common.filled(halves, self.small, "s3://models/again/out"), "--force")
+        done = self.tool(*tools.filled(halves, self.small, "s3://models/again/out"), "--force")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue(self.stored(client, "again/") == {**before, **self.written_here(halves, self.small)})
         for dp, options in (("4", []), ("2", ["--force"])):

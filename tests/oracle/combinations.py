@@ -21,13 +21,13 @@ import sys
 import tempfile
 import traceback
 
-import common
 import make_checkpoints as dp
 import make_model_parallel as mp
 import model_parallel_truth
+import oracle
 import torch
-from common import run_tool
 from safetensors.torch import load_file
+from tools import run_tool
 
 DATA_PARALLEL, SPLIT = "data-parallel", "split"
 RANKS = (1, 2, 3, 4, 6, 8)  # the global batch is 24
@@ -131,7 +131,7 @@ def truths(kind, case):
 def same(found, expected, what):
     require(sorted(found) == sorted(expected), f"{what}: names differ: {sorted(set(found) ^ set(expected))[:5]}")
     for name, value in expected.items():
-        require(common.same_bits(found[name], value.contiguous()), f"{what}: {name} differs")
+        require(oracle.same_bits(found[name], value.contiguous()), f"{what}: {name} differs")
 
 
 # What reshard refuses because DeepSpeed does not load it either, or not at that stage.
@@ -145,7 +145,7 @@ def tells_states_apart(case):
 def check(kind, case, folder):
     weights, states = truths(kind, case)
     run_well("zero-to-fp32", case.load_dir, folder / "bin")
-    same(common.load_bin(folder / "bin" / "pytorch_model.bin"), weights, "weights")
+    same(oracle.load_bin(folder / "bin" / "pytorch_model.bin"), weights, "weights")
     for command in ("verify", "scan"):
         run_well("ckpt-inspect", command, case.load_dir)
     run_well("ckpt-inspect", "tree", case.load_dir)
@@ -180,7 +180,7 @@ def check(kind, case, folder):
             run_well("ckpt-inspect", "diff", case.load_dir, out)
             run_well("ckpt-inspect", "verify", out)
             run_well("zero-to-fp32", out, folder / f"bin{ranks}")
-            same(common.load_bin(folder / f"bin{ranks}" / "pytorch_model.bin"), weights, f"resharded to {ranks}")
+            same(oracle.load_bin(folder / f"bin{ranks}" / "pytorch_model.bin"), weights, f"resharded to {ranks}")
 
     run_well("ckpt-pack", "pack", case.load_dir, folder / "packed")
     run_well("ckpt-pack", "unpack", folder / "packed", folder / "unpacked")
@@ -221,7 +221,7 @@ def main():
                 continue
             with tempfile.TemporaryDirectory() as scratch:
                 try:
-                    check(kind, common.Case(folder), pathlib.Path(scratch))
+                    check(kind, oracle.Case(folder), pathlib.Path(scratch))
                     held += 1
                     print(f"{case.name}: holds", flush=True)
                 except Exception as error:

@@ -8,18 +8,19 @@ import tempfile
 import unittest
 import unittest.mock
 
-import common
 import dcp_writer
+import oracle
 import torch
 import torch.distributed.checkpoint as dcp
-from common import OracleTest, run_tool
 from native_checkpoint import NativeCheckpoint
+from oracle import OracleTest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tools import run_tool
+from torch.distributed.checkpoint import _version
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from torch.distributed.checkpoint import _version
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
@@ -567,7 +568,7 @@ class DcpIntoDeepSpeedTest(OracleTest):
 
     def test_a_run_of_deepspeed_goes_on_with_it(self):
         for name, ranks, flat in RUNS:
-            case = common.case_named(name)
+            case = oracle.case_named(name)
             with self.subTest(case=name):
                 folder, model, states, groups = self.other_values(case, flat)
                 out = self.scratch / f"{name}-out"
@@ -592,7 +593,7 @@ class DcpIntoDeepSpeedTest(OracleTest):
                 self.assert_whole_and_harmless(out)
 
     def test_a_step_that_is_no_count_is_refused(self):
-        case = common.case_named("z2_fp32_full_w3")
+        case = oracle.case_named("z2_fp32_full_w3")
         for step in -1.0, float("nan"), float("inf"), 1e30:
             with self.subTest(step=step):
                 folder = self.other_values(case, False, step)[0]

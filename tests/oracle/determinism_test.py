@@ -1,7 +1,8 @@
 """The output's bytes depend on the input and the options alone."""
 import hashlib
 
-import common
+import oracle
+import tools
 
 OPTIONS = (("--safe_serialization", ), (), ("--safe_serialization", "--max_shard_size", "5KB"),
            ("--max_shard_size", "5KB", "--dtype", "bf16"))
@@ -12,10 +13,10 @@ def digests(folder):
             for path in folder.rglob("*") if path.is_file()}
 
 
-class DeterminismTest(common.OracleTest):
+class DeterminismTest(oracle.OracleTest):
 
     def test_bytes_do_not_depend_on_threads_io_or_the_run(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.each_case(case) as folder:
                 for number, options in enumerate(OPTIONS):
                     first = digests(self.convert(case.load_dir, folder / f"{number}", *options))
@@ -31,10 +32,10 @@ class DeterminismTest(common.OracleTest):
 
     def test_universal_bytes_do_not_depend_on_threads_or_on_the_run(self):
         compared = 0
-        for case in [*common.all_cases(), *common.model_parallel_cases()]:
+        for case in [*oracle.all_cases(), *oracle.model_parallel_cases()]:
             with self.each_case(case) as folder:
                 place = ["--input_folder", case.tag_folder, "--output_folder", folder / "first"]
-                if common.run_tool("to-universal", *place).returncode == 3:
+                if tools.run_tool("to-universal", *place).returncode == 3:
                     continue  # what is refused, and why, is universal_test.py's
                 compared += 1
                 first = digests(folder / "first")
@@ -45,7 +46,7 @@ class DeterminismTest(common.OracleTest):
         self.require(compared, "convertible case")
 
     def test_the_input_is_left_as_it_was(self):
-        for case in common.all_cases()[::7]:
+        for case in oracle.all_cases()[::7]:
             with self.each_case(case) as folder:
                 def state():
                     return {str(path): (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
@@ -57,4 +58,4 @@ class DeterminismTest(common.OracleTest):
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

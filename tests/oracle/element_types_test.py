@@ -4,10 +4,12 @@ import shutil
 import tempfile
 import warnings
 
-import common
+import oracle
+import tools
 import torch
-from common import OracleTest, run_tool
+from oracle import OracleTest
 from safetensors.torch import save
+from tools import run_tool
 
 warnings.filterwarnings("ignore")  # torch's, on quantised tensors
 
@@ -51,7 +53,7 @@ class ElementTypesTest(OracleTest):
     def checkpoint(self, buffers):
         """z2_bf16_w2 with these buffers too."""
         folder = self.new_folder() / "ckpt"
-        shutil.copytree(common.case_named("z2_bf16_w2").load_dir, folder)
+        shutil.copytree(oracle.case_named("z2_bf16_w2").load_dir, folder)
         path, = folder.glob("*/mp_rank_00_model_states.pt")
         state = torch.load(path, weights_only=False)
         state["module"].update(buffers)
@@ -67,13 +69,13 @@ class ElementTypesTest(OracleTest):
         source = self.checkpoint(buffers)
         out = self.new_folder()
         self.convert(source, out / "fp32")
-        written = common.load_bin(out / "fp32" / "pytorch_model.bin")
+        written = oracle.load_bin(out / "fp32" / "pytorch_model.bin")
         for name, value in buffers.items():
             expected = value.float() if value.is_floating_point() and name not in PASSED_ON else value
             self.assertEqual(as_bytes(written[name]), as_bytes(expected), name)
         self.run_well("zero-to-fp32", out / "asis", source, out / "asis", "--dtype", "keep")
         for name, value in buffers.items():
-            self.assertEqual(as_bytes(common.load_bin(out / "asis" / "pytorch_model.bin")[name]), as_bytes(value), name)
+            self.assertEqual(as_bytes(oracle.load_bin(out / "asis" / "pytorch_model.bin")[name]), as_bytes(value), name)
 
     def test_a_conversion_of_what_has_none_is_refused_by_name(self):
         source = self.checkpoint({"odd": raw("float4_e2m1fn_x2")})
@@ -108,7 +110,7 @@ class ElementTypesTest(OracleTest):
                 done = run_tool("zero-to-fp32", "-q", source, out)
                 self.assertEqual(done.returncode, 1, done.stderr)
                 self.assertIn("odd", done.stdout + done.stderr)
-                self.assertNotIn("odd", common.load_bin(out / "pytorch_model.bin"))
+                self.assertNotIn("odd", oracle.load_bin(out / "pytorch_model.bin"))
                 self.run_well("zero-to-fp32", None, source, self.new_folder() / "o", "--exclude", "odd")
 
     def test_float4_is_as_safetensors_has_it(self):
@@ -123,4 +125,4 @@ class ElementTypesTest(OracleTest):
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

@@ -7,7 +7,8 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save
 
-import common
+import oracle
+import tools
 
 SIZES = ("1KB", "5KB", "20KB", "1MB")
 KINDS = {"model.safetensors": ["--safe_serialization"], "pytorch_model.bin": []}
@@ -24,7 +25,7 @@ def companions(case):
     return [name for name in ("config.json", "generation_config.json") if (case.load_dir / name).exists()]
 
 
-class IdentityTest(common.OracleTest):
+class IdentityTest(oracle.OracleTest):
 
     def assert_file_equals_save_file(self, case, path, tensors, aliases):
         """`aliases` is what the metadata must name besides the format; save_file itself writes more than
@@ -42,17 +43,17 @@ class IdentityTest(common.OracleTest):
         self.assertEqual((len(data) - len(body)) % 8, 0)
 
     def test_safetensors_file_is_what_save_file_writes(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.each_case(case) as folder:
                 out = self.convert(case.load_dir, folder / "out", "--safe_serialization")
                 self.assert_file_equals_save_file(case, out / "model.safetensors",
                                                   case.without_aliases(case.truth()), case.tied)
 
     def test_shards_and_index_are_what_huggingface_hub_plans(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.each_case(case) as folder:
                 truth = case.truth()
-                order = list(common.load_bin(self.convert(case.load_dir, folder / "whole") / "pytorch_model.bin"))
+                order = list(oracle.load_bin(self.convert(case.load_dir, folder / "whole") / "pytorch_model.bin"))
                 # Empty tensors with the right sharing, as DeepSpeed's command plans with.
                 empty = {name: torch.empty(truth[name].shape, dtype=truth[name].dtype) for name in order
                          if name not in case.tied}
@@ -82,7 +83,7 @@ class IdentityTest(common.OracleTest):
                 self.assert_file_equals_save_file(
                     case, out / name, tensors, {a: owner for a, owner in aliases.items() if owner in tensors})
             else:
-                loaded = common.load_bin(out / name)
+                loaded = oracle.load_bin(out / name)
                 self.assertEqual(list(loaded), members)
                 self.assert_same_tensors(loaded, tensors)
 
@@ -96,7 +97,7 @@ class IdentityTest(common.OracleTest):
         zero_to_fp32.print = lambda *_: None
         names = {"z1_fp32_w2", "z2_bf16_w4", "z2_bf16_paramalign_w2", "z2_fp32_oddbuffers_w2", "z2_fp32_full_w3",
                  "z3_fp32_w3", "z3_fp32_full_w8", "z3_bf16_full_subgroups_w4", "hf_trainer_gpt2_z2_bf16_w2"}
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             if case.name not in names:
                 continue
             for dtype in ("float32", "bfloat16"):
@@ -118,7 +119,7 @@ class IdentityTest(common.OracleTest):
         self.assertEqual(sorted(path.name for path in ours.iterdir()), sorted(names + companions(case)))
         for name in names:
             if name.endswith(".bin"):
-                a, b = common.load_bin(ours / name), common.load_bin(theirs / name)
+                a, b = oracle.load_bin(ours / name), oracle.load_bin(theirs / name)
                 self.assertEqual(list(a), list(b))
                 self.assert_same_tensors(a, b)
             else:
@@ -126,4 +127,4 @@ class IdentityTest(common.OracleTest):
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

@@ -11,8 +11,10 @@ import zipfile
 import torch
 from deepspeed.runtime.zero import stage3, stage_1_and_2
 
-import common
-from common import OracleTest, run_tool
+import oracle
+import tools
+from oracle import OracleTest
+from tools import run_tool
 
 
 def inspect(*arguments):
@@ -114,11 +116,11 @@ class WhereTest(OracleTest):
     def check(self, case, folder, expected, data):
         actual, seen = bytes_at(folder, data)
         self.assertEqual(set(seen) - {1}, set(), data["name"])
-        self.assertTrue(common.same_bits(actual, expected), data["name"])
+        self.assertTrue(oracle.same_bits(actual, expected), data["name"])
 
     def test_bytes_at_the_offsets_are_the_live_weights(self):
         compared = 0
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.subTest(case=case.name):
                 for name, value in truth_of(case).items():
                     self.check(case, case.load_dir, value, inspect("where", case.load_dir, name))
@@ -127,7 +129,7 @@ class WhereTest(OracleTest):
 
     def test_bytes_at_the_offsets_are_the_live_optimizers_states(self):
         compared = 0
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.subTest(case=case.name):
                 states = live_states(case)
                 for name, state in random.Random(case.name).sample(sorted(states), min(5, len(states))):
@@ -138,7 +140,7 @@ class WhereTest(OracleTest):
         self.require(compared, "states")
 
     def test_records_are_those_of_zipfile_at_the_offset(self):
-        for case in common.all_cases()[::7]:
+        for case in oracle.all_cases()[::7]:
             for name in list(truth_of(case))[::5]:
                 for extent in inspect("where", case.load_dir, name)["extents"]:
                     path = case.load_dir / extent["file"]
@@ -153,7 +155,7 @@ class WhereTest(OracleTest):
                         self.assertEqual([extent["dp_rank"], extent["mp_rank"]], list(map(int, rank.groups())))
 
     def test_a_name_that_is_not_there_is_an_error_with_the_nearest_one(self):
-        case = common.all_cases()[0]
+        case = oracle.all_cases()[0]
         name = next(iter(truth_of(case)))
         done = run_tool("ckpt-inspect", "where", case.load_dir, name[:-1])
         self.assertEqual(done.returncode, 2)
@@ -167,11 +169,11 @@ class PrintTest(OracleTest):
         self.assertEqual("torch." + data["dtype"], str(expected.dtype))
         values = [float(v) if isinstance(v, str) else v for v in data["values"]]
         actual = torch.tensor(values, dtype=torch.float64 if expected.is_floating_point() else None)
-        self.assertTrue(common.same_bits(actual.to(expected.dtype).reshape(expected.shape), expected.clone(memory_format=torch.contiguous_format)))
+        self.assertTrue(oracle.same_bits(actual.to(expected.dtype).reshape(expected.shape), expected.clone(memory_format=torch.contiguous_format)))
 
     def test_values_of_slices_are_torchs(self):
         compared = 0
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.subTest(case=case.name):
                 rng = random.Random(case.name)
                 truth = truth_of(case)
@@ -188,7 +190,7 @@ class PrintTest(OracleTest):
         self.require(compared, "slices")
 
     def test_an_ellipsis_stands_for_whole_dimensions(self):
-        case = common.case_named("z3_fp32_w3")
+        case = oracle.case_named("z3_fp32_w3")
         value = truth_of(case)["conv.weight"]
         self.same_values(inspect("print", case.load_dir, "conv.weight", "..., 1"), value[..., 1])
         self.same_values(inspect("print", case.load_dir, "conv.weight", "2, ..."), value[2])
@@ -213,11 +215,11 @@ class PrintTest(OracleTest):
                 read = [float(v) if isinstance(v, str) else v for v in data["values"]]
                 back = torch.tensor(read, dtype=torch.float64).to(value.dtype)
                 finite = ~value.to(torch.float64).isnan()
-                self.assertTrue(common.same_bits(back[finite], value[finite]), name)
+                self.assertTrue(oracle.same_bits(back[finite], value[finite]), name)
                 self.assertTrue(back.to(torch.float64)[~finite].isnan().all())
 
     def test_text_has_every_value_once(self):
-        case = common.case_named("z2_bf16_w2")
+        case = oracle.case_named("z2_bf16_w2")
         value = truth_of(case)["conv.weight"]
         done = run_tool("ckpt-inspect", "print", case.load_dir, "conv.weight", "--full")
         head, _, text = done.stdout.partition("\n")
@@ -225,7 +227,7 @@ class PrintTest(OracleTest):
         self.assertTrue(torch.equal(torch.tensor(json.loads(text)), value))
 
     def test_bad_slices_are_usage_errors(self):
-        case = common.case_named("z3_fp32_w3")
+        case = oracle.case_named("z3_fp32_w3")
         for text in ("999", "-999", "0,0,0,0", "::2", "x", "...,...", "1:2:3", "0x1", "1e3", "99999999999999999999"):
             with self.subTest(slice=text):
                 done = run_tool("ckpt-inspect", "print", case.load_dir, "conv.weight", f"[{text}]")
@@ -249,14 +251,14 @@ def expanded(node, prefix=""):
 class TreeTest(OracleTest):
 
     def test_unfolded_names_are_the_models(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.subTest(case=case.name):
                 names = sorted(truth_of(case))
                 for options in ([], ["--no-fold"]):
                     self.assertEqual(sorted(expanded(inspect("tree", case.load_dir, *options))), names)
 
     def test_counts_are_the_models(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.subTest(case=case.name):
                 truth = {n: v for n, v in truth_of(case).items() if n not in case.tied}
                 root = inspect("tree", case.load_dir)
@@ -289,7 +291,7 @@ class TreeTest(OracleTest):
 class SummaryTest(OracleTest):
 
     def test_counts_are_the_models(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.subTest(case=case.name):
                 truth = {n: v for n, v in truth_of(case).items() if n not in case.tied}
                 persistent = {n for n, facts in case.facts["buffers"].items() if facts["persistent"]}
@@ -308,13 +310,13 @@ class SummaryTest(OracleTest):
 
     def test_precision_and_optimizer_are_the_runs(self):
         half = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.subTest(case=case.name):
                 data = inspect(case.load_dir)
                 self.assertEqual(data["precision"], half[case.facts["precision"]])
 
     def test_every_byte_is_of_the_kind_that_torch_finds_there(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.subTest(case=case.name):
                 data = inspect(case.load_dir)
                 kinds = {k["kind"]: k["bytes"] for k in data["kinds"]}
@@ -356,7 +358,7 @@ class SummaryTest(OracleTest):
                     self.assertEqual(kinds.get(state, 0), states[state], state)
 
     def test_ranks_have_the_bytes_of_their_files(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.subTest(case=case.name):
                 sizes = collections.Counter()
                 for path in shards(case):
@@ -370,7 +372,7 @@ class SummaryTest(OracleTest):
                     self.assertEqual(sum(k["bytes"] for k in rank["kinds"]), rank["bytes"])
 
     def test_memory_is_what_deepspeeds_own_functions_say(self):
-        case = common.case_named("z3_fp32_w3")
+        case = oracle.case_named("z3_fp32_w3")
         for gpus, per_node in ((1, 1), (3, 3), (8, 8), (384, 8), (24, 4), (1000, 5)):
             data = inspect(case.load_dir, "--gpus", str(gpus), "--gpus-per-node", str(per_node))
             total, layer = data["parameters"], data["largest_layer"]
@@ -390,7 +392,7 @@ class SummaryTest(OracleTest):
     def test_conversions_are_those_that_the_tools_do(self):
         with tempfile.TemporaryDirectory() as folder:
             out = pathlib.Path(folder) / "out"
-            for case in [*common.all_cases()[::6], *common.model_parallel_cases()[::4]]:
+            for case in [*oracle.all_cases()[::6], *oracle.model_parallel_cases()[::4]]:
                 with self.subTest(case=case.name):
                     done = run_tool("ckpt-inspect", case.load_dir, "--json")
                     if done.returncode != 0:
@@ -458,7 +460,7 @@ class OtherFormsTest(OracleTest):
             self.assertEqual(inspect("print", path, "w", "[5, :3]")["values"], [0, 0, 0])
 
     def test_lists_are_what_torch_and_safetensors_load(self):
-        case = common.case_named("z2_bf16_w2")
+        case = oracle.case_named("z2_bf16_w2")
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
             outputs = {
@@ -481,7 +483,7 @@ class OtherFormsTest(OracleTest):
                         self.assertEqual(shape, list(truth[name].shape))
                     data = inspect("where", path, "conv.weight")
                     actual, _ = bytes_at(path.parent if form == "universal" else path, data)
-                    self.assertTrue(common.same_bits(actual, truth["conv.weight"]))
+                    self.assertTrue(oracle.same_bits(actual, truth["conv.weight"]))
             one = sorted((folder / "shards").glob("*.bin"))[0]
             expected = torch.load(one, weights_only=True)
             self.assertEqual({t["name"]: t["shape"] for t in inspect("list", one)["tensors"]},
@@ -497,7 +499,7 @@ class OtherFormsTest(OracleTest):
             elif isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
                 for i, item in enumerate(value):
                     yield from walk(item, f"{path}.{i}" if path else str(i))
-        for case in common.all_cases()[::9]:
+        for case in oracle.all_cases()[::9]:
             for path in shards(case):
                 with self.subTest(file=path.name, case=case.name):
                     expected = dict(walk(torch.load(path, weights_only=False), ""))
@@ -509,4 +511,4 @@ class OtherFormsTest(OracleTest):
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

@@ -19,7 +19,8 @@ import tempfile
 
 import make_megatron
 import old_deepspeed
-from common import every_case, run_tool
+from oracle import every_case
+from tools import run_tool
 
 RANKS = (1, 2, 3)
 # Megatron-DeepSpeed loads universal checkpoints of stages 1 and 2; GPT-NeoX's configuration has no key for that.

@@ -8,11 +8,13 @@ import re
 import shutil
 import tempfile
 
-import common
 import model_parallel_truth as mp
+import oracle
+import tools
 import torch
-from common import OracleTest, run_tool
+from oracle import OracleTest
 from safetensors.torch import load_file
+from tools import run_tool
 
 # How GPT-NeoX's slices go together, which its files do not say; after tools/ckpts/convert_neox_to_hf.py.
 NEOX_RULES = (r".*(attention\.dense|mlp\.linear2)\.weight=cat:1",
@@ -25,11 +27,11 @@ UNTIED, POSITIONS = "megatron_swiglu_tp2_dp2_z1_fp32", (r".*position_embeddings\
 
 
 def cases():
-    return common.cases_in("megatron")
+    return oracle.cases_in("megatron")
 
 
 def named(name):
-    case, = (each for each in common.every_case("megatron") if each.name == name)
+    case, = (each for each in oracle.every_case("megatron") if each.name == name)
     return case
 
 
@@ -82,13 +84,13 @@ class MegatronTest(OracleTest):
                 done = run_tool("zero-to-fp32", case.load_dir, folder, *self.options(case))
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assertNotIn("not a tensor", done.stderr)
-                written = common.load_bin(folder / "pytorch_model.bin")
+                written = oracle.load_bin(folder / "pytorch_model.bin")
                 expected = {name: value for (name, state), value in trained(case).items() if state == "fp32"}
                 if not case.facts["has_masters"]:
                     self.assertIn("weights without fp32 masters", done.stderr)
                     expected = {name: value.to(torch.bfloat16).float() for name, value in expected.items()}
                 for name, value in expected.items():
-                    self.assertTrue(common.same_bits(written[name], value.contiguous()), name)
+                    self.assertTrue(oracle.same_bits(written[name], value.contiguous()), name)
                 self.assertEqual(set(written) - set(expected), set(tied_names(case)) & set(written))
 
     def test_states_are_the_optimizers(self):
@@ -98,7 +100,7 @@ class MegatronTest(OracleTest):
                 for (name, state), value in trained(case).items():
                     if state != "fp32":
                         written = load_file(folder / "optimizer_states" / f"{state}.safetensors")[name]
-                        self.assertTrue(common.same_bits(written, value.contiguous()), f"{name} {state}")
+                        self.assertTrue(oracle.same_bits(written, value.contiguous()), f"{name} {state}")
 
     def test_slices_that_no_rule_is_for_are_refused(self):
         for case in self.cases(needs_rules):
@@ -142,7 +144,7 @@ class MegatronTest(OracleTest):
             with self.each_case(case) as folder:
                 written = self.convert(case.load_dir, folder, *self.options(case))
                 for name in case.facts["rules"]["vocabulary"]:
-                    rows = common.load_bin(written / "pytorch_model.bin")[name].shape[0]
+                    rows = oracle.load_bin(written / "pytorch_model.bin")[name].shape[0]
                     self.assertEqual(rows, case.facts["vocabulary"])
                     compared += 1
         self.require(compared, "vocabularies")
@@ -217,7 +219,7 @@ class MegatronTest(OracleTest):
                 self.run_well("ckpt-pack", folder, "strip", case.load_dir, folder / "out", "--keep", "weights", *rules)
                 for source, out in ((case.load_dir, "before"), (folder / "out", "after")):
                     self.convert(source, folder / out, *rules)
-                before, after = (common.load_bin(folder / out / "pytorch_model.bin") for out in ("before", "after"))
+                before, after = (oracle.load_bin(folder / out / "pytorch_model.bin") for out in ("before", "after"))
                 self.assert_same_tensors(after, before)
 
     def test_megatrons_own_iterations_are_files_of_tensors(self):
@@ -248,4 +250,4 @@ class MegatronTest(OracleTest):
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

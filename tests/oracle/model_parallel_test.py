@@ -3,15 +3,16 @@ import unittest
 
 from safetensors.torch import load_file
 
-import common
 import model_parallel_truth as mp
+import oracle
+import tools
 
 
-class ModelParallelTest(common.OracleTest):
+class ModelParallelTest(oracle.OracleTest):
 
     def cases(self):
-        self.require(common.model_parallel_cases(), "model-parallel case")
-        return common.model_parallel_cases()
+        self.require(oracle.model_parallel_cases(), "model-parallel case")
+        return oracle.model_parallel_cases()
 
     def test_safetensors_have_the_live_masters_and_buffers(self):
         for case in self.cases():
@@ -25,7 +26,7 @@ class ModelParallelTest(common.OracleTest):
         for case in self.cases():
             with self.each_case(case) as folder:
                 out = self.convert(case.tag_folder, folder / "out")
-                written = common.load_bin(out / "pytorch_model.bin")
+                written = oracle.load_bin(out / "pytorch_model.bin")
                 self.assert_same_tensors(written, mp.weights(case))
                 for alias, owner in mp.aliases(case).items():
                     self.assertEqual(written[alias].data_ptr(), written[owner].data_ptr(), alias)
@@ -40,8 +41,8 @@ class ModelParallelTest(common.OracleTest):
                 written = load_file(out / "model.safetensors")
                 for name, value in mp.weights(case).items():
                     if name not in mp.aliases(case):
-                        self.assertTrue(common.same_bits(written[name], value), name)
+                        self.assertTrue(oracle.same_bits(written[name], value), name)
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

@@ -8,15 +8,16 @@ import pathlib
 import re
 import shutil
 
-import common
+import oracle
 import stored_forms
+import tools
 from stored_forms import contents
 
 FORMS = ("plain", "packed", "zstd")
 
 
 def all_cases():
-    return [*common.all_cases(), *common.model_parallel_cases()]
+    return [*oracle.all_cases(), *oracle.model_parallel_cases()]
 
 
 def commands(case):
@@ -32,7 +33,7 @@ def commands(case):
         yield "ckpt-inspect", *command.split(), "ckpt", "--json"
 
 
-class PackedTest(common.OracleTest):
+class PackedTest(oracle.OracleTest):
 
     def stored(self, case, folder):
         """form -> a folder with the case's files in ckpt/."""
@@ -48,7 +49,7 @@ class PackedTest(common.OracleTest):
         """By form, what can be seen of a run, without the name of its folder."""
         seen = {}
         for form, place in places.items():
-            done = common.run_tool(*command, cwd=place)
+            done = tools.run_tool(*command, cwd=place)
             said = re.sub(r", [\d.]+ m?s, ", ", ", done.stderr)  # how long it took
             # Packed files have checksums, even of files that have none.
             if "the input has no checksums" in seen.get("plain", [0, "", ""])[2]:
@@ -96,7 +97,7 @@ class PackedTest(common.OracleTest):
                         done.add(command[0])
                 self.check_one_tensor(places)
                 for form in FORMS[1:]:
-                    found = common.run_tool("ckpt-inspect", "diff", "plain/ckpt", f"{form}/ckpt", "--states", "--json",
+                    found = tools.run_tool("ckpt-inspect", "diff", "plain/ckpt", f"{form}/ckpt", "--states", "--json",
                                             cwd=folder)
                     self.assertEqual(found.returncode, 0, found.stdout + found.stderr)
                 for place in places.values():
@@ -110,7 +111,7 @@ class PackedTest(common.OracleTest):
         self.assertEqual(done, {"zero-to-fp32", "to-universal", "reshard", "ckpt-inspect"})
 
     def check_one_tensor(self, places):
-        listed = json.loads(common.run_tool("ckpt-inspect", "list", places["plain"] / "ckpt", "--json").stdout)
+        listed = json.loads(tools.run_tool("ckpt-inspect", "list", places["plain"] / "ckpt", "--json").stdout)
         largest = max(listed["data"]["tensors"], key=lambda tensor: tensor["bytes"])["name"]
         for command in ("where", "print"):
             self.assertEqual(
@@ -121,7 +122,7 @@ class PackedTest(common.OracleTest):
         for case in all_cases():
             with self.each_case(case) as folder:
                 universal = folder / "universal"
-                made = common.run_tool("to-universal", "--input-folder", case.tag_folder, "--output-folder", universal)
+                made = tools.run_tool("to-universal", "--input-folder", case.tag_folder, "--output-folder", universal)
                 if made.returncode:
                     continue  # what is refused, and why, is universal_test.py's
                 compared += 1
@@ -147,4 +148,4 @@ class PackedTest(common.OracleTest):
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

@@ -7,10 +7,12 @@ import re
 import shutil
 import tempfile
 
-import common
+import oracle
+import tools
 import torch
-from common import OracleTest, run_tool
+from oracle import OracleTest
 from safetensors.torch import load_file
+from tools import run_tool
 
 
 def cases():
@@ -105,7 +107,7 @@ class PeftTest(OracleTest):
         written = load_file(self.adapter(case / "ckpt", folder / "bf16", "--peft-config", config, "--dtype", "bf16") /
                             "adapter_model.safetensors")
         for name, value in load_file(case / "expected" / "adapter" / "adapter_model.safetensors").items():
-            self.assertTrue(common.same_bits(written[name], value.bfloat16()), name)
+            self.assertTrue(oracle.same_bits(written[name], value.bfloat16()), name)
 
     def test_combinations_that_make_no_sense_are_usage_errors(self):
         case, folder = self.one_case()
@@ -113,11 +115,11 @@ class PeftTest(OracleTest):
                         [folder / "out", "--lora-alpha", "3"]):
             done = run_tool("zero-to-fp32", case / "ckpt", *options)
             self.assertEqual(done.returncode, 2, done.stderr)
-        plain = next(c for c in common.all_cases() if c.stage == 2)
+        plain = next(c for c in oracle.all_cases() if c.stage == 2)
         done = run_tool("zero-to-fp32", plain.load_dir, "--peft", folder / "adapter", "--lora-alpha", "3")
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("no trained parameter is part of a PEFT adapter", done.stderr)
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

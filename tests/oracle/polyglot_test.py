@@ -22,7 +22,7 @@ import warnings
 import zipfile
 import zlib
 
-import common
+import tools
 import torch
 
 COUNT = int(os.environ.get("POLYGLOTS", 400))
@@ -423,7 +423,7 @@ class PolyglotTest(unittest.TestCase):
         return results
 
     def read_by_us(self, path):
-        done = common.run_tool("ckpt-inspect", "print", path, "w", "--json")
+        done = tools.run_tool("ckpt-inspect", "print", path, "w", "--json")
         self.assertIn(done.returncode, (0, 2, 3), done.stderr)
         if done.returncode:
             return None
@@ -432,7 +432,7 @@ class PolyglotTest(unittest.TestCase):
 
     def called_harmless(self):
         """The names of the files that scan has nothing against."""
-        done = common.run_tool("ckpt-inspect", "scan", self.folder, "--json")
+        done = tools.run_tool("ckpt-inspect", "scan", self.folder, "--json")
         self.assertIn(done.returncode, (0, 1), done.stderr)
         data = json.loads(done.stdout.splitlines()[-1])["data"]
         accused = {finding["file"] for finding in data["findings"] if finding["class"] not in ("harmless", "allowed")}

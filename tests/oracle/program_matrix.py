@@ -37,7 +37,8 @@ import make_programs  # noqa: E402  it sets the environment, so it comes first
 from make_checkpoints import run_forked  # noqa: E402
 from make_programs import CASES, Run, execute, make_case  # noqa: E402
 
-import common  # noqa: E402
+import oracle  # noqa: E402
+import tools  # noqa: E402
 import torch  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
@@ -68,7 +69,7 @@ class Wrong(Exception):
 
 
 def tool(name, *arguments):
-    done = common.run_tool(name, *arguments)
+    done = tools.run_tool(name, *arguments)
     if done.returncode:
         raise Wrong(f"{name} exits with {done.returncode}: {(done.stdout + done.stderr).strip()[-400:]}")
     return done
@@ -177,7 +178,7 @@ def load_strictly(made):
     if made.case.arguments.get("compile") == "module":
         model = torch.compile(model, backend="eager")
     tool("zero-to-fp32", made.ckpt, made.folder / "bin")
-    model.load_state_dict(common.load_bin(made.folder / "bin" / "pytorch_model.bin"), strict=True)
+    model.load_state_dict(oracle.load_bin(made.folder / "bin" / "pytorch_model.bin"), strict=True)
     check_loaded(made, model)
 
 

@@ -7,10 +7,12 @@ import os
 import pathlib
 import unittest
 
-import common
+import oracle
+import tools
 import torch
-from common import OracleTest, run_tool
+from oracle import OracleTest
 from safetensors.torch import load_file
+from tools import run_tool
 
 
 class Program:
@@ -53,7 +55,7 @@ class ProgramsTest(OracleTest):
 
     def weights(self, program, folder, *options):
         self.convert(program.checkpoint, folder, *options)
-        return common.load_bin(folder / "pytorch_model.bin")
+        return oracle.load_bin(folder / "pytorch_model.bin")
 
     def test_weights_are_what_the_program_held(self):
         for program in programs():
@@ -76,7 +78,7 @@ class ProgramsTest(OracleTest):
                 self.assertTrue(torch.equal(written[f"again.{name}"], program.truth[f"l2.{name}"].float()))
             self.run_well("reshard", folder, program.checkpoint, folder / "two", "--dp", 3, "--stage", 2)
             again = self.convert(folder / "two", folder / "again")
-            self.assert_same_tensors(common.load_bin(again / "pytorch_model.bin"), written)
+            self.assert_same_tensors(oracle.load_bin(again / "pytorch_model.bin"), written)
 
     def test_a_modules_extra_state_is_had_at_stage_3(self):
         program = named("extrastate_tensor_z3")
@@ -103,7 +105,7 @@ class ProgramsTest(OracleTest):
             self.assertEqual(done.returncode, 1, done.stderr)
             self.assertEqual(done.stdout, "".join(f"no values\t{name}\n" for name in names))
             self.assertIn(f"'{names[0]}' {reason}", done.stderr)
-            written = common.load_bin(folder / "pytorch_model.bin")
+            written = oracle.load_bin(folder / "pytorch_model.bin")
             self.assertEqual(set(program.truth) - set(written), set(names))
             for name, value in written.items():
                 self.assertTrue(torch.equal(value, program.truth[name].float()), name)
@@ -186,7 +188,7 @@ class ProgramsTest(OracleTest):
                     expected = load_file(saved)
                     self.assertEqual(sorted(written), sorted(expected))
                     for name, value in expected.items():
-                        self.assertTrue(common.same_bits(written[name].to(value.dtype), value), name)
+                        self.assertTrue(oracle.same_bits(written[name].to(value.dtype), value), name)
                     self.assertEqual(json.loads((folder / "adapter" / "adapter_config.json").read_text()),
                                      json.loads((saved.parent / "adapter_config.json").read_text()))
                     compared += 1
@@ -194,4 +196,4 @@ class ProgramsTest(OracleTest):
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

@@ -28,10 +28,11 @@ import tempfile
 
 import make_releases
 import old_deepspeed
-from common import case_of_release, cases_in, run_tool, same_bits
 from make_checkpoints import free_port, run_forked
 from make_releases import Recipe
 from old_deepspeed import number
+from oracle import case_of_release, cases_in, same_bits
+from tools import run_tool
 
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 2e-2}
 RANKS = (1, 2, 3)

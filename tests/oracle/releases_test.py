@@ -2,11 +2,13 @@
 import pickletools
 import zipfile
 
-import common
+import oracle
+import tools
 import torch
-from common import OracleTest, run_tool
+from oracle import OracleTest
 from safetensors import safe_open
 from safetensors.torch import load_file
+from tools import run_tool
 
 
 def number(version):
@@ -14,7 +16,7 @@ def number(version):
 
 
 def release_cases():
-    return common.cases_in("releases")
+    return oracle.cases_in("releases")
 
 
 def has_masters(case):
@@ -60,7 +62,7 @@ class ReleasesTest(OracleTest):
             with self.each_case(case) as folder:
                 done = run_tool("zero-to-fp32", case.load_dir, folder)
                 self.assertEqual(done.returncode, 1 if lost(case) else 0, done.stderr)
-                self.assert_same_tensors(common.load_bin(folder / "pytorch_model.bin"), self.truth(case))
+                self.assert_same_tensors(oracle.load_bin(folder / "pytorch_model.bin"), self.truth(case))
                 named = {line.split("\t")[1] for line in done.stdout.splitlines() if line.startswith("no values\t")}
                 self.assertEqual(named, lost(case))
                 notes = [line for line in done.stderr.splitlines() if "note:" in line and "no file holds" not in line]
@@ -153,7 +155,7 @@ class ReleasesTest(OracleTest):
         for source, other in (("0.19.8", "0.16.4"), ("0.19.8", "0.9.5"), ("0.14.5", "0.8.3"), ("0.10.3", "0.6.7"),
                               ("0.6.7", "0.18.2"), ("0.8.3", "0.12.6")):
             for stage in (2, 3):
-                saved, known = (common.case_of_release(f"ds{version}_z{stage}_bf16_w2") for version in (source, other))
+                saved, known = (oracle.case_of_release(f"ds{version}_z{stage}_bf16_w2") for version in (source, other))
                 with self.each_case(saved) as folder:
                     self.run_well("reshard", folder, saved.load_dir, folder / "out", "--dp", 2, "--ds-version", other)
                     for found, expected in zip(self.keys_of(folder / "out"), self.keys_of(known.load_dir)):
@@ -161,7 +163,7 @@ class ReleasesTest(OracleTest):
                         self.assertEqual(found & CHANGING, expected & CHANGING)
 
     def test_what_a_release_does_not_have_is_refused(self):
-        case = common.case_of_release("ds0.19.8_z0_bf16_w2")
+        case = oracle.case_of_release("ds0.19.8_z0_bf16_w2")
         for version, status, words in (("0.17.6", 3, "stage 0 in bf16"), ("soon", 2, "no release of DeepSpeed"),
                                        ("0.3.1", 3, "before 0.4")):
             with self.each_case(case) as folder:
@@ -184,4 +186,4 @@ class ReleasesTest(OracleTest):
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

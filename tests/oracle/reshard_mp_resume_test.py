@@ -15,8 +15,9 @@ import unittest
 
 import torch
 
-import common
 import make_model_parallel
+import oracle
+import tools
 from make_checkpoints import DEFAULT_SEED, STEPS_AFTER, STEPS_BEFORE, free_port, run_forked
 from reshard_mp_test import EXPERT, TESTDATA, Expected
 
@@ -65,9 +66,9 @@ class ReshardResumeTest(unittest.TestCase):
                 self.resume(by_name[name], dp, ep, pathlib.Path(scratch))
 
     def resume(self, case, dp, ep, folder):
-        saved = common.Case(TESTDATA / case.name)
+        saved = oracle.Case(TESTDATA / case.name)
         options = ["--ep", ep] if ep != case.ep else []
-        done = common.run_tool("reshard", saved.load_dir, folder / "out", "--dp", dp, *options)
+        done = tools.run_tool("reshard", saved.load_dir, folder / "out", "--dp", dp, *options)
         self.assertEqual(done.returncode, 0, done.stderr)
         target = dataclasses.replace(case, dp=dp, ep=ep)
         port = free_port()
@@ -75,7 +76,7 @@ class ReshardResumeTest(unittest.TestCase):
                            [(rank, target.world, port, target, folder, DEFAULT_SEED)
                             for rank in range(target.world)])
         self.assertFalse(error, error)
-        self.compare(saved, ep, common.load_file(folder / "live.safetensors"))
+        self.compare(saved, ep, oracle.load_file(folder / "live.safetensors"))
         losses = json.loads((folder / "losses.json").read_text())
         tolerance = 0 if dp == case.dp and ep == case.ep else TOLERANCE[case.dtype]
         for ours, theirs in zip(losses, saved.facts["losses_after_save"], strict=True):

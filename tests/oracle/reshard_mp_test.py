@@ -12,7 +12,8 @@ import unittest
 
 import torch
 
-import common
+import oracle
+import tools
 from native_checkpoint import differences
 
 TESTDATA = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "model_parallel"
@@ -26,7 +27,7 @@ def load(path):
 
 def cases():
     wanted = os.environ.get("DSCKPT_CASES", "")
-    found = [common.Case(path.parent) for path in sorted(TESTDATA.glob("*/case.json"))]
+    found = [oracle.Case(path.parent) for path in sorted(TESTDATA.glob("*/case.json"))]
     folded = "autoep2_autotp2"
     return [case for case in found
             if case.stage and not case.name.startswith(folded) and re.search(wanted, case.name)]
@@ -94,7 +95,7 @@ class ReshardTest(unittest.TestCase):
 
     def reshard(self, case, dp, ep, folder):
         options = ["--ep", ep] if ep != case.facts["topology"]["ep"] else []
-        done = common.run_tool("reshard", case.load_dir, folder / "out", "--dp", dp, *options)
+        done = tools.run_tool("reshard", case.load_dir, folder / "out", "--dp", dp, *options)
         self.assertEqual(done.returncode, 0, done.stderr)
         return folder / "out" / case.facts["tag"]
 
@@ -243,7 +244,7 @@ class ReshardTest(unittest.TestCase):
 
     def test_the_description_of_the_experts_is_that_of_a_run_at_the_new_degree(self):
         """autoep4_dp4_z2_fp32 was saved by an engine at the degree that autoep2_dp4_z2_fp32 is taken to."""
-        case, real = [common.Case(TESTDATA / name) for name in ("autoep2_dp4_z2_fp32", "autoep4_dp4_z2_fp32")]
+        case, real = [oracle.Case(TESTDATA / name) for name in ("autoep2_dp4_z2_fp32", "autoep4_dp4_z2_fp32")]
         with tempfile.TemporaryDirectory() as scratch:
             new = self.reshard(case, 4, 4, pathlib.Path(scratch))
             ours, theirs = [load(folder / "mp_rank_00_model_states.pt") for folder in (new, real.tag_folder)]

@@ -10,8 +10,9 @@ import tempfile
 
 import torch
 
-import common
 import native_checkpoint
+import oracle
+import tools
 from native_checkpoint import NativeCheckpoint, differences, is_state, numel, round_up
 
 # What cannot be re-cut, and a word of the reason.
@@ -111,7 +112,7 @@ def sub_groups(names, shapes, limit, world):
     return result
 
 
-class ReshardTest(common.OracleTest):
+class ReshardTest(oracle.OracleTest):
 
     def reshard(self, case, source, output, world, *options):
         """Returns what was written for `world` ranks from the folder `source`."""
@@ -119,7 +120,7 @@ class ReshardTest(common.OracleTest):
         return native(case, output)
 
     def converted(self):
-        cases = [case for case in common.all_cases() if case.name not in REFUSED]
+        cases = [case for case in oracle.all_cases() if case.name not in REFUSED]
         self.require(cases, "data-parallel case")
         return cases
 
@@ -269,12 +270,12 @@ class ReshardTest(common.OracleTest):
 
     def test_other_stages_hold_the_same_by_their_own_rules(self):
         world = 3
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             for stage in {0, 1, 2, 3} - {case.stage}:
                 with self.subTest(case=case.name, stage=stage), tempfile.TemporaryDirectory() as folder:
                     folder, refusal = pathlib.Path(folder), refusal_of_stage(case, stage)
                     if refusal:
-                        done = common.run_tool("reshard", case.load_dir, folder / "out", "--dp", world,
+                        done = tools.run_tool("reshard", case.load_dir, folder / "out", "--dp", world,
                                                "--stage", stage)
                         self.assertEqual(done.returncode, refusal[0], done.stderr)
                         self.assertIn(refusal[1], done.stderr)
@@ -436,7 +437,7 @@ class ReshardTest(common.OracleTest):
 
     @staticmethod
     def universal(case, source, output):
-        return common.run_tool("to-universal", "--input_folder", source, "--tag", case.facts["tag"],
+        return tools.run_tool("to-universal", "--input_folder", source, "--tag", case.facts["tag"],
                                "--output_folder", output)
 
     @staticmethod
@@ -494,16 +495,16 @@ class ReshardTest(common.OracleTest):
         self.require(compared, "case that DeepSpeed converts")
 
     def test_what_cannot_be_recut_is_refused_with_the_reason(self):
-        refused = [case for case in common.all_cases() if case.name in REFUSED]
+        refused = [case for case in oracle.all_cases() if case.name in REFUSED]
         self.require(refused, "case to refuse")
         for case in refused:
             with self.each_case(case) as folder:
                 for world in counts(case):
-                    done = common.run_tool("reshard", case.load_dir, folder / "out", "--dp", world)
+                    done = tools.run_tool("reshard", case.load_dir, folder / "out", "--dp", world)
                     self.assertEqual(done.returncode, 3, done.stderr)
                     self.assertIn(REFUSED[case.name], done.stderr)
                     self.assertFalse((folder / "out").exists())
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

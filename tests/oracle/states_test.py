@@ -1,11 +1,13 @@
 """zero-to-fp32 --states against the live optimizer, and that nobody takes the states for weights."""
 import json
 
-import common
+import oracle
+import tools
 import torch
-from common import OracleTest, all_cases, run_tool
+from oracle import OracleTest, all_cases
 from safetensors import safe_open
 from safetensors.torch import load_file
+from tools import run_tool
 
 FOLDER = "optimizer_states"
 
@@ -56,7 +58,7 @@ class StatesTest(OracleTest):
                     self.assertEqual(metadata[alias], owner)
 
     def test_files_are_split_and_names_and_choice_follow_the_weights(self):
-        case = common.case_named("z2_fp32_full_w3")
+        case = oracle.case_named("z2_fp32_full_w3")
         with self.each_case(case) as folder:
             out = self.convert(case.load_dir, folder / "out", "--safe-serialization", "--states", "--max-shard-size",
                                "2KB", "--strip-prefix", "blocks.", "--include", "^blocks")
@@ -72,7 +74,7 @@ class StatesTest(OracleTest):
 
     def test_loaders_of_weights_see_the_weights_alone(self):
         import transformers
-        case = common.case_named("hf_trainer_gpt2_z2_bf16_w2")
+        case = oracle.case_named("hf_trainer_gpt2_z2_bf16_w2")
         for options in ([], ["--safe-serialization"], ["--safe-serialization", "--max-shard-size", "10KB"]):
             with self.each_case(case) as folder:
                 out = self.convert(case.load_dir, folder / "out", "--states", "--hf-config", case.load_dir, *options)
@@ -85,7 +87,7 @@ class StatesTest(OracleTest):
                 self.assertEqual(len(names), len(set(names)))
 
     def test_states_of_another_run_that_stay_are_named(self):
-        case = common.case_named("z2_fp32_full_w3")
+        case = oracle.case_named("z2_fp32_full_w3")
         with self.each_case(case) as folder:
             self.convert(case.load_dir, folder / "out", "--states", "--max-shard-size", "2KB")
             done = run_tool("zero-to-fp32", case.load_dir, folder / "out", "--states", "--force")
@@ -94,4 +96,4 @@ class StatesTest(OracleTest):
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

@@ -14,8 +14,10 @@ import zipfile
 
 import torch
 
-import common
-from common import OracleTest, run_tool
+import oracle
+import tools
+from oracle import OracleTest
+from tools import run_tool
 from torch_copy_test import Comparison
 
 ANSWERS = """
@@ -47,7 +49,7 @@ class Stripped(Comparison):
             self.test.assertEqual(getattr(left, name), getattr(right, name), f"{path}.{name}")
         if left.device.type == "meta":
             return
-        self.test.assertTrue(common.same_bits(left.detach(), right.detach()), path)
+        self.test.assertTrue(oracle.same_bits(left.detach(), right.detach()), path)
         self.test.assertLessEqual(right.untyped_storage().nbytes(), left.untyped_storage().nbytes(), path)
         if left.numel() > 0:
             self.same_pair(self.storages, left.untyped_storage().data_ptr(), right.untyped_storage().data_ptr(),
@@ -106,7 +108,7 @@ class WeightsTest(StripTest):
 
     def test_weights_come_out_bit_for_bit_as_they_did_before(self):
         compared = 0
-        for case in common.all_cases() + common.model_parallel_cases():
+        for case in oracle.all_cases() + oracle.model_parallel_cases():
             with self.each_case(case) as folder:
                 before, expected = self.weights(case.load_dir, folder / "before", case.facts["tag"])
                 done = run_tool("ckpt-pack", "strip", case.load_dir, folder / "stripped", "--keep", "weights", "--tag",
@@ -127,7 +129,7 @@ class WeightsTest(StripTest):
 
     def test_exactly_the_states_and_what_masters_replace_is_dropped(self):
         checked = 0
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.each_case(case) as folder:
                 self.strip_case(case, folder / "out", "weights")
                 self.assert_same_files_beside(case, folder / "out")
@@ -179,9 +181,9 @@ class WeightsTest(StripTest):
 
     def test_deepspeed_reads_the_same_weights(self):
         jobs = []
-        with common.tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory() as scratch:
             scratch = pathlib.Path(scratch)
-            for case in common.all_cases():
+            for case in oracle.all_cases():
                 if case.expected("fp32") is None:
                     continue
                 folder = scratch / case.name
@@ -200,7 +202,7 @@ class WeightsTest(StripTest):
 
     def test_four_bytes_a_parameter_are_left(self):
         for name, bytes_each in [("z2_bf16_w4", 4), ("z3_bf16_w2", 4), ("z1_fp32_w2", 4), ("z0_bf16_w2", 6)]:
-            for case in [each for each in common.all_cases() if each.name == name]:
+            for case in [each for each in oracle.all_cases() if each.name == name]:
                 with self.each_case(case) as folder:
                     self.strip_case(case, folder / "out", "weights")
                     stored = sum(storage_bytes(path) for path in (folder / "out").rglob("*.pt"))
@@ -211,7 +213,7 @@ class WeightsTest(StripTest):
 
     def test_whoever_needs_the_states_is_told_where_they_are(self):
         tried = 0
-        for case in common.all_cases() + common.model_parallel_cases():
+        for case in oracle.all_cases() + oracle.model_parallel_cases():
             with self.each_case(case) as folder:
                 done = run_tool("ckpt-pack", "strip", case.load_dir, folder / "out", "--keep", "weights", "--tag",
                                 case.facts["tag"])
@@ -231,7 +233,7 @@ class WeightsTest(StripTest):
 
     def test_inspect_lists_and_verifies_what_is_left(self):
         verified = 0
-        for case in common.all_cases() + common.model_parallel_cases():
+        for case in oracle.all_cases() + oracle.model_parallel_cases():
             with self.each_case(case) as folder:
                 tag = ["--tag", case.facts["tag"]]
                 done = run_tool("ckpt-pack", "strip", case.load_dir, folder / "out", "--keep", "weights", *tag)
@@ -260,7 +262,7 @@ class WeightsTest(StripTest):
 
     def test_a_universal_checkpoint_keeps_its_masters(self):
         compared = verified = 0
-        for case in common.all_cases() + common.model_parallel_cases():
+        for case in oracle.all_cases() + oracle.model_parallel_cases():
             if not re.search("full|autotp2_dp2|moe_ep2|autoep|zerodim|muon", case.name):
                 continue
             with self.each_case(case) as folder:
@@ -289,7 +291,7 @@ class WeightsTest(StripTest):
         self.require(verified, "healthy universal checkpoints")
 
     def test_what_is_stripped_again_stays_as_it_is(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             if not re.fullmatch("z2_bf16_full_w3|z2_fp32_full_w3|z3_fp32_full_w2|z0_bf16_w2", case.name):
                 continue
             with self.each_case(case) as folder:
@@ -308,7 +310,7 @@ class ResumeTest(StripTest):
 
     def test_every_file_loads_as_the_same_objects(self):
         files = 0
-        for case in common.all_cases() + common.model_parallel_cases():
+        for case in oracle.all_cases() + oracle.model_parallel_cases():
             with self.each_case(case) as folder:
                 done = run_tool("ckpt-pack", "strip", case.load_dir, folder / "out", "--keep", "resume", "--tag",
                                 case.facts["tag"])
@@ -333,7 +335,7 @@ class ResumeTest(StripTest):
 
     def test_bloat_goes_and_values_stay(self):
         for name in ("z2_bf16_w4", "z3_fp32_w3", "z0_bf16_w2"):
-            for case in [each for each in common.all_cases() if each.name == name]:
+            for case in [each for each in oracle.all_cases() if each.name == name]:
                 with self.each_case(case) as folder:
                     self.check_bloated(case, folder)
 
@@ -384,7 +386,7 @@ class ResumeTest(StripTest):
         self.assertEqual(kinds["unreachable"], 8000 - 8)
 
     def test_records_that_nothing_refers_to_go(self):
-        case = [each for each in common.all_cases() if each.name == "z2_bf16_w4"]
+        case = [each for each in oracle.all_cases() if each.name == "z2_bf16_w4"]
         if not case:
             self.skipTest("not selected")
         case = case[0]
@@ -400,7 +402,7 @@ class ResumeTest(StripTest):
             self.compare(model, stripped)
 
     def test_dry_run_says_what_the_run_writes(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             if case.name not in ("z2_bf16_w4", "z3_bf16_nvme_w2"):
                 continue
             for keep in ("weights", "resume"):
@@ -421,4 +423,4 @@ class ResumeTest(StripTest):
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

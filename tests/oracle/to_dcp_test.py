@@ -13,8 +13,9 @@ import fsdp2_worker
 import make_checkpoints
 import torch
 import torch.distributed.checkpoint as dcp
-from common import OracleTest, all_cases, bits, case_named, run_tool, same_bits
 from native_checkpoint import NativeCheckpoint, differences
+from oracle import OracleTest, all_cases, bits, case_named, same_bits
+from tools import run_tool
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 SAMPLE = {"z0_fp32_w2", "z0_bf16_fusedadam_w2", "z1_fp32_full_w4", "z1_fp32_zerodim_w2", "z1_bf16opt_full_w3",

@@ -2,7 +2,8 @@
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-import common
+import oracle
+import tools
 
 
 def metadata(path):
@@ -10,7 +11,7 @@ def metadata(path):
         return file.metadata()
 
 
-class TruthTest(common.OracleTest):
+class TruthTest(oracle.OracleTest):
 
     def check_safetensors(self, case, path, truth):
         self.assert_same_tensors(load_file(path), case.without_aliases(truth))
@@ -18,7 +19,7 @@ class TruthTest(common.OracleTest):
         self.assertEqual(metadata(path), {"format": "pt", **aliases})
 
     def check_bin(self, case, path, truth):
-        tensors = common.load_bin(path)
+        tensors = oracle.load_bin(path)
         self.assert_same_tensors(tensors, truth)
         self.assertTrue(all(value.is_contiguous() for value in tensors.values()))
         owners = {}
@@ -33,21 +34,21 @@ class TruthTest(common.OracleTest):
                 self.assertEqual(tensors[alias].data_ptr(), tensors[owner].data_ptr(), alias)
 
     def test_safetensors_hold_the_live_values(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.each_case(case) as folder:
                 out = self.convert(case.load_dir, folder / "out", "--safe_serialization")
                 self.check_safetensors(case, out / "model.safetensors", case.truth())
                 self.assertEqual([path.name for path in out.glob("*.safetensors*")], ["model.safetensors"])
 
     def test_bin_holds_the_live_values_and_shares_tied_storage(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.each_case(case) as folder:
                 out = self.convert(case.load_dir, folder / "out")
                 self.check_bin(case, out / "pytorch_model.bin", case.truth())
                 self.assertEqual([path.name for path in out.glob("*.bin*")], ["pytorch_model.bin"])
 
     def test_excluding_frozen_parameters_drops_them_and_nothing_else(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             if case.frozen:
                 with self.each_case(case) as folder:
                     truth = case.truth(exclude_frozen=True)
@@ -59,14 +60,14 @@ class TruthTest(common.OracleTest):
 
     def test_equals_deepspeeds_command_where_that_is_right(self):
         compared = 0
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             command = case.expected("command")
             if command is None:
                 continue
             compared += 1
             with self.each_case(case) as folder:
                 out = self.convert(case.load_dir, folder / "out")
-                tensors = common.load_bin(out / "pytorch_model.bin")
+                tensors = oracle.load_bin(out / "pytorch_model.bin")
                 # At stage 1 DeepSpeed leaves out whatever its optimizer does not own.
                 extra = (set(case.facts["frozen"]) if case.stage == 1 else set()) - set(command)
                 names = [name for name in tensors if name not in extra]
@@ -76,7 +77,7 @@ class TruthTest(common.OracleTest):
 
     def test_round_robin_partitions_equal_deepspeeds_api(self):
         compared = 0
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             if not case.facts["ds_config"]["zero_optimization"].get("round_robin_gradients"):
                 continue
             compared += 1
@@ -90,7 +91,7 @@ class TruthTest(common.OracleTest):
         self.require(compared, "round-robin case")
 
     def test_tag_folder_and_tag_option_find_the_same_checkpoint(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             if case.stage == 2:
                 with self.each_case(case) as folder:
                     tag = case.facts["tag"]
@@ -102,4 +103,4 @@ class TruthTest(common.OracleTest):
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

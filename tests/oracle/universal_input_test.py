@@ -6,7 +6,8 @@ import shutil
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-import common
+import oracle
+import tools
 from universal_test import DEEPSPEED_FAILS, is_round_robin, run_deepspeed
 
 # Of DeepSpeed's converter, which is slow: one case for each trait.
@@ -24,7 +25,7 @@ def metadata(path):
         return file.metadata()
 
 
-class UniversalInputTest(common.OracleTest):
+class UniversalInputTest(oracle.OracleTest):
 
     def check(self, case, source, output, *options, **truth_options):
         """zero-to-fp32 of the universal checkpoint `source` gives what the engine held."""
@@ -43,13 +44,13 @@ class UniversalInputTest(common.OracleTest):
             yield folder
 
     def test_ours_holds_the_live_values(self):
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             with self.universal(case) as folder:
                 self.check(case, folder / "universal", folder / "out")
 
     def test_deepspeeds_holds_the_live_values(self):
         compared = 0
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             if case.name not in DEEPSPEEDS_CASES:
                 continue
             self.assertFalse(is_round_robin(case) or any(re.search(p, case.name) for p in DEEPSPEED_FAILS))
@@ -62,7 +63,7 @@ class UniversalInputTest(common.OracleTest):
     def test_what_was_not_trained_keeps_its_type(self):
         """zero/NAME/fp32.pt of buffers and frozen parameters is a float32 copy; the model-states file has them."""
         compared = 0
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             types = {value.dtype for name, value in case.module.items() if name not in case.masters}
             if len(types) < 2:
                 continue
@@ -73,7 +74,7 @@ class UniversalInputTest(common.OracleTest):
 
     def test_frozen_parameters_are_told_from_trained_ones(self):
         compared = 0
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             if not case.frozen or case.stage == 0:
                 continue
             compared += 1
@@ -84,7 +85,7 @@ class UniversalInputTest(common.OracleTest):
 
     def test_latest_universal_and_the_tag_find_it(self):
         compared = 0
-        for case in common.all_cases():
+        for case in oracle.all_cases():
             if case.name not in ("z1_fp32_w2", "z3_bf16_w2"):
                 continue
             compared += 1
@@ -95,13 +96,13 @@ class UniversalInputTest(common.OracleTest):
                 # With both, `latest` is the checkpoint; the universal one has to be named.
                 shutil.copytree(case.tag_folder, folder / "native")
                 (folder / "latest").write_text("native")
-                listed = common.run_tool("ckpt-inspect", "list", folder, "--json")
+                listed = tools.run_tool("ckpt-inspect", "list", folder, "--json")
                 self.assertIn(f'"layout":"zero-{3 if case.stage == 3 else "1/2"}"', listed.stdout)
-                listed = common.run_tool("ckpt-inspect", "list", folder, "--json", "--tag", "universal")
+                listed = tools.run_tool("ckpt-inspect", "list", folder, "--json", "--tag", "universal")
                 self.assertIn('"layout":"universal"', listed.stdout)
                 self.assertIn(f'"zero_stage":{case.stage}', listed.stdout)
         self.require(compared, "case to find")
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

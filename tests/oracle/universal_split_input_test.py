@@ -1,10 +1,11 @@
 """Universal checkpoints of models that were split over ranks, as input: ours, and DeepSpeed's own."""
 import pathlib
 
-import common
+import oracle
+import tools
 import torch
-from safetensors.torch import load_file
 from model_parallel_truth import aliases, model_parallel_truth
+from safetensors.torch import load_file
 from universal_test import run_deepspeed
 
 # Of DeepSpeed's converter, which is slow: one case for each kind of parallelism.
@@ -18,10 +19,10 @@ def stored(folder, name):
     return (value, False) if torch.is_tensor(value) else (value["param"], value.get("vocab_tensor", False))
 
 
-class UniversalSplitInputTest(common.OracleTest):
+class UniversalSplitInputTest(oracle.OracleTest):
 
     def cases(self):
-        return common.model_parallel_cases()
+        return oracle.model_parallel_cases()
 
     def check(self, case, folder, output):
         """zero-to-fp32 gives what the folder holds, whole, which is what the engines held."""
@@ -32,8 +33,8 @@ class UniversalSplitInputTest(common.OracleTest):
         for name, truth in trained.items():
             value, is_vocabulary = stored(folder, name)
             whole = truth[:len(value)] if is_vocabulary else truth
-            self.assertTrue(common.same_bits(found[name], value.reshape(whole.shape)), name)
-            self.assertTrue(common.same_bits(found[name], whole.contiguous()), name)
+            self.assertTrue(oracle.same_bits(found[name], value.reshape(whole.shape)), name)
+            self.assertTrue(oracle.same_bits(found[name], whole.contiguous()), name)
         folders = {str(path.parent.relative_to(folder / "zero")) for path in folder.glob("zero/**/fp32.pt")}
         self.assertEqual(trained.keys() - folders, set())
         self.assertEqual({name for name in folders if name not in found and name not in aliases(case)}, set())
@@ -69,29 +70,29 @@ class UniversalSplitInputTest(common.OracleTest):
         self.require(compared, "case of DeepSpeed's converter")
 
     def test_an_expert_that_is_missing_is_named(self):
-        case = common.case_named("moe_ep2_dp2_z1_bf16")
+        case = oracle.case_named("moe_ep2_dp2_z1_bf16")
         with self.each_case(case) as folder:
             universal = self.convert_to_universal(case.tag_folder, folder / "universal")
             last = sorted(pathlib.Path(universal).glob("zero/*deepspeed_experts.3.up.weight/fp32.pt"))[0]
             last.unlink()
-            done = common.run_tool("zero-to-fp32", universal, folder / "out")
+            done = tools.run_tool("zero-to-fp32", universal, folder / "out")
             self.assertEqual(done.returncode, 3, done.stderr)
             self.assertIn(last.parent.name, done.stderr)
 
     def test_other_shapes_are_refused(self):
         for name, param in (("mpu_tp2_dp2_z1_fp32", "layers.0.mlp.dense_h_to_4h.weight"),
                             ("pp2_dp2_z1_fp32", "1.fc1.weight")):
-            case = common.case_named(name)
+            case = oracle.case_named(name)
             with self.each_case(case) as folder:
                 universal = self.convert_to_universal(case.tag_folder, folder / "universal")
                 path = pathlib.Path(universal) / "zero" / param / "fp32.pt"
                 value = torch.load(path, weights_only=False)
                 value["param"] = value["param"][:3, :3].contiguous()
                 torch.save(value, path)
-                done = common.run_tool("zero-to-fp32", universal, folder / "out")
+                done = tools.run_tool("zero-to-fp32", universal, folder / "out")
                 self.assertEqual(done.returncode, 3, done.stderr)
                 self.assertIn(f"{param}: has shape [3, 3]", done.stderr)
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

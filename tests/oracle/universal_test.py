@@ -28,8 +28,9 @@ from deepspeed.runtime.zero import stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils.tensor_fragment import fragment_address
 
-import common
 import model_parallel_truth as mp
+import oracle
+import tools
 from model_parallel_truth import load, local_name, model_files, model_parallel_truth, optim_files
 
 OPTIMIZER_STATE = "zero/optimizer_state.pt"
@@ -59,7 +60,7 @@ def tearDownModule():
 
 
 def every_case():
-    return [*common.all_cases(), *common.model_parallel_cases()]
+    return [*oracle.all_cases(), *oracle.model_parallel_cases()]
 
 
 def half(case):
@@ -101,7 +102,7 @@ def conversion(case):
     """The finished process of to-universal, and its output."""
     output = pathlib.Path(scratch.name) / case.name / "ours" / "universal"
     output.parent.mkdir(parents=True)
-    return common.run_tool("to-universal", "--input_folder", case.tag_folder, "--output_folder", output), output
+    return tools.run_tool("to-universal", "--input_folder", case.tag_folder, "--output_folder", output), output
 
 
 def files_in(folder):
@@ -116,7 +117,7 @@ def difference(ours, theirs, path=""):
         facts, expected = [(value.dtype, tuple(value.shape), value.requires_grad) for value in (ours, theirs)]
         if facts != expected:
             return f"{path}: {facts} is not {expected}"
-        return None if common.same_bits(ours.detach(), theirs.detach()) else f"{path}: values differ"
+        return None if oracle.same_bits(ours.detach(), theirs.detach()) else f"{path}: values differ"
     if isinstance(ours, numpy.ndarray):
         same = (ours.dtype, ours.shape, ours.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
         return None if same else f"{path}: {ours!r} is not {theirs!r}"
@@ -161,7 +162,7 @@ def is_round_robin(case):
 
 
 def complex_buffers(case):
-    if case in common.model_parallel_cases():
+    if case in oracle.model_parallel_cases():
         return set()
     return {f"zero/{name}/fp32.pt" for name, value in case.module.items() if value.is_complex()}
 
@@ -189,7 +190,7 @@ def momentum_of_muon(case):
                 numel = math.prod(shape)
                 if begin < (rank + 1) * part and begin + numel > rank * part:
                     value = states["momentum_buffer"][taken:taken + numel].reshape(shape)
-                    if not common.same_bits(value, result.setdefault((name, "momentum_buffer"), value)):
+                    if not oracle.same_bits(value, result.setdefault((name, "momentum_buffer"), value)):
                         raise AssertionError(f"{name}: ranks disagree")
                     taken += numel
                 begin += numel
@@ -232,7 +233,7 @@ def widened(value):
 
 def untrained_truth(case):
     """name -> tensor: buffers, frozen parameters and tied names."""
-    if case in common.model_parallel_cases():
+    if case in oracle.model_parallel_cases():
         trained = {name: value for (name, state), (value, _) in model_parallel_truth(case).items() if state == "fp32"}
         return {name: widened(value) for name, value in mp.untrained(case).items()} | \
             {alias: trained[owner] for alias, owner in mp.aliases(case).items()}
@@ -241,7 +242,7 @@ def untrained_truth(case):
 
 def steps(case):
     """name -> how often it was stepped, as the checkpoint says it, of the parameters that have it. Stages 0 to 2."""
-    if case.stage == 0 and case in common.model_parallel_cases():  # no names in the files: all were stepped alike
+    if case.stage == 0 and case in oracle.model_parallel_cases():  # no names in the files: all were stepped alike
         state, *_ = load(model_files(case.tag_folder)[0])["optimizer"]["state"].values()
         return {local_name(case, name): state["step"] for name, _ in model_parallel_truth(case)}
     if case.stage == 0:
@@ -259,7 +260,7 @@ def steps(case):
     return {name: state["step"] for name, state in found if "step" in state}
 
 
-class UniversalTest(common.OracleTest):
+class UniversalTest(oracle.OracleTest):
 
     def ours(self, case):
         done, output = conversion(case)
@@ -281,7 +282,7 @@ class EqualsDeepSpeed(UniversalTest):
         for case in self.each(every_case(), "case"):
             with self.subTest(case=case.name):
                 _, error = deepspeeds(case)
-                if case in common.model_parallel_cases():
+                if case in oracle.model_parallel_cases():
                     answers = case.facts["deepspeed_answers"]
                     expected = answers.get("universal_inject", answers["universal"])
                     expected = "" if expected == "ok" else expected.split("[")[0].split("'")[0]
@@ -311,7 +312,7 @@ class EqualsDeepSpeed(UniversalTest):
         for case in self.compared():
             with self.subTest(case=case.name):
                 ours, theirs = self.ours(case), deepspeeds(case)[0]
-                tied = mp.aliases(case) if case in common.model_parallel_cases() else case.tied
+                tied = mp.aliases(case) if case in oracle.model_parallel_cases() else case.tied
                 aliases = {f"zero/{alias}/fp32.pt" for alias in tied} if half(case) else set()
                 for path in sorted(files_in(theirs)):
                     mine, other = load(ours / path), load(theirs / path)
@@ -340,37 +341,37 @@ class EqualsDeepSpeed(UniversalTest):
                         self.assertEqual(case.facts.get("kind"), "autoep", path.name)
 
     def test_round_robin_partitions_are_scrambled_by_deepspeed_alone(self):
-        for case in self.each([case for case in common.all_cases() if is_round_robin(case)], "round-robin case"):
+        for case in self.each([case for case in oracle.all_cases() if is_round_robin(case)], "round-robin case"):
             with self.subTest(case=case.name):
                 theirs, _ = deepspeeds(case)
                 wrong = []
                 for name, value in case.masters.items():
                     path = f"zero/{name}/fp32.pt"
-                    self.assertTrue(common.same_bits(load(self.ours(case) / path)["param"].detach(), value), name)
-                    if not common.same_bits(load(theirs / path)["param"].detach(), value):
+                    self.assertTrue(oracle.same_bits(load(self.ours(case) / path)["param"].detach(), value), name)
+                    if not oracle.same_bits(load(theirs / path)["param"].detach(), value):
                         wrong.append(name)
                 self.assertTrue(wrong, "DeepSpeed is right here: no exception is needed")
 
     def test_tied_names_have_the_master_and_not_its_rounding(self):
-        cases = [case for case in common.all_cases()
+        cases = [case for case in oracle.all_cases()
                  if case.tied and case.stage != 3 and half(case) and deepspeeds(case)[0]]
         for case in self.each(cases, "16-bit case with tied names"):
             with self.subTest(case=case.name):
                 for alias, owner in case.tied.items():
                     ours, theirs = [load(folder / f"zero/{alias}/fp32.pt")["param"]
                                     for folder in (self.ours(case), deepspeeds(case)[0])]
-                    self.assertTrue(common.same_bits(ours, case.masters[owner]), alias)
-                    self.assertFalse(common.same_bits(theirs, case.masters[owner]),
+                    self.assertTrue(oracle.same_bits(ours, case.masters[owner]), alias)
+                    self.assertFalse(oracle.same_bits(theirs, case.masters[owner]),
                                      "DeepSpeed is right here: no exception is needed")
 
     def test_complex_buffers_keep_what_deepspeed_drops(self):
-        cases = [case for case in common.all_cases() if case.stage != 3 and complex_buffers(case)]
+        cases = [case for case in oracle.all_cases() if case.stage != 3 and complex_buffers(case)]
         for case in self.each(cases, "case with complex buffers"):
             with self.subTest(case=case.name):
                 for name, value in case.module.items():
                     if value.is_complex():
                         path = f"zero/{name}/fp32.pt"
-                        self.assertTrue(common.same_bits(load(self.ours(case) / path)["param"], value), path)
+                        self.assertTrue(oracle.same_bits(load(self.ours(case) / path)["param"], value), path)
                         self.assertTrue(value.imag.any(), "no exception is needed")
 
     def test_latest_universal_in_the_folder_above_names_the_folder(self):
@@ -384,7 +385,7 @@ class EqualsDeepSpeed(UniversalTest):
 class Truth(UniversalTest):
 
     def check_tensor(self, value, expected, what):
-        self.assertTrue(common.same_bits(value.detach(), expected.contiguous()), f"{what}: {value.dtype} "
+        self.assertTrue(oracle.same_bits(value.detach(), expected.contiguous()), f"{what}: {value.dtype} "
                         f"{tuple(value.shape)} is not {expected.dtype} {tuple(expected.shape)}, bit for bit")
         self.assertTrue(value.is_contiguous(), what)
         self.assertEqual(value.untyped_storage().nbytes(), value.numel() * value.element_size(), what)
@@ -421,24 +422,24 @@ class Truth(UniversalTest):
         self.assertEqual(sorted(files_in(output)), sorted(expected))
 
     def test_trained_parameters_have_every_state_of_the_live_engine(self):
-        for case in self.each(common.all_cases(), "data-parallel case"):
+        for case in self.each(oracle.all_cases(), "data-parallel case"):
             with self.subTest(case=case.name):
                 truth = {key: (value, {"cat_dim": 0}) for key, value in data_parallel_truth(case).items()}
                 self.check_trained(case, truth, lambda extra: case.stage == 3)
 
     def test_buffers_frozen_parameters_and_tied_names_have_the_live_values(self):
-        for case in self.each([case for case in common.all_cases() if case.stage != 3], "case of stages 0 to 2"):
+        for case in self.each([case for case in oracle.all_cases() if case.stage != 3], "case of stages 0 to 2"):
             with self.subTest(case=case.name):
                 self.check_untrained(case, untrained_truth(case))
 
     def test_steps_and_the_set_of_files(self):
-        for case in self.each(common.all_cases(), "data-parallel case"):
+        for case in self.each(oracle.all_cases(), "data-parallel case"):
             with self.subTest(case=case.name):
                 self.check_steps_and_files(case, data_parallel_truth(case),
                                            {} if case.stage == 3 else untrained_truth(case))
 
     def test_slices_of_model_parallel_ranks_are_merged_by_their_rules(self):
-        cases = common.model_parallel_cases()
+        cases = oracle.model_parallel_cases()
         for case in self.each(cases, "model-parallel case"):
             with self.subTest(case=case.name):
                 plain = case.stage == 3 and case.facts["topology"]["tp"] == 1
@@ -449,7 +450,7 @@ class Truth(UniversalTest):
                 self.check_steps_and_files(case, truth, untrained)
 
     def test_experts_of_all_ranks_have_global_names_where_deepspeed_fails(self):
-        cases = [case for case in common.model_parallel_cases() if case.facts["kind"] == "moe"
+        cases = [case for case in oracle.model_parallel_cases() if case.facts["kind"] == "moe"
                  and case.facts["topology"]["ep"] > 1]
         for case in self.each(cases, "case with native experts on several ranks"):
             with self.subTest(case=case.name):
@@ -459,7 +460,7 @@ class Truth(UniversalTest):
                 self.assertEqual(numbers, set(range(case.facts["num_experts"])))
 
     def test_model_files_of_stage_0_are_left_without_the_optimizer(self):
-        for case in self.each([case for case in common.all_cases() if case.stage == 0], "stage-0 case"):
+        for case in self.each([case for case in oracle.all_cases() if case.stage == 0], "stage-0 case"):
             with self.subTest(case=case.name):
                 path, = model_files(case.tag_folder)
                 self.assert_same(load(self.ours(case) / path.name), {**load(path), "optimizer": None})
@@ -537,7 +538,7 @@ class OptimizerState(UniversalTest):
 
     def test_deepspeeds_stage_3_loader_gets_all_it_reads(self):
         """Its own code runs on both folders, and on ours gives the engine's values."""
-        cases = [case for case in common.all_cases() if case.stage == 3 and deepspeeds(case)[0]]
+        cases = [case for case in oracle.all_cases() if case.stage == 3 and deepspeeds(case)[0]]
         for case in self.each(cases, "stage-3 case that DeepSpeed converts"):
             with self.subTest(case=case.name):
                 sizes = {name: value.numel() for name, value in case.masters.items()}
@@ -546,12 +547,12 @@ class OptimizerState(UniversalTest):
                 truth = data_parallel_truth(case)
                 for state, value in [("fp32", ours["fp32"]), *[(key, ours["states"][key]) for key in ADAM]]:
                     expected = torch.cat([truth[name, state].reshape(-1) for name in sizes])
-                    self.assertTrue(common.same_bits(value, expected), state)
+                    self.assertTrue(oracle.same_bits(value, expected), state)
                 self.assert_same(ours["states"]["step"], first_shard(case)["optimizer_state_dict"]["state"][0]["step"])
 
     def test_deepspeeds_loader_of_parameters_gets_the_live_values(self):
         """Its own code, on one rank that holds every parameter whole."""
-        for case in self.each([case for case in common.all_cases() if case.stage < 3], "case of stages 0 to 2"):
+        for case in self.each([case for case in oracle.all_cases() if case.stage < 3], "case of stages 0 to 2"):
             with self.subTest(case=case.name):
                 truth, known = data_parallel_truth(case), steps(case)
                 for name, master in case.masters.items():
@@ -582,7 +583,7 @@ class OptimizerState(UniversalTest):
                     self.assertIs(engine.overflow, False)
 
     def test_stage_0_has_the_loss_scale_and_the_hyper_parameters(self):
-        for case in self.each([case for case in common.all_cases() if case.stage == 0], "stage-0 case"):
+        for case in self.each([case for case in oracle.all_cases() if case.stage == 0], "stage-0 case"):
             with self.subTest(case=case.name):
                 state = load(self.ours(case) / OPTIMIZER_STATE)
                 optimizer = load(model_files(case.tag_folder)[0])["optimizer"]
@@ -608,7 +609,7 @@ class Refusals(UniversalTest):
     def check_refused(self, source, folder, code, *patterns, options=()):
         """Nothing is left behind, and an older folder stays the latest."""
         (folder / "latest_universal").write_text("older")
-        done = common.run_tool("to-universal", "--input_folder", source, "--output_folder", folder / "out", *options)
+        done = tools.run_tool("to-universal", "--input_folder", source, "--output_folder", folder / "out", *options)
         self.assertEqual(done.returncode, code, done.stderr)
         for pattern in patterns:
             self.assertRegex(done.stderr, pattern)
@@ -616,7 +617,7 @@ class Refusals(UniversalTest):
         self.assertEqual((folder / "latest_universal").read_text(), "older")
 
     def case(self, name):
-        found = next((case for case in common.model_parallel_cases() if case.name == name), None)
+        found = next((case for case in oracle.model_parallel_cases() if case.name == name), None)
         self.require(found, f"case {name}")
         return found
 
@@ -647,7 +648,7 @@ class Refusals(UniversalTest):
             self.check_refused(source, output, 2, r"no_such\\+\.weight\$", "--no.strict")
             self.assertEqual(run_deepspeed(source, output.parent / "deepspeeds", strict=False), "")
             options = ["--input_folder", source, "--output_folder", output / "out", "--no_strict"]
-            done = common.run_tool("to-universal", *options)
+            done = tools.run_tool("to-universal", *options)
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertRegex(done.stderr, r"note: .*no_such\\+\.weight\$")
             self.assertEqual(files_in(output / "out"), files_in(output.parent / "deepspeeds"))
@@ -710,4 +711,4 @@ class Refusals(UniversalTest):
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

@@ -7,8 +7,9 @@ import unittest
 
 import torch
 
-import common
+import oracle
 import stored_forms
+import tools
 import unpack
 
 SCRIPT = pathlib.Path(__file__).with_name("unpack.py")
@@ -40,7 +41,7 @@ class UnpackTest(unittest.TestCase):
     def assert_both_unpack(self, source):
         """Packs a folder; the packed files by name."""
         packed = stored_forms.pack(source, self.root / "packed")
-        done = common.run_tool("ckpt-pack", "unpack", packed, self.root / "unpacked")
+        done = tools.run_tool("ckpt-pack", "unpack", packed, self.root / "unpacked")
         self.assertEqual(done.returncode, 0, done.stderr)
         files = sorted(packed.rglob("*.dspack"))
         self.assertTrue(files)
@@ -52,7 +53,7 @@ class UnpackTest(unittest.TestCase):
         return files
 
     def test_files_of_real_checkpoints_come_back(self):
-        cases = [case for case in common.all_cases() if case.name in CASES]
+        cases = [case for case in oracle.all_cases() if case.name in CASES]
         self.assertEqual(len(cases), len(CASES))
         for case in cases:
             with self.subTest(case.name), tempfile.TemporaryDirectory() as self.root:
@@ -113,4 +114,4 @@ class UnpackTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

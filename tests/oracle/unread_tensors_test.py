@@ -4,9 +4,11 @@ rank's DTensor. They are named and left out, never taken apart into tensors of m
 import pathlib
 import tempfile
 
-import common
+import oracle
+import tools
 import torch
-from common import OracleTest, load_bin, run_tool
+from oracle import OracleTest, load_bin
+from tools import run_tool
 
 
 class Scaled(torch.Tensor):
@@ -98,7 +100,7 @@ class UnreadTensorsTest(OracleTest):
         path = self.save({"layer.odd": unread()["sparse"][0]})
         for command in (["to-universal", "--input_folder", path, "--output_folder", self.folder / "u"],
                         ["to-dcp", path, self.folder / "d", "--dp", "2"],
-                        ["reshard", common.case_named("z2_bf16_w2").load_dir, self.folder / "r", "--dp", "2",
+                        ["reshard", oracle.case_named("z2_bf16_w2").load_dir, self.folder / "r", "--dp", "2",
                          "--weights-from", path]):
             done = run_tool(*command)
             self.assertEqual(done.returncode, 3, done.stderr)
@@ -115,4 +117,4 @@ class UnreadTensorsTest(OracleTest):
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

@@ -13,8 +13,9 @@ import unittest
 import torch
 from safetensors.torch import load_file, save_file
 
-import common
+import oracle
 import resume_check
+import tools
 from native_checkpoint import NativeCheckpoint, differences, equal_bits
 
 NOT_CUT = ("z3_fp32_adagrad_w2", "z1_fp32_elastic_torchadam_w2")  # reshard refuses them
@@ -34,10 +35,10 @@ def other(value, seed):
     return (value.float() * 1.25 + (noise - 0.5) * 1e-2).to(value.dtype)
 
 
-class WeightsFromTest(common.OracleTest):
+class WeightsFromTest(oracle.OracleTest):
 
     def cases(self):
-        cases = [case for case in common.all_cases() if case.name not in NOT_CUT]
+        cases = [case for case in oracle.all_cases() if case.name not in NOT_CUT]
         self.require(cases, "data-parallel case")
         return cases
 
@@ -102,7 +103,7 @@ class WeightsFromTest(common.OracleTest):
     def test_at_every_other_stage(self):
         for name in ("z0_bf16_full_w2", "z1_fp16_w2", "z2_fp32_full_w3", "z3_bf16_full_subgroups_w4",
                      "z0_fp16_fusedadam_full_w1", "z0_fp32_w2"):
-            case = common.case_named(name)
+            case = oracle.case_named(name)
             for stage in range(4):
                 with self.subTest(case=name, stage=stage), tempfile.TemporaryDirectory() as folder:
                     folder = pathlib.Path(folder)
@@ -121,7 +122,7 @@ class WeightsFromTest(common.OracleTest):
 
     def test_its_own_weights_change_nothing(self):
         for name in ("z2_bf16_full_w8", "z3_fp32_full_w2", "z1_bf16opt_full_w3", "z0_bf16_full_w2"):
-            case = common.case_named(name)
+            case = oracle.case_named(name)
             with self.subTest(case=name), tempfile.TemporaryDirectory() as folder:
                 folder = pathlib.Path(folder)
                 self.run_well("zero-to-fp32", folder / "w", case.load_dir, folder / "w", "--dtype", "keep",
@@ -133,7 +134,7 @@ class WeightsFromTest(common.OracleTest):
                     self.assertEqual(differences(a, b)[:3], [])
 
     def test_16_bit_weights_are_upcast_and_it_is_said(self):
-        case = common.case_named("z2_bf16_full_w8")
+        case = oracle.case_named("z2_bf16_full_w8")
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
             _, given = self.weights_of(case, folder)
@@ -141,14 +142,14 @@ class WeightsFromTest(common.OracleTest):
                 narrow = {name: value.to(dtype) if value.is_floating_point() else value for name, value in given.items()}
                 torch.save(narrow, folder / "narrow.bin")
                 output = folder / str(dtype)
-                done = common.run_tool("reshard", case.load_dir, output, "--dp", 3, "--weights-from",
+                done = tools.run_tool("reshard", case.load_dir, output, "--dp", 3, "--weights-from",
                                        folder / "narrow.bin")
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assertIn(f"the weights are {str(dtype).removeprefix('torch.')}", done.stderr)
                 self.check(case, native(case, case.load_dir), native(case, output), narrow)
 
     def test_through_a_universal_checkpoint(self):
-        case = common.case_named("z2_bf16_full_w8")
+        case = oracle.case_named("z2_bf16_full_w8")
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
             weights, given = self.weights_of(case, folder)
@@ -163,15 +164,15 @@ class WeightsFromTest(common.OracleTest):
                 self.assertTrue(equal_bits(value, wanted), key)
 
 
-class RefusalTest(common.OracleTest):
+class RefusalTest(oracle.OracleTest):
 
     def refused(self, status, *arguments):
-        done = common.run_tool("reshard", *arguments)
+        done = tools.run_tool("reshard", *arguments)
         self.assertEqual(done.returncode, status, done.stderr)
         return done.stderr
 
     def test_what_does_not_fit_is_named(self):
-        case = common.case_named("z2_fp32_full_w3")
+        case = oracle.case_named("z2_fp32_full_w3")
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
             self.run_well("zero-to-fp32", folder / "w", case.load_dir, folder / "w", "--safe-serialization")
@@ -200,7 +201,7 @@ class RefusalTest(common.OracleTest):
             self.assertFalse((folder / "refused").exists())
 
     def test_what_it_cannot_be_given_to_or_taken_from(self):
-        case = common.case_named("z2_fp32_full_w3")
+        case = oracle.case_named("z2_fp32_full_w3")
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
             self.run_well("zero-to-fp32", folder / "w", case.load_dir, folder / "w", "--safe-serialization")
@@ -211,13 +212,13 @@ class RefusalTest(common.OracleTest):
             self.assertIn("is weights itself", self.refused(2, folder / "w", out, "--dp", 2, "--weights-from", folder / "w"))
             self.assertIn("--tag all", self.refused(
                 2, case.load_dir, out, "--dp", 2, "--tag", "all", "--weights-from", folder / "w"))
-            split = common.case_named("autotp2_dp2_z1_fp32")
+            split = oracle.case_named("autotp2_dp2_z1_fp32")
             self.assertIn("split over ranks", self.refused(
                 3, split.load_dir, out, "--dp", 2, "--weights-from", folder / "w"))
             self.assertFalse(out.exists())
 
     def test_frozen_parameters_are_not_rounded_twice(self):
-        case = common.case_named("z2_bf16_full_w8")
+        case = oracle.case_named("z2_bf16_full_w8")
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
             self.run_well("zero-to-fp32", folder / "w", case.load_dir, folder / "w", "--safe-serialization")
@@ -231,7 +232,7 @@ class RefusalTest(common.OracleTest):
                           folder / "w")
 
     def test_weights_beside_the_shards_are_not_carried_along(self):
-        case = common.case_named("hf_trainer_llama_z3_bf16_w2")
+        case = oracle.case_named("hf_trainer_llama_z3_bf16_w2")
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
             shutil.copytree(case.load_dir, folder / "ck")
@@ -239,21 +240,21 @@ class RefusalTest(common.OracleTest):
             shutil.copy(folder / "w" / "model.safetensors", folder / "ck" / "model.safetensors")
             self.run_well("reshard", folder / "plain", folder / "ck", folder / "plain", "--dp", 2)
             self.assertTrue((folder / "plain" / "model.safetensors").exists())
-            done = common.run_tool("reshard", folder / "ck", folder / "out", "--dp", 2, "--weights-from", folder / "w")
+            done = tools.run_tool("reshard", folder / "ck", folder / "out", "--dp", 2, "--weights-from", folder / "w")
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn("weights beside the shards are left out", done.stderr)
             names = {path.name for path in (folder / "plain").iterdir()}
             self.assertEqual({path.name for path in (folder / "out").iterdir()}, names - {"model.safetensors"})
 
 
-class ResumeTest(common.OracleTest):
+class ResumeTest(oracle.OracleTest):
 
     def test_deepspeed_goes_on_from_the_mean(self):
         """zero-to-fp32 --average, reshard --weights-from, load_checkpoint at another number of ranks, steps."""
         for newest, older in MEANS:
             with self.subTest(newest=newest), tempfile.TemporaryDirectory() as folder:
                 folder = pathlib.Path(folder)
-                case, second = common.case_named(newest), common.case_named(older)
+                case, second = oracle.case_named(newest), oracle.case_named(older)
                 self.run_well("zero-to-fp32", folder / "mean", second.load_dir, case.load_dir, folder / "mean",
                               "--average", "--safe-serialization")
                 self.run_well("reshard", folder / "out", case.load_dir, folder / "out", "--dp", 3, "--weights-from",

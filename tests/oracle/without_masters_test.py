@@ -3,10 +3,11 @@ import json
 import pathlib
 import tempfile
 
-import common
+import tools
 import torch
-from common import OracleTest, run_tool
+from oracle import OracleTest
 from safetensors import safe_open
+from tools import run_tool
 
 STATE = {"body.weight": torch.randn(5, 3).bfloat16(), "body.bias": torch.randn(5).half(), "steps": torch.tensor([7])}
 
@@ -68,4 +69,4 @@ class WithoutMastersTest(OracleTest):
 
 
 if __name__ == "__main__":
-    common.main()
+    tools.main()

@@ -11,7 +11,6 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import torch
 from deepspeed.checkpoint.universal_checkpoint import SubparamShape
 
-import common
 
 
 def is_expert_file(path):

@@ -6,7 +6,7 @@ import struct
 import xxhash
 import zstandard
 
-from common import run_tool
+from tools import run_tool
 
 TENSOR_ENDINGS = (".pt", ".pth", ".bin", ".safetensors", ".swp")
 

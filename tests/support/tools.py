@@ -1,9 +1,8 @@
-"""What the oracle tests share: the tools, the cases, and the truth about each case.
+"""What all tests of the tools share: how a tool is started, and which checkpoints testdata/ has. Needs only Python.
 
 Environment: DSCKPT_BIN is the folder of the built tools, DSCKPT_TESTDATA the folder testdata/.
 DSCKPT_CASES, a regular expression, restricts a run to some cases.
 """
-import contextlib
 import functools
 import json
 import math
@@ -11,17 +10,9 @@ import os
 import pathlib
 import re
 import subprocess
-import tempfile
 import unittest
 
-import torch
-from safetensors.torch import load_file
-
 from lost_race import without_lost_race
-
-torch.set_num_threads(1)
-
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def run_tool(name, *arguments, **options):
@@ -49,7 +40,7 @@ def skip_without_object_stores():
 
 
 class Case:
-    """One checkpoint folder and what must come out of it."""
+    """One checkpoint folder and what must come out of it, as torch_files.py's tensors; oracle.py has torch's."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -60,10 +51,20 @@ class Case:
         self.stage = self.facts["stage"]
         self.tied = self.facts.get("tied", {})  # alias -> owner; model-parallel cases have them by rank
 
+    @staticmethod
+    def load_file(path):
+        """name -> tensor of a safetensors file."""
+        import torch_files  # and NumPy, where values are asked for
+        return torch_files.load_file(path)
+
+    @staticmethod
+    def cast(tensor, dtype):
+        return tensor.to(dtype)
+
     def expected(self, name):
         """The tensors of expected/NAME.safetensors, or None where DeepSpeed could not make them."""
         path = self.folder / "expected" / f"{name}.safetensors"
-        return load_file(path) if path.exists() else None
+        return self.load_file(path) if path.exists() else None
 
     @functools.cached_property
     def masters(self):
@@ -96,7 +97,7 @@ class Case:
             value = self.masters.get(owner, stored)
             if value.is_floating_point() and dtype != "keep":
                 wide = keep_fp32 is not None and re.search(keep_fp32, name)
-                value = value.float().to(torch.float32 if wide else DTYPES[dtype])
+                value = self.cast(value, "float32" if wide else dtype)
             result[name] = value.contiguous()
         return result
 
@@ -105,88 +106,35 @@ class Case:
 
 
 @functools.lru_cache(maxsize=None)
-def every_case(folder):
+def every_case(folder, kind=Case):
     root = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / folder
-    return [Case(path.parent) for path in sorted(root.glob("*/case.json"))]
+    return [kind(path.parent) for path in sorted(root.glob("*/case.json"))]
 
 
-def cases_in(folder):
+def cases_in(folder, kind=Case):
     """Those that DSCKPT_CASES, a regular expression, leaves; everything without it."""
     wanted = re.compile(os.environ.get("DSCKPT_CASES", ""))
-    return [case for case in every_case(folder) if wanted.search(case.name)]
+    return [case for case in every_case(folder, kind) if wanted.search(case.name)]
 
 
-def all_cases():
+def all_cases(kind=Case):
     """The data-parallel cases: every tool is to read them."""
-    return cases_in("checkpoints")
+    return cases_in("checkpoints", kind)
 
 
-def model_parallel_cases():
-    return cases_in("model_parallel")
+def model_parallel_cases(kind=Case):
+    return cases_in("model_parallel", kind)
 
 
-def case_named(name):
+def case_named(name, kind=Case):
     """The case of that name, whatever DSCKPT_CASES leaves out."""
-    case, = (c for folder in ("checkpoints", "model_parallel") for c in every_case(folder) if c.name == name)
+    case, = (c for folder in ("checkpoints", "model_parallel") for c in every_case(folder, kind) if c.name == name)
     return case
 
 
-def case_of_release(name):
-    case, = (each for each in every_case("releases") if each.name == name)
+def case_of_release(name, kind=Case):
+    case, = (each for each in every_case("releases", kind) if each.name == name)
     return case
-
-
-def bits(tensor):
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
-
-
-def same_bits(a, b):
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
-
-
-def load_bin(path, **options):
-    return torch.load(path, weights_only=True, **options)
-
-
-class OracleTest(unittest.TestCase):
-    maxDiff = None
-
-    @contextlib.contextmanager
-    def each_case(self, case):
-        """A sub-test with a scratch folder of its own."""
-        with self.subTest(case=case.name), tempfile.TemporaryDirectory() as folder:
-            yield pathlib.Path(folder)
-
-    def require(self, compared, what):
-        """A test that met no case to check has checked nothing."""
-        if not compared and os.environ.get("DSCKPT_CASES"):
-            self.skipTest(f"no {what} selected")
-        self.assertTrue(compared, f"no {what}")
-
-    def convert(self, source, output, *options):
-        """Runs zero-to-fp32 and returns `output`."""
-        return self.run_well("zero-to-fp32", output, source, output, *options)
-
-    def convert_to_universal(self, source, output, *options):
-        """Runs to-universal and returns `output`."""
-        return self.run_well("to-universal", output, "--input_folder", source, "--output_folder", output, *options)
-
-    def assert_whole_and_harmless(self, checkpoint):
-        for command in ("verify", "scan"):
-            done = run_tool("ckpt-inspect", command, checkpoint)
-            self.assertEqual(done.returncode, 0, f"{command}: {done.stdout}{done.stderr}")
-
-    def run_well(self, tool, output, *arguments):
-        done = run_tool(tool, *arguments)
-        self.assertEqual(done.returncode, 0, f"{tool} {arguments}: {done.stderr}")
-        return output
-
-    def assert_same_tensors(self, actual, expected):
-        self.assertEqual(sorted(actual), sorted(expected))
-        for name, value in expected.items():
-            got = actual[name]
-            self.assertTrue(same_bits(got, value), f"{name}: {got.dtype} {tuple(got.shape)} "
-                            f"is not the expected {value.dtype} {tuple(value.shape)}, bit for bit")
 
 
 def main():
