@@ -1,0 +1,497 @@
+"""Files of torch and safetensors, read and written with NumPy alone, for tests that run where no torch is.
+
+Names are torch's: load, save, Tensor, Parameter, Size, zeros, cat and so on do what torch's do. Types are called by
+name, "float32". NumPy knows no bfloat16 and no 8-bit floats: Tensor.array has their bits, Tensor.values their numbers.
+
+What a pickle names that is not Python's or NumPy's is not looked for: named("torch", "float16") stands in for it, and
+is saved under that name again. Pickles and archives are torch's byte by byte; oracle/torch_files_test.py holds them
+against torch's own.
+"""
+import collections
+import contextlib
+import copyreg
+import io
+import itertools
+import json
+import math
+import os
+import pathlib
+import pickle
+import struct
+import sys
+import threading
+import types
+import zipfile
+import zlib
+
+import numpy
+
+# name of the type: its storage's class in torch, its name in safetensors, NumPy's type of its bits. In the order in
+# which safetensors sorts.
+TYPES = {
+    "uint64": (None, "U64", "u8"), "int64": ("LongStorage", "I64", "i8"), "float64": ("DoubleStorage", "F64", "f8"),
+    "complex64": ("ComplexFloatStorage", "C64", "c8"), "float32": ("FloatStorage", "F32", "f4"),
+    "uint32": (None, "U32", "u4"), "int32": ("IntStorage", "I32", "i4"), "bfloat16": ("BFloat16Storage", "BF16", "u2"),
+    "float16": ("HalfStorage", "F16", "f2"), "uint16": (None, "U16", "u2"), "int16": ("ShortStorage", "I16", "i2"),
+    "float8_e5m2fnuz": (None, "F8_E5M2FNUZ", "u1"), "float8_e4m3fnuz": (None, "F8_E4M3FNUZ", "u1"),
+    "float8_e8m0fnu": (None, "F8_E8M0", "u1"), "float8_e4m3fn": (None, "F8_E4M3", "u1"),
+    "float8_e5m2": (None, "F8_E5M2", "u1"), "int8": ("CharStorage", "I8", "i1"), "uint8": ("ByteStorage", "U8", "u1"),
+    "bool": ("BoolStorage", "BOOL", "?"), "complex128": ("ComplexDoubleStorage", None, "c16")}
+_OF_STORAGE = {storage: name for name, (storage, _, _) in TYPES.items() if storage}
+_OF_SAFETENSORS = {short: name for name, (_, short, _) in TYPES.items()}
+
+
+def _fp8_numbers(dtype):
+    """Of each of the 256 bytes."""
+    code = numpy.arange(256)
+    if dtype == "float8_e5m2":
+        return (code << 8).astype("u2").view("f2").astype("f4")
+    assert dtype == "float8_e4m3fn", dtype
+    exponent, fraction = code >> 3 & 15, code & 7
+    size = numpy.where(exponent == 0, fraction / 8 * 2.0**-6, (1 + fraction / 8) * 2.0**(exponent - 7.0))
+    return numpy.where(code & 127 == 127, numpy.nan, numpy.where(code < 128, size, -size)).astype("f4")
+
+
+def decoded(bits, dtype):
+    """The numbers of an array of bits: float32 for types that NumPy does not know, else the array itself."""
+    if dtype == "bfloat16":
+        return (bits.astype("u4") << 16).view("f4").reshape(bits.shape)
+    return _fp8_numbers(dtype)[bits] if dtype.startswith("float8") else bits
+
+
+def encoded(numbers, dtype):
+    """The bits of numbers, rounded as torch does: to nearest, ties to even. The largest 8-bit float is the limit."""
+    with numpy.errstate(all="ignore"):
+        numbers = numpy.asarray(numbers)
+        if dtype == "bfloat16":
+            bits = numbers.astype("f4").view("u4")
+            rounded = bits + 0x7FFF + (bits >> 16 & 1) >> 16
+            return numpy.where(numpy.isnan(numbers), 0x7FC0, rounded).astype("u2")
+        if dtype.startswith("float8"):
+            sizes = _fp8_numbers(dtype)[:128].astype("f8")
+            sizes = sizes[numpy.isfinite(sizes)]
+            between = (sizes[1:] + sizes[:-1]) / 2
+            low, high = (numpy.searchsorted(between, numpy.abs(numbers), side) for side in ("left", "right"))
+            code = numpy.where(numpy.isnan(numbers), 0x7F, numpy.where(low % 2, high, low))
+            return (code | numpy.signbit(numbers) << 7).astype("u1")
+        return numbers.astype(TYPES[dtype][2])
+
+
+class Storage:
+    """The memory of tensors: `bits`, an array of one dimension."""
+
+    def __init__(self, bits, dtype):
+        self.bits, self.dtype = bits, dtype
+
+
+class Tensor:
+    """`array`: its bits, which tensors of one storage share. Attributes that are set besides are saved with it."""
+    __slots__ = ("array", "dtype", "storage", "requires_grad", "__dict__")
+
+    def __init__(self, array, dtype, storage=None, requires_grad=False):
+        if storage is None:
+            storage = Storage(numpy.ascontiguousarray(array).reshape(-1), dtype)
+            array = _view(storage, 0, array.shape, _contiguous(array.shape))
+        self.array, self.dtype, self.storage, self.requires_grad = array, dtype, storage, requires_grad
+
+    shape = property(lambda self: Size(self.array.shape))
+    ndim = property(lambda self: self.array.ndim)
+    nbytes = property(lambda self: self.array.nbytes)
+    values = property(lambda self: decoded(self.array, self.dtype))
+
+    def numel(self):
+        return self.array.size
+
+    def element_size(self):
+        return self.array.itemsize
+
+    def is_floating_point(self):
+        return "float" in self.dtype
+
+    def storage_offset(self):
+        start, at = (each.__array_interface__["data"][0] for each in (self.storage.bits, self.array))
+        return (at - start) // self.array.itemsize
+
+    def stride(self):
+        return tuple(step // self.array.itemsize for step in self.array.strides)
+
+    def item(self):
+        return self.values.item()
+
+    def tolist(self):
+        return self.values.tolist()
+
+    def tobytes(self):
+        """Of its elements, one after the other."""
+        return self.array.tobytes()
+
+    def clone(self):
+        return Tensor(self.array.copy(), self.dtype)
+
+    def contiguous(self):
+        return self if self.stride() == _contiguous(self.shape) else self.clone()
+
+    def to(self, dtype):
+        return self if dtype == self.dtype else Tensor(encoded(self.values, dtype), dtype)
+
+    def reshape(self, *shape):
+        return self._of(self.array.reshape(*shape))
+
+    def transpose(self):
+        return self._of(self.array.T)
+
+    def detach(self):
+        return self._of(self.array)
+
+    def _of(self, array):
+        """A view of the storage, or what NumPy had to copy."""
+        return Tensor(array, self.dtype, self.storage if numpy.may_share_memory(array, self.storage.bits) else None)
+
+    def __len__(self):
+        return len(self.array)
+
+    def __getitem__(self, at):
+        at = at if isinstance(at, tuple) else (at, )
+        return self._of(self.array[at if at[-1] is Ellipsis else (*at, ...)])
+
+    def __setitem__(self, at, value):
+        self.array[at] = encoded(value.values if isinstance(value, Tensor) else value, self.dtype)
+
+    def __iadd__(self, other):
+        self[...] = self.values + other
+        return self
+
+    def __isub__(self, other):
+        return self.__iadd__(-other)
+
+    def __imul__(self, other):
+        self[...] = self.values * other
+        return self
+
+    def __repr__(self):
+        return f"{type(self).__name__}({self.tolist()}, {self.dtype})"
+
+    def __reduce_ex__(self, protocol):
+        place = self.storage, self.storage_offset(), tuple(self.shape), self.stride(), self.requires_grad
+        rebuild, arguments = named("torch._utils", "_rebuild_tensor_v2"), (*place, collections.OrderedDict())
+        if TYPES[self.dtype][0] is None:
+            rebuild = named("torch._utils", "_rebuild_tensor_v3")
+            arguments += (named("torch", self.dtype), )
+        if not self.__dict__:
+            return rebuild, arguments
+        return named("torch._tensor", "_rebuild_from_type_v2"), (rebuild, named("torch", "Tensor"), arguments,
+                                                                 self.__dict__)
+
+
+class Parameter(Tensor):
+    __slots__ = ()
+
+    def __init__(self, data, requires_grad=True):
+        super().__init__(data.array, data.dtype, data.storage, requires_grad)
+
+    def __reduce_ex__(self, protocol):
+        arguments = self.detach(), self.requires_grad, collections.OrderedDict()
+        if self.__dict__:
+            return named("torch._utils", "_rebuild_parameter_with_state"), (*arguments, self.__dict__)
+        return named("torch._utils", "_rebuild_parameter"), arguments
+
+
+class Size(tuple):
+
+    def __reduce_ex__(self, protocol):
+        return named("torch", "Size"), (tuple(self), )
+
+
+def _contiguous(shape):
+    return tuple(math.prod(max(size, 1) for size in shape[i + 1:]) for i in range(len(shape)))
+
+
+def _view(storage, offset, shape, stride):
+    bits = storage.bits
+    return numpy.lib.stride_tricks.as_strided(bits[offset:], shape, [step * bits.itemsize for step in stride])
+
+
+def tensor(values, dtype=None):
+    """Python's floats are float32, as in torch; arrays keep their type."""
+    array = numpy.array(values)
+    if dtype is None:
+        dtype = "float32" if array.dtype == "f8" and not isinstance(values, numpy.ndarray) else array.dtype.name
+    return Tensor(encoded(array, dtype), dtype)
+
+
+def zeros(*shape, dtype="float32"):
+    return full(shape, 0, dtype)
+
+
+def ones(*shape, dtype="float32"):
+    return full(shape, 1, dtype)
+
+
+def full(shape, value, dtype="float32"):
+    return Tensor(numpy.full(shape, encoded(value, dtype)), dtype)
+
+
+def randn(*shape, seed=None, dtype="float32"):
+    """The same numbers for the same seed."""
+    return tensor(numpy.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def cat(tensors, dim=0):
+    dtype, = {each.dtype for each in tensors}
+    return Tensor(numpy.concatenate([each.array for each in tensors], dim), dtype)
+
+
+def same_bits(a, b):
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def equal(a, b):
+    """As numbers: -0 is 0, and NaN is not NaN."""
+    return a.dtype == b.dtype and numpy.array_equal(a.values, b.values)
+
+
+class Reduced:
+    """Pickled as a call of `function` with `arguments`."""
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+class StandIn:
+    """An object of a class that is not here, kept as it was pickled: how it was made, and its attributes."""
+    __slots__ = ("made", "__dict__")
+
+    def __new__(cls, *arguments):
+        self = object.__new__(cls)
+        self.made = copyreg.__newobj__, (cls, *arguments)
+        return self
+
+    def __init__(self, *arguments):
+        self.made = type(self), arguments
+
+    def __eq__(self, other):
+        return type(self) is type(other) and (self.made, self.__dict__) == (other.made, other.__dict__)
+
+    def __hash__(self):
+        return hash(type(self))
+
+    def __reduce_ex__(self, protocol):
+        return *self.made, self.__dict__ or None
+
+
+_MODULES = {}
+
+
+def named(module, name):
+    """What stands in for the class or the function of that name, and for a value such as torch.float32."""
+    for part in itertools.accumulate(module.split("."), "{}.{}".format):
+        home = _MODULES.setdefault(part, types.ModuleType(part))
+    if not hasattr(home, name):
+        setattr(home, name, type(name, (StandIn, ), {"__module__": module, "__slots__": ()}))
+    return getattr(home, name)
+
+
+for _module, _names in {"torch": ["Size", "Tensor", *TYPES, *_OF_STORAGE], "torch.storage": ["UntypedStorage"],
+                        "torch._tensor": ["_rebuild_from_type_v2"],
+                        "torch._utils": ["_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter",
+                                         "_rebuild_parameter_with_state"]}.items():
+    for _name in _names:
+        named(_module, _name)
+_importing = threading.Lock()
+
+
+@contextlib.contextmanager
+def _importable():
+    """The modules of what `named` has made are there: pickle looks for a class before it writes its name."""
+    with _importing:
+        modules, before = dict(_MODULES), {name: sys.modules[name] for name in _MODULES if name in sys.modules}
+        sys.modules.update(modules)
+        try:
+            yield
+        finally:
+            for name in modules:
+                del sys.modules[name]
+            sys.modules.update(before)
+
+
+def _rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks, metadata=None):
+    assert not metadata, metadata  # a conjugate
+    return Tensor(_view(storage, offset, size, stride), storage.dtype, storage, requires_grad)
+
+
+def _rebuild_tensor_v3(storage, offset, size, stride, requires_grad, hooks, dtype):
+    storage.bits, storage.dtype = storage.bits.view(TYPES[dtype.__name__][2]), dtype.__name__
+    return _rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks)
+
+
+def _with_attributes(tensor, attributes):
+    tensor.__dict__.update(attributes)
+    return tensor
+
+
+_BUILDERS = {
+    "torch._utils._rebuild_tensor_v2": _rebuild_tensor_v2,
+    "torch._utils._rebuild_tensor_v3": _rebuild_tensor_v3,
+    "torch._utils._rebuild_parameter": lambda data, requires_grad, hooks: Parameter(data, requires_grad),
+    "torch._utils._rebuild_parameter_with_state":
+        lambda data, requires_grad, hooks, state: _with_attributes(Parameter(data, requires_grad), state),
+    "torch._tensor._rebuild_from_type_v2":
+        lambda rebuild, kind, arguments, state: _with_attributes(rebuild(*arguments), state),
+    "torch.Size": Size,
+    "__builtin__.getattr": lambda *arguments: Reduced(getattr, *arguments)}
+
+
+class _Unpickler(pickle.Unpickler):
+    """`storage_of`: (key, elements, type, or None where bytes are counted) -> Storage."""
+
+    def __init__(self, file, storage_of):
+        super().__init__(file, encoding="utf-8")
+        self.persistent_load = lambda id: storage_of(id[2], id[4], _OF_STORAGE.get(id[1].__name__))
+
+    def find_class(self, module, name):
+        if f"{module}.{name}" in _BUILDERS:
+            return _BUILDERS[f"{module}.{name}"]
+        if not hasattr(numpy, "_core"):
+            module = module.replace("numpy._core", "numpy.core")  # as NumPy 1 calls it
+        if module.split(".")[0] in {*sys.stdlib_module_names, "__builtin__", "numpy"}:
+            return super().find_class(module, name)
+        return named(module, name)
+
+
+class _Pickler(pickle.Pickler):
+    """`storages`: key -> Storage, in the order in which they were met."""
+
+    def __init__(self, file, legacy=False):
+        super().__init__(file, 2)
+        self.storages, self.keys, self.legacy = {}, {}, legacy
+
+    def persistent_id(self, value):
+        if not isinstance(value, Storage):
+            return None
+        key = self.keys.setdefault(id(value), str(len(self.keys)))
+        if self.legacy:
+            key = str((1 << 46) + 64 * int(key))  # an address, of which torch makes a text each time
+        self.storages[key] = value
+        name, count = TYPES[value.dtype][0], value.bits.size if TYPES[value.dtype][0] else value.bits.nbytes
+        kind = named("torch", name) if name else named("torch.storage", "UntypedStorage")
+        return "storage", kind, key, "cpu", count, *((None, ) if self.legacy else ())
+
+
+def _of_bytes(data, dtype):
+    dtype = dtype or "uint8"  # until a tensor says what it has
+    return Storage(numpy.frombuffer(bytearray(data), TYPES[dtype][2]), dtype)
+
+
+def load(path):
+    """What torch.save wrote, as a zip or in its old form."""
+    data = pathlib.Path(path).read_bytes()
+    if not data.startswith(b"PK"):
+        return _load_legacy(io.BytesIO(data))
+    storages = {}
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        for entry in archive.infolist():
+            entry.CRC = None  # torch does not compare it either
+        top = archive.namelist()[0].split("/")[0]
+
+        def storage_of(key, count, dtype):
+            if key not in storages:
+                storages[key] = _of_bytes(archive.read(f"{top}/data/{key}"), dtype)
+            return storages[key]
+
+        return _Unpickler(io.BytesIO(archive.read(f"{top}/data.pkl")), storage_of).load()
+
+
+def _load_legacy(file):
+    storages = {}
+
+    def storage_of(key, count, dtype):
+        return storages.setdefault(key, _of_bytes(bytes(count * numpy.dtype(TYPES[dtype or "uint8"][2]).itemsize), dtype))
+
+    *_, value, keys = (_Unpickler(file, storage_of).load() for _ in range(5))
+    for key in keys:
+        count, = struct.unpack("<q", file.read(8))
+        bits = storages[key].bits
+        assert count in (bits.size, bits.nbytes), (key, count)
+        bits.view("u1")[:] = numpy.frombuffer(file.read(bits.nbytes), "u1")
+    return value
+
+
+def pickled(value):
+    """The pickle that torch.save makes of a value, and its storages by key."""
+    stream = io.BytesIO()
+    pickler = _Pickler(stream)
+    with _importable():
+        pickler.dump(value)
+    return stream.getvalue(), pickler.storages
+
+
+def save(value, path, legacy=False, checksums=True):
+    """As torch.save: a zip, or with `legacy` its old form. Without `checksums` as set_crc32_options(False) has it."""
+    if legacy:
+        pathlib.Path(path).write_bytes(_legacy(value))
+        return
+    pickle_, storages = pickled(value)
+    name = os.path.splitext(os.path.basename(path))[0]
+    records = [("data.pkl", pickle_), (".format_version", b"1"), (".storage_alignment", b"64"),
+               ("byteorder", b"little"), *((f"data/{key}", storage.bits.tobytes()) for key, storage in storages.items()),
+               ("version", b"3\n"), (".data/serialization_id", b"%020d%020d" % (zlib.crc32(pickle_), len(storages)))]
+    pathlib.Path(path).write_bytes(archive([(f"{name}/{record}", data) for record, data in records], checksums))
+
+
+def archive(records, checksums=True):
+    """A zip as torch writes it: lib/format/FORMATS.md."""
+    out, directory = bytearray(), bytearray()
+    for name, data in records:
+        name = name.encode()
+        flags, crc, size = 0x0808 if data else 0x0800, zlib.crc32(data) if checksums else 0, len(data)
+        directory += struct.pack("<IHHHHIIIIHHHHHII", 0x02014B50, 0, 0, flags, 0, 0, crc, size, size, len(name), 0, 0, 0, 0,
+                                 0, len(out)) + name
+        padding = -(len(out) + 30 + len(name) + 4) % 64
+        out += struct.pack("<IHHHIIIIHH", 0x04034B50, 0, flags, 0, 0, 0, 0, 0, len(name), padding + 4) + name
+        out += struct.pack("<2sH", b"FB", padding) + b"Z" * padding + data
+        if data:
+            out += struct.pack("<IIII", 0x08074B50, crc, size, size)
+    count, size, at = len(records), len(directory), len(out)
+    return bytes(out + directory + struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 0x031E, 45, 0, 0, count, count, size, at) +
+                 struct.pack("<IIQI", 0x07064B50, 0, at + size, 1) +
+                 struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, min(count, 0xFFFF), min(count, 0xFFFF), size, at, 0))
+
+
+def _legacy(value):
+    system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
+    stream = io.BytesIO()
+    for each in 0x1950A86A20F9469CFC6C, 1001, system:
+        pickle.dump(each, stream, protocol=2)
+    pickler = _Pickler(stream, legacy=True)
+    with _importable():
+        pickler.dump(value)
+    pickle.dump(sorted(pickler.storages), stream, protocol=2)
+    for _, storage in sorted(pickler.storages.items()):
+        stream.write(struct.pack("<q", storage.bits.size) + storage.bits.tobytes())
+    return stream.getvalue()
+
+
+def load_file(path):
+    """name -> tensor of a safetensors file."""
+    data = pathlib.Path(path).read_bytes()
+    size, = struct.unpack("<Q", data[:8])
+    entries, data = json.loads(data[8:8 + size]), data[8 + size:]
+    entries.pop("__metadata__", None)
+    return {name: Tensor(_of_bytes(data[slice(*entry["data_offsets"])], _OF_SAFETENSORS[entry["dtype"]]).bits
+                         .reshape(entry["shape"]), _OF_SAFETENSORS[entry["dtype"]]) for name, entry in entries.items()}
+
+
+def save_file(tensors, path, metadata=None):
+    """As safetensors.torch.save_file."""
+    order = list(TYPES)
+    entries, data = {"__metadata__": metadata} if metadata else {}, bytearray()
+    for name, value in sorted(tensors.items(), key=lambda item: (order.index(item[1].dtype), item[0].encode())):
+        entries[name] = {"dtype": TYPES[value.dtype][1], "shape": list(value.shape),
+                         "data_offsets": [len(data), len(data) + value.nbytes]}
+        data += value.tobytes()
+    header = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    pathlib.Path(path).write_bytes(struct.pack("<Q", len(header)) + header + data)
