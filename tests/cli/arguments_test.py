@@ -2,16 +2,14 @@
 import collections
 import json
 import os
-import pathlib
 import re
 import shutil
 import subprocess
 
 import cli_common
-import oracle
-import torch
+import torch_files
 from cli_common import CliTest, snapshot
-from oracle import load_bin, load_file
+from edits import edited
 
 FULL = "z2_fp32_full_w3"  # tied and frozen parameters, buffers, two groups
 SMALL = "z2_bf16_w2"
@@ -156,7 +154,7 @@ class ReportTest(CliTest):
         self.assertEqual(json.loads(debug.stderr)["zero_stage"], 2)
 
     def test_notes_are_on_stderr_unless_quiet(self):
-        with cli_common.edited(self.ckpt.model()) as state:
+        with edited(self.ckpt.model()) as state:
             state["module"]["_extra_state"] = {"not": "a tensor"}
         done = self.zero_to_fp32(self.ckpt.folder, self.new_path(), "--dry-run")
         self.assertRegex(done.stderr, r"\Azero-to-fp32: note: '_extra_state' .*not a tensor.*\n\Z")
@@ -217,14 +215,14 @@ class ReportTest(CliTest):
                     if "tensors" not in file:
                         self.assertTrue(file["path"].endswith(".index.json"))
                         continue
-                    load = load_file if file["path"].endswith(".safetensors") else load_bin
+                    load = torch_files.load_file if file["path"].endswith(".safetensors") else torch_files.load
                     stored = {t["name"]: t for t in file["tensors"]
                               if "alias_of" not in t or file["path"].endswith(".bin")}
                     actual = load(output / file["path"])
                     self.assertEqual(sorted(stored), sorted(actual))
                     for name, tensor in actual.items():
                         self.assertEqual(stored[name]["shape"], list(tensor.shape))
-                        self.assertEqual("torch." + stored[name]["dtype"], str(tensor.dtype))
+                        self.assertEqual(stored[name]["dtype"], tensor.dtype)
                         self.assertEqual(stored[name]["bytes"], tensor.nbytes)
 
     def test_progress_is_drawn_or_written_when_asked_for(self):
@@ -281,10 +279,10 @@ class SelectionTest(CliTest):
     def assert_tensors(self, expected, *arguments):
         """`expected`: name -> tensor, aliases included, as .bin has them."""
         output = self.convert(self.ckpt.folder, *arguments)
-        tensors = load_bin(output / BIN)
+        tensors = torch_files.load(output / BIN)
         self.assertEqual(sorted(tensors), sorted(expected))
         for name, value in expected.items():
-            self.assertTrue(oracle.same_bits(tensors[name], value), name)
+            self.assertTrue(torch_files.same_bits(tensors[name], value), name)
         return tensors
 
     def only(self, condition):
@@ -302,20 +300,20 @@ class SelectionTest(CliTest):
         self.assert_tensors(self.only(lambda n: n != "tok_emb.weight"), "--exclude", "tok_emb")
         tensors = self.assert_converts(self.ckpt.folder, "--include", "head.weight")
         self.assertEqual(list(tensors), ["head.weight"])
-        self.assertTrue(oracle.same_bits(tensors["head.weight"], self.truth["head.weight"]))
+        self.assertTrue(torch_files.same_bits(tensors["head.weight"], self.truth["head.weight"]))
 
     def test_an_alias_of_another_type_than_its_owner_is_stored_itself(self):
         tensors = self.assert_converts(self.ckpt.folder, "--dtype=bf16", "--keep-fp32", "^head.weight$",
                                        "--include=tok_emb|head.weight")
         wide = self.truth["tok_emb.weight"]
         self.assertEqual(sorted(tensors), ["head.weight", "tok_emb.weight"])
-        self.assertTrue(oracle.same_bits(tensors["head.weight"], wide))
-        self.assertTrue(oracle.same_bits(tensors["tok_emb.weight"], wide.bfloat16()))
+        self.assertTrue(torch_files.same_bits(tensors["head.weight"], wide))
+        self.assertTrue(torch_files.same_bits(tensors["tok_emb.weight"], wide.to("bfloat16")))
 
     def test_keep_fp32_leaves_what_it_finds_wide(self):
         expected = self.ckpt.case.truth(dtype="bfloat16", keep_fp32="ln_|bias")
         self.assertEqual({v.dtype for v in expected.values() if v.is_floating_point()},
-                         {torch.float32, torch.bfloat16})
+                         {"float32", "bfloat16"})
         self.assert_tensors(expected, "--dtype", "bf16", "--keep-fp32", "ln_", "--keep_fp32=bias")
 
     def test_excluding_frozen_parameters_keeps_buffers(self):
@@ -410,11 +408,11 @@ class HfConfigTest(CliTest):
             if written == "bfloat16":
                 expected = expected.replace('"bfloat16","big"', '"bfloat16","big"')
             self.assertEqual(copied.pop("config.json").decode(), expected)
-            weights = torch.load(output / BIN, weights_only=True)
+            weights = torch_files.load(output / BIN)
             del copied[BIN]
             most = collections.Counter()
             for value in weights.values():
-                most[str(value.dtype).removeprefix("torch.")] += value.numel()
+                most[value.dtype] += value.numel()
             self.assertEqual(most.most_common(1)[0][0], written)
             del copied["generation_config.json"]
             self.assertEqual(copied, more)
@@ -502,9 +500,9 @@ class HfConfigTest(CliTest):
         model.mkdir()
         (model / "config.json").write_text('{"text_config": {"torch_dtype": "float16"}}')
         output = self.convert(self.ckpt.folder, "--dtype=auto", "--hf-config", model)
-        kinds = {value.dtype for value in torch.load(output / BIN, weights_only=True).values()}
-        self.assertIn(torch.float16, kinds)
-        self.assertFalse(kinds & {torch.float32, torch.bfloat16})
+        kinds = {value.dtype for value in torch_files.load(output / BIN).values()}
+        self.assertIn("float16", kinds)
+        self.assertFalse(kinds & {"float32", "bfloat16"})
         (self.ckpt.folder / "config.json").unlink()
         self.assert_refused(self.ckpt.folder, 2, "--hf-config DIR", "--dtype=auto")
 

@@ -8,10 +8,9 @@ import shutil
 import zipfile
 
 import cli_common
-import oracle
-import torch
-from cli_common import (CliTest, Reduced, edited, fake_size, fake_tensor, flip, load_shard, record_extent,
-                        replace_record)
+import torch_files
+from cli_common import CliTest, flip, record_extent, replace_record
+from edits import edited, fake_size, fake_tensor, load_shard
 
 Z1_BF16OPT = "z1_bf16opt_full_w3"
 Z2 = "z2_fp32_full_w3"
@@ -27,7 +26,7 @@ FP32_GROUPS = "single_partition_of_fp32_groups"
 
 def record_of(path, wanted):
     """The record "data/N" that holds the tensor that `wanted` picks from a zip shard, found by its bytes."""
-    content = wanted(load_shard(path)).detach().numpy().tobytes()
+    content = wanted(load_shard(path)).tobytes()
     with zipfile.ZipFile(path) as archive:
         name, = (e.filename for e in archive.infolist() if e.file_size == len(content) and archive.read(e) == content)
     return name.split("/", 1)[1]
@@ -47,7 +46,7 @@ class ControlTest(CliTest):
                 expected = scratch.case.without_aliases(scratch.case.truth())
                 self.assertEqual(sorted(tensors), sorted(expected))
                 for tensor, value in expected.items():
-                    self.assertTrue(oracle.same_bits(tensors[tensor], value), tensor)
+                    self.assertTrue(torch_files.same_bits(tensors[tensor], value), tensor)
 
 
 class MissingFilesTest(CliTest):
@@ -233,7 +232,7 @@ class DamagedFileTest(CliTest):
         expected = self.assert_converts(scratch.folder, "--verify")
         flip(path, begin + size // 3)
         found = self.assert_converts(scratch.folder)
-        self.assertTrue(all(oracle.same_bits(found[n], v) for n, v in expected.items()))
+        self.assertTrue(all(torch_files.same_bits(found[n], v) for n, v in expected.items()))
         self.assert_refused(scratch.folder, 3, "(?i)crc|checksum", "--verify",
                             where={"file": path.name, "member": record}, inspect=False)
 
@@ -312,9 +311,9 @@ class HostilePickleTest(CliTest):
             scratch = self.scratch(name)
             for path in scratch.shards()[:2]:
                 kept = path.read_bytes()
-                torch.save(Marker(self.marker), path)
+                torch_files.save(Marker(self.marker), path)
                 self.assert_refused(scratch.folder, 3, r"(posix|os)\.system", where={"file": path.name})
-                torch.save(Marker(self.marker), path, _use_new_zipfile_serialization=False)
+                torch_files.save(Marker(self.marker), path, legacy=True)
                 self.assert_refused(scratch.folder, 3, r"(posix|os)\.system", where={"file": path.name})
                 path.write_bytes(kept)
 
@@ -376,7 +375,7 @@ class HostilePickleTest(CliTest):
 class TensorGeometryTest(CliTest):
 
     def test_tensors_that_cannot_be_are_refused(self):
-        storage = torch.zeros(64).storage()
+        storage = torch_files.zeros(64).storage
         geometries = {
             "outside its storage": (1, (64,), (1,)),
             "far outside": (10**9, (1,), (1,)),
@@ -420,8 +419,8 @@ class AccountingTest(CliTest):
 
     def resized(self, tensor, by):
         if by < 0:
-            return tensor.detach()[:by].clone()
-        return torch.cat([tensor.detach(), torch.zeros(by)])
+            return tensor[:by].clone()
+        return torch_files.cat([tensor, torch_files.zeros(by)])
 
     def test_a_flat_group_of_another_length_is_refused_with_the_place(self):
         for name in [Z1_BF16OPT, Z2, Z2_ALIGNED, Z2_PLAIN, "z2_bf16_roundrobin_w2"]:
@@ -475,7 +474,7 @@ class AccountingTest(CliTest):
                         elif change == "key":
                             del state[key]
                         else:  # what offloading to NVMe leaves behind
-                            state[key] = [torch.zeros(0) for _ in state[key]]
+                            state[key] = [torch_files.zeros(0) for _ in state[key]]
                     self.assert_refused(scratch.folder, 3, "", where={"file": scratch.optim(0).name})
 
     def edit_shapes(self, name, change, ranks=None):
@@ -488,15 +487,15 @@ class AccountingTest(CliTest):
 
     def test_edited_parameter_shapes_are_refused(self):
         def change_one(shapes):
-            shapes["conv.weight"] = torch.Size((11, 11, 2))
+            shapes["conv.weight"] = torch_files.Size((11, 11, 2))
             return shapes
 
         def transpose(shapes):
-            shapes["tok_emb.weight"] = torch.Size((11, 37))
+            shapes["tok_emb.weight"] = torch_files.Size((11, 37))
             return shapes
 
         def add(shapes):
-            shapes["intruder"] = torch.Size((9,))
+            shapes["intruder"] = torch_files.Size((9,))
             return shapes
 
         def drop(shapes):
@@ -570,10 +569,10 @@ class AccountingTest(CliTest):
         for name, key in [(Z2, FP32_GROUPS), (Z3, "fp32_flat_groups")]:
             scratch = self.scratch(name)
             with scratch.optimizer(1) as state:
-                state[key] = [group.detach().bfloat16() for group in state[key]]
+                state[key] = [group.to("bfloat16") for group in state[key]]
             self.assert_refused(scratch.folder, 3, "not of the type", where={"file": scratch.optim(1).name})
             with scratch.optimizer(0) as state:
-                state[key][0] = state[key][0].detach().int()
+                state[key][0] = state[key][0].to("int32")
             self.assert_refused(scratch.folder, 3, "not int32", where={"file": scratch.optim(0).name})
 
     def test_a_missing_frozen_fragment_is_refused(self):
@@ -603,8 +602,8 @@ class MixedUpTest(CliTest):
     def swap_contents(self, first, second):
         """The same, but saved under the new names: the record prefix tells nothing."""
         a, b = load_shard(first), load_shard(second)
-        torch.save(a, second)
-        torch.save(b, first)
+        torch_files.save(a, second)
+        torch_files.save(b, first)
 
     def test_renamed_files_are_told_by_the_name_they_were_saved_under(self):
         for name in [Z2, Z2_PLAIN, Z1_BF16OPT, Z3]:
@@ -706,9 +705,9 @@ class StrangeNamesTest(CliTest):
             with self.subTest(name=name[:20]):
                 scratch = self.rename(name)
                 value = scratch.case.truth()["conv.bias"]
-                self.assertTrue(oracle.same_bits(self.assert_converts(scratch.folder)[name], value))
+                self.assertTrue(torch_files.same_bits(self.assert_converts(scratch.folder)[name], value))
                 output = self.convert(scratch.folder)
-                self.assertTrue(oracle.same_bits(oracle.load_bin(output / "pytorch_model.bin")[name], value))
+                self.assertTrue(torch_files.same_bits(torch_files.load(output / "pytorch_model.bin")[name], value))
                 self.assertEqual(len(list(output.iterdir())), 1)
                 output = self.convert(scratch.folder, "--max-shard-size=5KB")
                 self.assertGreater(len(list(output.iterdir())), 2)
@@ -738,7 +737,7 @@ class StrangeNamesTest(CliTest):
                     self.assertIn("bad ", self.error_of(done, 3)["message"] + self.error_of(done, 3)["tensor"])
                     self.assertFalse(output.exists())
                 else:
-                    tensors = oracle.load_bin(output / "pytorch_model.bin")
+                    tensors = torch_files.load(output / "pytorch_model.bin")
                     self.assertIn("bad \ud800 name", tensors)
         self.assertIn(self.tool("ckpt-inspect", "list", scratch.folder).returncode, (0, 3))
         self.assertIn(self.tool("ckpt-inspect", "list", scratch.folder, "--json").returncode, (0, 3))

@@ -3,24 +3,23 @@ if a reader walked all that they claim, or compared everything with everything."
 import json
 import os
 import pathlib
-import pickle
 import shutil
 import stat
 import struct
 
-import torch
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
+import numpy
 
 import cli_common
-import oracle
-from cli_common import CliTest, edited
+import tools
+import torch_files
+from cli_common import CliTest
+from edits import edited, load_shard
 
 
-def views(count, dtype=torch.float32):
+def views(count, dtype="float32"):
     """So many tensors of two elements, all different, in one storage: quickly saved."""
-    numbers = torch.arange(count)
-    values = torch.stack([numbers % 128, numbers // 128], dim=1).to(dtype)
-    return list(values.unbind())
+    numbers = numpy.arange(count)
+    return list(torch_files.tensor(numpy.stack([numbers % 128, numbers // 128], axis=1), dtype))
 
 
 def alike(count, **group):
@@ -32,7 +31,7 @@ class BoundedTest(CliTest):
     def copy(self, name):
         """A writable copy of the folder of a case's shards, and the folder that the tools are given."""
         folder = self.new_path("ckpt")
-        shutil.copytree(oracle.case_named(name).load_dir, folder)
+        shutil.copytree(tools.case_named(name).load_dir, folder)
         for path in [folder, *folder.rglob("*")]:
             path.chmod(path.stat().st_mode | stat.S_IWUSR)
         tag, = (path for path in folder.iterdir() if path.is_dir())
@@ -51,7 +50,7 @@ class BoundedTest(CliTest):
         """Stage 2 on one rank, whose optimizer has these groups of names; each parameter has two elements."""
         scratch = self.scratch("z2_bf16_w2")
         scratch.optim(1).unlink()
-        weight, master, moment = torch.ones(2).bfloat16(), torch.ones(2), torch.zeros(2)
+        weight, master, moment = torch_files.ones(2).to("bfloat16"), torch_files.ones(2), torch_files.zeros(2)
         with edited(scratch.model()) as state:
             state["module"] = {name: weight for names in groups for name in names}
             state["param_shapes"] = [dict.fromkeys(names, master.shape) for names in groups]
@@ -65,7 +64,7 @@ class BoundedTest(CliTest):
             entry = {"exp_avg": moment, "exp_avg_sq": moment} if whole else {}
             state["base_optimizer_state"] = {"state": dict.fromkeys(range(len(groups)), entry),
                                              "param_groups": alike(len(groups))}
-            state["single_partition_of_fp32_groups"] = [master if whole else torch.ones(2 * len(names))
+            state["single_partition_of_fp32_groups"] = [master if whole else torch_files.ones(2 * len(names))
                                                         for names in groups]
             state["group_paddings"] = [0] * len(groups)
             state["partition_count"] = [1] * len(groups)
@@ -97,7 +96,7 @@ class RanksTest(BoundedTest):
     def test_a_layer_file_of_a_rank_far_away_is_named(self):
         folder, tag = self.copy("pp2_tp2_dp1_z1_bf16")
         far = tag / "layer_01-model_999999999-model_states.pt"
-        torch.save(cli_common.load_shard(tag / "layer_01-model_01-model_states.pt"), far)
+        torch_files.save(load_shard(tag / "layer_01-model_01-model_states.pt"), far)
         self.assert_refused(folder, 3, f"{far.name} is one too many: there are 2 tensor-parallel ranks")
 
 
@@ -106,7 +105,7 @@ class NoNamesTest(BoundedTest):
 
     def test_stages_are_dealt_layers_in_bounded_time(self):
         folder, tag = self.copy("pp2_dp1_z0_fp32")
-        state = cli_common.load_shard(tag / "mp_rank_00_model_states.pt")
+        state = load_shard(tag / "mp_rank_00_model_states.pt")
         for path in tag.glob("*.pt"):
             path.unlink()
         stages = 7
@@ -116,14 +115,14 @@ class NoNamesTest(BoundedTest):
         state["buffer_names"] = []
         state["mp_world_size"] = stages
         state["checkpoint_parallel_dimensions"] = {"pp_degree": stages, "tp_degree": 1, "dp_degree": 1}
-        tensor = torch.ones(2)
+        tensor = torch_files.ones(2)
         for rank in range(stages):
-            moment = torch.ones(3 if rank + 1 == stages else 2)
+            moment = torch_files.ones(3 if rank + 1 == stages else 2)
             state["optimizer"] = {"state": {i: {"exp_avg": moment} for i in range(3)},
                                   "param_groups": [{"lr": 0.1, "params": [0, 1, 2]}]}
-            torch.save(state, tag / f"mp_rank_{rank:02}_model_states.pt")
+            torch_files.save(state, tag / f"mp_rank_{rank:02}_model_states.pt")
         for layer in range(20):
-            torch.save({"weight": tensor}, tag / f"layer_{layer:02}-model_states.pt")
+            torch_files.save({"weight": tensor}, tag / f"layer_{layer:02}-model_states.pt")
         done = self.dry_run("zero-to-fp32", folder, "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
         done = self.dry_run("to-universal", folder)
@@ -142,12 +141,12 @@ class NoNamesTest(BoundedTest):
         count = 8000
         tensors = {f"p.{i}": value for i, value in enumerate(views(count))}
         group = {"lr": 0.1, "params": list(range(count))}
-        folder = self.plain(tensors, {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [group] * count})
+        folder = self.plain(tensors, {"state": {0: {"exp_avg": torch_files.ones(2)}}, "param_groups": [group] * count})
         self.refused("optimizer", "to-universal", folder)
 
     def test_states_that_parameters_share_are_few(self):
         count = 8000
-        tensors = {f"p.{i}": value for i, value in enumerate(views(count, torch.bfloat16))}
+        tensors = {f"p.{i}": value for i, value in enumerate(views(count, "bfloat16"))}
         states = dict.fromkeys([f"s{i}" for i in range(count)], 0)
         optimizer = {"fp32_groups": [views(count)],
                      "optimizer_state_dict": {"state": dict.fromkeys(range(count), states),
@@ -166,7 +165,7 @@ class NoNamesTest(BoundedTest):
     def test_the_ways_to_deal_states_to_parameters_are_bounded(self):
         count = 3000
         tensors = {f"p.{i}": value for i, value in enumerate(views(2 * count))}
-        moment = torch.ones(2)
+        moment = torch_files.ones(2)
         folder = self.plain(tensors, {"state": {i: {"exp_avg": moment} for i in range(count)},
                                       "param_groups": alike(count)})
         done = self.dry_run("to-universal", folder)
@@ -175,7 +174,7 @@ class NoNamesTest(BoundedTest):
 
     def test_a_master_is_compared_with_few_parameters(self):
         count = 16000
-        tensors = {f"p.{i}": value for i, value in enumerate(views(count, torch.bfloat16))}
+        tensors = {f"p.{i}": value for i, value in enumerate(views(count, "bfloat16"))}
         masters = views(count)[::-1]
         optimizer = {"fp32_groups": [masters],
                      "optimizer_state_dict": {"state": {}, "param_groups": [{"params": list(range(count))}]}}
@@ -194,7 +193,7 @@ class NoNamesTest(BoundedTest):
             state["optimizer"] = None
             state["num_experts"] = [1]
         names = [f"m.deepspeed_moe.experts.deepspeed_experts.0.{i}" for i in range(count)]
-        torch.save(dict.fromkeys(names, torch.ones(2)), tag / "layer_0_expert_0_mp_rank_00_model_states.pt")
+        torch_files.save(dict.fromkeys(names, torch_files.ones(2)), tag / "layer_0_expert_0_mp_rank_00_model_states.pt")
         for path in tag.glob("expp_rank_1_*"):
             path.unlink()
         done = self.dry_run("zero-to-fp32", folder)
@@ -206,9 +205,9 @@ class NoNamesTest(BoundedTest):
         with edited(tag / "mp_rank_00_model_states.pt") as state:
             state["module"].update((f"a.{i}", value) for i, value in enumerate(views(count)))
         optimizer = next(tag.glob("expp_rank_1_*"))
-        state = torch.load(optimizer, weights_only=False)
+        state = load_shard(optimizer)
         for rank in range(2, ranks):
-            torch.save(state, optimizer.with_name(optimizer.name.replace("rank_1", f"rank_{rank}", 1)))
+            torch_files.save(state, optimizer.with_name(optimizer.name.replace("rank_1", f"rank_{rank}", 1)))
         self.refused(rf"has \d+ parameters, of each of {ranks} expert-parallel ranks", "zero-to-fp32", folder)
 
 
@@ -241,7 +240,7 @@ class ManyParametersTest(BoundedTest):
         scratch = self.scratch("z2_bf16_w2")
         scratch.optim(1).unlink()
         names = [f"p.{i}" for i in range(count)]
-        weight, master, moment = torch.ones(2).bfloat16(), torch.ones(2), torch.zeros(2)
+        weight, master, moment = torch_files.ones(2).to("bfloat16"), torch_files.ones(2), torch_files.zeros(2)
         with edited(scratch.model()) as state:
             state["module"] = dict.fromkeys(names, weight)
             state["param_shapes"] = [{name: master.shape} for name in names]
@@ -269,7 +268,7 @@ class ManyParametersTest(BoundedTest):
         """Groups that share their options: each the same long list, which is no plain data by its last entry."""
         scratch = self.flat([[f"p.{i}"] for i in range(groups)])
         settings = {"lr": 0.1, "params": [0],
-                    **dict.fromkeys([f"o{i}" for i in range(options)], [0] * 200000 + [torch.ones(2)])}
+                    **dict.fromkeys([f"o{i}" for i in range(options)], [0] * 200000 + [torch_files.ones(2)])}
         with scratch.optimizer(0) as state:
             state["base_optimizer_state"]["param_groups"] = [settings] * groups
             for entry in state["base_optimizer_state"]["state"].values():
@@ -297,17 +296,12 @@ class ManyParametersTest(BoundedTest):
         count = 24000
         scratch = self.flat([[f"p.{i}"] for i in range(count)],
                             lambda state: state["ds_config"]["zero_optimization"].update(round_robin_gradients=True))
-        saved = cli_common.load_shard(self.scratch("z2_bf16_w2").optim(0))["optimizer_state_dict"]
+        saved = load_shard(self.scratch("z2_bf16_w2").optim(0))["optimizer_state_dict"]
         kind = type(next(iter(saved["param_slice_mappings"][0].values())))
 
-        def address(numel):
-            made = kind()
-            made.__dict__.update(numel=numel, start=0)
-            return made
-
-        nothing = address(0)
         with scratch.optimizer(0) as state:
-            mapping = {"p.0": address(2), **{f"q.{i}": nothing for i in range(count)}}
+            nothing = torch_files.new(kind, numel=0, start=0)
+            mapping = {"p.0": torch_files.new(kind, numel=2, start=0), **{f"q.{i}": nothing for i in range(count)}}
             state["param_slice_mappings"] = [mapping] * count
         done = self.dry_run("zero-to-fp32", scratch.folder)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -341,7 +335,7 @@ class ManyParametersTest(BoundedTest):
         chain = dict(zip(names, [owner, *names]))
         scratch = self.flat([[owner]], lambda state: state.update(shared_params=chain))
         self.refused("names of its tensors are too long", "zero-to-fp32", scratch.folder)
-        tensor = torch.ones(2)
+        tensor = torch_files.ones(2)
         scratch = self.scratch("z0_fp32_w2")
         with edited(scratch.model()) as state:
             state["module"] = dict.fromkeys([owner, *names], tensor)
@@ -349,7 +343,7 @@ class ManyParametersTest(BoundedTest):
         self.refused("names of its tensors are too long", "zero-to-fp32", scratch.folder)
         weights = self.new_path("weights")
         weights.mkdir()
-        torch.save(dict.fromkeys([owner, *names], tensor), weights / "pytorch_model.bin")
+        torch_files.save(dict.fromkeys([owner, *names], tensor), weights / "pytorch_model.bin")
         self.refused("names of its tensors are too long", "to-universal", weights)
 
     def test_a_name_of_a_buffer_that_comes_often_is_read_once(self):
@@ -395,22 +389,23 @@ class ManyParametersTest(BoundedTest):
         folder = self.new_path("dcp")
         shutil.copytree(pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "dcp" / "nested", folder)
         path = folder / ".metadata"
-        metadata = pickle.loads(path.read_bytes())
-        stored = metadata.storage_data[MetadataIndex("optim.param_groups.0.lr")]
-        kind = BytesStorageMetadata()
+        metadata = torch_files.loads(path.read_bytes())
+        key = "optim.param_groups.0.lr"
+        kind = metadata.state_dict_metadata[key]
+        (index, stored), = (item for item in metadata.storage_data.items() if item[0].fqn == key)
         for i in range(60000):
             key = f"optimizer_{i}.param_groups"
             metadata.state_dict_metadata[key] = kind
-            metadata.storage_data[MetadataIndex(key)] = stored
+            metadata.storage_data[torch_files.new(type(index), **{**index.__dict__, "fqn": key})] = stored
         path.chmod(0o644)
-        path.write_bytes(pickle.dumps(metadata))
+        path.write_bytes(torch_files.dumps(metadata))
         done = self.dry_run("to-universal", folder)
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertIn("several optimizers, under 'optim.' and 'optimizer_0.'", done.stderr)
 
     def test_a_layer_of_experts_that_is_listed_often_is_looked_at_once(self):
         folder, tag = self.copy("autoep2_dp2_z1_bf16")
-        tensor = torch.zeros(1)
+        tensor = torch_files.zeros(1)
         with edited(tag / "mp_rank_00_model_states.pt") as state:
             state["module"].update(dict.fromkeys([f"other.{i}.x" for i in range(30000)], tensor))
             state["ds_autoep_layers"] = [state["ds_autoep_layers"][0]] * 100000
@@ -424,7 +419,7 @@ class ManyParametersTest(BoundedTest):
             entry = {**state["ds_autoep_layers"][0], "num_experts": experts,
                      "expert_placement": {"version": 1, "num_experts": experts, "ep_size": 2, "ranks": ranks}}
             state["ds_autoep_layers"] += [{**entry, "expert_key_prefix": f"l.{i}.experts"} for i in range(layers)]
-            shape = torch.Size([experts // 2, 0])
+            shape = torch_files.Size([experts // 2, 0])
             state["param_shapes"][1].update({f"l.{i}.experts.w{w}": shape for i in range(layers) for w in (1, 2, 3)})
         for path in tag.glob("*_optim_states.pt"):
             with edited(path) as state:
@@ -478,7 +473,7 @@ class RulesTest(BoundedTest):
         """So many parameters of two tensor-parallel ranks, and other rules."""
         names = [f"p.{i}.w" for i in range(count)]
         folder, tag = self.copy("mpu_tp2_dp1_z1_bf16")
-        weight = torch.ones(2).bfloat16()
+        weight = torch_files.ones(2).to("bfloat16")
         for rank in range(2):
             with edited(tag / f"mp_rank_{rank:02}_model_states.pt") as state:
                 state["module"] = dict.fromkeys(names, weight)
@@ -489,7 +484,7 @@ class RulesTest(BoundedTest):
                 state = state["optimizer_state_dict"]
                 for key in ["param_alignment_paddings", "param_slice_mappings"]:
                     state.pop(key, None)
-                state["single_partition_of_fp32_groups"] = [torch.ones(2 * count)]
+                state["single_partition_of_fp32_groups"] = [torch_files.ones(2 * count)]
                 state["base_optimizer_state"] = {"state": {}, "param_groups": alike(1)}
                 state["group_paddings"] = [0]
                 state["partition_count"] = [1]

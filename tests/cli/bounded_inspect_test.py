@@ -2,7 +2,6 @@
 
 Where anything is looked at again and again, each of these inputs takes minutes, or all memory.
 """
-import collections
 import io
 import json
 import pickle
@@ -11,15 +10,17 @@ import subprocess
 import zlib
 
 import cli_common
-import torch
-from cli_common import CliTest, Reduced, edited
+import torch_files
+from cli_common import CliTest
+from edits import edited, fake_tensor, load_shard
+from torch_files import importable, named
 
 
 class Storage:
     """Pickled as torch pickles a storage of floats."""
 
     def __init__(self, key, numel):
-        self.id = "storage", torch.FloatStorage, key, "cpu", numel
+        self.id = "storage", named("torch", "FloatStorage"), key, "cpu", numel
 
 
 class Pickler(pickle.Pickler):
@@ -30,12 +31,13 @@ class Pickler(pickle.Pickler):
 
 def pickled(value):
     stream = io.BytesIO()
-    Pickler(stream, 2).dump(value)
+    with importable():
+        Pickler(stream, 2).dump(value)
     return stream.getvalue()
 
 
 def tensor(storage, shape=(1, ), stride=(1, ), offset=0):
-    return Reduced(torch._utils._rebuild_tensor_v2, storage, offset, shape, stride, False, collections.OrderedDict())
+    return fake_tensor(storage, offset, shape, stride)
 
 
 def zip_of(records):
@@ -100,14 +102,14 @@ class BoundedInspectTest(CliTest):
     def with_clip_grads(self, values):
         """A checkpoint of as many ranks, whose clip_grad these are."""
         scratch = self.scratch("z2_bf16_w2")
-        state = torch.load(scratch.optim(0), weights_only=False)
+        state = load_shard(scratch.optim(0))
         wrapper = state["optimizer_state_dict"]
         wrapper["base_optimizer_state"], wrapper["single_partition_of_fp32_groups"] = {}, []
         wrapper["partition_count"] = [len(values)] * len(wrapper["partition_count"])
         with edited(scratch.model()) as model:
             model["dp_world_size"] = len(values)
         for rank, wrapper["clip_grad"] in enumerate(values):
-            torch.save(state, scratch.optim(0).with_name(scratch.optim(0).name.replace("rank_0_mp", f"rank_{rank}_mp")))
+            torch_files.save(state, scratch.optim(0).with_name(scratch.optim(0).name.replace("rank_0_mp", f"rank_{rank}_mp")))
         return scratch.folder
 
     def test_files_that_differ_in_the_last_of_many_values_are_compared_in_part(self):

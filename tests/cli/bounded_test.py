@@ -4,13 +4,14 @@ import resource
 import struct
 
 import numpy
-import torch
-from safetensors.torch import save_file
 
 import cli_common
-import oracle
+import tools
+import torch_files
 from bounded_inspect_test import Storage, archive, tensor
-from cli_common import CliTest, edited
+from cli_common import CliTest
+from edits import Reduced, edited, fake_tensor, load_shard
+from torch_files import named
 
 MOST_DIMS = 64
 
@@ -82,7 +83,7 @@ class BoundedTest(CliTest):
         for dims, code in (MOST_DIMS, 0), (MOST_DIMS + 1, 3), (5_000, 3):
             path = self.new_path() / "a.bin"
             path.parent.mkdir()
-            torch.save({"a": torch.zeros([1] * dims)}, path)
+            torch_files.save({"a": fake_tensor(torch_files.zeros(1).storage, 0, (1, ) * dims, (1, ) * dims)}, path)
             done = self.tool("ckpt-inspect", "list", path)
             self.assertEqual(done.returncode, code, done.stderr)
             if code == 3:
@@ -93,13 +94,14 @@ class BoundedTest(CliTest):
         for rank in range(2):
             with scratch.optimizer(rank) as optimizer:
                 inner = optimizer["optimizer_state_dict"]
-                groups = [group.detach() for group in optimizer["fp32_flat_groups"]]
+                groups = optimizer["fp32_flat_groups"]
                 states = inner["state"]
                 keys = ["exp_avg", "exp_avg_sq"]
-                flat = {key: torch.cat([states[i][key] for i in range(len(groups))]) for key in keys}
-                whole = torch.cat(groups)
-                optimizer["fp32_flat_groups"] = list(whole.split(1))
-                split = {key: value.split(1) for key, value in flat.items()}
+                flat = {key: torch_files.cat([states[i][key] for i in range(len(groups))]) for key in keys}
+                whole = torch_files.cat(groups)
+                split = {key: [value[i:i + 1] for i in range(value.numel())]
+                         for key, value in {"masters": whole, **flat}.items()}
+                optimizer["fp32_flat_groups"] = split["masters"]
                 inner["state"] = {i: {"step": states[0]["step"], **{key: split[key][i] for key in keys}}
                                   for i in range(whole.numel())}
                 inner["param_groups"][0]["params"] = list(range(whole.numel()))
@@ -107,14 +109,14 @@ class BoundedTest(CliTest):
         self.ok("to-universal", "--input_folder", scratch.case.load_dir, "--output_folder", expected)
         self.ok("to-universal", "--input_folder", scratch.folder, "--output_folder", found, preexec_fn=small_stack)
         for path in sorted(expected.rglob("fp32.pt")) + sorted(expected.rglob("exp_avg*.pt")):
-            one, other = (cli_common.load_shard(each) for each in (path, found / path.relative_to(expected)))
+            one, other = (load_shard(each) for each in (path, found / path.relative_to(expected)))
             self.assertEqual(isinstance(one, dict), isinstance(other, dict))
-            self.assertTrue(torch.equal(one["param"], other["param"]) if isinstance(one, dict) else
-                            torch.equal(one, other), path)
+            self.assertTrue(torch_files.equal(one["param"], other["param"]) if isinstance(one, dict) else
+                            torch_files.equal(one, other), path)
 
     def test_a_folder_of_states_without_weights(self):
         universal = self.new_path()
-        source = oracle.case_named("z1_fp32_w2")
+        source = tools.case_named("z1_fp32_w2")
         self.ok("to-universal", "--input_folder", source.load_dir, "--output_folder", universal)
         model, = universal.rglob("mp_rank_00_model_states.pt")
         frozen = universal / "zero" / "more.weight"
@@ -122,7 +124,7 @@ class BoundedTest(CliTest):
         name = next(path for path in (universal / "zero").iterdir() if (path / "exp_avg.pt").exists())
         (frozen / "exp_avg.pt").write_bytes((name / "exp_avg.pt").read_bytes())
         with edited(model) as state:
-            state["module"]["more.weight"] = torch.zeros(2)
+            state["module"]["more.weight"] = torch_files.zeros(2)
         second = model.with_name("mp_rank_01_model_states.pt")
         second.write_bytes(model.read_bytes())
         for path in model, second:
@@ -140,18 +142,18 @@ class BoundedTest(CliTest):
         with edited(scratch.model()) as state:
             inner = state["optimizer"]["state"][0]
             name = next(name for name, value in state["module"].items() if value.shape == inner["exp_avg"].shape)
-            state["module"][name] = cli_common.Reduced(
-                torch._utils._rebuild_parameter, inner["exp_avg"], True, {})
+            state["module"][name] = Reduced(
+                named("torch._utils", "_rebuild_parameter"), inner["exp_avg"], True, {})
         output = self.new_path()
         self.ok("ckpt-pack", "strip", scratch.folder, output, "--keep", "weights")
-        self.assertTrue(torch.equal(self.assert_converts(output)[name], self.assert_converts(scratch.folder)[name]))
+        self.assertTrue(torch_files.equal(self.assert_converts(output)[name], self.assert_converts(scratch.folder)[name]))
 
     def test_what_is_tied_to_a_part_of_a_base_weight(self):
         scratches = [self.scratch("z0_fp32_w2") for _ in range(2)]
         for scratch in scratches:
             with edited(scratch.model()) as state:
-                state["module"].update({"x.weight": torch.ones(4), "x.lora_weight_1.weight": torch.ones(2, 3),
-                                        "x.lora_weight_2.weight": torch.ones(3, 2), "y": torch.ones(4)})
+                state["module"].update({"x.weight": torch_files.ones(4), "x.lora_weight_1.weight": torch_files.ones(2, 3),
+                                        "x.lora_weight_2.weight": torch_files.ones(3, 2), "y": torch_files.ones(4)})
                 state["shared_params"] = {"y": "x.weight"}
         folders = [scratch.folder for scratch in scratches]
         for sources in ["--average", *folders], folders[:1]:
@@ -159,32 +161,32 @@ class BoundedTest(CliTest):
             done = self.tool("zero-to-fp32", *sources, output)
             self.assertEqual(done.returncode, 1, done.stderr)
             self.assertIn("'y' is cut over the ranks", done.stderr)
-            names = torch.load(output / "pytorch_model.bin")
+            names = torch_files.load(output / "pytorch_model.bin")
             self.assertNotIn("y", names)
             self.assertNotIn("x.weight", names)
             self.assertIn("x.lora_weight_1.weight", names)
 
     def test_two_tensors_of_one_name_and_one_tied_to_the_second(self):
-        x, y = torch.ones(3), torch.zeros(3)
+        x, y = torch_files.ones(3), torch_files.zeros(3)
         path = self.new_path("weights")
         path.mkdir()
-        torch.save({"a": {"b": x}, "a.b": y, "c": y}, path / "pytorch_model.bin")
-        found = torch.load(self.convert(path) / "pytorch_model.bin")
-        self.assertTrue(torch.equal(found["c"], y))
-        self.assertTrue(torch.equal(found["a.b #2"], y))
-        self.assertTrue(torch.equal(found["a.b"], x))
+        torch_files.save({"a": {"b": x}, "a.b": y, "c": y}, path / "pytorch_model.bin")
+        found = torch_files.load(self.convert(path) / "pytorch_model.bin")
+        self.assertTrue(torch_files.equal(found["c"], y))
+        self.assertTrue(torch_files.equal(found["a.b #2"], y))
+        self.assertTrue(torch_files.equal(found["a.b"], x))
 
     def test_a_folder_in_the_place_of_an_interrupted_run_s_files(self):
         place = self.new_path("place")
         (place / f"{cli_common.STAGING}resume-out" / "job").mkdir(parents=True)
         self.refused(4, "job: is damaged, so that nothing can go on there", "zero-to-fp32",
-                     oracle.case_named("z1_fp32_w2").load_dir, place / "out", "--resume")
+                     tools.case_named("z1_fp32_w2").load_dir, place / "out", "--resume")
 
     def test_a_long_name_that_all_tensors_share(self):
-        long, value = "n" * 40_000, torch.zeros(1)
+        long, value = "n" * 40_000, torch_files.zeros(1)
         path = self.new_path() / "a.bin"
         path.parent.mkdir()
-        torch.save({long: {str(i): value for i in range(20_000)}}, path)
+        torch_files.save({long: {str(i): value for i in range(20_000)}}, path)
         self.refused(3, "the names of its tensors are too long: 'nnn.* has 40.00 KB", "ckpt-inspect", "list", path)
         scratch = self.scratch("z0_fp32_w2")
         with edited(scratch.model()) as state:
@@ -195,14 +197,14 @@ class BoundedTest(CliTest):
         scratch = self.scratch("z1_fp32_w2")
         names = [f"tied{i}" for i in range(5_000)]
         with edited(scratch.model()) as state:
-            state["module"].update({name: torch.ones(1) for name in names})
+            state["module"].update({name: torch_files.ones(1) for name in names})
             state["shared_params"] = dict(zip(names, [*names[1:], names[0]]))
         self.tool("ckpt-pack", "strip", scratch.folder, self.new_path(), "--keep", "weights")
 
     def test_many_adapters_of_peft(self):
         scratch = self.scratch("z0_fp32_w2")
         with edited(scratch.model()) as state:
-            state["module"] = {f"base_model.model.l.{half}.a{i}.weight": torch.ones(shape)
+            state["module"] = {f"base_model.model.l.{half}.a{i}.weight": torch_files.ones(shape)
                                for i in range(6_000) for half, shape in (("lora_A", (2, 3)), ("lora_B", (3, 2)))}
         output = self.new_path()
         self.ok("zero-to-fp32", scratch.folder, "--peft", output, "--lora-alpha=2", "--dry-run")
@@ -226,15 +228,15 @@ class BoundedTest(CliTest):
                      self.new_path(), "--dry-run", *cli_common.memory_limit("1GB"))
         self.refused(3, "the tensors lie in too many pieces of the same bytes", "zero-to-fp32",
                      self.repeated(200, 1 << 17), self.new_path(), "--dry-run", *cli_common.memory_limit("1GB"))
-        found = torch.load(self.convert(self.repeated(1, 1000)) / "pytorch_model.bin")
-        self.assertTrue(torch.equal(found["w0"], torch.tensor([[0., 1], [3, 4]]).expand(1000, 2, 2)))
+        found = torch_files.load(self.convert(self.repeated(1, 1000)) / "pytorch_model.bin")
+        self.assertTrue(numpy.array_equal(found["w0"].values, numpy.broadcast_to([[0, 1], [3, 4]], (1000, 2, 2))))
 
     def test_many_options_of_many_parameters(self):
         scratch = self.scratch("z0_fp32_w2")
         with edited(scratch.model()) as state:
             inner = state["optimizer"]
             names = [f"w{i}" for i in range(2000)]
-            state["module"] = {name: torch.ones(2000)[:i + 1] for i, name in enumerate(names)}
+            state["module"] = {name: torch_files.ones(2000)[:i + 1] for i, name in enumerate(names)}
             state["shared_params"] = {}
             inner["state"] = {i: {**inner["state"][0], "exp_avg": value, "exp_avg_sq": value}
                               for i, value in enumerate(state["module"].values())}
@@ -247,7 +249,7 @@ class BoundedTest(CliTest):
         scratch = self.scratch("z0_fp32_w2")
         with edited(scratch.model()) as state:
             group = state["optimizer"]["param_groups"][0]
-            group.update((f"option{i}", cli_common.Reduced(set, (0, ))) for i in range(400_000))
+            group.update((f"option{i}", Reduced(set, (0, ))) for i in range(400_000))
         self.ok("to-dcp", scratch.folder, self.new_path(), "--dp=2", "--dry-run", "--quiet")
 
 

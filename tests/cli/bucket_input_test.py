@@ -14,14 +14,11 @@ import threading
 import time
 
 import cli_common
+import large_checkpoint
 import object_server
 import tools
 from bucket_case import BucketCase
 from cli_common import tree
-
-sys.path[:0] = [str(pathlib.Path(os.environ["DSCKPT_SOURCE"]) / "tests" / "bench")]
-
-from bench_checkpoint import Writer, decoder_shapes
 
 ALL = os.environ.get("BUCKETS") == "all"
 TESTDATA = pathlib.Path(os.environ["DSCKPT_TESTDATA"]).resolve()
@@ -123,7 +120,7 @@ class MovedTest(BucketInputTest):
         buckets = self.new_path("buckets")
         folder = buckets / "models" / "large"
         folder.parent.mkdir(parents=True)
-        Writer(folder, decoder_shapes(PARAMS), 3, 4, None, False).write()
+        large_checkpoint.write(folder, large_checkpoint.decoder(PARAMS), 3, 4)
         return buckets, folder
 
     def bytes_asked_for_twice(self, store):

@@ -18,23 +18,18 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 import types
 
 import bucket_faults
-import oracle
+import large_checkpoint
 import tools
 from bucket_faults import MESSAGE
 from cli_common import tree as whole_tree
 from object_server import KEY, SECRET, Store, environment, serving
 from tools import filled
-
-sys.path[:0] = [str(pathlib.Path(os.environ["DSCKPT_SOURCE"]) / "tests" / "bench")]
-
-from bench_checkpoint import Writer, decoder_shapes
 
 # What may pass, and is asked for again.
 PASSING = ("delay", "drop", "reset", "cut", "stall", 500, 503, 429, "lost", "error in 200", "done, error in 200", 409)
@@ -88,9 +83,9 @@ class Campaign:
 
     def __init__(self, folder, seed):
         self.folder, self.seed = folder, seed
-        self.sources = {name: oracle.case_named(name).load_dir for name in CASES}
+        self.sources = {name: tools.case_named(name).load_dir for name in CASES}
         self.sources[LARGE] = folder / LARGE
-        Writer(folder / LARGE, decoder_shapes(5_000_000), 3, 2, None, False).write()
+        large_checkpoint.write(folder / LARGE, large_checkpoint.decoder(5_000_000), 3, 2)
         self.expected, self.counts = {}, {}
         for name, source in self.sources.items():
             for command in COMMANDS:

@@ -8,23 +8,18 @@ import pathlib
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 
 import cli_common
+import large_checkpoint
 import object_server
-import oracle
 import tools
+import torch_files
 from bucket_case import BucketCase, masked
 from bucket_input_test import ALL, CONVERSIONS, TESTDATA, inputs
 from cli_common import tree as whole_tree
-from safetensors.torch import load_file
 from tools import filled
-
-sys.path[:0] = [str(pathlib.Path(os.environ["DSCKPT_SOURCE"]) / "tests" / "bench")]
-
-from bench_checkpoint import Writer, decoder_shapes
 
 CASE = "z3_bf16_full_subgroups_w4"
 SHARDED = ("--safe-serialization", "--max-shard-size", "4KB")
@@ -47,7 +42,7 @@ class BucketOutputTest(BucketCase):
         self.stores = self.new_path("stores")
         self.bucket = self.stores / "models"
         self.bucket.mkdir(parents=True)
-        self.source = oracle.case_named(CASE).load_dir
+        self.source = tools.case_named(CASE).load_dir
 
     def store(self, **options):
         return self.serve(self.stores, **options)
@@ -124,20 +119,20 @@ class SameTest(BucketOutputTest):
                                                       for path, data in expected.items()})
 
     def test_libraries_load_what_is_there(self):
-        case = oracle.case_named(CASE)
+        case = tools.case_named(CASE)
         with self.store():
             for folder, *options in (["bin"], ["safetensors", "--safe-serialization"]):
                 done = self.zero_to_fp32(self.source, f"s3://models/{folder}", *options)
                 self.assertEqual(done.returncode, 0, done.stderr)
-        loaded = oracle.load_bin(self.bucket / "bin" / "pytorch_model.bin")
-        whole = load_file(self.bucket / "safetensors" / "model.safetensors")
+        loaded = torch_files.load(self.bucket / "bin" / "pytorch_model.bin")
+        whole = torch_files.load_file(self.bucket / "safetensors" / "model.safetensors")
         for tensors, expected in ((loaded, case.truth()), (whole, case.without_aliases(case.truth()))):
             self.assertEqual(set(tensors), set(expected))
             for name, value in expected.items():
-                self.assertTrue(oracle.same_bits(tensors[name], value), name)
+                self.assertTrue(torch_files.same_bits(tensors[name], value), name)
 
     def test_one_folder_a_tag(self):
-        source = oracle.case_named("hf_trainer_llama_z3_bf16_w2").load_dir
+        source = tools.case_named("hf_trainer_llama_z3_bf16_w2").load_dir
         with self.store():
             done = self.zero_to_fp32(source, "s3://models/new", "--tag", "all", "--json")
             self.assertEqual(done.returncode, 0, done.stderr)
@@ -153,7 +148,7 @@ class PartsTest(BucketOutputTest):
     def setUp(self):
         super().setUp()
         self.large = self.new_path("large")
-        Writer(self.large, decoder_shapes(20_000_000), 3, 2, None, False).write()
+        large_checkpoint.write(self.large, large_checkpoint.decoder(20_000_000), 3, 2)
 
     def test_outputs_of_many_parts(self):
         for options in (("--safe-serialization",), ("--dtype", "bf16", "--verify-output"),
@@ -483,7 +478,7 @@ class UploadFaultTest(BucketOutputTest):
     def setUp(self):
         super().setUp()
         self.large = self.new_path("large")
-        Writer(self.large, decoder_shapes(3_000_000), 2, 1, None, False).write()
+        large_checkpoint.write(self.large, large_checkpoint.decoder(3_000_000), 2, 1)
         self.expected = self.new_path("expected")
         self.assertEqual(self.zero_to_fp32(self.large, self.expected).returncode, 0)
 

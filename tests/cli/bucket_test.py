@@ -15,7 +15,6 @@ import unittest.mock
 
 import cli_common
 import object_server
-import oracle
 import tools
 from bucket_case import BucketCase
 
@@ -42,7 +41,7 @@ class BucketTest(BucketCase):
     def upload(self, name):
         """A case's load folder as s3://models/runs/NAME: (where it lies, its URL)."""
         where = self.bucket / "runs" / name
-        shutil.copytree(oracle.case_named(name).load_dir, where)
+        shutil.copytree(tools.case_named(name).load_dir, where)
         return where, f"s3://models/runs/{name}"
 
     def store(self, **options):
@@ -96,7 +95,7 @@ class BucketTest(BucketCase):
     def test_a_tags_folder_and_what_lies_beside_it(self):
         with self.store():
             where, url = self.upload("hf_trainer_llama_z3_bf16_w2")
-            tag = oracle.case_named("hf_trainer_llama_z3_bf16_w2").facts["tag"]
+            tag = tools.case_named("hf_trainer_llama_z3_bf16_w2").facts["tag"]
             self.assert_same_output("zero-to-fp32", where / tag, f"{url}/{tag}", "--safe-serialization")
 
     def test_listings_of_many_pages(self):
@@ -130,7 +129,7 @@ class BucketTest(BucketCase):
             done = self.tool("ckpt-pack", "pack", where, packed)
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assert_same_output("zero-to-fp32", where, "s3://models/packed")
-            tag = oracle.case_named("z2_fp32_full_w3").facts["tag"]
+            tag = tools.case_named("z2_fp32_full_w3").facts["tag"]
             other = self.bucket / "other" / tag
             other.mkdir(parents=True)
             whole = self.new_path()
@@ -183,7 +182,7 @@ class BucketTest(BucketCase):
     def test_urls_that_are_none(self):
         for url in ("s3://", "s3://b/../c", "s3://b//c", "https://us er/folder", "gs://b/c"):
             self.assertEqual(self.zero_to_fp32(url, self.new_path()).returncode, 2, url)
-            self.assertEqual(self.zero_to_fp32(oracle.case_named("z2_bf16_w2").load_dir, url).returncode, 2, url)
+            self.assertEqual(self.zero_to_fp32(tools.case_named("z2_bf16_w2").load_dir, url).returncode, 2, url)
         self.assertFalse(pathlib.Path("s3:").exists())
 
     def test_a_few_faults_change_nothing(self):

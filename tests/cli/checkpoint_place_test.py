@@ -4,9 +4,8 @@ import re
 import shutil
 
 import cli_common
-import oracle
+import torch_files
 from cli_common import CliTest, tree
-from oracle import load_bin
 
 SMALL = "z2_bf16_w2"
 BIN = "pytorch_model.bin"
@@ -15,13 +14,13 @@ BIN = "pytorch_model.bin"
 class CheckpointPlaceTest(CliTest):
 
     def assert_same_weights(self, scratch, *sources, arguments=()):
-        expected = load_bin(self.convert(scratch.case.load_dir) / BIN)
+        expected = torch_files.load(self.convert(scratch.case.load_dir) / BIN)
         for source in sources:
             with self.subTest(source=source):
-                tensors = load_bin(self.convert(source, *arguments) / BIN)
+                tensors = torch_files.load(self.convert(source, *arguments) / BIN)
                 self.assertEqual(list(tensors), list(expected))
                 for name, value in expected.items():
-                    self.assertTrue(oracle.same_bits(tensors[name], value), name)
+                    self.assertTrue(torch_files.same_bits(tensors[name], value), name)
 
     def test_a_folder_with_latest_a_tag_or_the_tag_folder(self):
         for name in [SMALL, "z3_fp32_w3", "z0_bf16_w2"]:

@@ -1,96 +1,24 @@
-"""What the command-line tests share: scratch copies of test checkpoints, edits of them, and what must hold
-after every refusal.
+"""What the command-line tests share: scratch copies of test checkpoints, and what must hold after every refusal.
 
-The tests need no DeepSpeed: its classes in the shards are stood in for while a shard is edited.
+The tests need Python alone, and NumPy where they look at values: edits.py and support/torch_files.py. What needs torch
+is in tests/oracle.
 """
-import collections
 import contextlib
-import copyreg
 import hashlib
 import json
 import os
 import pathlib
-import pickle
 import shutil
 import stat
 import struct
 import sys
 import tempfile
-import types
 import unittest
 import zipfile
 
 import lost_race
-import oracle
 import tools
-import torch
 from tools import run_tool
-
-
-class _StandIn:
-    """An object of a class that is not here, kept as it was pickled."""
-    __slots__ = ("__dict__", "_arguments")
-
-    def __new__(cls, *arguments):
-        self = object.__new__(cls)
-        self._arguments = arguments
-        return self
-
-    def __init__(self, *arguments):
-        pass
-
-    def __reduce_ex__(self, protocol):
-        if self._arguments:
-            return type(self), self._arguments
-        return copyreg.__newobj__, (type(self),), self.__dict__
-
-
-class _Unpickler(pickle.Unpickler):
-
-    def find_class(self, module, name):
-        if module.split(".")[0] != "deepspeed":
-            return super().find_class(module, name)
-        parts = module.split(".")
-        for end in range(1, len(parts) + 1):  # pickle imports a class's module before it saves an object
-            home = sys.modules.setdefault(".".join(parts[:end]), types.ModuleType(".".join(parts[:end])))
-            home.__dict__.setdefault("__path__", [])
-        if not hasattr(home, name):
-            setattr(home, name, type(name, (_StandIn,), {"__module__": module, "__slots__": ()}))
-        return getattr(home, name)
-
-
-_PICKLE = types.SimpleNamespace(Unpickler=_Unpickler, load=pickle.load, __name__="pickle")
-
-
-def load_shard(path):
-    return torch.load(path, weights_only=False, pickle_module=_PICKLE)
-
-
-@contextlib.contextmanager
-def edited(path, **options):
-    """The unpickled shard; what the block makes of it is saved under the same name."""
-    state = load_shard(path)
-    yield state
-    torch.save(state, path, **options)
-
-
-class Reduced:
-    """Pickled as a call of `function` with `arguments`."""
-
-    def __init__(self, function, *arguments):
-        self.call = function, arguments
-
-    def __reduce__(self):
-        return self.call
-
-
-def fake_tensor(storage, offset, size, stride):
-    """A tensor with a geometry that torch itself would not allow."""
-    return Reduced(torch._utils._rebuild_tensor_v2, storage, offset, size, stride, False, collections.OrderedDict())
-
-
-def fake_size(*sizes):
-    return Reduced(torch.Size, sizes)
 
 
 def record_extent(path, name):
@@ -186,8 +114,9 @@ class Scratch:
 
     @contextlib.contextmanager
     def optimizer(self, rank):
-        with edited(self.optim(rank)) as state:
-            yield state["optimizer_state_dict"]
+        from edits import optimizer  # and NumPy, where shards are edited
+        with optimizer(self.optim(rank)) as state:
+            yield state
 
 
 class CliTest(unittest.TestCase):
@@ -215,7 +144,7 @@ class CliTest(unittest.TestCase):
         self.made = 0
 
     def scratch(self, name):
-        case = oracle.case_named(name)
+        case = tools.case_named(name)
         self.made += 1
         return Scratch(case, self.root / f"ckpt{self.made}")
 
@@ -255,7 +184,7 @@ class CliTest(unittest.TestCase):
     def assert_converts(self, source, *arguments):
         """A run that must succeed, as safetensors; name -> tensor."""
         output = self.convert(source, "--safe-serialization", *arguments)
-        return oracle.load_file(output / "model.safetensors")
+        return tools.Case.load_file(output / "model.safetensors")
 
     def json_lines(self, text):
         lines = [json.loads(line) for line in text.splitlines()]
@@ -304,7 +233,7 @@ class CliTest(unittest.TestCase):
 
 
 def all_cases():
-    return oracle.all_cases()
+    return tools.all_cases()
 
 
 def main():

@@ -6,10 +6,9 @@ import shutil
 import subprocess
 
 import cli_common
-import torch
+import torch_files
 from cli_common import CliTest
 from pseudo_terminal import Terminal
-from safetensors.torch import save_file
 
 TOOLS = ["ckpt-inspect", "ckpt-pack", "reshard", "to-dcp", "to-universal", "zero-to-fp32"]
 BIN = pathlib.Path(os.environ["DSCKPT_BIN"])
@@ -198,7 +197,7 @@ class BashTest(ManualTest):
 
     def test_no_name_in_a_file_is_run_by_the_shell(self):
         bad = self.root / "bad.safetensors"
-        save_file({name: torch.zeros(1) for name in ("good", "g$(touch ran)", "g`touch ran`", "g;touch ran", "g a")}, bad)
+        torch_files.save_file({name: torch_files.zeros(1) for name in ("good", "g$(touch ran)", "g`touch ran`", "g;touch ran", "g a")}, bad)
         self.assertEqual(self.complete("ckpt-inspect", "where", bad.name, "g"), ["good"])
         for name in ("$(touch ran)", "a b"):
             (self.root / name).mkdir()

@@ -1,4 +1,4 @@
-"""ckpt-inspect diff: conversions change nothing, and what does change is found, with torch's numbers."""
+"""ckpt-inspect diff: conversions change nothing, and what does change is found, with NumPy's numbers."""
 import json
 import math
 import os
@@ -7,43 +7,43 @@ from fractions import Fraction
 
 import cli_common
 import numpy
-import oracle
-import safetensors.torch
-import torch
+import tools
+import torch_files
 from cli_common import CliTest
+from edits import edited
 from pseudo_terminal import Terminal
 
-ORDERED = {torch.float64: numpy.int64, torch.float32: numpy.int32, torch.float16: numpy.int16,
-           torch.bfloat16: numpy.int16}
+LARGEST = {"float64": numpy.finfo("f8").max, "float32": numpy.finfo("f4").max, "float16": 65504,
+           "bfloat16": float.fromhex("0x1.fep127")}
 
 
 def bits_of(tensor):
-    return tensor.contiguous().reshape(-1).view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-                                                [tensor.element_size()]).numpy()
+    return numpy.ascontiguousarray(tensor.array).reshape(-1).view(f"i{tensor.element_size()}")
 
 
-def ordered(tensor):
-    """Floating numbers, a vector, as integers in the same order, one for each; both zeros are 0."""
-    bits = bits_of(tensor).astype(object)
-    smallest = -(1 << (8 * tensor.element_size() - 1))
-    return [value if value >= 0 else smallest - value for value in bits]
+def ordered(bits):
+    """Floating numbers as integers in the same order, one for each; both zeros are 0."""
+    smallest = -(1 << (8 * bits.itemsize - 1))
+    return [value if value >= 0 else smallest - value for value in bits.astype(object)]
 
 
 def expected_difference(a, b):
-    """The numbers of "values" in the JSON, by torch and numpy."""
-    differs = torch.from_numpy(bits_of(a) != bits_of(b))
-    x, y = a.reshape(-1).double(), b.reshape(-1).double()
-    absolute = torch.where(x == y, 0.0, (x - y).abs())
-    absolute = torch.where(differs & absolute.isnan(), math.inf, absolute.nan_to_num(0.0, math.inf))
-    relative = torch.where(absolute == 0, 0.0, absolute / y.abs()).nan_to_num(math.inf, math.inf)
-    countable = differs & ~x.isnan() & ~y.isnan()
-    ulps = [abs(p - q) for p, q in zip(ordered(a.reshape(-1)[countable]), ordered(b.reshape(-1)[countable]))]
-    largest = int(torch.where(differs, absolute, -1.0).argmax())
+    """The numbers of "values" in the JSON, by NumPy."""
+    differs = bits_of(a) != bits_of(b)
+    x, y = (each.values.reshape(-1).astype("f8") for each in (a, b))
+    with numpy.errstate(all="ignore"):
+        absolute = numpy.where(x == y, 0.0, numpy.abs(x - y))
+        absolute = numpy.where(differs & numpy.isnan(absolute), math.inf, numpy.nan_to_num(absolute, posinf=math.inf))
+        relative = numpy.nan_to_num(numpy.where(absolute == 0, 0.0, absolute / numpy.abs(y)), nan=math.inf,
+                                    posinf=math.inf)
+    countable = differs & ~numpy.isnan(x) & ~numpy.isnan(y)
+    ulps = [abs(p - q) for p, q in zip(ordered(bits_of(a)[countable]), ordered(bits_of(b)[countable]))]
+    largest = int(numpy.where(differs, absolute, -1.0).argmax())
     def number(value):
-        return value if math.isfinite(value) else None
-    return {"count": a.numel(), "differing": int(differs.sum()), "max_absolute": number(absolute.max().item()),
-            "max_relative": number(relative.max().item()), "max_ulps": max(ulps, default=0), "index": largest,
-            "a": number(x[largest].item()), "b": number(y[largest].item())}
+        return float(value) if math.isfinite(value) else None
+    return {"count": a.numel(), "differing": int(differs.sum()), "max_absolute": number(absolute.max()),
+            "max_relative": number(relative.max()), "max_ulps": max(ulps, default=0), "index": largest,
+            "a": number(x[largest]), "b": number(y[largest])}
 
 
 class DiffTest(CliTest):
@@ -69,13 +69,13 @@ class DiffTest(CliTest):
         folder = self.new_path("weights")
         folder.mkdir()
         if name.endswith(".safetensors"):
-            safetensors.torch.save_file(tensors, folder / name)
+            torch_files.save_file(tensors, folder / name)
         else:
-            torch.save(tensors, folder / name)
+            torch_files.save(tensors, folder / name)
         return folder
 
     def case(self, name):
-        case = oracle.case_named(name)
+        case = tools.case_named(name)
         return case
 
     def assert_values(self, values, a, b, outside=None):
@@ -87,7 +87,7 @@ class DiffTest(CliTest):
         self.assertEqual({key: values[key] for key in expected}, expected)
 
     def test_every_conversion_to_fp32_is_bit_equal(self):
-        for case in oracle.all_cases():
+        for case in tools.all_cases():
             with self.subTest(case=case.name):
                 data = self.assert_equal(case.load_dir, self.convert(case.load_dir, "--safe-serialization"))
                 elements = {case.tied.get(name, name): value.numel() for name, value in case.truth().items()}
@@ -126,7 +126,7 @@ class DiffTest(CliTest):
                     self.assertGreaterEqual(data["total"]["count"], values)
 
     def mp_case(self, name):
-        case = oracle.case_named(name)
+        case = tools.case_named(name)
         return case
 
     def test_a_pipelines_checkpoint_is_compared_with_weights(self):
@@ -146,14 +146,14 @@ class DiffTest(CliTest):
         scratch = cli_common.Scratch(case, self.root / "edited")
         self.assert_equal(case.load_dir, scratch.folder, "--states")
         path, = scratch.tag.glob("*zero_pp_rank_0_mp_rank_01_optim_states.pt")
-        with cli_common.edited(path) as state, torch.no_grad():
+        with edited(path) as state:
             flat = state["optimizer_state_dict"]["single_partition_of_fp32_groups"][0]
             # An element of a parameter that the ranks share, not of one that each has.
             live = case.expected("live")
             shared = [(name, slice_.reshape(-1)[0]) for name, slice_ in live.items() if name.endswith("|fp32|pp0|tp1|ep0")
-                      and not torch.equal(slice_, live[name.replace("tp1", "tp0")])]
-            name, before = next((n.split("|")[0], v) for n, v in shared if (flat == v).sum() == 1)
-            flat[flat == before] += 0.5
+                      and not torch_files.equal(slice_, live[name.replace("tp1", "tp0")])]
+            name, before = next((n.split("|")[0], v) for n, v in shared if (flat.values == v.values).sum() == 1)
+            flat[flat.values == before.values] += 0.5
         tensor, = self.diff(case.load_dir, scratch.folder, code=1)["tensors"]
         values = tensor["values"]
         self.assertEqual((tensor["name"], values["differing"], values["a"], values["b"]),
@@ -179,13 +179,13 @@ class DiffTest(CliTest):
         self.assertEqual({(t["name"], t["verdict"]) for t in data["tensors"]},
                          {(alias, "only in A"), (owner, "only in A")})
 
-    def test_what_training_changed_is_what_torch_says(self):
+    def test_what_training_changed_is_what_numpy_says(self):
         a = {name: value for name, value in self.case("z2_fp32_full_w3").truth().items()}
-        torch.manual_seed(1)
-        b = {name: value + 1e-3 * torch.randn_like(value) if value.is_floating_point() and i % 2 else value
+        random = numpy.random.default_rng(1)
+        b = {name: value + 1e-3 * random.standard_normal(value.shape) if value.is_floating_point() and i % 2 else value
              for i, (name, value) in enumerate(a.items())}
         data = self.diff(self.case("z2_fp32_full_w3").load_dir, self.weights("pytorch_model.bin", **b), code=1)
-        changed = {name for name in a if not oracle.same_bits(a[name], b[name])}
+        changed = {name for name in a if not torch_files.same_bits(a[name], b[name])}
         self.assertGreater(len(changed), 5)
         self.assertEqual({t["name"] for t in data["tensors"]}, changed)
         for tensor in data["tensors"]:
@@ -198,7 +198,7 @@ class DiffTest(CliTest):
 
     def test_one_edited_element_of_a_shard_is_found(self):
         scratch = self.scratch("z3_fp32_full_w2")
-        with scratch.optimizer(1) as state, torch.no_grad():
+        with scratch.optimizer(1) as state:
             flat = state["fp32_flat_groups"][0]
             before = flat[3].item()
             flat[3] += 0.25
@@ -210,17 +210,17 @@ class DiffTest(CliTest):
         self.assertEqual(truth[values["index"]].item(), before)
 
     def test_ulps_and_special_values(self):
-        for dtype in ORDERED:
+        for dtype, largest in LARGEST.items():
             with self.subTest(dtype=dtype):
-                torch.manual_seed(2)
-                a = torch.randn(3000).to(dtype)
+                a = torch_files.randn(3000, dtype=dtype)
                 b = a.clone()
-                b[5] = torch.nextafter(b[5].float(), torch.tensor(9.0)).to(dtype) if dtype == torch.float32 else -b[5]
-                b[2047], b[2048] = b[2047] * 1.5, 0.0
+                b[5] = numpy.nextafter(b[5].values, numpy.float32(9)) if dtype == "float32" else -b[5].item()
+                b[2047] *= 1.5
+                b[2048] = 0.0
                 a[7], b[7] = 0.0, -0.0
                 a[8], b[8] = math.inf, math.inf
                 self.assert_values(self.diff(self.weights(x=a), self.weights(x=b), code=1)["tensors"][0]["values"], a, b)
-                a[9] = torch.finfo(dtype).max
+                a[9] = largest
                 b[9] = math.inf
                 self.assert_values(self.diff(self.weights(x=a), self.weights(x=b), code=1)["tensors"][0]["values"], a, b)
                 a[9] = math.nan
@@ -228,7 +228,7 @@ class DiffTest(CliTest):
                 self.assert_equal(self.weights(x=a), self.weights("pytorch_model.bin", x=a))
 
     def test_signed_zeros_differ_in_bits_and_by_nothing(self):
-        a, b = self.weights(x=torch.zeros(4)), self.weights(x=-torch.zeros(4))
+        a, b = self.weights(x=torch_files.zeros(4)), self.weights(x=torch_files.full(4, value=-0.0))
         values = self.diff(a, b, code=1)["tensors"][0]["values"]
         self.assertEqual((values["differing"], values["max_absolute"], values["max_ulps"], values["index"]),
                          (4, 0, 0, 0))
@@ -236,7 +236,7 @@ class DiffTest(CliTest):
         self.assertEqual(data["counts"]["within"], 1)
 
     def test_integers_and_booleans_are_compared(self):
-        a = {"i": torch.arange(100), "b": torch.arange(100) % 3 == 0}
+        a = {"i": torch_files.arange(100), "b": torch_files.tensor(numpy.arange(100) % 3 == 0)}
         b = {"i": a["i"].clone(), "b": a["b"].clone()}
         b["i"][60] -= 7
         b["b"][[1, 2]] = True
@@ -247,7 +247,7 @@ class DiffTest(CliTest):
     def test_large_integers_are_subtracted_as_integers(self):
         pairs = {"i": ([2**53, 2**60 + 1, -2**60], [2**53 + 1, 2**60, -2**60]),
                  "range": ([-2**63, 5], [2**63 - 1, 5])}
-        folders = [self.weights(**{name: torch.tensor(pair[side]) for name, pair in pairs.items()}) for side in (0, 1)]
+        folders = [self.weights(**{name: torch_files.tensor(pair[side]) for name, pair in pairs.items()}) for side in (0, 1)]
         tensors = {t["name"]: t["values"] for t in self.diff(*folders, code=1)["tensors"]}
         for name, (a, b) in pairs.items():
             distances = [abs(p - q) for p, q in zip(a, b)]
@@ -268,7 +268,7 @@ class DiffTest(CliTest):
                              ("values" if outside else "within", outside), tolerance)
 
     def test_tolerances_may_be_infinite_and_not_negative(self):
-        folders = self.weights(x=torch.tensor([1.0, 2.0])), self.weights(x=torch.tensor([5.0, 2.0]))
+        folders = self.weights(x=torch_files.tensor([1.0, 2.0])), self.weights(x=torch_files.tensor([5.0, 2.0]))
         for tolerance in ["--atol=inf", "--rtol=inf", "--atol=4", "--rtol=1e0"]:
             self.diff(*folders, tolerance, code=0)
         for value in ["-1", "-inf", "nan", "x", "1x"]:
@@ -276,41 +276,41 @@ class DiffTest(CliTest):
             self.assertRegex(error["message"], f"^--atol: '{value}' is not a number of at least 0$")
 
     def test_a_match_that_finds_nothing_is_a_bad_call(self):
-        a, b = self.weights(x=torch.ones(1)), self.weights(x=torch.ones(1), new=torch.ones(1))
+        a, b = self.weights(x=torch_files.ones(1)), self.weights(x=torch_files.ones(1), new=torch_files.ones(1))
         error = self.error_of(self.tool("ckpt-inspect", "diff", a, b, "--json", "--match=zzz"), 2)
         self.assertEqual(error["message"], "no tensor's name matches 'zzz'")
         self.assertEqual(self.diff(a, b, "--match=new", code=1)["counts"]["only in B"], 1)
 
     def test_one_tensor_is_not_called_tensors(self):
-        a, b = self.weights(x=torch.ones(1)), self.weights(x=torch.zeros(1))
+        a, b = self.weights(x=torch_files.ones(1)), self.weights(x=torch_files.zeros(1))
         self.assertEqual(self.tool("ckpt-inspect", "diff", a, a).stdout, "1 tensor, bit-equal\n")
         self.assertEqual(self.tool("ckpt-inspect", "diff", a, b).stdout.splitlines()[-1],
                          "1 tensor, 1 of other values; 1 of 1 element differs, by at most 1 in 'x'")
 
     def test_tolerances_are_those_of_allclose(self):
-        torch.manual_seed(8)
-        a = torch.randn(5000)
-        b = a * (1 + 1e-4 * torch.randn(5000)) + 1e-5 * torch.randn(5000)
+        noise = [torch_files.randn(5000).values for _ in range(2)]
+        a = torch_files.randn(5000)
+        b = torch_files.tensor(a.values * (1 + 1e-4 * noise[0]) + 1e-5 * noise[1], "float32")
         folders = self.weights(x=a), self.weights(x=b)
         codes = set()
         for atol, rtol in [(0, 0), (1e-3, 0), (1e-5, 1e-4), (5e-5, 4e-4), (0, 1e-3), (1e-4, 1e-3)]:
-            within = torch.isclose(a.double(), b.double(), rtol=rtol, atol=atol)
+            within = numpy.isclose(a.values.astype("f8"), b.values.astype("f8"), rtol, atol)
             codes.add(code := 0 if within.all() else 1)
             data = self.diff(*folders, f"--atol={atol}", f"--rtol={rtol}", code=code)
             tensor, = data["tensors"]
             self.assertEqual(tensor["verdict"], "values" if code else "within")
             self.assert_values(tensor["values"], a, b, outside=int((~within).sum()))
         self.assertEqual(codes, {0, 1})
-        nan = self.weights(x=torch.tensor([1.0, math.nan])), self.weights(x=torch.tensor([1.0, 2.0]))
+        nan = self.weights(x=torch_files.tensor([1.0, math.nan])), self.weights(x=torch_files.tensor([1.0, 2.0]))
         self.diff(*nan, "--atol=1e9", code=1)
-        infinite = self.weights(x=torch.tensor([1.0, 3.0])), self.weights(x=torch.tensor([1.0, math.inf]))
+        infinite = self.weights(x=torch_files.tensor([1.0, 3.0])), self.weights(x=torch_files.tensor([1.0, math.inf]))
         self.diff(*infinite, "--rtol=0.5", code=1)
 
     def test_names_shapes_and_types_that_changed(self):
-        a = self.weights(same=torch.ones(3), gone=torch.ones(2), reshaped=torch.ones(2, 3), cast=torch.ones(4),
-                         counted=torch.ones(2, dtype=torch.int64))
-        b = self.weights("pytorch_model.bin", same=torch.ones(3), new=torch.ones(2), reshaped=torch.ones(3, 2),
-                         cast=torch.ones(4).bfloat16(), counted=torch.ones(2, dtype=torch.int32))
+        a = self.weights(same=torch_files.ones(3), gone=torch_files.ones(2), reshaped=torch_files.ones(2, 3), cast=torch_files.ones(4),
+                         counted=torch_files.ones(2, dtype="int64"))
+        b = self.weights("pytorch_model.bin", same=torch_files.ones(3), new=torch_files.ones(2), reshaped=torch_files.ones(3, 2),
+                         cast=torch_files.ones(4).to("bfloat16"), counted=torch_files.ones(2, dtype="int32"))
         data = self.diff(a, b, code=1)
         self.assertEqual({t["name"]: t["verdict"] for t in data["tensors"]},
                          {"gone": "only in A", "new": "only in B", "reshaped": "shape", "cast": "dtype",
@@ -327,11 +327,11 @@ class DiffTest(CliTest):
         self.diff(a, b, "--match=same", code=0)
 
     def test_prefixes_are_stripped_from_both(self):
-        a = self.weights(**{"module.x": torch.ones(3), "y": torch.zeros(2)})
-        b = self.weights(**{"x": torch.ones(3), "model.y": torch.zeros(2)})
+        a = self.weights(**{"module.x": torch_files.ones(3), "y": torch_files.zeros(2)})
+        b = self.weights(**{"x": torch_files.ones(3), "model.y": torch_files.zeros(2)})
         self.assertEqual(self.diff(a, b, code=1)["counts"]["equal"], 0)
         self.assert_equal(a, b, "--strip-prefix=module.", "--strip-prefix=model.")
-        clash = self.weights(**{"module.x": torch.ones(3), "x": torch.zeros(2)})
+        clash = self.weights(**{"module.x": torch_files.ones(3), "x": torch_files.zeros(2)})
         self.error_of(self.tool("ckpt-inspect", "diff", clash, b, "--json", "--strip-prefix=module."), 2)
 
     def test_tags_are_chosen_for_each_side(self):
@@ -341,11 +341,10 @@ class DiffTest(CliTest):
         self.error_of(self.tool("ckpt-inspect", "diff", case.load_dir, case.load_dir, "--tag-b=nope", "--json"), 3)
 
     def test_the_number_of_threads_changes_nothing(self):
-        torch.manual_seed(9)
-        a = torch.randn(1_000_003)
+        a = torch_files.randn(1_000_003)
         b = a.clone()
-        b[::1000] = a.max() + 1
-        folders = self.weights(x=a, y=torch.ones(700_000)), self.weights(x=b, y=torch.zeros(700_000))
+        b[::1000] = a.values.max() + 1
+        folders = self.weights(x=a, y=torch_files.ones(700_000)), self.weights(x=b, y=torch_files.zeros(700_000))
         outputs = {self.tool("ckpt-inspect", "diff", *folders, "--json", f"--threads={n}").stdout for n in (1, 2, 8)}
         self.assertEqual(len(outputs), 1)
         tensor = json.loads(outputs.pop())["data"]["tensors"][0]
@@ -358,7 +357,7 @@ class DiffTest(CliTest):
         self.assertEqual((done.returncode, done.stdout), (0, f"{count} tensors, bit-equal\n"))
         done = self.tool("ckpt-inspect", "diff", case.load_dir, case.load_dir, "--all")
         self.assertEqual(len(done.stdout.splitlines()), count + 1)
-        a, b = self.weights(x=torch.tensor([1.0, 2.0]), y=torch.ones(1)), self.weights(x=torch.tensor([1.0, 2.5]), y=torch.ones(1))
+        a, b = self.weights(x=torch_files.tensor([1.0, 2.0]), y=torch_files.ones(1)), self.weights(x=torch_files.tensor([1.0, 2.5]), y=torch_files.ones(1))
         done = self.tool("ckpt-inspect", "diff", a, b)
         self.assertEqual(done.returncode, 1)
         row, summary = done.stdout.splitlines()
@@ -367,7 +366,7 @@ class DiffTest(CliTest):
                                   "1 of 3 elements differs, by at most 0.5 in 'x'")
 
     def test_bad_calls_have_their_exit_codes(self):
-        good = self.weights(x=torch.ones(1))
+        good = self.weights(x=torch_files.ones(1))
         for code, arguments in [(2, [good]), (2, [good, self.root / "nowhere"]), (2, [good, good, "--as=int8"]),
                                 (2, [good, good, "--atol=-1"]), (2, [good, good, "--match=("]), (3, [good, self.tmp])]:
             self.error_of(self.tool("ckpt-inspect", "diff", "--json", *arguments), code)
@@ -383,7 +382,7 @@ class DiffForPeopleTest(CliTest):
         return text.replace("\r\n", "\n")
 
     def test_what_differs_in_types_alone_is_folded_and_the_next_command_is_named(self):
-        case = oracle.case_named("hf_trainer_gpt2_z2_bf16_w2")
+        case = tools.case_named("hf_trainer_gpt2_z2_bf16_w2")
         narrow = self.convert(case.load_dir, "--dtype", "bf16", "--safe-serialization")
         text = self.on_terminal(case.load_dir, narrow, code=1)
         rows = [line for line in text.splitlines() if " dtype " in line]
@@ -397,12 +396,12 @@ class DiffForPeopleTest(CliTest):
         self.assertEqual(piped.stdout.count("\tdtype\t"), 28)
 
     def test_types_are_not_said_to_be_all_where_values_differ_too(self):
-        case = oracle.case_named("hf_trainer_gpt2_z2_bf16_w2")
+        case = tools.case_named("hf_trainer_gpt2_z2_bf16_w2")
         narrow = self.convert(case.load_dir, "--dtype", "bf16", "--safe-serialization", "--keep-fp32", "wte")
         path = narrow / "model.safetensors"
-        tensors = safetensors.torch.load_file(path)
+        tensors = torch_files.load_file(path)
         tensors["transformer.wte.weight"][0, 0] += 1
-        safetensors.torch.save_file(tensors, path)
+        torch_files.save_file(tensors, path)
         self.assertNotIn("only types differ", self.on_terminal(case.load_dir, narrow, code=1))
 
 

@@ -12,26 +12,13 @@ import sys
 import time
 
 import cli_common
-import torch
+import large_checkpoint
+import torch_files
 from cli_common import CliTest, snapshot
 
 NOBODY = 65534
 # A run that writes this much can be caught in the middle.
 ELEMENTS = 24 << 20
-
-
-def write_checkpoint(folder, elements):
-    """A checkpoint of stage 2 with one rank and one parameter, as far as it is read."""
-    tag = folder / "global_step1"
-    tag.mkdir(parents=True)
-    (folder / "latest").write_text(tag.name)
-    common = {"ds_version": "0.19.8", "ds_config": {}}
-    torch.save({"module": {}, "buffer_names": [], "param_shapes": [{"weight": torch.Size([elements])}],
-                "dp_world_size": 1, "global_steps": 1, **common}, tag / "mp_rank_00_model_states.pt")
-    torch.save({"optimizer_state_dict": {
-        "single_partition_of_fp32_groups": [torch.arange(elements, dtype=torch.float32)], "zero_stage": 2,
-        "partition_count": [1], "group_paddings": [0], "base_optimizer_state": {"param_groups": [{"params": [0]}]}}, **common},
-        tag / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
 
 
 class FaultTest(CliTest):
@@ -159,7 +146,7 @@ class InterruptedTest(FaultTest):
     def setUp(self):
         super().setUp()
         self.ckpt = self.root / "large"
-        write_checkpoint(self.ckpt, ELEMENTS)
+        large_checkpoint.write_one(self.ckpt, ELEMENTS)
 
     @staticmethod
     def is_being_written(output):
@@ -190,7 +177,7 @@ class InterruptedTest(FaultTest):
 
     def test_the_checkpoint_converts_when_left_alone(self):
         tensors = self.assert_converts(self.ckpt)
-        self.assertTrue(torch.equal(tensors["weight"], torch.arange(ELEMENTS, dtype=torch.float32)))
+        self.assertTrue(torch_files.equal(tensors["weight"], torch_files.arange(ELEMENTS, dtype="float32")))
 
     def test_interrupt_and_termination_leave_nothing(self):
         before = snapshot(self.ckpt)
@@ -269,7 +256,7 @@ class SharedDiskTest(FaultTest):
     def setUp(self):
         super().setUp()
         self.ckpt = self.root / "large"
-        write_checkpoint(self.ckpt, 1 << 20)
+        large_checkpoint.write_one(self.ckpt, 1 << 20)
 
     def test_a_rate_is_not_exceeded(self):
         expected = self.convert(self.ckpt)
@@ -383,7 +370,7 @@ class HeardTest(FaultTest):
 
     def test_while_it_reads_writes_and_packs(self):
         folder = self.root / "large"
-        write_checkpoint(folder, ELEMENTS)
+        large_checkpoint.write_one(folder, ELEMENTS)
         folder = str(folder)
         self.check("zero-to-fp32", folder, "OUT", "--threads=1")
         self.check("zero-to-fp32", folder, "OUT", "--io=buffered", "--verify-output")
@@ -411,7 +398,7 @@ class OpeningTest(FaultTest):
 
     def test_an_interrupt_is_heard_while_a_file_is_being_opened(self):
         checkpoint = self.root / "bomb"
-        write_checkpoint(checkpoint, 10)
+        large_checkpoint.write_one(checkpoint, 10)
         path = checkpoint / "global_step1" / "mp_rank_00_model_states.pt"
         with open(path, "wb") as file:
             file.write(b"PK\x03\x04")

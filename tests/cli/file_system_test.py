@@ -8,7 +8,7 @@ import pathlib
 import subprocess
 import unittest
 
-import fault_test
+import large_checkpoint
 import tools
 from cli_common import STAGING, CliTest, tree
 
@@ -26,7 +26,7 @@ class FileSystemTest(CliTest):
     def setUp(self):
         super().setUp()
         self.source = self.new_path("ckpt")
-        fault_test.write_checkpoint(self.source, 6 << 20)
+        large_checkpoint.write_one(self.source, 6 << 20)
 
     def on(self, kind, **more):
         shim = pathlib.Path(os.environ["DSCKPT_BIN"]).parent / "lib" / "libreport_file_system.so"

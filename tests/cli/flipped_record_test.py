@@ -18,7 +18,6 @@ import subprocess
 import sys
 import zipfile
 
-import oracle
 import tools
 from cli_common import CliTest
 
@@ -144,7 +143,7 @@ class FlippedRecordTest(CliTest):
 
     def test_any_byte_of_any_zip(self):
         """Also those around the records: headers, paddings, directories."""
-        cases = [*oracle.all_cases(), *oracle.model_parallel_cases()]
+        cases = [*tools.all_cases(), *tools.model_parallel_cases()]
         cases.sort(key=lambda case: sum(path.stat().st_size for path in case.load_dir.rglob("*") if path.is_file()))
         wanted, shares = os.environ.get("FLIPS"), 100
         runs = [(case, 20000 // len(cases) + 1 if wanted else 3, 0, 0) for case in cases]

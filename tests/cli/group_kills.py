@@ -24,7 +24,7 @@ import tempfile
 import time
 import types
 
-import fault_test
+import large_checkpoint
 import ranks
 import tools
 from cli_common import snapshot, tree
@@ -66,7 +66,7 @@ class Command:
 
 def commands(folder):
     large = folder / "large"
-    fault_test.write_checkpoint(large, ELEMENTS)
+    large_checkpoint.write_one(large, ELEMENTS)
     small = tools.case_named("z3_fp32_full_w8").load_dir
     return [Command(large, "16MB", "zero-to-fp32", "IN", "OUT"),
             Command(small, "80KB", "zero-to-fp32", "IN", "OUT", "--safe-serialization", "--max-shard-size", "20KB"),

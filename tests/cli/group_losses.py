@@ -11,7 +11,7 @@ import subprocess
 import time
 import unittest
 
-import fault_test
+import large_checkpoint
 import group_kills
 import ranks
 import tools
@@ -56,7 +56,7 @@ class LossTest(CliTest):
     def setUp(self):
         super().setUp()
         self.source = self.new_path("ckpt")
-        fault_test.write_checkpoint(self.source, 6 << 20)
+        large_checkpoint.write_one(self.source, 6 << 20)
         alone = self.new_path("alone")
         self.assertEqual(tools.run_tool("zero-to-fp32", self.source, alone).returncode, 0)
         self.expected = tree(alone)

@@ -15,8 +15,7 @@ import sys
 import time
 import unittest
 
-import fault_test
-import oracle
+import large_checkpoint
 import ranks
 import tools
 from cli_common import STAGING, CliTest, tree
@@ -62,7 +61,7 @@ class GroupTest(CliTest):
 
     def large(self, elements=6 << 20):
         folder = self.new_path("ckpt")
-        fault_test.write_checkpoint(folder, elements)
+        large_checkpoint.write_one(folder, elements)
         return folder
 
     def assert_same(self, command, source, alone, size, launcher):
@@ -73,7 +72,7 @@ class GroupTest(CliTest):
         self.assertTrue(several == alone, f"{size} ranks by {launcher}, status {done.returncode}: {done.stderr}")
 
     def test_the_bytes_are_those_of_one_process(self):
-        cases = [*oracle.all_cases(), *oracle.model_parallel_cases()]
+        cases = [*tools.all_cases(), *tools.model_parallel_cases()]
         compared = 0
         for number, case in enumerate(cases if ALL else cases[::16]):
             for index, command in enumerate(COMMANDS):
@@ -101,7 +100,7 @@ class GroupTest(CliTest):
         return results[0][0]
 
     def test_the_reports_are_those_of_one_process(self):
-        cases = [*oracle.all_cases(), *oracle.model_parallel_cases()]
+        cases = [*tools.all_cases(), *tools.model_parallel_cases()]
         for number, case in enumerate(cases if ALL else cases[::16]):
             for index, command in enumerate(LOOKS):
                 if not ALL and (number + index) % 2:
@@ -133,8 +132,8 @@ class GroupTest(CliTest):
             self.assert_reports_the_same(command, source, 3, "tcp")
 
     def test_packed_files_are_unpacked_as_by_one_process(self):
-        cases = [*oracle.all_cases(), *oracle.model_parallel_cases()]
-        for number, case in enumerate(cases if ALL else [oracle.case_named("z2_bf16_w2")]):
+        cases = [*tools.all_cases(), *tools.model_parallel_cases()]
+        for number, case in enumerate(cases if ALL else [tools.case_named("z2_bf16_w2")]):
             with self.subTest(case=case.name):
                 packed, out = self.new_path("packed"), self.new_path("alone")
                 self.assertEqual(tools.run_tool("ckpt-pack", "pack", case.load_dir, packed).returncode, 0)
@@ -201,7 +200,7 @@ class GroupTest(CliTest):
 
     @unittest.skipUnless(ranks.can_mount(), "needs the right to mount")
     def test_every_node_reads_its_own_disk(self):
-        cases = [*oracle.all_cases(), *oracle.model_parallel_cases()]
+        cases = [*tools.all_cases(), *tools.model_parallel_cases()]
         commands = [command for command in COMMANDS if "pack" not in command] + [LOOKS[2]]
         done = set()
         for number, case in enumerate(cases if ALL else cases[3::16]):
@@ -416,22 +415,22 @@ class GroupTest(CliTest):
         empty.mkdir()
         for command, status in ((["zero-to-fp32", empty, "/tmp/nothing"], 3),
                                 (["zero-to-fp32", "/no/such/folder", "/tmp/nothing"], 2),
-                                (["reshard", oracle.all_cases()[0].load_dir, self.root, "--dp", "2"], 2)):
+                                (["reshard", tools.all_cases()[0].load_dir, self.root, "--dp", "2"], 2)):
             results = Ranks(3, command, self.root).wait()
             self.assertEqual([result[0] for result in results], [status] * 3, results)
             self.assertEqual([bool(errors) for _, _, errors in results], [True, False, False], results)
 
     def test_a_dry_run_is_shown_once(self):
-        done = ranks.run_by_tcp(2, ["zero-to-fp32", oracle.all_cases()[0].load_dir, self.new_path("out"), "--dry-run"],
+        done = ranks.run_by_tcp(2, ["zero-to-fp32", tools.all_cases()[0].load_dir, self.new_path("out"), "--dry-run"],
                                 self.root)
         self.assertEqual(done.returncode, 0, done.stderr)
-        alone = tools.run_tool("zero-to-fp32", oracle.all_cases()[0].load_dir, self.new_path("out"), "--dry-run")
+        alone = tools.run_tool("zero-to-fp32", tools.all_cases()[0].load_dir, self.new_path("out"), "--dry-run")
         self.assertEqual(done.stdout, alone.stdout)
 
     def test_every_tag_is_converted_by_all(self):
         source = self.new_path("tags")
         source.mkdir()
-        case = oracle.case_named("z2_bf16_w2")
+        case = tools.case_named("z2_bf16_w2")
         for tag in ("global_step1", "global_step2"):
             (source / tag).symlink_to(case.tag_folder)
         alone = self.new_path("alone")
@@ -442,7 +441,7 @@ class GroupTest(CliTest):
         self.assertEqual(tree(out), tree(alone))
 
     def test_none_is_for_what_one_rank_starts(self):
-        case = oracle.all_cases()[0]
+        case = tools.all_cases()[0]
         environment = dict(os.environ, OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="8")
         out = self.new_path("out")
         done = tools.run_tool("zero-to-fp32", case.load_dir, out, "--group", "none", env=environment)

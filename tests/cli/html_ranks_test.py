@@ -12,11 +12,10 @@ import tempfile
 import zlib
 
 import numpy
-import torch
-from safetensors.torch import load_file, save_file
 
 import cli_common
-import oracle
+import tools
+import torch_files
 from browser import BrowserTest, Png, variables
 from html_page import Page, rows_of
 
@@ -179,9 +178,9 @@ class HtmlRanksTest(BrowserTest):
         self.assertEqual(shown, chosen)
 
     def test_values_that_are_no_numbers_come_first(self):
-        values = {f"a{i:04}": torch.ones(4) for i in range(1000)}
-        values["z"] = torch.tensor([1.0, float("nan")])
-        save_file(values, self.root / "values.safetensors")
+        values = {f"a{i:04}": torch_files.ones(4) for i in range(1000)}
+        values["z"] = torch_files.tensor([1.0, float("nan")])
+        torch_files.save_file(values, self.root / "values.safetensors")
         page = self.page_of("values", "values.safetensors", "--values")
         table = Page(page.read_text()).section("values").one("table")
         self.assertIn("z", rows_of(table)[0][0].text())
@@ -190,26 +189,26 @@ class HtmlRanksTest(BrowserTest):
 
     def two(self):
         """Weights of a model of forty layers that differ here and there."""
-        generator = torch.Generator().manual_seed(7)
+        random = numpy.random.default_rng(7)
         a = {}
         for layer in range(40):
             for part in ("attn.q_proj", "attn.k_proj", "attn.o_proj", "mlp.up_proj", "mlp.down_proj"):
-                a[f"model.layers.{layer}.{part}.weight"] = torch.randn(16, 16, generator=generator)
-            a[f"model.layers.{layer}.norm.weight"] = torch.ones(16)
-        a["model.embed.weight"] = torch.randn(64, 16, generator=generator)
-        a["lm_head.weight"] = torch.randn(64, 16, generator=generator)
+                a[f"model.layers.{layer}.{part}.weight"] = torch_files.randn(16, 16, random=random)
+            a[f"model.layers.{layer}.norm.weight"] = torch_files.ones(16)
+        a["model.embed.weight"] = torch_files.randn(64, 16, random=random)
+        a["lm_head.weight"] = torch_files.randn(64, 16, random=random)
         b = {name: value.clone() for name, value in a.items()}
         for layer in range(0, 40, 2):
-            b[f"model.layers.{layer}.mlp.up_proj.weight"] += 1e-3 * torch.randn(16, 16, generator=generator)
+            b[f"model.layers.{layer}.mlp.up_proj.weight"] += 1e-3 * random.standard_normal((16, 16))
         b["model.layers.7.attn.q_proj.weight"][3, 4] = 12.5
-        b["model.embed.weight"] = b["model.embed.weight"].bfloat16()
+        b["model.embed.weight"] = b["model.embed.weight"].to("bfloat16")
         b["lm_head.weight"] = b["lm_head.weight"][:60].contiguous()
         del b["model.layers.39.norm.weight"]
-        b["<b>new</b>.weight"] = torch.ones(3)
+        b["<b>new</b>.weight"] = torch_files.ones(3)
         (self.root / "before").mkdir(exist_ok=True)
         (self.root / "after").mkdir(exist_ok=True)
-        save_file(a, self.root / "before" / "model.safetensors")
-        save_file(b, self.root / "after" / "model.safetensors")
+        torch_files.save_file(a, self.root / "before" / "model.safetensors")
+        torch_files.save_file(b, self.root / "after" / "model.safetensors")
         return a, b
 
     def test_two_side_by_side(self):
@@ -222,13 +221,13 @@ class HtmlRanksTest(BrowserTest):
                 self.assert_fits(picture, page, dark)
                 self.compare(name, picture)
 
-    def test_numbers_of_the_page_of_two_are_torchs(self):
+    def test_numbers_of_the_page_of_two_are_numpys(self):
         a, b = self.two()
         root = Page(self.page_of("diff", "diff", "before", "after").read_text()).root
         verdicts = {row[0].text(): int(row[1].text())
                     for row in rows_of([s for s in root.all("section") if s["id"] == "verdicts"][0].one("table"))}
         same = {name for name in a.keys() & b.keys() if a[name].shape == b[name].shape and a[name].dtype == b[name].dtype}
-        equal = {name for name in same if torch.equal(a[name], b[name])}
+        equal = {name for name in same if torch_files.equal(a[name], b[name])}
         self.assertEqual(verdicts, {"bit-equal": len(equal), "other values": len(same - equal), "another type": 1,
                                     "another shape": 1, "only in A": 1, "only in B": 1})
         where, = (section for section in root.all("section") if section["id"] == "where")
@@ -236,7 +235,7 @@ class HtmlRanksTest(BrowserTest):
         self.assertEqual(len(rows), sum(verdicts.values()) - len(equal))
         largest, = (cells for cells in rows if "12.5" in cells[2].text())
         name = "model.layers.7.attn.q_proj.weight"
-        self.assertAlmostEqual(float(largest[4].text()), float((a[name] - b[name]).abs().max()), places=4)
+        self.assertAlmostEqual(float(largest[4].text()), abs(a[name].values - b[name].values).max(), places=4)
         self.assertEqual(largest[3].text(), "0.4 %")  # 1 of 256
         # The way to it is open, and to nothing else.
         opened = [each.all("summary")[0].one("span", "mono").text() for each in where.all("details")
@@ -245,12 +244,12 @@ class HtmlRanksTest(BrowserTest):
         self.assertNotIn("<b>", (self.root / "diff.html").read_text())
 
     def test_ten_thousand_tensors_that_differ_are_one_small_page(self):
-        a = {f"model.layers.{i}.{name}": torch.full((2, ), float(i)) for i in range(1000)
+        a = {f"model.layers.{i}.{name}": torch_files.full((2, ), value=float(i)) for i in range(1000)
              for name in ("q.weight", "k.weight", "v.weight", "o.weight", "a.b.c.d.e.f.weight", "bias", "u.weight",
                           "g.weight", "d.weight", "n.weight")}
         b = {name: value + 1 for name, value in a.items()}
         for name, values in (("many_a", a), ("many_b", b)):
-            save_file(values, self.root / f"{name}.safetensors")
+            torch_files.save_file(values, self.root / f"{name}.safetensors")
         page = self.page_of("many", "diff", "many_a.safetensors", "many_b.safetensors")
         root = Page(page.read_text()).root
         self.assertIn("10,000", root.one("dl", "headline").text())
@@ -258,13 +257,13 @@ class HtmlRanksTest(BrowserTest):
 
     def test_two_checkpoints_and_their_own_weights(self):
         """What is the same, in whatever form, is a page that says so."""
-        case = oracle.case_named("z2_bf16_full_w8")
+        case = tools.case_named("z2_bf16_full_w8")
         weights = self.new_path("weights")
         done = self.tool("zero-to-fp32", case.load_dir, weights, "--safe-serialization")
         self.assertEqual(done.returncode, 0, done.stderr)
         root = Page(self.page_of("same", "diff", case.load_dir, weights, "--states").read_text()).root
         self.assertEqual(root.one("h1").text(), "The same")
-        values = load_file(weights / "model.safetensors")
+        values = torch_files.load_file(weights / "model.safetensors")
         self.assertIn(f"{len(values)} tensors", root.one("header").text())
         done = self.tool("ckpt-inspect", "diff", case.load_dir, weights, "--html", self.root / "same.html", "--json")
         self.assertEqual(self.error_of(done, 2)["hint"], "--force replaces it")

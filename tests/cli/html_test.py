@@ -1,11 +1,13 @@
 """ckpt-inspect --html: the page is whole, asks for nothing from elsewhere, and its numbers are those of the
-checkpoint, found out with torch and plain reads."""
+checkpoint, found out with NumPy and plain reads."""
+import math
 import os
 import re
 
 import cli_common
-import oracle
-import torch
+import numpy
+import tools
+import torch_files
 from cli_common import CliTest
 from html_page import Page, rows_of, treemap_cells
 
@@ -16,7 +18,7 @@ HOSTILE = ["<script>alert(1)</script>.weight", "\"onload=\"x.'y'&amp;", "a\x00b\
 
 
 def case_named(name):
-    case = oracle.case_named(name)
+    case = tools.case_named(name)
     return case
 
 
@@ -52,10 +54,10 @@ class HtmlTest(CliTest):
         self.assertEqual(policy, ["default-src 'none'; style-src 'unsafe-inline'"])
 
     def test_page_of_every_checkpoint_is_whole_and_asks_for_nothing(self):
-        for case in oracle.all_cases() + oracle.model_parallel_cases():
+        for case in tools.all_cases() + tools.model_parallel_cases():
             with self.subTest(case=case.name):
                 if self.tool("ckpt-inspect", case.load_dir).returncode:
-                    self.assertIn(case, oracle.model_parallel_cases())  # there is no summary of some
+                    self.assertIn(case, tools.model_parallel_cases())  # there is no summary of some
                     continue
                 text = self.report(case.load_dir).decode()
                 page = Page(text)
@@ -154,7 +156,7 @@ class HtmlTest(CliTest):
                         with open(case.tag_folder / file, "rb") as shard:
                             shard.seek(offset)
                             data += shard.read(length)
-                    self.assertEqual(data, bytes(truth[tensor].contiguous().view(-1).view(torch.uint8).numpy()))
+                    self.assertEqual(data, truth[tensor].tobytes())
                     rects = bar.all("rect")
                     self.assertEqual(len(rects), len(parts))
                     for rect, (_, first, count, *_) in zip(rects, parts):
@@ -186,7 +188,7 @@ class HtmlTest(CliTest):
             self.assertGreater(len({r["y"] for r in rects}), 1)
         self.assertGreater(turns, 0)
 
-    def test_values_are_torchs(self):
+    def test_values_are_those_of_numpy(self):
         case = case_named("z2_bf16_full_w8")
         truth = truth_of(case)
         page = self.page(case.load_dir, "--values")
@@ -194,11 +196,11 @@ class HtmlTest(CliTest):
         self.assertEqual({row[0].text().removesuffix(type_of(row)) for row in rows}, set(truth))
         for row in rows:
             name = row[0].text().removesuffix(type_of(row))
-            value = truth[name].double().flatten()
-            if value.numel() < 2:
+            value = truth[name].values.astype("f8").flatten()
+            if value.size < 2:
                 continue
             found = [float(cell.text()) for cell in row[2:7]]
-            wanted = [value.min(), value.max(), value.mean(), value.std(), value.norm()]
+            wanted = [value.min(), value.max(), value.mean(), value.std(ddof=1), numpy.linalg.norm(value)]
             for a, b in zip(found, wanted):
                 self.assertAlmostEqual(a, float(b), delta=1e-5 * max(abs(float(b)), 1e-9) + 1e-9, msg=name)
             self.assertEqual([cell.text() for cell in row[8:]], ["0", "0"])
@@ -210,13 +212,13 @@ class HtmlTest(CliTest):
         self.assertEqual([h.text() for h in section.all("h3")], ["weights", "exp_avg", "exp_avg_sq"])
         path = section.all("path")[0]["d"]
         bars = {int(x): float(tall) for x, tall in re.findall(r"M(\d+) 120v-([\d.]+)", path)}
-        values = torch.cat([t.flatten().double() for t in truth_of(case).values()])
-        octave = torch.frexp(values[values != 0].abs()).exponent - 1
+        values = numpy.concatenate([t.values.astype("f8").flatten() for t in truth_of(case).values()])
+        octave = numpy.frexp(values[values != 0])[1] - 1
         first = max(int(octave.min()), int(octave.max()) - 47)
         n = int(octave.max()) - first + 1
         wanted = {}
         for value in values.tolist():
-            exponent = int(torch.frexp(torch.tensor(abs(value), dtype=torch.float64)).exponent) - 1 - first
+            exponent = math.frexp(value)[1] - 1 - first
             x = n if value == 0 or exponent < 0 else n + 1 + exponent if value > 0 else n - 1 - exponent
             wanted[x] = wanted.get(x, 0) + 1
         self.assertEqual(set(bars), set(wanted))
@@ -225,7 +227,7 @@ class HtmlTest(CliTest):
 
     def test_values_that_are_no_numbers_stand_out(self):
         source = self.new_path("weights")
-        torch.save({"good": torch.ones(3), "bad": torch.tensor([1.0, float("nan"), float("inf"), -float("inf")])},
+        torch_files.save({"good": torch_files.ones(3), "bad": torch_files.tensor([1.0, float("nan"), float("inf"), -float("inf")])},
                    source)
         rows = rows_of(self.page(source, "--values").section("values").one("table"))
         counts = {row[0].text().split("float32")[0]: [cell.text() for cell in row[8:]] for row in rows}
@@ -235,7 +237,7 @@ class HtmlTest(CliTest):
 
     def test_names_from_files_are_text_and_nothing_else(self):
         source = self.new_path("<b>weights &quot;")
-        torch.save({name: torch.zeros(50 + i) for i, name in enumerate(HOSTILE)}, source)
+        torch_files.save({name: torch_files.zeros(50 + i) for i, name in enumerate(HOSTILE)}, source)
         for options in ([], ["--values"]):
             text = self.report(source, *options).decode()  # strict: valid UTF-8
             page = Page(text)

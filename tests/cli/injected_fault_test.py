@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import cli_common
-import oracle
+import tools
 from cli_common import STAGING, CliTest, fill_place, tree
 
 # What each kind of call can say, but for EINTR.
@@ -86,7 +86,7 @@ class InjectedFaultTest(CliTest):
             self.assertIn(STAGING, said)
 
     def source(self, name):
-        return oracle.case_named(name).load_dir.resolve()
+        return tools.case_named(name).load_dir.resolve()
 
     def test_weights(self):
         source = self.source("z2_bf16_w2")

@@ -3,9 +3,10 @@ import math
 import shutil
 
 import cli_common
-import oracle
-import torch
+import tools
+import torch_files
 from cli_common import CliTest
+from edits import load_shard
 
 COLUMNS = 6  # name, kind, type, shape, bytes, files
 
@@ -33,7 +34,7 @@ class InspectTest(CliTest):
         return case.frozen if case.facts["exclude_frozen_parameters"] else set()
 
     def test_names_shapes_types_and_aliases_are_the_live_models(self):
-        for case in oracle.all_cases():
+        for case in tools.all_cases():
             with self.subTest(case=case.name):
                 data = self.listed(case.load_dir)
                 truth = {name: case.masters.get(case.tied.get(name, name), stored)
@@ -44,12 +45,12 @@ class InspectTest(CliTest):
                 for name, value in truth.items():
                     tensor = tensors[name]
                     self.assertEqual(tensor["shape"], list(value.shape), name)
-                    self.assertEqual("torch." + tensor["dtype"], str(value.dtype), name)
+                    self.assertEqual(tensor["dtype"], value.dtype, name)
                     self.assertEqual(tensor["bytes"], value.nbytes, name)
                 self.assertEqual({name: t["alias_of"] for name, t in tensors.items() if "alias_of" in t}, case.tied)
 
     def test_kinds_are_the_engines(self):
-        for case in oracle.all_cases():
+        for case in tools.all_cases():
             with self.subTest(case=case.name):
                 kinds = {t["name"]: t["kind"] for t in self.listed(case.load_dir)["tensors"]}
                 persistent = {n for n, facts in case.facts["buffers"].items() if facts["persistent"]}
@@ -59,7 +60,7 @@ class InspectTest(CliTest):
                 self.assertEqual(frozen - aliases, case.frozen - self.left_out(case))
 
     def test_facts_are_those_of_the_run(self):
-        for case in oracle.all_cases():
+        for case in tools.all_cases():
             with self.subTest(case=case.name):
                 facts = self.listed(case.load_dir)["checkpoint"]
                 self.assertEqual(facts["zero_stage"], case.stage)
@@ -73,12 +74,12 @@ class InspectTest(CliTest):
                                      case.facts["optimizer_classes"]["wrapper"].split(".")[-1])
 
     def test_files_are_those_that_hold_the_bytes(self):
-        case = oracle.case_named("z2_fp32_full_w3")
+        case = tools.case_named("z2_fp32_full_w3")
         tag = case.facts["tag"]
         files = {t["name"]: t["files"] for t in self.listed(case.load_dir)["tensors"]}
         held = {}  # parameter -> the ranks whose file maps a part of it
         for rank in range(3):
-            state = cli_common.load_shard(
+            state = load_shard(
                 case.load_dir / tag / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")["optimizer_state_dict"]
             for mapping in state["param_slice_mappings"]:
                 for name in mapping:
@@ -88,7 +89,7 @@ class InspectTest(CliTest):
             self.assertEqual(files[name], held.get(case.tied.get(name, name), [f"{tag}/mp_rank_00_model_states.pt"]),
                              name)
 
-        case = oracle.case_named("z3_fp32_w3")
+        case = tools.case_named("z3_fp32_w3")
         tag = case.facts["tag"]
         for tensor in self.listed(case.load_dir)["tensors"]:
             if tensor["kind"] == "trainable":
@@ -100,14 +101,14 @@ class InspectTest(CliTest):
 
     def test_text_and_json_say_the_same(self):
         for name in ["z2_fp32_full_w3", "z3_bf16_full_w6", "z0_bf16_full_w2"]:
-            case = oracle.case_named(name)
+            case = tools.case_named(name)
             tensors = self.listed(case.load_dir)["tensors"]
             rows = self.rows(case.load_dir)
             self.assertEqual(len(rows), len(tensors))
             for row, tensor in zip(rows, tensors):
                 self.assertEqual(row[:4], [tensor["name"], tensor["kind"], tensor["dtype"],
                                            "[" + ", ".join(map(str, tensor["shape"])) + "]"])
-                size = getattr(torch, tensor["dtype"]).itemsize
+                size = torch_files.zeros(1, dtype=tensor["dtype"]).nbytes
                 self.assertEqual(int(row[4]), math.prod(tensor["shape"]) * size)
                 if "alias_of" in tensor:
                     self.assertEqual(row[5], "= " + tensor["alias_of"])
@@ -119,7 +120,7 @@ class InspectTest(CliTest):
                     self.assertEqual(row[5], f"{len(tensor['files'])} files, dp {dp[0]}-{dp[-1]}")
 
     def test_match_searches_and_sort_orders(self):
-        case = oracle.case_named("z2_fp32_full_w3")
+        case = tools.case_named("z2_fp32_full_w3")
         everything = [row[0] for row in self.rows(case.load_dir)]
         self.assertEqual(everything, case.facts["command_names"])
         self.assertEqual([row[0] for row in self.rows(case.load_dir, "--match", r"ln_1\.")],
@@ -134,7 +135,7 @@ class InspectTest(CliTest):
         self.assertEqual((nothing.returncode, nothing.stdout), (0, ""))
 
     def test_tags_and_tag_folders_can_be_named(self):
-        case = oracle.case_named("z2_bf16_w2")
+        case = tools.case_named("z2_bf16_w2")
         expected = self.rows(case.load_dir)
         self.assertEqual(self.rows(case.load_dir, "-t", case.facts["tag"]), expected)
         self.assertEqual(self.rows(case.load_dir, f"--tag={case.facts['tag']}"), expected)
@@ -155,13 +156,13 @@ class InspectTest(CliTest):
             self.assertEqual(done.stderr.count("note: reading checkpoint-2, the newest of 2 checkpoints"), 1, place)
 
     def test_a_tensor_without_states_is_said_to_have_none(self):
-        folder = oracle.case_named("z3_bf16_full_subgroups_w4").load_dir
+        folder = tools.case_named("z3_bf16_full_subgroups_w4").load_dir
         done = self.tool("ckpt-inspect", "where", folder, "frozen_scalar", "--state", "exp_avg")
         self.assertEqual(done.returncode, 2)
         self.assertIn("'frozen_scalar' has no states of an optimizer", done.stderr)
 
     def test_bad_calls_and_bad_input_have_their_exit_codes(self):
-        case = oracle.case_named("z2_bf16_w2")
+        case = tools.case_named("z2_bf16_w2")
         text = self.new_path("text")
         text.write_text("global_step3")
         for code, arguments, pattern in [

@@ -1,20 +1,18 @@
 """zero-to-fp32 of pipeline-, tensor- and expert-parallel checkpoints: options, and what must not be guessed."""
-import pathlib
 import re
 import shutil
 import stat
-import unittest
-
-import torch
 
 import cli_common
 import model_parallel_truth as mp
-import oracle
-from cli_common import CliTest, edited
+import tools
+import torch_files
+from cli_common import CliTest
+from edits import edited, load_shard
 
 
 def case(name):
-    found, = (each for each in oracle.model_parallel_cases() if each.name == name)
+    found, = (each for each in tools.model_parallel_cases() if each.name == name)
     return found
 
 
@@ -60,7 +58,7 @@ class LayerFiles(ModelParallelTest):
     def test_layers_of_another_shape_are_of_another_model(self):
         folder = self.copy("pp2_dp2_z1_bf16")
         with edited(next(folder.rglob("layer_02-model_states.pt"))) as layer:
-            layer["fc1.weight"] = layer["fc1.weight"].T.contiguous()
+            layer["fc1.weight"] = layer["fc1.weight"].t().contiguous()
         self.assert_refused(folder, 3, "shape", where={"tensor": "2.fc1.weight"})
 
     def test_swapped_layers_are_noticed(self):
@@ -82,7 +80,7 @@ class LayerFiles(ModelParallelTest):
                  for name, value in mp.weights(case("pp2_dp1_z0_fp32")).items()}
         self.assertEqual(sorted(written), sorted(truth))
         for name, value in truth.items():
-            self.assertTrue(oracle.same_bits(written[name], value), name)
+            self.assertTrue(torch_files.same_bits(written[name], value), name)
 
 
 class ExpertFiles(ModelParallelTest):
@@ -134,9 +132,9 @@ class ExpertFiles(ModelParallelTest):
     def test_a_damaged_copy_of_a_router_is_no_weight_of_its_own(self):
         folder = self.copy("autoep2_dp2_z1_bf16")
         path = next(folder.rglob("mp_rank_00_model_states.pt"))
-        gate = cli_common.load_shard(path)["module"]["model.layers.1.mlp.gate.gate.weight"]
+        gate = load_shard(path)["module"]["model.layers.1.mlp.gate.gate.weight"]
         data = bytearray(path.read_bytes())
-        values = gate.contiguous().view(torch.uint8).numpy().tobytes()
+        values = gate.tobytes()
         self.assertEqual(data.count(values), 2)  # the router's and its copy's
         for at in (data.index(values), data.rindex(values)):
             damaged = bytearray(data)
@@ -174,9 +172,9 @@ class TensorParallelRules(ModelParallelTest):
         self.assertEqual(sorted(written), sorted(truth))
         for name, value in truth.items():
             if name in padded:
-                self.assertTrue(torch.equal(written[name][:len(value)], value), name)
+                self.assertTrue(torch_files.equal(written[name][:len(value)], value), name)
             elif name not in parts:
-                self.assertTrue(oracle.same_bits(written[name], value), name)
+                self.assertTrue(torch_files.same_bits(written[name], value), name)
 
     def test_equal_slices_without_a_rule_are_copies(self):
         folder = self.without_rules(self.NAME)
@@ -187,7 +185,7 @@ class TensorParallelRules(ModelParallelTest):
         written = self.assert_converts(folder, *said)
         truth = mp.weights(case(self.NAME))
         for name in facts["replicated"]:
-            self.assertTrue(oracle.same_bits(written[name], truth[name]), name)
+            self.assertTrue(torch_files.same_bits(written[name], truth[name]), name)
 
     def test_a_rule_that_calls_a_cut_replicated_is_found_out(self):
         name = case(self.NAME).facts["rules"]["cat_dim_1"][0]
@@ -221,7 +219,7 @@ class TensorParallelRules(ModelParallelTest):
         folder = case(self.NAME).load_dir
         for rule in ["x", "x=cat", "x=cat:2", "=cat:0", "(=cat:0", "no_such_parameter=cat:0"]:
             self.assert_refused(folder, 2, "", f"--tp-rule={rule}")
-        plain, = (each for each in oracle.all_cases() if each.name == "z2_fp32_full_w3")
+        plain, = (each for each in tools.all_cases() if each.name == "z2_fp32_full_w3")
         self.assert_refused(plain.load_dir, 2, "one tensor-parallel rank", "--tp-rule=.*=cat:0")
 
     def test_buffers_that_differ_are_the_first_ranks_with_a_note(self):
@@ -233,8 +231,8 @@ class TensorParallelRules(ModelParallelTest):
         done = self.zero_to_fp32(folder, output, "--safe-serialization")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(done.stderr, f"note: buffer '{re.escape(name)}' differs")
-        written = oracle.load_file(output / "model.safetensors")
-        self.assertTrue(oracle.same_bits(written[name], mp.weights(case(self.NAME))[name]))
+        written = torch_files.load_file(output / "model.safetensors")
+        self.assertTrue(torch_files.same_bits(written[name], mp.weights(case(self.NAME))[name]))
 
 
 class KeyMaps(ModelParallelTest):
@@ -258,7 +256,7 @@ class KeyMaps(ModelParallelTest):
             layer, rest = name.split(".", 1)
             renamed = {"tied_modules": name.replace("tied_modules.", ""), "5": f"final_norm.{rest}"}.get(layer)
             renamed = renamed or f"blocks.{int(layer) - 1}.{rest}"
-            self.assertTrue(oracle.same_bits(written.pop(renamed), value), name)
+            self.assertTrue(torch_files.same_bits(written.pop(renamed), value), name)
         self.assertEqual(written, {})
 
     def test_rules_that_rename_nothing_are_noted(self):

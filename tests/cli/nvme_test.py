@@ -4,10 +4,10 @@ import re
 import shutil
 import unittest
 
-import cli_common
-import oracle
-import torch
-from cli_common import CliTest, edited
+import numpy
+import torch_files
+from cli_common import CliTest
+from edits import edited, load_shard
 
 MIXED = "z3_bf16_nvme_w2"  # two ranks, some sub-groups in swap files
 FULL = "z3_fp32_nvme_full_w3"  # three ranks, padded to 2048 bytes
@@ -28,13 +28,13 @@ class NvmeTest(CliTest):
 
     def swapped(self, scratch, rank):
         """Numbers of the sub-groups in swap files."""
-        groups = cli_common.load_shard(scratch.optim(rank))["optimizer_state_dict"]["fp32_flat_groups"]
+        groups = load_shard(scratch.optim(rank))["optimizer_state_dict"]["fp32_flat_groups"]
         return [i for i, group in enumerate(groups) if not group.numel()]
 
     def elements(self, scratch, path, rank=0):
         """How many elements the swap file must have."""
-        shapes = cli_common.load_shard(scratch.model(rank))["param_shapes"]
-        groups = cli_common.load_shard(scratch.optim(rank))["optimizer_state_dict"]["fp32_flat_groups"]
+        shapes = load_shard(scratch.model(rank))["param_shapes"]
+        groups = load_shard(scratch.optim(rank))["optimizer_state_dict"]["fp32_flat_groups"]
         at, = (i for i, group in enumerate(groups) if f"{group.ds_id}.tensor.swp" == path.name.split("-")[-1])
         return sum(-(-shape.numel() // scratch.case.facts["world_size"]) for shape in shapes[at].values())
 
@@ -43,7 +43,7 @@ class NvmeTest(CliTest):
         expected = scratch.case.without_aliases(scratch.case.truth())
         self.assertEqual(sorted(tensors), sorted(expected))
         for name, value in expected.items():
-            self.assertTrue(oracle.same_bits(tensors[name], value), name)
+            self.assertTrue(torch_files.same_bits(tensors[name], value), name)
 
     def assert_both_refuse(self, scratch, pattern, where):
         """zero-to-fp32 and to-universal."""
@@ -56,7 +56,7 @@ class NvmeTest(CliTest):
         for name, ranks in ((MIXED, 2), (FULL, 3), (WHOLE, 2)):
             scratch = self.scratch(name)
             for rank in range(ranks):
-                optim = cli_common.load_shard(scratch.optim(rank))["optimizer_state_dict"]
+                optim = load_shard(scratch.optim(rank))["optimizer_state_dict"]
                 swapped = self.swapped(scratch, rank)
                 self.assertTrue(swapped)
                 self.assertEqual(len(swapped) == len(optim["fp32_flat_groups"]), name == WHOLE)
@@ -67,7 +67,7 @@ class NvmeTest(CliTest):
             scratch = self.scratch(name)
             swapped = self.swapped(scratch, 0)
             self.assertEqual(swapped, self.swapped(scratch, 1))
-            shapes = cli_common.load_shard(scratch.model(0))["param_shapes"]
+            shapes = load_shard(scratch.model(0))["param_shapes"]
             expected = 4 * sum(shape.numel() for i in swapped for shape in shapes[i].values())
             done = self.zero_to_fp32(scratch.folder, self.new_path(), "--json")
             line, = self.json_lines(done.stdout)
@@ -162,8 +162,8 @@ class NvmeTest(CliTest):
 
     def test_two_sub_groups_of_one_file(self):
         scratch = self.scratch(MIXED)
-        groups = cli_common.load_shard(scratch.optim(0))["optimizer_state_dict"]["fp32_flat_groups"]
-        shapes = cli_common.load_shard(scratch.model(0))["param_shapes"]
+        groups = load_shard(scratch.optim(0))["optimizer_state_dict"]["fp32_flat_groups"]
+        shapes = load_shard(scratch.model(0))["param_shapes"]
         pair = next((a, b) for a in self.swapped(scratch, 0) for b in self.swapped(scratch, 0)
                     if a < b and (len(shapes[a]) == 1) == (len(shapes[b]) == 1))
         taken = groups[pair[0]].ds_id
@@ -204,7 +204,7 @@ class NvmeTest(CliTest):
         scratch = self.scratch(WHOLE)
         for rank in range(2):
             with scratch.optimizer(rank) as optim:
-                optim["fp32_flat_groups"] = [torch.zeros(0) for _ in optim["fp32_flat_groups"]]
+                optim["fp32_flat_groups"] = [torch_files.zeros(0) for _ in optim["fp32_flat_groups"]]
         self.assert_refused(scratch.folder, 3, "no ds_id", where={"file": scratch.optim(0).name})
 
     def test_files_that_no_tensor_refers_to_are_noted(self):
@@ -235,7 +235,7 @@ class NvmeTest(CliTest):
             data = (scratch.folder / extent["file"]).read_bytes()
             read += data[extent["offset"]:extent["offset"] + extent["row_bytes"]]
         expected = scratch.case.expected("master")[f"{name}|exp_avg"]
-        self.assertTrue(torch.equal(torch.frombuffer(bytearray(read), dtype=torch.float32).view(expected.shape), expected))
+        self.assertTrue(torch_files.equal(torch_files.tensor(numpy.frombuffer(read, "f4").reshape(expected.shape)), expected))
 
     def test_the_summary_counts_every_byte_of_the_swap_files(self):
         scratch = self.scratch(FULL)
@@ -257,7 +257,7 @@ class NvmeTest(CliTest):
         self.assertRegex(done.stderr, "note: offload_optimizer.device is cpu in the new files")
         self.assertFalse((output / scratch.tag.name / "offloaded_tensors").exists())
         for path in (output / scratch.tag.name).glob("*.pt"):
-            offload = cli_common.load_shard(path)["ds_config"]["zero_optimization"]["offload_optimizer"]
+            offload = load_shard(path)["ds_config"]["zero_optimization"]["offload_optimizer"]
             self.assertEqual((offload["device"], "nvme_path" in offload), ("cpu", False), path.name)
 
 

@@ -10,10 +10,12 @@ import pathlib
 import shutil
 
 import numpy
-import torch
 
 import cli_common
-from cli_common import CliTest, edited, load_shard, snapshot
+import torch_files
+from cli_common import CliTest, snapshot
+from edits import edited, load_shard
+from torch_files import named
 
 Z0 = "z0_fp32_w2"
 Z0_LOW = "z0_bf16_w2"
@@ -29,13 +31,13 @@ Z3_GROUPS = "z3_fp32_full_w2"  # three sub-groups of two groups
 
 
 def same(a, b):
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, torch_files.Tensor):
+        return isinstance(b, torch_files.Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch_files.equal(a, b)
     if isinstance(a, dict):
         return type(a) is type(b) and list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)):
         return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, cli_common._StandIn):
+    if isinstance(a, torch_files.StandIn):
         return type(a) is type(b) and same(a.__dict__, b.__dict__)
     return type(a) is type(b) and bool(numpy.all(a == b))
 
@@ -119,13 +121,13 @@ class OddReshardTest(CliTest):
                 for name, shape in shapes.items():
                     piece = -(-shape.numel() // len(ranks))
                     parts = [state["fp32_flat_groups"][at][offset:offset + piece] for state in ranks]
-                    result[name] = torch.cat(parts)[:shape.numel()].view(shape).detach()
+                    result[name] = torch_files.cat(parts)[:shape.numel()].reshape(shape)
                     offset += piece
                 continue
-            flat = torch.cat([state["single_partition_of_fp32_groups"][at].detach() for state in ranks])
+            flat = torch_files.cat([state["single_partition_of_fp32_groups"][at] for state in ranks])
             offset = 0
             for name, shape in shapes.items():
-                result[name] = flat[offset:offset + shape.numel()].view(shape)
+                result[name] = flat[offset:offset + shape.numel()].reshape(shape)
                 offset += shape.numel()
         return result
 
@@ -139,7 +141,7 @@ class StatesTest(OddReshardTest):
 
             def change(state, rank):
                 for at, values in self.base(state)["state"].items():
-                    values.update(mu_product=torch.tensor(0.5 + int(at > 1)), nothing=None, count=int(at > 1))
+                    values.update(mu_product=torch_files.tensor(0.5 + int(at > 1)), nothing=None, count=int(at > 1))
 
             self.edit_optims(folder, change)
             for stage in [0, 1, 2, 3]:
@@ -150,14 +152,14 @@ class StatesTest(OddReshardTest):
                     values = list(self.base(state)["state"].values())
                     for value in values:
                         self.assertIsNone(value["nothing"])
-                        self.assertTrue(same(value["mu_product"], torch.tensor(0.5 + value["count"])))
+                        self.assertTrue(same(value["mu_product"], torch_files.tensor(0.5 + value["count"])))
                     for key in ["step", "mu_product"]:
                         # torch counts a step in place: one that two tensors share would count double.
                         self.assertEqual(len({value[key].data_ptr() for value in values}), len(values))
 
     def test_values_kept_once_that_differ_between_ranks_are_refused(self):
-        for name, value in [(Z1, lambda rank: torch.tensor(float(rank))), (Z1, lambda rank: rank),
-                            (Z3, lambda rank: torch.full((2, 3), float(rank))), (Z2, lambda rank: [1, rank])]:
+        for name, value in [(Z1, lambda rank: torch_files.tensor(float(rank))), (Z1, lambda rank: rank),
+                            (Z3, lambda rank: torch_files.full((2, 3), value=float(rank))), (Z2, lambda rank: [1, rank])]:
             folder = self.copy(name)
             self.edit_optims(folder, lambda state, rank: self.base(state)["state"][0].update(scale=value(rank)))
             self.refused(folder, "scale", "--dp", "4")
@@ -167,7 +169,7 @@ class StatesTest(OddReshardTest):
 
         def change(state, rank):
             values = self.base(state)["state"][0]
-            values["factored"] = torch.full((values["exp_avg"].numel(), 1), float(rank))
+            values["factored"] = torch_files.full((values["exp_avg"].numel(), 1), value=float(rank))
 
         self.edit_optims(folder, change)
         self.refused(folder, "factored", "--dp", "3")
@@ -176,18 +178,18 @@ class StatesTest(OddReshardTest):
         folder = self.copy(Z3_GROUPS)
         groups = self.base(self.states(folder)[0])["param_groups"]
         self.assertEqual([group["params"] for group in groups], [[0, 1], [2]])
-        self.edit_optims(folder, lambda state, rank: self.base(state)["state"][2].update(step=torch.tensor(9.0)))
+        self.edit_optims(folder, lambda state, rank: self.base(state)["state"][2].update(step=torch_files.tensor(9.0)))
         steps = [values["step"].item() for values in
                  self.base(self.states(self.reshard(folder, "--dp", "3", "--stage", "1"))[2])["state"].values()]
         self.assertEqual(steps, [3, 9])
-        self.edit_optims(folder, lambda state, rank: self.base(state)["state"][1].update(step=torch.tensor(7.0)))
+        self.edit_optims(folder, lambda state, rank: self.base(state)["state"][1].update(step=torch_files.tensor(7.0)))
         self.refused(folder, "stepped another number of times", "--dp", "3", "--stage", "1")
 
     def test_hyper_parameters_may_be_tensors_and_objects(self):
         folder = self.copy(Z3_GROUPS)
-        odd = {"lr": torch.tensor(0.125), "betas": (torch.tensor(0.5), 0.75),
-               "mine": {"a": [1, (2, torch.tensor([1.0, 2.0]))], 3: collections.OrderedDict(x=None)}}
-        shared = torch.tensor(5.0)
+        odd = {"lr": torch_files.tensor(0.125), "betas": (torch_files.tensor(0.5), 0.75),
+               "mine": {"a": [1, (2, torch_files.tensor([1.0, 2.0]))], 3: collections.OrderedDict(x=None)}}
+        shared = torch_files.tensor(5.0)
 
         def change(state, rank):
             for group in self.base(state)["param_groups"]:
@@ -229,14 +231,14 @@ class StatesTest(OddReshardTest):
         def change(state, rank):
             states = state["optimizer"]["state"]
             for at, values in states.items():
-                states[at] = {"step": values.pop("step"), "mu_product": torch.tensor(0.5), **values}
+                states[at] = {"step": values.pop("step"), "mu_product": torch_files.tensor(0.5), **values}
 
         self.edit(self.models(folder), change)
         output = self.reshard(folder, "--dp", "3", "--stage", "1")
         self.assertTrue(same(self.trained(output), expected))
         for values in self.base(self.states(output)[2])["state"].values():
             self.assertEqual(sorted(values), ["exp_avg", "exp_avg_sq", "mu_product", "step"])
-            self.assertTrue(same(values["mu_product"], torch.tensor(0.5)))
+            self.assertTrue(same(values["mu_product"], torch_files.tensor(0.5)))
 
     def test_states_that_depend_on_the_shape_are_refused_where_the_shape_changes(self):
         # torch's Adafactor: 'variance' of ZeRO's flat tensors, 'row_var' and 'col_var' of matrices.
@@ -342,9 +344,9 @@ class FrozenTest(OddReshardTest):
                 state["frozen_param_shapes"][late] = shape
                 state["frozen_param_fragments"][late] = state["module"][late]
                 if name == Z3_GROUPS:
-                    flat = torch.zeros(-(-shape.numel() // 2) * 2)
+                    flat = torch_files.zeros(-(-shape.numel() // 2) * 2)
                     flat[:shape.numel()] = self.trained(folder)[late]
-                    state["frozen_param_fragments"][late] = flat.view(2, -1)[rank].clone()
+                    state["frozen_param_fragments"][late] = flat.reshape(2, -1)[rank].clone()
 
             value = self.trained(folder)[late]
             self.edit(self.models(folder), change)
@@ -355,8 +357,8 @@ class FrozenTest(OddReshardTest):
                 for model in models:
                     self.assertEqual(model["frozen_param_shapes"][late], value.shape)
                     self.assertEqual(list(model["frozen_param_shapes"]), list(model["frozen_param_fragments"]))
-                fragments = [model["frozen_param_fragments"][late].detach() for model in models]
-                self.assertTrue(same(torch.cat(fragments)[:value.numel()], value))
+                fragments = [model["frozen_param_fragments"][late] for model in models]
+                self.assertTrue(same(torch_files.cat(fragments)[:value.numel()], value))
                 self.assertTrue(same(self.trained(output)[late], value))
 
     def test_frozen_parameters_of_files_that_do_not_list_them_are_not_lost(self):
@@ -373,17 +375,17 @@ class FrozenTest(OddReshardTest):
             self.edit(self.models(folder), change)
             models = [load_shard(path) for path in self.models(self.reshard(folder, "--dp", "2", "--stage", "3"))]
             for key, value in frozen.items():
-                pieces = torch.cat([model["frozen_param_fragments"][key] for model in models])
-                self.assertTrue(same(pieces[:value.numel()].view(value.shape), value), key)
+                pieces = torch_files.cat([model["frozen_param_fragments"][key] for model in models])
+                self.assertTrue(same(pieces[:value.numel()].reshape(value.shape), value), key)
 
     def test_a_frozen_parameter_of_stage_0_is_not_lost_if_a_trained_one_has_its_shape(self):
         folder = self.new_path("ckpt")
         (folder / "tag").mkdir(parents=True)
         (folder / "latest").write_text("tag")
-        module = collections.OrderedDict(frozen=torch.randn(3), b=torch.randn(4), c=torch.randn(3))
-        states = {at: {"step": torch.tensor(3.0), "exp_avg": torch.randn(size), "exp_avg_sq": torch.rand(size)}
+        module = collections.OrderedDict(frozen=torch_files.randn(3), b=torch_files.randn(4), c=torch_files.randn(3))
+        states = {at: {"step": torch_files.tensor(3.0), "exp_avg": torch_files.randn(size), "exp_avg_sq": torch_files.ones(size)}
                   for at, size in enumerate([4, 3])}
-        torch.save({"module": module, "buffer_names": [], "param_shapes": None, "frozen_param_shapes": None,
+        torch_files.save({"module": module, "buffer_names": [], "param_shapes": None, "frozen_param_shapes": None,
                     "shared_params": None, "frozen_param_fragments": None, "lr_scheduler": None,
                     "optimizer": {"state": states, "param_groups": [{"lr": 0.5, "amsgrad": False, "params": [0, 1]}]},
                     "skipped_steps": 0, "global_steps": 3, "dp_world_size": 2, "mp_world_size": 1,
@@ -397,7 +399,7 @@ class FrozenTest(OddReshardTest):
                 continue
             self.assertEqual(done.returncode, 0, done.stderr)
             fragments = [load_shard(path)["frozen_param_fragments"]["frozen"] for path in self.models(output)]
-            self.assertTrue(same(torch.cat(fragments)[:3], module["frozen"]))
+            self.assertTrue(same(torch_files.cat(fragments)[:3], module["frozen"]))
 
     def test_a_run_that_saved_no_frozen_parameters_goes_through_other_stages(self):
         # None tells DeepSpeed's loader not to look for them.
@@ -455,7 +457,7 @@ class OlderFilesTest(OddReshardTest):
             low = {}
             for name, value in state["module"].items():
                 if value.is_floating_point():
-                    state["module"][name] = low.setdefault(value.data_ptr(), value.bfloat16())
+                    state["module"][name] = low.setdefault((id(value.storage), value.storage_offset()), value.to("bfloat16"))
 
         self.edit(self.models(folder), change)
         names = [path.name for path in self.optims(self.reshard(folder, "--dp", "2", "--stage", "1"))]
@@ -486,11 +488,11 @@ class ConfigurationTest(OddReshardTest):
 
     def test_a_saved_configuration_of_which_nothing_is_needed_may_hold_anything(self):
         expected = self.reshard(self.copy(Z2), "--dp", "3")
-        for odd in [{"x": torch.float16}, {"x": pathlib.PurePosixPath("/a")}, {"x": 2**70}, {"x": {1, 2}}, {"x": b"y"},
+        for odd in [{"x": named("torch", "float16")}, {"x": pathlib.PurePosixPath("/a")}, {"x": 2**70}, {"x": {1, 2}}, {"x": b"y"},
                     {"train_batch_size": "24"}, {"gradient_clipping": "1.0"}, {"bf16": {"enabled": "true"}},
                     {"zero_optimization": {"stage": "2"}}, {1: 2, "1": 3},
                     {"zero_optimization": {"stage": 2, "sub_group_size": "1000000000"}},
-                    {"optimizer": {"type": "AdamW", "params": {"lr": torch.tensor(1.0)}}}]:
+                    {"optimizer": {"type": "AdamW", "params": {"lr": torch_files.tensor(1.0)}}}]:
             with self.subTest(odd=odd):
                 folder = self.copy(Z2)
                 self.edit(self.models(folder) + self.optims(folder), lambda state, rank: state["ds_config"].update(odd))
@@ -501,7 +503,7 @@ class ConfigurationTest(OddReshardTest):
                     self.assertTrue(same(kept[key], value))
 
     def test_a_configuration_that_is_no_dictionary_passes_through(self):
-        for odd in ["ds.json", None, ["a", torch.tensor(1.0)]]:
+        for odd in ["ds.json", None, ["a", torch_files.tensor(1.0)]]:
             for name in [Z0, Z1, Z1_BF16_OPTIMIZER, Z3]:
                 folder = self.copy(name)
                 self.edit(self.models(folder) + self.optims(folder), lambda state, rank: state.update(ds_config=odd))
@@ -572,11 +574,11 @@ class ModelFilesTest(OddReshardTest):
         def change(state, rank):
             module = state["module"]
             first, second = [name for name, value in module.items() if value.dim() == 2][:2]
-            storage = torch.zeros(module[first].numel() + 7)
+            storage = torch_files.zeros(module[first].numel() + 7)
             storage[3:-4] = module[first].reshape(-1)
-            module[first] = storage[3:-4].view(module[first].shape)
+            module[first] = storage[3:-4].reshape(module[first].shape)
             module[second] = module[second].t().contiguous().t()
-            module["ln_f.bias"] = torch.nn.Parameter(module["ln_f.bias"])
+            module["ln_f.bias"] = torch_files.Parameter(module["ln_f.bias"])
             module["row"] = module[first][0]  # buffers that are views of a parameter
             module["turned"] = module[first].t()
             state["buffer_names"] += ["row", "turned"]
@@ -589,7 +591,7 @@ class ModelFilesTest(OddReshardTest):
             found = load_shard(self.models(back)[0])["module"]
             self.assertEqual(list(found), list(module))
             for name, value in module.items():
-                self.assertTrue(same(found[name].detach(), value.detach()), f"{name} by way of stage {stage}")
+                self.assertTrue(same(found[name], value), f"{name} by way of stage {stage}")
             self.assertTrue(same(self.trained(back), self.trained(folder)))
 
     def test_a_trained_parameter_that_the_module_does_not_have_is_refused(self):
@@ -601,7 +603,7 @@ class ModelFilesTest(OddReshardTest):
                 self.refused(folder, "ln_f.weight", "--dp", "2")
 
     def test_what_ranks_saved_each_for_itself_is_theirs_and_the_loss_is_said(self):
-        for value in [lambda rank: rank, lambda rank: torch.full((5,), rank)]:
+        for value in [lambda rank: rank, lambda rank: torch_files.full((5,), value=rank)]:
             folder = self.copy(Z3_GROUPS)
             self.edit(self.models(folder), lambda state, rank: state.update(mine=value(rank)))
             for ranks, kept in [(1, [0]), (2, [0, 1]), (4, [0, 1, 0, 0])]:

@@ -1,13 +1,12 @@
 """Universal checkpoints as input that are damaged, incomplete, mixed up, or not as the converters write them."""
-import collections
 import pathlib
 import shutil
 
-import torch
-
 import cli_common
-import oracle
-from cli_common import CliTest, edited, record_extent, replace_record
+import tools
+import torch_files
+from cli_common import CliTest, record_extent
+from edits import edited
 
 Z0_LOW = "z0_bf16_full_w2"
 Z1 = "z1_fp32_full_w4"
@@ -20,7 +19,7 @@ class UniversalInputTest(CliTest):
 
     def universal(self, name):
         """(a universal checkpoint that may be edited, its case)"""
-        case = oracle.case_named(name)
+        case = tools.case_named(name)
         folder = self.new_path("ckpt") / "universal"
         done = self.tool("to-universal", "--input_folder", case.tag_folder, "--output_folder", folder)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -36,7 +35,7 @@ class UniversalInputTest(CliTest):
         expected = case.without_aliases(case.truth())
         self.assertEqual(sorted(tensors), sorted(expected))
         for name, value in expected.items():
-            self.assertTrue(oracle.same_bits(tensors[name], value), name)
+            self.assertTrue(torch_files.same_bits(tensors[name], value), name)
 
 
 class MissingFilesTest(UniversalInputTest):
@@ -106,8 +105,8 @@ class DamagedFilesTest(UniversalInputTest):
         parameter = next(p for p, shape in case.facts["param_shapes"].items()
                          if p in case.masters and len(shape) == 2 and shape[0] != shape[1])
         path = folder / "zero" / parameter / f"{key}.pt"
-        state = torch.load(path)
-        torch.save(change(state), path)
+        state = torch_files.load(path)
+        torch_files.save(change(state), path)
         return folder, {"tensor": parameter, "file": f"universal/zero/{parameter}/{key}.pt"}
 
     def test_a_truncated_file_is_named(self):
@@ -135,11 +134,11 @@ class DamagedFilesTest(UniversalInputTest):
         self.assert_refused(folder, 3, "CRC32|checksum", "--verify", inspect=False)
 
     def test_another_shape_is_refused(self):
-        for change in [lambda t: t.T.contiguous(), lambda t: t[:-1].clone(), lambda t: t.reshape(-1).clone(),
-                       lambda t: torch.cat([t, t])]:
+        for change in [lambda t: t.t().contiguous(), lambda t: t[:-1].clone(), lambda t: t.reshape(-1).clone(),
+                       lambda t: torch_files.cat([t, t])]:
             folder, where = self.edit_state(Z1, "fp32", lambda s: {**s, "param": change(s["param"])})
             self.assert_refused(folder, 3, "has shape", where=where)
-        for change in [lambda t: t[:-1].clone(), lambda t: torch.cat([t, t]), lambda t: t.reshape(1, -1)]:
+        for change in [lambda t: t[:-1].clone(), lambda t: torch_files.cat([t, t]), lambda t: t.reshape(1, -1)]:
             folder, where = self.edit_state(Z3, "fp32", change)
             self.assert_refused(folder, 3, "has shape", where=where)
 
@@ -150,7 +149,7 @@ class DamagedFilesTest(UniversalInputTest):
             self.assertEqual(self.assert_refused(folder, 3, pattern, where=where)["kind"], "corrupt")
 
     def test_masters_of_another_type_are_refused(self):
-        folder, where = self.edit_state(Z1, "fp32", lambda s: {**s, "param": s["param"].long()})
+        folder, where = self.edit_state(Z1, "fp32", lambda s: {**s, "param": s["param"].to("int64")})
         self.assertEqual(self.assert_refused(folder, 3, "masters", where=where)["kind"], "unsupported")
 
     def test_model_files_of_several_saves_are_refused(self):
@@ -189,7 +188,7 @@ class ForeignFilesTest(UniversalInputTest):
     def test_experts_without_their_description_are_refused(self):
         folder, case = self.universal(Z1)
         path = folder / "zero" / list(case.masters)[0] / "fp32.pt"
-        torch.save({**torch.load(path), "is_expert_param": True, "ep_num_experts": 4}, path)
+        torch_files.save({**torch_files.load(path), "is_expert_param": True, "ep_num_experts": 4}, path)
         self.assert_refused(folder, 3, "experts", where={"tensor": list(case.masters)[0]})
 
     def test_a_universal_checkpoint_is_not_made_of_one(self):
@@ -209,15 +208,15 @@ class OtherFormsTest(UniversalInputTest):
                 folder, case = self.universal(name)
                 for parameter in case.masters:
                     for path in (folder / "zero" / parameter).glob("*.pt"):
-                        value = torch.load(path)
+                        value = torch_files.load(path)
                         if path.stem != "step":
-                            torch.save(value["param"] if isinstance(value, dict) else {"param": value}, path)
+                            torch_files.save(value["param"] if isinstance(value, dict) else {"param": value}, path)
                 self.assert_holds_the_truth(folder, case)
 
     def test_a_vector_of_stage_3_may_have_its_shape(self):
         folder, case = self.universal(Z3)
         for parameter, value in case.masters.items():
-            torch.save(value, folder / "zero" / parameter / "fp32.pt")
+            torch_files.save(value, folder / "zero" / parameter / "fp32.pt")
         self.assert_holds_the_truth(folder, case)
 
     def test_padding_of_the_vocabulary_comes_back_as_zeros(self):
@@ -225,11 +224,11 @@ class OtherFormsTest(UniversalInputTest):
         name, whole = next((n, v) for n, v in case.masters.items() if v.dim() == 2)
         for path in (folder / "zero" / name).glob("*.pt"):
             if path.stem != "step":
-                state = torch.load(path)
-                torch.save({**state, "vocab_tensor": True, "param": state["param"][:-3].clone()}, path)
+                state = torch_files.load(path)
+                torch_files.save({**state, "vocab_tensor": True, "param": state["param"][:-3].clone()}, path)
         tensors = self.assert_converts(folder)
-        self.assertTrue(oracle.same_bits(tensors[name][:-3], whole[:-3]))
-        self.assertTrue(oracle.same_bits(tensors[name][-3:], torch.zeros_like(whole[-3:])))
+        self.assertTrue(torch_files.same_bits(tensors[name][:-3], whole[:-3]))
+        self.assertTrue(torch_files.same_bits(tensors[name][-3:], torch_files.zeros(whole[-3:].shape)))
         done = self.zero_to_fp32(folder, self.new_path())
         self.assertIn(f"the last 3 rows of '{name}' are padding", done.stderr)
 
@@ -251,7 +250,7 @@ class OtherFormsTest(UniversalInputTest):
         done = self.tool("to-universal", "--input_folder", scratch.folder, "--output_folder", folder)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue((folder / "zero" / new / "fp32.pt").exists())
-        self.assertTrue(oracle.same_bits(self.assert_converts(folder)[new], scratch.case.masters[old]))
+        self.assertTrue(torch_files.same_bits(self.assert_converts(folder)[new], scratch.case.masters[old]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What the tests of packed files share: folders in each form, and the runs of ckpt-pack."""
 import numpy
 import stored_forms
-import torch
+import torch_files
 from cli_common import CliTest
 
 STAGE_2 = "z2_fp32_full_w3"
@@ -47,6 +47,6 @@ class PackCliTest(CliTest):
         """A file of normally distributed values, as trained weights are."""
         folder = self.new_path("large")
         folder.mkdir()
-        values = torch.from_numpy(numpy.random.default_rng(7).standard_normal(elements, numpy.float32) * 0.02)
-        torch.save({"master": values, "weight": values[:elements // 2].bfloat16(), "step": 3}, folder / name)
+        values = torch_files.tensor(numpy.random.default_rng(7).standard_normal(elements, numpy.float32) * 0.02)
+        torch_files.save({"master": values, "weight": values[:elements // 2].to("bfloat16"), "step": 3}, folder / name)
         return folder

@@ -10,12 +10,11 @@ import subprocess
 import time
 
 import cli_common
-import oracle
 import stored_forms
-import torch
+import tools
+import torch_files
 from cli_common import snapshot
 from pack_cli import NVME, STAGE_2, STAGE_3, PackCliTest
-from safetensors.torch import save_file
 from stored_forms import contents
 
 # One for each kind of file and layout; all cases are packed_test.py's.
@@ -52,7 +51,7 @@ class RoundTripTest(PackCliTest):
         self.assertIn("give the folder that it is in", done.stderr)
 
     def test_unpacking_gives_every_file_back(self):
-        cases = {case.name: case for case in [*oracle.all_cases(), *oracle.model_parallel_cases()]}
+        cases = {case.name: case for case in [*tools.all_cases(), *tools.model_parallel_cases()]}
         for name in CASES:
             expected = contents(cases[name].load_dir)
             packed = self.pack(cases[name].load_dir)
@@ -76,9 +75,9 @@ class RoundTripTest(PackCliTest):
     def test_safetensors_are_packed_by_their_types(self):
         folder = self.new_path()
         folder.mkdir()
-        generator = torch.Generator().manual_seed(1)
-        tensors = {f"layer{i}": torch.randn(300, 100, generator=generator, dtype=torch.float32) for i in range(40)}
-        save_file({**tensors, "half": torch.randn(30000, generator=generator).bfloat16()}, folder / "model.safetensors")
+        tensors = {f"layer{i}": torch_files.randn(300, 100) for i in range(40)}
+        half = torch_files.randn(30000, dtype="bfloat16")
+        torch_files.save_file({**tensors, "half": half}, folder / "model.safetensors")
         packed = self.pack(folder)
         self.assertEqual(contents(self.unpack(packed)), contents(folder))
         # As bytes of no type they stay at 0.93 of their size.

@@ -12,14 +12,13 @@ MANIFEST   if true, a manifest is written before the defect is planted and check
 MAY_NAME   if there: other files that findings may name; by default they may name those of EXPECT only
 MOST       if there: how many findings are not too many
 """
-import contextlib
 import pathlib
 import zipfile
 
-import torch
+import torch_files
 
-from cli_common import (edited, fake_tensor, flip, load_shard, record_extent,  # noqa: F401: for defects
-                        replace_record)
+from cli_common import flip, record_extent, replace_record  # noqa: F401: for defects
+from edits import edited, fake_tensor, load_shard, module, optimizer  # noqa: F401: for defects
 
 # What a checkpoint is made into: a tool and its options.
 UNIVERSAL = ("to-universal",)
@@ -37,23 +36,9 @@ def find(folder, name):
     return path
 
 
-@contextlib.contextmanager
-def optimizer(path, **options):
-    """The optimizer's dictionary in a shard, which is saved again under the same name."""
-    with edited(path, **options) as shard, torch.no_grad():
-        yield shard["optimizer_state_dict"]
-
-
-@contextlib.contextmanager
-def module(path):
-    """The weights in a model file, which is saved again under the same name."""
-    with edited(path) as shard, torch.no_grad():
-        yield shard["module"]
-
-
 def record_of(path, tensor):
     """Where the storage of a tensor lies in its file: the record's name, and offset and size of its bytes."""
-    content = bytes(tensor.untyped_storage())
+    content = tensor.storage.bits.tobytes()
     with zipfile.ZipFile(path) as archive:
         name, = (e.filename for e in archive.infolist() if e.file_size == len(content) and archive.read(e) == content)
     member = name.split("/", 1)[1]
@@ -96,7 +81,7 @@ def rewrite_zip(path, change, compression=zipfile.ZIP_STORED):
 
 def save_under(path, shard):
     """Saves under another rank's name: not even the zip's folder tells where it comes from."""
-    torch.save(shard, path)
+    torch_files.save(shard, path)
 
 
 def swap(first, second):

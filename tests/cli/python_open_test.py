@@ -23,7 +23,7 @@ import torch
 
 import cli_common
 import dsckpt
-import fault_test
+import large_checkpoint
 import object_server
 import oracle
 import tools
@@ -344,7 +344,7 @@ class ProgressTest(OpenTest):
 
     def large(self):
         folder = self.new_path("ckpt")
-        fault_test.write_checkpoint(folder, 64 << 20)
+        large_checkpoint.write_one(folder, 64 << 20)
         return folder
 
     def test_it_is_told_and_what_it_raises_stops_the_reading(self):

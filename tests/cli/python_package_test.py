@@ -13,8 +13,8 @@ from unittest import mock
 import cli_common
 import dsckpt
 import dsckpt._tool
-import fault_test
-import oracle
+import large_checkpoint
+import tools
 from cli_common import CliTest
 
 os.environ["PATH"] = f"{os.environ['DSCKPT_BIN']}:{os.environ['PATH']}"
@@ -25,7 +25,7 @@ class PackageTest(CliTest):
 
     def setUp(self):
         super().setUp()
-        self.checkpoint = oracle.case_named(STAGE_2).load_dir
+        self.checkpoint = tools.case_named(STAGE_2).load_dir
 
     def raised(self, kind, function, *arguments, **options):
         with self.assertRaises(kind) as caught:
@@ -180,7 +180,7 @@ class ProgressTest(PackageTest):
 
     def large(self):
         folder = self.new_path("ckpt")
-        fault_test.write_checkpoint(folder, 6 << 20)
+        large_checkpoint.write_one(folder, 6 << 20)
         return folder
 
     def test_an_interrupt_leaves_nothing_behind(self):

@@ -16,10 +16,9 @@ import time
 import zlib
 
 import cli_common
-import fault_test
-import safetensors.torch
+import large_checkpoint
 import stored_forms
-import torch
+import torch_files
 from cli_common import STAGING, CliTest, fill_place, snapshot, tree
 
 KINDS = ["write", "fsync", "rename", "open", "mkdir", "link", "unlink", "close", "fallocate"]
@@ -45,7 +44,7 @@ class ResumeTest(CliTest):
 
     def large(self, elements=6 << 20):
         folder = self.new_path("ckpt")
-        fault_test.write_checkpoint(folder, elements)
+        large_checkpoint.write_one(folder, elements)
         return folder
 
     def small(self, name="z2_bf16_w2"):
@@ -149,7 +148,7 @@ class KilledTest(ResumeTest):
         source = self.new_path("two")
         source.mkdir()
         for name in ("a", "b"):
-            safetensors.torch.save_file({"w": torch.zeros(8 << 20, dtype=torch.uint8)}, source / f"{name}.safetensors")
+            torch_files.save_file({"w": torch_files.zeros(8 << 20, dtype="uint8")}, source / f"{name}.safetensors")
         pairs = zip(self.reads_when_killed(source, "--sha256"), self.reads_when_killed(source), strict=True)
         whole, *gone_on = [hashed - plain for hashed, plain in pairs]
         self.assertGreaterEqual(whole, 16)  # of a MiB each

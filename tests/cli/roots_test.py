@@ -4,7 +4,7 @@ import json
 import shutil
 
 import cli_common
-import oracle
+import tools
 from cli_common import CliTest
 
 CASES = ["z2_fp32_full_w3", "z3_fp32_full_w2", "z1_bf16opt_tinygroup_w4", "hf_trainer_llama_z3_bf16_w2"]
@@ -26,7 +26,7 @@ class RootsTest(CliTest):
 
     def split(self, name, node_of, nodes=2, with_copies=True):
         """The load folders of the nodes of a case; `node_of` says which node has a rank's files."""
-        case = oracle.case_named(name)
+        case = tools.case_named(name)
         roots = []
         for node in range(nodes):
             scratch = self.scratch(name)

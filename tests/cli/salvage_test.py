@@ -4,11 +4,10 @@ import math
 import re
 import shlex
 
-import torch
-
 import cli_common
-import oracle
-from cli_common import CliTest, load_shard
+import torch_files
+from cli_common import CliTest
+from edits import load_shard
 
 STAGE_2 = ["z2_fp32_full_w3", "z2_bf16_full_w8", "z1_fp32_full_w6", "z1_bf16opt_full_w3", "z2_bf16_roundrobin_full_w3",
            "z1_bf16_muon_w2", "z1_fp32_tinygroup_w4", "z2_bf16_w4", "z2_bf16_paramalign_w2", "z1_fp32_elastic_w2"]
@@ -70,7 +69,7 @@ class SalvageTest(CliTest):
             return done, {}, line["data"]
         data = line["data"]
         self.assertEqual(sorted(lost["file"].split("/")[-1] for lost in data["lost_files"]), sorted(files))
-        return done, oracle.load_file(output / "model.safetensors"), data
+        return done, torch_files.load_file(output / "model.safetensors"), data
 
     def check(self, scratch, lost, files, *options):
         """`lost` is {name: lost ranks}."""
@@ -90,7 +89,7 @@ class SalvageTest(CliTest):
         stored = case.without_aliases(truth)
         self.assertEqual(sorted(written), sorted(stored))
         for name, value in stored.items():
-            self.assertTrue(oracle.same_bits(written[name], value), name)
+            self.assertTrue(torch_files.same_bits(written[name], value), name)
         return len(broken)
 
     def test_stages_1_and_2_lose_what_lies_in_the_partitions(self):
@@ -148,10 +147,10 @@ class SalvageTest(CliTest):
                 self.assertEqual(done.returncode, 1, done.stderr)
                 master = scratch.case.expected("master")
                 for file in sorted((output / "optimizer_states").glob("*.safetensors")):
-                    for param, value in oracle.load_file(file).items():
+                    for param, value in torch_files.load_file(file).items():
                         self.assertIn(param, complete)
                         live = master.get(f"{param}|{file.stem}")  # a matrix of Muon's has none there
-                        self.assertTrue(live is None or torch.equal(value, live), (param, file))
+                        self.assertTrue(live is None or torch_files.equal(value, live), (param, file))
 
     def test_a_dry_run_lists_and_answers_the_same(self):
         scratch = self.scratch("z2_fp32_full_w3")

@@ -5,13 +5,12 @@ They are mounted here, which takes root. What cannot be mounted is left out, and
 import collections
 import errno
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
 
 import cli_common
-import oracle
+import tools
 from cli_common import STAGING, CliTest, tree
 
 COMMANDS = [
@@ -35,7 +34,7 @@ class SmallDiskTest(CliTest):
         super().setUp()
         self.work = self.root / "work"
         self.work.mkdir()
-        (self.work / "in").symlink_to(oracle.case_named("z2_bf16_w2").load_dir.resolve())
+        (self.work / "in").symlink_to(tools.case_named("z2_bf16_w2").load_dir.resolve())
         self.disk = self.root / "disk"
         self.disk.mkdir()
         self.outcomes = collections.Counter()

@@ -1,34 +1,32 @@
-"""ckpt-inspect stats against torch on every test checkpoint, and planted NaN and infinity."""
+"""ckpt-inspect stats against NumPy on every test checkpoint, and planted NaN and infinity."""
 import json
 import math
 from fractions import Fraction
 
 import cli_common
 import numpy
-import oracle
-import safetensors.torch
-import torch
+import tools
+import torch_files
 from cli_common import CliTest
 
 KEYS = {"count", "zeros", "nans", "positive_infinities", "negative_infinities", "min", "max", "mean", "std", "norm"}
 
 
 def real(value):
-    """A vector of real numbers; a complex one is two."""
-    return (torch.view_as_real(value) if value.is_complex() else value).detach().reshape(-1)
+    """A vector of real numbers in float64; a complex one is two."""
+    numbers = value.values.reshape(-1)
+    return (numbers.view(f"f{numbers.itemsize // 2}") if numbers.dtype.kind == "c" else numbers).astype("f8")
 
 
-def expected_stats(value):
-    """The same numbers by torch, in float64."""
-    x = real(value).double()
-    finite = x[torch.isfinite(x)]
-    some = finite.numel() > 0
-    return {"count": x.numel(), "zeros": int((x == 0).sum()), "nans": int(x.isnan().sum()),
-            "positive_infinities": int(x.isposinf().sum()), "negative_infinities": int(x.isneginf().sum()),
-            "min": finite.min().item() if some else None, "max": finite.max().item() if some else None,
-            "mean": finite.mean().item() if some else 0.0,
-            "std": finite.std().item() if finite.numel() > 1 else None,
-            "norm": torch.linalg.vector_norm(finite).item()}
+def expected_stats(x):
+    """The same numbers by NumPy, in float64."""
+    finite = x[numpy.isfinite(x)]
+    some = finite.size > 0
+    return {"count": x.size, "zeros": int((x == 0).sum()), "nans": int(numpy.isnan(x).sum()),
+            "positive_infinities": int((x == math.inf).sum()), "negative_infinities": int((x == -math.inf).sum()),
+            "min": finite.min() if some else None, "max": finite.max() if some else None,
+            "mean": finite.mean() if some else 0.0, "std": finite.std(ddof=1) if finite.size > 1 else None,
+            "norm": numpy.linalg.norm(finite)}
 
 
 class StatsTest(CliTest):
@@ -42,7 +40,7 @@ class StatsTest(CliTest):
 
     def assert_stats(self, stats, value, what):
         self.assertEqual(set(stats), KEYS)
-        expected = expected_stats(value)
+        expected = expected_stats(value if isinstance(value, numpy.ndarray) else real(value))
         scale = max(abs(expected["min"] or 0), abs(expected["max"] or 0))
         for key, number in expected.items():
             if key in ("mean", "std", "norm") and number is not None:
@@ -55,13 +53,13 @@ class StatsTest(CliTest):
         path = self.new_path("weights")
         path.mkdir()
         if name.endswith(".safetensors"):
-            safetensors.torch.save_file(tensors, path / name)
+            torch_files.save_file(tensors, path / name)
         else:
-            torch.save(tensors, path / name)
+            torch_files.save(tensors, path / name)
         return path / name
 
-    def test_every_tensor_of_every_checkpoint_is_as_torch_says(self):
-        for case in oracle.all_cases():
+    def test_every_tensor_of_every_checkpoint_is_as_numpy_says(self):
+        for case in tools.all_cases():
             with self.subTest(case=case.name):
                 truth = {name: case.masters.get(case.tied.get(name, name), stored)
                          for name, stored in case.module.items()}
@@ -70,14 +68,14 @@ class StatsTest(CliTest):
                 for tensor in data["tensors"]:
                     self.assert_stats(tensor["stats"], truth[tensor["name"]], tensor["name"])
                 self.assertTrue(data["finite"])
-                once = [real(truth[t["name"]]).double() for t in data["tensors"] if "alias_of" not in t]
+                once = [real(truth[t["name"]]) for t in data["tensors"] if "alias_of" not in t]
                 total, = data["totals"]
                 self.assertEqual(total["tensors"], len(once))
-                self.assert_stats(total["stats"], torch.cat(once), "total")
+                self.assert_stats(total["stats"], numpy.concatenate(once), "total")
 
     def test_optimizer_states_are_the_engines(self):
         for name in ["z2_fp32_full_w3", "z3_bf16_full_w6", "z1_bf16_w2"]:
-            case = oracle.case_named(name)
+            case = tools.case_named(name)
             data = self.stats(case.load_dir, "--states")
             states = {f"{t['name']}|{t['state']}": t["stats"] for t in data["tensors"]
                       if "state" in t and "alias_of" not in t}
@@ -89,7 +87,7 @@ class StatsTest(CliTest):
             self.assertEqual([total.get("state", "") for total in data["totals"]], ["", "exp_avg", "exp_avg_sq"])
 
     def test_model_parallel_checkpoints_have_the_values_of_their_ranks(self):
-        case = oracle.case_named("pp2_dp2_z1_fp32")
+        case = tools.case_named("pp2_dp2_z1_fp32")
         live = {key.split("|")[0]: value for key, value in case.expected("live").items() if "|fp32|" in key}
         seen = 0
         for tensor in self.stats(case.load_dir)["tensors"]:
@@ -99,34 +97,30 @@ class StatsTest(CliTest):
         self.assertGreater(seen, 3)
 
     def test_all_types_are_read(self):
-        torch.manual_seed(3)
-        plain = torch.randn(70_001)
-        tensors = {str(t).removeprefix("torch."): plain.to(t)
-                   for t in (torch.float64, torch.float32, torch.float16, torch.bfloat16,
-                             torch.float8_e4m3fn, torch.float8_e5m2)}
-        for t in (torch.int64, torch.int32, torch.int16, torch.int8):
-            tensors[str(t).removeprefix("torch.")] = (plain * 30).to(t)
-        tensors["uint8"] = plain.abs().mul(30).to(torch.uint8)
-        tensors["bool"] = plain > 0
-        tensors["complex64"] = torch.complex(plain, plain * 2)
-        tensors["scalar"] = torch.tensor(-2.5)
-        tensors["empty"] = torch.zeros(0, 3)
+        plain = torch_files.randn(70_001)
+        tensors = {t: plain.to(t) for t in ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")}
+        for t in ("int64", "int32", "int16", "int8"):
+            tensors[t] = torch_files.tensor(plain.values * 30, t)
+        tensors["uint8"] = torch_files.tensor(abs(plain.values) * 30, "uint8")
+        tensors["bool"] = torch_files.tensor(plain.values > 0)
+        tensors["complex64"] = torch_files.tensor(plain.values * (1 + 2j), "complex64")
+        tensors["scalar"] = torch_files.tensor(-2.5)
+        tensors["empty"] = torch_files.zeros(0, 3)
         data = self.stats(self.save("tensors.bin", **tensors))
         self.assertEqual({t["name"] for t in data["tensors"]}, set(tensors))
         for tensor in data["tensors"]:
             self.assert_stats(tensor["stats"], tensors[tensor["name"]], tensor["name"])
 
     def test_a_mean_far_larger_than_the_deviation_spoils_nothing(self):
-        torch.manual_seed(4)
-        value = (torch.randn(300_000, dtype=torch.float64) + 1e6).float()
+        value = (torch_files.randn(300_000, dtype="float64") + 1e6).to("float32")
         tensor, = self.stats(self.save(value=value))["tensors"]
-        wide = value.numpy().astype(numpy.longdouble)  # torch's own deviation is off by 2e-12
+        wide = value.values.astype(numpy.longdouble)
         self.assertAlmostEqual(tensor["stats"]["std"] / float(wide.std(ddof=1)), 1, delta=1e-12)
 
     def test_squares_beyond_float64_are_infinite_in_text_and_null_in_json(self):
         huge = 1.7e308
-        path = self.save(value=torch.tensor([huge, -huge, huge], dtype=torch.float64),
-                         same=torch.tensor([1e300, 1e300], dtype=torch.float64))
+        path = self.save(value=torch_files.tensor([huge, -huge, huge], dtype="float64"),
+                         same=torch_files.tensor([1e300, 1e300], dtype="float64"))
         data = self.stats(path)
         tensors = {t["name"]: t["stats"] for t in data["tensors"]}
         mean = float(Fraction(huge) / 3)
@@ -143,9 +137,8 @@ class StatsTest(CliTest):
         self.assertEqual(rows["total"][6:9], [f"{everything:.6g}", "inf", "inf"])
 
     def test_nan_and_infinity_are_found_wherever_they_are(self):
-        torch.manual_seed(5)
         for name in ["tensors.safetensors", "tensors.bin"]:
-            good, bad, worse = torch.randn(200_003), torch.randn(200_003), torch.randn(70_001).bfloat16()
+            good, bad, worse = torch_files.randn(200_003), torch_files.randn(200_003), torch_files.randn(70_001).to("bfloat16")
             bad[199_999] = math.nan
             worse[0], worse[65_536], worse[-1] = math.inf, -math.inf, -math.inf
             path = self.save(name, good=good, bad=bad, worse=worse)
@@ -163,7 +156,7 @@ class StatsTest(CliTest):
 
     def test_a_nan_in_a_shard_is_a_nan_of_the_parameter(self):
         scratch = self.scratch("z2_fp32_full_w3")
-        with scratch.optimizer(1) as state, torch.no_grad():
+        with scratch.optimizer(1) as state:
             state["single_partition_of_fp32_groups"][0][5] = math.nan
         data = self.stats(scratch.folder, code=1)
         bad = [t["name"] for t in data["tensors"] if t["stats"]["nans"]]
@@ -171,14 +164,13 @@ class StatsTest(CliTest):
         self.assertEqual(sum(total["stats"]["nans"] for total in data["totals"]), 1)
 
     def test_the_number_of_threads_changes_nothing(self):
-        torch.manual_seed(6)
-        path = self.save(a=torch.randn(1_000_003), b=torch.randn(500, 700).half(), c=torch.randn(9))
+        path = self.save(a=torch_files.randn(1_000_003), b=torch_files.randn(500, 700).to("float16"), c=torch_files.randn(9))
         outputs = {self.tool("ckpt-inspect", "stats", path, "--json", f"--threads={n}").stdout for n in (1, 2, 8)}
         outputs.add(self.tool("ckpt-inspect", "stats", path, "--json").stdout)
         self.assertEqual(len(outputs), 1)
 
     def test_text_and_json_say_the_same(self):
-        case = oracle.case_named("z2_fp32_full_w3")
+        case = tools.case_named("z2_fp32_full_w3")
         data = self.stats(case.load_dir)
         done = self.tool("ckpt-inspect", "stats", case.load_dir)
         rows = [line.split("\t") for line in done.stdout.splitlines()]
@@ -193,20 +185,20 @@ class StatsTest(CliTest):
         self.assertEqual(rows[-1][0], "total")
 
     def test_a_match_that_finds_nothing_is_a_bad_call(self):
-        path = self.save(a=torch.ones(3))
+        path = self.save(a=torch_files.ones(3))
         error = self.error_of(self.tool("ckpt-inspect", "stats", path, "--json", "--match=zzz"), 2)
         self.assertEqual(error["message"], "no tensor's name matches 'zzz'")
         empty = self.save("tensors.bin", note="no tensor")
         self.assertEqual(self.stats(empty)["tensors"], [])
 
     def test_one_tensor_is_not_called_tensors(self):
-        path = self.save(a=torch.tensor([1.0, math.nan]))
+        path = self.save(a=torch_files.tensor([1.0, math.nan]))
         done = self.tool("ckpt-inspect", "stats", path)
         self.assertEqual(done.stdout.splitlines()[-1].split("\t")[:4], ["total", "", "1 tensor", "[2]"])
         self.assertEqual(done.stderr, "ckpt-inspect: 1 of 1 tensor has NaN or infinite elements\n")
 
     def test_progress_and_bad_calls(self):
-        path = self.save(a=torch.randn(1000))
+        path = self.save(a=torch_files.randn(1000))
         done = self.tool("ckpt-inspect", "stats", path, "--progress=json")
         last = json.loads(done.stderr.splitlines()[-1])["data"]
         self.assertEqual((last["bytes_done"], last["bytes_total"]), (4000, 4000))

@@ -5,11 +5,10 @@ import re
 import unicodedata
 
 import cli_common
-import oracle
-import torch
+import tools
+import torch_files
 from cli_common import CliTest
 from pseudo_terminal import Terminal
-from safetensors.torch import save_file
 
 ESCAPE = "\x1b"
 HEADINGS = ["name", "kind", "type", "shape", "bytes", "files"]
@@ -32,7 +31,7 @@ class TerminalTest(CliTest):
         for name in ["NO_COLOR", "CLICOLOR_FORCE", "COLUMNS"]:
             self.environment.pop(name, None)
         self.environment["TERM"] = "xterm"
-        self.case = oracle.case_named("hf_trainer_gpt2_z2_bf16_w2")
+        self.case = tools.case_named("hf_trainer_gpt2_z2_bf16_w2")
 
     def on_terminal(self, tool, *arguments, width=80, descriptors=(1,), code=0, **variables):
         """What a tool prints on a terminal of that width."""
@@ -95,7 +94,7 @@ class TableTest(TerminalTest):
         names = [f"model.language_model.layers.{layer}.self_attention.{part}.weight"
                  for layer in range(30) for part in ("query_projection", "output_projection")]
         path = self.root / "deep.safetensors"
-        save_file({name: torch.zeros(2, 3) for name in [*names, "lm_head.weight"]}, path)
+        torch_files.save_file({name: torch_files.zeros(2, 3) for name in [*names, "lm_head.weight"]}, path)
         for width in [40, 60, 80]:
             table, _ = self.shown(width, "stats", path)
             shown = [line.split("  ")[0] for line in table[1:-1]]
@@ -105,7 +104,7 @@ class TableTest(TerminalTest):
 
     def test_what_all_names_begin_with_is_said_once(self):
         path = self.root / "front.safetensors"
-        save_file({f"a_very_long_name_of_a_module.and_another_long_one.{i}.weight": torch.zeros(2) for i in range(3)}, path)
+        torch_files.save_file({f"a_very_long_name_of_a_module.and_another_long_one.{i}.weight": torch_files.zeros(2) for i in range(3)}, path)
         table, below = self.shown(60, "list", path)
         self.assertIn("all names begin with a_very_long_name_of_a_module.and_another_long_one.", below.replace("  ", " "))
         self.assertEqual([line.split("  ")[0] for line in table[1:]], ["0.weight", "1.weight", "2.weight"])
@@ -137,7 +136,7 @@ class TableTest(TerminalTest):
         names = ["plain.weight", "层.注意力.权重", "café.bias", "cafe\u0301.bias", "한국어.weight", "ｆｕｌｌ", "😀.weight",
                  "層" * 60 + ".weight"]
         path = self.root / "wide.safetensors"
-        save_file({name: torch.zeros(2, 3) for name in names}, path)
+        torch_files.save_file({name: torch_files.zeros(2, 3) for name in names}, path)
         for variables in [{}, {"LC_ALL": "C"}, {"LC_ALL": "C.UTF-8"}]:
             for width in [60, 200]:
                 lines = plain(self.on_terminal("ckpt-inspect", "list", path, width=width, **variables)).splitlines()

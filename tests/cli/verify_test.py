@@ -1,5 +1,6 @@
 """`ckpt-inspect verify` finds every defect of defects/, where it is, and nothing else; and does not touch what
 it reads."""
+import collections
 import concurrent.futures
 import importlib
 import json
@@ -17,15 +18,15 @@ import time
 import unittest
 import zipfile
 
-import torch
-
 import cli_common
 import defects
-import oracle
 import plant
 import salvage_test
 import tools
+import torch_files
 from cli_common import snapshot
+from edits import load_shard
+from torch_files import Reduced, named
 
 FINDING_KEYS = {"check", "message", "file", "rank", "member", "tensor", "state", "tensors", "offset", "size"}
 HANDFUL = 6
@@ -41,7 +42,7 @@ def require(condition, message):
 
 
 def cases():
-    return {case.name: case for case in [*oracle.all_cases(), *oracle.model_parallel_cases()]}
+    return {case.name: case for case in [*tools.all_cases(), *tools.model_parallel_cases()]}
 
 
 def verify(path, *arguments):
@@ -244,7 +245,7 @@ class VerifyTest(cli_common.CliTest):
                 names = {each for each, ranks in lost.items() if ranks}
                 flats = "single_partition_of_fp32_groups" if name in flat else "fp32_flat_groups"
                 saved = scratch.optim(rank).read_bytes()
-                groups = len(cli_common.load_shard(scratch.optim(rank))["optimizer_state_dict"][flats])
+                groups = len(load_shard(scratch.optim(rank))["optimizer_state_dict"][flats])
                 found = {"weight": set(), "exp_avg": set()}
                 for group in range(groups):
                     picks = {"weight": lambda s: s["optimizer_state_dict"][flats][group],
@@ -319,16 +320,16 @@ class VerifyTest(cli_common.CliTest):
                     self.assertIn(place, done.stdout)
 
     def test_nan_is_found_in_every_type_that_has_it(self):
-        types = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
-                 torch.complex64, torch.complex128]
+        types = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
+                 "complex64", "complex128"]
         for dtype in types:
             with self.subTest(dtype=dtype):
                 path = self.new_path("tensor.pt")
-                values = torch.ones(100_000, dtype=dtype)
-                torch.save({"w": values, "counts": torch.ones(3, dtype=torch.int64)}, path)
+                values = torch_files.ones(100_000, dtype=dtype)
+                torch_files.save({"w": values, "counts": torch_files.ones(3, dtype="int64")}, path)
                 self.assertTrue(self.report(path, "--finite")["ok"])
-                values[[70_000, 70_001, 99_999]] = torch.tensor(float("nan")).to(dtype)
-                torch.save({"w": values}, path)
+                values[[70_000, 70_001, 99_999]] = torch_files.tensor(float("nan")).to(dtype)
+                torch_files.save({"w": values}, path)
                 finding, = self.report(path, "--finite")["findings"]
                 offset, _ = cli_common.record_extent(path, "data/0")
                 self.assertEqual((finding["check"], finding["tensor"], finding["offset"], finding["message"]),
@@ -337,8 +338,10 @@ class VerifyTest(cli_common.CliTest):
 
     def test_a_tensor_that_is_not_supported_keeps_nothing_else_from_being_checked(self):
         path = self.new_path("conj.pt")
-        bad = torch.tensor([1.0, float("inf")])
-        torch.save({"bad": bad, "c": torch.randn(3, dtype=torch.complex64).conj(), "end": torch.ones(5)}, path)
+        bad = torch_files.tensor([1.0, float("inf")])
+        conjugate = Reduced(named("torch._utils", "_rebuild_tensor_v2"), torch_files.ones(3, dtype="complex64").storage, 0,
+                            (3, ), (1, ), False, collections.OrderedDict(), {"conj": True})
+        torch_files.save({"bad": bad, "c": conjugate, "end": torch_files.ones(5)}, path)
         offset, size = cli_common.record_extent(path, "data/2")
         cli_common.flip(path, offset + 1, 1)
         report = self.report(path, "--finite")

@@ -6,13 +6,11 @@ checkpoint of testdata; without it, a sixth of them.
 import shutil
 import urllib.parse
 
-import safetensors.torch
-import torch
 
 import cli_common
 import object_server
-import oracle
 import tools
+import torch_files
 import web_server
 from bucket_case import BucketCase
 from bucket_input_test import ALL, COMMANDS, TESTDATA, inputs
@@ -34,7 +32,7 @@ class WebCase(BucketCase):
                 if not name.startswith("AWS_") and not name.lower().endswith("_proxy")
                 and name not in ("CURL_CA_BUNDLE", "SSL_CERT_FILE")}
         self.environment = {**kept, "HOME": str(self.home), "no_proxy": "127.0.0.1,localhost"}
-        self.source = oracle.case_named(CASE).load_dir
+        self.source = tools.case_named(CASE).load_dir
 
     def assert_reads(self, url, source=None, command=("ckpt-inspect", "list", "IN"), **variables):
         self.environment.update(variables)
@@ -93,17 +91,14 @@ class FolderTest(WebCase):
             self.assert_refused("403", "ckpt-inspect", "list", url)
         large = self.new_path("large")
         large.mkdir()
-        (large / "model.safetensors").write_bytes(self.large_weights())
+        torch_files.save_file({"a": torch_files.zeros(1 << 20)}, large / "model.safetensors")
         with serving(Site(large, ranges=False)) as url:
             self.assert_refused("does not honour ranges", "zero-to-fp32", url, self.new_path("out"))
-
-    def large_weights(self):
-        return safetensors.torch.save({"a": torch.zeros(1 << 20)})
 
     def test_only_what_is_needed_is_read(self):
         large = self.new_path("large")
         large.mkdir()
-        (large / "model.safetensors").write_bytes(self.large_weights())
+        torch_files.save_file({"a": torch_files.zeros(1 << 20)}, large / "model.safetensors")
         site = Site(large)
         with serving(site) as url:
             done = self.tool("ckpt-inspect", "list", url, "--json")

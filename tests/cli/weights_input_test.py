@@ -1,12 +1,13 @@
 """Weights as input: to-universal, reshard --like and zero-to-fp32 of a Hugging Face folder or a file."""
 import json
-import unittest
+
+import numpy
 
 import cli_common
-import oracle
-import torch
-from cli_common import CliTest, load_shard
-from safetensors.torch import save_file
+import tools
+import torch_files
+from cli_common import CliTest
+from edits import load_shard
 
 # Stages 0 to 3, precisions, optimizers, tied and frozen parameters, buffers of all kinds.
 LIKE = ["z0_bf16_w2", "z0_fp16_fusedadam_full_w1", "z1_fp32_full_w4", "z1_bf16opt_full_w3", "z2_bf16_full_b120_w3",
@@ -14,19 +15,19 @@ LIKE = ["z0_bf16_w2", "z0_fp16_fusedadam_full_w1", "z1_fp32_full_w4", "z1_bf16op
 
 
 def case_named(name):
-    case = oracle.case_named(name)
+    case = tools.case_named(name)
     return case
 
 
 def random_weights(case, seed=7):
     """Other values for everything that the model of a case has, tied names once and frozen ones too."""
-    torch.manual_seed(seed)
+    random = numpy.random.default_rng(seed)
     weights = {}
     for name, value in case.module.items():
         if name in case.tied:
             continue
         shape = case.masters[name].shape if name in case.masters else value.shape
-        weights[name] = torch.randn(shape).to(value.dtype) if value.is_floating_point() else value.clone()
+        weights[name] = torch_files.randn(shape, random=random).to(value.dtype) if value.is_floating_point() else value.clone()
     return weights
 
 
@@ -39,7 +40,7 @@ class WeightsInputTest(CliTest):
     def folder_of(self, weights, name="model.safetensors"):
         folder = self.new_path("hf")
         folder.mkdir()
-        save_file({key: value.contiguous() for key, value in weights.items()}, folder / name)
+        torch_files.save_file({key: value.contiguous() for key, value in weights.items()}, folder / name)
         return folder
 
     def ok(self, tool, *arguments):
@@ -61,54 +62,54 @@ class WeightsInputTest(CliTest):
     # --- universal
 
     def test_universal_has_float_masters_zero_moments_and_step_0(self):
-        weights = {"a.weight": torch.randn(3, 4).bfloat16(), "a.bias": torch.randn(4).half(), "n": torch.tensor(2.5),
-                   "ids": torch.arange(5), "mask": torch.tensor([True, False])}
+        weights = {"a.weight": torch_files.randn(3, 4).to("bfloat16"), "a.bias": torch_files.randn(4).to("float16"), "n": torch_files.tensor(2.5),
+                   "ids": torch_files.arange(5), "mask": torch_files.tensor([True, False])}
         output, done = self.universal(self.folder_of(weights))
         self.assertEqual((output.parent / "latest_universal").read_text(), "start")
         for name in ("a.weight", "a.bias", "n"):
-            expected = weights[name].float().reshape(weights[name].shape or (1,))
-            files = {path.stem: torch.load(path, weights_only=True) for path in (output / "zero" / name).iterdir()}
+            expected = weights[name].to("float32").reshape(weights[name].shape or (1,))
+            files = {path.stem: torch_files.load(path) for path in (output / "zero" / name).iterdir()}
             self.assertEqual(sorted(files), ["exp_avg", "exp_avg_sq", "fp32", "step"])
-            self.assertTrue(oracle.same_bits(files["fp32"]["param"], expected))
+            self.assertTrue(torch_files.same_bits(files["fp32"]["param"], expected))
             for key in ("exp_avg", "exp_avg_sq"):
-                self.assertTrue(oracle.same_bits(files[key]["param"], torch.zeros_like(expected)))
-            self.assertTrue(oracle.same_bits(files["step"], torch.tensor(0.0)))
+                self.assertTrue(torch_files.same_bits(files[key]["param"], torch_files.zeros(expected.shape)))
+            self.assertTrue(torch_files.same_bits(files["step"], torch_files.tensor(0.0)))
         self.assertEqual([path.name for path in (output / "zero" / "ids").iterdir()], ["fp32.pt"])
-        model = torch.load(output / "mp_rank_00_model_states.pt", weights_only=True)
+        model = torch_files.load(output / "mp_rank_00_model_states.pt")
         self.assertEqual(sorted(model["module"]), sorted(weights))
         for name, value in weights.items():
-            self.assertTrue(oracle.same_bits(model["module"][name], value), name)
+            self.assertTrue(torch_files.same_bits(model["module"][name], value), name)
         self.assertEqual(sorted(model["buffer_names"]), ["ids", "mask"])
         self.assertEqual((model["global_steps"], model["skipped_steps"], model["global_samples"]), (0, 0, 0))
         self.assertIn("ids", done.stderr)
 
     def test_tied_tensors_of_a_bin_are_one_parameter(self):
-        shared = torch.randn(4, 3)
+        shared = torch_files.randn(4, 3)
         folder = self.new_path("hf")
         folder.mkdir()
-        torch.save({"embed.weight": shared, "fc.weight": torch.randn(3), "head.weight": shared},
+        torch_files.save({"embed.weight": shared, "fc.weight": torch_files.randn(3), "head.weight": shared},
                    folder / "pytorch_model.bin")
         output, _ = self.universal(folder)
-        model = torch.load(output / "mp_rank_00_model_states.pt", weights_only=True)
+        model = torch_files.load(output / "mp_rank_00_model_states.pt")
         self.assertEqual(model["shared_params"], {"head.weight": "embed.weight"})
         self.assertEqual(model["module"]["head.weight"].data_ptr(), model["module"]["embed.weight"].data_ptr())
         self.assertEqual(list(model["param_shapes"][0]), ["embed.weight", "fc.weight"])
         self.assertEqual([path.name for path in (output / "zero" / "head.weight").iterdir()], ["fp32.pt"])
 
     def test_step_and_states_are_those_of_the_optimizer_of_like(self):
-        for name, step, keys in (("z1_fp32_w2", torch.tensor(0.0), {"exp_avg", "exp_avg_sq"}),
+        for name, step, keys in (("z1_fp32_w2", torch_files.tensor(0.0), {"exp_avg", "exp_avg_sq"}),
                                  ("z2_bf16_fusedadam_w2", 0, {"exp_avg", "exp_avg_sq"}),
-                                 ("z2_fp32_amsgrad_w2", torch.tensor(0.0), {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}),
+                                 ("z2_fp32_amsgrad_w2", torch_files.tensor(0.0), {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}),
                                  ("z1_fp32_sgd_w2", None, set())):
             with self.subTest(case=name):
                 case = case_named(name)
                 weights = random_weights(case)
                 output, _ = self.universal(self.folder_of(weights), "--like", case.load_dir)
                 for key in case.masters:
-                    files = {p.stem: torch.load(p, weights_only=True) for p in (output / "zero" / key).iterdir()}
+                    files = {p.stem: torch_files.load(p) for p in (output / "zero" / key).iterdir()}
                     self.assertEqual(set(files), {"fp32"} | keys | ({"step"} if step is not None else set()))
-                    self.assertTrue(oracle.same_bits(files["fp32"]["param"].reshape(weights[key].shape),
-                                                     weights[key].float()))
+                    self.assertTrue(torch_files.same_bits(files["fp32"]["param"].reshape(weights[key].shape),
+                                                     weights[key].to("float32")))
                     if step is not None:
                         self.assertEqual(type(files["step"]), type(step))
                         self.assertEqual(float(files["step"]), 0)
@@ -138,10 +139,10 @@ class WeightsInputTest(CliTest):
                     self.check_fresh(load_shard(path))
 
     def assert_same(self, folder, expected):
-        found = oracle.load_file(folder / "model.safetensors")
+        found = torch_files.load_file(folder / "model.safetensors")
         self.assertEqual(sorted(found), sorted(expected))
         for name, value in expected.items():
-            self.assertTrue(oracle.same_bits(found[name], value), name)
+            self.assertTrue(torch_files.same_bits(found[name], value), name)
 
     def expected(self, case, weights):
         return {name: value.to(case.masters[name].dtype) if name in case.masters else value
@@ -162,16 +163,16 @@ class WeightsInputTest(CliTest):
     # --- weights to weights
 
     def test_weights_become_other_weights(self):
-        weights = {"a.weight": torch.randn(30, 40), "b.weight": torch.randn(40).bfloat16(), "ids": torch.arange(5)}
+        weights = {"a.weight": torch_files.randn(30, 40), "b.weight": torch_files.randn(40).to("bfloat16"), "ids": torch_files.arange(5)}
         out = self.convert(self.folder_of(weights), "--dtype", "bf16", "--max-shard-size", "2KB")
         index = json.loads((out / "pytorch_model.bin.index.json").read_text())["weight_map"]
         found = {}
         for name in set(index.values()):
-            found.update(torch.load(out / name, weights_only=True))
+            found.update(torch_files.load(out / name))
         self.assertEqual(sorted(found), sorted(weights))
         for name, value in weights.items():
-            self.assertTrue(oracle.same_bits(found[name],
-                                             value.bfloat16() if value.is_floating_point() else value), name)
+            self.assertTrue(torch_files.same_bits(found[name],
+                                             value.to("bfloat16") if value.is_floating_point() else value), name)
         back = self.convert(out, "--safe-serialization", "--dtype", "keep")
         self.assert_same(back, found)
 
@@ -191,14 +192,14 @@ class WeightsInputTest(CliTest):
     def test_other_shapes_are_named(self):
         case, weights = self.like()
         name = next(iter(case.masters))
-        weights[name] = torch.randn(*weights[name].shape, 2)
+        weights[name] = torch_files.randn(*weights[name].shape, 2)
         self.refuse_like(weights, f"{name}: has shape")
 
     def test_missing_and_extra_names_are_listed(self):
         case, weights = self.like()
         first, second = list(case.masters)[:2]
         del weights[first], weights[second]
-        weights["stranger"] = torch.ones(2)
+        weights["stranger"] = torch_files.ones(2)
         for name in (first, second):
             self.refuse_like(weights, rf"(?s)lacks 2 parameters.*\n  {name}\n.*has 1 tensor.*\n  stranger\n")
 
@@ -212,28 +213,28 @@ class WeightsInputTest(CliTest):
         self.assert_same(self.convert(output, "--safe-serialization", "--dtype", "keep"), self.expected(case, weights))
 
     def test_added_prefixes_are_in_the_universal_names(self):
-        output, _ = self.universal(self.folder_of({"w": torch.ones(2)}), "--add-prefix", "module.")
+        output, _ = self.universal(self.folder_of({"w": torch_files.ones(2)}), "--add-prefix", "module.")
         self.assertTrue((output / "zero" / "module.w" / "fp32.pt").exists())
 
     def test_integers_are_no_parameters(self):
         case, weights = self.like()
         name = next(iter(case.masters))
-        weights[name] = torch.zeros(weights[name].shape, dtype=torch.int32)
+        weights[name] = torch_files.zeros(weights[name].shape, dtype="int32")
         self.refuse_like(weights, f"{name}: is of type int32")
 
     def test_names_that_become_one_are_refused(self):
-        folder = self.folder_of({"a.w": torch.ones(1), "w": torch.ones(1)})
+        folder = self.folder_of({"a.w": torch_files.ones(1), "w": torch_files.ones(1)})
         self.refused(3, "two tensors would be called", "to-universal", "--input_folder", folder, "--output_folder",
                      self.new_path() / "x", "--strip-prefix", "a.")
 
     def test_names_in_two_files_are_refused(self):
-        folder = self.folder_of({"w": torch.ones(1)}, "one.safetensors")
-        save_file({"w": torch.ones(1)}, folder / "two.safetensors")
+        folder = self.folder_of({"w": torch_files.ones(1)}, "one.safetensors")
+        torch_files.save_file({"w": torch_files.ones(1)}, folder / "two.safetensors")
         self.refused(3, "is in .*one.safetensors too", "to-universal", "--input_folder", folder, "--output_folder",
                      self.new_path() / "x")
 
     def test_missing_shards_of_an_index_are_named(self):
-        folder = self.folder_of({"w": torch.ones(1)}, "model-00001-of-00002.safetensors")
+        folder = self.folder_of({"w": torch_files.ones(1)}, "model-00001-of-00002.safetensors")
         index = {"weight_map": {"w": "model-00001-of-00002.safetensors", "v": "model-00002-of-00002.safetensors"}}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
         self.refused(3, "missing: model-00002-of-00002.safetensors", "to-universal", "--input_folder", folder,
@@ -241,12 +242,12 @@ class WeightsInputTest(CliTest):
 
     def test_json_that_is_nested_deeply_is_refused(self):
         deep = "[" * 1_000_000 + "]" * 1_000_000
-        folder = self.folder_of({"a": torch.zeros(1)}, "x.safetensors")
+        folder = self.folder_of({"a": torch_files.zeros(1)}, "x.safetensors")
         index = folder / "model.safetensors.index.json"
         index.write_text('{"weight_map":{"a":"x.safetensors"},"metadata":%s}' % deep)
         chunks = self.new_path("chunks")
         chunks.mkdir()
-        save_file({"a": torch.zeros(1)}, chunks / "model.safetensors",
+        torch_files.save_file({"a": torch_files.zeros(1)}, chunks / "model.safetensors",
                   {"DCP_SHARDING_INFO": '{"a":{"saved_offsets":[%s]}}' % deep})
         for source, error in ((folder, f"{index}: is no index"),
                               (chunks, "model.safetensors: DCP_SHARDING_INFO: is no object of JSON")):
@@ -254,7 +255,7 @@ class WeightsInputTest(CliTest):
             self.refused(3, error, "ckpt-inspect", "list", source)
 
     def test_reshard_needs_like(self):
-        self.refused(2, "--like", "reshard", self.folder_of({"w": torch.ones(1)}), self.new_path(), "--dp", "1")
+        self.refused(2, "--like", "reshard", self.folder_of({"w": torch_files.ones(1)}), self.new_path(), "--dp", "1")
 
     def test_options_of_weights_are_refused_for_checkpoints(self):
         case, _ = self.like()
@@ -263,7 +264,7 @@ class WeightsInputTest(CliTest):
                          self.new_path() / "x", *options)
 
     def test_tied_copies_that_differ_are_refused(self):
-        case = next(c for c in oracle.all_cases() if c.tied and c.stage == 2 and c.name.startswith("hf_"))
+        case = next(c for c in tools.all_cases() if c.tied and c.stage == 2 and c.name.startswith("hf_"))
         weights = all_names(case, random_weights(case))
         alias = next(iter(case.tied))
         weights[alias] = weights[alias] + 1

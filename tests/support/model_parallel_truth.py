@@ -1,15 +1,12 @@
 """What the live engines of the model-parallel cases held, put together: the rules that testdata/README.md speaks of,
-applied in torch."""
+applied with NumPy. Tensors are those of the case, torch's or torch_files.py's."""
 import functools
-import math
-import os
 import re
 from collections import defaultdict
 
-os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
-import torch
-from deepspeed.checkpoint.universal_checkpoint import SubparamShape
+import numpy
+import torch_files
+from numpy.lib.stride_tricks import as_strided
 
 
 
@@ -32,25 +29,26 @@ def optim_files(folder):
 
 
 @functools.lru_cache(maxsize=8)
-def load(path):
-    return torch.load(path, map_location="cpu", weights_only=False)
-
-
 def universal_info(case):
     """As the program has noted it where its classes are needed to load the file."""
     if "universal_info" in case.facts:
         return case.facts["universal_info"]
-    return load(model_files(case.tag_folder)[0]).get("universal_checkpoint_info") or {}
+    return torch_files.load(model_files(case.tag_folder)[0]).get("universal_checkpoint_info") or {}
+
+
+def block_of(array, shape, place):
+    """A view of a contiguous array; `place` is an offset and strides, in elements."""
+    offset, stride = place
+    return as_strided(array.reshape(-1)[offset:], shape, [step * array.itemsize for step in stride])
 
 
 def merge_affine(entry, parts):
     """Each piece is a block: where it lies in the whole tensor (source), and where in a rank's shard (dest)."""
-    whole = torch.full(tuple(entry["logical_shape"]), math.nan)
+    whole = numpy.full(entry["logical_shape"], numpy.nan, "f4")
     for rank, part in enumerate(parts):
         for piece in entry["ranks"][rank]["pieces"]:
-            block = part.contiguous().as_strided(piece["shape"], piece["dest"][1], piece["dest"][0])
-            whole.as_strided(piece["shape"], piece["source"][1], piece["source"][0]).copy_(block)
-    if whole.isnan().any():
+            block_of(whole, piece["shape"], piece["source"])[...] = block_of(part, piece["shape"], piece["dest"])
+    if numpy.isnan(whole).any():
         raise AssertionError("the pieces leave gaps")
     return whole
 
@@ -65,13 +63,15 @@ def merge_sub_params(info, name, parts):
         shape[dim] = (sum(part.shape[dim] for part in parts) // count, ) * count
     widths = info["sub_param_shard_widths"][pattern] if info["universal_checkpoint_version"] >= 0.4 else \
         [[size // len(parts)] * len(parts) for size in shape[dim]]
-    cut = [part.split([width[rank] for width in widths], dim) for rank, part in enumerate(parts)]
-    merged = torch.cat([torch.cat([pieces[i] for pieces in cut], dim) for i in range(len(widths))], dim)
-    return merged, SubparamShape(patterns=entry["patterns"], shape=tuple(shape), partition_dim=dim)
+    cut = [numpy.split(part, numpy.cumsum([width[rank] for width in widths])[:-1], dim)
+           for rank, part in enumerate(parts)]
+    merged = numpy.concatenate([pieces[i] for i in range(len(widths)) for pieces in cut], dim)
+    return merged, {"patterns": entry["patterns"], "shape": tuple(shape), "partition_dim": dim}
 
 
 def merge(case, name, parts):
     """The whole of a parameter's slices by rank, and what else the file says of it. `parts`: tp -> slice."""
+    parts = [case.array(part) for part in parts]
     info = universal_info(case)
     rules = case.facts["rules"]
     rule = next(rule for rule, names in rules.items() if name in names
@@ -79,7 +79,7 @@ def merge(case, name, parts):
     extra = {}
     if rule in ("whole", "cat_dim_0", "cat_dim_1"):
         extra["cat_dim"] = 1 if rule == "cat_dim_1" else 0
-        merged = torch.cat(parts, extra["cat_dim"])
+        merged = numpy.concatenate(parts, extra["cat_dim"])
     elif rule == "affine_map":
         entries = info["affine_map"]["params"]
         merged = merge_affine(next(entries[key] for key in entries if re.match(key, name)), parts)
@@ -88,15 +88,15 @@ def merge(case, name, parts):
     elif rule == "average":
         merged = sum(parts) / len(parts)
     elif rule == "two_sub_params":
-        halves = [part.split((len(part) + 1) // 2) for part in parts]
-        merged = torch.cat([half[i] for i in (0, 1) for half in halves])
+        halves = [(part[:(len(part) + 1) // 2], part[(len(part) + 1) // 2:]) for part in parts]
+        merged = numpy.concatenate([half[i] for i in (0, 1) for half in halves])
         extra = {"cat_dim": 0, "param_n_sub_params": 2}
     elif rule == "sub_params":
         merged, extra["sub_param_shape"] = merge_sub_params(info, name, parts)
     if name in rules.get("vocabulary", ()):
         merged = merged[:info["original_vocab_size"]]
         extra["vocab_tensor"] = True
-    return merged, extra
+    return case.tensor(merged), extra
 
 
 @functools.lru_cache(maxsize=1)
@@ -118,7 +118,7 @@ def model_parallel_truth(case):
                 number = rank * (experts // ep) + int(local)
                 result[f"{prefix}{number}{rest}", state] = value, {"cat_dim": 0}
         else:
-            result[name, state] = (torch.cat([parts[place] for place in sorted(parts)]),
+            result[name, state] = (case.tensor(numpy.concatenate([case.array(parts[place]) for place in sorted(parts)])),
                                    {"cat_dim": 0, "is_expert_param": True, "ep_num_experts": experts})
     return result
 
@@ -152,5 +152,5 @@ def untrained(case):
 def weights(case):
     """name -> what zero-to-fp32 has to write, aliases included."""
     result = {name: value for (name, state), (value, _) in model_parallel_truth(case).items() if state == "fp32"}
-    result |= {name: value.float() if value.is_floating_point() else value for name, value in untrained(case).items()}
+    result |= {name: case.cast(value, "float32") if value.is_floating_point() else value for name, value in untrained(case).items()}
     return result | {alias: result[owner] for alias, owner in aliases(case).items()}

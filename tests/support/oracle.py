@@ -22,6 +22,14 @@ class Case(tools.Case):
     def cast(tensor, dtype):
         return tensor.float().to(DTYPES[dtype])
 
+    @staticmethod
+    def array(tensor):
+        return tensor.numpy()
+
+    @staticmethod
+    def tensor(array):
+        return torch.from_numpy(array.copy())
+
 
 def every_case(folder):
     return tools.every_case(folder, Case)

@@ -61,6 +61,15 @@ class Case:
     def cast(tensor, dtype):
         return tensor.to(dtype)
 
+    @staticmethod
+    def array(tensor):
+        return tensor.values
+
+    @staticmethod
+    def tensor(array):
+        import torch_files
+        return torch_files.tensor(array)
+
     def expected(self, name):
         """The tensors of expected/NAME.safetensors, or None where DeepSpeed could not make them."""
         path = self.folder / "expected" / f"{name}.safetensors"

@@ -10,6 +10,7 @@ against torch's own.
 import collections
 import contextlib
 import copyreg
+import functools
 import io
 import itertools
 import json
@@ -55,7 +56,7 @@ def _fp8_numbers(dtype):
 def decoded(bits, dtype):
     """The numbers of an array of bits: float32 for types that NumPy does not know, else the array itself."""
     if dtype == "bfloat16":
-        return (bits.astype("u4") << 16).view("f4").reshape(bits.shape)
+        return numpy.left_shift(bits, 16, dtype="u4").view("f4")
     return _fp8_numbers(dtype)[bits] if dtype.startswith("float8") else bits
 
 
@@ -95,9 +96,11 @@ class Tensor:
         self.array, self.dtype, self.storage, self.requires_grad = array, dtype, storage, requires_grad
 
     shape = property(lambda self: Size(self.array.shape))
-    ndim = property(lambda self: self.array.ndim)
     nbytes = property(lambda self: self.array.nbytes)
     values = property(lambda self: decoded(self.array, self.dtype))
+
+    def dim(self):
+        return self.array.ndim
 
     def numel(self):
         return self.array.size
@@ -108,9 +111,11 @@ class Tensor:
     def is_floating_point(self):
         return "float" in self.dtype
 
+    def data_ptr(self):
+        return self.array.__array_interface__["data"][0]
+
     def storage_offset(self):
-        start, at = (each.__array_interface__["data"][0] for each in (self.storage.bits, self.array))
-        return (at - start) // self.array.itemsize
+        return (self.data_ptr() - self.storage.bits.__array_interface__["data"][0]) // self.array.itemsize
 
     def stride(self):
         return tuple(step // self.array.itemsize for step in self.array.strides)
@@ -137,7 +142,7 @@ class Tensor:
     def reshape(self, *shape):
         return self._of(self.array.reshape(*shape))
 
-    def transpose(self):
+    def t(self):
         return self._of(self.array.T)
 
     def detach(self):
@@ -156,6 +161,12 @@ class Tensor:
 
     def __setitem__(self, at, value):
         self.array[at] = encoded(value.values if isinstance(value, Tensor) else value, self.dtype)
+
+    def __float__(self):
+        return float(self.item())
+
+    def __add__(self, other):
+        return self.clone().__iadd__(other)
 
     def __iadd__(self, other):
         self[...] = self.values + other
@@ -198,6 +209,9 @@ class Parameter(Tensor):
 
 class Size(tuple):
 
+    def numel(self):
+        return math.prod(self)
+
     def __reduce_ex__(self, protocol):
         return named("torch", "Size"), (tuple(self), )
 
@@ -211,6 +225,11 @@ def _view(storage, offset, shape, stride):
     return numpy.lib.stride_tricks.as_strided(bits[offset:], shape, [step * bits.itemsize for step in stride])
 
 
+def _shape(shape):
+    """Sizes one by one, or in one tuple or list."""
+    return shape[0] if shape and not isinstance(shape[0], int) else shape
+
+
 def tensor(values, dtype=None):
     """Python's floats are float32, as in torch; arrays keep their type."""
     array = numpy.array(values)
@@ -220,20 +239,23 @@ def tensor(values, dtype=None):
 
 
 def zeros(*shape, dtype="float32"):
-    return full(shape, 0, dtype)
+    return full(*shape, value=0, dtype=dtype)
 
 
 def ones(*shape, dtype="float32"):
-    return full(shape, 1, dtype)
+    return full(*shape, value=1, dtype=dtype)
 
 
-def full(shape, value, dtype="float32"):
-    return Tensor(numpy.full(shape, encoded(value, dtype)), dtype)
+def full(*shape, value, dtype="float32"):
+    return Tensor(numpy.full(_shape(shape), encoded(value, dtype)), dtype)
 
 
-def randn(*shape, seed=None, dtype="float32"):
-    """The same numbers for the same seed."""
-    return tensor(numpy.random.default_rng(seed).standard_normal(shape), dtype)
+def arange(count, dtype="int64"):
+    return tensor(numpy.arange(count), dtype)
+
+
+def randn(*shape, random=numpy.random.default_rng(0), dtype="float32"):
+    return tensor(random.standard_normal(_shape(shape)), dtype)
 
 
 def cat(tensors, dim=0):
@@ -262,36 +284,50 @@ class Reduced:
 
 class StandIn:
     """An object of a class that is not here, kept as it was pickled: how it was made, and its attributes."""
-    __slots__ = ("made", "__dict__")
+    __slots__ = ("made", "state", "__dict__")
 
     def __new__(cls, *arguments):
         self = object.__new__(cls)
-        self.made = copyreg.__newobj__, (cls, *arguments)
+        self.made, self.state = (copyreg.__newobj__, (cls, *arguments)), None
         return self
 
     def __init__(self, *arguments):
         self.made = type(self), arguments
 
     def __eq__(self, other):
-        return type(self) is type(other) and (self.made, self.__dict__) == (other.made, other.__dict__)
+        return type(self) is type(other) and (*self.made, self.state, self.__dict__) == (*other.made, other.state,
+                                                                                          other.__dict__)
 
     def __hash__(self):
-        return hash(type(self))
+        return hash((type(self), repr(self.__dict__)))
 
     def __reduce_ex__(self, protocol):
-        return *self.made, self.__dict__ or None
+        return *self.made, self.__dict__ or self.state
+
+    def __setstate__(self, state):
+        if isinstance(state, dict):
+            self.__dict__.update(state)
+        else:
+            self.state = state
 
 
-_MODULES = {}
+MODULES = {}
 
 
 def named(module, name):
     """What stands in for the class or the function of that name, and for a value such as torch.float32."""
     for part in itertools.accumulate(module.split("."), "{}.{}".format):
-        home = _MODULES.setdefault(part, types.ModuleType(part))
+        home = MODULES.setdefault(part, types.ModuleType(part))
     if not hasattr(home, name):
         setattr(home, name, type(name, (StandIn, ), {"__module__": module, "__slots__": ()}))
     return getattr(home, name)
+
+
+def new(kind, **attributes):
+    """An object of a class that is not here, as copyreg.__newobj__ makes it."""
+    made = kind.__new__(kind)
+    made.__dict__.update(attributes)
+    return made
 
 
 for _module, _names in {"torch": ["Size", "Tensor", *TYPES, *_OF_STORAGE], "torch.storage": ["UntypedStorage"],
@@ -304,10 +340,10 @@ _importing = threading.Lock()
 
 
 @contextlib.contextmanager
-def _importable():
+def importable():
     """The modules of what `named` has made are there: pickle looks for a class before it writes its name."""
     with _importing:
-        modules, before = dict(_MODULES), {name: sys.modules[name] for name in _MODULES if name in sys.modules}
+        modules, before = dict(MODULES), {name: sys.modules[name] for name in MODULES if name in sys.modules}
         sys.modules.update(modules)
         try:
             yield
@@ -341,7 +377,7 @@ _BUILDERS = {
     "torch._tensor._rebuild_from_type_v2":
         lambda rebuild, kind, arguments, state: _with_attributes(rebuild(*arguments), state),
     "torch.Size": Size,
-    "__builtin__.getattr": lambda *arguments: Reduced(getattr, *arguments)}
+    **dict.fromkeys(["__builtin__.getattr", "builtins.getattr"], functools.partial(Reduced, getattr))}
 
 
 class _Unpickler(pickle.Unpickler):
@@ -397,7 +433,7 @@ def load(path):
         top = archive.namelist()[0].split("/")[0]
 
         def storage_of(key, count, dtype):
-            if key not in storages:
+            if key not in storages or not count:  # as in torch, no two tensors share nothing
                 storages[key] = _of_bytes(archive.read(f"{top}/data/{key}"), dtype)
             return storages[key]
 
@@ -408,7 +444,9 @@ def _load_legacy(file):
     storages = {}
 
     def storage_of(key, count, dtype):
-        return storages.setdefault(key, _of_bytes(bytes(count * numpy.dtype(TYPES[dtype or "uint8"][2]).itemsize), dtype))
+        if key not in storages or not count:
+            storages[key] = _of_bytes(bytes(count * numpy.dtype(TYPES[dtype or "uint8"][2]).itemsize), dtype)
+        return storages[key]
 
     *_, value, keys = (_Unpickler(file, storage_of).load() for _ in range(5))
     for key in keys:
@@ -419,11 +457,21 @@ def _load_legacy(file):
     return value
 
 
+def loads(data):
+    """What a pickle without storages holds."""
+    return _Unpickler(io.BytesIO(data), None).load()
+
+
+def dumps(value, protocol=None):
+    with importable():
+        return pickle.dumps(value, protocol)
+
+
 def pickled(value):
     """The pickle that torch.save makes of a value, and its storages by key."""
     stream = io.BytesIO()
     pickler = _Pickler(stream)
-    with _importable():
+    with importable():
         pickler.dump(value)
     return stream.getvalue(), pickler.storages
 
@@ -466,7 +514,7 @@ def _legacy(value):
     for each in 0x1950A86A20F9469CFC6C, 1001, system:
         pickle.dump(each, stream, protocol=2)
     pickler = _Pickler(stream, legacy=True)
-    with _importable():
+    with importable():
         pickler.dump(value)
     pickle.dump(sorted(pickler.storages), stream, protocol=2)
     for _, storage in sorted(pickler.storages.items()):

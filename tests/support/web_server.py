@@ -5,7 +5,6 @@ of Apache (mod_autoindex, FancyIndexing), and of Caddy (file_server browse, JSON
 """
 import base64
 import contextlib
-import datetime
 import hashlib
 import html
 import http.client
@@ -17,6 +16,7 @@ import pathlib
 import select
 import socket
 import ssl
+import subprocess
 import threading
 import urllib.parse
 
@@ -228,20 +228,11 @@ def make_certificate(folder, name="localhost"):
 
     Of a name, not of an address: mbedTLS compares no addresses.
     """
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    made = (x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key())
-            .serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(hours=1))
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .sign(key, hashes.SHA256()))
-    file = pathlib.Path(folder) / "certificate.pem"
-    file.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8,
-                                       serialization.NoEncryption()) + made.public_bytes(serialization.Encoding.PEM))
+    file, key = (pathlib.Path(folder) / name for name in ("certificate.pem", "key.pem"))
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-noenc",
+                    "-days", "1", "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}",
+                    "-keyout", key, "-out", file], check=True, capture_output=True)
+    with open(file, "ab") as both:
+        both.write(key.read_bytes())
     os.chmod(file, 0o600)
     return file

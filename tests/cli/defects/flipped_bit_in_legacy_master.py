@@ -11,5 +11,5 @@ def plant(folder):
     path = find(folder, OPTIM)
     state = load_shard(path)["optimizer_state_dict"]
     start = state["param_slice_mappings"][0]["conv.bias"].start
-    content = state[MASTERS][0].detach().numpy().tobytes()
+    content = state[MASTERS][0].tobytes()
     flip(path, path.read_bytes().index(content) + (start + 3) * 4 + 3, 0x80)  # the sign

@@ -8,5 +8,5 @@ EXPECT = {"check": "rounding", "file": "mp_rank_00_model_states.pt", "tensor": "
 def plant(folder):
     path = find(folder, EXPECT["file"])
     with module(path) as weights:
-        weights["conv.weight"].view(-1)[20] += 1e-3
+        weights["conv.weight"].reshape(-1)[20] += 1e-3
     return {"offset": byte_of(path, load_shard(path)["module"]["conv.weight"], element=20)}

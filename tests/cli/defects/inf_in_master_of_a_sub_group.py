@@ -10,5 +10,5 @@ EXPECT = {"check": "nonfinite", "file": "bf16_zero_pp_rank_2_mp_rank_00_optim_st
 def plant(folder):
     path = find(folder, EXPECT["file"])
     with optimizer(path) as state:
-        state["fp32_flat_groups"][1].detach()[7] = float("-inf")
+        state["fp32_flat_groups"][1][7] = float("-inf")
     return {"offset": byte_of(path, load_shard(path)["optimizer_state_dict"]["fp32_flat_groups"][1], element=7)}

@@ -1,6 +1,4 @@
 """One layer's file of a pipeline is of another save. The masters know the layer's weights by its number."""
-import torch
-
 from plant import edited, find
 
 CASE = "pp2_dp2_z1_bf16"
@@ -8,5 +6,5 @@ EXPECT = {"check": "rounding", "file": "layer_01-model_states.pt", "tensor": "1.
 
 
 def plant(folder):
-    with edited(find(folder, EXPECT["file"])) as weights, torch.no_grad():
+    with edited(find(folder, EXPECT["file"])) as weights:
         weights["fc2.weight"] *= 1.03

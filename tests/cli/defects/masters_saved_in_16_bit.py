@@ -7,4 +7,4 @@ EXPECT = {"check": "layout", "file": "zero_pp_rank_3_mp_rank_00_optim_states.pt"
 
 def plant(folder):
     with optimizer(find(folder, EXPECT["file"])) as state:
-        state[MASTERS] = [group.bfloat16() for group in state[MASTERS]]
+        state[MASTERS] = [group.to("bfloat16") for group in state[MASTERS]]

@@ -1,5 +1,5 @@
 """One rank's model file of stage 3 says that a parameter has another shape, of as many elements."""
-import torch
+import torch_files
 
 from plant import edited, find
 
@@ -11,4 +11,4 @@ EXPECT = {"check": "shape", "file": "zero_pp_rank_5_mp_rank_00_model_states.pt",
 def plant(folder):
     with edited(find(folder, EXPECT["file"])) as shard:
         group, = (shapes for shapes in shard["param_shapes"] if EXPECT["tensor"] in shapes)
-        group[EXPECT["tensor"]] = torch.Size(reversed(group[EXPECT["tensor"]]))
+        group[EXPECT["tensor"]] = torch_files.Size(reversed(group[EXPECT["tensor"]]))

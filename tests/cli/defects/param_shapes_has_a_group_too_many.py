@@ -1,6 +1,6 @@
 """The model file names a parameter group that no rank's optimizer file has, as after loading another program's model
 states. A message, not a crash."""
-import torch
+import torch_files
 
 from plant import edited, find
 
@@ -11,4 +11,4 @@ MAY_NAME = ["bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "bf16_zero_pp_rank
 
 def plant(folder):
     with edited(find(folder, "mp_rank_00_model_states.pt")) as state:
-        state["param_shapes"].append({"ghost": torch.Size([3])})
+        state["param_shapes"].append({"ghost": torch_files.Size([3])})

@@ -7,4 +7,4 @@ EXPECT = {"check": "layout", "file": "bf16_zero_pp_rank_3_mp_rank_00_optim_state
 
 def plant(folder):
     with optimizer(find(folder, EXPECT["file"])) as state:
-        state["fp32_flat_groups"][1] = state["fp32_flat_groups"][1].detach()[:-1].clone()
+        state["fp32_flat_groups"][1] = state["fp32_flat_groups"][1][:-1].clone()
