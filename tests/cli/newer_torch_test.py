@@ -104,7 +104,7 @@ class NewerTorchTest(CliTest):
             def edit(state):
                 for tensor in self.all_tensors(state):
                     properties = tensor["properties"]
-                    properties.state = (*properties.state[:5], of_tensor(tuple(tensor["size"])))
+                    properties.state = (*properties.state[:5], of_tensor(tensor["size"].arguments[0]))
 
             return edit
 
