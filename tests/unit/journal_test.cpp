@@ -219,7 +219,7 @@ TEST_F(JobIdentityTest, SaysWhatIsDifferent) {
 TEST_F(JobIdentityTest, IsOneOfThisProgram) {
   folder_.write("job", "{\"version\": 99}");
   EXPECT_EQ(difference(), "another release of this program has begun it");
-  for (const char* text : {"", "{", "[]", "{\"version\": 2}", "\xff"}) {
+  for (const char* text : {"", "{", "[]", "{\"version\": 3}", "\xff"}) {
     folder_.write("job", text);
     EXPECT_ERROR(difference(), IoError, "is damaged");
   }
