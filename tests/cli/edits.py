@@ -3,17 +3,9 @@ import collections
 import contextlib
 
 import torch_files
-from torch_files import Reduced, named
+from torch_files import Reduced, named  # noqa: F401: for tests
 
-load_shard = torch_files.load
-
-
-@contextlib.contextmanager
-def edited(path, **options):
-    """The unpickled shard; what the block makes of it is saved under the same name."""
-    state = load_shard(path)
-    yield state
-    torch_files.save(state, path, **options)
+load_shard, edited = torch_files.load, torch_files.edited
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ class ImportTest(PackageTest):
 
     def test_everything_that_is_named_is_there_and_described(self):
         self.assertLessEqual(set(dsckpt.__all__), set(dir(dsckpt)))
-        for name in dsckpt.__all__:
+        for name in set(dsckpt.__all__) - {"patch_deepspeed"}:  # which imports torch
             self.assertTrue(inspect.getdoc(getattr(dsckpt, name)), name)
         with self.assertRaises(AttributeError):
             dsckpt.no_such_thing

@@ -16,15 +16,11 @@ import urllib.error
 import urllib.request
 
 import boto3
+import cli_common
+import large_checkpoint
 import object_server
-import oracle
 import tools
 from botocore.config import Config
-
-sys.path[:0] = [str(pathlib.Path(os.environ["DSCKPT_SOURCE"]) / "tests" / folder) for folder in ("cli", "bench")]
-
-import cli_common
-from bench_checkpoint import Writer, decoder_shapes
 from cli_common import CliTest, tree
 
 CASES = ["z0_fp16_w2", "z2_fp32_full_w3", "z3_fp32_full_w2", "pp2_tp2_dp2_z1_fp32", "hf_trainer_llama_z3_bf16_w2"]
@@ -106,7 +102,7 @@ class ServersTest(CliTest):
         super().setUp()
         self.buckets = self.new_path("buckets")
         for name in CASES:
-            shutil.copytree(oracle.case_named(name).load_dir, self.buckets / "models" / "runs" / f"{name} +&é")
+            shutil.copytree(tools.case_named(name).load_dir, self.buckets / "models" / "runs" / f"{name} +&é")
 
     @contextlib.contextmanager
     def server(self, *command):
@@ -195,7 +191,7 @@ class ServersTest(CliTest):
     def check_outputs(self, client, minds_conditions):
         """Every command, what is there already, and runs that do not end."""
         self.large = self.new_path("large")
-        Writer(self.large, decoder_shapes(5_000_000), 3, 2, None, False).write()
+        large_checkpoint.write(self.large, large_checkpoint.decoder(5_000_000), 3, 2)
         self.small = self.buckets / "models" / "runs" / f"{CASES[-1]} +&é"
         for number, (command, source) in enumerate([(command, self.small) for command in CONVERSIONS] +
                                                    [(command, self.large) for command in LARGE]):

@@ -302,7 +302,10 @@ class StandIn:
         return hash((type(self), repr(self.__dict__)))
 
     def __reduce_ex__(self, protocol):
-        return *self.made, self.__dict__ or self.state
+        made = self.made
+        if protocol < 2 and made == (copyreg.__newobj__, (type(self), )):
+            made = copyreg._reconstructor, (type(self), object, None)
+        return *made, self.__dict__ or self.state
 
     def __setstate__(self, state):
         if isinstance(state, dict):
@@ -476,17 +479,28 @@ def pickled(value):
     return stream.getvalue(), pickler.storages
 
 
-def save(value, path, legacy=False, checksums=True):
-    """As torch.save: a zip, or with `legacy` its old form. Without `checksums` as set_crc32_options(False) has it."""
+def save(value, path, **options):
+    pathlib.Path(path).write_bytes(saved(value, os.path.splitext(os.path.basename(path))[0], **options))
+
+
+def saved(value, name="archive", legacy=False, checksums=True):
+    """What torch.save writes: a zip, or with `legacy` its old form. Without `checksums` as set_crc32_options(False)
+    has it."""
     if legacy:
-        pathlib.Path(path).write_bytes(_legacy(value))
-        return
+        return _legacy(value)
     pickle_, storages = pickled(value)
-    name = os.path.splitext(os.path.basename(path))[0]
     records = [("data.pkl", pickle_), (".format_version", b"1"), (".storage_alignment", b"64"),
                ("byteorder", b"little"), *((f"data/{key}", storage.bits.tobytes()) for key, storage in storages.items()),
                ("version", b"3\n"), (".data/serialization_id", b"%020d%020d" % (zlib.crc32(pickle_), len(storages)))]
-    pathlib.Path(path).write_bytes(archive([(f"{name}/{record}", data) for record, data in records], checksums))
+    return archive([(f"{name}/{record}", data) for record, data in records], checksums)
+
+
+@contextlib.contextmanager
+def edited(path, **options):
+    """The value in a file; what the block makes of it is saved under the same name."""
+    value = load(path)
+    yield value
+    save(value, path, **options)
 
 
 def archive(records, checksums=True):

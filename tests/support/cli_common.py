@@ -1,7 +1,7 @@
 """What the command-line tests share: scratch copies of test checkpoints, and what must hold after every refusal.
 
-The tests need Python alone, and NumPy where they look at values: edits.py and support/torch_files.py. What needs torch
-is in tests/oracle.
+The tests in tests/cli need Python alone, and NumPy where they look at values (torch_files.py). What needs torch is in
+tests/oracle.
 """
 import contextlib
 import hashlib
@@ -114,9 +114,9 @@ class Scratch:
 
     @contextlib.contextmanager
     def optimizer(self, rank):
-        from edits import optimizer  # and NumPy, where shards are edited
-        with optimizer(self.optim(rank)) as state:
-            yield state
+        import torch_files  # and NumPy, where shards are edited
+        with torch_files.edited(self.optim(rank)) as state:
+            yield state["optimizer_state_dict"]
 
 
 class CliTest(unittest.TestCase):

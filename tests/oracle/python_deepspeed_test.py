@@ -68,6 +68,9 @@ class FunctionsTest(QuietTest):
             self.assertEqual((got[name].dtype, got[name].shape), (tensor.dtype, tensor.shape), name)
             self.assertTrue(oracle.same_bits(got[name], tensor), name)
 
+    def test_patch_deepspeed_is_described(self):
+        self.assertTrue(inspect.getdoc(dsckpt.patch_deepspeed))
+
     def test_signatures_are_deepspeeds(self):
         for name in NAMES:
             self.assertEqual(inspect.signature(getattr(ours, name)), inspect.signature(getattr(theirs, name)), name)
