@@ -79,7 +79,8 @@ void OutputFile::write_buffered(uint64_t offset, std::span<const std::byte> byte
   // ext4).
   const std::lock_guard lock(writing_);
   while (!bytes.empty()) {
-    const size_t size = std::min<size_t>(bytes.size(), write_bytes_);
+    // Up to multiples of it: what begins within a page touches no other page twice.
+    const size_t size = std::min<size_t>(bytes.size(), write_bytes_ - offset % write_bytes_);
     const ssize_t put = ::pwrite(fd_, bytes.data(), size, static_cast<off_t>(offset));
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) fail_to_write(offset, errno);
