@@ -24,6 +24,7 @@ std::vector<DcpFile> items_of(const Value& root) {
   for (const auto& [key, value] : storage_data.as_dict().items) {
     const Value index = dcp::attributes_of(key, dcp::kMetadata, "MetadataIndex");
     const DcpPlace place = dcp::place_of(value);
+    dcp::check_form(value);
     files[place.file].push_back({.name = std::string(index.at("fqn").as_string()),
                                  .offset = place.offset,
                                  .size = place.size});

@@ -13,7 +13,7 @@ TOOLS = {"zero-to-fp32": "zero_to_fp32", "to-universal": "to_universal", "reshar
 # What a program has written, and test data that is only called .md.
 GENERATED = ("build/", ".venv/", ".cache/", "tests/bench/runs/", "testdata/malicious/zip-behind-a-text.md")
 LINE = 120
-README_LINES = 200
+README_LINES = 220
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 # Of other programs than the tools.
 FOREIGN_OPTIONS = {"--prefix", "--quick", "--safe_serialization", "--input_folder", "--output_folder"}
@@ -125,7 +125,8 @@ class Documents(unittest.TestCase):
                 self.assertRegex(page, rf"\b{command}\b")
 
     def test_options_that_are_named_exist(self):
-        known = set().union(*(options(tool) for tool in TOOLS)) | {"--generate"} | FOREIGN_OPTIONS
+        of_scripts = set(OPTION.findall((ROOT / "scripts/test").read_text()))
+        known = set().union(*(options(tool) for tool in TOOLS)) | {"--generate"} | FOREIGN_OPTIONS | of_scripts
         pages = [ROOT / "README.md", ROOT / "apps/README.md",
                  *(ROOT / "apps" / folder / "README.md" for folder in TOOLS.values())]
         for path in pages:
