@@ -134,6 +134,17 @@ class Documents(unittest.TestCase):
                 for option in OPTION.findall(code):
                     self.assertIn(option, known | {"--safe"}, path.relative_to(ROOT))
 
+    def test_each_variable_that_is_read_is_named(self):
+        """apps/README.md says that no other is read."""
+        name = r"(?:AWS|CURL|DSCKPT|OMPI|PMI|PMIX|SLURM|SSL)_[A-Z0-9_]+|[A-Z]+_COLOR|[A-Z]+_FORCE|MASTER_[A-Z]+"
+        short = "COLUMNS|HOME|RANK|TERM|WORLD_SIZE"
+        read = set()
+        for path in [*(ROOT / "lib").rglob("*.cpp"), *(ROOT / "apps").rglob("*.cpp")]:
+            read.update(re.findall(rf'"({name}|{short})"', path.read_text()))
+        self.assertGreater(len(read), 40)
+        named = set(re.findall(r"`([A-Za-z_0-9]+)(?:=\w+)?`", (ROOT / "apps/README.md").read_text()))
+        self.assertEqual(read - named, set())
+
     def test_a_tool_of_the_list_is_on_the_front_page(self):
         text = (ROOT / "README.md").read_text()
         for folder in TOOLS.values():

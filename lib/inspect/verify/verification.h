@@ -189,54 +189,54 @@ void for_each_index(size_t count, const std::function<void(size_t)>& body);
 
 // The checks, in the order in which they are made; each adds its findings.
 
-// verify_files.cpp
+// files.cpp
 void open_files(Verification& v);
 void check_saved_names(Verification& v);
 void check_records(Verification& v);
 void check_tensors_in_files(Verification& v);
 
-// verify_ranks.cpp
+// ranks.cpp
 void check_ranks(Verification& v);
 
-// verify_layers.cpp
+// layers.cpp
 void check_layer_files(Verification& v);
 
-// verify_saves.cpp
+// saves.cpp
 void check_model_files_agree(Verification& v);
 void check_optim_files_agree(Verification& v);
 
-// verify_module.cpp
+// module.cpp
 void check_module_shapes(Verification& v);
 
-// verify_layout.cpp
+// layout.cpp
 void check_flat_groups(Verification& v);
 void check_padding(Verification& v);
 void open_checkpoint(Verification& v);
 
-// verify_offloaded.cpp
+// offloaded.cpp
 void check_swap_files(Verification& v);
 
-// verify_rounding.cpp
+// rounding.cpp
 void check_rounding(Verification& v);
 
-// verify_replicas.cpp
+// replicas.cpp
 void check_module_replicas(Verification& v);
 void check_same_tensors(Verification& v);
 
-// verify_finite.cpp
+// finite.cpp
 void check_finite(Verification& v);
 
-// verify_touched.cpp
+// touched.cpp
 // Fills in Finding::tensors of what was found of records.
 void name_touched(Verification& v);
 
-// verify_universal.cpp
+// universal.cpp
 void check_universal(Verification& v);
 
-// verify_dcp.cpp
+// dcp.cpp
 void open_dcp_files(Verification& v);
 
-// verify_weights.cpp
+// weights.cpp
 void check_weights(Verification& v);
 
 }  // namespace dsckpt
