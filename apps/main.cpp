@@ -10,9 +10,12 @@
 #include <string_view>
 #include <vector>
 
+#include "base/text.h"
 #include "cli/cli.h"
 #include "cli/option_facts.h"
+#include "cli/spelling.h"
 #include "cli/tools.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {
@@ -51,6 +54,24 @@ int run_suite(int argc, char** argv) {
   return cli::run(app, common, argc, argv, [] { return cli::kDone; });
 }
 
+// `dsckpt NAME` and `dsckpt help NAME` of a name that no tool has.
+int refuse(const std::string& name, int argc, char** argv) {
+  CLI::App app("", "dsckpt");
+  cli::Common common;
+  cli::add_common(app, common, false);
+  std::string names;
+  for (const cli::Tool* tool : kTools) {
+    app.add_subcommand(tool->name, tool->description)->prefix_command();
+    names += std::string(names.empty() ? "" : ", ") + tool->name;
+  }
+  const std::string meant = cli::did_you_mean(app, {name});
+  app.prefix_command();  // what follows the name is of no concern
+  return cli::run(app, common, argc, argv, [&]() -> int {
+    throw UsageError("'" + printable(name) + "' is none of its tools")
+        .with_hint(meant.empty() ? "the tools are " + names : meant);
+  });
+}
+
 }  // namespace
 }  // namespace dsckpt
 
@@ -62,12 +83,15 @@ int main(int argc, char** argv) {
   }
   const cli::Tool* const named = argc > 1 ? find_tool(argv[1]) : nullptr;
   if (named != nullptr) return start(*named, argc - 1, argv + 1);
-  if (argc == 3 && argv[1] == std::string_view("help")) {
+  const std::string first = argc > 1 ? argv[1] : "";
+  if (!first.empty() && first[0] != '-' && first != "help") return refuse(first, argc, argv);
+  if (argc > 2 && first == "help" && argv[2][0] != '-') {
     if (const cli::Tool* tool = find_tool(argv[2])) {
       std::string help = "--help";
       std::array<char*, 3> arguments{argv[2], help.data(), nullptr};
       return start(*tool, 2, arguments.data());
     }
+    return refuse(argv[2], argc - 1, argv + 1);
   }
   return run_suite(argc, argv);
 }
