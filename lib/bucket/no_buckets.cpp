@@ -12,8 +12,8 @@ Buckets::~Buckets() = default;
 std::filesystem::path Buckets::place_of(const std::string& url, BucketUse) {
   throw UsageError(url + ": this build reads no URLs")
       .with_hint(
-          "one that was built where libcurl4-openssl-dev and libpugixml-dev are does (`--version` "
-          "says s3), and so do the packages; or mount it (rclone mount)");
+          "the packages do, and a build with -DDSCKPT_S3=ON (`--version` says s3); or mount it "
+          "(rclone mount)");
 }
 
 bool Buckets::is_empty() const {

@@ -2,9 +2,9 @@
 # and curl, which Debian has not, are built from its source packages, pinned by their checksums.
 #
 #   TBB::tbb        imported or built target
-#   mimalloc        built target, if DSCKPT_WITH_MIMALLOC
+#   mimalloc        built target, if DSCKPT_WITH_MIMALLOC and DSCKPT_TOOLS
 #   CURL::libcurl, pugixml::pugixml
-#                   the same, where there are archives of mbedTLS, c-ares and pugixml
+#                   the same, if DSCKPT_S3; DSCKPT_WITH_S3 says whether they are there
 #   PkgConfig::re2  built target, if DSCKPT_PYTHON_MODULE: Debian's archive is for programs only
 include(FetchContent)
 
@@ -89,7 +89,7 @@ else()
   _use_headers_quietly(tbb)
 endif()
 
-if(DSCKPT_WITH_MIMALLOC AND NOT DSCKPT_SANITIZE)
+if(DSCKPT_TOOLS AND DSCKPT_WITH_MIMALLOC AND NOT DSCKPT_SANITIZE)
   _add_source_package(mimalloc_source
     cbc9d207ff105ad1f0cb739c378076143a6452b8d0624309cea0abfb040e972b
     m/mimalloc/mimalloc_2.0.9%2bds.orig.tar.xz)
@@ -102,7 +102,23 @@ find_library(DSCKPT_MBEDTLS_ARCHIVE mbedtls)
 find_library(DSCKPT_PUGIXML_ARCHIVE pugixml)
 find_path(DSCKPT_PUGIXML_INCLUDE pugixml.hpp)
 mark_as_advanced(DSCKPT_CARES_ARCHIVE DSCKPT_MBEDTLS_ARCHIVE DSCKPT_PUGIXML_ARCHIVE DSCKPT_PUGIXML_INCLUDE)
-if(DSCKPT_CARES_ARCHIVE AND DSCKPT_MBEDTLS_ARCHIVE AND DSCKPT_PUGIXML_ARCHIVE AND DSCKPT_PUGIXML_INCLUDE)
+set(lacks)
+if(NOT DSCKPT_TOOLS)
+  set(lacks "only the tools do that (DSCKPT_TOOLS)")
+else()
+  foreach(part IN ITEMS "CARES libcares.a libc-ares-dev" "MBEDTLS libmbedtls.a libmbedtls-dev"
+      "PUGIXML libpugixml.a libpugixml-dev")
+    separate_arguments(part)
+    list(GET part 0 name)
+    list(GET part 1 archive)
+    list(GET part 2 package)
+    if(NOT DSCKPT_${name}_ARCHIVE)
+      list(APPEND lacks "${archive} is missing (on Debian: ${package})")
+    endif()
+  endforeach()
+endif()
+dsckpt_decide(DSCKPT_S3 DSCKPT_WITH_S3 ${lacks})
+if(DSCKPT_WITH_S3)
   _add_source_package(curl_source
     6766ada7101d292b42b8b15681120acd68effa4a9660935853cf6d61f0d984d4
     c/curl/curl_8.14.1.orig.tar.gz)
