@@ -89,7 +89,7 @@ TEST_F(PatchesTest, OneThatIsNotIsLeftOut) {
 }
 
 TEST_F(PatchesTest, APlaceMayLieAcrossTheEndsOfUnitsAndPortions) {
-  for (const uint64_t into : {1, 2, 3}) {
+  for (const uint64_t into : {1U, 2U, 3U}) {
     const uint64_t place = 20 * kUnit - into;
     // Known to both, to the second only, to none.
     writes_of(plan_of(30 * kUnit, 0, 100, {place}));
