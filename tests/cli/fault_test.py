@@ -18,7 +18,7 @@ from cli_common import CliTest, snapshot
 
 NOBODY = 65534
 # A run that writes this much can be caught in the middle.
-ELEMENTS = 24 << 20
+ELEMENTS = 8 << 20
 
 
 class FaultTest(CliTest):
@@ -42,6 +42,7 @@ class FaultTest(CliTest):
 
 
 class SpaceTest(FaultTest):
+    on_disk = True
 
     def test_a_file_that_may_not_grow_is_an_io_error_and_leaves_nothing(self):
         scratch = self.scratch("z2_fp32_full_w3")
@@ -294,6 +295,7 @@ class SharedDiskTest(FaultTest):
 
 
 class ReadBackTest(FaultTest):
+    on_disk = True
 
     def test_everything_that_was_written_is_read_back(self):
         scratch = self.scratch("z3_fp32_full_w2")
@@ -370,7 +372,7 @@ class HeardTest(FaultTest):
 
     def test_while_it_reads_writes_and_packs(self):
         folder = self.root / "large"
-        large_checkpoint.write_one(folder, ELEMENTS)
+        large_checkpoint.write_one(folder, 3 * ELEMENTS)
         folder = str(folder)
         self.check("zero-to-fp32", folder, "OUT", "--threads=1")
         self.check("zero-to-fp32", folder, "OUT", "--io=buffered", "--verify-output")
@@ -380,7 +382,7 @@ class HeardTest(FaultTest):
 
     def test_while_it_opens_and_plans(self):
         path = self.root / "model.safetensors"
-        write_many_tensors(path, 200_000)
+        write_many_tensors(path, 200_000 if "INTERRUPTS" in os.environ else 50_000)
         self.check("zero-to-fp32", str(path), "OUT")
         self.check("zero-to-fp32", str(path), "OUT", "--dry-run")
         self.check("ckpt-inspect", "list", str(path), "--json")
@@ -402,7 +404,7 @@ class OpeningTest(FaultTest):
         path = checkpoint / "global_step1" / "mp_rank_00_model_states.pt"
         with open(path, "wb") as file:
             file.write(b"PK\x03\x04")
-            file.truncate(2 << 30)
+            file.truncate(1 << 30)
         subprocess.run(["zstd", "-q", "-1", "--rm", path], check=True)
         for arguments, last in [([], ""), (["--json"], '"kind":"interrupted"')]:
             run = subprocess.Popen([self.binary("to-universal"), "--input_folder", checkpoint, "--output_folder",

@@ -10,7 +10,6 @@ import io
 import json
 import os
 import pathlib
-import pickle
 import random
 import re
 import shutil
@@ -19,6 +18,7 @@ import sys
 import zipfile
 
 import tools
+import torch_files
 from cli_common import CliTest
 
 DATA = pathlib.Path(os.environ["DSCKPT_TESTDATA"])
@@ -112,7 +112,7 @@ class FlippedRecordTest(CliTest):
                     "universal": ["to-universal", "--input_folder", folder, "--output_folder", out / "universal"],
                     "reshard": ["reshard", folder, out, "--dp=2", f"--ds-config={config}"],
                     "dcp": ["to-dcp", folder, out, "--dp=3"]}
-        places = pickle.loads((folder / ".metadata").read_bytes()).storage_data.values()
+        places = torch_files.loads((folder / ".metadata").read_bytes()).storage_data.values()
         rng = random.Random(1)
         clean = {name: self.written(command) for name, command in commands.items()}
         for name, (code, errors, _) in clean.items():

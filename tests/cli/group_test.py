@@ -3,6 +3,8 @@
 RANKS=all takes every checkpoint, more numbers of ranks and every launcher that is there; RANKS=turns the same, the
 launchers and numbers taking turns; RANKS="Open MPI:2,7; srun:4" every checkpoint with these. Without it, some.
 """
+import collections
+import concurrent.futures
 import errno
 import json
 import os
@@ -280,9 +282,11 @@ class GroupTest(CliTest):
 
     def test_a_silent_rank_is_given_up(self):
         self.source = self.large()
+        runs = []
         for victim in (0, 2):
-            group, place = self.begun(3, "--rank-timeout", "4")
-            group.processes[victim].send_signal(signal.SIGSTOP)
+            runs.append((victim, *self.begun(3, "--rank-timeout", "4")))
+            runs[-1][1].processes[victim].send_signal(signal.SIGSTOP)
+        for victim, group, place in runs:
             results = group.wait(without=[victim])
             said = [result[2] for result in results if result and result[2]]
             self.assertEqual(len(said), 1, results)
@@ -338,23 +342,29 @@ class GroupTest(CliTest):
         shim = os.path.join(os.path.dirname(os.environ["DSCKPT_BIN"]), "lib", "libfail_call.so")
         if not os.path.exists(shim):
             self.skipTest("this build has no shim")
-        for kind, reason, said, options in (
-                ("write", errno.ENOSPC, "cannot write.*: No space left", []),
-                ("write", errno.EIO, "cannot write.*: Input/output error", []),
-                ("read", errno.EIO, "cannot read.*: Input/output error", []),
-                ("fsync", errno.EIO, "cannot .*: Input/output error", ["--fsync"])):
-            for victim in (0, 2):
-                failed = 0
+
+        def fault(victim, kind, reason, at, options):
+            # Slow enough for each rank to have a share, also one that is late.
+            return self.fault_on(victim, "--limit-rate", "6MB", *options, first=(
+                f"export LD_PRELOAD={shim} FAIL_CALL={kind} FAIL_AT={at} FAIL_ERRNO={reason}"))
+
+        with concurrent.futures.ThreadPoolExecutor(8) as runs:  # each sleeps most of its time
+            for kind, reason, said, options in (
+                    ("write", errno.ENOSPC, "cannot write.*: No space left", []),
+                    ("write", errno.EIO, "cannot write.*: Input/output error", []),
+                    ("read", errno.EIO, "cannot read.*: Input/output error", []),
+                    ("fsync", errno.EIO, "cannot .*: Input/output error", ["--fsync"])):
                 # Some of the first calls are of the group's own, which goes on without; what comes before has no group.
-                for at in (3, 5, 8, 12, 16) if kind in ("read", "write") else (1,):
+                places = (3, 5, 8, 12, 16) if kind in ("read", "write") else (1,)
+                found = {(victim, at): runs.submit(fault, victim, kind, reason, at, options)
+                         for victim in (0, 2) for at in places}
+                failed = collections.Counter()
+                for (victim, at), result in found.items():
                     with self.subTest(kind=kind, reason=errno.errorcode[reason], victim=victim, at=at):
-                        # Slow enough for each rank to have a share, also one that is late.
-                        result = self.fault_on(victim, "--limit-rate", "6MB", *options, first=(
-                            f"export LD_PRELOAD={shim} FAIL_CALL={kind} FAIL_AT={at} FAIL_ERRNO={reason}"))
-                        if any(result[0]):
-                            failed += 1
-                            self.assert_said_once(result, 4, (f"rank {victim} on .*" if victim else "") + said)
-                self.assertGreater(failed, 0, (kind, victim))
+                        if any(result.result()[0]):
+                            failed[victim] += 1
+                            self.assert_said_once(result.result(), 4, (f"rank {victim} on .*" if victim else "") + said)
+                self.assertTrue(failed[0] and failed[2], kind)
         # Whichever rank writes to a file first reserves its bytes.
         result = self.fault_on(None, LD_PRELOAD=shim, FAIL_CALL="fallocate", FAIL_AT="1",
                                FAIL_ERRNO=str(errno.ENOSPC))

@@ -162,7 +162,7 @@ class KilledTest(ResumeTest):
         self.check(self.small(), {}, ["ckpt-pack", "strip", "in", "place/out", "--keep=weights"])
 
 
-class PowerTest(ResumeTest):
+class PowerCase(ResumeTest):
     """support/lose_power.cpp drops what was not synced."""
 
     def lose(self, folder, command, keeps="nothing", **power):
@@ -195,29 +195,39 @@ class PowerTest(ResumeTest):
         self.assertGreater(losses, 10)
         self.say(command, f"{losses} losses of power")
 
+    def check_going_on(self, source, before, command):
+        command = [*command, "--resume", "--save-every=0", "--threads=1"]
+
+        def judge(folder, old, expected):
+            done = self.call(folder, command)
+            now = tree(folder / "place")
+            if done.returncode == 2 and "exists already" in done.stderr:
+                now = {path: content for path, content in now.items() if STAGING not in path}
+            else:
+                self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(set(now) ^ set(expected), set(), done.stderr)
+            self.assertTrue(now == expected)
+
+        self.check(source, before, command, judge)
+
+
+class DirectPowerTest(PowerCase):
+    on_disk = True
+
     def test_what_goes_on_after_a_loss_of_power_is_right(self):
-        def check(source, before, command):
-            command = [*command, "--resume", "--save-every=0", "--threads=1"]
+        self.check_going_on(self.large(), {}, ["zero-to-fp32", "in", "place/out", "--io=direct"])
 
-            def judge(folder, old, expected):
-                done = self.call(folder, command)
-                now = tree(folder / "place")
-                if done.returncode == 2 and "exists already" in done.stderr:
-                    now = {path: content for path, content in now.items() if STAGING not in path}
-                else:
-                    self.assertEqual(done.returncode, 0, done.stderr)
-                self.assertEqual(set(now) ^ set(expected), set(), done.stderr)
-                self.assertTrue(now == expected)
 
-            self.check(source, before, command, judge)
+class PowerTest(PowerCase):
 
-        check(self.large(), {}, ["zero-to-fp32", "in", "place/out"])
-        check(self.large(), {}, ["zero-to-fp32", "in", "place/out", "--io=direct"])
-        check(self.large(), {}, ["ckpt-pack", "pack", "in", "place/out"])
+    def test_what_goes_on_after_a_loss_of_power_is_right(self):
+        self.check_going_on(self.large(), {}, ["zero-to-fp32", "in", "place/out"])
+        self.check_going_on(self.large(), {}, ["ckpt-pack", "pack", "in", "place/out"])
         names = ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "mine.txt"]
-        check(self.small(), {name: "old" for name in names},
-              ["zero-to-fp32", "in", "place", "--max-shard-size=5KB", "--safe-serialization", "--force"])
-        check(self.small(), {}, ["to-universal", "--input-folder", "in", "--output-folder", "place/universal"])
+        self.check_going_on(self.small(), {name: "old" for name in names},
+                            ["zero-to-fp32", "in", "place", "--max-shard-size=5KB", "--safe-serialization", "--force"])
+        self.check_going_on(self.small(), {},
+                            ["to-universal", "--input-folder", "in", "--output-folder", "place/universal"])
 
     def test_fsync_shows_nothing_that_is_not_whole(self):
         def judge(folder, old, expected):

@@ -67,7 +67,7 @@ class SmallDiskTest(CliTest):
                 except OSError as error:
                     self.assertEqual(error.errno, errno.ENOSPC)
             file.truncate(max(file.tell() - kilobytes * KIB, 0))
-        os.sync()
+        run("sync", "-f", self.disk)
 
     def empty_place(self):
         (self.disk / "filler").unlink(missing_ok=True)

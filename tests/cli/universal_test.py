@@ -398,8 +398,7 @@ class StatesTest(UniversalTest):
     def mp_scratch(self, name):
         """A copy of the tag folder of a model-parallel checkpoint."""
         source = pathlib.Path(os.environ["DSCKPT_TESTDATA"]) / "model_parallel" / name / "ckpt"
-        self.made += 1
-        folder = self.root / f"mp{self.made}"
+        folder = self.new_path("mp")
         shutil.copytree(source, folder)
         for path in [folder, *folder.rglob("*")]:
             path.chmod(path.stat().st_mode | 0o200)

@@ -5,6 +5,7 @@ tests/oracle.
 """
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -119,8 +120,13 @@ class Scratch:
             yield state["optimizer_state_dict"]
 
 
+# On a disk: TMPDIR may be in memory, where nothing is written directly.
+DISK = pathlib.Path(os.environ["DSCKPT_BIN"]).resolve().parent / "tmp"
+
+
 class CliTest(unittest.TestCase):
     maxDiff = None
+    on_disk = False
 
     def run(self, result=None):
         """Once more where it has failed and a status was lost: `without_lost_race` cannot tell which error it was of."""
@@ -135,18 +141,16 @@ class CliTest(unittest.TestCase):
 
     def setUp(self):
         # A folder of its own for what the test leaves and one for what the tool might.
-        holder = tempfile.TemporaryDirectory(prefix="dsckpt-cli-")
+        holder = tempfile.TemporaryDirectory(prefix="dsckpt-cli-", dir=DISK if self.on_disk and DISK.is_dir() else None)
         self.addCleanup(holder.cleanup)
         self.root = pathlib.Path(holder.name).resolve()
         self.tmp = self.root / "tmp"
         self.tmp.mkdir()
         self.environment = {**os.environ, "TMPDIR": str(self.tmp)}
-        self.made = 0
+        self.numbers = itertools.count(1)
 
     def scratch(self, name):
-        case = tools.case_named(name)
-        self.made += 1
-        return Scratch(case, self.root / f"ckpt{self.made}")
+        return Scratch(tools.case_named(name), self.new_path("ckpt"))
 
     def with_fault(self, **fault):
         """The environment of a tool one of whose calls fails: support/fail_call.cpp's FAIL_CALL is `call`, and so on."""
@@ -161,8 +165,7 @@ class CliTest(unittest.TestCase):
         return {kind: int(count) for kind, count in map(str.split, path.read_text().splitlines())}
 
     def new_path(self, name="out"):
-        self.made += 1
-        return self.root / f"{name}{self.made}"
+        return self.root / f"{name}{next(self.numbers)}"
 
     def tool(self, name, *arguments, **options):
         done = run_tool(name, *arguments, **{"env": self.environment, **options})
