@@ -4,7 +4,7 @@ import math
 
 import numpy
 import torch_files
-from torch_files import Size, tensor
+from torch_files import Size, tensor, zeros
 
 TAG = "global_step1"
 HIDDEN = 256
@@ -27,7 +27,9 @@ def write(folder, values, stage=2, ranks=1, states=True):
     (folder / "latest").write_text(TAG)
     shapes = [collections.OrderedDict((name, Size(value.shape)) for name, value in values.items())]
     for rank in range(ranks if stage == 3 else 1):
-        torch_files.save({"module": {}, "buffer_names": [], "param_shapes": shapes, "dp_world_size": ranks,
+        # At stage 3 a model has its parameters without elements.
+        module = {name: zeros(0) for name in values} if stage == 3 else {}
+        torch_files.save({"module": module, "buffer_names": [], "param_shapes": shapes, "dp_world_size": ranks,
                           "global_steps": 1, **VERSION},
                          folder / TAG / f"{f'zero_pp_rank_{rank}_' if stage == 3 else ''}mp_rank_00_model_states.pt")
     parts = parts_of(values, stage, ranks)
