@@ -1,6 +1,6 @@
 // Universal checkpoints, made of the test checkpoints, as an input: the optimizer's states and
 // groups that the running engine had are what must be read. Weights and errors are tested from the
-// command line (oracle/universal_input_test.py, cli/odd_universal_input_test.py).
+// command line (oracle/universal_input_test.py, cli/unusual_universal_input_test.py).
 #include <gtest/gtest.h>
 
 #include <algorithm>

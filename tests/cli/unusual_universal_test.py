@@ -37,7 +37,7 @@ def same(a, b):
     return type(a) is type(b) and bool(numpy.all(a == b))
 
 
-class OddUniversalTest(CliTest):
+class UnusualUniversalTest(CliTest):
 
     def copy(self, name):
         """The tag folder of a copy of a test checkpoint, to be edited."""
@@ -91,7 +91,7 @@ class OddUniversalTest(CliTest):
                 self.assertTrue(same(load(found / path), load(expected / path)), path)
 
 
-class OlderFilesTest(OddUniversalTest):
+class OlderFilesTest(UnusualUniversalTest):
 
     def test_files_without_paddings_mappings_and_with_one_partition_count_are_read(self):
         for name in [Z1_GROUPS, "z2_bf16_w2", "mpu_tp2_dp2_z1_fp32", "z1_bf16_muon_w2"]:
@@ -136,7 +136,7 @@ class OlderFilesTest(OddUniversalTest):
                 self.assertTrue(same(load(found / path.name), load(path)), path)
 
 
-class ReplacedKeysTest(OddUniversalTest):
+class ReplacedKeysTest(UnusualUniversalTest):
     """client_state is written over the engine's own entries."""
 
     def test_no_rules_are_rules_where_no_parameter_is_cut(self):
@@ -205,7 +205,7 @@ class ReplacedKeysTest(OddUniversalTest):
             self.assertTrue(same([group["lr"] for group in groups], [torch_files.tensor(0.5 + i) for i in range(len(groups))]))
 
 
-class StatesTest(OddUniversalTest):
+class StatesTest(UnusualUniversalTest):
 
     def test_masters_of_16_bits_stay_so(self):
         for name, key in [("z2_bf16_w2", "single_partition_of_fp32_groups"), ("z3_bf16_w2", "fp32_flat_groups"),
@@ -295,7 +295,7 @@ class StatesTest(OddUniversalTest):
             self.refused(tag, "maps this parameter elsewhere")
 
 
-class NamesTest(OddUniversalTest):
+class NamesTest(UnusualUniversalTest):
 
     def renamed(self, name):
         """A checkpoint whose first parameter is called `name`."""
@@ -333,7 +333,7 @@ class NamesTest(OddUniversalTest):
         self.refused(self.renamed("x" * 300)[0], "x{300}.*File name too long", code=4)
 
 
-class PlacesTest(OddUniversalTest):
+class PlacesTest(UnusualUniversalTest):
 
     def test_of_runs_that_race_for_a_folder_one_wins(self):
         tag = self.copy(Z1_GROUPS)

@@ -26,7 +26,7 @@ def alike(count, **group):
     return [{"lr": 0.1, "params": [index], **group} for index in range(count)]
 
 
-class BoundedTest(CliTest):
+class HostileSizesTest(CliTest):
 
     def copy(self, name):
         """A writable copy of the folder of a case's shards, and the folder that the tools are given."""
@@ -71,7 +71,7 @@ class BoundedTest(CliTest):
         return scratch
 
 
-class RanksTest(BoundedTest):
+class RanksTest(HostileSizesTest):
 
     def test_ranks_that_a_file_claims_are_counted(self):
         scratch = self.scratch("z2_bf16_w2")
@@ -100,7 +100,7 @@ class RanksTest(BoundedTest):
         self.assert_refused(folder, 3, f"{far.name} is one too many: there are 2 tensor-parallel ranks")
 
 
-class NoNamesTest(BoundedTest):
+class NoNamesTest(HostileSizesTest):
     """Stage 0, whose optimizers have no names."""
 
     def test_stages_are_dealt_layers_in_bounded_time(self):
@@ -211,7 +211,7 @@ class NoNamesTest(BoundedTest):
         self.refused(rf"has \d+ parameters, of each of {ranks} expert-parallel ranks", "zero-to-fp32", folder)
 
 
-class ManyParametersTest(BoundedTest):
+class ManyParametersTest(HostileSizesTest):
 
     def test_a_prefix_is_found_or_not_among_many_names(self):
         for front, count, hint in [("other.blocks.{}.w", 32000, "--include and --exclude"),
@@ -428,7 +428,7 @@ class ManyParametersTest(BoundedTest):
         self.refused("the layers have too many experts together", "zero-to-fp32", folder)
 
 
-class RulesTest(BoundedTest):
+class RulesTest(HostileSizesTest):
     """What universal_checkpoint_info says."""
 
     def with_rules(self, name, edit):

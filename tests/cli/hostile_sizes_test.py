@@ -8,7 +8,7 @@ import numpy
 import cli_common
 import tools
 import torch_files
-from bounded_inspect_test import Storage, archive, tensor
+from hostile_sizes_inspect_test import Storage, archive, tensor
 from cli_common import CliTest
 from edits import Reduced, edited, fake_tensor, load_shard
 from torch_files import named
@@ -42,7 +42,7 @@ def small_stack():
     resource.setrlimit(resource.RLIMIT_STACK, (128 << 10, 128 << 10))
 
 
-class BoundedTest(CliTest):
+class HostileSizesTest(CliTest):
 
     def weights(self, save, name):
         folder = self.new_path("weights")

@@ -46,7 +46,7 @@ def round_robin(names, ranks):
     return [name for first in range(ranks) for name in names[first::ranks]]
 
 
-class OddReshardTest(CliTest):
+class UnusualReshardTest(CliTest):
 
     def copy(self, name):
         return self.scratch(name).folder
@@ -132,7 +132,7 @@ class OddReshardTest(CliTest):
         return result
 
 
-class StatesTest(OddReshardTest):
+class StatesTest(UnusualReshardTest):
 
     def test_what_the_optimizer_keeps_once_comes_to_every_rank_in_storage_of_its_own(self):
         # NAdam's mu_product, and a state that is None.
@@ -267,7 +267,7 @@ class StatesTest(OddReshardTest):
             self.assertEqual([self.base(state)["state"] for state in self.states(back)], [{}] * len(self.optims(back)))
 
 
-class GroupsTest(OddReshardTest):
+class GroupsTest(UnusualReshardTest):
 
     def test_a_group_whose_parameters_are_all_frozen_stays_at_stage_3(self):
         folder = self.copy(Z3)
@@ -331,7 +331,7 @@ class GroupsTest(OddReshardTest):
         self.assertEqual(list(load_shard(self.models(output)[0])["param_shapes"][0]), names)
 
 
-class FrozenTest(OddReshardTest):
+class FrozenTest(UnusualReshardTest):
 
     def test_a_parameter_frozen_after_the_optimizer_was_made_keeps_its_frozen_entry(self):
         # DeepSpeed's loader wants a fragment of every parameter that is frozen when it loads.
@@ -411,7 +411,7 @@ class FrozenTest(OddReshardTest):
             self.assertTrue(same(self.trained(back), self.trained(folder)))
 
 
-class OlderFilesTest(OddReshardTest):
+class OlderFilesTest(UnusualReshardTest):
 
     def test_what_older_releases_did_not_write_is_not_needed(self):
         for name in [Z1_GROUPS, Z3_GROUPS]:
@@ -484,7 +484,7 @@ class OlderFilesTest(OddReshardTest):
                 self.assertEqual((state["dynamic_loss_scale"], state["overflow"]), (True, False))
 
 
-class ConfigurationTest(OddReshardTest):
+class ConfigurationTest(UnusualReshardTest):
 
     def test_a_saved_configuration_of_which_nothing_is_needed_may_hold_anything(self):
         expected = self.reshard(self.copy(Z2), "--dp", "3")
@@ -566,7 +566,7 @@ class ConfigurationTest(OddReshardTest):
         self.assertRegex(done.stderr, "empty")
 
 
-class ModelFilesTest(OddReshardTest):
+class ModelFilesTest(UnusualReshardTest):
 
     def test_tensors_of_the_module_come_back_whatever_their_storage(self):
         folder = self.copy(Z1)
@@ -629,7 +629,7 @@ class ModelFilesTest(OddReshardTest):
                 self.assert_same_files(back, self.reshard(folder, "--dp", ranks))
 
 
-class PlacesTest(OddReshardTest):
+class PlacesTest(UnusualReshardTest):
 
     def test_the_checkpoint_itself_is_never_replaced(self):
         folder = self.copy(Z1)

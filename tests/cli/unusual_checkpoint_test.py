@@ -12,7 +12,7 @@ STAGE_2 = "z2_fp32_full_w3"
 STAGE_3 = "z3_fp32_full_w2"
 
 
-class OddCheckpointTest(CliTest):
+class UnusualCheckpointTest(CliTest):
 
     def expected(self, scratch):
         return self.assert_converts(scratch.case.load_dir)

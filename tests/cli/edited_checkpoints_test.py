@@ -1,7 +1,7 @@
-"""Damaged checkpoints of every layout through every tool: a result or a clear error, whatever the bytes are.
+"""Edited checkpoints of every layout through every tool: a result or a clear error, whatever the bytes are.
 
-A mutant is a copy of a test checkpoint with one file changed: flipped bits, fields of zips and opcodes of pickles that
-decide something, lost and repeated parts, files of other checkpoints, texts that are none. MUTANTS is how many are
+Each is a copy of a test checkpoint with one file changed: flipped bits, fields of zips and opcodes of pickles that
+decide something, lost and repeated parts, files of other checkpoints, texts that are none. EDITS is how many are
 made; each is given to one command. With sanitized tools what they report ends a tool with another status.
 """
 import collections
@@ -22,7 +22,7 @@ import zipfile
 import tools
 from cli_common import STAGING, CliTest
 
-COUNT = int(os.environ.get("MUTANTS", 60))
+COUNT = int(os.environ.get("EDITS", 60))
 SECONDS = 60
 COMMANDS = {
     "bin": ["zero-to-fp32", "in", "place/out"],
@@ -71,14 +71,14 @@ def files_of(folder):
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-class Mutator:
+class Editor:
     """Changes one file of a folder; all choices come from the seed."""
 
     def __init__(self, seed, folders):
         self.random = random.Random(seed)
         self.folders = folders
 
-    def mutate(self, folder):
+    def edit(self, folder):
         """What was done, and to which file."""
         files = files_of(folder)
         shards = [path for path in files if is_shard(path)]
@@ -163,14 +163,14 @@ class Mutator:
         return bytes(code)
 
 
-class MutantTest(CliTest):
+class EditedCheckpointsTest(CliTest):
 
     def test_each_gives_a_result_or_a_clear_error(self):
         memory = pathlib.Path("/dev/shm")
         parent = memory if memory.is_dir() else self.root
         folders = checkpoints()
         counts, lock = collections.Counter(), threading.Lock()
-        with tempfile.TemporaryDirectory(prefix="dsckpt-mutants-", dir=parent) as scratch:
+        with tempfile.TemporaryDirectory(prefix="dsckpt-edits-", dir=parent) as scratch:
             def check(seed):
                 problem, status = self.run_one(seed, folders, pathlib.Path(scratch) / str(seed))
                 with lock:
@@ -178,7 +178,7 @@ class MutantTest(CliTest):
                 return seed, problem
             with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
                 problems = [(seed, problem) for seed, problem in pool.map(check, range(COUNT)) if problem]
-        print(f"{COUNT} mutants, by exit status: {dict(sorted(counts.items()))}", file=sys.stderr)
+        print(f"{COUNT} edits, by exit status: {dict(sorted(counts.items()))}", file=sys.stderr)
         self.assertEqual(problems, [])
         self.assertGreater(counts[3], COUNT // 10)
 
@@ -191,7 +191,7 @@ class MutantTest(CliTest):
             path.chmod(path.stat().st_mode | 0o600)
         (folder / "place").mkdir()
         (folder / "clean").symlink_to(original)
-        what, changed = Mutator(seed, folders).mutate(folder / "in")
+        what, changed = Editor(seed, folders).edit(folder / "in")
         before = self.seen(folder / "in")
         name, command = chosen.choice(list(COMMANDS.items()))
         binary = pathlib.Path(os.environ["DSCKPT_BIN"]) / command[0]

@@ -22,7 +22,7 @@ def rank_of(name):
     return int(name.split("pp_rank_")[1].split("_")[0]) if "pp_rank_" in name else None
 
 
-class RootsTest(CliTest):
+class SeveralFoldersTest(CliTest):
 
     def split(self, name, node_of, nodes=2, with_copies=True):
         """The load folders of the nodes of a case; `node_of` says which node has a rank's files."""

@@ -67,7 +67,7 @@ def pairs_of_pairs(depth):
     return value
 
 
-class BoundedInspectTest(CliTest):
+class HostileSizesTest(CliTest):
 
     def written(self, name, content):
         path = self.root / name
