@@ -359,7 +359,9 @@ struct HttpClient::Impl {
       set(handle, CURLOPT_POSTFIELDSIZE_LARGE, static_cast<curl_off_t>(request.body->size()));
       set(handle, CURLOPT_UPLOAD_BUFFERSIZE, 128L << 10);
     }
-    if (request.uses_netrc) {
+    // Without HOME libcurl would ask for the user's folder, and a static program load libraries for
+    // it.
+    if (request.uses_netrc && first_variable({"HOME"}) != nullptr) {
       set(handle, CURLOPT_NETRC, static_cast<long>(CURL_NETRC_OPTIONAL));
     }
     if (request.method == "HEAD") set(handle, CURLOPT_NOBODY, 1L);

@@ -1,5 +1,5 @@
 # For DSCKPT_STATIC: archives only. What the distribution has as an archive is taken from it; oneTBB, mimalloc
-# and curl, which Debian has not, are built from its source packages, pinned by their checksums.
+# and curl, which Debian has not, and a newer mbedTLS, are built from its source packages, pinned by their checksums.
 #
 #   TBB::tbb        imported or built target
 #   mimalloc        built target, if DSCKPT_WITH_MIMALLOC and DSCKPT_TOOLS
@@ -10,7 +10,7 @@ include(FetchContent)
 
 set(CMAKE_FIND_LIBRARY_SUFFIXES .a)
 # A day when both were there, for when the first no longer has them.
-set(_debian "http://deb.debian.org/debian" "https://snapshot.debian.org/archive/debian/20250520T000000Z")
+set(_debian "http://deb.debian.org/debian" "https://snapshot.debian.org/archive/debian/20261120T000000Z")
 
 # _add_source_package(NAME SHA256 PATH [PATCH_COMMAND COMMAND...]): the CMake project in a package of Debian's pool,
 # of which nothing is installed.
@@ -38,6 +38,9 @@ function(_add_source_package name sha256 path)
   set(MI_BUILD_OBJECT OFF)
   set(MI_BUILD_TESTS OFF)
   set(MI_USE_CXX ON)                        # its operator new can throw then (apps/new.cpp)
+  set(ENABLE_PROGRAMS OFF)
+  set(ENABLE_TESTING OFF)
+  set(MBEDTLS_FATAL_WARNINGS OFF)
   # HTTP alone, and nothing of this machine: where certificates are is looked for when it runs.
   set(BUILD_CURL_EXE OFF)
   set(BUILD_LIBCURL_DOCS OFF)
@@ -96,18 +99,17 @@ if(DSCKPT_TOOLS AND DSCKPT_WITH_MIMALLOC AND NOT DSCKPT_SANITIZE)
   add_library(mimalloc ALIAS mimalloc-static)
 endif()
 
-# Names are looked up by c-ares: glibc's own lookup loads shared libraries.
+# Names are looked up by c-ares: glibc's own lookup loads shared libraries. Debian 12's mbedTLS is 2.28, which knows
+# neither TLS 1.3 nor certificates of addresses, nor ARM's instructions for AES.
 find_library(DSCKPT_CARES_ARCHIVE cares)
-find_library(DSCKPT_MBEDTLS_ARCHIVE mbedtls)
 find_library(DSCKPT_PUGIXML_ARCHIVE pugixml)
 find_path(DSCKPT_PUGIXML_INCLUDE pugixml.hpp)
-mark_as_advanced(DSCKPT_CARES_ARCHIVE DSCKPT_MBEDTLS_ARCHIVE DSCKPT_PUGIXML_ARCHIVE DSCKPT_PUGIXML_INCLUDE)
+mark_as_advanced(DSCKPT_CARES_ARCHIVE DSCKPT_PUGIXML_ARCHIVE DSCKPT_PUGIXML_INCLUDE)
 set(lacks)
 if(NOT DSCKPT_TOOLS)
   set(lacks "only the tools do that (DSCKPT_TOOLS)")
 else()
-  foreach(part IN ITEMS "CARES libcares.a libc-ares-dev" "MBEDTLS libmbedtls.a libmbedtls-dev"
-      "PUGIXML libpugixml.a libpugixml-dev")
+  foreach(part IN ITEMS "CARES libcares.a libc-ares-dev" "PUGIXML libpugixml.a libpugixml-dev")
     separate_arguments(part)
     list(GET part 0 name)
     list(GET part 1 archive)
@@ -119,6 +121,19 @@ else()
 endif()
 dsckpt_decide(DSCKPT_S3 DSCKPT_WITH_S3 ${lacks})
 if(DSCKPT_WITH_S3)
+  _add_source_package(mbedtls_source
+    4a11f1777bb95bf4ad96721cac945a26e04bf19f57d905f241fe77ebeddf46d8
+    m/mbedtls/mbedtls_3.6.5.orig.tar.bz2)
+  # Requests are made by many threads.
+  target_compile_definitions(mbedcrypto PUBLIC MBEDTLS_THREADING_C MBEDTLS_THREADING_PTHREAD)
+  target_link_libraries(mbedcrypto PUBLIC Threads::Threads)
+  # What curl's FindMbedTLS.cmake would look for; imported, since curl exports what it is linked with.
+  add_library(MbedTLS::built INTERFACE IMPORTED GLOBAL)
+  target_link_libraries(MbedTLS::built INTERFACE mbedtls mbedx509 mbedcrypto)
+  set(MBEDTLS_INCLUDE_DIR "${mbedtls_source_SOURCE_DIR}/include" CACHE INTERNAL "")
+  foreach(part IN ITEMS MBEDTLS MBEDX509 MBEDCRYPTO)
+    set(${part}_LIBRARY MbedTLS::built CACHE INTERNAL "")
+  endforeach()
   _add_source_package(curl_source
     6766ada7101d292b42b8b15681120acd68effa4a9660935853cf6d61f0d984d4
     c/curl/curl_8.14.1.orig.tar.gz)
@@ -147,14 +162,14 @@ endif()
 
 # What is linked in goes with its licence: Debian's files of its own packages.
 if(DSCKPT_INSTALL)
-  foreach(package IN ITEMS libc-ares-dev libc6-dev libcli11-dev libdeflate-dev libmbedtls-dev libncurses-dev
+  foreach(package IN ITEMS libc-ares-dev libc6-dev libcli11-dev libdeflate-dev libncurses-dev
       libpugixml-dev libre2-dev libutf8proc-dev libxxhash-dev libzstd-dev nettle-dev nlohmann-json3-dev zlib1g-dev)
     if(EXISTS "/usr/share/doc/${package}/copyright")
       install(FILES "/usr/share/doc/${package}/copyright"
         DESTINATION "${CMAKE_INSTALL_DOCDIR}/licences" RENAME ${package} COMPONENT tools)
     endif()
   endforeach()
-  foreach(source IN ITEMS onetbb mimalloc_source curl_source re2_source)
+  foreach(source IN ITEMS onetbb mimalloc_source mbedtls_source curl_source re2_source)
     file(GLOB licence "${${source}_SOURCE_DIR}/LICENSE*" "${${source}_SOURCE_DIR}/COPYING")
     if(licence)
       install(FILES ${licence} DESTINATION "${CMAKE_INSTALL_DOCDIR}/licences" RENAME ${source} COMPONENT tools)

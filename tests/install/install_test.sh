@@ -96,6 +96,12 @@ run_consumer() { # run_consumer PROGRAM
 "$CMAKE" --build "$work/cmake" >"$work/build.log" || fail "$(<"$work/build.log")"
 run_consumer "$work/cmake/list_tensors"
 
+# From servers, with no environment.
+if [[ $("$prefix/bin/dsckpt" --version) == *' s3'* ]]; then
+  "$prefix/bin/zero-to-fp32" "$checkpoint/ckpt" "$work/near" --safe-serialization -q
+  python3 "$here/far_input.py" "$checkpoint/ckpt" "$work/near" -- "$prefix/bin/zero-to-fp32" || fail "reading from servers"
+fi
+
 # A conversion, which a callback watches, makes what the tool makes.
 "$prefix/bin/zero-to-fp32" "$checkpoint/ckpt" "$work/by_tool" --safe-serialization -q
 "$work/cmake/to_safetensors" "$checkpoint/ckpt" "$work/by_library" >"$work/out" ||

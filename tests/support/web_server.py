@@ -205,12 +205,15 @@ def _running(handler, context=None):
 
 
 @contextlib.contextmanager
-def serving(site, certificate=None):
-    """Serves a Site: gives its URL. `certificate`: a file that make_certificate() has made, for https://."""
+def serving(site, certificate=None, version=None):
+    """Serves a Site: gives its URL. `certificate`: a file with one and its key, for https://; `version`: of TLS, and no
+    other."""
     context = None
     if certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate)
+        if version:
+            context.minimum_version = context.maximum_version = version
     with _running(lambda *args: _Handler(*args, site=site), context) as port:
         yield f"https://localhost:{port}" if certificate else f"http://127.0.0.1:{port}"
 
