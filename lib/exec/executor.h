@@ -2,10 +2,10 @@
 //
 // The plan is cut into units, each a contiguous range of one output. A worker gathers a unit into
 // its buffer with positional reads, casts and checksums on the way, and hands it to the Sink as one
-// write, but for places of digests that are not known yet (patches.h). Memory is one buffer a worker, whatever the size of the model. A unit of a large output
-// begins and ends at a multiple of the units' size, unless an element lies across it, and its
-// memory begins as far behind a page as the unit behind a multiple of the page's size: so a sink
-// can write it directly.
+// write, but for places of digests that are not known yet (patches.h). Memory is one buffer a
+// worker, whatever the size of the model. A unit of a large output begins and ends at a multiple of
+// the units' size, unless an element lies across it, and its memory begins as far behind a page as
+// the unit behind a multiple of the page's size: so a sink can write it directly.
 #pragma once
 
 #include <bit>

@@ -151,18 +151,17 @@ using Written = OutputSums::State::Written;
 
 json json_of(const Reached& reached) {
   const RunState& run = reached.run;
-  return {
-      {"version", kVersion},
-      {"unit_bytes", run.unit_bytes},
-      {"done", columns(run.done, &BatchRange::first, &BatchRange::last)},
-      {"bytes_read", run.bytes_read},
-      {"bytes_stored", reached.bytes_stored},
-      {"digests", columns(run.digests, &DigestPiece::digest, &DigestPiece::begin,
-                          &DigestPiece::size, &DigestPiece::crc)},
-      {"records", columns(run.records, &RecordPiece::record, &RecordPiece::offset,
-                          &RecordPiece::size, &RecordPiece::crc)},
-      {"written", columns(reached.sums.written, &Written::out, &Written::offset, &Written::size,
-                          &Written::crc)}};
+  return {{"version", kVersion},
+          {"unit_bytes", run.unit_bytes},
+          {"done", columns(run.done, &BatchRange::first, &BatchRange::last)},
+          {"bytes_read", run.bytes_read},
+          {"bytes_stored", reached.bytes_stored},
+          {"digests", columns(run.digests, &DigestPiece::digest, &DigestPiece::begin,
+                              &DigestPiece::size, &DigestPiece::crc)},
+          {"records", columns(run.records, &RecordPiece::record, &RecordPiece::offset,
+                              &RecordPiece::size, &RecordPiece::crc)},
+          {"written", columns(reached.sums.written, &Written::out, &Written::offset, &Written::size,
+                              &Written::crc)}};
 }
 
 Reached reached_of(const json& saved) {

@@ -28,7 +28,7 @@ struct StagingPlace {
   // could go on with.
   std::filesystem::path attempts_in = {};
   std::filesystem::path target = {};  // where they will be, for messages
-  bool packed = false;                  // is_stored_packed()
+  bool packed = false;                // is_stored_packed()
   bool direct = false;  // large files are written past the page cache (OutputOptions::direct)
   // The longest write through the page cache.
   uint64_t write_bytes = OutputOptions().write_bytes;

@@ -208,8 +208,8 @@ TEST_P(PlanProperty, IsExecutedAsTheNaiveRunnerDoesIt) {
       ASSERT_TRUE(sink.outputs() == expected) << threads << " threads";
       ASSERT_EQ(stats.bytes_read, plan.bytes_read());
       const uint64_t cut = options.unit_bytes * static_cast<uint64_t>(pick(1, 4));
-      ASSERT_TRUE(expected == test::run_in_portions(plan, inputs_, options,
-                                                    static_cast<int>(pick(1, 5)), cut));
+      ASSERT_TRUE(expected ==
+                  test::run_in_portions(plan, inputs_, options, static_cast<int>(pick(1, 5)), cut));
     }
   }
   EXPECT_TRUE(interleaves);

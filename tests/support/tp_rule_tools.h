@@ -20,8 +20,8 @@
 #include "plan/copy_plan.h"
 #include "plan/tensor_source.h"
 #include "support/plan_runner.h"
-#include "support/temp_file.h"
 #include "support/samples.h"
+#include "support/temp_file.h"
 
 namespace dsckpt::test {
 

@@ -110,9 +110,8 @@ TEST(Journal, RefusesNumbersThatItDoesNotWrite) {
   const TempFolder folder;
   folder.write("journal", sample_with(folder, "/bytes_read", 5));
   EXPECT_EQ(load_reached(folder.path())->run.bytes_read, 5u);
-  for (const std::string member :
-       {"/unit_bytes", "/bytes_read", "/bytes_stored", "/done/0/0", "/digests/3/1", "/records/0/0",
-        "/written/1/0"}) {
+  for (const std::string member : {"/unit_bytes", "/bytes_read", "/bytes_stored", "/done/0/0",
+                                   "/digests/3/1", "/records/0/0", "/written/1/0"}) {
     for (const json& value : {json(-1), json(1.5), json(1e300), json(std::nan("")), json(true),
                               json("1"), json(), json::array({1})}) {
       folder.write("journal", sample_with(folder, member, value));

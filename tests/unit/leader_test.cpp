@@ -137,8 +137,8 @@ TEST_F(LeaderTest, PacksWhatOneProcessPacks) {
     StagedOutput staged(plan, several, {.shared = true, .packed = true});
     staged.prepare();
     Progress progress;
-    const RunStats stats = execute_in_group(group, plan, inputs_, {.staged = staged, .pack = 1},
-                                            progress, {});
+    const RunStats stats =
+        execute_in_group(group, plan, inputs_, {.staged = staged, .pack = 1}, progress, {});
     staged.commit();
     uint64_t stored = 0;
     for (const char* name : {"empty.bin.dspack", "empty.txt", "full.bin.dspack"}) {
@@ -163,7 +163,8 @@ TEST_F(LeaderTest, WhatFailsOnOneRankEndsAll) {
   const auto path = inputs_[1].path();
   std::filesystem::rename(path, path.string() + ".old");
   folder_.write("input1", contents_[0] + "x");
-  options_.limit_rate = 20 * kMiB;  // so slow that rank 0 cannot do all of it before the others come
+  options_.limit_rate =
+      20 * kMiB;  // so slow that rank 0 cannot do all of it before the others come
   run(3, [&](Group& group) {
     try {
       write(group, folder_.path() / "out");

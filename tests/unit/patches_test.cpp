@@ -60,9 +60,8 @@ class PatchesTest : public test::RandomInputsTest {
       writes = sink.writes();
     }
     for (const int ranks : {1, 2, 5}) {
-      EXPECT_TRUE(expected == test::run_in_portions(plan, inputs_,
-                                                    {.threads = 2, .unit_bytes = kUnit}, ranks,
-                                                    kUnit))
+      EXPECT_TRUE(expected == test::run_in_portions(
+                                  plan, inputs_, {.threads = 2, .unit_bytes = kUnit}, ranks, kUnit))
           << ranks << " ranks";
     }
     return writes;
