@@ -1,7 +1,6 @@
 """dsckpt.open: arrays by name, against the live engine's, by the compiled module and by the program alone.
 
-DSCKPT_NATIVE is the folder of dsckpt_native, which is in PYTHONPATH too; without, all is read by the program. Torch's
-tensors are the business of oracle/python_tensors_test.py.
+Torch's tensors are the business of oracle/python_tensors_test.py.
 """
 import gc
 import os
@@ -15,8 +14,7 @@ import time
 import unittest
 from unittest import mock
 
-if not os.environ.get("DSCKPT_NATIVE"):
-    sys.modules["dsckpt_native"] = None  # import of it fails
+from opened_case import NATIVE, OpenedCase  # first: it decides whether the module is there
 
 import cli_common
 import dsckpt
@@ -25,15 +23,7 @@ import numpy
 import object_server
 import tools
 import torch_files
-from cli_common import CliTest
-from dsckpt import _tool
-from dsckpt._reader import is_native
 from object_server import Store, serving
-
-os.environ["PATH"] = f"{os.environ['DSCKPT_BIN']}:{os.environ['PATH']}"
-NATIVE = bool(os.environ.get("DSCKPT_NATIVE"))
-# The program starts anew for every tensor.
-CASES = None if NATIVE else ("z0_bf16_full_w2", "z2_fp32_full_w3", "z3_bf16_hpz")
 
 
 def is_numpys(dtype):
@@ -44,7 +34,7 @@ def open_arrays(path, **options):
     return dsckpt.open(path, framework="np", **options)
 
 
-class OpenTest(CliTest):
+class OpenTest(OpenedCase):
 
     def setUp(self):
         super().setUp()
@@ -57,102 +47,54 @@ class OpenTest(CliTest):
         self.assertEqual((got.dtype, got.shape), (expected.dtype, expected.shape))
         self.assertEqual(got.tobytes(), expected.tobytes())
 
-    def damaged(self):
-        """A checkpoint with a wrong byte in the masters of rank 1, and the name of the record."""
-        scratch = self.scratch("z2_fp32_full_w3")
-        for name in dsckpt.open(scratch.folder):
-            extents = _tool.run(["ckpt-inspect", "where"], [scratch.folder, name], {})["extents"]
-            for extent in extents:
-                if scratch.optim(1).name in extent["file"]:
-                    cli_common.flip(scratch.optim(1), extent["offset"])
-                    return scratch.folder, extent["record"]
-        raise AssertionError("nothing lies there")
-
 
 class ReaderTest(OpenTest):
 
     def test_the_reader_is_the_one_that_is_tested(self):
-        self.assertEqual(is_native(), NATIVE)
+        self.assert_reader()
 
 
 class ValuesTest(OpenTest):
 
     def test_arrays_are_the_live_engines(self):
-        compared = 0
-        for case in tools.all_cases():
-            if CASES and case.name not in CASES:
-                continue
-            with self.subTest(case=case.name):
-                try:
-                    ckpt = open_arrays(case.load_dir)
-                except dsckpt.UnsupportedError:
-                    done = self.zero_to_fp32(case.load_dir, self.new_path())
-                    self.assertNotEqual(done.returncode, 0, case.name)
-                    continue
-                truth = case.truth(dtype="keep")
-                self.assertEqual(set(ckpt), set(truth))
-                names = [name for name in ckpt if is_numpys(truth[name].dtype)]
-                together = ckpt.state_dict(names)
-                self.assertEqual(list(together), names)
-                for name in names:
-                    self.assert_same(together[name], truth[name].array)
-                for name, expected in truth.items():
-                    self.assertEqual((ckpt[name].dtype, ckpt[name].shape, ckpt[name].nbytes),
-                                     (expected.dtype, expected.shape, expected.nbytes))
-                    self.assertEqual(ckpt[name].alias_of, case.tied.get(name, "") or ckpt[name].alias_of)
-                for name in names[:3]:
-                    self.assert_same(ckpt[name].numpy(), truth[name].array)
-                for alias, owner in case.tied.items():
-                    if alias in together:
-                        self.assertTrue(numpy.may_share_memory(together[alias], together[owner]))
-                compared += len(names)
-        self.assertGreater(compared, 400 if NATIVE and not os.environ.get("DSCKPT_CASES") else 10)
+
+        def compare(case, ckpt, truth):
+            names = [name for name in ckpt if is_numpys(truth[name].dtype)]
+            together = ckpt.state_dict(names)
+            self.assertEqual(list(together), names)
+            for name in names:
+                self.assert_same(together[name], truth[name].array)
+            for name, expected in truth.items():
+                self.assertEqual((ckpt[name].dtype, ckpt[name].shape, ckpt[name].nbytes),
+                                 (expected.dtype, expected.shape, expected.nbytes))
+                self.assertEqual(ckpt[name].alias_of, case.tied.get(name, "") or ckpt[name].alias_of)
+            for name in names[:3]:
+                self.assert_same(ckpt[name].numpy(), truth[name].array)
+            for alias, owner in case.tied.items():
+                if alias in together:
+                    self.assertTrue(numpy.may_share_memory(together[alias], together[owner]))
+            return len(names)
+
+        self.compare_each(tools.all_cases(), compare, framework="np")
 
     def test_states_are_the_live_optimizers(self):
         compared = 0
-        for name in ("z2_fp32_full_w3", "z3_bf16_w2"):
-            case = tools.case_named(name)
-            ckpt = open_arrays(case.load_dir)
-            for key, expected in list(case.expected("master").items())[:None if NATIVE else 8]:
-                parameter, state = key.rsplit("|", 1)
-                if state in ("exp_avg", "exp_avg_sq"):
-                    found = ckpt[parameter].states[state]
-                    self.assertEqual((found.name, found.state, found.states), (parameter, state, {}))
-                    self.assert_same(found.numpy().flatten(), expected.array.flatten())
-                    compared += 1
+        for parameter, state, found, expected in self.each_state(tools.case_named, framework="np"):
+            self.assertEqual((found.name, found.state, found.states), (parameter, state, {}))
+            self.assert_same(found.numpy().flatten(), expected.array.flatten())
+            compared += 1
         self.assertGreater(compared, 3)
 
     def test_weights_are_opened_too_and_every_type_has_its_name(self):
-        path = pathlib.Path(os.environ["DSCKPT_TESTDATA"], "formats", "types.safetensors")
-        folder = self.new_path()
-        folder.mkdir()
-        (folder / "model.safetensors").write_bytes(path.read_bytes())
-        expected = torch_files.load_file(path)
-        for mmap in (False, True):
-            ckpt = open_arrays(folder, mmap=mmap)
-            self.assertEqual(set(ckpt), set(expected))
-            for name, tensor in expected.items():
-                self.assertEqual((ckpt[name].dtype, ckpt[name].shape), (tensor.dtype, tensor.shape))
-                if is_numpys(tensor.dtype):
-                    self.assert_same(ckpt[name].numpy(), tensor.array)
-                else:
-                    self.assert_is_not_numpys(ckpt[name])
+        for tensor, expected in self.each_type(torch_files.load_file, framework="np"):
+            self.assertEqual((tensor.dtype, tensor.shape), (expected.dtype, expected.shape))
+            if is_numpys(expected.dtype):
+                self.assert_same(tensor.numpy(), expected.array)
+            else:
+                self.assert_is_not_numpys(tensor)
 
     def test_an_index_reads_what_numpy_would_give(self):
-        tensor, expected = self.ckpt[self.name], self.expected
-        self.assertEqual(len(tensor), len(expected))
-        for key in (..., 0, -1, slice(None), slice(2, 5), slice(1, None, 2), slice(5, 2), slice(-3, None),
-                    slice(0, 10**9), (0, 1), (slice(1, 3), slice(None, 2)), (..., 0), (slice(0, 4), ..., 1), None,
-                    (slice(0, 2), None), [0, 2], numpy.array([1, 0]), ()):
-            self.assert_same(tensor[key], expected[key])
-        for wrong in (len(expected), -len(expected) - 1, (0, 0, 0, 0)):
-            with self.assertRaises(IndexError):
-                tensor[wrong]
-        scalar = next((t for t in self.ckpt.values() if not t.shape), None)
-        if scalar is not None:
-            self.assertEqual(scalar[...].shape, ())
-            with self.assertRaises(TypeError):
-                len(scalar)
+        self.check_index(self.ckpt, self.name, self.expected, numpy.array([1, 0]))
 
     def test_numpy_takes_them(self):
         tensor = dsckpt.open(self.case.load_dir)[self.name]

@@ -1,20 +1,17 @@
 """dsckpt.open gives torch's tensors: their values, types, memory and indices are torch's. By the compiled module and by
 the program alone.
 
-DSCKPT_NATIVE is the folder of dsckpt_native, which is in PYTHONPATH too; without, all is read by the program. What is
-not torch's alone is in cli/python_open_test.py.
+What is not torch's alone is in cli/python_open_test.py.
 """
 import gc
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
 import unittest
 from unittest import mock
 
-if not os.environ.get("DSCKPT_NATIVE"):
-    sys.modules["dsckpt_native"] = None  # import of it fails
+from opened_case import NATIVE, OpenedCase  # first: it decides whether the module is there
 
 import cli_common
 import dsckpt
@@ -23,15 +20,7 @@ import oracle
 import safetensors.torch
 import tools
 import torch
-from cli_common import CliTest
-from dsckpt import _tool
-from dsckpt._reader import is_native
 from object_server import Store, serving
-
-os.environ["PATH"] = f"{os.environ['DSCKPT_BIN']}:{os.environ['PATH']}"
-NATIVE = bool(os.environ.get("DSCKPT_NATIVE"))
-# The program starts anew for every tensor.
-CASES = None if NATIVE else ("z0_bf16_full_w2", "z2_fp32_full_w3", "z3_bf16_hpz")
 
 # Opens a file with one tensor; prints whether it is all 7, and of every 2 MiB whether they are to be huge pages ("hg").
 HUGE_PAGES_OF = """
@@ -49,7 +38,7 @@ print(bool((tensor == 7).all()), [is_huge(tensor.data_ptr() + at) for at in rang
 """
 
 
-class TensorsTest(CliTest):
+class TensorsTest(OpenedCase):
 
     def setUp(self):
         super().setUp()
@@ -63,74 +52,39 @@ class TensorsTest(CliTest):
         self.assertTrue(oracle.same_bits(got, expected))
 
     def test_the_reader_is_the_one_that_is_tested(self):
-        self.assertEqual(is_native(), NATIVE)
+        self.assert_reader()
 
     def test_tensors_are_the_live_engines(self):
-        compared = 0
-        for case in oracle.all_cases():
-            if CASES and case.name not in CASES:
-                continue
-            with self.subTest(case=case.name):
-                try:
-                    ckpt = dsckpt.open(case.load_dir)
-                except dsckpt.UnsupportedError:
-                    done = self.zero_to_fp32(case.load_dir, self.new_path())
-                    self.assertNotEqual(done.returncode, 0, case.name)
-                    continue
-                truth = case.truth(dtype="keep")
-                self.assertEqual(set(ckpt), set(truth))
-                together = ckpt.state_dict()
-                self.assertEqual(list(together), list(ckpt))
-                for name, expected in truth.items():
-                    self.assert_same(together[name], expected)
-                    self.assertEqual((ckpt[name].dtype, ckpt[name].shape, ckpt[name].nbytes),
-                                     (str(expected.dtype)[6:], expected.shape, expected.nbytes))
-                for name in list(truth)[:3]:
-                    self.assert_same(ckpt[name].torch(), truth[name])
-                for alias, owner in case.tied.items():
-                    self.assertEqual(together[alias].data_ptr(), together[owner].data_ptr())
-                compared += len(truth)
-        self.assertGreater(compared, 400 if NATIVE and not os.environ.get("DSCKPT_CASES") else 10)
+
+        def compare(case, ckpt, truth):
+            together = ckpt.state_dict()
+            self.assertEqual(list(together), list(ckpt))
+            for name, expected in truth.items():
+                self.assert_same(together[name], expected)
+                self.assertEqual((ckpt[name].dtype, ckpt[name].shape, ckpt[name].nbytes),
+                                 (str(expected.dtype)[6:], expected.shape, expected.nbytes))
+            for name in list(truth)[:3]:
+                self.assert_same(ckpt[name].torch(), truth[name])
+            for alias, owner in case.tied.items():
+                self.assertEqual(together[alias].data_ptr(), together[owner].data_ptr())
+            return len(truth)
+
+        self.compare_each(oracle.all_cases(), compare)
 
     def test_states_are_the_live_optimizers(self):
         compared = 0
-        for name in ("z2_fp32_full_w3", "z3_bf16_w2"):
-            case = oracle.case_named(name)
-            ckpt = dsckpt.open(case.load_dir)
-            for key, expected in list(case.expected("master").items())[:None if NATIVE else 8]:
-                parameter, state = key.rsplit("|", 1)
-                if state in ("exp_avg", "exp_avg_sq"):
-                    found = ckpt[parameter].states[state]
-                    self.assert_same(found.torch().float().flatten(), expected.float().flatten())
-                    compared += 1
+        for _, _, found, expected in self.each_state(oracle.case_named):
+            self.assert_same(found.torch().float().flatten(), expected.float().flatten())
+            compared += 1
         self.assertGreater(compared, 3)
 
     def test_every_type_is_torchs(self):
-        path = pathlib.Path(os.environ["DSCKPT_TESTDATA"], "formats", "types.safetensors")
-        folder = self.new_path()
-        folder.mkdir()
-        (folder / "model.safetensors").write_bytes(path.read_bytes())
-        expected = safetensors.torch.load_file(path)
-        for mmap in (False, True):
-            ckpt = dsckpt.open(folder, mmap=mmap)
-            self.assertEqual(set(ckpt), set(expected))
-            for name, tensor in expected.items():
-                self.assert_same(ckpt[name].torch(), tensor)
-                self.assertEqual(ckpt[name].dtype, str(tensor.dtype)[6:])
+        for tensor, expected in self.each_type(safetensors.torch.load_file):
+            self.assert_same(tensor.torch(), expected)
+            self.assertEqual(tensor.dtype, str(expected.dtype)[6:])
 
     def test_an_index_reads_what_torch_would_give(self):
-        tensor, expected = self.ckpt[self.name], self.expected
-        self.assertEqual(len(tensor), len(expected))
-        for key in (..., 0, -1, slice(None), slice(2, 5), slice(1, None, 2), slice(5, 2), slice(-3, None),
-                    slice(0, 10**9), (0, 1), (slice(1, 3), slice(None, 2)), (..., 0), (slice(0, 4), ..., 1), None,
-                    (slice(0, 2), None), [0, 2], torch.tensor([1, 0]), ()):
-            self.assert_same(tensor[key], expected[key])
-        for wrong in (len(expected), -len(expected) - 1, (0, 0, 0, 0)):
-            with self.assertRaises(IndexError):
-                tensor[wrong]
-        scalar = next((t for t in self.ckpt.values() if not t.shape), None)
-        if scalar is not None:
-            self.assertEqual(scalar[...].shape, ())
+        self.check_index(self.ckpt, self.name, self.expected, torch.tensor([1, 0]))
 
     def test_dlpack_takes_them(self):
         self.assert_same(torch.from_dlpack(self.ckpt[self.name]), self.expected)
@@ -174,14 +128,10 @@ class TensorsTest(CliTest):
 
     @unittest.skipUnless(NATIVE, "of the module")
     def test_a_wrong_record_is_found_behind_deepspeeds_function(self):
-        scratch = self.scratch("z2_bf16_w2")
-        extent = next(extent for name in dsckpt.open(scratch.folder) for extent in
-                      _tool.run(["ckpt-inspect", "where"], [scratch.folder, name], {})["extents"]
-                      if scratch.optim(1).name in extent["file"])
-        cli_common.flip(scratch.optim(1), extent["offset"])
+        folder, _ = self.damaged("z2_bf16_w2")
         program = ("import dsckpt\n"
                    "read = dsckpt.deepspeed.get_fp32_state_dict_from_zero_checkpoint\n"
-                   f"lazy = read({str(scratch.folder)!r}, lazy_mode=True)\n"
+                   f"lazy = read({str(folder)!r}, lazy_mode=True)\n"
                    "try:\n  [value.contiguous() for value in lazy.values()]\n"
                    "except dsckpt.CorruptError:\n  print('now')\n")
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
