@@ -34,15 +34,7 @@ class ScanTest(ScanCase):
                     "quantised": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
                     "path": pathlib.PurePosixPath("a/b"), "counts": collections.Counter("ab"),
                     "scalar": numpy.float32(3), "array": numpy.arange(3)}, folder / "mixed.ckpt")
-        for protocol in range(6):
-            (folder / f"plain{protocol}.pkl").write_bytes(
-                pickle.dumps({"a": numpy.arange(3), "b": {1, 2}, "c": bytearray(b"x"), "d": 1j}, protocol))
-        numpy.save(folder / "plain.npy", numpy.arange(4))
-        numpy.savez_compressed(folder / "plain.npz", a=numpy.arange(4))
-        numpy.save(folder / "objects.npy", numpy.array([{"a": 1}], dtype=object), allow_pickle=True)
-        (folder / "notes.md").write_text("import os\nos.system\n")
-        data = self.assert_harmless(folder)
-        self.assertEqual(data["not_examined"], ["notes.md", "plain.npy", "plain.npz"])
+        self.assert_harmless_beside_plain_files(folder)
 
     def test_training_arguments_pass(self):
         path = self.new_path("training_args.bin")

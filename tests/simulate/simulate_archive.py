@@ -1,15 +1,15 @@
 """Files as torch.save writes them, of tensors that are zeros, which are holes in the file."""
 import collections
-import contextlib
 import functools
 import io
 import math
 import pathlib
 import pickle
 import struct
-import sys
 import types
 import zlib
+
+import torch_files
 
 SERIALIZATION_ID = b"0" * 40  # torch makes a hash of it, and only logs it
 
@@ -35,7 +35,6 @@ STAND_INS = (rebuild_tensor, rebuild_from_type, TorchTensor, FloatStorage, BFloa
 ELEMENT_SIZE = {FloatStorage: 4, BFloat16Storage: 2}
 
 
-@contextlib.contextmanager
 def stand_ins_importable():
     """pickle looks every class up where its module says it is."""
     modules = {}
@@ -45,14 +44,7 @@ def stand_ins_importable():
             name = ".".join(parts[:i + 1])
             modules.setdefault(name, types.ModuleType(name))
         setattr(modules[cls.__module__], cls.__name__, cls)
-    hidden = {name: sys.modules[name] for name in modules if name in sys.modules}
-    sys.modules.update(modules)
-    try:
-        yield
-    finally:
-        for name in modules:
-            del sys.modules[name]
-        sys.modules.update(hidden)
+    return torch_files.importing(modules)
 
 
 def with_attributes(result, **attributes):

@@ -2,9 +2,11 @@
 import io
 import os
 import pathlib
+import pickle
 import struct
 import zipfile
 
+import numpy
 from cli_common import CliTest
 
 ZOO = pathlib.Path(os.environ["DSCKPT_TESTDATA"]).absolute() / "malicious"
@@ -82,6 +84,18 @@ class ScanCase(CliTest):
         bad = [finding for finding in data["findings"] if finding["class"] != "harmless"]
         self.assertEqual((bad, data["unreadable"], data["class"]), ([], [], "harmless"))
         return data
+
+    def assert_harmless_beside_plain_files(self, folder):
+        """What is in the folder, and what Python and NumPy save, put beside it."""
+        for protocol in range(6):
+            (folder / f"plain{protocol}.pkl").write_bytes(
+                pickle.dumps({"a": numpy.arange(3), "b": {1, 2}, "c": bytearray(b"x"), "d": 1j}, protocol))
+        numpy.save(folder / "plain.npy", numpy.arange(4))
+        numpy.savez_compressed(folder / "plain.npz", a=numpy.arange(4))
+        numpy.save(folder / "objects.npy", numpy.array([{"a": 1}], dtype=object), allow_pickle=True)
+        (folder / "notes.md").write_text("import os\nos.system\n")
+        data = self.assert_harmless(folder)
+        self.assertEqual(data["not_examined"], ["notes.md", "plain.npy", "plain.npz"])
 
     def written(self, content, file="model.pkl"):
         path = self.new_path() / file

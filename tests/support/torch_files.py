@@ -342,11 +342,16 @@ for _module, _names in {"torch": ["Size", "Tensor", *TYPES, *_OF_STORAGE], "torc
 _importing = threading.Lock()
 
 
-@contextlib.contextmanager
 def importable():
     """The modules of what `named` has made are there: pickle looks for a class before it writes its name."""
+    return importing(dict(MODULES))
+
+
+@contextlib.contextmanager
+def importing(modules):
+    """These modules, by name, are what is imported, for one thread at a time."""
     with _importing:
-        modules, before = dict(MODULES), {name: sys.modules[name] for name in MODULES if name in sys.modules}
+        before = {name: sys.modules[name] for name in modules if name in sys.modules}
         sys.modules.update(modules)
         try:
             yield
