@@ -19,24 +19,23 @@ PROGRAMS = ("torch", "deepspeed", "transformers", "accelerate", "peft", "trl", "
 BEGIN, END = "<!-- versions: scripts/newest.py -->\n", "<!-- end of versions -->\n"
 
 
-def requirements():
+def pins():
+    """scripts/requirements.txt: the version of each package that it names, or ""."""
     lines = (ROOT / "scripts" / "requirements.txt").read_text().splitlines()
-    wanted = [line for line in lines if line and not line.startswith("#")]
-    return [line for line in wanted if line.partition("==")[0] not in PROGRAMS] + list(PROGRAMS)
+    pairs = [line.partition("==")[::2] for line in lines if line and not line.startswith("#")]
+    return dict(pairs)
+
+
+def requirements():
+    others = [f"{name}=={pin}" if pin else name for name, pin in pins().items() if name not in PROGRAMS]
+    return [*others, *PROGRAMS]
 
 
 def table(kept):
-    names = [*kept["versions"]]
-    rows = [["", *names], ["---"] * (len(names) + 1), ["newest, " + kept["date"], *kept["versions"].values()],
-            ["pinned in CI", *(pinned(name) for name in names)]]
+    versions, pinned = kept["versions"], pins()
+    rows = [["", *versions], ["---"] * (len(versions) + 1), ["newest, " + kept["date"], *versions.values()],
+            ["pinned in CI", *(pinned.get(name) or "-" for name in versions)]]
     return "".join("| " + " | ".join(row) + " |\n" for row in rows)
-
-
-def pinned(name):
-    for line in (ROOT / "scripts" / "requirements.txt").read_text().splitlines():
-        if line.startswith(name + "=="):
-            return line.partition("==")[2]
-    return "-"
 
 
 def with_table(text, kept):
