@@ -276,7 +276,7 @@ nlohmann::json summary_json(const Contents& contents, const Summary& summary,
   return data;
 }
 
-// What there is of a checkpoint that does not even open without the files that are at fault.
+// The files of a checkpoint that does not even open without those that are at fault.
 void show_files(const SummaryArguments& args, const Error& error) {
   const std::vector<ListedShard> files = listed_shards(args.path, args.contents);
   Page page;

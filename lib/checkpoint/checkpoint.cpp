@@ -283,36 +283,15 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder, const O
                           "there are optimizer files but no model_states file");
 }
 
+namespace {
+
 // For those who need every value.
-static void refuse_unread(const fs::path& path, const Weights& weights) {
+void refuse_unread(const fs::path& path, const Weights& weights) {
   if (weights.unread().empty()) return;
   const OpaqueTensor& first = weights.unread().front();
   throw UnsupportedError({.file = path.string(), .tensor = printable(first.path)},
                          "is a tensor of a kind that is not read (" + first.kind + ")");
 }
-
-Checkpoint Checkpoint::from_weights(InputFiles& inputs, const fs::path& path,
-                                    const WeightNames& names, const Checkpoint* like) {
-  auto impl = std::make_unique<Impl>(inputs);
-  impl->draft.folder.path = path;
-  Weights weights = Weights::open(inputs, path);
-  read_weights(impl->draft, weights, names, like);
-  if (like != nullptr) refuse_unread(path, weights);
-  for (const OpaqueTensor& tensor : weights.unread()) {
-    impl->draft.valueless.push_back(tensor.path);
-  }
-  const std::vector<std::string>& notes = weights.notes();
-  impl->draft.notes.insert(impl->draft.notes.end(), notes.begin(), notes.end());
-  impl->keep_files(std::move(weights));
-  if (like != nullptr) {
-    impl->model_files = like->model_files();
-    impl->optim_files = like->optim_files();
-  }
-  impl->index_params();
-  return Checkpoint(std::move(impl));
-}
-
-namespace {
 
 // Parameters of one rank alone are not what files of weights have.
 void refuse_weights_into(const Checkpoint& base) {
@@ -334,6 +313,27 @@ void refuse_weights_into(const Checkpoint& base) {
 }
 
 }  // namespace
+
+Checkpoint Checkpoint::from_weights(InputFiles& inputs, const fs::path& path,
+                                    const WeightNames& names, const Checkpoint* like) {
+  auto impl = std::make_unique<Impl>(inputs);
+  impl->draft.folder.path = path;
+  Weights weights = Weights::open(inputs, path);
+  read_weights(impl->draft, weights, names, like);
+  if (like != nullptr) refuse_unread(path, weights);
+  for (const OpaqueTensor& tensor : weights.unread()) {
+    impl->draft.valueless.push_back(tensor.path);
+  }
+  const std::vector<std::string>& notes = weights.notes();
+  impl->draft.notes.insert(impl->draft.notes.end(), notes.begin(), notes.end());
+  impl->keep_files(std::move(weights));
+  if (like != nullptr) {
+    impl->model_files = like->model_files();
+    impl->optim_files = like->optim_files();
+  }
+  impl->index_params();
+  return Checkpoint(std::move(impl));
+}
 
 Checkpoint Checkpoint::with_weights(InputFiles& inputs, std::shared_ptr<const Checkpoint> base,
                                     const fs::path& path, const WeightNames& names) {

@@ -468,8 +468,7 @@ class DcpReader {
   void note_unsupported() {
     for (const auto& [why, names] : files_.unsupported()) {
       draft_.valueless.insert(draft_.valueless.end(), names.begin(), names.end());
-      draft_.notes.push_back(counted(names.size(), "value") + (names.size() == 1 ? " is" : " are") +
-                             " left out, " + why + ": " + some_of(names));
+      draft_.notes.push_back(unsupported_text(why, names));
     }
   }
 

@@ -71,11 +71,7 @@ bool DcpFiles::lacks_values() const {
 
 std::map<std::string, std::vector<std::string>> DcpFiles::unsupported() const {
   std::map<std::string, std::vector<std::string>> names;
-  for (const Folder& folder : folders_) {
-    for (const DcpValue& value : folder.metadata.values) {
-      if (!value.unsupported.empty()) names[value.unsupported].push_back(value.name);
-    }
-  }
+  for (const Folder& folder : folders_) collect_unsupported(folder.metadata, names);
   return names;
 }
 

@@ -81,13 +81,15 @@ bool is_dcp_folder(const fs::path& folder) {
   return has_metadata(folder) || !models_below(folder).empty();
 }
 
-bool has_dcp_data(const fs::path& folder) {
+std::vector<fs::path> dcp_data_files(const fs::path& folder) {
+  std::vector<fs::path> files;
   std::error_code failed;
   fs::directory_iterator it(folder, failed);
   for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
-    if (content_path(it->path()).native().ends_with(kDcpDataSuffix)) return true;
+    if (content_path(it->path()).native().ends_with(kDcpDataSuffix)) files.push_back(it->path());
   }
-  return false;
+  std::sort(files.begin(), files.end());
+  return files;
 }
 
 bool is_dcp_name(std::string_view file_name) {

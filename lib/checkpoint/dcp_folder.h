@@ -26,8 +26,9 @@ DcpFolder dcp_folder(const std::filesystem::path& folder);
 
 // Whether dcp_folder() finds anything. Nothing is thrown.
 bool is_dcp_folder(const std::filesystem::path& folder);
-// Whether it has files of tensors of that, whatever else it has or lacks. Nothing is thrown.
-bool has_dcp_data(const std::filesystem::path& folder);
+// Its files of tensors of that, packed or not, by their names, whatever else it has or lacks. Empty
+// if it cannot be listed.
+std::vector<std::filesystem::path> dcp_data_files(const std::filesystem::path& folder);
 
 // Whether a file of such a folder is called like that: `.metadata`, `__0_0.distcp`.
 bool is_dcp_name(std::string_view file_name);

@@ -340,7 +340,7 @@ TagFolder find_exactly(const fs::path& given, const std::string& tag,
   if (folder.shards.empty() && is_dcp_folder(folder.path)) {
     return dcp_tag_folder(std::move(folder), roots);
   }
-  if (folder.shards.empty() && has_dcp_data(folder.path)) {
+  if (folder.shards.empty() && !dcp_data_files(folder.path).empty()) {
     throw InconsistentError({.file = shown_path(folder.path)},
                             "has files of torch.distributed.checkpoint and no .metadata, which is "
                             "written last: the save did not finish, or it was lost")

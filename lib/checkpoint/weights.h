@@ -77,7 +77,7 @@ class Weights {
   const std::vector<WeightsFile>& files() const { return files_; }
   // File by file, in the order of each.
   const std::vector<WeightsTensor>& tensors() const { return tensors_; }
-  // What are tensors, but of kinds that are not read: by name, with the kind.
+  // Tensors of kinds that are not read: by name, with the kind.
   const std::vector<OpaqueTensor>& unread() const { return unread_; }
   // Things a user should know that are no errors.
   const std::vector<std::string>& notes() const { return notes_; }

@@ -6,6 +6,7 @@
 
 #include "base/dtype_names.h"
 #include "base/keyed_hash.h"
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "format/dcp_objects.h"
 #include "format/torch_archive.h"
@@ -105,7 +106,7 @@ DcpTensor tensor_of(const Value& value) {
   return tensor;
 }
 
-// What is left to say of a tensor_of(value), or throws UnsupportedError.
+// Completes a tensor_of(value), or throws UnsupportedError.
 void read_properties(const Value& value, DcpTensor& tensor) {
   const Value attributes = dcp::attributes_of(value, dcp::kMetadata, kTensorClass);
   const auto properties = properties_of(attributes.at("properties"));
@@ -306,6 +307,18 @@ std::string dcp_key(std::span<const DcpStep> path) {
     key += name != nullptr ? *name : std::to_string(std::get<int64_t>(path[i]));
   }
   return key;
+}
+
+void collect_unsupported(const DcpMetadata& metadata,
+                         std::map<std::string, std::vector<std::string>>& names) {
+  for (const DcpValue& value : metadata.values) {
+    if (!value.unsupported.empty()) names[value.unsupported].push_back(value.name);
+  }
+}
+
+std::string unsupported_text(const std::string& why, const std::vector<std::string>& names) {
+  return counted(names.size(), "value") + (names.size() == 1 ? " is" : " are") + " left out, " +
+         why + ": " + some_of(names);
 }
 
 std::optional<std::filesystem::path> dcp_file_path(const std::filesystem::path& folder,

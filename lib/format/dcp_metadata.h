@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -79,14 +80,21 @@ void for_each_place(const DcpMetadata& metadata, const Take& take) {
   }
 }
 
+// Adds to `names` those of the values that are not supported, by the reason.
+void collect_unsupported(const DcpMetadata& metadata,
+                         std::map<std::string, std::vector<std::string>>& names);
+// "2 values are left out, written by a newer torch: ...: a, b": a reason, and the names that have
+// it.
+std::string unsupported_text(const std::string& why, const std::vector<std::string>& names);
+
 // Where DcpPlace::file is, of a `.metadata` in `folder`; nullopt if that leads out of it.
 std::optional<std::filesystem::path> dcp_file_path(const std::filesystem::path& folder,
                                                    const std::string& file);
 
 // Reads it as data. Throws CorruptError for what is no pickle or not put together as torch does it,
 // for a value without a place, a place without a value, a path that does not make its name, and
-// chunks with other dimensions than their tensor; UnsupportedError where a newer torch has written
-// what concerns all values. What concerns one makes that DcpValue::unsupported. IoError.
+// chunks with other dimensions than their tensor; UnsupportedError where a newer torch says more of
+// all values (DcpValue::unsupported, of one); IoError.
 DcpMetadata read_dcp_metadata(const InputFile& file);
 
 // The pickle that torch reads as `metadata`: equal strings, classes and shapes are pickled once.

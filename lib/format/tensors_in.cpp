@@ -109,22 +109,28 @@ class TensorFinder {
       return visit_parts(object, path);
     }
     const size_t before = found_.tensors.size();
-    const bool is_rebuilt = is_of_torchs_rebuilders(object.callable);
     in_opaque_ = true;
-    visit(object.arguments, path);
-    visit(object.keywords, path);
-    if (is_rebuilt && object.has_state) visit(object.state, path);
-    in_opaque_ = false;
-    if (is_rebuilt || found_.tensors.size() > before) {
+    visit_arguments(object, path);
+    in_opaque_ = is_of_torchs_rebuilders(object.callable) || found_.tensors.size() > before;
+    if (in_opaque_) {
       names_.add(path);
       found_.opaque.push_back({path, printable(kind_of(object))});
     }
-    visit_parts(object, path);  // what is left: arguments are not entered again
+    visit_contents(object, path);
+    in_opaque_ = false;
   }
 
   void visit_parts(const pickle::ObjectNode& object, const std::string& path) {
+    visit_arguments(object, path);
+    visit_contents(object, path);
+  }
+
+  void visit_arguments(const pickle::ObjectNode& object, const std::string& path) {
     visit(object.arguments, path);
     visit(object.keywords, path);
+  }
+
+  void visit_contents(const pickle::ObjectNode& object, const std::string& path) {
     visit_items(object.items, path);
     visit_mapping(object.mapping, path);
     if (object.has_state) visit(object.state, path);

@@ -20,11 +20,11 @@ struct FoundTensor {
 
 // A value that a call makes, of tensors or as torch rebuilds a tensor, but none that is read:
 // quantised, sparse and nested tensors, subclasses such as torchao's, a DTensor or ShardedTensor of
-// one rank. What its values are only that call knows.
+// one rank. Only that call knows its values.
 struct OpaqueTensor {
   std::string path;
-  std::string
-      kind;  // the class, where the pickle has it, or the function: "torch._utils._rebuild_qtensor"
+  // The class, where the pickle has it, or the function: "torch._utils._rebuild_qtensor".
+  std::string kind;
 };
 
 struct FoundTensors {

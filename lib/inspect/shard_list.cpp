@@ -1,9 +1,9 @@
 #include "inspect/shard_list.h"
 
-#include <algorithm>
 #include <system_error>
 
 #include "base/keyed_hash.h"
+#include "checkpoint/dcp_folder.h"
 #include "checkpoint/shard.h"
 #include "checkpoint/tag_folder.h"
 #include "dsckpt/error.h"
@@ -30,12 +30,8 @@ std::vector<ListedShard> listed_shards(const fs::path& path, const ContentsOptio
   }
   // Of torch.distributed.checkpoint: its files are opened by what `.metadata` says of them.
   for (const fs::path& metadata : folder.dcp_metadata) {
-    std::vector<fs::path> files{metadata};
-    std::error_code unlisted;
-    for (const auto& entry : fs::directory_iterator(metadata.parent_path(), unlisted)) {
-      if (entry.path().extension() == kDcpDataSuffix) files.push_back(entry.path());
-    }
-    std::sort(files.begin(), files.end());
+    std::vector<fs::path> files = dcp_data_files(metadata.parent_path());
+    files.insert(files.begin(), metadata);
     for (const fs::path& file : files) {
       std::string wrong;
       try {

@@ -35,6 +35,20 @@ class Scaled(torch.Tensor):
         raise NotImplementedError(function)
 
 
+def held_by(data):
+    return Holder(data)
+
+
+class Holder:
+    """No tensor for torch, but made by a call of one, with another one among its attributes."""
+
+    def __init__(self, data):
+        self.data, self.scale = data, torch.ones(2)
+
+    def __reduce__(self):
+        return held_by, (self.data,), {"scale": self.scale}
+
+
 class Plain(torch.Tensor):
     """A subclass whose values are those of its plain tensor."""
 
@@ -61,6 +75,7 @@ def unread():
         "meta": (torch.empty(2, 3, device="meta"), "_rebuild_meta_tensor_no_storage"),
         "wrapper": (Scaled(torch.ones(2, 3, dtype=torch.int8), torch.ones(2)), r"\.Scaled"),
         "part": (one_ranks_part(), r"DTensor"),
+        "held": (Holder(torch.ones(3)), r"held_by"),
     }
 
 

@@ -93,10 +93,12 @@ void open_dcp_files(Verification& v) {
       ++v.report.files;
       v.report.bytes += v.inputs[id].size();
       const DcpMetadata metadata = read_dcp_metadata(v.inputs[id]);
-      for (const DcpValue& value : metadata.values) {
-        if (value.unsupported.empty()) continue;
-        const Where where{.file = v.inputs[id].display(), .tensor = value.name};
-        v.skip(Check::layout, "not all of it: " + where.prefix() + value.unsupported, true);
+      std::map<std::string, std::vector<std::string>> unsupported;
+      collect_unsupported(metadata, unsupported);
+      for (const auto& [why, names] : unsupported) {
+        const Where where{.file = v.inputs[id].display()};
+        v.skip(Check::layout, "not all of it: " + where.prefix() + unsupported_text(why, names),
+               true);
       }
       add_named_files(v, path, metadata);
     } catch (const Error& error) {
