@@ -291,9 +291,9 @@ struct HttpClient::Impl {
     --free_;
     return connection;
   }
-  // After `code`. What a transfer that failed has left in its handle is still there after a reset:
-  // where a name was not resolved a buffer, of which older libcurls then refuse to set the size. So
-  // the handle goes; connections are those of `several`, and stay.
+  // After `code`. A reset of the handle keeps what a failed transfer has left in it: after a name
+  // that was not resolved a buffer, whose size older libcurls then refuse to set. So the handle
+  // goes; connections are those of `several`, and stay.
   void give(Connection connection, CURLcode code) {
     connection.is_used = true;
     if (code == CURLE_OK) {

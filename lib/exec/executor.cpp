@@ -45,11 +45,9 @@ class PlanRun {
         units_(plan, checks.extra_reads(), options.unit_bytes, cut) {
     for (size_t i = 0; i < plan.outputs().size(); ++i) outputs_.emplace_back();
     for (size_t i = 0; i < plan.digests().size(); ++i) {
-      outputs_[plan.digests()[i].out].digests.push_back(i);
-    }
-    for (const Digest& digest : plan.digests()) {
-      const auto index = static_cast<size_t>(&digest - plan.digests().data());
-      for (const uint64_t offset : digest.patches) places_.push_back({digest.out, offset, index});
+      const Digest& digest = plan.digests()[i];
+      outputs_[digest.out].digests.push_back(i);
+      for (const uint64_t offset : digest.patches) places_.push_back({digest.out, offset, i});
     }
     std::sort(places_.begin(), places_.end(), [](const Place& a, const Place& b) {
       return std::pair(a.out, a.offset) < std::pair(b.out, b.offset);

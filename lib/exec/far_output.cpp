@@ -196,7 +196,7 @@ void FarOutput::write_at(OutputId out, uint64_t offset, std::span<const std::byt
     {
       const std::lock_guard lock(file.mutex);
       Part& part = file.parts[number];
-      // What becomes of one that is packed may be short.
+      // A packed output may be short.
       const uint64_t end = is_packed(out) ? at + some.size() : size;
       if (part.bytes.empty()) part.bytes.reserve(size);
       if (part.bytes.size() < end) part.bytes.resize(end);

@@ -20,7 +20,7 @@
 
 namespace dsckpt {
 
-// What was meant to be in a file.
+// A file, and the checksums of the pieces that were meant for it.
 struct MeantFile {
   std::filesystem::path path = {};  // where it is now
   std::string display = {};         // what an error calls it

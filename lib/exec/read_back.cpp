@@ -89,7 +89,6 @@ struct Stretch {
   const MeantFile* file;
   std::span<const MeantFile::Piece> pieces;
 
-  // What is in them.
   uint64_t bytes() const {
     uint64_t sum = 0;
     for (const MeantFile::Piece& piece : pieces) sum += piece.size;

@@ -14,8 +14,8 @@
 // With StageOptions::job the staging folder has a name that the next run of the same job finds
 // (resumable_folder()), stays when the run stops, and holds what journal.h describes. The folder of
 // the files in it has another name in every run: a process of a run before that was suspended, and
-// goes on, finds no file any more, and can make none. What it has open it may write to: it has the
-// same bytes for it (patches.h).
+// goes on, finds no file any more, and can make none. It may write to files that it has open: it
+// has the same bytes for them (patches.h).
 #pragma once
 
 #include <cstdint>
