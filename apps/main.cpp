@@ -10,7 +10,6 @@
 #include <string_view>
 #include <vector>
 
-#include "base/text.h"
 #include "cli/cli.h"
 #include "cli/option_facts.h"
 #include "cli/spelling.h"

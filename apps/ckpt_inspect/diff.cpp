@@ -234,8 +234,8 @@ std::string summary(const Diff& diff) {
     }
   }
   if (diff.total.differing == 0) return text;
-  return text + "; " + grouped(diff.total.differing) + " of " + grouped(diff.total.count) +
-         (diff.total.count == 1 ? " element" : " elements") +
+  return text + "; " + grouped(diff.total.differing) + " of " +
+         grouped_count(diff.total.count, "element") +
          (diff.total.differing == 1 ? " differs" : " differ") + ", by at most " +
          short_number(static_cast<double>(diff.total.max_absolute)) + " in '" +
          printable(diff.largest_in) + "'";

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "base/text.h"
 #include "ckpt_inspect/commands.h"
 #include "exec/staged_output.h"
 #include "inspect/tensor_stats.h"
@@ -62,8 +63,8 @@ void add_values(HtmlReport& report, const Findings& findings, const HtmlOptions&
       tensor_stats(findings.inputs, tensors, {.histogram = true}, {common.threads, progress});
   for (const TensorStats::Total& total : stats.totals) {
     report.totals.push_back({total.state.empty() ? "weights" : total.state,
-                             grouped(total.values.count) + " values in " + grouped(total.tensors) +
-                                 (total.tensors == 1 ? " tensor" : " tensors"),
+                             grouped_count(total.values.count, "value") + " in " +
+                                 grouped_count(total.tensors, "tensor"),
                              total.values});
   }
   for (size_t i = 0; i < shown; ++i) {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/text.h"
 #include "ckpt_inspect/commands.h"
 #include "cli/messages.h"
 #include "cli/table.h"
@@ -41,7 +42,7 @@ std::string holders_text(const InputFiles& inputs, const Contents& contents,
     dp.insert(rank.dp_rank);
     mp.insert(rank.mp_rank);
   }
-  std::string text = std::to_string(files.size()) + " files";
+  std::string text = counted(files.size(), "file");
   if (!dp.empty()) text += ", dp " + ranges_text(dp);
   if (mp.size() > 1 || (!mp.empty() && *mp.begin() > 0)) text += " mp " + ranges_text(mp);
   return text;

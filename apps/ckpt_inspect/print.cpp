@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "ckpt_inspect/commands.h"
 #include "ckpt_inspect/shown.h"
 #include "cli/messages.h"
@@ -48,8 +49,8 @@ nlohmann::json value_json(DType dtype, const std::byte* at) {
 
 nlohmann::json values_json(const InputFiles& inputs, const TensorSource& tensor) {
   if (tensor.numel() > kMaxValues) {
-    throw UsageError(std::to_string(tensor.numel()) +
-                     " values are too many for one JSON object; "
+    throw UsageError(counted(tensor.numel(), "value") +
+                     " are too many for one JSON object; "
                      "give a slice");
   }
   std::vector<std::byte> bytes(tensor.nbytes());

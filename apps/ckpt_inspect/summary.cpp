@@ -50,7 +50,7 @@ Hardware hardware_of(const Contents& contents, const SummaryArguments& args) {
     while (gpus % per_node != 0) --per_node;
   }
   if (gpus % per_node != 0) {
-    throw UsageError(std::to_string(gpus) + " GPUs do not make whole nodes of " +
+    throw UsageError(counted(gpus, "GPU") + " cannot make whole nodes of " +
                      std::to_string(per_node) + "; see --gpus and --gpus-per-node");
   }
   return {gpus / per_node, per_node};

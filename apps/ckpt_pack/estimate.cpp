@@ -66,14 +66,13 @@ int estimate(const cli::Common& common, const EstimateArguments& args) {
                human_percent(kind.ratio())});
   }
   std::cout << table.text(cli::Terminal::of_stdout());
-  std::cout << estimate.files << (estimate.files == 1 ? " file, " : " files, ")
-            << human_bytes(estimate.bytes) << " packed to about "
-            << human_bytes(static_cast<uint64_t>(estimate.stored())) << " ("
+  std::cout << counted(estimate.files, "file") << ", " << human_bytes(estimate.bytes)
+            << " packed to about " << human_bytes(static_cast<uint64_t>(estimate.stored())) << " ("
             << human_percent(estimate.bytes == 0
                                  ? 1
                                  : estimate.stored() / static_cast<double>(estimate.bytes))
-            << ") in " << human_seconds(estimate.seconds) << " on " << estimate.threads
-            << (estimate.threads == 1 ? " thread" : " threads") << ", if the disks keep up\n";
+            << ") in " << human_seconds(estimate.seconds) << " on "
+            << counted(estimate.threads, "thread") << ", if the disks keep up\n";
   return cli::kDone;
 }
 

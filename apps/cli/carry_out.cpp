@@ -29,7 +29,7 @@ std::string packed_text(const RunStats& stats) {
 
 std::string checks_text(const RunStats& stats) {
   if (!stats.has_checksums) return "the input has no checksums";
-  std::string text = std::to_string(stats.records_checked) + " checksums verified";
+  std::string text = counted(stats.records_checked, "checksum") + " verified";
   if (stats.records_checked + stats.records_unchecked == 0 && stats.bytes_read > 0) {
     text = "the packed input's checksums verified";
   }
@@ -112,7 +112,7 @@ void note_transfers(const CLI::App& app, const Common& common,
   if (!far || common.json) return;
   std::string text;
   if (far->requests_to_read > 0) {
-    text = "about " + grouped(far->requests_to_read) + " requests to read " +
+    text = "about " + grouped_count(far->requests_to_read, "request") + " to read " +
            human_bytes(far->bytes_to_read);
   }
   if (far->requests_to_write > 0) {

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "cli/cli.h"
 #include "cli/interrupt.h"
 #include "cli/terminal.h"
@@ -105,8 +106,8 @@ struct ProgressDisplay::Impl {
                        : seconds / static_cast<double>(done) * static_cast<double>(total - done);
     }
     std::string text() const {
-      if (is_done()) return "planning, " + grouped(total) + (total == 1 ? " file" : " files");
-      return grouped(done) + " of " + grouped(total) + " files opened" +
+      if (is_done()) return "planning, " + grouped_count(total, "file");
+      return grouped(done) + " of " + grouped_count(total, "file") + " opened" +
              (done == 0 ? "" : "  " + whole(left()) + " s left");
     }
   };

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "base/text.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -120,7 +121,7 @@ class ByteReader {
  private:
   // Apart, so that take() is inlined.
   [[noreturn, gnu::cold, gnu::noinline]] void fail(uint64_t count) const {
-    throw CorruptError({.offset = offset()}, std::to_string(count) + " bytes expected, " +
+    throw CorruptError({.offset = offset()}, counted(count, "byte") + " expected, " +
                                                  std::to_string(remaining()) + " left");
   }
 

@@ -79,6 +79,10 @@ std::string grouped(uint64_t value) {
   return digits;
 }
 
+std::string grouped_count(uint64_t count, const std::string& noun) {
+  return grouped(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
 std::string human_bytes(uint64_t bytes) {
   constexpr std::array kUnits{"B", "KB", "MB", "GB", "TB", "PB"};
   double value = static_cast<double>(bytes);

@@ -11,10 +11,16 @@
 
 namespace dsckpt {
 
-// "1 tensor", "2 tensors", of a noun that takes an s.
-inline std::string counted(std::integral auto count, const std::string& noun) {
-  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+// "1 tensor", "2 tensors"; "1 entry", "2 entries". Every number of things in a text is made so.
+inline std::string counted(std::integral auto count, const std::string& noun,
+                           const std::string& plural) {
+  return std::to_string(count) + " " + (count == 1 ? noun : plural);
 }
+inline std::string counted(std::integral auto count, const std::string& noun) {
+  return counted(count, noun, noun + "s");
+}
+// The same with "1,234 tensors".
+std::string grouped_count(uint64_t count, const std::string& noun);
 
 // Longer lists than a thousand lines help nobody.
 inline constexpr size_t kMaxListed = 1024;

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <utility>
 
+#include "base/text.h"
 #include "bucket/bucket_url.h"
 
 namespace dsckpt {
@@ -116,7 +117,7 @@ std::vector<ListedObject> list_objects(const BucketAccess& access, const std::st
     found.insert(found.end(), std::make_move_iterator(page.objects.begin()),
                  std::make_move_iterator(page.objects.end()));
     if (found.size() > kMostObjects) {
-      throw UnsupportedError({}, "has more than " + std::to_string(kMostObjects) + " objects")
+      throw UnsupportedError({}, "has more than " + counted(kMostObjects, "object"))
           .with_hint("give the checkpoint's own prefix: s3://BUCKET/PREFIX");
     }
     next = std::move(page.next);

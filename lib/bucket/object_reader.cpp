@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 
+#include "base/text.h"
 #include "bucket/bucket_url.h"
 #include "dsckpt/error.h"
 
@@ -96,7 +97,7 @@ void ObjectReader::fetch(const Object& object, uint64_t offset, std::span<std::b
   }
   if (reply.received != out.size() || is_another) {
     throw IoError({},
-                  "the server sends " + std::to_string(reply.received) + " bytes" +
+                  "the server sends " + counted(reply.received, "byte") +
                       (is_another ? " of another range" : "") + " where " +
                       std::to_string(out.size()) + " were asked for",
                   0)

@@ -258,7 +258,8 @@ std::vector<FarUpload> ObjectWriter::uploads(const std::string& front) {
         found.push_back({std::move(upload.key), std::move(upload.id), upload.begun});
       }
       if (found.size() > kMostUploads) {
-        throw UnsupportedError({}, "has more than " + grouped(kMostUploads) + " unfinished uploads")
+        throw UnsupportedError({},
+                               "has more than " + grouped_count(kMostUploads, "unfinished upload"))
             .with_hint("a lifecycle rule of the bucket (AbortIncompleteMultipartUpload) ends them");
       }
     } while (page.is_cut);

@@ -255,7 +255,7 @@ std::vector<ListedObject> list_web_folder(const BucketAccess& access, const std:
     }
     const size_t most = beside ? kMostBeside : kMostFiles;
     if (files.size() + folders.size() > most) {
-      throw UnsupportedError({}, "has more than " + grouped(most) + " files")
+      throw UnsupportedError({}, "has more than " + grouped_count(most, "file"))
           .with_hint("give the checkpoint's own folder");
     }
   }

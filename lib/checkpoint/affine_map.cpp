@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/text.h"
 #include "format/torch_archive.h"
 #include "pickle/python_objects.h"
 
@@ -52,8 +53,7 @@ auto field(const Value& mapping, std::string_view key, const Where& where, Body&
 std::pair<int64_t, Strides> read_address(const Value& value) {
   const auto parts = list_or_tuple(value);
   if (parts.size() != 2) {
-    throw CorruptError({},
-                       std::to_string(parts.size()) + " items where [offset, strides] should be");
+    throw CorruptError({}, counted(parts.size(), "item") + " where [offset, strides] should be");
   }
   return {index_of(parts[0]), shape_from_pickle(parts[1])};
 }
@@ -84,9 +84,9 @@ AffinePiece read_piece(const Value& entry, const Where& where, KnownAffine& know
       field(entry, "dest", where, [](const Value& v, const Where&) { return read_address(v); });
   if (piece.source_strides.size() != piece.shape.size() ||
       piece.dest_strides.size() != piece.shape.size()) {
-    throw CorruptError(where, "has " + std::to_string(piece.shape.size()) + " sizes but " +
+    throw CorruptError(where, "has " + counted(piece.shape.size(), "size") + " but " +
                                   std::to_string(piece.source_strides.size()) + " and " +
-                                  std::to_string(piece.dest_strides.size()) + " strides");
+                                  counted(piece.dest_strides.size(), "stride"));
   }
   field(entry, "locations", where, [&](const Value& v, const Where&) {
     piece.locations = read_once(known.locations, v, [&] { return read_locations(v); });
@@ -136,7 +136,7 @@ SharedList<AffineMap::Rank> read_ranks(const Value& by_rank, const Where& where,
     const int64_t number = in_context(where, [&, &rank_key = key] { return rank_of(rank_key); });
     const Where at = below(where, "[" + std::to_string(number) + "]");
     if (static_cast<uint64_t>(number) >= found.size()) {
-      throw CorruptError(at, "is one of " + std::to_string(items.size()) + " ranks");
+      throw CorruptError(at, "is one of " + counted(items.size(), "rank"));
     }
     if (found[static_cast<size_t>(number)]) throw CorruptError(at, "is there twice");
     AffineMap::Rank rank;
@@ -190,8 +190,8 @@ AffineMap AffineMap::from_expert_placement(const Value& placement, const Shape& 
   field(placement, "ranks", where, [&](const Value& by_rank, const Where& place) {
     const auto entries = list_or_tuple(by_rank);
     if (static_cast<uint64_t>(ep_size) != entries.size()) {
-      throw CorruptError({}, "has " + std::to_string(entries.size()) + " entries for ep_size " +
-                                 std::to_string(ep_size));
+      throw CorruptError({}, "has " + counted(entries.size(), "entry", "entries") +
+                                 " for ep_size " + std::to_string(ep_size));
     }
     experts_of.resize(entries.size());
     for (size_t i = 0; i < entries.size(); ++i) {
@@ -232,9 +232,8 @@ AffineMap AffineMap::from_expert_placement(const Value& placement, const Shape& 
   }
 
   if (logical_shape.empty() || logical_shape[0] != num_experts) {
-    throw InconsistentError(where, "places " + std::to_string(num_experts) +
-                                       " experts, but the parameter's shape is " +
-                                       to_text(logical_shape));
+    throw InconsistentError(where, "places " + counted(num_experts, "expert") +
+                                       ", but the parameter's shape is " + to_text(logical_shape));
   }
   numel(logical_shape);
   const Strides strides = contiguous_strides(logical_shape);

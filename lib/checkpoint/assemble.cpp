@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/keyed_hash.h"
+#include "base/text.h"
 #include "checkpoint/experts.h"
 #include "checkpoint/universal_info.h"
 #include "deepspeed/keys.h"

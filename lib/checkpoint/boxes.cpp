@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/text.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -97,7 +98,7 @@ class BoxJoiner {
                                                   begin - begin_of(part, dim), end - begin)});
       if (++parts_ > kMostParts) {
         throw UnsupportedError({}, "its chunks lie so that no grid of at most " +
-                                       std::to_string(kMostParts) + " parts has them");
+                                       counted(kMostParts, "part") + " has them");
       }
     }
     if (parts.empty()) only_one(parts);

@@ -160,8 +160,7 @@ void DcpFiles::lose_cut_off() {
       if (is_lost(id) || end <= size) continue;
       cut_off.insert(id);
       lose(folder, file,
-           "is truncated: it has " + std::to_string(size) + " bytes of at least " +
-               std::to_string(end));
+           "is truncated: it has " + counted(size, "byte") + " of at least " + std::to_string(end));
     }
   }
   std::erase_if(draft_.data_files, [&](const DataFile& each) { return cut_off.contains(each.id); });
@@ -197,8 +196,8 @@ void DcpFiles::open_files() {
   const bool some_left = draft_.data_files.size() > folders_.size();
   if (missing.empty() || (draft_.allow_missing && some_left)) return;
   throw InconsistentError({.file = draft_.folder.path.string()},
-                          std::to_string(missing.size()) +
-                              (missing.size() == 1 ? " data file is" : " data files are") +
+                          counted(missing.size(), "data file") +
+                              (missing.size() == 1 ? " is" : " are") +
                               " missing:" + listed(missing));
 }
 
@@ -211,7 +210,7 @@ void DcpFiles::set_parts() {
       const InputFile& file = draft_.inputs[id];
       if (place.offset > file.size() || place.size > file.size() - place.offset) {
         throw CorruptError({.file = file.display(), .tensor = name, .offset = place.offset},
-                           std::to_string(place.size) + " bytes from there on, but the file has " +
+                           counted(place.size, "byte") + " from there on, but the file has " +
                                std::to_string(file.size()) + ": it is truncated");
       }
       parts[id].push_back({{id, place.offset, place.size}, name});

@@ -71,8 +71,7 @@ DcpFolder dcp_folder(const fs::path& folder) {
   const std::vector<std::string> models = models_below(folder);
   if (models.empty()) return {folder};
   if (models.size() == 1) return of_model(folder, models.front());
-  throw InconsistentError({.file = folder.string()},
-                          "holds " + std::to_string(models.size()) + " models")
+  throw InconsistentError({.file = folder.string()}, "holds " + counted(models.size(), "model"))
       .with_hint("give the folder of one: " +
                  (folder / (std::string(kAccelerateModel) + models.front())).string());
 }

@@ -270,7 +270,7 @@ TensorSource Experts::merge(const std::string& name, const std::vector<TensorSou
         {.file = layer.where.file, .member = layer.where.member, .tensor = name}, what);
   };
   if (static_cast<int64_t>(by_rank.size()) != layer.ep_size) {
-    differ("is of " + std::to_string(layer.ep_size) + " expert-parallel ranks, the files of " +
+    differ("is of " + counted(layer.ep_size, "expert-parallel rank") + ", the files of " +
            std::to_string(by_rank.size()));
   }
   if (by_rank.front().shape().empty()) differ("has no dimension for the experts");
@@ -284,7 +284,7 @@ TensorSource Experts::merge(const std::string& name, const std::vector<TensorSou
   }
   const TensorSource all = TensorSource::cat(0, by_rank);
   if (all.shape()[0] != layer.num_experts) {
-    differ("has " + std::to_string(layer.num_experts) + " experts, the ranks together " +
+    differ("has " + counted(layer.num_experts, "expert") + ", the ranks together " +
            std::to_string(all.shape()[0]));
   }
   return all;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "checkpoint/optim_states.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
@@ -72,9 +73,8 @@ std::string FlatStates::member(std::string_view state_key, size_t index, std::st
 
 void check_count(const pickle::DictNode& states) {
   if (states.items.size() <= kMostStates) return;
-  throw UnsupportedError({}, "has " + std::to_string(states.items.size()) +
-                                 " states of one tensor; " + std::to_string(kMostStates) +
-                                 " are read");
+  throw UnsupportedError({}, "has " + counted(states.items.size(), "state") + " of one tensor; " +
+                                 std::to_string(kMostStates) + " are read");
 }
 
 void note_once(std::vector<std::string>& notes, std::string note) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "base/text.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/zero_layout.h"
 #include "dsckpt/error.h"
@@ -77,8 +78,8 @@ FrozenParams cut_frozen(const std::vector<RankModel>& models) {
         return model.shard->archive.tensor(fragments.at(key)).flatten();
       });
       if (static_cast<uint64_t>(fragment.numel()) != piece) {
-        throw InconsistentError(where, "has " + std::to_string(fragment.numel()) +
-                                           " elements, a rank's piece is " + std::to_string(piece));
+        throw InconsistentError(where, "has " + counted(fragment.numel(), "element") +
+                                           ", a rank's piece is " + std::to_string(piece));
       }
       pieces.push_back(std::move(fragment));
     }

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/text.h"
 #include "checkpoint/dcp_folder.h"
 #include "checkpoint/tag_folder.h"
 #include "deepspeed/shard_name.h"
@@ -128,7 +129,7 @@ std::optional<NearestCheckpoint> newest_below(const fs::path& path) {
   if (found.size() == 1) {
     note += "the only checkpoint in " + path.string();
   } else {
-    note += "the newest of " + std::to_string(found.size()) + " checkpoints in " + path.string();
+    note += "the newest of " + counted(found.size(), "checkpoint") + " in " + path.string();
   }
   return NearestCheckpoint{
       found.back(), "", std::move(note), {std::next(found.rbegin()), found.rend()}};

@@ -107,7 +107,7 @@ class RankReader {
         const SubGroupId id = SubGroupId::parse(ids_[g]);
         if ((sizes_[g].params == 1) != (id.first == id.last)) {
           throw InconsistentError({}, "has the ds_id '" + ids_[g] + "', but holds " +
-                                          std::to_string(sizes_[g].params) + " parameters");
+                                          counted(sizes_[g].params, "parameter"));
         }
         for (const uint64_t param : {id.first, id.last}) {
           const auto [found, is_new] = group_of.emplace(param, g);
@@ -192,10 +192,10 @@ void check_swap_file(const InputFile& file, const SwappedTensor& tensor) {
   const uint64_t size = file.size();
   if (size >= tensor.bytes() && size <= tensor.most_bytes) return;
   const std::string needed = std::to_string(tensor.bytes()) + " for the " +
-                             std::to_string(tensor.numel) + " elements of " + tensor.member;
+                             counted(tensor.numel, "element") + " of " + tensor.member;
   throw InconsistentError(
       {.file = tensor.display},
-      "has " + std::to_string(size) + " bytes, needs " + needed +
+      "has " + counted(size, "byte") + ", needs " + needed +
           (size < tensor.bytes() ? std::string()
                                  : " and has at most " + std::to_string(tensor.most_bytes) +
                                        " with its padding: it is of another sub-group or run"));
@@ -216,8 +216,8 @@ SwapFiles::SwapFiles(InputFiles& inputs, const std::vector<const Shard*>& optim,
   }
   if (!missing.empty()) {
     const fs::path folder = optim.front()->path.parent_path();
-    std::string text = std::to_string(missing.size()) +
-                       (missing.size() == 1 ? " swap file is" : " swap files are") +
+    std::string text = counted(missing.size(), "swap file") +
+                       (missing.size() == 1 ? " is" : " are") +
                        " missing of an optimizer that was offloaded to NVMe:" + listed(missing);
     InconsistentError error({.file = folder.string()}, text);
     if (!offload.node_local_storage) throw error;

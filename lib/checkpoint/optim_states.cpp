@@ -71,16 +71,16 @@ std::vector<ShardName> check_ranks(const std::vector<ShardFile>& found, ShardNam
   if (missing_count > kMaxListed) listed += "\n  ...";
   if (missing_count > kMaxListed || (missing_count > 0 && !draft.allow_missing)) {
     throw InconsistentError({.file = shown_path(folder.path)},
-                            std::to_string(missing_count) + " of " + std::to_string(count) +
-                                " files are missing" + from_roots(folder) + ":" + listed)
+                            std::to_string(missing_count) + " of " + counted(count, "file") +
+                                " are missing" + from_roots(folder) + ":" + listed)
         .with_hint(cure_of(folder, expected, true));
   }
   for (const auto& [rank, names] : by_rank) {
     if (rank.first < mp && rank.second < dp) continue;
     throw InconsistentError({.file = shown_path(folder.path)},
                             names.front() + " is one too many: the checkpoint is of " +
-                                std::to_string(count) +
-                                " ranks; perhaps an older checkpoint of the same tag was larger");
+                                counted(count, "rank") +
+                                "; perhaps an older checkpoint of the same tag was larger");
   }
   return missing;
 }
@@ -239,7 +239,7 @@ void find_degrees(CheckpointDraft& draft, uint32_t mp) {
     if (pp == 1 && fields.integer_if_any(keys::kMpWorldSize) == 1) tp = 1;
     if (pp < 1 || tp < 1 || pp > mp || tp > mp || pp * tp != mp) {
       throw InconsistentError(where, "says " + std::to_string(pp) + " x " + std::to_string(tp) +
-                                         ", but there are " + std::to_string(mp) + " mp ranks");
+                                         ", but there are " + counted(mp, "mp rank"));
     }
     if (known && (pp != mesh.pp || tp != mesh.tp)) {
       throw InconsistentError(where, "differs from that in " + draft.model_shards.front().display);
@@ -263,7 +263,7 @@ void find_degrees(CheckpointDraft& draft, uint32_t mp) {
   if (mp % tp != 0) {
     throw InconsistentError(
         {.file = shown_path(draft.folder.path)},
-        std::to_string(mp) + " mp ranks, but " + std::to_string(tp) + " files of one layer");
+        counted(mp, "mp rank") + ", but " + counted(tp, "file") + " of one layer");
   }
   mesh.tp = tp;
   mesh.pp = mp / tp;

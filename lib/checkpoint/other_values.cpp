@@ -159,9 +159,8 @@ class OtherValues {
         if (first == nullptr) first = &name;
         if (step->second == steps_.at(*first)) continue;
         throw InconsistentError({.file = where_, .tensor = name},
-                                "was stepped " + std::to_string(step->second) + " times, '" +
-                                    *first + "' of the same group " +
-                                    std::to_string(steps_.at(*first)));
+                                "was stepped " + counted(step->second, "time") + ", '" + *first +
+                                    "' of the same group " + std::to_string(steps_.at(*first)));
       }
     }
     if (steps_.empty()) return;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/keyed_hash.h"
+#include "base/text.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
@@ -82,7 +83,7 @@ class LayersReader {
         if (tp_rank >= tp_) {
           throw InconsistentError({.file = draft_.folder.path.string()},
                                   shard->path.filename().string() + " is one too many: there are " +
-                                      std::to_string(tp_) + " tensor-parallel ranks");
+                                      counted(tp_, "tensor-parallel rank"));
         }
         ++next;
       }

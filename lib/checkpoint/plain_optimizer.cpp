@@ -14,6 +14,7 @@
 
 #include "base/kernels.h"
 #include "base/keyed_hash.h"
+#include "base/text.h"
 #include "checkpoint/flat_states.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
@@ -231,9 +232,8 @@ class PlainReader {
         continue;
       }
       if (whole.numel() != candidate.flat_numel) {
-        throw InconsistentError({}, "'" + key + "' has " + std::to_string(whole.numel()) +
-                                        " elements, the group " +
-                                        std::to_string(candidate.flat_numel));
+        throw InconsistentError({}, "'" + key + "' has " + counted(whole.numel(), "element") +
+                                        ", the group " + std::to_string(candidate.flat_numel));
       }
       candidate.states.push_back(
           {key, whole.flatten().narrow(0, *candidate.flat_begin, numel(shape)).view(shape)});

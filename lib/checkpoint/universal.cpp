@@ -238,8 +238,8 @@ class UniversalReader {
     for (const auto& entry : untrained) check(entry.first);
     if (!missing.empty()) {
       throw InconsistentError({.file = draft_.folder.path.string(), .tensor = first},
-                              std::to_string(missing.size()) +
-                                  (missing.size() == 1 ? " file is" : " files are") +
+                              counted(missing.size(), "file") +
+                                  (missing.size() == 1 ? " is" : " are") +
                                   " missing:" + listed(missing));
     }
     KeyedSet<std::string> known;
@@ -409,7 +409,7 @@ class UniversalReader {
     if (rows.size() != shape.size() || rows.empty() || rows[0] >= shape[0]) return source;
     rows[0] = shape[0] - rows[0];
     if (!std::equal(rows.begin() + 1, rows.end(), shape.begin() + 1)) return source;
-    note_once(draft_.notes, "the last " + std::to_string(rows[0]) + " rows of '" + name +
+    note_once(draft_.notes, "the last " + counted(rows[0], "row") + " of '" + name +
                                 "' are padding, which universal checkpoints leave out: they are "
                                 "zero");
     return TensorSource::cat(0, {source, TensorSource::zeros(source.dtype(), rows)});

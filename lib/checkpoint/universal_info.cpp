@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/keyed_hash.h"
+#include "base/text.h"
 #include "checkpoint/pattern_list.h"
 #include "deepspeed/keys.h"
 #include "pickle/python_objects.h"
@@ -91,7 +92,7 @@ SubparamShape read_sub_params(const Value& entry, RulesSize& size_read) {
   const auto rank = static_cast<int64_t>(made.shape.size());
   if (made.partition_dim < -rank || made.partition_dim >= rank) {
     throw CorruptError({}, "has partition_dim " + std::to_string(made.partition_dim) +
-                               " of a shape of " + std::to_string(rank) + " dimensions");
+                               " of a shape of " + counted(rank, "dimension"));
   }
   return made;
 }
@@ -569,10 +570,10 @@ void count_out(SubparamShape& form, size_t dim, const std::vector<Shape>& slices
   }
   const int64_t full = sum_of(held);
   if (count <= 0 || full % count != 0) {
-    do_not_fit("has " + std::to_string(count) + " sub-parameters that cannot be equal parts of " +
+    do_not_fit("has " + counted(count, "sub-parameter") + " that cannot be equal parts of " +
                std::to_string(full));
   }
-  if (count > kMaxSubParams) throw UnsupportedError({}, std::to_string(count) + " sub-parameters");
+  if (count > kMaxSubParams) throw UnsupportedError({}, counted(count, "sub-parameter"));
   sizes = {true, std::vector<int64_t>(static_cast<size_t>(count), full / count)};
   form.shape_is_list = false;
 }
@@ -584,8 +585,8 @@ Widths even_widths(const std::vector<int64_t>& sizes, size_t ranks) {
     const auto degree = static_cast<int64_t>(ranks);
     if (size % degree != 0) {
       do_not_fit("has a sub-parameter of size " + std::to_string(size) + " that " +
-                 std::to_string(ranks) +
-                 " ranks cannot share evenly, and its checkpoint is too old to say how they do");
+                 counted(ranks, "rank") +
+                 " cannot share evenly, and its checkpoint is too old to say how they do");
     }
     widths.emplace_back(ranks, size / degree);
   }
@@ -595,13 +596,13 @@ Widths even_widths(const std::vector<int64_t>& sizes, size_t ranks) {
 void check_widths(const Widths& widths, const std::vector<int64_t>& sizes, size_t ranks) {
   if (widths.empty()) do_not_fit("has no sub-parameters");
   if (widths.size() != sizes.size()) {
-    do_not_fit("has " + std::to_string(sizes.size()) + " sub-parameters but widths of " +
+    do_not_fit("has " + counted(sizes.size(), "sub-parameter") + " but widths of " +
                std::to_string(widths.size()));
   }
   for (size_t i = 0; i < widths.size(); ++i) {
     if (widths[i].size() != ranks) {
-      do_not_fit("has widths of " + std::to_string(widths[i].size()) +
-                 " ranks for one sub-parameter, "
+      do_not_fit("has widths of " + counted(widths[i].size(), "rank") +
+                 " for one sub-parameter, "
                  "but slices of " +
                  std::to_string(ranks));
     }
@@ -633,8 +634,8 @@ Shape logical_shape(const SubparamShape& form, const std::vector<Shape>& slices)
   }
   if (open) {
     if (known == 0 || total % known != 0) {
-      do_not_fit("has sub-parameters of " + std::to_string(known) +
-                 " elements that do not divide " + std::to_string(total));
+      do_not_fit("has sub-parameters of " + counted(known, "element") + " that do not divide " +
+                 std::to_string(total));
     }
     logical[*open] = static_cast<int64_t>(std::min(total / known, uint64_t{1} << 62));
   }
@@ -652,8 +653,9 @@ std::vector<Shape> views_of_slices(const Shape& logical, size_t dim, const Width
     Shape view = logical;
     view[dim] = sum_of(held);
     if (numel(view) != numel(slices[rank])) {
-      do_not_fit("rank " + std::to_string(rank) + " holds " + std::to_string(numel(slices[rank])) +
-                 " elements, but the widths of its sub-parameters make the shape " + to_text(view));
+      do_not_fit("rank " + std::to_string(rank) + " holds " +
+                 counted(numel(slices[rank]), "element") +
+                 ", but the widths of its sub-parameters make the shape " + to_text(view));
     }
     views.push_back(std::move(view));
   }

@@ -8,6 +8,7 @@
 
 #include "base/dtype_names.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -27,7 +28,7 @@ Shape offsets_in(const json& sharding, const SafetensorsEntry& entry) {
   }
   if (offsets == nullptr || offsets->size() != entry.shape.size()) {
     throw CorruptError({}, "the header does not say where it begins in each of its " +
-                               std::to_string(entry.shape.size()) + " dimensions");
+                               counted(entry.shape.size(), "dimension"));
   }
   Shape shape;
   for (size_t d = 0; d < entry.shape.size(); ++d) {
@@ -70,7 +71,7 @@ void WeightsChunks::add_chunk(Tensor& tensor, const InputFile& input, const Safe
                             "is " + std::string(torch_name(entry.dtype)) + " " +
                                 to_text(entry.shape) + ", but in " + tensor.display + " " +
                                 std::string(torch_name(tensor.dtype)) + " of " +
-                                std::to_string(tensor.shape.size()) + " dimensions");
+                                counted(tensor.shape.size(), "dimension"));
   }
   for (size_t d = 0; d < offsets.size(); ++d) {
     tensor.shape[d] = std::max(tensor.shape[d], offsets[d] + entry.shape[d]);

@@ -163,9 +163,9 @@ class ExpertFiles {
   uint32_t local_count(const Native& expert) const {
     const auto count = static_cast<uint32_t>(per_layer_.at(expert.layer).size());
     if (count % ep_size() != 0) {
-      throw InconsistentError({}, std::to_string(count) + " experts of layer " +
+      throw InconsistentError({}, counted(count, "expert") + " of layer " +
                                       std::to_string(expert.layer) + " are on " +
-                                      std::to_string(ep_size()) + " expert-parallel ranks");
+                                      counted(ep_size(), "expert-parallel rank"));
     }
     return count / ep_size();
   }
@@ -287,7 +287,7 @@ class Zero0Reader {
     if (experts.ep_size() > 1 && params.size() > kMostOfRanks / experts.ep_size()) {
       throw UnsupportedError({.file = model.shard().display},
                              "has " + counted(params.size(), "parameter") + ", of each of " +
-                                 std::to_string(experts.ep_size()) + " expert-parallel ranks");
+                                 counted(experts.ep_size(), "expert-parallel rank"));
     }
     for (uint32_t ep_rank = 0; ep_rank < experts.ep_size(); ++ep_rank) {
       const Shard& shard =

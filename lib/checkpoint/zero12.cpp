@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/text.h"
 #include "checkpoint/assemble.h"
 #include "checkpoint/experts.h"
 #include "checkpoint/flat_states.h"
@@ -65,8 +66,8 @@ std::vector<uint64_t> alignment_paddings(const Fields& state, size_t group, size
   const Where where = state.where(keys::kParamAlignmentPaddings);
   return in_context(where, [&] {
     if (group >= all.size() || all[group].as_sequence().size() != params) {
-      throw InconsistentError(where, "does not fit the " + std::to_string(params) +
-                                         " parameters of group " + std::to_string(group));
+      throw InconsistentError(where, "does not fit the " + counted(params, "parameter") +
+                                         " of group " + std::to_string(group));
     }
     std::vector<uint64_t> paddings;
     for (const Value& value : all[group].as_sequence()) {
@@ -141,7 +142,7 @@ class Zero12WorldReader {
     const size_t groups = state_.sequence(keys::kSingleFp32Partition).size();
     if (groups != model_.param_shapes.size()) {
       throw InconsistentError(state_.where(keys::kSingleFp32Partition),
-                              "has " + std::to_string(groups) + " groups, param_shapes of " +
+                              "has " + counted(groups, "group") + ", param_shapes of " +
                                   model_.shard().display + " has " +
                                   std::to_string(model_.param_shapes.size()));
     }
@@ -220,7 +221,7 @@ class Zero12WorldReader {
     for (const auto& [ep_rank, ranks] : parts.by_rank) {
       if (static_cast<int64_t>(ranks.size()) == count) continue;
       throw UnsupportedError(state_.where(keys::kPartitionCount),
-                             "cuts experts over " + std::to_string(count) + " ranks, of which " +
+                             "cuts experts over " + counted(count, "rank") + ", of which " +
                                  std::to_string(ranks.size()) +
                                  " are in this tensor-parallel rank");
     }
@@ -238,7 +239,7 @@ class Zero12WorldReader {
     if (share == 0 || optim_.size() % share != 0) {
       throw InconsistentError(state_.where(keys::kPartitionCount),
                               "cuts group " + std::to_string(g) + " over " + std::to_string(share) +
-                                  " of " + std::to_string(optim_.size()) + " ranks");
+                                  " of " + counted(optim_.size(), "rank"));
     }
     const size_t ep_size = optim_.size() / share;
     const std::optional<bool> data_first = run_config_.data_before_expert_parallelism;
@@ -339,8 +340,7 @@ class Zero12WorldReader {
         if (count == length || count == partitions[rank].length) continue;
         throw InconsistentError(
             ranks[rank]->where(FlatStates::member(keys::kBaseOptimizerState, g, state.key)),
-            "has " + std::to_string(count) + " elements, the partition has " +
-                std::to_string(length));
+            "has " + counted(count, "element") + ", the partition has " + std::to_string(length));
       }
       const TensorSource flat = TensorSource::cat(0, state.pieces);
       for (size_t i = 0; i < params.size(); ++i) {
@@ -375,8 +375,8 @@ class Zero12WorldReader {
           at += slice.numel;
         }
         if (at != static_cast<uint64_t>(state.pieces[rank].numel())) {
-          throw InconsistentError({}, "has " + std::to_string(state.pieces[rank].numel()) +
-                                          " elements, the parameters that reach into this "
+          throw InconsistentError({}, "has " + counted(state.pieces[rank].numel(), "element") +
+                                          ", the parameters that reach into this "
                                           "partition have " +
                                           std::to_string(at));
         }
@@ -466,17 +466,16 @@ class Zero12WorldReader {
       const std::string name = name_at(group, total);
       throw InconsistentError(
           {.file = first.shard->display, .member = member_of(g), .tensor = name, .offset = total},
-          "the flat group ends here, at " + std::to_string(partitions.size()) + " ranks of " +
-              std::to_string(length) + " elements; the parameters need " +
-              std::to_string(group.used));
+          "the flat group ends here, at " + counted(partitions.size(), "rank") + " of " +
+              counted(length, "element") + "; the parameters need " + std::to_string(group.used));
     }
     if (total - group.used >= alignment) {
       throw InconsistentError({.file = first.shard->display,
                                .member = member_of(g),
                                .tensor = name_at(group, group.used),
                                .offset = group.used},
-                              std::to_string(total - group.used) +
-                                  " elements after the last parameter are neither parameter nor "
+                              counted(total - group.used, "element") +
+                                  " after the last parameter, neither parameter nor "
                                   "padding (padding is less than " +
                                   std::to_string(alignment) + ")");
     }
@@ -501,16 +500,15 @@ class Zero12WorldReader {
                                .member = member_of(g),
                                .tensor = name_at(group, rank * cut.length + at),
                                .offset = at},
-                              "has " + std::to_string(partition.length) +
-                                  " elements, the parameters of this rank need " +
-                                  std::to_string(expected));
+                              "has " + counted(partition.length, "element") +
+                                  ", the parameters of this rank need " + std::to_string(expected));
     }
     const uint64_t padding = books.padding(cut, rank);
     if (const auto saved = saved_padding(*partition.shard, g); saved && *saved != padding) {
       throw InconsistentError(
           partition.shard->where(std::string(keys::kGroupPaddings) + "[" + std::to_string(g) + "]"),
           "is " + std::to_string(*saved) + ", but rank " + std::to_string(rank) + " has " +
-              std::to_string(padding) + " elements of padding: the file is of another rank");
+              counted(padding, "element") + " of padding: the file is of another rank");
     }
   }
 
@@ -572,8 +570,8 @@ class Zero12WorldReader {
       }
     }
     if (numel != saved_numel) {
-      throw InconsistentError(where, "maps " + std::to_string(saved_numel) +
-                                         " elements, this rank holds " + std::to_string(numel) +
+      throw InconsistentError(where, "maps " + counted(saved_numel, "element") +
+                                         ", this rank holds " + std::to_string(numel) +
                                          ": it is of another rank or of another checkpoint");
     }
     return all_fit;

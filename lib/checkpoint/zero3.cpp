@@ -12,6 +12,7 @@
 
 #include "base/bytes.h"
 #include "base/keyed_hash.h"
+#include "base/text.h"
 #include "checkpoint/assemble.h"
 #include "checkpoint/experts.h"
 #include "checkpoint/flat_states.h"
@@ -177,7 +178,7 @@ class Zero3WorldReader {
       if (dp && *dp != files && saving_ranks(config, *dp) != files) {
         throw InconsistentError(model.fields.where(keys::kDpWorldSize),
                                 "is " + std::to_string(*dp) + ", the optimizer files are of " +
-                                    std::to_string(optim_.size()) + " ranks");
+                                    counted(optim_.size(), "rank"));
       }
     }
   }
@@ -238,7 +239,7 @@ class Zero3WorldReader {
       if (count != ranks.size() || piece >= ordered.size() || ordered[piece] != kNone) {
         throw InconsistentError(optim_[rank]->where(keys::kZeroPartitionGroups),
                                 "does not fit those of the other " +
-                                    std::to_string(ranks.size() - 1) + " ranks of sub-group " +
+                                    counted(ranks.size() - 1, "rank") + " of sub-group " +
                                     std::to_string(g));
       }
       ordered[piece] = rank;
@@ -322,8 +323,8 @@ class Zero3WorldReader {
           }
           if (state.pieces[i].numel() == flat_[ranks[i]][g].numel()) continue;
           throw InconsistentError(shards[i]->where(member),
-                                  "has " + std::to_string(state.pieces[i].numel()) +
-                                      " elements, the sub-group has " +
+                                  "has " + counted(state.pieces[i].numel(), "element") +
+                                      ", the sub-group has " +
                                       std::to_string(flat_[ranks[i]][g].numel()));
         }
       }
@@ -393,8 +394,8 @@ class Zero3WorldReader {
     }
     if (!shares_[rank].empty() && groups.size() != ends.size()) {
       throw InconsistentError(shard.where(keys::kFp32FlatGroups),
-                              "has " + std::to_string(ends.size()) +
-                                  " sub-groups, param_shapes has " + std::to_string(groups.size()));
+                              "has " + counted(ends.size(), "sub-group") + ", param_shapes has " +
+                                  std::to_string(groups.size()));
     }
     const bool one_to_one = groups.size() == ends.size();
     uint64_t needed = 0;
@@ -415,9 +416,8 @@ class Zero3WorldReader {
     }
     if (needed == available && (!place || shares_[rank].empty())) return ends;
     throw InconsistentError(place.value_or(shard.where(keys::kFp32FlatGroups)),
-                            "the rank has " + std::to_string(available) +
-                                " elements, its pieces of the parameters need " +
-                                std::to_string(needed));
+                            "the rank has " + counted(available, "element") +
+                                ", its pieces of the parameters need " + std::to_string(needed));
   }
 
   CheckpointDraft& draft_;
@@ -438,8 +438,8 @@ void note_unreferenced(CheckpointDraft& draft) {
   if (others.empty()) return;
   draft.notes.push_back(others.front().lexically_relative(draft.folder.path).string() +
                         (others.size() == 1 ? " is a file"
-                                            : " and " + std::to_string(others.size() - 1) +
-                                                  " more files of offloaded_tensors are some") +
+                                            : " and " + counted(others.size() - 1, "more file") +
+                                                  " of offloaded_tensors are some") +
                         " that no tensor refers to; left out");
 }
 

@@ -13,6 +13,8 @@
 #include <string>
 #include <utility>
 
+#include "base/text.h"
+
 namespace dsckpt {
 namespace {
 
@@ -211,8 +213,7 @@ void FrameDecoder::decode(ByteSpan frame, std::span<std::byte> content) {
       });
       planes[p] = target;
     }
-    if (!good)
-      throw CorruptError({.offset = at}, "not a plane of " + std::to_string(count) + " bytes");
+    if (!good) throw CorruptError({.offset = at}, "not a plane of " + counted(count, "byte"));
   }
   if (!reader.at_end()) throw CorruptError({.offset = reader.offset()}, "bytes behind the planes");
   if (layout.width > 1) {

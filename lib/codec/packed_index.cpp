@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/text.h"
 #include "codec/frame.h"
 #include "codec/xxh3.h"
 
@@ -117,8 +118,7 @@ PackedIndex PackedIndex::parse(ByteSpan index, ByteSpan footer, Place place) {
     if (frame.content_size == 0 || frame.content_size > kLargestFrame ||
         frame.stored_size > frame.content_size + kMostFrameOverhead ||
         frame.content_size > frame.stored_size * kMostOfAByte) {
-      throw CorruptError({.offset = at}, std::to_string(frame.content_size) +
-                                             " bytes in a frame of " +
+      throw CorruptError({.offset = at}, counted(frame.content_size, "byte") + " in a frame of " +
                                              std::to_string(frame.stored_size));
     }
     content = checked_add(content, frame.content_size);

@@ -109,14 +109,13 @@ std::string first_difference(const std::vector<JobIdentity::File>& before,
                         : "it makes " + b.path + ", and not " + a.path;
     }
     if (a.size != b.size) {
-      return b.path + " has " + std::to_string(b.size) + " bytes, and not " +
-             std::to_string(a.size);
+      return b.path + " has " + counted(b.size, "byte") + ", and not " + std::to_string(a.size);
     }
     if (a.modified != b.modified) return b.path + " was written to since";
   }
   if (before.size() == now.size()) return "";
-  return std::string("it ") + (are_inputs ? "reads " : "makes ") + std::to_string(now.size()) +
-         " files, and not " + std::to_string(before.size());
+  return std::string("it ") + (are_inputs ? "reads " : "makes ") + counted(now.size(), "file") +
+         ", and not " + std::to_string(before.size());
 }
 
 template <typename Row, typename... Members>

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "exec/node_files.h"
 #include "io/content_name.h"
@@ -46,8 +47,8 @@ FileId RankInputs::open(FileId input) {
   const InputFile& file = files_[id];
   if (file.stored_size() != wanted.stored_size || file.modified() != wanted.modified) {
     throw IoError({.file = wanted.display},
-                  "is another file here than on rank 0: " + std::to_string(file.stored_size()) +
-                      " bytes instead of " + std::to_string(wanted.stored_size) +
+                  "is another file here than on rank 0: " + counted(file.stored_size(), "byte") +
+                      " instead of " + std::to_string(wanted.stored_size) +
                       (file.stored_size() == wanted.stored_size ? ", written at another time" : ""),
                   0)
         .with_hint("all ranks must see the same files");

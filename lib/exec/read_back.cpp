@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/kernels.h"
+#include "base/text.h"
 #include "base/turns.h"
 #include "dsckpt/error.h"
 #include "exec/piece_work.h"
@@ -132,8 +133,8 @@ void read_back_stretch(const Stretch& stretch, std::byte* buffer, RateLimit& lim
       if (crc != piece->crc) {
         throw IoError({.file = meant.display, .offset = piece->begin},
                       std::string(is_far(meant.path) ? "the store" : "the disk") +
-                          " does not give back the " + std::to_string(piece->size) +
-                          " bytes that were written",
+                          " does not give back the " + counted(piece->size, "byte") +
+                          " that were written",
                       0);
       }
       crc = 0;

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 
+#include "base/text.h"
 #include "base/threads.h"
 #include "base/turns.h"
 #include "dsckpt/error.h"
@@ -39,7 +40,7 @@ void try_threads(unsigned threads) {
   gate.unlock();
   for (const pthread_t thread : started) ::pthread_join(thread, nullptr);
   if (failed != 0) {
-    throw IoError({}, "cannot start " + std::to_string(threads) + " threads", failed)
+    throw IoError({}, "cannot start " + counted(threads, "thread"), failed)
         .with_hint("fewer threads would do, or higher limits of memory and processes");
   }
   most = threads;

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -34,8 +35,8 @@ MetaTensor meta_tensor(const Value& value) {
   if (!is_meta_tensor(value)) throw CorruptError({}, "not a meta tensor, but " + describe(value));
   const auto arguments = value.as_object().arguments.as_sequence();
   if (arguments.size() != 4) {
-    throw CorruptError(
-        {}, std::string(kRebuild) + " with " + std::to_string(arguments.size()) + " arguments");
+    throw CorruptError({},
+                       std::string(kRebuild) + " with " + counted(arguments.size(), "argument"));
   }
   const auto [module, name] = arguments[0].as_global();
   const auto dtype = module == "torch" ? dtype_from_torch_name(name) : std::nullopt;

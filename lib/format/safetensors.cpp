@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/keyed_hash.h"
+#include "base/text.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -78,7 +79,7 @@ class HeaderHandler : public nlohmann::json_sax<nlohmann::json> {
         return fail("the size " + std::to_string(value));
       }
       if (tensors.back().shape->size() == kMaxDims) {
-        return fail("a shape of more than " + std::to_string(kMaxDims) + " dimensions");
+        return fail("a shape of more than " + counted(kMaxDims, "dimension"));
       }
       tensors.back().shape->push_back(static_cast<int64_t>(value));
     } else if (state_ == State::offsets && tensors.back().offsets->size() < 2) {
@@ -251,14 +252,14 @@ SafetensorsEntry check_entry(Described&& tensor, FileId file, uint64_t data, uin
     const uint64_t end = tensor.offsets->back();
     if (begin > end || end > data_size) {
       throw CorruptError({}, "data_offsets [" + std::to_string(begin) + ", " + std::to_string(end) +
-                                 ") do not lie in the " + std::to_string(data_size) +
-                                 " bytes after the header");
+                                 ") do not lie in the " + counted(data_size, "byte") +
+                                 " after the header");
     }
     Shape shape = shape_of_header(*dtype, std::move(*tensor.shape));
     const uint64_t needed = checked_mul(static_cast<uint64_t>(numel(shape)), size_of(*dtype));
     if (needed != end - begin) {
-      throw CorruptError({}, "its shape needs " + std::to_string(needed) +
-                                 " bytes, its data_offsets give " + std::to_string(end - begin));
+      throw CorruptError({}, "its shape needs " + counted(needed, "byte") +
+                                 ", its data_offsets give " + std::to_string(end - begin));
     }
     return {std::move(tensor.name), *dtype, std::move(shape),
             Extent{file, data + begin, end - begin}};
@@ -288,17 +289,17 @@ SafetensorsFile SafetensorsFile::open(const InputFiles& files, FileId id) {
   const InputFile& file = files[id];
   return in_context({.file = file.display()}, [&] {
     if (file.size() < 8) {
-      throw CorruptError(
-          {}, "not a safetensors file: only " + std::to_string(file.size()) + " bytes long");
+      throw CorruptError({},
+                         "not a safetensors file: only " + counted(file.size(), "byte") + " long");
     }
     const auto size = load_le<uint64_t>(file.read(0, 8).data());
     if (size > kMaxHeader) {
       throw CorruptError({.offset = 0},
-                         "not a safetensors file: a header of " + std::to_string(size) + " bytes");
+                         "not a safetensors file: a header of " + counted(size, "byte"));
     }
     if (size > file.size() - 8) {
-      throw CorruptError({.offset = 0}, "the header is said to be " + std::to_string(size) +
-                                            " bytes long, but the file has only " +
+      throw CorruptError({.offset = 0}, "the header is said to be " + counted(size, "byte") +
+                                            " long, but the file has only " +
                                             std::to_string(file.size() - 8) + " more");
     }
     const std::vector<std::byte> header = file.read(8, size);
@@ -336,7 +337,7 @@ SafetensorsFile SafetensorsFile::open(const InputFiles& files, FileId id) {
     }
     if (next != file.size()) {
       throw CorruptError({.offset = next},
-                         std::to_string(file.size() - next) + " bytes after the last tensor");
+                         counted(file.size() - next, "byte") + " after the last tensor");
     }
     return result;
   });
@@ -400,7 +401,7 @@ OutputId lay_out_safetensors(PlanBuilder& plan, std::string path, std::vector<Na
   header.resize(round_up(header.size(), 8), ' ');
   if (header.size() > kMaxHeader) {
     throw UnsupportedError({.file = path},
-                           "a safetensors header of " + std::to_string(header.size()) + " bytes");
+                           "a safetensors header of " + counted(header.size(), "byte"));
   }
 
   std::string start;

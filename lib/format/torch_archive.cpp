@@ -7,6 +7,7 @@
 
 #include "base/bytes.h"
 #include "base/keyed_hash.h"
+#include "base/text.h"
 #include "base/widen.h"
 #include "dsckpt/error.h"
 #include "format/foreign_file.h"
@@ -101,8 +102,7 @@ Rebuilt take_apart(const Value& callable, const Value& arguments) {
   }
   const auto args = arguments.as_sequence();
   if (args.size() < row->min_arguments || args.size() > row->max_arguments) {
-    throw CorruptError(
-        {}, std::string(row->name) + " with " + std::to_string(args.size()) + " arguments");
+    throw CorruptError({}, std::string(row->name) + " with " + counted(args.size(), "argument"));
   }
   Rebuilt tensor;
   switch (row->what) {
@@ -235,7 +235,7 @@ struct TorchArchive::Impl {
     in_context({.member = std::string(data->name)}, [&] {
       const pickle::Limits limits;
       if (data->size > limits.max_bytes) {
-        throw UnsupportedError({}, "a pickle of " + std::to_string(data->size) + " bytes");
+        throw UnsupportedError({}, "a pickle of " + counted(data->size, "byte"));
       }
       std::vector<std::byte> bytes = zip->read(*data);
       document =
@@ -281,8 +281,8 @@ struct TorchArchive::Impl {
     }
     const uint64_t stored = entry != nullptr ? entry->size : legacy->second.size;
     if (stored != storage.nbytes) {
-      throw CorruptError({}, std::to_string(stored) + " bytes, but the pickle says " +
-                                 std::to_string(storage.nbytes));
+      throw CorruptError(
+          {}, counted(stored, "byte") + ", but the pickle says " + std::to_string(storage.nbytes));
     }
     return entry;
   }
@@ -337,9 +337,8 @@ struct TorchArchive::Impl {
       info.shape = shape_from_pickle(parts.shape);
       info.strides = shape_from_pickle(parts.strides);
       if (info.strides.size() != info.shape.size()) {
-        throw CorruptError({}, "a tensor with " + std::to_string(info.shape.size()) +
-                                   " sizes and " + std::to_string(info.strides.size()) +
-                                   " strides");
+        throw CorruptError({}, "a tensor with " + counted(info.shape.size(), "size") + " and " +
+                                   counted(info.strides.size(), "stride"));
       }
       const int64_t offset = parts.offset.as_int();
       if (offset < 0) {
@@ -428,7 +427,7 @@ namespace {
 void check_is_zip(const InputFile& file, const Extent& part) {
   if (part.offset > file.size() || part.size > file.size() - part.offset) {
     throw CorruptError({.offset = part.offset},
-                       std::to_string(part.size) + " bytes from there on, but the file ends at " +
+                       counted(part.size, "byte") + " from there on, but the file ends at " +
                            std::to_string(file.size()) + ": it is truncated");
   }
   constexpr size_t kLocalHeader = 4;
@@ -506,8 +505,7 @@ Value TorchArchive::view_arguments(const Value& value) {
     } else if (args.size() >= row->min_arguments) {
       return arguments;
     } else {
-      throw CorruptError(
-          {}, std::string(row->name) + " with " + std::to_string(args.size()) + " arguments");
+      throw CorruptError({}, std::string(row->name) + " with " + counted(args.size(), "argument"));
     }
   }
 }
@@ -632,9 +630,8 @@ Shape shape_from_pickle(const Value& value) {
     throw CorruptError({}, describe(value) + " where a shape was expected");
   }
   if (value.as_sequence().size() > kMaxDims) {
-    throw UnsupportedError({}, "a shape of " + std::to_string(value.as_sequence().size()) +
-                                   " dimensions; tensors have " + std::to_string(kMaxDims) +
-                                   " at most");
+    throw UnsupportedError({}, "a shape of " + counted(value.as_sequence().size(), "dimension") +
+                                   "; tensors have " + std::to_string(kMaxDims) + " at most");
   }
   Shape shape;
   shape.reserve(value.as_sequence().size());

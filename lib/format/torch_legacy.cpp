@@ -11,6 +11,7 @@
 #include "base/bytes.h"
 #include "base/dtype_names.h"
 #include "base/keyed_hash.h"
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "format/torch_form.h"
 
@@ -34,7 +35,7 @@ class PickleScanner {
     while (true) {
       if (at_ - begin > limits.max_bytes) {
         throw CorruptError({.offset = begin},
-                           "a pickle longer than " + std::to_string(limits.max_bytes) + " bytes");
+                           "a pickle longer than " + counted(limits.max_bytes, "byte"));
       }
       const auto opcode = static_cast<char>(integer(1));
       // clang-format off
@@ -158,7 +159,7 @@ StorageId StorageId::parse(const pickle::Value& id) {
     throw CorruptError({}, "a persistent id that is not a storage");
   }
   if (const size_t size = fields[2].as_string().size(); size > kMaxStorageKey) {
-    throw CorruptError({}, "a storage whose key has " + std::to_string(size) + " bytes");
+    throw CorruptError({}, "a storage whose key has " + counted(size, "byte"));
   }
   StorageId storage;
   storage.key = fields[2].as_string();
@@ -278,7 +279,7 @@ TorchLegacy TorchLegacy::read(const InputFile& file, FileId id) {
     if (!fresh && found->second.nbytes != storage.nbytes) {
       throw CorruptError({.member = "storage " + storage.key},
                          "two sizes: " + std::to_string(found->second.nbytes) + " and " +
-                             std::to_string(storage.nbytes) + " bytes");
+                             counted(storage.nbytes, "byte"));
     }
   }
 
@@ -295,13 +296,13 @@ TorchLegacy TorchLegacy::read(const InputFile& file, FileId id) {
       const StorageId& storage = found->second;
       if (file.size() - offset < sizeof(int64_t) ||
           file.size() - offset - sizeof(int64_t) < storage.nbytes) {
-        throw CorruptError({}, std::to_string(storage.nbytes) +
-                                   " bytes expected, the file ends at byte " +
+        throw CorruptError({}, counted(storage.nbytes, "byte") +
+                                   " expected, the file ends at byte " +
                                    std::to_string(file.size()) + ": it is truncated");
       }
       const auto numel = load_le<int64_t>(file.read(offset, sizeof(int64_t)).data());
       if (numel != storage.numel) {
-        throw CorruptError({}, std::to_string(numel) + " elements, but the object says " +
+        throw CorruptError({}, counted(numel, "element") + ", but the object says " +
                                    std::to_string(storage.numel));
       }
       offset += sizeof(int64_t);
@@ -313,7 +314,7 @@ TorchLegacy TorchLegacy::read(const InputFile& file, FileId id) {
   }
   if (offset != file.size()) {
     throw CorruptError({.offset = offset},
-                       std::to_string(file.size() - offset) + " bytes after the last storage");
+                       counted(file.size() - offset, "byte") + " after the last storage");
   }
   return legacy;
 }

@@ -7,6 +7,7 @@
 #include "base/bytes.h"
 #include "base/kernels.h"
 #include "base/keyed_hash.h"
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "format/zip.h"
 #include "format/zip_records.h"
@@ -62,7 +63,7 @@ uint64_t find_end_record(const Tail& tail) {
     if (comment == behind) return tail.offset + at;
     throw CorruptError(
         {.offset = tail.offset + at},
-        std::to_string(behind) + " bytes behind the end record, whose comment has " +
+        counted(behind, "byte") + " behind the end record, whose comment has " +
             std::to_string(comment) +
             (behind < comment ? ": the file is truncated" : ": readers could take another one"));
   }
@@ -145,13 +146,13 @@ Directory read_end_records(const InputFile& file, const Tail& tail, uint64_t beg
                        "missing, or something was put before the archive");
   }
   if (directory.entries > directory.size / zip::kCentralSize) {
-    throw CorruptError({.offset = end}, std::to_string(directory.entries) +
-                                            " records cannot be listed in " +
-                                            std::to_string(directory.size) + " bytes");
+    throw CorruptError({.offset = end}, counted(directory.entries, "record") +
+                                            " cannot be listed in " +
+                                            counted(directory.size, "byte"));
   }
   if (directory.size > kMaxDirectory) {
     throw UnsupportedError({.offset = end},
-                           "a central directory of " + std::to_string(directory.size) + " bytes");
+                           "a central directory of " + counted(directory.size, "byte"));
   }
   return directory;
 }
@@ -234,7 +235,7 @@ ZipEntry read_entry(ByteReader& reader) {
       throw CorruptError({}, "is marked as a folder: torch takes it for one and reads no data");
     }
     if (csize != entry.size) {
-      throw CorruptError({}, "stored, but " + std::to_string(csize) + " bytes are said to hold " +
+      throw CorruptError({}, "stored in " + counted(csize, "byte") + ", but said to hold " +
                                  std::to_string(entry.size));
     }
   });
@@ -264,7 +265,7 @@ void set_limits(std::vector<ZipEntry>& entries, uint64_t begin, uint64_t directo
   }
   if (limit != begin) {
     throw CorruptError({.offset = begin},
-                       std::to_string(limit - begin) + " bytes before the first record");
+                       counted(limit - begin, "byte") + " before the first record");
   }
 }
 
@@ -383,8 +384,8 @@ ZipReader ZipReader::open(const InputFile& file, const Extent& part) {
     }
     if (!reader.at_end()) {
       throw CorruptError({.offset = reader.offset()}, "the central directory lists more than the " +
-                                                          std::to_string(directory.entries) +
-                                                          " records of the end record");
+                                                          counted(directory.entries, "record") +
+                                                          " of the end record");
     }
     zip.keep_names();
     set_limits(zip.entries_, part.offset, directory.offset);
@@ -518,7 +519,7 @@ ZipReader::LocalHeader ZipReader::read_header(const ZipEntry& entry) const {
                                : rest == 0;
     if (!fits) {
       throw CorruptError(
-          {}, std::to_string(rest) + " bytes between the record's data and " + "the next record");
+          {}, counted(rest, "byte") + " between the record's data and " + "the next record");
     }
     header.data = {id_, reader.offset(), entry.size};
     header.bytes = std::move(bytes);

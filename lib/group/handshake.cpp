@@ -8,6 +8,7 @@
 #include <span>
 
 #include "base/bytes.h"
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "group/sockets.h"
 
@@ -79,8 +80,8 @@ std::optional<Member> meet(int socket, const Rendezvous::Token& token,
   const About other = about_from(text);
   const Member member{other.rank, other.host};
   if (other.size != identity.size) {
-    throw UsageError(member.name() + " was started as one of " + std::to_string(other.size) +
-                     " ranks, and " + self.name() + " as one of " + std::to_string(identity.size));
+    throw UsageError(member.name() + " was started as one of " + counted(other.size, "rank") +
+                     ", and " + self.name() + " as one of " + std::to_string(identity.size));
   }
   if (other.program != identity.program) {
     throw UsageError(member.name() + " runs " + other.program + ", and " + self.name() + " runs " +

@@ -24,6 +24,7 @@
 
 #include "base/host.h"
 #include "base/sha256.h"
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "group/handshake.h"
 #include "group/mpi_plugin.h"
@@ -146,7 +147,7 @@ void wait_for_all(const Gathering& gathering, const Socket& listening,
       int missing = 1;
       while (come.welcome.contains(missing)) ++missing;
       throw IoError({},
-                    "of " + std::to_string(gathering.launch.size) + " ranks that " +
+                    "of " + counted(gathering.launch.size, "rank") + " that " +
                         gathering.launch.by + " has started, " +
                         std::to_string(come.welcome.size() + 1) + " have come within " +
                         gathering.seconds() + "; rank " + std::to_string(missing) + " has not",

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/text.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -70,7 +71,7 @@ class Collector {
  private:
   void push(const Rows& rows, int64_t first, const SourceRun& run) {
     if (out_.size() == kMaxExtents) {
-      throw UnsupportedError({}, "lies in more than " + std::to_string(kMaxExtents) + " pieces");
+      throw UnsupportedError({}, "lies in more than " + counted(kMaxExtents, "piece"));
     }
     TensorExtent extent;
     extent.file = rows.file;

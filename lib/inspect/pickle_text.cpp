@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "inspect/pickle_walk.h"
 
@@ -109,7 +110,7 @@ class TextWriter {
     if (options_.full || text.size() <= kShownBytes) return quoted(text, raw);
     size_t end = kShownBytes;
     while (!raw && end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
-    return quoted(text.substr(0, end), raw) + "... (" + std::to_string(text.size()) + " bytes)";
+    return quoted(text.substr(0, end), raw) + "... (" + counted(text.size(), "byte") + ")";
   }
 
   std::string leaf(const Value& value) const {

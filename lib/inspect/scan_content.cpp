@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "format/dcp_metadata.h"
 #include "format/foreign_file.h"
@@ -247,7 +248,7 @@ class ContentScanner {
     for (int count = 0; at < source.size(); ++count) {
       if (count == (is_pickle ? kMaxPickles : kMaxUnexpected)) {
         const bool may_go_on = is_pickle || starts_surely;
-        if (may_go_on) add_unreadable(record, "more than " + std::to_string(count) + " pickles");
+        if (may_go_on) add_unreadable(record, "more than " + counted(count, "pickle"));
         return may_go_on;
       }
       const bool is_sure = starts_surely && !(is_torch && count >= kTorchPickles);
@@ -265,7 +266,7 @@ class ContentScanner {
         }
         // Behind the pickles of a legacy torch file lie its storages.
         if (is_pickle && !is_torch && !in_search) {
-          add_unreadable(record, std::to_string(source.size() - at) + " bytes after the pickle");
+          add_unreadable(record, counted(source.size() - at, "byte") + " after the pickle");
         }
         return is_pickle;
       }

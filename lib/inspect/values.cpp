@@ -78,8 +78,8 @@ std::vector<Index> parse_slice(std::string_view slice, size_t dims) {
     }
   }
   if (indices.size() > dims) {
-    throw_bad_slice(slice, std::to_string(indices.size()) + " indices for " + std::to_string(dims) +
-                               " dimensions");
+    throw_bad_slice(
+        slice, counted(indices.size(), "index", "indices") + " for " + counted(dims, "dimension"));
   }
   const size_t at = ellipsis.value_or(indices.size());
   indices.insert(indices.begin() + static_cast<std::ptrdiff_t>(at), dims - indices.size(), Index{});

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "io/far_files.h"
 #include "io/packed_file.h"
@@ -67,7 +68,7 @@ void InputFile::read_at(uint64_t offset, std::span<std::byte> out) const {
   if (!content_) return stored_->read_at(offset, out);
   if (offset > size_ || out.size() > size_ - offset) {
     throw IoError({.file = display(), .offset = offset},
-                  "file ends " + std::to_string(offset + out.size() - size_) + " bytes early", 0);
+                  "file ends " + counted(offset + out.size() - size_, "byte") + " early", 0);
   }
   content_->read_at(offset, out);
 }
@@ -79,12 +80,12 @@ bool InputFile::is_cached(uint64_t offset) const {
 std::vector<std::byte> InputFile::read(uint64_t offset, uint64_t size) const {
   if (offset > this->size() || size > this->size() - offset) {
     throw CorruptError({.file = display(), .offset = offset},
-                       std::to_string(size) + " bytes expected, " +
+                       counted(size, "byte") + " expected, " +
                            std::to_string(this->size() - std::min(offset, this->size())) + " left");
   }
   if (size > kMostAtOnce && size / kMostExpansion > stored_size()) {
     throw CorruptError({.file = display(), .offset = offset},
-                       std::to_string(size) + " bytes at once, of a file that takes " +
+                       counted(size, "byte") + " at once, of a file that takes " +
                            std::to_string(stored_size()) + " on the disk: refused");
   }
   std::vector<std::byte> out(static_cast<size_t>(size));

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/text.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -51,7 +52,7 @@ OutputFile::OutputFile(fs::path path, std::string display, const OutputOptions& 
   ::close(std::exchange(fd_, -1));
   // So that whoever tries again hears the same.
   if (!options.may_be_there) ::unlink(path_.c_str());
-  throw IoError({.file = display_}, "cannot reserve " + std::to_string(size) + " bytes", failed);
+  throw IoError({.file = display_}, "cannot reserve " + counted(size, "byte"), failed);
 }
 
 OutputFile::~OutputFile() {

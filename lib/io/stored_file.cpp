@@ -12,6 +12,7 @@
 #include <mutex>
 
 #include "base/file_time.h"
+#include "base/text.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -171,8 +172,8 @@ void StoredFile::read_at(uint64_t offset, std::span<std::byte> out) const {
     return in_context({.file = display(), .offset = offset}, [&] {
       const FarFile& far = *impl_->far;
       if (offset > far.size || out.size() > far.size - offset) {
-        throw IoError(
-            {}, "file ends " + std::to_string(offset + out.size() - far.size) + " bytes early", 0);
+        throw IoError({}, "file ends " + counted(offset + out.size() - far.size, "byte") + " early",
+                      0);
       }
       far.reader->read_at(far.path, far.size, far.modified, offset, out);
     });
@@ -184,7 +185,7 @@ void StoredFile::read_at(uint64_t offset, std::span<std::byte> out) const {
     if (got < 0) throw IoError({.file = display(), .offset = offset}, "cannot read", errno);
     if (got == 0) {
       throw IoError({.file = display(), .offset = offset},
-                    "file ends " + std::to_string(out.size()) + " bytes early", 0);
+                    "file ends " + counted(out.size(), "byte") + " early", 0);
     }
     out = out.subspan(static_cast<size_t>(got));
     offset += static_cast<uint64_t>(got);

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "exec/executor.h"
 #include "format/checked_records.h"
@@ -53,7 +54,7 @@ void gather(const CopyPlan& plan, const InputFiles& inputs,
   plan.validate(planned_inputs(inputs));
   for (size_t i = 0; i < plan.outputs().size(); ++i) {
     if (outs[i].size() == plan.outputs()[i].size) continue;
-    throw UsageError("a buffer of " + std::to_string(outs[i].size()) + " bytes for a tensor of " +
+    throw UsageError("a buffer of " + counted(outs[i].size(), "byte") + " for a tensor of " +
                      std::to_string(plan.outputs()[i].size));
   }
   std::set<FileId> files;

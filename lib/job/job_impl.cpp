@@ -85,7 +85,7 @@ nlohmann::json plan_json(const CopyPlan& plan) {
 }
 
 std::string plan_totals(const CopyPlan& plan) {
-  return std::to_string(plan.outputs().size()) + " files, reads " + human_bytes(plan.bytes_read()) +
+  return counted(plan.outputs().size(), "file") + ", reads " + human_bytes(plan.bytes_read()) +
          ", writes " + human_bytes(plan.bytes_written());
 }
 

@@ -217,8 +217,8 @@ class Finder {
   }
 
   void note_foreign(const fs::path& path) {
-    note(path.filename().string() + " is not of a run on " + std::to_string(old_ranks_) +
-         (old_ranks_ == 1 ? " rank" : " ranks") + " and is left out");
+    note(path.filename().string() + " is not of a run on " + counted(old_ranks_, "rank") +
+         " and is left out");
   }
 
   void add_random_states(const RandomStates& states, bool for_one_rank) {

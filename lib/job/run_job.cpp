@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "exec/executor.h"
+#include "base/text.h"
 #include "exec/far_output.h"
 #include "exec/io_choice.h"
 #include "exec/journal.h"
@@ -166,7 +167,7 @@ class Writing {
     try {
       in_context({.file = folder}, [&] {
         if (const uint64_t unit = before_->run.unit_bytes; !is_unit_size(unit)) {
-          throw IoError({}, "it was begun in units of " + std::to_string(unit) + " bytes", 0);
+          throw IoError({}, "it was begun in units of " + counted(unit, "byte"), 0);
         }
         sums_->restore(before_->sums);
       });

@@ -300,7 +300,7 @@ std::vector<SourceTensor> Source::tensors() const {
 void Source::read(const SourceTensor& tensor, std::span<std::byte> out) const {
   const TensorSource value = value_of(*impl_->checkpoint, tensor);
   if (out.size() != value.nbytes()) {
-    throw UsageError("'" + tensor.name + "' has " + std::to_string(value.nbytes()) + " bytes");
+    throw UsageError("'" + tensor.name + "' has " + counted(value.nbytes(), "byte"));
   }
   const uint64_t item = size_of(value.dtype());
   const int64_t chunks = (value.numel() + kGatheredAtOnce - 1) / kGatheredAtOnce;

@@ -146,7 +146,7 @@ class CopyReport : public JobReport {
       listing.rows.push_back({printable(file.path), human_bytes(file.size)});
       if (packs_ && is_packable(file.path)) listing.rows.back().emplace_back("to be packed");
     }
-    listing.below.push_back(std::to_string(job.plan.outputs().size()) + " files, " +
+    listing.below.push_back(counted(job.plan.outputs().size(), "file") + ", " +
                             human_bytes(job.plan.bytes_written()) + " unpacked");
     return listing;
   }

@@ -88,8 +88,8 @@ class StripReport : public JobReport {
       listing.rows.push_back(
           {printable(file.path), human_bytes(file.before), human_bytes(file.after)});
     }
-    listing.below.push_back(std::to_string(files.size()) + " files, " +
-                            human_bytes(bytes_before()) + " become " + human_bytes(bytes_after()));
+    listing.below.push_back(counted(files.size(), "file") + ", " + human_bytes(bytes_before()) +
+                            " become " + human_bytes(bytes_after()));
     return listing;
   }
 

@@ -293,7 +293,7 @@ class Document::Machine {
   // `module` and `name` must last as long as the store.
   void push_global(std::string_view module, std::string_view name) {
     if (module.size() + name.size() > kMaxGlobalName) {
-      fail("a global's name of " + std::to_string(module.size() + name.size()) + " bytes");
+      fail("a global's name of " + counted(module.size() + name.size(), "byte"));
     }
     const Value value =
         Access::make(store_.globals.emplace_back(module, name, protocol_ < kFirstPython3));
@@ -683,9 +683,9 @@ void Document::Machine::step(uint8_t opcode) {
 Document Document::parse(ByteSpan bytes, uint64_t base, size_t* consumed, const Limits& limits) {
   if (bytes.size() > limits.max_bytes) {
     if (consumed == nullptr) {
-      throw CorruptError({.offset = base}, "a pickle of " + std::to_string(bytes.size()) +
-                                               " bytes; at most " +
-                                               std::to_string(limits.max_bytes) + " are read");
+      throw CorruptError({.offset = base}, "a pickle of " + counted(bytes.size(), "byte") +
+                                               "; at most " + std::to_string(limits.max_bytes) +
+                                               " are read");
     }
     bytes = bytes.first(static_cast<size_t>(limits.max_bytes));
   }
@@ -697,7 +697,7 @@ Document Document::parse(ByteSpan bytes, uint64_t base, size_t* consumed, const 
   } else if (machine.position() != bytes.size()) {
     throw CorruptError(
         {.offset = base + machine.position()},
-        std::to_string(bytes.size() - machine.position()) + " bytes after the end of the pickle");
+        counted(bytes.size() - machine.position(), "byte") + " after the end of the pickle");
   }
   machine.check_depth(limits.max_depth);
   return document;

@@ -10,6 +10,7 @@
 #include <variant>
 
 #include "base/bytes.h"
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "plan/piece_count.h"
 #include "plan/run_cursor.h"
@@ -221,8 +222,8 @@ SourceRun interleaved(const std::vector<Column>& parts, uint64_t rows, DType res
 TensorSource TensorSource::stored(Extent extent, DType dtype, Shape shape, Strides strides) {
   const int64_t count = dsckpt::numel(shape);
   if (strides.size() != shape.size()) {
-    throw CorruptError({}, std::to_string(shape.size()) + " sizes but " +
-                               std::to_string(strides.size()) + " strides");
+    throw CorruptError({},
+                       counted(shape.size(), "size") + " but " + counted(strides.size(), "stride"));
   }
   if (count > 0) {
     uint64_t last = 0;
@@ -238,8 +239,8 @@ TensorSource TensorSource::stored(Extent extent, DType dtype, Shape shape, Strid
     const uint64_t needed = checked_mul(checked_add(last, 1), size_of(dtype));
     if (needed > extent.size) {
       throw CorruptError({.offset = extent.offset}, "a tensor of shape " + to_text(shape) +
-                                                        " needs " + std::to_string(needed) +
-                                                        " bytes, its storage has " +
+                                                        " needs " + counted(needed, "byte") +
+                                                        ", its storage has " +
                                                         std::to_string(extent.size));
     }
     extent.size = needed;
@@ -285,7 +286,7 @@ TensorSource TensorSource::stored(Extent extent, DType dtype, Shape shape) {
   const uint64_t bytes = checked_mul(static_cast<uint64_t>(dsckpt::numel(shape)), size_of(dtype));
   if (bytes != extent.size) {
     throw CorruptError({.offset = extent.offset}, "a tensor of shape " + to_text(shape) + " is " +
-                                                      std::to_string(bytes) + " bytes long, not " +
+                                                      counted(bytes, "byte") + " long, not " +
                                                       std::to_string(extent.size));
   }
   Strides strides = contiguous_strides(shape);
@@ -398,8 +399,8 @@ TensorSource TensorSource::sum(std::vector<TensorSource> parts) {
 TensorSource TensorSource::Node::weigh(std::vector<TensorSource> parts, std::vector<double> weights,
                                        std::vector<double> shares) {
   if (parts.empty() || parts.size() != weights.size()) {
-    throw InconsistentError({}, std::to_string(parts.size()) + " tensors with " +
-                                    std::to_string(weights.size()) + " weights");
+    throw InconsistentError(
+        {}, counted(parts.size(), "tensor") + " with " + counted(weights.size(), "weight"));
   }
   for (const double weight : weights) {
     if (std::isfinite(weight) && weight > 0) continue;
@@ -460,8 +461,8 @@ TensorSource TensorSource::narrow(int64_t dim, int64_t start, int64_t length) co
 TensorSource TensorSource::view(Shape shape) const {
   const int64_t count = dsckpt::numel(shape);
   if (count != numel()) {
-    throw InconsistentError({}, "a tensor of " + std::to_string(numel()) +
-                                    " elements viewed as shape " + to_text(shape));
+    throw InconsistentError(
+        {}, "a tensor of " + counted(numel(), "element") + " viewed as shape " + to_text(shape));
   }
   if (std::holds_alternative<Node::Zeros>(node_->what)) return zeros(dtype(), std::move(shape));
   return TensorSource(std::make_shared<const Node>(
@@ -644,7 +645,7 @@ void TensorSource::Node::lower_kind(const Stored& node, int64_t first, int64_t l
   const int64_t row_step = rank >= 2 ? steps[rank - 2] : 0;
   const uint64_t runs = static_cast<uint64_t>(length / row / rows);
   if (runs > kMostRepeatedRuns && runs > node.extent.size / 2) {
-    throw UnsupportedError({}, "repeats its elements in " + std::to_string(runs) + " pieces");
+    throw UnsupportedError({}, "repeats its elements in " + counted(runs, "piece"));
   }
   while (length > 0) {
     const int64_t column = first % row;

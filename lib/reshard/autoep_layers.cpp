@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -38,10 +39,9 @@ class AutoEpLayer {
         experts_(layer.at("num_experts").as_int()),
         local_(experts_ / mesh.ep) {
     if (experts_ < 1 || experts_ % mesh.ep != 0) {
-      throw UsageError(std::to_string(experts_) + " experts of '" +
-                       std::string(layer.at("module_path").as_string()) +
-                       "' do not divide evenly over " + std::to_string(mesh.ep) +
-                       " expert-parallel ranks");
+      throw UsageError(
+          counted(experts_, "expert") + " of '" + std::string(layer.at("module_path").as_string()) +
+          "' cannot be divided evenly over " + counted(mesh.ep, "expert-parallel rank"));
     }
     check_placement();
   }
@@ -113,9 +113,9 @@ class AutoEpLayer {
     Shape shape;
     for (const Value& dim : entry.at("logical_shape").as_sequence()) shape.push_back(dim.as_int());
     if (shape.empty() || shape[0] != experts_) {
-      throw InconsistentError({.member = "ds_autoep_layers"},
-                              "has an affine map of the shape " + to_text(shape) + " for " +
-                                  std::to_string(experts_) + " experts");
+      throw InconsistentError({.member = "ds_autoep_layers"}, "has an affine map of the shape " +
+                                                                  to_text(shape) + " for " +
+                                                                  counted(experts_, "expert"));
     }
     const Value dict = document_.dict();
     copy_.set(dict, "logical_shape", list_of_integers(document_, shape));

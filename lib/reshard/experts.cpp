@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/text.h"
 #include "checkpoint/experts.h"
 #include "dsckpt/error.h"
 
@@ -47,9 +48,8 @@ int64_t ExpertNames::count_on_rank(const std::string& name, uint32_t ep) const {
                            "is in a group of experts, but is none of DeepSpeed's");
   }
   if (count % ep != 0) {
-    throw UsageError("the " + std::to_string(count) + " experts of '" + name +
-                     "' do not divide evenly over " + std::to_string(ep) +
-                     " expert-parallel ranks");
+    throw UsageError("the " + counted(count, "expert") + " of '" + name +
+                     "' cannot be divided evenly over " + counted(ep, "expert-parallel rank"));
   }
   return count / ep;
 }

@@ -46,11 +46,11 @@ void add_groups(const std::vector<ReshardedGroup>& groups, std::vector<std::stri
     mp_rank = group.mp_rank;
     std::string line;
     if (groups.back().mp_rank > 0) line += "mp rank " + std::to_string(mp_rank) + ", ";
-    line += "group " + std::to_string(g - first) + ": " + std::to_string(group.params) +
-            " parameters, " + std::to_string(group.numel) + " elements";
-    if (group.ep > 1) line += " on each of " + std::to_string(group.ep) + " expert-parallel ranks";
+    line += "group " + std::to_string(g - first) + ": " + counted(group.params, "parameter") +
+            ", " + counted(group.numel, "element");
+    if (group.ep > 1) line += " on each of " + counted(group.ep, "expert-parallel rank");
     if (group.partition > 0) line += ", " + std::to_string(group.partition) + " a rank";
-    if (group.sub_groups > 0) line += " in " + std::to_string(group.sub_groups) + " sub-groups";
+    if (group.sub_groups > 0) line += " in " + counted(group.sub_groups, "sub-group");
     lines.push_back(std::move(line));
   }
 }
@@ -259,8 +259,8 @@ std::string summary_of(const Source& opened, const ReshardTarget& target) {
   const Checkpoint& source = *opened->checkpoint;
   std::string given;
   if (source.facts().foreign) {
-    return "what " + std::to_string(source.facts().mesh.dp) +
-           " ranks of another framework had as "
+    return "what " + counted(source.facts().mesh.dp, "rank") +
+           " of another framework had as "
            "stage " +
            std::to_string(target.stage) + " of " + std::to_string(target.dp);
   }
@@ -270,8 +270,8 @@ std::string summary_of(const Source& opened, const ReshardTarget& target) {
     given = "the weights of " + opened->options.weights_from.string() + " in ";
   }
   return given + "stage " + std::to_string(source.facts().zero_stage) + " of " +
-         std::to_string(source.facts().mesh.dp) + " ranks as stage " +
-         std::to_string(target.stage) + " of " + std::to_string(target.dp);
+         counted(source.facts().mesh.dp, "rank") + " as stage " + std::to_string(target.stage) +
+         " of " + std::to_string(target.dp);
 }
 
 // Of another framework's checkpoint, with the configuration alone.

@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "base/text.h"
 #include "deepspeed/keys.h"
 #include "reshard/group_checks.h"
 #include "reshard/optimizer_checks.h"
@@ -53,9 +54,8 @@ std::optional<Found> unknown_auto(const Choice& choice) {
 // The number of expert-parallel ranks that cannot share the new ranks.
 std::optional<Found> uneven(const Choice& choice, uint32_t ep) {
   if (choice.target.dp % ep == 0) return std::nullopt;
-  return Found{.text = std::to_string(choice.target.dp) +
-                       " data-parallel ranks cannot be shared by " + std::to_string(ep) +
-                       " expert-parallel ranks"};
+  return Found{.text = counted(choice.target.dp, "data-parallel rank") + " cannot be shared by " +
+                       counted(ep, "expert-parallel rank")};
 }
 
 std::optional<Found> uneven_option(const Choice& choice) {
@@ -211,8 +211,7 @@ constexpr Refusal kRefusals[] = {
     {Step::groups, ErrorKind::usage, Place::nowhere,
      [](const Choice& c) { return c.options.ep && !c.has_experts(); },
      [](const Choice& c) {
-       return "the checkpoint has no experts for " + std::to_string(*c.options.ep) +
-              " expert-parallel ranks";
+       return "the checkpoint has no experts for " + counted(*c.options.ep, "expert-parallel rank");
      }},
     {Step::groups, ErrorKind::usage, Place::nowhere, uneven_option, kSaidByCondition, kExpertsHint},
     {Step::experts, ErrorKind::usage, Place::nowhere, uneven_group, kSaidByCondition, kExpertsHint},

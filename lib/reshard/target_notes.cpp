@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/text.h"
 #include "reshard/choice.h"
 
 namespace dsckpt {
@@ -83,7 +84,7 @@ Note uneven_hpz(const Choice& choice) {
   const auto size = found->get<int64_t>();
   if (size <= 1 || choice.target.dp % size == 0) return std::nullopt;
   return "zero_hpz_partition_size is " + std::to_string(size) + ", which does not divide " +
-         std::to_string(choice.target.dp) + " ranks; change it in the new run";
+         counted(choice.target.dp, "rank") + "; change it in the new run";
 }
 
 // engine.py load_checkpoint.

@@ -110,8 +110,8 @@ class Planner {
     job_.place.replaced = "a universal checkpoint";
     job_.place.foreign = "does not belong to a universal checkpoint";
     job_.place.pointer = "latest_universal";
-    job_.what = std::to_string(report_.size()) + " parameters in " +
-                std::to_string(job_.plan.outputs().size()) + " files";
+    job_.what =
+        counted(report_.size(), "parameter") + " in " + counted(job_.plan.outputs().size(), "file");
     job_.report = std::make_shared<const UniversalReport>(std::move(report_));
     return Job(std::move(job_));
   }

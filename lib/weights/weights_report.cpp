@@ -80,7 +80,7 @@ Listing WeightsReport::listing(const Job::Impl& job) const {
   }
   for (const StateFiles& state : states_) {
     for (const WeightsSplit::File& file : state.split.files) {
-      listing.rows.push_back({file.path, std::to_string(file.tensors.size()) + " tensors"});
+      listing.rows.push_back({file.path, counted(file.tensors.size(), "tensor")});
     }
   }
   for (const PlannedFile& file : job.plan.outputs()) {
@@ -123,7 +123,7 @@ std::string summary_of(const WeightsSplit& split) {
   size_t tensors = 0;
   for (const WeightsSplit::File& file : split.files) tensors += file.tensors.size();
   const size_t files = split.files.size();
-  return std::to_string(tensors) + " tensors in " + counted(files, "file");
+  return counted(tensors, "tensor") + " in " + counted(files, "file");
 }
 
 }  // namespace dsckpt

@@ -122,7 +122,7 @@ class NvmeTest(CliTest):
         for size in (0, 1, 4, needed // 2, needed - 4, needed - 1):
             with self.subTest(size=size):
                 path.write_bytes(whole[:size])
-                self.assert_refused(scratch.folder, 3, rf"has {size} bytes, needs {needed} for the {needed // 4} elements"
+                self.assert_refused(scratch.folder, 3, rf"has {size} bytes?, needs {needed} for the {needed // 4} elements"
                                     r" of fp32_flat_groups\[\d+\]", where={"file": path.name}, inspect=size < 2)
         # What is left out is padding only.
         for size in (needed, needed + 1, len(whole)):

@@ -37,7 +37,7 @@ class ReshardModelParallelTest(unittest.TestCase):
     def test_degrees_that_do_not_divide_are_usage_errors(self):
         moe = TESTDATA / "moe_ep2_dp4_z2_fp32" / "ckpt"
         self.refused(moe, ["--dp", 3], 2, "3 data-parallel", "2 expert-parallel")
-        self.refused(moe, ["--dp", 3, "--ep", 3], 2, "do not divide evenly over 3")
+        self.refused(moe, ["--dp", 3, "--ep", 3], 2, "cannot be divided evenly over 3")
         self.refused(moe, ["--dp", 4, "--stage", 3], 2, "keep their stage")
         self.refused(TESTDATA / "pp2_dp2_z1_fp32" / "ckpt", ["--dp", 2, "--ep", 2], 2, "has no experts")
 

@@ -194,7 +194,7 @@ std::vector<Defect> defects() {
        with("(S'n'\nI1\nS'w'\nctorch._utils\n_rebuild_tensor_v2\n(I1\nI0\n(t(tI00\nNtRd."), corrupt,
        ""},
       {"few arguments", with("(S'n'\nI1\nS'w'\nctorch._utils\n_rebuild_tensor_v2\n(I1\ntRd."),
-       corrupt, "with 1 arguments"},
+       corrupt, "with 1 argument"},
       {"no tensor", with("(S'n'\nI1\nS'w'\ncos\nsystem\n(S'true'\ntRd."), corrupt, "not a tensor"},
       {"legacy tail", long_legacy, corrupt, "4 bytes after the last storage"},
       {"legacy big-endian", big_legacy, unsupported, "big-endian"},

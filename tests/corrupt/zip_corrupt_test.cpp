@@ -155,7 +155,7 @@ Damaged make(Defect defect) {
       return {zip, ErrorKind::unsupported, "encrypted"};
     case Defect::other_compressed_size:
       set32(directory + 20, 1);
-      return {zip, ErrorKind::corrupt, "stored, but 1 bytes"};
+      return {zip, ErrorKind::corrupt, "stored in 1 byte, but"};
     case Defect::duplicate_name: {
       Damaged plain{testdata("stored.zip"), ErrorKind::corrupt, "two records have this name"};
       size_t at = 0;
@@ -223,7 +223,7 @@ Damaged make(Defect defect) {
       set32(directory + 24, 0xFFFFFFFF);
       return {zip, ErrorKind::corrupt, "no zip64 sizes"};
     case Defect::trailing_bytes:
-      return {zip + "x", ErrorKind::corrupt, "1 bytes behind the end record"};
+      return {zip + "x", ErrorKind::corrupt, "1 byte behind the end record"};
     case Defect::end_record_in_the_comment: {
       // What looks for a comment of the right length takes the first one, torch the second.
       const std::string comment = zip.substr(end) + "JUNK";

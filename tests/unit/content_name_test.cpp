@@ -104,7 +104,7 @@ TEST(InputFileOfAnotherForm, IsItsContent) {
     EXPECT_TRUE(file.is_cached(10));
     EXPECT_ERROR(file.read(2990, 11), CorruptError, "11 bytes expected, 10 left");
     std::vector<std::byte> out(11);
-    EXPECT_ERROR(file.read_at(2990, out), IoError, "file ends 1 bytes early");
+    EXPECT_ERROR(file.read_at(2990, out), IoError, "file ends 1 byte early");
     EXPECT_ERROR(file.read_at(~uint64_t{0} - 3, out), IoError, "at 18446744073709551612: ");
   }
 }

@@ -204,7 +204,7 @@ TEST_F(JobIdentityTest, SaysWhatIsDifferent) {
   job_.inputs[0].path = "/in/c.pt";
   expect("it reads /in/c.pt, and not /in/a.pt");
   job_.inputs.pop_back();
-  expect("it reads 1 files, and not 2");
+  expect("it reads 1 file, and not 2");
   job_.outputs[0].size = 31;
   expect("model.bin has 31 bytes, and not 30");
   job_.outputs[0].path = "other.bin";

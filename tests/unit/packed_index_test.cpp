@@ -146,7 +146,7 @@ TEST(PackedIndex, RefusesFramesOfSizesThatThereAreNot) {
   const auto refuse = [](uint32_t stored, uint32_t content) {
     EXPECT_ERROR(
         parse(in_order({{0, 50, 100, 1, 2}, {0, stored, content, 1, 2}}), kHeader + 50 + stored),
-        CorruptError, "bytes in a frame of " + std::to_string(stored));
+        CorruptError, " in a frame of " + std::to_string(stored));
   };
   refuse(10, 0);
   refuse(kLargest, kLargest + 1);

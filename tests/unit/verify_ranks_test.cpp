@@ -42,7 +42,7 @@ TEST(VerifyRanks, AFileThatALargerRunLeftIsOneTooManyAndHasNoVote) {
         larger.files[ZeroCheckpoint::optim_name(rank)];
   }
   const std::string why =
-      ": is one too many: the checkpoint is of 1 ranks; perhaps an older one of the same tag was "
+      ": is one too many: the checkpoint is of 1 rank; perhaps an older one of the same tag was "
       "larger";
   EXPECT_EQ(checkpoint.findings(),
             (Texts{"extra zero_pp_rank_1_mp_rank_00_optim_states.pt" + why,

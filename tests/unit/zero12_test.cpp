@@ -117,7 +117,7 @@ TEST_F(Zero12, RefusesThePaddingOfAnotherRank) {
   std::string other = kRank1;
   other.replace(other.find("[1]"), 3, "[0]");
   write_optim(1, R"({"tensor": [3], "first": 20})", other);
-  EXPECT_ERROR(open(), InconsistentError, "rank 1 has 1 elements of padding");
+  EXPECT_ERROR(open(), InconsistentError, "rank 1 has 1 element of padding");
 }
 
 TEST_F(Zero12, RefusesElementsThatAreTooFewOrTooMany) {

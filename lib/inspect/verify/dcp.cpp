@@ -43,7 +43,7 @@ void add_parts_of(Verification& v, const fs::path& path, FileId id, const NamedF
     if (offset <= input.size() && size <= input.size() - offset) continue;
     file.suspect = true;
     v.add({.check = Check::unreadable,
-           .message = std::to_string(size) + " bytes from there on, but the file has " +
+           .message = counted(size, "byte") + " from there on, but the file has " +
                       std::to_string(input.size()) + ": it is truncated",
            .file = file.display,
            .tensor = name,

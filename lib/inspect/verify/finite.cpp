@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "base/text.h"
 #include "base/widen.h"
 #include "checkpoint/model_states.h"
 #include "format/tensors_in.h"
@@ -103,7 +104,7 @@ void report_nonfinite(Verification& v, const Named& tensor, const Nonfinite& cou
   const int64_t times = tensor.value.numel() / tensor.distinct().numel();
   finding.message = std::to_string(count.nan * static_cast<uint64_t>(times)) + " NaN and " +
                     std::to_string(count.inf * static_cast<uint64_t>(times)) + " Inf among " +
-                    std::to_string(tensor.value.numel()) + " elements";
+                    counted(tensor.value.numel(), "element");
   v.add(std::move(finding));
 }
 

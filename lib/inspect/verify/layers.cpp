@@ -6,6 +6,7 @@
 #include <numeric>
 #include <set>
 
+#include "base/text.h"
 #include "checkpoint/model_states.h"
 #include "deepspeed/keys.h"
 #include "inspect/verify/verification.h"
@@ -122,7 +123,7 @@ void check_experts(Verification& v) {
       if (found.contains({layer, expert})) continue;
       if (++missing > kMaxMissing) return;
       v.add({.check = Check::missing,
-             .message = "is not there: the layer has " + std::to_string(counts[layer]) + " experts",
+             .message = "is not there: the layer has " + counted(counts[layer], "expert"),
              .file = folder_name(v) + "/layer_" + std::to_string(layer) + "_expert_" +
                      std::to_string(expert) + "_mp_rank_00_model_states.pt"});
     }
@@ -188,11 +189,10 @@ void check_expert_optimizers(Verification& v) {
   for (uint32_t rank = 0; rank < count; ++rank) {
     if (found.contains(rank)) continue;
     const ShardName name{.kind = Kind::expert_optim, .dp_rank = rank};
-    v.add(
-        {.check = Check::missing,
-         .message = "is not there: the experts are spread over " + std::to_string(count) + " ranks",
-         .file = folder_name(v) + "/" + name.file_name(),
-         .rank = FindingRank{rank, 0}});
+    v.add({.check = Check::missing,
+           .message = "is not there: the experts are spread over " + counted(count, "rank"),
+           .file = folder_name(v) + "/" + name.file_name(),
+           .rank = FindingRank{rank, 0}});
   }
 }
 

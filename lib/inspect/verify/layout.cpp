@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/bytes.h"
+#include "base/text.h"
 #include "checkpoint/optim_states.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/run_config.h"
@@ -36,8 +37,8 @@ uint64_t most_common(const std::vector<uint64_t>& values) {
 void add_length(Verification& v, CheckedFile& file, const std::string& member, uint64_t length,
                 uint64_t expected, const std::string& whose) {
   v.add({.check = Check::layout,
-         .message = "has " + std::to_string(length) + " elements, " + whose + " " +
-                    std::to_string(expected),
+         .message =
+             "has " + counted(length, "element") + ", " + whose + " " + std::to_string(expected),
          .file = file.display,
          .rank = file.rank(),
          .member = member,
@@ -86,7 +87,7 @@ void compare_lengths(Verification& v, std::vector<RankTensors>& ranks) {
   std::erase_if(ranks, [&](const RankTensors& rank) {
     if (rank.tensors.size() == groups) return false;
     v.add(Check::layout, *rank.file, std::string(keys::kOptimizerStateDict),
-          "has " + std::to_string(rank.tensors.size()) + " flat tensors, other ranks have " +
+          "has " + counted(rank.tensors.size(), "flat tensor") + ", other ranks have " +
               std::to_string(groups));
     rank.file->suspect = true;
     return true;

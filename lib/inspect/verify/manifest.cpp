@@ -15,6 +15,7 @@
 #include "base/json.h"
 #include "base/keyed_hash.h"
 #include "base/sha256.h"
+#include "base/text.h"
 #include "dsckpt/error.h"
 #include "exec/extent_sums.h"
 #include "inspect/verify/verification.h"
@@ -168,7 +169,7 @@ class FileComparison {
     v_.add({.check = Check::manifest,
             .message =
                 was_.size != is_.size
-                    ? "has " + std::to_string(is_.size) + " bytes, had " + std::to_string(was_.size)
+                    ? "has " + counted(is_.size, "byte") + ", had " + std::to_string(was_.size)
                 : is_.records.empty() ? std::string("has changed")
                                       : std::string("bytes outside of its records have changed"),
             .file = display_,

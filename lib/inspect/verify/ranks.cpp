@@ -108,7 +108,7 @@ class Grid {
                        std::optional<int64_t> count) {
     if (!count) return;
     if (*count < 1 || *count > kMaxRanks) {
-      throw CorruptError({}, "says that there are " + std::to_string(*count) + " ranks");
+      throw CorruptError({}, "says that there are " + counted(*count, "rank"));
     }
     words.push_back({&file, rank, static_cast<uint32_t>(*count)});
   }
@@ -122,7 +122,7 @@ class Grid {
              of_model && key == keys::kPartitionCount ? std::string(keys::kDpWorldSize)
              : of_model                               ? std::string(key)
                         : std::string(keys::kOptimizerStateDict) + "." + std::string(key),
-             "is of " + std::to_string(word.count) + " ranks, the other files are of " +
+             "is of " + counted(word.count, "rank") + ", the other files are of " +
                  std::to_string(*count));
       word.file->suspect = true;
     }
@@ -217,8 +217,8 @@ class Grid {
            dp == 0
                ? std::string("has no place in a checkpoint of this stage; perhaps it is left of "
                              "another one of the same tag")
-               : "is one too many: the checkpoint is of " + std::to_string(ranks(dp)) +
-                     " ranks; perhaps an older one of the same tag was larger");
+               : "is one too many: the checkpoint is of " + counted(ranks(dp), "rank") +
+                     "; perhaps an older one of the same tag was larger");
     file.left_out = true;
   }
 

@@ -7,6 +7,7 @@
 
 #include "base/bytes.h"
 #include "base/kernels.h"
+#include "base/text.h"
 #include "checkpoint/module_entries.h"
 #include "checkpoint/optim_states.h"
 #include "deepspeed/keys.h"
@@ -191,9 +192,8 @@ std::set<size_t> report_stale_files(Verification& v, const std::vector<Weight>& 
     const CheckedFile* file = v.file_of(id);
     if (file == nullptr) return;
     v.add({.check = Check::rounding,
-           .message = std::to_string(tally.wrong.size()) + " of " + std::to_string(tally.all) +
-                      " weights are not the roundings of their masters: " + whose +
-                      " is of another save",
+           .message = std::to_string(tally.wrong.size()) + " of " + counted(tally.all, "weight") +
+                      " are not the roundings of their masters: " + whose + " is of another save",
            .file = file->display,
            .rank = file->rank(),
            .tensor = weights[tally.wrong.front()].name});

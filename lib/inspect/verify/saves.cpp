@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/keyed_hash.h"
+#include "base/text.h"
 #include "checkpoint/model_states.h"
 #include "checkpoint/optim_states.h"
 #include "deepspeed/keys.h"
@@ -190,8 +191,7 @@ void compare(Verification& v, const std::vector<CheckedFile*>& files,
     }
     if (comparison.exhausted()) {
       v.skip(find(facts[having.front()], name)->check,
-             "'" + name + "' is too long to be compared in all " + std::to_string(files.size()) +
-                 " files",
+             "'" + name + "' is too long to be compared in all " + counted(files.size(), "file"),
              true);
     }
   }

@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "base/keyed_hash.h"
+#include "base/text.h"
 #include "format/tensors_in.h"
 #include "inspect/verify/verification.h"
 
@@ -165,7 +166,7 @@ class WeightsCheck {
     }
     v_.add({.check = Check::index,
             .message = "total_size is " + std::to_string(*index.total_size) +
-                       ", the tensors have " + std::to_string(total_once_) + " bytes",
+                       ", the tensors have " + counted(total_once_, "byte"),
             .file = display,
             .member = "metadata.total_size"});
   }

@@ -49,7 +49,7 @@ class Checkpoint(Mapping):
         return len(self._tensors)
 
     def __repr__(self):
-        return f"<dsckpt.Checkpoint {os.fspath(self.path)!r}, {len(self)} tensors>"
+        return f"<dsckpt.Checkpoint {os.fspath(self.path)!r}, {len(self)} tensor{'s' * (len(self) != 1)}>"
 
     def state_dict(self, names=None, *, progress=None):
         """The tensors called `names` (default: all) as a dictionary, read together, on all cores.

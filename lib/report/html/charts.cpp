@@ -4,6 +4,7 @@
 #include <cmath>
 #include <span>
 
+#include "base/text.h"
 #include "report/html/text.h"
 #include "report/report.h"
 #include "report/values.h"
@@ -245,7 +246,7 @@ constexpr uint32_t kMaxCopies = 8;
 std::string extent_title(const HtmlReport::Extent& part) {
   const TensorExtent& extent = part.extent;
   const uint64_t elements = static_cast<uint64_t>(extent.row_elements) * extent.rows;
-  return title(html_text(part.file) + ": " + grouped(elements) + " elements from " +
+  return title(html_text(part.file) + ": " + grouped_count(elements, "element") + " from " +
                grouped(static_cast<uint64_t>(extent.first)) + ", at byte " +
                grouped(extent.offset));
 }
@@ -309,7 +310,7 @@ std::string shard_strip(const HtmlReport::ShardMap& map, const std::vector<size_
     const size_t middle = parts.empty() ? before : parts[parts.size() / 2];
     const std::string names = parts.size() < 2
                                   ? html_text(map.extents[middle].file)
-                                  : grouped(parts.size()) + " parts, from " +
+                                  : grouped_count(parts.size(), "part") + ", from " +
                                         html_text(map.extents[parts.front()].file) + " to " +
                                         html_text(map.extents[parts.back()].file);
     content += "<g>" + title(names) +

@@ -198,9 +198,9 @@ std::string where(const DiffPage& page, const DiffNode& root) {
   if (root.children.empty() && root.tensors.empty()) return "";
   uint64_t shown = root.count();
   if (!page.all) shown -= root.verdicts[static_cast<size_t>(Verdict::equal)];
-  const std::string bounded =
-      shown > kTensors ? " The " + grouped(kTensors) + " tensors that are furthest apart are in it."
-                       : "";
+  const std::string bounded = shown > kTensors ? " The " + grouped_count(kTensors, "tensor") +
+                                                     " that are furthest apart are in it."
+                                               : "";
   return section(
       "where", "Where in the model",
       paragraph("Modules open with a click; the one with the largest difference is open." +

@@ -2,6 +2,7 @@
 
 #include <string_view>
 
+#include "base/text.h"
 #include "report/html/style.h"
 #include "report/html/text.h"
 #include "report/report.h"
@@ -58,8 +59,8 @@ std::string key(const std::string& colour) {
 }
 
 std::string bytes_cell(uint64_t bytes) {
-  return "<td class=\"n\" data-bytes=\"" + std::to_string(bytes) + "\" title=\"" + grouped(bytes) +
-         " bytes\">" + human_bytes(bytes) + "</td>";
+  return "<td class=\"n\" data-bytes=\"" + std::to_string(bytes) + "\" title=\"" +
+         grouped_count(bytes, "byte") + "\">" + human_bytes(bytes) + "</td>";
 }
 
 std::string facts_list(const std::string& classes, const std::vector<HtmlReport::Fact>& facts) {

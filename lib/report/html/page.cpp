@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/text.h"
 #include "inspect/treemap.h"
 #include "report/html/charts.h"
 #include "report/html/markup.h"
@@ -64,7 +65,7 @@ std::string modules(const std::optional<TreeNode>& root) {
   }
   if (map.rest.bytes > 0) legend += legend_entry("c8", "others", map.rest.bytes, map.bytes);
   return section("modules", "Where they are in the model",
-                 paragraph(grouped(map.tensors) + " tensors, " + human_bytes(map.bytes) +
+                 paragraph(grouped_count(map.tensors, "tensor") + ", " + human_bytes(map.bytes) +
                            ". Areas are in proportion to bytes; layers that are alike are one.") +
                      "<ul class=\"legend\">\n" + legend + "</ul>\n" + treemap_chart(map));
 }
@@ -136,7 +137,7 @@ std::string estimates(const HtmlReport& report) {
   for (const MemoryEstimate& estimate : report.estimates) rows += estimate_row(estimate);
   return section(
       "memory", "Memory to go on",
-      paragraph("With N = " + grouped(gpus) + (gpus == 1 ? " GPU" : " GPUs") +
+      paragraph("With N = " + grouped_count(gpus, "GPU") +
                 ", M = " + grouped(hardware.gpus_per_node) +
                 " on a node; P parameters, L of the largest layer. Without activations.") +
           table(heading("stage") + heading("offload") + heading("a GPU", true) +

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/text.h"
 #include "report/html/charts.h"
 #include "report/html/markup.h"
 #include "report/html/sections.h"
@@ -46,7 +47,7 @@ std::string against(uint64_t bytes, uint64_t median) {
   if (median > 0 && bytes / median >= 2) {
     const double times = static_cast<double>(bytes) / static_cast<double>(median);
     return times < 10 ? decimal(times, 1) + " times"
-                      : grouped(static_cast<uint64_t>(std::lround(times))) + " times";
+                      : grouped_count(static_cast<uint64_t>(std::lround(times)), "time");
   }
   if (bytes == median) return "as the median";
   return (bytes < median ? "−" : "+") + percent(distance(bytes, median), median);
@@ -100,8 +101,8 @@ std::string columns(const std::vector<RankShare>& ranks, const Usual& usual,
   }
   const size_t each = ranks_a_column(ranks.size());
   const std::string what = each == 1 ? "a column is a rank"
-                                     : "a column is " + grouped(each) +
-                                           " ranks: the least of them, pale what the most "
+                                     : "a column is " + grouped_count(each, "rank") +
+                                           ": the least of them, pale what the most "
                                            "has more";
   return paragraph("All in their order; " + what + ". The chart is " + human_bytes(top) +
                    " high, and what is higher has a cap.") +
@@ -112,7 +113,7 @@ std::string columns(const std::vector<RankShare>& ranks, const Usual& usual,
 std::string balance_text(const std::vector<RankShare>& ranks, const Usual& usual) {
   const auto [least, most] = std::minmax_element(
       ranks.begin(), ranks.end(), [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
-  const std::string count = grouped(ranks.size()) + " ranks";
+  const std::string count = grouped_count(ranks.size(), "rank");
   if (least->bytes == most->bytes) return count + ", all with " + human_bytes(most->bytes) + ".";
   if (most->bytes - least->bytes <= usual.median / 1000) {
     return count + ", all with " + human_bytes(usual.median) + " but for less than 0.1 %.";

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <map>
 
+#include "base/text.h"
 #include "report/html/charts.h"
 #include "report/html/markup.h"
 #include "report/html/sections.h"
@@ -76,8 +77,8 @@ std::string many_parts(const std::vector<Extent>& parts,
   }
   const size_t different = parts.size() - count;
   std::string out =
-      paragraph(grouped(count) + " of " + grouped(parts.size()) + " parts have " +
-                grouped(static_cast<uint64_t>(size)) + " elements each" +
+      paragraph(grouped(count) + " of " + grouped_count(parts.size(), "part") + " have " +
+                grouped_count(static_cast<uint64_t>(size), "element") + " each" +
                 (different == 0   ? "."
                  : different == 1 ? "; this one has not:"
                  : others.size() < different
@@ -105,10 +106,10 @@ std::string shard_map(const HtmlReport::ShardMap& map, size_t steps, size_t rows
         many ? shade_class(file_of[i], files.size()) : colour_class(file_of[i]);
     all.push_back(&map.extents[i]);
   }
-  std::string out =
-      "<h3>" + html_text(map.tensor) + "</h3>\n" +
-      paragraph(html_text(map.type) + ", " + grouped(static_cast<uint64_t>(map.elements)) +
-                " elements in " + grouped(files.size()) + (files.size() == 1 ? " file" : " files"));
+  std::string out = "<h3>" + html_text(map.tensor) + "</h3>\n" +
+                    paragraph(html_text(map.type) + ", " +
+                              grouped_count(static_cast<uint64_t>(map.elements), "element") +
+                              " in " + grouped_count(files.size(), "file"));
   if (!many) return out + shard_bar(map, file_of) + (rows > 0 ? parts_table(all, colours) : "");
   out += shard_strip(map, file_of, files.size(), steps) + "<p class=\"ends\"><span>" +
          html_text(map.extents.front().file) + "</span><span>" +
@@ -132,7 +133,7 @@ std::string shards_section(const std::vector<HtmlReport::ShardMap>& maps) {
     content += shard_map(maps[i], steps, i < kMaps ? rows : 0);
   }
   if (maps.size() > 4 * kMaps) {
-    content += paragraph("And " + grouped(maps.size() - 4 * kMaps) + " more tensors.");
+    content += paragraph("And " + grouped_count(maps.size() - 4 * kMaps, "more tensor") + ".");
   }
   return section("shards", "From elements to shards", content);
 }

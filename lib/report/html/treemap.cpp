@@ -66,7 +66,7 @@ class Labels {
 };
 
 std::string tensors_text(uint64_t count) {
-  return grouped(count) + (count == 1 ? " tensor" : " tensors");
+  return grouped_count(count, "tensor");
 }
 
 std::string cell_title(const Treemap& map, const MapCell& cell) {
