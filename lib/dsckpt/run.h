@@ -97,15 +97,17 @@ struct RunStats {
   std::vector<std::string> notes = {};
 };
 
-// Given the bytes done and those there are, about ten times a second, by another thread; false asks
-// the run to stop.
+// Given the bytes done and those there are: about ten times a second, by another thread, and once
+// when all is committed, by the one that called run(). False asks the run to stop, and so does an
+// exception, which leaves run() in the place of InterruptedError.
 using ProgressCallback = std::function<bool(uint64_t done, uint64_t total)>;
 
 // Runs `job` into the folder `output` and commits: the files get their final names when all of them
 // are complete. On any exception nothing of it is left behind but what RunOptions::resume keeps,
 // or, where not all old files could be put back, the message says of each what is there. Throws
 // UsageError if `output` is no place for it, or what is kept there is of another job, CorruptError
-// for a record whose CRC32 is wrong, IoError, InterruptedError when `progress` asked to stop.
+// for a record whose CRC32 is wrong, IoError, InterruptedError when `progress` asked to stop, and
+// what `progress` throws: if that comes when all is committed, the output stays.
 DSCKPT_EXPORT RunStats run(const Job& job, const std::filesystem::path& output,
                            const RunOptions& options = {}, const ProgressCallback& progress = {});
 

@@ -130,10 +130,10 @@ class Dispatch {
     while (!is_over()) {
       try {
         if (const std::optional<Message> message = group_.receive(kPause)) take_message(*message);
+        show_progress();
       } catch (...) {
         fail(0, std::current_exception());
       }
-      show_progress();
     }
   }
 

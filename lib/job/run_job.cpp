@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <utility>
 
-#include "exec/executor.h"
 #include "base/text.h"
+#include "exec/executor.h"
 #include "exec/far_output.h"
 #include "exec/io_choice.h"
 #include "exec/journal.h"
@@ -271,31 +272,47 @@ Pointer pointer_of(const Place& place, const fs::path& output) {
   Error(error, text).raise();
 }
 
-// Asks the callback, until it is destroyed, whether the run goes on.
+// Asks the callback, until it is ended, whether the run goes on.
 class Watch {
  public:
   Watch(Progress& progress, const ProgressCallback& callback)
-      : thread_([this, &progress, &callback] {
-          std::unique_lock lock(mutex_);
-          while (!wake_.wait_for(lock, kCallbackInterval, [this] { return done_; })) {
-            if (!callback(progress.bytes_done, progress.bytes_total)) progress.cancelled = true;
-          }
-        }) {}
-  ~Watch() {
+      : thread_([this, &progress, &callback] { ask(progress, callback); }) {}
+  ~Watch() { stop(); }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  // Throws what the callback has thrown. It is not asked any more.
+  void end() {
+    stop();
+    if (thrown_) std::rethrow_exception(thrown_);
+  }
+
+ private:
+  void ask(Progress& progress, const ProgressCallback& callback) {
+    std::unique_lock lock(mutex_);
+    try {
+      while (!wake_.wait_for(lock, kCallbackInterval, [this] { return done_; })) {
+        if (!callback(progress.bytes_done, progress.bytes_total)) progress.cancelled = true;
+      }
+    } catch (...) {
+      thrown_ = std::current_exception();
+      progress.cancelled = true;
+    }
+  }
+
+  void stop() {
     {
       const std::lock_guard lock(mutex_);
       done_ = true;
     }
     wake_.notify_all();
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
   }
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
 
- private:
   std::mutex mutex_;
   std::condition_variable wake_;
   bool done_ = false;
+  std::exception_ptr thrown_ = {};  // until stop() the thread's
   std::thread thread_;
 };
 
@@ -466,10 +483,15 @@ RunStats run(const Job& job, const fs::path& output, const RunOptions& options,
   check_place(job->place, output, options.force, options.resume);
   Progress progress;
   if (!callback) return run(job, output, options, progress);
-  const RunStats stats = [&] {
-    const Watch watch(progress, callback);
-    return run(job, output, options, progress);
-  }();
+  Watch watch(progress, callback);
+  RunStats stats;
+  try {
+    stats = run(job, output, options, progress);
+  } catch (const InterruptedError&) {
+    watch.end();
+    throw;
+  }
+  watch.end();
   callback(progress.bytes_done, progress.bytes_total);
   return stats;
 }

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -56,6 +57,69 @@ TEST(Run, StopsWhenTheCallbackSaysSoAndLeavesNothing) {
   EXPECT_ERROR(run(job, out.path() / "copy", {}, [](uint64_t, uint64_t) { return false; }),
                InterruptedError, "interrupted");
   EXPECT_TRUE(fs::is_empty(out.path()));
+}
+
+struct Enough {};
+
+TEST(Run, ThrowsWhatTheCallbackThrowsAndLeavesNothing) {
+  // Many files at a rate that would take a minute, if nobody stopped it.
+  const Job job = plan_weights(Source::open(kCheckpoint), {.max_shard_size = 500});
+  const RunOptions slow{.limit_rate = 200};
+  for (const int calls : {1, 3}) {
+    const test::TempFolder out;
+    int left = calls;
+    EXPECT_ERROR(run(job, out.path() / "weights", slow,
+                     [&](uint64_t, uint64_t) -> bool {
+                       if (--left == 0) throw std::out_of_range("enough");
+                       return true;
+                     }),
+                 std::out_of_range, "enough");
+    EXPECT_EQ(left, 0);  // nobody asks it any more
+    EXPECT_TRUE(fs::is_empty(out.path()));
+    EXPECT_THROW(
+        run(job, out.path() / "weights", slow, [](uint64_t, uint64_t) -> bool { throw Enough(); }),
+        Enough);
+    EXPECT_TRUE(fs::is_empty(out.path()));
+  }
+}
+
+TEST(Run, KeepsWhatIsDoneIfTheCallbackThrowsAndItCanGoOn) {
+  const test::TempFolder out;
+  const Job job = plan_weights(Source::open(kCheckpoint), {.max_shard_size = 500});
+  EXPECT_THROW(run(job, out.path() / "weights", {.limit_rate = 200, .resume = true},
+                   [](uint64_t, uint64_t) -> bool { throw Enough(); }),
+               Enough);
+  ASSERT_FALSE(fs::is_empty(out.path()));
+  // As in another process: the signature says that this one is at work.
+  fs::remove(fs::directory_iterator(out.path())->path() / "owner");
+  run(job, out.path() / "weights", {.resume = true});
+  for (const JobFile& file : job.files()) {
+    EXPECT_EQ(fs::file_size(out.path() / "weights" / file.path), file.bytes) << file.path;
+  }
+}
+
+// A run so short that it is only asked when all is done.
+TEST(Run, LeavesTheOutputIfTheLastCallThrows) {
+  const test::TempFolder out;
+  const Job job = plan_weights(Source::open(kCheckpoint));
+  EXPECT_THROW(run(job, out.path() / "weights", {},
+                   [](uint64_t done, uint64_t total) -> bool {
+                     if (total > 0 && done == total) throw Enough();
+                     return true;
+                   }),
+               Enough);
+  for (const JobFile& file : job.files()) {
+    EXPECT_EQ(fs::file_size(out.path() / "weights" / file.path), file.bytes) << file.path;
+  }
+}
+
+TEST(Run, SaysWhatHasFailedBeforeTheCallbackThrew) {
+  const test::TempFolder folder;
+  const Job job = plan_weights(Source::open(kCheckpoint));
+  folder.write("weights", "a file");
+  EXPECT_ERROR(
+      run(job, folder.path() / "weights", {}, [](uint64_t, uint64_t) -> bool { throw Enough(); }),
+      UsageError, "is not a folder");
 }
 
 TEST(Run, ChecksThePlaceBeforeAnything) {
