@@ -184,15 +184,19 @@ std::vector<NamedCheckpoint> all_checkpoints(const fs::path& path) {
   return all;
 }
 
-std::vector<fs::path> other_tags(const fs::path& tag_folder) {
+std::vector<fs::path> other_tags(const fs::path& path, const std::string& tag) {
+  const fs::path relative = fs::path(tag).lexically_normal();
+  const bool stays = !relative.is_absolute() && *relative.begin() != "..";
   std::vector<fs::path> others;
-  try {
-    for (const fs::path& folder : folders_in(tag_folder.parent_path())) {
+  const auto look_in = [&](const fs::path& folder) {
+    for (const fs::path& each : folders_in(folder)) {
       // What the Trainer calls a checkpoint has the tag's folder in it.
-      if (folder.filename() != tag_folder.filename() && (has_shards(folder) || latest_in(folder))) {
-        others.push_back(folder);
-      }
+      if (each != path / relative && (has_shards(each) || latest_in(each))) others.push_back(each);
     }
+  };
+  try {
+    if (stays) look_in((path / relative).parent_path());
+    if (others.empty()) look_in(path);
   } catch (const IoError&) {  // a hint is no place for it
   }
   if (!others.empty()) sort_by_age(others);

@@ -42,8 +42,11 @@ struct NamedCheckpoint {
 // several folders; IoError.
 std::vector<NamedCheckpoint> all_checkpoints(const std::filesystem::path& path);
 
-// The folders of other tags beside `tag_folder`, the newest first; none that cannot be listed.
-std::vector<std::filesystem::path> other_tags(const std::filesystem::path& tag_folder);
+// The folders of other tags than `tag` in `path`, the newest first, each a checkpoint to give; none
+// that cannot be listed. `tag` may be a path: then those beside it, if it stays in `path` and there
+// are any.
+std::vector<std::filesystem::path> other_tags(const std::filesystem::path& path,
+                                              const std::string& tag);
 
 // Whether `file` is `latest` or `latest_universal` by its name, in any form that is stored.
 bool is_latest(const std::filesystem::path& file);

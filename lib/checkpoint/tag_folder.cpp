@@ -236,15 +236,15 @@ std::string cure_of(const TagFolder& folder, const std::optional<ShardName>& los
   if (has_others) {
     text += "; `zero-to-fp32 " + path + " OUT --allow-missing` writes the tensors that are whole";
   }
-  if (folder.path.parent_path() == folder.named) {
-    std::string tags;
+  if (folder.path == folder.named / folder.tag) {
+    std::string paths;
     constexpr size_t kShown = 4;
-    const std::vector<fs::path> others = other_tags(folder.path);
+    const std::vector<fs::path> others = other_tags(folder.named, folder.tag);
     for (size_t i = 0; i < std::min(others.size(), kShown); ++i) {
-      tags += (i == 0 ? "" : ", ") + shell_word(others[i].filename().string());
+      paths += (i == 0 ? "" : ", ") + shell_word(others[i].string());
     }
     if (!others.empty()) {
-      text += "; other tags there, for --tag: " + tags + (others.size() > kShown ? ", ..." : "");
+      text += "; other checkpoints there: " + paths + (others.size() > kShown ? ", ..." : "");
     }
   }
   if (missing) text += "; --root DIR reads the files that another node has kept, too";
@@ -275,12 +275,12 @@ void refuse_other_roots(const TagFolder& universal) {
 
 namespace {
 
-// Of one that is not there.
-std::string tags_hint(const fs::path& tag_folder) {
-  const std::vector<fs::path> tags = other_tags(tag_folder);
+// Of one that is not there: a path, since not every checkpoint that is opened has an option for its
+// tag.
+std::string tags_hint(const fs::path& path, const std::string& tag) {
+  const std::vector<fs::path> tags = other_tags(path, tag);
   if (tags.empty()) return "no folder there holds DeepSpeed's shards";
-  return "--tag " + shell_word(tags.front().filename().string()) +
-         " reads the newest that is there";
+  return "give " + shell_word(tags.front().string()) + " instead: the newest that is there";
 }
 
 TagFolder dcp_tag_folder(TagFolder folder, const std::vector<fs::path>& roots) {
@@ -324,7 +324,7 @@ TagFolder find_exactly(const fs::path& given, const std::string& tag,
       throw InconsistentError(
           {.file = latest->string()},
           "names the tag '" + named + "', which is not there" + whats_there(path))
-          .with_hint(tags_hint(folder.path));
+          .with_hint(tags_hint(path, named));
     }
   } else {
     fs::path named = fs::absolute(path).lexically_normal();
@@ -334,7 +334,7 @@ TagFolder find_exactly(const fs::path& given, const std::string& tag,
   if (!fs::is_directory(folder.path, failed)) {
     throw InconsistentError({.file = shown_path(folder.path)},
                             "there is no such tag" + whats_there(path))
-        .with_hint(tags_hint(folder.path));
+        .with_hint(tags_hint(path, tag));
   }
   folder.shards = list_shards(folder.path);
   if (folder.shards.empty() && is_dcp_folder(folder.path)) {
@@ -349,8 +349,9 @@ TagFolder find_exactly(const fs::path& given, const std::string& tag,
   if (folder.shards.empty()) {
     throw InconsistentError({.file = shown_path(folder.path)},
                             "holds no DeepSpeed shards" + whats_there(folder.path))
-        .with_hint(latest ? tags_hint(folder.path)
-                          : "give the folder that has the file `latest`, or --tag");
+        .with_hint(latest || !tag.empty()
+                       ? tags_hint(path, folder.tag)
+                       : "give the folder that has the file `latest`, or a tag's own");
   }
   for (const fs::path& root : roots) {
     if (is_of_nobody(root, folder.tag)) continue;
@@ -376,6 +377,7 @@ TagFolder find_tag_folder(const fs::path& path, const std::string& tag,
 }
 
 UsageError no_such_folder(const fs::path& path) {
+  if (path.empty()) return UsageError("an empty text is no path");
   UsageError error(path.string() + ": there is no such folder");
   fs::path above = fs::path(path).parent_path();
   std::error_code failed;

@@ -123,7 +123,7 @@ class CheckpointPlaceTest(CliTest):
         self.break_one(scratch.tag)
         done = self.zero_to_fp32(scratch.folder, self.new_path())
         self.assertEqual(done.returncode, 3)
-        self.assertIn("other tags there, for --tag: global_step2, global_step1", done.stderr)
+        self.assertIn(f"other checkpoints there: {scratch.folder}/global_step2, {scratch.folder}/global_step1", done.stderr)
         self.assertEqual(self.zero_to_fp32(scratch.folder, self.new_path(), "--tag", "global_step2").returncode, 0)
 
     def test_a_trainers_folder_stands_for_its_newest_checkpoint(self):
@@ -141,7 +141,7 @@ class CheckpointPlaceTest(CliTest):
         self.assertEqual(self.zero_to_fp32("-q", output, self.new_path()).stderr, "")
         done = self.zero_to_fp32(output, self.new_path(), "--tag", "checkpoint-8")
         self.assertEqual(done.returncode, 3)
-        self.assertIn("hint: --tag checkpoint-10 reads the newest that is there", done.stderr)
+        self.assertIn(f"hint: give {output}/checkpoint-10 instead: the newest that is there", done.stderr)
         done = self.zero_to_fp32(output / "checkpoint-8", self.new_path())
         self.assertIn(f"hint: folders in {output}: checkpoint-10, checkpoint-9", done.stderr)
         resharded = self.new_path()
