@@ -12,9 +12,7 @@
 
 #include "cli/cli.h"
 #include "cli/option_facts.h"
-#include "cli/spelling.h"
 #include "cli/tools.h"
-#include "dsckpt/error.h"
 
 namespace dsckpt {
 namespace {
@@ -38,6 +36,26 @@ int start(const cli::Tool& tool, int argc, char** argv) {
   return tool.run(app, argc, argv);
 }
 
+// With other arguments than the program was given.
+int start(const cli::Tool& tool, std::vector<std::string> arguments) {
+  std::vector<char*> pointers;
+  for (std::string& argument : arguments) pointers.push_back(argument.data());
+  pointers.push_back(nullptr);
+  return start(tool, static_cast<int>(arguments.size()), pointers.data());
+}
+
+// The tool's name among the arguments, behind options that all tools have; their number if there is
+// none.
+size_t find_name(const CLI::App& suite, const std::vector<std::string>& arguments) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (find_tool(arguments[i]) != nullptr) return i;
+    const CLI::Option* option = suite.get_option_no_throw(arguments[i]);
+    if (option == nullptr) break;
+    if (option->get_expected_max() > 0) ++i;
+  }
+  return arguments.size();
+}
+
 // What is about no single tool: help, version, completions, and names that are none.
 int run_suite(int argc, char** argv) {
   CLI::App app("What people do with DeepSpeed checkpoints, a tool each.", "dsckpt");
@@ -50,25 +68,14 @@ int run_suite(int argc, char** argv) {
   cli::set_examples(app, {.commands = {"dsckpt zero-to-fp32 . weights/ --safe-serialization",
                                        "dsckpt inspect checkpoint-500", "dsckpt help reshard"},
                           .remarks = {"A link of a tool's name to this program is that tool."}});
-  return cli::run(app, common, argc, argv, [] { return cli::kDone; });
-}
-
-// `dsckpt NAME` and `dsckpt help NAME` of a name that no tool has.
-int refuse(const std::string& name, int argc, char** argv) {
-  CLI::App app("", "dsckpt");
-  cli::Common common;
-  cli::add_common(app, common, false);
-  std::string names;
-  for (const cli::Tool* tool : kTools) {
-    app.add_subcommand(tool->name, tool->description)->prefix_command();
-    names += std::string(names.empty() ? "" : ", ") + tool->name;
+  std::vector<std::string> arguments(argv + std::min(argc, 1), argv + argc);
+  if (const size_t at = find_name(app, arguments); at < arguments.size()) {
+    std::rotate(arguments.begin(), arguments.begin() + static_cast<std::ptrdiff_t>(at),
+                arguments.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+    const cli::Tool* tool = find_tool(arguments.front());
+    return start(*tool, std::move(arguments));
   }
-  const std::string meant = cli::did_you_mean(app, {name});
-  app.prefix_command();  // what follows the name is of no concern
-  return cli::run(app, common, argc, argv, [&]() -> int {
-    throw UsageError("'" + printable(name) + "' is none of its tools")
-        .with_hint(meant.empty() ? "the tools are " + names : meant);
-  });
+  return cli::run(app, common, argc, argv, [] { return cli::kDone; });
 }
 
 }  // namespace
@@ -82,15 +89,14 @@ int main(int argc, char** argv) {
   }
   const cli::Tool* const named = argc > 1 ? find_tool(argv[1]) : nullptr;
   if (named != nullptr) return start(*named, argc - 1, argv + 1);
-  const std::string first = argc > 1 ? argv[1] : "";
-  if (!first.empty() && first[0] != '-' && first != "help") return refuse(first, argc, argv);
-  if (argc > 2 && first == "help" && argv[2][0] != '-') {
-    if (const cli::Tool* tool = find_tool(argv[2])) {
-      std::string help = "--help";
-      std::array<char*, 3> arguments{argv[2], help.data(), nullptr};
-      return start(*tool, 2, arguments.data());
+  const bool asks = argc > 2 && argv[1] == std::string_view("help");
+  if (const cli::Tool* tool = asks ? find_tool(argv[2]) : nullptr) {
+    if (argc == 3) return start(*tool, {argv[2], "--help"});
+    if (tool->has_commands) {
+      std::vector<std::string> arguments{argv[2], "help"};
+      arguments.insert(arguments.end(), argv + 3, argv + argc);
+      return start(*tool, std::move(arguments));
     }
-    return refuse(argv[2], argc - 1, argv + 1);
   }
   return run_suite(argc, argv);
 }

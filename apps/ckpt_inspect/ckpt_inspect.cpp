@@ -50,6 +50,6 @@ int run(CLI::App& app, int argc, char** argv) {
 
 }  // namespace
 
-constexpr cli::Tool kCkptInspect{"ckpt-inspect", "What is in a DeepSpeed checkpoint.", run};
+constexpr cli::Tool kCkptInspect{"ckpt-inspect", "What is in a DeepSpeed checkpoint.", run, true};
 
 }  // namespace dsckpt

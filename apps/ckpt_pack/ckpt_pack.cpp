@@ -48,6 +48,6 @@ int run(CLI::App& app, int argc, char** argv) {
 
 }  // namespace
 
-constexpr cli::Tool kCkptPack{"ckpt-pack", "The same checkpoint in fewer bytes.", run};
+constexpr cli::Tool kCkptPack{"ckpt-pack", "The same checkpoint in fewer bytes.", run, true};
 
 }  // namespace dsckpt

@@ -221,11 +221,15 @@ int run_and_report(CLI::App& app, const Common& common, int argc, char** argv,
     return kUsage;
   }
   try {
-    arguments = canonical_arguments(app, std::move(arguments));
+    arguments = canonical_arguments(app, arguments);
     // `common` is filled in only if all arguments are right.
     const auto options_end = std::find(arguments.begin(), arguments.end(), "--");
     as_json = std::find(arguments.begin(), options_end, "--json") != options_end;
     say_when_interrupted(app, as_json);
+    if (const std::string word = unknown_command(app, arguments); !word.empty()) {
+      throw UsageError("there is no command '" + word + "'")
+          .with_hint(usage_hint(app, arguments, false));
+    }
     int code = kDone;
     if (parse(app, arguments)) {
       say_when_something_is_wanting(app, common);

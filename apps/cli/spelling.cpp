@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "cli/options.h"
+#include "dsckpt/error.h"
 
 namespace dsckpt::cli {
 namespace {
@@ -196,8 +197,39 @@ std::string listed_words(const std::vector<std::string>& names) {
   return out;
 }
 
+std::vector<std::string> names_of_commands(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* sub : app.get_subcommands({})) names.push_back(sub->get_name());
+  return names;
+}
+
+std::string commands_of(const CLI::App& app) {
+  return "the commands are " + listed_words(names_of_commands(app)) + ".";
+}
+
 std::string question(const std::vector<std::string>& names) {
   return names.empty() ? "" : "did you mean " + listed_words(names) + "?";
+}
+
+}  // namespace
+
+namespace {
+
+bool is_word(const std::string& argument) {
+  return !argument.starts_with("-");
+}
+
+// Of the words behind `help`: the command, and no other.
+void check_help(const CLI::App& app, const std::vector<std::string>& words) {
+  if (words.empty() || !is_word(words[0])) return;
+  const CLI::App* command = subcommand(app, words[0]);
+  if (command == nullptr) {
+    const std::string meant = did_you_mean(app, {words[0]});
+    throw UsageError("there is no command '" + words[0] + "'")
+        .with_hint(meant.empty() ? commands_of(app) : meant);
+  }
+  if (words.size() < 2 || !is_word(words[1])) return;
+  throw UsageError(command->get_name() + " has no command '" + words[1] + "'");
 }
 
 }  // namespace
@@ -205,7 +237,9 @@ std::string question(const std::vector<std::string>& names) {
 std::vector<std::string> canonical_arguments(const CLI::App& app,
                                              std::vector<std::string> arguments) {
   if (!arguments.empty() && arguments.front() == "help" && !app.get_subcommands({}).empty()) {
-    arguments.erase(arguments.begin());
+    const auto is_other = [](const std::string& argument) { return argument != "help"; };
+    arguments.erase(arguments.begin(), std::find_if(arguments.begin(), arguments.end(), is_other));
+    check_help(app, arguments);
     arguments.insert(arguments.begin() + (arguments.empty() ? 0 : 1), "--help");
   }
   // "CHECKPOINT verify": the other way round, unless there is a file of that name.
@@ -228,6 +262,20 @@ std::vector<std::string> canonical_arguments(const CLI::App& app,
     }
   }
   return arguments;
+}
+
+std::string unknown_command(const CLI::App& app, const std::vector<std::string>& arguments) {
+  if (app.get_require_subcommand_min() == 0) return "";
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (is_word(arguments[i])) return subcommand(app, arguments[i]) ? "" : arguments[i];
+    const CLI::Option* option = app.get_option_no_throw(name_part(arguments[i]));
+    if (option == nullptr) return "";
+    // What is asked of the program itself is answered whatever comes behind it.
+    const std::string& name = arguments[i];
+    if (name == "-h" || name == "--help" || name == "--version") return "";
+    if (option->get_expected_max() > 0 && name == name_part(name)) ++i;
+  }
+  return "";
 }
 
 std::string unknown_option(const CLI::App& app, const std::vector<std::string>& arguments) {
@@ -253,8 +301,7 @@ bool is_option_of_a_path(const std::string& name) {
 std::string did_you_mean(const CLI::App& app, const std::vector<std::string>& arguments) {
   const CLI::App* command = &app;
   int words = 0;  // that are no options
-  std::vector<std::string> subcommands;
-  for (const CLI::App* sub : app.get_subcommands({})) subcommands.push_back(sub->get_name());
+  const std::vector<std::string> subcommands = names_of_commands(app);
   for (const std::string& argument : arguments) {
     if (argument == "--") break;
     if (is_long_option(argument)) {
@@ -274,10 +321,7 @@ std::string did_you_mean(const CLI::App& app, const std::vector<std::string>& ar
       if (!meant.empty()) return meant;
     }
   }
-  if (app.get_require_subcommand_min() > 0 && command == &app) {
-    return "the commands are " + listed_words(subcommands) + ".";
-  }
-  return "";
+  return app.get_require_subcommand_min() > 0 && command == &app ? commands_of(app) : "";
 }
 
 }  // namespace dsckpt::cli

@@ -10,13 +10,16 @@ namespace dsckpt::cli {
 // `arguments` with option names as `app`, or the subcommand that they name, has them: underscores
 // become hyphens ("--safe_serialization") and unambiguous beginnings whole names ("--safe"). What
 // follows "--" stays as it is. `help` before or instead of a subcommand becomes --help, and a
-// subcommand behind its path goes before it.
+// subcommand behind its path goes before it. Throws UsageError for `help` of what is no subcommand.
 std::vector<std::string> canonical_arguments(const CLI::App& app,
                                              std::vector<std::string> arguments);
 
-// The first of the canonical `arguments` that is an option's name that the command does not have,
-// or
+// The first word of the canonical `arguments` where `app` wants a subcommand, and that is none; or
 // "".
+std::string unknown_command(const CLI::App& app, const std::vector<std::string>& arguments);
+
+// The first of the canonical `arguments` that is an option's name that the command does not have,
+// or "".
 std::string unknown_option(const CLI::App& app, const std::vector<std::string>& arguments);
 
 // Whether an option is one that other programs have for a path, which has no option here.

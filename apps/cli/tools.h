@@ -11,6 +11,7 @@ struct Tool {
   const char* description;  // a sentence
   // What a `main` of its own would be. `app` has name and description, and no options yet.
   int (*run)(CLI::App& app, int argc, char** argv);
+  bool has_commands = false;  // "ckpt-inspect verify"
 };
 
 }  // namespace cli

@@ -65,14 +65,6 @@ class SuiteTest(CliTest):
         self.assertEqual((done.returncode, done.stdout), (2, ""))
         self.assertIn("did you mean 'zero-to-fp32'?", done.stderr)
 
-    def test_a_name_that_is_no_tool_is_an_error_that_has_it(self):
-        for words in (["foo"], ["help", "foo"], ["foo", "--quiet"], ["verify", self.root]):
-            done = self.tool("dsckpt", *words)
-            name = words[1] if words[0] == "help" else words[0]
-            self.assertEqual((done.returncode, done.stdout), (2, ""), words)
-            self.assertIn(f"dsckpt: error: '{name}' is none of its tools", done.stderr)
-            self.assertIn("zero-to-fp32", done.stderr)
-
     def test_the_version_says_what_this_build_has(self):
         for name in ("dsckpt", "reshard"):
             self.assertRegex(self.tool(name, "--version").stdout, rf"\A{name} \d.*\nfeatures: (static|shared libraries)")
