@@ -339,7 +339,8 @@ Command add_diff(CLI::App& app, cli::Common& common) {
   add_tolerance(sub, "--rtol", args->rtol, "See --atol")->type_name("RTOL")->default_str("0");
   sub.add_flag("--all", args->all, "List every tensor, also those that are equal");
   CLI::Option* html =
-      sub.add_option("--html", args->html, "Write it as a page for a browser, too, in one file")
+      cli::some_path(sub.add_option("--html", args->html,
+                                    "Write it as a page for a browser, too, in one file"))
           ->type_name("REPORT");
   sub.add_flag("--force", args->force, "Replace REPORT if it exists")->needs(html);
   return cli::command_in_group(sub, common,

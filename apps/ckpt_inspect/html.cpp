@@ -101,7 +101,8 @@ std::vector<HtmlReport::Fact> headline(const Findings& findings) {
 
 void add_html_options(CLI::App& app, HtmlOptions& options) {
   CLI::Option* html =
-      app.add_option("--html", options.file, "Write it as a page for a browser, in one file")
+      cli::some_path(
+          app.add_option("--html", options.file, "Write it as a page for a browser, in one file"))
           ->type_name("REPORT");
   app.add_flag("--force", options.force, "Replace REPORT if it exists")->needs(html);
   app.add_flag("--values", options.values,

@@ -126,10 +126,11 @@ Command add_verify(CLI::App& app, cli::Common& common) {
   const auto args = std::make_shared<VerifyArguments>();
   add_contents_options(sub, "path", args->path, args->contents);
   sub.add_flag("--finite", args->verify.finite, "No weight or state may be NaN or Inf");
-  sub.add_option("--manifest", args->manifest, "Compare all records and files with this manifest")
+  cli::some_path(sub.add_option("--manifest", args->manifest,
+                                "Compare all records and files with this manifest"))
       ->type_name("FILE");
-  sub.add_option("--write-manifest", args->new_manifest,
-                 "Write SHA-256 of all records and files, if nothing is wrong")
+  cli::some_path(sub.add_option("--write-manifest", args->new_manifest,
+                                "Write SHA-256 of all records and files, if nothing is wrong"))
       ->type_name("FILE");
   sub.add_flag("--force", args->force, "Replace the manifest that is there");
   return cli::command_in_group(sub, common,

@@ -40,7 +40,7 @@ CLI::Option* take_urls(CLI::Option* option, BucketUse use) {
     if (is_url(text) && buckets() != nullptr) text = buckets()->place_of(text, use).string();
     return std::string();
   };
-  return option->transform(CLI::Validator(to_place, "", "far_path"));
+  return some_path(option)->transform(CLI::Validator(to_place, "", "far_path"));
 }
 
 bool is_one_of_several(const GroupOptions& group) {

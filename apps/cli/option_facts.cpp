@@ -46,6 +46,13 @@ CLI::Option* quiet_check(CLI::Option* option, CLI::Validator validator) {
   return option->check(validator.description(""));
 }
 
+CLI::Option* some_path(CLI::Option* option) {
+  const auto check = [](const std::string& text) -> std::string {
+    return text.empty() ? "an empty text is no path" : "";
+  };
+  return quiet_check(option, CLI::Validator(check, ""));
+}
+
 CLI::Option* count_from_one(CLI::Option* option) {
   const auto check = [](std::string& text) -> std::string {
     double number = 0;

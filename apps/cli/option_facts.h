@@ -21,6 +21,8 @@ const std::vector<std::string>& choices_of(const CLI::Option& option);
 
 // Adds a check, of which the type name says nothing.
 CLI::Option* quiet_check(CLI::Option* option, CLI::Validator validator);
+// Lets `option`, which takes a path, take no empty one: that is a variable which was not set.
+CLI::Option* some_path(CLI::Option* option);
 // Lets `option` take numbers from `low` to `high`, both included.
 template <typename T>
 CLI::Option* in_range(CLI::Option* option, T low, T high) {

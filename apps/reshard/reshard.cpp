@@ -53,9 +53,10 @@ void add_options(CLI::App& app, Arguments& args) {
           "--sub-group-size", args.reshard.sub_group_size,
           "Stage 3: zero_optimization.sub_group_size of the new run; default: as it was"))
       ->type_name("ELEMENTS");
-  app.add_option("--ds-config", args.reshard.ds_config,
-                 "The new run's DeepSpeed configuration: stage, precision, optimizer wrapper,\n"
-                 "round_robin_gradients and parameter_alignment are taken from it")
+  cli::some_path(
+      app.add_option("--ds-config", args.reshard.ds_config,
+                     "The new run's DeepSpeed configuration: stage, precision, optimizer wrapper,\n"
+                     "round_robin_gradients and parameter_alignment are taken from it"))
       ->type_name("FILE");
   app.add_option("--ds-version", args.reshard.ds_version,
                  "The release of DeepSpeed that is to load it; default: the one that saved it")

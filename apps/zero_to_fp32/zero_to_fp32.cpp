@@ -121,8 +121,9 @@ void add_options(CLI::App& app, Arguments& args) {
                  "Take this from the front of names that have it")
       ->type_name("PREFIX")
       ->allow_extra_args(false);
-  app.add_option("--key-map", args.weights.key_map,
-                 "Rename tensors by the rules in this file, lines of 'REGEX => REPLACEMENT'")
+  cli::some_path(
+      app.add_option("--key-map", args.weights.key_map,
+                     "Rename tensors by the rules in this file, lines of 'REGEX => REPLACEMENT'"))
       ->type_name("FILE");
   cli::input_path(
       app.add_option(
@@ -138,9 +139,11 @@ void add_options(CLI::App& app, Arguments& args) {
       app.add_option("--peft", args.peft,
                      "Write the PEFT adapter that was trained to this folder, and nothing else"))
       ->type_name("DIR");
-  app.add_option("--peft-config", args.adapter.config,
-                 "With --peft: its adapter_config.json; default: the one beside the shards, or\n"
-                 "what the tensors tell")
+  cli::some_path(
+      app.add_option(
+          "--peft-config", args.adapter.config,
+          "With --peft: its adapter_config.json; default: the one beside the shards, or\n"
+          "what the tensors tell"))
       ->type_name("FILE");
   app.add_option("--lora-alpha", args.adapter.lora_alpha,
                  "With --peft, where there is no adapter_config.json: lora_alpha")

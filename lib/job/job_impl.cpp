@@ -47,7 +47,7 @@ Job::Impl job_of(const Source& source) {
   Job::Impl job{.inputs = source->inputs,
                 .plan = {},
                 .checkpoint = source->checkpoint,
-                .place = place_beside(checkpoint)};
+                .place = place_beside(source)};
   for (const LostFile& file : checkpoint.lost_files()) {
     job.notes.push_back(file.display + ": " + file.why);
   }

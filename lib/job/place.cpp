@@ -9,6 +9,7 @@
 #include "io/content_name.h"
 #include "io/far_files.h"
 #include "job/links.h"
+#include "job/source.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -23,14 +24,17 @@ fs::path named(const fs::path& output) {
 void check_apart(const Place& place, const fs::path& output) {
   std::error_code failed;
   const fs::path target = fs::weakly_canonical(fs::absolute(output), failed);
-  for (const fs::path& input : place.inputs) {
-    if (!lies_in(target, fs::weakly_canonical(fs::absolute(input), failed))) continue;
-    throw UsageError(output.string() + ": " + place.inside)
-        .with_hint("give a folder outside of " + input.string());
-  }
-  if (place.whole && !place.inputs.empty() &&
-      lies_in(fs::weakly_canonical(fs::absolute(place.inputs.front()), failed), target)) {
-    throw UsageError(output.string() + ": " + place.holds);
+  for (const auto& [path, what] : place.inputs) {
+    const fs::path input = fs::weakly_canonical(fs::absolute(path), failed);
+    const std::string name = output.string();
+    if (lies_in(target, input)) {
+      const std::string is = input == target ? ": is " : ": lies inside ";
+      throw UsageError(name + is + what).with_hint("give a folder outside of " + path.string());
+    }
+    if (place.whole && lies_in(input, target)) {
+      throw UsageError(name + ": holds " + what)
+          .with_hint("give another: the output is made, and replaced, as a whole");
+    }
   }
 }
 
@@ -90,15 +94,33 @@ void check_replaceable(const Place& place, const fs::path& output, bool force, b
   check_only_ours(place, output, !resume && !in_store);
 }
 
+Place::Input input_of(const Checkpoint& checkpoint) {
+  const CheckpointFacts& facts = checkpoint.facts();
+  const fs::path& path = checkpoint.tag_folder();
+  std::error_code failed;
+  std::string what = fs::is_directory(path, failed) ? "the folder of " : "the file of ";
+  what += facts.universal      ? "the universal checkpoint"
+          : facts.from_weights ? "the weights"
+          : facts.foreign      ? "the checkpoint"
+                               : "the shards";
+  return {path, what};
+}
+
 }  // namespace
 
-Place place_beside(const Checkpoint& checkpoint) {
+Place place_beside(const Source& source) {
+  const Checkpoint& checkpoint = *source->checkpoint;
   Place place;
-  place.inputs = {checkpoint.tag_folder()};
-  place.inputs.insert(place.inputs.end(), checkpoint.other_roots().begin(),
-                      checkpoint.other_roots().end());
+  place.inputs = {input_of(checkpoint)};
+  for (const fs::path& root : checkpoint.other_roots()) {
+    place.inputs.push_back({root, "the folder of the shards"});
+  }
   for (const AveragedCheckpoint& part : checkpoint.averaged()) {
-    place.inputs.push_back(part.checkpoint->tag_folder());
+    place.inputs.push_back(input_of(*part.checkpoint));
+  }
+  if (source->like) place.inputs.push_back(input_of(*source->like));
+  if (const fs::path& weights = source->options.weights_from; !weights.empty()) {
+    place.inputs.push_back({weights, "where the other weights are"});
   }
   return place;
 }

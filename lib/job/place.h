@@ -7,15 +7,18 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "dsckpt/checkpoint.h"
 
 namespace dsckpt {
 
 struct Place {
-  // The output may not lie in one of these; with `whole`, nor hold the first.
-  std::vector<std::filesystem::path> inputs = {};
-  // How the user is told: "lies inside the folder of the shards", "holds the checkpoint itself".
-  std::string inside = "lies inside the folder of the shards";
-  std::string holds = "holds the checkpoint itself";
+  // What is read, and what a user is told that it is: "the folder of the shards".
+  struct Input {
+    std::filesystem::path path;
+    std::string what;
+  };
+  // The output may not be one of these or lie in one; with `whole`, nor hold one.
+  std::vector<Input> inputs = {};
   // A folder that is there may only be replaced as a whole, with --force. The output is the plan's
   // files and nothing else.
   bool whole = false;
@@ -30,8 +33,8 @@ struct Place {
   std::string pointer = {};
 };
 
-// The output folder must not lie among the shards.
-Place place_beside(const Checkpoint& checkpoint);
+// The output folder must not lie among the files of the checkpoint, or of others that give values.
+Place place_beside(const Source& source);
 
 // Throws UsageError if `output` is no place for it. `resume`: what a run before has left there is
 // nothing in the way.

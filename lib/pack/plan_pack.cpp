@@ -191,10 +191,9 @@ Types types_of(const InputFiles& inputs, const std::vector<FoundFile>& found,
 }
 
 Place place_apart_from(const fs::path& input) {
-  return {.inputs = {input},
-          .inside = "lies in the input folder",
-          .holds = "holds the input",
-          .whole = true};
+  std::error_code failed;
+  const bool is_folder = fs::is_directory(input, failed);
+  return {.inputs = {{input, is_folder ? "the input folder" : "the input file"}}, .whole = true};
 }
 
 Job plan_copies(const fs::path& input, bool packs, ContentHash hash, bool follow_links,

@@ -178,10 +178,15 @@ bool may_be_ours(const std::string& tag, const std::set<std::string>& planned,
           name.starts_with("random_states_"));
 }
 
-Place place_of(const Checkpoint& source, const CopyPlan& plan, const std::string& tag) {
+Place place_of(const Source& source, const CopyPlan& plan, const std::string& tag) {
   std::set<std::string> planned;
   for (const PlannedFile& file : plan.outputs()) planned.insert(file.path);
   Place place = place_beside(source);
+  // Also what lies beside the shards is copied.
+  std::error_code failed;
+  if (fs::is_directory(source->path, failed)) {
+    place.inputs.insert(place.inputs.begin(), {source->path, "the input folder"});
+  }
   place.whole = true;
   place.is_ours = [tag, planned = std::move(planned)](const fs::path& path) {
     return may_be_ours(tag, planned, path);
@@ -319,8 +324,7 @@ Job plan_reshard(const Source& source, const ReshardOptions& options) {
   lay_out_beside(source, *report, config_path, plan, job);
   put_text(plan, std::string(kLatest), report->tag);
   set_plan(job, plan);
-  job.place = place_of(checkpoint, job.plan, report->tag);
-  job.place.inputs.push_back(source->path);
+  job.place = place_of(source, job.plan, report->tag);
   job.what = summary_of(source, report->target);
   job.report = std::move(report);
   return Job(std::move(job));

@@ -180,13 +180,13 @@ TEST_F(PackTest, RefusesNothing) {
 TEST_F(PackTest, RefusesAnOutputInTheInputAndTheOtherWayRound) {
   const Job job = plan_pack(in_);
   const auto check = [&](const fs::path& output) { check_place(job->place, output, false); };
-  EXPECT_ERROR(check(in_), UsageError, "lies in the input folder");
-  EXPECT_ERROR(check(in_ / "packed"), UsageError, "lies in the input folder");
-  EXPECT_ERROR(check(in_ / "new/../packed/"), UsageError, "lies in the input folder");
+  EXPECT_ERROR(check(in_), UsageError, "is the input folder");
+  EXPECT_ERROR(check(in_ / "packed"), UsageError, "lies inside the input folder");
+  EXPECT_ERROR(check(in_ / "new/../packed/"), UsageError, "lies inside the input folder");
   EXPECT_ERROR(check(folder_.path()), UsageError, "holds the input");
   EXPECT_ERROR(check(""), UsageError, "no name");
   fs::create_directory_symlink(in_, folder_.path() / "link");
-  EXPECT_ERROR(check(folder_.path() / "link/packed"), UsageError, "lies in the input folder");
+  EXPECT_ERROR(check(folder_.path() / "link/packed"), UsageError, "lies inside the input folder");
   EXPECT_NO_THROW(check(folder_.path() / "in2"));
   EXPECT_NO_THROW(check(packed_));
 }

@@ -23,7 +23,9 @@ class PlaceTest : public testing::Test {
 
   Place beside() const {
     Place place;
-    place.inputs = {at("ckpt/step1"), at("node1/step1")};
+    for (const char* name : {"ckpt/step1", "node1/step1"}) {
+      place.inputs.push_back({at(name), "the folder of the shards"});
+    }
     return place;
   }
   Place whole() const {
@@ -40,9 +42,12 @@ class PlaceTest : public testing::Test {
 
 TEST_F(PlaceTest, IsNotAmongTheShards) {
   constexpr const char* kInside = "lies inside the folder of the shards";
-  for (const char* name :
-       {"ckpt/step1", "ckpt/step1/", "ckpt/step1/out", "ckpt/x/../step1/out", "node1/step1/out"}) {
+  for (const char* name : {"ckpt/step1/out", "ckpt/x/../step1/out", "node1/step1/out"}) {
     EXPECT_ERROR(check_place(beside(), at(name), true), UsageError, kInside);
+  }
+  for (const char* name : {"ckpt/step1", "ckpt/step1/", "ckpt/x/../step1", "node1/step1"}) {
+    EXPECT_ERROR(check_place(beside(), at(name), true), UsageError,
+                 ": is the folder of the shards");
   }
   fs::create_directory_symlink(at("ckpt"), at("link"));
   EXPECT_ERROR(check_place(beside(), at("link/step1/out"), false), UsageError, kInside);
@@ -57,8 +62,10 @@ TEST_F(PlaceTest, HasAName) {
 
 TEST_F(PlaceTest, OfAWholeFolderDoesNotHoldTheInput) {
   for (const bool force : {false, true}) {
-    EXPECT_ERROR(check_place(whole(), at("ckpt"), force), UsageError,
-                 "holds the checkpoint itself");
+    for (const char* name : {"ckpt", "node1", "."}) {
+      EXPECT_ERROR(check_place(whole(), at(name), force), UsageError,
+                   ": holds the folder of the shards");
+    }
   }
 }
 
