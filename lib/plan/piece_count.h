@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "dsckpt/error.h"
-#include "plan/tensor_source.h"
+#include "plan/source_run.h"
 
 namespace dsckpt {
 

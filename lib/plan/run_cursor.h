@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "plan/tensor_source.h"
+#include "plan/source_run.h"
 
 namespace dsckpt {
 

@@ -1,0 +1,59 @@
+// SourceRun: what a lazy tensor is lowered to.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/dtype_names.h"
+#include "plan/rows.h"
+
+namespace dsckpt {
+
+// How the bytes of several places make one result.
+enum class Combine : uint8_t {
+  none,        // there is one place only
+  mean,        // the mean of their float32 elements, see TensorSource::mean
+  same,        // they are equal
+  interleave,  // each row is a row of the first, then one of the second, ...
+  zeros,       // there is no place: they are zero
+  weighted,    // the weighted mean of their elements or their sum, see TensorSource::weighted_mean
+};
+
+// One of the tensors that a weighted mean is of, as it lies in a run.
+struct WeightedTerm {
+  double weight = 1;
+  double share = 1;  // what it adds to what the sum is divided by: its weight, or of a sum 1 or 0
+  DType stored = DType::float32;      // float32, bfloat16 or float16
+  Combine combine = Combine::none;    // none, mean or same: how its own operands make one value
+  uint32_t operands = 1;              // how many of the run's are its own
+  const std::string* what = nullptr;  // of same
+};
+
+// `rows` equally long rows of bytes that follow each other in the result: what lower() emits.
+struct SourceRun {
+  // Of none: the rows in the file. Of the others only the length of a row means something.
+  Rows source;
+  uint64_t rows = 1;
+  DType stored = DType::uint8;  // element type in the file
+  DType result = DType::uint8;  // element type asked for
+  Combine combine = Combine::none;
+  // Of mean, same and interleave all places. Those of mean and same are single rows, as long as the
+  // run's, and rows is 1. Those of interleave are its columns, two or more: as many rows as in the
+  // run, whose length is the sum of theirs. zeros has none, one row, and stored is result. Those of
+  // weighted are single rows, term by term, of as many elements as the run's; stored is float64,
+  // which the mean has before it is rounded, and rows is 1.
+  std::vector<Rows> operands = {};
+  std::vector<WeightedTerm> terms = {};  // of weighted
+  const std::string* what = nullptr;     // of same: what its operands are; the TensorSource's own
+
+  // Everything that it reads, in order; of none the rows themselves.
+  std::span<const Rows> sources() const {
+    return combine == Combine::none ? std::span(&source, 1) : std::span(operands);
+  }
+  uint64_t numel() const { return rows * (source.row_bytes / size_of(stored)); }
+  uint64_t result_bytes() const { return numel() * size_of(result); }
+};
+
+}  // namespace dsckpt
