@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/text.h"
-#include "checkpoint/tag_folder.h"
+#include "checkpoint/find/tag_folder.h"
 #include "dsckpt/error.h"
 #include "io/content_name.h"
 #include "job/job_impl.h"
@@ -115,8 +115,12 @@ std::vector<Neighbour> companions_given(const fs::path& folder) {
       "folder");
 }
 
+// verl keeps the model's configuration and tokenizer so: verl/utils/checkpoint.
+constexpr std::string_view kHuggingFace = "huggingface";
+
 // Where the files of the model lie that a run saves with its checkpoints: among the shards, or in
-// the folder of `latest`. The first that has a configuration, or any of them.
+// the folder of `latest`, or in `huggingface` in one of them. The first that has a configuration,
+// or any of them.
 std::vector<fs::path> folders_beside(const Checkpoint& checkpoint) {
   std::vector<fs::path> folders{checkpoint.tag_folder()};
   std::error_code failed;
@@ -126,6 +130,9 @@ std::vector<fs::path> folders_beside(const Checkpoint& checkpoint) {
   // Of a tag two folders deep it is the folder above both.
   folders.push_back(failed ? checkpoint.named() : above);
   if (checkpoint.named() != folders.front()) folders.push_back(checkpoint.named());
+  for (size_t i = 0, count = folders.size(); i < count; ++i) {
+    folders.push_back(folders[i] / kHuggingFace);
+  }
   return folders;
 }
 

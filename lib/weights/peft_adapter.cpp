@@ -1,5 +1,7 @@
 #include "weights/peft_adapter.h"
 
+#include <re2/re2.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -155,7 +157,7 @@ struct NamedTensors {
 };
 
 Adapter find_adapter(const Checkpoint& checkpoint, const NamedTensors& all,
-                     const std::string& adapter, std::vector<std::string>& notes) {
+                     const std::string& adapter, std::set<std::string>& left_out) {
   Adapter found{.name = adapter, .folder = {}, .tensors = {}};
   for (size_t i = 0; i < all.tensors.size(); ++i) {
     const ChosenTensor& each = all.tensors[i];
@@ -171,7 +173,7 @@ Adapter find_adapter(const Checkpoint& checkpoint, const NamedTensors& all,
     } else if (!may_be_trained(checkpoint, *each.param) || !checkpoint.facts().frozen_known) {
       continue;
     } else if (!saved.ends_with(".bias")) {
-      notes.push_back("'" + saved + "' is trained, but no part of the adapter; it is left out");
+      left_out.insert(each.tensor.name);
       continue;
     }
     if (!saved.starts_with(kPrefix) && !is_of_model(each.tensor.name)) {
@@ -183,6 +185,21 @@ Adapter find_adapter(const Checkpoint& checkpoint, const NamedTensors& all,
     found.tensors.push_back({std::move(saved), &each});
   }
   return found;
+}
+
+// Of trained parameters that no adapter has, with the command that writes them.
+std::string left_out_note(const fs::path& path, const std::set<std::string>& names) {
+  std::string pattern;
+  for (const std::string& name : names) {
+    pattern += (pattern.empty() ? "^(" : "|") + RE2::QuoteMeta(name);
+  }
+  constexpr size_t kMostPattern = 600;
+  const std::string chosen =
+      pattern.size() > kMostPattern ? "" : " --include " + shell_word(pattern + ")$");
+  return counted(names.size(), "trained parameter") + (names.size() == 1 ? " is" : " are") +
+         " no part of the adapter and left out: " + some_of({names.begin(), names.end()}) +
+         "; `zero-to-fp32 " + shell_word(path.string()) + " OUT" + chosen + "` writes " +
+         (names.size() == 1 ? "it" : "them");
 }
 
 // peft has a folder for each adapter that is not called "default".
@@ -441,14 +458,19 @@ Job plan_adapter(const Source& source, const WeightsOptions& weights,
   }
   PlanBuilder plan;
   WeightsSplit split;
+  std::set<std::string> left_out;
   for (const std::string& name : names) {
-    Adapter adapter = find_adapter(checkpoint, all, name, job.notes);
+    Adapter adapter = find_adapter(checkpoint, all, name, left_out);
     // As save_pretrained: the default one at the top, the others in folders of their own.
     if (names.size() > 1 && name != kDefaultAdapter) adapter.folder = name + "/";
     lay_out_adapter(adapter, plan, split);
     add_config(*source->inputs, checkpoint, options, all, adapter, plan, job.notes);
   }
   set_plan(job, plan);
+  for (const std::string& name : left_out) {
+    job.left_out.push_back("not of the adapter\t" + printable(name));
+  }
+  if (!left_out.empty()) job.notes.push_back(left_out_note(source->path, left_out));
   job.what = summary_of(split);
   auto report = std::make_shared<WeightsReport>(std::move(split), std::vector<StateFiles>());
   if (source->options.allow_missing) report->add_salvage(checkpoint, {});
