@@ -22,7 +22,7 @@ import sys
 # Folder in lib/ -> folders it may include besides itself and dsckpt/, the public headers, which include
 # nothing else.
 LOWER = {"base", "io", "plan", "pickle", "format", "deepspeed"}
-USE_CASE = LOWER | {"checkpoint", "exec", "job"}
+USE_CASE = LOWER | {"checkpoint/find", "checkpoint", "exec", "job"}
 ALLOWED = {
     "dsckpt": set(),
     "base": set(),
@@ -32,21 +32,22 @@ ALLOWED = {
     "pickle": {"base"},
     "format": {"base", "io", "plan", "pickle"},
     "deepspeed": {"base", "io", "pickle"},
-    "checkpoint": LOWER,
+    "checkpoint/find": LOWER,
+    "checkpoint": LOWER | {"checkpoint/find"},
     "bucket": {"base", "io"},
     "group": {"base"},
     "group/mpi": {"group"},
     "exec": {"base", "codec", "io", "plan", "group"},
     "job": USE_CASE | {"codec", "group"},
-    "inspect": LOWER | {"checkpoint", "exec", "group"},
-    "inspect/verify": LOWER | {"checkpoint", "exec", "group", "inspect"},
+    "inspect": LOWER | {"checkpoint/find", "checkpoint", "exec", "group"},
+    "inspect/verify": LOWER | {"checkpoint/find", "checkpoint", "exec", "group", "inspect"},
     # The use cases do not know each other.
     "weights": USE_CASE,
     "universal": USE_CASE,
     "dcp": USE_CASE,
     "reshard": USE_CASE,
     "pack": USE_CASE | {"codec"},
-    "report": LOWER | {"checkpoint", "exec", "job", "inspect"},
+    "report": LOWER | {"checkpoint/find", "checkpoint", "exec", "job", "inspect"},
     "report/html": {"base", "inspect", "report"},
     # What users of the library have, and no more.
     "libtorch": set(),

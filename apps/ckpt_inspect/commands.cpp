@@ -27,6 +27,7 @@ void add_contents_options(CLI::App& app, const std::string& name, std::string& p
       ->required();
   app.add_option("-t,--tag", options.tag, "Tag to read (default: what `latest` says)")
       ->type_name("TAG");
+  cli::add_model(app, options.model);
   cli::add_roots(app, options.roots);
   cli::add_tp_rules(app, options.tp_rules);
 }

@@ -88,6 +88,7 @@ int verify_path(const CLI::App& app, const cli::Common& common, VerifyArguments&
   }
   VerifyOptions options = args.verify;
   options.roots = args.contents.roots;
+  options.model = args.contents.model;
   options.tag = args.contents.tag;
   options.tp_rules = args.contents.tp_rules;
   options.threads = common.threads;

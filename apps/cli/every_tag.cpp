@@ -5,8 +5,7 @@
 #include <optional>
 
 #include "base/text.h"
-#include "checkpoint/nearest_checkpoint.h"
-#include "checkpoint/tag_folder.h"
+#include "checkpoint/find/tag_folder.h"
 #include "cli/carry_out.h"
 #include "cli/cli.h"
 #include "cli/group.h"
@@ -36,7 +35,7 @@ int for_each_tag(const CLI::App& app, const Common& common, std::string& input,
   if (source.tag != kAll || fs::is_directory(fs::path(input) / kAll, failed)) return convert();
   if (output.empty()) throw UsageError("--tag all needs a folder for the output");
   const fs::path folder = output;
-  const std::vector<NamedCheckpoint> all = all_checkpoints(input);
+  const std::vector<NamedCheckpoint> all = all_checkpoints(input, source.model);
   int status = kDone;
   size_t bad = 0;
   std::optional<Error> first;

@@ -182,6 +182,7 @@ void add_checkpoint_options(CLI::App& app, const std::string& name, std::string&
                  "all: each of them, into a folder of its name")
       ->type_name("TAG");
   add_tp_rules(app, source.tp_rules);
+  add_model(app, source.model);
   add_roots(app, source.roots);
 }
 
@@ -193,10 +194,16 @@ void add_tp_rules(CLI::App& app, std::vector<std::string>& rules) {
       ->allow_extra_args(false);
 }
 
+void add_model(CLI::App& app, std::string& model) {
+  app.add_option("--model", model,
+                 "Where several models were saved, such as an actor and its critic: which")
+      ->type_name("NAME");
+}
+
 void add_roots(CLI::App& app, std::vector<std::filesystem::path>& roots) {
   input_path(app.add_option(
                  "--root", roots,
-                 "Another folder with shards of the same tag: what another node kept on its own\n"
+                 "Another folder with files of the same tag: what another node kept on its own\n"
                  "disk; once for each"))
       ->type_name("DIR")
       ->allow_extra_args(false);

@@ -33,6 +33,8 @@ struct Common {
 // hidden --generate bash|zsh|fish|man, which prints a shell's completion or the man page. What is
 // added before them comes before them in --help.
 void add_common(CLI::App& app, Common& common, bool reads = true);
+// Adds --model.
+void add_model(CLI::App& app, std::string& model);
 // Adds --root.
 void add_roots(CLI::App& app, std::vector<std::filesystem::path>& roots);
 // Adds --tp-rule.

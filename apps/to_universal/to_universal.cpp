@@ -58,6 +58,7 @@ void add_options(CLI::App& app, Arguments& args) {
                  "Which checkpoint; default: what `latest` says;\n"
                  "all: each of them, into a folder of its name")
       ->type_name("TAG");
+  cli::add_model(app, args.source.model);
   cli::add_roots(app, args.source.roots);
   app.add_flag("--no-strict", args.no_strict,
                "Patterns of universal_checkpoint_info that fit no parameter are no error");

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "base/keyed_hash.h"
+#include "checkpoint/find/tag_folder.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/salvage.h"
-#include "checkpoint/tag_folder.h"
 #include "checkpoint/weights.h"
 #include "deepspeed/keys.h"
 #include "deepspeed/release.h"
@@ -20,7 +20,8 @@ namespace fs = std::filesystem;
 namespace {
 
 // The layouts, probed in this order.
-constexpr std::array<const Layout*, 5> kLayouts{&kDcp, &kUniversal, &kZero3, &kZero12, &kZero0};
+constexpr std::array<const Layout*, 7> kLayouts{&kDcp,   &kRankFiles, &kTraining, &kUniversal,
+                                                &kZero3, &kZero12,    &kZero0};
 
 // Layers and experts with files of their own.
 bool has_split_files(const TagFolder& folder) {
@@ -182,7 +183,7 @@ std::optional<Checkpoint> first_whole(InputFiles& inputs, const TagFolder& damag
                                       const OpenOptions& options, const Error& error) {
   for (const fs::path& path : damaged.older) {
     try {
-      TagFolder folder = find_tag_folder(path, "", options.roots);
+      TagFolder folder = find_tag_folder(path, {.roots = options.roots, .model = options.model});
       folder.note = "reading " + path.string() + ", the newest that is whole; of " +
                     damaged.named.string() + ": " + error.what();
       return Checkpoint::open(inputs, folder, options);
@@ -223,7 +224,8 @@ std::optional<Checkpoint> without_damaged(InputFiles& inputs, TagFolder folder,
 }  // namespace
 
 Checkpoint Checkpoint::open(InputFiles& inputs, const fs::path& path, const OpenOptions& options) {
-  TagFolder folder = find_tag_folder(path, options.tag, options.roots);
+  TagFolder folder =
+      find_tag_folder(path, {.tag = options.tag, .roots = options.roots, .model = options.model});
   try {
     return open(inputs, folder, options);
   } catch (const Error& error) {
@@ -259,6 +261,8 @@ Checkpoint Checkpoint::open(InputFiles& inputs, const TagFolder& folder, const O
   draft.slices_apart = options.slices_apart;
   draft.allow_missing = options.allow_missing;
   draft.mp_rank = options.mp_rank;
+  draft.model = options.model;
+  draft.group_names = options.group_names;
   for (const Layout* layout : layouts) {
     if (!layout->probe(draft)) continue;
     if (layout == &kUniversal) refuse_other_roots(draft.folder);
@@ -293,6 +297,11 @@ void refuse_unread(const fs::path& path, const Weights& weights) {
                          "is a tensor of a kind that is not read (" + first.kind + ")");
 }
 
+Weights open_weights(InputFiles& inputs, const fs::path& path, const WeightNames& names) {
+  return Weights::open(
+      inputs, path, {.of_model = true, .model = names.model, .allow_missing = names.allow_missing});
+}
+
 // Parameters of one rank alone are not what files of weights have.
 void refuse_weights_into(const Checkpoint& base) {
   const CheckpointFacts& facts = base.facts();
@@ -318,7 +327,10 @@ Checkpoint Checkpoint::from_weights(InputFiles& inputs, const fs::path& path,
                                     const WeightNames& names, const Checkpoint* like) {
   auto impl = std::make_unique<Impl>(inputs);
   impl->draft.folder.path = path;
-  Weights weights = Weights::open(inputs, path);
+  Weights weights = open_weights(inputs, path, names);
+  for (const std::string& file : weights.missing()) {
+    impl->draft.lost_files.push_back({{.kind = ShardName::Kind::model_states}, file, "is missing"});
+  }
   read_weights(impl->draft, weights, names, like);
   if (like != nullptr) refuse_unread(path, weights);
   for (const OpaqueTensor& tensor : weights.unread()) {
@@ -339,7 +351,7 @@ Checkpoint Checkpoint::with_weights(InputFiles& inputs, std::shared_ptr<const Ch
                                     const fs::path& path, const WeightNames& names) {
   refuse_weights_into(*base);
   auto impl = std::make_unique<Impl>(inputs);
-  Weights weights = Weights::open(inputs, path);
+  Weights weights = open_weights(inputs, path, names);
   refuse_unread(path, weights);
   impl->take_run(*base->impl_);
   CheckpointDraft& draft = impl->draft;
@@ -405,6 +417,9 @@ const RunConfig& Checkpoint::run_config() const {
 }
 const fs::path& Checkpoint::tag_folder() const {
   return impl_->draft.folder.path;
+}
+const TagFolder& Checkpoint::folder() const {
+  return impl_->draft.folder;
 }
 const std::string& Checkpoint::choice() const {
   return impl_->draft.folder.note;

@@ -160,8 +160,13 @@ struct OpenOptions {
   // The tag's folder name. Default: what the file `latest` says, or else `latest_universal`; the
   // folder itself if it holds shards.
   std::string tag;
-  // Further folders with shards of the same tag; see find_tag_folder.
+  // Further folders with files of the same tag; see FindOptions.
   std::vector<std::filesystem::path> roots = {};
+  // Of several models the one of that name; see FindOptions.
+  std::string model = {};
+  // The parameters of each group of the run that goes on, in its order: names for an optimizer of
+  // another framework that numbers them.
+  std::vector<std::vector<std::string>> group_names = {};
   // Open the optimizer's states too, not only its masters.
   bool optimizer_states = false;
   // How slices of tensor-parallel ranks go together where the checkpoint does not say it, or not
@@ -198,8 +203,10 @@ struct IncompleteParam {
 // From the names in files of weights to the engine's: `strip_prefix` goes from the front of those
 // that have it and more, then `add_prefix` comes to the front of all.
 struct WeightNames {
-  std::string strip_prefix;
-  std::string add_prefix;
+  std::string strip_prefix = {};
+  std::string add_prefix = {};
+  std::string model = {};      // Weights::Options
+  bool allow_missing = false;  // likewise
 };
 
 // A file of the checkpoint, opened. Borrowed from the Checkpoint.
@@ -305,6 +312,8 @@ class Checkpoint {
   const RunConfig& run_config() const;
   // The folder that holds the shards.
   const std::filesystem::path& tag_folder() const;
+  // The same with its files, as they were listed.
+  const TagFolder& folder() const;
   // What open() was given, or the folder that was meant by it (TagFolder::named).
   const std::filesystem::path& named() const;
   // Why it is this one, where that left a choice (TagFolder::note); else "". Among the notes, too.

@@ -21,6 +21,7 @@
 #include "checkpoint/dcp_keys.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/settings.h"
+#include "checkpoint/state_dicts.h"
 #include "dsckpt/error.h"
 #include "format/tensors_in.h"
 
@@ -32,6 +33,7 @@ using pickle::Kind;
 using pickle::Value;
 
 constexpr std::string_view kParamsKey = "params";
+constexpr std::string_view kParamNamesKey = "param_names";
 constexpr std::string_view kStepKey = "step";
 
 std::string setting_text(const Value& value) {
@@ -59,14 +61,14 @@ std::string setting_text(const Value& value) {
 // The optimizer's groups.
 class DcpGroups {
  public:
-  DcpGroups(CheckpointDraft& draft, const DcpFiles& files, const DcpKeys& keys)
-      : draft_(draft), files_(files), keys_(keys) {}
+  DcpGroups(CheckpointDraft& draft, const DcpFiles& files, const DcpKeys::Optimizer& optimizer)
+      : draft_(draft), files_(files), optimizer_(optimizer) {}
 
-  // Names of all parameters that the groups have.
+  // Names of all parameters that the groups have, or numbers.
   std::vector<std::vector<std::string>> read(bool settings) {
-    if (const DcpEntry* whole = keys_.whole_groups()) {
-      read_whole(*whole);
-    } else if (!keys_.grouped().empty()) {
+    if (optimizer_.whole_groups) {
+      read_whole(*optimizer_.whole_groups);
+    } else if (!optimizer_.grouped.empty()) {
       read_nested(settings);
     } else {
       read_flat(settings);
@@ -74,6 +76,21 @@ class DcpGroups {
     std::vector<std::vector<std::string>> names;
     for (const Made& group : made_) names.push_back(group.params);
     return names;
+  }
+
+  // The names that torch was given beside the numbers (`param_names`), in the same order.
+  std::vector<std::vector<std::string>> param_names() const {
+    std::vector<std::vector<std::string>> names;
+    for (const Made& group : made_) names.push_back(group.names);
+    return names;
+  }
+
+  // Calls parameters as `rename` does.
+  template <typename F>
+  void rename(const F& rename) {
+    for (Made& group : made_) {
+      for (std::string& name : group.params) name = rename(name);
+    }
   }
 
   // Into the draft. Not if parameters have numbers only.
@@ -95,8 +112,9 @@ class DcpGroups {
 
  private:
   struct Made {
-    std::vector<std::string> params;
-    std::optional<Document> document;
+    std::vector<std::string> params = {};
+    std::vector<std::string> names = {};
+    std::optional<Document> document = {};
     FileId file = 0;
   };
 
@@ -110,6 +128,14 @@ class DcpGroups {
       throw InconsistentError({}, "has '" + names.back() + "' in two places");
     }
     return names;
+  }
+
+  static std::vector<std::string> texts_in(const Value& list) {
+    std::vector<std::string> texts;
+    for (const Value& text : list.sequence_or_empty()) {
+      if (text.is(Kind::string)) texts.emplace_back(text.as_string());
+    }
+    return texts;
   }
 
   void set(Made& group, const std::string& key, const TorchArchive& archive, const Value& value) {
@@ -138,6 +164,8 @@ class DcpGroups {
           const std::string name(key.as_string());
           if (name == kParamsKey) {
             made.params = names_in(value);
+          } else if (name == kParamNamesKey) {
+            made.names = texts_in(value);
           } else {
             set(made, name, archive, value);
           }
@@ -148,16 +176,19 @@ class DcpGroups {
 
   void read_nested(bool settings) {
     std::map<int64_t, Made> groups;
-    for (const DcpKeys::Grouped& each : keys_.grouped()) {
+    for (const DcpKeys::Grouped& each : optimizer_.grouped) {
       Made& group = groups[each.group];
       const bool is_params = each.key == kParamsKey;
-      if (!is_params && !settings) continue;
+      const bool is_names = each.key == kParamNamesKey;
+      if (!is_params && !is_names && !settings) continue;
       if (!group.document) begin(group, files_.metadata_file(each.entry));
       const TorchArchive archive = files_.open_value(each.entry);
       in_context({.file = draft_.inputs[archive.file()].display(), .tensor = each.entry.name()},
                  [&] {
                    if (is_params) {
                      group.params = names_in(archive.root());
+                   } else if (is_names) {
+                     group.names = texts_in(archive.root());
                    } else {
                      set(group, each.key, archive, archive.root());
                    }
@@ -177,13 +208,13 @@ class DcpGroups {
   void read_flat(bool settings) {
     std::vector<std::string> order;
     KeyedMap<std::string, std::vector<const DcpKeys::Named*>> by_name;
-    for (const DcpKeys::Named& each : keys_.flat_settings()) {
+    for (const DcpKeys::Named& each : optimizer_.flat_settings) {
       auto& some = by_name[each.name];
       if (some.empty()) order.push_back(each.name);
       some.push_back(&each);
     }
     if (!settings) {
-      if (!order.empty()) made_.push_back({.params = std::move(order), .document = {}});
+      if (!order.empty()) made_.push_back({.params = std::move(order)});
       return;
     }
     std::vector<Made> apart(order.size());
@@ -211,7 +242,7 @@ class DcpGroups {
 
   CheckpointDraft& draft_;
   const DcpFiles& files_;
-  const DcpKeys& keys_;
+  const DcpKeys::Optimizer& optimizer_;
   std::vector<Made> made_;
   KeyedSet<std::string> known_;  // an optimizer has a parameter once
   std::set<std::string> left_out_;
@@ -234,16 +265,25 @@ bool is_batch_norms(std::string_view name) {
 class DcpReader {
  public:
   explicit DcpReader(CheckpointDraft& draft)
-      : draft_(draft), files_(draft), keys_(files_.entries()), tensors_(draft, files_) {}
+      : draft_(draft), files_(draft), keys_(keys_of(draft, files_)), tensors_(draft, files_) {
+    if (keys_.optimizer() != nullptr) states_ = keys_.optimizer()->states;
+  }
 
   void read() {
     draft_.facts.foreign = true;
     draft_.facts.mesh.dp = files_.ranks();
     check_optimizers();
-    DcpGroups groups(draft_, files_, keys_);
+    static const DcpKeys::Optimizer kNone;
+    DcpGroups groups(draft_, files_, keys_.optimizer() == nullptr ? kNone : *keys_.optimizer());
     const bool lacks_values = files_.lacks_values();
-    find_trained(lacks_values ? std::vector<std::vector<std::string>>()
-                              : groups.read(draft_.optimizer_states));
+    std::vector<std::vector<std::string>> params;
+    if (!lacks_values) params = groups.read(draft_.optimizer_states);
+    name_params(params, groups.param_names());
+    groups.rename([&](const std::string& name) { return renamed(name); });
+    for (auto& group : params) {
+      for (std::string& name : group) name = renamed(name);
+    }
+    find_trained(params);
     const bool states = draft_.optimizer_states && !numbered_;
     for (const DcpKeys::Named& each : keys_.model()) {
       if (!files_.is_left_out(each.entry)) tensors_.want(each.entry);
@@ -266,27 +306,73 @@ class DcpReader {
     if (numbered_) {
       draft_.notes.emplace_back(
           "the optimizer numbers its parameters (optimizer.state_dict() as it is), so its states "
-          "are left out; get_optimizer_state_dict of torch.distributed.checkpoint.state_dict "
-          "names them");
+          "are left out; reshard --like CHECKPOINT, of a run with the same groups, names them, and "
+          "so does get_optimizer_state_dict of torch.distributed.checkpoint.state_dict");
     }
   }
 
  private:
   void check_optimizers() {
     if (keys_.model().empty()) {
-      throw InconsistentError(
-          {.file = draft_.folder.path.string()},
-          "has no tensors of a model" +
-              std::string(keys_.optimizers().empty() ? "" : ", but an optimizer"));
+      throw InconsistentError({.file = draft_.folder.path.string()},
+                              "has no tensors of a model" +
+                                  std::string(keys_.has_optimizers() ? ", but an optimizer" : ""));
     }
-    if (!draft_.optimizer_states || keys_.optimizers().size() < 2) return;
+    if (!draft_.optimizer_states || keys_.rivals().empty()) return;
     throw UnsupportedError({.file = draft_.folder.path.string()},
-                           "has several optimizers, under '" + keys_.optimizers()[0] + "' and '" +
-                               keys_.optimizers()[1] + "'");
+                           "has several optimizers, and nothing says which is the model's: " +
+                               some_of(keys_.rivals()));
+  }
+
+  static DcpKeys keys_of(const CheckpointDraft& draft, const DcpFiles& files) {
+    return in_context({.file = draft.folder.path.string()},
+                      [&] { return DcpKeys(files.entries(), draft.model); });
+  }
+
+  // What the model calls a parameter that the optimizer calls `name`, by a number or with the
+  // prefixes of a wrapper.
+  std::string renamed(const std::string& name) const {
+    const auto found = names_.find(name);
+    return found == names_.end() ? name : found->second;
+  }
+
+  // Numbers get the names that the groups have beside them, or else those of the groups of the run
+  // that goes on (OpenOptions::group_names), if these are as many.
+  void name_params(const std::vector<std::vector<std::string>>& params,
+                   const std::vector<std::vector<std::string>>& param_names) {
+    KeyedMap<std::string, std::string> model;
+    for (const DcpKeys::Named& each : keys_.model()) {
+      model.emplace(without_wrappers(each.name), each.name);
+    }
+    for (const std::vector<std::string>& group : params) {
+      for (const std::string& name : group) {
+        const auto found = model.find(without_wrappers(name));
+        if (found != model.end()) names_.emplace(name, found->second);
+      }
+    }
+    if (keys_.optimizer() == nullptr || !keys_.optimizer()->is_numbered()) return;
+    const auto is_as_many = [&](const std::vector<std::vector<std::string>>& names) {
+      return !params.empty() &&
+             std::equal(params.begin(), params.end(), names.begin(), names.end(),
+                        [](const auto& a, const auto& b) { return a.size() == b.size(); });
+    };
+    const std::vector<std::vector<std::string>>* all[] = {&param_names, &draft_.group_names};
+    for (const auto* names : all) {
+      if (!is_as_many(*names)) continue;
+      for (size_t g = 0; g < params.size(); ++g) {
+        for (size_t i = 0; i < params[g].size(); ++i) {
+          const std::string& name = (*names)[g][i];
+          const auto found = model.find(without_wrappers(name));
+          names_[params[g][i]] = found == model.end() ? name : found->second;
+        }
+      }
+      break;
+    }
+    for (DcpKeys::Named& state : states_) state.name = renamed(state.name);
   }
 
   void find_trained(const std::vector<std::vector<std::string>>& groups) {
-    for (const DcpKeys::Named& state : keys_.states()) trained_.insert(state.name);
+    for (const DcpKeys::Named& state : states_) trained_.insert(state.name);
     for (const auto& group : groups) trained_.insert(group.begin(), group.end());
     KeyedSet<std::string_view> known;
     for (const DcpKeys::Named& each : keys_.model()) known.insert(each.name);
@@ -309,7 +395,7 @@ class DcpReader {
   }
 
   void want_states() {
-    for (const DcpKeys::Named& state : keys_.states()) {
+    for (const DcpKeys::Named& state : states_) {
       if (files_.is_left_out(state.entry)) continue;
       if (is_of_elements(state)) {
         tensors_.want(state.entry);
@@ -321,7 +407,7 @@ class DcpReader {
 
   // The run has made as many steps as the parameter that was stepped most often.
   void open_steps() {
-    for (const DcpKeys::Named& state : keys_.states()) {
+    for (const DcpKeys::Named& state : states_) {
       if (state.key != kStepKey || files_.is_lost(state.entry)) continue;
       if (!files_.is_left_out(state.entry)) steps_.push_back({&state, nullptr});
     }
@@ -424,7 +510,7 @@ class DcpReader {
   void add_states() {
     KeyedMap<std::string_view, Param*> params;
     for (Param& param : draft_.params) params.emplace(param.name, &param);
-    for (const DcpKeys::Named& state : keys_.states()) {
+    for (const DcpKeys::Named& state : states_) {
       if (!is_of_elements(state) || files_.is_left_out(state.entry)) continue;
       const auto found = params.find(state.name);
       if (found == params.end()) continue;  // its parameter is left out
@@ -458,6 +544,11 @@ class DcpReader {
   }
 
   void note_left_out() {
+    if (keys_.of_others() > 0) {
+      draft_.notes.push_back(counted(keys_.of_others(), "tensor") +
+                             (keys_.of_others() == 1 ? " is" : " are") + " of other models than '" +
+                             draft_.model + "'");
+    }
     if (keys_.left_out().empty()) return;
     std::vector<std::string> names;
     for (const DcpEntry& entry : keys_.left_out()) names.push_back(entry.name());
@@ -475,6 +566,8 @@ class DcpReader {
   CheckpointDraft& draft_;
   DcpFiles files_;
   DcpKeys keys_;
+  std::vector<DcpKeys::Named> states_;             // of the optimizer, as the model calls them
+  KeyedMap<std::string, std::string> names_ = {};  // the model's, by the optimizer's
   DcpTensors tensors_;
   std::set<std::string> trained_;
   bool numbered_ = false;  // parameters have numbers instead of names
@@ -491,16 +584,7 @@ bool probe_dcp(CheckpointDraft& draft) {
 }
 
 void read_dcp(CheckpointDraft& draft) {
-  if (draft.mp_rank) {
-    throw UnsupportedError(
-        {.file = draft.folder.path.string()},
-        "is of torch.distributed.checkpoint: it has no ranks to read one by one");
-  }
-  if (!draft.tp_rules.empty()) {
-    throw UsageError(
-        "--tp-rule is for slices that no file tells how to put together; chunks of "
-        "torch.distributed.checkpoint say where they belong");
-  }
+  refuse_foreign_options(draft, "of torch.distributed.checkpoint");
   DcpReader(draft).read();
 }
 

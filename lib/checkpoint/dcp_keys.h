@@ -8,19 +8,27 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/dcp_files.h"
 
 namespace dsckpt {
 
-// Which values are the model's and which an optimizer's, by their keys (LAYOUTS.md).
+// `name` without what wrappers put between its parts: `_orig_mod.` (torch.compile),
+// `_checkpoint_wrapped_module.`, `_fsdp_wrapped_module.`, and `module.` in front (DDP).
+std::string without_wrappers(std::string_view name);
+
+// Which values are a model's and which its optimizer's, by their keys (LAYOUTS.md).
 class DcpKeys {
  public:
-  explicit DcpKeys(std::vector<DcpEntry> entries);
+  // `model`: of several models the one that is called so; "": there is one. Throws
+  // InconsistentError, which lists them, where several may be meant; UsageError where none is
+  // called so.
+  DcpKeys(std::vector<DcpEntry> entries, const std::string& model);
 
   struct Named {
-    std::string name;  // of the parameter
+    std::string name;  // of the parameter, as the model has it
     std::string key;   // what it is: "exp_avg", "lr"
     DcpEntry entry;
   };
@@ -29,51 +37,66 @@ class DcpKeys {
     std::string key;
     DcpEntry entry;
   };
+  // What one optimizer has.
+  struct Optimizer {
+    std::string front;  // what stands before "state" and "param_groups": "optim.", "optimizer_0."
+    std::vector<Named> states = {};
+    // The settings of groups, or of parameters, where the optimizer is flattened.
+    std::vector<Grouped> grouped = {};
+    std::vector<Named> flat_settings = {};
+    // `param_groups` as torch 2.3 saves them: a list as one value.
+    std::optional<DcpEntry> whole_groups = {};
 
-  // What stands before "state" and "param_groups" of each: "optim.", "optimizer_0.", "".
-  const std::vector<std::string>& optimizers() const { return optimizers_; }
+    // Whether parameters have numbers instead of names.
+    bool is_numbered() const;
+  };
+
   // The model's tensors; `key` is empty.
   const std::vector<Named>& model() const { return model_; }
+  // The optimizer of that model, whose parameters are called as the model calls them, or by
+  // numbers; nullptr if there is none.
+  const Optimizer* optimizer() const { return optimizer_ < optimizers_.size() ? &own() : nullptr; }
+  // Where several optimizers may be the model's: what they are called.
+  const std::vector<std::string>& rivals() const { return rivals_; }
   // Tensors of neither.
   const std::vector<DcpEntry>& left_out() const { return left_out_; }
-  const std::vector<Named>& states() const { return states_; }
-  // The settings of groups, or of parameters, where the optimizer is flattened.
-  const std::vector<Grouped>& grouped() const { return grouped_; }
-  const std::vector<Named>& flat_settings() const { return flat_settings_; }
-  // `param_groups` as torch 2.3 saves them: a list as one value.
-  const DcpEntry* whole_groups() const { return whole_groups_ ? &*whole_groups_ : nullptr; }
+  // How many tensors are of other models and of their optimizers.
+  size_t of_others() const { return of_others_; }
+  bool has_optimizers() const { return !optimizers_.empty(); }
 
  private:
+  using Names = std::map<std::string, std::set<std::string>>;
+
+  const Optimizer& own() const { return optimizers_[optimizer_]; }
   void find_optimizers();
 
-  // What `key` has behind its optimizer's front; nullopt if it is no optimizer's.
-  std::optional<std::string_view> behind_front(std::string_view key) const;
-  bool is_optimizers(const DcpEntry& entry) const { return behind_front(entry.name()).has_value(); }
+  // The optimizer that `key` is of, and what it has behind its front; nullptr if it is of none.
+  std::pair<Optimizer*, std::string_view> owner_of(std::string_view key);
 
-  void add_optimizer_entry(const DcpEntry& entry);
+  static void add_entry(Optimizer& optimizer, std::string_view rest, const DcpEntry& entry);
 
   // What stands before a tensor's name in the model: the keys of the dicts that it was in.
   static std::string front_of(const DcpEntry& entry);
 
-  void find_model();
+  void find_model(const std::string& model);
+  void find_optimizer(const std::string& front, const std::string& model, const Names& names);
+  void rename_params();
 
-  // Whether parameters have numbers instead of names.
-  bool is_numbered() const;
+  // Whether all parameters that the optimizer names are among `names`.
+  static bool fits(const Optimizer& optimizer, const std::set<std::string>& names);
 
-  // The model's among several; nullptr where nothing tells.
-  const std::string* chosen_front(
-      const std::map<std::string, std::set<std::string_view>>& names) const;
+  // The front of the model; nullopt: all are one model's, dicts of the user's own.
+  std::optional<std::string> chosen_front(const Names& names, const std::string& model) const;
 
   std::vector<DcpEntry> entries_;
-  std::vector<std::string> optimizers_;  // rising
-  std::set<size_t> front_sizes_;         // how long these are
-  std::vector<DcpEntry> others_;         // tensors that are no optimizer's
+  std::vector<Optimizer> optimizers_;  // rising by front
+  std::set<size_t> front_sizes_;       // how long these are
+  std::vector<DcpEntry> others_;       // tensors that are no optimizer's
   std::vector<Named> model_;
   std::vector<DcpEntry> left_out_;
-  std::vector<Named> states_;
-  std::vector<Grouped> grouped_;
-  std::vector<Named> flat_settings_;
-  std::optional<DcpEntry> whole_groups_;
+  size_t of_others_ = 0;
+  size_t optimizer_ = ~size_t{0};
+  std::vector<std::string> rivals_;
 };
 
 }  // namespace dsckpt

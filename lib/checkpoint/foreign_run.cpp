@@ -34,7 +34,10 @@ class ForeignRun {
     take_params();
     draft_.groups = values_.groups();
     note_groups();
-    const DataFile& file = values_.data_files().front();
+    const DataFile file =
+        values_.data_files().empty()
+            ? DataFile{values_.files().front().path, values_.files().front().archive->file()}
+            : values_.data_files().front();
     Document model;
     model.set_root(model_states(model));
     draft_.model_shards.push_back(

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/find/tag_folder.h"
 #include "checkpoint/shard.h"
-#include "checkpoint/tag_folder.h"
 #include "deepspeed/run_config.h"
 
 namespace dsckpt {
@@ -23,11 +23,13 @@ struct CheckpointDraft {
   InputFiles& inputs;
   TagFolder folder = {};
   CheckpointFacts facts = {};
-  RunConfig run_config = {};          // as open_model_shards() found it
-  bool optimizer_states = false;      // whether they are asked for
-  std::vector<TpRule> tp_rules = {};  // the user's
-  bool slices_apart = false;          // OpenOptions::slices_apart
-  bool allow_missing = false;         // OpenOptions::allow_missing
+  RunConfig run_config = {};                               // as open_model_shards() found it
+  bool optimizer_states = false;                           // whether they are asked for
+  std::vector<TpRule> tp_rules = {};                       // the user's
+  bool slices_apart = false;                               // OpenOptions::slices_apart
+  bool allow_missing = false;                              // OpenOptions::allow_missing
+  std::string model = {};                                  // OpenOptions::model
+  std::vector<std::vector<std::string>> group_names = {};  // OpenOptions::group_names
   std::vector<LostFile> lost_files = {};
   std::vector<FileId> lost_ids = {};  // the ids of their stand-ins, likewise
   std::vector<IncompleteParam> incomplete = {};
@@ -87,6 +89,8 @@ void read_average(CheckpointDraft& draft, std::span<const AveragedCheckpoint> pa
 
 // One reader a file.
 extern const Layout kDcp;
+extern const Layout kRankFiles;
+extern const Layout kTraining;
 extern const Layout kZero0;
 extern const Layout kZero12;
 extern const Layout kZero3;

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/tag_folder.h"
+#include "checkpoint/find/tag_folder.h"
 #include "dsckpt/error.h"
 #include "format/torch_archive.h"
 #include "io/input_file.h"

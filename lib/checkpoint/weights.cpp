@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -14,8 +15,10 @@
 #include "base/json.h"
 #include "base/keyed_hash.h"
 #include "base/text.h"
-#include "checkpoint/nearest_checkpoint.h"
-#include "checkpoint/tag_folder.h"
+#include "checkpoint/find/folders.h"
+#include "checkpoint/find/rank_name.h"
+#include "checkpoint/find/saved_states.h"
+#include "checkpoint/state_dicts.h"
 #include "checkpoint/weights_chunks.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/error.h"
@@ -25,6 +28,7 @@
 namespace dsckpt {
 namespace fs = std::filesystem;
 using nlohmann::json;
+using pickle::Value;
 namespace {
 
 constexpr std::string_view kIndexSuffix = ".index.json";
@@ -50,7 +54,71 @@ std::vector<fs::path> ending_with(const fs::path& folder, std::string_view suffi
   return found;
 }
 
+// "model-00001-of-00003.safetensors": what stands before and behind the number, it, and how many.
+struct NumberedName {
+  std::string front;
+  std::string back;
+  size_t digits = 0;
+  uint64_t number = 0;
+  uint64_t count = 0;
+
+  std::string of_number(uint64_t which) const {
+    std::string text = std::to_string(which);
+    if (text.size() < digits) text.insert(0, digits - text.size(), '0');
+    return front + text + back;
+  }
+};
+
+constexpr std::string_view kOf = "-of-";
+constexpr uint64_t kMostNumbered = 100000;
+
+std::optional<NumberedName> numbered_name(const std::string& name) {
+  const size_t of = name.rfind(kOf);
+  if (of == name.npos) return std::nullopt;
+  size_t begin = of;
+  while (begin > 0 && std::isdigit(static_cast<unsigned char>(name[begin - 1])) != 0) --begin;
+  size_t end = of + kOf.size();
+  while (end < name.size() && std::isdigit(static_cast<unsigned char>(name[end])) != 0) ++end;
+  const std::string number = name.substr(begin, of - begin);
+  const std::string count = name.substr(of + kOf.size(), end - of - kOf.size());
+  constexpr size_t kMostDigits = 9;
+  if (!is_digits(number) || !is_digits(count) || number.size() > kMostDigits ||
+      count.size() > kMostDigits) {
+    return std::nullopt;
+  }
+  NumberedName parsed{name.substr(0, begin), name.substr(of), number.size(), std::stoull(number),
+                      std::stoull(count)};
+  if (parsed.number > parsed.count || parsed.count > kMostNumbered) return std::nullopt;
+  return parsed;
+}
+
+// All files of the same count, those that are not there, too. Counted from 1, or from 0 where there
+// is a 0.
+std::vector<fs::path> with_siblings(const fs::path& path) {
+  const auto name = numbered_name(content_path(path).filename().string());
+  if (!name) return {path};
+  std::vector<fs::path> all;
+  const uint64_t first = is_stored(path.parent_path() / name->of_number(0)) ? 0 : 1;
+  for (uint64_t i = 0; i < name->count; ++i) {
+    all.push_back(path.parent_path() / name->of_number(first + i));
+  }
+  return all;
+}
+
 }  // namespace
+
+std::vector<fs::path> missing_siblings(const std::vector<fs::path>& paths) {
+  std::set<fs::path> missing;
+  std::set<std::pair<fs::path, std::string>> seen;
+  for (const fs::path& path : paths) {
+    const auto name = numbered_name(content_path(path).filename().string());
+    if (!name || !seen.emplace(path.parent_path(), name->front + name->back).second) continue;
+    for (const fs::path& sibling : with_siblings(path)) {
+      if (!is_stored(sibling)) missing.insert(sibling);
+    }
+  }
+  return {missing.begin(), missing.end()};
+}
 
 std::vector<fs::path> find_weights(const fs::path& folder) {
   for (const char* stem : kStems) {
@@ -64,7 +132,14 @@ std::vector<fs::path> find_weights(const fs::path& folder) {
   if (std::vector<fs::path> indices = ending_with(folder, kIndexSuffix); indices.size() == 1) {
     return indices;
   }
-  return ending_with(folder, ".safetensors");
+  std::vector<fs::path> files = ending_with(folder, ".safetensors");
+  if (!files.empty()) return files;
+  // transformers' files of torch.save, whose index was lost.
+  files = ending_with(folder, ".bin");
+  std::erase_if(files, [](const fs::path& path) {
+    return !numbered_name(path.filename().string()) || !is_weights_name(path);
+  });
+  return files;
 }
 
 bool is_weights_index(const fs::path& path) {
@@ -114,9 +189,35 @@ bool Weights::probe(const fs::path& path) {
   return fs::is_directory(status) && !find_weights(path).empty();
 }
 
-Weights Weights::open(InputFiles& inputs, const fs::path& path) {
+namespace {
+
+// The dict of the model's tensors in a file, and what its names have in front there.
+Value model_in(const TorchArchive& archive, const std::string& display,
+               const Weights::Options& options, std::vector<std::string>& notes) {
+  const Value& root = archive.root();
+  if (const std::string_view shard = shard_by_keys(root); !shard.empty()) {
+    throw InconsistentError(
+        {.file = display},
+        "is no file of weights but, by its keys, a shard of DeepSpeed (" + std::string(shard) + ")")
+        .with_hint(
+            "give the folder that has all shards of the checkpoint, under the names that "
+            "DeepSpeed gave them");
+  }
+  const TrainingFile file = training_file(root);
+  if (file.optimizers.empty() && options.model.empty()) return root;
+  const KeyedDict& model = chosen_model(options.model, file, display);
+  if (!model.key.empty()) {
+    notes.push_back("of " + display + " the model is read, under '" + printable(model.key) +
+                    "'; the rest of it is left out");
+  }
+  return model.dict;
+}
+
+}  // namespace
+
+Weights Weights::open(InputFiles& inputs, const fs::path& path, const Options& options) {
   Weights weights;
-  std::vector<fs::path> paths{path};
+  std::vector<fs::path> paths = options.of_model ? with_siblings(path) : std::vector{path};
   fs::path root;
   std::optional<std::map<std::string, std::string>> index;
   std::error_code failed;
@@ -136,10 +237,37 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
       paths.push_back(root / name);
       if (!is_stored(paths.back())) missing += (missing.empty() ? "" : ", ") + name;
     }
-    if (!missing.empty()) {
+    if (!missing.empty() && !options.allow_missing) {
       throw InconsistentError({.file = index_path.string()},
-                              "names files that are missing: " + missing);
+                              "names files that are missing: " + missing)
+          .with_hint(
+              "the other files alone, with --allow-missing, or the missing ones fetched "
+              "again");
     }
+  }
+  if (options.of_model || !root.empty()) {
+    const std::vector<fs::path> missing = missing_siblings(paths);
+    if (!missing.empty() && !options.allow_missing) {
+      std::vector<std::string> names;
+      for (const fs::path& file : missing) names.push_back(file.filename().string());
+      throw InconsistentError({.file = path.string()},
+                              counted(names.size(), "file") + (names.size() == 1 ? " is" : " are") +
+                                  " missing by the names of the others:" + listed(names))
+          .with_hint("--allow-missing reads the others alone");
+    }
+    paths.insert(paths.end(), missing.begin(), missing.end());
+  }
+  if (options.allow_missing) {
+    std::erase_if(paths, [&](const fs::path& file) {
+      if (is_stored(file)) return false;
+      const std::string name = file.filename().string();
+      if (std::find(weights.missing_.begin(), weights.missing_.end(), name) ==
+          weights.missing_.end()) {
+        weights.missing_.push_back(name);
+      }
+      return true;
+    });
+    if (paths.empty()) throw InconsistentError({.file = path.string()}, "has none of its files");
   }
 
   KeyedMap<std::string, size_t> file_of;  // by the tensors' names, of weights.files_
@@ -187,7 +315,13 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
       file.archive = std::make_unique<TorchArchive>(TorchArchive::open(inputs, file.id));
       using View = std::tuple<int64_t, Shape, Strides, DType>;
       KeyedMap<std::string, std::map<View, std::string>> views;  // by storage
-      FoundTensors all = find_tensors(file.archive->root());
+      const Value root_value =
+          options.of_model
+              ? in_context(
+                    {.file = display},
+                    [&] { return model_in(*file.archive, display, options, weights.notes_); })
+              : file.archive->root();
+      FoundTensors all = find_tensors(root_value);
       for (OpaqueTensor& opaque : all.opaque) {
         weights.notes_.push_back("'" + printable(opaque.path) + "' is a tensor of a kind that is " +
                                  "not read (" + opaque.kind + ")");
@@ -231,6 +365,10 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
   if (index) {
     for (const auto& [tensor, file] : *index) {
       const auto at = file_of.find(tensor);
+      if (at == file_of.end() && std::find(weights.missing_.begin(), weights.missing_.end(),
+                                           file) != weights.missing_.end()) {
+        continue;
+      }
       if (at == file_of.end()) {
         throw InconsistentError({.file = file, .tensor = tensor},
                                 "is not in the file that the index says it is in");
@@ -244,9 +382,24 @@ Weights Weights::open(InputFiles& inputs, const fs::path& path) {
   return weights;
 }
 
+namespace {
+
+bool has_state(const fs::path& folder) {
+  Folders folders;
+  return !states_in(folders, folder).empty();
+}
+
+// Whether a file is one rank's part of tensors.
+bool is_rank_file(const fs::path& path) {
+  const auto name = parse_rank_name(content_path(path).filename().string());
+  return name && (name->ranks || has_rank_tensors(path));
+}
+
+}  // namespace
+
 bool holds_only_weights(const fs::path& path, const std::string& tag) {
   return tag.empty() && !is_latest(path) && Weights::probe(path) && !is_stored(path / "latest") &&
-         !is_stored(path / "latest_universal") && !has_shards(path);
+         !is_stored(path / "latest_universal") && !has_state(path);
 }
 
 bool is_weights_input(const fs::path& path, const std::string& tag) {
@@ -256,7 +409,8 @@ bool is_weights_input(const fs::path& path, const std::string& tag) {
   constexpr std::array kEndings{".safetensors", ".bin", ".pt", ".pth", ".index.json"};
   return !parse_shard_name(name) &&
          std::any_of(kEndings.begin(), kEndings.end(),
-                     [&](const char* ending) { return name.ends_with(ending); });
+                     [&](const char* ending) { return name.ends_with(ending); }) &&
+         !is_rank_file(path) && !is_training_file(path);
 }
 
 }  // namespace dsckpt

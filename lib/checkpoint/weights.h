@@ -42,6 +42,11 @@ bool holds_only_weights(const std::filesystem::path& path, const std::string& ta
 // are none.
 bool is_weights_input(const std::filesystem::path& path, const std::string& tag);
 
+// Files of `paths` that others of them name and that are not stored: of "model-00001-of-00003.x"
+// those of the other numbers, in the same folder. By path.
+std::vector<std::filesystem::path> missing_siblings(
+    const std::vector<std::filesystem::path>& paths);
+
 // One file of weights, opened. Exactly one of the two is set.
 struct WeightsFile {
   std::filesystem::path path;
@@ -64,21 +69,35 @@ class Weights {
   // True if `path` is a regular file, or a folder with weights as open() looks for them.
   static bool probe(const std::filesystem::path& path);
 
+  struct Options {
+    // What is in a file counts by its content: of a whole training the model alone, without the key
+    // that its state_dict has there; a shard of DeepSpeed is none. Else every tensor is taken, for
+    // who looks at files.
+    bool of_model = false;
+    std::string model = {};      // of several models in a file the key of one
+    bool allow_missing = false;  // go on without files that are missing: missing()
+  };
+
   // Opens a file of torch.save or safetensors with whatever tensors it has, or a folder: with the
   // first there is of model.safetensors, its .index.json, pytorch_model.bin and its .index.json
   // (transformers' order), the same of adapter_model and diffusion_pytorch_model, or else one
-  // *.index.json, or else all its *.safetensors. Throws IoError; what opening the files throws;
-  // CorruptError for an index that is none; InconsistentError for files that an index names and
-  // that are not there (all of them in one message), for tensors that it says are elsewhere, and
-  // for names that are in two files. Files whose headers say so have chunks of tensors, which are
-  // put together (weights_chunks.h, with what it throws).
-  static Weights open(InputFiles& inputs, const std::filesystem::path& path);
+  // *.index.json, or else all its *.safetensors, or else all *.bin of a number. A file of a number
+  // ("-00001-of-00002") means all of them. Throws IoError; what opening the files throws;
+  // CorruptError for an index that is none; InconsistentError for files that an index or the number
+  // of others names and that are not there (all of them in one message), for a shard of DeepSpeed,
+  // for tensors that it says are elsewhere, and for names that are in two files. Files whose
+  // headers say so have chunks of tensors, which are put together (weights_chunks.h, with what it
+  // throws).
+  static Weights open(InputFiles& inputs, const std::filesystem::path& path,
+                      const Options& options);
 
   const std::vector<WeightsFile>& files() const { return files_; }
   // File by file, in the order of each.
   const std::vector<WeightsTensor>& tensors() const { return tensors_; }
   // Tensors of kinds that are not read: by name, with the kind.
   const std::vector<OpaqueTensor>& unread() const { return unread_; }
+  // Files that are not there, with allow_missing, as messages call them.
+  const std::vector<std::string>& missing() const { return missing_; }
   // Things a user should know that are no errors.
   const std::vector<std::string>& notes() const { return notes_; }
   // Only the files, which the tensors' sources do not need.
@@ -88,6 +107,7 @@ class Weights {
   std::vector<WeightsFile> files_;
   std::vector<WeightsTensor> tensors_;
   std::vector<OpaqueTensor> unread_;
+  std::vector<std::string> missing_;
   std::vector<std::string> notes_;
 };
 

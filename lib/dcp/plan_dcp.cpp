@@ -12,7 +12,7 @@
 #include "base/kernels.h"
 #include "base/keyed_hash.h"
 #include "base/text.h"
-#include "checkpoint/dcp_folder.h"
+#include "checkpoint/find/saved_states.h"
 #include "dcp/dcp_writer.h"
 #include "dcp/hyper_parameters.h"
 #include "deepspeed/keys.h"

@@ -25,6 +25,9 @@ struct SourceOptions {
   std::string tag = {};
   // Further folders with shards of the same tag, such as other nodes' disks.
   std::vector<std::filesystem::path> roots = {};
+  // Where several models were saved, such as an actor and its critic, or the models of one DCP
+  // folder: the one of that name. Empty: there is one.
+  std::string model = {};
   // Read the optimizer's states too. to-universal, reshard and strip to a resume need them.
   bool optimizer_states = false;
   // How slices of tensor-parallel ranks go together where the checkpoint does not say it:

@@ -4,6 +4,7 @@
 #include <system_error>
 #include <utility>
 
+#include "checkpoint/find/rank_name.h"
 #include "dsckpt/error.h"
 
 namespace dsckpt {
@@ -30,7 +31,7 @@ Contents Contents::open(InputFiles& inputs, const fs::path& path, const Contents
   if (holds_only_weights(path, options.tag)) {
     Contents contents;
     if (!options.roots.empty()) throw no_roots_of_weights(path);
-    contents.weights_ = std::make_unique<Weights>(Weights::open(inputs, path));
+    contents.weights_ = std::make_unique<Weights>(Weights::open(inputs, path, {}));
     bool torch = false;
     bool safetensors = false;
     for (const WeightsFile& file : contents.weights_->files()) {
@@ -45,7 +46,10 @@ Contents Contents::open(InputFiles& inputs, const fs::path& path, const Contents
     return contents;
   }
 
-  OpenOptions open{.tag = options.tag, .roots = options.roots, .optimizer_states = options.states};
+  OpenOptions open{.tag = options.tag,
+                   .roots = options.roots,
+                   .model = options.model,
+                   .optimizer_states = options.states};
   for (const std::string& rule : options.tp_rules) open.tp_rules.push_back(TpRule::parse(rule));
   const auto opened = [&] {
     return of(std::make_shared<const Checkpoint>(Checkpoint::open(inputs, path, open)));
@@ -116,6 +120,11 @@ std::optional<ShardName> Contents::writer_of(const InputFiles& inputs, FileId fi
   if (swap != swap_owners_.end()) return swap->second;
   const std::string name = inputs[file].path().filename().string();
   if (checkpoint_ && !checkpoint_->data_files().empty()) return dcp_writer(name);
+  if (const auto rank = parse_rank_name(name)) {
+    ShardName writer{.kind = ShardName::Kind::zero_model_states};
+    writer.dp_rank = rank->rank;
+    return writer;
+  }
   return parse_shard_name(name);
 }
 

@@ -39,6 +39,7 @@ struct ContentsOptions {
   std::string tag;                                // as OpenOptions::tag
   bool states = false;                            // the optimizer's states too
   std::vector<std::filesystem::path> roots = {};  // as OpenOptions::roots
+  std::string model = {};                         // as OpenOptions::model
   std::vector<std::string> tp_rules = {};         // as SourceOptions::tp_rules
   // A checkpoint that is damaged is opened without the files that are missing or cannot be read;
   // one of torch.distributed.checkpoint without the values that are not supported.

@@ -3,9 +3,9 @@
 #include <system_error>
 
 #include "base/keyed_hash.h"
-#include "checkpoint/dcp_folder.h"
+#include "checkpoint/find/saved_states.h"
+#include "checkpoint/find/tag_folder.h"
 #include "checkpoint/shard.h"
-#include "checkpoint/tag_folder.h"
 #include "dsckpt/error.h"
 #include "format/dcp_metadata.h"
 #include "io/input_file.h"
@@ -14,7 +14,8 @@ namespace dsckpt {
 namespace fs = std::filesystem;
 
 std::vector<ListedShard> listed_shards(const fs::path& path, const ContentsOptions& options) {
-  const TagFolder folder = find_tag_folder(path, options.tag, options.roots);
+  const TagFolder folder =
+      find_tag_folder(path, {.tag = options.tag, .roots = options.roots, .model = options.model});
   InputFiles inputs;
   std::vector<UnreadableShard> unreadable;
   open_shards(inputs, folder.shards, folder.display_root(), &unreadable);
@@ -28,9 +29,10 @@ std::vector<ListedShard> listed_shards(const fs::path& path, const ContentsOptio
     listed.push_back({shard.path, folder.display(shard.path), failed ? 0 : size,
                       found == why.end() ? "" : found->second});
   }
+  Folders folders;
   // Of torch.distributed.checkpoint: its files are opened by what `.metadata` says of them.
   for (const fs::path& metadata : folder.dcp_metadata) {
-    std::vector<fs::path> files = dcp_data_files(metadata.parent_path());
+    std::vector<fs::path> files = dcp_data_files(folders[metadata.parent_path()]);
     files.insert(files.begin(), metadata);
     for (const fs::path& file : files) {
       std::string wrong;

@@ -9,7 +9,7 @@
 #include <system_error>
 #include <utility>
 
-#include "checkpoint/dcp_folder.h"
+#include "checkpoint/find/saved_states.h"
 #include "deepspeed/shard_name.h"
 #include "dsckpt/dtype.h"
 #include "dsckpt/error.h"
@@ -42,7 +42,9 @@ bool is_folder(const fs::path& path) {
 
 bool is_shard(const fs::path& path) {
   const std::string name = path.filename().string();
-  return parse_shard_name(name) || (is_dcp_name(name) && is_dcp_folder(path.parent_path()));
+  if (parse_shard_name(name)) return true;
+  Folders folders;
+  return is_dcp_name(name) && has_dcp_metadata(folders, path.parent_path());
 }
 
 bool is_tag(const fs::path& folder) {

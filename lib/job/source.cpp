@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/text.h"
-#include "checkpoint/nearest_checkpoint.h"
+#include "checkpoint/find/tag_folder.h"
 #include "checkpoint/weights.h"
 #include "dsckpt/error.h"
 #include "format/read_tensor.h"
@@ -33,6 +33,7 @@ void refuse_weights_options(const SourceOptions& options) {
 OpenOptions open_options(const SourceOptions& options) {
   OpenOptions open{.tag = options.tag,
                    .roots = options.roots,
+                   .model = options.model,
                    .optimizer_states = options.optimizer_states,
                    .slices_apart = options.slices_apart,
                    .allow_missing = options.allow_missing};
@@ -97,15 +98,19 @@ Source Source::open(const fs::path& path, const SourceOptions& options) {
   impl->options = options;
   impl->inputs = std::make_shared<InputFiles>();
   impl->inputs->watch(options.progress);
-  const OpenOptions open = open_options(options);
+  OpenOptions open = open_options(options);
   const bool is_weights = options.weights && is_weights_input(path, options.tag);
   check_weights_from(options, path, is_weights);
   if (!is_weights && options.weights_from.empty()) refuse_weights_options(options);
   if (!options.like.empty()) {
     impl->like = std::make_shared<const Checkpoint>(
         Checkpoint::open(*impl->inputs, options.like, {.tag = {}, .optimizer_states = true}));
+    for (const ParamGroup& group : impl->like->groups()) open.group_names.push_back(group.params);
   }
-  const WeightNames names{.strip_prefix = options.strip_prefix, .add_prefix = options.add_prefix};
+  const WeightNames names{.strip_prefix = options.strip_prefix,
+                          .add_prefix = options.add_prefix,
+                          .model = is_weights ? options.model : std::string(),
+                          .allow_missing = options.allow_missing};
   impl->checkpoint = std::make_shared<const Checkpoint>(
       is_weights ? Checkpoint::from_weights(*impl->inputs, path, names, impl->like.get())
                  : Checkpoint::open(*impl->inputs, path, open));
@@ -128,7 +133,9 @@ namespace {
 std::vector<fs::path> complete_ones(const fs::path& folder, const SourceOptions& options,
                                     std::vector<std::string>& notes) {
   std::vector<std::pair<int64_t, fs::path>> found;
-  for (const NamedCheckpoint& each : all_checkpoints(folder)) {
+  const std::vector<NamedCheckpoint> all = all_checkpoints(folder, options.model);
+  check_ages(folder, all);
+  for (const NamedCheckpoint& each : all) {
     try {
       InputFiles inputs;
       inputs.watch(options.progress);
@@ -237,7 +244,7 @@ Source Source::open_average(const std::vector<fs::path>& paths, const SourceOpti
   for (size_t i = 0; i < all.size(); ++i) {
     auto checkpoint = std::make_shared<const Checkpoint>(
         is_weights_input(all[i], options.tag)
-            ? Checkpoint::from_weights(*impl->inputs, all[i])
+            ? Checkpoint::from_weights(*impl->inputs, all[i], {.model = options.model})
             : Checkpoint::open(*impl->inputs, all[i], open_options(options)));
     if (!folders.insert(fs::weakly_canonical(checkpoint->tag_folder())).second) {
       throw UsageError(checkpoint->tag_folder().string() + ": is given twice")

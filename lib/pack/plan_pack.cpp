@@ -6,8 +6,8 @@
 #include <system_error>
 
 #include "base/text.h"
-#include "checkpoint/dcp_folder.h"
-#include "checkpoint/nearest_checkpoint.h"
+#include "checkpoint/find/saved_states.h"
+#include "checkpoint/find/tag_folder.h"
 #include "dsckpt/error.h"
 #include "dsckpt/pack.h"
 #include "exec/frame_cuts.h"

@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "base/text.h"
+#include "checkpoint/find/tag_folder.h"
 #include "checkpoint/offloaded.h"
 #include "checkpoint/shard.h"
-#include "checkpoint/tag_folder.h"
 #include "deepspeed/keys.h"
 #include "dsckpt/error.h"
 #include "dsckpt/pack.h"
@@ -111,7 +111,7 @@ class Stripper {
         keep_(keep),
         tag_(output_tag(source_)),
         job_(job_of(source)) {
-    const TagFolder folder = find_tag_folder(source_.tag_folder(), "", source_.other_roots());
+    const TagFolder& folder = source_.folder();
     shards_ = open_shards(inputs_, folder.shards, folder.display_root());
   }
 

@@ -65,7 +65,7 @@ std::vector<std::string> names_of(const Checkpoint& world) {
 
 RankFreeFiles::RankFreeFiles(InputFiles& inputs, const Checkpoint& source)
     : inputs_(inputs), mesh_(source.facts().mesh), folder_(source.tag_folder().string()) {
-  const TagFolder folder = find_tag_folder(source.tag_folder(), "", source.other_roots());
+  const TagFolder& folder = source.folder();
   for (const Kinds kind : {Kinds::layer, Kinds::expert}) {
     auto opened = open_shards(inputs, folder.of_kind(kind), folder.display_root());
     std::move(opened.begin(), opened.end(), std::back_inserter(shards_));

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/text.h"
-#include "checkpoint/tag_folder.h"
+#include "checkpoint/find/tag_folder.h"
 #include "checkpoint/weights.h"
 #include "deepspeed/ds_config.h"
 #include "deepspeed/engine_config.h"
@@ -153,7 +153,7 @@ void lay_out_worlds(const Source& source, const TargetOptions& options, PlanBuil
                     ReshardReport& report, Job::Impl& job) {
   const Checkpoint& checkpoint = *source->checkpoint;
   refuse_folded(checkpoint);
-  const TagFolder folder = find_tag_folder(checkpoint.tag_folder(), "", checkpoint.other_roots());
+  const TagFolder& folder = checkpoint.folder();
   const RankFreeFiles copied(*source->inputs, checkpoint);
   const Mesh& mesh = checkpoint.facts().mesh;
   for (uint32_t mp_rank = 0; mp_rank < mesh.pp * mesh.tp; ++mp_rank) {

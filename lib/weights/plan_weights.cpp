@@ -73,6 +73,11 @@ Job plan_weights(const Source& source, const WeightsOptions& options) {
   set_plan(job, plan);
 
   job.left_out = left_out(checkpoint, incomplete);
+  if (checkpoint.facts().from_weights) {
+    for (const LostFile& file : checkpoint.lost_files()) {
+      job.left_out.push_back("missing\t" + printable(file.display));
+    }
+  }
   std::vector<std::string> valueless = choose_valueless(checkpoint, options);
   for (const std::string& name : valueless) {
     job.left_out.push_back("no values\t" + printable(name));

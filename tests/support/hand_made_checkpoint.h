@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/find/tag_folder.h"
 #include "checkpoint/shard.h"
-#include "checkpoint/tag_folder.h"
 #include "support/hand_made.h"
 
 namespace dsckpt::test {
@@ -29,7 +29,7 @@ class HandMadeCheckpoint : public testing::Test {
 
   // All shards in the folder, by kind and rank.
   const std::vector<Shard>& shards() {
-    const TagFolder folder = find_tag_folder(made_.folder(), "");
+    const TagFolder folder = find_tag_folder(made_.folder());
     shards_ = open_shards(inputs_, folder.shards, folder.path.parent_path());
     return shards_;
   }

@@ -52,7 +52,7 @@ class FrozenFiles : public testing::Test {
   void write(const std::string& name, const std::string& json) { made_.write(name, json); }
 
   const std::vector<Shard>& shards() {
-    const TagFolder folder = find_tag_folder(made_.folder(), "");
+    const TagFolder folder = find_tag_folder(made_.folder());
     shards_ = open_shards(inputs_, folder.shards, folder.path.parent_path());
     return shards_;
   }

@@ -1,6 +1,6 @@
 // How a checkpoint's folder is found and its shards are listed: zero_to_fp32.py
 // get_fp32_state_dict_from_zero_checkpoint, engine.py _get_zero_ckpt_name.
-#include "checkpoint/tag_folder.h"
+#include "checkpoint/find/tag_folder.h"
 
 #include <gtest/gtest.h>
 
@@ -10,6 +10,7 @@
 
 #include "dsckpt/error.h"
 #include "support/expect_error.h"
+#include "support/hand_made.h"
 #include "support/temp_file.h"
 
 namespace dsckpt {
@@ -25,7 +26,9 @@ class TagFolders : public testing::Test {
     folder_.write(name, text);
   }
 
-  TagFolder find(const std::string& tag = {}) { return find_tag_folder(folder_.path(), tag); }
+  TagFolder find(const std::string& tag = {}) {
+    return find_tag_folder(folder_.path(), {.tag = tag});
+  }
 
   static Names files_of(const TagFolder& folder) {
     Names names;
@@ -44,7 +47,7 @@ TEST_F(TagFolders, AreListedByRankAndNotByName) {
         "mp_rank_00_model_states.pt"}) {
     write(std::string("step/") + name);
   }
-  const TagFolder folder = find_tag_folder(folder_.path() / "step", "");
+  const TagFolder folder = find_tag_folder(folder_.path() / "step");
   EXPECT_EQ(folder.tag, "step");
   EXPECT_EQ(files_of(folder), (Names{"mp_rank_00_model_states.pt", "mp_rank_01_model_states.pt",
                                      "zero_pp_rank_9_mp_rank_00_optim_states.pt",
@@ -88,9 +91,9 @@ TEST_F(TagFolders, ThatAreMissingAreToldFromThoseThatAreThere) {
   EXPECT_ERROR(find("step2"), InconsistentError, "(folders there: step1)");
   write("latest", "step3");
   EXPECT_ERROR(find(), InconsistentError, "names the tag 'step3', which is not there");
-  EXPECT_ERROR(find_tag_folder(folder_.path() / "nowhere", ""), UsageError, "no such folder");
+  EXPECT_ERROR(find_tag_folder(folder_.path() / "nowhere"), UsageError, "no such folder");
   write("notes.txt");
-  EXPECT_ERROR(find_tag_folder(folder_.path() / "notes.txt", ""), InconsistentError, "is a file");
+  EXPECT_ERROR(find_tag_folder(folder_.path() / "notes.txt"), InconsistentError, "is a file");
 }
 
 // What a user may mean who does not give the folder with `latest`.
@@ -99,46 +102,64 @@ TEST_F(TagFolders, AreFoundByAFileOfTheirs) {
   write("step2/mp_rank_00_model_states.pt");
   write("latest", "step1");
   write("latest_universal", "step2");
-  const auto found = [&](const char* path) { return find_tag_folder(folder_.path() / path, ""); };
+  const auto found = [&](const char* path) { return find_tag_folder(folder_.path() / path); };
   EXPECT_EQ(found("latest").tag, "step1");
   EXPECT_EQ(found("latest_universal").tag, "step2");
   EXPECT_EQ(found("step2/mp_rank_00_model_states.pt").tag, "step2");
-  EXPECT_EQ(find_tag_folder(folder_.path() / "step2", "step2").tag, "step2");
+  EXPECT_EQ(find_tag_folder(folder_.path() / "step2", {.tag = "step2"}).tag, "step2");
   EXPECT_EQ(found("latest").note, "");
 }
 
-TEST_F(TagFolders, BelowAreFoundByTheirNumbers) {
-  for (const char* name : {"checkpoint-9", "checkpoint-10", "checkpoint-2"}) {
-    write(std::string(name) + "/step/mp_rank_00_model_states.pt");
-    write(std::string(name) + "/latest", "step");
+class StepFolders : public testing::Test {
+ protected:
+  void write(const std::string& name, const std::string& text) {
+    fs::create_directories((made_.folder() / name).parent_path());
+    made_.write_raw(name, text);
   }
-  write("runs/events.1");
-  write(".git/step/mp_rank_00_model_states.pt");
+  // A tag's folder whose model-states file says its step.
+  void write_step(const std::string& tag, int64_t step) {
+    fs::create_directories(made_.folder() / tag);
+    made_.write(tag + "/mp_rank_00_model_states.pt",
+                R"({"global_steps": )" + std::to_string(step) + "}");
+  }
+  TagFolder find(const std::string& tag = {}) {
+    return find_tag_folder(made_.folder(), {.tag = tag});
+  }
+
+  test::HandMade made_;
+};
+
+TEST_F(StepFolders, BelowAreFoundByTheStepsInTheirFiles) {
+  write_step("checkpoint-9/step", 9);
+  write("checkpoint-9/latest", "step");
+  write_step("checkpoint-10/step", 4);
+  write("checkpoint-10/latest", "step");
+  write("runs/events.1", "x");
+  write(".git/step/mp_rank_00_model_states.pt", "x");
   const TagFolder newest = find();
-  EXPECT_EQ(newest.path, folder_.path() / "checkpoint-10" / "step");
-  EXPECT_EQ(newest.named, folder_.path() / "checkpoint-10");
-  EXPECT_NE(newest.note.find("checkpoint-10, the newest of 3 checkpoints"), std::string::npos);
-  EXPECT_EQ(find("checkpoint-9").path, folder_.path() / "checkpoint-9" / "step");
+  EXPECT_EQ(newest.path, made_.folder() / "checkpoint-9" / "step");
+  EXPECT_EQ(newest.named, made_.folder() / "checkpoint-9");
+  EXPECT_NE(newest.note.find("checkpoint-9, the newest of 2 checkpoints"), std::string::npos);
+  EXPECT_EQ(find("checkpoint-10").path, made_.folder() / "checkpoint-10" / "step");
   EXPECT_ERROR(find("step"), InconsistentError, "several checkpoints of the tag 'step'");
   // Whoever has `latest` has said which.
-  write("step/mp_rank_00_model_states.pt");
+  write_step("step", 1);
   write("latest", "step");
-  EXPECT_EQ(find().path, folder_.path() / "step");
+  EXPECT_EQ(find().path, made_.folder() / "step");
 }
 
-TEST_F(TagFolders, BelowOfSeveralRunsAreListed) {
-  write("a/epoch=0-step=9.ckpt/step/mp_rank_00_model_states.pt");
+TEST_F(StepFolders, BelowOfSeveralRunsAreListed) {
+  write_step("a/epoch=0-step=9.ckpt/step", 9);
   write("a/epoch=0-step=9.ckpt/latest", "step");
-  EXPECT_EQ(find().path, folder_.path() / "a" / "epoch=0-step=9.ckpt" / "step");
-  write("b/step/mp_rank_00_model_states.pt");
-  EXPECT_ERROR(find(), InconsistentError,
-               "holds checkpoints in several folders: a/epoch=0-step=9.ckpt, b/step");
+  EXPECT_EQ(find().path, made_.folder() / "a" / "epoch=0-step=9.ckpt" / "step");
+  write_step("b/step", 10);
+  EXPECT_ERROR(find(), InconsistentError, "which may be several models");
 }
 
 class Roots : public TagFolders {
  protected:
   TagFolder find_both() {
-    return find_tag_folder(folder_.path() / "a", "step", {folder_.path() / "b"});
+    return find_tag_folder(folder_.path() / "a", {.tag = "step", .roots = {folder_.path() / "b"}});
   }
 };
 
@@ -167,15 +188,16 @@ TEST_F(Roots, OfOtherTagsAreRefused) {
   write("a/latest", "step");
   write("b/other/mp_rank_00_model_states.pt");
   write("b/latest", "other");
-  EXPECT_ERROR(find_tag_folder(folder_.path() / "a", "", {folder_.path() / "b"}), InconsistentError,
-               "names the tag 'other', in the first root it is 'step'");
+  EXPECT_ERROR(find_tag_folder(folder_.path() / "a", {.roots = {folder_.path() / "b"}}),
+               InconsistentError, "names the tag 'other', in the first root it is 'step'");
   EXPECT_ERROR(find_both(), InconsistentError, "has no folder of the tag 'step'");
 }
 
 TEST_F(Roots, AreGivenOnce) {
   write("a/step/mp_rank_00_model_states.pt");
-  EXPECT_ERROR(find_tag_folder(folder_.path() / "a", "step", {folder_.path() / "a"}), UsageError,
-               "is given twice");
+  EXPECT_ERROR(
+      find_tag_folder(folder_.path() / "a", {.tag = "step", .roots = {folder_.path() / "a"}}),
+      UsageError, "is given twice");
 }
 
 }  // namespace

@@ -67,7 +67,7 @@ class Grid {
     report_dissent(mp_words_, mp, keys::kMpWorldSize);
     // Stage 0 needs no count: its only files are those of the mp ranks.
     mp_ = mp.value_or(largest_mp() + 1);
-    dp_ = dp.value_or(1);
+    dp_ = dp.value_or(largest_dp() + 1);  // where no file that can be read says it
     find_stage();
     const bool universal = v_.report.form == "universal";
     check_kind(Kind::model_states, stage_3_ && !is_for_any_stage(v_) ? 0 : 1);
@@ -132,6 +132,16 @@ class Grid {
     uint32_t largest = 0;
     for (const CheckedFile& file : v_.files) {
       if (file.name) largest = std::max(largest, file.name->mp_rank);
+    }
+    return largest;
+  }
+
+  uint32_t largest_dp() const {
+    uint32_t largest = 0;
+    for (const CheckedFile& file : v_.files) {
+      const bool is_of_zero = file.name && (file.name->kind == Kind::zero_model_states ||
+                                            file.name->kind == Kind::optim_states);
+      if (is_of_zero) largest = std::max(largest, file.name->dp_rank);
     }
     return largest;
   }

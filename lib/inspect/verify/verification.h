@@ -17,8 +17,8 @@
 
 #include "base/keyed_hash.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/find/tag_folder.h"
 #include "checkpoint/shard.h"
-#include "checkpoint/tag_folder.h"
 #include "dsckpt/error.h"
 #include "format/safetensors.h"
 #include "format/zip.h"

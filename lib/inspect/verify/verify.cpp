@@ -6,7 +6,9 @@
 #include <system_error>
 #include <tuple>
 
-#include "checkpoint/nearest_checkpoint.h"
+#include "checkpoint/find/folders.h"
+#include "checkpoint/find/rank_name.h"
+#include "checkpoint/find/tag_folder.h"
 #include "checkpoint/weights.h"
 #include "exec/workers.h"
 #include "inspect/contents.h"
@@ -26,9 +28,10 @@ enum Form : unsigned {
   kUniversal = 2,
   kWeights = 4,
   kDcp = 8,
+  kStateDicts = 16,  // one rank's in each file, or a whole training in one
   kCheckpoint = 3,
-  kOfArchives = 7,
-  kAll = 15
+  kOfArchives = 23,
+  kAll = 31
 };
 
 // A row of the table of steps: whom it is for, and the checks that it makes.
@@ -68,7 +71,7 @@ const std::vector<Step>& steps() {
       {check_flat_groups, kZero, {layout}},
       {check_padding, kZero, {layout}},
       {check_swap_files, kZero, {missing, extra, layout}},
-      {open_checkpoint, kCheckpoint | kDcp, {layout}},
+      {open_checkpoint, kCheckpoint | kDcp | kStateDicts, {layout}},
       {check_rounding, kCheckpoint, {rounding}},
       {check_module_replicas, kZero, {replica}},
       {check_same_tensors, kCheckpoint, {replica}},
@@ -80,21 +83,19 @@ const std::vector<Step>& steps() {
 
 // The folder to look at where `latest` names none: the only one with shards.
 std::optional<std::string> only_tag(const fs::path& path) {
-  std::vector<std::string> tags;
-  std::error_code failed;
-  for (const fs::directory_entry& entry : fs::directory_iterator(path, failed)) {
-    std::error_code ignored;
-    if (entry.is_directory(ignored) && has_shards(entry.path())) {
-      tags.push_back(entry.path().filename().string());
-    }
-  }
-  return tags.size() == 1 ? std::optional(tags.front()) : std::nullopt;
+  const std::vector<fs::path> tags = other_tags(path, "");
+  if (tags.size() != 1) return std::nullopt;
+  return tags.front().filename().string();
+}
+
+FindOptions find_options(const Verification& v, std::string tag) {
+  return {.tag = std::move(tag), .roots = v.options.roots, .model = v.options.model};
 }
 
 // False if there is nothing to look at but a `latest` that is wrong.
 bool find_folder(Verification& v, const fs::path& path) {
   try {
-    v.folder = find_tag_folder(path, v.options.tag, v.options.roots);
+    v.folder = find_tag_folder(path, find_options(v, v.options.tag));
     return true;
   } catch (const Error& error) {
     // A universal checkpoint whose model's file is missing.
@@ -111,7 +112,7 @@ bool find_folder(Verification& v, const fs::path& path) {
   }
   const auto tag = only_tag(path);
   if (!tag) return false;
-  v.folder = find_tag_folder(path, *tag, v.options.roots);
+  v.folder = find_tag_folder(path, find_options(v, *tag));
   return true;
 }
 
@@ -165,12 +166,30 @@ void add_weights_files(Verification& v, const fs::path& folder) {
   }
 }
 
+// All files of ranks, those of the optimizer and of extra states, too.
+void add_rank_files(Verification& v) {
+  std::vector<fs::path> folders = v.folder.other_roots;
+  folders.insert(folders.begin(), v.folder.path);
+  Folders listed;
+  for (const fs::path& folder : folders) {
+    for (const fs::path& file : listed[folder].files) {
+      if (parse_rank_name(file.filename().string())) add_file(v, file, std::nullopt);
+    }
+  }
+}
+
+// Whether a file is one of several ranks', which are looked at together.
+bool is_one_ranks(const fs::path& path) {
+  const auto name = parse_rank_name(content_path(path).filename().string());
+  return name && (name->ranks || has_rank_tensors(path));
+}
+
 // What the path is, and its files. 0 if there is nothing to look at.
 unsigned find_files(Verification& v, const fs::path& path) {
   std::error_code failed;
   if (!is_stored(path)) throw UsageError(path.string() + ": there is no such file");
   v.report.folder = path;
-  if (!fs::is_directory(path, failed) && !is_latest(path)) {
+  if (!fs::is_directory(path, failed) && !is_latest(path) && !is_one_ranks(path)) {
     if (!v.options.roots.empty()) throw no_roots_of_weights(path);
     v.report.form = "file";
     v.report.folder = path.parent_path();
@@ -186,10 +205,18 @@ unsigned find_files(Verification& v, const fs::path& path) {
   v.report.form = "zero";
   if (!find_folder(v, path)) return 0;
   v.report.folder = v.folder.path;
+  for (const auto& [folder, damage] : v.folder.damaged) {
+    v.add({.check = Check::unreadable, .message = damage, .file = folder.string()});
+  }
   v.report.choice = v.folder.note;
   if (!v.folder.dcp_metadata.empty()) {
     v.report.form = "dcp";
     return kDcp;
+  }
+  if (!v.folder.rank_name.first.empty()) {
+    v.report.form = "rank-files";
+    add_rank_files(v);
+    return kStateDicts;
   }
   for (const ShardFile& shard : v.folder.shards) add_file(v, shard.path, shard.name);
   if (v.folder.has(ShardName::Kind::optim_states) ||

@@ -85,6 +85,7 @@ struct VerifyReport {
 struct VerifyOptions {
   std::string tag;                                // as OpenOptions::tag
   std::vector<std::filesystem::path> roots = {};  // as OpenOptions::roots
+  std::string model = {};                         // as OpenOptions::model
   std::vector<std::string> tp_rules = {};         // as SourceOptions::tp_rules
   bool finite = false;                            // look for NaN and Inf in weights and states
   std::filesystem::path manifest;                 // compare with it; none if empty

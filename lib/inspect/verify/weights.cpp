@@ -32,6 +32,7 @@ class WeightsCheck {
   void check() {
     collect();
     const std::optional<fs::path> path = index_path();
+    check_siblings();
     if (!path) {
       v_.skip(Check::index, "there is none");
       return;
@@ -57,6 +58,17 @@ class WeightsCheck {
     const std::vector<fs::path> paths = find_weights(v_.report.folder);
     if (paths.size() != 1 || !is_weights_index(paths.front())) return std::nullopt;
     return paths.front();
+  }
+
+  // Files that the numbers in the names of others say there are.
+  void check_siblings() {
+    std::vector<fs::path> paths;
+    for (const CheckedFile& file : v_.files) paths.push_back(file.path);
+    for (const fs::path& missing : missing_siblings(paths)) {
+      v_.add({.check = Check::missing,
+              .message = "is missing, by the names of the others",
+              .file = missing.filename().string()});
+    }
   }
 
   void add(const CheckedFile& file, const std::string& name, uint64_t bytes) {

@@ -1,0 +1,322 @@
+#include "checkpoint/find/choose.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <iterator>
+#include <map>
+#include <set>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "base/text.h"
+#include "checkpoint/find/same_files.h"
+#include "dsckpt/error.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+// Words that names of ages have, beside numbers.
+constexpr std::array kAges{"best",       "checkpoint", "checkpoints", "ckpt",       "ckpts",
+                           "epoch",      "epochs",     "ep",          "final",      "global",
+                           "globalstep", "iter",       "iteration",   "iterations", "last",
+                           "latest",     "newest",     "save",        "step",       "steps"};
+// Words that tell neither ages nor models apart: what programs put into names of checkpoints.
+constexpr std::array kNeutral{"acc",   "accuracy", "eval",      "f",     "hf",    "loss",  "metric",
+                              "model", "ppl",      "save",      "saved", "score", "state", "states",
+                              "tag",   "train",    "universal", "val",   "valid", "with"};
+// accelerate/utils/constants.py MODEL_NAME: several models of a program get numbers.
+constexpr std::string_view kAccelerates = "pytorch_model";
+
+template <typename Words>
+bool has_word(const Words& words, std::string_view word) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+// A part of a path: whether it may be an age's name, and what is left of it besides.
+struct NameParts {
+  bool is_age = false;
+  std::string rest = {};
+};
+
+NameParts parts_of(const std::string& name) {
+  NameParts parts;
+  if (name.starts_with(kAccelerates)) return {false, name};
+  bool has_digits = false;
+  bool has_letters = false;
+  for (size_t at = 0; at < name.size();) {
+    const auto letter = [&](size_t i) {
+      return std::isalpha(static_cast<unsigned char>(name[i])) || (name[i] & 0x80) != 0;
+    };
+    if (!letter(at)) {
+      has_digits = has_digits || std::isdigit(static_cast<unsigned char>(name[at]));
+      ++at;
+      continue;
+    }
+    std::string word;
+    for (; at < name.size() && letter(at); ++at) {
+      word += static_cast<char>(std::tolower(static_cast<unsigned char>(name[at])));
+    }
+    has_letters = true;
+    if (has_word(kAges, word)) {
+      parts.is_age = true;
+    } else if (!has_word(kNeutral, word)) {
+      parts.rest += (parts.rest.empty() ? "" : " ") + word;
+    }
+  }
+  parts.is_age = parts.is_age || (has_digits && !has_letters);
+  return parts;
+}
+
+std::vector<std::string> components(const fs::path& path) {
+  std::vector<std::string> all;
+  for (const fs::path& each : path) all.push_back(each.string());
+  return all;
+}
+
+// Whether the names leave it open that both are of one model.
+bool may_be_ages(const fs::path& a, const fs::path& b) {
+  const std::vector<std::string> of_a = components(a);
+  const std::vector<std::string> of_b = components(b);
+  if (of_a.size() != of_b.size()) return false;
+  for (size_t i = 0; i < of_a.size(); ++i) {
+    if (of_a[i] == of_b[i]) continue;
+    const NameParts parts_a = parts_of(of_a[i]);
+    const NameParts parts_b = parts_of(of_b[i]);
+    if (!parts_a.is_age || !parts_b.is_age || parts_a.rest != parts_b.rest) return false;
+  }
+  return true;
+}
+
+bool has_same_params(const SavedState& a, const SavedState& b) {
+  return std::equal(a.params.begin(), a.params.end(), b.params.begin(), b.params.end(),
+                    [](const auto& one, const auto& other) {
+                      const bool told = !one.second.empty() && !other.second.empty();
+                      return one.first == other.first && (!told || one.second == other.second);
+                    });
+}
+
+bool is_same_state(const SavedState& a, const SavedState& b) {
+  return a.damage.empty() && b.damage.empty() && a.kind == b.kind && a.step == b.step &&
+         has_same_params(a, b);
+}
+
+// A Universal Checkpoint of a state whose shards are there.
+bool is_other_form(const SavedState& universal, const SavedState& zero) {
+  return universal.kind == StateKind::universal && zero.kind == StateKind::zero && universal.step &&
+         universal.step == zero.step;
+}
+
+InconsistentError refusal(const fs::path& path, const std::vector<SavedState>& states,
+                          const std::string& why) {
+  InconsistentError error({.file = path.string()}, "holds " + counted(states.size(), "checkpoint") +
+                                                       ", " + why + ":" +
+                                                       listed(lines_of(path, states)));
+  std::set<std::string> models;
+  for (const SavedState& state : states) models.insert(model_name(path, state));
+  const bool have_names = std::none_of(models.begin(), models.end(), [](const std::string& model) {
+    const NameParts parts = parts_of(model);
+    return parts.is_age && parts.rest.empty();
+  });
+  const fs::path one = path / states.back().below(path);
+  std::string hint = "give the folder of one: " + shell_word(one.lexically_normal().string());
+  if (have_names && models.size() > 1) {
+    hint = "--model " + shell_word(*models.begin()) + " reads the newest of one of them";
+  }
+  return std::move(error).with_hint(hint);
+}
+
+// Without copies of others: links to them, and folders of which all files are files of theirs.
+std::vector<SavedState> without_copies(std::vector<SavedState> states) {
+  std::vector<SavedState> kept;
+  std::stable_sort(states.begin(), states.end(), [](const SavedState& a, const SavedState& b) {
+    return a.is_latest && !b.is_latest;
+  });
+  for (SavedState& state : states) {
+    bool is_copy = false;
+    for (SavedState& other : kept) {
+      if (!is_same_state(state, other)) continue;
+      if (are_copies_of_files(state.folder, other.folder)) {
+        is_copy = true;
+      } else if (are_copies_of_files(other.folder, state.folder)) {  // `other` lacks some
+        std::swap(state, other);
+        is_copy = true;
+      }
+      if (is_copy) break;
+    }
+    if (!is_copy) kept.push_back(std::move(state));
+  }
+  std::erase_if(kept, [&](const SavedState& state) {
+    return std::any_of(kept.begin(), kept.end(),
+                       [&](const SavedState& zero) { return is_other_form(state, zero); });
+  });
+  return kept;
+}
+
+// Throws unless they are ages of one model, and sorts them, the oldest first. `all` are listed.
+void sort_ages(const fs::path& path, std::vector<SavedState>& states,
+               const std::vector<SavedState>& all) {
+  const auto by_path = [&](const SavedState& a, const SavedState& b) {
+    return a.below(path) < b.below(path);
+  };
+  std::sort(states.begin(), states.end(), by_path);
+  for (size_t i = 1; i < states.size(); ++i) {
+    const SavedState& a = states[i - 1];
+    const SavedState& b = states[i];
+    if (a.kind != b.kind) throw refusal(path, all, "of several kinds");
+    if (!may_be_ages(a.below(path), b.below(path)) || !has_same_params(a, b)) {
+      throw refusal(path, all, "which may be several models");
+    }
+  }
+  for (const SavedState& state : states) {
+    if (!state.step) throw refusal(path, all, "not all of which tell their step");
+  }
+  std::sort(states.begin(), states.end(), [](const SavedState& a, const SavedState& b) {
+    return std::tuple(*a.step, a.folder) < std::tuple(*b.step, b.folder);
+  });
+  const auto twice =
+      std::adjacent_find(states.begin(), states.end(),
+                         [](const SavedState& a, const SavedState& b) { return a.step == b.step; });
+  if (twice != states.end()) throw refusal(path, all, "some of the same step");
+}
+
+// That of `latest`, unless another tag beside it is another model of the same step.
+Choice choose_latest(const fs::path& path, const std::vector<SavedState>& states,
+                     const SavedState& latest) {
+  if (!latest.damage.empty()) return {latest};
+  std::vector<SavedState> rivals{latest};
+  for (const SavedState& other : states) {
+    if (other.folder == latest.folder && other.kind == latest.kind &&
+        other.dcp_metadata == latest.dcp_metadata) {
+      continue;
+    }
+    if (other.folder != latest.folder) {
+      if (!other.damage.empty() || other.kind != latest.kind) continue;
+      if (may_be_ages(other.folder.lexically_relative(path),
+                      latest.folder.lexically_relative(path))) {
+        continue;
+      }
+      const bool is_other_model = !has_same_params(other, latest);
+      const bool is_of_step = other.step && other.step == latest.step;
+      if (!is_other_model && !is_of_step) continue;
+      if (!is_other_model && are_copies_of_files(other.folder, latest.folder)) continue;
+    }
+    rivals.push_back(other);
+  }
+  if (rivals.size() > 1) throw refusal(path, rivals, "which may be several models");
+  return {latest};
+}
+
+const SavedState* latest_of(const fs::path& path, const std::vector<SavedState>& states) {
+  const auto found = std::find_if(states.begin(), states.end(), [&](const SavedState& state) {
+    return state.is_latest && state.named == path;
+  });
+  return found == states.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+std::string model_name(const fs::path& path, const SavedState& state) {
+  const bool is_tag_of_path = state.is_latest && state.named == path;
+  const fs::path below = is_tag_of_path ? fs::path(state.tag) : state.below(path);
+  for (const std::string& part : components(below)) {
+    const NameParts parts = parts_of(part);
+    if (!parts.is_age || !parts.rest.empty()) return part;
+  }
+  return below.string();
+}
+
+std::vector<std::string> lines_of(const fs::path& path, const std::vector<SavedState>& states) {
+  std::vector<std::array<std::string, 3>> rows;
+  size_t width = 0;
+  for (const SavedState& state : states) {
+    const bool is_tag_of_path = state.is_latest && state.named == path;
+    std::string step = state.step ? "step " + std::to_string(*state.step) : "of no known step";
+    if (!state.damage.empty()) step = state.damage;
+    rows.push_back({is_tag_of_path ? state.tag : state.below(path).string(),
+                    std::string(to_string(state.kind)), std::move(step)});
+    width = std::max(width, rows.back()[0].size());
+  }
+  std::vector<std::string> lines;
+  for (const auto& [name, kind, step] : rows) {
+    lines.push_back(printable(name) + std::string(width - name.size() + 2, ' ') + kind + ", " +
+                    step);
+  }
+  return lines;
+}
+
+std::vector<SavedState> of_model(const fs::path& path, std::vector<SavedState> states,
+                                 const std::string& model) {
+  if (model.empty()) return states;
+  std::vector<SavedState> found;
+  for (const SavedState& state : states) {
+    const bool is_tag_of_path = state.is_latest && state.named == path;
+    const std::vector<std::string> parts =
+        components(is_tag_of_path ? fs::path(state.tag) : state.below(path));
+    if (has_word(parts, model)) found.push_back(state);
+  }
+  if (!found.empty()) return found;
+  const auto may_have_models = [](const SavedState& state) {
+    return state.kind == StateKind::dcp || state.kind == StateKind::rank_files;
+  };
+  if (std::any_of(states.begin(), states.end(), may_have_models)) return states;
+  throw UsageError("--model: no checkpoint in " + path.string() + " is called '" + model +
+                   "':" + listed(lines_of(path, states)));
+}
+
+bool is_told_by_names(const fs::path& path, const std::vector<SavedState>& states) {
+  if (states.size() < 2) return true;
+  const SavedState* latest = latest_of(path, states);
+  if (latest == nullptr) return false;
+  return std::all_of(states.begin(), states.end(), [&](const SavedState& other) {
+    if (other.folder == latest->folder) return &other == latest;
+    return may_be_ages(other.folder.lexically_relative(path),
+                       latest->folder.lexically_relative(path));
+  });
+}
+
+std::vector<SavedState> sorted_by_age(const fs::path& path, std::vector<SavedState> states) {
+  const std::vector<SavedState> all = states;
+  std::vector<SavedState> whole = without_copies(std::move(states));
+  const auto damaged = std::stable_partition(
+      whole.begin(), whole.end(), [](const SavedState& state) { return state.damage.empty(); });
+  std::vector<SavedState> sorted(std::make_move_iterator(damaged),
+                                 std::make_move_iterator(whole.end()));
+  whole.erase(damaged, whole.end());
+  if (whole.size() > 1) sort_ages(path, whole, all);
+  sorted.insert(sorted.end(), std::make_move_iterator(whole.begin()),
+                std::make_move_iterator(whole.end()));
+  return sorted;
+}
+
+Choice choose(const fs::path& path, std::vector<SavedState> states) {
+  if (const SavedState* latest = latest_of(path, states)) {
+    return choose_latest(path, states, *latest);
+  }
+  const auto name = [&](const SavedState& state) { return state.below(path).string(); };
+  if (states.size() == 1) {
+    Choice choice{std::move(states.front())};
+    if (choice.state.named != path && choice.state.folder != path) {
+      choice.note = "reading " + name(choice.state) + ", the only checkpoint in " + path.string();
+    }
+    return choice;
+  }
+  std::vector<SavedState> sorted = sorted_by_age(path, states);
+  Choice choice{std::move(sorted.back())};
+  sorted.pop_back();
+  if (!choice.state.damage.empty()) throw refusal(path, states, "none of which can be read");
+  choice.note = "reading " + name(choice.state) + ", the newest of " +
+                counted(states.size(), "checkpoint") + " in " + path.string();
+  for (SavedState& state : sorted) {
+    auto& kept = state.damage.empty() ? choice.older : choice.damaged;
+    kept.insert(kept.begin(), std::move(state));
+  }
+  for (const SavedState& state : choice.damaged) {
+    choice.note += "\n  " + name(state) + " cannot be read: " + state.damage;
+  }
+  return choice;
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,49 @@
+// Which of several saved states a path means.
+//
+// One rule: where two answers are possible, they are listed and nothing is done. States are ages of
+// one model where their names say so, their parameters are the same, and their steps differ: then
+// the highest step is meant. Names are no steps, and times are nothing.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "checkpoint/find/saved_states.h"
+
+namespace dsckpt {
+
+struct Choice {
+  SavedState state;
+  std::string note = {};  // what was chosen among what; "" where the path leaves no choice
+  // The others of the same model, the newest first: meant as well, should it be damaged.
+  std::vector<SavedState> older = {};
+  std::vector<SavedState> damaged = {};  // of no known step; the note names them
+};
+
+// Those of `states` below `path` that an option asks for by its model: the name of a folder of
+// theirs. All for "", and where the model may be one within files of DCP. Throws UsageError that
+// lists the models if none is called so.
+std::vector<SavedState> of_model(const std::filesystem::path& path, std::vector<SavedState> states,
+                                 const std::string& model);
+
+// Whether choose() needs look_into() of all.
+bool is_told_by_names(const std::filesystem::path& path, const std::vector<SavedState>& states);
+
+// One of `states`, of which there are some, below `path`; that of a `latest` in it is, whether or
+// not it is damaged. Throws InconsistentError that lists them
+// if several may be meant, or none can be read.
+Choice choose(const std::filesystem::path& path, std::vector<SavedState> states);
+
+// All of them, the oldest first; throws as choose(). Those that are damaged come first.
+std::vector<SavedState> sorted_by_age(const std::filesystem::path& path,
+                                      std::vector<SavedState> states);
+
+// What to call a state among `states` of several models.
+std::string model_name(const std::filesystem::path& path, const SavedState& state);
+
+// A line for each, for messages: its path, what it is, its step.
+std::vector<std::string> lines_of(const std::filesystem::path& path,
+                                  const std::vector<SavedState>& states);
+
+}  // namespace dsckpt

@@ -1,0 +1,47 @@
+#include "checkpoint/find/folders.h"
+
+#include <algorithm>
+
+#include "io/content_name.h"
+#include "io/far_files.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+
+IoError cannot_list(const fs::path& folder, const std::error_code& failed) {
+  return {{.file = shown_path(folder)}, "cannot list", failed.value()};
+}
+
+bool ListedFolder::has_file(std::string_view name) const {
+  return std::binary_search(files.begin(), files.end(), path / name);
+}
+
+const ListedFolder& ListedFolder::checked() const {
+  if (failed) throw cannot_list(path, failed);
+  return *this;
+}
+
+const ListedFolder& Folders::operator[](const fs::path& folder) {
+  const auto [at, is_new] = folders_.try_emplace(folder);
+  ListedFolder& listed = at->second;
+  if (!is_new) return listed;
+  listed.path = folder;
+  std::error_code failed;
+  fs::directory_iterator it(folder, failed);
+  for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
+    std::error_code ignored;
+    if (it->is_directory(ignored)) {
+      listed.folders.push_back(it->path());
+    } else {
+      listed.files.push_back(content_path(it->path()));
+    }
+  }
+  const bool is_none =
+      failed == std::errc::no_such_file_or_directory || failed == std::errc::not_a_directory;
+  if (failed && !is_none) listed.failed = failed;
+  std::sort(listed.folders.begin(), listed.folders.end());
+  std::sort(listed.files.begin(), listed.files.end());
+  return listed;
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,287 @@
+#include "checkpoint/find/saved_states.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "base/bytes.h"
+#include "base/text.h"
+#include "checkpoint/find/rank_name.h"
+#include "deepspeed/shard_name.h"
+#include "dsckpt/error.h"
+#include "format/dcp_metadata.h"
+#include "io/content_name.h"
+#include "io/far_files.h"
+#include "io/input_file.h"
+
+namespace dsckpt {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::array<const char*, 2> kLatest{"latest", "latest_universal"};
+constexpr uint64_t kMaxTagBytes = 4096;
+constexpr int kLevels = 3;          // Lightning: version_0/checkpoints/epoch=0-step=10.ckpt
+constexpr size_t kFolders = 20000;  // of a folder that is no output of a training
+constexpr std::string_view kModelFront = "model";
+
+std::string name_of(const fs::path& path) {
+  return path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
+}
+
+// The number behind `front` in a folder's name; "" if it is none.
+std::string number_behind(std::string_view front, const fs::path& folder) {
+  const std::string name = name_of(folder);
+  if (!name.starts_with(front)) return "";
+  std::string number = name.substr(front.size());
+  return is_digits(number) ? number : "";
+}
+
+SavedState accelerates(Folders& folders, const fs::path& folder, const std::string& number) {
+  SavedState state{.kind = StateKind::dcp, .folder = folder, .named = folder};
+  state.tag = name_of(folder);
+  state.dcp_metadata = {folder / (std::string(kAccelerateModel) + number) / kDcpMetadataName};
+  const fs::path optimizer = folder / (std::string(kAccelerateOptimizer) + number);
+  if (has_dcp_metadata(folders, optimizer)) {
+    state.dcp_metadata.push_back(optimizer / kDcpMetadataName);
+  }
+  return state;
+}
+
+void add_shards(Folders& folders, const fs::path& folder, std::vector<SavedState>& states) {
+  const ListedFolder& listed = folders[folder];
+  bool has_shards = false;
+  bool has_optimizer = false;
+  for (const fs::path& file : listed.files) {
+    const auto name = parse_shard_name(file.filename().string());
+    has_shards = has_shards || name;
+    has_optimizer = has_optimizer || (name && name->kind == ShardName::Kind::optim_states);
+  }
+  if (!has_shards) return;
+  const bool has_zero =
+      std::binary_search(listed.folders.begin(), listed.folders.end(), folder / "zero");
+  SavedState state{.folder = folder, .named = folder, .tag = name_of(folder)};
+  state.kind = has_zero && !has_optimizer ? StateKind::universal : StateKind::zero;
+  states.push_back(std::move(state));
+}
+
+void add_dcp(Folders& folders, const fs::path& folder, std::vector<SavedState>& states) {
+  if (has_dcp_metadata(folders, folder)) {
+    const std::string own = number_behind(kAccelerateModel, folder);
+    const std::string number = own.empty() ? number_behind(kAccelerateOptimizer, folder) : own;
+    const fs::path named = folder.has_filename() ? folder : folder.parent_path();
+    const fs::path above = named.has_parent_path() ? named.parent_path() : fs::path(".");
+    if (!number.empty() &&
+        has_dcp_metadata(folders, above / (std::string(kAccelerateModel) + number))) {
+      states.push_back(accelerates(folders, above, number));
+      return;
+    }
+    SavedState state{.kind = StateKind::dcp, .folder = folder, .named = folder};
+    state.tag = name_of(folder);
+    state.dcp_metadata = {folder / kDcpMetadataName};
+    states.push_back(std::move(state));
+    return;
+  }
+  for (const fs::path& child : folders[folder].folders) {
+    const std::string number = number_behind(kAccelerateModel, child);
+    if (number.empty() || !has_dcp_metadata(folders, child)) continue;
+    states.push_back(accelerates(folders, folder, number));
+  }
+}
+
+// Of files that each rank has written one set is the model's: that of "model", or the only one.
+void add_rank_files(Folders& folders, const fs::path& folder, std::vector<SavedState>& states) {
+  std::set<std::pair<std::string, std::string>> sets;
+  for (const fs::path& file : folders[folder].files) {
+    if (const auto name = parse_rank_name(file.filename().string())) {
+      sets.emplace(name->front, name->back);
+    }
+  }
+  const auto is_models = [](const auto& set) {
+    return set.first.find(kModelFront) != set.first.npos;
+  };
+  if (std::any_of(sets.begin(), sets.end(), is_models)) {
+    std::erase_if(sets, [&](const auto& set) { return !is_models(set); });
+  }
+  for (const auto& [front, back] : sets) {
+    const RankName first{.front = front, .back = back};
+    // Names of programs of their own are proved by what is in a file.
+    const fs::path path = folder / first.of_rank(0);
+    if (front.find("world_size_") == front.npos && !has_rank_tensors(path)) continue;
+    SavedState state{.kind = StateKind::rank_files, .folder = folder, .named = folder};
+    state.tag = name_of(folder);
+    state.rank_name = {front, back};
+    states.push_back(std::move(state));
+  }
+}
+
+// Those below a folder that is none itself.
+class Search {
+ public:
+  explicit Search(Folders& folders) : folders_(folders) {}
+
+  std::vector<SavedState> take() { return std::move(found_); }
+
+  // Whether anything is there.
+  bool add(const fs::path& folder) {
+    if (const auto latest = latest_in(folders_, folder)) {
+      add_tags(folder, *latest);
+      return true;
+    }
+    std::vector<SavedState> own = states_in(folders_, folder);
+    found_.insert(found_.end(), own.begin(), own.end());
+    return !own.empty();
+  }
+
+  void add_below(const fs::path& folder, int levels) {
+    for (const fs::path& child : checked(folder).folders) {
+      if (child.filename().string().starts_with(".")) continue;
+      if (++seen_ > kFolders) break;
+      if (!add(child) && levels > 1) add_below(child, levels - 1);
+    }
+  }
+
+ private:
+  // The newest may be in what cannot be listed.
+  const ListedFolder& checked(const fs::path& folder) {
+    try {
+      return folders_[folder].checked();
+    } catch (const IoError& error) {
+      throw error.hinted("if it is not the one that is meant, give the folder of the one that is");
+    }
+  }
+
+  // That of `latest` and those of the other tags beside it.
+  void add_tags(const fs::path& folder, const fs::path& latest) {
+    std::string tag;
+    std::vector<SavedState> named;
+    SavedState broken{.folder = folder, .named = folder, .is_latest = true};
+    try {
+      tag = tag_named_by(latest);
+      named = states_in(folders_, folder / tag);
+      if (named.empty()) broken.damage = "`latest` names '" + tag + "', which is not there";
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::io) throw;
+      broken.damage = "`latest` " + error.message();
+    }
+    broken.tag = tag;
+    if (named.empty()) found_.push_back(std::move(broken));
+    for (SavedState& state : named) {
+      state.named = folder;
+      state.tag = tag;
+      state.is_latest = true;
+      found_.push_back(std::move(state));
+    }
+    for (const fs::path& child : folders_[folder].folders) {
+      if (child == (folder / tag).lexically_normal() || child.filename().string().front() == '.') {
+        continue;
+      }
+      for (SavedState& state : states_in(folders_, child)) found_.push_back(std::move(state));
+    }
+  }
+
+  Folders& folders_;
+  std::vector<SavedState> found_;
+  size_t seen_ = 0;
+};
+
+}  // namespace
+
+std::string_view to_string(StateKind kind) {
+  switch (kind) {
+    case StateKind::zero:
+      return "ZeRO";
+    case StateKind::universal:
+      return "universal";
+    case StateKind::dcp:
+      return "DCP";
+    case StateKind::rank_files:
+      return "rank files";
+  }
+  return "";
+}
+
+fs::path SavedState::below(const fs::path& above) const {
+  // Accelerate's have a folder each.
+  const fs::path own = kind == StateKind::dcp ? dcp_metadata.front().parent_path()
+                       : is_latest            ? named
+                                              : folder;
+  fs::path relative = own.lexically_relative(above);
+  return relative.empty() ? own : relative;
+}
+
+std::vector<SavedState> states_in(Folders& folders, const fs::path& folder) {
+  std::vector<SavedState> states;
+  add_shards(folders, folder, states);
+  add_dcp(folders, folder, states);
+  add_rank_files(folders, folder, states);
+  return states;
+}
+
+std::vector<SavedState> find_states(Folders& folders, const fs::path& path) {
+  Search search(folders);
+  if (!search.add(path)) search.add_below(path, kLevels);
+  return search.take();
+}
+
+std::optional<fs::path> latest_in(Folders& folders, const fs::path& folder) {
+  for (const char* name : kLatest) {
+    if (folders[folder].has_file(name)) return folder / name;
+  }
+  return std::nullopt;
+}
+
+std::optional<fs::path> latest_in(const fs::path& folder) {
+  Folders folders;
+  return latest_in(folders, folder);
+}
+
+bool is_latest(const fs::path& file) {
+  std::error_code failed;
+  const fs::path name = content_path(file).filename();
+  return std::find(kLatest.begin(), kLatest.end(), name) != kLatest.end() &&
+         !fs::is_directory(file, failed);
+}
+
+std::string tag_named_by(const fs::path& path) {
+  const InputFile file(path);
+  if (file.size() > kMaxTagBytes) {
+    throw CorruptError({.file = shown_path(path)}, "is too long to be the name of a tag");
+  }
+  const std::vector<std::byte> bytes = file.read(0, file.size());
+  std::string_view text = as_text(bytes);
+  const auto is_space = [](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); };
+  if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);  // of an editor
+  while (!text.empty() && (is_space(text.back()) || text.back() == '/')) text.remove_suffix(1);
+  while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
+  const fs::path tag(text);
+  const bool leaves = std::any_of(tag.begin(), tag.end(), [](const auto& p) { return p == ".."; });
+  if (text.empty() || text.find('\0') != text.npos || tag.is_absolute() || leaves) {
+    throw CorruptError({.file = shown_path(path)}, "does not hold the name of a tag");
+  }
+  return std::string(text);
+}
+
+bool has_dcp_metadata(Folders& folders, const fs::path& folder) {
+  if (!folders[folder].has_file(kDcpMetadataName)) return false;
+  try {
+    constexpr std::byte kProto{0x80};  // protocol 2 and above begin with it
+    const InputFile file(folder / kDcpMetadataName);
+    return file.size() > 0 && file.read(0, 1).front() == kProto;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+std::vector<fs::path> dcp_data_files(const ListedFolder& folder) {
+  std::vector<fs::path> files;
+  for (const fs::path& file : folder.files) {
+    if (file.native().ends_with(kDcpDataSuffix)) files.push_back(file);
+  }
+  return files;
+}
+
+bool is_dcp_name(std::string_view file_name) {
+  return file_name == kDcpMetadataName || file_name.ends_with(kDcpDataSuffix);
+}
+
+}  // namespace dsckpt

@@ -1,0 +1,300 @@
+#include "checkpoint/state_dicts.h"
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "base/keyed_hash.h"
+#include "base/text.h"
+#include "checkpoint/order_match.h"
+#include "dsckpt/error.h"
+#include "format/tensors_in.h"
+
+namespace dsckpt {
+namespace {
+
+using pickle::Kind;
+using pickle::Value;
+
+class StateDicts {
+ public:
+  StateDicts(CheckpointDraft& draft, std::vector<ModelEntry> model, const OptimizerDict* optimizer)
+      : draft_(draft), model_(std::move(model)), optimizer_(optimizer) {}
+
+  void read() {
+    draft_.facts.foreign = true;
+    find_owners();
+    const bool is_assigned = optimizer_ == nullptr || name_params();
+    draft_.facts.frozen_known = optimizer_ != nullptr && is_assigned;
+    for (size_t i = 0; i < model_.size(); ++i) add_param(i, is_assigned);
+    std::stable_sort(draft_.params.begin(), draft_.params.end(),
+                     [](const Param& a, const Param& b) { return rank_of(a) < rank_of(b); });
+    if (optimizer_ == nullptr) {
+      if (draft_.optimizer_states) draft_.notes.emplace_back("there are no optimizer states");
+      return;
+    }
+    if (!is_assigned) {
+      draft_.facts.states_assigned = false;
+      draft_.notes.emplace_back(
+          "the optimizer numbers its parameters, and their order and shapes do not tell which is "
+          "which: its states are left out");
+    } else if (draft_.optimizer_states) {
+      add_groups();
+    }
+    if (told_by_type_ == 0) return;
+    draft_.notes.push_back(counted(told_by_type_, "tensor") +
+                           " that the optimizer does not have count as frozen parameters; nothing "
+                           "says which of them are buffers");
+  }
+
+ private:
+  static int rank_of(const Param& param) {
+    if (!param.alias_of.empty()) return 3;
+    return param.kind == ParamKind::buffer ? 0 : param.kind == ParamKind::frozen ? 1 : 2;
+  }
+
+  static bool is_batch_norms(std::string_view name) {
+    const std::string_view last = name.substr(name.rfind('.') + 1);
+    return last == "running_mean" || last == "running_var";
+  }
+
+  bool may_be_trained(size_t i) const {
+    return owner_[i] == i && is_floating_point(model_[i].value.dtype()) &&
+           !is_batch_norms(model_[i].name);
+  }
+
+  // Of names of the same elements the optimizer may have any: that one is the owner.
+  void find_owners() {
+    owner_.resize(model_.size());
+    KeyedSet<std::string> known;
+    if (optimizer_ != nullptr) {
+      for (const auto& group : optimizer_->groups) {
+        known.insert(group.params.begin(), group.params.end());
+        known.insert(group.names.begin(), group.names.end());
+      }
+    }
+    KeyedMap<std::string, size_t> first;
+    for (const bool preferred : {true, false}) {
+      for (size_t i = 0; i < model_.size(); ++i) {
+        if (known.contains(model_[i].name) != preferred || model_[i].place.empty()) continue;
+        first.emplace(model_[i].place, i);
+      }
+    }
+    for (size_t i = 0; i < model_.size(); ++i) {
+      owner_[i] = model_[i].place.empty() ? i : first.at(model_[i].place);
+    }
+  }
+
+  // The key of each parameter in the optimizer.
+  bool name_params() {
+    key_.resize(model_.size());
+    KeyedMap<std::string_view, size_t> by_name;
+    for (size_t i = 0; i < model_.size(); ++i) by_name.emplace(model_[i].name, i);
+    bool numbered = false;
+    std::vector<std::string> unknown;
+    for (const OptimizerDict::Group& group : optimizer_->groups) {
+      const bool has_names = group.names.size() == group.params.size();
+      for (size_t i = 0; i < group.params.size(); ++i) {
+        const std::string& name = has_names ? group.names[i] : group.params[i];
+        const auto found = by_name.find(name);
+        if (found == by_name.end()) {
+          numbered = numbered || is_digits(name);
+          unknown.push_back(name);
+          continue;
+        }
+        if (!key_[owner_[found->second]].empty()) {
+          throw InconsistentError({.file = draft_.folder.path.string(), .tensor = name},
+                                  "is in two groups of the optimizer");
+        }
+        key_[owner_[found->second]] = group.params[i];
+      }
+    }
+    if (unknown.empty()) return true;
+    if (numbered && std::all_of(unknown.begin(), unknown.end(), is_digits)) return number_params();
+    throw InconsistentError({.file = draft_.folder.path.string(), .tensor = unknown.front()},
+                            "is one of " + counted(unknown.size(), "parameter") +
+                                " that the optimizer has and the model has not:" + listed(unknown));
+  }
+
+  bool number_params() {
+    std::vector<size_t> candidates;
+    std::vector<Shape> shapes;
+    for (size_t i = 0; i < model_.size(); ++i) {
+      if (!may_be_trained(i)) continue;
+      candidates.push_back(i);
+      shapes.push_back(model_[i].value.shape());
+    }
+    std::vector<std::vector<OwnedIndex>> groups;
+    size_t count = 0;
+    for (const OptimizerDict::Group& group : optimizer_->groups) {
+      std::vector<OwnedIndex>& indices = groups.emplace_back();
+      for (const std::string& number : group.params) {
+        const auto state = optimizer_->states.find(number);
+        std::optional<Shape> shape;
+        if (state != optimizer_->states.end()) shape = state->second.shape;
+        constexpr size_t kMostDigits = 18;
+        if (!is_digits(number) || number.size() > kMostDigits) return false;
+        indices.push_back({static_cast<size_t>(std::stoull(number)), shape});
+        ++count;
+      }
+    }
+    if (count > candidates.size()) return false;
+    const auto assigned = assign_in_order(shapes, groups);
+    if (!assigned) return false;
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      if ((*assigned)[i]) key_[candidates[i]] = std::to_string(*(*assigned)[i]);
+    }
+    draft_.notes.emplace_back(
+        "the optimizer's states have no names; they are given to the parameters in the order of "
+        "the model");
+    return true;
+  }
+
+  ParamKind kind_of(size_t i, bool is_assigned) {
+    const size_t owner = owner_[i];
+    if (optimizer_ == nullptr || !is_assigned) {
+      return may_be_trained(owner) ? ParamKind::trainable : ParamKind::buffer;
+    }
+    if (!key_[owner].empty()) return ParamKind::trainable;
+    if (!may_be_trained(owner)) return ParamKind::buffer;
+    ++told_by_type_;
+    return ParamKind::frozen;
+  }
+
+  void add_param(size_t i, bool is_assigned) {
+    ModelEntry& entry = model_[i];
+    Param param{.name = entry.name, .kind = kind_of(i, is_assigned), .weight = entry.value};
+    if (owner_[i] != i) param.alias_of = model_[owner_[i]].name;
+    param.requires_grad = param.kind == ParamKind::trainable;
+    if (param.requires_grad && size_of(param.weight.dtype()) < size_of(DType::float32)) {
+      draft_.facts.has_masters = false;
+    }
+    if (owner_[i] == i && is_assigned && optimizer_ != nullptr) {
+      name_of_.emplace(key_[i], entry.name);
+      const auto found = optimizer_->states.find(key_[i]);
+      if (found != optimizer_->states.end() && !key_[i].empty()) {
+        take_states(param, found->second);
+      }
+    }
+    draft_.params.push_back(std::move(param));
+  }
+
+  void take_states(Param& param, const OptimizerEntry& entry) {
+    if (entry.step.archive != nullptr) {
+      constexpr double kMostSteps = 1e15;
+      const std::optional<double> number = entry.step.archive->scalar(entry.step.value);
+      if (!number) throw CorruptError({.tensor = param.name}, "has a step that is no number");
+      auto& steps = draft_.facts.global_steps;
+      if (*number >= 0 && *number < kMostSteps) {
+        steps = std::max(steps.value_or(0), static_cast<int64_t>(*number));
+      }
+    }
+    if (!draft_.optimizer_states) return;
+    param.step = entry.step;
+    for (const ParamState& state : entry.tensors) {
+      if (state.value.shape() != param.weight.shape()) {
+        throw InconsistentError({.file = draft_.folder.path.string(), .tensor = param.name},
+                                "has the state '" + state.key + "' of shape " +
+                                    to_text(state.value.shape()) + ", itself " +
+                                    to_text(param.weight.shape()));
+      }
+      param.states.push_back(state);
+    }
+    if (!entry.others.empty()) param.others = entry.others;
+  }
+
+  void add_groups() {
+    for (const OptimizerDict::Group& from : optimizer_->groups) {
+      ParamGroup group{.params = {}, .settings = from.settings};
+      for (const std::string& key : from.params) {
+        const auto found = name_of_.find(key);
+        if (found == name_of_.end()) return draft_.groups.clear();
+        group.params.push_back(found->second);
+      }
+      draft_.groups.push_back(std::move(group));
+    }
+  }
+
+  CheckpointDraft& draft_;
+  std::vector<ModelEntry> model_;
+  const OptimizerDict* optimizer_;
+  std::vector<size_t> owner_;     // of each entry, itself or the one that it is tied to
+  std::vector<std::string> key_;  // of each entry in the optimizer; "" of what that has not
+  KeyedMap<std::string, std::string> name_of_;  // by the optimizer's key
+  size_t told_by_type_ = 0;
+};
+
+}  // namespace
+
+std::string optimizer_key(const Value& key) {
+  return key.is(Kind::string) ? std::string(key.as_string()) : std::to_string(key.as_int());
+}
+
+std::vector<OptimizerDict::Group> optimizer_groups(const TorchArchive& archive,
+                                                   const Value& state_dict) {
+  std::vector<OptimizerDict::Group> groups;
+  for (const Value& from : state_dict.at("param_groups").as_sequence()) {
+    OptimizerDict::Group& group = groups.emplace_back();
+    for (const Value& key : from.at("params").as_sequence()) {
+      group.params.push_back(optimizer_key(key));
+    }
+    for (const Value& name : from.find_or_none("param_names").sequence_or_empty()) {
+      if (name.is(Kind::string)) group.names.emplace_back(name.as_string());
+    }
+    group.settings = {&archive, from};
+  }
+  return groups;
+}
+
+void read_state_dicts(CheckpointDraft& draft, std::vector<ModelEntry> model,
+                      const OptimizerDict* optimizer) {
+  StateDicts(draft, std::move(model), optimizer).read();
+}
+
+void refuse_foreign_options(const CheckpointDraft& draft, const std::string& what) {
+  if (draft.mp_rank) {
+    throw UnsupportedError({.file = draft.folder.path.string()},
+                           "is " + what + ": it has no ranks to read one by one");
+  }
+  if (!draft.tp_rules.empty()) {
+    throw UsageError("--tp-rule is for slices that no file tells how to put together; this is " +
+                     what + ", which says where its parts belong");
+  }
+}
+
+const KeyedDict& chosen_model(const std::string& name, const TrainingFile& file,
+                              const std::string& display) {
+  std::vector<std::string> names;
+  for (const KeyedDict& model : file.models) {
+    if (!name.empty() && model.key == name) return model;
+    names.push_back(model.key);
+  }
+  if (names.empty()) throw InconsistentError({.file = display}, "has no tensors of a model");
+  if (!name.empty()) {
+    throw UsageError("--model: no model in " + display + " is called '" + name + "', but " +
+                     some_of(names));
+  }
+  if (names.size() == 1) return file.models.front();
+  throw InconsistentError({.file = display},
+                          "holds " + counted(names.size(), "model") + ": " + some_of(names))
+      .with_hint("--model " + shell_word(names.front()) + " reads one of them");
+}
+
+const KeyedDict* optimizer_of(const TrainingFile& file, const KeyedDict& model,
+                              const std::string& display) {
+  if (file.optimizers.empty()) return nullptr;
+  if (file.optimizers.size() == 1) return &file.optimizers.front();
+  std::vector<const KeyedDict*> own;
+  for (const KeyedDict& optimizer : file.optimizers) {
+    if (!model.key.empty() && optimizer.key.find(model.key) != optimizer.key.npos) {
+      own.push_back(&optimizer);
+    }
+  }
+  if (own.size() == 1) return own.front();
+  throw UnsupportedError({.file = display}, "has " + counted(file.optimizers.size(), "optimizer") +
+                                                ", and nothing says which is the model's");
+}
+
+}  // namespace dsckpt

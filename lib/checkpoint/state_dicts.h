@@ -1,0 +1,65 @@
+// A model's and an optimizer's state_dict, as torch keeps them, as a checkpoint of a run that is
+// not DeepSpeed's.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/layout.h"
+#include "format/training_file.h"
+#include "plan/tensor_source.h"
+
+namespace dsckpt {
+
+struct ModelEntry {
+  std::string name;
+  TensorSource value;
+  std::string place = {};  // the same text: the same elements, of a tied parameter; "": of no other
+};
+
+// What an optimizer keeps for a parameter, as its state_dict calls that: by its name or number.
+struct OptimizerEntry {
+  std::vector<ParamState> tensors = {};  // of the parameter's shape
+  std::vector<WholeState> others = {};
+  ShardValue step = {};
+  std::optional<Shape> shape = {};  // of its states
+};
+
+struct OptimizerDict {
+  struct Group {
+    std::vector<std::string> params = {};  // names or numbers
+    std::vector<std::string> names = {};   // `param_names`, of as many, where torch was given them
+    ShardValue settings = {};
+  };
+  std::vector<Group> groups = {};
+  std::map<std::string, OptimizerEntry> states = {};
+};
+
+// The groups of an optimizer's state_dict. Throws CorruptError for one that is none.
+std::vector<OptimizerDict::Group> optimizer_groups(const TorchArchive& archive,
+                                                   const pickle::Value& state_dict);
+// The key of a state, or of a parameter in a group.
+std::string optimizer_key(const pickle::Value& key);
+
+// Fills params, groups and facts. Parameters that the optimizer has by numbers get these by
+// `param_names`, or else by their order (order_match.h); where neither tells, the states are left
+// out with a note. Without an optimizer (nullptr) all floating tensors count as trained. Throws
+// InconsistentError for a name that the model has not.
+void read_state_dicts(CheckpointDraft& draft, std::vector<ModelEntry> model,
+                      const OptimizerDict* optimizer);
+
+// Options that are for shards of DeepSpeed; `what` the folder is instead.
+void refuse_foreign_options(const CheckpointDraft& draft, const std::string& what);
+
+// The only model of a file, or the one of that name. Throws InconsistentError that lists
+// them if there are several, UsageError if none is called so.
+const KeyedDict& chosen_model(const std::string& name, const TrainingFile& file,
+                              const std::string& display);
+// The optimizer that belongs to it: the only one, or the one that is called like it; nullptr if
+// there is none. Throws UnsupportedError for several that nothing tells apart.
+const KeyedDict* optimizer_of(const TrainingFile& file, const KeyedDict& model,
+                              const std::string& display);
+
+}  // namespace dsckpt

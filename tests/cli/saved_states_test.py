@@ -1,0 +1,63 @@
+"""Which of the states that lie in a folder each tool takes: the newest of one model, or none and a list.
+
+SCENES=500 makes that many folders in place of some; SEED another kind of chance.
+"""
+import os
+import pathlib
+import re
+import shutil
+
+import cli_common
+import torch_files
+import training_folders
+from cli_common import CliTest
+from tools import run_tool
+
+
+class SavedStatesTest(CliTest):
+
+    def assert_right_weights(self, scene, output):
+        found = torch_files.load(output / "pytorch_model.bin")
+        taken = [state for state in scene.states if self.is_of(state.case, found)]
+        self.assertTrue(taken, "the weights of no state")
+        self.assertTrue(any(state in taken for state in scene.right),
+                        f"took {[state.path for state in taken]}, not {[state.path for state in scene.right]}")
+
+    @staticmethod
+    def is_of(case, found):
+        truth = case.truth()
+        return set(truth) == set(found) and all(torch_files.same_bits(found[name], truth[name]) for name in truth)
+
+    def check(self, scene, scratch):
+        output = scratch / "weights"
+        ran = run_tool("zero-to-fp32", scene.folder, output, *scene.arguments)
+        chosen = re.findall("reading (.*?),", ran.stderr)
+        if ran.returncode == 0:
+            self.assert_right_weights(scene, output)
+        else:
+            self.assertEqual(ran.returncode, 3, ran.stderr)
+            self.assertFalse(scene.clear, ran.stderr)
+            self.assertIn("holds", ran.stderr)
+            for state in scene.states:
+                self.assertIn(str(pathlib.Path(state.path)), ran.stderr)
+        for tool, *arguments in [("reshard", scene.folder, scratch / "r", "--dp", "1"),
+                                 ("to-universal", "--input-folder", scene.folder, "--output-folder", scratch / "u/u"),
+                                 ("to-dcp", scene.folder, scratch / "d", "--dp", "1")]:
+            other = run_tool(tool, *arguments, "--dry-run", *scene.arguments)
+            self.assertEqual(other.returncode, ran.returncode, (tool, other.stderr))
+            self.assertEqual(re.findall("reading (.*?),", other.stderr), chosen, tool)
+        summary = run_tool("ckpt-inspect", scene.folder, *scene.arguments)
+        self.assertEqual(summary.returncode, ran.returncode, summary.stderr)
+
+    def test_the_right_one_or_none_in_folders_made_by_chance(self):
+        scratch = self.new_path("scenes")
+        maker = training_folders.Maker(scratch, int(os.environ.get("SEED", "1")))
+        for number in range(int(os.environ.get("SCENES", "24"))):
+            scene = maker.make(number)
+            with self.subTest(number=number, what=scene.what, arguments=scene.arguments):
+                self.check(scene, scene.folder.parent)
+            shutil.rmtree(scene.folder.parent)
+
+
+if __name__ == "__main__":
+    cli_common.main()
