@@ -70,7 +70,7 @@ class RankFilesReader {
     Folders folders;
     uint32_t ranks = 0;
     for (const fs::path& folder : roots) {
-      for (const fs::path& path : folders[folder].checked().files) {
+      for (const fs::path& path : folders[folder].files) {
         const auto name = parse_rank_name(path.filename().string());
         if (!name) continue;
         const bool is_model = name->front == of_model.front && name->back == of_model.back;

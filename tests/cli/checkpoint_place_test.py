@@ -71,6 +71,7 @@ class CheckpointPlaceTest(CliTest):
         output = self.new_path()
         for name in names:
             shutil.copytree(scratch.folder, output / name)
+            cli_common.set_step(output / name, int(re.findall(r"\d+", name)[-1]))
         return scratch, output
 
     def break_one(self, folder):
@@ -92,8 +93,9 @@ class CheckpointPlaceTest(CliTest):
     def test_a_folder_that_cannot_be_listed_never_makes_an_older_one_the_newest(self):
         scratch, output = self.trainers_output("checkpoint-1", "checkpoint-2")
         tags = self.new_path("tags")
-        for name in ("global_step1", "global_step2"):
-            shutil.copytree(scratch.tag, tags / name)
+        for step in (1, 2):
+            shutil.copytree(scratch.tag, tags / f"global_step{step}")
+            cli_common.set_step(tags / f"global_step{step}", step)
         for folder, newest, *options in ((output, "checkpoint-2"), (tags, "global_step2"),
                                          (tags, "global_step2", "--tag", "all")):
             expected = self.new_path()
@@ -131,6 +133,7 @@ class CheckpointPlaceTest(CliTest):
         output = self.new_path()
         for name in ("checkpoint-9", "checkpoint-10"):
             shutil.copytree(scratch.folder, output / name)
+            cli_common.set_step(output / name, int(name[len("checkpoint-"):]))
             (output / name / "trainer_state.json").write_text("{}")
         (output / "checkpoint-10" / "latest").unlink()
         (output / "checkpoint-10" / "latest").write_text(scratch.tag.name)

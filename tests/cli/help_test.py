@@ -89,7 +89,7 @@ class SlipTest(CliTest):
         self.assertEqual(expected.returncode, 0)
         self.assertTrue(expected.stdout)
         for arguments in [["--so", "size", "--mat=weight", "--ta", tag, case.load_dir],
-                          ["--sort=size", case.load_dir, "--m", "weight", f"-t{tag}", "-q", "--color=never"]]:
+                          ["--sort=size", case.load_dir, "--mat", "weight", f"-t{tag}", "-q", "--color=never"]]:
             done = self.tool("ckpt-inspect", "list", *arguments)
             self.assertEqual((done.returncode, done.stdout), (0, expected.stdout), done.stderr)
         done = self.tool("ckpt-inspect", "list", case.load_dir, "--s=size")

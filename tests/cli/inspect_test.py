@@ -147,8 +147,9 @@ class InspectTest(CliTest):
 
     def test_which_of_several_it_is_is_said(self):
         output = self.new_path()
-        for name in ("checkpoint-1", "checkpoint-2"):
-            shutil.copytree(self.scratch("z2_bf16_w2").folder, output / name)
+        for step in (1, 2):
+            shutil.copytree(self.scratch("z2_bf16_w2").folder, output / f"checkpoint-{step}")
+            cli_common.set_step(output / f"checkpoint-{step}", step)
         for command in ([], ["list"], ["tree"], ["stats"], ["verify"], ["where", "temperature"]):
             place = [*command[:1], output, *command[1:]]
             done = self.tool("ckpt-inspect", *place)

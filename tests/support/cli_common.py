@@ -48,6 +48,14 @@ def flip(path, offset, mask=0x10):
         file.write(bytes([byte ^ mask]))
 
 
+def set_step(folder, step):
+    """Has the model-states files below `folder` say that so many steps were made."""
+    import torch_files  # and NumPy
+    for path in pathlib.Path(folder).rglob("*model_states.pt"):
+        with torch_files.edited(path) as state:
+            state["global_steps"] = step
+
+
 def memory_limit(size):
     """The option that says how much memory a tool may have. Sanitized ones reserve terabytes, and are given none."""
     return [] if "DSCKPT_SANITIZED" in os.environ else [f"--max-memory={size}"]

@@ -103,7 +103,7 @@ TEST(Choose, WhatLatestNames) {
 TEST(Choose, AWholeOneAmongThoseThatCannotBeRead) {
   SavedState damaged = state("global_step422", std::nullopt);
   damaged.damage = "the file is empty";
-  const Choice choice = choose(kPath, {state("global_step418", 418), damaged});
+  const ChosenState choice = choose(kPath, {state("global_step418", 418), damaged});
   EXPECT_EQ(choice.state.tag, "global_step418");
   EXPECT_NE(choice.note.find("global_step422 cannot be read: the file is empty"),
             std::string::npos);
@@ -119,7 +119,7 @@ TEST(Choose, TheOneOfAModel) {
 }
 
 TEST(Choose, OlderOnesAreKeptForWhenItIsDamaged) {
-  const Choice choice = choose(kPath, {state("step1", 1), state("step3", 3), state("step2", 2)});
+  const ChosenState choice = choose(kPath, {state("step1", 1), state("step3", 3), state("step2", 2)});
   ASSERT_EQ(choice.older.size(), 2u);
   EXPECT_EQ(choice.older[0].tag, "step2");
   EXPECT_EQ(choice.older[1].tag, "step1");

@@ -183,7 +183,7 @@ void sort_ages(const fs::path& path, std::vector<SavedState>& states,
 }
 
 // That of `latest`, unless another tag beside it is another model of the same step.
-Choice choose_latest(const fs::path& path, const std::vector<SavedState>& states,
+ChosenState choose_latest(const fs::path& path, const std::vector<SavedState>& states,
                      const SavedState& latest) {
   if (!latest.damage.empty()) return {latest};
   std::vector<SavedState> rivals{latest};
@@ -266,6 +266,20 @@ std::vector<SavedState> of_model(const fs::path& path, std::vector<SavedState> s
                    "':" + listed(lines_of(path, states)));
 }
 
+std::vector<SavedState> without_older_tags(const fs::path& path, std::vector<SavedState> states) {
+  std::map<fs::path, fs::path> latest;  // of folders below `path`, the one that is named
+  for (const SavedState& state : states) {
+    if (state.is_latest && state.named != path) latest.emplace(state.named, state.folder);
+  }
+  std::erase_if(states, [&](const SavedState& state) {
+    if (state.is_latest) return false;
+    const auto found = latest.find(state.folder.parent_path());
+    return found != latest.end() && may_be_ages(state.folder.lexically_relative(path),
+                                                found->second.lexically_relative(path));
+  });
+  return states;
+}
+
 bool is_told_by_names(const fs::path& path, const std::vector<SavedState>& states) {
   if (states.size() < 2) return true;
   const SavedState* latest = latest_of(path, states);
@@ -291,30 +305,33 @@ std::vector<SavedState> sorted_by_age(const fs::path& path, std::vector<SavedSta
   return sorted;
 }
 
-Choice choose(const fs::path& path, std::vector<SavedState> states) {
+ChosenState choose(const fs::path& path, std::vector<SavedState> states) {
   if (const SavedState* latest = latest_of(path, states)) {
     return choose_latest(path, states, *latest);
   }
   const auto name = [&](const SavedState& state) { return state.below(path).string(); };
   if (states.size() == 1) {
-    Choice choice{std::move(states.front())};
+    ChosenState choice{std::move(states.front())};
     if (choice.state.named != path && choice.state.folder != path) {
       choice.note = "reading " + name(choice.state) + ", the only checkpoint in " + path.string();
     }
     return choice;
   }
   std::vector<SavedState> sorted = sorted_by_age(path, states);
-  Choice choice{std::move(sorted.back())};
+  ChosenState choice{std::move(sorted.back())};
   sorted.pop_back();
   if (!choice.state.damage.empty()) throw refusal(path, states, "none of which can be read");
+  const auto whole_name = [&](const SavedState& state) { return (path / name(state)).string(); };
   choice.note = "reading " + name(choice.state) + ", the newest of " +
                 counted(states.size(), "checkpoint") + " in " + path.string();
   for (SavedState& state : sorted) {
     auto& kept = state.damage.empty() ? choice.older : choice.damaged;
     kept.insert(kept.begin(), std::move(state));
   }
+  if (choice.damaged.empty()) return choice;
+  choice.note = "reading " + whole_name(choice.state) + ", the newest that is whole";
   for (const SavedState& state : choice.damaged) {
-    choice.note += "\n  " + name(state) + " cannot be read: " + state.damage;
+    choice.note += "; of " + whole_name(state) + ": " + state.damage;
   }
   return choice;
 }

@@ -13,7 +13,7 @@
 
 namespace dsckpt {
 
-struct Choice {
+struct ChosenState {
   SavedState state;
   std::string note = {};  // what was chosen among what; "" where the path leaves no choice
   // The others of the same model, the newest first: meant as well, should it be damaged.
@@ -27,13 +27,18 @@ struct Choice {
 std::vector<SavedState> of_model(const std::filesystem::path& path, std::vector<SavedState> states,
                                  const std::string& model);
 
+// `states` without those that lie beside the one that a `latest` below `path` names, and are ages of
+// it by their names: whoever wrote that has said which is meant.
+std::vector<SavedState> without_older_tags(const std::filesystem::path& path,
+                                           std::vector<SavedState> states);
+
 // Whether choose() needs look_into() of all.
 bool is_told_by_names(const std::filesystem::path& path, const std::vector<SavedState>& states);
 
 // One of `states`, of which there are some, below `path`; that of a `latest` in it is, whether or
 // not it is damaged. Throws InconsistentError that lists them
 // if several may be meant, or none can be read.
-Choice choose(const std::filesystem::path& path, std::vector<SavedState> states);
+ChosenState choose(const std::filesystem::path& path, std::vector<SavedState> states);
 
 // All of them, the oldest first; throws as choose(). Those that are damaged come first.
 std::vector<SavedState> sorted_by_age(const std::filesystem::path& path,

@@ -1,6 +1,7 @@
 #include "checkpoint/find/folders.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "io/content_name.h"
 #include "io/far_files.h"
@@ -16,16 +17,10 @@ bool ListedFolder::has_file(std::string_view name) const {
   return std::binary_search(files.begin(), files.end(), path / name);
 }
 
-const ListedFolder& ListedFolder::checked() const {
-  if (failed) throw cannot_list(path, failed);
-  return *this;
-}
-
 const ListedFolder& Folders::operator[](const fs::path& folder) {
-  const auto [at, is_new] = folders_.try_emplace(folder);
-  ListedFolder& listed = at->second;
-  if (!is_new) return listed;
-  listed.path = folder;
+  const auto known = folders_.find(folder);
+  if (known != folders_.end()) return known->second;
+  ListedFolder listed{.path = folder};
   std::error_code failed;
   fs::directory_iterator it(folder, failed);
   for (const fs::directory_iterator end; !failed && it != end; it.increment(failed)) {
@@ -38,10 +33,10 @@ const ListedFolder& Folders::operator[](const fs::path& folder) {
   }
   const bool is_none =
       failed == std::errc::no_such_file_or_directory || failed == std::errc::not_a_directory;
-  if (failed && !is_none) listed.failed = failed;
+  if (failed && !is_none) throw cannot_list(folder, failed);
   std::sort(listed.folders.begin(), listed.folders.end());
   std::sort(listed.files.begin(), listed.files.end());
-  return listed;
+  return folders_.emplace(folder, std::move(listed)).first->second;
 }
 
 }  // namespace dsckpt

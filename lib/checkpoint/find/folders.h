@@ -20,18 +20,15 @@ struct ListedFolder {
   std::filesystem::path path;
   std::vector<std::filesystem::path> folders = {};  // links to folders, too
   std::vector<std::filesystem::path> files = {};
-  // Why it cannot be listed. What is no folder, or is not there, holds nothing.
-  std::error_code failed = {};
 
   bool has_file(std::string_view name) const;
-  // Throws cannot_list() if it could not be listed.
-  const ListedFolder& checked() const;
 };
 
 // One thread at a time.
 class Folders {
  public:
-  // The folder, listed now or before. The reference stays as long as this.
+  // The folder, listed now or before. What is no folder, or is not there, holds nothing. Throws
+  // cannot_list(). The reference stays as long as this.
   const ListedFolder& operator[](const std::filesystem::path& folder);
 
  private:

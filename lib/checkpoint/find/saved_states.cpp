@@ -51,10 +51,12 @@ void add_shards(Folders& folders, const fs::path& folder, std::vector<SavedState
   const ListedFolder& listed = folders[folder];
   bool has_shards = false;
   bool has_optimizer = false;
-  for (const fs::path& file : listed.files) {
-    const auto name = parse_shard_name(file.filename().string());
-    has_shards = has_shards || name;
-    has_optimizer = has_optimizer || (name && name->kind == ShardName::Kind::optim_states);
+  for (const auto* paths : {&listed.files, &listed.folders}) {  // a folder of that name is damage
+    for (const fs::path& path : *paths) {
+      const auto name = parse_shard_name(path.filename().string());
+      has_shards = has_shards || name;
+      has_optimizer = has_optimizer || (name && name->kind == ShardName::Kind::optim_states);
+    }
   }
   if (!has_shards) return;
   const bool has_zero =
@@ -133,7 +135,7 @@ class Search {
   }
 
   void add_below(const fs::path& folder, int levels) {
-    for (const fs::path& child : checked(folder).folders) {
+    for (const fs::path& child : folders_[folder].folders) {
       if (child.filename().string().starts_with(".")) continue;
       if (++seen_ > kFolders) break;
       if (!add(child) && levels > 1) add_below(child, levels - 1);
@@ -141,15 +143,6 @@ class Search {
   }
 
  private:
-  // The newest may be in what cannot be listed.
-  const ListedFolder& checked(const fs::path& folder) {
-    try {
-      return folders_[folder].checked();
-    } catch (const IoError& error) {
-      throw error.hinted("if it is not the one that is meant, give the folder of the one that is");
-    }
-  }
-
   // That of `latest` and those of the other tags beside it.
   void add_tags(const fs::path& folder, const fs::path& latest) {
     std::string tag;
@@ -219,7 +212,11 @@ std::vector<SavedState> states_in(Folders& folders, const fs::path& folder) {
 
 std::vector<SavedState> find_states(Folders& folders, const fs::path& path) {
   Search search(folders);
-  if (!search.add(path)) search.add_below(path, kLevels);
+  try {
+    if (!search.add(path)) search.add_below(path, kLevels);
+  } catch (const IoError& error) {  // the newest may be there
+    error.hinted("if it is not the one that is meant, give the folder of the one that is").raise();
+  }
   return search.take();
 }
 
@@ -267,7 +264,8 @@ bool has_dcp_metadata(Folders& folders, const fs::path& folder) {
     constexpr std::byte kProto{0x80};  // protocol 2 and above begin with it
     const InputFile file(folder / kDcpMetadataName);
     return file.size() > 0 && file.read(0, 1).front() == kProto;
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io) throw;
     return false;
   }
 }

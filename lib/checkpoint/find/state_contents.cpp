@@ -166,7 +166,8 @@ bool has_rank_tensors(const fs::path& path) {
     const auto& items = archive.root().as_dict().items;
     return std::any_of(items.begin(), items.end(),
                        [&](const auto& item) { return has_some(item.second); });
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::io) throw;
     return false;
   }
 }
@@ -208,7 +209,7 @@ void look_into(Folders& folders, SavedState& state) {
     if (!state.step) state.step = trainer_step(state);
     std::sort(state.params.begin(), state.params.end());
   } catch (const Error& error) {
-    if (error.kind() == ErrorKind::interrupted) throw;
+    if (error.kind() == ErrorKind::interrupted || error.kind() == ErrorKind::io) throw;
     state.damage = error.what();
   }
 }

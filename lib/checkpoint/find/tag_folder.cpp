@@ -1,6 +1,8 @@
 #include "checkpoint/find/tag_folder.h"
 
 #include <algorithm>
+#include <cctype>
+#include <cerrno>
 #include <map>
 #include <optional>
 #include <set>
@@ -32,9 +34,12 @@ void sort_shards(std::vector<ShardFile>& shards) {
 
 std::vector<ShardFile> list_shards(Folders& folders, const fs::path& folder) {
   std::vector<ShardFile> shards;
-  for (const fs::path& path : folders[folder].checked().files) {
-    if (const auto name = parse_shard_name(path.filename().string())) {
-      shards.push_back({*name, path});
+  const ListedFolder& listed = folders[folder];
+  for (const auto* paths : {&listed.files, &listed.folders}) {  // a folder is no file, and says so
+    for (const fs::path& path : *paths) {
+      if (const auto name = parse_shard_name(path.filename().string())) {
+        shards.push_back({*name, path});
+      }
     }
   }
   sort_shards(shards);
@@ -276,11 +281,11 @@ class Finder {
     std::vector<SavedState> states = states_asked_for();
     if (states.empty() && !options_.roots.empty()) states = states_by_roots();
     if (states.empty()) refuse_nothing();
-    states = of_model(top_, std::move(states), options_.model);
+    states = of_model(top_, without_older_tags(top_, std::move(states)), options_.model);
     if (!is_told_by_names(top_, states)) {
       for (SavedState& state : states) look_into(folders_, state);
     }
-    Choice choice = choose(top_, std::move(states));
+    ChosenState choice = choose(top_, std::move(states));
     if (!choice.state.damage.empty()) refuse_latest(choice.state);
     return folder_of(std::move(choice));
   }
@@ -395,7 +400,6 @@ class Finder {
               "an older save, or a copy of .metadata, is needed; --root DIR reads the files "
               "of another node, too");
     }
-    folders_[folder].checked();
     throw InconsistentError({.file = shown_path(folder)},
                             "holds no DeepSpeed shards" + whats_there(folders_, folder))
         .with_hint(!tag_.empty() ? tags_hint(path_, tag_)
@@ -421,8 +425,7 @@ class Finder {
       path_ = state.named;
       tag_ = named;
       if (has_dcp) refuse_nothing();
-      folders_[folder].checked();
-      throw InconsistentError({.file = shown_path(folder)},
+        throw InconsistentError({.file = shown_path(folder)},
                               "holds no DeepSpeed shards" + whats_there(folders_, folder))
           .with_hint(tags_hint(state.named, named));
     }
@@ -432,7 +435,7 @@ class Finder {
         .with_hint(tags_hint(state.named, named));
   }
 
-  TagFolder folder_of(Choice choice) {
+  TagFolder folder_of(ChosenState choice) {
     const SavedState& state = choice.state;
     TagFolder folder;
     folder.path = state.folder;
@@ -492,12 +495,45 @@ TagFolder find_tag_folder(const fs::path& path, const FindOptions& options) {
   return Finder(options).find(path);
 }
 
+namespace {
+
+// "step9" before "step10".
+bool is_before(const std::string& a, const std::string& b) {
+  const auto number_at = [](const std::string& text, size_t at) {
+    size_t end = at;
+    while (end < text.size() && std::isdigit(static_cast<unsigned char>(text[end])) != 0) ++end;
+    while (at + 1 < end && text[at] == '0') ++at;
+    return std::pair(text.substr(at, end - at), end);
+  };
+  size_t i = 0;
+  size_t j = 0;
+  while (i < a.size() && j < b.size()) {
+    const auto [of_a, end_a] = number_at(a, i);
+    const auto [of_b, end_b] = number_at(b, j);
+    if (!of_a.empty() && !of_b.empty()) {
+      if (of_a != of_b) return std::tuple(of_a.size(), of_a) < std::tuple(of_b.size(), of_b);
+      i = end_a;
+      j = end_b;
+    } else if (a[i] != b[j]) {
+      return a[i] < b[j];
+    } else {
+      ++i;
+      ++j;
+    }
+  }
+  return a.size() - i < b.size() - j;
+}
+
+}  // namespace
+
 std::vector<NamedCheckpoint> all_checkpoints(const fs::path& path, const std::string& model) {
-  if (!is_folder(path)) throw no_such_folder(path);
+  std::error_code failed;
+  if (!fs::exists(path, failed)) throw IoError({.file = path.string()}, "cannot open", ENOENT);
   Folders folders;
-  std::vector<SavedState> states = find_states(folders, path);
-  std::erase_if(states, [](const SavedState& state) {
-    return state.is_latest && !state.damage.empty();  // the tags themselves count
+  std::vector<SavedState> states = without_older_tags(path, find_states(folders, path));
+  std::erase_if(states, [&](const SavedState& state) {
+    // The tags themselves count; a tag's own folder has none.
+    return (state.is_latest && !state.damage.empty()) || state.folder == path;
   });
   if (states.empty()) {
     throw InconsistentError({.file = path.string()}, "holds no checkpoints")
@@ -506,7 +542,8 @@ std::vector<NamedCheckpoint> all_checkpoints(const fs::path& path, const std::st
   states = of_model(path, std::move(states), model);
   for (SavedState& state : states) look_into(folders, state);
   std::stable_sort(states.begin(), states.end(), [](const SavedState& a, const SavedState& b) {
-    return std::tuple(a.step.value_or(-1), a.folder) < std::tuple(b.step.value_or(-1), b.folder);
+    if (a.step != b.step) return a.step.value_or(-1) < b.step.value_or(-1);
+    return is_before(a.folder.string(), b.folder.string());
   });
   std::map<std::string, size_t> names;
   const auto own_name = [&](const SavedState& state) {
@@ -520,8 +557,8 @@ std::vector<NamedCheckpoint> all_checkpoints(const fs::path& path, const std::st
       name = state.below(path).string();
       std::replace(name.begin(), name.end(), '/', '-');
     }
-    const bool has_tag = state.folder == state.named / state.tag;
-    all.push_back({has_tag ? state.named : state.folder, has_tag ? state.tag : "", name, state});
+    const bool has_tag = state.named == path && state.folder == state.named / state.tag;
+    all.push_back({state.named, has_tag ? state.tag : "", name, state});
   }
   return all;
 }
@@ -564,8 +601,12 @@ UsageError no_such_folder(const fs::path& path) {
   while (!above.empty() && !fs::is_directory(above, failed)) above = above.parent_path();
   const fs::path listed = above.empty() ? fs::path(".") : above;
   Folders folders;
-  if (folders[listed].failed) return error;
-  const std::string names = names_of_folders(folders, listed);
+  std::string names;
+  try {
+    names = names_of_folders(folders, listed);
+  } catch (const IoError&) {
+    return error;
+  }
   const std::string where = above.empty() ? "here" : "in " + above.string();
   return std::move(error).with_hint(names.empty() ? "there are no folders " + where
                                                   : "folders " + where + ": " + names);

@@ -36,9 +36,9 @@ struct TagFolder {
   std::vector<std::filesystem::path> other_roots = {};
   // What find_tag_folder() was given, or the folder that was meant by it.
   std::filesystem::path named = {};
-  // Why it is this one, where the path left a choice (Choice::note); else "".
+  // Why it is this one, where the path left a choice (ChosenState::note); else "".
   std::string note = {};
-  // Those that were meant as well, should it be damaged (Choice::older).
+  // Those that were meant as well, should it be damaged (ChosenState::older).
   std::vector<std::filesystem::path> older = {};
   // Those beside it that cannot be read, and why.
   std::vector<std::pair<std::filesystem::path, std::string>> damaged = {};
