@@ -10,6 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/text.h"
+#include "checkpoint/find/choose.h"
+#include "checkpoint/find/tag_folder.h"
 #include "ckpt_inspect/commands.h"
 #include "ckpt_inspect/html.h"
 #include "ckpt_inspect/shown.h"
@@ -24,6 +26,7 @@
 #include "report/report.h"
 
 namespace dsckpt::inspect {
+namespace fs = std::filesystem;
 namespace {
 
 constexpr uint64_t kGpusOfANode = 8;
@@ -258,6 +261,54 @@ void show_conversions(Page& page, const std::vector<Conversion>& conversions) {
   page.table(table);
 }
 
+std::string name_of(const fs::path& path, const SavedState& state) {
+  const bool is_tag_of_path = state.is_latest && state.named == path;
+  return is_tag_of_path ? state.tag : state.below(path).string();
+}
+
+bool is_read(const Contents& contents, const SavedState& state) {
+  return contents.checkpoint() != nullptr && contents.checkpoint()->tag_folder() == state.folder;
+}
+
+// What else lies there, where the path left a choice.
+void show_states(Page& page, const fs::path& path, const Contents& contents,
+                 const std::vector<SavedState>& states) {
+  if (states.empty()) return;
+  page.heading("Checkpoints there");
+  using Align = cli::Table::Align;
+  cli::Table table({{"path", Align::left, true},
+                    {"what"},
+                    {"step", Align::right},
+                    {"", Align::left, false, 0, true}});
+  for (const SavedState& state : states) {
+    const bool is_damaged = !state.damage.empty();
+    table.add({printable(name_of(path, state)), std::string(to_string(state.kind)),
+               state.step ? std::to_string(*state.step) : "",
+               is_damaged                 ? printable(state.damage)
+               : is_read(contents, state) ? "read here"
+                                          : ""},
+              is_damaged ? cli::Style::bad : cli::Style::plain);
+  }
+  page.table(table);
+}
+
+nlohmann::json states_json(const fs::path& path, const Contents& contents,
+                           const std::vector<SavedState>& states) {
+  nlohmann::json all = nlohmann::json::array();
+  for (const SavedState& state : states) {
+    nlohmann::json& entry = all.emplace_back(
+        nlohmann::json{{"path", name_of(path, state)},
+                       {"kind", to_string(state.kind)},
+                       {"model", model_name(path, state)},
+                       {"tag", state.tag},
+                       {"step", state.step ? nlohmann::json(*state.step) : nlohmann::json()},
+                       {"latest", state.is_latest},
+                       {"read", is_read(contents, state)}});
+    if (!state.damage.empty()) entry["damage"] = state.damage;
+  }
+  return all;
+}
+
 nlohmann::json summary_json(const Contents& contents, const Summary& summary,
                             const Hardware& hardware, const std::vector<MemoryEstimate>& estimates,
                             const std::vector<Conversion>& conversions) {
@@ -334,13 +385,17 @@ int summary(const CLI::App& app, const cli::Common& common, const SummaryArgumen
     write_html({args.path, inputs, contents, facts, summary, hardware, estimates, possible},
                args.html, common);
   }
+  const std::vector<SavedState> states = several_states(args.path);
   if (common.json) {
-    cli::print_json("summary", summary_json(contents, summary, hardware, estimates, possible));
+    nlohmann::json data = summary_json(contents, summary, hardware, estimates, possible);
+    if (!states.empty()) data["candidates"] = states_json(args.path, contents, states);
+    cli::print_json("summary", data);
     return say_damage(app, common, contents);
   }
   Page page;
   for (const auto& [label, text] : facts) page.fact(label, text);
   show_damage(page, contents);
+  show_states(page, args.path, contents, states);
   show_kinds(page, summary);
   show_ranks(page, summary);
   show_estimates(page, hardware, estimates);

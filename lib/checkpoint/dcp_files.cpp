@@ -166,19 +166,6 @@ void DcpFiles::lose_cut_off() {
   std::erase_if(draft_.data_files, [&](const DataFile& each) { return cut_off.contains(each.id); });
 }
 
-// Where a file is: in the folder of its `.metadata`, or in the same one of another root.
-fs::path DcpFiles::in_roots(const Folder& folder, const fs::path& path) const {
-  if (is_stored(path)) return path;
-  for (const fs::path& root : draft_.folder.other_roots) {
-    const fs::path below = folder.path.lexically_relative(draft_.folder.path);
-    const fs::path file = path.lexically_relative(folder.path);
-    for (const fs::path& other : {root / below / file, root / file}) {
-      if (is_stored(other)) return other.lexically_normal();
-    }
-  }
-  return path;
-}
-
 void DcpFiles::open_files() {
   std::vector<std::string> missing;
   for (Folder& folder : folders_) {
@@ -194,7 +181,7 @@ void DcpFiles::open_files() {
         throw CorruptError({.file = shown, .tensor = value},
                            "lies out of the folder, in " + printable(file));
       }
-      const fs::path stored = in_roots(folder, *path);
+      const fs::path stored = draft_.folder.in_roots(*path);
       if (!is_stored(stored)) {
         missing.push_back(draft_.folder.display(*path) + ", with '" + value + "'");
         if (draft_.allow_missing) lose(folder, file, "is missing");

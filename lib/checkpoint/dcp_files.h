@@ -80,7 +80,6 @@ class DcpFiles {
 
   std::string display(FileId file) const { return draft_.inputs[file].display(); }
 
-  std::filesystem::path in_roots(const Folder& folder, const std::filesystem::path& path) const;
   void open_files();
 
   // Has a stand-in for a file of the folder.

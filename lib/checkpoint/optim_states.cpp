@@ -304,7 +304,9 @@ TensorSource flat_masters(const Shard& optim, const Value& tensor) {
 
 void check_master_type(DType dtype) {
   if (dtype == DType::float32 || dtype == DType::float16 || dtype == DType::bfloat16) return;
-  throw UnsupportedError({}, "floating masters expected, not " + std::string(torch_name(dtype)));
+  const std::string text = "floating masters expected, not " + std::string(torch_name(dtype));
+  if (!is_floating_point(dtype)) throw CorruptError({}, text);  // no engine has such
+  throw UnsupportedError({}, text);
 }
 
 std::vector<int64_t> partition_counts(const Fields& fields) {

@@ -387,7 +387,8 @@ UnsupportedError unassigned_states(const Checkpoint& checkpoint) {
   }
   if (checkpoint.model_files().empty()) {
     return UnsupportedError({.file = checkpoint.tag_folder().string()},
-                            "has optimizer states by the numbers of parameters, not their names");
+                            "has optimizer states by the numbers of parameters, not their names")
+        .with_hint("reshard --like CHECKPOINT, of a run with the same groups, names them");
   }
   if (!checkpoint.facts().has_masters) {
     return UnsupportedError({.file = checkpoint.tag_folder().string()},

@@ -179,6 +179,16 @@ std::string TagFolder::display(const fs::path& file) const {
   return other_roots.empty() ? file.lexically_relative(display_root()).string() : shown_path(file);
 }
 
+fs::path TagFolder::in_roots(const fs::path& file) const {
+  if (is_stored(file)) return file;
+  for (const fs::path& root : other_roots) {
+    for (const fs::path& other : {root / file.lexically_relative(path), root / file.filename()}) {
+      if (is_stored(other)) return other.lexically_normal();
+    }
+  }
+  return file;
+}
+
 std::vector<ShardFile> TagFolder::of_kind(ShardName::Kind kind) const {
   std::vector<ShardFile> out;
   for (const ShardFile& shard : shards) {
@@ -425,7 +435,7 @@ class Finder {
       path_ = state.named;
       tag_ = named;
       if (has_dcp) refuse_nothing();
-        throw InconsistentError({.file = shown_path(folder)},
+      throw InconsistentError({.file = shown_path(folder)},
                               "holds no DeepSpeed shards" + whats_there(folders_, folder))
           .with_hint(tags_hint(state.named, named));
     }
@@ -493,6 +503,15 @@ class Finder {
 
 TagFolder find_tag_folder(const fs::path& path, const FindOptions& options) {
   return Finder(options).find(path);
+}
+
+std::vector<SavedState> several_states(const fs::path& path) {
+  if (!is_folder(path)) return {};
+  Folders folders;
+  std::vector<SavedState> states = find_states(folders, with_name(path));
+  if (states.size() < 2) return {};
+  for (SavedState& state : states) look_into(folders, state);
+  return states;
 }
 
 namespace {

@@ -48,6 +48,9 @@ struct TagFolder {
   std::filesystem::path display_root() const;
   // What messages call a file of it.
   std::string display(const std::filesystem::path& file) const;
+  // Where `file`, a path in this folder, is stored: there, or in the same place of another root, or
+  // in the root itself; `file` if it is nowhere.
+  std::filesystem::path in_roots(const std::filesystem::path& file) const;
   // Those of one kind, in that order.
   std::vector<ShardFile> of_kind(ShardName::Kind kind) const;
   bool has(ShardName::Kind kind) const { return !of_kind(kind).empty(); }
@@ -78,6 +81,10 @@ struct FindOptions {
 // all records); InconsistentError that names both if they are not, for another tag in `latest`, and
 // UsageError for a folder that is given twice.
 TagFolder find_tag_folder(const std::filesystem::path& path, const FindOptions& options = {});
+
+// All states that `path`, a folder, may mean, with what their files say; none if there is one
+// alone, or none. Throws IoError.
+std::vector<SavedState> several_states(const std::filesystem::path& path);
 
 // One of several checkpoints, as OpenOptions take it.
 struct NamedCheckpoint {

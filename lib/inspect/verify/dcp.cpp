@@ -64,7 +64,8 @@ void add_named_files(Verification& v, const fs::path& metadata_path, const DcpMe
              .tensor = first});
       continue;
     }
-    if (!is_stored(*path)) {
+    const fs::path stored = v.folder.in_roots(*path);
+    if (!is_stored(stored)) {
       v.add({.check = Check::missing,
              .message = "is missing, with " + counted(named.parts.size(), "value") + " such as '" +
                         first + "'",
@@ -72,10 +73,10 @@ void add_named_files(Verification& v, const fs::path& metadata_path, const DcpMe
       continue;
     }
     try {
-      const FileId id = v.inputs.add(*path, root);
+      const FileId id = v.inputs.add(stored, root);
       ++v.report.files;
       v.report.bytes += v.inputs[id].size();
-      add_parts_of(v, *path, id, named);
+      add_parts_of(v, stored, id, named);
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::interrupted) throw;
       v.add(Check::unreadable, error);
