@@ -14,6 +14,8 @@
 #include "base/text.h"
 #include "dsckpt/error.h"
 #include "format/torch_form.h"
+#include "io/file_source.h"
+#include "pickle/trace.h"
 
 namespace dsckpt {
 namespace {
@@ -22,104 +24,13 @@ using namespace std::literals;
 
 constexpr int64_t kProtocolVersion = 1001;
 
-// Finds where pickles end without holding more than a window of the file: they carry no length, and
-// behind them lie storages of any size.
-class PickleScanner {
- public:
-  explicit PickleScanner(const InputFile& file) : file_(file) {}
-
-  // The offset after the STOP of the pickle that starts at `begin`.
-  uint64_t end_of_pickle(uint64_t begin) {
-    at_ = begin;
-    const pickle::Limits limits;
-    while (true) {
-      if (at_ - begin > limits.max_bytes) {
-        throw CorruptError({.offset = begin},
-                           "a pickle longer than " + counted(limits.max_bytes, "byte"));
-      }
-      const auto opcode = static_cast<char>(integer(1));
-      // clang-format off
-      switch (opcode) {
-        case '.':
-          return at_;
-        case '(': case '0': case '1': case '2': case 'N': case 'Q': case 'R': case 'a': case 'b':
-        case 'd': case '}': case 'e': case 'l': case ']': case 'o': case 's': case 't': case ')':
-        case 'u': case '\x81': case '\x85': case '\x86': case '\x87': case '\x88': case '\x89':
-        case '\x8f': case '\x90': case '\x91': case '\x92': case '\x93': case '\x94':
-          break;
-        case 'K': case 'h': case 'q': case '\x80':
-          skip(1);
-          break;
-        case 'M':
-          skip(2);
-          break;
-        case 'J': case 'j': case 'r':
-          skip(4);
-          break;
-        case 'G': case '\x95':
-          skip(8);
-          break;
-        case 'U': case 'C': case '\x8c': case '\x8a':
-          skip(integer(1));
-          break;
-        case 'T': case 'B': case 'X': case '\x8b':
-          skip(integer(4));
-          break;
-        case '\x8d': case '\x8e': case '\x96':
-          skip(integer(8));
-          break;
-        case 'F': case 'I': case 'L': case 'P': case 'S': case 'V': case 'g': case 'p':
-          skip_line();
-          break;
-        case 'c': case 'i':
-          skip_line();
-          skip_line();
-          break;
-        default:
-          throw CorruptError({.offset = at_ - 1}, "not a pickle opcode");
-      }
-      // clang-format on
-    }
-  }
-
- private:
-  static constexpr uint64_t kWindow = 64 << 10;
-
-  uint64_t integer(size_t bytes) {
-    uint64_t value = 0;
-    for (size_t i = 0; i < bytes; ++i) value |= uint64_t{byte()} << 8 * i;
-    return value;
-  }
-
-  uint8_t byte() {
-    if (at_ < window_begin_ || at_ - window_begin_ >= window_.size()) {
-      if (at_ >= file_.size()) {
-        throw CorruptError({.offset = file_.size()},
-                           "the file ends inside a pickle: it is truncated or still being written");
-      }
-      window_ = file_.read(at_, std::min(kWindow, file_.size() - at_));
-      window_begin_ = at_;
-    }
-    return static_cast<uint8_t>(window_[static_cast<size_t>(at_++ - window_begin_)]);
-  }
-
-  void skip(uint64_t count) { at_ = checked_add(at_, count); }
-  void skip_line() {
-    while (byte() != '\n') {
-    }
-  }
-
-  const InputFile& file_;
-  uint64_t at_ = 0;
-  std::vector<std::byte> window_;
-  uint64_t window_begin_ = 0;
-};
-
-pickle::Document read_pickle(const InputFile& file, PickleScanner& scanner, uint64_t& offset) {
-  const uint64_t end = scanner.end_of_pickle(offset);
-  const std::vector<std::byte> bytes = file.read(offset, end - offset);
-  pickle::Document document = pickle::Document::parse(bytes, offset);
-  offset = end;
+// Pickles carry no length, and behind them lie storages of any size.
+pickle::Document read_pickle(const InputFile& file, uint64_t& offset) {
+  const pickle::Limits limits;
+  const ByteSource rest = source_of(file).from(offset);
+  const uint64_t size = pickle::length(rest.part(0, limits.max_bytes), offset);
+  pickle::Document document = pickle::Document::parse(rest.read(0, size), offset);
+  offset += size;
   return document;
 }
 
@@ -249,28 +160,27 @@ std::vector<pickle::Value> persistent_values(const pickle::Value& root, const Va
 
 TorchLegacy TorchLegacy::read(const InputFile& file, FileId id) {
   TorchLegacy legacy;
-  PickleScanner scanner(file);
   uint64_t offset = 0;
   in_context({.member = "magic number"}, [&] {
-    const pickle::Document magic = read_pickle(file, scanner, offset);
+    const pickle::Document magic = read_pickle(file, offset);
     if (!magic.root().is(pickle::Kind::big_integer) || magic.root().as_bytes() != kTorchMagic) {
       throw CorruptError({.offset = 0}, "another number than torch's");
     }
   });
   in_context({.member = "protocol version"}, [&] {
-    const pickle::Document version = read_pickle(file, scanner, offset);
+    const pickle::Document version = read_pickle(file, offset);
     if (version.root().as_int() != kProtocolVersion) {
       throw UnsupportedError({}, std::to_string(version.root().as_int()) + ", not " +
                                      std::to_string(kProtocolVersion));
     }
   });
   in_context({.member = "system info"}, [&] {
-    const pickle::Document system = read_pickle(file, scanner, offset);
+    const pickle::Document system = read_pickle(file, offset);
     if (!system.root().at("little_endian").as_bool()) {
       throw UnsupportedError({}, "written on a big-endian machine");
     }
   });
-  in_context({.member = "object"}, [&] { legacy.document = read_pickle(file, scanner, offset); });
+  in_context({.member = "object"}, [&] { legacy.document = read_pickle(file, offset); });
 
   KeyedMap<std::string, StorageId> known;
   for (const pickle::Value& value : persistent_values(legacy.document.root())) {
@@ -284,7 +194,7 @@ TorchLegacy TorchLegacy::read(const InputFile& file, FileId id) {
   }
 
   const pickle::Document keys =
-      in_context({.member = "storage keys"}, [&] { return read_pickle(file, scanner, offset); });
+      in_context({.member = "storage keys"}, [&] { return read_pickle(file, offset); });
   const auto key_values =
       in_context({.member = "storage keys"}, [&] { return keys.root().as_sequence(); });
   for (const pickle::Value& value : key_values) {

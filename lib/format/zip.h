@@ -23,11 +23,15 @@ namespace dsckpt {
 struct ZipEntry {
   std::string_view name;  // as long as its reader lives
   uint32_t crc32 = 0;
-  uint64_t size = 0;           // bytes of data; compressed and uncompressed size are equal
+  uint64_t size = 0;           // bytes of data
+  uint64_t stored = 0;         // bytes that they take in the file; the same where nothing is deflated
   uint64_t header_offset = 0;  // of the local header
   uint64_t limit = 0;          // where the next record or the directory begins
   uint32_t modified = 0;       // MS-DOS time and date
   uint16_t flags = 0;
+  uint16_t method = 0;  // zip::kDeflated, or as it is
+
+  bool is_deflated() const { return method != 0; }
 };
 
 // Reads the directory of a zip file. Immutable after open; any thread. Does not own the file.
@@ -36,17 +40,22 @@ struct ZipEntry {
 // no end record, a directory outside the file, overlapping records, sizes beyond the file, anything
 // before the first record or between the directory and the end records, and whatever torch, Python
 // and others may understand differently: a second end record, or one whose comment does not end
-// with the file, and names that are the same but for their case;
+// with the file, names that are the same but for their case, that are longer than torch reads, have
+// control characters or a second one in an extra field;
 // UnsupportedError for compressed or encrypted records and multi-disk archives. A comment at the
 // end is fine. Nothing is allocated from a count or a size before it is checked against the file's
 // size. Move-only.
 class ZipReader {
  public:
+  // torch stores its records as they are.
+  enum class Records : uint8_t { stored, stored_or_deflated };
+
   // `file` must outlive the reader.
   static ZipReader open(const InputFile& file, FileId id);
   // A zip that is `part` of the file, as one of torch.distributed.checkpoint's is. All offsets are
   // counted from the start of the file.
-  static ZipReader open(const InputFile& file, const Extent& part);
+  static ZipReader open(const InputFile& file, const Extent& part,
+                        Records records = Records::stored);
   ZipReader(ZipReader&&) noexcept = default;
   ZipReader& operator=(ZipReader&&) noexcept = default;
   // True if the file starts with a local header or is an empty zip.
@@ -60,11 +69,11 @@ class ZipReader {
   // such files, and nothing can be checked then.
   bool has_checksums() const { return has_checksums_; }
 
-  // Where the data of `entry` lies. Reads its local header (APPNOTE 4.3.7) and checks it against
+  // Where the data of `entry` lies, deflated if it is. Reads its local header (APPNOTE 4.3.7) and checks it against
   // the directory: CorruptError if they disagree, or if more than a data descriptor lies between
   // the data and the next record.
   Extent data(const ZipEntry& entry) const;
-  // The data, its CRC32 checked: CorruptError on a mismatch.
+  // The data as it is stored, its CRC32 checked: CorruptError on a mismatch.
   std::vector<std::byte> read(const ZipEntry& entry) const;
   // The same without keeping the data.
   void check(const ZipEntry& entry) const;

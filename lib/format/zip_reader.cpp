@@ -169,6 +169,9 @@ void apply_zip64_extra(ByteReader extra, uint64_t* usize, uint64_t* csize, uint6
     const auto size = extra.read<uint16_t>();
     const uint64_t at = extra.offset();
     ByteReader field(extra.take(size), at);
+    if (id == zip::kUnicodePathExtra) {
+      throw CorruptError({.offset = at}, "another name in an extra field");
+    }
     if (id != zip::kZip64Extra) continue;
     for (uint64_t* value : wanted) *value = field.read<uint64_t>();
     wanted.clear();
@@ -192,7 +195,7 @@ bool is_padding_whole(ByteReader extra) {
 }
 
 // APPNOTE 4.3.12
-ZipEntry read_entry(ByteReader& reader) {
+ZipEntry read_entry(ByteReader& reader, ZipReader::Records records) {
   const uint64_t at = reader.offset();
   if (reader.read<uint32_t>() != zip::kCentralSignature) {
     throw CorruptError({.offset = at}, "no directory entry here");
@@ -200,10 +203,10 @@ ZipEntry read_entry(ByteReader& reader) {
   ZipEntry entry;
   reader.take(4);  // versions
   entry.flags = reader.read<uint16_t>();
-  const auto method = reader.read<uint16_t>();
+  entry.method = reader.read<uint16_t>();
   entry.modified = reader.read<uint32_t>();
   entry.crc32 = reader.read<uint32_t>();
-  uint64_t csize = reader.read<uint32_t>();
+  entry.stored = reader.read<uint32_t>();
   entry.size = reader.read<uint32_t>();
   const auto name_size = reader.read<uint16_t>();
   const auto extra_size = reader.read<uint16_t>();
@@ -217,16 +220,22 @@ ZipEntry read_entry(ByteReader& reader) {
   const uint64_t extra_offset = reader.offset() - extra_size;
   reader.take(comment_size);
 
-  if (entry.name.empty() || entry.name.find('\0') != std::string_view::npos) {
-    throw CorruptError({.offset = at}, "a record's name is empty or has a NUL byte");
+  const bool is_odd = std::any_of(entry.name.begin(), entry.name.end(), [](char c) {
+    return static_cast<unsigned char>(c) < ' ' || c == '\x7f';
+  });
+  if (entry.name.empty() || entry.name.size() > zip::kMaxName || is_odd) {
+    throw CorruptError({.offset = at},
+                       "a record's name is empty, too long or has a control character");
   }
   const auto where = [&] { return Where{.member = std::string(entry.name), .offset = at}; };
   in_context(where, [&] {
-    apply_zip64_extra(ByteReader(extra, extra_offset), &entry.size, &csize, &entry.header_offset);
+    apply_zip64_extra(ByteReader(extra, extra_offset), &entry.size, &entry.stored,
+                      &entry.header_offset);
     if (disk != 0) throw UnsupportedError({}, "a zip split over several files");
     if ((entry.flags & zip::kEncryptionFlags) != 0) throw UnsupportedError({}, "is encrypted");
-    if (method != 0) {
-      throw UnsupportedError({}, "is compressed (method " + std::to_string(method) +
+    const bool may_be_deflated = records == ZipReader::Records::stored_or_deflated;
+    if (entry.method != 0 && !(may_be_deflated && entry.method == zip::kDeflated)) {
+      throw UnsupportedError({}, "is compressed (method " + std::to_string(entry.method) +
                                      "): not a file of torch.save; TorchScript archives "
                                      "(torch.jit.save) have such records");
     }
@@ -234,8 +243,8 @@ ZipEntry read_entry(ByteReader& reader) {
     if (is_folder && entry.size > 0) {
       throw CorruptError({}, "is marked as a folder: torch takes it for one and reads no data");
     }
-    if (csize != entry.size) {
-      throw CorruptError({}, "stored in " + counted(csize, "byte") + ", but said to hold " +
+    if (!entry.is_deflated() && entry.stored != entry.size) {
+      throw CorruptError({}, "stored in " + counted(entry.stored, "byte") + ", but said to hold " +
                                  std::to_string(entry.size));
     }
   });
@@ -255,7 +264,7 @@ void set_limits(std::vector<ZipEntry>& entries, uint64_t begin, uint64_t directo
     ZipEntry& entry = entries[*at];
     entry.limit = limit;
     const uint64_t least = checked_add(
-        checked_add(entry.header_offset, zip::kLocalSize + entry.name.size()), entry.size);
+        checked_add(entry.header_offset, zip::kLocalSize + entry.name.size()), entry.stored);
     if (least > limit) {
       throw CorruptError({.member = std::string(entry.name), .offset = entry.header_offset},
                          "the record reaches byte " + std::to_string(least) + ", beyond byte " +
@@ -360,7 +369,7 @@ ZipReader ZipReader::open(const InputFile& file, FileId id) {
   return open(file, {id, 0, file.size()});
 }
 
-ZipReader ZipReader::open(const InputFile& file, const Extent& part) {
+ZipReader ZipReader::open(const InputFile& file, const Extent& part, Records records) {
   return in_context({.file = file.display()}, [&] {
     const Tail tail = read_tail(file, part);
     const Directory directory = read_end_records(file, tail, part.offset);
@@ -379,7 +388,7 @@ ZipReader ZipReader::open(const InputFile& file, const Extent& part) {
     ByteReader reader(bytes, directory.offset);
     zip.entries_.reserve(static_cast<size_t>(directory.entries));
     for (uint64_t i = 0; i < directory.entries; ++i) {
-      ZipEntry& entry = zip.entries_.emplace_back(read_entry(reader));
+      ZipEntry& entry = zip.entries_.emplace_back(read_entry(reader, records));
       entry.header_offset = checked_add(entry.header_offset, part.offset);
     }
     if (!reader.at_end()) {
@@ -470,7 +479,7 @@ ZipReader::LocalHeader ZipReader::read_header(const ZipEntry& entry) const {
   return in_context(where, [&]() -> LocalHeader {
     // One read that usually covers torch's padding too; only the extra field can be longer.
     const uint64_t fixed = zip::kLocalSize + entry.name.size();
-    const uint64_t header_limit = entry.limit - entry.header_offset - entry.size;
+    const uint64_t header_limit = entry.limit - entry.header_offset - entry.stored;
     std::vector<std::byte> bytes =
         file_->read(entry.header_offset, std::min(header_limit, fixed + 128));
     const uint64_t extra_size = load_le<uint16_t>(bytes.data() + 28);
@@ -498,7 +507,7 @@ ZipReader::LocalHeader ZipReader::read_header(const ZipEntry& entry) const {
       throw CorruptError({}, "the local header has another name");
     }
     header.extra = reader.take(extra_size);
-    if (method != 0 || flags != entry.flags) {
+    if (method != entry.method || flags != entry.flags) {
       throw CorruptError({}, "the local header and the directory disagree about method or flags");
     }
     // Also where the sizes are deferred: the data lies behind the extra field, whose length nothing
@@ -509,19 +518,19 @@ ZipReader::LocalHeader ZipReader::read_header(const ZipEntry& entry) const {
     const auto agrees = [&](uint64_t here, uint64_t there) {
       return here == there || (deferred && here == 0);
     };
-    if (!agrees(usize, entry.size) || !agrees(csize, entry.size) || !agrees(crc32, entry.crc32)) {
+    if (!agrees(usize, entry.size) || !agrees(csize, entry.stored) || !agrees(crc32, entry.crc32)) {
       throw CorruptError({}, "the local header and the directory disagree about size or CRC32");
     }
     // Records follow each other without a gap, so the length of the extra field can be checked too.
-    const uint64_t rest = entry.limit - reader.offset() - entry.size;
+    const uint64_t rest = entry.limit - reader.offset() - entry.stored;
     const bool fits = deferred ? rest == zip::kDescriptorSize || rest == zip::kDescriptor64Size ||
-                                     (rest == 0 && entry.size == 0)
+                                     (rest == 0 && entry.stored == 0)
                                : rest == 0;
     if (!fits) {
       throw CorruptError(
           {}, counted(rest, "byte") + " between the record's data and " + "the next record");
     }
-    header.data = {id_, reader.offset(), entry.size};
+    header.data = {id_, reader.offset(), entry.stored};
     header.bytes = std::move(bytes);
     return header;
   });
@@ -539,7 +548,7 @@ void ZipReader::check_descriptor(const ZipEntry& entry, uint64_t begin) const {
   const auto next = [&] { return is_narrow ? reader.read<uint32_t>() : reader.read<uint64_t>(); };
   const uint64_t stored = next();
   const uint64_t whole = next();
-  if (signature == zip::kDescriptorSignature && crc == entry.crc32 && stored == entry.size &&
+  if (signature == zip::kDescriptorSignature && crc == entry.crc32 && stored == entry.stored &&
       whole == entry.size) {
     return;
   }

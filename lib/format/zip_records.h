@@ -30,7 +30,14 @@ inline constexpr uint16_t kEncryptionFlags = 1 << 0 | 1 << 6 | 1 << 13;
 // 4.4.15, external attributes as MS-DOS has them, which miniz looks at whatever system they are of.
 inline constexpr uint32_t kFolderAttribute = 1 << 4;
 
+inline constexpr uint16_t kDeflated = 8;  // 4.4.5
+
+// The longest name that miniz gives whole, as torch asks it (MZ_ZIP_MAX_ARCHIVE_FILENAME_SIZE).
+inline constexpr size_t kMaxName = 511;
+
 inline constexpr uint16_t kZip64Extra = 0x0001;  // 4.5.3
+// 4.6.9, Info-ZIP's: another name, which newer Pythons take.
+inline constexpr uint16_t kUnicodePathExtra = 0x7075;
 // "FB": torch's padding, a run of 'Z' that brings the data to a multiple of kAlignment.
 inline constexpr uint16_t kPaddingExtra = 0x4246;
 inline constexpr uint64_t kAlignment = 64;

@@ -140,7 +140,8 @@ void append(std::vector<T>& to, std::vector<T>& from) {
 }  // namespace
 
 GlobalClass ScanResult::worst() const {
-  GlobalClass worst = unreadable.empty() ? GlobalClass::harmless : GlobalClass::unknown;
+  GlobalClass worst = GlobalClass::harmless;
+  for (const Unreadable& part : unreadable) worst = std::max(worst, part.danger);
   for (const ScanFinding& finding : findings) worst = std::max(worst, finding.danger);
   return worst;
 }

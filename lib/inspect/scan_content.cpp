@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/kernels.h"
+#include "base/keyed_hash.h"
 #include "base/text.h"
 #include "dsckpt/error.h"
 #include "format/dcp_metadata.h"
@@ -18,8 +20,11 @@
 #include "format/torch_form.h"
 #include "format/zip.h"
 #include "format/zip_records.h"
+#include "inspect/npy_header.h"
 #include "inspect/scan_forms.h"
+#include "inspect/written_calls.h"
 #include "io/file_source.h"
+#include "pickle/pickle.h"
 #include "pickle/trace.h"
 
 namespace dsckpt {
@@ -30,23 +35,22 @@ using pickle::NamedGlobal;
 using pickle::Trace;
 
 constexpr uint64_t kHead = kFormHead;
-constexpr int kMaxNesting = 4;
-constexpr int kMaxPickles = 10000;  // in a row
-constexpr int kTorchPickles = 5;    // of a legacy torch file, before its storages
-constexpr int kMaxUnexpected = 16;  // that nothing says are pickles, and that name nothing
+constexpr int kMaxZipNesting = 4;
+constexpr uint64_t kMaxPickles = 10000;  // in a row
+constexpr size_t kTorchPickles = 5;      // of a legacy torch file, before its storages
+constexpr size_t kObject = 3;            // the one of them that has the tensors
+constexpr size_t kKeys = 4;              // and the one that lists the storages
 constexpr uint64_t kMaxInflated = uint64_t{64} << 20;
-// Bytes traced and inflated for one file, beyond some times its size: records can overlap.
+// Bytes parsed and inflated for one file, beyond some times its size: DCP's ranges can overlap.
 constexpr uint64_t kMaxWork = uint64_t{1} << 30;
 constexpr uint64_t kMaxWorkRatio = 4;
-// Bytes searched for records, beyond some times the file's size and what was inflated.
-constexpr uint64_t kMaxSearch = uint64_t{4} << 20;
-constexpr uint64_t kMaxSearchRatio = 4;
-// What a record that is found is worth of that work, and what looking into it is.
-constexpr uint64_t kWorkOfHeader = 1024;
-constexpr uint64_t kWorkOfRecord = 4096;
-constexpr uint64_t kSearchWindow = uint64_t{1} << 20;
-constexpr uint64_t kFirstWindow = 4096;
-constexpr size_t kMaxRecordName = 4096;
+constexpr uint64_t kWindow = uint64_t{1} << 20;
+// Of a broken zip: how many records are looked for, and how much of each.
+constexpr int kMaxFoundRecords = 10000;
+constexpr uint64_t kMaxFound = uint64_t{4} << 20;
+// Memo indices of what is no pickle from here on count: its unpickler gets hundreds of times as
+// large as the file.
+constexpr uint64_t kFarIndex = uint64_t{1} << 22;
 
 std::string display_of(const NamedGlobal& global) {
   switch (global.form) {
@@ -64,9 +68,7 @@ std::string display_of(const NamedGlobal& global) {
 }
 
 std::vector<std::string> uses_of(const NamedGlobal& global) {
-  if (global.uses != 0 || global.attributes.empty()) {
-    return pickle::to_strings(static_cast<pickle::Use>(global.uses));
-  }
+  if (global.uses != 0 || global.attributes.empty()) return pickle::to_strings(global.uses);
   std::vector<std::string> uses;
   for (const NamedGlobal::Attribute& attribute : global.attributes) {
     uses.push_back("getattr of " + attribute.module + "." + attribute.owner + "." + attribute.name);
@@ -80,63 +82,81 @@ bool is_dotted_name(std::string_view text) {
   });
 }
 
-// Bytes that are no pickle can begin as one, and then name something that is no name.
-bool is_plausible(const NamedGlobal& global) {
-  return global.form == NamedGlobal::Form::name && is_dotted_name(global.module) &&
-         is_dotted_name(global.name);
+// Why bytes that are no pickle are not harmless all the same; "" if no unpickler does anything with
+// them: until every one has stopped with an error, they name nothing. No module has a name of other
+// characters than is_dotted_name() takes. A name that is made while a pickle runs is made by calling
+// another. The codes of extensions mean nothing but to programs that registered some.
+std::string harm_of(const Trace& trace, bool counts_memory) {
+  for (const NamedGlobal& global : trace.globals) {
+    if (global.offset < trace.died && global.form == NamedGlobal::Form::name &&
+        is_dotted_name(global.module) && !global.name.empty()) {
+      return "begins like a pickle, which names " + display_of(global);
+    }
+  }
+  if (trace.is_cut && trace.died == Trace::kNowhere) return trace.problem;
+  if (counts_memory && trace.far_index > kFarIndex) {
+    return "begins like a pickle, whose memo has " + std::to_string(trace.far_index) + " places";
+  }
+  return "";
 }
 
-// True if loading what was traced does something that is not known to be harmless. Of what is
-// unknown a call counts, but not a name alone: texts can begin like one.
-bool may_harm(const Trace& trace, bool only_plausible) {
-  return std::any_of(trace.globals.begin(), trace.globals.end(), [&](const NamedGlobal& global) {
-    if (only_plausible && !is_plausible(global)) return false;
-    const GlobalClass danger = classify(global);
-    return danger == GlobalClass::dangerous ||
-           (danger == GlobalClass::unknown && (global.uses & ~pickle::kNamed) != 0);
-  });
+// Whether what was traced is the beginning of more, and its end is not known by it.
+bool may_go_on(const Trace& trace) {
+  return trace.died == Trace::kNowhere || (trace.is_truncated && trace.died == trace.end);
 }
 
-bool is_plausible(const Trace& trace) {
-  return !trace.globals.empty() &&
-         std::all_of(trace.globals.begin(), trace.globals.end(),
-                     [](const NamedGlobal& global) { return is_plausible(global); });
-}
+struct Inflated {
+  std::vector<std::byte> bytes;
+  bool is_whole = false;  // the stream ends where its bytes do
+};
 
-// Inflates a raw deflate stream: as much of it as is whole, and kMaxInflated at most. nullopt if
-// that is nothing. `work` becomes the bytes that were read and made.
-std::optional<std::vector<std::byte>> inflated(const ByteSource& source, uint64_t& work) {
+// Inflates a raw deflate stream, up to `most` bytes of what it gives.
+Inflated inflate(const ByteSource& source, uint64_t most) {
   z_stream stream{};
-  if (inflateInit2(&stream, -MAX_WBITS) != Z_OK) return std::nullopt;
-  std::vector<std::byte> out;
-  uint64_t at = 0;
-  uint64_t window = kFirstWindow;  // most of what begins as a record is none
+  if (inflateInit2(&stream, -MAX_WBITS) != Z_OK) return {};
+  Inflated out;
   int status = Z_OK;
-  while (status == Z_OK && out.size() < kMaxInflated) {
-    std::vector<std::byte> input = source.read(at, window);
-    if (input.empty()) break;
-    at += input.size();
-    stream.next_in = reinterpret_cast<Bytef*>(input.data());
-    stream.avail_in = static_cast<uInt>(input.size());
-    while (status == Z_OK && out.size() < kMaxInflated) {
-      const size_t begin = out.size();
-      const uint64_t room = std::min(window, kMaxInflated - begin);
-      out.resize(begin + room);
-      stream.next_out = reinterpret_cast<Bytef*>(out.data() + begin);
+  uint64_t at = 0;
+  while (status == Z_OK && out.bytes.size() < most) {
+    std::vector<std::byte> input;
+    if (stream.avail_in == 0) {
+      input = source.read(at, kWindow);
+      if (input.empty()) break;
+      at += input.size();
+      stream.next_in = reinterpret_cast<Bytef*>(input.data());
+      stream.avail_in = static_cast<uInt>(input.size());
+    }
+    while (status == Z_OK && out.bytes.size() < most) {
+      const size_t begin = out.bytes.size();
+      const uint64_t room = std::min(std::max<uint64_t>(begin, kHead), most - begin);
+      out.bytes.resize(begin + static_cast<size_t>(room));
+      stream.next_out = reinterpret_cast<Bytef*>(out.bytes.data() + begin);
       stream.avail_out = static_cast<uInt>(room);
       status = ::inflate(&stream, Z_NO_FLUSH);
-      out.resize(out.size() - stream.avail_out);
+      out.bytes.resize(out.bytes.size() - stream.avail_out);
       if (stream.avail_out != 0) break;
-      window = std::min(2 * window, kSearchWindow);
     }
-    window = std::min(2 * window, kSearchWindow);
     if (status == Z_BUF_ERROR) status = Z_OK;
+    if (stream.avail_in != 0 && status == Z_OK && out.bytes.size() < most) break;
   }
+  out.is_whole = status == Z_STREAM_END && at == source.size() && stream.avail_in == 0;
   ::inflateEnd(&stream);
-  work = at + out.size();
-  if (status != Z_STREAM_END && out.empty()) return std::nullopt;
   return out;
 }
+
+// What is looked at: a file, a record, or a part of one.
+struct Part {
+  ByteSource source;
+  std::string record = {};  // "": it is the file
+  // Where it lies, if the file has it as it is.
+  std::optional<Extent> extent = {};
+  bool is_expected = false;  // to be a pickle, or something with pickles in it
+  bool is_torch = false;     // a pickle of torch's zips, with persistent ids
+  bool is_cut = false;       // more comes behind it, which is not known
+  uint64_t base = 0;         // offsets count from there
+
+  bool is_file() const { return record.empty(); }
+};
 
 class ContentScanner {
  public:
@@ -144,8 +164,7 @@ class ContentScanner {
       : input_(file),
         file_(file.display()),
         result_(result),
-        budget_(kMaxWork + kMaxWorkRatio * file.size()),
-        search_budget_(kMaxSearch + kMaxSearchRatio * file.size()) {}
+        budget_(kMaxWork + kMaxWorkRatio * file.size()) {}
 
   // True if there is nothing in the file but `items`, each a whole zip, and no reader that takes it
   // for one zip finds another directory in it. What all of them name alike is kept once.
@@ -162,141 +181,364 @@ class ContentScanner {
     return is_whole && end == input_.size() && !has_other_directory();
   }
 
-  // Scans `source`, which is called `record` in the file ("": it is the file) and is `expected` to
-  // be a pickle. `in_search`: its end is not known.
-  void scan(const ByteSource& source, const std::string& record, bool expected,
-            bool in_search = false) {
-    const std::vector<std::byte> bytes = source.read(0, kHead);
-    const std::string_view head = as_text(bytes);
-    if (head.starts_with("PK\3\4"sv) || head.starts_with("PK\5\6"sv)) {
-      return scan_zip(source, record);
-    }
-    if (head.starts_with("\x93NUMPY"sv)) return scan_numpy(source, record, head);
-    // Of storages and texts some begin like the less certain ones by chance.
-    if (const auto container = container_of(head, record.empty() || expected)) {
-      return add_unreadable(record, std::string(*container));
-    }
-    if (scan_pickles(source, record, head, expected, in_search)) return;
-    if (expected && !in_search && !head.empty() && !is_text(head) &&
-        !is_like_safetensors(source, head)) {
-      add_unreadable(record, "of no form known here");
-    }
-  }
-
-  // A zip behind something else: readers that look for the directory at the end find it.
-  void scan_hidden_zip(const ByteSource& source) {
-    if (is_zip_) return;
-    constexpr uint64_t kReach = zip::kEndSize + 0xFFFF;
-    const uint64_t begin = source.size() - std::min(source.size(), kReach);
-    const std::vector<std::byte> tail = source.read(begin, kReach);
-    const std::string_view text = as_text(tail);
-    bool has_directory = false;
-    size_t found = text.find("PK\5\6"sv);
-    if (found == std::string_view::npos) return;
-    for (; found != std::string_view::npos; found = text.find("PK\5\6"sv, found + 1)) {
-      has_directory = has_directory || ends_directory(source, begin + found);
-    }
-    search_zip(source, "");
-    if (has_directory && result_.pickles > 0) {
-      add_unreadable("", "a zip lies behind other bytes: readers could take either");
+  // The whole file, and what is known to lie in it.
+  void scan_file() {
+    const ByteSource source = source_of(input_);
+    scan({.source = source,
+          .extent = Extent{0, 0, input_.size()},
+          .is_expected = is_named_as_pickle(file_)});
+    find_hidden_zip(source);
+    for (const uint64_t at : datastates_pickles(input_)) {
+      scan({.source = source.from(at), .record = "datastates_metadata.pkl", .is_expected = true});
     }
   }
 
  private:
   void add_unreadable(const std::string& record, const std::string& reason) {
-    result_.unreadable.push_back({file_, record, reason});
+    result_.unreadable.push_back({file_, record, reason, GlobalClass::unknown});
+  }
+  void refuse(const std::string& record, const std::string& reason) {
+    result_.unreadable.push_back({file_, record, reason, GlobalClass::dangerous});
+  }
+  void refuse(const std::string& record, const Error& error) {
+    const std::optional<uint64_t> at = error.where().offset;
+    refuse(record, (at ? "at " + std::to_string(*at) + ": " : "") + error.message());
   }
 
   // False, and says so once, if more was done for this file than it is worth.
-  bool spend(const std::string& record, uint64_t bytes) { return spend(record, bytes, budget_); }
-
-  bool spend(const std::string& record, uint64_t bytes, uint64_t& budget) {
-    if (bytes <= budget) {
-      budget -= bytes;
+  bool spend(const std::string& record, uint64_t bytes) {
+    if (bytes <= budget_) {
+      budget_ -= bytes;
       return true;
     }
-    if (!is_spent_) add_too_much(record);
+    if (!is_spent_) refuse(record, "too much to look through");
     is_spent_ = true;
     return false;
   }
 
-  void add_too_much(const std::string& record) {
-    add_unreadable(record, "too much to look through");
+  void add(const std::string& record, const NamedGlobal& global, GlobalClass danger,
+           uint64_t offset, std::string reason = {}) {
+    ScanFinding finding{danger, display_of(global), uses_of(global),  file_,
+                        record, offset,             global.form,      std::move(reason)};
+    if (in_items_ && danger == GlobalClass::harmless &&
+        !known_.emplace(finding.global, finding.uses).second) {
+      return;
+    }
+    result_.findings.push_back(std::move(finding));
   }
 
-  void add_findings(const Trace& trace, const std::string& record, uint64_t base) {
-    ++result_.pickles;
-    for (const NamedGlobal& global : trace.globals) {
-      ScanFinding finding{classify(global), display_of(global),   uses_of(global), file_,
-                          record,           base + global.offset, global.form};
-      if (in_items_ && finding.danger == GlobalClass::harmless &&
-          !known_.emplace(finding.global, finding.uses).second) {
-        continue;
+  // Content.
+
+  void scan(const Part& part) {
+    const std::vector<std::byte> bytes = part.source.read(0, kHead);
+    const std::string_view head = as_text(bytes);
+    if (head.starts_with("PK\3\4"sv) || head.starts_with("PK\5\6"sv)) {
+      scan_zip(part);
+      return;
+    }
+    if (head.starts_with("\x93NUMPY"sv)) return scan_numpy(part);
+    // Of storages and texts some begin like the less certain ones by chance.
+    if (const auto container = container_of(head, part.is_file() || part.is_expected)) {
+      return add_unreadable(part.record, std::string(*container));
+    }
+    const bool is_safetensors = is_like_safetensors(part.source, head);
+    const bool is_sure = has_pickle_header(head) && (part.is_file() || part.is_expected);
+    if (scan_pickles(part, head, is_sure && !is_safetensors)) return;
+    if (is_safetensors && part.is_file()) {
+      if (const std::string problem = safetensors_problem(input_); !problem.empty()) {
+        add_unreadable(part.record, problem);
       }
-      result_.findings.push_back(std::move(finding));
+    } else if (part.is_expected && !head.empty() && !is_text(head)) {
+      add_unreadable(part.record, "of no form known here");
     }
   }
 
-  // Pickles, one after the other, the first one at `base` of the record. False if these are none.
-  // Where nothing says that a pickle is to be `expected`, it must look like one.
-  bool scan_pickles(const ByteSource& source, const std::string& record, std::string_view head,
-                    bool expected, bool in_search, uint64_t base = 0) {
+  // Pickles, one after the other. False if these are none. `is_sure`: a loader takes it for one.
+  bool scan_pickles(const Part& part, std::string_view head, bool is_sure) {
     const bool is_torch = torch_form(head) == TorchForm::pickles;
-    const bool starts_surely = expected || (record.empty() && has_pickle_header(head));
-    bool is_pickle = false;
+    if (!is_sure && !is_torch && is_nothing(part, head)) return false;
+    bool is_pickle = is_sure;
+    std::vector<Judgement> judged;
     uint64_t at = 0;
-    for (int count = 0; at < source.size(); ++count) {
-      if (count == (is_pickle ? kMaxPickles : kMaxUnexpected)) {
-        const bool may_go_on = is_pickle || starts_surely;
-        if (may_go_on) add_unreadable(record, "more than " + counted(count, "pickle"));
-        return may_go_on;
+    for (uint64_t count = 0; at < part.source.size(); ++count) {
+      if (is_torch && count == kTorchPickles) {
+        check_storages(part, at, judged[kObject].storages, judged[kKeys].keys);
+        return true;
       }
-      const bool is_sure = starts_surely && !(is_torch && count >= kTorchPickles);
-      const Trace trace = pickle::trace(source.from(at), expected_calls());
-      if (!spend(record, trace.end)) return true;
-      if (!trace.whole()) {
-        const bool is_broken = count == 0 && is_sure && has_pickle_header(head) &&
-                               (is_plausible(trace) || !is_like_safetensors(source, head));
-        const bool is_cut = trace.is_cut && (is_sure || record.empty());
-        if (is_broken || is_cut || may_harm(trace, !is_sure)) {
-          add_findings(trace, record, base + at);
-          add_unreadable(record,
-                         "at " + std::to_string(base + at + trace.end) + ": " + trace.problem);
-          return true;
-        }
-        // Behind the pickles of a legacy torch file lie its storages.
-        if (is_pickle && !is_torch && !in_search) {
-          add_unreadable(record, counted(source.size() - at, "byte") + " after the pickle");
-        }
-        return is_pickle;
+      if (count == kMaxPickles) {
+        refuse(part.record, "more than " + counted(kMaxPickles, "pickle"));
+        return true;
       }
-      const bool is_header = has_pickle_header(as_text(source.read(at, 2)));
-      if (is_plausible(trace) || may_harm(trace, !is_sure) ||
-          (is_sure && (is_header || !is_text(head)))) {
-        is_pickle = true;
-        add_findings(trace, record, base + at);
+      try {
+        Judgement next = judge_at(part, at, is_torch && count == kObject);
+        is_pickle = is_pickle || is_torch || !next.globals.empty() || !next.problems.empty() ||
+                    (part.is_expected && !is_text(head));
+        if (is_pickle) report(part, next);
+        at += next.end;
+        if (is_torch) judged.push_back(std::move(next));
+      } catch (const IoError&) {
+        throw;
+      } catch (const Error& error) {
+        return explain(part, at, is_pickle, error);
       }
-      at += trace.end;
-      if (in_search) return is_pickle;
     }
+    if (is_torch) refuse(part.record, "the file ends inside a pickle");
     return is_pickle;
   }
 
-  // numpy/lib/format.py: a header that is a Python dict as text; an array of objects is a pickle.
-  void scan_numpy(const ByteSource& source, const std::string& record, std::string_view head) {
-    if (head.size() < 12) return add_unreadable(record, "a NumPy array that is cut off");
-    const bool is_long = head[6] > 1;
-    const auto* bytes = reinterpret_cast<const std::byte*>(head.data());
-    const uint64_t length = is_long ? load_le<uint32_t>(bytes + 8) : load_le<uint16_t>(bytes + 8);
-    const uint64_t begin = (is_long ? 12 : 10) + length;
-    const std::vector<std::byte> header =
-        source.read(is_long ? 12 : 10, std::min(length, kSearchWindow));
-    const bool has_objects = as_text(header).find('O') != std::string_view::npos;
-    const ByteSource data = source.from(begin);
-    const std::vector<std::byte> start = data.read(0, kHead);
-    const bool found = scan_pickles(data, record, as_text(start), has_objects, !has_objects, begin);
-    if (has_objects && !found)
-      add_unreadable(record, "a NumPy array of objects without its pickle");
+  // Whether no unpickler does anything with the part, as far as its first bytes tell.
+  bool is_nothing(const Part& part, std::string_view head) const {
+    const Trace start = pickle::trace(ByteSource(as_byte_span(head)));
+    return !start.whole() && !may_go_on(start) && harm_of(start, part.is_file()).empty();
+  }
+
+  Judgement judge_at(const Part& part, uint64_t at, bool is_torch_object) {
+    const ByteSource rest = part.source.from(at);
+    const uint64_t base = part.base + at;
+    const uint64_t most = pickle::Limits().max_bytes;
+    const uint64_t size = rest.size() <= kWindow ? rest.size()
+                                                 : pickle::length(rest.part(0, most), base);
+    if (!spend(part.record, size)) throw CorruptError({.offset = base}, "is not looked at");
+    const std::vector<std::byte> bytes = rest.read(0, size);
+    return judge(bytes, part.is_torch || is_torch_object ? PickleOf::torch : PickleOf::anybody,
+                 base);
+  }
+
+  void report(const Part& part, Judgement& judged) {
+    ++result_.pickles;
+    for (const JudgedGlobal& global : judged.globals) {
+      add(part.record, global.named, classify(global), global.named.offset, global.problem);
+    }
+    for (const std::string& problem : judged.problems) refuse(part.record, problem);
+    if (part.is_torch) claims_ = std::move(judged.storages);
+    // Programs load these again.
+    if (nesting_ >= kMaxZipNesting) return;
+    ++nesting_;
+    for (const InnerBytes& inner : judged.inner) {
+      scan({.source = ByteSource(as_byte_span(inner.bytes)),
+            .record = inside(part.record, "bytes at " + std::to_string(inner.offset))});
+    }
+    --nesting_;
+  }
+
+  // Of what is no pickle that anybody writes: whether it is dangerous, and by what.
+  bool explain(const Part& part, uint64_t at, bool is_pickle, const Error& error) {
+    const Trace trace = pickle::trace(part.source.from(at));
+    const std::string harm = harm_of(trace, part.is_file());
+    const bool is_unknown = part.is_cut && may_go_on(trace);
+    if (!is_pickle && harm.empty() && !is_unknown) return false;
+    if (at > 0 && is_pickle && harm.empty()) {
+      refuse(part.record, counted(part.source.size() - at, "byte") + " after the pickle");
+      return true;
+    }
+    ++result_.pickles;
+    for (const NamedGlobal& global : trace.globals) {
+      add(part.record, global, classify(global), part.base + at + global.offset);
+    }
+    if (part.is_cut) {
+      refuse(part.record, "a compressed record that is too large to look through");
+    } else if (is_pickle || trace.whole()) {
+      refuse(part.record, error);
+    } else {
+      // A name alone may be that of a file of words.
+      const bool is_run = trace.globals.empty() || std::any_of(
+          trace.globals.begin(), trace.globals.end(), [](const NamedGlobal& global) {
+            return (global.uses & ~unsigned{pickle::kNamed}) != 0;
+          });
+      result_.unreadable.push_back(
+          {file_, part.record, harm, is_run ? GlobalClass::dangerous : GlobalClass::unknown});
+    }
+    return true;
+  }
+
+  // torch/serialization.py, _legacy_load: behind the pickles lies each storage, its number of
+  // elements first.
+  void check_storages(const Part& part, uint64_t at, const std::vector<ClaimedStorage>& claims,
+                      const std::vector<std::string>& keys) {
+    KeyedMap<std::string, const ClaimedStorage*> known;
+    for (const ClaimedStorage& claim : claims) known.emplace(claim.key, &claim);
+    for (const std::string& key : keys) {
+      const auto found = known.find(key);
+      if (found == known.end()) {
+        return refuse(part.record, "storage " + key + " belongs to no tensor");
+      }
+      const ClaimedStorage& storage = *found->second;
+      const std::vector<std::byte> count = part.source.read(at, sizeof(int64_t));
+      const bool is_there = count.size() == sizeof(int64_t) &&
+                            part.source.size() - at - sizeof(int64_t) >= storage.bytes;
+      if (!is_there) return refuse(part.record, "storage " + key + " is not all there");
+      if (load_le<uint64_t>(count.data()) != storage.bytes / storage.item) {
+        return refuse(part.record, "storage " + key + " has another size than its tensors say");
+      }
+      at += sizeof(int64_t) + storage.bytes;
+      known.erase(found);
+    }
+    if (!known.empty()) {
+      return refuse(part.record, "storage " + known.begin()->first + " is not there");
+    }
+    if (at != part.source.size()) {
+      refuse(part.record, counted(part.source.size() - at, "byte") + " after the last storage");
+    }
+  }
+
+  void scan_numpy(const Part& part) {
+    const NpyHeader header = npy_header(part.source);
+    Part data = part;
+    data.extent.reset();
+    data.base = part.base + header.size;
+    data.source = part.source.from(header.size);
+    if (header.data) {
+      data.is_expected = false;
+      data.base += *header.data;
+      data.source = data.source.from(*header.data);
+      if (data.source.size() > 0) scan(data);
+      return;
+    }
+    const std::vector<std::byte> head = data.source.read(0, kHead);
+    if (head.empty() || !scan_pickles(data, as_text(head), true)) {
+      refuse(part.record, "a NumPy array that may have objects, without its pickle");
+    }
+  }
+
+  // Zips.
+
+  static std::string inside(const std::string& outer, const std::string& name) {
+    return outer.empty() ? name : outer + " > " + name;
+  }
+
+  // False if it is not one that every reader understands alike.
+  bool scan_zip(const Part& part) {
+    if (part.is_file()) is_zip_ = true;
+    if (!part.extent || nesting_ >= kMaxZipNesting) {
+      add_unreadable(part.record, "a zip in compressed data, or nested too deep");
+      return false;
+    }
+    bool is_whole = true;
+    ++nesting_;
+    try {
+      const ZipReader zip =
+          ZipReader::open(input_, *part.extent, ZipReader::Records::stored_or_deflated);
+      if (!spend(part.record, zip.entries().size() * zip::kCentralSize)) return false;
+      uint64_t directory = part.extent->offset;  // it begins where the last record ends
+      for (const ZipEntry& entry : zip.entries()) {
+        is_whole = scan_record(part, zip, entry) && is_whole;
+        directory = std::max(directory, entry.limit);
+      }
+      directories_[directory] = part.extent->offset;
+    } catch (const IoError&) {
+      throw;
+    } catch (const Error& error) {
+      is_whole = false;
+      refuse(part.record, "a broken zip: " + error.message());
+      explain_zip(part);
+    }
+    --nesting_;
+    return is_whole;
+  }
+
+  bool scan_record(const Part& zip_part, const ZipReader& zip, const ZipEntry& entry) {
+    const std::string name(entry.name);
+    Part record{.source = ByteSource(ByteSpan()),
+                .record = inside(zip_part.record, name),
+                .is_expected = is_named_as_pickle(name),
+                .is_torch = name.ends_with(".pkl")};
+    std::vector<std::byte> bytes;
+    try {
+      const Extent data = zip.data(entry);
+      record.source = source_of(input_).part(data.offset, data.size);
+      if (!entry.is_deflated()) record.extent = data;
+    } catch (const CorruptError& error) {
+      refuse(record.record, "a broken zip: " + error.message());
+      explain_zip(zip_part);
+      return false;
+    }
+    if (entry.is_deflated()) {
+      Inflated data = inflate(record.source, std::min(entry.size + 1, kMaxInflated));
+      if (!spend(record.record, data.bytes.size())) return false;
+      bytes = std::move(data.bytes);
+      record.is_cut = !data.is_whole && bytes.size() == kMaxInflated;
+      if (!record.is_cut && (!data.is_whole || bytes.size() != entry.size ||
+                             crc32(0, bytes) != entry.crc32)) {
+        refuse(record.record, "a compressed record that is broken");
+      }
+      record.source = ByteSource(ByteSpan(bytes));
+    }
+    claims_.clear();
+    scan(record);
+    return check_claims(zip, name, record.record);
+  }
+
+  // Of torch's zips: a record for each storage, of its size.
+  bool check_claims(const ZipReader& zip, const std::string& name, const std::string& record) {
+    for (const ClaimedStorage& claim : std::exchange(claims_, {})) {
+      const std::string wanted = name.substr(0, name.size() - ".pkl"sv.size()) + "/" + claim.key;
+      const ZipEntry* entry = zip.find(wanted);
+      if (entry != nullptr && entry->size == claim.bytes) continue;
+      refuse(record, "at " + std::to_string(claim.offset) + ": a storage of " +
+                         counted(claim.bytes, "byte") + ", and " +
+                         (entry == nullptr ? "no record of it"
+                                           : "a record of " + std::to_string(entry->size)));
+      return false;
+    }
+    return true;
+  }
+
+  // Names what the records of a zip would run that readers could find in it, by its local headers
+  // alone.
+  void explain_zip(const Part& part) {
+    constexpr std::string_view kSignature = "PK\3\4"sv;
+    int found = 0;
+    if (!explained_.insert(part.record).second || !spend(part.record, part.source.size())) return;
+    for (uint64_t at = 0; at < part.source.size(); at += kWindow) {
+      const std::vector<std::byte> window =
+          part.source.read(at, kWindow + kSignature.size() - 1);
+      const std::string_view text = as_text(window);
+      for (size_t hit = text.find(kSignature); hit != std::string_view::npos;
+           hit = text.find(kSignature, hit + 1)) {
+        if (++found > kMaxFoundRecords) return;
+        explain_record(part.source.from(at + hit), part.record);
+      }
+    }
+  }
+
+  // `source` starts with a local header, or what looks like one (APPNOTE 4.3.7).
+  void explain_record(const ByteSource& source, const std::string& zip) {
+    const std::vector<std::byte> header = source.read(0, zip::kLocalSize);
+    if (header.size() < zip::kLocalSize) return;
+    const auto method = load_le<uint16_t>(header.data() + 8);
+    const auto name_size = load_le<uint16_t>(header.data() + 26);
+    const auto extra_size = load_le<uint16_t>(header.data() + 28);
+    const std::vector<std::byte> name =
+        source.read(zip::kLocalSize, std::min<uint64_t>(name_size, zip::kMaxName));
+    const std::string record = inside(zip, std::string(as_text(name)));
+    ByteSource data = source.from(zip::kLocalSize + name_size + extra_size).part(0, kMaxFound);
+    Inflated made;
+    if (method == zip::kDeflated) {
+      made = inflate(data, kMaxFound);
+      data = ByteSource(ByteSpan(made.bytes));
+    }
+    if (!spend(zip, kHead + made.bytes.size())) return;
+    const Trace trace = pickle::trace(data);
+    if (harm_of(trace, false).empty()) return;
+    ++result_.pickles;
+    for (const NamedGlobal& global : trace.globals) {
+      add(record, global, classify(global), global.offset);
+    }
+  }
+
+  // A zip behind something else: readers that look for the directory at the end find it.
+  void find_hidden_zip(const ByteSource& source) {
+    if (is_zip_) return;
+    constexpr uint64_t kReach = zip::kEndSize + 0xFFFF;
+    const uint64_t begin = source.size() - std::min(source.size(), kReach);
+    const std::vector<std::byte> tail = source.read(begin, kReach);
+    const std::string_view text = as_text(tail);
+    for (size_t found = text.find("PK\5\6"sv); found != std::string_view::npos;
+         found = text.find("PK\5\6"sv, found + 1)) {
+      if (!ends_directory(source, begin + found)) continue;
+      refuse("", "a zip lies behind other bytes: readers could take either");
+      return explain_zip({.source = source});
+    }
   }
 
   // Whether a directory ends where this end record begins; if zip64's are before it, they say
@@ -311,69 +553,21 @@ class ContentScanner {
     return stands_before(zip::kLocatorSize, "PK\6\7"sv) || stands_before(size, "PK\1\2"sv);
   }
 
-  std::string inside(const std::string& zip, const std::string& name) const {
-    return zip.empty() ? name : zip + " > " + name;
-  }
-
-  void scan_zip(const ByteSource& source, const std::string& record) {
-    if (nesting_ >= kMaxNesting) return add_unreadable(record, "zips nested too deep");
-    if (!record.empty()) return search_zip(source, record);
-    is_zip_ = true;
-    try {
-      const ZipReader zip = ZipReader::open(input_, 0);
-      for (const ZipEntry& entry : zip.entries()) {
-        const Extent data = zip.data(entry);
-        scan(source.part(data.offset, data.size), std::string(entry.name),
-             is_named_as_pickle(entry.name));
-      }
-    } catch (const IoError&) {
-      throw;
-    } catch (const UnsupportedError&) {
-      restart(source);
-    } catch (const Error& error) {
-      restart(source);
-      add_unreadable("", "a broken zip: " + error.message());
-    }
-  }
-
   // What torch.load makes of a part of the file. True if that is a whole zip.
   bool scan_item(const DcpItem& item) {
     if (item.offset > input_.size() || item.size > input_.size() - item.offset) {
-      add_unreadable(item.name, "lies beyond the end of the file");
+      refuse(item.name, "lies beyond the end of the file");
       return false;
     }
-    const ByteSource source = source_of(input_).part(item.offset, item.size);
-    const std::vector<std::byte> head = source.read(0, kHead);
-    if (torch_form(as_text(head)) == TorchForm::zip) {
-      try {
-        scan_part({0, item.offset, item.size}, item.name);
-        return true;
-      } catch (const IoError&) {
-        throw;
-      } catch (const Error& error) {
-        search_zip(source, item.name);
-        add_unreadable(item.name, "a broken zip: " + error.message());
-        return false;
-      }
-    }
-    scan(source, item.name, true);
-    return false;
-  }
-
-  // A zip that is a part of the file.
-  void scan_part(const Extent& part, const std::string& name) {
+    const Part part{.source = source_of(input_).part(item.offset, item.size),
+                    .record = item.name,
+                    .extent = Extent{0, item.offset, item.size},
+                    .is_expected = true};
     constexpr uint64_t kTail = zip::kEndSize + 0xFFFF;
-    if (!spend(name, std::min(part.size, kTail))) return;
-    const ZipReader zip = ZipReader::open(input_, part);
-    if (!spend(name, zip.entries().size() * zip::kCentralSize)) return;
-    uint64_t directory = part.offset;  // it begins where the last record ends
-    for (const ZipEntry& entry : zip.entries()) {
-      const Extent data = zip.data(entry);
-      scan(source_of(input_).part(data.offset, data.size), inside(name, std::string(entry.name)),
-           is_named_as_pickle(entry.name));
-      directory = std::max(directory, entry.limit);
-    }
-    directories_[directory] = part.offset;
+    if (!spend(item.name, std::min(item.size, kTail))) return false;
+    if (torch_form(as_text(part.source.read(0, kHead))) == TorchForm::zip) return scan_zip(part);
+    scan(part);
+    return false;
   }
 
   // torch counts the place of a directory from the start of a file, even if other bytes were put
@@ -385,80 +579,16 @@ class ContentScanner {
     return !directories_.contains(place) && as_text(source_of(input_).read(place, 4)) == "PK\1\2"sv;
   }
 
-  void restart(const ByteSource& source) {
-    result_.findings.clear();
-    result_.unreadable.clear();
-    result_.pickles = 0;
-    if (is_spent_) add_too_much("");
-    search_zip(source, "");
-  }
-
-  // Finds the records by their local headers alone, wherever they are.
-  void search_zip(const ByteSource& source, const std::string& record) {
-    if (!spend(record, source.size(), search_budget_)) return;
-    ++nesting_;
-    constexpr std::string_view kSignature = "PK\3\4"sv;
-    for (uint64_t at = 0; at < source.size(); at += kSearchWindow) {
-      const std::vector<std::byte> window = source.read(at, kSearchWindow + kSignature.size() - 1);
-      const std::string_view text = as_text(window);
-      for (size_t hit = text.find(kSignature); hit != std::string_view::npos;
-           hit = text.find(kSignature, hit + 1)) {
-        scan_found_record(source.from(at + hit), record);
-      }
-    }
-    --nesting_;
-  }
-
-  // `source` starts with a local header, or what looks like one (APPNOTE 4.3.7).
-  void scan_found_record(const ByteSource& source, const std::string& zip) {
-    if (is_spent_ || !spend(zip, kWorkOfHeader)) return;
-    const std::vector<std::byte> header = source.read(0, zip::kLocalSize);
-    if (header.size() < zip::kLocalSize) return;
-    const auto flags = load_le<uint16_t>(header.data() + 6);
-    const auto method = load_le<uint16_t>(header.data() + 8);
-    const auto size = load_le<uint32_t>(header.data() + 18);
-    const auto name_size = load_le<uint16_t>(header.data() + 26);
-    const auto extra_size = load_le<uint16_t>(header.data() + 28);
-    if (name_size > kMaxRecordName) return;
-    const std::vector<std::byte> name = source.read(zip::kLocalSize, name_size);
-    const std::string record = inside(zip, std::string(as_text(name)));
-    const ByteSource data = source.from(zip::kLocalSize + name_size + extra_size);
-    const uint64_t found = result_.pickles;
-    const bool is_expected = is_named_as_pickle(record);
-    if (!spend(record, kWorkOfRecord)) return;
-    if (method == 8) {
-      uint64_t work = 0;
-      const auto bytes = inflated(data, work);
-      const bool is_cut = !bytes || bytes->size() >= kMaxInflated;
-      if (is_cut && (is_expected || (bytes && has_pickle_header(as_text(*bytes))))) {
-        add_unreadable(record, "a compressed record that is broken or too large");
-      }
-      if (!spend(record, work) || !bytes) return;
-      search_budget_ += bytes->size();
-      return scan(ByteSource(ByteSpan(*bytes)), record, is_expected, is_cut);
-    }
-    const std::vector<std::byte> start = data.read(0, 4);
-    if (as_text(start) == "PK\3\4"sv) return;  // the search comes by it
-    const bool is_size_known = size != 0 && size != zip::kMax32;
-    scan(data, record, is_expected, true);
-    if (result_.pickles > found || (is_size_known && size < 2)) return;
-    // Of what is found inside other bytes, the name of the record may be anything.
-    if (!is_expected && (name.empty() || !is_text(as_text(name)))) return;
-    if ((flags & zip::kEncryptionFlags) != 0) return add_unreadable(record, "encrypted");
-    if (method != 0) {
-      add_unreadable(record, "compressed by method " + std::to_string(method));
-    }
-  }
-
   const InputFile& input_;
   const std::string& file_;
   ScanResult& result_;
   uint64_t budget_;
-  uint64_t search_budget_;
   bool is_spent_ = false;
   bool is_zip_ = false;
   int nesting_ = 0;
   bool in_items_ = false;
+  std::vector<ClaimedStorage> claims_;  // by the pickle of a record
+  std::set<std::string> explained_;     // zips
   std::set<std::pair<std::string, std::vector<std::string>>> known_;  // harmless, of items
   // Of zips that are parts of the file: where their directories begin, and they themselves.
   std::map<uint64_t, uint64_t> directories_;
@@ -473,32 +603,16 @@ std::vector<DcpItem> items_in_a_row(const InputFile& file) {
   return items;
 }
 
-// Part by part, and where that does not account for all of the file, as a whole.
-void scan_parts_and_all(const InputFile& file, const std::vector<DcpItem>& items,
-                        ScanResult& result) {
-  const bool is_dcp = file.display().ends_with(kDcpDataSuffix);
-  if (!items.empty() || is_dcp) {
-    ContentScanner scanner(file, result);
-    if (scanner.scan_items(items.empty() ? items_in_a_row(file) : items)) return;
-  }
-  ScanResult whole;
-  ContentScanner scanner(file, whole);
-  const ByteSource source = source_of(file);
-  scanner.scan(source, "", is_named_as_pickle(file.display()));
-  scanner.scan_hidden_zip(source);
-  for (const uint64_t at : datastates_pickles(file)) {
-    scanner.scan(source.from(at), "datastates_metadata.pkl", true);
-  }
-  result.pickles += whole.pickles;
-  std::move(whole.findings.begin(), whole.findings.end(), std::back_inserter(result.findings));
-  std::move(whole.unreadable.begin(), whole.unreadable.end(),
-            std::back_inserter(result.unreadable));
-}
-
 }  // namespace
 
+// Part by part, and where that does not account for all of the file, as a whole.
 void scan_content(const InputFile& file, const std::vector<DcpItem>& items, ScanResult& result) {
-  scan_parts_and_all(file, items, result);
+  bool is_whole = false;
+  if (!items.empty() || file.display().ends_with(kDcpDataSuffix)) {
+    ContentScanner scanner(file, result);
+    is_whole = scanner.scan_items(items.empty() ? items_in_a_row(file) : items);
+  }
+  if (!is_whole) ContentScanner(file, result).scan_file();
   if (result.pickles == 0 && result.unreadable.empty()) result.not_examined = {file.display()};
 }
 

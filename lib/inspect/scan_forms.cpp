@@ -8,6 +8,9 @@
 #include <string>
 
 #include "base/bytes.h"
+#include "dsckpt/error.h"
+#include "format/foreign_file.h"
+#include "format/safetensors.h"
 #include "format/torch_form.h"
 
 namespace dsckpt {
@@ -30,6 +33,7 @@ constexpr Signature kContainers[] = {
      "7zXZ\0"sv},
     {"bzip2 file", 0, "BZh"sv},
     {"zstd file", 0, "\x28\xB5\x2F\xFD"sv},
+    {"zstd file", 1, "\x2A\x4D\x18"sv},  // with a frame before it that is passed over
     {"lz4 file", 0, "\x04\x22\x4D\x18"sv},
     {"lz4 file", 0, "\x02\x21\x4C\x18"sv},  // the legacy form
     {"RAR archive", 0, "Rar!\x1A\x07"sv},
@@ -114,6 +118,19 @@ bool has_pickle_header(std::string_view head) {
 bool is_like_safetensors(const ByteSource& source, std::string_view head) {
   return head.size() > 8 && head[8] == '{' &&
          load_le<uint64_t>(reinterpret_cast<const std::byte*>(head.data())) <= source.size() - 8;
+}
+
+std::string safetensors_problem(const InputFile& file) {
+  if (!datastates_pickles(file).empty()) return "";
+  try {
+    InputFiles files;
+    SafetensorsFile::open(files, files.add_again(file.path(), file.display()));
+    return "";
+  } catch (const CorruptError& error) {
+    return "a broken safetensors file: " + error.message();
+  } catch (const UnsupportedError&) {
+    return "";
+  }
 }
 
 }  // namespace dsckpt

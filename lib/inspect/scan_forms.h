@@ -3,9 +3,11 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "base/byte_source.h"
+#include "io/input_file.h"
 
 namespace dsckpt {
 
@@ -23,5 +25,8 @@ bool has_pickle_header(std::string_view head);
 
 // A length, and a JSON object that it is the length of.
 bool is_like_safetensors(const ByteSource& source, std::string_view head);
+
+// Why a file that is like one is none, or has more in it; "" if it is one, or DataStates'.
+std::string safetensors_problem(const InputFile& file);
 
 }  // namespace dsckpt

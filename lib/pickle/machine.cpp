@@ -56,31 +56,22 @@ std::optional<double> float_of(std::string_view text) {
   return negative ? -value : value;
 }
 
-// A pickle's memo: dense while the pickle numbers its values as pickles do, else a map.
+// A pickle's memo. Indices are bounded by the bytes before them, so it stays as small as these.
 class Memo {
  public:
   void put(uint64_t index, Value value) {
-    if (index >= dense_.size() && index < 2 * size_ + 256) {
-      dense_.resize(std::max<size_t>(index + 1, std::min<size_t>(2 * dense_.size(), 4 * size_)));
-    }
-    if (index < dense_.size()) {
-      size_ += dense_[index] ? 0 : 1;
-      dense_[index] = value;
-    } else {
-      size_ += sparse_.insert_or_assign(index, value).second ? 1 : 0;
-    }
+    if (index >= values_.size()) values_.resize(index + 1);
+    size_ += values_[index] ? 0 : 1;
+    values_[index] = value;
   }
   const Value* get(uint64_t index) const {
-    if (index < dense_.size() && dense_[index]) return &*dense_[index];
-    const auto found = sparse_.find(index);
-    return found == sparse_.end() ? nullptr : &found->second;
+    return index < values_.size() && values_[index] ? &*values_[index] : nullptr;
   }
   // Indices in use; MEMOIZE takes the next.
   uint64_t size() const { return size_; }
 
  private:
-  std::vector<std::optional<Value>> dense_;
-  KeyedMap<uint64_t, Value> sparse_;
+  std::vector<std::optional<Value>> values_;
   uint64_t size_ = 0;
 };
 
@@ -113,8 +104,13 @@ class Cursor : public ByteReader {
 // Python's unpickler with its two stacks as one: values, and the heights at which marks stand.
 class Document::Machine {
  public:
-  Machine(Document& document, ByteSpan bytes, uint64_t base)
-      : document_(document), store_(*document.store_), cursor_(bytes, base) {}
+  // With a witness, `bytes` outlive the document: texts stay where they are.
+  Machine(Document& document, Witness* witness, ByteSpan bytes, uint64_t base)
+      : document_(document),
+        store_(*document.store_),
+        witness_(witness),
+        cursor_(bytes, base),
+        base_(base) {}
 
   // Runs to STOP and sets the root.
   void run() {
@@ -124,13 +120,31 @@ class Document::Machine {
       step(opcode);
     }
     document_.root_ = pop();
+    if (witness_ != nullptr) witness_->stopped(document_.root_);
   }
 
   size_t position() const { return cursor_.position(); }
 
-  // Walks everything reachable from the root once, without recursion. Shared values are seen once;
+  void check_depth(uint32_t max_depth) { check_depth(document_.root_, max_depth); }
+
+  // Also of what the root does not hold: Python has made it, too.
+  void check_depth_of_all(uint32_t max_depth) {
+    const auto check = [&](auto& nodes) {
+      for (auto& node : nodes) {
+        if (node.mark == 0) check_depth(Access::make(node), max_depth);
+      }
+    };
+    check(store_.tuples);
+    check(store_.lists);
+    check(store_.dicts);
+    check(store_.objects);
+    check(store_.persistents);
+  }
+
+ private:
+  // Walks everything reachable from `root` once, without recursion. Shared values are seen once;
   // references back to an open container only mark the document as cyclic.
-  void check_depth(uint32_t max_depth) {
+  void check_depth(const Value& root, uint32_t max_depth) {
     struct Frame {
       Node* node;
       size_t index;
@@ -145,7 +159,7 @@ class Document::Machine {
       node->mark = kOpen;
       path.push_back({node, 0, 0});
     };
-    if (is_container(document_.root_.kind())) enter(Access::node(document_.root_));
+    if (is_container(root.kind())) enter(Access::node(root));
     while (!path.empty()) {
       Frame& top = path.back();
       Node* child = nullptr;
@@ -177,7 +191,6 @@ class Document::Machine {
     }
   }
 
- private:
   [[noreturn]] void fail(const std::string& message) const { cursor_.fail(message); }
 
   // Stack.
@@ -215,14 +228,17 @@ class Document::Machine {
 
   // Values.
 
+  // `text` lies in the pickle.
   void push_text(Kind kind, std::string_view text) {
     if (kind == Kind::string && !is_utf8(text)) fail("text is not UTF-8");
-    push(store_.text(kind, text));
+    if (witness_ == nullptr) return push(store_.text(kind, text));
+    push(Access::make(store_.texts.emplace_back(kind, text)));
+    if (kind != Kind::string) witness_->bytes(text, cursor_.opcode_at());
   }
 
   // Python 2's str: text if it is ASCII, bytes otherwise.
-  void push_python2_string(std::string_view text) {
-    push(store_.text(is_ascii(text) ? Kind::string : Kind::bytes, text));
+  static Kind kind_of_python2(std::string_view text) {
+    return is_ascii(text) ? Kind::string : Kind::bytes;
   }
 
   void push_decimal(std::string_view digits) {
@@ -282,7 +298,9 @@ class Document::Machine {
   }
 
   void push_quoted(std::string_view line) {
-    push_python2_string(in_context({.offset = cursor_.opcode_at()}, [&] { return unquote(line); }));
+    const std::string text =
+        in_context({.offset = cursor_.opcode_at()}, [&] { return unquote(line); });
+    push(store_.text(kind_of_python2(text), text));
   }
 
   void push_raw_unicode(std::string_view line) {
@@ -301,6 +319,7 @@ class Document::Machine {
     if (store_.global_names.try_emplace(key_, value).second) {
       document_.globals_.push_back(std::string(module) + "." + std::string(name));
     }
+    if (witness_ != nullptr) witness_->named(value, cursor_.opcode_at());
     push(value);
   }
 
@@ -338,6 +357,9 @@ class Document::Machine {
     node.object.arguments = arguments;
     node.object.keywords = keywords;
     push(Access::make(node));
+    if (witness_ != nullptr) {
+      witness_->called(callable, arguments, stack_.back(), cursor_.opcode_at());
+    }
   }
 
   // REDUCE of _codecs.encode(text, 'latin1') or bytes() is how protocols 0 to 2 spell bytes.
@@ -358,6 +380,10 @@ class Document::Machine {
       return false;
     }
     push(Access::make(store_.called_bytes.emplace_back(data, callable, arguments)));
+    if (witness_ != nullptr) {
+      witness_->called(callable, arguments, stack_.back(), cursor_.opcode_at());
+      witness_->bytes(data, cursor_.opcode_at());
+    }
     return true;
   }
 
@@ -396,6 +422,12 @@ class Document::Machine {
     }
     if (target.as_object().has_state) fail("state for an object that has it already");
     document_.set_state(target, state);
+    if (witness_ != nullptr) witness_->built(target, cursor_.opcode_at());
+  }
+
+  void push_persistent(const Value& id) {
+    push(document_.persistent(id));
+    if (witness_ != nullptr) witness_->persistent(stack_.back(), cursor_.opcode_at());
   }
 
   // Instances as protocols 0 and 1 write them; the class, if it is on the stack, comes first.
@@ -419,6 +451,7 @@ class Document::Machine {
       list = &Access::as<ListNode>(target).items;
     } else if (target.is(Kind::object)) {
       list = &Access::as<ObjectHolder>(target).object.items;
+      if (witness_ != nullptr) witness_->filled(target, false, cursor_.opcode_at());
     } else {
       fail("items appended to a " + std::string(to_string(target.kind())));
     }
@@ -442,6 +475,9 @@ class Document::Machine {
       fail("keys set in a " + std::string(to_string(target.kind())));
     }
     if (pairs.size() % 2 != 0) fail("a key without a value");
+    if (witness_ != nullptr && target.is(Kind::object)) {
+      witness_->filled(target, true, cursor_.opcode_at());
+    }
     DictNode& dict = target.is(Kind::dict) ? Access::as<DictHolder>(target).dict
                                            : Access::as<ObjectHolder>(target).object.mapping;
     if (dict.items.empty()) dict.items.reserve(pairs.size() / 2);
@@ -458,27 +494,41 @@ class Document::Machine {
 
   // Memo.
 
+  // int() takes blanks, signs, underscores and zeros before it too; no pickler writes them.
   uint64_t memo_index(std::string_view line) {
     uint64_t index = 0;
     const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), index);
-    if (error != std::errc() || end != line.data() + line.size()) {
+    if (error != std::errc() || end != line.data() + line.size() ||
+        (line.size() > 1 && line.front() == '0')) {
       fail("'" + excerpt(line) + "' is not a memo index");
     }
     return index;
   }
 
-  void put(uint64_t index) { memo_.put(index, top()); }
+  // Each value that is remembered takes bytes, so no index of a pickler is larger. Python's memo
+  // has room for as many values as the largest index says.
+  void put(uint64_t index) {
+    if (index > cursor_.opcode_at() - base_) {
+      fail("memo index " + std::to_string(index) + ", with fewer bytes before it");
+    }
+    memo_.put(index, top());
+  }
   void get(uint64_t index) {
     const Value* value = memo_.get(index);
     if (value == nullptr) fail("memo " + std::to_string(index) + " is empty");
     push(*value);
+    if (witness_ != nullptr && value->is(Kind::global)) {
+      witness_->named(*value, cursor_.opcode_at());
+    }
   }
 
   void step(uint8_t opcode);
 
   Document& document_;
   Store& store_;
+  Witness* witness_;
   Cursor cursor_;
+  uint64_t base_;
   int protocol_ = 0;
   std::vector<Value> stack_;
   std::vector<size_t> marks_;
@@ -494,6 +544,7 @@ void Document::Machine::step(uint8_t opcode) {
   const auto argument = read_argument(cursor_, opcode);
   switch (opcode) {
     case kProto:
+      if (cursor_.opcode_at() != base_) fail("a protocol behind other opcodes");
       protocol_ = static_cast<int>(argument.number);
       if (protocol_ > 5) fail("pickle protocol " + std::to_string(protocol_));
       return;
@@ -530,7 +581,7 @@ void Document::Machine::step(uint8_t opcode) {
       return push_quoted(argument.text);
     case kBinString:
     case kShortBinString:
-      return push_python2_string(argument.text);
+      return push_text(kind_of_python2(argument.text), argument.text);
     case kUnicode:
       return push_raw_unicode(argument.text);
     case kBinUnicode:
@@ -546,10 +597,7 @@ void Document::Machine::step(uint8_t opcode) {
     case kNextBuffer:
       fail("a buffer outside the pickle");
     case kReadOnlyBuffer:
-      if (!top().is(Kind::bytes) && !top().is(Kind::byte_array)) {
-        fail("a read-only " + std::string(to_string(top().kind())));
-      }
-      return;
+      fail("a read-only buffer, which only one outside the pickle is said to be");
 
     case kEmptyTuple:
       return push_tuple(0);
@@ -639,9 +687,9 @@ void Document::Machine::step(uint8_t opcode) {
       return build();
     case kPersId:
       if (!is_ascii(argument.text)) fail("a persistent id that is not ASCII");
-      return push(document_.persistent(store_.text(Kind::string, argument.text)));
+      return push_persistent(store_.text(Kind::string, argument.text));
     case kBinPersId:
-      return push(document_.persistent(pop()));
+      return push_persistent(pop());
 
     case kMark:
       marks_.push_back(stack_.size());
@@ -658,7 +706,7 @@ void Document::Machine::step(uint8_t opcode) {
       above_mark();
       return drop_mark();
     case kDup:
-      return push(top());
+      fail("DUP, which no pickler writes");
     case kPut:
       return put(memo_index(argument.text));
     case kBinPut:
@@ -680,27 +728,38 @@ void Document::Machine::step(uint8_t opcode) {
   }
 }
 
-Document Document::parse(ByteSpan bytes, uint64_t base, size_t* consumed, const Limits& limits) {
+size_t Document::run(Document& document, Witness* witness, ByteSpan bytes, uint64_t base,
+                     bool may_go_on, const Limits& limits) {
   if (bytes.size() > limits.max_bytes) {
-    if (consumed == nullptr) {
+    if (!may_go_on) {
       throw CorruptError({.offset = base}, "a pickle of " + counted(bytes.size(), "byte") +
                                                "; at most " + std::to_string(limits.max_bytes) +
                                                " are read");
     }
     bytes = bytes.first(static_cast<size_t>(limits.max_bytes));
   }
-  Document document;
-  Machine machine(document, bytes, base);
+  Machine machine(document, witness, bytes, base);
   machine.run();
-  if (consumed != nullptr) {
-    *consumed = machine.position();
-  } else if (machine.position() != bytes.size()) {
+  if (!may_go_on && machine.position() != bytes.size()) {
     throw CorruptError(
         {.offset = base + machine.position()},
         counted(bytes.size() - machine.position(), "byte") + " after the end of the pickle");
   }
   machine.check_depth(limits.max_depth);
+  if (witness != nullptr) machine.check_depth_of_all(limits.max_depth);
+  return machine.position();
+}
+
+Document Document::parse(ByteSpan bytes, uint64_t base, size_t* consumed, const Limits& limits) {
+  Document document;
+  const size_t end = run(document, nullptr, bytes, base, consumed != nullptr, limits);
+  if (consumed != nullptr) *consumed = end;
   return document;
+}
+
+size_t Document::parse_for(Witness& witness, ByteSpan bytes, uint64_t base, const Limits& limits) {
+  Document document;
+  return run(document, &witness, bytes, base, true, limits);
 }
 
 }  // namespace dsckpt::pickle

@@ -159,6 +159,28 @@ struct Limits {
   uint32_t max_depth = 1000;               // nesting of containers in the result
 };
 
+// Told of what a pickle does while it is parsed, in the order in which Python would do it, with all
+// values as they are then. `at` is the offset of the opcode.
+class Witness {
+ public:
+  // A global comes onto the stack: by its name, or again from the memo.
+  virtual void named(const Value& global, uint64_t at) = 0;
+  // A call, whose result is `result`: an object, or bytes.
+  virtual void called(const Value& callable, const Value& arguments, const Value& result,
+                      uint64_t at) = 0;
+  // An object was given the state that it has now; items, or keys with values, are put into one.
+  virtual void built(const Value& object, uint64_t at) = 0;
+  virtual void filled(const Value& object, bool with_keys, uint64_t at) = 0;
+  virtual void persistent(const Value& persistent, uint64_t at) = 0;
+  // Bytes as they stand in the pickle, or as a call spells them.
+  virtual void bytes(std::string_view bytes, uint64_t at) = 0;
+  // STOP.
+  virtual void stopped(const Value& root) = 0;
+
+ protected:
+  ~Witness() = default;
+};
+
 class Document {
  public:
   Document();
@@ -169,10 +191,16 @@ class Document {
   // Parses one pickle at the start of `bytes` (not kept). `consumed`, if given, becomes the length
   // up to and with STOP; without it trailing bytes are an error. Throws CorruptError with the
   // offset of the opcode or its argument (counted from `base`) for anything that is not a whole
-  // pickle, for nesting deeper than `limits` allow, and for extension codes and out-of-band
-  // buffers, which nothing here can resolve. Time and memory are linear in the pickle's length.
+  // pickle, for nesting deeper than `limits` allow, for extension codes and out-of-band buffers,
+  // which nothing here can resolve, and for what no pickler writes, though Python reads it: DUP, a
+  // protocol that is not said first, memo indices that are not plain decimals or are larger than
+  // the number of bytes before them. Time and memory are linear in the pickle's length.
   static Document parse(ByteSpan bytes, uint64_t base = 0, size_t* consumed = nullptr,
                         const Limits& limits = {});
+  // Parses in the same way, and tells `witness`. Returns what was consumed, and keeps nothing: texts
+  // are not copied meanwhile. The values live as long as the call.
+  static size_t parse_for(Witness& witness, ByteSpan bytes, uint64_t base = 0,
+                          const Limits& limits = {});
 
   const Value& root() const { return root_; }
   void set_root(Value value) { root_ = value; }
@@ -223,6 +251,8 @@ class Document {
   class Copier;
   class Machine;
   struct Store;
+  static size_t run(Document& document, Witness* witness, ByteSpan bytes, uint64_t base,
+                    bool may_go_on, const Limits& limits);
   std::unique_ptr<Store> store_;
   Value root_;
   std::vector<std::string> globals_;

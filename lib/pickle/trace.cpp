@@ -2,6 +2,8 @@
 
 #include <charconv>
 #include <map>
+#include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -29,6 +31,7 @@ constexpr uint64_t kSmallWindow = 4096;
 struct Broken {
   std::string why;
   bool is_cut = false;
+  bool is_truncated = false;
 };
 
 // A cursor over a source that holds one window of it. It passes texts and lines by, however long.
@@ -52,7 +55,7 @@ class TraceCursor {
   }
 
   Text text(uint64_t size) {
-    if (size > source_.size() - at_) throw Broken{"the bytes end inside the pickle"};
+    if (size > source_.size() - at_) throw Broken{"the bytes end inside the pickle", false, true};
     at_ += size;
     return {at_ - size, size};
   }
@@ -85,7 +88,7 @@ class TraceCursor {
     if (at_ < begin_ || at_ - begin_ >= window_.size()) {
       window_ = source_.read(at_, window_size_);
       begin_ = at_;
-      if (window_.empty()) throw Broken{"the bytes end inside the pickle"};
+      if (window_.empty()) throw Broken{"the bytes end inside the pickle", false, true};
     }
     return static_cast<uint8_t>(window_[static_cast<size_t>(at_++ - begin_)]);
   }
@@ -96,6 +99,12 @@ class TraceCursor {
   std::vector<std::byte> window_;
   uint64_t begin_ = 0;
 };
+
+std::string not_an_opcode(uint8_t opcode) {
+  char text[8];
+  std::snprintf(text, sizeof text, "0x%02x", opcode);
+  return std::string(text) + " is not an opcode";
+}
 
 // The text that the opcode at `at` pushes; nullopt if it cannot be a name.
 std::optional<std::string> text_at(const ByteSource& source, uint64_t at) {
@@ -112,17 +121,19 @@ std::optional<std::string> text_at(const ByteSource& source, uint64_t at) {
   return text;
 }
 
-class Tracer final : public TracedValues {
+class Tracer {
  public:
-  Tracer(const ByteSource& source, const CallCheck& is_expected)
-      : source_(source), is_expected_(is_expected), cursor_(source, 0, kWindow) {}
+  explicit Tracer(const ByteSource& source) : source_(source), cursor_(source, 0, kWindow) {}
 
   Trace run() {
     try {
       for (;;) {
         opcode_at_ = cursor_.at();
         const auto opcode = cursor_.read<uint8_t>();
-        if (opcode == kStop) break;
+        if (opcode == kStop) {
+          if (stack_.size() <= floor()) die();
+          break;
+        }
         step(opcode);
         if (stack_.size() + memo_.size() > kMaxValues || elements_.size() > kMaxElements)
           throw Broken{"more values than are followed", true};
@@ -132,6 +143,8 @@ class Tracer final : public TracedValues {
       trace_.end = opcode_at_;
       trace_.problem = broken.why;
       trace_.is_cut = broken.is_cut;
+      trace_.is_truncated = broken.is_truncated;
+      if (!broken.is_cut) die();
     }
     for (size_t i = 0; i < trace_.globals.size(); ++i) {
       if (pushes_[i] > consumed_[i]) trace_.globals[i].uses |= kNamed;
@@ -139,21 +152,29 @@ class Tracer final : public TracedValues {
     return std::move(trace_);
   }
 
-  const NamedGlobal& global(const TracedValue& value) const override {
-    return trace_.globals[value.what];
-  }
-  std::optional<std::string> text(const TracedValue& value) const override {
-    return text_at(source_, value.what);
-  }
-  std::span<const TracedValue> elements(const TracedValue& tuple) const override {
-    return std::span(elements_).subspan(tuple.what >> 32, static_cast<uint32_t>(tuple.what));
-  }
-
  private:
-  // `what` is the index of a global; of a text, where its opcode stands; of a tuple, the index of
-  // its first element and, in the lower half, how many there are.
-  using Known = TracedValue;
-  using Arguments = std::optional<std::span<const Known>>;
+  // What is known of a value.
+  struct Known {
+    enum Kind : uint8_t {
+      other,       // nothing
+      plain,       // a number, a truth value, None or bytes
+      text,        // `what`: where its opcode stands
+      tuple,       // the index of its first element and, in the lower half, how many there are
+      container,   // a list, dict or set, whatever is in it
+      global,      // its index
+      result,      // of calling the global of that index
+      persistent,  // what a persistent id stands for
+    };
+    Kind kind = other;
+    uint64_t what = 0;
+
+    bool is_never_called() const {
+      return kind == plain || kind == text || kind == tuple || kind == container;
+    }
+  };
+
+  // Every unpickler stops here.
+  void die() { trace_.died = std::min(trace_.died, opcode_at_); }
 
   // Stack.
 
@@ -162,9 +183,11 @@ class Tracer final : public TracedValues {
     if (value.kind == Known::global) ++pushes_[value.what];
     stack_.push_back(value);
   }
-  // Python would stop at an empty stack.
   Known pop() {
-    if (stack_.size() <= floor()) return {};
+    if (stack_.size() <= floor()) {
+      die();
+      return {};
+    }
     const Known value = stack_.back();
     stack_.pop_back();
     return value;
@@ -172,9 +195,16 @@ class Tracer final : public TracedValues {
   void pop(size_t count) {
     while (count-- > 0) pop();
   }
-  Known top() const { return stack_.size() > floor() ? stack_.back() : Known{}; }
+  Known top() {
+    if (stack_.size() <= floor()) {
+      die();
+      return {};
+    }
+    return stack_.back();
+  }
   // Drops the values above the last mark, and it.
   void drop_mark() {
+    if (marks_.empty()) die();
     stack_.resize(floor());
     if (!marks_.empty()) marks_.pop_back();
   }
@@ -205,16 +235,20 @@ class Tracer final : public TracedValues {
   Known global_of(NamedGlobal::Form form, std::string module, std::string name) {
     module.resize(std::min(module.size(), kMaxName));
     name.resize(std::min(name.size(), kMaxName));
-    return {Known::global, false, add(form, std::move(module), std::move(name))};
+    return {Known::global, add(form, std::move(module), std::move(name))};
   }
 
-  std::optional<std::string> text_of(const Known& value) const {
-    return value.kind == Known::text ? text(value) : std::nullopt;
+  // Of what STACK_GLOBAL takes. What is surely no text ends every unpickler.
+  std::optional<std::string> pop_name() {
+    const Known value = pop();
+    if (value.kind == Known::text) return text_at(source_, value.what);
+    if (value.is_never_called()) die();
+    return std::nullopt;
   }
 
   void name_from_stack() {
-    const std::optional<std::string> name = text_of(pop());
-    const std::optional<std::string> module = text_of(pop());
+    const std::optional<std::string> name = pop_name();
+    const std::optional<std::string> module = pop_name();
     const auto form = module && name ? NamedGlobal::Form::name : NamedGlobal::Form::computed;
     push(global_of(form, module.value_or(""), name.value_or("")));
   }
@@ -227,28 +261,23 @@ class Tracer final : public TracedValues {
     elements_.insert(elements_.end(), stack_.end() - static_cast<std::ptrdiff_t>(kept),
                      stack_.end());
     stack_.resize(stack_.size() - kept);
-    const bool is_plain = std::all_of(elements_.begin() + static_cast<std::ptrdiff_t>(begin),
-                                      elements_.end(), [](const Known& v) { return v.is_plain; });
-    push({Known::tuple, is_plain, uint64_t{begin} << 32 | kept});
+    push({Known::tuple, uint64_t{begin} << 32 | kept});
+  }
+  std::span<const Known> elements(const Known& tuple) const {
+    return std::span(elements_).subspan(tuple.what >> 32, static_cast<uint32_t>(tuple.what));
   }
 
   // Calls.
 
   void use(size_t global, Use what) { trace_.globals[global].uses |= what; }
 
-  Arguments arguments_of(const Known& tuple) const {
-    if (tuple.kind != Known::tuple) return std::nullopt;
-    return elements(tuple);
-  }
-
-  void call(const Known& callable, Use how, const Arguments& arguments) {
+  void call(const Known& callable, Use how) {
     size_t global = 0;
     switch (callable.kind) {
       case Known::global:
         global = callable.what;
         use(global, how);
         ++consumed_[global];
-        check(global, arguments);
         break;
       case Known::result:
         global = callable.what;
@@ -259,26 +288,24 @@ class Tracer final : public TracedValues {
         use(global, kCalled);
         break;
       default:
+        if (callable.is_never_called()) die();
         return push({});
     }
-    push({Known::result, false, global});
-  }
-
-  void check(size_t global, const Arguments& arguments) {
-    const NamedGlobal& callable = trace_.globals[global];
-    if (!is_expected_ || callable.form != NamedGlobal::Form::name) return;
-    if (!is_expected_({callable, arguments, *this})) use(global, kOdd);
+    push({Known::result, global});
   }
 
   void reduce() {
     const Known tuple = pop();
     const Known callable = pop();
-    const Arguments arguments = arguments_of(tuple);
-    if (callable.kind != Known::global || !arguments) return call(callable, kCalled, arguments);
-    if (is_getattr(global(callable)) && take_attribute(callable, *arguments)) return;
-    call(callable, kCalled, arguments);
+    if (callable.kind != Known::global || tuple.kind != Known::tuple) {
+      return call(callable, kCalled);
+    }
+    if (is_getattr(global(callable)) && take_attribute(callable, elements(tuple))) return;
+    call(callable, kCalled);
     if (is_in_copyreg(global(callable))) make_of_first(global(callable).name, tuple);
   }
+
+  const NamedGlobal& global(const Known& value) const { return trace_.globals[value.what]; }
 
   static bool is_getattr(const NamedGlobal& global) {
     return global.form == NamedGlobal::Form::name && global.name == "getattr" &&
@@ -287,9 +314,12 @@ class Tracer final : public TracedValues {
 
   // False if it is not a constant attribute of a global.
   bool take_attribute(const Known& getattr, std::span<const Known> arguments) {
-    if (arguments.size() != 2 || arguments[0].kind != Known::global) return false;
+    if (arguments.size() != 2 || arguments[0].kind != Known::global ||
+        arguments[1].kind != Known::text) {
+      return false;
+    }
     const NamedGlobal& owner = global(arguments[0]);
-    const std::optional<std::string> name = text_of(arguments[1]);
+    const std::optional<std::string> name = text_at(source_, arguments[1].what);
     if (!name || owner.form != NamedGlobal::Form::name) return false;
     auto& attributes = trace_.globals[getattr.what].attributes;
     const NamedGlobal::Attribute attribute{owner.module, owner.name, *name};
@@ -298,7 +328,7 @@ class Tracer final : public TracedValues {
       attributes.push_back(attribute);
     }
     ++consumed_[getattr.what];
-    push({Known::result, false, getattr.what});
+    push({Known::result, getattr.what});
     return true;
   }
 
@@ -311,78 +341,67 @@ class Tracer final : public TracedValues {
   void make_of_first(std::string_view function, const Known& tuple) {
     const std::span<const Known> arguments = elements(tuple);
     if (arguments.empty() || arguments[0].kind != Known::global) return;
-    const Known made = arguments[0];
-    Arguments rest;
-    if (function == "__newobj__") {
-      rest = arguments.subspan(1);
-    } else if (function == "_reconstructor") {
-      // The base makes the object, of the state if it is not `object`.
-      const bool is_object = arguments.size() == 3 && arguments[1].kind == Known::global &&
-                             global(arguments[1]).name == "object";
-      rest = arguments.subspan(is_object ? 3 : std::min<size_t>(2, arguments.size()));
-    } else if (function != "__newobj_ex__") {
+    if (function != "__newobj__" && function != "__newobj_ex__" && function != "_reconstructor") {
       return;
     }
     pop();
-    call(made, kMade, rest);
+    call(arguments[0], kMade);
     // That use of the class is accounted for, but not another one of the same tuple.
     elements_[tuple.what >> 32] = {};
   }
 
   void instance_above_mark() {
-    if (above_mark() == 0) {
-      drop_mark();
-      return push({});
-    }
-    const Known named_class = stack_[floor()];
-    const std::vector<Known> arguments(stack_.begin() + static_cast<std::ptrdiff_t>(floor()) + 1,
-                                       stack_.end());
+    const Known named_class = above_mark() > 0 ? stack_[floor()] : Known{};
     drop_mark();
-    call(named_class, kCalled, std::span(arguments));
+    call(named_class, kCalled);
   }
 
   // Without a mark Python imports the class, and stops.
   void instance_of(const Known& named_class) {
-    if (marks_.empty()) return push(named_class);
-    const std::vector<Known> arguments(stack_.begin() + static_cast<std::ptrdiff_t>(floor()),
-                                       stack_.end());
+    if (marks_.empty()) {
+      push(named_class);
+      return die();
+    }
     drop_mark();
     ++pushes_[named_class.what];
-    call(named_class, kCalled, std::span(arguments));
+    call(named_class, kCalled);
   }
 
   // Something is put into the value on top.
-  void fill() {
+  void fill(Use how) {
     const Known target = top();
     if (target.kind == Known::global) use(target.what, kChanged);
-  }
-
-  void build() {
-    pop();
-    const Known target = top();
-    if (target.kind == Known::result) use(target.what, kBuilt);
-    fill();
+    if (target.kind == Known::result) use(target.what, how);
   }
 
   // Memo.
 
-  uint64_t memo_index(const TraceCursor::Text& text) {
+  // Python takes more for numbers than pickles write; what those are is not followed.
+  std::optional<uint64_t> memo_index(const TraceCursor::Text& text) {
     const std::string line = cursor_.beginning(text);
     uint64_t index = 0;
     const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), index);
-    static_cast<void>(end);
-    return error == std::errc() ? index : ~uint64_t{0};
+    if (error != std::errc() || end != line.data() + line.size()) return std::nullopt;
+    return index;
   }
-  void put(uint64_t index) { memo_[index] = top(); }
-  void get(uint64_t index) {
-    const auto found = memo_.find(index);
+  void put(std::optional<uint64_t> index) {
+    const Known value = top();
+    if (!index) return;
+    if (*index > opcode_at_ && trace_.died == Trace::kNowhere && trace_.far_index == 0) {
+      trace_.far_index = *index;
+    }
+    memo_[*index] = value;
+  }
+  void get(std::optional<uint64_t> index) {
+    if (!index) return push({});
+    const auto found = memo_.find(*index);
+    if (found == memo_.end()) die();
     push(found == memo_.end() ? Known{} : found->second);
   }
 
   void step(uint8_t opcode);
 
   const ByteSource& source_;
-  const CallCheck& is_expected_;
   TraceCursor cursor_;
   uint64_t opcode_at_ = 0;
   Trace trace_;
@@ -412,7 +431,7 @@ void Tracer::step(uint8_t opcode) {
     case kBinUnicode:
     case kShortBinUnicode:
     case kBinUnicode8:
-      return push({Known::text, true, opcode_at_});
+      return push({Known::text, opcode_at_});
 
     case kNone:
     case kNewTrue:
@@ -431,7 +450,7 @@ void Tracer::step(uint8_t opcode) {
     case kBinBytes8:
     case kByteArray8:
     case kNextBuffer:
-      return push({Known::plain, true, 0});
+      return push({Known::plain, 0});
 
     case kEmptyTuple:
       return push_tuple(0);
@@ -441,31 +460,35 @@ void Tracer::step(uint8_t opcode) {
       return push_tuple(2);
     case kTuple3:
       return push_tuple(3);
-    case kTuple:
-      push_tuple(above_mark());
+    case kTuple: {
+      const size_t size = above_mark();
+      if (marks_.empty()) die();
+      push_tuple(size);
+      // Below the tuple, where the mark was.
       if (!marks_.empty()) marks_.pop_back();
       return;
+    }
 
     case kEmptyList:
     case kEmptyDict:
     case kEmptySet:
-      return push({Known::container, false, 0});
+      return push({Known::container, 0});
     case kList:
     case kDict:
     case kFrozenSet:
       drop_mark();
-      return push({Known::container, false, 0});
+      return push({Known::container, 0});
     case kAppend:
       pop();
-      return fill();
+      return fill(kFilled);
     case kSetItem:
       pop(2);
-      return fill();
+      return fill(kFilled);
     case kAppends:
     case kAddItems:
     case kSetItems:
       drop_mark();
-      return fill();
+      return fill(kFilled);
 
     case kGlobal:
       return push(global_named(argument.text, argument.second_text));
@@ -481,23 +504,24 @@ void Tracer::step(uint8_t opcode) {
     case kReduce:
       return reduce();
     case kNewObj: {
-      const Known arguments = pop();
-      return call(pop(), kMade, arguments_of(arguments));
+      pop();
+      return call(pop(), kMade);
     }
     case kNewObjEx:
       pop(2);
-      return call(pop(), kMade, std::nullopt);
+      return call(pop(), kMade);
     case kInst:
       return instance_of(global_named(argument.text, argument.second_text));
     case kObj:
       return instance_above_mark();
     case kBuild:
-      return build();
+      pop();
+      return fill(kBuilt);
     case kBinPersId:
       pop();
       [[fallthrough]];
     case kPersId:
-      return push({Known::persistent, false, 0});
+      return push({Known::persistent, 0});
 
     case kMark:
       marks_.push_back(stack_.size());
@@ -527,21 +551,18 @@ void Tracer::step(uint8_t opcode) {
     case kLongBinGet:
       return get(argument.number);
 
-    default: {
-      char text[8];
-      std::snprintf(text, sizeof text, "0x%02x", opcode);
-      throw Broken{std::string(text) + " is not an opcode"};
-    }
+    default:
+      throw Broken{not_an_opcode(opcode)};
   }
 }
 
 }  // namespace
 
-std::vector<std::string> to_strings(Use uses) {
+std::vector<std::string> to_strings(unsigned uses) {
   static constexpr std::pair<Use, const char*> kNames[] = {
-      {kNamed, "named"},           {kCalled, "called"},   {kMade, "made"},
-      {kBuilt, "built"},           {kChanged, "changed"}, {kResultCalled, "its result called"},
-      {kOdd, "with odd arguments"}};
+      {kNamed, "named"},   {kCalled, "called"},   {kMade, "made"},
+      {kBuilt, "built"},   {kFilled, "filled"},   {kChanged, "changed"},
+      {kResultCalled, "its result called"}};
   std::vector<std::string> names;
   for (const auto& [use, name] : kNames) {
     if ((uses & use) != 0) names.emplace_back(name);
@@ -549,8 +570,24 @@ std::vector<std::string> to_strings(Use uses) {
   return names;
 }
 
-Trace trace(const ByteSource& source, const CallCheck& is_expected) {
-  return Tracer(source, is_expected).run();
+Trace trace(const ByteSource& source) {
+  return Tracer(source).run();
+}
+
+uint64_t length(const ByteSource& source, uint64_t base) {
+  TraceCursor cursor(source, 0, kWindow);
+  uint64_t at = 0;
+  try {
+    for (;;) {
+      at = cursor.at();
+      const auto opcode = cursor.read<uint8_t>();
+      if (opcode == kStop) return cursor.at();
+      if (kOpcodes[opcode].name == nullptr) throw Broken{not_an_opcode(opcode)};
+      read_argument(cursor, opcode);
+    }
+  } catch (const Broken& broken) {
+    throw CorruptError({.offset = base + at}, broken.why);
+  }
 }
 
 }  // namespace dsckpt::pickle

@@ -1,0 +1,1000 @@
+#include "inspect/written_calls.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <utility>
+
+#include "base/dtype_names.h"
+#include "base/keyed_hash.h"
+#include "dsckpt/dtype.h"
+#include "dsckpt/error.h"
+#include "inspect/words.h"
+#include "pickle/nodes.h"
+#include "pickle/pickle.h"
+
+namespace dsckpt {
+namespace {
+
+using namespace std::literals;
+using pickle::Kind;
+using pickle::NamedGlobal;
+using pickle::ObjectNode;
+using pickle::Value;
+using Values = std::span<const Value>;
+
+constexpr Names kEnums[] = {
+    {"accelerate.utils.dataclasses",
+     "ComputeEnvironment CustomDtype DDPCommunicationHookType DistributedType DynamoBackend "
+     "FP8BackendType LoggerType PrecisionType RNGType SageMakerDistributedType"},
+    {"deepspeed.runtime.config", "DeepSpeedConfigDType DtypeEnum"},
+    {"deepspeed.runtime.config_utils", "DtypeEnum"},
+    {"deepspeed.runtime.zero.config", "ZeroStageEnum"},
+    {"deepspeed.runtime.zero.offload_config", "OffloadDeviceEnum OffloadStateTypeEnum"},
+    {"megatron.core.enums", "Fp8Recipe ModelType"},
+    {"megatron.core.rerun_state_machine", "RerunDiagnostic RerunMode RerunState"},
+    {"megatron.core.transformer.enums",
+     "AttnBackend AttnMaskType AttnType CudaGraphScope LayerType ModelType"},
+    {"megatron.model.enums", "AttnMaskType AttnType LayerType ModelType PositionEmbeddingType"},
+    {"peft.utils.peft_types", "PeftType TaskType"},
+    {"signal", "Signals"},
+    {"torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"},
+    {"torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"},
+    {"torch.distributed.fsdp.api", "BackwardPrefetch ShardingStrategy StateDictType"},
+    {"torch.nn.attention", "SDPBackend"},
+    {"transformers.debug_utils", "DebugOption"},
+    {"transformers.trainer_utils",
+     "EvaluationStrategy FSDPOption HubStrategy IntervalStrategy SaveStrategy SchedulerType "
+     "ShardedDDPOption"},
+    {"transformers.training_args", "OptimizerNames ParallelMode"},
+    {"transformers.utils.generic", "PaddingStrategy TensorType"},
+    {"uuid", "SafeUUID"},
+};
+// What getattr could take of them that is no member: methods of str, int and the classes
+// themselves.
+constexpr std::string_view kNoMembers =
+    "as_integer_ratio bit_count bit_length capitalize casefold center conjugate count encode "
+    "endswith expandtabs find format format_map from_bytes index isalnum isalpha isascii isdecimal "
+    "isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower "
+    "lstrip maketrans mro partition removeprefix removesuffix replace rfind rindex rjust "
+    "rpartition rsplit rstrip split splitlines startswith strip swapcase title to_bytes translate "
+    "upper zfill";
+
+
+// What is done with a name, of enum pickle::Use. What a pickle names as a value, programs may call
+// later with whatever there is: only what does no harm then may be.
+constexpr unsigned kValue = pickle::kNamed;
+constexpr unsigned kCall = pickle::kCalled;
+constexpr unsigned kMake = pickle::kMade;
+constexpr unsigned kState = pickle::kBuilt;
+constexpr unsigned kFill = pickle::kFilled;
+
+// What a name is, and what calling it gives: the letter that patterns have for it. kNothingElse is only
+// taken where anything is.
+constexpr char kNothingElse = 0;
+
+// A row says of some names how they are used; what they are called or made with; and what state the
+// result is given. Arguments and states are patterns, with | between those that writers have:
+//
+//   i  an integer           x  a text             I  a shape: a tuple of sizes, or a torch.Size
+//   r  a float              B  bytes              J  the tuple of sizes that a torch.Size is made of
+//   b  a truth value        e  "latin1"           L  a list       M  a dict
+//   0  False   1  True      n  a number, text, bytes, None, or a result that is as plain
+//   w  anything but a name  q  a fraction's text  v  anything
+//   s  a storage            F  a default factory  T  a class of tensors; both may be unknown ones
+//   A  attributes: a dict of names that are not Python's own (__setstate__)
+//   S  attributes, or a pair of them and of those in slots
+//   C  a random generator's numbers: a dict of texts, numbers, arrays and such dicts
+//   K  what numpy calls an element type: "f8"
+//   N  numpy.ndarray   Z  (0,)   Y  b"b"   #  the state of a dtype   @  the state of an array
+//
+// other letters stand for what a row says that its name `is`, or that calling it `gives`; parentheses for a tuple of just these; ? before an
+// argument that may be left out, with all behind it; * behind the last one, for any number of them.
+struct Row {
+  std::string_view module;
+  std::string_view names;
+  unsigned uses;
+  char is = kNothingElse;
+  char gives = kNothingElse;
+  std::string_view arguments = "";
+  std::string_view state = "";
+};
+
+constexpr Row kRows[] = {
+    {"_codecs", "encode", kCall, kNothingElse, 'B', "xe"},
+    {"builtins", "bytearray", kValue | kCall, kNothingElse, 'n', "|B|xe"},
+    {"builtins", "bytes", kValue | kCall, kNothingElse, 'n', ""},
+    {"builtins", "complex", kValue | kCall, kNothingElse, 'n', "rr"},
+    {"builtins", "dict list", kValue, 'F'},
+    {"builtins", "bool float int str tuple", kValue, 'F'},
+    {"builtins", "object", kValue | kMake, 'F'},
+    {"builtins", "frozenset set", kValue | kCall, 'F', kNothingElse, "L"},
+    {"builtins", "range slice", kCall, kNothingElse, 'n', "nnn"},
+    {"builtins", "Ellipsis NotImplemented", kValue},
+    {"collections", "Counter", kValue | kCall, 'F', kNothingElse, "M"},
+    {"collections", "OrderedDict", kValue | kCall | kState | kFill, 'F', 'O', "|L", "A"},
+    {"collections", "defaultdict", kValue | kCall | kFill, 'F', kNothingElse, "?F"},
+    {"collections", "deque", kValue | kCall | kFill, 'F', kNothingElse, "|()?i|L?n"},
+    // They make an object of the class that they are given first.
+    {"copyreg", "__newobj__ _reconstructor", kCall, kNothingElse, kNothingElse, "v*"},
+    {"datetime", "date", kCall, kNothingElse, 'n', "B|x"},
+    {"datetime", "datetime time", kCall, kNothingElse, 'n', "B?z|x?z"},
+    {"datetime", "timedelta", kCall, kNothingElse, 'm', "iii"},
+    {"datetime", "timezone", kCall, kNothingElse, 'z', "m?x"},
+    {"decimal", "Decimal", kCall, kNothingElse, 'n', "x"},
+    {"fractions", "Fraction", kCall, kNothingElse, 'n', "ii|q"},
+    {"lightning.fabric.utilities.data", "AttributeDict", kMake | kFill, kNothingElse, kNothingElse},
+    {"lightning.pytorch.utilities.parsing", "AttributeDict", kMake | kFill, kNothingElse, kNothingElse},
+    {"lightning_fabric.utilities.data", "AttributeDict", kMake | kFill, kNothingElse, kNothingElse},
+    {"numpy",
+     "bool bool_ bytes_ complex128 complex64 datetime64 float16 float32 float64 int16 int32 int64 "
+     "int8 longdouble str_ timedelta64 uint16 uint32 uint64 uint8",
+     kValue},
+    {"numpy", "dtype", kValue | kCall | kState, kNothingElse, 'D', "K01", "#"},
+    {"numpy", "ndarray", kValue, 'N'},
+    {"numpy._core.multiarray", "_reconstruct", kCall | kState, kNothingElse, 'a', "NZY", "@"},
+    {"numpy._core.multiarray", "scalar", kCall, kNothingElse, 'n', "DB"},
+    {"numpy._core.numeric", "_frombuffer", kCall, kNothingElse, 'a', "BDIx"},
+    {"numpy.core.multiarray", "_reconstruct", kCall | kState, kNothingElse, 'a', "NZY", "@"},
+    {"numpy.core.multiarray", "scalar", kCall, kNothingElse, 'n', "DB"},
+    {"numpy.core.numeric", "_frombuffer", kCall, kNothingElse, 'a', "BDIx"},
+    {"numpy.dtypes",
+     "BoolDType Complex128DType Complex64DType Float16DType Float32DType Float64DType Int16DType "
+     "Int32DType Int64DType Int8DType UInt16DType UInt32DType UInt64DType UInt8DType",
+     kValue},
+    {"numpy.random._mt19937", "MT19937", kValue, 'R'},
+    {"numpy.random._pcg64", "PCG64 PCG64DXSM", kValue, 'R'},
+    {"numpy.random._philox", "Philox", kValue, 'R'},
+    {"numpy.random._sfc64", "SFC64", kValue, 'R'},
+    {"numpy.random._pickle", "__bit_generator_ctor", kValue | kCall | kState, 'H', 'G', "?R|x",
+     "C|(C?Q)"},
+    {"numpy.random._pickle", "__generator_ctor __randomstate_ctor", kCall | kState, kNothingElse, kNothingElse,
+     "?G|xH", "C"},
+    {"numpy.random.bit_generator", "SeedSequence", kValue, 'P'},
+    {"numpy.random.bit_generator", "__pyx_unpickle_SeedSequence", kCall | kState, kNothingElse, 'Q', "Piw",
+     "(wiaiw)"},
+    {"pathlib", "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath", kCall, kNothingElse, 'n',
+     "x*"},
+    {"pathlib._local", "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath", kCall,
+     kNothingElse, 'n', "x*"},
+    {"pytorch_lightning.utilities.parsing", "AttributeDict", kMake | kFill, kNothingElse, kNothingElse},
+    // By Python 3.5 to 3.11.3, which pickle members of what enum converted from constants by their
+    // names.
+    {"signal",
+     "SIGABRT SIGALRM SIGBUS SIGCHLD SIGCLD SIGCONT SIGFPE SIGHUP SIGILL SIGINT SIGIO SIGIOT "
+     "SIGKILL SIGPIPE SIGPOLL SIGPROF SIGPWR SIGQUIT SIGRTMAX SIGRTMIN SIGSEGV SIGSTKFLT SIGSTOP "
+     "SIGSYS SIGTERM SIGTRAP SIGTSTP SIGTTIN SIGTTOU SIGURG SIGUSR1 SIGUSR2 SIGVTALRM SIGWINCH "
+     "SIGXCPU SIGXFSZ",
+     kValue},
+    {"torch",
+     "BFloat16Storage BoolStorage ByteStorage CharStorage ComplexDoubleStorage ComplexFloatStorage "
+     "DoubleStorage FloatStorage HalfStorage IntStorage LongStorage QInt32Storage QInt8Storage "
+     "QUInt2x4Storage QUInt4x2Storage QUInt8Storage ShortStorage UntypedStorage",
+     kValue, 'k'},
+    {"torch", "Size", kValue | kCall, kNothingElse, 'I', "J"},
+    {"torch", "Generator", kValue | kCall | kState, kNothingElse, kNothingElse, "V", "(int)"},
+    {"torch._C", "Generator", kValue | kCall | kState, kNothingElse, kNothingElse, "V", "(int)"},
+    {"torch", "Tensor", kValue, 'T'},
+    {"torch", "device", kValue | kCall, kNothingElse, 'V', "x?i"},
+    {"torch",
+     "bfloat16 bits16 bits1x8 bits2x4 bits4x2 bits8 bool complex128 complex32 complex64 float16 "
+     "float32 float4_e2m1fn_x2 float64 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz "
+     "float8_e8m0fnu int1 int16 int2 int3 int32 int4 int5 int6 int64 int7 int8 qint32 qint8 "
+     "quint2x4 quint4x2 quint8 uint1 uint16 uint2 uint3 uint32 uint4 uint5 uint6 uint64 uint7 "
+     "uint8",
+     kValue, 'd'},
+    {"torch",
+     "channels_last channels_last_3d contiguous_format per_channel_affine "
+     "per_channel_affine_float_qparams per_channel_symmetric per_tensor_affine "
+     "per_tensor_symmetric preserve_format sparse_bsc sparse_bsr sparse_coo sparse_csc sparse_csr "
+     "strided",
+     kValue, 'g'},
+    // It calls what it is given first with the tuple that it is given third.
+    {"torch._tensor", "_rebuild_from_type_v2", kCall, kNothingElse, 't', "XTvS"},
+    {"torch._utils", "_rebuild_tensor", kValue | kCall, 'X', 't', "siII"},
+    {"torch._utils", "_rebuild_tensor_v2", kValue | kCall, 'X', 't', "siIIbO?A"},
+    {"torch._utils", "_rebuild_tensor_v3", kValue | kCall, 'X', 't', "siIIbOd?A"},
+    {"torch._utils", "_rebuild_parameter", kValue | kCall, 'X', 't', "tbO"},
+    {"torch._utils", "_rebuild_parameter_with_state", kValue | kCall, 'X', 't', "tbOS"},
+    {"torch._utils", "_rebuild_qtensor", kValue | kCall, 'X', 't', "siII(gri)bO|siII(gtti)bO"},
+    {"torch._utils", "_rebuild_sparse_tensor", kValue | kCall, 'X', 't', "l(ttI?b)|l(tttI)"},
+    {"torch._utils", "_rebuild_sparse_csr_tensor", kValue | kCall, 'X', 't', "l(tttI)"},
+    {"torch._utils", "_rebuild_meta_tensor_no_storage", kValue | kCall, 'X', 't', "dIIb"},
+    {"torch._utils", "_rebuild_wrapper_subclass", kValue | kCall, 'X', 't', "TdIIilVb"},
+    {"torch._utils", "_rebuild_device_tensor_from_cpu_tensor", kValue | kCall, 'X', 't', "tdVb|tdxb"},
+    {"torch._utils", "_rebuild_device_tensor_from_numpy _rebuild_xla_tensor", kValue | kCall, 'X', 't',
+     "adxb"},
+    {"torch.distributed._shard.sharded_tensor.metadata", "TensorProperties", kMake | kState, kNothingElse, kNothingElse,
+     "", "(vvbvb)|A"},
+    {"torch.distributed._tensor.api", "DTensor", kValue, 'T'},
+    {"torch.distributed._tensor.placement_types",
+     "DTensorSpec Partial Replicate Shard TensorMeta _Partial", kMake | kState, kNothingElse, kNothingElse, "|IId", "A"},
+    {"torch.distributed.checkpoint.metadata", "TensorProperties", kMake | kState, kNothingElse, kNothingElse, "",
+     "(vvbvb)|A"},
+    {"torch.distributed.tensor", "DTensor", kValue, 'T'},
+    {"torch.distributed.tensor._dtensor_spec", "DTensorSpec ShardOrderEntry TensorMeta",
+     kMake | kState, kNothingElse, kNothingElse, "|IId|iI", "A"},
+    {"torch.jit._pickle", "build_boollist build_doublelist build_intlist build_tensorlist", kCall,
+     kNothingElse, kNothingElse, "L"},
+    {"torch.jit._pickle", "restore_type_tag", kCall, kNothingElse, kNothingElse, "wx"},
+    {"torch.nn", "Parameter", kValue, 'T'},
+    {"torch.nn.parameter", "Buffer Parameter", kValue, 'T'},
+    {"torch.nn.parameter", "UninitializedBuffer UninitializedParameter", kValue | kCall, 'T', 't', "?b"},
+    {"torch.serialization", "_get_layout", kCall, kNothingElse, 'l', "x"},
+    {"torch.storage", "TypedStorage UntypedStorage _TypedStorage _UntypedStorage", kValue, 'k'},
+    {"torch.torch_version", "TorchVersion", kMake, kNothingElse, 'n', "x"},
+    {"types", "SimpleNamespace", kCall | kState, kNothingElse, kNothingElse, "", "A"},
+};
+// Classes whose objects picklers make without __init__, and give their attributes.
+constexpr Names kPlainClasses[] = {
+    {"accelerate.parallelism_config", "ParallelismConfig"},
+    {"accelerate.state", "AcceleratorState GradientState PartialState"},
+    {"accelerate.utils.dataclasses", "DataLoaderConfiguration DeepSpeedPlugin FullyShardedDataParallelPlugin GradientAccumulationPlugin ProjectConfiguration TorchDynamoPlugin"},
+    {"argparse", "Namespace"},
+    {"collections", "ChainMap UserDict UserList"},
+    {"deepspeed.checkpoint.universal_checkpoint", "SubparamShape"},
+    {"deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler LossScaler LossScalerBase"},
+    {"deepspeed.utils.tensor_fragment", "fragment_address"},
+    {"peft.tuners.lora.config", "LoraConfig LoraRuntimeConfig"},
+    {"torch.distributed._mesh_layout", "_FlatLayout _MeshLayout"},
+    {"torch.distributed._shard.metadata", "ShardMetadata"},
+    {"torch.distributed._shard.sharded_tensor.metadata", "ShardedTensorMetadata"},
+    {"torch.distributed.checkpoint.filesystem", "_StorageInfo _StoragePrefix"},
+    {"torch.distributed.checkpoint.metadata", "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex StorageMeta TensorStorageMetadata"},
+    {"torch.distributed.device_mesh", "DeviceMesh"},
+    {"torch.distributed.tensor.placement_types", "Partial Replicate Shard _StridedShard"},
+    {"transformers.generation.configuration_utils", "GenerationConfig"},
+    {"transformers.integrations.deepspeed", "HfDeepSpeedConfig HfTrainerDeepSpeedConfig"},
+    {"transformers.trainer_pt_utils", "AcceleratorConfig"},
+    {"transformers.training_args", "TrainingArguments"},
+    {"transformers.training_args_seq2seq", "Seq2SeqTrainingArguments"},
+    {"trl.trainer.dpo_config", "DPOConfig"},
+    {"trl.trainer.grpo_config", "GRPOConfig"},
+    {"trl.trainer.kto_config", "KTOConfig"},
+    {"trl.trainer.ppo_config", "PPOConfig"},
+    {"trl.trainer.reward_config", "RewardConfig"},
+    {"trl.trainer.sft_config", "SFTConfig"},
+    {"uuid", "UUID"},
+};
+constexpr Row kPlainRow{"", "", kMake | kState, kNothingElse, kNothingElse, "", "A"};
+constexpr Row kEnumRow{"", "", kValue | kCall, kNothingElse, 'n', "n"};
+
+const Row* row_of(std::string_view module, std::string_view name) {
+  const auto [new_module, new_name] = pickle::python3_name(module, name);
+  const auto row = std::find_if(std::begin(kRows), std::end(kRows), [&](const Row& entry) {
+    return entry.module == new_module && has_word(entry.names, new_name);
+  });
+  if (row != std::end(kRows)) return row;
+  if (lists(kPlainClasses, new_module, new_name)) return &kPlainRow;
+  return lists(kEnums, new_module, new_name) ? &kEnumRow : nullptr;
+}
+
+// Numbers.
+
+std::optional<uint64_t> natural(const Value& value) {
+  if (!value.is(Kind::integer) || value.as_int() < 0) return std::nullopt;
+  return static_cast<uint64_t>(value.as_int());
+}
+
+bool is_number(const Value& value, int64_t number) {
+  return (value.is(Kind::integer) || value.is(Kind::boolean)) && value.as_int() == number;
+}
+
+bool is_integer(const Value& value) {
+  return value.is(Kind::integer) || value.is(Kind::big_integer) || value.is(Kind::boolean);
+}
+
+bool is_text(const Value& value, std::string_view text) {
+  return value.is(Kind::string) && value.as_string() == text;
+}
+
+// "-1/3", "2".
+bool is_fraction(std::string_view text) {
+  if (text.starts_with('-')) text.remove_prefix(1);
+  const size_t slash = std::min(text.find('/'), text.size());
+  const auto is_digits = [](std::string_view part) {
+    return !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
+  };
+  return is_digits(text.substr(0, slash)) &&
+         (slash == text.size() || is_digits(text.substr(slash + 1)));
+}
+
+constexpr size_t kMaxDimensions = 64;
+
+// What numpy calls an element type, from dtype.__reduce__: a letter and a size in bytes, of U in
+// characters.
+struct TypeCode {
+  char letter = 0;
+  uint64_t size = 0;
+};
+
+std::optional<TypeCode> type_code(const Value& value) {
+  if (!value.is(Kind::string)) return std::nullopt;
+  const std::string_view text = value.as_string();
+  if (text.size() < 2 || text.size() > 10) return std::nullopt;
+  uint64_t size = 0;
+  for (const char digit : text.substr(1)) {
+    if (digit < '0' || digit > '9') return std::nullopt;
+    size = size * 10 + static_cast<uint64_t>(digit - '0');
+  }
+  struct Sizes {
+    char letter;
+    std::string_view sizes;  // "": any
+  };
+  static constexpr Sizes kLetters[] = {
+      {'b', "1"},          {'i', "1 2 4 8"},  {'u', "1 2 4 8"}, {'f', "2 4 8 12 16"},
+      {'c', "8 16 24 32"}, {'M', "8"},        {'m', "8"},       {'O', "4 8"},
+      {'S', ""},           {'U', ""},         {'V', ""}};
+  for (const Sizes& entry : kLetters) {
+    if (entry.letter != text[0]) continue;
+    if (!entry.sizes.empty() && !has_word(entry.sizes, text.substr(1))) return std::nullopt;
+    return TypeCode{text[0], size};
+  }
+  return std::nullopt;
+}
+
+// Of a dtype that was given its state.
+struct ElementType {
+  uint64_t size = 0;
+  bool is_object = false;
+};
+
+// What makes sense of a pickle goes on for as long as it has bytes: calls can share arguments.
+constexpr uint64_t kWorkOfByte = 64;
+constexpr uint64_t kMinWork = uint64_t{1} << 20;
+constexpr size_t kMaxInner = 1000;
+constexpr size_t kMaxProblems = 100;
+constexpr size_t kMaxAttributes = 1024;
+
+class Judge final : public pickle::Witness {
+ public:
+  Judge(PickleOf whose, uint64_t size) : whose_(whose), work_(kMinWork + kWorkOfByte * size) {}
+
+  void named(const Value& global, uint64_t at) override {
+    Named& entry = names_[index_of(global, at)];
+    ++entry.pushes;
+  }
+
+  void called(const Value& callable, const Value& arguments, const Value& result,
+              uint64_t at) override {
+    if (callable.is(Kind::persistent)) {
+      NamedGlobal& global = special(NamedGlobal::Form::persistent, at);
+      global.uses |= pickle::kCalled;
+      return;
+    }
+    if (!callable.is(Kind::global)) {
+      if (Named* maker = maker_of(callable)) maker->judged.named.uses |= pickle::kResultCalled;
+      return;
+    }
+    Named& entry = names_[index_of(callable, at)];
+    ++entry.consumed;
+    const Values values = arguments.as_sequence();
+    if (result.is(Kind::object) && is_getattr(entry)) return take_attribute(entry, values, at);
+    const bool is_made = result.is(Kind::object) &&
+                         (result.as_object().made == ObjectNode::Made::newobj ||
+                          result.as_object().made == ObjectNode::Made::newobj_ex);
+    entry.judged.named.uses |= is_made ? pickle::kMade : pickle::kCalled;
+    if (is_copyreg(entry)) return make_of_first(entry, values, at);
+    if (entry.row == nullptr) return;
+    const ObjectNode::Made made =
+        result.is(Kind::object) ? result.as_object().made : ObjectNode::Made::reduce;
+    // Old-style instances, and keywords: nothing of the table is made so.
+    const bool is_usual = made == ObjectNode::Made::reduce || made == ObjectNode::Made::newobj;
+    if (!is_usual || !fits_row(*entry.row, values)) return refuse(entry, at, kArguments);
+    if (result.is(Kind::object)) check_call(entry, values, at);
+  }
+
+  void built(const Value& object, uint64_t at) override {
+    Named* entry = maker_of(object);
+    if (entry == nullptr) return;
+    entry->judged.named.uses |= pickle::kBuilt;
+    const Value& state = object.as_object().state;
+    if (entry->row == nullptr) {
+      if (has_dunder_key(state)) refuse(*entry, at, "a state that replaces what Python calls");
+      return;
+    }
+    if ((entry->row->uses & pickle::kBuilt) == 0 || !fits_state(*entry->row, object)) {
+      refuse(*entry, at, "a state that no writer gives it");
+    }
+  }
+
+  void filled(const Value& object, bool with_keys, uint64_t at) override {
+    Named* entry = maker_of(object);
+    if (entry == nullptr) return;
+    entry->judged.named.uses |= pickle::kFilled;
+    if (entry->row == nullptr) return;
+    const bool is_deque = has_word(entry->row->names, "deque");
+    if ((entry->row->uses & pickle::kFilled) == 0 || with_keys == is_deque) {
+      refuse(*entry, at, "items put into it");
+    }
+  }
+
+  void persistent(const Value& persistent, uint64_t at) override {
+    const Values id = persistent.persistent_id().sequence_or_empty();
+    const bool is_storage = persistent.persistent_id().is(Kind::tuple) &&
+                            (fits("xkxxi", id) || fits("xkxxin", id) || fits("xkxxi(xii)", id)) &&
+                            is_text(id[0], "storage");
+    if (whose_ != PickleOf::torch || !is_storage) {
+      // The source of a module's class, which torch compares with the one that it finds.
+      const bool is_module = fits("xvxx", id) && is_text(id[0], "module");
+      if (whose_ != PickleOf::torch || !is_module) {
+        problem(at, "a persistent id that torch does not write");
+      }
+      return;
+    }
+    claim(id, at);
+  }
+
+  void bytes(std::string_view bytes, uint64_t at) override {
+    const bool is_pickle = bytes.size() > 2 && bytes[0] == '\x80' && bytes[1] <= 5;
+    if (!is_pickle && !bytes.starts_with("PK\3\4")) return;
+    if (out_.inner.size() >= kMaxInner) return problem(at, "too many bytes like pickles");
+    out_.inner.push_back({std::string(bytes), at});
+  }
+
+  void stopped(const Value& root) override {
+    if (!root.is(Kind::list)) return;
+    for (const Value& key : root.as_sequence()) {
+      if (!key.is(Kind::string)) return out_.keys.clear();
+      out_.keys.emplace_back(key.as_string());
+    }
+  }
+
+  Judgement judgement(uint64_t end) {
+    out_.end = end;
+    for (Named& entry : names_) {
+      if (entry.pushes > entry.consumed) entry.judged.named.uses |= pickle::kNamed;
+      out_.globals.push_back(std::move(entry.judged));
+    }
+    return std::move(out_);
+  }
+
+ private:
+  static constexpr const char* kArguments = "arguments that no writer gives it";
+
+  struct Named {
+    JudgedGlobal judged;
+    const Row* row = nullptr;  // nullptr: it is not in the table
+    uint64_t pushes = 0;
+    uint64_t consumed = 0;
+  };
+
+  // Names.
+
+  NamedGlobal& special(NamedGlobal::Form form, uint64_t at) {
+    for (Named& entry : names_) {
+      if (entry.judged.named.form == form) return entry.judged.named;
+    }
+    Named& entry = names_.emplace_back();
+    entry.judged.named.form = form;
+    entry.judged.named.offset = at;
+    return entry.judged.named;
+  }
+
+  size_t index_of(const Value& global, uint64_t at) {
+    const auto [known, is_new_node] = by_node_.try_emplace(global.identity(), names_.size());
+    if (!is_new_node) return known->second;
+    const auto [module, name] = global.as_global();
+    const auto [found, is_new] =
+        by_name_.try_emplace(std::string(module) + "\n" + std::string(name), names_.size());
+    known->second = found->second;
+    if (is_new) {
+      Named& entry = names_.emplace_back();
+      entry.judged.named.module = module;
+      entry.judged.named.name = name;
+      entry.judged.named.offset = at;
+      entry.row = row_of(module, name);
+    }
+    return found->second;
+  }
+
+  Named* known(const Value& global) {
+    const auto found = by_node_.find(global.identity());
+    return found == by_node_.end() ? nullptr : &names_[found->second];
+  }
+
+  // What was called for `object`; of copyreg's functions, the class that they made it of.
+  Named* maker_of(Value object) {
+    while (object.is(Kind::object)) {
+      const ObjectNode& node = object.as_object();
+      if (node.callable.is(Kind::global)) {
+        Named* entry = known(node.callable);
+        const Values values = node.arguments.sequence_or_empty();
+        if (entry != nullptr && is_copyreg(*entry) && !values.empty() &&
+            values[0].is(Kind::global)) {
+          return known(values[0]);
+        }
+        return entry;
+      }
+      if (!spend(1)) return nullptr;
+      object = node.callable;
+    }
+    return nullptr;
+  }
+
+  static std::pair<std::string_view, std::string_view> new_name(const Named& entry) {
+    return pickle::python3_name(entry.judged.named.module, entry.judged.named.name);
+  }
+  static bool is_getattr(const Named& entry) {
+    return new_name(entry) == std::pair{"builtins"sv, "getattr"sv};
+  }
+  static bool is_copyreg(const Named& entry) {
+    return entry.row != nullptr && entry.row->module == "copyreg";
+  }
+
+  // Refusals.
+
+  std::string placed(uint64_t at, std::string_view what) {
+    return "at " + std::to_string(at) + ": " + std::string(what);
+  }
+  void problem(uint64_t at, std::string_view what) {
+    if (out_.problems.size() < kMaxProblems) out_.problems.push_back(placed(at, what));
+  }
+  void refuse(Named& entry, uint64_t at, std::string_view what) {
+    if (entry.judged.problem.empty()) entry.judged.problem = placed(at, what);
+  }
+
+  bool spend(uint64_t work) {
+    if (work_ >= work) {
+      work_ -= work;
+      return true;
+    }
+    if (!is_spent_) out_.problems.push_back("more shared values than its bytes have");
+    is_spent_ = true;
+    return false;
+  }
+
+  // Calls.
+
+  void take_attribute(Named& getattr, Values values, uint64_t at) {
+    if (values.size() != 2 || !values[0].is(Kind::global) || !values[1].is(Kind::string)) {
+      getattr.judged.named.uses |= pickle::kCalled;
+      return refuse(getattr, at, kArguments);
+    }
+    Named* owner = known(values[0]);
+    if (owner == nullptr) return refuse(getattr, at, kArguments);
+    const NamedGlobal& name = owner->judged.named;
+    auto& attributes = getattr.judged.named.attributes;
+    const NamedGlobal::Attribute attribute{name.module, name.name,
+                                           std::string(values[1].as_string())};
+    if (std::find(attributes.begin(), attributes.end(), attribute) != attributes.end()) return;
+    if (attributes.size() >= kMaxAttributes) return refuse(getattr, at, kArguments);
+    attributes.push_back(attribute);
+  }
+
+  // _reconstructor(class, object, None), (class, base, value); __newobj__(class, ...).
+  void make_of_first(Named& function, Values values, uint64_t at) {
+    if (values.empty() || !values[0].is(Kind::global)) return refuse(function, at, kArguments);
+    Named* made = known(values[0]);
+    if (made == nullptr) return refuse(function, at, kArguments);
+    ++made->consumed;
+    made->judged.named.uses |= pickle::kMade;
+    Values rest = values.subspan(1);
+    if (function.judged.named.name == "_reconstructor") {
+      if (rest.size() != 2 || !rest[0].is(Kind::global)) return refuse(function, at, kArguments);
+      Named* base = known(rest[0]);
+      const std::string_view base_name =
+          base == nullptr ? std::string_view() : new_name(*base).second;
+      if (base != nullptr) ++base->consumed;
+      const bool is_object = base_name == "object" && rest[1].is_none();
+      if (!is_object && !has_word("dict float int list str tuple unicode", base_name)) {
+        return refuse(function, at, kArguments);
+      }
+      rest = rest.subspan(is_object ? 2 : 1);
+    }
+    if (made->row == nullptr) return;
+    if ((made->row->uses & pickle::kMade) == 0 || !fits_row(*made->row, rest)) {
+      refuse(*made, at, kArguments);
+    }
+  }
+
+  bool fits_row(const Row& row, Values values) { return fits_any(row.arguments, values); }
+
+  // What a pattern cannot say.
+  void check_call(Named& entry, Values values, uint64_t at) {
+    const std::string_view name = entry.judged.named.name;
+    if (name == "_rebuild_from_type_v2") {
+      Named* function = known(values[0]);
+      const bool is_call = function != nullptr && function->row != nullptr &&
+                           values[2].is(Kind::tuple) &&
+                           fits_row(*function->row, values[2].as_sequence());
+      if (!is_call) refuse(entry, at, kArguments);
+    } else if (name == "scalar" || name == "_frombuffer") {
+      const Value& type = values[name == "scalar" ? 0 : 1];
+      const Value& data = values[name == "scalar" ? 1 : 0];
+      const ElementType element = types_.at(type.identity());
+      const auto count = name == "scalar" ? std::optional<uint64_t>(1) : elements_of(values[2]);
+      if (element.is_object || !holds(count, element.size, data)) refuse(entry, at, kArguments);
+    }
+  }
+
+  // Patterns.
+
+  bool fits_any(std::string_view patterns, Values values) {
+    for (;;) {
+      const size_t bar = patterns.find('|');
+      if (fits(patterns.substr(0, bar), values)) return true;
+      if (bar == std::string_view::npos) return false;
+      patterns.remove_prefix(bar + 1);
+    }
+  }
+
+  bool fits(std::string_view pattern, Values values) {
+    size_t next = 0;
+    bool may_end = false;
+    for (size_t at = 0; at < pattern.size(); ++at) {
+      if (pattern[at] == '?') {
+        may_end = true;
+        continue;
+      }
+      if (at + 1 < pattern.size() && pattern[at + 1] == '*') {
+        return std::all_of(values.begin() + static_cast<std::ptrdiff_t>(next), values.end(),
+                           [&](const Value& value) { return accepts(pattern[at], value); });
+      }
+      if (next == values.size()) return may_end;
+      const Value& value = values[next++];
+      if (pattern[at] != '(') {
+        if (!accepts(pattern[at], value)) return false;
+        continue;
+      }
+      const size_t close = pattern.find(')', at);  // of tuples without another one inside
+      const size_t inner_open = pattern.find('(', at + 1);
+      const size_t end = inner_open < close ? pattern.find(')', close + 1) : close;
+      if (!value.is(Kind::tuple) ||
+          !fits(pattern.substr(at + 1, end - at - 1), value.as_sequence())) {
+        return false;
+      }
+      at = end;
+    }
+    return next == values.size();
+  }
+
+  bool accepts(char letter, const Value& value) {
+    if (!spend(1)) return false;
+    switch (letter) {
+      case 'i':
+        return is_integer(value);
+      case 'r':
+        return value.is(Kind::real);
+      case 'b':
+        return value.is(Kind::boolean);
+      case '0':
+        return is_number(value, 0);
+      case '1':
+        return is_number(value, 1);
+      case 'w':
+        return !value.is(Kind::global);
+      case 'v':
+        return true;
+      case 'x':
+        return value.is(Kind::string);
+      case 'B':
+        return is_bytes(value);
+      case 'e':
+        return is_text(value, "latin1") || is_text(value, "latin-1");
+      case 'n':
+        return is_plain(value);
+      case 'q':
+        return value.is(Kind::string) && is_fraction(value.as_string());
+      case 'L':
+        return value.is(Kind::list);
+      case 'M':
+        return value.is(Kind::dict);
+      case 'I':
+        return is_shape(value) || is(letter, value);
+      case 'J':
+        return is_shape(value);
+      case 's':
+        return value.is(Kind::persistent);
+      case 'F':
+      case 'T':
+        return value.is(Kind::global) && (is(letter, value) || is_unknown(value));
+      case 'A':
+        return is_attributes(value);
+      case 'S':
+        return is_attributes(value) || (value.is(Kind::tuple) && is_state_pair(value));
+      case 'C':
+        return is_generator_state(value, 0);
+      case 'K':
+        return type_code(value).has_value();
+      case 'D':
+        return types_.contains(value.identity());
+      case 'Z':
+        return value.is(Kind::tuple) && value.as_sequence().size() == 1 &&
+               is_number(value.as_sequence()[0], 0);
+      case 'Y':
+        return (value.is(Kind::bytes) && value.as_bytes() == "b") || is_text(value, "b");
+      default:
+        return is(letter, value);
+    }
+  }
+
+  // Whether a name is, or a result was given by, what the letter stands for.
+  bool is(char letter, const Value& value) {
+    if (value.is(Kind::global)) {
+      const Named* entry = known(value);
+      return entry != nullptr && entry->row != nullptr && entry->row->is == letter;
+    }
+    const Named* maker = maker_of(value);
+    return maker != nullptr && maker->row != nullptr && maker->row->gives == letter;
+  }
+
+  bool is_unknown(const Value& global) {
+    const Named* entry = known(global);
+    return entry != nullptr && entry->row == nullptr;
+  }
+
+  // Texts of Python 2 are bytes.
+  static bool is_bytes(const Value& value) {
+    return value.is(Kind::bytes) || value.is(Kind::byte_array);
+  }
+
+  bool is_plain(const Value& value) {
+    switch (value.kind()) {
+      case Kind::none:
+      case Kind::boolean:
+      case Kind::integer:
+      case Kind::big_integer:
+      case Kind::real:
+      case Kind::string:
+      case Kind::bytes:
+      case Kind::byte_array:
+        return true;
+      case Kind::object:
+        return is('n', value);
+      default:
+        return false;
+    }
+  }
+
+  bool is_shape(const Value& value) {
+    if (!value.is(Kind::tuple)) return false;
+    const Values sizes = value.as_sequence();
+    return sizes.size() <= kMaxDimensions && spend(sizes.size()) &&
+           std::all_of(sizes.begin(), sizes.end(),
+                       [](const Value& size) { return natural(size).has_value(); });
+  }
+
+  // Dicts.
+
+  static bool is_dunder(const Value& key) {
+    return key.is(Kind::string) && key.as_string().starts_with("__");
+  }
+
+  // Items of one dict are looked at once; a key that comes again keeps its place.
+  template <typename Fits>
+  bool all_keys(const Value& dict, Fits&& fits) {
+    const auto& items = dict.as_dict().items;
+    size_t& seen = seen_keys_[dict.identity()];
+    const size_t begin = std::exchange(seen, items.size());
+    if (!spend(items.size() - std::min(begin, items.size()))) return false;
+    const bool do_fit =
+        std::all_of(items.begin() + static_cast<std::ptrdiff_t>(std::min(begin, items.size())),
+                    items.end(), [&](const auto& item) { return fits(item.first); });
+    if (!do_fit) seen = begin;
+    return do_fit;
+  }
+
+  bool is_attributes(const Value& value) {
+    return value.is(Kind::dict) && all_keys(value, [](const Value& key) {
+             return key.is(Kind::string) && !is_dunder(key);
+           });
+  }
+
+  // Of an object of an unknown class.
+  bool has_dunder_key(const Value& state) {
+    const auto is_bad = [&](const Value& value) {
+      return value.is(Kind::dict) &&
+             std::any_of(value.as_dict().items.begin(), value.as_dict().items.end(),
+                         [&](const auto& item) { return spend(1) && is_dunder(item.first); });
+    };
+    const Values parts = state.sequence_or_empty();
+    return is_bad(state) || (parts.size() == 2 && (is_bad(parts[0]) || is_bad(parts[1])));
+  }
+
+  bool is_state_pair(const Value& state) {
+    const Values parts = state.as_sequence();
+    return parts.size() == 2 && (parts[0].is_none() || is_attributes(parts[0])) &&
+           (parts[1].is_none() || is_attributes(parts[1]));
+  }
+
+  bool is_generator_state(const Value& value, int depth) {
+    constexpr std::pair<std::string_view, int64_t> kPlaces[] = {{"pos", 624}, {"buffer_pos", 4}};
+    if (!value.is(Kind::dict) || depth > 3) return false;
+    const auto& items = value.as_dict().items;
+    return spend(items.size()) && std::all_of(items.begin(), items.end(), [&](const auto& item) {
+             if (!item.first.is(Kind::string)) return false;
+             for (const auto& [key, most] : kPlaces) {
+               if (item.first.as_string() != key) continue;
+               const auto place = natural(item.second);
+               return place && *place <= static_cast<uint64_t>(most);
+             }
+             return is_plain(item.second) || is('a', item.second) ||
+                    is_generator_state(item.second, depth + 1);
+           });
+  }
+
+  // States.
+
+  bool fits_state(const Row& row, const Value& object) {
+    const Value& state = object.as_object().state;
+    if (row.state == "#") return is_dtype_state(object, state);
+    if (row.state == "@") return is_array_state(state);
+    return fits_any(row.state, Values(&state, 1));
+  }
+
+  // Arrays. numpy/_core/src/multiarray: arraydescr_reduce, array_reduce.
+
+  std::optional<uint64_t> elements_of(const Value& shape) {
+    if (!is_shape(shape)) return std::nullopt;
+    uint64_t count = 1;
+    for (const Value& size : shape.as_sequence()) {
+      if (__builtin_mul_overflow(count, *natural(size), &count)) return std::nullopt;
+    }
+    return count;
+  }
+
+  static bool holds(std::optional<uint64_t> count, uint64_t size, const Value& data) {
+    uint64_t bytes = 0;
+    if (!count || __builtin_mul_overflow(*count, size, &bytes)) return false;
+    if (is_bytes(data)) return data.as_bytes().size() == bytes;
+    // A str of Python 2.
+    return data.is(Kind::string) && data.as_string().size() == bytes;
+  }
+
+  // (version, shape, type, is Fortran's, data); the first was not there before NumPy 1.0.
+  bool is_array_state(const Value& state) {
+    Values parts = state.is(Kind::tuple) ? state.as_sequence() : Values();
+    if (parts.size() == 5 && is_number(parts[0], 1)) parts = parts.subspan(1);
+    if (parts.size() != 4 || !accepts('D', parts[1]) ||
+        !(parts[2].is(Kind::boolean) || is_number(parts[2], 0) || is_number(parts[2], 1))) {
+      return false;
+    }
+    const ElementType element = types_.at(parts[1].identity());
+    const auto count = elements_of(parts[0]);
+    if (!element.is_object) return holds(count, element.size, parts[3]);
+    return count && parts[3].is(Kind::list) && parts[3].as_sequence().size() == *count;
+  }
+
+  // Flags of PyArray_Descr.
+  static constexpr int64_t kObjectFlags = 63;  // all that have to do with references
+  static constexpr int64_t kTextFlags = 8;
+  static constexpr int64_t kStructFlags = 16;
+  static constexpr int64_t kAlignedFlag = 128;
+
+  // (version, byte order, base, names, fields, size, alignment, flags, metadata since version 4).
+  bool is_dtype_state(const Value& type, const Value& state) {
+    const auto code = type_code(type.as_object().arguments.as_sequence()[0]);
+    const Values parts = state.is(Kind::tuple) ? state.as_sequence() : Values();
+    if (!code || parts.size() < 8 || !is_number(parts[0], parts.size() == 8 ? 3 : 4)) return false;
+    const bool is_time = code->letter == 'M' || code->letter == 'm';
+    if (parts.size() > 9 || !is_byte_order(parts[1])) return false;
+    if (parts.size() == 9 && !fits_any(is_time ? "(n(Biii))" : "n|C", parts.subspan(8))) {
+      return false;
+    }
+    ElementType element{code->letter == 'U' ? 4 * code->size : code->size, code->letter == 'O'};
+    const auto ends_with = [&](int64_t size, int64_t alignment, int64_t flags) {
+      return is_number(parts[5], size) && is_number(parts[6], alignment) &&
+             is_number(parts[7], flags);
+    };
+    const auto size = static_cast<int64_t>(element.size);
+    const bool is_simple = parts[2].is_none() && parts[3].is_none() && parts[4].is_none();
+    bool is_right = false;
+    switch (code->letter) {
+      case 'O':
+        is_right = is_simple && ends_with(-1, -1, kObjectFlags);
+        break;
+      case 'S':
+        is_right = is_simple && ends_with(size, 1, 0);
+        break;
+      case 'U':
+        is_right = is_simple && ends_with(size, 4, kTextFlags);
+        break;
+      case 'V':
+        is_right = is_number(parts[5], size) &&
+                   (is_simple ? ends_with(size, 1, 0) : is_structure(parts, element.size));
+        break;
+      default:
+        is_right = is_simple && ends_with(-1, -1, 0);
+    }
+    if (is_right) types_.emplace(type.identity(), element);
+    return is_right;
+  }
+
+  static bool is_byte_order(const Value& value) {
+    return is_text(value, "<") || is_text(value, ">") || is_text(value, "|") || is_text(value, "=");
+  }
+
+  // Of plain elements: an array of one type, or fields that lie inside.
+  bool is_structure(Values parts, uint64_t size) {
+    const auto alignment = natural(parts[6]);
+    if (!alignment || *alignment > 16) return false;
+    if (!parts[2].is_none()) {
+      if (!fits("(DI)", parts.subspan(2, 1)) || !parts[3].is_none() || !parts[4].is_none()) {
+        return false;
+      }
+      const Values base = parts[2].as_sequence();
+      const ElementType element = types_.at(base[0].identity());
+      const auto count = elements_of(base[1]);
+      uint64_t whole = 0;
+      return count && !element.is_object && is_number(parts[7], 0) &&
+             !__builtin_mul_overflow(*count, element.size, &whole) && whole == size;
+    }
+    if (!parts[3].is(Kind::tuple) || !parts[4].is(Kind::dict)) return false;
+    const Values names = parts[3].as_sequence();
+    const auto& fields = parts[4].as_dict();
+    if (!spend(names.size() + fields.items.size()) || names.empty()) return false;
+    const bool are_named = std::all_of(names.begin(), names.end(), [&](const Value& name) {
+      return name.is(Kind::string) && fields.find(name.as_string()) != nullptr;
+    });
+    const bool lie_inside =
+        std::all_of(fields.items.begin(), fields.items.end(), [&](const auto& item) {
+          if (!item.first.is(Kind::string) || !fits_any("(Di?x)", Values(&item.second, 1))) {
+            return false;
+          }
+          const Values field = item.second.as_sequence();
+          const ElementType element = types_.at(field[0].identity());
+          const auto offset = natural(field[1]);
+          return offset && !element.is_object && element.size <= size &&
+                 *offset <= size - element.size;
+        });
+    return are_named && lie_inside &&
+           (is_number(parts[7], kStructFlags) || is_number(parts[7], kStructFlags | kAlignedFlag));
+  }
+
+  // Storages.
+
+  void claim(Values id, uint64_t at) {
+    const auto [module, name] = id[1].as_global();
+    ClaimedStorage storage{.key = std::string(id[2].as_string()), .offset = at};
+    if (!name.ends_with("UntypedStorage")) {
+      const auto dtype = dtype_from_storage_class(name);
+      if (!dtype) return problem(at, "a storage of no known type");
+      storage.item = size_of(*dtype);
+    }
+    const auto count = natural(id[4]);
+    if (!count || __builtin_mul_overflow(*count, storage.item, &storage.bytes)) {
+      return problem(at, "a storage of no size");
+    }
+    const auto [known, is_new] = storages_.try_emplace(storage.key, storage.bytes);
+    if (is_new) {
+      out_.storages.push_back(std::move(storage));
+    } else if (known->second != storage.bytes) {
+      problem(at, "a storage of two sizes");
+    }
+  }
+
+  PickleOf whose_;
+  uint64_t work_;
+  bool is_spent_ = false;
+  Judgement out_;
+  std::vector<Named> names_;
+  std::unordered_map<const void*, size_t> by_node_;
+  KeyedMap<std::string, size_t> by_name_;
+  std::unordered_map<const void*, ElementType> types_;
+  std::unordered_map<const void*, size_t> seen_keys_;
+  KeyedMap<std::string, uint64_t> storages_;
+};
+
+}  // namespace
+
+unsigned written_uses(std::string_view module, std::string_view name) {
+  const Row* row = row_of(module, name);
+  return row == nullptr ? 0 : row->uses;
+}
+
+bool is_enum_member(const NamedGlobal::Attribute& attribute) {
+  return lists(kEnums, attribute.module, attribute.owner) && !attribute.name.empty() &&
+         attribute.name[0] != '_' && !has_word(kNoMembers, attribute.name);
+}
+
+Judgement judge(ByteSpan bytes, PickleOf whose, uint64_t base) {
+  Judge judge(whose, bytes.size());
+  const size_t end = pickle::Document::parse_for(judge, bytes, base);
+  return judge.judgement(end);
+}
+
+}  // namespace dsckpt
