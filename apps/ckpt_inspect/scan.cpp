@@ -39,11 +39,13 @@ nlohmann::json json_of(const ScanResult& result) {
                            {"file", finding.file},
                            {"offset", finding.offset}};
     if (!finding.record.empty()) json["record"] = finding.record;
+    if (!finding.reason.empty()) json["reason"] = finding.reason;
     findings.push_back(std::move(json));
   }
   nlohmann::json unreadable = nlohmann::json::array();
   for (const Unreadable& part : result.unreadable) {
-    nlohmann::json json = {{"file", part.file}, {"reason", part.reason}};
+    nlohmann::json json = {
+        {"class", to_string(part.danger)}, {"file", part.file}, {"reason", part.reason}};
     if (!part.record.empty()) json["record"] = part.record;
     unreadable.push_back(std::move(json));
   }
@@ -73,6 +75,7 @@ std::string text_of(const ScanResult& result, const cli::Terminal& terminal) {
   for (const ScanFinding& finding : result.findings) {
     Line& line = lines[{-static_cast<int>(finding.danger), finding.global}];
     line.uses.insert(finding.uses.begin(), finding.uses.end());
+    if (!finding.reason.empty()) line.uses.insert(finding.reason);
     line.files.insert(finding.file);
     if (line.first.empty()) {
       line.first = place(finding.file, finding.record) + " at " + std::to_string(finding.offset);
@@ -89,8 +92,10 @@ std::string text_of(const ScanResult& result, const cli::Terminal& terminal) {
   bool unreadable_shown = false;
   const auto show_unreadable = [&] {
     for (const Unreadable& part : result.unreadable) {
-      table.add({"unreadable", printable(part.reason), "", "1", place(part.file, part.record)},
-                cli::Style::warning);
+      const bool is_bad = part.danger == GlobalClass::dangerous;
+      table.add({is_bad ? "dangerous" : "unreadable", printable(part.reason), "", "1",
+                 place(part.file, part.record)},
+                style_of(part.danger));
     }
     unreadable_shown = true;
   };

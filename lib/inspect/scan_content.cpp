@@ -93,7 +93,10 @@ std::string harm_of(const Trace& trace, bool counts_memory) {
       return "begins like a pickle, which names " + display_of(global);
     }
   }
-  if (trace.is_cut && trace.died == Trace::kNowhere) return trace.problem;
+  if (trace.died == Trace::kNowhere && trace.whole() && !trace.globals.empty()) {
+    return "is a pickle, which names " + display_of(trace.globals.front());
+  }
+  if (trace.died == Trace::kNowhere && trace.is_cut) return trace.problem;
   if (counts_memory && trace.far_index > kFarIndex) {
     return "begins like a pickle, whose memo has " + std::to_string(trace.far_index) + " places";
   }
@@ -241,6 +244,10 @@ class ContentScanner {
     if (const auto container = container_of(head, part.is_file() || part.is_expected)) {
       return add_unreadable(part.record, std::string(*container));
     }
+    // Readers of tars that pass over blocks which are none.
+    if (part.is_file() && is_tar(as_text(part.source.read(kHead, kHead)))) {
+      return add_unreadable(part.record, "tar archive behind another block");
+    }
     const bool is_safetensors = is_like_safetensors(part.source, head);
     const bool is_sure = has_pickle_header(head) && (part.is_file() || part.is_expected);
     if (scan_pickles(part, head, is_sure && !is_safetensors)) return;
@@ -261,10 +268,7 @@ class ContentScanner {
     std::vector<Judgement> judged;
     uint64_t at = 0;
     for (uint64_t count = 0; at < part.source.size(); ++count) {
-      if (is_torch && count == kTorchPickles) {
-        check_storages(part, at, judged[kObject].storages, judged[kKeys].keys);
-        return true;
-      }
+      if (judged.size() == kTorchPickles) break;
       if (count == kMaxPickles) {
         refuse(part.record, "more than " + counted(kMaxPickles, "pickle"));
         return true;
@@ -282,14 +286,18 @@ class ContentScanner {
         return explain(part, at, is_pickle, error);
       }
     }
-    if (is_torch) refuse(part.record, "the file ends inside a pickle");
+    if (judged.size() == kTorchPickles) {
+      check_storages(part, at, judged[kObject].storages, judged[kKeys].keys);
+    } else if (is_torch) {
+      refuse(part.record, "ends before the pickles of torch do");
+    }
     return is_pickle;
   }
 
   // Whether no unpickler does anything with the part, as far as its first bytes tell.
   bool is_nothing(const Part& part, std::string_view head) const {
     const Trace start = pickle::trace(ByteSource(as_byte_span(head)));
-    return !start.whole() && !may_go_on(start) && harm_of(start, part.is_file()).empty();
+    return !may_go_on(start) && harm_of(start, part.is_file()).empty();
   }
 
   Judgement judge_at(const Part& part, uint64_t at, bool is_torch_object) {
@@ -389,9 +397,12 @@ class ContentScanner {
     data.source = part.source.from(header.size);
     if (header.data) {
       data.is_expected = false;
-      data.base += *header.data;
-      data.source = data.source.from(*header.data);
-      if (data.source.size() > 0) scan(data);
+      Part rest = data;
+      data.source = data.source.part(0, *header.data);
+      scan_pickles(data, as_text(data.source.read(0, kHead)), false);
+      rest.base += *header.data;
+      rest.source = rest.source.from(*header.data);
+      if (rest.source.size() > 0) scan(rest);
       return;
     }
     const std::vector<std::byte> head = data.source.read(0, kHead);

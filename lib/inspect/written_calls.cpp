@@ -150,9 +150,9 @@ constexpr Row kRows[] = {
     {"numpy.random._philox", "Philox", kValue, 'R'},
     {"numpy.random._sfc64", "SFC64", kValue, 'R'},
     {"numpy.random._pickle", "__bit_generator_ctor", kValue | kCall | kState, 'H', 'G', "?R|x",
-     "C|(C?Q)"},
+     "C|(CQ)|(Cn)"},
     {"numpy.random._pickle", "__generator_ctor __randomstate_ctor", kCall | kState, kNothingElse, kNothingElse,
-     "?G|xH", "C"},
+     "?G|x?H", "C"},
     {"numpy.random.bit_generator", "SeedSequence", kValue, 'P'},
     {"numpy.random.bit_generator", "__pyx_unpickle_SeedSequence", kCall | kState, kNothingElse, 'Q', "Piw",
      "(wiaiw)"},
@@ -339,7 +339,14 @@ std::optional<TypeCode> type_code(const Value& value) {
 // Of a dtype that was given its state.
 struct ElementType {
   uint64_t size = 0;
-  bool is_object = false;
+  int64_t flags = 0;
+  bool is_object() const { return flags == kObjectFlags; }
+
+  // Of PyArray_Descr. Objects: all that have to do with references.
+  static constexpr int64_t kObjectFlags = 63;
+  static constexpr int64_t kTextFlags = 8;
+  static constexpr int64_t kStructFlags = 16;
+  static constexpr int64_t kAlignedFlag = 128;
 };
 
 // What makes sense of a pickle goes on for as long as it has bytes: calls can share arguments.
@@ -607,7 +614,7 @@ class Judge final : public pickle::Witness {
       const Value& data = values[name == "scalar" ? 1 : 0];
       const ElementType element = types_.at(type.identity());
       const auto count = name == "scalar" ? std::optional<uint64_t>(1) : elements_of(values[2]);
-      if (element.is_object || !holds(count, element.size, data)) refuse(entry, at, kArguments);
+      if (element.is_object() || !holds(count, element.size, data)) refuse(entry, at, kArguments);
     }
   }
 
@@ -855,15 +862,9 @@ class Judge final : public pickle::Witness {
     }
     const ElementType element = types_.at(parts[1].identity());
     const auto count = elements_of(parts[0]);
-    if (!element.is_object) return holds(count, element.size, parts[3]);
+    if (!element.is_object()) return holds(count, element.size, parts[3]);
     return count && parts[3].is(Kind::list) && parts[3].as_sequence().size() == *count;
   }
-
-  // Flags of PyArray_Descr.
-  static constexpr int64_t kObjectFlags = 63;  // all that have to do with references
-  static constexpr int64_t kTextFlags = 8;
-  static constexpr int64_t kStructFlags = 16;
-  static constexpr int64_t kAlignedFlag = 128;
 
   // (version, byte order, base, names, fields, size, alignment, flags, metadata since version 4).
   bool is_dtype_state(const Value& type, const Value& state) {
@@ -872,34 +873,29 @@ class Judge final : public pickle::Witness {
     if (!code || parts.size() < 8 || !is_number(parts[0], parts.size() == 8 ? 3 : 4)) return false;
     const bool is_time = code->letter == 'M' || code->letter == 'm';
     if (parts.size() > 9 || !is_byte_order(parts[1])) return false;
-    if (parts.size() == 9 && !fits_any(is_time ? "(n(Biii))" : "n|C", parts.subspan(8))) {
+    if (parts.size() == 9 && !fits_any(is_time ? "(n(Biii))|(C(Biii))" : "n|C", parts.subspan(8))) {
       return false;
     }
-    ElementType element{code->letter == 'U' ? 4 * code->size : code->size, code->letter == 'O'};
-    const auto ends_with = [&](int64_t size, int64_t alignment, int64_t flags) {
-      return is_number(parts[5], size) && is_number(parts[6], alignment) &&
-             is_number(parts[7], flags);
-    };
-    const auto size = static_cast<int64_t>(element.size);
+    ElementType element{.size = code->letter == 'U' ? 4 * code->size : code->size};
+    auto size = static_cast<int64_t>(element.size);
+    int64_t alignment = 1;
     const bool is_simple = parts[2].is_none() && parts[3].is_none() && parts[4].is_none();
-    bool is_right = false;
     switch (code->letter) {
-      case 'O':
-        is_right = is_simple && ends_with(-1, -1, kObjectFlags);
-        break;
       case 'S':
-        is_right = is_simple && ends_with(size, 1, 0);
         break;
       case 'U':
-        is_right = is_simple && ends_with(size, 4, kTextFlags);
+        alignment = 4;
+        element.flags = ElementType::kTextFlags;
         break;
       case 'V':
-        is_right = is_number(parts[5], size) &&
-                   (is_simple ? ends_with(size, 1, 0) : is_structure(parts, element.size));
-        break;
+        if (is_simple) break;
+        return is_structure(type, parts, element);
       default:
-        is_right = is_simple && ends_with(-1, -1, 0);
+        size = alignment = -1;
+        if (code->letter == 'O') element.flags = ElementType::kObjectFlags;
     }
+    const bool is_right = is_simple && is_number(parts[5], size) &&
+                          is_number(parts[6], alignment) && is_number(parts[7], element.flags);
     if (is_right) types_.emplace(type.identity(), element);
     return is_right;
   }
@@ -908,41 +904,57 @@ class Judge final : public pickle::Witness {
     return is_text(value, "<") || is_text(value, ">") || is_text(value, "|") || is_text(value, "=");
   }
 
-  // Of plain elements: an array of one type, or fields that lie inside.
-  bool is_structure(Values parts, uint64_t size) {
+  // An array of one type, or fields that lie inside; without objects.
+  bool is_structure(const Value& type, Values parts, ElementType whole) {
     const auto alignment = natural(parts[6]);
-    if (!alignment || *alignment > 16) return false;
-    if (!parts[2].is_none()) {
-      if (!fits("(DI)", parts.subspan(2, 1)) || !parts[3].is_none() || !parts[4].is_none()) {
-        return false;
-      }
-      const Values base = parts[2].as_sequence();
-      const ElementType element = types_.at(base[0].identity());
-      const auto count = elements_of(base[1]);
-      uint64_t whole = 0;
-      return count && !element.is_object && is_number(parts[7], 0) &&
-             !__builtin_mul_overflow(*count, element.size, &whole) && whole == size;
+    if (!is_number(parts[5], static_cast<int64_t>(whole.size)) || !alignment || *alignment > 16) {
+      return false;
     }
+    if (!(parts[2].is_none() ? has_fields_inside(parts, whole) : is_row_of(parts, whole))) {
+      return false;
+    }
+    types_.emplace(type.identity(), whole);
+    return true;
+  }
+
+  bool is_row_of(Values parts, ElementType& whole) {
+    if (!fits("(DI)", parts.subspan(2, 1)) || !parts[3].is_none() || !parts[4].is_none()) {
+      return false;
+    }
+    const Values base = parts[2].as_sequence();
+    const ElementType element = types_.at(base[0].identity());
+    const auto count = elements_of(base[1]);
+    whole.flags = element.flags;
+    uint64_t size = 0;
+    return count && !element.is_object() && is_number(parts[7], whole.flags) &&
+           !__builtin_mul_overflow(*count, element.size, &size) && size == whole.size;
+  }
+
+  bool has_fields_inside(Values parts, ElementType& whole) {
     if (!parts[3].is(Kind::tuple) || !parts[4].is(Kind::dict)) return false;
     const Values names = parts[3].as_sequence();
     const auto& fields = parts[4].as_dict();
     if (!spend(names.size() + fields.items.size()) || names.empty()) return false;
-    const bool are_named = std::all_of(names.begin(), names.end(), [&](const Value& name) {
-      return name.is(Kind::string) && fields.find(name.as_string()) != nullptr;
-    });
-    const bool lie_inside =
-        std::all_of(fields.items.begin(), fields.items.end(), [&](const auto& item) {
-          if (!item.first.is(Kind::string) || !fits_any("(Di?x)", Values(&item.second, 1))) {
-            return false;
-          }
-          const Values field = item.second.as_sequence();
-          const ElementType element = types_.at(field[0].identity());
-          const auto offset = natural(field[1]);
-          return offset && !element.is_object && element.size <= size &&
-                 *offset <= size - element.size;
-        });
-    return are_named && lie_inside &&
-           (is_number(parts[7], kStructFlags) || is_number(parts[7], kStructFlags | kAlignedFlag));
+    for (const Value& name : names) {
+      if (!name.is(Kind::string) || fields.find(name.as_string()) == nullptr) return false;
+    }
+    int64_t flags = ElementType::kStructFlags;
+    for (const auto& [name, value] : fields.items) {
+      if (!name.is(Kind::string) || !fits("(Di?x)", Values(&value, 1))) return false;
+      const Values field = value.as_sequence();
+      const ElementType element = types_.at(field[0].identity());
+      const auto offset = natural(field[1]);
+      if (!offset || element.is_object() || element.size > whole.size ||
+          *offset > whole.size - element.size) {
+        return false;
+      }
+      flags |= element.flags & (ElementType::kTextFlags | ElementType::kStructFlags);
+    }
+    whole.flags = flags;
+    // NumPy 1 writes a signed char.
+    const int64_t aligned = flags | ElementType::kAlignedFlag;
+    return is_number(parts[7], flags) || is_number(parts[7], aligned) ||
+           is_number(parts[7], aligned - 256);
   }
 
   // Storages.
