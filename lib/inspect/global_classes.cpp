@@ -180,10 +180,9 @@ GlobalClass classify(const pickle::NamedGlobal& global) {
   constexpr unsigned kNeverHarmless = pickle::kChanged | pickle::kResultCalled;
   switch (global.form) {
     case Form::computed:
+    case Form::extension:
     case Form::persistent:
       return GlobalClass::dangerous;
-    case Form::extension:
-      return GlobalClass::unknown;
     case Form::name:
       break;
   }

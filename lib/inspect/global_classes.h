@@ -28,8 +28,8 @@ GlobalClass classify_name(std::string_view module, std::string_view name);
 //    Python 3.11.0 to 3.11.3 pickle enums so;
 //  * a global that is itself changed is dangerous, and so is calling what a call returned: no
 //    pickler writes that;
-//  * a name that is made while the pickle runs is dangerous, and so is a persistent id that is
-//    called; an extension code is unknown.
+//  * a name that is made while the pickle runs is dangerous, and so are a persistent id that is
+//    called and an extension code, which means nothing to whoever did not register it.
 GlobalClass classify(const pickle::NamedGlobal& global);
 // The same, with all that judge() says of it.
 GlobalClass classify(const JudgedGlobal& global);

@@ -45,6 +45,8 @@ constexpr uint64_t kMaxInflated = uint64_t{64} << 20;
 constexpr uint64_t kMaxWork = uint64_t{1} << 30;
 constexpr uint64_t kMaxWorkRatio = 4;
 constexpr uint64_t kWindow = uint64_t{1} << 20;
+// Values take many times the bytes of their pickle, which may take many times those of the file.
+constexpr uint64_t kMaxDeflatedPickle = uint64_t{512} << 10;
 // Of a broken zip: how many records are looked for, and how much of each.
 constexpr int kMaxFoundRecords = 10000;
 constexpr uint64_t kMaxFound = uint64_t{4} << 20;
@@ -156,6 +158,7 @@ struct Part {
   bool is_expected = false;  // to be a pickle, or something with pickles in it
   bool is_torch = false;     // a pickle of torch's zips, with persistent ids
   bool is_cut = false;       // more comes behind it, which is not known
+  bool is_deflated = false;  // the file has it in fewer bytes
   uint64_t base = 0;         // offsets count from there
 
   bool is_file() const { return record.empty(); }
@@ -203,9 +206,15 @@ class ContentScanner {
   void refuse(const std::string& record, const std::string& reason) {
     result_.unreadable.push_back({file_, record, reason, GlobalClass::dangerous});
   }
-  void refuse(const std::string& record, const Error& error) {
+  static std::string placed(const Error& error) {
     const std::optional<uint64_t> at = error.where().offset;
-    refuse(record, (at ? "at " + std::to_string(*at) + ": " : "") + error.message());
+    return (at ? "at " + std::to_string(*at) + ": " : "") + error.message();
+  }
+  void refuse_zip(const Part& part, const Error& error) {
+    const std::string& member = error.where().member;
+    refuse(member.empty() ? part.record : inside(part.record, member),
+           "a broken zip: " + error.message());
+    explain_zip(part);
   }
 
   // False, and says so once, if more was done for this file than it is worth.
@@ -309,11 +318,15 @@ class ContentScanner {
     if (!spend(part.record, size)) throw CorruptError({.offset = base}, "is not looked at");
     const std::vector<std::byte> bytes = rest.read(0, size);
     return judge(bytes, part.is_torch || is_torch_object ? PickleOf::torch : PickleOf::anybody,
-                 base);
+                 input_.size(), base);
   }
 
   void report(const Part& part, Judgement& judged) {
     ++result_.pickles;
+    if (part.is_deflated && judged.end > kMaxDeflatedPickle &&
+        judged.end > kMaxWorkRatio * input_.size()) {
+      refuse(part.record, "a pickle of " + counted(judged.end, "byte") + " that was compressed");
+    }
     for (const JudgedGlobal& global : judged.globals) {
       add(part.record, global.named, classify(global), global.named.offset, global.problem);
     }
@@ -343,10 +356,14 @@ class ContentScanner {
     for (const NamedGlobal& global : trace.globals) {
       add(part.record, global, classify(global), part.base + at + global.offset);
     }
+    const std::string why =
+        trace.is_truncated
+            ? "at " + std::to_string(part.base + at + trace.end) + ": " + trace.problem
+            : placed(error);
     if (part.is_cut) {
       refuse(part.record, "a compressed record that is too large to look through");
     } else if (is_pickle || trace.whole()) {
-      refuse(part.record, error);
+      refuse(part.record, why);
     } else {
       // A name alone may be that of a file of words.
       const bool is_run = trace.globals.empty() || std::any_of(
@@ -354,7 +371,8 @@ class ContentScanner {
             return (global.uses & ~unsigned{pickle::kNamed}) != 0;
           });
       result_.unreadable.push_back(
-          {file_, part.record, harm, is_run ? GlobalClass::dangerous : GlobalClass::unknown});
+          {file_, part.record, harm + "; " + why,
+           is_run ? GlobalClass::dangerous : GlobalClass::unknown});
     }
     return true;
   }
@@ -398,7 +416,9 @@ class ContentScanner {
     if (header.data) {
       data.is_expected = false;
       Part rest = data;
-      data.source = data.source.part(0, *header.data);
+      if (*header.data > data.source.size() && !part.is_cut) {
+        add_unreadable(part.record, "a NumPy array that is cut off");
+      }
       scan_pickles(data, as_text(data.source.read(0, kHead)), false);
       rest.base += *header.data;
       rest.source = rest.source.from(*header.data);
@@ -440,8 +460,7 @@ class ContentScanner {
       throw;
     } catch (const Error& error) {
       is_whole = false;
-      refuse(part.record, "a broken zip: " + error.message());
-      explain_zip(part);
+      refuse_zip(part, error);
     }
     --nesting_;
     return is_whole;
@@ -459,12 +478,11 @@ class ContentScanner {
       record.source = source_of(input_).part(data.offset, data.size);
       if (!entry.is_deflated()) record.extent = data;
     } catch (const CorruptError& error) {
-      refuse(record.record, "a broken zip: " + error.message());
-      explain_zip(zip_part);
+      refuse_zip(zip_part, error);
       return false;
     }
     if (entry.is_deflated()) {
-      Inflated data = inflate(record.source, std::min(entry.size + 1, kMaxInflated));
+      Inflated data = inflate(record.source, kMaxInflated);
       if (!spend(record.record, data.bytes.size())) return false;
       bytes = std::move(data.bytes);
       record.is_cut = !data.is_whole && bytes.size() == kMaxInflated;
@@ -473,6 +491,7 @@ class ContentScanner {
         refuse(record.record, "a compressed record that is broken");
       }
       record.source = ByteSource(ByteSpan(bytes));
+      record.is_deflated = true;
     }
     claims_.clear();
     scan(record);

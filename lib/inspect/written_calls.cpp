@@ -356,9 +356,20 @@ constexpr size_t kMaxInner = 1000;
 constexpr size_t kMaxProblems = 100;
 constexpr size_t kMaxAttributes = 1024;
 
+// Calls can share what they copy, and give more than the bytes that ask for it. All of them may take
+// some times the file's size; small files may take this.
+constexpr uint64_t kFreeMemory = uint64_t{48} << 20;
+constexpr uint64_t kMemoryOfByte = 8;
+// Tuples that are hashed: hashes of what is inside are taken as often as it is shared.
+constexpr uint64_t kMaxHashed = uint64_t{1} << 20;
+constexpr int kMaxHashedDepth = 16;
+
 class Judge final : public pickle::Witness {
  public:
-  Judge(PickleOf whose, uint64_t size) : whose_(whose), work_(kMinWork + kWorkOfByte * size) {}
+  Judge(PickleOf whose, uint64_t size, uint64_t file_size)
+      : whose_(whose),
+        work_(kMinWork + kWorkOfByte * size),
+        memory_(kFreeMemory + kMemoryOfByte * file_size) {}
 
   void named(const Value& global, uint64_t at) override {
     Named& entry = names_[index_of(global, at)];
@@ -379,6 +390,7 @@ class Judge final : public pickle::Witness {
     Named& entry = names_[index_of(callable, at)];
     ++entry.consumed;
     const Values values = arguments.as_sequence();
+    allocate(memory_of(entry.row) + size_of_copies(values), at);
     if (result.is(Kind::object) && is_getattr(entry)) return take_attribute(entry, values, at);
     const bool is_made = result.is(Kind::object) &&
                          (result.as_object().made == ObjectNode::Made::newobj ||
@@ -399,6 +411,7 @@ class Judge final : public pickle::Witness {
     if (entry == nullptr) return;
     entry->judged.named.uses |= pickle::kBuilt;
     const Value& state = object.as_object().state;
+    allocate(size_of_copies(Values(&state, 1)) + size_of_copies(state.sequence_or_empty()), at);
     if (entry->row == nullptr) {
       if (has_dunder_key(state)) refuse(*entry, at, "a state that replaces what Python calls");
       return;
@@ -433,6 +446,10 @@ class Judge final : public pickle::Witness {
       return;
     }
     claim(id, at);
+  }
+
+  void hashed(const Value& tuple, uint64_t at) override {
+    if (parts_of(tuple, 0) > kMaxHashed) problem(at, "a key that takes long to hash");
   }
 
   void bytes(std::string_view bytes, uint64_t at) override {
@@ -554,6 +571,59 @@ class Judge final : public pickle::Witness {
     return false;
   }
 
+  // Memory, as CPython on 64 bits takes it.
+
+  static uint64_t memory_of(const Row* row) {
+    constexpr uint64_t kGenerator = 6000;
+    constexpr uint64_t kDeque = 800;
+    constexpr uint64_t kTensor = 600;
+    constexpr uint64_t kAnything = 150;
+    if (row == nullptr) return kAnything;
+    if (row->gives == 'G' || has_word(row->names, "Generator")) return kGenerator;
+    if (has_word(row->names, "deque")) return kDeque;
+    return row->gives == 't' ? kTensor : kAnything;
+  }
+
+  static uint64_t size_of_copies(Values values) {
+    constexpr uint64_t kOfItem = 40;
+    uint64_t size = 0;
+    for (const Value& value : values) {
+      if (value.is(Kind::string)) {
+        size += value.as_string().size();
+      } else if (is_bytes(value)) {
+        size += value.as_bytes().size();
+      } else if (value.is(Kind::dict)) {
+        size += kOfItem * value.as_dict().items.size();
+      } else if (value.is(Kind::list) || value.is(Kind::tuple)) {
+        size += kOfItem * value.as_sequence().size();
+      }
+    }
+    return size;
+  }
+
+  void allocate(uint64_t size, uint64_t at) {
+    if (memory_ >= size) {
+      memory_ -= size;
+      return;
+    }
+    if (!is_full_) problem(at, "calls that make more than some times the file's size");
+    is_full_ = true;
+  }
+
+  // How many hashes are taken for that of a tuple; more than kMaxHashed if it nests too deep.
+  uint64_t parts_of(const Value& tuple, int depth) {
+    if (!tuple.is(Kind::tuple)) return 1;
+    if (depth > kMaxHashedDepth) return kMaxHashed + 1;
+    const auto known = hash_parts_.find(tuple.identity());
+    if (known != hash_parts_.end()) return known->second;
+    uint64_t parts = 1;
+    for (const Value& value : tuple.as_sequence()) {
+      parts = std::min(parts + parts_of(value, depth + 1), kMaxHashed + 1);
+    }
+    hash_parts_.emplace(tuple.identity(), parts);
+    return parts;
+  }
+
   // Calls.
 
   void take_attribute(Named& getattr, Values values, uint64_t at) {
@@ -615,6 +685,16 @@ class Judge final : public pickle::Witness {
       const ElementType element = types_.at(type.identity());
       const auto count = name == "scalar" ? std::optional<uint64_t>(1) : elements_of(values[2]);
       if (element.is_object() || !holds(count, element.size, data)) refuse(entry, at, kArguments);
+    } else if (name == "_rebuild_qtensor") {
+      // It makes an empty tensor of that size before it takes the storage.
+      const Values id = values[0].persistent_id().sequence_or_empty();
+      const auto count = elements_of(values[2]);
+      const auto most = id.size() < 5 ? std::nullopt : natural(id[4]);
+      if (!count || !most || *count > *most) refuse(entry, at, kArguments);
+    } else if (name == "set" || name == "frozenset") {
+      for (const Value& item : values[0].as_sequence()) {
+        if (item.is(Kind::tuple)) hashed(item, at);
+      }
     }
   }
 
@@ -982,12 +1062,15 @@ class Judge final : public pickle::Witness {
   PickleOf whose_;
   uint64_t work_;
   bool is_spent_ = false;
+  uint64_t memory_;
+  bool is_full_ = false;
   Judgement out_;
   std::vector<Named> names_;
   std::unordered_map<const void*, size_t> by_node_;
   KeyedMap<std::string, size_t> by_name_;
   std::unordered_map<const void*, ElementType> types_;
   std::unordered_map<const void*, size_t> seen_keys_;
+  std::unordered_map<const void*, uint64_t> hash_parts_;
   KeyedMap<std::string, uint64_t> storages_;
 };
 
@@ -1003,8 +1086,8 @@ bool is_enum_member(const NamedGlobal::Attribute& attribute) {
          attribute.name[0] != '_' && !has_word(kNoMembers, attribute.name);
 }
 
-Judgement judge(ByteSpan bytes, PickleOf whose, uint64_t base) {
-  Judge judge(whose, bytes.size());
+Judgement judge(ByteSpan bytes, PickleOf whose, uint64_t file_size, uint64_t base) {
+  Judge judge(whose, bytes.size(), file_size);
   const size_t end = pickle::Document::parse_for(judge, bytes, base);
   return judge.judgement(end);
 }

@@ -56,9 +56,9 @@ struct Judgement {
   std::vector<std::string> keys;  // if the pickle is a list of texts: the storages of a legacy file
 };
 
-// Parses the pickle at the start of `bytes` and judges what it does. `file_size`: of all that can
-// lie behind it; offsets are counted from `base`. Throws CorruptError for what Document::parse
-// refuses. Time is linear in the length.
-Judgement judge(ByteSpan bytes, PickleOf whose, uint64_t base);
+// Parses the pickle at the start of `bytes` and judges what it does. `file_size`: of the file that
+// it lies in, which bounds what it may allocate; offsets are counted from `base`. Throws
+// CorruptError for what Document::parse refuses. Time is linear in the length.
+Judgement judge(ByteSpan bytes, PickleOf whose, uint64_t file_size, uint64_t base);
 
 }  // namespace dsckpt

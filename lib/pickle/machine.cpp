@@ -458,7 +458,12 @@ class Document::Machine {
     list->insert(list->end(), items.begin(), items.end());
   }
 
+  void tell_hashed(const Value& key) {
+    if (witness_ != nullptr && key.is(Kind::tuple)) witness_->hashed(key, cursor_.opcode_at());
+  }
+
   void add_to(const Value& target, std::span<const Value> items) {
+    for (const Value& item : items) tell_hashed(item);
     if (target.is(Kind::set)) {
       auto& list = Access::as<ListNode>(target).items;
       list.insert(list.end(), items.begin(), items.end());
@@ -481,7 +486,10 @@ class Document::Machine {
     DictNode& dict = target.is(Kind::dict) ? Access::as<DictHolder>(target).dict
                                            : Access::as<ObjectHolder>(target).object.mapping;
     if (dict.items.empty()) dict.items.reserve(pairs.size() / 2);
-    for (size_t i = 0; i < pairs.size(); i += 2) Access::insert(dict, pairs[i], pairs[i + 1]);
+    for (size_t i = 0; i < pairs.size(); i += 2) {
+      tell_hashed(pairs[i]);
+      Access::insert(dict, pairs[i], pairs[i + 1]);
+    }
   }
 
   // The value under the last mark, which the values above it go into.
@@ -505,10 +513,11 @@ class Document::Machine {
     return index;
   }
 
-  // Each value that is remembered takes bytes, so no index of a pickler is larger. Python's memo
-  // has room for as many values as the largest index says.
+  // A value that is remembered takes two bytes at least, so no index of a pickler is larger.
+  // Python's memo has room for twice as many values as the largest index says.
   void put(uint64_t index) {
-    if (index > cursor_.opcode_at() - base_) {
+    constexpr uint64_t kFirstFew = 16;
+    if (index > (cursor_.opcode_at() - base_) / 2 + kFirstFew) {
       fail("memo index " + std::to_string(index) + ", with fewer bytes before it");
     }
     memo_.put(index, top());
@@ -620,6 +629,9 @@ void Document::Machine::step(uint8_t opcode) {
     case kFrozenSet: {
       ListNode& node = store_.list(opcode == kList ? Kind::list : Kind::frozen_set);
       const auto items = above_mark();
+      if (opcode == kFrozenSet) {
+        for (const Value& item : items) tell_hashed(item);
+      }
       node.items.assign(items.begin(), items.end());
       drop_mark();
       return push(Access::make(node));

@@ -172,6 +172,8 @@ class Witness {
   virtual void built(const Value& object, uint64_t at) = 0;
   virtual void filled(const Value& object, bool with_keys, uint64_t at) = 0;
   virtual void persistent(const Value& persistent, uint64_t at) = 0;
+  // A tuple becomes a key of a dict, or is put into a set.
+  virtual void hashed(const Value& tuple, uint64_t at) = 0;
   // Bytes as they stand in the pickle, or as a call spells them.
   virtual void bytes(std::string_view bytes, uint64_t at) = 0;
   // STOP.
@@ -194,7 +196,7 @@ class Document {
   // pickle, for nesting deeper than `limits` allow, for extension codes and out-of-band buffers,
   // which nothing here can resolve, and for what no pickler writes, though Python reads it: DUP, a
   // protocol that is not said first, memo indices that are not plain decimals or are larger than
-  // the number of bytes before them. Time and memory are linear in the pickle's length.
+  // the bytes before them have values. Time and memory are linear in the pickle's length.
   static Document parse(ByteSpan bytes, uint64_t base = 0, size_t* consumed = nullptr,
                         const Limits& limits = {});
   // Parses in the same way, and tells `witness`. Returns what was consumed, and keeps nothing: texts

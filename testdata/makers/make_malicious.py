@@ -180,7 +180,7 @@ def add_opcodes(zoo):
     zoo.add("opcode-pop-mark.pkl", pickled(MARK + call(system, text(COMMAND)) + b"1" + NONE), "os.system")
     zoo.add("opcode-long-name.pkl", pickled(name("os", "system" + "." * 2000)), "os.system" + "." * 994)
     zoo.add("opcode-extension.pkl", pickled(b"\x82\x05" + text(COMMAND) + TUPLE1 + REDUCE),
-            "extension code 5", cls="unknown")
+            "extension code 5")
     zoo.add("opcode-extension-then-system.pkl", pickled(b"\x84\1\1\0\0" + POP + call(system, text(COMMAND))), "os.system")
     zoo.add("opcode-persistent-id-called.pkl", pickled(text("os.system") + BINPERSID + text(COMMAND) + TUPLE1 + REDUCE),
             "<persistent id>")
@@ -364,8 +364,8 @@ def add_zips(zoo):
     zoo.add("zip-deflated-bomb.pt",
             torch_zip(deflated(proto(2) + call(name("os", "system"), text(COMMAND)) + b"N0" * 200000 + NONE + STOP),
                       options={"method": 8, "uncompressed": 400064}), "os.system", record=pkl)
-    zoo.add("zip-bzip2.pt", torch_zip(b"BZh91AY&SY" + bytes(40), options={"method": 12}), cls="unknown", record=pkl,
-            unreadable="bzip2")
+    zoo.add("zip-bzip2.pt", torch_zip(b"BZh91AY&SY" + bytes(40), options={"method": 12}), record=pkl,
+            unreadable="method 12")
     zoo.add("zip-in-a-zip.zip", torch_zip(torch_zip(SYSTEM), record="model.pt"), "os.system",
             record=f"model.pt > {pkl}")
     zoo.add("zip-legacy-in-a-zip.zip", torch_zip(legacy(SYSTEM), record="model.bin"), "os.system", record="model.bin")
