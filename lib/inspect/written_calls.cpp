@@ -948,7 +948,8 @@ class Judge final : public pickle::Witness {
 
   // (version, byte order, base, names, fields, size, alignment, flags, metadata since version 4).
   bool is_dtype_state(const Value& type, const Value& state) {
-    const auto code = type_code(type.as_object().arguments.as_sequence()[0]);
+    const Values arguments = type.as_object().arguments.as_sequence();
+    const auto code = arguments.empty() ? std::nullopt : type_code(arguments[0]);
     const Values parts = state.is(Kind::tuple) ? state.as_sequence() : Values();
     if (!code || parts.size() < 8 || !is_number(parts[0], parts.size() == 8 ? 3 : 4)) return false;
     const bool is_time = code->letter == 'M' || code->letter == 'm';
