@@ -23,8 +23,8 @@ namespace dsckpt {
 struct ZipEntry {
   std::string_view name;  // as long as its reader lives
   uint32_t crc32 = 0;
-  uint64_t size = 0;           // bytes of data
-  uint64_t stored = 0;         // bytes that they take in the file; the same where nothing is deflated
+  uint64_t size = 0;    // bytes of data
+  uint64_t stored = 0;  // bytes that they take in the file; the same where nothing is deflated
   uint64_t header_offset = 0;  // of the local header
   uint64_t limit = 0;          // where the next record or the directory begins
   uint32_t modified = 0;       // MS-DOS time and date
@@ -69,9 +69,9 @@ class ZipReader {
   // such files, and nothing can be checked then.
   bool has_checksums() const { return has_checksums_; }
 
-  // Where the data of `entry` lies, deflated if it is. Reads its local header (APPNOTE 4.3.7) and checks it against
-  // the directory: CorruptError if they disagree, or if more than a data descriptor lies between
-  // the data and the next record.
+  // Where the data of `entry` lies, deflated if it is. Reads its local header (APPNOTE 4.3.7) and
+  // checks it against the directory: CorruptError if they disagree, or if more than a data
+  // descriptor lies between the data and the next record.
   Extent data(const ZipEntry& entry) const;
   // The data as it is stored, its CRC32 checked: CorruptError on a mismatch.
   std::vector<std::byte> read(const ZipEntry& entry) const;

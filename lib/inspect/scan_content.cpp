@@ -86,8 +86,8 @@ bool is_dotted_name(std::string_view text) {
 
 // Why bytes that are no pickle are not harmless all the same; "" if no unpickler does anything with
 // them: until every one has stopped with an error, they name nothing. No module has a name of other
-// characters than is_dotted_name() takes. A name that is made while a pickle runs is made by calling
-// another. The codes of extensions mean nothing but to programs that registered some.
+// characters than is_dotted_name() takes. A name that is made while a pickle runs is made by
+// calling another. The codes of extensions mean nothing but to programs that registered some.
 std::string harm_of(const Trace& trace, bool counts_memory) {
   for (const NamedGlobal& global : trace.globals) {
     if (global.offset < trace.died && global.form == NamedGlobal::Form::name &&
@@ -230,8 +230,8 @@ class ContentScanner {
 
   void add(const std::string& record, const NamedGlobal& global, GlobalClass danger,
            uint64_t offset, std::string reason = {}) {
-    ScanFinding finding{danger, display_of(global), uses_of(global),  file_,
-                        record, offset,             global.form,      std::move(reason)};
+    ScanFinding finding{danger, display_of(global), uses_of(global),  file_, record,
+                        offset, global.form,        std::move(reason)};
     if (in_items_ && danger == GlobalClass::harmless &&
         !known_.emplace(finding.global, finding.uses).second) {
       return;
@@ -313,8 +313,8 @@ class ContentScanner {
     const ByteSource rest = part.source.from(at);
     const uint64_t base = part.base + at;
     const uint64_t most = pickle::Limits().max_bytes;
-    const uint64_t size = rest.size() <= kWindow ? rest.size()
-                                                 : pickle::length(rest.part(0, most), base);
+    const uint64_t size =
+        rest.size() <= kWindow ? rest.size() : pickle::length(rest.part(0, most), base);
     if (!spend(part.record, size)) throw CorruptError({.offset = base}, "is not looked at");
     const std::vector<std::byte> bytes = rest.read(0, size);
     return judge(bytes, part.is_torch || is_torch_object ? PickleOf::torch : PickleOf::anybody,
@@ -366,13 +366,13 @@ class ContentScanner {
       refuse(part.record, why);
     } else {
       // A name alone may be that of a file of words.
-      const bool is_run = trace.globals.empty() || std::any_of(
-          trace.globals.begin(), trace.globals.end(), [](const NamedGlobal& global) {
+      const bool is_run =
+          trace.globals.empty() ||
+          std::any_of(trace.globals.begin(), trace.globals.end(), [](const NamedGlobal& global) {
             return (global.uses & ~unsigned{pickle::kNamed}) != 0;
           });
-      result_.unreadable.push_back(
-          {file_, part.record, harm + "; " + why,
-           is_run ? GlobalClass::dangerous : GlobalClass::unknown});
+      result_.unreadable.push_back({file_, part.record, harm + "; " + why,
+                                    is_run ? GlobalClass::dangerous : GlobalClass::unknown});
     }
     return true;
   }
@@ -486,8 +486,8 @@ class ContentScanner {
       if (!spend(record.record, data.bytes.size())) return false;
       bytes = std::move(data.bytes);
       record.is_cut = !data.is_whole && bytes.size() == kMaxInflated;
-      if (!record.is_cut && (!data.is_whole || bytes.size() != entry.size ||
-                             crc32(0, bytes) != entry.crc32)) {
+      if (!record.is_cut &&
+          (!data.is_whole || bytes.size() != entry.size || crc32(0, bytes) != entry.crc32)) {
         refuse(record.record, "a compressed record that is broken");
       }
       record.source = ByteSource(ByteSpan(bytes));
@@ -520,8 +520,7 @@ class ContentScanner {
     int found = 0;
     if (!explained_.insert(part.record).second || !spend(part.record, part.source.size())) return;
     for (uint64_t at = 0; at < part.source.size(); at += kWindow) {
-      const std::vector<std::byte> window =
-          part.source.read(at, kWindow + kSignature.size() - 1);
+      const std::vector<std::byte> window = part.source.read(at, kWindow + kSignature.size() - 1);
       const std::string_view text = as_text(window);
       for (size_t hit = text.find(kSignature); hit != std::string_view::npos;
            hit = text.find(kSignature, hit + 1)) {
@@ -617,8 +616,8 @@ class ContentScanner {
   bool is_zip_ = false;
   int nesting_ = 0;
   bool in_items_ = false;
-  std::vector<ClaimedStorage> claims_;  // by the pickle of a record
-  std::set<std::string> explained_;     // zips
+  std::vector<ClaimedStorage> claims_;                                // by the pickle of a record
+  std::set<std::string> explained_;                                   // zips
   std::set<std::pair<std::string, std::vector<std::string>>> known_;  // harmless, of items
   // Of zips that are parts of the file: where their directories begin, and they themselves.
   std::map<uint64_t, uint64_t> directories_;

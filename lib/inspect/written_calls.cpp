@@ -63,7 +63,6 @@ constexpr std::string_view kNoMembers =
     "rpartition rsplit rstrip split splitlines startswith strip swapcase title to_bytes translate "
     "upper zfill";
 
-
 // What is done with a name, of enum pickle::Use. What a pickle names as a value, programs may call
 // later with whatever there is: only what does no harm then may be.
 constexpr unsigned kValue = pickle::kNamed;
@@ -72,27 +71,26 @@ constexpr unsigned kMake = pickle::kMade;
 constexpr unsigned kState = pickle::kBuilt;
 constexpr unsigned kFill = pickle::kFilled;
 
-// What a name is, and what calling it gives: the letter that patterns have for it. kNothingElse is only
-// taken where anything is.
+// What a name is, and what calling it gives: the letter that patterns have for it. kNothingElse is
+// only taken where anything is.
 constexpr char kNothingElse = 0;
 
 // A row says of some names how they are used; what they are called or made with; and what state the
 // result is given. Arguments and states are patterns, with | between those that writers have:
 //
 //   i  an integer           x  a text             I  a shape: a tuple of sizes, or a torch.Size
-//   r  a float              B  bytes              J  the tuple of sizes that a torch.Size is made of
-//   b  a truth value        e  "latin1"           L  a list       M  a dict
-//   0  False   1  True      n  a number, text, bytes, None, or a result that is as plain
-//   w  anything but a name  q  a fraction's text  v  anything
-//   s  a storage            F  a default factory  T  a class of tensors; both may be unknown ones
-//   A  attributes: a dict of names that are not Python's own (__setstate__)
-//   S  attributes, or a pair of them and of those in slots
-//   C  a random generator's numbers: a dict of texts, numbers, arrays and such dicts
-//   K  what numpy calls an element type: "f8"
-//   N  numpy.ndarray   Z  (0,)   Y  b"b"   #  the state of a dtype   @  the state of an array
+//   r  a float              B  bytes              J  the tuple of sizes that a torch.Size is made
+//   of b  a truth value        e  "latin1"           L  a list       M  a dict 0  False   1  True
+//   n  a number, text, bytes, None, or a result that is as plain w  anything but a name  q  a
+//   fraction's text  v  anything s  a storage            F  a default factory  T  a class of
+//   tensors; both may be unknown ones A  attributes: a dict of names that are not Python's own
+//   (__setstate__) S  attributes, or a pair of them and of those in slots C  a random generator's
+//   numbers: a dict of texts, numbers, arrays and such dicts K  what numpy calls an element type:
+//   "f8" N  numpy.ndarray   Z  (0,)   Y  b"b"   #  the state of a dtype   @  the state of an array
 //
-// other letters stand for what a row says that its name `is`, or that calling it `gives`; parentheses for a tuple of just these; ? before an
-// argument that may be left out, with all behind it; * behind the last one, for any number of them.
+// other letters stand for what a row says that its name `is`, or that calling it `gives`;
+// parentheses for a tuple of just these; ? before an argument that may be left out, with all behind
+// it; * behind the last one, for any number of them.
 struct Row {
   std::string_view module;
   std::string_view names;
@@ -127,7 +125,8 @@ constexpr Row kRows[] = {
     {"decimal", "Decimal", kCall, kNothingElse, 'n', "x"},
     {"fractions", "Fraction", kCall, kNothingElse, 'n', "ii|q"},
     {"lightning.fabric.utilities.data", "AttributeDict", kMake | kFill, kNothingElse, kNothingElse},
-    {"lightning.pytorch.utilities.parsing", "AttributeDict", kMake | kFill, kNothingElse, kNothingElse},
+    {"lightning.pytorch.utilities.parsing", "AttributeDict", kMake | kFill, kNothingElse,
+     kNothingElse},
     {"lightning_fabric.utilities.data", "AttributeDict", kMake | kFill, kNothingElse, kNothingElse},
     {"numpy",
      "bool bool_ bytes_ complex128 complex64 datetime64 float16 float32 float64 int16 int32 int64 "
@@ -151,16 +150,17 @@ constexpr Row kRows[] = {
     {"numpy.random._sfc64", "SFC64", kValue, 'R'},
     {"numpy.random._pickle", "__bit_generator_ctor", kValue | kCall | kState, 'H', 'G', "?R|x",
      "C|(CQ)|(Cn)"},
-    {"numpy.random._pickle", "__generator_ctor __randomstate_ctor", kCall | kState, kNothingElse, kNothingElse,
-     "?G|x?H", "C"},
+    {"numpy.random._pickle", "__generator_ctor __randomstate_ctor", kCall | kState, kNothingElse,
+     kNothingElse, "?G|x?H", "C"},
     {"numpy.random.bit_generator", "SeedSequence", kValue, 'P'},
-    {"numpy.random.bit_generator", "__pyx_unpickle_SeedSequence", kCall | kState, kNothingElse, 'Q', "Piw",
-     "(wiaiw)"},
-    {"pathlib", "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath", kCall, kNothingElse, 'n',
-     "x*"},
+    {"numpy.random.bit_generator", "__pyx_unpickle_SeedSequence", kCall | kState, kNothingElse, 'Q',
+     "Piw", "(wiaiw)"},
+    {"pathlib", "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath", kCall,
+     kNothingElse, 'n', "x*"},
     {"pathlib._local", "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath", kCall,
      kNothingElse, 'n', "x*"},
-    {"pytorch_lightning.utilities.parsing", "AttributeDict", kMake | kFill, kNothingElse, kNothingElse},
+    {"pytorch_lightning.utilities.parsing", "AttributeDict", kMake | kFill, kNothingElse,
+     kNothingElse},
     // By Python 3.5 to 3.11.3, which pickle members of what enum converted from constants by their
     // names.
     {"signal",
@@ -204,16 +204,18 @@ constexpr Row kRows[] = {
     {"torch._utils", "_rebuild_sparse_csr_tensor", kValue | kCall, 'X', 't', "l(tttI)"},
     {"torch._utils", "_rebuild_meta_tensor_no_storage", kValue | kCall, 'X', 't', "dIIb"},
     {"torch._utils", "_rebuild_wrapper_subclass", kValue | kCall, 'X', 't', "TdIIilVb"},
-    {"torch._utils", "_rebuild_device_tensor_from_cpu_tensor", kValue | kCall, 'X', 't', "tdVb|tdxb"},
-    {"torch._utils", "_rebuild_device_tensor_from_numpy _rebuild_xla_tensor", kValue | kCall, 'X', 't',
-     "adxb"},
-    {"torch.distributed._shard.sharded_tensor.metadata", "TensorProperties", kMake | kState, kNothingElse, kNothingElse,
-     "", "(vvbvb)|A"},
+    {"torch._utils", "_rebuild_device_tensor_from_cpu_tensor", kValue | kCall, 'X', 't',
+     "tdVb|tdxb"},
+    {"torch._utils", "_rebuild_device_tensor_from_numpy _rebuild_xla_tensor", kValue | kCall, 'X',
+     't', "adxb"},
+    {"torch.distributed._shard.sharded_tensor.metadata", "TensorProperties", kMake | kState,
+     kNothingElse, kNothingElse, "", "(vvbvb)|A"},
     {"torch.distributed._tensor.api", "DTensor", kValue, 'T'},
     {"torch.distributed._tensor.placement_types",
-     "DTensorSpec Partial Replicate Shard TensorMeta _Partial", kMake | kState, kNothingElse, kNothingElse, "|IId", "A"},
-    {"torch.distributed.checkpoint.metadata", "TensorProperties", kMake | kState, kNothingElse, kNothingElse, "",
-     "(vvbvb)|A"},
+     "DTensorSpec Partial Replicate Shard TensorMeta _Partial", kMake | kState, kNothingElse,
+     kNothingElse, "|IId", "A"},
+    {"torch.distributed.checkpoint.metadata", "TensorProperties", kMake | kState, kNothingElse,
+     kNothingElse, "", "(vvbvb)|A"},
     {"torch.distributed.tensor", "DTensor", kValue, 'T'},
     {"torch.distributed.tensor._dtensor_spec", "DTensorSpec ShardOrderEntry TensorMeta",
      kMake | kState, kNothingElse, kNothingElse, "|IId|iI", "A"},
@@ -222,7 +224,8 @@ constexpr Row kRows[] = {
     {"torch.jit._pickle", "restore_type_tag", kCall, kNothingElse, kNothingElse, "wx"},
     {"torch.nn", "Parameter", kValue, 'T'},
     {"torch.nn.parameter", "Buffer Parameter", kValue, 'T'},
-    {"torch.nn.parameter", "UninitializedBuffer UninitializedParameter", kValue | kCall, 'T', 't', "?b"},
+    {"torch.nn.parameter", "UninitializedBuffer UninitializedParameter", kValue | kCall, 'T', 't',
+     "?b"},
     {"torch.serialization", "_get_layout", kCall, kNothingElse, 'l', "x"},
     {"torch.storage", "TypedStorage UntypedStorage _TypedStorage _UntypedStorage", kValue, 'k'},
     {"torch.torch_version", "TorchVersion", kMake, kNothingElse, 'n', "x"},
@@ -232,7 +235,9 @@ constexpr Row kRows[] = {
 constexpr Names kPlainClasses[] = {
     {"accelerate.parallelism_config", "ParallelismConfig"},
     {"accelerate.state", "AcceleratorState GradientState PartialState"},
-    {"accelerate.utils.dataclasses", "DataLoaderConfiguration DeepSpeedPlugin FullyShardedDataParallelPlugin GradientAccumulationPlugin ProjectConfiguration TorchDynamoPlugin"},
+    {"accelerate.utils.dataclasses",
+     "DataLoaderConfiguration DeepSpeedPlugin FullyShardedDataParallelPlugin "
+     "GradientAccumulationPlugin ProjectConfiguration TorchDynamoPlugin"},
     {"argparse", "Namespace"},
     {"collections", "ChainMap UserDict UserList"},
     {"deepspeed.checkpoint.universal_checkpoint", "SubparamShape"},
@@ -243,7 +248,9 @@ constexpr Names kPlainClasses[] = {
     {"torch.distributed._shard.metadata", "ShardMetadata"},
     {"torch.distributed._shard.sharded_tensor.metadata", "ShardedTensorMetadata"},
     {"torch.distributed.checkpoint.filesystem", "_StorageInfo _StoragePrefix"},
-    {"torch.distributed.checkpoint.metadata", "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex StorageMeta TensorStorageMetadata"},
+    {"torch.distributed.checkpoint.metadata",
+     "BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex StorageMeta "
+     "TensorStorageMetadata"},
     {"torch.distributed.device_mesh", "DeviceMesh"},
     {"torch.distributed.tensor.placement_types", "Partial Replicate Shard _StridedShard"},
     {"transformers.generation.configuration_utils", "GenerationConfig"},
@@ -325,9 +332,9 @@ std::optional<TypeCode> type_code(const Value& value) {
     std::string_view sizes;  // "": any
   };
   static constexpr Sizes kLetters[] = {
-      {'b', "1"},          {'i', "1 2 4 8"},  {'u', "1 2 4 8"}, {'f', "2 4 8 12 16"},
-      {'c', "8 16 24 32"}, {'M', "8"},        {'m', "8"},       {'O', "4 8"},
-      {'S', ""},           {'U', ""},         {'V', ""}};
+      {'b', "1"},          {'i', "1 2 4 8"}, {'u', "1 2 4 8"}, {'f', "2 4 8 12 16"},
+      {'c', "8 16 24 32"}, {'M', "8"},       {'m', "8"},       {'O', "4 8"},
+      {'S', ""},           {'U', ""},        {'V', ""}};
   for (const Sizes& entry : kLetters) {
     if (entry.letter != text[0]) continue;
     if (!entry.sizes.empty() && !has_word(entry.sizes, text.substr(1))) return std::nullopt;
@@ -356,8 +363,8 @@ constexpr size_t kMaxInner = 1000;
 constexpr size_t kMaxProblems = 100;
 constexpr size_t kMaxAttributes = 1024;
 
-// Calls can share what they copy, and give more than the bytes that ask for it. All of them may take
-// some times the file's size; small files may take this.
+// Calls can share what they copy, and give more than the bytes that ask for it. All of them may
+// take some times the file's size; small files may take this.
 constexpr uint64_t kFreeMemory = uint64_t{48} << 20;
 constexpr uint64_t kMemoryOfByte = 8;
 // Tuples that are hashed: hashes of what is inside are taken as often as it is shared.
@@ -392,9 +399,9 @@ class Judge final : public pickle::Witness {
     const Values values = arguments.as_sequence();
     allocate(memory_of(entry.row) + size_of_copies(values), at);
     if (result.is(Kind::object) && is_getattr(entry)) return take_attribute(entry, values, at);
-    const bool is_made = result.is(Kind::object) &&
-                         (result.as_object().made == ObjectNode::Made::newobj ||
-                          result.as_object().made == ObjectNode::Made::newobj_ex);
+    const bool is_made =
+        result.is(Kind::object) && (result.as_object().made == ObjectNode::Made::newobj ||
+                                    result.as_object().made == ObjectNode::Made::newobj_ex);
     entry.judged.named.uses |= is_made ? pickle::kMade : pickle::kCalled;
     if (is_copyreg(entry)) return make_of_first(entry, values, at);
     if (entry.row == nullptr) return;

@@ -199,8 +199,8 @@ class Document {
   // the bytes before them have values. Time and memory are linear in the pickle's length.
   static Document parse(ByteSpan bytes, uint64_t base = 0, size_t* consumed = nullptr,
                         const Limits& limits = {});
-  // Parses in the same way, and tells `witness`. Returns what was consumed, and keeps nothing: texts
-  // are not copied meanwhile. The values live as long as the call.
+  // Parses in the same way, and tells `witness`. Returns what was consumed, and keeps nothing:
+  // texts are not copied meanwhile. The values live as long as the call.
   static size_t parse_for(Witness& witness, ByteSpan bytes, uint64_t base = 0,
                           const Limits& limits = {});
 

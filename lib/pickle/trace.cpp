@@ -559,10 +559,13 @@ void Tracer::step(uint8_t opcode) {
 }  // namespace
 
 std::vector<std::string> to_strings(unsigned uses) {
-  static constexpr std::pair<Use, const char*> kNames[] = {
-      {kNamed, "named"},   {kCalled, "called"},   {kMade, "made"},
-      {kBuilt, "built"},   {kFilled, "filled"},   {kChanged, "changed"},
-      {kResultCalled, "its result called"}};
+  static constexpr std::pair<Use, const char*> kNames[] = {{kNamed, "named"},
+                                                           {kCalled, "called"},
+                                                           {kMade, "made"},
+                                                           {kBuilt, "built"},
+                                                           {kFilled, "filled"},
+                                                           {kChanged, "changed"},
+                                                           {kResultCalled, "its result called"}};
   std::vector<std::string> names;
   for (const auto& [use, name] : kNames) {
     if ((uses & use) != 0) names.emplace_back(name);

@@ -5,8 +5,8 @@
 // not built; a trace only follows which of them are names, what is called, and which texts a name
 // could be made of. Where Python would stop with an error and the bytes can still be told apart, a
 // trace goes on, so that it sees at least what any unpickler does. It explains what Document::parse
-// refuses, and tells where no unpickler goes on: until there, bytes that are no pickle do nothing if
-// they name nothing.
+// refuses, and tells where no unpickler goes on: until there, bytes that are no pickle do nothing
+// if they name nothing.
 #pragma once
 
 #include <cstdint>
@@ -74,8 +74,8 @@ struct Trace {
 
 // Traces the pickle at the start of `source`. copyreg's functions that make an object of a class
 // count as calls of that class too. Throws only what reading `source` throws. Time is linear in the
-// length, and memory in the number of values that the pickle keeps, which is bounded; long texts are
-// passed by.
+// length, and memory in the number of values that the pickle keeps, which is bounded; long texts
+// are passed by.
 Trace trace(const ByteSource& source);
 
 // The length of the pickle at the start of `source` up to and with its STOP, by its opcodes alone.

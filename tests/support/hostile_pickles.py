@@ -87,7 +87,8 @@ def confused(indices, opener=b"p", header=PROTO4):
     """Two names under each of two indices, of which Python and a scan that reads them otherwise take another one."""
     evil_module, plain_module, evil_name, plain_name = indices
     out = header
-    for index, word in ((evil_module, "posix"), (evil_name, "mkdir"), (plain_module, "collections"), (plain_name, "OrderedDict")):
+    for index, word in ((evil_module, "posix"), (evil_name, "mkdir"), (plain_module, "collections"), (plain_name,
+                                                                                                      "OrderedDict")):
         out += text(word) + opener + index + b"\n0"
     return out + b"g" + evil_module + b"\ng" + evil_name + b"\n\x93" + RUN_ARGUMENTS + REDUCE + STOP
 
@@ -104,7 +105,8 @@ def memo_attacks():
     for opcode, index in ((b"q", b"\x40"), (b"r", struct.pack("<I", 1 << 24)), (b"p", b"16777216\n")):
         yield f"memo-far-{opcode.decode()}.pkl", PROTO4 + NONE + opcode + index + STOP
     # MEMOIZE takes the number of indices in use: a gap before it.
-    yield "memo-memoize-gap.pkl", pickled(NONE + b"q\1" + POP + name(RUN_NAME) + b"\x94" + POP + b"h\1" + RUN_ARGUMENTS + REDUCE)
+    yield "memo-memoize-gap.pkl", pickled(NONE + b"q\1" + POP + name(RUN_NAME) + b"\x94" + POP + b"h\1" +
+                                          RUN_ARGUMENTS + REDUCE)
     # The last value under an index is the one that counts, however it is put there.
     for again in (b"p1\n", b"q\1", put(1)):
         body = name("collections:OrderedDict") + b"q\1" + POP + name(RUN_NAME) + again + POP
@@ -113,13 +115,18 @@ def memo_attacks():
 
 # ---- opcodes
 
+
 def opcode_attacks():
-    for label, word in {"short": lambda t: b"\x8c" + bytes([len(t)]) + t, "long": lambda t: b"\x8d" + struct.pack("<Q", len(t)) + t,
-                        "unicode": lambda t: b"V" + t + b"\n", "string": lambda t: b"S'" + t + b"'\n",
-                        "binstring": lambda t: b"T" + struct.pack("<i", len(t)) + t,
-                        "shortbin": lambda t: b"U" + bytes([len(t)]) + t,
-                        "escaped": lambda t: b"V" + b"".join(b"\\u%04x" % c for c in t) + b"\n",
-                        "octal": lambda t: b"S'" + b"".join(b"\\%03o" % c for c in t) + b"'\n"}.items():
+    for label, word in {
+            "short": lambda t: b"\x8c" + bytes([len(t)]) + t,
+            "long": lambda t: b"\x8d" + struct.pack("<Q", len(t)) + t,
+            "unicode": lambda t: b"V" + t + b"\n",
+            "string": lambda t: b"S'" + t + b"'\n",
+            "binstring": lambda t: b"T" + struct.pack("<i", len(t)) + t,
+            "shortbin": lambda t: b"U" + bytes([len(t)]) + t,
+            "escaped": lambda t: b"V" + b"".join(b"\\u%04x" % c for c in t) + b"\n",
+            "octal": lambda t: b"S'" + b"".join(b"\\%03o" % c for c in t) + b"'\n"
+    }.items():
         yield f"name-{label}.pkl", pickled(word(b"posix") + word(b"mkdir") + b"\x93" + RUN_ARGUMENTS + REDUCE)
     yield "opcode-dup.pkl", pickled(name("collections:OrderedDict") + b"2" + EMPTY_TUPLE + REDUCE)
     yield "opcode-dup-evil.pkl", pickled(name(RUN_NAME) + b"2" + RUN_ARGUMENTS + REDUCE)
@@ -138,11 +145,12 @@ def opcode_attacks():
     yield "opcode-frame.pkl", PROTO4 + frame + RUN + STOP
     yield "opcode-frame-lies.pkl", PROTO4 + b"\x95" + struct.pack("<Q", 1 << 40) + RUN + STOP
     yield "opcode-persistent.pkl", pickled(text("x") + b"Q" + text("x") + b"\x85R")
-    yield "opcode-persistent-storage-outside.pkl", pickled(tuple_of(text("storage"), name("torch:FloatStorage"), text("0"),
-                                                                    text("cpu"), number(1)) + b"Q")
+    yield "opcode-persistent-storage-outside.pkl", pickled(
+        tuple_of(text("storage"), name("torch:FloatStorage"), text("0"), text("cpu"), number(1)) + b"Q")
 
 
 # ---- names that are computed
+
 
 def as_text(word):
     return call("builtins:str", data(word.encode()), text("utf-8"))
@@ -156,7 +164,8 @@ def computed_attacks():
     for file in ("computed.pkl", "computed.weights", "computed", "computed.txt"):
         yield file, computed() + STOP
         yield "header-" + file, PROTO4 + computed() + STOP
-    yield "computed-format.weights", call("builtins:str.format", text("{}"), text("posix")) + text("mkdir") + b"\x93" + STOP
+    yield "computed-format.weights", call("builtins:str.format", text("{}"),
+                                          text("posix")) + text("mkdir") + b"\x93" + STOP
     joined = call("builtins:bytes.decode", data(b"posix"))
     yield "computed-decode", joined + text("mkdir") + b"\x93" + RUN_ARGUMENTS + REDUCE + STOP
 
@@ -168,8 +177,14 @@ NAMESPACE = call("types:SimpleNamespace")
 
 def interface(size=8):
     """What NumPy takes for an array over any address."""
-    return NAMESPACE + dict_of({"__array_interface__": dict_of({
-        "shape": tuple_of(number(size)), "typestr": text("<i8"), "data": tuple_of(number(0), FALSE), "version": number(3)})}) + BUILD
+    return NAMESPACE + dict_of({
+        "__array_interface__": dict_of({
+            "shape": tuple_of(number(size)),
+            "typestr": text("<i8"),
+            "data": tuple_of(number(0), FALSE),
+            "version": number(3)
+        })
+    }) + BUILD
 
 
 def dtype(code, state=None, align=FALSE, copy=TRUE):
@@ -181,7 +196,7 @@ def dtype_state(order="<", base=NONE, names=NONE, fields=NONE, size=-1, alignmen
     return (number(version), text(order), base, names, fields, number(size), number(alignment), number(flags), *more)
 
 
-def reconstructed(state, subtype="numpy:ndarray", shape=(0,), letter=b"b"):
+def reconstructed(state, subtype="numpy:ndarray", shape=(0, ), letter=b"b"):
     return call("numpy._core.multiarray:_reconstruct", name(subtype), tuple_of(*map(number, shape)), data(letter)) + \
         (b"" if state is None else state + BUILD)
 
@@ -200,99 +215,155 @@ def numpy_attacks():
         yield f"numpy-scalar-{scalar}-plain.pkl", pickled(call(f"numpy:{scalar}", number(1)))
         yield f"numpy-scalar-{scalar}-made.pkl", pickled(name(f"numpy:{scalar}") + tuple_of(number(1)) + NEWOBJ)
     yield "numpy-array-called.pkl", pickled(call("numpy:ndarray", tuple_of(number(1 << 40)), text("O")))
-    yield "numpy-array-offset.pkl", pickled(call("numpy:ndarray", EMPTY_TUPLE, text("<i8"), data(b"12345678"), number(1 << 30)))
+    yield "numpy-array-offset.pkl", pickled(
+        call("numpy:ndarray", EMPTY_TUPLE, text("<i8"), data(b"12345678"), number(1 << 30)))
     yield "numpy-array-made.pkl", pickled(name("numpy:ndarray") + tuple_of(tuple_of(number(1)), text("O")) + NEWOBJ)
     codes = {"i8": 0, "u4": 0, "f8": 0, "c16": 0, "b1": 0, "M8": 0, "S3": 0, "U5": 8, "V7": 0, "O8": 63}
     for code, right in codes.items():
         sizes = {"S3": (3, 1), "U5": (20, 4), "V7": (7, 1)}.get(code, (-1, -1))
         for flags in {0, 1, 8, 16, 27, 63, 128} - {right}:
-            yield f"numpy-dtype-{code}-flags-{flags}.pkl", pickled(dtype(code, dtype_state(
-                size=sizes[0], alignment=sizes[1], flags=flags)))
+            yield f"numpy-dtype-{code}-flags-{flags}.pkl", pickled(
+                dtype(code, dtype_state(size=sizes[0], alignment=sizes[1], flags=flags)))
         yield f"numpy-dtype-{code}-size.pkl", pickled(dtype(code, dtype_state(size=1 << 20, alignment=1, flags=right)))
         if code != "O8":
-            yield f"numpy-dtype-{code}-singleton.pkl", pickled(dtype(code, dtype_state(">", size=sizes[0], alignment=sizes[1],
-                                                                                       flags=right), copy=FALSE))
-    yield "numpy-dtype-object-as-number.pkl", pickled(reconstructed(array_state((1,), dtype("O8", dtype_state("|")), data(b"AAAAAAAA"))))
-    yield "numpy-dtype-fields-outside.pkl", pickled(dtype("V8", dtype_state(
-        "|", names=tuple_of(text("a")), fields=dict_of({"a": tuple_of(F8, number(1 << 20))}), size=8, alignment=1, flags=16)))
-    yield "numpy-dtype-fields-negative.pkl", pickled(dtype("V8", dtype_state(
-        "|", names=tuple_of(text("a")), fields=dict_of({"a": tuple_of(F8, number(-64))}), size=8, alignment=1, flags=16)))
-    yield "numpy-dtype-hidden-objects.pkl", pickled(dtype("V8", dtype_state(
-        "|", names=tuple_of(text("a")), fields=dict_of({"a": tuple_of(OBJECTS, number(0))}), size=8, alignment=1, flags=16)))
-    yield "numpy-dtype-row.pkl", pickled(dtype("V8", dtype_state("|", base=tuple_of(F8, tuple_of(number(1 << 20))), size=8,
-                                                                 alignment=8)))
+            yield f"numpy-dtype-{code}-singleton.pkl", pickled(
+                dtype(code, dtype_state(">", size=sizes[0], alignment=sizes[1], flags=right), copy=FALSE))
+    yield "numpy-dtype-object-as-number.pkl", pickled(
+        reconstructed(array_state((1, ), dtype("O8", dtype_state("|")), data(b"AAAAAAAA"))))
+    yield "numpy-dtype-fields-outside.pkl", pickled(
+        dtype(
+            "V8",
+            dtype_state("|",
+                        names=tuple_of(text("a")),
+                        fields=dict_of({"a": tuple_of(F8, number(1 << 20))}),
+                        size=8,
+                        alignment=1,
+                        flags=16)))
+    yield "numpy-dtype-fields-negative.pkl", pickled(
+        dtype(
+            "V8",
+            dtype_state("|",
+                        names=tuple_of(text("a")),
+                        fields=dict_of({"a": tuple_of(F8, number(-64))}),
+                        size=8,
+                        alignment=1,
+                        flags=16)))
+    yield "numpy-dtype-hidden-objects.pkl", pickled(
+        dtype(
+            "V8",
+            dtype_state("|",
+                        names=tuple_of(text("a")),
+                        fields=dict_of({"a": tuple_of(OBJECTS, number(0))}),
+                        size=8,
+                        alignment=1,
+                        flags=16)))
+    yield "numpy-dtype-row.pkl", pickled(
+        dtype("V8", dtype_state("|", base=tuple_of(F8, tuple_of(number(1 << 20))), size=8, alignment=8)))
     yield "numpy-dtype-twice.pkl", pickled(F8 + tuple_of(*dtype_state(">")) + BUILD)
-    for label, state in {"short": array_state((9,), F8, data(b"8 bytes.")), "long": array_state((1,), F8, data(b"x" * 99)),
-                         "objects": array_state((1,), OBJECTS, data(b"AAAAAAAA")), "list": array_state((1,), F8, list_of(NONE)),
-                         "overflow": array_state((1 << 62, 8), F8, data(b"")), "negative": array_state((-1,), F8, data(b"")),
-                         "list-size": array_state((5,), OBJECTS, list_of(NONE)),
-                         "no-state-type": array_state((1,), dtype("f8"), data(b"8 bytes."))}.items():
+    for label, state in {
+            "short": array_state((9, ), F8, data(b"8 bytes.")),
+            "long": array_state((1, ), F8, data(b"x" * 99)),
+            "objects": array_state((1, ), OBJECTS, data(b"AAAAAAAA")),
+            "list": array_state((1, ), F8, list_of(NONE)),
+            "overflow": array_state((1 << 62, 8), F8, data(b"")),
+            "negative": array_state((-1, ), F8, data(b"")),
+            "list-size": array_state((5, ), OBJECTS, list_of(NONE)),
+            "no-state-type": array_state((1, ), dtype("f8"), data(b"8 bytes."))
+    }.items():
         yield f"numpy-state-{label}.pkl", pickled(reconstructed(state))
-    yield "numpy-reconstruct-shape.pkl", pickled(reconstructed(None, shape=(1 << 40,)))
+    yield "numpy-reconstruct-shape.pkl", pickled(reconstructed(None, shape=(1 << 40, )))
     yield "numpy-reconstruct-subtype.pkl", pickled(reconstructed(None, subtype="numpy:memmap"))
-    yield "numpy-items.pkl", pickled(reconstructed(array_state((1,), F8, data(b"8 bytes."))) + number(0) + number(1) + b"s")
+    yield "numpy-items.pkl", pickled(
+        reconstructed(array_state((1, ), F8, data(b"8 bytes."))) + number(0) + number(1) + b"s")
     yield "numpy-scalar-short.pkl", pickled(call("numpy._core.multiarray:scalar", F8, data(b"x")))
-    yield "numpy-scalar-no-data.pkl", pickled(call("numpy._core.multiarray:scalar", dtype("V999999999", dtype_state(
-        "|", size=999999999, alignment=1))))
+    yield "numpy-scalar-no-data.pkl", pickled(
+        call("numpy._core.multiarray:scalar", dtype("V999999999", dtype_state("|", size=999999999, alignment=1))))
     yield "numpy-scalar-object.pkl", pickled(call("numpy._core.multiarray:scalar", OBJECTS, data(b"AAAAAAAA")))
-    yield "numpy-buffer-objects.pkl", pickled(call("numpy._core.numeric:_frombuffer", data(b"AAAAAAAA"), OBJECTS,
-                                                   tuple_of(number(1)), text("C")))
-    yield "numpy-buffer-size.pkl", pickled(call("numpy._core.numeric:_frombuffer", data(b"x"), F8, tuple_of(number(9)), text("C")))
+    yield "numpy-buffer-objects.pkl", pickled(
+        call("numpy._core.numeric:_frombuffer", data(b"AAAAAAAA"), OBJECTS, tuple_of(number(1)), text("C")))
+    yield "numpy-buffer-size.pkl", pickled(
+        call("numpy._core.numeric:_frombuffer", data(b"x"), F8, tuple_of(number(9)), text("C")))
 
 
 def state_attacks():
-    for key in ("__setstate__", "__reduce_ex__", "__class__", "__array_interface__", "__array_struct__", "__array__", "__dict__"):
-        for label, target in {"namespace": NAMESPACE, "argparse": made("argparse:Namespace"), "dict": call("collections:OrderedDict"),
-                              "arguments": made("transformers.training_args:TrainingArguments"),
-                              "unknown": made("somebody.models:Net")}.items():
+    for key in ("__setstate__", "__reduce_ex__", "__class__", "__array_interface__", "__array_struct__", "__array__",
+                "__dict__"):
+        for label, target in {
+                "namespace": NAMESPACE,
+                "argparse": made("argparse:Namespace"),
+                "dict": call("collections:OrderedDict"),
+                "arguments": made("transformers.training_args:TrainingArguments"),
+                "unknown": made("somebody.models:Net")
+        }.items():
             yield f"state-{label}-{key}.pkl", pickled(target + dict_of({key: name("builtins:str")}) + BUILD)
-    yield "state-slots.pkl", pickled(made("somebody.models:Net") + tuple_of(NONE, dict_of({"__class__": name("builtins:str")})) + BUILD)
+    yield "state-slots.pkl", pickled(
+        made("somebody.models:Net") + tuple_of(NONE, dict_of({"__class__": name("builtins:str")})) + BUILD)
     twice = NAMESPACE + dict_of({"a": NONE}) + BUILD + dict_of({"b": NONE}) + BUILD
     yield "state-twice.pkl", pickled(twice)
     yield "state-text-keys.pkl", pickled(NAMESPACE + b"}" + number(1) + NONE + b"s" + BUILD)
     yield "state-tuple.pkl", pickled(NAMESPACE + tuple_of(NONE, NONE) + BUILD)
-    yield "state-late-key.pkl", pickled(EMPTY_DICT + put(1) + POP + NAMESPACE + get(1) + text("__setstate__") + name("builtins:str") + b"s" + BUILD)
+    yield "state-late-key.pkl", pickled(EMPTY_DICT + put(1) + POP + NAMESPACE + get(1) + text("__setstate__") +
+                                        name("builtins:str") + b"s" + BUILD)
     yield "state-of-a-name.pkl", pickled(name("collections:OrderedDict") + dict_of({"a": NONE}) + BUILD)
-    for label, target in {"namespace": NAMESPACE, "size": call("torch:Size", tuple_of(number(1))), "counter": call("collections:Counter", EMPTY_DICT),
-                          "date": call("datetime:date", data(b"\7\xe4\1\1")), "tensor": made("argparse:Namespace")}.items():
+    for label, target in {
+            "namespace": NAMESPACE,
+            "size": call("torch:Size", tuple_of(number(1))),
+            "counter": call("collections:Counter", EMPTY_DICT),
+            "date": call("datetime:date", data(b"\7\xe4\1\1")),
+            "tensor": made("argparse:Namespace")
+    }.items():
         yield f"items-keys-{label}.pkl", pickled(target + text("a") + NONE + b"s")
         yield f"items-append-{label}.pkl", pickled(target + NONE + b"a")
-    yield "items-append-by-state.pkl", pickled(call("collections:OrderedDict") + dict_of({"append": name("builtins:str")}) + BUILD + NONE + b"a")
+    yield "items-append-by-state.pkl", pickled(
+        call("collections:OrderedDict") + dict_of({"append": name("builtins:str")}) + BUILD + NONE + b"a")
     yield "items-add-to-dict.pkl", pickled(call("collections:OrderedDict") + b"(" + NONE + b"\x90")
 
 
 def misuse_attacks():
     for label, body in {
-            "range": call("builtins:list", call("builtins:range", number(1 << 34))), "bytes": call("builtins:bytes", number(1 << 34)),
-            "bytearray": call("builtins:bytearray", number(1 << 34)), "bytes-made": name("builtins:bytes") + tuple_of(number(1 << 34)) + NEWOBJ,
-            "fraction": call("fractions:Fraction", text("1e999999999")), "int": call("builtins:int", text("9" * 4000)),
-            "str": call("builtins:str", data(b"x"), text("utf-8")), "list": call("builtins:list", tuple_of(NONE)),
-            "dict": call("builtins:dict", list_of()), "tuple": call("builtins:tuple", list_of()),
-            "set-of-object": call("builtins:set", NAMESPACE), "encode": call("_codecs:encode", text("x"), text("rot13")),
-            "encode-object": call("_codecs:encode", NAMESPACE, text("latin1")), "getattr": call("builtins:getattr", name("torch:Size"), text("count")),
+            "range": call("builtins:list", call("builtins:range", number(1 << 34))),
+            "bytes": call("builtins:bytes", number(1 << 34)),
+            "bytearray": call("builtins:bytearray", number(1 << 34)),
+            "bytes-made": name("builtins:bytes") + tuple_of(number(1 << 34)) + NEWOBJ,
+            "fraction": call("fractions:Fraction", text("1e999999999")),
+            "int": call("builtins:int", text("9" * 4000)),
+            "str": call("builtins:str", data(b"x"), text("utf-8")),
+            "list": call("builtins:list", tuple_of(NONE)),
+            "dict": call("builtins:dict", list_of()),
+            "tuple": call("builtins:tuple", list_of()),
+            "set-of-object": call("builtins:set", NAMESPACE),
+            "encode": call("_codecs:encode", text("x"), text("rot13")),
+            "encode-object": call("_codecs:encode", NAMESPACE, text("latin1")),
+            "getattr": call("builtins:getattr", name("torch:Size"), text("count")),
             "getattr-enum": call("builtins:getattr", name("torch.nn.attention:SDPBackend"), text("__class__")),
             "factory": call("collections:defaultdict", name("torch._utils:_rebuild_tensor")),
             "factory-result": call("collections:defaultdict", call("collections:OrderedDict")),
             "reconstructor": call("copyreg:_reconstructor", name("numpy:ndarray"), name("builtins:object"), NONE),
             "reconstructor-base": call("copyreg:_reconstructor", name("argparse:Namespace"), name("torch:Size"), NONE),
-            "device": call("torch:device", NAMESPACE), "size": call("torch:Size", list_of(number(1))),
-            "size-negative": call("torch:Size", tuple_of(number(-1))), "result-called": call("collections:OrderedDict") + EMPTY_TUPLE + REDUCE,
+            "device": call("torch:device", NAMESPACE),
+            "size": call("torch:Size", list_of(number(1))),
+            "size-negative": call("torch:Size", tuple_of(number(-1))),
+            "result-called": call("collections:OrderedDict") + EMPTY_TUPLE + REDUCE,
             "function-named": made("argparse:Namespace", dict_of({"append": name("_codecs:encode")})),
-            "generator": call("torch:Generator", number(1)), "from-type": call("torch._tensor:_rebuild_from_type_v2", name("collections:OrderedDict"),
-                                                                             name("torch:Tensor"), EMPTY_TUPLE, EMPTY_DICT),
-            "load-bytes": call("torch.storage:_load_from_bytes", data(EVIL)), "enum-two": call("signal:Signals", number(1), number(2)),
+            "generator": call("torch:Generator", number(1)),
+            "from-type": call("torch._tensor:_rebuild_from_type_v2", name("collections:OrderedDict"),
+                              name("torch:Tensor"), EMPTY_TUPLE, EMPTY_DICT),
+            "load-bytes": call("torch.storage:_load_from_bytes", data(EVIL)),
+            "enum-two": call("signal:Signals", number(1), number(2)),
             "deep-key": EMPTY_DICT + b")" + b"\x85" * 100_000 + NONE + b"s" + POP + NONE,
-            "many-generators": call("torch:device", text("cpu")) + put(1) + name("torch:Generator") + put(2) + b"1"[:0] +
-                               (get(2) + get(1) + b"\x85R0") * 20_000,
+            "many-generators": call("torch:device", text("cpu")) + put(1) + name("torch:Generator") + put(2) +
+            b"1"[:0] + (get(2) + get(1) + b"\x85R0") * 20_000,
             "many-deques": name("collections:deque") + put(1) + POP + b"](" + (get(1) + b")R") * 200_000 + b"e",
-            "shared-text": text("x" * 100_000) + put(1) + POP + text("latin1") + put(2) + POP + name("_codecs:encode") + put(3) + POP + b"](" +
-                           (get(3) + get(1) + get(2) + b"\x86R") * 5_000 + b"e",
-            "shared-tuples": b")" + b"".join(b"\x94" + b"h" + bytes([n]) + b"\x86" for n in range(60)) + put(99) + b"}" + get(99) + NONE + b"s",
+            "shared-text": text("x" * 100_000) + put(1) + POP + text("latin1") + put(2) + POP + name("_codecs:encode") +
+            put(3) + POP + b"](" + (get(3) + get(1) + get(2) + b"\x86R") * 5_000 + b"e",
+            "shared-tuples": b")" + b"".join(b"\x94" + b"h" + bytes([n]) + b"\x86"
+                                             for n in range(60)) + put(99) + b"}" + get(99) + NONE + b"s",
     }.items():
         yield f"misuse-{label}.pkl", pickled(body)
 
 
 # ---- runs, and what follows
+
 
 def run_attacks():
     for file in ("runs.txt", "runs.pkl", "runs.weights"):
@@ -314,7 +385,9 @@ def run_attacks():
 
 # ---- zips
 
+
 class Entry:
+
     def __init__(self, entry, content, method=0, **lies):
         self.name, self.content, self.method, self.lies = entry, content, method, lies
 
@@ -330,24 +403,36 @@ def zipped(entries, prefix=b"", comment=b"", count=None, disk=0, directory_befor
         lies = entry.lies
         entry_name = entry.name.encode() if isinstance(entry.name, str) else entry.name
         local_name = lies.get("local_name", entry_name)
-        fields = {"method": entry.method, "flags": 0, "crc": zlib.crc32(entry.content), "stored": len(raw), "size": len(entry.content),
-                  "extra": b""}
+        fields = {
+            "method": entry.method,
+            "flags": 0,
+            "crc": zlib.crc32(entry.content),
+            "stored": len(raw),
+            "size": len(entry.content),
+            "extra": b""
+        }
         local = {key: lies.get("local_" + key, lies.get(key, value)) for key, value in fields.items()}
         central = {key: lies.get("central_" + key, lies.get(key, value)) for key, value in fields.items()}
         offset = lies.get("offset", len(out) - (0 if lies.get("count_prefix", True) else len(prefix)))
-        out += struct.pack("<IHHHHHIIIHH", 0x04034B50, 20, local["flags"], local["method"], 0, 0, local["crc"], local["stored"],
-                           local["size"], len(local_name), len(local["extra"])) + local_name + local["extra"] + raw + lies.get("behind", b"")
-        directory += struct.pack("<IHHHHHHIIIHHHHHII", 0x02014B50, 20, 20, central["flags"], central["method"], 0, 0, central["crc"],
-                                 central["stored"], central["size"], len(entry_name), len(central["extra"]), 0, lies.get("disk", 0), 0,
+        out += struct.pack("<IHHHHHIIIHH", 0x04034B50, 20, local["flags"],
+                           local["method"], 0, 0, local["crc"], local["stored"], local["size"], len(local_name),
+                           len(local["extra"])) + local_name + local["extra"] + raw + lies.get("behind", b"")
+        directory += struct.pack("<IHHHHHHIIIHHHHHII", 0x02014B50, 20, 20, central["flags"],
+                                 central["method"], 0, 0, central["crc"], central["stored"], central["size"],
+                                 len(entry_name), len(central["extra"]), 0, lies.get("disk", 0), 0,
                                  lies.get("attributes", 0), offset) + entry_name + central["extra"]
     begin = len(out)
     count = len(entries) if count is None else count
-    return out + directory_before + directory + struct.pack("<IHHHHIIH", 0x06054B50, disk, disk, count, count, len(directory), begin,
-                                                            len(comment)) + comment
+    return out + directory_before + directory + struct.pack("<IHHHHIIH", 0x06054B50, disk, disk, count, count,
+                                                            len(directory), begin, len(comment)) + comment
 
 
 def torch_zip(content, method=0, more=(), entry="archive/data.pkl", **lies):
-    return zipped([Entry(entry, content, method, **lies), Entry("archive/version", b"3\n"), Entry("archive/byteorder", b"little"), *more])
+    return zipped([
+        Entry(entry, content, method, **lies),
+        Entry("archive/version", b"3\n"),
+        Entry("archive/byteorder", b"little"), *more
+    ])
 
 
 def zip_attacks():
@@ -355,26 +440,92 @@ def zip_attacks():
     for method, other in ((8, 0), (0, 8), (0, 12), (8, 12), (8, 14)):
         yield f"zip-method-{method}-local-{other}.pt", torch_zip(evil, method, local_method=other)
     for label, lies in {
-            "local-name-long": {"local_name": b"q" * 5000}, "local-name-data": {"local_name": b"archive/data/000"},
-            "local-size": {"local_size": 1}, "local-stored": {"local_stored": 1}, "local-flags": {"local_flags": 1},
-            "disk": {"disk": 1}, "disk-long": {"disk": 1, "local_name": b"q" * 5000}, "encrypted": {"flags": 1},
-            "method-97": {"method": 97}, "folder": {"attributes": 16}, "central-size": {"central_size": 3},
-            "unicode-path": {"central_extra": struct.pack("<HHBI", 0x7075, 12, 1, 0) + b"plain.x"},
-            "zip64-lies": {"central_extra": struct.pack("<HHQ", 1, 8, 5), "central_size": 0xFFFFFFFF, "central_stored": len(evil)},
-            "zip64-short": {"central_extra": struct.pack("<HHI", 1, 4, 5), "central_size": 0xFFFFFFFF},
-            "descriptor-lies": {"flags": 8, "local_size": 0, "local_stored": 0, "local_crc": 0, "behind": b"PK\7\10" + bytes(12) + b"more"},
-            "overlap": {"central_stored": len(evil) + 4, "central_size": len(evil) + 4}, "offset": {"offset": 1},
-            "behind": {"behind": b"sixteen bytes in"}, "wrong-crc-deflated": {"method": 8, "crc": 1}}.items():
+            "local-name-long": {
+                "local_name": b"q" * 5000
+            },
+            "local-name-data": {
+                "local_name": b"archive/data/000"
+            },
+            "local-size": {
+                "local_size": 1
+            },
+            "local-stored": {
+                "local_stored": 1
+            },
+            "local-flags": {
+                "local_flags": 1
+            },
+            "disk": {
+                "disk": 1
+            },
+            "disk-long": {
+                "disk": 1,
+                "local_name": b"q" * 5000
+            },
+            "encrypted": {
+                "flags": 1
+            },
+            "method-97": {
+                "method": 97
+            },
+            "folder": {
+                "attributes": 16
+            },
+            "central-size": {
+                "central_size": 3
+            },
+            "unicode-path": {
+                "central_extra": struct.pack("<HHBI", 0x7075, 12, 1, 0) + b"plain.x"
+            },
+            "zip64-lies": {
+                "central_extra": struct.pack("<HHQ", 1, 8, 5),
+                "central_size": 0xFFFFFFFF,
+                "central_stored": len(evil)
+            },
+            "zip64-short": {
+                "central_extra": struct.pack("<HHI", 1, 4, 5),
+                "central_size": 0xFFFFFFFF
+            },
+            "descriptor-lies": {
+                "flags": 8,
+                "local_size": 0,
+                "local_stored": 0,
+                "local_crc": 0,
+                "behind": b"PK\7\10" + bytes(12) + b"more"
+            },
+            "overlap": {
+                "central_stored": len(evil) + 4,
+                "central_size": len(evil) + 4
+            },
+            "offset": {
+                "offset": 1
+            },
+            "behind": {
+                "behind": b"sixteen bytes in"
+            },
+            "wrong-crc-deflated": {
+                "method": 8,
+                "crc": 1
+            }
+    }.items():
         yield f"zip-{label}.pt", torch_zip(evil, **lies)
         yield f"zip-{label}-of-a-text.pt", torch_zip(pickle.dumps("a", 2), more=[Entry("archive/x", evil, **lies)])
-    for label, entry in {"long-name": "archive/" + "d" * 600 + "/data.pkl", "nul": b"archive/data.pkl\0.txt", "control": b"archive/\x01data.pkl",
-                         "newline": b"archive/data.pkl\n"}.items():
+    for label, entry in {
+            "long-name": "archive/" + "d" * 600 + "/data.pkl",
+            "nul": b"archive/data.pkl\0.txt",
+            "control": b"archive/\x01data.pkl",
+            "newline": b"archive/data.pkl\n"
+    }.items():
         yield f"zip-name-{label}.pt", torch_zip(pickle.dumps("a", 2), entry=entry)
     plain = Entry("archive/data.pkl", pickle.dumps("a", 2))
     for second in ("archive/data.pkl", "archive/DATA.PKL", "ARCHIVE/data.pkl"):
-        yield f"zip-two-{second.replace('/', '-')}.pt", zipped([plain, Entry(second, evil), Entry("archive/version", b"3\n")])
-    yield "zip-deflated-other-hides.pt", zipped([Entry("archive/data.pkl", evil, local_name=b"a" * 5000), Entry("archive/version", b"3\n"),
-                                                 Entry("archive/x", b"x" * 50, 8)])
+        yield f"zip-two-{second.replace('/', '-')}.pt", zipped(
+            [plain, Entry(second, evil), Entry("archive/version", b"3\n")])
+    yield "zip-deflated-other-hides.pt", zipped([
+        Entry("archive/data.pkl", evil, local_name=b"a" * 5000),
+        Entry("archive/version", b"3\n"),
+        Entry("archive/x", b"x" * 50, 8)
+    ])
     whole = torch_zip(pickle.dumps("a", 2))
     yield "zip-behind-evil.pt", EVIL + whole
     yield "zip-behind-evil.weights", EVIL + whole
@@ -386,18 +537,20 @@ def zip_attacks():
     yield "zip-comment.pt", zipped([plain], comment=b"x") + b"y"
     yield "zip-gap.pt", zipped([plain], directory_before=b"PK\3\4" + bytes(40))
     storage = tuple_of(text("storage"), name("torch:FloatStorage"), text("0"), text("cpu"), number(1000)) + b"Q"
-    tensor = call("torch._utils:_rebuild_tensor_v2", storage, number(0), tuple_of(number(1000)), tuple_of(number(1)), FALSE,
-                  call("collections:OrderedDict"))
+    tensor = call("torch._utils:_rebuild_tensor_v2", storage, number(0), tuple_of(number(1000)), tuple_of(number(1)),
+                  FALSE, call("collections:OrderedDict"))
     yield "zip-storage-short.pt", torch_zip(pickled(tensor, 2), more=[Entry("archive/data/0", bytes(8))])
     yield "zip-storage-missing.pt", torch_zip(pickled(tensor, 2))
     yield "zip-deflated-bomb.pt", torch_zip(pickled(b"](" + b"]" * 4_000_000 + b"e"), 8)
     yield "zip-inner.pt", torch_zip(pickled(dict_of({"state": data(torch_zip(evil))})))
     yield "zip-inner-pickle.pt", torch_zip(pickled(dict_of({"state": data(evil)})))
     yield "zip-storage-pickle.pt", torch_zip(pickle.dumps("a", 2), more=[Entry("archive/data/0", evil)])
-    yield "zip-serialization-id.pt", torch_zip(pickle.dumps("a", 2), more=[Entry("archive/.data/serialization_id", evil)])
+    yield "zip-serialization-id.pt", torch_zip(pickle.dumps("a", 2),
+                                               more=[Entry("archive/.data/serialization_id", evil)])
 
 
 # ---- NumPy's files
+
 
 def npy(descr, content, shape="(1,)", version=b"\1\0", blanks=0, order="False"):
     header = f"{{'descr': {' ' * blanks}{descr}, 'fortran_order': {order}, 'shape': {shape}, }}".encode()
@@ -406,9 +559,15 @@ def npy(descr, content, shape="(1,)", version=b"\1\0", blanks=0, order="False"):
 
 
 def npy_attacks():
-    bodies = {"evil": EVIL, "computed": PROTO4 + computed() + STOP, "memo": confused((b"1_0", b"1", b"2_0", b"2")), "headless": RUN + STOP}
-    spellings = ("'|O'", "'O'", "'object'", "'object_'", "'O8'", "'\\x4f'", "'\\u004f'", "'ob' 'ject'", "\"O\"", "[('a', '|O')]", "[('a', 'obj' 'ect')]",
-                 "[('a', '<i4'), ('b', '|O')]", "('|O', (1,))", "{'names': ['a'], 'formats': ['O']}", "'i4,O'", "b'O'", "u'O'")
+    bodies = {
+        "evil": EVIL,
+        "computed": PROTO4 + computed() + STOP,
+        "memo": confused((b"1_0", b"1", b"2_0", b"2")),
+        "headless": RUN + STOP
+    }
+    spellings = ("'|O'", "'O'", "'object'", "'object_'", "'O8'", "'\\x4f'", "'\\u004f'", "'ob' 'ject'", "\"O\"",
+                 "[('a', '|O')]", "[('a', 'obj' 'ect')]", "[('a', '<i4'), ('b', '|O')]", "('|O', (1,))",
+                 "{'names': ['a'], 'formats': ['O']}", "'i4,O'", "b'O'", "u'O'")
     for label, body in bodies.items():
         for index, spelling in enumerate(spellings):
             yield f"npy-{label}-{index}.npy", npy(spelling, body)
@@ -421,42 +580,52 @@ def npy_attacks():
         for label in ("evil", "computed", "memo"):
             stream = io.BytesIO()
             with zipfile.ZipFile(stream, "w", method) as archive:
-                archive.writestr("a.npy", npy("'object'", bodies[label]))
+                archive.writestr(zipfile.ZipInfo("a.npy"), npy("'object'", bodies[label]), method)
             yield f"npz-{label}-{method}.npz", stream.getvalue()
 
 
 def attacks():
     """Name and content of files that no scan may call harmless."""
-    for group in (memo_attacks, opcode_attacks, computed_attacks, numpy_attacks, state_attacks, misuse_attacks, run_attacks, zip_attacks,
-                  npy_attacks):
+    for group in (memo_attacks, opcode_attacks, computed_attacks, numpy_attacks, state_attacks, misuse_attacks,
+                  run_attacks, zip_attacks, npy_attacks):
         yield from group()
 
 
 # ---- what is well put together: the same pieces, as writers put them
 
+
 def harmless():
     """Name and content of files that are of the same pieces and that writers write."""
     yield "memo.pkl", b"(lp0\nI1\nag0\na."
     yield "element-type.pkl", pickled(F8)
-    yield "array.pkl", pickled(reconstructed(array_state((1,), F8, data(b"8 bytes."))))
-    yield "array-of-objects.pkl", pickled(reconstructed(array_state((2,), OBJECTS, list_of(NONE, text("a")))))
+    yield "array.pkl", pickled(reconstructed(array_state((1, ), F8, data(b"8 bytes."))))
+    yield "array-of-objects.pkl", pickled(reconstructed(array_state((2, ), OBJECTS, list_of(NONE, text("a")))))
     yield "scalar.pkl", pickled(call("numpy._core.multiarray:scalar", F8, data(b"8 bytes.")))
-    yield "buffer.pkl", pickled(call("numpy._core.numeric:_frombuffer", data(b"8 bytes."), F8, tuple_of(number(1)), text("C")))
-    yield "structure.pkl", pickled(dtype("V8", dtype_state("|", names=tuple_of(text("a")), fields=dict_of({"a": tuple_of(F8, number(0))}),
-                                                           size=8, alignment=1, flags=16)))
+    yield "buffer.pkl", pickled(
+        call("numpy._core.numeric:_frombuffer", data(b"8 bytes."), F8, tuple_of(number(1)), text("C")))
+    yield "structure.pkl", pickled(
+        dtype(
+            "V8",
+            dtype_state("|",
+                        names=tuple_of(text("a")),
+                        fields=dict_of({"a": tuple_of(F8, number(0))}),
+                        size=8,
+                        alignment=1,
+                        flags=16)))
     yield "namespace.pkl", pickled(NAMESPACE + dict_of({"a": name("builtins:str")}) + BUILD)
-    yield "ordered.pkl", pickled(call("collections:OrderedDict") + text("a") + NONE + b"s" + dict_of({"_metadata": NONE}) + BUILD)
+    yield "ordered.pkl", pickled(
+        call("collections:OrderedDict") + text("a") + NONE + b"s" + dict_of({"_metadata": NONE}) + BUILD)
     yield "key.pkl", pickled(EMPTY_DICT + tuple_of(number(1), tuple_of(text("a"))) + NONE + b"s")
     yield "runs.pkl", b"N." * 30
     yield "legacy.pt", MAGIC + b"\x80\x02M\xe9\x03.\x80\x02}.\x80\x02}.\x80\x02]."
     storage = tuple_of(text("storage"), name("torch:FloatStorage"), text("0"), text("cpu"), number(2)) + b"Q"
-    tensor = call("torch._utils:_rebuild_tensor_v2", storage, number(0), tuple_of(number(2)), tuple_of(number(1)), FALSE,
-                  call("collections:OrderedDict"))
+    tensor = call("torch._utils:_rebuild_tensor_v2", storage, number(0), tuple_of(number(2)), tuple_of(number(1)),
+                  FALSE, call("collections:OrderedDict"))
     yield "tensor.pt", torch_zip(pickled(tensor, 2), more=[Entry("archive/data/0", bytes(8))])
     yield "deflated.pt", torch_zip(pickle.dumps("a", 2), 8)
     yield "array.npy", npy("'<f8'", bytes(8))
     yield "structure.npy", npy("[('a', '<i4'), ('b', '<f8', (2,)), (('t', 'c'), '|S3')]", bytes(23))
-    yield "objects.npy", npy("'|O'", pickled(reconstructed(array_state((1,), OBJECTS, list_of(NONE)))))
+    yield "objects.npy", npy("'|O'", pickled(reconstructed(array_state((1, ), OBJECTS, list_of(NONE)))))
     yield "words.txt", b"import os\nos.system\n"
     yield "list.txt", b"one\ntwo\n"
 
@@ -464,21 +633,34 @@ def harmless():
 # ---- drawn by chance
 
 # What a pickle may name here: what writers name, what runs code (only what makes RAN), and what is called in between.
-PLAIN_NAMES = ["builtins:" + n for n in "bool bytearray bytes complex dict float frozenset int list object range set slice str tuple".split()] + \
-    ["collections:" + n for n in "OrderedDict Counter deque defaultdict ChainMap UserDict".split()] + \
-    ["numpy:" + n for n in "dtype ndarray int64 float64 uint8 str_ bool_ datetime64 void object_".split()] + \
-    ["numpy._core.multiarray:_reconstruct", "numpy._core.multiarray:scalar", "numpy._core.numeric:_frombuffer", "_codecs:encode",
-     "copyreg:_reconstructor", "copyreg:__newobj__", "types:SimpleNamespace", "argparse:Namespace", "datetime:datetime", "datetime:timedelta",
-     "decimal:Decimal", "fractions:Fraction", "pathlib:PurePosixPath", "uuid:UUID", "signal:Signals", "signal:SIGTERM",
-     "numpy.random._pickle:__bit_generator_ctor", "numpy.random._pickle:__randomstate_ctor", "numpy.random._pickle:__generator_ctor",
-     "numpy.random._mt19937:MT19937", "numpy.random._pcg64:PCG64"]
-TORCH_NAMES = ["torch:Size", "torch:device", "torch:float32", "torch:Generator", "torch:Tensor", "torch._utils:_rebuild_tensor_v2",
-               "torch._utils:_rebuild_parameter", "torch._utils:_rebuild_sparse_tensor", "torch._utils:_rebuild_qtensor",
-               "torch._utils:_rebuild_meta_tensor_no_storage", "torch._tensor:_rebuild_from_type_v2", "torch.serialization:_get_layout",
-               "torch:FloatStorage", "torch.nn.parameter:Parameter", "torch.torch_version:TorchVersion"]
-GADGET_NAMES = ["posix:mkdir", "os:mkdir", "builtins:eval", "builtins:exec", "builtins:map", "builtins:getattr", "functools:partial",
-                "operator:methodcaller", "operator:attrgetter", "itertools:starmap", "builtins:filter", "copyreg:add_extension",
-                "types:FunctionType", "importlib:import_module", "pickle:loads", "_pickle:loads", "torch.storage:_load_from_bytes"]
+def names_of(module, names):
+    return [f"{module}:{attribute}" for attribute in names.split()]
+
+
+PLAIN_NAMES = [
+    *names_of("builtins", "bool bytearray bytes complex dict float frozenset int list object range set slice str tuple"),
+    *names_of("collections", "OrderedDict Counter deque defaultdict ChainMap UserDict"),
+    *names_of("numpy", "dtype ndarray int64 float64 uint8 str_ bool_ datetime64 void object_"),
+    *names_of("numpy._core.multiarray", "_reconstruct scalar"), "numpy._core.numeric:_frombuffer", "_codecs:encode",
+    *names_of("copyreg", "_reconstructor __newobj__"), "types:SimpleNamespace", "argparse:Namespace",
+    *names_of("datetime", "datetime timedelta"), "decimal:Decimal", "fractions:Fraction", "pathlib:PurePosixPath",
+    "uuid:UUID", *names_of("signal", "Signals SIGTERM"),
+    *names_of("numpy.random._pickle", "__bit_generator_ctor __randomstate_ctor __generator_ctor"),
+    "numpy.random._mt19937:MT19937", "numpy.random._pcg64:PCG64"
+]
+TORCH_NAMES = [
+    "torch:Size", "torch:device", "torch:float32", "torch:Generator", "torch:Tensor", "torch._utils:_rebuild_tensor_v2",
+    "torch._utils:_rebuild_parameter", "torch._utils:_rebuild_sparse_tensor", "torch._utils:_rebuild_qtensor",
+    "torch._utils:_rebuild_meta_tensor_no_storage", "torch._tensor:_rebuild_from_type_v2",
+    "torch.serialization:_get_layout", "torch:FloatStorage", "torch.nn.parameter:Parameter",
+    "torch.torch_version:TorchVersion"
+]
+GADGET_NAMES = [
+    "posix:mkdir", "os:mkdir", "builtins:eval", "builtins:exec", "builtins:map", "builtins:getattr",
+    "functools:partial", "operator:methodcaller", "operator:attrgetter", "itertools:starmap", "builtins:filter",
+    "copyreg:add_extension", "types:FunctionType", "importlib:import_module", "pickle:loads", "_pickle:loads",
+    "torch.storage:_load_from_bytes"
+]
 CODE = f"__import__('os').mkdir({RAN!r})"
 
 
@@ -503,9 +685,13 @@ class Grammar:
         return text(module) + text(attribute) + b"\x93"
 
     def scalar(self):
-        return self.pick(NONE, TRUE, FALSE, lambda: number(self.dice.choice((0, 1, 3, 8, 255, -1, 1 << 20, 1 << 34, 1 << 62))),
-                         lambda: text(self.dice.choice(("a", "f8", "O8", "O", "latin1", "utf-8", "<", "cpu", RAN, CODE, "__setstate__", "append"))),
-                         lambda: data(self.dice.choice((b"", b"b", b"8 bytes.", b"x" * 64, EVIL))), lambda: b"G" + struct.pack(">d", 1.5))
+        return self.pick(
+            NONE, TRUE, FALSE, lambda: number(self.dice.choice(
+                (0, 1, 3, 8, 255, -1, 1 << 20, 1 << 34, 1 << 62))), lambda: text(
+                    self.dice.choice(
+                        ("a", "f8", "O8", "O", "latin1", "utf-8", "<", "cpu", RAN, CODE, "__setstate__", "append"))),
+            lambda: data(self.dice.choice(
+                (b"", b"b", b"8 bytes.", b"x" * 64, EVIL))), lambda: b"G" + struct.pack(">d", 1.5))
 
     def value(self, depth=0):
         roll = self.dice.random()
@@ -519,7 +705,10 @@ class Grammar:
         elif roll < 0.53:
             out = self.pick(EMPTY_LIST, EMPTY_DICT, EMPTY_SET, EMPTY_TUPLE)
         elif roll < 0.6:
-            out = dict_of({self.dice.choice(("a", "state", "key", "__setstate__", "__array_interface__", "append")): self.value(depth + 1)})
+            out = dict_of({
+                self.dice.choice(("a", "state", "key", "__setstate__", "__array_interface__", "append")): self.value(
+                    depth + 1)
+            })
         elif roll < 0.67:
             out = self.named()
         elif roll < 0.8:
@@ -549,22 +738,21 @@ class Grammar:
     # Well-made pieces, of which one is changed now and then.
     def template(self, depth):
         wrong = self.dice.random() < 0.4
-        code, flags, size, alignment = self.dice.choice((("f8", 0, -1, -1), ("i4", 0, -1, -1), ("O8", 63, -1, -1), ("S3", 0, 3, 1), ("U5", 8, 20, 4),
-                                                         ("V7", 0, 7, 1)))
+        code, flags, size, alignment = self.dice.choice((("f8", 0, -1, -1), ("i4", 0, -1, -1), ("O8", 63, -1, -1),
+                                                         ("S3", 0, 3, 1), ("U5", 8, 20, 4), ("V7", 0, 7, 1)))
         if wrong and self.dice.random() < 0.5:
             flags, size = self.dice.choice((0, 1, 8, 27, 63)), self.dice.choice((size, 1 << 20))
-        element = dtype(code, dtype_state("|" if code[0] in "OSV" else "<", flags=flags, size=size, alignment=alignment))
+        element = dtype(code, dtype_state("|" if code[0] in "OSV" else "<", flags=flags, size=size,
+                                          alignment=alignment))
         content = list_of(*self.values(depth)) if code == "O8" else data(b"x" * self.dice.choice((8, 0, 20, 64)))
-        shape = (self.dice.choice((0, 1, 2, 1 << 40) if wrong else (0, 1)),)
+        shape = (self.dice.choice((0, 1, 2, 1 << 40) if wrong else (0, 1)), )
         width = {"f8": 8, "i4": 4, "S3": 3, "U5": 20, "V7": 7}.get(code, 8)
         if not wrong:
             content = list_of(*[NONE] * shape[0]) if code == "O8" else data(b"x" * (width * shape[0]))
         return self.pick(
-            lambda: element,
-            lambda: reconstructed(array_state(shape, element, content)),
+            lambda: element, lambda: reconstructed(array_state(shape, element, content)),
             lambda: call("numpy._core.multiarray:scalar", element, data(b"x" * (width if not wrong else 5))),
-            lambda: call("numpy:int64", interface()),
-            lambda: NAMESPACE + dict_of({"a": self.value(depth + 1)}) + BUILD,
+            lambda: call("numpy:int64", interface()), lambda: NAMESPACE + dict_of({"a": self.value(depth + 1)}) + BUILD,
             lambda: call("collections:OrderedDict") + text("k") + self.value(depth + 1) + b"s",
             lambda: call("collections:deque", EMPTY_TUPLE) + self.value(depth + 1) + b"a",
             lambda: call("collections:defaultdict", self.named()),
@@ -573,8 +761,7 @@ class Grammar:
             lambda: call("builtins:list", call("builtins:map", name("posix:mkdir"), tuple_of(text(RAN)))),
             lambda: call("functools:partial", name("posix:mkdir"), text(RAN)) + EMPTY_TUPLE + REDUCE,
             lambda: NAMESPACE + dict_of({"__setstate__": name("posix:mkdir")}) + BUILD + text(RAN) + BUILD,
-            lambda: b"(" + text(RAN) + b"iposix\nmkdir\n",
-            lambda: b"(" + name("posix:mkdir") + text(RAN) + b"o",
+            lambda: b"(" + text(RAN) + b"iposix\nmkdir\n", lambda: b"(" + name("posix:mkdir") + text(RAN) + b"o",
             lambda: call("_codecs:encode", text("abc"), text(self.dice.choice(("latin1", "latin1", "rot13", "utf-8")))),
             lambda: call("collections:Counter", dict_of({"a": number(2)})),
             lambda: call("datetime:timedelta", number(1), number(2), number(3)))()
@@ -637,11 +824,18 @@ class Grammar:
         if form < 0.85:
             lies = {}
             if self.dice.random() < 0.4:
-                lies = dict([self.dice.choice((("local_method", 0), ("local_method", 8), ("disk", 1), ("local_name", b"q" * 5000),
-                                               ("local_name", b"archive/data/0"), ("local_size", 0), ("central_size", 1), ("offset", 0),
-                                               ("flags", 8), ("local_flags", 1), ("attributes", 16), ("behind", b"1234")))])
-            more = [Entry("archive/data/0", self.dice.choice((bytes(8), bytes(64), self.pickle())), self.dice.choice((0, 0, 8)))]
-            entry = self.dice.choice(("archive/data.pkl",) * 6 + ("archive/DATA.PKL", "data.pkl", "archive/data.pkl\0"))
+                lies = dict([
+                    self.dice.choice(
+                        (("local_method", 0), ("local_method", 8), ("disk", 1), ("local_name", b"q" * 5000),
+                         ("local_name", b"archive/data/0"), ("local_size", 0), ("central_size", 1), ("offset", 0),
+                         ("flags", 8), ("local_flags", 1), ("attributes", 16), ("behind", b"1234")))
+                ])
+            more = [
+                Entry("archive/data/0", self.dice.choice((bytes(8), bytes(64), self.pickle())),
+                      self.dice.choice((0, 0, 8)))
+            ]
+            entry = self.dice.choice(("archive/data.pkl", ) * 6 +
+                                     ("archive/DATA.PKL", "data.pkl", "archive/data.pkl\0"))
             return ".pt", torch_zip(self.pickle(), self.dice.choice((0, 0, 0, 8)), more, entry, **lies)
         if form < 0.92:
             return ".npy", npy(self.dice.choice(("'|O'", "'object'", "'<f8'", "'\\x4f'", "'ob' 'ject'")), self.pickle())

@@ -345,7 +345,7 @@ TEST(Pickle, RefusesWhatNoPickleHolds) {
            "\x83\x01\x00."sv,          // EXT2
            "\x84\x01\x00\x00\x00."sv,  // EXT4
            "\x97."sv,                  // NEXT_BUFFER
-           "C\1x\x98."sv,             // READONLY_BUFFER
+           "C\1x\x98."sv,              // READONLY_BUFFER
            "K\1\x32\x86."sv,           // DUP
            "N\x80\x02."sv,             // a protocol behind something
            "\x80\x02\x80\x04N."sv,     //

@@ -101,12 +101,12 @@ TEST(PickleTrace, WhatCopyregMakesCountsForItsClass) {
 TEST(PickleTrace, TellsWhereEveryUnpicklerStops) {
   const auto died = [](std::string_view text) { return trace_of(text).died; };
   EXPECT_EQ(died("K\1."), Trace::kNowhere);
-  EXPECT_EQ(died("K\1K\2K\3(."), 7u);                 // a mark and nothing behind it
-  EXPECT_EQ(died("0cos\nsystem\n)R."), 0u);            // an empty stack
-  EXPECT_EQ(died("Nh\1cos\nsystem\n)R."), 1u);        // an empty memo
-  EXPECT_EQ(died("K\1N\x93."), 3u);                    // names that are none
-  EXPECT_EQ(died("K\1)Rcos\nsystem\n)R."), 3u);       // a call of a number
-  EXPECT_EQ(died("Ntcos\nsystem\n)R."), 1u);           // no mark
+  EXPECT_EQ(died("K\1K\2K\3(."), 7u);            // a mark and nothing behind it
+  EXPECT_EQ(died("0cos\nsystem\n)R."), 0u);      // an empty stack
+  EXPECT_EQ(died("Nh\1cos\nsystem\n)R."), 1u);   // an empty memo
+  EXPECT_EQ(died("K\1N\x93."), 3u);              // names that are none
+  EXPECT_EQ(died("K\1)Rcos\nsystem\n)R."), 3u);  // a call of a number
+  EXPECT_EQ(died("Ntcos\nsystem\n)R."), 1u);     // no mark
   EXPECT_EQ(died("ios\nsystem\n."), 0u);
   EXPECT_EQ(died("N\xff"), 1u);
   EXPECT_TRUE(trace_of("N").is_truncated);
