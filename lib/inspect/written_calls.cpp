@@ -192,7 +192,9 @@ constexpr Row kRows[] = {
      "per_tensor_symmetric preserve_format sparse_bsc sparse_bsr sparse_coo sparse_csc sparse_csr "
      "strided",
      kValue, 'g'},
-    // It calls what it is given first with the tuple that it is given third.
+    // They call what they are given first with the tuple that they are given third.
+    {"torch._tensor", "_rebuild_from_type", kCall, kNothingElse, 't', "XTvA"},
+    {"torch.tensor", "_rebuild_from_type", kCall, kNothingElse, 't', "XTvA"},
     {"torch._tensor", "_rebuild_from_type_v2", kCall, kNothingElse, 't', "XTvS"},
     {"torch._utils", "_rebuild_tensor", kValue | kCall, 'X', 't', "siII"},
     {"torch._utils", "_rebuild_tensor_v2", kValue | kCall, 'X', 't', "siIIbO?A"},
@@ -270,13 +272,13 @@ constexpr Row kPlainRow{"", "", kMake | kState, kNothingElse, kNothingElse, "", 
 constexpr Row kEnumRow{"", "", kValue | kCall, kNothingElse, 'n', "n"};
 
 const Row* row_of(std::string_view module, std::string_view name) {
-  const auto [new_module, new_name] = pickle::python3_name(module, name);
+  const auto renamed = pickle::python3_name(module, name);
   const auto row = std::find_if(std::begin(kRows), std::end(kRows), [&](const Row& entry) {
-    return entry.module == new_module && has_word(entry.names, new_name);
+    return entry.module == renamed.first && has_word(entry.names, renamed.second);
   });
   if (row != std::end(kRows)) return row;
-  if (lists(kPlainClasses, new_module, new_name)) return &kPlainRow;
-  return lists(kEnums, new_module, new_name) ? &kEnumRow : nullptr;
+  if (lists(kPlainClasses, renamed.first, renamed.second)) return &kPlainRow;
+  return lists(kEnums, renamed.first, renamed.second) ? &kEnumRow : nullptr;
 }
 
 // Numbers.
@@ -367,8 +369,6 @@ constexpr size_t kMaxAttributes = 1024;
 // take some times the file's size; small files may take this.
 constexpr uint64_t kFreeMemory = uint64_t{48} << 20;
 constexpr uint64_t kMemoryOfByte = 8;
-// Tuples that are hashed: hashes of what is inside are taken as often as it is shared.
-constexpr uint64_t kMaxHashed = uint64_t{1} << 20;
 constexpr int kMaxHashedDepth = 16;
 
 class Judge final : public pickle::Witness {
@@ -455,8 +455,8 @@ class Judge final : public pickle::Witness {
     claim(id, at);
   }
 
-  void hashed(const Value& tuple, uint64_t at) override {
-    if (parts_of(tuple, 0) > kMaxHashed) problem(at, "a key that takes long to hash");
+  void hashed(const Value& value, uint64_t at) override {
+    if (!can_be_hashed(value, 0)) problem(at, "a key that takes long to hash");
   }
 
   void bytes(std::string_view bytes, uint64_t at) override {
@@ -617,18 +617,22 @@ class Judge final : public pickle::Witness {
     is_full_ = true;
   }
 
-  // How many hashes are taken for that of a tuple; more than kMaxHashed if it nests too deep.
-  uint64_t parts_of(const Value& tuple, int depth) {
-    if (!tuple.is(Kind::tuple)) return 1;
-    if (depth > kMaxHashedDepth) return kMaxHashed + 1;
-    const auto known = hash_parts_.find(tuple.identity());
-    if (known != hash_parts_.end()) return known->second;
-    uint64_t parts = 1;
-    for (const Value& value : tuple.as_sequence()) {
-      parts = std::min(parts + parts_of(value, depth + 1), kMaxHashed + 1);
-    }
-    hash_parts_.emplace(tuple.identity(), parts);
-    return parts;
+  // Python takes the hashes of all that is inside, as often as it is shared; of an object, of what
+  // it was made of. Does the same, for as long as there is work left.
+  bool can_be_hashed(const Value& value, int depth) {
+    if (!spend(1) || depth > kMaxHashedDepth) return false;
+    const auto can_all = [&](Values values) {
+      return std::all_of(values.begin(), values.end(),
+                         [&](const Value& part) { return can_be_hashed(part, depth + 1); });
+    };
+    if (value.is(Kind::tuple)) return can_all(value.as_sequence());
+    if (!value.is(Kind::object)) return true;
+    const ObjectNode& object = value.as_object();
+    if (!can_all(object.arguments.as_sequence())) return false;
+    if (!object.state.is(Kind::dict)) return can_all(object.state.sequence_or_empty());
+    const auto& items = object.state.as_dict().items;
+    return std::all_of(items.begin(), items.end(),
+                       [&](const auto& item) { return can_be_hashed(item.second, depth + 1); });
   }
 
   // Calls.
@@ -680,7 +684,7 @@ class Judge final : public pickle::Witness {
   // What a pattern cannot say.
   void check_call(Named& entry, Values values, uint64_t at) {
     const std::string_view name = entry.judged.named.name;
-    if (name == "_rebuild_from_type_v2") {
+    if (name == "_rebuild_from_type" || name == "_rebuild_from_type_v2") {
       Named* function = known(values[0]);
       const bool is_call = function != nullptr && function->row != nullptr &&
                            values[2].is(Kind::tuple) &&
@@ -700,7 +704,7 @@ class Judge final : public pickle::Witness {
       if (!count || !most || *count > *most) refuse(entry, at, kArguments);
     } else if (name == "set" || name == "frozenset") {
       for (const Value& item : values[0].as_sequence()) {
-        if (item.is(Kind::tuple)) hashed(item, at);
+        hashed(item, at);
       }
     }
   }
@@ -960,7 +964,7 @@ class Judge final : public pickle::Witness {
     const Values parts = state.is(Kind::tuple) ? state.as_sequence() : Values();
     if (!code || parts.size() < 8 || !is_number(parts[0], parts.size() == 8 ? 3 : 4)) return false;
     const bool is_time = code->letter == 'M' || code->letter == 'm';
-    if (parts.size() > 9 || !is_byte_order(parts[1])) return false;
+    if (parts.size() > 9 || !is_byte_order(*code, parts[1])) return false;
     if (parts.size() == 9 && !fits_any(is_time ? "(n(Biii))|(C(Biii))" : "n|C", parts.subspan(8))) {
       return false;
     }
@@ -988,8 +992,11 @@ class Judge final : public pickle::Witness {
     return is_right;
   }
 
-  static bool is_byte_order(const Value& value) {
-    return is_text(value, "<") || is_text(value, ">") || is_text(value, "|") || is_text(value, "=");
+  static bool is_byte_order(const TypeCode& code, const Value& value) {
+    const bool has_none =
+        code.size == 1 || std::string_view("SVO").find(code.letter) != std::string_view::npos;
+    if (has_none && code.letter != 'U') return is_text(value, "|");
+    return is_text(value, "<") || is_text(value, ">");
   }
 
   // An array of one type, or fields that lie inside; without objects.
@@ -1078,7 +1085,6 @@ class Judge final : public pickle::Witness {
   KeyedMap<std::string, size_t> by_name_;
   std::unordered_map<const void*, ElementType> types_;
   std::unordered_map<const void*, size_t> seen_keys_;
-  std::unordered_map<const void*, uint64_t> hash_parts_;
   KeyedMap<std::string, uint64_t> storages_;
 };
 

@@ -459,7 +459,8 @@ class Document::Machine {
   }
 
   void tell_hashed(const Value& key) {
-    if (witness_ != nullptr && key.is(Kind::tuple)) witness_->hashed(key, cursor_.opcode_at());
+    if (witness_ == nullptr || (!key.is(Kind::tuple) && !key.is(Kind::object))) return;
+    witness_->hashed(key, cursor_.opcode_at());
   }
 
   void add_to(const Value& target, std::span<const Value> items) {

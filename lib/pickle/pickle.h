@@ -172,8 +172,8 @@ class Witness {
   virtual void built(const Value& object, uint64_t at) = 0;
   virtual void filled(const Value& object, bool with_keys, uint64_t at) = 0;
   virtual void persistent(const Value& persistent, uint64_t at) = 0;
-  // A tuple becomes a key of a dict, or is put into a set.
-  virtual void hashed(const Value& tuple, uint64_t at) = 0;
+  // A tuple or an object becomes a key of a dict, or is put into a set.
+  virtual void hashed(const Value& value, uint64_t at) = 0;
   // Bytes as they stand in the pickle, or as a call spells them.
   virtual void bytes(std::string_view bytes, uint64_t at) = 0;
   // STOP.

@@ -48,7 +48,8 @@ class ScanAttacksTest(ScanCase):
 
     def test_what_is_refused_says_where_and_why(self):
         for file, content in attacks():
-            if file not in ("memo-put-1_0.pkl", "numpy-scalar-int64-plain.pkl", "zip-method-8-local-0.pt", "state-twice.pkl"):
+            if file not in ("memo-put-1_0.pkl", "numpy-scalar-int64-plain.pkl", "zip-method-8-local-0.pt",
+                            "state-twice.pkl"):
                 continue
             with self.subTest(file=file):
                 data = self.scanned(self.written(content, file), code=1)
@@ -66,7 +67,8 @@ class ScanAttacksTest(ScanCase):
         done = hostile_loads.what_they_do([str(path) for path in paths])
         self.assertGreater(sum(what & hostile_loads.RUNS for what in done), 50)
         self.assertGreater(sum(kind == "harmless" for kind in found.values()), 50)
-        self.assertEqual([(path.name, what) for path, what in zip(paths, done) if what and found[path.name] == "harmless"], [])
+        missed = [(path.name, what) for path, what in zip(paths, done) if what and found[path.name] == "harmless"]
+        self.assertEqual(missed, [])
 
 
 if __name__ == "__main__":

@@ -356,6 +356,9 @@ def misuse_attacks():
             "many-deques": name("collections:deque") + put(1) + POP + b"](" + (get(1) + b")R") * 200_000 + b"e",
             "shared-text": text("x" * 100_000) + put(1) + POP + text("latin1") + put(2) + POP + name("_codecs:encode") +
             put(3) + POP + b"](" + (get(3) + get(1) + get(2) + b"\x86R") * 5_000 + b"e",
+            "shared-in-an-object": b")" + b"".join(b"\x94" + b"h" + bytes([n]) + b"\x86"
+                                                   for n in range(60)) + put(99) + POP + EMPTY_DICT +
+            made("torch.distributed.tensor.placement_types:Shard", dict_of({"dim": get(99)})) + NONE + b"s",
             "shared-tuples": b")" + b"".join(b"\x94" + b"h" + bytes([n]) + b"\x86"
                                              for n in range(60)) + put(99) + b"}" + get(99) + NONE + b"s",
     }.items():
@@ -632,13 +635,15 @@ def harmless():
 
 # ---- drawn by chance
 
+
 # What a pickle may name here: what writers name, what runs code (only what makes RAN), and what is called in between.
 def names_of(module, names):
     return [f"{module}:{attribute}" for attribute in names.split()]
 
 
 PLAIN_NAMES = [
-    *names_of("builtins", "bool bytearray bytes complex dict float frozenset int list object range set slice str tuple"),
+    *names_of("builtins", "bool bytearray bytes complex dict float frozenset int list"),
+    *names_of("builtins", "object range set slice str tuple"),
     *names_of("collections", "OrderedDict Counter deque defaultdict ChainMap UserDict"),
     *names_of("numpy", "dtype ndarray int64 float64 uint8 str_ bool_ datetime64 void object_"),
     *names_of("numpy._core.multiarray", "_reconstruct scalar"), "numpy._core.numeric:_frombuffer", "_codecs:encode",
