@@ -5,8 +5,8 @@
 
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
-#include "exec/staged_output.h"
 #include "inspect/tensor_stats.h"
+#include "io/text_file.h"
 #include "report/html/page.h"
 #include "report/html/text.h"
 #include "report/report.h"

@@ -23,6 +23,7 @@
 #include "bucket/web_folder.h"
 #include "dsckpt/error.h"
 #include "io/far_files.h"
+#include "io/folder.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -37,15 +38,7 @@ constexpr const char* kUsualRegion = "us-east-1";
 class TemporaryFolder {
  public:
   TemporaryFolder() {
-    std::error_code failed;
-    const fs::path above = fs::canonical(fs::temp_directory_path(failed), failed);
-    if (failed) {
-      throw IoError({}, "there is no folder for temporary files", failed.value())
-          .with_hint("TMPDIR names one; it holds names, sizes and times of what is read");
-    }
-    std::string name = (above / "dsckpt-bucket-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw IoError({.file = name}, "cannot create", errno);
-    path_ = name;
+    path_ = make_temporary_folder("dsckpt-bucket-");
     int ends[2] = {-1, -1};
     if (::pipe2(ends, O_CLOEXEC) != 0) return;
     child_ = ::fork();

@@ -228,13 +228,13 @@ std::vector<ListedObject> list_web_folder(const BucketAccess& access, const std:
                                           bool beside) {
   std::vector<std::string> files;
   std::vector<ListedObject> found;
-  struct Folder {
+  struct Level {
     std::string path;
     size_t depth;
   };
-  std::vector<Folder> folders{{path, 0}};
+  std::vector<Level> folders{{path, 0}};
   for (size_t at = 0; at < folders.size(); ++at) {
-    const Folder folder = folders[at];
+    const Level folder = folders[at];
     const std::optional<std::vector<WebEntry>> entries = index_of(access, folder.path);
     // Some give a file also where there is a slash behind its name.
     const bool may_be_file = at == 0 && !beside && !path.empty();

@@ -6,7 +6,6 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <iterator>
 #include <set>
 #include <string>
 #include <system_error>
@@ -15,6 +14,7 @@
 #include "dsckpt/error.h"
 #include "exec/journal.h"
 #include "exec/staged_files.h"
+#include "exec/staging_owner.h"
 #include "io/content_name.h"
 
 namespace dsckpt {
@@ -35,19 +35,25 @@ IoError not_moved(const fs::path& to, int reason) {
 }
 
 // A file that has come to be there since check() looked is not replaced unasked.
-void move_into_place(const fs::path& from, const fs::path& to, bool force) {
+void move_into_place(const Folder& staging, const fs::path& from, const Folder& folder,
+                     const std::string& name, bool force) {
+  const fs::path to = folder.path() / name;
   if (!force) {
-    if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
-    if (errno == EEXIST) throw exists_already(to);
+    int failed = staging.rename(from, folder, name, RENAME_NOREPLACE);
+    if (failed == 0) return;
+    if (failed == EEXIST) throw exists_already(to);
     // File systems without RENAME_NOREPLACE say EINVAL; link refuses existing files as well.
-    if (errno == EINVAL || errno == ENOSYS) {
-      if (::link(from.c_str(), to.c_str()) == 0) return;
-      if (errno == EEXIST) throw exists_already(to);
+    if (failed == EINVAL || failed == ENOSYS) {
+      failed = staging.link(from, folder, name);
+      // It has one name again: only so does a run that goes on take it.
+      if (failed == 0) failed = staging.remove(from);
+      if (failed == 0) return;
+      if (failed == EEXIST) throw exists_already(to);
       // Without links either, looking again is the best there is.
-      if (fs::exists(fs::symlink_status(to))) throw exists_already(to);
+      if (folder.has(name)) throw exists_already(to);
     }
   }
-  if (::rename(from.c_str(), to.c_str()) != 0) throw not_moved(to, errno);
+  if (const int failed = staging.rename(from, folder, name)) throw not_moved(to, failed);
 }
 
 bool is_mount_point(const fs::path& folder) {
@@ -63,9 +69,12 @@ class WholeFolder final : public Commit {
   explicit WholeFolder(Staging& staging)
       : Commit(staging), target_(without_slash(staging.target)) {}
 
-  void check() const override {
-    std::error_code ignored;
-    if (!fs::exists(staging_.target, ignored) || is_published()) return;
+  void check() override {
+    struct stat found {};
+    if (::stat(staging_.target.c_str(), &found) == 0) {
+      replaced_ = {found.st_dev, found.st_ino};
+    }
+    if (!replaced_ || is_published()) return;
     if (!staging_.options.force) throw exists_already(staging_.target);
     if (is_mount_point(staging_.target)) {
       throw UsageError(staging_.target.string() +
@@ -76,16 +85,15 @@ class WholeFolder final : public Commit {
   fs::path place() const override { return target_.parent_path(); }
 
   void publish() override {
-    std::error_code ignored;
     if (is_published()) {
-      state_ = fs::exists(staging_.files_in, ignored) ? State::exchanged
-               : fs::exists(staging_.old(), ignored)  ? State::moved
-                                                      : State::moved_in;
+      state_ = staging().has(staging_.files_in) ? State::exchanged
+               : staging().has(Staging::kOld)   ? State::moved
+                                                : State::moved_in;
       return;
     }
     if (staging_.options.durable && !staging_.all_at_once) sync_staged();
     const bool replaces =
-        staging_.options.whole_folder && staging_.options.force && fs::exists(target_, ignored);
+        staging_.options.whole_folder && staging_.options.force && place_now().has(name_);
     if (replaces) {
       replace();
     } else {
@@ -97,15 +105,15 @@ class WholeFolder final : public Commit {
     if (state_ == State::before) return {};
     if (state_ == State::gone) return {old_one_is_kept("gone")};
     if (state_ == State::exchanged) {
-      if (exchange()) return {};
+      if (exchange() == 0) return {};
       return {target_.string() + " is the new folder; the old one is " +
-              staging_.files_in.string()};
+              (staging().path() / staging_.files_in).string()};
     }
-    if (::rename(target_.c_str(), staging_.files_in.c_str()) != 0) {
+    if (place_now().rename(name_, staging(), staging_.files_in) != 0) {
       if (state_ == State::moved) return {old_one_is_kept("the new folder")};
       return {target_.string() + " is the new folder, where none was"};
     }
-    if (state_ == State::moved && ::rename(staging_.old().c_str(), target_.c_str()) != 0) {
+    if (state_ == State::moved && staging().rename(Staging::kOld, place_now(), name_) != 0) {
       return {old_one_is_kept("gone")};
     }
     return {};
@@ -113,16 +121,19 @@ class WholeFolder final : public Commit {
 
   void sync_published() override {
     if (!staging_.options.durable) return;
-    for (const fs::path& made : staging_.made_folders) sync_directory(made.parent_path());
-    sync_directory(target_.parent_path());
+    for (const fs::path& made : staging_.made_folders) Folder::at(made.parent_path()).sync();
+    place_now().sync();
   }
 
  private:
+  const Folder& staging() const { return *staging_.folder; }
+  const Folder& place_now() const { return *staging_.place; }
+
   // By the run that this one goes on with.
   bool is_published() const {
-    struct stat found {};
-    return staging_.written_inode && ::stat(target_.c_str(), &found) == 0 &&
-           found.st_ino == *staging_.written_inode;
+    if (!staging_.written_inode) return false;
+    const std::optional<struct stat> found = place_now().look(name_);
+    return found && found->st_ino == *staging_.written_inode;
   }
 
   void sync_staged() const {
@@ -131,48 +142,64 @@ class WholeFolder final : public Commit {
       fs::path folder = staging_.staged(out).parent_path();
       while (folders.insert(folder).second) folder = folder.parent_path();
     }
-    for (const fs::path& folder : folders) sync_directory(folder);
+    for (const fs::path& folder : folders) staging().below(folder).sync();
   }
 
   // A rename takes the place of an empty folder, and of nothing else.
   void move_in() {
-    if (::rename(staging_.files_in.c_str(), target_.c_str()) == 0) {
+    const int failed = staging().rename(staging_.files_in, place_now(), name_);
+    if (failed == 0) {
       state_ = State::moved_in;
       return;
     }
-    if (errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR) throw exists_already(target_);
-    throw not_moved(target_, errno);
+    if (failed == ENOTEMPTY || failed == EEXIST || failed == ENOTDIR) throw exists_already(target_);
+    throw not_moved(target_, failed);
   }
 
   std::string old_one_is_kept(const std::string& now) const {
-    return target_.string() + " is " + now + "; the old one is " + staging_.old().string();
+    return target_.string() + " is " + now + "; the old one is " + staging_.old_path().string();
   }
 
-  bool exchange() const {
-    return ::renameat2(AT_FDCWD, staging_.files_in.c_str(), AT_FDCWD, target_.c_str(),
-                       RENAME_EXCHANGE) == 0;
+  int exchange() const {
+    return staging().rename(staging_.files_in, place_now(), name_, RENAME_EXCHANGE);
+  }
+
+  // Whoever may rename what is beside the target may have put another folder there, which is not
+  // to be removed.
+  bool is_the_one(const char* name) const {
+    const std::optional<struct stat> found = staging().look(name);
+    return found && replaced_ == std::pair(found->st_dev, found->st_ino);
+  }
+  UsageError is_another() const {
+    return UsageError(target_.string() + ": is another folder than when this run began");
   }
 
   // The old folder is then in the staging folder, and removed with it.
   void replace() {
-    if (exchange()) {
+    if (exchange() == 0) {
       state_ = State::exchanged;
+      if (!is_the_one(staging_.files_in.c_str())) throw is_another();
       return;
     }
     // Without an exchange there is a moment in which neither is there.
-    if (::rename(target_.c_str(), staging_.old().c_str()) != 0) {
-      throw IoError({.file = target_.string()}, "cannot replace", errno);
+    if (const int failed = place_now().rename(name_, staging(), Staging::kOld)) {
+      throw IoError({.file = target_.string()}, "cannot replace", failed);
     }
-    if (::rename(staging_.files_in.c_str(), target_.c_str()) == 0) {
+    const int reason = is_the_one(Staging::kOld)
+                           ? staging().rename(staging_.files_in, place_now(), name_)
+                           : ESTALE;
+    if (reason == 0) {
       state_ = State::moved;
       return;
     }
-    const int reason = errno;
-    if (::rename(staging_.old().c_str(), target_.c_str()) != 0) state_ = State::gone;
+    if (staging().rename(Staging::kOld, place_now(), name_) != 0) state_ = State::gone;
+    if (reason == ESTALE) throw is_another();
     throw not_moved(target_, reason);
   }
 
   const fs::path target_;
+  const std::string name_ = target_.filename().string();
+  std::optional<std::pair<dev_t, ino_t>> replaced_ = {};  // what was there
   enum class State : uint8_t {
     before,
     moved_in,   // nothing was there
@@ -188,7 +215,7 @@ class FileByFile final : public Commit {
  public:
   explicit FileByFile(Staging& staging) : Commit(staging) {}
 
-  void check() const override {
+  void check() override {
     for (OutputId out = 0; out < count(); ++out) {
       check_parents(staging_.plan.outputs()[out].path);
       if (is_published(out)) continue;
@@ -199,15 +226,13 @@ class FileByFile final : public Commit {
   fs::path place() const override { return staging_.target; }
 
   void publish() override {
-    if (staging_.written_inode) {
-      std::error_code failed;
-      const fs::directory_iterator kept(staging_.old(), failed);
-      if (!failed) kept_before_ = static_cast<size_t>(std::distance(kept, {}));
+    if (staging_.written_inode && staging().has(Staging::kOld)) {
+      kept_before_ = staging().below(Staging::kOld).names().size();
     }
-    changed_.insert(staging_.target);
+    changed_.insert(fs::path());
     if (count() > 0 && is_published(count() - 1)) return;
     if (staging_.options.force && count() > 1) {
-      for (const fs::path& form : staging_.forms(count() - 1)) set_aside(form, true);
+      for (const fs::path& form : forms(count() - 1)) set_aside(form, true);
     }
     for (OutputId out = 0; out < count(); ++out) {
       if (!is_published(out)) publish_one(out);
@@ -219,25 +244,26 @@ class FileByFile final : public Commit {
     std::set<fs::path> had_old;
     for (const Old& old : old_) had_old.insert(old.path);
     for (; !renamed_.empty(); renamed_.pop_back()) {
-      const fs::path path = staging_.final_path(renamed_.back());
+      const OutputId out = renamed_.back();
+      const fs::path path = form(out);
       if (staging_.is_kept()) {
         // For the run that goes on.
-        if (::rename(path.c_str(), staging_.staged(renamed_.back()).c_str()) == 0) continue;
-      } else if (had_old.contains(path) || ::unlink(path.c_str()) == 0 || errno == ENOENT) {
-        continue;
+        if (target().rename(path, staging(), staging_.staged(out)) == 0) continue;
+      } else {
+        const int failed = had_old.contains(path) ? 0 : target().remove(path);
+        if (failed == 0 || failed == ENOENT) continue;
       }
-      problems.push_back(path.string() + " is the new one");
+      problems.push_back(shown(path) + " is the new one");
     }
     for (auto old = old_.rbegin(); old != old_.rend(); ++old) {
-      if (::rename(old->kept.c_str(), old->path.c_str()) == 0) continue;
-      std::error_code ignored;
-      const bool there = fs::exists(fs::symlink_status(old->path, ignored));
-      problems.push_back(old->path.string() + (there ? " is the new one" : " is gone") +
-                         "; the old one is " + old->kept.string());
+      if (staging().rename(old->kept, target(), old->path) == 0) continue;
+      problems.push_back(shown(old->path) +
+                         (target().has(old->path) ? " is the new one" : " is gone") +
+                         "; the old one is " + (staging().path() / old->kept).string());
     }
     old_.clear();
     if (kept_before_ > 0) {
-      problems.push_back("what the run before had replaced is in " + staging_.old().string());
+      problems.push_back("what the run before had replaced is in " + staging_.old_path().string());
     }
     return problems;
   }
@@ -247,12 +273,20 @@ class FileByFile final : public Commit {
   }
 
  private:
+  const Folder& staging() const { return *staging_.folder; }
+  const Folder& target() const { return *staging_.place; }
+  std::string shown(const fs::path& path) const { return (staging_.target / path).string(); }
+
+  // Paths in the target.
+  std::vector<fs::path> forms(OutputId out) const { return staging_.forms(out); }
+  fs::path form(OutputId out) const {
+    return stored_name(staging_.plan.outputs()[out], staging_.options.packed);
+  }
+
   // By the run that this one goes on with.
   bool is_published(OutputId out) const {
-    std::error_code ignored;
-    return staging_.written_inode &&
-           !fs::exists(fs::symlink_status(staging_.staged(out), ignored)) &&
-           fs::exists(fs::symlink_status(staging_.final_path(out), ignored));
+    return staging_.written_inode && !staging().has(staging_.staged(out)) &&
+           target().has(form(out));
   }
 
   OutputId count() const { return static_cast<OutputId>(staging_.plan.outputs().size()); }
@@ -261,15 +295,20 @@ class FileByFile final : public Commit {
     std::error_code ignored;
     for (fs::path parent = path.parent_path(); !parent.empty(); parent = parent.parent_path()) {
       const fs::path folder = staging_.target / parent;
-      const fs::file_status status = fs::status(folder, ignored);
+      const fs::file_status status = fs::symlink_status(folder, ignored);
+      if (fs::is_symlink(status)) {
+        throw UsageError(folder.string() +
+                         ": is a link; an output is not written through links in it");
+      }
       if (fs::exists(status) && !fs::is_directory(status)) {
         throw UsageError(folder.string() + ": is not a folder");
       }
     }
   }
 
-  void check_path(const fs::path& path) const {
+  void check_path(const fs::path& form) const {
     std::error_code ignored;
+    const fs::path path = staging_.target / form;
     const fs::file_status existing = fs::symlink_status(path, ignored);
     if (!fs::exists(existing)) return;
     if (fs::is_directory(existing)) {
@@ -278,22 +317,32 @@ class FileByFile final : public Commit {
     if (!staging_.options.force) throw exists_already(path);
   }
 
+  // The folder of a path in the target; many in a row have the same.
+  const Folder& folder_of(const fs::path& path, std::vector<fs::path>* made = nullptr) {
+    const fs::path parent = path.parent_path();
+    if (!folder_ || folder_->first != parent) {
+      folder_.emplace(parent, target().below(parent, made));
+    }
+    return folder_->second;
+  }
+
   void publish_one(OutputId out) {
-    const fs::path path = staging_.final_path(out);
-    make_folders(path.parent_path(), staging_.made_folders);
+    const fs::path path = form(out);
+    const Folder folder = folder_of(path, &staging_.made_folders);
     // After a crash the last file may be there only if all the others are.
     if (staging_.options.durable && out + 1 == count()) sync_changed();
     // Of its own name the move takes care.
-    for (const fs::path& form : staging_.forms(out)) {
-      if (form != path) check_path(form);
+    for (const fs::path& other : forms(out)) {
+      if (other != path) check_path(other);
     }
     if (staging_.options.force) set_aside(path, false);
-    move_into_place(staging_.staged(out), path, staging_.options.force);
+    move_into_place(staging(), staging_.staged(out), folder, path.filename().string(),
+                    staging_.options.force);
     renamed_.push_back(out);
     changed_.insert(path.parent_path());
     if (!staging_.options.force) return;
-    for (const fs::path& form : staging_.forms(out)) {
-      if (form != path) set_aside(form, true);
+    for (const fs::path& other : forms(out)) {
+      if (other != path) set_aside(other, true);
     }
   }
 
@@ -301,40 +350,43 @@ class FileByFile final : public Commit {
   // the new one takes its place at once, unless it is to be `removed` or the file system has no
   // links.
   void set_aside(const fs::path& path, bool removed) {
-    struct stat found {};
-    if (::lstat(path.c_str(), &found) != 0) {
+    if (!target().has(path.parent_path().empty() ? "." : path.parent_path())) return;
+    const Folder folder = folder_of(path);
+    const fs::path name = path.filename();
+    const std::optional<struct stat> found = folder.look(name);
+    if (!found) {
       if (errno == ENOENT) return;
-      throw IoError({.file = path.string()}, "cannot replace", errno);
+      throw IoError({.file = shown(path)}, "cannot replace", errno);
     }
     // A folder has come to be there since check(): the move will fail.
-    if (S_ISDIR(found.st_mode)) return;
-    std::error_code ignored;
-    if (kept_before_ + old_.size() == 0) fs::create_directory(staging_.old(), ignored);
-    const fs::path kept = staging_.old() / std::to_string(kept_before_ + old_.size());
-    const bool linked = ::link(path.c_str(), kept.c_str()) == 0;
+    if (S_ISDIR(found->st_mode)) return;
+    if (kept_before_ + old_.size() == 0) staging().make_folder(Staging::kOld);
+    const fs::path kept = fs::path(Staging::kOld) / std::to_string(kept_before_ + old_.size());
+    const bool linked = folder.link(name, staging(), kept) == 0;
     if (linked) old_.push_back({path, kept});
     if (linked && !removed) return;
-    if ((linked ? ::unlink(path.c_str()) : ::rename(path.c_str(), kept.c_str())) != 0) {
-      throw IoError({.file = path.string()}, "cannot replace", errno);
+    if (const int failed = linked ? folder.remove(name) : folder.rename(name, staging(), kept)) {
+      throw IoError({.file = shown(path)}, "cannot replace", failed);
     }
     if (!linked) old_.push_back({path, kept});
   }
 
   void sync_changed() {
     if (staging_.all_at_once) return staging_.all_at_once->sync();
-    for (const fs::path& made : staging_.made_folders) changed_.insert(made.parent_path());
-    for (const fs::path& folder : changed_) sync_directory(folder);
+    for (const fs::path& made : staging_.made_folders) Folder::at(made.parent_path()).sync();
+    for (const fs::path& folder : changed_) target().below(folder).sync();
     changed_.clear();
   }
 
-  // A file that was there, and where it is kept.
+  // A file that was there, in the target, and where it is kept, in the staging folder.
   struct Old {
     fs::path path;
     fs::path kept;
   };
 
-  std::set<fs::path> changed_;     // folders, since the last sync
-  std::vector<Old> old_;           // in the order in which they made room
+  std::optional<std::pair<fs::path, Folder>> folder_;  // folder_of()'s last
+  std::set<fs::path> changed_;                         // folders in the target, since the last sync
+  std::vector<Old> old_;                               // in the order in which they made room
   size_t kept_before_ = 0;         // old files, by the run that this one goes on with
   std::vector<OutputId> renamed_;  // outputs that have their final names
 };
@@ -342,13 +394,13 @@ class FileByFile final : public Commit {
 }  // namespace
 
 fs::path Staging::staged(OutputId out) const {
-  return files_in / stored_name(plan.outputs()[out], options.packed);
+  return fs::path(files_in) / stored_name(plan.outputs()[out], options.packed);
 }
 fs::path Staging::final_path(OutputId out) const {
   return target / stored_name(plan.outputs()[out], options.packed);
 }
 std::vector<fs::path> Staging::forms(OutputId out) const {
-  std::vector<fs::path> forms(3, target / plan.outputs()[out].path);
+  std::vector<fs::path> forms(3, plan.outputs()[out].path);
   forms[1] += kPackedSuffix;
   forms[2] += kZstdSuffix;
   return forms;
@@ -374,7 +426,11 @@ std::unique_ptr<Commit> choose_commit(Staging& staging) {
 }
 
 bool can_go_on(const fs::path& target) {
-  return has_job(resumable_folder(target, true)) || has_job(resumable_folder(target, false));
+  for (const bool whole_folder : {true, false}) {
+    const std::optional<Resumable> found = find_resumable(target, whole_folder);
+    if (found && has_job(found->folder)) return true;
+  }
+  return false;
 }
 
 std::unique_ptr<Commit> same_commit(Staging& staging, bool whole_folder) {
@@ -389,18 +445,14 @@ fs::path resumable_folder(const fs::path& target, bool whole_folder) {
   return path.parent_path() / (name + "-" + path.filename().string());
 }
 
-void make_folders(const fs::path& path, std::vector<fs::path>& made) {
-  std::vector<fs::path> missing;
+std::optional<Resumable> find_resumable(const fs::path& target, bool whole_folder) {
+  const fs::path path = resumable_folder(target, whole_folder);
   std::error_code failed;
-  for (fs::path p = fs::absolute(path).lexically_normal(); !fs::exists(p, failed);
-       p = p.parent_path()) {
-    if (p.has_filename()) missing.push_back(p);
-    if (!p.has_relative_path()) break;
-  }
-  for (auto p = missing.rbegin(); p != missing.rend(); ++p) {
-    if (fs::create_directory(*p, failed)) made.push_back(*p);
-    if (failed) throw IoError({.file = p->string()}, "cannot make the folder", failed.value());
-  }
+  if (!fs::is_directory(path.parent_path(), failed)) return std::nullopt;
+  const Folder place = Folder::at(path.parent_path());
+  const std::optional<Folder> folder = place.own(path.filename().string());
+  if (!folder) return std::nullopt;
+  return Resumable{place, *folder};
 }
 
 fs::path without_slash(const fs::path& path) {

@@ -8,7 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "exec/staged_output.h"
+#include "exec/stage_options.h"
+#include "io/folder.h"
 #include "io/output_file.h"
 #include "plan/copy_plan.h"
 
@@ -18,11 +19,14 @@ namespace dsckpt {
 struct Staging {
   const CopyPlan& plan;
   StageOptions options;
-  std::filesystem::path target;         // the output folder
-  std::filesystem::path folder = {};    // the staging folder, which is removed in the end
-  std::filesystem::path files_in = {};  // where the files are written: a folder in it
+  std::filesystem::path target;       // the output folder, as messages call it
+  std::optional<Folder> place = {};   // the folder that the staging folder is in
+  std::optional<Folder> folder = {};  // the staging folder
+  bool is_there = false;              // it is removed in the end
+  // Where the files are written: a folder in it.
+  std::string files_in = {};
   // The same for packed files that are not whole (StagingPlace::attempts_in).
-  std::filesystem::path attempts_in = {};
+  std::string attempts_in = {};
   std::vector<std::filesystem::path> made_folders = {};  // outermost first
   std::optional<FileSystem> all_at_once = {};            // kept, or durable and many files
   // Of a run that goes on when all is written: the inode of files_in. Some or all of what is staged
@@ -30,12 +34,14 @@ struct Staging {
   std::optional<uint64_t> written_inode = {};
 
   bool is_packed(OutputId out) const;
+  // In the staging folder.
   std::filesystem::path staged(OutputId out) const;
   std::filesystem::path final_path(OutputId out) const;
-  // All names below the output folder under which a file may hold the content of `out`.
+  // All paths in the output folder under which a file may hold the content of `out`.
   std::vector<std::filesystem::path> forms(OutputId out) const;
-  // Where old files are kept until the commit is over.
-  std::filesystem::path old() const { return folder / "old"; }
+  // Where old files are kept in the staging folder until the commit is over.
+  static constexpr const char* kOld = "old";
+  std::filesystem::path old_path() const { return folder->path() / kOld; }
   // Whether the staging folder stays if the run stops.
   bool is_kept() const { return options.job != nullptr; }
 };
@@ -47,8 +53,8 @@ class Commit {
   virtual ~Commit() = default;
 
   // Throws UsageError if something is in the way in the output folder.
-  virtual void check() const = 0;
-  // Where the staging folder is made, so that renames do not cross a file system.
+  virtual void check() = 0;
+  // Where the staging folder is made (Staging::place), so that renames do not cross a file system.
   virtual std::filesystem::path place() const = 0;
   // Gives the files their final names. Throws UsageError for a file that has appeared since
   // check(), and IoError; then take_back().
@@ -73,11 +79,15 @@ std::unique_ptr<Commit> same_commit(Staging& staging, bool whole_folder);
 // The staging folder of a run that can be gone on with: beside the target if it is committed as a
 // whole, else in it.
 std::filesystem::path resumable_folder(const std::filesystem::path& target, bool whole_folder);
-// Whether there is one.
+// The folder that it is in, and it, if they are there. Throws UsageError if it is not this user's.
+struct Resumable {
+  Folder place;
+  Folder folder;
+};
+std::optional<Resumable> find_resumable(const std::filesystem::path& target, bool whole_folder);
+// Whether there is one with a job. Throws what find_resumable() throws.
 bool can_go_on(const std::filesystem::path& target);
 
-// Makes `path` and its missing parents; those it made are appended to `made`. Throws IoError.
-void make_folders(const std::filesystem::path& path, std::vector<std::filesystem::path>& made);
 // The absolute path of a folder, whatever slashes it was given with.
 std::filesystem::path without_slash(const std::filesystem::path& path);
 

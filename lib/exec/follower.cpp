@@ -136,7 +136,7 @@ class RankRun {
                         });
   }
 
-  void sync() const { FileSystem(job_.place.files_in).sync(); }
+  void sync() const { FileSystem(job_.place.open()).sync(); }
 
   Group& group_;
   const RankJob job_;

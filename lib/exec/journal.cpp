@@ -1,11 +1,13 @@
 #include "exec/journal.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cerrno>
 #include <concepts>
 #include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <system_error>
 #include <type_traits>
 #include <utility>
 
@@ -15,39 +17,44 @@
 #include "base/sha256.h"
 #include "base/text.h"
 #include "dsckpt/error.h"
-#include "exec/staged_output.h"
 #include "io/far_files.h"
+#include "io/text_file.h"
 #include "plan/plan_digest.h"
 
 namespace dsckpt {
-namespace fs = std::filesystem;
 namespace {
 
 using nlohmann::json;
 
 constexpr const char* kJob = "job";
 constexpr const char* kJournal = "journal";
-constexpr int kVersion = 3;
+constexpr int kVersion = 4;
+constexpr size_t kJournalRead = 64 << 10;
 
-IoError damaged(const fs::path& path) {
-  return IoError({.file = path.string()},
+IoError damaged(const Folder& folder, const char* name) {
+  return IoError({.file = (folder.path() / name).string()},
                  "is damaged, so that nothing can go on there; remove the folder", 0);
 }
 
 // Nothing if there is no such file.
-std::optional<std::string> content_of(const fs::path& path) {
-  std::error_code failed;
-  const fs::file_status status = fs::symlink_status(path, failed);
-  if (!fs::exists(status)) return std::nullopt;
-  if (!fs::is_regular_file(status)) throw damaged(path);
-  const uintmax_t size = fs::file_size(path, failed);
-  if (failed) throw IoError({.file = path.string()}, "cannot be looked at", failed.value());
-  std::string content(size, '\0');
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream) throw IoError({.file = path.string()}, "cannot open", errno);
-  if (!stream.read(content.data(), static_cast<std::streamsize>(content.size()))) {
-    throw IoError({.file = path.string()}, "cannot read", errno);
+std::optional<std::string> content_of(const Folder& folder, const char* name) {
+  const Where where{.file = (folder.path() / name).string()};
+  const int fd = folder.open_ours(name, O_RDWR);
+  if (fd < 0 && errno == ENOENT) return std::nullopt;
+  if (fd < 0) throw IoError(where, "cannot open", errno);
+  std::string content;
+  int failed = 0;
+  for (;;) {
+    const size_t had = content.size();
+    content.resize(had + kJournalRead);
+    const ssize_t got = ::pread(fd, content.data() + had, kJournalRead, static_cast<off_t>(had));
+    content.resize(had + static_cast<size_t>(std::max<ssize_t>(got, 0)));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) failed = errno;
+    if (got <= 0) break;
   }
+  ::close(fd);
+  if (failed != 0) throw IoError(where, "cannot read", failed);
   return content;
 }
 
@@ -55,13 +62,13 @@ struct NotAsWritten {};
 
 // What only this program writes has the members and types that it gives them, or is damaged.
 template <typename Read>
-auto read_as_written(const fs::path& path, Read&& read) {
+auto read_as_written(const Folder& folder, const char* name, Read&& read) {
   try {
     return read();
   } catch (const json::exception&) {
-    throw damaged(path);
+    throw damaged(folder, name);
   } catch (const NotAsWritten&) {
-    throw damaged(path);
+    throw damaged(folder, name);
   }
 }
 
@@ -75,10 +82,9 @@ T whole_number(const json& value) {
   return value.get<T>();
 }
 
-json saved_job(const fs::path& folder) {
-  const fs::path path = folder / kJob;
-  json saved = parse_json(content_of(path).value_or(""));
-  if (!saved.is_object()) throw damaged(path);
+json saved_job(const Folder& folder) {
+  json saved = parse_json(content_of(folder, kJob).value_or(""));
+  if (!saved.is_object()) throw damaged(folder, kJob);
   return saved;
 }
 
@@ -198,37 +204,37 @@ JobIdentity identity_of(const CopyPlan& plan, const InputFiles& inputs, std::str
   return job;
 }
 
-void save_job(const fs::path& folder, const JobIdentity& job) {
+void save_job(const Folder& folder, const JobIdentity& job) {
   const json saved{{"version", kVersion},
+                   {"folder", folder.number()},
                    {"inputs", rows_of(job.inputs)},
                    {"outputs", rows_of(job.outputs)},
                    {"plan", job.plan},
                    {"options", job.options}};
-  replace_text_file(folder / kJob, dump(saved) + "\n", true);
+  replace_text_file(folder, kJob, dump(saved) + "\n", true);
 }
 
-bool has_job(const fs::path& folder) {
-  std::error_code ignored;
-  return fs::exists(folder / kJob, ignored);
+bool has_job(const Folder& folder) {
+  return folder.has(kJob);
 }
 
-std::error_code remove_resumable(const fs::path& folder) {
-  std::error_code failed;
-  std::vector<fs::path> others;
-  for (fs::directory_iterator entry(folder, failed), end; !failed && entry != end;
-       entry.increment(failed)) {
-    if (entry->path().filename() != kJob) others.push_back(entry->path());
+int empty_staging(const Folder& folder) {
+  try {
+    for (const std::string& name : folder.names()) {
+      if (name == kJob) continue;
+      if (const int failed = folder.remove_all(name)) return failed;
+    }
+  } catch (const IoError& error) {
+    return error.errno_value();
   }
-  for (size_t i = 0; i < others.size() && !failed; ++i) fs::remove_all(others[i], failed);
-  if (!failed) fs::remove(folder / kJob, failed);
-  if (!failed) fs::remove(folder, failed);
-  return failed;
+  return folder.remove_all(kJob);
 }
 
-std::string difference_from_saved(const fs::path& folder, const JobIdentity& job) {
-  return read_as_written(folder / kJob, [&]() -> std::string {
+std::string difference_from_saved(const Folder& folder, const JobIdentity& job) {
+  return read_as_written(folder, kJob, [&]() -> std::string {
     const json saved = saved_job(folder);
     if (saved.at("version") != kVersion) return "another release of this program has begun it";
+    if (saved.at("folder") != folder.number()) return "it was begun in another folder";
     std::string found = first_difference(files_of(saved.at("inputs")), job.inputs, true);
     if (found.empty()) {
       found = first_difference(files_of(saved.at("outputs")), job.outputs, false);
@@ -242,36 +248,35 @@ std::string difference_from_saved(const fs::path& folder, const JobIdentity& job
   });
 }
 
-void save_reached(const fs::path& folder, const Reached& reached) {
+void save_reached(const Folder& folder, const Reached& reached) {
   std::string content(sizeof(uint32_t), '\0');
   json::to_cbor(json_of(reached), content);
   store_le(reinterpret_cast<std::byte*>(content.data()),
            crc32(0, bytes_of(content).subspan(sizeof(uint32_t))));
-  replace_text_file(folder / kJournal, content, true);
+  replace_text_file(folder, kJournal, content, true);
 }
 
-std::optional<Reached> load_reached(const fs::path& folder) {
-  const fs::path path = folder / kJournal;
-  const std::optional<std::string> content = content_of(path);
+std::optional<Reached> load_reached(const Folder& folder) {
+  const std::optional<std::string> content = content_of(folder, kJournal);
   if (!content) return std::nullopt;
-  return read_as_written(path, [&] {
+  return read_as_written(folder, kJournal, [&] {
     const auto bytes = bytes_of(*content);
     if (bytes.size() < sizeof(uint32_t) ||
         load_le<uint32_t>(bytes.data()) != crc32(0, bytes.subspan(sizeof(uint32_t)))) {
-      throw damaged(path);
+      throw damaged(folder, kJournal);
     }
     return reached_of(parse_cbor(std::string_view(*content).substr(sizeof(uint32_t))));
   });
 }
 
-void save_written(const fs::path& folder, uint64_t inode) {
+void save_written(const Folder& folder, uint64_t inode) {
   json job = saved_job(folder);
   job["written"] = inode;
-  replace_text_file(folder / kJob, dump(job) + "\n", true);
+  replace_text_file(folder, kJob, dump(job) + "\n", true);
 }
 
-std::optional<uint64_t> load_written(const fs::path& folder) {
-  return read_as_written(folder / kJob, [&]() -> std::optional<uint64_t> {
+std::optional<uint64_t> load_written(const Folder& folder) {
+  return read_as_written(folder, kJob, [&]() -> std::optional<uint64_t> {
     const json job = saved_job(folder);
     return job.contains("written") ? std::optional(whole_number<uint64_t>(job["written"]))
                                    : std::nullopt;

@@ -5,17 +5,21 @@
 // file that is removed. `journal` says how far the run has come. Both are written beside
 // themselves, synced and renamed: after any stop there is the last one or the one before. What they
 // say was done was synced before.
+//
+// They are believed, since no other user can have written them: the staging folder is this user's,
+// nobody else may enter it, and they are files of this user's with one name (folder.h). `job` names
+// the folder that it was written in, so that a copy of it, whose files nobody has compared, is not
+// gone on with.
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "exec/executor.h"
 #include "exec/output_sums.h"
+#include "io/folder.h"
 #include "io/input_file.h"
 #include "plan/copy_plan.h"
 
@@ -36,15 +40,15 @@ struct JobIdentity {
 JobIdentity identity_of(const CopyPlan& plan, const InputFiles& inputs, std::string options);
 
 // Says in `folder` what is made there. Throws IoError.
-void save_job(const std::filesystem::path& folder, const JobIdentity& job);
+void save_job(const Folder& folder, const JobIdentity& job);
 // Whether save_job() did.
-bool has_job(const std::filesystem::path& folder);
+bool has_job(const Folder& folder);
 // What of `job` is another than what was saved in `folder`, for people; "" if nothing is. Throws
-// IoError, also if nothing can be made of what is there.
-std::string difference_from_saved(const std::filesystem::path& folder, const JobIdentity& job);
-// Removes the folder, `job` last of all: until then the run that goes on finds out that nothing is
-// left to be done. Says why if that fails.
-std::error_code remove_resumable(const std::filesystem::path& folder);
+// IoError, also if nothing can be made of what is there, and UsageError if it is not this user's.
+std::string difference_from_saved(const Folder& folder, const JobIdentity& job);
+// Empties a staging folder, `job` last of all: until then the run that goes on finds out that
+// nothing is left to be done. 0, or errno.
+int empty_staging(const Folder& folder);
 
 // How far a run has come.
 struct Reached {
@@ -53,13 +57,14 @@ struct Reached {
   uint64_t bytes_stored = 0;  // of packed outputs
 };
 // Throws IoError.
-void save_reached(const std::filesystem::path& folder, const Reached& reached);
-// Nothing if nothing was saved. Throws IoError, also for what save_reached() did not write.
-std::optional<Reached> load_reached(const std::filesystem::path& folder);
+void save_reached(const Folder& folder, const Reached& reached);
+// Nothing if nothing was saved. Throws IoError, also for what save_reached() did not write, and
+// UsageError for what is not this user's.
+std::optional<Reached> load_reached(const Folder& folder);
 
 // Says in `job` that all is written, and which folder it was written to: after a rename it is known
 // by its inode. Throws IoError.
-void save_written(const std::filesystem::path& folder, uint64_t inode);
-std::optional<uint64_t> load_written(const std::filesystem::path& folder);
+void save_written(const Folder& folder, uint64_t inode);
+std::optional<uint64_t> load_written(const Folder& folder);
 
 }  // namespace dsckpt

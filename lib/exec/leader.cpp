@@ -99,8 +99,7 @@ class Leader : public SharedWork {
                 .options = portion_options(),
                 .sync_portions = work_.sync_portions,
                 .sync_last = work_.sync_last};
-    job.place.files_in = std::filesystem::absolute(job.place.files_in);
-    job.place.attempts_in = std::filesystem::absolute(job.place.attempts_in);
+    job.place.path = std::filesystem::absolute(job.place.path);
     job.add_inputs(inputs_);
     return job;
   }

@@ -1,8 +1,5 @@
 #include "exec/node_files.h"
 
-#include <stdlib.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -16,6 +13,7 @@
 #include "dsckpt/error.h"
 #include "exec/rank_words.h"
 #include "io/far_files.h"
+#include "io/folder.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -153,9 +151,7 @@ void NodeFiles::open_service() {
 
 void NodeFiles::stand_in(int rank, const fs::path& folder, const std::vector<ListedFile>& files) {
   if (folder_.empty()) {
-    std::string name = (fs::temp_directory_path() / "dsckpt-nodes-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw IoError({.file = name}, "cannot create", errno);
-    folder_ = name;
+    folder_ = make_temporary_folder("dsckpt-nodes-");
   }
   const fs::path machine = folder_ / std::to_string(rank);
   if (std::find(mounted_.begin(), mounted_.end(), machine) == mounted_.end()) {

@@ -71,7 +71,7 @@ std::vector<MeantFile> OutputSums::meant(const std::function<std::filesystem::pa
   for (OutputId out = first; out < std::min<size_t>(outputs_.size(), last); ++out) {
     const Output& output = outputs_[out];
     if (output.pieces.empty()) continue;
-    files.push_back({path(out), display(out), {}});
+    files.push_back({.path = path(out), .display = display(out)});
     for (const auto& [begin, piece] : output.pieces) {
       files.back().pieces.push_back({begin, piece.size, piece.crc});
     }

@@ -11,19 +11,22 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "exec/sink.h"
+#include "io/folder.h"
 #include "plan/copy_plan.h"
 
 namespace dsckpt {
 
 // A file, and the checksums of the pieces that were meant for it.
 struct MeantFile {
-  std::filesystem::path path = {};  // where it is now
-  std::string display = {};         // what an error calls it
+  std::filesystem::path path = {};    // where it is now; in `folder`, if there is one
+  std::optional<Folder> folder = {};  // of this user alone
+  std::string display = {};           // what an error calls it
 
   struct Piece {
     uint64_t begin = 0;
@@ -48,6 +51,7 @@ class OutputSums : public Sink {
 
   // What is meant to be in the files of all outputs that were written, after the last finish().
   // `path` says where an output is now, `display` what an error calls it. Of outputs [first, last).
+  // Whoever's paths are in a folder sets that.
   std::vector<MeantFile> meant(const std::function<std::filesystem::path(OutputId)>& path,
                                const std::function<std::string(OutputId)>& display,
                                OutputId first = 0, OutputId last = ~OutputId{0}) const;

@@ -62,6 +62,7 @@ std::string RankJob::encode() const {
     writer.text(input.path_there);
   }
   writer.number(static_cast<uint64_t>(tasks));
+  writer.text(place.path.native());
   writer.text(place.files_in.native());
   writer.text(place.attempts_in.native());
   writer.text(place.target.native());
@@ -89,6 +90,7 @@ RankJob RankJob::decode(std::string_view bytes) {
     input.path_there = reader.text();
   }
   job.tasks = static_cast<Tasks>(reader.number());
+  job.place.path = reader.text();
   job.place.files_in = reader.text();
   job.place.attempts_in = reader.text();
   job.place.target = reader.text();

@@ -16,6 +16,7 @@
 #include "dsckpt/error.h"
 #include "exec/piece_work.h"
 #include "exec/rate_limit.h"
+#include "exec/staged_files.h"
 #include "exec/workers.h"
 #include "io/far_files.h"
 #include "io/page_buffer.h"
@@ -35,10 +36,10 @@ class WrittenFile {
       far_ = std::make_unique<StoredFile>(file.path, file.display, std::move(far));
       return;
     }
-    fd_ = ::open(file.path.c_str(), O_RDONLY | O_CLOEXEC);
+    fd_ = open(file, 0);
     if (fd_ < 0) throw IoError({.file = display_}, "cannot read back", errno);
     ::posix_fadvise(fd_, 0, 0, POSIX_FADV_DONTNEED);
-    const int direct = ::open(file.path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
+    const int direct = open(file, O_DIRECT);
     if (direct >= 0) ::close(std::exchange(fd_, direct));
   }
   ~WrittenFile() {
@@ -73,6 +74,11 @@ class WrittenFile {
 
  private:
   static constexpr uint64_t kBlock = 512;
+
+  static int open(const MeantFile& file, int flags) {
+    if (file.folder) return file.folder->open_to_read(file.path, flags);
+    return ::open(file.path.c_str(), O_RDONLY | O_CLOEXEC | flags);
+  }
 
   // Opened, but cannot do it.
   bool leave_direct() const {
@@ -163,6 +169,8 @@ uint64_t read_back_here(std::span<const MeantFile> files, uint64_t limit_rate, u
 }
 
 void write_meant(VarintWriter& writer, const Stretch& stretch) {
+  const std::optional<Folder>& folder = stretch.file->folder;
+  writer.text(folder ? std::filesystem::absolute(folder->path()).native() : "");
   writer.text(stretch.file->path.native());
   writer.text(stretch.file->display);
   writer.number(stretch.pieces.size());
@@ -174,7 +182,11 @@ void write_meant(VarintWriter& writer, const Stretch& stretch) {
 }
 
 MeantFile read_meant(VarintReader& reader) {
-  MeantFile file{.path = reader.text()};
+  MeantFile file;
+  if (const std::filesystem::path folder = reader.text(); !folder.empty()) {
+    file.folder = StagingPlace{.path = folder}.open();
+  }
+  file.path = reader.text();
   file.display = reader.text();
   file.pieces.resize(reader.count());
   for (MeantFile::Piece& piece : file.pieces) {

@@ -1,7 +1,6 @@
 #include "exec/staged_files.h"
 
 #include <cerrno>
-#include <cstdio>
 #include <utility>
 
 #include "base/random.h"
@@ -31,8 +30,16 @@ bool StagingPlace::is_direct(const PlannedFile& file) const {
   return direct && !is_stored_packed(file, packed) && file.size > kSmallFile;
 }
 
+Folder StagingPlace::open() const {
+  if (folder) return *folder;
+  const std::optional<Folder> found =
+      Folder::at(path.parent_path()).own(path.filename().string(), true);
+  if (!found) throw IoError({.file = path.string()}, "cannot open the folder", ENOENT);
+  return *found;
+}
+
 StagedFiles::StagedFiles(const CopyPlan& plan, StagingPlace place)
-    : plan_(plan), place_(std::move(place)) {
+    : plan_(plan), place_(std::move(place)), folder_(place_.open()) {
   for (size_t i = 0; i < plan.outputs().size(); ++i) files_.emplace_back();
 }
 
@@ -62,8 +69,8 @@ void StagedFiles::create(OutputId out, File& file) const {
   if (place_.are_there && is_packed) {
     file.attempt = place_.attempts_in / std::to_string(random_number());
   }
-  file.open = std::make_shared<OutputFile>(file.attempt.empty() ? staged(out) : file.attempt,
-                                           shown(out), options);
+  file.open = std::make_shared<OutputFile>(
+      folder_, file.attempt.empty() ? staged(out) : file.attempt, shown(out), options);
 }
 
 void StagedFiles::write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {
@@ -77,8 +84,8 @@ void StagedFiles::finish(OutputId out) {
   File& entry = files_[out];
   entry.open.reset();
   if (entry.attempt.empty()) return;
-  if (::rename(entry.attempt.c_str(), staged(out).c_str()) != 0) {
-    throw IoError({.file = shown(out)}, "cannot be given its name", errno);
+  if (const int failed = folder_.rename(entry.attempt, folder_, staged(out))) {
+    throw IoError({.file = shown(out)}, "cannot be given its name", failed);
   }
   entry.attempt.clear();
 }

@@ -6,9 +6,11 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "exec/sink.h"
+#include "io/folder.h"
 #include "io/output_file.h"
 #include "plan/copy_plan.h"
 
@@ -22,10 +24,11 @@ std::string stored_name(const PlannedFile& file, bool packed);
 
 // How the outputs of a run are staged: what all of its ranks must know.
 struct StagingPlace {
-  std::filesystem::path files_in = {};  // the folder
-  // Another one of the same file system, for packed files that are not whole, if `are_there`: each
-  // attempt at one has a name of its own there, since their bytes come in no order that others
-  // could go on with.
+  std::filesystem::path path = {};      // the staging folder
+  std::optional<Folder> folder = {};    // the same, where it is open already
+  std::filesystem::path files_in = {};  // the folder of the files in it
+  // Another one in it, for packed files that are not whole, if `are_there`: each attempt at one has
+  // a name of its own there, since their bytes come in no order that others could go on with.
   std::filesystem::path attempts_in = {};
   std::filesystem::path target = {};  // where they will be, for messages
   bool packed = false;                // is_stored_packed()
@@ -38,12 +41,15 @@ struct StagingPlace {
 
   // Whether its bytes are written past the page cache.
   bool is_direct(const PlannedFile& file) const;
+  // The staging folder. Throws IoError, and UsageError if it is not this user's.
+  Folder open() const;
 };
 
 // The outputs of `plan`, which must outlive this. A file is made at its first write and closed by
 // finish(); after that one that is not packed may be written to again if `place.are_there`.
 class StagedFiles : public Sink {
  public:
+  // Throws what StagingPlace::open() throws.
   StagedFiles(const CopyPlan& plan, StagingPlace place);
 
   void write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) override;
@@ -57,11 +63,12 @@ class StagedFiles : public Sink {
   };
   std::shared_ptr<OutputFile> file(OutputId out);
   void create(OutputId out, File& file) const;
-  std::filesystem::path staged(OutputId out) const;
+  std::filesystem::path staged(OutputId out) const;  // in the folder
   std::string shown(OutputId out) const;
 
   const CopyPlan& plan_;
   const StagingPlace place_;
+  const Folder folder_;
   std::deque<File> files_;
 };
 

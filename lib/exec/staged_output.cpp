@@ -18,7 +18,9 @@
 #include "exec/commit.h"
 #include "exec/journal.h"
 #include "io/file_system.h"
+#include "io/folder.h"
 #include "io/striping.h"
+#include "io/text_file.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -29,47 +31,22 @@ constexpr const char* kFiles = "files";
 // An fsync is a commit of the file system's journal; more files than this share one.
 constexpr size_t kSyncedOneByOne = 16;
 
-// A file that gets its name when it is whole.
-class TextFile {
- public:
-  // `beside`: a name for the time until then that nobody else uses; "" for a new one.
-  TextFile(fs::path path, const std::string& text, bool durable, const std::string& beside = "")
-      : path_(std::move(path)),
-        staged_(path_.string() + ".dsckpt-" + (beside.empty() ? "XXXXXX" : beside)) {
-    const int fd = beside.empty()
-                       ? ::mkostemp(staged_.data(), O_CLOEXEC)
-                       : ::open(staged_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0) throw IoError({.file = path_.string()}, "cannot write", errno);
-    mode_t mask = ::umask(0);
-    ::umask(mask);
-    const bool good =
-        ::fchmod(fd, 0666 & ~mask) == 0 && write_all(fd, text) && (!durable || ::fsync(fd) == 0);
-    int failed = errno;
-    const bool closed = ::close(fd) == 0;
-    if (good && closed) return;
-    if (good) failed = errno;
-    ::unlink(staged_.c_str());
-    throw IoError({.file = path_.string()}, "cannot write", failed);
-  }
-  ~TextFile() {
-    if (!published_) ::unlink(staged_.c_str());
-  }
-  TextFile(const TextFile&) = delete;
-  TextFile& operator=(const TextFile&) = delete;
+// Whether it holds nothing but what a run makes first, a signature and a job without its name yet:
+// a loss of power may leave the names and not what was written.
+bool has_only_begun(const Folder& folder) {
+  const std::vector<std::string> names = folder.names();
+  return std::all_of(names.begin(), names.end(), [](const std::string& name) {
+    return name == "owner" || name.starts_with("job.");
+  });
+}
 
-  void publish() {
-    if (::rename(staged_.c_str(), path_.c_str()) != 0) {
-      throw IoError({.file = path_.string()}, "cannot write", errno);
-    }
-    published_ = true;
+std::optional<Folder> folder_if_there(const fs::path& path) {
+  try {
+    return Folder::at(path);
+  } catch (const IoError&) {  // whoever makes it says why it cannot be
+    return std::nullopt;
   }
-  void sync_published() const { sync_directory(without_slash(path_).parent_path()); }
-
- private:
-  const fs::path path_;
-  std::string staged_;
-  bool published_ = false;
-};
+}
 
 // Runs `body`, after which nothing of a commit can be undone.
 template <typename Body>
@@ -83,12 +60,6 @@ void note_failure(std::vector<std::string>& notes, Body&& body) {
 }
 
 }  // namespace
-
-void replace_text_file(const fs::path& path, const std::string& text, bool durable) {
-  TextFile file(path, text, durable);
-  file.publish();
-  if (durable) file.sync_published();
-}
 
 StagedOutput::StagedOutput(const CopyPlan& plan, fs::path target, StageOptions options)
     : plan_(plan), options_(options), staging_(new Staging{plan, options, std::move(target)}) {}
@@ -105,8 +76,9 @@ void StagedOutput::prepare() {
   if (!goes_on_) commit_ = choose_commit(*staging_);
   commit_->check();
   if (options_.stripe && !goes_on_) check_can_stripe(commit_->place());
+  if (!goes_on_) staging_->place = folder_if_there(commit_->place());
   // The folder that is gone on with is alive again.
-  notes_ = clear_left_overs(commit_->place());
+  if (staging_->place) notes_ = clear_left_overs(*staging_->place);
   if (const auto lack = lack_of_space()) throw *lack;
   if (!goes_on_) make_staging_folder();
   if (!is_written()) make_folders_of_files();
@@ -114,7 +86,9 @@ void StagedOutput::prepare() {
 }
 
 StagingPlace StagedOutput::place() const {
-  return {.files_in = staging_->files_in,
+  return {.path = staging_->folder->path(),
+          .folder = staging_->folder,
+          .files_in = staging_->files_in,
           .attempts_in = staging_->attempts_in,
           .target = staging_->target,
           .packed = options_.packed,
@@ -127,7 +101,7 @@ StagingPlace StagedOutput::place() const {
 std::string StagedOutput::check() {
   commit_ = choose_commit(*staging_);
   commit_->check();
-  const fs::path there = existing_part(commit_->place());
+  const fs::path there = existing_part(resolved_path(commit_->place()));
   std::error_code failed;
   if (!fs::is_directory(there, failed)) {
     throw IoError({.file = there.string()}, "is not a folder", ENOTDIR);
@@ -143,36 +117,57 @@ std::string StagedOutput::check() {
 // True if the run before has left something to go on with.
 bool StagedOutput::take_up() {
   for (const bool whole_folder : {true, false}) {
-    const fs::path folder = resumable_folder(staging_->target, whole_folder);
-    std::error_code ignored;
-    if (!fs::is_directory(fs::symlink_status(folder, ignored))) continue;
+    const std::optional<Resumable> found = find_resumable(staging_->target, whole_folder);
+    if (!found) continue;
+    const Folder& folder = found->folder;
+    const std::string path = folder.path().string();
     const SignedBy owner = owner_of(folder);
     if (owner.state == OwnerState::alive && !owner.who.empty()) {
-      throw UsageError(folder.string() + ": is being written by " + owner.who);
+      throw UsageError(path + ": is being written by " + owner.who);
+    }
+    if (owner.who.empty() && !has_job(folder) && !has_only_begun(folder)) {
+      throw UsageError(path + ": has the name of a staging folder, and no run has signed it")
+          .with_hint("look what it is, and move it away");
     }
     owner_.emplace(folder);
+    staging_->place = found->place;
+    staging_->folder = folder;
     if (!has_job(folder)) {
       // Stopped before anything began, or when all was over.
-      owner_.reset();
-      fs::remove_all(folder, ignored);
+      staging_->is_there = true;
+      remove_staging();
       continue;
     }
     if (const std::string difference = difference_from_saved(folder, *options_.job);
         !difference.empty()) {
-      throw UsageError(folder.string() + ": this command cannot go on with it: " + difference)
+      throw UsageError(path + ": this command cannot go on with it: " + difference)
           .with_hint("the command that it was begun with goes on; else remove that folder");
     }
-    set_folder(folder);
-    take_files_from_run_before();
     staging_->written_inode = load_written(folder);
     commit_ = same_commit(*staging_, whole_folder);
+    check_run_before(whole_folder);
+    set_folder(folder);
+    take_files_from_run_before();
     return true;
   }
   return false;
 }
 
-const fs::path& StagedOutput::folder() const {
-  return staging_->folder;
+// Nobody else may enter the folder; so what is in it stays as it is checked here.
+void StagedOutput::check_run_before(bool whole_folder) const {
+  const std::string target = without_slash(staging_->target).filename().string();
+  const std::optional<struct stat> published =
+      whole_folder && is_written() ? staging_->place->look(target) : std::nullopt;
+  const bool is_exchanged = published && published->st_ino == *staging_->written_inode;
+  for (const std::string& name : staging_->folder->names()) {
+    // What is replaced has any form that the user has given it.
+    if (name == Staging::kOld || (is_exchanged && name.starts_with(kFiles))) continue;
+    staging_->folder->check_is_ours(name);
+  }
+}
+
+const Folder& StagedOutput::folder() const {
+  return *staging_->folder;
 }
 
 bool StagedOutput::is_written() const {
@@ -185,9 +180,8 @@ std::optional<IoError> StagedOutput::lack_of_space() const {
   uint64_t needed = 0;
   for (OutputId out = 0; out < plan_.outputs().size(); ++out) {
     const uint64_t size = staging_->is_packed(out) ? 0 : plan_.outputs()[out].size;
-    struct stat there {};
-    const bool is_there = goes_on_ && ::stat(staging_->staged(out).c_str(), &there) == 0;
-    const uint64_t taken = is_there ? static_cast<uint64_t>(there.st_blocks) * 512 : 0;
+    const auto there = goes_on_ ? staging_->folder->look(staging_->staged(out)) : std::nullopt;
+    const uint64_t taken = there ? static_cast<uint64_t>(there->st_blocks) * 512 : 0;
     needed += size - std::min(size, taken);
   }
   const uint64_t free = free_space(existing_part(staging_->target));
@@ -200,60 +194,65 @@ std::optional<IoError> StagedOutput::lack_of_space() const {
 
 void StagedOutput::make_staging_folder() {
   const fs::path place = commit_->place();
-  make_folders(place, staging_->made_folders);
-  std::string name = (place / (std::string(kStagingPrefix) + "XXXXXX")).string();
-  bool made = false;
-  if (staging_->is_kept()) {
-    name = resumable_folder(staging_->target, place != staging_->target).string();
-    made = ::mkdir(name.c_str(), 0700) == 0;
-  } else {
-    made = ::mkdtemp(name.data()) != nullptr;
+  if (!staging_->place) staging_->place = Folder::make(place, staging_->made_folders);
+  const std::string name =
+      staging_->is_kept()
+          ? resumable_folder(staging_->target, place != staging_->target).filename().string()
+          : std::string(kStagingPrefix) + std::to_string(random_number());
+  const Folder folder = staging_->place->make_own(name);
+  if (staging_->is_kept() && folder.owner() != ::geteuid()) {
+    staging_->place->remove_folder(name);
+    throw UsageError(folder.path().string() + ": the file system gives what user " +
+                     std::to_string(::geteuid()) + " makes to user " +
+                     std::to_string(folder.owner()) +
+                     ", so that nobody could tell later whose it is")
+        .with_hint("leave --resume out, or run as a user whom it knows");
   }
-  if (!made) throw IoError({.file = place.string()}, "cannot write into the folder", errno);
-  owner_.emplace(name);
-  set_folder(name);
-  if (options_.stripe) set_striping(name, *options_.stripe);
-  if (staging_->is_kept()) save_job(name, *options_.job);
+  owner_.emplace(folder);
+  set_folder(folder);
+  if (options_.stripe) set_striping(folder, *options_.stripe);
+  if (staging_->is_kept()) save_job(folder, *options_.job);
 }
 
-void StagedOutput::set_folder(const fs::path& folder) {
+void StagedOutput::set_folder(const Folder& folder) {
   staging_->folder = folder;
+  staging_->is_there = true;
   // The staging folder is its owner's alone; what is to stay is an ordinary one in it.
-  staging_->files_in = folder / kFiles;
+  staging_->files_in = kFiles;
   if (staging_->is_kept()) staging_->files_in += "-" + std::to_string(random_number());
-  staging_->attempts_in = folder / "attempts";
+  staging_->attempts_in = "attempts";
   const bool are_many = plan_.outputs().size() > kSyncedOneByOne;
   if (staging_->is_kept() || (options_.durable && are_many)) staging_->all_at_once.emplace(folder);
 }
 
 // There are none if that had published all of them, or had not begun.
 void StagedOutput::take_files_from_run_before() {
-  const fs::path& files_in = staging_->files_in;
-  std::error_code failed;
-  fs::remove_all(staging_->attempts_in, failed);
-  for (fs::directory_iterator entry(staging_->folder, failed), end; !failed && entry != end;
-       entry.increment(failed)) {
-    if (!entry->path().filename().string().starts_with(kFiles)) continue;
-    fs::rename(entry->path(), files_in, failed);
+  const Folder& folder = *staging_->folder;
+  int failed = folder.remove_all(staging_->attempts_in);
+  for (const std::string& name : folder.names()) {
+    if (failed != 0 || !name.starts_with(kFiles)) continue;
+    failed = folder.rename(name, folder, staging_->files_in);
     break;
   }
-  if (failed) {
-    throw IoError({.file = staging_->folder.string()}, "cannot take over the files",
-                  failed.value());
+  if (failed != 0) {
+    throw IoError({.file = folder.path().string()}, "cannot take over the files", failed);
   }
 }
 
 void StagedOutput::make_folders_of_files() const {
-  const fs::path& files_in = staging_->files_in;
-  std::set<fs::path> parents{files_in};
+  std::set<fs::path> parents{staging_->files_in};
   if (options_.packed && place().are_there) parents.insert(staging_->attempts_in);
   for (const PlannedFile& file : plan_.outputs()) {
-    parents.insert((files_in / file.path).parent_path());
+    fs::path parent = (fs::path(staging_->files_in) / file.path).parent_path();
+    for (; !parent.empty() && parents.insert(parent).second; parent = parent.parent_path()) {
+    }
   }
+  // Whatever is in a folder comes behind it.
   for (const fs::path& parent : parents) {
-    std::error_code failed;
-    fs::create_directories(parent, failed);
-    if (failed) throw IoError({.file = parent.string()}, "cannot make the folder", failed.value());
+    const int failed = staging_->folder->make_folder(parent);
+    if (failed == 0 || failed == EEXIST) continue;
+    throw IoError({.file = (staging_->folder->path() / parent).string()}, "cannot make the folder",
+                  failed);
   }
 }
 
@@ -261,32 +260,31 @@ void StagedOutput::remove_staging() {
   // Where files are on a server, open ones cannot be removed.
   owner_.reset();
   files_.reset();
-  std::error_code failed;
-  const fs::path folder = std::exchange(staging_->folder, {});
-  if (staging_->is_kept() && !folder.empty()) {
-    failed = remove_resumable(folder);
-  } else if (!folder.empty()) {
-    fs::remove_all(folder, failed);
-  }
-  if (failed) notes_.push_back(folder.string() + " cannot be removed: " + failed.message());
+  if (!std::exchange(staging_->is_there, false)) return;
+  const fs::path path = staging_->folder->path();
+  const std::string name = path.filename().string();
+  int failed = empty_staging(*staging_->folder);
+  if (failed == 0) failed = staging_->place->remove_folder(name);
+  if (failed == 0) return;
+  notes_.push_back(path.string() +
+                   " cannot be removed: " + std::generic_category().message(failed));
 }
 
 void StagedOutput::give_up(bool forever) {
-  if (staging_->is_kept() && !forever && has_job(staging_->folder)) {
+  if (staging_->is_kept() && !forever && staging_->is_there && has_job(*staging_->folder)) {
     owner_.reset();
     files_.reset();
     if (!leaves_run_before_) {
-      notes_.push_back("what is done is kept in " + staging_->folder.string() +
+      notes_.push_back("what is done is kept in " + staging_->folder->path().string() +
                        ": the same command goes on");
     }
-    staging_->folder.clear();
+    staging_->is_there = false;
     staging_->made_folders.clear();
     return;
   }
   remove_staging();
-  std::error_code ignored;
   const std::vector<fs::path> made = std::exchange(staging_->made_folders, {});
-  for (auto folder = made.rbegin(); folder != made.rend(); ++folder) fs::remove(*folder, ignored);
+  for (auto folder = made.rbegin(); folder != made.rend(); ++folder) ::rmdir(folder->c_str());
 }
 
 void StagedOutput::write_at(OutputId out, uint64_t offset, std::span<const std::byte> bytes) {
@@ -299,12 +297,18 @@ void StagedOutput::finish(OutputId out) {
 
 void StagedOutput::sync() {
   if (staging_->all_at_once) return staging_->all_at_once->sync();
-  if (plan_.outputs().size() > kSyncedOneByOne) return FileSystem(staging_->folder).sync();
-  for (OutputId out = 0; out < plan_.outputs().size(); ++out) sync_file(staged_path(out));
+  if (plan_.outputs().size() > kSyncedOneByOne) return FileSystem(*staging_->folder).sync();
+  for (OutputId out = 0; out < plan_.outputs().size(); ++out) {
+    sync_file(*staging_->folder, staged_name(out));
+  }
+}
+
+fs::path StagedOutput::staged_name(OutputId out) const {
+  return staging_->staged(out);
 }
 
 fs::path StagedOutput::staged_path(OutputId out) const {
-  return staging_->staged(out);
+  return staging_->folder->path() / staging_->staged(out);
 }
 
 fs::path StagedOutput::final_path(OutputId out) const {
@@ -314,18 +318,18 @@ fs::path StagedOutput::final_path(OutputId out) const {
 void StagedOutput::commit(const Pointer& pointer, const CommitHelp&) {
   if (staging_->all_at_once) staging_->all_at_once->sync();
   if (staging_->is_kept() && !is_written()) {
-    struct stat files {};
-    if (::stat(staging_->files_in.c_str(), &files) != 0) {
-      throw IoError({.file = staging_->files_in.string()}, "cannot stat", errno);
+    const std::optional<struct stat> files = staging_->folder->look(staging_->files_in);
+    if (!files) {
+      throw IoError({.file = (staging_->folder->path() / staging_->files_in).string()},
+                    "cannot stat", errno);
     }
-    save_written(staging_->folder, files.st_ino);
-    staging_->written_inode = files.st_ino;
+    save_written(*staging_->folder, files->st_ino);
+    staging_->written_inode = files->st_ino;
   }
   std::optional<TextFile> text;
-  // A run that is killed leaves it to the one that goes on.
-  const std::string beside =
-      staging_->is_kept() ? without_slash(staging_->target).filename().string() : "";
-  if (!pointer.file.empty()) text.emplace(pointer.file, pointer.text, options_.durable, beside);
+  if (!pointer.file.empty()) {
+    text.emplace(pointer.file, pointer.text, options_.durable, staging_->folder);
+  }
   try {
     commit_->publish();
     if (text) text->publish();
@@ -347,7 +351,7 @@ void StagedOutput::take_back(const Error& error) {
   if (problems.empty()) error.raise();
   // What is kept there is the user's.
   owner_.reset();
-  staging_->folder.clear();
+  staging_->is_there = false;
   staging_->made_folders.clear();
   std::string text = error.message() + "; not everything could be put back";
   for (const std::string& problem : problems) text += "\n" + problem;

@@ -28,39 +28,16 @@
 #include "dsckpt/error.h"
 #include "dsckpt/run.h"
 #include "exec/output.h"
+#include "exec/stage_options.h"
 #include "exec/staged_files.h"
 #include "exec/staging_owner.h"
+#include "io/folder.h"
 #include "plan/copy_plan.h"
 
 namespace dsckpt {
 
 class Commit;
-struct JobIdentity;
 struct Staging;
-
-struct StageOptions {
-  bool force = false;  // replace files that exist
-  // fsync files and folders, or if they are many their file system (syncfs), before and after the
-  // renames.
-  bool durable = false;
-  // The output folder is the plan's files and nothing else: what is there is removed, which takes
-  // `force`, too.
-  bool whole_folder = false;
-  // Write large files past the page cache (OutputOptions::direct).
-  bool direct = false;
-  // The longest write through the page cache (OutputOptions::write_bytes).
-  uint64_t write_bytes = OutputOptions().write_bytes;
-  // Of the staging folder, and so of all files in it, whatever becomes their name; `bytes` not 0.
-  std::optional<Striping> stripe = {};
-  // Other processes write into the staging folder as well (place()).
-  bool shared = false;
-  // The outputs that are packable (frame_cuts.h) are called PATH.dspack, and their sizes are not
-  // those of the plan: a PackedOutput writes them.
-  bool packed = false;
-  // Of a run that another one can go on with, or that goes on with another one; else nullptr. Must
-  // outlive the StagedOutput.
-  const JobIdentity* job = nullptr;
-};
 
 // A file stands for its content (content_name.h): a new one takes the place of whatever held the
 // same content before, compressed or not.
@@ -73,12 +50,13 @@ class StagedOutput : public Output {
   // Steps 1 and 2. Throws UsageError if the target is not a folder or holds one of the plan's files
   // and `force` is not set; IoError if the folder cannot be made or has not enough space. The
   // destructor removes what it has made. With StageOptions::job: goes on in the folder of the run
-  // before, if there is one; throws UsageError if that is of another job or still runs.
+  // before, if there is one; throws UsageError if that is of another job, still runs, or may be of
+  // another user.
   void prepare() override;
   // Throws also for a folder that cannot be written into. Not with StageOptions::job.
   std::string check() override;
   // Since prepare(): the staging folder, and how files are staged in it.
-  const std::filesystem::path& folder() const;
+  const Folder& folder() const;
   StagingPlace place() const;
   // Whether a run before had written everything there, so that only the commit is left.
   bool is_written() const;
@@ -91,7 +69,8 @@ class StagedOutput : public Output {
   // Waits until everything that was written is on the device; not while anything is. Throws
   // IoError.
   void sync();
-  // Where an output is, before and after the commit.
+  // Where an output is, before and after the commit. A staged one also as a path in folder().
+  std::filesystem::path staged_name(OutputId out) const;
   std::filesystem::path staged_path(OutputId out) const;
   std::filesystem::path final_path(OutputId out) const;
 
@@ -105,8 +84,9 @@ class StagedOutput : public Output {
   std::optional<IoError> lack_of_space() const;
   bool take_up();
   void make_staging_folder();
-  void set_folder(const std::filesystem::path& folder);
+  void set_folder(const Folder& folder);
   void make_folders_of_files() const;
+  void check_run_before(bool whole_folder) const;
   void take_files_from_run_before();
   [[noreturn]] void take_back(const Error& error);
   void remove_staging();
@@ -121,9 +101,5 @@ class StagedOutput : public Output {
   bool goes_on_ = false;
   bool leaves_run_before_ = false;
 };
-
-// Puts a file with `text` in the place of `path`, or makes it: a reader sees the old one or the new
-// one, whole. Throws IoError.
-void replace_text_file(const std::filesystem::path& path, const std::string& text, bool durable);
 
 }  // namespace dsckpt

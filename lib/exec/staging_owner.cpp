@@ -108,39 +108,81 @@ OwnerState state_of(const json& owner) {
   return same ? OwnerState::alive : OwnerState::dead;
 }
 
-bool is_new(const fs::path& folder) {
-  std::error_code failed;
-  const auto changed = fs::last_write_time(folder, failed);
-  return !failed && fs::file_time_type::clock::now() - changed < kLongestUnsigned;
+bool is_new(const struct stat& folder) {
+  return std::chrono::system_clock::now() <
+         std::chrono::system_clock::from_time_t(folder.st_mtime) + kLongestUnsigned;
+}
+
+// What to do about a folder, or "".
+std::string clear_left_over(const Folder& place, const std::string& name) {
+  const std::string path = (place.path() / name).string();
+  std::optional<Folder> ours;
+  std::string why;
+  try {
+    ours = place.own(name);
+  } catch (const Error& error) {
+    why = error.message();
+  }
+  if (!ours) {
+    const std::optional<struct stat> found = place.look(name);
+    return why.empty() || !found || is_new(*found) ? "" : why + "; no run of this user has left it";
+  }
+  const SignedBy owner = owner_of(*ours);
+  if (owner.state == OwnerState::alive) return "";
+  // What a removal that was killed has left.
+  if (owner.who.empty() && place.remove_folder(name) == 0) return "";
+  if (owner.state == OwnerState::unknown) {
+    return path + " is an unfinished output" + (owner.who.empty() ? "" : " of " + owner.who) +
+           "; if that no longer runs, remove it";
+  }
+  if (has_job(*ours)) {
+    return path +
+           " is an unfinished output: the same command as before goes on with it if it has "
+           "--resume; else remove it";
+  }
+  const int kept = place.remove_all(name);
+  return kept != 0 ? path + " of a run that was killed cannot be removed: " +
+                         std::generic_category().message(kept)
+                   : "removed " + path + ", which a run that was killed had left";
 }
 
 }  // namespace
 
-StagingOwner::StagingOwner(const fs::path& folder)
-    : fd_(::open((folder / kOwner).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
+StagingOwner::StagingOwner(const Folder& folder) : fd_(folder.open_ours(kOwner, O_RDWR | O_CREAT)) {
   if (fd_ < 0) return;
   // Not every file system has locks: what a process says of itself must then do.
   if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     ::close(fd_);
-    throw UsageError(folder.string() + ": another process writes there");
+    throw UsageError(folder.path().string() + ": another process writes there");
   }
-  if (::ftruncate(fd_, 0) != 0 || !write_all(fd_, dump(self()) + "\n"))
-    ::unlink((folder / kOwner).c_str());
+  json owner = self();
+  owner["folder"] = folder.number();
+  if (::ftruncate(fd_, 0) != 0 || !write_all(fd_, dump(owner) + "\n")) folder.remove(kOwner);
 }
 
 StagingOwner::~StagingOwner() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-SignedBy owner_of(const fs::path& folder) {
-  const int fd = ::open((folder / kOwner).c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-  if (fd < 0) return {is_new(folder) ? OwnerState::alive : OwnerState::unknown};
+SignedBy owner_of(const Folder& folder) {
+  const std::optional<struct stat> about = folder.look(".");
+  const OwnerState unsigned_state =
+      about && is_new(*about) ? OwnerState::alive : OwnerState::unknown;
+  int fd = -1;
+  try {
+    fd = folder.open_ours(kOwner, O_RDWR);
+  } catch (const UsageError&) {
+    return {OwnerState::unknown};
+  }
+  if (fd < 0) return {unsigned_state};
   const bool locked = ::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
   const json owner = read_owner(fd);
   ::close(fd);
   if (locked) return {OwnerState::alive, owner.is_null() ? "" : text_of(owner)};
-  if (owner.is_null()) return {is_new(folder) ? OwnerState::alive : OwnerState::unknown};
-  return {state_of(owner), text_of(owner)};
+  if (owner.is_null()) return {unsigned_state};
+  OwnerState state = state_of(owner);
+  if (owner.value("folder", json()) != folder.number()) state = OwnerState::unknown;
+  return {state, text_of(owner)};
 }
 
 std::string owner_line() {
@@ -156,40 +198,19 @@ SignedBy owner_in(std::string_view line) {
   return {state, text_of(owner)};
 }
 
-std::vector<std::string> clear_left_overs(const fs::path& place) {
-  std::vector<fs::path> folders;
-  std::error_code failed;
-  for (fs::directory_iterator entry(place, failed), end; !failed && entry != end;
-       entry.increment(failed)) {
-    std::error_code ignored;
-    if (!entry->path().filename().string().starts_with(kStagingPrefix)) continue;
-    if (entry->symlink_status(ignored).type() == fs::file_type::directory) {
-      folders.push_back(entry->path());
-    }
+std::vector<std::string> clear_left_overs(const Folder& place) {
+  std::vector<std::string> names;
+  try {
+    names = place.names();
+  } catch (const IoError&) {
+    return {};
   }
   std::vector<std::string> notes;
-  for (const fs::path& folder : folders) {
-    const SignedBy owner = owner_of(folder);
-    const std::string name = folder.string();
-    if (owner.state == OwnerState::alive) continue;
-    // What a removal that was killed has left.
-    if (owner.who.empty() && ::rmdir(folder.c_str()) == 0) continue;
-    if (owner.state == OwnerState::unknown) {
-      notes.push_back(name + " is an unfinished output" +
-                      (owner.who.empty() ? "" : " of " + owner.who) +
-                      "; if that no longer runs, remove it");
-      continue;
-    }
-    if (has_job(folder)) {
-      notes.push_back(name +
-                      " is an unfinished output: the same command as before goes on with "
-                      "it if it has --resume; else remove it");
-      continue;
-    }
-    std::error_code kept;
-    fs::remove_all(folder, kept);
-    notes.push_back(kept ? name + " of a run that was killed cannot be removed: " + kept.message()
-                         : "removed " + name + ", which a run that was killed had left");
+  for (const std::string& name : names) {
+    const std::optional<struct stat> found = place.look(name);
+    if (!name.starts_with(kStagingPrefix) || !found || !S_ISDIR(found->st_mode)) continue;
+    std::string note = clear_left_over(place, name);
+    if (!note.empty()) notes.push_back(std::move(note));
   }
   return notes;
 }

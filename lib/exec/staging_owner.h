@@ -3,7 +3,8 @@
 //
 // A folder is signed by a file `owner` in it, which the run keeps locked (flock) as long as it
 // lives. It says the host, the start of its kernel, the namespace of process numbers, the process
-// and when that began, and the job and step of a batch system.
+// and when that began, the job and step of a batch system, and which folder it was written in: a
+// signature that was copied elsewhere says nothing of that folder.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "io/folder.h"
 
 namespace dsckpt {
 
@@ -20,8 +23,8 @@ class StagingOwner {
  public:
   // Signs `folder` for this process, in the place of whoever did it before. Where that fails it
   // stays unsigned: what is written next will fail, too, and says it better. Throws UsageError if
-  // somebody else holds the lock.
-  explicit StagingOwner(const std::filesystem::path& folder);
+  // somebody else holds the lock, or what is called so is not a file of this user's.
+  explicit StagingOwner(const Folder& folder);
   // Gives the lock back; the file stays.
   ~StagingOwner();
   StagingOwner(const StagingOwner&) = delete;
@@ -41,16 +44,17 @@ struct SignedBy {
   OwnerState state = OwnerState::unknown;
   std::string who = {};  // "process 1234 on node7, job 17.0", or "" if it is not signed
 };
-SignedBy owner_of(const std::filesystem::path& folder);
+SignedBy owner_of(const Folder& folder);
 
 // What a process says of itself where there is no lock, a line of JSON, and what is known of who
 // said that: surely dead is then only what this start of this kernel has run.
 std::string owner_line();
 SignedBy owner_in(std::string_view line);
 
-// Removes the staging folders in `place` whose owners are dead, but for those that a run can go on
-// with (journal.h). Returns a note for each of these, and for those of which nobody knows: not for
-// what somebody still writes. A folder that cannot be listed has none.
-std::vector<std::string> clear_left_overs(const std::filesystem::path& place);
+// Removes the staging folders in `place` that are this user's and whose owners are dead, but for
+// those that a run can go on with (journal.h). Returns a note for each of these, for those of which
+// nobody knows and for those that others may have made: not for what somebody still writes. A
+// folder that cannot be listed has none.
+std::vector<std::string> clear_left_overs(const Folder& place);
 
 }  // namespace dsckpt

@@ -1,6 +1,5 @@
 #include "io/far_files.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 
 #include "base/file_time.h"
 #include "dsckpt/error.h"
+#include "io/folder.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -81,7 +81,7 @@ unsigned far_requests() {
 
 void make_stand_in(const fs::path& path, uint64_t size, int64_t modified) {
   // Nobody else opens it: what it seems to hold are zeros.
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0200);
+  const int fd = create_temporary(path, 0200);
   if (fd < 0) throw IoError({.file = path.string()}, "cannot create", errno);
   const timespec time{modified / 1'000'000'000, modified % 1'000'000'000};
   const timespec times[2] = {time, time};

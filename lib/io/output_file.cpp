@@ -27,15 +27,14 @@ uint64_t next_block(uint64_t offset) {
 
 }  // namespace
 
-OutputFile::OutputFile(fs::path path, std::string display, const OutputOptions& options)
-    : path_(std::move(path)),
-      display_(display.empty() ? path_.string() : std::move(display)),
+OutputFile::OutputFile(const Folder& folder, const fs::path& name, std::string display,
+                       const OutputOptions& options)
+    : display_(display.empty() ? (folder.path() / name).string() : std::move(display)),
       write_bytes_(options.write_bytes) {
-  const int exclusive = options.may_be_there ? 0 : O_EXCL;
-  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | exclusive, 0666);
+  fd_ = options.may_be_there ? folder.open_ours(name, O_CREAT) : folder.create(name);
   if (fd_ < 0) throw IoError({.file = display_}, "cannot create", errno);
   // Not every file system has it; then everything goes through the page cache.
-  if (options.direct) direct_fd_ = ::open(path_.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC);
+  if (options.direct) direct_fd_ = folder.open_ours(name, O_DIRECT);
   direct_ = direct_fd_ >= 0;
   // Writes into reserved blocks are a quarter faster (exec/README.md), and a full disk shows here.
   const uint64_t size = options.size;
@@ -51,7 +50,7 @@ OutputFile::OutputFile(fs::path path, std::string display, const OutputOptions& 
   if (direct_fd_ >= 0) ::close(std::exchange(direct_fd_, -1));
   ::close(std::exchange(fd_, -1));
   // So that whoever tries again hears the same.
-  if (!options.may_be_there) ::unlink(path_.c_str());
+  if (!options.may_be_there) folder.remove(name);
   throw IoError({.file = display_}, "cannot reserve " + counted(size, "byte"), failed);
 }
 
@@ -121,8 +120,8 @@ void OutputFile::close() {
   if (fd >= 0 && ::close(fd) != 0) throw IoError({.file = display_}, "cannot close", errno);
 }
 
-FileSystem::FileSystem(const fs::path& folder)
-    : folder_(folder.string()), fd_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+FileSystem::FileSystem(const Folder& folder)
+    : folder_(folder.path().string()), fd_(folder.open_to_read(".", O_DIRECTORY)) {
   if (fd_ < 0) throw IoError({.file = folder_}, "cannot open", errno);
 }
 
@@ -144,22 +143,13 @@ bool write_all(int fd, std::string_view text) {
   return true;
 }
 
-void sync_file(const fs::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) throw IoError({.file = path.string()}, "cannot open", errno);
+void sync_file(const Folder& folder, const fs::path& name) {
+  const std::string path = (folder.path() / name).string();
+  const int fd = folder.open_to_read(name);
+  if (fd < 0) throw IoError({.file = path}, "cannot open", errno);
   const int failed = ::fsync(fd) == 0 ? 0 : errno;
   ::close(fd);
-  if (failed != 0) throw IoError({.file = path.string()}, "cannot sync", failed);
-}
-
-void sync_directory(const fs::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) throw IoError({.file = path.string()}, "cannot open", errno);
-  const int failed = ::fsync(fd) == 0 ? 0 : errno;
-  ::close(fd);
-  // Some file systems cannot sync directories and say so; there is nothing to wait for then.
-  if (failed != 0 && failed != EINVAL)
-    throw IoError({.file = path.string()}, "cannot sync", failed);
+  if (failed != 0) throw IoError({.file = path}, "cannot sync", failed);
 }
 
 uint64_t free_space(const fs::path& path) {

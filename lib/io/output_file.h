@@ -10,6 +10,8 @@
 #include <string>
 #include <string_view>
 
+#include "io/folder.h"
+
 namespace dsckpt {
 
 struct OutputOptions {
@@ -23,7 +25,7 @@ struct OutputOptions {
   // large ones may have to be fetched from a virtual machine's host first: 256 KiB at a time took
   // up to three times as long.
   uint64_t write_bytes = 64 << 10;
-  // Others may have made it already, and it keeps what they have written.
+  // Others of this user's processes may have made it already, and it keeps what they have written.
   bool may_be_there = false;
 };
 
@@ -34,9 +36,10 @@ class OutputFile {
   // No device has larger blocks that direct writes must be multiples of.
   static constexpr uint64_t kDirectBlock = 4096;
 
-  // Creates `path`. Throws IoError, also when there is no room for `options.size` bytes.
-  explicit OutputFile(std::filesystem::path path, std::string display = {},
-                      const OutputOptions& options = {});
+  // Creates `name` in `folder`. Throws IoError, also when there is no room for `options.size`
+  // bytes; UsageError for what may be there already and is not a file of this user's.
+  OutputFile(const Folder& folder, const std::filesystem::path& name, std::string display = {},
+             const OutputOptions& options = {});
   // Closes without a word; call close() to hear of errors.
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
@@ -55,7 +58,6 @@ class OutputFile {
   void write_direct(uint64_t offset, std::span<const std::byte> bytes);
   [[noreturn]] void fail_to_write(uint64_t offset, int reason) const;
 
-  std::filesystem::path path_;
   std::string display_;
   const uint64_t write_bytes_;
   int fd_ = -1;
@@ -68,7 +70,7 @@ class OutputFile {
 class FileSystem {
  public:
   // Throws IoError.
-  explicit FileSystem(const std::filesystem::path& folder);
+  explicit FileSystem(const Folder& folder);
   ~FileSystem();
   FileSystem(const FileSystem&) = delete;
   FileSystem& operator=(const FileSystem&) = delete;
@@ -86,10 +88,7 @@ class FileSystem {
 bool write_all(int fd, std::string_view text);
 
 // fsync of a file that is closed. Throws IoError.
-void sync_file(const std::filesystem::path& path);
-
-// fsync of a directory, so that renames inside it survive a crash. Throws IoError.
-void sync_directory(const std::filesystem::path& path);
+void sync_file(const Folder& folder, const std::filesystem::path& name);
 
 // Bytes an unprivileged user can still write to the file system that holds `path`. Throws IoError.
 uint64_t free_space(const std::filesystem::path& path);

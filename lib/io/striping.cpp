@@ -92,24 +92,24 @@ void check_can_stripe(const fs::path& path) {
   }
 }
 
-void set_striping(const fs::path& folder, const Striping& striping) {
-  Pipe said(folder);
+void set_striping(const Folder& folder, const Striping& striping) {
+  Pipe said(folder.path());
   std::string program = kProgram;
   std::array<std::string, 6> words{
-      "setstripe",    "-c", std::to_string(striping.count), "-S", std::to_string(striping.bytes),
-      folder.string()};
+      "setstripe", "-c", std::to_string(striping.count), "-S", std::to_string(striping.bytes), "."};
   std::array<char*, 8> arguments{program.data()};
   for (size_t i = 0; i < words.size(); ++i) arguments[i + 1] = words[i].data();
 
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_addfchdir_np(&actions, folder.descriptor());
   ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   ::posix_spawn_file_actions_adddup2(&actions, said.writer(), STDOUT_FILENO);
   ::posix_spawn_file_actions_adddup2(&actions, said.writer(), STDERR_FILENO);
   pid_t child = 0;
   const int failed = ::posix_spawnp(&child, kProgram, &actions, nullptr, arguments.data(), environ);
   ::posix_spawn_file_actions_destroy(&actions);
-  const Where where{.file = folder.string()};
+  const Where where{.file = folder.path().string()};
   if (failed != 0) throw IoError(where, "cannot run `lfs setstripe`", failed);
   said.close_writer();
   const std::string text = read_all(said.reader());

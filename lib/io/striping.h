@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "dsckpt/run.h"
+#include "io/folder.h"
 
 namespace dsckpt {
 
@@ -13,6 +14,6 @@ void check_can_stripe(const std::filesystem::path& path);
 
 // Has all files that will be made in `folder`, and in folders that will be made there, striped like
 // that (`lfs setstripe`). `striping.bytes` is not 0. Throws IoError with what it says.
-void set_striping(const std::filesystem::path& folder, const Striping& striping);
+void set_striping(const Folder& folder, const Striping& striping);
 
 }  // namespace dsckpt

@@ -8,6 +8,7 @@
 #include "exec/staging_owner.h"
 #include "io/content_name.h"
 #include "io/far_files.h"
+#include "io/folder.h"
 #include "job/links.h"
 #include "job/source.h"
 
@@ -87,7 +88,7 @@ void check_replaceable(const Place& place, const fs::path& output, bool force, b
     return in_store && is_staging(entry.path());
   });
   if (!failed && is_free) return;
-  if (!force && !(resume && can_go_on(fs::weakly_canonical(fs::absolute(output))))) {
+  if (!force && !(resume && can_go_on(resolved_path(output)))) {
     throw UsageError(output.string() + ": exists already")
         .with_hint("--force replaces " + place.replaced);
   }

@@ -20,6 +20,7 @@
 #include "exec/staged_output.h"
 #include "format/checked_records.h"
 #include "io/far_files.h"
+#include "io/folder.h"
 #include "job/content_hash.h"
 
 namespace dsckpt {
@@ -122,8 +123,8 @@ class Writing {
     if (options_.verify_output && staged_ != nullptr) {
       staged_->sync();
       const std::vector<MeantFile> meant =
-          sums_->meant([&](OutputId out) { return staged_->staged_path(out); },
-                       [&](OutputId out) { return staged_->final_path(out).string(); });
+          in_staging(sums_->meant([&](OutputId out) { return staged_->staged_name(out); },
+                                  [&](OutputId out) { return staged_->final_path(out).string(); }));
       stats.bytes_verified = read_back(meant, options_.limit_rate, {io_.threads, progress, group_});
     }
     check_unchanged(*job_.inputs);
@@ -163,8 +164,13 @@ class Writing {
     }
   }
 
+  std::vector<MeantFile> in_staging(std::vector<MeantFile> files) const {
+    for (MeantFile& file : files) file.folder = staged_->folder();
+    return files;
+  }
+
   void take_over() {
-    const std::string folder = staged_->folder().string();
+    const std::string folder = staged_->folder().path().string();
     try {
       in_context({.file = folder}, [&] {
         if (const uint64_t unit = before_->run.unit_bytes; !is_unit_size(unit)) {
@@ -173,9 +179,9 @@ class Writing {
         sums_->restore(before_->sums);
       });
       Progress unseen;
-      read_back(sums_->last_meant(
-                    kCheckedAgain, [&](OutputId out) { return staged_->staged_path(out); },
-                    [&](OutputId out) { return staged_->staged_path(out).string(); }),
+      read_back(in_staging(sums_->last_meant(
+                    kCheckedAgain, [&](OutputId out) { return staged_->staged_name(out); },
+                    [&](OutputId out) { return staged_->staged_path(out).string(); })),
                 0, {1, unseen});
     } catch (const Error& error) {
       staged_->leave_run_before();
@@ -317,7 +323,11 @@ class Watch {
 };
 
 fs::path target_of(const Job::Impl& job, const fs::path& output) {
-  return job.place.whole ? fs::weakly_canonical(fs::absolute(output)) : output;
+  std::error_code ignored;
+  // Whoever looks at the output says what is wrong with a link to nothing.
+  const bool leads_nowhere =
+      fs::is_symlink(fs::symlink_status(output, ignored)) && !fs::exists(output, ignored);
+  return job.place.whole && !leads_nowhere ? resolved_path(output) : output;
 }
 
 IoChoice io_of(const Job::Impl& job, const fs::path& output, const RunOptions& options) {

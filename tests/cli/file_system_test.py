@@ -16,7 +16,7 @@ MIB = 1 << 20
 KINDS = {"lustre": "0bd00bd0", "gpfs": "47504653", "nfs": "6969", "fuse": "65735546"}
 LFS = """#!/bin/sh
 for word; do folder=$word; done
-{ printf '%s\\n' "$@"; echo "in it: $(find "$folder" -type f ! -name owner | wc -l)"; } >>"$SAID"
+{ printf '%s\\n' "$@"; pwd; echo "in it: $(find "$folder" -type f ! -name owner | wc -l)"; } >>"$SAID"
 [ -z "$LFS_FAILS" ] || { echo "$LFS_FAILS" >&2; exit 22; }
 """
 
@@ -102,9 +102,9 @@ class FileSystemTest(CliTest):
                 done = self.zero_to_fp32(self.source, out, "--stripe", value, env=env)
                 self.assertEqual(done.returncode, 0, done.stderr)
                 lines = self.said.read_text().splitlines()
-                self.assertEqual(lines[:5], ["setstripe", "-c", count, "-S", str(size)])
-                self.assertIn(STAGING, lines[5])
-                self.assertEqual(lines[6:], ["in it: 0"])
+                self.assertEqual(lines[:6], ["setstripe", "-c", count, "-S", str(size), "."])
+                self.assertIn(STAGING, lines[6])
+                self.assertEqual(lines[7:], ["in it: 0"])
 
     def test_every_tool_that_writes_has_it(self):
         source = tools.case_named("z3_bf16_w2").load_dir
@@ -116,7 +116,7 @@ class FileSystemTest(CliTest):
             self.said.unlink(missing_ok=True)
             done = self.tool(*command, "--stripe", "auto", env=env)
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertEqual(len(self.said.read_text().splitlines()), 7)
+            self.assertEqual(len(self.said.read_text().splitlines()), 8)
 
     def assert_refused(self, status, message, *arguments, **options):
         out = self.new_path("place") / "out"

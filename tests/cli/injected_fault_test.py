@@ -104,18 +104,19 @@ class InjectedFaultTest(CliTest):
 
     def test_a_run_that_goes_on(self):
         command = ["zero-to-fp32", "in", "place/out", "--resume", "--save-every=0", "--max-shard-size=5KB"]
-        stopped = fill_place(self.root / "stopped", self.source("z2_bf16_w2"), {})
-        self.assertEqual(self.call(command, stopped, counts=self.counts).returncode, 0)
-        expected = tree(stopped / "place")
+        def fresh():
+            shutil.rmtree(self.root / "again", ignore_errors=True)
+            return fill_place(self.root / "again", self.source("z2_bf16_w2"), {})
+
+        self.assertEqual(self.call(command, folder := fresh(), counts=self.counts).returncode, 0)
+        expected = tree(folder / "place")
         last_write = self.calls_made(self.counts)["write"]
-        shutil.rmtree(stopped)
-        fill_place(stopped, self.source("z2_bf16_w2"), {})
-        self.assertEqual(self.call(command, stopped, call="write", at=last_write, errno=errno.ENOSPC).returncode, 4)
-        self.assertTrue(any(path.endswith("/journal") for path in tree(stopped / "place")))
 
         def again():
-            shutil.rmtree(self.root / "again", ignore_errors=True)
-            return shutil.copytree(stopped, self.root / "again", symlinks=True)
+            folder = fresh()
+            self.assertEqual(self.call(command, folder, call="write", at=last_write, errno=errno.ENOSPC).returncode, 4)
+            self.assertTrue(any(path.endswith("/journal") for path in tree(folder / "place")))
+            return folder
 
         self.assertEqual(self.call(command, again(), counts=self.counts).returncode, 0)
         counts = self.calls_made(self.counts)

@@ -24,6 +24,7 @@
 #include "fuzz/refuse_as.h"
 #include "inspect/verify/manifest.h"
 #include "job/key_map.h"
+#include "support/own_folder.h"
 #include "support/temp_file.h"
 #include "weights/model_config.h"
 
@@ -39,14 +40,14 @@ constexpr auto refuse_or = [](auto&& read) {
 void read_staging(const std::string& text) {
   static const test::TempFolder folder(test::memory_path());
   for (const char* name : {"job", "journal", "owner"}) folder.write(name, text);
-  refuse_or([] { static_cast<void>(difference_from_saved(folder.path(), {})); });
-  refuse_or([] { static_cast<void>(load_written(folder.path())); });
-  refuse_or([] { static_cast<void>(load_reached(folder.path())); });
-  static_cast<void>(owner_of(folder.path()));
+  refuse_or([] { static_cast<void>(difference_from_saved(test::own(folder.path()), {})); });
+  refuse_or([] { static_cast<void>(load_written(test::own(folder.path()))); });
+  refuse_or([] { static_cast<void>(load_reached(test::own(folder.path()))); });
+  static_cast<void>(owner_of(test::own(folder.path())));
   std::string checked;  // as a journal is
   append_le(checked, crc32(0, as_byte_span(text)));
   folder.write("journal", checked + text);
-  refuse_or([] { static_cast<void>(load_reached(folder.path())); });
+  refuse_or([] { static_cast<void>(load_reached(test::own(folder.path()))); });
 }
 
 }  // namespace

@@ -157,6 +157,10 @@ int rename(const char* from, const char* to) noexcept {
   NEXT(rename);
   return fails("rename") ? -1 : real(from, to);
 }
+int renameat(int from_folder, const char* from, int to_folder, const char* to) noexcept {
+  NEXT(renameat);
+  return fails("rename") ? -1 : real(from_folder, from, to_folder, to);
+}
 int renameat2(int from_folder, const char* from, int to_folder, const char* to,
               unsigned flags) noexcept {
   NEXT(renameat2);
@@ -165,6 +169,10 @@ int renameat2(int from_folder, const char* from, int to_folder, const char* to,
 int link(const char* from, const char* to) noexcept {
   NEXT(link);
   return fails("link") ? -1 : real(from, to);
+}
+int linkat(int from_folder, const char* from, int to_folder, const char* to, int flags) noexcept {
+  NEXT(linkat);
+  return fails("link") ? -1 : real(from_folder, from, to_folder, to, flags);
 }
 int close(int fd) {
   NEXT(close);
@@ -193,6 +201,10 @@ int remove(const char* path) noexcept {
 int mkdir(const char* path, mode_t mode) noexcept {
   NEXT(mkdir);
   return fails("mkdir") ? -1 : real(path, mode);
+}
+int mkdirat(int folder, const char* path, mode_t mode) noexcept {
+  NEXT(mkdirat);
+  return fails("mkdir") ? -1 : real(folder, path, mode);
 }
 char* mkdtemp(char* pattern) noexcept {
   NEXT(mkdtemp);

@@ -168,9 +168,10 @@ std::function<void()> keep(const std::string& path) {
   if (S_ISDIR(found.st_mode)) {
     return [path] { ::syscall(SYS_mkdir, path.c_str(), 0777); };
   }
+  // It has one name in the end, as it had.
   const std::string backup = state().new_backup();
   raw_link(path, backup);
-  return [path, backup] { raw_link(backup, path); };
+  return [path, backup] { raw_rename(backup, path); };
 }
 
 void note_removed(const std::string& path, const std::function<void()>& undo) {
@@ -184,6 +185,21 @@ auto remove_with(const std::string& path, Call&& call) {
   const auto undo = keep(path);
   const auto result = call();
   if (result == 0) note_removed(path, undo);
+  return result;
+}
+
+template <typename Call>
+int rename_with(const std::string& old_name, const std::string& name, Call&& call) {
+  const Turn turn;
+  const auto undo = keep(name);
+  const int result = call();
+  if (result == 0) {
+    state().changes.push_back(
+        {0, {inode_of(parent(old_name)), inode_of(parent(name))}, [old_name, name, undo] {
+           raw_rename(name, old_name);
+           undo();
+         }});
+  }
   return result;
 }
 
@@ -215,6 +231,15 @@ int open(const char* path, int flags, ...) {
   va_end(arguments);
   NEXT(open);
   return open_with(path, flags, [&] { return real(path, flags, mode); });
+}
+int openat(int folder, const char* path, int flags, ...) {
+  va_list arguments;
+  va_start(arguments, flags);
+  const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
+  va_end(arguments);
+  NEXT(openat);
+  if ((flags & (O_CREAT | O_TRUNC)) == 0) return real(folder, path, flags, mode);
+  return open_with(absolute(folder, path), flags, [&] { return real(folder, path, flags, mode); });
 }
 int mkostemp(char* pattern, int flags) {
   NEXT(mkostemp);
@@ -261,19 +286,13 @@ int syncfs(int fd) noexcept {
 }
 int rename(const char* from, const char* to) noexcept {
   NEXT(rename);
-  const Turn turn;
-  const std::string old_name = absolute(AT_FDCWD, from);
-  const std::string name = absolute(AT_FDCWD, to);
-  const auto undo = keep(name);
-  const int result = real(from, to);
-  if (result == 0) {
-    state().changes.push_back(
-        {0, {inode_of(parent(old_name)), inode_of(parent(name))}, [old_name, name, undo] {
-           raw_rename(name, old_name);
-           undo();
-         }});
-  }
-  return result;
+  return rename_with(absolute(AT_FDCWD, from), absolute(AT_FDCWD, to),
+                     [&] { return real(from, to); });
+}
+int renameat(int from_folder, const char* from, int to_folder, const char* to) noexcept {
+  NEXT(renameat);
+  return rename_with(absolute(from_folder, from), absolute(to_folder, to),
+                     [&] { return real(from_folder, from, to_folder, to); });
 }
 int renameat2(int from_folder, const char* from, int to_folder, const char* to,
               unsigned flags) noexcept {
@@ -299,6 +318,13 @@ int link(const char* from, const char* to) noexcept {
   if (result == 0) note_made(absolute(AT_FDCWD, to));
   return result;
 }
+int linkat(int from_folder, const char* from, int to_folder, const char* to, int flags) noexcept {
+  NEXT(linkat);
+  const Turn turn;
+  const int result = real(from_folder, from, to_folder, to, flags);
+  if (result == 0) note_made(absolute(to_folder, to));
+  return result;
+}
 int unlink(const char* path) noexcept {
   NEXT(unlink);
   return remove_with(absolute(AT_FDCWD, path), [&] { return real(path); });
@@ -320,6 +346,13 @@ int mkdir(const char* path, mode_t mode) noexcept {
   const Turn turn;
   const int result = real(path, mode);
   if (result == 0) note_made(absolute(AT_FDCWD, path));
+  return result;
+}
+int mkdirat(int folder, const char* path, mode_t mode) noexcept {
+  NEXT(mkdirat);
+  const Turn turn;
+  const int result = real(folder, path, mode);
+  if (result == 0) note_made(absolute(folder, path));
   return result;
 }
 char* mkdtemp(char* pattern) noexcept {

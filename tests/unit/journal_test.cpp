@@ -1,6 +1,7 @@
 #include "exec/journal.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,6 +15,7 @@
 #include "dsckpt/error.h"
 #include "plan/plan_digest.h"
 #include "support/expect_error.h"
+#include "support/own_folder.h"
 #include "support/plan_tools.h"
 #include "support/temp_file.h"
 
@@ -22,6 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using test::own;
 using test::read_all;
 using test::TempFolder;
 
@@ -39,11 +42,11 @@ Reached sample() {
 
 TEST(Journal, GivesBackWhatWasSaved) {
   const TempFolder folder;
-  EXPECT_FALSE(load_reached(folder.path()));
-  save_reached(folder.path(), {});
-  EXPECT_TRUE(load_reached(folder.path())->run.done.empty());
-  save_reached(folder.path(), sample());
-  const Reached got = load_reached(folder.path()).value();
+  EXPECT_FALSE(load_reached(own(folder.path())));
+  save_reached(own(folder.path()), {});
+  EXPECT_TRUE(load_reached(own(folder.path()))->run.done.empty());
+  save_reached(own(folder.path()), sample());
+  const Reached got = load_reached(own(folder.path())).value();
   EXPECT_EQ(got.run.unit_bytes, 4096u);
   ASSERT_EQ(got.run.done.size(), 2u);
   EXPECT_EQ(got.run.done[0].last, 17u);
@@ -71,17 +74,17 @@ TEST(Journal, GivesBackWhatWasSaved) {
 
 TEST(Journal, RefusesEveryTruncationAndEveryFlippedBit) {
   const TempFolder folder;
-  save_reached(folder.path(), sample());
+  save_reached(own(folder.path()), sample());
   const std::string whole = read_all(folder.path() / "journal");
   for (size_t size = 0; size < whole.size(); ++size) {
     folder.write("journal", whole.substr(0, size));
-    EXPECT_ERROR(load_reached(folder.path()), IoError, "is damaged");
+    EXPECT_ERROR(load_reached(own(folder.path())), IoError, "is damaged");
   }
   for (size_t bit = 0; bit < 8 * whole.size(); ++bit) {
     std::string flipped = whole;
     flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << bit % 8));
     folder.write("journal", flipped);
-    EXPECT_ERROR(load_reached(folder.path()), IoError, "is damaged");
+    EXPECT_ERROR(load_reached(own(folder.path())), IoError, "is damaged");
   }
 }
 
@@ -91,12 +94,12 @@ TEST(Journal, RefusesWhatIsNestedTooDeeply) {
   std::string checked;
   append_le(checked, crc32(0, as_byte_span(nested)));
   folder.write("journal", checked + nested);
-  EXPECT_ERROR(load_reached(folder.path()), IoError, "is damaged");
+  EXPECT_ERROR(load_reached(own(folder.path())), IoError, "is damaged");
 }
 
 // The journal of sample(), with another value for one of its members.
 std::string sample_with(const TempFolder& folder, const std::string& member, const json& value) {
-  save_reached(folder.path(), sample());
+  save_reached(own(folder.path()), sample());
   json saved = json::from_cbor(read_all(folder.path() / "journal").substr(sizeof(uint32_t)));
   saved[json::json_pointer(member)] = value;
   std::string body;
@@ -109,41 +112,41 @@ std::string sample_with(const TempFolder& folder, const std::string& member, con
 TEST(Journal, RefusesNumbersThatItDoesNotWrite) {
   const TempFolder folder;
   folder.write("journal", sample_with(folder, "/bytes_read", 5));
-  EXPECT_EQ(load_reached(folder.path())->run.bytes_read, 5u);
+  EXPECT_EQ(load_reached(own(folder.path()))->run.bytes_read, 5u);
   for (const std::string member : {"/unit_bytes", "/bytes_read", "/bytes_stored", "/done/0/0",
                                    "/digests/3/1", "/records/0/0", "/written/1/0"}) {
     for (const json& value : {json(-1), json(1.5), json(1e300), json(std::nan("")), json(true),
                               json("1"), json(), json::array({1})}) {
       folder.write("journal", sample_with(folder, member, value));
       SCOPED_TRACE(member + value.dump());
-      EXPECT_ERROR(load_reached(folder.path()), IoError, "is damaged");
+      EXPECT_ERROR(load_reached(own(folder.path())), IoError, "is damaged");
     }
   }
   for (const char* member : {"/records/0/0", "/records/3/0", "/written/0/0"}) {
     folder.write("journal", sample_with(folder, member, uint64_t{1} << 32));
     SCOPED_TRACE(member);
-    EXPECT_ERROR(load_reached(folder.path()), IoError, "is damaged");
+    EXPECT_ERROR(load_reached(own(folder.path())), IoError, "is damaged");
   }
   for (const char* column : {"/done/1", "/digests/2", "/written/3"}) {
     folder.write("journal", sample_with(folder, column, json::array({1, 2, 3})));
     SCOPED_TRACE(column);
-    EXPECT_ERROR(load_reached(folder.path()), IoError, "is damaged");
+    EXPECT_ERROR(load_reached(own(folder.path())), IoError, "is damaged");
   }
 }
 
 TEST(Journal, IsNoFolder) {
   const TempFolder folder;
   fs::create_directory(folder.path() / "journal");
-  EXPECT_ERROR(load_reached(folder.path()), IoError, "is damaged");
+  EXPECT_ERROR(load_reached(own(folder.path())), UsageError, "is a folder of user");
 }
 
 class JobIdentityTest : public testing::Test {
  protected:
   JobIdentityTest() {
-    save_job(folder_.path(), job_);
-    EXPECT_TRUE(has_job(folder_.path()));
+    save_job(own(folder_.path()), job_);
+    EXPECT_TRUE(has_job(own(folder_.path())));
   }
-  std::string difference() const { return difference_from_saved(folder_.path(), job_); }
+  std::string difference() const { return difference_from_saved(own(folder_.path()), job_); }
 
   const TempFolder folder_;
   JobIdentity job_{.inputs = {{"/in/a.pt", 10, 1}, {"/in/b\\xff.pt", 20, 2}},
@@ -154,12 +157,34 @@ class JobIdentityTest : public testing::Test {
 
 TEST_F(JobIdentityTest, IsTheSameJob) {
   EXPECT_EQ(difference(), "");
-  const fs::path moved = folder_.path() / "again";
-  fs::create_directory(moved);
-  save_job(moved, job_);
-  save_reached(moved, sample());
-  EXPECT_FALSE(remove_resumable(moved));
-  EXPECT_FALSE(fs::exists(moved));
+  const Folder again = test::make_own(folder_.path() / "again");
+  save_job(again, job_);
+  save_reached(again, sample());
+  EXPECT_EQ(empty_staging(again), 0);
+  EXPECT_EQ(again.names(), std::vector<std::string>());
+}
+
+// Whoever has copied it has not compared what is beside it.
+TEST_F(JobIdentityTest, IsOfItsFolder) {
+  const Folder again = test::make_own(folder_.path() / "again");
+  fs::copy_file(folder_.path() / "job", again.path() / "job");
+  EXPECT_EQ(difference_from_saved(again, job_), "it was begun in another folder");
+  EXPECT_EQ(difference(), "");
+}
+
+// What others may have made, or can change, is not read.
+TEST(Journal, IsAFileWithOneName) {
+  const TempFolder folder;
+  save_reached(own(folder.path()), sample());
+  const fs::path journal = folder.path() / "journal";
+  fs::create_hard_link(journal, folder.path() / "other");
+  EXPECT_ERROR(load_reached(own(folder.path())), UsageError, "has 2 names");
+  fs::remove(journal);
+  fs::create_symlink("other", journal);
+  EXPECT_ERROR(load_reached(own(folder.path())), UsageError, "is a link of user");
+  fs::remove(journal);
+  ASSERT_EQ(::mkfifo(journal.c_str(), 0600), 0);
+  EXPECT_ERROR(load_reached(own(folder.path())), UsageError, "is a FIFO of user");
 }
 
 TEST_F(JobIdentityTest, WithMoreThatIsNestedTooDeeplyIsDamaged) {
@@ -167,7 +192,7 @@ TEST_F(JobIdentityTest, WithMoreThatIsNestedTooDeeplyIsDamaged) {
   const std::string job = read_all(folder_.path() / "job");
   folder_.write("job", "{\"more\":" + deep + "," + job.substr(1));
   EXPECT_ERROR(difference(), IoError, "is damaged");
-  EXPECT_ERROR(save_written(folder_.path(), 1), IoError, "is damaged");
+  EXPECT_ERROR(save_written(own(folder_.path()), 1), IoError, "is damaged");
 }
 
 TEST_F(JobIdentityTest, WithNumbersThatNobodyWritesIsDamaged) {
@@ -176,7 +201,7 @@ TEST_F(JobIdentityTest, WithNumbersThatNobodyWritesIsDamaged) {
     job["written"] = number;
     folder_.write("job", job.dump());
     SCOPED_TRACE(number);
-    EXPECT_ERROR(load_written(folder_.path()), IoError, "is damaged");
+    EXPECT_ERROR(load_written(own(folder_.path())), IoError, "is damaged");
   }
   job["written"] = 7;
   job["inputs"][0][1] = 1e300;
@@ -185,9 +210,9 @@ TEST_F(JobIdentityTest, WithNumbersThatNobodyWritesIsDamaged) {
 }
 
 TEST_F(JobIdentityTest, SaysInTheEndThatAllIsWritten) {
-  EXPECT_FALSE(load_written(folder_.path()));
-  save_written(folder_.path(), ~uint64_t{0});
-  EXPECT_EQ(load_written(folder_.path()), ~uint64_t{0});
+  EXPECT_FALSE(load_written(own(folder_.path())));
+  save_written(own(folder_.path()), ~uint64_t{0});
+  EXPECT_EQ(load_written(own(folder_.path())), ~uint64_t{0});
   EXPECT_EQ(difference(), "");
 }
 
@@ -218,7 +243,7 @@ TEST_F(JobIdentityTest, SaysWhatIsDifferent) {
 TEST_F(JobIdentityTest, IsOneOfThisProgram) {
   folder_.write("job", "{\"version\": 99}");
   EXPECT_EQ(difference(), "another release of this program has begun it");
-  for (const char* text : {"", "{", "[]", "{\"version\": 3}", "\xff"}) {
+  for (const char* text : {"", "{", "[]", "{\"version\": 4}", "\xff"}) {
     folder_.write("job", text);
     EXPECT_ERROR(difference(), IoError, "is damaged");
   }

@@ -37,7 +37,7 @@ constexpr uint64_t kMiB = 1 << 20;
 
 TEST(OutputFile, WritesByPositionInAnyOrder) {
   const TempFolder folder;
-  OutputFile file(folder.path() / "out");
+  OutputFile file(Folder::at(folder.path()), "out");
   file.write_at(4, as_byte_span("4567"));
   file.write_at(0, as_byte_span("0123"));
   file.write_at(2, {});
@@ -48,7 +48,7 @@ TEST(OutputFile, WritesByPositionInAnyOrder) {
 
 TEST(OutputFile, IsWrittenFromManyThreads) {
   const TempFolder folder;
-  OutputFile file(folder.path() / "out");
+  OutputFile file(Folder::at(folder.path()), "out");
   std::string expected;
   for (char c = 'a'; c < 'i'; ++c) expected += std::string(1000, c);
   std::vector<std::thread> threads;
@@ -68,12 +68,12 @@ TEST(OutputFile, IsWrittenFromManyThreads) {
 TEST(OutputFile, NeverTouchesAFileThatExists) {
   const TempFolder folder;
   folder.write("out", "precious");
-  EXPECT_ERROR(OutputFile(folder.path() / "out", "shown"), IoError,
+  EXPECT_ERROR(OutputFile(Folder::at(folder.path()), "out", "shown"), IoError,
                "shown: cannot create: File exists");
   EXPECT_EQ(read_all(folder.path() / "out"), "precious");
   std::filesystem::create_symlink("nowhere", folder.path() / "link");
-  EXPECT_ERROR(OutputFile(folder.path() / "link"), IoError, "File exists");
-  EXPECT_ERROR(OutputFile(folder.path() / "no/out"), IoError, "No such file");
+  EXPECT_ERROR(OutputFile(Folder::at(folder.path()), "link"), IoError, "File exists");
+  EXPECT_ERROR(OutputFile(Folder::at(folder.path()), "no/out"), IoError, "No such file");
 }
 
 TEST(OutputFile, ReportsAWriteThatFailsMidwayWithItsPlaceAndErrno) {
@@ -87,7 +87,7 @@ TEST(OutputFile, ReportsAWriteThatFailsMidwayWithItsPlaceAndErrno) {
         ::setrlimit(RLIMIT_FSIZE, &limit);
         bool good = false;
         try {
-          OutputFile(own.path() / "out", "out").write_at(2, as_byte_span("123456789"));
+          OutputFile(Folder::at(own.path()), "out", "out").write_at(2, as_byte_span("123456789"));
         } catch (const IoError& error) {
           good = error.errno_value() == EFBIG && error.where().offset == 6 &&
                  error.where().file == "out";
@@ -110,7 +110,7 @@ TEST(OutputFile, LeavesNoFileIfThereIsNoRoomForIt) {
         int told = 0;
         for (int attempt = 0; attempt < 2; ++attempt) {
           try {
-            OutputFile(own.path() / "out", "out", {.size = 4097});
+            OutputFile(Folder::at(own.path()), "out", "out", {.size = 4097});
           } catch (const IoError& error) {
             told += error.errno_value() == EFBIG && !std::filesystem::exists(own.path() / "out");
           }
@@ -164,7 +164,8 @@ TEST_F(DirectOutput, HoldsWhatWasWrittenWhereverPiecesBeginAndEnd) {
   for (const size_t cut : {size_t{1}, kPage - 1, kPage, kPage + 1, 37 * kPage, kMiB + 5}) {
     for (const bool reserved : {false, true}) {
       std::filesystem::remove(path_);
-      OutputFile file(path_, "", {.size = reserved ? bytes_.size() : 0, .direct = true});
+      OutputFile file(Folder::at(folder_.path()), "out", "",
+                      {.size = reserved ? bytes_.size() : 0, .direct = true});
       write(file, 2 * cut, bytes_.size());
       write(file, 0, cut);
       write(file, cut, 2 * cut);
@@ -176,7 +177,7 @@ TEST_F(DirectOutput, HoldsWhatWasWrittenWhereverPiecesBeginAndEnd) {
 }
 
 TEST_F(DirectOutput, TakesMemoryThatLiesOtherwise) {
-  OutputFile file(path_, "", {.size = bytes_.size(), .direct = true});
+  OutputFile file(Folder::at(folder_.path()), "out", "", {.size = bytes_.size(), .direct = true});
   file.write_at(0, as_byte_span(bytes_).first(kMiB + 1));
   file.write_at(kMiB + 1, as_byte_span(bytes_).subspan(kMiB + 1));
   file.close();
@@ -185,7 +186,7 @@ TEST_F(DirectOutput, TakesMemoryThatLiesOtherwise) {
 
 TEST_F(DirectOutput, GoesPastThePageCacheButForWhatIsNoWholeBlock) {
   if (!has_direct_writes(folder_.path())) GTEST_SKIP() << "no direct writes here";
-  OutputFile file(path_, "", {.size = bytes_.size(), .direct = true});
+  OutputFile file(Folder::at(folder_.path()), "out", "", {.size = bytes_.size(), .direct = true});
   write(file, 0, kMiB);
   write(file, kMiB, bytes_.size());
   const std::vector<bool> resident = resident_pages(path_);
@@ -199,7 +200,7 @@ TEST_F(DirectOutput, KeepsBlocksThatAreWrittenInPiecesInThePageCache) {
   // The first and the last byte of blocks, neighbours, and places too close for direct writes.
   const std::vector<uint64_t> places{0,          4095,        kMiB - 1,       kMiB + 3,
                                      kMiB + 200, kMiB + 9000, 2 * kMiB + 4096};
-  OutputFile file(path_, "", {.size = bytes_.size(), .direct = true});
+  OutputFile file(Folder::at(folder_.path()), "out", "", {.size = bytes_.size(), .direct = true});
   uint64_t written = 0;
   for (const uint64_t place : places) {
     if (place > written) write(file, written, place);
@@ -228,7 +229,7 @@ TEST_F(DirectOutput, ReportsAWriteThatFailsWithItsPlaceAndErrno) {
         ::setrlimit(RLIMIT_FSIZE, &limit);
         bool good = false;
         try {
-          OutputFile file(path_, "out", {.direct = true});
+          OutputFile file(Folder::at(folder_.path()), "out", "out", {.direct = true});
           write(file, 0, 2 * kMiB);
         } catch (const IoError& error) {
           good = error.errno_value() == EFBIG && error.where().offset == kMiB &&
@@ -254,7 +255,7 @@ TEST(PageBuffer, BeginsAtAPageAndIsZero) {
 
 TEST(OutputFile, MayBeClosedTwice) {
   const TempFolder folder;
-  OutputFile file(folder.path() / "out");
+  OutputFile file(Folder::at(folder.path()), "out");
   file.close();
   EXPECT_NO_THROW(file.close());
   EXPECT_ERROR(file.write_at(0, as_byte_span("x")), IoError, "Bad file descriptor");
@@ -262,10 +263,9 @@ TEST(OutputFile, MayBeClosedTwice) {
 
 TEST(FileSystem, SyncsFoldersAndKnowsTheFreeSpace) {
   const TempFolder folder;
-  EXPECT_NO_THROW(sync_directory(folder.path()));
-  EXPECT_NO_THROW(FileSystem(folder.path()).sync());
-  EXPECT_ERROR(FileSystem(folder.path() / "missing"), IoError, "cannot open");
-  EXPECT_ERROR(sync_directory(folder.path() / "missing"), IoError, "cannot open");
+  EXPECT_NO_THROW(Folder::at(folder.path()).sync());
+  EXPECT_NO_THROW(FileSystem(Folder::at(folder.path())).sync());
+  EXPECT_ERROR(Folder::at(folder.path() / "missing"), IoError, "cannot open");
   EXPECT_GT(free_space(folder.path()), 0u);
   EXPECT_ERROR(free_space(folder.path() / "missing"), IoError, "free space");
 }

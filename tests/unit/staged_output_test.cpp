@@ -23,7 +23,9 @@
 #include "dsckpt/error.h"
 #include "exec/journal.h"
 #include "exec/staging_owner.h"
+#include "io/text_file.h"
 #include "support/expect_error.h"
+#include "support/own_folder.h"
 #include "support/plan_runner.h"
 #include "support/plan_tools.h"
 #include "support/temp_file.h"
@@ -32,6 +34,7 @@ namespace dsckpt {
 namespace {
 
 namespace fs = std::filesystem;
+using test::own;
 using test::read_all;
 using test::TempFolder;
 
@@ -505,7 +508,7 @@ class SleepingRank : public testing::TestWithParam<bool> {
 
   // Stops as a process that is killed: this one's signature would say that it is at work.
   void stop(StagedOutput& output) const {
-    const fs::path owner = output.folder() / "owner";
+    const fs::path owner = output.folder().path() / "owner";
     output.give_up();
     fs::remove(owner);
   }
@@ -597,10 +600,11 @@ INSTANTIATE_TEST_SUITE_P(Commits, SleepingRank, testing::Bool());
 
 // As a process that is killed.
 void sign_and_die(const fs::path& staging) {
-  fs::create_directories(staging / "files");
+  if (!fs::exists(staging)) test::make_own(staging);
+  fs::create_directory(staging / "files");
   const pid_t child = ::fork();
   if (child == 0) {
-    const StagingOwner owner(staging);
+    const StagingOwner owner(own(staging));
     ::_exit(0);
   }
   int status = 0;
@@ -612,17 +616,17 @@ TEST(StagingOwner, IsDeadWhenItsProcessIs) {
   const TempFolder folder;
   const fs::path staging = folder.path() / ".dsckpt-staging-abc";
   sign_and_die(staging);
-  EXPECT_EQ(owner_of(staging).state, OwnerState::dead);
-  const std::string who = owner_of(staging).who;
+  EXPECT_EQ(owner_of(own(staging)).state, OwnerState::dead);
+  const std::string who = owner_of(own(staging)).who;
   EXPECT_TRUE(who.starts_with("process ")) << who;
-  const StagingOwner again(staging);
-  EXPECT_EQ(owner_of(staging).state, OwnerState::alive);
+  const StagingOwner again(own(staging));
+  EXPECT_EQ(owner_of(own(staging)).state, OwnerState::alive);
 }
 
 TEST(StagingOwner, IsAliveWithoutALockWhileItsProcessRuns) {
   const TempFolder folder;
-  { const StagingOwner owner(folder.path()); }
-  EXPECT_EQ(owner_of(folder.path()).state, OwnerState::alive);
+  { const StagingOwner owner(own(folder.path())); }
+  EXPECT_EQ(owner_of(own(folder.path())).state, OwnerState::alive);
 }
 
 TEST(StagingOwner, IsUnknownOnAnotherHostOrInAnotherContainer) {
@@ -633,15 +637,15 @@ TEST(StagingOwner, IsUnknownOnAnotherHostOrInAnotherContainer) {
     auto other = signed_by;
     other[key] = "another";
     folder.write("owner", other.dump());
-    EXPECT_EQ(owner_of(folder.path()).state, OwnerState::unknown) << key;
+    EXPECT_EQ(owner_of(own(folder.path())).state, OwnerState::unknown) << key;
   }
   auto before = signed_by;
   before["boot"] = "the one before";
   folder.write("owner", before.dump());
-  EXPECT_EQ(owner_of(folder.path()).state, OwnerState::dead);
+  EXPECT_EQ(owner_of(own(folder.path())).state, OwnerState::dead);
   for (const std::string text : {"", "{", "[]", "{}", R"({"host": 1})"}) {
     folder.write("owner", text);
-    EXPECT_NE(owner_of(folder.path()).state, OwnerState::dead) << text;
+    EXPECT_NE(owner_of(own(folder.path())).state, OwnerState::dead) << text;
   }
 }
 
@@ -652,7 +656,7 @@ TEST(StagedOutput, RemovesWhatAKilledRunLeftAndNamesWhatMayStillBeWritten) {
     return folder.path() / (".dsckpt-staging-" + name);
   };
   for (const char* name : {"dead", "alive", "far"}) sign_and_die(staging(name));
-  const StagingOwner alive(staging("alive"));
+  const StagingOwner alive(own(staging("alive")));
   auto far = nlohmann::json::parse(read_all(staging("far") / "owner"));
   far["host"] = "node7";
   far["job"] = "17.0";
@@ -800,11 +804,11 @@ TEST(StagedOutput, HandlesMoreOutputsThanDescriptors) {
 TEST(StagingOwner, IsTheOnlyOne) {
   const TempFolder folder;
   {
-    const StagingOwner owner(folder.path());
-    EXPECT_ERROR(StagingOwner(folder.path()), UsageError, "another process writes there");
-    EXPECT_EQ(owner_of(folder.path()).state, OwnerState::alive);
+    const StagingOwner owner(own(folder.path()));
+    EXPECT_ERROR(StagingOwner(own(folder.path())), UsageError, "another process writes there");
+    EXPECT_EQ(owner_of(own(folder.path())).state, OwnerState::alive);
   }
-  EXPECT_NO_THROW(StagingOwner(folder.path()));
+  EXPECT_NO_THROW(StagingOwner(own(folder.path())));
 }
 
 }  // namespace

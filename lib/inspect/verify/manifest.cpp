@@ -19,7 +19,7 @@
 #include "dsckpt/error.h"
 #include "exec/extent_sums.h"
 #include "inspect/verify/verification.h"
-#include "io/output_file.h"
+#include "io/text_file.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -227,28 +227,12 @@ std::string manifest_text(const Manifest& manifest) {
 }
 
 void write_manifest(const Manifest& manifest, const fs::path& path, bool force) {
-  const fs::path staged = path.string() + ".tmp-" + std::to_string(::getpid());
-  const std::string text = manifest_text(manifest);
-  std::error_code failed;
-  OutputFile file(staged, staged.string(), {.size = text.size()});
-  try {
-    file.write_at(0, as_byte_span(text));
-    file.close();
-    // A link is refused where there is something, a rename is not.
-    if (force) {
-      fs::rename(staged, path, failed);
-    } else {
-      fs::create_hard_link(staged, path, failed);
-    }
-    if (failed == std::errc::file_exists) {
-      throw UsageError(path.string() + ": is there already").with_hint("--force replaces it");
-    }
-    if (failed) throw IoError({.file = path.string()}, "cannot write", failed.value());
-  } catch (...) {
-    fs::remove(staged, failed);
-    throw;
+  TextFile file(path, manifest_text(manifest), false);
+  if (force) {
+    file.publish();
+  } else if (!file.publish_new()) {
+    throw UsageError(path.string() + ": is there already").with_hint("--force replaces it");
   }
-  fs::remove(staged, failed);
 }
 
 Manifest read_manifest(const fs::path& path) {
