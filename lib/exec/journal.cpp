@@ -1,6 +1,5 @@
 #include "exec/journal.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -39,7 +38,7 @@ IoError damaged(const Folder& folder, const char* name) {
 // Nothing if there is no such file.
 std::optional<std::string> content_of(const Folder& folder, const char* name) {
   const Where where{.file = (folder.path() / name).string()};
-  const int fd = folder.open_ours(name, O_RDWR);
+  const int fd = folder.open_ours(name, {.is_read_too = true});
   if (fd < 0 && errno == ENOENT) return std::nullopt;
   if (fd < 0) throw IoError(where, "cannot open", errno);
   std::string content;

@@ -72,6 +72,7 @@ StagedOutput::~StagedOutput() {
 }
 
 void StagedOutput::prepare() {
+  static_cast<void>(resolved_path(staging_->target));  // whoever has made the links on the way
   goes_on_ = staging_->is_kept() && take_up();
   if (!goes_on_) commit_ = choose_commit(*staging_);
   commit_->check();
@@ -99,6 +100,7 @@ StagingPlace StagedOutput::place() const {
 }
 
 std::string StagedOutput::check() {
+  static_cast<void>(resolved_path(staging_->target));
   commit_ = choose_commit(*staging_);
   commit_->check();
   const fs::path there = existing_part(resolved_path(commit_->place()));

@@ -1,6 +1,5 @@
 #include "exec/staging_owner.h"
 
-#include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -148,7 +147,7 @@ std::string clear_left_over(const Folder& place, const std::string& name) {
 
 }  // namespace
 
-StagingOwner::StagingOwner(const Folder& folder) : fd_(folder.open_ours(kOwner, O_RDWR | O_CREAT)) {
+StagingOwner::StagingOwner(const Folder& folder) : fd_(folder.open_ours(kOwner, {.may_be_new = true, .is_read_too = true})) {
   if (fd_ < 0) return;
   // Not every file system has locks: what a process says of itself must then do.
   if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
@@ -170,7 +169,7 @@ SignedBy owner_of(const Folder& folder) {
       about && is_new(*about) ? OwnerState::alive : OwnerState::unknown;
   int fd = -1;
   try {
-    fd = folder.open_ours(kOwner, O_RDWR);
+    fd = folder.open_ours(kOwner, {.is_read_too = true});
   } catch (const UsageError&) {
     return {OwnerState::unknown};
   }

@@ -147,8 +147,9 @@ struct Walk {
   std::deque<std::string> left = {};  // what was not found
 };
 
-// `made`: whatever is missing is made; else the walk ends there.
-Walk walk(const fs::path& given, std::vector<fs::path>* made) {
+// `made`: whatever is missing is made; else the walk ends there. With `only_looks` it also ends
+// where nothing can be opened.
+Walk walk(const fs::path& given, std::vector<fs::path>* made, bool only_looks = false) {
   Walk at;
   at.fd = OwnedFd(::open("/", kFolder));
   if (at.fd.get() < 0) throw IoError({.file = "/"}, "cannot open the folder", errno);
@@ -166,11 +167,12 @@ Walk walk(const fs::path& given, std::vector<fs::path>* made) {
       }
       fd = ::openat(at.fd.get(), name.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
     }
-    if (fd < 0 && errno == ENOENT) return at;
+    if (fd < 0 && (errno == ENOENT || only_looks)) return at;
     if (fd < 0) throw IoError({.file = next.string()}, "cannot open the folder", errno);
     OwnedFd found(fd);
     struct stat about {};
     if (::fstat(fd, &about) != 0) throw IoError({.file = next.string()}, "cannot stat", errno);
+    if (only_looks && !S_ISLNK(about.st_mode) && !S_ISDIR(about.st_mode)) return at;
     at.left.pop_front();
     if (S_ISLNK(about.st_mode)) {
       struct stat folder {};
@@ -376,8 +378,9 @@ int Folder::create(const fs::path& name, mode_t mode) const {
   return ::openat(fd(), name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
 }
 
-int Folder::open_ours(const fs::path& name, int flags) const {
-  if ((flags & O_ACCMODE) == O_RDONLY) flags |= O_WRONLY;
+int Folder::open_ours(const fs::path& name, const Use& use) const {
+  const int flags = (use.is_read_too ? O_RDWR : O_WRONLY) | (use.may_be_new ? O_CREAT : 0) |
+                    (use.direct ? O_DIRECT : 0);
   // Of a FIFO that nobody reads it fails at once; of a file it means nothing.
   OwnedFd file(
       ::openat(fd(), name.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666));
@@ -457,7 +460,7 @@ void Folder::sync() const {
 }
 
 fs::path resolved_path(const fs::path& path) {
-  const Walk found = walk(path, nullptr);
+  const Walk found = walk(path, nullptr, true);
   fs::path resolved = found.path;
   for (const std::string& part : found.left) resolved /= part;
   return resolved.lexically_normal();

@@ -67,8 +67,13 @@ class Folder {
   // A new file.
   int create(const std::filesystem::path& name, mode_t mode = 0666) const;
   // To be written where it is there: a regular file of owner() with one name. Throws UsageError if
-  // it is anything else. `flags`: O_CREAT, O_DIRECT, O_RDWR.
-  int open_ours(const std::filesystem::path& name, int flags) const;
+  // it is anything else.
+  struct Use {
+    bool may_be_new = false;
+    bool is_read_too = false;
+    bool direct = false;  // O_DIRECT
+  };
+  int open_ours(const std::filesystem::path& name, const Use& use) const;
   // The same, to be read; whoever's it is.
   int open_to_read(const std::filesystem::path& name, int flags = 0) const;
 

@@ -31,10 +31,10 @@ OutputFile::OutputFile(const Folder& folder, const fs::path& name, std::string d
                        const OutputOptions& options)
     : display_(display.empty() ? (folder.path() / name).string() : std::move(display)),
       write_bytes_(options.write_bytes) {
-  fd_ = options.may_be_there ? folder.open_ours(name, O_CREAT) : folder.create(name);
+  fd_ = options.may_be_there ? folder.open_ours(name, {.may_be_new = true}) : folder.create(name);
   if (fd_ < 0) throw IoError({.file = display_}, "cannot create", errno);
   // Not every file system has it; then everything goes through the page cache.
-  if (options.direct) direct_fd_ = folder.open_ours(name, O_DIRECT);
+  if (options.direct) direct_fd_ = folder.open_ours(name, {.direct = true});
   direct_ = direct_fd_ >= 0;
   // Writes into reserved blocks are a quarter faster (exec/README.md), and a full disk shows here.
   const uint64_t size = options.size;

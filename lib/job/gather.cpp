@@ -8,7 +8,6 @@
 #include "dsckpt/error.h"
 #include "exec/executor.h"
 #include "format/checked_records.h"
-#include "job/job_impl.h"
 
 namespace dsckpt {
 namespace {
@@ -38,6 +37,14 @@ std::map<FileId, std::vector<Extent>> parts_read(const CopyPlan& plan) {
 }
 
 }  // namespace
+
+std::vector<PlannedInput> planned_inputs(const InputFiles& inputs) {
+  std::vector<PlannedInput> planned;
+  for (FileId id = 0; id < inputs.size(); ++id) {
+    planned.push_back({inputs[id].display(), inputs[id].size()});
+  }
+  return planned;
+}
 
 CopyPlan plan_gather(std::span<const TensorSource> sources) {
   PlanBuilder builder;

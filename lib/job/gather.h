@@ -17,6 +17,9 @@
 
 namespace dsckpt {
 
+// What plans are validated against.
+std::vector<PlannedInput> planned_inputs(const InputFiles& inputs);
+
 // Output number i of it is sources[i], row-major.
 CopyPlan plan_gather(std::span<const TensorSource> sources);
 

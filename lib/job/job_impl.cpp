@@ -56,14 +56,6 @@ Job::Impl job_of(const Source& source) {
   return job;
 }
 
-std::vector<PlannedInput> planned_inputs(const InputFiles& inputs) {
-  std::vector<PlannedInput> planned;
-  for (FileId id = 0; id < inputs.size(); ++id) {
-    planned.push_back({inputs[id].display(), inputs[id].size()});
-  }
-  return planned;
-}
-
 void set_plan(Job::Impl& job, PlanBuilder& plan) {
   job.plan = plan.finish();
   job.plan.validate(planned_inputs(*job.inputs));

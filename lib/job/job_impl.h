@@ -63,9 +63,6 @@ struct Job::Impl {
 // A job of `source`: its inputs and checkpoint are set, and the checkpoint's notes.
 Job::Impl job_of(const Source& source);
 
-// What plans are validated against.
-std::vector<PlannedInput> planned_inputs(const InputFiles& inputs);
-
 // Takes the finished plan, which is validated against the job's inputs.
 void set_plan(Job::Impl& job, PlanBuilder& plan);
 

@@ -129,6 +129,7 @@ Place place_beside(const Source& source) {
 void check_place(const Place& place, const fs::path& output, bool force, bool resume) {
   if (!place.pointer.empty()) check_pointer(place, output);
   if (output.empty()) throw UsageError("the output folder has no name");
+  static_cast<void>(resolved_path(output));  // another user's link is refused before it is followed
   check_apart(place, output);
   if (place.is_ours) check_replaceable(place, output, force, resume);
 }

@@ -145,7 +145,7 @@ class LossTest(CliTest):
                     job, home = self.begun(
                         "tcp", 3, before=lambda rank: ["ip", "netns", "exec", f"dsckpt-{rank}", "unshare", "--uts", "sh",
                                                        "-c", f'hostname n{rank}; exec "$@"', "sh"],
-                        DSCKPT_GROUP_ADDRESS="10.213.77.1:45700", DSCKPT_GROUP_TOKEN="secret")
+                        DSCKPT_GROUP_ADDRESS="10.213.77.1:45700", DSCKPT_GROUP_TOKEN="a secret of the test")
                     network.cut(victim)
                     took = self.assert_ends(job, home, RANK_TIMEOUT + 10)
                     _, said = job.end()

@@ -73,6 +73,31 @@ class CheckIncludes(unittest.TestCase):
     def test_layer_includes_use_case(self):
         self.refused("lib/exec/x.cpp", '#include "job/run.h"\n', "exec/ may not include job/")
 
+    def test_pairs_of_header_and_source(self):
+        files = {"lib/io/a.h": "", "lib/io/b.h": '#include "io/a.h"\n', "lib/io/a.cpp": '#include "io/a.h"\n#include "io/b.h"\n'}
+        code, output = check(files=files)
+        self.assertEqual(code, 1)
+        self.assertEqual(output.strip(), "lib/io/a: needs itself, with header and source: lib/io/a -> lib/io/b -> lib/io/a")
+        self.assertEqual(check(files={**files, "lib/io/a.cpp": '#include "io/a.h"\n'}), (0, ""))
+        # The tests and the tools are no library.
+        files = {path.replace("lib/io", "tests"): text.replace("io/", "") for path, text in files.items()}
+        self.assertEqual(check(files=files), (0, ""))
+
+    def test_opens_for_writing(self):
+        for text in ("int fd = ::open(path, O_WRONLY | O_CREAT, 0666);", "int fd = ::openat(at, path, O_RDWR);",
+                     "std::ofstream file(path);", "std::fstream file(path);", "FILE* file = fopen(path, mode);",
+                     "int fd = ::mkostemp(name, O_CLOEXEC);", "mkdtemp(name);", "::mkstemp(name);",
+                     "fs::copy_file(a, b);", "std::filesystem::create_symlink(a, b);", "::creat(path, 0666);",
+                     "::truncate(path, 0);", "::fchmod(fd, 0644);"):
+            for path in ("lib/exec/x.cpp", "lib/io/x.cpp", "apps/x.cpp"):
+                with self.subTest(text=text, path=path):
+                    self.refused(path, text + "\n", f"{path}:1: only lib/io/folder.cpp opens files for writing")
+            self.accepted("lib/io/folder.cpp", text + "\n")
+            self.accepted("tests/x.cpp", text + "\n")
+        for text in ("int fd = ::open(path, O_RDONLY | O_CLOEXEC);", "std::ifstream file(path);", "// O_CREAT\n",
+                     "#include <fstream>\n", "Checkpoint::open(path);", "file.truncate(3);"):
+            self.accepted("lib/exec/x.cpp", text + "\n")
+
     def test_missing_file(self):
         self.refused("lib/io/x.h", '#include "input_file.h"\n', "does not exist")
 

@@ -1,6 +1,5 @@
 #include "io/folder.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -78,8 +77,8 @@ TEST(Folder, FollowsNoLinkBelowIt) {
   EXPECT_ERROR(at.below("link"), UsageError, "is a link of user");
   EXPECT_LT(at.create("file"), 0);
   EXPECT_EQ(errno, EEXIST);
-  EXPECT_ERROR(at.open_ours("file", O_RDWR), UsageError, "is a link of user");
-  EXPECT_ERROR(at.open_ours("file", O_CREAT), UsageError, "is a link of user");
+  EXPECT_ERROR(at.open_ours("file", {}), UsageError, "is a link of user");
+  EXPECT_ERROR(at.open_ours("file", {.may_be_new = true}), UsageError, "is a link of user");
   EXPECT_LT(at.open_to_read("file"), 0);
   EXPECT_EQ(at.remove_all("file"), 0);
   EXPECT_EQ(at.remove_all("link"), 0);

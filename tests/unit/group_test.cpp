@@ -219,6 +219,27 @@ TEST(Handshake, ItsOwnWordsSentBackProveNothing) {
   ::close(ends[1]);
 }
 
+// Whoever comes without the token hears a challenge, and nothing that depends on the token.
+TEST(Handshake, AnswersNobodyWhoHasNotTheToken) {
+  const auto ends = socket_pair();
+  auto welcomed = std::async(std::launch::async, [&] {
+    const auto member = welcome(ends[0], new_token(), {2, "dsckpt"}, {0, "n0"}, 3s);
+    ::shutdown(ends[0], SHUT_RDWR);
+    return member;
+  });
+  const std::string said(64, 'x');
+  ASSERT_EQ(::write(ends[1], said.data(), said.size()), static_cast<ssize_t>(said.size()));
+  std::string heard;
+  std::array<char, 256> bytes;
+  for (ssize_t got; (got = ::read(ends[1], bytes.data(), bytes.size())) > 0;) {
+    heard.append(bytes.data(), static_cast<size_t>(got));
+  }
+  EXPECT_FALSE(welcomed.get());
+  EXPECT_EQ(heard.size(), 32u);
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
+
 TEST(Rendezvous, IsALineOfTextInAPrivateFile) {
   const test::TempFolder folder;
   const Rendezvous rendezvous{{"10.0.0.1", "fd00::1", "127.0.0.1"}, 4711, new_token()};
@@ -326,16 +347,21 @@ std::string free_port() {
   return std::to_string(ntohs(address.sin_port));
 }
 
+constexpr const char* kToken = "a secret of sixteen or more";
+
 TEST_F(Join, ByAnAddressThatIsGiven) {
   const std::string address = "localhost:" + free_port();
   const auto ranks =
-      join_all(3, {{"DSCKPT_GROUP_ADDRESS", address}, {"DSCKPT_GROUP_TOKEN", "secret"}});
+      join_all(3, {{"DSCKPT_GROUP_ADDRESS", address}, {"DSCKPT_GROUP_TOKEN", kToken}});
   ranks[2]->send(0, 1, "here");
   EXPECT_EQ(next(*ranks[0]).from, 2);
   EXPECT_ERROR(join(1, 3, {{"DSCKPT_GROUP_ADDRESS", address}}), UsageError, "go together");
   EXPECT_ERROR(
-      join(1, 3, {{"DSCKPT_GROUP_ADDRESS", "localhost"}, {"DSCKPT_GROUP_TOKEN", "secret"}}),
+      join(1, 3, {{"DSCKPT_GROUP_ADDRESS", "localhost"}, {"DSCKPT_GROUP_TOKEN", kToken}}),
       UsageError, "HOST:PORT");
+  EXPECT_ERROR(join(1, 3,
+                    {{"DSCKPT_GROUP_ADDRESS", address}, {"DSCKPT_GROUP_TOKEN", "fifteen letters"}}),
+               UsageError, "has 15 characters; it needs 16 at least");
 }
 
 TEST_F(Join, WhoWaitsInVainSaysForWhom) {
@@ -400,17 +426,21 @@ TEST_F(Join, WhoComesAfterOneWasRefusedHearsOfIt) {
   EXPECT_ERROR(first.get(), UsageError, " runs dsckpt other, and rank 0 on ");
 }
 
-// Such as one that looks for open ports.
-TEST_F(Join, WhoSaysNothingKeepsNobodyWaiting) {
+// Such as one that looks for open ports, or that says a little and waits.
+TEST_F(Join, WhoSaysNothingOrLittleKeepsNobodyWaiting) {
   const std::string port = free_port();
   const Variables variables = {{"DSCKPT_GROUP_ADDRESS", "localhost:" + port},
-                               {"DSCKPT_GROUP_TOKEN", "secret"}};
-  gathering_ = std::chrono::seconds(20);
+                               {"DSCKPT_GROUP_TOKEN", kToken}};
+  gathering_ = std::chrono::seconds(20);  // one after the other they would take longer
   auto joining = std::async(std::launch::async, [&] { return join(0, 2, variables); });
   std::vector<Socket> silent;
   while (silent.size() < 8) {
     Socket socket = connect_to("localhost", static_cast<uint16_t>(std::stoi(port)), 1s);
-    if (socket.get() >= 0) silent.push_back(std::move(socket));
+    if (socket.get() < 0) continue;
+    const std::string little(silent.size() * 9, 'x');  // up to 63 of the 64 bytes that show a token
+    EXPECT_EQ(::send(socket.get(), little.data(), little.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(little.size()));
+    silent.push_back(std::move(socket));
     std::this_thread::sleep_for(10ms);
   }
   const auto second = join(1, 2, variables);

@@ -8,7 +8,7 @@
 
 #include "deepspeed/ds_config.h"
 #include "reshard/refusals.h"
-#include "reshard/target.h"
+#include "reshard/choose_target.h"
 
 namespace dsckpt {
 namespace {
