@@ -1,11 +1,15 @@
 // Handshake: two ends of a new connection show each other that they have the group's token, and
 // who they are.
 //
-// Each end answers the other's random challenge with an HMAC-SHA256 (RFC 2104) under the token, so
-// that neither the token nor anything that could be used again goes over the network.
+// Rank 0 says a random challenge. Whoever comes answers with a challenge of its own and an
+// HMAC-SHA256 (RFC 2104) of both under the token; only then does rank 0 answer with another one. So
+// neither the token nor anything that could be used again goes over the network, and a stranger who
+// comes hears nothing that a guess of the token could be tried on.
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <optional>
 #include <string>
 
@@ -20,9 +24,31 @@ struct GroupIdentity {
   std::string program = {};  // name and version
 };
 
-// Of rank 0: who is at the other end of `socket`; nothing for whoever is none of this group, or
-// takes longer. Throws UsageError for a rank of the group that runs another program or thinks that
-// the group has another size.
+// Of rank 0: somebody who has come, until it is known whether it has the token. Nobody waits for it
+// meanwhile. One thread.
+class Greeting {
+ public:
+  enum class State : uint8_t { waits, has_token, stranger };
+
+  // Says the challenge. The socket must outlive it.
+  explicit Greeting(int socket);
+  // Takes what has come, without waiting for more.
+  State hear(const Rendezvous::Token& token);
+  // Once it has the token: who it is; nothing if it takes longer. Throws UsageError for a rank of
+  // the group that runs another program or thinks that the group has another size.
+  std::optional<Member> meet(const Rendezvous::Token& token, const GroupIdentity& identity,
+                             const Member& self, std::chrono::milliseconds longest) const;
+
+ private:
+  const int socket_;
+  const Rendezvous::Token ours_;
+  std::array<std::byte, 2 * sizeof(Rendezvous::Token)> heard_{};  // its challenge and answer
+  size_t bytes_ = 0;                                              // of it
+  bool is_gone_ = false;
+};
+
+// Of rank 0: who is at the other end of `socket`, by a Greeting; nothing for whoever is none of
+// this group, or takes longer. Throws what Greeting::meet() throws.
 std::optional<Member> welcome(int socket, const Rendezvous::Token& token,
                               const GroupIdentity& identity, const Member& self,
                               std::chrono::milliseconds longest);

@@ -1,5 +1,6 @@
 #include "group/join.h"
 
+#include <nettle/pbkdf2.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -23,7 +24,6 @@
 #include <utility>
 
 #include "base/host.h"
-#include "base/sha256.h"
 #include "base/text.h"
 #include "dsckpt/error.h"
 #include "group/handshake.h"
@@ -49,8 +49,13 @@ constexpr milliseconds kLongestWord{5000};
 constexpr milliseconds kNextSpeaker{2000};
 // A pause that took so long: the process was stopped meanwhile, by a scheduler or a hand.
 constexpr milliseconds kLongestPause{3000};
-// Of more, the first that came is let go.
-constexpr size_t kMostSilent = 256;
+// Of those that have not shown the token. Of more, the first that came is let go.
+constexpr size_t kMostUnknown = 256;
+// What a person types is stretched (RFC 8018): whoever waits where rank 0 should, and is taken for
+// it, hears what guesses can be tried on.
+constexpr size_t kShortestToken = 16;
+constexpr unsigned kRounds = 200'000;
+constexpr std::string_view kSalt = "dsckpt group";
 // What rank 0 says then: a byte, else 1 and the kind of its error.
 constexpr uint8_t kAllHaveCome = 0;
 constexpr const char* kAloneHint =
@@ -87,29 +92,40 @@ struct Met {
   Rendezvous::Token token;
 };
 
-struct Guests {
-  std::map<int, std::pair<Socket, Member>> welcome;
-  size_t refused = 0;              // that belong to none of them
-  std::deque<Socket> silent = {};  // that have said nothing yet
+// Somebody who has not shown that it has the token.
+struct Unknown {
+  explicit Unknown(Socket come) : socket(std::move(come)), greeting(socket.get()) {}
+
+  Socket socket;
+  Greeting greeting;
 };
 
-// Somebody who has begun to speak. Who belongs to the group does so at once, and who does not, such
-// as one that looks for open ports, must not keep the others waiting.
-Socket next_to_speak(const Socket& listening, Guests& come) {
+struct Guests {
+  std::map<int, std::pair<Socket, Member>> welcome;
+  size_t refused = 0;                                // that belong to none of them
+  std::deque<std::unique_ptr<Unknown>> unknown = {};
+};
+
+// Somebody who has the token. Who has it shows it at once; who has not, such as one that looks for
+// open ports, or says a byte now and then, must not keep the others waiting.
+std::unique_ptr<Unknown> next_with_token(const Socket& listening, const Rendezvous::Token& token,
+                                         Guests& come) {
   std::vector<pollfd> polled{{listening.get(), POLLIN, 0}};
-  for (const Socket& socket : come.silent) polled.push_back({socket.get(), POLLIN, 0});
-  if (::poll(polled.data(), polled.size(), static_cast<int>(kPause.count())) < 1) return Socket();
-  for (size_t i = 0; i < come.silent.size(); ++i) {
+  for (const auto& one : come.unknown) polled.push_back({one->socket.get(), POLLIN, 0});
+  if (::poll(polled.data(), polled.size(), static_cast<int>(kPause.count())) < 1) return nullptr;
+  for (size_t i = 0; i < come.unknown.size(); ++i) {
     if (polled[i + 1].revents == 0) continue;
-    Socket socket = std::move(come.silent[i]);
-    come.silent.erase(come.silent.begin() + static_cast<std::ptrdiff_t>(i));
-    return socket;
+    const Greeting::State state = come.unknown[i]->greeting.hear(token);
+    if (state == Greeting::State::waits) continue;
+    std::unique_ptr<Unknown> one = std::move(come.unknown[i]);
+    come.unknown.erase(come.unknown.begin() + static_cast<std::ptrdiff_t>(i));
+    return state == Greeting::State::has_token ? std::move(one) : nullptr;
   }
   if (Socket next = accept_from(listening, {}); next.get() >= 0) {
-    if (come.silent.size() == kMostSilent) come.silent.pop_front();
-    come.silent.push_back(std::move(next));
+    if (come.unknown.size() == kMostUnknown) come.unknown.pop_front();
+    come.unknown.push_back(std::make_unique<Unknown>(std::move(next)));
   }
-  return Socket();
+  return nullptr;
 }
 
 void say_byte(const Socket& socket, uint8_t byte) {
@@ -120,11 +136,11 @@ void say_byte(const Socket& socket, uint8_t byte) {
 // Waits for somebody to come. Throws UsageError if that is none of the group's.
 void wait_for_one(const Gathering& gathering, const Socket& listening,
                   const Rendezvous::Token& token, Guests& come) {
-  Socket socket = next_to_speak(listening, come);
-  if (socket.get() < 0) return;
+  const std::unique_ptr<Unknown> one = next_with_token(listening, token, come);
+  if (one == nullptr) return;
   std::optional<Member> member;
   try {
-    member = welcome(socket.get(), token, gathering.identity(), gathering.self, kLongestHandshake);
+    member = one->greeting.meet(token, gathering.identity(), gathering.self, kLongestHandshake);
   } catch (const UsageError&) {
     ++come.refused;
     throw;
@@ -132,10 +148,10 @@ void wait_for_one(const Gathering& gathering, const Socket& listening,
   if (!member || member->rank < 1 || member->rank >= gathering.launch.size) return;
   if (come.welcome.contains(member->rank)) {
     const UsageError error("two processes are " + member->name());
-    say_byte(socket, 1 + static_cast<uint8_t>(error.kind()));
+    say_byte(one->socket, 1 + static_cast<uint8_t>(error.kind()));
     throw error;
   }
-  come.welcome.emplace(member->rank, std::pair(std::move(socket), *member));
+  come.welcome.emplace(member->rank, std::pair(std::move(one->socket), *member));
 }
 
 // Waits until all others have come.
@@ -281,7 +297,7 @@ fs::path rendezvous_path(const Launch& launch, const Environment& environment) {
   return fs::path(folder == nullptr ? "." : folder) / name;
 }
 
-// "n1:4000" in DSCKPT_GROUP_ADDRESS, and the token as any text.
+// "n1:4000" in DSCKPT_GROUP_ADDRESS, and the token as a text that is not short.
 std::optional<Rendezvous> given_rendezvous(const Environment& environment) {
   const char* address = environment("DSCKPT_GROUP_ADDRESS");
   const char* secret = environment("DSCKPT_GROUP_TOKEN");
@@ -295,9 +311,17 @@ std::optional<Rendezvous> given_rendezvous(const Environment& environment) {
   if (port < 1 || port > 0xffff) {
     throw UsageError("DSCKPT_GROUP_ADDRESS is HOST:PORT, and not '" + text + "'");
   }
-  Sha256 sha256;
-  sha256.update(std::as_bytes(std::span(std::string_view(secret))));
-  return Rendezvous{{text.substr(0, colon)}, static_cast<uint16_t>(port), sha256.digest()};
+  const std::string_view typed = secret;
+  if (typed.size() < kShortestToken) {
+    throw UsageError("DSCKPT_GROUP_TOKEN has " + counted(typed.size(), "character") +
+                     "; it needs " + std::to_string(kShortestToken) + " at least")
+        .with_hint("`openssl rand -hex 16` makes one");
+  }
+  Rendezvous given{{text.substr(0, colon)}, static_cast<uint16_t>(port), {}};
+  pbkdf2_hmac_sha256(typed.size(), reinterpret_cast<const uint8_t*>(typed.data()), kRounds,
+                     kSalt.size(), reinterpret_cast<const uint8_t*>(kSalt.data()),
+                     given.token.size(), reinterpret_cast<uint8_t*>(given.token.data()));
+  return given;
 }
 
 Met meet_by_tcp(const Gathering& gathering, const Environment& environment) {

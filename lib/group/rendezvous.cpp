@@ -19,6 +19,8 @@
 #include "base/random.h"
 #include "base/sha256.h"
 #include "dsckpt/error.h"
+#include "io/folder.h"
+#include "io/output_file.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;
@@ -26,10 +28,6 @@ namespace {
 
 constexpr const char* kFirstWord = "dsckpt-group-1";
 constexpr size_t kLongestFile = 64 << 10;
-
-bool write_whole(int fd, const std::string& text) {
-  return ::write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size());
-}
 
 std::optional<Rendezvous::Token> token_of(const std::string& digits) {
   Rendezvous::Token token;
@@ -103,17 +101,26 @@ std::vector<std::string> own_addresses() {
 
 RendezvousFile::RendezvousFile(fs::path path, const Rendezvous& rendezvous)
     : path_(std::move(path)) {
-  std::string beside = path_.string() + "-XXXXXX";
-  const int fd = ::mkostemp(beside.data(), O_CLOEXEC);  // for its owner alone
-  const bool good =
-      fd >= 0 && write_whole(fd, rendezvous.text()) && ::rename(beside.c_str(), path_.c_str()) == 0;
-  const int failed = errno;
-  if (fd >= 0) ::close(fd);
-  if (good) return;
-  if (fd >= 0) ::unlink(beside.c_str());
-  throw IoError({.file = path_.string()}, "cannot write where the other ranks would find rank 0",
-                failed)
-      .with_hint("DSCKPT_GROUP_DIR names a folder that all ranks see and this user can write to");
+  const auto fail = [&](int reason) {
+    throw IoError({.file = path_.string()}, "cannot write where the other ranks would find rank 0",
+                  reason)
+        .with_hint("DSCKPT_GROUP_DIR names a folder that all ranks see and this user can write to");
+  };
+  std::optional<Folder> folder;
+  try {
+    folder = Folder::at(fs::absolute(path_).parent_path());
+  } catch (const IoError& error) {
+    fail(error.errno_value());
+  }
+  const std::string beside = path_.filename().string() + "-" + std::to_string(random_number());
+  const int fd = folder->create(beside, 0600);  // for its owner alone
+  if (fd < 0) fail(errno);
+  int failed = write_all(fd, rendezvous.text()) ? 0 : errno;
+  ::close(fd);
+  if (failed == 0) failed = folder->rename(beside, *folder, path_.filename());
+  if (failed == 0) return;
+  folder->remove(beside);
+  fail(failed);
 }
 
 RendezvousFile::~RendezvousFile() {
