@@ -55,7 +55,7 @@ namespace {
 
 void throw_status(const BucketAccess& access, const HttpReply& reply, const std::string& right) {
   if (access.is_web) throw_web_status(reply);
-  const std::string said = error_in(reply.text);
+  const std::string& said = reply.said;
   const std::string text = "the server answers " + std::to_string(reply.status) +
                            (said.empty() ? "" : " (" + said + ")");
   const bool elsewhere = !reply.region.empty() && reply.region != access.region;
@@ -86,10 +86,33 @@ void throw_status(const BucketAccess& access, const HttpReply& reply, const std:
   }
 }
 
+void count_name(uint64_t& bytes, std::string_view name) {
+  bytes += name.size();
+  if (bytes <= kMostNameBytes) return;
+  throw UnsupportedError({}, "has names of more than " + human_bytes(kMostNameBytes) + " in all")
+      .with_hint("give the checkpoint's own folder or prefix");
+}
+
+namespace {
+
+// Names are shown as they are.
+void refuse_secrets(const HttpRequest& request, std::string_view name) {
+  if (request.credentials == nullptr) return;
+  const Credentials& own = *request.credentials;
+  for (const std::string_view secret : {std::string_view(own.key), std::string_view(own.secret),
+                                        std::string_view(own.token)}) {
+    if (secret.empty() || name.find(secret) == name.npos) continue;
+    throw IoError({}, "the listing has a name that holds the credentials it was asked with", 0);
+  }
+}
+
+}  // namespace
+
 std::vector<ListedObject> list_objects(const BucketAccess& access, const std::string& prefix,
                                        bool beside, bool cleans_up) {
   std::vector<ListedObject> found;
   std::string next;
+  uint64_t name_bytes = 0;
   unsigned empty_pages = 0;  // in a row
   do {
     // In the order of their names, as signatures want them.
@@ -113,6 +136,11 @@ std::vector<ListedObject> list_objects(const BucketAccess& access, const std::st
     if (std::any_of(page.objects.begin(), page.objects.end(), is_other) ||
         (!page.next.empty() && page.next == next) || empty_pages > kMostEmptyPages) {
       throw IoError({}, "the listing is not of what was asked for", 0);
+    }
+    for (const ListedObject& object : page.objects) {
+      count_name(name_bytes, object.key);
+      count_name(name_bytes, object.etag);
+      refuse_secrets(request, object.key);
     }
     found.insert(found.end(), std::make_move_iterator(page.objects.begin()),
                  std::make_move_iterator(page.objects.end()));

@@ -1,8 +1,10 @@
 // How a bucket is asked, and what all who ask share.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bucket/credentials.h"
@@ -44,9 +46,15 @@ auto of_right_form(Parse&& parse) {
   }
 }
 
+// Of all names of a listing; memory is some three times that.
+inline constexpr uint64_t kMostNameBytes = uint64_t{256} << 20;
+// Adds to `bytes` what `name` takes. Throws UnsupportedError when that is more than they may.
+void count_name(uint64_t& bytes, std::string_view name);
+
 // All objects whose keys begin with `prefix`; with `beside` none that lie deeper, but as objects of
 // no size the folders that these lie in, whose keys end with a slash. Throws IoError,
-// UnsupportedError for more than four million, InterruptedError. `cleans_up`: as of HttpRequest.
+// UnsupportedError for more than four million or names that are longer in all than kMostNameBytes,
+// InterruptedError. `cleans_up`: as of HttpRequest.
 std::vector<ListedObject> list_objects(const BucketAccess& access, const std::string& prefix,
                                        bool beside, bool cleans_up = false);
 

@@ -249,6 +249,7 @@ std::shared_ptr<const Credentials> CredentialSource::of_web_identity(const std::
   request.headers = {"Content-Type: application/x-www-form-urlencoded"};
   request.body = std::as_bytes(std::span(form));
   request.most = 64 << 10;
+  request.secrets = {token, encoded};
   HttpReply reply;
   try {
     reply = ask(request);
@@ -260,7 +261,7 @@ std::shared_ptr<const Credentials> CredentialSource::of_web_identity(const std::
   }
   for (std::string* text : {&token, &encoded, &form}) wipe(*text);
   if (is_there(reply)) return parse_role(reply);
-  const std::string said = error_in(reply.text);
+  const std::string& said = reply.said;
   throw IoError({},
                 "the token service " + url + " gives no credentials of " + role + ": status " +
                     std::to_string(reply.status) + (said.empty() ? "" : " (" + said + ")"),

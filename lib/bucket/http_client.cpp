@@ -27,6 +27,7 @@
 namespace dsckpt {
 namespace {
 
+constexpr size_t kLongestRegion = 40;
 constexpr int kTries = 6;
 constexpr std::chrono::milliseconds kFirstWait{100};
 constexpr std::chrono::milliseconds kLongestWait{5000};
@@ -62,6 +63,26 @@ struct Exchange {
 
 bool is_good(long status) {
   return status >= 200 && status < 300;
+}
+
+// "eu-central-1": a hint with it is typed as it is.
+bool is_region_name(std::string_view text) {
+  return !text.empty() && text.size() <= kLongestRegion &&
+         std::all_of(text.begin(), text.end(), [](char c) {
+           return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-';
+         });
+}
+
+std::vector<std::string_view> secrets_of(const HttpRequest& request) {
+  std::vector<std::string_view> secrets = request.secrets;
+  if (request.credentials != nullptr) {
+    const Credentials& own = *request.credentials;
+    secrets.insert(secrets.end(), {own.key, own.secret, own.token});
+  }
+  for (const std::string_view header : request.headers) {
+    secrets.push_back(without_blanks(header.substr(std::min(header.find(':'), header.size() - 1) + 1)));
+  }
+  return secrets;
 }
 
 extern "C" size_t on_body(char* data, size_t, size_t size, void* user) {
@@ -108,7 +129,7 @@ extern "C" size_t on_header(char* data, size_t, size_t size, void* user) {
     reply.etag = value;
     std::erase(reply.etag, '"');
   } else if (name == "x-amz-bucket-region") {
-    reply.region = value;
+    if (is_region_name(value)) reply.region = value;
   } else if (name == "content-range") {
     reply.content_range = value;
   } else if (name == "content-length") {
@@ -184,7 +205,9 @@ IoError failure_of(CURLcode code, const Exchange& exchange, const std::string& t
   const char* const said = exchange.problem;
   return IoError({},
                  "cannot be had from the server: " +
-                     std::string(*said != '\0' ? said : curl().easy_strerror(code)) + tries,
+                     shown(*said != '\0' ? said : curl().easy_strerror(code),
+                           secrets_of(exchange.request)) +
+                     tries,
                  0)
       .with_hint(hint);
 }
@@ -241,16 +264,6 @@ const char* certificates_here() {
 }
 
 }  // namespace
-
-void wipe(std::string& text) {
-  ::explicit_bzero(text.data(), text.size());
-}
-
-Credentials::~Credentials() {
-  wipe(key);
-  wipe(secret);
-  wipe(token);
-}
 
 struct HttpClient::Impl {
   Impl(unsigned requests, std::function<bool()> asked)
@@ -469,6 +482,9 @@ HttpReply HttpClient::send(const HttpRequest& request) {
       throw failure_of(code, exchange, again ? ", tried " + counted(tries, "time") : "");
     }
     exchange.reply.maybe_twice = exchange.reply.maybe_twice || tries > 1;
+    if (!is_good(exchange.reply.status) || request.fails_in_text) {
+      exchange.reply.said = shown(error_in(exchange.reply.text), secrets_of(request));
+    }
     return std::move(exchange.reply);
   }
 }

@@ -11,23 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "bucket/secrets.h"
+
 namespace dsckpt {
-
-// So that nobody finds in memory what it held.
-void wipe(std::string& text);
-
-// What signs. The memory of the secrets is wiped when it goes.
-struct Credentials {
-  Credentials() = default;
-  Credentials(const Credentials&) = delete;
-  Credentials& operator=(const Credentials&) = delete;
-  ~Credentials();
-
-  std::string key = {};
-  std::string secret = {};
-  std::string token = {};  // of a session; "": none
-  int64_t expires = 0;     // seconds since the epoch; 0: never
-};
 
 struct HttpRequest {
   std::string url;
@@ -46,6 +32,8 @@ struct HttpRequest {
   // then on, since the server may do it later than anybody could ask what came of it.
   bool is_awaited = false;
   bool uses_netrc = false;  // name and password for the server are those of ~/.netrc, if there
+  // What nothing that the server says may show, besides the credentials and the headers' values.
+  std::vector<std::string_view> secrets = {};
   // With these it is signed (Signature Version 4, for S3) for `region`.
   std::shared_ptr<const Credentials> credentials = {};
   std::string region = {};
@@ -60,8 +48,10 @@ struct HttpRequest {
 struct HttpReply {
   long status = 0;
   std::string text = {};                // the body, unless it is in `into`
+  // Code and message of an error's body, fit to be shown: cut, printable, and without our secrets.
+  std::string said = {};
   std::string etag = {};                // without quotes
-  std::string region = {};              // x-amz-bucket-region
+  std::string region = {};              // x-amz-bucket-region, if it may be one's name
   std::string content_range = {};       // "bytes 0-9/100"
   std::optional<uint64_t> length = {};  // Content-Length
   int64_t modified = 0;                 // Last-Modified, in seconds since the epoch; 0: not said

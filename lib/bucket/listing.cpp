@@ -16,7 +16,6 @@ namespace dsckpt {
 namespace {
 
 constexpr size_t kMostKeyBytes = 8192;  // S3 allows 1024
-constexpr size_t kMostErrorBytes = 300;
 
 // "2026-11-25T12:30:00.250Z". 0 for what is no date, or none of 1678 to 2262.
 int64_t nanoseconds_of(const char* text) {
@@ -68,6 +67,9 @@ ListingPage parse_listing(std::string_view xml) {
   for (const pugi::xml_node& entry : result.children("CommonPrefixes")) {
     const char* const prefix = entry.child("Prefix").text().get();
     page.prefixes.push_back(is_encoded ? percent_decoded(prefix) : prefix);
+    if (page.prefixes.back().size() > kMostKeyBytes) {
+      throw CorruptError({}, "the listing has a folder whose name is too long");
+    }
   }
   if (std::strcmp(result.child("IsTruncated").text().get(), "true") == 0) {
     page.next = result.child("NextContinuationToken").text().get();
@@ -149,7 +151,7 @@ std::string error_in(std::string_view xml) {
   std::string text = error.child("Code").text().get();
   const std::string message = error.child("Message").text().get();
   if (!message.empty()) text += (text.empty() ? "" : ": ") + message;
-  return printable(text.substr(0, kMostErrorBytes));
+  return text;
 }
 
 }  // namespace dsckpt

@@ -49,7 +49,8 @@ std::string etag_in(std::string_view xml);
 // `text` as it stands in XML.
 std::string xml_text(std::string_view text);
 
-// Code and message of an error's body, "AccessDenied: Access Denied"; "" if it has none.
+// Code and message of an error's body, "AccessDenied: Access Denied"; "" if it has none. As they
+// are: what is shown of them is shown() (secrets.h).
 std::string error_in(std::string_view xml);
 
 }  // namespace dsckpt

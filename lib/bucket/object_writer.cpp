@@ -238,6 +238,7 @@ std::vector<FarUpload> ObjectWriter::uploads(const std::string& front) {
   return in_context({.file = access_.name + "/" + front}, [&] {
     std::vector<FarUpload> found;
     UploadsPage page;
+    uint64_t name_bytes = 0;
     do {
       // In the order of their names, as signatures want them.
       std::string query = "encoding-type=url";
@@ -255,6 +256,8 @@ std::vector<FarUpload> ObjectWriter::uploads(const std::string& front) {
         throw IoError({}, "the list of uploads does not go on", 0);
       }
       for (ListedUpload& upload : page.uploads) {
+        count_name(name_bytes, upload.key);
+        count_name(name_bytes, upload.id);
         found.push_back({std::move(upload.key), std::move(upload.id), upload.begun});
       }
       if (found.size() > kMostUploads) {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "bucket/http_client.h"
+#include "bucket/secrets.h"
 
 namespace dsckpt {
 

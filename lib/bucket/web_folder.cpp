@@ -233,6 +233,7 @@ std::vector<ListedObject> list_web_folder(const BucketAccess& access, const std:
     size_t depth;
   };
   std::vector<Level> folders{{path, 0}};
+  uint64_t name_bytes = 0;
   for (size_t at = 0; at < folders.size(); ++at) {
     const Level folder = folders[at];
     const std::optional<std::vector<WebEntry>> entries = index_of(access, folder.path);
@@ -242,6 +243,7 @@ std::vector<ListedObject> list_web_folder(const BucketAccess& access, const std:
     if (!entries) continue;
     for (const WebEntry& entry : *entries) {
       std::string inside = (folder.path.empty() ? "" : folder.path + "/") + entry.name;
+      count_name(name_bytes, inside);
       if (!entry.is_folder) {
         files.push_back(std::move(inside));
       } else if (beside) {
