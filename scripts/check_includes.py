@@ -11,6 +11,8 @@ Prints one line for each broken rule, as `file:line: what`, and exits 1 if there
 * Only lib/libtorch/, its public header and the tests include LibTorch.
 * lib/ never prints to the standard streams and never ends the process: it throws.
 * Only apps/cli/cli.*, interrupt.* there, and a `main` that calls it end a tool.
+* A header and its source are one: in lib/ such pairs do not need each other in a circle either.
+* Files are opened for writing, and temporary ones made, in lib/io/folder.cpp alone, which follows no link of others.
 * Tables by texts are KeyedMap or KeyedSet (base/keyed_hash.h), or sorted: whoever writes a file may choose texts that
   std::hash puts into one place.
 """
@@ -35,7 +37,7 @@ ALLOWED = {
     "checkpoint/find": LOWER,
     "checkpoint": LOWER | {"checkpoint/find"},
     "bucket": {"base", "io"},
-    "group": {"base"},
+    "group": {"base", "io"},
     "group/mpi": {"group"},
     "exec": {"base", "codec", "io", "plan", "group"},
     "job": USE_CASE | {"codec", "group"},
@@ -66,6 +68,13 @@ PRINTS = re.compile(
     r"std::(cout|cerr|clog)\b|\b(stdout|stderr)\b|(?<![\w.>])(std::)?(printf|puts|putchar|perror)\s*\("
 )
 ENDS = re.compile(r"(?<![\w.>])(::|std::)?(_Exit|_exit|abort|exit|quick_exit|terminate)\s*\(")
+
+WRITES = re.compile(
+    r"\bO_(WRONLY|RDWR|CREAT|TRUNC|APPEND|TMPFILE)\b|\bstd::(basic_)?o?fstream\b|(?<![\w.>])(::|std::)?"
+    r"(f(re|d)?open(64)?|creat(64)?|mk(o?s?temps?|dtemp|fifo|nod)|tmpfile|symlink(at)?|truncate|[fl]?ch(mod|own))\s*\("
+    r"|\b(fs|filesystem)::(copy|copy_file|create_(directory_)?symlink|create_hard_link|permissions|resize_file)\s*\("
+)
+MAY_WRITE = "lib/io/folder.cpp"
 
 HASHES_TEXTS = re.compile(r"std::unordered_\w+<\s*(const\s+)?std::(string|string_view)\b")
 
@@ -146,6 +155,9 @@ def check_file(root, path, edges):
             what = f"only apps/cli may end the process ({match.group(0).strip(' (')})"
             yield line_of(code, match.start()), what
     if path.startswith(("lib/", "apps/")):
+        writes = {line_of(code, match.start()): match.group(0).strip(" (") for match in WRITES.finditer(code)}
+        for line, call in writes.items() if path != MAY_WRITE else ():
+            yield line, f"only {MAY_WRITE} opens files for writing ({call})"
         for match in HASHES_TEXTS.finditer(code):
             yield line_of(code, match.start()), "KeyedMap and KeyedSet are for texts of files"
     if path.startswith("lib/") and folder_in_lib(path) not in ALLOWED:
@@ -172,6 +184,18 @@ def circles(edges):
         yield from visit(path)
 
 
+def pairs(edges):
+    """The same includes between headers with their sources, by what both are called; of lib/ alone."""
+    between = {}
+    for path, targets in edges.items():
+        stem = os.path.splitext(path)[0]
+        for target in targets:
+            other = os.path.splitext(target.removesuffix(".in"))[0]
+            if stem != other and stem.startswith("lib/") and other.startswith("lib/"):
+                between.setdefault(stem, []).append(other)
+    return {stem: sorted(set(others)) for stem, others in between.items()}
+
+
 def main():
     default = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     root = sys.argv[1] if len(sys.argv) > 1 else default
@@ -183,6 +207,8 @@ def main():
                 complaints.append(f"{path}:{line}: {what}")
     for circle in circles(edges):
         complaints.append(f"{circle[0]}:1: includes itself: {' -> '.join(circle)}")
+    for circle in circles(pairs(edges)):
+        complaints.append(f"{circle[0]}: needs itself, with header and source: {' -> '.join(circle)}")
     if not count:
         complaints.append(f"{root}: no source files here")
     for complaint in complaints:

@@ -4,7 +4,8 @@
 
 #include <optional>
 
-#include "reshard/refusals.h"
+#include "reshard/choice.h"
+#include "reshard/found.h"
 
 namespace dsckpt {
 

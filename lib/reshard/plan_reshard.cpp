@@ -18,7 +18,7 @@
 #include "reshard/batch_plan.h"
 #include "reshard/copies.h"
 #include "reshard/files.h"
-#include "reshard/target.h"
+#include "reshard/choose_target.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;

@@ -8,15 +8,9 @@
 
 #include "dsckpt/error.h"
 #include "reshard/choice.h"
+#include "reshard/found.h"
 
 namespace dsckpt {
-
-// What a condition found, where that is more than yes or no. Empty fields are as the row has them.
-struct Found {
-  std::string tensor = {};  // which parameter is meant
-  std::string text = {};    // what is wrong with it
-  std::string folder = {};  // where
-};
 
 // A row of the table.
 struct Refusal {

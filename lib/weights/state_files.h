@@ -17,11 +17,17 @@
 
 #include "plan/copy_plan.h"
 #include "weights/selection.h"
-#include "weights/weights_report.h"
+#include "weights/weights_format.h"
 
 namespace dsckpt {
 
 inline constexpr std::string_view kStatesFolder = "optimizer_states";
+
+// What the optimizer keeps under one key, as files of its own.
+struct StateFiles {
+  std::string key;
+  WeightsSplit split;
+};
 
 // Lays out the states of `chosen`, files of up to `max_shard_size` bytes. Whole states, which are
 // not one value an element, are left out with a note. Throws UsageError if there are none;

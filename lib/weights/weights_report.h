@@ -8,15 +8,10 @@
 
 #include "checkpoint/checkpoint.h"
 #include "job/job_impl.h"
+#include "weights/state_files.h"
 #include "weights/weights_format.h"
 
 namespace dsckpt {
-
-// What the optimizer keeps under one key, as files of its own.
-struct StateFiles {
-  std::string key;
-  WeightsSplit split;
-};
 
 // {"files": [{"path", "bytes", "state"?, "tensors"?: [{"name", "dtype", "shape", "bytes",
 // "alias_of"?}]}], "bytes_read", "bytes_written", "masters": whether there were any (a bool),

@@ -1,47 +1,10 @@
-// Manifests: the SHA-256 of every record and every file, so that a copy can be proven to be one.
-//
-// JSON: {"schema": 1, "type": "manifest", "hash": "sha256", "files": [{"path", "size", "sha256",
-// "records": [{"name", "offset", "size", "sha256"}]}]}. Files by path, relative to the folder;
-// records, of zips, and tensors, of safetensors, by offset. The same files give the same bytes.
+// The check of a manifest, and how one is made (manifest_file.h).
 #pragma once
 
-#include <cstdint>
-#include <filesystem>
-#include <string>
-#include <vector>
-
-#include "base/extent.h"
+#include "inspect/verify/manifest_file.h"
+#include "inspect/verify/verification.h"
 
 namespace dsckpt {
-
-class Verification;
-
-inline constexpr int kManifestSchema = 1;
-
-struct ManifestRecord {
-  std::string name;
-  uint64_t offset = 0;  // of the data, from the start of the file
-  uint64_t size = 0;
-  std::string sha256;  // 64 hexadecimal digits
-};
-
-struct ManifestFile {
-  std::string path;
-  uint64_t size = 0;
-  std::string sha256;  // of all of the file, also of what is in no record
-  std::vector<ManifestRecord> records;
-};
-
-using Manifest = std::vector<ManifestFile>;
-
-// Ends in a newline.
-std::string manifest_text(const Manifest& manifest);
-// Writes it beside `path` and renames it then. Throws UsageError if there is something called so
-// and not `force`, IoError.
-void write_manifest(const Manifest& manifest, const std::filesystem::path& path, bool force);
-// Throws IoError, CorruptError for what is no manifest, UnsupportedError for one of another schema
-// or hash.
-Manifest read_manifest(const std::filesystem::path& path);
 
 // Hashes all files of the folder that is verified, or the one file: of checkpoints also those in
 // folders below.

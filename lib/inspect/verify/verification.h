@@ -23,7 +23,7 @@
 #include "format/safetensors.h"
 #include "format/zip.h"
 #include "inspect/ask.h"
-#include "inspect/verify/verify.h"
+#include "inspect/verify/findings.h"
 
 namespace dsckpt {
 

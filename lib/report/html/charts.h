@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "inspect/treemap.h"
-#include "report/html/page.h"
+#include "report/html/html_report.h"
 
 namespace dsckpt {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "report/html/page.h"
+#include "report/html/html_report.h"
 
 namespace dsckpt {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "report/html/charts.h"
-#include "report/html/page.h"
+#include "report/html/html_report.h"
 
 namespace dsckpt {
 

@@ -1,4 +1,4 @@
-#include "reshard/target.h"
+#include "reshard/choose_target.h"
 
 #include <algorithm>
 #include <array>

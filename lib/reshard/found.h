@@ -1,0 +1,15 @@
+// What a condition of refusals.h found.
+#pragma once
+
+#include <string>
+
+namespace dsckpt {
+
+// What a condition found, where that is more than yes or no. Empty fields are as the row has them.
+struct Found {
+  std::string tensor = {};  // which parameter is meant
+  std::string text = {};    // what is wrong with it
+  std::string folder = {};  // where
+};
+
+}  // namespace dsckpt
