@@ -24,8 +24,9 @@ struct TreeArguments : TensorArguments {
   int depth = 0;  // 0: all of it
 };
 
-nlohmann::json node_json(const TreeNode& node) {
-  nlohmann::json out = {{"name", node.name},
+// Takes the names, which may be most of it.
+nlohmann::json node_json(TreeNode&& node) {
+  nlohmann::json out = {{"name", std::move(node.name)},
                         {"folded", node.folded},
                         {"tensors", node.tensors},
                         {"elements", node.elements},
@@ -36,9 +37,11 @@ nlohmann::json node_json(const TreeNode& node) {
     if (!node.tensor->alias_of.empty()) out["alias_of"] = node.tensor->alias_of;
     if (!node.tensor->lost.empty()) out["lost_in_part"] = true;
   }
-  if (node.children.empty()) return out;
+  if (!node.has_children()) return out;
   out["children"] = nlohmann::json::array();
-  for (const TreeNode& child : node.children) out["children"].push_back(node_json(child));
+  expand(node);
+  for (TreeNode& child : node.children) out["children"].push_back(node_json(std::move(child)));
+  node.children = std::vector<TreeNode>();
   return out;
 }
 
@@ -71,14 +74,18 @@ class Printer {
  private:
   void add_children(const TreeNode& node, const std::string& indent, int depth) {
     if (depth_ > 0 && depth > depth_) return;
+    if (node.only != nullptr) add(only_child(node), true, indent, depth);
     for (const TreeNode& child : node.children) {
-      const bool last = &child == &node.children.back();
-      const char* branch = !terminal_.tables ? "" : last ? last_branch_ : branch_;
-      table_.add({indent + branch + printable(child.name), what_text(child),
-                  cli::count_cell(terminal_, static_cast<uint64_t>(child.elements)),
-                  cli::bytes_cell(terminal_, child.bytes)});
-      add_children(child, indent + (!terminal_.tables ? "  " : last ? "   " : trunk_), depth + 1);
+      add(child, &child == &node.children.back(), indent, depth);
     }
+  }
+
+  void add(const TreeNode& child, bool last, const std::string& indent, int depth) {
+    const char* branch = !terminal_.tables ? "" : last ? last_branch_ : branch_;
+    table_.add({indent + branch + printable(child.name), what_text(child),
+                cli::count_cell(terminal_, static_cast<uint64_t>(child.elements)),
+                cli::bytes_cell(terminal_, child.bytes)});
+    add_children(child, indent + (!terminal_.tables ? "  " : last ? "   " : trunk_), depth + 1);
   }
 
   const bool ascii_ = cli::wants_ascii();
@@ -97,9 +104,9 @@ int tree(const CLI::App& app, const cli::Common& common, const TreeArguments& ar
   InputFiles inputs;
   const Contents contents = open_contents(inputs, common, args.path, args.contents);
   const std::vector<NamedTensor> tensors = selected(contents, args.selection);
-  const TreeNode root = tree_of(tensors, !args.every_layer);
+  TreeNode root = tree_of(tensors, !args.every_layer);
   if (common.json) {
-    nlohmann::json data = node_json(root);
+    nlohmann::json data = node_json(std::move(root));
     if (contents.damage() != nullptr) data["damage"] = damage_json(contents);
     cli::print_json("tree", std::move(data));
   } else {

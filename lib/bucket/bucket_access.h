@@ -47,7 +47,7 @@ auto of_right_form(Parse&& parse) {
 }
 
 // Of all names of a listing; memory is some three times that.
-inline constexpr uint64_t kMostNameBytes = uint64_t{256} << 20;
+inline constexpr uint64_t kMostNameBytes = 256'000'000;
 // Adds to `bytes` what `name` takes. Throws UnsupportedError when that is more than they may.
 void count_name(uint64_t& bytes, std::string_view name);
 

@@ -32,9 +32,10 @@ void tree_name(const NamedTensor& tensor, std::string& out) {
 }
 
 // Appends to `path` the nodes from below `node` to the one of `tensor`, whose name is `name` there.
-bool find_path(const TreeNode& node, std::string_view name, const NamedTensor& tensor,
-               std::vector<const TreeNode*>& path) {
-  for (const TreeNode& child : node.children) {
+bool find_path(TreeNode& node, std::string_view name, const NamedTensor& tensor,
+               std::vector<TreeNode*>& path) {
+  expand(node);
+  for (TreeNode& child : node.children) {
     if (!name.starts_with(child.name)) continue;
     const std::string_view rest = name.substr(child.name.size());
     if (!rest.empty() && rest.front() != '.') continue;
@@ -184,10 +185,11 @@ bool Browser::marked(const NamedTensor& tensor) const {
 
 // The lines of the module, with the cursor on the one of `at`.
 void Browser::show(const TreeNode* at, bool itself) {
-  const TreeNode& node = *levels_.back().node;
+  TreeNode& node = *levels_.back().node;
+  expand(node);
   lines_.clear();
   if (node.tensor != nullptr) lines_.push_back({&node, true});
-  for (const TreeNode& child : node.children) lines_.push_back({&child});
+  for (TreeNode& child : node.children) lines_.push_back({&child});
   module_ = {&node};
   // Summed up in this order, sorted with the lines.
   std::vector<ByKind> by_kind(lines_.size());
@@ -239,6 +241,7 @@ void Browser::show(const TreeNode* at, bool itself) {
 
 void Browser::add(const TreeNode& node, Line& line, Sums& sums) const {
   if (node.tensor != nullptr) add(*node.tensor, line, sums);
+  if (node.only != nullptr) add(*node.only, line, sums);
   for (const TreeNode& child : node.children) add(child, line, sums);
 }
 
@@ -269,21 +272,22 @@ size_t Browser::kind_of(const NamedTensor& tensor) const {
 // The number of its first one.
 size_t Browser::first_tensor(const TreeNode& node) const {
   const TreeNode* at = &node;
-  while (at->tensor == nullptr) at = &at->children.front();
-  return static_cast<size_t>(at->tensor - tensors_.data());
+  while (at->tensor == nullptr && at->only == nullptr) at = &at->children.front();
+  const NamedTensor* const first = at->tensor != nullptr ? at->tensor : at->only;
+  return static_cast<size_t>(first - tensors_.data());
 }
 
 void Browser::go_to(const NamedTensor& tensor) {
   std::string name;
   tree_name(tensor, name);
-  std::vector<const TreeNode*> path;
+  std::vector<TreeNode*> path;
   if (!find_path(root_, name, tensor, path)) return;  // another one of the same name
   const TreeNode* const target = path.back();
-  const bool itself = !target->children.empty();
+  const bool itself = target->has_children();
   if (!itself) path.pop_back();
   counted_ = std::nullopt;
   levels_ = {{&root_, nullptr, false}};
-  for (const TreeNode* node : path) {
+  for (TreeNode* node : path) {
     levels_.back().from = node;
     levels_.push_back({node, nullptr, false});
   }

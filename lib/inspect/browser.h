@@ -23,7 +23,7 @@ class Browser {
 
   // A module, or a tensor.
   struct Line {
-    const TreeNode* node = nullptr;
+    TreeNode* node = nullptr;
     // Not all of `node`, which has more below its name, but the tensor of that name.
     bool itself = false;
     // Without states, and without tied tensors.
@@ -32,7 +32,7 @@ class Browser {
     uint64_t bytes = 0;  // of the counted kind, or of all; states too
 
     // Whether there is something to go into.
-    bool is_module() const { return !itself && !node->children.empty(); }
+    bool is_module() const { return !itself && node->has_children(); }
     // The tensor of this name; nullptr if a module has none.
     const NamedTensor* tensor() const { return node->tensor; }
   };
@@ -88,7 +88,7 @@ class Browser {
 
  private:
   struct Level {
-    const TreeNode* node;
+    TreeNode* node;
     const TreeNode* from;  // under the cursor when it was left for the next; nullptr: the first
     bool itself;
   };

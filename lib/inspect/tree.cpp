@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <deque>
+#include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "base/bytes.h"
@@ -16,17 +19,80 @@ constexpr size_t kMaxDepth = 100;
 
 // A node in the making: children by name.
 struct Growing {
-  std::string name;
+  std::string_view name;
   std::vector<Growing> children;
-  KeyedMap<std::string, size_t> index;
+  std::unique_ptr<KeyedMap<std::string, size_t>> index;  // if there are many
   const NamedTensor* tensor = nullptr;
-
-  Growing& child(const std::string& part) {
-    const auto [at, is_new] = index.emplace(part, children.size());
-    if (is_new) children.emplace_back().name = part;
-    return children[at->second];
-  }
+  // As TreeNode has them.
+  const NamedTensor* only = nullptr;
+  std::string_view rest;
 };
+
+// Of fewer, looking at each is as fast.
+constexpr size_t kIndexed = 8;
+
+// The child of that name, and whether it is a new one.
+std::pair<Growing&, bool> child_of(Growing& node, std::string_view name) {
+  if (node.children.size() < kIndexed) {
+    for (Growing& child : node.children) {
+      if (child.name == name) return {child, false};
+    }
+  } else {
+    if (node.index == nullptr) {
+      node.index = std::make_unique<KeyedMap<std::string, size_t>>();
+      for (size_t i = 0; i < node.children.size(); ++i) {
+        node.index->emplace(std::string(node.children[i].name), i);
+      }
+    }
+    const auto [at, is_new] = node.index->emplace(std::string(name), node.children.size());
+    if (!is_new) return {node.children[at->second], false};
+  }
+  node.children.emplace_back().name = name;
+  return {node.children.back(), true};
+}
+
+// The first part of what is left of a name, at depth `depth` (the first one is at 1), and what is
+// left then.
+std::pair<std::string_view, std::string_view> part_of(std::string_view rest, size_t depth) {
+  const size_t dot = depth == kMaxDepth ? std::string_view::npos : rest.find('.');
+  if (dot == std::string_view::npos) return {rest, {}};
+  return {rest.substr(0, dot), rest.substr(dot + 1)};
+}
+
+// Whether `part` is all of `rest`; what is left may be empty, behind a dot.
+bool is_last(std::string_view part, std::string_view rest) {
+  return part.size() == rest.size();
+}
+
+// What a new child for `part` of `rest` holds.
+template <typename Node>
+void hold(Node& child, std::string_view part, std::string_view rest, const NamedTensor& tensor) {
+  if (is_last(part, rest)) {
+    child.tensor = &tensor;
+  } else {
+    child.only = &tensor;
+    child.rest = rest.substr(part.size() + 1);
+  }
+}
+
+void grow(Growing& root, std::string_view label, const NamedTensor& tensor) {
+  Growing* node = &root;
+  for (size_t depth = 1;; ++depth) {
+    if (node->only != nullptr) {
+      const std::string_view before = std::exchange(node->rest, {});
+      const std::string_view part = part_of(before, depth).first;
+      hold(child_of(*node, part).first, part, before, *std::exchange(node->only, nullptr));
+    }
+    const std::string_view part = part_of(label, depth).first;
+    const auto [child, is_new] = child_of(*node, part);
+    if (is_new || is_last(part, label)) {
+      // A name that is also the beginning of others is a module and a tensor.
+      return hold(child, part, label, tensor);
+    }
+    label = part_of(label, depth).second;
+    node = &child;
+  }
+}
 
 std::optional<uint64_t> number_of(const std::string& name) {
   uint64_t number = 0;
@@ -84,26 +150,54 @@ std::vector<TreeNode> folded(std::vector<TreeNode> children) {
   return out;
 }
 
-TreeNode finished(Growing&& growing, bool fold) {
-  const std::string name = std::move(growing.name);
+void count(TreeNode& node, const NamedTensor& tensor) {
+  if (!tensor.alias_of.empty()) return;
+  ++node.tensors;
+  add_saturating(node.elements, tensor.value.numel());
+  add_saturating(node.bytes, tensor.value.nbytes());
+}
+
+TreeNode leaf(std::string name, const NamedTensor& tensor, size_t depth) {
+  TreeNode node;
+  node.name = std::move(name);
+  node.tensor = &tensor;
+  node.depth = depth;
+  count(node, tensor);
+  return node;
+}
+
+TreeNode finished(Growing&& growing, bool fold, size_t depth) {
+  const std::string name(growing.name);
   TreeNode node;
   node.name = name;
+  node.depth = depth;
   node.tensor = growing.tensor;
-  if (node.tensor && node.tensor->alias_of.empty()) {
-    node.tensors = 1;
-    node.elements = node.tensor->value.numel();
-    node.bytes = node.tensor->value.nbytes();
+  if (node.tensor) count(node, *node.tensor);
+  if (growing.only != nullptr) {
+    if (fold && !node.tensor) {
+      return leaf(name + "." + std::string(growing.rest), *growing.only, depth);
+    }
+    count(node, *growing.only);
+    node.only = growing.only;
+    node.rest = growing.rest;
+    // A name with its modules, as one node.
+    if (fold) {
+      node.children.push_back(leaf(std::exchange(node.rest, {}), *node.only, depth + 1));
+      node.only = nullptr;
+    }
+    return node;
   }
   for (Growing& child : growing.children) {
-    node.children.push_back(finished(std::move(child), fold));
+    node.children.push_back(finished(std::move(child), fold, depth + 1));
     const TreeNode& last = node.children.back();
     node.tensors += last.tensors;
     add_saturating(node.elements, last.elements);
     add_saturating(node.bytes, last.bytes);
   }
+  std::vector<Growing>().swap(growing.children);
   if (!fold) return node;
   node.children = folded(std::move(node.children));
-  if (!name.empty() && !node.tensor && node.children.size() == 1) {
+  if (depth > 0 && !node.tensor && node.children.size() == 1) {
     TreeNode only = std::move(node.children.front());
     only.name = name + "." + only.name;
     return only;
@@ -113,22 +207,34 @@ TreeNode finished(Growing&& growing, bool fold) {
 
 }  // namespace
 
+TreeNode only_child(const TreeNode& node) {
+  const std::string_view part = part_of(node.rest, node.depth + 1).first;
+  TreeNode child;
+  child.name = part;
+  child.depth = node.depth + 1;
+  hold(child, part, node.rest, *node.only);
+  count(child, *node.only);
+  return child;
+}
+
+void expand(TreeNode& node) {
+  if (node.only == nullptr) return;
+  node.children.push_back(only_child(node));
+  node.only = nullptr;
+  node.rest.clear();
+}
+
 TreeNode tree_of(const std::vector<NamedTensor>& tensors, bool fold) {
   Growing root;
+  std::deque<std::string> with_states;
   for (const NamedTensor& tensor : tensors) {
-    Growing* node = &root;
-    const std::string label = tensor.name + (tensor.state.empty() ? "" : "." + tensor.state);
-    size_t begin = 0;
-    for (size_t depth = 0; depth < kMaxDepth; ++depth) {
-      const size_t dot = label.find('.', begin);
-      if (dot == std::string::npos || depth + 1 == kMaxDepth) break;
-      node = &node->child(label.substr(begin, dot - begin));
-      begin = dot + 1;
+    std::string_view label = tensor.name;
+    if (!tensor.state.empty()) {
+      label = with_states.emplace_back(std::string(tensor.name) + "." + tensor.state);
     }
-    // A name that is also the beginning of others is a module and a tensor.
-    node->child(label.substr(begin)).tensor = &tensor;
+    grow(root, label, tensor);
   }
-  return finished(std::move(root), fold);
+  return finished(std::move(root), fold, 0);
 }
 
 }  // namespace dsckpt

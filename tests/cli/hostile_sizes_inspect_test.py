@@ -140,6 +140,21 @@ class HostileSizesTest(CliTest):
         self.assertEqual([(each["check"], each["tensors"]) for each in found],
                          [("crc", [f"w{i}"]) for i in range(self.MANY)])
 
+    def test_names_of_many_parts_take_what_they_are_long(self):
+        """25 MB of names that share few of their 120 parts: as a tree they have five million modules."""
+        entry = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+        names = (".".join("abcdefgh"[j % 8] + str(i >> j & 1) for j in range(120)) for i in range(60000))
+        header = ("{" + ",".join(f'"{name}":{entry}' for name in names) + "}").encode()
+        path = self.new_path("model.safetensors")
+        path.write_bytes(struct.pack("<Q", len(header)) + header)
+        page = self.new_path("page.html")
+        for command in (["list"], ["list", "--json"], ["tree"], ["tree", "--json"], ["tree", "--no-fold", "--depth=3"],
+                        ["--html", page]):
+            done = self.tool("ckpt-inspect", *command, path, *cli_common.memory_limit("450MB"))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            if command in (["list"], ["tree"]):
+                self.assertGreaterEqual(len(done.stdout.splitlines()), 60000)
+
     def test_many_files_are_listed_in_a_manifest(self):
         folder = self.root / "checkpoint" / "global_step1"
         shard = self.written("shard", archive({}))

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -263,6 +265,111 @@ TEST(Browser, TakesOddNames) {
   empty.count_next_kind();
   EXPECT_FALSE(empty.enter());
   EXPECT_FALSE(empty.find(Patterns({"a"}, "/"), true));
+}
+
+// What a tree of modules is, made the long way: each part of each name is a node.
+struct Plain {
+  std::string name;
+  const NamedTensor* tensor = nullptr;
+  std::vector<Plain> children = {};
+};
+
+Plain plain_tree(const std::vector<NamedTensor>& tensors) {
+  Plain root;
+  for (const NamedTensor& tensor : tensors) {
+    Plain* node = &root;
+    std::string rest = std::string(tensor.name) + (tensor.state.empty() ? "" : "." + tensor.state);
+    for (size_t depth = 1;; ++depth) {
+      const size_t dot = depth == 100 ? std::string::npos : rest.find('.');
+      const std::string part = rest.substr(0, dot);
+      auto child = std::find_if(node->children.begin(), node->children.end(),
+                                [&](const Plain& each) { return each.name == part; });
+      if (child == node->children.end()) {
+        node->children.push_back({part});
+        child = node->children.end() - 1;
+      }
+      node = &*child;
+      if (dot == std::string::npos) break;
+      rest.erase(0, dot + 1);
+    }
+    node->tensor = &tensor;
+  }
+  return root;
+}
+
+void expect_same(TreeNode& node, const Plain& plain) {
+  EXPECT_EQ(node.name, plain.name);
+  EXPECT_EQ(node.tensor, plain.tensor);
+  EXPECT_EQ(node.has_children(), !plain.children.empty());
+  expand(node);
+  ASSERT_EQ(node.children.size(), plain.children.size());
+  uint64_t tensors = node.tensor != nullptr && node.tensor->alias_of.empty() ? 1 : 0;
+  for (size_t i = 0; i < plain.children.size(); ++i) {
+    expect_same(node.children[i], plain.children[i]);
+    tensors += node.children[i].tensors;
+  }
+  EXPECT_EQ(node.tensors, tensors);
+}
+
+// A part of a module with a single child is joined with it, without numbers that could be folded.
+std::string folded_names(const Plain& plain, const std::string& front) {
+  std::string text;
+  for (const Plain& child : plain.children) {
+    const Plain* at = &child;
+    std::string name = child.name;
+    while (at->tensor == nullptr && at->children.size() == 1) {
+      at = &at->children.front();
+      name += "." + at->name;
+    }
+    text += front + name + "\n" + folded_names(*at, front + " ");
+  }
+  return text;
+}
+
+std::string folded_names(const TreeNode& node, const std::string& front) {
+  EXPECT_EQ(node.only, nullptr);
+  std::string text;
+  for (const TreeNode& child : node.children) {
+    text += front + child.name + "\n" + folded_names(child, front + " ");
+  }
+  return text;
+}
+
+TEST(Tree, IsThatOfEachPartOfEachName) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<NamedTensor> tensors;
+    const size_t count = 1 + random() % 25;
+    for (size_t i = 0; i < count; ++i) {
+      std::string name;
+      // Some deeper than modules may lie, with empty parts, and names that begin others.
+      size_t parts = 1 + random() % 6;
+      if (random() % 20 == 0) parts = 95 + random() % 12;
+      for (size_t part = 0; part < parts; ++part) {
+        name += (part > 0 ? "." : "") + std::string(random() % 9 == 0 ? 0 : 1, "abc"[random() % 3]);
+      }
+      tensors.push_back(browsed(name, 1, random() % 4 == 0 ? "a" : ""));
+      if (random() % 9 == 0) tensors.back().alias_of = "another";
+    }
+    const Plain plain = plain_tree(tensors);
+    TreeNode tree = tree_of(tensors, false);
+    expect_same(tree, plain);
+    EXPECT_EQ(folded_names(tree_of(tensors, true), ""), folded_names(plain, ""));
+  }
+}
+
+TEST(Browser, GoesThroughNamesThatShareNothing) {
+  const std::vector<NamedTensor> tensors{browsed("a.b.c.w", 3), browsed("x.y.z", 1)};
+  Browser browser(tensors, browsed_kind);
+  for (const char* name : {"a", "b", "c", "w"}) {
+    EXPECT_EQ(at_cursor(browser), name);
+    EXPECT_EQ(browser.current()->bytes, 12u);
+    EXPECT_EQ(browser.enter(), std::string(name) != "w");
+  }
+  EXPECT_EQ(browser.path(), "a.b.c");
+  ASSERT_TRUE(browser.find(Patterns({R"(\.y\.z$)"}, "/"), true));
+  EXPECT_EQ(browser.path(), "x.y");
+  EXPECT_EQ(browser.current()->tensor(), &tensors[1]);
 }
 
 TEST(NaturalLess, TakesDigitsForNumbers) {

@@ -3,11 +3,14 @@
 
 #include <map>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "bucket/bucket_url.h"
 #include "bucket/buckets.h"
 #include "bucket/credentials.h"
 #include "bucket/listing.h"
+#include "bucket/secrets.h"
 #include "bucket/web_folder.h"
 #include "dsckpt/error.h"
 #include "support/temp_file.h"
@@ -162,8 +165,19 @@ TEST(Listing, HasNoEntitiesThatGrow) {
 
 TEST(Listing, SaysWhatAnErrorIs) {
   EXPECT_EQ(error_in("<Error><Code>NoSuchKey</Code><Message>not\nthere</Message></Error>"),
-            "NoSuchKey: not\\nthere");
+            "NoSuchKey: not\nthere");
   EXPECT_EQ(error_in("not xml"), "");
+}
+
+TEST(Listing, IsShownWithoutSecretsCutAndPrintable) {
+  const std::vector<std::string_view> secrets{"AKIDOFTHETEST", "s3cr", "a/long+token=="};
+  EXPECT_EQ(shown("not\nthere", secrets), "not\\nthere");
+  EXPECT_EQ(shown("key AKIDOFTHETEST, s3cr!", secrets), "key ..., ...!");
+  EXPECT_EQ(shown("akidofth and ONG+TOKE", secrets), "... and ...");
+  EXPECT_EQ(shown("AKIDOFT, s3c", secrets), "AKIDOFT, s3c");  // shorter parts tell nothing
+  EXPECT_EQ(shown(std::string(290, 'x') + "AKIDOFTHETEST", secrets), std::string(290, 'x') + "...");
+  EXPECT_EQ(shown(std::string(1000, 'x'), secrets), std::string(300, 'x'));
+  EXPECT_EQ(shown("", {}), "");
 }
 
 // The first ones as Amazon's documents have them, the last one as rclone 1.75 answers.
