@@ -99,8 +99,8 @@ namespace {
 void refuse_secrets(const HttpRequest& request, std::string_view name) {
   if (request.credentials == nullptr) return;
   const Credentials& own = *request.credentials;
-  for (const std::string_view secret : {std::string_view(own.key), std::string_view(own.secret),
-                                        std::string_view(own.token)}) {
+  for (const std::string_view secret :
+       {std::string_view(own.key), std::string_view(own.secret), std::string_view(own.token)}) {
     if (secret.empty() || name.find(secret) == name.npos) continue;
     throw IoError({}, "the listing has a name that holds the credentials it was asked with", 0);
   }

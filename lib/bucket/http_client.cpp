@@ -80,7 +80,8 @@ std::vector<std::string_view> secrets_of(const HttpRequest& request) {
     secrets.insert(secrets.end(), {own.key, own.secret, own.token});
   }
   for (const std::string_view header : request.headers) {
-    secrets.push_back(without_blanks(header.substr(std::min(header.find(':'), header.size() - 1) + 1)));
+    secrets.push_back(
+        without_blanks(header.substr(std::min(header.find(':'), header.size() - 1) + 1)));
   }
   return secrets;
 }

@@ -47,7 +47,7 @@ struct HttpRequest {
 
 struct HttpReply {
   long status = 0;
-  std::string text = {};                // the body, unless it is in `into`
+  std::string text = {};  // the body, unless it is in `into`
   // Code and message of an error's body, fit to be shown: cut, printable, and without our secrets.
   std::string said = {};
   std::string etag = {};                // without quotes

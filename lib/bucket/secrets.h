@@ -24,9 +24,9 @@ struct Credentials {
   int64_t expires = 0;     // seconds since the epoch; 0: never
 };
 
-// `text`, which a server has sent, as it may be shown: whatever of it is in one of the secrets, eight
-// characters or all of a shorter one, in small or capital letters, is "..."; then it is cut to
-// `most` bytes and made printable.
+// `text`, which a server has sent, as it may be shown: whatever of it is in one of the secrets,
+// eight characters or all of a shorter one, in small or capital letters, is "..."; then it is cut
+// to `most` bytes and made printable.
 std::string shown(std::string_view text, std::span<const std::string_view> secrets,
                   size_t most = 300);
 

@@ -147,7 +147,8 @@ std::string clear_left_over(const Folder& place, const std::string& name) {
 
 }  // namespace
 
-StagingOwner::StagingOwner(const Folder& folder) : fd_(folder.open_ours(kOwner, {.may_be_new = true, .is_read_too = true})) {
+StagingOwner::StagingOwner(const Folder& folder)
+    : fd_(folder.open_ours(kOwner, {.may_be_new = true, .is_read_too = true})) {
   if (fd_ < 0) return;
   // Not every file system has locks: what a process says of itself must then do.
   if (::flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {

@@ -102,7 +102,7 @@ struct Unknown {
 
 struct Guests {
   std::map<int, std::pair<Socket, Member>> welcome;
-  size_t refused = 0;                                // that belong to none of them
+  size_t refused = 0;  // that belong to none of them
   std::deque<std::unique_ptr<Unknown>> unknown = {};
 };
 

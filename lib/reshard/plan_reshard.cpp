@@ -16,9 +16,9 @@
 #include "job/job_impl.h"
 #include "job/neighbours.h"
 #include "reshard/batch_plan.h"
+#include "reshard/choose_target.h"
 #include "reshard/copies.h"
 #include "reshard/files.h"
-#include "reshard/choose_target.h"
 
 namespace dsckpt {
 namespace fs = std::filesystem;

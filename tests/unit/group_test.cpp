@@ -356,12 +356,11 @@ TEST_F(Join, ByAnAddressThatIsGiven) {
   ranks[2]->send(0, 1, "here");
   EXPECT_EQ(next(*ranks[0]).from, 2);
   EXPECT_ERROR(join(1, 3, {{"DSCKPT_GROUP_ADDRESS", address}}), UsageError, "go together");
+  EXPECT_ERROR(join(1, 3, {{"DSCKPT_GROUP_ADDRESS", "localhost"}, {"DSCKPT_GROUP_TOKEN", kToken}}),
+               UsageError, "HOST:PORT");
   EXPECT_ERROR(
-      join(1, 3, {{"DSCKPT_GROUP_ADDRESS", "localhost"}, {"DSCKPT_GROUP_TOKEN", kToken}}),
-      UsageError, "HOST:PORT");
-  EXPECT_ERROR(join(1, 3,
-                    {{"DSCKPT_GROUP_ADDRESS", address}, {"DSCKPT_GROUP_TOKEN", "fifteen letters"}}),
-               UsageError, "has 15 characters; it needs 16 at least");
+      join(1, 3, {{"DSCKPT_GROUP_ADDRESS", address}, {"DSCKPT_GROUP_TOKEN", "fifteen letters"}}),
+      UsageError, "has 15 characters; it needs 16 at least");
 }
 
 TEST_F(Join, WhoWaitsInVainSaysForWhom) {
