@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/random.h"
+#include "codec/packed_index.h"
 #include "dsckpt/error.h"
 #include "exec/frame_cuts.h"
 #include "io/content_name.h"

@@ -478,7 +478,9 @@ fs::path make_temporary_folder(const std::string& prefix) {
   const std::optional<struct stat> about = folder.look(".");
   // In a sticky folder others rename what is their own.
   struct stat without_others = about.value();
-  if ((without_others.st_mode & S_ISVTX) != 0) without_others.st_mode &= ~(S_IWGRP | S_IWOTH);
+  if ((without_others.st_mode & S_ISVTX) != 0) {
+    without_others.st_mode &= ~static_cast<mode_t>(S_IWGRP | S_IWOTH);
+  }
   if (may_others_write(without_others)) {
     throw UsageError(above.string() +
                      ": is not safe for temporary files: others may rename what is in it")
