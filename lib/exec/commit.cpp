@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <set>
@@ -165,10 +166,21 @@ class WholeFolder final : public Commit {
   }
 
   // Whoever may rename what is beside the target may have put another folder there, which is not
-  // to be removed.
-  bool is_the_one(const char* name) const {
+  // to be removed unless it is such an output as well.
+  bool is_the_one(const std::string& name) const {
     const std::optional<struct stat> found = staging().look(name);
-    return found && replaced_ == std::pair(found->st_dev, found->st_ino);
+    if (!found) return false;
+    if (replaced_ == std::pair(found->st_dev, found->st_ino)) return true;
+    return S_ISDIR(found->st_mode) && may_replace(staging().below(name), {});
+  }
+  bool may_replace(const Folder& folder, const fs::path& path) const {
+    if (!staging_.options.may_replace) return false;
+    const std::vector<std::string> names = folder.names();
+    return std::all_of(names.begin(), names.end(), [&](const std::string& name) {
+      const std::optional<struct stat> found = folder.look(name);
+      if (found && S_ISDIR(found->st_mode)) return may_replace(folder.below(name), path / name);
+      return staging_.options.may_replace(content_path(path / name));
+    });
   }
   UsageError is_another() const {
     return UsageError(target_.string() + ": is another folder than when this run began");
@@ -178,7 +190,7 @@ class WholeFolder final : public Commit {
   void replace() {
     if (exchange() == 0) {
       state_ = State::exchanged;
-      if (!is_the_one(staging_.files_in.c_str())) throw is_another();
+      if (!is_the_one(staging_.files_in)) throw is_another();
       return;
     }
     // Without an exchange there is a moment in which neither is there.

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <functional>
 #include <optional>
 
 #include "dsckpt/run.h"
@@ -19,6 +21,9 @@ struct StageOptions {
   // The output folder is the plan's files and nothing else: what is there is removed, which takes
   // `force`, too.
   bool whole_folder = false;
+  // Of another folder that has its name by the time of the commit, such as another run's output:
+  // whether the path of a file's content there may be replaced. Empty: none may.
+  std::function<bool(const std::filesystem::path&)> may_replace = {};
   // Write large files past the page cache (OutputOptions::direct).
   bool direct = false;
   // The longest write through the page cache (OutputOptions::write_bytes).

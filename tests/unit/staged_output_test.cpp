@@ -387,6 +387,35 @@ TEST(StagedOutput, MovesTheLastFileLastAndRemovesItsOldVersionFirst) {
   EXPECT_EQ(events, (std::vector<std::string>{"-index", "+b", "+a", "+c", "+index"}));
 }
 
+// Whoever may rename beside the target puts another folder of the user's there.
+TEST(StagedOutput, ReplacesNoOtherFolderThatHasItsNameMeanwhile) {
+  for (const bool is_output : {false, true}) {
+    const TempFolder folder;
+    const CopyPlan plan = three_files();
+    const fs::path target = folder.path() / "out";
+    fs::create_directory(target);
+    folder.write("out/old", "old");
+    StageOptions options{.force = true, .whole_folder = true};
+    options.may_replace = [](const fs::path& path) { return path == "sub/mine"; };
+    StagedOutput output(plan, target, options);
+    output.prepare();
+    run(plan, output);
+    fs::rename(target, folder.path() / "away");
+    fs::create_directories(target / "sub");
+    folder.write(is_output ? "out/sub/mine" : "out/sub/precious", "precious");
+    if (is_output) {
+      output.commit();
+      EXPECT_EQ(listing(target), kCommitted);
+    } else {
+      EXPECT_ERROR(output.commit(), UsageError, "is another folder than when this run began");
+      output.give_up();
+      EXPECT_EQ(read_all(target / "sub/precious"), "precious");
+    }
+    EXPECT_EQ(read_all(folder.path() / "away/old"), "old");
+    EXPECT_EQ(listing(folder.path()).size(), is_output ? kCommitted.size() + 3 : 5u);
+  }
+}
+
 TEST(StagedOutput, TakesBackWhatItRenamedWhenAFileAppearsMeanwhile) {
   const TempFolder folder;
   const CopyPlan plan = three_files();
