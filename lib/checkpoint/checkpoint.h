@@ -1,7 +1,7 @@
 // Checkpoint: a DeepSpeed checkpoint, opened. Metadata only.
 //
 // Whatever the layout on disk, a checkpoint is a list of named tensors, each a lazy TensorSource
-// over the shards. The layouts are rows of a table in checkpoint.cpp, one reader a file
+// over the shards. The layouts are rows of a table in open_checkpoint.cpp, one reader a file
 // (LAYOUTS.md).
 #pragma once
 

@@ -1,5 +1,5 @@
 // Where a checkpoint of torch.distributed.checkpoint (DCP) has its values, by its `.metadata`:
-// torch/distributed/checkpoint/filesystem.py, FileSystemReader. For scan.cpp only.
+// torch/distributed/checkpoint/filesystem.py, FileSystemReader. For scan_path.cpp only.
 #pragma once
 
 #include <cstdint>

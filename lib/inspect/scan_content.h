@@ -1,4 +1,4 @@
-// One file, or record of one, scanned: finds the pickles in whatever it is. For scan.cpp only.
+// One file, or record of one, scanned: finds the pickles in whatever it is. For scan_path.cpp only.
 #pragma once
 
 #include <vector>

@@ -119,7 +119,8 @@ TEST(Choose, TheOneOfAModel) {
 }
 
 TEST(Choose, OlderOnesAreKeptForWhenItIsDamaged) {
-  const ChosenState choice = choose(kPath, {state("step1", 1), state("step3", 3), state("step2", 2)});
+  const ChosenState choice =
+      choose(kPath, {state("step1", 1), state("step3", 3), state("step2", 2)});
   ASSERT_EQ(choice.older.size(), 2u);
   EXPECT_EQ(choice.older[0].tag, "step2");
   EXPECT_EQ(choice.older[1].tag, "step1");

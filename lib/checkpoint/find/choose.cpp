@@ -184,7 +184,7 @@ void sort_ages(const fs::path& path, std::vector<SavedState>& states,
 
 // That of `latest`, unless another tag beside it is another model of the same step.
 ChosenState choose_latest(const fs::path& path, const std::vector<SavedState>& states,
-                     const SavedState& latest) {
+                          const SavedState& latest) {
   if (!latest.damage.empty()) return {latest};
   std::vector<SavedState> rivals{latest};
   for (const SavedState& other : states) {

@@ -27,8 +27,8 @@ struct ChosenState {
 std::vector<SavedState> of_model(const std::filesystem::path& path, std::vector<SavedState> states,
                                  const std::string& model);
 
-// `states` without those that lie beside the one that a `latest` below `path` names, and are ages of
-// it by their names: whoever wrote that has said which is meant.
+// `states` without those that lie beside the one that a `latest` below `path` names, and are ages
+// of it by their names: whoever wrote that has said which is meant.
 std::vector<SavedState> without_older_tags(const std::filesystem::path& path,
                                            std::vector<SavedState> states);
 

@@ -1,11 +1,10 @@
-#include "checkpoint/checkpoint.h"
-
 #include <algorithm>
 #include <array>
 #include <string>
 #include <utility>
 
 #include "base/keyed_hash.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/find/tag_folder.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/salvage.h"

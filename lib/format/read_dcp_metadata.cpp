@@ -1,5 +1,3 @@
-#include "format/dcp_metadata.h"
-
 #include <algorithm>
 #include <string_view>
 #include <utility>
@@ -8,6 +6,7 @@
 #include "base/keyed_hash.h"
 #include "base/text.h"
 #include "dsckpt/error.h"
+#include "format/dcp_metadata.h"
 #include "format/dcp_objects.h"
 #include "format/torch_archive.h"
 #include "pickle/pickle.h"

@@ -1,7 +1,6 @@
-#include "pickle/pickle.h"
-
 #include "base/keyed_hash.h"
 #include "pickle/nodes.h"
+#include "pickle/pickle.h"
 
 namespace dsckpt::pickle {
 namespace {

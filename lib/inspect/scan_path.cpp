@@ -1,5 +1,3 @@
-#include "inspect/scan.h"
-
 #include <tbb/parallel_for.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 
 #include "dsckpt/error.h"
 #include "inspect/dcp_items.h"
+#include "inspect/scan.h"
 #include "inspect/scan_content.h"
 #include "io/input_file.h"
 #include "io/opening_files.h"
