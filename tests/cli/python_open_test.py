@@ -241,6 +241,18 @@ class ErrorsTest(OpenTest):
             with self.assertRaises(kind):
                 call()
 
+    def test_one_of_several_models(self):
+        output = self.new_path()
+        for model, name in (("actor", "z2_bf16_w2"), ("critic", "z1_fp32_w1")):
+            shutil.copytree(tools.case_named(name).load_dir, output / "global_step3" / model)
+        with self.assertRaises(dsckpt.InconsistentError) as caught:
+            dsckpt.open(output)
+        self.assertIn("global_step3/actor", str(caught.exception))
+        truth = tools.case_named("z2_bf16_w2").truth(dtype="keep")
+        actor = open_arrays(output, model="actor")
+        self.assertEqual(set(actor), set(truth))
+        self.assert_same(actor["gain"].numpy(), truth["gain"].array)
+
     def test_a_file_that_shrinks_is_named(self):
         scratch = self.scratch("z1_fp32_w2")
         ckpt = open_arrays(scratch.folder)

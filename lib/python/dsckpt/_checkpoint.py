@@ -264,7 +264,7 @@ class Tensor:
         return self._checkpoint._as_array(self, data, None, (end - begin, *self.shape[1:]))
 
 
-def open(path, *, tag=None, roots=(), tp_rules=(), check=True, mmap=False, framework="pt"):
+def open(path, *, tag=None, model=None, roots=(), tp_rules=(), check=True, mmap=False, framework="pt"):
     """The checkpoint or weights at `path`, as a mapping of names to lazy tensors.
 
         >>> ckpt = dsckpt.open("checkpoint-500")                    # doctest: +SKIP
@@ -273,7 +273,7 @@ def open(path, *, tag=None, roots=(), tp_rules=(), check=True, mmap=False, frame
         >>> ckpt["lm_head.weight"].states["exp_avg"].shape          # doctest: +SKIP
         (32000, 4096)
 
-    tag, roots, tp_rules: --tag, --root and --tp-rule of the tools.
+    tag, model, roots, tp_rules: --tag, --model, --root and --tp-rule of the tools.
     check: True: a record's checksum is compared before the first tensor of it is given out, which reads all of the
         record. "later": that is done meanwhile, in another thread; what it finds is raised by the next use of a
         tensor, by finish_checks(), at the end of a `with` block, and printed at exit if it was not raised before.
@@ -291,8 +291,8 @@ def open(path, *, tag=None, roots=(), tp_rules=(), check=True, mmap=False, frame
         raise UsageError(f"framework is 'pt' or 'np', not {framework!r}")
     if isinstance(roots, (str, bytes, os.PathLike)) or isinstance(tp_rules, str):
         raise UsageError("roots and tp_rules are lists")
-    return Checkpoint(path, check=check, mmap=mmap, framework=framework, tag=tag, roots=tuple(roots),
-                      tp_rules=tuple(tp_rules))
+    return Checkpoint(path, check=check, mmap=mmap, framework=framework, tag=tag, model=model,
+                      roots=tuple(roots), tp_rules=tuple(tp_rules))
 
 
 _SIZES = {**{name: int(code[1:] or 1) for name, code in _NUMPY.items() if code != "?"}, "bool": 1, "bfloat16": 2,

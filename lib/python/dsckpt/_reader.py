@@ -8,7 +8,7 @@ import os
 from . import _tool
 
 
-_INTERFACE = 1  # of the compiled module
+_INTERFACE = 2  # of the compiled module
 
 
 def is_native():
@@ -23,7 +23,7 @@ def is_native():
 def open_reader(path, *, states=False, **options):
     """A reader of what lies at `path`.
 
-    options: tag, roots, tp_rules; states: the optimizer's states are among its tensors.
+    options: tag, model, roots, tp_rules; states: the optimizer's states are among its tensors.
 
     Of a reader, `tensors()` lists (name, state, kind, dtype, shape, alias_of), a state following its parameter;
     the other methods take the number of one there. Both readers have the same methods; any thread may call them.
@@ -32,7 +32,8 @@ def open_reader(path, *, states=False, **options):
         return ToolReader(path, states=states, **options)
     import dsckpt_native
     tag, roots = os.fspath(options["tag"] or ""), [os.fsencode(root) for root in options["roots"]]
-    return dsckpt_native.Reader(os.fsencode(path), tag, roots, list(options["tp_rules"]), states)
+    return dsckpt_native.Reader(os.fsencode(path), tag, options["model"] or "", roots, list(options["tp_rules"]),
+                                states)
 
 
 def is_far(path):
@@ -43,9 +44,9 @@ def is_far(path):
 class ToolReader:
     """Runs `ckpt-inspect list` once, and `ckpt-inspect print --bytes` for every tensor that is read."""
 
-    def __init__(self, path, *, states, tag, roots, tp_rules):
+    def __init__(self, path, *, states, tag, model, roots, tp_rules):
         self._path = path
-        self._options = {"tag": tag, "root": list(roots), "tp_rule": list(tp_rules)}
+        self._options = {"tag": tag, "model": model, "root": list(roots), "tp_rule": list(tp_rules)}
         found = _tool.run(["ckpt-inspect", "list"], [path], {"states": states, **self._options})
         self._tensors, self._notes = found["tensors"], found["notes"]
 

@@ -119,9 +119,9 @@ void carry_out(const nb::object& progress, Work&& work) {
 class Reader {
  public:
   // Paths as os.fsencode() has them.
-  Reader(const nb::bytes& path, const std::string& tag, const std::vector<nb::bytes>& roots,
-         const std::vector<std::string>& tp_rules, bool states)
-      : source_(opened(path, tag, roots, tp_rules, states)), tensors_(source_.tensors()) {}
+  Reader(const nb::bytes& path, const std::string& tag, const std::string& model,
+         const std::vector<nb::bytes>& roots, const std::vector<std::string>& tp_rules, bool states)
+      : source_(opened(path, tag, model, roots, tp_rules, states)), tensors_(source_.tensors()) {}
 
   // (name, state, kind, dtype, shape, alias_of) of each
   nb::list tensors() const {
@@ -195,11 +195,12 @@ class Reader {
   }
 
  private:
-  static Source opened(const nb::bytes& path, const std::string& tag,
+  static Source opened(const nb::bytes& path, const std::string& tag, const std::string& model,
                        const std::vector<nb::bytes>& roots,
                        const std::vector<std::string>& tp_rules, bool states) {
     SourceOptions options;
     options.tag = tag;
+    options.model = model;
     for (const nb::bytes& root : roots) options.roots.push_back(as_string(root));
     options.tp_rules = tp_rules;
     options.optimizer_states = states;
@@ -247,11 +248,11 @@ void translate(const std::exception_ptr& thrown, void*) {
 NB_MODULE(dsckpt_native, module) {
   using dsckpt::Reader;
   nb::register_exception_translator(dsckpt::translate);
-  module.attr("INTERFACE") = 1;  // as in dsckpt/_reader.py; another one when anything below changes
+  module.attr("INTERFACE") = 2;  // as in dsckpt/_reader.py; another one when anything below changes
   nb::class_<Reader>(module, "Reader")
-      .def(nb::init<const nb::bytes&, const std::string&, const std::vector<nb::bytes>&,
-                    const std::vector<std::string>&, bool>(),
-           "path"_a, "tag"_a, "roots"_a, "tp_rules"_a, "states"_a)
+      .def(nb::init<const nb::bytes&, const std::string&, const std::string&,
+                    const std::vector<nb::bytes>&, const std::vector<std::string>&, bool>(),
+           "path"_a, "tag"_a, "model"_a, "roots"_a, "tp_rules"_a, "states"_a)
       .def("tensors", &Reader::tensors)
       .def("notes", &Reader::notes)
       .def("files", &Reader::files, "index"_a)
