@@ -148,11 +148,14 @@ std::vector<SavedState> without_copies(std::vector<SavedState> states) {
     }
     if (!is_copy) kept.push_back(std::move(state));
   }
-  std::erase_if(kept, [&](const SavedState& state) {
-    return std::any_of(kept.begin(), kept.end(),
-                       [&](const SavedState& zero) { return is_other_form(state, zero); });
-  });
-  return kept;
+  std::vector<SavedState> without_forms;
+  for (const SavedState& state : kept) {
+    const bool is_form = std::any_of(kept.begin(), kept.end(), [&](const SavedState& zero) {
+      return is_other_form(state, zero);
+    });
+    if (!is_form) without_forms.push_back(state);
+  }
+  return without_forms;
 }
 
 // Throws unless they are ages of one model, and sorts them, the oldest first. `all` are listed.
