@@ -257,11 +257,6 @@ bool is_before_in_adam(const ParamState& a, const ParamState& b) {
          std::tuple(rank(b.key), std::string_view(b.key));
 }
 
-bool is_batch_norms(std::string_view name) {
-  const std::string_view last = name.substr(name.rfind('.') + 1);
-  return last == "running_mean" || last == "running_var" || last == "num_batches_tracked";
-}
-
 class DcpReader {
  public:
   explicit DcpReader(CheckpointDraft& draft)
@@ -475,17 +470,8 @@ class DcpReader {
       draft_.params.push_back(std::move(param));
     }
     prefer_trained_owners();
-    std::stable_sort(draft_.params.begin(), draft_.params.end(),
-                     [](const Param& a, const Param& b) { return rank_of(a) < rank_of(b); });
-    if (told_by_type == 0) return;
-    draft_.notes.push_back(counted(told_by_type, "tensor") +
-                           " that the optimizer does not have count as frozen parameters; nothing "
-                           "says which of them are buffers");
-  }
-
-  static int rank_of(const Param& param) {
-    if (!param.alias_of.empty()) return 3;
-    return param.kind == ParamKind::buffer ? 0 : param.kind == ParamKind::frozen ? 1 : 2;
+    sort_params(draft_.params);
+    note_told_by_type(draft_, told_by_type);
   }
 
   // Of the names of one tensor the optimizer knows one.

@@ -309,8 +309,8 @@ class RankFilesReader {
         continue;
       }
       const std::string called = param + "." + state;
-      const auto whole =
-          in_context({.tensor = called}, [&] { return rank_tensor(*first.archive, value); });
+      const auto whole = in_context({.tensor = called},
+                                    [&, &own = value] { return rank_tensor(*first.archive, own); });
       if (!whole) {
         const bool is_tensor = TorchArchive::is_tensor(value);
         const TensorInfo info = is_tensor ? first.archive->info(value) : TensorInfo{};

@@ -29,8 +29,7 @@ class StateDicts {
     const bool is_assigned = optimizer_ == nullptr || name_params();
     draft_.facts.frozen_known = optimizer_ != nullptr && is_assigned;
     for (size_t i = 0; i < model_.size(); ++i) add_param(i, is_assigned);
-    std::stable_sort(draft_.params.begin(), draft_.params.end(),
-                     [](const Param& a, const Param& b) { return rank_of(a) < rank_of(b); });
+    sort_params(draft_.params);
     if (optimizer_ == nullptr) {
       if (draft_.optimizer_states) draft_.notes.emplace_back("there are no optimizer states");
       return;
@@ -43,23 +42,10 @@ class StateDicts {
     } else if (draft_.optimizer_states) {
       add_groups();
     }
-    if (told_by_type_ == 0) return;
-    draft_.notes.push_back(counted(told_by_type_, "tensor") +
-                           " that the optimizer does not have count as frozen parameters; nothing "
-                           "says which of them are buffers");
+    note_told_by_type(draft_, told_by_type_);
   }
 
  private:
-  static int rank_of(const Param& param) {
-    if (!param.alias_of.empty()) return 3;
-    return param.kind == ParamKind::buffer ? 0 : param.kind == ParamKind::frozen ? 1 : 2;
-  }
-
-  static bool is_batch_norms(std::string_view name) {
-    const std::string_view last = name.substr(name.rfind('.') + 1);
-    return last == "running_mean" || last == "running_var";
-  }
-
   bool may_be_trained(size_t i) const {
     return owner_[i] == i && is_floating_point(model_[i].value.dtype()) &&
            !is_batch_norms(model_[i].name);
@@ -227,6 +213,27 @@ class StateDicts {
 };
 
 }  // namespace
+
+bool is_batch_norms(std::string_view name) {
+  const std::string_view last = name.substr(name.rfind('.') + 1);
+  return last == "running_mean" || last == "running_var" || last == "num_batches_tracked";
+}
+
+void sort_params(std::vector<Param>& params) {
+  const auto rank_of = [](const Param& param) {
+    if (!param.alias_of.empty()) return 3;
+    return param.kind == ParamKind::buffer ? 0 : param.kind == ParamKind::frozen ? 1 : 2;
+  };
+  std::stable_sort(params.begin(), params.end(),
+                   [&](const Param& a, const Param& b) { return rank_of(a) < rank_of(b); });
+}
+
+void note_told_by_type(CheckpointDraft& draft, size_t count) {
+  if (count == 0) return;
+  draft.notes.push_back(counted(count, "tensor") +
+                        " that the optimizer does not have count as frozen parameters; nothing "
+                        "says which of them are buffers");
+}
 
 std::string optimizer_key(const Value& key) {
   return key.is(Kind::string) ? std::string(key.as_string()) : std::to_string(key.as_int());

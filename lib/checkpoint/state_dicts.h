@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/layout.h"
@@ -49,6 +50,13 @@ std::string optimizer_key(const pickle::Value& key);
 // InconsistentError for a name that the model has not.
 void read_state_dicts(CheckpointDraft& draft, std::vector<ModelEntry> model,
                       const OptimizerDict* optimizer);
+
+// Whether a tensor is a buffer of torch's batch norm, by its name.
+bool is_batch_norms(std::string_view name);
+// In the order of Checkpoint::params().
+void sort_params(std::vector<Param>& params);
+// Says that so many tensors count as frozen by their type alone.
+void note_told_by_type(CheckpointDraft& draft, size_t count);
 
 // Options that are for shards of DeepSpeed; `what` the folder is instead.
 void refuse_foreign_options(const CheckpointDraft& draft, const std::string& what);

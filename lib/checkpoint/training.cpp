@@ -37,7 +37,6 @@ std::vector<ModelEntry> model_entries(CheckpointDraft& draft, const TorchArchive
     draft.notes.push_back("'" + printable(opaque.path) + "' is a tensor of a kind that is not " +
                           "read (" + opaque.kind + ")");
   }
-  NamesSize of_owners;
   for (const FoundTensor& tensor : found.tensors) {
     if (tensor.is_piece) continue;
     in_context({.tensor = tensor.path}, [&] {
