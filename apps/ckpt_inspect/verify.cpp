@@ -12,6 +12,7 @@
 #include "ckpt_inspect/commands.h"
 #include "cli/group.h"
 #include "cli/messages.h"
+#include "cli/option_facts.h"
 #include "cli/terminal.h"
 #include "report/report.h"
 

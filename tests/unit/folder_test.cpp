@@ -96,7 +96,7 @@ TEST(Folder, IsThisUsersAlone) {
   EXPECT_EQ(about.st_mode & 07777, 0700u);
   EXPECT_TRUE(at.own("made"));
   EXPECT_ERROR(at.make_own("made"), IoError, "File exists");
-  for (const mode_t mode : {0777, 0755, 0710, 0701, 0770}) {
+  for (const mode_t mode : {0777u, 0755u, 0710u, 0701u, 0770u}) {
     ASSERT_EQ(::chmod((folder.path() / "made").c_str(), mode), 0);
     EXPECT_ERROR(at.own("made"), UsageError, "others may enter it");
   }

@@ -12,6 +12,7 @@
 #include "checkpoint/weights.h"
 #include "exec/workers.h"
 #include "inspect/contents.h"
+#include "inspect/verify/manifest.h"
 #include "inspect/verify/verification.h"
 
 namespace dsckpt {

@@ -32,8 +32,8 @@ class WeightsCheck {
   void check() {
     collect();
     const std::optional<fs::path> path = index_path();
-    check_siblings();
     if (!path) {
+      check_siblings();
       v_.skip(Check::index, "there is none");
       return;
     }
