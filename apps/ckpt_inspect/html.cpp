@@ -5,6 +5,7 @@
 
 #include "base/text.h"
 #include "ckpt_inspect/commands.h"
+#include "cli/option_facts.h"
 #include "inspect/tensor_stats.h"
 #include "io/text_file.h"
 #include "report/html/page.h"
