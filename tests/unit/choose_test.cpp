@@ -105,8 +105,7 @@ TEST(Choose, AWholeOneAmongThoseThatCannotBeRead) {
   damaged.damage = "the file is empty";
   const ChosenState choice = choose(kPath, {state("global_step418", 418), damaged});
   EXPECT_EQ(choice.state.tag, "global_step418");
-  EXPECT_NE(choice.note.find("global_step422: the file is empty"),
-            std::string::npos);
+  EXPECT_NE(choice.note.find("global_step422: the file is empty"), std::string::npos);
   EXPECT_ERROR(chosen({damaged, damaged}), InconsistentError, "none of which can be read");
 }
 
