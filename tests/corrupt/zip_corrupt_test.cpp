@@ -176,7 +176,7 @@ Damaged make(Defect defect) {
       return {zip, ErrorKind::corrupt, "where the next one or the directory begins"};
     case Defect::nul_in_name:
       zip[directory + 46 + 3] = '\0';
-      return {zip, ErrorKind::corrupt, "NUL"};
+      return {zip, ErrorKind::corrupt, "has a control character"};
     case Defect::other_local_name:
       zip[30] = 'S';
       return {zip, ErrorKind::corrupt, "another name"};

@@ -674,7 +674,7 @@ TEST(TensorSource, RefusesWhatDoesNotFit) {
   EXPECT_ERROR(TensorSource::stored({0, 0, 20}, float32, {2, 3}, {3, 1}), CorruptError,
                "needs 24 bytes, its storage has 20");
   EXPECT_ERROR(TensorSource::stored({0, 0, 25}, float32, {2, 3}), CorruptError, "not 25");
-  EXPECT_ERROR(TensorSource::stored({0, 0, 24}, float32, {2, 3}, {3}), CorruptError, "1 strides");
+  EXPECT_ERROR(TensorSource::stored({0, 0, 24}, float32, {2, 3}, {3}), CorruptError, "1 stride");
   EXPECT_ERROR(TensorSource::stored({0, 0, 24}, float32, {2, 3}, {-3, 1}), CorruptError,
                "negative stride");
   EXPECT_ERROR(t.narrow(2, 0, 1), InconsistentError, "dimension 2");
