@@ -111,9 +111,15 @@ bool is_other_form(const SavedState& universal, const SavedState& zero) {
 
 InconsistentError refusal(const fs::path& path, const std::vector<SavedState>& states,
                           const std::string& why) {
-  InconsistentError error({.file = path.string()}, "holds " + counted(states.size(), "checkpoint") +
-                                                       ", " + why + ":" +
-                                                       listed(lines_of(path, states)));
+  constexpr size_t kMostShown = 24;
+  std::vector<std::string> lines = lines_of(path, states);
+  if (lines.size() > kMostShown) {
+    const std::string more = "and " + std::to_string(lines.size() - kMostShown) + " more";
+    lines.resize(kMostShown);
+    lines.push_back(more);
+  }
+  const std::string held = "holds " + counted(states.size(), "checkpoint") + ", " + why + ":";
+  InconsistentError error({.file = path.string()}, held + listed(lines));
   std::set<std::string> models;
   for (const SavedState& state : states) models.insert(model_name(path, state));
   const bool have_names = std::none_of(models.begin(), models.end(), [](const std::string& model) {
